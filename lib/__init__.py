@@ -1,0 +1,1 @@
+"""Anneal's library: configuration, planning, data and the parts of a training run."""

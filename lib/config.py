@@ -1,0 +1,133 @@
+"""What was asked: a frozen, typed view of a resolved configuration.
+
+The only place that maps Kconfig symbols to Python: the field ``learning_rate`` is
+the symbol ``LEARNING_RATE``. Kconfig owns every default, range and help text;
+there is none here. A field typed ``X | None`` belongs to a symbol that is hidden
+when its dependencies are not met, and is then ``None``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import types
+import typing
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, TypeAlias
+
+from lib.errors import ConfigError
+
+Value: TypeAlias = bool | int | float | str | tuple[int, ...] | tuple[float, ...] | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Config:
+    """Every value that a run may depend on, and nothing of the machine it runs on."""
+
+    # Model
+    model: str
+    table_scale: float
+    recommended_target: int
+    model_options: Mapping[str, Value]  # the model's own symbols, without their prefix
+
+    # Data
+    dataset: str
+    data_dir: str
+    data_download: bool
+    data_limit: int
+    holdout: int
+    image_size: int | None
+    augment: Literal["none", "shift", "crop_flip"]
+    augment_pad: int | None
+    data_placement: Literal["auto", "resident", "stream"]
+    num_workers: int | None
+    prefetch: int | None
+
+    # Batch size, compilation, precision, devices
+    hyper_param: Literal["auto", "manual"]
+    target_effective_batch: int
+    batch_size: int | None
+    gradient_accumulation: int | None
+    batch_table_strict: bool
+    norm_batch: int | None
+    compile: Literal["auto", "manual"]
+    compile_model: bool
+    precision: Literal["auto", "bf16", "fp16", "fp32"]
+    channels_last: bool
+    device: Literal["auto", "cuda", "mps", "cpu"]
+    num_devices: int
+
+    # Optimizer and schedule
+    optimizer: Literal["sgd", "adam", "adamw"]
+    learning_rate: float
+    weight_decay: float
+    momentum: float | None
+    nesterov: bool
+    adam_beta1: float | None
+    adam_beta2: float | None
+    adam_eps: float | None
+    schedule: Literal["constant", "cosine", "step", "one_cycle"]
+    warmup_pct: int
+    lr_min_ratio: float | None
+    lr_step_pct_list: tuple[int, ...] | None
+    lr_step_gamma: float | None
+    label_smoothing: float
+    grad_clip: float
+    ema: bool
+    ema_decay: float | None
+
+    # Run and checkpoints
+    budget: Literal["epochs", "steps", "seconds"]
+    num_epochs: int | None
+    max_steps: int | None
+    max_seconds: int | None
+    eval_interval_steps: int
+    log_interval_steps: int
+    seed: int
+    deterministic: bool
+    oom_retry: bool
+    checkpoint_interval_steps: int
+    checkpoint_seconds: int
+    keep_last: int
+    keep_best: bool
+    resume: Literal["auto", "never"]
+
+    @property
+    def target(self) -> int:
+        """The effective batch asked for: TARGET_EFFECTIVE_BATCH, or the model's recommendation."""
+        return self.target_effective_batch or self.recommended_target
+
+    def data_path(self, root: Path) -> Path:
+        """DATA_DIR as an absolute path; a relative one starts at the source tree `root`."""
+        return (root / Path(self.data_dir).expanduser()).resolve()
+
+
+def config_from_values(values: Mapping[str, Value]) -> Config:
+    """Build the typed view from symbol values (bool, int, float, str, tuple; None = hidden).
+
+    Raises ConfigError where a symbol that must have a value has none.
+    """
+    model = values.get("MODEL")
+    if not isinstance(model, str) or not model:
+        raise ConfigError("no model is selected", todo="choose one with make menuconfig or make defconfig-NAME")
+    hints = typing.get_type_hints(Config)
+    fields: dict[str, object] = {}
+    for field in dataclasses.fields(Config):
+        if field.name == "model_options":
+            continue
+        value = values[field.name.upper()]
+        if value is None and not _optional(hints[field.name]):
+            raise ConfigError(
+                f"CONFIG_{field.name.upper()} has no value", why=f"model {model} and its data need one"
+            )
+        fields[field.name] = value
+    prefix = model.upper() + "_"
+    fields["model_options"] = types.MappingProxyType(
+        {name.removeprefix(prefix).lower(): value for name, value in values.items() if name.startswith(prefix)}
+    )
+    return Config(**fields)  # type: ignore[arg-type]
+
+
+def _optional(hint: object) -> bool:
+    return type(None) in typing.get_args(hint)

@@ -1,0 +1,86 @@
+"""Errors that speak to the reader: what is wrong, why, and what to do about it.
+
+A `ToolkitError` is for the user and is shown as one line, without a traceback;
+`assert` is for our own mistakes. Exit status: 2 for a configuration that cannot
+be honoured, 1 for a run that failed.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Sequence
+
+
+class ToolkitError(Exception):
+    """A failed run, told in one line.
+
+    what: the fact, with its place (``file:line`` or a ``CONFIG_`` name).
+    why:  the reason, if the fact does not carry it.
+    todo: what the reader can do now.
+    """
+
+    exit_code = 1
+
+    def __init__(self, what: str, *, why: str = "", todo: str = "") -> None:
+        self.what, self.why, self.todo = what, why, todo
+        super().__init__(self.one_line())
+
+    def one_line(self) -> str:
+        text = f"{self.what}: {self.why}" if self.why else self.what
+        return f"{text}; {self.todo}" if self.todo else text
+
+
+class ConfigError(ToolkitError):
+    """Something asked for cannot be honoured. Nothing was written.
+
+    findings: one line per fault (``file:line: reason``) where there is more than one to tell.
+    """
+
+    exit_code = 2
+
+    def __init__(self, what: str, *, why: str = "", todo: str = "", findings: Sequence[str] = ()) -> None:
+        self.findings = tuple(findings)
+        super().__init__(what, why=why, todo=todo)
+
+
+class PlanError(ConfigError):
+    """The configuration is well formed, but no plan on this machine honours it."""
+
+
+class DataError(ToolkitError):
+    """A data set is missing, damaged or unreadable."""
+
+
+class CheckpointError(ToolkitError):
+    """A checkpoint cannot be written, or none can be read."""
+
+
+def os_error(action: str, error: OSError, *, todo: str = "") -> ToolkitError:
+    """Turn an `OSError` met while doing `action` into a one-line error that names the file."""
+    where = f" {error.filename}" if error.filename else ""
+    return ToolkitError(f"cannot {action}{where}", why=error.strerror or str(error), todo=todo)
+
+
+def report(error: ToolkitError) -> int:
+    """Print `error` to stderr and return its exit status."""
+    if isinstance(error, ConfigError):
+        for finding in error.findings:
+            print(finding, file=sys.stderr)
+    print(f"error: {error}", file=sys.stderr)
+    return error.exit_code
+
+
+def run_main(main: Callable[[], int]) -> int:
+    """Run a command line `main`; users see one-line errors, a closed pipe is no error."""
+    try:
+        return main()
+    except ToolkitError as error:
+        return report(error)
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 130
+    except BrokenPipeError:
+        # The reader (head, less) went away; keep the interpreter from complaining at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0

@@ -1,0 +1,1 @@
+"""Pure planning: (Config, Hardware, ModelFacts) -> Plan with reasons."""

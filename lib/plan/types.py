@@ -1,0 +1,96 @@
+"""The nouns of planning: what there is (Hardware), what is trained (ModelFacts), what was decided (Plan)."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
+
+Kind: TypeAlias = Literal["cpu", "cuda", "rocm", "mps"]
+Precision: TypeAlias = Literal["bf16", "fp16", "fp32"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Device:
+    """One device as its driver reports it. Bytes are exact; GB below is decimal (1e9)."""
+
+    name: str
+    total_bytes: int
+    free_bytes: int
+    capability: tuple[int, int] | None = None  # CUDA compute capability, None elsewhere
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hardware:
+    """One machine. For kind "cpu" there is one device: the memory this process may use."""
+
+    kind: Kind
+    devices: tuple[Device, ...]
+    cpu_name: str
+    cpu_count: int  # processors this process may use (affinity and cgroup quota)
+    cpu_bf16: Literal["none", "avx512", "amx"] = "none"  # bf16 instructions of the processor
+
+    def to_json(self) -> dict[str, Any]:
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Hardware:
+        devices = tuple(
+            Device(**{**device, "capability": tuple(device["capability"]) if device["capability"] else None})
+            for device in data["devices"]
+        )
+        return cls(**{**data, "devices": devices})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelFacts:
+    """What planning must know of the model and the data."""
+
+    name: str
+    parameters: int
+    bytes_per_sample: int  # activations saved for backward, fp32, one sample
+    train_size: int  # samples of one epoch
+    has_batchnorm: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What was decided for this machine. Checked at construction, printed, stored, obeyed.
+
+    Each device runs `accumulation` micro-batches per optimizer step: all of
+    `micro_batch` samples except the last, which has `last_micro_batch`.
+    """
+
+    device: Kind
+    world: int  # devices = processes
+    micro_batch: int
+    accumulation: int
+    last_micro_batch: int
+    effective_batch: int
+    target: int
+    norm_batch: int  # 0: batch normalisation follows the micro-batch
+    precision: Precision
+    channels_last: bool
+    compile: bool
+    reasons: Mapping[str, str]  # one sentence for each of the fields above
+
+    def __post_init__(self) -> None:
+        per_device = self.micro_batch * (self.accumulation - 1) + self.last_micro_batch
+        assert self.accumulation >= 1 and 1 <= self.last_micro_batch <= self.micro_batch
+        assert self.effective_batch == per_device * self.world, "micro-batches do not add up"
+        missing = {field.name for field in dataclasses.fields(self)} - {"reasons"} - set(self.reasons)
+        assert not missing, f"no reason given for {sorted(missing)}"
+
+    @property
+    def micro_batches(self) -> tuple[int, ...]:
+        """Sizes of one device's micro-batches in one optimizer step."""
+        return (self.micro_batch,) * (self.accumulation - 1) + (self.last_micro_batch,)
+
+    def to_json(self) -> dict[str, Any]:
+        data = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+        return {**data, "reasons": dict(self.reasons)}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Plan:
+        return cls(**data)
