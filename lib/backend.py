@@ -1,0 +1,224 @@
+"""The one seam to devices and process groups.
+
+A `Backend` is one process of a run: where its tensors live, which of `world` ranks it
+is, and the few collectives that training needs. `FakeBackend` plays one rank of many
+inside a single process and records the collectives, for tests.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import json
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from lib.errors import ToolkitError
+from lib.plan.types import Kind, Precision
+
+_PLAN_VARIABLE = "ANNEAL_LAUNCH"  # carries the plan from `launch` to its workers
+_COLLECTIVE_TIMEOUT = datetime.timedelta(minutes=10)
+
+# What the libraries under torch say when memory runs out without raising OutOfMemoryError.
+_OUT_OF_MEMORY_TEXTS = (
+    "out of memory",
+    "CUDNN_STATUS_NOT_SUPPORTED",
+    "CUBLAS_STATUS_ALLOC_FAILED",
+    "DefaultCPUAllocator: can't allocate memory",
+)
+
+
+class Backend:
+    """A run of one process."""
+
+    def __init__(self, kind: Kind, *, rank: int = 0, world: int = 1, local_rank: int = 0) -> None:
+        self.kind = kind
+        self.rank, self.world = rank, world
+        name = "cuda" if kind in ("cuda", "rocm") else kind
+        self.device = torch.device(name, local_rank) if name == "cuda" else torch.device(name)
+        if name == "cuda":
+            torch.cuda.set_device(self.device)
+
+    @property
+    def is_main(self) -> bool:
+        """Whether this rank prints and writes files."""
+        return self.rank == 0
+
+    def wrap(self, model: nn.Module, *, share_buffers: bool) -> nn.Module:  # noqa: ARG002
+        """The module whose backward pass averages gradients over ranks."""
+        return model
+
+    def without_gradient_sync(self, model: nn.Module) -> contextlib.AbstractContextManager[Any]:  # noqa: ARG002
+        """Within it, backward passes leave gradients local (all micro-batches but the last)."""
+        return contextlib.nullcontext()
+
+    def all_reduce_sum(self, tensor: Tensor) -> None:
+        """Sum `tensor` over ranks, in place."""
+
+    def all_reduce_max(self, values: Sequence[float]) -> list[float]:
+        """Element-wise maximum over ranks of host numbers, the same on every rank."""
+        return list(values)
+
+    def broadcast(self, value: Any) -> Any:
+        """Rank 0's `value` (any picklable object), on every rank."""
+        return value
+
+    def close(self) -> None:
+        """Leave the process group."""
+
+    def autocast(self, precision: Precision) -> contextlib.AbstractContextManager[Any]:
+        """Mixed precision for forward passes; nothing for fp32."""
+        if precision == "fp32":
+            return contextlib.nullcontext()
+        dtype = torch.bfloat16 if precision == "bf16" else torch.float16
+        return torch.autocast(self.device.type, dtype=dtype)
+
+    def loss_scaler(self, precision: Precision) -> torch.amp.GradScaler:
+        """Dynamic loss scaling for fp16, a pass-through otherwise."""
+        return torch.amp.GradScaler(self.device.type, enabled=precision == "fp16")
+
+    def synchronize(self) -> None:
+        """Wait for the device, so that the clock can be read."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        elif self.device.type == "mps":
+            torch.mps.synchronize()
+
+    def release_memory(self) -> None:
+        """Give cached memory back to the device after an out-of-memory error."""
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+        elif self.device.type == "mps":
+            torch.mps.empty_cache()
+
+    def peak_memory_bytes(self) -> int | None:
+        """Most memory that tensors held on the device so far; None where it is not counted."""
+        return torch.cuda.max_memory_allocated(self.device) if self.device.type == "cuda" else None
+
+
+class DistributedBackend(Backend):
+    """One of several processes, started by `launch`."""
+
+    def __init__(self, kind: Kind, *, rank: int, world: int, local_rank: int) -> None:
+        super().__init__(kind, rank=rank, world=world, local_rank=local_rank)
+        name = "nccl" if self.device.type == "cuda" else "gloo"
+        dist.init_process_group(name, timeout=_COLLECTIVE_TIMEOUT)
+        # Decisions of the host go through a group of their own and never wait for the device.
+        self._host_group = dist.new_group(backend="gloo", timeout=_COLLECTIVE_TIMEOUT)
+
+    def wrap(self, model: nn.Module, *, share_buffers: bool) -> nn.Module:
+        ids = [self.device.index] if self.device.type == "cuda" else None
+        return DistributedDataParallel(
+            model, device_ids=ids, broadcast_buffers=share_buffers, gradient_as_bucket_view=True
+        )
+
+    def without_gradient_sync(self, model: nn.Module) -> contextlib.AbstractContextManager[Any]:
+        assert isinstance(model, DistributedDataParallel)
+        return model.no_sync()
+
+    def all_reduce_sum(self, tensor: Tensor) -> None:
+        dist.all_reduce(tensor)
+
+    def all_reduce_max(self, values: Sequence[float]) -> list[float]:
+        tensor = torch.tensor(values, dtype=torch.float64)
+        dist.all_reduce(tensor, op=dist.ReduceOp.MAX, group=self._host_group)
+        return [float(value) for value in tensor]
+
+    def broadcast(self, value: Any) -> Any:
+        box = [value]
+        dist.broadcast_object_list(box, src=0, group=self._host_group)
+        return box[0]
+
+    def close(self) -> None:
+        dist.barrier(group=self._host_group)
+        dist.destroy_process_group()
+
+
+class FakeBackend(Backend):
+    """Rank `rank` of `world` without the other ranks: collectives are recorded and change nothing."""
+
+    def __init__(self, *, rank: int, world: int) -> None:
+        super().__init__("cpu", rank=rank, world=world)
+        self.calls: list[str] = []
+
+    def all_reduce_sum(self, tensor: Tensor) -> None:
+        self.calls.append(f"sum{tuple(tensor.shape)}")
+
+    def all_reduce_max(self, values: Sequence[float]) -> list[float]:
+        self.calls.append(f"max({len(values)})")
+        return list(values)
+
+    def broadcast(self, value: Any) -> Any:
+        self.calls.append("broadcast")
+        return value
+
+
+def open_backend(kind: Kind, *, world: int) -> Backend:
+    """The backend of this process; with world > 1 the process must have been started by `launch`."""
+    if world == 1:
+        return Backend(kind)
+    started = int(os.environ["WORLD_SIZE"])
+    assert started == world, f"the plan is for {world} processes, {started} were started"
+    rank, local_rank = int(os.environ["RANK"]), int(os.environ["LOCAL_RANK"])
+    return DistributedBackend(kind, rank=rank, world=world, local_rank=local_rank)
+
+
+def launched_plan() -> dict[str, Any] | None:
+    """What `launch` was given, in one of its workers; None in a process of its own."""
+    text = os.environ.get(_PLAN_VARIABLE)
+    return None if text is None else json.loads(text)
+
+
+def launch(plan: Mapping[str, Any], *, world: int, cpu_count: int, arguments: Sequence[str]) -> None:
+    """Replace this process by torchrun with `world` workers that run `python -m train ARGUMENTS`.
+
+    Replacing it frees the device memory that probing took. Does not return.
+    """
+    environment = dict(os.environ)
+    environment[_PLAN_VARIABLE] = json.dumps(plan)
+    environment.setdefault("OMP_NUM_THREADS", str(max(1, cpu_count // world)))
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={world}"]
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os.execve(sys.executable, [*command, "-m", "train", *arguments], environment)
+
+
+def end_process(status: int) -> None:
+    """End a worker. gloo's threads can abort a normal interpreter exit, so buffers are flushed and it is skipped."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
+
+
+def use_deterministic_algorithms(wanted: bool) -> None:
+    """Refuse operations whose result depends on timing, or let the libraries pick the fastest."""
+    if wanted:
+        # cuBLAS reads it when it is first used and is not deterministic without it.
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.use_deterministic_algorithms(wanted)
+    torch.backends.cudnn.benchmark = not wanted
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether `error` means that device or host memory ran out."""
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return True
+    return isinstance(error, RuntimeError) and any(text in str(error) for text in _OUT_OF_MEMORY_TEXTS)
+
+
+def compiled(model: nn.Module) -> Callable[..., Any]:
+    """`model` through torch.compile with fixed shapes (the planner only plans one micro-batch size)."""
+    try:
+        return torch.compile(model, dynamic=False)
+    except RuntimeError as error:
+        raise ToolkitError(
+            "torch.compile cannot run here", why=str(error).splitlines()[0], todo="set CONFIG_COMPILE_MANUAL=y "
+            "and CONFIG_COMPILE_MODEL=n"
+        ) from error

@@ -1,0 +1,122 @@
+"""From the configuration to the optimizer step: the target is what the optimizer sees, however it is cut."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from lib import kconf
+from lib.backend import Backend
+from lib.config import Config, config_from_values
+from lib.data.loader import Batch
+from lib.data import Dataset, ImageSpec, Part
+from lib.plan import plan as make_plan
+from lib.plan.types import Hardware, Plan
+from train.loop import Job, Progress, train
+from train.record import SilentRecord
+from train.setup import Subject, make_job, measure
+from train.task import Forward, Sums
+
+ROOT = Path(__file__).resolve().parents[2]
+DEFCONFIGS = sorted(path.name for path in (ROOT / "defconfigs").iterdir() if path.is_file())
+STEPS = 3
+TARGET = 64  # instead of hundreds, and the narrowest networks: it is the arithmetic that is tested
+NORM_BATCH = 8
+
+CPU = Hardware.from_json(
+    {
+        "kind": "cpu",
+        "devices": [{"name": "cpu", "total_bytes": 16 * 10**9, "free_bytes": 16 * 10**9, "capability": None}],
+        "cpu_name": "cpu",
+        "cpu_count": 1,
+        "cpu_bf16": "none",
+    }
+)
+
+
+def small_config(defconfig: str, tmp_path: Path, **overrides: str) -> Config:
+    values = {"CONFIG_TARGET_EFFECTIVE_BATCH": str(TARGET), "CONFIG_BUDGET_STEPS": "y", "CONFIG_MAX_STEPS": str(STEPS)}
+    values |= {"CONFIG_HYPER_PARAM_MANUAL": "y", "CONFIG_GRADIENT_ACCUMULATION": "0", "CONFIG_PRECISION_FP32": "y"}
+    values |= {"CONFIG_DATA_DIR": str(tmp_path), "CONFIG_DATA_DOWNLOAD": "n", "CONFIG_HOLDOUT": "0"}
+    text = (ROOT / "defconfigs" / defconfig).read_text()
+    if "RESNET" in text:
+        values["CONFIG_NORM_BATCH"] = str(NORM_BATCH)
+        for model in ("RESNET18", "RESNET50"):
+            if f"CONFIG_MODEL_{model}=y" in text:
+                values[f"CONFIG_{model}_WIDTH"] = "4"
+    resolved = kconf.load(root=ROOT, config_file=ROOT / "defconfigs" / defconfig, overrides=values | overrides)
+    return config_from_values(resolved.values)
+
+
+def small_subject(config: Config) -> Subject:
+    """Random images of the data set's shape."""
+    grey = config.dataset in ("digits", "mnist", "fashion_mnist")
+    shape = (1, 28, 28) if grey else (3, 32, 32)
+    random = torch.Generator().manual_seed(0)
+    images = torch.randint(0, 256, (3 * TARGET, *shape), generator=random, dtype=torch.uint8).numpy()
+    part = Part(images, torch.randint(0, 10, (3 * TARGET,), generator=random).numpy())
+    spec = ImageSpec(
+        name="random",
+        channels=shape[0],
+        height=shape[1],
+        width=shape[2],
+        classes=10,
+        mean=(0.5,) * shape[0],
+        std=(0.25,) * shape[0],
+        synthetic=True,
+    )
+    dataset = Dataset(spec=spec, train=part, test=part, source="random")
+    return measure(config, dataset)
+
+
+class Spy:
+    """A task that counts the samples it is shown."""
+
+    def __init__(self, job: Job) -> None:
+        self.task, self.metric = job.task, job.task.metric
+        self.seen: list[int] = []
+
+    def training(self, forward: Forward, batch: Batch) -> Sums:
+        self.seen.append(len(batch.labels))
+        return self.task.training(forward, batch)
+
+    def evaluation(self, forward: Forward, batch: Batch) -> Sums:
+        return self.task.evaluation(forward, batch)
+
+
+def run(config: Config, plan: Plan, subject: Subject) -> tuple[dict[str, torch.Tensor], list[int]]:
+    """State of the model after STEPS steps in float64, and samples per optimizer step."""
+    backend, record = Backend("cpu"), SilentRecord()
+    job = make_job(config, plan, subject, hardware=CPU, backend=backend, record=record, dtype=torch.float64)
+    spy = Spy(job)
+    job.task = spy
+    updates: list[int] = []
+    job.optimizer.register_step_post_hook(lambda *_: updates.append(sum(spy.seen)) or spy.seen.clear())
+    train(job, Progress())
+    return job.model.state_dict(), updates
+
+
+def micro_batches(config: Config) -> Iterator[int]:
+    step = config.norm_batch or 1
+    yield from (size for size in range(step, TARGET + 1, step) if TARGET % size == 0)
+
+
+@pytest.mark.parametrize("defconfig", DEFCONFIGS)
+def test_optimizer_sees_the_target_and_the_cut_changes_nothing(defconfig: str, tmp_path: Path) -> None:
+    reference: dict[str, torch.Tensor] = {}
+    config = small_config(defconfig, tmp_path)
+    subject = small_subject(config)
+    sizes = list(micro_batches(config))
+    assert len(sizes) >= 4
+    for size in reversed(sizes):
+        cut = dataclasses.replace(config, batch_size=size)
+        state, updates = run(cut, make_plan(cut, CPU, subject.facts), subject)
+        assert updates == [TARGET] * STEPS
+        reference = reference or state
+        assert state.keys() == reference.keys()
+        for name, tensor in state.items():
+            torch.testing.assert_close(tensor, reference[name], rtol=1e-12, atol=1e-12, msg=f"{name} at {size}")

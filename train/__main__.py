@@ -1,0 +1,41 @@
+"""`python -m train`: what the make targets train, resume, eval and plan call."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from pathlib import Path
+
+from lib.errors import run_main
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def main() -> int:
+    started = time.monotonic()
+    parser = argparse.ArgumentParser(prog="python -m train", description=__doc__)
+    parser.add_argument("--runs", type=Path, default=ROOT / "runs", help="directory of run directories")
+    commands = parser.add_subparsers(dest="command", required=True)
+    commands.add_parser("train", help="train what .config says; go on with the same run if it was interrupted")
+    resume = commands.add_parser("resume", help="go on with an interrupted run, by its own configuration")
+    evaluate = commands.add_parser("eval", help="evaluate a run's checkpoint")
+    for command in (resume, evaluate):
+        command.add_argument("run", nargs="?", default="", help="path or unique prefix; default: the newest")
+    evaluate.add_argument("--checkpoint", choices=("latest", "best"), default="latest")
+    commands.add_parser("plan", help="print what would be decided for this machine, and why")
+    options = parser.parse_args()
+    # Below, because it imports torch, and a wrong command line should be told at once.
+    from train import commands as run
+
+    if options.command == "train":
+        return run.train(root=ROOT, runs=options.runs, started=started)
+    if options.command == "resume":
+        return run.resume(options.run, root=ROOT, runs=options.runs, started=started)
+    if options.command == "eval":
+        return run.evaluate(options.run, root=ROOT, runs=options.runs, which=options.checkpoint)
+    return run.plan(root=ROOT)
+
+
+if __name__ == "__main__":
+    sys.exit(run_main(main))

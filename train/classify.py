@@ -1,0 +1,43 @@
+"""Classification: softmax cross-entropy against one label per sample."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from lib.data.loader import Batch
+from train.task import Forward, Sums
+
+
+class Classify:
+    """Cross-entropy with label smoothing (Szegedy et al. 2015, section 7)."""
+
+    metric = "accuracy"
+    counts_samples = True
+
+    def __init__(self, *, label_smoothing: float) -> None:
+        self.label_smoothing = label_smoothing
+
+    def training(self, forward: Forward, batch: Batch) -> Sums:
+        logits_NK = _full_precision(forward(batch.images))
+        loss = F.cross_entropy(
+            logits_NK, batch.labels, reduction="sum", label_smoothing=self.label_smoothing
+        )
+        with torch.no_grad():
+            correct = (logits_NK.argmax(dim=1) == batch.labels).sum()
+        return Sums(loss, len(batch.labels), {"accuracy": correct})
+
+    def evaluation(self, forward: Forward, batch: Batch) -> Sums:
+        assert batch.weights is not None
+        logits_NK = _full_precision(forward(batch.images))
+        loss_N = F.cross_entropy(logits_NK, batch.labels, reduction="none")
+        correct_N = (logits_NK.argmax(dim=1) == batch.labels).to(batch.weights.dtype)
+        return Sums(
+            (loss_N * batch.weights).sum(), batch.weights.sum(), {"accuracy": (correct_N * batch.weights).sum()}
+        )
+
+
+def _full_precision(logits: Tensor) -> Tensor:
+    """Autocast leaves logits in half precision, too coarse for a softmax."""
+    return logits.float() if logits.dtype in (torch.bfloat16, torch.float16) else logits

@@ -1,0 +1,326 @@
+"""The one training loop: accumulate, reduce, step, log, evaluate, save, stop.
+
+It knows nothing of what is learned (`train/task.py`), of devices (`lib/backend.py`) or
+of files (`train/record.py`). It obeys the plan: each optimizer step sees exactly
+`plan.effective_batch` samples, whatever the micro-batch and the number of ranks.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import math
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from lib.backend import Backend, is_out_of_memory
+from lib.config import Config
+from lib.data.loader import EvalLoader, TrainLoader
+from lib.ema import Ema
+from lib.errors import ToolkitError
+from lib.norm import commit_statistics, discard_statistics
+from lib.plan import with_smaller_micro_batch
+from lib.plan.types import Plan
+from lib.schedule import learning_rate_factor
+from train.budget import Budget
+from train.record import Record
+from train.stop import StopRequest
+from train.task import Forward, Sums, Task
+
+
+@dataclass(slots=True, kw_only=True)
+class Job:
+    """Everything that training needs, ready to run."""
+
+    config: Config
+    plan: Plan  # replaced by one with a smaller micro-batch when memory runs out
+    backend: Backend
+    task: Task
+    model: nn.Module  # holds the weights
+    wrapped: nn.Module  # the model, averaging gradients over ranks
+    forward: Forward  # the wrapped model, perhaps compiled
+    optimizer: torch.optim.Optimizer
+    scaler: torch.amp.GradScaler
+    ema: Ema | None
+    train_loader: TrainLoader
+    eval_loader: EvalLoader
+    budget: Budget
+    record: Record
+
+
+@dataclass(slots=True)
+class Progress:
+    """How far a run is: with the weights and the optimizer all that a checkpoint needs.
+
+    Data order, augmentation and learning rate are functions of the step.
+    """
+
+    step: int = 0  # optimizer steps made
+    seconds: float = 0.0  # spent training, without evaluation and saving
+    best: float = -math.inf  # best evaluation of task.metric
+
+
+class Totals:
+    """Sums on the device; reading them back makes the device finish its work."""
+
+    def __init__(self) -> None:
+        self.sums: dict[str, Tensor] = {}
+        self.count: Tensor | int = 0
+
+    def add(self, sums: Sums) -> None:
+        for name, value in (("loss", sums.loss.detach()), *sums.metrics.items()):
+            self.sums[name] = self.sums[name] + value if name in self.sums else value
+        self.count = self.count + sums.count
+
+    def means(self, backend: Backend) -> dict[str, float]:
+        """Means over all ranks' counts, on the host; also the count itself."""
+        values = [value.double() if backend.kind != "mps" else value for value in self.sums.values()]
+        count = torch.as_tensor(self.count, dtype=values[0].dtype, device=values[0].device)
+        packed = torch.stack([count, *values])
+        backend.all_reduce_sum(packed)
+        total, *sums = packed.tolist()
+        return {"count": total} | {name: value / total for name, value in zip(self.sums, sums, strict=True)}
+
+
+def train(job: Job, progress: Progress) -> dict[str, float]:
+    """Run `job` from `progress` to the end of its budget or to a request to stop.
+
+    Returns the last evaluation. Raises ToolkitError if the loss stops being finite or memory
+    cannot be made to suffice; Stopped after saving, on SIGINT and SIGTERM.
+    """
+    logged, evaluation, last_save = Totals(), {}, time.monotonic()
+    mark, logged_at = time.perf_counter(), (progress.step, progress.seconds)
+    with StopRequest() as stop:
+        while not job.budget.spent(step=progress.step, seconds=progress.seconds):
+            for sums in _optimizer_step(job, progress):
+                logged.add(sums)
+            progress.step += 1
+            wants_stop, progress.seconds = job.backend.all_reduce_max(
+                (stop.signal, progress.seconds + time.perf_counter() - mark)
+            )
+            mark = time.perf_counter()
+            last = job.budget.spent(step=progress.step, seconds=progress.seconds)
+            due = _due(job, progress.step, last=last, stopping=bool(wants_stop), unsaved=time.monotonic() - last_save)
+            job.record.progress(progress.step, job.budget.fraction(step=progress.step, seconds=progress.seconds))
+            if due.log:
+                row = _train_row(job, progress, logged.means(job.backend), since=logged_at)
+                progress.seconds += time.perf_counter() - mark
+                logged, logged_at = Totals(), (progress.step, progress.seconds)
+                _check_finite(job, row)
+            if due.evaluation:
+                evaluation = evaluate(job)
+                job.record.row("eval", step=progress.step, epoch=_epoch(job, progress.step), **evaluation)
+            better = due.evaluation and evaluation[job.task.metric] > progress.best
+            if better:
+                progress.best = evaluation[job.task.metric]
+            if due.save or (better and job.config.keep_best):
+                job.record.save(progress.step, lambda: state_dict(job, progress), best=better)
+                last_save = time.monotonic()
+            if wants_stop and not last:
+                raise Stopped(int(wants_stop), progress.step)
+            mark = time.perf_counter()
+    return evaluation
+
+
+class Stopped(ToolkitError):
+    """The run was asked to stop by a signal, and saved."""
+
+    exit_code = 75  # EX_TEMPFAIL: try again, and it goes on
+
+    def __init__(self, signal: int, step: int) -> None:
+        super().__init__(f"stopped by signal {signal} after step {step}", todo="the same command goes on from there")
+
+
+def _optimizer_step(job: Job, progress: Progress) -> list[Sums]:
+    """Update the weights once; when memory runs out, start the step again in smaller pieces.
+
+    Starting again is exact: data are a function of the step, and nothing was updated yet.
+    """
+    while True:
+        try:
+            return list(_accumulate_and_update(job, progress))
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
+            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        # Outside the handler, where the traceback no longer keeps the activations alive.
+        job.optimizer.zero_grad(set_to_none=True)
+        discard_statistics(job.model)
+        job.backend.release_memory()
+        job.plan = _smaller_plan(job, reason)
+
+
+def _smaller_plan(job: Job, reason: str) -> Plan:
+    advice = "lower CONFIG_BATCH_SIZE, or CONFIG_TARGET_EFFECTIVE_BATCH"
+    if job.backend.world > 1:
+        # The other ranks are waiting in the backward pass and cannot be told.
+        raise ToolkitError("out of memory on one of several devices", why=reason, todo=advice)
+    if not job.config.oom_retry:
+        raise ToolkitError("out of memory", why=reason, todo=f"{advice}, or set CONFIG_OOM_RETRY=y")
+    plan = with_smaller_micro_batch(job.plan)
+    if plan is None:
+        raise ToolkitError(f"out of memory at micro-batch {job.plan.micro_batch}, the smallest", why=reason)
+    job.record.replan(plan, f"out of memory at micro-batch {job.plan.micro_batch}: going on with {plan.micro_batch}")
+    return plan
+
+
+def _accumulate_and_update(job: Job, progress: Progress) -> Iterator[Sums]:
+    plan, backend = job.plan, job.backend
+    # Each rank scales by the nominal count, and ranks are averaged: together the sum over all
+    # ranks divided by the effective batch. Where the task counts something else, _rescale corrects.
+    scale = plan.world / plan.effective_batch
+    count: Tensor | int = 0
+    batches = job.train_loader.micro_batches(
+        step=progress.step, target=plan.effective_batch, rank=backend.rank, world=plan.world, sizes=plan.micro_batches
+    )
+    for number, batch in enumerate(batches, start=1):
+        last = number == plan.accumulation
+        with contextlib.nullcontext() if last else backend.without_gradient_sync(job.wrapped):
+            with backend.autocast(plan.precision):
+                sums = job.task.training(job.forward, batch)
+            job.scaler.scale(sums.loss * scale).backward()
+        count = count + sums.count
+        yield sums
+    if isinstance(count, Tensor):
+        _rescale(job, count)
+    _update(job, progress)
+
+
+def _rescale(job: Job, count: Tensor) -> None:
+    """Turn gradients of sum / effective batch into gradients of sum / global count."""
+    count = count.detach().clone()
+    job.backend.all_reduce_sum(count)
+    factor = job.plan.effective_batch / count
+    for parameter in job.model.parameters():
+        if parameter.grad is not None:
+            parameter.grad.mul_(factor)
+
+
+def _update(job: Job, progress: Progress) -> None:
+    rate = learning_rate(job, progress)
+    for group in job.optimizer.param_groups:
+        group["lr"] = rate
+    if job.config.grad_clip > 0:
+        job.scaler.unscale_(job.optimizer)
+        nn.utils.clip_grad_norm_(job.model.parameters(), job.config.grad_clip)
+    job.scaler.step(job.optimizer)
+    job.scaler.update()
+    job.optimizer.zero_grad(set_to_none=True)
+    commit_statistics(job.model, job.backend.all_reduce_sum if job.backend.world > 1 else None)
+    if job.ema is not None:
+        job.ema.update()
+
+
+def learning_rate(job: Job, progress: Progress) -> float:
+    """The learning rate of the step that comes next."""
+    config = job.config
+    return config.learning_rate * learning_rate_factor(
+        job.budget.fraction(step=progress.step, seconds=progress.seconds),
+        schedule=config.schedule,
+        warmup_fraction=config.warmup_pct / 100,
+        min_ratio=config.lr_min_ratio,
+        step_fractions=[percent / 100 for percent in config.lr_step_pct_list or ()],
+        gamma=config.lr_step_gamma,
+    )
+
+
+@torch.no_grad()
+def evaluate(job: Job) -> dict[str, float]:
+    """Means over the evaluation part, every sample counted exactly once on any number of ranks."""
+    plan, backend, totals = job.plan, job.backend, Totals()
+    job.model.eval()
+    try:
+        with job.ema.averaged() if job.ema is not None else contextlib.nullcontext():
+            for batch in job.eval_loader.batches(
+                rank=backend.rank, world=backend.world, batch_size=plan.micro_batch
+            ):
+                with backend.autocast(plan.precision):
+                    totals.add(job.task.evaluation(job.forward, batch))
+    finally:
+        job.model.train()
+    means = totals.means(backend)
+    return {"samples": means.pop("count"), **means}
+
+
+@dataclass(frozen=True, slots=True)
+class _Due:
+    log: bool
+    evaluation: bool
+    save: bool
+
+
+def _due(job: Job, step: int, *, last: bool, stopping: bool, unsaved: float) -> _Due:
+    """What is to be done after `step` steps, `unsaved` seconds after the last checkpoint.
+
+    Saving and evaluating imply a log row: its loss is checked before anything is kept.
+    """
+    config = job.config
+    if config.eval_interval_steps:
+        evaluation = step % config.eval_interval_steps == 0
+    else:
+        evaluation = math.floor(_epoch(job, step)) > math.floor(_epoch(job, step - 1))
+    by_steps = config.checkpoint_interval_steps and step % config.checkpoint_interval_steps == 0
+    by_time = config.checkpoint_seconds and unsaved >= config.checkpoint_seconds
+    save = bool(last or stopping or by_steps or by_time)
+    evaluation = evaluation or last
+    return _Due(log=save or evaluation or step % config.log_interval_steps == 0, evaluation=evaluation, save=save)
+
+
+def _epoch(job: Job, step: int) -> float:
+    return step * job.plan.effective_batch / job.train_loader.size
+
+
+def _train_row(
+    job: Job, progress: Progress, means: dict[str, float], *, since: tuple[int, float]
+) -> Mapping[str, float]:
+    step, seconds = since
+    samples = (progress.step - step) * job.plan.effective_batch
+    row = {
+        "step": progress.step,
+        "epoch": _epoch(job, progress.step),
+        **{name: value for name, value in means.items() if name != "count"},
+        "learning_rate": job.optimizer.param_groups[0]["lr"],
+        "samples_per_second": samples / max(progress.seconds - seconds, 1e-9),
+        "seconds": progress.seconds,
+        "micro_batch": job.plan.micro_batch,
+    }
+    job.record.row("train", **row)
+    return row
+
+
+def _check_finite(job: Job, row: Mapping[str, float]) -> None:
+    """Stop before a checkpoint is written that could not be trained on."""
+    norms = torch._foreach_norm([parameter.detach() for parameter in job.model.parameters()])
+    if math.isfinite(row["loss"]) and bool(torch.stack(norms).isfinite().all()):
+        return
+    raise ToolkitError(
+        f"the loss is {row['loss']} at step {row['step']:.0f}, or a weight is not finite",
+        why="training has diverged",
+        todo="lower CONFIG_LEARNING_RATE or set CONFIG_GRAD_CLIP; the last good checkpoint is kept",
+    )
+
+
+def state_dict(job: Job, progress: Progress) -> dict[str, Any]:
+    """All that a run needs to go on bit for bit."""
+    return {
+        "model": job.model.state_dict(),
+        "optimizer": job.optimizer.state_dict(),
+        "scaler": job.scaler.state_dict(),
+        "ema": job.ema.state_dict() if job.ema is not None else None,
+        "progress": dataclasses.asdict(progress),
+    }
+
+
+def load_state_dict(job: Job, state: Mapping[str, Any]) -> Progress:
+    """Bring `job` to where `state_dict` was called and return how far that is."""
+    job.model.load_state_dict(state["model"])
+    job.optimizer.load_state_dict(state["optimizer"])
+    job.scaler.load_state_dict(state["scaler"])
+    if job.ema is not None:
+        job.ema.load_state_dict(state["ema"])
+    return Progress(**state["progress"])

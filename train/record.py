@@ -1,0 +1,121 @@
+"""What a run leaves behind: rank 0 writes files and talks, the other ranks are silent."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+from lib import checkpoint, metrics
+from lib.console import Console
+from lib.metrics import MetricsWriter
+from lib.plan.types import Plan
+from lib.rundir import RunDir
+
+Scalar = str | int | float | bool | None
+
+
+class Record(Protocol):
+    """Where the loop reports to."""
+
+    def begin(self, step: int) -> None:
+        """Training is about to start after `step` steps: forget rows of later ones."""
+
+    def say(self, text: str) -> None:
+        """Tell the user something once."""
+
+    def row(self, kind: str, **values: Scalar) -> None:
+        """Keep a row of measurements: kind "train" or "eval"."""
+
+    def progress(self, step: int, fraction: float) -> None:
+        """Called after every step; must cost next to nothing."""
+
+    def save(self, step: int, state: Callable[[], Mapping[str, Any]], *, best: bool) -> None:
+        """Keep a checkpoint of `step`."""
+
+    def replan(self, plan: Plan, why: str) -> None:
+        """The plan has changed in the middle of the run."""
+
+
+class SilentRecord:
+    """The record of a rank that neither prints nor writes."""
+
+    def begin(self, step: int) -> None:
+        pass
+
+    def say(self, text: str) -> None:
+        pass
+
+    def row(self, kind: str, **values: Scalar) -> None:
+        pass
+
+    def progress(self, step: int, fraction: float) -> None:
+        pass
+
+    def save(self, step: int, state: Callable[[], Mapping[str, Any]], *, best: bool) -> None:
+        pass
+
+    def replan(self, plan: Plan, why: str) -> None:
+        pass
+
+
+class RunRecord:
+    """The record of rank 0: a run directory and the terminal."""
+
+    def __init__(self, run: RunDir, console: Console, *, started: float, keep_last: int) -> None:
+        self.run, self.console = run, console
+        self._started, self._keep_last = started, keep_last
+        self._metrics: MetricsWriter | None = None
+        self._latest: dict[str, float] = {}
+        self._first_step: int | None = None
+
+    def begin(self, step: int) -> None:
+        metrics.truncate_after(self.run.metrics, step)
+        self._metrics = MetricsWriter(self.run.metrics)
+
+    def say(self, text: str) -> None:
+        self.console.say(text)
+
+    def row(self, kind: str, **values: Scalar) -> None:
+        assert self._metrics is not None, "begin comes first"
+        self._metrics.write({"kind": kind, **values})
+        numbers = {name: value for name, value in values.items() if isinstance(value, int | float)}
+        if kind == "train":
+            self._latest = numbers
+            return
+        self._metrics.flush()
+        self.say(f"step {numbers['step']:.0f}, epoch {numbers['epoch']:.2f}: {told(numbers)}")
+
+    def progress(self, step: int, fraction: float) -> None:
+        if self._first_step is None:
+            self._first_step = step
+            self.say(f"First optimizer step {time.monotonic() - self._started:.1f} s after the start")
+        self.console.update(step, self._latest, fraction)
+
+    def save(self, step: int, state: Callable[[], Mapping[str, Any]], *, best: bool) -> None:
+        assert self._metrics is not None, "begin comes first"
+        self._metrics.flush()  # so that rows up to the checkpoint are there if the run dies now
+        checkpoint.save(self.run.checkpoints, step=step, state=state(), keep_last=self._keep_last, best=best)
+        self.run.set_status("running", step=step)
+
+    def replan(self, plan: Plan, why: str) -> None:
+        self.say(why)
+        self.run.write("plan.json", plan.to_json())
+
+    def finish(self, step: int, *, seconds: float, result: Mapping[str, float], judge: str) -> None:
+        """The run has come to its end: `result` is its last evaluation, on the part that `judge` names."""
+        self.console.stop()
+        self.say(f"Done: {told(result)} ({judge}), {seconds:.1f} s of training")
+        self.say(f"Run: {self.run.path}")
+        self.run.set_status("done", step=step, seconds=seconds, judge=judge, **result)
+
+    def close(self) -> None:
+        self.console.stop()
+        if self._metrics is not None:
+            self._metrics.close()
+
+
+def told(result: Mapping[str, float]) -> str:
+    """An evaluation in words, without the step it was made at."""
+    means = [f"{name} {value:.4f}" for name, value in result.items() if name not in ("step", "epoch", "samples")]
+    return f"{', '.join(means)} over {result['samples']:.0f} samples"

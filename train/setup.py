@@ -1,0 +1,146 @@
+"""From a configuration to a job that is ready to run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from lib.backend import Backend, compiled, use_deterministic_algorithms
+from lib.config import Config
+from lib.data import Dataset, EvalLoader, TrainLoader, choose_placement, open_dataset, subset
+from lib.ema import Ema
+from lib.memory.facts import model_facts
+from lib.norm import set_norm_batch
+from lib.optim import make_optimizer
+from lib.plan.types import Hardware, ModelFacts, Plan
+from lib.registry import build_model, load_model
+from train.budget import budget_of
+from train.classify import Classify
+from train.loop import Job
+from train.record import Record
+from train.task import Task
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Subject:
+    """What is trained on what, before anything is known of the machine."""
+
+    dataset: Dataset
+    facts: ModelFacts
+
+
+def open_subject(config: Config, *, root: Path, record: Record) -> Subject:
+    """Open (or generate, or fetch) the data and take the model's measure.
+
+    Raises DataError if the data cannot be had, ConfigError if the model cannot take them.
+    """
+    dataset = open_dataset(
+        config.dataset,
+        data_dir=config.data_path(root),
+        cache_dir=root / "data",
+        download=config.data_download,
+        image_size=config.image_size or 0,
+        say=record.say,
+    )
+    dataset = subset(dataset, limit=config.data_limit, holdout=config.holdout)
+    facts = model_facts(
+        lambda: build_model(config.model, config.model_options, dataset.spec, seed=config.seed),
+        dataset.spec,
+        name=config.model,
+        train_size=dataset.train.size,
+    )
+    return Subject(dataset=dataset, facts=facts)
+
+
+def make_task(config: Config) -> Task:
+    """The kind of learning that the model's folder names."""
+    name = load_model(config.model).TASK
+    assert name == "classify", f"models/{config.model}/model.py names the task {name!r}, which train/ does not have"
+    return Classify(label_smoothing=config.label_smoothing)
+
+
+def make_job(
+    config: Config,
+    plan: Plan,
+    subject: Subject,
+    *,
+    hardware: Hardware,
+    backend: Backend,
+    record: Record,
+    dtype: torch.dtype = torch.float32,
+) -> Job:
+    """Build model, optimizer and loaders on the backend's device, as the plan says.
+
+    dtype: of weights and images; float64 for checks of exactness.
+    """
+    use_deterministic_algorithms(config.deterministic)
+    model = build_model(config.model, config.model_options, subject.dataset.spec, seed=config.seed)
+    layout = torch.channels_last if plan.channels_last else torch.contiguous_format
+    model = model.to(backend.device, dtype).to(memory_format=layout)
+    set_norm_batch(model, plan.norm_batch)
+    wrapped = backend.wrap(model, share_buffers=plan.norm_batch == 0 and subject.facts.has_batchnorm)
+    train_loader, eval_loader = _loaders(config, plan, subject, hardware, backend, record, dtype)
+    return Job(
+        config=config,
+        plan=plan,
+        backend=backend,
+        task=make_task(config),
+        model=model,
+        wrapped=wrapped,
+        forward=compiled(wrapped) if plan.compile else wrapped,
+        optimizer=_optimizer(config, model),
+        scaler=backend.loss_scaler(plan.precision),
+        ema=Ema(model, config.ema_decay) if config.ema_decay is not None else None,
+        train_loader=train_loader,
+        eval_loader=eval_loader,
+        budget=budget_of(config, train_size=train_loader.size, effective_batch=plan.effective_batch),
+        record=record,
+    )
+
+
+def _optimizer(config: Config, model: torch.nn.Module) -> torch.optim.Optimizer:
+    return make_optimizer(
+        model,
+        name=config.optimizer,
+        learning_rate=config.learning_rate,
+        weight_decay=config.weight_decay,
+        momentum=config.momentum,
+        nesterov=config.nesterov,
+        beta1=config.adam_beta1,
+        beta2=config.adam_beta2,
+        eps=config.adam_eps,
+    )
+
+
+def _loaders(
+    config: Config,
+    plan: Plan,
+    subject: Subject,
+    hardware: Hardware,
+    backend: Backend,
+    record: Record,
+    dtype: torch.dtype,
+) -> tuple[TrainLoader, EvalLoader]:
+    dataset = subject.dataset
+    free_bytes = min(device.free_bytes for device in hardware.devices[: plan.world])
+    placement, reason = choose_placement(config.data_placement, part=dataset.train, free_bytes=free_bytes)
+    record.say(f"Data: {dataset.source}; {placement}: {reason}")
+    common = {
+        "device": backend.device,
+        "dtype": dtype,
+        "channels_last": plan.channels_last,
+        "placement": placement,
+        "num_workers": config.num_workers or max(1, hardware.cpu_count // plan.world),
+        "prefetch": config.prefetch or 1,
+    }
+    train_loader = TrainLoader(
+        dataset.train,
+        dataset.spec,
+        seed=config.seed,
+        augment=config.augment,
+        pad=config.augment_pad or 0,
+        **common,
+    )
+    return train_loader, EvalLoader(dataset.test, dataset.spec, **common)

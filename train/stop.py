@@ -1,0 +1,34 @@
+"""SIGINT and SIGTERM as a wish that the loop grants at the end of a step."""
+
+from __future__ import annotations
+
+import signal
+import types
+from typing import Self
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+class StopRequest:
+    """While entered, the first signal is only remembered; a second one ends the program at once."""
+
+    def __init__(self) -> None:
+        self.signal = 0  # number of the signal that came, 0 = none
+        self._previous: dict[signal.Signals, signal._HANDLER] = {}
+
+    def __enter__(self) -> Self:
+        for number in _SIGNALS:
+            self._previous[number] = signal.signal(number, self._remember)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._restore()
+
+    def _remember(self, number: int, _frame: types.FrameType | None) -> None:
+        self.signal = number
+        self._restore()
+
+    def _restore(self) -> None:
+        for number, handler in self._previous.items():
+            signal.signal(number, handler)
+        self._previous.clear()
