@@ -1,0 +1,69 @@
+"""Facts of a model that planning needs, found on the meta device: no data, no memory, no GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.multiprocessing.reductions import StorageWeakRef
+
+from lib.plan.types import ModelFacts
+
+BATCHNORM = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
+BATCH_SIZES = (2, 4)
+
+
+class ImageShape(Protocol):
+    """The shape of one sample. (`lib.data.spec.ImageSpec` is one.)"""
+
+    @property
+    def channels(self) -> int: ...
+    @property
+    def height(self) -> int: ...
+    @property
+    def width(self) -> int: ...
+
+
+def model_facts(
+    build: Callable[[], nn.Module], shape: ImageShape, *, name: str, train_size: int
+) -> ModelFacts:
+    """Parameters, and the bytes that one more sample keeps for backward in fp32.
+
+    build: makes the model on torch's default device, which is "meta" while it is called.
+    """
+    with torch.device("meta"):
+        model = build()
+        images = [torch.empty(rows, shape.channels, shape.height, shape.width) for rows in BATCH_SIZES]
+    # What does not grow with the batch (weights, statistics) is the same in both and drops out.
+    few_bytes, many_bytes = (saved_bytes(model, images_NCHW) for images_NCHW in images)
+    return ModelFacts(
+        name=name,
+        parameters=sum(parameter.numel() for parameter in model.parameters()),
+        bytes_per_sample=(many_bytes - few_bytes) // (BATCH_SIZES[1] - BATCH_SIZES[0]),
+        train_size=train_size,
+        has_batchnorm=any(isinstance(module, BATCHNORM) for module in model.modules()),
+    )
+
+
+def saved_bytes(model: nn.Module, images_NCHW: Tensor) -> int:
+    """Bytes of the distinct storages that a forward pass keeps for backward.
+
+    Parameters and buffers are not counted: they are there anyway. The images are.
+    """
+    own = {_storage(tensor) for tensor in [*model.parameters(), *model.buffers()]}
+    saved: list[Tensor] = []  # kept alive while counting, so that no storage is reused
+    with torch.autograd.graph.saved_tensors_hooks(saved.append, _no_backward):
+        model.train()(images_NCHW)
+    sizes = {_storage(tensor): tensor.untyped_storage().nbytes() for tensor in saved}
+    return sum(size for storage, size in sizes.items() if storage not in own)
+
+
+def _storage(tensor: Tensor) -> StorageWeakRef:
+    # Tensors on the meta device all have the address 0; the storage object tells them apart.
+    return StorageWeakRef(tensor.untyped_storage())  # type: ignore[no-untyped-call]
+
+
+def _no_backward(_: None) -> Tensor:
+    raise AssertionError("a forward pass that is only measured has no backward pass")

@@ -1,0 +1,119 @@
+"""Batch normalisation whose mathematics does not depend on how a batch is cut into micro-batches.
+
+Plain batch normalisation takes its statistics over whatever rows happen to be in one
+micro-batch, so another micro-batch size or number of devices is another network. Here the
+statistics are taken over ghost batches: consecutive groups of `norm_batch` rows
+(Hoffer et al. 2017, "Train longer, generalize better"). The running statistics move once per
+optimizer step, to the mean over all groups of the step on all devices.
+
+With `norm_batch` = 0 a layer is `torch.nn.BatchNorm2d`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+
+class BatchNorm2d(nn.BatchNorm2d):
+    """Batch normalisation of NCHW tensors over ghost batches of `norm_batch` rows (0: all rows).
+
+    In training with `norm_batch` > 0 the sums of the groups' means and unbiased variances are
+    kept in buffers that are not part of the state, until `commit_statistics` is called. Every
+    process keeps sums of its own: wrap with DistributedDataParallel(broadcast_buffers=False).
+    """
+
+    pending_3C: Tensor  # sums over groups of: the mean, the unbiased variance, one
+
+    def __init__(self, channels: int, *, eps: float = 1e-5, momentum: float = 0.1) -> None:
+        super().__init__(channels, eps=eps, momentum=momentum)
+        self.norm_batch = 0
+        self.register_buffer("pending_3C", torch.zeros(3, channels), persistent=False)
+
+    def forward(self, input: Tensor) -> Tensor:
+        """(N, C, H, W) -> (N, C, H, W) in the same memory format.
+
+        Raises ValueError in training if N is not a multiple of `norm_batch`.
+        """
+        if self.norm_batch == 0 or not self.training:
+            return super().forward(input)
+        rows = input.shape[0]
+        if rows % self.norm_batch:
+            raise ValueError(f"{rows} rows cannot be cut into ghost batches of {self.norm_batch}")
+        if rows == self.norm_batch:
+            return self._normalise_group(input)
+        if torch.compiler.is_compiling():
+            return self._normalise_groups_at_once(input)
+        # Reading views and one copy at the end: 3 to 20 times faster in eager mode than the
+        # broadcast below, and a group's result has the same bits in whatever company it comes.
+        return torch.cat([self._normalise_group(group) for group in input.split(self.norm_batch)])
+
+    def extra_repr(self) -> str:
+        return f"{super().extra_repr()}, norm_batch={self.norm_batch}"
+
+    def _normalise_group(self, x_gCHW: Tensor) -> Tensor:
+        # With momentum 1 the kernel writes the mean and the unbiased variance that it computes
+        # anyway into the running statistics that it is handed: no second pass over the data.
+        mean_C, var_C, one_C = statistics_3C = torch.zeros_like(self.pending_3C)
+        one_C.fill_(1)  # before the call, which saves its neighbours for backward
+        y_gCHW = F.batch_norm(x_gCHW, mean_C, var_C, self.weight, self.bias, True, 1.0, self.eps)
+        self.pending_3C += statistics_3C
+        return y_gCHW
+
+    def _normalise_groups_at_once(self, x_NCHW: Tensor) -> Tensor:
+        # A compiler fuses this into kernels whose number does not grow with the number of groups.
+        x_GgCHW = x_NCHW.unflatten(0, (-1, self.norm_batch)).to(self.pending_3C.dtype)
+        var_G1C11, mean_G1C11 = torch.var_mean(x_GgCHW, dim=(1, 3, 4), correction=0, keepdim=True)
+        scale_G1C11 = torch.rsqrt(var_G1C11 + self.eps) * self.weight[:, None, None]
+        y_GgCHW = (x_GgCHW - mean_G1C11) * scale_G1C11 + self.bias[:, None, None]
+        count = x_GgCHW[0, :, 0].numel()
+        mean_GC, var_GC = mean_G1C11.detach().flatten(1), var_G1C11.detach().flatten(1) * (count / (count - 1))
+        self.pending_3C += torch.stack([mean_GC, var_GC, torch.ones_like(var_GC)]).sum(dim=1)
+        return y_GgCHW.flatten(0, 1).to(x_NCHW.dtype)
+
+
+def set_norm_batch(model: nn.Module, norm_batch: int) -> None:
+    """Normalise over groups of `norm_batch` rows in every BatchNorm2d of `model` (0: plain)."""
+    assert norm_batch >= 0
+    for module in model.modules():
+        if isinstance(module, BatchNorm2d):
+            module.norm_batch = norm_batch
+
+
+@torch.no_grad()
+def commit_statistics(model: nn.Module, all_reduce: Callable[[Tensor], None] | None = None) -> None:
+    """Move the running statistics by the groups seen since the last call. Once per optimizer step.
+
+    The target is the mean over all groups of the step, of all devices. `all_reduce` sums a flat
+    tensor over the devices in place; it is called once for all layers, and not at all if there
+    are no ghost batches. The statistics of a layer that saw no group stay as they are.
+    """
+    layers = _ghost_layers(model)
+    if not layers:
+        return
+    # One tensor for all layers, and no branch on a number that is on the device: a dozen kernels
+    # and one collective, however deep the network is.
+    total_3C = torch.cat([layer.pending_3C for layer in layers], dim=1)
+    if all_reduce is not None:
+        all_reduce(total_3C.view(-1))
+    channels = [layer.num_features for layer in layers]
+    mean_C, var_C = total_3C[:2] / total_3C[2].clamp(min=1)
+    weights = list((total_3C[2] > 0).to(total_3C.dtype).split(channels))
+    torch._foreach_mul_(weights, [layer.momentum for layer in layers])
+    torch._foreach_lerp_([layer.running_mean for layer in layers], mean_C.split(channels), weights)
+    torch._foreach_lerp_([layer.running_var for layer in layers], var_C.split(channels), weights)
+    torch._foreach_add_([layer.num_batches_tracked for layer in layers], 1)
+    discard_statistics(model)
+
+
+def discard_statistics(model: nn.Module) -> None:
+    """Forget the groups seen since the last commit: for a step that is abandoned half-way."""
+    for layer in _ghost_layers(model):
+        layer.pending_3C.zero_()
+
+
+def _ghost_layers(model: nn.Module) -> list[BatchNorm2d]:
+    return [module for module in model.modules() if isinstance(module, BatchNorm2d) and module.norm_batch > 0]

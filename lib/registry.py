@@ -1,0 +1,74 @@
+"""The models there are: every directory under models/ that has a model.py. There is no list."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import importlib
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any, Protocol, cast
+
+import torch
+from torch import nn
+
+from lib.config import Value
+from lib.data.spec import ImageSpec
+from lib.errors import ConfigError
+
+MODELS_DIR = Path(__file__).resolve().parents[1] / "models"
+
+
+class ModelModule(Protocol):
+    """What models/<name>/model.py must define."""
+
+    TASK: str  # the kind of learning: a file of train/
+    Options: type[Any]  # a frozen dataclass; its fields are the model's own symbols
+    build: Callable[[Any, ImageSpec], nn.Module]
+
+
+def model_names() -> tuple[str, ...]:
+    """Names of all models, sorted."""
+    return tuple(sorted(path.parent.name for path in MODELS_DIR.glob("*/model.py")))
+
+
+def load_model(name: str) -> ModelModule:
+    """Import models/`name`/model.py. Raises ConfigError if there is none or it lacks a definition."""
+    names = model_names()
+    if name not in names:
+        close = difflib.get_close_matches(name, names, n=1)
+        todo = f"did you mean {close[0]}?" if close else f"there are {', '.join(names)}"
+        raise ConfigError(f"there is no model {name!r} under models/", todo=todo)
+    module = importlib.import_module(f"models.{name}.model")
+    missing = [symbol for symbol in ("TASK", "Options", "build") if not hasattr(module, symbol)]
+    if missing:
+        raise ConfigError(f"models/{name}/model.py does not define {', '.join(missing)}")
+    return cast(ModelModule, module)
+
+
+def build_model(name: str, options: Mapping[str, Value], spec: ImageSpec, *, seed: int) -> nn.Module:
+    """Build model `name` with initial weights that are a function of `seed` alone.
+
+    options: values of the model's own symbols without their prefix, lower case. The weights are
+    drawn by the CPU's generator, whose state is left as it was, on the device that is torch's
+    default; build on the CPU and move the model, so that all devices start from the same weights.
+    Raises ConfigError where `options` are not exactly those that the model declares.
+    """
+    module = load_model(name)
+    declared = {field.name for field in dataclasses.fields(module.Options)}
+    problems = _symbols("are not set", name, declared - set(options))
+    problems += _symbols("are not known to the model", name, set(options) - declared)
+    if problems:
+        raise ConfigError(
+            f"models/{name}/model.py and models/{name}/Kconfig disagree",
+            why=" and ".join(problems),
+            todo="make the fields of Options the model's own symbols",
+        )
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed)
+        return module.build(module.Options(**options), spec)
+
+
+def _symbols(fault: str, model: str, options: Iterable[str]) -> list[str]:
+    names = sorted(f"CONFIG_{model}_{option}".upper() for option in options)
+    return [f"{', '.join(names)} {fault}"] if names else []

@@ -1,0 +1,53 @@
+"""LeNet-5 (LeCun et al. 1998), with rectified linear units and max pooling in place of the
+saturating units, the trained subsampling and the sparse connections of the original."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from lib.data.spec import ImageSpec
+from lib.errors import ConfigError
+
+TASK = "classify"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """LeNet-5 has no choices."""
+
+
+def build(options: Options, spec: ImageSpec) -> nn.Module:  # noqa: ARG001
+    """A network from (N, C, 28, 28) or (N, C, 32, 32) images to (N, classes) logits.
+
+    Raises ConfigError for images of another size.
+    """
+    size = f"{spec.height}x{spec.width}"
+    if size not in {"28x28", "32x32"}:
+        raise ConfigError(
+            f"LeNet-5 takes images of 28x28 or 32x32, and those of {spec.name} are {size}",
+            todo="choose another data set (CONFIG_DATASET_*) or another model (CONFIG_MODEL_*)",
+        )
+    return LeNet5(spec)
+
+
+class LeNet5(nn.Module):
+    """Two convolutions and three linear layers. 28x28 images are padded to 32x32 with zeros."""
+
+    def __init__(self, spec: ImageSpec) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(spec.channels, 6, 5, padding=(32 - spec.height) // 2)
+        self.conv2 = nn.Conv2d(6, 16, 5)
+        self.linear1 = nn.Linear(16 * 5 * 5, 120)
+        self.linear2 = nn.Linear(120, 84)
+        self.linear3 = nn.Linear(84, spec.classes)
+
+    def forward(self, x_NCHW: Tensor) -> Tensor:
+        """(N, C, H, W) images -> (N, classes) logits."""
+        # The maximum and the rectifier commute; in this order the rectifier has a quarter of the work.
+        x_NCHW = F.relu(F.max_pool2d(self.conv1(x_NCHW), 2))
+        x_NCHW = F.relu(F.max_pool2d(self.conv2(x_NCHW), 2))
+        x_NF = F.relu(self.linear1(x_NCHW.flatten(1)))
+        return self.linear3(F.relu(self.linear2(x_NF)))  # type: ignore[no-any-return]
