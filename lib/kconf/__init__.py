@@ -1,0 +1,10 @@
+"""The strict Kconfig front: every assignment takes, or is an error that says where, why and what to write.
+
+Only this package reads configuration files and the variables KCONFIG_* and CONFIG_*.
+"""
+
+from lib.kconf.front import from_environment, main
+from lib.kconf.resolve import Resolved, load
+from lib.kconf.values import Value
+
+__all__ = ["Resolved", "Value", "from_environment", "load", "main"]

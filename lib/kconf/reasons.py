@@ -1,0 +1,198 @@
+"""Why a symbol cannot have a value, and what to write instead, in words."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import kconfiglib
+
+from lib.kconf.spelling import expression
+from lib.kconf.tree import find, has_prompt, is_logical, option, shown
+
+_MOST_NAMES = 6
+
+
+def unknown_symbol(tree: Any, name: str, value: str) -> str:
+    """That `name` (without prefix) is not defined, with the likeliest name if there is one."""
+    text = f"{tree.config_prefix}{name} is not a symbol"
+    meant = suggest(tree, name, value)
+    return f"{text}; did you mean {meant}?" if meant else text
+
+
+def suggest(tree: Any, name: str, value: str = "") -> str | None:
+    """The symbol (with prefix) that `name` was probably meant to be: another spelling, an abbreviation
+    (LR, EPOCHS), a member of a choice (MODEL=resnet18), or the closest name. None if nothing is near."""
+    wanted = name.upper()
+    member = find(tree, f"{wanted}_{value.strip(chr(34)).upper()}")
+    if member is not None and member.choice:
+        return f"{option(member)}=y"
+    names = [symbol.name for symbol in tree.unique_defined_syms if has_prompt(symbol)]
+    plain = wanted.replace("_", "")
+    for candidate in names:
+        if candidate.upper().replace("_", "") == plain:
+            return f"{tree.config_prefix}{candidate}"
+    for candidate in names:
+        if len(wanted) > 1 and "".join(word[:1] for word in candidate.split("_")) == wanted:
+            return f"{tree.config_prefix}{candidate}"
+    import difflib  # only when something is wrong: the import is slow
+
+    words = set(wanted.split("_"))
+    containing = [
+        candidate
+        for candidate in names
+        if words <= set(candidate.split("_")) and not tree.syms[candidate].choice and wanted
+    ]
+    containing.sort(
+        key=lambda candidate: (candidate.count("_"), -difflib.SequenceMatcher(a=wanted, b=candidate).ratio())
+    )
+    close = containing[:1] or difflib.get_close_matches(wanted, names, n=1, cutoff=0.7)
+    return f"{tree.config_prefix}{close[0]}" if close else None
+
+
+def no_prompt(symbol: Any) -> str:
+    """Where the value of a symbol without a prompt comes from."""
+    selectors = _selectors(symbol.rev_dep, symbol.kconfig)
+    if selectors:
+        return f"it is selected by {_names(selectors)}"
+    implied = _selectors(symbol.weak_rev_dep, symbol.kconfig)
+    if implied:
+        return f"it is implied by {_names(implied)}"
+    sources = [
+        item
+        for value, condition in symbol.orig_defaults
+        for item in items_in(condition) + items_in(value)
+        if _is_variable(item)
+    ]
+    if sources:
+        return f"it follows from {_names(sources)}"
+    return "its value is fixed by the Kconfig files"
+
+
+def items_in(expr: Any) -> list[Any]:
+    """Symbols and choices in `expr`, in the order in which they are written."""
+    if expr.__class__ is not tuple:
+        return [expr]
+    return [item for part in expr[1:] for item in items_in(part)]
+
+
+def unmet(item: Any) -> str:
+    """What an invisible symbol or choice needs and does not have: `needs CONFIG_A=y (now n)`."""
+    failing = _failing(item)
+    if not failing:
+        return "cannot be set by hand"
+    return "needs " + " and ".join(_describe(part) for part in failing)
+
+
+def remedy(item: Any, seen: frozenset[str] = frozenset()) -> list[str] | None:
+    """Assignments that make an invisible symbol or choice visible, outermost first; None if not so simple."""
+    words: list[str] = []
+    for part in _failing(item):
+        found = _remedy_of(part, seen)
+        if found is None:
+            return None
+        words += [word for word in found if word not in words]
+    return words
+
+
+def not_taken(symbol: Any, value: str) -> str:
+    """Why a visible symbol has another value than the valid one it was given."""
+    now = f"{shown(symbol, value)} does not take: it is {symbol.str_value}"
+    if symbol.choice and value == "n":
+        others = [member for member in symbol.choice.syms if member is not symbol and member.visibility]
+        return f"{shown(symbol, value)} leaves no member of the choice; set another =y: {_names(others)}"
+    if symbol.choice:
+        return f"{now}; the choice has {_chosen(symbol.choice)}"
+    selecting = _selectors(symbol.rev_dep, symbol.kconfig, active=True)
+    if selecting:
+        return f"{now}, selected by {_names(selecting)}"
+    return f"{now}; its dependencies allow no more"
+
+
+def _failing(item: Any) -> list[Any]:
+    """The unmet parts of the prompt's condition, of the definition that has the fewest."""
+    lists = [
+        [
+            part
+            for part in kconfiglib.split_expr(node.prompt[1], kconfiglib.AND)
+            if not kconfiglib.expr_value(part)
+        ]
+        for node in item.nodes
+        if node.prompt
+    ]
+    if not lists:
+        return []
+    parts: list[Any] = []
+    for part in min(lists, key=len):
+        # A member's condition holds its choice as a whole: look through to what the choice lacks.
+        inner = _failing(part) if isinstance(part, kconfiglib.Choice) else [part]
+        parts += [one for one in inner if one not in parts]
+    return parts
+
+
+def _describe(part: Any) -> str:
+    if isinstance(part, kconfiglib.Symbol):
+        if part.is_constant:
+            return "a condition that is never true"
+        return f"{option(part)}=y (now {_now(part)})"
+    if part[0] is kconfiglib.NOT and isinstance(part[1], kconfiglib.Symbol):
+        return f"{option(part[1])}=n (now {part[1].str_value})"
+    symbols = [item for item in items_in(part) if _is_variable(item)]
+    state = ", ".join(dict.fromkeys(_state(item) for item in symbols))
+    return f"{expression(part)} (now {state})" if state else expression(part)
+
+
+def _is_variable(item: Any) -> bool:
+    return isinstance(item, kconfiglib.Symbol) and not item.is_constant and bool(item.nodes)
+
+
+def _now(symbol: Any) -> str:
+    return _chosen(symbol.choice) if symbol.choice else symbol.str_value or "without a value"
+
+
+def _state(symbol: Any) -> str:
+    return _chosen(symbol.choice) if symbol.choice else shown(symbol, symbol.str_value)
+
+
+def _chosen(choice: Any) -> str:
+    return f"{option(choice.selection)}=y" if choice.selection else "nothing"
+
+
+def _remedy_of(part: Any, seen: frozenset[str]) -> list[str] | None:
+    if isinstance(part, tuple):
+        if part[0] is kconfiglib.OR:
+            found = (_remedy_of(one, seen) for one in kconfiglib.split_expr(part, kconfiglib.OR))
+            return next((words for words in found if words is not None), None)
+        if part[0] is kconfiglib.AND:
+            both = [_remedy_of(one, seen) for one in part[1:] if not kconfiglib.expr_value(one)]
+            return None if None in both else [word for words in both for word in words or []]
+        inner = part[1]
+        if part[0] is kconfiglib.NOT and _is_variable(inner) and not inner.choice and inner.visibility:
+            return [f"{option(inner)}=n"]
+        return None
+    if not _is_variable(part) or not has_prompt(part) or not is_logical(part) or part.name in seen:
+        return None
+    before = [] if part.visibility else remedy(part, seen | {part.name})
+    return None if before is None else [*before, f"{option(part)}=y"]
+
+
+def _selectors(reverse: Any, tree: Any, *, active: bool = False) -> list[Any]:
+    """Symbols that select or imply, from the OR of their conditions that kconfiglib keeps."""
+    if reverse is tree.n:
+        return []
+    parts = kconfiglib.split_expr(reverse, kconfiglib.OR)
+    return [
+        kconfiglib.split_expr(part, kconfiglib.AND)[0]
+        for part in parts
+        if part is not tree.n and (not active or kconfiglib.expr_value(part))
+    ]
+
+
+def _names(items: Iterable[Any]) -> str:
+    names = list(
+        dict.fromkeys(
+            option(item) if isinstance(item, kconfiglib.Symbol) else str(item.name) for item in items
+        )
+    )
+    more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
+    return ", ".join(names[:_MOST_NAMES]) + more

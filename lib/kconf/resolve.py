@@ -1,0 +1,183 @@
+"""From a configuration file and a command line to typed values."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import kconfiglib
+
+from lib.errors import ConfigError
+from lib.kconf import write
+from lib.kconf.reader import Finding, Layer, command_line, read_file, read_text
+from lib.kconf.strict import StrictLoad, Verdict
+from lib.kconf.tree import display, find, has_prompt, load_own_tree, option, shown
+from lib.kconf.values import Value, rule_of
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resolved:
+    """A configuration that holds, for this process.
+
+    values:  symbol (without prefix) -> bool, int, float, str or tuple by its type and `Value:` line; None
+             where the symbol is hidden and has no value. Members of choices are left out: the derived
+             symbol of the choice names the member.
+    origins: symbol -> "default", "<file>:<line>" or "command line".
+    text:    the full configuration; minimal: the least that reproduces it (savedefconfig form).
+    notices: what is to be said once: options new since the file was written, what a command line changed.
+    """
+
+    values: Mapping[str, Value]
+    origins: Mapping[str, str]
+    text: str
+    minimal: str
+    notices: tuple[str, ...] = ()
+
+
+def load(*, root: Path, config_file: Path, overrides: Mapping[str, str] = MappingProxyType({})) -> Resolved:
+    """Load `config_file` strictly against `root`/Kconfig, then `overrides` on top (never written anywhere).
+
+    overrides: `CONFIG_NAME` -> raw value, as on a command line (strings without quotes).
+
+    Raises ConfigError with one finding (`file:line: reason`) for each assignment that does not take.
+    """
+    tree = load_own_tree(root)
+    configuration, notices = load_file(tree, config_file)
+    if overrides:
+        before = {symbol: symbol.str_value for symbol in tree.unique_defined_syms if _is_setting(symbol)}
+        configuration.add(command_line(overrides))
+        verdict = accept(configuration, "nothing was changed")
+        notices += [
+            *verdict.notices,
+            *_followers(before, {name.removeprefix("CONFIG_") for name in overrides}),
+        ]
+    symbols = [symbol for symbol in tree.unique_defined_syms if not symbol.choice]
+    return Resolved(
+        values=MappingProxyType({symbol.name: typed_value(symbol) for symbol in symbols}),
+        origins=MappingProxyType({symbol.name: configuration.origin(symbol) for symbol in symbols}),
+        text=write.full_text(tree),
+        minimal=write.minimal_text(tree),
+        notices=tuple(dict.fromkeys(notices)),
+    )
+
+
+def load_file(tree: Any, config_file: Path, *, refresh: bool = False) -> tuple[StrictLoad, list[str]]:
+    """Load the configuration in `config_file` into `tree`; also gives the notices about it.
+
+    A full file written by a tool names every symbol; those that have their default are left free to follow
+    it. With `refresh`, outdated values that such a file has for symbols without a prompt are computed anew.
+    Raises ConfigError for a file that is missing or has a fault.
+    """
+    if not config_file.exists():
+        raise ConfigError(
+            f"there is no configuration at {display(config_file)}",
+            todo="use make defconfig-NAME (make list-defconfigs shows the names) or make menuconfig",
+        )
+    return _load_layer(tree, read_file(config_file), refresh=refresh)
+
+
+def load_text(tree: Any, text: str) -> None:
+    """Load a configuration that was written from `tree` itself."""
+    _load_layer(tree, read_text(text.encode(), name="memory"), refresh=False)
+
+
+def accept(configuration: StrictLoad, todo: str) -> Verdict:
+    """The verdict, if it has no findings; else ConfigError with them, ending in `todo`."""
+    verdict = configuration.finish()
+    if verdict.findings:
+        raise rejection(verdict.findings, todo)
+    return verdict
+
+
+def rejection(findings: Sequence[Finding], todo: str) -> ConfigError:
+    """The error that tells `findings`."""
+    count = f"{len(findings)} faults" if len(findings) > 1 else "1 fault"
+    return ConfigError(
+        f"{count} in the configuration", todo=todo, findings=[str(finding) for finding in findings]
+    )
+
+
+def typed_value(symbol: Any) -> Value:
+    """The value of `symbol` by its type and `Value:` line; None if it is hidden and has none.
+
+    Raises ConfigError where a default of the Kconfig files breaks its own `Value:` line.
+    """
+    if symbol.orig_type == kconfiglib.BOOL:
+        return bool(symbol.tri_value)
+    text: str = symbol.str_value
+    if not text and not symbol.visibility:
+        return None
+    if symbol.orig_type in (kconfiglib.INT, kconfiglib.HEX):
+        return int(text, 16 if symbol.orig_type == kconfiglib.HEX else 10) if text else None
+    rule = rule_of(symbol)
+    if rule is None:
+        return text
+    try:
+        return rule.parse(text)
+    except ValueError as error:
+        node = symbol.nodes[0]
+        raise ConfigError(
+            f"{node.filename}:{node.linenr}: the default {shown(symbol, text)} {error}"
+        ) from error
+
+
+def _load_layer(tree: Any, layer: Layer, *, refresh: bool) -> tuple[StrictLoad, list[str]]:
+    configuration = StrictLoad(tree)
+    configuration.add(layer)
+    if refresh:
+        configuration.refresh_derived()
+    notices = list(accept(configuration, "nothing was changed").notices)
+    if configuration.is_by_tool(layer):
+        notices += _new_symbols(tree, layer)
+        _release(configuration)
+    return configuration, notices
+
+
+def _release(configuration: StrictLoad) -> None:
+    minimal = read_text(write.minimal_text(configuration.tree).encode(), name="minimal")
+    before = write.full_text(configuration.tree)
+    configuration.release_defaults({assignment.name: None for assignment in minimal.assignments})
+    assert write.full_text(configuration.tree) == before, (
+        "the minimal configuration does not reproduce the full one"
+    )
+
+
+def _is_setting(symbol: Any) -> bool:
+    return has_prompt(symbol) and not symbol.choice and bool(symbol.visibility)
+
+
+def _new_symbols(tree: Any, layer: Layer) -> list[str]:
+    """One line that names the settings which the file, written by an older tree, does not mention."""
+    named = {assignment.name for assignment in layer.assignments}
+    # A choice is mentioned by any of its members.
+    named |= {
+        member.name
+        for name in list(named)
+        if (symbol := find(tree, name)) is not None and symbol.choice
+        for member in symbol.choice.syms
+    }
+    new = [
+        shown(symbol, symbol.str_value)
+        for symbol in tree.unique_defined_syms
+        if symbol.name not in named and symbol.config_string and has_prompt(symbol)
+        if _is_setting(symbol) or (symbol.choice and symbol.tri_value)
+    ]
+    if not new:
+        return []
+    what = (
+        "a new option takes its default" if len(new) == 1 else f"{len(new)} new options take their defaults"
+    )
+    return [f"{layer.name}: {what}: {', '.join(new)}"]
+
+
+def _followers(before: Mapping[Any, str], named: set[str]) -> list[str]:
+    """One line for settings that a command line changed without naming them: defaults that follow others."""
+    changed = [
+        f"{option(symbol)} {value} -> {symbol.str_value}"
+        for symbol, value in before.items()
+        if symbol.name not in named and symbol.visibility and symbol.str_value != value
+    ]
+    return [f"command line: defaults that follow: {', '.join(changed)}"] if changed else []

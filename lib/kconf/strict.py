@@ -1,0 +1,265 @@
+"""Applying assignments to a Kconfig tree so that each one either takes or is a finding.
+
+Layers (files, then the command line) are added in order; a later one wins over an earlier one. An
+assignment must take in the end, with all layers in place. What took in its own layer and only lost its
+dependencies to a later one is a notice: the later layer won.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import kconfiglib
+
+from lib.kconf import reasons, spelling
+from lib.kconf.reader import Assignment, Finding, Layer
+from lib.kconf.tree import find, has_prompt, is_logical, option, shown
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What came of all layers: faults in the order of their lines, and things to be said once."""
+
+    findings: tuple[Finding, ...]
+    notices: tuple[str, ...]
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class _Entry:
+    """A well-spelled assignment in force."""
+
+    symbol: Any
+    value: str
+    assignment: Assignment
+    layer: Layer
+    took: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class _Fault:
+    """A finding that a line written by a tool may still be cleared of."""
+
+    layer: Layer
+    assignment: Assignment
+    text: str
+
+
+@dataclass(slots=True)
+class _Problem:
+    text: str
+    hidden: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class StrictLoad:
+    """One configuration being put together in `tree`, whose previous values are forgotten."""
+
+    tree: Any
+    _entries: dict[str, _Entry] = field(default_factory=dict, init=False)
+    _layers: list[Layer] = field(default_factory=list, init=False)
+    _faults: list[_Fault] = field(default_factory=list, init=False)
+    _findings: list[Finding] = field(default_factory=list, init=False)
+    _notices: list[str] = field(default_factory=list, init=False)
+
+    def __post_init__(self) -> None:
+        self.tree.warn = False  # every check is ours; those of kconfiglib come late or not at all
+        self.tree.unset_values()
+
+    def add(self, layer: Layer) -> None:
+        """Apply the assignments of `layer` on top of what is there."""
+        self._layers.append(layer)
+        self._findings += layer.faults
+        fresh = self._read(layer)
+        self._find_contradictions(layer)
+        for entry in fresh:
+            self._replace_earlier(entry)
+            self._entries[entry.symbol.name] = entry
+            _assign(entry)
+        by_tool = self.is_by_tool(layer)
+        for entry in fresh:
+            entry.took = (by_tool and _is_as_written(entry.assignment, entry.symbol)) or _problem(
+                entry
+            ) is None
+
+    def finish(self) -> Verdict:
+        """Judge every assignment against the final state. May be called again after more layers."""
+        by_tool = {id(layer) for layer in self._layers if self.is_by_tool(layer)}
+        findings = list(self._findings)
+        notices = list(self._notices)
+        for fault in self._faults:
+            symbol = find(self.tree, fault.assignment.name)
+            if id(fault.layer) in by_tool and symbol is not None and _is_as_written(fault.assignment, symbol):
+                continue
+            findings.append(Finding(fault.assignment.file, fault.assignment.line, fault.text))
+        for entry in self._entries.values():
+            if id(entry.layer) in by_tool and _is_as_written(entry.assignment, entry.symbol):
+                continue
+            problem = _problem(entry)
+            if problem is None:
+                continue
+            if problem.hidden and entry.took:
+                notices.append(f"{entry.assignment.place}: {problem.text}")
+            else:
+                text = problem.text + self._advice(entry, problem, id(entry.layer) in by_tool)
+                findings.append(Finding(entry.assignment.file, entry.assignment.line, text))
+        order = {layer.name: index for index, layer in enumerate(self._layers)}
+        findings.sort(key=lambda finding: (order[finding.file], finding.line))
+        return Verdict(tuple(findings), tuple(dict.fromkeys(notices)))
+
+    def release_defaults(self, keep: Mapping[str, object]) -> None:
+        """Forget every assignment but those to the symbols in `keep` (without prefix).
+
+        A full configuration names every symbol. Those whose value is the default are then free to follow
+        when a later layer changes what the default depends on.
+        """
+        entries = [entry for name, entry in self._entries.items() if name in keep]
+        self._entries = {entry.symbol.name: entry for entry in entries}
+        self.tree.unset_values()
+        for entry in entries:
+            _assign(entry)
+
+    def refresh_derived(self) -> None:
+        """Forget outdated values that a tool wrote for symbols without a prompt. Each is a notice."""
+        for name, entry in list(self._entries.items()):
+            if has_prompt(entry.symbol) or not self.is_by_tool(entry.layer):
+                continue
+            del self._entries[name]
+            if not _is_as_written(entry.assignment, entry.symbol):
+                now = shown(entry.symbol, entry.symbol.str_value)
+                self._notices.append(f"{entry.assignment.place}: {entry.assignment.source} is now {now}")
+
+    def origin(self, symbol: Any) -> str:
+        """Where the value of `symbol` comes from: `file:line`, `command line` or `default`. A derived name
+        (MODEL) has the origin of the member of a choice that it follows from."""
+        entry = self._entries.get(symbol.name)
+        if entry is not None and has_prompt(symbol):
+            return entry.assignment.place
+        if not has_prompt(symbol):
+            for _, condition in symbol.orig_defaults:
+                is_member = isinstance(condition, kconfiglib.Symbol) and condition.choice
+                if is_member and condition.tri_value and condition.name in self._entries:
+                    return self._entries[condition.name].assignment.place
+        return "default"
+
+    def _read(self, layer: Layer) -> list[_Entry]:
+        """The well-spelled assignments to symbols that exist; the others become faults."""
+        entries = []
+        for assignment in layer.assignments:
+            symbol = find(self.tree, assignment.name)
+            if symbol is None:
+                text = reasons.unknown_symbol(self.tree, assignment.name, assignment.text)
+                self._findings.append(Finding(assignment.file, assignment.line, text))
+                continue
+            try:
+                value = spelling.read_value(symbol, assignment)
+            except spelling.Misspelled as error:
+                text = str(error)
+                if not has_prompt(symbol):
+                    text = f"{option(symbol)} cannot be set: {reasons.no_prompt(symbol)}"
+                self._faults.append(_Fault(layer, assignment, text))
+                continue
+            entries.append(_Entry(symbol=symbol, value=value, assignment=assignment, layer=layer))
+        return entries
+
+    def _find_contradictions(self, layer: Layer) -> None:
+        """Within one layer a symbol has one value and a choice one member."""
+        values: dict[str, Assignment] = {}
+        members: dict[str, Assignment] = {}
+        for assignment in layer.assignments:
+            symbol = find(self.tree, assignment.name)
+            if symbol is None:
+                continue
+            first = values.setdefault(assignment.name, assignment)
+            if first.text != assignment.text:
+                text = (
+                    f"{option(symbol)} is set to {assignment.text}, but {first.place} sets it to {first.text}"
+                )
+                self._findings.append(Finding(assignment.file, assignment.line, text))
+            if symbol.choice and assignment.text == "y":
+                first = members.setdefault(str(id(symbol.choice)), assignment)
+                if first.name != assignment.name:
+                    other = f"{self.tree.config_prefix}{first.name}"
+                    text = (
+                        f"{option(symbol)}=y, but the choice already has {other}=y ({first.place}); keep one"
+                    )
+                    self._findings.append(Finding(assignment.file, assignment.line, text))
+
+    def _replace_earlier(self, entry: _Entry) -> None:
+        """Retire what earlier layers said of the same symbol or choice; between files that is a notice."""
+        earlier = self._entries.pop(entry.symbol.name, None)
+        if earlier is not None and earlier.layer is not entry.layer and earlier.value != entry.value:
+            self._note_replaced(entry, earlier)
+        if not (entry.symbol.choice and entry.value == "y"):
+            return
+        for other in entry.symbol.choice.syms:
+            earlier = self._entries.get(other.name)
+            if earlier is None or earlier.value != "y" or earlier.layer is entry.layer:
+                continue
+            del self._entries[other.name]
+            self._note_replaced(entry, earlier)
+
+    def _note_replaced(self, entry: _Entry, earlier: _Entry) -> None:
+        if entry.layer.command_line:
+            return  # to win over the file is what a command line is for
+        now, before = shown(entry.symbol, entry.value), shown(earlier.symbol, earlier.value)
+        self._notices.append(
+            f"{entry.assignment.place}: {now} replaces {before} of {earlier.assignment.place}"
+        )
+
+    def is_by_tool(self, layer: Layer) -> bool:
+        """Whether a tool wrote the file: by its header, or since it names at least half of all that a full
+        file would name (kconfiglib writes no header). Such a file also holds what nobody can set."""
+        if layer.by_tool or layer.command_line:
+            return layer.by_tool
+        assigned = {assignment.name for assignment in layer.assignments}
+        written = [symbol.name for symbol in self.tree.unique_defined_syms if symbol.config_string]
+        return 2 * sum(name in assigned for name in written) >= max(1, len(written))
+
+    def _advice(self, entry: _Entry, problem: _Problem, by_tool: bool) -> str:
+        if by_tool and not has_prompt(entry.symbol):
+            return "; remove the line or run make olddefconfig"
+        if entry.layer.command_line and problem.hidden:
+            words = reasons.remedy(entry.symbol)
+            if words:
+                return f"; give {' '.join([*words, entry.assignment.source])}"
+        return ""
+
+
+def _assign(entry: _Entry) -> None:
+    symbol = entry.symbol
+    if not has_prompt(symbol):
+        return  # has no effect, and is judged by the value that the tree computes
+    if symbol.choice and entry.value != "n":
+        symbol.choice.set_value(entry.value)  # members set the mode of an optional or tristate choice
+    accepted = symbol.set_value(entry.value)
+    assert accepted, f"{entry.assignment.place}: kconfiglib does not take {entry.value!r}"
+
+
+def _is_as_written(assignment: Assignment, symbol: Any) -> bool:
+    """Whether the line is exactly what writing the configuration would produce for the symbol."""
+    return bool(assignment.line) and assignment.source == symbol.config_string.rstrip("\n")
+
+
+def _problem(entry: _Entry) -> _Problem | None:
+    """Why the assignment does not take in the present state; None if it does."""
+    symbol, value = entry.symbol, entry.value
+    if not has_prompt(symbol):
+        now = "" if symbol.str_value == value else f" (now {symbol.str_value or 'without a value'})"
+        return _Problem(f"{option(symbol)} cannot be set{now}: {reasons.no_prompt(symbol)}")
+    if not symbol.visibility:
+        return _Problem(f"{_said(entry)} has no effect: it {reasons.unmet(symbol)}", hidden=True)
+    if symbol.orig_type in (kconfiglib.INT, kconfiglib.HEX):
+        text = spelling.range_fault(symbol, value)
+        if text:
+            return _Problem(text)
+    if symbol.str_value != value:
+        return _Problem(reasons.not_taken(symbol, value))
+    return None
+
+
+def _said(entry: _Entry) -> str:
+    if is_logical(entry.symbol) and entry.value == "n" and entry.assignment.source.startswith("#"):
+        return f"'{entry.assignment.source}'"
+    return shown(entry.symbol, entry.value)

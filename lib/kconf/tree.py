@@ -1,0 +1,142 @@
+"""Loading a Kconfig tree, and the few questions that the strict front asks of it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import kconfiglib
+
+from lib.errors import ConfigError
+
+_LOOP_ITEM = re.compile(r"(<choice[^>]*>|\S+) \(defined at ([^),]+)")
+
+
+def load_tree(kconfig: str | Path = "Kconfig", *, srctree: Path, prefix: str | None = None) -> Any:
+    """Parse a Kconfig tree into a `kconfiglib.Kconfig` with all warnings kept in its `warnings`.
+
+    kconfig: the top file, as an absolute path or relative to `srctree` (or else to the current directory).
+    prefix:  what stands before symbol names in configuration files; None = the variable CONFIG_, as
+             kconfiglib has it, or "CONFIG_".
+
+    Raises ConfigError, in one line, for any fault of the Kconfig files.
+    """
+    with _environment(srctree=str(srctree), CONFIG_=prefix):
+        try:
+            tree = kconfiglib.Kconfig(_top_file(kconfig, srctree), warn_to_stderr=False)
+        except kconfiglib.KconfigError as error:
+            raise ConfigError(_one_line(str(error))) from error
+        except OSError as error:
+            # kconfiglib's own subclass has a message with file and line; plain ones have a file name.
+            text = str(error) if hasattr(error, "msg") else f"{error.filename}: {error.strerror}"
+            raise ConfigError(" ".join(text.split())) from error
+        except RecursionError as error:
+            raise ConfigError(f"{kconfig}: an expression is nested too deeply") from error
+    return tree
+
+
+def load_own_tree(root: Path) -> Any:
+    """Parse `root`/Kconfig, deaf to the environment; here a warning of kconfiglib is an error."""
+    tree = load_tree("Kconfig", srctree=root, prefix="CONFIG_")
+    if tree.warnings:
+        findings = [" ".join(text.removeprefix("warning: ").split()) for text in tree.warnings]
+        raise ConfigError("the Kconfig files have faults", findings=findings)
+    tree.warn = False  # what is assigned is checked by lib.kconf.strict, with reasons
+    return tree
+
+
+def option(symbol: Any) -> str:
+    """The symbol's name as configuration files have it: CONFIG_SEED."""
+    return f"{symbol.kconfig.config_prefix}{symbol.name}"
+
+
+def find(tree: Any, name: str) -> Any | None:
+    """The symbol that is defined under `name` (without prefix), or None."""
+    symbol = tree.syms.get(name)
+    return symbol if symbol is not None and symbol.nodes else None
+
+
+def has_prompt(item: Any) -> bool:
+    """Whether a symbol or choice can ever be set by a user."""
+    return any(node.prompt for node in item.nodes)
+
+
+def is_logical(symbol: Any) -> bool:
+    """Whether the symbol is a bool or a tristate."""
+    return symbol.orig_type in (kconfiglib.BOOL, kconfiglib.TRISTATE)
+
+
+def shown(symbol: Any, value: str) -> str:
+    """`CONFIG_NAME=value` as a configuration file has it."""
+    if symbol.orig_type == kconfiglib.STRING:
+        return f'{option(symbol)}="{kconfiglib.escape(value)}"'
+    return f"{option(symbol)}={value}"
+
+
+def active_range(symbol: Any) -> tuple[int, int, Any] | None:
+    """Lowest and highest value allowed now (both included) and the written condition; None = no limit."""
+    base = 16 if symbol.orig_type == kconfiglib.HEX else 10
+    # Entries have a fourth element in some versions of kconfiglib.
+    for entry, written in zip(symbol.ranges, symbol.orig_ranges, strict=True):
+        low, high, condition = entry[:3]
+        if kconfiglib.expr_value(condition):
+            return _bound(low, base), _bound(high, base), written[2]
+    return None
+
+
+def display(path: Path) -> str:
+    """How messages name a file: relative to the current directory where it is below it."""
+    absolute = Path(os.path.abspath(path))  # noqa: PTH100 - a symbolic link keeps its own name
+    here = Path.cwd()
+    return str(absolute.relative_to(here)) if absolute.is_relative_to(here) else str(absolute)
+
+
+def _bound(symbol: Any, base: int) -> int:
+    try:
+        return int(symbol.str_value, base)
+    except ValueError:
+        return 0  # as kconfiglib and the C tools read an empty bound
+
+
+def _top_file(kconfig: str | Path, srctree: Path) -> str:
+    path = Path(kconfig)
+    if not path.is_absolute():
+        if (srctree / path).exists():
+            return str(path)
+        path = path.absolute()
+    root = srctree.absolute()
+    return str(path.relative_to(root)) if path.is_relative_to(root) else str(path)
+
+
+@contextlib.contextmanager
+def _environment(**variables: str | None) -> Iterator[None]:
+    """Set environment variables, from which kconfiglib takes its settings, for the block. None: as it is."""
+    wanted = {name: value for name, value in variables.items() if value is not None}
+    before = {name: os.environ.get(name) for name in wanted}
+    os.environ.update(wanted)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+
+
+def _one_line(text: str) -> str:
+    """kconfiglib explains loops and undecodable files over many lines; keep place and reason."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    if lines[0] == "Dependency loop":
+        items = _LOOP_ITEM.findall(text)
+        chain = " -> ".join(name for name, _ in items)
+        return f"{items[0][1]}: dependency loop: {chain}"
+    if lines[0].startswith("Malformed"):
+        return (
+            f"{lines[0].split(' in ', 1)[1].strip(chr(39))}: not UTF-8 ({lines[-1].removeprefix('Reason: ')})"
+        )
+    return lines[0]

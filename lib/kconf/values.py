@@ -1,0 +1,118 @@
+"""The machine-read `Value:` line in the help of a string symbol.
+
+Kconfig has no float, list or path. A line in the help text gives a string symbol one:
+
+    Value: float, 0 < x <= 10        Value: int list, 1 <= x <= 99
+    Value: float                     Value: path
+    Value: float list, x >= 0        Value: text
+
+Lists are comma-separated without spaces. A path is not empty; a text may be.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+Value: TypeAlias = bool | int | float | str | tuple[int, ...] | tuple[float, ...] | None
+
+_INT = re.compile(r"-?(?:0|[1-9][0-9]{0,18})")
+_FLOAT = re.compile(r"-?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][-+]?[0-9]+)?")
+_NUMBER = r"(-?[0-9.]+(?:[eE][-+]?[0-9]+)?)"
+_INTERVAL = rf"(?:{_NUMBER} (<=?) )?x(?: (<=?) {_NUMBER})?"
+_RULE = re.compile(rf"(?:(path|text)|(float|int)( list)?(?:, {_INTERVAL}|, x (>=?) {_NUMBER})?)")
+_HELP_LINE = re.compile(r"^\s*Value: *(.*?)\s*$", re.MULTILINE)
+
+
+def is_plain_int(text: str) -> bool:
+    """Whether `text` is a decimal integer in its one spelling: no +, _ or leading zero, at most 19 digits."""
+    return _INT.fullmatch(text) is not None and text != "-0"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ValueRule:
+    """What a `Value:` line says. `text` is the line itself, without `Value: `."""
+
+    text: str
+    kind: str  # float, int, path or text
+    is_list: bool = False
+    low: float = -math.inf
+    low_included: bool = True
+    high: float = math.inf
+    high_included: bool = True
+
+    def parse(self, text: str) -> Value:
+        """The typed value of `text`. Raises ValueError saying what `text` is not."""
+        if self.kind == "text":
+            return text
+        if self.kind == "path":
+            if not text:
+                raise ValueError("is empty; it takes a path")
+            return text
+        if not self.is_list:
+            return self._number(text)
+        return tuple(self._number(item) for item in text.split(","))
+
+    def _number(self, text: str) -> int | float:
+        subject = f"has the element '{text}' that " if self.is_list else ""
+        takes = f"it takes {self.text}"
+        if self.kind == "int":
+            if not is_plain_int(text):
+                raise ValueError(f"{subject}is not a plain decimal number; {takes}")
+            number: int | float = int(text)
+        else:
+            if not _FLOAT.fullmatch(text):
+                raise ValueError(f"{subject}is not a number; {takes}")
+            number = float(text) + 0.0  # no negative zero
+            digits = re.split("[eE]", text)[0]
+            if math.isinf(number) or (number == 0 and re.search("[1-9]", digits)):
+                raise ValueError(f"{subject}is beyond what a float can hold; {takes}")
+        above = number >= self.low if self.low_included else number > self.low
+        below = number <= self.high if self.high_included else number < self.high
+        if not (above and below):
+            raise ValueError(f"{subject}is out of range; {takes}")
+        return number
+
+
+def parse_rule(text: str) -> ValueRule:
+    """Read what follows `Value: `. Raises ValueError where it is not in the grammar above."""
+    match = _RULE.fullmatch(text)
+    if match is None:
+        raise ValueError(f"'Value: {text}' is not understood")
+    word, number, is_list, low, low_sign, high_sign, high, only_low_sign, only_low = match.groups()
+    if word:
+        return ValueRule(text=text, kind=word)
+    if only_low_sign:
+        low, low_sign = only_low, only_low_sign
+    return ValueRule(
+        text=text,
+        kind=number,
+        is_list=bool(is_list),
+        low=float(low) if low else -math.inf,
+        low_included=not low_sign or "=" in low_sign,
+        high=float(high) if high else math.inf,
+        high_included=not high_sign or "=" in high_sign,
+    )
+
+
+def value_line(symbol: Any) -> str | None:
+    """The text after `Value: ` in the help of a kconfiglib symbol, from whichever definition has one."""
+    for node in symbol.nodes:
+        match = _HELP_LINE.search(node.help or "")
+        if match:
+            return match[1]
+    return None
+
+
+def rule_of(symbol: Any) -> ValueRule | None:
+    """The rule of a string symbol; None without a `Value:` line or where it is ordinary prose."""
+    text = value_line(symbol)
+    if text is None:
+        return None
+    try:
+        return parse_rule(text)
+    except ValueError:
+        # A foreign tree may have prose that starts like this; over our own tree a lint refuses it.
+        return None

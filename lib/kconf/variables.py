@@ -1,0 +1,81 @@
+"""The variables of make's command line, and nothing else of the environment, reach the configuration.
+
+The Makefile exports
+    KCONFIG_MAKE_VARIABLES  names of all variables given on its command line, separated by spaces,
+    KCONFIG_MAKE_KNOWN      those that it understands itself (O, V, PYTHON, ...),
+and make puts the values of the CONFIG_ ones into the environment.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from lib.kconf import reasons
+from lib.kconf.reader import Finding
+from lib.kconf.resolve import rejection
+from lib.kconf.tree import find, load_own_tree
+
+_PREFIX = "CONFIG_"
+
+
+def config_file_of(root: Path, environ: Mapping[str, str]) -> Path:
+    """The configuration file: KCONFIG_CONFIG, or `root`/.config."""
+    return Path(environ.get("KCONFIG_CONFIG") or root / ".config")
+
+
+def given_overrides(environ: Mapping[str, str]) -> dict[str, str]:
+    """CONFIG_ variables of make's command line with their raw values."""
+    return {name: environ.get(name, "") for name in _given(environ) if name.startswith(_PREFIX)}
+
+
+def check_variables(root: Path, environ: Mapping[str, str]) -> None:
+    """Raise ConfigError for variables of make's command line that mean nothing, each with a suggestion."""
+    known = set(environ.get("KCONFIG_MAKE_KNOWN", "").split())
+    doubtful = [name for name in _given(environ) if name not in known]
+    if not doubtful:
+        return
+    tree = load_own_tree(root)
+    findings = []
+    for name in doubtful:
+        value = environ.get(name, "")
+        symbol = name.removeprefix(_PREFIX)
+        if not name.startswith(_PREFIX):
+            meant = _near_variable(name, known) or reasons.suggest(tree, name, value)
+            hint = f"; did you mean {meant}?" if meant else ""
+            findings.append(
+                Finding("command line", 0, f"{name}={value} is not a variable of this Makefile{hint}")
+            )
+        elif find(tree, symbol) is None:
+            findings.append(Finding("command line", 0, reasons.unknown_symbol(tree, symbol, value)))
+    if findings:
+        raise rejection(findings, "nothing was done")
+
+
+def stray_variables(root: Path, environ: Mapping[str, str]) -> list[str]:
+    """CONFIG_ names of this tree (or near to one) that the environment has, but not make's command line."""
+    given = set(_given(environ))
+    names = sorted(
+        name for name in environ if name.startswith(_PREFIX) and name != _PREFIX and name not in given
+    )
+    if not names:
+        return []
+    tree = load_own_tree(root)
+    # Other tools use this prefix too (CONFIG_SITE, CONFIG_SHELL); those are not for us to remark on.
+    bare = {name: name.removeprefix(_PREFIX) for name in names}
+    return [name for name in names if find(tree, bare[name]) is not None or reasons.suggest(tree, bare[name])]
+
+
+def _given(environ: Mapping[str, str]) -> list[str]:
+    return environ.get("KCONFIG_MAKE_VARIABLES", "").split()
+
+
+def _near_variable(name: str, known: set[str]) -> str | None:
+    """A variable of the Makefile that differs in case or by a slip only."""
+    for candidate in sorted(known):
+        if candidate.lower() == name.lower():
+            return candidate
+    import difflib  # only when something is wrong: the import is slow
+
+    close = difflib.get_close_matches(name, [word for word in known if len(word) > 3], n=1, cutoff=0.8)
+    return close[0] if close else None

@@ -1,0 +1,64 @@
+"""Writing configuration files: all or nothing, the old one kept, an unchanged one untouched."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import kconfiglib
+
+from lib.kconf.reader import HEADER
+
+
+def full_text(tree: Any) -> str:
+    """The full configuration: every symbol that has a value, under a header that says so."""
+    return _written(kconfiglib.Kconfig.write_config, tree, header=HEADER + "\n", save_old=False)
+
+
+def minimal_text(tree: Any) -> str:
+    """The least that reproduces the configuration (savedefconfig form); without a header."""
+    return _written(kconfiglib.Kconfig.write_min_config, tree, header="")
+
+
+def write_atomically(path: Path, text: str, *, keep_old: bool = False) -> bool:
+    """Make `text` (UTF-8) the content of `path`; at every moment the file is whole, old or new.
+
+    Returns False, and leaves even the modification time alone, where the content is already that. With
+    `keep_old` what was there goes to `<path>.old`. A symbolic link is followed. Raises OSError.
+    """
+    path = Path(os.path.realpath(path))
+    data = text.encode()
+    old = path.read_bytes() if path.is_file() else None
+    if old == data:
+        return False
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if keep_old and old is not None:
+        _replace(path.with_name(path.name + ".old"), old)
+    _replace(path, data)
+    return True
+
+
+def _replace(path: Path, data: bytes) -> None:
+    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    try:
+        with temporary.open("xb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except BaseException:
+        with contextlib.suppress(FileNotFoundError):
+            temporary.unlink()
+        raise
+
+
+def _written(write: Any, tree: Any, **arguments: object) -> str:
+    """What a method of kconfiglib writes: it knows files only. The menu replaces these methods on its tree,
+    hence those of the class."""
+    with tempfile.TemporaryDirectory(prefix="kconf-") as directory:
+        path = Path(directory) / "config"
+        write(tree, str(path), **arguments)
+        return path.read_bytes().decode("utf-8")
