@@ -45,12 +45,12 @@ class Hardware:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelFacts:
-    """What planning must know of the model and the data."""
+    """What planning must know of the model and the data. None: not known, and nothing is decided from it."""
 
     name: str
-    parameters: int
-    bytes_per_sample: int  # activations saved for backward, fp32, one sample
-    train_size: int  # samples of one epoch
+    parameters: int | None
+    bytes_per_sample: int | None  # activations saved for backward, fp32, one sample
+    train_size: int | None  # samples of one epoch
     has_batchnorm: bool
 
 

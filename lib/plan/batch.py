@@ -1,0 +1,99 @@
+"""Cutting one device's share of the effective batch into micro-batches: integers only.
+
+`per_device` is the share (target / devices), `bound` the most samples that fit the
+device at once. With `norm_batch` every micro-batch is a multiple of it. The sizes add
+up to `per_device` exactly, or there is no split.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import islice
+from math import isqrt
+
+LARGEST_TARGET = 1_048_576  # the range of CONFIG_TARGET_EFFECTIVE_BATCH ends here
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Split:
+    """`accumulation` micro-batches: all of `micro_batch` samples, the last of `last_micro_batch`."""
+
+    micro_batch: int
+    accumulation: int
+    last_micro_batch: int
+
+    @property
+    def samples(self) -> int:
+        return self.micro_batch * (self.accumulation - 1) + self.last_micro_batch
+
+    @classmethod
+    def of(cls, per_device: int, *, micro_batch: int) -> Split:
+        """Cut `per_device` samples into micro-batches of `micro_batch` and what remains."""
+        full, rest = divmod(per_device, micro_batch)
+        return cls(
+            micro_batch=micro_batch,
+            accumulation=full + bool(rest),
+            last_micro_batch=rest or micro_batch,
+        )
+
+
+def largest_micro_batch(per_device: int, *, bound: int, norm_batch: int, divisor_only: bool) -> int | None:
+    """The micro-batch to use, in samples; None where the share cannot be cut well.
+
+    A divisor if one is at least 80 % of what fits, else what fits, with a smaller last
+    micro-batch. With `divisor_only` a divisor in any case, unless the best one leaves more
+    than half of what fits unused. Needs 1 <= bound and norm_batch <= bound.
+    """
+    step = norm_batch or 1
+    if per_device % step:
+        return None
+    fits = min(bound, per_device)
+    divisor = step * _largest_divisor(per_device // step, limit=fits // step)
+    if divisor_only:
+        return divisor if 2 * divisor >= fits else None
+    return divisor if 5 * divisor >= 4 * fits else fits - fits % step
+
+
+def split_under(
+    per_device: int, *, bound: int, norm_batch: int = 0, divisor_only: bool = False
+) -> Split | None:
+    """Cut the share into micro-batches of at most `bound` samples."""
+    micro_batch = largest_micro_batch(
+        per_device, bound=bound, norm_batch=norm_batch, divisor_only=divisor_only
+    )
+    return None if micro_batch is None else Split.of(per_device, micro_batch=micro_batch)
+
+
+def split_by(per_device: int, *, micro_batch: int, divisor_only: bool = False) -> Split | None:
+    """Cut the share into micro-batches of a size set by hand."""
+    if micro_batch > per_device or (divisor_only and per_device % micro_batch):
+        return None
+    return Split.of(per_device, micro_batch=micro_batch)
+
+
+def nearest_targets(
+    target: int, *, world: int, works: Callable[[int], bool], largest: int = LARGEST_TARGET
+) -> tuple[int, ...]:
+    """The nearest effective batch below `target` and the nearest above it that can be planned.
+
+    works: whether a share of that many samples per device can be cut. Fewer than two are
+    returned where a side has none between 1 and `largest`.
+    """
+    top = min(largest, LARGEST_TARGET) // world
+    below = filter(works, range(min((target - 1) // world, top), 0, -1))
+    above = filter(works, range(target // world + 1, top + 1))
+    return tuple(share * world for side in (below, above) for share in islice(side, 1))
+
+
+def _largest_divisor(number: int, *, limit: int) -> int:
+    divisors = _divisors(number)
+    return divisors[bisect_right(divisors, limit) - 1]
+
+
+@lru_cache(maxsize=4096)
+def _divisors(number: int) -> tuple[int, ...]:
+    small = [divisor for divisor in range(1, isqrt(number) + 1) if number % divisor == 0]
+    return tuple(sorted({*small, *(number // divisor for divisor in small)}))

@@ -1,0 +1,96 @@
+"""The most samples that one micro-batch may have on a device."""
+
+from __future__ import annotations
+
+from lib.errors import PlanError
+from lib.plan.asked import Asked, Decision
+from lib.plan.placement import Placement
+from lib.plan.types import ModelFacts
+from lib.tables import (
+    ACTIVATION_FACTOR,
+    BYTES_PER_PARAMETER,
+    CPU_BATCH,
+    FREE_MEMORY_MARGIN,
+    GB,
+    GPU_CONTEXT_BYTES,
+    TIERS,
+    TINY_FREE_BYTES,
+    Tier,
+)
+
+
+def table_batch(free_bytes: int, *, scale: float, compiled: bool) -> int:
+    """Samples per micro-batch on a GPU with that much free memory, by the free-memory table."""
+    tier = _tier(free_bytes)
+    return _scaled(tier.compiled if compiled else tier.eager, scale)
+
+
+def cpu_table_batch(*, scale: float) -> int:
+    """Samples per micro-batch on a processor, by the free-memory table."""
+    return _scaled(CPU_BATCH, scale)
+
+
+def table_bound(config: Asked, placement: Placement, *, compiled: bool) -> Decision[int]:
+    """The table's answer for this device, and how it came about."""
+    scale, free = config.table_scale, placement.free_bytes
+    tiny = f"; only {_gb(free)} is free, which may not do" if free < TINY_FREE_BYTES else ""
+    scaled = f"x {scale} for {config.model}"
+    if placement.device.value == "cpu":
+        batch = cpu_table_batch(scale=scale)
+        return Decision(batch, f"{CPU_BATCH} on a CPU, {scaled} = {batch}{tiny}")
+    tier = _tier(free)
+    batch = table_batch(free, scale=scale, compiled=compiled)
+    base, mode = (tier.compiled, "with") if compiled else (tier.eager, "without")
+    return Decision(
+        batch,
+        f"free memory {_gb(free)} x {FREE_MEMORY_MARGIN} = {_gb(free * FREE_MEMORY_MARGIN)} is in the "
+        f"{tier.usable_gb} GB tier: {base} {mode} compile, {scaled} = {batch}{tiny}",
+    )
+
+
+def raise_to_norm_batch(
+    bound: Decision[int], placement: Placement, facts: ModelFacts, *, norm_batch: int
+) -> Decision[int]:
+    """The bound, or NORM_BATCH where that is more and is estimated to fit.
+
+    Raises PlanError where it does not fit, or where the estimate cannot be made.
+    """
+    if bound.value >= norm_batch:
+        return bound
+    usable = placement.free_bytes * FREE_MEMORY_MARGIN
+    ways_out = (
+        f"set CONFIG_NORM_BATCH to {bound.value} or less (on all machines alike), "
+        "or to 0 for plain batch normalisation, which is not portable"
+    )
+    what = f"CONFIG_NORM_BATCH={norm_batch} is more than the memory allows: {bound.reason}"
+    if facts.parameters is None or facts.bytes_per_sample is None:
+        raise PlanError(what, why=f"what {facts.name} needs for it is not known", todo=ways_out)
+    context = 0 if placement.device.value == "cpu" else GPU_CONTEXT_BYTES
+    activations = norm_batch * facts.bytes_per_sample * ACTIVATION_FACTOR
+    need = facts.parameters * BYTES_PER_PARAMETER + activations + context
+    estimate = (
+        f"{facts.parameters:,} parameters x {BYTES_PER_PARAMETER} bytes + {norm_batch} samples x "
+        f"{facts.bytes_per_sample / 1e6:.1f} MB x {ACTIVATION_FACTOR}"
+        + (f" + {_gb(context)} for the GPU context" if context else "")
+        + f" = {_gb(need)}"
+    )
+    if need > usable:
+        raise PlanError(what, why=f"it would need {estimate}, and {_gb(usable)} is usable", todo=ways_out)
+    return Decision(
+        norm_batch,
+        f"{bound.reason}; raised to NORM_BATCH = {norm_batch}, which fits the {_gb(usable)} that are usable: "
+        f"{estimate}",
+    )
+
+
+def _tier(free_bytes: int) -> Tier:
+    usable_bytes = free_bytes * FREE_MEMORY_MARGIN
+    return next(tier for tier in TIERS if usable_bytes >= tier.usable_gb * GB)
+
+
+def _scaled(base: int, scale: float) -> int:
+    return max(1, int(base * scale))
+
+
+def _gb(count_bytes: float) -> str:
+    return f"{count_bytes / GB:.1f} GB"

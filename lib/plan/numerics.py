@@ -1,0 +1,104 @@
+"""What the device computes with: compilation and precision."""
+
+from __future__ import annotations
+
+from lib.errors import PlanError
+from lib.plan.asked import Asked, Decision
+from lib.plan.placement import Placement
+from lib.plan.types import Hardware, Precision
+from lib.tables import (
+    BF16_CAPABILITY,
+    BF16_ROCM_PATTERNS,
+    COMPILE_CAPABILITY,
+    COMPILE_DENY_LIST,
+    FP16_CAPABILITY,
+    DenyRule,
+)
+
+
+def choose_compile(config: Asked, placement: Placement) -> Decision[bool]:
+    """Whether to use torch.compile. Raises PlanError where it was asked for and cannot work."""
+    denied = _deny_rule(placement)
+    too_old = placement.capability is not None and placement.capability < COMPILE_CAPABILITY
+    if config.compile == "manual":
+        if config.compile_model and too_old:
+            raise PlanError(
+                f"CONFIG_COMPILE_MODEL=y cannot be honoured on {placement.name}",
+                why=f"torch.compile needs compute capability {_dotted(COMPILE_CAPABILITY)}",
+                todo="set CONFIG_COMPILE_AUTO=y",
+            )
+        warning = f", in spite of {denied.reason}" if denied and config.compile_model else ""
+        return Decision(config.compile_model, f"set by hand{warning}")
+    if placement.device.value == "cpu":
+        return Decision(False, "CPU: no gain was measured, and compiling takes time")
+    if placement.device.value == "mps":
+        return Decision(False, f"GPU '{placement.name}': torch.compile is young on Apple GPUs")
+    if denied:
+        return Decision(False, f"GPU '{placement.name}': {denied.reason}")
+    if too_old:
+        needed = _dotted(COMPILE_CAPABILITY)
+        return Decision(False, f"GPU '{placement.name}': torch.compile needs compute capability {needed}")
+    return Decision(True, f"GPU '{placement.name}' has good torch.compile support")
+
+
+def choose_precision(config: Asked, placement: Placement, hardware: Hardware) -> Decision[Precision]:
+    """The number format of products. Raises PlanError where it was asked for and cannot work."""
+    automatic = _automatic_precision(placement, hardware)
+    if config.precision == "auto":
+        return automatic
+    problem = _precision_problem(config.precision, placement)
+    if problem:
+        raise PlanError(
+            f"CONFIG_PRECISION_{config.precision.upper()} cannot be honoured on {placement.name}",
+            why=problem,
+            todo=f"set CONFIG_PRECISION_AUTO=y, which chooses {automatic.value} here",
+        )
+    slow = config.precision == "bf16" and placement.device.value == "cpu" and automatic.value != "bf16"
+    note = ", slowly: the processor has no bf16 instructions" if slow else ""
+    return Decision(config.precision, f"asked for{note}")
+
+
+def _automatic_precision(placement: Placement, hardware: Hardware) -> Decision[Precision]:
+    match placement.device.value:
+        case "cuda":
+            return _cuda_precision(placement.capability)
+        case "rocm":
+            if any(pattern in placement.name for pattern in BF16_ROCM_PATTERNS):
+                return Decision("bf16", f"{placement.name} is fast at it")
+            return Decision("fp32", f"{placement.name} is not among the AMD GPUs known to be fast at bf16")
+        case "mps":
+            return Decision("fp32", "mixed precision is unproven here on Apple GPUs")
+        case "cpu":
+            if hardware.cpu_bf16 == "none":
+                return Decision("fp32", "the processor has neither AMX nor AVX-512 bf16 instructions")
+            name = {"amx": "AMX", "avx512": "AVX-512"}[hardware.cpu_bf16]
+            return Decision("bf16", f"the processor has {name} bf16 instructions")
+
+
+def _cuda_precision(capability: tuple[int, int] | None) -> Decision[Precision]:
+    if capability is None:
+        return Decision("fp32", "the compute capability of the GPU is not known")
+    have = f"compute capability {_dotted(capability)}"
+    if capability >= BF16_CAPABILITY:
+        return Decision("bf16", f"{have} has bf16 tensor cores")
+    if capability >= FP16_CAPABILITY:
+        return Decision("fp16", f"{have} has fp16 but no bf16 tensor cores: fp16 with loss scaling")
+    return Decision("fp32", f"{have} has no tensor cores")
+
+
+def _precision_problem(precision: Precision, placement: Placement) -> str:
+    device, capability = placement.device.value, placement.capability
+    if precision == "fp16" and device in ("cpu", "mps"):
+        return "fp16 with loss scaling is for CUDA and ROCm GPUs"
+    if precision == "bf16" and device == "cuda" and capability is not None and capability < BF16_CAPABILITY:
+        return f"bf16 starts at compute capability {_dotted(BF16_CAPABILITY)}, this is {_dotted(capability)}"
+    return ""
+
+
+def _deny_rule(placement: Placement) -> DenyRule | None:
+    name = placement.name.upper()
+    return next((rule for rule in COMPILE_DENY_LIST if rule.pattern.upper() in name), None)
+
+
+def _dotted(capability: tuple[int, int]) -> str:
+    return f"{capability[0]}.{capability[1]}"

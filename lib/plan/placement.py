@@ -1,0 +1,142 @@
+"""Which devices a run uses: the first ones of one machine, all of the same model."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from lib.errors import PlanError
+from lib.plan.asked import Asked, Decision
+from lib.plan.types import Device, Hardware, Kind
+from lib.tables import GB
+
+ACCEPTED_KINDS: dict[str, tuple[Kind, ...]] = {
+    "auto": ("cuda", "rocm", "mps", "cpu"),
+    "cuda": ("cuda", "rocm"),
+    "mps": ("mps",),
+    "cpu": ("cpu",),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Placement:
+    """The devices of a run. Bytes are per process: of the fullest GPU, or a share of the machine's memory."""
+
+    device: Decision[Kind]
+    world: Decision[int]
+    name: str
+    total_bytes: int
+    free_bytes: int
+    capability: tuple[int, int] | None
+
+
+def place(config: Asked, hardware: Hardware) -> Placement:
+    """Choose the devices. Raises PlanError where DEVICE or NUM_DEVICES cannot be honoured."""
+    if hardware.kind not in ACCEPTED_KINDS[config.device]:
+        raise PlanError(
+            f"CONFIG_DEVICE_{config.device.upper()} cannot be honoured",
+            why=f"the hardware to plan for is {_described(hardware)}",
+            todo="set CONFIG_DEVICE_AUTO=y, or plan for other hardware",
+        )
+    if hardware.kind == "cpu":
+        return _place_on_cpu(config, hardware)
+    devices, note = identical_devices(hardware, wanted=config.num_devices)
+    world = config.num_devices or len(devices)
+    used = devices[:world]
+    fullest = min(used, key=lambda device: device.free_bytes)
+    _check_free(fullest, index=used.index(fullest))
+    return Placement(
+        device=Decision(hardware.kind, _why_device(config, fullest, note=note)),
+        world=Decision(world, _why_world(config, available=len(devices), note=note)),
+        name=fullest.name,
+        total_bytes=fullest.total_bytes,
+        free_bytes=fullest.free_bytes,
+        capability=fullest.capability,
+    )
+
+
+def identical_devices(hardware: Hardware, *, wanted: int) -> tuple[tuple[Device, ...], str]:
+    """The GPUs of the commonest model and a note on those left out ("" if none).
+
+    wanted: how many are needed (0 = all of one model). Raises PlanError where there are too
+    few, where no model is the commonest, or where those of it are not the first ones.
+    """
+    if not hardware.devices:
+        raise PlanError("there is no device to train on", todo="set CONFIG_DEVICE_CPU=y")
+    names = [device.name for device in hardware.devices]
+    (name, count), *others = Counter(names).most_common()
+    if wanted > count:
+        mixed = f", not all of one model ({_listed(names)})" if others else ""
+        raise PlanError(
+            f"CONFIG_NUM_DEVICES={wanted}, but there are {len(names)} device(s){mixed}",
+            todo=f"set it to {count} or less (0 = all of one model)",
+        )
+    if not others:
+        return hardware.devices, ""
+    if others[0][1] == count:
+        raise _mixed(names, why="no model is the commonest, and different GPUs do not train alike")
+    if names[:count] != [name] * count:
+        raise _mixed(names, why=f"the {count} of the commonest model are not the first ones")
+    left_out = _listed([other for other in names if other != name])
+    return hardware.devices[:count], f"{left_out} left out, being of another model"
+
+
+def _place_on_cpu(config: Asked, hardware: Hardware) -> Placement:
+    memory = hardware.devices[0]
+    world = config.num_devices or 1
+    _check_free(memory, index=0)
+    asked = "asked for" if config.device == "cpu" else "there is no GPU"
+    share = f", {memory.free_bytes / world / GB:.1f} GB of free memory for each" if world > 1 else ""
+    return Placement(
+        device=Decision("cpu", f"{hardware.cpu_name}, {hardware.cpu_count} processor(s): {asked}"),
+        world=Decision(
+            world,
+            f"CONFIG_NUM_DEVICES={config.num_devices}{share}"
+            if config.num_devices
+            else "one process for the processor (CONFIG_NUM_DEVICES=0)",
+        ),
+        name=hardware.cpu_name,
+        total_bytes=memory.total_bytes,
+        free_bytes=memory.free_bytes // world,
+        capability=None,
+    )
+
+
+def _check_free(device: Device, *, index: int) -> None:
+    if device.free_bytes <= 0:
+        raise PlanError(
+            f"no memory is free on device {index} ({device.name}, {device.total_bytes / GB:.1f} GB)",
+            todo="end what is using it, or hide the device with CUDA_VISIBLE_DEVICES",
+        )
+
+
+def _mixed(names: Sequence[str], *, why: str) -> PlanError:
+    groups = {name: [str(index) for index, other in enumerate(names) if other == name] for name in names}
+    ways = " or ".join(
+        f"CUDA_VISIBLE_DEVICES={','.join(indices)} ({name})" for name, indices in groups.items()
+    )
+    return PlanError(f"the GPUs are mixed: {_listed(names)}", why=why, todo=f"set {ways} in the environment")
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(f"{count} x {name}" for name, count in Counter(names).items())
+
+
+def _described(hardware: Hardware) -> str:
+    if hardware.kind == "cpu":
+        return "a processor without GPU"
+    return f"{hardware.kind} ({_listed([device.name for device in hardware.devices])})"
+
+
+def _why_device(config: Asked, device: Device, *, note: str) -> str:
+    asked = "the fastest there is" if config.device == "auto" else "asked for"
+    return f"{device.name}: {asked}" + (f"; {note}" if note else "")
+
+
+def _why_world(config: Asked, *, available: int, note: str) -> str:
+    if not config.num_devices:
+        return f"all {available} of one model; {note}" if note else f"all there are: {available}"
+    return f"CONFIG_NUM_DEVICES={config.num_devices}, the first of {available}" + (
+        f"; {note}" if note else ""
+    )

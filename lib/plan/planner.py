@@ -1,0 +1,45 @@
+"""The door of planning: what was asked + what there is -> what is done, and why."""
+
+from __future__ import annotations
+
+from lib.plan.asked import Asked
+from lib.plan.numerics import choose_compile, choose_precision
+from lib.plan.placement import place
+from lib.plan.sizing import choose_sizes
+from lib.plan.types import Hardware, ModelFacts, Plan
+
+
+def plan(config: Asked, hardware: Hardware, facts: ModelFacts, *, even: bool = False) -> Plan:
+    """Decide how `config` runs on `hardware`; pure, the same arguments give the same plan.
+
+    even: never plan a smaller last micro-batch, for a caller that cannot run one.
+
+    Raises PlanError where no plan honours the configuration, with what to change.
+    """
+    placement = place(config, hardware)
+    # Before the batch: the table has one column with compilation and one without.
+    compiled = choose_compile(config, placement)
+    precision = choose_precision(config, placement, hardware)
+    sizes = choose_sizes(config, facts, placement, compiled=compiled.value, even=even)
+    reasons = {
+        **sizes.reasons,
+        "device": placement.device.reason,
+        "world": placement.world.reason,
+        "precision": precision.reason,
+        "channels_last": "asked for" if config.channels_last else "not asked for, or no convolutions",
+        "compile": compiled.reason,
+    }
+    return Plan(
+        device=placement.device.value,
+        world=placement.world.value,
+        micro_batch=sizes.split.micro_batch,
+        accumulation=sizes.split.accumulation,
+        last_micro_batch=sizes.split.last_micro_batch,
+        effective_batch=sizes.split.samples * placement.world.value,
+        target=sizes.target,
+        norm_batch=sizes.norm_batch,
+        precision=precision.value,
+        channels_last=config.channels_last,
+        compile=compiled.value,
+        reasons=reasons,
+    )

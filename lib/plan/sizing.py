@@ -1,0 +1,233 @@
+"""The sizes of a run: how its effective batch is cut over devices and micro-batches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from lib.errors import PlanError
+from lib.plan.asked import Asked
+from lib.plan.batch import LARGEST_TARGET, Split, nearest_targets, split_by, split_under
+from lib.plan.bound import raise_to_norm_batch, table_bound
+from lib.plan.placement import Placement
+from lib.plan.types import ModelFacts
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sizes:
+    """One optimizer step on each device, with the reasons by the names of the plan's fields."""
+
+    split: Split
+    target: int
+    norm_batch: int
+    reasons: dict[str, str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sizing:
+    """What every way of choosing sizes starts from."""
+
+    config: Asked
+    facts: ModelFacts
+    placement: Placement
+    compiled: bool
+    even: bool  # the caller cannot run a smaller last micro-batch
+    norm_batch: int
+
+    @property
+    def world(self) -> int:
+        return self.placement.world.value
+
+    @property
+    def divisor_only(self) -> bool:
+        return self.compiled or self.facts.has_batchnorm or self.even
+
+    @property
+    def why_divisor_only(self) -> str:
+        if self.facts.has_batchnorm:
+            return "batch normalisation"
+        return "torch.compile" if self.compiled else "this caller"
+
+
+def choose_sizes(
+    config: Asked, facts: ModelFacts, placement: Placement, *, compiled: bool, even: bool
+) -> Sizes:
+    """Raises PlanError, with the nearest targets that work, where the target cannot be kept."""
+    norm_batch = (config.norm_batch or 0) if facts.has_batchnorm else 0
+    sizing = Sizing(
+        config=config,
+        facts=facts,
+        placement=placement,
+        compiled=compiled,
+        even=even,
+        norm_batch=norm_batch,
+    )
+    if config.hyper_param == "manual":
+        return _manual(sizing)
+    return _strict(sizing) if config.batch_table_strict else _automatic(sizing)
+
+
+def _automatic(sizing: Sizing) -> Sizes:
+    bound = table_bound(sizing.config, sizing.placement, compiled=sizing.compiled)
+    bound = raise_to_norm_batch(bound, sizing.placement, sizing.facts, norm_batch=sizing.norm_batch)
+
+    def cut(per_device: int) -> Split | None:
+        return split_under(
+            per_device, bound=bound.value, norm_batch=sizing.norm_batch, divisor_only=sizing.divisor_only
+        )
+
+    why_not = (
+        f"{sizing.why_divisor_only} needs micro-batches of one size, and no divisor of it "
+        f"uses half of what fits ({bound.reason})"
+    )
+    split = _cut_target(sizing, cut, why_not=why_not)
+    micro_batch = f"{bound.reason}{_fitting(sizing, split, bound=bound.value)}"
+    return _sizes(sizing, split, target=sizing.config.target, why_micro_batch=micro_batch)
+
+
+def _strict(sizing: Sizing) -> Sizes:
+    bound = table_bound(sizing.config, sizing.placement, compiled=sizing.compiled)
+    batch, target = bound.value, sizing.config.target
+    if sizing.norm_batch and batch % sizing.norm_batch:
+        raise PlanError(
+            f"CONFIG_BATCH_TABLE_STRICT=y gives micro-batches of {batch}, "
+            f"no multiple of CONFIG_NORM_BATCH={sizing.norm_batch}",
+            why=bound.reason,
+            todo="set CONFIG_NORM_BATCH=0 (not portable), or CONFIG_BATCH_TABLE_STRICT=n",
+        )
+    split = Split.of(batch * max(1, target // (batch * sizing.world)), micro_batch=batch)
+    _check_data(sizing, split.samples * sizing.world, todo="set CONFIG_BATCH_TABLE_STRICT=n")
+    return _sizes(sizing, split, target=target, why_micro_batch=f"{bound.reason}, as it is")
+
+
+def _manual(sizing: Sizing) -> Sizes:
+    batch, accumulation = sizing.config.batch_size, sizing.config.gradient_accumulation
+    if batch is None:
+        raise PlanError("CONFIG_HYPER_PARAM_MANUAL=y without a batch size", todo="set CONFIG_BATCH_SIZE")
+    if sizing.norm_batch and batch % sizing.norm_batch:
+        raise PlanError(
+            f"CONFIG_BATCH_SIZE={batch} is no multiple of CONFIG_NORM_BATCH={sizing.norm_batch}",
+            todo=f"set it to {-(-batch // sizing.norm_batch) * sizing.norm_batch}, or CONFIG_NORM_BATCH to "
+            f"a divisor of {batch}, or to 0 for plain batch normalisation, which is not portable",
+        )
+    why_micro_batch = f"CONFIG_BATCH_SIZE={batch}, set by hand"
+    if accumulation:
+        split = Split.of(batch * accumulation, micro_batch=batch)
+        _check_manual_product(sizing, split)
+        return _sizes(sizing, split, target=split.samples * sizing.world, why_micro_batch=why_micro_batch)
+
+    def cut(per_device: int) -> Split | None:
+        return split_by(per_device, micro_batch=batch, divisor_only=sizing.divisor_only)
+
+    why_not = f"CONFIG_BATCH_SIZE={batch} is more than that"
+    if batch * sizing.world <= sizing.config.target:
+        why_not = (
+            f"CONFIG_BATCH_SIZE={batch} does not divide it, and {sizing.why_divisor_only} "
+            "needs micro-batches of one size"
+        )
+    split = _cut_target(sizing, cut, why_not=why_not)
+    return _sizes(sizing, split, target=sizing.config.target, why_micro_batch=why_micro_batch)
+
+
+def _check_manual_product(sizing: Sizing, split: Split) -> None:
+    world, target = sizing.world, sizing.config.target_effective_batch
+    effective = split.samples * world
+    if target and target != effective:
+        raise PlanError(
+            f"CONFIG_TARGET_EFFECTIVE_BATCH={target} contradicts CONFIG_BATCH_SIZE={split.micro_batch} x "
+            f"CONFIG_GRADIENT_ACCUMULATION={split.accumulation} x {world} device(s) = {effective}",
+            todo="make them agree, or set CONFIG_GRADIENT_ACCUMULATION or CONFIG_TARGET_EFFECTIVE_BATCH to 0",
+        )
+    _check_data(sizing, effective, todo="lower CONFIG_GRADIENT_ACCUMULATION or CONFIG_BATCH_SIZE")
+
+
+def _cut_target(sizing: Sizing, cut: Callable[[int], Split | None], *, why_not: str) -> Split:
+    """Cut the target, or refuse with the nearest targets that can be cut."""
+
+    def works(per_device: int) -> bool:
+        return cut(per_device) is not None
+
+    world, norm_batch, target = sizing.world, sizing.norm_batch, sizing.config.target
+    _check_data(sizing, target, todo=_offers(sizing, target, works=works))
+    per_device, rest = divmod(target, world)
+    share = f"a device's share of it is {per_device}" if world > 1 else f"it is {per_device}"
+    split = None
+    if rest:
+        why = f"it cannot be shared by {world} devices evenly"
+    elif norm_batch and per_device < norm_batch:
+        why = f"{share}, less than CONFIG_NORM_BATCH={norm_batch}"
+    elif norm_batch and per_device % norm_batch:
+        why = f"{share}, no multiple of CONFIG_NORM_BATCH={norm_batch}"
+    else:
+        split, why = cut(per_device), f"{share}, but {why_not}"
+    if split is None:
+        raise PlanError(_cannot(target), why=why, todo=_offers(sizing, target, works=works))
+    return split
+
+
+def _check_data(sizing: Sizing, effective: int, *, todo: str) -> None:
+    size = sizing.facts.train_size
+    if size is not None and effective > size:
+        raise PlanError(_cannot(effective), why=f"there are only {size} training samples", todo=todo)
+
+
+def _cannot(effective: int) -> str:
+    return f"an effective batch of {effective} cannot be planned"
+
+
+def _offers(sizing: Sizing, target: int, *, works: Callable[[int], bool]) -> str:
+    size = sizing.facts.train_size
+    largest = LARGEST_TARGET if size is None else size
+    offers = nearest_targets(target, world=sizing.world, works=works, largest=largest)
+    if not offers:
+        return "no effective batch can be: use fewer devices, smaller batches or more training samples"
+    return "the nearest that can: CONFIG_TARGET_EFFECTIVE_BATCH=" + " or ".join(map(str, offers))
+
+
+def _fitting(sizing: Sizing, split: Split, *, bound: int) -> str:
+    per_device = sizing.config.target // sizing.world
+    micro_batch, multiple = split.micro_batch, f" and multiple of NORM_BATCH = {sizing.norm_batch}"
+    if split.last_micro_batch < micro_batch:
+        return f"; no divisor of {per_device} comes near, so the last micro-batch is smaller"
+    if micro_batch == per_device < bound:
+        return f"; the whole share of a device is {per_device}"
+    if micro_batch < bound:
+        return (
+            f"; the largest divisor of {per_device}{multiple if sizing.norm_batch else ''} is {micro_batch}"
+        )
+    return f", which divides {per_device}"
+
+
+def _sizes(sizing: Sizing, split: Split, *, target: int, why_micro_batch: str) -> Sizes:
+    effective = split.samples * sizing.world
+    ragged = split.last_micro_batch < split.micro_batch
+    full = split.accumulation - ragged
+    cut = f"{full} x {split.micro_batch}" + (f" + {split.last_micro_batch}" if ragged else "")
+    missed = (
+        "as asked" if effective == target else f"MISSES the target of {target} by {effective - target:+d}"
+    )
+    reasons = {
+        "micro_batch": why_micro_batch,
+        "accumulation": f"{cut} = {split.samples} samples per device and optimizer step",
+        "last_micro_batch": "what remains; every sample weighs the same" if ragged else "all are of one size",
+        "effective_batch": f"{split.samples} on each of {sizing.world} device(s), {missed}",
+        "target": _why_target(sizing.config),
+        "norm_batch": _why_norm_batch(sizing),
+    }
+    return Sizes(split=split, target=target, norm_batch=sizing.norm_batch, reasons=reasons)
+
+
+def _why_target(config: Asked) -> str:
+    if config.target_effective_batch:
+        return f"CONFIG_TARGET_EFFECTIVE_BATCH={config.target_effective_batch}"
+    if config.hyper_param == "manual" and config.gradient_accumulation:
+        return "follows from CONFIG_BATCH_SIZE and CONFIG_GRADIENT_ACCUMULATION"
+    return f"recommended for {config.model} (CONFIG_TARGET_EFFECTIVE_BATCH=0)"
+
+
+def _why_norm_batch(sizing: Sizing) -> str:
+    if not sizing.facts.has_batchnorm:
+        return "the model has no batch normalisation"
+    if sizing.norm_batch:
+        return f"statistics over groups of {sizing.norm_batch} samples, on every machine alike"
+    return "statistics follow the micro-batch: not portable to machines that cut the batch differently"

@@ -1,0 +1,103 @@
+"""What planning looks up: the free-memory table, models, deny-list and bf16 hardware. Data only.
+
+GB is decimal (1e9 bytes) throughout, as in what GPU vendors print.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+GB = 10**9
+
+FREE_MEMORY_MARGIN = 0.8  # share of the free memory that a plan may use
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tier:
+    """One row of the free-memory table: samples per micro-batch before the model's scale."""
+
+    usable_gb: int  # inclusive lower end of the row, after the margin
+    compiled: int
+    eager: int
+
+
+TIERS = (
+    Tier(usable_gb=128, compiled=256, eager=128),
+    Tier(usable_gb=64, compiled=128, eager=64),
+    Tier(usable_gb=32, compiled=32, eager=16),
+    Tier(usable_gb=16, compiled=16, eager=8),
+    Tier(usable_gb=8, compiled=8, eager=4),
+    Tier(usable_gb=4, compiled=4, eager=2),
+    Tier(usable_gb=0, compiled=2, eager=1),
+)
+
+CPU_BATCH = 16  # samples per micro-batch on a processor, before the model's scale
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelRow:
+    """A model known by name alone, for callers that bring no Config of their own.
+
+    The last two are for 3x224x224 images and 1000 classes, and only given where
+    batch normalisation may make the planner estimate memory.
+    """
+
+    scale: float
+    recommended_target: int
+    has_batchnorm: bool
+    parameters: int | None = None
+    bytes_per_sample: int | None = None  # activations saved for backward, fp32
+
+
+MODELS: Mapping[str, ModelRow] = MappingProxyType(
+    {
+        "gpt2": ModelRow(scale=1.0, recommended_target=1024, has_batchnorm=False),
+        "resnet50": ModelRow(
+            scale=1.5,
+            recommended_target=256,
+            has_batchnorm=True,
+            parameters=25_557_032,
+            bytes_per_sample=85_913_512,
+        ),
+        "resnet18": ModelRow(
+            scale=2.0,
+            recommended_target=512,
+            has_batchnorm=True,
+            parameters=11_689_512,
+            bytes_per_sample=22_183_848,
+        ),
+        "lenet5": ModelRow(scale=4.0, recommended_target=512, has_batchnorm=False),
+    }
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DenyRule:
+    """A GPU on which torch.compile stays off unless it is asked for by hand."""
+
+    pattern: str  # found anywhere in the device name, in either case
+    reason: str
+
+
+COMPILE_DENY_LIST = (
+    DenyRule(pattern="W7900", reason="known ROCm issues with torch.compile"),
+    DenyRule(pattern="MI210", reason="torch.compile is not stable on it"),
+)
+
+COMPILE_CAPABILITY = (7, 0)  # Triton, the compiler behind torch.compile, starts here
+
+BF16_CAPABILITY = (8, 0)  # CUDA compute capability of the first GPUs with bf16 units (Ampere)
+FP16_CAPABILITY = (7, 0)  # and of the first with fp16 tensor cores (Volta)
+
+# AMD GPUs have no CUDA capability: those with fast bf16 matrix units go by name (CDNA 2 to 4, RDNA 3).
+BF16_ROCM_PATTERNS = ("MI200", "MI210", "MI250", "MI300", "MI308", "MI325", "MI350", "MI355", "W7900")
+
+# Estimate of training memory: fp32 weight, gradient and two optimizer moments; activations with room
+# for what backward allocates; what a GPU context and its libraries take before the first tensor.
+BYTES_PER_PARAMETER = 16
+ACTIVATION_FACTOR = 1.5
+GPU_CONTEXT_BYTES = 1_500_000_000
+
+TINY_FREE_BYTES = GB  # below this a plan warns that even its smallest batch may not fit
