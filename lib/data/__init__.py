@@ -1,0 +1,20 @@
+"""Data sets, their order and their way to the device. Generators and readers are imported when used."""
+
+from lib.data.augment import augment
+from lib.data.loader import Batch, EvalLoader, TrainLoader, choose_placement
+from lib.data.order import epoch_order, sample_stream, subset
+from lib.data.types import Dataset, ImageSpec, Part
+
+__all__ = [
+    "Batch",
+    "Dataset",
+    "EvalLoader",
+    "ImageSpec",
+    "Part",
+    "TrainLoader",
+    "augment",
+    "choose_placement",
+    "epoch_order",
+    "sample_stream",
+    "subset",
+]

@@ -1,0 +1,114 @@
+"""Where the bytes of a part are kept, and how rows of them reach the device."""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Literal, Protocol, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from lib.data.types import Indices, Part
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """Rows to fetch: indices (N,), and notes (K, N) that travel with them to the device, both int64."""
+
+    indices: Indices
+    notes: npt.NDArray[np.int64]
+
+
+Rows: TypeAlias = tuple[torch.Tensor, torch.Tensor, torch.Tensor]  # images uint8, labels, notes
+
+
+class Store(Protocol):
+    """Gives rows of a part."""
+
+    def read(self, requests: Iterator[Request]) -> Iterator[Rows]:
+        """Images uint8 (N, C, H, W), labels (N,) and notes (K, N) on the device, in the order of `requests`."""
+        ...
+
+    def close(self) -> None:
+        """Give up what is held."""
+        ...
+
+
+def open_store(
+    part: Part,
+    *,
+    device: torch.device,
+    placement: Literal["resident", "stream"],
+    num_workers: int,
+    prefetch: int,
+) -> Store:
+    """num_workers (0 = one per processor) and prefetch (requests kept ready) are of the stream."""
+    if placement == "resident":
+        return _Resident(part, device=device)
+    workers = num_workers or len(os.sched_getaffinity(0))
+    return _Stream(part, device=device, num_workers=workers, prefetch=prefetch)
+
+
+class _Resident:
+    """The whole part in the memory of the device."""
+
+    def __init__(self, part: Part, *, device: torch.device) -> None:
+        images, labels = (part.images, part.labels) if part.rows is None else part.take()
+        # torch wants arrays it might write to; an array read from a file may not be.
+        self._images = torch.from_numpy(np.require(images, requirements=["C", "W"])).to(device)
+        self._labels = torch.from_numpy(np.require(labels, requirements=["C", "W"])).to(device)
+        self._device = device
+
+    def read(self, requests: Iterator[Request]) -> Iterator[Rows]:
+        for request in requests:
+            # One copy to the device for all that the batch needs.
+            sent = torch.from_numpy(np.concatenate((request.indices[None], request.notes))).to(self._device)
+            rows = sent[0]
+            yield self._images.index_select(0, rows), self._labels.index_select(0, rows), sent[1:]
+
+    def close(self) -> None:
+        pass
+
+
+class _Stream:
+    """A few requests read ahead by threads, from memory or a memory map.
+
+    The threads only copy rows, which NumPy does without holding the interpreter lock: no torch
+    operation runs in them, so that no second pool of OpenMP threads competes with training.
+    """
+
+    def __init__(self, part: Part, *, device: torch.device, num_workers: int, prefetch: int) -> None:
+        self._part, self._device, self._prefetch = part, device, prefetch
+        self._pool = ThreadPoolExecutor(num_workers, thread_name_prefix="data")
+
+    def read(self, requests: Iterator[Request]) -> Iterator[Rows]:
+        ahead: deque[Future[Rows]] = deque()
+        try:
+            for request in requests:
+                ahead.append(self._pool.submit(self._fetch, request))
+                if len(ahead) > self._prefetch:
+                    yield self._send(ahead.popleft().result())
+            while ahead:
+                yield self._send(ahead.popleft().result())
+        finally:
+            for future in ahead:
+                future.cancel()
+
+    def _fetch(self, request: Request) -> Rows:
+        images, labels = self._part.take(request.indices)
+        rows = torch.from_numpy(images), torch.from_numpy(labels), torch.from_numpy(request.notes.copy())
+        if self._device.type == "cuda":
+            return rows[0].pin_memory(), rows[1].pin_memory(), rows[2].pin_memory()
+        return rows
+
+    def _send(self, rows: Rows) -> Rows:
+        images, labels, notes = (tensor.to(self._device, non_blocking=True) for tensor in rows)
+        return images, labels, notes
+
+    def close(self) -> None:
+        self._pool.shutdown(wait=True, cancel_futures=True)
