@@ -1,0 +1,57 @@
+"""Writing files so that a reader, a kill or a power cut finds the old version or the new one, never a half.
+
+All functions raise OSError, with the file's name in it, and then leave the old version alone.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import secrets
+from pathlib import Path
+
+
+def write_text(path: Path, text: str) -> None:
+    """Replace the contents of `path` by `text` in UTF-8, atomically and durably."""
+    write_bytes(path, text.encode())
+
+
+def write_bytes(path: Path, data: bytes) -> None:
+    """Replace the contents of `path` by `data`, atomically and durably. A symbolic link is followed."""
+    path = path.resolve()
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
+    try:
+        write_new(temporary, data)
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+    sync_directory(path.parent)
+
+
+def write_new(path: Path, data: bytes) -> None:
+    """Write a file that does not exist yet, durably but not atomically.
+
+    For files of a directory that nobody looks into before it is renamed as a whole.
+    """
+    try:
+        with path.open("xb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        error.filename = str(path)
+        raise
+
+
+def sync_directory(path: Path) -> None:
+    """Make the renames in directory `path` durable."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        # Some network file systems have no such operation; there is nothing else to call on them.
+        if error.errno != errno.EINVAL:
+            error.filename = str(path)
+            raise
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,236 @@
+"""What a run says: lines to standard output and to log.txt, and one line of progress.
+
+On a terminal the progress line is redrawn in place, at most four times a second; elsewhere it is
+printed every ten seconds. It is display only: the numbers themselves go to metrics.jsonl.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+from lib.errors import os_error
+
+if TYPE_CHECKING:
+    import rich.console
+
+TERMINAL_INTERVAL_SECONDS = 0.25
+PLAIN_INTERVAL_SECONDS = 10.0
+
+# What the project writes outside ASCII, for an output that has only that.
+_PLAIN = str.maketrans({"×": "x", "→": "->", "≤": "<=", "≥": ">=", "…": "...", "–": "-", "—": "-", "·": "-"})
+_SEPARATOR = "  "
+
+
+class Console:
+    """The voice of one process.
+
+    log_path:  file that `say` appends to, with the time; None for none.
+    quiet:     print nothing; for all ranks but the first.
+    """
+
+    def __init__(self, log_path: Path | None = None, *, quiet: bool = False) -> None:
+        self._log_path, self._quiet = log_path, quiet
+        self._display: _Display | None = None
+        self._next_seconds = float("inf")  # when the next progress line is due, on the monotonic clock
+
+    def say(self, text: str) -> None:
+        """Print a line or several, above the progress line if there is one, and log them.
+
+        A log that cannot be written is told once and then left: it is a copy. Raises
+        ToolkitError where standard output cannot be written, BrokenPipeError where its reader left.
+        """
+        if not self._quiet:
+            (self._display.print if self._display else _print)(text)
+        self._log(text)
+
+    def start(self, total_steps: int | None, *, description: str) -> None:
+        """Begin a progress line. `total_steps` is None where the budget is in seconds."""
+        assert self._display is None, "started already"
+        if self._quiet:
+            return
+        self._display = _display(description, total_steps)
+        self._next_seconds = time.monotonic()
+
+    def update(
+        self, step: int, *, values: Mapping[str, float], fraction: float, samples_per_second: float
+    ) -> None:
+        """Show how far training is. Cheap enough to call at every step: mostly it only reads the clock.
+
+        values:    name -> number, such as loss and accuracy (0..1), the most important first.
+        fraction:  of the budget, 0..1.
+        """
+        now = time.monotonic()
+        if now < self._next_seconds or self._display is None:
+            return
+        self._display.show(step, values, min(max(fraction, 0.0), 1.0), samples_per_second)
+        self._next_seconds = now + self._display.interval_seconds
+
+    def stop(self) -> None:
+        """End the progress line, also one that was never started."""
+        if self._display is not None:
+            self._display.close()
+        self._display, self._next_seconds = None, float("inf")
+
+    def _log(self, text: str) -> None:
+        if self._log_path is None:
+            return
+        stamp = f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}"
+        lines = "".join(f"{stamp} {line}\n" for line in text.splitlines() or [""])
+        try:
+            with self._log_path.open("a", encoding="utf-8", errors="backslashreplace") as file:
+                file.write(lines)
+        except OSError as error:
+            self._log_path = None
+            print(f"warning: {os_error('write', error)}; going on without the log", file=sys.stderr)
+
+
+class _Display(Protocol):
+    interval_seconds: float
+
+    def print(self, text: str) -> None: ...
+    def show(
+        self, step: int, values: Mapping[str, float], fraction: float, samples_per_second: float
+    ) -> None: ...
+    def close(self) -> None: ...
+
+
+def _display(description: str, total_steps: int | None) -> _Display:
+    if sys.stdout.isatty():
+        from rich.console import Console as RichConsole
+
+        terminal = RichConsole(file=sys.stdout)
+        if not terminal.is_dumb_terminal:
+            return _Bar(terminal, description, total_steps)
+    return _Lines(description, total_steps)
+
+
+class _Lines:
+    """Progress as plain lines, for a file, a pipe or a terminal that cannot move its cursor."""
+
+    interval_seconds = PLAIN_INTERVAL_SECONDS
+
+    def __init__(self, description: str, total_steps: int | None) -> None:
+        self._description, self._total_steps = description, total_steps
+        self._left = _TimeLeft()
+
+    def print(self, text: str) -> None:
+        _print(text)
+
+    def show(
+        self, step: int, values: Mapping[str, float], fraction: float, samples_per_second: float
+    ) -> None:
+        total = f"/{self._total_steps}" if self._total_steps else ""
+        parts = [f"{self._description} {fraction:4.0%}", f"step {step}{total}", *_numbers(values)]
+        parts += [f"{_short(samples_per_second)} samples/s", self._left.text(fraction)]
+        _print(_SEPARATOR.join(filter(None, parts)))
+
+    def close(self) -> None:
+        """Nothing is left open."""
+
+
+class _Bar:
+    """Progress as one line at the bottom of a terminal of any width."""
+
+    interval_seconds = TERMINAL_INTERVAL_SECONDS
+
+    def __init__(self, terminal: rich.console.Console, description: str, total_steps: int | None) -> None:
+        from rich.live import Live
+
+        self._terminal, self._description, self._total_steps = terminal, description, total_steps
+        self._left = _TimeLeft()
+        # Without a thread of its own: it would take the interpreter away from the training loop.
+        self._live = Live(console=terminal, auto_refresh=False, transient=True)
+        self._live.start()
+
+    def print(self, text: str) -> None:
+        # soft_wrap leaves breaking lines to the terminal, so that they can be copied whole.
+        self._terminal.print(_encodable(text), markup=False, highlight=False, emoji=False, soft_wrap=True)
+
+    def show(
+        self, step: int, values: Mapping[str, float], fraction: float, samples_per_second: float
+    ) -> None:
+        from rich.progress_bar import ProgressBar
+        from rich.table import Table
+        from rich.text import Text
+
+        width = self._terminal.width
+        bar_width = min(max(width // 6, 6), 30)
+        head = _encodable(self._description)[: width // 4]
+        total = f"/{self._total_steps}" if self._total_steps else ""
+        parts = [f"{fraction:4.0%}", self._left.text(fraction), *_numbers(values)]
+        parts += [f"{_short(samples_per_second)} samples/s", f"step {step}{total}"]
+        tail = _fit(list(filter(None, parts)), width - len(head) - bar_width - 2)
+        line = Table.grid(padding=(0, 1, 0, 0))
+        bar = ProgressBar(total=1.0, completed=fraction, width=bar_width)
+        line.add_row(Text(head, no_wrap=True), bar, Text(_encodable(tail), no_wrap=True))
+        self._live.update(line, refresh=True)
+
+    def close(self) -> None:
+        self._live.stop()
+
+
+class _TimeLeft:
+    """Estimates the rest from what passed since the first call, which may be the middle of a resumed run."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._first: tuple[float, float] | None = None
+
+    def text(self, fraction: float) -> str:
+        """Empty as long as nothing is known."""
+        now = self._clock()
+        if self._first is None:
+            self._first = now, fraction
+        seconds, done = now - self._first[0], fraction - self._first[1]
+        return f"{_duration(seconds * (1 - fraction) / done)} left" if done > 0 else ""
+
+
+def _duration(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+def _numbers(values: Mapping[str, float]) -> list[str]:
+    return [
+        f"accuracy {value:.2%}" if name == "accuracy" else f"{name.replace('_', ' ')} {value:.4g}"
+        for name, value in values.items()
+    ]
+
+
+def _short(number: float) -> str:
+    for factor, suffix in ((1e6, "M"), (1e3, "k")):
+        if number >= factor:
+            return f"{number / factor:.3g}{suffix}"
+    return f"{number:.3g}"
+
+
+def _fit(parts: list[str], width: int) -> str:
+    """As many of the parts as there is room for, the first ones first."""
+    while len(parts) > 1 and len(_SEPARATOR.join(parts)) > width:
+        parts = parts[:-1]
+    return _SEPARATOR.join(parts)
+
+
+def _print(text: str) -> None:
+    try:
+        print(_encodable(text), flush=True)
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise os_error("write to standard output", error) from error
+
+
+def _encodable(text: str) -> str:
+    """`text` as standard output can show it: signs that its encoding lacks are written otherwise."""
+    encoding = sys.stdout.encoding or "utf-8"
+    try:
+        text.encode(encoding)
+    except UnicodeEncodeError:
+        return text.translate(_PLAIN).encode(encoding, errors="replace").decode(encoding)
+    return text

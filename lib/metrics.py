@@ -1,0 +1,109 @@
+"""metrics.jsonl: one flat JSON object a line, one per measurement, appended in few large writes."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from lib import atomic
+from lib.errors import ToolkitError, os_error
+
+Scalar: TypeAlias = str | int | float | bool | None
+
+
+class MetricsWriter:
+    """Appends rows to a file. Rows wait in memory until `flush`.
+
+    All methods but `write` raise ToolkitError where the file cannot be written. What could not
+    be written is kept, so that a later `flush` goes on at the very byte where the last one failed.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._pending = b""
+        self._rows: list[str] = []
+        try:
+            self._file = path.open("ab", buffering=0)
+        except OSError as error:
+            raise os_error("write", error) from error
+
+    def write(self, row: Mapping[str, Scalar]) -> None:
+        """Add one row. A number that is not finite becomes null, and the field "note" says what it was."""
+        self._rows.append(_line(row))
+
+    def flush(self) -> None:
+        """Hand all rows to the operating system, so that they survive the end of this process."""
+        self._pending += "".join(self._rows).encode()
+        self._rows.clear()
+        try:
+            while self._pending:
+                self._pending = self._pending[self._file.write(self._pending) :]
+        except OSError as error:
+            error.filename = self._file.name
+            raise os_error("write", error, todo="free some space") from error
+
+    def close(self) -> None:
+        try:
+            self.flush()
+        finally:
+            self._file.close()
+
+
+def read(path: Path) -> list[dict[str, Any]]:
+    """All rows. A last line without its end is one that is just being written, and is left out.
+
+    Raises ToolkitError where the file is missing or a line in it is not a row.
+    """
+    rows = []
+    for number, (_, row) in enumerate(_parse(path), start=1):
+        if row is None:
+            raise ToolkitError(f"{path}:{number} is not a JSON object", todo="remove the line")
+        rows.append(row)
+    return rows
+
+
+def truncate_after(path: Path, step: int) -> int:
+    """Drop the rows of later steps, and lines that are no rows, before a run goes on from `step`.
+
+    Atomic. Returns how many whole lines were dropped; a file that is not there has none.
+    Raises ToolkitError where the file cannot be read or written.
+    """
+    if not path.exists():
+        return 0
+    lines = list(_parse(path))
+    kept = [line for line, row in lines if row is not None and row.get("step", step) <= step]
+    try:
+        atomic.write_bytes(path, b"".join(kept))
+    except OSError as error:
+        raise os_error("write", error) from error
+    return len(lines) - len(kept)
+
+
+def _parse(path: Path) -> Iterator[tuple[bytes, dict[str, Any] | None]]:
+    """Whole lines with their rows; None for a line that is none."""
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise os_error("read", error) from error
+    for line in data.split(b"\n")[:-1]:
+        try:
+            row = json.loads(line)
+        except ValueError:
+            row = None
+        yield line + b"\n", row if isinstance(row, dict) else None
+
+
+def _line(row: Mapping[str, Scalar]) -> str:
+    try:
+        return json.dumps(row, allow_nan=False) + "\n"
+    except ValueError:
+        odd = {
+            name: value
+            for name, value in row.items()
+            if isinstance(value, float) and not math.isfinite(value)
+        }
+        notes = [str(row["note"])] if "note" in row else []
+        notes += [f"{name} is {value}" for name, value in odd.items()]
+        return json.dumps({**row, **dict.fromkeys(odd), "note": ", ".join(notes)}, allow_nan=False) + "\n"

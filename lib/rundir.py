@@ -1,0 +1,348 @@
+"""The run directory: the only file that knows its layout.
+
+    runs/<model>/<utc>-<identity>/
+        lock             held by the process that trains in it, released by the kernel when it dies
+        status.json      running | done | failed | preempted, why, the last step, and facts of the run
+        config ...       what was asked and decided: FILES
+        metrics.jsonl    flat rows
+        log.txt          what the run said
+        ckpt/            lib/checkpoint.py
+        plots/           lib/plots.py
+
+A directory is filled under a hidden name and then renamed, so that a run that can be
+seen has all its files. Times are taken from names, never from the file system.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import hashlib
+import itertools
+import json
+import math
+import os
+import re
+import secrets
+import shutil
+import socket
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+
+from lib import atomic
+from lib.config import Value
+from lib.errors import ToolkitError, os_error
+
+State: TypeAlias = Literal["running", "done", "failed", "preempted", "unknown"]
+
+FILES = (
+    "config",  # the whole .config
+    "defconfig",  # its minimal form
+    "values.json",  # symbol -> typed value
+    "origins.json",  # symbol -> where the value came from
+    "plan.json",  # what was decided, with reasons
+    "hardware.json",  # what it was decided for
+    "data.json",  # the data set as the run found it
+    "env.json",  # versions
+)
+
+_NAME = re.compile(r"(?P<time>\d{8}T\d{6}Z)-(?P<identity>[0-9a-f]{8})(?:-(?P<ordinal>\d+))?")
+_CHECKPOINT_NAME = re.compile(r"step-(\d{8,})")
+_LISTED = 10
+
+
+def identity(values: Mapping[str, Value]) -> str:
+    """8 hexadecimal digits that are the same for the same resolved configuration, however it was written."""
+    canonical = json.dumps(dict(values), sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return hashlib.sha256(canonical.encode()).hexdigest()[:8]
+
+
+def checkpoint_name(step: int) -> str:
+    """The directory name of the checkpoint of one step."""
+    return f"step-{step:08d}"
+
+
+def checkpoint_step(name: str) -> int | None:
+    """The step in the directory name of a checkpoint, None for any other name."""
+    match = _CHECKPOINT_NAME.fullmatch(name)
+    return int(match[1]) if match else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Status:
+    """How a run is, or was when it last said so.
+
+    state:  "unknown" where status.json is missing or damaged; `reason` then says which. A run that
+            was killed stays "running" and holds no lock.
+    facts:  what else the run has to tell, such as its final metrics.
+    """
+
+    state: State
+    reason: str = ""
+    step: int = 0
+    pid: int = 0
+    host: str = ""
+    time: str = ""
+    facts: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class RunDir:
+    """One run directory. Make one with `create`, `open` or `find_interrupted`."""
+
+    path: Path
+    _lock: int | None = None
+
+    @classmethod
+    def create(
+        cls, runs: Path, *, model: str, identity: str, files: Mapping[str, str | Mapping[str, Any]]
+    ) -> RunDir:
+        """A new run in state "running", locked. `files`: name (one of FILES) -> text or JSON object.
+
+        Raises ToolkitError where it cannot be written.
+        """
+        assert set(files) <= set(FILES) and "config" in files, sorted(files)
+        try:
+            return cls._create(runs / model, identity, files)
+        except OSError as error:
+            raise os_error("create a run directory", error, todo="free it or choose another one") from error
+
+    @classmethod
+    def open(cls, path: Path) -> RunDir:
+        """An existing run, not locked. Raises ToolkitError where `path` is none."""
+        if not (path / "config").is_file():
+            raise ToolkitError(f"{path} is not a run directory", why="it has no file named config")
+        return cls(path)
+
+    @classmethod
+    def find_interrupted(cls, runs: Path, *, model: str, identity: str) -> RunDir | None:
+        """The newest run of this identity that is not done and that no live process holds; locked."""
+        same = [run for run in _runs(runs / model) if run.identity == identity]
+        for run in sorted(same, key=_age, reverse=True):
+            if run._try_lock():
+                if run.status().state != "done":
+                    return run
+                run.release()
+        return None
+
+    @property
+    def name(self) -> str:
+        return self.path.name
+
+    @property
+    def model(self) -> str:
+        return self.path.resolve().parent.name
+
+    @property
+    def identity(self) -> str:
+        """What `identity` gave for the run's configuration; empty if the directory was renamed."""
+        match = _NAME.fullmatch(self.name)
+        return match["identity"] if match else ""
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.path / "ckpt"
+
+    @property
+    def metrics(self) -> Path:
+        return self.path / "metrics.jsonl"
+
+    @property
+    def log(self) -> Path:
+        return self.path / "log.txt"
+
+    @property
+    def plots(self) -> Path:
+        return self.path / "plots"
+
+    def lock(self) -> None:
+        """Take the run for this process. Raises ToolkitError if another one has it."""
+        if not self._try_lock():
+            status = self.status()
+            raise ToolkitError(
+                f"{self.path} is in use",
+                why=f"process {status.pid} on {status.host or 'this machine'} trains in it",
+                todo="wait for it or stop it",
+            )
+
+    def release(self) -> None:
+        """Give the run back before this process ends."""
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+    def status(self) -> Status:
+        """What status.json says. A missing or damaged one is state "unknown", with the reason."""
+        try:
+            return Status(**json.loads((self.path / "status.json").read_bytes()))
+        except FileNotFoundError:
+            return Status(state="unknown", reason="status.json is missing")
+        except OSError as error:
+            raise os_error("read", error) from error
+        except (ValueError, TypeError) as error:
+            return Status(state="unknown", reason=f"status.json is damaged ({error})")
+
+    def set_status(self, state: State, *, step: int, reason: str = "", **facts: Any) -> None:
+        """Replace status.json. `facts` are JSON values; a number that is not finite is stored as null.
+
+        Raises ToolkitError where it cannot be written.
+        """
+        facts = {name: None if _is_odd(value) else value for name, value in facts.items()}
+        try:
+            atomic.write_text(self.path / "status.json", _status_text(state, step, reason, facts))
+        except OSError as error:
+            raise os_error("write", error) from error
+
+    def write(self, name: str, content: str | Mapping[str, Any]) -> None:
+        """Replace one of FILES by text or a JSON object. Raises ToolkitError where it cannot be written."""
+        assert name in FILES, name
+        try:
+            atomic.write_text(self.path / name, _text(content))
+        except OSError as error:
+            raise os_error("write", error) from error
+
+    def read_text(self, name: str) -> str:
+        """The text of one of FILES. Raises ToolkitError where it is missing or not UTF-8."""
+        assert name in FILES, name
+        try:
+            return (self.path / name).read_text(encoding="utf-8")
+        except OSError as error:
+            raise os_error("read", error) from error
+        except UnicodeDecodeError as error:
+            raise ToolkitError(f"{self.path / name} is damaged", why=str(error)) from error
+
+    def read_json(self, name: str) -> dict[str, Any]:
+        """The object in one of FILES. Raises ToolkitError where it is missing or damaged."""
+        try:
+            content = json.loads(self.read_text(name))
+        except ValueError as error:
+            raise ToolkitError(f"{self.path / name} is damaged", why=str(error)) from error
+        if not isinstance(content, dict):
+            raise ToolkitError(f"{self.path / name} is damaged", why="not a JSON object")
+        return content
+
+    @classmethod
+    def _create(cls, parent: Path, identity: str, files: Mapping[str, str | Mapping[str, Any]]) -> RunDir:
+        parent.mkdir(parents=True, exist_ok=True)
+        temporary = cls(parent / f".new-{secrets.token_hex(4)}")
+        temporary.path.mkdir()
+        try:
+            held = temporary._try_lock()
+            assert held, "nobody else knows the name"
+            for name, content in files.items():
+                atomic.write_new(temporary.path / name, _text(content).encode())
+            status = _status_text("running", 0, "", {})
+            atomic.write_new(temporary.path / "status.json", status.encode())
+            atomic.sync_directory(temporary.path)
+            path = _rename_to_free_name(temporary.path, identity)
+        except BaseException:
+            temporary.release()
+            shutil.rmtree(temporary.path)
+            raise
+        atomic.sync_directory(parent)
+        return cls(path, temporary._lock)
+
+    def _try_lock(self) -> bool:
+        assert self._lock is None, "locked already"
+        descriptor: int | None = None
+        try:
+            descriptor = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT, 0o666)
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            if descriptor is not None:
+                os.close(descriptor)
+            if error.errno == errno.EWOULDBLOCK:
+                return False
+            error.filename = str(self.path / "lock")
+            raise os_error("lock", error) from error
+        self._lock = descriptor
+        return True
+
+
+def resolve_run(runs: Path, name: str = "") -> RunDir:
+    """The run that a user means by `name`.
+
+    A path, a directory name, "model/directory", the unique beginning of either, or "" for the
+    newest run of all. Raises ToolkitError, with the candidates, where that is not one run.
+    """
+    if name and (Path(name) / "config").is_file():
+        return RunDir(Path(name))
+    found = sorted((run for model in _entries(runs) for run in _runs(model)), key=_age, reverse=True)
+    if not found:
+        raise ToolkitError(f"there is no run in {runs}", todo="make one with make train")
+    if not name:
+        return found[0]
+    wanted = name.rstrip("/")
+    exact = [run for run in found if wanted in (run.name, f"{run.model}/{run.name}")]
+    matches = exact or [
+        run for run in found if run.name.startswith(wanted) or f"{run.model}/{run.name}".startswith(wanted)
+    ]
+    if len(matches) == 1:
+        return matches[0]
+    listed = matches or found
+    names = ", ".join(f"{run.model}/{run.name}" for run in listed[:_LISTED])
+    more = f" and {len(listed) - _LISTED} more" if len(listed) > _LISTED else ""
+    what = f"RUN={name} could be {len(matches)} runs" if matches else f"RUN={name} is no run in {runs}"
+    raise ToolkitError(what, todo=f"choose one of {names}{more}")
+
+
+def _runs(model: Path) -> list[RunDir]:
+    """The runs in one model's directory. Runs that a user renamed are left to be named by path."""
+    return [RunDir(path) for path in _entries(model) if _NAME.fullmatch(path.name) and path.is_dir()]
+
+
+def _entries(directory: Path) -> list[Path]:
+    try:
+        return sorted(directory.iterdir()) if directory.is_dir() else []
+    except OSError as error:
+        raise os_error("list", error) from error
+
+
+def _age(run: RunDir) -> tuple[str, int, int]:
+    """Sorts runs from old to new: by name; of runs born in the same second, the further one is newer."""
+    match = _NAME.fullmatch(run.name)
+    assert match, run.name
+    step = max((checkpoint_step(path.name) or 0 for path in _entries(run.checkpoints)), default=0)
+    return match["time"], step, int(match["ordinal"] or 1)
+
+
+def _rename_to_free_name(temporary: Path, identity: str) -> Path:
+    """Rename to <utc>-<identity>, with -2, -3 ... where another process was faster in this second."""
+    name = f"{_now():%Y%m%dT%H%M%SZ}-{identity}"
+    for ordinal in itertools.count(1):
+        path = temporary.with_name(name if ordinal == 1 else f"{name}-{ordinal}")
+        try:
+            # The kernel refuses to rename a directory over one that is not empty, and a run never is.
+            return temporary.rename(path)
+        except OSError as error:
+            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                raise
+    raise AssertionError("itertools.count ends")
+
+
+def _now() -> datetime:
+    return datetime.now(UTC)
+
+
+def _status_text(state: State, step: int, reason: str, facts: Mapping[str, Any]) -> str:
+    status = Status(
+        state=state,
+        reason=reason,
+        step=step,
+        pid=os.getpid(),
+        host=socket.gethostname(),
+        time=f"{_now():%Y-%m-%dT%H:%M:%SZ}",
+        facts=facts,
+    )
+    return _text(asdict(status))
+
+
+def _is_odd(value: object) -> bool:
+    return isinstance(value, float) and not math.isfinite(value)
+
+
+def _text(content: str | Mapping[str, Any]) -> str:
+    return content if isinstance(content, str) else json.dumps(content, indent=2, allow_nan=False) + "\n"

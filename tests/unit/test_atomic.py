@@ -1,0 +1,89 @@
+import errno
+import os
+from pathlib import Path
+
+import pytest
+
+from lib import atomic
+
+
+def test_replaces_the_contents_and_leaves_nothing_else(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    atomic.write_text(path, "one")
+    atomic.write_text(path, "zwölf")
+    assert path.read_text(encoding="utf-8") == "zwölf"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_reader_holds_the_whole_old_file(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    atomic.write_text(path, "old")
+    with path.open() as reader:
+        atomic.write_text(path, "new")
+        assert reader.read() == "old"
+
+
+def test_follows_a_symbolic_link(tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    link, target = tmp_path / "link", tmp_path / "elsewhere" / "target"
+    link.symlink_to(target)
+    atomic.write_text(link, "text")
+    assert link.is_symlink() and target.read_text() == "text"
+
+
+@pytest.mark.parametrize("full_at", ["first sync", "rename"])
+def test_a_failure_keeps_the_old_contents(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, full_at: str
+) -> None:
+    path = tmp_path / "file"
+    atomic.write_text(path, "old")
+
+    def fail(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(*((os, "fsync") if full_at == "first sync" else (Path, "replace")), fail)
+        with pytest.raises(OSError, match="No space left"):
+            atomic.write_text(path, "new")
+    assert path.read_text() == "old"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_the_data_is_on_the_disk_before_the_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "file"
+    events: list[str] = []
+    fsync, replace = os.fsync, Path.replace
+
+    def traced_fsync(descriptor: int) -> None:
+        kind = "directory" if os.path.isdir(f"/proc/self/fd/{descriptor}") else "file"  # noqa: PTH112
+        events.append(f"sync {kind}")
+        fsync(descriptor)
+
+    def traced_replace(self: Path, target: Path) -> Path:
+        events.append("rename")
+        return replace(self, target)
+
+    monkeypatch.setattr(os, "fsync", traced_fsync)
+    monkeypatch.setattr(Path, "replace", traced_replace)
+    atomic.write_text(path, "new")
+    assert events == ["sync file", "rename", "sync directory"]
+
+
+def test_a_file_system_without_directory_sync_will_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    error = errno.EINVAL
+
+    def fail(_: int) -> None:
+        raise OSError(error, os.strerror(error))
+
+    monkeypatch.setattr(os, "fsync", fail)
+    atomic.sync_directory(tmp_path)
+    error = errno.EIO
+    with pytest.raises(OSError, match=str(tmp_path)):
+        atomic.sync_directory(tmp_path)
+
+
+def test_a_missing_directory_is_named(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="nowhere"):
+        atomic.write_text(tmp_path / "nowhere" / "file", "text")

@@ -1,0 +1,387 @@
+import errno
+import json
+import os
+import random
+import resource
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from lib import checkpoint
+from lib.errors import CheckpointError
+
+ROOT = Path(__file__).parents[2]
+
+
+def state(step: int, *, version: int = 0, size: int = 256) -> dict[str, Any]:
+    torch.manual_seed(step * 100 + version)
+    return {
+        "step": step,
+        "version": version,
+        "nested": {"weights": torch.randn(size), "list": [1, (2.5, None, "x")]},
+    }
+
+
+def save(directory: Path, step: int, *, version: int = 0, keep_last: int = 3, best: bool = False) -> Path:
+    return checkpoint.save(
+        directory, step=step, state=state(step, version=version), keep_last=keep_last, best=best
+    )
+
+
+def load(directory: Path, **options: Any) -> tuple[int, int, list[str]]:
+    """Step, version and what was said; the content must be exactly what was saved."""
+    said: list[str] = []
+    found = checkpoint.load(directory, say=said.append, **options)
+    assert found is not None
+    step, loaded = found
+    expected = state(step, version=loaded["version"], size=len(loaded["nested"]["weights"]))
+    assert torch.equal(loaded["nested"].pop("weights"), expected["nested"].pop("weights"))
+    assert loaded == expected
+    return step, loaded["version"], said
+
+
+def visible(directory: Path) -> list[str]:
+    return sorted(path.name for path in directory.iterdir())
+
+
+# What is kept
+
+
+def test_keeps_the_newest_and_the_best(tmp_path: Path) -> None:
+    for step in (10, 20, 30, 40, 50):
+        path = save(tmp_path, step, keep_last=2, best=step == 20)
+        assert path.is_dir()
+    assert visible(tmp_path) == ["best", "latest", "step-00000020", "step-00000040", "step-00000050"]
+    assert checkpoint.steps(tmp_path) == [20, 40, 50]
+    assert (tmp_path / "latest").read_text() == "step-00000050\n"
+    assert load(tmp_path) == (50, 0, [])
+    assert load(tmp_path, which="best") == (20, 0, [])
+    assert load(tmp_path, which=40) == (40, 0, [])
+    save(tmp_path, 60, keep_last=2, best=True)
+    assert checkpoint.steps(tmp_path) == [50, 60]
+
+
+def test_the_same_step_twice_is_the_second(tmp_path: Path) -> None:
+    save(tmp_path, 7, keep_last=1)
+    save(tmp_path, 7, version=1, keep_last=1)
+    assert load(tmp_path) == (7, 1, [])
+    assert visible(tmp_path) == ["latest", "step-00000007"]
+
+
+def test_saving_an_earlier_step_drops_the_later_ones(tmp_path: Path) -> None:
+    for step in (1, 2, 3):
+        save(tmp_path, step, best=step == 3)
+    save(tmp_path, 2, version=1)
+    assert visible(tmp_path) == ["latest", "step-00000001", "step-00000002"]
+    assert load(tmp_path) == (2, 1, [])
+    assert checkpoint.load(tmp_path, which="best", say=print) is None
+
+
+def test_steps_beyond_eight_digits_are_still_in_order(tmp_path: Path) -> None:
+    save(tmp_path, 99_999_999)
+    save(tmp_path, 100_000_000)
+    assert load(tmp_path)[0] == 100_000_000
+
+
+def test_there_may_be_none(tmp_path: Path) -> None:
+    assert checkpoint.load(tmp_path, say=print) is None
+    assert checkpoint.load(tmp_path / "nowhere", which="best", say=print) is None
+    assert checkpoint.steps(tmp_path / "nowhere") == []
+    save(tmp_path, 1)
+    with pytest.raises(CheckpointError, match=r"step 5 .* there: 1"):
+        checkpoint.load(tmp_path, which=5, say=print)
+
+
+def test_what_could_not_be_loaded_is_not_saved(tmp_path: Path) -> None:
+    with pytest.raises(TypeError, match=r"state\['a'\]\[1\] is a PosixPath"):
+        checkpoint.save(tmp_path, step=1, state={"a": [1, Path("x")]}, keep_last=1, best=False)
+    assert visible(tmp_path) == []
+
+
+def test_optimizer_and_generator_states_survive(tmp_path: Path) -> None:
+    model = torch.nn.Linear(3, 2)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    model(torch.ones(1, 3)).sum().backward()
+    optimizer.step()
+    saved = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "rng": torch.get_rng_state()}
+    checkpoint.save(tmp_path, step=1, state=saved, keep_last=1, best=False)
+    found = checkpoint.load(tmp_path, say=print)
+    assert found is not None
+    other = torch.optim.AdamW(torch.nn.Linear(3, 2).parameters(), lr=1.0)
+    other.load_state_dict(found[1]["optimizer"])
+    assert other.param_groups[0]["lr"] == 1e-3
+    assert torch.equal(found[1]["rng"], saved["rng"])
+
+
+# Damage
+
+
+def flip(path: Path, position: int) -> None:
+    data = bytearray(path.read_bytes())
+    data[position] ^= 0x07
+    path.write_bytes(data)
+
+
+DAMAGE: dict[str, Callable[[Path], object]] = {
+    "a byte of the state": lambda path: flip(path / "state.pt", -200),
+    "the first byte": lambda path: flip(path / "state.pt", 0),
+    "cut short": lambda path: os.truncate(path / "state.pt", 100),
+    "empty": lambda path: (path / "state.pt").write_bytes(b""),
+    "longer": lambda path: (path / "state.pt").write_bytes((path / "state.pt").read_bytes() + b"\0"),
+    "no state": lambda path: (path / "state.pt").unlink(),
+    "no manifest": lambda path: (path / "manifest.json").unlink(),
+    "empty manifest": lambda path: (path / "manifest.json").write_bytes(b""),
+    "another manifest": lambda path: (path / "manifest.json").write_text('{"sha256": 3}'),
+    "no object": lambda path: (path / "manifest.json").write_text("[]"),
+    "a file for a directory": lambda path: (path.rename(path.with_name("x")), path.write_text("")),
+}
+
+
+@pytest.mark.parametrize("name", DAMAGE)
+def test_damage_is_told_and_the_one_before_is_used(tmp_path: Path, name: str) -> None:
+    save(tmp_path, 1)
+    DAMAGE[name](save(tmp_path, 2, best=True))
+    step, _, said = load(tmp_path)
+    assert step == 1
+    assert len(said) == 1 and said[0].startswith("checkpoint step-00000002 is damaged: ")
+    with pytest.raises(CheckpointError, match="damaged: step-00000002"):
+        checkpoint.load(tmp_path, which="best", say=print)
+    save(tmp_path, 2, version=5)
+    assert load(tmp_path) == (2, 5, [])
+
+
+def test_every_byte_of_the_manifest_counts(tmp_path: Path) -> None:
+    save(tmp_path, 1)
+    manifest = save(tmp_path, 2) / "manifest.json"
+    sound = manifest.read_bytes()
+    for position in range(len(sound)):
+        flip(manifest, position)
+        assert load(tmp_path)[0] == 1, position
+        manifest.write_bytes(sound)
+    assert load(tmp_path) == (2, 0, [])
+
+
+def test_a_renamed_checkpoint_is_not_that_step(tmp_path: Path) -> None:
+    save(tmp_path, 1).rename(tmp_path / "step-00000002")
+    with pytest.raises(CheckpointError, match="no sound checkpoint"):
+        checkpoint.load(tmp_path, say=print)
+
+
+def test_a_newer_format_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoint, "FORMAT", 2)
+        save(tmp_path, 1)
+    said: list[str] = []
+    with pytest.raises(CheckpointError, match="no sound checkpoint"):
+        checkpoint.load(tmp_path, say=said.append)
+    assert "format is 2" in said[0]
+
+
+def test_a_damaged_pointer_is_an_error(tmp_path: Path) -> None:
+    save(tmp_path, 1, best=True)
+    (tmp_path / "best").write_bytes(b"\xff\xfe")
+    with pytest.raises(CheckpointError, match="does not name a checkpoint"):
+        checkpoint.load(tmp_path, which="best", say=print)
+
+
+# A disk that does not take it
+
+
+@pytest.fixture
+def file_limit() -> Iterator[Callable[[int], None]]:
+    """Make the kernel refuse to let files grow beyond a size."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    yield lambda size: resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_a_refused_write_loses_nothing(tmp_path: Path, file_limit: Callable[[int], None]) -> None:
+    save(tmp_path, 1)
+    before = visible(tmp_path)
+    for size in (0, 100, 20_000):
+        file_limit(size)
+        try:
+            with pytest.raises(CheckpointError, match=r"cannot save .*state\.pt: File too large") as caught:
+                checkpoint.save(tmp_path, step=2, state=state(2, size=100_000), keep_last=1, best=True)
+        finally:
+            file_limit(resource.RLIM_INFINITY)
+        assert "\n" not in str(caught.value)
+        assert visible(tmp_path) == before
+        assert load(tmp_path) == (1, 0, [])
+
+
+@pytest.mark.parametrize("good_syncs", range(3))
+def test_a_disk_that_fills_up_at_a_sync(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, good_syncs: int
+) -> None:
+    save(tmp_path, 1)
+    fsync, calls = os.fsync, 0
+
+    def full(descriptor: int) -> None:
+        nonlocal calls
+        calls += 1
+        if calls > good_syncs:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        fsync(descriptor)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", full)
+        with pytest.raises(CheckpointError, match="No space left on device"):
+            save(tmp_path, 2, keep_last=1)
+    assert visible(tmp_path) == ["latest", "step-00000001"]
+    assert load(tmp_path) == (1, 0, [])
+
+
+def test_a_full_file_system(tmp_path: Path) -> None:
+    tmp_path.joinpath("disk").mkdir()
+    disk = tmp_path / "disk"
+    mount = ["mount", "-t", "tmpfs", "-o", "size=256k", "anneal-test", str(disk)]
+    if os.geteuid() != 0 or subprocess.run(mount, capture_output=True, check=False).returncode != 0:
+        pytest.skip("needs the right to mount")
+    try:
+        save(disk, 1)
+        with pytest.raises(CheckpointError, match="No space left on device"):
+            checkpoint.save(disk, step=2, state=state(2, size=200_000), keep_last=1, best=True)
+        assert visible(disk) == ["latest", "step-00000001"]
+        assert load(disk) == (1, 0, [])
+    finally:
+        subprocess.run(["umount", str(disk)], check=True)
+
+
+def test_a_file_in_place_of_the_directory(tmp_path: Path) -> None:
+    (tmp_path / "ckpt").write_text("")
+    with pytest.raises(CheckpointError, match="ckpt: File exists"):
+        save(tmp_path / "ckpt", 1)
+    with pytest.raises(CheckpointError, match="Not a directory"):
+        checkpoint.load(tmp_path / "ckpt", say=print)
+
+
+# Death. The helpers below run in an interpreter of their own, which forks: one import of torch for all.
+
+
+def run_alone(function: str, directory: Path) -> str:
+    code = f"from tests.unit import test_checkpoint as t; t.{function}(t.Path({str(directory)!r}))"
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", code],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_killed_at_random_moments(tmp_path: Path) -> None:
+    counts = json.loads(run_alone("kill_at_random", tmp_path))
+    assert counts["kills"] == 40
+    assert counts["saves"] > 40, "the children hardly got to save; nothing was tried"
+    assert counts["torn"] > 5, "no kill fell into a save; nothing was tried"
+
+
+def test_killed_before_every_change_of_the_file_system(tmp_path: Path) -> None:
+    counts = json.loads(run_alone("kill_at_every_change", tmp_path))
+    assert set(counts) == set(SCENARIOS)
+    assert min(counts.values()) >= 8
+
+
+def kill_at_random(directory: Path) -> None:
+    """Children save one checkpoint after the other and report each; after a kill none of those is lost."""
+    torch.set_num_threads(1)
+    random.seed(1)
+    reported = saves = torn = 0
+    for kill in range(40):
+        reader, writer = os.pipe()
+        child = os.fork()
+        if child == 0:
+            for step in range(reported, 1_000_000):  # begins with the step that it resumed from
+                save(directory, step, keep_last=1 + kill % 3, best=step % 5 == 0)
+                os.write(writer, b"%d\n" % step)
+        os.close(writer)
+        time.sleep(random.uniform(0.01, 0.08))
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        with os.fdopen(reader) as pipe:
+            done = [int(line) for line in pipe.read().split()]
+        saves += len(done)
+        torn += any(path.name.startswith(".") for path in directory.iterdir())
+        if done or reported:
+            step, _, said = load(directory)
+            assert said == []
+            assert step in (done[-1], done[-1] + 1) if done else step == reported
+            reported = step
+    save(directory, reported + 1)
+    assert not [name for name in visible(directory) if name.startswith(".")]
+    print(json.dumps({"kills": 40, "saves": saves, "torn": torn}))
+
+
+# What was saved before, the save that is killed, and the (step, version) that may be found afterwards.
+SCENARIOS: dict[str, tuple[list[dict[str, Any]], dict[str, Any], set[tuple[int, int]]]] = {
+    "next": (
+        [{"step": 1, "best": True}, {"step": 2}, {"step": 3}],
+        {"step": 4, "keep_last": 2, "best": True},
+        {(3, 0), (4, 9)},
+    ),
+    "only one kept": ([{"step": 1}], {"step": 2, "keep_last": 1}, {(1, 0), (2, 9)}),
+    "same step": ([{"step": 1}], {"step": 1, "keep_last": 1}, {(1, 0), (1, 9)}),
+    "went back": (
+        [{"step": 1}, {"step": 2}, {"step": 3, "best": True}],
+        {"step": 2, "keep_last": 3},
+        {(3, 0), (2, 0), (2, 9)},
+    ),
+}
+
+
+def kill_at_every_change(directory: Path) -> None:
+    """Die before the 1st, 2nd, 3rd ... change that a save makes to the file system, until it ends."""
+    torch.set_num_threads(1)
+    os.fsync = lambda _: None  # a killed process loses nothing that it wrote
+    points = {}
+    for name, (before, killed, allowed) in SCENARIOS.items():
+        for point in range(1000):
+            ckpt = directory / f"{name}-{point}"
+            for options in before:
+                save(ckpt, **options)
+            child = os.fork()
+            if child == 0:
+                die_before_change(point)
+                save(ckpt, version=9, **killed)
+                os._exit(0)
+            _, status = os.waitpid(child, 0)
+            step, version, said = load(ckpt)
+            assert (step, version) in allowed and said == [], (name, point, step, version, said)
+            best = checkpoint.load(ckpt, which="best", say=print)
+            assert best is None or best[0] in {options["step"] for options in [*before, killed]}
+            save(ckpt, 5, version=2)
+            assert load(ckpt) == (5, 2, []) and not [n for n in visible(ckpt) if n.startswith(".")], (
+                name,
+                point,
+            )
+            if status == 0:
+                assert (step, version) == (killed["step"], 9)
+                break
+            assert os.waitstatus_to_exitcode(status) == -signal.SIGKILL
+        points[name] = point
+    print(json.dumps(points))
+
+
+def die_before_change(point: int) -> None:
+    changes = 0
+
+    def hook(event: str, arguments: tuple[Any, ...]) -> None:
+        nonlocal changes
+        creates = event == "open" and isinstance(arguments[2], int) and arguments[2] & os.O_CREAT
+        if creates or event in ("os.mkdir", "os.rename", "os.remove", "os.rmdir"):
+            changes += 1
+            if changes > point:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    sys.addaudithook(hook)
