@@ -1,0 +1,189 @@
+# Every target is a thin call; what a target means is written in the script that it calls.
+# .config is read by lib/kconf alone and never included here: make would expand $ and # in it.
+
+PYTHON ?= python3
+VENV ?= .venv
+GOMP_SPINCOUNT ?= 10000
+KCONFIG_CONFIG ?= $(if $(O),$(O)/.config,.config)
+
+# Threads that wait for work spin this long before they sleep. The default of GNU OpenMP spins so
+# long that a training step on a shared machine can take a hundred times its quiet time.
+export GOMP_SPINCOUNT
+export KCONFIG_CONFIG
+
+# Make hands variables of its command line to every program byte for byte (a dollar sign is
+# written $$). Their names tell them from what the environment happens to hold.
+KCONFIG_MAKE_VARIABLES := $(foreach name,$(.VARIABLES),$(if $(filter command,$(origin $(name))),$(name)))
+KCONFIG_MAKE_KNOWN := PYTHON VENV O V KCONFIG_CONFIG GOMP_SPINCOUNT FILE RUN NAME TASK
+export KCONFIG_MAKE_VARIABLES
+export KCONFIG_MAKE_KNOWN
+
+Q := $(if $(filter 1,$(V)),,@)
+quote = '$(subst ','\'',$(1))'
+RUNS := $(if $(O),$(O)/runs,runs)
+PY := $(if $(VENV),$(VENV)/bin/python,$(PYTHON))
+KCONF = $(Q)$(PY) scripts/kconf.py
+TRAIN = $(Q)$(PY) -m train --runs $(call quote,$(RUNS))
+
+NAMES := $(filter-out fragments sweeps %~,$(notdir $(wildcard defconfigs/*)))
+UNKNOWN := $(filter-out $(KCONFIG_MAKE_KNOWN) CONFIG_%,$(KCONFIG_MAKE_VARIABLES))
+
+# One goal after the other, so that make -j defconfig-lenet5 train means what it says.
+.NOTPARALLEL:
+.SUFFIXES:
+MAKEFLAGS += --no-builtin-rules
+
+all: train
+
+##@ Configuration
+## menuconfig: change the configuration in a menu
+## defconfig-NAME: start from defconfigs/NAME; defconfig-NAME+FRAGMENT adds a fragment
+## NAME_defconfig: the same
+## olddefconfig: give every symbol that is new its default
+## savedefconfig: write what differs from the defaults to ./defconfig, or to FILE=
+## list-defconfigs: the configurations to start from
+## checkconfig: check the configuration, or FILE=, strictly
+menuconfig olddefconfig list-defconfigs: ready
+	$(KCONF) $@
+
+savedefconfig checkconfig: ready
+	$(KCONF) $@ $(if $(FILE),$(call quote,$(FILE)))
+
+# The static rules are what a shell completes; the pattern takes A+B and answers a wrong name.
+DEFCONFIGS := $(addprefix defconfig-,$(NAMES)) $(addsuffix _defconfig,$(NAMES))
+$(DEFCONFIGS): ready
+	$(KCONF) defconfig $(call quote,$(patsubst %_defconfig,%,$(@:defconfig-%=%)))
+
+defconfig-%: ready
+	$(KCONF) defconfig $(call quote,$*)
+
+%_defconfig: ready
+	$(KCONF) defconfig $(call quote,$*)
+
+##@ Training
+## train: train the configured model; goes on with the same run if it was interrupted
+## train-NAME: configure NAME in its own directory build/NAME, or O=, and train
+## resume: go on with the newest interrupted run
+## eval: evaluate the run RUN=
+## plots: draw the curves of the run RUN=
+## plan: show what would be decided for this machine, and why
+## bench: compare the training loop with a bare one
+train resume plan: configured ready
+	$(TRAIN) $@
+
+eval: ready
+	$(TRAIN) $@ $(if $(RUN),$(call quote,$(RUN)))
+
+plots: ready
+	$(Q)$(PY) scripts/plots.py $(if $(RUN),$(call quote,$(RUN)))
+
+bench: ready
+	$(Q)$(PY) scripts/bench.py
+
+# train-NAME keeps to a directory of its own, unless O= or KCONFIG_CONFIG= names another place.
+TRAIN_NAMES := $(addprefix train-,$(NAMES))
+named_out = $(or $(O),build/$(@:train-%=%))
+named_config = $(if $(filter file,$(origin KCONFIG_CONFIG)),$(named_out)/.config,$(KCONFIG_CONFIG))
+define train_named
+$(Q)KCONFIG_CONFIG=$(call quote,$(named_config)) $(PY) scripts/kconf.py defconfig $(call quote,$(@:train-%=%))
+$(Q)KCONFIG_CONFIG=$(call quote,$(named_config)) $(PY) -m train --runs $(call quote,$(named_out)/runs) train
+endef
+$(TRAIN_NAMES): ready
+	$(train_named)
+
+train-%: ready
+	$(train_named)
+
+##@ Development
+## test: every test
+## test-fast: the tests that take less than about two seconds each
+## check: style, form and types
+## new-model: scaffold models/NAME for TASK=classify
+test: ready-dev
+	$(Q)$(PY) -m pytest -n 2
+
+test-fast: ready-dev
+	$(Q)$(PY) -m pytest -n 2 -m "not slow"
+
+check: ready-dev
+	$(Q)$(PY) -m ruff check
+	$(Q)$(PY) -m ruff format --check
+	$(Q)$(PY) -m mypy
+
+new-model: ready
+	$(Q)$(PY) scripts/new_model.py $(call quote,$(NAME)) $(call quote,$(TASK))
+
+##@ Housekeeping
+## clean: remove caches
+## mrproper: clean, and remove the configuration and the virtual environment
+## distclean: mrproper, and remove runs/ and build/ (or O=); never data
+## data-clean: remove data/: downloaded and generated data sets
+## printvars: show the variables of this file
+## help: show this text
+clean: variables
+	$(Q)rm -rf .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	$(Q)find lib models train scripts tests -name __pycache__ -prune -exec rm -rf {} +
+
+# A virtual environment that was not made here is not removed here.
+mrproper: clean
+	$(Q)rm -f $(call quote,$(KCONFIG_CONFIG)) $(call quote,$(KCONFIG_CONFIG).old)
+	$(Q)if [ -e $(call quote,$(VENV)/.created) ] || [ -e $(call quote,$(VENV)/.creating) ]; then rm -rf $(call quote,$(VENV)); fi
+
+distclean: mrproper
+	$(Q)rm -rf $(if $(O),$(call quote,$(O)/runs),runs build)
+
+data-clean: variables
+	$(Q)rm -rf data
+
+printvars: variables
+	@$(foreach name,$(KCONFIG_MAKE_KNOWN),printf '%s=%s\n' $(name) $(call quote,$($(name)));)
+
+help: variables
+	@awk '/^##@ /{printf "\n%s\n", substr($$0, 5)} \
+	      /^## /{colon = index($$0, ": "); printf "  %-18s %s\n", substr($$0, 4, colon - 4), substr($$0, colon + 2)}' Makefile
+	@printf '\nVariables: %s, and CONFIG_NAME=value\nfor one run without touching .config. V=1 shows the commands.\n' \
+	      '$(KCONFIG_MAKE_KNOWN)'
+
+.PHONY: all menuconfig olddefconfig list-defconfigs savedefconfig checkconfig $(DEFCONFIGS) \
+	train resume plan eval plots bench $(TRAIN_NAMES) test test-fast check new-model \
+	clean mrproper distclean data-clean printvars help variables configured ready ready-dev
+
+# A variable that nothing reads (make train LR=3) stops every target, whatever it is. The script
+# knows the symbols and suggests one; before there is a Python environment make says it alone.
+variables:
+ifneq ($(UNKNOWN),)
+	@if $(PY) -c 'import kconfiglib' 2>/dev/null; then $(PY) scripts/kconf.py check-variables; fi
+	@echo 'error: $(firstword $(UNKNOWN)) is not a variable of this Makefile;' \
+	      'a symbol of the configuration is given as CONFIG_NAME=value' >&2; exit 2
+endif
+
+configured: variables
+	@if [ ! -e $(call quote,$(KCONFIG_CONFIG)) ]; then printf '%s\n' \
+	      'error: there is no configuration; make one of these three ways:' \
+	      '  make defconfig-lenet5   start from one that is known to work (make list-defconfigs)' \
+	      '  make menuconfig         choose in a menu' \
+	      '  make olddefconfig       take every default' >&2; exit 2; fi
+
+# The Python environment: made when the lock changes, when its interpreter has gone, or checked
+# against a PYTHON that was asked for by name. With VENV= empty it is checked and never touched.
+BOOTSTRAP = $(Q)scripts/bootstrap.sh $(call quote,$(VENV)) $(call quote,$(PYTHON))
+SAME := $(if $(filter command,$(origin PYTHON)),--same-python)
+ifeq ($(VENV),)
+ready: variables
+	$(BOOTSTRAP) requirements.txt
+
+ready-dev: ready
+	$(BOOTSTRAP) requirements-dev.txt
+else
+ready: variables $(VENV)/.stamp
+ready-dev: ready $(VENV)/.stamp-dev
+
+STALE := $(if $(SAME)$(if $(wildcard $(VENV)/bin/python),,gone),always)
+$(VENV)/.stamp: requirements.lock $(STALE)
+	$(BOOTSTRAP) requirements.txt $(SAME)
+
+$(VENV)/.stamp-dev: requirements-dev.lock $(VENV)/.stamp
+	$(BOOTSTRAP) requirements-dev.txt $(SAME)
+endif
+
+.PHONY: always

@@ -1,0 +1,128 @@
+#!/bin/sh
+# Make the Python environment that the make targets run in.
+#
+#     scripts/bootstrap.sh VENV PYTHON requirements.txt|requirements-dev.txt [--same-python]
+#
+# VENV empty: install nothing, only check that PYTHON has what is required. Else VENV is made with
+# PYTHON where it does not exist, and gets the versions of the lock file. A torch that is already
+# there and new enough is never replaced: neither one in VENV, nor one that PYTHON itself has.
+# --same-python: PYTHON was asked for by name, so a VENV made with another version is an error.
+# May be interrupted anywhere: VENV/.creating says that the next call has to start again.
+set -eu
+
+venv=$1 python=$2 requirements=$3
+lock=${requirements%.txt}.lock
+probe=$(dirname "$0")/bootstrap_probe.py
+
+fail() {
+	printf 'error: %s\n' "$1" >&2
+	exit 2
+}
+
+say() {
+	printf '%s\n' "$1" >&2
+}
+
+version_of() { # INTERPRETER
+	"$1" -c 'import platform; print(platform.python_version())'
+}
+
+check_python() { # INTERPRETER
+	command -v "$1" >/dev/null 2>&1 || fail "there is no $1; install Python 3.11 or later, or name it: make PYTHON=..."
+	"$1" -c 'import sys; raise SystemExit(sys.version_info < (3, 11))' ||
+		fail "$1 is Python $(version_of "$1"), 3.11 or later is needed; name one with make PYTHON=..."
+}
+
+works() { # does VENV have an interpreter that runs?
+	"$venv/bin/python" -c '' 2>/dev/null
+}
+
+has_torch() { # INTERPRETER
+	"$1" "$probe" requirements.txt torch >/dev/null
+}
+
+check_only() {
+	faults=$("$python" "$probe" "$requirements") && return
+	fail "$python lacks what $requirements asks for: $(printf '%s' "$faults" | tr '\n' ',' | sed 's/,/, /g'); install it yourself, or leave out VENV= to have an environment made"
+}
+
+create() {
+	check_python "$python"
+	say "making $venv with Python $(version_of "$python") (once)"
+	options=
+	if has_torch "$python"; then
+		"$python" -c 'import sys; raise SystemExit(sys.prefix != sys.base_prefix)' ||
+			fail "$python belongs to a virtual environment that has its own torch; use it with make VENV=$("$python" -c 'import sys; print(sys.prefix)'), or name another interpreter with PYTHON="
+		options=--system-site-packages
+		say "$python has an adequate torch: it is kept, $venv builds on it"
+	fi
+	mkdir -p "$venv"
+	: >"$venv/.creating"
+	if command -v uv >/dev/null 2>&1; then
+		# --allow-existing: the directory holds our mark already.
+		uv venv --quiet --allow-existing --python "$python" $options "$venv"
+	else
+		"$python" -c 'import ensurepip, venv' 2>/dev/null ||
+			fail "$python has no venv module; install it (Debian: apt install python3-venv) or uv, or use this interpreter as it is with make VENV="
+		"$python" -m venv $options "$venv"
+	fi
+}
+
+prepare() { # leave a working VENV, touch nothing that is not ours
+	if [ -e "$venv/.creating" ] || { [ -e "$venv/.created" ] && ! works; }; then
+		say "$venv is incomplete: making it again"
+		rm -rf "$venv"
+	fi
+	if works; then
+		check_python "$venv/bin/python"
+		return
+	elif [ -d "$venv" ] && [ -n "$(ls -A "$venv")" ]; then
+		fail "$venv exists and is not a working virtual environment; remove it, or name another directory with VENV="
+	fi
+	create
+}
+
+same_python() { # a PYTHON that an existing VENV does not follow must not pass in silence
+	check_python "$python"
+	[ "$(version_of "$venv/bin/python")" = "$(version_of "$python")" ] ||
+		fail "$venv has Python $(version_of "$venv/bin/python"), not the $(version_of "$python") of PYTHON=$python; make mrproper first, or name another VENV="
+}
+
+wanted() { # the lock, without torch and what only torch brings where an adequate one is there
+	if [ "$requirements" = requirements.txt ] && has_torch "$venv/bin/python"; then
+		sed -e '/^torch==/d' -e '/# via torch$/d' "$lock"
+	else
+		cat "$lock"
+	fi
+}
+
+install() {
+	list=$venv/.wanted
+	wanted >"$list"
+	quiet=--quiet
+	[ -t 2 ] && quiet=
+	if command -v uv >/dev/null 2>&1; then
+		uv pip install $quiet --python "$venv/bin/python" -r "$list"
+	else
+		"$venv/bin/python" -m pip --version >/dev/null 2>&1 ||
+			fail "$venv has no pip; install pip or uv, or make mrproper to have the environment made again"
+		"$venv/bin/python" -m pip install $quiet --disable-pip-version-check -r "$list" >&2
+	fi
+	rm -f "$list"
+	if [ -e "$venv/.creating" ]; then mv "$venv/.creating" "$venv/.created"; fi
+}
+
+if [ -z "$venv" ]; then
+	check_python "$python"
+	check_only
+	exit 0
+fi
+prepare
+[ "${4:-}" = --same-python ] && same_python
+suffix=${requirements#requirements}
+stamp=$venv/.stamp${suffix%.txt}
+[ "$stamp" -nt "$lock" ] && exit 0
+say "installing $lock into $venv"
+install
+"$venv/bin/python" "$probe" "$requirements" >&2 || fail "$venv is not what $requirements asks for"
+touch "$stamp"

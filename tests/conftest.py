@@ -1,0 +1,62 @@
+"""What every test stands on: one thread, an environment that no outer make reaches, a copy of the tree."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+# Before anything imports torch: pytest-xdist already uses the processors.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+ROOT = Path(__file__).resolve().parents[1]
+OF_MAKE = {
+    "MAKEFLAGS",
+    "MFLAGS",
+    "MAKELEVEL",
+    "MAKEOVERRIDES",
+    "GNUMAKEFLAGS",
+    "V",
+    "O",
+    "VENV",
+    "PYTHON",
+    "FILE",
+}
+NOT_IN_A_TREE = shutil.ignore_patterns(
+    ".git", ".venv", ".config*", "data", "runs", "build", "__pycache__", ".*_cache", ".hypothesis"
+)
+
+
+def pytest_configure() -> None:
+    for name in list(os.environ):
+        if name in OF_MAKE or name.startswith(("KCONFIG_", "CONFIG_")):
+            del os.environ[name]
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> None:
+    """Tests that use torch share the processors; those that don't must not pay for importing it."""
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.get_num_threads() != 1:
+        torch.set_num_threads(1)
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    """A copy of the source tree that a test may change, without what was built or trained in it."""
+    return copy_tree(tmp_path / "tree")
+
+
+@pytest.fixture
+def tree_at() -> Callable[[Path], Path]:
+    """Like `tree`, at a place of the test's choice: `tree_at(directory) -> directory`."""
+    return copy_tree
+
+
+def copy_tree(destination: Path) -> Path:
+    shutil.copytree(ROOT, destination, ignore=NOT_IN_A_TREE)
+    return destination

@@ -1,0 +1,288 @@
+"""The rules of the house as functions of one module's syntax tree; test_house.py applies and tries them.
+
+A rule takes a `Module` and yields one line for each breach.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+# Left may be imported by right, never the other way: docs/architecture.md. Longest prefix wins.
+LEVELS = {
+    "lib.errors": 0,
+    "lib.kconf": 1,
+    "lib.config": 1,
+    "lib.tables": 1,
+    "lib.plan": 2,
+    "lib.hardware": 3,
+    "lib.backend": 3,
+    "lib.memory": 4,
+    "lib.hyperparams": 5,
+    "lib": 6,
+    "models": 7,
+    "train": 8,
+    "scripts": 9,
+}
+HIGHEST_LIGHT = 2
+HEAVY = {"torch", "numpy", "matplotlib"}
+READS_ENVIRONMENT = ("lib/kconf/", "lib/backend.py", "lib/hardware.py")
+RUN_DIRECTORY_NAMES = {
+    "metrics.jsonl",
+    "status.json",
+    "plan.json",
+    "hardware.json",
+    "env.json",
+    "log.txt",
+}
+BACKEND_ONLY_IMPORTS = {"torch_xla"}
+CONFIG_NAMES = {"config", "cfg", "conf", "asked"}
+CLOSED_TO_MODELS = {
+    "lib.config",
+    "lib.kconf",
+    "lib.plan",
+    "lib.backend",
+    "lib.hardware",
+    "lib.rundir",
+    "os",
+    "pathlib",
+    "sys",
+}
+DEVICE_NAMES = re.compile(r"(cuda|cpu|mps|xla)(:\d+)?")
+MACHINE_PATH = re.compile(r"(?<![\w.~/-])/(home|root|tmp|work|mnt|Users)/\w")
+UNFINISHED = re.compile(r"\b(TODO|FIXME|XXX|HACK)\b")
+
+
+@dataclass(frozen=True, slots=True)
+class Module:
+    """One Python file: its path from the root of the tree, and its text."""
+
+    path: str
+    text: str
+
+    @property
+    def tree(self) -> ast.Module:
+        return ast.parse(self.text, filename=self.path)
+
+    @property
+    def name(self) -> str:
+        parts = PurePosixPath(self.path).with_suffix("").parts
+        return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def modules_under(root: Path, *packages: str) -> list[Module]:
+    files = (file for package in packages for file in sorted((root / package).rglob("*.py")))
+    return [Module(file.relative_to(root).as_posix(), file.read_text(encoding="utf-8")) for file in files]
+
+
+def level(name: str) -> int | None:
+    """The place of a module in the order of imports; None for one that is not ours."""
+    while name:
+        if name in LEVELS:
+            return LEVELS[name]
+        name = name.rpartition(".")[0]
+    return None
+
+
+def imports(module: Module) -> Iterator[tuple[int, str]]:
+    """(line, dotted name) of all that a module imports, wherever it does so."""
+    package = module.name if module.path.endswith("__init__.py") else module.name.rpartition(".")[0]
+    for node in ast.walk(module.tree):
+        if isinstance(node, ast.Import):
+            yield from ((node.lineno, alias.name) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = node.module or ""
+            if node.level:
+                above = package.split(".")[: len(package.split(".")) - node.level + 1]
+                base = ".".join([*above, base]).rstrip(".")
+            # `from lib import kconf` imports a module, `from lib.kconf import load` a name: both fit.
+            yield from ((node.lineno, f"{base}.{alias.name}") for alias in node.names)
+
+
+def layering(module: Module) -> Iterator[str]:
+    own = level(module.name)
+    for line, name in imports(module):
+        other = level(name)
+        if own is not None and other is not None and other > own:
+            yield f"{module.path}:{line}: imports {name}, which stands above it"
+
+
+def light_imports(module: Module) -> Iterator[str]:
+    own = level(module.name)
+    if own is None or own > HIGHEST_LIGHT:
+        return
+    for line, name in imports(module):
+        if name.split(".")[0] in HEAVY:
+            yield f"{module.path}:{line}: a light module imports {name}"
+
+
+def environment(module: Module) -> Iterator[str]:
+    if module.path.startswith(READS_ENVIRONMENT):
+        return
+    wanted = {"environ", "environb", "getenv", "putenv"}
+    for node in ast.walk(module.tree):
+        read = isinstance(node, ast.Attribute) and node.attr in wanted and dotted(node.value) == "os"
+        taken = (
+            isinstance(node, ast.ImportFrom)
+            and node.module == "os"
+            and any(alias.name in wanted for alias in node.names)
+        )
+        if read or taken:
+            yield f"{module.path}:{node.lineno}: touches the environment"  # type: ignore[attr-defined]
+
+
+def run_directory_names(module: Module) -> Iterator[str]:
+    if module.path == "lib/rundir.py":
+        return
+    for line, text in string_constants(module):
+        if PurePosixPath(text).name in RUN_DIRECTORY_NAMES and " " not in text:
+            yield f"{module.path}:{line}: {text!r} is for lib/rundir.py to know"
+
+
+def backend_seam(module: Module) -> Iterator[str]:
+    if module.path == "lib/backend.py":
+        return
+    for line, name in imports(module):
+        if name.split(".")[0] in BACKEND_ONLY_IMPORTS:
+            yield f"{module.path}:{line}: imports {name}; only lib/backend.py may"
+    for node in ast.walk(module.tree):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "cuda":
+            yield f"{module.path}:{node.lineno}: calls .cuda(); only lib/backend.py may"
+    for line, text in string_constants(module):
+        if text == "nccl":
+            yield f"{module.path}:{line}: names nccl; only lib/backend.py may"
+
+
+def no_fallback_values(module: Module) -> Iterator[str]:
+    if module.path == "lib/hyperparams.py":
+        return
+    for node in ast.walk(module.tree):
+        if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name) or not node.args:
+            continue
+        guesses = (node.func.id == "getattr" and len(node.args) == 3) or node.func.id == "hasattr"
+        if guesses and dotted(node.args[0]).rpartition(".")[2] in CONFIG_NAMES:
+            yield f"{module.path}:{node.lineno}: asks a configuration for a field that may be absent"
+
+
+def no_broad_except(module: Module) -> Iterator[str]:
+    broad = {"Exception", "BaseException"}
+    for node in ast.walk(module.tree):
+        if isinstance(node, ast.ExceptHandler):
+            caught = node.type.elts if isinstance(node.type, ast.Tuple) else [node.type]
+            passes_on = isinstance(node.body[-1], ast.Raise) and node.body[-1].exc is None
+            if not passes_on and any(kind is None or dotted(kind) in broad for kind in caught):
+                yield f"{module.path}:{node.lineno}: swallows every exception"
+        elif isinstance(node, ast.Call):
+            suppressed = node.args if dotted(node.func) in {"suppress", "contextlib.suppress"} else []
+            if any(dotted(kind) in broad for kind in suppressed):
+                yield f"{module.path}:{node.lineno}: swallows every exception"
+
+
+def models_know_tensors_only(module: Module) -> Iterator[str]:
+    if not module.path.startswith("models/"):
+        return
+    for line, name in imports(module):
+        if any(name == closed or name.startswith(closed + ".") for closed in CLOSED_TO_MODELS):
+            yield f"{module.path}:{line}: a model imports {name}"
+    for node in ast.walk(module.tree):
+        if isinstance(node, ast.Call) and dotted(node.func) in {"print", "open"}:
+            yield f"{module.path}:{node.lineno}: a model calls {dotted(node.func)}()"
+    for line, text in string_constants(module):
+        if DEVICE_NAMES.fullmatch(text):
+            yield f"{module.path}:{line}: a model names the device {text!r}"
+
+
+def nothing_of_a_machine(module: Module) -> Iterator[str]:
+    for line, text in enumerate(module.text.splitlines(), start=1):
+        if MACHINE_PATH.search(text):
+            yield f"{module.path}:{line}: a path of one machine"
+
+
+def nothing_unfinished(module: Module) -> Iterator[str]:
+    for line, text in enumerate(module.text.splitlines(), start=1):
+        if UNFINISHED.search(text):
+            yield f"{module.path}:{line}: unfinished"
+
+
+def function_sizes(module: Module) -> dict[str, int]:
+    """Lines of each function of a module, by path::qualified name."""
+    sizes: dict[str, int] = {}
+
+    def visit(node: ast.AST, outer: str) -> None:
+        for child in ast.iter_child_nodes(node):
+            name = outer
+            if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+                name = f"{outer}.{child.name}" if outer else child.name
+                if not isinstance(child, ast.ClassDef):
+                    sizes[f"{module.path}::{name}"] = (child.end_lineno or child.lineno) - child.lineno + 1
+            visit(child, name)
+
+    visit(module.tree, "")
+    return sizes
+
+
+def config_reads(module: Module) -> set[str]:
+    """Attributes that a module reads from an object that is named as a configuration is."""
+    return {
+        node.attr
+        for node in ast.walk(module.tree)
+        if isinstance(node, ast.Attribute) and dotted(node.value).rpartition(".")[2] in CONFIG_NAMES
+    }
+
+
+def own_reads(module: Module, *, class_name: str) -> dict[str, set[str]]:
+    """For each method of a class, the attributes of self that it reads."""
+    found: dict[str, set[str]] = {}
+    for node in ast.walk(module.tree):
+        if isinstance(node, ast.ClassDef) and node.name == class_name:
+            for method in node.body:
+                if isinstance(method, ast.FunctionDef):
+                    attributes = (part for part in ast.walk(method) if isinstance(part, ast.Attribute))
+                    found[method.name] = {part.attr for part in attributes if dotted(part.value) == "self"}
+    return found
+
+
+def fields_of(module: Module, *, class_name: str) -> set[str]:
+    """Annotated names in the body of a class."""
+    return {
+        statement.target.id
+        for node in ast.walk(module.tree)
+        if isinstance(node, ast.ClassDef) and node.name == class_name
+        for statement in node.body
+        if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name)
+    }
+
+
+def string_constants(module: Module) -> Iterator[tuple[int, str]]:
+    """(line, text) of every string that is not a docstring or another bare expression."""
+    tree = module.tree
+    bare = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in bare:
+            yield node.lineno, node.value
+
+
+def dotted(node: ast.AST | None) -> str:
+    """The dotted name that an expression is, "" if it is none."""
+    if isinstance(node, ast.Name):
+        return node.id
+    if isinstance(node, ast.Attribute):
+        return f"{dotted(node.value)}.{node.attr}"
+    return ""
+
+
+MODULE_RULES = (
+    layering,
+    light_imports,
+    environment,
+    run_directory_names,
+    backend_seam,
+    no_fallback_values,
+    no_broad_except,
+    models_know_tensors_only,
+    nothing_of_a_machine,
+    nothing_unfinished,
+)

@@ -1,0 +1,282 @@
+"""The Makefile: thin calls, values carried byte for byte, nothing ignored in silence.
+
+Most tests give make a recorder for PYTHON, so they see exactly what a target would run.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+RECORDER = """#!{python}
+import json, os, sys
+if sys.argv[1:2] == ["-c"]:
+    os.execv({python!r}, [{python!r}, *sys.argv[1:]])
+if "bootstrap_probe" in sys.argv[1]:
+    sys.exit(0)
+kept = {{k: v for k, v in os.environ.items() if k.startswith(("CONFIG_", "KCONFIG_", "GOMP_"))}}
+with open({log!r}, "a") as log:
+    print(json.dumps([sys.argv[1:], kept]), file=log)
+sys.exit(int(os.environ.get("RECORDER_EXIT", "0")))
+"""
+
+
+@dataclass
+class Recorded:
+    returncode: int
+    stderr: str
+    calls: list[list[str]] = field(default_factory=list)
+    environments: list[dict[str, str]] = field(default_factory=list)
+
+
+Make = Callable[..., Recorded]
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> Make:
+    log = tmp_path / "calls"
+    recorder = tmp_path / "recorder"
+    recorder.write_text(RECORDER.format(python=sys.executable, log=str(log)))
+    recorder.chmod(0o755)
+
+    def run(*arguments: str, env: Mapping[str, str] | None = None) -> Recorded:
+        log.write_text("")
+        done = subprocess.run(
+            ["make", "--no-print-directory", "VENV=", f"PYTHON={recorder}", *arguments],
+            cwd=ROOT,
+            env={**os.environ, **(env or {})},
+            capture_output=True,
+            text=True,
+        )
+        lines = [json.loads(line) for line in log.read_text().splitlines()]
+        return Recorded(
+            done.returncode, done.stderr, [call for call, _ in lines], [kept for _, kept in lines]
+        )
+
+    return run
+
+
+def make_database() -> str:
+    """Everything that make knows of the Makefile; this is also what shells complete from."""
+    command = ["make", "-npq", "__BASH_MAKE_COMPLETION__=1", ".DEFAULT"]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True).stdout
+
+
+def phony_targets() -> set[str]:
+    line = next(line for line in make_database().splitlines() if line.startswith(".PHONY:"))
+    return set(line.split()[1:])
+
+
+def defconfigs() -> set[str]:
+    return {path.name for path in (ROOT / "defconfigs").iterdir() if path.is_file()}
+
+
+CONFIGURATION_TARGETS = {
+    "menuconfig": ["menuconfig"],
+    "olddefconfig": ["olddefconfig"],
+    "list-defconfigs": ["list-defconfigs"],
+    "savedefconfig": ["savedefconfig"],
+    "savedefconfig FILE=out/my": ["savedefconfig", "out/my"],
+    "checkconfig": ["checkconfig"],
+    "checkconfig FILE=defconfigs/lenet5": ["checkconfig", "defconfigs/lenet5"],
+    "defconfig-lenet5": ["defconfig", "lenet5"],
+    "lenet5_defconfig": ["defconfig", "lenet5"],
+    "defconfig-resnet18+fp32": ["defconfig", "resnet18+fp32"],
+    "resnet18+fp32_defconfig": ["defconfig", "resnet18+fp32"],
+    "defconfig-nope": ["defconfig", "nope"],
+}
+
+
+@pytest.mark.parametrize("command", CONFIGURATION_TARGETS)
+def test_configuration_targets_are_thin_calls(make: Make, command: str) -> None:
+    done = make(*command.split())
+    assert done.returncode == 0, done.stderr
+    assert done.calls == [["scripts/kconf.py", *CONFIGURATION_TARGETS[command]]]
+    assert done.environments[0]["KCONFIG_CONFIG"] == ".config"
+
+
+def test_training_targets(make: Make, tmp_path: Path) -> None:
+    (tmp_path / ".config").touch()
+    out = f"O={tmp_path}"
+    for word in ("train", "resume", "plan"):
+        assert make(word, out).calls == [["-m", "train", "--runs", f"{tmp_path}/runs", word]]
+    assert make(out).calls == [["-m", "train", "--runs", f"{tmp_path}/runs", "train"]]
+    assert make("eval", "RUN=runs/a b").calls == [["-m", "train", "--runs", "runs", "eval", "runs/a b"]]
+    assert make("plots", "RUN=runs/x").calls == [["scripts/plots.py", "runs/x"]]
+    assert make("bench").calls == [["scripts/bench.py"]]
+
+
+def test_out_directory_with_a_space_and_a_quote(make: Make, tmp_path: Path) -> None:
+    out = tmp_path / "it's one"
+    out.mkdir()
+    (out / ".config").touch()
+    done = make("train", f"O={out}")
+    assert done.calls == [["-m", "train", "--runs", f"{out}/runs", "train"]]
+    assert done.environments[0]["KCONFIG_CONFIG"] == f"{out}/.config"
+
+
+def test_named_training_keeps_to_its_own_directory(make: Make) -> None:
+    done = make("train-resnet18+fp32")
+    assert done.calls == [
+        ["scripts/kconf.py", "defconfig", "resnet18+fp32"],
+        ["-m", "train", "--runs", "build/resnet18+fp32/runs", "train"],
+    ]
+    assert {kept["KCONFIG_CONFIG"] for kept in done.environments} == {"build/resnet18+fp32/.config"}
+
+
+def test_named_training_stops_where_the_configuration_fails(make: Make) -> None:
+    done = make("train-nope", env={"RECORDER_EXIT": "2"})
+    assert done.returncode == 2
+    assert done.calls == [["scripts/kconf.py", "defconfig", "nope"]]
+
+
+def test_kconfig_config_of_the_environment_is_honoured(make: Make) -> None:
+    done = make("checkconfig", env={"KCONFIG_CONFIG": "elsewhere/cfg"})
+    assert done.environments[0]["KCONFIG_CONFIG"] == "elsewhere/cfg"
+
+
+@pytest.mark.parametrize(
+    "value", ["a b", "it's", 'say "so"', "x#y", r"back\slash", "$HOME", "(a;b)&|<>*?", "end ", "ü"]
+)
+def test_values_reach_the_script_byte_for_byte(make: Make, value: str) -> None:
+    done = make("checkconfig", "CONFIG_DATA_DIR=" + value.replace("$", "$$"), "CONFIG_SEED=7")
+    assert done.returncode == 0, done.stderr
+    environment = done.environments[0]
+    assert environment["CONFIG_DATA_DIR"] == value
+    assert {"CONFIG_DATA_DIR", "CONFIG_SEED"} <= set(environment["KCONFIG_MAKE_VARIABLES"].split())
+
+
+def test_variables_of_the_environment_are_told_apart(make: Make) -> None:
+    done = make("checkconfig", env={"CONFIG_SEED": "7", "LR": "3"})
+    assert done.returncode == 0
+    assert set(done.environments[0]["KCONFIG_MAKE_VARIABLES"].split()) == {"VENV", "PYTHON"}
+
+
+def user_targets() -> list[str]:
+    return sorted(phony_targets() - {"all", "variables", "configured", "ready", "ready-dev", "always"})
+
+
+def test_an_unknown_variable_stops_every_target(make: Make) -> None:
+    """No target may run a single thing but the check that names the variable."""
+    for target in user_targets():
+        done = make(target, "LR=3")
+        assert done.returncode == 2, target
+        assert done.calls in ([], [["scripts/kconf.py", "check-variables"]]), target
+        assert "LR is not a variable" in done.stderr, target
+
+
+def test_an_unknown_variable_is_named_before_anything_is_set_up(tmp_path: Path) -> None:
+    command = ["make", "train", "LR=3", f"VENV={tmp_path}/none"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 2
+    assert "LR is not a variable" in done.stderr
+    assert not (tmp_path / "none").exists()
+
+
+def test_without_a_configuration_training_names_the_three_ways(make: Make, tmp_path: Path) -> None:
+    for target in ("all", "train", "resume", "plan"):
+        done = make(target, f"O={tmp_path}")
+        assert done.returncode == 2
+        assert done.calls == []
+        for way in ("make defconfig-lenet5", "make menuconfig", "make olddefconfig"):
+            assert way in done.stderr
+
+
+def test_parallel_make_keeps_the_order_of_goals(make: Make, tmp_path: Path) -> None:
+    (tmp_path / ".config").touch()
+    done = make("-j8", "defconfig-lenet5", "train", "plan", f"O={tmp_path}")
+    words = [call[-1] for call in done.calls]
+    assert words == ["lenet5", "train", "plan"]
+
+
+def test_a_failing_script_fails_make(make: Make) -> None:
+    assert make("checkconfig", env={"RECORDER_EXIT": "2"}).returncode == 2
+
+
+def test_verbose_shows_the_command(make: Make) -> None:
+    log = subprocess.run(
+        ["make", "-n", "V=1", "list-defconfigs"], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert "scripts/kconf.py list-defconfigs" in log.stdout
+    assert make("list-defconfigs", "V=1").environments[0]["KCONFIG_MAKE_VARIABLES"].split().count("V") == 1
+
+
+def test_spin_count_has_a_default_and_obeys_the_user(make: Make) -> None:
+    assert make("bench").environments[0]["GOMP_SPINCOUNT"] == "10000"
+    assert make("bench", env={"GOMP_SPINCOUNT": "5"}).environments[0]["GOMP_SPINCOUNT"] == "5"
+
+
+def test_help_tells_of_every_target_and_of_no_other() -> None:
+    text = subprocess.run(["make", "help"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    described = {line.split()[0] for line in text.splitlines() if line.startswith("  ")}
+    named = {f"defconfig-{name}" for name in defconfigs()} | {f"{name}_defconfig" for name in defconfigs()}
+    named |= {f"train-{name}" for name in defconfigs()}
+    patterns = {"defconfig-NAME", "NAME_defconfig", "train-NAME"}
+    assert described == set(user_targets()) - named | patterns
+
+
+def test_shells_complete_every_defconfig() -> None:
+    lines = make_database().splitlines()
+    for name in defconfigs():
+        for target in (f"defconfig-{name}", f"{name}_defconfig", f"train-{name}"):
+            assert any(line.startswith(f"{target}:") for line in lines), target
+
+
+def test_help_is_immediate_and_needs_no_python() -> None:
+    def seconds() -> float:
+        start = time.perf_counter()
+        subprocess.run(["make", "help", "PYTHON=/nonexistent"], cwd=ROOT, capture_output=True, check=True)
+        return time.perf_counter() - start
+
+    assert min(seconds() for _ in range(5)) < 0.05
+
+
+def test_the_makefile_never_reads_the_configuration() -> None:
+    lines = (ROOT / "Makefile").read_text().splitlines()
+    assert not [line for line in lines if line.lstrip("-s ").startswith("include")]
+    assert not [line for line in lines if "$(shell" in line]
+
+
+def test_cleaning_keeps_data_and_runs_as_it_says(tree: Path) -> None:
+    def run(target: str) -> None:
+        subprocess.run(["make", target], cwd=tree, capture_output=True, check=True)
+
+    for name in (
+        "data/mnist/x",
+        "runs/lenet5/a/status.json",
+        "build/lenet5/runs/x",
+        ".config",
+        ".config.old",
+    ):
+        (tree / name).parent.mkdir(parents=True, exist_ok=True)
+        (tree / name).touch()
+    mine = tree / ".venv"
+    mine.mkdir()
+    (mine / "precious").touch()
+    cache = tree / "lib" / "__pycache__"
+    cache.mkdir(exist_ok=True)
+
+    run("clean")
+    assert not cache.exists() and (tree / ".config").exists()
+    run("mrproper")
+    assert not (tree / ".config").exists() and not (tree / ".config.old").exists()
+    assert (mine / "precious").exists(), "an environment that make did not create was removed"
+    (mine / ".created").touch()
+    run("mrproper")
+    assert not mine.exists()
+    assert (tree / "runs/lenet5/a/status.json").exists() and (tree / "build/lenet5/runs/x").exists()
+    run("distclean")
+    assert not (tree / "runs").exists() and not (tree / "build").exists()
+    assert (tree / "data/mnist/x").exists()
+    run("data-clean")
+    assert not (tree / "data").exists()
