@@ -13,7 +13,7 @@ import json
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
@@ -176,7 +176,7 @@ def launched_plan() -> dict[str, Any] | None:
     return None if text is None else json.loads(text)
 
 
-def launch(plan: Mapping[str, Any], *, world: int, cpu_count: int, arguments: Sequence[str]) -> None:
+def launch(plan: Mapping[str, Any], *, world: int, cpu_count: int, arguments: Sequence[str]) -> NoReturn:
     """Replace this process by torchrun with `world` workers that run `python -m train ARGUMENTS`.
 
     Replacing it frees the device memory that probing took. Does not return.
@@ -190,8 +190,8 @@ def launch(plan: Mapping[str, Any], *, world: int, cpu_count: int, arguments: Se
     os.execve(sys.executable, [*command, "-m", "train", *arguments], environment)
 
 
-def end_process(status: int) -> None:
-    """End a worker. gloo's threads can abort a normal interpreter exit, so buffers are flushed and it is skipped."""
+def end_process(status: int) -> NoReturn:
+    """End a worker without the interpreter's clean-up, during which gloo's threads can abort."""
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(status)
@@ -219,6 +219,7 @@ def compiled(model: nn.Module) -> Callable[..., Any]:
         return torch.compile(model, dynamic=False)
     except RuntimeError as error:
         raise ToolkitError(
-            "torch.compile cannot run here", why=str(error).splitlines()[0], todo="set CONFIG_COMPILE_MANUAL=y "
-            "and CONFIG_COMPILE_MODEL=n"
+            "torch.compile cannot run here",
+            why=str(error).splitlines()[0],
+            todo="set CONFIG_COMPILE_MANUAL=y and CONFIG_COMPILE_MODEL=n",
         ) from error

@@ -121,8 +121,10 @@ def main() -> int:
         print(f"{name:8} {min(times) * 1e3:7.3f} ms/step (median {statistics.median(times) * 1e3:.3f})")
     best = min(seconds["bare"]) / min(seconds["toolkit"])
     middle = statistics.median(seconds["bare"]) / statistics.median(seconds["toolkit"])
-    print(f"step rate of the toolkit over bare: {best:.3f} by minima, {middle:.3f} by medians, "
-          f"{options.rounds} interleaved rounds of {options.steps} steps, {torch.get_num_threads()} threads")
+    print(
+        f"step rate of the toolkit over bare: {best:.3f} by minima, {middle:.3f} by medians, "
+        f"{options.rounds} interleaved rounds of {options.steps} steps, {torch.get_num_threads()} threads"
+    )
     return 0
 
 

@@ -17,12 +17,14 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m train", description=__doc__)
     parser.add_argument("--runs", type=Path, default=ROOT / "runs", help="directory of run directories")
     commands = parser.add_subparsers(dest="command", required=True)
-    commands.add_parser("train", help="train what .config says; go on with the same run if it was interrupted")
+    commands.add_parser(
+        "train", help="train what .config says; go on with the same run if it was interrupted"
+    )
     resume = commands.add_parser("resume", help="go on with an interrupted run, by its own configuration")
     evaluate = commands.add_parser("eval", help="evaluate a run's checkpoint")
     for command in (resume, evaluate):
         command.add_argument("run", nargs="?", default="", help="path or unique prefix; default: the newest")
-    evaluate.add_argument("--checkpoint", choices=("latest", "best"), default="latest")
+    evaluate.add_argument("--best", action="store_true", help="the best checkpoint instead of the newest")
     commands.add_parser("plan", help="print what would be decided for this machine, and why")
     options = parser.parse_args()
     # Below, because it imports torch, and a wrong command line should be told at once.
@@ -33,7 +35,7 @@ def main() -> int:
     if options.command == "resume":
         return run.resume(options.run, root=ROOT, runs=options.runs, started=started)
     if options.command == "eval":
-        return run.evaluate(options.run, root=ROOT, runs=options.runs, which=options.checkpoint)
+        return run.evaluate(options.run, root=ROOT, runs=options.runs, best=options.best)
     return run.plan(root=ROOT)
 
 

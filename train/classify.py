@@ -14,16 +14,13 @@ class Classify:
     """Cross-entropy with label smoothing (Szegedy et al. 2015, section 7)."""
 
     metric = "accuracy"
-    counts_samples = True
 
     def __init__(self, *, label_smoothing: float) -> None:
         self.label_smoothing = label_smoothing
 
     def training(self, forward: Forward, batch: Batch) -> Sums:
         logits_NK = _full_precision(forward(batch.images))
-        loss = F.cross_entropy(
-            logits_NK, batch.labels, reduction="sum", label_smoothing=self.label_smoothing
-        )
+        loss = F.cross_entropy(logits_NK, batch.labels, reduction="sum", label_smoothing=self.label_smoothing)
         with torch.no_grad():
             correct = (logits_NK.argmax(dim=1) == batch.labels).sum()
         return Sums(loss, len(batch.labels), {"accuracy": correct})
@@ -34,7 +31,9 @@ class Classify:
         loss_N = F.cross_entropy(logits_NK, batch.labels, reduction="none")
         correct_N = (logits_NK.argmax(dim=1) == batch.labels).to(batch.weights.dtype)
         return Sums(
-            (loss_N * batch.weights).sum(), batch.weights.sum(), {"accuracy": (correct_N * batch.weights).sum()}
+            (loss_N * batch.weights).sum(),
+            batch.weights.sum(),
+            {"accuracy": (correct_N * batch.weights).sum()},
         )
 
 

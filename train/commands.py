@@ -12,7 +12,7 @@ from lib import checkpoint, kconf
 from lib.backend import Backend, end_process, launch, launched_plan, open_backend
 from lib.config import Config, config_from_values
 from lib.console import Console
-from lib.errors import ToolkitError
+from lib.errors import ToolkitError, run_main
 from lib.hardware import environment, probe
 from lib.hyperparams import apply_hyperparams
 from lib.plan.show import show
@@ -20,37 +20,48 @@ from lib.plan.types import Hardware, Plan
 from lib.rundir import RunDir, identity, resolve_run
 from train import loop
 from train.loop import Job, Progress, Stopped
-from train.record import Record, RunRecord, SilentRecord
-from train.setup import Subject, make_job, open_subject
+from train.record import Record, RunRecord, SilentRecord, told
+from train.setup import Subject, evaluation_part, make_job, open_subject
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Order:
-    """One `train` or `resume`, with all that was asked."""
+    """What was asked, and where from."""
 
     resolved: kconf.Resolved
     config: Config
-    root: Path
+    root: Path  # the source tree
     runs: Path
     started: float  # time.monotonic() when the program began
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """An order, and what was found and decided for it."""
+
+    order: Order
+    subject: Subject
+    hardware: Hardware
+    plan: Plan
+
+
 def train(*, root: Path, runs: Path, started: float) -> int:
     """Train what .config says; go on with the same run if it was interrupted and RESUME allows it."""
-    resolved = kconf.from_environment(root)
-    order = Order(
-        resolved=resolved, config=config_from_values(resolved.values), root=root, runs=runs, started=started
-    )
-    return _carry_out(order, lambda: _interrupted(order))
+    order = _order(kconf.from_environment(root), root=root, runs=runs, started=started)
+
+    def interrupted() -> RunDir | None:
+        if order.config.resume == "never":
+            return None
+        same = identity(order.resolved.values)
+        return RunDir.find_interrupted(runs, model=order.config.model, identity=same)
+
+    return _carry_out(order, interrupted)
 
 
 def resume(name: str, *, root: Path, runs: Path, started: float) -> int:
     """Go on with run `name` by the configuration that is stored in it."""
     run = resolve_run(runs, name)
     resolved = kconf.load(root=root, config_file=run.path / "config")
-    order = Order(
-        resolved=resolved, config=config_from_values(resolved.values), root=root, runs=runs, started=started
-    )
 
     def locked() -> RunDir:
         run.lock()
@@ -58,16 +69,16 @@ def resume(name: str, *, root: Path, runs: Path, started: float) -> int:
             raise ToolkitError(f"{run.path} is done", todo="make train starts another run")
         return run
 
-    return _carry_out(order, locked)
+    return _carry_out(_order(resolved, root=root, runs=runs, started=started), locked)
 
 
-def evaluate(name: str, *, root: Path, runs: Path, which: str) -> int:
-    """Evaluate a checkpoint ("latest" or "best") of run `name` on the part its configuration says."""
+def evaluate(name: str, *, root: Path, runs: Path, best: bool) -> int:
+    """Evaluate the newest or the best checkpoint of run `name` as its configuration says."""
     run = resolve_run(runs, name)
     resolved = kconf.load(root=root, config_file=run.path / "config")
     # One process: evaluation counts every sample once however many there are.
     config = dataclasses.replace(config_from_values(resolved.values), num_devices=1)
-    found = checkpoint.load(run.checkpoints, which="best" if which == "best" else "latest", say=_say)
+    found = checkpoint.load(run.checkpoints, which="best" if best else "latest", say=_say)
     if found is None:
         raise ToolkitError(f"{run.path} has no checkpoint")
     subject = open_subject(config, root=root, say=_say)
@@ -75,51 +86,93 @@ def evaluate(name: str, *, root: Path, runs: Path, which: str) -> int:
     plan = apply_hyperparams(config, verbose=False, hardware=hardware, facts=subject.facts)
     backend = open_backend(plan.device, world=1)
     job = make_job(config, plan, subject, hardware=hardware, backend=backend, record=SilentRecord())
-    progress = loop.load_state_dict(job, found[1])
-    result = loop.evaluate(job)
-    print(f"{run.path}: {which} checkpoint, step {progress.step}: {told(result)} ({subject.judge})")
+    step = loop.load_state_dict(job, found[1]).step
+    with job.train_loader, job.eval_loader:
+        result = loop.evaluate(job)
+    print(f"{run.path}, step {step}: {told(result)} ({evaluation_part(config, subject.dataset)})")
     return 0
 
 
 def plan(*, root: Path) -> int:
     """Print what would be decided for this machine, and why."""
-    resolved = kconf.from_environment(root)
-    config = config_from_values(resolved.values)
+    config = config_from_values(kconf.from_environment(root).values)
     subject = open_subject(config, root=root, say=_say)
     show(apply_hyperparams(config, hardware=probe(config.device), facts=subject.facts), sys.stdout)
     return 0
 
 
-def _interrupted(order: Order) -> RunDir | None:
-    if order.config.resume == "never":
-        return None
-    return RunDir.find_interrupted(
-        order.runs, model=order.config.model, identity=identity(order.resolved.values)
+def create_run(case: Case) -> RunDir:
+    """A new run directory that holds what was asked and what was decided."""
+    resolved = case.order.resolved
+    return RunDir.create(
+        case.order.runs,
+        model=case.order.config.model,
+        identity=identity(resolved.values),
+        files={
+            "config": resolved.text,
+            "defconfig": resolved.minimal,
+            "values.json": dict(resolved.values),
+            "origins.json": dict(resolved.origins),
+            "plan.json": case.plan.to_json(),
+            "hardware.json": case.hardware.to_json(),
+            "data.json": case.subject.to_json(),
+            "env.json": environment(),
+        },
     )
 
 
+def _order(resolved: kconf.Resolved, *, root: Path, runs: Path, started: float) -> Order:
+    config = config_from_values(resolved.values)
+    return Order(resolved=resolved, config=config, root=root, runs=runs, started=started)
+
+
 def _carry_out(order: Order, find_run: Callable[[], RunDir | None]) -> int:
-    """Plan, become several processes if the plan says so, and run the loop."""
+    """Plan, become several processes if the plan says so, and run the loop.
+
+    find_run: the run to go on with, locked; None to begin a new one.
+    """
     launched = launched_plan()
-    if launched is None:
-        subject = open_subject(order.config, root=order.root, say=_say)
-        run = find_run()
-        hardware = probe(order.config.device)
-        plan = _plan(order, subject, hardware, run)
-        if plan.world > 1:
-            _launch(plan, hardware, run)
-    else:
-        plan, hardware = Plan.from_json(launched["plan"]), Hardware.from_json(launched["hardware"])
-        subject = open_subject(order.config, root=order.root, say=lambda _: None)
-        run = RunDir.open(Path(launched["run"])) if launched["run"] else None
+    if launched is not None:
+        return _work(
+            order, Hardware.from_json(launched["hardware"]), Plan.from_json(launched["plan"]), launched["run"]
+        )
+    for notice in order.resolved.notices:
+        _say(notice)
+    subject = open_subject(order.config, root=order.root, say=_say)
+    run = find_run()
+    hardware = probe(order.config.device)
+    plan = _plan(order, subject, hardware, run)
+    if plan.world > 1:
+        if run is not None:
+            run.release()  # for rank 0 to take
+        payload = {
+            "plan": plan.to_json(),
+            "hardware": hardware.to_json(),
+            "run": str(run.path) if run else None,
+        }
+        launch(payload, world=plan.world, cpu_count=hardware.cpu_count, arguments=sys.argv[1:])
+    case = Case(order=order, subject=subject, hardware=hardware, plan=plan)
+    return _as_main(case, Backend(plan.device), run)
+
+
+def _work(order: Order, hardware: Hardware, plan: Plan, run_path: str | None) -> int:
+    """One of several processes that were launched with a plan. Does not return."""
+    subject = open_subject(order.config, root=order.root, say=lambda _: None)
+    case = Case(order=order, subject=subject, hardware=hardware, plan=plan)
     backend = open_backend(plan.device, world=plan.world)
-    if launched is not None and run is not None and backend.is_main:
-        run.lock()
-    status = _with_record(order, subject, hardware, plan, backend, run)
-    if backend.world > 1:
+
+    def main() -> int:
+        if not backend.is_main:
+            return _train(case, backend, SilentRecord(), None)
+        run = RunDir.open(Path(run_path)) if run_path else None
+        if run is not None:
+            run.lock()
+        return _as_main(case, backend, run)
+
+    status = run_main(main)
+    if status == 0:
         backend.close()
-        end_process(status)
-    return status
+    end_process(status)
 
 
 def _plan(order: Order, subject: Subject, hardware: Hardware, run: RunDir | None) -> Plan:
@@ -134,34 +187,22 @@ def _plan(order: Order, subject: Subject, hardware: Hardware, run: RunDir | None
 
 def _same_machine(one: Hardware, other: Hardware) -> bool:
     """Whether they differ in nothing but how much memory is free."""
-    return one.kind == other.kind and one.cpu_name == other.cpu_name and [
-        device.name for device in one.devices
-    ] == [device.name for device in other.devices]
+    return (one.kind, one.cpu_name, [device.name for device in one.devices]) == (
+        other.kind,
+        other.cpu_name,
+        [device.name for device in other.devices],
+    )
 
 
-def _launch(plan: Plan, hardware: Hardware, run: RunDir | None) -> None:
-    if run is not None:
-        run.release()  # for rank 0 to take
-    payload = {
-        "plan": plan.to_json(),
-        "hardware": hardware.to_json(),
-        "run": str(run.path) if run is not None else None,
-    }
-    launch(payload, world=plan.world, cpu_count=hardware.cpu_count, arguments=sys.argv[1:])
-
-
-def _with_record(
-    order: Order, subject: Subject, hardware: Hardware, plan: Plan, backend: Backend, run: RunDir | None
-) -> int:
-    if not backend.is_main:
-        return _train(order, subject, hardware, plan, backend, SilentRecord(), None)
-    going_on = run is not None
-    if run is None:
-        run = create_run(order.resolved, order.runs, subject=subject, plan=plan, hardware=hardware)
-    record = open_record(run, order.config, started=order.started)
-    record.say(f"{'Going on with' if going_on else 'Run'} {run.path}")
+def _as_main(case: Case, backend: Backend, interrupted: RunDir | None) -> int:
+    """Train as the rank that writes the run directory, and leave a true status in it."""
+    run = interrupted or create_run(case)
+    record = RunRecord(
+        run, Console(run.log), started=case.order.started, keep_last=case.order.config.keep_last
+    )
+    record.say(f"{'Going on with' if interrupted else 'Run'} {run.path}")
     try:
-        return _train(order, subject, hardware, plan, backend, record, run if going_on else None)
+        return _train(case, backend, record, interrupted)
     except Stopped as stopped:
         run.set_status("preempted", step=stopped.step, reason=str(stopped))
         raise
@@ -172,50 +213,15 @@ def _with_record(
         record.close()
 
 
-def create_run(
-    resolved: kconf.Resolved, runs: Path, *, subject: Subject, plan: Plan, hardware: Hardware
-) -> RunDir:
-    """A new run directory that holds what was asked and what was decided."""
-    model = resolved.values["MODEL"]
-    assert isinstance(model, str)
-    return RunDir.create(
-        runs,
-        model=model,
-        identity=identity(resolved.values),
-        files={
-            "config": resolved.text,
-            "defconfig": resolved.minimal,
-            "values.json": dict(resolved.values),
-            "origins.json": dict(resolved.origins),
-            "plan.json": plan.to_json(),
-            "hardware.json": hardware.to_json(),
-            "data.json": subject.to_json(),
-            "env.json": environment(),
-        },
-    )
-
-
-def open_record(run: RunDir, config: Config, *, started: float) -> RunRecord:
-    """The record that writes into `run`."""
-    return RunRecord(run, Console(run.log), started=started, keep_last=config.keep_last)
-
-
-def _train(
-    order: Order,
-    subject: Subject,
-    hardware: Hardware,
-    plan: Plan,
-    backend: Backend,
-    record: Record,
-    interrupted: RunDir | None,
-) -> int:
-    job = make_job(order.config, plan, subject, hardware=hardware, backend=backend, record=record)
+def _train(case: Case, backend: Backend, record: Record, interrupted: RunDir | None) -> int:
+    config = case.order.config
+    job = make_job(config, case.plan, case.subject, hardware=case.hardware, backend=backend, record=record)
     progress = _restore(job, interrupted)
-    record.begin(progress.step)
+    record.begin(progress.step, job.budget.total_steps)
     with job.train_loader, job.eval_loader:
         result = loop.train(job, progress)
-    if isinstance(record, RunRecord):
-        record.finish(progress.step, seconds=progress.seconds, result=result, judge=subject.judge)
+    part = evaluation_part(config, case.subject.dataset)
+    record.finish(progress.step, seconds=progress.seconds, result=result, part=part)
     return 0
 
 
@@ -224,8 +230,8 @@ def _restore(job: Job, interrupted: RunDir | None) -> Progress:
     path = job.backend.broadcast(interrupted.checkpoints if interrupted is not None else None)
     if path is None:
         return Progress()
-    # Another rank reads only after rank 0 has verified which checkpoint it is.
     found = checkpoint.load(path, say=job.record.say) if job.backend.is_main else None
+    # The other ranks read only after rank 0 has verified which checkpoint it is.
     step = job.backend.broadcast(found[0] if found is not None else None)
     if found is None and step is not None:
         found = checkpoint.load(path, which=step, say=job.record.say)

@@ -105,8 +105,12 @@ def train(job: Job, progress: Progress) -> dict[str, float]:
             )
             mark = time.perf_counter()
             last = job.budget.spent(step=progress.step, seconds=progress.seconds)
-            due = _due(job, progress.step, last=last, stopping=bool(wants_stop), unsaved=time.monotonic() - last_save)
-            job.record.progress(progress.step, job.budget.fraction(step=progress.step, seconds=progress.seconds))
+            due = _due(
+                job, progress.step, last=last, stopping=bool(wants_stop), unsaved=time.monotonic() - last_save
+            )
+            job.record.progress(
+                progress.step, job.budget.fraction(step=progress.step, seconds=progress.seconds)
+            )
             if due.log:
                 row = _train_row(job, progress, logged.means(job.backend), since=logged_at)
                 progress.seconds += time.perf_counter() - mark
@@ -133,7 +137,10 @@ class Stopped(ToolkitError):
     exit_code = 75  # EX_TEMPFAIL: try again, and it goes on
 
     def __init__(self, signal: int, step: int) -> None:
-        super().__init__(f"stopped by signal {signal} after step {step}", todo="the same command goes on from there")
+        self.step = step
+        super().__init__(
+            f"stopped by signal {signal} after step {step}", todo="the same command goes on from there"
+        )
 
 
 def _optimizer_step(job: Job, progress: Progress) -> list[Sums]:
@@ -165,7 +172,9 @@ def _smaller_plan(job: Job, reason: str) -> Plan:
     plan = with_smaller_micro_batch(job.plan)
     if plan is None:
         raise ToolkitError(f"out of memory at micro-batch {job.plan.micro_batch}, the smallest", why=reason)
-    job.record.replan(plan, f"out of memory at micro-batch {job.plan.micro_batch}: going on with {plan.micro_batch}")
+    job.record.replan(
+        plan, f"out of memory at micro-batch {job.plan.micro_batch}: going on with {plan.micro_batch}"
+    )
     return plan
 
 
@@ -176,14 +185,18 @@ def _accumulate_and_update(job: Job, progress: Progress) -> Iterator[Sums]:
     scale = plan.world / plan.effective_batch
     count: Tensor | int = 0
     batches = job.train_loader.micro_batches(
-        step=progress.step, target=plan.effective_batch, rank=backend.rank, world=plan.world, sizes=plan.micro_batches
+        step=progress.step,
+        target=plan.effective_batch,
+        rank=backend.rank,
+        world=plan.world,
+        sizes=plan.micro_batches,
     )
     for number, batch in enumerate(batches, start=1):
         last = number == plan.accumulation
         with contextlib.nullcontext() if last else backend.without_gradient_sync(job.wrapped):
             with backend.autocast(plan.precision):
                 sums = job.task.training(job.forward, batch)
-            job.scaler.scale(sums.loss * scale).backward()
+            torch.autograd.backward(job.scaler.scale(sums.loss * scale))
         count = count + sums.count
         yield sums
     if isinstance(count, Tensor):
@@ -268,7 +281,8 @@ def _due(job: Job, step: int, *, last: bool, stopping: bool, unsaved: float) -> 
     by_time = config.checkpoint_seconds and unsaved >= config.checkpoint_seconds
     save = bool(last or stopping or by_steps or by_time)
     evaluation = evaluation or last
-    return _Due(log=save or evaluation or step % config.log_interval_steps == 0, evaluation=evaluation, save=save)
+    log = save or evaluation or step % config.log_interval_steps == 0
+    return _Due(log=log, evaluation=evaluation, save=save)
 
 
 def _epoch(job: Job, step: int) -> float:

@@ -18,8 +18,8 @@ Scalar = str | int | float | bool | None
 class Record(Protocol):
     """Where the loop reports to."""
 
-    def begin(self, step: int) -> None:
-        """Training is about to start after `step` steps: forget rows of later ones."""
+    def begin(self, step: int, total_steps: int | None) -> None:
+        """Training starts after `step` steps: forget rows of later ones."""
 
     def say(self, text: str) -> None:
         """Tell the user something once."""
@@ -36,11 +36,14 @@ class Record(Protocol):
     def replan(self, plan: Plan, why: str) -> None:
         """The plan has changed in the middle of the run."""
 
+    def finish(self, step: int, *, seconds: float, result: Mapping[str, float], part: str) -> None:
+        """The run has come to its end: `result` is its last evaluation, on the part that `part` names."""
+
 
 class SilentRecord:
     """The record of a rank that neither prints nor writes."""
 
-    def begin(self, step: int) -> None:
+    def begin(self, step: int, total_steps: int | None) -> None:
         pass
 
     def say(self, text: str) -> None:
@@ -58,6 +61,9 @@ class SilentRecord:
     def replan(self, plan: Plan, why: str) -> None:
         pass
 
+    def finish(self, step: int, *, seconds: float, result: Mapping[str, float], part: str) -> None:
+        pass
+
 
 class RunRecord:
     """The record of rank 0: a run directory and the terminal."""
@@ -66,12 +72,14 @@ class RunRecord:
         self.run, self.console = run, console
         self._started, self._keep_last = started, keep_last
         self._metrics: MetricsWriter | None = None
-        self._latest: dict[str, float] = {}
+        self._shown: dict[str, float] = {}  # of the last row, for the progress line
+        self._rate = 0.0
         self._first_step: int | None = None
 
-    def begin(self, step: int) -> None:
+    def begin(self, step: int, total_steps: int | None) -> None:
         metrics.truncate_after(self.run.metrics, step)
         self._metrics = MetricsWriter(self.run.metrics)
+        self.console.start(total_steps, description=self.run.model)
 
     def say(self, text: str) -> None:
         self.console.say(text)
@@ -81,7 +89,8 @@ class RunRecord:
         self._metrics.write({"kind": kind, **values})
         numbers = {name: value for name, value in values.items() if isinstance(value, int | float)}
         if kind == "train":
-            self._latest = numbers
+            self._shown = {name: numbers[name] for name in ("loss", "accuracy") if name in numbers}
+            self._rate = numbers["samples_per_second"]
             return
         self._metrics.flush()
         self.say(f"step {numbers['step']:.0f}, epoch {numbers['epoch']:.2f}: {told(numbers)}")
@@ -90,7 +99,7 @@ class RunRecord:
         if self._first_step is None:
             self._first_step = step
             self.say(f"First optimizer step {time.monotonic() - self._started:.1f} s after the start")
-        self.console.update(step, self._latest, fraction)
+        self.console.update(step, values=self._shown, fraction=fraction, samples_per_second=self._rate)
 
     def save(self, step: int, state: Callable[[], Mapping[str, Any]], *, best: bool) -> None:
         assert self._metrics is not None, "begin comes first"
@@ -102,12 +111,12 @@ class RunRecord:
         self.say(why)
         self.run.write("plan.json", plan.to_json())
 
-    def finish(self, step: int, *, seconds: float, result: Mapping[str, float], judge: str) -> None:
-        """The run has come to its end: `result` is its last evaluation, on the part that `judge` names."""
+    def finish(self, step: int, *, seconds: float, result: Mapping[str, float], part: str) -> None:
         self.console.stop()
-        self.say(f"Done: {told(result)} ({judge}), {seconds:.1f} s of training")
+        self.say(f"Done: {told(result)} ({part}), {seconds:.1f} s of training")
         self.say(f"Run: {self.run.path}")
-        self.run.set_status("done", step=step, seconds=seconds, judge=judge, **result)
+        facts: dict[str, Any] = {"seconds": seconds, "part": part, **result}
+        self.run.set_status("done", step=step, **facts)
 
     def close(self) -> None:
         self.console.stop()
@@ -117,5 +126,6 @@ class RunRecord:
 
 def told(result: Mapping[str, float]) -> str:
     """An evaluation in words, without the step it was made at."""
-    means = [f"{name} {value:.4f}" for name, value in result.items() if name not in ("step", "epoch", "samples")]
+    numbers = {name: value for name, value in result.items() if name not in ("step", "epoch", "samples")}
+    means = [f"{name} {value:.4f}" for name, value in numbers.items()]
     return f"{', '.join(means)} over {result['samples']:.0f} samples"

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -27,11 +30,15 @@ from train.task import Task
 class Subject:
     """What is trained on what, before anything is known of the machine."""
 
-    dataset: Dataset
+    dataset: Dataset  # train: what to train on; test: what to evaluate on
     facts: ModelFacts
 
+    def to_json(self) -> dict[str, Any]:
+        sizes = {"train_size": self.dataset.train.size, "evaluation_size": self.dataset.test.size}
+        return {"source": self.dataset.source, **sizes, **dataclasses.asdict(self.dataset.spec)}
 
-def open_subject(config: Config, *, root: Path, record: Record) -> Subject:
+
+def open_subject(config: Config, *, root: Path, say: Callable[[str], None]) -> Subject:
     """Open (or generate, or fetch) the data and take the model's measure.
 
     Raises DataError if the data cannot be had, ConfigError if the model cannot take them.
@@ -42,9 +49,14 @@ def open_subject(config: Config, *, root: Path, record: Record) -> Subject:
         cache_dir=root / "data",
         download=config.data_download,
         image_size=config.image_size or 0,
-        say=record.say,
+        say=say,
     )
-    dataset = subset(dataset, limit=config.data_limit, holdout=config.holdout)
+    train, held_out = subset(dataset.train, limit=config.data_limit, holdout=config.holdout)
+    return measure(config, dataclasses.replace(dataset, train=train, test=held_out or dataset.test))
+
+
+def measure(config: Config, dataset: Dataset) -> Subject:
+    """The subject of training the configured model on `dataset`."""
     facts = model_facts(
         lambda: build_model(config.model, config.model_options, dataset.spec, seed=config.seed),
         dataset.spec,
@@ -54,10 +66,16 @@ def open_subject(config: Config, *, root: Path, record: Record) -> Subject:
     return Subject(dataset=dataset, facts=facts)
 
 
+def evaluation_part(config: Config, dataset: Dataset) -> str:
+    """What evaluation looks at, in words."""
+    part = "held-out training samples" if config.holdout else "test part"
+    return f"{part} of {dataset.spec.name}{', synthetic' if dataset.spec.synthetic else ''}"
+
+
 def make_task(config: Config) -> Task:
     """The kind of learning that the model's folder names."""
     name = load_model(config.model).TASK
-    assert name == "classify", f"models/{config.model}/model.py names the task {name!r}, which train/ does not have"
+    assert name == "classify", f"models/{config.model}: there is no task {name!r} in train/"
     return Classify(label_smoothing=config.label_smoothing)
 
 
@@ -78,7 +96,8 @@ def make_job(
     use_deterministic_algorithms(config.deterministic)
     model = build_model(config.model, config.model_options, subject.dataset.spec, seed=config.seed)
     layout = torch.channels_last if plan.channels_last else torch.contiguous_format
-    model = model.to(backend.device, dtype).to(memory_format=layout)
+    model = model.to(backend.device, dtype)
+    model = model.to(memory_format=layout)  # type: ignore[call-overload]  # missing in torch's stubs
     set_norm_batch(model, plan.norm_batch)
     wrapped = backend.wrap(model, share_buffers=plan.norm_batch == 0 and subject.facts.has_batchnorm)
     train_loader, eval_loader = _loaders(config, plan, subject, hardware, backend, record, dtype)
@@ -92,7 +111,7 @@ def make_job(
         forward=compiled(wrapped) if plan.compile else wrapped,
         optimizer=_optimizer(config, model),
         scaler=backend.loss_scaler(plan.precision),
-        ema=Ema(model, config.ema_decay) if config.ema_decay is not None else None,
+        ema=Ema(model, decay=config.ema_decay) if config.ema_decay is not None else None,
         train_loader=train_loader,
         eval_loader=eval_loader,
         budget=budget_of(config, train_size=train_loader.size, effective_batch=plan.effective_batch),
@@ -108,9 +127,9 @@ def _optimizer(config: Config, model: torch.nn.Module) -> torch.optim.Optimizer:
         weight_decay=config.weight_decay,
         momentum=config.momentum,
         nesterov=config.nesterov,
-        beta1=config.adam_beta1,
-        beta2=config.adam_beta2,
-        eps=config.adam_eps,
+        adam_beta1=config.adam_beta1,
+        adam_beta2=config.adam_beta2,
+        adam_eps=config.adam_eps,
     )
 
 
@@ -127,7 +146,7 @@ def _loaders(
     free_bytes = min(device.free_bytes for device in hardware.devices[: plan.world])
     placement, reason = choose_placement(config.data_placement, part=dataset.train, free_bytes=free_bytes)
     record.say(f"Data: {dataset.source}; {placement}: {reason}")
-    common = {
+    common: dict[str, Any] = {
         "device": backend.device,
         "dtype": dtype,
         "channels_last": plan.channels_last,

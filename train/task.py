@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple, Protocol
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 from torch import Tensor
 
@@ -12,14 +13,15 @@ from lib.data.loader import Batch
 Forward = Callable[..., Any]  # a module, perhaps wrapped or compiled
 
 
-class Sums(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Sums:
     """Totals over one micro-batch. Means are taken by the loop, over the global count.
 
     A mean of micro-batch means would weigh the samples of a small micro-batch more.
     """
 
     loss: Tensor  # scalar, differentiable in training
-    count: Tensor | int  # what the loss is a sum over: samples, or tokens
+    count: Tensor | int  # what the loss is a sum over; an int counts samples, known without the device
     metrics: Mapping[str, Tensor]  # further sums over `count`, without gradient
 
 
@@ -27,7 +29,6 @@ class Task(Protocol):
     """One kind of learning: classification, language modelling, ..."""
 
     metric: str  # of evaluation; a larger one is better
-    counts_samples: bool  # whether `count` is the number of samples, known without looking at the data
 
     def training(self, forward: Forward, batch: Batch) -> Sums:
         """The objective on one micro-batch."""

@@ -1,0 +1,73 @@
+"""Run `python -m train` the way the make targets do, in a directory of its own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from lib import checkpoint, kconf
+from lib.rundir import RunDir, resolve_run
+
+ROOT = Path(__file__).resolve().parents[2]
+TINY = {  # a run of a second on the embedded digits
+    "CONFIG_DATA_LIMIT": "2048",
+    "CONFIG_TARGET_EFFECTIVE_BATCH": "64",
+    "CONFIG_BUDGET_STEPS": "y",
+    "CONFIG_MAX_STEPS": "40",
+    "CONFIG_LOG_INTERVAL_STEPS": "5",
+    "CONFIG_PRECISION_FP32": "y",
+}
+
+
+@dataclass(frozen=True)
+class Runner:
+    """A configuration and a directory of runs."""
+
+    folder: Path
+
+    @property
+    def runs(self) -> Path:
+        return self.folder / "runs"
+
+    def configure(self, defconfig: str, overrides: Mapping[str, str]) -> None:
+        resolved = kconf.load(root=ROOT, config_file=ROOT / "defconfigs" / defconfig, overrides=overrides)
+        (self.folder / ".config").write_text(resolved.text)
+
+    def start(self, *arguments: str, **environment: str) -> subprocess.Popen[str]:
+        variables = {**os.environ, "KCONFIG_CONFIG": str(self.folder / ".config"), "OMP_NUM_THREADS": "1"}
+        return subprocess.Popen(
+            [sys.executable, "-m", "train", "--runs", str(self.runs), *arguments],
+            cwd=ROOT,
+            env=variables | environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+
+    def run(self, *arguments: str, status: int = 0, **environment: str) -> str:
+        process = self.start(*arguments, **environment)
+        output, _ = process.communicate(timeout=300)
+        assert process.returncode == status, output
+        return output
+
+    def newest(self) -> RunDir:
+        return resolve_run(self.runs)
+
+    def weights(self) -> dict[str, torch.Tensor]:
+        found = checkpoint.load(self.newest().checkpoints, say=print)
+        assert found is not None
+        model: dict[str, Any] = found[1]["model"]
+        return model
+
+
+def assert_same_bits(one: Mapping[str, torch.Tensor], other: Mapping[str, torch.Tensor]) -> None:
+    assert one.keys() == other.keys()
+    different = [name for name in one if not torch.equal(one[name], other[name])]
+    assert not different, f"differ: {different}"

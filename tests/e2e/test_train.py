@@ -1,0 +1,197 @@
+"""Whole runs of a second each: what they leave behind, and that nothing stops them from going on."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from lib import metrics
+from tests.e2e.runner import ROOT, TINY, Runner, assert_same_bits
+
+pytestmark = pytest.mark.slow
+KILLS = 20
+
+
+@pytest.fixture
+def runner(tmp_path: Path) -> Runner:
+    return Runner(tmp_path)
+
+
+def wait_for_checkpoint(runner: Runner, process: subprocess.Popen[str], count: int = 1) -> None:
+    deadline = time.monotonic() + 60
+    while len(list(runner.runs.glob("*/*/ckpt/step-*"))) < count:
+        assert process.poll() is None, process.communicate()[0]
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_a_run_leaves_everything_behind(runner: Runner) -> None:
+    runner.configure("lenet5", TINY)
+    output = runner.run("train")
+    assert "Hyperparams: AUTO mode - " in output and "Done: " in output and "synthetic" in output
+    run = runner.newest()
+    assert run.status().state == "done" and run.status().step == 40
+    stored = {path.name for path in run.path.iterdir()}
+    assert {"config", "defconfig", "plan.json", "hardware.json", "env.json", "metrics.jsonl", "log.txt"} <= stored
+    plan = json.loads((run.path / "plan.json").read_text())
+    assert plan["effective_batch"] == 64 and plan["reasons"]["micro_batch"]
+    rows = metrics.read(run.metrics)
+    train_rows = [row for row in rows if row["kind"] == "train"]
+    assert train_rows[-1]["step"] == 40 and train_rows[-1]["loss"] < train_rows[0]["loss"]
+    assert [row["samples"] for row in rows if row["kind"] == "eval"][-1] == 4000
+    assert "accuracy" in runner.run("eval", run.name)
+
+
+def test_the_same_configuration_trains_the_same_weights(runner: Runner) -> None:
+    runner.configure("lenet5", TINY)
+    runner.run("train")
+    first = runner.weights()
+    runner.run("train")
+    assert len(list(runner.runs.glob("*/*/status.json"))) == 2, "a run that is done is not gone on with"
+    assert_same_bits(first, runner.weights())
+
+
+def test_a_run_killed_at_random_moments_ends_in_the_same_bits(runner: Runner, tmp_path: Path) -> None:
+    settings = TINY | {
+        "CONFIG_MAX_STEPS": "300",
+        "CONFIG_CHECKPOINT_INTERVAL_STEPS": "3",
+        "CONFIG_EVAL_INTERVAL_STEPS": "100",
+        "CONFIG_EMA": "y",
+    }
+    (tmp_path / "reference").mkdir()
+    reference = Runner(tmp_path / "reference")
+    reference.configure("lenet5", settings)
+    started = time.monotonic()
+    reference.run("train")
+    seconds = time.monotonic() - started
+    expected = reference.weights()
+    runner.configure("lenet5", settings)
+    moments = random.Random(7)
+    kills = 0
+    while kills < KILLS:
+        process = runner.start("train")
+        try:
+            output, _ = process.communicate(timeout=moments.uniform(0.2, 1.0) * seconds)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.communicate()
+            kills += 1
+            continue
+        assert process.returncode == 0, output
+        assert_same_bits(runner.weights(), expected)
+    output = runner.run("train")
+    assert_same_bits(runner.weights(), expected)
+    steps = [row["step"] for row in metrics.read(runner.newest().metrics) if row["kind"] == "train"]
+    assert steps == sorted(set(steps)), "rows of lost steps were kept"
+
+
+def test_a_damaged_newest_checkpoint_costs_an_interval_and_is_told(runner: Runner) -> None:
+    runner.configure("lenet5", TINY | {"CONFIG_MAX_STEPS": "4000", "CONFIG_CHECKPOINT_INTERVAL_STEPS": "10"})
+    process = runner.start("train")
+    wait_for_checkpoint(runner, process, count=2)
+    process.kill()
+    process.communicate()
+    newest = sorted(runner.newest().checkpoints.glob("step-*"))[-1]
+    data = bytearray((newest / "state.pt").read_bytes())
+    data[len(data) // 2] ^= 1
+    (newest / "state.pt").write_bytes(data)
+    runner.configure("lenet5", TINY | {"CONFIG_MAX_STEPS": "4000", "CONFIG_CHECKPOINT_INTERVAL_STEPS": "10"})
+    process = runner.start("train")
+    wait_for_checkpoint(runner, process, count=2)
+    process.send_signal(signal.SIGTERM)
+    output, _ = process.communicate(timeout=60)
+    step = int(newest.name.removeprefix("step-"))
+    assert f"checkpoint {newest.name} is damaged" in output
+    assert f"Starting after step {step - 10}" in output
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_saves_and_stops_and_the_run_goes_on(runner: Runner, number: signal.Signals) -> None:
+    runner.configure("lenet5", TINY | {"CONFIG_MAX_STEPS": "100000", "CONFIG_CHECKPOINT_INTERVAL_STEPS": "20"})
+    process = runner.start("train")
+    wait_for_checkpoint(runner, process)
+    process.send_signal(number)
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == 75, output
+    status = runner.newest().status()
+    assert status.state == "preempted" and f"signal {number}" in status.reason
+    process = runner.start("resume")
+    deadline = time.monotonic() + 60
+    while f"Starting after step {status.step}" not in (runner.newest().path / "log.txt").read_text():
+        assert time.monotonic() < deadline and process.poll() is None
+        time.sleep(0.05)
+    process.kill()
+    process.communicate()
+
+
+def test_divergence_stops_with_a_message_and_keeps_the_last_good_checkpoint(runner: Runner) -> None:
+    runner.configure(
+        "lenet5",
+        TINY
+        | {
+            "CONFIG_OPTIMIZER_SGD": "y",
+            "CONFIG_LEARNING_RATE": "100",
+            "CONFIG_SCHEDULE_ONE_CYCLE": "y",
+            "CONFIG_MAX_STEPS": "400",
+            "CONFIG_CHECKPOINT_INTERVAL_STEPS": "1",
+            "CONFIG_WARMUP_PCT": "90",
+        },
+    )
+    output = runner.run("train", status=1)
+    assert "training has diverged" in output and "Traceback" not in output
+    run = runner.newest()
+    assert run.status().state == "failed"
+    assert all(tensor.isfinite().all() for tensor in runner.weights().values())
+
+
+def test_a_resumed_run_on_two_processes_is_the_run_on_one(runner: Runner, tmp_path: Path) -> None:
+    settings = TINY | {"CONFIG_MAX_STEPS": "10", "CONFIG_DEVICE_CPU": "y"}
+    (tmp_path / "one").mkdir()
+    one = Runner(tmp_path / "one")
+    one.configure("lenet5", settings)
+    one.run("train")
+    runner.configure("lenet5", settings | {"CONFIG_NUM_DEVICES": "2"})
+    output = runner.run("train")
+    assert output.count("Done: ") == 1, "only rank 0 prints"
+    assert len(list(runner.runs.glob("*/*/status.json"))) == 1
+    for name, tensor in runner.weights().items():
+        difference = (tensor - one.weights()[name]).abs().max()
+        assert difference <= 1e-5 * tensor.abs().max().clamp(min=1), name
+
+
+def test_an_unwritable_directory_of_runs_is_one_line(runner: Runner) -> None:
+    runner.configure("lenet5", TINY)
+    runner.runs.write_text("in the way")
+    output = runner.run("train", status=1)
+    assert "error: cannot create a run directory" in output and "Traceback" not in output
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small file system needs root")
+def test_a_full_disk_is_one_line_and_loses_nothing(runner: Runner, tmp_path: Path) -> None:
+    runner.runs.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(runner.runs)], capture_output=True, check=False
+    )
+    if mounted.returncode:
+        pytest.skip("cannot mount a small file system here")
+    try:
+        runner.configure("lenet5", TINY | {"CONFIG_CHECKPOINT_INTERVAL_STEPS": "5", "CONFIG_KEEP_LAST": "1000"})
+        output = runner.run("train", status=1)
+        assert "No space left on device" in output and "Traceback" not in output
+        kept = sorted(path.name for path in runner.newest().checkpoints.glob("step-*"))
+        assert kept and runner.weights()
+    finally:
+        subprocess.run(["umount", str(runner.runs)], check=True)
+
+
+def test_missing_configuration_names_the_ways_to_one(runner: Runner) -> None:
+    output = runner.run("train", status=2)
+    assert "make defconfig-" in output and "make menuconfig" in output and "Traceback" not in output
+    assert not (ROOT / ".config-none").exists()
