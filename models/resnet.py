@@ -106,9 +106,7 @@ class ResNet(nn.Module):
 
 
 def _convolution(channels_in: int, channels_out: int, *, kernel: int, stride: int = 1) -> nn.Conv2d:
-    convolution = nn.Conv2d(
-        channels_in, channels_out, kernel, stride=stride, padding=kernel // 2, bias=False
-    )
+    convolution = nn.Conv2d(channels_in, channels_out, kernel, stride=stride, padding=kernel // 2, bias=False)
     nn.init.kaiming_normal_(convolution.weight, mode="fan_out", nonlinearity="relu")
     return convolution
 

@@ -1,0 +1,60 @@
+"""An exponential moving average of the weights, to evaluate in place of the last ones."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+
+
+class Ema:
+    """average <- decay * average + (1 - decay) * weights, once per optimizer step.
+
+    The averages start at the weights that `model` has now and live beside them. Buffers (the
+    running statistics of batch normalisation) are not averaged: those of the model serve both.
+    """
+
+    def __init__(self, model: nn.Module, *, decay: float) -> None:
+        self._decay = decay
+        self._names = [name for name, _ in model.named_parameters()]
+        self._weights: list[Tensor] = list(model.parameters())
+        self._averages = [weight.detach().clone() for weight in self._weights]
+        self._inside = False
+
+    @torch.no_grad()
+    def update(self) -> None:
+        """Take the model's weights into the average. After the optimizer's step."""
+        assert not self._inside, "the model holds the averages, not its weights"
+        torch._foreach_lerp_(self._averages, self._weights, 1 - self._decay)
+
+    @contextmanager
+    def averaged(self) -> Iterator[None]:
+        """Put the averages into the model; its own weights are back, bit for bit, at the end.
+
+        Values are copied and addresses stay, so that a compiled model needs no recompilation.
+        """
+        assert not self._inside, "the model already holds the averages"
+        own = [weight.detach().clone() for weight in self._weights]
+        self._set(self._averages)
+        self._inside = True
+        try:
+            yield
+        finally:
+            self._set(own)
+            self._inside = False
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """The averages by the names of their parameters. They are live, not copies."""
+        return dict(zip(self._names, self._averages, strict=True))
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Go on from `state`. Raises KeyError where its names are not those of the model."""
+        if set(state) != set(self._names):
+            raise KeyError(f"averages do not fit the model: {sorted(set(state) ^ set(self._names))}")
+        torch._foreach_copy_(self._averages, [state[name] for name in self._names])
+
+    @torch.no_grad()
+    def _set(self, values: list[Tensor]) -> None:
+        torch._foreach_copy_(self._weights, values)

@@ -1,0 +1,50 @@
+"""The learning rate as a function of the fraction of the budget that is spent."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Literal
+
+FIRST_RATIO = 0.01  # where the warm-up starts, over the peak: the first step is small, but a step
+
+
+def learning_rate_factor(
+    progress: float,
+    *,
+    schedule: Literal["constant", "cosine", "step", "one_cycle"],
+    warmup_fraction: float,
+    min_ratio: float | None,
+    step_fractions: Sequence[float],
+    gamma: float | None,
+) -> float:
+    """What the peak learning rate is multiplied by at `progress`: rise(p) * fall(p), in (0, 1].
+
+    progress: steps taken / steps in all, or seconds spent / seconds in all, so 0 in the first
+    step. Above 1 (a budget of seconds is overrun by part of a step) it counts as 1, where the
+    factor may be 0. With w = warmup_fraction and q = (p - w) / (1 - w):
+
+    rise(p) = r + (1 - r) * s(p / w) for p < w, else 1; r = FIRST_RATIO, s(x) = x, or
+    (1 - cos(pi x)) / 2 in one_cycle.
+    fall(p) = min_ratio + (1 - min_ratio) * (1 + cos(pi q)) / 2 for p > w (cosine, one_cycle);
+    gamma ** (how many of step_fractions are <= p) (step); else 1.
+
+    min_ratio and gamma are None where the schedule does not use them.
+    """
+    assert progress >= 0 and 0 <= warmup_fraction < 1
+    progress = min(progress, 1.0)
+    rise = 1.0
+    if progress < warmup_fraction:
+        climbed = progress / warmup_fraction
+        if schedule == "one_cycle":
+            climbed = (1 - math.cos(math.pi * climbed)) / 2
+        rise = FIRST_RATIO + (1 - FIRST_RATIO) * climbed
+    fall = 1.0
+    if schedule == "step":
+        assert gamma is not None
+        fall = math.prod([gamma for fraction in step_fractions if fraction <= progress])
+    elif schedule != "constant" and progress > warmup_fraction:
+        assert min_ratio is not None
+        spent = (progress - warmup_fraction) / (1 - warmup_fraction)
+        fall = min_ratio + (1 - min_ratio) * (1 + math.cos(math.pi * spent)) / 2
+    return rise * fall

@@ -1,0 +1,257 @@
+"""What every model under models/ keeps to. A new model is covered by being there."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+import typing
+from pathlib import Path
+from typing import Any
+
+import kconfiglib
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import models
+from lib import registry
+from lib.data.spec import ImageSpec
+from lib.errors import ConfigError
+from lib.memory.facts import model_facts
+from lib.registry import build_model, load_model, model_names
+from models.lenet5.model import LeNet5
+
+ROOT = Path(__file__).resolve().parents[2]
+NAMES = model_names()
+SCALES = {"resnet18": 2.0, "resnet50": 1.5, "lenet5": 4.0}  # of design document 002
+TARGETS = {"resnet18": 512, "resnet50": 256, "lenet5": 512}
+
+
+def golden(name: str) -> list[dict[str, Any]]:
+    cases: list[dict[str, Any]] = json.loads((ROOT / "tests" / "golden" / f"{name}.json").read_text())[
+        "cases"
+    ]
+    return cases
+
+
+def spec_of(case: dict[str, Any]) -> ImageSpec:
+    shape = {name: case[name] for name in ("channels", "height", "width", "classes")}
+    constant = (0.5,) * case["channels"]
+    return ImageSpec(name="noise", mean=constant, std=constant, synthetic=True, **shape)
+
+
+def tiny(name: str, *, seed: int = 0) -> tuple[nn.Module, ImageSpec]:
+    """The smallest case of `name`, on the CPU."""
+    case = min(golden(name), key=lambda case: case["parameters"])
+    return build_model(name, case["options"], spec_of(case), seed=seed), spec_of(case)
+
+
+def images_of(spec: ImageSpec, rows: int) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(0)
+    return torch.randn(rows, spec.channels, spec.height, spec.width, generator=generator)
+
+
+@pytest.fixture(scope="module")
+def kconfig() -> kconfiglib.Kconfig:
+    return kconfiglib.Kconfig(str(ROOT / "Kconfig"))
+
+
+def chosen(kconfig: kconfiglib.Kconfig, name: str) -> dict[str, kconfiglib.Symbol]:
+    """All symbols, with model `name` chosen."""
+    kconfig.syms[f"MODEL_{name.upper()}"].set_value(2)
+    assert kconfig.syms["MODEL"].str_value == name
+    return dict(kconfig.syms)
+
+
+CASES = [pytest.param(name, case, id=f"{name}-{i}") for name in NAMES for i, case in enumerate(golden(name))]
+
+
+def test_the_three_vision_models_are_found() -> None:
+    assert {"lenet5", "resnet18", "resnet50"} <= set(NAMES)
+
+
+def test_a_directory_with_a_model_is_all_it_takes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "MODELS_DIR", tmp_path)
+    monkeypatch.setattr(models, "__path__", [str(tmp_path)])
+    for name, source in (("whole", "TASK = Options = build = 1"), ("half", "TASK = 1"), ("empty", None)):
+        (tmp_path / name).mkdir()
+        if source:
+            (tmp_path / name / "model.py").write_text(source)
+    assert model_names() == ("half", "whole")
+    assert load_model("whole").TASK
+    with pytest.raises(ConfigError, match=r"models/half/model\.py does not define Options, build"):
+        load_model("half")
+
+
+@pytest.mark.parametrize(("name", "case"), CASES)
+def test_parameter_count_is_golden_and_it_builds_on_the_meta_device(name: str, case: dict[str, Any]) -> None:
+    spec = spec_of(case)
+    build = functools.partial(build_model, name, case["options"], spec, seed=0)
+    assert model_facts(build, spec, name=name, train_size=1).parameters == case["parameters"]
+    with torch.device("meta"):
+        logits = build()(torch.empty(2, spec.channels, spec.height, spec.width))
+    assert logits.shape == (2, spec.classes)
+
+
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize("name", NAMES)
+def test_loss_is_finite_and_gradient_reaches_every_parameter(name: str, layout: torch.memory_format) -> None:
+    model, spec = tiny(name)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if not parameter.any():  # behind a weight that starts at zero there is no gradient yet
+                parameter.fill_(0.1)
+    model.to(memory_format=layout)
+    images = images_of(spec, 4).to(memory_format=layout)
+    loss = F.cross_entropy(model(images), torch.arange(4) % spec.classes)
+    loss.backward()
+    assert loss.isfinite()
+    for parameter_name, parameter in model.named_parameters():
+        assert parameter.grad is not None, parameter_name
+        assert parameter.grad.isfinite().all() and parameter.grad.any(), parameter_name
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_one_step_of_sgd_lowers_the_loss(name: str) -> None:
+    model, spec = tiny(name)
+    images, labels = images_of(spec, 8), torch.arange(8) % spec.classes
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    losses = []
+    for _ in range(2):
+        losses.append(F.cross_entropy(model(images), labels))
+        optimizer.zero_grad()
+        losses[-1].backward()
+        optimizer.step()
+    assert losses[1] < losses[0]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_weights_are_a_function_of_the_seed_alone(name: str) -> None:
+    torch.manual_seed(5)
+    before = torch.get_rng_state()
+    first, _ = tiny(name, seed=3)
+    assert torch.equal(torch.get_rng_state(), before), "the caller's generator was moved"
+    torch.manual_seed(6)
+    second, other = tiny(name, seed=3)[0].state_dict(), tiny(name, seed=4)[0].state_dict()
+    assert all(torch.equal(tensor, second[key]) for key, tensor in first.state_dict().items())
+    assert any(not torch.equal(tensor, other[key]) for key, tensor in first.state_dict().items())
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_state_dict_round_trip(name: str) -> None:
+    (model, spec), (other, _) = tiny(name, seed=1), tiny(name, seed=2)
+    model(images_of(spec, 4))  # moves the running statistics, where there are any
+    other.load_state_dict(model.state_dict())
+    with torch.no_grad():
+        assert torch.equal(model.eval()(images_of(spec, 3)), other.eval()(images_of(spec, 3)))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_task_is_a_kind_of_learning_that_there_is(name: str) -> None:
+    assert (ROOT / "train" / f"{load_model(name).TASK}.py").is_file()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_options_are_the_models_symbols(name: str, kconfig: kconfiglib.Kconfig) -> None:
+    prefix = f"{name.upper()}_"
+    symbols = {
+        symbol.name.removeprefix(prefix).lower(): symbol
+        for symbol in chosen(kconfig, name).values()
+        if symbol.name.startswith(prefix) and symbol.choice is None
+    }
+    hints = typing.get_type_hints(load_model(name).Options)
+    assert set(hints) == set(symbols)
+    of_type = {kconfiglib.INT: int, kconfiglib.BOOL: bool}
+    for option, symbol in symbols.items():
+        value_line = "float" if "Value: float" in (symbol.nodes[0].help or "") else "text"
+        assert hints[option] is of_type.get(symbol.orig_type, {"float": float, "text": str}[value_line])
+    options = load_model(name).Options
+    assert dataclasses.is_dataclass(options) and options.__dataclass_params__.frozen  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_kconfig_says_what_the_model_is(name: str, kconfig: kconfiglib.Kconfig) -> None:
+    symbols = chosen(kconfig, name)
+    case = golden(name)[0]
+    build = functools.partial(build_model, name, case["options"], spec_of(case), seed=0)
+    facts = model_facts(build, spec_of(case), name=name, train_size=1)
+    assert float(symbols["TABLE_SCALE"].str_value) > 0
+    assert int(symbols["RECOMMENDED_TARGET"].str_value) > 0
+    assert (symbols["MODEL_HAS_BATCHNORM"].str_value == "y") == facts.has_batchnorm
+    convolutional = any(isinstance(module, nn.Conv2d) for module in tiny(name)[0].modules())
+    assert (symbols["MODEL_HAS_CONV"].str_value == "y") == convolutional
+
+
+@pytest.mark.parametrize("name", SCALES)
+def test_scale_and_target_are_those_of_the_design_document(name: str, kconfig: kconfiglib.Kconfig) -> None:
+    symbols = chosen(kconfig, name)
+    assert float(symbols["TABLE_SCALE"].str_value) == SCALES[name]
+    assert int(symbols["RECOMMENDED_TARGET"].str_value) == TARGETS[name]
+
+
+def test_models_of_any_image_size_take_small_and_oblong_images(kconfig: kconfiglib.Kconfig) -> None:
+    any_size = [name for name in NAMES if chosen(kconfig, name)["MODEL_ANY_IMAGE_SIZE"].str_value == "y"]
+    assert any_size, "no model takes images of any size"
+    for name in any_size:
+        for case in golden(name):
+            case |= {"height": 8, "width": 13}
+            with torch.device("meta"):
+                model = build_model(name, case["options"], spec_of(case), seed=0)
+                assert model(torch.empty(2, case["channels"], 8, 13)).shape == (2, case["classes"])
+
+
+@pytest.mark.parametrize(("height", "width"), [(224, 224), (28, 32), (27, 27)])
+def test_lenet5_names_the_sizes_that_it_takes(height: int, width: int) -> None:
+    case = {**golden("lenet5")[0], "height": height, "width": width}
+    with pytest.raises(ConfigError, match=f"28x28 or 32x32, and those of noise are {height}x{width}"):
+        build_model("lenet5", {}, spec_of(case), seed=0)
+
+
+def test_lenet5_on_28x28_is_lenet5_on_the_same_images_with_a_border() -> None:
+    small, large = (spec_of(case) for case in golden("lenet5")[:2])
+    torch.manual_seed(0)
+    on_28, on_32 = LeNet5(small), LeNet5(large)
+    on_32.load_state_dict(on_28.state_dict())
+    images = images_of(small, 2)
+    torch.testing.assert_close(on_28(images), on_32(F.pad(images, (2, 2, 2, 2))))
+
+
+def test_the_last_normalisation_of_each_residual_block_starts_at_zero() -> None:
+    for name, last, blocks in (("resnet18", "norm2", 8), ("resnet50", "norm3", 16)):
+        parameters = dict(tiny(name)[0].named_parameters())
+        at_zero = [key for key, value in parameters.items() if key.endswith("weight") and not value.any()]
+        assert len(at_zero) == blocks
+        assert all(key.endswith(f"{last}.weight") for key in at_zero)
+
+
+def test_filters_start_with_the_variance_of_kaiming() -> None:
+    model = build_model("resnet18", {"stem": "cifar", "width": 32}, spec_of(golden("resnet18")[1]), seed=0)
+    for module in model.modules():
+        if isinstance(module, nn.Conv2d):
+            expected = (2 / (module.out_channels * module.kernel_size[0] ** 2)) ** 0.5
+            assert module.weight.std().item() == pytest.approx(expected, rel=0.1)
+
+
+def test_bottlenecks_have_their_stride_in_the_3x3_convolution() -> None:
+    strided = [
+        module.kernel_size
+        for key, module in tiny("resnet50")[0].named_modules()
+        if isinstance(module, nn.Conv2d) and module.stride == (2, 2) and "shortcut" not in key
+    ]
+    assert strided == [(3, 3)] * 3
+
+
+def test_unknown_models_stems_and_options_are_told() -> None:
+    spec = spec_of(golden("resnet18")[1])
+    with pytest.raises(ConfigError, match=r"no model 'resnet81'.*did you mean resnet18"):
+        load_model("resnet81")
+    with pytest.raises(ConfigError, match="there are lenet5, resnet18, resnet50"):
+        load_model("..")
+    with pytest.raises(ConfigError, match="CONFIG_RESNET18_WIDTH are not set"):
+        build_model("resnet18", {"stem": "cifar"}, spec, seed=0)
+    with pytest.raises(ConfigError, match="CONFIG_RESNET18_DEPTH are not known"):
+        build_model("resnet18", {"stem": "cifar", "width": 4, "depth": 3}, spec, seed=0)
+    with pytest.raises(ValueError, match="no stem is named 'vit'"):
+        build_model("resnet18", {"stem": "vit", "width": 4}, spec, seed=0)

@@ -1,0 +1,201 @@
+"""Ghost batch norm: the same training however a batch is cut; with norm_batch 0, torch's own layer."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from lib.norm import BatchNorm2d, commit_statistics, discard_statistics, set_norm_batch
+
+GROUP, EFFECTIVE = 4, 24
+RUNNING = ("running_mean", "running_var", "num_batches_tracked")
+
+
+def network(norm_batch: int, *, dtype: torch.dtype = torch.float64) -> nn.Sequential:
+    torch.manual_seed(0)
+    first = [nn.Conv2d(3, 6, 3), BatchNorm2d(6), nn.ReLU()]
+    second = [nn.Conv2d(6, 5, 3, stride=2), BatchNorm2d(5), nn.ReLU()]
+    model = nn.Sequential(*first, *second, nn.Flatten(), nn.Linear(45, 7))
+    set_norm_batch(model, norm_batch)
+    return model.to(dtype)
+
+
+def samples(count: int, *, dtype: torch.dtype = torch.float64, channels: int = 3) -> Tensor:
+    return torch.randn(count, channels, 9, 9, generator=torch.Generator().manual_seed(1), dtype=dtype)
+
+
+def trained(norm_batch: int, micro_batch: int, *, steps: int = 3) -> dict[str, Tensor]:
+    """Everything that training leaves behind after some steps of SGD with accumulation."""
+    model = network(norm_batch)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    labels = torch.arange(EFFECTIVE) % 7
+    for step in range(steps):
+        images = samples(EFFECTIVE).roll(step, dims=3)
+        micro_batches = zip(images.split(micro_batch), labels.split(micro_batch), strict=True)
+        for x, y in micro_batches:
+            (F.cross_entropy(model(x), y, reduction="sum") / EFFECTIVE).backward()
+        commit_statistics(model)
+        optimizer.step()
+        optimizer.zero_grad()
+    return model.state_dict()
+
+
+def largest_difference(a: dict[str, Tensor], b: dict[str, Tensor], *, only: str = "") -> float:
+    return max((a[name] - b[name]).abs().max().item() for name in a if only in name)
+
+
+@pytest.mark.parametrize("micro_batch", [4, 8, 12])
+def test_training_does_not_depend_on_the_micro_batch(micro_batch: int) -> None:
+    assert largest_difference(trained(GROUP, EFFECTIVE), trained(GROUP, micro_batch)) <= 1e-12
+
+
+@pytest.mark.parametrize("part", ["weight", "running_mean", "running_var"])
+def test_training_with_plain_batch_norm_does(part: str) -> None:
+    assert largest_difference(trained(0, EFFECTIVE), trained(0, 4), only=part) > 1e-3
+
+
+def test_the_ghost_batch_size_is_part_of_the_mathematics() -> None:
+    assert largest_difference(trained(4, EFFECTIVE), trained(8, EFFECTIVE)) > 1e-3
+
+
+def test_several_devices_commit_what_one_does() -> None:
+    one = network(GROUP)
+    ranks = [copy.deepcopy(one) for _ in range(2)]
+    images = samples(EFFECTIVE)
+    one(images)
+    for rank, shard in zip(ranks, images.chunk(2), strict=True):
+        rank(shard)
+    reduced: list[Tensor] = []
+    commit_statistics(copy.deepcopy(ranks[1]), reduced.append)  # what the other rank sends
+    assert len(reduced) == 1, "one collective for all layers"
+    assert reduced[0].dim() == 1
+    commit_statistics(ranks[0], lambda flat: flat.add_(reduced[0]))
+    commit_statistics(one)
+    assert largest_difference(one.state_dict(), ranks[0].state_dict()) <= 1e-15
+
+
+def test_norm_batch_0_is_torchs_layer() -> None:
+    ours, theirs = BatchNorm2d(3).double(), nn.BatchNorm2d(3).double()
+    for _ in range(2):
+        assert torch.equal(ours(samples(6)), theirs(samples(6)))
+    commit_statistics(ours)
+    assert all(torch.equal(ours.get_buffer(name), theirs.get_buffer(name)) for name in RUNNING)
+    assert torch.equal(ours.eval()(samples(6)), theirs.eval()(samples(6)))
+    assert ours.state_dict().keys() == theirs.state_dict().keys()
+
+
+def test_one_group_per_step_is_torchs_layer_with_deferred_statistics() -> None:
+    ours, theirs = BatchNorm2d(3, momentum=0.3).double(), nn.BatchNorm2d(3, momentum=0.3).double()
+    set_norm_batch(ours, 6)
+    before = copy.deepcopy(ours.state_dict())
+    assert torch.equal(ours(samples(6)), theirs(samples(6)))
+    assert all(torch.equal(before[name], ours.state_dict()[name]) for name in before), "moved in forward"
+    commit_statistics(ours)
+    for name in RUNNING:
+        torch.testing.assert_close(ours.get_buffer(name), theirs.get_buffer(name), rtol=1e-14, atol=0)
+
+
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+def test_a_group_has_the_same_bits_alone_and_in_company(layout: torch.memory_format) -> None:
+    def run(micro_batch: int) -> tuple[Tensor, Tensor, Tensor]:
+        layer = BatchNorm2d(3).double()
+        set_norm_batch(layer, GROUP)
+        x = samples(EFFECTIVE).contiguous(memory_format=layout).requires_grad_()
+        y = torch.cat([layer(part) for part in x.split(micro_batch)])
+        y.backward(samples(EFFECTIVE).flip(0).contiguous(memory_format=layout))
+        assert x.grad is not None
+        return y.detach(), x.grad, layer.pending_3C
+
+    for alone, company in zip(run(GROUP), run(EFFECTIVE), strict=True):
+        assert torch.equal(alone, company)
+
+
+def test_rows_that_are_no_multiple_are_refused_in_training_only() -> None:
+    model = network(GROUP)
+    with pytest.raises(ValueError, match="6 rows cannot be cut into ghost batches of 4"):
+        model(samples(6))
+    assert model.eval()(samples(6)).shape == (6, 7)
+
+
+def test_evaluation_and_a_discarded_step_leave_no_trace() -> None:
+    model = network(GROUP)
+    before = copy.deepcopy(model.state_dict())
+    model(samples(8))
+    discard_statistics(model)
+    model.eval()(samples(8))
+    commit_statistics(model)
+    for name in before:
+        if "num_batches" not in name:
+            assert torch.equal(before[name], model.state_dict()[name]), name
+
+
+def test_a_layer_that_saw_no_group_keeps_its_statistics_when_another_saw_one() -> None:
+    model = nn.ModuleList([BatchNorm2d(3), BatchNorm2d(3)])
+    set_norm_batch(model, GROUP)
+    model[1](samples(GROUP, dtype=torch.float32))
+    commit_statistics(model)
+    assert torch.equal(model[0].running_var, torch.ones(3))
+    assert not torch.equal(model[1].running_var, torch.ones(3))
+
+
+def test_each_step_starts_from_nothing() -> None:
+    once, twice = network(GROUP), network(GROUP)
+    for model in (once, twice):
+        model(samples(8))
+        commit_statistics(model)
+    twice(samples(8).flip(1))
+    commit_statistics(twice)
+    once(samples(8).flip(1))
+    for layer in once[1], once[4]:
+        layer.running_mean.lerp_(layer.pending_3C[0] / 2, 0.1)
+        torch.testing.assert_close(layer.pending_3C[2], torch.full_like(layer.pending_3C[2], 2))
+    for at in (1, 4):
+        torch.testing.assert_close(once[at].running_mean, twice[at].running_mean)
+
+
+@pytest.mark.parametrize("rows", [GROUP, 3 * GROUP])
+def test_under_autocast_statistics_are_fp32_and_the_layout_is_kept(rows: int) -> None:
+    layer = BatchNorm2d(16)
+    set_norm_batch(layer, GROUP)
+    x = samples(rows, dtype=torch.float32, channels=16).to(torch.bfloat16, memory_format=torch.channels_last)
+    with torch.autocast("cpu", torch.bfloat16):
+        y = layer(x)
+    assert y.dtype == torch.bfloat16
+    assert y.is_contiguous(memory_format=torch.channels_last)
+    assert layer.pending_3C.dtype == torch.float32
+    groups = x.float().view(-1, GROUP, 16, 9, 9)
+    torch.testing.assert_close(layer.pending_3C[0], groups.mean((1, 3, 4)).sum(0), rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(layer.pending_3C[1], groups.var((1, 3, 4)).sum(0), rtol=1e-5, atol=1e-6)
+
+
+@pytest.fixture
+def _dynamo() -> Iterator[None]:
+    torch.compiler.reset()
+    yield
+    torch.compiler.reset()
+
+
+@pytest.mark.usefixtures("_dynamo")
+@pytest.mark.parametrize("rows", [GROUP, EFFECTIVE])
+def test_compiled_without_graph_breaks_it_computes_the_same(rows: int) -> None:
+    models = [network(GROUP) for _ in range(2)]
+    compiled = torch.compile(models[1], backend="eager", fullgraph=True, dynamic=False)
+    for model, forward in zip(models, (models[0], compiled), strict=True):
+        forward(samples(rows)).square().sum().backward()
+        commit_statistics(model)
+    assert largest_difference(models[0].state_dict(), models[1].state_dict()) <= 1e-12
+    for eager, other in zip(models[0].parameters(), models[1].parameters(), strict=True):
+        torch.testing.assert_close(eager.grad, other.grad, rtol=1e-10, atol=1e-12)
+
+
+def test_meta_device() -> None:
+    with torch.device("meta"):
+        layer = BatchNorm2d(3)
+        set_norm_batch(layer, GROUP)
+        assert layer(torch.empty(8, 3, 5, 5)).shape == (8, 3, 5, 5)
+        commit_statistics(layer)
