@@ -23,6 +23,8 @@ from lib.plan.types import Device, Hardware, Kind, ModelFacts, Plan
 from lib.tables import GB, MODELS, ModelRow
 
 GpuInfo: TypeAlias = Mapping[str, Any]
+DeviceName: TypeAlias = Literal["auto", "cuda", "mps", "cpu"]
+DEVICE_NAMES: tuple[DeviceName, ...] = ("auto", "cuda", "mps", "cpu")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +44,7 @@ class ForeignConfig:
     compile_model: bool
     precision: Literal["auto", "bf16", "fp16", "fp32"] = "auto"
     channels_last: bool = False
-    device: Literal["auto", "cuda", "mps", "cpu"]
+    device: DeviceName
     num_devices: int
 
     @property
@@ -248,14 +250,14 @@ def _either(config: object, stem: str) -> Literal["auto", "manual"]:
     return "manual" if manual else "auto"
 
 
-def _device(config: object) -> Literal["auto", "cuda", "mps", "cpu"]:
-    match getattr(config, "DEVICE", None):
-        case None:
-            return "auto"
-        case "auto" | "cuda" | "mps" | "cpu" as device:
-            return device
-        case other:
-            raise ConfigError(f"DEVICE is {other!r}", todo="use 'auto', 'cuda', 'mps' or 'cpu'")
+def _device(config: object) -> DeviceName:
+    asked = getattr(config, "DEVICE", None)
+    if asked is None:
+        return "auto"
+    for name in DEVICE_NAMES:
+        if asked == name:
+            return name
+    raise ConfigError(f"DEVICE is {asked!r}", todo=f"use one of {', '.join(DEVICE_NAMES)}")
 
 
 def _truth(config: object, name: str) -> bool:

@@ -195,7 +195,7 @@ def _fitting(sizing: Sizing, split: Split, *, bound: int) -> str:
         return (
             f"; the largest divisor of {per_device}{multiple if sizing.norm_batch else ''} is {micro_batch}"
         )
-    return f", which divides {per_device}"
+    return f", a divisor of {per_device}"
 
 
 def _sizes(sizing: Sizing, split: Split, *, target: int, why_micro_batch: str) -> Sizes:

@@ -43,7 +43,7 @@ def test_the_worked_example() -> None:
     assert decided.compile and decided.precision == "bf16" and decided.norm_batch == 32
     assert decided.reasons["micro_batch"] == (
         "free memory 70.0 GB x 0.8 = 56.0 GB is in the 32 GB tier: "
-        "32 with compile, x 2.0 for resnet18 = 64, which divides 512"
+        "32 with compile, x 2.0 for resnet18 = 64, a divisor of 512"
     )
 
 
@@ -214,7 +214,9 @@ def test_norm_batch_above_the_table_is_used_if_it_is_estimated_to_fit() -> None:
     assert "CONFIG_NORM_BATCH to 6 or less" in text and "or to 0" in text
     assert planned("resnet50", "rtx2060-6g-x8", facts=large, norm_batch=4).micro_batch % 4 == 0
     # Two processes share the memory of the machine.
-    assert "is more than the memory allows" in refusal("resnet50", "cpu-8g", facts=large, num_devices=2)
+    assert "is more than the free-memory table gives" in refusal(
+        "resnet50", "cpu-8g", facts=large, num_devices=2
+    )
     assert "not known" in refusal("resnet50", "cpu-8g", facts={"bytes_per_sample": None})
 
 

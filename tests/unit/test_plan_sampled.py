@@ -1,4 +1,4 @@
-"""Full plans over models, machines, numbers of devices and targets: exact, or refused with offers that work."""
+"""Full plans over models, machines, device counts and targets: exact, or refused with offers that work."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def check_plan(decided: Plan, config: Config, machine: Hardware) -> None:
 def check_refusal(text: str, config: Config, machine: Hardware, facts: ModelFacts) -> None:
     offers = re.search(r"CONFIG_TARGET_EFFECTIVE_BATCH=(\d+)(?: or (\d+))?$", text)
     if offers is None:
-        assert "CONFIG_NORM_BATCH to " in text and "more than the memory allows" in text, text
+        assert "CONFIG_NORM_BATCH to " in text and "more than the free-memory table gives" in text, text
         return
     for offer in filter(None, offers.groups()):
         offered = dataclasses.replace(config, target_effective_batch=int(offer))
