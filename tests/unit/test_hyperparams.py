@@ -57,7 +57,8 @@ def test_the_lines_of_other_machines(
     auto_detect_compile(foreign(COMPILE_MANUAL=True))
     assert capsys.readouterr().out.splitlines() == [
         "Hyperparams: AUTO mode - CPU: Intel(R) Core(TM) i5-8250U CPU @ 1.60GHz (8.2GB total, 5.9GB free) "
-        "× 1, model=lenet5, compile=OFF → batch=64, grad_acc=2 (effective=100, target=100, last micro-batch 36)",
+        "× 1, model=lenet5, compile=OFF "
+        "→ batch=64, grad_acc=2 (effective=100, target=100, last micro-batch 36)",
         "Compile: Disabled (CPU: no gain was measured, and compiling takes time)",
         "Hyperparams: MANUAL mode - GPU: AMD Instinct MI210 (68.7GB total, 68.5GB free) × 1, model=lenet5, "
         "compile=OFF → batch=128, grad_acc=2 (effective=256, target=256)",
