@@ -62,25 +62,21 @@ def raise_to_norm_batch(
         f"set CONFIG_NORM_BATCH to {bound.value} or less (on all machines alike), "
         "or to 0 for plain batch normalisation, which is not portable"
     )
-    what = f"CONFIG_NORM_BATCH={norm_batch} is more than the memory allows: {bound.reason}"
+    what = f"CONFIG_NORM_BATCH={norm_batch} is more than the free-memory table gives: {bound.reason}"
     if facts.parameters is None or facts.bytes_per_sample is None:
-        raise PlanError(what, why=f"what {facts.name} needs for it is not known", todo=ways_out)
+        raise PlanError(what, why=f"what {facts.name} would need for it is not known", todo=ways_out)
     context = 0 if placement.device.value == "cpu" else GPU_CONTEXT_BYTES
     activations = norm_batch * facts.bytes_per_sample * ACTIVATION_FACTOR
     need = facts.parameters * BYTES_PER_PARAMETER + activations + context
     estimate = (
-        f"{facts.parameters:,} parameters x {BYTES_PER_PARAMETER} bytes + {norm_batch} samples x "
-        f"{facts.bytes_per_sample / 1e6:.1f} MB x {ACTIVATION_FACTOR}"
-        + (f" + {_gb(context)} for the GPU context" if context else "")
-        + f" = {_gb(need)}"
+        f"about {_gb(need)} of {_gb(usable)} usable ({facts.parameters:,} parameters x "
+        f"{BYTES_PER_PARAMETER} bytes + {norm_batch} samples x {facts.bytes_per_sample / 1e6:.1f} MB x "
+        f"{ACTIVATION_FACTOR}{f' + {_gb(context)} of GPU context' if context else ''})"
     )
     if need > usable:
-        raise PlanError(what, why=f"it would need {estimate}, and {_gb(usable)} is usable", todo=ways_out)
-    return Decision(
-        norm_batch,
-        f"{bound.reason}; raised to NORM_BATCH = {norm_batch}, which fits the {_gb(usable)} that are usable: "
-        f"{estimate}",
-    )
+        raise PlanError(what, why=f"it would need {estimate}", todo=ways_out)
+    raised = f"raised to NORM_BATCH = {norm_batch}, which needs {estimate}"
+    return Decision(norm_batch, f"{bound.reason}; {raised}")
 
 
 def _tier(free_bytes: int) -> Tier:

@@ -130,7 +130,7 @@ def _described(hardware: Hardware) -> str:
 
 
 def _why_device(config: Asked, device: Device, *, note: str) -> str:
-    asked = "the fastest there is" if config.device == "auto" else "asked for"
+    asked = "the GPU that is there" if config.device == "auto" else "asked for"
     return f"{device.name}: {asked}" + (f"; {note}" if note else "")
 
 

@@ -26,7 +26,7 @@ def plan(config: Asked, hardware: Hardware, facts: ModelFacts, *, even: bool = F
         "device": placement.device.reason,
         "world": placement.world.reason,
         "precision": precision.reason,
-        "channels_last": "asked for" if config.channels_last else "not asked for, or no convolutions",
+        "channels_last": f"CONFIG_CHANNELS_LAST={'y' if config.channels_last else 'n'}",
         "compile": compiled.reason,
     }
     return Plan(

@@ -39,10 +39,11 @@ def plain_text(plan: Plan, *, columns: int = 100) -> str:
 
 
 def _show_table(plan: Plan, stream: TextIO, *, columns: int) -> None:
+    from rich.box import SIMPLE_HEAD
     from rich.console import Console
     from rich.table import Table
 
-    table = Table("Plan", "", "Why", pad_edge=False)
+    table = Table("Plan", "", "Why", box=SIMPLE_HEAD)
     for row in _rows(plan):
         table.add_row(*row)
     Console(file=stream, width=columns, highlight=False, markup=False).print(table)

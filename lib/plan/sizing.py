@@ -24,7 +24,7 @@ class Sizes:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sizing:
+class Situation:
     """What every way of choosing sizes starts from."""
 
     config: Asked
@@ -54,7 +54,7 @@ def choose_sizes(
 ) -> Sizes:
     """Raises PlanError, with the nearest targets that work, where the target cannot be kept."""
     norm_batch = (config.norm_batch or 0) if facts.has_batchnorm else 0
-    sizing = Sizing(
+    situation = Situation(
         config=config,
         facts=facts,
         placement=placement,
@@ -63,74 +63,80 @@ def choose_sizes(
         norm_batch=norm_batch,
     )
     if config.hyper_param == "manual":
-        return _manual(sizing)
-    return _strict(sizing) if config.batch_table_strict else _automatic(sizing)
+        return _manual(situation)
+    return _strict(situation) if config.batch_table_strict else _automatic(situation)
 
 
-def _automatic(sizing: Sizing) -> Sizes:
-    bound = table_bound(sizing.config, sizing.placement, compiled=sizing.compiled)
-    bound = raise_to_norm_batch(bound, sizing.placement, sizing.facts, norm_batch=sizing.norm_batch)
+def _automatic(situation: Situation) -> Sizes:
+    bound = table_bound(situation.config, situation.placement, compiled=situation.compiled)
+    bound = raise_to_norm_batch(bound, situation.placement, situation.facts, norm_batch=situation.norm_batch)
 
     def cut(per_device: int) -> Split | None:
         return split_under(
-            per_device, bound=bound.value, norm_batch=sizing.norm_batch, divisor_only=sizing.divisor_only
+            per_device,
+            bound=bound.value,
+            norm_batch=situation.norm_batch,
+            divisor_only=situation.divisor_only,
         )
 
     why_not = (
-        f"{sizing.why_divisor_only} needs micro-batches of one size, and no divisor of it "
+        f"{situation.why_divisor_only} needs micro-batches of one size, and no divisor of it "
         f"uses half of what fits ({bound.reason})"
     )
-    split = _cut_target(sizing, cut, why_not=why_not)
-    micro_batch = f"{bound.reason}{_fitting(sizing, split, bound=bound.value)}"
-    return _sizes(sizing, split, target=sizing.config.target, why_micro_batch=micro_batch)
+    split = _cut_target(situation, cut, why_not=why_not)
+    micro_batch = f"{bound.reason}{_fitting(situation, split, bound=bound.value)}"
+    return _sizes(situation, split, target=situation.config.target, why_micro_batch=micro_batch)
 
 
-def _strict(sizing: Sizing) -> Sizes:
-    bound = table_bound(sizing.config, sizing.placement, compiled=sizing.compiled)
-    batch, target = bound.value, sizing.config.target
-    if sizing.norm_batch and batch % sizing.norm_batch:
+def _strict(situation: Situation) -> Sizes:
+    bound = table_bound(situation.config, situation.placement, compiled=situation.compiled)
+    batch, target = bound.value, situation.config.target
+    if situation.norm_batch and batch % situation.norm_batch:
         raise PlanError(
             f"CONFIG_BATCH_TABLE_STRICT=y gives micro-batches of {batch}, "
-            f"no multiple of CONFIG_NORM_BATCH={sizing.norm_batch}",
+            f"no multiple of CONFIG_NORM_BATCH={situation.norm_batch}",
             why=bound.reason,
             todo="set CONFIG_NORM_BATCH=0 (not portable), or CONFIG_BATCH_TABLE_STRICT=n",
         )
-    split = Split.of(batch * max(1, target // (batch * sizing.world)), micro_batch=batch)
-    _check_data(sizing, split.samples * sizing.world, todo="set CONFIG_BATCH_TABLE_STRICT=n")
-    return _sizes(sizing, split, target=target, why_micro_batch=f"{bound.reason}, as it is")
+    split = Split.of(batch * max(1, target // (batch * situation.world)), micro_batch=batch)
+    _check_data(situation, split.samples * situation.world, todo="set CONFIG_BATCH_TABLE_STRICT=n")
+    return _sizes(situation, split, target=target, why_micro_batch=f"{bound.reason}, as it is")
 
 
-def _manual(sizing: Sizing) -> Sizes:
-    batch, accumulation = sizing.config.batch_size, sizing.config.gradient_accumulation
+def _manual(situation: Situation) -> Sizes:
+    batch, accumulation = situation.config.batch_size, situation.config.gradient_accumulation
     if batch is None:
         raise PlanError("CONFIG_HYPER_PARAM_MANUAL=y without a batch size", todo="set CONFIG_BATCH_SIZE")
-    if sizing.norm_batch and batch % sizing.norm_batch:
+    if situation.norm_batch and batch % situation.norm_batch:
+        multiple = -(-batch // situation.norm_batch) * situation.norm_batch
         raise PlanError(
-            f"CONFIG_BATCH_SIZE={batch} is no multiple of CONFIG_NORM_BATCH={sizing.norm_batch}",
-            todo=f"set it to {-(-batch // sizing.norm_batch) * sizing.norm_batch}, or CONFIG_NORM_BATCH to "
+            f"CONFIG_BATCH_SIZE={batch} is no multiple of CONFIG_NORM_BATCH={situation.norm_batch}",
+            todo=f"set it to {multiple}, or CONFIG_NORM_BATCH to "
             f"a divisor of {batch}, or to 0 for plain batch normalisation, which is not portable",
         )
     why_micro_batch = f"CONFIG_BATCH_SIZE={batch}, set by hand"
     if accumulation:
         split = Split.of(batch * accumulation, micro_batch=batch)
-        _check_manual_product(sizing, split)
-        return _sizes(sizing, split, target=split.samples * sizing.world, why_micro_batch=why_micro_batch)
+        _check_manual_product(situation, split)
+        return _sizes(
+            situation, split, target=split.samples * situation.world, why_micro_batch=why_micro_batch
+        )
 
     def cut(per_device: int) -> Split | None:
-        return split_by(per_device, micro_batch=batch, divisor_only=sizing.divisor_only)
+        return split_by(per_device, micro_batch=batch, divisor_only=situation.divisor_only)
 
     why_not = f"CONFIG_BATCH_SIZE={batch} is more than that"
-    if batch * sizing.world <= sizing.config.target:
+    if batch * situation.world <= situation.config.target:
         why_not = (
-            f"CONFIG_BATCH_SIZE={batch} does not divide it, and {sizing.why_divisor_only} "
+            f"CONFIG_BATCH_SIZE={batch} does not divide it, and {situation.why_divisor_only} "
             "needs micro-batches of one size"
         )
-    split = _cut_target(sizing, cut, why_not=why_not)
-    return _sizes(sizing, split, target=sizing.config.target, why_micro_batch=why_micro_batch)
+    split = _cut_target(situation, cut, why_not=why_not)
+    return _sizes(situation, split, target=situation.config.target, why_micro_batch=why_micro_batch)
 
 
-def _check_manual_product(sizing: Sizing, split: Split) -> None:
-    world, target = sizing.world, sizing.config.target_effective_batch
+def _check_manual_product(situation: Situation, split: Split) -> None:
+    world, target = situation.world, situation.config.target_effective_batch
     effective = split.samples * world
     if target and target != effective:
         raise PlanError(
@@ -138,21 +144,22 @@ def _check_manual_product(sizing: Sizing, split: Split) -> None:
             f"CONFIG_GRADIENT_ACCUMULATION={split.accumulation} x {world} device(s) = {effective}",
             todo="make them agree, or set CONFIG_GRADIENT_ACCUMULATION or CONFIG_TARGET_EFFECTIVE_BATCH to 0",
         )
-    _check_data(sizing, effective, todo="lower CONFIG_GRADIENT_ACCUMULATION or CONFIG_BATCH_SIZE")
+    _check_data(situation, effective, todo="lower CONFIG_GRADIENT_ACCUMULATION or CONFIG_BATCH_SIZE")
 
 
-def _cut_target(sizing: Sizing, cut: Callable[[int], Split | None], *, why_not: str) -> Split:
+def _cut_target(situation: Situation, cut: Callable[[int], Split | None], *, why_not: str) -> Split:
     """Cut the target, or refuse with the nearest targets that can be cut."""
 
     def works(per_device: int) -> bool:
         return cut(per_device) is not None
 
-    world, norm_batch, target = sizing.world, sizing.norm_batch, sizing.config.target
-    _check_data(sizing, target, todo=_offers(sizing, target, works=works))
+    world, norm_batch, target = situation.world, situation.norm_batch, situation.config.target
     per_device, rest = divmod(target, world)
     share = f"a device's share of it is {per_device}" if world > 1 else f"it is {per_device}"
     split = None
-    if rest:
+    if _exceeds_data(situation, target):
+        why = f"there are only {situation.facts.train_size} training samples"
+    elif rest:
         why = f"it cannot be shared by {world} devices evenly"
     elif norm_batch and per_device < norm_batch:
         why = f"{share}, less than CONFIG_NORM_BATCH={norm_batch}"
@@ -161,45 +168,48 @@ def _cut_target(sizing: Sizing, cut: Callable[[int], Split | None], *, why_not: 
     else:
         split, why = cut(per_device), f"{share}, but {why_not}"
     if split is None:
-        raise PlanError(_cannot(target), why=why, todo=_offers(sizing, target, works=works))
+        raise PlanError(_cannot(target), why=why, todo=_offers(situation, target, works=works))
     return split
 
 
-def _check_data(sizing: Sizing, effective: int, *, todo: str) -> None:
-    size = sizing.facts.train_size
-    if size is not None and effective > size:
-        raise PlanError(_cannot(effective), why=f"there are only {size} training samples", todo=todo)
+def _check_data(situation: Situation, effective: int, *, todo: str) -> None:
+    if _exceeds_data(situation, effective):
+        why = f"there are only {situation.facts.train_size} training samples"
+        raise PlanError(_cannot(effective), why=why, todo=todo)
+
+
+def _exceeds_data(situation: Situation, effective: int) -> bool:
+    return situation.facts.train_size is not None and effective > situation.facts.train_size
 
 
 def _cannot(effective: int) -> str:
     return f"an effective batch of {effective} cannot be planned"
 
 
-def _offers(sizing: Sizing, target: int, *, works: Callable[[int], bool]) -> str:
-    size = sizing.facts.train_size
+def _offers(situation: Situation, target: int, *, works: Callable[[int], bool]) -> str:
+    size = situation.facts.train_size
     largest = LARGEST_TARGET if size is None else size
-    offers = nearest_targets(target, world=sizing.world, works=works, largest=largest)
+    offers = nearest_targets(target, world=situation.world, works=works, largest=largest)
     if not offers:
         return "no effective batch can be: use fewer devices, smaller batches or more training samples"
     return "the nearest that can: CONFIG_TARGET_EFFECTIVE_BATCH=" + " or ".join(map(str, offers))
 
 
-def _fitting(sizing: Sizing, split: Split, *, bound: int) -> str:
-    per_device = sizing.config.target // sizing.world
-    micro_batch, multiple = split.micro_batch, f" and multiple of NORM_BATCH = {sizing.norm_batch}"
+def _fitting(situation: Situation, split: Split, *, bound: int) -> str:
+    per_device = situation.config.target // situation.world
+    micro_batch, norm_batch = split.micro_batch, situation.norm_batch
     if split.last_micro_batch < micro_batch:
         return f"; no divisor of {per_device} comes near, so the last micro-batch is smaller"
     if micro_batch == per_device < bound:
         return f"; the whole share of a device is {per_device}"
     if micro_batch < bound:
-        return (
-            f"; the largest divisor of {per_device}{multiple if sizing.norm_batch else ''} is {micro_batch}"
-        )
-    return f", which divides {per_device}"
+        multiple = f" and multiple of NORM_BATCH = {norm_batch}" if norm_batch else ""
+        return f"; the largest divisor of {per_device}{multiple} is {micro_batch}"
+    return f", a divisor of {per_device}"
 
 
-def _sizes(sizing: Sizing, split: Split, *, target: int, why_micro_batch: str) -> Sizes:
-    effective = split.samples * sizing.world
+def _sizes(situation: Situation, split: Split, *, target: int, why_micro_batch: str) -> Sizes:
+    effective = split.samples * situation.world
     ragged = split.last_micro_batch < split.micro_batch
     full = split.accumulation - ragged
     cut = f"{full} x {split.micro_batch}" + (f" + {split.last_micro_batch}" if ragged else "")
@@ -210,11 +220,11 @@ def _sizes(sizing: Sizing, split: Split, *, target: int, why_micro_batch: str) -
         "micro_batch": why_micro_batch,
         "accumulation": f"{cut} = {split.samples} samples per device and optimizer step",
         "last_micro_batch": "what remains; every sample weighs the same" if ragged else "all are of one size",
-        "effective_batch": f"{split.samples} on each of {sizing.world} device(s), {missed}",
-        "target": _why_target(sizing.config),
-        "norm_batch": _why_norm_batch(sizing),
+        "effective_batch": f"{split.samples} on each of {situation.world} device(s), {missed}",
+        "target": _why_target(situation.config),
+        "norm_batch": _why_norm_batch(situation),
     }
-    return Sizes(split=split, target=target, norm_batch=sizing.norm_batch, reasons=reasons)
+    return Sizes(split=split, target=target, norm_batch=situation.norm_batch, reasons=reasons)
 
 
 def _why_target(config: Asked) -> str:
@@ -225,9 +235,9 @@ def _why_target(config: Asked) -> str:
     return f"recommended for {config.model} (CONFIG_TARGET_EFFECTIVE_BATCH=0)"
 
 
-def _why_norm_batch(sizing: Sizing) -> str:
-    if not sizing.facts.has_batchnorm:
+def _why_norm_batch(situation: Situation) -> str:
+    if not situation.facts.has_batchnorm:
         return "the model has no batch normalisation"
-    if sizing.norm_batch:
-        return f"statistics over groups of {sizing.norm_batch} samples, on every machine alike"
+    if situation.norm_batch:
+        return f"statistics over groups of {situation.norm_batch} samples, on every machine alike"
     return "statistics follow the micro-batch: not portable to machines that cut the batch differently"

@@ -1,0 +1,278 @@
+"""The named door to automatic hyperparameters: for this toolkit's Config and for foreign objects.
+
+A foreign object is anything with upper-case attributes (BATCH_SIZE, COMPILE_AUTO ...). What it
+does not have counts as a symbol that a .config leaves out: not set. This is the only module that
+may test for absent attributes; everything is decided by `lib.plan`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from typing import Any, Literal, TypeAlias
+
+from lib.config import Config
+from lib.errors import ConfigError
+from lib.hardware import probe
+from lib.plan import plan
+from lib.plan.asked import Decision
+from lib.plan.numerics import choose_compile
+from lib.plan.placement import Placement, identical_devices, place
+from lib.plan.types import Device, Hardware, Kind, ModelFacts, Plan
+from lib.tables import GB, MODELS, ModelRow
+
+GpuInfo: TypeAlias = Mapping[str, Any]
+DeviceName: TypeAlias = Literal["auto", "cuda", "mps", "cpu"]
+DEVICE_NAMES: tuple[DeviceName, ...] = ("auto", "cuda", "mps", "cpu")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ForeignConfig:
+    """What planning reads (`lib.plan.asked.Asked`), taken from an object that is no Config."""
+
+    model: str
+    table_scale: float
+    recommended_target: int
+    target_effective_batch: int
+    hyper_param: Literal["auto", "manual"]
+    batch_size: int | None
+    gradient_accumulation: int | None
+    batch_table_strict: bool
+    norm_batch: int | None
+    compile: Literal["auto", "manual"]
+    compile_model: bool
+    precision: Literal["auto", "bf16", "fp16", "fp32"] = "auto"
+    channels_last: bool = False
+    device: DeviceName
+    num_devices: int
+
+    @property
+    def target(self) -> int:
+        return self.target_effective_batch or self.recommended_target
+
+
+def get_gpu_info() -> dict[str, Any]:
+    """The GPUs that a run would use: all of the commonest model.
+
+    Keys: gpu_name, gpu_count, gpu_mem_gb and gpu_free_gb (decimal GB, of the fullest of them),
+    has_gpu, gpu_kind ("cuda", "rocm" or "mps"), gpu_capability (CUDA, else None). Without a GPU
+    the count and the sizes are 0. Raises PlanError where GPUs are too mixed to choose.
+    """
+    hardware = probe("auto")
+    if hardware.kind == "cpu":
+        return {"gpu_name": "CPU", "gpu_count": 0, "gpu_mem_gb": 0.0, "gpu_free_gb": 0.0, "has_gpu": False}
+    devices, _ = identical_devices(hardware, wanted=0)
+    fullest = min(devices, key=lambda device: device.free_bytes)
+    return {
+        "gpu_name": fullest.name,
+        "gpu_count": len(devices),
+        "gpu_mem_gb": fullest.total_bytes / GB,
+        "gpu_free_gb": fullest.free_bytes / GB,
+        "has_gpu": True,
+        "gpu_kind": hardware.kind,
+        "gpu_capability": fullest.capability,
+    }
+
+
+def auto_detect_hyperparams(
+    config: object,
+    target_effective_batch: int | None = None,
+    model_type: str = "gpt2",
+    gpu_info: GpuInfo | None = None,
+) -> dict[str, Any]:
+    """Choose the batch automatically, whatever `config` says of HYPER_PARAM_MANUAL.
+
+    model_type: used for objects that are no Config; a Config names its own model.
+    gpu_info: a mapping as from get_gpu_info (the default).
+
+    Keys: batch_size, gradient_accumulation, last_micro_batch, effective_batch, target, world,
+    compile, rationale (one line), plan. Raises ConfigError for an unknown model, PlanError where
+    no plan keeps the target.
+    """
+    asked = _asked(config, model_type=model_type)
+    asked = replace(asked, hyper_param="auto")
+    if target_effective_batch is not None:
+        asked = replace(asked, target_effective_batch=target_effective_batch)
+    hardware = _hardware(asked, gpu_info=gpu_info)
+    decided = plan(asked, hardware, _facts(asked), even=isinstance(asked, ForeignConfig))
+    return {
+        "batch_size": decided.micro_batch,
+        "gradient_accumulation": decided.accumulation,
+        "last_micro_batch": decided.last_micro_batch,
+        "effective_batch": decided.effective_batch,
+        "target": decided.target,
+        "world": decided.world,
+        "compile": decided.compile,
+        "rationale": _rationale(decided, asked.model, placement=place(asked, hardware)),
+        "plan": decided,
+    }
+
+
+def auto_detect_compile(config: object, verbose: bool = True, *, gpu_info: GpuInfo | None = None) -> bool:
+    """Whether to use torch.compile; prints the reason if `verbose`."""
+    asked = _asked(config, model_type="gpt2")
+    decision = choose_compile(asked, place(asked, _hardware(asked, gpu_info=gpu_info)))
+    if verbose:
+        print(_compile_line(decision))
+    return decision.value
+
+
+def apply_hyperparams(
+    config: object,
+    verbose: bool = True,
+    model_type: str = "resnet18",
+    *,
+    hardware: Hardware | None = None,
+    facts: ModelFacts | None = None,
+    gpu_info: GpuInfo | None = None,
+) -> Plan:
+    """Plan the run, print two lines about it if `verbose`, and return the plan.
+
+    A frozen Config is left as it is. On any other object BATCH_SIZE, GRADIENT_ACCUMULATION and
+    COMPILE_MODEL are set; such a caller never gets an uneven last micro-batch.
+
+    model_type: used for objects that are no Config; a Config names its own model.
+    hardware: from lib.hardware.probe; the default is what get_gpu_info (or `gpu_info`) says.
+    facts: of the model and its data; the default is what is known of the model by name.
+
+    Raises ConfigError for an unknown model or a malformed attribute, PlanError where no plan
+    honours what is asked; nothing is set then.
+    """
+    asked = _asked(config, model_type=model_type)
+    hardware = hardware or _hardware(asked, gpu_info=gpu_info)
+    decided = plan(asked, hardware, facts or _facts(asked), even=isinstance(asked, ForeignConfig))
+    if verbose:
+        rationale = _rationale(decided, asked.model, placement=place(asked, hardware))
+        print(f"Hyperparams: {asked.hyper_param.upper()} mode - {rationale}")
+        print(_compile_line(Decision(decided.compile, decided.reasons["compile"])))
+    if isinstance(asked, ForeignConfig):
+        for name, value in (
+            ("BATCH_SIZE", decided.micro_batch),
+            ("GRADIENT_ACCUMULATION", decided.accumulation),
+            ("COMPILE_MODEL", decided.compile),
+        ):
+            setattr(config, name, value)
+    return decided
+
+
+def _asked(config: object, *, model_type: str) -> Config | ForeignConfig:
+    if isinstance(config, Config):
+        return config
+    row = _model_row(model_type)
+    return ForeignConfig(
+        model=model_type,
+        table_scale=row.scale,
+        recommended_target=row.recommended_target,
+        target_effective_batch=_integer(config, "TARGET_EFFECTIVE_BATCH") or 0,
+        hyper_param=_either(config, "HYPER_PARAM"),
+        batch_size=_integer(config, "BATCH_SIZE"),
+        gradient_accumulation=_integer(config, "GRADIENT_ACCUMULATION"),
+        batch_table_strict=_truth(config, "BATCH_TABLE_STRICT"),
+        norm_batch=_integer(config, "NORM_BATCH"),
+        compile=_either(config, "COMPILE"),
+        compile_model=_truth(config, "COMPILE_MODEL"),
+        device=_device(config),
+        num_devices=_integer(config, "NUM_DEVICES") or 0,
+    )
+
+
+def _model_row(model_type: str) -> ModelRow:
+    if model_type not in MODELS:
+        raise ConfigError(
+            f"model_type {model_type!r} is not in the table", todo=f"known are {', '.join(sorted(MODELS))}"
+        )
+    return MODELS[model_type]
+
+
+def _facts(asked: Config | ForeignConfig) -> ModelFacts:
+    row = MODELS.get(asked.model)
+    if isinstance(asked, Config):
+        has_batchnorm = asked.norm_batch is not None  # a symbol of models with batch normalisation only
+    else:
+        has_batchnorm = _model_row(asked.model).has_batchnorm
+    return ModelFacts(
+        name=asked.model,
+        parameters=row.parameters if row else None,
+        bytes_per_sample=row.bytes_per_sample if row else None,
+        train_size=None,
+        has_batchnorm=has_batchnorm,
+    )
+
+
+def _hardware(asked: Config | ForeignConfig, *, gpu_info: GpuInfo | None) -> Hardware:
+    if gpu_info is None and asked.device == "cpu":
+        return probe("cpu")
+    info = get_gpu_info() if gpu_info is None else gpu_info
+    processor = probe("cpu")
+    if not info["has_gpu"]:
+        return processor
+    device = Device(
+        name=info["gpu_name"],
+        total_bytes=_bytes(info["gpu_mem_gb"]),
+        free_bytes=_bytes(info["gpu_free_gb"]),
+        capability=info.get("gpu_capability"),
+    )
+    kind = info.get("gpu_kind") or _kind_of(device.name)
+    return replace(processor, kind=kind, devices=(device,) * info["gpu_count"])
+
+
+def _kind_of(gpu_name: str) -> Kind:
+    return "rocm" if any(word in gpu_name for word in ("AMD", "Radeon", "Instinct")) else "cuda"
+
+
+def _bytes(gigabytes: float) -> int:
+    return int(Fraction(gigabytes) * GB)  # exact: a hair below a tier stays below it
+
+
+def _rationale(decided: Plan, model: str, *, placement: Placement) -> str:
+    free_gb, total_gb = placement.free_bytes / GB, placement.total_bytes / GB
+    unit = "CPU" if decided.device == "cpu" else "GPU"
+    last = ""
+    if decided.last_micro_batch != decided.micro_batch:
+        last = f", last micro-batch {decided.last_micro_batch}"
+    return (
+        f"{unit}: {placement.name} ({total_gb:.1f}GB total, {free_gb:.1f}GB free) × {decided.world}, "
+        f"model={model}, compile={'ON' if decided.compile else 'OFF'} → "
+        f"batch={decided.micro_batch}, grad_acc={decided.accumulation} "
+        f"(effective={decided.effective_batch}, target={decided.target}{last})"
+    )
+
+
+def _compile_line(decision: Decision[bool]) -> str:
+    return f"Compile: {'Enabled' if decision.value else 'Disabled'} ({decision.reason})"
+
+
+def _either(config: object, stem: str) -> Literal["auto", "manual"]:
+    auto, manual = _truth(config, f"{stem}_AUTO"), _truth(config, f"{stem}_MANUAL")
+    if auto and manual:
+        raise ConfigError(f"{stem}_AUTO and {stem}_MANUAL are both set", todo="set one of them")
+    return "manual" if manual else "auto"
+
+
+def _device(config: object) -> DeviceName:
+    asked = getattr(config, "DEVICE", None)
+    if asked is None:
+        return "auto"
+    for name in DEVICE_NAMES:
+        if asked == name:
+            return name
+    raise ConfigError(f"DEVICE is {asked!r}", todo=f"use one of {', '.join(DEVICE_NAMES)}")
+
+
+def _truth(config: object, name: str) -> bool:
+    value = getattr(config, name, None)
+    if value in (True, "y"):
+        return True
+    if value in (False, "n", None):
+        return False
+    raise ConfigError(f"{name} is {value!r}", todo="use True or False (or 'y' or 'n')")
+
+
+def _integer(config: object, name: str) -> int | None:
+    value = getattr(config, name, None)
+    if isinstance(value, str) and value.isdecimal():
+        return int(value)
+    if value is None or (isinstance(value, int) and not isinstance(value, bool) and value >= 0):
+        return value
+    raise ConfigError(f"{name} is {value!r}", todo="use a whole number that is not negative")
