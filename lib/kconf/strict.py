@@ -195,10 +195,11 @@ class StrictLoad:
             return
         for other in entry.symbol.choice.syms:
             earlier = self._entries.get(other.name)
-            if earlier is None or earlier.value != "y" or earlier.layer is entry.layer:
+            if other is entry.symbol or earlier is None or earlier.value != "y":
                 continue
             del self._entries[other.name]
-            self._note_replaced(entry, earlier)
+            if earlier.layer is not entry.layer:  # within one file it is a fault, found elsewhere
+                self._note_replaced(entry, earlier)
 
     def _note_replaced(self, entry: _Entry, earlier: _Entry) -> None:
         if entry.layer.command_line:
