@@ -63,6 +63,6 @@ def _pick(name: str, wanted: list[Path], others: list[Path], kind: str) -> Path:
         )
     import difflib  # only when something is wrong: the import is slow
 
-    close = difflib.get_close_matches(name, [path.name for path in wanted], n=3, cutoff=0.5)
+    close = difflib.get_close_matches(name, [path.name for path in wanted], n=3, cutoff=0.6)
     hint = f"did you mean {' or '.join(close)}?" if close else "make list-defconfigs shows what there is"
     raise ConfigError(f"there is no {kind} called '{name}'", todo=hint)

@@ -149,7 +149,8 @@ def _write(path: Path, text: str, *, keep_old: bool = False) -> bool:
     try:
         return write.write_atomically(path, text, keep_old=keep_old)
     except OSError as error:
-        raise ConfigError(f"cannot write {display(path)}", why=error.strerror or str(error)) from error
+        culprit = display(Path(error.filename)) if error.filename else display(path)
+        raise ConfigError(f"cannot write {display(path)}", why=f"{culprit}: {error.strerror}") from error
 
 
 def _say(notices: Iterable[str]) -> None:

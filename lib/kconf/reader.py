@@ -173,6 +173,7 @@ def _why_malformed(line: str, prefix: str) -> str:
     if words.startswith("export "):
         words = words.removeprefix("export ").strip()
     match = re.fullmatch(r"([A-Za-z0-9_]+)\s*[:+?]?=\s*(.*)", words)
+    match = match or re.fullmatch(rf"({re.escape(prefix)}[A-Za-z0-9_]+):\s*(.*)", words)
     if match is None:
         return f"'{line}' is not an assignment; write {prefix}NAME=value, or # before a comment"
     name, value = match.groups()

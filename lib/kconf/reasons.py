@@ -29,25 +29,30 @@ def suggest(tree: Any, name: str, value: str = "") -> str | None:
         return f"{option(member)}=y"
     names = [symbol.name for symbol in tree.unique_defined_syms if has_prompt(symbol)]
     plain = wanted.replace("_", "")
-    for candidate in names:
-        if candidate.upper().replace("_", "") == plain:
-            return f"{tree.config_prefix}{candidate}"
-    for candidate in names:
-        if len(wanted) > 1 and "".join(word[:1] for word in candidate.split("_")) == wanted:
-            return f"{tree.config_prefix}{candidate}"
+    same = [candidate for candidate in names if candidate.upper().replace("_", "") == plain]
+    initials = [candidate for candidate in names if _initials(candidate) == wanted and len(wanted) > 1]
+    settings = [candidate for candidate in names if not tree.syms[candidate].choice]
+    meant = same or initials or _close(wanted, names, 0.85) or _with_words(wanted, settings)
+    meant = meant or _close(wanted, names, 0.7)
+    return f"{tree.config_prefix}{meant[0]}" if meant else None
+
+
+def _initials(name: str) -> str:
+    return "".join(word[:1] for word in name.split("_"))
+
+
+def _with_words(wanted: str, names: list[str]) -> list[str]:
+    """The names that have all words of `wanted`, the shortest first."""
+    words = set(wanted.split("_"))
+    return sorted(
+        (name for name in names if words <= set(name.split("_"))), key=lambda name: (len(name), name)
+    )
+
+
+def _close(wanted: str, names: list[str], cutoff: float) -> list[str]:
     import difflib  # only when something is wrong: the import is slow
 
-    words = set(wanted.split("_"))
-    containing = [
-        candidate
-        for candidate in names
-        if words <= set(candidate.split("_")) and not tree.syms[candidate].choice and wanted
-    ]
-    containing.sort(
-        key=lambda candidate: (candidate.count("_"), -difflib.SequenceMatcher(a=wanted, b=candidate).ratio())
-    )
-    close = containing[:1] or difflib.get_close_matches(wanted, names, n=1, cutoff=0.7)
-    return f"{tree.config_prefix}{close[0]}" if close else None
+    return difflib.get_close_matches(wanted, names, n=1, cutoff=cutoff)
 
 
 def no_prompt(symbol: Any) -> str:
@@ -134,6 +139,8 @@ def _describe(part: Any) -> str:
     if isinstance(part, kconfiglib.Symbol):
         if part.is_constant:
             return "a condition that is never true"
+        if not part.nodes:
+            return f"{option(part)}=y (which no Kconfig file defines)"
         return f"{option(part)}=y (now {_now(part)})"
     if part[0] is kconfiglib.NOT and isinstance(part[1], kconfiglib.Symbol):
         return f"{option(part[1])}=n (now {part[1].str_value})"

@@ -170,7 +170,7 @@ def _new_symbols(tree: Any, layer: Layer) -> list[str]:
     what = (
         "a new option takes its default" if len(new) == 1 else f"{len(new)} new options take their defaults"
     )
-    return [f"{layer.name}: {what}: {', '.join(new)}"]
+    return [f"{layer.name}: {what}: {', '.join(new)} (make olddefconfig writes this down)"]
 
 
 def _followers(before: Mapping[Any, str], named: set[str]) -> list[str]:

@@ -79,9 +79,7 @@ class StrictLoad:
             _assign(entry)
         by_tool = self.is_by_tool(layer)
         for entry in fresh:
-            entry.took = (by_tool and _is_as_written(entry.assignment, entry.symbol)) or _problem(
-                entry
-            ) is None
+            entry.took = (by_tool and _is_harmless(entry)) or _problem(entry) is None
 
     def finish(self) -> Verdict:
         """Judge every assignment against the final state. May be called again after more layers."""
@@ -94,7 +92,7 @@ class StrictLoad:
                 continue
             findings.append(Finding(fault.assignment.file, fault.assignment.line, fault.text))
         for entry in self._entries.values():
-            if id(entry.layer) in by_tool and _is_as_written(entry.assignment, entry.symbol):
+            if id(entry.layer) in by_tool and _is_harmless(entry):
                 continue
             problem = _problem(entry)
             if problem is None:
@@ -195,10 +193,11 @@ class StrictLoad:
             return
         for other in entry.symbol.choice.syms:
             earlier = self._entries.get(other.name)
-            if earlier is None or earlier.value != "y" or earlier.layer is entry.layer:
+            if other is entry.symbol or earlier is None or earlier.value != "y":
                 continue
             del self._entries[other.name]
-            self._note_replaced(entry, earlier)
+            if earlier.layer is not entry.layer:  # within one file it is a fault, found elsewhere
+                self._note_replaced(entry, earlier)
 
     def _note_replaced(self, entry: _Entry, earlier: _Entry) -> None:
         if entry.layer.command_line:
@@ -240,6 +239,12 @@ def _assign(entry: _Entry) -> None:
 def _is_as_written(assignment: Assignment, symbol: Any) -> bool:
     """Whether the line is exactly what writing the configuration would produce for the symbol."""
     return bool(assignment.line) and assignment.source == symbol.config_string.rstrip("\n")
+
+
+def _is_harmless(entry: _Entry) -> bool:
+    """Whether an assignment that a tool wrote loses nothing: it is what the tree has anyway, set or not."""
+    hidden_alike = not entry.symbol.visibility and entry.symbol.str_value == entry.value
+    return _is_as_written(entry.assignment, entry.symbol) or hidden_alike
 
 
 def _problem(entry: _Entry) -> _Problem | None:

@@ -139,4 +139,4 @@ def _one_line(text: str) -> str:
         return (
             f"{lines[0].split(' in ', 1)[1].strip(chr(39))}: not UTF-8 ({lines[-1].removeprefix('Reason: ')})"
         )
-    return lines[0]
+    return lines[0].replace(": error: ", ": ", 1)

@@ -49,7 +49,7 @@ class ValueRule:
             return text
         if self.kind == "path":
             if not text:
-                raise ValueError("is empty; it takes a path")
+                raise ValueError("is empty (Value: path)")
             return text
         if not self.is_list:
             return self._number(text)
@@ -57,22 +57,22 @@ class ValueRule:
 
     def _number(self, text: str) -> int | float:
         subject = f"has the element '{text}' that " if self.is_list else ""
-        takes = f"it takes {self.text}"
+        rule = f"(Value: {self.text})"
         if self.kind == "int":
             if not is_plain_int(text):
-                raise ValueError(f"{subject}is not a plain decimal number; {takes}")
+                raise ValueError(f"{subject}is not a plain decimal number {rule}")
             number: int | float = int(text)
         else:
             if not _FLOAT.fullmatch(text):
-                raise ValueError(f"{subject}is not a number; {takes}")
+                raise ValueError(f"{subject}is not a number {rule}")
             number = float(text) + 0.0  # no negative zero
             digits = re.split("[eE]", text)[0]
             if math.isinf(number) or (number == 0 and re.search("[1-9]", digits)):
-                raise ValueError(f"{subject}is beyond what a float can hold; {takes}")
+                raise ValueError(f"{subject}is beyond what a float can hold {rule}")
         above = number >= self.low if self.low_included else number > self.low
         below = number <= self.high if self.high_included else number < self.high
         if not (above and below):
-            raise ValueError(f"{subject}is out of range; {takes}")
+            raise ValueError(f"{subject}is out of range {rule}")
         return number
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import tempfile
 from pathlib import Path
@@ -34,6 +35,9 @@ def write_atomically(path: Path, text: str, *, keep_old: bool = False) -> bool:
     old = path.read_bytes() if path.is_file() else None
     if old == data:
         return False
+    if old is not None and not os.access(path, os.W_OK):
+        # Renaming would replace it all the same, but whoever made it read-only meant something by that.
+        raise PermissionError(errno.EACCES, "the file is read-only", str(path))
     path.parent.mkdir(parents=True, exist_ok=True)
     if keep_old and old is not None:
         _replace(path.with_name(path.name + ".old"), old)
