@@ -108,7 +108,9 @@ def test_micro_batches_and_ranks_do_not_change_the_samples(placement: str) -> No
 def test_stream_equals_resident_bit_for_bit(channels_last: bool, dtype: torch.dtype, kind: str) -> None:
     changes = {"channels_last": channels_last, "dtype": dtype, "augment": kind}
     with _loader(_part(), **changes) as resident, _loader(_part(), placement="stream", **changes) as stream:
-        for left, right in zip(_steps(resident, range(6), [7, 7, 2]), _steps(stream, range(6), [7, 7, 2]), strict=True):
+        for left, right in zip(
+            _steps(resident, range(6), [7, 7, 2]), _steps(stream, range(6), [7, 7, 2]), strict=True
+        ):
             assert left.images.dtype == dtype and left.weights is None
             assert torch.equal(left.images, right.images) and torch.equal(left.labels, right.labels)
             layout = torch.channels_last if channels_last else torch.contiguous_format

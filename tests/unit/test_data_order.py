@@ -91,7 +91,10 @@ def test_subset_holds_out_the_same_samples_whatever_the_limit() -> None:
     train, held_out = subset(part, limit=0, holdout=30)
     few, same = subset(part, limit=10, holdout=30)
     assert held_out is not None and same is not None
-    names = {name: set(p.take()[1].tolist()) for name, p in (("t", train), ("h", held_out), ("f", few), ("s", same))}
+    names = {
+        name: set(p.take()[1].tolist())
+        for name, p in (("t", train), ("h", held_out), ("f", few), ("s", same))
+    }
     assert names["h"] == names["s"] and len(names["h"]) == 30
     assert names["t"] | names["h"] == set(range(100)) and not names["t"] & names["h"]
     assert names["f"] < names["t"] and len(names["f"]) == few.size == 10
@@ -125,9 +128,7 @@ def test_augmentation_of_a_sample_does_not_depend_on_its_batch(kind: str) -> Non
     whole = augment(images, kind=kind, pad=2, seed=1, epochs_N=epochs, indices_N=indices)
     shuffled = torch.randperm(40, generator=torch.Generator().manual_seed(1))
     for rows in (*shuffled.split(7), shuffled):
-        part = augment(
-            images[rows], kind=kind, pad=2, seed=1, epochs_N=epochs[rows], indices_N=indices[rows]
-        )
+        part = augment(images[rows], kind=kind, pad=2, seed=1, epochs_N=epochs[rows], indices_N=indices[rows])
         assert torch.equal(part, whole[rows])
 
 
