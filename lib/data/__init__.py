@@ -1,11 +1,13 @@
-"""Data sets, their order and their way to the device. Generators and readers are imported when used."""
+"""Data sets, their order and their way to the device. Downloading and decoding are imported when used."""
 
 from lib.data.augment import augment
 from lib.data.loader import Batch, EvalLoader, TrainLoader, choose_placement
+from lib.data.opening import NAMES, open_dataset
 from lib.data.order import epoch_order, sample_stream, subset
 from lib.data.types import Dataset, ImageSpec, Part
 
 __all__ = [
+    "NAMES",
     "Batch",
     "Dataset",
     "EvalLoader",
@@ -15,6 +17,7 @@ __all__ = [
     "augment",
     "choose_placement",
     "epoch_order",
+    "open_dataset",
     "sample_stream",
     "subset",
 ]

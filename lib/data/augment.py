@@ -57,7 +57,7 @@ def apply(
 ) -> torch.Tensor:
     """Do what `draw` drew (int64 tensors (N,) on the device of the images)."""
     row, column, mirror = draws
-    count, channels, height, width = images_NCHW.shape
+    count, _, height, width = images_NCHW.shape
     padded = functional.pad(images_NCHW, (pad, pad, pad, pad))
     # Every window of every image as a view (N, row, column, C, H, W): cutting is then one gather.
     windows = padded.unfold(2, height, 1).unfold(3, width, 1).permute(0, 2, 3, 1, 4, 5)
@@ -72,4 +72,3 @@ def apply(
         mask = mirror.neg().to(torch.uint8)[:, None, None, None]
         cut = cut ^ ((cut ^ cut.flip(3)) & mask)
     return cut
-

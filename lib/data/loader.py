@@ -43,7 +43,9 @@ class Batch:
     weights: torch.Tensor | None = None
 
 
-def choose_placement(asked: Placement, *, part: Part, free_bytes: int) -> tuple[Literal["resident", "stream"], str]:
+def choose_placement(
+    asked: Placement, *, part: Part, free_bytes: int
+) -> tuple[Literal["resident", "stream"], str]:
     """Where to keep `part` on a device with `free_bytes` of free memory, and the reason in a sentence."""
     if asked != "auto":
         return asked, f"CONFIG_DATA_PLACEMENT_{asked.upper()} is set"
@@ -82,7 +84,7 @@ class _Loader:
         self._offset = self._whole_image(-mean / std, spec).to(device)
 
     def _whole_image(self, values_C: torch.Tensor, spec: ImageSpec) -> torch.Tensor:
-        """One value per channel as float32 (1, C, H, W): channels-last images broadcast ten times faster over N."""
+        """One value per channel as float32 (1, C, H, W): in channels-last ten times as fast as (C, 1, 1)."""
         whole = values_C.float()[None, :, None, None].expand(1, spec.channels, spec.height, spec.width)
         return whole.contiguous(memory_format=self._layout)
 
@@ -180,7 +182,9 @@ class TrainLoader(_Loader):
             stream = sample_stream(
                 start=step * first.target, count=together * first.target, seed=self._seed, size=self.size
             )
-            epochs_SN, indices_SN = (part.reshape(together, first.world, share)[:, first.rank] for part in stream)
+            epochs_SN, indices_SN = (
+                part.reshape(together, first.world, share)[:, first.rank] for part in stream
+            )
             notes_KSN = np.empty((0, together, share), np.int64)
             if self._kind != "none":
                 notes_KSN = np.stack(

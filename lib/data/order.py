@@ -47,7 +47,7 @@ def subset(part: Part, *, limit: int = 0, holdout: int = 0) -> tuple[Part, Part 
     """
     if limit + holdout > part.size or (holdout and holdout == part.size):
         raise ConfigError(
-            f"CONFIG_DATA_LIMIT={limit} and CONFIG_HOLDOUT={holdout} together need more samples than there are",
+            f"CONFIG_DATA_LIMIT={limit} and CONFIG_HOLDOUT={holdout} need more samples than there are",
             why=f"the training part has {part.size}",
             todo="lower them (0 = all, none)",
         )

@@ -31,7 +31,7 @@ class Store(Protocol):
     """Gives rows of a part."""
 
     def read(self, requests: Iterator[Request]) -> Iterator[Rows]:
-        """Images uint8 (N, C, H, W), labels (N,) and notes (K, N) on the device, in the order of `requests`."""
+        """Images uint8 (N, C, H, W), labels (N,) and notes (K, N) on the device, request by request."""
         ...
 
     def close(self) -> None:
@@ -50,8 +50,7 @@ def open_store(
     """num_workers (0 = one per processor) and prefetch (requests kept ready) are of the stream."""
     if placement == "resident":
         return _Resident(part, device=device)
-    workers = num_workers or len(os.sched_getaffinity(0))
-    return _Stream(part, device=device, num_workers=workers, prefetch=prefetch)
+    return _Stream(part, device=device, num_workers=num_workers or _processors(), prefetch=prefetch)
 
 
 class _Resident:
@@ -112,3 +111,10 @@ class _Stream:
 
     def close(self) -> None:
         self._pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _processors() -> int:
+    """Processors this process may run on; not every system can tell them from those it has."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1

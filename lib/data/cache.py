@@ -1,0 +1,93 @@
+"""Folders of files that are made once. Several processes may ask for the same one at a time."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from lib.errors import ToolkitError, os_error
+
+_MANIFEST = "manifest.json"
+
+
+def cached_folder(
+    folder: Path, *, identity: str, fill: Callable[[Path], None], say: Callable[[str], None]
+) -> Path:
+    """`folder`, filled by `fill` (which gets the path of an empty folder) unless it already is.
+
+    identity: all that the content follows from. A folder made from anything else, or with a file of
+    another size than was written, is made again, and `say` is told why. Until the new one is complete
+    nobody sees it; one process makes it while others wait. Raises ToolkitError where it cannot be written.
+    """
+    if _fault(folder, identity) is None:
+        return folder
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with exclusive(folder):
+            fault = _fault(folder, identity)  # another process may just have made it
+            if fault is not None:
+                if fault:
+                    say(f"{folder}: {fault}; making it again")
+                _make(folder, identity, fill)
+    except OSError as error:
+        raise _write_error(error) from error
+    return folder
+
+
+def fingerprint(*parts: object) -> str:
+    """SHA-256, in hexadecimal, of the text of `parts`."""
+    return hashlib.sha256("\n".join(map(str, parts)).encode()).hexdigest()
+
+
+def _fault(folder: Path, identity: str) -> str | None:
+    """None if the folder is as it should be, "" if there is none, else what is wrong with it."""
+    if not folder.exists():
+        return ""
+    try:
+        manifest = json.loads((folder / _MANIFEST).read_text())
+        if manifest["fingerprint"] != fingerprint(identity):
+            return "made from something else"
+        for name, size in manifest["bytes"].items():
+            if (folder / name).stat().st_size != size:
+                return f"{name} has another size than was written"
+    except FileNotFoundError as error:
+        return f"{Path(error.filename).name} is missing"
+    except (ValueError, KeyError, AttributeError, TypeError, NotADirectoryError):
+        return f"{_MANIFEST} is damaged"
+    return None
+
+
+def _make(folder: Path, identity: str, fill: Callable[[Path], None]) -> None:
+    """Fill a folder beside `folder` and rename it. Holding the lock, so leftovers of killed processes go."""
+    new = folder.with_name(f".{folder.name}.new")
+    for leftover in (new, folder):
+        if leftover.is_dir():
+            shutil.rmtree(leftover)
+        else:
+            leftover.unlink(missing_ok=True)
+    new.mkdir()
+    try:
+        fill(new)
+        sizes = {file.name: file.stat().st_size for file in sorted(new.iterdir())}
+        manifest = {"fingerprint": fingerprint(identity), "bytes": sizes}
+        (new / _MANIFEST).write_text(json.dumps(manifest, indent=1) + "\n")
+        new.rename(folder)
+    finally:
+        shutil.rmtree(new, ignore_errors=True)  # there only if something failed
+
+
+@contextmanager
+def exclusive(path: Path) -> Iterator[None]:
+    """Hold the lock of `path`, a file beside it, once no other process does. It falls with its holder."""
+    with path.with_name(f".{path.name}.lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def _write_error(error: OSError) -> ToolkitError:
+    return os_error("write the data cache", error, todo="free space or give write permission there")

@@ -1,0 +1,64 @@
+"""The binary format of CIFAR-10 and CIFAR-100: records of label bytes and 3072 pixels, and nothing else."""
+
+from __future__ import annotations
+
+import tarfile
+import zlib
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from lib.data.idx import check_labels, damaged
+from lib.data.types import Part
+from lib.errors import os_error
+
+_SHAPE = (3, 32, 32)
+_PIXELS = 3 * 32 * 32
+
+
+def read_records(files: Sequence[Path], *, label_bytes: int, classes: int) -> Part:
+    """The samples of all `files` in their order. The last label byte counts (CIFAR-100: the fine one)."""
+    records = [_read(file, label_bytes=label_bytes, classes=classes) for file in files]
+    images = np.concatenate([record[:, label_bytes:] for record in records]).reshape(-1, *_SHAPE)
+    labels = np.concatenate([record[:, label_bytes - 1] for record in records]).astype(np.int64)
+    return Part(images, labels)
+
+
+def unpack(archive: Path, folder: Path, *, names: Sequence[str]) -> None:
+    """Take the files `names`, in that order, out of a .tar.gz into `folder`. The archive is deleted then."""
+    try:
+        with tarfile.open(archive) as tar:
+            members = {Path(member.name).name: member for member in tar.getmembers() if member.isfile()}
+            missing = [name for name in names if name not in members]
+            if missing:
+                raise damaged(archive, f"{', '.join(missing)} missing in it")
+            for name in names:
+                source = tar.extractfile(members[name])
+                assert source is not None, "only regular files were kept"
+                _write(folder / name, source.read())
+    except (tarfile.TarError, EOFError, zlib.error) as error:
+        raise damaged(archive, str(error)) from error
+    except OSError as error:
+        raise os_error("unpack", error) from error
+    archive.unlink()
+
+
+def _write(file: Path, content: bytes) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    part = file.with_name(file.name + ".part")
+    part.write_bytes(content)
+    part.replace(file)
+
+
+def _read(file: Path, *, label_bytes: int, classes: int) -> np.ndarray[tuple[int, int], np.dtype[np.uint8]]:
+    try:
+        content = np.fromfile(file, np.uint8)
+    except OSError as error:
+        raise os_error("read", error) from error
+    record_bytes = label_bytes + _PIXELS
+    if not len(content) or len(content) % record_bytes:
+        raise damaged(file, f"{len(content)} bytes are no whole number of records of {record_bytes}")
+    records = content.reshape(-1, record_bytes)
+    check_labels(records[:, label_bytes - 1], file, classes=classes)
+    return records

@@ -1,0 +1,71 @@
+"""The idx format of MNIST and Fashion-MNIST, gzipped or not."""
+
+from __future__ import annotations
+
+import gzip
+import math
+import zlib
+from pathlib import Path
+
+import numpy as np
+
+from lib.data.types import Images, Labels
+from lib.errors import DataError, os_error
+
+_GZIP_MAGIC = b"\x1f\x8b"
+_UNSIGNED_BYTES = 0x08
+
+
+def read_idx(file: Path) -> bytes:
+    """The content of an idx file, unpacked if it is gzipped (told by its first bytes, not its name)."""
+    try:
+        content = file.read_bytes()
+        return gzip.decompress(content) if content.startswith(_GZIP_MAGIC) else content
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise damaged(file, f"not a complete gzip file ({error})") from error
+    except OSError as error:
+        raise os_error("read", error) from error
+
+
+def parse_images(content: bytes, file: Path, *, height: int, width: int) -> Images:
+    """uint8 (N, 1, height, width), without a copy. `file` is for messages."""
+    array = _parse(content, file, dimensions=3)
+    if array.shape[1:] != (height, width):
+        raise damaged(file, f"images of {array.shape[1]}x{array.shape[2]} pixels, {height}x{width} expected")
+    return array[:, None]
+
+
+def parse_labels(content: bytes, file: Path, *, classes: int) -> Labels:
+    """int64 (N,), each below `classes`."""
+    labels = _parse(content, file, dimensions=1)
+    check_labels(labels, file, classes=classes)
+    return labels.astype(np.int64)
+
+
+def check_labels(labels: Images, file: Path, *, classes: int) -> None:
+    """Raise DataError where a label is out of range."""
+    wrong = np.flatnonzero(labels >= classes)
+    if len(wrong):
+        raise damaged(file, f"label {labels[wrong[0]]} of sample {wrong[0]} is not below {classes}")
+
+
+def damaged(file: Path, why: str) -> DataError:
+    return DataError(f"{file} is damaged", why=why, todo="delete it and fetch it again")
+
+
+def _parse(content: bytes, file: Path, *, dimensions: int) -> Images:
+    magic = bytes((0, 0, _UNSIGNED_BYTES, dimensions))
+    if content[:4] != magic:
+        raise damaged(
+            file, f"begins with {content[:4].hex() or 'nothing'}, an idx file of this kind with {magic.hex()}"
+        )
+    header = 4 + 4 * dimensions
+    if len(content) < header:
+        raise damaged(file, f"{len(content)} bytes are less than the header of {header}")
+    shape = tuple(int(extent) for extent in np.frombuffer(content, ">u4", dimensions, offset=4))
+    expected = header + math.prod(shape)
+    if len(content) != expected:
+        raise damaged(file, f"{len(content)} bytes, its header promises {expected}")
+    if not shape[0]:
+        raise damaged(file, "it holds no samples")
+    return np.frombuffer(content, np.uint8, offset=header).reshape(shape)

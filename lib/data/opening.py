@@ -1,0 +1,175 @@
+"""Open a data set by name: find its files, or download them, or generate it."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from lib.data import cifar, idx
+from lib.data.catalogue import BINARY_SETS, IDX_FILES, IDX_SETS, MNIST_CONTENT, BinarySet, IdxSet, Remote
+from lib.data.embedded import NAMES as EMBEDDED
+from lib.data.embedded import open_embedded
+from lib.data.types import Dataset, Part
+from lib.errors import DataError
+
+if TYPE_CHECKING:
+    from lib.data.download import Progress
+
+NAMES = (*EMBEDDED, *IDX_SETS, *BINARY_SETS, "image_folder")
+
+
+def open_dataset(
+    name: str,
+    *,
+    data_dir: Path,
+    cache_dir: Path,
+    download: bool,
+    say: Callable[[str], None],
+    image_size: int = 0,
+    progress: Progress | None = None,
+) -> Dataset:
+    """Open the data set `name` (one of NAMES).
+
+    Files are looked for in `data_dir` and in a folder of the set's name in it, and fetched to the
+    latter if they are missing and `download` is true. What is generated or packed is kept in
+    `cache_dir`. image_size: height and width of packed images, for image_folder only. `say` gets
+    lines for the user; `progress` the name of a file, bytes so far and bytes in all (0: unknown).
+    Raises DataError where the set is missing or damaged, ToolkitError where the disk fails.
+    """
+    if name in EMBEDDED:
+        return open_embedded(name, cache_dir=cache_dir, say=say)
+    if name == "image_folder":
+        from lib.data.folder import open_folder
+
+        return open_folder(data_dir, cache_dir=cache_dir, image_size=image_size, say=say)
+
+    def get(remote: Remote) -> Path:
+        return _get(remote, data_dir / name, name=name, download=download, say=say, progress=progress)
+
+    if name in IDX_SETS:
+        return _open_idx(IDX_SETS[name], data_dir, get)
+    return _open_binary(BINARY_SETS[name], data_dir, get)
+
+
+def _open_idx(wanted: IdxSet, data_dir: Path, get: Callable[[Remote], Path]) -> Dataset:
+    spec = wanted.spec
+    folders = [data_dir / folder for folder in wanted.folders]
+    files = {
+        name: _first(_spellings(folders, name)) or get(remote)
+        for name, remote in zip(IDX_FILES, wanted.remotes, strict=True)
+    }
+    contents = {name: idx.read_idx(file) for name, file in files.items()}
+    published = _published_mnist(contents)
+    if spec.name != "mnist" and any(published.values()):
+        name = next(name for name, same in published.items() if same)
+        raise DataError(
+            f"{files[name]} is a file of MNIST",
+            why=f"CONFIG_DATASET is {spec.name}",
+            todo=f"put the files of {spec.name} into {data_dir / spec.name}",
+        )
+    train, test = (_idx_part(wanted, files, contents, *IDX_FILES[first : first + 2]) for first in (0, 2))
+    content = ", content as published" if all(published.values()) else ""
+    folder = files[IDX_FILES[0]].parent
+    return Dataset(
+        spec, train, test, f"{spec.name}: {train.size} + {test.size} images from {folder}{content}"
+    )
+
+
+def _idx_part(
+    wanted: IdxSet,
+    files: Mapping[str, Path],
+    contents: Mapping[str, bytes],
+    images_name: str,
+    labels_name: str,
+) -> Part:
+    spec = wanted.spec
+    images = idx.parse_images(contents[images_name], files[images_name], height=spec.height, width=spec.width)
+    labels = idx.parse_labels(contents[labels_name], files[labels_name], classes=spec.classes)
+    if len(images) != len(labels):
+        raise idx.damaged(
+            files[labels_name], f"{len(labels)} labels for the {len(images)} images of {images_name}"
+        )
+    return Part(images, labels)
+
+
+def _published_mnist(contents: Mapping[str, bytes]) -> dict[str, bool]:
+    """For each file, whether it has the content that was published as MNIST."""
+    return {
+        name: hashlib.sha256(content).hexdigest() == MNIST_CONTENT[name] for name, content in contents.items()
+    }
+
+
+def _spellings(folders: Iterable[Path], name: str) -> Iterable[Path]:
+    """Where an idx file may be: also spelled with a dot, gzipped or not."""
+    for folder in folders:
+        for spelling in (name, name.replace("-idx", ".idx")):
+            yield folder / spelling
+            yield folder / f"{spelling}.gz"
+
+
+def _open_binary(wanted: BinarySet, data_dir: Path, get: Callable[[Remote], Path]) -> Dataset:
+    found = _find_binary(wanted, data_dir)
+    if found is None:
+        archive = get(wanted.remote)
+        folder = archive.parent
+        # The test part last: until it is there the set does not count as found.
+        cifar.unpack(archive, folder, names=(*wanted.train, wanted.test[0]))
+        found = _find_binary(wanted, data_dir)
+        assert found is not None, "unpacked where it is looked for"
+    train_files, test_file = found
+    classes = wanted.spec.classes
+    train = cifar.read_records(train_files, label_bytes=wanted.label_bytes, classes=classes)
+    test = cifar.read_records([test_file], label_bytes=wanted.label_bytes, classes=classes)
+    some = f" (of {wanted.train_size})" if train.size < wanted.train_size else ""
+    source = f"{wanted.spec.name}: {train.size}{some} + {test.size} images from {test_file.parent}"
+    return Dataset(wanted.spec, train, test, source)
+
+
+def _find_binary(wanted: BinarySet, data_dir: Path) -> tuple[list[Path], Path] | None:
+    """The training files and the test file, from the first folder that has some of both."""
+    for name in wanted.folders:
+        folder = data_dir / name
+        train = [folder / file for file in wanted.train if (folder / file).is_file()]
+        test = _first(folder / file for file in wanted.test)
+        if train and test is not None:
+            return train, test
+    return None
+
+
+def _first(files: Iterable[Path]) -> Path | None:
+    return next((file for file in files if file.is_file()), None)
+
+
+def _get(
+    remote: Remote,
+    folder: Path,
+    *,
+    name: str,
+    download: bool,
+    say: Callable[[str], None],
+    progress: Progress | None,
+) -> Path:
+    """`folder`/FILE, downloaded if it is not there. Raises DataError that names the three ways out."""
+    target = folder / remote.file
+    if target.is_file():
+        return target
+    reason = "CONFIG_DATA_DOWNLOAD is off"
+    if download:
+        from lib.data.download import fetch
+
+        try:
+            fetch(target, urls=remote.urls, sha256=remote.sha256, say=say, progress=progress)
+            return target
+        except DataError as error:
+            reason = str(error)
+    file = remote.file.removesuffix(".gz").removesuffix(".tar")
+    raise DataError(
+        f"data set {name} is not there: no {file} in {folder} or {folder.parent}",
+        why=reason,
+        todo=(
+            f"put its files into {folder}, or set CONFIG_DATA_DOWNLOAD=y where the network reaches its "
+            "mirrors, or use an embedded set (CONFIG_DATASET_DIGITS=y or CONFIG_DATASET_SCENES=y)"
+        ),
+    )

@@ -1,0 +1,237 @@
+"""Loaders: the same batches on any placement, rank and micro-batch; every evaluation sample once."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from lib.data import Batch, EvalLoader, ImageSpec, Part, TrainLoader, augment, choose_placement, sample_stream
+from lib.data import store as store_module
+
+CPU = torch.device("cpu")
+SPEC = ImageSpec(
+    name="toy",
+    channels=3,
+    height=6,
+    width=5,
+    classes=10,
+    mean=(0.1, 0.5, 0.7),
+    std=(0.2, 0.3, 0.9),
+    synthetic=True,
+)
+
+
+def _part(size: int = 37) -> Part:
+    rng = np.random.default_rng(1)
+    images = rng.integers(0, 256, (size, 3, 6, 5), dtype=np.uint8)
+    return Part(images, np.arange(size, dtype=np.int64))
+
+
+def _loader(part: Part, **changes: Any) -> TrainLoader:
+    options: dict[str, Any] = {
+        "seed": 3,
+        "augment": "crop_flip",
+        "pad": 1,
+        "device": CPU,
+        "dtype": torch.float32,
+        "channels_last": True,
+        "placement": "resident",
+        "num_workers": 2,
+        "prefetch": 3,
+    }
+    return TrainLoader(part, SPEC, **{**options, **changes})
+
+
+def _steps(
+    loader: TrainLoader, steps: Sequence[int], sizes: Sequence[int], *, rank: int = 0, world: int = 1
+) -> list[Batch]:
+    target = sum(sizes) * world
+    return [
+        batch
+        for step in steps
+        for batch in loader.micro_batches(step=step, target=target, rank=rank, world=world, sizes=sizes)
+    ]
+
+
+def _joined(batches: Sequence[Batch]) -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.cat([batch.images for batch in batches]), torch.cat([batch.labels for batch in batches])
+
+
+def _equal(left: Sequence[Batch], right: Sequence[Batch]) -> bool:
+    return all(torch.equal(a, b) for a, b in zip(_joined(left), _joined(right), strict=True))
+
+
+def test_a_batch_is_the_stream_augmented_and_normalised() -> None:
+    part = _part()
+    with _loader(part) as loader:
+        images, labels = _joined(_steps(loader, [0, 1, 2, 3], [8, 8]))
+    epochs_N, indices_N = sample_stream(start=0, count=64, seed=3, size=37)
+    assert labels.tolist() == indices_N.tolist() and epochs_N.max() == 1
+    raw = augment(
+        torch.from_numpy(part.images[indices_N]),
+        kind="crop_flip",
+        pad=1,
+        seed=3,
+        epochs_N=torch.from_numpy(epochs_N),
+        indices_N=torch.from_numpy(indices_N),
+    )
+    mean, std = (torch.tensor(values)[:, None, None] for values in (SPEC.mean, SPEC.std))
+    assert torch.allclose(images, (raw / 255 - mean) / std, atol=1e-5)
+
+
+@pytest.mark.parametrize("placement", ["resident", "stream"])
+def test_micro_batches_and_ranks_do_not_change_the_samples(placement: str) -> None:
+    part = _part()
+    with _loader(part) as loader:
+        whole = _steps(loader, range(5), [24])
+    for sizes in ([8, 8, 8], [10, 10, 4], [1] * 24):
+        with _loader(part, placement=placement) as loader:
+            assert _equal(_steps(loader, range(5), sizes), whole)
+    ranks = []
+    for rank in range(3):
+        with _loader(part, placement=placement) as loader:
+            ranks.append(_steps(loader, range(5), [5, 3], rank=rank, world=3))
+    for step in range(5):
+        pieces = [batch for batches in ranks for batch in batches[2 * step : 2 * step + 2]]
+        assert _equal(pieces, [whole[step]])
+
+
+@pytest.mark.parametrize("channels_last", [True, False])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("kind", ["none", "shift", "crop_flip"])
+def test_stream_equals_resident_bit_for_bit(channels_last: bool, dtype: torch.dtype, kind: str) -> None:
+    changes = {"channels_last": channels_last, "dtype": dtype, "augment": kind}
+    with _loader(_part(), **changes) as resident, _loader(_part(), placement="stream", **changes) as stream:
+        for left, right in zip(
+            _steps(resident, range(6), [7, 7, 2]), _steps(stream, range(6), [7, 7, 2]), strict=True
+        ):
+            assert left.images.dtype == dtype and left.weights is None
+            assert torch.equal(left.images, right.images) and torch.equal(left.labels, right.labels)
+            layout = torch.channels_last if channels_last else torch.contiguous_format
+            assert left.images.is_contiguous(memory_format=layout)
+
+
+@pytest.mark.parametrize("placement", ["resident", "stream"])
+def test_any_step_can_be_asked_for_next(placement: str) -> None:
+    with _loader(_part()) as fresh:
+        expected = {step: _steps(fresh, [step], [9, 3]) for step in (0, 1, 2, 7, 900)}
+    with _loader(_part(), placement=placement) as loader:
+        for step in (0, 1, 7, 2, 900, 0):
+            assert _equal(_steps(loader, [step], [9, 3]), expected[step])
+        # A step left half-way, as after running out of memory, begins anew with other sizes.
+        next(loader.micro_batches(step=1, target=12, rank=0, world=1, sizes=[9, 3]))
+        assert _equal(_steps(loader, [1, 2], [4, 4, 4]), [*expected[1], *expected[2]])
+
+
+def test_a_selection_and_a_read_only_part_load_like_their_copy(tmp_path: Any) -> None:
+    part = _part()
+    rows = np.array([5, 1, 30, 7])
+    np.save(tmp_path / "images.npy", part.images)
+    mapped = np.load(tmp_path / "images.npy", mmap_mode="r")
+    copy = Part(part.images[rows], part.labels[rows])
+    with _loader(copy) as loader:
+        expected = _steps(loader, range(3), [4])
+    for placement in ("resident", "stream"):
+        with _loader(Part(mapped, part.labels, rows), placement=placement) as loader:
+            assert _equal(_steps(loader, range(3), [4]), expected)
+
+
+def test_stream_reads_ahead_across_steps_but_not_further_than_asked() -> None:
+    part, taken = _part(), []
+
+    class Spy(Part):
+        def take(self, indices: Any = None) -> Any:
+            taken.append(indices)
+            return Part.take(self, indices)
+
+    with _loader(Spy(part.images, part.labels), placement="stream", prefetch=3) as loader:
+        _steps(loader, [0], [4, 4])
+        deadline = time.monotonic() + 5
+        while len(taken) < 5 and time.monotonic() < deadline:
+            time.sleep(0.01)
+        time.sleep(0.05)
+        assert len(taken) == 5  # two consumed, three ready
+
+
+def test_an_exception_in_a_worker_reaches_the_consumer_and_close_stops_the_threads() -> None:
+    class Broken(Part):
+        def take(self, indices: Any = None) -> Any:
+            if 20 in indices:
+                raise OSError("the disk is on fire")
+            return Part.take(self, indices)
+
+    part = _part()
+    loader = _loader(Broken(part.images, part.labels), placement="stream")
+    with pytest.raises(OSError, match="on fire"):
+        _steps(loader, range(5), [8])
+    loader.close()
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("data")]
+
+
+def test_close_is_prompt_while_much_is_wanted() -> None:
+    class Slow(Part):
+        def take(self, indices: Any = None) -> Any:
+            time.sleep(0.1)
+            return Part.take(self, indices)
+
+    part = _part()
+    loader = _loader(Slow(part.images, part.labels), placement="stream", num_workers=1, prefetch=60)
+    _steps(loader, [0], [8])
+    begun = time.monotonic()
+    loader.close()
+    assert time.monotonic() - begun < 1
+
+
+@pytest.mark.parametrize("placement", ["resident", "stream"])
+@pytest.mark.parametrize("world", [1, 2, 3, 5])
+@pytest.mark.parametrize("size", [1, 12, 37])
+def test_evaluation_counts_every_sample_once(placement: Any, world: int, size: int) -> None:
+    part, seen, counts = _part(size), [], set()
+    for rank in range(world):
+        loader = EvalLoader(
+            part,
+            SPEC,
+            device=CPU,
+            dtype=torch.float32,
+            channels_last=True,
+            placement=placement,
+            num_workers=1,
+            prefetch=2,
+        )
+        with loader:
+            batches = list(loader.batches(rank=rank, world=world, batch_size=4))
+        counts.add(len(batches))
+        for batch in batches:
+            assert batch.images.shape == (4, 3, 6, 5) and batch.weights is not None
+            assert batch.weights.dtype == torch.float32 and set(batch.weights.tolist()) <= {0.0, 1.0}
+            seen += batch.labels[batch.weights == 1].tolist()
+            for image, label in zip(batch.images, batch.labels, strict=True):
+                expected = (part.images[label][0] / 255 - 0.1) / 0.2
+                assert np.allclose(image[0].numpy(), expected, atol=1e-5)
+    assert sorted(seen) == list(range(size)) and len(counts) == 1
+
+
+def test_placement_is_chosen_by_the_free_memory() -> None:
+    part = _part(100)  # 9000 bytes
+    assert choose_placement("auto", part=part, free_bytes=36_000)[0] == "resident"
+    placement, reason = choose_placement("auto", part=part, free_bytes=35_999)
+    assert placement == "stream" and "more than a quarter" in reason
+    assert choose_placement("stream", part=part, free_bytes=10**12)[0] == "stream"
+    assert choose_placement("resident", part=part, free_bytes=0)[0] == "resident"
+
+
+def test_wrong_sizes_are_our_own_mistake() -> None:
+    with _loader(_part()) as loader, pytest.raises(AssertionError, match="do not add up"):
+        next(loader.micro_batches(step=0, target=9, rank=0, world=2, sizes=[4]))
+
+
+def test_zero_workers_are_one_per_processor(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store_module, "_processors", lambda: 7)
+    with _loader(_part(), placement="stream", num_workers=0) as loader:
+        assert loader._store._pool._max_workers == 7  # type: ignore[attr-defined]

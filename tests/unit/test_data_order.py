@@ -1,0 +1,175 @@
+"""Order, subsets, random numbers and augmentation: pure functions of (seed, epoch, index)."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lib.data import Part, augment, epoch_order, sample_stream, subset
+from lib.data.augment import draw
+from lib.data.rng import integers, key, mix, mix_int, noise_bytes, uniform
+from lib.errors import ConfigError
+
+
+def test_mix_is_splitmix64() -> None:
+    # The generator's published first outputs for seed 1234567, as unsigned numbers.
+    published = [6457827717110365317, 3203168211198807973, 9817491932198370423, 4593380528125082431]
+    states = np.array([1234567 + step * 0x9E3779B97F4A7C15 for step in range(4)], dtype=object) % (1 << 64)
+    found = mix(states.astype(np.uint64).view(np.int64)).view(np.uint64)
+    assert found.tolist() == published
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(st.integers(-(2**63), 2**63 - 1), min_size=1, max_size=20))
+def test_mix_is_the_same_for_numpy_torch_and_int(words: list[int]) -> None:
+    by_numpy = mix(np.array(words, np.int64)).tolist()
+    assert by_numpy == mix(torch.tensor(words)).tolist()
+    assert by_numpy == [mix_int(word) for word in words]
+
+
+def test_random_numbers_are_even_and_differ_by_key() -> None:
+    numbers = uniform(key("a", 1), (100_000,), low=-1, high=3)
+    assert numbers.dtype == np.float32 and numbers.min() >= -1 and numbers.max() < 3
+    assert abs(numbers.mean() - 1) < 0.02
+    counts = np.bincount(integers(key("a", 1), (70_000,), below=7), minlength=7)
+    assert len(counts) == 7 and np.abs(counts - 10_000).max() < 500
+    octets = np.bincount(noise_bytes(key("a", 1), (256_000,)), minlength=256)
+    assert np.abs(octets - 1000).max() < 200
+    assert len({key("a", 1), key("a", 2), key("b", 1), key(1, 2), key(2, 1)}) == 5
+    assert abs(np.corrcoef(numbers, uniform(key("a", 2), (100_000,)))[0, 1]) < 0.02
+
+
+def test_epoch_order_is_a_permutation_of_its_own_epoch_and_seed() -> None:
+    first = epoch_order(seed=1, epoch=0, size=1000)
+    assert first.dtype == np.int64 and sorted(first.tolist()) == list(range(1000))
+    assert not np.array_equal(first, np.arange(1000))
+    for other in (epoch_order(seed=1, epoch=1, size=1000), epoch_order(seed=2, epoch=0, size=1000)):
+        assert sorted(other.tolist()) == list(range(1000))
+        assert np.mean(other == first) < 0.02
+    epoch_order.cache_clear()
+    assert np.array_equal(first, epoch_order(seed=1, epoch=0, size=1000))
+
+
+def test_epoch_order_does_not_move_the_generators_of_numpy() -> None:
+    np.random.seed(3)
+    expected = np.random.rand()
+    np.random.seed(3)
+    epoch_order(seed=9, epoch=9, size=99)
+    assert np.random.rand() == expected
+
+
+@settings(max_examples=60, deadline=None)
+@given(size=st.integers(1, 40), start=st.integers(0, 200), counts=st.lists(st.integers(0, 50), max_size=5))
+def test_stream_does_not_depend_on_how_it_is_cut(size: int, start: int, counts: list[int]) -> None:
+    whole = sample_stream(start=start, count=sum(counts), seed=5, size=size)
+    cut, position = [], start
+    for count in counts:
+        cut.append(sample_stream(start=position, count=count, seed=5, size=size))
+        position += count
+    for which in (0, 1):
+        pieces = [np.empty(0, np.int64), *(piece[which] for piece in cut)]
+        assert np.array_equal(whole[which], np.concatenate(pieces))
+    assert whole[0].tolist() == [place // size for place in range(start, start + sum(counts))]
+
+
+def test_each_epoch_of_the_stream_has_each_sample_once() -> None:
+    epochs, indices = sample_stream(start=0, count=3 * 17, seed=1, size=17)
+    for epoch in range(3):
+        assert sorted(indices[epochs == epoch].tolist()) == list(range(17))
+
+
+def _part(size: int) -> Part:
+    rng = np.random.default_rng(0)
+    return Part(rng.integers(0, 256, (size, 1, 2, 2), dtype=np.uint8), np.arange(size, dtype=np.int64))
+
+
+def test_subset_holds_out_the_same_samples_whatever_the_limit() -> None:
+    part = _part(100)
+    train, held_out = subset(part, limit=0, holdout=30)
+    few, same = subset(part, limit=10, holdout=30)
+    assert held_out is not None and same is not None
+    names = {
+        name: set(p.take()[1].tolist())
+        for name, p in (("t", train), ("h", held_out), ("f", few), ("s", same))
+    }
+    assert names["h"] == names["s"] and len(names["h"]) == 30
+    assert names["t"] | names["h"] == set(range(100)) and not names["t"] & names["h"]
+    assert names["f"] < names["t"] and len(names["f"]) == few.size == 10
+    images, labels = few.take(np.array([3]))
+    assert np.array_equal(images[0], part.images[labels[0]])
+
+
+def test_subset_of_a_subset_counts_within_it() -> None:
+    inner, _ = subset(_part(100), limit=20)
+    innermost, held_out = subset(inner, holdout=5)
+    assert held_out is not None
+    assert set(innermost.take()[1]) | set(held_out.take()[1]) == set(inner.take()[1])
+
+
+def test_subset_leaves_a_whole_part_alone_and_refuses_too_much() -> None:
+    part = _part(10)
+    assert subset(part) == (part, None)
+    for limit, holdout in ((11, 0), (6, 5), (0, 10), (0, 11)):
+        with pytest.raises(ConfigError, match=r"DATA_LIMIT.*HOLDOUT.*has 10"):
+            subset(part, limit=limit, holdout=holdout)
+
+
+def _images(size: int, channels: int = 3) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(0)
+    return torch.randint(1, 256, (size, channels, 8, 10), dtype=torch.uint8, generator=generator)
+
+
+@pytest.mark.parametrize("kind", ["shift", "crop_flip"])
+def test_augmentation_of_a_sample_does_not_depend_on_its_batch(kind: str) -> None:
+    images, epochs, indices = _images(40), torch.arange(40) // 20, torch.arange(40) * 7
+    whole = augment(images, kind=kind, pad=2, seed=1, epochs_N=epochs, indices_N=indices)
+    shuffled = torch.randperm(40, generator=torch.Generator().manual_seed(1))
+    for rows in (*shuffled.split(7), shuffled):
+        part = augment(images[rows], kind=kind, pad=2, seed=1, epochs_N=epochs[rows], indices_N=indices[rows])
+        assert torch.equal(part, whole[rows])
+
+
+@pytest.mark.parametrize("kind", ["shift", "crop_flip"])
+def test_augmentation_is_a_shift_with_zeros_and_a_mirror(kind: str) -> None:
+    images = _images(60)
+    epochs, indices = torch.zeros(60, dtype=torch.int64), torch.arange(60)
+    found = augment(images, kind=kind, pad=2, seed=4, epochs_N=epochs, indices_N=indices)
+    rows, columns, mirrors = draw(epochs.numpy(), indices.numpy(), kind=kind, pad=2, seed=4)
+    for number in range(60):
+        padded = np.pad(images[number].numpy(), ((0, 0), (2, 2), (2, 2)))
+        row, column = rows[number], columns[number]
+        expected = padded[:, row : row + 8, column : column + 10]
+        expected = expected[:, :, ::-1] if mirrors[number] else expected
+        assert np.array_equal(found[number].numpy(), expected)
+    assert set(rows) == set(columns) == set(range(5))
+    assert set(mirrors) == ({0, 1} if kind == "crop_flip" else {0})
+
+
+def test_augmentation_changes_with_seed_and_epoch_and_is_even() -> None:
+    indices = np.arange(50_000)
+    draws = {
+        (seed, epoch): draw(np.full(50_000, epoch), indices, kind="crop_flip", pad=1, seed=seed)
+        for seed in (0, 1)
+        for epoch in (0, 1)
+    }
+    for row, column, mirror in draws.values():
+        cells = np.bincount(row * 6 + column * 2 + mirror, minlength=18)
+        assert np.abs(cells - 50_000 / 18).max() < 300
+    rows = [draw_[0] for draw_ in draws.values()]
+    for left in range(4):
+        for right in range(left):
+            assert abs(np.mean(rows[left] == rows[right]) - 1 / 3) < 0.02
+
+
+def test_draws_are_the_same_for_numpy_and_torch_and_none_is_nothing() -> None:
+    epochs, indices = np.arange(100) // 50, np.arange(100)
+    by_numpy = draw(epochs, indices, kind="crop_flip", pad=4, seed=7)
+    by_torch = draw(torch.from_numpy(epochs), torch.from_numpy(indices), kind="crop_flip", pad=4, seed=7)
+    for left, right in zip(by_numpy, by_torch, strict=True):
+        assert left.tolist() == right.tolist()
+    images = _images(3)
+    same = augment(images, kind="none", pad=0, seed=1, epochs_N=torch.zeros(3), indices_N=torch.arange(3))
+    assert same is images
