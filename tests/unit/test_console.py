@@ -169,7 +169,7 @@ def test_rich_is_left_alone_without_a_terminal() -> None:
 def on_a_terminal(columns: int, **environment: str) -> str:
     """What a terminal receives from a short run, with escape sequences."""
     code = """if True:
-        import sys, time
+        import sys, threading, time
         from lib.console import Console
         shown = Console()
         shown.start(500, description="resnet18")
@@ -178,6 +178,7 @@ def on_a_terminal(columns: int, **environment: str) -> str:
             shown.update(step, values=values, fraction=step / 500, samples_per_second=21345.0)
             if step == 250:
                 shown.say("evaluation × [b] " + "long " * 12)
+                shown.say(f"{threading.active_count()} thread")
             time.sleep(0.0006)
         shown.stop()
         shown.say("the end")
@@ -223,6 +224,7 @@ def test_the_line_fits_the_terminal(columns: int) -> None:
     assert ("resnet18" in lines[-1]) == (columns >= 60)
     assert ("step" in lines[-1]) == (columns >= 140)
     assert "\r\x1b[2Kevaluation × [b] " + "long " * 12 in received and "the end\r\n" in received
+    assert "1 thread\r\n" in received, "none may compete with training"
     assert received.count("\x1b[?25h") == received.count("\x1b[?25l") == 1, "the cursor is back"
 
 
