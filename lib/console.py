@@ -6,9 +6,10 @@ printed every ten seconds. It is display only: the numbers themselves go to metr
 
 from __future__ import annotations
 
+import codecs
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
@@ -22,8 +23,10 @@ TERMINAL_INTERVAL_SECONDS = 0.25
 PLAIN_INTERVAL_SECONDS = 10.0
 
 # What the project writes outside ASCII, for an output that has only that.
-_PLAIN = str.maketrans({"×": "x", "→": "->", "≤": "<=", "≥": ">=", "…": "...", "–": "-", "—": "-", "·": "-"})
+_PLAIN = {"×": "x", "→": "->", "≤": "<=", "≥": ">=", "…": "...", "–": "-", "—": "-", "·": "-"}
+_ERRORS = "anneal.plain"  # the name of the codec error handler below
 _SEPARATOR = "  "
+_ROOMY_COLUMNS = 60  # a narrower terminal shows numbers instead of the description
 
 
 class Console:
@@ -149,7 +152,8 @@ class _Bar:
 
     def print(self, text: str) -> None:
         # soft_wrap leaves breaking lines to the terminal, so that they can be copied whole.
-        self._terminal.print(_encodable(text), markup=False, highlight=False, emoji=False, soft_wrap=True)
+        shown = _encodable(text, self._terminal.encoding)
+        self._terminal.print(shown, markup=False, highlight=False, emoji=False, soft_wrap=True)
 
     def show(
         self, step: int, values: Mapping[str, float], fraction: float, samples_per_second: float
@@ -158,16 +162,20 @@ class _Bar:
         from rich.table import Table
         from rich.text import Text
 
-        width = self._terminal.width
+        width, encoding = self._terminal.width, self._terminal.encoding
         bar_width = min(max(width // 6, 6), 30)
-        head = _encodable(self._description)[: width // 4]
+        head = self._description[: width // 4] if width >= _ROOMY_COLUMNS else ""
         total = f"/{self._total_steps}" if self._total_steps else ""
         parts = [f"{fraction:4.0%}", self._left.text(fraction), *_numbers(values)]
         parts += [f"{_short(samples_per_second)} samples/s", f"step {step}{total}"]
         tail = _fit(list(filter(None, parts)), width - len(head) - bar_width - 2)
         line = Table.grid(padding=(0, 1, 0, 0))
         bar = ProgressBar(total=1.0, completed=fraction, width=bar_width)
-        line.add_row(Text(head, no_wrap=True), bar, Text(_encodable(tail), no_wrap=True))
+        line.add_row(
+            Text(_encodable(head, encoding), no_wrap=True),
+            bar,
+            Text(_encodable(tail, encoding), no_wrap=True),
+        )
         self._live.update(line, refresh=True)
 
     def close(self) -> None:
@@ -177,13 +185,12 @@ class _Bar:
 class _TimeLeft:
     """Estimates the rest from what passed since the first call, which may be the middle of a resumed run."""
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
+    def __init__(self) -> None:
         self._first: tuple[float, float] | None = None
 
     def text(self, fraction: float) -> str:
         """Empty as long as nothing is known."""
-        now = self._clock()
+        now = time.monotonic()
         if self._first is None:
             self._first = now, fraction
         seconds, done = now - self._first[0], fraction - self._first[1]
@@ -219,18 +226,21 @@ def _fit(parts: list[str], width: int) -> str:
 
 def _print(text: str) -> None:
     try:
-        print(_encodable(text), flush=True)
+        print(_encodable(text, sys.stdout.encoding), flush=True)
     except BrokenPipeError:
         raise
     except OSError as error:
         raise os_error("write to standard output", error) from error
 
 
-def _encodable(text: str) -> str:
-    """`text` as standard output can show it: signs that its encoding lacks are written otherwise."""
-    encoding = sys.stdout.encoding or "utf-8"
-    try:
-        text.encode(encoding)
-    except UnicodeEncodeError:
-        return text.translate(_PLAIN).encode(encoding, errors="replace").decode(encoding)
-    return text
+def _encodable(text: str, encoding: str) -> str:
+    """`text` as an output of this encoding can show it: signs that it lacks are written otherwise."""
+    return text.encode(encoding, errors=_ERRORS).decode(encoding)
+
+
+def _replace(error: UnicodeError) -> tuple[str, int]:
+    assert isinstance(error, UnicodeEncodeError)
+    return "".join(_PLAIN.get(sign, "?") for sign in error.object[error.start : error.end]), error.end
+
+
+codecs.register_error(_ERRORS, _replace)

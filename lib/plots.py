@@ -34,13 +34,16 @@ class Plot:
     factor: float = 1.0  # from the unit of the row to that of the label
     smooth: bool = False
     may_be_log: bool = False
+    from_zero: bool = False
 
 
 PLOTS = {
     "loss": Plot(column="loss", label="loss (mean per sample)", smooth=True, may_be_log=True),
     "accuracy": Plot(column="accuracy", label="accuracy (%)", factor=100.0, smooth=True),
     "learning_rate": Plot(column="learning_rate", label="learning rate (per optimizer step)"),
-    "throughput": Plot(column="samples_per_second", label="training throughput (samples/s)"),
+    "throughput": Plot(
+        column="samples_per_second", label="training throughput (samples/s)", smooth=True, from_zero=True
+    ),
 }
 
 
@@ -91,7 +94,7 @@ def _draw(plot: Plot, series: Mapping[str, Points], *, title: str, epochs_per_st
         _draw_train(axes, series["train"], smooth=plot.smooth)
     if "eval" in series:
         axes.plot(*series["eval"], "o-", color=_EVAL_COLOUR, markersize=4, linewidth=1.5, label="evaluation")
-    _scale(axes, [value for _, values in series.values() for value in values], may_be_log=plot.may_be_log)
+    _scale(axes, [value for _, values in series.values() for value in values], plot)
     axes.set_xlabel("optimizer step")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set_ylabel(plot.label)
@@ -131,8 +134,8 @@ def _smoothed(values: Sequence[float]) -> list[float]:
     return [math.fsum(window) / len(window) for window in windows]
 
 
-def _scale(axes: Axes, values: Sequence[float], *, may_be_log: bool) -> None:
-    if may_be_log and min(values) > 0 and max(values) / min(values) > _LOG_ABOVE:
+def _scale(axes: Axes, values: Sequence[float], plot: Plot) -> None:
+    if plot.may_be_log and min(values) > 0 and max(values) / min(values) > _LOG_ABOVE:
         axes.set_yscale("log")
-    elif min(values) >= 0 and min(values) < 0.5 * max(values):
+    elif plot.from_zero or 0 <= min(values) < 0.5 * max(values):
         axes.set_ylim(bottom=0)

@@ -157,6 +157,13 @@ def test_damage_is_told_and_the_one_before_is_used(tmp_path: Path, name: str) ->
     assert load(tmp_path) == (2, 5, [])
 
 
+def test_a_wrong_size_is_told_in_bytes(tmp_path: Path) -> None:
+    save(tmp_path, 1)
+    size = (save(tmp_path, 2) / "state.pt").stat().st_size
+    os.truncate(tmp_path / "step-00000002" / "state.pt", 100)
+    assert load(tmp_path)[2] == [f"checkpoint step-00000002 is damaged: state.pt has 100 bytes, not {size}"]
+
+
 def test_every_byte_of_the_manifest_counts(tmp_path: Path) -> None:
     save(tmp_path, 1)
     manifest = save(tmp_path, 2) / "manifest.json"
@@ -268,14 +275,9 @@ def test_a_file_in_place_of_the_directory(tmp_path: Path) -> None:
 
 def run_alone(function: str, directory: Path) -> str:
     code = f"from tests.unit import test_checkpoint as t; t.{function}(t.Path({str(directory)!r}))"
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", code],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    single = os.environ | {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}  # a fork copies one thread
+    options: dict[str, Any] = {"cwd": ROOT, "env": single, "capture_output": True, "text": True}
+    done = subprocess.run([sys.executable, "-c", code], **options, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -283,7 +285,7 @@ def run_alone(function: str, directory: Path) -> str:
 def test_killed_at_random_moments(tmp_path: Path) -> None:
     counts = json.loads(run_alone("kill_at_random", tmp_path))
     assert counts["kills"] == 40
-    assert counts["saves"] > 40, "the children hardly got to save; nothing was tried"
+    assert counts["saves"] > 20, "the children hardly got to save; nothing was tried"
     assert counts["torn"] > 5, "no kill fell into a save; nothing was tried"
 
 
@@ -296,7 +298,13 @@ def test_killed_before_every_change_of_the_file_system(tmp_path: Path) -> None:
 def kill_at_random(directory: Path) -> None:
     """Children save one checkpoint after the other and report each; after a kill none of those is lost."""
     torch.set_num_threads(1)
+    os.fsync = ignore  # a killed process loses nothing that it wrote
     random.seed(1)
+    began = time.perf_counter()
+    for step in range(10):
+        save(directory / "timing", step)
+    save_seconds = (time.perf_counter() - began) / 10
+    directory /= "ckpt"
     reported = saves = torn = 0
     for kill in range(40):
         reader, writer = os.pipe()
@@ -306,13 +314,13 @@ def kill_at_random(directory: Path) -> None:
                 save(directory, step, keep_last=1 + kill % 3, best=step % 5 == 0)
                 os.write(writer, b"%d\n" % step)
         os.close(writer)
-        time.sleep(random.uniform(0.01, 0.08))
+        time.sleep(0.005 + random.uniform(0, 5 * save_seconds))
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
         with os.fdopen(reader) as pipe:
             done = [int(line) for line in pipe.read().split()]
         saves += len(done)
-        torn += any(path.name.startswith(".") for path in directory.iterdir())
+        torn += any(name.startswith(".") for name in (visible(directory) if directory.exists() else []))
         if done or reported:
             step, _, said = load(directory)
             assert said == []
@@ -343,7 +351,7 @@ SCENARIOS: dict[str, tuple[list[dict[str, Any]], dict[str, Any], set[tuple[int, 
 def kill_at_every_change(directory: Path) -> None:
     """Die before the 1st, 2nd, 3rd ... change that a save makes to the file system, until it ends."""
     torch.set_num_threads(1)
-    os.fsync = lambda _: None  # a killed process loses nothing that it wrote
+    os.fsync = ignore
     points = {}
     for name, (before, killed, allowed) in SCENARIOS.items():
         for point in range(1000):
@@ -360,6 +368,11 @@ def kill_at_every_change(directory: Path) -> None:
             assert (step, version) in allowed and said == [], (name, point, step, version, said)
             best = checkpoint.load(ckpt, which="best", say=print)
             assert best is None or best[0] in {options["step"] for options in [*before, killed]}
+            os.fsync = refuse  # the next save finds the disk full: cleaning up must not have cost anything
+            with pytest.raises(CheckpointError):
+                save(ckpt, 5)
+            assert load(ckpt)[:2] == (step, version), (name, point)
+            os.fsync = ignore
             save(ckpt, 5, version=2)
             assert load(ckpt) == (5, 2, []) and not [n for n in visible(ckpt) if n.startswith(".")], (
                 name,
@@ -371,6 +384,15 @@ def kill_at_every_change(directory: Path) -> None:
             assert os.waitstatus_to_exitcode(status) == -signal.SIGKILL
         points[name] = point
     print(json.dumps(points))
+
+
+def ignore(_: int) -> None:
+    """A sync that does nothing."""
+
+
+def refuse(_: int) -> None:
+    """A sync that finds the disk full."""
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 def die_before_change(point: int) -> None:

@@ -206,6 +206,9 @@ def test_the_newest_interrupted_run_of_the_same_configuration(tmp_path: Path, cl
     for run in made:
         run.set_status("done", step=1)
     assert find(tmp_path) is None
+    for run in made:  # having been looked at, they are free
+        run.lock()
+        run.release()
 
 
 def test_of_one_second_the_run_that_got_further(tmp_path: Path, clock: list[int]) -> None:
