@@ -16,11 +16,9 @@ from pathlib import Path
 
 import kconfiglib
 
+from lib.errors import ConfigError, os_error, run_main
+
 ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))
-
-from lib.errors import ConfigError, os_error, run_main  # noqa: E402
-
 TASKS = ("classify",)
 WIDTH = 16  # the default of the scaffolded CONFIG_<NAME>_WIDTH
 

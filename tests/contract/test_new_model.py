@@ -55,7 +55,7 @@ def test_a_new_model_passes_the_tests_of_models(tree: Path) -> None:
     ],
 )
 def test_what_cannot_be_a_model_is_refused(name: str, task: str, told: str) -> None:
-    command = [sys.executable, "scripts/new_model.py", name, task]
+    command = [sys.executable, "-m", "scripts.new_model", name, task]
     before = status()
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (2, "")
