@@ -118,14 +118,20 @@ def unknown_symbols(text: str) -> list[str]:
 def missing_paths(text: str, *, base: Path) -> list[str]:
     lines, spans = code_of(text)
     links = [target for target in re.findall(r"\]\(([^)#]+)\)", text) if "://" not in target]
-    words = [word.rstrip(",.:;") for line in [*lines, *spans] for word in line.split()]
+    code = [re.sub(r"(^|\s)#.*", "", line) for line in [*lines, *spans]]
+    words = [word.rstrip(",.:;") for line in code for word in line.split()]
     own = [
         word for word in words if re.fullmatch(r"\.?[\w.-]+(/[\w.*<>-]+)*/?", word) and looks_like_path(word)
     ]
     placeholder = re.compile("<|NAME|DIR")
     candidates = {word for word in own if not word.startswith(MADE_BY_USE) and not placeholder.search(word)}
-    absent = {word for word in candidates if not list(ROOT.glob(word.rstrip("/").partition("::")[0]))}
+    absent = {word for word in candidates if not exists(word.rstrip("/").partition("::")[0])}
     return sorted(absent | {link for link in links if not (base / link).exists()})
+
+
+def exists(word: str) -> bool:
+    """A file, a directory, a pattern of them, or a module that is named without its suffix."""
+    return any(ROOT.glob(word)) or any(ROOT.glob(f"{word}.py"))
 
 
 def looks_like_path(word: str) -> bool:
@@ -145,7 +151,8 @@ def test_what_does_not_exist_is_found() -> None:
 ```sh
 make test && make tset   # make comment
 ```
-Set `CONFIG_NO_SUCH`, `NO_SUCH_EITHER` and `CONFIG_SEED`; read `lib/nothing.py`, `nothing.md`, [x](y.md) and `lib/`.
+Set `CONFIG_NO_SUCH`, `NO_SUCH_EITHER` and `CONFIG_SEED`.
+Read `lib/nothing.py`, `nothing.md`, [x](y.md), `lib/config` and `lib/`.
 """
     assert unknown_make_words(text) == ["tset", "trian", "LR=3", "defconfig-lenet5+nope"]
     assert unknown_symbols(text) == ["NO_SUCH", "NO_SUCH_EITHER"]
