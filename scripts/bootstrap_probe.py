@@ -20,6 +20,8 @@ REQUIREMENT = re.compile(r"(?P<name>[A-Za-z0-9._-]+)>=(?P<minimum>[0-9.]+)")
 
 
 def main(arguments: list[str]) -> int:
+    if sys.version_info < (3, 11):  # noqa: UP036 - run before that is known
+        return 1
     requirements = requirements_of(Path(arguments[0]))
     wanted = arguments[1:] or list(requirements)
     faults = [fault for name in wanted if (fault := fault_of(name, minimum=requirements[name]))]
