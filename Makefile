@@ -64,21 +64,21 @@ defconfig-%: ready
 ## train: train the configured model; goes on with the same run if it was interrupted
 ## train-NAME: configure NAME in its own directory build/NAME, or O=, and train
 ## resume: go on with the newest interrupted run
-## eval: evaluate the run RUN=
-## plots: draw the curves of the run RUN=
+## eval: evaluate the newest run, or RUN=
+## plots: draw the curves of the newest run, or of RUN=
 ## plan: show what would be decided for this machine, and why
 ## bench: compare the training loop with a bare one
 train resume plan: configured ready
 	$(TRAIN) $@
 
-eval: ready
+eval: ready symbols
 	$(TRAIN) $@ $(if $(RUN),$(call quote,$(RUN)))
 
-plots: ready
-	$(Q)$(PY) scripts/plots.py $(if $(RUN),$(call quote,$(RUN)))
+plots: ready symbols
+	$(Q)$(PY) -m scripts.plots --runs $(call quote,$(RUNS)) $(if $(RUN),$(call quote,$(RUN)))
 
-bench: ready
-	$(Q)$(PY) scripts/bench.py
+bench: ready symbols
+	$(Q)$(PY) -m scripts.bench
 
 # train-NAME keeps to a directory of its own, unless O= or KCONFIG_CONFIG= names another place.
 TRAIN_NAMES := $(addprefix train-,$(NAMES))
@@ -99,19 +99,19 @@ train-%: ready
 ## test-fast: the tests that take less than about two seconds each
 ## check: style, form and types
 ## new-model: scaffold models/NAME for TASK=classify
-test: ready-dev
+test: ready-dev symbols
 	$(Q)$(PY) -m pytest -n 2
 
-test-fast: ready-dev
+test-fast: ready-dev symbols
 	$(Q)$(PY) -m pytest -n 2 -m "not slow"
 
-check: ready-dev
+check: ready-dev symbols
 	$(Q)$(PY) -m ruff check
 	$(Q)$(PY) -m ruff format --check
 	$(Q)$(PY) -m mypy
 
-new-model: ready
-	$(Q)$(PY) scripts/new_model.py $(call quote,$(NAME)) $(call quote,$(TASK))
+new-model: ready symbols
+	$(Q)$(PY) -m scripts.new_model $(call quote,$(NAME)) $(call quote,$(TASK))
 
 ##@ Housekeeping
 ## clean: remove caches
@@ -120,7 +120,7 @@ new-model: ready
 ## data-clean: remove data/: downloaded and generated data sets
 ## printvars: show the variables of this file
 ## help: show this text
-clean: variables
+clean: symbols
 	$(Q)rm -rf .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	$(Q)find lib models train scripts tests -name __pycache__ -prune -exec rm -rf {} +
 
@@ -132,13 +132,13 @@ mrproper: clean
 distclean: mrproper
 	$(Q)rm -rf $(if $(O),$(call quote,$(O)/runs),runs build)
 
-data-clean: variables
+data-clean: symbols
 	$(Q)rm -rf data
 
-printvars: variables
+printvars: symbols
 	@$(foreach name,$(KCONFIG_MAKE_KNOWN),printf '%s=%s\n' $(name) $(call quote,$($(name)));)
 
-help: variables
+help: symbols
 	@awk '/^##@ /{printf "\n%s\n", substr($$0, 5)} \
 	      /^## /{colon = index($$0, ": "); printf "  %-18s %s\n", substr($$0, 4, colon - 4), substr($$0, colon + 2)}' Makefile
 	@printf '\nVariables: %s, and CONFIG_NAME=value\nfor one run without touching .config. V=1 shows the commands.\n' \
@@ -146,15 +146,22 @@ help: variables
 
 .PHONY: all menuconfig olddefconfig list-defconfigs savedefconfig checkconfig $(DEFCONFIGS) \
 	train resume plan eval plots bench $(TRAIN_NAMES) test test-fast check new-model \
-	clean mrproper distclean data-clean printvars help variables configured ready ready-dev
+	clean mrproper distclean data-clean printvars help variables symbols configured ready ready-dev
 
 # A variable that nothing reads (make train LR=3) stops every target, whatever it is. The script
 # knows the symbols and suggests one; before there is a Python environment make says it alone.
+CHECK = @if $(PY) -c 'import kconfiglib' 2>/dev/null; then $(PY) scripts/kconf.py check-variables; fi
 variables:
 ifneq ($(UNKNOWN),)
-	@if $(PY) -c 'import kconfiglib' 2>/dev/null; then $(PY) scripts/kconf.py check-variables; fi
+	$(CHECK)
 	@echo 'error: $(firstword $(UNKNOWN)) is not a variable of this Makefile;' \
 	      'a symbol of the configuration is given as CONFIG_NAME=value' >&2; exit 2
+endif
+
+# What loads the configuration checks CONFIG_ names itself; the other targets check them here.
+symbols: variables
+ifneq ($(filter CONFIG_%,$(KCONFIG_MAKE_VARIABLES)),)
+	$(CHECK)
 endif
 
 configured: variables

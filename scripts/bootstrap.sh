@@ -41,8 +41,10 @@ has_torch() { # INTERPRETER
 	"$1" "$probe" requirements.txt torch >/dev/null
 }
 
-check_only() {
-	faults=$("$python" "$probe" "$requirements") && return
+check_only() { # one interpreter start where all is well: this runs before every target
+	faults=$("$python" "$probe" "$requirements" 2>/dev/null) && return
+	check_python "$python"
+	[ -n "$faults" ] || "$python" "$probe" "$requirements" || exit 2
 	fail "$python lacks what $requirements asks for: $(printf '%s' "$faults" | tr '\n' ',' | sed 's/,/, /g'); install it yourself, or leave out VENV= to have an environment made"
 }
 
@@ -113,7 +115,6 @@ install() {
 }
 
 if [ -z "$venv" ]; then
-	check_python "$python"
 	check_only
 	exit 0
 fi

@@ -20,6 +20,8 @@ REQUIREMENT = re.compile(r"(?P<name>[A-Za-z0-9._-]+)>=(?P<minimum>[0-9.]+)")
 
 
 def main(arguments: list[str]) -> int:
+    if sys.version_info < (3, 11):  # noqa: UP036 - run before that is known
+        return 1
     requirements = requirements_of(Path(arguments[0]))
     wanted = arguments[1:] or list(requirements)
     faults = [fault for name in wanted if (fault := fault_of(name, minimum=requirements[name]))]
@@ -40,10 +42,7 @@ def fault_of(name: str, *, minimum: str) -> str | None:
     module = MODULE_OF.get(name.lower(), name)
     if importlib.util.find_spec(module) is None:
         return f"{name} is missing"
-    try:
-        found = version(name)
-    except PackageNotFoundError:
-        found = _version_of_source(module)
+    found = _version(name) or _version_of_source(module)
     if not found or release(found) < release(minimum):
         return f"{name} {found or 'of unknown version'} is older than {minimum}"
     return None
@@ -60,6 +59,13 @@ def _leading_numbers(text: str) -> Iterator[int]:
         if not digits:
             return
         yield int(digits[0])
+
+
+def _version(name: str) -> str | None:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None
 
 
 def _version_of_source(module: str) -> str | None:

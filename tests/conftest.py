@@ -26,9 +26,7 @@ OF_MAKE = {
     "PYTHON",
     "FILE",
 }
-NOT_IN_A_TREE = shutil.ignore_patterns(
-    ".git", ".venv", ".config*", "data", "runs", "build", "__pycache__", ".*_cache", ".hypothesis"
-)
+BUILT = {".git", ".venv", ".config", ".config.old", "data", "runs", "build", ".hypothesis"}  # at the top only
 
 
 def pytest_configure() -> None:
@@ -58,5 +56,9 @@ def tree_at() -> Callable[[Path], Path]:
 
 
 def copy_tree(destination: Path) -> Path:
-    shutil.copytree(ROOT, destination, ignore=NOT_IN_A_TREE)
+    def left_out(directory: str, names: list[str]) -> set[str]:
+        built = BUILT if Path(directory) == ROOT else set()
+        return {name for name in names if name in built or name.endswith(("__pycache__", "_cache"))}
+
+    shutil.copytree(ROOT, destination, ignore=left_out)
     return destination

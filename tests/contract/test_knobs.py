@@ -45,6 +45,14 @@ def option_symbols(tree: kconfiglib.Kconfig) -> dict[str, set[str]]:
     }
 
 
+def home_of(module: Module, name: str) -> Module:
+    """The module that a name comes from: an imported one, or `module` itself."""
+    origin = next(
+        (full.rpartition(".")[0] for _, full in rules.imports(module) if full.endswith(f".{name}")), None
+    )
+    return next((other for other in code() if other.name == origin), module)
+
+
 def unread_fields(modules: list[Module], config: Module, fields: set[str]) -> set[str]:
     """Fields of Config that no code reads, directly or through a property of Config that is read."""
     outside = {
@@ -104,9 +112,9 @@ def test_every_symbol_is_read() -> None:
 
 def test_options_of_a_model_are_its_symbols() -> None:
     for model, symbols in option_symbols(kconfig()).items():
-        path = ROOT / "models" / model / "model.py"
-        module = Module(path.relative_to(ROOT).as_posix(), path.read_text(encoding="utf-8"))
-        fields = {f"{model}_{name}".upper() for name in rules.fields_of(module, class_name="Options")}
+        module = next(module for module in code() if module.path == f"models/{model}/model.py")
+        options = rules.fields_of(home_of(module, "Options"), class_name="Options")
+        fields = {f"{model}_{name}".upper() for name in options}
         assert fields == symbols, f"{module.path}: Options and models/{model}/Kconfig differ"
         assert re.search(r"^TASK(: \w+)? = ", module.text, re.M), module.path
 

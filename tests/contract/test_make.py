@@ -49,11 +49,11 @@ def make(tmp_path: Path) -> Make:
     recorder.write_text(RECORDER.format(python=sys.executable, log=str(log)))
     recorder.chmod(0o755)
 
-    def run(*arguments: str, env: Mapping[str, str] | None = None) -> Recorded:
+    def run(*arguments: str, env: Mapping[str, str] | None = None, cwd: Path = ROOT) -> Recorded:
         log.write_text("")
         done = subprocess.run(
             ["make", "--no-print-directory", "VENV=", f"PYTHON={recorder}", *arguments],
-            cwd=ROOT,
+            cwd=cwd,
             env={**os.environ, **(env or {})},
             capture_output=True,
             text=True,
@@ -112,8 +112,12 @@ def test_training_targets(make: Make, tmp_path: Path) -> None:
         assert make(word, out).calls == [["-m", "train", "--runs", f"{tmp_path}/runs", word]]
     assert make(out).calls == [["-m", "train", "--runs", f"{tmp_path}/runs", "train"]]
     assert make("eval", "RUN=runs/a b").calls == [["-m", "train", "--runs", "runs", "eval", "runs/a b"]]
-    assert make("plots", "RUN=runs/x").calls == [["scripts/plots.py", "runs/x"]]
-    assert make("bench").calls == [["scripts/bench.py"]]
+    assert make("plots", "RUN=x").calls == [["-m", "scripts.plots", "--runs", "runs", "x"]]
+    assert make("plots", "eval", out).calls == [
+        ["-m", "scripts.plots", "--runs", f"{tmp_path}/runs"],
+        ["-m", "train", "--runs", f"{tmp_path}/runs", "eval"],
+    ]
+    assert make("bench").calls == [["-m", "scripts.bench"]]
 
 
 def test_out_directory_with_a_space_and_a_quote(make: Make, tmp_path: Path) -> None:
@@ -162,10 +166,19 @@ def test_variables_of_the_environment_are_told_apart(make: Make) -> None:
     assert set(done.environments[0]["KCONFIG_MAKE_VARIABLES"].split()) == {"VENV", "PYTHON"}
 
 
+def named_targets() -> set[str]:
+    return {
+        form for name in defconfigs() for form in (f"defconfig-{name}", f"{name}_defconfig", f"train-{name}")
+    }
+
+
 def user_targets() -> list[str]:
-    return sorted(phony_targets() - {"all", "variables", "configured", "ready", "ready-dev", "always"})
+    """What a user may call, with one defconfig to stand for all."""
+    internal = {"all", "variables", "symbols", "configured", "ready", "ready-dev", "always"}
+    return sorted(phony_targets() - internal - named_targets() | {"defconfig-lenet5", "train-lenet5"})
 
 
+@pytest.mark.slow
 def test_an_unknown_variable_stops_every_target(make: Make) -> None:
     """No target may run a single thing but the check that names the variable."""
     for target in user_targets():
@@ -173,6 +186,18 @@ def test_an_unknown_variable_stops_every_target(make: Make) -> None:
         assert done.returncode == 2, target
         assert done.calls in ([], [["scripts/kconf.py", "check-variables"]]), target
         assert "LR is not a variable" in done.stderr, target
+
+
+@pytest.mark.slow
+def test_symbols_on_the_command_line_are_checked_by_every_target(make: Make, tree: Path) -> None:
+    """By the script that loads the configuration, or by check-variables before anything else is done."""
+    (tree / ".config").touch()
+    for target in user_targets():
+        done = make(target, "CONFIG_TYPO=3", "KCONFIG_CONFIG=.config", cwd=tree)
+        first = done.calls[0]
+        loads = first[0] == "scripts/kconf.py" or first[-1] in {"train", "resume", "plan"}
+        assert loads, f"{target} runs {first} first"
+        (tree / ".config").touch()
 
 
 def test_an_unknown_variable_is_named_before_anything_is_set_up(tmp_path: Path) -> None:
@@ -219,17 +244,14 @@ def test_spin_count_has_a_default_and_obeys_the_user(make: Make) -> None:
 def test_help_tells_of_every_target_and_of_no_other() -> None:
     text = subprocess.run(["make", "help"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     described = {line.split()[0] for line in text.splitlines() if line.startswith("  ")}
-    named = {f"defconfig-{name}" for name in defconfigs()} | {f"{name}_defconfig" for name in defconfigs()}
-    named |= {f"train-{name}" for name in defconfigs()}
-    patterns = {"defconfig-NAME", "NAME_defconfig", "train-NAME"}
-    assert described == set(user_targets()) - named | patterns
+    written = {"defconfig-NAME", "NAME_defconfig", "train-NAME"}
+    assert described == set(user_targets()) - named_targets() | written
 
 
 def test_shells_complete_every_defconfig() -> None:
     lines = make_database().splitlines()
-    for name in defconfigs():
-        for target in (f"defconfig-{name}", f"{name}_defconfig", f"train-{name}"):
-            assert any(line.startswith(f"{target}:") for line in lines), target
+    for target in named_targets():
+        assert any(line.startswith(f"{target}:") for line in lines), target
 
 
 def test_help_is_immediate_and_needs_no_python() -> None:

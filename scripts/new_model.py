@@ -1,0 +1,212 @@
+"""Scaffold a model: make new-model NAME=x TASK=classify.
+
+Writes models/x/, defconfigs/x and tests/golden/x.json: a small network that trains and passes every
+test of models, to be changed from there. Nothing outside these files knows of a model.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import keyword
+import re
+import sys
+from pathlib import Path
+
+import kconfiglib
+
+from lib.errors import ConfigError, os_error, run_main
+
+ROOT = Path(__file__).resolve().parents[1]
+TASKS = ("classify",)
+WIDTH = 16  # the default of the scaffolded CONFIG_<NAME>_WIDTH
+
+KCONFIG = """\
+choice MODEL_CHOICE
+
+config MODEL_{NAME}
+\tbool "{name}"
+\tselect MODEL_HAS_CONV
+\tselect MODEL_ANY_IMAGE_SIZE
+\thelp
+\t  Two convolutions, pooling over the image and a linear layer.
+
+endchoice
+
+config MODEL
+\tstring
+\tdefault "{name}" if MODEL_{NAME}
+
+# How much larger than the table's a micro-batch may be: 1.0 is careful; measure, then raise it.
+config TABLE_SCALE
+\tstring
+\tdefault "1.0" if MODEL_{NAME}
+
+config RECOMMENDED_TARGET
+\tint
+\tdefault 256 if MODEL_{NAME}
+
+menu "{name}"
+\tdepends on MODEL_{NAME}
+
+config {NAME}_WIDTH
+\tint "Channels of the first convolution"
+\trange 1 1024
+\tdefault {width}
+\thelp
+\t  The second convolution has twice as many.
+
+endmenu
+"""
+
+MODEL = '''\
+"""{name}: two convolutions, pooling over the image and a linear layer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from lib.data import ImageSpec
+
+TASK = "{task}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """The symbols of models/{name}/Kconfig."""
+
+    width: int
+
+
+def build(options: Options, spec: ImageSpec) -> nn.Module:
+    """A network from (N, C, H, W) images of any size to (N, classes) logits."""
+    return Network(options, spec=spec)
+
+
+class Network(nn.Module):
+    def __init__(self, options: Options, *, spec: ImageSpec) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(spec.channels, options.width, 3, stride=2, padding=1)
+        self.conv2 = nn.Conv2d(options.width, 2 * options.width, 3, stride=2, padding=1)
+        self.linear = nn.Linear(2 * options.width, spec.classes)
+
+    def forward(self, x_NCHW: Tensor) -> Tensor:
+        """(N, C, H, W) images -> (N, classes) logits."""
+        x_NCHW = F.relu(self.conv2(F.relu(self.conv1(x_NCHW))))
+        logits_NK: Tensor = self.linear(x_NCHW.mean(dim=(2, 3)))
+        return logits_NK
+'''
+
+DEFCONFIG = """\
+# {name} on the data set that its Kconfig makes the default.
+CONFIG_MODEL_{NAME}=y
+"""
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("name", metavar="NAME", help="a directory of models/ to be: a-z, 0-9 and _")
+    parser.add_argument("task", metavar="TASK", help=f"the kind of learning: {', '.join(TASKS)}")
+    arguments = parser.parse_args()
+    check(arguments.name, task=arguments.task)
+    for path in scaffold(arguments.name, task=arguments.task):
+        print(f"wrote {path.relative_to(ROOT)}")
+    print(f"next: make defconfig-{arguments.name} && make train")
+    return 0
+
+
+def check(name: str, *, task: str) -> None:
+    """Raise ConfigError for a name or a task that cannot be scaffolded. Writes nothing."""
+    if not re.fullmatch(r"[a-z][a-z0-9_]*[a-z0-9]|[a-z]", name) or keyword.iskeyword(name) or "__" in name:
+        raise ConfigError(
+            f"{name!r} cannot be the name of a model",
+            why="it becomes a Python package and the start of CONFIG_ names",
+            todo="give NAME= as lower-case letters, digits and single underscores, such as NAME=my_net",
+        )
+    if task not in TASKS:
+        raise ConfigError(f"there is no task {task!r}", todo=f"give TASK= as one of: {', '.join(TASKS)}")
+    for path in files(name):
+        if path.exists():
+            raise ConfigError(f"{path.relative_to(ROOT)} exists", todo="choose another NAME= or remove it")
+    _check_symbols(name)
+
+
+def files(name: str) -> tuple[Path, ...]:
+    """What belongs to a model, the directory first."""
+    return ROOT / "models" / name, ROOT / "defconfigs" / name, ROOT / "tests" / "golden" / f"{name}.json"
+
+
+def scaffold(name: str, *, task: str) -> list[Path]:
+    """Write the files of a new model and return them. Raises ToolkitError where they cannot be written."""
+    directory, defconfig, golden = files(name)
+    texts = {
+        directory / "__init__.py": "",
+        directory / "Kconfig": KCONFIG,
+        directory / "model.py": MODEL,
+        defconfig: DEFCONFIG,
+    }
+    try:
+        directory.mkdir()
+        for path, text in texts.items():
+            filled = text.format(name=name, NAME=name.upper(), task=task, width=WIDTH)
+            path.write_text(filled, encoding="utf-8")
+        golden.write_text(_golden(name), encoding="utf-8")
+    except OSError as error:
+        raise os_error("write the new model", error) from error
+    return [*texts, golden]
+
+
+def _check_symbols(name: str) -> None:
+    """A model owns the symbols that start with its name: they must be free, in both directions."""
+    tree = kconfiglib.Kconfig(str(ROOT / "Kconfig"), warn_to_stderr=False)
+    taken = [symbol for symbol in tree.syms if symbol.startswith(f"{name.upper()}_")]
+    taken += [symbol for symbol in tree.syms if symbol == f"MODEL_{name.upper()}"]
+    taken += [tree.named_choices[key].name for key in tree.named_choices if key == f"MODEL_{name.upper()}"]
+    models = [path.parent.name for path in (ROOT / "models").glob("*/Kconfig")]
+    inside = [model for model in models if name.startswith(f"{model}_")]
+    if taken or inside:
+        clash = f"CONFIG_{taken[0]}" if taken else f"those of models/{inside[0]}"
+        raise ConfigError(
+            f"{name!r} cannot be the name of a model",
+            why=f"its symbols would mix with {clash}",
+            todo="choose another NAME=",
+        )
+
+
+def _golden(name: str) -> str:
+    """The reference parameter counts of the scaffolded network, counted without memory for them."""
+    import torch
+
+    from lib.data import ImageSpec
+
+    module = importlib.import_module(f"models.{name}.model")
+    cases = []
+    for channels, size, classes in ((3, 32, 10), (1, 28, 10)):
+        half = (0.5,) * channels
+        spec = ImageSpec(
+            name="golden",
+            channels=channels,
+            height=size,
+            width=size,
+            classes=classes,
+            mean=half,
+            std=half,
+            synthetic=True,
+        )
+        with torch.device("meta"):
+            model = module.build(module.Options(width=WIDTH), spec)
+        shape = {"channels": channels, "height": size, "width": size, "classes": classes}
+        parameters = sum(parameter.numel() for parameter in model.parameters())
+        cases.append({"options": {"width": WIDTH}, **shape, "parameters": parameters})
+    lines = ",\n".join(f"    {json.dumps(case)}" for case in cases)
+    return f'{{\n  "cases": [\n{lines}\n  ]\n}}\n'
+
+
+if __name__ == "__main__":
+    sys.exit(run_main(main))

@@ -1,0 +1,193 @@
+"""What the documents say exists, and every command of the README is run by some test."""
+
+from __future__ import annotations
+
+import functools
+import os
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import kconfiglib
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+DOCUMENTS = [
+    ROOT / "README.md",
+    ROOT / "CONTRIBUTING.md",
+    ROOT / "CHANGELOG.md",
+    *(ROOT / "docs").rglob("*.md"),
+]
+
+# How each command of the README is tested: RUN here, as it stands; DRY by make -n, where it would
+# call a terminal or this very test; or by the test that is named: a file::function, or a directory
+# in which some file holds the command word by word.
+RUN, DRY, END_TO_END = "run", "dry", "tests/e2e"
+OWN_TORCH = "tests/contract/test_bootstrap.py::test_a_torch_of_an_existing_environment_is_kept"
+WITHOUT_VENV = "tests/contract/test_bootstrap.py::test_without_venv_nothing_is_installed"
+NEW_MODEL = "tests/contract/test_new_model.py::test_a_new_model_passes_the_tests_of_models"
+COMMANDS = {
+    "make defconfig-lenet5 && make train": END_TO_END,
+    "make plots": END_TO_END,
+    "make eval": END_TO_END,
+    "make defconfig-resnet18 && make train": END_TO_END,
+    "make defconfig-resnet18+bf16": RUN,
+    "make menuconfig": DRY,
+    "make plan": END_TO_END,
+    "make train CONFIG_SEED=7": END_TO_END,
+    "make train-resnet50": END_TO_END,
+    "make help": RUN,
+    "python3 -m venv .venv": OWN_TORCH,
+    ".venv/bin/pip install torch --index-url INDEX_URL": OWN_TORCH,
+    "make train": END_TO_END,
+    "make train VENV=": WITHOUT_VENV,
+    "make new-model NAME=my_net TASK=classify": NEW_MODEL,
+    "make defconfig-my_net && make train": END_TO_END,
+    "make test": DRY,
+}
+
+MADE_BY_USE = (".venv", "data", "runs", "build", "defconfigs/my_net", "models/my_net")
+PLACEHOLDERS = {"CONFIG_NAME", "CONFIG_X", "INDEX_URL"}
+
+
+def code_of(text: str) -> tuple[list[str], list[str]]:
+    """Lines of fenced blocks, and code spans outside them."""
+    blocks = re.findall(r"^```.*?\n(.*?)^```", text, flags=re.M | re.S)
+    outside = re.sub(r"^```.*?^```", "", text, flags=re.M | re.S)
+    spans = [" ".join(span.split()) for span in re.findall(r"`([^`]+)`", outside)]
+    indented = [line.strip() for line in outside.splitlines() if line.startswith("    ")]
+    return [line for block in blocks for line in block.splitlines()] + indented, spans
+
+
+def commands_of(text: str) -> list[str]:
+    """Commands of the shell blocks of a document, without the comments after them."""
+    blocks = re.findall(r"^```sh\n(.*?)^```", text, flags=re.M | re.S)
+    lines = (re.sub(r"\s+#.*", "", line).strip() for block in blocks for line in block.splitlines())
+    return [line for line in lines if line and not line.startswith("#")]
+
+
+def make_words(text: str) -> Iterator[str]:
+    """Every target and variable that the code of a document gives to make."""
+    lines, spans = code_of(text)
+    for line in [*lines, *spans]:
+        for command in re.split(r"&&|;", re.sub(r"\s#.*", "", line)):
+            words = command.split()
+            if words[:1] == ["make"]:
+                yield from words[1:]
+
+
+@functools.cache
+def make_database() -> str:
+    command = ["make", "-npq", "printvars"]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True).stdout
+
+
+def unknown_make_words(text: str) -> list[str]:
+    targets = set(re.findall(r"^([\w+-]+):", make_database(), flags=re.M))
+    targets |= {"defconfig-NAME", "NAME_defconfig", "train-NAME"}
+    targets |= {f"defconfig-{name}" for name in re.findall(r"make new-model NAME=(\w+)", text)}
+    variables = set(re.findall(r"^KCONFIG_MAKE_KNOWN := (.*)", make_database(), flags=re.M)[0].split())
+    return [word for word in make_words(text) if not word_exists(word, targets, variables)]
+
+
+def word_exists(word: str, targets: set[str], variables: set[str]) -> bool:
+    name, equals, _ = word.partition("=")
+    if equals:
+        return name in variables or name.startswith("CONFIG_")
+    base, *fragments = word.split("+")
+    known = all(
+        fragment == "FRAGMENT" or (ROOT / "defconfigs/fragments" / fragment).exists()
+        for fragment in fragments
+    )
+    return word.startswith("-") or (base in targets and known)
+
+
+def unknown_symbols(text: str) -> list[str]:
+    tree = kconfiglib.Kconfig(str(ROOT / "Kconfig"), warn_to_stderr=False)
+    known = set(tree.syms) | set(tree.named_choices)
+    named = set(re.findall(r"\bCONFIG_[A-Z][A-Z0-9_]*(?![*\w])", text)) - PLACEHOLDERS
+    _, spans = code_of(text)
+    bare = {match[0] for span in spans if (match := re.fullmatch(r"([A-Z][A-Z0-9]*_[A-Z0-9_]+)(=.*)?", span))}
+    bare = {re.sub(r"=.*", "", name) for name in bare} - PLACEHOLDERS
+    return sorted({name.removeprefix("CONFIG_") for name in named | bare} - known)
+
+
+def missing_paths(text: str, *, base: Path) -> list[str]:
+    lines, spans = code_of(text)
+    links = [target for target in re.findall(r"\]\(([^)#]+)\)", text) if "://" not in target]
+    code = [re.sub(r"(^|\s)#.*", "", line) for line in [*lines, *spans]]
+    words = [word.rstrip(",.:;") for line in code for word in line.split()]
+    own = [
+        word for word in words if re.fullmatch(r"\.?[\w.-]+(/[\w.*<>-]+)*/?", word) and looks_like_path(word)
+    ]
+    placeholder = re.compile("<|NAME|DIR")
+    candidates = {word for word in own if not word.startswith(MADE_BY_USE) and not placeholder.search(word)}
+    absent = {word for word in candidates if not exists(word.rstrip("/").partition("::")[0])}
+    return sorted(absent | {link for link in links if not (base / link).exists()})
+
+
+def exists(word: str) -> bool:
+    """A file, a directory, a pattern of them, or a module that is named without its suffix."""
+    return any(ROOT.glob(word)) or any(ROOT.glob(f"{word}.py"))
+
+
+def looks_like_path(word: str) -> bool:
+    return "/" in word or word.endswith((".md", ".lock", ".toml", ".txt"))
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_what_a_document_names_exists(document: Path) -> None:
+    text = document.read_text(encoding="utf-8")
+    assert unknown_make_words(text) == []
+    assert unknown_symbols(text) == []
+    assert missing_paths(text, base=document.parent) == []
+
+
+def test_what_does_not_exist_is_found() -> None:
+    text = """Run `make trian`, `make train LR=3` or `make defconfig-lenet5+nope`.
+```sh
+make test && make tset   # make comment
+```
+Set `CONFIG_NO_SUCH`, `NO_SUCH_EITHER` and `CONFIG_SEED`.
+Read `lib/nothing.py`, `nothing.md`, [x](y.md), `lib/config` and `lib/`.
+"""
+    assert unknown_make_words(text) == ["tset", "trian", "LR=3", "defconfig-lenet5+nope"]
+    assert unknown_symbols(text) == ["NO_SUCH", "NO_SUCH_EITHER"]
+    assert missing_paths(text, base=ROOT) == ["lib/nothing.py", "nothing.md", "y.md"]
+
+
+def test_every_command_of_the_readme_is_tested_and_no_other() -> None:
+    assert set(commands_of((ROOT / "README.md").read_text(encoding="utf-8"))) == set(COMMANDS)
+
+
+@pytest.mark.parametrize("command", [command for command, how in COMMANDS.items() if how not in (RUN, DRY)])
+def test_a_test_runs_the_command(command: str) -> None:
+    place, _, function = COMMANDS[command].partition("::")
+    if function:
+        assert f"def {function}(" in (ROOT / place).read_text(encoding="utf-8")
+    else:
+        assert any(command in file.read_text(encoding="utf-8") for file in (ROOT / place).glob("test_*.py"))
+
+
+@pytest.mark.parametrize("command", [command for command, how in COMMANDS.items() if how == RUN])
+def test_the_command_runs(command: str, tree: Path) -> None:
+    environment = {**os.environ, "VENV": "", "PYTHON": sys.executable}
+    done = subprocess.run(["sh", "-c", command], cwd=tree, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("command", [command for command, how in COMMANDS.items() if how == DRY])
+def test_the_command_is_understood(command: str) -> None:
+    words = shlex.split(command)
+    done = subprocess.run([words[0], "-n", *words[1:]], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_ci_runs_the_test_command_of_the_readme() -> None:
+    lines = (ROOT / ".ci" / "run").read_text(encoding="utf-8").splitlines()
+    section = (ROOT / "README.md").read_text(encoding="utf-8").partition("## Tests")[2]
+    assert lines[-2:] == ["make check", commands_of(section)[0]]
+    assert "run: .ci/run" in (ROOT / ".github" / "workflows" / "test.yml").read_text(encoding="utf-8")
