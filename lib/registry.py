@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from lib.config import Value
-from lib.data.spec import ImageSpec
+from lib.data.types import ImageSpec
 from lib.errors import ConfigError
 
 MODELS_DIR = Path(__file__).resolve().parents[1] / "models"

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lib.data.spec import ImageSpec
+from lib.data.types import ImageSpec
 from lib.norm import BatchNorm2d
 
 

@@ -23,13 +23,15 @@ import torch.nn.functional as F
 from lib import kconf
 from lib.backend import Backend
 from lib.config import config_from_values
+from lib.console import Console
 from lib.errors import run_main
 from lib.hardware import probe
 from lib.plan import plan as make_plan
 from lib.registry import build_model
 from train.budget import Budget
-from train.commands import open_record
+from train.commands import Case, Order, create_run
 from train.loop import Progress, train
+from train.record import RunRecord
 from train.setup import Subject, make_job, open_subject
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -70,29 +72,42 @@ def bare_loop(subject: Subject, *, seed: int) -> Callable[[int], float]:
             position += BATCH
             loss = F.cross_entropy(model(images[index].float().mul_(scale).add_(offset)), labels[index])
             optimizer.zero_grad(set_to_none=True)
-            loss.backward()
+            torch.autograd.backward(loss)
             optimizer.step()
         return time.perf_counter() - started
 
     return run
 
 
-def toolkit_loop(subject: Subject, runs: Path, *, resolved: kconf.Resolved) -> Callable[[int], float]:
+def toolkit_loop(case: Case) -> Callable[[int], float]:
     """`train.loop` with all that `make train` has. Returns a function: steps -> seconds of training."""
-    config = config_from_values(resolved.values)
-    hardware = probe("cpu")
-    plan = make_plan(config, hardware, subject.facts)
-    record = open_record(resolved, runs=runs, plan=plan, hardware=hardware)
-    job = make_job(config, plan, subject, hardware=hardware, backend=Backend("cpu"), record=record)
+    run = create_run(case)
+    config = case.order.config
+    record = RunRecord(run, Console(run.log), started=case.order.started, keep_last=config.keep_last)
+    backend = Backend("cpu")
+    job = make_job(config, case.plan, case.subject, hardware=case.hardware, backend=backend, record=record)
     progress = Progress()
+    record.begin(0, None)
 
-    def run(steps: int) -> float:
+    def train_on(steps: int) -> float:
         before = progress.seconds
         job.budget = Budget(total_steps=progress.step + steps, total_seconds=None)
         train(job, progress)
         return progress.seconds - before
 
-    return run
+    return train_on
+
+
+def make_case(folder: Path) -> Case:
+    """The benchmark's own configuration, with its run under `folder`."""
+    (folder / "config").write_text("")
+    resolved = kconf.load(root=ROOT, config_file=folder / "config", overrides=SETTINGS)
+    config = config_from_values(resolved.values)
+    order = Order(resolved=resolved, config=config, root=ROOT, runs=folder, started=time.monotonic())
+    subject = open_subject(config, root=ROOT, say=print)
+    hardware = probe("cpu")
+    plan = make_plan(config, hardware, subject.facts)
+    return Case(order=order, subject=subject, hardware=hardware, plan=plan)
 
 
 def main() -> int:
@@ -100,18 +115,10 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=11)
     parser.add_argument("--steps", type=int, default=100, help="optimizer steps a round")
     options = parser.parse_args()
+    seconds: dict[str, list[float]] = {"bare": [], "toolkit": []}
     with tempfile.TemporaryDirectory() as folder:
-        runs = Path(folder)
-        config_file = runs / "config"
-        config_file.write_text("")
-        resolved = kconf.load(root=ROOT, config_file=config_file, overrides=SETTINGS)
-        record = open_record(resolved, runs=runs, plan=None, hardware=None)
-        subject = open_subject(config_from_values(resolved.values), root=ROOT, record=record)
-        loops = {
-            "bare": bare_loop(subject, seed=1),
-            "toolkit": toolkit_loop(subject, runs, resolved=resolved),
-        }
-        seconds: dict[str, list[float]] = {name: [] for name in loops}
+        case = make_case(Path(folder))
+        loops = {"bare": bare_loop(case.subject, seed=1), "toolkit": toolkit_loop(case)}
         for loop in loops.values():
             loop(options.steps)  # warm-up
         for _ in range(options.rounds):

@@ -16,7 +16,7 @@ BATCH_SIZES = (2, 4)
 
 
 class ImageShape(Protocol):
-    """The shape of one sample. (`lib.data.spec.ImageSpec` is one.)"""
+    """The shape of one sample. (`lib.data.types.ImageSpec` is one.)"""
 
     @property
     def channels(self) -> int: ...

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from lib.plan.asked import Asked
 from lib.plan.numerics import choose_compile, choose_precision
 from lib.plan.placement import place
@@ -43,3 +45,22 @@ def plan(config: Asked, hardware: Hardware, facts: ModelFacts, *, even: bool = F
         compile=compiled.value,
         reasons=reasons,
     )
+
+
+def with_smaller_micro_batch(plan: Plan) -> Plan | None:
+    """The plan with the next smaller micro-batch that divides a device's share, the effective batch kept.
+
+    None where there is no smaller one (or none that is a multiple of the batch of normalisation).
+    """
+    per_device, step = plan.effective_batch // plan.world, plan.norm_batch or 1
+    smaller = [size for size in range(step, plan.micro_batch, step) if per_device % size == 0]
+    if not smaller:
+        return None
+    size, count = smaller[-1], per_device // smaller[-1]
+    reasons = {
+        **plan.reasons,
+        "micro_batch": f"memory ran out at {plan.micro_batch}; {size} is the next divisor of {per_device}",
+        "accumulation": f"{count} x {size} = {per_device} samples per device and optimizer step",
+        "last_micro_batch": "all are of one size",
+    }
+    return replace(plan, micro_batch=size, accumulation=count, last_micro_batch=size, reasons=reasons)

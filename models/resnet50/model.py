@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import nn
 
-from lib.data.spec import ImageSpec
+from lib.data.types import ImageSpec
 from models.resnet import Bottleneck, Options, ResNet
 
 __all__ = ["TASK", "Options", "build"]

@@ -17,7 +17,7 @@ from torch import nn
 
 import models
 from lib import registry
-from lib.data.spec import ImageSpec
+from lib.data.types import ImageSpec
 from lib.errors import ConfigError
 from lib.memory.facts import model_facts
 from lib.registry import build_model, load_model, model_names

@@ -39,7 +39,15 @@ def test_a_run_leaves_everything_behind(runner: Runner) -> None:
     run = runner.newest()
     assert run.status().state == "done" and run.status().step == 40
     stored = {path.name for path in run.path.iterdir()}
-    assert {"config", "defconfig", "plan.json", "hardware.json", "env.json", "metrics.jsonl", "log.txt"} <= stored
+    assert {
+        "config",
+        "defconfig",
+        "plan.json",
+        "hardware.json",
+        "env.json",
+        "metrics.jsonl",
+        "log.txt",
+    } <= stored
     plan = json.loads((run.path / "plan.json").read_text())
     assert plan["effective_batch"] == 64 and plan["reasons"]["micro_batch"]
     rows = metrics.read(run.metrics)
@@ -114,7 +122,9 @@ def test_a_damaged_newest_checkpoint_costs_an_interval_and_is_told(runner: Runne
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_saves_and_stops_and_the_run_goes_on(runner: Runner, number: signal.Signals) -> None:
-    runner.configure("lenet5", TINY | {"CONFIG_MAX_STEPS": "100000", "CONFIG_CHECKPOINT_INTERVAL_STEPS": "20"})
+    runner.configure(
+        "lenet5", TINY | {"CONFIG_MAX_STEPS": "100000", "CONFIG_CHECKPOINT_INTERVAL_STEPS": "20"}
+    )
     process = runner.start("train")
     wait_for_checkpoint(runner, process)
     process.send_signal(number)
@@ -174,7 +184,7 @@ def test_an_unwritable_directory_of_runs_is_one_line(runner: Runner) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small file system needs root")
-def test_a_full_disk_is_one_line_and_loses_nothing(runner: Runner, tmp_path: Path) -> None:
+def test_a_full_disk_is_one_line_and_loses_nothing(runner: Runner) -> None:
     runner.runs.mkdir()
     mounted = subprocess.run(
         ["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(runner.runs)], capture_output=True, check=False
@@ -182,7 +192,9 @@ def test_a_full_disk_is_one_line_and_loses_nothing(runner: Runner, tmp_path: Pat
     if mounted.returncode:
         pytest.skip("cannot mount a small file system here")
     try:
-        runner.configure("lenet5", TINY | {"CONFIG_CHECKPOINT_INTERVAL_STEPS": "5", "CONFIG_KEEP_LAST": "1000"})
+        runner.configure(
+            "lenet5", TINY | {"CONFIG_CHECKPOINT_INTERVAL_STEPS": "5", "CONFIG_KEEP_LAST": "1000"}
+        )
         output = runner.run("train", status=1)
         assert "No space left on device" in output and "Traceback" not in output
         kept = sorted(path.name for path in runner.newest().checkpoints.glob("step-*"))

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from lib.data.spec import ImageSpec
+from lib.data.types import ImageSpec
 from lib.memory.facts import model_facts, saved_bytes
 from lib.registry import build_model
 
