@@ -20,6 +20,7 @@ from lib import registry
 from lib.data.types import ImageSpec
 from lib.errors import ConfigError
 from lib.memory.facts import model_facts
+from lib.norm import commit_statistics, set_norm_batch
 from lib.registry import build_model, load_model, model_names
 from models.lenet5.model import LeNet5
 
@@ -125,6 +126,28 @@ def test_one_step_of_sgd_lowers_the_loss(name: str) -> None:
         losses[-1].backward()
         optimizer.step()
     assert losses[1] < losses[0]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_training_does_not_depend_on_the_micro_batch(name: str) -> None:
+    def trained(micro_batch: int) -> dict[str, torch.Tensor]:
+        model, spec = tiny(name)
+        model.double()
+        set_norm_batch(model, 2)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+        images, labels = images_of(spec, 8).double(), torch.arange(8) % spec.classes
+        for _ in range(3):
+            for x, y in zip(images.split(micro_batch), labels.split(micro_batch), strict=True):
+                (F.cross_entropy(model(x), y, reduction="sum") / 8).backward()
+            commit_statistics(model)
+            optimizer.step()
+            optimizer.zero_grad()
+        return model.state_dict()
+
+    whole = trained(8)
+    for micro_batch in (2, 4):
+        parts = trained(micro_batch)
+        assert max((whole[key] - parts[key]).abs().max().item() for key in whole) <= 1e-12
 
 
 @pytest.mark.parametrize("name", NAMES)
