@@ -82,7 +82,7 @@ class DenyRule:
 
 
 COMPILE_DENY_LIST = (
-    DenyRule(pattern="W7900", reason="known ROCm issues with torch.compile"),
+    DenyRule(pattern="W7900", reason="known ROCm faults with torch.compile"),
     DenyRule(pattern="MI210", reason="torch.compile is not stable on it"),
 )
 

@@ -133,7 +133,7 @@ def test_processors_are_those_of_affinity_and_quota(monkeypatch: pytest.MonkeyPa
     [
         ("fpu amx_bf16 avx512_bf16", "amx"),
         ("fpu avx512_bf16", "avx512"),
-        ("fpu avx512f", "none"),
+        ("fpu avx512f amx_tile", "none"),
         ("", "none"),
     ],
 )

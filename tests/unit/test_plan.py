@@ -129,6 +129,7 @@ def test_no_free_memory_is_an_error_and_little_is_told() -> None:
         ("h100-80g-70g-free", True, "bf16"),
         ("h100-mig-1g.10gb", True, "bf16"),
         ("b200", True, "bf16"),
+        ("a100-40g", True, "bf16"),
         ("t4", True, "fp16"),
         ("v100-16g", True, "fp16"),
         ("p100-16g", False, "fp32"),

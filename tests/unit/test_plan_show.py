@@ -38,6 +38,11 @@ def test_plain_text_holds_every_reason_at_every_width(decided: Plan, columns: in
             assert words_of(decided.reasons[field.name]) in words_of(text), field.name
 
 
+def test_where_there_is_little_room_a_reason_stands_under_its_value(decided: Plan) -> None:
+    lines = plain_text(decided, columns=40).splitlines()
+    assert lines[0].split() == ["device", "cpu"] and lines[1].startswith("  Intel")
+
+
 def test_plain_text_is_aligned(decided: Plan) -> None:
     lines = plain_text(decided, columns=400).splitlines()
     assert (
