@@ -285,7 +285,7 @@ def run_alone(function: str, directory: Path) -> str:
 def test_killed_at_random_moments(tmp_path: Path) -> None:
     counts = json.loads(run_alone("kill_at_random", tmp_path))
     assert counts["kills"] == 40
-    assert counts["saves"] > 20, "the children hardly got to save; nothing was tried"
+    assert counts["saves"] >= 20, "the children hardly got to save; nothing was tried"
     assert counts["torn"] > 5, "no kill fell into a save; nothing was tried"
 
 
@@ -314,11 +314,12 @@ def kill_at_random(directory: Path) -> None:
                 save(directory, step, keep_last=1 + kill % 3, best=step % 5 == 0)
                 os.write(writer, b"%d\n" % step)
         os.close(writer)
-        time.sleep(0.005 + random.uniform(0, 5 * save_seconds))
-        os.kill(child, signal.SIGKILL)
-        os.waitpid(child, 0)
         with os.fdopen(reader) as pipe:
-            done = [int(line) for line in pipe.read().split()]
+            first = pipe.readline() if kill % 2 else ""
+            time.sleep(random.uniform(0, 5 * save_seconds))
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+            done = [int(line) for line in (first + pipe.read()).split()]
         saves += len(done)
         torn += any(name.startswith(".") for name in (visible(directory) if directory.exists() else []))
         if done or reported:
