@@ -8,6 +8,7 @@ import multiprocessing
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -178,6 +179,7 @@ def _count(folder: str, log: str) -> None:
     def fill(new: Path) -> None:
         with Path(log).open("a") as file:
             file.write("made\n")
+        time.sleep(0.3)  # so that the others come meanwhile
         _fill(new)
 
     for _ in range(5):

@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from lib.data import Dataset, open_dataset
+from lib.data import Dataset, cifar, open_dataset
 from lib.data import opening as opening_module
-from lib.errors import DataError
+from lib.errors import DataError, ToolkitError
 
 RNG = np.random.default_rng(0)
 
@@ -194,6 +194,25 @@ def test_an_archive_in_place_is_unpacked_and_then_removed(tmp_path: Path) -> Non
     dataset = _open("cifar10", tmp_path)
     assert dataset.train.size == 10 and dataset.test.size == 2
     assert sorted(path.name for path in archive.parent.iterdir()) == [*names, "test_batch.bin"]
+
+
+def test_unpacking_that_breaks_off_is_done_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    archive = tmp_path / "cifar10" / "cifar-10-binary.tar.gz"
+    names = [f"data_batch_{number}.bin" for number in range(1, 6)]
+    _archive(archive, ["test_batch.bin", *names])
+    write, written = cifar._write, []
+
+    def write_three(file: Path, content: bytes) -> None:
+        if len(written) == 3:
+            raise OSError(28, "No space left on device", str(file))
+        written.append(file)
+        write(file, content)
+
+    monkeypatch.setattr(cifar, "_write", write_three)
+    with pytest.raises(ToolkitError, match="No space left"):
+        _open("cifar10", tmp_path)
+    monkeypatch.setattr(cifar, "_write", write)
+    assert _open("cifar10", tmp_path).train.size == 10
 
 
 def test_a_damaged_archive_is_named_and_gives_no_part_of_a_set(tmp_path: Path) -> None:

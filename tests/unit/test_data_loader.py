@@ -15,6 +15,7 @@ from lib.data import Batch, EvalLoader, ImageSpec, Part, TrainLoader, augment, c
 from lib.data import store as store_module
 
 CPU = torch.device("cpu")
+STEPS = (0, 1, 2, 900, 901, 3)
 SPEC = ImageSpec(
     name="toy",
     channels=3,
@@ -89,15 +90,15 @@ def test_a_batch_is_the_stream_augmented_and_normalised() -> None:
 def test_micro_batches_and_ranks_do_not_change_the_samples(placement: str) -> None:
     part = _part()
     with _loader(part) as loader:
-        whole = _steps(loader, range(5), [24])
+        whole = _steps(loader, STEPS, [24])
     for sizes in ([8, 8, 8], [10, 10, 4], [1] * 24):
         with _loader(part, placement=placement) as loader:
-            assert _equal(_steps(loader, range(5), sizes), whole)
+            assert _equal(_steps(loader, STEPS, sizes), whole)
     ranks = []
     for rank in range(3):
         with _loader(part, placement=placement) as loader:
-            ranks.append(_steps(loader, range(5), [5, 3], rank=rank, world=3))
-    for step in range(5):
+            ranks.append(_steps(loader, STEPS, [5, 3], rank=rank, world=3))
+    for step in range(len(STEPS)):
         pieces = [batch for batches in ranks for batch in batches[2 * step : 2 * step + 2]]
         assert _equal(pieces, [whole[step]])
 
@@ -127,6 +128,9 @@ def test_any_step_can_be_asked_for_next(placement: str) -> None:
         # A step left half-way, as after running out of memory, begins anew with other sizes.
         next(loader.micro_batches(step=1, target=12, rank=0, world=1, sizes=[9, 3]))
         assert _equal(_steps(loader, [1, 2], [4, 4, 4]), [*expected[1], *expected[2]])
+        _steps(loader, [0], [9, 3])
+        next(loader.micro_batches(step=1, target=12, rank=0, world=1, sizes=[9, 3]))
+        assert _equal(_steps(loader, [1, 2], [9, 3]), [*expected[1], *expected[2]])
 
 
 def test_a_selection_and_a_read_only_part_load_like_their_copy(tmp_path: Any) -> None:
@@ -174,7 +178,7 @@ def test_an_exception_in_a_worker_reaches_the_consumer_and_close_stops_the_threa
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("data")]
 
 
-def test_close_is_prompt_while_much_is_wanted() -> None:
+def test_close_and_another_step_are_prompt_while_much_is_wanted() -> None:
     class Slow(Part):
         def take(self, indices: Any = None) -> Any:
             time.sleep(0.1)
@@ -183,6 +187,9 @@ def test_close_is_prompt_while_much_is_wanted() -> None:
     part = _part()
     loader = _loader(Slow(part.images, part.labels), placement="stream", num_workers=1, prefetch=60)
     _steps(loader, [0], [8])
+    begun = time.monotonic()
+    next(loader.micro_batches(step=5, target=8, rank=0, world=1, sizes=[8]))
+    assert time.monotonic() - begun < 2
     begun = time.monotonic()
     loader.close()
     assert time.monotonic() - begun < 1
