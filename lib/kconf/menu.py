@@ -35,38 +35,39 @@ def run_menu(root: Path, config_file: Path) -> None:
         raise ConfigError(
             f"menuconfig cannot use the terminal TERM='{name}'", todo="set TERM, say to xterm"
         ) from error
-    session = _Session(root, config_file)
+    tree = load_own_tree(root, kind=_MenuTree)
+    tree.edit(config_file)
     # What the menu offers no other way to replace; tests/unit/test_kconf_menu.py holds these names.
     menuconfig._check_valid = _checker(menuconfig._error)
     menuconfig._range_info = _value_info(menuconfig._range_info)
-    menuconfig._needs_save = session.needs_save
+    menuconfig._needs_save = tree.needs_save
     os.environ["KCONFIG_CONFIG"] = str(config_file)  # where the menu reads its file name
     try:
-        menuconfig.menuconfig(session.tree)
+        menuconfig.menuconfig(tree)
     except curses.error as error:
         raise ConfigError("menuconfig cannot draw on this terminal", why=str(error)) from error
 
 
-class _Session:
-    """The tree that the menu edits; its load and save methods are the strict ones."""
+class _MenuTree(kconfiglib.Kconfig):  # type: ignore[misc]
+    """A tree for the menu to edit: its load and save methods are the strict ones."""
 
-    def __init__(self, root: Path, config_file: Path) -> None:
-        self.tree = load_own_tree(root)
+    _file: Path
+    _notices: list[str]
+
+    def edit(self, config_file: Path) -> None:
+        """Start with the content of `config_file`, if it exists. Raises ConfigError where it has a fault."""
         self._file = config_file
-        self._notices = load_file(self.tree, config_file)[1] if config_file.exists() else []
-        self.tree.load_config = self.load_config
-        self.tree.write_config = self.write_config
-        self.tree.write_min_config = self.write_min_config
+        self._notices = load_file(self, config_file)[1] if config_file.exists() else []
 
     def load_config(self, filename: str | None = None) -> str:
         """Called by the menu at the start (without a name) and by its load dialog."""
         if filename is None:
             return "\n".join(self._notices) or f"Editing {display(self._file)}"
-        before = write.full_text(self.tree)
+        before = write.full_text(self)
         try:
-            load_file(self.tree, Path(filename))
+            load_file(self, Path(filename))
         except ConfigError as error:
-            load_text(self.tree, before)
+            load_text(self, before)
             # The dialog shows the text of an OSError, and wants a number with it.
             raise OSError(errno.EINVAL, "\n".join([*error.findings[:8], str(error)])) from error
         self._file = Path(filename)
@@ -74,18 +75,18 @@ class _Session:
 
     def write_config(self, filename: str) -> str:
         """Called by the menu with the name from its save dialog. Raises OSError, which the menu shows."""
-        changed = write.write_atomically(Path(filename), write.full_text(self.tree), keep_old=True)
+        changed = write.write_atomically(Path(filename), write.full_text(self), keep_old=True)
         self._file = Path(filename)
         return f"{'Saved' if changed else 'No change to'} {display(self._file)}"
 
     def write_min_config(self, filename: str) -> str:
         """As `write_config`, for the minimal form."""
-        changed = write.write_atomically(Path(filename), write.minimal_text(self.tree))
+        changed = write.write_atomically(Path(filename), write.minimal_text(self))
         return f"{'Saved' if changed else 'No change to'} {display(Path(filename))}"
 
     def needs_save(self) -> bool:
         """Whether saving would change the file."""
-        return not self._file.is_file() or self._file.read_bytes() != write.full_text(self.tree).encode()
+        return not self._file.is_file() or self._file.read_bytes() != write.full_text(self).encode()
 
 
 def _checker(show_error: Callable[[str], None]) -> Callable[[Any, str], bool]:

@@ -16,18 +16,25 @@ from lib.errors import ConfigError
 _LOOP_ITEM = re.compile(r"(<choice[^>]*>|\S+) \(defined at ([^),]+)")
 
 
-def load_tree(kconfig: str | Path = "Kconfig", *, srctree: Path, prefix: str | None = None) -> Any:
+def load_tree(
+    kconfig: str | Path = "Kconfig",
+    *,
+    srctree: Path,
+    prefix: str | None = None,
+    kind: type[Any] = kconfiglib.Kconfig,
+) -> Any:
     """Parse a Kconfig tree into a `kconfiglib.Kconfig` with all warnings kept in its `warnings`.
 
     kconfig: the top file, as an absolute path or relative to `srctree` (or else to the current directory).
     prefix:  what stands before symbol names in configuration files; None = the variable CONFIG_, as
              kconfiglib has it, or "CONFIG_".
+    kind:    the class to make, `kconfiglib.Kconfig` or derived from it.
 
     Raises ConfigError, in one line, for any fault of the Kconfig files.
     """
     with _environment(srctree=str(srctree), CONFIG_=prefix):
         try:
-            tree = kconfiglib.Kconfig(_top_file(kconfig, srctree), warn_to_stderr=False)
+            tree = kind(_top_file(kconfig, srctree), warn_to_stderr=False)
         except kconfiglib.KconfigError as error:
             raise ConfigError(_one_line(str(error))) from error
         except OSError as error:
@@ -39,9 +46,9 @@ def load_tree(kconfig: str | Path = "Kconfig", *, srctree: Path, prefix: str | N
     return tree
 
 
-def load_own_tree(root: Path) -> Any:
+def load_own_tree(root: Path, *, kind: type[Any] = kconfiglib.Kconfig) -> Any:
     """Parse `root`/Kconfig, deaf to the environment; here a warning of kconfiglib is an error."""
-    tree = load_tree("Kconfig", srctree=root, prefix="CONFIG_")
+    tree = load_tree("Kconfig", srctree=root, prefix="CONFIG_", kind=kind)
     if tree.warnings:
         findings = [" ".join(text.removeprefix("warning: ").split()) for text in tree.warnings]
         raise ConfigError("the Kconfig files have faults", findings=findings)

@@ -1,0 +1,202 @@
+"""The menu in a pseudo-terminal: keys in, screen out."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import pty
+import re
+import select
+import shutil
+import struct
+import subprocess
+import sys
+import termios
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import menuconfig
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+COMMAND = (
+    "import sys, pathlib; from lib.kconf import main; sys.exit(main(['menuconfig'], root=pathlib.Path()))"
+)
+ESCAPES = re.compile(rb"\x1b(?:[()][A-Z0-9]|\[[0-9;?]*[A-Za-z]|[=>])")
+DOWN, ENTER, BACKSPACE = b"j", b"\r", b"\x7f"
+
+
+class Terminal:
+    """A menu that runs in a terminal of 100 x 40 characters."""
+
+    def __init__(self, directory: Path, terminal: str = "xterm") -> None:
+        self.master, slave = pty.openpty()
+        fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 100, 0, 0))
+        environment = {
+            "PATH": "/usr/bin:/bin",
+            "TERM": terminal,
+            "PYTHONPATH": str(ROOT),
+            "LC_ALL": "C.UTF-8",
+        }
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", COMMAND],
+            cwd=directory,
+            env=environment,
+            stdin=slave,
+            stdout=slave,
+            stderr=slave,
+        )
+        os.close(slave)
+        self.seen = b""
+
+    def expect(self, text: str, seconds: float = 20) -> str:
+        """Read until `text` is shown; gives all that was shown since the last call."""
+        deadline = time.monotonic() + seconds
+        while text.encode() not in ESCAPES.sub(b"", self.seen):
+            left = deadline - time.monotonic()
+            assert left > 0, f"{text!r} was not shown, but {ESCAPES.sub(b'', self.seen)!r}"
+            if select.select([self.master], [], [], left)[0]:
+                try:
+                    self.seen += os.read(self.master, 65536)
+                except OSError:  # the other end is closed: the menu has ended
+                    raise AssertionError(f"ended after {ESCAPES.sub(b'', self.seen)!r}") from None
+        shown, self.seen = ESCAPES.sub(b"", self.seen).decode(errors="replace"), b""
+        return shown
+
+    def type(self, *keys: bytes) -> None:
+        for key in keys:
+            os.write(self.master, key)
+
+    def close(self) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.wait()
+        os.close(self.master)
+
+
+@pytest.fixture
+def project(tmp_path):
+    shutil.copy(ROOT / "tests/fixtures/kconf/tree/Kconfig", tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def terminal(project) -> Iterator[Terminal]:
+    opened = Terminal(project)
+    yield opened
+    opened.close()
+
+
+def test_names_that_the_front_replaces_are_there():
+    for name in ("_check_valid", "_range_info", "_needs_save", "_error"):
+        assert callable(getattr(menuconfig, name))
+
+
+def test_choose_and_save(project, terminal):
+    terminal.expect("Model (LeNet-5)")
+    terminal.type(ENTER)
+    terminal.expect("MLP")
+    terminal.type(DOWN, b" ")  # selecting a member goes back to the menu
+    terminal.expect("Model (GPT-2)")
+    terminal.type(b"q")
+    terminal.expect("Save configuration?")
+    terminal.type(b"y")
+    terminal.expect("Saved .config")
+    assert terminal.process.wait(20) == 0
+    lines = (project / ".config").read_text().splitlines()
+    assert "CONFIG_MODEL_GPT2=y" in lines and 'CONFIG_MODEL="gpt2"' in lines
+    assert sorted(path.name for path in project.iterdir()) == [".config", "Kconfig"]
+
+
+def test_dialog_obeys_the_value_line(project, terminal):
+    terminal.expect("Model (LeNet-5)")
+    terminal.type(b"/")
+    terminal.expect("Jump to")
+    terminal.type(b"LEARNING_RATE", ENTER)
+    terminal.expect("Learning rate")
+    terminal.type(ENTER)
+    terminal.expect("Value: float, 0 < x <= 10")
+    terminal.type(BACKSPACE * 5, b"abc", ENTER)
+    terminal.expect('CONFIG_LEARNING_RATE="abc" is not a number')
+    terminal.type(b" ")
+    terminal.expect("Value: float, 0 < x <= 10")
+    terminal.type(BACKSPACE * 3, b"0.5", ENTER)
+    terminal.expect(") Learning rate")  # curses draws only the characters that change
+    terminal.type(b"q")
+    terminal.expect("Save configuration?")
+    terminal.type(b"y")
+    terminal.expect("Saved .config")
+    assert terminal.process.wait(20) == 0
+    assert 'CONFIG_LEARNING_RATE="0.5"' in (project / ".config").read_text().splitlines()
+
+
+def test_leaving_an_unchanged_file_asks_nothing(project, terminal):
+    terminal.expect("Model (LeNet-5)")
+    terminal.type(b"q")
+    terminal.expect("Save configuration?")  # there is none yet
+    terminal.type(b"y")
+    terminal.process.wait(20)
+    os.utime(project / ".config", (1, 1))
+    again = Terminal(project)
+    again.expect("Model (LeNet-5)")
+    again.type(b"q")
+    again.expect("No changes to save")
+    assert again.process.wait(20) == 0
+    again.close()
+    assert (project / ".config").stat().st_mtime == 1
+
+
+def test_faulty_file_does_not_open(project):
+    (project / ".config").write_text("CONFIG_NUM_EPOCHS=0\n")
+    opened = Terminal(project)
+    shown = opened.expect("nothing was changed")
+    assert ".config:1: CONFIG_NUM_EPOCHS=0 is outside 1..1000000" in shown
+    assert opened.process.wait(20) == 2
+    opened.close()
+    assert (project / ".config").read_text() == "CONFIG_NUM_EPOCHS=0\n"
+
+
+def test_faulty_file_in_the_load_dialog_changes_nothing(project, terminal):
+    (project / "bad").write_text("CONFIG_DEBUG=y\nCONFIG_NUM_EPOCHS=0\n")
+    terminal.expect("Model (LeNet-5)")
+    terminal.type(b"o")
+    terminal.expect("You have unsaved changes")  # there is no file yet
+    terminal.type(b"o")
+    terminal.expect("File to load")
+    terminal.type(BACKSPACE * 80, b"bad", ENTER)
+    terminal.expect("bad:2: CONFIG_NUM_EPOCHS=0 is outside 1..1000000")
+    terminal.type(b" ")
+    terminal.expect("File to load")
+    terminal.type(b"\x1b")
+    terminal.type(b"q")
+    terminal.expect("Save configuration?")
+    terminal.type(b"y")
+    terminal.expect("Saved")
+    assert terminal.process.wait(20) == 0
+    assert "# CONFIG_DEBUG is not set" in (project / ".config").read_text()
+
+
+def test_unknown_terminal_is_one_line(project):
+    opened = Terminal(project, terminal="no-such-terminal")
+    shown = opened.expect("set TERM, say to xterm")
+    assert "error: menuconfig cannot use the terminal TERM='no-such-terminal'" in shown
+    assert "Traceback" not in shown
+    assert opened.process.wait(20) == 2
+    opened.close()
+
+
+def test_no_terminal_is_one_line(project):
+    done = subprocess.run(
+        [sys.executable, "-c", COMMAND],
+        cwd=project,
+        env={"PATH": "/usr/bin:/bin", "TERM": "xterm", "PYTHONPATH": str(ROOT)},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 2
+    assert done.stderr == (
+        "error: menuconfig needs a terminal; use make defconfig-NAME, or edit the file by hand\n"
+    )
