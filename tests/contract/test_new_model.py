@@ -8,8 +8,6 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
-
 
 def new_model(tree: Path, name: str, task: str = "classify") -> subprocess.CompletedProcess[str]:
     """As make new-model calls it."""
@@ -54,15 +52,15 @@ def test_a_new_model_passes_the_tests_of_models(tree: Path) -> None:
         ("my_net", "clasify", "classify"),
     ],
 )
-def test_what_cannot_be_a_model_is_refused(name: str, task: str, told: str) -> None:
+def test_what_cannot_be_a_model_is_refused(name: str, task: str, told: str, tree: Path) -> None:
     command = [sys.executable, "-m", "scripts.new_model", name, task]
-    before = status()
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    before = status(tree)
+    done = subprocess.run(command, cwd=tree, capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (2, "")
     assert told in done.stderr and "Traceback" not in done.stderr
-    assert status() == before
+    assert status(tree) == before
 
 
-def status() -> list[str]:
-    places = (ROOT / "models", ROOT / "defconfigs", ROOT / "tests" / "golden")
+def status(tree: Path) -> list[str]:
+    places = (tree / "models", tree / "defconfigs", tree / "tests" / "golden")
     return sorted(str(path) for place in places for path in place.glob("*"))
