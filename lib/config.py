@@ -110,7 +110,7 @@ def config_from_values(values: Mapping[str, Value]) -> Config:
     """
     model = values.get("MODEL")
     if not isinstance(model, str) or not model:
-        raise ConfigError("no model is selected", todo="choose one with make menuconfig or make defconfig-NAME")
+        raise ConfigError("no model is selected", todo="use make menuconfig or make defconfig-NAME")
     hints = typing.get_type_hints(Config)
     fields: dict[str, object] = {}
     for field in dataclasses.fields(Config):
@@ -123,9 +123,8 @@ def config_from_values(values: Mapping[str, Value]) -> Config:
             )
         fields[field.name] = value
     prefix = model.upper() + "_"
-    fields["model_options"] = types.MappingProxyType(
-        {name.removeprefix(prefix).lower(): value for name, value in values.items() if name.startswith(prefix)}
-    )
+    own = {name.removeprefix(prefix): value for name, value in values.items() if name.startswith(prefix)}
+    fields["model_options"] = types.MappingProxyType({name.lower(): value for name, value in own.items()})
     return Config(**fields)  # type: ignore[arg-type]
 
 

@@ -3,7 +3,7 @@
     runs/<model>/<utc>-<identity>/
         lock             held by the process that trains in it, released by the kernel when it dies
         status.json      running | done | failed | preempted, why, the last step, and facts of the run
-        config ...       what was asked and decided: FILES
+        config ...       what was asked and decided: TEXTS and OBJECTS
         metrics.jsonl    flat rows
         log.txt          what the run said
         ckpt/            lib/checkpoint.py
@@ -38,15 +38,17 @@ from lib.errors import ToolkitError, os_error
 
 State: TypeAlias = Literal["running", "done", "failed", "preempted", "unknown"]
 
-FILES = (
+TEXTS = (
     "config",  # the whole .config
     "defconfig",  # its minimal form
-    "values.json",  # symbol -> typed value
-    "origins.json",  # symbol -> where the value came from
-    "plan.json",  # what was decided, with reasons
-    "hardware.json",  # what it was decided for
-    "data.json",  # the data set as the run found it
-    "env.json",  # versions
+)
+OBJECTS = (  # stored as NAME.json
+    "values",  # symbol -> typed value
+    "origins",  # symbol -> where the value came from
+    "plan",  # what was decided, with reasons
+    "hardware",  # what it was decided for
+    "data",  # the data set as the run found it
+    "env",  # versions
 )
 
 _NAME = re.compile(r"(?P<time>\d{8}T\d{6}Z)-(?P<identity>[0-9a-f]{8})(?:-(?P<ordinal>\d+))?")
@@ -100,11 +102,11 @@ class RunDir:
     def create(
         cls, runs: Path, *, model: str, identity: str, files: Mapping[str, str | Mapping[str, Any]]
     ) -> RunDir:
-        """A new run in state "running", locked. `files`: name (one of FILES) -> text or JSON object.
+        """A new run in state "running", locked. `files`: one of TEXTS -> text, one of OBJECTS -> JSON object.
 
         Raises ToolkitError where it cannot be written.
         """
-        assert set(files) <= set(FILES) and "config" in files, sorted(files)
+        assert set(files) <= {*TEXTS, *OBJECTS} and "config" in files, sorted(files)
         try:
             return cls._create(runs / model, identity, files)
         except OSError as error:
@@ -141,6 +143,10 @@ class RunDir:
         """What `identity` gave for the run's configuration; empty if the directory was renamed."""
         match = _NAME.fullmatch(self.name)
         return match["identity"] if match else ""
+
+    @property
+    def config(self) -> Path:
+        return self.path / "config"
 
     @property
     def checkpoints(self) -> Path:
@@ -197,31 +203,23 @@ class RunDir:
             raise os_error("write", error) from error
 
     def write(self, name: str, content: str | Mapping[str, Any]) -> None:
-        """Replace one of FILES by text or a JSON object. Raises ToolkitError where it cannot be written."""
-        assert name in FILES, name
+        """Replace one of TEXTS or OBJECTS. Raises ToolkitError where it cannot be written."""
         try:
-            atomic.write_text(self.path / name, _text(content))
+            atomic.write_text(self.path / _file_name(name), _text(content))
         except OSError as error:
             raise os_error("write", error) from error
 
-    def read_text(self, name: str) -> str:
-        """The text of one of FILES. Raises ToolkitError where it is missing or not UTF-8."""
-        assert name in FILES, name
+    def read_json(self, name: str) -> dict[str, Any]:
+        """The object in one of OBJECTS. Raises ToolkitError where it is missing or damaged."""
+        path = self.path / _file_name(name)
         try:
-            return (self.path / name).read_text(encoding="utf-8")
+            content = json.loads(path.read_text(encoding="utf-8"))
         except OSError as error:
             raise os_error("read", error) from error
-        except UnicodeDecodeError as error:
-            raise ToolkitError(f"{self.path / name} is damaged", why=str(error)) from error
-
-    def read_json(self, name: str) -> dict[str, Any]:
-        """The object in one of FILES. Raises ToolkitError where it is missing or damaged."""
-        try:
-            content = json.loads(self.read_text(name))
         except ValueError as error:
-            raise ToolkitError(f"{self.path / name} is damaged", why=str(error)) from error
+            raise ToolkitError(f"{path} is damaged", why=str(error)) from error
         if not isinstance(content, dict):
-            raise ToolkitError(f"{self.path / name} is damaged", why="not a JSON object")
+            raise ToolkitError(f"{path} is damaged", why="not a JSON object")
         return content
 
     @classmethod
@@ -233,7 +231,7 @@ class RunDir:
             held = temporary._try_lock()
             assert held, "nobody else knows the name"
             for name, content in files.items():
-                atomic.write_new(temporary.path / name, _text(content).encode())
+                atomic.write_new(temporary.path / _file_name(name), _text(content).encode())
             status = _status_text("running", 0, "", {})
             atomic.write_new(temporary.path / "status.json", status.encode())
             atomic.sync_directory(temporary.path)
@@ -346,3 +344,8 @@ def _is_odd(value: object) -> bool:
 
 def _text(content: str | Mapping[str, Any]) -> str:
     return content if isinstance(content, str) else json.dumps(content, indent=2, allow_nan=False) + "\n"
+
+
+def _file_name(name: str) -> str:
+    assert name in TEXTS or name in OBJECTS, name
+    return f"{name}.json" if name in OBJECTS else name

@@ -31,7 +31,7 @@ def main() -> int:
 
 def _title(run: RunDir) -> str:
     """Model, data and run; embedded data are called synthetic."""
-    data = run.read_json("data.json")
+    data = run.read_json("data")
     synthetic = " (synthetic)" if data["synthetic"] else ""
     return f"{run.model} on {data['name']}{synthetic}, run {run.name}"
 

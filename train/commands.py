@@ -61,7 +61,7 @@ def train(*, root: Path, runs: Path, started: float) -> int:
 def resume(name: str, *, root: Path, runs: Path, started: float) -> int:
     """Go on with run `name` by the configuration that is stored in it."""
     run = resolve_run(runs, name)
-    resolved = kconf.load(root=root, config_file=run.path / "config")
+    resolved = kconf.load(root=root, config_file=run.config)
 
     def locked() -> RunDir:
         run.lock()
@@ -75,7 +75,7 @@ def resume(name: str, *, root: Path, runs: Path, started: float) -> int:
 def evaluate(name: str, *, root: Path, runs: Path, best: bool) -> int:
     """Evaluate the newest or the best checkpoint of run `name` as its configuration says."""
     run = resolve_run(runs, name)
-    resolved = kconf.load(root=root, config_file=run.path / "config")
+    resolved = kconf.load(root=root, config_file=run.config)
     # One process: evaluation counts every sample once however many there are.
     config = dataclasses.replace(config_from_values(resolved.values), num_devices=1)
     found = checkpoint.load(run.checkpoints, which="best" if best else "latest", say=_say)
@@ -111,12 +111,12 @@ def create_run(case: Case) -> RunDir:
         files={
             "config": resolved.text,
             "defconfig": resolved.minimal,
-            "values.json": dict(resolved.values),
-            "origins.json": dict(resolved.origins),
-            "plan.json": case.plan.to_json(),
-            "hardware.json": case.hardware.to_json(),
-            "data.json": case.subject.to_json(),
-            "env.json": environment(),
+            "values": dict(resolved.values),
+            "origins": dict(resolved.origins),
+            "plan": case.plan.to_json(),
+            "hardware": case.hardware.to_json(),
+            "data": case.subject.to_json(),
+            "env": environment(),
         },
     )
 
@@ -178,9 +178,9 @@ def _work(order: Order, hardware: Hardware, plan: Plan, run_path: str | None) ->
 def _plan(order: Order, subject: Subject, hardware: Hardware, run: RunDir | None) -> Plan:
     """The plan for this machine; that of an interrupted run, if the machine is the one it was made for."""
     plan = apply_hyperparams(order.config, hardware=hardware, facts=subject.facts)
-    if run is not None and _same_machine(Hardware.from_json(run.read_json("hardware.json")), hardware):
+    if run is not None and _same_machine(Hardware.from_json(run.read_json("hardware")), hardware):
         # Another cut into micro-batches is the same mathematics, but not the same bits.
-        plan = Plan.from_json(run.read_json("plan.json"))
+        plan = Plan.from_json(run.read_json("plan"))
     show(plan, sys.stdout)
     return plan
 

@@ -109,7 +109,7 @@ class RunRecord:
 
     def replan(self, plan: Plan, why: str) -> None:
         self.say(why)
-        self.run.write("plan.json", plan.to_json())
+        self.run.write("plan", plan.to_json())
 
     def finish(self, step: int, *, seconds: float, result: Mapping[str, float], part: str) -> None:
         self.console.stop()

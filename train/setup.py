@@ -111,7 +111,7 @@ def make_job(
         forward=compiled(wrapped) if plan.compile else wrapped,
         optimizer=_optimizer(config, model),
         scaler=backend.loss_scaler(plan.precision),
-        ema=Ema(model, decay=config.ema_decay) if config.ema_decay is not None else None,
+        ema=_ema(config, model),
         train_loader=train_loader,
         eval_loader=eval_loader,
         budget=budget_of(config, train_size=train_loader.size, effective_batch=plan.effective_batch),
@@ -131,6 +131,13 @@ def _optimizer(config: Config, model: torch.nn.Module) -> torch.optim.Optimizer:
         adam_beta2=config.adam_beta2,
         adam_eps=config.adam_eps,
     )
+
+
+def _ema(config: Config, model: torch.nn.Module) -> Ema | None:
+    if not config.ema:
+        return None
+    assert config.ema_decay is not None
+    return Ema(model, decay=config.ema_decay)
 
 
 def _loaders(

@@ -19,7 +19,7 @@ from lib.rundir import RunDir, checkpoint_name, identity, resolve_run
 ROOT = Path(__file__).parents[2]
 FILES: dict[str, Any] = {
     "config": "CONFIG_SEED=1\n",
-    "plan.json": {"world": 1, "reasons": {"world": "one CPU"}},
+    "plan": {"world": 1, "reasons": {"world": "one CPU"}},
 }
 HASH = "0123abcd"
 
@@ -64,8 +64,8 @@ def test_a_new_run_has_its_files(tmp_path: Path, clock: list[int]) -> None:
     run = create(tmp_path / "runs")
     assert run.path == tmp_path / "runs" / "lenet5" / f"20310203T040506Z-{HASH}"
     assert (run.model, run.identity) == ("lenet5", HASH)
-    assert run.read_text("config") == FILES["config"]
-    assert run.read_json("plan.json") == FILES["plan.json"]
+    assert run.config.read_text() == FILES["config"]
+    assert run.read_json("plan") == FILES["plan"]
     status = run.status()
     assert (status.state, status.step, status.pid) == ("running", 0, os.getpid())
     assert [path.name for path in run.path.parent.iterdir()] == [run.name]
@@ -157,20 +157,20 @@ def test_a_status_that_cannot_be_written_is_one_line(tmp_path: Path, monkeypatch
         with pytest.raises(ToolkitError, match="No space left on device"):
             run.set_status("done", step=3)
         with pytest.raises(ToolkitError, match="No space left on device"):
-            run.write("plan.json", {})
+            run.write("plan", {})
     assert run.status().state == "running"
-    assert run.read_json("plan.json") == FILES["plan.json"]
+    assert run.read_json("plan") == FILES["plan"]
     run.release()
 
 
 def test_files_that_cannot_be_read_are_named(tmp_path: Path) -> None:
     run = create(tmp_path)
     with pytest.raises(ToolkitError, match=r"cannot read .*hardware\.json: No such file"):
-        run.read_json("hardware.json")
+        run.read_json("hardware")
     for data in (b"{", b"[]", b"\xff"):
         (run.path / "plan.json").write_bytes(data)
         with pytest.raises(ToolkitError, match=r"plan\.json is damaged"):
-            run.read_json("plan.json")
+            run.read_json("plan")
     run.release()
 
 
@@ -313,7 +313,7 @@ def test_no_torch_is_needed_to_find_a_run() -> None:
 
 
 def test_every_file_is_json_or_text(tmp_path: Path) -> None:
-    files = {name: {"a": (1, 2)} if name.endswith(".json") else "text" for name in rundir.FILES}
+    files = dict.fromkeys(rundir.TEXTS, "text") | dict.fromkeys(rundir.OBJECTS, {"a": (1, 2)})
     run = RunDir.create(tmp_path, model="m", identity=HASH, files=files)  # type: ignore[arg-type]
     for name in rundir.FILES:
         text = run.read_text(name)
