@@ -228,8 +228,6 @@ class StrictLoad:
 
 def _assign(entry: _Entry) -> None:
     symbol = entry.symbol
-    if not has_prompt(symbol):
-        return  # has no effect, and is judged by the value that the tree computes
     if symbol.choice and entry.value != "n":
         symbol.choice.set_value(entry.value)  # members set the mode of an optional or tristate choice
     accepted = symbol.set_value(entry.value)

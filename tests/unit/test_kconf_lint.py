@@ -162,7 +162,7 @@ BROKEN = {
         (f'config A\n\tint "A"\n\trange 1 5\n{HELP}', "A has no unconditional default"),
         (f'config A\n\tint "A"\n\tdefault 3\n{HELP}', "A has no unconditional range"),
         (
-            f'config A\n\tint "A"\n\trange 1 5\n\tdefault 9 if B\n\tdefault 2\n\nconfig B\n\tbool "B"\n{HELP}',
+            'config A\n\tint "A"\n\trange 1 5\n\tdefault 9 if B\n\tdefault 2\n\nconfig B\n\tbool "B"\n',
             "A has the default 9 outside 1..5",
         ),
     ],

@@ -124,6 +124,14 @@ def test_file_from_an_older_tree_is_refused_where_an_assignment_is_lost(project)
     assert caught.value.exit_code == 2
 
 
+def test_file_from_an_older_tree_may_turn_off_what_is_off_anyway(project):
+    full = resolve(project, "CONFIG_DEBUG=y\n").text
+    assert "# CONFIG_TRACE is not set" in full
+    kconfig = project / "Kconfig"
+    kconfig.write_text(kconfig.read_text().replace("depends on DEBUG && !EMA", "depends on EMA"))
+    assert resolve(project, full).values["TRACE"] is False
+
+
 def test_missing_file_names_the_ways_to_get_one(project):
     with pytest.raises(ConfigError) as caught:
         load(root=project, config_file=project / ".config")

@@ -143,6 +143,13 @@ def test_command_that_is_offered_works(tree, name):
     assert told(judge(tree, "", overrides=offered)) == []
 
 
+def test_offered_command_turns_off_what_is_in_the_way(tree):
+    [finding] = told(judge(tree, "CONFIG_EMA=y\n", overrides={"CONFIG_TRACE": "y"}))
+    assert finding.endswith("; give CONFIG_DEBUG=y CONFIG_EMA=n CONFIG_TRACE=y")
+    offered = {"CONFIG_DEBUG": "y", "CONFIG_EMA": "n", "CONFIG_TRACE": "y"}
+    assert told(judge(tree, "CONFIG_EMA=y\n", overrides=offered)) == []
+
+
 def full_file(tree, text: str = "") -> str:
     judge(tree, text)
     return write.full_text(tree)
