@@ -207,7 +207,8 @@ def _accumulate(job: Job, progress: Progress) -> Iterator[Sums]:
 
 def _rescale(job: Job, count: Tensor) -> None:
     """Turn gradients of sum / effective batch into gradients of sum / global count."""
-    count = count.detach().clone()
+    # As precise as the gradients: a quotient of integers would be a float32.
+    count = count.detach().to(next(job.model.parameters()).dtype, copy=True)
     job.backend.all_reduce_sum(count)
     factor = job.plan.effective_batch / count
     for parameter in job.model.parameters():
