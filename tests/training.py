@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import os
+import signal
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 
@@ -180,3 +183,40 @@ def clone(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {key: clone(item) for key, item in value.items()}
     return [clone(item) for item in value] if isinstance(value, list | tuple) else value
+
+
+class Clock:
+    """What `time` is to the loop; nothing but a test moves it."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 1000.0
+        monkeypatch.setattr("train.loop.time", self)
+
+    def perf_counter(self) -> float:
+        return self.now
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+class Timed(Wrapped):
+    """A task that takes time. `signal_at`: the step during which a signal comes."""
+
+    def __init__(
+        self, task: Task, clock: Clock, *, step: float, evaluation: float = 0.0, signal_at: int = -1
+    ) -> None:
+        super().__init__(task)
+        self.clock, self.step, self.evaluating, self.signal_at = clock, step, evaluation, signal_at
+        self.trained = self.evaluated = 0
+
+    def training(self, forward: Forward, batch: Batch) -> Sums:
+        self.clock.now += self.step
+        if self.trained == self.signal_at:
+            os.kill(os.getpid(), signal.SIGTERM)
+        self.trained += 1
+        return super().training(forward, batch)
+
+    def evaluation(self, forward: Forward, batch: Batch) -> Sums:
+        self.clock.now += self.evaluating
+        self.evaluated += 1
+        return super().evaluation(forward, batch)

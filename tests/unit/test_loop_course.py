@@ -1,61 +1,30 @@
-"""The course of a run: what is done when, when it ends, and that all ranks decide the same."""
+"""The course of a run: what is done when, and when it ends."""
 
 from __future__ import annotations
 
-import os
 import signal
-from collections.abc import Sequence
 from typing import Any
 
 import pytest
 from torch import Tensor
 
-from lib.backend import Backend, FakeBackend
+from lib.backend import Backend
 from lib.data.loader import Batch
-from lib.norm import BatchNorm2d
-from tests.training import MemoryRecord, Wrapped, random_subject, small_config, small_job, small_plan
+from tests.training import (
+    Clock,
+    MemoryRecord,
+    Timed,
+    Wrapped,
+    random_subject,
+    small_config,
+    small_job,
+    small_plan,
+)
 from train.loop import Job, Progress, train
 from train.stop import Stopped
 from train.task import Forward, Sums, Task
 
 TRAIN_SIZE, EFFECTIVE = 40, 16  # 2.5 steps to an epoch
-
-
-class Clock:
-    """What `time` is to the loop; nothing but a test moves it."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.now = 1000.0
-        monkeypatch.setattr("train.loop.time", self)
-
-    def perf_counter(self) -> float:
-        return self.now
-
-    def monotonic(self) -> float:
-        return self.now
-
-
-class Timed(Wrapped):
-    """A task that takes time. `signal_at`: the step during which a signal comes."""
-
-    def __init__(
-        self, task: Task, clock: Clock, *, step: float, evaluation: float = 0.0, signal_at: int = -1
-    ) -> None:
-        super().__init__(task)
-        self.clock, self.step, self.evaluating, self.signal_at = clock, step, evaluation, signal_at
-        self.trained = self.evaluated = 0
-
-    def training(self, forward: Forward, batch: Batch) -> Sums:
-        self.clock.now += self.step
-        if self.trained == self.signal_at:
-            os.kill(os.getpid(), signal.SIGTERM)
-        self.trained += 1
-        return super().training(forward, batch)
-
-    def evaluation(self, forward: Forward, batch: Batch) -> Sums:
-        self.clock.now += self.evaluating
-        self.evaluated += 1
-        return super().evaluation(forward, batch)
 
 
 class Slow(Backend):
@@ -70,15 +39,13 @@ class Slow(Backend):
 
 
 def job_of(
-    backend: Backend | None = None, task: Any = lambda task: task, *, world: int = 1, **changes: Any
+    backend: Backend | None = None, task: Any = lambda task: task, **changes: Any
 ) -> tuple[Job, MemoryRecord]:
     record, config = MemoryRecord(), small_config(**changes)
-    # No rank of several sees padding alone.
-    subject = random_subject(
-        config, shape=(1, 28, 28), train_size=TRAIN_SIZE, test_size=9 if world == 1 else 17
-    )
-    plan = small_plan(EFFECTIVE // world, world=world)
-    return small_job(config, plan, subject, backend=backend, record=record, task=task), record
+    subject = random_subject(config, shape=(1, 28, 28), train_size=TRAIN_SIZE, test_size=9)
+    return small_job(
+        config, small_plan(EFFECTIVE), subject, backend=backend, record=record, task=task
+    ), record
 
 
 def steps_of(record: MemoryRecord, kind: str) -> list[int]:
@@ -249,93 +216,3 @@ def test_a_signal_in_the_last_step_changes_nothing(monkeypatch: pytest.MonkeyPat
     job, record = job_of(task=lambda task: Timed(task, clock, step=1, signal_at=2))
     assert train(job, Progress())["samples"] == 9
     assert [step for step, _ in record.saved] == [3]
-
-
-# Several ranks
-
-
-class Leader(FakeBackend):
-    """The rank whose clock runs fastest: its numbers are the maxima. They are kept for the others."""
-
-    def __init__(self, *, rank: int, world: int) -> None:
-        super().__init__(rank=rank, world=world)
-        self.maxima: list[list[float]] = []
-
-    def all_reduce_max(self, values: Sequence[float]) -> list[float]:
-        self.maxima.append(super().all_reduce_max(values))
-        return self.maxima[-1]
-
-
-class Follower(FakeBackend):
-    """A rank with a slower clock, which is told the maxima."""
-
-    def __init__(self, maxima: list[list[float]], *, rank: int, world: int) -> None:
-        super().__init__(rank=rank, world=world)
-        self.maxima = list(maxima)
-
-    def all_reduce_max(self, values: Sequence[float]) -> list[float]:
-        own, maxima = super().all_reduce_max(values), self.maxima.pop(0)
-        assert all(value <= maximum for value, maximum in zip(own, maxima, strict=True))
-        return maxima
-
-
-COURSES: dict[str, dict[str, Any]] = {
-    "steps": {"max_steps": 7, "log_interval_steps": 2, "eval_interval_steps": 3},
-    "checkpoints by time": {"max_steps": 12, "checkpoint_seconds": 10, "eval_interval_steps": 100},
-    "seconds": {"budget": "seconds", "max_seconds": 30, "log_interval_steps": 2},
-    "signal": {"max_steps": 12, "eval_interval_steps": 100},
-}
-
-
-def course(backend: FakeBackend, monkeypatch: pytest.MonkeyPatch, name: str) -> tuple[list[str], list[float]]:
-    """The collectives that a rank enters and the learning rates it uses; the higher its rank, the slower."""
-    clock = Clock(monkeypatch)
-    signal_at = 4 if name == "signal" and isinstance(backend, Leader) else -1
-    job, record = job_of(
-        backend,
-        lambda task: Timed(task, clock, step=3.1 + backend.rank, evaluation=1, signal_at=signal_at),
-        world=backend.world,
-        schedule="cosine",
-        lr_min_ratio=0.0,
-        grad_clip=1.0,
-        **COURSES[name],
-    )
-    rates: list[float] = []
-    job.optimizer.register_step_pre_hook(lambda optimizer, *_: rates.append(optimizer.param_groups[0]["lr"]))
-    if name == "signal":
-        with pytest.raises(Stopped, match="after step 5"):
-            train(job, Progress())
-    else:
-        train(job, Progress())
-    assert record.saved, "a rank decides on a checkpoint before it is known who writes it"
-    return backend.calls, rates
-
-
-@pytest.mark.parametrize("name", COURSES)
-def test_all_ranks_enter_the_same_collectives_whatever_their_clocks_say(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    world = 4
-    leader = Leader(rank=world - 1, world=world)
-    expected = course(leader, monkeypatch, name)
-    assert len(expected[0]) > 6 and len(set(expected[1])) > 3
-    for rank in range(world - 1):
-        follower = Follower(leader.maxima, rank=rank, world=world)
-        assert course(follower, monkeypatch, name) == expected
-        assert not follower.maxima
-
-
-def test_ghost_statistics_and_counts_are_one_collective_each() -> None:
-    class Counted(Wrapped):
-        def training(self, forward: Forward, batch: Batch) -> Sums:
-            sums = super().training(forward, batch)
-            return Sums(sums.loss, sums.loss.new_tensor(len(batch.labels)), sums.metrics)
-
-    config = small_config("resnet18", norm_batch=2, max_steps=1)
-    subject = random_subject(config, shape=(3, 8, 8), train_size=TRAIN_SIZE, test_size=9)
-    backend = FakeBackend(rank=2, world=4)
-    job = small_job(config, small_plan(2, 2, world=4, norm_batch=2), subject, backend=backend, task=Counted)
-    train(job, Progress())
-    channels = sum(module.num_features for module in job.model.modules() if isinstance(module, BatchNorm2d))
-    step = ["sum()", f"sum({3 * channels},)"]
-    assert backend.calls == [*step, "max(3)", "sum(3,)", "max(1)", "sum(3,)"]

@@ -1,0 +1,75 @@
+"""Classification against its formulas."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from lib.data.loader import Batch
+from train.classify import Classify
+
+ROWS, CLASSES = 7, 5
+
+
+def batch_of(logits_NK: Tensor, weights: list[float] | None = None) -> Batch:
+    labels_N = torch.arange(len(logits_NK)) % CLASSES
+    return Batch(logits_NK, labels_N, None if weights is None else torch.tensor(weights))
+
+
+def random_logits(dtype: torch.dtype = torch.float64) -> Tensor:
+    return (5 * torch.randn(ROWS, CLASSES, generator=torch.Generator().manual_seed(2))).to(dtype)
+
+
+def same(images: Tensor) -> Tensor:
+    return images
+
+
+def smoothed_loss(logits: list[float], label: int, *, smoothing: float) -> float:
+    """Cross-entropy against (1 - e) * one-hot + e / K (Szegedy et al. 2015, equation 4)."""
+    log_sum = math.log(sum(math.exp(logit) for logit in logits))
+    wanted = [(1 - smoothing) * (k == label) + smoothing / len(logits) for k in range(len(logits))]
+    return -sum(share * (logit - log_sum) for share, logit in zip(wanted, logits, strict=True))
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1, 0.5])
+def test_training_is_the_sum_of_smoothed_cross_entropies(smoothing: float) -> None:
+    batch = batch_of(random_logits())
+    sums = Classify(label_smoothing=smoothing).training(same, batch)
+    rows = zip(batch.images.tolist(), batch.labels.tolist(), strict=True)
+    expected = sum(smoothed_loss(logits, label, smoothing=smoothing) for logits, label in rows)
+    assert float(sums.loss) == pytest.approx(expected, rel=1e-12)
+    assert sums.count == ROWS and isinstance(sums.count, int), "known without asking the device"
+
+
+def test_accuracy_counts_right_answers() -> None:
+    logits_NK = torch.eye(CLASSES, dtype=torch.float64)[[0, 1, 2, 0, 0, 0, 1]].requires_grad_()
+    sums = Classify(label_smoothing=0.0).training(same, batch_of(logits_NK))
+    assert int(sums.metrics["accuracy"]) == 5
+    assert sums.loss.requires_grad and not sums.metrics["accuracy"].requires_grad
+
+
+def test_evaluation_has_no_smoothing_and_leaves_padding_out() -> None:
+    weights = [1.0, 1.0, 0.0, 1.0, 0.0, 1.0, 0.0]
+    batch = batch_of(random_logits(), weights)
+    kept = [row for row, weight in enumerate(weights) if weight]
+    sums = Classify(label_smoothing=0.3).evaluation(same, batch)
+    losses = [
+        smoothed_loss(batch.images[row].tolist(), int(batch.labels[row]), smoothing=0.0) for row in kept
+    ]
+    assert float(sums.loss) == pytest.approx(sum(losses), rel=1e-12)
+    assert float(sums.count) == len(kept)
+    right = [int(batch.images[row].argmax()) == int(batch.labels[row]) for row in kept]
+    assert float(sums.metrics["accuracy"]) == sum(right)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_softmax_is_never_taken_in_half_precision(dtype: torch.dtype) -> None:
+    logits_NK = random_logits(dtype)
+    expected = Classify(label_smoothing=0.1).training(same, batch_of(logits_NK.float()))
+    found = Classify(label_smoothing=0.1).training(same, batch_of(logits_NK))
+    assert found.loss.dtype == torch.float32 and torch.equal(found.loss, expected.loss)
+    weighted = Classify(label_smoothing=0.1).evaluation(same, batch_of(logits_NK, [1.0] * ROWS))
+    assert weighted.loss.dtype == torch.float32

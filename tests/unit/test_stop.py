@@ -1,0 +1,74 @@
+"""Signals: the first is a wish, the second is an order."""
+
+from __future__ import annotations
+
+import os
+import signal
+import types
+from collections.abc import Iterator
+
+import pytest
+
+from lib.errors import run_main
+from train.stop import Stopped, StopRequest
+
+NUMBERS = [signal.SIGINT, signal.SIGTERM]
+
+
+@pytest.fixture
+def outer() -> Iterator[list[int]]:
+    """Signals that come to the handlers which were there before."""
+    seen: list[int] = []
+
+    def handler(number: int, _: types.FrameType | None) -> None:
+        seen.append(number)
+
+    previous = {number: signal.signal(number, handler) for number in NUMBERS}
+    yield seen
+    for number, old in previous.items():
+        signal.signal(number, old)
+
+
+def send(number: int) -> None:
+    os.kill(os.getpid(), number)
+
+
+@pytest.mark.parametrize("number", NUMBERS)
+@pytest.mark.parametrize("second", NUMBERS)
+def test_the_first_is_remembered_and_the_second_goes_through(
+    number: int, second: int, outer: list[int]
+) -> None:
+    with StopRequest() as stop:
+        assert stop.signal == 0
+        send(number)
+        assert stop.signal == number and outer == []
+        send(second)
+        assert stop.signal == number and outer == [second]
+
+
+def test_handlers_are_restored_at_the_end(outer: list[int]) -> None:
+    before = [signal.getsignal(number) for number in NUMBERS]
+    with StopRequest():
+        assert [signal.getsignal(number) for number in NUMBERS] != before
+    assert [signal.getsignal(number) for number in NUMBERS] == before
+    with pytest.raises(ValueError, match="inside"), StopRequest() as stop:
+        send(signal.SIGTERM)
+        raise ValueError("inside")
+    assert stop.signal == signal.SIGTERM
+    assert [signal.getsignal(number) for number in NUMBERS] == before
+    assert outer == []
+
+
+def test_a_second_interrupt_is_a_keyboard_interrupt() -> None:
+    with pytest.raises(KeyboardInterrupt), StopRequest():
+        send(signal.SIGINT)
+        send(signal.SIGINT)
+
+
+def test_a_stopped_run_says_how_to_go_on(capsys: pytest.CaptureFixture[str]) -> None:
+    def stopped() -> int:
+        raise Stopped(15, 7)
+
+    assert run_main(stopped) == 75
+    told = capsys.readouterr().err
+    assert told == "error: stopped by signal 15 after step 7; the same command goes on from there\n"
