@@ -39,10 +39,24 @@ def make_optimizer(
                 "CONFIG_NESTEROV needs a momentum above 0, and CONFIG_MOMENTUM is 0",
                 todo="raise CONFIG_MOMENTUM or set CONFIG_NESTEROV=n",
             )
-        return torch.optim.SGD(groups, lr=learning_rate, momentum=momentum, nesterov=nesterov, fused=fused)
+        sgd = torch.optim.SGD(groups, lr=learning_rate, momentum=momentum, nesterov=nesterov, fused=fused)
+        if momentum:
+            _start_at_rest(sgd)
+        return sgd
     assert adam_beta1 is not None and adam_beta2 is not None and adam_eps is not None
     rule = torch.optim.AdamW if name == "adamw" else torch.optim.Adam
     return rule(groups, lr=learning_rate, betas=(adam_beta1, adam_beta2), eps=adam_eps, fused=fused)
+
+
+def _start_at_rest(optimizer: torch.optim.SGD) -> None:
+    """Begin with a momentum of zero: the first step is the same, g = momentum * 0 + g.
+
+    torch's fused rule would allocate it in the first step without filling it, and where loss
+    scaling skips that step, the second one takes whatever was in memory for the momentum.
+    """
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
 
 
 def _groups(model: nn.Module, weight_decay: float) -> list[dict[str, object]]:

@@ -1,0 +1,204 @@
+"""From a configuration to a job: every choice arrives where it is used."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from lib.backend import Backend
+from lib.data import Dataset
+from lib.norm import BatchNorm2d
+from lib.registry import load_model
+from tests.training import CPU, MemoryRecord, largest_difference, random_subject, small_config, small_plan
+from train.budget import Budget
+from train.classify import Classify
+from train.loop import Job
+from train.setup import Subject, evaluation_part, make_job, make_task, open_subject
+
+
+class Wrapping(Backend):
+    """Remembers how it was asked to wrap the model."""
+
+    def __init__(self) -> None:
+        super().__init__("cpu")
+        self.share_buffers: list[bool] = []
+
+    def wrap(self, model: nn.Module, *, share_buffers: bool) -> nn.Module:
+        self.share_buffers.append(share_buffers)
+        return nn.Sequential(model)
+
+
+def job_of(
+    model: str = "resnet18",
+    *,
+    norm_batch: int = 4,
+    subject: Subject | None = None,
+    backend: Backend | None = None,
+    plan: dict[str, Any] | None = None,
+    **changes: Any,
+) -> Job:
+    config = small_config(model, norm_batch=norm_batch or None, **changes)
+    shape = (3, 8, 8) if model == "resnet18" else (1, 28, 28)
+    return make_job(
+        config,
+        small_plan(8, 8, norm_batch=norm_batch, **(plan or {})),
+        subject or random_subject(config, shape=shape, train_size=40, test_size=10),
+        hardware=CPU,
+        backend=backend or Backend("cpu"),
+        record=MemoryRecord(),
+    )
+
+
+# The subject
+
+
+def fake_data(
+    monkeypatch: pytest.MonkeyPatch, *, synthetic: bool = True
+) -> tuple[Dataset, list[dict[str, Any]]]:
+    subject = random_subject(small_config(), shape=(1, 28, 28), train_size=40, test_size=10)
+    spec = dataclasses.replace(subject.dataset.spec, synthetic=synthetic)
+    dataset = dataclasses.replace(subject.dataset, spec=spec)
+    asked: list[dict[str, Any]] = []
+
+    def open_dataset(name: str, **options: Any) -> Dataset:
+        asked.append({"name": name, **options})
+        return dataset
+
+    monkeypatch.setattr("train.setup.open_dataset", open_dataset)
+    return dataset, asked
+
+
+def test_data_are_opened_as_configured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    dataset, asked = fake_data(monkeypatch)
+    config = small_config(dataset="mnist", data_dir="elsewhere", data_download=False)
+    subject = open_subject(config, root=tmp_path, say=print)
+    (options,) = asked
+    assert (options["name"], options["download"], options["image_size"]) == ("mnist", False, 0)
+    assert (options["data_dir"], options["cache_dir"]) == (tmp_path / "elsewhere", tmp_path / "data")
+    assert subject.dataset == dataset
+    assert (subject.facts.train_size, subject.facts.has_batchnorm) == (40, False)
+    assert subject.to_json()["train_size"] == 40 and subject.to_json()["evaluation_size"] == 10
+
+
+def test_without_a_holdout_the_test_part_is_evaluated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dataset, _ = fake_data(monkeypatch, synthetic=False)
+    config = small_config(data_limit=30)
+    subject = open_subject(config, root=tmp_path, say=print)
+    assert subject.dataset.test is dataset.test and subject.dataset.train.size == 30
+    assert evaluation_part(config, subject.dataset) == "test part of random"
+
+
+def test_a_holdout_is_evaluated_and_never_trained_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake_data(monkeypatch)
+    config = small_config(holdout=8)
+    dataset = open_subject(config, root=tmp_path, say=print).dataset
+    assert (dataset.train.size, dataset.test.size) == (32, 8)
+    trained, evaluated = (part.rows for part in (dataset.train, dataset.test))
+    assert trained is not None and evaluated is not None
+    assert not np.intersect1d(trained, evaluated).size
+    assert evaluation_part(config, dataset) == "held-out training samples of random, synthetic"
+
+
+# The task
+
+
+def test_the_model_names_its_task(monkeypatch: pytest.MonkeyPatch) -> None:
+    task = make_task(small_config(label_smoothing=0.25))
+    assert isinstance(task, Classify) and task.label_smoothing == 0.25
+    monkeypatch.setattr(load_model("lenet5"), "TASK", "juggle")
+    with pytest.raises(AssertionError, match="models/lenet5: there is no task 'juggle' in train/"):
+        make_task(small_config())
+
+
+# The job
+
+
+def test_weights_are_a_function_of_the_seed() -> None:
+    weights = [job_of(seed=seed).model.state_dict() for seed in (1, 1, 2)]
+    assert largest_difference(weights[0], weights[1]) == 0 < largest_difference(weights[0], weights[2])
+
+
+@pytest.mark.parametrize("channels_last", [False, True])
+def test_layout_is_that_of_the_plan(channels_last: bool) -> None:
+    job = job_of(plan={"channels_last": channels_last})
+    kernel = next(parameter for parameter in job.model.parameters() if parameter.dim() == 4)
+    (batch,) = job.eval_loader.batches(rank=0, world=1, batch_size=10)
+    for tensor in (kernel, batch.images):
+        assert tensor.is_contiguous(memory_format=torch.channels_last) == channels_last
+        assert tensor.is_contiguous() != channels_last
+
+
+@pytest.mark.parametrize(
+    ("model", "norm_batch", "shared"),
+    [("resnet18", 4, False), ("resnet18", 0, True), ("lenet5", 0, False)],
+)
+def test_buffers_are_shared_only_where_each_rank_has_its_own_statistics(
+    model: str, norm_batch: int, shared: bool
+) -> None:
+    backend = Wrapping()
+    job = job_of(model, norm_batch=norm_batch, backend=backend)
+    assert backend.share_buffers == [shared]
+    layers = [module for module in job.model.modules() if isinstance(module, BatchNorm2d)]
+    assert {layer.norm_batch for layer in layers} == ({norm_batch} if model == "resnet18" else set())
+    assert job.forward is job.wrapped is not job.model
+
+
+def test_a_planned_compilation_is_of_the_wrapped_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled: list[nn.Module] = []
+
+    def fake(module: nn.Module) -> nn.Module:
+        compiled.append(module)
+        return nn.Identity()
+
+    monkeypatch.setattr("train.setup.compiled", fake)
+    job = job_of(plan={"compile": True})
+    assert compiled == [job.wrapped] and isinstance(job.forward, nn.Identity)
+
+
+def test_the_optimizer_and_the_average_are_as_configured() -> None:
+    job = job_of("lenet5", norm_batch=0, learning_rate=0.25, momentum=0.5, nesterov=True, weight_decay=0.125)
+    first, second = job.optimizer.param_groups
+    assert isinstance(job.optimizer, torch.optim.SGD) and job.ema is None
+    assert [first[name] for name in ("lr", "momentum", "nesterov")] == [0.25, 0.5, True]
+    assert (first["weight_decay"], second["weight_decay"]) == (0.125, 0.0)
+    adam: dict[str, Any] = {"adam_beta1": 0.7, "adam_beta2": 0.8, "adam_eps": 1e-3, "momentum": None}
+    job = job_of("lenet5", norm_batch=0, optimizer="adamw", ema=True, ema_decay=0.5, **adam)
+    assert isinstance(job.optimizer, torch.optim.AdamW) and job.ema is not None
+    assert job.optimizer.param_groups[0]["betas"] == (0.7, 0.8)
+    assert job.optimizer.param_groups[0]["eps"] == 1e-3
+
+
+def test_epochs_count_what_is_trained_on() -> None:
+    job = job_of("lenet5", norm_batch=0, budget="epochs", num_epochs=2)
+    assert job.budget == Budget(total_steps=5, total_seconds=None)
+
+
+@pytest.mark.parametrize("asked", ["resident", "stream", "auto"])
+def test_where_the_data_are_kept_is_told_and_changes_no_bit(asked: str) -> None:
+    job = job_of("lenet5", norm_batch=0, data_placement=asked, num_workers=2, prefetch=2)
+    reference = job_of("lenet5", norm_batch=0, data_placement="resident")
+    assert isinstance(job.record, MemoryRecord)
+    placement = "stream" if asked == "stream" else "resident"
+    assert any(text.startswith(f"Data: random; {placement}: ") for text in job.record.said)
+    options: dict[str, Any] = {"step": 1, "target": 16, "rank": 0, "world": 1, "sizes": (8, 8)}
+    with job.train_loader, job.eval_loader:
+        found = list(job.train_loader.micro_batches(**options))
+    for batch, expected in zip(found, reference.train_loader.micro_batches(**options), strict=True):
+        assert torch.equal(batch.images, expected.images) and torch.equal(batch.labels, expected.labels)
+
+
+def test_one_seed_is_one_order_of_the_data() -> None:
+    def labels(seed: int) -> list[int]:
+        loader = job_of("lenet5", norm_batch=0, seed=seed).train_loader
+        (batch,) = loader.micro_batches(step=0, target=16, rank=0, world=1, sizes=(16,))
+        return batch.labels.tolist()
+
+    assert labels(1) == labels(1) != labels(2)
