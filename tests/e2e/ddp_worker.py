@@ -1,0 +1,149 @@
+"""One process of a run on several: `torchrun tests/e2e/ddp_worker.py DIRECTORY` leaves DIRECTORY/RANK.pt.
+
+The test calls `outcome` itself for the run on one process that the others are compared with.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from lib.backend import Backend, end_process, open_backend
+from lib.data.loader import Batch
+from lib.plan.types import Plan
+from tests.training import (
+    Clock,
+    MemoryRecord,
+    Timed,
+    clone,
+    random_subject,
+    small_config,
+    small_job,
+    small_plan,
+)
+from train.loop import Progress, train
+from train.stop import Stopped
+from train.task import Forward, Sums, Task
+
+EFFECTIVE, TRAIN_SIZE = 24, 48  # two steps to an epoch
+TEST_SIZE = 37  # divided by no number of processes
+STEPS = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """What is trained, and how a process cuts its share of a step."""
+
+    settings: dict[str, Any]
+    model: str = "lenet5"
+    norm_batch: int = 0
+    micro_batch: int = 4
+    counted: bool = False  # the loss is a sum over what only the device knows
+    signalled: bool = False  # the last process gets a signal in its second step
+
+
+CASES = {
+    "ghost": Case(model="resnet18", norm_batch=2, settings={"ema": True, "ema_decay": 0.5}),
+    "ragged": Case(micro_batch=5, settings={}),
+    "counted": Case(micro_batch=5, counted=True, settings={"grad_clip": 0.05}),
+    "plain batch norm": Case(model="resnet18", settings={}),
+    "clocks": Case(settings={"max_steps": 12, "checkpoint_seconds": 10, "eval_interval_steps": 100}),
+    "seconds": Case(
+        settings={"budget": "seconds", "max_seconds": 30, "schedule": "cosine", "lr_min_ratio": 0.0}
+    ),
+    "signal": Case(signalled=True, settings={"eval_interval_steps": 100}),
+}
+
+
+class Watched(Timed):
+    """Remembers which samples it was shown; every process has a clock of another speed."""
+
+    def __init__(self, task: Task, case: Case, clock: Clock, *, rank: int, signal_at: int) -> None:
+        super().__init__(task, clock, step=1.1 + rank, evaluation=0.3, signal_at=signal_at)
+        self.case, self.seen, self.checked = case, list[str](), list[str]()
+
+    def training(self, forward: Forward, batch: Batch) -> Sums:
+        self.seen += names(batch.images)
+        sums = super().training(forward, batch)
+        if not self.case.counted:
+            return sums
+        mask_N = batch.labels < 6
+        loss_N = nn.functional.cross_entropy(forward(batch.images), batch.labels, reduction="none")
+        return Sums((loss_N * mask_N).sum(), mask_N.sum(), {})
+
+    def evaluation(self, forward: Forward, batch: Batch) -> Sums:
+        assert batch.weights is not None
+        self.checked += names(batch.images[batch.weights > 0])
+        return super().evaluation(forward, batch)
+
+
+def names(images: Tensor) -> list[str]:
+    """Random images are told apart by their pixels."""
+    return [hashlib.sha256(image.numpy().tobytes()).hexdigest()[:12] for image in images]
+
+
+def plan_of(case: Case, world: int) -> Plan:
+    whole, rest = divmod(EFFECTIVE // world, case.micro_batch)
+    sizes = [case.micro_batch] * whole + [rest] * (rest > 0)
+    return small_plan(*sizes, world=world, norm_batch=case.norm_batch)
+
+
+def outcome(case: Case, backend: Backend) -> dict[str, Any]:
+    """What one process has at the end of its run."""
+    config = small_config(
+        case.model,
+        norm_batch=case.norm_batch or None,
+        augment="none",
+        **({"max_steps": STEPS} | case.settings),
+    )
+    shape = (3, 8, 8) if case.model == "resnet18" else (1, 28, 28)
+    subject = random_subject(config, shape=shape, train_size=TRAIN_SIZE, test_size=TEST_SIZE)
+    plan, record, stopped = plan_of(case, backend.world), MemoryRecord(), 0
+    with pytest.MonkeyPatch.context() as patched:
+        clock, last = Clock(patched), backend.rank == backend.world - 1
+        signal_at = plan.accumulation if case.signalled and last else -1
+
+        def watched(task: Task) -> Task:
+            return Watched(task, case, clock, rank=backend.rank, signal_at=signal_at)
+
+        job = small_job(config, plan, subject, backend=backend, record=record, task=watched)
+        progress, result = Progress(), dict[str, float]()
+        try:
+            result = train(job, progress)
+        except Stopped as error:
+            stopped = error.step
+    assert isinstance(job.task, Watched)
+    return {
+        "model": clone(job.model.state_dict()),
+        "ema": clone(job.ema.state_dict()) if job.ema is not None else {},
+        "result": result,
+        "losses": [row["loss"] for row in record.of_kind("train")],
+        "step": progress.step,
+        "stopped": stopped,
+        "saved": record.saved,
+        "seen": job.task.seen,
+        "checked": job.task.checked,
+    }
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    backend = open_backend("cpu", world=int(os.environ["WORLD_SIZE"]))
+    outcomes = {name: outcome(case, backend) for name, case in CASES.items()}
+    torch.save(outcomes, Path(sys.argv[1]) / f"{backend.rank}.pt")
+    backend.close()
+    end_process(0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,115 @@
+"""Two and three processes train what one process trains: real process groups, in float64."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from lib.backend import Backend
+from tests.e2e.ddp_worker import CASES, EFFECTIVE, STEPS, TEST_SIZE, TRAIN_SIZE, outcome
+from tests.training import largest_difference
+
+pytestmark = pytest.mark.slow
+
+ROOT = Path(__file__).resolve().parents[2]
+WORKER = ROOT / "tests/e2e/ddp_worker.py"
+EXACT = 1e-12
+# Plain batch normalisation depends on the micro-batch, and the others end by their clocks.
+PORTABLE = ["ghost", "ragged", "counted"]
+
+Outcome = dict[str, Any]
+
+
+@pytest.fixture(scope="module")
+def one() -> dict[str, Outcome]:
+    """What one process makes of the cases."""
+    return {name: outcome(CASES[name], Backend("cpu")) for name in PORTABLE}
+
+
+@pytest.fixture(scope="module", params=[2, 3])
+def ranks(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> list[dict[str, Outcome]]:
+    """What each of several processes has at the end of each case."""
+    world, directory = int(request.param), tmp_path_factory.mktemp("ranks")
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={world}"]
+    process = subprocess.run(
+        [*launcher, str(WORKER), str(directory)],
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert process.returncode == 0, process.stderr
+    return [torch.load(directory / f"{rank}.pt") for rank in range(world)]
+
+
+@pytest.mark.parametrize("case", PORTABLE)
+def test_several_processes_train_what_one_trains(
+    case: str, one: dict[str, Outcome], ranks: list[dict[str, Outcome]]
+) -> None:
+    """Weights, averages and running statistics; the uneven last micro-batch and counts on the device, too."""
+    expected = one[case]
+    assert (case == "ghost") == any("running_var" in name for name in expected["model"])
+    for rank in ranks:
+        assert rank[case]["step"] == STEPS
+        assert largest_difference(expected["model"], rank[case]["model"]) <= EXACT
+        if case == "ghost":
+            assert largest_difference(expected["ema"], rank[case]["ema"]) <= EXACT
+        assert rank[case]["losses"] == pytest.approx(expected["losses"], rel=EXACT)
+
+
+@pytest.mark.parametrize("case", PORTABLE)
+def test_every_sample_is_evaluated_once(
+    case: str, one: dict[str, Outcome], ranks: list[dict[str, Outcome]]
+) -> None:
+    evaluations = len(one[case]["checked"]) // TEST_SIZE
+    together = [name for rank in ranks for name in rank[case]["checked"]]
+    assert evaluations >= 1 and sorted(together) == sorted(one[case]["checked"])
+    assert all(together.count(name) == evaluations for name in together)
+    for rank in ranks:
+        assert rank[case]["result"]["samples"] == TEST_SIZE
+        assert rank[case]["result"] == pytest.approx(one[case]["result"], rel=EXACT)
+
+
+def test_every_sample_of_an_epoch_is_seen_once(
+    one: dict[str, Outcome], ranks: list[dict[str, Outcome]]
+) -> None:
+    world, steps = len(ranks), TRAIN_SIZE // EFFECTIVE
+    seen = [rank["ragged"]["seen"][: steps * EFFECTIVE // world] for rank in ranks]
+    together = [name for names in seen for name in names]
+    assert len(set(together)) == len(together) == TRAIN_SIZE
+    for step in range(STEPS):
+        share = EFFECTIVE // world
+        parts = [rank["ragged"]["seen"][step * share : (step + 1) * share] for rank in ranks]
+        whole = one["ragged"]["seen"][step * EFFECTIVE : (step + 1) * EFFECTIVE]
+        assert [name for part in parts for name in part] == whole
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_all_processes_end_with_the_same_weights_at_the_same_step(
+    case: str, ranks: list[dict[str, Outcome]]
+) -> None:
+    first = ranks[0][case]
+    for rank in ranks[1:]:
+        assert largest_difference(first["model"], rank[case]["model"]) == 0
+        for part in ("step", "stopped", "saved", "result", "losses"):
+            assert rank[case][part] == first[part], part
+
+
+def test_their_clocks_decide_together(ranks: list[dict[str, Outcome]]) -> None:
+    assert [step for step, _ in ranks[0]["clocks"]["saved"]][-1] == 12
+    assert len(ranks[0]["clocks"]["saved"]) >= 3
+    assert 1 < ranks[0]["seconds"]["step"] < 30
+
+
+def test_a_signal_to_one_stops_all(ranks: list[dict[str, Outcome]]) -> None:
+    assert all(rank["signal"]["stopped"] == 2 for rank in ranks)
+    assert ranks[0]["signal"]["saved"] == [(2, False)]
