@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
@@ -71,9 +72,12 @@ class Watched(Timed):
     def __init__(self, task: Task, case: Case, clock: Clock, *, rank: int, signal_at: int) -> None:
         super().__init__(task, clock, step=1.1 + rank, evaluation=0.3, signal_at=signal_at)
         self.case, self.seen, self.checked = case, list[str](), list[str]()
+        self.averaged = list[bool]()
 
     def training(self, forward: Forward, batch: Batch) -> Sums:
         self.seen += names(batch.images)
+        if isinstance(forward, DistributedDataParallel):
+            self.averaged.append(forward.require_backward_grad_sync)
         sums = super().training(forward, batch)
         if not self.case.counted:
             return sums
@@ -131,6 +135,7 @@ def outcome(case: Case, backend: Backend) -> dict[str, Any]:
         "step": progress.step,
         "stopped": stopped,
         "saved": record.saved,
+        "averaged": job.task.averaged,
         "seen": job.task.seen,
         "checked": job.task.checked,
     }

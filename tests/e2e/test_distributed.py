@@ -104,6 +104,13 @@ def test_all_processes_end_with_the_same_weights_at_the_same_step(
             assert rank[case][part] == first[part], part
 
 
+def test_gradients_are_exchanged_once_in_a_step(ranks: list[dict[str, Outcome]]) -> None:
+    for rank in ranks:
+        averaged = rank["ragged"]["averaged"]
+        pieces = len(averaged) // STEPS
+        assert pieces > 1 and averaged == ([False] * (pieces - 1) + [True]) * STEPS
+
+
 def test_their_clocks_decide_together(ranks: list[dict[str, Outcome]]) -> None:
     assert [step for step, _ in ranks[0]["clocks"]["saved"]][-1] == 12
     assert len(ranks[0]["clocks"]["saved"]) >= 3

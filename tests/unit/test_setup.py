@@ -159,8 +159,8 @@ def test_a_planned_compilation_is_of_the_wrapped_model(monkeypatch: pytest.Monke
         return nn.Identity()
 
     monkeypatch.setattr("train.setup.compiled", fake)
-    job = job_of(plan={"compile": True})
-    assert compiled == [job.wrapped] and isinstance(job.forward, nn.Identity)
+    job = job_of(plan={"compile": True}, backend=Wrapping())
+    assert compiled == [job.wrapped] and job.wrapped is not job.model and isinstance(job.forward, nn.Identity)
 
 
 def test_the_optimizer_and_the_average_are_as_configured() -> None:
