@@ -10,16 +10,13 @@ import pytest
 import torch
 
 from lib import kconf
-from lib.backend import Backend
 from lib.config import Config, config_from_values
-from lib.data import Dataset, ImageSpec, Part
 from lib.data.loader import Batch
 from lib.plan import plan as make_plan
-from lib.plan.types import Hardware, Plan
-from train.loop import Job, Progress, train
-from train.record import SilentRecord
-from train.setup import Subject, make_job, measure
-from train.task import Forward, Sums
+from lib.plan.types import Plan
+from tests.training import CPU, Wrapped, random_subject, small_job, trained
+from train.setup import Subject
+from train.task import Forward, Sums, Task
 
 ROOT = Path(__file__).resolve().parents[2]
 DEFCONFIGS = sorted(path.name for path in (ROOT / "defconfigs").iterdir() if path.is_file())
@@ -27,18 +24,8 @@ STEPS = 3
 TARGET = 64  # instead of hundreds, and the narrowest networks: it is the arithmetic that is tested
 NORM_BATCH = 8
 
-CPU = Hardware.from_json(
-    {
-        "kind": "cpu",
-        "devices": [{"name": "cpu", "total_bytes": 16 * 10**9, "free_bytes": 16 * 10**9, "capability": None}],
-        "cpu_name": "cpu",
-        "cpu_count": 1,
-        "cpu_bf16": "none",
-    }
-)
 
-
-def small_config(defconfig: str, tmp_path: Path) -> Config:
+def narrow_config(defconfig: str, tmp_path: Path) -> Config:
     values = {
         "CONFIG_TARGET_EFFECTIVE_BATCH": str(TARGET),
         "CONFIG_HYPER_PARAM_MANUAL": "y",
@@ -59,52 +46,31 @@ def small_config(defconfig: str, tmp_path: Path) -> Config:
     return config_from_values(kconf.load(root=ROOT, config_file=file, overrides=values).values)
 
 
-def small_subject(config: Config) -> Subject:
-    """Random images of the data set's shape."""
+def subject_of(config: Config) -> Subject:
     grey = config.dataset in ("digits", "mnist", "fashion_mnist")
-    shape = (1, 28, 28) if grey else (3, 32, 32)
-    random = torch.Generator().manual_seed(0)
-    images = torch.randint(0, 256, (3 * TARGET, *shape), generator=random, dtype=torch.uint8).numpy()
-    part = Part(images, torch.randint(0, 10, (3 * TARGET,), generator=random).numpy())
-    spec = ImageSpec(
-        name="random",
-        channels=shape[0],
-        height=shape[1],
-        width=shape[2],
-        classes=10,
-        mean=(0.5,) * shape[0],
-        std=(0.25,) * shape[0],
-        synthetic=True,
-    )
-    dataset = Dataset(spec=spec, train=part, test=part, source="random")
-    return measure(config, dataset)
+    return random_subject(config, shape=(1, 28, 28) if grey else (3, 32, 32), train_size=3 * TARGET)
 
 
-class Spy:
+class Spy(Wrapped):
     """A task that counts the samples it is shown."""
 
-    def __init__(self, job: Job) -> None:
-        self.task, self.metric = job.task, job.task.metric
+    def __init__(self, task: Task) -> None:
+        super().__init__(task)
         self.seen: list[int] = []
 
     def training(self, forward: Forward, batch: Batch) -> Sums:
         self.seen.append(len(batch.labels))
-        return self.task.training(forward, batch)
-
-    def evaluation(self, forward: Forward, batch: Batch) -> Sums:
-        return self.task.evaluation(forward, batch)
+        return super().training(forward, batch)
 
 
 def run(config: Config, plan: Plan, subject: Subject) -> tuple[dict[str, torch.Tensor], list[int]]:
     """State of the model after STEPS steps in float64, and samples per optimizer step."""
-    backend, record = Backend("cpu"), SilentRecord()
-    job = make_job(config, plan, subject, hardware=CPU, backend=backend, record=record, dtype=torch.float64)
-    spy = Spy(job)
-    job.task = spy
+    job = small_job(config, plan, subject, task=Spy)
+    spy = job.task
+    assert isinstance(spy, Spy)
     updates: list[int] = []
     job.optimizer.register_step_post_hook(lambda *_: updates.append(sum(spy.seen)) or spy.seen.clear())
-    train(job, Progress())
-    return job.model.state_dict(), updates
+    return trained(job), updates
 
 
 def micro_batches(config: Config) -> Iterator[int]:
@@ -115,8 +81,8 @@ def micro_batches(config: Config) -> Iterator[int]:
 @pytest.mark.parametrize("defconfig", DEFCONFIGS)
 def test_optimizer_sees_the_target_and_the_cut_changes_nothing(defconfig: str, tmp_path: Path) -> None:
     reference: dict[str, torch.Tensor] = {}
-    config = small_config(defconfig, tmp_path)
-    subject = small_subject(config)
+    config = narrow_config(defconfig, tmp_path)
+    subject = subject_of(config)
     sizes = list(micro_batches(config))
     assert len(sizes) >= 4
     for size in reversed(sizes):
