@@ -19,9 +19,10 @@ from lib.plan.show import show
 from lib.plan.types import Hardware, Plan
 from lib.rundir import RunDir, identity, resolve_run
 from train import loop
-from train.loop import Job, Progress, Stopped
+from train.loop import Job, Progress
 from train.record import Record, RunRecord, SilentRecord, told
 from train.setup import Subject, evaluation_part, make_job, open_subject
+from train.stop import Stopped
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -29,7 +29,7 @@ from lib.plan.types import Plan
 from lib.schedule import learning_rate_factor
 from train.budget import Budget
 from train.record import Record
-from train.stop import StopRequest
+from train.stop import Stopped, StopRequest
 from train.task import Forward, Sums, Task
 
 
@@ -99,25 +99,28 @@ def train(job: Job, progress: Progress) -> dict[str, float]:
     """
     logged, evaluation, last_save = Totals(), {}, time.monotonic()
     mark, logged_at = time.perf_counter(), (progress.step, progress.seconds)
+    last = job.budget.spent(step=progress.step, seconds=progress.seconds)
     with StopRequest() as stop:
-        while not job.budget.spent(step=progress.step, seconds=progress.seconds):
+        while not last:
             for sums in _optimizer_step(job, progress):
                 logged.add(sums)
             progress.step += 1
-            wants_stop, progress.seconds = job.backend.all_reduce_max(
-                (stop.signal, progress.seconds + time.perf_counter() - mark)
+            # Clocks differ between ranks: what is decided by them is decided by these numbers only.
+            wants_stop, progress.seconds, unsaved = job.backend.all_reduce_max(
+                (stop.signal, progress.seconds + time.perf_counter() - mark, time.monotonic() - last_save)
             )
             mark = time.perf_counter()
             last = job.budget.spent(step=progress.step, seconds=progress.seconds)
-            due = _due(
-                job, progress.step, last=last, stopping=bool(wants_stop), unsaved=time.monotonic() - last_save
-            )
+            due = _due(job, progress.step, last=last, stopping=bool(wants_stop), unsaved=unsaved)
             job.record.progress(
                 progress.step, job.budget.fraction(step=progress.step, seconds=progress.seconds)
             )
             if due.log:
-                row = _train_row(job, progress, logged.means(job.backend), since=logged_at)
-                progress.seconds += time.perf_counter() - mark
+                means = logged.means(job.backend)  # waits for the device, and that is training, too
+                (progress.seconds,) = job.backend.all_reduce_max(
+                    (progress.seconds + time.perf_counter() - mark,)
+                )
+                row = _train_row(job, progress, means, since=logged_at)
                 logged, logged_at = Totals(), (progress.step, progress.seconds)
                 _check_finite(job, row)
             if due.evaluation:
@@ -132,38 +135,41 @@ def train(job: Job, progress: Progress) -> dict[str, float]:
             if wants_stop and not last:
                 raise Stopped(int(wants_stop), progress.step)
             mark = time.perf_counter()
-    return evaluation
-
-
-class Stopped(ToolkitError):
-    """The run was asked to stop by a signal, and saved."""
-
-    exit_code = 75  # EX_TEMPFAIL: try again, and it goes on
-
-    def __init__(self, signal: int, step: int) -> None:
-        self.step = step
-        super().__init__(
-            f"stopped by signal {signal} after step {step}", todo="the same command goes on from there"
-        )
+    # A run that was killed after its last checkpoint has nothing left to do but to tell its result.
+    return evaluation or evaluate(job)
 
 
 def _optimizer_step(job: Job, progress: Progress) -> list[Sums]:
     """Update the weights once; when memory runs out, start the step again in smaller pieces.
 
-    Starting again is exact: data are a function of the step, and nothing was updated yet.
+    Starting again is exact: data are a function of the step, and nothing is updated before all
+    gradients are there. Raises ToolkitError where memory runs out later, in the update itself.
     """
     while True:
         try:
-            return list(_accumulate_and_update(job, progress))
+            parts = list(_accumulate(job, progress))
         except (RuntimeError, MemoryError) as error:
-            if not is_out_of_memory(error):
-                raise
-            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+            reason = _reason_if_out_of_memory(error)
+        else:
+            break
         # Outside the handler, where the traceback no longer keeps the activations alive.
         job.optimizer.zero_grad(set_to_none=True)
         discard_statistics(job.model)
         job.backend.release_memory()
         job.plan = _smaller_plan(job, reason)
+    try:
+        _update(job, progress, count=sum(part.count for part in parts))
+    except (RuntimeError, MemoryError) as error:
+        reason = _reason_if_out_of_memory(error)
+        raise ToolkitError("out of memory while the weights were being updated", why=reason) from error
+    return parts
+
+
+def _reason_if_out_of_memory(error: Exception) -> str:
+    """The first line of `error`, which is raised again if it is another one."""
+    if not is_out_of_memory(error):
+        raise error
+    return str(error).splitlines()[0] if str(error) else type(error).__name__
 
 
 def _smaller_plan(job: Job, reason: str) -> Plan:
@@ -182,13 +188,12 @@ def _smaller_plan(job: Job, reason: str) -> Plan:
     return plan
 
 
-def _accumulate_and_update(job: Job, progress: Progress) -> Iterator[Sums]:
+def _accumulate(job: Job, progress: Progress) -> Iterator[Sums]:
     plan, backend = job.plan, job.backend
     # Each rank scales by the nominal count, and ranks are averaged: together the sum over all
     # ranks divided by the effective batch. Where the task counts something else, _rescale corrects.
     # It goes in as the gradient of the sum, which spares a multiplication and its derivative.
     scale = plan.world / plan.effective_batch
-    count: Tensor | int = 0
     batches = job.train_loader.micro_batches(
         step=progress.step,
         target=plan.effective_batch,
@@ -202,16 +207,13 @@ def _accumulate_and_update(job: Job, progress: Progress) -> Iterator[Sums]:
             with backend.autocast(plan.precision):
                 sums = job.task.training(job.forward, batch)
             torch.autograd.backward(sums.loss, job.scaler.scale(torch.full_like(sums.loss, scale)))
-        count = count + sums.count
         yield sums
-    if isinstance(count, Tensor):
-        _rescale(job, count)
-    _update(job, progress)
 
 
 def _rescale(job: Job, count: Tensor) -> None:
     """Turn gradients of sum / effective batch into gradients of sum / global count."""
-    count = count.detach().clone()
+    # As precise as the gradients: a quotient of integers would be a float32.
+    count = count.detach().to(next(job.model.parameters()).dtype, copy=True)
     job.backend.all_reduce_sum(count)
     factor = job.plan.effective_batch / count
     for parameter in job.model.parameters():
@@ -219,7 +221,9 @@ def _rescale(job: Job, count: Tensor) -> None:
             parameter.grad.mul_(factor)
 
 
-def _update(job: Job, progress: Progress) -> None:
+def _update(job: Job, progress: Progress, *, count: Tensor | int) -> None:
+    if isinstance(count, Tensor):
+        _rescale(job, count)
     rate = learning_rate(job, progress)
     for group in job.optimizer.param_groups:
         group["lr"] = rate

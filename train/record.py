@@ -99,8 +99,7 @@ class RunRecord:
         if self._first_step is None:
             self._first_step = step
             self.say(f"First optimizer step {time.monotonic() - self._started:.1f} s after the start")
-        if self._shown:  # nothing to tell before the first row
-            self.console.update(step, values=self._shown, fraction=fraction, samples_per_second=self._rate)
+        self.console.update(step, values=self._shown, fraction=fraction, samples_per_second=self._rate)
 
     def save(self, step: int, state: Callable[[], Mapping[str, Any]], *, best: bool) -> None:
         assert self._metrics is not None, "begin comes first"

@@ -6,6 +6,8 @@ import signal
 import types
 from typing import Self
 
+from lib.errors import ToolkitError
+
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
@@ -32,3 +34,15 @@ class StopRequest:
         for number, handler in self._previous.items():
             signal.signal(number, handler)
         self._previous.clear()
+
+
+class Stopped(ToolkitError):
+    """The run was asked to stop by a signal, and saved."""
+
+    exit_code = 75  # EX_TEMPFAIL: try again, and it goes on
+
+    def __init__(self, signal: int, step: int) -> None:
+        self.step = step
+        super().__init__(
+            f"stopped by signal {signal} after step {step}", todo="the same command goes on from there"
+        )

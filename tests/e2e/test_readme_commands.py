@@ -44,6 +44,9 @@ def test_every_command_does_what_it_says(tree_at: Callable[[Path], Path], tmp_pa
         )
         assert done.returncode == 0, f"{command}\n{done.stdout}"
         assert expected in done.stdout, f"{command}\n{done.stdout}"
-    seeds = {(run.parent / "config").read_text().count("CONFIG_SEED=7") for run in tree.glob("runs/*/*/status.json")}
+    seeds = {
+        (run.parent / "config").read_text().count("CONFIG_SEED=7")
+        for run in tree.glob("runs/*/*/status.json")
+    }
     assert seeds == {0, 1}, "the seed of the command line is in the run"
     assert "CONFIG_SEED=7" not in (tree / ".config").read_text(), "and not in .config"

@@ -1,0 +1,341 @@
+"""The course of a run: what is done when, when it ends, and that all ranks decide the same."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from torch import Tensor
+
+from lib.backend import Backend, FakeBackend
+from lib.data.loader import Batch
+from lib.norm import BatchNorm2d
+from tests.training import MemoryRecord, Wrapped, random_subject, small_config, small_job, small_plan
+from train.loop import Job, Progress, train
+from train.stop import Stopped
+from train.task import Forward, Sums, Task
+
+TRAIN_SIZE, EFFECTIVE = 40, 16  # 2.5 steps to an epoch
+
+
+class Clock:
+    """What `time` is to the loop; nothing but a test moves it."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 1000.0
+        monkeypatch.setattr("train.loop.time", self)
+
+    def perf_counter(self) -> float:
+        return self.now
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+class Timed(Wrapped):
+    """A task that takes time. `signal_at`: the step during which a signal comes."""
+
+    def __init__(
+        self, task: Task, clock: Clock, *, step: float, evaluation: float = 0.0, signal_at: int = -1
+    ) -> None:
+        super().__init__(task)
+        self.clock, self.step, self.evaluating, self.signal_at = clock, step, evaluation, signal_at
+        self.trained = self.evaluated = 0
+
+    def training(self, forward: Forward, batch: Batch) -> Sums:
+        self.clock.now += self.step
+        if self.trained == self.signal_at:
+            os.kill(os.getpid(), signal.SIGTERM)
+        self.trained += 1
+        return super().training(forward, batch)
+
+    def evaluation(self, forward: Forward, batch: Batch) -> Sums:
+        self.clock.now += self.evaluating
+        self.evaluated += 1
+        return super().evaluation(forward, batch)
+
+
+class Slow(Backend):
+    """A device whose work is waited for where numbers are read, not where it is ordered."""
+
+    def __init__(self, clock: Clock, *, wait: float) -> None:
+        super().__init__("cpu")
+        self.clock, self.wait = clock, wait
+
+    def all_reduce_sum(self, tensor: Tensor) -> None:  # noqa: ARG002
+        self.clock.now += self.wait
+
+
+def job_of(
+    backend: Backend | None = None, task: Any = lambda task: task, *, world: int = 1, **changes: Any
+) -> tuple[Job, MemoryRecord]:
+    record, config = MemoryRecord(), small_config(**changes)
+    # No rank of several sees padding alone.
+    subject = random_subject(
+        config, shape=(1, 28, 28), train_size=TRAIN_SIZE, test_size=9 if world == 1 else 17
+    )
+    plan = small_plan(EFFECTIVE // world, world=world)
+    return small_job(config, plan, subject, backend=backend, record=record, task=task), record
+
+
+def steps_of(record: MemoryRecord, kind: str) -> list[int]:
+    return [row["step"] for row in record.of_kind(kind)]
+
+
+# What is done when
+
+
+def test_an_epoch_is_evaluated_once_wherever_its_end_falls_and_so_is_the_last_step() -> None:
+    job, record = job_of(max_steps=9, log_interval_steps=100, keep_best=False)
+    train(job, Progress())
+    assert steps_of(record, "eval") == [3, 5, 8, 9]
+    assert [row["epoch"] for row in record.of_kind("eval")] == [1.2, 2.0, 3.2, 3.6]
+    assert steps_of(record, "train") == [3, 5, 8, 9], "an evaluation comes with a row of training"
+    assert [step for step, _ in record.saved] == [9]
+
+
+def test_a_step_of_many_epochs_is_evaluated_once() -> None:
+    config = small_config(max_steps=2)
+    subject = random_subject(config, shape=(1, 28, 28), train_size=5, test_size=9)
+    record = MemoryRecord()
+    train(small_job(config, small_plan(16), subject, record=record), Progress())
+    assert steps_of(record, "eval") == [1, 2]
+
+
+def test_intervals_are_kept_and_every_checkpoint_comes_with_a_row() -> None:
+    intervals: dict[str, Any] = {
+        "log_interval_steps": 4,
+        "eval_interval_steps": 5,
+        "checkpoint_interval_steps": 3,
+    }
+    job, record = job_of(max_steps=11, keep_best=False, **intervals)
+    train(job, Progress())
+    assert steps_of(record, "eval") == [5, 10, 11]
+    assert [step for step, _ in record.saved] == [3, 6, 9, 11]
+    assert steps_of(record, "train") == [3, 4, 5, 6, 8, 9, 10, 11]
+    assert record.fractions == [min(1.0, (step + 0.5) / 11) for step in range(1, 12)]
+
+
+def test_rows_share_out_the_samples_between_them() -> None:
+    """Every row is the mean over the steps since the one before."""
+    changes: dict[str, Any] = {"max_steps": 6, "eval_interval_steps": 6}
+    job, record = job_of(log_interval_steps=3, **changes)
+    single, singles = job_of(log_interval_steps=1, **changes)
+    train(job, Progress())
+    train(single, Progress())
+    losses = [row["loss"] for row in singles.of_kind("train")]
+    expected = [sum(losses[:3]) / 3, sum(losses[3:]) / 3]
+    assert [row["loss"] for row in record.of_kind("train")] == pytest.approx(expected, rel=1e-12)
+
+
+def test_the_best_is_the_largest_metric_and_is_saved_at_once() -> None:
+    accuracies = iter([0.25, 0.5, 0.5, 0.375, 0.625])
+
+    class Scripted(Wrapped):
+        def evaluation(self, forward: Forward, batch: Batch) -> Sums:
+            sums = super().evaluation(forward, batch)
+            return Sums(sums.loss, sums.count, {"accuracy": sums.loss.new_tensor(next(accuracies) * 9)})
+
+    job, record = job_of(task=Scripted, max_steps=5, eval_interval_steps=1)
+    progress = Progress()
+    train(job, progress)
+    assert record.saved == [(1, True), (2, True), (5, True)]
+    assert progress.best == pytest.approx(0.625)
+    assert [state["progress"]["best"] for state in record.states.values()] == [0.25, 0.5, 0.625]
+
+
+def test_checkpoints_by_time_count_from_the_last_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock(monkeypatch)
+    job, record = job_of(
+        task=lambda task: Timed(task, clock, step=7),
+        max_steps=9,
+        checkpoint_seconds=20,
+        eval_interval_steps=100,
+    )
+    train(job, Progress())
+    assert [step for step, _ in record.saved] == [3, 6, 9]
+
+
+# A budget of seconds
+
+
+def test_seconds_are_of_training_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock(monkeypatch)
+    task: list[Timed] = []
+
+    def timed(inner: Task) -> Task:
+        task.append(Timed(inner, clock, step=1, evaluation=1000))
+        return task[0]
+
+    job, record = job_of(task=timed, budget="seconds", max_seconds=10, eval_interval_steps=4)
+    progress = Progress()
+    result = train(job, progress)
+    assert (progress.step, progress.seconds) == (10, 10.0) and task[0].trained == 10
+    assert steps_of(record, "eval") == [4, 8, 10] and result["samples"] == 9
+    assert record.fractions == [step / 10 for step in range(1, 11)]
+
+
+def test_a_budget_of_seconds_makes_at_least_one_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock(monkeypatch)
+    job, record = job_of(
+        task=lambda task: Timed(task, clock, step=100), budget="seconds", max_seconds=1, max_steps=None
+    )
+    progress = Progress()
+    assert train(job, progress)["samples"] == 9
+    assert progress.step == 1 and [step for step, _ in record.saved] == [1]
+
+
+@pytest.mark.parametrize("wait", [2.0, 4.5, 9.5, 50.0])
+def test_a_budget_that_ends_in_waiting_for_the_device_ends_well(
+    wait: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = Clock(monkeypatch)
+    intervals = {"log_interval_steps": 2, "eval_interval_steps": 1000}
+    job, record = job_of(
+        Slow(clock, wait=wait),
+        lambda task: Timed(task, clock, step=0.25),
+        budget="seconds",
+        max_seconds=10,
+        **intervals,
+    )
+    progress = Progress()
+    assert train(job, progress)["samples"] == 9
+    assert steps_of(record, "eval") == [progress.step] == [record.saved[-1][0]]
+    rows = record.of_kind("train")
+    assert progress.seconds == rows[-1]["seconds"] == progress.step * 0.25 + len(rows) * wait
+
+
+def test_samples_per_second_include_waiting_for_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock(monkeypatch)
+    job, record = job_of(
+        Slow(clock, wait=3.0),
+        lambda task: Timed(task, clock, step=0.5, evaluation=1000),
+        max_steps=6,
+        log_interval_steps=2,
+        eval_interval_steps=4,
+    )
+    train(job, Progress())
+    rates = [row["samples_per_second"] for row in record.of_kind("train")]
+    assert rates == [2 * EFFECTIVE / 4.0] * 3
+
+
+# Requests to stop
+
+
+def test_a_signal_is_granted_at_the_end_of_the_step_with_a_checkpoint(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock = Clock(monkeypatch)
+    handler = signal.getsignal(signal.SIGTERM)
+    job, record = job_of(
+        task=lambda task: Timed(task, clock, step=1, signal_at=1),
+        max_steps=9,
+        log_interval_steps=100,
+        eval_interval_steps=100,
+    )
+    with pytest.raises(Stopped, match="stopped by signal 15 after step 2; the same command") as stopped:
+        train(job, Progress())
+    assert stopped.value.step == 2 and stopped.value.exit_code == 75
+    assert [step for step, _ in record.saved] == [2] == steps_of(record, "train")
+    assert not record.of_kind("eval")
+    assert signal.getsignal(signal.SIGTERM) is handler
+
+
+def test_a_signal_in_the_last_step_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock(monkeypatch)
+    job, record = job_of(task=lambda task: Timed(task, clock, step=1, signal_at=2))
+    assert train(job, Progress())["samples"] == 9
+    assert [step for step, _ in record.saved] == [3]
+
+
+# Several ranks
+
+
+class Leader(FakeBackend):
+    """The rank whose clock runs fastest: its numbers are the maxima. They are kept for the others."""
+
+    def __init__(self, *, rank: int, world: int) -> None:
+        super().__init__(rank=rank, world=world)
+        self.maxima: list[list[float]] = []
+
+    def all_reduce_max(self, values: Sequence[float]) -> list[float]:
+        self.maxima.append(super().all_reduce_max(values))
+        return self.maxima[-1]
+
+
+class Follower(FakeBackend):
+    """A rank with a slower clock, which is told the maxima."""
+
+    def __init__(self, maxima: list[list[float]], *, rank: int, world: int) -> None:
+        super().__init__(rank=rank, world=world)
+        self.maxima = list(maxima)
+
+    def all_reduce_max(self, values: Sequence[float]) -> list[float]:
+        own, maxima = super().all_reduce_max(values), self.maxima.pop(0)
+        assert all(value <= maximum for value, maximum in zip(own, maxima, strict=True))
+        return maxima
+
+
+COURSES: dict[str, dict[str, Any]] = {
+    "steps": {"max_steps": 7, "log_interval_steps": 2, "eval_interval_steps": 3},
+    "checkpoints by time": {"max_steps": 12, "checkpoint_seconds": 10, "eval_interval_steps": 100},
+    "seconds": {"budget": "seconds", "max_seconds": 30, "log_interval_steps": 2},
+    "signal": {"max_steps": 12, "eval_interval_steps": 100},
+}
+
+
+def course(backend: FakeBackend, monkeypatch: pytest.MonkeyPatch, name: str) -> tuple[list[str], list[float]]:
+    """The collectives that a rank enters and the learning rates it uses; the higher its rank, the slower."""
+    clock = Clock(monkeypatch)
+    signal_at = 4 if name == "signal" and isinstance(backend, Leader) else -1
+    job, record = job_of(
+        backend,
+        lambda task: Timed(task, clock, step=3.1 + backend.rank, evaluation=1, signal_at=signal_at),
+        world=backend.world,
+        schedule="cosine",
+        lr_min_ratio=0.0,
+        grad_clip=1.0,
+        **COURSES[name],
+    )
+    rates: list[float] = []
+    job.optimizer.register_step_pre_hook(lambda optimizer, *_: rates.append(optimizer.param_groups[0]["lr"]))
+    if name == "signal":
+        with pytest.raises(Stopped, match="after step 5"):
+            train(job, Progress())
+    else:
+        train(job, Progress())
+    assert record.saved, "a rank decides on a checkpoint before it is known who writes it"
+    return backend.calls, rates
+
+
+@pytest.mark.parametrize("name", COURSES)
+def test_all_ranks_enter_the_same_collectives_whatever_their_clocks_say(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = 4
+    leader = Leader(rank=world - 1, world=world)
+    expected = course(leader, monkeypatch, name)
+    assert len(expected[0]) > 6 and len(set(expected[1])) > 3
+    for rank in range(world - 1):
+        follower = Follower(leader.maxima, rank=rank, world=world)
+        assert course(follower, monkeypatch, name) == expected
+        assert not follower.maxima
+
+
+def test_ghost_statistics_and_counts_are_one_collective_each() -> None:
+    class Counted(Wrapped):
+        def training(self, forward: Forward, batch: Batch) -> Sums:
+            sums = super().training(forward, batch)
+            return Sums(sums.loss, sums.loss.new_tensor(len(batch.labels)), sums.metrics)
+
+    config = small_config("resnet18", norm_batch=2, max_steps=1)
+    subject = random_subject(config, shape=(3, 8, 8), train_size=TRAIN_SIZE, test_size=9)
+    backend = FakeBackend(rank=2, world=4)
+    job = small_job(config, small_plan(2, 2, world=4, norm_batch=2), subject, backend=backend, task=Counted)
+    train(job, Progress())
+    channels = sum(module.num_features for module in job.model.modules() if isinstance(module, BatchNorm2d))
+    step = ["sum()", f"sum({3 * channels},)"]
+    assert backend.calls == [*step, "max(3)", "sum(3,)", "max(1)", "sum(3,)"]
