@@ -66,6 +66,7 @@ class Console:
 
         values:    name -> number, such as loss and accuracy (0..1), the most important first.
         fraction:  of the budget, 0..1.
+        samples_per_second: 0 while it is not known.
         """
         now = time.monotonic()
         if now < self._next_seconds or self._display is None:
@@ -129,7 +130,7 @@ class _Lines:
     ) -> None:
         total = f"/{self._total_steps}" if self._total_steps else ""
         parts = [f"{self._description} {fraction:4.0%}", f"step {step}{total}", *_numbers(values)]
-        parts += [f"{_short(samples_per_second)} samples/s", self._left.text(fraction)]
+        parts += [_rate(samples_per_second), self._left.text(fraction)]
         _print(_SEPARATOR.join(filter(None, parts)))
 
     def close(self) -> None:
@@ -167,7 +168,7 @@ class _Bar:
         head = self._description[: width // 4] if width >= _ROOMY_COLUMNS else ""
         total = f"/{self._total_steps}" if self._total_steps else ""
         parts = [f"{fraction:4.0%}", self._left.text(fraction), *_numbers(values)]
-        parts += [f"{_short(samples_per_second)} samples/s", f"step {step}{total}"]
+        parts += [_rate(samples_per_second), f"step {step}{total}"]
         tail = _fit(list(filter(None, parts)), width - len(head) - bar_width - 2)
         line = Table.grid(padding=(0, 1, 0, 0))
         bar = ProgressBar(total=1.0, completed=fraction, width=bar_width)
@@ -208,6 +209,10 @@ def _numbers(values: Mapping[str, float]) -> list[str]:
         f"accuracy {value:.2%}" if name == "accuracy" else f"{name.replace('_', ' ')} {value:.4g}"
         for name, value in values.items()
     ]
+
+
+def _rate(samples_per_second: float) -> str:
+    return f"{_short(samples_per_second)} samples/s" if samples_per_second else ""
 
 
 def _short(number: float) -> str:

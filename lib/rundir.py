@@ -23,7 +23,6 @@ import json
 import math
 import os
 import re
-import secrets
 import shutil
 import socket
 from collections.abc import Mapping
@@ -225,7 +224,7 @@ class RunDir:
     @classmethod
     def _create(cls, parent: Path, identity: str, files: Mapping[str, str | Mapping[str, Any]]) -> RunDir:
         parent.mkdir(parents=True, exist_ok=True)
-        temporary = cls(parent / f".new-{secrets.token_hex(4)}")
+        temporary = cls(parent / f".new-{os.urandom(4).hex()}")
         temporary.path.mkdir()
         try:
             held = temporary._try_lock()

@@ -66,25 +66,29 @@ class Progress:
 
 
 class Totals:
-    """Sums on the device; reading them back makes the device finish its work."""
+    """Sums on the device, taken together when they are read: that makes the device finish its work."""
 
     def __init__(self) -> None:
-        self.sums: dict[str, Tensor] = {}
-        self.count: Tensor | int = 0
+        self._parts: list[Sums] = []
 
     def add(self, sums: Sums) -> None:
-        for name, value in (("loss", sums.loss.detach()), *sums.metrics.items()):
-            self.sums[name] = self.sums[name] + value if name in self.sums else value
-        self.count = self.count + sums.count
+        # Without the graph that made it: its tensors would live as long as the sum.
+        self._parts.append(dataclasses.replace(sums, loss=sums.loss.detach()))
 
     def means(self, backend: Backend) -> dict[str, float]:
         """Means over all ranks' counts, on the host; also the count itself."""
-        values = [value.double() if backend.kind != "mps" else value for value in self.sums.values()]
-        count = torch.as_tensor(self.count, dtype=values[0].dtype, device=values[0].device)
-        packed = torch.stack([count, *values])
+        # Sums over a whole evaluation outgrow fp32, which is all that MPS has.
+        dtype = torch.float32 if backend.kind == "mps" else torch.float64
+        names = ["loss", *self._parts[0].metrics]
+        columns = [
+            [torch.as_tensor(part.count, device=part.loss.device) for part in self._parts],
+            [part.loss for part in self._parts],
+            *([part.metrics[name] for part in self._parts] for name in names[1:]),
+        ]
+        packed = torch.stack([torch.stack(column).to(dtype).sum() for column in columns])
         backend.all_reduce_sum(packed)
         total, *sums = packed.tolist()
-        return {"count": total} | {name: value / total for name, value in zip(self.sums, sums, strict=True)}
+        return {"count": total} | {name: value / total for name, value in zip(names, sums, strict=True)}
 
 
 def train(job: Job, progress: Progress) -> dict[str, float]:
@@ -188,6 +192,7 @@ def _accumulate(job: Job, progress: Progress) -> Iterator[Sums]:
     plan, backend = job.plan, job.backend
     # Each rank scales by the nominal count, and ranks are averaged: together the sum over all
     # ranks divided by the effective batch. Where the task counts something else, _rescale corrects.
+    # It goes in as the gradient of the sum, which spares a multiplication and its derivative.
     scale = plan.world / plan.effective_batch
     batches = job.train_loader.micro_batches(
         step=progress.step,
@@ -201,7 +206,7 @@ def _accumulate(job: Job, progress: Progress) -> Iterator[Sums]:
         with contextlib.nullcontext() if last else backend.without_gradient_sync(job.wrapped):
             with backend.autocast(plan.precision):
                 sums = job.task.training(job.forward, batch)
-            torch.autograd.backward(job.scaler.scale(sums.loss * scale))
+            torch.autograd.backward(sums.loss, job.scaler.scale(torch.full_like(sums.loss, scale)))
         yield sums
 
 

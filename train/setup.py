@@ -12,7 +12,7 @@ import torch
 
 from lib.backend import Backend, compiled, use_deterministic_algorithms
 from lib.config import Config
-from lib.data import Dataset, EvalLoader, TrainLoader, choose_placement, open_dataset, subset
+from lib.data import Dataset, Delivery, EvalLoader, TrainLoader, choose_placement, open_dataset, subset
 from lib.ema import Ema
 from lib.memory.facts import model_facts
 from lib.norm import set_norm_batch
@@ -153,20 +153,20 @@ def _loaders(
     free_bytes = min(device.free_bytes for device in hardware.devices[: plan.world])
     placement, reason = choose_placement(config.data_placement, part=dataset.train, free_bytes=free_bytes)
     record.say(f"Data: {dataset.source}; {placement}: {reason}")
-    common: dict[str, Any] = {
-        "device": backend.device,
-        "dtype": dtype,
-        "channels_last": plan.channels_last,
-        "placement": placement,
-        "num_workers": config.num_workers or max(1, hardware.cpu_count // plan.world),
-        "prefetch": config.prefetch or 1,
-    }
+    delivery = Delivery(
+        device=backend.device,
+        dtype=dtype,
+        channels_last=plan.channels_last,
+        placement=placement,
+        num_workers=config.num_workers or max(1, hardware.cpu_count // plan.world),
+        prefetch=config.prefetch or 1,
+    )
     train_loader = TrainLoader(
         dataset.train,
         dataset.spec,
+        delivery,
         seed=config.seed,
         augment=config.augment,
         pad=config.augment_pad or 0,
-        **common,
     )
-    return train_loader, EvalLoader(dataset.test, dataset.spec, **common)
+    return train_loader, EvalLoader(dataset.test, dataset.spec, delivery)

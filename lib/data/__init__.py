@@ -1,7 +1,7 @@
 """Data sets, their order and their way to the device. Downloading and decoding are imported when used."""
 
 from lib.data.augment import augment
-from lib.data.loader import Batch, EvalLoader, TrainLoader, choose_placement
+from lib.data.loader import Batch, Delivery, EvalLoader, TrainLoader, choose_placement
 from lib.data.opening import NAMES, open_dataset
 from lib.data.order import epoch_order, sample_stream, subset
 from lib.data.types import Dataset, ImageSpec, Part
@@ -10,6 +10,7 @@ __all__ = [
     "NAMES",
     "Batch",
     "Dataset",
+    "Delivery",
     "EvalLoader",
     "ImageSpec",
     "Part",

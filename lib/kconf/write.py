@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import os
 import tempfile
@@ -11,6 +10,7 @@ from typing import Any
 
 import kconfiglib
 
+from lib import atomic
 from lib.kconf.reader import HEADER
 
 
@@ -40,23 +40,9 @@ def write_atomically(path: Path, text: str, *, keep_old: bool = False) -> bool:
         raise PermissionError(errno.EACCES, "the file is read-only", str(path))
     path.parent.mkdir(parents=True, exist_ok=True)
     if keep_old and old is not None:
-        _replace(path.with_name(path.name + ".old"), old)
-    _replace(path, data)
+        atomic.write_bytes(path.with_name(path.name + ".old"), old)
+    atomic.write_bytes(path, data)
     return True
-
-
-def _replace(path: Path, data: bytes) -> None:
-    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-    try:
-        with temporary.open("xb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    except BaseException:
-        with contextlib.suppress(FileNotFoundError):
-            temporary.unlink()
-        raise
 
 
 def _written(write: Any, tree: Any, **arguments: object) -> str:

@@ -14,6 +14,7 @@ from pathlib import Path, PurePosixPath
 # Left may be imported by right, never the other way: docs/architecture.md. Longest prefix wins.
 LEVELS = {
     "lib.errors": 0,
+    "lib.atomic": 0,
     "lib.kconf": 1,
     "lib.config": 1,
     "lib.tables": 1,

@@ -5,14 +5,26 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from lib.data import Batch, EvalLoader, ImageSpec, Part, TrainLoader, augment, choose_placement, sample_stream
+from lib.data import (
+    Batch,
+    Delivery,
+    EvalLoader,
+    ImageSpec,
+    Part,
+    TrainLoader,
+    augment,
+    choose_placement,
+    sample_stream,
+)
 from lib.data import store as store_module
+from lib.data.augment import Kind
 
 CPU = torch.device("cpu")
 STEPS = (0, 1, 2, 900, 901, 3)
@@ -28,25 +40,25 @@ SPEC = ImageSpec(
 )
 
 
+DELIVERY = Delivery(
+    device=CPU,
+    dtype=torch.float32,
+    channels_last=True,
+    placement="resident",
+    num_workers=2,
+    prefetch=3,
+)
+
+
 def _part(size: int = 37) -> Part:
     rng = np.random.default_rng(1)
     images = rng.integers(0, 256, (size, 3, 6, 5), dtype=np.uint8)
     return Part(images, np.arange(size, dtype=np.int64))
 
 
-def _loader(part: Part, **changes: Any) -> TrainLoader:
-    options: dict[str, Any] = {
-        "seed": 3,
-        "augment": "crop_flip",
-        "pad": 1,
-        "device": CPU,
-        "dtype": torch.float32,
-        "channels_last": True,
-        "placement": "resident",
-        "num_workers": 2,
-        "prefetch": 3,
-    }
-    return TrainLoader(part, SPEC, **{**options, **changes})
+def _loader(part: Part, *, kind: Kind = "crop_flip", pad: int = 1, **changes: Any) -> TrainLoader:
+    delivery = replace(DELIVERY, **changes)
+    return TrainLoader(part, SPEC, delivery, seed=3, augment=kind, pad=pad)
 
 
 def _steps(
@@ -107,7 +119,7 @@ def test_micro_batches_and_ranks_do_not_change_the_samples(placement: str) -> No
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("kind", ["none", "shift", "crop_flip"])
 def test_stream_equals_resident_bit_for_bit(channels_last: bool, dtype: torch.dtype, kind: str) -> None:
-    changes = {"channels_last": channels_last, "dtype": dtype, "augment": kind}
+    changes = {"channels_last": channels_last, "dtype": dtype, "kind": kind}
     with _loader(_part(), **changes) as resident, _loader(_part(), placement="stream", **changes) as stream:
         for left, right in zip(
             _steps(resident, range(6), [7, 7, 2]), _steps(stream, range(6), [7, 7, 2]), strict=True
@@ -201,16 +213,8 @@ def test_close_and_another_step_are_prompt_while_much_is_wanted() -> None:
 def test_evaluation_counts_every_sample_once(placement: Any, world: int, size: int) -> None:
     part, seen, counts = _part(size), [], set()
     for rank in range(world):
-        loader = EvalLoader(
-            part,
-            SPEC,
-            device=CPU,
-            dtype=torch.float32,
-            channels_last=True,
-            placement=placement,
-            num_workers=1,
-            prefetch=2,
-        )
+        delivery = replace(DELIVERY, placement=placement, num_workers=1, prefetch=2)
+        loader = EvalLoader(part, SPEC, delivery)
         with loader:
             batches = list(loader.batches(rank=rank, world=world, batch_size=4))
         counts.add(len(batches))

@@ -121,9 +121,7 @@ def make_plots(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 def test_the_command_prints_the_paths(tmp_path: Path) -> None:
     data = {"name": "digits", "synthetic": True}
-    run = RunDir.create(
-        tmp_path, model="lenet5", identity="0123abcd", files={"config": "", "data": data}
-    )
+    run = RunDir.create(tmp_path, model="lenet5", identity="0123abcd", files={"config": "", "data": data})
     writer = MetricsWriter(run.metrics)
     writer.close()
     empty = make_plots("--runs", str(tmp_path))

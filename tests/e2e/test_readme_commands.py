@@ -1,0 +1,52 @@
+"""The commands of the README, word by word, each with a budget of a few steps."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.slow
+
+# What MAKEFLAGS holds counts as if it stood on the command line of every make.
+SHORT = "CONFIG_BUDGET_STEPS=y CONFIG_MAX_STEPS=2 CONFIG_DATA_LIMIT=512 CONFIG_TARGET_EFFECTIVE_BATCH=32"
+COMMANDS = [
+    ("make defconfig-lenet5 && make train", SHORT, "Done: "),
+    ("make plots", "", "loss.png"),
+    ("make eval", "", "accuracy "),
+    ("make plan", "", "effective batch"),
+    ("make train", SHORT, "Done: "),
+    ("make train CONFIG_SEED=7", SHORT, "Done: "),
+    ("make defconfig-resnet18 && make train", f"{SHORT} CONFIG_RESNET18_WIDTH=4", "Done: "),
+    ("make train-resnet50", f"{SHORT} CONFIG_RESNET50_WIDTH=4", "Run: build/resnet50/runs/"),
+    ("make new-model NAME=my_net TASK=classify", "", "my_net"),
+    ("make defconfig-my_net && make train", SHORT, "Done: "),
+]
+
+
+def test_every_command_does_what_it_says(tree_at: Callable[[Path], Path], tmp_path: Path) -> None:
+    tree = tree_at(tmp_path / "a tree")
+    for command, flags, expected in COMMANDS:
+        overrides = f"{flags} PYTHON={sys.executable} VENV="
+        environment = {**os.environ, "MAKEFLAGS": f" -- {overrides}"}
+        done = subprocess.run(
+            ["sh", "-c", command],
+            cwd=tree,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        assert done.returncode == 0, f"{command}\n{done.stdout}"
+        assert expected in done.stdout, f"{command}\n{done.stdout}"
+    seeds = {
+        (run.parent / "config").read_text().count("CONFIG_SEED=7")
+        for run in tree.glob("runs/*/*/status.json")
+    }
+    assert seeds == {0, 1}, "the seed of the command line is in the run"
+    assert "CONFIG_SEED=7" not in (tree / ".config").read_text(), "and not in .config"
