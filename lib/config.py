@@ -9,6 +9,8 @@ when its dependencies are not met, and is then ``None``.
 from __future__ import annotations
 
 import dataclasses
+import hashlib
+import json
 import types
 import typing
 from collections.abc import Mapping
@@ -126,6 +128,12 @@ def config_from_values(values: Mapping[str, Value]) -> Config:
     own = {name.removeprefix(prefix): value for name, value in values.items() if name.startswith(prefix)}
     fields["model_options"] = types.MappingProxyType({name.lower(): value for name, value in own.items()})
     return Config(**fields)  # type: ignore[arg-type]
+
+
+def identity(values: Mapping[str, Value]) -> str:
+    """8 hexadecimal digits that are the same for the same resolved configuration, however it was written."""
+    canonical = json.dumps(dict(values), sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return hashlib.sha256(canonical.encode()).hexdigest()[:8]
 
 
 def _optional(hint: object) -> bool:

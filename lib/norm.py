@@ -17,6 +17,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from lib.errors import ConfigError
+from lib.memory.facts import BATCHNORM
+
 
 class BatchNorm2d(nn.BatchNorm2d):
     """Batch normalisation of NCHW tensors over ghost batches of `norm_batch` rows (0: all rows).
@@ -81,11 +84,20 @@ class BatchNorm2d(nn.BatchNorm2d):
 
 
 def set_norm_batch(model: nn.Module, norm_batch: int) -> None:
-    """Normalise over groups of `norm_batch` rows in every BatchNorm2d of `model` (0: plain)."""
+    """Normalise over groups of `norm_batch` rows in every BatchNorm2d of `model` (0: plain).
+
+    Raises ConfigError where a layer of `model` is another batch normalisation, which has no groups.
+    """
     assert norm_batch >= 0
-    for module in model.modules():
+    for name, module in model.named_modules():
         if isinstance(module, BatchNorm2d):
             module.norm_batch = norm_batch
+        elif norm_batch and isinstance(module, BATCHNORM):
+            raise ConfigError(
+                f"CONFIG_NORM_BATCH={norm_batch} cannot be honoured",
+                why=f"{name} of the model is a {type(module).__name__} of torch",
+                todo="build the model with lib.norm.BatchNorm2d, or set CONFIG_NORM_BATCH=0",
+            )
 
 
 @torch.no_grad()

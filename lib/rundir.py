@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import errno
 import fcntl
-import hashlib
 import itertools
 import json
 import math
@@ -25,14 +24,13 @@ import os
 import re
 import shutil
 import socket
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 from lib import atomic
-from lib.config import Value
 from lib.errors import ToolkitError, os_error
 
 State: TypeAlias = Literal["running", "done", "failed", "preempted", "unknown"]
@@ -53,12 +51,6 @@ OBJECTS = (  # stored as NAME.json
 _NAME = re.compile(r"(?P<time>\d{8}T\d{6}Z)-(?P<identity>[0-9a-f]{8})(?:-(?P<ordinal>\d+))?")
 _CHECKPOINT_NAME = re.compile(r"step-(\d{8,})")
 _LISTED = 10
-
-
-def identity(values: Mapping[str, Value]) -> str:
-    """8 hexadecimal digits that are the same for the same resolved configuration, however it was written."""
-    canonical = json.dumps(dict(values), sort_keys=True, separators=(",", ":"), allow_nan=False)
-    return hashlib.sha256(canonical.encode()).hexdigest()[:8]
 
 
 def checkpoint_name(step: int) -> str:
@@ -119,13 +111,17 @@ class RunDir:
         return cls(path)
 
     @classmethod
-    def find_interrupted(cls, runs: Path, *, model: str, identity: str) -> RunDir | None:
-        """The newest run of this identity that is not done and that no live process holds; locked."""
+    def find_interrupted(
+        cls, runs: Path, *, model: str, identity: str, say: Callable[[str], object]
+    ) -> RunDir | None:
+        """The newest run of this identity not done; locked. One in use is told and passed by."""
         same = [run for run in _runs(runs / model) if run.identity == identity]
         for run in sorted(same, key=_age, reverse=True):
-            if run._try_lock():
-                if run.status().state != "done":
-                    return run
+            if not run._try_lock():
+                say(f"{run.path} has the same configuration and is in use by process {run.status().pid}")
+            elif run.status().state != "done":
+                return run
+            else:
                 run.release()
         return None
 
@@ -139,7 +135,7 @@ class RunDir:
 
     @property
     def identity(self) -> str:
-        """What `identity` gave for the run's configuration; empty if the directory was renamed."""
+        """What lib.config.identity gave for its configuration; empty if the directory was renamed."""
         match = _NAME.fullmatch(self.name)
         return match["identity"] if match else ""
 
@@ -195,7 +191,8 @@ class RunDir:
 
         Raises ToolkitError where it cannot be written.
         """
-        facts = {name: None if _is_odd(value) else value for name, value in facts.items()}
+        odd = {name for name, value in facts.items() if isinstance(value, float) and not math.isfinite(value)}
+        facts |= dict.fromkeys(odd)
         try:
             atomic.write_text(self.path / "status.json", _status_text(state, step, reason, facts))
         except OSError as error:
@@ -259,17 +256,25 @@ class RunDir:
         return True
 
 
-def resolve_run(runs: Path, name: str = "") -> RunDir:
-    """The run that a user means by `name`.
+def resolve_run(runs: Path, name: str = "", *, unfinished: bool = False) -> RunDir:
+    """The run that a user means by `name`; with `unfinished` among those that are not done.
 
     A path, a directory name, "model/directory", the unique beginning of either, or "" for the
     newest run of all. Raises ToolkitError, with the candidates, where that is not one run.
     """
     if name and (Path(name) / "config").is_file():
-        return RunDir(Path(name))
-    found = sorted((run for model in _entries(runs) for run in _runs(model)), key=_age, reverse=True)
+        found = [RunDir(Path(name))]
+        name = ""
+    else:
+        found = sorted((run for model in _entries(runs) for run in _runs(model)), key=_age, reverse=True)
     if not found:
         raise ToolkitError(f"there is no run in {runs}", todo="make one with make train")
+    if unfinished:
+        found = [run for run in found if run.status().state != "done"]
+    if not found:
+        raise ToolkitError(
+            "there is nothing to go on with: what was named is done", todo="make train starts a run"
+        )
     if not name:
         return found[0]
     wanted = name.rstrip("/")
@@ -335,10 +340,6 @@ def _status_text(state: State, step: int, reason: str, facts: Mapping[str, Any])
         facts=facts,
     )
     return _text(asdict(status))
-
-
-def _is_odd(value: object) -> bool:
-    return isinstance(value, float) and not math.isfinite(value)
 
 
 def _text(content: str | Mapping[str, Any]) -> str:

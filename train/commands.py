@@ -4,25 +4,29 @@ from __future__ import annotations
 
 import dataclasses
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, TypeVar
 
 from lib import checkpoint, kconf
-from lib.backend import Backend, end_process, launch, launched_plan, open_backend
-from lib.config import Config, config_from_values
+from lib.backend import Backend, end_process, is_out_of_memory, launch, launched_plan, open_backend
+from lib.config import Config, config_from_values, identity
 from lib.console import Console
 from lib.errors import ToolkitError, run_main
 from lib.hardware import environment, probe
 from lib.hyperparams import apply_hyperparams
+from lib.plan import plan as decide
 from lib.plan.show import show
 from lib.plan.types import Hardware, Plan
-from lib.rundir import RunDir, identity, resolve_run
+from lib.rundir import RunDir, resolve_run
 from train import loop
 from train.loop import Job, Progress
 from train.record import Record, RunRecord, SilentRecord, told
 from train.setup import Subject, evaluation_part, make_job, open_subject
 from train.stop import Stopped
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,43 +52,53 @@ class Case:
 
 def train(*, root: Path, runs: Path, started: float) -> int:
     """Train what .config says; go on with the same run if it was interrupted and RESUME allows it."""
+    if (launched := launched_plan()) is not None:
+        return _work(launched, root=root, runs=runs, started=started)
     order = _order(kconf.from_environment(root), root=root, runs=runs, started=started)
 
     def interrupted() -> RunDir | None:
         if order.config.resume == "never":
             return None
         same = identity(order.resolved.values)
-        return RunDir.find_interrupted(runs, model=order.config.model, identity=same)
+        return RunDir.find_interrupted(runs, model=order.config.model, identity=same, say=_say)
 
     return _carry_out(order, interrupted)
 
 
 def resume(name: str, *, root: Path, runs: Path, started: float) -> int:
-    """Go on with run `name` by the configuration that is stored in it."""
-    run = resolve_run(runs, name)
-    resolved = kconf.load(root=root, config_file=run.config)
+    """Go on with run `name` ("": the newest that is not done) by the configuration that is stored in it."""
+    if (launched := launched_plan()) is not None:
+        return _work(launched, root=root, runs=runs, started=started)
+    run = resolve_run(runs, name, unfinished=True)
 
     def locked() -> RunDir:
         run.lock()
-        if run.status().state == "done":
-            raise ToolkitError(f"{run.path} is done", todo="make train starts another run")
         return run
 
-    return _carry_out(_order(resolved, root=root, runs=runs, started=started), locked)
+    return _carry_out(_order(_stored_configuration(run, root), root=root, runs=runs, started=started), locked)
 
 
 def evaluate(name: str, *, root: Path, runs: Path, best: bool) -> int:
     """Evaluate the newest or the best checkpoint of run `name` as its configuration says."""
     run = resolve_run(runs, name)
-    resolved = kconf.load(root=root, config_file=run.config)
-    # One process: evaluation counts every sample once however many there are.
-    config = dataclasses.replace(config_from_values(resolved.values), num_devices=1)
+    # One process and no training: no batch to plan, no training data to hold. Evaluation counts
+    # every sample once, however many rows are taken at a time.
+    config = dataclasses.replace(
+        config_from_values(_stored_configuration(run, root).values),
+        num_devices=1,
+        hyper_param="manual",
+        batch_size=run.read_json("plan")["micro_batch"],
+        gradient_accumulation=1,
+        target_effective_batch=0,
+        norm_batch=0,
+        data_placement="stream",
+    )
     found = checkpoint.load(run.checkpoints, which="best" if best else "latest", say=_say)
     if found is None:
-        raise ToolkitError(f"{run.path} has no checkpoint")
+        raise ToolkitError(f"{run.path} has no {'best ' if best else ''}checkpoint")
     subject = open_subject(config, root=root, say=_say)
     hardware = probe(config.device)
-    plan = apply_hyperparams(config, verbose=False, hardware=hardware, facts=subject.facts)
+    plan = decide(config, hardware, dataclasses.replace(subject.facts, train_size=None))
     backend = open_backend(plan.device, world=1)
     job = make_job(config, plan, subject, hardware=hardware, backend=backend, record=SilentRecord())
     step = loop.load_state_dict(job, found[1]).step
@@ -114,12 +128,14 @@ def create_run(case: Case) -> RunDir:
             "defconfig": resolved.minimal,
             "values": dict(resolved.values),
             "origins": dict(resolved.origins),
-            "plan": case.plan.to_json(),
-            "hardware": case.hardware.to_json(),
             "data": case.subject.to_json(),
-            "env": environment(),
+            **_of_this_machine(case),
         },
     )
+
+
+def _of_this_machine(case: Case) -> dict[str, dict[str, Any]]:
+    return {"plan": case.plan.to_json(), "hardware": case.hardware.to_json(), "env": environment()}
 
 
 def _order(resolved: kconf.Resolved, *, root: Path, runs: Path, started: float) -> Order:
@@ -127,18 +143,18 @@ def _order(resolved: kconf.Resolved, *, root: Path, runs: Path, started: float) 
     return Order(resolved=resolved, config=config, root=root, runs=runs, started=started)
 
 
+def _stored_configuration(run: RunDir, root: Path) -> kconf.Resolved:
+    resolved = kconf.load(root=root, config_file=run.config)
+    for notice in resolved.notices:
+        _say(notice)
+    return resolved
+
+
 def _carry_out(order: Order, find_run: Callable[[], RunDir | None]) -> int:
     """Plan, become several processes if the plan says so, and run the loop.
 
     find_run: the run to go on with, locked; None to begin a new one.
     """
-    launched = launched_plan()
-    if launched is not None:
-        return _work(
-            order, Hardware.from_json(launched["hardware"]), Plan.from_json(launched["plan"]), launched["run"]
-        )
-    for notice in order.resolved.notices:
-        _say(notice)
     subject = open_subject(order.config, root=order.root, say=_say)
     run = find_run()
     hardware = probe(order.config.device)
@@ -147,6 +163,7 @@ def _carry_out(order: Order, find_run: Callable[[], RunDir | None]) -> int:
         if run is not None:
             run.release()  # for rank 0 to take
         payload = {
+            "configuration": order.resolved.to_json(),
             "plan": plan.to_json(),
             "hardware": hardware.to_json(),
             "run": str(run.path) if run else None,
@@ -156,8 +173,11 @@ def _carry_out(order: Order, find_run: Callable[[], RunDir | None]) -> int:
     return _as_main(case, Backend(plan.device), run)
 
 
-def _work(order: Order, hardware: Hardware, plan: Plan, run_path: str | None) -> int:
-    """One of several processes that were launched with a plan. Does not return."""
+def _work(launched: Mapping[str, Any], *, root: Path, runs: Path, started: float) -> int:
+    """One of several processes that were launched with all that was asked and decided. Does not return."""
+    resolved = kconf.Resolved.from_json(launched["configuration"])
+    order = _order(resolved, root=root, runs=runs, started=started)
+    plan, hardware = Plan.from_json(launched["plan"]), Hardware.from_json(launched["hardware"])
     subject = open_subject(order.config, root=order.root, say=lambda _: None)
     case = Case(order=order, subject=subject, hardware=hardware, plan=plan)
     backend = open_backend(plan.device, world=plan.world)
@@ -165,7 +185,7 @@ def _work(order: Order, hardware: Hardware, plan: Plan, run_path: str | None) ->
     def main() -> int:
         if not backend.is_main:
             return _train(case, backend, SilentRecord(), None)
-        run = RunDir.open(Path(run_path)) if run_path else None
+        run = RunDir.open(Path(launched["run"])) if launched["run"] else None
         if run is not None:
             run.lock()
         return _as_main(case, backend, run)
@@ -178,12 +198,26 @@ def _work(order: Order, hardware: Hardware, plan: Plan, run_path: str | None) ->
 
 def _plan(order: Order, subject: Subject, hardware: Hardware, run: RunDir | None) -> Plan:
     """The plan for this machine; that of an interrupted run, if the machine is the one it was made for."""
-    plan = apply_hyperparams(order.config, hardware=hardware, facts=subject.facts)
-    if run is not None and _same_machine(Hardware.from_json(run.read_json("hardware")), hardware):
-        # Another cut into micro-batches is the same mathematics, but not the same bits.
-        plan = Plan.from_json(run.read_json("plan"))
+    plan = None
+    # Another cut into micro-batches would be the same mathematics, but not the same bits.
+    if run is not None and _same_machine(_stored(run, "hardware", Hardware.from_json), hardware):
+        plan = _stored(run, "plan", Plan.from_json)
+        _say(f"Plan of {run.path}, for it was made for this machine")
+    if plan is None:
+        plan = apply_hyperparams(order.config, hardware=hardware, facts=subject.facts)
     show(plan, sys.stdout)
     return plan
+
+
+def _stored(run: RunDir, name: str, read: Callable[[Mapping[str, Any]], T]) -> T:
+    try:
+        return read(run.read_json(name))
+    except (TypeError, KeyError) as error:
+        raise ToolkitError(
+            f"the {name} of {run.path} cannot be read",
+            why=f"it was written by another version ({error})",
+            todo="start again with make train CONFIG_RESUME_NEVER=y",
+        ) from error
 
 
 def _same_machine(one: Hardware, other: Hardware) -> bool:
@@ -202,6 +236,9 @@ def _as_main(case: Case, backend: Backend, interrupted: RunDir | None) -> int:
         run, Console(run.log), started=case.order.started, keep_last=case.order.config.keep_last
     )
     record.say(f"{'Going on with' if interrupted else 'Run'} {run.path}")
+    if interrupted is not None:
+        for name, content in _of_this_machine(case).items():
+            run.write(name, content)
     try:
         return _train(case, backend, record, interrupted)
     except Stopped as stopped:
@@ -216,11 +253,20 @@ def _as_main(case: Case, backend: Backend, interrupted: RunDir | None) -> int:
 
 def _train(case: Case, backend: Backend, record: Record, interrupted: RunDir | None) -> int:
     config = case.order.config
-    job = make_job(config, case.plan, case.subject, hardware=case.hardware, backend=backend, record=record)
-    progress = _restore(job, interrupted)
-    record.begin(progress.step, job.budget.total_steps)
-    with job.train_loader, job.eval_loader:
-        result = loop.train(job, progress)
+    try:
+        job = make_job(
+            config, case.plan, case.subject, hardware=case.hardware, backend=backend, record=record
+        )
+        progress = _restore(job, interrupted)
+        record.begin(progress.step, job.budget.total_steps)
+        with job.train_loader, job.eval_loader:
+            result = loop.train(job, progress)
+    except (RuntimeError, MemoryError) as error:
+        # The loop deals with training itself; here it is the set-up, an evaluation or a checkpoint.
+        if not is_out_of_memory(error):
+            raise
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise ToolkitError("out of memory outside the training step", why=reason) from error
     part = evaluation_part(config, case.subject.dataset)
     record.finish(progress.step, seconds=progress.seconds, result=result, part=part)
     return 0

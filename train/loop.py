@@ -22,7 +22,7 @@ from lib.backend import Backend, is_out_of_memory
 from lib.config import Config
 from lib.data.loader import EvalLoader, TrainLoader
 from lib.ema import Ema
-from lib.errors import ToolkitError
+from lib.errors import CheckpointError, ToolkitError
 from lib.norm import commit_statistics, discard_statistics
 from lib.plan import with_smaller_micro_batch
 from lib.plan.types import Plan
@@ -30,7 +30,7 @@ from lib.schedule import learning_rate_factor
 from train.budget import Budget
 from train.record import Record
 from train.stop import Stopped, StopRequest
-from train.task import Forward, Sums, Task
+from train.task import Forward, Sums, Task, Totals
 
 
 @dataclass(slots=True, kw_only=True)
@@ -63,32 +63,6 @@ class Progress:
     step: int = 0  # optimizer steps made
     seconds: float = 0.0  # spent training, without evaluation and saving
     best: float = -math.inf  # best evaluation of task.metric
-
-
-class Totals:
-    """Sums on the device, taken together when they are read: that makes the device finish its work."""
-
-    def __init__(self) -> None:
-        self._parts: list[Sums] = []
-
-    def add(self, sums: Sums) -> None:
-        # Without the graph that made it: its tensors would live as long as the sum.
-        self._parts.append(dataclasses.replace(sums, loss=sums.loss.detach()))
-
-    def means(self, backend: Backend) -> dict[str, float]:
-        """Means over all ranks' counts, on the host; also the count itself."""
-        # Sums over a whole evaluation outgrow fp32, which is all that MPS has.
-        dtype = torch.float32 if backend.kind == "mps" else torch.float64
-        names = ["loss", *self._parts[0].metrics]
-        columns = [
-            [torch.as_tensor(part.count, device=part.loss.device) for part in self._parts],
-            [part.loss for part in self._parts],
-            *([part.metrics[name] for part in self._parts] for name in names[1:]),
-        ]
-        packed = torch.stack([torch.stack(column).to(dtype).sum() for column in columns])
-        backend.all_reduce_sum(packed)
-        total, *sums = packed.tolist()
-        return {"count": total} | {name: value / total for name, value in zip(names, sums, strict=True)}
 
 
 def train(job: Job, progress: Progress) -> dict[str, float]:
@@ -130,7 +104,8 @@ def train(job: Job, progress: Progress) -> dict[str, float]:
             if better:
                 progress.best = evaluation[job.task.metric]
             if due.save or (better and job.config.keep_best):
-                job.record.save(progress.step, lambda: state_dict(job, progress), best=better)
+                best = better and job.config.keep_best
+                job.record.save(progress.step, lambda: state_dict(job, progress), best=best)
                 last_save = time.monotonic()
             if wants_stop and not last:
                 raise Stopped(int(wants_stop), progress.step)
@@ -173,18 +148,17 @@ def _reason_if_out_of_memory(error: Exception) -> str:
 
 
 def _smaller_plan(job: Job, reason: str) -> Plan:
-    advice = "lower CONFIG_BATCH_SIZE, or CONFIG_TARGET_EFFECTIVE_BATCH"
+    used, plan = job.plan.micro_batch, with_smaller_micro_batch(job.plan)
+    what = f"out of memory at micro-batch {used}"
+    if plan is None:
+        raise ToolkitError(f"{what}, and there is no smaller one", why=reason)
+    by_hand = f"set CONFIG_HYPER_PARAM_MANUAL=y CONFIG_BATCH_SIZE={plan.micro_batch}"
     if job.backend.world > 1:
         # The other ranks are waiting in the backward pass and cannot be told.
-        raise ToolkitError("out of memory on one of several devices", why=reason, todo=advice)
+        raise ToolkitError(f"{what} on one of several devices", why=reason, todo=by_hand)
     if not job.config.oom_retry:
-        raise ToolkitError("out of memory", why=reason, todo=f"{advice}, or set CONFIG_OOM_RETRY=y")
-    plan = with_smaller_micro_batch(job.plan)
-    if plan is None:
-        raise ToolkitError(f"out of memory at micro-batch {job.plan.micro_batch}, the smallest", why=reason)
-    job.record.replan(
-        plan, f"out of memory at micro-batch {job.plan.micro_batch}: going on with {plan.micro_batch}"
-    )
+        raise ToolkitError(what, why=reason, todo=by_hand)
+    job.record.replan(plan, f"{what}: going on with {plan.micro_batch}")
     return plan
 
 
@@ -341,9 +315,14 @@ def state_dict(job: Job, progress: Progress) -> dict[str, Any]:
 
 def load_state_dict(job: Job, state: Mapping[str, Any]) -> Progress:
     """Bring `job` to where `state_dict` was called and return how far that is."""
-    job.model.load_state_dict(state["model"])
-    job.optimizer.load_state_dict(state["optimizer"])
-    job.scaler.load_state_dict(state["scaler"])
-    if job.ema is not None:
-        job.ema.load_state_dict(state["ema"])
-    return Progress(**state["progress"])
+    try:
+        job.model.load_state_dict(state["model"])
+        job.optimizer.load_state_dict(state["optimizer"])
+        if job.scaler.is_enabled() and state["scaler"]:  # empty if it was saved in another precision
+            job.scaler.load_state_dict(state["scaler"])
+        if job.ema is not None:
+            job.ema.load_state_dict(state["ema"])
+        return Progress(**state["progress"])
+    except (RuntimeError, ValueError, KeyError, TypeError) as error:
+        reason = " ".join(str(error).split())
+        raise CheckpointError("the checkpoint does not fit the model of this version", why=reason) from error

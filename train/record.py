@@ -8,11 +8,9 @@ from typing import Any, Protocol
 
 from lib import checkpoint, metrics
 from lib.console import Console
-from lib.metrics import MetricsWriter
+from lib.metrics import MetricsWriter, Scalar
 from lib.plan.types import Plan
 from lib.rundir import RunDir
-
-Scalar = str | int | float | bool | None
 
 
 class Record(Protocol):

@@ -44,5 +44,5 @@ class Stopped(ToolkitError):
     def __init__(self, signal: int, step: int) -> None:
         self.step = step
         super().__init__(
-            f"stopped by signal {signal} after step {step}", todo="the same command goes on from there"
+            f"stopped by signal {signal} after step {step}", todo="make resume goes on from there"
         )

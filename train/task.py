@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import torch
 from torch import Tensor
 
+from lib.backend import Backend
 from lib.data.loader import Batch
 
 Forward = Callable[..., Any]  # a module, perhaps wrapped or compiled
@@ -23,6 +26,32 @@ class Sums:
     loss: Tensor  # scalar, differentiable in training
     count: Tensor | int  # what the loss is a sum over; an int counts samples, known without the device
     metrics: Mapping[str, Tensor]  # further sums over `count`, without gradient
+
+
+class Totals:
+    """Sums on the device, taken together when they are read: that makes the device finish its work."""
+
+    def __init__(self) -> None:
+        self._parts: list[Sums] = []
+
+    def add(self, sums: Sums) -> None:
+        # Without the graph that made it: its tensors would live as long as the sum.
+        self._parts.append(dataclasses.replace(sums, loss=sums.loss.detach()))
+
+    def means(self, backend: Backend) -> dict[str, float]:
+        """Means over all ranks' counts, on the host; also the count itself."""
+        # Sums over a whole evaluation outgrow fp32, which is all that MPS has.
+        dtype = torch.float32 if backend.kind == "mps" else torch.float64
+        names = ["loss", *self._parts[0].metrics]
+        columns = [
+            [torch.as_tensor(part.count, device=part.loss.device) for part in self._parts],
+            [part.loss for part in self._parts],
+            *([part.metrics[name] for part in self._parts] for name in names[1:]),
+        ]
+        packed = torch.stack([torch.stack(column).to(dtype).sum() for column in columns])
+        backend.all_reduce_sum(packed)
+        total, *sums = packed.tolist()
+        return {"count": total} | {name: value / total for name, value in zip(names, sums, strict=True)}
 
 
 class Task(Protocol):

@@ -36,6 +36,23 @@ class Resolved:
     minimal: str
     notices: tuple[str, ...] = ()
 
+    def to_json(self) -> dict[str, Any]:
+        """All but the notices, which were said."""
+        return {
+            "values": dict(self.values),
+            "origins": dict(self.origins),
+            "text": self.text,
+            "minimal": self.minimal,
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Resolved:
+        """What `to_json` gave, also after a way through JSON, which has lists for tuples."""
+        values = {
+            name: tuple(value) if isinstance(value, list) else value for name, value in data["values"].items()
+        }
+        return cls(**{**data, "values": values})
+
 
 def load(*, root: Path, config_file: Path, overrides: Mapping[str, str] = MappingProxyType({})) -> Resolved:
     """Load `config_file` strictly against `root`/Kconfig, then `overrides` on top (never written anywhere).

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -177,6 +178,53 @@ def test_a_resumed_run_on_two_processes_is_the_run_on_one(runner: Runner, tmp_pa
     for name, tensor in runner.weights().items():
         difference = (tensor - one.weights()[name]).abs().max()
         assert difference <= 1e-5 * tensor.abs().max().clamp(min=1), name
+
+
+def test_a_plan_is_kept_on_the_same_machine_and_made_anew_on_another(runner: Runner) -> None:
+    runner.configure("lenet5", TINY | {"CONFIG_MAX_STEPS": "4000", "CONFIG_CHECKPOINT_INTERVAL_STEPS": "10"})
+    process = runner.start("train")
+    wait_for_checkpoint(runner, process)
+    process.kill()
+    process.communicate()
+    run = runner.newest()
+
+    def resumed(name: str, changes: dict[str, Any]) -> str:
+        run.write(name, run.read_json(name) | changes)
+        process = runner.start("resume")
+        wait_for_log(runner, process, "Starting after step")
+        process.kill()
+        (run.path / "log.txt").write_text("")
+        return process.communicate()[0]
+
+    output = resumed("plan", {"micro_batch": 16, "accumulation": 4, "last_micro_batch": 16})
+    assert "for it was made for this machine" in output and "Hyperparams" not in output
+    assert run.read_json("plan")["micro_batch"] == 16
+    output = resumed("hardware", {"cpu_name": "another"})
+    assert "Hyperparams: " in output
+    assert run.read_json("hardware")["cpu_name"] != "another"
+    assert run.read_json("plan")["micro_batch"] == 64
+
+
+def test_the_same_configuration_twice_at_once_is_told(runner: Runner) -> None:
+    runner.configure(
+        "lenet5", TINY | {"CONFIG_MAX_STEPS": "100000", "CONFIG_CHECKPOINT_INTERVAL_STEPS": "20"}
+    )
+    process = runner.start("train")
+    wait_for_checkpoint(runner, process)
+    try:
+        run = runner.newest()
+        output = runner.run("resume", run.name, status=1)
+        assert f"is in use: process {process.pid} on " in output
+        second = runner.start("train")
+        while len(list(runner.runs.glob("*/*/status.json"))) < 2:
+            assert second.poll() is None, second.communicate()[0]
+            time.sleep(0.01)
+        second.kill()
+        output, _ = second.communicate()
+        assert f"{run.path} has the same configuration and is in use by process {process.pid}" in output
+    finally:
+        process.kill()
+        process.communicate()
 
 
 def test_an_unwritable_directory_of_runs_is_one_line(runner: Runner) -> None:

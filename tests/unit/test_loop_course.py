@@ -203,7 +203,7 @@ def test_a_signal_is_granted_at_the_end_of_the_step_with_a_checkpoint(
         log_interval_steps=100,
         eval_interval_steps=100,
     )
-    with pytest.raises(Stopped, match="stopped by signal 15 after step 2; the same command") as stopped:
+    with pytest.raises(Stopped, match="stopped by signal 15 after step 2; make resume") as stopped:
         train(job, Progress())
     assert stopped.value.step == 2 and stopped.value.exit_code == 75
     assert [step for step, _ in record.saved] == [2] == steps_of(record, "train")

@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from lib.errors import ConfigError
 from lib.norm import BatchNorm2d, commit_statistics, discard_statistics, set_norm_batch
 
 GROUP, EFFECTIVE = 4, 24
@@ -199,3 +200,10 @@ def test_meta_device() -> None:
         set_norm_batch(layer, GROUP)
         assert layer(torch.empty(8, 3, 5, 5)).shape == (8, 3, 5, 5)
         commit_statistics(layer)
+
+
+def test_a_batch_normalisation_of_torch_cannot_keep_the_groups() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4))
+    set_norm_batch(model, 0)
+    with pytest.raises(ConfigError, match=r"1 of the model is a BatchNorm2d of torch; build the model with"):
+        set_norm_batch(model, 8)

@@ -134,14 +134,14 @@ def test_without_discarding_them_the_running_statistics_differ(monkeypatch: pyte
 def test_pieces_stay_multiples_of_the_batch_of_normalisation() -> None:
     plan = small_plan(8, 8, norm_batch=8)
     job = cramped_job(plan, rows=4, model="resnet18", norm_batch=8)
-    with pytest.raises(ToolkitError, match="out of memory at micro-batch 8, the smallest"):
+    with pytest.raises(ToolkitError, match="out of memory at micro-batch 8, and there is no smaller one"):
         train(job, Progress())
     assert job.plan == plan and not record_of(job).plans
 
 
 def test_one_sample_that_does_not_fit_is_one_line() -> None:
     job = cramped_job(small_plan(2, 2), rows=0)
-    with pytest.raises(ToolkitError, match=r"micro-batch 1, the smallest: CUDA out of memory"):
+    with pytest.raises(ToolkitError, match=r"micro-batch 1, and there is no smaller one: CUDA out of memory"):
         train(job, Progress())
     assert [plan.micro_batch for plan in record_of(job).plans] == [1]
 
@@ -154,7 +154,7 @@ def test_an_uneven_step_is_cut_again_into_even_pieces() -> None:
 
 def test_oom_retry_off_stops_at_the_first_time() -> None:
     job = cramped_job(small_plan(8, 8), rows=4, oom_retry=False)
-    with pytest.raises(ToolkitError, match="set CONFIG_OOM_RETRY=y"):
+    with pytest.raises(ToolkitError, match="set CONFIG_HYPER_PARAM_MANUAL=y CONFIG_BATCH_SIZE=4"):
         train(job, Progress())
     assert not record_of(job).plans and not record_of(job).saved
 
