@@ -1,7 +1,9 @@
 """Residual networks (He et al. 2015, arXiv:1512.03385) for images of any size.
 
 Bottleneck blocks have their stride in the 3x3 convolution (version 1.5, Goyal et al. 2017,
-arXiv:1706.02677, section 5.1), and the last normalisation of every block starts at zero.
+arXiv:1706.02677, section 5.1). The last normalisation of a block starts at one, not at zero:
+Adam moves a weight by at most the learning rate in a step, and in a run of a hundred steps
+blocks that start switched off would stay nearly off for half of it.
 """
 
 from __future__ import annotations
@@ -39,7 +41,6 @@ class BasicBlock(nn.Module):
         self.conv2 = _convolution(channels, channels, kernel=3)
         self.norm2 = BatchNorm2d(channels)
         self.shortcut = _shortcut(channels_in, channels, stride=stride)
-        nn.init.zeros_(self.norm2.weight)
 
     def forward(self, x_NCHW: Tensor) -> Tensor:
         """(N, channels_in, H, W) -> (N, channels, H / stride, W / stride)."""
@@ -62,7 +63,6 @@ class Bottleneck(nn.Module):
         self.conv3 = _convolution(channels, channels * self.expansion, kernel=1)
         self.norm3 = BatchNorm2d(channels * self.expansion)
         self.shortcut = _shortcut(channels_in, channels * self.expansion, stride=stride)
-        nn.init.zeros_(self.norm3.weight)
 
     def forward(self, x_NCHW: Tensor) -> Tensor:
         """(N, channels_in, H, W) -> (N, 4 * channels, H / stride, W / stride)."""

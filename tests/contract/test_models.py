@@ -241,14 +241,6 @@ def test_lenet5_on_28x28_is_lenet5_on_the_same_images_with_a_border() -> None:
     torch.testing.assert_close(on_28(images), on_32(F.pad(images, (2, 2, 2, 2))))
 
 
-def test_the_last_normalisation_of_each_residual_block_starts_at_zero() -> None:
-    for name, last, blocks in (("resnet18", "norm2", 8), ("resnet50", "norm3", 16)):
-        parameters = dict(tiny(name)[0].named_parameters())
-        at_zero = [key for key, value in parameters.items() if key.endswith("weight") and not value.any()]
-        assert len(at_zero) == blocks
-        assert all(key.endswith(f"{last}.weight") for key in at_zero)
-
-
 def test_filters_start_with_the_variance_of_kaiming() -> None:
     model = build_model("resnet18", {"stem": "cifar", "width": 32}, spec_of(golden("resnet18")[1]), seed=0)
     for module in model.modules():
