@@ -108,10 +108,13 @@ def test_configuration_targets_are_thin_calls(make: Make, command: str) -> None:
 def test_training_targets(make: Make, tmp_path: Path) -> None:
     (tmp_path / ".config").touch()
     out = f"O={tmp_path}"
-    for word in ("train", "resume", "plan"):
+    for word in ("train", "plan"):
         assert make(word, out).calls == [["-m", "train", "--runs", f"{tmp_path}/runs", word]]
     assert make(out).calls == [["-m", "train", "--runs", f"{tmp_path}/runs", "train"]]
     assert make("eval", "RUN=runs/a b").calls == [["-m", "train", "--runs", "runs", "eval", "runs/a b"]]
+    best = ["-m", "train", "--runs", "runs", "eval", "--best"]
+    assert make("eval", "BEST=1").calls == [best]
+    assert make("eval", "RUN=it's", "BEST=1").calls == [[*best, "it's"]]
     assert make("plots", "RUN=x").calls == [["-m", "scripts.plots", "--runs", "runs", "x"]]
     assert make("plots", "eval", out).calls == [
         ["-m", "scripts.plots", "--runs", f"{tmp_path}/runs"],
@@ -188,15 +191,86 @@ def test_an_unknown_variable_stops_every_target(make: Make) -> None:
         assert "LR is not a variable" in done.stderr, target
 
 
+def test_a_stored_run_needs_no_configuration(make: Make, tmp_path: Path) -> None:
+    runs = ["-m", "train", "--runs", f"{tmp_path}/runs"]
+    out = f"O={tmp_path}"
+    assert make("resume", out).calls == [[*runs, "resume"]]
+    assert make("resume", out, "RUN=a b").calls == [[*runs, "resume", "a b"]]
+    assert make("eval", out).calls == [[*runs, "eval"]]
+
+
+USED_BY = {
+    "FILE": {"savedefconfig", "checkconfig"},
+    "RUN": {"resume", "eval", "plots"},
+    "BEST": {"eval"},
+    "NAME": {"new-model"},
+    "TASK": {"new-model"},
+    "CONFIG_SEED": {
+        "train",
+        "train-lenet5",
+        "plan",
+        "checkconfig",
+        "menuconfig",
+        "olddefconfig",
+        "savedefconfig",
+        "defconfig-lenet5",
+    },
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("variable", USED_BY)
+def test_a_variable_that_a_target_does_not_use_stops_it(make: Make, tree: Path, variable: str) -> None:
+    for target in user_targets():
+        (tree / ".config").touch()
+        done = make("-n", target, f"{variable}=1", cwd=tree)
+        if target in USED_BY[variable]:
+            assert done.returncode == 0, (target, done.stderr)
+            continue
+        # What make -n says it would do ends with the refusal.
+        done = make(target, f"{variable}=1", cwd=tree)
+        assert (done.returncode, done.calls) == (2, []), target
+        users = {word.replace("NAME", "lenet5") for word in done.stderr.split("it is for: ")[1].split()}
+        assert f"{variable} is not used by make {target};" in done.stderr and USED_BY[variable] <= users
+
+
+@pytest.mark.parametrize(
+    "command", ["train RUN=a", "RUN=a", "resume CONFIG_SEED=7", "eval CONFIG_SEED=7", "eval BEST=yes"]
+)
+def test_no_variable_is_dropped(make: Make, tmp_path: Path, command: str) -> None:
+    (tmp_path / ".config").touch()
+    done = make(*command.split(), f"O={tmp_path}")
+    assert (done.returncode, done.calls) == (2, [])
+    assert command.split()[-1].partition("=")[0] in done.stderr
+    assert ("keeps its configuration" in done.stderr) == ("CONFIG_SEED" in command)
+
+
+def test_one_of_several_goals_may_use_a_variable(make: Make, tmp_path: Path) -> None:
+    (tmp_path / ".config").touch()
+    done = make("train", "eval", "RUN=a", "CONFIG_SEED=7", f"O={tmp_path}")
+    assert done.returncode == 0, done.stderr
+    assert [call[4] for call in done.calls if call[1] == "train"] == ["train", "eval"]
+    assert done.calls[-1][-1] == "a"
+
+
+def test_names_of_the_environment_are_not_taken(make: Make) -> None:
+    done = make("eval", env={"RUN": "mine", "BEST": "1", "FILE": "x"})
+    assert done.calls == [["-m", "train", "--runs", "runs", "eval"]]
+    assert make("checkconfig", env={"FILE": "x"}).calls == [["scripts/kconf.py", "checkconfig"]]
+
+
 @pytest.mark.slow
 def test_symbols_on_the_command_line_are_checked_by_every_target(make: Make, tree: Path) -> None:
     """By the script that loads the configuration, or by check-variables before anything else is done."""
     (tree / ".config").touch()
     for target in user_targets():
         done = make(target, "CONFIG_TYPO=3", "KCONFIG_CONFIG=.config", cwd=tree)
-        first = done.calls[0]
-        loads = first[0] == "scripts/kconf.py" or first[-1] in {"train", "resume", "plan"}
-        assert loads, f"{target} runs {first} first"
+        if target in USED_BY["CONFIG_SEED"]:
+            first = done.calls[0]
+            loads = first[0] == "scripts/kconf.py" or first[-1] in {"train", "plan"}
+            assert loads, f"{target} runs {first} first"
+        else:
+            assert (done.returncode, done.calls) == (2, []), target
         (tree / ".config").touch()
 
 
@@ -209,7 +283,7 @@ def test_an_unknown_variable_is_named_before_anything_is_set_up(tmp_path: Path) 
 
 
 def test_without_a_configuration_training_names_the_three_ways(make: Make, tmp_path: Path) -> None:
-    for target in ("all", "train", "resume", "plan"):
+    for target in ("all", "train", "plan"):
         done = make(target, f"O={tmp_path}")
         assert done.returncode == 2
         assert done.calls == []
