@@ -32,8 +32,8 @@ from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 from lib import atomic
-from lib.config import Value
 from lib.errors import ToolkitError, os_error
+from lib.kconf.values import Value
 
 State: TypeAlias = Literal["running", "done", "failed", "preempted", "unknown"]
 

@@ -5,81 +5,13 @@ Most tests give make a recorder for PYTHON, so they see exactly what a target wo
 
 from __future__ import annotations
 
-import json
-import os
 import subprocess
-import sys
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
-
-RECORDER = """#!{python}
-import json, os, sys
-if sys.argv[1:2] == ["-c"]:
-    os.execv({python!r}, [{python!r}, *sys.argv[1:]])
-if "bootstrap_probe" in sys.argv[1]:
-    sys.exit(0)
-kept = {{k: v for k, v in os.environ.items() if k.startswith(("CONFIG_", "KCONFIG_", "GOMP_"))}}
-with open({log!r}, "a") as log:
-    print(json.dumps([sys.argv[1:], kept]), file=log)
-sys.exit(int(os.environ.get("RECORDER_EXIT", "0")))
-"""
-
-
-@dataclass
-class Recorded:
-    returncode: int
-    stderr: str
-    calls: list[list[str]] = field(default_factory=list)
-    environments: list[dict[str, str]] = field(default_factory=list)
-
-
-Make = Callable[..., Recorded]
-
-
-@pytest.fixture
-def make(tmp_path: Path) -> Make:
-    log = tmp_path / "calls"
-    recorder = tmp_path / "recorder"
-    recorder.write_text(RECORDER.format(python=sys.executable, log=str(log)))
-    recorder.chmod(0o755)
-
-    def run(*arguments: str, env: Mapping[str, str] | None = None, cwd: Path = ROOT) -> Recorded:
-        log.write_text("")
-        done = subprocess.run(
-            ["make", "--no-print-directory", "VENV=", f"PYTHON={recorder}", *arguments],
-            cwd=cwd,
-            env={**os.environ, **(env or {})},
-            capture_output=True,
-            text=True,
-        )
-        lines = [json.loads(line) for line in log.read_text().splitlines()]
-        return Recorded(
-            done.returncode, done.stderr, [call for call, _ in lines], [kept for _, kept in lines]
-        )
-
-    return run
-
-
-def make_database() -> str:
-    """Everything that make knows of the Makefile; this is also what shells complete from."""
-    command = ["make", "-npq", "__BASH_MAKE_COMPLETION__=1", ".DEFAULT"]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True).stdout
-
-
-def phony_targets() -> set[str]:
-    line = next(line for line in make_database().splitlines() if line.startswith(".PHONY:"))
-    return set(line.split()[1:])
-
-
-def defconfigs() -> set[str]:
-    return {path.name for path in (ROOT / "defconfigs").iterdir() if path.is_file()}
-
+from tests.contract.making import ROOT, Make, make_database, named_targets, user_targets
 
 CONFIGURATION_TARGETS = {
     "menuconfig": ["menuconfig"],
@@ -169,18 +101,6 @@ def test_variables_of_the_environment_are_told_apart(make: Make) -> None:
     assert set(done.environments[0]["KCONFIG_MAKE_VARIABLES"].split()) == {"VENV", "PYTHON"}
 
 
-def named_targets() -> set[str]:
-    return {
-        form for name in defconfigs() for form in (f"defconfig-{name}", f"{name}_defconfig", f"train-{name}")
-    }
-
-
-def user_targets() -> list[str]:
-    """What a user may call, with one defconfig to stand for all."""
-    internal = {"all", "variables", "symbols", "configured", "ready", "ready-dev", "always"}
-    return sorted(phony_targets() - internal - named_targets() | {"defconfig-lenet5", "train-lenet5"})
-
-
 @pytest.mark.slow
 def test_an_unknown_variable_stops_every_target(make: Make) -> None:
     """No target may run a single thing but the check that names the variable."""
@@ -197,81 +117,6 @@ def test_a_stored_run_needs_no_configuration(make: Make, tmp_path: Path) -> None
     assert make("resume", out).calls == [[*runs, "resume"]]
     assert make("resume", out, "RUN=a b").calls == [[*runs, "resume", "a b"]]
     assert make("eval", out).calls == [[*runs, "eval"]]
-
-
-USED_BY = {
-    "FILE": {"savedefconfig", "checkconfig"},
-    "RUN": {"resume", "eval", "plots"},
-    "BEST": {"eval"},
-    "NAME": {"new-model"},
-    "TASK": {"new-model"},
-    "CONFIG_SEED": {
-        "train",
-        "train-lenet5",
-        "plan",
-        "checkconfig",
-        "menuconfig",
-        "olddefconfig",
-        "savedefconfig",
-        "defconfig-lenet5",
-    },
-}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("variable", USED_BY)
-def test_a_variable_that_a_target_does_not_use_stops_it(make: Make, tree: Path, variable: str) -> None:
-    for target in user_targets():
-        (tree / ".config").touch()
-        done = make("-n", target, f"{variable}=1", cwd=tree)
-        if target in USED_BY[variable]:
-            assert done.returncode == 0, (target, done.stderr)
-            continue
-        # What make -n says it would do ends with the refusal.
-        done = make(target, f"{variable}=1", cwd=tree)
-        assert (done.returncode, done.calls) == (2, []), target
-        users = {word.replace("NAME", "lenet5") for word in done.stderr.split("it is for: ")[1].split()}
-        assert f"{variable} is not used by make {target};" in done.stderr and USED_BY[variable] <= users
-
-
-@pytest.mark.parametrize(
-    "command", ["train RUN=a", "RUN=a", "resume CONFIG_SEED=7", "eval CONFIG_SEED=7", "eval BEST=yes"]
-)
-def test_no_variable_is_dropped(make: Make, tmp_path: Path, command: str) -> None:
-    (tmp_path / ".config").touch()
-    done = make(*command.split(), f"O={tmp_path}")
-    assert (done.returncode, done.calls) == (2, [])
-    assert command.split()[-1].partition("=")[0] in done.stderr
-    assert ("keeps its configuration" in done.stderr) == ("CONFIG_SEED" in command)
-
-
-def test_one_of_several_goals_may_use_a_variable(make: Make, tmp_path: Path) -> None:
-    (tmp_path / ".config").touch()
-    done = make("train", "eval", "RUN=a", "CONFIG_SEED=7", f"O={tmp_path}")
-    assert done.returncode == 0, done.stderr
-    assert [call[4] for call in done.calls if call[1] == "train"] == ["train", "eval"]
-    assert done.calls[-1][-1] == "a"
-
-
-def test_names_of_the_environment_are_not_taken(make: Make) -> None:
-    done = make("eval", env={"RUN": "mine", "BEST": "1", "FILE": "x"})
-    assert done.calls == [["-m", "train", "--runs", "runs", "eval"]]
-    assert make("checkconfig", env={"FILE": "x"}).calls == [["scripts/kconf.py", "checkconfig"]]
-
-
-@pytest.mark.slow
-def test_symbols_on_the_command_line_are_checked_by_every_target(make: Make, tree: Path) -> None:
-    """By the script that loads the configuration, or by check-variables before anything else is done."""
-    (tree / ".config").touch()
-    for target in user_targets():
-        done = make(target, "CONFIG_TYPO=3", "KCONFIG_CONFIG=.config", cwd=tree)
-        if target in USED_BY["CONFIG_SEED"]:
-            first = done.calls[0]
-            loads = first[0] == "scripts/kconf.py" or first[-1] in {"train", "plan"}
-            assert loads, f"{target} runs {first} first"
-        else:
-            assert (done.returncode, done.calls) == (2, []), target
-        (tree / ".config").touch()
 
 
 def test_an_unknown_variable_is_named_before_anything_is_set_up(tmp_path: Path) -> None:
