@@ -6,15 +6,15 @@ VENV ?= .venv
 GOMP_SPINCOUNT ?= 10000
 KCONFIG_CONFIG ?= $(if $(O),$(O)/.config,.config)
 
-# Threads that wait for work spin this long before they sleep. The default of GNU OpenMP spins so
-# long that a training step on a shared machine can take a hundred times its quiet time.
+# Threads that wait for work spin this long before they sleep. By default those of GNU OpenMP spin
+# for milliseconds, which other programs on a shared machine, and so the threads they wait for, lack.
 export GOMP_SPINCOUNT
 export KCONFIG_CONFIG
 
 # Make hands variables of its command line to every program byte for byte (a dollar sign is
 # written $$). Their names tell them from what the environment happens to hold.
 KCONFIG_MAKE_VARIABLES := $(foreach name,$(.VARIABLES),$(if $(filter command,$(origin $(name))),$(name)))
-KCONFIG_MAKE_KNOWN := PYTHON VENV O V KCONFIG_CONFIG GOMP_SPINCOUNT FILE RUN NAME TASK
+KCONFIG_MAKE_KNOWN := PYTHON VENV O V KCONFIG_CONFIG GOMP_SPINCOUNT FILE RUN BEST NAME TASK
 export KCONFIG_MAKE_VARIABLES
 export KCONFIG_MAKE_KNOWN
 
@@ -24,9 +24,25 @@ RUNS := $(if $(O),$(O)/runs,runs)
 PY := $(if $(VENV),$(VENV)/bin/python,$(PYTHON))
 KCONF = $(Q)$(PY) scripts/kconf.py
 TRAIN = $(Q)$(PY) -m train --runs $(call quote,$(RUNS))
+# These count on the command line alone: NAME and the like mean other things in an environment.
+given = $(if $(filter command,$(origin $(1))),$(if $($(1)),$(call quote,$($(1)))))
 
 NAMES := $(filter-out fragments sweeps %~,$(notdir $(wildcard defconfigs/*)))
 UNKNOWN := $(filter-out $(KCONFIG_MAKE_KNOWN) CONFIG_%,$(KCONFIG_MAKE_VARIABLES))
+
+# The goals that use a variable; what is not here concerns every goal.
+GOALS := $(or $(MAKECMDGOALS),all)
+USE_FILE := savedefconfig checkconfig
+USE_RUN := resume eval plots
+USE_BEST := eval
+USE_NAME := new-model
+USE_TASK := new-model
+# Those that write a configuration say that CONFIG_ variables are for runs.
+USE_CONFIG := train train-% plan checkconfig menuconfig olddefconfig savedefconfig defconfig-% %_defconfig all
+used_by = $(USE_$(if $(filter CONFIG_%,$(1)),CONFIG,$(1)))
+unused = $(if $(filter $(used_by),$(GOALS)),,$(1))
+LIMITED := $(filter FILE RUN BEST NAME TASK CONFIG_%,$(KCONFIG_MAKE_VARIABLES))
+UNUSED := $(firstword $(foreach name,$(LIMITED),$(call unused,$(name))))
 
 # One goal after the other, so that make -j defconfig-lenet5 train means what it says.
 .NOTPARALLEL:
@@ -47,7 +63,7 @@ menuconfig olddefconfig list-defconfigs: ready
 	$(KCONF) $@
 
 savedefconfig checkconfig: ready
-	$(KCONF) $@ $(if $(FILE),$(call quote,$(FILE)))
+	$(KCONF) $@ $(call given,FILE)
 
 # The static rules are what a shell completes; the pattern takes A+B and answers a wrong name.
 DEFCONFIGS := $(addprefix defconfig-,$(NAMES)) $(addsuffix _defconfig,$(NAMES))
@@ -63,19 +79,23 @@ defconfig-%: ready
 ##@ Training
 ## train: train the configured model; goes on with the same run if it was interrupted
 ## train-NAME: configure NAME in its own directory build/NAME, or O=, and train
-## resume: go on with the newest interrupted run
-## eval: evaluate the newest run, or RUN=
+## resume: go on with the newest interrupted run, or with RUN=
+## eval: evaluate the newest run, or RUN=; BEST=1 takes its best checkpoint
 ## plots: draw the curves of the newest run, or of RUN=
 ## plan: show what would be decided for this machine, and why
 ## bench: compare the training loop with a bare one
-train resume plan: configured ready
+train plan: configured ready
 	$(TRAIN) $@
 
+# A stored run brings its own configuration.
+resume: ready symbols
+	$(TRAIN) $@ $(call given,RUN)
+
 eval: ready symbols
-	$(TRAIN) $@ $(if $(RUN),$(call quote,$(RUN)))
+	$(TRAIN) $@ $(if $(call given,BEST),--best) $(call given,RUN)
 
 plots: ready symbols
-	$(Q)$(PY) -m scripts.plots --runs $(call quote,$(RUNS)) $(if $(RUN),$(call quote,$(RUN)))
+	$(Q)$(PY) -m scripts.plots --runs $(call quote,$(RUNS)) $(call given,RUN)
 
 bench: ready symbols
 	$(Q)$(PY) -m scripts.bench
@@ -111,7 +131,7 @@ check: ready-dev symbols
 	$(Q)$(PY) -m mypy
 
 new-model: ready symbols
-	$(Q)$(PY) -m scripts.new_model $(call quote,$(NAME)) $(call quote,$(TASK))
+	$(Q)$(PY) -m scripts.new_model $(or $(call given,NAME),'') $(or $(call given,TASK),'')
 
 ##@ Housekeeping
 ## clean: remove caches
@@ -150,12 +170,21 @@ help: symbols
 
 # A variable that nothing reads (make train LR=3) stops every target, whatever it is. The script
 # knows the symbols and suggests one; before there is a Python environment make says it alone.
+# Nor is one that the goals do not use taken and dropped.
 CHECK = @if $(PY) -c 'import kconfiglib' 2>/dev/null; then $(PY) scripts/kconf.py check-variables; fi
 variables:
 ifneq ($(UNKNOWN),)
 	$(CHECK)
 	@echo 'error: $(firstword $(UNKNOWN)) is not a variable of this Makefile;' \
 	      'a symbol of the configuration is given as CONFIG_NAME=value' >&2; exit 2
+endif
+ifneq ($(UNUSED),)
+	@printf 'error: %s is not used by make %s; it is for: %s%s\n' $(call quote,$(UNUSED)) $(call quote,$(GOALS)) \
+	      $(call quote,$(subst %,NAME,$(call used_by,$(UNUSED)))) \
+	      $(if $(filter CONFIG_%,$(UNUSED)),$(if $(filter $(USE_RUN),$(GOALS)),'; a stored run keeps its configuration')) >&2; exit 2
+endif
+ifneq ($(filter-out '1',$(call given,BEST)),)
+	@echo 'error: BEST is 1, or left out for the newest checkpoint' >&2; exit 2
 endif
 
 # What loads the configuration checks CONFIG_ names itself; the other targets check them here.

@@ -16,11 +16,10 @@ import typing
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, TypeAlias
+from typing import Literal
 
 from lib.errors import ConfigError
-
-Value: TypeAlias = bool | int | float | str | tuple[int, ...] | tuple[float, ...] | None
+from lib.kconf.values import Value
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,8 +28,8 @@ class Config:
 
     # Model
     model: str
-    table_scale: float
-    recommended_target: int
+    table_scale: float | None  # None where the model's Kconfig gives none
+    recommended_target: int | None
     model_options: Mapping[str, Value]  # the model's own symbols, without their prefix
 
     # Data
@@ -97,8 +96,8 @@ class Config:
 
     @property
     def target(self) -> int:
-        """The effective batch asked for: TARGET_EFFECTIVE_BATCH, or the model's recommendation."""
-        return self.target_effective_batch or self.recommended_target
+        """The effective batch asked for: TARGET_EFFECTIVE_BATCH, the model's recommendation, or 0."""
+        return self.target_effective_batch or self.recommended_target or 0
 
     def data_path(self, root: Path) -> Path:
         """DATA_DIR as an absolute path; a relative one starts at the source tree `root`."""
@@ -108,7 +107,8 @@ class Config:
 def config_from_values(values: Mapping[str, Value]) -> Config:
     """Build the typed view from symbol values (bool, int, float, str, tuple; None = hidden).
 
-    Raises ConfigError where a symbol that must have a value has none.
+    Raises ConfigError where a symbol that must have a value has none, and for what Kconfig, which cannot
+    compare fractions, lets through: Nesterov without momentum.
     """
     model = values.get("MODEL")
     if not isinstance(model, str) or not model:
@@ -124,6 +124,11 @@ def config_from_values(values: Mapping[str, Value]) -> Config:
                 f"CONFIG_{field.name.upper()} has no value", why=f"model {model} and its data need one"
             )
         fields[field.name] = value
+    if values["NESTEROV"] and values["MOMENTUM"] == 0:
+        raise ConfigError(
+            "CONFIG_NESTEROV=y needs a momentum above 0, and CONFIG_MOMENTUM is 0",
+            todo="raise CONFIG_MOMENTUM or set CONFIG_NESTEROV=n",
+        )
     prefix = model.upper() + "_"
     own = {name.removeprefix(prefix): value for name, value in values.items() if name.startswith(prefix)}
     fields["model_options"] = types.MappingProxyType({name.lower(): value for name, value in own.items()})

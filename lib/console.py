@@ -9,7 +9,8 @@ from __future__ import annotations
 import codecs
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
 TERMINAL_INTERVAL_SECONDS = 0.25
 PLAIN_INTERVAL_SECONDS = 10.0
+PLAIN_DOWNLOAD_INTERVAL_SECONDS = 5.0
 
 # What the project writes outside ASCII, for an output that has only that.
 _PLAIN = {"×": "x", "→": "->", "≤": "<=", "≥": ">=", "…": "...", "–": "-", "—": "-", "·": "-"}
@@ -33,11 +35,10 @@ class Console:
     """The voice of one process.
 
     log_path:  file that `say` appends to, with the time; None for none.
-    quiet:     print nothing; for all ranks but the first.
     """
 
-    def __init__(self, log_path: Path | None = None, *, quiet: bool = False) -> None:
-        self._log_path, self._quiet = log_path, quiet
+    def __init__(self, log_path: Path | None = None) -> None:
+        self._log_path = log_path
         self._display: _Display | None = None
         self._next_seconds = float("inf")  # when the next progress line is due, on the monotonic clock
 
@@ -47,15 +48,12 @@ class Console:
         A log that cannot be written is told once and then left: it is a copy. Raises
         ToolkitError where standard output cannot be written, BrokenPipeError where its reader left.
         """
-        if not self._quiet:
-            (self._display.print if self._display else _print)(text)
+        (self._display.print if self._display else _print)(text)
         self._log(text)
 
     def start(self, total_steps: int | None, *, description: str) -> None:
         """Begin a progress line. `total_steps` is None where the budget is in seconds."""
         assert self._display is None, "started already"
-        if self._quiet:
-            return
         self._display = _display(description, total_steps)
         self._next_seconds = time.monotonic()
 
@@ -93,6 +91,31 @@ class Console:
             print(f"warning: {os_error('write', error)}; going on without the log", file=sys.stderr)
 
 
+@contextmanager
+def download_progress() -> Iterator[Callable[[str, int, int], None]]:
+    """A display of downloads: what it gives takes a file's name, its bytes so far and in all (0: unknown).
+
+    On a terminal it is a line that goes when the block ends, elsewhere a plain line every five seconds.
+    """
+    display = _display("", None)
+    is_plain = isinstance(display, _Lines)
+    interval = PLAIN_DOWNLOAD_INTERVAL_SECONDS if is_plain else TERMINAL_INTERVAL_SECONDS
+    due = time.monotonic() + (interval if is_plain else 0.0)  # that it begins was said in a line already
+
+    def show(name: str, done: int, total: int) -> None:
+        nonlocal due
+        if time.monotonic() < due:
+            return
+        size = f"{done / 1e6:.1f} of {total / 1e6:.1f} MB" if total else f"{done / 1e6:.1f} MB"
+        display.draw(name, done / total if total else None, [size])
+        due = time.monotonic() + interval
+
+    try:
+        yield show
+    finally:
+        display.close()
+
+
 class _Display(Protocol):
     interval_seconds: float
 
@@ -100,6 +123,7 @@ class _Display(Protocol):
     def show(
         self, step: int, values: Mapping[str, float], fraction: float, samples_per_second: float
     ) -> None: ...
+    def draw(self, head: str, fraction: float | None, parts: list[str]) -> None: ...
     def close(self) -> None: ...
 
 
@@ -129,9 +153,11 @@ class _Lines:
         self, step: int, values: Mapping[str, float], fraction: float, samples_per_second: float
     ) -> None:
         total = f"/{self._total_steps}" if self._total_steps else ""
-        parts = [f"{self._description} {fraction:4.0%}", f"step {step}{total}", *_numbers(values)]
-        parts += [_rate(samples_per_second), self._left.text(fraction)]
-        _print(_SEPARATOR.join(filter(None, parts)))
+        parts = [f"step {step}{total}", *_numbers(values)]
+        self.draw(self._description, fraction, [*parts, _rate(samples_per_second), self._left.text(fraction)])
+
+    def draw(self, head: str, fraction: float | None, parts: list[str]) -> None:
+        _print(f"{head} {_SEPARATOR.join(filter(None, [_percent(fraction), *parts]))}")
 
     def close(self) -> None:
         """Nothing is left open."""
@@ -159,19 +185,21 @@ class _Bar:
     def show(
         self, step: int, values: Mapping[str, float], fraction: float, samples_per_second: float
     ) -> None:
+        total = f"/{self._total_steps}" if self._total_steps else ""
+        parts = [self._left.text(fraction), *_numbers(values)]
+        self.draw(self._description, fraction, [*parts, _rate(samples_per_second), f"step {step}{total}"])
+
+    def draw(self, head: str, fraction: float | None, parts: list[str]) -> None:
         from rich.progress_bar import ProgressBar
         from rich.table import Table
         from rich.text import Text
 
         width, encoding = self._terminal.width, self._terminal.encoding
         bar_width = min(max(width // 6, 6), 30)
-        head = self._description[: width // 4] if width >= _ROOMY_COLUMNS else ""
-        total = f"/{self._total_steps}" if self._total_steps else ""
-        parts = [f"{fraction:4.0%}", self._left.text(fraction), *_numbers(values)]
-        parts += [_rate(samples_per_second), f"step {step}{total}"]
-        tail = _fit(list(filter(None, parts)), width - len(head) - bar_width - 2)
+        head = head[: width // 4] if width >= _ROOMY_COLUMNS else ""
+        tail = _fit(list(filter(None, [_percent(fraction), *parts])), width - len(head) - bar_width - 2)
         line = Table.grid(padding=(0, 1, 0, 0))
-        bar = ProgressBar(total=1.0, completed=fraction, width=bar_width)
+        bar = ProgressBar(total=1.0, completed=fraction or 0.0, width=bar_width)
         line.add_row(
             Text(_encodable(head, encoding), no_wrap=True),
             bar,
@@ -202,6 +230,10 @@ def _duration(seconds: float) -> str:
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+def _percent(fraction: float | None) -> str:
+    return "" if fraction is None else f"{fraction:4.0%}"
 
 
 def _numbers(values: Mapping[str, float]) -> list[str]:

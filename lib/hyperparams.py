@@ -32,7 +32,7 @@ class ForeignConfig:
     """What planning reads (`lib.plan.asked.Asked`), taken from an object that is no Config."""
 
     model: str
-    table_scale: float
+    table_scale: float | None
     recommended_target: int
     target_effective_batch: int
     hyper_param: Literal["auto", "manual"]

@@ -54,7 +54,7 @@ class BatchNorm2d(nn.BatchNorm2d):
             return self._normalise_group(input)
         if torch.compiler.is_compiling():
             return self._normalise_groups_at_once(input)
-        # Reading views and one copy at the end: several times faster in eager mode than the
+        # Reading views and one copy at the end: faster in eager mode than the
         # broadcast below, and a group's result has the same bits in whatever company it comes.
         return torch.cat([self._normalise_group(group) for group in torch.split(input, self.norm_batch)])
 

@@ -7,8 +7,6 @@ from typing import Literal
 import torch
 from torch import nn
 
-from lib.errors import ConfigError
-
 FUSED_DEVICES = frozenset({"cpu", "cuda", "mps"})  # "cuda" is ROCm's name in torch, too
 
 
@@ -28,17 +26,12 @@ def make_optimizer(
 
     Two groups: parameters of two or more dimensions, which decay, and the others (biases,
     normalisation), which do not. `learning_rate` is stored as it is given. What the rule
-    does not use is None. Raises ConfigError for Nesterov without momentum.
+    does not use is None.
     """
     groups = _groups(model, weight_decay)
     fused = all(parameter.device.type in FUSED_DEVICES for parameter in model.parameters())
     if name == "sgd":
         assert momentum is not None
-        if nesterov and momentum == 0:
-            raise ConfigError(
-                "CONFIG_NESTEROV needs a momentum above 0, and CONFIG_MOMENTUM is 0",
-                todo="raise CONFIG_MOMENTUM or set CONFIG_NESTEROV=n",
-            )
         sgd = torch.optim.SGD(groups, lr=learning_rate, momentum=momentum, nesterov=nesterov, fused=fused)
         if momentum:
             _start_at_rest(sgd)

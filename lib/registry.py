@@ -12,9 +12,9 @@ from typing import Any, Protocol, cast
 import torch
 from torch import nn
 
-from lib.config import Value
 from lib.data.types import ImageSpec
 from lib.errors import ConfigError
+from lib.kconf.values import Value
 
 MODELS_DIR = Path(__file__).resolve().parents[1] / "models"
 

@@ -20,8 +20,8 @@ def learning_rate_factor(
 ) -> float:
     """What the peak learning rate is multiplied by at `progress`: rise(p) * fall(p), in (0, 1].
 
-    progress: steps taken / steps in all, or seconds spent / seconds in all, so 0 in the first
-    step. Above 1 (a budget of seconds is overrun by part of a step) it counts as 1, where the
+    progress: (s + 0.5) / steps in all for the step after s others, its middle, or seconds spent /
+    seconds in all. Above 1 (a budget of seconds is overrun by part of a step) it counts as 1, where the
     factor may be 0. With w = warmup_fraction and q = (p - w) / (1 - w):
 
     rise(p) = r + (1 - r) * s(p / w) for p < w, else 1; r = FIRST_RATIO, s(x) = x, or

@@ -48,8 +48,14 @@ check_only() { # one interpreter start where all is well: this runs before every
 	fail "$python lacks what $requirements asks for: $(printf '%s' "$faults" | tr '\n' ',' | sed 's/,/, /g'); install it yourself, or leave out VENV= to have an environment made"
 }
 
+locked() { # INTERPRETER: is there a lock for it?
+	"$1" -c 'import sys; raise SystemExit(sys.version_info[:2] >= (3, 14))'
+}
+
 create() {
 	check_python "$python"
+	locked "$python" ||
+		fail "$python is Python $(version_of "$python"), requirements.lock is for 3.11 to 3.13; name one of these with make PYTHON=..., or use what you installed yourself with make VENV="
 	say "making $venv with Python $(version_of "$python") (once)"
 	options=
 	if has_torch "$python"; then

@@ -11,7 +11,8 @@ from typing import Any
 
 import kconfiglib
 
-from lib.config import Config, Value, config_from_values
+from lib.config import Config, config_from_values
+from lib.kconf.values import Value
 from lib.plan.types import Hardware, ModelFacts
 
 ROOT = Path(__file__).resolve().parents[1]

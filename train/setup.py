@@ -151,7 +151,9 @@ def _loaders(
 ) -> tuple[TrainLoader, EvalLoader]:
     dataset = subject.dataset
     free_bytes = min(device.free_bytes for device in hardware.devices[: plan.world])
-    placement, reason = choose_placement(config.data_placement, part=dataset.train, free_bytes=free_bytes)
+    placement, reason = choose_placement(
+        config.data_placement, parts=(dataset.train, dataset.test), free_bytes=free_bytes
+    )
     record.say(f"Data: {dataset.source}; {placement}: {reason}")
     delivery = Delivery(
         device=backend.device,

@@ -1,6 +1,5 @@
 """Data sets, their order and their way to the device. Downloading and decoding are imported when used."""
 
-from lib.data.augment import augment
 from lib.data.loader import Batch, Delivery, EvalLoader, TrainLoader, choose_placement
 from lib.data.opening import NAMES, open_dataset
 from lib.data.order import epoch_order, sample_stream, subset
@@ -15,7 +14,6 @@ __all__ = [
     "ImageSpec",
     "Part",
     "TrainLoader",
-    "augment",
     "choose_placement",
     "epoch_order",
     "open_dataset",

@@ -40,9 +40,10 @@ class BinarySet:
     spec: ImageSpec
     folders: tuple[str, ...]
     train: tuple[str, ...]  # files of the training part, any of which will do
-    test: tuple[str, ...]  # files of the test part, the first of which is taken
+    test: tuple[str, ...]  # files of the test part, whole or in part, the first of which is taken
     label_bytes: int
     train_size: int  # of the whole training part
+    test_size: int
     remote: Remote
 
 
@@ -136,9 +137,10 @@ BINARY_SETS = {
         ),
         ("cifar10", "cifar10/cifar-10-batches-bin", "", "cifar-10-batches-bin"),
         tuple(f"data_batch_{number}.bin" for number in range(1, 6)),
-        ("test_batch.bin", "test_first1000.bin"),
+        ("test_batch.bin", "test_first1000.bin"),  # the second is ours: a part, and said to be one
         1,
         50_000,
+        10_000,
         Remote(
             "cifar-10-binary.tar.gz",
             "c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd",
@@ -161,6 +163,7 @@ BINARY_SETS = {
         ("test.bin",),
         2,
         50_000,
+        10_000,
         Remote(
             "cifar-100-binary.tar.gz",
             "58a81ae192c23a4be8b1804d68e518ed807d710a4eb253b1f2a199162a40d8ec",

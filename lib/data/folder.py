@@ -1,6 +1,6 @@
 """A folder of images in the layout of ImageNet: train/CLASS/*.jpg and val/CLASS/*.jpg.
 
-Decoding costs a thousand times more than reading pixels, so every image is decoded once, resized and
+Decoding costs far more than reading pixels, so every image is decoded once, resized and
 packed into one file of bytes, which is then read through a memory map.
 """
 

@@ -5,17 +5,14 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from lib.console import download_progress
 from lib.data import cifar, idx
 from lib.data.catalogue import BINARY_SETS, IDX_FILES, IDX_SETS, MNIST_CONTENT, BinarySet, IdxSet, Remote
 from lib.data.embedded import NAMES as EMBEDDED
 from lib.data.embedded import open_embedded
 from lib.data.types import Dataset, Part
 from lib.errors import DataError
-
-if TYPE_CHECKING:
-    from lib.data.download import Progress
 
 NAMES = (*EMBEDDED, *IDX_SETS, *BINARY_SETS, "image_folder")
 
@@ -28,15 +25,14 @@ def open_dataset(
     download: bool,
     say: Callable[[str], None],
     image_size: int = 0,
-    progress: Progress | None = None,
 ) -> Dataset:
     """Open the data set `name` (one of NAMES).
 
     Files are looked for in `data_dir` and in a folder of the set's name in it, and fetched to the
     latter if they are missing and `download` is true. What is generated or packed is kept in
     `cache_dir`. image_size: height and width of packed images, for image_folder only. `say` gets
-    lines for the user; `progress` the name of a file, bytes so far and bytes in all (0: unknown).
-    Raises DataError where the set is missing or damaged, ToolkitError where the disk fails.
+    lines for the user; a download shows on standard output how far it is. Raises DataError where the
+    set is missing or damaged, ToolkitError where the disk fails.
     """
     if name in EMBEDDED:
         return open_embedded(name, cache_dir=cache_dir, say=say)
@@ -46,7 +42,7 @@ def open_dataset(
         return open_folder(data_dir, cache_dir=cache_dir, image_size=image_size, say=say)
 
     def get(remote: Remote) -> Path:
-        return _get(remote, data_dir / name, name=name, download=download, say=say, progress=progress)
+        return _get(remote, data_dir / name, name=name, download=download, say=say)
 
     if name in IDX_SETS:
         return _open_idx(IDX_SETS[name], data_dir, get)
@@ -122,9 +118,13 @@ def _open_binary(wanted: BinarySet, data_dir: Path, get: Callable[[Remote], Path
     classes = wanted.spec.classes
     train = cifar.read_records(train_files, label_bytes=wanted.label_bytes, classes=classes)
     test = cifar.read_records([test_file], label_bytes=wanted.label_bytes, classes=classes)
-    some = f" (of {wanted.train_size})" if train.size < wanted.train_size else ""
-    source = f"{wanted.spec.name}: {train.size}{some} + {test.size} images from {test_file.parent}"
+    sizes = f"{_share(train.size, wanted.train_size)} + {_share(test.size, wanted.test_size)}"
+    source = f"{wanted.spec.name}: {sizes} images from {test_file.parent}"
     return Dataset(wanted.spec, train, test, source)
+
+
+def _share(size: int, whole: int) -> str:
+    return f"{size} (of {whole})" if size < whole else str(size)
 
 
 def _find_binary(wanted: BinarySet, data_dir: Path) -> tuple[list[Path], Path] | None:
@@ -149,7 +149,6 @@ def _get(
     name: str,
     download: bool,
     say: Callable[[str], None],
-    progress: Progress | None,
 ) -> Path:
     """`folder`/FILE, downloaded if it is not there. Raises DataError that names the three ways out."""
     target = folder / remote.file
@@ -160,7 +159,8 @@ def _get(
         from lib.data.download import fetch
 
         try:
-            fetch(target, urls=remote.urls, sha256=remote.sha256, say=say, progress=progress)
+            with download_progress() as progress:
+                fetch(target, urls=remote.urls, sha256=remote.sha256, say=say, progress=progress)
             return target
         except DataError as error:
             reason = str(error)

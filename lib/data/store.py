@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -47,10 +46,10 @@ def open_store(
     num_workers: int,
     prefetch: int,
 ) -> Store:
-    """num_workers (0 = one per processor) and prefetch (requests kept ready) are of the stream."""
+    """num_workers, at least 1, and prefetch (requests kept ready) are of the stream."""
     if placement == "resident":
         return _Resident(part, device=device)
-    return _Stream(part, device=device, num_workers=num_workers or _processors(), prefetch=prefetch)
+    return _Stream(part, device=device, num_workers=num_workers, prefetch=prefetch)
 
 
 class _Resident:
@@ -77,12 +76,14 @@ class _Resident:
 class _Stream:
     """A few requests read ahead by threads, from memory or a memory map.
 
-    The threads only copy rows, which NumPy does without holding the interpreter lock: no torch
-    operation runs in them, so that no second pool of OpenMP threads competes with training.
+    The threads copy rows, which NumPy does without holding the interpreter lock, and for a CUDA device
+    into pinned memory. They compute nothing with torch, so that no second pool of OpenMP threads
+    competes with training.
     """
 
     def __init__(self, part: Part, *, device: torch.device, num_workers: int, prefetch: int) -> None:
-        self._part, self._device, self._prefetch = part, device, prefetch
+        self._part, self._device = part, device
+        self._ahead = max(prefetch, num_workers)  # with fewer requests than threads some would idle
         self._pool = ThreadPoolExecutor(num_workers, thread_name_prefix="data")
 
     def read(self, requests: Iterator[Request]) -> Iterator[Rows]:
@@ -90,7 +91,7 @@ class _Stream:
         try:
             for request in requests:
                 ahead.append(self._pool.submit(self._fetch, request))
-                if len(ahead) > self._prefetch:
+                if len(ahead) > self._ahead:
                     yield self._send(ahead.popleft().result())
             while ahead:
                 yield self._send(ahead.popleft().result())
@@ -111,10 +112,3 @@ class _Stream:
 
     def close(self) -> None:
         self._pool.shutdown(wait=True, cancel_futures=True)
-
-
-def _processors() -> int:
-    """Processors this process may run on; not every system can tell them from those it has."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1

@@ -2,11 +2,12 @@
 
 Kconfig has no float, list or path. A line in the help text gives a string symbol one:
 
-    Value: float, 0 < x <= 10        Value: int list, 1 <= x <= 99
+    Value: float, 0 < x <= 10        Value: int list, rising, 1 <= x <= 99
     Value: float                     Value: path
     Value: float list, x >= 0        Value: text
 
-Lists are comma-separated without spaces. A path is not empty; a text may be.
+Lists are comma-separated without spaces; in a rising one each element is more than the one before it.
+A path is not empty; a text may be.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, TypeAlias
 
 Value: TypeAlias = bool | int | float | str | tuple[int, ...] | tuple[float, ...] | None
@@ -22,7 +24,7 @@ _INT = re.compile(r"-?(?:0|[1-9][0-9]{0,18})")
 _FLOAT = re.compile(r"-?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][-+]?[0-9]+)?")
 _NUMBER = r"(-?[0-9.]+(?:[eE][-+]?[0-9]+)?)"
 _INTERVAL = rf"(?:{_NUMBER} (<=?) )?x(?: (<=?) {_NUMBER})?"
-_RULE = re.compile(rf"(?:(path|text)|(float|int)( list)?(?:, {_INTERVAL}|, x (>=?) {_NUMBER})?)")
+_RULE = re.compile(rf"(?:(path|text)|(float|int)( list(, rising)?)?(?:, {_INTERVAL}|, x (>=?) {_NUMBER})?)")
 _HELP_LINE = re.compile(r"^\s*Value: *(.*?)\s*$", re.MULTILINE)
 
 
@@ -38,6 +40,7 @@ class ValueRule:
     text: str
     kind: str  # float, int, path or text
     is_list: bool = False
+    is_rising: bool = False
     low: float = -math.inf
     low_included: bool = True
     high: float = math.inf
@@ -53,7 +56,13 @@ class ValueRule:
             return text
         if not self.is_list:
             return self._number(text)
-        return tuple(self._number(item) for item in text.split(","))
+        items = text.split(",")
+        numbers = tuple(self._number(item) for item in items)
+        if self.is_rising:
+            for before, after in pairwise(items):
+                if self._number(before) >= self._number(after):
+                    raise ValueError(f"has the element '{after}' after '{before}' (Value: {self.text})")
+        return numbers
 
     def _number(self, text: str) -> int | float:
         subject = f"has the element '{text}' that " if self.is_list else ""
@@ -81,7 +90,7 @@ def parse_rule(text: str) -> ValueRule:
     match = _RULE.fullmatch(text)
     if match is None:
         raise ValueError(f"'Value: {text}' is not understood")
-    word, number, is_list, low, low_sign, high_sign, high, only_low_sign, only_low = match.groups()
+    word, number, is_list, is_rising, low, low_sign, high_sign, high, only_low_sign, only_low = match.groups()
     if word:
         return ValueRule(text=text, kind=word)
     if only_low_sign:
@@ -90,6 +99,7 @@ def parse_rule(text: str) -> ValueRule:
         text=text,
         kind=number,
         is_list=bool(is_list),
+        is_rising=bool(is_rising),
         low=float(low) if low else -math.inf,
         low_included=not low_sign or "=" in low_sign,
         high=float(high) if high else math.inf,

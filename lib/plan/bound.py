@@ -31,8 +31,14 @@ def cpu_table_batch(*, scale: float) -> int:
 
 
 def table_bound(config: Asked, placement: Placement, *, compiled: bool) -> Decision[int]:
-    """The table's answer for this device, and how it came about."""
+    """The table's answer for this device, and how it came about. Raises PlanError without a scale."""
     scale, free = config.table_scale, placement.free_bytes
+    if scale is None:
+        raise PlanError(
+            f"the batch size of {config.model} cannot be chosen automatically",
+            why=f"models/{config.model}/Kconfig gives it no TABLE_SCALE",
+            todo="set CONFIG_HYPER_PARAM_MANUAL=y and CONFIG_BATCH_SIZE",
+        )
     tiny = f"; only {_gb(free)} is free, which may not do" if free < TINY_FREE_BYTES else ""
     scaled = f"x {scale} for {config.model}"
     if placement.device.value == "cpu":

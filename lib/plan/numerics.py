@@ -30,7 +30,10 @@ def choose_compile(config: Asked, placement: Placement) -> Decision[bool]:
         warning = f", in spite of {denied.reason}" if denied and config.compile_model else ""
         return Decision(config.compile_model, f"set by hand{warning}")
     if placement.device.value == "cpu":
-        return Decision(False, "CPU: no gain was measured, and compiling takes time")
+        return Decision(
+            False,
+            "CPU: compiling costs a short run more than it saves; CONFIG_COMPILE_MANUAL=y allows it",
+        )
     if placement.device.value == "mps":
         return Decision(False, f"GPU '{placement.name}': torch.compile is young on Apple GPUs")
     if denied:
@@ -63,7 +66,7 @@ def _automatic_precision(placement: Placement, hardware: Hardware) -> Decision[P
         case "cuda":
             return _cuda_precision(placement.capability)
         case "rocm":
-            if any(pattern in placement.name for pattern in BF16_ROCM_PATTERNS):
+            if any(pattern in placement.name.upper() for pattern in BF16_ROCM_PATTERNS):
                 return Decision("bf16", f"{placement.name} is fast at it")
             return Decision("fp32", f"{placement.name} is not among the AMD GPUs known to be fast at bf16")
         case "mps":

@@ -52,7 +52,14 @@ class Situation:
 def choose_sizes(
     config: Asked, facts: ModelFacts, placement: Placement, *, compiled: bool, even: bool
 ) -> Sizes:
-    """Raises PlanError, with the nearest targets that work, where the target cannot be kept."""
+    """Raises PlanError where there is no target, and with the nearest that work where it cannot be kept."""
+    by_hand = config.hyper_param == "manual"
+    if not config.target and not (by_hand and config.gradient_accumulation):
+        raise PlanError(
+            "CONFIG_TARGET_EFFECTIVE_BATCH=0 leaves the effective batch open",
+            why=f"models/{config.model}/Kconfig gives no RECOMMENDED_TARGET",
+            todo="set CONFIG_TARGET_EFFECTIVE_BATCH",
+        )
     norm_batch = (config.norm_batch or 0) if facts.has_batchnorm else 0
     situation = Situation(
         config=config,
@@ -62,7 +69,7 @@ def choose_sizes(
         even=even,
         norm_batch=norm_batch,
     )
-    if config.hyper_param == "manual":
+    if by_hand:
         return _manual(situation)
     return _strict(situation) if config.batch_table_strict else _automatic(situation)
 

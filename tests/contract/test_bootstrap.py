@@ -14,14 +14,16 @@ from scripts import bootstrap_probe
 ROOT = Path(__file__).resolve().parents[2]
 
 # Plays `python`: venv makes a directory, pip notes what it was given. Behaviour is set by files beside it:
-# old, torch, no-venv, pip-breaks, own-venv (it is itself in a virtual environment).
+# old, new, torch, no-venv, pip-breaks, own-venv (it is itself in a virtual environment).
 FAKE = """#!/bin/sh
 here=$(dirname "$0"); has() {{ [ -e "$here/$1" ]; }}
 case "$1 $2" in
 "-c import ensurepip"*) ! has no-venv ;;
+"-c "*"(3, 14)"*) ! has new ;;
 "-c "*version_info*) ! has old ;;
 "-c "*base_prefix*) ! has own-venv ;;
-"-c "*python_version*) if has old; then echo 3.10.1; elif has other; then echo 3.12.5; else echo 3.11.7; fi ;;
+"-c "*python_version*) if has old; then echo 3.10.1; elif has new; then echo 3.14.0
+	elif has other; then echo 3.12.5; else echo 3.11.7; fi ;;
 "-c "*) exec {python} -c "$2" ;;
 "-m venv") for dir; do :; done; echo "$*" >> {log}; mkdir -p "$dir/bin"; cp "$0" "$dir/bin/python"
 	if has pip-breaks; then touch "$dir/bin/pip-breaks"; fi
@@ -169,6 +171,14 @@ def test_an_old_python_is_named(bootstrap: Bootstrap) -> None:
     assert done.returncode == 2
     assert "is Python 3.10.1, 3.11 or later is needed" in done.stderr
     assert not bootstrap.venv.exists()
+
+
+def test_a_python_without_a_lock_is_refused_before_anything_is_made(bootstrap: Bootstrap) -> None:
+    bootstrap.has("new")
+    done = bootstrap()
+    assert done.returncode == 2 and not bootstrap.venv.exists()
+    assert "is Python 3.14.0, requirements.lock is for 3.11 to 3.13" in done.stderr
+    assert "PYTHON=" in done.stderr and "VENV=" in done.stderr
 
 
 def test_a_missing_python_is_named(bootstrap: Bootstrap) -> None:

@@ -5,81 +5,13 @@ Most tests give make a recorder for PYTHON, so they see exactly what a target wo
 
 from __future__ import annotations
 
-import json
-import os
 import subprocess
-import sys
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
-
-RECORDER = """#!{python}
-import json, os, sys
-if sys.argv[1:2] == ["-c"]:
-    os.execv({python!r}, [{python!r}, *sys.argv[1:]])
-if "bootstrap_probe" in sys.argv[1]:
-    sys.exit(0)
-kept = {{k: v for k, v in os.environ.items() if k.startswith(("CONFIG_", "KCONFIG_", "GOMP_"))}}
-with open({log!r}, "a") as log:
-    print(json.dumps([sys.argv[1:], kept]), file=log)
-sys.exit(int(os.environ.get("RECORDER_EXIT", "0")))
-"""
-
-
-@dataclass
-class Recorded:
-    returncode: int
-    stderr: str
-    calls: list[list[str]] = field(default_factory=list)
-    environments: list[dict[str, str]] = field(default_factory=list)
-
-
-Make = Callable[..., Recorded]
-
-
-@pytest.fixture
-def make(tmp_path: Path) -> Make:
-    log = tmp_path / "calls"
-    recorder = tmp_path / "recorder"
-    recorder.write_text(RECORDER.format(python=sys.executable, log=str(log)))
-    recorder.chmod(0o755)
-
-    def run(*arguments: str, env: Mapping[str, str] | None = None, cwd: Path = ROOT) -> Recorded:
-        log.write_text("")
-        done = subprocess.run(
-            ["make", "--no-print-directory", "VENV=", f"PYTHON={recorder}", *arguments],
-            cwd=cwd,
-            env={**os.environ, **(env or {})},
-            capture_output=True,
-            text=True,
-        )
-        lines = [json.loads(line) for line in log.read_text().splitlines()]
-        return Recorded(
-            done.returncode, done.stderr, [call for call, _ in lines], [kept for _, kept in lines]
-        )
-
-    return run
-
-
-def make_database() -> str:
-    """Everything that make knows of the Makefile; this is also what shells complete from."""
-    command = ["make", "-npq", "__BASH_MAKE_COMPLETION__=1", ".DEFAULT"]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True).stdout
-
-
-def phony_targets() -> set[str]:
-    line = next(line for line in make_database().splitlines() if line.startswith(".PHONY:"))
-    return set(line.split()[1:])
-
-
-def defconfigs() -> set[str]:
-    return {path.name for path in (ROOT / "defconfigs").iterdir() if path.is_file()}
-
+from tests.contract.making import ROOT, Make, make_database, named_targets, user_targets
 
 CONFIGURATION_TARGETS = {
     "menuconfig": ["menuconfig"],
@@ -108,10 +40,13 @@ def test_configuration_targets_are_thin_calls(make: Make, command: str) -> None:
 def test_training_targets(make: Make, tmp_path: Path) -> None:
     (tmp_path / ".config").touch()
     out = f"O={tmp_path}"
-    for word in ("train", "resume", "plan"):
+    for word in ("train", "plan"):
         assert make(word, out).calls == [["-m", "train", "--runs", f"{tmp_path}/runs", word]]
     assert make(out).calls == [["-m", "train", "--runs", f"{tmp_path}/runs", "train"]]
     assert make("eval", "RUN=runs/a b").calls == [["-m", "train", "--runs", "runs", "eval", "runs/a b"]]
+    best = ["-m", "train", "--runs", "runs", "eval", "--best"]
+    assert make("eval", "BEST=1").calls == [best]
+    assert make("eval", "RUN=it's", "BEST=1").calls == [[*best, "it's"]]
     assert make("plots", "RUN=x").calls == [["-m", "scripts.plots", "--runs", "runs", "x"]]
     assert make("plots", "eval", out).calls == [
         ["-m", "scripts.plots", "--runs", f"{tmp_path}/runs"],
@@ -166,18 +101,6 @@ def test_variables_of_the_environment_are_told_apart(make: Make) -> None:
     assert set(done.environments[0]["KCONFIG_MAKE_VARIABLES"].split()) == {"VENV", "PYTHON"}
 
 
-def named_targets() -> set[str]:
-    return {
-        form for name in defconfigs() for form in (f"defconfig-{name}", f"{name}_defconfig", f"train-{name}")
-    }
-
-
-def user_targets() -> list[str]:
-    """What a user may call, with one defconfig to stand for all."""
-    internal = {"all", "variables", "symbols", "configured", "ready", "ready-dev", "always"}
-    return sorted(phony_targets() - internal - named_targets() | {"defconfig-lenet5", "train-lenet5"})
-
-
 @pytest.mark.slow
 def test_an_unknown_variable_stops_every_target(make: Make) -> None:
     """No target may run a single thing but the check that names the variable."""
@@ -188,16 +111,12 @@ def test_an_unknown_variable_stops_every_target(make: Make) -> None:
         assert "LR is not a variable" in done.stderr, target
 
 
-@pytest.mark.slow
-def test_symbols_on_the_command_line_are_checked_by_every_target(make: Make, tree: Path) -> None:
-    """By the script that loads the configuration, or by check-variables before anything else is done."""
-    (tree / ".config").touch()
-    for target in user_targets():
-        done = make(target, "CONFIG_TYPO=3", "KCONFIG_CONFIG=.config", cwd=tree)
-        first = done.calls[0]
-        loads = first[0] == "scripts/kconf.py" or first[-1] in {"train", "resume", "plan"}
-        assert loads, f"{target} runs {first} first"
-        (tree / ".config").touch()
+def test_a_stored_run_needs_no_configuration(make: Make, tmp_path: Path) -> None:
+    runs = ["-m", "train", "--runs", f"{tmp_path}/runs"]
+    out = f"O={tmp_path}"
+    assert make("resume", out).calls == [[*runs, "resume"]]
+    assert make("resume", out, "RUN=a b").calls == [[*runs, "resume", "a b"]]
+    assert make("eval", out).calls == [[*runs, "eval"]]
 
 
 def test_an_unknown_variable_is_named_before_anything_is_set_up(tmp_path: Path) -> None:
@@ -209,7 +128,7 @@ def test_an_unknown_variable_is_named_before_anything_is_set_up(tmp_path: Path) 
 
 
 def test_without_a_configuration_training_names_the_three_ways(make: Make, tmp_path: Path) -> None:
-    for target in ("all", "train", "resume", "plan"):
+    for target in ("all", "train", "plan"):
         done = make(target, f"O={tmp_path}")
         assert done.returncode == 2
         assert done.calls == []

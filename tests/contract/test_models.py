@@ -26,7 +26,7 @@ from models.lenet5.model import LeNet5
 
 ROOT = Path(__file__).resolve().parents[2]
 NAMES = model_names()
-SCALES = {"resnet18": 2.0, "resnet50": 1.5, "lenet5": 4.0}  # of design document 002
+SCALES = {"resnet18": 2.0, "resnet50": 1.5, "lenet5": 4.0}  # of the free-memory table
 TARGETS = {"resnet18": 512, "resnet50": 256, "lenet5": 512}
 
 
@@ -208,7 +208,7 @@ def test_kconfig_says_what_the_model_is(name: str, kconfig: kconfiglib.Kconfig) 
 
 
 @pytest.mark.parametrize("name", SCALES)
-def test_scale_and_target_are_those_of_the_design_document(name: str, kconfig: kconfiglib.Kconfig) -> None:
+def test_scale_and_target_are_those_of_the_table(name: str, kconfig: kconfiglib.Kconfig) -> None:
     symbols = chosen(kconfig, name)
     assert float(symbols["TABLE_SCALE"].str_value) == SCALES[name]
     assert int(symbols["RECOMMENDED_TARGET"].str_value) == TARGETS[name]

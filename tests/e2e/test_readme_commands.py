@@ -18,6 +18,7 @@ COMMANDS = [
     ("make defconfig-lenet5 && make train", SHORT, "Done: "),
     ("make plots", "", "loss.png"),
     ("make eval", "", "accuracy "),
+    ("make eval BEST=1", "", "accuracy "),
     ("make plan", "", "effective batch"),
     ("make train", SHORT, "Done: "),
     ("make train CONFIG_SEED=7", SHORT, "Done: "),

@@ -48,16 +48,6 @@ def test_lines_are_printed_and_logged_with_the_time(
     assert all(re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", line.split()[0]) for line in lines)
 
 
-def test_a_quiet_console_logs_only(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    quiet = Console(tmp_path / "log.txt", quiet=True)
-    quiet.say("hello")
-    quiet.start(10, description="x")
-    update(quiet, 1)
-    quiet.stop()
-    assert capsys.readouterr().out == ""
-    assert "hello" in (tmp_path / "log.txt").read_text()
-
-
 def test_a_log_that_fails_is_told_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     shown = Console(tmp_path)  # a directory
     shown.say("one")
@@ -154,6 +144,23 @@ def test_a_progress_line_between_two_updates_is_nearly_free(capsys: pytest.Captu
     assert best_seconds < 5e-6
 
 
+def test_a_download_is_a_plain_line_every_five_seconds(
+    clock: list[float], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with console.download_progress() as progress:
+        for done in range(0, 12_000_000, 1_000_000):
+            progress("train.gz", done, 20_000_000)
+            clock[0] += 1
+        clock[0] += 5
+        progress("test.gz", 2_500_000, 0)
+    lines = capsys.readouterr().out.splitlines()
+    assert lines == [
+        "train.gz  25%  5.0 of 20.0 MB",
+        "train.gz  50%  10.0 of 20.0 MB",
+        "test.gz 2.5 MB",
+    ]
+
+
 def test_rich_is_left_alone_without_a_terminal() -> None:
     code = (
         "import sys; from lib.console import Console; c = Console(); c.start(1, description='x'); c.say('x');"
@@ -166,9 +173,7 @@ def test_rich_is_left_alone_without_a_terminal() -> None:
 # Progress on a terminal
 
 
-def on_a_terminal(columns: int, **environment: str) -> str:
-    """What a terminal receives from a short run, with escape sequences."""
-    code = """if True:
+SHORT_RUN = """if True:
         import sys, threading, time
         from lib.console import Console
         shown = Console()
@@ -182,7 +187,22 @@ def on_a_terminal(columns: int, **environment: str) -> str:
             time.sleep(0.0006)
         shown.stop()
         shown.say("the end")
-        """
+"""
+
+DOWNLOAD = """if True:
+        from lib.console import download_progress
+        try:
+            with download_progress() as progress:
+                progress("train.gz", 5_000_000, 20_000_000)
+                print("a line [b] above")
+                raise ValueError
+        except ValueError:
+            print("the end")
+"""
+
+
+def on_a_terminal(columns: int, *, code: str = SHORT_RUN, **environment: str) -> str:
+    """What a terminal receives from a program, with escape sequences."""
     master, slave = pty.openpty()
     fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
     kept = {
@@ -245,3 +265,11 @@ def test_a_terminal_that_cannot_move_its_cursor_gets_plain_lines() -> None:
     received = on_a_terminal(80, TERM="dumb")
     assert "\x1b" not in received
     assert len(drawn(received)) == 1
+
+
+def test_a_download_is_a_line_that_goes() -> None:
+    received = on_a_terminal(80, code=DOWNLOAD)
+    assert [line.split()[0] for line in drawn(received)] == ["train.gz"] * len(drawn(received))
+    assert "25%  5.0 of 20.0 MB" in drawn(received)[0] and "a line [b] above" in received
+    assert received.rstrip().endswith("the end")
+    assert received.count("\x1b[?25h") == received.count("\x1b[?25l") == 1, "the cursor is back"

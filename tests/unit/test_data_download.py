@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from lib import console
 from lib.data import open_dataset
 from lib.data import opening as opening_module
 from lib.data.catalogue import IDX_SETS, IdxSet, Remote
@@ -216,8 +217,10 @@ def test_a_disk_that_cannot_be_written_is_not_the_fault_of_the_mirror(
 
 
 def test_open_dataset_downloads_what_is_missing(
-    server: _Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    server: _Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    monkeypatch.setattr(console, "PLAIN_DOWNLOAD_INTERVAL_SECONDS", 0.0)
+
     def remote(name: str, content: bytes) -> Remote:
         return Remote(name, hashlib.sha256(content).hexdigest(), (server.url(name, content=content),))
 
@@ -230,9 +233,11 @@ def test_open_dataset_downloads_what_is_missing(
     wanted = IdxSet(IDX_SETS["mnist"].spec, ("mnist",), remotes)
     monkeypatch.setitem(opening_module.IDX_SETS, "mnist", wanted)
     options = {"data_dir": tmp_path, "cache_dir": tmp_path / "cache", "say": lambda _: None}
-    names: set[str] = set()
-    dataset = open_dataset("mnist", download=True, progress=lambda name, *_: names.add(name), **options)
-    assert dataset.train.labels.tolist() == [3, 4] and len(names) == 4
+    dataset = open_dataset("mnist", download=True, **options)
+    assert dataset.train.labels.tolist() == [3, 4]
+    shown = capsys.readouterr().out.splitlines()
+    assert {line.split()[0] for line in shown} == {remote.file for remote in remotes}
+    assert f"{remotes[0].file} 100%  0.0 of 0.0 MB" in shown
     assert open_dataset("mnist", download=False, **options).test.size == 2
     (tmp_path / "mnist" / remotes[3].file).unlink()
     server.behaviours[remotes[3].file].status = 404

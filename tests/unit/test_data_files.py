@@ -145,7 +145,7 @@ def test_any_batches_of_cifar10_will_do(tmp_path: Path, below: str, test: str) -
     assert np.array_equal(dataset.train.images.reshape(6, -1), both[:, 1:])
     assert np.array_equal(dataset.train.labels, both[:, 0])
     assert np.array_equal(dataset.test.labels, parts[test][:, 0])
-    assert "6 (of 50000) + 3 images" in dataset.source
+    assert "6 (of 50000) + 3 (of 10000) images" in dataset.source
 
 
 def test_cifar100_has_fine_labels(tmp_path: Path) -> None:

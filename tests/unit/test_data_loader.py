@@ -19,12 +19,10 @@ from lib.data import (
     ImageSpec,
     Part,
     TrainLoader,
-    augment,
     choose_placement,
     sample_stream,
 )
-from lib.data import store as store_module
-from lib.data.augment import Kind
+from lib.data.augment import Kind, apply, draw
 
 CPU = torch.device("cpu")
 STEPS = (0, 1, 2, 900, 901, 3)
@@ -86,14 +84,8 @@ def test_a_batch_is_the_stream_augmented_and_normalised() -> None:
         images, labels = _joined(_steps(loader, [0, 1, 2, 3], [8, 8]))
     epochs_N, indices_N = sample_stream(start=0, count=64, seed=3, size=37)
     assert labels.tolist() == indices_N.tolist() and epochs_N.max() == 1
-    raw = augment(
-        torch.from_numpy(part.images[indices_N]),
-        kind="crop_flip",
-        pad=1,
-        seed=3,
-        epochs_N=torch.from_numpy(epochs_N),
-        indices_N=torch.from_numpy(indices_N),
-    )
+    draws = draw(torch.from_numpy(epochs_N), torch.from_numpy(indices_N), kind="crop_flip", pad=1, seed=3)
+    raw = apply(torch.from_numpy(part.images[indices_N]), draws, kind="crop_flip", pad=1)
     mean, std = (torch.tensor(values)[:, None, None] for values in (SPEC.mean, SPEC.std))
     assert torch.allclose(images, (raw / 255 - mean) / std, atol=1e-5)
 
@@ -229,12 +221,12 @@ def test_evaluation_counts_every_sample_once(placement: Any, world: int, size: i
 
 
 def test_placement_is_chosen_by_the_free_memory() -> None:
-    part = _part(100)  # 9000 bytes
-    assert choose_placement("auto", part=part, free_bytes=36_000)[0] == "resident"
-    placement, reason = choose_placement("auto", part=part, free_bytes=35_999)
-    assert placement == "stream" and "more than a quarter" in reason
-    assert choose_placement("stream", part=part, free_bytes=10**12)[0] == "stream"
-    assert choose_placement("resident", part=part, free_bytes=0)[0] == "resident"
+    for parts in ([_part(100)], [_part(60), _part(40)], [_part(1), _part(99)]):  # 9000 bytes
+        assert choose_placement("auto", parts=parts, free_bytes=36_000)[0] == "resident"
+        placement, reason = choose_placement("auto", parts=parts, free_bytes=35_999)
+        assert placement == "stream" and "more than a quarter" in reason
+        assert choose_placement("stream", parts=parts, free_bytes=10**12)[0] == "stream"
+        assert choose_placement("resident", parts=parts, free_bytes=0)[0] == "resident"
 
 
 def test_wrong_sizes_are_our_own_mistake() -> None:
@@ -242,7 +234,19 @@ def test_wrong_sizes_are_our_own_mistake() -> None:
         next(loader.micro_batches(step=0, target=9, rank=0, world=2, sizes=[4]))
 
 
-def test_zero_workers_are_one_per_processor(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(store_module, "_processors", lambda: 7)
-    with _loader(_part(), placement="stream", num_workers=0) as loader:
-        assert loader._store._pool._max_workers == 7  # type: ignore[attr-defined]
+def test_every_worker_is_busy_however_little_is_fetched_ahead() -> None:
+    together = threading.Barrier(4, timeout=5)
+
+    class Meeting(Part):
+        def take(self, indices: Any = None) -> Any:
+            together.wait()  # raises unless four requests are under way at once
+            return Part.take(self, indices)
+
+    part = _part(40)
+    loader = EvalLoader(
+        Meeting(part.images, part.labels),
+        SPEC,
+        replace(DELIVERY, placement="stream", num_workers=4, prefetch=1),
+    )
+    with loader:
+        assert len(list(loader.batches(rank=0, world=1, batch_size=5))) == 8

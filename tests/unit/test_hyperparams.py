@@ -59,7 +59,8 @@ def test_the_lines_of_other_machines(
         "Hyperparams: AUTO mode - CPU: Intel(R) Core(TM) i5-8250U CPU @ 1.60GHz (8.2GB total, 5.9GB free) "
         "× 1, model=lenet5, compile=OFF "
         "→ batch=64, grad_acc=2 (effective=100, target=100, last micro-batch 36)",
-        "Compile: Disabled (CPU: no gain was measured, and compiling takes time)",
+        "Compile: Disabled (CPU: compiling costs a short run more than it saves; "
+        "CONFIG_COMPILE_MANUAL=y allows it)",
         "Hyperparams: MANUAL mode - GPU: AMD Instinct MI210 (68.7GB total, 68.5GB free) × 1, model=lenet5, "
         "compile=OFF → batch=128, grad_acc=2 (effective=256, target=256)",
         "Compile: Disabled (GPU 'AMD Instinct MI210': torch.compile is not stable on it)",

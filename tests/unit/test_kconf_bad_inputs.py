@@ -90,7 +90,7 @@ OWN = {
     "list": (
         'CONFIG_SCHEDULE_STEP=y\nCONFIG_LR_STEP_PCT_LIST="50,100"',
         "CONFIG_LR_STEP_PCT_LIST=\"50,100\" has the element '100' that is out of range "
-        "(Value: int list, 1 <= x <= 99)",
+        "(Value: int list, rising, 1 <= x <= 99)",
     ),
     "derived": (
         'CONFIG_OPTIMIZER="adam"',

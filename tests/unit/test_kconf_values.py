@@ -21,7 +21,10 @@ GOOD = [
     ("float, x >= -1", "-1", -1.0),
     ("float, x < 3", "-7", -7.0),
     ("int, 1 <= x <= 99", "99", 99),
-    ("int list, 1 <= x <= 99", "50,75", (50, 75)),
+    ("int list, 1 <= x <= 99", "75,50", (75, 50)),
+    ("int list, rising, 1 <= x <= 99", "9,50,75", (9, 50, 75)),
+    ("int list, rising", "7", (7,)),
+    ("float list, rising, x >= 0", "0.5,10", (0.5, 10.0)),
     ("float list, x >= 0", "1,.5", (1.0, 0.5)),
     ("path", "a b/c", "a b/c"),
     ("text", "", ""),
@@ -55,6 +58,9 @@ BAD = [
     ("int, 1 <= x <= 99", "1.0"),
     ("int, 1 <= x <= 99", "007"),
     ("int list, 1 <= x <= 99", "1,,2"),
+    ("int list, rising, 1 <= x <= 99", "75,50"),
+    ("int list, rising, 1 <= x <= 99", "50,50"),
+    ("float list, rising", "0.5,0.50"),
     ("path", ""),
 ]
 
@@ -67,7 +73,18 @@ def test_value_is_refused_with_its_rule(rule, text):
 
 
 @pytest.mark.parametrize(
-    "text", ["", "number", "float 0 < x", "float, 0 > x", "int list,1 <= x", "path, x > 1", "Float"]
+    "text",
+    [
+        "",
+        "number",
+        "float 0 < x",
+        "float, 0 > x",
+        "int list,1 <= x",
+        "path, x > 1",
+        "Float",
+        "int, rising",
+        "int list rising",
+    ],
 )
 def test_rule_that_is_not_in_the_grammar(text):
     with pytest.raises(ValueError, match="not understood"):

@@ -8,7 +8,6 @@ import pytest
 import torch
 from torch import nn
 
-from lib.errors import ConfigError
 from lib.optim import make_optimizer
 
 ASKED: dict[str, dict[str, Any]] = {
@@ -63,12 +62,6 @@ def test_constants_are_passed_on() -> None:
     sgd, adam = optimizer(network(), "sgd").defaults, optimizer(network(), "adam").defaults
     assert (sgd["momentum"], sgd["nesterov"]) == (0.8, True)
     assert (adam["betas"], adam["eps"]) == ((0.7, 0.95), 1e-5)
-
-
-def test_nesterov_needs_momentum() -> None:
-    with pytest.raises(ConfigError, match=r"CONFIG_NESTEROV needs a momentum above 0.*CONFIG_NESTEROV=n"):
-        optimizer(network(), "sgd", momentum=0.0)
-    optimizer(network(), "sgd", momentum=0.0, nesterov=False)
 
 
 def test_fused_kernels_are_used_where_there_are_any() -> None:

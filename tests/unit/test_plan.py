@@ -47,6 +47,30 @@ def test_the_worked_example() -> None:
     )
 
 
+def test_a_model_without_a_scale_is_planned_by_hand_only() -> None:
+    text = refusal("lenet5", "t4", table_scale=None)
+    assert "models/lenet5/Kconfig gives it no TABLE_SCALE" in text and "CONFIG_HYPER_PARAM_MANUAL=y" in text
+    decided = planned("lenet5", "t4", table_scale=None, hyper_param="manual", batch_size=64)
+    assert (decided.micro_batch, decided.effective_batch) == (64, 512)
+
+
+def test_a_model_without_a_recommended_target_needs_one() -> None:
+    nothing = {"recommended_target": None}
+    by_hand = {"hyper_param": "manual", "batch_size": 64}
+    for changes in ({}, {"batch_table_strict": True}, by_hand):
+        text = refusal("lenet5", "t4", **nothing, **changes)
+        assert "no RECOMMENDED_TARGET" in text and "set CONFIG_TARGET_EFFECTIVE_BATCH" in text
+    assert planned("lenet5", "t4", **nothing, target_effective_batch=128).effective_batch == 128
+    assert planned("lenet5", "t4", **nothing, **by_hand, gradient_accumulation=3).effective_batch == 192
+
+
+def test_bf16_of_an_amd_gpu_goes_by_name_in_either_case() -> None:
+    for name, precision in (("AMD Instinct mi300x", "bf16"), ("AMD Radeon RX 7900 XTX", "fp32")):
+        device = Device(name=name, total_bytes=10**11, free_bytes=10**11, capability=None)
+        machine = Hardware(kind="rocm", devices=(device,), cpu_name="Test", cpu_count=8)
+        assert planned("lenet5", machine).precision == precision
+
+
 @pytest.mark.parametrize("model", ["lenet5", "resnet18", "resnet50"])
 def test_a_default_configuration_trains_alike_on_every_machine(model: str) -> None:
     target = make_config(model).recommended_target

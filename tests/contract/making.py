@@ -1,0 +1,87 @@
+"""Calling make with a recorder for PYTHON, and what targets there are."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+
+RECORDER = """#!{python}
+import json, os, sys
+if sys.argv[1:2] == ["-c"]:
+    os.execv({python!r}, [{python!r}, *sys.argv[1:]])
+if "bootstrap_probe" in sys.argv[1]:
+    sys.exit(0)
+kept = {{k: v for k, v in os.environ.items() if k.startswith(("CONFIG_", "KCONFIG_", "GOMP_"))}}
+with open({log!r}, "a") as log:
+    print(json.dumps([sys.argv[1:], kept]), file=log)
+sys.exit(int(os.environ.get("RECORDER_EXIT", "0")))
+"""
+
+
+@dataclass
+class Recorded:
+    returncode: int
+    stderr: str
+    calls: list[list[str]] = field(default_factory=list)
+    environments: list[dict[str, str]] = field(default_factory=list)
+
+
+Make = Callable[..., Recorded]
+
+
+def make_database() -> str:
+    """Everything that make knows of the Makefile; this is also what shells complete from."""
+    command = ["make", "-npq", "__BASH_MAKE_COMPLETION__=1", ".DEFAULT"]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True).stdout
+
+
+def phony_targets() -> set[str]:
+    line = next(line for line in make_database().splitlines() if line.startswith(".PHONY:"))
+    return set(line.split()[1:])
+
+
+def defconfigs() -> set[str]:
+    return {path.name for path in (ROOT / "defconfigs").iterdir() if path.is_file()}
+
+
+def recording_make(tmp_path: Path) -> Make:
+    """A make whose Python writes down how it was called; calls of the bootstrap are left out."""
+    log = tmp_path / "calls"
+    recorder = tmp_path / "recorder"
+    recorder.write_text(RECORDER.format(python=sys.executable, log=str(log)))
+    recorder.chmod(0o755)
+
+    def run(*arguments: str, env: Mapping[str, str] | None = None, cwd: Path = ROOT) -> Recorded:
+        log.write_text("")
+        done = subprocess.run(
+            ["make", "--no-print-directory", "VENV=", f"PYTHON={recorder}", *arguments],
+            cwd=cwd,
+            env={**os.environ, **(env or {})},
+            capture_output=True,
+            text=True,
+        )
+        lines = [json.loads(line) for line in log.read_text().splitlines()]
+        return Recorded(
+            done.returncode, done.stderr, [call for call, _ in lines], [kept for _, kept in lines]
+        )
+
+    return run
+
+
+def named_targets() -> set[str]:
+    return {
+        form for name in defconfigs() for form in (f"defconfig-{name}", f"{name}_defconfig", f"train-{name}")
+    }
+
+
+def user_targets() -> list[str]:
+    """What a user may call, with one defconfig to stand for all."""
+    internal = {"all", "variables", "symbols", "configured", "ready", "ready-dev", "always"}
+    return sorted(phony_targets() - internal - named_targets() | {"defconfig-lenet5", "train-lenet5"})

@@ -1,0 +1,83 @@
+"""No variable of make's command line is dropped: a target uses it or refuses it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.contract.making import Make, user_targets
+
+USED_BY = {
+    "FILE": {"savedefconfig", "checkconfig"},
+    "RUN": {"resume", "eval", "plots"},
+    "BEST": {"eval"},
+    "NAME": {"new-model"},
+    "TASK": {"new-model"},
+    "CONFIG_SEED": {
+        "train",
+        "train-lenet5",
+        "plan",
+        "checkconfig",
+        "menuconfig",
+        "olddefconfig",
+        "savedefconfig",
+        "defconfig-lenet5",
+    },
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("variable", USED_BY)
+def test_a_variable_that_a_target_does_not_use_stops_it(make: Make, tree: Path, variable: str) -> None:
+    for target in user_targets():
+        (tree / ".config").touch()
+        done = make("-n", target, f"{variable}=1", cwd=tree)
+        if target in USED_BY[variable]:
+            assert done.returncode == 0, (target, done.stderr)
+            continue
+        # What make -n says it would do ends with the refusal.
+        done = make(target, f"{variable}=1", cwd=tree)
+        assert (done.returncode, done.calls) == (2, []), target
+        users = {word.replace("NAME", "lenet5") for word in done.stderr.split("it is for: ")[1].split()}
+        assert f"{variable} is not used by make {target};" in done.stderr and USED_BY[variable] <= users
+
+
+@pytest.mark.parametrize(
+    "command", ["train RUN=a", "RUN=a", "resume CONFIG_SEED=7", "eval CONFIG_SEED=7", "eval BEST=yes"]
+)
+def test_no_variable_is_dropped(make: Make, tmp_path: Path, command: str) -> None:
+    (tmp_path / ".config").touch()
+    done = make(*command.split(), f"O={tmp_path}")
+    assert (done.returncode, done.calls) == (2, [])
+    assert command.split()[-1].partition("=")[0] in done.stderr
+    assert ("keeps its configuration" in done.stderr) == ("CONFIG_SEED" in command)
+
+
+def test_one_of_several_goals_may_use_a_variable(make: Make, tmp_path: Path) -> None:
+    (tmp_path / ".config").touch()
+    done = make("train", "eval", "RUN=a", "CONFIG_SEED=7", f"O={tmp_path}")
+    assert done.returncode == 0, done.stderr
+    assert [call[4] for call in done.calls if call[1] == "train"] == ["train", "eval"]
+    assert done.calls[-1][-1] == "a"
+
+
+def test_names_of_the_environment_are_not_taken(make: Make) -> None:
+    done = make("eval", env={"RUN": "mine", "BEST": "1", "FILE": "x"})
+    assert done.calls == [["-m", "train", "--runs", "runs", "eval"]]
+    assert make("checkconfig", env={"FILE": "x"}).calls == [["scripts/kconf.py", "checkconfig"]]
+
+
+@pytest.mark.slow
+def test_symbols_on_the_command_line_are_checked_by_every_target(make: Make, tree: Path) -> None:
+    """By the script that loads the configuration, or by check-variables before anything else is done."""
+    (tree / ".config").touch()
+    for target in user_targets():
+        done = make(target, "CONFIG_TYPO=3", "KCONFIG_CONFIG=.config", cwd=tree)
+        if target in USED_BY["CONFIG_SEED"]:
+            first = done.calls[0]
+            loads = first[0] == "scripts/kconf.py" or first[-1] in {"train", "plan"}
+            assert loads, f"{target} runs {first} first"
+        else:
+            assert (done.returncode, done.calls) == (2, []), target
+        (tree / ".config").touch()

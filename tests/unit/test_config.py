@@ -1,0 +1,39 @@
+"""The typed view of a configuration: what Kconfig lets through and a run cannot take."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from lib.config import config_from_values
+from lib.errors import ConfigError
+from lib.kconf import load
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def values_of(folder: Path, text: str, *, root: Path = ROOT):  # type: ignore[no-untyped-def]
+    (folder / ".config").write_text(text)
+    return load(root=root, config_file=folder / ".config").values
+
+
+def test_nesterov_needs_momentum(tmp_path: Path) -> None:
+    without = 'CONFIG_OPTIMIZER_SGD=y\nCONFIG_MOMENTUM="0"\n'
+    with pytest.raises(ConfigError, match=r"CONFIG_NESTEROV=y needs a momentum above 0.*CONFIG_NESTEROV=n"):
+        config_from_values(values_of(tmp_path, without))
+    plain = config_from_values(values_of(tmp_path, f"{without}# CONFIG_NESTEROV is not set\n"))
+    assert (plain.momentum, plain.nesterov) == (0.0, False)
+
+
+def test_a_model_may_leave_the_table_and_the_target_open(tmp_path: Path, tree: Path) -> None:
+    kconfig = tree / "models/lenet5/Kconfig"
+    lines = kconfig.read_text().splitlines(keepends=True)
+    kept = "".join(line for line in lines if not line.startswith(("config TABLE_S", "config RECOMM")))
+    kconfig.write_text(
+        kept.replace('\tstring\n\tdefault "4.0" if MODEL_LENET5\n', "").replace(
+            "\tint\n\tdefault 512 if MODEL_LENET5\n", ""
+        )
+    )
+    config = config_from_values(values_of(tmp_path, "CONFIG_MODEL_LENET5=y\n", root=tree))
+    assert (config.table_scale, config.target) == (None, 0)
