@@ -151,6 +151,8 @@ def _loaders(
 ) -> tuple[TrainLoader, EvalLoader]:
     dataset = subject.dataset
     free_bytes = min(device.free_bytes for device in hardware.devices[: plan.world])
+    if hardware.kind == "cpu":  # one memory for all processes
+        free_bytes //= plan.world
     placement, reason = choose_placement(
         config.data_placement, parts=(dataset.train, dataset.test), free_bytes=free_bytes
     )
