@@ -32,7 +32,6 @@ from typing import Any, Literal, TypeAlias
 
 from lib import atomic
 from lib.errors import ToolkitError, os_error
-from lib.kconf.values import Value
 
 State: TypeAlias = Literal["running", "done", "failed", "preempted", "unknown"]
 
