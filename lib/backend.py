@@ -117,7 +117,7 @@ class DistributedBackend(Backend):
         # The older of the two names warns where there is a newer one (torch 2.13).
         known = inspect.signature(DistributedDataParallel).parameters
         name = "forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers"
-        options = {name: share_buffers}
+        options: dict[str, Any] = {name: share_buffers}
         return DistributedDataParallel(model, device_ids=ids, gradient_as_bucket_view=True, **options)
 
     def without_gradient_sync(self, model: nn.Module) -> contextlib.AbstractContextManager[Any]:

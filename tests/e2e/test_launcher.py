@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.runner import TINY, Runner
+from tests.e2e.runner import ROOT, TINY, Runner
 
 pytestmark = [
     pytest.mark.slow,
@@ -73,7 +73,7 @@ def training(runner: Runner) -> subprocess.Popen[str]:
 def sabotaged(runner: Runner, *, rank: int, deed: str) -> str:
     """What is said by a run of which process `rank` does that in its third step."""
     (runner.folder / "sitecustomize.py").write_text(SABOTAGE.format(rank=str(rank), deed=deed))
-    process = runner.start("train", PYTHONPATH=os.pathsep.join([str(runner.folder), os.getcwd()]))
+    process = runner.start("train", PYTHONPATH=os.pathsep.join([str(runner.folder), str(ROOT)]))
     output = process.communicate(timeout=60)[0]
     assert process.returncode == 1, output
     return output
@@ -139,10 +139,10 @@ def test_an_error_of_rank_0_is_one_line_and_keeps_its_status(runner: Runner) -> 
     assert_nothing_is_left(runner)
 
 
-def test_a_resumed_run_that_another_holds_keeps_the_status_of_its_error(runner: Runner) -> None:
+def test_another_status_of_rank_0_is_kept(runner: Runner) -> None:
     deed = "from lib.errors import ConfigError; raise ConfigError('nothing can be done')"
     (runner.folder / "sitecustomize.py").write_text(SABOTAGE.format(rank="0", deed=deed))
-    path = os.pathsep.join([str(runner.folder), os.getcwd()])
+    path = os.pathsep.join([str(runner.folder), str(ROOT)])
     output = runner.run("train", status=2, PYTHONPATH=path)
     assert output.splitlines()[-1] == "error: nothing can be done" and "Traceback" not in output
     assert_nothing_is_left(runner)
