@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import contextlib
 import datetime
-import json
+import inspect
 import os
-import sys
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NoReturn
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -23,7 +23,6 @@ from torch.nn.parallel import DistributedDataParallel
 from lib.errors import ToolkitError
 from lib.plan.types import Kind, Precision
 
-_PLAN_VARIABLE = "ANNEAL_LAUNCH"  # carries the plan from `launch` to its workers
 _COLLECTIVE_TIMEOUT = datetime.timedelta(minutes=10)
 
 # What the libraries under torch say when memory runs out without raising OutOfMemoryError.
@@ -115,9 +114,11 @@ class DistributedBackend(Backend):
 
     def wrap(self, model: nn.Module, *, share_buffers: bool) -> nn.Module:
         ids = [self.device.index] if self.device.type == "cuda" else None
-        return DistributedDataParallel(
-            model, device_ids=ids, broadcast_buffers=share_buffers, gradient_as_bucket_view=True
-        )
+        # The older of the two names warns where there is a newer one (torch 2.13).
+        known = inspect.signature(DistributedDataParallel).parameters
+        name = "forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers"
+        options: dict[str, Any] = {name: share_buffers}
+        return DistributedDataParallel(model, device_ids=ids, gradient_as_bucket_view=True, **options)
 
     def without_gradient_sync(self, model: nn.Module) -> contextlib.AbstractContextManager[Any]:
         assert isinstance(model, DistributedDataParallel)
@@ -170,40 +171,31 @@ def open_backend(kind: Kind, *, world: int) -> Backend:
     return DistributedBackend(kind, rank=rank, world=world, local_rank=local_rank)
 
 
-def launched_plan() -> dict[str, Any] | None:
-    """What `launch` was given, in one of its workers; None in a process of its own."""
-    text = os.environ.get(_PLAN_VARIABLE)
-    return None if text is None else json.loads(text)
+def configure_numerics(precision: Precision, *, deterministic: bool) -> None:
+    """Decide how the libraries calculate what autocast leaves in single precision, and how exactly.
 
-
-def launch(plan: Mapping[str, Any], *, world: int, cpu_count: int, arguments: Sequence[str]) -> NoReturn:
-    """Replace this process by torchrun with `world` workers that run `python -m train ARGUMENTS`.
-
-    Replacing it frees the device memory that probing took. Does not return.
+    precision:     fp32 keeps all 24 bits of it; the others may round factors to the 11 of TF32.
+    deterministic: refuse operations whose result depends on timing; otherwise the fastest are picked.
     """
-    environment = dict(os.environ)
-    environment[_PLAN_VARIABLE] = json.dumps(plan)
-    environment.setdefault("OMP_NUM_THREADS", str(max(1, cpu_count // world)))
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={world}"]
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os.execve(sys.executable, [*command, "-m", "train", *arguments], environment)
-
-
-def end_process(status: int) -> NoReturn:
-    """End a worker without the interpreter's clean-up, during which gloo's threads can abort."""
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(status)
-
-
-def use_deterministic_algorithms(wanted: bool) -> None:
-    """Refuse operations whose result depends on timing, or let the libraries pick the fastest."""
-    if wanted:
+    # Not the newer switches (fp32_precision): the compiler's convolutions cannot read those.
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Please use the new API settings to control TF32", UserWarning)
+        torch.set_float32_matmul_precision("highest" if precision == "fp32" else "high")
+        torch.backends.cudnn.allow_tf32 = precision != "fp32"
+    if deterministic:
         # cuBLAS reads it when it is first used and is not deterministic without it.
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    torch.use_deterministic_algorithms(wanted)
-    torch.backends.cudnn.benchmark = not wanted
+    torch.use_deterministic_algorithms(deterministic)
+    torch.backends.cudnn.benchmark = not deterministic
+
+
+def configure_threads(kind: Kind, *, cpu_count: int, world: int) -> None:
+    """Share the processors that this process may use among the ranks, unless OMP_NUM_THREADS says otherwise.
+
+    Torch's own choice knows neither control groups nor other ranks. On a GPU it is left alone.
+    """
+    if kind == "cpu" and "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(max(1, cpu_count // world))
 
 
 def is_out_of_memory(error: BaseException) -> bool:
@@ -214,12 +206,32 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def compiled(model: nn.Module) -> Callable[..., Any]:
-    """`model` through torch.compile with fixed shapes (the planner only plans one micro-batch size)."""
+    """`model` through torch.compile with fixed shapes (the planner only plans one micro-batch size).
+
+    Compiling happens in the first call, so that too raises ToolkitError where it fails.
+    """
     try:
-        return torch.compile(model, dynamic=False)
+        forward = torch.compile(model, dynamic=False)
     except RuntimeError as error:
-        raise ToolkitError(
-            "torch.compile cannot run here",
-            why=str(error).splitlines()[0],
-            todo="set CONFIG_COMPILE_MANUAL=y and CONFIG_COMPILE_MODEL=n",
-        ) from error
+        raise _compile_error(error) from error
+    # Loads the compiler, which takes a second.
+    from torch._dynamo.exc import TorchDynamoException
+
+    def guarded(*arguments: Any) -> Any:
+        try:
+            return forward(*arguments)
+        except TorchDynamoException as error:
+            if is_out_of_memory(error):
+                raise
+            raise _compile_error(error) from error
+
+    return guarded
+
+
+def _compile_error(error: Exception) -> ToolkitError:
+    cause = getattr(error, "inner_exception", error)
+    return ToolkitError(
+        "torch.compile cannot run here",
+        why=next(filter(None, str(cause).splitlines()), type(cause).__name__),
+        todo="set CONFIG_COMPILE_MANUAL=y CONFIG_COMPILE_MODEL=n",
+    )

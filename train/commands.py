@@ -10,12 +10,13 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from lib import checkpoint, kconf
-from lib.backend import Backend, end_process, is_out_of_memory, launch, launched_plan, open_backend
+from lib.backend import Backend, is_out_of_memory, open_backend
 from lib.config import Config, config_from_values, identity
 from lib.console import Console
 from lib.errors import ToolkitError, run_main
 from lib.hardware import environment, probe
 from lib.hyperparams import apply_hyperparams
+from lib.launcher import become_worker, end_process, launch
 from lib.plan import plan as decide
 from lib.plan.show import show
 from lib.plan.types import Hardware, Plan
@@ -52,7 +53,7 @@ class Case:
 
 def train(*, root: Path, runs: Path, started: float) -> int:
     """Train what .config says; go on with the same run if it was interrupted and RESUME allows it."""
-    if (launched := launched_plan()) is not None:
+    if (launched := become_worker()) is not None:
         return _work(launched, root=root, runs=runs, started=started)
     order = _order(kconf.from_environment(root), root=root, runs=runs, started=started)
 
@@ -67,7 +68,7 @@ def train(*, root: Path, runs: Path, started: float) -> int:
 
 def resume(name: str, *, root: Path, runs: Path, started: float) -> int:
     """Go on with run `name` ("": the newest that is not done) by the configuration that is stored in it."""
-    if (launched := launched_plan()) is not None:
+    if (launched := become_worker()) is not None:
         return _work(launched, root=root, runs=runs, started=started)
     run = resolve_run(runs, name, unfinished=True)
 
@@ -191,8 +192,8 @@ def _work(launched: Mapping[str, Any], *, root: Path, runs: Path, started: float
         return _as_main(case, backend, run)
 
     status = run_main(main)
-    if status == 0:
-        backend.close()
+    if status in (0, Stopped.exit_code):
+        backend.close()  # not before rank 0 has saved
     end_process(status)
 
 

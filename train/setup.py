@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from lib.backend import Backend, compiled, use_deterministic_algorithms
+from lib.backend import Backend, compiled, configure_numerics, configure_threads
 from lib.config import Config
 from lib.data import Dataset, Delivery, EvalLoader, TrainLoader, choose_placement, open_dataset, subset
 from lib.ema import Ema
@@ -93,7 +93,8 @@ def make_job(
 
     dtype: of weights and images; float64 for checks of exactness.
     """
-    use_deterministic_algorithms(config.deterministic)
+    configure_numerics(plan.precision, deterministic=config.deterministic)
+    configure_threads(plan.device, cpu_count=hardware.cpu_count, world=plan.world)
     model = build_model(config.model, config.model_options, subject.dataset.spec, seed=config.seed)
     layout = torch.channels_last if plan.channels_last else torch.contiguous_format
     model = model.to(backend.device, dtype)

@@ -21,6 +21,7 @@ LEVELS = {
     "lib.plan": 2,
     "lib.hardware": 3,
     "lib.backend": 3,
+    "lib.launcher": 3,
     "lib.memory": 4,
     "lib.hyperparams": 5,
     "lib": 6,
@@ -30,7 +31,7 @@ LEVELS = {
 }
 HIGHEST_LIGHT = 2
 HEAVY = {"torch", "numpy", "matplotlib"}
-READS_ENVIRONMENT = ("lib/kconf/", "lib/backend.py", "lib/hardware.py")
+READS_ENVIRONMENT = ("lib/kconf/", "lib/backend.py", "lib/hardware.py", "lib/launcher.py")
 RUN_DIRECTORY_NAMES = {
     "metrics.jsonl",
     "status.json",

@@ -19,8 +19,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from lib.backend import Backend, end_process, open_backend
+from lib.backend import Backend, open_backend
 from lib.data.loader import Batch
+from lib.launcher import end_process
 from lib.plan.types import Plan
 from tests.training import (
     Clock,

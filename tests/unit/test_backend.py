@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -66,65 +65,53 @@ def test_as_many_processes_as_planned(monkeypatch: pytest.MonkeyPatch) -> None:
         backend.open_backend("cpu", world=2)
 
 
-def test_launching_hands_over_the_plan_and_shares_out_the_processors(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Replaced(Exception):
-        """In place of this process being replaced."""
-
-    called: list[tuple[str, list[str], dict[str, str]]] = []
-
-    def execve(path: str, arguments: list[str], environment: dict[str, str]) -> None:
-        called.append((path, arguments, environment))
-        raise Replaced
-
-    monkeypatch.delenv("OMP_NUM_THREADS")
-    monkeypatch.setattr(os, "execve", execve)
-    plan = {"plan": {"world": 2}, "run": None}
-    with pytest.raises(Replaced):
-        backend.launch(plan, world=2, cpu_count=9, arguments=["--runs", "elsewhere", "train"])
-    (path, arguments, environment), *_ = called
-    assert path == arguments[0] == sys.executable
-    assert arguments[1:4] == ["-m", "torch.distributed.run", "--standalone"]
-    assert arguments[4:] == ["--nproc-per-node=2", "-m", "train", "--runs", "elsewhere", "train"]
-    assert environment["OMP_NUM_THREADS"] == "4"
-    assert backend.launched_plan() is None
-    monkeypatch.setenv("ANNEAL_LAUNCH", environment["ANNEAL_LAUNCH"])
-    assert backend.launched_plan() == plan == json.loads(environment["ANNEAL_LAUNCH"])
-    monkeypatch.setenv("OMP_NUM_THREADS", "3")
-    with pytest.raises(Replaced):
-        backend.launch(plan, world=2, cpu_count=1, arguments=[])
-    assert called[1][2]["OMP_NUM_THREADS"] == "3", "what the user set is kept"
-
-
-def test_a_worker_ends_with_its_status_and_all_it_said() -> None:
-    code = (
-        "import atexit; from lib.backend import end_process\n"
-        "atexit.register(lambda: print('cleaned up'))\n"
-        "print('said', end='')\nend_process(7)"
-    )
-    process = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False
-    )
-    assert (process.returncode, process.stdout) == (7, "said")
-
-
 @pytest.fixture
 def libraries(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """The switches of the libraries, put back at the end."""
     benchmark, deterministic = torch.backends.cudnn.benchmark, torch.are_deterministic_algorithms_enabled()
+    rounded, matmul = torch.backends.cudnn.allow_tf32, torch.get_float32_matmul_precision()
+    threads = torch.get_num_threads()
     monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
     yield
     torch.backends.cudnn.benchmark = benchmark
     torch.use_deterministic_algorithms(deterministic)
+    torch.backends.cudnn.allow_tf32 = rounded
+    torch.set_float32_matmul_precision(matmul)
+    torch.set_num_threads(threads)
 
 
 @pytest.mark.usefixtures("libraries")
 def test_deterministic_algorithms_are_switched_on_and_off() -> None:
-    backend.use_deterministic_algorithms(False)
+    backend.configure_numerics("fp32", deterministic=False)
     assert not torch.are_deterministic_algorithms_enabled() and torch.backends.cudnn.benchmark
     assert "CUBLAS_WORKSPACE_CONFIG" not in os.environ
-    backend.use_deterministic_algorithms(True)
+    backend.configure_numerics("fp32", deterministic=True)
     assert torch.are_deterministic_algorithms_enabled() and not torch.backends.cudnn.benchmark
     assert os.environ.pop("CUBLAS_WORKSPACE_CONFIG") == ":4096:8"
+
+
+@pytest.mark.usefixtures("libraries")
+@pytest.mark.parametrize(("precision", "rounded"), [("bf16", True), ("fp32", False), ("fp16", True)])
+def test_single_precision_is_single_throughout(precision: Any, rounded: bool) -> None:
+    backend.configure_numerics(precision, deterministic=False)
+    # Of all ways to ask, those that the compiler uses; the first fails where the switches contradict.
+    assert torch.backends.cudnn.allow_tf32 is rounded
+    assert torch.backends.cuda.matmul.allow_tf32 is rounded
+    assert torch.backends.cudnn.conv.fp32_precision == ("tf32" if rounded else "none")
+
+
+@pytest.mark.usefixtures("libraries")
+def test_processors_are_shared_among_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.set_num_threads(1)
+    backend.configure_threads("cpu", cpu_count=7, world=2)
+    assert torch.get_num_threads() == 1, "what the user set is kept"
+    monkeypatch.delenv("OMP_NUM_THREADS")
+    backend.configure_threads("cuda", cpu_count=7, world=2)
+    assert torch.get_num_threads() == 1
+    backend.configure_threads("cpu", cpu_count=7, world=2)
+    assert torch.get_num_threads() == 3
+    backend.configure_threads("cpu", cpu_count=2, world=3)
+    assert torch.get_num_threads() == 1
 
 
 def test_a_compiler_that_is_not_there_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -134,3 +121,61 @@ def test_a_compiler_that_is_not_there_is_one_line(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(torch, "compile", refuse)
     with pytest.raises(ToolkitError, match=r"cannot run here: Dynamo is not .* this Python; set CONFIG_"):
         backend.compiled(nn.Linear(1, 1))
+
+
+@pytest.fixture
+def compiling(monkeypatch: pytest.MonkeyPatch) -> Callable[[Exception], Callable[..., Any]]:
+    """A compiled model whose compiler raises that error."""
+    compile_model = torch.compile
+
+    def failing(error: Exception) -> Callable[..., Any]:
+        def compiler(*_: object) -> None:
+            raise error
+
+        monkeypatch.setattr(torch, "compile", lambda model, **_: compile_model(model, backend=compiler))
+        return backend.compiled(nn.Linear(1, 1))
+
+    return failing
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_a_compiler_that_fails_in_the_first_step_is_one_line(
+    compiling: Callable[[Exception], Callable[..., Any]],
+) -> None:
+    forward = compiling(ValueError("\nno such instruction\nand a second line"))
+    with pytest.raises(
+        ToolkitError, match=r"^torch.compile cannot run here: no such instruction; set CONFIG_"
+    ):
+        forward(torch.zeros(1, 1))
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_memory_that_runs_out_while_compiling_is_left_to_the_loop(
+    compiling: Callable[[Exception], Callable[..., Any]],
+) -> None:
+    with pytest.raises(RuntimeError) as caught:
+        compiling(torch.OutOfMemoryError("CUDA out of memory"))(torch.zeros(1, 1))
+    assert backend.is_out_of_memory(caught.value)
+
+
+@pytest.mark.slow
+def test_a_machine_without_a_compiler_is_told(tmp_path: Path) -> None:
+    code = (
+        "import torch; from lib.backend import compiled\n"
+        "compiled(torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Tanh()))(torch.zeros(3, 2))"
+    )
+    places = {"CXX": "/nonexistent", "TORCHINDUCTOR_CACHE_DIR": str(tmp_path)}
+    process = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=ROOT,
+        env=os.environ | places,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    last = process.stderr.splitlines()[-1]
+    assert (
+        "torch.compile cannot run here: No working C++ compiler found" in last and "COMPILE_MODEL=n" in last
+    )

@@ -146,6 +146,17 @@ def test_one_sample_that_does_not_fit_is_one_line() -> None:
     assert [plan.micro_batch for plan in record_of(job).plans] == [1]
 
 
+def test_what_only_may_be_a_lack_of_memory_is_told_in_its_own_words() -> None:
+    error = RuntimeError(
+        "cuDNN error: CUDNN_STATUS_NOT_SUPPORTED. Perhaps the input is not contiguous.\nMore"
+    )
+    job = cramped_job(small_plan(2, 2), rows=0, error=error)
+    with pytest.raises(
+        ToolkitError, match=r": cuDNN error: CUDNN_STATUS_NOT_SUPPORTED\. Perhaps.*contiguous\."
+    ):
+        train(job, Progress())
+
+
 def test_an_uneven_step_is_cut_again_into_even_pieces() -> None:
     job = cramped_job(small_plan(6, 6, 4), rows=4)
     train(job, Progress())

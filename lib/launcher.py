@@ -1,0 +1,219 @@
+"""Several processes that look like one: the user sees rank 0 and gets its exit status.
+
+`launch` turns this process into the supervisor, which starts the workers through torchrun and
+stays their parent. Notes in a directory of the launch go between them: launch.json (to all
+workers), RANK.pid (it can take signals now), RANK.status (it has told how it ended, and ends),
+RANK.crash (the traceback of what nothing caught). No worker outlives the supervisor, however
+that ends.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import sys
+import tempfile
+import threading
+import time
+import traceback
+import types
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+_NOTES_VARIABLE = "ANNEAL_LAUNCH"  # names the directory of notes to the workers
+_PARENT_CHECK_SECONDS = 1.0
+_PATIENCE_SECONDS = 2.0  # of a failing worker with rank 0, which may be about to tell the same failure
+_SHUTDOWN_SECONDS = 5  # until torchrun kills workers that hang after another one failed
+_TAIL_LINES = 30
+
+
+def launch(plan: Mapping[str, Any], *, world: int, cpu_count: int, arguments: Sequence[str]) -> NoReturn:
+    """Replace this process by a supervisor of `world` workers that run `python -m train ARGUMENTS`.
+
+    Replacing it frees the device memory that probing took. Does not return; the exit status is
+    the one that rank 0 gives to `end_process`.
+    """
+    notes = tempfile.mkdtemp(prefix="anneal-")
+    # The supervisor will have the number of this process.
+    launched = {"plan": plan, "supervisor": os.getpid()}
+    (Path(notes) / "launch.json").write_text(json.dumps(launched))
+    environment = os.environ | {_NOTES_VARIABLE: notes}
+    environment.setdefault("OMP_NUM_THREADS", str(max(1, cpu_count // world)))
+    environment.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", str(_SHUTDOWN_SECONDS))
+    command = [sys.executable, "-m", "lib.launcher", notes, str(world), *arguments]
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os.execve(sys.executable, command, environment)
+
+
+def become_worker() -> dict[str, Any] | None:
+    """Take up the duties of a worker and return what `launch` was given; None in a process of its own."""
+    notes = _notes()
+    if notes is None:
+        return None
+    try:
+        launched = json.loads((notes / "launch.json").read_text())
+    except FileNotFoundError:
+        os._exit(1)  # the supervisor has ended and taken the notes along
+    threading.Thread(target=_end_with, args=(launched["supervisor"],), daemon=True).start()
+    sys.excepthook = _crash
+    _note("pid", str(os.getpid()))
+    plan: dict[str, Any] = launched["plan"]
+    return plan
+
+
+def end_process(status: int) -> NoReturn:
+    """End a worker that has told how it went, without the interpreter's clean-up.
+
+    During that clean-up gloo's threads can abort.
+    """
+    _end(status, "status", str(status))
+
+
+def _crash(kind: type[BaseException], error: BaseException, trace: types.TracebackType | None) -> NoReturn:
+    """Leave the traceback to the supervisor: it knows whose crash was the first and made the others."""
+    _end(1, "crash", "".join(traceback.format_exception(kind, error, trace)))
+
+
+def _end(status: int, kind: str, text: str) -> NoReturn:
+    sys.stdout.flush()
+    sys.stderr.flush()
+    rank_0 = _note(kind, text)
+    if rank_0 is not None and status != 0:
+        # torchrun ends all workers with the first that fails, and rank 0 has the files to put in order.
+        deadline = time.monotonic() + _PATIENCE_SECONDS
+        while not any(rank_0.with_suffix(end).exists() for end in (".status", ".crash")):
+            if time.monotonic() > deadline:
+                break
+            time.sleep(0.02)
+    os._exit(status)
+
+
+def _note(kind: str, text: str) -> Path | None:
+    """Leave a note of this worker; returns where rank 0 leaves its own, None outside of a launch."""
+    notes = _notes()
+    if notes is None:
+        return None
+    note = notes / f"{os.environ['RANK']}.{kind}"
+    try:
+        note.with_suffix(f".{kind}-part").write_text(text)
+        note.with_suffix(f".{kind}-part").rename(note)
+    except FileNotFoundError:
+        os._exit(1)  # as above
+    return notes / "0"
+
+
+def _notes() -> Path | None:
+    directory = os.environ.get(_NOTES_VARIABLE)
+    return None if directory is None else Path(directory)
+
+
+def _end_with(supervisor: int) -> None:
+    """End this process when its parent is no longer the supervisor. Linux could do that by itself."""
+    while os.getppid() == supervisor:
+        time.sleep(_PARENT_CHECK_SECONDS)
+    os._exit(1)
+
+
+class _Supervisor:
+    def __init__(self, notes: Path, *, world: int) -> None:
+        self._notes, self._world = notes, world
+        self._signal = 0  # number of the signal that came, 0 = none
+
+    def run(self, arguments: Sequence[str]) -> int:
+        """Run the workers to their end. Returns the exit status of the whole."""
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, self._pass_on)
+        return self._verdict(self._torchrun(arguments))
+
+    def _torchrun(self, arguments: Sequence[str]) -> dict[int, int]:
+        """Exit statuses (negative: signals) of the workers that failed first, by rank."""
+        log = (self._notes / "torchrun.log").open("w")
+        # File descriptor 2 stays what it is: rank 0 inherits it.
+        with contextlib.redirect_stderr(log):
+            # Here, because its loggers keep the stderr that they find.
+            from torch.distributed import run
+            from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+
+            options = [
+                "--standalone",
+                f"--nproc-per-node={self._world}",
+                f"--log-dir={self._notes}",
+                f"--redirects={','.join(f'{rank}:3' for rank in range(1, self._world))}",
+                "--signals-to-handle=SIGQUIT",  # the others are for `_pass_on`
+            ]
+            try:
+                run.main([*options, "-m", "train", *arguments])
+            except ChildFailedError as error:
+                return {rank: failure.exitcode for rank, failure in error.failures.items()}
+        return {}
+
+    def _pass_on(self, number: int, _frame: types.FrameType | None) -> None:
+        """Tell rank 0 the first signal, which the others learn from it; end everything at the second."""
+        again, self._signal = self._signal != 0, number
+        rank_0 = self._pid(0)
+        if rank_0 is not None and not again:
+            with contextlib.suppress(ProcessLookupError):  # it has just ended
+                os.kill(rank_0, number)
+            return
+        # Who is not there yet will find its parent gone.
+        for pid in filter(None, map(self._pid, range(self._world))):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        shutil.rmtree(self._notes, ignore_errors=True)
+        print("interrupted", file=sys.__stderr__, flush=True)
+        os._exit(128 + number)
+
+    def _pid(self, rank: int) -> int | None:
+        note = self._notes / f"{rank}.pid"
+        return int(note.read_text()) if note.exists() else None
+
+    def _verdict(self, failed: Mapping[int, int]) -> int:
+        """The exit status of the whole; tells why, unless rank 0 has done so."""
+        told = self._notes / "0.status"
+        if told.exists():
+            return int(told.read_text())
+        if not failed:
+            return 0
+        if self._signal:
+            print("interrupted", file=sys.stderr)
+            return 128 + self._signal
+        rank = self._culprit(failed)
+        status = failed.get(rank, 1)
+        if rank != 0 or status < 0 or self._crash_of(rank).exists():
+            how = f"was ended by signal {-status}" if status < 0 else f"ended with status {status}"
+            print(self._last_words(rank), file=sys.stderr)
+            print(f"error: process {rank} of {self._world} {how}", file=sys.stderr)
+        return max(status, 1)
+
+    def _culprit(self, failed: Mapping[int, int]) -> int:
+        """The rank that made the others fail: one that died without a word, or the first that spoke."""
+        notes = [*self._notes.glob("*.crash"), *self._notes.glob("*.status")]
+        notes.sort(key=lambda note: note.stat().st_mtime_ns)
+        spoke = [int(note.stem) for note in notes]
+        return min(failed.keys() - spoke, default=spoke[0] if spoke else 0)
+
+    def _crash_of(self, rank: int) -> Path:
+        return self._notes / f"{rank}.crash"
+
+    def _last_words(self, rank: int) -> str:
+        if self._crash_of(rank).exists():
+            return self._crash_of(rank).read_text().rstrip()
+        logs = self._notes.glob(f"*/attempt_*/{rank}/stderr.log")
+        lines = [line for log in logs for line in log.read_text(errors="replace").splitlines()]
+        return "\n".join(lines[-_TAIL_LINES:])
+
+
+def _main(notes: str, world: str, *arguments: str) -> int:
+    try:
+        return _Supervisor(Path(notes), world=int(world)).run(arguments)
+    finally:
+        shutil.rmtree(notes, ignore_errors=True)
+
+
+if __name__ == "__main__":
+    sys.exit(_main(*sys.argv[1:]))

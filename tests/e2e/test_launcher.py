@@ -1,0 +1,181 @@
+"""Two processes look like one: signals, errors, crashes and kills as the user meets them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.runner import ROOT, TINY, Runner
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="finds processes through /proc"),
+]
+LONG = {"CONFIG_MAX_STEPS": "1000000", "CONFIG_CHECKPOINT_INTERVAL_STEPS": "5"}
+LEFT_SECONDS = 15
+# Python runs it in every process when it starts.
+SABOTAGE = """
+import os, sys
+if os.environ.get("RANK") == {rank!r}:
+    import lib.data.loader
+    calls = []
+    original = lib.data.loader.TrainLoader.micro_batches
+    def micro_batches(*arguments, **options):
+        calls.append(1)
+        if len(calls) == 3:
+            {deed}
+        return original(*arguments, **options)
+    lib.data.loader.TrainLoader.micro_batches = micro_batches
+"""
+
+
+@pytest.fixture
+def runner(tmp_path: Path) -> Runner:
+    runner = Runner(tmp_path)
+    runner.configure("lenet5", TINY | LONG | {"CONFIG_DEVICE_CPU": "y", "CONFIG_NUM_DEVICES": "2"})
+    return runner
+
+
+def processes_of(runner: Runner) -> dict[int, str]:
+    """Command lines of the run's processes by number: they are told by their environment."""
+    wanted = f"KCONFIG_CONFIG={runner.folder / '.config'}".encode()
+    found = {}
+    for path in Path("/proc").glob("[0-9]*"):
+        try:
+            if wanted in (path / "environ").read_bytes().split(b"\0"):
+                found[int(path.name)] = (path / "cmdline").read_text().replace("\0", " ")
+        except OSError:
+            continue  # it has ended
+    return {pid: command for pid, command in found.items() if command}  # a zombie has no command
+
+
+def wait_until(true: Callable[[], object], process: subprocess.Popen[str], *, seconds: float = 60) -> None:
+    deadline = time.monotonic() + seconds
+    while not true():
+        assert process.poll() is None, process.communicate()[0]
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def training(runner: Runner) -> subprocess.Popen[str]:
+    """A run that has begun to train."""
+    process = runner.start("train")
+    wait_until(lambda: list(runner.runs.glob("*/*/ckpt/step-*")), process)
+    return process
+
+
+def sabotaged(runner: Runner, *, rank: int, deed: str) -> str:
+    """What is said by a run of which process `rank` does that in its third step."""
+    (runner.folder / "sitecustomize.py").write_text(SABOTAGE.format(rank=str(rank), deed=deed))
+    process = runner.start("train", PYTHONPATH=os.pathsep.join([str(runner.folder), str(ROOT)]))
+    output = process.communicate(timeout=60)[0]
+    assert process.returncode == 1, output
+    return output
+
+
+def assert_nothing_is_left(runner: Runner) -> None:
+    deadline = time.monotonic() + LEFT_SECONDS
+    while left := processes_of(runner):
+        assert time.monotonic() < deadline, left
+        time.sleep(0.1)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_saves_and_ends_with_its_own_status(runner: Runner, number: signal.Signals) -> None:
+    process = training(runner)
+    assert len(processes_of(runner)) == 3, "the supervisor and two workers"
+    process.send_signal(number)
+    output = process.communicate(timeout=30)[0]
+    assert process.returncode == 75, output
+    assert output.count("error:") == 1 and output.splitlines()[-1].startswith("error: stopped by signal")
+    assert "Traceback" not in output and "Warning" not in output and "torch" not in output, output
+    assert runner.newest().status().state == "preempted"
+    assert_nothing_is_left(runner)
+
+
+def test_a_second_signal_ends_at_once(runner: Runner) -> None:
+    process = training(runner)
+    (worker,) = [pid for pid in processes_of(runner) if parent_and_rank(pid) == (process.pid, "0")]
+    os.kill(worker, signal.SIGSTOP)  # as if saving took its time
+    process.send_signal(signal.SIGINT)
+    time.sleep(0.5)
+    assert process.poll() is None
+    process.send_signal(signal.SIGINT)
+    output = process.communicate(timeout=5)[0]
+    assert process.returncode == 130 and output.splitlines()[-1] == "interrupted"
+    assert "Traceback" not in output
+    assert_nothing_is_left(runner)
+
+
+def parent_and_rank(pid: int) -> tuple[int, str]:
+    variables = dict(
+        pair.partition("=")[::2] for pair in Path(f"/proc/{pid}/environ").read_text().split("\0")
+    )
+    parent = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    return parent, variables.get("RANK", "")
+
+
+def test_a_signal_before_there_are_workers_ends_at_once(runner: Runner) -> None:
+    process = runner.start("train")
+    wait_until(lambda: any("lib.launcher" in name for name in processes_of(runner).values()), process)
+    time.sleep(0.3)
+    process.send_signal(signal.SIGTERM)
+    output = process.communicate(timeout=10)[0]
+    assert process.returncode == 143 and output.splitlines()[-1] == "interrupted", output
+    assert_nothing_is_left(runner)
+
+
+def test_an_error_of_rank_0_is_one_line_and_keeps_its_status(runner: Runner) -> None:
+    runner.runs.write_text("in the way")
+    output = runner.run("train", status=1)
+    assert output.splitlines()[-1].startswith("error: cannot create a run directory")
+    assert output.count("error:") == 1 and "Traceback" not in output
+    assert_nothing_is_left(runner)
+
+
+def test_another_status_of_rank_0_is_kept(runner: Runner) -> None:
+    deed = "from lib.errors import ConfigError; raise ConfigError('nothing can be done')"
+    (runner.folder / "sitecustomize.py").write_text(SABOTAGE.format(rank="0", deed=deed))
+    path = os.pathsep.join([str(runner.folder), str(ROOT)])
+    output = runner.run("train", status=2, PYTHONPATH=path)
+    assert output.splitlines()[-1] == "error: nothing can be done" and "Traceback" not in output
+    assert_nothing_is_left(runner)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_only_the_crash_that_made_the_others_fail_is_shown(runner: Runner, rank: int) -> None:
+    output = sabotaged(runner, rank=rank, deed="raise ArithmeticError('that went wrong')")
+    assert output.count("Traceback") == 1 and "ArithmeticError: that went wrong" in output, output
+    assert output.splitlines()[-1] == f"error: process {rank} of 2 ended with status 1"
+    assert runner.newest().status().state == "failed"
+    assert_nothing_is_left(runner)
+
+
+def test_an_error_of_another_rank_is_shown_in_one_line(runner: Runner) -> None:
+    deed = "from lib.errors import ToolkitError; raise ToolkitError('no memory', why='full')"
+    output = sabotaged(runner, rank=1, deed=deed)
+    assert "Traceback" not in output, output
+    assert output.splitlines()[-2:] == ["error: no memory: full", "error: process 1 of 2 ended with status 1"]
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_worker_that_is_killed_is_named(runner: Runner, rank: int) -> None:
+    output = sabotaged(runner, rank=rank, deed="os.kill(os.getpid(), 9)")
+    assert output.splitlines()[-1] == f"error: process {rank} of 2 was ended by signal 9", output
+    assert "Traceback" not in output
+    assert_nothing_is_left(runner)
+
+
+def test_nothing_outlives_a_killed_supervisor(runner: Runner) -> None:
+    process = training(runner)
+    process.kill()
+    assert process.wait() == -signal.SIGKILL
+    assert_nothing_is_left(runner)
+    output = process.communicate()[0]
+    assert "Traceback" not in output
