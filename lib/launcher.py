@@ -59,7 +59,7 @@ def become_worker() -> dict[str, Any] | None:
         launched = json.loads((notes / "launch.json").read_text())
     except FileNotFoundError:
         os._exit(1)  # the supervisor has ended and taken the notes along
-    threading.Thread(target=_end_with, args=(launched["supervisor"],), daemon=True).start()
+    threading.Thread(target=_end_with, args=(launched["supervisor"], notes), daemon=True).start()
     sys.excepthook = _crash
     _note("pid", str(os.getpid()))
     plan: dict[str, Any] = launched["plan"]
@@ -112,10 +112,11 @@ def _notes() -> Path | None:
     return None if directory is None else Path(directory)
 
 
-def _end_with(supervisor: int) -> None:
+def _end_with(supervisor: int, notes: Path) -> None:
     """End this process when its parent is no longer the supervisor. Linux could do that by itself."""
     while os.getppid() == supervisor:
         time.sleep(_PARENT_CHECK_SECONDS)
+    shutil.rmtree(notes, ignore_errors=True)  # nobody is left to read them
     os._exit(1)
 
 
