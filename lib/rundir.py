@@ -161,8 +161,8 @@ class RunDir:
 
     def lock(self) -> None:
         """Take the run for this process. Raises ToolkitError if another one has it."""
+        status = self.status()
         if not self._try_lock():
-            status = self.status()
             raise ToolkitError(
                 f"{self.path} is in use",
                 why=f"process {status.pid} on {status.host or 'this machine'} trains in it",
@@ -272,9 +272,7 @@ def resolve_run(runs: Path, name: str = "", *, unfinished: bool = False) -> RunD
     if unfinished:
         found = [run for run in found if run.status().state != "done"]
     if not found:
-        raise ToolkitError(
-            "there is nothing to go on with: what was named is done", todo="make train starts a run"
-        )
+        raise ToolkitError("there is no run to go on with: all are done", todo="start one with make train")
     if not name:
         return found[0]
     wanted = name.rstrip("/")

@@ -134,7 +134,7 @@ def test_training_does_not_depend_on_the_micro_batch(name: str) -> None:
         model, spec = tiny(name)
         model.double()
         set_norm_batch(model, 2)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.005, momentum=0.9)
         images, labels = images_of(spec, 8).double(), torch.arange(8) % spec.classes
         for _ in range(3):
             for x, y in zip(images.split(micro_batch), labels.split(micro_batch), strict=True):
@@ -262,7 +262,7 @@ def test_unknown_models_stems_and_options_are_told() -> None:
     spec = spec_of(golden("resnet18")[1])
     with pytest.raises(ConfigError, match=r"no model 'resnet81'.*did you mean resnet18"):
         load_model("resnet81")
-    with pytest.raises(ConfigError, match="there are lenet5, resnet18, resnet50"):
+    with pytest.raises(ConfigError, match=r"there are lenet5, .*resnet18, resnet50"):
         load_model("..")
     with pytest.raises(ConfigError, match="CONFIG_RESNET18_WIDTH are not set"):
         build_model("resnet18", {"stem": "cifar"}, spec, seed=0)

@@ -165,8 +165,9 @@ def test_divergence_stops_with_a_message_and_keeps_the_last_good_checkpoint(runn
     assert all(tensor.isfinite().all() for tensor in runner.weights().values())
 
 
-def test_a_resumed_run_on_two_processes_is_the_run_on_one(runner: Runner, tmp_path: Path) -> None:
-    settings = TINY | {"CONFIG_MAX_STEPS": "10", "CONFIG_DEVICE_CPU": "y"}
+def test_a_run_on_two_processes_is_the_run_on_one(runner: Runner, tmp_path: Path) -> None:
+    # A large epsilon: Adam would make a large step of the last bit of a gradient that is almost zero.
+    settings = TINY | {"CONFIG_MAX_STEPS": "10", "CONFIG_DEVICE_CPU": "y", "CONFIG_ADAM_EPS": "0.001"}
     (tmp_path / "one").mkdir()
     one = Runner(tmp_path / "one")
     one.configure("lenet5", settings)

@@ -68,7 +68,8 @@ def test_the_scale_cancels_out(optimizer: str, grad_clip: float) -> None:
     rule = OPTIMIZERS[optimizer] | {"grad_clip": grad_clip}
     expected, found = movement(scaled_job("fp32", **rule)), movement(scaled_job("fp16", **rule))
     assert float(expected.norm()) > 1e-4
-    assert float((found - expected).norm() / expected.norm()) < 0.02
+    # Half precision through a dozen normalised layers costs a tenth; a scale left in, a factor of a thousand.
+    assert float((found - expected).norm() / expected.norm()) < 0.25
 
 
 @pytest.mark.parametrize("grad_clip", [0.0, 0.5])
