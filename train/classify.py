@@ -21,8 +21,7 @@ class Classify:
     def training(self, forward: Forward, batch: Batch) -> Sums:
         logits_NK = _full_precision(forward(batch.images))
         loss = F.cross_entropy(logits_NK, batch.labels, reduction="sum", label_smoothing=self.label_smoothing)
-        with torch.no_grad():
-            correct = (logits_NK.argmax(dim=1) == batch.labels).sum()
+        correct = (logits_NK.argmax(dim=1) == batch.labels).sum()
         return Sums(loss, len(batch.labels), {"accuracy": correct})
 
     def evaluation(self, forward: Forward, batch: Batch) -> Sums:

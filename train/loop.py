@@ -96,7 +96,7 @@ def train(job: Job, progress: Progress) -> dict[str, float]:
                 )
                 row = _train_row(job, progress, means, since=logged_at)
                 logged, logged_at = Totals(), (progress.step, progress.seconds)
-                _check_finite(job, row)
+                _check_finite(job, row, weights=due.save or due.evaluation)
             if due.evaluation:
                 evaluation = evaluate(job)
                 job.record.row("eval", step=progress.step, epoch=_epoch(job, progress.step), **evaluation)
@@ -207,7 +207,8 @@ def _update(job: Job, progress: Progress, *, count: Tensor | int) -> None:
     job.scaler.step(job.optimizer)
     job.scaler.update()
     job.optimizer.zero_grad(set_to_none=True)
-    commit_statistics(job.model, job.backend.all_reduce_sum if job.backend.world > 1 else None)
+    if job.plan.norm_batch:
+        commit_statistics(job.model, job.backend.all_reduce_sum if job.backend.world > 1 else None)
     if job.ema is not None:
         job.ema.update()
 
@@ -290,16 +291,18 @@ def _train_row(
     return row
 
 
-def _check_finite(job: Job, row: Mapping[str, float]) -> None:
-    """Stop before a checkpoint is written that could not be trained on."""
-    norms = torch._foreach_norm([parameter.detach() for parameter in job.model.parameters()])
-    if math.isfinite(row["loss"]) and bool(torch.stack(norms).isfinite().all()):
-        return
-    raise ToolkitError(
-        f"the loss is {row['loss']} at step {row['step']:.0f}, or a weight is not finite",
-        why="training has diverged",
-        todo="lower CONFIG_LEARNING_RATE or set CONFIG_GRAD_CLIP; the last good checkpoint is kept",
-    )
+def _check_finite(job: Job, row: Mapping[str, float], *, weights: bool) -> None:
+    """Stop at a loss that is none; and, with `weights`, before a checkpoint that could not be trained on."""
+    finite = math.isfinite(row["loss"])
+    if finite and weights:
+        norms = torch._foreach_norm([parameter.detach() for parameter in job.model.parameters()])
+        finite = bool(torch.stack(norms).isfinite().all())
+    if not finite:
+        raise ToolkitError(
+            f"the loss is {row['loss']} at step {row['step']:.0f}, or a weight is not finite",
+            why="training has diverged",
+            todo="lower CONFIG_LEARNING_RATE or set CONFIG_GRAD_CLIP; the last good checkpoint is kept",
+        )
 
 
 def state_dict(job: Job, progress: Progress) -> dict[str, Any]:

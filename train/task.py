@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -36,7 +35,7 @@ class Totals:
 
     def add(self, sums: Sums) -> None:
         # Without the graph that made it: its tensors would live as long as the sum.
-        self._parts.append(dataclasses.replace(sums, loss=sums.loss.detach()))
+        self._parts.append(Sums(sums.loss.detach(), sums.count, sums.metrics))
 
     def means(self, backend: Backend) -> dict[str, float]:
         """Means over all ranks' counts, on the host; also the count itself."""

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import count
 from types import TracebackType
-from typing import Literal, Self, TypeAlias
+from typing import Literal, NamedTuple, Self, TypeAlias
 
 import numpy as np
 import torch
@@ -116,8 +116,7 @@ class _Loader:
         self.close()
 
 
-@dataclass(frozen=True, slots=True)
-class _Step:
+class _Step(NamedTuple):
     """What one rank wants of one optimizer step."""
 
     step: int
@@ -127,7 +126,7 @@ class _Step:
     sizes: tuple[int, ...]
 
     def following(self) -> _Step:
-        return _Step(self.step + 1, self.target, self.rank, self.world, self.sizes)
+        return self._replace(step=self.step + 1)
 
 
 class TrainLoader(_Loader):
