@@ -34,7 +34,7 @@ COMMANDS = {
     "make plots": END_TO_END,
     "make eval": END_TO_END,
     "make eval BEST=1": END_TO_END,
-    "make resume RUN=20261121T091443Z": DRY,
+    "make resume RUN=20261121T093620Z": DRY,
     "make defconfig-resnet18 && make train": END_TO_END,
     "make defconfig-resnet18+bf16": RUN,
     "make menuconfig": DRY,
