@@ -7,6 +7,7 @@ be honoured, 1 for a run that failed.
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -73,6 +74,9 @@ def report(error: ToolkitError) -> int:
 
 def run_main(main: Callable[[], int]) -> int:
     """Run a command line `main`; users see one-line errors, a closed pipe is no error."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # a sign that the terminal lacks must not end a run
+            stream.reconfigure(errors="replace")
     try:
         return main()
     except ToolkitError as error:

@@ -290,8 +290,9 @@ def resolve_run(runs: Path, name: str = "", *, unfinished: bool = False) -> RunD
 
 
 def _runs(model: Path) -> list[RunDir]:
-    """The runs in one model's directory. Runs that a user renamed are left to be named by path."""
-    return [RunDir(path) for path in _entries(model) if _NAME.fullmatch(path.name) and path.is_dir()]
+    """The whole runs in one model's directory. Runs that a user renamed are left to be named by path."""
+    found = (RunDir(path) for path in _entries(model) if _NAME.fullmatch(path.name))
+    return [run for run in found if run.config.is_file()]
 
 
 def _entries(directory: Path) -> list[Path]:

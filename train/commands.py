@@ -246,7 +246,8 @@ def _as_main(case: Case, backend: Backend, interrupted: RunDir | None) -> int:
         run.set_status("preempted", step=stopped.step, reason=str(stopped))
         raise
     except BaseException as error:
-        run.set_status("failed", step=run.status().step, reason=str(error) or type(error).__name__)
+        if run.config.is_file():  # else there is no run left to say it of
+            run.set_status("failed", step=run.status().step, reason=str(error) or type(error).__name__)
         raise
     finally:
         record.close()

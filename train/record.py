@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 from lib import checkpoint, metrics
 from lib.console import Console
+from lib.errors import ToolkitError
 from lib.metrics import MetricsWriter, Scalar
 from lib.plan.types import Plan
 from lib.rundir import RunDir
@@ -101,6 +102,8 @@ class RunRecord:
 
     def save(self, step: int, state: Callable[[], Mapping[str, Any]], *, best: bool) -> None:
         assert self._metrics is not None, "begin comes first"
+        if not self.run.config.is_file():
+            raise ToolkitError(f"{self.run.path} is gone", why="it was removed while this run trained in it")
         self._metrics.flush()  # so that rows up to the checkpoint are there if the run dies now
         checkpoint.save(self.run.checkpoints, step=step, state=state(), keep_last=self._keep_last, best=best)
         self.run.set_status("running", step=step)

@@ -13,6 +13,7 @@ from pathlib import Path
 from lib.errors import ToolkitError, os_error
 
 _MANIFEST = "manifest.json"
+_VERIFIED_BYTES = 2**27  # larger files are trusted by their size: reading them would delay every start
 
 
 def cached_folder(
@@ -20,8 +21,8 @@ def cached_folder(
 ) -> Path:
     """`folder`, filled by `fill` (which gets the path of an empty folder) unless it already is.
 
-    identity: all that the content follows from. A folder made from anything else, or with a file of
-    another size than was written, is made again, and `say` is told why. Until the new one is complete
+    identity: all that the content follows from. A folder made from anything else, or with a file
+    that is not as it was written, is made again, and `say` is told why. Until the new one is complete
     nobody sees it; one process makes it while others wait. Raises ToolkitError where it cannot be written.
     """
     if _fault(folder, identity) is None:
@@ -52,14 +53,21 @@ def _fault(folder: Path, identity: str) -> str | None:
         manifest = json.loads((folder / _MANIFEST).read_text())
         if manifest["fingerprint"] != fingerprint(identity):
             return "made from something else"
-        for name, size in manifest["bytes"].items():
-            if (folder / name).stat().st_size != size:
+        for name, (size_bytes, digest) in manifest["files"].items():
+            if (folder / name).stat().st_size != size_bytes:
                 return f"{name} has another size than was written"
+            if size_bytes <= _VERIFIED_BYTES and _digest(folder / name) != digest:
+                return f"{name} has another content than was written"
     except FileNotFoundError as error:
         return f"{Path(error.filename).name} is missing"
     except (ValueError, KeyError, AttributeError, TypeError, NotADirectoryError):
         return f"{_MANIFEST} is damaged"
     return None
+
+
+def _digest(file: Path) -> str:
+    with file.open("rb") as opened:
+        return hashlib.file_digest(opened, "sha256").hexdigest()
 
 
 def _make(folder: Path, identity: str, fill: Callable[[Path], None]) -> None:
@@ -73,8 +81,8 @@ def _make(folder: Path, identity: str, fill: Callable[[Path], None]) -> None:
     new.mkdir()
     try:
         fill(new)
-        sizes = {file.name: file.stat().st_size for file in sorted(new.iterdir())}
-        manifest = {"fingerprint": fingerprint(identity), "bytes": sizes}
+        files = {file.name: (file.stat().st_size, _digest(file)) for file in sorted(new.iterdir())}
+        manifest = {"fingerprint": fingerprint(identity), "files": files}
         (new / _MANIFEST).write_text(json.dumps(manifest, indent=1) + "\n")
         new.rename(folder)
     finally:

@@ -88,6 +88,8 @@ def _place_on_cpu(config: Asked, hardware: Hardware) -> Placement:
     _check_free(memory, index=0)
     asked = "asked for" if config.device == "cpu" else "there is no GPU"
     share = f", {memory.free_bytes / world / GB:.1f} GB of free memory for each" if world > 1 else ""
+    if world > hardware.cpu_count:
+        share += f"; MORE than the {hardware.cpu_count} processor(s) there are, so they wait for each other"
     return Placement(
         device=Decision("cpu", f"{hardware.cpu_name}, {hardware.cpu_count} processor(s): {asked}"),
         world=Decision(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import time
@@ -259,3 +260,20 @@ def test_missing_configuration_names_the_ways_to_one(runner: Runner) -> None:
     output = runner.run("train", status=2)
     assert "make defconfig-" in output and "make menuconfig" in output and "Traceback" not in output
     assert not (ROOT / ".config-none").exists()
+
+
+def test_a_terminal_without_our_signs_and_a_run_that_is_removed(runner: Runner) -> None:
+    runner.configure(
+        "lenet5", TINY | {"CONFIG_MAX_STEPS": "100000", "CONFIG_CHECKPOINT_INTERVAL_STEPS": "200"}
+    )
+    process = runner.start("train", PYTHONIOENCODING="ascii")
+    wait_for_checkpoint(runner, process)
+    run = runner.newest()
+    shutil.rmtree(run.path, ignore_errors=True)
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == 1 and "Traceback" not in output, output
+    assert f"{run.path} is gone" in output or "error: cannot" in output
+    shutil.rmtree(run.path, ignore_errors=True)
+    (run.path / "ckpt").mkdir(parents=True)
+    runner.configure("lenet5", TINY)
+    assert "Done: " in runner.run("train"), "what is left of a removed run is no run"

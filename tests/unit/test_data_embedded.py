@@ -142,6 +142,7 @@ def test_a_stale_or_damaged_cache_is_made_again_and_said(tmp_path: Path) -> None
     damages = {
         "made from something else": lambda: None,
         "a.bin has another size": lambda: (folder / "a.bin").write_bytes(b"cont"),
+        "a.bin has another content": lambda: (folder / "a.bin").write_bytes(b"CONTENT"),
         "a.bin is missing": lambda: (folder / "a.bin").unlink(),
         "manifest.json is missing": manifest.unlink,
         "manifest.json is damaged": lambda: manifest.write_text("{"),
@@ -155,7 +156,7 @@ def test_a_stale_or_damaged_cache_is_made_again_and_said(tmp_path: Path) -> None
         said.clear()
         _make(folder, "two", said)
         assert said == []
-    assert set(json.loads(manifest.read_text())["bytes"]) == {"a.bin"}
+    assert set(json.loads(manifest.read_text())["files"]) == {"a.bin"}
 
 
 def test_a_failed_making_leaves_nothing_behind(tmp_path: Path) -> None:
