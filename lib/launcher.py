@@ -196,7 +196,9 @@ class _Supervisor:
         notes = [*self._notes.glob("*.crash"), *self._notes.glob("*.status")]
         notes.sort(key=lambda note: note.stat().st_mtime_ns)
         spoke = [int(note.stem) for note in notes]
-        return min(failed.keys() - spoke, default=spoke[0] if spoke else 0)
+        # torchrun ends the others by SIGTERM, and may do so before they are asked how they fare.
+        silent = sorted(failed.keys() - spoke, key=lambda rank: (failed[rank] == -signal.SIGTERM, rank))
+        return silent[0] if silent else spoke[0] if spoke else 0
 
     def _crash_of(self, rank: int) -> Path:
         return self._notes / f"{rank}.crash"

@@ -60,6 +60,8 @@ def test_handlers_are_restored_at_the_end(outer: list[int]) -> None:
 
 
 def test_a_second_interrupt_is_a_keyboard_interrupt() -> None:
+    # What a program in the background inherits is a SIGINT that is ignored.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     with pytest.raises(KeyboardInterrupt), StopRequest():
         send(signal.SIGINT)
         send(signal.SIGINT)
