@@ -164,7 +164,7 @@ def compare(loops: Mapping[str, Callable[[int], float]], *, rounds: int, steps: 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=20)
-    parser.add_argument("--steps", type=int, default=100, help="optimizer steps a round")
+    parser.add_argument("--steps", type=int, default=200, help="optimizer steps a round")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -179,7 +179,7 @@ def main() -> int:
             "fp32": toolkit_loop(make_case(folder, RESNET18 | PLAIN)),
             "bf16 with channels last": toolkit_loop(make_case(folder, RESNET18 | fast)),
         }
-        compare(precisions, rounds=max(3, options.rounds // 4), steps=max(1, options.steps // 50))
+        compare(precisions, rounds=max(3, options.rounds // 4), steps=max(1, options.steps // 100))
     return 0
 
 

@@ -41,9 +41,12 @@ class Totals:
         """Means over all ranks' counts, on the host; also the count itself."""
         # Sums over a whole evaluation outgrow fp32, which is all that MPS has.
         dtype = torch.float32 if backend.kind == "mps" else torch.float64
-        names = ["loss", *self._parts[0].metrics]
+        first = self._parts[0]
+        names = ["loss", *first.metrics]
+        counts = [part.count for part in self._parts]
+        host = sum(count for count in counts if isinstance(count, int))
         columns = [
-            [torch.as_tensor(part.count, device=part.loss.device) for part in self._parts],
+            [torch.tensor(host, device=first.loss.device), *(c for c in counts if isinstance(c, Tensor))],
             [part.loss for part in self._parts],
             *([part.metrics[name] for part in self._parts] for name in names[1:]),
         ]

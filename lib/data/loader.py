@@ -169,17 +169,11 @@ class TrainLoader(_Loader):
             epochs_SN, indices_SN = (
                 part.reshape(together, first.world, share)[:, first.rank] for part in stream
             )
-            notes_KSN = np.empty((0, together, share), np.int64)
+            rows_KSN = [indices_SN]
             if self._kind != "none":
-                notes_KSN = np.stack(
-                    draw(epochs_SN, indices_SN, kind=self._kind, pad=self._pad, seed=self._seed)
-                )
-            for ahead in range(together):
-                begin = 0
-                for size in first.sizes:
-                    end = begin + size
-                    yield Request(indices_SN[ahead, begin:end], notes_KSN[:, ahead, begin:end])
-                    begin = end
+                rows_KSN += draw(epochs_SN, indices_SN, kind=self._kind, pad=self._pad, seed=self._seed)
+            for rows_KN in torch.from_numpy(np.stack(rows_KSN, axis=1)):
+                yield from rows_KN.split(first.sizes, dim=1)
 
     def _finish(self, images_NCHW: torch.Tensor, labels_N: torch.Tensor, draws_3N: torch.Tensor) -> Batch:
         if self._kind != "none":
@@ -198,10 +192,9 @@ class EvalLoader(_Loader):
         """
         assert 0 <= rank < world and batch_size > 0
         starts = range(rank * batch_size, _round_up(self.size, world * batch_size), world * batch_size)
-        positions = (np.arange(start, start + batch_size) for start in starts)
+        positions = (torch.arange(start, start + batch_size) for start in starts)
         requests = (
-            Request(np.minimum(place, self.size - 1), (place < self.size)[None].astype(np.int64))
-            for place in positions
+            torch.stack((place.clamp(max=self.size - 1), (place < self.size).long())) for place in positions
         )
         for images_NCHW, labels_N, weights_1N in self._store.read(requests):
             yield Batch(self._normalise(images_NCHW), labels_N, weights_1N[0].to(torch.float32))

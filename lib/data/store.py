@@ -5,24 +5,15 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
 from typing import Literal, Protocol, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
-from lib.data.types import Indices, Part
+from lib.data.types import Part
 
-
-@dataclass(frozen=True, slots=True)
-class Request:
-    """Rows to fetch: indices (N,), and notes (K, N) that travel with them to the device, both int64."""
-
-    indices: Indices
-    notes: npt.NDArray[np.int64]
-
-
+# int64 (1 + K, N): the indices of N samples, and K rows of notes that travel with them to the device.
+Request: TypeAlias = torch.Tensor
 Rows: TypeAlias = tuple[torch.Tensor, torch.Tensor, torch.Tensor]  # images uint8, labels, notes
 
 
@@ -64,10 +55,9 @@ class _Resident:
 
     def read(self, requests: Iterator[Request]) -> Iterator[Rows]:
         for request in requests:
-            # One copy to the device for all that the batch needs.
-            sent = torch.from_numpy(np.concatenate((request.indices[None], request.notes))).to(self._device)
-            rows = sent[0]
-            yield self._images.index_select(0, rows), self._labels.index_select(0, rows), sent[1:]
+            sent = request.to(self._device)  # one copy for all that the batch needs
+            indices = sent[0]
+            yield self._images.index_select(0, indices), self._labels.index_select(0, indices), sent[1:]
 
     def close(self) -> None:
         pass
@@ -100,8 +90,8 @@ class _Stream:
                 future.cancel()
 
     def _fetch(self, request: Request) -> Rows:
-        images, labels = self._part.take(request.indices)
-        rows = torch.from_numpy(images), torch.from_numpy(labels), torch.from_numpy(request.notes.copy())
+        images, labels = self._part.take(request[0].numpy())
+        rows = torch.from_numpy(images), torch.from_numpy(labels), request[1:]
         if self._device.type == "cuda":
             return rows[0].pin_memory(), rows[1].pin_memory(), rows[2].pin_memory()
         return rows
