@@ -188,6 +188,17 @@ def test_what_a_device_cannot_do_is_refused() -> None:
     assert planned("lenet5", "h100-80g-70g-free", precision="fp32").precision == "fp32"
 
 
+def test_a_gpu_is_denied_however_its_driver_spells_it() -> None:
+    device = Device(name="amd radeon pro w7900", total_bytes=10**11, free_bytes=10**11, capability=None)
+    decided = planned("lenet5", Hardware(kind="rocm", devices=(device,), cpu_name="Test", cpu_count=8))
+    assert not decided.compile and "known ROCm faults" in decided.reasons["compile"]
+
+
+def test_the_memory_layout_is_the_one_that_was_asked_for() -> None:
+    for channels_last in (False, True):
+        assert planned("resnet18", "a10g", channels_last=channels_last).channels_last is channels_last
+
+
 # The effective batch
 
 
@@ -201,6 +212,7 @@ def test_a_target_above_the_training_set_is_refused_with_the_largest() -> None:
     assert "only 500 training samples" in text and text.endswith("CONFIG_TARGET_EFFECTIVE_BATCH=480")
     assert "no effective batch can be" in refusal("resnet18", "cpu-8g", facts={"train_size": 31})
     assert planned("lenet5", "cpu-8g", facts={"train_size": 512}).effective_batch == 512
+    assert "only 511 training samples" in refusal("lenet5", "cpu-8g", facts={"train_size": 511})
 
 
 def test_an_uneven_last_micro_batch_only_where_nothing_depends_on_it() -> None:
