@@ -247,6 +247,8 @@ def test_norm_batch_above_the_table_is_used_if_it_is_estimated_to_fit() -> None:
     large = {"bytes_per_sample": 86_000_000}
     # 0.38 GB of state + 32 x 86 MB x 1.5 = 4.5 GB of 4.7 GB usable; on a GPU 1.5 GB more.
     assert planned("resnet50", "cpu-8g", facts=large).micro_batch == 32
+    # 5.2 GB would fit into the 5.9 GB that are free, but not into the share of it that may be used.
+    assert "usable" in refusal("resnet50", "cpu-8g", facts={"bytes_per_sample": 100_000_000})
     text = refusal("resnet50", "rtx2060-6g-x8", facts=large)
     assert "CONFIG_NORM_BATCH to 6 or less" in text and "or to 0" in text
     assert planned("resnet50", "rtx2060-6g-x8", facts=large, norm_batch=4).micro_batch % 4 == 0
