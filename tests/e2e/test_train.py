@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from lib import checkpoint, metrics
+from lib.errors import ToolkitError
 from tests.e2e.runner import ROOT, TINY, Runner, assert_same_bits
 
 pytestmark = pytest.mark.slow
@@ -200,6 +201,28 @@ def test_a_run_on_two_processes_is_the_run_on_one(runner: Runner, tmp_path: Path
     for name, tensor in runner.weights().items():
         difference = (tensor - one.weights()[name]).abs().max()
         assert difference <= 1e-5 * tensor.abs().max().clamp(min=1), name
+
+
+def test_an_interrupted_run_on_two_processes_ends_in_the_same_bits(runner: Runner, tmp_path: Path) -> None:
+    settings = TINY | {"CONFIG_MAX_STEPS": "300", "CONFIG_DEVICE_CPU": "y", "CONFIG_NUM_DEVICES": "2"}
+    (tmp_path / "whole").mkdir()
+    whole = Runner(tmp_path / "whole")
+    whole.configure("lenet5", settings | {"CONFIG_CHECKPOINT_INTERVAL_STEPS": "5"})
+    whole.run("train")
+    runner.configure("lenet5", settings | {"CONFIG_CHECKPOINT_INTERVAL_STEPS": "5"})
+    process = runner.start("train")
+    wait_for_checkpoint(runner, process)
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=60)
+    run = runner.newest()
+    assert run.status().state == "preempted" and 0 < run.status().step < 300
+    process = runner.start("train")
+    wait_for_log(runner, process, f"Starting after step {run.status().step}")
+    with pytest.raises(ToolkitError, match="is in use"):
+        run.lock()
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == 0 and run.status().state == "done", output
+    assert_same_bits(runner.weights(), whole.weights())
 
 
 def test_a_plan_is_kept_on_the_same_machine_and_made_anew_on_another(runner: Runner) -> None:
