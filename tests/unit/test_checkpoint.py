@@ -1,5 +1,6 @@
 import errno
 import os
+import pickle
 import resource
 import subprocess
 from collections.abc import Callable, Iterator
@@ -172,6 +173,18 @@ def test_a_renamed_checkpoint_is_not_that_step(tmp_path: Path) -> None:
     save(tmp_path, 1).rename(tmp_path / "step-00000002")
     with pytest.raises(CheckpointError, match="no sound checkpoint"):
         checkpoint.load(tmp_path, say=print)
+
+
+def test_a_state_that_would_run_code_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Attack:
+        def __reduce__(self) -> tuple[Any, ...]:
+            return Path.touch, (tmp_path / "attacked",)
+
+    monkeypatch.setattr(checkpoint, "_LEAVES", (*checkpoint._LEAVES, Attack))
+    checkpoint.save(tmp_path / "ckpt", step=1, state={"a": Attack()}, keep_last=1, best=False)
+    with pytest.raises(pickle.UnpicklingError, match="weights_only"):
+        checkpoint.load(tmp_path / "ckpt", say=print)
+    assert not (tmp_path / "attacked").exists()
 
 
 def test_a_newer_format_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -119,7 +119,13 @@ def test_fashion_prefers_its_own_folder_and_refuses_mnist(
 
 
 @pytest.mark.parametrize("name", ["mnist", "fashion_mnist", "cifar10", "cifar100"])
-def test_a_missing_set_names_three_ways_out(tmp_path: Path, name: str) -> None:
+def test_a_missing_set_names_three_ways_out_and_goes_none_of_them(
+    tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fetch(*_: object, **__: object) -> None:
+        raise AssertionError("downloads are off")
+
+    monkeypatch.setattr("lib.data.download.fetch", fetch)
     with pytest.raises(DataError) as caught:
         _open(name, tmp_path)
     text = str(caught.value)
