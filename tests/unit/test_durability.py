@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from lib import checkpoint
+from lib import atomic, checkpoint
 from lib.rundir import RunDir
 
 
@@ -53,3 +53,10 @@ def test_a_run_has_its_files_on_the_disk_before_it_has_a_name(tmp_path: Path, ev
     assert hidden.startswith(".new-")
     written = ["sync config", "sync plan.json", "sync status.json", f"sync {hidden}"]
     assert events == [*written, f"name {run.name}", "sync m"]
+
+
+def test_a_download_is_on_the_disk_before_it_has_its_name(tmp_path: Path, events: list[str]) -> None:
+    (tmp_path / "set.part").write_bytes(b"bytes")
+    atomic.publish(tmp_path / "set.part", tmp_path / "set")
+    assert events == ["sync set.part", "name set", f"sync {tmp_path.name}"]
+    assert (tmp_path / "set").read_bytes() == b"bytes"
