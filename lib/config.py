@@ -60,8 +60,9 @@ class Config:
     num_devices: int
 
     # Optimizer and schedule
-    optimizer: Literal["sgd", "adam", "adamw"]
+    optimizer: Literal["sgd", "adam", "adamw", "muon"]
     learning_rate: float
+    muon_learning_rate: float | None
     weight_decay: float
     momentum: float | None
     nesterov: bool

@@ -198,9 +198,9 @@ def _rescale(job: Job, count: Tensor) -> None:
 def _update(job: Job, progress: Progress, *, count: Tensor | int) -> None:
     if isinstance(count, Tensor):
         _rescale(job, count)
-    rate = learning_rate(job, progress)
+    factor = rate_factor(job, progress)
     for group in job.optimizer.param_groups:
-        group["lr"] = rate
+        group["lr"] = factor * group["peak_lr"]
     if job.config.grad_clip > 0:
         job.scaler.unscale_(job.optimizer)
         nn.utils.clip_grad_norm_(job.model.parameters(), job.config.grad_clip)
@@ -213,10 +213,10 @@ def _update(job: Job, progress: Progress, *, count: Tensor | int) -> None:
         job.ema.update()
 
 
-def learning_rate(job: Job, progress: Progress) -> float:
-    """The learning rate of the step that comes next."""
+def rate_factor(job: Job, progress: Progress) -> float:
+    """What the step that comes next multiplies each group's peak learning rate by."""
     config = job.config
-    return config.learning_rate * learning_rate_factor(
+    return learning_rate_factor(
         job.budget.fraction(step=progress.step, seconds=progress.seconds),
         schedule=config.schedule,
         warmup_fraction=config.warmup_pct / 100,

@@ -110,7 +110,7 @@ def make_job(
         model=model,
         wrapped=wrapped,
         forward=compiled(wrapped) if plan.compile else wrapped,
-        optimizer=_optimizer(config, model),
+        optimizer=_optimizer(config, plan, model),
         scaler=backend.loss_scaler(plan.precision),
         ema=_ema(config, model),
         train_loader=train_loader,
@@ -120,7 +120,7 @@ def make_job(
     )
 
 
-def _optimizer(config: Config, model: torch.nn.Module) -> torch.optim.Optimizer:
+def _optimizer(config: Config, plan: Plan, model: torch.nn.Module) -> torch.optim.Optimizer:
     return make_optimizer(
         model,
         name=config.optimizer,
@@ -131,6 +131,8 @@ def _optimizer(config: Config, model: torch.nn.Module) -> torch.optim.Optimizer:
         adam_beta1=config.adam_beta1,
         adam_beta2=config.adam_beta2,
         adam_eps=config.adam_eps,
+        muon_learning_rate=config.muon_learning_rate,
+        product_dtype=torch.bfloat16 if plan.precision == "bf16" else None,
     )
 
 
