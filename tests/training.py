@@ -14,7 +14,7 @@ from torch import Tensor
 
 from lib.backend import Backend
 from lib.config import Config
-from lib.data import Dataset, ImageSpec, Part
+from lib.data import ArrayPart, Dataset, ImageSpec
 from lib.data.loader import Batch
 from lib.plan.types import Hardware, Plan
 from tests.configs import make_config
@@ -41,9 +41,9 @@ def random_subject(
     """Random images (C, H, W) and labels; without `test_size` the same for training and evaluation."""
     random = torch.Generator().manual_seed(0)
 
-    def part(size: int) -> Part:
+    def part(size: int) -> ArrayPart:
         images = torch.randint(0, 256, (size, *shape), generator=random, dtype=torch.uint8)
-        return Part(images.numpy(), torch.randint(0, CLASSES, (size,), generator=random).numpy())
+        return ArrayPart(images.numpy(), torch.randint(0, CLASSES, (size,), generator=random).numpy())
 
     channels, height, width = shape
     spec = ImageSpec(

@@ -19,16 +19,18 @@ class Classify:
         self.label_smoothing = label_smoothing
 
     def training(self, forward: Forward, batch: Batch) -> Sums:
-        logits_NK = _full_precision(forward(batch.images))
-        loss = F.cross_entropy(logits_NK, batch.labels, reduction="sum", label_smoothing=self.label_smoothing)
-        correct = (logits_NK.argmax(dim=1) == batch.labels).sum()
-        return Sums(loss, len(batch.labels), {"accuracy": correct})
+        logits_NK = _full_precision(forward(batch.inputs))
+        loss = F.cross_entropy(
+            logits_NK, batch.targets, reduction="sum", label_smoothing=self.label_smoothing
+        )
+        correct = (logits_NK.argmax(dim=1) == batch.targets).sum()
+        return Sums(loss, len(batch.targets), {"accuracy": correct})
 
     def evaluation(self, forward: Forward, batch: Batch) -> Sums:
         assert batch.weights is not None
-        logits_NK = _full_precision(forward(batch.images))
-        loss_N = F.cross_entropy(logits_NK, batch.labels, reduction="none")
-        correct_N = (logits_NK.argmax(dim=1) == batch.labels).to(batch.weights.dtype)
+        logits_NK = _full_precision(forward(batch.inputs))
+        loss_N = F.cross_entropy(logits_NK, batch.targets, reduction="none")
+        correct_N = (logits_NK.argmax(dim=1) == batch.targets).to(batch.weights.dtype)
         return Sums(
             (loss_N * batch.weights).sum(),
             batch.weights.sum(),

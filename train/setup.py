@@ -12,7 +12,7 @@ import torch
 
 from lib.backend import Backend, compiled, configure_numerics, configure_threads
 from lib.config import Config
-from lib.data import Dataset, Delivery, EvalLoader, TrainLoader, choose_placement, open_dataset, subset
+from lib.data import Dataset, Delivery, EvalLoader, TrainLoader, choose_placement, open_dataset, restrict
 from lib.ema import Ema
 from lib.memory.facts import model_facts
 from lib.norm import set_norm_batch
@@ -51,8 +51,7 @@ def open_subject(config: Config, *, root: Path, say: Callable[[str], None]) -> S
         image_size=config.image_size or 0,
         say=say,
     )
-    train, held_out = subset(dataset.train, limit=config.data_limit, holdout=config.holdout)
-    return measure(config, dataclasses.replace(dataset, train=train, test=held_out or dataset.test))
+    return measure(config, restrict(dataset, limit=config.data_limit, holdout=config.holdout))
 
 
 def measure(config: Config, dataset: Dataset) -> Subject:

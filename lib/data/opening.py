@@ -11,7 +11,7 @@ from lib.data import cifar, idx
 from lib.data.catalogue import BINARY_SETS, IDX_FILES, IDX_SETS, MNIST_CONTENT, BinarySet, IdxSet, Remote
 from lib.data.embedded import NAMES as EMBEDDED
 from lib.data.embedded import open_embedded
-from lib.data.types import Dataset, Part
+from lib.data.types import ArrayPart, Dataset
 from lib.errors import DataError
 
 NAMES = (*EMBEDDED, *IDX_SETS, *BINARY_SETS, "image_folder")
@@ -79,7 +79,7 @@ def _idx_part(
     contents: Mapping[str, bytes],
     images_name: str,
     labels_name: str,
-) -> Part:
+) -> ArrayPart:
     spec = wanted.spec
     images = idx.parse_images(contents[images_name], files[images_name], height=spec.height, width=spec.width)
     labels = idx.parse_labels(contents[labels_name], files[labels_name], classes=spec.classes)
@@ -87,7 +87,7 @@ def _idx_part(
         raise idx.damaged(
             files[labels_name], f"{len(labels)} labels for the {len(images)} images of {images_name}"
         )
-    return Part(images, labels)
+    return ArrayPart(images, labels)
 
 
 def _published_mnist(contents: Mapping[str, bytes]) -> dict[str, bool]:

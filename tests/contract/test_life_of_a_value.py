@@ -59,7 +59,7 @@ class Spy(Wrapped):
         self.seen: list[int] = []
 
     def training(self, forward: Forward, batch: Batch) -> Sums:
-        self.seen.append(len(batch.labels))
+        self.seen.append(len(batch.targets))
         return super().training(forward, batch)
 
 

@@ -131,7 +131,7 @@ def test_layout_is_that_of_the_plan(channels_last: bool) -> None:
     job = job_of(plan={"channels_last": channels_last})
     kernel = next(parameter for parameter in job.model.parameters() if parameter.dim() == 4)
     (batch,) = job.eval_loader.batches(rank=0, world=1, batch_size=10)
-    for tensor in (kernel, batch.images):
+    for tensor in (kernel, batch.inputs):
         assert tensor.is_contiguous(memory_format=torch.channels_last) == channels_last
         assert tensor.is_contiguous() != channels_last
 
@@ -192,13 +192,13 @@ def test_where_the_data_are_kept_is_told_and_changes_no_bit(asked: str) -> None:
     with job.train_loader, job.eval_loader:
         found = list(job.train_loader.micro_batches(**options))
     for batch, expected in zip(found, reference.train_loader.micro_batches(**options), strict=True):
-        assert torch.equal(batch.images, expected.images) and torch.equal(batch.labels, expected.labels)
+        assert torch.equal(batch.inputs, expected.inputs) and torch.equal(batch.targets, expected.targets)
 
 
 def test_one_seed_is_one_order_of_the_data() -> None:
     def labels(seed: int) -> list[int]:
         loader = job_of("lenet5", norm_batch=0, seed=seed).train_loader
         (batch,) = loader.micro_batches(step=0, target=16, rank=0, world=1, sizes=(16,))
-        return batch.labels.tolist()
+        return batch.targets.tolist()
 
     assert labels(1) == labels(1) != labels(2)
