@@ -93,15 +93,14 @@ class Muon(torch.optim.Optimizer):
         torch._foreach_add_(matrices, updates, alpha=-group["lr"])
 
     def _buffer(self, matrix: Tensor) -> Tensor:
-        state = self.state[matrix]
+        state: dict[str, Tensor] = self.state[matrix]
         if not state:
             state["momentum_buffer"] = torch.zeros_like(matrix)
-        buffer: Tensor = state["momentum_buffer"]
-        return buffer
+        return state["momentum_buffer"]
 
 
 def orthogonal_all(matrices: Sequence[Tensor], *, dtype: torch.dtype | None) -> list[Tensor]:
-    """`orthogonal` of each, in stacks of equal shape (up to transposition): small products are slow one by one.
+    """`orthogonal` of each, in stacks of equal shape up to transposition: one by one small products are slow.
 
     dtype: of the products; what comes out has the type of what goes in.
     """
@@ -127,7 +126,7 @@ def orthogonal(wide_KMN: Tensor) -> Tensor:
     a, b, c = NEWTON_SCHULZ_COEFFICIENTS
     # The Frobenius norm bounds the largest singular value.
     norm_K11 = torch.linalg.vector_norm(wide_KMN, dim=(1, 2), keepdim=True)
-    x_KMN = wide_KMN / norm_K11.clamp(min=SMALLEST_NORM)
+    x_KMN: Tensor = wide_KMN / norm_K11.clamp(min=SMALLEST_NORM)
     for _ in range(NEWTON_SCHULZ_STEPS):
         gram_KMM = x_KMN @ x_KMN.mT
         polynomial_KMM = torch.baddbmm(gram_KMM, gram_KMM, gram_KMM, beta=b, alpha=c)
@@ -136,4 +135,4 @@ def orthogonal(wide_KMN: Tensor) -> Tensor:
 
 
 def _wide(matrix: Tensor) -> Tensor:
-    return matrix.mT if matrix.shape[0] > matrix.shape[1] else matrix
+    return matrix.t() if matrix.shape[0] > matrix.shape[1] else matrix

@@ -77,7 +77,8 @@ def small_config(model: str = "lenet5", **changes: Any) -> Config:
     }
     config = make_config(model)
     if "width" in config.model_options:
-        settings |= {"model_options": {**config.model_options, "width": 4}}
+        narrow = {"width": 4, "heads": 2, "layers": 2}
+        settings |= {"model_options": {n: narrow.get(n, v) for n, v in config.model_options.items()}}
     return dataclasses.replace(config, **(settings | changes))
 
 
@@ -138,13 +139,19 @@ class Wrapped:
     """A task that does what another one does; tests override what they are about."""
 
     def __init__(self, task: Task) -> None:
-        self.task, self.metric = task, task.metric
+        self.task, self.targets_per_sample = task, task.targets_per_sample
 
     def training(self, forward: Forward, batch: Batch) -> Sums:
         return self.task.training(forward, batch)
 
     def evaluation(self, forward: Forward, batch: Batch) -> Sums:
         return self.task.evaluation(forward, batch)
+
+    def report(self, means: Mapping[str, float]) -> dict[str, float]:
+        return self.task.report(means)
+
+    def score(self, evaluation: Mapping[str, float]) -> float:
+        return self.task.score(evaluation)
 
 
 def small_job(

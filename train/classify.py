@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -13,7 +15,7 @@ from train.task import Forward, Sums
 class Classify:
     """Cross-entropy with label smoothing (Szegedy et al. 2015, section 7)."""
 
-    metric = "accuracy"
+    targets_per_sample = 1
 
     def __init__(self, *, label_smoothing: float) -> None:
         self.label_smoothing = label_smoothing
@@ -36,6 +38,12 @@ class Classify:
             batch.weights.sum(),
             {"accuracy": (correct_N * batch.weights).sum()},
         )
+
+    def report(self, means: Mapping[str, float]) -> dict[str, float]:
+        return {"samples": means["count"], "loss": means["loss"], "accuracy": means["accuracy"]}
+
+    def score(self, evaluation: Mapping[str, float]) -> float:
+        return evaluation["accuracy"]
 
 
 def _full_precision(logits: Tensor) -> Tensor:

@@ -13,7 +13,10 @@ import torch
 from lib.backend import Backend, compiled, configure_numerics, configure_threads
 from lib.config import Config
 from lib.data import Dataset, Delivery, EvalLoader, TrainLoader, choose_placement, open_dataset, restrict
+from lib.data.types import Spec, TextSpec
+from lib.dropout import dropouts
 from lib.ema import Ema
+from lib.errors import ConfigError
 from lib.memory.facts import model_facts
 from lib.norm import set_norm_batch
 from lib.optim import make_optimizer
@@ -21,6 +24,7 @@ from lib.plan.types import Hardware, ModelFacts, Plan
 from lib.registry import build_model, load_model
 from train.budget import budget_of
 from train.classify import Classify
+from train.lm import LanguageModel
 from train.loop import Job
 from train.record import Record
 from train.task import Task
@@ -71,10 +75,19 @@ def evaluation_part(config: Config, dataset: Dataset) -> str:
     return f"{part} of {dataset.spec.name}{', synthetic' if dataset.spec.synthetic else ''}"
 
 
-def make_task(config: Config) -> Task:
-    """The kind of learning that the model's folder names."""
+def make_task(config: Config, spec: Spec) -> Task:
+    """The kind of learning that the model's folder names; with labels, a language model classifies."""
     name = load_model(config.model).TASK
-    assert name == "classify", f"models/{config.model}: there is no task {name!r} in train/"
+    assert name in ("classify", "lm"), f"models/{config.model}: there is no task {name!r} in train/"
+    if isinstance(spec, TextSpec):
+        assert name == "lm", f"models/{config.model} is given a text without labels"
+        if config.label_smoothing:
+            raise ConfigError(
+                f"CONFIG_LABEL_SMOOTHING={config.label_smoothing:g} is for labels",
+                why=f"{config.model} predicts the next token",
+                todo="leave it at 0",
+            )
+        return LanguageModel(spec)
     return Classify(label_smoothing=config.label_smoothing)
 
 
@@ -105,10 +118,11 @@ def make_job(
         config=config,
         plan=plan,
         backend=backend,
-        task=make_task(config),
+        task=make_task(config, subject.dataset.spec),
         model=model,
         wrapped=wrapped,
         forward=compiled(wrapped) if plan.compile else wrapped,
+        dropouts=dropouts(model),
         optimizer=_optimizer(config, plan, model),
         scaler=backend.loss_scaler(plan.precision),
         ema=_ema(config, model),

@@ -12,12 +12,16 @@ import torch
 from torch import nn
 
 from lib.backend import Backend
-from lib.data import Dataset
+from lib.data import Dataset, TextClassSpec
+from lib.errors import ConfigError
 from lib.norm import BatchNorm2d
 from lib.registry import load_model
+from tests.configs import make_config
+from tests.tokens import text_spec
 from tests.training import CPU, MemoryRecord, largest_difference, random_subject, small_config, small_plan
 from train.budget import Budget
 from train.classify import Classify
+from train.lm import LanguageModel
 from train.loop import Job
 from train.setup import Subject, evaluation_part, make_job, make_task, open_subject
 
@@ -111,11 +115,17 @@ def test_a_holdout_is_evaluated_and_never_trained_on(tmp_path: Path, monkeypatch
 
 
 def test_the_model_names_its_task(monkeypatch: pytest.MonkeyPatch) -> None:
-    task = make_task(small_config(label_smoothing=0.25))
+    images = random_subject(small_config(), shape=(1, 28, 28), train_size=4).dataset.spec
+    task = make_task(small_config(label_smoothing=0.25), images)
     assert isinstance(task, Classify) and task.label_smoothing == 0.25
+    labelled = TextClassSpec(name="t", vocab_size=9, block_size=4, classes=2, pad=8)
+    assert isinstance(make_task(make_config("gpt2"), text_spec()), LanguageModel)
+    with pytest.raises(ConfigError, match=r"CONFIG_LABEL_SMOOTHING=0\.1 is for labels"):
+        make_task(make_config("gpt2", label_smoothing=0.1), text_spec())
+    assert isinstance(make_task(make_config("gpt2"), labelled), Classify)
     monkeypatch.setattr(load_model("lenet5"), "TASK", "juggle")
     with pytest.raises(AssertionError, match="models/lenet5: there is no task 'juggle' in train/"):
-        make_task(small_config())
+        make_task(small_config(), images)
 
 
 # The job
