@@ -36,7 +36,7 @@ def continue_text(
     block_size: int,
     device: torch.device,
 ) -> str:
-    """`prompt` and what `forward` makes of it. Raises DataError where the tokenizer lacks one of its characters."""
+    """`prompt` and what `forward` adds. Raises DataError where the tokenizer lacks one of its characters."""
     tokens = tokenizer.encode(prompt)
     added = continue_tokens(forward, tokens, sampling=sampling, block_size=block_size, device=device)
     return tokenizer.decode([*tokens, *added])
@@ -51,7 +51,7 @@ def continue_tokens(
     block_size: int,
     device: torch.device,
 ) -> list[int]:
-    """The tokens that follow `prompt`, which is not empty, each drawn from what the last `block_size` promise.
+    """The tokens that follow `prompt`, which is not empty, each drawn given the last `block_size`.
 
     forward: int64 (1, T) tokens on `device` -> (1, T, V) logits.
     """
