@@ -214,10 +214,10 @@ def _update(job: Job, progress: Progress, *, count: Tensor | int) -> None:
 
 
 def learning_rate(job: Job, progress: Progress) -> float:
-    """The learning rate of the step that comes next."""
+    """The learning rate of the step that comes next: that of its middle."""
     config = job.config
     return config.learning_rate * learning_rate_factor(
-        job.budget.fraction(step=progress.step, seconds=progress.seconds),
+        job.budget.fraction(step=progress.step + 0.5, seconds=progress.seconds),
         schedule=config.schedule,
         warmup_fraction=config.warmup_pct / 100,
         min_ratio=config.lr_min_ratio,
