@@ -15,7 +15,6 @@ import types
 import typing
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Literal
 
 from lib.errors import ConfigError
@@ -34,7 +33,7 @@ class Config:
 
     # Data
     dataset: str
-    data_dir: str
+    data_dir: str | None  # None for a set that is generated
     data_download: bool
     data_limit: int
     holdout: int
@@ -52,6 +51,7 @@ class Config:
     gradient_accumulation: int | None
     batch_table_strict: bool
     norm_batch: int | None
+    norm_momentum: float | None
     compile: Literal["auto", "manual"]
     compile_model: bool
     precision: Literal["auto", "bf16", "fp16", "fp32"]
@@ -99,10 +99,6 @@ class Config:
     def target(self) -> int:
         """The effective batch asked for: TARGET_EFFECTIVE_BATCH, the model's recommendation, or 0."""
         return self.target_effective_batch or self.recommended_target or 0
-
-    def data_path(self, root: Path) -> Path:
-        """DATA_DIR as an absolute path; a relative one starts at the source tree `root`."""
-        return (root / Path(self.data_dir).expanduser()).resolve()
 
 
 def config_from_values(values: Mapping[str, Value]) -> Config:

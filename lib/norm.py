@@ -35,8 +35,8 @@ class BatchNorm2d(nn.BatchNorm2d):
     num_batches_tracked: Tensor
     pending_3C: Tensor  # sums over groups of: the mean, the unbiased variance, one
 
-    def __init__(self, channels: int, *, eps: float = 1e-5, momentum: float = 0.1) -> None:
-        super().__init__(channels, eps=eps, momentum=momentum)
+    def __init__(self, channels: int, *, eps: float = 1e-5) -> None:
+        super().__init__(channels, eps=eps)
         self.norm_batch = 0
         self.register_buffer("pending_3C", torch.zeros(3, channels), persistent=False)
 
@@ -83,15 +83,17 @@ class BatchNorm2d(nn.BatchNorm2d):
         return y_GgCHW.flatten(0, 1).to(x_NCHW.dtype)
 
 
-def set_norm_batch(model: nn.Module, norm_batch: int) -> None:
+def configure_norm(model: nn.Module, *, norm_batch: int, momentum: float | None) -> None:
     """Normalise over groups of `norm_batch` rows in every BatchNorm2d of `model` (0: plain).
 
-    Raises ConfigError where a layer of `model` is another batch normalisation, which has no groups.
+    momentum: of the running statistics; None for a model that has none. Raises ConfigError where a
+    layer of `model` is another batch normalisation, which has no groups.
     """
     assert norm_batch >= 0
     for name, module in model.named_modules():
         if isinstance(module, BatchNorm2d):
-            module.norm_batch = norm_batch
+            assert momentum is not None, f"{name} has running statistics"
+            module.norm_batch, module.momentum = norm_batch, momentum
         elif norm_batch and isinstance(module, BATCHNORM):
             raise ConfigError(
                 f"CONFIG_NORM_BATCH={norm_batch} cannot be honoured",

@@ -14,10 +14,10 @@ class Budget:
     total_steps: int | None
     total_seconds: float | None
 
-    def fraction(self, *, step: int, seconds: float) -> float:
-        """Share of the budget that is spent in the middle of step number `step` (from 0), in [0, 1]."""
+    def fraction(self, *, step: float, seconds: float) -> float:
+        """Share of the budget that is spent after `step` steps, perhaps half a one, in [0, 1]."""
         if self.total_steps is not None:
-            return min(1.0, (step + 0.5) / self.total_steps)
+            return min(1.0, step / self.total_steps)
         assert self.total_seconds is not None
         return min(1.0, seconds / self.total_seconds)
 

@@ -226,10 +226,10 @@ def _update(job: Job, progress: Progress, *, count: Tensor | int) -> None:
 
 
 def rate_factor(job: Job, progress: Progress) -> float:
-    """What the step that comes next multiplies each group's peak learning rate by."""
+    """What the step that comes next, at its middle, multiplies each group's peak learning rate by."""
     config = job.config
     return learning_rate_factor(
-        job.budget.fraction(step=progress.step, seconds=progress.seconds),
+        job.budget.fraction(step=progress.step + 0.5, seconds=progress.seconds),
         schedule=config.schedule,
         warmup_fraction=config.warmup_pct / 100,
         min_ratio=config.lr_min_ratio,

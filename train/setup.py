@@ -18,7 +18,7 @@ from lib.dropout import dropouts
 from lib.ema import Ema
 from lib.errors import ConfigError
 from lib.memory.facts import model_facts
-from lib.norm import set_norm_batch
+from lib.norm import configure_norm
 from lib.optim import make_optimizer
 from lib.plan.types import Hardware, ModelFacts, Plan
 from lib.registry import build_model, load_model
@@ -49,7 +49,8 @@ def open_subject(config: Config, *, root: Path, say: Callable[[str], None]) -> S
     """
     dataset = open_dataset(
         config.dataset,
-        data_dir=config.data_path(root),
+        # A relative directory starts at the source tree.
+        data_dir=(root / Path(config.data_dir).expanduser()).resolve() if config.data_dir else None,
         cache_dir=root / "data",
         download=config.data_download,
         image_size=config.image_size or 0,
@@ -111,7 +112,7 @@ def make_job(
     layout = torch.channels_last if plan.channels_last else torch.contiguous_format
     model = model.to(backend.device, dtype)
     model = model.to(memory_format=layout)  # type: ignore[call-overload]  # missing in torch's stubs
-    set_norm_batch(model, plan.norm_batch)
+    configure_norm(model, norm_batch=plan.norm_batch, momentum=config.norm_momentum)
     wrapped = backend.wrap(model, share_buffers=plan.norm_batch == 0 and subject.facts.has_batchnorm)
     train_loader, eval_loader = _loaders(config, plan, subject, hardware, backend, record, dtype)
     return Job(
@@ -172,7 +173,8 @@ def _loaders(
     placement, reason = choose_placement(
         config.data_placement, parts=(dataset.train, dataset.test), free_bytes=free_bytes
     )
-    record.say(f"Data: {dataset.source}; {placement}: {reason}")
+    part = f"; training on {dataset.train.size}" if config.data_limit or config.holdout else ""
+    record.say(f"Data: {dataset.source}{part}; {placement}: {reason}")
     delivery = Delivery(
         device=backend.device,
         dtype=dtype,

@@ -41,8 +41,7 @@ class Stopped(ToolkitError):
 
     exit_code = 75  # EX_TEMPFAIL: try again, and it goes on
 
-    def __init__(self, signal: int, step: int) -> None:
+    def __init__(self, number: int, step: int) -> None:
         self.step = step
-        super().__init__(
-            f"stopped by signal {signal} after step {step}", todo="make resume goes on from there"
-        )
+        name = signal.Signals(number).name
+        super().__init__(f"stopped by {name} after step {step}", todo="make resume goes on from there")

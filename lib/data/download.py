@@ -63,12 +63,13 @@ def _fetch(
     part = target.with_name(target.name + ".part")
     failures: list[str] = []
     for url in urls:
+        if failures:  # the last one is told by the error
+            say(failures[-1])
         say(f"downloading {target.name} from {url}")
         try:
             _from_mirror(url, part, sha256, progress=progress, timeout_seconds=timeout_seconds)
         except _MirrorError as failure:
             failures.append(f"{url}: {failure}")
-            say(failures[-1])
         else:
             part.replace(target)
             return

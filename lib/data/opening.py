@@ -20,7 +20,7 @@ NAMES = (*EMBEDDED, *IDX_SETS, *BINARY_SETS, "image_folder")
 def open_dataset(
     name: str,
     *,
-    data_dir: Path,
+    data_dir: Path | None,
     cache_dir: Path,
     download: bool,
     say: Callable[[str], None],
@@ -28,14 +28,15 @@ def open_dataset(
 ) -> Dataset:
     """Open the data set `name` (one of NAMES).
 
-    Files are looked for in `data_dir` and in a folder of the set's name in it, and fetched to the
-    latter if they are missing and `download` is true. What is generated or packed is kept in
-    `cache_dir`. image_size: height and width of packed images, for image_folder only. `say` gets
-    lines for the user; a download shows on standard output how far it is. Raises DataError where the
-    set is missing or damaged, ToolkitError where the disk fails.
+    Files are looked for in `data_dir` (None will do for an embedded set) and in a folder of the set's
+    name in it, and fetched to the latter if they are missing and `download` is true. What is generated or
+    packed is kept in `cache_dir`. image_size: height and width of packed images, for image_folder only.
+    `say` gets lines for the user; a download shows on standard output how far it is. Raises DataError
+    where the set is missing or damaged, ToolkitError where the disk fails.
     """
     if name in EMBEDDED:
         return open_embedded(name, cache_dir=cache_dir, say=say)
+    assert data_dir is not None, f"{name} is made of files"
     if name == "image_folder":
         from lib.data.folder import open_folder
 

@@ -71,7 +71,7 @@ class _ResidentTokens:
     """A whole text in the memory of the device, as narrow as it is stored."""
 
     def __init__(self, part: TokenPart, *, device: torch.device) -> None:
-        tokens, self._length = part.tokens, len(part.tokens)
+        tokens, self._length = np.asarray(part.tokens), len(part.tokens)
         # Few devices compute with uint16 and uint32. An id never has the sign of int32.
         signed = {1: np.uint8, 2: np.int16, 4: np.int32}[tokens.itemsize]
         filled = np.concatenate((tokens, np.zeros(part.block_size, tokens.dtype))).view(signed)

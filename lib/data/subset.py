@@ -50,7 +50,7 @@ def subset(part: Part, *, limit: int = 0, holdout: int = 0) -> tuple[Part, Part 
 
 def measured(spec: TextSpec, part: TokenPart, tokenizer: Tokenizer | None) -> TextSpec:
     """`spec` with the lengths of `part`, on which the model is evaluated."""
-    targets = part.tokens[1:]
+    targets = np.asarray(part.tokens[1:])
     text_bytes = None
     if tokenizer is not None:
         counts = np.bincount(targets, minlength=tokenizer.vocab_size)

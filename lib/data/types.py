@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any, Literal, Protocol, TypeAlias
 
 import numpy as np
@@ -11,12 +14,11 @@ import numpy.typing as npt
 Images = npt.NDArray[np.uint8]  # (N, C, H, W)
 Labels = npt.NDArray[np.int64]  # (N,)
 Indices = npt.NDArray[np.int64]  # (N,)
-Tokens = npt.NDArray[np.uint8] | npt.NDArray[np.uint16] | npt.NDArray[np.uint32]
+Tokens = npt.NDArray[np.unsignedinteger[Any]]  # (n,), uint8, uint16 or uint32
 
 Unit: TypeAlias = Literal["byte", "char", "token"]
 
 IGNORED = -100  # a target that is not there and counts nothing; cross_entropy of torch ignores it
-_LARGEST_ID = 2**31 - 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,22 +150,52 @@ class ArrayPart:
         return np.take(self.inputs, rows, axis=0), np.take(self.targets, rows)
 
 
+class Shards:
+    """Tokens in several arrays, read as if they were one."""
+
+    def __init__(self, arrays: Sequence[Tokens]) -> None:
+        assert arrays and len({array.dtype for array in arrays}) == 1
+        self._arrays = arrays
+        self._ends = [*accumulate(len(array) for array in arrays)]
+        self.dtype, self.itemsize, self.ndim = arrays[0].dtype, arrays[0].itemsize, 1
+        self.nbytes = self._ends[-1] * self.itemsize
+
+    def __len__(self) -> int:
+        return self._ends[-1]
+
+    def __getitem__(self, cut: slice) -> Shards:
+        """Consecutive tokens, still where they are."""
+        start, stop, step = cut.indices(len(self))
+        assert step == 1
+        pieces, number = [], bisect_right(self._ends, start)
+        while number < len(self._arrays) and (start < stop or not pieces):
+            array, offset = self._arrays[number], self._ends[number] - len(self._arrays[number])
+            pieces.append(array[start - offset : stop - offset])
+            start, number = self._ends[number], number + 1
+        return Shards(pieces or [self._arrays[-1][:0]])
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Tokens:
+        """All of them in memory."""
+        assert dtype is None and copy is not False
+        return np.concatenate(self._arrays) if len(self._arrays) > 1 else self._arrays[0]
+
+
 @dataclass(frozen=True, slots=True)
 class TokenPart:
     """A text as one row of tokens, cut into windows of block_size, the next token being the target.
 
-    tokens:  (n,), possibly a memory map.
+    tokens:  (n,), possibly a memory map, or several one after the other.
     shifted: for training. The windows of an epoch begin at some shift below block_size, and each
              is whole. Otherwise they begin at 0 and predict every token but the first exactly once:
              the last one is filled up with zeros, and targets that are not there are IGNORED.
     """
 
-    tokens: Tokens
+    tokens: Tokens | Shards
     block_size: int
     shifted: bool = False
 
     def __post_init__(self) -> None:
-        assert self.tokens.ndim == 1 and self.tokens.dtype in (np.uint8, np.uint16, np.uint32)
+        assert self.tokens.ndim == 1 and self.tokens.dtype.name in ("uint8", "uint16", "uint32")
         assert self.block_size > 0 and self.size > 0, "shorter than a window"
 
     @property
@@ -191,15 +223,16 @@ class TokenPart:
         if places is None:
             places = np.arange(self.size) * self.stride
         width = self.block_size + 1
-        windows: npt.NDArray[np.int64]
-        if len(places) and places.max() + width <= len(self.tokens):
-            rows = np.lib.stride_tricks.sliding_window_view(self.tokens, width)[places]
-            windows = rows.astype(np.int64)
+        if isinstance(self.tokens, np.ndarray) and places.max(initial=0) + width <= len(self.tokens):
+            windows = np.lib.stride_tricks.sliding_window_view(self.tokens, width)[places].astype(np.int64)
             return windows[:, :-1].copy(), windows[:, 1:].copy()
-        positions = places[:, None] + np.arange(width)
-        there = positions < len(self.tokens)
-        windows = self.tokens[np.where(there, positions, 0)].astype(np.int64)
-        return np.where(there, windows, 0)[:, :-1].copy(), np.where(there, windows, IGNORED)[:, 1:].copy()
+        inputs = np.zeros((len(places), self.block_size), np.int64)
+        targets = np.full_like(inputs, IGNORED)
+        for row, place in enumerate(places.tolist()):
+            window = np.asarray(self.tokens[place : place + width])
+            inputs[row, : len(window)] = window[: self.block_size]
+            targets[row, : len(window) - 1] = window[1:]
+        return inputs, targets
 
 
 Part: TypeAlias = ArrayPart | TokenPart
@@ -219,12 +252,16 @@ class Tokenizer(Protocol):
         """Raises DataError where `text` has what the vocabulary lacks."""
         ...
 
+    def encode_all(self, content: bytes) -> Tokens:
+        """The tokens of a whole text, as narrow as the vocabulary allows. Also where it is no UTF-8."""
+        ...
+
     def decode(self, tokens: npt.ArrayLike) -> str:
         """Bytes that are no UTF-8 become the replacement character."""
         ...
 
     def byte_lengths(self) -> npt.NDArray[np.int64]:
-        """(vocab_size,): the bytes of UTF-8 that each token stands for."""
+        """(vocab_size,): the bytes of text that each token stands for, 0 where it is a mark and no text."""
         ...
 
 

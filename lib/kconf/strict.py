@@ -50,6 +50,7 @@ class _Fault:
 class _Problem:
     text: str
     hidden: bool = False
+    derived: bool = False  # it follows from the state of other symbols
 
 
 @dataclass(slots=True, eq=False)
@@ -62,6 +63,7 @@ class StrictLoad:
     _faults: list[_Fault] = field(default_factory=list, init=False)
     _findings: list[Finding] = field(default_factory=list, init=False)
     _notices: list[str] = field(default_factory=list, init=False)
+    _contradictory: set[int] = field(default_factory=set, init=False)  # id of layers that say yes and no
 
     def __post_init__(self) -> None:
         self.tree.warn = False  # every check is ours; those of kconfiglib come late or not at all
@@ -97,6 +99,8 @@ class StrictLoad:
             problem = _problem(entry)
             if problem is None:
                 continue
+            if id(entry.layer) in self._contradictory and problem.derived:
+                continue  # it depends on which of the two is meant, and that is a finding already
             if problem.hidden and entry.took:
                 notices.append(f"{entry.assignment.place}: {problem.text}")
             else:
@@ -174,7 +178,7 @@ class StrictLoad:
                 text = (
                     f"{option(symbol)} is set to {assignment.text}, but {first.place} sets it to {first.text}"
                 )
-                self._findings.append(Finding(assignment.file, assignment.line, text))
+                self._contradiction(layer, assignment, text)
             if symbol.choice and assignment.text == "y":
                 first = members.setdefault(str(id(symbol.choice)), assignment)
                 if first.name != assignment.name:
@@ -182,7 +186,11 @@ class StrictLoad:
                     text = (
                         f"{option(symbol)}=y, but the choice already has {other}=y ({first.place}); keep one"
                     )
-                    self._findings.append(Finding(assignment.file, assignment.line, text))
+                    self._contradiction(layer, assignment, text)
+
+    def _contradiction(self, layer: Layer, assignment: Assignment, text: str) -> None:
+        self._findings.append(Finding(assignment.file, assignment.line, text))
+        self._contradictory.add(id(layer))
 
     def _replace_earlier(self, entry: _Entry) -> None:
         """Retire what earlier layers said of the same symbol or choice; between files that is a notice."""
@@ -250,15 +258,17 @@ def _problem(entry: _Entry) -> _Problem | None:
     symbol, value = entry.symbol, entry.value
     if not has_prompt(symbol):
         now = "" if symbol.str_value == value else f" (now {symbol.str_value or 'without a value'})"
-        return _Problem(f"{option(symbol)} cannot be set{now}: {reasons.no_prompt(symbol)}")
+        return _Problem(f"{option(symbol)} cannot be set{now}: {reasons.no_prompt(symbol)}", derived=True)
     if not symbol.visibility:
-        return _Problem(f"{_said(entry)} has no effect: it {reasons.unmet(symbol)}", hidden=True)
+        return _Problem(
+            f"{_said(entry)} has no effect: it {reasons.unmet(symbol)}", hidden=True, derived=True
+        )
     if symbol.orig_type in (kconfiglib.INT, kconfiglib.HEX):
         text = spelling.range_fault(symbol, value)
         if text:
             return _Problem(text)
     if symbol.str_value != value:
-        return _Problem(reasons.not_taken(symbol, value))
+        return _Problem(reasons.not_taken(symbol, value), derived=True)
     return None
 
 

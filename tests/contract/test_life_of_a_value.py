@@ -25,7 +25,7 @@ TARGET = 64  # instead of hundreds, and the narrowest networks: it is the arithm
 NORM_BATCH = 8
 
 
-def narrow_config(defconfig: str, tmp_path: Path) -> Config:
+def narrow_config(defconfig: str) -> Config:
     values = {
         "CONFIG_TARGET_EFFECTIVE_BATCH": str(TARGET),
         "CONFIG_HYPER_PARAM_MANUAL": "y",
@@ -36,8 +36,6 @@ def narrow_config(defconfig: str, tmp_path: Path) -> Config:
         # Adam divides by sqrt(v) + eps: with 1e-8 it blows the last bit of a small gradient up a
         # millionfold, and the check would be of rounding, not of the cut.
         "CONFIG_ADAM_EPS": "0.001",
-        "CONFIG_DATA_DIR": str(tmp_path),
-        "CONFIG_DATA_DOWNLOAD": "n",
     }
     file = ROOT / "defconfigs" / defconfig
     for model in ("RESNET18", "RESNET50"):
@@ -79,9 +77,9 @@ def micro_batches(config: Config) -> Iterator[int]:
 
 
 @pytest.mark.parametrize("defconfig", DEFCONFIGS)
-def test_optimizer_sees_the_target_and_the_cut_changes_nothing(defconfig: str, tmp_path: Path) -> None:
+def test_optimizer_sees_the_target_and_the_cut_changes_nothing(defconfig: str) -> None:
     reference: dict[str, torch.Tensor] = {}
-    config = narrow_config(defconfig, tmp_path)
+    config = narrow_config(defconfig)
     subject = subject_of(config)
     sizes = list(micro_batches(config))
     assert len(sizes) >= 4

@@ -20,7 +20,7 @@ from lib.data.types import ImageSpec
 from lib.errors import ConfigError
 from lib.memory.facts import model_facts
 from lib.muon import HasHiddenMatrices
-from lib.norm import commit_statistics, set_norm_batch
+from lib.norm import commit_statistics, configure_norm
 from lib.registry import build_model, load_model, model_names
 from models.lenet5.model import LeNet5
 from tests.contract.cases import (
@@ -120,7 +120,7 @@ def test_training_does_not_depend_on_the_micro_batch(name: str) -> None:
     def trained(micro_batch: int) -> dict[str, torch.Tensor]:
         model, spec = tiny(name)
         model.double()
-        set_norm_batch(model, 2)
+        configure_norm(model, norm_batch=2, momentum=0.1)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.005, momentum=0.9)
         inputs, targets = inputs_of(spec, 8), targets_of(spec, 8)
         inputs = inputs.double() if inputs.is_floating_point() else inputs

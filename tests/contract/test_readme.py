@@ -193,3 +193,22 @@ def test_ci_runs_the_test_command_of_the_readme() -> None:
     section = (ROOT / "README.md").read_text(encoding="utf-8").partition("## Tests")[2]
     assert lines[-2:] == ["make check", commands_of(section)[0]]
     assert "run: .ci/run" in (ROOT / ".github" / "workflows" / "test.yml").read_text(encoding="utf-8")
+
+
+def missing_definitions(text: str) -> list[str]:
+    """What a text calls `path.py:name` without such a function or class being there."""
+    wanted = re.findall(r"\b([\w/]+\.py):([A-Za-z_]\w*)", text)
+    return [
+        f"{path}:{name}"
+        for path, name in wanted
+        if not re.search(
+            rf"^\s*(def|class) {name}\b", (ROOT / path).read_text(encoding="utf-8"), re.MULTILINE
+        )
+    ]
+
+
+def test_the_pictures_of_the_architecture_name_what_is_there() -> None:
+    text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    assert text.count(".py:") >= 15, "the pictures are gone"
+    assert missing_definitions(text) == []
+    assert missing_definitions("lib/norm.py:nothing lib/norm.py:BatchNorm2d") == ["lib/norm.py:nothing"]

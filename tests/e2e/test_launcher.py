@@ -93,7 +93,7 @@ def test_a_signal_saves_and_ends_with_its_own_status(runner: Runner, number: sig
     process.send_signal(number)
     output = process.communicate(timeout=30)[0]
     assert process.returncode == 75, output
-    assert output.count("error:") == 1 and output.splitlines()[-1].startswith("error: stopped by signal")
+    assert output.count("error:") == 1 and output.splitlines()[-1].startswith("error: stopped by SIG")
     assert "Traceback" not in output and "Warning" not in output and "torch" not in output, output
     assert runner.newest().status().state == "preempted"
     assert_nothing_is_left(runner)

@@ -101,6 +101,12 @@ OWN = {
         "CONFIG_BUDGET_STEPS=y\nCONFIG_BUDGET_SECONDS=y",
         "CONFIG_BUDGET_SECONDS=y, but the choice already has CONFIG_BUDGET_STEPS=y (.config:1); keep one",
     ),
+    "no files": (
+        'CONFIG_DATASET_SCENES=y\nCONFIG_DATA_DIR="elsewhere"',
+        'CONFIG_DATA_DIR="elsewhere" has no effect: it needs CONFIG_DATASET_MNIST || '
+        "CONFIG_DATASET_FASHION_MNIST || CONFIG_DATASET_CIFAR10 || CONFIG_DATASET_CIFAR100 || "
+        "CONFIG_DATASET_IMAGE_FOLDER (now CONFIG_DATASET_SCENES=y)",
+    ),
 }
 
 
@@ -109,6 +115,20 @@ def kconf(directory: Path, *arguments: str, **variables: str) -> subprocess.Comp
     environment = {"PATH": "/usr/bin:/bin", "KCONFIG_CONFIG": ".config", **variables}
     command = [sys.executable, str(ROOT / "scripts" / "kconf.py"), *arguments]
     return subprocess.run(command, cwd=directory, env=environment, capture_output=True, text=True, timeout=60)
+
+
+def test_a_second_choice_member_in_a_full_file_is_one_fault(tmp_path):
+    """What follows from the choice (CONFIG_BUDGET, the symbols of the other member) is not judged."""
+    file = tmp_path / ".config"
+    file.write_text("CONFIG_MODEL_LENET5=y\n")
+    assert kconf(tmp_path, "olddefconfig").returncode == 0
+    text = file.read_text()
+    file.write_text(text.replace("# CONFIG_BUDGET_STEPS is not set", "CONFIG_BUDGET_STEPS=y"))
+    done = kconf(tmp_path, "checkconfig")
+    assert done.returncode == 2 and text != file.read_text()
+    (fault, total) = done.stderr.splitlines()
+    assert "CONFIG_BUDGET_STEPS=y, but the choice already has CONFIG_BUDGET_EPOCHS=y" in fault
+    assert total.startswith("error: 1 fault")
 
 
 @pytest.mark.parametrize("name", OWN)

@@ -167,7 +167,7 @@ def test_environment_that_kconfiglib_listens_to_is_ignored(project, monkeypatch)
 def test_own_tree_gives_a_config(tmp_path):
     config_file = tmp_path / "config"
     for model in ("LENET5", "RESNET18", "RESNET50"):
-        config_file.write_text(f"CONFIG_MODEL_{model}=y\n")
+        config_file.write_text(f"CONFIG_MODEL_{model}=y\nCONFIG_DATASET_CIFAR10=y\n")
         resolved = load(root=ROOT, config_file=config_file, overrides={"CONFIG_DATA_DIR": 'q"u\\ $HOME #x'})
         config = config_from_values(resolved.values)
         assert config.model == model.lower()

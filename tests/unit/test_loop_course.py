@@ -83,7 +83,7 @@ def test_intervals_are_kept_and_every_checkpoint_comes_with_a_row() -> None:
     assert steps_of(record, "eval") == [5, 10, 11]
     assert [step for step, _ in record.saved] == [3, 6, 9, 11]
     assert steps_of(record, "train") == [3, 4, 5, 6, 8, 9, 10, 11]
-    assert record.fractions == [min(1.0, (step + 0.5) / 11) for step in range(1, 12)]
+    assert record.fractions == [step / 11 for step in range(1, 12)]
 
 
 def test_rows_share_out_the_samples_between_them() -> None:
@@ -203,7 +203,7 @@ def test_a_signal_is_granted_at_the_end_of_the_step_with_a_checkpoint(
         log_interval_steps=100,
         eval_interval_steps=100,
     )
-    with pytest.raises(Stopped, match="stopped by signal 15 after step 2; make resume") as stopped:
+    with pytest.raises(Stopped, match="stopped by SIGTERM after step 2; make resume") as stopped:
         train(job, Progress())
     assert stopped.value.step == 2 and stopped.value.exit_code == 75
     assert [step for step, _ in record.saved] == [2] == steps_of(record, "train")

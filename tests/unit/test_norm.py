@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lib.errors import ConfigError
-from lib.norm import BatchNorm2d, commit_statistics, discard_statistics, set_norm_batch
+from lib.norm import BatchNorm2d, commit_statistics, configure_norm, discard_statistics
 
 GROUP, EFFECTIVE = 4, 24
 RUNNING = ("running_mean", "running_var", "num_batches_tracked")
@@ -22,7 +22,7 @@ def network(norm_batch: int, *, dtype: torch.dtype = torch.float64) -> nn.Sequen
     first = [nn.Conv2d(3, 6, 3), BatchNorm2d(6), nn.ReLU()]
     second = [nn.Conv2d(6, 5, 3, stride=2), BatchNorm2d(5), nn.ReLU()]
     model = nn.Sequential(*first, *second, nn.Flatten(), nn.Linear(45, 7))
-    set_norm_batch(model, norm_batch)
+    configure_norm(model, norm_batch=norm_batch, momentum=0.1)
     return model.to(dtype)
 
 
@@ -91,8 +91,8 @@ def test_norm_batch_0_is_torchs_layer() -> None:
 
 
 def test_one_group_per_step_is_torchs_layer_with_deferred_statistics() -> None:
-    ours, theirs = BatchNorm2d(3, momentum=0.3).double(), nn.BatchNorm2d(3, momentum=0.3).double()
-    set_norm_batch(ours, 6)
+    ours, theirs = BatchNorm2d(3).double(), nn.BatchNorm2d(3, momentum=0.3).double()
+    configure_norm(ours, norm_batch=6, momentum=0.3)
     before = copy.deepcopy(ours.state_dict())
     assert torch.equal(ours(samples(6)), theirs(samples(6)))
     assert all(torch.equal(before[name], ours.state_dict()[name]) for name in before), "moved in forward"
@@ -105,7 +105,7 @@ def test_one_group_per_step_is_torchs_layer_with_deferred_statistics() -> None:
 def test_a_group_has_the_same_bits_alone_and_in_company(layout: torch.memory_format) -> None:
     def run(micro_batch: int) -> tuple[Tensor, Tensor, Tensor]:
         layer = BatchNorm2d(3).double()
-        set_norm_batch(layer, GROUP)
+        configure_norm(layer, norm_batch=GROUP, momentum=0.1)
         x = samples(EFFECTIVE).contiguous(memory_format=layout).requires_grad_()
         y = torch.cat([layer(part) for part in x.split(micro_batch)])
         y.backward(samples(EFFECTIVE).flip(0).contiguous(memory_format=layout))
@@ -137,11 +137,21 @@ def test_evaluation_and_a_discarded_step_leave_no_trace() -> None:
 
 def test_a_layer_that_saw_no_group_keeps_its_statistics_when_another_saw_one() -> None:
     model = nn.ModuleList([BatchNorm2d(3), BatchNorm2d(3)])
-    set_norm_batch(model, GROUP)
+    configure_norm(model, norm_batch=GROUP, momentum=0.1)
     model[1](samples(GROUP, dtype=torch.float32))
     commit_statistics(model)
     assert torch.equal(model[0].running_var, torch.ones(3))
     assert not torch.equal(model[1].running_var, torch.ones(3))
+
+
+def test_running_statistics_move_by_the_momentum() -> None:
+    slow, fast = BatchNorm2d(3), BatchNorm2d(3)
+    for layer, momentum in ((slow, 0.1), (fast, 0.3)):
+        configure_norm(layer, norm_batch=GROUP, momentum=momentum)
+        layer(samples(GROUP, dtype=torch.float32))
+        commit_statistics(layer)
+    torch.testing.assert_close(fast.running_mean, 3 * slow.running_mean)
+    torch.testing.assert_close(fast.running_var - 1, 3 * (slow.running_var - 1))
 
 
 def test_each_step_starts_from_nothing() -> None:
@@ -162,7 +172,7 @@ def test_each_step_starts_from_nothing() -> None:
 @pytest.mark.parametrize("rows", [GROUP, 3 * GROUP])
 def test_under_autocast_statistics_are_fp32_and_the_layout_is_kept(rows: int) -> None:
     layer = BatchNorm2d(16)
-    set_norm_batch(layer, GROUP)
+    configure_norm(layer, norm_batch=GROUP, momentum=0.1)
     x = samples(rows, dtype=torch.float32, channels=16).to(torch.bfloat16, memory_format=torch.channels_last)
     with torch.autocast("cpu", torch.bfloat16):
         y = layer(x)
@@ -197,13 +207,13 @@ def test_compiled_without_graph_breaks_it_computes_the_same(rows: int) -> None:
 def test_meta_device() -> None:
     with torch.device("meta"):
         layer = BatchNorm2d(3)
-        set_norm_batch(layer, GROUP)
+        configure_norm(layer, norm_batch=GROUP, momentum=0.1)
         assert layer(torch.empty(8, 3, 5, 5)).shape == (8, 3, 5, 5)
         commit_statistics(layer)
 
 
 def test_a_batch_normalisation_of_torch_cannot_keep_the_groups() -> None:
     model = nn.Sequential(nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4))
-    set_norm_batch(model, 0)
+    configure_norm(model, norm_batch=0, momentum=0.1)
     with pytest.raises(ConfigError, match=r"1 of the model is a BatchNorm2d of torch; build the model with"):
-        set_norm_batch(model, 8)
+        configure_norm(model, norm_batch=8, momentum=0.1)

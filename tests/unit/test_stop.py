@@ -73,4 +73,4 @@ def test_a_stopped_run_says_how_to_go_on(capsys: pytest.CaptureFixture[str]) -> 
 
     assert run_main(stopped) == 75
     told = capsys.readouterr().err
-    assert told == "error: stopped by signal 15 after step 7; make resume goes on from there\n"
+    assert told == "error: stopped by SIGTERM after step 7; make resume goes on from there\n"
