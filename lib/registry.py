@@ -46,6 +46,21 @@ def load_model(name: str) -> ModelModule:
     return cast(ModelModule, module)
 
 
+class Layout(Protocol):
+    """What models/<name>/huggingface.py must define, where there is one."""
+
+    save: Callable[[Any, str], None]  # of the model and the path of a safetensors file
+    load: Callable[[Any, str], None]
+    configuration: Callable[[Any], dict[str, Any]]  # of the model: the contents of config.json
+
+
+def load_layout(name: str) -> Layout:
+    """Import models/`name`/huggingface.py. Raises ConfigError if there is none."""
+    if not (MODELS_DIR / name / "huggingface.py").is_file():
+        raise ConfigError(f"the weights of {name} have no layout in Hugging Face transformers")
+    return cast(Layout, importlib.import_module(f"models.{name}.huggingface"))
+
+
 def build_model(name: str, options: Mapping[str, Value], spec: Spec, *, seed: int) -> nn.Module:
     """Build model `name` with initial weights that are a function of `seed` alone.
 

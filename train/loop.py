@@ -238,20 +238,27 @@ def rate_factor(job: Job, progress: Progress) -> float:
     )
 
 
+@contextlib.contextmanager
+def evaluated_weights(job: Job) -> Iterator[None]:
+    """Within it the model is as it is evaluated: with averaged weights, if there are any."""
+    job.model.eval()
+    try:
+        with job.ema.averaged() if job.ema is not None else contextlib.nullcontext():
+            yield
+    finally:
+        job.model.train()
+
+
 @torch.no_grad()
 def evaluate(job: Job) -> dict[str, float]:
     """Means over the evaluation part, every sample counted exactly once on any number of ranks."""
     plan, backend, totals = job.plan, job.backend, Totals()
-    job.model.eval()
-    try:
-        with job.ema.averaged() if job.ema is not None else contextlib.nullcontext():
-            for batch in job.eval_loader.batches(
-                rank=backend.rank, world=backend.world, batch_size=plan.micro_batch
-            ):
-                with backend.autocast(plan.precision):
-                    totals.add(job.task.evaluation(job.forward, batch))
-    finally:
-        job.model.train()
+    with evaluated_weights(job):
+        for batch in job.eval_loader.batches(
+            rank=backend.rank, world=backend.world, batch_size=plan.micro_batch
+        ):
+            with backend.autocast(plan.precision):
+                totals.add(job.task.evaluation(job.forward, batch))
     means = totals.means(backend)
     return job.task.report(means)
 

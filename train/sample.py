@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from lib.data.types import Tokenizer
+from train.loop import Job, evaluated_weights
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,19 +28,20 @@ class Sampling:
     seed: int
 
 
-def continue_text(
-    forward: Callable[[Tensor], Tensor],
-    tokenizer: Tokenizer,
-    prompt: str,
-    *,
-    sampling: Sampling,
-    block_size: int,
-    device: torch.device,
-) -> str:
-    """`prompt` and what `forward` adds. Raises DataError where the tokenizer lacks one of its characters."""
-    tokens = tokenizer.encode(prompt)
-    added = continue_tokens(forward, tokens, sampling=sampling, block_size=block_size, device=device)
-    return tokenizer.decode([*tokens, *added])
+def continued_text(job: Job, tokenizer: Tokenizer, prompt: Sequence[int], *, sampling: Sampling) -> str:
+    """The tokens `prompt` and what the weights that `job` evaluates make of them, as text."""
+    block_size = job.task.targets_per_sample
+
+    def forward(tokens_1T: Tensor) -> Tensor:
+        with job.backend.autocast(job.plan.precision):
+            logits_1TV: Tensor = job.model(tokens_1T)
+        return logits_1TV
+
+    with evaluated_weights(job):
+        added = continue_tokens(
+            forward, prompt, sampling=sampling, block_size=block_size, device=job.backend.device
+        )
+    return tokenizer.decode([*prompt, *added])
 
 
 @torch.no_grad()

@@ -62,7 +62,7 @@ class Backbone(nn.Module):
         self.dropout = Dropout(options.dropout, site=0)
         self.blocks = nn.ModuleList(Block(options, layer) for layer in range(options.layers))
         self.norm = nn.LayerNorm(options.width, bias=options.bias)
-        self.checkpointing = options.checkpointing
+        self.heads, self.checkpointing = options.heads, options.checkpointing
 
     def forward(self, tokens_BT: Tensor) -> Tensor:
         x_BTC = self.dropout(self.token(tokens_BT) + self.position.weight[: tokens_BT.shape[1]])
