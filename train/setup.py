@@ -12,7 +12,17 @@ import torch
 
 from lib.backend import Backend, compiled, configure_numerics, configure_threads
 from lib.config import Config
-from lib.data import Dataset, Delivery, EvalLoader, TrainLoader, choose_placement, open_dataset, restrict
+from lib.data import (
+    Dataset,
+    Delivery,
+    EvalLoader,
+    ImageSpec,
+    TextOptions,
+    TrainLoader,
+    choose_placement,
+    open_dataset,
+    restrict,
+)
 from lib.data.types import Spec, TextSpec
 from lib.dropout import dropouts
 from lib.ema import Ema
@@ -54,9 +64,17 @@ def open_subject(config: Config, *, root: Path, say: Callable[[str], None]) -> S
         cache_dir=root / "data",
         download=config.data_download,
         image_size=config.image_size or 0,
+        text=text_options(config),
         say=say,
     )
     return measure(config, restrict(dataset, limit=config.data_limit, holdout=config.holdout))
+
+
+def text_options(config: Config) -> TextOptions | None:
+    """What is asked of a text, and None where images are trained on."""
+    if config.block_size is None:
+        return None
+    return TextOptions(tokenizer=config.tokenizer, vocab_size=config.vocab_size, block_size=config.block_size)
 
 
 def measure(config: Config, dataset: Dataset) -> Subject:
@@ -72,8 +90,10 @@ def measure(config: Config, dataset: Dataset) -> Subject:
 
 def evaluation_part(config: Config, dataset: Dataset) -> str:
     """What evaluation looks at, in words."""
-    part = "held-out training samples" if config.holdout else "test part"
-    return f"{part} of {dataset.spec.name}{', synthetic' if dataset.spec.synthetic else ''}"
+    spec = dataset.spec
+    whole = "test part" if isinstance(spec, ImageSpec) else "validation part"
+    part = "held-out training samples" if config.holdout else whole
+    return f"{part} of {spec.name}{', synthetic' if spec.synthetic else ''}"
 
 
 def make_task(config: Config, spec: Spec) -> Task:
@@ -188,7 +208,7 @@ def _loaders(
         dataset.spec,
         delivery,
         seed=config.seed,
-        augment=config.augment,
+        augment=config.augment or "none",
         pad=config.augment_pad or 0,
     )
     return train_loader, EvalLoader(dataset.test, dataset.spec, delivery)

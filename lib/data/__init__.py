@@ -4,6 +4,7 @@ from lib.data.loader import Batch, Delivery, EvalLoader, TrainLoader, choose_pla
 from lib.data.opening import NAMES, open_dataset
 from lib.data.order import epoch_order, sample_stream
 from lib.data.subset import restrict, subset
+from lib.data.text import TextOptions
 from lib.data.types import ArrayPart, Dataset, ImageSpec, Part, Spec, TextClassSpec, TextSpec, TokenPart
 
 __all__ = [
@@ -17,6 +18,7 @@ __all__ = [
     "Part",
     "Spec",
     "TextClassSpec",
+    "TextOptions",
     "TextSpec",
     "TokenPart",
     "TrainLoader",

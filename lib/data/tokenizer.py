@@ -62,11 +62,6 @@ class CharTokenizer:
         self._codes = _codes(characters)
         assert (np.diff(self._codes.astype(np.int64)) > 0).all(), "characters rise"
 
-    @classmethod
-    def of(cls, text: str) -> CharTokenizer:
-        """The characters that occur in `text`."""
-        return cls("".join(sorted(set(text))))
-
     @property
     def vocab_size(self) -> int:
         return len(self.characters)

@@ -167,7 +167,8 @@ class Shards:
         """Consecutive tokens, still where they are."""
         start, stop, step = cut.indices(len(self))
         assert step == 1
-        pieces, number = [], bisect_right(self._ends, start)
+        pieces: list[Tokens] = []
+        number = bisect_right(self._ends, start)
         while number < len(self._arrays) and (start < stop or not pieces):
             array, offset = self._arrays[number], self._ends[number] - len(self._arrays[number])
             pieces.append(array[start - offset : stop - offset])
