@@ -136,7 +136,7 @@ train-%: ready
 ## test: every test
 ## test-fast: the tests that take less than about two seconds each
 ## check: style, form and types
-## new-model: scaffold models/NAME for TASK=classify
+## new-model: scaffold models/NAME for TASK=classify or TASK=lm
 test: ready-dev symbols
 	$(Q)$(PY) -m pytest -n 2
 

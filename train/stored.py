@@ -56,7 +56,8 @@ def sample(name: str, *, root: Path, runs: Path, best: bool, prompt: str, sampli
     tokens = dataset.tokenizer.encode(prompt)
     if not tokens:
         raise ConfigError("there is nothing to go on from", todo="give some text as PROMPT=")
-    print(continued_text(restored.job, dataset.tokenizer, tokens, sampling=sampling))
+    with restored.job.train_loader, restored.job.eval_loader:
+        print(continued_text(restored.job, dataset.tokenizer, tokens, sampling=sampling))
     return 0
 
 
@@ -64,7 +65,7 @@ def export(name: str, *, root: Path, runs: Path, best: bool, directory: Path) ->
     """Write the weights of run `name` to `directory` in the layout of Hugging Face transformers."""
     restored = _restore(name, root=root, runs=runs, best=best)
     job, layout = restored.job, load_layout(restored.job.config.model)
-    with loop.evaluated_weights(job):
+    with job.train_loader, job.eval_loader, loop.evaluated_weights(job):
         try:
             directory.mkdir(parents=True, exist_ok=True)
             layout.save(job.model, str(directory / "model.safetensors"))

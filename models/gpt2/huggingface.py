@@ -40,7 +40,7 @@ def to_huggingface(model: GPT2) -> dict[str, Tensor]:
             weight = weight[: model.vocab_size]
         if _transposed(module) and part == "weight":
             weight = weight.t()
-        tensors[PREFIX + name] = weight.detach().to("cpu").clone(memory_format=torch.contiguous_format)
+        tensors[PREFIX + name] = weight.detach().cpu().clone(memory_format=torch.contiguous_format)
     return tensors
 
 
