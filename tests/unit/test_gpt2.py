@@ -123,6 +123,28 @@ def test_a_text_with_a_label_is_read_to_its_end_and_no_further() -> None:
     assert model(torch.full((1, BLOCK), pad)).isfinite().all()
 
 
+def test_a_block_is_the_published_formula() -> None:
+    model = model_of(layers=1).double()
+    assert isinstance(model, GPT2)
+    [block] = model.backbone.blocks
+    with torch.no_grad():
+        for parameter in block.parameters():
+            parameter += torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1))
+    x = torch.randn(2, BLOCK, 16, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
+
+    def normed(x: Tensor, norm: Any) -> Tensor:
+        centred = x - x.mean(-1, keepdim=True)
+        return centred / (centred.square().mean(-1, keepdim=True) + 1e-5).sqrt() * norm.weight + norm.bias
+
+    q, k, v = (normed(x, block.norm1) @ block.qkv.weight.T + block.qkv.bias).chunk(3, dim=-1)
+    mixed = [causal_attention(*(part[:, None, :, h : h + 8] for part in (q, k, v)))[:, 0] for h in (0, 8)]
+    after = x + torch.cat(mixed, -1) @ block.attention_out.weight.T + block.attention_out.bias
+    h = normed(after, block.norm2) @ block.mlp_in.weight.T + block.mlp_in.bias
+    gelu = 0.5 * h * (1 + torch.tanh((2 / torch.pi) ** 0.5 * (h + 0.044715 * h**3)))
+    expected = after + gelu @ block.mlp_out.weight.T + block.mlp_out.bias
+    torch.testing.assert_close(block(x), expected, rtol=1e-12, atol=1e-12)
+
+
 # Attention
 
 

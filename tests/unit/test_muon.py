@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 from typing import Any
 
 import pytest
@@ -12,6 +13,9 @@ from torch import Tensor, nn
 from lib.errors import ConfigError
 from lib.muon import Muon, orthogonal, orthogonal_all
 from lib.optim import make_optimizer
+from tests.tokens import small_lm_config, text_subject
+from tests.training import MemoryRecord, small_job, small_plan, trained
+from train.loop import Job, load_state_dict, train
 
 SETTINGS: dict[str, Any] = {
     "name": "muon",
@@ -195,3 +199,40 @@ def test_it_is_an_optimizer_to_a_loss_scaler() -> None:
     scaler.scale(torch.zeros(1))  # creates the scale
     scaler.step(optimizer)
     assert torch.equal(model.head.weight, before.head.weight), "a step with overflow was not left out"
+
+
+# In the loop
+
+
+def muon_job(steps: int) -> Job:
+    config = small_lm_config(optimizer="muon", momentum=0.9, nesterov=True, max_steps=steps)
+    rates = {
+        "learning_rate": 0.002,
+        "muon_learning_rate": 0.03,
+        "schedule": "step",
+        "lr_step_pct_list": (25,),
+    }
+    constants = {"adam_beta1": 0.9, "adam_beta2": 0.95, "adam_eps": 1e-8}
+    steps_down = {"lr_step_pct_list": (50,), "lr_step_gamma": 0.5}
+    config = dataclasses.replace(config, **rates, **constants, **steps_down)
+    return small_job(config, small_plan(4), text_subject(config))
+
+
+def test_a_schedule_scales_each_group_from_its_own_peak() -> None:
+    job, rates = muon_job(2), []
+    job.optimizer.register_step_pre_hook(
+        lambda optimizer, *_: rates.append([group["lr"] for group in optimizer.param_groups])
+    )
+    trained(job)
+    assert rates == [[0.002, 0.002, 0.03], [0.001, 0.001, 0.015]]
+    assert len(job.optimizer.param_groups[2]["params"]) == 8
+
+
+def test_a_resumed_run_ends_with_the_same_bits() -> None:
+    record = MemoryRecord()
+    job = muon_job(4)
+    job.record, job.config = record, dataclasses.replace(job.config, checkpoint_interval_steps=1)
+    whole = trained(job)
+    resumed = muon_job(4)
+    train(resumed, load_state_dict(resumed, record.states[2]))
+    assert all(torch.equal(tensor, whole[name]) for name, tensor in resumed.model.state_dict().items())
