@@ -86,7 +86,7 @@ class CharTokenizer:
         known = np.append(self._codes, 0)[places] == codes
         known &= places < self.vocab_size
         if not known.all():
-            unknown = sorted(set(np.array(list(text))[~known].tolist()))
+            unknown = [chr(code) for code in np.unique(codes[~known])]
             raise DataError(
                 f"characters that the vocabulary lacks: {', '.join(map(repr, unknown[:_SHOWN]))}",
                 why=f"it has the {self.vocab_size} of the data",

@@ -169,11 +169,11 @@ class Shards:
         assert step == 1
         pieces: list[Tokens] = []
         number = bisect_right(self._ends, start)
-        while number < len(self._arrays) and (start < stop or not pieces):
+        while number < len(self._arrays) and start < stop:
             array, offset = self._arrays[number], self._ends[number] - len(self._arrays[number])
             pieces.append(array[start - offset : stop - offset])
             start, number = self._ends[number], number + 1
-        return Shards(pieces or [self._arrays[-1][:0]])
+        return Shards(pieces or [self._arrays[0][:0]])
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Tokens:
         """All of them in memory."""
