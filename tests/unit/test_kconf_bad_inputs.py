@@ -95,7 +95,7 @@ OWN = {
     "derived": (
         'CONFIG_OPTIMIZER="adam"',
         "CONFIG_OPTIMIZER cannot be set (now adamw): it follows from CONFIG_OPTIMIZER_SGD, "
-        "CONFIG_OPTIMIZER_ADAM, CONFIG_OPTIMIZER_ADAMW",
+        "CONFIG_OPTIMIZER_ADAM, CONFIG_OPTIMIZER_ADAMW, CONFIG_OPTIMIZER_MUON",
     ),
     "members": (
         "CONFIG_BUDGET_STEPS=y\nCONFIG_BUDGET_SECONDS=y",

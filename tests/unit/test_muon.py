@@ -206,12 +206,7 @@ def test_it_is_an_optimizer_to_a_loss_scaler() -> None:
 
 def muon_job(steps: int) -> Job:
     config = small_lm_config(optimizer="muon", momentum=0.9, nesterov=True, max_steps=steps)
-    rates = {
-        "learning_rate": 0.002,
-        "muon_learning_rate": 0.03,
-        "schedule": "step",
-        "lr_step_pct_list": (25,),
-    }
+    rates = {"learning_rate": 0.002, "muon_learning_rate": 0.03, "schedule": "step"}
     constants = {"adam_beta1": 0.9, "adam_beta2": 0.95, "adam_eps": 1e-8}
     steps_down = {"lr_step_pct_list": (50,), "lr_step_gamma": 0.5}
     config = dataclasses.replace(config, **rates, **constants, **steps_down)
