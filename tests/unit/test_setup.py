@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from lib.backend import Backend
-from lib.data import Dataset
+from lib.data import Dataset, TextOptions
 from lib.norm import BatchNorm2d
 from lib.registry import load_model
 from tests.training import CPU, MemoryRecord, largest_difference, random_subject, small_config, small_plan
@@ -81,9 +81,19 @@ def test_data_are_opened_as_configured(tmp_path: Path, monkeypatch: pytest.Monke
     (options,) = asked
     assert (options["name"], options["download"], options["image_size"]) == ("mnist", False, 0)
     assert (options["data_dir"], options["cache_dir"]) == (tmp_path / "elsewhere", tmp_path / "data")
+    assert options["text"] is None
     assert subject.dataset == dataset
     assert (subject.facts.train_size, subject.facts.has_batchnorm) == (40, False)
     assert subject.to_json()["train_size"] == 40 and subject.to_json()["evaluation_size"] == 10
+
+
+def test_texts_are_opened_as_configured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _, asked = fake_data(monkeypatch)
+    config = small_config(dataset="token_bins", data_dir=None, block_size=64, vocab_size=300)
+    open_subject(config, root=tmp_path, say=print)
+    (options,) = asked
+    assert options["data_dir"] is None
+    assert options["text"] == TextOptions(tokenizer=None, vocab_size=300, block_size=64)
 
 
 def test_without_a_holdout_the_test_part_is_evaluated(
