@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from lib.backend import Backend, FakeBackend
-from lib.data import Dataset, Delivery, ImageSpec, Part, TextClassSpec, TrainLoader
+from lib.data import Dataset, Delivery, ImageSpec, Part, TextClassSpec, TextOptions, TrainLoader
 from lib.errors import ConfigError
 from lib.norm import BatchNorm2d
 from lib.plan.types import Hardware
@@ -87,11 +87,21 @@ def test_data_are_opened_as_configured(tmp_path: Path, monkeypatch: pytest.Monke
     (options,) = asked
     assert (options["name"], options["download"], options["image_size"]) == ("mnist", False, 0)
     assert (options["data_dir"], options["cache_dir"]) == (tmp_path / "elsewhere", tmp_path / "data")
+    assert options["text"] is None
     assert subject.dataset == dataset
     open_subject(small_config(dataset="image_folder", image_size=96), root=tmp_path, say=print)
     assert asked[1]["image_size"] == 96
     assert (subject.facts.train_size, subject.facts.has_batchnorm) == (40, False)
     assert subject.to_json()["train_size"] == 40 and subject.to_json()["evaluation_size"] == 10
+
+
+def test_texts_are_opened_as_configured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _, asked = fake_data(monkeypatch)
+    config = small_config(dataset="token_bins", data_dir=None, block_size=64, vocab_size=300)
+    open_subject(config, root=tmp_path, say=print)
+    (options,) = asked
+    assert options["data_dir"] is None
+    assert options["text"] == TextOptions(tokenizer=None, vocab_size=300, block_size=64)
 
 
 def test_without_a_holdout_the_test_part_is_evaluated(
