@@ -42,6 +42,14 @@ def write_new(path: Path, data: bytes) -> None:
         raise
 
 
+def publish(temporary: Path, path: Path) -> None:
+    """Give a file that was written bit by bit its final name, durably, in place of what had it."""
+    with temporary.open("rb") as file:
+        os.fsync(file.fileno())
+    temporary.replace(path)
+    sync_directory(path.parent)
+
+
 def sync_directory(path: Path) -> None:
     """Make the renames in directory `path` durable."""
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)

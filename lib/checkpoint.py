@@ -16,6 +16,7 @@ import collections
 import hashlib
 import json
 import os
+import pickle
 import re
 import shutil
 from collections.abc import Callable, Mapping
@@ -269,6 +270,8 @@ def _read(path: Path, *, step: int, map_location: str | torch.device) -> dict[st
         state: dict[str, Any] = torch.load(path / _STATE, map_location=map_location, weights_only=True)
     except OSError as error:
         raise _DamagedError(f"{Path(error.filename or path).name}: {error.strerror or error}") from error
+    except pickle.UnpicklingError as error:
+        raise _DamagedError(f"{_STATE} holds more than tensors and numbers") from error
     return state
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
+from lib import atomic
 from lib.data.idx import check_labels, damaged
 from lib.data.types import ArrayPart
 from lib.errors import os_error
@@ -36,19 +37,14 @@ def unpack(archive: Path, folder: Path, *, names: Sequence[str]) -> None:
             for name in names:
                 source = tar.extractfile(members[name])
                 assert source is not None, "only regular files were kept"
-                _write(folder / name, source.read())
+                file = folder / name
+                file.parent.mkdir(parents=True, exist_ok=True)
+                atomic.write_bytes(file, source.read())
     except (tarfile.TarError, EOFError, zlib.error) as error:
         raise damaged(archive, str(error)) from error
     except OSError as error:
         raise os_error("unpack", error) from error
     archive.unlink()
-
-
-def _write(file: Path, content: bytes) -> None:
-    file.parent.mkdir(parents=True, exist_ok=True)
-    part = file.with_name(file.name + ".part")
-    part.write_bytes(content)
-    part.replace(file)
 
 
 def _read(file: Path, *, label_bytes: int, classes: int) -> np.ndarray[tuple[int, int], np.dtype[np.uint8]]:

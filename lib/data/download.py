@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TypeAlias
 
+from lib import atomic
 from lib.data.cache import exclusive
 from lib.errors import DataError, os_error
 
@@ -71,7 +72,7 @@ def _fetch(
         except _MirrorError as failure:
             failures.append(f"{url}: {failure}")
         else:
-            part.replace(target)
+            atomic.publish(part, target)
             return
     raise DataError(f"cannot download {target.name}", why="; ".join(failures))
 

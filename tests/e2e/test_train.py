@@ -14,7 +14,8 @@ from typing import Any
 
 import pytest
 
-from lib import metrics
+from lib import checkpoint, metrics
+from lib.errors import ToolkitError
 from tests.e2e.runner import ROOT, TINY, Runner, assert_same_bits
 
 pytestmark = pytest.mark.slow
@@ -65,6 +66,26 @@ def test_a_run_leaves_everything_behind(runner: Runner) -> None:
     assert train_rows[-1]["step"] == 40 and train_rows[-1]["loss"] < train_rows[0]["loss"]
     assert [row["samples"] for row in rows if row["kind"] == "eval"][-1] == 4000
     assert "accuracy" in runner.run("eval", run.name)
+
+
+def test_the_newest_and_the_best_checkpoint_can_be_evaluated(runner: Runner) -> None:
+    settings = {"CONFIG_CHECKPOINT_INTERVAL_STEPS": "10", "CONFIG_KEEP_LAST": "2", "CONFIG_KEEP_BEST": "n"}
+    runner.configure("lenet5", TINY | settings)
+    runner.run("train")
+    run = runner.newest()
+    assert checkpoint.steps(run.checkpoints) == [30, 40]
+    (run.checkpoints / "best").write_text("step-00000030\n")
+    assert f"{run.path}, step 40: " in runner.run("eval")
+    assert f"{run.path}, step 30: " in runner.run("eval", "--best")
+
+
+def test_an_interrupted_run_is_left_alone_where_that_is_asked_for(runner: Runner) -> None:
+    runner.configure("lenet5", TINY | {"CONFIG_MAX_STEPS": "5", "CONFIG_RESUME_NEVER": "y"})
+    runner.run("train")
+    first = runner.newest()
+    first.set_status("preempted", step=5)
+    assert "Going on with" not in runner.run("train")
+    assert runner.newest().name != first.name and first.status().state == "preempted"
 
 
 def test_the_same_configuration_trains_the_same_weights(runner: Runner) -> None:
@@ -182,6 +203,28 @@ def test_a_run_on_two_processes_is_the_run_on_one(runner: Runner, tmp_path: Path
         assert difference <= 1e-5 * tensor.abs().max().clamp(min=1), name
 
 
+def test_an_interrupted_run_on_two_processes_ends_in_the_same_bits(runner: Runner, tmp_path: Path) -> None:
+    settings = TINY | {"CONFIG_MAX_STEPS": "300", "CONFIG_DEVICE_CPU": "y", "CONFIG_NUM_DEVICES": "2"}
+    (tmp_path / "whole").mkdir()
+    whole = Runner(tmp_path / "whole")
+    whole.configure("lenet5", settings | {"CONFIG_CHECKPOINT_INTERVAL_STEPS": "5"})
+    whole.run("train")
+    runner.configure("lenet5", settings | {"CONFIG_CHECKPOINT_INTERVAL_STEPS": "5"})
+    process = runner.start("train")
+    wait_for_checkpoint(runner, process)
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=60)
+    run = runner.newest()
+    assert run.status().state == "preempted" and 0 < run.status().step < 300
+    process = runner.start("train")
+    wait_for_log(runner, process, f"Starting after step {run.status().step}")
+    with pytest.raises(ToolkitError, match="is in use"):
+        run.lock()
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == 0 and run.status().state == "done", output
+    assert_same_bits(runner.weights(), whole.weights())
+
+
 def test_a_plan_is_kept_on_the_same_machine_and_made_anew_on_another(runner: Runner) -> None:
     runner.configure("lenet5", TINY | {"CONFIG_MAX_STEPS": "4000", "CONFIG_CHECKPOINT_INTERVAL_STEPS": "10"})
     process = runner.start("train")
@@ -201,10 +244,15 @@ def test_a_plan_is_kept_on_the_same_machine_and_made_anew_on_another(runner: Run
     output = resumed("plan", {"micro_batch": 16, "accumulation": 4, "last_micro_batch": 16})
     assert "for it was made for this machine" in output and "Hyperparams" not in output
     assert run.read_json("plan")["micro_batch"] == 16
-    output = resumed("hardware", {"cpu_name": "another"})
-    assert "Hyperparams: " in output
-    assert run.read_json("hardware")["cpu_name"] != "another"
-    assert run.read_json("plan")["micro_batch"] == 64
+    devices = run.read_json("hardware")["devices"]
+    for changes in (
+        {"cpu_name": "another"},
+        {"devices": [device | {"name": "another"} for device in devices]},
+    ):
+        output = resumed("hardware", changes)
+        assert "Hyperparams: " in output
+        assert "another" not in json.dumps(run.read_json("hardware"))
+        assert run.read_json("plan")["micro_batch"] == 64
 
 
 def test_the_same_configuration_twice_at_once_is_told(runner: Runner) -> None:

@@ -23,6 +23,21 @@ def test_a_reader_holds_the_whole_old_file(tmp_path: Path) -> None:
         assert reader.read() == "old"
 
 
+def test_two_writers_at_once_do_not_share_a_temporary_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, replace = tmp_path / "file", Path.replace
+
+    def interrupted(self: Path, target: Path) -> Path:
+        monkeypatch.setattr(Path, "replace", replace)
+        atomic.write_text(path, "the other")  # at the moment when two writers are furthest
+        return replace(self, target)
+
+    monkeypatch.setattr(Path, "replace", interrupted)
+    atomic.write_text(path, "the one")
+    assert path.read_text() == "the one" and list(tmp_path.iterdir()) == [path]
+
+
 def test_follows_a_symbolic_link(tmp_path: Path) -> None:
     (tmp_path / "elsewhere").mkdir()
     link, target = tmp_path / "link", tmp_path / "elsewhere" / "target"

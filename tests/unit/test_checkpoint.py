@@ -174,6 +174,20 @@ def test_a_renamed_checkpoint_is_not_that_step(tmp_path: Path) -> None:
         checkpoint.load(tmp_path, say=print)
 
 
+def test_a_state_that_would_run_code_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Attack:
+        def __reduce__(self) -> tuple[Any, ...]:
+            return Path.touch, (tmp_path / "attacked",)
+
+    monkeypatch.setattr(checkpoint, "_LEAVES", (*checkpoint._LEAVES, Attack))
+    checkpoint.save(tmp_path / "ckpt", step=1, state={"a": Attack()}, keep_last=1, best=False)
+    said: list[str] = []
+    with pytest.raises(CheckpointError, match="no sound checkpoint"):
+        checkpoint.load(tmp_path / "ckpt", say=said.append)
+    assert said == ["checkpoint step-00000001 is damaged: state.pt holds more than tensors and numbers"]
+    assert not (tmp_path / "attacked").exists()
+
+
 def test_a_newer_format_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
         patch.setattr(checkpoint, "FORMAT", 2)

@@ -14,7 +14,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from lib.data import Dataset, cifar, open_dataset
+from lib import atomic
+from lib.data import Dataset, open_dataset
 from lib.data import opening as opening_module
 from lib.errors import DataError, ToolkitError
 
@@ -119,7 +120,13 @@ def test_fashion_prefers_its_own_folder_and_refuses_mnist(
 
 
 @pytest.mark.parametrize("name", ["mnist", "fashion_mnist", "cifar10", "cifar100"])
-def test_a_missing_set_names_three_ways_out(tmp_path: Path, name: str) -> None:
+def test_a_missing_set_names_three_ways_out_and_goes_none_of_them(
+    tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fetch(*_: object, **__: object) -> None:
+        raise AssertionError("downloads are off")
+
+    monkeypatch.setattr("lib.data.download.fetch", fetch)
     with pytest.raises(DataError) as caught:
         _open(name, tmp_path)
     text = str(caught.value)
@@ -200,7 +207,7 @@ def test_unpacking_that_breaks_off_is_done_again(tmp_path: Path, monkeypatch: py
     archive = tmp_path / "cifar10" / "cifar-10-binary.tar.gz"
     names = [f"data_batch_{number}.bin" for number in range(1, 6)]
     _archive(archive, ["test_batch.bin", *names])
-    write, written = cifar._write, []
+    write, written = atomic.write_bytes, []
 
     def write_three(file: Path, content: bytes) -> None:
         if len(written) == 3:
@@ -208,10 +215,10 @@ def test_unpacking_that_breaks_off_is_done_again(tmp_path: Path, monkeypatch: py
         written.append(file)
         write(file, content)
 
-    monkeypatch.setattr(cifar, "_write", write_three)
+    monkeypatch.setattr(atomic, "write_bytes", write_three)
     with pytest.raises(ToolkitError, match="No space left"):
         _open("cifar10", tmp_path)
-    monkeypatch.setattr(cifar, "_write", write)
+    monkeypatch.setattr(atomic, "write_bytes", write)
     assert _open("cifar10", tmp_path).train.size == 10
 
 

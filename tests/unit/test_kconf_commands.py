@@ -151,6 +151,7 @@ def test_olddefconfig_adds_what_is_new_and_refreshes_what_is_derived(project, kc
     text = kconfig.read_text().replace('default "lenet5" if', 'default "lenet-5" if')
     kconfig.write_text(text + '\nconfig NEW\n\tint "New"\n\tdefault 7\n')
     line = (project / ".config").read_text().splitlines().index('CONFIG_MODEL="lenet5"') + 1
+    outdated = (project / ".config").read_text()
     status, _, err = kconf("checkconfig")
     assert status == 2 and err[0].endswith("; remove the line or run make olddefconfig")
     assert kconf("olddefconfig") == (
@@ -162,6 +163,7 @@ def test_olddefconfig_adds_what_is_new_and_refreshes_what_is_derived(project, kc
             "(make olddefconfig writes this down)",
         ],
     )
+    assert (project / ".config.old").read_text() == outdated
     assert kconf("olddefconfig") == (0, [".config: is up to date"], [])
 
 

@@ -126,6 +126,18 @@ def test_checkpoints_by_time_count_from_the_last_one(monkeypatch: pytest.MonkeyP
     assert [step for step, _ in record.saved] == [3, 6, 9]
 
 
+def test_an_evaluation_keeps_nothing_for_a_backward_pass() -> None:
+    class Asking(Wrapped):
+        def evaluation(self, forward: Forward, batch: Batch) -> Sums:
+            sums = super().evaluation(forward, batch)
+            assert not sums.loss.requires_grad
+            return sums
+
+    job, record = job_of(task=Asking)
+    train(job, Progress())
+    assert steps_of(record, "eval") == [3]
+
+
 # A budget of seconds
 
 

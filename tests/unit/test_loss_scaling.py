@@ -1,4 +1,4 @@
-"""Training in fp16: the scale of the loss cancels out, and a step that overflows is not made."""
+"""Training in half precision: what is in it; the scale cancels out; a step that overflows is not made."""
 
 from __future__ import annotations
 
@@ -53,6 +53,39 @@ def scaled_job(precision: str = "fp16", *, at: int = -1, **changes: Any) -> Job:
         # The default start is made for the first steps to be skipped until it fits.
         job.scaler.load_state_dict({**job.scaler.state_dict(), "scale": SCALE})
     return job
+
+
+class Watched(Wrapped):
+    """Remembers where products are in half precision."""
+
+    def __init__(self, task: Task) -> None:
+        super().__init__(task)
+        self.half: dict[str, set[bool]] = {"training": set(), "backward": set(), "evaluation": set()}
+
+    def note(self, where: str) -> None:
+        self.half[where].add(torch.is_autocast_enabled("cpu"))
+
+    def training(self, forward: Forward, batch: Batch) -> Sums:
+        self.note("training")
+        sums = super().training(forward, batch)
+        loss: Any = sums.loss
+        loss.register_hook(lambda _: self.note("backward"))
+        return sums
+
+    def evaluation(self, forward: Forward, batch: Batch) -> Sums:
+        self.note("evaluation")
+        return super().evaluation(forward, batch)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
+def test_forward_passes_alone_are_in_half_precision(precision: str) -> None:
+    config, half = small_config(max_steps=1), precision != "fp32"
+    subject = random_subject(config, shape=(1, 28, 28), train_size=16, test_size=8)
+    plan = small_plan(8, 8, precision=precision)
+    job = small_job(config, plan, subject, task=Watched, dtype=torch.float32)
+    train(job, Progress())
+    assert isinstance(job.task, Watched)
+    assert job.task.half == {"training": {half}, "backward": {False}, "evaluation": {half}}
 
 
 def movement(job: Job, *, after: int = 0) -> Tensor:

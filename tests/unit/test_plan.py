@@ -188,6 +188,17 @@ def test_what_a_device_cannot_do_is_refused() -> None:
     assert planned("lenet5", "h100-80g-70g-free", precision="fp32").precision == "fp32"
 
 
+def test_a_gpu_is_denied_however_its_driver_spells_it() -> None:
+    device = Device(name="amd radeon pro w7900", total_bytes=10**11, free_bytes=10**11, capability=None)
+    decided = planned("lenet5", Hardware(kind="rocm", devices=(device,), cpu_name="Test", cpu_count=8))
+    assert not decided.compile and "known ROCm faults" in decided.reasons["compile"]
+
+
+def test_the_memory_layout_is_the_one_that_was_asked_for() -> None:
+    for channels_last in (False, True):
+        assert planned("resnet18", "a10g", channels_last=channels_last).channels_last is channels_last
+
+
 # The effective batch
 
 
@@ -201,6 +212,7 @@ def test_a_target_above_the_training_set_is_refused_with_the_largest() -> None:
     assert "only 500 training samples" in text and text.endswith("CONFIG_TARGET_EFFECTIVE_BATCH=480")
     assert "no effective batch can be" in refusal("resnet18", "cpu-8g", facts={"train_size": 31})
     assert planned("lenet5", "cpu-8g", facts={"train_size": 512}).effective_batch == 512
+    assert "only 511 training samples" in refusal("lenet5", "cpu-8g", facts={"train_size": 511})
 
 
 def test_an_uneven_last_micro_batch_only_where_nothing_depends_on_it() -> None:
@@ -235,6 +247,8 @@ def test_norm_batch_above_the_table_is_used_if_it_is_estimated_to_fit() -> None:
     large = {"bytes_per_sample": 86_000_000}
     # 0.38 GB of state + 32 x 86 MB x 1.5 = 4.5 GB of 4.7 GB usable; on a GPU 1.5 GB more.
     assert planned("resnet50", "cpu-8g", facts=large).micro_batch == 32
+    # 5.2 GB would fit into the 5.9 GB that are free, but not into the share of it that may be used.
+    assert "usable" in refusal("resnet50", "cpu-8g", facts={"bytes_per_sample": 100_000_000})
     text = refusal("resnet50", "rtx2060-6g-x8", facts=large)
     assert "CONFIG_NORM_BATCH to 6 or less" in text and "or to 0" in text
     assert planned("resnet50", "rtx2060-6g-x8", facts=large, norm_batch=4).micro_batch % 4 == 0

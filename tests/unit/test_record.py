@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import closing
 from pathlib import Path
@@ -13,6 +14,7 @@ import torch
 
 from lib import checkpoint, metrics
 from lib.console import Console
+from lib.errors import ToolkitError
 from lib.rundir import RunDir
 from tests.training import small_plan
 from train.record import Record, RunRecord, SilentRecord, told
@@ -76,6 +78,13 @@ def test_a_checkpoint_is_kept_with_the_rows_up_to_it(run: RunDir, record: RunRec
     found = checkpoint.load(run.checkpoints, which="best", say=print)
     assert found is not None and found[0] == 4 and torch.equal(found[1]["weight"], torch.ones(2))
     assert (run.status().state, run.status().step) == ("running", 10)
+
+
+def test_a_run_that_was_removed_is_told_and_not_begun_again(run: RunDir, record: RunRecord) -> None:
+    shutil.rmtree(run.path)
+    with pytest.raises(ToolkitError, match=f"{run.path} is gone: it was removed while"):
+        record.save(4, dict, best=False)
+    assert not run.path.exists()
 
 
 def test_a_changed_plan_is_told_and_stored(

@@ -11,9 +11,10 @@ import pytest
 import torch
 from torch import nn
 
-from lib.backend import Backend
-from lib.data import Dataset, TextOptions
+from lib.backend import Backend, FakeBackend
+from lib.data import Dataset, Delivery, ImageSpec, Part, TextOptions, TrainLoader
 from lib.norm import BatchNorm2d
+from lib.plan.types import Hardware
 from lib.registry import load_model
 from tests.training import CPU, MemoryRecord, largest_difference, random_subject, small_config, small_plan
 from train.budget import Budget
@@ -41,6 +42,7 @@ def job_of(
     subject: Subject | None = None,
     backend: Backend | None = None,
     plan: dict[str, Any] | None = None,
+    hardware: Hardware = CPU,
     **changes: Any,
 ) -> Job:
     config = small_config(model, norm_batch=norm_batch or None, **changes)
@@ -49,7 +51,7 @@ def job_of(
         config,
         small_plan(8, 8, norm_batch=norm_batch, **(plan or {})),
         subject or random_subject(config, shape=shape, train_size=40, test_size=10),
-        hardware=CPU,
+        hardware=hardware,
         backend=backend or Backend("cpu"),
         record=MemoryRecord(),
     )
@@ -83,6 +85,8 @@ def test_data_are_opened_as_configured(tmp_path: Path, monkeypatch: pytest.Monke
     assert (options["data_dir"], options["cache_dir"]) == (tmp_path / "elsewhere", tmp_path / "data")
     assert options["text"] is None
     assert subject.dataset == dataset
+    open_subject(small_config(dataset="image_folder", image_size=96), root=tmp_path, say=print)
+    assert asked[1]["image_size"] == 96
     assert (subject.facts.train_size, subject.facts.has_batchnorm) == (40, False)
     assert subject.to_json()["train_size"] == 40 and subject.to_json()["evaluation_size"] == 10
 
@@ -203,6 +207,46 @@ def test_where_the_data_are_kept_is_told_and_changes_no_bit(asked: str) -> None:
         found = list(job.train_loader.micro_batches(**options))
     for batch, expected in zip(found, reference.train_loader.micro_batches(**options), strict=True):
         assert torch.equal(batch.inputs, expected.inputs) and torch.equal(batch.targets, expected.targets)
+
+
+def test_delivery_and_augmentation_are_as_configured(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[Delivery, dict[str, Any]]] = []
+
+    def loader(part: Part, spec: ImageSpec, delivery: Delivery, **options: Any) -> TrainLoader:
+        asked.append((delivery, options))
+        return TrainLoader(part, spec, delivery, **options)
+
+    monkeypatch.setattr("train.setup.TrainLoader", loader)
+    config = {"data_placement": "stream", "num_workers": 3, "prefetch": 5, "augment": "shift", "seed": 7}
+    job = job_of("lenet5", norm_batch=0, augment_pad=2, **config)
+    with job.train_loader, job.eval_loader:
+        ((delivery, options),) = asked
+    assert (delivery.placement, delivery.num_workers, delivery.prefetch) == ("stream", 3, 5)
+    assert options == {"seed": 7, "augment": "shift", "pad": 2}
+
+
+def test_processes_on_one_processor_share_its_memory() -> None:
+    hardware = dataclasses.replace(CPU, devices=(dataclasses.replace(CPU.devices[0], free_bytes=200_000),))
+    for world, placement in ((1, "resident"), (2, "stream")):  # 39 200 bytes of images
+        job = job_of(
+            "lenet5",
+            norm_batch=0,
+            backend=FakeBackend(rank=0, world=world),
+            plan={"world": world, "effective_batch": 16 * world},
+            hardware=hardware,
+        )
+        assert isinstance(job.record, MemoryRecord)
+        assert any(text.startswith(f"Data: random; {placement}: ") for text in job.record.said)
+        job.train_loader.close()
+        job.eval_loader.close()
+
+
+def test_the_libraries_are_set_as_configured(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[tuple[str, dict[str, Any]]] = []
+    for name in ("configure_numerics", "configure_threads"):
+        monkeypatch.setattr(f"train.setup.{name}", lambda kind, **options: calls.append((kind, options)))
+    job_of(deterministic=True, plan={"precision": "bf16"}, hardware=dataclasses.replace(CPU, cpu_count=6))
+    assert calls == [("bf16", {"deterministic": True}), ("cpu", {"cpu_count": 6, "world": 1})]
 
 
 def test_one_seed_is_one_order_of_the_data() -> None:
