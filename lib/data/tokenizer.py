@@ -83,8 +83,7 @@ class CharTokenizer:
     def _ids(self, text: str) -> Tokens:
         codes = _codes(text)
         places = np.searchsorted(self._codes, codes)
-        known = np.append(self._codes, 0)[places] == codes
-        known &= places < self.vocab_size
+        known = np.append(self._codes, 0)[places] == codes  # 0 for what is beyond the last one
         if not known.all():
             unknown = [chr(code) for code in np.unique(codes[~known])]
             raise DataError(

@@ -134,7 +134,7 @@ def test_the_real_library_is_large_and_split_as_stated() -> None:
 
 
 def test_shakespeare_is_split_as_nanogpt_does_and_its_characters_are_the_vocabulary(tmp_path: Path) -> None:
-    text = "First Citizen:\nÄ speak, speak.\n" * 20
+    text = "Ä" * 50 + "First Citizen:\nspeak, speak.\n" * 20 + "é"
     (tmp_path / "tinyshakespeare").mkdir()
     (tmp_path / "tinyshakespeare" / "input.txt").write_text(text, encoding="utf-8")
     dataset = _open("shakespeare", tmp_path, tokenizer="char")

@@ -91,7 +91,7 @@ def test_characters_are_numbered_in_their_order_and_others_are_refused() -> None
         ("été 日本! ...?", ["été", " 日本", "!", " ...?"]),
         ("e\u0301", ["e", "\u0301"]),
         ("a\u00a0b\u3000 c", ["a", "\u00a0", "b", "\u3000", " c"]),
-        ("a\x1cb \x1f", ["a", "\x1c", "b", " \x1f"]),
+        ("a\x1c\x1cb \x1f", ["a", "\x1c\x1c", "b", " \x1f"]),
         ("_a_1", ["_", "a", "_", "1"]),
         ("", []),
     ],
