@@ -11,7 +11,6 @@ import io
 import os
 import sys
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 
 class ToolkitError(Exception):
@@ -102,7 +101,7 @@ def _open_closed_streams() -> None:
     """Where a program is started without standard output, the next file opened would take its place."""
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:
-            setattr(sys, name, Path(os.devnull).open("w"))
+            setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_WRONLY), "w"))
 
 
 def _leave_stdout() -> None:
