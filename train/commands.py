@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -88,7 +89,7 @@ def evaluate(name: str, *, root: Path, runs: Path, best: bool) -> int:
         config_from_values(_stored_configuration(run, root).values),
         num_devices=1,
         hyper_param="manual",
-        batch_size=run.read_json("plan")["micro_batch"],
+        batch_size=_stored(run, "plan", Plan.from_json).micro_batch,
         gradient_accumulation=1,
         target_effective_batch=0,
         norm_batch=0,
@@ -148,9 +149,25 @@ def _stored_configuration(run: RunDir, root: Path) -> kconf.Resolved:
     resolved = kconf.load(root=root, config_file=run.config)
     for notice in resolved.notices:
         _say(notice)
+    if run.identity not in ("", identity(resolved.values)):
+        _say(
+            f"{run.config} is not what the run was made with: it was changed, or this version has new options"
+        )
     return resolved
 
 
+@contextmanager
+def _reader_stays() -> Iterator[None]:
+    """A reader of standard output that leaves is how a listing ends, but a run is not done by that."""
+    try:
+        yield
+    except BrokenPipeError as error:
+        raise ToolkitError(
+            "nobody reads standard output any more", todo="make train > FILE starts, or goes on, without"
+        ) from error
+
+
+@_reader_stays()
 def _carry_out(order: Order, find_run: Callable[[], RunDir | None]) -> int:
     """Plan, become several processes if the plan says so, and run the loop.
 
@@ -183,6 +200,7 @@ def _work(launched: Mapping[str, Any], *, root: Path, runs: Path, started: float
     case = Case(order=order, subject=subject, hardware=hardware, plan=plan)
     backend = open_backend(plan.device, world=plan.world)
 
+    @_reader_stays()
     def main() -> int:
         if not backend.is_main:
             return _train(case, backend, SilentRecord(), None)
@@ -236,21 +254,30 @@ def _as_main(case: Case, backend: Backend, interrupted: RunDir | None) -> int:
     record = RunRecord(
         run, Console(run.log), started=case.order.started, keep_last=case.order.config.keep_last
     )
-    record.say(f"{'Going on with' if interrupted else 'Run'} {run.path}")
-    if interrupted is not None:
-        for name, content in _of_this_machine(case).items():
-            run.write(name, content)
     try:
+        record.say(f"{'Going on with' if interrupted else 'Run'} {run.path}")
+        if interrupted is not None:
+            for name, content in _of_this_machine(case).items():
+                run.write(name, content)
         return _train(case, backend, record, interrupted)
-    except Stopped as stopped:
-        run.set_status("preempted", step=stopped.step, reason=str(stopped))
-        raise
     except BaseException as error:
-        if run.config.is_file():  # else there is no run left to say it of
-            run.set_status("failed", step=run.status().step, reason=str(error) or type(error).__name__)
+        _tell_end(run, error)
         raise
     finally:
         record.close()
+
+
+def _tell_end(run: RunDir, error: BaseException) -> None:
+    """Leave in a run what ended it, unless it was done by then or its directory is gone."""
+    status = run.status()
+    if status.state == "done" or not run.config.is_file():
+        return
+    if isinstance(error, Stopped):
+        run.set_status("preempted", step=error.step, reason=str(error))
+    elif isinstance(error, KeyboardInterrupt):
+        run.set_status("preempted", step=status.step, reason="interrupted outside the loop of training")
+    else:
+        run.set_status("failed", step=status.step, reason=str(error) or type(error).__name__)
 
 
 def _train(case: Case, backend: Backend, record: Record, interrupted: RunDir | None) -> int:
