@@ -14,7 +14,8 @@ export KCONFIG_CONFIG
 # Make hands variables of its command line to every program byte for byte (a dollar sign is
 # written $$). Their names tell them from what the environment happens to hold.
 KCONFIG_MAKE_VARIABLES := $(foreach name,$(.VARIABLES),$(if $(filter command,$(origin $(name))),$(name)))
-KCONFIG_MAKE_KNOWN := PYTHON VENV O V KCONFIG_CONFIG GOMP_SPINCOUNT FILE RUN BEST NAME TASK
+KCONFIG_MAKE_KNOWN := PYTHON VENV O V KCONFIG_CONFIG GOMP_SPINCOUNT FILE RUN BEST NAME TASK \
+	DIRECTORY PROMPT TEMPERATURE TOP_K SEED TOKENS
 export KCONFIG_MAKE_VARIABLES
 export KCONFIG_MAKE_KNOWN
 
@@ -33,15 +34,21 @@ UNKNOWN := $(filter-out $(KCONFIG_MAKE_KNOWN) CONFIG_%,$(KCONFIG_MAKE_VARIABLES)
 # The goals that use a variable; what is not here concerns every goal.
 GOALS := $(or $(MAKECMDGOALS),all)
 USE_FILE := savedefconfig checkconfig
-USE_RUN := resume eval plots
-USE_BEST := eval
+USE_RUN := resume eval plots sample export
+USE_BEST := eval sample export
+USE_DIRECTORY := export
+USE_PROMPT := sample
+USE_TEMPERATURE := sample
+USE_TOP_K := sample
+USE_SEED := sample
+USE_TOKENS := sample
 USE_NAME := new-model
 USE_TASK := new-model
 # Those that write a configuration say that CONFIG_ variables are for runs.
 USE_CONFIG := train train-% plan checkconfig menuconfig olddefconfig savedefconfig defconfig-% %_defconfig all
 used_by = $(USE_$(if $(filter CONFIG_%,$(1)),CONFIG,$(1)))
 unused = $(if $(filter $(used_by),$(GOALS)),,$(1))
-LIMITED := $(filter FILE RUN BEST NAME TASK CONFIG_%,$(KCONFIG_MAKE_VARIABLES))
+LIMITED := $(filter FILE RUN BEST NAME TASK DIRECTORY PROMPT TEMPERATURE TOP_K SEED TOKENS CONFIG_%,$(KCONFIG_MAKE_VARIABLES))
 UNUSED := $(firstword $(foreach name,$(LIMITED),$(call unused,$(name))))
 
 # One goal after the other, so that make -j defconfig-lenet5 train means what it says.
@@ -81,6 +88,8 @@ defconfig-%: ready
 ## train-NAME: configure NAME in its own directory build/NAME, or O=, and train
 ## resume: go on with the newest interrupted run, or with RUN=
 ## eval: evaluate the newest run, or RUN=; BEST=1 takes its best checkpoint
+## sample: let the newest language model, or RUN=, continue PROMPT=; TEMPERATURE= TOP_K= SEED= TOKENS=
+## export: write weights to DIRECTORY= in the layout of Hugging Face transformers
 ## plots: draw the curves of the newest run, or of RUN=
 ## plan: show what would be decided for this machine, and why
 ## bench: compare the training loop with a bare one
@@ -93,6 +102,15 @@ resume: ready symbols
 
 eval: ready symbols
 	$(TRAIN) $@ $(if $(call given,BEST),--best) $(call given,RUN)
+
+# An option is an equals sign away from its value, which may begin with a minus.
+option = $(if $(call given,$(2)),--$(1)=$(call given,$(2)))
+sample: ready symbols
+	$(TRAIN) $@ $(if $(call given,BEST),--best) $(call option,prompt,PROMPT) $(call option,temperature,TEMPERATURE) \
+	      $(call option,top-k,TOP_K) $(call option,seed,SEED) $(call option,tokens,TOKENS) $(call given,RUN)
+
+export: ready symbols
+	$(TRAIN) $@ $(if $(call given,BEST),--best) $(call option,directory,DIRECTORY) $(call given,RUN)
 
 plots: ready symbols
 	$(Q)$(PY) -m scripts.plots --runs $(call quote,$(RUNS)) $(call given,RUN)
@@ -118,7 +136,7 @@ train-%: ready
 ## test: every test
 ## test-fast: the tests that take less than about two seconds each
 ## check: style, form and types
-## new-model: scaffold models/NAME for TASK=classify
+## new-model: scaffold models/NAME for TASK=classify or TASK=lm
 test: ready-dev symbols
 	$(Q)$(PY) -m pytest -n 2
 
@@ -165,7 +183,7 @@ help: symbols
 	      '$(KCONFIG_MAKE_KNOWN)'
 
 .PHONY: all menuconfig olddefconfig list-defconfigs savedefconfig checkconfig $(DEFCONFIGS) \
-	train resume plan eval plots bench $(TRAIN_NAMES) test test-fast check new-model \
+	train resume plan eval sample export plots bench $(TRAIN_NAMES) test test-fast check new-model \
 	clean mrproper distclean data-clean printvars help variables symbols configured ready ready-dev
 
 # A variable that nothing reads (make train LR=3) stops every target, whatever it is. The script

@@ -38,7 +38,10 @@ class Config:
     data_limit: int
     holdout: int
     image_size: int | None
-    augment: Literal["none", "shift", "crop_flip"]
+    block_size: int | None  # None for images
+    tokenizer: Literal["byte", "char", "gpt2"] | None  # None for images and ready-made tokens
+    vocab_size: int | None
+    augment: Literal["none", "shift", "crop_flip"] | None  # None for texts
     augment_pad: int | None
     data_placement: Literal["auto", "resident", "stream"]
     num_workers: int | None
@@ -60,8 +63,9 @@ class Config:
     num_devices: int
 
     # Optimizer and schedule
-    optimizer: Literal["sgd", "adam", "adamw"]
+    optimizer: Literal["sgd", "adam", "adamw", "muon"]
     learning_rate: float
+    muon_learning_rate: float | None
     weight_decay: float
     momentum: float | None
     nesterov: bool

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Sequence
+from typing import Any, Literal
 
 import torch
 from torch import nn
+
+from lib.errors import ConfigError
+from lib.muon import HasHiddenMatrices, Muon
 
 FUSED_DEVICES = frozenset({"cpu", "cuda", "mps"})  # "cuda" is ROCm's name in torch, too
 
@@ -13,7 +17,7 @@ FUSED_DEVICES = frozenset({"cpu", "cuda", "mps"})  # "cuda" is ROCm's name in to
 def make_optimizer(
     model: nn.Module,
     *,
-    name: Literal["sgd", "adam", "adamw"],
+    name: Literal["sgd", "adam", "adamw", "muon"],
     learning_rate: float,
     weight_decay: float,
     momentum: float | None,
@@ -21,15 +25,60 @@ def make_optimizer(
     adam_beta1: float | None,
     adam_beta2: float | None,
     adam_eps: float | None,
+    muon_learning_rate: float | None = None,
+    product_dtype: torch.dtype | None = None,
 ) -> torch.optim.Optimizer:
     """An optimizer over the trainable parameters of `model`, which is already on its device.
 
     Two groups: parameters of two or more dimensions, which decay, and the others (biases,
-    normalisation), which do not. `learning_rate` is stored as it is given. What the rule
-    does not use is None.
+    normalisation), which do not. Muon takes the model's hidden matrices out of the first of them into a
+    third with `muon_learning_rate`; the other two follow AdamW. The rates are stored as they are
+    given, as "lr" and, for a schedule to start from, as "peak_lr". What the rule does not use is None.
+
+    product_dtype: of the matrix products that Muon makes; None: that of the weights.
+    Raises ConfigError for Muon and a model that does not name its hidden matrices.
     """
-    groups = _groups(model, weight_decay)
-    fused = all(parameter.device.type in FUSED_DEVICES for parameter in model.parameters())
+    optimizer = _plain(
+        _groups(model, weight_decay, leave_out=_hidden(model) if name == "muon" else []),
+        name="adamw" if name == "muon" else name,
+        learning_rate=learning_rate,
+        momentum=momentum,
+        nesterov=nesterov,
+        adam_beta1=adam_beta1,
+        adam_beta2=adam_beta2,
+        adam_eps=adam_eps,
+    )
+    if name == "muon":
+        assert isinstance(optimizer, torch.optim.AdamW)
+        assert muon_learning_rate is not None and momentum is not None
+        optimizer = Muon(
+            _hidden(model),
+            optimizer,
+            learning_rate=muon_learning_rate,
+            weight_decay=weight_decay,
+            momentum=momentum,
+            nesterov=nesterov,
+            product_dtype=product_dtype,
+        )
+    for group in optimizer.param_groups:
+        group["peak_lr"] = group["lr"]
+    return optimizer
+
+
+def _plain(
+    groups: list[dict[str, Any]],
+    *,
+    name: Literal["sgd", "adam", "adamw"],
+    learning_rate: float,
+    momentum: float | None,
+    nesterov: bool,
+    adam_beta1: float | None,
+    adam_beta2: float | None,
+    adam_eps: float | None,
+) -> torch.optim.Optimizer:
+    """One of torch's own rules, fused where that is possible."""
+    parameters = [parameter for group in groups for parameter in group["params"]]
+    fused = all(parameter.device.type in FUSED_DEVICES for parameter in parameters)
     if name == "sgd":
         assert momentum is not None
         sgd = torch.optim.SGD(groups, lr=learning_rate, momentum=momentum, nesterov=nesterov, fused=fused)
@@ -52,9 +101,21 @@ def _start_at_rest(optimizer: torch.optim.SGD) -> None:
             optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
 
 
-def _groups(model: nn.Module, weight_decay: float) -> list[dict[str, object]]:
-    trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
+def _hidden(model: nn.Module) -> list[nn.Parameter]:
+    if not isinstance(model, HasHiddenMatrices):
+        raise ConfigError(
+            f"{type(model).__name__} does not name its hidden matrices, which Muon is for",
+            todo="choose another optimizer (CONFIG_OPTIMIZER_*)",
+        )
+    return [matrix for matrix in model.hidden_matrices() if matrix.requires_grad]
+
+
+def _groups(
+    model: nn.Module, weight_decay: float, *, leave_out: Sequence[nn.Parameter]
+) -> list[dict[str, Any]]:
+    without = {id(parameter) for parameter in leave_out}
+    rest = [p for p in model.parameters() if p.requires_grad and id(p) not in without]
     return [
-        {"params": [p for p in trainable if p.dim() >= 2], "weight_decay": weight_decay},
-        {"params": [p for p in trainable if p.dim() < 2], "weight_decay": 0.0},
+        {"params": [p for p in rest if p.dim() >= 2], "weight_decay": weight_decay},
+        {"params": [p for p in rest if p.dim() < 2], "weight_decay": 0.0},
     ]

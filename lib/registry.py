@@ -12,7 +12,7 @@ from typing import Any, Protocol, cast
 import torch
 from torch import nn
 
-from lib.data.types import ImageSpec
+from lib.data.types import Spec
 from lib.errors import ConfigError
 from lib.kconf.values import Value
 
@@ -24,7 +24,7 @@ class ModelModule(Protocol):
 
     TASK: str  # the kind of learning: a file of train/
     Options: type[Any]  # a frozen dataclass; its fields are the model's own symbols
-    build: Callable[[Any, ImageSpec], nn.Module]
+    build: Callable[[Any, Any], nn.Module]  # of Options and the spec of the data that it takes
 
 
 def model_names() -> tuple[str, ...]:
@@ -46,7 +46,22 @@ def load_model(name: str) -> ModelModule:
     return cast(ModelModule, module)
 
 
-def build_model(name: str, options: Mapping[str, Value], spec: ImageSpec, *, seed: int) -> nn.Module:
+class Layout(Protocol):
+    """What models/<name>/huggingface.py must define, where there is one."""
+
+    save: Callable[[Any, str], None]  # of the model and the path of a safetensors file
+    load: Callable[[Any, str], None]
+    configuration: Callable[[Any], dict[str, Any]]  # of the model: the contents of config.json
+
+
+def load_layout(name: str) -> Layout:
+    """Import models/`name`/huggingface.py. Raises ConfigError if there is none."""
+    if not (MODELS_DIR / name / "huggingface.py").is_file():
+        raise ConfigError(f"the weights of {name} have no layout in Hugging Face transformers")
+    return cast(Layout, importlib.import_module(f"models.{name}.huggingface"))
+
+
+def build_model(name: str, options: Mapping[str, Value], spec: Spec, *, seed: int) -> nn.Module:
     """Build model `name` with initial weights that are a function of `seed` alone.
 
     options: values of the model's own symbols without their prefix, lower case. The weights are

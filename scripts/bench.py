@@ -27,6 +27,7 @@ from lib import kconf
 from lib.backend import Backend
 from lib.config import config_from_values
 from lib.console import Console
+from lib.data import ArrayPart, ImageSpec
 from lib.errors import run_main
 from lib.hardware import probe
 from lib.optim import make_optimizer
@@ -59,7 +60,8 @@ RESNET18 = {"CONFIG_MODEL_RESNET18": "y", "CONFIG_BATCH_SIZE": "32"}
 def bare_loop(subject: Subject, *, seed: int) -> Callable[[int], float]:
     """The loop one would write by hand. Returns a function: steps -> seconds."""
     part, spec = subject.dataset.train, subject.dataset.spec
-    images, labels = torch.from_numpy(part.images[:]), torch.from_numpy(part.labels[:])
+    assert isinstance(part, ArrayPart) and isinstance(spec, ImageSpec)
+    images, labels = torch.from_numpy(part.inputs[:]), torch.from_numpy(part.targets[:])
     model = build_model("lenet5", {}, spec, seed=seed)
     optimizer = make_optimizer(
         model,

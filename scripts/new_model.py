@@ -1,4 +1,4 @@
-"""Scaffold a model: make new-model NAME=x TASK=classify.
+"""Scaffold a model: make new-model NAME=x TASK=classify, or TASK=lm.
 
 Writes models/x/, defconfigs/x and tests/golden/x.json: a small network that trains and passes every
 test of models, to be changed from there. Nothing outside these files knows of a model.
@@ -12,94 +12,21 @@ import json
 import keyword
 import re
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import kconfiglib
 
 from lib.errors import ConfigError, os_error, run_main
+from scripts.model_templates import KCONFIG, MODEL
+
+if TYPE_CHECKING:
+    from lib.data import Spec
 
 ROOT = Path(__file__).resolve().parents[1]
-TASKS = ("classify",)
+TASKS = ("classify", "lm")
 WIDTH = 16  # the default of the scaffolded CONFIG_<NAME>_WIDTH
-
-KCONFIG = """\
-choice MODEL_CHOICE
-
-config MODEL_{NAME}
-\tbool "{name}"
-\tselect MODEL_HAS_CONV
-\tselect MODEL_ANY_IMAGE_SIZE
-\thelp
-\t  Two convolutions, pooling over the image and a linear layer.
-
-endchoice
-
-config MODEL
-\tstring
-\tdefault "{name}" if MODEL_{NAME}
-
-# How much larger than the table's a micro-batch may be: 1.0 is careful; measure, then raise it.
-config TABLE_SCALE
-\tstring
-\tdefault "1.0" if MODEL_{NAME}
-
-config RECOMMENDED_TARGET
-\tint
-\tdefault 256 if MODEL_{NAME}
-
-menu "{name}"
-\tdepends on MODEL_{NAME}
-
-config {NAME}_WIDTH
-\tint "Channels of the first convolution"
-\trange 1 1024
-\tdefault {width}
-\thelp
-\t  The second convolution has twice as many.
-
-endmenu
-"""
-
-MODEL = '''\
-"""{name}: two convolutions, pooling over the image and a linear layer."""
-
-from __future__ import annotations
-
-from dataclasses import dataclass
-
-import torch.nn.functional as F
-from torch import Tensor, nn
-
-from lib.data import ImageSpec
-
-TASK = "{task}"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
-    """The symbols of models/{name}/Kconfig."""
-
-    width: int
-
-
-def build(options: Options, spec: ImageSpec) -> nn.Module:
-    """A network from (N, C, H, W) images of any size to (N, classes) logits."""
-    return Network(options, spec=spec)
-
-
-class Network(nn.Module):
-    def __init__(self, options: Options, *, spec: ImageSpec) -> None:
-        super().__init__()
-        self.conv1 = nn.Conv2d(spec.channels, options.width, 3, stride=2, padding=1)
-        self.conv2 = nn.Conv2d(options.width, 2 * options.width, 3, stride=2, padding=1)
-        self.linear = nn.Linear(2 * options.width, spec.classes)
-
-    def forward(self, x_NCHW: Tensor) -> Tensor:
-        """(N, C, H, W) images -> (N, classes) logits."""
-        x_NCHW = F.relu(self.conv2(F.relu(self.conv1(x_NCHW))))
-        logits_NK: Tensor = self.linear(x_NCHW.mean(dim=(2, 3)))
-        return logits_NK
-'''
 
 DEFCONFIG = """\
 # {name} on the data set that its Kconfig makes the default.
@@ -147,8 +74,8 @@ def scaffold(name: str, *, task: str) -> list[Path]:
     directory, defconfig, golden = files(name)
     texts = {
         directory / "__init__.py": "",
-        directory / "Kconfig": KCONFIG,
-        directory / "model.py": MODEL,
+        directory / "Kconfig": KCONFIG[task],
+        directory / "model.py": MODEL[task],
         defconfig: DEFCONFIG,
     }
     try:
@@ -156,7 +83,7 @@ def scaffold(name: str, *, task: str) -> list[Path]:
         for path, text in texts.items():
             filled = text.format(name=name, NAME=name.upper(), task=task, width=WIDTH)
             path.write_text(filled, encoding="utf-8")
-        golden.write_text(_golden(name), encoding="utf-8")
+        golden.write_text(_golden(name, task=task), encoding="utf-8")
     except OSError as error:
         raise os_error("write the new model", error) from error
     return [*texts, golden]
@@ -179,33 +106,41 @@ def _check_symbols(name: str) -> None:
         )
 
 
-def _golden(name: str) -> str:
+def _golden(name: str, *, task: str) -> str:
     """The reference parameter counts of the scaffolded network, counted without memory for them."""
     import torch
 
-    from lib.data import ImageSpec
-
     module = importlib.import_module(f"models.{name}.model")
     cases = []
-    for channels, size, classes in ((3, 32, 10), (1, 28, 10)):
-        half = (0.5,) * channels
-        spec = ImageSpec(
-            name="golden",
-            channels=channels,
-            height=size,
-            width=size,
-            classes=classes,
-            mean=half,
-            std=half,
-            synthetic=True,
-        )
+    for shape, spec in _specs(task):
         with torch.device("meta"):
             model = module.build(module.Options(width=WIDTH), spec)
-        shape = {"channels": channels, "height": size, "width": size, "classes": classes}
         parameters = sum(parameter.numel() for parameter in model.parameters())
         cases.append({"options": {"width": WIDTH}, **shape, "parameters": parameters})
     lines = ",\n".join(f"    {json.dumps(case)}" for case in cases)
     return f'{{\n  "cases": [\n{lines}\n  ]\n}}\n'
+
+
+def _specs(task: str) -> Iterator[tuple[dict[str, int], Spec]]:
+    """Two data sets for a model of `task`: their sizes as tests/golden has them, and what a model is told."""
+    from lib.data import ImageSpec, TextSpec
+
+    if task == "lm":
+        for vocab_size, block_size in ((256, 32), (50, 8)):
+            spec = TextSpec(
+                name="golden",
+                vocab_size=vocab_size,
+                block_size=block_size,
+                unit="token",
+                validation_tokens=1,
+                validation_bytes=None,
+            )
+            yield {"vocab_size": vocab_size, "block_size": block_size}, spec
+        return
+    for channels, size, classes in ((3, 32, 10), (1, 28, 10)):
+        half = (0.5,) * channels
+        shape = {"channels": channels, "height": size, "width": size, "classes": classes}
+        yield shape, ImageSpec(name="golden", mean=half, std=half, synthetic=True, **shape)
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from lib.backend import Backend
 from lib.config import Config
-from lib.data import Dataset, ImageSpec, Part
+from lib.data import ArrayPart, Dataset, ImageSpec
 from lib.data.loader import Batch
 from lib.plan.types import Hardware, Plan
 from tests.configs import make_config
@@ -41,9 +41,9 @@ def random_subject(
     """Random images (C, H, W) and labels; without `test_size` the same for training and evaluation."""
     random = torch.Generator().manual_seed(0)
 
-    def part(size: int) -> Part:
+    def part(size: int) -> ArrayPart:
         images = torch.randint(0, 256, (size, *shape), generator=random, dtype=torch.uint8)
-        return Part(images.numpy(), torch.randint(0, CLASSES, (size,), generator=random).numpy())
+        return ArrayPart(images.numpy(), torch.randint(0, CLASSES, (size,), generator=random).numpy())
 
     channels, height, width = shape
     spec = ImageSpec(
@@ -77,7 +77,8 @@ def small_config(model: str = "lenet5", **changes: Any) -> Config:
     }
     config = make_config(model)
     if "width" in config.model_options:
-        settings |= {"model_options": {**config.model_options, "width": 4}}
+        narrow = {"width": 4, "heads": 2, "layers": 2}
+        settings |= {"model_options": {n: narrow.get(n, v) for n, v in config.model_options.items()}}
     return dataclasses.replace(config, **(settings | changes))
 
 
@@ -138,13 +139,19 @@ class Wrapped:
     """A task that does what another one does; tests override what they are about."""
 
     def __init__(self, task: Task) -> None:
-        self.task, self.metric = task, task.metric
+        self.task, self.targets_per_sample = task, task.targets_per_sample
 
     def training(self, forward: Forward, batch: Batch) -> Sums:
         return self.task.training(forward, batch)
 
     def evaluation(self, forward: Forward, batch: Batch) -> Sums:
         return self.task.evaluation(forward, batch)
+
+    def report(self, means: Mapping[str, float]) -> dict[str, float]:
+        return self.task.report(means)
+
+    def score(self, evaluation: Mapping[str, float]) -> float:
+        return self.task.score(evaluation)
 
 
 def small_job(

@@ -1,8 +1,9 @@
-"""`python -m train`: what the make targets train, resume, eval and plan call."""
+"""`python -m train`: what the make targets train, resume, eval, sample, export and plan call."""
 
 from __future__ import annotations
 
 import argparse
+import math
 import sys
 import time
 from pathlib import Path
@@ -23,9 +24,18 @@ def main() -> int:
     )
     resume = commands.add_parser("resume", help="go on with an interrupted run, by its own configuration")
     evaluate = commands.add_parser("eval", help="evaluate a run's checkpoint")
-    for command in (resume, evaluate):
+    sample = commands.add_parser("sample", help="let a language model continue a text")
+    export = commands.add_parser("export", help="write weights in the layout of Hugging Face transformers")
+    for command in (resume, evaluate, sample, export):
         command.add_argument("run", nargs="?", default="", help="path or unique prefix; default: the newest")
-    evaluate.add_argument("--best", action="store_true", help="the best checkpoint instead of the newest")
+    for command in (evaluate, sample, export):
+        command.add_argument("--best", action="store_true", help="the best checkpoint instead of the newest")
+    sample.add_argument("--prompt", default="\n", help="the text to continue; default: a new line")
+    sample.add_argument("--temperature", type=not_negative, default=0.8, help="0: the likeliest token")
+    sample.add_argument("--top-k", type=natural, default=0, help="draw among this many tokens; 0: all")
+    sample.add_argument("--seed", type=natural, default=1, help="of the draws")
+    sample.add_argument("--tokens", type=natural, default=200, help="how many to add")
+    export.add_argument("--directory", type=Path, required=True, help="where to; made if it is missing")
     commands.add_parser("plan", help="print what would be decided for this machine, and why")
     options = parser.parse_args()
     # Below, because it imports torch, and a wrong command line should be told at once.
@@ -36,9 +46,41 @@ def main() -> int:
         return run.train(root=ROOT, runs=options.runs, started=started)
     if options.command == "resume":
         return run.resume(options.run, root=ROOT, runs=options.runs, started=started)
+    if options.command == "plan":
+        return run.plan(root=ROOT)
+    return on_stored_run(options)
+
+
+def on_stored_run(options: argparse.Namespace) -> int:
+    """The commands eval, sample and export."""
+    from train import stored
+    from train.sample import Sampling
+
+    which = {"root": ROOT, "runs": options.runs, "best": options.best}
     if options.command == "eval":
-        return run.evaluate(options.run, root=ROOT, runs=options.runs, best=options.best)
-    return run.plan(root=ROOT)
+        return stored.evaluate(options.run, **which)
+    if options.command == "export":
+        return stored.export(options.run, **which, directory=options.directory)
+    sampling = Sampling(
+        temperature=options.temperature, top_k=options.top_k, tokens=options.tokens, seed=options.seed
+    )
+    return stored.sample(options.run, **which, prompt=options.prompt, sampling=sampling)
+
+
+def natural(text: str) -> int:
+    """A whole number that is not negative, for argparse."""
+    number = int(text)
+    if number < 0:
+        raise ValueError(text)
+    return number
+
+
+def not_negative(text: str) -> float:
+    """A number that is neither negative nor infinite, for argparse."""
+    number = float(text)
+    if not 0 <= number < math.inf:
+        raise ValueError(text)
+    return number
 
 
 if __name__ == "__main__":

@@ -2,33 +2,38 @@
 
 from __future__ import annotations
 
-import dataclasses
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
+
+import numpy as np
 
 from lib import checkpoint, kconf
 from lib.backend import Backend, is_out_of_memory, open_backend
 from lib.config import Config, config_from_values, identity
 from lib.console import Console
+from lib.data.types import Dataset, TokenPart
 from lib.errors import ToolkitError, run_main
 from lib.hardware import environment, probe
 from lib.hyperparams import apply_hyperparams
 from lib.launcher import become_worker, end_process, launch
-from lib.plan import plan as decide
 from lib.plan.show import show
 from lib.plan.types import Hardware, Plan
 from lib.rundir import RunDir, resolve_run
 from train import loop
 from train.loop import Job, Progress
-from train.record import Record, RunRecord, SilentRecord, told
+from train.record import Record, RunRecord, SilentRecord
+from train.sample import Sampling, continued_text
 from train.setup import Subject, evaluation_part, make_job, open_subject
 from train.stop import Stopped
+from train.stored import say, stored, stored_configuration
 
-T = TypeVar("T")
+# Of what a finished language model says.
+PROMPT_TOKENS = 16
+SAMPLE_TOKENS = 100
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +67,7 @@ def train(*, root: Path, runs: Path, started: float) -> int:
         if order.config.resume == "never":
             return None
         same = identity(order.resolved.values)
-        return RunDir.find_interrupted(runs, model=order.config.model, identity=same, say=_say)
+        return RunDir.find_interrupted(runs, model=order.config.model, identity=same, say=say)
 
     return _carry_out(order, interrupted)
 
@@ -77,43 +82,13 @@ def resume(name: str, *, root: Path, runs: Path, started: float) -> int:
         run.lock()
         return run
 
-    return _carry_out(_order(_stored_configuration(run, root), root=root, runs=runs, started=started), locked)
-
-
-def evaluate(name: str, *, root: Path, runs: Path, best: bool) -> int:
-    """Evaluate the newest or the best checkpoint of run `name` as its configuration says."""
-    run = resolve_run(runs, name)
-    # One process and no training: no batch to plan, no training data to hold. Evaluation counts
-    # every sample once, however many rows are taken at a time.
-    config = dataclasses.replace(
-        config_from_values(_stored_configuration(run, root).values),
-        num_devices=1,
-        hyper_param="manual",
-        batch_size=_stored(run, "plan", Plan.from_json).micro_batch,
-        gradient_accumulation=1,
-        target_effective_batch=0,
-        norm_batch=0,
-        data_placement="stream",
-    )
-    found = checkpoint.load(run.checkpoints, which="best" if best else "latest", say=_say)
-    if found is None:
-        raise ToolkitError(f"{run.path} has no {'best ' if best else ''}checkpoint")
-    subject = open_subject(config, root=root, say=_say)
-    hardware = probe(config.device)
-    plan = decide(config, hardware, dataclasses.replace(subject.facts, train_size=None))
-    backend = open_backend(plan.device, world=1)
-    job = make_job(config, plan, subject, hardware=hardware, backend=backend, record=SilentRecord())
-    step = loop.load_state_dict(job, found[1]).step
-    with job.train_loader, job.eval_loader:
-        result = loop.evaluate(job)
-    print(f"{run.path}, step {step}: {told(result)} ({evaluation_part(config, subject.dataset)})")
-    return 0
+    return _carry_out(_order(stored_configuration(run, root), root=root, runs=runs, started=started), locked)
 
 
 def plan(*, root: Path) -> int:
     """Print what would be decided for this machine, and why."""
     config = config_from_values(kconf.from_environment(root).values)
-    subject = open_subject(config, root=root, say=_say)
+    subject = open_subject(config, root=root, say=say)
     show(apply_hyperparams(config, hardware=probe(config.device), facts=subject.facts), sys.stdout)
     return 0
 
@@ -145,17 +120,6 @@ def _order(resolved: kconf.Resolved, *, root: Path, runs: Path, started: float) 
     return Order(resolved=resolved, config=config, root=root, runs=runs, started=started)
 
 
-def _stored_configuration(run: RunDir, root: Path) -> kconf.Resolved:
-    resolved = kconf.load(root=root, config_file=run.config)
-    for notice in resolved.notices:
-        _say(notice)
-    if run.identity not in ("", identity(resolved.values)):
-        _say(
-            f"{run.config} is not what the run was made with: it was changed, or this version has new options"
-        )
-    return resolved
-
-
 @contextmanager
 def _reader_stays() -> Iterator[None]:
     """A reader of standard output that leaves is how a listing ends, but a run is not done by that."""
@@ -173,7 +137,7 @@ def _carry_out(order: Order, find_run: Callable[[], RunDir | None]) -> int:
 
     find_run: the run to go on with, locked; None to begin a new one.
     """
-    subject = open_subject(order.config, root=order.root, say=_say)
+    subject = open_subject(order.config, root=order.root, say=say)
     run = find_run()
     hardware = probe(order.config.device)
     plan = _plan(order, subject, hardware, run)
@@ -219,24 +183,13 @@ def _plan(order: Order, subject: Subject, hardware: Hardware, run: RunDir | None
     """The plan for this machine; that of an interrupted run, if the machine is the one it was made for."""
     plan = None
     # Another cut into micro-batches would be the same mathematics, but not the same bits.
-    if run is not None and _same_machine(_stored(run, "hardware", Hardware.from_json), hardware):
-        plan = _stored(run, "plan", Plan.from_json)
-        _say(f"Plan of {run.path}, for it was made for this machine")
+    if run is not None and _same_machine(stored(run, "hardware", Hardware.from_json), hardware):
+        plan = stored(run, "plan", Plan.from_json)
+        say(f"Plan of {run.path}, for it was made for this machine")
     if plan is None:
         plan = apply_hyperparams(order.config, hardware=hardware, facts=subject.facts)
     show(plan, sys.stdout)
     return plan
-
-
-def _stored(run: RunDir, name: str, read: Callable[[Mapping[str, Any]], T]) -> T:
-    try:
-        return read(run.read_json(name))
-    except (TypeError, KeyError) as error:
-        raise ToolkitError(
-            f"the {name} of {run.path} cannot be read",
-            why=f"it was written by another version ({error})",
-            todo="start again with make train CONFIG_RESUME_NEVER=y",
-        ) from error
 
 
 def _same_machine(one: Hardware, other: Hardware) -> bool:
@@ -290,6 +243,7 @@ def _train(case: Case, backend: Backend, record: Record, interrupted: RunDir | N
         record.begin(progress.step, job.budget.total_steps)
         with job.train_loader, job.eval_loader:
             result = loop.train(job, progress)
+        _say_sample(job, case.subject.dataset)
     except (RuntimeError, MemoryError) as error:
         # The loop deals with training itself; here it is the set-up, an evaluation or a checkpoint.
         if not is_out_of_memory(error):
@@ -299,6 +253,16 @@ def _train(case: Case, backend: Backend, record: Record, interrupted: RunDir | N
     part = evaluation_part(config, case.subject.dataset)
     record.finish(progress.step, seconds=progress.seconds, result=result, part=part)
     return 0
+
+
+def _say_sample(job: Job, dataset: Dataset) -> None:
+    """What the language model makes of the beginning of its evaluation part."""
+    if not isinstance(dataset.test, TokenPart) or dataset.tokenizer is None or not job.backend.is_main:
+        return
+    inputs_1T, _ = dataset.test.take(np.zeros(1, np.int64))
+    prompt = inputs_1T[0, :PROMPT_TOKENS].tolist()
+    sampling = Sampling(temperature=0.8, top_k=0, tokens=SAMPLE_TOKENS, seed=job.config.seed)
+    job.record.say(f"Sample: {continued_text(job, dataset.tokenizer, prompt, sampling=sampling)}")
 
 
 def _restore(job: Job, interrupted: RunDir | None) -> Progress:
@@ -314,7 +278,3 @@ def _restore(job: Job, interrupted: RunDir | None) -> Progress:
     progress = Progress() if found is None else loop.load_state_dict(job, found[1])
     job.record.say(f"Starting after step {progress.step}")
     return progress
-
-
-def _say(text: str) -> None:
-    print(text, flush=True)

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from lib.backend import Backend, is_out_of_memory
 from lib.config import Config
 from lib.data.loader import EvalLoader, TrainLoader
+from lib.dropout import Dropout, key_samples
 from lib.ema import Ema
 from lib.errors import CheckpointError, ToolkitError
 from lib.norm import commit_statistics, discard_statistics
@@ -44,6 +45,7 @@ class Job:
     model: nn.Module  # holds the weights
     wrapped: nn.Module  # the model, averaging gradients over ranks
     forward: Forward  # the wrapped model, perhaps compiled
+    dropouts: tuple[Dropout, ...]  # modules of the model
     optimizer: torch.optim.Optimizer
     scaler: torch.amp.GradScaler
     ema: Ema | None
@@ -62,7 +64,7 @@ class Progress:
 
     step: int = 0  # optimizer steps made
     seconds: float = 0.0  # spent training, without evaluation and saving
-    best: float = -math.inf  # best evaluation of task.metric
+    best: float = -math.inf  # best task.score of an evaluation
 
 
 def train(job: Job, progress: Progress) -> dict[str, float]:
@@ -100,9 +102,9 @@ def train(job: Job, progress: Progress) -> dict[str, float]:
             if due.evaluation:
                 evaluation = evaluate(job)
                 job.record.row("eval", step=progress.step, epoch=_epoch(job, progress.step), **evaluation)
-            better = due.evaluation and evaluation[job.task.metric] > progress.best
+            better = due.evaluation and job.task.score(evaluation) > progress.best
             if better:
-                progress.best = evaluation[job.task.metric]
+                progress.best = job.task.score(evaluation)
             if due.save or (better and job.config.keep_best):
                 best = better and job.config.keep_best
                 job.record.save(progress.step, lambda: state_dict(job, progress), best=best)
@@ -165,9 +167,9 @@ def _smaller_plan(job: Job, reason: str) -> Plan:
 def _accumulate(job: Job, progress: Progress) -> Iterator[Sums]:
     plan, backend = job.plan, job.backend
     # Each rank scales by the nominal count, and ranks are averaged: together the sum over all
-    # ranks divided by the effective batch. Where the task counts something else, _rescale corrects.
+    # ranks divided by that. Where the task counts something else, _rescale corrects.
     # It goes in as the gradient of the sum, which spares a multiplication and its derivative.
-    scale = plan.world / plan.effective_batch
+    scale = plan.world / _nominal_count(job)
     batches = job.train_loader.micro_batches(
         step=progress.step,
         target=plan.effective_batch,
@@ -175,8 +177,14 @@ def _accumulate(job: Job, progress: Progress) -> Iterator[Sums]:
         world=plan.world,
         sizes=plan.micro_batches,
     )
+    share = plan.effective_batch // plan.world
+    first = progress.step * plan.effective_batch + backend.rank * share
     for number, batch in enumerate(batches, start=1):
         last = number == plan.accumulation
+        if job.dropouts:
+            rows = len(batch.inputs)
+            key_samples(job.dropouts, seed=job.config.seed, first=first, count=rows, device=backend.device)
+            first += rows
         with contextlib.nullcontext() if last else backend.without_gradient_sync(job.wrapped):
             with backend.autocast(plan.precision):
                 sums = job.task.training(job.forward, batch)
@@ -184,23 +192,27 @@ def _accumulate(job: Job, progress: Progress) -> Iterator[Sums]:
         yield sums
 
 
+def _nominal_count(job: Job) -> int:
+    """What the loss of one optimizer step is a sum over, where every sample has all its targets."""
+    return job.plan.effective_batch * job.task.targets_per_sample
+
+
 def _rescale(job: Job, count: Tensor) -> None:
-    """Turn gradients of sum / effective batch into gradients of sum / global count."""
+    """Turn gradients of sum / nominal count into gradients of sum / global count."""
     # As precise as the gradients: a quotient of integers would be a float32.
     count = count.detach().to(next(job.model.parameters()).dtype, copy=True)
     job.backend.all_reduce_sum(count)
-    factor = job.plan.effective_batch / count
-    for parameter in job.model.parameters():
-        if parameter.grad is not None:
-            parameter.grad.mul_(factor)
+    factor = _nominal_count(job) / count
+    gradients = [parameter.grad for parameter in job.model.parameters() if parameter.grad is not None]
+    torch._foreach_mul_(gradients, factor)
 
 
 def _update(job: Job, progress: Progress, *, count: Tensor | int) -> None:
     if isinstance(count, Tensor):
         _rescale(job, count)
-    rate = learning_rate(job, progress)
+    factor = rate_factor(job, progress)
     for group in job.optimizer.param_groups:
-        group["lr"] = rate
+        group["lr"] = factor * group["peak_lr"]
     if job.config.grad_clip > 0:
         job.scaler.unscale_(job.optimizer)
         nn.utils.clip_grad_norm_(job.model.parameters(), job.config.grad_clip)
@@ -213,10 +225,10 @@ def _update(job: Job, progress: Progress, *, count: Tensor | int) -> None:
         job.ema.update()
 
 
-def learning_rate(job: Job, progress: Progress) -> float:
-    """The learning rate of the step that comes next: that of its middle."""
+def rate_factor(job: Job, progress: Progress) -> float:
+    """What the step that comes next, at its middle, multiplies each group's peak learning rate by."""
     config = job.config
-    return config.learning_rate * learning_rate_factor(
+    return learning_rate_factor(
         job.budget.fraction(step=progress.step + 0.5, seconds=progress.seconds),
         schedule=config.schedule,
         warmup_fraction=config.warmup_pct / 100,
@@ -226,22 +238,29 @@ def learning_rate(job: Job, progress: Progress) -> float:
     )
 
 
+@contextlib.contextmanager
+def evaluated_weights(job: Job) -> Iterator[None]:
+    """Within it the model is as it is evaluated: with averaged weights, if there are any."""
+    job.model.eval()
+    try:
+        with job.ema.averaged() if job.ema is not None else contextlib.nullcontext():
+            yield
+    finally:
+        job.model.train()
+
+
 @torch.no_grad()
 def evaluate(job: Job) -> dict[str, float]:
     """Means over the evaluation part, every sample counted exactly once on any number of ranks."""
     plan, backend, totals = job.plan, job.backend, Totals()
-    job.model.eval()
-    try:
-        with job.ema.averaged() if job.ema is not None else contextlib.nullcontext():
-            for batch in job.eval_loader.batches(
-                rank=backend.rank, world=backend.world, batch_size=plan.micro_batch
-            ):
-                with backend.autocast(plan.precision):
-                    totals.add(job.task.evaluation(job.forward, batch))
-    finally:
-        job.model.train()
+    with evaluated_weights(job):
+        for batch in job.eval_loader.batches(
+            rank=backend.rank, world=backend.world, batch_size=plan.micro_batch
+        ):
+            with backend.autocast(plan.precision):
+                totals.add(job.task.evaluation(job.forward, batch))
     means = totals.means(backend)
-    return {"samples": means.pop("count"), **means}
+    return job.task.report(means)
 
 
 @dataclass(frozen=True, slots=True)

@@ -126,7 +126,11 @@ class RunRecord:
 
 
 def told(result: Mapping[str, float]) -> str:
-    """An evaluation in words, without the step it was made at."""
-    numbers = {name: value for name, value in result.items() if name not in ("step", "epoch", "samples")}
-    means = [f"{name} {value:.4f}" for name, value in numbers.items()]
-    return f"{', '.join(means)} over {result['samples']:.0f} samples"
+    """An evaluation in words, without the step it was made at. What it counts comes first (`Task.report`)."""
+    numbers = {name: value for name, value in result.items() if name not in ("step", "epoch")}
+    unit, *names = numbers
+    one = unit.removesuffix("s")
+    # Figures of a language model mean little without what they are per.
+    per = {} if one == "sample" else {"loss": f" nats per {one}", "perplexity": f" per {one}"}
+    means = [f"{name.replace('_', ' ')} {numbers[name]:.4f}{per.get(name, '')}" for name in names]
+    return f"{', '.join(means)} over {numbers[unit]:.0f} {unit}"

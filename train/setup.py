@@ -12,8 +12,21 @@ import torch
 
 from lib.backend import Backend, compiled, configure_numerics, configure_threads
 from lib.config import Config
-from lib.data import Dataset, Delivery, EvalLoader, TrainLoader, choose_placement, open_dataset, subset
+from lib.data import (
+    Dataset,
+    Delivery,
+    EvalLoader,
+    ImageSpec,
+    TextOptions,
+    TrainLoader,
+    choose_placement,
+    open_dataset,
+    restrict,
+)
+from lib.data.types import Spec, TextSpec
+from lib.dropout import dropouts
 from lib.ema import Ema
+from lib.errors import ConfigError
 from lib.memory.facts import model_facts
 from lib.norm import configure_norm
 from lib.optim import make_optimizer
@@ -21,6 +34,7 @@ from lib.plan.types import Hardware, ModelFacts, Plan
 from lib.registry import build_model, load_model
 from train.budget import budget_of
 from train.classify import Classify
+from train.lm import LanguageModel
 from train.loop import Job
 from train.record import Record
 from train.task import Task
@@ -50,10 +64,17 @@ def open_subject(config: Config, *, root: Path, say: Callable[[str], None]) -> S
         cache_dir=root / "data",
         download=config.data_download,
         image_size=config.image_size or 0,
+        text=text_options(config),
         say=say,
     )
-    train, held_out = subset(dataset.train, limit=config.data_limit, holdout=config.holdout)
-    return measure(config, dataclasses.replace(dataset, train=train, test=held_out or dataset.test))
+    return measure(config, restrict(dataset, limit=config.data_limit, holdout=config.holdout))
+
+
+def text_options(config: Config) -> TextOptions | None:
+    """What is asked of a text, and None where images are trained on."""
+    if config.block_size is None:
+        return None
+    return TextOptions(tokenizer=config.tokenizer, vocab_size=config.vocab_size, block_size=config.block_size)
 
 
 def measure(config: Config, dataset: Dataset) -> Subject:
@@ -69,14 +90,25 @@ def measure(config: Config, dataset: Dataset) -> Subject:
 
 def evaluation_part(config: Config, dataset: Dataset) -> str:
     """What evaluation looks at, in words."""
-    part = "held-out training samples" if config.holdout else "test part"
-    return f"{part} of {dataset.spec.name}{', synthetic' if dataset.spec.synthetic else ''}"
+    spec = dataset.spec
+    whole = "test part" if isinstance(spec, ImageSpec) else "validation part"
+    part = "held-out training samples" if config.holdout else whole
+    return f"{part} of {spec.name}{', synthetic' if spec.synthetic else ''}"
 
 
-def make_task(config: Config) -> Task:
-    """The kind of learning that the model's folder names."""
+def make_task(config: Config, spec: Spec) -> Task:
+    """The kind of learning that the model's folder names; with labels, a language model classifies."""
     name = load_model(config.model).TASK
-    assert name == "classify", f"models/{config.model}: there is no task {name!r} in train/"
+    assert name in ("classify", "lm"), f"models/{config.model}: there is no task {name!r} in train/"
+    if isinstance(spec, TextSpec):
+        assert name == "lm", f"models/{config.model} is given a text without labels"
+        if config.label_smoothing:
+            raise ConfigError(
+                f"CONFIG_LABEL_SMOOTHING={config.label_smoothing:g} is for labels",
+                why=f"{config.model} predicts the next token",
+                todo="leave it at 0",
+            )
+        return LanguageModel(spec)
     return Classify(label_smoothing=config.label_smoothing)
 
 
@@ -107,11 +139,12 @@ def make_job(
         config=config,
         plan=plan,
         backend=backend,
-        task=make_task(config),
+        task=make_task(config, subject.dataset.spec),
         model=model,
         wrapped=wrapped,
         forward=compiled(wrapped) if plan.compile else wrapped,
-        optimizer=_optimizer(config, model),
+        dropouts=dropouts(model),
+        optimizer=_optimizer(config, plan, model),
         scaler=backend.loss_scaler(plan.precision),
         ema=_ema(config, model),
         train_loader=train_loader,
@@ -121,7 +154,7 @@ def make_job(
     )
 
 
-def _optimizer(config: Config, model: torch.nn.Module) -> torch.optim.Optimizer:
+def _optimizer(config: Config, plan: Plan, model: torch.nn.Module) -> torch.optim.Optimizer:
     return make_optimizer(
         model,
         name=config.optimizer,
@@ -132,6 +165,8 @@ def _optimizer(config: Config, model: torch.nn.Module) -> torch.optim.Optimizer:
         adam_beta1=config.adam_beta1,
         adam_beta2=config.adam_beta2,
         adam_eps=config.adam_eps,
+        muon_learning_rate=config.muon_learning_rate,
+        product_dtype=torch.bfloat16 if plan.precision == "bf16" else None,
     )
 
 
@@ -173,7 +208,7 @@ def _loaders(
         dataset.spec,
         delivery,
         seed=config.seed,
-        augment=config.augment,
+        augment=config.augment or "none",
         pad=config.augment_pad or 0,
     )
     return train_loader, EvalLoader(dataset.test, dataset.spec, delivery)

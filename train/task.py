@@ -23,7 +23,7 @@ class Sums:
     """
 
     loss: Tensor  # scalar, differentiable in training
-    count: Tensor | int  # what the loss is a sum over; an int counts samples, known without the device
+    count: Tensor | int  # what the loss is a sum over; an int is known without the device
     metrics: Mapping[str, Tensor]  # further sums over `count`, without gradient
 
 
@@ -59,10 +59,16 @@ class Totals:
 class Task(Protocol):
     """One kind of learning: classification, language modelling, ..."""
 
-    metric: str  # of evaluation; a larger one is better
+    targets_per_sample: int  # what `Sums.count` counts in a sample where it is an int
 
     def training(self, forward: Forward, batch: Batch) -> Sums:
         """The objective on one micro-batch."""
 
     def evaluation(self, forward: Forward, batch: Batch) -> Sums:
         """The same without regularisation; each row counts `batch.weights` times."""
+
+    def report(self, means: Mapping[str, float]) -> dict[str, float]:
+        """An evaluation as it is told, from its means and their "count", which comes first by its unit."""
+
+    def score(self, evaluation: Mapping[str, float]) -> float:
+        """How good a `report` is: a larger one is better."""

@@ -2,21 +2,30 @@
 
 from lib.data.loader import Batch, Delivery, EvalLoader, TrainLoader, choose_placement
 from lib.data.opening import NAMES, open_dataset
-from lib.data.order import epoch_order, sample_stream, subset
-from lib.data.types import Dataset, ImageSpec, Part
+from lib.data.order import epoch_order, sample_stream
+from lib.data.subset import restrict, subset
+from lib.data.text import TextOptions
+from lib.data.types import ArrayPart, Dataset, ImageSpec, Part, Spec, TextClassSpec, TextSpec, TokenPart
 
 __all__ = [
     "NAMES",
+    "ArrayPart",
     "Batch",
     "Dataset",
     "Delivery",
     "EvalLoader",
     "ImageSpec",
     "Part",
+    "Spec",
+    "TextClassSpec",
+    "TextOptions",
+    "TextSpec",
+    "TokenPart",
     "TrainLoader",
     "choose_placement",
     "epoch_order",
     "open_dataset",
+    "restrict",
     "sample_stream",
     "subset",
 ]

@@ -171,3 +171,45 @@ BINARY_SETS = {
         ),
     ),
 }
+
+
+@dataclass(frozen=True, slots=True)
+class TextSet:
+    """A published text in a file for training and one for validation."""
+
+    folders: tuple[str, ...]  # below DATA_DIR, in the order they are searched
+    words: tuple[int, int]  # of the two, ends of lines included
+
+
+# What the files of WikiText are called: no mirror with a published SHA-256 is known.
+WIKITEXT_FILES = tuple(
+    (name.format("train"), name.format("valid")) for name in ("wiki.{}.tokens", "wiki.{}.raw", "{}.txt")
+)
+WIKITEXT = {
+    "wikitext2": TextSet(("wikitext2", "wikitext-2", "wikitext-2-raw", ""), (2_088_628, 217_646)),
+    "wikitext103": TextSet(("wikitext103", "wikitext-103", "wikitext-103-raw", ""), (103_227_021, 217_646)),
+}
+
+SHAKESPEARE_FOLDERS = ("shakespeare", "tinyshakespeare", "")
+SHAKESPEARE_REMOTES = (
+    Remote(
+        "input.txt",
+        "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed",
+        ("https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare",),
+    ),
+)
+SHAKESPEARE_TRAIN_SHARE = 0.9  # of its characters, as nanoGPT has it
+
+_SST2 = ("https://raw.githubusercontent.com/clairett/pytorch-sentiment-classification/master/data/SST2",)
+SST2_FOLDERS = ("sst2", "SST-2", "SST2", "")
+SST2_REMOTES = (
+    Remote("train.tsv", "ec192f833a64da08f475488a77b0d0b47db47acd0f458bd18433fc793b569920", _SST2),
+    Remote("dev.tsv", "eddea6b39e601dd4e7a672b53cc40fdf6019fa80522f351206c24340ca5d9359", _SST2),
+)
+
+_GPT2 = ("https://openaipublic.blob.core.windows.net/gpt-2/encodings/main",)
+GPT2_FOLDERS = ("gpt2_bpe", "gpt2", "")
+GPT2_REMOTES = (
+    Remote("encoder.json", "196139668be63f3b5d6574427317ae82f612a97c5d1cdaf36ed2256dbf636783", _GPT2),
+    Remote("vocab.bpe", "1ce1664773c50f3e0cc8842619a93edc4624525b728b188a9e0be33b7726adc5", _GPT2),
+)

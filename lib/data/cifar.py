@@ -11,19 +11,19 @@ import numpy as np
 
 from lib import atomic
 from lib.data.idx import check_labels, damaged
-from lib.data.types import Part
+from lib.data.types import ArrayPart
 from lib.errors import os_error
 
 _SHAPE = (3, 32, 32)
 _PIXELS = 3 * 32 * 32
 
 
-def read_records(files: Sequence[Path], *, label_bytes: int, classes: int) -> Part:
+def read_records(files: Sequence[Path], *, label_bytes: int, classes: int) -> ArrayPart:
     """The samples of all `files` in their order. The last label byte counts (CIFAR-100: the fine one)."""
     records = [_read(file, label_bytes=label_bytes, classes=classes) for file in files]
     images = np.concatenate([record[:, label_bytes:] for record in records]).reshape(-1, *_SHAPE)
     labels = np.concatenate([record[:, label_bytes - 1] for record in records]).astype(np.int64)
-    return Part(images, labels)
+    return ArrayPart(images, labels)
 
 
 def unpack(archive: Path, folder: Path, *, names: Sequence[str]) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 
 from lib.data import digits, scenes
 from lib.data.cache import cached_folder
-from lib.data.types import Dataset, Part
+from lib.data.types import ArrayPart, Dataset
 
 _GENERATORS: dict[str, ModuleType] = {"digits": digits, "scenes": scenes}
 NAMES = tuple(_GENERATORS)
@@ -34,7 +34,7 @@ def open_embedded(name: str, *, cache_dir: Path, say: Callable[[str], None]) -> 
         cache_dir / f"{name}-v{generator.VERSION}", identity=generator.identity(), fill=fill, say=say
     )
     train, test = (
-        Part(np.load(folder / f"{part}-images.npy"), np.load(folder / f"{part}-labels.npy"))
+        ArrayPart(np.load(folder / f"{part}-images.npy"), np.load(folder / f"{part}-labels.npy"))
         for part in ("train", "test")
     )
     return Dataset(

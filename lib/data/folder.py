@@ -17,7 +17,7 @@ import numpy as np
 from PIL import Image
 
 from lib.data.cache import cached_folder, fingerprint
-from lib.data.types import Dataset, Images, ImageSpec, Part
+from lib.data.types import ArrayPart, Dataset, Images, ImageSpec
 from lib.errors import DataError
 
 VERSION = 1  # raise it whenever a packed pixel changes
@@ -70,7 +70,9 @@ def open_folder(data_dir: Path, *, cache_dir: Path, image_size: int, say: Callab
         say=say,
     )
     train, test = (
-        Part(np.load(folder / f"{part}-images.npy", mmap_mode="r"), np.load(folder / f"{part}-labels.npy"))
+        ArrayPart(
+            np.load(folder / f"{part}-images.npy", mmap_mode="r"), np.load(folder / f"{part}-labels.npy")
+        )
         for part in _PARTS
     )
     spec = ImageSpec(

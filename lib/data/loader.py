@@ -1,13 +1,13 @@
 """From parts of a data set to batches on the device.
 
-Both loaders ask a store for rows of bytes, change them on the device, and normalise last. A
+Both loaders ask a store for rows, and change and normalise images on the device. A
 resident store holds the whole part on the device; a stream reads ahead in background threads.
 Which of the two it is changes no bit of a batch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import count
 from types import TracebackType
@@ -17,9 +17,9 @@ import numpy as np
 import torch
 
 from lib.data.augment import Kind, apply, draw
-from lib.data.order import sample_stream
+from lib.data.order import sample_stream, window_shifts
 from lib.data.store import Request, Store, open_store
-from lib.data.types import ImageSpec, Part
+from lib.data.types import ImageSpec, Indices, Part, Spec
 
 AskedPlacement: TypeAlias = Literal["auto", "resident", "stream"]
 
@@ -33,13 +33,15 @@ _POSITIONS_AT_ONCE = 8192
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """images: (N, C, H, W), normalised, on the device. labels: int64 (N,).
+    """Samples on the device.
 
+    inputs:  images (N, C, H, W), normalised; or tokens, int64 (N, T).
+    targets: int64, labels (N,) or the tokens that follow (N, T), where IGNORED counts nothing.
     weights: float32 (N,), 1 for a sample and 0 for padding; None where every row counts.
     """
 
-    images: torch.Tensor
-    labels: torch.Tensor
+    inputs: torch.Tensor
+    targets: torch.Tensor
     weights: torch.Tensor | None = None
 
 
@@ -49,10 +51,10 @@ def choose_placement(
     """Where to keep all of `parts` on a device that has `free_bytes` for this process, and the reason."""
     if asked != "auto":
         return asked, f"CONFIG_DATA_PLACEMENT_{asked.upper()} is set"
-    image_bytes = sum(part.image_bytes for part in parts)
-    size = f"{image_bytes / 1e6:.1f} MB of images"
+    byte_size = sum(part.byte_size for part in parts)
+    size = f"{byte_size / 1e6:.1f} MB of data"
     share = f"a quarter of the {free_bytes / 1e9:.2f} GB that are free"
-    if image_bytes <= RESIDENT_SHARE * free_bytes:
+    if byte_size <= RESIDENT_SHARE * free_bytes:
         return "resident", f"{size} take at most {share}"
     return "stream", f"{size} take more than {share}"
 
@@ -61,7 +63,7 @@ def choose_placement(
 class Delivery:
     """How samples reach the device, which changes no bit of them but their type.
 
-    dtype: of the images that come out; the arithmetic is float32 throughout.
+    dtype, channels_last: of the images that come out; the arithmetic is float32 throughout.
     num_workers, prefetch: threads, and micro-batches kept ready (one a thread at least), of a stream.
     """
 
@@ -73,18 +75,10 @@ class Delivery:
     prefetch: int
 
 
-class _Loader:
-    """What training and evaluation share: the store, and how bytes become numbers."""
+class _Normaliser:
+    """Makes numbers of the bytes of images."""
 
-    def __init__(self, part: Part, spec: ImageSpec, delivery: Delivery) -> None:
-        self.size = part.size
-        self._store: Store = open_store(
-            part,
-            device=delivery.device,
-            placement=delivery.placement,
-            num_workers=delivery.num_workers,
-            prefetch=delivery.prefetch,
-        )
+    def __init__(self, spec: ImageSpec, delivery: Delivery) -> None:
         self._dtype = delivery.dtype
         self._layout = torch.channels_last if delivery.channels_last else torch.contiguous_format
         mean = torch.tensor(spec.mean, dtype=torch.float64)
@@ -98,10 +92,31 @@ class _Loader:
         whole = values_C.float()[None, :, None, None].expand(1, spec.channels, spec.height, spec.width)
         return whole.contiguous(memory_format=self._layout)
 
-    def _normalise(self, images_NCHW: torch.Tensor) -> torch.Tensor:
+    def __call__(self, images_NCHW: torch.Tensor) -> torch.Tensor:
         # The layout is changed while there is one byte to a pixel.
         images = images_NCHW.contiguous(memory_format=self._layout).to(torch.float32)
         return images.mul_(self._scale).add_(self._offset).to(self._dtype)
+
+
+def _as_they_are(tokens_NT: torch.Tensor) -> torch.Tensor:
+    return tokens_NT
+
+
+class _Loader:
+    """What training and evaluation share: the store, and what becomes of its rows."""
+
+    def __init__(self, part: Part, spec: Spec, delivery: Delivery) -> None:
+        self.size, self._stride = part.size, part.stride
+        self._store: Store = open_store(
+            part,
+            device=delivery.device,
+            placement=delivery.placement,
+            num_workers=delivery.num_workers,
+            prefetch=delivery.prefetch,
+        )
+        self._normalise: Callable[[torch.Tensor], torch.Tensor] = (
+            _Normaliser(spec, delivery) if isinstance(spec, ImageSpec) else _as_they_are
+        )
 
     def close(self) -> None:
         """Stop background threads. The loader cannot be used afterwards."""
@@ -133,8 +148,10 @@ class TrainLoader(_Loader):
     """Batches of the endless training stream (`lib.data.order`), augmented."""
 
     def __init__(
-        self, part: Part, spec: ImageSpec, delivery: Delivery, *, seed: int, augment: Kind, pad: int
+        self, part: Part, spec: Spec, delivery: Delivery, *, seed: int, augment: Kind, pad: int
     ) -> None:
+        """augment, pad: of images; "none" for anything else."""
+        assert augment == "none" or isinstance(spec, ImageSpec)
         super().__init__(part, spec, delivery)
         self._seed, self._kind, self._pad = seed, augment, pad
         self._next: _Step | None = None
@@ -169,17 +186,23 @@ class TrainLoader(_Loader):
             epochs_SN, indices_SN = (
                 part.reshape(together, first.world, share)[:, first.rank] for part in stream
             )
-            rows_KSN = [indices_SN]
+            rows_KSN = [self._places(epochs_SN, indices_SN)]
             if self._kind != "none":
                 rows_KSN += draw(epochs_SN, indices_SN, kind=self._kind, pad=self._pad, seed=self._seed)
             for rows_KN in torch.from_numpy(np.stack(rows_KSN, axis=1)):
                 yield from rows_KN.split(first.sizes, dim=1)
 
-    def _finish(self, images_NCHW: torch.Tensor, labels_N: torch.Tensor, draws_3N: torch.Tensor) -> Batch:
+    def _places(self, epochs_SN: Indices, indices_SN: Indices) -> Indices:
+        """Where samples are in the part. Windows of a text begin somewhere else in each epoch."""
+        if self._stride == 1:
+            return indices_SN
+        return indices_SN * self._stride + window_shifts(epochs_SN, seed=self._seed, stride=self._stride)
+
+    def _finish(self, inputs: torch.Tensor, targets: torch.Tensor, draws_3N: torch.Tensor) -> Batch:
         if self._kind != "none":
             row, column, mirror = draws_3N
-            images_NCHW = apply(images_NCHW, (row, column, mirror), kind=self._kind, pad=self._pad)
-        return Batch(self._normalise(images_NCHW), labels_N)
+            inputs = apply(inputs, (row, column, mirror), kind=self._kind, pad=self._pad)
+        return Batch(self._normalise(inputs), targets)
 
 
 class EvalLoader(_Loader):
@@ -192,12 +215,13 @@ class EvalLoader(_Loader):
         """
         assert 0 <= rank < world and batch_size > 0
         starts = range(rank * batch_size, _round_up(self.size, world * batch_size), world * batch_size)
-        positions = (torch.arange(start, start + batch_size) for start in starts)
+        numbers = (torch.arange(start, start + batch_size) for start in starts)
         requests = (
-            torch.stack((place.clamp(max=self.size - 1), (place < self.size).long())) for place in positions
+            torch.stack((number.clamp(max=self.size - 1) * self._stride, (number < self.size).long()))
+            for number in numbers
         )
-        for images_NCHW, labels_N, weights_1N in self._store.read(requests):
-            yield Batch(self._normalise(images_NCHW), labels_N, weights_1N[0].to(torch.float32))
+        for inputs, targets, weights_1N in self._store.read(requests):
+            yield Batch(self._normalise(inputs), targets, weights_1N[0].to(torch.float32))
 
 
 def _round_up(size: int, multiple: int) -> int:

@@ -6,15 +6,17 @@ import hashlib
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
-from lib.console import download_progress
 from lib.data import cifar, idx
 from lib.data.catalogue import BINARY_SETS, IDX_FILES, IDX_SETS, MNIST_CONTENT, BinarySet, IdxSet, Remote
 from lib.data.embedded import NAMES as EMBEDDED
 from lib.data.embedded import open_embedded
-from lib.data.types import Dataset, Part
+from lib.data.files import find_or_fetch, first_file
+from lib.data.text import NAMES as TEXTS
+from lib.data.text import Place, TextOptions, open_text
+from lib.data.types import ArrayPart, Dataset
 from lib.errors import DataError
 
-NAMES = (*EMBEDDED, *IDX_SETS, *BINARY_SETS, "image_folder")
+NAMES = (*EMBEDDED, *IDX_SETS, *BINARY_SETS, "image_folder", *TEXTS)
 
 
 def open_dataset(
@@ -25,25 +27,34 @@ def open_dataset(
     download: bool,
     say: Callable[[str], None],
     image_size: int = 0,
+    text: TextOptions | None = None,
 ) -> Dataset:
     """Open the data set `name` (one of NAMES).
 
     Files are looked for in `data_dir` (None will do for an embedded set) and in a folder of the set's
     name in it, and fetched to the latter if they are missing and `download` is true. What is generated or
     packed is kept in `cache_dir`. image_size: height and width of packed images, for image_folder only.
-    `say` gets lines for the user; a download shows on standard output how far it is. Raises DataError
-    where the set is missing or damaged, ToolkitError where the disk fails.
+    text: for sets of text only. `say` gets lines for the user; a download shows on standard output how far
+    it is. Raises DataError where the set is missing or damaged, ConfigError where a text is too short,
+    ToolkitError where the disk fails.
     """
     if name in EMBEDDED:
         return open_embedded(name, cache_dir=cache_dir, say=say)
+    if name in TEXTS:
+        assert text is not None
+        place = Place(data_dir=data_dir, cache_dir=cache_dir, download=download, say=say)
+        return open_text(name, text, place)
     assert data_dir is not None, f"{name} is made of files"
     if name == "image_folder":
         from lib.data.folder import open_folder
 
         return open_folder(data_dir, cache_dir=cache_dir, image_size=image_size, say=say)
 
+    instead = "an embedded set (CONFIG_DATASET_DIGITS=y or CONFIG_DATASET_SCENES=y)"
+
     def get(remote: Remote) -> Path:
-        return _get(remote, data_dir / name, name=name, download=download, say=say)
+        folder, what = data_dir / name, f"data set {name}"
+        return find_or_fetch(remote, folder, name=what, download=download, instead=instead, say=say)
 
     if name in IDX_SETS:
         return _open_idx(IDX_SETS[name], data_dir, get)
@@ -54,7 +65,7 @@ def _open_idx(wanted: IdxSet, data_dir: Path, get: Callable[[Remote], Path]) -> 
     spec = wanted.spec
     folders = [data_dir / folder for folder in wanted.folders]
     files = {
-        name: _first(_spellings(folders, name)) or get(remote)
+        name: first_file(_spellings(folders, name)) or get(remote)
         for name, remote in zip(IDX_FILES, wanted.remotes, strict=True)
     }
     contents = {name: idx.read_idx(file) for name, file in files.items()}
@@ -80,7 +91,7 @@ def _idx_part(
     contents: Mapping[str, bytes],
     images_name: str,
     labels_name: str,
-) -> Part:
+) -> ArrayPart:
     spec = wanted.spec
     images = idx.parse_images(contents[images_name], files[images_name], height=spec.height, width=spec.width)
     labels = idx.parse_labels(contents[labels_name], files[labels_name], classes=spec.classes)
@@ -88,7 +99,7 @@ def _idx_part(
         raise idx.damaged(
             files[labels_name], f"{len(labels)} labels for the {len(images)} images of {images_name}"
         )
-    return Part(images, labels)
+    return ArrayPart(images, labels)
 
 
 def _published_mnist(contents: Mapping[str, bytes]) -> dict[str, bool]:
@@ -133,44 +144,7 @@ def _find_binary(wanted: BinarySet, data_dir: Path) -> tuple[list[Path], Path] |
     for name in wanted.folders:
         folder = data_dir / name
         train = [folder / file for file in wanted.train if (folder / file).is_file()]
-        test = _first(folder / file for file in wanted.test)
+        test = first_file(folder / file for file in wanted.test)
         if train and test is not None:
             return train, test
     return None
-
-
-def _first(files: Iterable[Path]) -> Path | None:
-    return next((file for file in files if file.is_file()), None)
-
-
-def _get(
-    remote: Remote,
-    folder: Path,
-    *,
-    name: str,
-    download: bool,
-    say: Callable[[str], None],
-) -> Path:
-    """`folder`/FILE, downloaded if it is not there. Raises DataError that names the three ways out."""
-    target = folder / remote.file
-    if target.is_file():
-        return target
-    reason = "CONFIG_DATA_DOWNLOAD is off"
-    if download:
-        from lib.data.download import fetch
-
-        try:
-            with download_progress() as progress:
-                fetch(target, urls=remote.urls, sha256=remote.sha256, say=say, progress=progress)
-            return target
-        except DataError as error:
-            reason = str(error)
-    file = remote.file.removesuffix(".gz").removesuffix(".tar")
-    raise DataError(
-        f"data set {name} is not there: no {file} in {folder} or {folder.parent}",
-        why=reason,
-        todo=(
-            f"put its files into {folder}, or set CONFIG_DATA_DOWNLOAD=y where the network reaches its "
-            "mirrors, or use an embedded set (CONFIG_DATASET_DIGITS=y or CONFIG_DATASET_SCENES=y)"
-        ),
-    )

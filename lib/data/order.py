@@ -12,8 +12,7 @@ from functools import lru_cache
 import numpy as np
 
 from lib.data.rng import key, mix
-from lib.data.types import Indices, Part
-from lib.errors import ConfigError
+from lib.data.types import Indices
 
 
 @lru_cache(maxsize=2)  # a step may straddle two epochs
@@ -39,23 +38,10 @@ def sample_stream(*, start: int, count: int, seed: int, size: int) -> tuple[Indi
     return np.concatenate(epochs), np.concatenate(indices)
 
 
-def subset(part: Part, *, limit: int = 0, holdout: int = 0) -> tuple[Part, Part | None]:
-    """Cut a training part by DATA_LIMIT and HOLDOUT (0 = off): what to train on, and the held-out samples.
+def window_shifts(epochs_N: Indices, *, seed: int, stride: int) -> Indices:
+    """By how many tokens the windows of a text begin later in each epoch: (N,), each in [0, stride).
 
-    Both are taken from one fixed permutation that depends on the size of the part alone, so neither
-    the seed of the run nor `limit` changes what is held out. Raises ConfigError where samples lack.
+    Otherwise every epoch would cut a text at the same places, and no window would go across them.
     """
-    if limit + holdout > part.size or (holdout and holdout == part.size):
-        raise ConfigError(
-            f"CONFIG_DATA_LIMIT={limit} and CONFIG_HOLDOUT={holdout} need more samples than there are",
-            why=f"the training part has {part.size}",
-            todo="lower them (0 = all, none)",
-        )
-    if not limit and not holdout:
-        return part, None
-    order = epoch_order(seed=0, epoch=0, size=part.size)
-    rows = order if part.rows is None else part.rows[order]
-    kept = rows[: limit or part.size - holdout]
-    held_out = Part(part.images, part.labels, np.sort(rows[part.size - holdout :])) if holdout else None
-    # Rising positions: a memory map is then read in the order it is stored.
-    return Part(part.images, part.labels, np.sort(kept)), held_out
+    hashes = mix(mix(epochs_N ^ key("window", seed)))
+    return ((hashes >> 32) & 0x7FFFFFFF) * stride >> 31

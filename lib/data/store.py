@@ -10,18 +10,20 @@ from typing import Literal, Protocol, TypeAlias
 import numpy as np
 import torch
 
-from lib.data.types import Part
+from lib.data.types import IGNORED, ArrayPart, Part, TokenPart
 
-# int64 (1 + K, N): the indices of N samples, and K rows of notes that travel with them to the device.
+_ROWS = torch.contiguous_format
+
+# int64 (1 + K, N): the places of N samples, and K rows of notes that travel with them to the device.
 Request: TypeAlias = torch.Tensor
-Rows: TypeAlias = tuple[torch.Tensor, torch.Tensor, torch.Tensor]  # images uint8, labels, notes
+Rows: TypeAlias = tuple[torch.Tensor, torch.Tensor, torch.Tensor]  # inputs as stored, targets, notes
 
 
 class Store(Protocol):
     """Gives rows of a part."""
 
     def read(self, requests: Iterator[Request]) -> Iterator[Rows]:
-        """Images uint8 (N, C, H, W), labels (N,) and notes (K, N) on the device, request by request."""
+        """Inputs, targets (as `Part.take` gives them) and notes (K, N) on the device, request by request."""
         ...
 
     def close(self) -> None:
@@ -39,25 +41,57 @@ def open_store(
 ) -> Store:
     """num_workers, at least 1, and prefetch (requests kept ready) are of the stream."""
     if placement == "resident":
-        return _Resident(part, device=device)
+        if isinstance(part, TokenPart):
+            return _ResidentTokens(part, device=device)
+        return _ResidentRows(part, device=device)
     return _Stream(part, device=device, num_workers=num_workers, prefetch=prefetch)
 
 
-class _Resident:
+class _ResidentRows:
     """The whole part in the memory of the device."""
 
-    def __init__(self, part: Part, *, device: torch.device) -> None:
-        images, labels = (part.images, part.labels) if part.rows is None else part.take()
+    def __init__(self, part: ArrayPart, *, device: torch.device) -> None:
+        inputs, targets = (part.inputs, part.targets) if part.rows is None else part.take()
         # torch wants arrays it might write to; an array read from a file may not be.
-        self._images = torch.from_numpy(np.require(images, requirements=["C", "W"])).to(device)
-        self._labels = torch.from_numpy(np.require(labels, requirements=["C", "W"])).to(device)
+        self._inputs = torch.from_numpy(np.require(inputs, requirements=["C", "W"])).to(device)
+        self._targets = torch.from_numpy(np.require(targets, requirements=["C", "W"])).to(device)
         self._device = device
 
     def read(self, requests: Iterator[Request]) -> Iterator[Rows]:
         for request in requests:
             sent = request.to(self._device)  # one copy for all that the batch needs
-            indices = sent[0]
-            yield self._images.index_select(0, indices), self._labels.index_select(0, indices), sent[1:]
+            places = sent[0]
+            yield self._inputs.index_select(0, places), self._targets.index_select(0, places), sent[1:]
+
+    def close(self) -> None:
+        pass
+
+
+class _ResidentTokens:
+    """A whole text in the memory of the device, as narrow as it is stored."""
+
+    def __init__(self, part: TokenPart, *, device: torch.device) -> None:
+        tokens, self._length = np.asarray(part.tokens), len(part.tokens)
+        # Few devices compute with uint16 and uint32. An id never has the sign of int32.
+        signed = {1: np.uint8, 2: np.int16, 4: np.int32}[tokens.itemsize]
+        filled = np.concatenate((tokens, np.zeros(part.block_size, tokens.dtype))).view(signed)
+        # Every window as a view (places, block_size + 1): cutting is then one gather.
+        self._windows = torch.from_numpy(filled).to(device).unfold(0, part.block_size + 1, 1)
+        self._mask = 0xFFFF if tokens.itemsize == 2 else None
+        self._steps = None if part.shifted else torch.arange(1, part.block_size + 1, device=device)
+        self._device = device
+
+    def read(self, requests: Iterator[Request]) -> Iterator[Rows]:
+        for request in requests:
+            sent = request.to(self._device)
+            windows = self._windows[sent[0]].to(torch.int64)
+            if self._mask is not None:
+                windows.bitwise_and_(self._mask)
+            # Copies even of one row, whose slices are contiguous as they are and share their memory.
+            inputs, targets = (part.clone(memory_format=_ROWS) for part in (windows[:, :-1], windows[:, 1:]))
+            if self._steps is not None:
+                targets.masked_fill_(sent[0][:, None] + self._steps >= self._length, IGNORED)
+            yield inputs, targets, sent[1:]
 
     def close(self) -> None:
         pass
@@ -90,15 +124,15 @@ class _Stream:
                 future.cancel()
 
     def _fetch(self, request: Request) -> Rows:
-        images, labels = self._part.take(request[0].numpy())
-        rows = torch.from_numpy(images), torch.from_numpy(labels), request[1:]
+        inputs, targets = self._part.take(request[0].numpy())
+        rows = torch.from_numpy(inputs), torch.from_numpy(targets), request[1:]
         if self._device.type == "cuda":
             return rows[0].pin_memory(), rows[1].pin_memory(), rows[2].pin_memory()
         return rows
 
     def _send(self, rows: Rows) -> Rows:
-        images, labels, notes = (tensor.to(self._device, non_blocking=True) for tensor in rows)
-        return images, labels, notes
+        inputs, targets, notes = (tensor.to(self._device, non_blocking=True) for tensor in rows)
+        return inputs, targets, notes
 
     def close(self) -> None:
         self._pool.shutdown(wait=True, cancel_futures=True)

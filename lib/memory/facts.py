@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
+from typing import Literal, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -15,29 +15,26 @@ BATCHNORM = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 BATCH_SIZES = (2, 4)
 
 
-class ImageShape(Protocol):
-    """The shape of one sample. (`lib.data.types.ImageSpec` is one.)"""
+class Shape(Protocol):
+    """What one sample looks like. (Each `lib.data.types.Spec` is one.)"""
 
     @property
-    def channels(self) -> int: ...
+    def input_shape(self) -> tuple[int, ...]: ...
     @property
-    def height(self) -> int: ...
-    @property
-    def width(self) -> int: ...
+    def input_dtype(self) -> Literal["float32", "int64"]: ...
 
 
-def model_facts(
-    build: Callable[[], nn.Module], shape: ImageShape, *, name: str, train_size: int
-) -> ModelFacts:
+def model_facts(build: Callable[[], nn.Module], shape: Shape, *, name: str, train_size: int) -> ModelFacts:
     """Parameters, and the bytes that one more sample keeps for backward in fp32.
 
     build: makes the model on torch's default device, which is "meta" while it is called.
     """
     with torch.device("meta"):
         model = build()
-        images = [torch.empty(rows, shape.channels, shape.height, shape.width) for rows in BATCH_SIZES]
+        dtype = getattr(torch, shape.input_dtype)
+        inputs = [torch.empty(rows, *shape.input_shape, dtype=dtype) for rows in BATCH_SIZES]
     # What does not grow with the batch (weights, statistics) is the same in both and drops out.
-    few_bytes, many_bytes = (saved_bytes(model, images_NCHW) for images_NCHW in images)
+    few_bytes, many_bytes = (saved_bytes(model, batch) for batch in inputs)
     return ModelFacts(
         name=name,
         parameters=sum(parameter.numel() for parameter in model.parameters()),
@@ -47,15 +44,15 @@ def model_facts(
     )
 
 
-def saved_bytes(model: nn.Module, images_NCHW: Tensor) -> int:
+def saved_bytes(model: nn.Module, inputs: Tensor) -> int:
     """Bytes of the distinct storages that a forward pass keeps for backward.
 
-    Parameters and buffers are not counted: they are there anyway. The images are.
+    Parameters and buffers are not counted: they are there anyway. The inputs are, where they are kept.
     """
     own = {_storage(tensor) for tensor in [*model.parameters(), *model.buffers()]}
     saved: list[Tensor] = []  # kept alive while counting, so that no storage is reused
     with torch.autograd.graph.saved_tensors_hooks(saved.append, _no_backward):
-        model.train()(images_NCHW)
+        model.train()(inputs)
     sizes = {_storage(tensor): tensor.untyped_storage().nbytes() for tensor in saved}
     return sum(size for storage, size in sizes.items() if storage not in own)
 

@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -14,6 +15,7 @@ from lib.config import Config, config_from_values
 from lib.data.loader import Batch
 from lib.plan import plan as make_plan
 from lib.plan.types import Plan
+from tests.tokens import BLOCK, VOCAB, text_subject
 from tests.training import CPU, Wrapped, random_subject, small_job, trained
 from train.setup import Subject
 from train.task import Forward, Sums, Task
@@ -41,10 +43,16 @@ def narrow_config(defconfig: str) -> Config:
     for model in ("RESNET18", "RESNET50"):
         if f"CONFIG_MODEL_{model}=y" in file.read_text():
             values |= {"CONFIG_NORM_BATCH": str(NORM_BATCH), f"CONFIG_{model}_WIDTH": "4"}
+    if "CONFIG_MODEL_GPT2=y" in file.read_text():
+        sizes = {"LAYERS": "2", "HEADS": "2", "WIDTH": "16"}
+        values |= {"CONFIG_GPT2_SIZE_CUSTOM": "y"} | {f"CONFIG_GPT2_{k}": v for k, v in sizes.items()}
     return config_from_values(kconf.load(root=ROOT, config_file=file, overrides=values).values)
 
 
 def subject_of(config: Config) -> Subject:
+    if config.block_size is not None:
+        noise = np.random.default_rng(0).integers(0, VOCAB, (3 * TARGET + 1) * BLOCK, dtype=np.uint8)
+        return text_subject(config, train=noise)
     grey = config.dataset in ("digits", "mnist", "fashion_mnist")
     return random_subject(config, shape=(1, 28, 28) if grey else (3, 32, 32), train_size=3 * TARGET)
 
@@ -57,7 +65,7 @@ class Spy(Wrapped):
         self.seen: list[int] = []
 
     def training(self, forward: Forward, batch: Batch) -> Sums:
-        self.seen.append(len(batch.labels))
+        self.seen.append(len(batch.targets))
         return super().training(forward, batch)
 
 

@@ -47,6 +47,13 @@ def test_training_targets(make: Make, tmp_path: Path) -> None:
     best = ["-m", "train", "--runs", "runs", "eval", "--best"]
     assert make("eval", "BEST=1").calls == [best]
     assert make("eval", "RUN=it's", "BEST=1").calls == [[*best, "it's"]]
+    sample = ["-m", "train", "--runs", "runs", "sample"]
+    assert make("sample").calls == [sample]
+    options = ["PROMPT=it's -1", "TEMPERATURE=0.5", "TOP_K=3", "SEED=2", "TOKENS=9"]
+    given = ["--prompt=it's -1", "--temperature=0.5", "--top-k=3", "--seed=2", "--tokens=9"]
+    assert make("sample", *options, "RUN=x").calls == [[*sample, *given, "x"]]
+    export = ["-m", "train", "--runs", "runs", "export", "--best", "--directory=a b"]
+    assert make("export", "BEST=1", "DIRECTORY=a b").calls == [export]
     assert make("plots", "RUN=x").calls == [["-m", "scripts.plots", "--runs", "runs", "x"]]
     assert make("plots", "eval", out).calls == [
         ["-m", "scripts.plots", "--runs", f"{tmp_path}/runs"],

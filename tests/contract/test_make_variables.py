@@ -10,8 +10,14 @@ from tests.contract.making import Make, user_targets
 
 USED_BY = {
     "FILE": {"savedefconfig", "checkconfig"},
-    "RUN": {"resume", "eval", "plots"},
-    "BEST": {"eval"},
+    "RUN": {"resume", "eval", "plots", "sample", "export"},
+    "BEST": {"eval", "sample", "export"},
+    "DIRECTORY": {"export"},
+    "PROMPT": {"sample"},
+    "TEMPERATURE": {"sample"},
+    "TOP_K": {"sample"},
+    "SEED": {"sample"},
+    "TOKENS": {"sample"},
     "NAME": {"new-model"},
     "TASK": {"new-model"},
     "CONFIG_SEED": {

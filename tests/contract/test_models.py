@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import json
 import typing
 from pathlib import Path
 from typing import Any
@@ -20,38 +19,24 @@ from lib import registry
 from lib.data.types import ImageSpec
 from lib.errors import ConfigError
 from lib.memory.facts import model_facts
+from lib.muon import HasHiddenMatrices
 from lib.norm import commit_statistics, configure_norm
 from lib.registry import build_model, load_model, model_names
 from models.lenet5.model import LeNet5
+from tests.contract.cases import (
+    NAMES,
+    ROOT,
+    golden,
+    inputs_of,
+    loss_of,
+    output_shape,
+    spec_of,
+    targets_of,
+    tiny,
+)
 
-ROOT = Path(__file__).resolve().parents[2]
-NAMES = model_names()
-SCALES = {"resnet18": 2.0, "resnet50": 1.5, "lenet5": 4.0}  # of the free-memory table
-TARGETS = {"resnet18": 512, "resnet50": 256, "lenet5": 512}
-
-
-def golden(name: str) -> list[dict[str, Any]]:
-    cases: list[dict[str, Any]] = json.loads((ROOT / "tests" / "golden" / f"{name}.json").read_text())[
-        "cases"
-    ]
-    return cases
-
-
-def spec_of(case: dict[str, Any]) -> ImageSpec:
-    shape = {name: case[name] for name in ("channels", "height", "width", "classes")}
-    constant = (0.5,) * case["channels"]
-    return ImageSpec(name="noise", mean=constant, std=constant, synthetic=True, **shape)
-
-
-def tiny(name: str, *, seed: int = 0) -> tuple[nn.Module, ImageSpec]:
-    """The smallest case of `name`, on the CPU."""
-    case = min(golden(name), key=lambda case: case["parameters"])
-    return build_model(name, case["options"], spec_of(case), seed=seed), spec_of(case)
-
-
-def images_of(spec: ImageSpec, rows: int) -> torch.Tensor:
-    generator = torch.Generator().manual_seed(0)
-    return torch.randn(rows, spec.channels, spec.height, spec.width, generator=generator)
+SCALES = {"resnet18": 2.0, "resnet50": 1.5, "lenet5": 4.0, "gpt2": 1.0}  # of the free-memory table
+TARGETS = {"resnet18": 512, "resnet50": 256, "lenet5": 512, "gpt2": 1024}
 
 
 @pytest.fixture(scope="module")
@@ -69,8 +54,8 @@ def chosen(kconfig: kconfiglib.Kconfig, name: str) -> dict[str, kconfiglib.Symbo
 CASES = [pytest.param(name, case, id=f"{name}-{i}") for name in NAMES for i, case in enumerate(golden(name))]
 
 
-def test_the_three_vision_models_are_found() -> None:
-    assert {"lenet5", "resnet18", "resnet50"} <= set(NAMES)
+def test_the_models_are_found() -> None:
+    assert {"gpt2", "lenet5", "resnet18", "resnet50"} <= set(NAMES)
 
 
 def test_a_directory_with_a_model_is_all_it_takes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -92,8 +77,8 @@ def test_parameter_count_is_golden_and_it_builds_on_the_meta_device(name: str, c
     build = functools.partial(build_model, name, case["options"], spec, seed=0)
     assert model_facts(build, spec, name=name, train_size=1).parameters == case["parameters"]
     with torch.device("meta"):
-        logits = build()(torch.empty(2, spec.channels, spec.height, spec.width))
-    assert logits.shape == (2, spec.classes)
+        logits = build()(inputs_of(spec, 2).to("meta"))
+    assert logits.shape == output_shape(spec, 2)
 
 
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
@@ -105,8 +90,10 @@ def test_loss_is_finite_and_gradient_reaches_every_parameter(name: str, layout: 
             if not parameter.any():  # behind a weight that starts at zero there is no gradient yet
                 parameter.fill_(0.1)
     model.to(memory_format=layout)
-    images = images_of(spec, 4).to(memory_format=layout)
-    loss = F.cross_entropy(model(images), torch.arange(4) % spec.classes)
+    inputs = inputs_of(spec, 4)
+    if inputs.dim() == 4:
+        inputs = inputs.to(memory_format=layout)
+    loss = loss_of(model(inputs), targets_of(spec, 4))
     loss.backward()
     assert loss.isfinite()
     for parameter_name, parameter in model.named_parameters():
@@ -117,11 +104,11 @@ def test_loss_is_finite_and_gradient_reaches_every_parameter(name: str, layout: 
 @pytest.mark.parametrize("name", NAMES)
 def test_one_step_of_sgd_lowers_the_loss(name: str) -> None:
     model, spec = tiny(name)
-    images, labels = images_of(spec, 8), torch.arange(8) % spec.classes
+    inputs, targets = inputs_of(spec, 8), targets_of(spec, 8)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     losses = []
     for _ in range(2):
-        losses.append(F.cross_entropy(model(images), labels))
+        losses.append(loss_of(model(inputs), targets))
         optimizer.zero_grad()
         losses[-1].backward()
         optimizer.step()
@@ -135,10 +122,11 @@ def test_training_does_not_depend_on_the_micro_batch(name: str) -> None:
         model.double()
         configure_norm(model, norm_batch=2, momentum=0.1)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.005, momentum=0.9)
-        images, labels = images_of(spec, 8).double(), torch.arange(8) % spec.classes
+        inputs, targets = inputs_of(spec, 8), targets_of(spec, 8)
+        inputs = inputs.double() if inputs.is_floating_point() else inputs
         for _ in range(3):
-            for x, y in zip(images.split(micro_batch), labels.split(micro_batch), strict=True):
-                (F.cross_entropy(model(x), y, reduction="sum") / 8).backward()
+            for x, y in zip(inputs.split(micro_batch), targets.split(micro_batch), strict=True):
+                (loss_of(model(x), y, reduction="sum") / targets.numel()).backward()
             commit_statistics(model)
             optimizer.step()
             optimizer.zero_grad()
@@ -165,10 +153,10 @@ def test_weights_are_a_function_of_the_seed_alone(name: str) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_state_dict_round_trip(name: str) -> None:
     (model, spec), (other, _) = tiny(name, seed=1), tiny(name, seed=2)
-    model(images_of(spec, 4))  # moves the running statistics, where there are any
+    model(inputs_of(spec, 4))  # moves the running statistics, where there are any
     other.load_state_dict(model.state_dict())
     with torch.no_grad():
-        assert torch.equal(model.eval()(images_of(spec, 3)), other.eval()(images_of(spec, 3)))
+        assert torch.equal(model.eval()(inputs_of(spec, 3)), other.eval()(inputs_of(spec, 3)))
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -203,8 +191,25 @@ def test_kconfig_says_what_the_model_is(name: str, kconfig: kconfiglib.Kconfig) 
     assert float(symbols["TABLE_SCALE"].str_value) > 0
     assert int(symbols["RECOMMENDED_TARGET"].str_value) > 0
     assert (symbols["MODEL_HAS_BATCHNORM"].str_value == "y") == facts.has_batchnorm
+    assert (symbols["MODEL_DATA_TEXT"].str_value == "y") == (not isinstance(spec_of(case), ImageSpec))
+    names_matrices = isinstance(tiny(name)[0], HasHiddenMatrices)
+    assert (symbols["MODEL_HAS_HIDDEN_MATRICES"].str_value == "y") == names_matrices
     convolutional = any(isinstance(module, nn.Conv2d) for module in tiny(name)[0].modules())
     assert (symbols["MODEL_HAS_CONV"].str_value == "y") == convolutional
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if isinstance(tiny(name)[0], HasHiddenMatrices)])
+def test_hidden_matrices_are_neither_embeddings_nor_the_head(name: str) -> None:
+    model, spec = tiny(name)
+    assert isinstance(model, HasHiddenMatrices)
+    hidden = {id(matrix) for matrix in model.hidden_matrices()}
+    assert hidden <= {id(parameter) for parameter in model.parameters() if parameter.dim() == 2}
+    classes = output_shape(spec, 1)[-1]
+    for module in model.modules():
+        if isinstance(module, nn.Linear):
+            assert (id(module.weight) in hidden) == (module.out_features != classes)
+        elif isinstance(module, nn.Embedding):
+            assert id(module.weight) not in hidden
 
 
 @pytest.mark.parametrize("name", SCALES)
@@ -237,7 +242,7 @@ def test_lenet5_on_28x28_is_lenet5_on_the_same_images_with_a_border() -> None:
     torch.manual_seed(0)
     on_28, on_32 = LeNet5(small), LeNet5(large)
     on_32.load_state_dict(on_28.state_dict())
-    images = images_of(small, 2)
+    images = inputs_of(small, 2)
     torch.testing.assert_close(on_28(images), on_32(F.pad(images, (2, 2, 2, 2))))
 
 
@@ -262,7 +267,7 @@ def test_unknown_models_stems_and_options_are_told() -> None:
     spec = spec_of(golden("resnet18")[1])
     with pytest.raises(ConfigError, match=r"no model 'resnet81'.*did you mean resnet18"):
         load_model("resnet81")
-    with pytest.raises(ConfigError, match=r"there are lenet5, .*resnet18, resnet50"):
+    with pytest.raises(ConfigError, match=r"there are gpt2, lenet5, .*resnet18, resnet50"):
         load_model("..")
     with pytest.raises(ConfigError, match="CONFIG_RESNET18_WIDTH are not set"):
         build_model("resnet18", {"stem": "cifar"}, spec, seed=0)

@@ -16,14 +16,17 @@ def new_model(tree: Path, name: str, task: str = "classify") -> subprocess.Compl
 
 
 @pytest.mark.slow
-def test_a_new_model_passes_the_tests_of_models(tree: Path) -> None:
-    done = new_model(tree, "my_net")
+@pytest.mark.parametrize("task", ["classify", "lm"])
+def test_a_new_model_passes_the_tests_of_models(tree: Path, task: str) -> None:
+    done = new_model(tree, "my_net", task)
     assert done.returncode == 0, done.stderr
     written = [line.removeprefix("wrote ") for line in done.stdout.splitlines() if line.startswith("wrote ")]
     assert all((tree / path).is_file() for path in written)
     assert {path.split("/")[0] for path in written} == {"models", "defconfigs", "tests"}
     tests = [
-        name for name in ("test_knobs.py", "test_models.py") if (tree / "tests/contract" / name).exists()
+        name
+        for name in ("test_knobs.py", "test_models.py", "test_language_models.py")
+        if (tree / "tests/contract" / name).exists()
     ]
     checks = [
         ["-m", "pytest", "-k", "not test_every_field", *(f"tests/contract/{name}" for name in tests)],

@@ -77,19 +77,19 @@ class Watched(Timed):
         self.averaged = list[bool]()
 
     def training(self, forward: Forward, batch: Batch) -> Sums:
-        self.seen += names(batch.images)
+        self.seen += names(batch.inputs)
         if isinstance(forward, DistributedDataParallel):
             self.averaged.append(forward.require_backward_grad_sync)
         sums = super().training(forward, batch)
         if not self.case.counted:
             return sums
-        mask_N = batch.labels < 6
-        loss_N = nn.functional.cross_entropy(forward(batch.images), batch.labels, reduction="none")
+        mask_N = batch.targets < 6
+        loss_N = nn.functional.cross_entropy(forward(batch.inputs), batch.targets, reduction="none")
         return Sums((loss_N * mask_N).sum(), mask_N.sum(), {})
 
     def evaluation(self, forward: Forward, batch: Batch) -> Sums:
         assert batch.weights is not None
-        self.checked += names(batch.images[batch.weights > 0])
+        self.checked += names(batch.inputs[batch.weights > 0])
         return super().evaluation(forward, batch)
 
 

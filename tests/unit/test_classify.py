@@ -38,7 +38,7 @@ def smoothed_loss(logits: list[float], label: int, *, smoothing: float) -> float
 def test_training_is_the_sum_of_smoothed_cross_entropies(smoothing: float) -> None:
     batch = batch_of(random_logits())
     sums = Classify(label_smoothing=smoothing).training(same, batch)
-    rows = zip(batch.images.tolist(), batch.labels.tolist(), strict=True)
+    rows = zip(batch.inputs.tolist(), batch.targets.tolist(), strict=True)
     expected = sum(smoothed_loss(logits, label, smoothing=smoothing) for logits, label in rows)
     assert float(sums.loss) == pytest.approx(expected, rel=1e-12)
     assert sums.count == ROWS and isinstance(sums.count, int), "known without asking the device"
@@ -57,11 +57,11 @@ def test_evaluation_has_no_smoothing_and_leaves_padding_out() -> None:
     kept = [row for row, weight in enumerate(weights) if weight]
     sums = Classify(label_smoothing=0.3).evaluation(same, batch)
     losses = [
-        smoothed_loss(batch.images[row].tolist(), int(batch.labels[row]), smoothing=0.0) for row in kept
+        smoothed_loss(batch.inputs[row].tolist(), int(batch.targets[row]), smoothing=0.0) for row in kept
     ]
     assert float(sums.loss) == pytest.approx(sum(losses), rel=1e-12)
     assert float(sums.count) == len(kept)
-    right = [int(batch.images[row].argmax()) == int(batch.labels[row]) for row in kept]
+    right = [int(batch.inputs[row].argmax()) == int(batch.targets[row]) for row in kept]
     assert float(sums.metrics["accuracy"]) == sum(right)
 
 

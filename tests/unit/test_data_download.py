@@ -235,7 +235,7 @@ def test_open_dataset_downloads_what_is_missing(
     monkeypatch.setitem(opening_module.IDX_SETS, "mnist", wanted)
     options = {"data_dir": tmp_path, "cache_dir": tmp_path / "cache", "say": lambda _: None}
     dataset = open_dataset("mnist", download=True, **options)
-    assert dataset.train.labels.tolist() == [3, 4]
+    assert dataset.train.targets.tolist() == [3, 4]
     shown = capsys.readouterr().out.splitlines()
     assert {line.split()[0] for line in shown} == {remote.file for remote in remotes}
     assert f"{remotes[0].file} 100%  0.0 of 0.0 MB" in shown

@@ -47,20 +47,20 @@ def test_shapes_classes_and_label_of_origin(dataset: Dataset) -> None:
     spec = dataset.spec
     sizes = {"digits": (20_000, 4_000), "scenes": (10_000, 2_000)}[spec.name]
     for part, size in zip((dataset.train, dataset.test), sizes, strict=True):
-        assert part.images.shape == (size, spec.channels, spec.height, spec.width)
-        assert part.images.dtype == np.uint8 and part.labels.dtype == np.int64
-        assert np.bincount(part.labels).tolist() == [size // 10] * 10
+        assert part.inputs.shape == (size, spec.channels, spec.height, spec.width)
+        assert part.inputs.dtype == np.uint8 and part.targets.dtype == np.int64
+        assert np.bincount(part.targets).tolist() == [size // 10] * 10
     assert spec.synthetic and "synthetic" in dataset.source and str(sizes[0]) in dataset.source
 
 
 def test_mean_and_std_are_those_of_the_training_part(dataset: Dataset) -> None:
-    pixels = dataset.train.images.astype(np.float32) / 255
+    pixels = dataset.train.inputs.astype(np.float32) / 255
     assert np.allclose(pixels.mean(axis=(0, 2, 3)), dataset.spec.mean, atol=0.002)
     assert np.allclose(pixels.std(axis=(0, 2, 3)), dataset.spec.std, atol=0.002)
 
 
 def test_no_image_is_twice_in_a_set(dataset: Dataset) -> None:
-    images = np.concatenate((dataset.train.images, dataset.test.images))
+    images = np.concatenate((dataset.train.inputs, dataset.test.inputs))
     assert len({image.tobytes() for image in images}) == len(images)
 
 
@@ -122,8 +122,8 @@ def test_a_second_opening_reads_the_cache(
         monkeypatch.setattr(module, "generate", lambda _: pytest.fail("made again"))
     said: list[str] = []
     again = _open(dataset.spec.name, cache, said)
-    assert not said and np.array_equal(again.train.images, dataset.train.images)
-    assert np.array_equal(again.test.labels, dataset.test.labels)
+    assert not said and np.array_equal(again.train.inputs, dataset.train.inputs)
+    assert np.array_equal(again.test.targets, dataset.test.targets)
 
 
 def _fill(folder: Path) -> None:
@@ -205,7 +205,7 @@ def test_a_linear_classifier_does_not_solve_it(dataset: Dataset) -> None:
     torch.set_num_threads(1)
     torch.manual_seed(0)
     train, test = (
-        (torch.from_numpy(part.images).flatten(1).float() / 255, torch.from_numpy(part.labels))
+        (torch.from_numpy(part.inputs).flatten(1).float() / 255, torch.from_numpy(part.targets))
         for part in (dataset.train, dataset.test)
     )
     mean, std = train[0].mean(), train[0].std()

@@ -56,9 +56,9 @@ def _mnist(folder: Path, *, pack: bool = True, dot: bool = False, train: int = 5
 def test_mnist_is_found_in_its_spellings(tmp_path: Path, pack: bool, dot: bool, below: str) -> None:
     arrays = _mnist(tmp_path / below, pack=pack, dot=dot)
     dataset = _open("mnist", tmp_path)
-    assert np.array_equal(dataset.train.images[:, 0], arrays["train-images-idx3-ubyte"])
-    assert np.array_equal(dataset.test.labels, arrays["t10k-labels-idx1-ubyte"])
-    assert dataset.train.images.shape == (5, 1, 28, 28) and dataset.train.labels.dtype == np.int64
+    assert np.array_equal(dataset.train.inputs[:, 0], arrays["train-images-idx3-ubyte"])
+    assert np.array_equal(dataset.test.targets, arrays["t10k-labels-idx1-ubyte"])
+    assert dataset.train.inputs.shape == (5, 1, 28, 28) and dataset.train.targets.dtype == np.int64
     assert "5 + 3 images" in dataset.source and "published" not in dataset.source
     assert not dataset.spec.synthetic
 
@@ -116,7 +116,7 @@ def test_fashion_prefers_its_own_folder_and_refuses_mnist(
         _open("fashion_mnist", tmp_path)
     own = _mnist(tmp_path / "fashion_mnist", train=7)
     found = _open("fashion_mnist", tmp_path).train
-    assert np.array_equal(found.labels, own["train-labels-idx1-ubyte"])
+    assert np.array_equal(found.targets, own["train-labels-idx1-ubyte"])
 
 
 @pytest.mark.parametrize("name", ["mnist", "fashion_mnist", "cifar10", "cifar100"])
@@ -149,9 +149,9 @@ def test_any_batches_of_cifar10_will_do(tmp_path: Path, below: str, test: str) -
         records.tofile(folder / name)
     dataset = _open("cifar10", tmp_path)
     both = np.concatenate((parts["data_batch_1.bin"], parts["data_batch_4.bin"]))
-    assert np.array_equal(dataset.train.images.reshape(6, -1), both[:, 1:])
-    assert np.array_equal(dataset.train.labels, both[:, 0])
-    assert np.array_equal(dataset.test.labels, parts[test][:, 0])
+    assert np.array_equal(dataset.train.inputs.reshape(6, -1), both[:, 1:])
+    assert np.array_equal(dataset.train.targets, both[:, 0])
+    assert np.array_equal(dataset.test.targets, parts[test][:, 0])
     assert "6 (of 50000) + 3 (of 10000) images" in dataset.source
 
 
@@ -161,8 +161,8 @@ def test_cifar100_has_fine_labels(tmp_path: Path) -> None:
     records.tofile(tmp_path / "train.bin")
     records.tofile(tmp_path / "test.bin")
     dataset = _open("cifar100", tmp_path)
-    assert dataset.train.labels.tolist() == [99, 0, 50, 7, 98] and dataset.spec.classes == 100
-    assert np.array_equal(dataset.test.images.reshape(5, -1), records[:, 2:])
+    assert dataset.train.targets.tolist() == [99, 0, 50, 7, 98] and dataset.spec.classes == 100
+    assert np.array_equal(dataset.test.inputs.reshape(5, -1), records[:, 2:])
 
 
 @pytest.mark.parametrize(
@@ -250,14 +250,14 @@ def photographs(tmp_path: Path) -> Path:
 
 def test_a_folder_of_images_is_packed_once(photographs: Path) -> None:
     dataset = _open("image_folder", photographs, image_size=16)
-    assert dataset.train.images.shape == (4, 3, 16, 16) and isinstance(dataset.train.images, np.memmap)
-    assert dataset.train.labels.tolist() == [0, 0, 1, 1] and dataset.test.labels.tolist() == [0, 0, 1]
+    assert dataset.train.inputs.shape == (4, 3, 16, 16) and isinstance(dataset.train.inputs, np.memmap)
+    assert dataset.train.targets.tolist() == [0, 0, 1, 1] and dataset.test.targets.tolist() == [0, 0, 1]
     assert dataset.spec.classes == 2 and (dataset.spec.height, dataset.spec.width) == (16, 16)
-    assert (dataset.train.images[0] == np.array([200, 30, 90])[:, None, None]).all()
-    assert (dataset.test.images[2] == 77).all()
+    assert (dataset.train.inputs[0] == np.array([200, 30, 90])[:, None, None]).all()
+    assert (dataset.test.inputs[2] == 77).all()
     said: list[str] = []
     again = _open("image_folder", photographs, said, image_size=16)
-    assert said == [] and np.array_equal(again.train.images, dataset.train.images)
+    assert said == [] and np.array_equal(again.train.inputs, dataset.train.inputs)
 
 
 def test_the_shorter_side_is_resized_and_the_longer_cropped_at_the_centre(photographs: Path) -> None:
@@ -265,7 +265,7 @@ def test_the_shorter_side_is_resized_and_the_longer_cropped_at_the_centre(photog
     pixels[:, 30:66] = 255  # the centre square, and what the filter sees around it
     Image.fromarray(pixels).save(photographs / "train" / "cat" / "a.png")
     dataset = _open("image_folder", photographs, image_size=16)
-    assert (dataset.train.images[0] == 255).all()
+    assert (dataset.train.inputs[0] == 255).all()
 
 
 def test_a_change_of_files_or_size_packs_again(photographs: Path) -> None:
@@ -281,7 +281,7 @@ def test_a_change_of_files_or_size_packs_again(photographs: Path) -> None:
         said: list[str] = []
         _open("image_folder", photographs, said, image_size=8)
         assert any("made from something else" in line for line in said)
-    assert _open("image_folder", photographs, image_size=12).train.images.shape[2] == 12
+    assert _open("image_folder", photographs, image_size=12).train.inputs.shape[2] == 12
 
 
 @pytest.mark.parametrize("content", [b"", b"no image", b"\x89PNG\r\n\x1a\n and then nothing"])
@@ -325,5 +325,5 @@ def test_the_real_mnist() -> None:
     dataset = _open("mnist", Path(os.environ["ANNEAL_TEST_DATA"]))
     assert (dataset.train.size, dataset.test.size) == (60_000, 10_000)
     assert "content as published" in dataset.source
-    pixels = dataset.train.images / np.float32(255)
+    pixels = dataset.train.inputs / np.float32(255)
     assert abs(pixels.mean() - dataset.spec.mean[0]) < 1e-4 and abs(pixels.std() - dataset.spec.std[0]) < 1e-4

@@ -13,11 +13,11 @@ import pytest
 import torch
 
 from lib.data import (
+    ArrayPart,
     Batch,
     Delivery,
     EvalLoader,
     ImageSpec,
-    Part,
     TrainLoader,
     choose_placement,
     sample_stream,
@@ -48,13 +48,13 @@ DELIVERY = Delivery(
 )
 
 
-def _part(size: int = 37) -> Part:
+def _part(size: int = 37) -> ArrayPart:
     rng = np.random.default_rng(1)
     images = rng.integers(0, 256, (size, 3, 6, 5), dtype=np.uint8)
-    return Part(images, np.arange(size, dtype=np.int64))
+    return ArrayPart(images, np.arange(size, dtype=np.int64))
 
 
-def _loader(part: Part, *, kind: Kind = "crop_flip", pad: int = 1, **changes: Any) -> TrainLoader:
+def _loader(part: ArrayPart, *, kind: Kind = "crop_flip", pad: int = 1, **changes: Any) -> TrainLoader:
     delivery = replace(DELIVERY, **changes)
     return TrainLoader(part, SPEC, delivery, seed=3, augment=kind, pad=pad)
 
@@ -71,7 +71,7 @@ def _steps(
 
 
 def _joined(batches: Sequence[Batch]) -> tuple[torch.Tensor, torch.Tensor]:
-    return torch.cat([batch.images for batch in batches]), torch.cat([batch.labels for batch in batches])
+    return torch.cat([batch.inputs for batch in batches]), torch.cat([batch.targets for batch in batches])
 
 
 def _equal(left: Sequence[Batch], right: Sequence[Batch]) -> bool:
@@ -85,7 +85,7 @@ def test_a_batch_is_the_stream_augmented_and_normalised() -> None:
     epochs_N, indices_N = sample_stream(start=0, count=64, seed=3, size=37)
     assert labels.tolist() == indices_N.tolist() and epochs_N.max() == 1
     draws = draw(torch.from_numpy(epochs_N), torch.from_numpy(indices_N), kind="crop_flip", pad=1, seed=3)
-    raw = apply(torch.from_numpy(part.images[indices_N]), draws, kind="crop_flip", pad=1)
+    raw = apply(torch.from_numpy(part.inputs[indices_N]), draws, kind="crop_flip", pad=1)
     mean, std = (torch.tensor(values)[:, None, None] for values in (SPEC.mean, SPEC.std))
     assert torch.allclose(images, (raw / 255 - mean) / std, atol=1e-5)
 
@@ -116,10 +116,10 @@ def test_stream_equals_resident_bit_for_bit(channels_last: bool, dtype: torch.dt
         for left, right in zip(
             _steps(resident, range(6), [7, 7, 2]), _steps(stream, range(6), [7, 7, 2]), strict=True
         ):
-            assert left.images.dtype == dtype and left.weights is None
-            assert torch.equal(left.images, right.images) and torch.equal(left.labels, right.labels)
+            assert left.inputs.dtype == dtype and left.weights is None
+            assert torch.equal(left.inputs, right.inputs) and torch.equal(left.targets, right.targets)
             layout = torch.channels_last if channels_last else torch.contiguous_format
-            assert left.images.is_contiguous(memory_format=layout)
+            assert left.inputs.is_contiguous(memory_format=layout)
 
 
 @pytest.mark.parametrize("placement", ["resident", "stream"])
@@ -140,25 +140,25 @@ def test_any_step_can_be_asked_for_next(placement: str) -> None:
 def test_a_selection_and_a_read_only_part_load_like_their_copy(tmp_path: Any) -> None:
     part = _part()
     rows = np.array([5, 1, 30, 7])
-    np.save(tmp_path / "images.npy", part.images)
+    np.save(tmp_path / "images.npy", part.inputs)
     mapped = np.load(tmp_path / "images.npy", mmap_mode="r")
-    copy = Part(part.images[rows], part.labels[rows])
+    copy = ArrayPart(part.inputs[rows], part.targets[rows])
     with _loader(copy) as loader:
         expected = _steps(loader, range(3), [4])
     for placement in ("resident", "stream"):
-        with _loader(Part(mapped, part.labels, rows), placement=placement) as loader:
+        with _loader(ArrayPart(mapped, part.targets, rows), placement=placement) as loader:
             assert _equal(_steps(loader, range(3), [4]), expected)
 
 
 def test_stream_reads_ahead_across_steps_but_not_further_than_asked() -> None:
     part, taken = _part(), []
 
-    class Spy(Part):
+    class Spy(ArrayPart):
         def take(self, indices: Any = None) -> Any:
             taken.append(indices)
-            return Part.take(self, indices)
+            return ArrayPart.take(self, indices)
 
-    with _loader(Spy(part.images, part.labels), placement="stream", prefetch=3) as loader:
+    with _loader(Spy(part.inputs, part.targets), placement="stream", prefetch=3) as loader:
         _steps(loader, [0], [4, 4])
         deadline = time.monotonic() + 5
         while len(taken) < 5 and time.monotonic() < deadline:
@@ -168,14 +168,14 @@ def test_stream_reads_ahead_across_steps_but_not_further_than_asked() -> None:
 
 
 def test_an_exception_in_a_worker_reaches_the_consumer_and_close_stops_the_threads() -> None:
-    class Broken(Part):
+    class Broken(ArrayPart):
         def take(self, indices: Any = None) -> Any:
             if 20 in indices:
                 raise OSError("the disk is on fire")
-            return Part.take(self, indices)
+            return ArrayPart.take(self, indices)
 
     part = _part()
-    loader = _loader(Broken(part.images, part.labels), placement="stream")
+    loader = _loader(Broken(part.inputs, part.targets), placement="stream")
     with pytest.raises(OSError, match="on fire"):
         _steps(loader, range(5), [8])
     loader.close()
@@ -183,13 +183,13 @@ def test_an_exception_in_a_worker_reaches_the_consumer_and_close_stops_the_threa
 
 
 def test_close_and_another_step_are_prompt_while_much_is_wanted() -> None:
-    class Slow(Part):
+    class Slow(ArrayPart):
         def take(self, indices: Any = None) -> Any:
             time.sleep(0.1)
-            return Part.take(self, indices)
+            return ArrayPart.take(self, indices)
 
     part = _part()
-    loader = _loader(Slow(part.images, part.labels), placement="stream", num_workers=1, prefetch=60)
+    loader = _loader(Slow(part.inputs, part.targets), placement="stream", num_workers=1, prefetch=60)
     _steps(loader, [0], [8])
     begun = time.monotonic()
     next(loader.micro_batches(step=5, target=8, rank=0, world=1, sizes=[8]))
@@ -211,11 +211,11 @@ def test_evaluation_counts_every_sample_once(placement: Any, world: int, size: i
             batches = list(loader.batches(rank=rank, world=world, batch_size=4))
         counts.add(len(batches))
         for batch in batches:
-            assert batch.images.shape == (4, 3, 6, 5) and batch.weights is not None
+            assert batch.inputs.shape == (4, 3, 6, 5) and batch.weights is not None
             assert batch.weights.dtype == torch.float32 and set(batch.weights.tolist()) <= {0.0, 1.0}
-            seen += batch.labels[batch.weights == 1].tolist()
-            for image, label in zip(batch.images, batch.labels, strict=True):
-                expected = (part.images[label][0] / 255 - 0.1) / 0.2
+            seen += batch.targets[batch.weights == 1].tolist()
+            for image, label in zip(batch.inputs, batch.targets, strict=True):
+                expected = (part.inputs[label][0] / 255 - 0.1) / 0.2
                 assert np.allclose(image[0].numpy(), expected, atol=1e-5)
     assert sorted(seen) == list(range(size)) and len(counts) == 1
 
@@ -237,14 +237,14 @@ def test_wrong_sizes_are_our_own_mistake() -> None:
 def test_every_worker_is_busy_however_little_is_fetched_ahead() -> None:
     together = threading.Barrier(4, timeout=5)
 
-    class Meeting(Part):
+    class Meeting(ArrayPart):
         def take(self, indices: Any = None) -> Any:
             together.wait()  # raises unless four requests are under way at once
-            return Part.take(self, indices)
+            return ArrayPart.take(self, indices)
 
     part = _part(40)
     loader = EvalLoader(
-        Meeting(part.images, part.labels),
+        Meeting(part.inputs, part.targets),
         SPEC,
         replace(DELIVERY, placement="stream", num_workers=4, prefetch=1),
     )

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lib.data import Part, epoch_order, sample_stream, subset
+from lib.data import ArrayPart, epoch_order, sample_stream, subset
 from lib.data.augment import Kind, apply, draw
 from lib.data.rng import integers, key, mix, mix_int, noise_bytes, uniform
 from lib.errors import ConfigError
@@ -81,9 +81,9 @@ def test_each_epoch_of_the_stream_has_each_sample_once() -> None:
         assert sorted(indices[epochs == epoch].tolist()) == list(range(17))
 
 
-def _part(size: int) -> Part:
+def _part(size: int) -> ArrayPart:
     rng = np.random.default_rng(0)
-    return Part(rng.integers(0, 256, (size, 1, 2, 2), dtype=np.uint8), np.arange(size, dtype=np.int64))
+    return ArrayPart(rng.integers(0, 256, (size, 1, 2, 2), dtype=np.uint8), np.arange(size, dtype=np.int64))
 
 
 def test_subset_holds_out_the_same_samples_whatever_the_limit() -> None:
@@ -99,7 +99,7 @@ def test_subset_holds_out_the_same_samples_whatever_the_limit() -> None:
     assert names["t"] | names["h"] == set(range(100)) and not names["t"] & names["h"]
     assert names["f"] < names["t"] and len(names["f"]) == few.size == 10
     images, labels = few.take(np.array([3]))
-    assert np.array_equal(images[0], part.images[labels[0]])
+    assert np.array_equal(images[0], part.inputs[labels[0]])
 
 
 def test_subset_of_a_subset_counts_within_it() -> None:

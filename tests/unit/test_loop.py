@@ -36,8 +36,8 @@ class Masked(Wrapped):
     """Counts only the labels below 6: another number in every micro-batch, known on the device only."""
 
     def training(self, forward: Forward, batch: Batch) -> Sums:
-        mask_N = batch.labels < 6
-        loss_N = nn.functional.cross_entropy(forward(batch.images), batch.labels, reduction="none")
+        mask_N = batch.targets < 6
+        loss_N = nn.functional.cross_entropy(forward(batch.inputs), batch.targets, reduction="none")
         return Sums((loss_N * mask_N).sum(), mask_N.sum(), {})
 
 
@@ -45,7 +45,7 @@ class MeanOfMeans(Masked):
     """What Masked must not come out as: every micro-batch weighs the same."""
 
     def training(self, forward: Forward, batch: Batch) -> Sums:
-        sums, rows = super().training(forward, batch), len(batch.labels)
+        sums, rows = super().training(forward, batch), len(batch.targets)
         assert isinstance(sums.count, Tensor)
         return Sums(sums.loss / sums.count.clamp(min=1) * rows, rows, {})
 
@@ -103,7 +103,7 @@ def test_a_step_is_the_gradient_of_the_mean_loss() -> None:
     weights = list(job.model.parameters())
     batches = job.train_loader.micro_batches(step=0, target=16, rank=0, world=1, sizes=(16,))
     batch = next(batches)
-    loss = nn.functional.cross_entropy(job.model(batch.images), batch.labels)
+    loss = nn.functional.cross_entropy(job.model(batch.inputs), batch.targets)
     gradients = torch.autograd.grad(loss, weights)
     expected = [
         weight.detach() - 0.05 * gradient for weight, gradient in zip(weights, gradients, strict=True)
@@ -180,10 +180,10 @@ def reference(job: Job) -> dict[str, float]:
     """Loss and accuracy over the whole evaluation part at once, by definition."""
     (batch,) = job.eval_loader.batches(rank=0, world=1, batch_size=job.eval_loader.size)
     with torch.no_grad():
-        log_probabilities_NK = job.model.eval()(batch.images).log_softmax(dim=1)
+        log_probabilities_NK = job.model.eval()(batch.inputs).log_softmax(dim=1)
     job.model.train()
-    own_N = log_probabilities_NK.gather(1, batch.labels[:, None])
-    correct_N = log_probabilities_NK.argmax(dim=1) == batch.labels
+    own_N = log_probabilities_NK.gather(1, batch.targets[:, None])
+    correct_N = log_probabilities_NK.argmax(dim=1) == batch.targets
     return {"loss": -float(own_N.mean()), "accuracy": float(correct_N.double().mean())}
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from lib.data.types import ImageSpec
+from lib.data.types import ImageSpec, TextSpec
 from lib.memory.facts import model_facts, saved_bytes
 from lib.registry import build_model
 
@@ -47,6 +47,17 @@ def test_lenet5_is_what_arithmetic_and_real_tensors_say() -> None:
     assert (found.name, found.parameters, found.train_size, found.has_batchnorm) == (
         "lenet5", 61706, 123, False
     )  # fmt: skip
+
+
+def test_a_model_of_tokens_is_given_integers() -> None:
+    spec = TextSpec(
+        name="noise", vocab_size=11, block_size=6, unit="byte", validation_tokens=1, validation_bytes=1
+    )
+    found = model_facts(
+        lambda: nn.Sequential(nn.Embedding(11, 4), nn.Linear(4, 11)), spec, name="toy", train_size=5
+    )
+    assert found.parameters == 11 * 4 + 4 * 11 + 11
+    assert found.bytes_per_sample == 6 * 8 + 6 * 4 * 4, "the tokens as int64, and what the layer is given"
 
 
 def test_a_small_resnet_agrees_with_real_tensors() -> None:

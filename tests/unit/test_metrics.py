@@ -94,9 +94,9 @@ def test_an_object_whose_step_is_no_number_is_no_row(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     path.write_text('{"step": 1}\n{"step": "2"}\n')
     with pytest.raises(ToolkitError, match=r"metrics\.jsonl:2 is not a JSON object with a step; remove"):
-        read(path)
-    assert truncate_after(path, 5) == 1
-    assert read(path) == [{"step": 1}]
+        metrics.read(path)
+    assert metrics.truncate_after(path, 5) == 1
+    assert metrics.read(path) == [{"step": 1}]
 
 
 def test_a_torn_last_line_is_left_out(tmp_path: Path) -> None:

@@ -49,7 +49,7 @@ class Cramped(Wrapped):
     def training(self, forward: Forward, batch: Batch) -> Sums:
         sums = super().training(forward, batch)
         self.forwards += 1
-        if len(batch.labels) > self.rows and self.forwards % 2 == 0:
+        if len(batch.targets) > self.rows and self.forwards % 2 == 0:
             self.failures += 1
             raise self.error
         return sums

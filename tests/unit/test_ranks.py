@@ -113,7 +113,7 @@ def test_ghost_statistics_and_counts_are_one_collective_each() -> None:
     class Counted(Wrapped):
         def training(self, forward: Forward, batch: Batch) -> Sums:
             sums = super().training(forward, batch)
-            return Sums(sums.loss, sums.loss.new_tensor(len(batch.labels)), sums.metrics)
+            return Sums(sums.loss, sums.loss.new_tensor(len(batch.targets)), sums.metrics)
 
     config = small_config("resnet18", norm_batch=2, max_steps=1)
     subject = random_subject(config, shape=(3, 8, 8), train_size=40, test_size=9)

@@ -12,13 +12,17 @@ import torch
 from torch import nn
 
 from lib.backend import Backend, FakeBackend
-from lib.data import Dataset, Delivery, ImageSpec, Part, TrainLoader
+from lib.data import Dataset, Delivery, ImageSpec, Part, TextClassSpec, TextOptions, TrainLoader
+from lib.errors import ConfigError
 from lib.norm import BatchNorm2d
 from lib.plan.types import Hardware
 from lib.registry import load_model
+from tests.configs import make_config
+from tests.tokens import text_spec
 from tests.training import CPU, MemoryRecord, largest_difference, random_subject, small_config, small_plan
 from train.budget import Budget
 from train.classify import Classify
+from train.lm import LanguageModel
 from train.loop import Job
 from train.setup import Subject, evaluation_part, make_job, make_task, open_subject
 
@@ -83,11 +87,21 @@ def test_data_are_opened_as_configured(tmp_path: Path, monkeypatch: pytest.Monke
     (options,) = asked
     assert (options["name"], options["download"], options["image_size"]) == ("mnist", False, 0)
     assert (options["data_dir"], options["cache_dir"]) == (tmp_path / "elsewhere", tmp_path / "data")
+    assert options["text"] is None
     assert subject.dataset == dataset
     open_subject(small_config(dataset="image_folder", image_size=96), root=tmp_path, say=print)
     assert asked[1]["image_size"] == 96
     assert (subject.facts.train_size, subject.facts.has_batchnorm) == (40, False)
     assert subject.to_json()["train_size"] == 40 and subject.to_json()["evaluation_size"] == 10
+
+
+def test_texts_are_opened_as_configured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _, asked = fake_data(monkeypatch)
+    config = small_config(dataset="token_bins", data_dir=None, block_size=64, vocab_size=300)
+    open_subject(config, root=tmp_path, say=print)
+    (options,) = asked
+    assert options["data_dir"] is None
+    assert options["text"] == TextOptions(tokenizer=None, vocab_size=300, block_size=64)
 
 
 def test_without_a_holdout_the_test_part_is_evaluated(
@@ -115,11 +129,17 @@ def test_a_holdout_is_evaluated_and_never_trained_on(tmp_path: Path, monkeypatch
 
 
 def test_the_model_names_its_task(monkeypatch: pytest.MonkeyPatch) -> None:
-    task = make_task(small_config(label_smoothing=0.25))
+    images = random_subject(small_config(), shape=(1, 28, 28), train_size=4).dataset.spec
+    task = make_task(small_config(label_smoothing=0.25), images)
     assert isinstance(task, Classify) and task.label_smoothing == 0.25
+    labelled = TextClassSpec(name="t", vocab_size=9, block_size=4, classes=2, pad=8)
+    assert isinstance(make_task(make_config("gpt2"), text_spec()), LanguageModel)
+    with pytest.raises(ConfigError, match=r"CONFIG_LABEL_SMOOTHING=0\.1 is for labels"):
+        make_task(make_config("gpt2", label_smoothing=0.1), text_spec())
+    assert isinstance(make_task(make_config("gpt2"), labelled), Classify)
     monkeypatch.setattr(load_model("lenet5"), "TASK", "juggle")
     with pytest.raises(AssertionError, match="models/lenet5: there is no task 'juggle' in train/"):
-        make_task(small_config())
+        make_task(small_config(), images)
 
 
 # The job
@@ -135,7 +155,7 @@ def test_layout_is_that_of_the_plan(channels_last: bool) -> None:
     job = job_of(plan={"channels_last": channels_last})
     kernel = next(parameter for parameter in job.model.parameters() if parameter.dim() == 4)
     (batch,) = job.eval_loader.batches(rank=0, world=1, batch_size=10)
-    for tensor in (kernel, batch.images):
+    for tensor in (kernel, batch.inputs):
         assert tensor.is_contiguous(memory_format=torch.channels_last) == channels_last
         assert tensor.is_contiguous() != channels_last
 
@@ -196,7 +216,7 @@ def test_where_the_data_are_kept_is_told_and_changes_no_bit(asked: str) -> None:
     with job.train_loader, job.eval_loader:
         found = list(job.train_loader.micro_batches(**options))
     for batch, expected in zip(found, reference.train_loader.micro_batches(**options), strict=True):
-        assert torch.equal(batch.images, expected.images) and torch.equal(batch.labels, expected.labels)
+        assert torch.equal(batch.inputs, expected.inputs) and torch.equal(batch.targets, expected.targets)
 
 
 def test_delivery_and_augmentation_are_as_configured(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -243,6 +263,6 @@ def test_one_seed_is_one_order_of_the_data() -> None:
     def labels(seed: int) -> list[int]:
         loader = job_of("lenet5", norm_batch=0, seed=seed).train_loader
         (batch,) = loader.micro_batches(step=0, target=16, rank=0, world=1, sizes=(16,))
-        return batch.labels.tolist()
+        return batch.targets.tolist()
 
     assert labels(1) == labels(1) != labels(2)

@@ -1,0 +1,138 @@
+"""Muon (Jordan 2024): hidden matrices are updated by the nearest semi-orthogonal matrix to their momentum.
+
+What is left (embeddings, head, biases, normalisation) follows AdamW, in the same object, so that the
+loop, the loss scaler and a checkpoint have one optimizer to deal with.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+from torch import Tensor, nn
+
+NEWTON_SCHULZ_STEPS = 5
+# Of x -> a x + b x^3 + c x^5, which takes singular values from (0, 1] to about 0.7 .. 1.2 in five
+# steps: the steepest at zero that does so (Jordan 2024).
+NEWTON_SCHULZ_COEFFICIENTS = (3.4445, -4.7750, 2.0315)
+SMALLEST_NORM = 1e-7
+
+
+@runtime_checkable
+class HasHiddenMatrices(Protocol):
+    """A model that Muon can train. (The module's own parameters know nothing of their place in it.)"""
+
+    def hidden_matrices(self) -> list[nn.Parameter]:
+        """The 2-d weights that map activations to activations: no embedding and no head."""
+
+
+class Muon(torch.optim.Optimizer):
+    """Muon for `matrices`, AdamW for the groups of `rest`.
+
+    One step of a matrix W of M rows and N columns with gradient G:
+        buffer = momentum * buffer + (1 - momentum) * G
+        U = momentum * buffer + (1 - momentum) * G with Nesterov, else buffer
+        W = (1 - lr * weight_decay) * W - lr * sqrt(max(1, M / N)) * orthogonal(U)
+    The root is all there is besides `lr`: it keeps the effect of a tall matrix on its output as large
+    as that of a square one.
+
+    matrices:      parameters of two dimensions.
+    rest:          an AdamW over the other parameters, which this object takes over.
+    product_dtype: of the matrix products of `orthogonal`; None: that of the gradient.
+    """
+
+    def __init__(
+        self,
+        matrices: Sequence[nn.Parameter],
+        rest: torch.optim.AdamW,
+        *,
+        learning_rate: float,
+        weight_decay: float,
+        momentum: float,
+        nesterov: bool,
+        product_dtype: torch.dtype | None,
+    ) -> None:
+        assert all(matrix.dim() == 2 for matrix in matrices), "Muon is for matrices"
+        self._rest, self._product_dtype = rest, product_dtype
+        hidden = {
+            "params": list(matrices),
+            "lr": learning_rate,
+            "weight_decay": weight_decay,
+            "momentum": momentum,
+            "nesterov": nesterov,
+        }
+        super().__init__([*rest.param_groups, hidden], {})
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        """Update every parameter that has a gradient."""
+        assert closure is None, "gradients come from the loop"
+        *others, hidden = self.param_groups
+        # Both are replaced when a state is loaded.
+        self._rest.param_groups, self._rest.state = others, self.state
+        self._rest.step()
+        self._step_matrices(hidden)
+
+    def _step_matrices(self, group: dict[str, Any]) -> None:
+        matrices = [matrix for matrix in group["params"] if matrix.grad is not None]
+        if not matrices:
+            return
+        gradients = [matrix.grad for matrix in matrices]
+        buffers = [self._buffer(matrix) for matrix in matrices]
+        torch._foreach_lerp_(buffers, gradients, 1 - group["momentum"])
+        if group["nesterov"]:
+            updates = list(torch._foreach_lerp(gradients, buffers, group["momentum"]))
+        else:
+            updates = buffers
+        updates = orthogonal_all(updates, dtype=self._product_dtype)
+        torch._foreach_mul_(updates, [math.sqrt(max(1.0, u.shape[0] / u.shape[1])) for u in updates])
+        torch._foreach_mul_(matrices, 1 - group["lr"] * group["weight_decay"])
+        torch._foreach_add_(matrices, updates, alpha=-group["lr"])
+
+    def _buffer(self, matrix: Tensor) -> Tensor:
+        state: dict[str, Tensor] = self.state[matrix]
+        if not state:
+            state["momentum_buffer"] = torch.zeros_like(matrix)
+        return state["momentum_buffer"]
+
+
+def orthogonal_all(matrices: Sequence[Tensor], *, dtype: torch.dtype | None) -> list[Tensor]:
+    """`orthogonal` of each, in stacks of equal shape up to transposition: one by one small products are slow.
+
+    dtype: of the products; what comes out has the type of what goes in.
+    """
+    stacks: dict[tuple[int, ...], list[int]] = defaultdict(list)
+    for number, matrix in enumerate(matrices):
+        stacks[tuple(sorted(matrix.shape))].append(number)
+    results: list[Tensor] = list(matrices)
+    for numbers in stacks.values():
+        wide_KMN = torch.stack([_wide(matrices[number]) for number in numbers])
+        done_KMN = orthogonal(wide_KMN.to(dtype)).to(wide_KMN.dtype)
+        for number, done_MN in zip(numbers, done_KMN.unbind(), strict=True):
+            tall = matrices[number].shape[0] > matrices[number].shape[1]
+            results[number] = done_MN.mT if tall else done_MN
+    return results
+
+
+def orthogonal(wide_KMN: Tensor) -> Tensor:
+    """About the nearest semi-orthogonal matrix to each of K matrices with M <= N: U V' of its U S V'.
+
+    Singular values end between about 0.7 and 1.2, those that are tiny beside the largest below that;
+    a matrix of zeros stays one. Five steps of a Newton-Schulz iteration, which are products alone.
+    """
+    a, b, c = NEWTON_SCHULZ_COEFFICIENTS
+    # The Frobenius norm bounds the largest singular value.
+    norm_K11 = torch.linalg.vector_norm(wide_KMN, dim=(1, 2), keepdim=True)
+    x_KMN: Tensor = wide_KMN / norm_K11.clamp(min=SMALLEST_NORM)
+    for _ in range(NEWTON_SCHULZ_STEPS):
+        gram_KMM = x_KMN @ x_KMN.mT
+        polynomial_KMM = torch.baddbmm(gram_KMM, gram_KMM, gram_KMM, beta=b, alpha=c)
+        x_KMN = torch.baddbmm(x_KMN, polynomial_KMM, x_KMN, beta=a)
+    return x_KMN
+
+
+def _wide(matrix: Tensor) -> Tensor:
+    return matrix.t() if matrix.shape[0] > matrix.shape[1] else matrix

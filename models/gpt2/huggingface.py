@@ -1,0 +1,144 @@
+"""GPT-2's weights in the layout of Hugging Face transformers (GPT2LMHeadModel), read and written.
+
+There linear layers are stored as (inputs, outputs), the transpose of torch's; the head is left out,
+for it is the embedding; and every layer has a bias, which is 0 here where there is none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from lib.errors import ConfigError
+from models.gpt2.model import GPT2
+
+PREFIX = "transformer."
+MODULES = {  # of a block: its name there -> here
+    "ln_1": "norm1",
+    "attn.c_attn": "qkv",
+    "attn.c_proj": "attention_out",
+    "ln_2": "norm2",
+    "mlp.c_fc": "mlp_in",
+    "mlp.c_proj": "mlp_out",
+}
+# What some versions also stored: the mask of attention, and the head a second time.
+NOT_WEIGHTS = (".attn.bias", ".attn.masked_bias")
+HEAD = "lm_head.weight"
+
+
+def to_huggingface(model: GPT2) -> dict[str, Tensor]:
+    """The weights by their names there: copies on the CPU, without the rows that fill up the vocabulary."""
+    tensors: dict[str, Tensor] = {}
+    for name, module, part in _parts(model):
+        weight: Tensor | None = getattr(module, part)
+        if weight is None:
+            weight = torch.zeros(len(getattr(module, "weight")))  # noqa: B009
+        if name == "wte.weight":
+            weight = weight[: model.vocab_size]
+        if _transposed(module) and part == "weight":
+            weight = weight.t()
+        tensors[PREFIX + name] = weight.detach().cpu().clone(memory_format=torch.contiguous_format)
+    return tensors
+
+
+def from_huggingface(model: GPT2, tensors: Mapping[str, Tensor]) -> None:
+    """Give `model` the weights `tensors`, which go by their names there, with or without their prefix.
+
+    Raises ConfigError where they are not those of this architecture; `model` is then left as it was.
+    """
+    given = {name.removeprefix(PREFIX): tensor for name, tensor in tensors.items()}
+    given = {name: tensor for name, tensor in given.items() if not name.endswith(NOT_WEIGHTS)}
+    head = given.pop(HEAD, None)
+    if head is not None and "wte.weight" in given and not torch.equal(head, given["wte.weight"]):
+        raise ConfigError(f"{HEAD} is not the embedding", why="GPT-2's head is tied to it")
+    expected = {name.removeprefix(PREFIX): tensor for name, tensor in to_huggingface(model).items()}
+    faults = [f"{name} is missing" for name in sorted(expected.keys() - given.keys())]
+    faults += [f"{name} is not known" for name in sorted(given.keys() - expected.keys())]
+    faults += [
+        f"{name} is {tuple(given[name].shape)}, not {tuple(tensor.shape)}"
+        for name, tensor in expected.items()
+        if name in given and given[name].shape != tensor.shape
+    ]
+    faults += [
+        f"{name} is not zero, and there is no place for it (CONFIG_GPT2_BIAS=n)"
+        for name, module, part in _parts(model)
+        if getattr(module, part) is None and name in given and bool(given[name].any())
+    ]
+    if faults:
+        raise ConfigError("these are not the weights of this GPT-2", why=faults[0], findings=faults)
+    _assign(model, given)
+
+
+def configuration(model: GPT2) -> dict[str, Any]:
+    """What config.json says of the architecture there."""
+    backbone = model.backbone
+    return {
+        "model_type": "gpt2",
+        "architectures": ["GPT2LMHeadModel"],
+        "vocab_size": model.vocab_size,
+        "n_positions": backbone.position.num_embeddings,
+        "n_embd": backbone.position.embedding_dim,
+        "n_layer": len(backbone.blocks),
+        "n_head": backbone.heads,
+        "activation_function": "gelu_new",
+        "layer_norm_epsilon": backbone.norm.eps,
+        "attn_pdrop": 0.0,
+        "embd_pdrop": backbone.dropout.rate,
+        "resid_pdrop": backbone.dropout.rate,
+        "tie_word_embeddings": True,
+    }
+
+
+def save(model: GPT2, path: str) -> None:
+    """Write the weights to a safetensors file. Raises ConfigError without the package."""
+    _safetensors().save_file(to_huggingface(model), path, metadata={"format": "pt"})
+
+
+def load(model: GPT2, path: str) -> None:
+    """Read the weights from a safetensors file. Raises ConfigError without the package, or for others."""
+    from_huggingface(model, _safetensors().load_file(path))
+
+
+def _assign(model: GPT2, given: Mapping[str, Tensor]) -> None:
+    with torch.no_grad():
+        for name, module, part in _parts(model):
+            parameter = getattr(module, part)
+            if parameter is None:
+                continue
+            tensor = given[name].t() if _transposed(module) and part == "weight" else given[name]
+            if name == "wte.weight":
+                parameter[model.vocab_size :].zero_()
+                parameter = parameter[: model.vocab_size]
+            parameter.copy_(tensor)
+
+
+def _parts(model: GPT2) -> Iterator[tuple[str, nn.Module, str]]:
+    """(name there without prefix, module here, weight or bias), also for biases that there are not here."""
+    backbone = model.backbone
+    yield "wte.weight", backbone.token, "weight"
+    yield "wpe.weight", backbone.position, "weight"
+    for number, block in enumerate(backbone.blocks):
+        for theirs, ours in MODULES.items():
+            for part in ("weight", "bias"):
+                yield f"h.{number}.{theirs}.{part}", getattr(block, ours), part
+    for part in ("weight", "bias"):
+        yield f"ln_f.{part}", backbone.norm, part
+
+
+def _transposed(module: nn.Module) -> bool:
+    return isinstance(module, nn.Linear)
+
+
+def _safetensors() -> Any:
+    try:
+        from safetensors import torch as safetensors
+    except ImportError as error:
+        raise ConfigError(
+            "the package safetensors is not installed",
+            why="it is an extra: only weights for Hugging Face transformers are kept in it",
+            todo="install it, for example with .venv/bin/pip install safetensors",
+        ) from error
+    return safetensors

@@ -1,0 +1,166 @@
+"""GPT-2 (Radford et al. 2019): a pre-norm transformer that sees only the past, with a tied head.
+
+Shapes: B texts, T tokens, C channels, H heads, D channels of a head, V tokens of the vocabulary.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from lib.attention import causal_attention
+from lib.data.types import TextClassSpec, TextSpec
+from lib.dropout import Dropout
+from lib.errors import ConfigError
+
+TASK = "lm"
+
+INIT_STD = 0.02
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """The symbols of models/gpt2/Kconfig."""
+
+    size: str
+    layers: int
+    heads: int
+    width: int
+    bias: bool
+    dropout: float
+    pad_vocab: int
+    checkpointing: bool
+
+
+def build(options: Options, spec: TextSpec | TextClassSpec) -> nn.Module:
+    """A network from int64 (B, T) tokens to (B, T, V) logits of the tokens that follow, T <= block_size.
+
+    For texts with labels: to (B, classes) logits, read off at the last token before the padding.
+    Raises ConfigError where the width cannot be shared among the heads.
+    """
+    if options.width % options.heads:
+        raise ConfigError(
+            f"GPT-2 ({options.size}): CONFIG_GPT2_WIDTH={options.width} is no multiple of "
+            f"CONFIG_GPT2_HEADS={options.heads}",
+            why="every head has an equal share of the channels",
+        )
+    if isinstance(spec, TextClassSpec):
+        return TextClassifier(options, spec)
+    return GPT2(options, spec)
+
+
+class Backbone(nn.Module):
+    """Embeddings, blocks and the last normalisation: (B, T) tokens -> (B, T, C)."""
+
+    def __init__(self, options: Options, *, vocab_size: int, block_size: int) -> None:
+        super().__init__()
+        self.token = nn.Embedding(_round_up(vocab_size, options.pad_vocab), options.width)
+        self.position = nn.Embedding(block_size, options.width)
+        self.dropout = Dropout(options.dropout, site=0)
+        self.blocks = nn.ModuleList(Block(options, layer) for layer in range(options.layers))
+        self.norm = nn.LayerNorm(options.width, bias=options.bias)
+        self.heads, self.checkpointing = options.heads, options.checkpointing
+
+    def forward(self, tokens_BT: Tensor) -> Tensor:
+        x_BTC = self.dropout(self.token(tokens_BT) + self.position.weight[: tokens_BT.shape[1]])
+        for block in self.blocks:
+            if self.checkpointing and self.training:
+                # Masks of dropout are no random numbers of torch: there is no state to bring back.
+                x_BTC = checkpoint(block, x_BTC, use_reentrant=False, preserve_rng_state=False)
+            else:
+                x_BTC = block(x_BTC)
+        return self.norm(x_BTC)  # type: ignore[no-any-return]
+
+
+class GPT2(nn.Module):
+    """The language model. The head is the embedding of the tokens."""
+
+    def __init__(self, options: Options, spec: TextSpec) -> None:
+        super().__init__()
+        self.vocab_size = spec.vocab_size
+        self.backbone = Backbone(options, vocab_size=spec.vocab_size, block_size=spec.block_size)
+        initialise(self, layers=options.layers)
+
+    def forward(self, tokens_BT: Tensor) -> Tensor:
+        """int64 (B, T) -> (B, T, V) logits of the next token at every position."""
+        x_BTC = self.backbone(tokens_BT)
+        # Rows that only fill up the table would be predicted: they end here.
+        return F.linear(x_BTC, self.backbone.token.weight)[..., : self.vocab_size]
+
+    def hidden_matrices(self) -> list[nn.Parameter]:
+        """The weights of attention and of the two-layer networks."""
+        return _matrices(self.backbone)
+
+
+class TextClassifier(nn.Module):
+    """The same backbone with a linear head on the last token of each text."""
+
+    def __init__(self, options: Options, spec: TextClassSpec) -> None:
+        super().__init__()
+        self.pad = spec.pad
+        self.backbone = Backbone(options, vocab_size=spec.vocab_size, block_size=spec.block_size)
+        self.head = nn.Linear(options.width, spec.classes)
+        initialise(self, layers=options.layers)
+
+    def forward(self, tokens_BT: Tensor) -> Tensor:
+        """int64 (B, T), `pad` after the end of each text -> (B, classes) logits."""
+        x_BTC = self.backbone(tokens_BT)
+        last_B = ((tokens_BT != self.pad).sum(dim=1) - 1).clamp(min=0)
+        last_B1C = last_B[:, None, None].expand(-1, 1, x_BTC.shape[2])
+        return self.head(x_BTC.gather(1, last_B1C)[:, 0])  # type: ignore[no-any-return]
+
+    def hidden_matrices(self) -> list[nn.Parameter]:
+        """The weights of attention and of the two-layer networks."""
+        return _matrices(self.backbone)
+
+
+class Block(nn.Module):
+    """Attention, then a two-layer network, each on normalised input and added to the residual stream."""
+
+    def __init__(self, options: Options, layer: int) -> None:
+        super().__init__()
+        width, bias = options.width, options.bias
+        self.heads = options.heads
+        self.norm1 = nn.LayerNorm(width, bias=bias)
+        self.qkv = nn.Linear(width, 3 * width, bias=bias)
+        self.attention_out = nn.Linear(width, width, bias=bias)
+        self.dropout1 = Dropout(options.dropout, site=2 * layer + 1)
+        self.norm2 = nn.LayerNorm(width, bias=bias)
+        self.mlp_in = nn.Linear(width, 4 * width, bias=bias)
+        self.mlp_out = nn.Linear(4 * width, width, bias=bias)
+        self.dropout2 = Dropout(options.dropout, site=2 * layer + 2)
+
+    def forward(self, x_BTC: Tensor) -> Tensor:
+        x_BTC = x_BTC + self.dropout1(self.attention_out(self._attend(self.norm1(x_BTC))))
+        hidden_BTF = F.gelu(self.mlp_in(self.norm2(x_BTC)), approximate="tanh")
+        return x_BTC + self.dropout2(self.mlp_out(hidden_BTF))  # type: ignore[no-any-return]
+
+    def _attend(self, x_BTC: Tensor) -> Tensor:
+        batch, length, width = x_BTC.shape
+        q_BHTD, k_BHTD, v_BHTD = (
+            part_BTC.view(batch, length, self.heads, -1).transpose(1, 2)
+            for part_BTC in self.qkv(x_BTC).split(width, dim=2)
+        )
+        mixed_BHTD = causal_attention(q_BHTD, k_BHTD, v_BHTD)
+        return mixed_BHTD.transpose(1, 2).reshape(batch, length, width)
+
+
+def initialise(model: nn.Module, *, layers: int) -> None:
+    """Weights from N(0, 0.02), those that write to the residual stream 1 / sqrt(2 layers) of it; biases 0."""
+    for name, module in model.named_modules():
+        if isinstance(module, nn.Linear | nn.Embedding):
+            residual = name.endswith(("attention_out", "mlp_out"))
+            nn.init.normal_(module.weight, std=INIT_STD / (2 * layers) ** 0.5 if residual else INIT_STD)
+        if isinstance(module, nn.Linear) and module.bias is not None:
+            nn.init.zeros_(module.bias)
+
+
+def _matrices(backbone: Backbone) -> list[nn.Parameter]:
+    return [parameter for parameter in backbone.blocks.parameters() if parameter.dim() == 2]
+
+
+def _round_up(size: int, multiple: int) -> int:
+    return -(-size // multiple) * multiple

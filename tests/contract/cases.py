@@ -1,0 +1,66 @@
+"""The golden cases of models, and what goes in and comes out of one, whatever it learns from."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from lib.data.types import ImageSpec, Spec, TextClassSpec, TextSpec
+from lib.registry import build_model, load_model, model_names
+
+ROOT = Path(__file__).resolve().parents[2]
+NAMES = model_names()
+LANGUAGE_MODELS = tuple(name for name in NAMES if load_model(name).TASK == "lm")
+
+
+def golden(name: str) -> list[dict[str, Any]]:
+    cases: list[dict[str, Any]] = json.loads((ROOT / "tests" / "golden" / f"{name}.json").read_text())[
+        "cases"
+    ]
+    return cases
+
+
+def spec_of(case: dict[str, Any]) -> Spec:
+    """Images, texts with labels or texts without: by what the case tells of its data."""
+    if "channels" in case:
+        shape = {name: case[name] for name in ("channels", "height", "width", "classes")}
+        constant = (0.5,) * case["channels"]
+        return ImageSpec(name="noise", mean=constant, std=constant, synthetic=True, **shape)
+    sizes = {name: case[name] for name in ("vocab_size", "block_size")}
+    if "classes" in case:
+        return TextClassSpec(name="noise", classes=case["classes"], pad=case["vocab_size"] - 1, **sizes)
+    return TextSpec(name="noise", unit="token", validation_tokens=1, validation_bytes=None, **sizes)
+
+
+def tiny(name: str, *, seed: int = 0) -> tuple[nn.Module, Spec]:
+    """The smallest case of `name`, on the CPU."""
+    case = min(golden(name), key=lambda case: case["parameters"])
+    return build_model(name, case["options"], spec_of(case), seed=seed), spec_of(case)
+
+
+def inputs_of(spec: Spec, rows: int) -> Tensor:
+    generator = torch.Generator().manual_seed(0)
+    if isinstance(spec, ImageSpec):
+        return torch.randn(rows, *spec.input_shape, generator=generator)
+    return torch.randint(0, spec.vocab_size, (rows, *spec.input_shape), generator=generator)
+
+
+def targets_of(spec: Spec, rows: int) -> Tensor:
+    if isinstance(spec, TextSpec):
+        return torch.arange(rows * spec.block_size).view(rows, -1) % spec.vocab_size
+    return torch.arange(rows) % spec.classes
+
+
+def output_shape(spec: Spec, rows: int) -> tuple[int, ...]:
+    if isinstance(spec, TextSpec):
+        return rows, spec.block_size, spec.vocab_size
+    return rows, spec.classes
+
+
+def loss_of(logits: Tensor, targets: Tensor, *, reduction: str = "mean") -> Tensor:
+    return F.cross_entropy(logits.flatten(0, -2), targets.flatten(), reduction=reduction)

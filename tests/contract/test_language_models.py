@@ -1,0 +1,144 @@
+"""What every language model keeps to: no token sees a later one, and what is learned is what comes next."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from lib.data.loader import Batch
+from lib.data.types import TextSpec
+from lib.registry import build_model
+from models.gpt2 import model as gpt2
+from tests.contract.cases import LANGUAGE_MODELS, golden, inputs_of, spec_of
+from tests.tokens import BLOCK, VOCAB, small_lm_config, successor, text_subject
+from tests.training import Wrapped, small_job, small_plan, trained
+from train.sample import Sampling, continue_tokens
+from train.task import Forward, Sums, Task
+
+
+def language_model(name: str) -> tuple[nn.Module, TextSpec]:
+    """The smallest case of `name` that predicts tokens."""
+    cases = [case for case in golden(name) if isinstance(spec_of(case), TextSpec)]
+    case = min(cases, key=lambda case: case["parameters"])
+    spec = spec_of(case)
+    assert isinstance(spec, TextSpec)
+    return build_model(name, case["options"], spec, seed=0), spec
+
+
+def leaks(model: nn.Module, spec: TextSpec, *, dtype: torch.dtype = torch.float32) -> list[tuple[int, int]]:
+    """(changed position, earlier position whose output is not the same to the bit)."""
+    tokens_BT = inputs_of(spec, 3)
+    with torch.no_grad(), torch.autocast("cpu", dtype=dtype, enabled=dtype != torch.float32):
+        before = model(tokens_BT)
+        found = []
+        for changed in range(1, spec.block_size):
+            others = tokens_BT.clone()
+            others[:, changed] = (others[:, changed] + 1) % spec.vocab_size
+            differs_T = (model(others) != before).any(dim=2).any(dim=0)
+            assert differs_T[changed], "the token has no effect at all"
+            found += [(changed, position) for position in range(changed) if differs_T[position]]
+    return found
+
+
+def gradient_leaks(model: nn.Module, spec: TextSpec) -> list[tuple[int, int]]:
+    """(later position, earlier position whose output has a gradient with respect to it)."""
+    embedded: list[Tensor] = []
+    [table] = [
+        m for m in model.modules() if isinstance(m, nn.Embedding) and m.num_embeddings >= spec.vocab_size
+    ]
+    hook = table.register_forward_hook(lambda _, __, out: embedded.append(out) or out.retain_grad())
+    logits_BTV = model(inputs_of(spec, 1))
+    hook.remove()
+    found = []
+    for position in range(spec.block_size):
+        (gradient,) = torch.autograd.grad(logits_BTV[0, position].sum(), embedded[0], retain_graph=True)
+        later_T = gradient[0].any(dim=1)
+        found += [(later, position) for later in range(position + 1, spec.block_size) if later_T[later]]
+    return found
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", LANGUAGE_MODELS)
+def test_outputs_do_not_change_with_a_later_token(name: str, dtype: torch.dtype) -> None:
+    assert leaks(*language_model(name), dtype=dtype) == []
+
+
+@pytest.mark.parametrize("name", LANGUAGE_MODELS)
+def test_no_gradient_comes_from_a_later_token(name: str) -> None:
+    assert gradient_leaks(*language_model(name)) == []
+
+
+def test_a_missing_mask_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpt2, "causal_attention", F.scaled_dot_product_attention)
+    model, spec = language_model("gpt2")
+    everywhere = [(later, earlier) for later in range(1, spec.block_size) for earlier in range(later)]
+    assert leaks(model, spec) == everywhere
+    assert sorted(gradient_leaks(model, spec)) == everywhere
+
+
+def test_a_mask_that_lets_one_token_through_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    def lenient(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        seen = torch.ones(q.shape[2], q.shape[2], dtype=torch.bool).tril(1)
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=seen)
+
+    monkeypatch.setattr(gpt2, "causal_attention", lenient)
+    model, spec = language_model("gpt2")
+    assert (1, 0) in leaks(model, spec) and (1, 0) in gradient_leaks(model, spec)
+
+
+class Misaligned(Wrapped):
+    """A task whose targets are changed in training."""
+
+    def __init__(self, task: Task, change: Callable[[Tensor, Tensor], Tensor]) -> None:
+        super().__init__(task)
+        self.change = change
+
+    def training(self, forward: Forward, batch: Batch) -> Sums:
+        return self.task.training(forward, Batch(batch.inputs, self.change(batch.inputs, batch.targets)))
+
+
+def continued(change: Callable[[Tensor, Tensor], Tensor]) -> list[int]:
+    """What a model that was trained on a cycle of tokens, with changed targets, says next."""
+    config = small_lm_config(
+        max_steps=60, optimizer="adamw", momentum=None, nesterov=False, adam_beta1=0.9, adam_beta2=0.95
+    )
+    config = dataclasses.replace(config, adam_eps=1e-8, learning_rate=0.01, weight_decay=0.0)
+    job = small_job(
+        config,
+        small_plan(BLOCK),
+        text_subject(config),
+        task=lambda task: Misaligned(task, change),
+        dtype=torch.float32,
+    )
+    trained(job)
+    job.model.eval()
+    greedy = Sampling(temperature=0.0, top_k=0, tokens=VOCAB, seed=0)
+    return continue_tokens(job.model, [0], sampling=greedy, block_size=BLOCK, device=torch.device("cpu"))
+
+
+def the_cycle() -> list[int]:
+    tokens = [successor(0)]
+    while len(tokens) < VOCAB:
+        tokens.append(successor(tokens[-1]))
+    return tokens
+
+
+def test_what_is_learned_is_what_comes_next() -> None:
+    assert continued(lambda _, targets: targets) == the_cycle()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        pytest.param(lambda _, targets: targets.t().contiguous(), id="transposed"),
+        pytest.param(lambda inputs, _: inputs, id="the input itself"),
+        pytest.param(lambda _, targets: (5 * targets + 3) % VOCAB, id="one too far"),
+    ],
+)
+def test_misaligned_targets_are_caught(change: Callable[[Tensor, Tensor], Tensor]) -> None:
+    assert continued(change) != the_cycle()

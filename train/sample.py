@@ -1,0 +1,76 @@
+"""Text from a language model, one token after the other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from lib.data.types import Tokenizer
+from train.loop import Job, evaluated_weights
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sampling:
+    """How a text is continued.
+
+    temperature: of the softmax; 0 always takes the likeliest token.
+    top_k:       draw among this many of the likeliest tokens; 0 = all.
+    tokens:      how many to add.
+    seed:        of the draws, which are made on the CPU and so the same for every device.
+    """
+
+    temperature: float
+    top_k: int
+    tokens: int
+    seed: int
+
+
+def continued_text(job: Job, tokenizer: Tokenizer, prompt: Sequence[int], *, sampling: Sampling) -> str:
+    """The tokens `prompt` and what the weights that `job` evaluates make of them, as text."""
+    block_size = job.task.targets_per_sample
+
+    def forward(tokens_1T: Tensor) -> Tensor:
+        with job.backend.autocast(job.plan.precision):
+            logits_1TV: Tensor = job.model(tokens_1T)
+        return logits_1TV
+
+    with evaluated_weights(job):
+        added = continue_tokens(
+            forward, prompt, sampling=sampling, block_size=block_size, device=job.backend.device
+        )
+    return tokenizer.decode([*prompt, *added])
+
+
+@torch.no_grad()
+def continue_tokens(
+    forward: Callable[[Tensor], Tensor],
+    prompt: Sequence[int],
+    *,
+    sampling: Sampling,
+    block_size: int,
+    device: torch.device,
+) -> list[int]:
+    """The tokens that follow `prompt`, which is not empty, each drawn given the last `block_size`.
+
+    forward: int64 (1, T) tokens on `device` -> (1, T, V) logits.
+    """
+    assert prompt, "there is nothing to go on from"
+    generator = torch.Generator().manual_seed(sampling.seed)
+    tokens = list(prompt)
+    for _ in range(sampling.tokens):
+        window_1T = torch.tensor([tokens[-block_size:]], dtype=torch.int64, device=device)
+        logits_V = forward(window_1T)[0, -1].cpu().double()
+        tokens.append(_draw(logits_V, sampling, generator))
+    return tokens[len(prompt) :]
+
+
+def _draw(logits_V: Tensor, sampling: Sampling, generator: torch.Generator) -> int:
+    if sampling.temperature == 0:
+        return int(logits_V.argmax())
+    count = min(sampling.top_k or len(logits_V), len(logits_V))
+    likeliest = logits_V.topk(count)
+    chances = (likeliest.values / sampling.temperature).softmax(dim=0)
+    return int(likeliest.indices[torch.multinomial(chances, 1, generator=generator)])

@@ -1,0 +1,137 @@
+"""Commands on what a run has left: evaluate it, let it speak, hand on its weights."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+from lib import atomic, checkpoint, kconf
+from lib.backend import open_backend
+from lib.config import config_from_values, identity
+from lib.data.types import TextSpec
+from lib.errors import ConfigError, ToolkitError, os_error
+from lib.hardware import probe
+from lib.plan import plan as decide
+from lib.plan.types import Plan
+from lib.registry import load_layout
+from lib.rundir import RunDir, resolve_run
+from train import loop
+from train.loop import Job
+from train.record import SilentRecord, told
+from train.sample import Sampling, continued_text
+from train.setup import Subject, evaluation_part, make_job, open_subject
+
+T = TypeVar("T")
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Restored:
+    """A run as its checkpoint left it, in one process."""
+
+    run: RunDir
+    subject: Subject
+    job: Job
+    step: int
+
+
+def evaluate(name: str, *, root: Path, runs: Path, best: bool) -> int:
+    """Evaluate the newest or the best checkpoint of run `name` as its configuration says."""
+    restored = _restore(name, root=root, runs=runs, best=best)
+    job = restored.job
+    with job.train_loader, job.eval_loader:
+        result = loop.evaluate(job)
+    part = evaluation_part(job.config, restored.subject.dataset)
+    print(f"{restored.run.path}, step {restored.step}: {told(result)} ({part})")
+    return 0
+
+
+def sample(name: str, *, root: Path, runs: Path, best: bool, prompt: str, sampling: Sampling) -> int:
+    """Print `prompt` and how the language model of run `name` continues it."""
+    restored = _restore(name, root=root, runs=runs, best=best)
+    dataset = restored.subject.dataset
+    if not isinstance(dataset.spec, TextSpec):
+        raise ConfigError(f"{restored.run.path} is no language model", todo="name one with RUN=")
+    if dataset.tokenizer is None:
+        raise ConfigError(
+            f"what the tokens of {dataset.spec.name} stand for is not known", why="they came ready-made"
+        )
+    tokens = dataset.tokenizer.encode(prompt)
+    if not tokens:
+        raise ConfigError("there is nothing to go on from", todo="give some text as PROMPT=")
+    with restored.job.train_loader, restored.job.eval_loader:
+        print(continued_text(restored.job, dataset.tokenizer, tokens, sampling=sampling))
+    return 0
+
+
+def export(name: str, *, root: Path, runs: Path, best: bool, directory: Path) -> int:
+    """Write the weights of run `name` to `directory` in the layout of Hugging Face transformers."""
+    restored = _restore(name, root=root, runs=runs, best=best)
+    job, layout = restored.job, load_layout(restored.job.config.model)
+    with job.train_loader, job.eval_loader, loop.evaluated_weights(job):
+        try:
+            directory.mkdir(parents=True, exist_ok=True)
+            layout.save(job.model, str(directory / "model.safetensors"))
+            text = json.dumps(layout.configuration(job.model), indent=2) + "\n"
+            atomic.write_text(directory / "config.json", text)
+        except OSError as error:
+            raise os_error(f"write the weights to {directory}", error) from error
+    print(f"{restored.run.path}, step {restored.step}: written to {directory}")
+    return 0
+
+
+def stored_configuration(run: RunDir, root: Path) -> kconf.Resolved:
+    """What was asked of `run`, by the Kconfig tree of today; what that changes is told."""
+    resolved = kconf.load(root=root, config_file=run.config)
+    for notice in resolved.notices:
+        say(notice)
+    if run.identity not in ("", identity(resolved.values)):
+        say(
+            f"{run.config} is not what the run was made with: it was changed, or this version has new options"
+        )
+    return resolved
+
+
+def stored(run: RunDir, name: str, read: Callable[[Mapping[str, Any]], T]) -> T:
+    """`run`'s JSON file `name` as `read` makes it; ToolkitError where another version wrote it."""
+    try:
+        return read(run.read_json(name))
+    except (TypeError, KeyError) as error:
+        raise ToolkitError(
+            f"the {name} of {run.path} cannot be read",
+            why=f"it was written by another version ({error})",
+            todo="start again with make train CONFIG_RESUME_NEVER=y",
+        ) from error
+
+
+def _restore(name: str, *, root: Path, runs: Path, best: bool) -> Restored:
+    """Raises ToolkitError where run `name` has no such checkpoint."""
+    run = resolve_run(runs, name)
+    # One process and no training: no batch to plan, no training data to hold. Evaluation counts
+    # every sample once, however many rows are taken at a time.
+    config = dataclasses.replace(
+        config_from_values(stored_configuration(run, root).values),
+        num_devices=1,
+        hyper_param="manual",
+        batch_size=stored(run, "plan", Plan.from_json).micro_batch,
+        gradient_accumulation=1,
+        target_effective_batch=0,
+        norm_batch=0,
+        data_placement="stream",
+    )
+    found = checkpoint.load(run.checkpoints, which="best" if best else "latest", say=say)
+    if found is None:
+        raise ToolkitError(f"{run.path} has no {'best ' if best else ''}checkpoint")
+    subject = open_subject(config, root=root, say=say)
+    hardware = probe(config.device)
+    plan = decide(config, hardware, dataclasses.replace(subject.facts, train_size=None))
+    backend = open_backend(plan.device, world=1)
+    job = make_job(config, plan, subject, hardware=hardware, backend=backend, record=SilentRecord())
+    return Restored(run, subject, job, loop.load_state_dict(job, found[1]).step)
+
+
+def say(text: str) -> None:
+    """Print a line at once."""
+    print(text, flush=True)
