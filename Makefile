@@ -201,6 +201,9 @@ ifneq ($(UNUSED),)
 	      $(call quote,$(subst %,NAME,$(call used_by,$(UNUSED)))) \
 	      $(if $(filter CONFIG_%,$(UNUSED)),$(if $(filter $(USE_RUN),$(GOALS)),'; a stored run keeps its configuration')) >&2; exit 2
 endif
+ifneq ($(word 2,$(VENV)),)
+	@echo 'error: VENV cannot have a space in its name' >&2; exit 2
+endif
 ifneq ($(filter-out '1',$(call given,BEST)),)
 	@echo 'error: BEST is 1, or left out for the newest checkpoint' >&2; exit 2
 endif

@@ -111,7 +111,7 @@ def load(
     raise CheckpointError(
         f"no sound checkpoint in {directory}",
         why=f"damaged: {', '.join(found[step].name for step in wanted)}",
-        todo="choose another checkpoint, or remove the directory to start again",
+        todo="remove that directory to start again",
     )
 
 
@@ -244,7 +244,7 @@ def _wanted(directory: Path, which: Literal["latest", "best"] | int, found: Mapp
     step = _best_step(directory) if which == "best" else which
     if step is None and (directory / "best").exists():
         raise CheckpointError(
-            f"{directory / 'best'} does not name a checkpoint", todo="choose a step or latest"
+            f"{directory / 'best'} does not name a checkpoint", todo="ask for the newest one"
         )
     if step is None:
         return []

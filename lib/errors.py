@@ -74,17 +74,39 @@ def report(error: ToolkitError) -> int:
 
 def run_main(main: Callable[[], int]) -> int:
     """Run a command line `main`; users see one-line errors, a closed pipe is no error."""
+    _open_closed_streams()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # a sign that the terminal lacks must not end a run
             stream.reconfigure(errors="replace")
     try:
-        return main()
+        status = main()
+        sys.stdout.flush()
+        return status
     except ToolkitError as error:
         return report(error)
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return 130
     except BrokenPipeError:
-        # The reader (head, less) went away; keep the interpreter from complaining at exit.
+        return 0  # the reader (head, less) went away
+    except OSError as error:
+        # A right that is missing, a full disk: never a mistake of ours. Who knows more says more before it
+        # comes here.
+        return report(os_error("read or write", error))
+    finally:
+        _leave_stdout()
+
+
+def _open_closed_streams() -> None:
+    """Where a program is started without standard output, the next file opened would take its place."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_WRONLY), "w"))
+
+
+def _leave_stdout() -> None:
+    """What cannot be written is given up, lest the interpreter complains of it at exit."""
+    try:
+        sys.stdout.flush()
+    except OSError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0

@@ -59,7 +59,7 @@ def read(path: Path) -> list[dict[str, Any]]:
     rows = []
     for number, (_, row) in enumerate(_parse(path), start=1):
         if row is None:
-            raise ToolkitError(f"{path}:{number} is not a JSON object", todo="remove the line")
+            raise ToolkitError(f"{path}:{number} is not a JSON object with a step", todo="remove the line")
         rows.append(row)
     return rows
 
@@ -92,7 +92,8 @@ def _parse(path: Path) -> Iterator[tuple[bytes, dict[str, Any] | None]]:
             row = json.loads(line)
         except ValueError:
             row = None
-        yield line + b"\n", row if isinstance(row, dict) else None
+        is_row = isinstance(row, dict) and isinstance(row.get("step", 0), int | float)
+        yield line + b"\n", row if is_row else None
 
 
 def _line(row: Mapping[str, Scalar]) -> str:

@@ -101,7 +101,7 @@ class RunDir:
         try:
             return cls._create(runs / model, identity, files)
         except OSError as error:
-            raise os_error("create a run directory", error, todo="free it or choose another one") from error
+            raise os_error("create a run directory", error, todo="O= names another place") from error
 
     @classmethod
     def open(cls, path: Path) -> RunDir:
@@ -187,23 +187,14 @@ class RunDir:
             return Status(state="unknown", reason=f"status.json is damaged ({error})")
 
     def set_status(self, state: State, *, step: int, reason: str = "", **facts: Any) -> None:
-        """Replace status.json. `facts` are JSON values; a number that is not finite is stored as null.
-
-        Raises ToolkitError where it cannot be written.
-        """
+        """Replace status.json, or raise ToolkitError. What is not finite among `facts` becomes null."""
         odd = {name for name, value in facts.items() if isinstance(value, float) and not math.isfinite(value)}
         facts |= dict.fromkeys(odd)
-        try:
-            atomic.write_text(self.path / "status.json", _status_text(state, step, reason, facts))
-        except OSError as error:
-            raise os_error("write", error) from error
+        self._replace("status.json", _status_text(state, step, reason, facts))
 
     def write(self, name: str, content: str | Mapping[str, Any]) -> None:
         """Replace one of TEXTS or OBJECTS. Raises ToolkitError where it cannot be written."""
-        try:
-            atomic.write_text(self.path / _file_name(name), _text(content))
-        except OSError as error:
-            raise os_error("write", error) from error
+        self._replace(_file_name(name), _text(content))
 
     def read_json(self, name: str) -> dict[str, Any]:
         """The object in one of OBJECTS. Raises ToolkitError where it is missing or damaged."""
@@ -239,6 +230,12 @@ class RunDir:
         atomic.sync_directory(parent)
         return cls(path, temporary._lock)
 
+    def _replace(self, file_name: str, text: str) -> None:
+        try:
+            atomic.write_text(self.path / file_name, text)
+        except OSError as error:
+            raise os_error("write", error) from error
+
     def _try_lock(self) -> bool:
         assert self._lock is None, "locked already"
         descriptor: int | None = None
@@ -263,30 +260,32 @@ def resolve_run(runs: Path, name: str = "", *, unfinished: bool = False) -> RunD
     newest run of all. Raises ToolkitError, with the candidates, where that is not one run.
     """
     if name and (Path(name) / "config").is_file():
-        found = [RunDir(Path(name))]
-        name = ""
+        found, wanted = [RunDir(Path(name))], ""
     else:
         found = sorted((run for model in _entries(runs) for run in _runs(model)), key=_age, reverse=True)
+        wanted = name.rstrip("/") or name
     if not found:
-        raise ToolkitError(f"there is no run in {runs}", todo="make one with make train")
-    if unfinished:
-        found = [run for run in found if run.status().state != "done"]
-    if not found:
-        raise ToolkitError("there is no run to go on with: all are done", todo="start one with make train")
-    if not name:
-        return found[0]
-    wanted = name.rstrip("/")
-    exact = [run for run in found if wanted in (run.name, f"{run.model}/{run.name}")]
-    matches = exact or [
-        run for run in found if run.name.startswith(wanted) or f"{run.model}/{run.name}".startswith(wanted)
-    ]
-    if len(matches) == 1:
+        why = "it is not a directory" if os.path.lexists(runs) and not runs.is_dir() else ""
+        raise ToolkitError(f"there is no run in {runs}", why=why, todo="make one with make train")
+    going = [run for run in found if not unfinished or run.status().state != "done"]
+    matches = _matching(going, wanted)
+    if not matches and _matching(found, wanted):
+        what = f"RUN={name} is done" if name else "there is no run to go on with: all are done"
+        raise ToolkitError(what, todo="start one with make train")
+    if len(matches) == 1 or (matches and not wanted):
         return matches[0]
-    listed = matches or found
+    listed = matches or going or found
     names = ", ".join(f"{run.model}/{run.name}" for run in listed[:_LISTED])
     more = f" and {len(listed) - _LISTED} more" if len(listed) > _LISTED else ""
     what = f"RUN={name} could be {len(matches)} runs" if matches else f"RUN={name} is no run in {runs}"
     raise ToolkitError(what, todo=f"choose one of {names}{more}")
+
+
+def _matching(runs: list[RunDir], wanted: str) -> list[RunDir]:
+    """The run of that name, or else those whose names begin so."""
+    names = [(run, (run.name, f"{run.model}/{run.name}")) for run in runs]
+    exact = [run for run, own in names if wanted in own]
+    return exact or [run for run, own in names if any(name.startswith(wanted) for name in own)]
 
 
 def _runs(model: Path) -> list[RunDir]:

@@ -32,8 +32,13 @@ def main() -> int:
 def _title(run: RunDir) -> str:
     """Model, data and run; embedded data are called synthetic."""
     data = run.read_json("data")
-    synthetic = " (synthetic)" if data["synthetic"] else ""
-    return f"{run.model} on {data['name']}{synthetic}, run {run.name}"
+    try:
+        synthetic, name = " (synthetic)" if data["synthetic"] else "", data["name"]
+    except KeyError as error:
+        raise ToolkitError(
+            f"data.json of {run.path} is of another version", why=f"{error} is missing"
+        ) from error
+    return f"{run.model} on {name}{synthetic}, run {run.name}"
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 from lib.errors import run_main
+from train.stop import ended_by_interrupt
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -38,7 +39,8 @@ def main() -> int:
     commands.add_parser("plan", help="print what would be decided for this machine, and why")
     options = parser.parse_args()
     # Below, because it imports torch, and a wrong command line should be told at once.
-    from train import commands as run
+    with ended_by_interrupt():
+        from train import commands as run
 
     if options.command == "train":
         return run.train(root=ROOT, runs=options.runs, started=started)

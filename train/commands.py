@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
@@ -28,9 +29,7 @@ from train.record import Record, RunRecord, SilentRecord
 from train.sample import Sampling, continued_text
 from train.setup import Subject, evaluation_part, make_job, open_subject
 from train.stop import Stopped
-from train.stored import say, stored_configuration
-
-T = TypeVar("T")
+from train.stored import say, stored, stored_configuration
 
 # Of what a finished language model says.
 PROMPT_TOKENS = 16
@@ -121,6 +120,18 @@ def _order(resolved: kconf.Resolved, *, root: Path, runs: Path, started: float) 
     return Order(resolved=resolved, config=config, root=root, runs=runs, started=started)
 
 
+@contextmanager
+def _reader_stays() -> Iterator[None]:
+    """A reader of standard output that leaves is how a listing ends, but a run is not done by that."""
+    try:
+        yield
+    except BrokenPipeError as error:
+        raise ToolkitError(
+            "nobody reads standard output any more", todo="make train > FILE starts, or goes on, without"
+        ) from error
+
+
+@_reader_stays()
 def _carry_out(order: Order, find_run: Callable[[], RunDir | None]) -> int:
     """Plan, become several processes if the plan says so, and run the loop.
 
@@ -153,6 +164,7 @@ def _work(launched: Mapping[str, Any], *, root: Path, runs: Path, started: float
     case = Case(order=order, subject=subject, hardware=hardware, plan=plan)
     backend = open_backend(plan.device, world=plan.world)
 
+    @_reader_stays()
     def main() -> int:
         if not backend.is_main:
             return _train(case, backend, SilentRecord(), None)
@@ -171,24 +183,13 @@ def _plan(order: Order, subject: Subject, hardware: Hardware, run: RunDir | None
     """The plan for this machine; that of an interrupted run, if the machine is the one it was made for."""
     plan = None
     # Another cut into micro-batches would be the same mathematics, but not the same bits.
-    if run is not None and _same_machine(_stored(run, "hardware", Hardware.from_json), hardware):
-        plan = _stored(run, "plan", Plan.from_json)
+    if run is not None and _same_machine(stored(run, "hardware", Hardware.from_json), hardware):
+        plan = stored(run, "plan", Plan.from_json)
         say(f"Plan of {run.path}, for it was made for this machine")
     if plan is None:
         plan = apply_hyperparams(order.config, hardware=hardware, facts=subject.facts)
     show(plan, sys.stdout)
     return plan
-
-
-def _stored(run: RunDir, name: str, read: Callable[[Mapping[str, Any]], T]) -> T:
-    try:
-        return read(run.read_json(name))
-    except (TypeError, KeyError) as error:
-        raise ToolkitError(
-            f"the {name} of {run.path} cannot be read",
-            why=f"it was written by another version ({error})",
-            todo="start again with make train CONFIG_RESUME_NEVER=y",
-        ) from error
 
 
 def _same_machine(one: Hardware, other: Hardware) -> bool:
@@ -206,21 +207,30 @@ def _as_main(case: Case, backend: Backend, interrupted: RunDir | None) -> int:
     record = RunRecord(
         run, Console(run.log), started=case.order.started, keep_last=case.order.config.keep_last
     )
-    record.say(f"{'Going on with' if interrupted else 'Run'} {run.path}")
-    if interrupted is not None:
-        for name, content in _of_this_machine(case).items():
-            run.write(name, content)
     try:
+        record.say(f"{'Going on with' if interrupted else 'Run'} {run.path}")
+        if interrupted is not None:
+            for name, content in _of_this_machine(case).items():
+                run.write(name, content)
         return _train(case, backend, record, interrupted)
-    except Stopped as stopped:
-        run.set_status("preempted", step=stopped.step, reason=str(stopped))
-        raise
     except BaseException as error:
-        if run.config.is_file():  # else there is no run left to say it of
-            run.set_status("failed", step=run.status().step, reason=str(error) or type(error).__name__)
+        _tell_end(run, error)
         raise
     finally:
         record.close()
+
+
+def _tell_end(run: RunDir, error: BaseException) -> None:
+    """Leave in a run what ended it, unless it was done by then or its directory is gone."""
+    status = run.status()
+    if status.state == "done" or not run.config.is_file():
+        return
+    if isinstance(error, Stopped):
+        run.set_status("preempted", step=error.step, reason=str(error))
+    elif isinstance(error, KeyboardInterrupt):
+        run.set_status("preempted", step=status.step, reason="interrupted outside the loop of training")
+    else:
+        run.set_status("failed", step=status.step, reason=str(error) or type(error).__name__)
 
 
 def _train(case: Case, backend: Backend, record: Record, interrupted: RunDir | None) -> int:

@@ -113,11 +113,11 @@ class RunRecord:
         self.run.write("plan", plan.to_json())
 
     def finish(self, step: int, *, seconds: float, result: Mapping[str, float], part: str) -> None:
+        facts: dict[str, Any] = {"seconds": seconds, "part": part, **result}
+        self.run.set_status("done", step=step, **facts)  # first: nothing may come between saying and being so
         self.console.stop()
         self.say(f"Done: {told(result)} ({part}), {seconds:.1f} s of training")
         self.say(f"Run: {self.run.path}")
-        facts: dict[str, Any] = {"seconds": seconds, "part": part, **result}
-        self.run.set_status("done", step=step, **facts)
 
     def close(self) -> None:
         self.console.stop()

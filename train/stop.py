@@ -4,11 +4,30 @@ from __future__ import annotations
 
 import signal
 import types
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Self
 
 from lib.errors import ToolkitError
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+@contextmanager
+def ended_by_interrupt() -> Iterator[None]:
+    """Within, SIGINT ends the program at once, as it ends programs that know no signals.
+
+    For imports: numpy's tie to torch swallows whatever is raised while it is made, and the program
+    would go on with half of a library.
+    """
+    if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:  # ignored, say: so it stays
+        yield
+        return
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 class StopRequest:

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any, TypeVar
 
 from lib import atomic, checkpoint, kconf
 from lib.backend import open_backend
-from lib.config import config_from_values
+from lib.config import config_from_values, identity
 from lib.data.types import TextSpec
 from lib.errors import ConfigError, ToolkitError, os_error
 from lib.hardware import probe
 from lib.plan import plan as decide
+from lib.plan.types import Plan
 from lib.registry import load_layout
 from lib.rundir import RunDir, resolve_run
 from train import loop
@@ -20,6 +23,8 @@ from train.loop import Job
 from train.record import SilentRecord, told
 from train.sample import Sampling, continued_text
 from train.setup import Subject, evaluation_part, make_job, open_subject
+
+T = TypeVar("T")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -82,7 +87,23 @@ def stored_configuration(run: RunDir, root: Path) -> kconf.Resolved:
     resolved = kconf.load(root=root, config_file=run.config)
     for notice in resolved.notices:
         say(notice)
+    if run.identity not in ("", identity(resolved.values)):
+        say(
+            f"{run.config} is not what the run was made with: it was changed, or this version has new options"
+        )
     return resolved
+
+
+def stored(run: RunDir, name: str, read: Callable[[Mapping[str, Any]], T]) -> T:
+    """`run`'s JSON file `name` as `read` makes it; ToolkitError where another version wrote it."""
+    try:
+        return read(run.read_json(name))
+    except (TypeError, KeyError) as error:
+        raise ToolkitError(
+            f"the {name} of {run.path} cannot be read",
+            why=f"it was written by another version ({error})",
+            todo="start again with make train CONFIG_RESUME_NEVER=y",
+        ) from error
 
 
 def _restore(name: str, *, root: Path, runs: Path, best: bool) -> Restored:
@@ -94,7 +115,7 @@ def _restore(name: str, *, root: Path, runs: Path, best: bool) -> Restored:
         config_from_values(stored_configuration(run, root).values),
         num_devices=1,
         hyper_param="manual",
-        batch_size=run.read_json("plan")["micro_batch"],
+        batch_size=stored(run, "plan", Plan.from_json).micro_batch,
         gradient_accumulation=1,
         target_effective_batch=0,
         norm_batch=0,

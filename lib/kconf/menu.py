@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import kconfiglib
@@ -28,13 +29,9 @@ def run_menu(root: Path, config_file: Path) -> None:
 
     import menuconfig
 
-    try:
-        curses.setupterm()
-    except curses.error as error:
+    if not _can_move_its_cursor(curses):
         name = os.environ.get("TERM", "")
-        raise ConfigError(
-            f"menuconfig cannot use the terminal TERM='{name}'", todo="set TERM, say to xterm"
-        ) from error
+        raise ConfigError(f"menuconfig cannot use the terminal TERM='{name}'", todo="set TERM, say to xterm")
     tree = load_own_tree(root, kind=_MenuTree)
     tree.edit(config_file)
     # What the menu offers no other way to replace; tests/unit/test_kconf_menu.py holds these names.
@@ -46,6 +43,14 @@ def run_menu(root: Path, config_file: Path) -> None:
         menuconfig.menuconfig(tree)
     except curses.error as error:
         raise ConfigError("menuconfig cannot draw on this terminal", why=str(error)) from error
+
+
+def _can_move_its_cursor(curses: ModuleType) -> bool:
+    try:
+        curses.setupterm()
+    except curses.error:
+        return False
+    return curses.tigetstr("cup") is not None
 
 
 class _MenuTree(kconfiglib.Kconfig):  # type: ignore[misc]

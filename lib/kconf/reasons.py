@@ -14,10 +14,10 @@ _MOST_NAMES = 6
 
 
 def unknown_symbol(tree: Any, name: str, value: str) -> str:
-    """That `name` (without prefix) is not defined, with the likeliest name if there is one."""
+    """That `name` (without prefix) is not defined, with the likeliest name or the way out."""
     text = f"{tree.config_prefix}{name} is not a symbol"
     meant = suggest(tree, name, value)
-    return f"{text}; did you mean {meant}?" if meant else text
+    return f"{text}; did you mean {meant}?" if meant else f"{text}; leave it out"
 
 
 def suggest(tree: Any, name: str, value: str = "") -> str | None:

@@ -50,7 +50,15 @@ def test_a_variable_that_a_target_does_not_use_stops_it(make: Make, tree: Path, 
 
 
 @pytest.mark.parametrize(
-    "command", ["train RUN=a", "RUN=a", "resume CONFIG_SEED=7", "eval CONFIG_SEED=7", "eval BEST=yes"]
+    "command",
+    [
+        "train RUN=a",
+        "RUN=a",
+        "resume CONFIG_SEED=7",
+        "eval CONFIG_SEED=7",
+        "eval BEST=yes",
+        "help 'VENV=my env'",
+    ],
 )
 def test_no_variable_is_dropped(make: Make, tmp_path: Path, command: str) -> None:
     (tmp_path / ".config").touch()

@@ -177,10 +177,11 @@ def test_faulty_file_in_the_load_dialog_changes_nothing(project, terminal):
     assert "# CONFIG_DEBUG is not set" in (project / ".config").read_text()
 
 
-def test_unknown_terminal_is_one_line(project):
-    opened = Terminal(project, terminal="no-such-terminal")
+@pytest.mark.parametrize("name", ["no-such-terminal", "dumb"])
+def test_a_terminal_that_cannot_show_a_menu_is_one_line(project, name):
+    opened = Terminal(project, terminal=name)
     shown = opened.expect("set TERM, say to xterm")
-    assert "error: menuconfig cannot use the terminal TERM='no-such-terminal'" in shown
+    assert f"error: menuconfig cannot use the terminal TERM='{name}'" in shown
     assert "Traceback" not in shown
     assert opened.process.wait(20) == 2
     opened.close()

@@ -90,6 +90,15 @@ def test_truncation_drops_what_a_power_cut_left(tmp_path: Path) -> None:
     assert [row["step"] for row in metrics.read(path)] == [10]
 
 
+def test_an_object_whose_step_is_no_number_is_no_row(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"step": 1}\n{"step": "2"}\n')
+    with pytest.raises(ToolkitError, match=r"metrics\.jsonl:2 is not a JSON object with a step; remove"):
+        metrics.read(path)
+    assert metrics.truncate_after(path, 5) == 1
+    assert metrics.read(path) == [{"step": 1}]
+
+
 def test_a_torn_last_line_is_left_out(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     write(path, 1, 2)

@@ -132,6 +132,13 @@ def test_the_command_prints_the_paths(tmp_path: Path) -> None:
         writer.write(row)
     writer.close()
     run.release()
+    (run.path / "data.json").write_text('{"name": "digits"}')
+    lacking = make_plots("--runs", str(tmp_path))
+    assert lacking.returncode == 1
+    assert lacking.stderr == (
+        f"error: data.json of {run.path} is of another version: 'synthetic' is missing\n"
+    )
+    run.write("data", data)
     done = make_plots("--runs", str(tmp_path), run.name[:6])
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == [str(run.plots / f"{name}.png") for name in plots.PLOTS]

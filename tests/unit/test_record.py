@@ -120,6 +120,18 @@ def test_a_finished_run_is_done_and_says_what_came_out(
     assert status.facts == facts
 
 
+def test_a_run_is_done_even_if_nobody_can_be_told(
+    run: RunDir, record: RunRecord, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def say(_: str) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(record, "say", say)
+    with pytest.raises(KeyboardInterrupt):
+        record.finish(10, seconds=1.0, result={"samples": 10.0}, part="test part")
+    assert run.status().state == "done"
+
+
 def test_other_ranks_neither_print_nor_write(capsys: pytest.CaptureFixture[str]) -> None:
     def never() -> Mapping[str, Any]:
         raise AssertionError("a state was asked for in vain")

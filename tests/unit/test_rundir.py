@@ -291,6 +291,32 @@ def test_a_name_that_is_not_one_run_lists_the_candidates(tmp_path: Path, three: 
         resolve_run(tmp_path, "nothing")
 
 
+def test_a_run_that_is_done_is_known_but_not_gone_on_with(tmp_path: Path, three: list[RunDir]) -> None:
+    done, going = three[0], three[1]
+    for run in (done, three[2]):
+        run.set_status("done", step=3)
+    for name in (done.name, f"lenet5/{done.name}", str(done.path), "lenet5"):
+        with pytest.raises(ToolkitError, match=f"RUN={name} is done; start one with make train"):
+            resolve_run(tmp_path, name, unfinished=True)
+    for name in ("", "resnet18", "2031"):
+        assert resolve_run(tmp_path, name, unfinished=True).path == going.path
+    with pytest.raises(ToolkitError, match=f"choose one of resnet18/{going.name}$"):
+        resolve_run(tmp_path, "nothing", unfinished=True)
+    going.set_status("done", step=3)
+    with pytest.raises(ToolkitError, match="there is no run to go on with: all are done"):
+        resolve_run(tmp_path, unfinished=True)
+
+
+def test_runs_that_are_not_in_a_directory(tmp_path: Path) -> None:
+    (tmp_path / "a").write_text("")
+    (tmp_path / "b").symlink_to(tmp_path / "nowhere")
+    for path in (tmp_path / "a", tmp_path / "b"):
+        with pytest.raises(ToolkitError, match=f"there is no run in {path}: it is not a directory"):
+            resolve_run(path)
+        with pytest.raises(ToolkitError, match=r"cannot create a run directory .*; O= names another"):
+            create(path)
+
+
 def test_many_candidates_are_cut_off(tmp_path: Path, clock: list[int]) -> None:
     for clock[0] in range(15):
         create(tmp_path).release()

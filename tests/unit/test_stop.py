@@ -4,14 +4,26 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import types
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from lib.errors import run_main
-from train.stop import Stopped, StopRequest
+from train.stop import Stopped, StopRequest, ended_by_interrupt
 
+ROOT = Path(__file__).resolve().parents[2]
+SWALLOWS = """
+import os, signal, sys, time
+try:
+    os.kill(os.getpid(), signal.SIGINT)
+    time.sleep(10)
+except KeyboardInterrupt:
+    sys.exit("went on")
+"""
 NUMBERS = [signal.SIGINT, signal.SIGTERM]
 
 
@@ -65,6 +77,31 @@ def test_a_second_interrupt_is_a_keyboard_interrupt() -> None:
     with pytest.raises(KeyboardInterrupt), StopRequest():
         send(signal.SIGINT)
         send(signal.SIGINT)
+
+
+def test_within_an_import_an_interrupt_ends_the_program() -> None:
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    with pytest.raises(ValueError, match="inside"), ended_by_interrupt():
+        assert signal.getsignal(signal.SIGINT) is signal.SIG_DFL
+        raise ValueError("inside")
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    with ended_by_interrupt():
+        assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    signal.signal(signal.SIGINT, before)
+
+
+def test_an_interrupt_that_a_library_swallows_ends_the_program(tmp_path: Path) -> None:
+    (tmp_path / "torch.py").write_text(SWALLOWS)
+    done = subprocess.run(
+        [sys.executable, "-m", "train", "plan"],
+        cwd=ROOT,
+        env=os.environ | {"PYTHONPATH": str(tmp_path)},
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+        check=False,
+    )
+    assert done.returncode == -signal.SIGINT
 
 
 def test_a_stopped_run_says_how_to_go_on(capsys: pytest.CaptureFixture[str]) -> None:

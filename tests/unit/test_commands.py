@@ -1,0 +1,45 @@
+"""What a run leaves when it is ended."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from lib.rundir import RunDir
+from train.commands import _tell_end
+from train.stop import Stopped
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunDir:
+    run = RunDir.create(tmp_path, model="lenet5", identity="0123abcd", files={"config": ""})
+    run.set_status("running", step=5)
+    return run
+
+
+def test_a_run_says_what_ended_it(run: RunDir) -> None:
+    expected = {
+        Stopped(2, 7): ("preempted", 7, "stopped by SIGINT after step 7"),
+        KeyboardInterrupt(): ("preempted", 5, "interrupted"),
+        ValueError("bad"): ("failed", 5, "bad"),
+        AssertionError(): ("failed", 5, "AssertionError"),
+    }
+    for error, (state, step, reason) in expected.items():
+        run.set_status("running", step=5)
+        _tell_end(run, error)
+        status = run.status()
+        assert (status.state, status.step) == (state, step) and status.reason.startswith(reason)
+
+
+def test_a_run_that_is_done_stays_done(run: RunDir) -> None:
+    run.set_status("done", step=9)
+    _tell_end(run, KeyboardInterrupt())
+    assert (run.status().state, run.status().step) == ("done", 9)
+
+
+def test_of_a_run_that_is_gone_nothing_is_left(run: RunDir) -> None:
+    for path in run.path.iterdir():
+        path.unlink()
+    _tell_end(run, ValueError("bad"))
+    assert not list(run.path.iterdir())

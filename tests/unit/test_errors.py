@@ -1,0 +1,79 @@
+"""What a user sees of a command that fails."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from lib.errors import ToolkitError, run_main
+
+ROOT = Path(__file__).resolve().parents[2]
+LISTING = "import sys; from lib.errors import run_main; sys.exit(run_main(lambda: print('line') or 0))"
+KCONF = [sys.executable, "scripts/kconf.py", "list-defconfigs"]
+
+
+def test_a_missing_right_is_one_line_with_the_file(capsys: pytest.CaptureFixture[str]) -> None:
+    def main() -> int:
+        raise PermissionError(13, "Permission denied", "/data/mnist/train-images-idx3-ubyte")
+
+    assert run_main(main) == 1
+    expected = "error: cannot read or write /data/mnist/train-images-idx3-ubyte: Permission denied\n"
+    assert capsys.readouterr().err == expected
+
+
+@pytest.mark.parametrize("command", [[sys.executable, "-c", LISTING], KCONF])
+def test_a_full_disk_behind_standard_output_is_one_line(command: list[str]) -> None:
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(command, cwd=ROOT, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert (done.returncode, done.stderr) == (1, "error: cannot read or write: No space left on device\n")
+
+
+@pytest.mark.parametrize("command", [[sys.executable, "-c", LISTING], KCONF])
+def test_a_reader_that_left_is_no_error_of_a_listing(command: list[str]) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    done = subprocess.run(command, cwd=ROOT, stdout=writing, stderr=subprocess.PIPE, check=False)
+    os.close(writing)
+    assert (done.returncode, done.stderr) == (0, b"")
+
+
+def test_a_file_does_not_become_standard_output_where_there_is_none(tmp_path: Path) -> None:
+    program = f"""
+import sys
+from lib.errors import run_main
+def main():
+    with open({str(tmp_path / "kept")!r}, "w") as file:
+        assert not sys.stdout.isatty()
+        print("a listing", flush=True)
+        file.write("metrics")
+    return 0
+sys.exit(run_main(main))
+"""
+    command = f'exec "{sys.executable}" -c "$PROGRAM" >&-'
+    done = subprocess.run(
+        ["/bin/sh", "-c", command],
+        cwd=ROOT,
+        env=os.environ | {"PROGRAM": program},
+        stderr=subprocess.PIPE,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert (tmp_path / "kept").read_text() == "metrics"
+
+
+def test_mistakes_of_ours_keep_their_traceback() -> None:
+    with pytest.raises(ZeroDivisionError):
+        run_main(lambda: 1 // 0)
+
+
+def test_a_toolkit_error_has_its_own_status(capsys: pytest.CaptureFixture[str]) -> None:
+    def main() -> int:
+        raise ToolkitError("no", why="reason", todo="way out")
+
+    assert run_main(main) == 1
+    assert capsys.readouterr().err == "error: no: reason; way out\n"
