@@ -19,6 +19,9 @@ KCONFIG_MAKE_KNOWN := PYTHON VENV O V KCONFIG_CONFIG GOMP_SPINCOUNT FILE RUN BES
 export KCONFIG_MAKE_VARIABLES
 export KCONFIG_MAKE_KNOWN
 
+# Make itself could not name the environment's files.
+$(if $(word 2,$(VENV)),$(error VENV cannot have a space in its name))
+
 Q := $(if $(filter 1,$(V)),,@)
 quote = '$(subst ','\'',$(1))'
 RUNS := $(if $(O),$(O)/runs,runs)
@@ -200,9 +203,6 @@ ifneq ($(UNUSED),)
 	@printf 'error: %s is not used by make %s; it is for: %s%s\n' $(call quote,$(UNUSED)) $(call quote,$(GOALS)) \
 	      $(call quote,$(subst %,NAME,$(call used_by,$(UNUSED)))) \
 	      $(if $(filter CONFIG_%,$(UNUSED)),$(if $(filter $(USE_RUN),$(GOALS)),'; a stored run keeps its configuration')) >&2; exit 2
-endif
-ifneq ($(word 2,$(VENV)),)
-	@echo 'error: VENV cannot have a space in its name' >&2; exit 2
 endif
 ifneq ($(filter-out '1',$(call given,BEST)),)
 	@echo 'error: BEST is 1, or left out for the newest checkpoint' >&2; exit 2

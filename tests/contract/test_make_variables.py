@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 
 import pytest
@@ -62,9 +63,9 @@ def test_a_variable_that_a_target_does_not_use_stops_it(make: Make, tree: Path, 
 )
 def test_no_variable_is_dropped(make: Make, tmp_path: Path, command: str) -> None:
     (tmp_path / ".config").touch()
-    done = make(*command.split(), f"O={tmp_path}")
+    done = make(*shlex.split(command), f"O={tmp_path}")
     assert (done.returncode, done.calls) == (2, [])
-    assert command.split()[-1].partition("=")[0] in done.stderr
+    assert shlex.split(command)[-1].partition("=")[0] in done.stderr
     assert ("keeps its configuration" in done.stderr) == ("CONFIG_SEED" in command)
 
 
