@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lib.data.types import IGNORED
+from lib.memory.simulation import kernels_for
 
 # Logits that are worked on at once: what stays in a processor's cache, and what fills a GPU.
 CPU_ELEMENTS = 1 << 18
@@ -56,5 +57,5 @@ def _exact(logits: Tensor) -> torch.dtype:
 
 def _slices(logits_NV: Tensor) -> Iterator[slice]:
     rows, columns = logits_NV.shape
-    step = max(1, (CPU_ELEMENTS if logits_NV.device.type == "cpu" else GPU_ELEMENTS) // columns)
+    step = max(1, (CPU_ELEMENTS if kernels_for(logits_NV) == "cpu" else GPU_ELEMENTS) // columns)
     return (slice(start, start + step) for start in range(0, rows, step))

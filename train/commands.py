@@ -24,6 +24,7 @@ from lib.plan.show import show
 from lib.plan.types import Hardware, Plan
 from lib.rundir import RunDir, resolve_run
 from train import loop
+from train.forecast import predictor
 from train.loop import Job, Progress
 from train.record import Record, RunRecord, SilentRecord
 from train.sample import Sampling, continued_text
@@ -89,7 +90,14 @@ def plan(*, root: Path) -> int:
     """Print what would be decided for this machine, and why."""
     config = config_from_values(kconf.from_environment(root).values)
     subject = open_subject(config, root=root, say=say)
-    show(apply_hyperparams(config, hardware=probe(config.device), facts=subject.facts), sys.stdout)
+    hardware = probe(config.device)
+    decided = apply_hyperparams(
+        config,
+        hardware=hardware,
+        facts=subject.facts,
+        predict=predictor(config, subject, hardware=hardware),
+    )
+    show(decided, sys.stdout)
     return 0
 
 
@@ -187,7 +195,12 @@ def _plan(order: Order, subject: Subject, hardware: Hardware, run: RunDir | None
         plan = stored(run, "plan", Plan.from_json)
         say(f"Plan of {run.path}, for it was made for this machine")
     if plan is None:
-        plan = apply_hyperparams(order.config, hardware=hardware, facts=subject.facts)
+        plan = apply_hyperparams(
+            order.config,
+            hardware=hardware,
+            facts=subject.facts,
+            predict=predictor(order.config, subject, hardware=hardware),
+        )
     show(plan, sys.stdout)
     return plan
 

@@ -78,7 +78,7 @@ def train(job: Job, progress: Progress) -> dict[str, float]:
     last = job.budget.spent(step=progress.step, seconds=progress.seconds)
     with StopRequest() as stop:
         while not last:
-            for sums in _optimizer_step(job, progress):
+            for sums in optimizer_step(job, progress):
                 logged.add(sums)
             progress.step += 1
             # Clocks differ between ranks: what is decided by them is decided by these numbers only.
@@ -116,7 +116,7 @@ def train(job: Job, progress: Progress) -> dict[str, float]:
     return evaluation or evaluate(job)
 
 
-def _optimizer_step(job: Job, progress: Progress) -> list[Sums]:
+def optimizer_step(job: Job, progress: Progress) -> list[Sums]:
     """Update the weights once; when memory runs out, start the step again in smaller pieces.
 
     Starting again is exact: data are a function of the step, and nothing is updated before all
@@ -249,18 +249,24 @@ def evaluated_weights(job: Job) -> Iterator[None]:
         job.model.train()
 
 
-@torch.no_grad()
 def evaluate(job: Job) -> dict[str, float]:
     """Means over the evaluation part, every sample counted exactly once on any number of ranks."""
-    plan, backend, totals = job.plan, job.backend, Totals()
+    totals = Totals()
+    for sums in evaluation_sums(job):
+        totals.add(sums)
+    return job.task.report(totals.means(job.backend))
+
+
+@torch.no_grad()
+def evaluation_sums(job: Job) -> Iterator[Sums]:
+    """This rank's part of an evaluation, batch by batch."""
+    plan, backend = job.plan, job.backend
     with evaluated_weights(job):
         for batch in job.eval_loader.batches(
             rank=backend.rank, world=backend.world, batch_size=plan.micro_batch
         ):
             with backend.autocast(plan.precision):
-                totals.add(job.task.evaluation(job.forward, batch))
-    means = totals.means(backend)
-    return job.task.report(means)
+                yield job.task.evaluation(job.forward, batch)
 
 
 @dataclass(frozen=True, slots=True)

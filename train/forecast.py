@@ -1,0 +1,130 @@
+"""What a run will need of the memory of a device, found by running the loop's own step without one."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from lib.backend import SimulatedBackend
+from lib.config import Config
+from lib.memory.live import LiveBytes, Trace
+from lib.memory.simulation import simulation
+from lib.plan.fitting import Parts, Predict, Trial
+from lib.plan.types import Hardware, Plan
+from train import loop
+from train.loop import Job, Progress
+from train.record import SilentRecord
+from train.setup import Subject, make_job, placement_of
+from train.task import Forward, Sums, Task
+
+CUDA_GRANULARITY = 512  # bytes, of the caching allocator
+STEPS = 2  # the optimizer's state is made in the first one, and is there at the peak of the second
+
+
+def predictor(config: Config, subject: Subject, *, hardware: Hardware) -> Predict:
+    """Says what an optimizer step of `config` on `subject` needs of a device, without any."""
+
+    @functools.cache
+    def predict(trial: Trial) -> Parts:
+        return trace_training(config, _plan_of(trial), subject, hardware=hardware).at_peak()
+
+    return predict
+
+
+def trace_training(config: Config, plan: Plan, subject: Subject, *, hardware: Hardware) -> Trace:
+    """The storages of two optimizer steps and one batch of evaluation as `plan` has them.
+
+    plan: of one rank's step; several_devices is told by `world`. Nothing is computed and no device is needed.
+    """
+    alone = dataclasses.replace(plan, world=1, effective_batch=plan.effective_batch // plan.world)
+    with simulation(plan.device):
+        backend = SimulatedBackend(plan.device, averages_gradients=plan.world > 1)
+        with LiveBytes(granularity=1 if plan.device == "cpu" else CUDA_GRANULARITY) as live:
+            live.add(_resident(config, plan, subject, hardware), "data")
+            job = make_job(config, alone, subject, hardware=hardware, backend=backend, record=SilentRecord())
+            run_traced(job, live)
+            return live.trace()
+
+
+def run_traced(job: Job, live: LiveBytes) -> None:
+    """Run `job` for STEPS steps and a batch of evaluation, and say what its storages are for."""
+    live.add([*job.model.parameters(), *job.model.buffers()], "parameters")
+    live.name_the_rest("data")
+    if job.ema is not None:
+        live.add(job.ema.state_dict().values(), "averages")
+    for parameter in job.model.parameters():
+        parameter.register_post_accumulate_grad_hook(lambda p: live.add([p.grad], "gradients"))
+    job.task = _Watched(job.task, live)
+    progress = Progress()
+    for _ in range(STEPS):
+        loop.optimizer_step(job, progress)
+        progress.step += 1
+        live.add(_tensors(job.optimizer.state_dict()["state"]), "optimizer")
+    for _ in loop.evaluation_sums(job):
+        break
+
+
+def _plan_of(trial: Trial) -> Plan:
+    """A plan for as few micro-batches as there can be: a third one finds the same memory as the second."""
+    accumulation, world = 1 + trial.accumulates, 1 + trial.several_devices
+    effective = trial.micro_batch * accumulation * world
+    names = [field.name for field in dataclasses.fields(Plan) if field.name != "reasons"]
+    return Plan(
+        device=trial.device,
+        world=world,
+        micro_batch=trial.micro_batch,
+        accumulation=accumulation,
+        last_micro_batch=trial.micro_batch,
+        effective_batch=effective,
+        target=effective,
+        norm_batch=trial.norm_batch,
+        precision=trial.precision,
+        channels_last=trial.channels_last,
+        compile=False,  # what a compiler does is not traced: the planner adds a share for it
+        memory=None,
+        reasons=dict.fromkeys(names, "tried out"),
+    )
+
+
+def _resident(config: Config, plan: Plan, subject: Subject, hardware: Hardware) -> list[torch.Tensor]:
+    """What the data take on the device, where they are kept there."""
+    placement, _ = placement_of(config, subject, hardware, world=plan.world)
+    if placement != "resident":
+        return []
+    parts = subject.dataset.train, subject.dataset.test
+    return [torch.empty(part.byte_size, dtype=torch.uint8) for part in parts]
+
+
+def _tensors(state: Mapping[Any, Mapping[str, Any]]) -> list[torch.Tensor]:
+    values = [value for of_one in state.values() for value in of_one.values()]
+    return [value for value in values if isinstance(value, torch.Tensor)]
+
+
+@dataclasses.dataclass(slots=True)
+class _Watched:
+    """A task whose storages that outlive a forward pass in training are activations."""
+
+    task: Task
+    live: LiveBytes
+
+    @property
+    def targets_per_sample(self) -> int:
+        return self.task.targets_per_sample
+
+    def training(self, forward: Forward, batch: Any) -> Sums:
+        sums = self.task.training(forward, batch)
+        self.live.name_the_rest("activations")
+        return sums
+
+    def evaluation(self, forward: Forward, batch: Any) -> Sums:
+        return self.task.evaluation(forward, batch)
+
+    def report(self, means: Mapping[str, float]) -> dict[str, float]:
+        return self.task.report(means)
+
+    def score(self, evaluation: Mapping[str, float]) -> float:
+        return self.task.score(evaluation)
