@@ -181,7 +181,8 @@ class SimulatedBackend(Backend):
                 def into_bucket(parameter: Tensor, bucket: Tensor = bucket) -> None:
                     parameter.grad = bucket
 
-                parameter.register_post_accumulate_grad_hook(into_bucket)
+                hook = parameter.register_post_accumulate_grad_hook
+                hook(into_bucket)  # type: ignore[no-untyped-call]
         return model
 
     def loss_scaler(self, precision: Precision) -> torch.amp.GradScaler:  # noqa: ARG002

@@ -25,10 +25,10 @@ from lib.plan.types import Hardware, Plan
 from lib.rundir import RunDir, resolve_run
 from train import loop
 from train.forecast import predictor
-from train.loop import Job, Progress
+from train.job import Job, Progress
 from train.record import Record, RunRecord, SilentRecord
 from train.sample import Sampling, continued_text
-from train.setup import Subject, evaluation_part, make_job, open_subject
+from train.setup import Subject, evaluation_part, make_job, open_subject, unopened_subject
 from train.stop import Stopped
 from train.stored import say, stored, stored_configuration
 
@@ -89,7 +89,7 @@ def resume(name: str, *, root: Path, runs: Path, started: float) -> int:
 def plan(*, root: Path) -> int:
     """Print what would be decided for this machine, and why."""
     config = config_from_values(kconf.from_environment(root).values)
-    subject = open_subject(config, root=root, say=say)
+    subject = unopened_subject(config, root=root, say=say)
     hardware = probe(config.device)
     decided = apply_hyperparams(
         config,

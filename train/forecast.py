@@ -12,17 +12,15 @@ import torch
 from lib.backend import SimulatedBackend
 from lib.config import Config
 from lib.memory.live import LiveBytes, Trace
+from lib.memory.predict import CUDA_GRANULARITY, STEPS, add_state, watch_gradients
 from lib.memory.simulation import simulation
 from lib.plan.fitting import Parts, Predict, Trial
 from lib.plan.types import Hardware, Plan
 from train import loop
-from train.loop import Job, Progress
+from train.job import Job, Progress
 from train.record import SilentRecord
 from train.setup import Subject, make_job, placement_of
 from train.task import Forward, Sums, Task
-
-CUDA_GRANULARITY = 512  # bytes, of the caching allocator
-STEPS = 2  # the optimizer's state is made in the first one, and is there at the peak of the second
 
 
 def predictor(config: Config, subject: Subject, *, hardware: Hardware) -> Predict:
@@ -41,13 +39,14 @@ def trace_training(config: Config, plan: Plan, subject: Subject, *, hardware: Ha
     plan: of one rank's step; several_devices is told by `world`. Nothing is computed and no device is needed.
     """
     alone = dataclasses.replace(plan, world=1, effective_batch=plan.effective_batch // plan.world)
+    live = LiveBytes(granularity=1 if plan.device == "cpu" else CUDA_GRANULARITY)
     with simulation(plan.device):
         backend = SimulatedBackend(plan.device, averages_gradients=plan.world > 1)
-        with LiveBytes(granularity=1 if plan.device == "cpu" else CUDA_GRANULARITY) as live:
+        with live:
             live.add(_resident(config, plan, subject, hardware), "data")
             job = make_job(config, alone, subject, hardware=hardware, backend=backend, record=SilentRecord())
             run_traced(job, live)
-            return live.trace()
+    return live.trace()
 
 
 def run_traced(job: Job, live: LiveBytes) -> None:
@@ -56,14 +55,13 @@ def run_traced(job: Job, live: LiveBytes) -> None:
     live.name_the_rest("data")
     if job.ema is not None:
         live.add(job.ema.state_dict().values(), "averages")
-    for parameter in job.model.parameters():
-        parameter.register_post_accumulate_grad_hook(lambda p: live.add([p.grad], "gradients"))
-    job.task = _Watched(job.task, live)
+    watch_gradients(job.model, live)
+    job.task = _Watched(job.task, live, job.task.targets_per_sample)
     progress = Progress()
     for _ in range(STEPS):
         loop.optimizer_step(job, progress)
         progress.step += 1
-        live.add(_tensors(job.optimizer.state_dict()["state"]), "optimizer")
+        add_state(job.optimizer, live)
     for _ in loop.evaluation_sums(job):
         break
 
@@ -99,21 +97,13 @@ def _resident(config: Config, plan: Plan, subject: Subject, hardware: Hardware) 
     return [torch.empty(part.byte_size, dtype=torch.uint8) for part in parts]
 
 
-def _tensors(state: Mapping[Any, Mapping[str, Any]]) -> list[torch.Tensor]:
-    values = [value for of_one in state.values() for value in of_one.values()]
-    return [value for value in values if isinstance(value, torch.Tensor)]
-
-
 @dataclasses.dataclass(slots=True)
 class _Watched:
     """A task whose storages that outlive a forward pass in training are activations."""
 
     task: Task
     live: LiveBytes
-
-    @property
-    def targets_per_sample(self) -> int:
-        return self.task.targets_per_sample
+    targets_per_sample: int
 
     def training(self, forward: Forward, batch: Any) -> Sums:
         sums = self.task.training(forward, batch)

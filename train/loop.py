@@ -18,53 +18,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lib.backend import Backend, is_out_of_memory
-from lib.config import Config
-from lib.data.loader import EvalLoader, TrainLoader
-from lib.dropout import Dropout, key_samples
-from lib.ema import Ema
+from lib.backend import is_out_of_memory
+from lib.dropout import key_samples
 from lib.errors import CheckpointError, ToolkitError
 from lib.norm import commit_statistics, discard_statistics
 from lib.plan import with_smaller_micro_batch
 from lib.plan.types import Plan
 from lib.schedule import learning_rate_factor
-from train.budget import Budget
-from train.record import Record
+from train.job import Job, Progress
 from train.stop import Stopped, StopRequest
-from train.task import Forward, Sums, Task, Totals
-
-
-@dataclass(slots=True, kw_only=True)
-class Job:
-    """Everything that training needs, ready to run."""
-
-    config: Config
-    plan: Plan  # replaced by one with a smaller micro-batch when memory runs out
-    backend: Backend
-    task: Task
-    model: nn.Module  # holds the weights
-    wrapped: nn.Module  # the model, averaging gradients over ranks
-    forward: Forward  # the wrapped model, perhaps compiled
-    dropouts: tuple[Dropout, ...]  # modules of the model
-    optimizer: torch.optim.Optimizer
-    scaler: torch.amp.GradScaler
-    ema: Ema | None
-    train_loader: TrainLoader
-    eval_loader: EvalLoader
-    budget: Budget
-    record: Record
-
-
-@dataclass(slots=True)
-class Progress:
-    """How far a run is: with the weights and the optimizer all that a checkpoint needs.
-
-    Data order, augmentation and learning rate are functions of the step.
-    """
-
-    step: int = 0  # optimizer steps made
-    seconds: float = 0.0  # spent training, without evaluation and saving
-    best: float = -math.inf  # best task.score of an evaluation
+from train.task import Sums, Totals
 
 
 def train(job: Job, progress: Progress) -> dict[str, float]:

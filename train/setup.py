@@ -24,6 +24,7 @@ from lib.data import (
     restrict,
 )
 from lib.data.types import Spec, TextSpec
+from lib.data.unopened import unopened
 from lib.dropout import dropouts
 from lib.ema import Ema
 from lib.errors import ConfigError
@@ -35,8 +36,8 @@ from lib.plan.types import Hardware, ModelFacts, Plan
 from lib.registry import build_model, load_model
 from train.budget import budget_of
 from train.classify import Classify
+from train.job import Job
 from train.lm import LanguageModel
-from train.loop import Job
 from train.record import Record
 from train.task import Task
 
@@ -51,6 +52,18 @@ class Subject:
     def to_json(self) -> dict[str, Any]:
         sizes = {"train_size": self.dataset.train.size, "evaluation_size": self.dataset.test.size}
         return {"source": self.dataset.source, **sizes, **dataclasses.asdict(self.dataset.spec)}
+
+
+def unopened_subject(config: Config, *, root: Path, say: Callable[[str], None]) -> Subject:
+    """What a plan must know, as far as that can be without the data: a text alone is opened.
+
+    Raises what `open_subject` does.
+    """
+    dataset = unopened(config.dataset, image_size=config.image_size or 0, text=text_options(config))
+    if dataset is None:
+        return open_subject(config, root=root, say=say)
+    say(f"Data: {dataset.source}")
+    return measure(config, restrict(dataset, limit=config.data_limit, holdout=config.holdout))
 
 
 def open_subject(config: Config, *, root: Path, say: Callable[[str], None]) -> Subject:

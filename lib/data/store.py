@@ -55,6 +55,7 @@ class _Shapes:
     """Rows of the right shapes and types that hold nothing in particular: for measuring what a step needs."""
 
     def __init__(self, part: Part, *, device: torch.device) -> None:
+        self._kinds: list[tuple[torch.dtype, tuple[int, ...]]]
         if isinstance(part, TokenPart):
             self._kinds = [(torch.int64, (part.block_size,))] * 2
         else:

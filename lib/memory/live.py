@@ -5,16 +5,16 @@ from __future__ import annotations
 import weakref
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-Category: TypeAlias = Literal[
-    "parameters", "gradients", "optimizer", "averages", "data", "activations", "temporaries"
-]
+# parameters, gradients, optimizer, averages (of weights), data, activations (what outlives a forward pass)
+# and temporaries, which is all else.
+Category: TypeAlias = str
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,14 +58,14 @@ class Trace:
         return totals
 
 
-class LiveBytes(TorchDispatchMode):
+class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch has no types here
     """Within it, every storage that an operation makes is counted until nobody holds it.
 
     granularity: sizes are rounded up to a multiple of it, as an allocator does (512 on CUDA).
     """
 
     def __init__(self, *, granularity: int = 1) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._granularity = granularity
         self._events: list[Event] = []
         self._categories: dict[int, Category] = {}

@@ -9,10 +9,12 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from contextvars import ContextVar
+from typing import Any
+from unittest import mock
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 from lib.plan.types import Kind
 
@@ -22,13 +24,59 @@ _kind: ContextVar[Kind | None] = ContextVar("simulated kind of device", default=
 @contextlib.contextmanager
 def simulation(kind: Kind) -> Iterator[None]:
     """Within it, tensors that are made have no contents, and stand for tensors on a device of `kind`."""
+    from torch._subclasses.fake_tensor import FakeTensorMode  # takes long to load
+
     token = _kind.set(kind)
     try:
         # What comes from NumPy is real, and becomes fake in the first operation on it.
-        with FakeTensorMode(allow_non_fake_inputs=True):
+        with FakeTensorMode(allow_non_fake_inputs=True), _kernels_of(kind):
             yield
     finally:
         _kind.reset(token)
+
+
+def _kernels_of(kind: Kind) -> contextlib.AbstractContextManager[Any]:
+    """Functions of torch that choose their kernel by the device, choosing it by `kind`."""
+    if kind not in ("cuda", "rocm"):
+        return contextlib.nullcontext()
+    # Not by a mode of torch: those are off in a backward pass, where activations are computed again.
+    return mock.patch.multiple(F, scaled_dot_product_attention=_attention_on_cuda, dropout=_dropout_on_cuda)
+
+
+def _attention_on_cuda(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Tensor:
+    """The flash kernel in half precision without a mask, else the memory-efficient one."""
+    if torch.is_autocast_enabled("cpu"):
+        dtype = torch.get_autocast_dtype("cpu")
+        query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
+    if enable_gqa:
+        shared = query.shape[-3] // key.shape[-3]
+        key, value = (part.repeat_interleave(shared, -3) for part in (key, value))
+    options: dict[str, Any] = {"dropout_p": dropout_p, "is_causal": is_causal, "scale": scale}
+    if attn_mask is None and query.dtype in (torch.bfloat16, torch.float16):
+        flash = torch.ops.aten._scaled_dot_product_flash_attention
+        return flash(query, key, value, **options)[0]  # type: ignore[no-any-return]
+    if attn_mask is not None:
+        shape = (*query.shape[:-1], key.shape[-2])
+        attn_mask = attn_mask.to(query.dtype).expand(shape)
+    efficient = torch.ops.aten._scaled_dot_product_efficient_attention
+    return efficient(query, key, value, attn_mask, True, **options)[0]  # type: ignore[no-any-return]
+
+
+def _dropout_on_cuda(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:  # noqa: ARG001
+    """One kernel with a mask of a byte for each element."""
+    if not training or p == 0:
+        return input
+    dropped: Tensor = torch.native_dropout(input, p, True)[0]
+    return dropped
 
 
 def simulated() -> bool:

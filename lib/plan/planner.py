@@ -13,7 +13,12 @@ from lib.plan.types import Hardware, ModelFacts, Plan
 
 
 def plan(
-    config: Asked, hardware: Hardware, facts: ModelFacts, *, even: bool = False, predict: Predict | None = None
+    config: Asked,
+    hardware: Hardware,
+    facts: ModelFacts,
+    *,
+    even: bool = False,
+    predict: Predict | None = None,
 ) -> Plan:
     """Decide how `config` runs on `hardware`; pure, the same arguments give the same plan.
 

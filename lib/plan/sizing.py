@@ -78,9 +78,7 @@ class Situation:
         return predicted(trial, self.way.predict, free_bytes=self.placement.free_bytes)
 
 
-def choose_sizes(
-    config: Asked, facts: ModelFacts, placement: Placement, way: Way
-) -> Sizes:
+def choose_sizes(config: Asked, facts: ModelFacts, placement: Placement, way: Way) -> Sizes:
     """Raises PlanError where there is no target, and with the nearest that work where it cannot be kept."""
     by_hand = config.hyper_param == "manual"
     if not config.target and not (by_hand and config.gradient_accumulation):
@@ -312,9 +310,7 @@ def _sizes(situation: Situation, split: Split, *, target: int, why_micro_batch: 
     }
     memory = situation.memory(split.micro_batch, accumulates=split.accumulation > 1)
     reasons["memory"] = _why_memory(memory)
-    return Sizes(
-        split=split, target=target, norm_batch=situation.norm_batch, memory=memory, reasons=reasons
-    )
+    return Sizes(split=split, target=target, norm_batch=situation.norm_batch, memory=memory, reasons=reasons)
 
 
 def _why_memory(memory: Memory | None) -> str:
