@@ -107,6 +107,5 @@ GPU_CONTEXT_BYTES = 1_500_000_000
 PEAK_FACTOR = 1.02
 COMPILED_PEAK_FACTOR = 1.05
 GPU_RESERVE_BYTES = 1_879_048_192  # 1.75 GiB
-CPU_RESERVE_BYTES = 268_435_456  # 256 MiB
 
 TINY_FREE_BYTES = GB  # below this a plan warns that even its smallest batch may not fit

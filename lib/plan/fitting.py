@@ -10,7 +10,7 @@ from typing import TypeAlias
 from lib.plan.types import Kind, Memory, Precision
 from lib.tables import (
     COMPILED_PEAK_FACTOR,
-    CPU_RESERVE_BYTES,
+    FREE_MEMORY_MARGIN,
     GPU_RESERVE_BYTES,
     PEAK_FACTOR,
 )
@@ -39,11 +39,13 @@ def predicted(trial: Trial, predict: Predict, *, free_bytes: int) -> Memory:
     parts = predict(trial)
     peak = sum(parts.values())
     factor = PEAK_FACTOR * (COMPILED_PEAK_FACTOR if trial.compile else 1.0)
-    context = CPU_RESERVE_BYTES if trial.device == "cpu" else GPU_RESERVE_BYTES
+    # Main memory is shared with other programs; a GPU has a context, and libraries that want scratch.
+    shared = trial.device in ("cpu", "mps")
+    usable = round(free_bytes * FREE_MEMORY_MARGIN) if shared else free_bytes
     return Memory(
         parts=MappingProxyType(dict(parts)),
-        reserve_bytes=round(peak * (factor - 1)) + context,
-        free_bytes=free_bytes,
+        reserve_bytes=round(peak * (factor - 1)) + (0 if shared else GPU_RESERVE_BYTES),
+        usable_bytes=usable,
         method="predict",
     )
 
@@ -67,7 +69,7 @@ def largest_fitting(memory_of: Callable[[int], Memory], *, most: int, step: int 
             # Before anything fits, a line through nothing at all: too low, if there are parameters.
             need_low = below.need_bytes if below is not None else 0
             per_step = (above.need_bytes - need_low) / (high - low)
-            guess = low + int((above.free_bytes - need_low) / per_step) if per_step > 0 else guess
+            guess = low + int((above.usable_bytes - need_low) / per_step) if per_step > 0 else guess
             guess = min(max(guess, low + 1), high - 1)
         width, memory = high - low, memory_of(guess * step)
         if memory.fits:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from lib.errors import PlanError
 from lib.plan.asked import Asked, Decision
 from lib.plan.batch import LARGEST_TARGET, Split, nearest_targets, split_by, split_under
-from lib.plan.bound import raise_to_norm_batch, table_bound
+from lib.plan.bound import cpu_table_batch, raise_to_norm_batch, table_bound
 from lib.plan.fitting import Predict, Trial, largest_fitting, predicted
 from lib.plan.placement import Placement
 from lib.plan.types import Memory, ModelFacts, Precision
@@ -141,8 +141,13 @@ def _predicted_bound(situation: Situation) -> Decision[int]:
         assert memory is not None
         return memory
 
+    most, enough = share, ", the whole share of a device"
+    scale = situation.config.table_scale
+    if situation.placement.device.value == "cpu" and scale is not None:
+        # Caches, not memory, decide what is fast: residual networks were slower with all that fits.
+        most, enough = min(share, cpu_table_batch(scale=scale)), ", and more is no faster on a processor"
     # A share that is no multiple of NORM_BATCH is refused later, with offers.
-    most = max(step, share - share % step)
+    most = max(step, most - most % step)
     bound = largest_fitting(memory_of, most=most, step=step)
     if not bound:
         memory = memory_of(step)
@@ -151,8 +156,9 @@ def _predicted_bound(situation: Situation) -> Decision[int]:
             why=f"a micro-batch of {step} is predicted to need {told(memory)}",
             todo=_ways_to_fit(situation, memory),
         )
-    least = ", the whole share of a device" if bound == share else ""
-    return Decision(bound, f"{bound} fit{least}: predicted to need {told(memory_of(bound))}")
+    return Decision(
+        bound, f"{bound} fit{enough if bound == most else ''}: predicted to need {told(memory_of(bound))}"
+    )
 
 
 def _ways_to_fit(situation: Situation, memory: Memory) -> str:
@@ -169,7 +175,7 @@ def _ways_to_fit(situation: Situation, memory: Memory) -> str:
 
 def told(memory: Memory) -> str:
     """The need and what there is for it, in words."""
-    return f"{memory.need_bytes / GB:.2f} GB of {memory.free_bytes / GB:.2f} GB free"
+    return f"{memory.need_bytes / GB:.2f} GB of {memory.usable_bytes / GB:.2f} GB usable"
 
 
 def _strict(situation: Situation) -> Sizes:

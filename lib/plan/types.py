@@ -59,12 +59,13 @@ class Memory:
     """What one device needs at the peak of a step, in bytes, and what there is for it.
 
     parts: what tensors take at that moment, by what they are for.
-    reserve: what the prediction leaves for errors, the device's context and libraries.
+    reserve_bytes: left for what a prediction does not see, and for the context and libraries of a GPU.
+    usable_bytes: of what is free, what a run may take: on a processor other programs need some.
     """
 
     parts: Mapping[str, int]
     reserve_bytes: int
-    free_bytes: int
+    usable_bytes: int
     method: Literal["predict", "probe"]
 
     @property
@@ -77,13 +78,13 @@ class Memory:
 
     @property
     def fits(self) -> bool:
-        return self.need_bytes <= self.free_bytes
+        return self.need_bytes <= self.usable_bytes
 
     def to_json(self) -> dict[str, Any]:
         return {
             "parts": dict(self.parts),
             "reserve_bytes": self.reserve_bytes,
-            "free_bytes": self.free_bytes,
+            "usable_bytes": self.usable_bytes,
             "method": self.method,
         }
 
