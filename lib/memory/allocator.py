@@ -138,15 +138,16 @@ def replay(
 ) -> CachingAllocator:
     """The allocator after (name, bytes) for each allocation and (name, None) for each release, in order.
 
-    A release of what was allocated before the history began is passed over. Raises DoesNotFit.
+    Nothing is taken for 0 bytes, and a release of what was allocated before the history began is passed
+    over. Raises DoesNotFit.
     """
     allocator = CachingAllocator(capacity_bytes)
     known: set[Hashable] = set()
     for name, size_bytes in events:
-        if size_bytes is not None:
+        if size_bytes:
             known.add(name)
             allocator.allocate(name, size_bytes)
-        elif name in known:
+        elif size_bytes is None and name in known:
             known.remove(name)
             allocator.free(name)
     return allocator
