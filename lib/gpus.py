@@ -61,7 +61,7 @@ def find_gpu(driver_name: str) -> Gpu | None:
 
 
 def gpu_of(key: str) -> Gpu:
-    """The row with that key, in either case. Raises ConfigError, with the nearest keys, where there is none."""
+    """The row with that key, in either case. Raises ConfigError, with those near it, where there is none."""
     gpu = CATALOGUE.get(key.lower())
     if gpu is None:
         near = suggestions(key)
@@ -158,7 +158,7 @@ def _gpu(
 
 
 # Bytes written as so many MiB were printed by PyTorch, the others by deviceQuery, or recorded under
-# tests/fixtures/hardware. A MIG slice has its share of the multiprocessors (16 of 132) and of the memory (1/8).
+# tests/fixtures/hardware. A MIG slice has 16 of 132 multiprocessors and an eighth of the memory's rate.
 # fmt: off
 _ROWS = (
     _gpu("b200", "NVIDIA B200", _BLACKWELL, total_bytes=191_513_886_720, rates=(2250, 80, 8000),
@@ -178,7 +178,7 @@ _ROWS = (
     _gpu("a100-40g", "NVIDIA A100-SXM4-40GB", _AMPERE, total_bytes=42_298_834_944, rates=(312, 19.5, 1555),
          patterns=("a100-sxm-40gb",), source="A100 datasheet, SXM"),
     _gpu("a100-80g", "NVIDIA A100-SXM4-80GB", _AMPERE, total_bytes=84_974_239_744, rates=(312, 19.5, 2039),
-         patterns=("a100-sxm-80gb"), source="A100 datasheet, SXM"),
+         patterns=("a100-sxm-80gb",), source="A100 datasheet, SXM"),
     _gpu("a100-pcie-40g", "NVIDIA A100-PCIE-40GB", _AMPERE, total_bytes=42_298_834_944,
          rates=(312, 19.5, 1555), source="A100 datasheet, PCIe"),
     _gpu("a100-pcie-80g", "NVIDIA A100 80GB PCIe", _AMPERE, total_bytes=84_974_239_744,

@@ -117,9 +117,7 @@ class CachingAllocator:
         rest = block.size_bytes - size
         if not (rest >= SMALLEST_BLOCK if block.small else rest > LARGEST_SMALL):
             return
-        end = _Block(
-            rest, block.address + size, block.small, previous=block, following=block.following
-        )
+        end = _Block(rest, block.address + size, block.small, previous=block, following=block.following)
         if block.following:
             block.following.previous = end
         block.following, block.size_bytes = end, size

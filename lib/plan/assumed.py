@@ -74,8 +74,10 @@ def _parts(text: str) -> tuple[str, int | None, str | None]:
     """(name, count, free memory) as they are written, in lower case."""
     plain = text.lower()
     if not plain.strip():
-        raise _refused(text, "no GPU is named", todo="write a name as in GPU=h100-80g, or GPU=all for a table")
-    if len(text) > LONGEST_TEXT or not text.isascii() or not text.isprintable():
+        raise _refused(
+            text, "no GPU is named", todo="write a name as in GPU=h100-80g, or GPU=all for a table"
+        )
+    if len(text) > LONGEST_TEXT or not text.isprintable():
         raise _refused(text, "that is no name of a machine", todo="write it as in GPU=h100-80gx4:70G")
     if plain == ALL:
         raise _refused(text, "that is every machine, and one is needed", todo="name one, as in GPU=h100-80g")

@@ -1,4 +1,4 @@
-"""How long an optimizer step must take on a GPU of the catalogue, from what it computes and moves: an estimate.
+"""How long an optimizer step takes on a GPU of the catalogue, from what it computes and moves: an estimate.
 
 A step cannot be faster than its arithmetic at the rate of the matrix units, nor than its bytes at the rate
 of memory (Williams, Waterman, Patterson 2009). Real programs reach a part of either rate, so the result is
@@ -81,7 +81,8 @@ def estimate_step_time(work: StepWork, gpu: Gpu, *, precision: Precision) -> Ste
         reason = f"at least {moved / 1e9:.3g} GB at {low} to {high} of {bandwidth / 1e9:.0f} GB/s"
     else:
         low, high = (f"{share:.0%}" for share in FLOP_SHARES)
-        reason = f"{work.flop / 1e12:.3g} TFLOP at {low} to {high} of {peak / 1e12:.4g} TFLOP/s in {precision}"
+        units = precision if _has_units(gpu, precision) else f"fp32, for want of units for {precision}"
+        reason = f"{work.flop / 1e12:.3g} TFLOP at {low} to {high} of {peak / 1e12:.4g} TFLOP/s in {units}"
     return StepTime(
         fastest_seconds=max(fast),
         slowest_seconds=max(slow),
@@ -92,9 +93,14 @@ def estimate_step_time(work: StepWork, gpu: Gpu, *, precision: Precision) -> Ste
 
 def peak_flop_per_second(gpu: Gpu, *, precision: Precision) -> float:
     """The rate of matrix products in `precision`; that of fp32 where the GPU has no units for it."""
-    if precision == "fp32" or precision not in gpu.formats or gpu.half_flop_per_second is None:
+    if precision == "fp32" or not _has_units(gpu, precision):
         return gpu.fp32_flop_per_second
+    assert gpu.half_flop_per_second is not None, f"{gpu.key} has units without a rate"
     return gpu.half_flop_per_second
+
+
+def _has_units(gpu: Gpu, precision: Precision) -> bool:
+    return precision == "fp32" or precision in gpu.formats
 
 
 def _seconds(seconds: float) -> str:

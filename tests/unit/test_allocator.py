@@ -65,7 +65,8 @@ def test_an_end_that_is_too_short_stays_with_its_block() -> None:
     assert after(9 * MIB, 9 * MIB, 1 * MIB + 512).allocated_bytes == 18 * MIB + 2 * MIB
     assert after(9 * MIB, 9 * MIB - 512).allocated_bytes == 18 * MIB - 512
     # In a small segment 512 bytes are enough.
-    assert after(512, MIB).allocated_bytes == MIB + 512
+    assert after(MIB, MIB - 512).allocated_bytes == 2 * MIB - 512
+    assert bytes_of(after(MIB, MIB - 512, 512)) == (2 * MIB, 2 * MIB)
 
 
 def test_the_smallest_block_that_is_large_enough_is_taken() -> None:
@@ -118,7 +119,15 @@ def test_fragments_add_up_to_enough_and_still_do_not_fit() -> None:
 
 
 def test_a_history_is_replayed() -> None:
-    events = [("before", None), (1, 3 * MIB), ("empty", 0), (2, 30 * MIB), (1, None), ("empty", None), (1, MIB)]
+    events = [
+        ("before", None),
+        (1, 3 * MIB),
+        ("empty", 0),
+        (2, 30 * MIB),
+        (1, None),
+        ("empty", None),
+        (1, MIB),
+    ]
     allocator = replay(events)
     assert allocator.peak_allocated_bytes == 33 * MIB
     assert bytes_of(allocator) == (31 * MIB, 52 * MIB)
@@ -129,9 +138,7 @@ def test_a_history_is_replayed() -> None:
 
 @settings(max_examples=60, deadline=None)
 @given(
-    st.lists(
-        st.tuples(st.integers(0, 19), st.integers(0, 24 * MIB) | st.integers(0, 2 * MIB)), max_size=60
-    )
+    st.lists(st.tuples(st.integers(0, 19), st.integers(0, 24 * MIB) | st.integers(0, 2 * MIB)), max_size=60)
 )
 def test_what_always_holds(steps: list[tuple[int, int]]) -> None:
     allocator, live = CachingAllocator(), dict[int, int]()

@@ -1,4 +1,4 @@
-"""Machines that are only named: what is read from `GPU=`, what is refused, and that plans come out the same."""
+"""Machines that are only named: what `GPU=` takes, what is refused, and that plans come out the same."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ def test_what_makes_no_sense_is_refused_in_one_line(text: str) -> None:
     [
         ("h100", "did you mean h100-80g or h100-pcie-80g or h100-nvl-94g?"),
         ("h100x4", "there is no 'h100' in the catalogue of GPUs; did you mean h100-80g"),
-        ("rtx3091", "did you mean rtx3090?"),
+        ("rtx3091", "did you mean rtx3090"),
         ("NVIDIA H200", "did you mean h200?"),
         ("h100-80g:70", "'70' is no size of free memory; write it as 70G (decimal) or 65.2Gi"),
         ("h100-80g:85G", "85.0 GB cannot be free of 84.9 GB (79.1 GiB)"),

@@ -79,6 +79,8 @@ def test_a_format_without_units_runs_at_the_rate_of_fp32() -> None:
         gpu = gpu_of(key)
         assert peak_flop_per_second(gpu, precision="bf16") == gpu.fp32_flop_per_second
         assert peak_flop_per_second(gpu, precision="fp16") == gpu.half_flop_per_second
+        time = estimate_step_time(work(flop=1e12), gpu, precision="bf16")
+        assert time.reason.endswith("TFLOP/s in fp32, for want of units for bf16")
     for key in ("p100-16g", "m2-max"):
         assert peak_flop_per_second(gpu_of(key), precision="fp16") == gpu_of(key).fp32_flop_per_second
 
