@@ -24,11 +24,11 @@ from lib.plan.show import show
 from lib.plan.types import Hardware, Plan
 from lib.rundir import RunDir, resolve_run
 from train import loop
-from train.forecast import predictor
+from train.forecast import Footprints
 from train.job import Job, Progress
 from train.record import Record, RunRecord, SilentRecord
 from train.sample import Sampling, continued_text
-from train.setup import Subject, evaluation_part, make_job, open_subject, unopened_subject
+from train.setup import Subject, evaluation_part, make_job, open_subject
 from train.stop import Stopped
 from train.stored import say, stored, stored_configuration
 
@@ -84,21 +84,6 @@ def resume(name: str, *, root: Path, runs: Path, started: float) -> int:
         return run
 
     return _carry_out(_order(stored_configuration(run, root), root=root, runs=runs, started=started), locked)
-
-
-def plan(*, root: Path) -> int:
-    """Print what would be decided for this machine, and why."""
-    config = config_from_values(kconf.from_environment(root).values)
-    subject = unopened_subject(config, root=root, say=say)
-    hardware = probe(config.device)
-    decided = apply_hyperparams(
-        config,
-        hardware=hardware,
-        facts=subject.facts,
-        predict=predictor(config, subject, hardware=hardware),
-    )
-    show(decided, sys.stdout)
-    return 0
 
 
 def create_run(case: Case) -> RunDir:
@@ -199,7 +184,7 @@ def _plan(order: Order, subject: Subject, hardware: Hardware, run: RunDir | None
             order.config,
             hardware=hardware,
             facts=subject.facts,
-            predict=predictor(order.config, subject, hardware=hardware),
+            predict=Footprints(order.config, subject).predictor(hardware),
         )
     show(plan, sys.stdout)
     return plan

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Mapping
 from typing import Any
 
@@ -14,7 +13,7 @@ from lib.config import Config
 from lib.memory.live import LiveBytes, Trace
 from lib.memory.predict import CUDA_GRANULARITY, STEPS, add_state, watch_gradients
 from lib.memory.simulation import simulation
-from lib.plan.fitting import Parts, Predict, Trial
+from lib.plan.fitting import Predict, Trial
 from lib.plan.types import Hardware, Plan
 from train import loop
 from train.job import Job, Progress
@@ -23,21 +22,39 @@ from train.setup import Subject, make_job, placement_of
 from train.task import Forward, Sums, Task
 
 
-def predictor(config: Config, subject: Subject, *, hardware: Hardware) -> Predict:
-    """Says what an optimizer step of `config` on `subject` needs of a device, without any."""
+@dataclasses.dataclass(frozen=True, slots=True)
+class Footprint:
+    """What two optimizer steps and a batch of evaluation leave: storages, and arithmetic of the second."""
 
-    @functools.cache
-    def predict(trial: Trial) -> Parts:
-        return trace_training(config, _plan_of(trial), subject, hardware=hardware).at_peak()
-
-    return predict
+    trace: Trace
+    step_flop: int
 
 
-def trace_training(config: Config, plan: Plan, subject: Subject, *, hardware: Hardware) -> Trace:
-    """The storages of two optimizer steps and one batch of evaluation as `plan` has them.
+class Footprints:
+    """Footprints of training `config` on `subject` by the ways of doing it, each found once."""
 
-    plan: of one rank's step; several_devices is told by `world`. Nothing is computed and no device is needed.
-    """
+    def __init__(self, config: Config, subject: Subject) -> None:
+        self._config, self._subject = config, subject
+        self._found: dict[tuple[Trial, str], Footprint] = {}
+
+    def of(self, trial: Trial, hardware: Hardware) -> Footprint:
+        """hardware: where; all that matters of it is whether the data are kept on the device."""
+        world = 1 + trial.several_devices
+        placement, _ = placement_of(
+            self._config, self._subject, hardware, world=min(world, len(hardware.devices))
+        )
+        if (trial, placement) not in self._found:
+            plan = plan_of(trial)
+            self._found[trial, placement] = footprint(self._config, plan, self._subject, hardware=hardware)
+        return self._found[trial, placement]
+
+    def predictor(self, hardware: Hardware) -> Predict:
+        """Says what an optimizer step needs of a device of `hardware`, without any."""
+        return lambda trial: self.of(trial, hardware).trace.at_peak()
+
+
+def footprint(config: Config, plan: Plan, subject: Subject, *, hardware: Hardware) -> Footprint:
+    """Go through training of one rank as `plan` has it. Nothing is computed and no device is needed."""
     alone = dataclasses.replace(plan, world=1, effective_batch=plan.effective_batch // plan.world)
     live = LiveBytes(granularity=1 if plan.device == "cpu" else CUDA_GRANULARITY)
     with simulation(plan.device):
@@ -45,12 +62,15 @@ def trace_training(config: Config, plan: Plan, subject: Subject, *, hardware: Ha
         with live:
             live.add(_resident(config, plan, subject, hardware), "data")
             job = make_job(config, alone, subject, hardware=hardware, backend=backend, record=SilentRecord())
-            run_traced(job, live)
-    return live.trace()
+            step_flop = run_traced(job, live)
+    return Footprint(live.trace(), step_flop)
 
 
-def run_traced(job: Job, live: LiveBytes) -> None:
-    """Run `job` for STEPS steps and a batch of evaluation, and say what its storages are for."""
+def run_traced(job: Job, live: LiveBytes) -> int:
+    """Run `job` for STEPS steps and a batch of evaluation, and say what its storages are for.
+
+    Returns the operations of the last step.
+    """
     live.add([*job.model.parameters(), *job.model.buffers()], "parameters")
     live.name_the_rest("data")
     if job.ema is not None:
@@ -58,15 +78,19 @@ def run_traced(job: Job, live: LiveBytes) -> None:
     watch_gradients(job.model, live)
     job.task = _Watched(job.task, live, job.task.targets_per_sample)
     progress = Progress()
+    before = 0
     for _ in range(STEPS):
+        before = live.flop
         loop.optimizer_step(job, progress)
         progress.step += 1
         add_state(job.optimizer, live)
+    step_flop = live.flop - before
     for _ in loop.evaluation_sums(job):
         break
+    return step_flop
 
 
-def _plan_of(trial: Trial) -> Plan:
+def plan_of(trial: Trial) -> Plan:
     """A plan for as few micro-batches as there can be: a third one finds the same memory as the second."""
     accumulation, world = 1 + trial.accumulates, 1 + trial.several_devices
     effective = trial.micro_batch * accumulation * world

@@ -58,14 +58,14 @@ def _tokens(vocab_size: int, block_size: int) -> Dataset:
     dtype = np.uint16 if vocab_size <= 1 << 16 else np.uint32
     train, test = (
         TokenPart(np.broadcast_to(dtype(0), (length,)), block_size, shifted=shifted)
-        for length, shifted in ((10**11, True), (10**8, False))
+        for length, shifted in ((10**8, True), (10**7, False))
     )
     spec = TextSpec(
         name="token_bins",
         vocab_size=vocab_size,
         block_size=block_size,
         unit="token",
-        validation_tokens=10**8 - 1,
+        validation_tokens=10**7 - 1,
         validation_bytes=None,
     )
     return Dataset(spec, train, test, f"token_bins: any number of tokens below {vocab_size}")

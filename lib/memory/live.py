@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import flop_registry
 
 # parameters, gradients, optimizer, averages (of weights), data, activations (what outlives a forward pass)
 # and temporaries, which is all else.
@@ -66,6 +67,7 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch ha
 
     def __init__(self, *, granularity: int = 1) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
+        self.flop = 0  # operations so far of products, convolutions and attention; nothing else counts
         self._granularity = granularity
         self._events: list[Event] = []
         self._categories: dict[int, Category] = {}
@@ -76,6 +78,9 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch ha
         self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         result = func(*args, **(kwargs or {}))
+        counter = flop_registry.get(func._overloadpacket)
+        if counter is not None:
+            self.flop += counter(*args, **(kwargs or {}), out_val=result)
         self.add(leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor))
         return result
 

@@ -53,29 +53,29 @@ def predicted(trial: Trial, predict: Predict, *, free_bytes: int) -> Memory:
 def largest_fitting(memory_of: Callable[[int], Memory], *, most: int, step: int = 1) -> int:
     """The largest multiple of `step` up to `most` samples that fits, or 0. Need grows with the batch.
 
-    A prediction costs the same at any size, and need is nearly a straight line: the line through the
-    two ends says where to look next, and bisection keeps that from taking long where it is none.
+    It is nearly a straight line: the line through two sizes says where to look next, and halving what
+    is left keeps that from taking long where it is none. Small sizes come first: they are found sooner.
     """
-    high = most // step
-    if not high:
+    top = most // step
+    below = memory_of(step) if top else None
+    if below is None or not below.fits:
         return 0
-    above = memory_of(high * step)
-    if above.fits:
-        return high * step
-    low, below, halve = 0, None, False
+    low, high = 1, top + 1  # the first fits; the second does not, or is none
+    above, origin = None, (0, 0)  # need at `high` if it was looked at; the last size that was `low`
+    halve = False
     while high - low > 1:
+        other, need = (high, above.need_bytes) if above is not None else origin
+        per_size = (need - below.need_bytes) / (other - low)
         guess = (low + high) // 2
         if not halve:
-            # Before anything fits, a line through nothing at all: too low, if there are parameters.
-            need_low = below.need_bytes if below is not None else 0
-            per_step = (above.need_bytes - need_low) / (high - low)
-            guess = low + int((above.usable_bytes - need_low) / per_step) if per_step > 0 else guess
-            guess = min(max(guess, low + 1), high - 1)
+            left = below.usable_bytes - below.need_bytes
+            guess = low + int(left / per_size) if per_size * (high - low) > left else high - 1
+        guess = min(max(guess, low + 1), high - 1)
         width, memory = high - low, memory_of(guess * step)
         if memory.fits:
+            origin = (low, below.need_bytes)
             low, below = guess, memory
         else:
             high, above = guess, memory
-        # One more step beyond a fit is what ends the search where the line is right.
-        halve = not halve and 2 * (high - low) > width and below is not memory
+        halve = not halve and above is not None and not memory.fits and 2 * (high - low) > width
     return low * step
