@@ -7,7 +7,7 @@ What a kernel of another device does differently (`lib.attention`, `lib.cross_en
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from typing import Any
 from unittest import mock
@@ -17,6 +17,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lib.plan.types import Kind
+
+# What autocast computes in single precision on CUDA (ATen/autocast_mode.h) and leaves in half on a CPU.
+FP32_ON_CUDA = (
+    "layer_norm", "group_norm", "softmax.int", "log_softmax.int", "logsumexp", "softplus",
+    "exp", "expm1", "log", "log1p", "log2", "log10", "reciprocal", "rsqrt",
+    "pow.Tensor_Scalar", "pow.Tensor_Tensor", "pow.Scalar", "cosine_similarity", "linalg_vector_norm",
+    "sum", "sum.dim_IntList", "cumsum", "cumprod",
+)  # fmt: skip
 
 _kind: ContextVar[Kind | None] = ContextVar("simulated kind of device", default=None)
 
@@ -35,12 +43,35 @@ def simulation(kind: Kind) -> Iterator[None]:
         _kind.reset(token)
 
 
-def _kernels_of(kind: Kind) -> contextlib.AbstractContextManager[Any]:
-    """Functions of torch that choose their kernel by the device, choosing it by `kind`."""
+@contextlib.contextmanager
+def _kernels_of(kind: Kind) -> Iterator[None]:
+    """What torch chooses by the device, chosen by `kind`: kernels, and the precision under autocast."""
     if kind not in ("cuda", "rocm"):
-        return contextlib.nullcontext()
+        yield
+        return
     # Not by a mode of torch: those are off in a backward pass, where activations are computed again.
-    return mock.patch.multiple(F, scaled_dot_product_attention=_attention_on_cuda, dropout=_dropout_on_cuda)
+    kernels = mock.patch.multiple(
+        F, scaled_dot_product_attention=_attention_on_cuda, dropout=_dropout_on_cuda
+    )
+    with kernels, torch.library._scoped_library("aten", "IMPL") as library:
+        for name in FP32_ON_CUDA:
+            library.impl(name, _in_fp32(name), "AutocastCPU")
+        yield
+
+
+def _in_fp32(name: str) -> Callable[..., Any]:
+    packet, _, overload = name.partition(".")
+    operator = getattr(getattr(torch.ops.aten, packet), overload or "default")
+
+    def exact(value: Any) -> Any:
+        is_half = isinstance(value, Tensor) and value.dtype in (torch.bfloat16, torch.float16)
+        return value.float() if is_half else value
+
+    def run(*arguments: Any, **options: Any) -> Any:
+        with torch.autocast("cpu", enabled=False):
+            return operator(*map(exact, arguments), **{key: exact(value) for key, value in options.items()})
+
+    return run
 
 
 def _attention_on_cuda(

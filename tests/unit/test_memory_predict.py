@@ -159,3 +159,16 @@ def test_an_allocator_rounds_up() -> None:
         kept = [torch.zeros(1), torch.zeros(129)]
     assert live.trace().peak_bytes == 512 + 1024
     assert len(kept) == 2
+
+
+def test_autocast_of_cuda_is_simulated_and_gone_afterwards() -> None:
+    def kinds() -> list[torch.dtype]:
+        x = torch.zeros(2, 4, 3, 3, dtype=torch.bfloat16)
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            return [each.dtype for each in (F.softmax(x, 1), F.group_norm(x, 2), x @ x, x.relu())]
+
+    with simulation.simulation("cuda"):
+        assert kinds() == [torch.float32, torch.float32, torch.bfloat16, torch.bfloat16]
+    with simulation.simulation("cpu"):
+        assert set(kinds()) == {torch.bfloat16}
+    assert set(kinds()) == {torch.bfloat16}
