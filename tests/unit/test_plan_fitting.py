@@ -51,7 +51,7 @@ def test_the_largest_that_fits_is_found_in_few_trials(
 
     def memory_of(size: int) -> Memory:
         tried.append(size)
-        return Memory(parts={"all": need(size)}, reserve_bytes=0, usable_bytes=usable, method="predict")
+        return Memory(parts={"all": need(size)}, reserve_bytes=0, usable_bytes=usable)
 
     fitting = [size for size in range(step, most + 1, step) if need(size) <= usable]
     assert largest_fitting(memory_of, most=most, step=step) == max(fitting, default=0)
