@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,8 +17,17 @@ from torch import Tensor
 from lib.data.loader import Batch, Delivery, EvalLoader, TrainLoader
 from lib.data.types import IGNORED, TokenPart
 from tests.tokens import BLOCK, VOCAB, cycle, oracle, small_lm_config, text_spec, text_subject
-from tests.training import MemoryRecord, Wrapped, largest_difference, small_job, small_plan, trained
-from train.lm import LanguageModel
+from tests.training import (
+    MemoryRecord,
+    Wrapped,
+    largest_difference,
+    random_subject,
+    small_config,
+    small_job,
+    small_plan,
+    trained,
+)
+from train.lm import LanguageModel, told_floors
 from train.loop import Progress, evaluate, train
 from train.record import told
 from train.task import Forward, Sums
@@ -109,6 +120,18 @@ def test_the_best_checkpoint_has_the_smallest_loss() -> None:
     best = min(rows, key=lambda row: row["loss"])
     assert progress.best == -best["loss"]
     assert [step for step, kept in record.saved if kept][-1] == best["step"]
+
+
+def test_floors_are_told_of_a_text_and_of_nothing_else(tmp_path: Path) -> None:
+    said: list[str] = []
+    text = text_subject(small_lm_config()).dataset
+    line = told_floors(text, cache_dir=tmp_path, say=said.append)
+    assert line is not None and re.fullmatch(
+        r"Floors: \d\.\d\d( / \d\.\d\d){3} bits per byte by counting 1- to 4-grams of bytes", line
+    )
+    assert told_floors(text, cache_dir=tmp_path, say=said.append) == line and len(said) == 1
+    images = random_subject(small_config(), shape=(1, 28, 28), train_size=4).dataset
+    assert told_floors(images, cache_dir=tmp_path, say=said.append) is None
 
 
 class Ragged(Wrapped):
