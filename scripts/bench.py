@@ -101,9 +101,7 @@ def bare_batches(dataset: Dataset, rows: int, *, device: torch.device) -> Iterat
 def normalised(images: Tensor, spec: ImageSpec) -> Tensor:
     """uint8 (N, C, H, W) -> the same in float32 with the mean and deviation of `spec` taken out."""
     shape = (1, spec.channels, 1, 1)
-    mean, std = (
-        torch.tensor(values, device=images.device).view(shape) for values in (spec.mean, spec.std)
-    )
+    mean, std = (torch.tensor(values, device=images.device).view(shape) for values in (spec.mean, spec.std))
     return images.float().mul_(1 / (255 * std)).sub_(mean / std)
 
 
@@ -227,7 +225,9 @@ def main() -> int:
             return 0
         fast = in_bf16(case)
         bf16 = "bf16 with channels last" if fast.plan.channels_last else "bf16"
-        compare({"fp32": plain, bf16: toolkit_loop(fast)}, rounds=options.rounds, round_seconds=options.seconds)
+        compare(
+            {"fp32": plain, bf16: toolkit_loop(fast)}, rounds=options.rounds, round_seconds=options.seconds
+        )
     return 0
 
 
