@@ -30,7 +30,8 @@ from lib import kconf
 from lib.backend import Backend
 from lib.config import config_from_values
 from lib.console import Console
-from lib.data import ArrayPart, Dataset, ImageSpec
+from lib.data import ArrayPart, Dataset, ImageSpec, TextSpec
+from lib.data.subset import measured
 from lib.dropout import dropouts, key_samples
 from lib.errors import run_main
 from lib.hardware import probe
@@ -178,7 +179,9 @@ def with_short_evaluation(dataset: Dataset) -> Dataset:
     test = dataset.test
     if isinstance(test, ArrayPart):
         return dataclasses.replace(dataset, test=ArrayPart(*test.take(np.arange(min(test.size, 8)))))
-    return dataclasses.replace(dataset, test=dataclasses.replace(test, tokens=test.tokens[: test.block_size]))
+    assert isinstance(dataset.spec, TextSpec)
+    test = dataclasses.replace(test, tokens=test.tokens[: test.block_size])
+    return dataclasses.replace(dataset, test=test, spec=measured(dataset.spec, test, dataset.tokenizer))
 
 
 def in_bf16(case: Case) -> Case:
