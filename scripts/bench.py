@@ -93,10 +93,11 @@ def bare_batches(dataset: Dataset, rows: int, *, device: torch.device) -> Iterat
             yield tokens[starts + offsets], tokens[starts + offsets + 1]
     inputs, targets = (torch.from_numpy(array).to(device) for array in part.take())
     while True:
-        for index in torch.randperm(len(targets), device=device).split(rows):
-            if len(index) == rows:
-                batch = inputs.index_select(0, index)
-                yield normalised(batch, spec) if isinstance(spec, ImageSpec) else batch, targets[index]
+        order = torch.randperm(len(targets), device=device)
+        for start in range(0, len(order) - rows + 1, rows):
+            index = order[start : start + rows]
+            batch = inputs.index_select(0, index)
+            yield normalised(batch, spec) if isinstance(spec, ImageSpec) else batch, targets[index]
 
 
 def normalised(images: Tensor, spec: ImageSpec) -> Tensor:

@@ -28,7 +28,7 @@ SMALL = {
     "CONFIG_LOG_INTERVAL_STEPS": "5",
     "CONFIG_PRECISION_FP32": "y",
 }
-FLOORS = r"^Floors: \d\.\d\d( / \d\.\d\d){3} bits per byte by counting 1- to 4-grams of bytes$"
+FLOORS = r"Floors: \d\.\d\d( / \d\.\d\d){3} bits per byte by counting 1- to 4-grams of bytes$"
 
 
 def a_runner(folder: Path, settings: Mapping[str, str] = MappingProxyType({})) -> Runner:
