@@ -111,9 +111,7 @@ def test_weights_are_written_or_the_extra_is_named(runner: Runner, tmp_path: Pat
 def test_sentences_are_classified_and_have_no_floors(tmp_path: Path) -> None:
     folder = tmp_path / "sst2"
     folder.mkdir()
-    lines = [
-        f"the film number {number} is {('bad', 'good')[number % 2]}\t{number % 2}\n" for number in range(512)
-    ]
+    lines = [f"{('bad', 'good')[number % 2] * 4} {number}\t{number % 2}\n" for number in range(512)]
     (folder / "train.tsv").write_text("".join(lines[:448]))
     (folder / "dev.tsv").write_text("".join(lines[448:]))
     runner = Runner(tmp_path)
