@@ -7,6 +7,7 @@ import math
 import re
 from collections.abc import Callable
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -184,23 +185,28 @@ def test_gradients_are_of_the_mean_over_counted_tokens(wrap: type[Wrapped]) -> N
 # From the data to the loss: an oracle of what follows loses nothing where targets are aligned.
 
 
-def lost_by_the_oracle(change: Callable[[Batch], Batch] = lambda batch: batch) -> list[float]:
+def lost_by_the_oracle(
+    placement: Literal["resident", "stream"], change: Callable[[Batch], Batch] = lambda batch: batch
+) -> list[float]:
     """Mean loss in training and in evaluation, with every batch changed."""
     tokens, spec, task = cycle(20 * BLOCK + 5), text_spec(), LanguageModel(text_spec())
+    delivery = dataclasses.replace(DELIVERY, placement=placement)
     train_part = TokenPart(tokens, block_size=BLOCK, shifted=True)
-    with TrainLoader(train_part, spec, DELIVERY, seed=3, augment="none", pad=0) as loader:
+    with TrainLoader(train_part, spec, delivery, seed=3, augment="none", pad=0) as loader:
         batches = [*loader.micro_batches(step=0, target=BLOCK, rank=0, world=1, sizes=[BLOCK])]
         sums = [task.training(oracle, change(batch)) for batch in batches]
-    with EvalLoader(TokenPart(tokens, block_size=BLOCK), spec, DELIVERY) as evaluation:
+    with EvalLoader(TokenPart(tokens, block_size=BLOCK), spec, delivery) as evaluation:
         whole = [*evaluation.batches(rank=0, world=1, batch_size=BLOCK)]
         sums += [task.evaluation(oracle, change(batch)) for batch in whole]
     return [float(part.loss / part.count) for part in sums]
 
 
-def test_targets_follow_their_inputs() -> None:
-    assert max(lost_by_the_oracle()) < 1e-9
+@pytest.mark.parametrize("placement", ["resident", "stream"])
+def test_targets_follow_their_inputs(placement: Literal["resident", "stream"]) -> None:
+    assert max(lost_by_the_oracle(placement)) < 1e-9
 
 
+@pytest.mark.parametrize("placement", ["resident", "stream"])
 @pytest.mark.parametrize(
     "change",
     [
@@ -209,5 +215,7 @@ def test_targets_follow_their_inputs() -> None:
         pytest.param(lambda b: Batch(b.inputs, b.targets.roll(-1, 1), b.weights), id="one too far"),
     ],
 )
-def test_targets_that_do_not_follow_are_caught(change: Callable[[Batch], Batch]) -> None:
-    assert min(lost_by_the_oracle(change)) > 5
+def test_targets_that_do_not_follow_are_caught(
+    placement: Literal["resident", "stream"], change: Callable[[Batch], Batch]
+) -> None:
+    assert min(lost_by_the_oracle(placement, change)) > 5
