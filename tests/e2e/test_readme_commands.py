@@ -21,7 +21,7 @@ COMMANDS = [
     ("make eval", "", "accuracy "),
     ("make eval BEST=1", "", "accuracy "),
     ("make plan", "", "effective batch"),
-    ("make plan GPU=h100-80gx4", "", "4  "),
+    ("make plan GPU=h100-80gx4", "", "estimate: "),
     ("make train", SHORT, "Done: "),
     ("make train CONFIG_SEED=7", SHORT, "Done: "),
     ("make defconfig-resnet18 && make train", f"{SHORT} CONFIG_RESNET18_WIDTH=4", "Done: "),
