@@ -1,0 +1,153 @@
+"""The doors of the toolkit that the checks go through, and nothing else: change them here when they move."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import importlib.util
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from lib import kconf
+from lib.backend import Backend
+from lib.config import Config, config_from_values
+from lib.hardware import probe
+from lib.plan import plan as make_plan
+from lib.plan.bound import table_batch
+from lib.plan.types import Hardware, Plan, Precision
+from scripts.gpu_check.cases import CASES
+from scripts.gpu_check.search import largest
+from train import loop
+from train.budget import Budget
+from train.loop import Job, Progress
+from train.record import SilentRecord
+from train.setup import Subject, make_job, measure
+
+ROOT = Path(__file__).resolve().parents[2]
+
+# What a prediction leaves free: a share of its peak, and 1.75 GiB.
+PEAK_FACTOR = 1.02
+RESERVE_BYTES = 7 * 2**28
+
+# Nothing but steps: no evaluation, log row or checkpoint in between.
+SETTINGS = {
+    "CONFIG_AUGMENT_NONE": "y",
+    "CONFIG_DATA_PLACEMENT_RESIDENT": "y",
+    "CONFIG_EVAL_INTERVAL_STEPS": "1000000",
+    "CONFIG_LOG_INTERVAL_STEPS": "1000000",
+    "CONFIG_CHECKPOINT_SECONDS": "0",
+    "CONFIG_KEEP_BEST": "n",
+    "CONFIG_HYPER_PARAM_MANUAL": "y",
+    "CONFIG_COMPILE_MANUAL": "y",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """One way to train a case."""
+
+    case: str
+    micro_batch: int
+    precision: Precision = "bf16"
+    accumulation: int = 1
+    compile: bool = False
+    any_batch: bool = False  # not a multiple of NORM_BATCH: batch normalisation follows the micro-batch
+    device: Literal["cuda", "cpu"] = "cuda"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Opened:
+    """A setting, resolved and planned for this machine."""
+
+    config: Config
+    subject: Subject
+    hardware: Hardware
+    plan: Plan
+
+
+def open_setting(setting: Setting) -> Opened:
+    """Resolve `setting` by the Kconfig tree and plan it as it stands."""
+    config = _config(setting)
+    dataset = CASES[setting.case].dataset()
+    subject = measure(config, dataset)
+    # The few samples there are stand for as many as a step may want.
+    subject = dataclasses.replace(subject, facts=dataclasses.replace(subject.facts, train_size=None))
+    hardware = probe(setting.device)
+    return Opened(
+        config=config,
+        subject=subject,
+        hardware=hardware,
+        plan=make_plan(config, hardware, subject.facts),
+    )
+
+
+def job_of(opened: Opened) -> Job:
+    """Model, optimizer and data on the device."""
+    return make_job(
+        opened.config,
+        opened.plan,
+        opened.subject,
+        hardware=opened.hardware,
+        backend=Backend(opened.plan.device),
+        record=SilentRecord(),
+    )
+
+
+def run_steps(job: Job, progress: Progress, *, steps: int) -> float:
+    """Make `steps` optimizer steps, then evaluate; the seconds of training alone.
+
+    Raises ToolkitError where memory does not suffice: a batch set by hand is not made smaller.
+    """
+    before = progress.seconds
+    job.budget = Budget(total_steps=progress.step + steps, total_seconds=None)
+    loop.train(job, progress)
+    return progress.seconds - before
+
+
+def predicted_peak_bytes(opened: Opened) -> int | None:
+    """What tensors are predicted to take at the peak of a step; None in a tree that cannot predict."""
+    if importlib.util.find_spec("train.forecast") is None:
+        return None
+    forecast = importlib.import_module("train.forecast")
+    found = forecast.footprint(opened.config, opened.plan, opened.subject, hardware=opened.hardware)
+    return int(found.trace.peak_bytes)
+
+
+def table_choice(setting: Setting, *, free_bytes: int) -> int:
+    """The micro-batch that the free-memory table gives."""
+    scale = _config(setting).table_scale
+    assert scale is not None, f"{setting.case} has no scale"
+    return table_batch(free_bytes, scale=scale, compiled=setting.compile)
+
+
+def predicted_choice(setting: Setting, *, free_bytes: int, most: int) -> int | None:
+    """The largest micro-batch that is predicted to fit; None in a tree that cannot predict."""
+    step = CASES[setting.case].step
+
+    def fits(size: int) -> bool:
+        peak_bytes = predicted_peak_bytes(open_setting(dataclasses.replace(setting, micro_batch=size)))
+        return peak_bytes is not None and peak_bytes * PEAK_FACTOR + RESERVE_BYTES <= free_bytes
+
+    if predicted_peak_bytes(open_setting(setting)) is None:
+        return None
+    return largest(fits, start=table_choice(setting, free_bytes=free_bytes), step=step, most=most)
+
+
+def _config(setting: Setting) -> Config:
+    overrides = {
+        **CASES[setting.case].settings,
+        **{name: value for name, value in SETTINGS.items() if name not in CASES[setting.case].lacks},
+        f"CONFIG_PRECISION_{setting.precision.upper()}": "y",
+        "CONFIG_BATCH_SIZE": str(setting.micro_batch),
+        "CONFIG_GRADIENT_ACCUMULATION": str(setting.accumulation),
+        "CONFIG_COMPILE_MODEL": "y" if setting.compile else "n",
+    }
+    if setting.any_batch and CASES[setting.case].step > 1:
+        overrides["CONFIG_NORM_BATCH"] = "0"
+    with tempfile.TemporaryDirectory() as folder:
+        empty = Path(folder) / "config"
+        empty.write_text("")
+        resolved = kconf.load(root=ROOT, config_file=empty, overrides=overrides)
+    return config_from_values(resolved.values)
