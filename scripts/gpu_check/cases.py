@@ -24,7 +24,7 @@ class Case:
     lacks: tuple[str, ...] = ()  # symbols that every other case has
 
 
-def _images(size: int, *, channels: int, classes: int) -> Dataset:
+def random_images(size: int, *, channels: int, classes: int) -> Dataset:
     random = np.random.default_rng(0)
 
     def part(rows: int) -> ArrayPart:
@@ -44,7 +44,7 @@ def _images(size: int, *, channels: int, classes: int) -> Dataset:
     return Dataset(spec=spec, train=part(ROWS), test=part(TEST_ROWS), source="random images")
 
 
-def _text(block_size: int, *, vocab_size: int) -> Dataset:
+def random_text(block_size: int, *, vocab_size: int) -> Dataset:
     random = np.random.default_rng(0)
 
     def part(rows: int, *, shifted: bool) -> TokenPart:
@@ -67,22 +67,22 @@ def _text(block_size: int, *, vocab_size: int) -> Dataset:
 CASES: Mapping[str, Case] = {
     "lenet5": Case(
         settings={"CONFIG_MODEL_LENET5": "y"},
-        dataset=partial(_images, 28, channels=1, classes=10),
+        dataset=partial(random_images, 28, channels=1, classes=10),
         step=1,
     ),
     "resnet18": Case(
         settings={"CONFIG_MODEL_RESNET18": "y"},
-        dataset=partial(_images, 32, channels=3, classes=10),
+        dataset=partial(random_images, 32, channels=3, classes=10),
         step=32,
     ),
     "resnet50": Case(
         settings={"CONFIG_MODEL_RESNET50": "y"},
-        dataset=partial(_images, 224, channels=3, classes=1000),
+        dataset=partial(random_images, 224, channels=3, classes=1000),
         step=32,
     ),
     "gpt2": Case(
         settings={"CONFIG_MODEL_GPT2": "y", "CONFIG_GPT2_PAD_VOCAB": "128"},
-        dataset=partial(_text, 1024, vocab_size=50257),
+        dataset=partial(random_text, 1024, vocab_size=50257),
         step=1,
         lacks=("CONFIG_AUGMENT_NONE",),
     ),

@@ -18,7 +18,6 @@ from lib.plan import plan as make_plan
 from lib.plan.bound import table_batch
 from lib.plan.types import Hardware, Plan, Precision
 from scripts.gpu_check.cases import CASES
-from scripts.gpu_check.search import largest
 from train import loop
 from train.budget import Budget
 from train.loop import Job, Progress
@@ -122,17 +121,9 @@ def table_choice(setting: Setting, *, free_bytes: int) -> int:
     return table_batch(free_bytes, scale=scale, compiled=setting.compile)
 
 
-def predicted_choice(setting: Setting, *, free_bytes: int, most: int) -> int | None:
-    """The largest micro-batch that is predicted to fit; None in a tree that cannot predict."""
-    step = CASES[setting.case].step
-
-    def fits(size: int) -> bool:
-        peak_bytes = predicted_peak_bytes(open_setting(dataclasses.replace(setting, micro_batch=size)))
-        return peak_bytes is not None and peak_bytes * PEAK_FACTOR + RESERVE_BYTES <= free_bytes
-
-    if predicted_peak_bytes(open_setting(setting)) is None:
-        return None
-    return largest(fits, start=table_choice(setting, free_bytes=free_bytes), step=step, most=most)
+def is_predicted_to_fit(peak_bytes: int, *, free_bytes: int) -> bool:
+    """Whether a plan would use a micro-batch with that peak where `free_bytes` are free."""
+    return peak_bytes * PEAK_FACTOR + RESERVE_BYTES <= free_bytes
 
 
 def _config(setting: Setting) -> Config:

@@ -90,34 +90,43 @@ def part_2(bench: Bench) -> None:
     bench.rows.add("context", dtype="bfloat16", **outside)
     # The limit of a process is on its allocator; a real card of that size holds the context, too.
     outside_bytes = max(outside["outside_allocator_bytes"].values()) if outside["status"] == "ok" else 0
-    pairs = [(card, case) for card in CARDS_GIB for case in CASES]
-    for card, case in bench.in_time(*pairs):
-        limit_bytes = card * GIB - outside_bytes
+    for case in bench.in_time(
+        *reversed(tuple(CASES))
+    ):  # the large models first: time may be up before the end
         setting = Setting(case=case, micro_batch=CASES[case].step)
+        cards_bytes = [card * GIB for card in CARDS_GIB]
         chosen = bench.ask(
-            "choose", setting=dataclasses.asdict(setting), free_bytes=card * GIB, most=MOST_SAMPLES
+            "choose", setting=dataclasses.asdict(setting), free_bytes=cards_bytes, most=MOST_SAMPLES
         )
-        start = chosen.get("predicted") or chosen.get("table") or CASES[case].step
-        trials: list[dict[str, Any]] = []
+        bench.rows.add("chosen", case=case, cards_gib=CARDS_GIB, **chosen)
+        starts = chosen.get("predicted") or chosen.get("table") or [CASES[case].step] * len(CARDS_GIB)
+        for card, start in bench.in_time(*zip(CARDS_GIB, starts, strict=True)):
+            limit_bytes = card * GIB - outside_bytes
+            found, trials = largest_under(bench, setting, limit_bytes=limit_bytes, start=start)
+            complete = all(trial["status"] in ("ok", "out_of_memory") for trial in trials)
+            bench.rows.add(
+                "largest",
+                card_gib=card,
+                limit_bytes=limit_bytes,
+                case=case,
+                largest=found if complete else None,
+                trials=trials,
+            )
 
-        def works(
-            size: int, setting: Setting = setting, limit: int = limit_bytes, told: Any = trials
-        ) -> bool:
-            answer = bench.measure(dataclasses.replace(setting, micro_batch=size), limit_bytes=limit)
-            told.append({"micro_batch": size, **answer})
-            return bool(answer["status"] == "ok")
 
-        found = largest(works, start=start, step=CASES[case].step, most=MOST_SAMPLES)
-        complete = all(trial["status"] in ("ok", "out_of_memory") for trial in trials)
-        bench.rows.add(
-            "largest",
-            card_gib=card,
-            case=case,
-            largest=found if complete else None,
-            chosen=chosen,
-            limit_bytes=limit_bytes,
-            trials=trials,
-        )
+def largest_under(
+    bench: Bench, setting: Setting, *, limit_bytes: int, start: int
+) -> tuple[int, list[dict[str, Any]]]:
+    """The largest micro-batch of `setting` that the allocator finds room for, and all that were tried."""
+    trials: list[dict[str, Any]] = []
+
+    def works(size: int) -> bool:
+        answer = bench.measure(dataclasses.replace(setting, micro_batch=size), limit_bytes=limit_bytes)
+        trials.append({"micro_batch": size, **answer})
+        return bool(answer["status"] == "ok")
+
+    found = largest(works, start=start, step=CASES[setting.case].step, most=MOST_SAMPLES)
+    return found, trials
 
 
 def part_3(bench: Bench) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import gc
 import statistics
 import subprocess
@@ -12,16 +14,18 @@ from typing import Any
 import torch
 
 from lib.memory.allocator import replay
+from scripts.gpu_check.cases import CASES
 from scripts.gpu_check.doors import (
     Setting,
+    is_predicted_to_fit,
     job_of,
     open_setting,
-    predicted_choice,
     predicted_peak_bytes,
     run_steps,
     table_choice,
 )
 from scripts.gpu_check.lightning_finder import find_batch_size
+from scripts.gpu_check.search import largest
 from scripts.gpu_check.worker import Handler
 from train.loop import Progress
 
@@ -91,13 +95,28 @@ def predict(setting: dict[str, Any]) -> dict[str, Any]:
     return {"peak_bytes": peak_bytes, "seconds": time.perf_counter() - started}
 
 
-def choose(setting: dict[str, Any], free_bytes: int, most: int) -> dict[str, Any]:
-    """The micro-batches that table and prediction choose where `free_bytes` are free."""
+def choose(setting: dict[str, Any], free_bytes: list[int], most: int) -> dict[str, Any]:
+    """The micro-batches that table and prediction choose for each of several sizes of free memory.
+
+    predicted: None in a tree that cannot predict.
+    """
     asked = Setting(**setting)
-    return {
-        "table": table_choice(asked, free_bytes=free_bytes),
-        "predicted": predicted_choice(asked, free_bytes=free_bytes, most=most),
-    }
+    table = [table_choice(asked, free_bytes=free) for free in free_bytes]
+
+    @functools.cache  # one size is asked about for several cards
+    def peak_bytes(size: int) -> int | None:
+        return predicted_peak_bytes(open_setting(dataclasses.replace(asked, micro_batch=size)))
+
+    def predicted(free: int, start: int) -> int:
+        def fits(size: int) -> bool:
+            peak = peak_bytes(size)
+            return peak is not None and is_predicted_to_fit(peak, free_bytes=free)
+
+        return largest(fits, start=start, step=CASES[asked.case].step, most=most)
+
+    if peak_bytes(asked.micro_batch) is None:
+        return {"table": table, "predicted": None}
+    return {"table": table, "predicted": [predicted(*pair) for pair in zip(free_bytes, table, strict=True)]}
 
 
 def events_of(trace: Iterable[Mapping[str, Any]]) -> list[tuple[int, int | None]]:
