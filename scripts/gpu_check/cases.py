@@ -76,7 +76,7 @@ CASES: Mapping[str, Case] = {
         step=32,
     ),
     "resnet50": Case(
-        settings={"CONFIG_MODEL_RESNET50": "y"},
+        settings={"CONFIG_MODEL_RESNET50": "y", "CONFIG_RESNET50_STEM_IMAGENET": "y"},
         dataset=partial(random_images, 224, channels=3, classes=1000),
         step=32,
     ),

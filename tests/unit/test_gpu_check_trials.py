@@ -31,10 +31,17 @@ def test_the_doors_train(case: str) -> None:
     assert run_steps(job, progress, steps=1) > 0 and progress.step == 1
 
 
+# As these models are known: ResNet-50 with the stem for large images, GPT-2 with its vocabulary filled up.
+PARAMETERS = {"lenet5": 61_706, "resnet18": 11_173_962, "resnet50": 25_557_032, "gpt2": 124_475_904}
+
+
 @pytest.mark.parametrize("case", CASES)
-def test_every_case_is_planned_as_asked(case: str) -> None:
+def test_every_case_is_what_it_says_and_planned_as_asked(case: str) -> None:
     setting = Setting(case=case, micro_batch=max(SIZES[case]), precision="fp32", compile=True, device="cpu")
-    plan = open_setting(setting).plan
+    opened = open_setting(setting)
+    plan, options = opened.plan, opened.config.model_options
+    assert opened.subject.facts.parameters == PARAMETERS[case]
+    assert options.get("stem") == {"resnet18": "cifar", "resnet50": "imagenet"}.get(case)
     assert (plan.micro_batch, plan.precision, plan.compile) == (max(SIZES[case]), "fp32", True)
     assert all(size % CASES[case].step == 0 for size in (*SIZES[case], BUSY[case]))
 
