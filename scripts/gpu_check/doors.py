@@ -6,7 +6,7 @@ import dataclasses
 import importlib
 import importlib.util
 import tempfile
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
@@ -82,9 +82,27 @@ def open_setting(setting: Setting) -> Opened:
     )
 
 
-def job_of(opened: Opened) -> Job:
-    """Model, optimizer and data on the device."""
-    return make_job(
+@dataclass(slots=True)
+class Training:
+    """What is being trained, and how far it is."""
+
+    job: Job
+    progress: Progress = field(default_factory=Progress)
+
+    def run(self, *, steps: int) -> float:
+        """Make `steps` optimizer steps, then evaluate; the seconds of training alone.
+
+        Raises ToolkitError where memory does not suffice: a batch set by hand is not made smaller.
+        """
+        before = self.progress.seconds
+        self.job.budget = Budget(total_steps=self.progress.step + steps, total_seconds=None)
+        loop.train(self.job, self.progress)
+        return self.progress.seconds - before
+
+
+def training_of(opened: Opened) -> Training:
+    """Model, optimizer and data on the device, ready to run."""
+    job = make_job(
         opened.config,
         opened.plan,
         opened.subject,
@@ -92,17 +110,7 @@ def job_of(opened: Opened) -> Job:
         backend=Backend(opened.plan.device),
         record=SilentRecord(),
     )
-
-
-def run_steps(job: Job, progress: Progress, *, steps: int) -> float:
-    """Make `steps` optimizer steps, then evaluate; the seconds of training alone.
-
-    Raises ToolkitError where memory does not suffice: a batch set by hand is not made smaller.
-    """
-    before = progress.seconds
-    job.budget = Budget(total_steps=progress.step + steps, total_seconds=None)
-    loop.train(job, progress)
-    return progress.seconds - before
+    return Training(job)
 
 
 def predicted_peak_bytes(opened: Opened) -> int | None:

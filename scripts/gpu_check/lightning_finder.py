@@ -14,8 +14,7 @@ from torch.utils.data import DataLoader, Dataset
 from lib.data.loader import Batch
 from lib.data.types import ImageSpec, Spec
 from lib.errors import ToolkitError
-from scripts.gpu_check.doors import Setting, job_of, open_setting
-from train.loop import Job
+from scripts.gpu_check.doors import Setting, Training, open_setting, training_of
 
 PACKAGES = ("lightning.pytorch", "pytorch_lightning")
 SAMPLES = 1 << 16
@@ -45,7 +44,7 @@ def find_batch_size(setting: dict[str, Any], mode: str, limit_bytes: int) -> dic
     torch.cuda.set_per_process_memory_fraction(limit_bytes / total)
     opened = open_setting(Setting(**setting))
     data = _data_module(lightning, opened.subject.dataset.spec, batch_size=2)
-    module = _module(lightning, job_of(opened))
+    module = _module(lightning, training_of(opened))
     with tempfile.TemporaryDirectory() as folder:
         trainer = lightning.Trainer(
             accelerator="gpu",
@@ -90,7 +89,9 @@ def _data_module(lightning: Any, spec: Spec, *, batch_size: int) -> Any:
     return Data()
 
 
-def _module(lightning: Any, job: Job) -> Any:
+def _module(lightning: Any, training: Training) -> Any:
+    job = training.job
+
     class Module(lightning.LightningModule):  # type: ignore[misc, unused-ignore]
         def __init__(self) -> None:
             super().__init__()

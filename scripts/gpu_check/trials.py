@@ -18,16 +18,14 @@ from scripts.gpu_check.cases import CASES
 from scripts.gpu_check.doors import (
     Setting,
     is_predicted_to_fit,
-    job_of,
     open_setting,
     predicted_peak_bytes,
-    run_steps,
     table_choice,
+    training_of,
 )
 from scripts.gpu_check.lightning_finder import find_batch_size
 from scripts.gpu_check.search import largest
 from scripts.gpu_check.worker import Handler
-from train.loop import Progress
 
 TIMED_STEPS = 5
 
@@ -58,14 +56,14 @@ def context(dtype: str) -> dict[str, Any]:
 def measure(setting: dict[str, Any], limit_bytes: int | None = None, timed: bool = False) -> dict[str, Any]:
     """Three optimizer steps and an evaluation of `setting`: what they took of the memory, and how long."""
     _start_afresh(limit_bytes)
-    job, progress = job_of(open_setting(Setting(**setting))), Progress()
-    first_seconds = run_steps(job, progress, steps=1)
-    run_steps(job, progress, steps=2)
+    training = training_of(open_setting(Setting(**setting)))
+    first_seconds = training.run(steps=1)
+    training.run(steps=2)
     answer = {"first_step_seconds": first_seconds, **_memory()}
     if timed:
-        seconds = statistics.median(run_steps(job, progress, steps=1) for _ in range(TIMED_STEPS))
+        seconds = statistics.median(training.run(steps=1) for _ in range(TIMED_STEPS))
         answer["step_seconds"] = seconds
-        answer["samples_per_second"] = job.plan.effective_batch / seconds
+        answer["samples_per_second"] = training.job.plan.effective_batch / seconds
     return answer
 
 
@@ -73,7 +71,7 @@ def history(setting: dict[str, Any]) -> dict[str, Any]:
     """Two optimizer steps, recorded by the allocator itself and replayed by the simulated one."""
     _start_afresh(None)
     torch.cuda.memory._record_memory_history(context=None, max_entries=2_000_000)
-    run_steps(job_of(open_setting(Setting(**setting))), Progress(), steps=2)
+    training_of(open_setting(Setting(**setting))).run(steps=2)
     traces = torch.cuda.memory._snapshot()["device_traces"]
     torch.cuda.memory._record_memory_history(enabled=None)
     real = _memory()

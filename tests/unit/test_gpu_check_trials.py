@@ -15,10 +15,9 @@ import torch
 from lib.memory.allocator import MIB, replay
 from scripts.gpu_check import doors, lightning_finder, trials
 from scripts.gpu_check.cases import CASES, random_text
-from scripts.gpu_check.doors import Setting, job_of, open_setting, run_steps, table_choice
+from scripts.gpu_check.doors import Setting, open_setting, table_choice, training_of
 from scripts.gpu_check.parts import BUSY, SIZES
 from scripts.gpu_check.trials import HANDLERS, events_of
-from train.loop import Progress
 
 
 @pytest.mark.parametrize("case", ["lenet5", pytest.param("resnet18", marks=pytest.mark.slow)])
@@ -27,8 +26,8 @@ def test_the_doors_train(case: str) -> None:
     setting = Setting(case=case, micro_batch=step, accumulation=2, precision="fp32", device="cpu")
     opened = open_setting(setting)
     assert (opened.plan.micro_batch, opened.plan.accumulation) == (step, 2)
-    job, progress = job_of(opened), Progress()
-    assert run_steps(job, progress, steps=1) > 0 and progress.step == 1
+    training = training_of(opened)
+    assert training.run(steps=1) > 0 and training.progress.step == 1
 
 
 # As these models are known: ResNet-50 with the stem for large images, GPT-2 with its vocabulary filled up.
