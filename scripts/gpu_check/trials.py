@@ -150,6 +150,7 @@ def _use_libraries(dtype: torch.dtype, note: Callable[[str], None]) -> None:
 
 
 def _start_afresh(limit_bytes: int | None) -> None:
+    torch.cuda.init()  # type: ignore[no-untyped-call]  # statistics cannot be reset before
     gc.collect()
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()

@@ -83,6 +83,7 @@ def played_gpu(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
         {"action": "free_completed", "addr": 0, "size": MIB},
     ]
     played: dict[str, Any] = {
+        "init": lambda: None,
         "empty_cache": lambda: None,
         "reset_peak_memory_stats": lambda: None,
         "reset_accumulated_memory_stats": lambda: None,
