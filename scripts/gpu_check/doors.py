@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib
-import importlib.util
 import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,19 +14,17 @@ from lib.config import Config, config_from_values
 from lib.hardware import probe
 from lib.plan import plan as make_plan
 from lib.plan.bound import table_batch
+from lib.plan.fitting import Parts, Trial, predicted
 from lib.plan.types import Hardware, Plan, Precision
 from scripts.gpu_check.cases import CASES
 from train import loop
 from train.budget import Budget
-from train.loop import Job, Progress
+from train.forecast import footprint
+from train.job import Job, Progress
 from train.record import SilentRecord
 from train.setup import Subject, make_job, measure
 
 ROOT = Path(__file__).resolve().parents[2]
-
-# What a prediction leaves free: a share of its peak, and 1.75 GiB.
-PEAK_FACTOR = 1.02
-RESERVE_BYTES = 7 * 2**28
 
 # Nothing but steps: no evaluation, log row or checkpoint in between.
 SETTINGS = {
@@ -113,13 +109,26 @@ def training_of(opened: Opened) -> Training:
     return Training(job)
 
 
-def predicted_peak_bytes(opened: Opened) -> int | None:
-    """What tensors are predicted to take at the peak of a step; None in a tree that cannot predict."""
-    if importlib.util.find_spec("train.forecast") is None:
-        return None
-    forecast = importlib.import_module("train.forecast")
-    found = forecast.footprint(opened.config, opened.plan, opened.subject, hardware=opened.hardware)
-    return int(found.trace.peak_bytes)
+def predicted_parts(opened: Opened) -> Parts:
+    """Bytes that tensors are predicted to take at the peak of a step, by what they are for."""
+    found = footprint(opened.config, opened.plan, opened.subject, hardware=opened.hardware)
+    return found.trace.at_peak()
+
+
+def is_predicted_to_fit(opened: Opened, parts: Parts, *, free_bytes: int) -> bool:
+    """Whether a plan would use that micro-batch, whose peak is `parts`, where `free_bytes` are free."""
+    plan = opened.plan
+    trial = Trial(
+        device=plan.device,
+        several_devices=False,
+        micro_batch=plan.micro_batch,
+        accumulates=plan.accumulation > 1,
+        norm_batch=plan.norm_batch,
+        precision=plan.precision,
+        channels_last=plan.channels_last,
+        compile=plan.compile,
+    )
+    return predicted(trial, lambda _: parts, free_bytes=free_bytes).fits
 
 
 def table_choice(setting: Setting, *, free_bytes: int) -> int:
@@ -127,11 +136,6 @@ def table_choice(setting: Setting, *, free_bytes: int) -> int:
     scale = _config(setting).table_scale
     assert scale is not None, f"{setting.case} has no scale"
     return table_batch(free_bytes, scale=scale, compiled=setting.compile)
-
-
-def is_predicted_to_fit(peak_bytes: int, *, free_bytes: int) -> bool:
-    """Whether a plan would use a micro-batch with that peak where `free_bytes` are free."""
-    return peak_bytes * PEAK_FACTOR + RESERVE_BYTES <= free_bytes
 
 
 def _config(setting: Setting) -> Config:

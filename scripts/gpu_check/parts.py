@@ -99,7 +99,7 @@ def part_2(bench: Bench) -> None:
             "choose", setting=dataclasses.asdict(setting), free_bytes=cards_bytes, most=MOST_SAMPLES
         )
         bench.rows.add("chosen", case=case, cards_gib=CARDS_GIB, **chosen)
-        starts = chosen.get("predicted") or chosen.get("table") or [CASES[case].step] * len(CARDS_GIB)
+        starts = chosen["predicted"] if chosen["status"] == "ok" else [CASES[case].step] * len(CARDS_GIB)
         for card, start in bench.in_time(*zip(CARDS_GIB, starts, strict=True)):
             limit_bytes = card * GIB - outside_bytes
             found, trials = largest_under(bench, setting, limit_bytes=limit_bytes, start=start)

@@ -14,12 +14,14 @@ from typing import Any
 import torch
 
 from lib.memory.allocator import replay
+from lib.plan.fitting import Parts
 from scripts.gpu_check.cases import CASES
 from scripts.gpu_check.doors import (
+    Opened,
     Setting,
     is_predicted_to_fit,
     open_setting,
-    predicted_peak_bytes,
+    predicted_parts,
     table_choice,
     training_of,
 )
@@ -87,33 +89,34 @@ def history(setting: dict[str, Any]) -> dict[str, Any]:
 
 
 def predict(setting: dict[str, Any]) -> dict[str, Any]:
-    """The predicted peak of `setting`, None in a tree that cannot predict, and how long it took."""
+    """The predicted peak of `setting`, what it is made of, and how long it took to say so."""
     started = time.perf_counter()
-    peak_bytes = predicted_peak_bytes(open_setting(Setting(**setting)))
-    return {"peak_bytes": peak_bytes, "seconds": time.perf_counter() - started}
+    parts = predicted_parts(open_setting(Setting(**setting)))
+    return {
+        "peak_bytes": sum(parts.values()),
+        "parts": dict(parts),
+        "seconds": time.perf_counter() - started,
+    }
 
 
 def choose(setting: dict[str, Any], free_bytes: list[int], most: int) -> dict[str, Any]:
-    """The micro-batches that table and prediction choose for each of several sizes of free memory.
-
-    predicted: None in a tree that cannot predict.
-    """
+    """The micro-batches that table and prediction choose for each of several sizes of free memory."""
     asked = Setting(**setting)
     table = [table_choice(asked, free_bytes=free) for free in free_bytes]
 
     @functools.cache  # one size is asked about for several cards
-    def peak_bytes(size: int) -> int | None:
-        return predicted_peak_bytes(open_setting(dataclasses.replace(asked, micro_batch=size)))
+    def opened(size: int) -> tuple[Opened, Parts]:
+        this = open_setting(dataclasses.replace(asked, micro_batch=size))
+        return this, predicted_parts(this)
 
     def predicted(free: int, start: int) -> int:
-        def fits(size: int) -> bool:
-            peak = peak_bytes(size)
-            return peak is not None and is_predicted_to_fit(peak, free_bytes=free)
+        return largest(
+            lambda size: is_predicted_to_fit(*opened(size), free_bytes=free),
+            start=start,
+            step=CASES[asked.case].step,
+            most=most,
+        )
 
-        return largest(fits, start=start, step=CASES[asked.case].step, most=most)
-
-    if peak_bytes(asked.micro_batch) is None:
-        return {"table": table, "predicted": None}
     return {"table": table, "predicted": [predicted(*pair) for pair in zip(free_bytes, table, strict=True)]}
 
 
