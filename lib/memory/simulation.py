@@ -26,6 +26,8 @@ FP32_ON_CUDA = (
     "sum", "sum.dim_IntList", "cumsum", "cumprod",
 )  # fmt: skip
 
+_ATTENTION = F.scaled_dot_product_attention
+
 _kind: ContextVar[Kind | None] = ContextVar("simulated kind of device", default=None)
 
 
@@ -84,7 +86,9 @@ def _attention_on_cuda(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Tensor:
-    """The flash kernel in half precision without a mask, else the memory-efficient one."""
+    """In (B, H, T, D): the flash kernel in half precision without a mask, else the memory-efficient one."""
+    if query.dim() != 4:
+        return _ATTENTION(query, key, value, attn_mask, dropout_p, is_causal, scale=scale)
     if torch.is_autocast_enabled("cpu"):
         dtype = torch.get_autocast_dtype("cpu")
         query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)

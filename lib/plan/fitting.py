@@ -46,7 +46,6 @@ def predicted(trial: Trial, predict: Predict, *, free_bytes: int) -> Memory:
         parts=MappingProxyType(dict(parts)),
         reserve_bytes=round(peak * (factor - 1)) + (0 if shared else GPU_RESERVE_BYTES),
         usable_bytes=usable,
-        method="predict",
     )
 
 
@@ -62,12 +61,12 @@ def largest_fitting(memory_of: Callable[[int], Memory], *, most: int, step: int 
         return 0
     low, high = 1, top + 1  # the first fits; the second does not, or is none
     above, origin = None, (0, 0)  # need at `high` if it was looked at; the last size that was `low`
-    halve = False
+    slow = 0  # how many times on end the line has left more than half
     while high - low > 1:
         other, need = (high, above.need_bytes) if above is not None else origin
         per_size = (need - below.need_bytes) / (other - low)
         guess = (low + high) // 2
-        if not halve:
+        if slow < 2:
             left = below.usable_bytes - below.need_bytes
             guess = low + int(left / per_size) if per_size * (high - low) > left else high - 1
         guess = min(max(guess, low + 1), high - 1)
@@ -77,5 +76,5 @@ def largest_fitting(memory_of: Callable[[int], Memory], *, most: int, step: int 
             low, below = guess, memory
         else:
             high, above = guess, memory
-        halve = not halve and above is not None and not memory.fits and 2 * (high - low) > width
+        slow = slow + 1 if 2 * (high - low) > width else 0
     return low * step

@@ -66,7 +66,6 @@ class Memory:
     parts: Mapping[str, int]
     reserve_bytes: int
     usable_bytes: int
-    method: Literal["predict", "probe"]
 
     @property
     def peak_bytes(self) -> int:
@@ -85,7 +84,6 @@ class Memory:
             "parts": dict(self.parts),
             "reserve_bytes": self.reserve_bytes,
             "usable_bytes": self.usable_bytes,
-            "method": self.method,
         }
 
     @classmethod

@@ -15,7 +15,7 @@ import torch
 from lib.memory.allocator import MIB, replay
 from scripts.gpu_check import doors, lightning_finder, trials
 from scripts.gpu_check.cases import CASES, random_text
-from scripts.gpu_check.doors import Opened, Setting, open_setting, table_choice, training_of
+from scripts.gpu_check.doors import Setting, open_setting, table_choice, training_of
 from scripts.gpu_check.parts import BUSY, SIZES
 from scripts.gpu_check.trials import HANDLERS, events_of
 
