@@ -50,7 +50,7 @@ USE_TASK := new-model
 USE_GPU := plan
 USE_JSON := plan
 # Those that write a configuration say that CONFIG_ variables are for runs.
-USE_CONFIG := train train-% plan checkconfig menuconfig olddefconfig savedefconfig defconfig-% %_defconfig all
+USE_CONFIG := train train-% plan bench checkconfig menuconfig olddefconfig savedefconfig defconfig-% %_defconfig all
 used_by = $(USE_$(if $(filter CONFIG_%,$(1)),CONFIG,$(1)))
 unused = $(if $(filter $(used_by),$(GOALS)),,$(1))
 LIMITED := $(filter FILE RUN BEST NAME TASK DIRECTORY PROMPT TEMPERATURE TOP_K SEED TOKENS GPU JSON CONFIG_%,$(KCONFIG_MAKE_VARIABLES))
@@ -97,7 +97,7 @@ defconfig-%: ready
 ## export: write weights to DIRECTORY= in the layout of Hugging Face transformers
 ## plots: draw the curves of the newest run, or of RUN=
 ## plan: show what would be decided for this machine, or for GPU=h100-80gx4:70G, GPU=all; JSON=1
-## bench: compare the training loop with a bare one
+## bench: compare the step rate of the configured training with a bare loop's, and bf16 with fp32
 train: configured ready
 	$(TRAIN) $@
 
@@ -123,7 +123,7 @@ export: ready symbols
 plots: ready symbols
 	$(Q)$(PY) -m scripts.plots --runs $(call quote,$(RUNS)) $(call given,RUN)
 
-bench: ready symbols
+bench: configured ready
 	$(Q)$(PY) -m scripts.bench
 
 # train-NAME keeps to a directory of its own, unless O= or KCONFIG_CONFIG= names another place.
