@@ -35,7 +35,7 @@ def count(build: Callable[[], nn.Module]) -> Counts:
     with torch.device("meta"):
         model = build()
     total = sum(parameter.numel() for parameter in model.parameters())
-    outside = [module for module in model.modules() if isinstance(module, nn.Embedding)]
+    outside: list[nn.Module] = [module for module in model.modules() if isinstance(module, nn.Embedding)]
     outside += [module for name, module in model.named_children() if name == HEAD]
     embedded = {id(parameter): parameter.numel() for module in outside for parameter in module.parameters()}
     nonembedding = total - sum(embedded.values())
@@ -55,4 +55,5 @@ def training_flops(build: Callable[[], nn.Module], *, block_size: int) -> int:
         tokens = torch.zeros(1, block_size, dtype=torch.long)
     with FlopCounterMode(display=False) as counter:
         model(tokens)
-    return 3 * counter.get_total_flops() // block_size
+    flops: int = counter.get_total_flops()
+    return 3 * flops // block_size

@@ -1,8 +1,8 @@
 """Three laws of how a loss falls with size and data, their fits and the doubt in them.
 
-    power       y = A N^-alpha, of perplexity or loss
-    floor       L = E + A N^-alpha, at one amount of data
-    chinchilla  L = E + A N^-alpha + B D^-beta
+power       y = A N^-alpha, of perplexity or loss
+floor       L = E + A N^-alpha, at one amount of data
+chinchilla  L = E + A N^-alpha + B D^-beta
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Law:
 
     def loss(self, *, parameters: float, tokens: float) -> float:
         """What the law says of a model of that size after so many tokens."""
-        total = self.size_factor * parameters**-self.size_power
+        total: float = self.size_factor * parameters**-self.size_power
         if self.data_factor is not None and self.data_power is not None:
             total += self.data_factor * tokens**-self.data_power
         return total + (self.floor or 0.0)
@@ -74,7 +74,8 @@ class Law:
         assert self.data_factor is not None and self.data_power is not None
         alpha, beta = self.size_power, self.data_power
         ratio: float = (alpha * self.size_factor / (beta * self.data_factor)) ** (1 / (alpha + beta))
-        return ratio * (flops / 6) ** (beta / (alpha + beta))
+        size: float = ratio * (flops / 6) ** (beta / (alpha + beta))
+        return size
 
 
 def fit(points: Sequence[Point], *, name: LawName, starts: int = STARTS, seed: int = 0) -> Law:
@@ -86,9 +87,7 @@ def fit(points: Sequence[Point], *, name: LawName, starts: int = STARTS, seed: i
     return _law(problem, points, name, parameters[best], objective=float(objectives[best]), reached=reached)
 
 
-def bootstrap(
-    points: Sequence[Point], law: Law, *, samples: int = BOOTSTRAPS, seed: int = 0
-) -> list[Law]:
+def bootstrap(points: Sequence[Point], law: Law, *, samples: int = BOOTSTRAPS, seed: int = 0) -> list[Law]:
     """The law fitted to `samples` draws with replacement of cells, which are points of one size and data.
 
     Each fit starts at `law`, and beside it, and the better one counts.

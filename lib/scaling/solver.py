@@ -46,7 +46,7 @@ class Problem:
 
 
 def solve(problem: Problem, starts: Floats, weights: Floats) -> tuple[Floats, Floats]:
-    """Local optima from `starts` (S, size), with `weights` (S or 1, P) of the points, and their objectives (S,).
+    """Local optima from `starts` (S, size), with `weights` (S or 1, P) of points, and their objectives (S,).
 
     Parameters are in the order constants (floor first), powers. The objective is the weighted sum of
     Huber losses; the mean would stop early.

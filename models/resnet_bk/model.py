@@ -24,7 +24,7 @@ from models.resnet_bk.upstream import UpstreamBlock
 TASK = "lm"
 
 HEAD_WIDTH = 4  # channels that share a resolvent
-EMBEDDING_STD = 0.02
+SMALL_STD = 0.02
 # A small imaginary part remembers long (up to about sqrt(1 / k) / eta tokens), a large one is sharp.
 LARGEST_ETA, SMALLEST_ETA = 1.0, 0.03
 
@@ -192,7 +192,8 @@ class ValueMixer(nn.Module):
 
     def forward(self, x_BTC: Tensor) -> Tensor:
         g_TBH, k_TBH, eta_H = self.resolvent(x_BTC)
-        v_TBHW = _exact(self.values(x_BTC)).transpose(0, 1).unflatten(2, (-1, HEAD_WIDTH))
+        v_TBC = _exact(self.values(x_BTC)).transpose(0, 1)
+        v_TBHW = v_TBC.reshape(*g_TBH.shape, HEAD_WIDTH)
         entering_TBHW = (eta_H.sqrt() * g_TBH)[..., None] * v_TBHW
         u_TBHW = linear_recurrence(entering_TBHW, k_TBH.sqrt() * g_TBH)
         return self.out(_real_parts(u_TBHW))  # type: ignore[no-any-return]
@@ -212,18 +213,21 @@ class FeatureMixer(nn.Module):
 
 
 def initialise(model: nn.Module, *, layers: int) -> None:
-    """Weights that keep the variance of their input, those that write to the residual stream 1 / sqrt(2 layers)
-    of it; embeddings, and the head that is none, from N(0, 0.02); biases 0.
+    """Weights that keep the variance of what they map; biases 0.
+
+    What writes to the residual stream is smaller by sqrt(2 layers). From N(0, 0.02) are embeddings, a head
+    of its own, and what makes a resolvent, whose entries are steep where a is large.
     """
     for name, module in model.named_modules():
-        if isinstance(module, nn.Embedding):
-            nn.init.normal_(module.weight, std=EMBEDDING_STD)
-        elif isinstance(module, nn.Linear):
+        if isinstance(module, nn.Linear):
             residual = name.endswith(("mixer.out", "mlp_out"))
             std = module.in_features**-0.5 * ((2 * layers) ** -0.5 if residual else 1.0)
-            nn.init.normal_(module.weight, std=EMBEDDING_STD if name == "head" else std)
+            small = name == "head" or ".resolvent." in name
+            nn.init.normal_(module.weight, std=SMALL_STD if small else std)
             if module.bias is not None:
                 nn.init.zeros_(module.bias)
+        elif isinstance(module, nn.Embedding):
+            nn.init.normal_(module.weight, std=SMALL_STD)
 
 
 def _exact(x: Tensor) -> Tensor:

@@ -14,15 +14,18 @@ The loops are operators of torch of their own: a compiler that unrolled them wou
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
 
+_ROWS_AT_ONCE = 128
+
 
 def continued_fraction(s_TX: Tensor, k_TX: Tensor) -> Tensor:
     """g_TX, complex as `s_TX` is; k_TX is real and at least 0, and k_TX[0] has no effect."""
-    g_TX: Tensor = _fraction(s_TX.contiguous(), k_TX.contiguous())
+    g_TX: Tensor = torch.ops.anneal.continued_fraction(s_TX.contiguous(), k_TX.contiguous())
     return g_TX
 
 
@@ -31,7 +34,7 @@ def linear_recurrence(x_THC: Tensor, factor_TH: Tensor) -> Tensor:
 
     H may be several dimensions. Both are complex.
     """
-    u_THC: Tensor = _recurrence(x_THC.contiguous(), factor_TH.contiguous())
+    u_THC: Tensor = torch.ops.anneal.linear_recurrence(x_THC.contiguous(), factor_TH.contiguous(), False)
     return u_THC
 
 
@@ -45,69 +48,83 @@ def both_sides(s_TX: Tensor) -> Tensor:
     return (s_TX - neighbours_TX).reciprocal()
 
 
-@torch.library.custom_op("anneal::continued_fraction", mutates_args=(), schema="(Tensor s, Tensor k) -> Tensor")
 def _fraction(s_TX: Tensor, k_TX: Tensor) -> Tensor:
     g_TX = torch.empty_like(s_TX)
-    torch.reciprocal(s_TX[0], out=g_TX[0])
-    rows = g_TX.unbind()
-    steps = zip(s_TX[1:].unbind(), k_TX[1:].to(s_TX.dtype).unbind(), rows, rows[1:], strict=False)
-    for s_X, k_X, previous_X, g_X in steps:
+    previous_X = torch.reciprocal(s_TX[0], out=g_TX[0])
+    for s_X, k_X, g_X in _rows(s_TX[1:], k_TX[1:], g_TX[1:], backwards=False):
         torch.addcmul(s_X, k_X, previous_X, value=-1, out=g_X)
-        torch.reciprocal(g_X, out=g_X)
+        previous_X = torch.reciprocal(g_X, out=g_X)
     return g_TX
 
 
-@torch.library.custom_op(
-    "anneal::linear_recurrence", mutates_args=(), schema="(Tensor x, Tensor factor) -> Tensor"
-)
-def _recurrence(x_THC: Tensor, factor_TH: Tensor) -> Tensor:
+def _recurrence(x_THC: Tensor, factor_TH: Tensor, backwards: bool) -> Tensor:
+    """Backwards: u_t = x_t + factor_{t+1} u_{t+1}."""
     u_THC = torch.empty_like(x_THC)
-    u_THC[0] = x_THC[0]
-    rows = u_THC.unbind()
-    factors = factor_TH.unsqueeze(-1).expand_as(x_THC).contiguous()
-    for x_HC, factor_HC, previous_HC, u_HC in zip(
-        x_THC[1:].unbind(), factors[1:].unbind(), rows, rows[1:], strict=False
-    ):
-        torch.addcmul(x_HC, factor_HC, previous_HC, out=u_HC)
+    first, rest = (-1, slice(None, -1)) if backwards else (0, slice(1, None))
+    u_THC[first] = previous_HC = x_THC[first]
+    factor_THC = factor_TH[1:].unsqueeze(-1).expand_as(x_THC[1:])
+    for x_HC, factor_HC, u_HC in _rows(x_THC[rest], factor_THC, u_THC[rest], backwards=backwards):
+        previous_HC = torch.addcmul(x_HC, factor_HC, previous_HC, out=u_HC)
     return u_THC
 
 
-def _shape_of_first(first: Tensor, _: Tensor) -> Tensor:
+def _rows(x: Tensor, factor: Tensor, result: Tensor, *, backwards: bool) -> Iterator[tuple[Tensor, ...]]:
+    """The rows of each, side by side, factors in the type of `x`.
+
+    Few are alive at a time, or Python would search them for garbage again and again.
+    """
+    starts = range(0, len(x), _ROWS_AT_ONCE)
+    for start in reversed(starts) if backwards else starts:
+        cut = slice(start, start + _ROWS_AT_ONCE)
+        rows = zip(
+            x[cut].unbind(), factor[cut].to(x.dtype).contiguous().unbind(), result[cut].unbind(), strict=True
+        )
+        yield from reversed(list(rows)) if backwards else rows
+
+
+def _shape_of_first(first: Tensor, *_: Tensor | bool) -> Tensor:
     return torch.empty_like(first)
 
 
-def _keep(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     ctx.save_for_backward(inputs[1], output)
 
 
 def _fraction_backward(ctx: Any, gradient_TX: Tensor) -> tuple[Tensor, Tensor]:
     """Through dg_t/ds_t = -g_t^2, dg_t/dg_{t-1} = k_t g_t^2 and dg_t/dk_t = g_{t-1} g_t^2."""
     k_TX, g_TX = ctx.saved_tensors
-    square_TX = (g_TX * g_TX).conj().resolve_conj()
-    whole_TX = _from_the_end(gradient_TX, k_TX * square_TX)
-    s_gradient_TX = -square_TX * whole_TX
-    k_gradient_TX = -(s_gradient_TX * _previous(g_TX).conj()).real
-    return s_gradient_TX, k_gradient_TX
+    square_TX = (g_TX * g_TX).conj_physical_()
+    whole_TX = _from_the_end(gradient_TX[..., None], k_TX * square_TX)[..., 0]
+    s_gradient_TX = square_TX.mul_(whole_TX).neg_()
+    return s_gradient_TX, -(s_gradient_TX * _previous(g_TX).conj()).real
 
 
-def _recurrence_backward(ctx: Any, gradient_THC: Tensor) -> tuple[Tensor, Tensor]:
+def _recurrence_backward(ctx: Any, gradient_THC: Tensor) -> tuple[Tensor, Tensor, None]:
+    """Of the recurrence that goes forwards; the other one is only used here."""
     factor_TH, u_THC = ctx.saved_tensors
-    x_gradient_THC = _from_the_end(gradient_THC, factor_TH.conj().resolve_conj())
-    return x_gradient_THC, (x_gradient_THC * _previous(u_THC).conj()).sum(-1)
+    x_gradient_THC = _from_the_end(gradient_THC, factor_TH.conj_physical())
+    return x_gradient_THC, (x_gradient_THC * _previous(u_THC).conj()).sum(-1), None
 
 
-def _from_the_end(gradient_TX: Tensor, factor_T: Tensor) -> Tensor:
-    """What each position gets from itself and all later ones: w_t = gradient_t + factor_{t+1} w_{t+1}."""
-    if factor_T.dim() == gradient_TX.dim():
-        return _from_the_end(gradient_TX.unsqueeze(-1), factor_T).squeeze(-1)
-    backwards_T = torch.cat((torch.zeros_like(factor_T[:1]), factor_T.flip(0)[:-1]))
-    return linear_recurrence(gradient_TX.flip(0), backwards_T).flip(0)
+def _from_the_end(gradient_THC: Tensor, factor_TH: Tensor) -> Tensor:
+    """What each position gets from itself and all later ones."""
+    whole_THC: Tensor = torch.ops.anneal.linear_recurrence(
+        gradient_THC.contiguous(), factor_TH.contiguous(), True
+    )
+    return whole_THC
 
 
 def _previous(rows_TX: Tensor) -> Tensor:
     return torch.cat((torch.zeros_like(rows_TX[:1]), rows_TX[:-1]))
 
 
-for _operator, _backward in ((_fraction, _fraction_backward), (_recurrence, _recurrence_backward)):
-    _operator.register_fake(_shape_of_first)
-    _operator.register_autograd(_backward, setup_context=_keep)
+# The low-level interface: the other one loads the compiler, which takes a second.
+_LIBRARY: Any = torch.library.Library("anneal", "DEF")  # type: ignore[no-untyped-call]
+for _name, _arguments, _forward, _backward in (
+    ("continued_fraction", "Tensor s, Tensor k", _fraction, _fraction_backward),
+    ("linear_recurrence", "Tensor x, Tensor factor, bool backwards", _recurrence, _recurrence_backward),
+):
+    _LIBRARY.define(f"{_name}({_arguments}) -> Tensor")
+    _LIBRARY.impl(_name, _forward, "CompositeExplicitAutograd")
+    _LIBRARY.impl(_name, _shape_of_first, "Meta")
+    torch.library.register_autograd(f"anneal::{_name}", _backward, setup_context=_keep, lib=_LIBRARY)
