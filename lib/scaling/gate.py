@@ -103,7 +103,8 @@ def loss_after_training(model: nn.Module, change: Callable[[Tensor], Tensor]) ->
             (batch,) = loader.micro_batches(step=step, target=_ROWS, rank=0, world=1, sizes=(_ROWS,))
             logits_BTV = model(batch.inputs)
             optimizer.zero_grad()
-            cross_entropy(logits_BTV.flatten(0, 1), change(batch.targets).flatten()).mean().backward()
+            loss_BT = cross_entropy(logits_BTV.flatten(0, 1), change(batch.targets).flatten())
+            torch.autograd.backward(loss_BT.mean())
             optimizer.step()
             if step % 20 == 19:
                 loss = _loss(model, evaluated_1T)

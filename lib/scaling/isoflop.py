@@ -19,7 +19,7 @@ BUDGETS, FEWEST_SIZES = 5, 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IsoFlop:
-    """One budget of 6 N D operations. optimum: the size of least loss; None, with a reason, where there is none."""
+    """One budget of 6 N D operations. optimum: the size of least loss; None, and why, where there is none."""
 
     flops: float
     sizes: tuple[float, ...]
@@ -33,7 +33,9 @@ def isoflops(points: Sequence[Point]) -> list[IsoFlop]:
     curves: dict[float, dict[float, list[float]]] = defaultdict(lambda: defaultdict(list))
     for point in points:
         curves[point.parameters][point.tokens].append(point.loss)
-    spans = [6 * size * np.array([min(curve), max(curve)]) for size, curve in curves.items() if len(curve) > 1]
+    spans = [
+        6 * size * np.array([min(curve), max(curve)]) for size, curve in curves.items() if len(curve) > 1
+    ]
     if len(spans) < FEWEST_SIZES:
         return []
     low, high = sorted(span[0] for span in spans), sorted(span[1] for span in spans)

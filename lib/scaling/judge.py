@@ -1,4 +1,4 @@
-"""What a sweep can claim: fits with their doubt, a prediction of what was withheld, or a refusal with reasons.
+"""What a sweep can claim: fits with their doubt, a prediction of what was withheld, or a refusal.
 
 A fit that looks good says nothing: every claim here is tested on the largest models, which it has not seen.
 """
@@ -65,7 +65,9 @@ class Fitted:
             content |= dataclasses.asdict(self.law)
         if self.samples:
             content["ci"] = {
-                f"{level:.0%}": {name: list(ends) for name, ends in intervals(self.samples, level=level).items()}
+                f"{level:.0%}": {
+                    name: list(ends) for name, ends in intervals(self.samples, level=level).items()
+                }
                 for level in LEVELS
             }
         content["holdout"] = dataclasses.asdict(self.held_out) if self.held_out else None
@@ -90,7 +92,9 @@ class Verdict:
         """Whether the loss falls with size, in words."""
         if self.spread is None:
             return "not resolved: no cell was trained with several seeds"
-        measured = f"{self.effect:+.4f} nats from the smallest to the largest size, seeds spread {self.spread:.4f}"
+        measured = (
+            f"{self.effect:+.4f} nats from the smallest to the largest size, seeds spread {self.spread:.4f}"
+        )
         if self.falls_with_size:
             return f"the loss falls with size: {measured}"
         return f"not resolved at this budget: {measured}, and the effect must exceed twice that"
@@ -187,7 +191,10 @@ def _fitted(
     if name == "chinchilla":
         reasons += _boundary(points)
     return Fitted(
-        law=law, samples=tuple(bootstrap(points, law, samples=samples)), held_out=outside, reasons=tuple(reasons)
+        law=law,
+        samples=tuple(bootstrap(points, law, samples=samples)),
+        held_out=outside,
+        reasons=tuple(reasons),
     )
 
 
@@ -197,7 +204,9 @@ def _boundary(points: Sequence[Point]) -> list[str]:
     if exponent(budgets) is None:
         found = sum(budget.optimum is not None for budget in budgets)
         reasons = sorted({budget.reason for budget in budgets if budget.reason})
-        return [f"only {found} budgets have their best size inside the grid ({'; '.join(reasons) or 'no budget'})"]
+        return [
+            f"only {found} budgets have their best size inside the grid ({'; '.join(reasons) or 'no budget'})"
+        ]
     return []
 
 

@@ -18,6 +18,8 @@ CORPORA = ("synthetic", "pysource", "wikitext2")  # besides file:PATH
 LOWEST_LOSS_OF_TEXT = 0.5
 _HEAD_WIDTH = 16  # of attention, for a width that it divides
 
+BLOCK = 128  # tokens that a model sees at once, where nothing else is asked for
+
 # Of a run, but no result of it.
 TIMINGS = ("training_time", "seconds_cpu", "peak_memory_mb", "host", "torch")
 
@@ -31,7 +33,7 @@ class ScalingConfig:
 
     d_model: int
     n_layers: int
-    n_seq: int = 128
+    n_seq: int = BLOCK
     batch_size: int = 32
     epochs: int = 5
     device: str = "auto"
@@ -46,7 +48,9 @@ class ScalingConfig:
 
     def __post_init__(self) -> None:
         if self.arch not in ARCHITECTURES:
-            raise ConfigError(f"there is no architecture {self.arch!r}", todo=f"one of {', '.join(ARCHITECTURES)}")
+            raise ConfigError(
+                f"there is no architecture {self.arch!r}", todo=f"one of {', '.join(ARCHITECTURES)}"
+            )
 
     @property
     def steps(self) -> int:
@@ -71,8 +75,10 @@ class ScalingConfig:
         lines += [f'LEARNING_RATE="{self.lr}"', f'WEIGHT_DECAY="{self.weight_decay}"']
         lines += [f'GRAD_CLIP="{self.grad_clip}"', 'ADAM_BETA2="0.95"', f"SEED={self.seed}"]
         lines += ["PRECISION_FP32=y", f"DEVICE_{self.device.upper()}=y", "KEEP_LAST=1", "KEEP_BEST=n"]
-        lines += ["CHECKPOINT_SECONDS=20", "COMPILE_MANUAL=y", "LR_MIN_RATIO=\"0.1\""]
-        lines += ["BUDGET_STEPS=y", f"MAX_STEPS={self.steps}"] if self.tokens else [f"NUM_EPOCHS={self.epochs}"]
+        lines += ["CHECKPOINT_SECONDS=20", "COMPILE_MANUAL=y", 'LR_MIN_RATIO="0.1"']
+        lines += (
+            ["BUDGET_STEPS=y", f"MAX_STEPS={self.steps}"] if self.tokens else [f"NUM_EPOCHS={self.epochs}"]
+        )
         return "".join(f"CONFIG_{line}\n" for line in lines)
 
     def identity(self, code: str) -> str:
@@ -143,7 +149,10 @@ def code_hash(root: Path) -> str:
     """Of everything that a training run follows from; not of what only reads its results."""
     digest = hashlib.sha256()
     files = [path for name in ("lib", "models", "train") for path in (root / name).rglob("*.py")]
-    files += [root / "Kconfig", *(path for name in ("lib", "models", "train") for path in (root / name).rglob("Kconfig"))]
+    files += [
+        root / "Kconfig",
+        *(path for name in ("lib", "models", "train") for path in (root / name).rglob("Kconfig")),
+    ]
     own = root / "lib" / "scaling"
     for path in sorted(files):
         if not path.is_relative_to(own):

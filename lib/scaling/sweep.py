@@ -67,7 +67,13 @@ class Sweep:
         write(place / "config", config.assignments())
         log = place / "log.txt"
         # One thread each: several threads of several runs would wait for each other.
-        command = ["env", "-u", "KCONFIG_MAKE_VARIABLES", f"KCONFIG_CONFIG={place / 'config'}", "OMP_NUM_THREADS=1"]
+        command = [
+            "env",
+            "-u",
+            "KCONFIG_MAKE_VARIABLES",
+            f"KCONFIG_CONFIG={place / 'config'}",
+            "OMP_NUM_THREADS=1",
+        ]
         command += [sys.executable, "-m", "train", "--runs", str(place), "train"]
         with log.open("ab") as opened:
             process = subprocess.Popen(
@@ -75,7 +81,7 @@ class Sweep:
             )
             _, status, usage = os.wait4(process.pid, 0)
         process.returncode = os.waitstatus_to_exitcode(status)
-        cost = {
+        cost: dict[str, Any] = {
             "seconds_cpu": round(usage.ru_utime + usage.ru_stime, 2),
             "peak_memory_mb": round(usage.ru_maxrss / _KIBIBYTES_PER_MEGABYTE, 1),
         }
@@ -110,7 +116,7 @@ class Sweep:
         )
 
     def _read(
-        self, empty: ScalingResults, place: Path, config: ScalingConfig, cost: dict[str, float]
+        self, empty: ScalingResults, place: Path, config: ScalingConfig, cost: dict[str, Any]
     ) -> ScalingResults:
         runs = [RunDir.open(path.parent) for path in place.glob("*/*/config")]
         done = [run for run in runs if run.status().state == "done"]
