@@ -73,6 +73,7 @@ class ScalingExperiments:
     ) -> None:
         self.out, self.corpus_name, self.say = Path(output_dir).resolve(), corpus, say
         self.workers = workers or len(os.sched_getaffinity(0))
+        self._judged: tuple[dict[str, tuple[Point, ...]], dict[str, Verdict]] = ({}, {})
 
     @cached_property
     def corpus(self) -> Corpus:
@@ -182,7 +183,10 @@ class ScalingExperiments:
 
     def verdicts(self) -> dict[str, Verdict]:
         """Of each architecture, from its sound results alone."""
-        return {arch: judge(points_of(sound)) for arch, sound in by_architecture(self.results()).items()}
+        points = {arch: tuple(points_of(sound)) for arch, sound in by_architecture(self.results()).items()}
+        if points != self._judged[0]:
+            self._judged = points, {arch: judge(own) for arch, own in points.items()}
+        return self._judged[1]
 
     def analyze_scaling_laws(self) -> dict[str, Any]:
         """Fit, doubt and write scaling_law.json, whose content it returns."""
