@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from lib.scaling.counts import Counts, count
 from models.resnet_bk.scan import both_sides, continued_fraction, linear_recurrence
 from tests.tokens import text_spec
 
+ROOT = Path(__file__).resolve().parents[2]
 LENGTH = 32
 WIDTHS, LAYERS = (64, 128, 256, 512), (4, 8, 12, 16)
 # Of the published code with its vocabulary of 30,000 words and 128 positions.
@@ -160,7 +162,7 @@ def test_every_form_learns_from_a_gradient_that_is_right(form: str) -> None:
 
 @pytest.mark.parametrize(("width", "layers"), list(itertools.product(WIDTHS, LAYERS)))
 def test_parameters_of_the_grid(width: int, layers: int) -> None:
-    """Against formulas that are written down from the layers, and the published figures."""
+    """Against formulas that are written down from the layers, the published figures, and what is told of them."""
 
     def counts(form: str, vocab_size: int) -> Counts:
         spec = text_spec(vocab_size=vocab_size, block_size=128)
@@ -176,6 +178,10 @@ def test_parameters_of_the_grid(width: int, layers: int) -> None:
     found = counts("upstream", 30_000)
     assert found == Counts(total=total, nonembedding=blocks, active=blocks - layers * 3 * experts)
     assert found == PUBLISHED.get((width, layers), found)
+    own = counts("value", 256)
+    figures = (own.total, own.active, found.total, found.nonembedding, found.active)
+    row = " | ".join([str(width), str(layers), *(f"{figure:,}" for figure in figures)])
+    assert f"| {row} |" in (ROOT / "docs" / "scaling.md").read_text()
 
 
 def test_a_token_passes_the_active_parameters() -> None:
