@@ -162,7 +162,7 @@ def test_every_form_learns_from_a_gradient_that_is_right(form: str) -> None:
 
 @pytest.mark.parametrize(("width", "layers"), list(itertools.product(WIDTHS, LAYERS)))
 def test_parameters_of_the_grid(width: int, layers: int) -> None:
-    """Against formulas that are written down from the layers, the published figures, and what is told of them."""
+    """Against formulas written down from the layers, the published figures, and what the document says."""
 
     def counts(form: str, vocab_size: int) -> Counts:
         spec = text_spec(vocab_size=vocab_size, block_size=128)
