@@ -24,7 +24,7 @@ from lib.scaling.counts import count, training_flops
 from lib.scaling.results import ScalingConfig, ScalingResults, read, write
 
 _KIBIBYTES_PER_MEGABYTE = 1e6 / 1024
-_LAST_LINES = 5  # of a failed run, in its reason
+_LAST_LINES = 2  # of a failed run, in its reason
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,9 +160,9 @@ def failures(results: Iterable[ScalingResults]) -> list[str]:
 
 
 def _tail(log: Path) -> str:
+    """The error, and the line before it, where a configuration says which of it is at fault."""
     lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
-    told = [line for line in lines if line.startswith("error:")] or lines
-    return " / ".join(told[-_LAST_LINES:] if not lines else told[-1:])
+    return " / ".join(line.strip() for line in lines[-_LAST_LINES:])
 
 
 def _torch_version() -> str:

@@ -10,7 +10,7 @@ import pytest
 
 from lib.scaling.isoflop import exponent, isoflops
 from lib.scaling.judge import held_out, judge, seed_spread, shortfalls
-from lib.scaling.laws import Point
+from lib.scaling.laws import Point, fit
 
 SIZES = (3e5, 1e6, 3e6, 1e7, 3e7)
 TOKENS = (1e7, 3e7, 1e8, 3e8)
@@ -59,6 +59,8 @@ def test_a_wrong_law_is_found_out_by_what_was_withheld() -> None:
     without, with_floor = (held_out(points, name, **QUICK) for name in ("power", "floor"))
     assert without is not None and with_floor is not None
     assert without.error > 10 * with_floor.error and without.bias > 0
+    unseen = fit(points[:-1], name="power").loss(parameters=SIZES[-1], tokens=TOKENS[-1])
+    assert without.bias == pytest.approx(np.log(points[-1].loss / unseen), rel=1e-6), "the largest was withheld"
 
 
 def test_too_few_points_sizes_or_amounts_are_refused() -> None:
