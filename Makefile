@@ -15,7 +15,7 @@ export KCONFIG_CONFIG
 # written $$). Their names tell them from what the environment happens to hold.
 KCONFIG_MAKE_VARIABLES := $(foreach name,$(.VARIABLES),$(if $(filter command,$(origin $(name))),$(name)))
 KCONFIG_MAKE_KNOWN := PYTHON VENV O V KCONFIG_CONFIG GOMP_SPINCOUNT FILE RUN BEST NAME TASK \
-	DIRECTORY PROMPT TEMPERATURE TOP_K SEED TOKENS QUICK BUDGET COMPARE EPOCHS BATCH DEVICE CORPUS OUT
+	DIRECTORY PROMPT TEMPERATURE TOP_K SEED TOKENS GPU JSON QUICK BUDGET COMPARE EPOCHS BATCH DEVICE CORPUS OUT
 export KCONFIG_MAKE_VARIABLES
 export KCONFIG_MAKE_KNOWN
 
@@ -47,6 +47,8 @@ USE_SEED := sample
 USE_TOKENS := sample
 USE_NAME := new-model
 USE_TASK := new-model
+USE_GPU := plan
+USE_JSON := plan
 SCALING := scaling scaling-plan scaling-run scaling-fit scaling-plot scaling-report
 $(foreach name,QUICK BUDGET COMPARE EPOCHS BATCH DEVICE CORPUS OUT,$(eval USE_$(name) := $(SCALING)))
 # Those that write a configuration say that CONFIG_ variables are for runs.
@@ -96,12 +98,15 @@ defconfig-%: ready
 ## sample: let the newest language model, or RUN=, continue PROMPT=; TEMPERATURE= TOP_K= SEED= TOKENS=
 ## export: write weights to DIRECTORY= in the layout of Hugging Face transformers
 ## plots: draw the curves of the newest run, or of RUN=
-## plan: show what would be decided for this machine, and why
+## plan: show what would be decided for this machine, or for GPU=h100-80gx4:70G, GPU=all; JSON=1
 ## scaling: train several sizes and judge how the loss falls; QUICK=1 BUDGET= COMPARE= CORPUS= EPOCHS= BATCH= DEVICE= OUT=
 ## scaling-PART: one part of it: plan, run, fit, plot or report
 ## bench: compare the training loop with a bare one
-train plan: configured ready
+train: configured ready
 	$(TRAIN) $@
+
+plan: configured ready
+	$(TRAIN) $@ $(call option,gpu,GPU) $(if $(call given,JSON),--json)
 
 # A stored run brings its own configuration.
 resume: ready symbols
@@ -212,6 +217,9 @@ ifneq ($(UNUSED),)
 	@printf 'error: %s is not used by make %s; it is for: %s%s\n' $(call quote,$(UNUSED)) $(call quote,$(GOALS)) \
 	      $(call quote,$(subst %,NAME,$(call used_by,$(UNUSED)))) \
 	      $(if $(filter CONFIG_%,$(UNUSED)),$(if $(filter $(USE_RUN),$(GOALS)),'; a stored run keeps its configuration')) >&2; exit 2
+endif
+ifneq ($(filter-out '1',$(call given,JSON)),)
+	@echo 'error: JSON is 1, or left out' >&2; exit 2
 endif
 ifneq ($(filter-out '1',$(call given,BEST)),)
 	@echo 'error: BEST is 1, or left out for the newest checkpoint' >&2; exit 2
