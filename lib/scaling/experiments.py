@@ -36,7 +36,7 @@ from lib.scaling.results import (
 from lib.scaling.sweep import Sweep, failures
 
 ROOT = Path(__file__).resolve().parents[2]
-ALL_RESULTS, LAW, REPORT, PLAN = "all_scaling_results.json", "scaling_law.json", "report.txt", "plan.json"
+ALL_RESULTS, LAW, REPORT, PLAN = "all_scaling_results.json", "scaling_law.json", "report.txt", "sweep.json"
 _LUCK_NATS = 0.01  # a loss so far below a known entropy rate can be chance: four deviations
 
 

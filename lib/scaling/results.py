@@ -74,7 +74,13 @@ class ScalingConfig:
         lines += [f"BLOCK_SIZE={self.n_seq}", f"TARGET_EFFECTIVE_BATCH={self.batch_size}"]
         lines += [f'LEARNING_RATE="{self.lr}"', f'WEIGHT_DECAY="{self.weight_decay}"']
         lines += [f'GRAD_CLIP="{self.grad_clip}"', 'ADAM_BETA2="0.95"', f"SEED={self.seed}"]
-        lines += ["PRECISION_FP32=y", f"DEVICE_{self.device.upper()}=y", "KEEP_LAST=1", "KEEP_BEST=n"]
+        lines += [
+            "PRECISION_FP32=y",
+            f"DEVICE_{self.device.upper()}=y",
+            "KEEP_LAST=1",
+            "KEEP_BEST=n",
+            "AUTO_METHOD_TABLE=y",
+        ]
         lines += ["CHECKPOINT_SECONDS=20", "COMPILE_MANUAL=y", 'LR_MIN_RATIO="0.1"']
         lines += (
             ["BUDGET_STEPS=y", f"MAX_STEPS={self.steps}"] if self.tokens else [f"NUM_EPOCHS={self.epochs}"]

@@ -65,7 +65,7 @@ class Sweep:
         identity = config.identity(self.code)
         place = self.out / "runs" / f"{name}-{identity}"
         write(place / "config", config.assignments())
-        log = place / "log.txt"
+        log = place / "output.txt"
         # One thread each: several threads of several runs would wait for each other.
         command = [
             "env",
