@@ -52,7 +52,7 @@ USE_JSON := plan
 SCALING := scaling scaling-plan scaling-run scaling-fit scaling-plot scaling-report
 $(foreach name,QUICK BUDGET COMPARE EPOCHS BATCH DEVICE CORPUS OUT,$(eval USE_$(name) := $(SCALING)))
 # Those that write a configuration say that CONFIG_ variables are for runs.
-USE_CONFIG := train train-% plan checkconfig menuconfig olddefconfig savedefconfig defconfig-% %_defconfig all
+USE_CONFIG := train train-% plan bench checkconfig menuconfig olddefconfig savedefconfig defconfig-% %_defconfig all
 used_by = $(USE_$(if $(filter CONFIG_%,$(1)),CONFIG,$(1)))
 unused = $(if $(filter $(used_by),$(GOALS)),,$(1))
 LIMITED := $(filter-out PYTHON VENV O V KCONFIG_CONFIG GOMP_SPINCOUNT,$(filter $(KCONFIG_MAKE_KNOWN) CONFIG_%,$(KCONFIG_MAKE_VARIABLES)))
@@ -101,7 +101,7 @@ defconfig-%: ready
 ## plan: show what would be decided for this machine, or for GPU=h100-80gx4:70G, GPU=all; JSON=1
 ## scaling: train several sizes and judge how the loss falls; QUICK=1 BUDGET= COMPARE= CORPUS= EPOCHS= BATCH= DEVICE= OUT=
 ## scaling-PART: one part of it: plan, run, fit, plot or report
-## bench: compare the training loop with a bare one
+## bench: compare the step rate of the configured training with a bare loop's, and bf16 with fp32
 train: configured ready
 	$(TRAIN) $@
 
@@ -127,7 +127,7 @@ export: ready symbols
 plots: ready symbols
 	$(Q)$(PY) -m scripts.plots --runs $(call quote,$(RUNS)) $(call given,RUN)
 
-bench: ready symbols
+bench: configured ready
 	$(Q)$(PY) -m scripts.bench
 
 $(SCALING): ready symbols
