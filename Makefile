@@ -15,7 +15,7 @@ export KCONFIG_CONFIG
 # written $$). Their names tell them from what the environment happens to hold.
 KCONFIG_MAKE_VARIABLES := $(foreach name,$(.VARIABLES),$(if $(filter command,$(origin $(name))),$(name)))
 KCONFIG_MAKE_KNOWN := PYTHON VENV O V KCONFIG_CONFIG GOMP_SPINCOUNT FILE RUN BEST NAME TASK \
-	DIRECTORY PROMPT TEMPERATURE TOP_K SEED TOKENS GPU JSON
+	DIRECTORY PROMPT TEMPERATURE TOP_K SEED TOKENS GPU JSON QUICK BUDGET COMPARE EPOCHS BATCH DEVICE CORPUS OUT
 export KCONFIG_MAKE_VARIABLES
 export KCONFIG_MAKE_KNOWN
 
@@ -49,11 +49,13 @@ USE_NAME := new-model
 USE_TASK := new-model
 USE_GPU := plan
 USE_JSON := plan
+SCALING := scaling scaling-plan scaling-run scaling-fit scaling-plot scaling-report
+$(foreach name,QUICK BUDGET COMPARE EPOCHS BATCH DEVICE CORPUS OUT,$(eval USE_$(name) := $(SCALING)))
 # Those that write a configuration say that CONFIG_ variables are for runs.
 USE_CONFIG := train train-% plan bench checkconfig menuconfig olddefconfig savedefconfig defconfig-% %_defconfig all
 used_by = $(USE_$(if $(filter CONFIG_%,$(1)),CONFIG,$(1)))
 unused = $(if $(filter $(used_by),$(GOALS)),,$(1))
-LIMITED := $(filter FILE RUN BEST NAME TASK DIRECTORY PROMPT TEMPERATURE TOP_K SEED TOKENS GPU JSON CONFIG_%,$(KCONFIG_MAKE_VARIABLES))
+LIMITED := $(filter-out PYTHON VENV O V KCONFIG_CONFIG GOMP_SPINCOUNT,$(filter $(KCONFIG_MAKE_KNOWN) CONFIG_%,$(KCONFIG_MAKE_VARIABLES)))
 UNUSED := $(firstword $(foreach name,$(LIMITED),$(call unused,$(name))))
 
 # One goal after the other, so that make -j defconfig-lenet5 train means what it says.
@@ -97,6 +99,8 @@ defconfig-%: ready
 ## export: write weights to DIRECTORY= in the layout of Hugging Face transformers
 ## plots: draw the curves of the newest run, or of RUN=
 ## plan: show what would be decided for this machine, or for GPU=h100-80gx4:70G, GPU=all; JSON=1
+## scaling: train several sizes and judge how the loss falls; QUICK=1 BUDGET= COMPARE= CORPUS= EPOCHS= BATCH= DEVICE= OUT=
+## scaling-PART: one part of it: plan, run, fit, plot or report
 ## bench: compare the step rate of the configured training with a bare loop's, and bf16 with fp32
 train: configured ready
 	$(TRAIN) $@
@@ -125,6 +129,11 @@ plots: ready symbols
 
 bench: configured ready
 	$(Q)$(PY) -m scripts.bench
+
+$(SCALING): ready symbols
+	$(Q)$(PY) -m scripts.scaling $(if $(filter scaling,$@),all,$(@:scaling-%=%)) $(if $(call given,QUICK),--quick) $(call option,budget,BUDGET) \
+	      $(call option,compare,COMPARE) $(call option,corpus,CORPUS) $(call option,epochs,EPOCHS) \
+	      $(call option,batch,BATCH) $(call option,device,DEVICE) $(call option,out,OUT)
 
 # train-NAME keeps to a directory of its own, unless O= or KCONFIG_CONFIG= names another place.
 TRAIN_NAMES := $(addprefix train-,$(NAMES))
@@ -191,7 +200,7 @@ help: symbols
 	      '$(KCONFIG_MAKE_KNOWN)'
 
 .PHONY: all menuconfig olddefconfig list-defconfigs savedefconfig checkconfig $(DEFCONFIGS) \
-	train resume plan eval sample export plots bench $(TRAIN_NAMES) test test-fast check new-model \
+	train resume plan eval sample export plots bench $(SCALING) $(TRAIN_NAMES) test test-fast check new-model \
 	clean mrproper distclean data-clean printvars help variables symbols configured ready ready-dev
 
 # A variable that nothing reads (make train LR=3) stops every target, whatever it is. The script
@@ -214,6 +223,9 @@ ifneq ($(filter-out '1',$(call given,JSON)),)
 endif
 ifneq ($(filter-out '1',$(call given,BEST)),)
 	@echo 'error: BEST is 1, or left out for the newest checkpoint' >&2; exit 2
+endif
+ifneq ($(filter-out '1',$(call given,QUICK)),)
+	@echo 'error: QUICK is 1, or left out for the whole grid' >&2; exit 2
 endif
 
 # What loads the configuration checks CONFIG_ names itself; the other targets check them here.
