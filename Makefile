@@ -100,7 +100,11 @@ defconfig-%: ready
 ## plots: draw the curves of the newest run, or of RUN=
 ## plan: show what would be decided for this machine, or for GPU=h100-80gx4:70G, GPU=all; JSON=1
 ## scaling: train several sizes and judge how the loss falls; QUICK=1 BUDGET= COMPARE= CORPUS= EPOCHS= BATCH= DEVICE= OUT=
-## scaling-PART: one part of it: plan, run, fit, plot or report
+## scaling-plan: what each run of it would cost
+## scaling-run: its plan, gate and runs alone
+## scaling-fit: fit the laws of its results
+## scaling-plot: draw its results
+## scaling-report: say what its results show
 ## bench: compare the step rate of the configured training with a bare loop's, and bf16 with fp32
 train: configured ready
 	$(TRAIN) $@
