@@ -38,7 +38,7 @@ def _config(project: Project, options: Namespace) -> None:
     tree = load_own_tree(project.root)
     known: set[str] = set()
     if project.config_file.exists():
-        configuration, notices = load_file(tree, project.config_file, refresh=True)
+        configuration, notices = load_file(tree, project.config_file, refresh=True, tell_new=False)
         tell(notices)
         if options.command == "oldconfig":
             known = mentioned(tree, read_own(project.root, project.config_file))

@@ -31,7 +31,9 @@ def explain(configuration: StrictLoad, name: str) -> Iterator[str]:
     choice = tree.named_choices.get(bare)
     symbol = find(tree, bare)
     if symbol is None and choice is None:
-        raise ConfigError(reasons.unknown_symbol(tree, bare, ""), todo="make searchconfig Q=WORD finds it")
+        meant = reasons.suggest(tree, bare)
+        todo = f"did you mean {meant}?" if meant else "make searchconfig Q=WORD finds options"
+        raise ConfigError(f"{tree.config_prefix}{bare} is not a symbol", todo=todo)
     provenance = Provenance(configuration)
     rows = _of_choice(choice, provenance) if symbol is None else _of_symbol(symbol, provenance)
     for label, text in rows:

@@ -86,11 +86,14 @@ def load(*, root: Path, config_file: Path, overrides: Mapping[str, str] = Mappin
     )
 
 
-def load_file(tree: Any, config_file: Path, *, refresh: bool = False) -> tuple[StrictLoad, list[str]]:
+def load_file(
+    tree: Any, config_file: Path, *, refresh: bool = False, tell_new: bool = True
+) -> tuple[StrictLoad, list[str]]:
     """Load the configuration in `config_file` into `tree`; also gives the notices about it.
 
     A full file written by a tool names every symbol; those that have their default are left free to follow
-    it. With `refresh`, outdated values that such a file has for symbols without a prompt are computed anew.
+    it. With `refresh`, outdated values that such a file has for symbols without a prompt are computed anew;
+    with `tell_new` a notice names what such a file, written by an older tree, does not mention.
     Raises ConfigError for a file that is missing or has a fault.
     """
     if not config_file.exists():
@@ -99,7 +102,7 @@ def load_file(tree: Any, config_file: Path, *, refresh: bool = False) -> tuple[S
             todo="use make defconfig-NAME (make list-defconfigs shows the names) or make menuconfig",
         )
     layer = read_own(Path(tree.srctree), config_file)
-    configuration, notices = _load_layer(tree, layer, refresh=refresh)
+    configuration, notices = _load_layer(tree, layer, refresh=refresh, tell_new=tell_new)
     if not layer.assignments:
         notices.append(f"{layer.name} assigns nothing: every option has its default")
     return configuration, notices
@@ -134,7 +137,7 @@ def load_what_holds(tree: Any, config_file: Path) -> StrictLoad:
 
 def load_text(tree: Any, text: str) -> None:
     """Load a configuration that was written from `tree` itself."""
-    _load_layer(tree, read_text(text.encode(), name="memory"), refresh=False)
+    _load_layer(tree, read_text(text.encode(), name="memory"), refresh=False, tell_new=False)
 
 
 def accept(configuration: StrictLoad, todo: str) -> Verdict:
@@ -177,14 +180,14 @@ def typed_value(symbol: Any) -> Value:
         ) from error
 
 
-def _load_layer(tree: Any, layer: Layer, *, refresh: bool) -> tuple[StrictLoad, list[str]]:
+def _load_layer(tree: Any, layer: Layer, *, refresh: bool, tell_new: bool) -> tuple[StrictLoad, list[str]]:
     configuration = StrictLoad(tree)
     configuration.add(layer)
     if refresh:
         configuration.refresh_derived()
     notices = list(accept(configuration, "nothing was changed").notices)
     if configuration.is_by_tool(layer):
-        notices += _tell_new(tree, layer)
+        notices += _tell_new(tree, layer) if tell_new else []
         _release(configuration)
     return configuration, notices
 
