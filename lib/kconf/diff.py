@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from lib.errors import ConfigError
 from lib.kconf import defconfig, write
@@ -21,8 +22,8 @@ def differences(root: Path, old: str, new: str) -> Iterator[str]:
     old, new: a file, the directory of a run, or the name of a shipped configuration, also with fragments.
     Members of choices are left out: the name of the choice tells. Raises ConfigError.
     """
-    before, after = _values(root, old), _values(root, new)
     tree = load_own_tree(root)
+    before, after = _values(tree, old), _values(tree, new)
     order = {symbol.name: index for index, symbol in enumerate(tree.unique_defined_syms)}
     for name in sorted(before.keys() | after.keys(), key=lambda one: (order.get(one, len(order)), one)):
         symbol = find(tree, name)
@@ -37,16 +38,16 @@ def differences(root: Path, old: str, new: str) -> Iterator[str]:
             yield f" {name} {one} -> {other}"
 
 
-def _values(root: Path, place: str) -> dict[str, str]:
+def _values(tree: Any, place: str) -> dict[str, str]:
     """Symbol -> right-hand side for everything that has a value in the full configuration of `place`."""
     path = Path(place)
     if path.is_dir():
         path = path / RUN_CONFIG
     if path.is_file():
-        layer = read_own(root, path)
+        layer = read_own(Path(tree.srctree), path)
         if layer.faults:
             raise rejection(layer.faults, "nothing was compared")
-        configuration = StrictLoad(load_own_tree(root))
+        configuration = StrictLoad(tree)
         configuration.add(layer)
         # A full file speaks for itself, also where the Kconfig files have changed since.
         if configuration.is_by_tool(layer):
@@ -55,8 +56,8 @@ def _values(root: Path, place: str) -> dict[str, str]:
     elif "/" in place or place.startswith("."):
         raise ConfigError(f"{place} is neither a configuration nor the directory of a run")
     else:
-        configuration, _ = defconfig.compose(load_own_tree(root), place)
-    text = write.full_text(configuration.tree)
+        defconfig.compose(tree, place)
+    text = write.full_text(tree)
     return _pairs(read_text(text.encode(), name=place))
 
 

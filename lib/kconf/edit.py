@@ -12,7 +12,6 @@ from pathlib import Path
 from lib.errors import ConfigError
 from lib.kconf import defconfig, write
 from lib.kconf.extremes import KINDS, make_extreme, seed_of
-from lib.kconf.portable import machine_facts
 from lib.kconf.project import Command, Project, tell, write_file
 from lib.kconf.resolve import accept, load_file, mentioned, override, read_own, rejection, settings
 from lib.kconf.strict import StrictLoad
@@ -87,7 +86,7 @@ def _extreme(project: Project, options: Namespace) -> None:
     if options.command == "randconfig":
         seed = seed_of(os.environ)
         print(f"KCONFIG_SEED=0x{seed:X}")
-    configuration, notices = make_extreme(project.root, options.command, os.environ, seed=seed)
+    configuration, notices = make_extreme(load_own_tree(project.root), options.command, os.environ, seed=seed)
     tell(notices)
     project.save(
         configuration, changed=f"written by {options.command}", same=f"already as {options.command} has it"
@@ -126,6 +125,8 @@ def _merge(project: Project, options: Namespace) -> None:
 
 
 def _savedefconfig(project: Project, options: Namespace) -> None:
+    from lib.kconf.portable import machine_facts
+
     tree = load_own_tree(project.root)
     _, notices = load_file(tree, project.config_file)
     tell(notices)

@@ -18,7 +18,7 @@ from lib.kconf.defconfig import find_fragment
 from lib.kconf.reader import read_text
 from lib.kconf.resolve import accept, read_own
 from lib.kconf.strict import StrictLoad
-from lib.kconf.tree import has_prompt, is_logical, load_own_tree
+from lib.kconf.tree import has_prompt, is_logical
 
 # The command, and the name by which KCONFIG_ALLCONFIG=1 finds its file.
 KINDS = {
@@ -33,13 +33,13 @@ _DEFAULT_PROBABILITY = 50
 
 
 def make_extreme(
-    root: Path, command: str, environ: Mapping[str, str], *, seed: int = 0
+    tree: Any, command: str, environ: Mapping[str, str], *, seed: int = 0
 ) -> tuple[StrictLoad, list[str]]:
-    """The configuration of one of KINDS, and what is to be said of it. `seed` is for randconfig.
+    """The configuration of one of KINDS in our own `tree`, and what is to be said of it; `seed`: of randconfig.
 
     Raises ConfigError where the file of KCONFIG_ALLCONFIG does not hold, or KCONFIG_PROBABILITY is none.
     """
-    tree = load_own_tree(root)
+    root = Path(tree.srctree)
     configuration = StrictLoad(tree)
     if command == "tinyconfig":
         configuration.add(read_own(root, find_fragment(root, "tiny")))

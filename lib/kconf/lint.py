@@ -16,6 +16,7 @@ from lib.errors import ConfigError
 from lib.kconf import defconfig, write
 from lib.kconf.legacy import read_legacy
 from lib.kconf.portable import machine_facts
+from lib.kconf.strict import StrictLoad
 from lib.kconf.tree import find, has_prompt, load_own_tree
 from lib.kconf.values import parse_rule, value_line
 
@@ -181,13 +182,16 @@ def configurations_hold_and_are_minimal(tree: Any) -> Faults:
 
 def fragments_take_on_every_configuration(tree: Any) -> Faults:
     configurations, fragments = _shipped(tree)
-    for fragment in fragments:
-        for path in configurations:
-            try:
-                defconfig.compose(tree, f"{path.name}+{fragment.name}")
-            except ConfigError as error:
-                for line in error.findings or (str(error),):
-                    yield f"{line} (on {path.name})"
+    root = Path(tree.srctree)
+    bases = [defconfig.read_shipped(root, path) for path in configurations]
+    for fragment in (defconfig.read_shipped(root, path) for path in fragments):
+        for base in bases:
+            configuration = StrictLoad(tree)
+            configuration.add(base)
+            configuration.add(fragment)
+            for finding in configuration.finish().findings:
+                if finding.file == fragment.name:
+                    yield f"{finding} (on {base.name})"
 
 
 RULES: list[Rule] = [

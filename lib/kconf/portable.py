@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import socket
 from typing import Any
 
 import kconfiglib
@@ -19,6 +18,8 @@ _LEAST_HOST_NAME = 4  # shorter ones are also words
 
 def machine_facts(tree: Any, text: str, *, name: str) -> list[Finding]:
     """Lines of the configuration `text` that hold on one machine or day only, called `name` in findings."""
+    import socket  # few commands need it, and it takes long to import
+
     host = socket.gethostname().split(".")[0]
     findings = []
     for number, line in enumerate(text.splitlines(), 1):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -51,6 +50,8 @@ def write_atomically(path: Path, text: str, *, keep_old: bool = False) -> bool:
 def _written(write: Any, tree: Any, **arguments: object) -> str:
     """What a method of kconfiglib writes: it knows files only. The menu replaces these methods on its tree,
     hence those of the class."""
+    import tempfile  # not every command writes, and it takes long to import
+
     with tempfile.TemporaryDirectory(prefix="kconf-") as directory:
         path = Path(directory) / "config"
         write(tree, str(path), **arguments)
