@@ -35,7 +35,7 @@ _DEFAULT_PROBABILITY = 50
 def make_extreme(
     tree: Any, command: str, environ: Mapping[str, str], *, seed: int = 0
 ) -> tuple[StrictLoad, list[str]]:
-    """The configuration of one of KINDS in our own `tree`, and what is to be said of it; `seed`: of randconfig.
+    """The configuration of one of KINDS in our own `tree`, and what is to be said of it. `seed`: randconfig.
 
     Raises ConfigError where the file of KCONFIG_ALLCONFIG does not hold, or KCONFIG_PROBABILITY is none.
     """

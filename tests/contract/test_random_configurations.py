@@ -44,8 +44,9 @@ SMALL = {
     "GPT2_WIDTH": "8",
     "RESNET18_WIDTH": "4",
     "RESNET50_WIDTH": "4",
-    "DATA_DOWNLOAD": "n",
 }
+# In place of data that are not there: texts for the models that read them, images for the others.
+EMBEDDED = ("pysource", "scenes", "digits")
 
 
 @pytest.fixture(scope="module")
@@ -113,9 +114,13 @@ def test_random_configurations_lose_nothing_and_plan_or_say_why(trees: tuple[Any
 
 
 def small(file: Path) -> dict[str, str]:
-    """Those of SMALL that the configuration in `file` lets be set."""
+    """Those of SMALL that the configuration in `file` lets be set, and data that are there."""
     chosen: dict[str, str] = {}
-    for name, value in SMALL.items():
+    data = load(root=ROOT, config_file=file).values["DATASET"]
+    candidates = [] if data in EMBEDDED else [(f"DATASET_{name.upper()}", "y") for name in EMBEDDED]
+    for name, value in [*candidates, *SMALL.items()]:
+        if name.startswith("DATASET_") and chosen:
+            continue
         try:
             load(root=ROOT, config_file=file, overrides={**chosen, f"CONFIG_{name}": value})
         except ConfigError:
@@ -132,7 +137,7 @@ def test_a_sample_of_them_trains_or_says_why(
 
     file = tmp_path / ".config"
     monkeypatch.setenv("KCONFIG_CONFIG", str(file))
-    started = time.monotonic()
+    started = time.process_time()  # of other programs on the machine this is not a test
     done, reasons = 0, []
     for seed in range(TRAINED):
         configuration, _ = make_extreme(trees[0], "randconfig", {}, seed=seed)
@@ -144,6 +149,5 @@ def test_a_sample_of_them_trains_or_says_why(
         except ToolkitError as error:
             assert "\n" not in str(error)
             reasons.append(f"{seed}: {error}")
-    assert done >= TRAINED // 4, reasons
-    assert time.monotonic() - started < TRAINING_SECONDS
-    print(f"{done} of {TRAINED} trained", *reasons, sep="\n")
+    assert done >= TRAINED // 2, reasons
+    assert time.process_time() - started < TRAINING_SECONDS

@@ -119,7 +119,7 @@ def test_broken_rule_is_found(tmp_path, rule, text, fault):
 SHIPPED = {
     files_say_what_they_are_for: [
         ("a", "CONFIG_DEBUG=y\n", "defconfigs/a:1: is not a comment of one sentence"),
-        ("a", "# A sentence.\n", "defconfigs/a: has 1 lines, not 2 to 15"),
+        ("a", "# A sentence.\n", "defconfigs/a: has 1 lines, not 2 to 16"),
         (
             "a",
             '# A sentence.\nCONFIG_DATA_DIR="/data"\n',
