@@ -218,6 +218,7 @@ train-%: ready
 ##@ Development
 ## test: every test
 ## test-fast: the tests that take less than about two seconds each
+## test-light: the tests of configuration on every Python and kconfiglib that is promised
 ## check: style, form and types
 ## new-model: scaffold models/NAME for TASK=classify or TASK=lm
 test: ready-dev symbols
@@ -225,6 +226,9 @@ test: ready-dev symbols
 
 test-fast: ready-dev symbols
 	$(quiet)$(PY) -m pytest -n 2 -m "not slow"
+
+test-light: ready symbols
+	$(quiet)$(PY) -m scripts.light_matrix
 
 check: ready-dev symbols
 	$(quiet)$(PY) -m ruff check
@@ -268,7 +272,7 @@ help: symbols
 
 .PHONY: all $(CONFIGURATION) savedefconfig checkconfig defconfig mergeconfig setconfig diffconfig explain \
 	searchconfig $(DEFCONFIGS) $(FRAGMENT_TARGETS) train resume rerun plan eval sample export plots bench \
-	$(TRAIN_NAMES) test test-fast check new-model \
+	$(TRAIN_NAMES) test test-fast test-light check new-model \
 	clean mrproper distclean data-clean printvars help variables symbols configured ready ready-dev
 
 # A variable that nothing reads (make train LR=3) stops every target, whatever it is. The script
