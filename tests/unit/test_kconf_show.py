@@ -35,10 +35,12 @@ def test_what_forbids_a_value_and_what_would_allow_it(kconf):
     assert told["allowed by"] == "CONFIG_HYPER_PARAM_MANUAL=y"
 
 
-def test_what_depends_on_an_option(kconf):
+def test_what_depends_on_an_option(kconf_project, kconf):
+    kconfig = kconf_project / "Kconfig"
+    kconfig.write_text(kconfig.read_text() + "\nconfig DERIVED\n\tint\n\tdepends on DEBUG\n\tdefault 1\n")
     kconf("defconfig", "gpt2")
     told = rows(kconf("explain", "DEBUG")[1])
-    assert told["needed by"] == "CONFIG_TRACE" and told["range of"] == "CONFIG_NUM_WORKERS"
+    assert told["needed by"] == "CONFIG_TRACE, CONFIG_DERIVED" and told["range of"] == "CONFIG_NUM_WORKERS"
     told = rows(kconf("explain", "HYPER_PARAM_MANUAL")[1])
     assert told["needed by"] == "CONFIG_BATCH_SIZE" and told["default of"] == "CONFIG_LEARNING_RATE"
     assert (
