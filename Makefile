@@ -19,7 +19,8 @@ export KCONFIG_VERBOSE := $(V)
 KCONFIG_MAKE_VARIABLES := $(foreach name,$(.VARIABLES),$(if $(filter command,$(origin $(name))),$(name)))
 KCONFIG_MAKE_KNOWN := PYTHON VENV O V KCONFIG_CONFIG GOMP_SPINCOUNT FILE RUN BEST NAME TASK \
 	DIRECTORY PROMPT TEMPERATURE TOP_K SEED TOKENS DEFCONFIG FRAGMENT STRICT SET A B SYM Q \
-	KCONFIG_ALLCONFIG KCONFIG_SEED KCONFIG_PROBABILITY KCONFIG_NOSILENTUPDATE ANNEAL_CONFIG_PATH
+	KCONFIG_ALLCONFIG KCONFIG_SEED KCONFIG_PROBABILITY KCONFIG_NOSILENTUPDATE ANNEAL_CONFIG_PATH \
+	GPU JSON
 export KCONFIG_MAKE_VARIABLES
 export KCONFIG_MAKE_KNOWN
 
@@ -69,6 +70,8 @@ USE_KCONFIG_SEED := randconfig
 USE_KCONFIG_PROBABILITY := randconfig
 USE_KCONFIG_NOSILENTUPDATE := syncconfig
 USE_ANNEAL_CONFIG_PATH := $(USE_STRICT) tinyconfig list-defconfigs diffconfig train-%
+USE_GPU := plan
+USE_JSON := plan
 # Those that write a configuration say that CONFIG_ variables are for runs.
 USE_CONFIG := train train-% plan checkconfig explain searchconfig menuconfig nconfig guiconfig xconfig config \
 	oldconfig olddefconfig syncconfig $(EXTREMES) savedefconfig setconfig mergeconfig defconfig defconfig-% \
@@ -176,10 +179,13 @@ $(FRAGMENT_TARGETS): ready
 ## sample: let the newest language model, or RUN=, continue PROMPT=; TEMPERATURE= TOP_K= SEED= TOKENS=
 ## export: write weights to DIRECTORY= in the layout of Hugging Face transformers
 ## plots: draw the curves of the newest run, or of RUN=
-## plan: show what would be decided for this machine, and why
+## plan: show what would be decided for this machine, or for GPU=h100-80gx4:70G, GPU=all; JSON=1
 ## bench: compare the training loop with a bare one
-train plan: configured ready
+train: configured ready
 	$(TRAIN) $@
+
+plan: configured ready
+	$(TRAIN) $@ $(call option,gpu,GPU) $(if $(call given,JSON),--json)
 
 # A stored run brings its own configuration.
 resume rerun: ready symbols
@@ -289,6 +295,9 @@ ifneq ($(UNUSED),)
 	@printf 'error: %s is not used by make %s; it is for: %s%s\n' $(call quote,$(UNUSED)) $(call quote,$(GOALS)) \
 	      $(call quote,$(subst %,NAME,$(call used_by,$(UNUSED)))) \
 	      $(if $(filter CONFIG_%,$(UNUSED)),$(if $(filter $(USE_RUN),$(GOALS)),'; a stored run keeps its configuration')) >&2; exit 2
+endif
+ifneq ($(filter-out '1',$(call given,JSON)),)
+	@echo 'error: JSON is 1, or left out' >&2; exit 2
 endif
 ifneq ($(filter-out '1',$(call given,BEST)),)
 	@echo 'error: BEST is 1, or left out for the newest checkpoint' >&2; exit 2

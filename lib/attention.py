@@ -6,12 +6,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from lib.memory.simulation import kernels_for
+
 _HALF = (torch.bfloat16, torch.float16)
 
 
 def causal_attention(q_BHTD: Tensor, k_BHTD: Tensor, v_BHTD: Tensor) -> Tensor:
     """softmax(q k' / sqrt(D)) v up to each one's own position: (B, H, T, D), typed as `q_BHTD`."""
-    if q_BHTD.device.type != "cpu" or q_BHTD.dtype not in _HALF:
+    if kernels_for(q_BHTD) != "cpu" or q_BHTD.dtype not in _HALF:
         return F.scaled_dot_product_attention(q_BHTD, k_BHTD, v_BHTD, is_causal=True)
     # On a CPU torch's kernel is several times slower backwards in half precision than in single.
     with torch.autocast("cpu", enabled=False):

@@ -161,6 +161,35 @@ class FakeBackend(Backend):
         return value
 
 
+class SimulatedBackend(Backend):
+    """One rank on a device of `kind` that is not there, for `lib.memory.simulation`.
+
+    averages_gradients: there are other ranks, so that gradients live in the buckets that are reduced.
+    """
+
+    def __init__(self, kind: Kind, *, averages_gradients: bool) -> None:
+        super().__init__("cpu")
+        self.kind = kind
+        self._averages_gradients = averages_gradients
+        self._buckets: list[Tensor] = []
+
+    def wrap(self, model: nn.Module, *, share_buffers: bool) -> nn.Module:  # noqa: ARG002
+        if self._averages_gradients:
+            for parameter in model.parameters():
+                self._buckets.append(bucket := torch.empty_like(parameter, requires_grad=False))
+
+                def into_bucket(parameter: Tensor, bucket: Tensor = bucket) -> None:
+                    parameter.grad = bucket
+
+                hook = parameter.register_post_accumulate_grad_hook
+                hook(into_bucket)  # type: ignore[no-untyped-call]
+        return model
+
+    def loss_scaler(self, precision: Precision) -> torch.amp.GradScaler:  # noqa: ARG002
+        # Whether to skip a step would be asked of numbers that are not there.
+        return torch.amp.GradScaler("cpu", enabled=False)
+
+
 def open_backend(kind: Kind, *, world: int) -> Backend:
     """The backend of this process; with world > 1 the process must have been started by `launch`."""
     if world == 1:

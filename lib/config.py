@@ -49,6 +49,7 @@ class Config:
 
     # Batch size, compilation, precision, devices
     hyper_param: Literal["auto", "manual"]
+    auto_method: Literal["table", "predict"] | None
     target_effective_batch: int
     batch_size: int | None
     gradient_accumulation: int | None

@@ -17,6 +17,7 @@ from lib.errors import ConfigError
 from lib.hardware import probe
 from lib.plan import plan
 from lib.plan.asked import Decision
+from lib.plan.fitting import Predict
 from lib.plan.numerics import choose_compile
 from lib.plan.placement import Placement, identical_devices, place
 from lib.plan.types import Device, Hardware, Kind, ModelFacts, Plan
@@ -36,6 +37,7 @@ class ForeignConfig:
     recommended_target: int
     target_effective_batch: int
     hyper_param: Literal["auto", "manual"]
+    auto_method: Literal["table"] = "table"  # a foreign object brings no model to predict for
     batch_size: int | None
     gradient_accumulation: int | None
     batch_table_strict: bool
@@ -81,7 +83,7 @@ def auto_detect_hyperparams(
     model_type: str = "gpt2",
     gpu_info: GpuInfo | None = None,
 ) -> dict[str, Any]:
-    """Choose the batch automatically, whatever `config` says of HYPER_PARAM_MANUAL.
+    """Choose the batch by the table of free memory, whatever `config` says of how it is chosen.
 
     model_type: used for objects that are no Config; a Config names its own model.
     gpu_info: a mapping as from get_gpu_info (the default).
@@ -91,7 +93,7 @@ def auto_detect_hyperparams(
     no plan keeps the target.
     """
     asked = _asked(config, model_type=model_type)
-    asked = replace(asked, hyper_param="auto")
+    asked = replace(asked, hyper_param="auto", auto_method="table")
     if target_effective_batch is not None:
         asked = replace(asked, target_effective_batch=target_effective_batch)
     hardware = _hardware(asked, gpu_info=gpu_info)
@@ -125,6 +127,7 @@ def apply_hyperparams(
     *,
     hardware: Hardware | None = None,
     facts: ModelFacts | None = None,
+    predict: Predict | None = None,
     gpu_info: GpuInfo | None = None,
 ) -> Plan:
     """Plan the run, print two lines about it if `verbose`, and return the plan.
@@ -135,13 +138,16 @@ def apply_hyperparams(
     model_type: used for objects that are no Config; a Config names its own model.
     hardware: from lib.hardware.probe; the default is what get_gpu_info (or `gpu_info`) says.
     facts: of the model and its data; the default is what is known of the model by name.
+    predict: what a step needs of a device's memory. A Config that asks for a prediction needs it.
 
     Raises ConfigError for an unknown model or a malformed attribute, PlanError where no plan
     honours what is asked; nothing is set then.
     """
     asked = _asked(config, model_type=model_type)
     hardware = hardware or _hardware(asked, gpu_info=gpu_info)
-    decided = plan(asked, hardware, facts or _facts(asked), even=isinstance(asked, ForeignConfig))
+    decided = plan(
+        asked, hardware, facts or _facts(asked), even=isinstance(asked, ForeignConfig), predict=predict
+    )
     if verbose:
         rationale = _rationale(decided, asked.model, placement=place(asked, hardware))
         print(f"Hyperparams: {asked.hyper_param.upper()} mode - {rationale}")

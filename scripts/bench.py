@@ -36,7 +36,7 @@ from lib.registry import build_model
 from train import loop
 from train.budget import Budget
 from train.commands import Case, Order, create_run
-from train.loop import Progress
+from train.job import Progress
 from train.record import RunRecord
 from train.setup import Subject, make_job, open_subject
 

@@ -28,8 +28,11 @@ SMALL_IMAGE_FACTS = {
 
 
 def make_config(model: str = "lenet5", **changes: object) -> Config:
-    """The defaults for `model`, with fields changed (without regard to their dependencies)."""
-    return dataclasses.replace(_defaults(model), **changes)
+    """The defaults for `model`, with fields changed (without regard to their dependencies).
+
+    The method is the table, for which no model has to be built, unless `changes` say otherwise.
+    """
+    return dataclasses.replace(_defaults(model), **{"auto_method": "table"} | changes)
 
 
 def make_facts(model: str = "lenet5", **changes: Any) -> ModelFacts:

@@ -18,7 +18,8 @@ from lib.data import ArrayPart, Dataset, ImageSpec
 from lib.data.loader import Batch
 from lib.plan.types import Hardware, Plan
 from tests.configs import make_config
-from train.loop import Job, Progress, train
+from train.job import Job, Progress
+from train.loop import train
 from train.record import Record, SilentRecord
 from train.setup import Subject, make_job, measure
 from train.task import Forward, Sums, Task
@@ -99,6 +100,7 @@ def small_plan(
         "precision": precision,
         "channels_last": False,
         "compile": False,
+        "memory": None,
     } | changes
     return Plan(**settings, reasons=dict.fromkeys(settings, "a test wants it"))
 

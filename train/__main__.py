@@ -37,11 +37,14 @@ def main() -> int:
     sample.add_argument("--seed", type=natural, default=1, help="of the draws")
     sample.add_argument("--tokens", type=natural, default=200, help="how many to add")
     export.add_argument("--directory", type=Path, required=True, help="where to; made if it is missing")
-    commands.add_parser("plan", help="print what would be decided for this machine, and why")
+    plan = commands.add_parser("plan", help="print what would be decided, and why")
+    plan.add_argument("--gpu", default="", help="for a machine that is only named: NAME[xN][:FREE], or all")
+    plan.add_argument("--json", action="store_true", help="for programs")
     options = parser.parse_args()
     # Below, because it imports torch, and a wrong command line should be told at once.
     with ended_by_interrupt():
         from train import commands as run
+        from train import planning
 
     if options.command == "train":
         return run.train(root=ROOT, runs=options.runs, started=started)
@@ -50,7 +53,7 @@ def main() -> int:
     if options.command == "rerun":
         return run.rerun(options.run, root=ROOT, runs=options.runs, started=started)
     if options.command == "plan":
-        return run.plan(root=ROOT)
+        return planning.plan(root=ROOT, gpu=options.gpu, as_json=options.json)
     return on_stored_run(options)
 
 

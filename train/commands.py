@@ -24,7 +24,8 @@ from lib.plan.show import show
 from lib.plan.types import Hardware, Plan
 from lib.rundir import RunDir, resolve_run
 from train import loop
-from train.loop import Job, Progress
+from train.forecast import Footprints
+from train.job import Job, Progress
 from train.record import Record, RunRecord, SilentRecord
 from train.rerun import changes
 from train.sample import Sampling, continued_text
@@ -95,17 +96,6 @@ def rerun(name: str, *, root: Path, runs: Path, started: float) -> int:
     order = _order(stored_configuration(run, root), root=root, runs=runs, started=started)
     say(f"Again: {run.path}")
     return _carry_out(order, lambda: None, again=run)
-
-
-def plan(*, root: Path) -> int:
-    """Print what would be decided for this machine, and why; and what was asked, and where."""
-    resolved = kconf.from_environment(root)
-    config = config_from_values(resolved.values)
-    subject = open_subject(config, root=root, say=say)
-    show(apply_hyperparams(config, hardware=probe(config.device), facts=subject.facts), sys.stdout)
-    for line in resolved.asked():
-        say(line)
-    return 0
 
 
 def create_run(case: Case) -> RunDir:
@@ -211,7 +201,12 @@ def _plan(order: Order, subject: Subject, hardware: Hardware, run: RunDir | None
         plan = stored(run, "plan", Plan.from_json)
         say(f"Plan of {run.path}, for it was made for this machine")
     if plan is None:
-        plan = apply_hyperparams(order.config, hardware=hardware, facts=subject.facts)
+        plan = apply_hyperparams(
+            order.config,
+            hardware=hardware,
+            facts=subject.facts,
+            predict=Footprints(order.config, subject).predictor(hardware),
+        )
     show(plan, sys.stdout)
     return plan
 

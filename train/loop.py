@@ -18,53 +18,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lib.backend import Backend, is_out_of_memory
-from lib.config import Config
-from lib.data.loader import EvalLoader, TrainLoader
-from lib.dropout import Dropout, key_samples
-from lib.ema import Ema
+from lib.backend import is_out_of_memory
+from lib.dropout import key_samples
 from lib.errors import CheckpointError, ToolkitError
 from lib.norm import commit_statistics, discard_statistics
 from lib.plan import with_smaller_micro_batch
 from lib.plan.types import Plan
 from lib.schedule import learning_rate_factor
-from train.budget import Budget
-from train.record import Record
+from train.job import Job, Progress
 from train.stop import Stopped, StopRequest
-from train.task import Forward, Sums, Task, Totals
-
-
-@dataclass(slots=True, kw_only=True)
-class Job:
-    """Everything that training needs, ready to run."""
-
-    config: Config
-    plan: Plan  # replaced by one with a smaller micro-batch when memory runs out
-    backend: Backend
-    task: Task
-    model: nn.Module  # holds the weights
-    wrapped: nn.Module  # the model, averaging gradients over ranks
-    forward: Forward  # the wrapped model, perhaps compiled
-    dropouts: tuple[Dropout, ...]  # modules of the model
-    optimizer: torch.optim.Optimizer
-    scaler: torch.amp.GradScaler
-    ema: Ema | None
-    train_loader: TrainLoader
-    eval_loader: EvalLoader
-    budget: Budget
-    record: Record
-
-
-@dataclass(slots=True)
-class Progress:
-    """How far a run is: with the weights and the optimizer all that a checkpoint needs.
-
-    Data order, augmentation and learning rate are functions of the step.
-    """
-
-    step: int = 0  # optimizer steps made
-    seconds: float = 0.0  # spent training, without evaluation and saving
-    best: float = -math.inf  # best task.score of an evaluation
+from train.task import Sums, Totals
 
 
 def train(job: Job, progress: Progress) -> dict[str, float]:
@@ -78,7 +41,7 @@ def train(job: Job, progress: Progress) -> dict[str, float]:
     last = job.budget.spent(step=progress.step, seconds=progress.seconds)
     with StopRequest() as stop:
         while not last:
-            for sums in _optimizer_step(job, progress):
+            for sums in optimizer_step(job, progress):
                 logged.add(sums)
             progress.step += 1
             # Clocks differ between ranks: what is decided by them is decided by these numbers only.
@@ -116,7 +79,7 @@ def train(job: Job, progress: Progress) -> dict[str, float]:
     return evaluation or evaluate(job)
 
 
-def _optimizer_step(job: Job, progress: Progress) -> list[Sums]:
+def optimizer_step(job: Job, progress: Progress) -> list[Sums]:
     """Update the weights once; when memory runs out, start the step again in smaller pieces.
 
     Starting again is exact: data are a function of the step, and nothing is updated before all
@@ -249,18 +212,24 @@ def evaluated_weights(job: Job) -> Iterator[None]:
         job.model.train()
 
 
-@torch.no_grad()
 def evaluate(job: Job) -> dict[str, float]:
     """Means over the evaluation part, every sample counted exactly once on any number of ranks."""
-    plan, backend, totals = job.plan, job.backend, Totals()
+    totals = Totals()
+    for sums in evaluation_sums(job):
+        totals.add(sums)
+    return job.task.report(totals.means(job.backend))
+
+
+@torch.no_grad()
+def evaluation_sums(job: Job) -> Iterator[Sums]:
+    """This rank's part of an evaluation, batch by batch."""
+    plan, backend = job.plan, job.backend
     with evaluated_weights(job):
         for batch in job.eval_loader.batches(
             rank=backend.rank, world=backend.world, batch_size=plan.micro_batch
         ):
             with backend.autocast(plan.precision):
-                totals.add(job.task.evaluation(job.forward, batch))
-    means = totals.means(backend)
-    return job.task.report(means)
+                yield job.task.evaluation(job.forward, batch)
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,8 +7,8 @@ from typing import Any
 
 from lib.rundir import RunDir
 
-# Memory that is free differs between any two moments; it matters where the plan does.
-_PASSING = {"free_bytes", "reasons"}
+# Memory that is free, and hence usable, differs between any two moments; it matters where the plan does.
+_PASSING = {"free_bytes", "usable_bytes", "reasons"}
 
 
 def changes(run: RunDir, *, now: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:

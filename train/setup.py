@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -24,18 +24,20 @@ from lib.data import (
     restrict,
 )
 from lib.data.types import Spec, TextSpec
+from lib.data.unopened import unopened
 from lib.dropout import dropouts
 from lib.ema import Ema
 from lib.errors import ConfigError
 from lib.memory.facts import model_facts
+from lib.memory.simulation import lay_out, simulated
 from lib.norm import configure_norm
 from lib.optim import make_optimizer
 from lib.plan.types import Hardware, ModelFacts, Plan
 from lib.registry import build_model, load_model
 from train.budget import budget_of
 from train.classify import Classify
+from train.job import Job
 from train.lm import LanguageModel
-from train.loop import Job
 from train.record import Record
 from train.task import Task
 
@@ -50,6 +52,18 @@ class Subject:
     def to_json(self) -> dict[str, Any]:
         sizes = {"train_size": self.dataset.train.size, "evaluation_size": self.dataset.test.size}
         return {"source": self.dataset.source, **sizes, **dataclasses.asdict(self.dataset.spec)}
+
+
+def unopened_subject(config: Config, *, root: Path, say: Callable[[str], None]) -> Subject:
+    """What a plan must know, as far as that can be without the data: a text alone is opened.
+
+    Raises what `open_subject` does.
+    """
+    dataset = unopened(config.dataset, image_size=config.image_size or 0, text=text_options(config))
+    if dataset is None:
+        return open_subject(config, root=root, say=say)
+    say(f"Data: {dataset.source}")
+    return measure(config, restrict(dataset, limit=config.data_limit, holdout=config.holdout))
 
 
 def open_subject(config: Config, *, root: Path, say: Callable[[str], None]) -> Subject:
@@ -126,12 +140,16 @@ def make_job(
 
     dtype: of weights and images; float64 for checks of exactness.
     """
-    configure_numerics(plan.precision, deterministic=config.deterministic)
-    configure_threads(plan.device, cpu_count=hardware.cpu_count, world=plan.world)
+    if not simulated():
+        configure_numerics(plan.precision, deterministic=config.deterministic)
+        configure_threads(plan.device, cpu_count=hardware.cpu_count, world=plan.world)
     model = build_model(config.model, config.model_options, subject.dataset.spec, seed=config.seed)
     layout = torch.channels_last if plan.channels_last else torch.contiguous_format
-    model = model.to(backend.device, dtype)
-    model = model.to(memory_format=layout)  # type: ignore[call-overload]  # missing in torch's stubs
+    if simulated():
+        lay_out(model, layout)
+    else:
+        model = model.to(backend.device, dtype)
+        model = model.to(memory_format=layout)  # type: ignore[call-overload]  # missing in torch's stubs
     configure_norm(model, norm_batch=plan.norm_batch, momentum=config.norm_momentum)
     wrapped = backend.wrap(model, share_buffers=plan.norm_batch == 0 and subject.facts.has_batchnorm)
     train_loader, eval_loader = _loaders(config, plan, subject, hardware, backend, record, dtype)
@@ -177,6 +195,17 @@ def _ema(config: Config, model: torch.nn.Module) -> Ema | None:
     return Ema(model, decay=config.ema_decay)
 
 
+def placement_of(
+    config: Config, subject: Subject, hardware: Hardware, *, world: int
+) -> tuple[Literal["resident", "stream"], str]:
+    """Where the data of each of `world` ranks are kept, and why."""
+    free_bytes = min(device.free_bytes for device in hardware.devices[:world])
+    if hardware.kind == "cpu":  # one memory for all processes
+        free_bytes //= world
+    parts = subject.dataset.train, subject.dataset.test
+    return choose_placement(config.data_placement, parts=parts, free_bytes=free_bytes)
+
+
 def _loaders(
     config: Config,
     plan: Plan,
@@ -187,19 +216,14 @@ def _loaders(
     dtype: torch.dtype,
 ) -> tuple[TrainLoader, EvalLoader]:
     dataset = subject.dataset
-    free_bytes = min(device.free_bytes for device in hardware.devices[: plan.world])
-    if hardware.kind == "cpu":  # one memory for all processes
-        free_bytes //= plan.world
-    placement, reason = choose_placement(
-        config.data_placement, parts=(dataset.train, dataset.test), free_bytes=free_bytes
-    )
+    placement, reason = placement_of(config, subject, hardware, world=plan.world)
     part = f"; training on {dataset.train.size}" if config.data_limit or config.holdout else ""
     record.say(f"Data: {dataset.source}{part}; {placement}: {reason}")
     delivery = Delivery(
         device=backend.device,
         dtype=dtype,
         channels_last=plan.channels_last,
-        placement=placement,
+        placement="shapes" if simulated() else placement,
         num_workers=config.num_workers or max(1, hardware.cpu_count // plan.world),
         prefetch=config.prefetch or 1,
     )

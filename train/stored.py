@@ -19,7 +19,7 @@ from lib.plan.types import Plan
 from lib.registry import load_layout
 from lib.rundir import RunDir, resolve_run
 from train import loop
-from train.loop import Job
+from train.job import Job
 from train.record import SilentRecord, told
 from train.sample import Sampling, continued_text
 from train.setup import Subject, evaluation_part, make_job, open_subject

@@ -12,6 +12,7 @@ import torch
 from torch.nn import functional
 
 from lib.data.rng import Words, key, mix
+from lib.memory.simulation import simulated
 
 Kind: TypeAlias = Literal["none", "shift", "crop_flip"]
 
@@ -47,7 +48,7 @@ def apply(
     # Every window of every image as a view (N, row, column, C, H, W): cutting is then one gather.
     windows = padded.unfold(2, height, 1).unfold(3, width, 1).permute(0, 2, 3, 1, 4, 5)
     sample = torch.arange(count, device=images_NCHW.device)
-    if images_NCHW.device.type == "cpu":
+    if images_NCHW.device.type == "cpu" and not simulated():
         # The same gather on the same memory: NumPy copies a row of pixels at once, torch a byte.
         cut = torch.from_numpy(windows.numpy()[sample.numpy(), row.numpy(), column.numpy()])
     else:

@@ -18,7 +18,7 @@ import torch
 
 from lib.data.augment import Kind, apply, draw
 from lib.data.order import sample_stream, window_shifts
-from lib.data.store import Request, Store, open_store
+from lib.data.store import Placement, Request, Store, open_store
 from lib.data.types import ImageSpec, Indices, Part, Spec
 
 AskedPlacement: TypeAlias = Literal["auto", "resident", "stream"]
@@ -70,7 +70,7 @@ class Delivery:
     device: torch.device
     dtype: torch.dtype
     channels_last: bool
-    placement: Literal["resident", "stream"]
+    placement: Placement
     num_workers: int
     prefetch: int
 

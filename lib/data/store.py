@@ -14,6 +14,8 @@ from lib.data.types import IGNORED, ArrayPart, Part, TokenPart
 
 _ROWS = torch.contiguous_format
 
+Placement: TypeAlias = Literal["resident", "stream", "shapes"]
+
 # int64 (1 + K, N): the places of N samples, and K rows of notes that travel with them to the device.
 Request: TypeAlias = torch.Tensor
 Rows: TypeAlias = tuple[torch.Tensor, torch.Tensor, torch.Tensor]  # inputs as stored, targets, notes
@@ -35,16 +37,42 @@ def open_store(
     part: Part,
     *,
     device: torch.device,
-    placement: Literal["resident", "stream"],
+    placement: Placement,
     num_workers: int,
     prefetch: int,
 ) -> Store:
     """num_workers, at least 1, and prefetch (requests kept ready) are of the stream."""
+    if placement == "shapes":
+        return _Shapes(part, device=device)
     if placement == "resident":
         if isinstance(part, TokenPart):
             return _ResidentTokens(part, device=device)
         return _ResidentRows(part, device=device)
     return _Stream(part, device=device, num_workers=num_workers, prefetch=prefetch)
+
+
+class _Shapes:
+    """Rows of the right shapes and types that hold nothing in particular: for measuring what a step needs."""
+
+    def __init__(self, part: Part, *, device: torch.device) -> None:
+        self._kinds: list[tuple[torch.dtype, tuple[int, ...]]]
+        if isinstance(part, TokenPart):
+            self._kinds = [(torch.int64, (part.block_size,))] * 2
+        else:
+            dtype = torch.uint8 if part.inputs.dtype == np.uint8 else torch.int64
+            self._kinds = [(dtype, part.inputs.shape[1:]), (torch.int64, ())]
+        self._device = device
+
+    def read(self, requests: Iterator[Request]) -> Iterator[Rows]:
+        for request in requests:
+            inputs, targets = (
+                torch.empty(request.shape[1], *shape, dtype=dtype, device=self._device)
+                for dtype, shape in self._kinds
+            )
+            yield inputs, targets, request[1:].to(self._device)
+
+    def close(self) -> None:
+        pass
 
 
 class _ResidentRows:

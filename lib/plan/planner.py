@@ -5,15 +5,25 @@ from __future__ import annotations
 from dataclasses import replace
 
 from lib.plan.asked import Asked
+from lib.plan.fitting import Predict
 from lib.plan.numerics import choose_compile, choose_precision
 from lib.plan.placement import place
-from lib.plan.sizing import choose_sizes
+from lib.plan.sizing import Way, choose_sizes
 from lib.plan.types import Hardware, ModelFacts, Plan
 
 
-def plan(config: Asked, hardware: Hardware, facts: ModelFacts, *, even: bool = False) -> Plan:
+def plan(
+    config: Asked,
+    hardware: Hardware,
+    facts: ModelFacts,
+    *,
+    even: bool = False,
+    predict: Predict | None = None,
+) -> Plan:
     """Decide how `config` runs on `hardware`; pure, the same arguments give the same plan.
 
+    predict: says what a step needs of a device's memory. Only AUTO_METHOD_TABLE and a batch that is set
+        by hand do without.
     even: never plan a smaller last micro-batch, for a caller that cannot run one.
 
     Raises PlanError where no plan honours the configuration, with what to change.
@@ -22,7 +32,14 @@ def plan(config: Asked, hardware: Hardware, facts: ModelFacts, *, even: bool = F
     # Before the batch: the table has one column with compilation and one without.
     compiled = choose_compile(config, placement)
     precision = choose_precision(config, placement, hardware)
-    sizes = choose_sizes(config, facts, placement, compiled=compiled.value, even=even)
+    way = Way(
+        compile=compiled.value,
+        precision=precision.value,
+        channels_last=config.channels_last,
+        even=even,
+        predict=predict,
+    )
+    sizes = choose_sizes(config, facts, placement, way)
     reasons = {
         **sizes.reasons,
         "device": placement.device.reason,
@@ -43,6 +60,7 @@ def plan(config: Asked, hardware: Hardware, facts: ModelFacts, *, even: bool = F
         precision=precision.value,
         channels_last=config.channels_last,
         compile=compiled.value,
+        memory=sizes.memory,
         reasons=reasons,
     )
 
@@ -62,5 +80,8 @@ def with_smaller_micro_batch(plan: Plan) -> Plan | None:
         "micro_batch": f"memory ran out at {plan.micro_batch}; {size} is the next divisor of {per_device}",
         "accumulation": f"{count} x {size} = {per_device} samples per device and optimizer step",
         "last_micro_batch": "all are of one size",
+        "memory": "less than at the micro-batch at which it ran out",
     }
-    return replace(plan, micro_batch=size, accumulation=count, last_micro_batch=size, reasons=reasons)
+    return replace(
+        plan, micro_batch=size, accumulation=count, last_micro_batch=size, memory=None, reasons=reasons
+    )

@@ -8,7 +8,8 @@ import textwrap
 from collections.abc import Iterator
 from typing import TextIO
 
-from lib.plan.types import Plan
+from lib.plan.types import Memory, Plan
+from lib.tables import GB
 
 NARROW_COLUMNS = 72  # below this a reason goes under its value, not beside it
 
@@ -58,4 +59,8 @@ def _rows(plan: Plan) -> Iterator[tuple[str, str, str]]:
 def _text(value: object) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
+    if value is None:
+        return "-"
+    if isinstance(value, Memory):
+        return f"{value.need_bytes / GB:.2f} GB"
     return str(value)

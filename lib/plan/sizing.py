@@ -6,11 +6,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from lib.errors import PlanError
-from lib.plan.asked import Asked
+from lib.plan.asked import Asked, Decision
 from lib.plan.batch import LARGEST_TARGET, Split, nearest_targets, split_by, split_under
-from lib.plan.bound import raise_to_norm_batch, table_bound
+from lib.plan.bound import cpu_table_batch, raise_to_norm_batch, table_bound
+from lib.plan.fitting import Predict, Trial, largest_fitting, predicted
 from lib.plan.placement import Placement
-from lib.plan.types import ModelFacts
+from lib.plan.types import Memory, ModelFacts, Precision
+from lib.tables import GB
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,7 +22,19 @@ class Sizes:
     split: Split
     target: int
     norm_batch: int
+    memory: Memory | None
     reasons: dict[str, str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Way:
+    """How a step is computed, whatever its size."""
+
+    compile: bool
+    precision: Precision
+    channels_last: bool
+    even: bool  # the caller cannot run a smaller last micro-batch
+    predict: Predict | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,8 +44,7 @@ class Situation:
     config: Asked
     facts: ModelFacts
     placement: Placement
-    compiled: bool
-    even: bool  # the caller cannot run a smaller last micro-batch
+    way: Way
     norm_batch: int
 
     @property
@@ -40,18 +53,32 @@ class Situation:
 
     @property
     def divisor_only(self) -> bool:
-        return self.compiled or self.facts.has_batchnorm or self.even
+        return self.way.compile or self.facts.has_batchnorm or self.way.even
 
     @property
     def why_divisor_only(self) -> str:
         if self.facts.has_batchnorm:
             return "batch normalisation"
-        return "torch.compile" if self.compiled else "this caller"
+        return "torch.compile" if self.way.compile else "this caller"
+
+    def memory(self, micro_batch: int, *, accumulates: bool) -> Memory | None:
+        """What a micro-batch is predicted to need; None where nobody can tell."""
+        if self.way.predict is None:
+            return None
+        trial = Trial(
+            device=self.placement.device.value,
+            several_devices=self.world > 1,
+            micro_batch=micro_batch,
+            accumulates=accumulates,
+            norm_batch=self.norm_batch,
+            precision=self.way.precision,
+            channels_last=self.way.channels_last,
+            compile=self.way.compile,
+        )
+        return predicted(trial, self.way.predict, free_bytes=self.placement.free_bytes)
 
 
-def choose_sizes(
-    config: Asked, facts: ModelFacts, placement: Placement, *, compiled: bool, even: bool
-) -> Sizes:
+def choose_sizes(config: Asked, facts: ModelFacts, placement: Placement, way: Way) -> Sizes:
     """Raises PlanError where there is no target, and with the nearest that work where it cannot be kept."""
     by_hand = config.hyper_param == "manual"
     if not config.target and not (by_hand and config.gradient_accumulation):
@@ -65,8 +92,7 @@ def choose_sizes(
         config=config,
         facts=facts,
         placement=placement,
-        compiled=compiled,
-        even=even,
+        way=way,
         norm_batch=norm_batch,
     )
     if by_hand:
@@ -75,8 +101,13 @@ def choose_sizes(
 
 
 def _automatic(situation: Situation) -> Sizes:
-    bound = table_bound(situation.config, situation.placement, compiled=situation.compiled)
-    bound = raise_to_norm_batch(bound, situation.placement, situation.facts, norm_batch=situation.norm_batch)
+    if situation.config.auto_method == "table":
+        bound = table_bound(situation.config, situation.placement, compiled=situation.way.compile)
+        bound = raise_to_norm_batch(
+            bound, situation.placement, situation.facts, norm_batch=situation.norm_batch
+        )
+    else:
+        bound = _predicted_bound(situation)
 
     def cut(per_device: int) -> Split | None:
         return split_under(
@@ -95,8 +126,60 @@ def _automatic(situation: Situation) -> Sizes:
     return _sizes(situation, split, target=situation.config.target, why_micro_batch=micro_batch)
 
 
+def _predicted_bound(situation: Situation) -> Decision[int]:
+    """The most samples that are predicted to fit. Raises PlanError, with figures, where none are."""
+    if situation.way.predict is None:
+        raise PlanError(
+            "there is no model to predict the memory of",
+            why=f"{situation.config.model} is known by name only",
+            todo="set CONFIG_AUTO_METHOD_TABLE=y",
+        )
+    share, step = max(1, situation.config.target // situation.world), situation.norm_batch or 1
+
+    def memory_of(micro_batch: int) -> Memory:
+        memory = situation.memory(micro_batch, accumulates=micro_batch < share)
+        assert memory is not None
+        return memory
+
+    most, enough = share, ", the whole share of a device"
+    scale = situation.config.table_scale
+    if situation.placement.device.value == "cpu" and scale is not None:
+        # Caches, not memory, decide what is fast: residual networks were slower with all that fits.
+        most, enough = min(share, cpu_table_batch(scale=scale)), ", and more is no faster on a processor"
+    # A share that is no multiple of NORM_BATCH is refused later, with offers.
+    most = max(step, most - most % step)
+    bound = largest_fitting(memory_of, most=most, step=step)
+    if not bound:
+        memory = memory_of(step)
+        raise PlanError(
+            f"{situation.config.model} does not fit on {situation.placement.name}",
+            why=f"a micro-batch of {step} is predicted to need {told(memory)}",
+            todo=_ways_to_fit(situation, memory),
+        )
+    return Decision(
+        bound, f"{bound} fit{enough if bound == most else ''}: predicted to need {told(memory_of(bound))}"
+    )
+
+
+def _ways_to_fit(situation: Situation, memory: Memory) -> str:
+    ways = ["free some memory"]
+    if situation.norm_batch > 1:
+        ways.append("set CONFIG_NORM_BATCH lower (on all machines alike)")
+    largest = max(memory.parts, key=lambda part: memory.parts[part])
+    if largest in ("activations", "temporaries"):
+        ways.append("recompute activations (CONFIG_*_CHECKPOINTING) or use CONFIG_PRECISION_BF16")
+    if largest == "optimizer":
+        ways.append("use CONFIG_OPTIMIZER_SGD")
+    return ", or ".join([*ways, "choose a smaller model"])
+
+
+def told(memory: Memory) -> str:
+    """The need and what there is for it, in words."""
+    return f"{memory.need_bytes / GB:.2f} GB of {memory.usable_bytes / GB:.2f} GB usable"
+
+
 def _strict(situation: Situation) -> Sizes:
-    bound = table_bound(situation.config, situation.placement, compiled=situation.compiled)
+    bound = table_bound(situation.config, situation.placement, compiled=situation.way.compile)
     batch, target = bound.value, situation.config.target
     if situation.norm_batch and batch % situation.norm_batch:
         raise PlanError(
@@ -231,7 +314,18 @@ def _sizes(situation: Situation, split: Split, *, target: int, why_micro_batch: 
         "target": _why_target(situation.config),
         "norm_batch": _why_norm_batch(situation),
     }
-    return Sizes(split=split, target=target, norm_batch=situation.norm_batch, reasons=reasons)
+    memory = situation.memory(split.micro_batch, accumulates=split.accumulation > 1)
+    reasons["memory"] = _why_memory(memory)
+    return Sizes(split=split, target=target, norm_batch=situation.norm_batch, memory=memory, reasons=reasons)
+
+
+def _why_memory(memory: Memory | None) -> str:
+    if memory is None:
+        return "not predicted"
+    parts = sorted(memory.parts.items(), key=lambda part: -part[1])
+    listed = ", ".join(f"{name} {byte_count / GB:.2f}" for name, byte_count in parts)
+    more = "" if memory.fits else "MORE than there is: "
+    return f"{more}{told(memory)}, of which {listed} and in reserve {memory.reserve_bytes / GB:.2f}"
 
 
 def _why_target(config: Asked) -> str:

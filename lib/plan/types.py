@@ -55,6 +55,43 @@ class ModelFacts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Memory:
+    """What one device needs at the peak of a step, in bytes, and what there is for it.
+
+    parts: what tensors take at that moment, by what they are for.
+    reserve_bytes: left for what a prediction does not see, and for the context and libraries of a GPU.
+    usable_bytes: of what is free, what a run may take: on a processor other programs need some.
+    """
+
+    parts: Mapping[str, int]
+    reserve_bytes: int
+    usable_bytes: int
+
+    @property
+    def peak_bytes(self) -> int:
+        return sum(self.parts.values())
+
+    @property
+    def need_bytes(self) -> int:
+        return self.peak_bytes + self.reserve_bytes
+
+    @property
+    def fits(self) -> bool:
+        return self.need_bytes <= self.usable_bytes
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "parts": dict(self.parts),
+            "reserve_bytes": self.reserve_bytes,
+            "usable_bytes": self.usable_bytes,
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Memory:
+        return cls(**data)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
     """What was decided for this machine. Checked at construction, printed, stored, obeyed.
 
@@ -73,6 +110,7 @@ class Plan:
     precision: Precision
     channels_last: bool
     compile: bool
+    memory: Memory | None  # of one device; None where nobody could tell
     reasons: Mapping[str, str]  # one sentence for each of the fields above
 
     def __post_init__(self) -> None:
@@ -89,8 +127,10 @@ class Plan:
 
     def to_json(self) -> dict[str, Any]:
         data = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
-        return {**data, "reasons": dict(self.reasons)}
+        memory = self.memory.to_json() if self.memory is not None else None
+        return {**data, "memory": memory, "reasons": dict(self.reasons)}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Plan:
-        return cls(**data)
+        memory = Memory.from_json(data["memory"]) if data["memory"] is not None else None
+        return cls(**{**data, "memory": memory})

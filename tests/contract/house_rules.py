@@ -17,6 +17,7 @@ LEVELS = {
     "lib.atomic": 0,
     "lib.kconf": 1,
     "lib.config": 1,
+    "lib.gpus": 1,
     "lib.tables": 1,
     "lib.plan": 2,
     "lib.hardware": 3,

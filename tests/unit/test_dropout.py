@@ -12,7 +12,8 @@ from lib.dropout import Dropout, dropouts, key_samples
 from tests.configs import make_config
 from tests.tokens import small_lm_config, text_subject
 from tests.training import largest_difference, small_job, small_plan, trained
-from train.loop import Job, Progress, load_state_dict, state_dict, train
+from train.job import Job, Progress
+from train.loop import load_state_dict, state_dict, train
 
 CPU = torch.device("cpu")
 

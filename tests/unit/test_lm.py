@@ -16,8 +16,9 @@ from lib.data.loader import Batch, Delivery, EvalLoader, TrainLoader
 from lib.data.types import IGNORED, TokenPart
 from tests.tokens import BLOCK, VOCAB, cycle, oracle, small_lm_config, text_spec, text_subject
 from tests.training import MemoryRecord, Wrapped, largest_difference, small_job, small_plan, trained
+from train.job import Progress
 from train.lm import LanguageModel
-from train.loop import Progress, evaluate, train
+from train.loop import evaluate, train
 from train.record import told
 from train.task import Forward, Sums
 

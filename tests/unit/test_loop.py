@@ -24,7 +24,8 @@ from tests.training import (
     small_plan,
     trained,
 )
-from train.loop import Job, Progress, evaluate, load_state_dict, state_dict, train
+from train.job import Job, Progress
+from train.loop import evaluate, load_state_dict, state_dict, train
 from train.setup import Subject
 from train.task import Forward, Sums, Task
 

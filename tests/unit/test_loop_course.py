@@ -20,7 +20,8 @@ from tests.training import (
     small_job,
     small_plan,
 )
-from train.loop import Job, Progress, train
+from train.job import Job, Progress
+from train.loop import train
 from train.stop import Stopped
 from train.task import Forward, Sums, Task
 

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from lib.data.loader import Batch
 from tests.training import MemoryRecord, Wrapped, clone, random_subject, small_config, small_job, small_plan
-from train.loop import Job, Progress, load_state_dict, state_dict, train
+from train.job import Job, Progress
+from train.loop import load_state_dict, state_dict, train
 from train.task import Forward, Sums, Task
 
 SCALE = 1024.0

@@ -15,7 +15,8 @@ from lib.muon import Muon, orthogonal, orthogonal_all
 from lib.optim import make_optimizer
 from tests.tokens import small_lm_config, text_subject
 from tests.training import MemoryRecord, small_job, small_plan, trained
-from train.loop import Job, load_state_dict, train
+from train.job import Job
+from train.loop import load_state_dict, train
 
 SETTINGS: dict[str, Any] = {
     "name": "muon",

@@ -22,7 +22,8 @@ from tests.training import (
     small_plan,
     trained,
 )
-from train.loop import Job, Progress, train
+from train.job import Job, Progress
+from train.loop import train
 from train.setup import Subject
 from train.task import Forward, Sums, Task
 

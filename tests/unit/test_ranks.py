@@ -21,7 +21,8 @@ from tests.training import (
     small_job,
     small_plan,
 )
-from train.loop import Progress, train
+from train.job import Progress
+from train.loop import train
 from train.stop import Stopped
 from train.task import Forward, Sums
 

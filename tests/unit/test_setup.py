@@ -22,8 +22,8 @@ from tests.tokens import text_spec
 from tests.training import CPU, MemoryRecord, largest_difference, random_subject, small_config, small_plan
 from train.budget import Budget
 from train.classify import Classify
+from train.job import Job
 from train.lm import LanguageModel
-from train.loop import Job
 from train.setup import Subject, evaluation_part, make_job, make_task, open_subject
 
 

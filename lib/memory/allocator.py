@@ -1,0 +1,163 @@
+"""PyTorch's caching allocator of a GPU, without the GPU: how much it reserves for a history of allocations.
+
+It follows the default settings of c10/cuda/CUDACachingAllocator.cpp on one stream; expandable segments and
+limits on splitting are not modelled. For explaining and warning, not for deciding: what fits is told better
+by the bytes that are allocated.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Hashable, Iterable
+from dataclasses import dataclass, field
+
+MIB = 2**20
+SMALLEST_BLOCK = 512  # sizes are multiples of it
+LARGEST_SMALL = MIB  # up to here an allocation is small
+SMALL_SEGMENT = 2 * MIB  # what small allocations are cut from
+LARGE_SEGMENT = 20 * MIB  # what larger ones are cut from, unless they have
+OWN_SEGMENT = 10 * MIB  # at least this size, and so a segment of their own
+OWN_SEGMENT_STEP = 2 * MIB  # of a multiple of this
+
+
+class DoesNotFit(Exception):
+    """An allocation for which there is no room, even with every unused segment given back."""
+
+
+def segment_bytes_for(size_bytes: int) -> int:
+    """What is asked of the driver where no unused block is large enough for `size_bytes`."""
+    if size_bytes <= LARGEST_SMALL:
+        return SMALL_SEGMENT
+    return LARGE_SEGMENT if size_bytes < OWN_SEGMENT else _round_up(size_bytes, OWN_SEGMENT_STEP)
+
+
+@dataclass(slots=True, eq=False)
+class _Block:
+    """A part of a segment, linked to the parts before and behind it."""
+
+    size_bytes: int
+    address: int
+    small: bool
+    used: bool = False
+    previous: _Block | None = None
+    following: _Block | None = None
+
+
+@dataclass(slots=True)
+class CachingAllocator:
+    """The memory of one device. capacity_bytes: what its segments may take together; None for no limit."""
+
+    capacity_bytes: int | None = None
+    allocated_bytes: int = 0
+    reserved_bytes: int = 0
+    peak_allocated_bytes: int = 0
+    peak_reserved_bytes: int = 0
+    retries: int = 0  # times that unused segments were given back to make room
+    _live: dict[Hashable, _Block] = field(default_factory=dict)
+    # Unused blocks, the small ones apart, by size and address: the first that is large enough fits best.
+    _unused: dict[bool, list[tuple[int, int, _Block]]] = field(default_factory=lambda: {True: [], False: []})
+    _next_address: int = 0
+
+    def allocate(self, name: Hashable, size_bytes: int) -> None:
+        """Take memory for `name`, until it is freed. Raises DoesNotFit."""
+        assert name not in self._live, f"{name} is allocated twice"
+        size = max(SMALLEST_BLOCK, _round_up(size_bytes, SMALLEST_BLOCK))
+        block = self._best_fit(size) or self._new_segment(size)
+        self._split(block, size)
+        block.used = True
+        self._live[name] = block
+        self.allocated_bytes += block.size_bytes
+        self.peak_allocated_bytes = max(self.peak_allocated_bytes, self.allocated_bytes)
+
+    def free(self, name: Hashable) -> None:
+        """Give the memory of `name` back to the cache."""
+        block = self._live.pop(name)
+        self.allocated_bytes -= block.size_bytes
+        block.used = False
+        if block.previous and not block.previous.used:
+            self._take_out(block.previous)
+            block = _joined(block.previous, block)
+        if block.following and not block.following.used:
+            self._take_out(block.following)
+            block = _joined(block, block.following)
+        self._keep(block)
+
+    def _best_fit(self, size: int) -> _Block | None:
+        unused = self._unused[size <= LARGEST_SMALL]
+        place = bisect_left(unused, (size,))
+        return unused.pop(place)[2] if place < len(unused) else None
+
+    def _new_segment(self, size: int) -> _Block:
+        segment_bytes = segment_bytes_for(size)
+        if not self._has_room(segment_bytes):
+            self.retries += 1
+            self._give_back_unused_segments()
+        if not self._has_room(segment_bytes):
+            raise DoesNotFit(
+                f"{size} bytes beside {self.allocated_bytes} allocated and {self.reserved_bytes} reserved "
+                f"of {self.capacity_bytes}"
+            )
+        self.reserved_bytes += segment_bytes
+        self.peak_reserved_bytes = max(self.peak_reserved_bytes, self.reserved_bytes)
+        block = _Block(segment_bytes, self._next_address, small=size <= LARGEST_SMALL)
+        self._next_address += segment_bytes
+        return block
+
+    def _has_room(self, segment_bytes: int) -> bool:
+        return self.capacity_bytes is None or self.reserved_bytes + segment_bytes <= self.capacity_bytes
+
+    def _give_back_unused_segments(self) -> None:
+        for small, unused in self._unused.items():
+            whole = [size for size, _, block in unused if not (block.previous or block.following)]
+            self.reserved_bytes -= sum(whole)
+            self._unused[small] = [entry for entry in unused if entry[2].previous or entry[2].following]
+
+    def _split(self, block: _Block, size: int) -> None:
+        """Keep the end of `block` that is not needed, if it is worth a block of its own."""
+        rest = block.size_bytes - size
+        if not (rest >= SMALLEST_BLOCK if block.small else rest > LARGEST_SMALL):
+            return
+        end = _Block(rest, block.address + size, block.small, previous=block, following=block.following)
+        if block.following:
+            block.following.previous = end
+        block.following, block.size_bytes = end, size
+        self._keep(end)
+
+    def _keep(self, block: _Block) -> None:
+        insort(self._unused[block.small], (block.size_bytes, block.address, block))
+
+    def _take_out(self, block: _Block) -> None:
+        unused = self._unused[block.small]
+        del unused[bisect_left(unused, (block.size_bytes, block.address))]
+
+
+def replay(
+    events: Iterable[tuple[Hashable, int | None]], *, capacity_bytes: int | None = None
+) -> CachingAllocator:
+    """The allocator after (name, bytes) for each allocation and (name, None) for each release, in order.
+
+    Nothing is taken for 0 bytes, and a release of what was allocated before the history began is passed
+    over. Raises DoesNotFit.
+    """
+    allocator = CachingAllocator(capacity_bytes)
+    known: set[Hashable] = set()
+    for name, size_bytes in events:
+        if size_bytes:
+            known.add(name)
+            allocator.allocate(name, size_bytes)
+        elif size_bytes is None and name in known:
+            known.remove(name)
+            allocator.free(name)
+    return allocator
+
+
+def _joined(first: _Block, second: _Block) -> _Block:
+    first.size_bytes += second.size_bytes
+    first.following = second.following
+    if second.following:
+        second.following.previous = first
+    return first
+
+
+def _round_up(size_bytes: int, step: int) -> int:
+    return -(-size_bytes // step) * step

@@ -1,0 +1,115 @@
+"""How much memory tensors take while code runs, storage by storage, and what the peak is made of."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import flop_registry
+
+# parameters, gradients, optimizer, averages (of weights), data, activations (what outlives a forward pass)
+# and temporaries, which is all else.
+Category: TypeAlias = str
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """A storage comes (bytes > 0) or goes (bytes < 0)."""
+
+    storage: int  # a number that no other storage has
+    byte_count: int
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """What was allocated and freed, in order, and what each storage was for."""
+
+    events: tuple[Event, ...]
+    categories: Mapping[int, Category]  # of storages; "temporaries" where there is none
+
+    @property
+    def peak_bytes(self) -> int:
+        return max(self._totals(), default=0)
+
+    def at_peak(self) -> dict[Category, int]:
+        """Bytes by category at the moment when their sum is the largest."""
+        totals = self._totals()
+        if not totals:
+            return {}
+        alive: dict[int, int] = {}
+        for event in self.events[: totals.index(max(totals)) + 1]:
+            alive[event.storage] = alive.get(event.storage, 0) + event.byte_count
+        sums: dict[Category, int] = {}
+        for storage, byte_count in alive.items():
+            category = self.categories.get(storage, "temporaries")
+            sums[category] = sums.get(category, 0) + byte_count
+        return {category: byte_count for category, byte_count in sums.items() if byte_count}
+
+    def _totals(self) -> list[int]:
+        totals, total = [], 0
+        for event in self.events:
+            total += event.byte_count
+            totals.append(total)
+        return totals
+
+
+class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch has no types here
+    """Within it, every storage that an operation makes is counted until nobody holds it.
+
+    granularity: sizes are rounded up to a multiple of it, as an allocator does (512 on CUDA).
+    """
+
+    def __init__(self, *, granularity: int = 1) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.flop = 0  # operations so far of products, convolutions and attention; nothing else counts
+        self._granularity = granularity
+        self._events: list[Event] = []
+        self._categories: dict[int, Category] = {}
+        # By the address of the storage, which is free for another one when the reference dies.
+        self._alive: dict[int, tuple[int, weakref.ref[torch.UntypedStorage]]] = {}
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        counter = flop_registry.get(func._overloadpacket)
+        if counter is not None:
+            self.flop += counter(*args, **(kwargs or {}), out_val=result)
+        self.add(leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor))
+        return result
+
+    def add(self, tensors: Iterable[Tensor], category: Category | None = None) -> None:
+        """Count the storages of `tensors`, if they are not yet, and say what they are for."""
+        for tensor in tensors:
+            storage = tensor.untyped_storage()
+            address = storage._cdata
+            if address not in self._alive:
+                self._born(storage, address)
+            if category is not None:
+                self._categories[self._alive[address][0]] = category
+
+    def name_the_rest(self, category: Category) -> None:
+        """Say that storages which are alive, and for nothing that is known, are for `category`."""
+        for number, _ in self._alive.values():
+            self._categories.setdefault(number, category)
+
+    def trace(self) -> Trace:
+        """What happened so far."""
+        return Trace(tuple(self._events), dict(self._categories))
+
+    def _born(self, storage: torch.UntypedStorage, address: int) -> None:
+        number = len(self._events)
+        byte_count = -(-storage.nbytes() // self._granularity) * self._granularity
+
+        def died(_: weakref.ref[torch.UntypedStorage]) -> None:
+            del self._alive[address]
+            self._events.append(Event(number, -byte_count))
+
+        self._alive[address] = number, weakref.ref(storage, died)
+        self._events.append(Event(number, byte_count))

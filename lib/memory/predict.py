@@ -1,0 +1,77 @@
+"""What training any module of torch will need of a device's memory, without the device."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import Tensor, nn
+
+from lib.memory.live import LiveBytes, Trace
+from lib.memory.simulation import simulation
+from lib.plan.types import Kind, Precision
+
+CUDA_GRANULARITY = 512  # bytes, of torch's caching allocator
+STEPS = 2  # the optimizer's state is made in the first one, and is there at the peak of the second
+
+
+def predict_peak(
+    build: Callable[[], nn.Module],
+    loss: Callable[[nn.Module, int], Tensor],
+    *,
+    micro_batch: int,
+    precision: Precision = "bf16",
+    optimizer: Callable[[Iterator[nn.Parameter]], torch.optim.Optimizer] = torch.optim.AdamW,
+    accumulation: int = 1,
+    device: Kind = "cuda",
+) -> Trace:
+    """Go through two optimizer steps of a model without computing anything, and count every byte.
+
+    build: makes the model. Weights that it computes from numbers it has computed (`.item()`) cannot be had.
+    loss: of the model and the number of samples, makes a batch (`torch.empty`, `torch.zeros`) and returns
+        the scalar to be minimised.
+    micro_batch, accumulation: samples at once, and how many times before each update.
+    precision: of products; weights and the optimizer's state are as `build` and `optimizer` make them.
+
+    `peak_bytes` of what is returned is what torch.cuda.max_memory_allocated() would say of these steps;
+    a device needs more than that (`lib.plan.fitting.predicted`).
+    """
+    granularity = 1 if device == "cpu" else CUDA_GRANULARITY
+    live = LiveBytes(granularity=granularity)
+    with simulation(device), live:
+        model = build().train()
+        live.add([*model.parameters(), *model.buffers()], "parameters")
+        watch_gradients(model, live)
+        updates = optimizer(model.parameters())
+        for _ in range(STEPS):
+            for _ in range(accumulation):
+                with _autocast(precision):
+                    value = loss(model, micro_batch)
+                live.name_the_rest("activations")
+                value.backward()  # type: ignore[no-untyped-call]
+                del value
+            updates.step()
+            updates.zero_grad(set_to_none=True)
+            add_state(updates, live)
+    return live.trace()
+
+
+def watch_gradients(model: nn.Module, live: LiveBytes) -> None:
+    """Have what the parameters of `model` accumulate counted as gradients."""
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            hook = parameter.register_post_accumulate_grad_hook
+            hook(lambda p: live.add([p.grad], "gradients"))  # type: ignore[no-untyped-call]
+
+
+def add_state(optimizer: torch.optim.Optimizer, live: LiveBytes) -> None:
+    """Count what `optimizer` keeps as its state."""
+    values = [value for of_one in optimizer.state.values() for value in of_one.values()]
+    live.add([value for value in values if isinstance(value, Tensor)], "optimizer")
+
+
+def _autocast(precision: Precision) -> contextlib.AbstractContextManager[object]:
+    if precision == "fp32":
+        return contextlib.nullcontext()
+    return torch.autocast("cpu", dtype=torch.bfloat16 if precision == "bf16" else torch.float16)

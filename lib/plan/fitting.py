@@ -1,0 +1,80 @@
+"""The largest micro-batch that a device has memory for, by what a step is said to need. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import TypeAlias
+
+from lib.plan.types import Kind, Memory, Precision
+from lib.tables import (
+    COMPILED_PEAK_FACTOR,
+    FREE_MEMORY_MARGIN,
+    GPU_RESERVE_BYTES,
+    PEAK_FACTOR,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trial:
+    """One way to make an optimizer step, as far as memory depends on it."""
+
+    device: Kind
+    several_devices: bool  # gradients are averaged over ranks
+    micro_batch: int
+    accumulates: bool  # there is more than one micro-batch
+    norm_batch: int
+    precision: Precision
+    channels_last: bool
+    compile: bool
+
+
+Parts: TypeAlias = Mapping[str, int]
+Predict: TypeAlias = Callable[[Trial], Parts]  # bytes at the peak, by what they are for
+
+
+def predicted(trial: Trial, predict: Predict, *, free_bytes: int) -> Memory:
+    """What `trial` is predicted to need of a device with `free_bytes`."""
+    parts = predict(trial)
+    peak = sum(parts.values())
+    factor = PEAK_FACTOR * (COMPILED_PEAK_FACTOR if trial.compile else 1.0)
+    # Main memory is shared with other programs; a GPU has a context, and libraries that want scratch.
+    shared = trial.device in ("cpu", "mps")
+    usable = round(free_bytes * FREE_MEMORY_MARGIN) if shared else free_bytes
+    return Memory(
+        parts=MappingProxyType(dict(parts)),
+        reserve_bytes=round(peak * (factor - 1)) + (0 if shared else GPU_RESERVE_BYTES),
+        usable_bytes=usable,
+    )
+
+
+def largest_fitting(memory_of: Callable[[int], Memory], *, most: int, step: int = 1) -> int:
+    """The largest multiple of `step` up to `most` samples that fits, or 0. Need grows with the batch.
+
+    It is nearly a straight line: the line through two sizes says where to look next, and halving what
+    is left keeps that from taking long where it is none. Small sizes come first: they are found sooner.
+    """
+    top = most // step
+    below = memory_of(step) if top else None
+    if below is None or not below.fits:
+        return 0
+    low, high = 1, top + 1  # the first fits; the second does not, or is none
+    above, origin = None, (0, 0)  # need at `high` if it was looked at; the last size that was `low`
+    slow = 0  # how many times on end the line has left more than half
+    while high - low > 1:
+        other, need = (high, above.need_bytes) if above is not None else origin
+        per_size = (need - below.need_bytes) / (other - low)
+        guess = (low + high) // 2
+        if slow < 2:
+            left = below.usable_bytes - below.need_bytes
+            guess = low + int(left / per_size) if per_size * (high - low) > left else high - 1
+        guess = min(max(guess, low + 1), high - 1)
+        width, memory = high - low, memory_of(guess * step)
+        if memory.fits:
+            origin = (low, below.need_bytes)
+            low, below = guess, memory
+        else:
+            high, above = guess, memory
+        slow = slow + 1 if 2 * (high - low) > width else 0
+    return low * step

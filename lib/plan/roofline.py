@@ -1,0 +1,109 @@
+"""How long an optimizer step takes on a GPU of the catalogue, from what it computes and moves: an estimate.
+
+A step cannot be faster than its arithmetic at the rate of the matrix units, nor than its bytes at the rate
+of memory (Williams, Waterman, Patterson 2009). Real programs reach a part of either rate, so the result is
+a range. Work of the host, of the data pipeline and between devices is not in it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from lib.gpus import Gpu
+from lib.plan.types import Precision
+
+# Share of the peak that well-made training programs reach, from the rates that they publish: compiled GPT-2
+# 29 % (modded-nanogpt, AdamW) to 41 % (llm.c) on H100, small ResNets on A100 25 to 37 % (cifar10-airbench).
+# Convolutions at 224 pixels with real data reach less, 13 to 20 % (ffcv, timm): there it is a floor.
+FLOP_SHARES = (0.25, 0.40)
+
+# Large copies within a GPU reach 90 % of the rate of memory (seen on H100 and H200). The lower end is an
+# assumption: kernels of training mix long reads with short ones.
+BANDWIDTH_SHARES = (0.6, 0.9)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepWork:
+    """What one device does in one optimizer step.
+
+    flop:             operations of all its micro-batches, forward and backward.
+    activation_bytes: what all its micro-batches together keep for backward.
+    optimizer_bytes:  the optimizer's state, without weights and gradients.
+    """
+
+    flop: float
+    accumulation: int
+    weight_bytes: int
+    gradient_bytes: int
+    optimizer_bytes: int
+    activation_bytes: int
+
+    @property
+    def least_bytes_moved(self) -> int:
+        """Bytes that go to and from memory at least, where no cache holds the model.
+
+        Each micro-batch reads the weights twice (forward, backward) and adds to the gradients (the first
+        one only writes them); the update reads gradients, and reads and writes weights and state. What is
+        kept for backward is written and read once. Whatever else a layer reads and writes comes on top.
+        """
+        weights = (2 * self.accumulation + 2) * self.weight_bytes
+        gradients = 2 * self.accumulation * self.gradient_bytes
+        return weights + gradients + 2 * self.optimizer_bytes + 2 * self.activation_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepTime:
+    """Seconds of one optimizer step, and what they are bounded by."""
+
+    fastest_seconds: float
+    slowest_seconds: float
+    bound: Literal["arithmetic", "memory"]
+    reason: str
+
+    def __str__(self) -> str:
+        span = f"{_seconds(self.fastest_seconds)} to {_seconds(self.slowest_seconds)}"
+        return f"estimate: {span} an optimizer step, bounded by {self.bound} ({self.reason})"
+
+
+def estimate_step_time(work: StepWork, gpu: Gpu, *, precision: Precision) -> StepTime:
+    """The range in which a step on `gpu` should lie, by the larger of its two bounds."""
+    peak = peak_flop_per_second(gpu, precision=precision)
+    bandwidth = gpu.bandwidth_bytes_per_second
+    moved = work.least_bytes_moved
+    slow, fast = (
+        (work.flop / (peak * flop_share), moved / (bandwidth * bandwidth_share))
+        for flop_share, bandwidth_share in zip(FLOP_SHARES, BANDWIDTH_SHARES, strict=True)
+    )
+    bounded_by_memory = fast[1] > fast[0]
+    if bounded_by_memory:
+        low, high = (f"{share:.0%}" for share in BANDWIDTH_SHARES)
+        reason = f"at least {moved / 1e9:.3g} GB at {low} to {high} of {bandwidth / 1e9:.0f} GB/s"
+    else:
+        low, high = (f"{share:.0%}" for share in FLOP_SHARES)
+        units = precision if _has_units(gpu, precision) else f"fp32, for want of units for {precision}"
+        reason = f"{work.flop / 1e12:.3g} TFLOP at {low} to {high} of {peak / 1e12:.4g} TFLOP/s in {units}"
+    return StepTime(
+        fastest_seconds=max(fast),
+        slowest_seconds=max(slow),
+        bound="memory" if bounded_by_memory else "arithmetic",
+        reason=reason,
+    )
+
+
+def peak_flop_per_second(gpu: Gpu, *, precision: Precision) -> float:
+    """The rate of matrix products in `precision`; that of fp32 where the GPU has no units for it."""
+    if precision == "fp32" or not _has_units(gpu, precision):
+        return gpu.fp32_flop_per_second
+    assert gpu.half_flop_per_second is not None, f"{gpu.key} has units without a rate"
+    return gpu.half_flop_per_second
+
+
+def _has_units(gpu: Gpu, precision: Precision) -> bool:
+    return precision == "fp32" or precision in gpu.formats
+
+
+def _seconds(seconds: float) -> str:
+    if seconds >= 1:
+        return f"{seconds:.3g} s"
+    return f"{seconds * 1e3:.3g} ms" if seconds >= 1e-3 else f"{seconds * 1e6:.3g} us"

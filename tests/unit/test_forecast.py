@@ -1,0 +1,128 @@
+"""What a run is said to need of memory is what its own steps take."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import pytest
+import torch
+
+from lib.data.types import Dataset, TextSpec, TokenPart
+from lib.data.unopened import unopened
+from lib.plan.fitting import Trial
+from tests.training import CPU, random_subject, small_config
+from train import forecast
+from train.forecast import Footprints, footprint, plan_of
+from train.setup import Subject, measure
+
+TRIAL = Trial(
+    device="cpu",
+    several_devices=False,
+    micro_batch=8,
+    accumulates=True,
+    norm_batch=0,
+    precision="fp32",
+    channels_last=False,
+    compile=False,
+)
+
+
+def subject_of(config: Any) -> Subject:
+    if config.model != "gpt2":
+        shape = (1, 28, 28) if config.model == "lenet5" else (3, 32, 32)
+        return random_subject(config, shape=shape, train_size=64)
+    random = np.random.default_rng(0)
+    parts = [
+        TokenPart(random.integers(0, 50, 4000).astype(np.uint8), config.block_size, shifted=shifted)
+        for shifted in (True, False)
+    ]
+    spec = TextSpec(
+        name="random", vocab_size=50, block_size=config.block_size, unit="byte", validation_tokens=3999,
+        validation_bytes=3999,
+    )  # fmt: skip
+    return measure(config, Dataset(spec=spec, train=parts[0], test=parts[1], source="random"))
+
+
+def at_peak(config: Any, trial: Trial, subject: Subject) -> Mapping[str, int]:
+    return footprint(config, plan_of(trial), subject, hardware=CPU).trace.at_peak()
+
+
+@pytest.mark.parametrize("model", ["lenet5", "resnet18", "resnet50", "gpt2"])
+def test_without_contents_a_step_takes_what_it_takes_with_them(model: str) -> None:
+    config = small_config(
+        model,
+        optimizer="adamw",
+        augment="none",
+        data_placement="stream",
+        ema=True,
+        ema_decay=0.99,
+        grad_clip=1.0,
+    )
+    trial = dataclasses.replace(TRIAL, norm_batch=4 if model.startswith("resnet") else 0)
+    subject = subject_of(config)
+    found = dict(at_peak(config, trial, subject))
+    with mock.patch.object(forecast, "simulation", lambda _: contextlib.nullcontext()):
+        threads = torch.get_num_threads()
+        real = dict(at_peak(config, trial, subject))
+        torch.set_num_threads(threads)
+    # Real rows come in NumPy's memory, which no operation of torch has made. Targets of a text are seen
+    # when they are flattened.
+    inputs, targets = subject.dataset.train.take(np.zeros(TRIAL.micro_batch, np.int64))
+    found["activations"] -= inputs.nbytes + (0 if model == "gpt2" else targets.nbytes)
+    assert found == real
+
+
+def test_each_choice_shows_where_it_should() -> None:
+    config = small_config("gpt2", optimizer="adamw", ema=True, ema_decay=0.99)
+    config = dataclasses.replace(config, block_size=64)
+    subject = subject_of(config)
+    parameters = 4 * (subject.facts.parameters or 0)
+
+    def found(trial: Trial = TRIAL, **changes: object) -> Mapping[str, int]:
+        return at_peak(dataclasses.replace(config, **changes), trial, subject)
+
+    plain = found()
+    assert plain["optimizer"] == pytest.approx(2 * parameters, rel=0.02)
+    assert plain["averages"] == plain["parameters"] == parameters
+    assert plain["gradients"] == parameters, "those of the first micro-batch"
+    assert "averages" not in found(ema=False)
+    assert found(optimizer="sgd", momentum=0.9)["optimizer"] == parameters
+    alone = dataclasses.replace(TRIAL, accumulates=False)
+    assert sum(found(alone).values()) < sum(plain.values())
+    several = dataclasses.replace(alone, several_devices=True)
+    assert sum(found(several).values()) - sum(found(alone).values()) == pytest.approx(parameters, rel=0.15)
+    checkpointing = {**config.model_options, "checkpointing": True}
+    assert found(model_options=checkpointing)["activations"] < 0.7 * plain["activations"]
+    half = dataclasses.replace(TRIAL, precision="bf16", device="cuda")
+    whole = dataclasses.replace(TRIAL, device="cuda")
+    assert found(half)["activations"] < 0.75 * found(whole)["activations"]
+
+
+def test_a_set_that_nobody_opened_is_enough_and_data_on_the_device_count() -> None:
+    config = small_config("resnet18", dataset="cifar10")
+    dataset = unopened("cifar10", image_size=0, text=None)
+    assert dataset is not None and (dataset.train.size, dataset.test.size) == (50_000, 10_000)
+    footprints = Footprints(config, measure(config, dataset))
+    found = footprints.predictor(CPU)(TRIAL)
+    assert found["data"] >= 60_000 * 3 * 32 * 32
+    streamed = Footprints(dataclasses.replace(config, data_placement="stream"), measure(config, dataset))
+    assert streamed.predictor(CPU)(TRIAL).get("data", 0) < 1e6
+
+
+def test_what_is_found_once_is_not_looked_for_again() -> None:
+    config = small_config("lenet5")
+    footprints = Footprints(config, subject_of(config))
+    first = footprints.of(TRIAL, CPU)
+    with mock.patch.object(forecast, "footprint", side_effect=AssertionError):
+        assert footprints.of(TRIAL, CPU) is first
+    # A convolution of K x K and C channels to H x W x D takes 2 K K C H W D, forwards; LeNet-5 on 8 images.
+    forward = 2 * 8 * (25 * 28 * 28 * 6 + 25 * 6 * 10 * 10 * 16 + 400 * 120 + 120 * 84 + 84 * 10)
+    first_layer = 2 * 8 * 25 * 28 * 28 * 6  # nobody wants the gradient of the images
+    assert first.step_flop == 2 * (3 * forward - first_layer), (
+        "two micro-batches, forwards and twice backwards"
+    )

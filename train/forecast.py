@@ -1,0 +1,144 @@
+"""What a run will need of the memory of a device, found by running the loop's own step without one."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from lib.backend import SimulatedBackend
+from lib.config import Config
+from lib.memory.live import LiveBytes, Trace
+from lib.memory.predict import CUDA_GRANULARITY, STEPS, add_state, watch_gradients
+from lib.memory.simulation import simulation
+from lib.plan.fitting import Predict, Trial
+from lib.plan.types import Hardware, Plan
+from train import loop
+from train.job import Job, Progress
+from train.record import SilentRecord
+from train.setup import Subject, make_job, placement_of
+from train.task import Forward, Sums, Task
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Footprint:
+    """What two optimizer steps and a batch of evaluation leave: storages, and arithmetic of the second."""
+
+    trace: Trace
+    step_flop: int
+
+
+class Footprints:
+    """Footprints of training `config` on `subject` by the ways of doing it, each found once."""
+
+    def __init__(self, config: Config, subject: Subject) -> None:
+        self._config, self._subject = config, subject
+        self._found: dict[tuple[Trial, str], Footprint] = {}
+
+    def of(self, trial: Trial, hardware: Hardware) -> Footprint:
+        """hardware: where; all that matters of it is whether the data are kept on the device."""
+        world = 1 + trial.several_devices
+        placement, _ = placement_of(
+            self._config, self._subject, hardware, world=min(world, len(hardware.devices))
+        )
+        if (trial, placement) not in self._found:
+            plan = plan_of(trial)
+            self._found[trial, placement] = footprint(self._config, plan, self._subject, hardware=hardware)
+        return self._found[trial, placement]
+
+    def predictor(self, hardware: Hardware) -> Predict:
+        """Says what an optimizer step needs of a device of `hardware`, without any."""
+        return lambda trial: self.of(trial, hardware).trace.at_peak()
+
+
+def footprint(config: Config, plan: Plan, subject: Subject, *, hardware: Hardware) -> Footprint:
+    """Go through training of one rank as `plan` has it. Nothing is computed and no device is needed."""
+    alone = dataclasses.replace(plan, world=1, effective_batch=plan.effective_batch // plan.world)
+    live = LiveBytes(granularity=1 if plan.device == "cpu" else CUDA_GRANULARITY)
+    with simulation(plan.device):
+        backend = SimulatedBackend(plan.device, averages_gradients=plan.world > 1)
+        with live:
+            live.add(_resident(config, plan, subject, hardware), "data")
+            job = make_job(config, alone, subject, hardware=hardware, backend=backend, record=SilentRecord())
+            step_flop = run_traced(job, live)
+    return Footprint(live.trace(), step_flop)
+
+
+def run_traced(job: Job, live: LiveBytes) -> int:
+    """Run `job` for STEPS steps and a batch of evaluation, and say what its storages are for.
+
+    Returns the operations of the last step.
+    """
+    live.add([*job.model.parameters(), *job.model.buffers()], "parameters")
+    live.name_the_rest("data")
+    if job.ema is not None:
+        live.add(job.ema.state_dict().values(), "averages")
+    watch_gradients(job.model, live)
+    job.task = _Watched(job.task, live, job.task.targets_per_sample)
+    progress = Progress()
+    before = 0
+    for _ in range(STEPS):
+        before = live.flop
+        loop.optimizer_step(job, progress)
+        progress.step += 1
+        add_state(job.optimizer, live)
+    step_flop = live.flop - before
+    for _ in loop.evaluation_sums(job):
+        break
+    return step_flop
+
+
+def plan_of(trial: Trial) -> Plan:
+    """A plan for as few micro-batches as there can be: a third one finds the same memory as the second."""
+    accumulation, world = 1 + trial.accumulates, 1 + trial.several_devices
+    effective = trial.micro_batch * accumulation * world
+    names = [field.name for field in dataclasses.fields(Plan) if field.name != "reasons"]
+    return Plan(
+        device=trial.device,
+        world=world,
+        micro_batch=trial.micro_batch,
+        accumulation=accumulation,
+        last_micro_batch=trial.micro_batch,
+        effective_batch=effective,
+        target=effective,
+        norm_batch=trial.norm_batch,
+        precision=trial.precision,
+        channels_last=trial.channels_last,
+        compile=False,  # what a compiler does is not traced: the planner adds a share for it
+        memory=None,
+        reasons=dict.fromkeys(names, "tried out"),
+    )
+
+
+def _resident(config: Config, plan: Plan, subject: Subject, hardware: Hardware) -> list[torch.Tensor]:
+    """What the data take on the device, where they are kept there."""
+    placement, _ = placement_of(config, subject, hardware, world=plan.world)
+    if placement != "resident":
+        return []
+    parts = subject.dataset.train, subject.dataset.test
+    return [torch.empty(part.byte_size, dtype=torch.uint8) for part in parts]
+
+
+@dataclasses.dataclass(slots=True)
+class _Watched:
+    """A task whose storages that outlive a forward pass in training are activations."""
+
+    task: Task
+    live: LiveBytes
+    targets_per_sample: int
+
+    def training(self, forward: Forward, batch: Any) -> Sums:
+        sums = self.task.training(forward, batch)
+        self.live.name_the_rest("activations")
+        return sums
+
+    def evaluation(self, forward: Forward, batch: Any) -> Sums:
+        return self.task.evaluation(forward, batch)
+
+    def report(self, means: Mapping[str, float]) -> dict[str, float]:
+        return self.task.report(means)
+
+    def score(self, evaluation: Mapping[str, float]) -> float:
+        return self.task.score(evaluation)

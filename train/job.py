@@ -1,0 +1,52 @@
+"""What training needs, and how far it is."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from lib.backend import Backend
+from lib.config import Config
+from lib.data.loader import EvalLoader, TrainLoader
+from lib.dropout import Dropout
+from lib.ema import Ema
+from lib.plan.types import Plan
+from train.budget import Budget
+from train.record import Record
+from train.task import Forward, Task
+
+
+@dataclass(slots=True, kw_only=True)
+class Job:
+    """Everything that training needs, ready to run."""
+
+    config: Config
+    plan: Plan  # replaced by one with a smaller micro-batch when memory runs out
+    backend: Backend
+    task: Task
+    model: nn.Module  # holds the weights
+    wrapped: nn.Module  # the model, averaging gradients over ranks
+    forward: Forward  # the wrapped model, perhaps compiled
+    dropouts: tuple[Dropout, ...]  # modules of the model
+    optimizer: torch.optim.Optimizer
+    scaler: torch.amp.GradScaler
+    ema: Ema | None
+    train_loader: TrainLoader
+    eval_loader: EvalLoader
+    budget: Budget
+    record: Record
+
+
+@dataclass(slots=True)
+class Progress:
+    """How far a run is: with the weights and the optimizer all that a checkpoint needs.
+
+    Data order, augmentation and learning rate are functions of the step.
+    """
+
+    step: int = 0  # optimizer steps made
+    seconds: float = 0.0  # spent training, without evaluation and saving
+    best: float = -math.inf  # best task.score of an evaluation

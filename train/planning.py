@@ -1,0 +1,209 @@
+"""`make plan`: what would be decided, on this machine or on one that is only named, and what it rests on."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from lib import kconf
+from lib.config import Config, config_from_values
+from lib.errors import PlanError
+from lib.gpus import find_gpu
+from lib.hardware import probe
+from lib.hyperparams import apply_hyperparams
+from lib.plan.assumed import machine_names, parse_gpu
+from lib.plan.fitting import Parts, Trial
+from lib.plan.roofline import StepTime, StepWork, estimate_step_time
+from lib.plan.show import show
+from lib.plan.types import Hardware, Memory, Plan
+from lib.tables import GB
+from train.forecast import Footprint, Footprints
+from train.setup import Subject, unopened_subject
+from train.stored import say
+
+BAR_COLUMNS = 40
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outlook:
+    """A plan, and what it means before anything is run."""
+
+    plan: Plan
+    steps_per_epoch: float
+    step_flop: int  # of one device
+    step_time: StepTime | None  # None where the device is not in the catalogue
+    alternatives: tuple[str, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "plan": self.plan.to_json(),
+            "steps_per_epoch": self.steps_per_epoch,
+            "step_flop": self.step_flop,
+            "step_seconds_estimate": None
+            if self.step_time is None
+            else [self.step_time.fastest_seconds, self.step_time.slowest_seconds],
+            "alternatives": list(self.alternatives),
+        }
+
+
+def plan(*, root: Path, gpu: str, as_json: bool) -> int:
+    """Print what would be decided, and why: for this machine, or for what `gpu` names.
+
+    Raises PlanError where nothing fits, with what would.
+    """
+    resolved = kconf.from_environment(root)
+    config = config_from_values(resolved.values)
+    subject = unopened_subject(config, root=root, say=_say_nothing if as_json else say)
+    names = machine_names(gpu) if gpu else ()
+    if len(names) > 1:
+        return _compare(config, subject, names, as_json=as_json)
+    hardware = parse_gpu(names[0]) if names else probe(config.device)
+    outlook = look_ahead(config, subject, hardware, Footprints(config, subject))
+    if as_json:
+        print(json.dumps(outlook.to_json(), indent=2))
+        return 0
+    show(outlook.plan, sys.stdout)
+    for line in [*_lines(outlook), *resolved.asked()]:
+        print(line)
+    return 0
+
+
+def look_ahead(config: Config, subject: Subject, hardware: Hardware, footprints: Footprints) -> Outlook:
+    """The plan of `config` on `hardware`, and what follows from it."""
+    predict = footprints.predictor(hardware)
+    decided = apply_hyperparams(config, False, hardware=hardware, facts=subject.facts, predict=predict)
+    found = footprints.of(_trial(decided), hardware)
+    micro_batches = 2 if decided.accumulation > 1 else 1
+    step_flop = found.step_flop * decided.accumulation // micro_batches
+    return Outlook(
+        plan=decided,
+        steps_per_epoch=subject.dataset.train.size / decided.effective_batch,
+        step_flop=step_flop,
+        step_time=_step_time(decided, found, hardware, step_flop=step_flop),
+        alternatives=tuple(_alternatives(config, subject, hardware, decided)),
+    )
+
+
+def _trial(decided: Plan) -> Trial:
+    return Trial(
+        device=decided.device,
+        several_devices=decided.world > 1,
+        micro_batch=decided.micro_batch,
+        accumulates=decided.accumulation > 1,
+        norm_batch=decided.norm_batch,
+        precision=decided.precision,
+        channels_last=decided.channels_last,
+        compile=decided.compile,
+    )
+
+
+def _step_time(decided: Plan, found: Footprint, hardware: Hardware, *, step_flop: int) -> StepTime | None:
+    gpu = find_gpu(hardware.devices[0].name) if hardware.kind != "cpu" else None
+    if gpu is None:
+        return None
+    parts = found.trace.at_peak()
+    work = StepWork(
+        flop=step_flop,
+        accumulation=decided.accumulation,
+        weight_bytes=parts.get("parameters", 0),
+        gradient_bytes=parts.get("parameters", 0),
+        optimizer_bytes=parts.get("optimizer", 0),
+        activation_bytes=parts.get("activations", 0) * decided.accumulation,
+    )
+    return estimate_step_time(work, gpu, precision=decided.precision)
+
+
+def _alternatives(config: Config, subject: Subject, hardware: Hardware, decided: Plan) -> Iterator[str]:
+    """What one change of the configuration would make of the peak, at the same micro-batch."""
+    if decided.memory is None:
+        return
+    trial, now = _trial(decided), decided.memory.peak_bytes
+    for told, changed, other in _changes(config, trial):
+        peak = sum(Footprints(changed, subject).predictor(hardware)(other).values())
+        if peak < 0.98 * now:
+            yield f"{told}: {peak / GB:.2f} GB of tensors at the peak instead of {now / GB:.2f}"
+
+
+def _changes(config: Config, trial: Trial) -> Iterator[tuple[str, Config, Trial]]:
+    name = f"CONFIG_{config.model.upper()}_CHECKPOINTING"
+    if config.model_options.get("checkpointing") is False:
+        options = {**config.model_options, "checkpointing": True}
+        yield f"{name}=y", dataclasses.replace(config, model_options=options), trial
+    if trial.precision == "fp32" and trial.device != "cpu":
+        yield "CONFIG_PRECISION_BF16=y", config, dataclasses.replace(trial, precision="bf16")
+    if config.optimizer != "sgd":
+        changed = dataclasses.replace(config, optimizer="sgd", momentum=0.9, nesterov=False)
+        yield "CONFIG_OPTIMIZER_SGD=y (not the same mathematics)", changed, trial
+    if config.ema:
+        yield "CONFIG_EMA=n (not the same mathematics)", dataclasses.replace(config, ema=False), trial
+
+
+def _lines(outlook: Outlook) -> Iterator[str]:
+    decided = outlook.plan
+    if decided.memory is not None:
+        yield ""
+        yield from _bars(decided.memory)
+    yield ""
+    yield f"{outlook.steps_per_epoch:.1f} optimizer steps an epoch"
+    yield f"{outlook.step_flop / 1e12:.4g} TFLOP a step on each device (products, convolutions, attention)"
+    if outlook.step_time is not None:
+        yield str(outlook.step_time)
+    if outlook.alternatives:
+        yield "What would need less memory:"
+        yield from (f"  {line}" for line in outlook.alternatives)
+
+
+def _bars(memory: Memory) -> Iterator[str]:
+    parts = sorted(memory.parts.items(), key=lambda part: -part[1])
+    rows: Parts = {**dict(parts), "reserve": memory.reserve_bytes}
+    free = memory.usable_bytes - memory.need_bytes
+    rows = {**rows, "left": max(0, free)}
+    widest = max(map(len, rows))
+    for name, byte_count in rows.items():
+        bar = "#" * round(BAR_COLUMNS * byte_count / max(1, memory.usable_bytes, memory.need_bytes))
+        yield f"{name:<{widest}}  {byte_count / GB:8.2f} GB  {bar}".rstrip()
+
+
+def _compare(config: Config, subject: Subject, names: tuple[str, ...], *, as_json: bool) -> int:
+    """One line for each machine of the catalogue."""
+    footprints = Footprints(config, subject)
+    outlooks: dict[str, Outlook | PlanError] = {}
+    for name in names:
+        try:
+            outlooks[name] = look_ahead(config, subject, parse_gpu(name), footprints)
+        except PlanError as error:
+            outlooks[name] = error
+    if as_json:
+        told = {
+            name: {"error": str(found)} if isinstance(found, PlanError) else found.to_json()
+            for name, found in outlooks.items()
+        }
+        print(json.dumps(told, indent=2))
+        return 0
+    widest = max(map(len, names))
+    for name, found in outlooks.items():
+        print(f"{name:<{widest}}  {_summary(found)}")
+    return 0
+
+
+def _summary(found: Outlook | PlanError) -> str:
+    if isinstance(found, PlanError):
+        return str(found)
+    decided, memory = found.plan, found.plan.memory
+    sizes = f"{decided.micro_batch:>5} x {decided.accumulation:<4} {decided.precision}"
+    compiled = "compiled" if decided.compile else "eager   "
+    need = "" if memory is None else f"{memory.need_bytes / GB:7.2f} of {memory.usable_bytes / GB:7.2f} GB"
+    time = found.step_time
+    seconds = (
+        "" if time is None else f"  {time.fastest_seconds:.3g} to {time.slowest_seconds:.3g} s (estimate)"
+    )
+    return f"{sizes}  {compiled}  {need}{seconds}"
+
+
+def _say_nothing(_: str) -> None:
+    pass
