@@ -12,6 +12,7 @@ from lib.kconf.defconfig import available, compose
 from lib.kconf.resolve import typed_value
 from lib.kconf.tree import load_own_tree
 from lib.plan import plan
+from lib.plan.fitting import Parts, Trial
 from lib.plan.types import ModelFacts, Plan
 from tests.configs import SMALL_IMAGE_FACTS, hardware_names, load_hardware, make_facts
 
@@ -24,6 +25,11 @@ NOT_KNOWN = ModelFacts(
 ASKS_WHICH = "CUDA_VISIBLE_DEVICES="
 
 
+def predicted(trial: Trial) -> Parts:
+    """What a step takes of memory: a network of 30 million parameters, 30 MB a sample."""
+    return {"parameters": 480_000_000, "activations": 30_000_000 * trial.micro_batch}
+
+
 def plans(spec: str) -> dict[str, Plan]:
     """Machine -> plan for the configuration `spec`; machines that ask which GPU to use are left out."""
     tree = load_own_tree(ROOT)
@@ -34,7 +40,7 @@ def plans(spec: str) -> dict[str, Plan]:
     found = {}
     for machine in hardware_names():
         try:
-            found[machine] = plan(config, load_hardware(machine), facts)
+            found[machine] = plan(config, load_hardware(machine), facts, predict=predicted)
         except PlanError as error:
             assert ASKS_WHICH in str(error), f"{spec} on {machine}: {error}"
     return found

@@ -17,6 +17,7 @@ from lib.kconf.resolve import typed_value
 from lib.kconf.strict import StrictLoad
 from lib.kconf.tree import load_own_tree
 from lib.plan import plan
+from lib.plan.fitting import Parts, Trial
 from lib.plan.types import ModelFacts
 from tests.configs import load_hardware
 
@@ -76,6 +77,10 @@ def facts_of(config: Any, *, has_batchnorm: bool) -> ModelFacts:
     )
 
 
+def predicted(trial: Trial) -> Parts:
+    return {"activations": 1_000_000 * trial.micro_batch}
+
+
 def planned(tree: Any, machine: str) -> str:
     """What becomes of the configuration in `tree` on a machine: nothing to say, or a reason."""
     try:
@@ -83,7 +88,7 @@ def planned(tree: Any, machine: str) -> str:
             {one.name: typed_value(one) for one in tree.unique_defined_syms if not one.choice}
         )
         facts = facts_of(config, has_batchnorm=bool(tree.syms["MODEL_HAS_BATCHNORM"].tri_value))
-        plan(config, load_hardware(machine), facts)
+        plan(config, load_hardware(machine), facts, predict=predicted)
     except ConfigError as error:
         assert "\n" not in str(error) and str(error)
         return str(error)
