@@ -20,7 +20,7 @@ KCONFIG_MAKE_VARIABLES := $(foreach name,$(.VARIABLES),$(if $(filter command,$(o
 KCONFIG_MAKE_KNOWN := PYTHON VENV O V KCONFIG_CONFIG GOMP_SPINCOUNT FILE RUN BEST NAME TASK \
 	DIRECTORY PROMPT TEMPERATURE TOP_K SEED TOKENS DEFCONFIG FRAGMENT STRICT SET A B SYM Q \
 	KCONFIG_ALLCONFIG KCONFIG_SEED KCONFIG_PROBABILITY KCONFIG_NOSILENTUPDATE ANNEAL_CONFIG_PATH \
-	GPU JSON
+	GPU JSON QUICK BUDGET COMPARE EPOCHS BATCH DEVICE CORPUS OUT
 export KCONFIG_MAKE_VARIABLES
 export KCONFIG_MAKE_KNOWN
 
@@ -72,8 +72,10 @@ USE_KCONFIG_NOSILENTUPDATE := syncconfig
 USE_ANNEAL_CONFIG_PATH := $(USE_STRICT) tinyconfig list-defconfigs diffconfig train-%
 USE_GPU := plan
 USE_JSON := plan
+SCALING := scaling scaling-plan scaling-run scaling-fit scaling-plot scaling-report
+$(foreach name,QUICK BUDGET COMPARE EPOCHS BATCH DEVICE CORPUS OUT,$(eval USE_$(name) := $(SCALING)))
 # Those that write a configuration say that CONFIG_ variables are for runs.
-USE_CONFIG := train train-% plan checkconfig explain searchconfig menuconfig nconfig guiconfig xconfig config \
+USE_CONFIG := train train-% plan bench checkconfig explain searchconfig menuconfig nconfig guiconfig xconfig config \
 	oldconfig olddefconfig syncconfig $(EXTREMES) savedefconfig setconfig mergeconfig defconfig defconfig-% \
 	%_defconfig %.config all
 used_by = $(USE_$(if $(filter CONFIG_%,$(1)),CONFIG,$(1)))
@@ -180,7 +182,9 @@ $(FRAGMENT_TARGETS): ready
 ## export: write weights to DIRECTORY= in the layout of Hugging Face transformers
 ## plots: draw the curves of the newest run, or of RUN=
 ## plan: show what would be decided for this machine, or for GPU=h100-80gx4:70G, GPU=all; JSON=1
-## bench: compare the training loop with a bare one
+## scaling: train several sizes and judge how the loss falls; QUICK=1 BUDGET= COMPARE= CORPUS= EPOCHS= BATCH= DEVICE= OUT=
+## scaling-PART: one part of it: plan, run, fit, plot or report
+## bench: compare the step rate of the configured training with a bare loop's, and bf16 with fp32
 train: configured ready
 	$(TRAIN) $@
 
@@ -204,8 +208,13 @@ export: ready symbols
 plots: ready symbols
 	$(quiet)$(PY) -m scripts.plots --runs $(call quote,$(RUNS)) $(call given,RUN)
 
-bench: ready symbols
+bench: configured ready
 	$(quiet)$(PY) -m scripts.bench
+
+$(SCALING): ready symbols
+	$(quiet)$(PY) -m scripts.scaling $(if $(filter scaling,$@),all,$(@:scaling-%=%)) $(if $(call given,QUICK),--quick) $(call option,budget,BUDGET) \
+	      $(call option,compare,COMPARE) $(call option,corpus,CORPUS) $(call option,epochs,EPOCHS) \
+	      $(call option,batch,BATCH) $(call option,device,DEVICE) $(call option,out,OUT)
 
 # train-NAME keeps to a directory of its own, unless O= or KCONFIG_CONFIG= names another place.
 TRAIN_NAMES := $(addprefix train-,$(NAMES))
@@ -278,6 +287,7 @@ help: symbols
 
 .PHONY: all $(CONFIGURATION) savedefconfig checkconfig defconfig mergeconfig setconfig diffconfig explain \
 	searchconfig $(DEFCONFIGS) $(FRAGMENT_TARGETS) train resume rerun plan eval sample export plots bench \
+	$(SCALING) \
 	$(TRAIN_NAMES) test test-fast test-light check new-model \
 	clean mrproper distclean data-clean printvars help variables symbols configured ready ready-dev
 
@@ -304,6 +314,9 @@ ifneq ($(filter-out '1',$(call given,BEST)),)
 endif
 ifneq ($(filter-out '1',$(call given,STRICT)),)
 	@echo 'error: STRICT is 1, or left out to have replaced values told' >&2; exit 2
+endif
+ifneq ($(filter-out '1',$(call given,QUICK)),)
+	@echo 'error: QUICK is 1, or left out for the whole grid' >&2; exit 2
 endif
 
 # What loads the configuration checks CONFIG_ names itself; the other targets check them here.

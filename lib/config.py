@@ -90,6 +90,7 @@ class Config:
     max_seconds: int | None
     eval_interval_steps: int
     log_interval_steps: int
+    initial_weights: str | None  # "" for random ones; None for models without a layout to read
     seed: int
     deterministic: bool
     oom_retry: bool

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import torch
@@ -62,7 +62,19 @@ def make_optimizer(
         )
     for group in optimizer.param_groups:
         group["peak_lr"] = group["lr"]
+    optimizer.register_load_state_dict_post_hook(_keeping_peaks(optimizer))
     return optimizer
+
+
+def _keeping_peaks(optimizer: torch.optim.Optimizer) -> Callable[[torch.optim.Optimizer], None]:
+    """A hook: states of versions that did not store the peaks leave them as they are now."""
+    peaks = [group["peak_lr"] for group in optimizer.param_groups]
+
+    def fill_in(loaded: torch.optim.Optimizer) -> None:
+        for group, peak in zip(loaded.param_groups, peaks, strict=True):
+            group.setdefault("peak_lr", peak)
+
+    return fill_in
 
 
 def _plain(

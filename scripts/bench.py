@@ -1,36 +1,41 @@
 """Measure the loop against a bare hand-written one, and bf16 against fp32: `make bench`.
 
-What is compared runs in one process, in turn. The loop and the bare loop train LeNet-5 at
-micro-batch 64 in fp32 on the same resident bytes with the same normalisation and the same fused
-AdamW, which decays weights and not biases. The toolkit's side has everything on: schedule,
-metrics rows, progress, console, checks. Precisions are compared on ResNet-18 at micro-batch 32:
-fp32 against bf16 with channels last. Times are minima over rounds; the ratio is what counts.
+What is compared runs in one process, in turn, and trains the configured model on the configured data,
+with the micro-batch that the plan finds for this machine. The loop and the bare loop work in fp32 on the
+same resident data with the same optimizer, one micro-batch a step, without augmentation and compilation;
+the toolkit's side has everything else on: schedule, metrics rows, progress, console, checks. Then the
+toolkit's fp32 is compared with its bf16. Times are minima over rounds; the ratio is what counts.
 """
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+import numpy as np
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 from lib import kconf
 from lib.backend import Backend
 from lib.config import config_from_values
 from lib.console import Console
-from lib.data import ArrayPart, ImageSpec
+from lib.data import ArrayPart, Dataset, ImageSpec, TextSpec
+from lib.data.subset import measured
+from lib.dropout import dropouts, key_samples
 from lib.errors import run_main
 from lib.hardware import probe
-from lib.optim import make_optimizer
+from lib.hyperparams import apply_hyperparams
 from lib.plan import plan as make_plan
 from lib.registry import build_model
 from train import loop
@@ -38,61 +43,68 @@ from train.budget import Budget
 from train.commands import Case, Order, create_run
 from train.job import Progress
 from train.record import RunRecord
-from train.setup import Subject, make_job, open_subject
+from train.setup import make_job, open_subject, optimizer_of
 
 ROOT = Path(__file__).resolve().parents[1]
-BATCH = 64
-SETTINGS = {
-    "CONFIG_AUGMENT_NONE": "y",
-    "CONFIG_DEVICE_CPU": "y",
-    "CONFIG_HYPER_PARAM_MANUAL": "y",
-    "CONFIG_GRADIENT_ACCUMULATION": "1",
-    "CONFIG_COMPILE_MANUAL": "y",
-    "CONFIG_COMPILE_MODEL": "n",
-    "CONFIG_CHECKPOINT_SECONDS": "0",
-    "CONFIG_EVAL_INTERVAL_STEPS": "1000000",
-}
-PLAIN = {"CONFIG_PRECISION_FP32": "y", "CONFIG_CHANNELS_LAST": "n"}
-LENET5 = {"CONFIG_MODEL_LENET5": "y", "CONFIG_BATCH_SIZE": str(BATCH)}
-RESNET18 = {"CONFIG_MODEL_RESNET18": "y", "CONFIG_BATCH_SIZE": "32"}
+WARM_UP = 5  # steps
+NEVER = 10**9  # steps
+MOST_TOKENS = 1 << 24  # that the bare loop holds
+
+Run = Callable[[int], float]  # steps -> seconds
 
 
-def bare_loop(subject: Subject, *, seed: int) -> Callable[[int], float]:
-    """The loop one would write by hand. Returns a function: steps -> seconds."""
-    part, spec = subject.dataset.train, subject.dataset.spec
-    assert isinstance(part, ArrayPart) and isinstance(spec, ImageSpec)
-    images, labels = torch.from_numpy(part.inputs[:]), torch.from_numpy(part.targets[:])
-    model = build_model("lenet5", {}, spec, seed=seed)
-    optimizer = make_optimizer(
-        model,
-        name="adamw",
-        learning_rate=1e-3,
-        weight_decay=0.05,
-        momentum=None,
-        nesterov=False,
-        adam_beta1=0.9,
-        adam_beta2=0.999,
-        adam_eps=1e-8,
-    )
-    scale, offset = 1 / (255 * spec.std[0]), -spec.mean[0] / spec.std[0]
-    order, position = torch.randperm(len(labels)), 0
+def bare_loop(case: Case) -> Run:
+    """The loop one would write by hand."""
+    config, spec, rows = case.order.config, case.subject.dataset.spec, case.plan.micro_batch
+    backend = Backend(case.plan.device)
+    model = build_model(config.model, config.model_options, spec, seed=config.seed).to(backend.device)
+    masks = dropouts(model)
+    optimizer = optimizer_of(config, case.plan, model)
+    batches = bare_batches(case.subject.dataset, rows, device=backend.device)
 
     def run(steps: int) -> float:
-        nonlocal order, position
         started = time.perf_counter()
-        for _ in range(steps):
-            if position + BATCH > len(labels):
-                order, position = torch.randperm(len(labels)), 0
-            index = order[position : position + BATCH]
-            position += BATCH
-            batch = images.index_select(0, index).float().mul_(scale).add_(offset)
-            loss = F.cross_entropy(model(batch), labels.index_select(0, index))
+        for step in range(steps):
+            inputs, targets = next(batches)
+            key_samples(masks, seed=config.seed, first=step * rows, count=rows, device=backend.device)
+            logits = model(inputs)
+            loss = F.cross_entropy(
+                logits.flatten(0, -2), targets.flatten(), label_smoothing=config.label_smoothing
+            )
             optimizer.zero_grad(set_to_none=True)
             torch.autograd.backward(loss)
+            if config.grad_clip:
+                torch.nn.utils.clip_grad_norm_(model.parameters(), config.grad_clip)
             optimizer.step()
+        backend.synchronize()
         return time.perf_counter() - started
 
     return run
+
+
+def bare_batches(dataset: Dataset, rows: int, *, device: torch.device) -> Iterator[tuple[Tensor, Tensor]]:
+    """Endless inputs and targets: images and sentences in random order, texts from random places."""
+    part, spec = dataset.train, dataset.spec
+    if not isinstance(part, ArrayPart):
+        tokens = torch.from_numpy(np.asarray(part.tokens[:MOST_TOKENS]).astype(np.int64)).to(device)
+        offsets = torch.arange(part.block_size, device=device)
+        while True:
+            starts = torch.randint(len(tokens) - part.block_size, (rows, 1), device=device)
+            yield tokens[starts + offsets], tokens[starts + offsets + 1]
+    inputs, targets = (torch.from_numpy(array).to(device) for array in part.take())
+    while True:
+        order = torch.randperm(len(targets), device=device)
+        for start in range(0, len(order) - rows + 1, rows):
+            index = order[start : start + rows]
+            batch = inputs.index_select(0, index)
+            yield normalised(batch, spec) if isinstance(spec, ImageSpec) else batch, targets[index]
+
+
+def normalised(images: Tensor, spec: ImageSpec) -> Tensor:
+    """uint8 (N, C, H, W) -> the same in float32 with the mean and deviation of `spec` taken out."""
+    shape = (1, spec.channels, 1, 1)
+    mean, std = (torch.tensor(values, device=images.device).view(shape) for values in (spec.mean, spec.std))
+    return images.float().mul_(1 / (255 * std)).sub_(mean / std)
 
 
 class Stopwatch:
@@ -109,15 +121,15 @@ class Stopwatch:
             self.seconds += time.perf_counter() - started
 
 
-def toolkit_loop(case: Case) -> Callable[[int], float]:
-    """`train.loop` with all that `make train` has. Returns a function: steps -> seconds.
+def toolkit_loop(case: Case) -> Run:
+    """`train.loop` with all that `make train` has.
 
     The last step of each call evaluates and saves, which the bare loop does not: that time is left out.
     """
     run = create_run(case)
     config = case.order.config
     record = RunRecord(run, Console(run.log), started=case.order.started, keep_last=config.keep_last)
-    backend = Backend("cpu")
+    backend = Backend(case.plan.device)
     job = make_job(config, case.plan, case.subject, hardware=case.hardware, backend=backend, record=record)
     progress = Progress()
     record.begin(0, None)
@@ -133,23 +145,60 @@ def toolkit_loop(case: Case) -> Callable[[int], float]:
     return train_on
 
 
-def make_case(folder: Path, settings: dict[str, str]) -> Case:
-    """A configuration of the benchmark's own, with its runs under `folder`."""
-    (folder / "config").write_text("")
-    resolved = kconf.load(root=ROOT, config_file=folder / "config", overrides=SETTINGS | settings)
-    config = config_from_values(resolved.values)
+def configured_case(folder: Path) -> Case:
+    """What make asks for, with its runs under `folder`: one micro-batch a step, on one device, in fp32."""
+    resolved = kconf.from_environment(ROOT)
+    asked = config_from_values(resolved.values)
+    subject = open_subject(asked, root=ROOT, say=print)
+    subject = dataclasses.replace(subject, dataset=with_short_evaluation(subject.dataset))
+    hardware = probe(asked.device)
+    asked = dataclasses.replace(asked, num_devices=1, norm_batch=0 if asked.norm_batch is not None else None)
+    config = dataclasses.replace(
+        asked,
+        hyper_param="manual",
+        batch_size=apply_hyperparams(asked, hardware=hardware, facts=subject.facts).micro_batch,
+        gradient_accumulation=1,
+        target_effective_batch=0,
+        compile="manual",
+        compile_model=False,
+        precision="fp32",
+        channels_last=False,
+        augment="none",
+        data_placement="resident",
+        ema=False,
+        eval_interval_steps=NEVER,
+        checkpoint_interval_steps=NEVER,
+        checkpoint_seconds=0,
+    )
     order = Order(resolved=resolved, config=config, root=ROOT, runs=folder, started=time.monotonic())
-    subject = open_subject(config, root=ROOT, say=print)
-    hardware = probe("cpu")
     plan = make_plan(config, hardware, subject.facts)
     return Case(order=order, subject=subject, hardware=hardware, plan=plan)
 
 
-def compare(loops: Mapping[str, Callable[[int], float]], *, rounds: int, steps: int) -> None:
+def with_short_evaluation(dataset: Dataset) -> Dataset:
+    """Its time is left out, but every round would wait for it."""
+    test = dataset.test
+    if isinstance(test, ArrayPart):
+        return dataclasses.replace(dataset, test=ArrayPart(*test.take(np.arange(min(test.size, 8)))))
+    assert isinstance(dataset.spec, TextSpec)
+    test = dataclasses.replace(test, tokens=test.tokens[: test.block_size])
+    return dataclasses.replace(dataset, test=test, spec=measured(dataset.spec, test, dataset.tokenizer))
+
+
+def in_bf16(case: Case) -> Case:
+    """The same case in bf16, with the memory layout that was asked for."""
+    channels_last = bool(case.order.resolved.values["CHANNELS_LAST"])
+    config = dataclasses.replace(case.order.config, precision="bf16", channels_last=channels_last)
+    plan = make_plan(config, case.hardware, case.subject.facts)
+    return dataclasses.replace(case, order=dataclasses.replace(case.order, config=config), plan=plan)
+
+
+def compare(loops: Mapping[str, Run], *, rounds: int, round_seconds: float) -> None:
     """Run two loops in turn and print how their step rates relate."""
-    seconds: dict[str, list[float]] = {name: [] for name in loops}
     for run in loops.values():
-        run(steps)  # warm-up
+        run(WARM_UP)
+    steps = max(1, round(round_seconds * WARM_UP / max(run(WARM_UP) for run in loops.values())))
+    seconds: dict[str, list[float]] = {name: [] for name in loops}
     for _ in range(rounds):
         for name, run in loops.items():
             seconds[name].append(run(steps) / steps)
@@ -166,22 +215,23 @@ def compare(loops: Mapping[str, Callable[[int], float]], *, rounds: int, steps: 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=20)
-    parser.add_argument("--steps", type=int, default=200, help="optimizer steps a round")
+    parser.add_argument("--seconds", type=float, default=1.0, help="about how long a round of one loop takes")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        case = make_case(folder, LENET5 | PLAIN)
-        loops = {"a bare loop": bare_loop(case.subject, seed=1), "the toolkit": toolkit_loop(case)}
-        compare(loops, rounds=options.rounds, steps=options.steps)
-        if probe("cpu").cpu_bf16 == "none":
+        case = configured_case(Path(name))
+        config, plan = case.order.config, case.plan
+        print(f"{config.model} on {config.dataset}, {plan.micro_batch} samples a step, {plan.device}")
+        plain = toolkit_loop(case)
+        loops = {"a bare loop": bare_loop(case), "the toolkit": plain}
+        compare(loops, rounds=options.rounds, round_seconds=options.seconds)
+        if plan.device == "cpu" and case.hardware.cpu_bf16 == "none":
             print("this processor has no bf16 instructions: bf16 is not measured")
             return 0
-        fast = {"CONFIG_PRECISION_BF16": "y", "CONFIG_CHANNELS_LAST": "y"}
-        precisions = {
-            "fp32": toolkit_loop(make_case(folder, RESNET18 | PLAIN)),
-            "bf16 with channels last": toolkit_loop(make_case(folder, RESNET18 | fast)),
-        }
-        compare(precisions, rounds=max(3, options.rounds // 4), steps=max(1, options.steps // 100))
+        fast = in_bf16(case)
+        bf16 = "bf16 with channels last" if fast.plan.channels_last else "bf16"
+        compare(
+            {"fp32": plain, bf16: toolkit_loop(fast)}, rounds=options.rounds, round_seconds=options.seconds
+        )
     return 0
 
 

@@ -15,7 +15,8 @@ symbols() { # those with a prompt
 }
 
 targets() { # as make help has them, with the names of configurations and fragments put in
-	sed -n 's/^## \([A-Za-z_.-]*\): .*/\1/p' Makefile | grep -v 'NAME\|FRAGMENT'
+	sed -n 's/^## \([A-Za-z_.-]*\): .*/\1/p' Makefile | grep -v 'NAME\|FRAGMENT\|PART'
+	sed -n 's/^SCALING := scaling //p' Makefile | tr ' ' '\n'
 	names defconfigs | sed 's/^/defconfig-/'
 	names defconfigs | sed 's/$/_defconfig/'
 	names defconfigs | sed 's/^/train-/'

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from lib.config import Config
-from lib.data.types import Dataset, TextSpec, TokenPart
+from lib.data.types import ArrayPart, Dataset, TextClassSpec, TextSpec, TokenPart
 from tests.training import small_config
 from train.setup import Subject, measure
 
@@ -58,6 +58,16 @@ def text_subject(
         source="a cycle",
     )
     return measure(config, dataset)
+
+
+def sentences_subject(config: Config, *, size: int) -> Subject:
+    """Random tokens of every length, with the label that the first one has."""
+    random, pad = np.random.default_rng(0), VOCAB - 1
+    tokens = random.integers(0, pad, (size, BLOCK))
+    tokens[np.arange(BLOCK) > random.integers(0, BLOCK, (size, 1))] = pad
+    part = ArrayPart(tokens, tokens[:, 0] % 2)
+    spec = TextClassSpec(name="noise", vocab_size=VOCAB, block_size=BLOCK, classes=2, pad=pad)
+    return measure(config, Dataset(spec=spec, train=part, test=part, source="noise"))
 
 
 def oracle(tokens_BT: torch.Tensor) -> torch.Tensor:

@@ -26,10 +26,11 @@ from lib.rundir import RunDir, resolve_run
 from train import loop
 from train.forecast import Footprints
 from train.job import Job, Progress
+from train.lm import told_floors
 from train.record import Record, RunRecord, SilentRecord
 from train.rerun import changes
 from train.sample import Sampling, continued_text
-from train.setup import Subject, evaluation_part, make_job, open_subject
+from train.setup import Subject, cache_of, evaluation_part, initial_weights, make_job, open_subject
 from train.stop import Stopped
 from train.stored import say, stored, stored_configuration
 
@@ -256,13 +257,20 @@ def _train(case: Case, backend: Backend, record: Record, interrupted: RunDir | N
     config = case.order.config
     try:
         job = make_job(
-            config, case.plan, case.subject, hardware=case.hardware, backend=backend, record=record
+            config,
+            case.plan,
+            case.subject,
+            hardware=case.hardware,
+            backend=backend,
+            record=record,
+            weights=initial_weights(config, case.order.root),
         )
         progress = _restore(job, interrupted)
         record.begin(progress.step, job.budget.total_steps)
         with job.train_loader, job.eval_loader:
             result = loop.train(job, progress)
         _say_sample(job, case.subject.dataset)
+        _say_floors(job, case)
     except (RuntimeError, MemoryError) as error:
         # The loop deals with training itself; here it is the set-up, an evaluation or a checkpoint.
         if not is_out_of_memory(error):
@@ -282,6 +290,15 @@ def _say_sample(job: Job, dataset: Dataset) -> None:
     prompt = inputs_1T[0, :PROMPT_TOKENS].tolist()
     sampling = Sampling(temperature=0.8, top_k=0, tokens=SAMPLE_TOKENS, seed=job.config.seed)
     job.record.say(f"Sample: {continued_text(job, dataset.tokenizer, prompt, sampling=sampling)}")
+
+
+def _say_floors(job: Job, case: Case) -> None:
+    """What counting achieves on the text of the language model."""
+    if not job.backend.is_main:
+        return
+    floors = told_floors(case.subject.dataset, cache_dir=cache_of(case.order.root), say=job.record.say)
+    if floors is not None:
+        job.record.say(floors)
 
 
 def _restore(job: Job, interrupted: RunDir | None) -> Progress:

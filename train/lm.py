@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from pathlib import Path
 
 from torch import Tensor
 
 from lib.cross_entropy import cross_entropy
+from lib.data.floors import counting_floors
 from lib.data.loader import Batch
-from lib.data.types import IGNORED, TextSpec
+from lib.data.types import IGNORED, Dataset, TextSpec
 from train.task import Forward, Sums
 
 
@@ -40,6 +42,17 @@ class LanguageModel:
 
     def score(self, evaluation: Mapping[str, float]) -> float:
         return -evaluation["loss"]
+
+
+def told_floors(dataset: Dataset, *, cache_dir: Path, say: Callable[[str], None]) -> str | None:
+    """A line to read a language model's figures by: what counting achieves on the same text.
+
+    None where no text is predicted. Counted once and kept in `cache_dir`; `say` is told of the work.
+    Raises ToolkitError where the cache cannot be written.
+    """
+    if not isinstance(dataset.spec, TextSpec):
+        return None
+    return f"Floors: {counting_floors(dataset, cache_dir=cache_dir, say=say)}"
 
 
 def _losses(forward: Forward, batch: Batch) -> Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,7 +34,7 @@ from lib.memory.simulation import lay_out, simulated
 from lib.norm import configure_norm
 from lib.optim import make_optimizer
 from lib.plan.types import Hardware, ModelFacts, Plan
-from lib.registry import build_model, load_model
+from lib.registry import build_model, load_layout, load_model
 from train.budget import budget_of
 from train.classify import Classify
 from train.job import Job
@@ -75,13 +76,18 @@ def open_subject(config: Config, *, root: Path, say: Callable[[str], None]) -> S
         config.dataset,
         # A relative directory starts at the source tree.
         data_dir=(root / Path(config.data_dir).expanduser()).resolve() if config.data_dir else None,
-        cache_dir=root / "data",
+        cache_dir=cache_of(root),
         download=config.data_download,
         image_size=config.image_size or 0,
         text=text_options(config),
         say=say,
     )
     return measure(config, restrict(dataset, limit=config.data_limit, holdout=config.holdout))
+
+
+def cache_of(root: Path) -> Path:
+    """Where what is made of data sets is kept, for the source tree at `root`."""
+    return root / "data"
 
 
 def text_options(config: Config) -> TextOptions | None:
@@ -134,16 +140,21 @@ def make_job(
     hardware: Hardware,
     backend: Backend,
     record: Record,
+    weights: Path | None = None,
     dtype: torch.dtype = torch.float32,
 ) -> Job:
     """Build model, optimizer and loaders on the backend's device, as the plan says.
 
+    weights: a safetensors file to start from; None for random ones.
     dtype: of weights and images; float64 for checks of exactness.
+    Raises ConfigError where `weights` cannot be read or are not the model's.
     """
     if not simulated():
         configure_numerics(plan.precision, deterministic=config.deterministic)
         configure_threads(plan.device, cpu_count=hardware.cpu_count, world=plan.world)
     model = build_model(config.model, config.model_options, subject.dataset.spec, seed=config.seed)
+    if weights is not None:
+        load_weights(model, weights, name=config.model, say=record.say)
     layout = torch.channels_last if plan.channels_last else torch.contiguous_format
     if simulated():
         lay_out(model, layout)
@@ -162,7 +173,7 @@ def make_job(
         wrapped=wrapped,
         forward=compiled(wrapped) if plan.compile else wrapped,
         dropouts=dropouts(model),
-        optimizer=_optimizer(config, plan, model),
+        optimizer=optimizer_of(config, plan, model),
         scaler=backend.loss_scaler(plan.precision),
         ema=_ema(config, model),
         train_loader=train_loader,
@@ -172,7 +183,28 @@ def make_job(
     )
 
 
-def _optimizer(config: Config, plan: Plan, model: torch.nn.Module) -> torch.optim.Optimizer:
+def initial_weights(config: Config, root: Path) -> Path | None:
+    """The file that training starts from; None for random weights. A relative one starts at `root`."""
+    if not config.initial_weights:
+        return None
+    return (root / Path(config.initial_weights).expanduser()).resolve()
+
+
+def load_weights(model: torch.nn.Module, file: Path, *, name: str, say: Callable[[str], None]) -> None:
+    """Give `model`, which is called `name`, the weights in `file`. Raises ConfigError where it cannot."""
+    try:
+        with file.open("rb") as opened:
+            digest = hashlib.file_digest(opened, "sha256").hexdigest()
+    except OSError as error:
+        raise ConfigError(
+            f"CONFIG_INITIAL_WEIGHTS={file} cannot be read", why=error.strerror or str(error)
+        ) from error
+    load_layout(name).load(model, str(file))
+    say(f"Weights: {file}, SHA-256 {digest[:16]}")
+
+
+def optimizer_of(config: Config, plan: Plan, model: torch.nn.Module) -> torch.optim.Optimizer:
+    """The configured update rule for `model`, which is on its device."""
     return make_optimizer(
         model,
         name=config.optimizer,

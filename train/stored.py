@@ -20,9 +20,10 @@ from lib.registry import load_layout
 from lib.rundir import RunDir, resolve_run
 from train import loop
 from train.job import Job
+from train.lm import told_floors
 from train.record import SilentRecord, told
 from train.sample import Sampling, continued_text
-from train.setup import Subject, evaluation_part, make_job, open_subject
+from train.setup import Subject, cache_of, evaluation_part, make_job, open_subject
 
 T = TypeVar("T")
 
@@ -43,8 +44,12 @@ def evaluate(name: str, *, root: Path, runs: Path, best: bool) -> int:
     job = restored.job
     with job.train_loader, job.eval_loader:
         result = loop.evaluate(job)
-    part = evaluation_part(job.config, restored.subject.dataset)
+    dataset = restored.subject.dataset
+    part = evaluation_part(job.config, dataset)
     print(f"{restored.run.path}, step {restored.step}: {told(result)} ({part})")
+    floors = told_floors(dataset, cache_dir=cache_of(root), say=say)
+    if floors is not None:
+        print(floors)
     return 0
 
 

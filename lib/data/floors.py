@@ -20,7 +20,7 @@ from lib.data.types import Dataset, TextSpec, TokenPart, Tokens, Unit
 
 ORDERS = 4
 VERSION = 1  # raise it whenever a figure changes
-_MOST_TOKENS = 1 << 25  # of either part: its beginning tells enough, in seconds
+_MOST_TOKENS = 1 << 24  # of either part: its beginning tells enough, in seconds and a gigabyte
 
 Keys = npt.NDArray[np.unsignedinteger[Any]]  # n-grams as numbers, their first token counting most
 Floats = npt.NDArray[np.float64]
@@ -34,6 +34,7 @@ class Floors:
     bits_per_byte:        the same per byte of text; None where no tokenizer can tell.
     train_tokens:         counted in the training part.
     validation_tokens:    predicted in the evaluation part.
+    beginnings:           whether a part is longer than what is looked at of it.
     """
 
     bits: tuple[float, ...]
@@ -41,12 +42,14 @@ class Floors:
     unit: Unit
     train_tokens: int
     validation_tokens: int
+    beginnings: bool
 
     def __str__(self) -> str:
         """One line for the user."""
         figures, unit = (self.bits, self.unit) if self.bits_per_byte is None else (self.bits_per_byte, "byte")
         listed = " / ".join(f"{figure:.2f}" for figure in figures)
-        return f"{listed} bits per {unit} by counting 1- to {len(figures)}-grams of {self.unit}s"
+        where = f", the first {_MOST_TOKENS} of a part" if self.beginnings else ""
+        return f"{listed} bits per {unit} by counting 1- to {len(figures)}-grams of {self.unit}s{where}"
 
 
 def counting_floors(dataset: Dataset, *, cache_dir: Path, say: Callable[[str], None]) -> Floors:
@@ -78,6 +81,7 @@ def counting_floors(dataset: Dataset, *, cache_dir: Path, say: Callable[[str], N
         unit=spec.unit,
         train_tokens=len(counted),
         validation_tokens=len(targets),
+        beginnings=max(len(train.tokens), len(test.tokens)) > _MOST_TOKENS,
     )
 
 

@@ -30,6 +30,7 @@ from lib.data.catalogue import (
 )
 from lib.data.corpus import Corpus, one_file, python_library, text_files, two_files
 from lib.data.files import find_or_fetch, first_file, marks
+from lib.data.markov import markov
 from lib.data.subset import measured
 from lib.data.tokenizer import ByteTokenizer, CharTokenizer, as_text
 from lib.data.types import (
@@ -46,7 +47,7 @@ from lib.errors import ConfigError, DataError
 
 TokenizerName: TypeAlias = Literal["byte", "char", "gpt2"]
 
-NAMES = ("pysource", "shakespeare", *WIKITEXT, "text_files", "token_bins", "sst2")
+NAMES = ("pysource", "markov", "shakespeare", *WIKITEXT, "text_files", "token_bins", "sst2")
 VERSION = 1  # raise it whenever a token changes
 _GPT2_VOCAB_SIZE = 50_257
 _INSTEAD = "a language model on CONFIG_DATASET_PYSOURCE=y, which needs no files"
@@ -117,6 +118,8 @@ def open_text(name: str, options: TextOptions, place: Place) -> Dataset:
 def _corpus(name: str, place: Place) -> Corpus:
     if name == "pysource":
         return python_library()
+    if name == "markov":
+        return markov()
     if name == "text_files":
         return text_files(_text_root(place), say=place.say)
     if name == "shakespeare":
@@ -212,6 +215,7 @@ def _windows(
         unit=unit,
         validation_tokens=0,
         validation_bytes=None,
+        synthetic=name == "markov",
     )
     test = TokenPart(validation, options.block_size)
     part = TokenPart(train, options.block_size, shifted=True)

@@ -20,10 +20,13 @@ from lib.plan.types import Kind
 
 # What autocast computes in single precision on CUDA (ATen/autocast_mode.h) and leaves in half on a CPU.
 FP32_ON_CUDA = (
-    "layer_norm", "group_norm", "softmax.int", "log_softmax.int", "logsumexp", "softplus",
+    "layer_norm", "group_norm", "logsumexp", "softplus",
     "exp", "expm1", "log", "log1p", "log2", "log10", "reciprocal", "rsqrt",
-    "pow.Tensor_Scalar", "pow.Tensor_Tensor", "pow.Scalar", "cosine_similarity", "linalg_vector_norm",
-    "sum", "sum.dim_IntList", "cumsum", "cumprod",
+    "pow.Tensor_Scalar", "pow.Tensor_Tensor", "pow.Scalar", "cosine_similarity",
+)  # fmt: skip
+# What it has the kernel itself compute so, without a copy of the input.
+FP32_INSIDE_ON_CUDA = (
+    "softmax.int", "log_softmax.int", "linalg_vector_norm", "sum", "sum.dim_IntList", "cumsum", "cumprod",
 )  # fmt: skip
 
 _ATTENTION = F.scaled_dot_product_attention
@@ -58,12 +61,36 @@ def _kernels_of(kind: Kind) -> Iterator[None]:
     with kernels, torch.library._scoped_library("aten", "IMPL") as library:
         for name in FP32_ON_CUDA:
             library.impl(name, _in_fp32(name), "AutocastCPU")
+        for name in FP32_INSIDE_ON_CUDA:
+            library.impl(name, _fp32_inside(name), "AutocastCPU")
         yield
 
 
-def _in_fp32(name: str) -> Callable[..., Any]:
+def _operator(name: str) -> Callable[..., Any]:
     packet, _, overload = name.partition(".")
-    operator = getattr(getattr(torch.ops.aten, packet), overload or "default")
+    operator: Callable[..., Any] = getattr(getattr(torch.ops.aten, packet), overload or "default")
+    return operator
+
+
+def _fp32_inside(name: str) -> Callable[..., Any]:
+    # A softmax of half precision would be copied on a CPU; these are what CUDA's dispatch to.
+    fused = {"softmax.int": "_softmax", "log_softmax.int": "_log_softmax"}.get(name)
+    operator = _operator(fused or name)
+
+    def run(x: Tensor, *arguments: Any, dtype: torch.dtype | None = None, **options: Any) -> Any:
+        with torch.autocast("cpu", enabled=False):
+            half = x.dtype in (torch.bfloat16, torch.float16)
+            if fused is None:
+                return operator(x, *arguments, dtype=dtype or (torch.float32 if half else None), **options)
+            if half and dtype in (None, torch.float32):
+                return operator(x, arguments[0], True)
+            return _operator(name)(x, *arguments, dtype=dtype, **options)
+
+    return run
+
+
+def _in_fp32(name: str) -> Callable[..., Any]:
+    operator = _operator(name)
 
     def exact(value: Any) -> Any:
         is_half = isinstance(value, Tensor) and value.dtype in (torch.bfloat16, torch.float16)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from lib.errors import ConfigError
-from models.gpt2.model import GPT2
+from models.gpt2.model import GPT2, TextClassifier
 
 PREFIX = "transformer."
 MODULES = {  # of a block: its name there -> here
@@ -30,31 +30,47 @@ HEAD = "lm_head.weight"
 
 
 def to_huggingface(model: GPT2) -> dict[str, Tensor]:
-    """The weights by their names there: copies on the CPU, without the rows that fill up the vocabulary."""
+    """The weights by their names there: copies on the CPU, without the rows that fill up the vocabulary.
+
+    Raises ConfigError for a classifier of texts.
+    """
+    if not isinstance(model, GPT2):
+        raise ConfigError(
+            "a classifier of texts cannot be written in the layout of Hugging Face transformers",
+            why="theirs looks at the last token, and this one at the mean over all",
+        )
+    return _tensors(model)
+
+
+def _tensors(model: GPT2 | TextClassifier) -> dict[str, Tensor]:
     tensors: dict[str, Tensor] = {}
     for name, module, part in _parts(model):
         weight: Tensor | None = getattr(module, part)
         if weight is None:
             weight = torch.zeros(len(getattr(module, "weight")))  # noqa: B009
         if name == "wte.weight":
-            weight = weight[: model.vocab_size]
+            weight = weight[: _text_tokens(model)]
         if _transposed(module) and part == "weight":
             weight = weight.t()
         tensors[PREFIX + name] = weight.detach().cpu().clone(memory_format=torch.contiguous_format)
     return tensors
 
 
-def from_huggingface(model: GPT2, tensors: Mapping[str, Tensor]) -> None:
+def from_huggingface(model: GPT2 | TextClassifier, tensors: Mapping[str, Tensor]) -> None:
     """Give `model` the weights `tensors`, which go by their names there, with or without their prefix.
 
-    Raises ConfigError where they are not those of this architecture; `model` is then left as it was.
+    Positions beyond those of `model` are left out, for it never sees them. The head of a classifier
+    stays as it is. Raises ConfigError where they are not those of this architecture; `model` is then
+    left as it was.
     """
     given = {name.removeprefix(PREFIX): tensor for name, tensor in tensors.items()}
     given = {name: tensor for name, tensor in given.items() if not name.endswith(NOT_WEIGHTS)}
     head = given.pop(HEAD, None)
     if head is not None and "wte.weight" in given and not torch.equal(head, given["wte.weight"]):
         raise ConfigError(f"{HEAD} is not the embedding", why="GPT-2's head is tied to it")
-    expected = {name.removeprefix(PREFIX): tensor for name, tensor in to_huggingface(model).items()}
+    if "wpe.weight" in given:
+        given["wpe.weight"] = given["wpe.weight"][: model.backbone.position.num_embeddings]
+    expected = {name.removeprefix(PREFIX): tensor for name, tensor in _tensors(model).items()}
     faults = [f"{name} is missing" for name in sorted(expected.keys() - given.keys())]
     faults += [f"{name} is not known" for name in sorted(given.keys() - expected.keys())]
     faults += [
@@ -94,15 +110,28 @@ def configuration(model: GPT2) -> dict[str, Any]:
 
 def save(model: GPT2, path: str) -> None:
     """Write the weights to a safetensors file. Raises ConfigError without the package."""
-    _safetensors().save_file(to_huggingface(model), path, metadata={"format": "pt"})
+    _safetensors().torch.save_file(to_huggingface(model), path, metadata={"format": "pt"})
 
 
-def load(model: GPT2, path: str) -> None:
-    """Read the weights from a safetensors file. Raises ConfigError without the package, or for others."""
-    from_huggingface(model, _safetensors().load_file(path))
+def load(model: GPT2 | TextClassifier, path: str) -> None:
+    """Read the weights from a safetensors file.
+
+    Raises ConfigError without the package, for a file that is none, and for weights of another model.
+    """
+    package = _safetensors()
+    try:
+        tensors = package.torch.load_file(path)
+    except package.SafetensorError as error:
+        raise ConfigError(f"{path} is no file of safetensors, or damaged", why=str(error)) from error
+    from_huggingface(model, tensors)
 
 
-def _assign(model: GPT2, given: Mapping[str, Tensor]) -> None:
+def _text_tokens(model: GPT2 | TextClassifier) -> int:
+    """Tokens that stand for text; the padding of a classifier does not, and comes after them."""
+    return model.vocab_size if isinstance(model, GPT2) else model.pad
+
+
+def _assign(model: GPT2 | TextClassifier, given: Mapping[str, Tensor]) -> None:
     with torch.no_grad():
         for name, module, part in _parts(model):
             parameter = getattr(module, part)
@@ -110,12 +139,12 @@ def _assign(model: GPT2, given: Mapping[str, Tensor]) -> None:
                 continue
             tensor = given[name].t() if _transposed(module) and part == "weight" else given[name]
             if name == "wte.weight":
-                parameter[model.vocab_size :].zero_()
-                parameter = parameter[: model.vocab_size]
+                parameter[_text_tokens(model) :].zero_()
+                parameter = parameter[: _text_tokens(model)]
             parameter.copy_(tensor)
 
 
-def _parts(model: GPT2) -> Iterator[tuple[str, nn.Module, str]]:
+def _parts(model: GPT2 | TextClassifier) -> Iterator[tuple[str, nn.Module, str]]:
     """(name there without prefix, module here, weight or bias), also for biases that there are not here."""
     backbone = model.backbone
     yield "wte.weight", backbone.token, "weight"
@@ -134,7 +163,7 @@ def _transposed(module: nn.Module) -> bool:
 
 def _safetensors() -> Any:
     try:
-        from safetensors import torch as safetensors
+        import safetensors.torch
     except ImportError as error:
         raise ConfigError(
             "the package safetensors is not installed",

@@ -38,7 +38,7 @@ class Options:
 def build(options: Options, spec: TextSpec | TextClassSpec) -> nn.Module:
     """A network from int64 (B, T) tokens to (B, T, V) logits of the tokens that follow, T <= block_size.
 
-    For texts with labels: to (B, classes) logits, read off at the last token before the padding.
+    For texts with labels: to (B, classes) logits, read off the mean over the tokens before the padding.
     Raises ConfigError where the width cannot be shared among the heads.
     """
     if options.width % options.heads:
@@ -96,7 +96,10 @@ class GPT2(nn.Module):
 
 
 class TextClassifier(nn.Module):
-    """The same backbone with a linear head on the last token of each text."""
+    """The same backbone with a linear head on the mean over the tokens of each text.
+
+    The last token alone, as in fine-tuning, would have to learn first where to look.
+    """
 
     def __init__(self, options: Options, spec: TextClassSpec) -> None:
         super().__init__()
@@ -108,9 +111,9 @@ class TextClassifier(nn.Module):
     def forward(self, tokens_BT: Tensor) -> Tensor:
         """int64 (B, T), `pad` after the end of each text -> (B, classes) logits."""
         x_BTC = self.backbone(tokens_BT)
-        last_B = ((tokens_BT != self.pad).sum(dim=1) - 1).clamp(min=0)
-        last_B1C = last_B[:, None, None].expand(-1, 1, x_BTC.shape[2])
-        return self.head(x_BTC.gather(1, last_B1C)[:, 0])  # type: ignore[no-any-return]
+        text_BT1 = (tokens_BT != self.pad)[:, :, None]
+        mean_BC = x_BTC.where(text_BT1, 0.0).sum(dim=1) / text_BT1.sum(dim=1).clamp(min=1)
+        return self.head(mean_BC)  # type: ignore[no-any-return]
 
     def hidden_matrices(self) -> list[nn.Parameter]:
         """The weights of attention and of the two-layer networks."""

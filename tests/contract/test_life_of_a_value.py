@@ -15,7 +15,7 @@ from lib.config import Config, config_from_values
 from lib.data.loader import Batch
 from lib.plan import plan as make_plan
 from lib.plan.types import Plan
-from tests.tokens import BLOCK, VOCAB, text_subject
+from tests.tokens import BLOCK, VOCAB, sentences_subject, text_subject
 from tests.training import CPU, Wrapped, random_subject, small_job, trained
 from train.setup import Subject
 from train.task import Forward, Sums, Task
@@ -50,6 +50,8 @@ def narrow_config(defconfig: str) -> Config:
 
 
 def subject_of(config: Config) -> Subject:
+    if config.dataset == "sst2":
+        return sentences_subject(config, size=3 * TARGET)
     if config.block_size is not None:
         noise = np.random.default_rng(0).integers(0, VOCAB, (3 * TARGET + 1) * BLOCK, dtype=np.uint8)
         return text_subject(config, train=noise)

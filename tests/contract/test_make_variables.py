@@ -44,7 +44,7 @@ USED_BY = {
         "train-lenet5",
     },
     "CONFIG_SEED": {
-        *("train", "train-lenet5", "plan", "checkconfig", "explain", "searchconfig"),
+        *("train", "train-lenet5", "plan", "bench", "checkconfig", "explain", "searchconfig"),
         *(
             "menuconfig",
             "nconfig",

@@ -40,12 +40,14 @@ class Runner:
         resolved = kconf.load(root=ROOT, config_file=ROOT / "defconfigs" / defconfig, overrides=overrides)
         (self.folder / ".config").write_text(resolved.text)
 
+    def environment(self) -> dict[str, str]:
+        return {**os.environ, "KCONFIG_CONFIG": str(self.folder / ".config"), "OMP_NUM_THREADS": "1"}
+
     def start(self, *arguments: str, **environment: str) -> subprocess.Popen[str]:
-        variables = {**os.environ, "KCONFIG_CONFIG": str(self.folder / ".config"), "OMP_NUM_THREADS": "1"}
         return subprocess.Popen(
             [sys.executable, "-m", "train", "--runs", str(self.runs), *arguments],
             cwd=ROOT,
-            env=variables | environment,
+            env=self.environment() | environment,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import math
 import re
+import time
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 import pytest
 
 from lib import metrics
-from tests.e2e.runner import Runner
+from tests.e2e.runner import Runner, assert_same_bits
 
 pytestmark = pytest.mark.slow
 
@@ -25,29 +28,51 @@ SMALL = {
     "CONFIG_LOG_INTERVAL_STEPS": "5",
     "CONFIG_PRECISION_FP32": "y",
 }
+FLOORS = r"Floors: \d\.\d\d( / \d\.\d\d){3} bits per byte by counting 1- to 4-grams of bytes$"
+
+
+def a_runner(folder: Path, settings: Mapping[str, str] = MappingProxyType({})) -> Runner:
+    """Its text is in `folder`."""
+    text = "".join(f"{number} is followed by {number + 1}.\n" for number in range(9000))
+    folder.mkdir(exist_ok=True)
+    (folder / "text.txt").write_text(text)
+    runner = Runner(folder)
+    runner.configure("gpt2-tiny", SMALL | {"CONFIG_DATA_DIR": str(folder / "text.txt")} | settings)
+    return runner
 
 
 @pytest.fixture(scope="module")
 def runner(tmp_path_factory: pytest.TempPathFactory) -> Runner:
-    folder = tmp_path_factory.mktemp("language")
-    text = "".join(f"{number} is followed by {number + 1}.\n" for number in range(9000))
-    (folder / "text.txt").write_text(text)
-    runner = Runner(folder)
-    runner.configure("gpt2-tiny", SMALL | {"CONFIG_DATA_DIR": str(folder / "text.txt")})
+    runner = a_runner(tmp_path_factory.mktemp("language"))
     runner.run("train")
     return runner
 
 
-def test_a_run_ends_with_a_sample_and_bits_per_byte(runner: Runner) -> None:
+def test_a_run_ends_with_a_sample_and_bits_per_byte_beside_the_floors(runner: Runner) -> None:
     run = runner.newest()
     log = run.log.read_text()
-    assert "Sample: " in log
+    assert "Sample: " in log and re.search(FLOORS, log, re.MULTILINE)
     last = metrics.read(run.metrics)[-1]
     assert last["kind"] == "eval" and last["loss"] < math.log(256) / 1.5
     assert last["bits_per_byte"] == pytest.approx(last["loss"] / math.log(2), rel=1e-9)
     told = re.search(r"Done: loss ([\d.]+) nats per byte, perplexity .* per byte, bits per byte", log)
     assert told and float(told[1]) == pytest.approx(last["loss"], abs=1e-4)
-    assert f"bits per byte {last['bits_per_byte']:.4f}" in runner.run("eval")
+    evaluated = runner.run("eval")
+    assert f"bits per byte {last['bits_per_byte']:.4f}" in evaluated
+    assert re.search(FLOORS, evaluated, re.MULTILINE) and "counting n-grams" not in evaluated
+
+
+def test_a_run_that_is_stopped_goes_on_to_the_same_bits(runner: Runner, tmp_path: Path) -> None:
+    other = a_runner(tmp_path, {"CONFIG_CHECKPOINT_INTERVAL_STEPS": "1"})
+    process = other.start("train")
+    deadline = time.monotonic() + 60
+    while not list(other.runs.glob("*/*/ckpt/step-*")):
+        assert process.poll() is None and time.monotonic() < deadline
+        time.sleep(0.01)
+    process.kill()
+    process.communicate()
+    assert "Starting after step " in other.run("resume")
+    assert_same_bits(runner.weights(), other.weights())
 
 
 def test_a_sample_follows_from_its_options(runner: Runner) -> None:
@@ -74,4 +99,39 @@ def test_weights_are_written_or_the_extra_is_named(runner: Runner, tmp_path: Pat
         assert "the package safetensors is not installed" in done
         return
     runner.run("export", "--directory", str(tmp_path / "out"))
-    assert load_file(tmp_path / "out/model.safetensors")["transformer.wte.weight"].shape == (256, 32)
+    weights = tmp_path / "out/model.safetensors"
+    assert load_file(weights)["transformer.wte.weight"].shape == (256, 32)
+    # What has learnt goes on from there.
+    other = a_runner(tmp_path / "other", {"CONFIG_INITIAL_WEIGHTS": str(weights), "CONFIG_MAX_STEPS": "1"})
+    assert "Weights: " in other.run("train")
+    before, after = (metrics.read(which.newest().metrics)[-1]["loss"] for which in (runner, other))
+    assert after == pytest.approx(before, abs=0.1)
+
+
+def test_sentences_are_classified_and_have_no_floors(tmp_path: Path) -> None:
+    folder = tmp_path / "sst2"
+    folder.mkdir()
+    lines = [f"{('bad', 'good')[number % 2] * 4} {number}\t{number % 2}\n" for number in range(512)]
+    (folder / "train.tsv").write_text("".join(lines[:448]))
+    (folder / "dev.tsv").write_text("".join(lines[448:]))
+    runner = Runner(tmp_path)
+    settings = {
+        name: SMALL[name] for name in SMALL if "GPT2" in name or "STEPS" in name or "PRECISION" in name
+    }
+    runner.configure(
+        "gpt2-sst2",
+        settings
+        | {
+            "CONFIG_DATA_DIR": str(tmp_path),
+            "CONFIG_TOKENIZER_BYTE": "y",
+            "CONFIG_BLOCK_SIZE": "32",
+            "CONFIG_BUDGET_STEPS": "y",
+            "CONFIG_LEARNING_RATE": "0.01",
+            "CONFIG_GPT2_DROPOUT": "0.0",
+        },
+    )
+    done = runner.run("train")
+    assert "Floors" not in done and "Sample" not in done
+    assert metrics.read(runner.newest().metrics)[-1]["accuracy"] > 0.9
+    assert "a classifier of texts cannot be written" in runner.run("export", "--directory", "x", status=2)
+    assert "is no language model" in runner.run("sample", status=2)

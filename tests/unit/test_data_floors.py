@@ -136,3 +136,4 @@ def test_only_the_beginning_of_a_long_text_is_counted(
     monkeypatch.setattr(floors_module, "_MOST_TOKENS", 50)
     found = counting_floors(_dataset(), cache_dir=tmp_path, say=lambda _: None)
     assert (found.train_tokens, found.validation_tokens) == (50, 49)
+    assert str(found).endswith("of bytes, the first 50 of a part")

@@ -70,7 +70,7 @@ def _taken(tree: Path, model: str) -> set[str]:
 
 
 def test_each_model_has_the_sets_it_can_take(tree: Path) -> None:
-    texts = {"pysource", "shakespeare", "wikitext2", "wikitext103", "text_files", "token_bins"}
+    texts = {"pysource", "markov", "shakespeare", "wikitext2", "wikitext103", "text_files", "token_bins"}
     assert _taken(tree, "TOY_WRITER") == texts
     assert _taken(tree, "TOY_READER") == {"sst2"}
     assert _taken(tree, "RESNET18") == set(NAMES) - texts - {"sst2"}

@@ -120,6 +120,8 @@ def test_a_text_with_a_label_is_read_to_its_end_and_no_further() -> None:
     expected = [whole[0], model(texts[1:2, :5])[0], model(texts[2:3, :1])[0]]
     torch.testing.assert_close(model(padded), torch.stack(expected))
     assert not torch.allclose(model(padded)[1], whole[1])
+    mean = model.backbone(texts[1:2, :5]).mean(dim=1)
+    torch.testing.assert_close(model(padded)[1:2], model.head(mean))
     assert model(torch.full((1, BLOCK), pad)).isfinite().all()
 
 

@@ -10,10 +10,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from lib.data.types import TextClassSpec
 from lib.errors import ConfigError
 from lib.registry import build_model, load_layout
 from models.gpt2.huggingface import configuration, from_huggingface, load, save, to_huggingface
-from models.gpt2.model import GPT2
+from models.gpt2.model import GPT2, TextClassifier
 from tests.tokens import text_spec
 
 OPTIONS: dict[str, Any] = {
@@ -116,6 +117,27 @@ def test_other_weights_are_refused_and_change_nothing(changes: dict[str, Any], t
     assert torch.equal(model(TOKENS), before)
 
 
+def test_of_more_positions_the_first_are_taken() -> None:
+    longer = torch.cat([to_huggingface(model_of())["transformer.wpe.weight"], torch.ones(5, 16)])
+    model = model_of(seed=1)
+    from_huggingface(model, altered(**{"wpe.weight": longer}))
+    assert torch.equal(model(TOKENS), model_of()(TOKENS))
+    with pytest.raises(ConfigError, match=r"wpe.weight is \(3, 16\), not \(8, 16\)"):
+        from_huggingface(model, altered(**{"wpe.weight": longer[:3]}))
+
+
+def test_a_classifier_takes_the_backbone_and_is_not_written() -> None:
+    spec = TextClassSpec(name="t", vocab_size=VOCAB + 1, block_size=BLOCK, classes=3, pad=VOCAB)
+    model = build_model("gpt2", OPTIONS, spec, seed=1)
+    assert isinstance(model, TextClassifier)
+    head = model.head.weight.clone()
+    from_huggingface(model, to_huggingface(model_of()))
+    torch.testing.assert_close(model.backbone(TOKENS), model_of().backbone(TOKENS))
+    assert torch.equal(model.head.weight, head)
+    with pytest.raises(ConfigError, match="a classifier of texts cannot be written"):
+        to_huggingface(model)  # type: ignore[arg-type]
+
+
 def test_what_is_no_weight_is_passed_over() -> None:
     mask, tied = torch.ones(1, 1, BLOCK, BLOCK), to_huggingface(model_of())["transformer.wte.weight"]
     model = model_of(seed=1)
@@ -148,6 +170,9 @@ def test_a_file_holds_the_same_model(tmp_path: Path) -> None:
     save(model_of(), path)
     load(other, path)
     assert torch.equal(other(TOKENS), model_of()(TOKENS))
+    (tmp_path / "model.safetensors").write_bytes(b"no header")
+    with pytest.raises(ConfigError, match=r"model\.safetensors is no file of safetensors, or damaged"):
+        load(other, path)
 
 
 @pytest.mark.slow

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 from collections.abc import Callable
+from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -15,9 +18,18 @@ from torch import Tensor
 from lib.data.loader import Batch, Delivery, EvalLoader, TrainLoader
 from lib.data.types import IGNORED, TokenPart
 from tests.tokens import BLOCK, VOCAB, cycle, oracle, small_lm_config, text_spec, text_subject
-from tests.training import MemoryRecord, Wrapped, largest_difference, small_job, small_plan, trained
+from tests.training import (
+    MemoryRecord,
+    Wrapped,
+    largest_difference,
+    random_subject,
+    small_config,
+    small_job,
+    small_plan,
+    trained,
+)
 from train.job import Progress
-from train.lm import LanguageModel
+from train.lm import LanguageModel, told_floors
 from train.loop import evaluate, train
 from train.record import told
 from train.task import Forward, Sums
@@ -112,6 +124,18 @@ def test_the_best_checkpoint_has_the_smallest_loss() -> None:
     assert [step for step, kept in record.saved if kept][-1] == best["step"]
 
 
+def test_floors_are_told_of_a_text_and_of_nothing_else(tmp_path: Path) -> None:
+    said: list[str] = []
+    text = text_subject(small_lm_config()).dataset
+    line = told_floors(text, cache_dir=tmp_path, say=said.append)
+    assert line is not None and re.fullmatch(
+        r"Floors: \d\.\d\d( / \d\.\d\d){3} bits per byte by counting 1- to 4-grams of bytes", line
+    )
+    assert told_floors(text, cache_dir=tmp_path, say=said.append) == line and len(said) == 1
+    images = random_subject(small_config(), shape=(1, 28, 28), train_size=4).dataset
+    assert told_floors(images, cache_dir=tmp_path, say=said.append) is None
+
+
 class Ragged(Wrapped):
     """Batches with weights, in which every third sample of the stream misses the end of its targets."""
 
@@ -162,23 +186,28 @@ def test_gradients_are_of_the_mean_over_counted_tokens(wrap: type[Wrapped]) -> N
 # From the data to the loss: an oracle of what follows loses nothing where targets are aligned.
 
 
-def lost_by_the_oracle(change: Callable[[Batch], Batch] = lambda batch: batch) -> list[float]:
+def lost_by_the_oracle(
+    placement: Literal["resident", "stream"], change: Callable[[Batch], Batch] = lambda batch: batch
+) -> list[float]:
     """Mean loss in training and in evaluation, with every batch changed."""
     tokens, spec, task = cycle(20 * BLOCK + 5), text_spec(), LanguageModel(text_spec())
+    delivery = dataclasses.replace(DELIVERY, placement=placement)
     train_part = TokenPart(tokens, block_size=BLOCK, shifted=True)
-    with TrainLoader(train_part, spec, DELIVERY, seed=3, augment="none", pad=0) as loader:
+    with TrainLoader(train_part, spec, delivery, seed=3, augment="none", pad=0) as loader:
         batches = [*loader.micro_batches(step=0, target=BLOCK, rank=0, world=1, sizes=[BLOCK])]
         sums = [task.training(oracle, change(batch)) for batch in batches]
-    with EvalLoader(TokenPart(tokens, block_size=BLOCK), spec, DELIVERY) as evaluation:
+    with EvalLoader(TokenPart(tokens, block_size=BLOCK), spec, delivery) as evaluation:
         whole = [*evaluation.batches(rank=0, world=1, batch_size=BLOCK)]
         sums += [task.evaluation(oracle, change(batch)) for batch in whole]
     return [float(part.loss / part.count) for part in sums]
 
 
-def test_targets_follow_their_inputs() -> None:
-    assert max(lost_by_the_oracle()) < 1e-9
+@pytest.mark.parametrize("placement", ["resident", "stream"])
+def test_targets_follow_their_inputs(placement: Literal["resident", "stream"]) -> None:
+    assert max(lost_by_the_oracle(placement)) < 1e-9
 
 
+@pytest.mark.parametrize("placement", ["resident", "stream"])
 @pytest.mark.parametrize(
     "change",
     [
@@ -187,5 +216,7 @@ def test_targets_follow_their_inputs() -> None:
         pytest.param(lambda b: Batch(b.inputs, b.targets.roll(-1, 1), b.weights), id="one too far"),
     ],
 )
-def test_targets_that_do_not_follow_are_caught(change: Callable[[Batch], Batch]) -> None:
-    assert min(lost_by_the_oracle(change)) > 5
+def test_targets_that_do_not_follow_are_caught(
+    placement: Literal["resident", "stream"], change: Callable[[Batch], Batch]
+) -> None:
+    assert min(lost_by_the_oracle(placement, change)) > 5

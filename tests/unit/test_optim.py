@@ -64,6 +64,25 @@ def test_constants_are_passed_on() -> None:
     assert (adam["betas"], adam["eps"]) == ((0.7, 0.95), 1e-5)
 
 
+@pytest.mark.parametrize("name", ASKED)
+def test_a_state_without_peaks_keeps_those_that_were_asked_for(name: str) -> None:
+    state = optimizer(network(), name).state_dict()
+    for group in state["param_groups"]:
+        del group["peak_lr"]
+        group["lr"] = 0.001  # where a schedule had got to
+    rule = optimizer(network(), name)
+    rule.load_state_dict(state)
+    assert [(group["lr"], group["peak_lr"]) for group in rule.param_groups] == [(0.001, 0.03)] * 2
+
+
+@pytest.mark.parametrize("name", ASKED)
+def test_the_peaks_of_a_state_count(name: str) -> None:
+    rule, other = optimizer(network(), name), optimizer(network(), name)
+    other.param_groups[1]["peak_lr"] = 0.5
+    rule.load_state_dict(other.state_dict())
+    assert [group["peak_lr"] for group in rule.param_groups] == [0.03, 0.5]
+
+
 def test_fused_kernels_are_used_where_there_are_any() -> None:
     assert optimizer(network(), "adamw").defaults["fused"] is True
     assert optimizer(network().to("meta"), "adamw").defaults["fused"] is False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 from pathlib import Path
 from typing import Any
 
@@ -12,19 +13,35 @@ import torch
 from torch import nn
 
 from lib.backend import Backend, FakeBackend
+from lib.config import Config
 from lib.data import Dataset, Delivery, ImageSpec, Part, TextClassSpec, TextOptions, TrainLoader
 from lib.errors import ConfigError
 from lib.norm import BatchNorm2d
 from lib.plan.types import Hardware
 from lib.registry import load_model
+from models.gpt2 import huggingface
 from tests.configs import make_config
-from tests.tokens import text_spec
+from tests.tokens import small_lm_config, text_spec, text_subject
 from tests.training import CPU, MemoryRecord, largest_difference, random_subject, small_config, small_plan
 from train.budget import Budget
 from train.classify import Classify
 from train.job import Job
 from train.lm import LanguageModel
-from train.setup import Subject, evaluation_part, make_job, make_task, open_subject
+from train.setup import Subject, evaluation_part, initial_weights, make_job, make_task, open_subject
+
+
+def make_job_of_text(
+    config: Config, *, weights: Path | None = None, record: MemoryRecord | None = None
+) -> Job:
+    return make_job(
+        config,
+        small_plan(2),
+        text_subject(config),
+        hardware=CPU,
+        backend=Backend("cpu"),
+        record=record or MemoryRecord(),
+        weights=weights,
+    )
 
 
 class Wrapping(Backend):
@@ -143,6 +160,37 @@ def test_the_model_names_its_task(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 # The job
+
+
+def test_training_starts_from_the_weights_that_are_given(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = small_lm_config(ema=True, ema_decay=0.5)
+    other = make_job_of_text(dataclasses.replace(config, seed=7)).model
+    file = tmp_path / "weights"
+    torch.save(huggingface.to_huggingface(other), file)  # type: ignore[arg-type]
+    monkeypatch.setattr(
+        huggingface, "load", lambda model, path: huggingface.from_huggingface(model, torch.load(path))
+    )
+    record = MemoryRecord()
+    job = make_job_of_text(config, weights=file, record=record)
+    assert largest_difference(job.model.state_dict(), other.state_dict()) == 0
+    assert job.ema is not None
+    assert largest_difference(job.ema.state_dict(), other.state_dict()) == 0
+    digest = hashlib.sha256(file.read_bytes()).hexdigest()
+    assert f"Weights: {file}, SHA-256 {digest[:16]}" in record.said
+    with pytest.raises(ConfigError, match=r"CONFIG_INITIAL_WEIGHTS=.*/nothing cannot be read: No such file"):
+        make_job_of_text(config, weights=tmp_path / "nothing")
+
+
+def test_a_file_of_weights_is_named_from_the_source_tree(tmp_path: Path) -> None:
+    def file(name: str | None) -> Path | None:
+        return initial_weights(small_lm_config(initial_weights=name), tmp_path)
+
+    assert file("a/b") == tmp_path / "a/b"
+    assert file(f"{tmp_path}/c") == tmp_path / "c"
+    assert file("~/d") == Path.home() / "d"
+    assert file("") is None and file(None) is None
 
 
 def test_weights_are_a_function_of_the_seed() -> None:

@@ -1,0 +1,79 @@
+"""The size of least loss at a given cost: a parabola over log size for each budget (Hoffmann et al. 2022).
+
+Sweeps train on a few amounts of data; the loss at the amount that a budget leaves for a size is read off
+between those, on a line in logarithms, and never beyond them.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from lib.scaling.laws import Point
+
+BUDGETS, FEWEST_SIZES = 5, 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IsoFlop:
+    """One budget of 6 N D operations. optimum: the size of least loss; None, and why, where there is none."""
+
+    flops: float
+    sizes: tuple[float, ...]
+    losses: tuple[float, ...]
+    optimum: float | None
+    reason: str
+
+
+def isoflops(points: Sequence[Point]) -> list[IsoFlop]:
+    """Budgets at which at least three sizes can be read off, from low to high."""
+    curves: dict[float, dict[float, list[float]]] = defaultdict(lambda: defaultdict(list))
+    for point in points:
+        curves[point.parameters][point.tokens].append(point.loss)
+    spans = [
+        6 * size * np.array([min(curve), max(curve)]) for size, curve in curves.items() if len(curve) > 1
+    ]
+    if len(spans) < FEWEST_SIZES:
+        return []
+    low, high = sorted(span[0] for span in spans), sorted(span[1] for span in spans)
+    found = []
+    for flops in np.geomspace(low[FEWEST_SIZES - 1], high[-FEWEST_SIZES], BUDGETS):
+        read = [(size, _read(curve, flops / (6 * size))) for size, curve in sorted(curves.items())]
+        there = [(size, loss) for size, loss in read if loss is not None]
+        if len(there) >= FEWEST_SIZES:
+            found.append(_parabola(float(flops), there))
+    return found
+
+
+def exponent(budgets: Sequence[IsoFlop]) -> float | None:
+    """a of optimum = constant x flops^a; None with fewer than three optima."""
+    optima = [(budget.flops, budget.optimum) for budget in budgets if budget.optimum is not None]
+    if len(optima) < FEWEST_SIZES:
+        return None
+    logs = np.log(np.asarray(optima))
+    return float(np.polyfit(logs[:, 0], logs[:, 1], 1)[0])
+
+
+def _read(curve: dict[float, list[float]], tokens: float) -> float | None:
+    amounts = sorted(curve)
+    if not amounts[0] * 0.999 <= tokens <= amounts[-1] * 1.001:
+        return None
+    losses = [np.log(np.mean(curve[amount])) for amount in amounts]
+    return float(np.exp(np.interp(np.log(tokens), np.log(amounts), losses)))
+
+
+def _parabola(flops: float, there: list[tuple[float, float]]) -> IsoFlop:
+    sizes, losses = zip(*there, strict=True)
+    log_sizes = np.log(sizes)
+    curvature, slope, _ = np.polyfit(log_sizes - log_sizes.mean(), losses, 2)
+    optimum, reason = None, "the losses do not curve upwards"
+    if curvature > 0:
+        lowest = log_sizes.mean() - slope / (2 * curvature)
+        if log_sizes[0] < lowest < log_sizes[-1]:
+            optimum, reason = float(np.exp(lowest)), ""
+        else:
+            reason = f"the least loss is at the {'smallest' if lowest <= log_sizes[0] else 'largest'} size"
+    return IsoFlop(flops=flops, sizes=sizes, losses=losses, optimum=optimum, reason=reason)

@@ -1,0 +1,171 @@
+"""Training the models of a sweep: a process for each, what it cost, and nothing done twice."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from lib import metrics
+from lib.data.types import TextSpec
+from lib.errors import ToolkitError
+from lib.registry import build_model
+from lib.rundir import RunDir
+from lib.scaling.counts import count, training_flops
+from lib.scaling.results import ScalingConfig, ScalingResults, read, write
+
+_KIBIBYTES_PER_MEGABYTE = 1e6 / 1024
+_LAST_LINES = 2  # of a failed run, in its reason
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sweep:
+    """Where a sweep works, and on what.
+
+    floor: of the loss per token, below which a model must have seen what it predicts.
+    """
+
+    root: Path  # the source tree
+    out: Path
+    spec: TextSpec
+    floor: float
+    code: str
+    workers: int
+    say: Callable[[str], None]
+
+    def run(self, configs: Sequence[ScalingConfig], names: Sequence[str]) -> list[ScalingResults]:
+        """The results of all, in their order; what is there already, from the same code, is kept."""
+        with ThreadPoolExecutor(self.workers) as pool:
+            return list(pool.map(self.result, configs, names))
+
+    def result(self, config: ScalingConfig, name: str) -> ScalingResults:
+        """That of one model: from its file, or by training it."""
+        path = self.out / f"{name}_results.json"
+        known = read(path)
+        if known is not None and known.config_hash == config.identity(self.code) and known.status != "failed":
+            self.say(f"{name}: already there")
+            return known
+        result = self._train(config, name)
+        write(path, result.to_json())
+        told = f"{result.val_nats:.4f} nats" if result.status != "failed" else result.reason
+        self.say(f"{name}: {result.status}, {told}, {result.seconds_cpu:.0f} s of processor")
+        return result
+
+    def _train(self, config: ScalingConfig, name: str) -> ScalingResults:
+        """A run of its own directory; one that was interrupted goes on from its last checkpoint."""
+        identity = config.identity(self.code)
+        place = self.out / "runs" / f"{name}-{identity}"
+        write(place / "config", config.assignments())
+        log = place / "output.txt"
+        # One thread each: several threads of several runs would wait for each other.
+        command = [
+            "env",
+            "-u",
+            "KCONFIG_MAKE_VARIABLES",
+            f"KCONFIG_CONFIG={place / 'config'}",
+            "OMP_NUM_THREADS=1",
+        ]
+        command += [sys.executable, "-m", "train", "--runs", str(place), "train"]
+        with log.open("ab") as opened:
+            process = subprocess.Popen(
+                command, cwd=self.root, stdin=subprocess.DEVNULL, stdout=opened, stderr=subprocess.STDOUT
+            )
+            _, status, usage = os.wait4(process.pid, 0)
+        process.returncode = os.waitstatus_to_exitcode(status)
+        cost: dict[str, Any] = {
+            "seconds_cpu": round(usage.ru_utime + usage.ru_stime, 2),
+            "peak_memory_mb": round(usage.ru_maxrss / _KIBIBYTES_PER_MEGABYTE, 1),
+        }
+        empty = self._empty(config, identity)
+        if process.returncode:
+            reason = f"exit status {process.returncode}: {_tail(log)}"
+            return dataclasses.replace(empty, status="failed", reason=reason, **cost)
+        return self._read(empty, place, config, cost)
+
+    def _empty(self, config: ScalingConfig, identity: str) -> ScalingResults:
+        build = self.builder(config)
+        counts = count(build)
+        return ScalingResults(
+            d_model=config.d_model,
+            n_layers=config.n_layers,
+            num_params=counts.total,
+            num_params_nonembedding=counts.nonembedding,
+            num_params_active=counts.active,
+            final_perplexity=None,
+            best_perplexity=None,
+            training_time=0.0,
+            total_training_flops=0,
+            peak_memory_mb=0.0,
+            epoch_perplexities=[],
+            perplexity_unit=self.spec.unit,
+            seed=config.seed,
+            arch=config.arch,
+            config_hash=identity,
+            torch=_torch_version(),
+            host=socket.gethostname(),
+            config=dataclasses.asdict(config),
+        )
+
+    def _read(
+        self, empty: ScalingResults, place: Path, config: ScalingConfig, cost: dict[str, Any]
+    ) -> ScalingResults:
+        runs = [RunDir.open(path.parent) for path in place.glob("*/*/config")]
+        done = [run for run in runs if run.status().state == "done"]
+        if not done:
+            raise ToolkitError(f"{place} holds no run that is done")
+        status, rows = done[0].status(), metrics.read(done[0].metrics)
+        losses = [row["loss"] for row in rows if row["kind"] == "eval"]
+        tokens = status.step * config.batch_size * config.n_seq
+        suspect = losses[-1] < self.floor
+        flops = tokens * training_flops(self.builder(config), block_size=config.n_seq)
+        return dataclasses.replace(
+            empty,
+            final_loss=next(row["loss"] for row in reversed(rows) if row["kind"] == "train"),
+            val_nats=losses[-1],
+            bits_per_byte=status.facts.get("bits_per_byte"),
+            final_perplexity=math.exp(losses[-1]),
+            best_perplexity=math.exp(min(losses)),
+            epoch_perplexities=[math.exp(loss) for loss in losses],
+            training_time=status.facts["seconds"],
+            total_training_flops=flops,
+            tokens=tokens,
+            status="suspect_leak" if suspect else "done",
+            reason=f"below {self.floor:.4f} nats, which no model reaches" if suspect else "",
+            **cost,
+        )
+
+    def builder(self, config: ScalingConfig) -> Callable[[], Any]:
+        """What makes the model of a run."""
+        name, options = config.model()
+        return partial(build_model, name, options, self.spec, seed=config.seed)
+
+
+def failures(results: Iterable[ScalingResults]) -> list[str]:
+    """A line for each result that is none."""
+    return [
+        f"{result.arch} d{result.d_model} l{result.n_layers}, {result.config.get('tokens', 0)} tokens, "
+        f"seed {result.seed}: {result.status}: {result.reason}"
+        for result in results
+        if result.status != "done"
+    ]
+
+
+def _tail(log: Path) -> str:
+    """The error, and the line before it, where a configuration says which of it is at fault."""
+    lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+    return " / ".join(line.strip() for line in lines[-_LAST_LINES:])
+
+
+def _torch_version() -> str:
+    import torch
+
+    return str(torch.__version__)

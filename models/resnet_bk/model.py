@@ -1,0 +1,245 @@
+"""ResNet-BK: a residual network that mixes positions by entries of a resolvent (H - zI)^-1 of its own making.
+
+Three forms: "value" carries values along the text, "features" only the resolvent itself, both seeing the
+past alone; "upstream" is the original block, whose resolvent sees both sides (models/resnet_bk/upstream.py).
+
+Shapes: B texts, T tokens, C channels, H heads of W channels, V tokens of the vocabulary.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from lib.data.types import TextClassSpec, TextSpec
+from lib.dropout import Dropout
+from lib.errors import ConfigError
+from models.resnet_bk.scan import continued_fraction, linear_recurrence
+from models.resnet_bk.upstream import UpstreamBlock
+
+TASK = "lm"
+
+HEAD_WIDTH = 4  # channels that share a resolvent
+SMALL_STD = 0.02
+# A small imaginary part remembers long (up to about sqrt(1 / k) / eta tokens), a large one is sharp.
+LARGEST_ETA, SMALLEST_ETA = 1.0, 0.03
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """The symbols of models/resnet_bk/Kconfig."""
+
+    form: str
+    layers: int
+    width: int
+    ffn_ratio: int
+    dropout: float
+    allow_leak: bool
+
+
+def build(options: Options, spec: TextSpec | TextClassSpec) -> nn.Module:
+    """A network from int64 (B, T) tokens to (B, T, V) logits of the tokens that follow.
+
+    For texts with labels: to (B, classes) logits, read off at the last token before the padding.
+    Raises ConfigError where the width cannot be shared among heads, and where the original form, which
+    sees what it is to predict, is to model a language.
+    """
+    if options.width % HEAD_WIDTH:
+        raise ConfigError(
+            f"CONFIG_RESNET_BK_WIDTH={options.width} is no multiple of {HEAD_WIDTH}",
+            why=f"a head has {HEAD_WIDTH} channels",
+        )
+    if isinstance(spec, TextClassSpec):
+        return TextClassifier(options, spec)
+    if options.form == "upstream" and not options.allow_leak:
+        raise ConfigError(
+            "CONFIG_RESNET_BK_FORM_UPSTREAM=y cannot model a language",
+            why="every output depends on the tokens that it is to predict",
+            todo="use CONFIG_RESNET_BK_FORM_VALUE=y; CONFIG_RESNET_BK_ALLOW_LEAK=y shows the leak",
+        )
+    return LanguageModel(options, spec)
+
+
+class LanguageModel(nn.Module):
+    """Logits of the next token. The head is the embedding; the original has one of its own, with a bias."""
+
+    def __init__(self, options: Options, spec: TextSpec) -> None:
+        super().__init__()
+        self.backbone = Backbone(options, vocab_size=spec.vocab_size, block_size=spec.block_size)
+        self.head = nn.Linear(options.width, spec.vocab_size) if options.form == "upstream" else None
+        initialise(self, layers=options.layers)
+
+    def forward(self, tokens_BT: Tensor) -> Tensor:
+        """int64 (B, T) -> (B, T, V) logits of the next token at every position."""
+        x_BTC = self.backbone(tokens_BT)
+        if self.head is not None:
+            return self.head(x_BTC)  # type: ignore[no-any-return]
+        return F.linear(x_BTC, self.backbone.token.weight)
+
+    def hidden_matrices(self) -> list[nn.Parameter]:
+        """The weights of the mixers and of the two-layer networks."""
+        return _matrices(self.backbone)
+
+
+class TextClassifier(nn.Module):
+    """The same backbone with a linear head on the last token of each text."""
+
+    def __init__(self, options: Options, spec: TextClassSpec) -> None:
+        super().__init__()
+        self.pad = spec.pad
+        self.backbone = Backbone(options, vocab_size=spec.vocab_size, block_size=spec.block_size)
+        self.head = nn.Linear(options.width, spec.classes)
+        initialise(self, layers=options.layers)
+
+    def forward(self, tokens_BT: Tensor) -> Tensor:
+        """int64 (B, T), `pad` after the end of each text -> (B, classes) logits."""
+        x_BTC = self.backbone(tokens_BT)
+        last_B = ((tokens_BT != self.pad).sum(dim=1) - 1).clamp(min=0)
+        last_B1C = last_B[:, None, None].expand(-1, 1, x_BTC.shape[2])
+        return self.head(x_BTC.gather(1, last_B1C)[:, 0])  # type: ignore[no-any-return]
+
+    def hidden_matrices(self) -> list[nn.Parameter]:
+        """The weights of the mixers and of the two-layer networks."""
+        return _matrices(self.backbone)
+
+
+class Backbone(nn.Module):
+    """Embeddings, blocks and the last normalisation: (B, T) tokens -> (B, T, C).
+
+    The causal forms know where they are by what they carry; only the original has learned positions.
+    """
+
+    def __init__(self, options: Options, *, vocab_size: int, block_size: int) -> None:
+        super().__init__()
+        self.token = nn.Embedding(vocab_size, options.width)
+        upstream = options.form == "upstream"
+        self.position = nn.Embedding(block_size, options.width) if upstream else None
+        self.dropout = Dropout(options.dropout, site=0)
+        self.blocks = nn.ModuleList(
+            UpstreamBlock(width=options.width, ratio=options.ffn_ratio, dropout=options.dropout, layer=layer)
+            if upstream
+            else Block(options, layer)
+            for layer in range(options.layers)
+        )
+        self.norm = nn.LayerNorm(options.width)
+
+    def forward(self, tokens_BT: Tensor) -> Tensor:
+        x_BTC = self.token(tokens_BT)
+        if self.position is not None:
+            x_BTC = x_BTC + self.position.weight[: tokens_BT.shape[1]]
+        x_BTC = self.dropout(x_BTC)
+        for block in self.blocks:
+            x_BTC = block(x_BTC)
+        return self.norm(x_BTC)  # type: ignore[no-any-return]
+
+
+class Block(nn.Module):
+    """A mixer, then a two-layer network, each on normalised input and added to the residual stream."""
+
+    def __init__(self, options: Options, layer: int) -> None:
+        super().__init__()
+        width = options.width
+        self.norm1 = nn.LayerNorm(width)
+        self.mixer = ValueMixer(width) if options.form == "value" else FeatureMixer(width)
+        self.dropout1 = Dropout(options.dropout, site=2 * layer + 1)
+        self.norm2 = nn.LayerNorm(width)
+        self.mlp_in = nn.Linear(width, options.ffn_ratio * width)
+        self.mlp_out = nn.Linear(options.ffn_ratio * width, width)
+        self.dropout2 = Dropout(options.dropout, site=2 * layer + 2)
+
+    def forward(self, x_BTC: Tensor) -> Tensor:
+        x_BTC = x_BTC + self.dropout1(self.mixer(self.norm1(x_BTC)))
+        hidden_BTF = F.gelu(self.mlp_in(self.norm2(x_BTC)), approximate="tanh")
+        return x_BTC + self.dropout2(self.mlp_out(hidden_BTF))  # type: ignore[no-any-return]
+
+
+class Resolvent(nn.Module):
+    """From the input the matrix H of every head, and the last diagonal entries of its leading blocks."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        heads = width // HEAD_WIDTH
+        self.potential = nn.Linear(width, heads)
+        self.coupling = nn.Linear(width, heads)
+        # As a logarithm, for eta stays positive; one head has the largest.
+        self.log_eta = nn.Parameter(torch.linspace(math.log(LARGEST_ETA), math.log(SMALLEST_ETA), heads))
+
+    def forward(self, x_BTC: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """g (T, B, H) complex, the couplings k (T, B, H) and eta (H,), in single precision at least."""
+        a_TBH = 2.5 * torch.tanh(_exact(self.potential(x_BTC)).transpose(0, 1))
+        k_TBH = torch.sigmoid(_exact(self.coupling(x_BTC)).transpose(0, 1) + 1.0)
+        eta_H = self.log_eta.exp()
+        s_TBH = torch.complex(a_TBH, -eta_H.expand_as(a_TBH))
+        return continued_fraction(s_TBH, k_TBH), k_TBH, eta_H
+
+
+class ValueMixer(nn.Module):
+    """Values carried along the text: forward elimination of (H - zI) y = v, read off at every position.
+
+    u_t = sqrt(eta) g_t v_t + sqrt(k_t) g_t u_{t-1}: sqrt(eta) times the last entry of
+    (H[1..t] - zI)^-1 v[1..t], where the entries beside the diagonal of H are -sqrt(k).
+    """
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.resolvent = Resolvent(width)
+        self.values = nn.Linear(width, width, bias=False)
+        self.out = nn.Linear(2 * width, width)
+
+    def forward(self, x_BTC: Tensor) -> Tensor:
+        g_TBH, k_TBH, eta_H = self.resolvent(x_BTC)
+        v_TBC = _exact(self.values(x_BTC)).transpose(0, 1)
+        v_TBHW = v_TBC.reshape(*g_TBH.shape, HEAD_WIDTH)
+        entering_TBHW = (eta_H.sqrt() * g_TBH)[..., None] * v_TBHW
+        u_TBHW = linear_recurrence(entering_TBHW, k_TBH.sqrt() * g_TBH)
+        return self.out(_real_parts(u_TBHW))  # type: ignore[no-any-return]
+
+
+class FeatureMixer(nn.Module):
+    """The real and imaginary part of g alone."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.resolvent = Resolvent(width)
+        self.out = nn.Linear(2 * (width // HEAD_WIDTH), width)
+
+    def forward(self, x_BTC: Tensor) -> Tensor:
+        g_TBH, _, _ = self.resolvent(x_BTC)
+        return self.out(_real_parts(g_TBH))  # type: ignore[no-any-return]
+
+
+def initialise(model: nn.Module, *, layers: int) -> None:
+    """Weights that keep the variance of what they map; biases 0.
+
+    What writes to the residual stream is smaller by sqrt(2 layers). From N(0, 0.02) are embeddings, a head
+    of its own, and what makes a resolvent, whose entries are steep where a is large.
+    """
+    for name, module in model.named_modules():
+        if isinstance(module, nn.Linear):
+            residual = name.endswith(("mixer.out", "mlp_out"))
+            std = module.in_features**-0.5 * ((2 * layers) ** -0.5 if residual else 1.0)
+            small = name == "head" or ".resolvent." in name
+            nn.init.normal_(module.weight, std=SMALL_STD if small else std)
+            if module.bias is not None:
+                nn.init.zeros_(module.bias)
+        elif isinstance(module, nn.Embedding):
+            nn.init.normal_(module.weight, std=SMALL_STD)
+
+
+def _exact(x: Tensor) -> Tensor:
+    """The recursions are not for half precision."""
+    return x if x.dtype == torch.float64 else x.float()
+
+
+def _real_parts(u_TBX: Tensor) -> Tensor:
+    """Complex (T, B, ...) -> real (B, T, 2 x the rest)."""
+    return torch.view_as_real(u_TBX).flatten(2).transpose(0, 1)
+
+
+def _matrices(backbone: Backbone) -> list[nn.Parameter]:
+    matrices = (parameter for parameter in backbone.blocks.parameters() if parameter.dim() == 2)
+    return [matrix for matrix in matrices if matrix.requires_grad]

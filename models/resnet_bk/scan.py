@@ -1,0 +1,130 @@
+"""Entries of (H - zI)^-1 along a text, each from those before it: O(T), and no overflow at any length.
+
+H is tridiagonal with a real diagonal a_t; z_t = i eta_t with eta_t > 0. Only a_t - z_t =: s_t and the
+products k_t >= 0 of the two entries beside the diagonal, between t - 1 and t, matter. H[1..t] is the
+leading block of t rows.
+
+    g_t = 1 / (s_t - k_t g_{t-1})    the last diagonal entry of (H[1..t] - zI)^-1
+
+Im g_t > 0 and |g_t| <= 1 / eta_t for every t, because Im s_t = -eta_t and -Im k_t g_{t-1} <= 0 have one
+sign: nothing has to be clamped or rescaled. All tensors have the T positions first.
+
+The loops are operators of torch of their own: a compiler that unrolled them would take minutes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+_ROWS_AT_ONCE = 128
+
+
+def continued_fraction(s_TX: Tensor, k_TX: Tensor) -> Tensor:
+    """g_TX, complex as `s_TX` is; k_TX is real and at least 0, and k_TX[0] has no effect."""
+    g_TX: Tensor = torch.ops.anneal.continued_fraction(s_TX.contiguous(), k_TX.contiguous())
+    return g_TX
+
+
+def linear_recurrence(x_THC: Tensor, factor_TH: Tensor) -> Tensor:
+    """u_t = x_t + factor_t u_{t-1}, the channels C of a head sharing its factor; factor_TH[0] has no effect.
+
+    H may be several dimensions. Both are complex.
+    """
+    u_THC: Tensor = torch.ops.anneal.linear_recurrence(x_THC.contiguous(), factor_TH.contiguous(), False)
+    return u_THC
+
+
+def both_sides(s_TX: Tensor) -> Tensor:
+    """The whole diagonal of (H - zI)^-1 with products of 1: every entry depends on every position."""
+    ones_TX = torch.ones_like(s_TX.real)
+    before_TX = continued_fraction(s_TX, ones_TX)
+    after_TX = continued_fraction(s_TX.flip(0), ones_TX).flip(0)
+    nothing_1X = torch.zeros_like(s_TX[:1])
+    neighbours_TX = torch.cat((nothing_1X, before_TX[:-1])) + torch.cat((after_TX[1:], nothing_1X))
+    return (s_TX - neighbours_TX).reciprocal()
+
+
+def _fraction(s_TX: Tensor, k_TX: Tensor) -> Tensor:
+    g_TX = torch.empty_like(s_TX)
+    previous_X = torch.reciprocal(s_TX[0], out=g_TX[0])
+    for s_X, k_X, g_X in _rows(s_TX[1:], k_TX[1:], g_TX[1:], backwards=False):
+        torch.addcmul(s_X, k_X, previous_X, value=-1, out=g_X)
+        previous_X = torch.reciprocal(g_X, out=g_X)
+    return g_TX
+
+
+def _recurrence(x_THC: Tensor, factor_TH: Tensor, backwards: bool) -> Tensor:
+    """Backwards: u_t = x_t + factor_{t+1} u_{t+1}."""
+    u_THC = torch.empty_like(x_THC)
+    first, rest = (-1, slice(None, -1)) if backwards else (0, slice(1, None))
+    u_THC[first] = previous_HC = x_THC[first]
+    factor_THC = factor_TH[1:].unsqueeze(-1).expand_as(x_THC[1:])
+    for x_HC, factor_HC, u_HC in _rows(x_THC[rest], factor_THC, u_THC[rest], backwards=backwards):
+        previous_HC = torch.addcmul(x_HC, factor_HC, previous_HC, out=u_HC)
+    return u_THC
+
+
+def _rows(x: Tensor, factor: Tensor, result: Tensor, *, backwards: bool) -> Iterator[tuple[Tensor, ...]]:
+    """The rows of each, side by side, factors in the type of `x`.
+
+    Few are alive at a time, or Python would search them for garbage again and again.
+    """
+    starts = range(0, len(x), _ROWS_AT_ONCE)
+    for start in reversed(starts) if backwards else starts:
+        cut = slice(start, start + _ROWS_AT_ONCE)
+        rows = zip(
+            x[cut].unbind(), factor[cut].to(x.dtype).contiguous().unbind(), result[cut].unbind(), strict=True
+        )
+        yield from reversed(list(rows)) if backwards else rows
+
+
+def _shape_of_first(first: Tensor, *_: Tensor | bool) -> Tensor:
+    return torch.empty_like(first)
+
+
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    ctx.save_for_backward(inputs[1], output)
+
+
+def _fraction_backward(ctx: Any, gradient_TX: Tensor) -> tuple[Tensor, Tensor]:
+    """Through dg_t/ds_t = -g_t^2, dg_t/dg_{t-1} = k_t g_t^2 and dg_t/dk_t = g_{t-1} g_t^2."""
+    k_TX, g_TX = ctx.saved_tensors
+    square_TX = (g_TX * g_TX).conj_physical_()
+    whole_TX = _from_the_end(gradient_TX[..., None], k_TX * square_TX)[..., 0]
+    s_gradient_TX = square_TX.mul_(whole_TX).neg_()
+    return s_gradient_TX, -(s_gradient_TX * _previous(g_TX).conj()).real
+
+
+def _recurrence_backward(ctx: Any, gradient_THC: Tensor) -> tuple[Tensor, Tensor, None]:
+    """Of the recurrence that goes forwards; the other one is only used here."""
+    factor_TH, u_THC = ctx.saved_tensors
+    x_gradient_THC = _from_the_end(gradient_THC, factor_TH.conj_physical())
+    return x_gradient_THC, (x_gradient_THC * _previous(u_THC).conj()).sum(-1), None
+
+
+def _from_the_end(gradient_THC: Tensor, factor_TH: Tensor) -> Tensor:
+    """What each position gets from itself and all later ones."""
+    whole_THC: Tensor = torch.ops.anneal.linear_recurrence(
+        gradient_THC.contiguous(), factor_TH.contiguous(), True
+    )
+    return whole_THC
+
+
+def _previous(rows_TX: Tensor) -> Tensor:
+    return torch.cat((torch.zeros_like(rows_TX[:1]), rows_TX[:-1]))
+
+
+# The low-level interface: the other one loads the compiler, which takes a second.
+_LIBRARY: Any = torch.library.Library("anneal", "DEF")  # type: ignore[no-untyped-call]
+for _name, _arguments, _forward, _backward in (
+    ("continued_fraction", "Tensor s, Tensor k", _fraction, _fraction_backward),
+    ("linear_recurrence", "Tensor x, Tensor factor, bool backwards", _recurrence, _recurrence_backward),
+):
+    _LIBRARY.define(f"{_name}({_arguments}) -> Tensor")
+    _LIBRARY.impl(_name, _forward, "CompositeExplicitAutograd")
+    _LIBRARY.impl(_name, _shape_of_first, "Meta")
+    torch.library.register_autograd(f"anneal::{_name}", _backward, setup_context=_keep, lib=_LIBRARY)

@@ -1,0 +1,69 @@
+"""The original block: its resolvent sees both sides of a text, so that it can only classify, or show a leak.
+
+What it computes is the original's; how is not: its diagonal comes from two continued fractions, which do
+not overflow, instead of quotients of determinants, and its gradient is the derivative.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from lib.dropout import Dropout
+from models.resnet_bk.scan import both_sides
+
+EXPERTS = 4
+LARGEST_POTENTIAL = 3.0
+
+
+class UpstreamBlock(nn.Module):
+    """x + f + scale W (Re G, Im G), where f = experts(norm(x)) and G is the diagonal of (H - i)^-1.
+
+    H = tridiag(1, -2 + v, 1) with one number v for each position, from f. The diagonal is below 1 in
+    absolute value, so that the original's limits on it never act.
+    """
+
+    def __init__(self, *, width: int, ratio: int, dropout: float, layer: int) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(width)
+        self.experts = Experts(width=width, ratio=ratio, dropout=dropout, site=layer + 1)
+        self.potential = nn.Linear(width, 1)
+        self.out = nn.Linear(2, width)
+        self.scale = nn.Parameter(torch.ones(1))
+
+    def forward(self, x_BTC: Tensor) -> Tensor:
+        f_BTC = self.experts(self.norm(x_BTC))
+        v_BT = self.potential(f_BTC)[..., 0].clamp(-LARGEST_POTENTIAL, LARGEST_POTENTIAL)
+        v_TB = (v_BT if v_BT.dtype == torch.float64 else v_BT.float()).t()
+        g_TB = both_sides(torch.complex(v_TB - 2.0, -torch.ones_like(v_TB)))
+        return x_BTC + f_BTC + self.scale * self.out(torch.view_as_real(g_TB).transpose(0, 1))  # type: ignore[no-any-return]
+
+
+class Experts(nn.Module):
+    """Each token passes one of four two-layer networks, the one that the router scores highest.
+
+    The original weighs the chosen network by a softmax over its one score, which is 1 whatever the
+    score: no gradient reaches the router. It keeps its first weights, here as there.
+    """
+
+    def __init__(self, *, width: int, ratio: int, dropout: float, site: int) -> None:
+        super().__init__()
+        self.router = nn.Linear(width, EXPERTS).requires_grad_(False)
+        self.into = nn.ModuleList(nn.Linear(width, ratio * width) for _ in range(EXPERTS))
+        self.out = nn.ModuleList(nn.Linear(ratio * width, width) for _ in range(EXPERTS))
+        self.dropout = Dropout(dropout, site=site)
+
+    def forward(self, x_BTC: Tensor) -> Tensor:
+        chosen_BT = self.router(x_BTC).argmax(-1)
+        # All four compute and one is read, so that no shape depends on the data.
+        outputs = []
+        for into, out in zip(self.into, self.out, strict=True):
+            outputs.append(out(self.dropout(F.relu(into(x_BTC)))))
+        index_BTC1 = chosen_BT[..., None, None].expand(*x_BTC.shape, 1)
+        return torch.stack(outputs, -1).gather(-1, index_BTC1)[..., 0]
+
+    def idle_parameters(self) -> int:
+        """Those of the networks that a token does not pass."""
+        own = sum(parameter.numel() for parameter in (*self.into[0].parameters(), *self.out[0].parameters()))
+        return (EXPERTS - 1) * own

@@ -1,0 +1,20 @@
+#!/bin/sh
+# Check on a real GPU what is planned without one.
+#
+#     scripts/gpu_check.sh 1|2|3 OUTDIR
+#
+# 1: what the device keeps for itself; the simulated allocator and the predicted memory against real ones.
+# 2: the true largest micro-batch under emulated cards of 8 to 80 GiB.
+# 3: torch.compile on and off, the throughput rule, and Lightning's batch size finder where it is installed.
+#
+# Each part takes less than nine minutes and needs no network and nobody. Rows of JSON are appended to
+# OUTDIR/part<N>.jsonl one by one, so that what was measured survives whatever ends the program; what the
+# libraries print goes to OUTDIR/part<N>.log. VENV= (empty) and PYTHON= mean what they mean to make.
+set -eu
+
+cd "$(dirname "$0")/.."
+venv=${VENV-.venv} python=${PYTHON:-python3}
+scripts/bootstrap.sh "$venv" "$python" requirements.txt
+[ -z "$venv" ] || python=$venv/bin/python
+# The program ends by itself in time; this is for a device that hangs.
+exec timeout -k 10 535 "$python" -m scripts.gpu_check "$@"

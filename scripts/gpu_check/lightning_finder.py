@@ -1,0 +1,107 @@
+"""Lightning's batch size finder on one of our cases, to stand beside what is planned."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import tempfile
+import time
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+from lib.data.loader import Batch
+from lib.data.types import ImageSpec, Spec
+from lib.errors import ToolkitError
+from scripts.gpu_check.doors import Setting, Training, open_setting, training_of
+
+PACKAGES = ("lightning.pytorch", "pytorch_lightning")
+SAMPLES = 1 << 16
+
+
+def installed() -> str | None:
+    """The name of the package that has the finder, if one is installed."""
+    for name in PACKAGES:
+        if importlib.util.find_spec(name.partition(".")[0]) is not None:
+            return name
+    return None
+
+
+def find_batch_size(setting: dict[str, Any], mode: str, limit_bytes: int) -> dict[str, Any]:
+    """The batch that the finder chooses in `mode` (power or binsearch), and how long it took.
+
+    It gets the network, loss, optimizer and precision of `setting`, and Lightning's own loop.
+
+    limit_bytes: what the allocator may take. Raises ToolkitError where Lightning is not installed.
+    """
+    package = installed()
+    if package is None:
+        raise ToolkitError("Lightning is not installed")
+    lightning = importlib.import_module(package)
+    tuner_of = importlib.import_module(f"{package}.tuner").Tuner
+    total = torch.cuda.get_device_properties(0).total_memory
+    torch.cuda.set_per_process_memory_fraction(limit_bytes / total)
+    opened = open_setting(Setting(**setting))
+    data = _data_module(lightning, opened.subject.dataset.spec, batch_size=2)
+    module = _module(lightning, training_of(opened))
+    with tempfile.TemporaryDirectory() as folder:
+        trainer = lightning.Trainer(
+            accelerator="gpu",
+            devices=1,
+            precision="bf16-mixed" if opened.plan.precision == "bf16" else "32-true",
+            max_epochs=1,
+            default_root_dir=folder,
+            logger=False,
+            enable_checkpointing=False,
+            enable_progress_bar=False,
+        )
+        started = time.perf_counter()
+        found = tuner_of(trainer).scale_batch_size(module, datamodule=data, mode=mode)
+        seconds = time.perf_counter() - started
+    return {"batch": found, "seconds": seconds, "version": lightning.__version__}
+
+
+class _RandomSamples(Dataset[tuple[torch.Tensor, torch.Tensor]]):
+    def __init__(self, spec: Spec) -> None:
+        if isinstance(spec, ImageSpec):
+            self._sample = torch.randn(spec.input_shape), torch.tensor(0)
+        else:
+            tokens = torch.randint(spec.vocab_size, spec.input_shape)
+            self._sample = tokens, tokens.roll(-1)
+
+    def __len__(self) -> int:
+        return SAMPLES
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+        return self._sample
+
+
+def _data_module(lightning: Any, spec: Spec, *, batch_size: int) -> Any:
+    class Data(lightning.LightningDataModule):  # type: ignore[misc, unused-ignore]
+        def __init__(self) -> None:
+            super().__init__()
+            self.batch_size = batch_size  # the finder changes it
+
+        def train_dataloader(self) -> DataLoader[tuple[torch.Tensor, torch.Tensor]]:
+            return DataLoader(_RandomSamples(spec), batch_size=self.batch_size)
+
+    return Data()
+
+
+def _module(lightning: Any, training: Training) -> Any:
+    job = training.job
+
+    class Module(lightning.LightningModule):  # type: ignore[misc, unused-ignore]
+        def __init__(self) -> None:
+            super().__init__()
+            self.network = job.model
+
+        def training_step(self, batch: tuple[torch.Tensor, torch.Tensor], index: int) -> torch.Tensor:  # noqa: ARG002
+            sums = job.task.training(self.network, Batch(*batch))
+            return sums.loss / sums.count
+
+        def configure_optimizers(self) -> torch.optim.Optimizer:
+            return job.optimizer
+
+    return Module()

@@ -1,0 +1,162 @@
+"""The three parts: which measurements are made, in which order, until the time is up."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Any
+
+from lib.plan.types import Precision
+from scripts.gpu_check.cases import CASES
+from scripts.gpu_check.child import Answer, Child
+from scripts.gpu_check.doors import Setting
+from scripts.gpu_check.lightning_finder import installed
+from scripts.gpu_check.rows import Rows
+from scripts.gpu_check.search import Deadline, ladder, largest, smallest_near_best
+
+GIB = 2**30
+CARDS_GIB = (8, 16, 24, 40, 80)
+PRECISIONS: tuple[Precision, ...] = ("bf16", "fp32")
+TRIAL_SECONDS = 120.0  # after which a measurement is given up
+COMPILE_SECONDS = 240.0
+MOST_SAMPLES = 1 << 16
+COMPARED = ("resnet50", "gpt2")  # with Lightning
+COMPARED_CARD_GIB = 40
+
+# Micro-batches at which prediction and measurement are compared.
+SIZES = {
+    "lenet5": (512, 4096, 32768),
+    "resnet18": (128, 512, 2048),
+    "resnet50": (32, 64, 128),
+    "gpt2": (2, 4, 8),
+}
+# For throughput and compilation: about as many as saturate a large GPU.
+BUSY = {"lenet5": 8192, "resnet18": 2048, "resnet50": 256, "gpt2": 32}
+
+
+class Bench:
+    """What the parts share: where rows go, who measures, and how long there is."""
+
+    def __init__(self, rows: Rows, child: Child, deadline: Deadline) -> None:
+        self.rows, self.child, self.deadline = rows, child, deadline
+
+    def ask(self, what: str, *, seconds: float = TRIAL_SECONDS, **arguments: Any) -> Answer:
+        """The answer of the worker, which must come before the time is up."""
+        return self.child.ask({"what": what, **arguments}, seconds=min(seconds, self.deadline.left_seconds))
+
+    def measure(self, setting: Setting, *, seconds: float = TRIAL_SECONDS, **arguments: Any) -> Answer:
+        return self.ask("measure", seconds=seconds, setting=dataclasses.asdict(setting), **arguments)
+
+    def in_time(self, *things: Any) -> Iterator[Any]:
+        """`things`, until the time is up; those that are left out are told."""
+        for number, thing in enumerate(things):
+            if self.deadline.passed:
+                self.rows.add("out_of_time", left_out=[str(rest) for rest in things[number:]])
+                return
+            yield thing
+
+
+def part_1(bench: Bench) -> None:
+    """What the device keeps for itself; the simulated allocator; predicted against allocated memory."""
+    for dtype in bench.in_time("float32", "bfloat16", "float16"):
+        bench.child.close()  # what a first use takes is only seen in a process that has used nothing
+        bench.rows.add("context", dtype=dtype, **bench.ask("context", dtype=dtype))
+    for case in bench.in_time(*CASES):
+        bench.child.close()
+        setting = Setting(case=case, micro_batch=SIZES[case][0])
+        values = dataclasses.asdict(setting)
+        bench.rows.add("history", **values, **bench.ask("history", setting=values))
+    settings = (
+        Setting(case=case, micro_batch=size, precision=precision, accumulation=accumulation)
+        for case in CASES
+        for size in SIZES[case]
+        for precision in PRECISIONS
+        for accumulation in (1, 2)
+    )
+    for setting in bench.in_time(*settings):
+        measured = bench.measure(setting)
+        predicted = bench.ask("predict", setting=dataclasses.asdict(setting))
+        bench.rows.add(
+            "predicted_vs_allocated",
+            setting=dataclasses.asdict(setting),
+            measured=measured,
+            predicted=predicted,
+        )
+
+
+def part_2(bench: Bench) -> None:
+    """The true largest micro-batch of each case under each card, beside what table and prediction choose."""
+    outside = bench.ask("context", dtype="bfloat16")
+    bench.rows.add("context", dtype="bfloat16", **outside)
+    # The limit of a process is on its allocator; a real card of that size holds the context, too.
+    outside_bytes = max(outside["outside_allocator_bytes"].values()) if outside["status"] == "ok" else 0
+    for case in bench.in_time(
+        *reversed(tuple(CASES))
+    ):  # the large models first: time may be up before the end
+        setting = Setting(case=case, micro_batch=CASES[case].step)
+        cards_bytes = [card * GIB for card in CARDS_GIB]
+        chosen = bench.ask(
+            "choose", setting=dataclasses.asdict(setting), free_bytes=cards_bytes, most=MOST_SAMPLES
+        )
+        bench.rows.add("chosen", case=case, cards_gib=CARDS_GIB, **chosen)
+        starts = chosen["predicted"] if chosen["status"] == "ok" else [CASES[case].step] * len(CARDS_GIB)
+        for card, start in bench.in_time(*zip(CARDS_GIB, starts, strict=True)):
+            limit_bytes = card * GIB - outside_bytes
+            found, trials = largest_under(bench, setting, limit_bytes=limit_bytes, start=start)
+            complete = all(trial["status"] in ("ok", "out_of_memory") for trial in trials)
+            bench.rows.add(
+                "largest",
+                card_gib=card,
+                limit_bytes=limit_bytes,
+                case=case,
+                largest=found if complete else None,
+                trials=trials,
+            )
+
+
+def largest_under(
+    bench: Bench, setting: Setting, *, limit_bytes: int, start: int
+) -> tuple[int, list[dict[str, Any]]]:
+    """The largest micro-batch of `setting` that the allocator finds room for, and all that were tried."""
+    trials: list[dict[str, Any]] = []
+
+    def works(size: int) -> bool:
+        answer = bench.measure(dataclasses.replace(setting, micro_batch=size), limit_bytes=limit_bytes)
+        trials.append({"micro_batch": size, **answer})
+        return bool(answer["status"] == "ok")
+
+    found = largest(works, start=start, step=CASES[setting.case].step, most=MOST_SAMPLES)
+    return found, trials
+
+
+def part_3(bench: Bench) -> None:
+    """Compilation, the throughput rule, and Lightning's finder."""
+    for case in bench.in_time(*CASES):
+        rates: dict[int, float] = {}
+        for size in bench.in_time(*ladder(BUSY[case], step=CASES[case].step)):
+            answer = bench.measure(Setting(case=case, micro_batch=size), timed=True)
+            bench.rows.add("throughput", case=case, micro_batch=size, **answer)
+            if answer["status"] == "ok":
+                rates[size] = answer["samples_per_second"]
+        if rates:
+            bench.rows.add("throughput_rule", case=case, rates=rates, chosen=smallest_near_best(rates))
+    for case in bench.in_time(*CASES):
+        for compiled in (False, True):
+            setting = Setting(case=case, micro_batch=BUSY[case], compile=compiled)
+            answer = bench.measure(setting, timed=True, seconds=COMPILE_SECONDS)
+            bench.rows.add("compile", **dataclasses.asdict(setting), **answer)
+    if installed() is None:
+        bench.rows.add("lightning", status="not_installed")
+        return
+    for case, mode in bench.in_time(*((case, mode) for case in COMPARED for mode in ("power", "binsearch"))):
+        bench.child.close()
+        setting = Setting(case=case, micro_batch=CASES[case].step, any_batch=True)
+        arguments = {
+            "setting": dataclasses.asdict(setting),
+            "mode": mode,
+            "limit_bytes": COMPARED_CARD_GIB * GIB,
+        }
+        bench.rows.add("lightning", **arguments, **bench.ask("lightning", **arguments))
+
+
+PARTS = {1: part_1, 2: part_2, 3: part_3}

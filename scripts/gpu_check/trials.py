@@ -1,0 +1,180 @@
+"""What a worker does for a request, on the GPU: each function takes and gives what JSON can carry."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import gc
+import statistics
+import subprocess
+import time
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import torch
+
+from lib.memory.allocator import replay
+from lib.plan.fitting import Parts
+from scripts.gpu_check.cases import CASES
+from scripts.gpu_check.doors import (
+    Opened,
+    Setting,
+    is_predicted_to_fit,
+    open_setting,
+    predicted_parts,
+    table_choice,
+    training_of,
+)
+from scripts.gpu_check.lightning_finder import find_batch_size
+from scripts.gpu_check.search import largest
+from scripts.gpu_check.worker import Handler
+
+TIMED_STEPS = 5
+
+
+def context(dtype: str) -> dict[str, Any]:
+    """Bytes in use outside of the allocator: before the context, and after each first use of a library."""
+    used_before = device_used_bytes()
+    stages: dict[str, int] = {}
+
+    def note(stage: str) -> None:
+        torch.cuda.synchronize()
+        stages[stage] = device_used_bytes() - used_before - torch.cuda.memory_reserved()
+
+    free_bytes, total_bytes = torch.cuda.mem_get_info()
+    torch.zeros(1, device="cuda")
+    note("context")
+    _use_libraries(getattr(torch, dtype), note)
+    gc.collect()
+    return {
+        "used_before_bytes": used_before,
+        "outside_allocator_bytes": stages,
+        "free_after_context_bytes": free_bytes,
+        "total_bytes": total_bytes,
+        "kept_by_libraries_bytes": torch.cuda.memory_allocated(),  # no tensor is left
+    }
+
+
+def measure(setting: dict[str, Any], limit_bytes: int | None = None, timed: bool = False) -> dict[str, Any]:
+    """Three optimizer steps and an evaluation of `setting`: what they took of the memory, and how long."""
+    _start_afresh(limit_bytes)
+    training = training_of(open_setting(Setting(**setting)))
+    first_seconds = training.run(steps=1)
+    training.run(steps=2)
+    answer = {"first_step_seconds": first_seconds, **_memory()}
+    if timed:
+        seconds = statistics.median(training.run(steps=1) for _ in range(TIMED_STEPS))
+        answer["step_seconds"] = seconds
+        answer["samples_per_second"] = training.job.plan.effective_batch / seconds
+    return answer
+
+
+def history(setting: dict[str, Any]) -> dict[str, Any]:
+    """Two optimizer steps, recorded by the allocator itself and replayed by the simulated one."""
+    _start_afresh(None)
+    torch.cuda.memory._record_memory_history(context=None, max_entries=2_000_000)
+    training_of(open_setting(Setting(**setting))).run(steps=2)
+    traces = torch.cuda.memory._snapshot()["device_traces"]
+    torch.cuda.memory._record_memory_history(enabled=None)
+    real = _memory()
+    started = time.perf_counter()
+    simulated = replay(events_of(traces[0]))
+    return {
+        **real,
+        "events": len(traces[0]),
+        "simulated_allocated_bytes": simulated.peak_allocated_bytes,
+        "simulated_reserved_bytes": simulated.peak_reserved_bytes,
+        "replay_seconds": time.perf_counter() - started,
+    }
+
+
+def predict(setting: dict[str, Any]) -> dict[str, Any]:
+    """The predicted peak of `setting`, what it is made of, and how long it took to say so."""
+    started = time.perf_counter()
+    parts = predicted_parts(open_setting(Setting(**setting)))
+    return {
+        "peak_bytes": sum(parts.values()),
+        "parts": dict(parts),
+        "seconds": time.perf_counter() - started,
+    }
+
+
+def choose(setting: dict[str, Any], free_bytes: list[int], most: int) -> dict[str, Any]:
+    """The micro-batches that table and prediction choose for each of several sizes of free memory."""
+    asked = Setting(**setting)
+    table = [table_choice(asked, free_bytes=free) for free in free_bytes]
+
+    @functools.cache  # one size is asked about for several cards
+    def opened(size: int) -> tuple[Opened, Parts]:
+        this = open_setting(dataclasses.replace(asked, micro_batch=size))
+        return this, predicted_parts(this)
+
+    def predicted(free: int, start: int) -> int:
+        return largest(
+            lambda size: is_predicted_to_fit(*opened(size), free_bytes=free),
+            start=start,
+            step=CASES[asked.case].step,
+            most=most,
+        )
+
+    return {"table": table, "predicted": [predicted(*pair) for pair in zip(free_bytes, table, strict=True)]}
+
+
+def events_of(trace: Iterable[Mapping[str, Any]]) -> list[tuple[int, int | None]]:
+    """Of the entries of an allocator's recorded history those that `lib.memory.allocator.replay` takes."""
+    events: list[tuple[int, int | None]] = []
+    for entry in trace:
+        if entry["action"] == "alloc":
+            events.append((entry["addr"], entry["size"]))
+        elif entry["action"] == "free_completed":
+            events.append((entry["addr"], None))
+    return events
+
+
+def device_used_bytes() -> int:
+    """What nvidia-smi says is in use on the first GPU; asking it opens no context here."""
+    query = ("nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits", "--id=0")
+    shown = subprocess.run(query, capture_output=True, text=True, check=False)
+    if shown.returncode:
+        raise RuntimeError(f"nvidia-smi: {(shown.stderr or shown.stdout).strip()}")
+    return int(shown.stdout.split()[0]) * 2**20
+
+
+def _use_libraries(dtype: torch.dtype, note: Callable[[str], None]) -> None:
+    factor = torch.randn(2048, 2048, device="cuda", dtype=dtype, requires_grad=True)
+    product = factor @ factor
+    note("matmul")
+    images = torch.randn(16, 64, 56, 56, device="cuda", dtype=dtype)
+    weight = torch.randn(64, 64, 3, 3, device="cuda", dtype=dtype, requires_grad=True)
+    maps = torch.nn.functional.conv2d(images, weight, padding=1)
+    note("conv")
+    torch.autograd.backward(product.float().sum() + maps.float().sum())
+    note("backward")
+
+
+def _start_afresh(limit_bytes: int | None) -> None:
+    torch.cuda.init()  # type: ignore[no-untyped-call]  # statistics cannot be reset before
+    gc.collect()
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
+    torch.cuda.reset_accumulated_memory_stats()
+    total = torch.cuda.get_device_properties(0).total_memory
+    torch.cuda.set_per_process_memory_fraction(1.0 if limit_bytes is None else limit_bytes / total)
+
+
+def _memory() -> dict[str, Any]:
+    return {
+        "allocated_bytes": torch.cuda.max_memory_allocated(),
+        "reserved_bytes": torch.cuda.max_memory_reserved(),
+        "retries": torch.cuda.memory_stats()["num_alloc_retries"],
+    }
+
+
+HANDLERS: Mapping[str, Handler] = {
+    "context": context,
+    "measure": measure,
+    "history": history,
+    "predict": predict,
+    "choose": choose,
+    "lightning": find_batch_size,
+}

@@ -1,0 +1,52 @@
+"""The benchmark of the configured model: one short round, to see that both loops run and are told of."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.runner import ROOT, Runner
+
+pytestmark = pytest.mark.slow
+
+LANGUAGE = {
+    "CONFIG_GPT2_SIZE_CUSTOM": "y",
+    "CONFIG_GPT2_LAYERS": "1",
+    "CONFIG_GPT2_HEADS": "2",
+    "CONFIG_GPT2_WIDTH": "16",
+    "CONFIG_GPT2_DROPOUT": "0.1",
+    "CONFIG_DATASET_TEXT_FILES": "y",
+    "CONFIG_BLOCK_SIZE": "8",
+}
+
+
+@pytest.mark.parametrize(
+    ("defconfig", "settings", "layout"),
+    [
+        ("gpt2-tiny", LANGUAGE, ""),
+        ("resnet18", {"CONFIG_RESNET18_WIDTH": "4", "CONFIG_NORM_BATCH": "16"}, " with channels last"),
+    ],
+)
+def test_rates_are_compared(defconfig: str, settings: Mapping[str, str], layout: str, tmp_path: Path) -> None:
+    if "CONFIG_DATASET_TEXT_FILES" in settings:
+        (tmp_path / "text.txt").write_text("What is written is read again. " * 2000)
+        settings = {**settings, "CONFIG_DATA_DIR": str(tmp_path / "text.txt")}
+    runner = Runner(tmp_path)
+    runner.configure(defconfig, {**settings, "CONFIG_DEVICE_CPU": "y"})
+    done = subprocess.run(
+        [sys.executable, "-m", "scripts.bench", "--rounds", "1", "--seconds", "0.01"],
+        cwd=ROOT,
+        env=runner.environment(),
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    rate = r"step rate of {} over {}: \d+\.\d{{3}} by minima"
+    assert re.search(rate.format("the toolkit", "a bare loop"), done.stdout)
+    told = re.search(rate.format(f"bf16{layout}", "fp32"), done.stdout)
+    assert told or "this processor has no bf16 instructions" in done.stdout

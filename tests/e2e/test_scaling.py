@@ -1,0 +1,93 @@
+"""A sweep of tiny models in processes of their own: killed, failing, and finished."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from lib.errors import ToolkitError
+from lib.scaling.experiments import ROOT, ScalingExperiments
+from lib.scaling.results import TIMINGS, ScalingConfig
+from scripts.scaling import status
+
+pytestmark = pytest.mark.slow
+
+SWEEP = """
+import sys
+from lib.scaling.experiments import ScalingExperiments
+from lib.scaling.results import ScalingConfig
+experiments = ScalingExperiments(sys.argv[1], corpus="file:" + sys.argv[2], workers=1)
+common = {"batch_size": 4, "tokens": 20_000, "device": "cpu"}
+experiments.run([ScalingConfig(16, layers, **common) for layers in (1, 2, 3)])
+"""
+
+
+@pytest.fixture
+def text(tmp_path: Path) -> Path:
+    folder = tmp_path / "text"
+    folder.mkdir()
+    for number in range(30):
+        lines = (f"{number} times {other} is {number * other}.\n" for other in range(200))
+        (folder / f"{number}.txt").write_text("".join(lines))
+    return folder
+
+
+def start(out: Path, text: Path) -> subprocess.Popen[bytes]:
+    return subprocess.Popen([sys.executable, "-c", SWEEP, str(out), str(text)], cwd=ROOT)
+
+
+def results(out: Path) -> list[dict[str, object]]:
+    return [
+        {name: value for name, value in result.items() if name not in TIMINGS}
+        for result in json.loads((out / "all_scaling_results.json").read_text())
+    ]
+
+
+def test_a_killed_sweep_repeats_no_finished_run_and_ends_the_same(tmp_path: Path, text: Path) -> None:
+    killed, whole = tmp_path / "killed", tmp_path / "whole"
+    process = start(killed, text)
+    first = killed / "d16_l1_results.json"
+    deadline = time.monotonic() + 240
+    while not first.exists() and time.monotonic() < deadline:
+        time.sleep(0.2)
+    time.sleep(2)  # into the second run
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    before = first.stat().st_mtime_ns, first.read_bytes()
+    assert not (killed / "d16_l3_results.json").exists(), "killed in the middle"
+    assert start(killed, text).wait() == 0
+    assert (first.stat().st_mtime_ns, first.read_bytes()) == before
+    assert start(whole, text).wait() == 0
+    assert results(killed) == results(whole) and len(results(whole)) == 3
+
+
+def test_a_failed_run_is_listed_and_the_others_are_kept(tmp_path: Path, text: Path) -> None:
+    experiments = ScalingExperiments(tmp_path / "out", corpus=f"file:{text}", workers=1)
+    good = ScalingConfig(16, 1, batch_size=4, tokens=5_000, device="cpu")
+    experiments.run([good, dataclasses.replace(good, n_layers=2, lr=1000.0)])
+    with pytest.raises(ToolkitError, match=r"1 of 2 runs are no result.*d16 l2.*LEARNING_RATE"):
+        status(experiments)
+    law = experiments.analyze_scaling_laws()
+    assert law["num_data_points"] == 1 and len(law["excluded"]) == 1
+    assert "1 of 2 runs are no result" in experiments.report()
+    assert [path.name for path in experiments.plot_scaling_laws()] == [
+        "scaling_laws.png",
+        "scaling_laws_2.png",
+    ]
+    names = {path.name for path in (tmp_path / "out").iterdir()}
+    assert {"d16_l1_results.json", "all_scaling_results.json", "scaling_law.json", "report.txt"} <= names
+
+
+def test_a_loss_below_the_floor_is_a_leak(tmp_path: Path, text: Path) -> None:
+    experiments = ScalingExperiments(tmp_path / "out", corpus=f"file:{text}", workers=1)
+    experiments.corpus = dataclasses.replace(experiments.corpus, reachable=100.0)
+    (result,) = experiments.run([ScalingConfig(16, 1, batch_size=4, tokens=2_000, device="cpu")])
+    assert result.status == "suspect_leak" and "no model reaches" in result.reason

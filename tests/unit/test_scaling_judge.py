@@ -1,0 +1,125 @@
+"""What a sweep may claim: sound points carry a law, others are refused with the reason."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+
+import numpy as np
+import pytest
+
+from lib.scaling.isoflop import exponent, isoflops
+from lib.scaling.judge import held_out, judge, seed_spread, shortfalls
+from lib.scaling.laws import Point, fit
+
+SIZES = (3e5, 1e6, 3e6, 1e7, 3e7)
+TOKENS = (1e7, 3e7, 1e8, 3e8)
+
+
+def loss(size: float, tokens: float) -> float:
+    return 1.8 + 168 * size**-0.35 + 480 * tokens**-0.35
+
+
+def grid(*, noise: float = 0.0, seeds: int = 1) -> list[Point]:
+    random = np.random.default_rng(0)
+    return [
+        Point(
+            parameters=size,
+            tokens=tokens,
+            loss=loss(size, tokens) + noise * random.standard_normal(),
+            seed=seed,
+        )
+        for size, tokens, seed in itertools.product(SIZES, TOKENS, range(seeds))
+    ]
+
+
+def only(points: list[Point], **wanted: float) -> list[Point]:
+    return [point for point in points if all(getattr(point, name) == value for name, value in wanted.items())]
+
+
+QUICK = {"starts": 40, "samples": 40}
+
+
+def test_sound_points_carry_every_law_and_predict_what_was_withheld() -> None:
+    verdict = judge(grid(noise=0.003, seeds=2), **QUICK)
+    fitted = verdict.fits["chinchilla"]
+    assert fitted.status == "ok" and fitted.law is not None
+    assert fitted.law.floor == pytest.approx(1.8, abs=0.1)
+    assert fitted.held_out is not None and fitted.held_out.size == SIZES[-1]
+    assert fitted.held_out.error < 0.005 and fitted.held_out.points == 2 * len(TOKENS)
+    assert verdict.falls_with_size and "the loss falls with size" in verdict.sentence()
+    assert verdict.spread == pytest.approx(0.003, rel=0.5)
+    content = fitted.to_json()
+    assert set(content["ci"]) == {"80%", "95%"} and content["ci"]["80%"]["E"][0] < 1.9
+
+
+def test_a_wrong_law_is_found_out_by_what_was_withheld() -> None:
+    """The document's law has no floor: it fits what it saw, and is too optimistic beyond it."""
+    points = only(grid(), tokens=TOKENS[-1])
+    without, with_floor = (held_out(points, name, **QUICK) for name in ("power", "floor"))
+    assert without is not None and with_floor is not None
+    assert without.error > 10 * with_floor.error and without.bias > 0
+    unseen = fit(points[:-1], name="power").loss(parameters=SIZES[-1], tokens=TOKENS[-1])
+    assert without.bias == pytest.approx(np.log(points[-1].loss / unseen), rel=1e-6), "it was not withheld"
+
+
+def test_too_few_points_sizes_or_amounts_are_refused() -> None:
+    points = grid()
+    few = points[:11]
+    assert any("11 points" in reason for reason in shortfalls(few, "chinchilla", 0.01))
+    two = [point for point in points if point.parameters in SIZES[:2]]
+    assert any("2 sizes" in reason for reason in shortfalls(two, "chinchilla", 0.01))
+    short = [point for point in points if point.tokens in TOKENS[:2]]
+    assert any("2 amounts" in reason for reason in shortfalls(short, "chinchilla", 0.01))
+    assert shortfalls(points, "chinchilla", 0.01) == []
+    assert judge(few, **QUICK).fits["chinchilla"].status == "insufficient"
+
+
+def test_a_rise_beyond_the_seeds_is_refused_and_one_within_is_not() -> None:
+    points = [
+        dataclasses.replace(point, loss=point.loss + 0.8) if point.parameters == SIZES[2] else point
+        for point in grid()
+    ]
+    assert any("rises from" in reason for reason in shortfalls(points, "chinchilla", 0.01))
+    assert shortfalls(points, "chinchilla", 1.0) == []
+
+
+def test_an_optimum_at_the_border_is_refused() -> None:
+    border = [
+        Point(parameters=size, tokens=tokens, loss=loss(size, tokens))
+        for size, tokens in itertools.product((1e4, 3e4, 1e5, 3e5), TOKENS)
+    ]
+    assert exponent(isoflops(border)) is None
+    reasons = judge(border, **QUICK).fits["chinchilla"].reasons
+    assert any("best size inside the grid" in reason for reason in reasons)
+
+
+def test_parabolas_find_the_exponent_of_the_optimum() -> None:
+    dense = [
+        Point(parameters=size, tokens=tokens, loss=loss(size, tokens))
+        for size, tokens in itertools.product(np.geomspace(1e5, 1e9, 17), np.geomspace(1e6, 1e11, 40))
+    ]
+    found = exponent(isoflops(dense))
+    assert found == pytest.approx(0.5, abs=0.05)
+
+
+def test_an_effect_within_the_seeds_is_not_resolved() -> None:
+    flat = [
+        Point(parameters=size, tokens=1e7, loss=2.0 + 0.1 * sign, seed=seed)
+        for size in SIZES[:3]
+        for seed, sign in enumerate((-1, 0, 1))
+    ]
+    verdict = judge(flat, **QUICK)
+    assert verdict.falls_with_size is None and "not resolved at this budget" in verdict.sentence()
+    alone = judge(grid()[:4], **QUICK)
+    assert alone.spread is None and "no cell was trained with several seeds" in alone.sentence()
+
+
+def test_the_spread_is_pooled_over_cells() -> None:
+    points = [
+        Point(parameters=1e5, tokens=1e6, loss=value, seed=seed) for seed, value in enumerate((1.0, 3.0))
+    ]
+    points += [
+        Point(parameters=1e6, tokens=1e6, loss=value, seed=seed) for seed, value in enumerate((5.0, 5.0, 5.0))
+    ]
+    assert seed_spread(points) == pytest.approx((2.0 / 3) ** 0.5)
