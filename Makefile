@@ -10,34 +10,44 @@ KCONFIG_CONFIG ?= $(if $(O),$(O)/.config,.config)
 # for milliseconds, which other programs on a shared machine, and so the threads they wait for, lack.
 export GOMP_SPINCOUNT
 export KCONFIG_CONFIG
+# Where O= puts what is made of the configuration; V=1 also shows where values come from.
+export KCONFIG_OUTPUT := $(or $(O),.)
+export KCONFIG_VERBOSE := $(V)
 
 # Make hands variables of its command line to every program byte for byte (a dollar sign is
 # written $$). Their names tell them from what the environment happens to hold.
 KCONFIG_MAKE_VARIABLES := $(foreach name,$(.VARIABLES),$(if $(filter command,$(origin $(name))),$(name)))
 KCONFIG_MAKE_KNOWN := PYTHON VENV O V KCONFIG_CONFIG GOMP_SPINCOUNT FILE RUN BEST NAME TASK \
-	DIRECTORY PROMPT TEMPERATURE TOP_K SEED TOKENS GPU JSON QUICK BUDGET COMPARE EPOCHS BATCH DEVICE CORPUS OUT
+	DIRECTORY PROMPT TEMPERATURE TOP_K SEED TOKENS DEFCONFIG FRAGMENT STRICT SET A B SYM Q \
+	KCONFIG_ALLCONFIG KCONFIG_SEED KCONFIG_PROBABILITY KCONFIG_NOSILENTUPDATE ANNEAL_CONFIG_PATH \
+	GPU JSON QUICK BUDGET COMPARE EPOCHS BATCH DEVICE CORPUS OUT
 export KCONFIG_MAKE_VARIABLES
 export KCONFIG_MAKE_KNOWN
 
 # Make itself could not name the environment's files.
 $(if $(word 2,$(VENV)),$(error VENV cannot have a space in its name))
 
-Q := $(if $(filter 1,$(V)),,@)
+quiet := $(if $(filter 1,$(V)),,@)
 quote = '$(subst ','\'',$(1))'
 RUNS := $(if $(O),$(O)/runs,runs)
 PY := $(if $(VENV),$(VENV)/bin/python,$(PYTHON))
-KCONF = $(Q)$(PY) scripts/kconf.py
-TRAIN = $(Q)$(PY) -m train --runs $(call quote,$(RUNS))
+KCONF = $(quiet)$(PY) scripts/kconf.py
+TRAIN = $(quiet)$(PY) -m train --runs $(call quote,$(RUNS))
 # These count on the command line alone: NAME and the like mean other things in an environment.
 given = $(if $(filter command,$(origin $(1))),$(if $($(1)),$(call quote,$($(1)))))
+# An option is an equals sign away from its value, which may begin with a minus.
+option = $(if $(call given,$(2)),--$(1)=$(call given,$(2)))
 
 NAMES := $(filter-out fragments sweeps %~,$(notdir $(wildcard defconfigs/*)))
+FRAGMENTS := $(filter-out %~,$(notdir $(wildcard defconfigs/fragments/*)))
 UNKNOWN := $(filter-out $(KCONFIG_MAKE_KNOWN) CONFIG_%,$(KCONFIG_MAKE_VARIABLES))
+
+EXTREMES := alldefconfig allnoconfig allyesconfig allmodconfig tinyconfig randconfig
 
 # The goals that use a variable; what is not here concerns every goal.
 GOALS := $(or $(MAKECMDGOALS),all)
 USE_FILE := savedefconfig checkconfig
-USE_RUN := resume eval plots sample export
+USE_RUN := resume rerun eval plots sample export
 USE_BEST := eval sample export
 USE_DIRECTORY := export
 USE_PROMPT := sample
@@ -47,15 +57,31 @@ USE_SEED := sample
 USE_TOKENS := sample
 USE_NAME := new-model
 USE_TASK := new-model
+USE_DEFCONFIG := defconfig savedefconfig
+USE_FRAGMENT := defconfig defconfig-% %_defconfig mergeconfig
+USE_STRICT := $(USE_FRAGMENT) %.config
+USE_SET := setconfig
+USE_A := diffconfig
+USE_B := diffconfig
+USE_SYM := explain
+USE_Q := searchconfig
+USE_KCONFIG_ALLCONFIG := $(EXTREMES) defconfig
+USE_KCONFIG_SEED := randconfig
+USE_KCONFIG_PROBABILITY := randconfig
+USE_KCONFIG_NOSILENTUPDATE := syncconfig
+USE_ANNEAL_CONFIG_PATH := $(USE_STRICT) tinyconfig list-defconfigs diffconfig train-%
 USE_GPU := plan
 USE_JSON := plan
 SCALING := scaling scaling-plan scaling-run scaling-fit scaling-plot scaling-report
 $(foreach name,QUICK BUDGET COMPARE EPOCHS BATCH DEVICE CORPUS OUT,$(eval USE_$(name) := $(SCALING)))
 # Those that write a configuration say that CONFIG_ variables are for runs.
-USE_CONFIG := train train-% plan bench checkconfig menuconfig olddefconfig savedefconfig defconfig-% %_defconfig all
+USE_CONFIG := train train-% plan bench checkconfig explain searchconfig menuconfig nconfig guiconfig xconfig config \
+	oldconfig olddefconfig syncconfig $(EXTREMES) savedefconfig setconfig mergeconfig defconfig defconfig-% \
+	%_defconfig %.config all
 used_by = $(USE_$(if $(filter CONFIG_%,$(1)),CONFIG,$(1)))
 unused = $(if $(filter $(used_by),$(GOALS)),,$(1))
-LIMITED := $(filter-out PYTHON VENV O V KCONFIG_CONFIG GOMP_SPINCOUNT,$(filter $(KCONFIG_MAKE_KNOWN) CONFIG_%,$(KCONFIG_MAKE_VARIABLES)))
+NOT_LIMITED := PYTHON VENV O V KCONFIG_CONFIG GOMP_SPINCOUNT
+LIMITED := $(filter $(filter-out $(NOT_LIMITED),$(KCONFIG_MAKE_KNOWN)) CONFIG_%,$(KCONFIG_MAKE_VARIABLES))
 UNUSED := $(firstword $(foreach name,$(LIMITED),$(call unused,$(name))))
 
 # One goal after the other, so that make -j defconfig-lenet5 train means what it says.
@@ -67,32 +93,89 @@ all: train
 
 ##@ Configuration
 ## menuconfig: change the configuration in a menu
-## defconfig-NAME: start from defconfigs/NAME; defconfig-NAME+FRAGMENT adds a fragment
-## NAME_defconfig: the same
+## nconfig: the same
+## guiconfig: change the configuration in a window
+## xconfig: the same
+## config: ask for every option, line by line
+## oldconfig: ask for the options that are new
 ## olddefconfig: give every symbol that is new its default
-## savedefconfig: write what differs from the defaults to ./defconfig, or to FILE=
+## syncconfig: olddefconfig without a word, and include/config/auto.conf
+## defconfig: start from DEFCONFIG=NAME, or from all defaults
+## defconfig-NAME: start from defconfigs/NAME; defconfig-NAME+FRAGMENT adds a fragment, FRAGMENT= files
+## NAME_defconfig: the same
+## FRAGMENT.config: put a fragment on top of the configuration; STRICT=1 refuses to replace values
+## mergeconfig: the same with the files FRAGMENT=
+## setconfig: set options: SET="NAME=value NAME=value"
+## alldefconfig: all defaults
+## allnoconfig: as much off as possible; KCONFIG_ALLCONFIG= names what is to be otherwise
+## allyesconfig: as much on as possible
+## allmodconfig: allyesconfig, for want of modules
+## randconfig: options at random; KCONFIG_SEED= KCONFIG_PROBABILITY=
+## tinyconfig: the smallest run on a CPU
+## savedefconfig: write what differs from the defaults to ./defconfig, to FILE=, or as DEFCONFIG=NAME
+## update-defconfigs: write every shipped configuration in that form
 ## list-defconfigs: the configurations to start from
 ## checkconfig: check the configuration, or FILE=, strictly
-menuconfig olddefconfig list-defconfigs: ready
+## listnewconfig: what the configuration does not mention, with defaults
+## helpnewconfig: the same with help
+## diffconfig: compare A= and B=: files, shipped configurations or run directories
+## explain: all about the option SYM=: its value, where that comes from, what forbids it
+## searchconfig: find options by the words Q=
+## kconfig-docs: write docs/options.md from the Kconfig files
+## kconfig-lint: check Kconfig files, configurations and fragments
+CONFIGURATION := menuconfig nconfig guiconfig xconfig config oldconfig olddefconfig syncconfig \
+	listnewconfig helpnewconfig $(EXTREMES) update-defconfigs list-defconfigs kconfig-docs kconfig-lint
+$(CONFIGURATION): ready
 	$(KCONF) $@
 
-savedefconfig checkconfig: ready
+savedefconfig: ready
+	$(KCONF) $@ $(call option,name,DEFCONFIG) $(call given,FILE)
+
+checkconfig: ready
 	$(KCONF) $@ $(call given,FILE)
+
+setconfig: ready
+	$(KCONF) $@ -- $(call given,SET)
+
+diffconfig: ready symbols
+	$(KCONF) $@ $(if $(call given,A),-a $(call given,A)) $(if $(call given,B),-b $(call given,B))
+
+explain: ready
+	$(KCONF) $@ $(call given,SYM)
+
+searchconfig: ready
+	$(KCONF) $@ -- $(call given,Q)
+
+strict = $(if $(call given,STRICT),--strict)
+on_top = $(call option,fragments,FRAGMENT) $(strict)
+defconfig: ready
+	$(KCONF) defconfig $(on_top) $(call given,DEFCONFIG)
+
+mergeconfig: ready
+	$(KCONF) merge $(on_top)
 
 # The static rules are what a shell completes; the pattern takes A+B and answers a wrong name.
 DEFCONFIGS := $(addprefix defconfig-,$(NAMES)) $(addsuffix _defconfig,$(NAMES))
 $(DEFCONFIGS): ready
-	$(KCONF) defconfig $(call quote,$(patsubst %_defconfig,%,$(@:defconfig-%=%)))
+	$(KCONF) defconfig $(on_top) $(call quote,$(patsubst %_defconfig,%,$(@:defconfig-%=%)))
 
 defconfig-%: ready
-	$(KCONF) defconfig $(call quote,$*)
+	$(KCONF) defconfig $(on_top) $(call quote,$*)
 
 %_defconfig: ready
-	$(KCONF) defconfig $(call quote,$*)
+	$(KCONF) defconfig $(on_top) $(call quote,$*)
+
+FRAGMENT_TARGETS := $(addsuffix .config,$(FRAGMENTS))
+$(FRAGMENT_TARGETS): ready
+	$(KCONF) merge $(strict) $(call quote,$(@:%.config=%))
+
+%.config: ready
+	$(KCONF) merge $(strict) $(call quote,$*)
 
 ##@ Training
 ## train: train the configured model; goes on with the same run if it was interrupted
 ## train-NAME: configure NAME in its own directory build/NAME, or O=, and train
+## rerun: train the newest run, or RUN=, again by its own configuration; says what is different
 ## resume: go on with the newest interrupted run, or with RUN=
 ## eval: evaluate the newest run, or RUN=; BEST=1 takes its best checkpoint
 ## sample: let the newest language model, or RUN=, continue PROMPT=; TEMPERATURE= TOP_K= SEED= TOKENS=
@@ -113,14 +196,12 @@ plan: configured ready
 	$(TRAIN) $@ $(call option,gpu,GPU) $(if $(call given,JSON),--json)
 
 # A stored run brings its own configuration.
-resume: ready symbols
+resume rerun: ready symbols
 	$(TRAIN) $@ $(call given,RUN)
 
 eval: ready symbols
 	$(TRAIN) $@ $(if $(call given,BEST),--best) $(call given,RUN)
 
-# An option is an equals sign away from its value, which may begin with a minus.
-option = $(if $(call given,$(2)),--$(1)=$(call given,$(2)))
 sample: ready symbols
 	$(TRAIN) $@ $(if $(call given,BEST),--best) $(call option,prompt,PROMPT) $(call option,temperature,TEMPERATURE) \
 	      $(call option,top-k,TOP_K) $(call option,seed,SEED) $(call option,tokens,TOKENS) $(call given,RUN)
@@ -129,13 +210,13 @@ export: ready symbols
 	$(TRAIN) $@ $(if $(call given,BEST),--best) $(call option,directory,DIRECTORY) $(call given,RUN)
 
 plots: ready symbols
-	$(Q)$(PY) -m scripts.plots --runs $(call quote,$(RUNS)) $(call given,RUN)
+	$(quiet)$(PY) -m scripts.plots --runs $(call quote,$(RUNS)) $(call given,RUN)
 
 bench: configured ready
-	$(Q)$(PY) -m scripts.bench
+	$(quiet)$(PY) -m scripts.bench
 
 $(SCALING): ready symbols
-	$(Q)$(PY) -m scripts.scaling $(if $(filter scaling,$@),all,$(@:scaling-%=%)) $(if $(call given,QUICK),--quick) $(call option,budget,BUDGET) \
+	$(quiet)$(PY) -m scripts.scaling $(if $(filter scaling,$@),all,$(@:scaling-%=%)) $(if $(call given,QUICK),--quick) $(call option,budget,BUDGET) \
 	      $(call option,compare,COMPARE) $(call option,corpus,CORPUS) $(call option,epochs,EPOCHS) \
 	      $(call option,batch,BATCH) $(call option,device,DEVICE) $(call option,out,OUT)
 
@@ -144,8 +225,8 @@ TRAIN_NAMES := $(addprefix train-,$(NAMES))
 named_out = $(or $(O),build/$(@:train-%=%))
 named_config = $(if $(filter file,$(origin KCONFIG_CONFIG)),$(named_out)/.config,$(KCONFIG_CONFIG))
 define train_named
-$(Q)KCONFIG_CONFIG=$(call quote,$(named_config)) $(PY) scripts/kconf.py defconfig $(call quote,$(@:train-%=%))
-$(Q)KCONFIG_CONFIG=$(call quote,$(named_config)) $(PY) -m train --runs $(call quote,$(named_out)/runs) train
+$(quiet)KCONFIG_CONFIG=$(call quote,$(named_config)) $(PY) scripts/kconf.py defconfig $(call quote,$(@:train-%=%))
+$(quiet)KCONFIG_CONFIG=$(call quote,$(named_config)) $(PY) -m train --runs $(call quote,$(named_out)/runs) train
 endef
 $(TRAIN_NAMES): ready
 	$(train_named)
@@ -156,21 +237,25 @@ train-%: ready
 ##@ Development
 ## test: every test
 ## test-fast: the tests that take less than about two seconds each
+## test-light: the tests of configuration on every Python and kconfiglib that is promised
 ## check: style, form and types
 ## new-model: scaffold models/NAME for TASK=classify or TASK=lm
 test: ready-dev symbols
-	$(Q)$(PY) -m pytest -n 2
+	$(quiet)$(PY) -m pytest -n 2
 
 test-fast: ready-dev symbols
-	$(Q)$(PY) -m pytest -n 2 -m "not slow"
+	$(quiet)$(PY) -m pytest -n 2 -m "not slow"
+
+test-light: ready symbols
+	$(quiet)$(PY) -m scripts.light_matrix
 
 check: ready-dev symbols
-	$(Q)$(PY) -m ruff check
-	$(Q)$(PY) -m ruff format --check
-	$(Q)$(PY) -m mypy
+	$(quiet)$(PY) -m ruff check
+	$(quiet)$(PY) -m ruff format --check
+	$(quiet)$(PY) -m mypy
 
 new-model: ready symbols
-	$(Q)$(PY) -m scripts.new_model $(or $(call given,NAME),'') $(or $(call given,TASK),'')
+	$(quiet)$(PY) -m scripts.new_model $(or $(call given,NAME),'') $(or $(call given,TASK),'')
 
 ##@ Housekeeping
 ## clean: remove caches
@@ -180,19 +265,20 @@ new-model: ready symbols
 ## printvars: show the variables of this file
 ## help: show this text
 clean: symbols
-	$(Q)rm -rf .mypy_cache .ruff_cache .pytest_cache .hypothesis
-	$(Q)find lib models train scripts tests -name __pycache__ -prune -exec rm -rf {} +
+	$(quiet)rm -rf .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	$(quiet)find lib models train scripts tests -name __pycache__ -prune -exec rm -rf {} +
 
 # A virtual environment that was not made here is not removed here.
 mrproper: clean
-	$(Q)rm -f $(call quote,$(KCONFIG_CONFIG)) $(call quote,$(KCONFIG_CONFIG).old)
-	$(Q)if [ -e $(call quote,$(VENV)/.created) ] || [ -e $(call quote,$(VENV)/.creating) ]; then rm -rf $(call quote,$(VENV)); fi
+	$(quiet)rm -f $(call quote,$(KCONFIG_CONFIG)) $(call quote,$(KCONFIG_CONFIG).old)
+	$(quiet)rm -rf $(call quote,$(KCONFIG_OUTPUT)/include/config)
+	$(quiet)if [ -e $(call quote,$(VENV)/.created) ] || [ -e $(call quote,$(VENV)/.creating) ]; then rm -rf $(call quote,$(VENV)); fi
 
 distclean: mrproper
-	$(Q)rm -rf $(if $(O),$(call quote,$(O)/runs),runs build)
+	$(quiet)rm -rf $(if $(O),$(call quote,$(O)/runs),runs build)
 
 data-clean: symbols
-	$(Q)rm -rf data
+	$(quiet)rm -rf data
 
 printvars: symbols
 	@$(foreach name,$(KCONFIG_MAKE_KNOWN),printf '%s=%s\n' $(name) $(call quote,$($(name)));)
@@ -203,8 +289,10 @@ help: symbols
 	@printf '\nVariables: %s, and CONFIG_NAME=value\nfor one run without touching .config. V=1 shows the commands.\n' \
 	      '$(KCONFIG_MAKE_KNOWN)'
 
-.PHONY: all menuconfig olddefconfig list-defconfigs savedefconfig checkconfig $(DEFCONFIGS) \
-	train resume plan eval sample export plots bench $(SCALING) $(TRAIN_NAMES) test test-fast check new-model \
+.PHONY: all $(CONFIGURATION) savedefconfig checkconfig defconfig mergeconfig setconfig diffconfig explain \
+	searchconfig $(DEFCONFIGS) $(FRAGMENT_TARGETS) train resume rerun plan eval sample export plots bench \
+	$(SCALING) \
+	$(TRAIN_NAMES) test test-fast test-light check new-model \
 	clean mrproper distclean data-clean printvars help variables symbols configured ready ready-dev
 
 # A variable that nothing reads (make train LR=3) stops every target, whatever it is. The script
@@ -228,6 +316,9 @@ endif
 ifneq ($(filter-out '1',$(call given,BEST)),)
 	@echo 'error: BEST is 1, or left out for the newest checkpoint' >&2; exit 2
 endif
+ifneq ($(filter-out '1',$(call given,STRICT)),)
+	@echo 'error: STRICT is 1, or left out to have replaced values told' >&2; exit 2
+endif
 ifneq ($(filter-out '1',$(call given,QUICK)),)
 	@echo 'error: QUICK is 1, or left out for the whole grid' >&2; exit 2
 endif
@@ -243,11 +334,11 @@ configured: variables
 	      'error: there is no configuration; make one of these three ways:' \
 	      '  make defconfig-lenet5   start from one that is known to work (make list-defconfigs)' \
 	      '  make menuconfig         choose in a menu' \
-	      '  make olddefconfig       take every default' >&2; exit 2; fi
+	      '  make alldefconfig       take every default' >&2; exit 2; fi
 
 # The Python environment: made when the lock changes, when its interpreter has gone, or checked
 # against a PYTHON that was asked for by name. With VENV= empty it is checked and never touched.
-BOOTSTRAP = $(Q)scripts/bootstrap.sh $(call quote,$(VENV)) $(call quote,$(PYTHON))
+BOOTSTRAP = $(quiet)scripts/bootstrap.sh $(call quote,$(VENV)) $(call quote,$(PYTHON))
 SAME := $(if $(filter command,$(origin PYTHON)),--same-python)
 ifeq ($(VENV),)
 ready: variables

@@ -1,4 +1,4 @@
-"""`python -m train`: what the make targets train, resume, eval, sample, export and plan call."""
+"""`python -m train`: what the make targets train, resume, rerun, eval, sample, export and plan call."""
 
 from __future__ import annotations
 
@@ -23,10 +23,11 @@ def main() -> int:
         "train", help="train what .config says; go on with the same run if it was interrupted"
     )
     resume = commands.add_parser("resume", help="go on with an interrupted run, by its own configuration")
+    rerun = commands.add_parser("rerun", help="train a run again by its own configuration")
     evaluate = commands.add_parser("eval", help="evaluate a run's checkpoint")
     sample = commands.add_parser("sample", help="let a language model continue a text")
     export = commands.add_parser("export", help="write weights in the layout of Hugging Face transformers")
-    for command in (resume, evaluate, sample, export):
+    for command in (resume, rerun, evaluate, sample, export):
         command.add_argument("run", nargs="?", default="", help="path or unique prefix; default: the newest")
     for command in (evaluate, sample, export):
         command.add_argument("--best", action="store_true", help="the best checkpoint instead of the newest")
@@ -49,6 +50,8 @@ def main() -> int:
         return run.train(root=ROOT, runs=options.runs, started=started)
     if options.command == "resume":
         return run.resume(options.run, root=ROOT, runs=options.runs, started=started)
+    if options.command == "rerun":
+        return run.rerun(options.run, root=ROOT, runs=options.runs, started=started)
     if options.command == "plan":
         return planning.plan(root=ROOT, gpu=options.gpu, as_json=options.json)
     return on_stored_run(options)

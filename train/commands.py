@@ -28,6 +28,7 @@ from train.forecast import Footprints
 from train.job import Job, Progress
 from train.lm import told_floors
 from train.record import Record, RunRecord, SilentRecord
+from train.rerun import changes
 from train.sample import Sampling, continued_text
 from train.setup import Subject, cache_of, evaluation_part, initial_weights, make_job, open_subject
 from train.stop import Stopped
@@ -87,6 +88,17 @@ def resume(name: str, *, root: Path, runs: Path, started: float) -> int:
     return _carry_out(_order(stored_configuration(run, root), root=root, runs=runs, started=started), locked)
 
 
+def rerun(name: str, *, root: Path, runs: Path, started: float) -> int:
+    """Train run `name` ("": the newest) again, in a directory of its own, by the configuration that is stored
+    in it; what is different now is told."""
+    if (launched := become_worker()) is not None:
+        return _work(launched, root=root, runs=runs, started=started)
+    run = resolve_run(runs, name)
+    order = _order(stored_configuration(run, root), root=root, runs=runs, started=started)
+    say(f"Again: {run.path}")
+    return _carry_out(order, lambda: None, again=run)
+
+
 def create_run(case: Case) -> RunDir:
     """A new run directory that holds what was asked and what was decided."""
     resolved = case.order.resolved
@@ -126,15 +138,19 @@ def _reader_stays() -> Iterator[None]:
 
 
 @_reader_stays()
-def _carry_out(order: Order, find_run: Callable[[], RunDir | None]) -> int:
+def _carry_out(order: Order, find_run: Callable[[], RunDir | None], *, again: RunDir | None = None) -> int:
     """Plan, become several processes if the plan says so, and run the loop.
 
     find_run: the run to go on with, locked; None to begin a new one.
+    again:    an earlier run of the same configuration, to tell what is different.
     """
     subject = open_subject(order.config, root=order.root, say=say)
     run = find_run()
     hardware = probe(order.config.device)
     plan = _plan(order, subject, hardware, run)
+    case = Case(order=order, subject=subject, hardware=hardware, plan=plan)
+    if again is not None:
+        _tell_changes(again, case)
     if plan.world > 1:
         if run is not None:
             run.release()  # for rank 0 to take
@@ -145,8 +161,13 @@ def _carry_out(order: Order, find_run: Callable[[], RunDir | None]) -> int:
             "run": str(run.path) if run else None,
         }
         launch(payload, world=plan.world, cpu_count=hardware.cpu_count, arguments=sys.argv[1:])
-    case = Case(order=order, subject=subject, hardware=hardware, plan=plan)
     return _as_main(case, Backend(plan.device), run)
+
+
+def _tell_changes(again: RunDir, case: Case) -> None:
+    lines = list(changes(again, now=_of_this_machine(case)))
+    for line in lines or ["nothing: versions, machine and plan are the same"]:
+        say(f"Different from {again.name}: {line}")
 
 
 def _work(launched: Mapping[str, Any], *, root: Path, runs: Path, started: float) -> int:

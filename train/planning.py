@@ -56,7 +56,8 @@ def plan(*, root: Path, gpu: str, as_json: bool) -> int:
 
     Raises PlanError where nothing fits, with what would.
     """
-    config = config_from_values(kconf.from_environment(root).values)
+    resolved = kconf.from_environment(root)
+    config = config_from_values(resolved.values)
     subject = unopened_subject(config, root=root, say=_say_nothing if as_json else say)
     names = machine_names(gpu) if gpu else ()
     if len(names) > 1:
@@ -67,7 +68,7 @@ def plan(*, root: Path, gpu: str, as_json: bool) -> int:
         print(json.dumps(outlook.to_json(), indent=2))
         return 0
     show(outlook.plan, sys.stdout)
-    for line in _lines(outlook):
+    for line in [*_lines(outlook), *resolved.asked()]:
         print(line)
     return 0
 

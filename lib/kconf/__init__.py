@@ -3,8 +3,9 @@
 Only this package reads configuration files and the variables KCONFIG_* and CONFIG_*.
 """
 
-from lib.kconf.front import from_environment, main
+from lib.kconf.front import main
 from lib.kconf.resolve import Resolved, load
+from lib.kconf.show import from_environment
 from lib.kconf.values import Value
 
 __all__ = ["Resolved", "Value", "from_environment", "load", "main"]

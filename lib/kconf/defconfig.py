@@ -1,40 +1,110 @@
-"""Shipped configurations: defconfigs/NAME, and fragments put on top of one (NAME+FRAGMENT+...)."""
+"""Shipped configurations: defconfigs/NAME, and fragments put on top of one (NAME+FRAGMENT+...).
+
+A fragment (NAME or NAME.config) is looked for in the directories of ANNEAL_CONFIG_PATH, separated by colons,
+and then in defconfigs/fragments.
+"""
 
 from __future__ import annotations
 
+import dataclasses
+import os
 import re
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from lib.errors import ConfigError
-from lib.kconf.reader import read_file
-from lib.kconf.resolve import accept
+from lib.kconf.reader import Layer
+from lib.kconf.resolve import accept, read_own
 from lib.kconf.strict import StrictLoad
-from lib.kconf.tree import load_own_tree
+from lib.kconf.tree import display
+
+DIRECTORY = "defconfigs"
+FRAGMENTS = "defconfigs/fragments"
+PATH_VARIABLE = "ANNEAL_CONFIG_PATH"
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
-def compose(root: Path, spec: str) -> tuple[StrictLoad, list[str]]:
-    """The configuration `NAME` or `NAME+FRAGMENT+...` and its notices. Raises ConfigError."""
-    paths = _paths(root, spec)
-    configuration = StrictLoad(load_own_tree(root))
+def compose(
+    tree: Any, spec: str, *, more: Sequence[Path] = (), strict: bool = False
+) -> tuple[StrictLoad, list[str]]:
+    """The configuration `NAME` or `NAME+FRAGMENT+...` in our own `tree`, and the notices about it.
+
+    more:   files to put on top, in order.
+    strict: a fragment that replaces what is set below it is an error, not a notice.
+
+    Raises ConfigError.
+    """
+    root = Path(tree.srctree)
+    base, *fragments = spec.split("+")
+    paths = [_configuration(root, base), *(find_fragment(root, name) for name in fragments), *more]
+    configuration = StrictLoad(tree, refuse_replacing=strict)
     for path in paths:
-        configuration.add(read_file(path))
-    verdict = accept(configuration, "nothing was written")
-    return configuration, list(verdict.notices)
+        configuration.add(read_shipped(root, path))
+    return configuration, list(accept(configuration, "nothing was written").notices)
 
 
 def available(root: Path) -> tuple[list[Path], list[Path]]:
-    """The files of configurations and of fragments, sorted by name."""
-    directory = root / "defconfigs"
-    return _files(directory), _files(directory / "fragments")
+    """The files of configurations, and of fragments in the order in which they are found; by name."""
+    fragments = [path for directory in _fragment_directories(root) for path in _files(directory)]
+    return _files(root / DIRECTORY), fragments
+
+
+def path_of(root: Path, name: str) -> Path:
+    """Where the configuration `name` is, or would be. Raises ConfigError for what cannot be a name."""
+    if not _NAME.fullmatch(name):
+        raise ConfigError(f"'{name}' cannot be the name of a configuration", todo="use FILE= for a path")
+    return root / DIRECTORY / name
+
+
+def find_fragment(root: Path, name: str) -> Path:
+    """The file of the fragment `name`. Raises ConfigError where there is none."""
+    configurations, fragments = available(root)
+    return _pick(name, fragments, configurations, "fragment")
+
+
+def read_shipped(root: Path, path: Path) -> Layer:
+    """The file as a layer that will be named in the configuration made of it, if it lies below `root`."""
+    layer = read_own(root, path)
+    absolute, base = path.absolute(), root.absolute()
+    # A place outside the tree is a fact of this machine; the values stand for themselves.
+    inside = absolute.is_relative_to(base)
+    return dataclasses.replace(layer, made_from=(str(absolute.relative_to(base)),) if inside else ())
 
 
 def summary(path: Path) -> str:
     """The comment in the first line of a configuration, or nothing."""
     with path.open(encoding="utf-8", errors="replace") as file:
         first = file.readline().strip()
-    return first.lstrip("# ") if first.startswith("#") and not first.endswith(" is not set") else ""
+    return first.lstrip("# ") if _is_comment(first) else ""
+
+
+def opening_comment(path: Path) -> str:
+    """The comment lines that a configuration begins with, to be kept when it is written anew.
+
+    Raises ConfigError where there are comments further down, which have no place in the minimal form.
+    """
+    if not path.is_file():
+        return ""
+    lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+    count = next((index for index, line in enumerate(lines) if not _is_comment(line)), len(lines))
+    for number, line in enumerate(lines[count:], count + 1):
+        if _is_comment(line):
+            raise ConfigError(
+                f"{display(path)}:{number}: a comment below the first assignment would be lost",
+                todo="move it to the top of the file",
+            )
+    return "".join(f"{line}\n" for line in lines[:count])
+
+
+def _is_comment(line: str) -> bool:
+    return line.startswith("#") and not line.endswith(" is not set")
+
+
+def _fragment_directories(root: Path) -> list[Path]:
+    named = os.environ.get(PATH_VARIABLE, "").split(":")
+    return [*(Path(name) for name in named if name), root / FRAGMENTS]
 
 
 def _files(directory: Path) -> list[Path]:
@@ -43,17 +113,14 @@ def _files(directory: Path) -> list[Path]:
     return sorted(path for path in directory.iterdir() if path.is_file() and _NAME.fullmatch(path.name))
 
 
-def _paths(root: Path, spec: str) -> list[Path]:
-    bases, fragments = available(root)
-    base, *others = spec.split("+")
-    return [_pick(base, bases, fragments, "configuration")] + [
-        _pick(name, fragments, bases, "fragment") for name in others
-    ]
+def _configuration(root: Path, name: str) -> Path:
+    configurations, fragments = available(root)
+    return _pick(name, configurations, fragments, "configuration")
 
 
 def _pick(name: str, wanted: list[Path], others: list[Path], kind: str) -> Path:
     for path in wanted:
-        if path.name == name:
+        if path.name in (name, f"{name}.config"):
             return path
     if any(path.name == name for path in others):
         other = "fragment" if kind == "configuration" else "configuration"
@@ -61,6 +128,8 @@ def _pick(name: str, wanted: list[Path], others: list[Path], kind: str) -> Path:
             f"{name} is a {other}, not a {kind}",
             todo="write CONFIGURATION+FRAGMENT, as in make defconfig-lenet5+debug",
         )
+    if "/" in name and Path(name).is_file():
+        raise ConfigError(f"{name} is a path, not the name of a {kind}", todo=f"give FRAGMENT={name}")
     import difflib  # only when something is wrong: the import is slow
 
     close = difflib.get_close_matches(name, [path.name for path in wanted], n=3, cutoff=0.6)

@@ -14,13 +14,16 @@ import kconfiglib
 
 from lib.errors import ConfigError
 from lib.kconf import spelling, write
-from lib.kconf.resolve import load_file, load_text
+from lib.kconf.resolve import load_file, load_text, load_what_holds, read_own
 from lib.kconf.tree import display, load_own_tree
 from lib.kconf.values import rule_of
 
 
 def run_menu(root: Path, config_file: Path) -> None:
-    """Edit `config_file` in a terminal. Raises ConfigError without one, or where the file has a fault."""
+    """Edit `config_file` in a terminal. Of a file with faults it asks whether to go on without them.
+
+    Raises ConfigError without a terminal, or where the answer is no.
+    """
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         raise ConfigError(
             "menuconfig needs a terminal", todo="use make defconfig-NAME, or edit the file by hand"
@@ -45,6 +48,31 @@ def run_menu(root: Path, config_file: Path) -> None:
         raise ConfigError("menuconfig cannot draw on this terminal", why=str(error)) from error
 
 
+def run_window(root: Path, config_file: Path) -> None:
+    """As `run_menu`, in a window. Raises ConfigError where there is no display, or no tkinter."""
+    try:
+        import tkinter
+
+        import guiconfig
+    except ImportError as error:
+        raise ConfigError(
+            "guiconfig needs tkinter",
+            why=str(error),
+            todo="install it (Debian: python3-tk), or use make menuconfig",
+        ) from error
+    try:
+        tkinter.Tk().destroy()  # before anything is asked on the terminal
+        tree = load_own_tree(root, kind=_MenuTree)
+        tree.edit(config_file)
+        guiconfig._check_valid = _window_checker(guiconfig.messagebox.showerror)
+        guiconfig._range_info = _value_info(guiconfig._range_info)
+        guiconfig._needs_save = tree.needs_save
+        os.environ["KCONFIG_CONFIG"] = str(config_file)
+        guiconfig.menuconfig(tree)
+    except tkinter.TclError as error:
+        raise ConfigError("guiconfig has no display", why=str(error), todo="use make menuconfig") from error
+
+
 def _can_move_its_cursor(curses: ModuleType) -> bool:
     try:
         curses.setupterm()
@@ -58,11 +86,22 @@ class _MenuTree(kconfiglib.Kconfig):  # type: ignore[misc]
 
     _file: Path
     _notices: list[str]
+    _made_from: tuple[str, ...]
 
     def edit(self, config_file: Path) -> None:
         """Start with the content of `config_file`, if it exists. Raises ConfigError where it has a fault."""
         self._file = config_file
-        self._notices = load_file(self, config_file)[1] if config_file.exists() else []
+        self._notices, self._made_from = [], ()
+        if not config_file.exists():
+            return
+        try:
+            configuration, self._notices = load_file(self, config_file)
+        except ConfigError as error:
+            if not read_own(Path(self.srctree), config_file).assignments:
+                raise  # nothing can be read of it
+            _ask_to_drop(error)
+            configuration = load_what_holds(self, config_file)
+        self._made_from = configuration.made_from
 
     def load_config(self, filename: str | None = None) -> str:
         """Called by the menu at the start (without a name) and by its load dialog."""
@@ -70,17 +109,18 @@ class _MenuTree(kconfiglib.Kconfig):  # type: ignore[misc]
             return "\n".join(self._notices) or f"Editing {display(self._file)}"
         before = write.full_text(self)
         try:
-            load_file(self, Path(filename))
+            configuration, _ = load_file(self, Path(filename))
         except ConfigError as error:
             load_text(self, before)
             # The dialog shows the text of an OSError, and wants a number with it.
             raise OSError(errno.EINVAL, "\n".join([*error.findings[:8], str(error)])) from error
         self._file = Path(filename)
+        self._made_from = configuration.made_from
         return f"Loaded {filename}"
 
     def write_config(self, filename: str) -> str:
         """Called by the menu with the name from its save dialog. Raises OSError, which the menu shows."""
-        changed = write.write_atomically(Path(filename), write.full_text(self), keep_old=True)
+        changed = write.write_atomically(Path(filename), self._text(), keep_old=True)
         self._file = Path(filename)
         return f"{'Saved' if changed else 'No change to'} {display(self._file)}"
 
@@ -91,7 +131,32 @@ class _MenuTree(kconfiglib.Kconfig):  # type: ignore[misc]
 
     def needs_save(self) -> bool:
         """Whether saving would change the file."""
-        return not self._file.is_file() or self._file.read_bytes() != write.full_text(self).encode()
+        return not self._file.is_file() or self._file.read_bytes() != self._text().encode()
+
+    def _text(self) -> str:
+        return write.full_text(self, made_from=self._made_from)
+
+
+def _ask_to_drop(error: ConfigError) -> None:
+    """Ask whether to go on without the lines at fault. Raises `error` where the answer is not yes."""
+    for finding in error.findings:
+        print(finding, file=sys.stderr)
+    print("These lines would be dropped. Edit the rest? [y/N] ", end="", flush=True)
+    if not sys.stdin.isatty() or sys.stdin.readline().strip().lower() not in ("y", "yes"):
+        raise ConfigError(error.what, why=error.why, todo=error.todo) from error
+
+
+def _window_checker(show_error: Callable[..., object]) -> Callable[[Any, Any, Any, str], bool]:
+    """The check of a value typed into a dialog of the window."""
+
+    def check(dialog: Any, entry: Any, symbol: Any, value: str) -> bool:
+        def show(text: str) -> None:
+            show_error("Bad value", text, parent=dialog)
+            entry.focus_set()
+
+        return _checker(show)(symbol, value)
+
+    return check
 
 
 def _checker(show_error: Callable[[str], None]) -> Callable[[Any, str], bool]:

@@ -100,6 +100,11 @@ def remedy(item: Any, seen: frozenset[str] = frozenset()) -> list[str] | None:
     return words
 
 
+def selecting(symbol: Any) -> list[Any]:
+    """The symbols that select `symbol` now."""
+    return _selectors(symbol.rev_dep, symbol.kconfig, active=True)
+
+
 def not_taken(symbol: Any, value: str) -> str:
     """Why a visible symbol has another value than the valid one it was given."""
     now = f"{shown(symbol, value)} does not take: it is {symbol.str_value}"
@@ -108,9 +113,8 @@ def not_taken(symbol: Any, value: str) -> str:
         return f"{shown(symbol, value)} leaves no member of the choice; set another =y: {_names(others)}"
     if symbol.choice:
         return f"{now}; the choice has {_chosen(symbol.choice)}"
-    selecting = _selectors(symbol.rev_dep, symbol.kconfig, active=True)
-    if selecting:
-        return f"{now}, selected by {_names(selecting)}"
+    if selectors := selecting(symbol):
+        return f"{now}, selected by {_names(selectors)}"
     return f"{now}; its dependencies allow no more"
 
 

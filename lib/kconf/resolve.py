@@ -12,6 +12,8 @@ import kconfiglib
 
 from lib.errors import ConfigError
 from lib.kconf import write
+from lib.kconf.legacy import migrate, read_legacy
+from lib.kconf.provenance import Provenance
 from lib.kconf.reader import Finding, Layer, command_line, read_file, read_text
 from lib.kconf.strict import StrictLoad, Verdict
 from lib.kconf.tree import display, find, has_prompt, load_own_tree, option, shown
@@ -25,7 +27,7 @@ class Resolved:
     values:  symbol (without prefix) -> bool, int, float, str or tuple by its type and `Value:` line; None
              where the symbol is hidden and has no value. Members of choices are left out: the derived
              symbol of the choice names the member.
-    origins: symbol -> "default", "<file>:<line>" or "command line".
+    origins: symbol -> where its value comes from, in the words of `Provenance.origin`.
     text:    the full configuration; minimal: the least that reproduces it (savedefconfig form).
     notices: what is to be said once: options new since the file was written, what a command line changed.
     """
@@ -35,6 +37,15 @@ class Resolved:
     text: str
     minimal: str
     notices: tuple[str, ...] = ()
+
+    def asked(self) -> list[str]:
+        """A line for each value that is not a default, with where it comes from; in the order of the menu."""
+        said = [
+            (name, origin)
+            for name, origin in self.origins.items()
+            if not origin.startswith(("default", "selected"))
+        ]
+        return [f"asked: {name} = {self.values[name]} ({origin})" for name, origin in said]
 
     def to_json(self) -> dict[str, Any]:
         """All but the notices, which were said."""
@@ -63,29 +74,26 @@ def load(*, root: Path, config_file: Path, overrides: Mapping[str, str] = Mappin
     """
     tree = load_own_tree(root)
     configuration, notices = load_file(tree, config_file)
-    if overrides:
-        before = {symbol: symbol.str_value for symbol in tree.unique_defined_syms if _is_setting(symbol)}
-        configuration.add(command_line(overrides))
-        verdict = accept(configuration, "nothing was changed")
-        notices += [
-            *verdict.notices,
-            *_followers(before, {name.removeprefix("CONFIG_") for name in overrides}),
-        ]
+    notices += override(configuration, overrides)
     symbols = [symbol for symbol in tree.unique_defined_syms if not symbol.choice]
+    provenance = Provenance(configuration)
     return Resolved(
         values=MappingProxyType({symbol.name: typed_value(symbol) for symbol in symbols}),
-        origins=MappingProxyType({symbol.name: configuration.origin(symbol) for symbol in symbols}),
-        text=write.full_text(tree),
+        origins=MappingProxyType({symbol.name: provenance.origin(symbol) for symbol in symbols}),
+        text=write.full_text(tree, made_from=configuration.made_from),
         minimal=write.minimal_text(tree),
         notices=tuple(dict.fromkeys(notices)),
     )
 
 
-def load_file(tree: Any, config_file: Path, *, refresh: bool = False) -> tuple[StrictLoad, list[str]]:
+def load_file(
+    tree: Any, config_file: Path, *, refresh: bool = False, tell_new: bool = True
+) -> tuple[StrictLoad, list[str]]:
     """Load the configuration in `config_file` into `tree`; also gives the notices about it.
 
     A full file written by a tool names every symbol; those that have their default are left free to follow
-    it. With `refresh`, outdated values that such a file has for symbols without a prompt are computed anew.
+    it. With `refresh`, outdated values that such a file has for symbols without a prompt are computed anew;
+    with `tell_new` a notice names what such a file, written by an older tree, does not mention.
     Raises ConfigError for a file that is missing or has a fault.
     """
     if not config_file.exists():
@@ -93,12 +101,43 @@ def load_file(tree: Any, config_file: Path, *, refresh: bool = False) -> tuple[S
             f"there is no configuration at {display(config_file)}",
             todo="use make defconfig-NAME (make list-defconfigs shows the names) or make menuconfig",
         )
-    return _load_layer(tree, read_file(config_file), refresh=refresh)
+    layer = read_own(Path(tree.srctree), config_file)
+    configuration, notices = _load_layer(tree, layer, refresh=refresh, tell_new=tell_new)
+    if not layer.assignments:
+        notices.append(f"{layer.name} assigns nothing: every option has its default")
+    return configuration, notices
+
+
+def override(
+    configuration: StrictLoad, given: Mapping[str, str], *, place: str = "command line"
+) -> list[str]:
+    """Put the NAME=value words `given` (raw values) on top; the notices of it all. Raises ConfigError."""
+    if not given:
+        return []
+    tree = configuration.tree
+    before = settings(tree)
+    configuration.add(migrate(command_line(given, place=place), read_legacy(Path(tree.srctree))))
+    notices = accept(configuration, "nothing was changed").notices
+    names = {name.removeprefix("CONFIG_") for name in given}
+    return [*notices, *_followers(before, names, place=place)]
+
+
+def read_own(root: Path, path: Path) -> Layer:
+    """The configuration file `path`, with symbols that are no more in the tree at `root` migrated."""
+    return migrate(read_file(path), read_legacy(root))
+
+
+def load_what_holds(tree: Any, config_file: Path) -> StrictLoad:
+    """As `load_file`, without the lines that have a fault. Only after these were told."""
+    configuration = StrictLoad(tree)
+    configuration.add(read_own(Path(tree.srctree), config_file))
+    _release(configuration)
+    return configuration
 
 
 def load_text(tree: Any, text: str) -> None:
     """Load a configuration that was written from `tree` itself."""
-    _load_layer(tree, read_text(text.encode(), name="memory"), refresh=False)
+    _load_layer(tree, read_text(text.encode(), name="memory"), refresh=False, tell_new=False)
 
 
 def accept(configuration: StrictLoad, todo: str) -> Verdict:
@@ -141,14 +180,14 @@ def typed_value(symbol: Any) -> Value:
         ) from error
 
 
-def _load_layer(tree: Any, layer: Layer, *, refresh: bool) -> tuple[StrictLoad, list[str]]:
+def _load_layer(tree: Any, layer: Layer, *, refresh: bool, tell_new: bool) -> tuple[StrictLoad, list[str]]:
     configuration = StrictLoad(tree)
     configuration.add(layer)
     if refresh:
         configuration.refresh_derived()
     notices = list(accept(configuration, "nothing was changed").notices)
     if configuration.is_by_tool(layer):
-        notices += _new_symbols(tree, layer)
+        notices += _tell_new(tree, layer) if tell_new else []
         _release(configuration)
     return configuration, notices
 
@@ -166,22 +205,27 @@ def _is_setting(symbol: Any) -> bool:
     return has_prompt(symbol) and not symbol.choice and bool(symbol.visibility)
 
 
-def _new_symbols(tree: Any, layer: Layer) -> list[str]:
-    """One line that names the settings which the file, written by an older tree, does not mention."""
+def mentioned(tree: Any, layer: Layer) -> set[str]:
+    """Names of the symbols that a file mentions; any member of a choice mentions them all."""
     named = {assignment.name for assignment in layer.assignments}
-    # A choice is mentioned by any of its members.
-    named |= {
-        member.name
-        for name in list(named)
-        if (symbol := find(tree, name)) is not None and symbol.choice
-        for member in symbol.choice.syms
-    }
-    new = [
-        shown(symbol, symbol.str_value)
+    symbols = [symbol for name in named if (symbol := find(tree, name)) is not None]
+    return named | {member.name for symbol in symbols if symbol.choice for member in symbol.choice.syms}
+
+
+def new_symbols(tree: Any, layer: Layer) -> list[Any]:
+    """The settings in effect in `tree` that the file does not mention; of a new choice its member."""
+    named = mentioned(tree, layer)
+    return [
+        symbol
         for symbol in tree.unique_defined_syms
         if symbol.name not in named and symbol.config_string and has_prompt(symbol)
         if _is_setting(symbol) or (symbol.choice and symbol.tri_value)
     ]
+
+
+def _tell_new(tree: Any, layer: Layer) -> list[str]:
+    """One line that names what the file, written by an older tree, does not mention."""
+    new = [shown(symbol, symbol.str_value) for symbol in new_symbols(tree, layer)]
     if not new:
         return []
     what = (
@@ -190,11 +234,16 @@ def _new_symbols(tree: Any, layer: Layer) -> list[str]:
     return [f"{layer.name}: {what}: {', '.join(new)} (make olddefconfig writes this down)"]
 
 
-def _followers(before: Mapping[Any, str], named: set[str]) -> list[str]:
-    """One line for settings that a command line changed without naming them: defaults that follow others."""
+def settings(tree: Any) -> dict[Any, str]:
+    """The symbols that can be set now, with their values; members of choices left out."""
+    return {symbol: symbol.str_value for symbol in tree.unique_defined_syms if _is_setting(symbol)}
+
+
+def _followers(before: Mapping[Any, str], named: set[str], *, place: str) -> list[str]:
+    """One line for settings that `place` changed without naming them: defaults that follow others."""
     changed = [
         f"{option(symbol)} {value} -> {symbol.str_value}"
         for symbol, value in before.items()
         if symbol.name not in named and symbol.visibility and symbol.str_value != value
     ]
-    return [f"command line: defaults that follow: {', '.join(changed)}"] if changed else []
+    return [f"{place}: defaults that follow: {', '.join(changed)}"] if changed else []

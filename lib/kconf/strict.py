@@ -55,9 +55,13 @@ class _Problem:
 
 @dataclass(slots=True, eq=False)
 class StrictLoad:
-    """One configuration being put together in `tree`, whose previous values are forgotten."""
+    """One configuration being put together in `tree`, whose previous values are forgotten.
+
+    refuse_replacing: a later file that says otherwise than an earlier one is a finding, not a notice.
+    """
 
     tree: Any
+    refuse_replacing: bool = False
     _entries: dict[str, _Entry] = field(default_factory=dict, init=False)
     _layers: list[Layer] = field(default_factory=list, init=False)
     _faults: list[_Fault] = field(default_factory=list, init=False)
@@ -73,6 +77,7 @@ class StrictLoad:
         """Apply the assignments of `layer` on top of what is there."""
         self._layers.append(layer)
         self._findings += layer.faults
+        self._notices += layer.notices
         fresh = self._read(layer)
         self._find_contradictions(layer)
         for entry in fresh:
@@ -101,7 +106,7 @@ class StrictLoad:
                 continue
             if id(entry.layer) in self._contradictory and problem.derived:
                 continue  # it depends on which of the two is meant, and that is a finding already
-            if problem.hidden and entry.took:
+            if problem.hidden and entry.took and not self.refuse_replacing:
                 notices.append(f"{entry.assignment.place}: {problem.text}")
             else:
                 text = problem.text + self._advice(entry, problem, id(entry.layer) in by_tool)
@@ -132,18 +137,15 @@ class StrictLoad:
                 now = shown(entry.symbol, entry.symbol.str_value)
                 self._notices.append(f"{entry.assignment.place}: {entry.assignment.source} is now {now}")
 
-    def origin(self, symbol: Any) -> str:
-        """Where the value of `symbol` comes from: `file:line`, `command line` or `default`. A derived name
-        (MODEL) has the origin of the member of a choice that it follows from."""
-        entry = self._entries.get(symbol.name)
-        if entry is not None and has_prompt(symbol):
-            return entry.assignment.place
-        if not has_prompt(symbol):
-            for _, condition in symbol.orig_defaults:
-                is_member = isinstance(condition, kconfiglib.Symbol) and condition.choice
-                if is_member and condition.tri_value and condition.name in self._entries:
-                    return self._entries[condition.name].assignment.place
-        return "default"
+    def assigned(self, name: str) -> Assignment | None:
+        """The assignment in force to the symbol `name` (without prefix)."""
+        entry = self._entries.get(name)
+        return entry.assignment if entry is not None else None
+
+    @property
+    def made_from(self) -> tuple[str, ...]:
+        """The shipped files (relative to the source tree) of which this was put together."""
+        return tuple(dict.fromkeys(name for layer in self._layers for name in layer.made_from))
 
     def _read(self, layer: Layer) -> list[_Entry]:
         """The well-spelled assignments to symbols that exist; the others become faults."""
@@ -211,9 +213,11 @@ class StrictLoad:
         if entry.layer.command_line:
             return  # to win over the file is what a command line is for
         now, before = shown(entry.symbol, entry.value), shown(earlier.symbol, earlier.value)
-        self._notices.append(
-            f"{entry.assignment.place}: {now} replaces {before} of {earlier.assignment.place}"
-        )
+        text = f"{now} replaces {before} of {earlier.assignment.place}"
+        if self.refuse_replacing:
+            self._findings.append(Finding(entry.assignment.file, entry.assignment.line, text))
+        else:
+            self._notices.append(f"{entry.assignment.place}: {text}")
 
     def is_by_tool(self, layer: Layer) -> bool:
         """Whether a tool wrote the file: by its header, or since it names at least half of all that a full

@@ -10,13 +10,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from lib.kconf import reasons
+from lib.kconf.legacy import read_legacy
 from lib.kconf.reader import Finding
 from lib.kconf.resolve import rejection
 from lib.kconf.tree import find, load_own_tree
 
 _PREFIX = "CONFIG_"
+# What other programs have under this prefix.
+_OF_OTHERS = frozenset({"CONFIG_SITE", "CONFIG_SHELL"})
 
 
 def config_file_of(root: Path, environ: Mapping[str, str]) -> Path:
@@ -36,6 +40,7 @@ def check_variables(root: Path, environ: Mapping[str, str]) -> None:
     if not doubtful:
         return
     tree = load_own_tree(root)
+    legacy = read_legacy(root)
     findings = []
     for name in doubtful:
         value = environ.get(name, "")
@@ -46,24 +51,30 @@ def check_variables(root: Path, environ: Mapping[str, str]) -> None:
             findings.append(
                 Finding("command line", 0, f"{name}={value} is not a variable of this Makefile{hint}")
             )
-        elif find(tree, symbol) is None:
+        elif symbol in legacy.removed:
+            findings.append(Finding("command line", 0, f"{name} is no more: {legacy.removed[symbol]}"))
+        elif find(tree, legacy.renamed.get(symbol, symbol)) is None:
             findings.append(Finding("command line", 0, reasons.unknown_symbol(tree, symbol, value)))
     if findings:
         raise rejection(findings, "nothing was done")
 
 
 def stray_variables(root: Path, environ: Mapping[str, str]) -> list[str]:
-    """CONFIG_ names of this tree (or near to one) that the environment has, but not make's command line."""
-    given = set(_given(environ))
-    names = sorted(
-        name for name in environ if name.startswith(_PREFIX) and name != _PREFIX and name not in given
-    )
+    """A sentence for each CONFIG_ name that the environment has, but not make's command line."""
+    given = {*_given(environ), *_OF_OTHERS, _PREFIX}
+    names = sorted(name for name in environ if name.startswith(_PREFIX) and name not in given)
     if not names:
         return []
     tree = load_own_tree(root)
-    # Other tools use this prefix too (CONFIG_SITE, CONFIG_SHELL); those are not for us to remark on.
-    bare = {name: name.removeprefix(_PREFIX) for name in names}
-    return [name for name in names if find(tree, bare[name]) is not None or reasons.suggest(tree, bare[name])]
+    return [_stray(tree, name) for name in names]
+
+
+def _stray(tree: Any, name: str) -> str:
+    unused = f"{name} in the environment is not used"
+    if find(tree, name.removeprefix(_PREFIX)) is not None:
+        return f"{unused}; give it on make's command line"
+    meant = reasons.suggest(tree, name.removeprefix(_PREFIX))
+    return f"{unused}, and is not a symbol{f'; did you mean {meant}?' if meant else ''}"
 
 
 def _given(environ: Mapping[str, str]) -> list[str]:

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import errno
 import os
-import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import kconfiglib
 
 from lib import atomic
-from lib.kconf.reader import HEADER
+from lib.kconf.reader import HEADER, MADE_FROM
 
 
-def full_text(tree: Any) -> str:
-    """The full configuration: every symbol that has a value, under a header that says so."""
-    return _written(kconfiglib.Kconfig.write_config, tree, header=HEADER + "\n", save_old=False)
+def full_text(tree: Any, *, made_from: Sequence[str] = ()) -> str:
+    """The full configuration: every symbol that has a value, under a header that says so, and of which
+    shipped files it was made."""
+    header = f"{HEADER}\n{MADE_FROM}{', '.join(made_from)}\n" if made_from else f"{HEADER}\n"
+    return _written(kconfiglib.Kconfig.write_config, tree, header=header, save_old=False)
 
 
 def minimal_text(tree: Any) -> str:
@@ -48,6 +50,8 @@ def write_atomically(path: Path, text: str, *, keep_old: bool = False) -> bool:
 def _written(write: Any, tree: Any, **arguments: object) -> str:
     """What a method of kconfiglib writes: it knows files only. The menu replaces these methods on its tree,
     hence those of the class."""
+    import tempfile  # not every command writes, and it takes long to import
+
     with tempfile.TemporaryDirectory(prefix="kconf-") as directory:
         path = Path(directory) / "config"
         write(tree, str(path), **arguments)

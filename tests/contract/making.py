@@ -75,13 +75,20 @@ def recording_make(tmp_path: Path) -> Make:
     return run
 
 
+def fragments() -> set[str]:
+    return {path.name for path in (ROOT / "defconfigs" / "fragments").iterdir()}
+
+
 def named_targets() -> set[str]:
-    return {
-        form for name in defconfigs() for form in (f"defconfig-{name}", f"{name}_defconfig", f"train-{name}")
-    }
+    forms = ("defconfig-{}", "{}_defconfig", "train-{}")
+    named = {form.format(name) for name in defconfigs() for form in forms}
+    parts = {target for target in phony_targets() if target.startswith("scaling-")}
+    return named | parts | {f"{name}.config" for name in fragments()}
 
 
 def user_targets() -> list[str]:
-    """What a user may call, with one defconfig to stand for all."""
+    """What a user may call, with one defconfig and one fragment to stand for all."""
     internal = {"all", "variables", "symbols", "configured", "ready", "ready-dev", "always"}
-    return sorted(phony_targets() - internal - named_targets() | {"defconfig-lenet5", "train-lenet5"})
+    return sorted(
+        phony_targets() - internal - named_targets() | {"defconfig-lenet5", "train-lenet5", "debug.config"}
+    )

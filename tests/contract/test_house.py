@@ -26,6 +26,7 @@ TOP_LEVEL = {
     "CHANGELOG.md",
     "CONTRIBUTING.md",
     "Kconfig",
+    "Kconfig.legacy",
     "LICENSE",
     "Makefile",
     "README.md",

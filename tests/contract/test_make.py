@@ -5,6 +5,7 @@ Most tests give make a recorder for PYTHON, so they see exactly what a target wo
 
 from __future__ import annotations
 
+import shlex
 import subprocess
 import time
 from pathlib import Path
@@ -14,24 +15,63 @@ import pytest
 from tests.contract.making import ROOT, Make, make_database, named_targets, user_targets
 
 CONFIGURATION_TARGETS = {
-    "menuconfig": ["menuconfig"],
-    "olddefconfig": ["olddefconfig"],
-    "list-defconfigs": ["list-defconfigs"],
-    "savedefconfig": ["savedefconfig"],
+    **{
+        word: [word]
+        for word in (
+            *(
+                "menuconfig",
+                "nconfig",
+                "guiconfig",
+                "xconfig",
+                "config",
+                "oldconfig",
+                "olddefconfig",
+                "syncconfig",
+            ),
+            *(
+                "listnewconfig",
+                "helpnewconfig",
+                "alldefconfig",
+                "allnoconfig",
+                "allyesconfig",
+                "allmodconfig",
+            ),
+            *(
+                "tinyconfig",
+                "randconfig",
+                "update-defconfigs",
+                "list-defconfigs",
+                "kconfig-docs",
+                "kconfig-lint",
+            ),
+            *("savedefconfig", "checkconfig", "defconfig", "explain"),
+        )
+    },
     "savedefconfig FILE=out/my": ["savedefconfig", "out/my"],
-    "checkconfig": ["checkconfig"],
+    "savedefconfig DEFCONFIG=lenet5": ["savedefconfig", "--name=lenet5"],
     "checkconfig FILE=defconfigs/lenet5": ["checkconfig", "defconfigs/lenet5"],
+    "defconfig DEFCONFIG=lenet5+fp32": ["defconfig", "lenet5+fp32"],
     "defconfig-lenet5": ["defconfig", "lenet5"],
     "lenet5_defconfig": ["defconfig", "lenet5"],
     "defconfig-resnet18+fp32": ["defconfig", "resnet18+fp32"],
     "resnet18+fp32_defconfig": ["defconfig", "resnet18+fp32"],
     "defconfig-nope": ["defconfig", "nope"],
+    "defconfig-lenet5 'FRAGMENT=a b/c' STRICT=1": ["defconfig", "--fragments=a b/c", "--strict", "lenet5"],
+    "debug.config": ["merge", "debug"],
+    "nope.config STRICT=1": ["merge", "--strict", "nope"],
+    "mergeconfig FRAGMENT=a": ["merge", "--fragments=a"],
+    "setconfig 'SET=A=1 B=-2'": ["setconfig", "--", "A=1 B=-2"],
+    "diffconfig": ["diffconfig"],
+    "diffconfig A=a 'B=it is'": ["diffconfig", "-a", "a", "-b", "it is"],
+    "explain SYM=SEED": ["explain", "SEED"],
+    "searchconfig 'Q=-b|c d'": ["searchconfig", "--", "-b|c d"],
+    "Q=x V=1 searchconfig": ["searchconfig", "--", "x"],
 }
 
 
 @pytest.mark.parametrize("command", CONFIGURATION_TARGETS)
 def test_configuration_targets_are_thin_calls(make: Make, command: str) -> None:
-    done = make(*command.split())
+    done = make(*shlex.split(command))
     assert done.returncode == 0, done.stderr
     assert done.calls == [["scripts/kconf.py", *CONFIGURATION_TARGETS[command]]]
     assert done.environments[0]["KCONFIG_CONFIG"] == ".config"
@@ -69,6 +109,7 @@ def test_out_directory_with_a_space_and_a_quote(make: Make, tmp_path: Path) -> N
     done = make("train", f"O={out}")
     assert done.calls == [["-m", "train", "--runs", f"{out}/runs", "train"]]
     assert done.environments[0]["KCONFIG_CONFIG"] == f"{out}/.config"
+    assert done.environments[0]["KCONFIG_OUTPUT"] == str(out)
 
 
 def test_named_training_keeps_to_its_own_directory(make: Make) -> None:
@@ -122,6 +163,7 @@ def test_a_stored_run_needs_no_configuration(make: Make, tmp_path: Path) -> None
     runs = ["-m", "train", "--runs", f"{tmp_path}/runs"]
     out = f"O={tmp_path}"
     assert make("resume", out).calls == [[*runs, "resume"]]
+    assert make("rerun", out, "RUN=a b").calls == [[*runs, "rerun", "a b"]]
     assert make("resume", out, "RUN=a b").calls == [[*runs, "resume", "a b"]]
     assert make("eval", out).calls == [[*runs, "eval"]]
 
@@ -139,7 +181,7 @@ def test_without_a_configuration_training_names_the_three_ways(make: Make, tmp_p
         done = make(target, f"O={tmp_path}")
         assert done.returncode == 2
         assert done.calls == []
-        for way in ("make defconfig-lenet5", "make menuconfig", "make olddefconfig"):
+        for way in ("make defconfig-lenet5", "make menuconfig", "make alldefconfig"):
             assert way in done.stderr
 
 
@@ -170,7 +212,7 @@ def test_spin_count_has_a_default_and_obeys_the_user(make: Make) -> None:
 def test_help_tells_of_every_target_and_of_no_other() -> None:
     text = subprocess.run(["make", "help"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     described = {line.split()[0] for line in text.splitlines() if line.startswith("  ")}
-    written = {"defconfig-NAME", "NAME_defconfig", "train-NAME"}
+    written = {"defconfig-NAME", "NAME_defconfig", "FRAGMENT.config", "train-NAME", "scaling-PART"}
     assert described == set(user_targets()) - named_targets() | written
 
 

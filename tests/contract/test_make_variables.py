@@ -9,9 +9,11 @@ import pytest
 
 from tests.contract.making import Make, user_targets
 
+COMPOSE = {"defconfig", "defconfig-lenet5", "mergeconfig"}
+EXTREMES = {"alldefconfig", "allnoconfig", "allyesconfig", "allmodconfig", "tinyconfig", "randconfig"}
 USED_BY = {
     "FILE": {"savedefconfig", "checkconfig"},
-    "RUN": {"resume", "eval", "plots", "sample", "export"},
+    "RUN": {"resume", "rerun", "eval", "plots", "sample", "export"},
     "BEST": {"eval", "sample", "export"},
     "DIRECTORY": {"export"},
     "PROMPT": {"sample"},
@@ -21,15 +23,41 @@ USED_BY = {
     "TOKENS": {"sample"},
     "NAME": {"new-model"},
     "TASK": {"new-model"},
-    "CONFIG_SEED": {
-        "train",
+    "DEFCONFIG": {"defconfig", "savedefconfig"},
+    "FRAGMENT": COMPOSE,
+    "STRICT": {*COMPOSE, "debug.config"},
+    "SET": {"setconfig"},
+    "A": {"diffconfig"},
+    "B": {"diffconfig"},
+    "SYM": {"explain"},
+    "Q": {"searchconfig"},
+    "KCONFIG_ALLCONFIG": {*EXTREMES, "defconfig"},
+    "KCONFIG_SEED": {"randconfig"},
+    "KCONFIG_PROBABILITY": {"randconfig"},
+    "KCONFIG_NOSILENTUPDATE": {"syncconfig"},
+    "ANNEAL_CONFIG_PATH": {
+        *COMPOSE,
+        "debug.config",
+        "tinyconfig",
+        "list-defconfigs",
+        "diffconfig",
         "train-lenet5",
-        "plan",
-        "checkconfig",
-        "menuconfig",
-        "olddefconfig",
-        "savedefconfig",
-        "defconfig-lenet5",
+    },
+    "CONFIG_SEED": {
+        *("train", "train-lenet5", "plan", "bench", "checkconfig", "explain", "searchconfig"),
+        *(
+            "menuconfig",
+            "nconfig",
+            "guiconfig",
+            "xconfig",
+            "config",
+            "oldconfig",
+            "olddefconfig",
+            "syncconfig",
+        ),
+        *("savedefconfig", "setconfig", "debug.config"),
+        *COMPOSE,
+        *EXTREMES,
     },
 }
 
@@ -46,7 +74,10 @@ def test_a_variable_that_a_target_does_not_use_stops_it(make: Make, tree: Path, 
         # What make -n says it would do ends with the refusal.
         done = make(target, f"{variable}=1", cwd=tree)
         assert (done.returncode, done.calls) == (2, []), target
-        users = {word.replace("NAME", "lenet5") for word in done.stderr.split("it is for: ")[1].split()}
+        users = {
+            word.replace("NAME.config", "debug.config").replace("NAME", "lenet5")
+            for word in done.stderr.split("it is for: ")[1].split()
+        }
         assert f"{variable} is not used by make {target};" in done.stderr and USED_BY[variable] <= users
 
 

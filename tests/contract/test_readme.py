@@ -35,6 +35,8 @@ COMMANDS = {
     "make eval": END_TO_END,
     "make eval BEST=1": END_TO_END,
     "make resume RUN=20261121T093620Z": DRY,
+    "make rerun": DRY,
+    "make explain SYM=LEARNING_RATE": RUN,
     "make defconfig-resnet18 && make train": END_TO_END,
     "make defconfig-resnet18+bf16": RUN,
     "make menuconfig": DRY,
@@ -56,8 +58,10 @@ COMMANDS = {
     "make test": DRY,
 }
 
-MADE_BY_USE = (".venv", "data", "runs", "build", "defconfigs/my_net", "models/my_net")
+MADE_BY_USE = (".venv", "data", "runs", "build", "include", "defconfigs/my_net", "models/my_net")
 PLACEHOLDERS = {"CONFIG_NAME", "CONFIG_X", "INDEX_URL"}
+# Variables of other Kconfig tools, of which docs/configuration.md says how it is here.
+OF_OTHER_TOOLS = {"KCONFIG_WARN_UNKNOWN_SYMBOLS", "KCONFIG_WERROR", "KCONFIG_OVERWRITECONFIG"}
 
 
 def code_of(text: str) -> tuple[list[str], list[str]]:
@@ -81,9 +85,8 @@ def make_words(text: str) -> Iterator[str]:
     lines, spans = code_of(text)
     for line in [*lines, *spans]:
         for command in re.split(r"&&|;", re.sub(r"\s#.*", "", line)):
-            words = command.split()
-            if words[:1] == ["make"]:
-                yield from words[1:]
+            if command.split()[:1] == ["make"]:
+                yield from shlex.split(command)[1:]
 
 
 @functools.cache
@@ -92,12 +95,15 @@ def make_database() -> str:
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True).stdout
 
 
+def make_variables() -> set[str]:
+    return set(re.findall(r"^KCONFIG_MAKE_KNOWN := (.*)", make_database(), flags=re.M)[0].split())
+
+
 def unknown_make_words(text: str) -> list[str]:
-    targets = set(re.findall(r"^([\w+-]+):", make_database(), flags=re.M))
+    targets = set(re.findall(r"^([\w.+-]+):", make_database(), flags=re.M))
     targets |= {"defconfig-NAME", "NAME_defconfig", "train-NAME"}
     targets |= {f"defconfig-{name}" for name in re.findall(r"make new-model NAME=(\w+)", text)}
-    variables = set(re.findall(r"^KCONFIG_MAKE_KNOWN := (.*)", make_database(), flags=re.M)[0].split())
-    return [word for word in make_words(text) if not word_exists(word, targets, variables)]
+    return [word for word in make_words(text) if not word_exists(word, targets, make_variables())]
 
 
 def word_exists(word: str, targets: set[str], variables: set[str]) -> bool:
@@ -118,7 +124,7 @@ def unknown_symbols(text: str) -> list[str]:
     named = set(re.findall(r"\bCONFIG_[A-Z][A-Z0-9_]*(?![*\w])", text)) - PLACEHOLDERS
     _, spans = code_of(text)
     bare = {match[0] for span in spans if (match := re.fullmatch(r"([A-Z][A-Z0-9]*_[A-Z0-9_]+)(=.*)?", span))}
-    bare = {re.sub(r"=.*", "", name) for name in bare} - PLACEHOLDERS
+    bare = {re.sub(r"=.*", "", name) for name in bare} - PLACEHOLDERS - OF_OTHER_TOOLS - make_variables()
     return sorted({name.removeprefix("CONFIG_") for name in named | bare} - known)
 
 

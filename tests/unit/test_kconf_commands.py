@@ -3,50 +3,18 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from lib.kconf import main
-
 ROOT = Path(__file__).resolve().parents[2]
-DEFCONFIGS = {
-    "lenet5": "# Small and quick\nCONFIG_NUM_EPOCHS=3\n",
-    "gpt2": '# Large\nCONFIG_MODEL_GPT2=y\nCONFIG_EMA=y\nCONFIG_EMA_DECAY="0.5"\n',
-    "broken": "# Does not hold\nCONFIG_BATCH_SIZE=3\n",
-    "quiet": "CONFIG_DEBUG=y\n",
-    "fragments/debug": "# For looking inside\nCONFIG_DEBUG=y\n",
-    "fragments/long": "# More epochs\nCONFIG_NUM_EPOCHS=90\n",
-    "fragments/plain": "# CONFIG_EMA is not set\n",
-}
 
 
 @pytest.fixture
-def project(tmp_path, monkeypatch):
-    shutil.copy(ROOT / "tests/fixtures/kconf/tree/Kconfig", tmp_path)
-    (tmp_path / "defconfigs" / "fragments").mkdir(parents=True)
-    (tmp_path / "defconfigs" / "sweeps").mkdir()
-    for name, text in DEFCONFIGS.items():
-        (tmp_path / "defconfigs" / name).write_text(text)
-    monkeypatch.chdir(tmp_path)
-    for name in ("KCONFIG_CONFIG", "KCONFIG_MAKE_VARIABLES", "KCONFIG_MAKE_KNOWN"):
-        monkeypatch.delenv(name, raising=False)
-    return tmp_path
-
-
-@pytest.fixture
-def kconf(project, capsys):
-    """Run a command; gives status, lines of stdout, lines of stderr."""
-
-    def run(*arguments: str) -> tuple[int, list[str], list[str]]:
-        status = main(arguments, root=project)
-        captured = capsys.readouterr()
-        return status, captured.out.splitlines(), captured.err.splitlines()
-
-    return run
+def project(kconf_project):
+    return kconf_project
 
 
 def test_defconfig_writes_a_full_file_and_says_so_in_one_line(project, kconf):
@@ -175,7 +143,7 @@ def test_checkconfig_of_another_file(project, kconf):
     assert err[0] == "mine:1: CONFIG_NUM_EPOCHS=0 is outside 1..1000000"
 
 
-@pytest.mark.parametrize("command", ["checkconfig", "olddefconfig", "savedefconfig"])
+@pytest.mark.parametrize("command", ["checkconfig", "savedefconfig", "syncconfig", "listnewconfig"])
 def test_no_configuration_yet(kconf, command):
     status, out, err = kconf(command)
     assert (status, out) == (2, [])

@@ -2,155 +2,35 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
-import kconfiglib
 import pytest
 
+from lib.kconf import lint
+from lib.kconf.lint import (
+    RULES,
+    choices_have_a_name_and_a_derived_symbol,
+    configurations_hold_and_are_minimal,
+    defined_once,
+    files_say_what_they_are_for,
+    fragments_take_on_every_configuration,
+    help_for_everything_in_the_menu,
+    nothing_of_the_machine,
+    numbers_have_range_and_default,
+    only_what_is_hidden_is_selected,
+    plain_names,
+    settable_strings_have_a_default,
+    strings_are_not_compared,
+    strings_have_a_value_line_that_their_defaults_obey,
+    two_valued,
+    what_is_no_more_is_no_symbol,
+)
 from lib.kconf.tree import load_own_tree, load_tree
-from lib.kconf.values import parse_rule, value_line
 
 ROOT = Path(__file__).resolve().parents[2]
-Faults = Iterator[str]
 
 
-def prompted(tree: Any) -> list[Any]:
-    return [
-        item for item in tree.unique_defined_syms + tree.unique_choices if any(n.prompt for n in item.nodes)
-    ]
-
-
-def help_for_everything_in_the_menu(tree: Any) -> Faults:
-    for item in prompted(tree):
-        if not any((node.help or "").strip() for node in item.nodes):
-            yield f"{item.name} has a prompt and no help"
-
-
-def numbers_have_range_and_default(tree: Any) -> Faults:
-    for symbol in prompted(tree):
-        if symbol.orig_type not in (kconfiglib.INT, kconfiglib.HEX):
-            continue
-        base = 16 if symbol.orig_type == kconfiglib.HEX else 10
-        if not any(condition is tree.y for _, condition in symbol.orig_defaults):
-            yield f"{symbol.name} has no unconditional default"
-        if not any(entry[2] is tree.y for entry in symbol.orig_ranges):
-            yield f"{symbol.name} has no unconditional range"
-        for value, _ in symbol.orig_defaults:
-            for entry in symbol.orig_ranges:
-                low, high = (int(bound.str_value, base) for bound in entry[:2])
-                if not low <= int(value.str_value, base) <= high:
-                    yield f"{symbol.name} has the default {value.str_value} outside {low}..{high}"
-
-
-def strings_have_a_value_line_that_their_defaults_obey(tree: Any) -> Faults:
-    for symbol in tree.unique_defined_syms:
-        if symbol.orig_type != kconfiglib.STRING:
-            continue
-        line = value_line(symbol)
-        if line is None:
-            yield f"{symbol.name} is a string without a Value line"
-            continue
-        try:
-            rule = parse_rule(line)
-            for value, _ in symbol.orig_defaults:
-                rule.parse(value.str_value)
-        except ValueError as error:
-            yield f"{symbol.name} {error}"
-
-
-def strings_are_not_compared(tree: Any) -> Faults:
-    relations = tuple(kconfiglib.REL_TO_STR)
-
-    def walk(expr: Any) -> Iterator[Any]:
-        if isinstance(expr, tuple):
-            if expr[0] in relations:
-                yield from (side for side in expr[1:] if side.orig_type == kconfiglib.STRING and side.nodes)
-            for part in expr[1:]:
-                yield from walk(part)
-
-    for node in tree.node_iter():
-        conditions = [node.dep, node.visibility] if hasattr(node, "visibility") else [node.dep]
-        conditions += [node.prompt[1]] if node.prompt else []
-        conditions += [entry[-1] for entry in node.defaults + node.selects + node.implies]
-        conditions += [entry[2] for entry in node.ranges]
-        for condition in conditions:
-            for symbol in walk(condition):
-                yield f"{symbol.name} is a string and is compared near {node.filename}:{node.linenr}"
-
-
-def nothing_of_the_machine(tree: Any) -> Faults:
-    for name in tree.kconfig_filenames:
-        path = Path(tree.srctree) / name
-        for number, line in enumerate(path.read_text().splitlines(), 1):
-            if "$(" in line:
-                yield f"{name}:{number} expands a macro"
-
-
-def two_valued(tree: Any) -> Faults:
-    for item in tree.unique_defined_syms + tree.unique_choices:
-        if item.orig_type == kconfiglib.TRISTATE:
-            yield f"{item.name} is a tristate"
-
-
-def defined_once(tree: Any) -> Faults:
-    """But a model may add its default to a symbol that all models share."""
-    for symbol in tree.unique_defined_syms:
-        full = [node for node in symbol.nodes if node.prompt or node.help or node.ranges or node.selects]
-        adding = [node for node in symbol.nodes if node not in full and node.filename.startswith("models/")]
-        if len(symbol.nodes) > 1 and (len(full) != 1 or len(full) + len(adding) != len(symbol.nodes)):
-            places = ", ".join(f"{node.filename}:{node.linenr}" for node in symbol.nodes)
-            yield f"{symbol.name} is defined more than once: {places}"
-
-
-def only_what_is_hidden_is_selected(tree: Any) -> Faults:
-    for symbol in tree.unique_defined_syms:
-        for target, _ in symbol.orig_selects:
-            if any(node.prompt for node in target.nodes):
-                yield f"{symbol.name} selects {target.name}, which a user can set"
-
-
-def choices_have_a_name_and_a_derived_symbol(tree: Any) -> Faults:
-    for choice in tree.unique_choices:
-        name = choice.name or "a choice"
-        stem = name.removesuffix("_CHOICE")
-        derived = tree.syms.get(stem)
-        if stem == name or derived is None or derived.orig_type != kconfiglib.STRING:
-            yield f"{name} is not called X_CHOICE beside a string X"
-            continue
-        wanted = {member.name: member.name.removeprefix(stem + "_").lower() for member in choice.syms}
-        given = {condition.name: value.str_value for value, condition in derived.orig_defaults}
-        if given != wanted:
-            yield f"{stem} is not the members of {name} in lower case"
-        if any(member.orig_type != kconfiglib.BOOL for member in choice.syms) or choice.is_optional:
-            yield f"{name} is not a plain choice"
-
-
-def plain_names(tree: Any) -> Faults:
-    for symbol in tree.unique_defined_syms:
-        if not re.fullmatch(r"[A-Z][A-Z0-9_]*", symbol.name):
-            yield f"{symbol.name} is not in capitals"
-        if re.search(r"(^|_)(NO|DISABLE|WITHOUT)_", symbol.name):
-            yield f"{symbol.name} is a negation"
-
-
-RULES: list[Callable[[Any], Faults]] = [
-    help_for_everything_in_the_menu,
-    numbers_have_range_and_default,
-    strings_have_a_value_line_that_their_defaults_obey,
-    strings_are_not_compared,
-    nothing_of_the_machine,
-    two_valued,
-    defined_once,
-    only_what_is_hidden_is_selected,
-    choices_have_a_name_and_a_derived_symbol,
-    plain_names,
-]
-
-
-@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("rule", [*RULES, *lint.FILE_RULES])
 def test_our_tree_keeps_the_rule(rule):
     assert list(rule(load_own_tree(ROOT))) == []
 
@@ -172,6 +52,12 @@ BROKEN = {
         (
             'config A\n\tstring "A"\n\tdefault "2"\n\thelp\n\t  Value: float, x < 1\n',
             "A is out of range (Value: float, x < 1)",
+        ),
+    ],
+    settable_strings_have_a_default: [
+        (
+            'config A\n\tstring "A"\n\tdefault "1" if B\n\thelp\n\t  Value: float\n\nconfig B\n\tbool "B"\n',
+            "A has no unconditional default",
         ),
     ],
     strings_are_not_compared: [
@@ -209,6 +95,10 @@ BROKEN = {
         ('config a\n\tbool "a"\n', "a is not in capitals"),
         ('config NO_A\n\tbool "a"\n', "NO_A is a negation"),
     ],
+    what_is_no_more_is_no_symbol: [
+        ('config NEW\n\tbool "A"\n', "OLD is renamed AWAY in Kconfig.legacy, which is not a symbol"),
+        ('config OLD\n\tbool "A"\n\nconfig AWAY\n\tbool "B"\n', "OLD is in Kconfig.legacy, and is a symbol"),
+    ],
 }
 
 
@@ -221,5 +111,56 @@ def test_every_rule_has_a_tree_that_breaks_it():
 )
 def test_broken_rule_is_found(tmp_path, rule, text, fault):
     (tmp_path / "Kconfig").write_text(text)
+    (tmp_path / "Kconfig.legacy").write_text("config OLD\n\trenamed AWAY\n")
     faults = list(rule(load_tree("Kconfig", srctree=tmp_path, prefix="CONFIG_")))
     assert any(one.startswith(fault) for one in faults), faults
+
+
+SHIPPED = {
+    files_say_what_they_are_for: [
+        ("a", "CONFIG_DEBUG=y\n", "defconfigs/a:1: is not a comment of one sentence"),
+        ("a", "# A sentence.\n", "defconfigs/a: has 1 lines, not 2 to 16"),
+        (
+            "a",
+            '# A sentence.\nCONFIG_DATA_DIR="/data"\n',
+            'defconfigs/a:2: CONFIG_DATA_DIR="/data" has an absolute path; write it relative',
+        ),
+        (
+            "fragments/a",
+            "# Of 2026-01-31.\nCONFIG_DEBUG=y\n",
+            "defconfigs/fragments/a:1: # Of 2026-01-31. has a date",
+        ),
+    ],
+    configurations_hold_and_are_minimal: [
+        ("a", "# A.\nCONFIG_BATCH_SIZE=3\n", "defconfigs/a:2: CONFIG_BATCH_SIZE=3 has no effect: it needs"),
+        ("a", "# A.\nCONFIG_NUM_EPOCHS=10\n", "defconfigs/a: is not in the form of make update-defconfigs"),
+        ("a", "# A.\nCONFIG_DEBUG=y\n# And.\n", "defconfigs/a:3: a comment below the first assignment"),
+    ],
+    fragments_take_on_every_configuration: [
+        (
+            "fragments/a",
+            '# A.\nCONFIG_EMA_DECAY="0.5"\n',
+            'defconfigs/fragments/a:2: CONFIG_EMA_DECAY="0.5" has no effect: it needs CONFIG_EMA=y',
+        ),
+    ],
+}
+
+
+def test_every_rule_of_files_has_a_file_that_breaks_it():
+    assert list(SHIPPED) == lint.FILE_RULES
+
+
+@pytest.mark.parametrize(
+    ("rule", "name", "text", "fault"), [(rule, *case) for rule, cases in SHIPPED.items() for case in cases]
+)
+def test_broken_file_is_found(kconf_project, rule, name, text, fault):
+    (kconf_project / "defconfigs" / name).write_text(text)
+    faults = list(rule(load_own_tree(kconf_project)))
+    assert any(one.startswith(fault) for one in faults), faults
+
+
+def test_the_command_tells_every_breach(kconf):
+    status, out, err = kconf("kconfig-lint")
+    assert (status, out) == (2, [])
+    assert "EMA has a prompt and no help" in err
+    assert err[-1] == f"error: {len(err) - 1} breaches of the rules of the house"

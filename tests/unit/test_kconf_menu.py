@@ -147,14 +147,39 @@ def test_leaving_an_unchanged_file_asks_nothing(project, terminal):
     assert (project / ".config").stat().st_mtime == 1
 
 
-def test_faulty_file_does_not_open(project):
-    (project / ".config").write_text("CONFIG_NUM_EPOCHS=0\n")
+def test_faulty_file_opens_only_without_its_faults(project):
+    faulty = "CONFIG_NUM_EPOCHS=0\nCONFIG_DEBUG=y\n"
+    (project / ".config").write_text(faulty)
+    refused = Terminal(project)
+    shown = refused.expect("Edit the rest?")
+    assert ".config:1: CONFIG_NUM_EPOCHS=0 is outside 1..1000000" in shown
+    refused.type(b"n\n")
+    refused.expect("nothing was changed")
+    assert refused.process.wait(20) == 2
+    refused.close()
+    assert (project / ".config").read_text() == faulty
+    opened = Terminal(project)
+    opened.expect("Edit the rest?")
+    opened.type(b"y\n")
+    opened.expect("Model (LeNet-5)")
+    opened.type(b"q")
+    opened.expect("Save configuration?")
+    opened.type(b"y")
+    opened.expect("Saved .config")
+    assert opened.process.wait(20) == 0
+    opened.close()
+    lines = (project / ".config").read_text().splitlines()
+    assert "CONFIG_DEBUG=y" in lines and "CONFIG_NUM_EPOCHS=10" in lines
+    assert (project / ".config.old").read_text() == faulty
+
+
+def test_file_of_which_nothing_can_be_read_does_not_open(project):
+    (project / ".config").write_bytes(b"\xff\xfe")
     opened = Terminal(project)
     shown = opened.expect("nothing was changed")
-    assert ".config:1: CONFIG_NUM_EPOCHS=0 is outside 1..1000000" in shown
+    assert "is not UTF-8" in shown and "Edit the rest?" not in shown
     assert opened.process.wait(20) == 2
     opened.close()
-    assert (project / ".config").read_text() == "CONFIG_NUM_EPOCHS=0\n"
 
 
 def test_faulty_file_in_the_load_dialog_changes_nothing(project, terminal):

@@ -55,6 +55,7 @@ def test_origins(project):
     assert origins["MODEL"] == ".config:2"  # through the member of the choice
     assert origins["NUM_EPOCHS"] == "command line"
     assert origins["LEARNING_RATE"] == "default"
+    assert origins["BATCH_SIZE"] == "default"
     assert origins.keys() == resolved.values.keys()
 
 
@@ -223,10 +224,20 @@ def test_variables_that_mean_nothing(project, monkeypatch, name, value, finding)
 
 
 def test_stray_variable_is_named_and_not_used(project, monkeypatch, capsys):
-    (project / ".config").write_text("")
+    (project / ".config").write_text("CONFIG_DEBUG=y\n")
     monkeypatch.setenv("CONFIG_NUM_EPOCHS", "4")
+    monkeypatch.setenv("CONFIG_EPOCHS", "4")
+    monkeypatch.setenv("CONFIG_XYZZY", "1")
     monkeypatch.setenv("CONFIG_SITE", "/usr/share/site.conf")  # of other tools
     assert from_environment(project).values["NUM_EPOCHS"] == 10
-    assert capsys.readouterr().err == (
-        "note: CONFIG_NUM_EPOCHS in the environment is not used; give it on make's command line\n"
-    )
+    assert capsys.readouterr().err.splitlines() == [
+        "note: CONFIG_EPOCHS in the environment is not used, and is not a symbol; "
+        "did you mean CONFIG_NUM_EPOCHS?",
+        "note: CONFIG_NUM_EPOCHS in the environment is not used; give it on make's command line",
+        "note: CONFIG_XYZZY in the environment is not used, and is not a symbol",
+    ]
+
+
+@pytest.mark.parametrize("text", ["", "# nothing yet\n"])
+def test_a_file_that_assigns_nothing_says_so(project, text):
+    assert resolve(project, text).notices == (".config assigns nothing: every option has its default",)

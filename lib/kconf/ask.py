@@ -1,0 +1,158 @@
+"""Asking for values line by line: make config and make oldconfig."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass, field
+from typing import Any, TextIO
+
+import kconfiglib
+
+from lib.errors import ConfigError
+from lib.kconf import spelling
+from lib.kconf.tree import active_range, is_logical, option
+from lib.kconf.values import rule_of
+
+_WORDS = {"y": "y", "yes": "y", "n": "n", "no": "n"}
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Dialogue:
+    """Questions about the options of `tree`, in the order of the menu.
+
+    known: names of symbols that are not asked for.
+    An empty answer leaves an option as it is, so that a default goes on following what it depends on.
+    """
+
+    tree: Any
+    answers: TextIO
+    screen: TextIO
+    known: Collection[str] = ()
+    _done: set[Any] = field(default_factory=set, init=False)
+    _menu: Any = field(default=None, init=False)
+
+    def run(self) -> int:
+        """Ask for everything visible, also for what an answer makes visible; how many questions that took.
+
+        Raises ConfigError where the answers end too early.
+        """
+        asked = -1
+        while asked < len(self._done):
+            asked = len(self._done)
+            for node in self.tree.node_iter():
+                if node.item not in self._done and self._is_open(node):
+                    self._done.add(node.item)
+                    self._ask(node)
+        return asked
+
+    def _is_open(self, node: Any) -> bool:
+        """Whether there is something to choose at this place of the menu, and nobody chose yet."""
+        item = node.item
+        if not isinstance(item, kconfiglib.Symbol | kconfiglib.Choice) or not node.prompt:
+            return False
+        if not kconfiglib.expr_value(node.prompt[1]):
+            return False
+        if isinstance(item, kconfiglib.Choice):
+            members = _members(item)
+            return len(members) > 1 and not any(member.name in self.known for member in item.syms)
+        if item.choice or item.name in self.known:
+            return False
+        return len(item.assignable) > 1 if is_logical(item) else True
+
+    def _ask(self, node: Any) -> None:
+        self._show_menu(node)
+        take = self._take_member if isinstance(node.item, kconfiglib.Choice) else self._take_value
+        while not take(node):
+            pass
+
+    def _show_menu(self, node: Any) -> None:
+        menu = node.parent
+        while not menu.prompt or menu.item is not kconfiglib.MENU:
+            menu = menu.parent
+        if menu is not self._menu:
+            self._menu = menu
+            self._say(f"*\n* {menu.prompt[0]}\n*")
+
+    def _take_value(self, node: Any) -> bool:
+        """One question and its answer; whether that settled it."""
+        symbol = node.item
+        text = self._answer(f"{node.prompt[0]} ({symbol.name}) {_offer(symbol)} ", symbol)
+        if text == "?":
+            self._help(node)
+            return False
+        if text == "":
+            return True
+        value = _WORDS.get(text.lower(), text) if is_logical(symbol) else text
+        try:
+            spelling.check_spelling(symbol, value)
+        except spelling.Misspelled as error:
+            self._say(str(error))
+            return False
+        is_number = symbol.orig_type in (kconfiglib.INT, kconfiglib.HEX)
+        fault = spelling.range_fault(symbol, value) if is_number else None
+        if fault:
+            self._say(fault)
+            return False
+        symbol.set_value(value)
+        return True
+
+    def _take_member(self, node: Any) -> bool:
+        choice = node.item
+        members = _members(choice)
+        self._say(node.prompt[0])
+        for number, member in enumerate(members, 1):
+            mark = ">" if member is choice.selection else " "
+            self._say(f"{mark} {number}. {_title(member)} ({member.name})")
+        text = self._answer(f"choice[1-{len(members)}?]: ", choice)
+        if text == "":
+            return True
+        if text.isascii() and text.isdigit() and 1 <= int(text) <= len(members):
+            members[int(text) - 1].set_value("y")
+            return True
+        if text == "?":
+            for one in (node, *(member.nodes[0] for member in members)):
+                self._help(one)
+        else:
+            self._say(f"'{text}' is not one of 1 to {len(members)}")
+        return False
+
+    def _answer(self, question: str, item: Any) -> str:
+        print(question, end="", file=self.screen, flush=True)
+        line = self.answers.readline()
+        if not line:
+            self._say("")
+            name = option(item) if isinstance(item, kconfiglib.Symbol) else item.name
+            raise ConfigError(
+                f"the answers end at the question for {name}",
+                why="nothing was written",
+                todo="make olddefconfig takes the defaults of all that is new",
+            )
+        text = line.rstrip("\n")
+        if not self.answers.isatty():
+            self._say(text)  # a terminal shows what is typed
+        # Blanks may be part of a string.
+        keeps_blanks = isinstance(item, kconfiglib.Symbol) and item.orig_type == kconfiglib.STRING
+        return text if keeps_blanks else text.strip()
+
+    def _help(self, node: Any) -> None:
+        self._say(f"{_title(node.item)}: {(node.help or 'no help').strip()}")
+
+    def _say(self, text: str) -> None:
+        print(text, file=self.screen)
+
+
+def _members(choice: Any) -> list[Any]:
+    return [member for member in choice.syms if member.visibility]
+
+
+def _title(item: Any) -> str:
+    return next(str(node.prompt[0]) for node in item.nodes if node.prompt)
+
+
+def _offer(symbol: Any) -> str:
+    """What can be answered, with the present value: `[Y/n/?]`, `(1..9) [3]`."""
+    if is_logical(symbol):
+        return "[Y/n/?]" if symbol.tri_value else "[y/N/?]"
+    rule, limits = rule_of(symbol), active_range(symbol)
+    kind = f"({rule.text}) " if rule else f"({limits[0]}..{limits[1]}) " if limits else ""
+    return f"{kind}[{symbol.str_value}]"

@@ -1,0 +1,208 @@
+"""The commands that write a configuration."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+from argparse import Namespace
+from collections.abc import Mapping
+from pathlib import Path
+
+from lib.errors import ConfigError
+from lib.kconf import defconfig, write
+from lib.kconf.extremes import KINDS, make_extreme, seed_of
+from lib.kconf.project import Command, Project, tell, write_file
+from lib.kconf.resolve import accept, load_file, mentioned, override, read_own, rejection, settings
+from lib.kconf.strict import StrictLoad
+from lib.kconf.tree import display, load_own_tree, option
+
+
+def _menuconfig(project: Project, _: Namespace) -> None:
+    from lib.kconf.menu import run_menu  # the only command that needs curses
+
+    run_menu(project.root, project.config_file)
+
+
+def _guiconfig(project: Project, _: Namespace) -> None:
+    from lib.kconf.menu import run_window
+
+    run_window(project.root, project.config_file)
+
+
+def _config(project: Project, options: Namespace) -> None:
+    """Ask for every option, or (oldconfig) for those that the file does not mention."""
+    from lib.kconf.ask import Dialogue
+
+    tree = load_own_tree(project.root)
+    known: set[str] = set()
+    if project.config_file.exists():
+        configuration, notices = load_file(tree, project.config_file, refresh=True, tell_new=False)
+        tell(notices)
+        if options.command == "oldconfig":
+            known = mentioned(tree, read_own(project.root, project.config_file))
+    else:
+        configuration = StrictLoad(tree)
+    count = Dialogue(tree=tree, answers=sys.stdin, screen=sys.stdout, known=known).run()
+    if not count:
+        print("there is nothing new to ask for")
+    project.save(configuration, changed="written", same="is up to date")
+
+
+def _olddefconfig(project: Project, _: Namespace) -> None:
+    tree = load_own_tree(project.root)
+    if project.config_file.exists():
+        configuration, notices = load_file(tree, project.config_file, refresh=True)
+        tell(notices)
+    else:
+        configuration = StrictLoad(tree)
+        tell([f"there was no {display(project.config_file)}: every option has its default"])
+    project.save(configuration, changed="brought up to date", same="is up to date")
+
+
+def _syncconfig(project: Project, _: Namespace) -> None:
+    """olddefconfig without a word, and what programs of a build tree read: auto.conf, a stamp per option."""
+    tree = load_own_tree(project.root)
+    configuration, notices = load_file(tree, project.config_file, refresh=True)
+    tell(notices)
+    text = write.full_text(tree, made_from=configuration.made_from)
+    unchanged = project.config_file.read_bytes() == text.encode()
+    if os.environ.get("KCONFIG_NOSILENTUPDATE") and not unchanged:
+        raise ConfigError(
+            f"{display(project.config_file)} is not up to date, and KCONFIG_NOSILENTUPDATE is set",
+            todo="run make olddefconfig",
+        )
+    write_file(project.config_file, text, keep_old=True)
+    directory = project.output / "include" / "config"
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        tree.sync_deps(str(directory))
+    except OSError as error:
+        raise ConfigError(f"cannot write {display(directory)}", why=error.strerror or str(error)) from error
+
+
+def _extreme(project: Project, options: Namespace) -> None:
+    seed = 0
+    if options.command == "randconfig":
+        seed = seed_of(os.environ)
+        print(f"KCONFIG_SEED=0x{seed:X}")
+    configuration, notices = make_extreme(load_own_tree(project.root), options.command, os.environ, seed=seed)
+    tell(notices)
+    project.save(
+        configuration, changed=f"written by {options.command}", same=f"already as {options.command} has it"
+    )
+
+
+def _defconfig(project: Project, options: Namespace) -> None:
+    if options.name is None:
+        tell(["no DEFCONFIG= is given: every option has its default"])
+        options.command = "alldefconfig"
+        _extreme(project, options)
+        return
+    more = [Path(word) for word in _words("FRAGMENT", options.fragments)]
+    tree = load_own_tree(project.root)
+    configuration, notices = defconfig.compose(tree, options.name, more=more, strict=options.strict)
+    tell(notices)
+    name = " + ".join([f"{defconfig.DIRECTORY}/{options.name}", *map(str, more)])
+    project.save(configuration, changed=f"written from {name}", same=f"already as {name}")
+
+
+def _merge(project: Project, options: Namespace) -> None:
+    """Fragments on top of the configuration that there is."""
+    paths = [Path(word) for word in _words("FRAGMENT", options.fragments)]
+    paths += [defconfig.find_fragment(project.root, name) for name in options.names]
+    if not paths:
+        raise ConfigError("no fragment is named", todo="give FRAGMENT=FILE, or make NAME.config")
+    tree = load_own_tree(project.root)
+    configuration, notices = load_file(tree, project.config_file)
+    configuration.refuse_replacing = options.strict
+    for path in paths:
+        configuration.add(defconfig.read_shipped(project.root, path))
+    notices += accept(configuration, "nothing was changed").notices
+    tell(dict.fromkeys(notices))
+    names = ", ".join(display(path) for path in paths)
+    project.save(configuration, changed=f"merged with {names}", same=f"already has {names}")
+
+
+def _savedefconfig(project: Project, options: Namespace) -> None:
+    from lib.kconf.portable import machine_facts
+
+    tree = load_own_tree(project.root)
+    _, notices = load_file(tree, project.config_file)
+    tell(notices)
+    if options.name and options.file:
+        raise ConfigError("FILE= and DEFCONFIG= both name a file", todo="give one of them")
+    target = options.file or project.output / "defconfig"
+    if options.name:
+        target = defconfig.path_of(project.root, options.name)
+    text = defconfig.opening_comment(target) + write.minimal_text(tree)
+    findings = machine_facts(tree, text, name=display(target))
+    if findings and options.name:
+        raise rejection(findings, "a shipped configuration must hold on every machine; nothing was written")
+    tell(map(str, findings))
+    changed = write_file(target, text)
+    print(f"{display(target)}: {'written' if changed else 'unchanged'}")
+
+
+def _update_defconfigs(project: Project, _: Namespace) -> None:
+    """Every shipped configuration in its minimal form; first all are read, then they are written."""
+    tree = load_own_tree(project.root)
+    texts: dict[Path, str] = {}
+    for path in defconfig.available(project.root)[0]:
+        tell(defconfig.compose(tree, path.name)[1])
+        texts[path] = defconfig.opening_comment(path) + write.minimal_text(tree)
+    for path, text in texts.items():
+        changed = write_file(path, text)
+        print(f"{display(path)}: {'written anew' if changed else 'unchanged'}")
+
+
+def _setconfig(project: Project, options: Namespace) -> None:
+    given = _assignments(options.assignments)
+    tree = load_own_tree(project.root)
+    configuration, notices = load_file(tree, project.config_file)
+    before = settings(tree)
+    tell(dict.fromkeys([*notices, *override(configuration, given, place="SET")]))
+    for symbol, value in before.items():
+        if option(symbol) in given and symbol.str_value != value:
+            print(f"{option(symbol)} {value} -> {symbol.str_value}")
+    project.save(configuration, changed="written", same="already has that")
+
+
+def _assignments(text: str) -> dict[str, str]:
+    """The words of SET=: NAME=value, with or without the prefix, quoted as in a shell."""
+    given: dict[str, str] = {}
+    for word in _words("SET", text):
+        name, equals, value = word.partition("=")
+        if not equals or not name:
+            raise ConfigError(f"SET: '{word}' is not NAME=value", todo='write SET="NAME=value NAME=value"')
+        full = name if name.startswith("CONFIG_") else f"CONFIG_{name}"
+        if given.setdefault(full, value) != value:
+            raise ConfigError(f"SET: {full} is given twice, as {given[full]} and as {value}")
+    if not given:
+        raise ConfigError("nothing is to be set", todo='write make setconfig SET="NAME=value NAME=value"')
+    return given
+
+
+def _words(variable: str, text: str) -> list[str]:
+    try:
+        return shlex.split(text)
+    except ValueError as error:
+        raise ConfigError(f"{variable}: {text} cannot be read", why=str(error).lower()) from error
+
+
+COMMANDS: Mapping[str, Command] = {
+    "menuconfig": _menuconfig,
+    "nconfig": _menuconfig,
+    "guiconfig": _guiconfig,
+    "xconfig": _guiconfig,
+    "config": _config,
+    "oldconfig": _config,
+    "olddefconfig": _olddefconfig,
+    "syncconfig": _syncconfig,
+    **dict.fromkeys(KINDS, _extreme),
+    "defconfig": _defconfig,
+    "merge": _merge,
+    "savedefconfig": _savedefconfig,
+    "update-defconfigs": _update_defconfigs,
+    "setconfig": _setconfig,
+}

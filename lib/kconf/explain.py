@@ -1,0 +1,194 @@
+"""All that is to be known of one option, and finding options by words."""
+
+from __future__ import annotations
+
+import re
+import textwrap
+from collections.abc import Iterator
+from typing import Any
+
+import kconfiglib
+
+from lib.errors import ConfigError
+from lib.kconf import reasons
+from lib.kconf.provenance import Provenance
+from lib.kconf.spelling import expression
+from lib.kconf.strict import StrictLoad
+from lib.kconf.tree import find, has_prompt, is_logical, option, shown
+from lib.kconf.values import rule_of
+
+_LABEL = 12
+_COLUMNS = 100
+
+
+def explain(configuration: StrictLoad, name: str) -> Iterator[str]:
+    """Lines on the symbol or choice `name`, with or without prefix: its value and where that comes from,
+    what it may be, what it needs, what forbids more, what depends on it. Raises ConfigError."""
+    tree = configuration.tree
+    bare = name.removeprefix(tree.config_prefix)
+    if not bare:
+        raise ConfigError("no option is named", todo="give one, as in make explain SYM=LEARNING_RATE")
+    choice = tree.named_choices.get(bare)
+    symbol = find(tree, bare)
+    if symbol is None and choice is None:
+        meant = reasons.suggest(tree, bare)
+        todo = f"did you mean {meant}?" if meant else "make searchconfig Q=WORD finds options"
+        raise ConfigError(f"{tree.config_prefix}{bare} is not a symbol", todo=todo)
+    provenance = Provenance(configuration)
+    rows = _of_choice(choice, provenance) if symbol is None else _of_symbol(symbol, provenance)
+    for label, text in rows:
+        yield from _wrapped(label, text)
+
+
+def search(tree: Any, words: str) -> Iterator[str]:
+    """The options in whose name, prompt or help every one of `words` (regular expressions, in any case) is
+    found; those with all in name and prompt first. Raises ConfigError where there is none."""
+    try:
+        patterns = [re.compile(word, re.IGNORECASE) for word in words.split()]
+    except re.error as error:
+        raise ConfigError(f"Q={words} is not a regular expression", why=str(error)) from error
+    if not patterns:
+        raise ConfigError("nothing is looked for", todo="give words, as in make searchconfig Q=momentum")
+    near, far = [], []
+    for symbol in tree.unique_defined_syms:
+        title = f"{option(symbol)} {_prompt(symbol)}"
+        if all(pattern.search(title) for pattern in patterns):
+            near.append(symbol)
+        elif all(pattern.search(f"{title} {_help(symbol)}") for pattern in patterns):
+            far.append(symbol)
+    if not near and not far:
+        meant = reasons.suggest(tree, words.strip())
+        raise ConfigError(f"no option has '{words}'", todo=f"did you mean {meant}?" if meant else "")
+    for symbol in near + far:
+        hidden = "" if symbol.visibility or not has_prompt(symbol) else " (hidden)"
+        yield f"{_value(symbol)}{hidden}  {_prompt(symbol)}  {_place(symbol)}".rstrip()
+
+
+def _of_symbol(symbol: Any, provenance: Provenance) -> Iterator[tuple[str, str]]:
+    yield "", _value(symbol)
+    yield "prompt", _prompt(symbol) or "none: it follows from others"
+    if symbol.config_string:
+        yield "from", _origin(symbol, provenance)
+    yield "kind", _kind(symbol)
+    yield from _defaults(symbol)
+    yield from _needs(symbol)
+    for selector in reasons.selecting(symbol):
+        yield "held on by", f"{option(selector)} (now {selector.str_value}), which selects it"
+    if symbol.choice:
+        others = ", ".join(option(member) for member in symbol.choice.syms if member is not symbol)
+        yield "instead of", f"{others}: a choice has one member, now {_chosen(symbol.choice)}"
+    yield from _dependents(symbol)
+    yield "defined", ", ".join(f"{node.filename}:{node.linenr}" for node in symbol.nodes)
+    yield "help", _help(symbol) or "none"
+
+
+def _of_choice(choice: Any, provenance: Provenance) -> Iterator[tuple[str, str]]:
+    yield "", f"{choice.name}: {_prompt(choice)}"
+    for member in choice.syms:
+        forbids = "" if member.visibility else f"; it {reasons.unmet(member)}"
+        yield "chosen" if member is choice.selection else "member", f"{_value(member)}{forbids}"
+    if choice.selection is not None:
+        yield "from", _origin(choice.selection, provenance)
+    yield from _needs(choice)
+    yield "defined", ", ".join(f"{node.filename}:{node.linenr}" for node in choice.nodes)
+    yield "help", _help(choice) or "none"
+
+
+def _value(symbol: Any) -> str:
+    if not symbol.config_string:
+        return f"{option(symbol)} has no value"
+    return shown(symbol, symbol.str_value)
+
+
+def _origin(symbol: Any, provenance: Provenance) -> str:
+    """The origin; that of a default with the place of its definition."""
+    origin = provenance.origin(symbol)
+    return f"{origin}, {_place(symbol)}" if origin.startswith(("default", "selected")) else origin
+
+
+def _kind(symbol: Any) -> str:
+    kind = str(kconfiglib.TYPE_TO_STR[symbol.orig_type])
+    rule = rule_of(symbol)
+    if rule is not None:
+        return f"{kind}, Value: {rule.text}"
+    ranges = []
+    for low, high, condition in (entry[:3] for entry in symbol.orig_ranges):
+        while_so = "" if condition is symbol.kconfig.y else f" while {expression(condition)}"
+        ranges.append(f"{low.str_value}..{high.str_value}{while_so}")
+    return ", else ".join([", ".join([kind, *ranges[:1]]), *ranges[1:]])
+
+
+def _defaults(symbol: Any) -> Iterator[tuple[str, str]]:
+    for value, condition in symbol.orig_defaults:
+        text = expression(value) if is_logical(symbol) else f'"{value.str_value}"'
+        text = text if symbol.orig_type != kconfiglib.INT else value.str_value
+        yield "default", text if condition is symbol.kconfig.y else f"{text} if {expression(condition)}"
+
+
+def _needs(item: Any) -> Iterator[tuple[str, str]]:
+    """What it needs, and whether that forbids it now."""
+    if item.direct_dep is not item.kconfig.y:
+        yield "needs", expression(item.direct_dep)
+    if not has_prompt(item) or item.visibility:
+        return
+    yield "forbidden", f"it {reasons.unmet(item)}"
+    words = reasons.remedy(item)
+    if words:
+        yield "allowed by", " ".join(words)
+
+
+def _dependents(symbol: Any) -> Iterator[tuple[str, str]]:
+    """Who needs it, whose default or range follows it, whom it selects."""
+    groups: dict[str, list[Any]] = {"needed by": [], "default of": [], "range of": []}
+    for other in symbol.kconfig.unique_defined_syms:
+        if other is symbol:
+            continue
+        for node in other.nodes:
+            visible = node.prompt[1] if node.prompt else node.kconfig.n
+            if symbol in kconfiglib.expr_items(node.dep) | kconfiglib.expr_items(visible):
+                groups["needed by"].append(other)
+            elif any(symbol in _items(*entry) for entry in node.orig_defaults):
+                groups["default of"].append(other)
+            elif any(symbol in _items(*entry[:3]) for entry in node.orig_ranges):
+                groups["range of"].append(other)
+    for label, found in groups.items():
+        if found:
+            yield label, ", ".join(option(other) for other in dict.fromkeys(found))
+    if symbol.orig_selects:
+        yield "selects", ", ".join(option(target) for target, _ in symbol.orig_selects)
+
+
+def _items(*expressions: Any) -> set[Any]:
+    return {item for one in expressions for item in kconfiglib.expr_items(one)}
+
+
+def _chosen(choice: Any) -> str:
+    return option(choice.selection) if choice.selection is not None else "none"
+
+
+def _prompt(item: Any) -> str:
+    return next((str(node.prompt[0]) for node in item.nodes if node.prompt), "")
+
+
+def _help(item: Any) -> str:
+    text = next((str(node.help) for node in item.nodes if node.help), "")
+    lines = [line for line in text.splitlines() if not line.strip().startswith("Value: ")]
+    return " ".join(" ".join(lines).split())
+
+
+def _place(symbol: Any) -> str:
+    """The first definition: others of the same name add to it."""
+    return f"{symbol.nodes[0].filename}:{symbol.nodes[0].linenr}"
+
+
+def _wrapped(label: str, text: str) -> list[str]:
+    if not label:
+        return [text]
+    head = f"  {label:<{_LABEL}}"
+    return textwrap.wrap(
+        head + text,
+        _COLUMNS,
+        subsequent_indent=" " * len(head),
+        break_long_words=False,
+        break_on_hyphens=False,
+    )

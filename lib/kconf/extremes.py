@@ -1,0 +1,145 @@
+"""Whole configurations by rule: all defaults, everything off, everything on, at random.
+
+As in the C tools numbers and strings keep their defaults, and KCONFIG_ALLCONFIG names a file of what is to
+be so in any case.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from lib.errors import ConfigError
+from lib.kconf import write
+from lib.kconf.defconfig import find_fragment
+from lib.kconf.reader import read_text
+from lib.kconf.resolve import accept, read_own
+from lib.kconf.strict import StrictLoad
+from lib.kconf.tree import has_prompt, is_logical
+
+# The command, and the name by which KCONFIG_ALLCONFIG=1 finds its file.
+KINDS = {
+    "alldefconfig": "alldef",
+    "allnoconfig": "allno",
+    "allyesconfig": "allyes",
+    "allmodconfig": "allmod",
+    "randconfig": "allrandom",
+    "tinyconfig": "alltiny",
+}
+_DEFAULT_PROBABILITY = 50
+
+
+def make_extreme(
+    tree: Any, command: str, environ: Mapping[str, str], *, seed: int = 0
+) -> tuple[StrictLoad, list[str]]:
+    """The configuration of one of KINDS in our own `tree`, and what is to be said of it. `seed`: randconfig.
+
+    Raises ConfigError where the file of KCONFIG_ALLCONFIG does not hold, or KCONFIG_PROBABILITY is none.
+    """
+    root = Path(tree.srctree)
+    configuration = StrictLoad(tree)
+    if command == "tinyconfig":
+        configuration.add(read_own(root, find_fragment(root, "tiny")))
+    layers = [read_own(root, path) for path in _preset_files(root, KINDS[command], environ)]
+    for layer in layers:
+        configuration.add(layer)
+    free = _free_symbols(configuration)
+    notices = []
+    if command == "randconfig":
+        _set_randomly(tree, free, source=random.Random(seed), percent=probability_of(environ))
+    elif command != "alldefconfig":
+        value = "n" if command in ("allnoconfig", "tinyconfig") else "y"
+        for symbol in free:
+            symbol.set_value(value)
+    if command == "allmodconfig":
+        notices.append("there are no modules here: allmodconfig is allyesconfig")
+    notices += accept(configuration, "nothing was written").notices
+    return _written_down(configuration), notices
+
+
+def seed_of(environ: Mapping[str, str]) -> int:
+    """KCONFIG_SEED, decimal or with 0x, or a fresh seed. Raises ConfigError."""
+    text = environ.get("KCONFIG_SEED")
+    if not text:
+        return int.from_bytes(os.urandom(4), "big")
+    try:
+        seed = int(text, 0)
+    except ValueError as error:
+        raise ConfigError(f"KCONFIG_SEED={text} is not a number", todo="give one such as 0x2A") from error
+    if not 0 <= seed < 2**32:
+        raise ConfigError(f"KCONFIG_SEED={text} is outside 0..{2**32 - 1:#x}")
+    return seed
+
+
+def probability_of(environ: Mapping[str, str]) -> int:
+    """KCONFIG_PROBABILITY as the percentage of options that are on. The C tools take one to three numbers:
+    `bool`, `yes:module` (on is both), `bool:yes:module`. Raises ConfigError."""
+    text = environ.get("KCONFIG_PROBABILITY")
+    if not text:
+        return _DEFAULT_PROBABILITY
+    words = text.split(":")
+    if len(words) > 3 or not all(word.isascii() and word.isdigit() for word in words):
+        raise ConfigError(f"KCONFIG_PROBABILITY={text} is not 1 to 3 percentages with colons between them")
+    numbers = [int(word) for word in words]
+    percent = sum(numbers) if len(numbers) == 2 else numbers[0]
+    if percent > 100 or sum(numbers[1:]) > 100:
+        raise ConfigError(f"KCONFIG_PROBABILITY={text} is more than 100 percent")
+    return percent
+
+
+def _preset_files(root: Path, kind: str, environ: Mapping[str, str]) -> list[Path]:
+    """What KCONFIG_ALLCONFIG names: a file, or (empty or 1) that of the kind or else the common one."""
+    text = environ.get("KCONFIG_ALLCONFIG")
+    if text is None:
+        return []
+    if text not in ("", "1"):
+        return [Path(text)]
+    for name in (f"{kind}.config", "all.config"):
+        if (root / name).is_file():
+            return [root / name]
+    raise ConfigError(
+        f"KCONFIG_ALLCONFIG={text}, but there is neither {kind}.config nor all.config",
+        todo="make one, or name a file",
+    )
+
+
+def _free_symbols(configuration: StrictLoad) -> list[Any]:
+    """The bools that a user could set, are in no choice, and were not set by a file."""
+    return [
+        symbol
+        for symbol in configuration.tree.unique_defined_syms
+        if is_logical(symbol) and has_prompt(symbol) and not symbol.choice
+        if configuration.assigned(symbol.name) is None
+    ]
+
+
+def _set_randomly(tree: Any, free: list[Any], *, source: random.Random, percent: int) -> None:
+    for symbol in free:
+        symbol.set_value("y" if source.randrange(100) < percent else "n")
+    # What a file chose stays. Which members there are to choose from depends on other choices.
+    orders = [
+        (choice, source.sample(choice.syms, len(choice.syms)))
+        for choice in tree.unique_choices
+        if has_prompt(choice) and choice.user_selection is None
+    ]
+    for _ in orders:
+        before = [choice.selection for choice, _ in orders]
+        for _, order in orders:
+            member = next((one for one in order if one.visibility), None)
+            if member is not None:
+                member.set_value("y")
+        if before == [choice.selection for choice, _ in orders]:
+            break
+
+
+def _written_down(configuration: StrictLoad) -> StrictLoad:
+    """The configuration as it reads from its own file, without values that were set and have no effect."""
+    tree = configuration.tree
+    text = write.full_text(tree)
+    fresh = StrictLoad(tree)
+    fresh.add(read_text(text.encode(), name="memory"))
+    assert not fresh.finish().findings and write.full_text(tree) == text, "it does not survive its own file"
+    return fresh

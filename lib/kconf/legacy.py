@@ -1,0 +1,78 @@
+"""Symbols that are no more: renamed ones migrate with a notice, removed ones are refused with advice."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from lib.errors import ConfigError
+from lib.kconf.reader import Assignment, Finding, Layer
+
+FILE = "Kconfig.legacy"
+
+_CONFIG = re.compile(r"config ([A-Z][A-Z0-9_]*)")
+_FATE = re.compile(r'\s+(?:renamed ([A-Z][A-Z0-9_]*)|removed "([^"]+)")')
+
+
+@dataclass(frozen=True, slots=True)
+class Legacy:
+    """`renamed`: old name -> new name. `removed`: old name -> advice. All without prefix."""
+
+    renamed: Mapping[str, str]
+    removed: Mapping[str, str]
+
+    def names(self) -> set[str]:
+        """Every symbol that is no more."""
+        return {*self.renamed, *self.removed}
+
+
+def read_legacy(root: Path) -> Legacy:
+    """What `root`/Kconfig.legacy says; nothing where there is no such file. Raises ConfigError for a line
+    that is not in its grammar."""
+    path = root / FILE
+    if not path.is_file():
+        return Legacy({}, {})
+    renamed: dict[str, str] = {}
+    removed: dict[str, str] = {}
+    name = ""
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+        if not line.strip() or line.startswith("#"):
+            continue
+        config, fate = _CONFIG.fullmatch(line), _FATE.fullmatch(line)
+        if config and not name and config[1] not in {*renamed, *removed}:
+            name = config[1]
+        elif fate and name:
+            (renamed if fate[1] else removed)[name] = fate[1] or fate[2]
+            name = ""
+        else:
+            raise ConfigError(f"{FILE}:{number}: '{line.strip()}' is not expected here")
+    if name:
+        raise ConfigError(f"{FILE}: config {name} says neither renamed nor removed")
+    return Legacy(renamed, removed)
+
+
+def migrate(layer: Layer, legacy: Legacy, *, prefix: str = "CONFIG_") -> Layer:
+    """`layer` without symbols that are no more: under their new names, or as faults of it."""
+    names = legacy.names()
+    if not any(assignment.name in names for assignment in layer.assignments):
+        return layer
+    kept: list[Assignment] = []
+    faults, notices = list(layer.faults), list(layer.notices)
+    for assignment in layer.assignments:
+        old = f"{prefix}{assignment.name}"
+        if assignment.name in legacy.renamed:
+            new = f"{prefix}{legacy.renamed[assignment.name]}"
+            source = assignment.source.replace(old, new, 1)
+            kept.append(dataclasses.replace(assignment, name=new.removeprefix(prefix), source=source))
+            notices.append(f"{assignment.place}: {old} is called {new} now; it was taken as that")
+        elif assignment.name not in legacy.removed:
+            kept.append(assignment)
+        elif assignment.text == "n":
+            notices.append(f"{assignment.place}: {old} is no more, and was off")
+        else:
+            advice = legacy.removed[assignment.name]
+            faults.append(Finding(assignment.file, assignment.line, f"{old} is no more: {advice}"))
+    return dataclasses.replace(layer, assignments=tuple(kept), faults=tuple(faults), notices=tuple(notices))

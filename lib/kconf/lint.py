@@ -1,0 +1,238 @@
+"""The rules of our own Kconfig files, configurations and fragments; docs/adr/0002-kconfig.md says why.
+
+A rule takes a tree and yields a line for each breach.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import kconfiglib
+
+from lib.errors import ConfigError
+from lib.kconf import defconfig, write
+from lib.kconf.legacy import read_legacy
+from lib.kconf.portable import machine_facts
+from lib.kconf.strict import StrictLoad
+from lib.kconf.tree import find, has_prompt, load_own_tree
+from lib.kconf.values import parse_rule, value_line
+
+Faults: TypeAlias = Iterator[str]
+Rule: TypeAlias = Callable[[Any], Faults]
+
+_FIRST_LINE = re.compile(r"# [A-Za-z].*[^.]\.")
+_FEWEST_LINES, _MOST_LINES = 2, 16  # the comment, and 1 to 15 assignments
+
+
+def lint(root: Path) -> list[str]:
+    """Every breach of a rule in the tree at `root`. Raises ConfigError where it cannot be read at all."""
+    tree = load_own_tree(root)
+    faults = [fault for rule in RULES for fault in rule(tree)]
+    return faults or [fault for rule in FILE_RULES for fault in rule(tree)]
+
+
+def help_for_everything_in_the_menu(tree: Any) -> Faults:
+    for item in _prompted(tree):
+        if not any((node.help or "").strip() for node in item.nodes):
+            yield f"{item.name} has a prompt and no help"
+
+
+def numbers_have_range_and_default(tree: Any) -> Faults:
+    for symbol in _prompted(tree):
+        if symbol.orig_type not in (kconfiglib.INT, kconfiglib.HEX):
+            continue
+        base = 16 if symbol.orig_type == kconfiglib.HEX else 10
+        if not any(condition is tree.y for _, condition in symbol.orig_defaults):
+            yield f"{symbol.name} has no unconditional default"
+        if not any(entry[2] is tree.y for entry in symbol.orig_ranges):
+            yield f"{symbol.name} has no unconditional range"
+        for value, _ in symbol.orig_defaults:
+            for entry in symbol.orig_ranges:
+                low, high = (int(bound.str_value, base) for bound in entry[:2])
+                if not low <= int(value.str_value, base) <= high:
+                    yield f"{symbol.name} has the default {value.str_value} outside {low}..{high}"
+
+
+def strings_have_a_value_line_that_their_defaults_obey(tree: Any) -> Faults:
+    for symbol in tree.unique_defined_syms:
+        if symbol.orig_type != kconfiglib.STRING:
+            continue
+        line = value_line(symbol)
+        if line is None:
+            yield f"{symbol.name} is a string without a Value line"
+            continue
+        try:
+            rule = parse_rule(line)
+            for value, _ in symbol.orig_defaults:
+                rule.parse(value.str_value)
+        except ValueError as error:
+            yield f"{symbol.name} {error}"
+
+
+def settable_strings_have_a_default(tree: Any) -> Faults:
+    for symbol in _prompted(tree):
+        is_text = symbol.orig_type != kconfiglib.STRING or value_line(symbol) == "text"
+        if not is_text and not any(condition is tree.y for _, condition in symbol.orig_defaults):
+            yield f"{symbol.name} has no unconditional default"
+
+
+def strings_are_not_compared(tree: Any) -> Faults:
+    for node in tree.node_iter():
+        conditions = [node.dep, node.visibility] if hasattr(node, "visibility") else [node.dep]
+        conditions += [node.prompt[1]] if node.prompt else []
+        conditions += [entry[-1] for entry in node.defaults + node.selects + node.implies]
+        conditions += [entry[2] for entry in node.ranges]
+        for condition in conditions:
+            for symbol in _compared_strings(condition):
+                yield f"{symbol.name} is a string and is compared near {node.filename}:{node.linenr}"
+
+
+def nothing_of_the_machine(tree: Any) -> Faults:
+    for name in tree.kconfig_filenames:
+        path = Path(tree.srctree) / name
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+            if "$(" in line:
+                yield f"{name}:{number} expands a macro"
+
+
+def two_valued(tree: Any) -> Faults:
+    for item in tree.unique_defined_syms + tree.unique_choices:
+        if item.orig_type == kconfiglib.TRISTATE:
+            yield f"{item.name} is a tristate"
+
+
+def defined_once(tree: Any) -> Faults:
+    """But a model may add its default to a symbol that all models share."""
+    for symbol in tree.unique_defined_syms:
+        full = [node for node in symbol.nodes if node.prompt or node.help or node.ranges or node.selects]
+        adding = [node for node in symbol.nodes if node not in full and node.filename.startswith("models/")]
+        if len(symbol.nodes) > 1 and (len(full) != 1 or len(full) + len(adding) != len(symbol.nodes)):
+            places = ", ".join(f"{node.filename}:{node.linenr}" for node in symbol.nodes)
+            yield f"{symbol.name} is defined more than once: {places}"
+
+
+def only_what_is_hidden_is_selected(tree: Any) -> Faults:
+    for symbol in tree.unique_defined_syms:
+        for target, _ in symbol.orig_selects:
+            if has_prompt(target):
+                yield f"{symbol.name} selects {target.name}, which a user can set"
+
+
+def choices_have_a_name_and_a_derived_symbol(tree: Any) -> Faults:
+    for choice in tree.unique_choices:
+        name = choice.name or "a choice"
+        stem = name.removesuffix("_CHOICE")
+        derived = tree.syms.get(stem)
+        if stem == name or derived is None or derived.orig_type != kconfiglib.STRING:
+            yield f"{name} is not called X_CHOICE beside a string X"
+            continue
+        wanted = {member.name: member.name.removeprefix(stem + "_").lower() for member in choice.syms}
+        given = {condition.name: value.str_value for value, condition in derived.orig_defaults}
+        if given != wanted:
+            yield f"{stem} is not the members of {name} in lower case"
+        if any(member.orig_type != kconfiglib.BOOL for member in choice.syms) or choice.is_optional:
+            yield f"{name} is not a plain choice"
+
+
+def plain_names(tree: Any) -> Faults:
+    for symbol in tree.unique_defined_syms:
+        if not re.fullmatch(r"[A-Z][A-Z0-9_]*", symbol.name):
+            yield f"{symbol.name} is not in capitals"
+        if re.search(r"(^|_)(NO|DISABLE|WITHOUT)_", symbol.name):
+            yield f"{symbol.name} is a negation"
+
+
+def what_is_no_more_is_no_symbol(tree: Any) -> Faults:
+    legacy = read_legacy(Path(tree.srctree))
+    for name in sorted(legacy.names()):
+        if find(tree, name) is not None:
+            yield f"{name} is in Kconfig.legacy, and is a symbol"
+    for old, new in legacy.renamed.items():
+        if find(tree, new) is None:
+            yield f"{old} is renamed {new} in Kconfig.legacy, which is not a symbol"
+
+
+def files_say_what_they_are_for(tree: Any) -> Faults:
+    """A sentence in the first line, a few assignments below it, and nothing of a machine."""
+    configurations, fragments = _shipped(tree)
+    for path in configurations + fragments:
+        text = path.read_text(encoding="utf-8")
+        lines = text.splitlines()
+        if not lines or not _FIRST_LINE.fullmatch(lines[0]):
+            yield f"{_name(tree, path)}:1: is not a comment of one sentence"
+        if not _FEWEST_LINES <= len(lines) <= _MOST_LINES:
+            yield f"{_name(tree, path)}: has {len(lines)} lines, not {_FEWEST_LINES} to {_MOST_LINES}"
+        yield from map(str, machine_facts(tree, text, name=_name(tree, path)))
+
+
+def configurations_hold_and_are_minimal(tree: Any) -> Faults:
+    for path in _shipped(tree)[0]:
+        try:
+            defconfig.compose(tree, path.name)
+            text = defconfig.opening_comment(path) + write.minimal_text(tree)
+        except ConfigError as error:
+            yield from error.findings or (str(error),)
+            continue
+        if path.read_text(encoding="utf-8") != text:
+            yield f"{_name(tree, path)}: is not in the form of make update-defconfigs"
+
+
+def fragments_take_on_every_configuration(tree: Any) -> Faults:
+    configurations, fragments = _shipped(tree)
+    root = Path(tree.srctree)
+    bases = [defconfig.read_shipped(root, path) for path in configurations]
+    for fragment in (defconfig.read_shipped(root, path) for path in fragments):
+        for base in bases:
+            configuration = StrictLoad(tree)
+            configuration.add(base)
+            configuration.add(fragment)
+            for finding in configuration.finish().findings:
+                if finding.file == fragment.name:
+                    yield f"{finding} (on {base.name})"
+
+
+RULES: list[Rule] = [
+    help_for_everything_in_the_menu,
+    numbers_have_range_and_default,
+    strings_have_a_value_line_that_their_defaults_obey,
+    settable_strings_have_a_default,
+    strings_are_not_compared,
+    nothing_of_the_machine,
+    two_valued,
+    defined_once,
+    only_what_is_hidden_is_selected,
+    choices_have_a_name_and_a_derived_symbol,
+    plain_names,
+    what_is_no_more_is_no_symbol,
+]
+FILE_RULES: list[Rule] = [
+    files_say_what_they_are_for,
+    configurations_hold_and_are_minimal,
+    fragments_take_on_every_configuration,
+]
+
+
+def _prompted(tree: Any) -> list[Any]:
+    return [item for item in tree.unique_defined_syms + tree.unique_choices if has_prompt(item)]
+
+
+def _compared_strings(expr: Any) -> Iterator[Any]:
+    if isinstance(expr, tuple):
+        if expr[0] in kconfiglib.REL_TO_STR:
+            yield from (side for side in expr[1:] if side.orig_type == kconfiglib.STRING and side.nodes)
+        for part in expr[1:]:
+            yield from _compared_strings(part)
+
+
+def _shipped(tree: Any) -> tuple[list[Path], list[Path]]:
+    """Configurations and fragments of the tree itself, whatever a user has elsewhere."""
+    root = Path(tree.srctree)
+    configurations, fragments = defconfig.available(root)
+    return configurations, [path for path in fragments if path.parent == root / defconfig.FRAGMENTS]
+
+
+def _name(tree: Any, path: Path) -> str:
+    return str(path.relative_to(tree.srctree))

@@ -1,0 +1,73 @@
+"""Where a configuration command works, and how it tells and writes."""
+
+from __future__ import annotations
+
+import os
+import sys
+from argparse import Namespace
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeAlias
+
+from lib.errors import ConfigError
+from lib.kconf import variables, write
+from lib.kconf.provenance import Provenance
+from lib.kconf.resolve import load_file
+from lib.kconf.strict import StrictLoad
+from lib.kconf.tree import display, load_own_tree, shown
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Project:
+    """A source tree, the configuration file, the directory for what is made of it (O=), and V=1."""
+
+    root: Path
+    config_file: Path
+    output: Path
+    verbose: bool
+
+    @classmethod
+    def of_environment(cls, root: Path) -> Project:
+        """As make says it: KCONFIG_CONFIG, KCONFIG_OUTPUT and KCONFIG_VERBOSE."""
+        return cls(
+            root=root,
+            config_file=variables.config_file_of(root, os.environ),
+            output=Path(os.environ.get("KCONFIG_OUTPUT") or "."),
+            verbose=os.environ.get("KCONFIG_VERBOSE") == "1",
+        )
+
+    def save(self, configuration: StrictLoad, *, changed: str, same: str) -> None:
+        """Write the full configuration and say in a line what became of the file. Raises ConfigError."""
+        text = write.full_text(configuration.tree, made_from=configuration.made_from)
+        is_new = write_file(self.config_file, text, keep_old=True)
+        print(f"{display(self.config_file)}: {changed if is_new else same}")
+        if self.verbose:
+            tell_origins(self.root, self.config_file)
+
+
+Command: TypeAlias = Callable[[Project, Namespace], None]
+
+
+def write_file(path: Path, text: str, *, keep_old: bool = False) -> bool:
+    """`write.write_atomically`, with a ConfigError where the system refuses."""
+    try:
+        return write.write_atomically(path, text, keep_old=keep_old)
+    except OSError as error:
+        culprit = display(Path(error.filename)) if error.filename else display(path)
+        raise ConfigError(f"cannot write {display(path)}", why=f"{culprit}: {error.strerror}") from error
+
+
+def tell(notices: Iterable[str]) -> None:
+    """Print notices to stderr."""
+    for notice in notices:
+        print(f"note: {notice}", file=sys.stderr)
+
+
+def tell_origins(root: Path, config_file: Path) -> None:
+    """Print to stderr where every value of a configuration file comes from that is not a default."""
+    configuration, _ = load_file(load_own_tree(root), config_file)
+    provenance = Provenance(configuration)
+    for symbol in configuration.tree.unique_defined_syms:
+        if configuration.assigned(symbol.name) is not None:
+            tell([f"{shown(symbol, symbol.str_value)} from {provenance.origin(symbol)}"])

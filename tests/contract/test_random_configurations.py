@@ -1,0 +1,158 @@
+"""make randconfig, many times: files lose nothing, every option is reached, all plan or say why."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lib.config import config_from_values
+from lib.errors import ConfigError, ToolkitError
+from lib.kconf import load, write
+from lib.kconf.extremes import make_extreme
+from lib.kconf.reader import read_text
+from lib.kconf.resolve import typed_value
+from lib.kconf.strict import StrictLoad
+from lib.kconf.tree import load_own_tree
+from lib.plan import plan
+from lib.plan.fitting import Parts, Trial
+from lib.plan.types import ModelFacts
+from tests.configs import load_hardware
+
+ROOT = Path(__file__).resolve().parents[2]
+MANY = 1000
+MACHINES = ("h100-80g-70g-free-x4", "rtx3090", "cpu-8g")
+TRAINED = 50
+TRAINING_SECONDS = 300
+
+# What keeps a run of two steps small, where a configuration lets it be set.
+SMALL = {
+    "DEVICE_CPU": "y",
+    "BUDGET_STEPS": "y",
+    "MAX_STEPS": "2",
+    "TARGET_EFFECTIVE_BATCH": "32",
+    "BATCH_SIZE": "32",
+    "DATA_LIMIT": "64",
+    "COMPILE_MANUAL": "y",
+    "COMPILE_MODEL": "n",
+    "LOG_INTERVAL_STEPS": "1",
+    "BLOCK_SIZE": "16",
+    "GPT2_SIZE_CUSTOM": "y",
+    "GPT2_LAYERS": "1",
+    "GPT2_HEADS": "1",
+    "GPT2_WIDTH": "8",
+    "RESNET18_WIDTH": "4",
+    "RESNET50_WIDTH": "4",
+}
+# In place of data that are not there: texts for the models that read them, images for the others.
+EMBEDDED = ("pysource", "scenes", "digits")
+
+
+@pytest.fixture(scope="module")
+def trees() -> tuple[Any, Any]:
+    """One to write with, one to read into."""
+    return load_own_tree(ROOT), load_own_tree(ROOT)
+
+
+def read(tree: Any, text: str) -> dict[str, str]:
+    configuration = StrictLoad(tree)
+    configuration.add(read_text(text.encode(), name="file"))
+    assert configuration.finish().findings == ()
+    return values(tree)
+
+
+def values(tree: Any) -> dict[str, str]:
+    return {symbol.name: symbol.str_value for symbol in tree.unique_defined_syms}
+
+
+def facts_of(config: Any, *, has_batchnorm: bool) -> ModelFacts:
+    return ModelFacts(
+        name=config.model,
+        parameters=10**6,
+        bytes_per_sample=10**6,
+        train_size=50_000,
+        has_batchnorm=has_batchnorm,
+    )
+
+
+def predicted(trial: Trial) -> Parts:
+    return {"activations": 1_000_000 * trial.micro_batch}
+
+
+def planned(tree: Any, machine: str) -> str:
+    """What becomes of the configuration in `tree` on a machine: nothing to say, or a reason."""
+    try:
+        config = config_from_values(
+            {one.name: typed_value(one) for one in tree.unique_defined_syms if not one.choice}
+        )
+        facts = facts_of(config, has_batchnorm=bool(tree.syms["MODEL_HAS_BATCHNORM"].tri_value))
+        plan(config, load_hardware(machine), facts, predict=predicted)
+    except ConfigError as error:
+        assert "\n" not in str(error) and str(error)
+        return str(error)
+    return ""
+
+
+@pytest.mark.slow
+def test_random_configurations_lose_nothing_and_plan_or_say_why(trees: tuple[Any, Any]) -> None:
+    writer, reader = trees
+    reached: set[str] = set()
+    texts: set[str] = set()
+    plans = dict.fromkeys(MACHINES, 0)
+    for seed in range(MANY):
+        make_extreme(writer, "randconfig", {}, seed=seed)
+        wanted = values(writer)
+        full = write.full_text(writer)
+        texts.add(full)
+        assert read(reader, full) == wanted, seed
+        assert read(reader, write.minimal_text(writer)) == wanted, seed
+        reached |= {symbol.name for symbol in writer.unique_defined_syms if symbol.visibility}
+        for machine in MACHINES:
+            plans[machine] += not planned(writer, machine)
+    prompted = {one.name for one in writer.unique_defined_syms if any(node.prompt for node in one.nodes)}
+    assert prompted - reached == set()
+    assert len(texts) > 0.99 * MANY
+    # Devices are drawn too: about a quarter ask for one that a machine has not.
+    assert all(count > 0.1 * MANY for count in plans.values()), plans
+
+
+def small(file: Path) -> dict[str, str]:
+    """Those of SMALL that the configuration in `file` lets be set, and data that are there."""
+    chosen: dict[str, str] = {}
+    data = load(root=ROOT, config_file=file).values["DATASET"]
+    candidates = [] if data in EMBEDDED else [(f"DATASET_{name.upper()}", "y") for name in EMBEDDED]
+    for name, value in [*candidates, *SMALL.items()]:
+        if name.startswith("DATASET_") and chosen:
+            continue
+        try:
+            load(root=ROOT, config_file=file, overrides={**chosen, f"CONFIG_{name}": value})
+        except ConfigError:
+            continue
+        chosen[f"CONFIG_{name}"] = value
+    return chosen
+
+
+@pytest.mark.slow
+def test_a_sample_of_them_trains_or_says_why(
+    trees: tuple[Any, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from train.commands import train
+
+    file = tmp_path / ".config"
+    monkeypatch.setenv("KCONFIG_CONFIG", str(file))
+    started = time.process_time()  # of other programs on the machine this is not a test
+    done, reasons = 0, []
+    for seed in range(TRAINED):
+        configuration, _ = make_extreme(trees[0], "randconfig", {}, seed=seed)
+        file.write_text(write.full_text(configuration.tree))
+        file.write_text(load(root=ROOT, config_file=file, overrides=small(file)).text)
+        try:
+            assert train(root=ROOT, runs=tmp_path / "runs", started=time.monotonic()) == 0
+            done += 1
+        except ToolkitError as error:
+            assert "\n" not in str(error)
+            reasons.append(f"{seed}: {error}")
+    assert done >= TRAINED // 2, reasons
+    assert time.process_time() - started < TRAINING_SECONDS
