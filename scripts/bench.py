@@ -41,6 +41,7 @@ from lib.registry import build_model
 from train import loop
 from train.budget import Budget
 from train.commands import Case, Order, create_run
+from train.forecast import Footprints
 from train.job import Progress
 from train.record import RunRecord
 from train.setup import make_job, open_subject, optimizer_of
@@ -156,7 +157,12 @@ def configured_case(folder: Path) -> Case:
     config = dataclasses.replace(
         asked,
         hyper_param="manual",
-        batch_size=apply_hyperparams(asked, hardware=hardware, facts=subject.facts).micro_batch,
+        batch_size=apply_hyperparams(
+            asked,
+            hardware=hardware,
+            facts=subject.facts,
+            predict=Footprints(asked, subject).predictor(hardware),
+        ).micro_batch,
         gradient_accumulation=1,
         target_effective_batch=0,
         compile="manual",

@@ -110,7 +110,8 @@ def configuration(model: GPT2) -> dict[str, Any]:
 
 def save(model: GPT2, path: str) -> None:
     """Write the weights to a safetensors file. Raises ConfigError without the package."""
-    _safetensors().torch.save_file(to_huggingface(model), path, metadata={"format": "pt"})
+    weights = to_huggingface(model)
+    _safetensors().torch.save_file(weights, path, metadata={"format": "pt"})
 
 
 def load(model: GPT2 | TextClassifier, path: str) -> None:

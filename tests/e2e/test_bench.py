@@ -34,7 +34,7 @@ LANGUAGE = {
 )
 def test_rates_are_compared(defconfig: str, settings: Mapping[str, str], layout: str, tmp_path: Path) -> None:
     if "CONFIG_DATASET_TEXT_FILES" in settings:
-        (tmp_path / "text.txt").write_text("What is written is read again. " * 2000)
+        (tmp_path / "text.txt").write_text("What is written is read again.\n" * 2000)
         settings = {**settings, "CONFIG_DATA_DIR": str(tmp_path / "text.txt")}
     runner = Runner(tmp_path)
     runner.configure(defconfig, {**settings, "CONFIG_DEVICE_CPU": "y"})
