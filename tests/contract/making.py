@@ -82,8 +82,7 @@ def fragments() -> set[str]:
 def named_targets() -> set[str]:
     forms = ("defconfig-{}", "{}_defconfig", "train-{}")
     named = {form.format(name) for name in defconfigs() for form in forms}
-    parts = {target for target in phony_targets() if target.startswith("scaling-")}
-    return named | parts | {f"{name}.config" for name in fragments()}
+    return named | {f"{name}.config" for name in fragments()}
 
 
 def user_targets() -> list[str]:

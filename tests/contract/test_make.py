@@ -212,7 +212,7 @@ def test_spin_count_has_a_default_and_obeys_the_user(make: Make) -> None:
 def test_help_tells_of_every_target_and_of_no_other() -> None:
     text = subprocess.run(["make", "help"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     described = {line.split()[0] for line in text.splitlines() if line.startswith("  ")}
-    written = {"defconfig-NAME", "NAME_defconfig", "FRAGMENT.config", "train-NAME", "scaling-PART"}
+    written = {"defconfig-NAME", "NAME_defconfig", "FRAGMENT.config", "train-NAME"}
     assert described == set(user_targets()) - named_targets() | written
 
 
