@@ -88,7 +88,10 @@ def micro_batches(config: Config) -> Iterator[int]:
     yield from (size for size in range(step, TARGET + 1, step) if TARGET % size == 0)
 
 
-@pytest.mark.parametrize("defconfig", DEFCONFIGS)
+@pytest.mark.parametrize(
+    "defconfig",
+    [pytest.param(name, marks=pytest.mark.slow if name == "resnet50" else ()) for name in DEFCONFIGS],
+)
 def test_optimizer_sees_the_target_and_the_cut_changes_nothing(defconfig: str) -> None:
     reference: dict[str, torch.Tensor] = {}
     config = narrow_config(defconfig)

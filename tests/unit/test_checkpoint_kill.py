@@ -37,6 +37,7 @@ def test_killed_at_random_moments(tmp_path: Path) -> None:
     assert counts["torn"] > 5, "no kill fell into a save; nothing was tried"
 
 
+@pytest.mark.slow
 def test_killed_before_every_change_of_the_file_system(tmp_path: Path) -> None:
     counts = json.loads(run_alone("kill_at_every_change", tmp_path))
     assert set(counts) == set(SCENARIOS)

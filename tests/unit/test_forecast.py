@@ -52,7 +52,9 @@ def at_peak(config: Any, trial: Trial, subject: Subject) -> Mapping[str, int]:
     return footprint(config, plan_of(trial), subject, hardware=CPU).trace.at_peak()
 
 
-@pytest.mark.parametrize("model", ["lenet5", "resnet18", "resnet50", "gpt2"])
+@pytest.mark.parametrize(
+    "model", ["lenet5", "resnet18", pytest.param("resnet50", marks=pytest.mark.slow), "gpt2"]
+)
 def test_without_contents_a_step_takes_what_it_takes_with_them(model: str) -> None:
     config = small_config(
         model,
