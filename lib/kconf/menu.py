@@ -18,6 +18,9 @@ from lib.kconf.resolve import load_file, load_text, load_what_holds, read_own
 from lib.kconf.tree import display, load_own_tree
 from lib.kconf.values import rule_of
 
+NO_KEY = -1  # what curses reads where there is nothing to read; a signal may bring it once
+MOST_SILENCES = 100
+
 
 def run_menu(root: Path, config_file: Path) -> None:
     """Edit `config_file` in a terminal. Of a file with faults it asks whether to go on without them.
@@ -41,11 +44,25 @@ def run_menu(root: Path, config_file: Path) -> None:
     menuconfig._check_valid = _checker(menuconfig._error)
     menuconfig._range_info = _value_info(menuconfig._range_info)
     menuconfig._needs_save = tree.needs_save
+    menuconfig._getch_compat = _keys(menuconfig._getch_compat)
     os.environ["KCONFIG_CONFIG"] = str(config_file)  # where the menu reads its file name
     try:
         menuconfig.menuconfig(tree)
     except curses.error as error:
         raise ConfigError("menuconfig cannot draw on this terminal", why=str(error)) from error
+
+
+def _keys(read: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """`read`, but a terminal that has gone, where the menu would ask for ever, ends it."""
+
+    def key(window: Any) -> Any:
+        for _ in range(MOST_SILENCES):
+            pressed = read(window)
+            if pressed != NO_KEY:
+                return pressed
+        raise ConfigError("the terminal of menuconfig is gone", why="nothing was saved since the last time")
+
+    return key
 
 
 def run_window(root: Path, config_file: Path) -> None:

@@ -89,7 +89,7 @@ def terminal(project) -> Iterator[Terminal]:
 
 
 def test_names_that_the_front_replaces_are_there():
-    for name in ("_check_valid", "_range_info", "_needs_save", "_error"):
+    for name in ("_check_valid", "_range_info", "_needs_save", "_error", "_getch_compat"):
         assert callable(getattr(menuconfig, name))
 
 
@@ -226,3 +226,14 @@ def test_no_terminal_is_one_line(project):
     assert done.stderr == (
         "error: menuconfig needs a terminal; use make defconfig-NAME, or edit the file by hand\n"
     )
+
+
+def test_a_terminal_that_has_gone_ends_the_menu(project):
+    opened = Terminal(project)
+    opened.expect("Model (LeNet-5)")
+    os.close(opened.master)
+    try:
+        assert opened.process.wait(20) != 0
+    finally:
+        opened.process.kill()
+    assert not (project / ".config").exists()
