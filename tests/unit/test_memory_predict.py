@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import json
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from unittest import mock
 
 import pytest
@@ -16,6 +19,8 @@ from lib.memory import predict, predict_peak, simulation
 from lib.memory.live import LiveBytes, Trace
 from models.gpt2.model import Options
 from models.gpt2.model import build as build_gpt2
+from models.resnet18.model import Options as Resnet18Options
+from models.resnet18.model import build as build_resnet18
 from models.resnet50.model import Options as ResnetOptions
 from models.resnet50.model import build as build_resnet
 
@@ -102,6 +107,23 @@ def test_resnet50_needs_what_was_found_before() -> None:
     assert trace.peak_bytes / GIB == pytest.approx(20.97, rel=0.02)
 
 
+def resnet18() -> nn.Module:
+    spec = ImageSpec(
+        name="images", channels=3, height=32, width=32, classes=10, mean=(0.5,) * 3, std=(0.2,) * 3,
+        synthetic=True,
+    )  # fmt: skip
+    return build_resnet18(Resnet18Options(stem="cifar", width=64), spec)
+
+
+def wide_gpt2() -> nn.Module:
+    return build_gpt2(dataclasses.replace(SMALL, layers=4, heads=4, width=256), TEXT)
+
+
+def text_loss(model: nn.Module, rows: int) -> Tensor:
+    tokens = torch.zeros(rows, 128, dtype=torch.int64)
+    return F.cross_entropy(model(tokens)[..., :1000].flatten(0, 1), tokens.flatten())
+
+
 class Toy(nn.Module):
     """Something of everything: convolution, normalisation, attention, a weight that is used twice."""
 
@@ -172,3 +194,28 @@ def test_autocast_of_cuda_is_simulated_and_gone_afterwards() -> None:
     with simulation.simulation("cpu"):
         assert set(kinds()) == {torch.bfloat16}
     assert set(kinds()) == {torch.bfloat16}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["gpt2", "resnet18"])
+def test_the_allocator_of_the_cpu_says_the_same_within_two_percent(name: str, tmp_path: Path) -> None:
+    """By the events that torch's own allocator reports to its profiler, kernels' scratch included."""
+    build, loss, rows = {"gpt2": (wide_gpt2, text_loss, 8), "resnet18": (resnet18, image_loss(32), 32)}[name]
+
+    def trace() -> Trace:
+        return predict_peak(build, loss, micro_batch=rows, precision="fp32", optimizer=adamw, device="cpu")
+
+    said = trace().peak_bytes
+    assert said > 100 * 2**20
+    with (
+        mock.patch.object(predict, "simulation", lambda _: contextlib.nullcontext()),
+        torch.profiler.profile(
+            activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True
+        ) as profile,
+    ):
+        trace()
+    profile.export_chrome_trace(str(tmp_path / "trace.json"))
+    events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    totals = [event["args"]["Total Allocated"] for event in events if event["name"] == "[memory]"]
+    before = totals[0] - next(event["args"]["Bytes"] for event in events if event["name"] == "[memory]")
+    assert said == pytest.approx(max(totals) - before, rel=0.02)
