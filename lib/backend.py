@@ -21,7 +21,8 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from lib.errors import ToolkitError
-from lib.plan.types import Kind, Precision
+from lib.plan.types import Kind, Layout, Precision
+from lib.sharding import one_copy_only, shard_model
 
 _COLLECTIVE_TIMEOUT = datetime.timedelta(minutes=10)
 
@@ -53,6 +54,10 @@ class Backend:
     def wrap(self, model: nn.Module, *, share_buffers: bool) -> nn.Module:  # noqa: ARG002
         """The module whose backward pass averages gradients over ranks."""
         return model
+
+    def shard(self, model: nn.Module, layout: Layout) -> nn.Module:
+        """`model` with its weights cut into parts, moved to the device of this rank."""
+        raise AssertionError(f"{layout.strategy} is for several processes, and {type(model)} is in one")
 
     def without_gradient_sync(self, model: nn.Module) -> contextlib.AbstractContextManager[Any]:  # noqa: ARG002
         """Within it, backward passes leave gradients local (all micro-batches but the last)."""
@@ -120,9 +125,14 @@ class DistributedBackend(Backend):
         options: dict[str, Any] = {name: share_buffers}
         return DistributedDataParallel(model, device_ids=ids, gradient_as_bucket_view=True, **options)
 
+    def shard(self, model: nn.Module, layout: Layout) -> nn.Module:
+        shard_model(model, layout, device_type=self.device.type)
+        return model
+
     def without_gradient_sync(self, model: nn.Module) -> contextlib.AbstractContextManager[Any]:
-        assert isinstance(model, DistributedDataParallel)
-        return model.no_sync()
+        if isinstance(model, DistributedDataParallel):
+            return model.no_sync()
+        return one_copy_only(model)  # whole gradients would be the memory that was to be saved
 
     def all_reduce_sum(self, tensor: Tensor) -> None:
         dist.all_reduce(tensor)

@@ -62,6 +62,7 @@ class Config:
     channels_last: bool
     device: Literal["auto", "cuda", "mps", "cpu"]
     num_devices: int
+    dist_strategy: Literal["auto", "ddp", "zero1", "zero2", "fsdp", "hsdp"]
 
     # Optimizer and schedule
     optimizer: Literal["sgd", "adam", "adamw", "muon"]

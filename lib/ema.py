@@ -8,6 +8,8 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
+from lib.sharding import as_part, local, part_like
+
 
 class Ema:
     """average <- decay * average + (1 - decay) * weights, once per optimizer step.
@@ -20,14 +22,14 @@ class Ema:
         self._decay = decay
         self._names = [name for name, _ in model.named_parameters()]
         self._weights: list[Tensor] = list(model.parameters())
-        self._averages = [weight.detach().clone() for weight in self._weights]
+        self._averages = [weight.clone() for weight in self._own()]
         self._inside = False
 
     @torch.no_grad()
     def update(self) -> None:
         """Take the model's weights into the average. After the optimizer's step."""
         assert not self._inside, "the model holds the averages, not its weights"
-        torch._foreach_lerp_(self._averages, self._weights, 1 - self._decay)
+        torch._foreach_lerp_(self._averages, self._own(), 1 - self._decay)
 
     @contextmanager
     def averaged(self) -> Iterator[None]:
@@ -36,7 +38,7 @@ class Ema:
         Values are copied and addresses stay, so that a compiled model needs no recompilation.
         """
         assert not self._inside, "the model already holds the averages"
-        own = [weight.detach().clone() for weight in self._weights]
+        own = [weight.clone() for weight in self._own()]
         self._set(self._averages)
         self._inside = True
         try:
@@ -47,14 +49,23 @@ class Ema:
 
     def state_dict(self) -> dict[str, Tensor]:
         """The averages by the names of their parameters. They are live, not copies."""
-        return dict(zip(self._names, self._averages, strict=True))
+        parts = map(as_part, self._averages, self._weights)
+        return dict(zip(self._names, parts, strict=True))
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Go on from `state`. Raises KeyError where its names are not those of the model."""
         if set(state) != set(self._names):
             raise KeyError(f"averages do not fit the model: {sorted(set(state) ^ set(self._names))}")
-        torch._foreach_copy_(self._averages, [state[name] for name in self._names])
+        parts = [
+            local(part_like(state[name], weight))
+            for name, weight in zip(self._names, self._weights, strict=True)
+        ]
+        torch._foreach_copy_(self._averages, parts)
 
     @torch.no_grad()
     def _set(self, values: list[Tensor]) -> None:
-        torch._foreach_copy_(self._weights, values)
+        torch._foreach_copy_(self._own(), values)
+
+    def _own(self) -> list[Tensor]:
+        """What this rank has of the weights, sharing their memory."""
+        return [local(weight.detach()) for weight in self._weights]

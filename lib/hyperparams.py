@@ -48,6 +48,8 @@ class ForeignConfig:
     channels_last: bool = False
     device: DeviceName
     num_devices: int
+    dist_strategy: Literal["auto"] = "auto"
+    optimizer: str = ""  # not known; only ways that cut the weights would ask
 
     @property
     def target(self) -> int:

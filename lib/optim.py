@@ -10,6 +10,7 @@ from torch import nn
 
 from lib.errors import ConfigError
 from lib.muon import HasHiddenMatrices, Muon
+from lib.sharding import is_cut, own_part, shared_out
 
 FUSED_DEVICES = frozenset({"cpu", "cuda", "mps"})  # "cuda" is ROCm's name in torch, too
 
@@ -27,6 +28,7 @@ def make_optimizer(
     adam_eps: float | None,
     muon_learning_rate: float | None = None,
     product_dtype: torch.dtype | None = None,
+    share_out: bool = False,
 ) -> torch.optim.Optimizer:
     """An optimizer over the trainable parameters of `model`, which is already on its device.
 
@@ -36,6 +38,7 @@ def make_optimizer(
     given, as "lr" and, for a schedule to start from, as "peak_lr". What the rule does not use is None.
 
     product_dtype: of the matrix products that Muon makes; None: that of the weights.
+    share_out: each rank keeps the state of some weights, updates those and sends them to the others.
     Raises ConfigError for Muon and a model that does not name its hidden matrices.
     """
     optimizer = _plain(
@@ -47,6 +50,7 @@ def make_optimizer(
         adam_beta1=adam_beta1,
         adam_beta2=adam_beta2,
         adam_eps=adam_eps,
+        share_out=share_out,
     )
     if name == "muon":
         assert isinstance(optimizer, torch.optim.AdamW)
@@ -87,22 +91,30 @@ def _plain(
     adam_beta1: float | None,
     adam_beta2: float | None,
     adam_eps: float | None,
+    share_out: bool,
 ) -> torch.optim.Optimizer:
     """One of torch's own rules, fused where that is possible."""
     parameters = [parameter for group in groups for parameter in group["params"]]
     fused = all(parameter.device.type in FUSED_DEVICES for parameter in parameters)
+    rule: type[torch.optim.Optimizer]
+    options: dict[str, Any]
     if name == "sgd":
         assert momentum is not None
-        sgd = torch.optim.SGD(groups, lr=learning_rate, momentum=momentum, nesterov=nesterov, fused=fused)
-        if momentum:
-            _start_at_rest(sgd)
-        return sgd
-    assert adam_beta1 is not None and adam_beta2 is not None and adam_eps is not None
-    rule = torch.optim.AdamW if name == "adamw" else torch.optim.Adam
-    return rule(groups, lr=learning_rate, betas=(adam_beta1, adam_beta2), eps=adam_eps, fused=fused)
+        # The fused rule of SGD, unlike Adam's, takes no weights that are cut into parts.
+        fused = fused and not any(is_cut(parameter) for parameter in parameters)
+        rule, options = torch.optim.SGD, {"momentum": momentum, "nesterov": nesterov}
+    else:
+        assert adam_beta1 is not None and adam_beta2 is not None and adam_eps is not None
+        rule = torch.optim.AdamW if name == "adamw" else torch.optim.Adam
+        options = {"betas": (adam_beta1, adam_beta2), "eps": adam_eps}
+    options |= {"lr": learning_rate, "fused": fused}
+    optimizer = shared_out(groups, rule, options) if share_out else rule(groups, **options)
+    if momentum and name == "sgd":
+        _start_at_rest(own_part(optimizer))
+    return optimizer
 
 
-def _start_at_rest(optimizer: torch.optim.SGD) -> None:
+def _start_at_rest(optimizer: torch.optim.Optimizer) -> None:
     """Begin with a momentum of zero: the first step is the same, g = momentum * 0 + g.
 
     torch's fused rule would allocate it in the first step without filling it, and where loss

@@ -91,6 +91,8 @@ def small_plan(
     settings: dict[str, Any] = {
         "device": "cpu",
         "world": world,
+        "strategy": "ddp" if world > 1 else "single",
+        "shard": 1,
         "micro_batch": micro_batches[0],
         "accumulation": len(micro_batches),
         "last_micro_batch": micro_batches[-1],

@@ -21,7 +21,7 @@ from lib.hardware import environment, probe
 from lib.hyperparams import apply_hyperparams
 from lib.launcher import become_worker, end_process, launch
 from lib.plan.show import show
-from lib.plan.types import Hardware, Plan
+from lib.plan.types import SHARDS_WEIGHTS, Hardware, Plan
 from lib.rundir import RunDir, resolve_run
 from train import loop
 from train.forecast import Footprints
@@ -284,8 +284,10 @@ def _train(case: Case, backend: Backend, record: Record, interrupted: RunDir | N
 
 def _say_sample(job: Job, dataset: Dataset) -> None:
     """What the language model makes of the beginning of its evaluation part."""
-    if not isinstance(dataset.test, TokenPart) or dataset.tokenizer is None or not job.backend.is_main:
+    if not isinstance(dataset.test, TokenPart) or dataset.tokenizer is None:
         return
+    if not job.backend.is_main and job.plan.strategy not in SHARDS_WEIGHTS:
+        return  # with weights in parts, a forward pass takes all ranks
     inputs_1T, _ = dataset.test.take(np.zeros(1, np.int64))
     prompt = inputs_1T[0, :PROMPT_TOKENS].tolist()
     sampling = Sampling(temperature=0.8, top_k=0, tokens=SAMPLE_TOKENS, seed=job.config.seed)

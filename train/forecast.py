@@ -13,7 +13,8 @@ from lib.config import Config
 from lib.memory.live import LiveBytes, Trace
 from lib.memory.predict import CUDA_GRANULARITY, STEPS, add_state, watch_gradients
 from lib.memory.simulation import simulation
-from lib.plan.fitting import Predict, Trial
+from lib.plan.fitting import Parts, Predict, Trial
+from lib.plan.sharding import shares
 from lib.plan.types import Hardware, Plan
 from train import loop
 from train.job import Job, Progress
@@ -43,19 +44,27 @@ class Footprints:
         placement, _ = placement_of(
             self._config, self._subject, hardware, world=min(world, len(hardware.devices))
         )
-        if (trial, placement) not in self._found:
+        whole = dataclasses.replace(trial, layout=None)  # parts of it are taken from what a copy does
+        if (whole, placement) not in self._found:
             plan = plan_of(trial)
-            self._found[trial, placement] = footprint(self._config, plan, self._subject, hardware=hardware)
-        return self._found[trial, placement]
+            self._found[whole, placement] = footprint(self._config, plan, self._subject, hardware=hardware)
+        return self._found[whole, placement]
 
     def predictor(self, hardware: Hardware) -> Predict:
         """Says what an optimizer step needs of a device of `hardware`, without any."""
-        return lambda trial: self.of(trial, hardware).trace.at_peak()
+        units = self._subject.facts.units
+
+        def predict(trial: Trial) -> Parts:
+            cut = {} if trial.layout is None or units is None else shares(units, trial.layout)
+            return self.of(trial, hardware).trace.at_peak(cut)
+
+        return predict
 
 
 def footprint(config: Config, plan: Plan, subject: Subject, *, hardware: Hardware) -> Footprint:
     """Go through training of one rank as `plan` has it. Nothing is computed and no device is needed."""
-    alone = dataclasses.replace(plan, world=1, effective_batch=plan.effective_batch // plan.world)
+    effective_batch = plan.effective_batch // plan.world
+    alone = dataclasses.replace(plan, world=1, strategy="single", shard=1, effective_batch=effective_batch)
     live = LiveBytes(granularity=1 if plan.device == "cpu" else CUDA_GRANULARITY)
     with simulation(plan.device):
         backend = SimulatedBackend(plan.device, averages_gradients=plan.world > 1)
@@ -98,6 +107,8 @@ def plan_of(trial: Trial) -> Plan:
     return Plan(
         device=trial.device,
         world=world,
+        strategy="ddp" if trial.several_devices else "single",
+        shard=1,
         micro_batch=trial.micro_batch,
         accumulation=accumulation,
         last_micro_batch=trial.micro_batch,

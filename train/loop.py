@@ -16,15 +16,24 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from lib.backend import is_out_of_memory
 from lib.dropout import key_samples
 from lib.errors import CheckpointError, ToolkitError
 from lib.norm import commit_statistics, discard_statistics
 from lib.plan import with_smaller_micro_batch
-from lib.plan.types import Plan
+from lib.plan.types import SHARDS_WEIGHTS, Plan
 from lib.schedule import learning_rate_factor
+from lib.sharding import (
+    clip_gradients,
+    cut_again,
+    gathered,
+    load_optimizer_state,
+    local,
+    optimizer_state,
+    part_like,
+)
 from train.job import Job, Progress
 from train.stop import Stopped, StopRequest
 from train.task import Sums, Totals
@@ -70,7 +79,7 @@ def train(job: Job, progress: Progress) -> dict[str, float]:
                 progress.best = job.task.score(evaluation)
             if due.save or (better and job.config.keep_best):
                 best = better and job.config.keep_best
-                job.record.save(progress.step, lambda: state_dict(job, progress), best=best)
+                _save(job, progress, best=best)
                 last_save = time.monotonic()
             if wants_stop and not last:
                 raise Stopped(int(wants_stop), progress.step)
@@ -166,7 +175,7 @@ def _rescale(job: Job, count: Tensor) -> None:
     count = count.detach().to(next(job.model.parameters()).dtype, copy=True)
     job.backend.all_reduce_sum(count)
     factor = _nominal_count(job) / count
-    gradients = [parameter.grad for parameter in job.model.parameters() if parameter.grad is not None]
+    gradients = [local(parameter.grad) for parameter in job.model.parameters() if parameter.grad is not None]
     torch._foreach_mul_(gradients, factor)
 
 
@@ -178,7 +187,7 @@ def _update(job: Job, progress: Progress, *, count: Tensor | int) -> None:
         group["lr"] = factor * group["peak_lr"]
     if job.config.grad_clip > 0:
         job.scaler.unscale_(job.optimizer)
-        nn.utils.clip_grad_norm_(job.model.parameters(), job.config.grad_clip)
+        clip_gradients(job.model, job.config.grad_clip)
     job.scaler.step(job.optimizer)
     job.scaler.update()
     job.optimizer.zero_grad(set_to_none=True)
@@ -210,6 +219,8 @@ def evaluated_weights(job: Job) -> Iterator[None]:
             yield
     finally:
         job.model.train()
+        if job.plan.strategy in SHARDS_WEIGHTS:
+            cut_again(job.model)
 
 
 def evaluate(job: Job) -> dict[str, float]:
@@ -283,8 +294,10 @@ def _check_finite(job: Job, row: Mapping[str, float], *, weights: bool) -> None:
     """Stop at a loss that is none; and, with `weights`, before a checkpoint that could not be trained on."""
     finite = math.isfinite(row["loss"])
     if finite and weights:
-        norms = torch._foreach_norm([parameter.detach() for parameter in job.model.parameters()])
+        norms = torch._foreach_norm([local(parameter.detach()) for parameter in job.model.parameters()])
         finite = bool(torch.stack(norms).isfinite().all())
+        if job.plan.strategy in SHARDS_WEIGHTS:  # each rank has seen a part
+            finite = not job.backend.all_reduce_max((float(not finite),))[0]
     if not finite:
         raise ToolkitError(
             f"the loss is {row['loss']} at step {row['step']:.0f}, or a weight is not finite",
@@ -293,13 +306,18 @@ def _check_finite(job: Job, row: Mapping[str, float], *, weights: bool) -> None:
         )
 
 
+def _save(job: Job, progress: Progress, *, best: bool) -> None:
+    state = state_dict(job, progress)  # on every rank, for each may have a part of it
+    job.record.save(progress.step, lambda: state, best=best)
+
+
 def state_dict(job: Job, progress: Progress) -> dict[str, Any]:
-    """All that a run needs to go on bit for bit."""
+    """All that a run needs to go on bit for bit. All ranks must call it; what rank 0 gets is whole."""
     return {
-        "model": job.model.state_dict(),
-        "optimizer": job.optimizer.state_dict(),
+        "model": gathered(job.model.state_dict()),
+        "optimizer": optimizer_state(job.optimizer),
         "scaler": job.scaler.state_dict(),
-        "ema": job.ema.state_dict() if job.ema is not None else None,
+        "ema": gathered(job.ema.state_dict()) if job.ema is not None else None,
         "progress": dataclasses.asdict(progress),
     }
 
@@ -307,8 +325,11 @@ def state_dict(job: Job, progress: Progress) -> dict[str, Any]:
 def load_state_dict(job: Job, state: Mapping[str, Any]) -> Progress:
     """Bring `job` to where `state_dict` was called and return how far that is."""
     try:
-        job.model.load_state_dict(state["model"])
-        job.optimizer.load_state_dict(state["optimizer"])
+        own = job.model.state_dict()
+        job.model.load_state_dict(
+            {name: part_like(value, own.get(name, value)) for name, value in state["model"].items()}
+        )
+        load_optimizer_state(job.optimizer, state["optimizer"])
         if job.scaler.is_enabled() and state["scaler"]:  # empty if it was saved in another precision
             job.scaler.load_state_dict(state["scaler"])
         if job.ema is not None:

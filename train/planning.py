@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shutil
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -18,9 +19,11 @@ from lib.hardware import probe
 from lib.hyperparams import apply_hyperparams
 from lib.plan.assumed import machine_names, parse_gpu
 from lib.plan.fitting import Parts, Trial
+from lib.plan.planner import ways_to_spread
 from lib.plan.roofline import StepTime, StepWork, estimate_step_time
 from lib.plan.show import show
 from lib.plan.types import Hardware, Memory, Plan
+from lib.plan.ways import WayToSpread, ways_text
 from lib.tables import GB
 from train.forecast import Footprint, Footprints
 from train.setup import Subject, unopened_subject
@@ -38,6 +41,7 @@ class Outlook:
     step_flop: int  # of one device
     step_time: StepTime | None  # None where the device is not in the catalogue
     alternatives: tuple[str, ...]
+    ways: tuple[WayToSpread, ...]  # empty for one device
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -48,6 +52,7 @@ class Outlook:
             if self.step_time is None
             else [self.step_time.fastest_seconds, self.step_time.slowest_seconds],
             "alternatives": list(self.alternatives),
+            "ways_to_spread": [way.to_json() for way in self.ways],
         }
 
 
@@ -86,6 +91,11 @@ def look_ahead(config: Config, subject: Subject, hardware: Hardware, footprints:
         step_flop=step_flop,
         step_time=_step_time(decided, found, hardware, step_flop=step_flop),
         alternatives=tuple(_alternatives(config, subject, hardware, decided)),
+        ways=tuple(
+            WayToSpread.of(candidate, verdict)
+            for candidate, verdict in ways_to_spread(config, hardware, subject.facts, predict=predict)
+            if decided.world > 1
+        ),
     )
 
 
@@ -99,6 +109,7 @@ def _trial(decided: Plan) -> Trial:
         precision=decided.precision,
         channels_last=decided.channels_last,
         compile=decided.compile,
+        layout=decided.layout,
     )
 
 
@@ -153,6 +164,8 @@ def _lines(outlook: Outlook) -> Iterator[str]:
     yield f"{outlook.step_flop / 1e12:.4g} TFLOP a step on each device (products, convolutions, attention)"
     if outlook.step_time is not None:
         yield str(outlook.step_time)
+    if outlook.ways:
+        yield from ways_text(outlook.ways, columns=shutil.get_terminal_size().columns)
     if outlook.alternatives:
         yield "What would need less memory:"
         yield from (f"  {line}" for line in outlook.alternatives)

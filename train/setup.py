@@ -33,7 +33,7 @@ from lib.memory.facts import model_facts
 from lib.memory.simulation import lay_out, simulated
 from lib.norm import configure_norm
 from lib.optim import make_optimizer
-from lib.plan.types import Hardware, ModelFacts, Plan
+from lib.plan.types import SHARDS_WEIGHTS, Hardware, ModelFacts, Plan
 from lib.registry import build_model, load_layout, load_model
 from train.budget import budget_of
 from train.classify import Classify
@@ -155,14 +155,8 @@ def make_job(
     model = build_model(config.model, config.model_options, subject.dataset.spec, seed=config.seed)
     if weights is not None:
         load_weights(model, weights, name=config.model, say=record.say)
-    layout = torch.channels_last if plan.channels_last else torch.contiguous_format
-    if simulated():
-        lay_out(model, layout)
-    else:
-        model = model.to(backend.device, dtype)
-        model = model.to(memory_format=layout)  # type: ignore[call-overload]  # missing in torch's stubs
     configure_norm(model, norm_batch=plan.norm_batch, momentum=config.norm_momentum)
-    wrapped = backend.wrap(model, share_buffers=plan.norm_batch == 0 and subject.facts.has_batchnorm)
+    model, wrapped = _placed(model, plan, backend, subject.facts, dtype)
     train_loader, eval_loader = _loaders(config, plan, subject, hardware, backend, record, dtype)
     return Job(
         config=config,
@@ -181,6 +175,22 @@ def make_job(
         budget=budget_of(config, train_size=train_loader.size, effective_batch=plan.effective_batch),
         record=record,
     )
+
+
+def _placed(
+    model: torch.nn.Module, plan: Plan, backend: Backend, facts: ModelFacts, dtype: torch.dtype
+) -> tuple[torch.nn.Module, torch.nn.Module]:
+    """The model on its device, and the module whose backward pass averages gradients."""
+    if plan.strategy in SHARDS_WEIGHTS:
+        model = model.to(dtype=dtype)  # the whole of it need not fit on the device
+        return model, backend.shard(model, plan.layout)
+    layout = torch.channels_last if plan.channels_last else torch.contiguous_format
+    if simulated():
+        lay_out(model, layout)
+    else:
+        model = model.to(backend.device, dtype)
+        model = model.to(memory_format=layout)  # type: ignore[call-overload]  # missing in torch's stubs
+    return model, backend.wrap(model, share_buffers=plan.norm_batch == 0 and facts.has_batchnorm)
 
 
 def initial_weights(config: Config, root: Path) -> Path | None:
@@ -217,6 +227,7 @@ def optimizer_of(config: Config, plan: Plan, model: torch.nn.Module) -> torch.op
         adam_eps=config.adam_eps,
         muon_learning_rate=config.muon_learning_rate,
         product_dtype=torch.bfloat16 if plan.precision == "bf16" else None,
+        share_out=plan.strategy == "zero1",
     )
 
 

@@ -9,10 +9,13 @@ import torch
 from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
+from lib.memory.live import LiveBytes
 from lib.plan.types import ModelFacts
+from lib.sharding import weight_units
 
 BATCHNORM = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 BATCH_SIZES = (2, 4)
+BACKWARD_FACTOR = 3  # a product of matrices has two more in its derivative
 
 
 class Shape(Protocol):
@@ -35,12 +38,15 @@ def model_facts(build: Callable[[], nn.Module], shape: Shape, *, name: str, trai
         inputs = [torch.empty(rows, *shape.input_shape, dtype=dtype) for rows in BATCH_SIZES]
     # What does not grow with the batch (weights, statistics) is the same in both and drops out.
     few_bytes, many_bytes = (saved_bytes(model, batch) for batch in inputs)
+    forward_flop = _forward_flop(model, inputs[0])
     return ModelFacts(
         name=name,
         parameters=sum(parameter.numel() for parameter in model.parameters()),
         bytes_per_sample=(many_bytes - few_bytes) // (BATCH_SIZES[1] - BATCH_SIZES[0]),
         train_size=train_size,
         has_batchnorm=any(isinstance(module, BATCHNORM) for module in model.modules()),
+        units=weight_units(model),
+        flop_per_sample=BACKWARD_FACTOR * forward_flop / BATCH_SIZES[0],
     )
 
 
@@ -55,6 +61,14 @@ def saved_bytes(model: nn.Module, inputs: Tensor) -> int:
         model.train()(inputs)
     sizes = {_storage(tensor): tensor.untyped_storage().nbytes() for tensor in saved}
     return sum(size for storage, size in sizes.items() if storage not in own)
+
+
+def _forward_flop(model: nn.Module, inputs: Tensor) -> int:
+    """Operations of products, convolutions and attention in a forward pass."""
+    live = LiveBytes()
+    with live, torch.no_grad():
+        model.eval()(inputs)
+    return live.flop
 
 
 def _storage(tensor: Tensor) -> StorageWeakRef:

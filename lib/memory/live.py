@@ -5,6 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, TypeAlias
 
 import torch
@@ -35,11 +36,14 @@ class Trace:
 
     @property
     def peak_bytes(self) -> int:
-        return max(self._totals(), default=0)
+        return sum(self.at_peak().values())
 
-    def at_peak(self) -> dict[Category, int]:
-        """Bytes by category at the moment when their sum is the largest."""
-        totals = self._totals()
+    def at_peak(self, shares: Mapping[Category, float] = MappingProxyType({})) -> dict[Category, int]:
+        """Bytes by category at the moment when their sum is the largest.
+
+        shares: how many times what a category has here it is to count; 1 where there is nothing for it.
+        """
+        totals = self._totals(shares)
         if not totals:
             return {}
         alive: dict[int, int] = {}
@@ -49,12 +53,16 @@ class Trace:
         for storage, byte_count in alive.items():
             category = self.categories.get(storage, "temporaries")
             sums[category] = sums.get(category, 0) + byte_count
-        return {category: byte_count for category, byte_count in sums.items() if byte_count}
+        counted = {
+            category: round(byte_count * shares.get(category, 1)) for category, byte_count in sums.items()
+        }
+        return {category: byte_count for category, byte_count in counted.items() if byte_count}
 
-    def _totals(self) -> list[int]:
-        totals, total = [], 0
+    def _totals(self, shares: Mapping[Category, float] = MappingProxyType({})) -> list[float]:
+        factors = {number: shares.get(category, 1) for number, category in self.categories.items()}
+        totals, total = list[float](), 0.0
         for event in self.events:
-            total += event.byte_count
+            total += event.byte_count * factors.get(event.storage, 1)
             totals.append(total)
         return totals
 

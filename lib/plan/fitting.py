@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TypeAlias
 
-from lib.plan.types import Kind, Memory, Precision
+from lib.errors import PlanError
+from lib.plan.types import Kind, Layout, Memory, Precision
 from lib.tables import (
     COMPILED_PEAK_FACTOR,
     FREE_MEMORY_MARGIN,
@@ -28,6 +29,15 @@ class Trial:
     precision: Precision
     channels_last: bool
     compile: bool
+    layout: Layout | None = None  # None: each process has everything
+
+
+class NoRoomError(PlanError):
+    """Not even `trial`, the smallest there is, fits: it needs `memory`."""
+
+    def __init__(self, what: str, *, why: str, todo: str, trial: Trial, memory: Memory) -> None:
+        super().__init__(what, why=why, todo=todo)
+        self.trial, self.memory = trial, memory
 
 
 Parts: TypeAlias = Mapping[str, int]

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from lib.plan.asked import Asked
+from lib.plan.asked import Asked, Decision
 from lib.plan.fitting import Predict
 from lib.plan.numerics import choose_compile, choose_precision
-from lib.plan.placement import place
-from lib.plan.sizing import Way, choose_sizes
+from lib.plan.placement import Placement, place
+from lib.plan.sharding import layouts
+from lib.plan.sizing import Way
+from lib.plan.strategies import Candidate, Choice, choose_strategy, why_shard
 from lib.plan.types import Hardware, ModelFacts, Plan
 
 
@@ -28,22 +30,16 @@ def plan(
 
     Raises PlanError where no plan honours the configuration, with what to change.
     """
-    placement = place(config, hardware)
-    # Before the batch: the table has one column with compilation and one without.
-    compiled = choose_compile(config, placement)
+    placement, choice = _choice(config, hardware, facts, even=even, predict=predict)
+    sizes, taken = choice.sizes, choice.taken
+    compiled = _compiled(config, placement, taken)
     precision = choose_precision(config, placement, hardware)
-    way = Way(
-        compile=compiled.value,
-        precision=precision.value,
-        channels_last=config.channels_last,
-        even=even,
-        predict=predict,
-    )
-    sizes = choose_sizes(config, facts, placement, way)
     reasons = {
         **sizes.reasons,
         "device": placement.device.reason,
         "world": placement.world.reason,
+        "strategy": choice.reason,
+        "shard": why_shard(taken.layout),
         "precision": precision.reason,
         "channels_last": f"CONFIG_CHANNELS_LAST={'y' if config.channels_last else 'n'}",
         "compile": compiled.reason,
@@ -51,6 +47,8 @@ def plan(
     return Plan(
         device=placement.device.value,
         world=placement.world.value,
+        strategy=taken.layout.strategy,
+        shard=taken.layout.shard,
         micro_batch=sizes.split.micro_batch,
         accumulation=sizes.split.accumulation,
         last_micro_batch=sizes.split.last_micro_batch,
@@ -63,6 +61,38 @@ def plan(
         memory=sizes.memory,
         reasons=reasons,
     )
+
+
+def ways_to_spread(
+    config: Asked, hardware: Hardware, facts: ModelFacts, *, predict: Predict | None
+) -> tuple[tuple[Candidate, str], ...]:
+    """Every way to spread the run over its devices that `plan` looks at, and what it makes of each."""
+    return _choice(config, hardware, facts, even=False, predict=predict)[1].verdicts
+
+
+def _choice(
+    config: Asked, hardware: Hardware, facts: ModelFacts, *, even: bool, predict: Predict | None
+) -> tuple[Placement, Choice]:
+    placement = place(config, hardware)
+    way = Way(
+        # Before the batch: the table has one column with compilation and one without.
+        compile=choose_compile(config, placement).value,
+        precision=choose_precision(config, placement, hardware).value,
+        channels_last=config.channels_last,
+        even=even,
+        predict=predict,
+        layout=next(layouts(placement.world.value)),
+    )
+    return placement, choose_strategy(config, facts, placement, way)
+
+
+def _compiled(config: Asked, placement: Placement, taken: Candidate) -> Decision[bool]:
+    compiled = choose_compile(config, placement)
+    if compiled.value and not taken.way.compile:
+        return Decision(
+            False, f"not with weights in parts ({taken.layout.strategy}); else: {compiled.reason}"
+        )
+    return compiled
 
 
 def with_smaller_micro_batch(plan: Plan) -> Plan | None:

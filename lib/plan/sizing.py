@@ -9,9 +9,9 @@ from lib.errors import PlanError
 from lib.plan.asked import Asked, Decision
 from lib.plan.batch import LARGEST_TARGET, Split, nearest_targets, split_by, split_under
 from lib.plan.bound import cpu_table_batch, raise_to_norm_batch, table_bound
-from lib.plan.fitting import Predict, Trial, largest_fitting, predicted
+from lib.plan.fitting import NoRoomError, Predict, Trial, largest_fitting, predicted
 from lib.plan.placement import Placement
-from lib.plan.types import Memory, ModelFacts, Precision
+from lib.plan.types import Layout, Memory, ModelFacts, Precision
 from lib.tables import GB
 
 
@@ -35,6 +35,7 @@ class Way:
     channels_last: bool
     even: bool  # the caller cannot run a smaller last micro-batch
     predict: Predict | None
+    layout: Layout
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,7 +66,11 @@ class Situation:
         """What a micro-batch is predicted to need; None where nobody can tell."""
         if self.way.predict is None:
             return None
-        trial = Trial(
+        trial = self.trial(micro_batch, accumulates=accumulates)
+        return predicted(trial, self.way.predict, free_bytes=self.placement.free_bytes)
+
+    def trial(self, micro_batch: int, *, accumulates: bool) -> Trial:
+        return Trial(
             device=self.placement.device.value,
             several_devices=self.world > 1,
             micro_batch=micro_batch,
@@ -74,8 +79,8 @@ class Situation:
             precision=self.way.precision,
             channels_last=self.way.channels_last,
             compile=self.way.compile,
+            layout=self.way.layout,
         )
-        return predicted(trial, self.way.predict, free_bytes=self.placement.free_bytes)
 
 
 def choose_sizes(config: Asked, facts: ModelFacts, placement: Placement, way: Way) -> Sizes:
@@ -150,12 +155,10 @@ def _predicted_bound(situation: Situation) -> Decision[int]:
     most = max(step, most - most % step)
     bound = largest_fitting(memory_of, most=most, step=step)
     if not bound:
-        memory = memory_of(step)
-        raise PlanError(
-            f"{situation.config.model} does not fit on {situation.placement.name}",
-            why=f"a micro-batch of {step} is predicted to need {told(memory)}",
-            todo=_ways_to_fit(situation, memory),
-        )
+        memory, trial = memory_of(step), situation.trial(step, accumulates=step < share)
+        what = f"{situation.config.model} does not fit on {situation.placement.name}"
+        why = f"a micro-batch of {step} is predicted to need {told(memory)}"
+        raise NoRoomError(what, why=why, todo=_ways_to_fit(situation, memory), trial=trial, memory=memory)
     return Decision(
         bound, f"{bound} fit{enough if bound == most else ''}: predicted to need {told(memory_of(bound))}"
     )
@@ -315,11 +318,12 @@ def _sizes(situation: Situation, split: Split, *, target: int, why_micro_batch: 
         "norm_batch": _why_norm_batch(situation),
     }
     memory = situation.memory(split.micro_batch, accumulates=split.accumulation > 1)
-    reasons["memory"] = _why_memory(memory)
+    reasons["memory"] = why_memory(memory)
     return Sizes(split=split, target=target, norm_batch=situation.norm_batch, memory=memory, reasons=reasons)
 
 
-def _why_memory(memory: Memory | None) -> str:
+def why_memory(memory: Memory | None) -> str:
+    """The sentence that explains `Plan.memory`."""
     if memory is None:
         return "not predicted"
     parts = sorted(memory.parts.items(), key=lambda part: -part[1])

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
 Kind: TypeAlias = Literal["cpu", "cuda", "rocm", "mps"]
 Precision: TypeAlias = Literal["bf16", "fp16", "fp32"]
+Strategy: TypeAlias = Literal["single", "ddp", "zero1", "zero2", "fsdp", "hsdp"]
+
+SHARDS_WEIGHTS: frozenset[Strategy] = frozenset({"zero2", "fsdp", "hsdp"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +47,38 @@ class Hardware:
         return cls(**{**data, "devices": devices})
 
 
+@dataclass(frozen=True, slots=True)
+class Weight:
+    """One parameter of a model."""
+
+    shape: tuple[int, ...]
+    trainable: bool
+
+    @property
+    def elements(self) -> int:
+        return math.prod(self.shape)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    """How a run is spread over its processes.
+
+    single: one process. ddp: each has everything. zero1: each keeps the optimizer's state of some weights.
+    zero2: weights, gradients and state are cut into `shard` parts, and weights are put together once in a
+    micro-batch. fsdp: they are put together part by part, in forward and again in backward. hsdp: the same
+    within groups of `shard` processes, which train as with ddp.
+    """
+
+    strategy: Strategy
+    world: int
+    shard: int  # processes that hold one copy together: 1, or `world`, or of hsdp a part of it
+
+    def __post_init__(self) -> None:
+        assert (self.strategy == "single") == (self.world == 1), f"{self.strategy} on {self.world}"
+        assert self.world % self.shard == 0, f"{self.shard} of {self.world}"
+        assert (self.shard > 1) == (self.strategy in SHARDS_WEIGHTS)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelFacts:
     """What planning must know of the model and the data. None: not known, and nothing is decided from it."""
@@ -52,6 +88,10 @@ class ModelFacts:
     bytes_per_sample: int | None  # activations saved for backward, fp32, one sample
     train_size: int | None  # samples of one epoch
     has_batchnorm: bool
+    # Trainable and frozen weights by the part of the model that is gathered at once; the first part is what
+    # is in no other.
+    units: tuple[tuple[Weight, ...], ...] | None = None
+    flop_per_sample: float | None = None  # of training: forward and backward
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,6 +141,8 @@ class Plan:
 
     device: Kind
     world: int  # devices = processes
+    strategy: Strategy
+    shard: int  # processes that hold one copy of the weights together
     micro_batch: int
     accumulation: int
     last_micro_batch: int
@@ -114,11 +156,17 @@ class Plan:
     reasons: Mapping[str, str]  # one sentence for each of the fields above
 
     def __post_init__(self) -> None:
+        assert self.layout.world == self.world  # making the layout checks that the three agree
         per_device = self.micro_batch * (self.accumulation - 1) + self.last_micro_batch
         assert self.accumulation >= 1 and 1 <= self.last_micro_batch <= self.micro_batch
         assert self.effective_batch == per_device * self.world, "micro-batches do not add up"
         missing = {field.name for field in dataclasses.fields(self)} - {"reasons"} - set(self.reasons)
         assert not missing, f"no reason given for {sorted(missing)}"
+
+    @property
+    def layout(self) -> Layout:
+        """How the run is spread over its processes."""
+        return Layout(strategy=self.strategy, world=self.world, shard=self.shard)
 
     @property
     def micro_batches(self) -> tuple[int, ...]:
@@ -133,4 +181,8 @@ class Plan:
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Plan:
         memory = Memory.from_json(data["memory"]) if data["memory"] is not None else None
+        if "strategy" not in data:  # stored before there was more than one for several processes
+            strategy = "ddp" if data["world"] > 1 else "single"
+            why = dict.fromkeys(("strategy", "shard"), "all there was in the version that made this plan")
+            data = {**data, "strategy": strategy, "shard": 1, "reasons": {**data["reasons"], **why}}
         return cls(**{**data, "memory": memory})

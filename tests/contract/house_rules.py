@@ -21,6 +21,7 @@ LEVELS = {
     "lib.tables": 1,
     "lib.plan": 2,
     "lib.hardware": 3,
+    "lib.sharding": 3,
     "lib.backend": 3,
     "lib.launcher": 3,
     "lib.memory": 4,

@@ -1,0 +1,118 @@
+"""What one process of several holds, weight by weight. Pure.
+
+Weights are cut along their first dimension, so the largest part of one has ceil(rows / processes) rows:
+where there are fewer rows than processes that is more than a quotient of the totals. Formulas: Rajbhandari
+et al. 2020 (arXiv:1910.02054) for what is cut, torch's fully_shard and ZeroRedundancyOptimizer for how.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from lib.plan.types import SHARDS_WEIGHTS, Layout, Weight
+
+Units: TypeAlias = Sequence[Sequence[Weight]]
+
+DEVICES_PER_NODE = 8  # of a machine that is only named by a number of devices
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Held:
+    """Elements on the process that has the most of them.
+
+    parameters, gradients, optimizer: all the time; the last for one number that it keeps of a weight.
+    gathered_parameters, gathered_gradients: besides, at most, while a micro-batch is computed.
+    """
+
+    parameters: int
+    gradients: int
+    optimizer: int
+    gathered_parameters: int = 0
+    gathered_gradients: int = 0
+
+    def state_bytes(self, *, element_bytes: int, optimizer_numbers: int) -> int:
+        """Weights, gradients, and so many numbers of the optimizer for each weight."""
+        return element_bytes * (self.parameters + self.gradients + optimizer_numbers * self.optimizer)
+
+
+def layouts(world: int) -> Iterator[Layout]:
+    """The ways to spread a run over `world` processes, the simplest first."""
+    if world == 1:
+        yield Layout(strategy="single", world=1, shard=1)
+        return
+    yield Layout(strategy="ddp", world=world, shard=1)
+    yield Layout(strategy="zero1", world=world, shard=1)
+    yield Layout(strategy="zero2", world=world, shard=world)
+    yield Layout(strategy="fsdp", world=world, shard=world)
+    group = group_of(world)
+    if group is not None:
+        yield Layout(strategy="hsdp", world=world, shard=group)
+
+
+def group_of(world: int) -> int | None:
+    """Processes that share one copy where there are several copies: a node's, or half of one."""
+    if world > DEVICES_PER_NODE:
+        return DEVICES_PER_NODE if world % DEVICES_PER_NODE == 0 else None
+    return world // 2 if world >= 4 and world % 2 == 0 else None
+
+
+def held(units: Units, layout: Layout) -> Held:
+    """What the fullest process holds of a model with these parts."""
+    weights = [weight for unit in units for weight in unit]
+    trained = [weight for weight in weights if weight.trainable]
+    parameters, gradients = _elements(weights), _elements(trained)
+    if layout.strategy not in SHARDS_WEIGHTS:
+        optimizer = _fullest(trained, layout.world) if layout.strategy == "zero1" else gradients
+        return Held(parameters=parameters, gradients=gradients, optimizer=optimizer)
+    root, *others = units
+    largest = max(map(_elements, others), default=0)
+    # The part that is computed, and the next one on its way.
+    in_parts = _elements(root) + min(2, len(others)) * largest
+    own = sum(part_elements(weight, layout.shard) for weight in trained)
+    return Held(
+        parameters=sum(part_elements(weight, layout.shard) for weight in weights),
+        gradients=own,
+        optimizer=own,
+        gathered_parameters=parameters if layout.strategy == "zero2" else in_parts,
+        # Whole gradients of one part, and their copy in the order in which they are sent.
+        gathered_gradients=2 * max(_elements(w for w in unit if w.trainable) for unit in units),
+    )
+
+
+def part_elements(weight: Weight, shard: int) -> int:
+    """Elements of the largest part of `weight` when its rows are dealt out to `shard` processes."""
+    if not weight.shape:
+        return 1
+    return math.ceil(weight.shape[0] / shard) * math.prod(weight.shape[1:])
+
+
+def shares(units: Units, layout: Layout) -> Mapping[str, float]:
+    """What becomes of each kind of memory of a process that has everything; other kinds stay as they are."""
+    whole = held(units, Layout(strategy="single", world=1, shard=1))
+    own = held(units, layout)
+    parameters = own.parameters / whole.parameters
+    return {
+        "parameters": (own.parameters + own.gathered_parameters) / whole.parameters,
+        "gradients": (own.gradients + own.gathered_gradients) / max(1, whole.gradients),
+        "optimizer": own.optimizer / max(1, whole.optimizer),
+        "averages": parameters,
+    }
+
+
+def _fullest(weights: Sequence[Weight], world: int) -> int:
+    """Elements of the process with most of them when whole weights are dealt out, the largest first.
+
+    As torch's ZeroRedundancyOptimizer does it, one group of the optimizer (`lib.optim`) after the other.
+    """
+    sizes = [0] * world
+    for group in ([w for w in weights if len(w.shape) >= 2], [w for w in weights if len(w.shape) < 2]):
+        for weight in sorted(group, key=lambda weight: weight.elements, reverse=True):
+            sizes[sizes.index(min(sizes))] += weight.elements
+    return max(sizes)
+
+
+def _elements(weights: Iterator[Weight] | Sequence[Weight]) -> int:
+    return sum(weight.elements for weight in weights)

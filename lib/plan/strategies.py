@@ -1,0 +1,270 @@
+"""How a run is spread over devices: the fastest way that fits, the simplest among equals, and why. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from lib.errors import PlanError
+from lib.gpus import find_gpu
+from lib.plan.asked import Asked, Decision
+from lib.plan.fitting import NoRoomError, predicted
+from lib.plan.placement import Placement
+from lib.plan.roofline import FLOP_SHARES, StepWork, estimate_step_time, peak_flop_per_second
+from lib.plan.sharding import held, layouts
+from lib.plan.sizing import Situation, Sizes, Way, choose_sizes, told, why_memory
+from lib.plan.traffic import ELEMENT_BYTES, exposed_seconds, links_of, traffic_seconds
+from lib.plan.types import SHARDS_WEIGHTS, Layout, ModelFacts
+from lib.tables import GB
+
+TIE = 1.02  # what is this much slower is not slower: estimates are no better than that
+MOST_DEVICES = 1024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Candidate:
+    """One way to spread a run, at the sizes that are best for it.
+
+    sizes:   None where it cannot be.
+    seconds: fastest and slowest estimate of an optimizer step; None where nobody can tell.
+    why_not: why it cannot be; nearest: the smallest change found with which it could. "" where it can.
+    """
+
+    way: Way
+    sizes: Sizes | None = None
+    seconds: tuple[float, float] | None = None
+    why_not: str = ""
+    nearest: str = ""
+    error: PlanError | None = None
+
+    @property
+    def layout(self) -> Layout:
+        return self.way.layout
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """The way that is taken, and every way that was looked at with what became of it."""
+
+    taken: Candidate
+    sizes: Sizes
+    reason: str
+    verdicts: tuple[tuple[Candidate, str], ...]
+
+
+def choose_strategy(config: Asked, facts: ModelFacts, placement: Placement, way: Way) -> Choice:
+    """Raises PlanError where no way, or not the one that is asked for, can be."""
+    world = placement.world.value
+    first, *others = (_way_of(way, layout) for layout in layouts(world))
+    simplest = _candidate(first, config, facts, placement)
+    if world == 1:
+        return _only(simplest, config)
+    # Where no other way can be faster, they are looked at with its batch: a search of their own takes long.
+    like = simplest if _cannot_be_beaten(simplest, facts, placement) else None
+    candidates = [simplest, *(_candidate(other, config, facts, placement, like=like) for other in others)]
+    wanted = config.dist_strategy
+    if like is not None and wanted not in ("auto", "ddp"):
+        candidates = [
+            _candidate(each.way, config, facts, placement) if each.layout.strategy == wanted else each
+            for each in candidates
+        ]
+    allowed = [each for each in candidates if wanted in ("auto", each.layout.strategy)]
+    possible = [each for each in allowed if each.sizes is not None]
+    if not possible:
+        raise _refusal(allowed, candidates, wanted=wanted, world=world)
+    taken = _best([each for each in possible if _fits(each)] or possible[:1])
+    reason = f"CONFIG_DIST_STRATEGY_{wanted.upper()}=y" if wanted != "auto" else _why(taken, candidates)
+    assert taken.sizes is not None
+    verdicts = tuple((each, _verdict(each, taken, wanted=wanted)) for each in candidates)
+    return Choice(taken=taken, sizes=taken.sizes, reason=reason, verdicts=verdicts)
+
+
+def why_shard(layout: Layout) -> str:
+    """The sentence that explains `Plan.shard`."""
+    if layout.shard == 1:
+        return "each process has all weights"
+    copies = layout.world // layout.shard
+    return f"{layout.shard} processes hold one copy together" + (f", {copies} copies" if copies > 1 else "")
+
+
+def _only(candidate: Candidate, config: Asked) -> Choice:
+    if candidate.sizes is None:
+        assert candidate.error is not None
+        raise candidate.error
+    reason = "one device"
+    if config.dist_strategy not in ("auto", "single"):
+        reason += f", so that CONFIG_DIST_STRATEGY_{config.dist_strategy.upper()}=y has nothing to spread"
+    return Choice(taken=candidate, sizes=candidate.sizes, reason=reason, verdicts=((candidate, "taken"),))
+
+
+def _way_of(way: Way, layout: Layout) -> Way:
+    return replace(way, layout=layout, compile=way.compile and layout.strategy not in SHARDS_WEIGHTS)
+
+
+def _candidate(
+    way: Way, config: Asked, facts: ModelFacts, placement: Placement, *, like: Candidate | None = None
+) -> Candidate:
+    """What becomes of `way`, with the sizes of `like` or those that are best for it."""
+    obstacle = _obstacle(config, facts, way)
+    if obstacle is not None:
+        return Candidate(way=way, why_not=obstacle.value, nearest=obstacle.reason)
+    try:
+        if like is None or like.sizes is None:
+            sizes = choose_sizes(config, facts, placement, way)
+        else:
+            sizes = _same_sizes(like.sizes, config, facts, placement, way)
+    except NoRoomError as error:
+        why_not = f"needs {told(error.memory)} at a micro-batch of {error.trial.micro_batch}"
+        return Candidate(way=way, why_not=why_not, nearest=_nearest(error, way, placement), error=error)
+    except PlanError as error:
+        return Candidate(way=way, why_not=error.why, nearest=error.todo, error=error)
+    return Candidate(way=way, sizes=sizes, seconds=_seconds(sizes, facts, placement, way))
+
+
+def _same_sizes(sizes: Sizes, config: Asked, facts: ModelFacts, placement: Placement, way: Way) -> Sizes:
+    """`sizes` with the memory that they need by another way."""
+    situation = Situation(
+        config=config, facts=facts, placement=placement, way=way, norm_batch=sizes.norm_batch
+    )
+    memory = situation.memory(sizes.split.micro_batch, accumulates=sizes.split.accumulation > 1)
+    return replace(sizes, memory=memory, reasons={**sizes.reasons, "memory": why_memory(memory)})
+
+
+def _cannot_be_beaten(candidate: Candidate, facts: ModelFacts, placement: Placement) -> bool:
+    """Whether it fits and takes no longer than its arithmetic, or nobody can tell how long."""
+    if candidate.sizes is None or not _fits(candidate):
+        return False
+    gpu = find_gpu(placement.name)
+    if candidate.seconds is None or gpu is None or facts.flop_per_sample is None:
+        return True
+    flop = facts.flop_per_sample * candidate.sizes.split.samples
+    least = flop / (FLOP_SHARES[1] * peak_flop_per_second(gpu, precision=candidate.way.precision))
+    return candidate.seconds[0] <= TIE * least
+
+
+def _obstacle(config: Asked, facts: ModelFacts, way: Way) -> Decision[str] | None:
+    """Why `way` cannot be whatever the memory, and the setting that would allow it."""
+    layout = way.layout
+    if layout.strategy in ("single", "ddp"):
+        return None
+    if facts.units is None:
+        return Decision("the shapes of the weights are not known", "plan with the model itself")
+    if config.optimizer == "muon":
+        return Decision("Muon works on whole matrices", "another optimizer (not the same mathematics)")
+    if layout.strategy == "zero1":
+        return None
+    shapes = [weight.shape for unit in facts.units for weight in unit]
+    if way.precision == "fp16":
+        return Decision("no loss scaling for gradients in parts", "CONFIG_PRECISION_BF16=y or _FP32=y")
+    if way.channels_last and any(len(shape) == 4 for shape in shapes):
+        return Decision("filters in channels-last order cannot be cut", "CONFIG_CHANNELS_LAST=n")
+    if facts.has_batchnorm and not config.norm_batch:
+        return Decision("plain batch normalisation needs whole copies", "CONFIG_NORM_BATCH=32")
+    if () in shapes:
+        return Decision("a weight without dimensions cannot be cut", "a model whose weights have some")
+    if config.compile == "manual" and config.compile_model:
+        return Decision("compiled models are not cut", "CONFIG_COMPILE_MODEL=n")
+    return None
+
+
+def _nearest(error: NoRoomError, way: Way, placement: Placement) -> str:
+    """The smaller of two changes: more devices of the same kind, or more free memory on each."""
+    more = f"{(error.memory.need_bytes - error.memory.usable_bytes) / GB:.2f} GB more on each device"
+    if way.predict is None or way.layout.strategy not in {"zero1", *SHARDS_WEIGHTS}:
+        return more
+    world = 2 * way.layout.world
+    while world <= MOST_DEVICES:
+        larger = next((each for each in layouts(world) if each.strategy == way.layout.strategy), None)
+        trial = replace(error.trial, layout=larger)
+        if larger and predicted(trial, way.predict, free_bytes=placement.free_bytes).fits:
+            return f"{world} devices, or {more}"
+        world *= 2
+    return more
+
+
+def _seconds(sizes: Sizes, facts: ModelFacts, placement: Placement, way: Way) -> tuple[float, float] | None:
+    layout = way.layout
+    gpu = find_gpu(placement.name) if placement.device.value != "cpu" else None
+    if gpu is None or facts.flop_per_sample is None or facts.units is None or sizes.memory is None:
+        return None
+    own = held(facts.units, layout)
+    whole = held(facts.units, Layout(strategy="single", world=1, shard=1))
+    accumulation = sizes.split.accumulation
+    work = StepWork(
+        flop=facts.flop_per_sample * sizes.split.samples,
+        accumulation=accumulation,
+        weight_bytes=ELEMENT_BYTES * whole.parameters,
+        gradient_bytes=ELEMENT_BYTES * whole.gradients,
+        optimizer_bytes=sizes.memory.parts.get("optimizer", 0),
+        activation_bytes=sizes.memory.parts.get("activations", 0) * accumulation,
+    )
+    time = estimate_step_time(work, gpu, precision=way.precision)
+    if layout.world == 1:
+        return time.fastest_seconds, time.slowest_seconds
+    traffic = traffic_seconds(layout, own, whole, links_of(gpu), accumulation=accumulation)
+    fastest, slowest = (
+        seconds + exposed_seconds(traffic, compute=seconds)
+        for seconds in (time.fastest_seconds, time.slowest_seconds)
+    )
+    return fastest, slowest
+
+
+def _fits(candidate: Candidate) -> bool:
+    """A batch that is set by hand, or by the table, may be more than there is room for."""
+    memory = candidate.sizes.memory if candidate.sizes is not None else None
+    return memory is None or memory.fits
+
+
+def _best(possible: Sequence[Candidate]) -> Candidate:
+    timed = [each.seconds[0] for each in possible if each.seconds is not None]
+    if len(timed) < len(possible):
+        return possible[0]
+    return next(each for each, seconds in zip(possible, timed, strict=True) if seconds <= TIE * min(timed))
+
+
+def _why(taken: Candidate, candidates: Sequence[Candidate]) -> str:
+    before = candidates[: candidates.index(taken)]
+    reason = "the simplest that fits" if taken.seconds is None else "the simplest of the fastest, by estimate"
+    return "; ".join(
+        [reason, *(f"{each.layout.strategy} {_verdict(each, taken, wanted='auto')}" for each in before)]
+    )
+
+
+def _verdict(candidate: Candidate, taken: Candidate, *, wanted: str) -> str:
+    if candidate is taken:
+        return "taken"
+    if candidate.sizes is None:
+        would_do = f"; would do with {candidate.nearest}" if candidate.nearest else ""
+        return candidate.why_not + would_do
+    if not _fits(candidate):
+        assert candidate.sizes.memory is not None
+        return f"needs {told(candidate.sizes.memory)} at that batch"
+    if wanted != "auto":
+        return f"not asked for (CONFIG_DIST_STRATEGY_{wanted.upper()}=y)"
+    if candidate.seconds is None or taken.seconds is None:
+        return "fits, but is less simple"
+    ratio = candidate.seconds[0] / taken.seconds[0]
+    return "no faster, and less simple" if ratio <= TIE else f"estimated to take {ratio:.2f} times as long"
+
+
+def _refusal(
+    allowed: Sequence[Candidate], candidates: Sequence[Candidate], *, wanted: str, world: int
+) -> PlanError:
+    first = allowed[0] if allowed else None
+    if first is not None and first.error is not None and not isinstance(first.error, NoRoomError):
+        return first.error  # nothing that another way would change
+    if wanted != "auto":
+        why_not, nearest = (
+            (first.why_not, first.nearest)
+            if first is not None
+            else (f"not on {world} devices", "another number")
+        )
+        return PlanError(
+            f"CONFIG_DIST_STRATEGY_{wanted.upper()}=y cannot be honoured",
+            why=why_not,
+            todo=f"it would do with {nearest}; or set CONFIG_DIST_STRATEGY_AUTO=y",
+        )
+    assert first is not None and first.error is not None
+    ways = [f"{each.layout.strategy} with {each.nearest}" for each in candidates if each.nearest]
+    todo = f"{first.error.todo}; would do: {', '.join(ways)}"
+    return PlanError(first.error.what, why=first.error.why, todo=todo)

@@ -1,0 +1,68 @@
+"""The ways to spread a run over devices, for the reader and for programs."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from lib.plan.show import NARROW_COLUMNS
+from lib.plan.strategies import Candidate
+from lib.plan.types import Memory, Strategy
+from lib.tables import GB
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WayToSpread:
+    """One way, what it would take, and what was made of it."""
+
+    strategy: Strategy
+    shard: int
+    micro_batch: int | None  # None, as what follows, where it cannot be
+    accumulation: int | None
+    memory: Memory | None
+    step_seconds: tuple[float, float] | None  # estimate of the fastest and the slowest
+    verdict: str
+
+    @classmethod
+    def of(cls, candidate: Candidate, verdict: str) -> WayToSpread:
+        sizes = candidate.sizes
+        return cls(
+            strategy=candidate.layout.strategy,
+            shard=candidate.layout.shard,
+            micro_batch=sizes.split.micro_batch if sizes is not None else None,
+            accumulation=sizes.split.accumulation if sizes is not None else None,
+            memory=sizes.memory if sizes is not None else None,
+            step_seconds=candidate.seconds,
+            verdict=verdict,
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "strategy": self.strategy,
+            "shard": self.shard,
+            "micro_batch": self.micro_batch,
+            "accumulation": self.accumulation,
+            "need_bytes": self.memory.need_bytes if self.memory is not None else None,
+            "step_seconds_estimate": list(self.step_seconds) if self.step_seconds is not None else None,
+            "verdict": self.verdict,
+        }
+
+
+def ways_text(ways: Sequence[WayToSpread], *, columns: int) -> Iterator[str]:
+    """A line for each way: batch, memory of the fullest device, seconds of a step, verdict."""
+    yield "Ways to share the work (seconds of a step are an estimate, and assume the rates between devices):"
+    for way in ways:
+        cut = "" if way.micro_batch is None else f"{way.micro_batch} x {way.accumulation}"
+        need = "" if way.memory is None else f"{way.memory.need_bytes / GB:.2f} GB"
+        time = "" if way.step_seconds is None else f"{way.step_seconds[0]:.3g} to {way.step_seconds[1]:.3g} s"
+        name = way.strategy + (f"/{way.shard}" if way.strategy == "hsdp" else "")
+        head = f"  {name:<7} {cut:>10} {need:>10}  {time:<18} "
+        if columns < NARROW_COLUMNS:
+            yield head.rstrip()
+            yield from textwrap.wrap(way.verdict, columns, initial_indent="    ", subsequent_indent="    ")
+        else:
+            yield from textwrap.wrap(
+                head + way.verdict, columns, subsequent_indent=" " * len(head), drop_whitespace=True
+            )

@@ -1,0 +1,197 @@
+"""Ranks that train a small language model in every way to spread it: `sharded_worker.py WORLD DIRECTORY`.
+
+Rank 0 leaves DIRECTORY/WORLD.pt. States that four ranks have saved are loaded by other numbers of them.
+The test calls `gradients_of` itself for the one process that the others are compared with.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import hashlib
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from lib.backend import Backend
+from lib.data.loader import Batch
+from lib.plan.sharding import layouts
+from lib.plan.types import Layout, Plan
+from lib.sharding import gathered, local, own_part
+from tests.e2e.ranks import fork_ranks
+from tests.tokens import BLOCK, VOCAB, small_lm_config, text_subject
+from tests.training import Wrapped, small_job, small_plan
+from train.job import Job, Progress
+from train.loop import load_state_dict, optimizer_step, state_dict, train
+from train.setup import Subject
+from train.task import Forward, Sums
+
+EFFECTIVE = 24
+ACCUMULATIONS = (1, 2, 3)
+SAVED_BY = 4
+STEPS = 3
+LOADED = ("zero1", "fsdp")
+SAVED = {"optimizer": "adamw", "ema": True, "ema_decay": 0.5, "grad_clip": 0.05, "max_steps": STEPS}
+
+
+class Ragged(Wrapped):
+    """Of each sequence only as many targets count as its first token says, which the device alone knows."""
+
+    def training(self, forward: Forward, batch: Batch) -> Sums:
+        loss_BT, counted_BT = losses(forward, batch)
+        return Sums((loss_BT * counted_BT).sum(), counted_BT.sum(), {})
+
+
+class MeanOfMeans(Ragged):
+    """The mistake: a mean of each micro-batch, and the mean of those."""
+
+    def training(self, forward: Forward, batch: Batch) -> Sums:
+        sums = super().training(forward, batch)
+        assert isinstance(sums.count, Tensor)
+        return Sums(sums.loss / sums.count, torch.ones_like(sums.loss.detach()), {})
+
+
+def losses(forward: Forward, batch: Batch) -> tuple[Tensor, Tensor]:
+    logits_BTV = forward(batch.inputs)
+    loss_BT = torch.nn.functional.cross_entropy(
+        logits_BTV.flatten(0, 1), batch.targets.flatten(), reduction="none"
+    ).view_as(batch.targets)
+    counted_BT = torch.arange(BLOCK) <= batch.inputs[:, :1] % BLOCK
+    return loss_BT, counted_BT
+
+
+@functools.cache
+def subject() -> Subject:
+    noise = np.random.default_rng(0).integers(0, VOCAB, 60 * BLOCK).astype(np.uint8)
+    return text_subject(small_lm_config(), train=noise)
+
+
+def plan_of(layout: Layout, accumulation: int) -> Plan:
+    each = EFFECTIVE // layout.world // accumulation
+    return small_plan(
+        *[each] * accumulation, world=layout.world, strategy=layout.strategy, shard=layout.shard
+    )
+
+
+def gradients_of(
+    layout: Layout, accumulation: int, *, backend: Backend, task: type[Ragged] = Ragged
+) -> dict[str, Tensor]:
+    """What the optimizer is given in the first step."""
+    config = small_lm_config(momentum=0.0)
+    job = small_job(config, plan_of(layout, accumulation), subject(), backend=backend, task=task)
+    found: dict[str, Tensor] = {}
+
+    def take(*_: object) -> None:
+        for name, parameter in job.model.named_parameters():
+            found[name] = gathered(parameter.grad).clone()
+
+    job.optimizer.register_step_pre_hook(take)
+    optimizer_step(job, Progress())
+    return found
+
+
+def saving_job(layout: Layout, backend: Backend, **changes: Any) -> Job:
+    config = dataclasses.replace(small_lm_config(), **SAVED | changes)
+    return small_job(config, plan_of(layout, 1), subject(), backend=backend, task=Ragged)
+
+
+def state_bytes(job: Job) -> int:
+    """Weights, gradients and the optimizer's numbers of each weight, on this rank."""
+    gradients = [torch.zeros_like(parameter) for parameter in job.model.parameters()]
+    state = [value for of_one in own_part(job.optimizer).state.values() for value in of_one.values()]
+    numbers = [value for value in state if isinstance(value, Tensor) and value.dim() > 0]
+    return sum(
+        local(tensor).numel() * tensor.element_size()
+        for tensor in [*job.model.parameters(), *gradients, *numbers]
+    )
+
+
+def digest(value: Any) -> str:
+    """The same for the same tensors under the same names."""
+    sha = hashlib.sha256()
+
+    def add(item: Any) -> None:
+        if isinstance(item, Tensor):
+            sha.update(item.detach().contiguous().numpy().tobytes())
+        elif isinstance(item, dict):
+            for key in sorted(item, key=str):
+                sha.update(str(key).encode())
+                add(item[key])
+        elif isinstance(item, list | tuple):
+            for part in item:
+                add(part)
+        else:
+            sha.update(repr(item).encode())
+
+    add(value)
+    return sha.hexdigest()
+
+
+def weights_and_states(state: dict[str, Any]) -> dict[str, Any]:
+    return {"model": state["model"], "optimizer": state["optimizer"]["state"], "ema": state["ema"]}
+
+
+def outcome(backend: Backend, directory: Path) -> dict[str, Any]:
+    found: dict[str, Any] = {"gradients": {}, "bytes": {}, "digests": {}, "further": {}}
+    for layout in layouts(backend.world):
+        if backend.world != 3:
+            for accumulation in ACCUMULATIONS:
+                key = (layout.strategy, accumulation)
+                found["gradients"][key] = gradients_of(layout, accumulation, backend=backend)
+        if backend.world == 2:
+            found["mean of means", layout.strategy] = gradients_of(
+                layout, 2, backend=backend, task=MeanOfMeans
+            )
+        if backend.world == SAVED_BY:
+            save(layout, backend, directory, found)
+        elif layout.strategy in LOADED:
+            load(layout, backend, directory, found)
+    return found
+
+
+def save(layout: Layout, backend: Backend, directory: Path, found: dict[str, Any]) -> None:
+    job, progress = saving_job(layout, backend), Progress()
+    train(job, progress)
+    state = state_dict(job, progress)
+    sizes = backend.all_reduce_max((float(state_bytes(job)),))
+    if backend.is_main:
+        torch.save(state, directory / f"saved-{layout.strategy}.pt")
+        found["digests"][layout.strategy] = digest(weights_and_states(state))
+        found["bytes"][layout.strategy] = sizes[0]
+
+
+def load(layout: Layout, backend: Backend, directory: Path, found: dict[str, Any]) -> None:
+    """Take what four ranks of the same way have saved, say what is there, and take one more step."""
+    saved = directory / f"saved-{'fsdp' if layout.world == 1 else layout.strategy}.pt"
+    job = saving_job(layout, backend, max_steps=STEPS + 1)
+    progress = load_state_dict(job, torch.load(saved, weights_only=True))
+    state = state_dict(job, progress)
+    if backend.is_main:
+        found["digests"][layout.strategy] = digest(weights_and_states(state))
+    train(job, progress)
+    state = state_dict(job, progress)
+    if backend.is_main:
+        found["further"][layout.strategy] = {name: value.clone() for name, value in state["model"].items()}
+
+
+def main() -> None:
+    world, directory = int(sys.argv[1]), Path(sys.argv[2])
+
+    subject()  # once, before there are several
+
+    def work(backend: Backend) -> None:
+        found = outcome(backend, directory)
+        if backend.is_main:
+            torch.save(found, directory / f"{world}.pt")
+
+    fork_ranks(world, work)
+
+
+if __name__ == "__main__":
+    main()

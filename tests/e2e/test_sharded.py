@@ -1,0 +1,118 @@
+"""Every way to spread a run over processes computes what one computes: real process groups, float64."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from lib.backend import Backend
+from lib.plan.sharding import held, layouts
+from lib.plan.types import Layout
+from tests.e2e.sharded_worker import (
+    ACCUMULATIONS,
+    LOADED,
+    SAVED_BY,
+    gradients_of,
+    load,
+    subject,
+)
+
+pytestmark = pytest.mark.slow
+
+ROOT = Path(__file__).resolve().parents[2]
+WORKER = ROOT / "tests/e2e/sharded_worker.py"
+EXACT = 1e-12
+ALONE = Layout(strategy="single", world=1, shard=1)
+WAYS = {2: ["ddp", "zero1", "zero2", "fsdp"], 4: ["ddp", "zero1", "zero2", "fsdp", "hsdp"]}
+
+Outcome = dict[str, Any]
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where four, two and three processes have left what they found, in this order."""
+    directory = tmp_path_factory.mktemp("ranks")
+    for world in (SAVED_BY, 2, 3):
+        process = subprocess.run(
+            [sys.executable, str(WORKER), str(world), str(directory)],
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            capture_output=True,
+            text=True,
+            timeout=300,
+            check=False,
+        )
+        assert process.returncode == 0, process.stderr
+    return directory
+
+
+@pytest.fixture(scope="module")
+def outcomes(directory: Path) -> dict[int, Outcome]:
+    return {world: torch.load(directory / f"{world}.pt") for world in (2, 3, 4)}
+
+
+@pytest.fixture(scope="module")
+def alone() -> dict[int, dict[str, Tensor]]:
+    """The gradients of one process, by accumulation."""
+    return {
+        accumulation: gradients_of(ALONE, accumulation, backend=Backend("cpu"))
+        for accumulation in ACCUMULATIONS
+    }
+
+
+def difference(one: dict[str, Tensor], other: dict[str, Tensor]) -> float:
+    """The largest of a difference of two elements, by the largest element."""
+    assert one.keys() == other.keys()
+    largest = max(float(tensor.abs().max()) for tensor in one.values())
+    return max(float((one[name] - other[name]).abs().max()) for name in one) / largest
+
+
+@pytest.mark.parametrize("accumulation", ACCUMULATIONS)
+@pytest.mark.parametrize(("world", "way"), [(world, way) for world in (2, 4) for way in WAYS[world]])
+def test_gradients_are_those_of_one_process(
+    world: int,
+    way: str,
+    accumulation: int,
+    outcomes: dict[int, Outcome],
+    alone: dict[int, dict[str, Tensor]],
+) -> None:
+    found = outcomes[world]["gradients"][way, accumulation]
+    assert difference(alone[1], found) <= EXACT
+    assert difference(alone[1], alone[accumulation]) <= EXACT
+
+
+@pytest.mark.parametrize("way", WAYS[2])
+def test_a_mean_of_means_would_be_told(
+    way: str, outcomes: dict[int, Outcome], alone: dict[int, dict[str, Tensor]]
+) -> None:
+    assert difference(alone[1], outcomes[2]["mean of means", way]) > 1e-3
+
+
+@pytest.mark.parametrize("way", WAYS[4])
+def test_what_is_held_is_what_was_predicted(way: str, outcomes: dict[int, Outcome]) -> None:
+    units = subject().facts.units
+    assert units is not None
+    layout = next(each for each in layouts(4) if each.strategy == way)
+    expected = held(units, layout).state_bytes(element_bytes=8, optimizer_numbers=2)
+    assert outcomes[4]["bytes"][way] == expected
+    assert (expected < outcomes[4]["bytes"]["ddp"]) == (way != "ddp")
+
+
+def test_what_four_have_saved_is_the_same_for_every_way_and_number(
+    outcomes: dict[int, Outcome], directory: Path
+) -> None:
+    for world in (2, 3):
+        for way in LOADED:
+            assert outcomes[world]["digests"][way] == outcomes[4]["digests"][way], (world, way)
+    one: Outcome = {"digests": {}, "further": {}}
+    load(ALONE, Backend("cpu"), directory, one)
+    assert one["digests"]["single"] == outcomes[4]["digests"]["fsdp"]
+    for world in (2, 3):
+        for way in LOADED:
+            assert difference(one["further"]["single"], outcomes[world]["further"][way]) < 1e-9, (world, way)

@@ -1,0 +1,117 @@
+"""What each process of several holds, and what it sends."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lib.gpus import gpu_of
+from lib.plan.sharding import Units, group_of, held, layouts, part_elements, shares
+from lib.plan.traffic import exposed_seconds, links_of, traffic_seconds
+from lib.plan.types import SHARDS_WEIGHTS, Layout, Weight
+
+ALONE = Layout(strategy="single", world=1, shard=1)
+SHAPES = st.lists(st.integers(1, 300), min_size=1, max_size=3).map(tuple)
+UNITS = st.lists(st.lists(SHAPES, min_size=1, max_size=4), min_size=1, max_size=4).map(
+    lambda units: [[Weight(shape, True) for shape in unit] for unit in units]
+)
+# An embedding, and two blocks of a matrix and a bias.
+SMALL: Units = [[Weight((10, 4), True)], *([[Weight((6, 4), True), Weight((6,), True)]] * 2)]
+
+
+def layout(strategy: str, world: int, shard: int = 1) -> Layout:
+    return (
+        next(each for each in layouts(world) if each.strategy == strategy)
+        if shard == 1
+        else Layout(
+            strategy=strategy,
+            world=world,
+            shard=shard,  # type: ignore[arg-type]
+        )
+    )
+
+
+# (strategy, processes) -> elements of weights, gradients and each number of the optimizer
+TABLE = {
+    ("ddp", 4): (100, 100, 100),
+    ("zero1", 4): (100, 100, 40),  # the embedding alone is more than a quarter
+    ("zero2", 4): (12 + 2 * (8 + 2), 32, 32),  # 10 rows over 4 are 3 at most, 6 are 2
+    ("fsdp", 4): (32, 32, 32),
+    ("hsdp", 4): (20 + 2 * (12 + 3), 50, 50),  # groups of two
+    ("fsdp", 16): (4 + 2 * (4 + 1), 14, 14),  # more processes than rows
+}
+
+
+@pytest.mark.parametrize(("strategy", "world"), TABLE)
+def test_the_table_of_what_is_held(strategy: str, world: int) -> None:
+    found = held(SMALL, layout(strategy, world))
+    assert (found.parameters, found.gradients, found.optimizer) == TABLE[strategy, world]
+
+
+def test_what_is_put_together_comes_on_top() -> None:
+    whole = 100
+    assert held(SMALL, layout("zero2", 4)).gathered_parameters == whole
+    # What is in no block, the block that is computed and the next one.
+    assert held(SMALL, layout("fsdp", 4)).gathered_parameters == 40 + 2 * 30
+    assert held(SMALL, layout("fsdp", 4)).gathered_gradients == 2 * 40
+    assert held(SMALL[:2], layout("fsdp", 4)).gathered_parameters == 40 + 30
+    assert held(SMALL, layout("zero1", 4)).gathered_parameters == 0
+
+
+def test_frozen_weights_have_neither_gradients_nor_state() -> None:
+    units = [[replace(SMALL[0][0], trainable=False)], *SMALL[1:]]
+    for strategy in ("ddp", "zero1", "fsdp"):
+        frozen, trained = held(units, layout(strategy, 2)), held(SMALL, layout(strategy, 2))
+        assert frozen.parameters == trained.parameters
+        assert frozen.gradients < trained.gradients and frozen.optimizer < trained.optimizer
+
+
+@given(units=UNITS, world=st.integers(2, 64))
+def test_more_processes_never_hold_more_and_all_together_hold_everything(units: Units, world: int) -> None:
+    whole = held(units, ALONE)
+    for each in layouts(world):
+        own = held(units, each)
+        assert own.parameters <= whole.parameters and own.optimizer <= whole.optimizer
+        copies = world if each.strategy in ("ddp", "zero1") else world // each.shard
+        assert own.parameters * world >= whole.parameters * copies
+        copies = 1 if each.strategy == "zero1" else copies
+        assert own.optimizer * world >= whole.optimizer * copies
+        assert (each.strategy in SHARDS_WEIGHTS) == (own.gathered_parameters > 0)
+    assert dict(shares(units, ALONE)) == dict.fromkeys(
+        ("parameters", "gradients", "optimizer", "averages"), 1
+    )
+
+
+@given(shape=SHAPES, shard=st.integers(1, 1024))
+def test_the_largest_part_has_the_rows_that_no_other_has_more_of(shape: tuple[int, ...], shard: int) -> None:
+    rows = [len(range(start, shape[0], shard)) for start in range(shard)]  # dealt out one by one
+    assert part_elements(Weight(shape, True), shard) == max(rows) * math.prod(shape[1:])
+
+
+def test_the_ways_are_listed_from_the_simplest() -> None:
+    assert [each.strategy for each in layouts(1)] == ["single"]
+    assert [each.strategy for each in layouts(2)] == ["ddp", "zero1", "zero2", "fsdp"]
+    assert [each.strategy for each in layouts(4)] == ["ddp", "zero1", "zero2", "fsdp", "hsdp"]
+    assert [group_of(world) for world in (2, 3, 4, 6, 8, 12, 16, 64)] == [None, None, 2, 3, 4, None, 8, 8]
+
+
+def test_what_is_sent_in_a_step() -> None:
+    links = links_of(gpu_of("h100-80g"))
+    whole = held(SMALL, ALONE)
+
+    def seconds(strategy: str, *, world: int = 4, accumulation: int = 1) -> float:
+        way = layout(strategy, world)
+        return traffic_seconds(way, held(SMALL, way), whole, links, accumulation=accumulation)
+
+    ring = 3 / 4 * 400 / 450e9  # 100 elements of 4 bytes
+    assert seconds("ddp") == pytest.approx(2 * ring) == seconds("ddp", accumulation=5)
+    assert seconds("zero1") == pytest.approx(3 * ring)
+    assert seconds("zero2", accumulation=2) == pytest.approx(2 * 2 * ring)
+    assert seconds("fsdp", accumulation=2) == pytest.approx(2 * 3 * ring)
+    assert seconds("fsdp", world=16) > 8 * seconds("fsdp", world=8), "between nodes it is slower"
+    assert seconds("hsdp", world=16) < seconds("fsdp", world=16)
+    assert exposed_seconds(3.0, compute=4.0) == 1.0 and exposed_seconds(1.0, compute=4.0) == 0.0
