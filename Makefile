@@ -70,7 +70,7 @@ USE_KCONFIG_SEED := randconfig
 USE_KCONFIG_PROBABILITY := randconfig
 USE_KCONFIG_NOSILENTUPDATE := syncconfig
 USE_ANNEAL_CONFIG_PATH := $(USE_STRICT) tinyconfig list-defconfigs diffconfig train-%
-USE_GPU := plan
+USE_GPU := plan elastic-check
 USE_JSON := plan
 SCALING := scaling scaling-plan scaling-run scaling-fit scaling-plot scaling-report
 $(foreach name,QUICK BUDGET COMPARE EPOCHS BATCH DEVICE CORPUS OUT,$(eval USE_$(name) := $(SCALING)))
@@ -188,6 +188,8 @@ $(FRAGMENT_TARGETS): ready
 ## scaling-fit: fit the laws of its results
 ## scaling-plot: draw its results
 ## scaling-report: say what its results show
+## elastic-check: what LatentWire's rules make of 1 to 16 GPUs of this machine's kind, or of GPU=
+## elastic-demo: train on one process and on two by these rules, and compare
 ## bench: compare the step rate of the configured training with a bare loop's, and bf16 with fp32
 train: configured ready
 	$(TRAIN) $@
@@ -211,6 +213,12 @@ export: ready symbols
 
 plots: ready symbols
 	$(quiet)$(PY) -m scripts.plots --runs $(call quote,$(RUNS)) $(call given,RUN)
+
+elastic-check: ready symbols
+	$(quiet)$(PY) -m scripts.elastic check $(call given,GPU)
+
+elastic-demo: ready symbols
+	$(quiet)$(PY) -m scripts.elastic demo
 
 bench: configured ready
 	$(quiet)$(PY) -m scripts.bench
@@ -291,7 +299,7 @@ help: symbols
 
 .PHONY: all $(CONFIGURATION) savedefconfig checkconfig defconfig mergeconfig setconfig diffconfig explain \
 	searchconfig $(DEFCONFIGS) $(FRAGMENT_TARGETS) train resume rerun plan eval sample export plots bench \
-	$(SCALING) \
+	elastic-check elastic-demo $(SCALING) \
 	$(TRAIN_NAMES) test test-fast test-light check new-model \
 	clean mrproper distclean data-clean printvars help variables symbols configured ready ready-dev
 

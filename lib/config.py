@@ -50,6 +50,10 @@ class Config:
     # Batch size, compilation, precision, devices
     hyper_param: Literal["auto", "manual"]
     auto_method: Literal["table", "predict"] | None
+    elastic_policy: Literal["planner", "latentwire"] | None
+    elastic_base_batch: int | None
+    elastic_target_util: int | None
+    elastic_scale_batch: bool
     target_effective_batch: int
     batch_size: int | None
     gradient_accumulation: int | None

@@ -38,6 +38,10 @@ class ForeignConfig:
     target_effective_batch: int
     hyper_param: Literal["auto", "manual"]
     auto_method: Literal["table"] = "table"  # a foreign object brings no model to predict for
+    elastic_policy: Literal["planner"] = "planner"
+    elastic_base_batch: None = None
+    elastic_target_util: None = None
+    elastic_scale_batch: bool = False
     batch_size: int | None
     gradient_accumulation: int | None
     batch_table_strict: bool

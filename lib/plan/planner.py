@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from lib.plan.asked import Asked, Decision
 from lib.plan.fitting import Predict
+from lib.plan.latentwire import as_ruled, one_model
 from lib.plan.numerics import choose_compile, choose_precision
 from lib.plan.placement import Placement, place
 from lib.plan.sharding import layouts
@@ -74,6 +75,10 @@ def _choice(
     config: Asked, hardware: Hardware, facts: ModelFacts, *, even: bool, predict: Predict | None
 ) -> tuple[Placement, Choice]:
     placement = place(config, hardware)
+    ruled = None
+    if config.hyper_param == "auto" and config.elastic_policy == "latentwire":
+        ruled = one_model(config, facts, placement)
+        config = as_ruled(config, ruled)
     way = Way(
         # Before the batch: the table has one column with compilation and one without.
         compile=choose_compile(config, placement).value,
@@ -83,7 +88,11 @@ def _choice(
         predict=predict,
         layout=next(layouts(placement.world.value)),
     )
-    return placement, choose_strategy(config, facts, placement, way)
+    choice = choose_strategy(config, facts, placement, way)
+    if ruled is not None:
+        reasons = {**choice.sizes.reasons, "micro_batch": ruled.why_micro_batch, "target": ruled.why_target}
+        choice = replace(choice, sizes=replace(choice.sizes, reasons=reasons), reason=ruled.why_strategy)
+    return placement, choice
 
 
 def _compiled(config: Asked, placement: Placement, taken: Candidate) -> Decision[bool]:

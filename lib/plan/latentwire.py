@@ -1,0 +1,240 @@
+"""LatentWire's elastic configuration of two frozen models on 1 to 4 and more GPUs, as a policy. Pure.
+
+Its rules go by the number of GPUs and whether all are H100s. They take sizes of the two models, of the
+optimizer and of a sample from a table, and divide a model by the GPUs that its layers are spread over as if
+the parts were even. What is different here: no batch is below one, H100s are asked whether they have the
+memory, and the samples of an optimizer step are what is asked for, on any number of GPUs, unless they are
+asked to grow. `document_batch` is what the rules say without that.
+
+Training of two models is not there. `one_model` applies the rules to what is: one model on each GPU.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Literal, TypeAlias
+
+from lib.errors import PlanError
+from lib.plan.asked import Asked
+from lib.plan.placement import Placement
+from lib.plan.types import ModelFacts
+from lib.tables import GB
+
+Models: TypeAlias = Literal["both", "llama", "qwen", "sequential"]
+
+MODEL_GB: Mapping[str, float] = MappingProxyType({"llama": 14, "qwen": 13})
+OPTIMIZER_GB = 4  # the rules count it on a single GPU only
+SAMPLE_GB = 0.75  # activations of a sample of 256 tokens
+WEIGHT_BYTES = 4  # here weights are fp32
+FLOOR_GB = 1  # what is left for samples on a single GPU, at least
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Elastic:
+    """What the policy makes of some GPUs.
+
+    layout: component -> GPUs that its layers are spread over or copied to. Without a GPU it is empty.
+    copies: how many times both models are there; each copy computes its share of a step.
+    capacity: samples that one copy takes at once; never below one.
+    document_batch: samples at once on all GPUs by the rules as they were written; may be negative.
+    micro_batches: of each copy in one optimizer step. Together they are the effective batch exactly.
+    """
+
+    strategy: str
+    layout: Mapping[str, tuple[int, ...]]
+    copies: int
+    capacity: int
+    document_batch: int
+    effective_batch: int
+    micro_batches: tuple[tuple[int, ...], ...]
+    note: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Rule:
+    strategy: str
+    layout: Mapping[str, tuple[int, ...]]
+    copies: int
+    share: float  # of the models that one GPU holds
+    document_per_copy: int | None = None  # where the rules do not ask the memory
+
+
+def latentwire(
+    *,
+    gpu_name: str,
+    total_bytes: Sequence[int],
+    models: Models = "both",
+    target: int = 0,
+    base_batch: int = 64,
+    target_util: float = 0.75,
+    scale_batch: bool = False,
+) -> Elastic:
+    """The policy for GPUs called `gpu_name` with `total_bytes` of memory each; none for a processor.
+
+    models:      which are trained for; "sequential": both, one after the other on the same GPUs.
+    target:      samples of an optimizer step; 0: `base_batch`.
+    target_util: share of the memory to use.
+    scale_batch: `base_batch` samples for every copy instead. That changes the mathematics.
+
+    Raises PlanError where not one sample fits.
+    """
+    rule = _rule(len(total_bytes), all_h100="H100" in gpu_name, base_batch=base_batch)
+    raw = _samples(rule, total_bytes, model_gb=_model_gb(models), target_util=target_util)
+    if raw < 1:
+        raise PlanError(
+            f"LatentWire's policy has no batch for {len(total_bytes)} x {gpu_name}",
+            why=f"{rule.strategy} leaves room for {raw} samples",
+            todo="use more or larger GPUs, one model after the other, or CONFIG_ELASTIC_POLICY_PLANNER=y",
+        )
+    capacity = min(raw, base_batch)
+    effective = base_batch * rule.copies if scale_batch else target or base_batch
+    if effective < rule.copies:
+        raise PlanError(
+            f"an effective batch of {effective} cannot be shared by {rule.copies} copies",
+            todo="raise CONFIG_TARGET_EFFECTIVE_BATCH or use fewer GPUs",
+        )
+    shares = _even(effective, rule.copies)
+    document = rule.document_per_copy if rule.document_per_copy is not None else capacity
+    note = "effective batch as asked on any number of GPUs"
+    if scale_batch:
+        note = f"GROWS with the GPUs ({rule.copies} x {base_batch}): other mathematics on every machine"
+    return Elastic(
+        strategy=rule.strategy,
+        layout=rule.layout,
+        copies=rule.copies,
+        capacity=capacity,
+        document_batch=document * rule.copies,
+        effective_batch=effective,
+        micro_batches=tuple(tuple(_even(share, -(-share // capacity))) for share in shares),
+        note=note,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ruled:
+    """The sizes of training one model of this toolkit by the same rules, with the reasons."""
+
+    micro_batch: int
+    target: int
+    why_micro_batch: str
+    why_target: str
+    why_strategy: str
+
+
+def one_model(config: Asked, facts: ModelFacts, placement: Placement) -> Ruled:
+    """The rules for one model instead of two: its own weights and activations in place of their table.
+
+    Raises PlanError where the model's size is not known or not one sample fits.
+    """
+    base, util = config.elastic_base_batch, config.elastic_target_util
+    assert base is not None and util is not None
+    world = placement.world.value
+    if facts.parameters is None or not facts.bytes_per_sample:
+        raise PlanError(
+            "LatentWire's policy needs the size of the model and of a sample",
+            why=f"{facts.name} is known by name only",
+            todo="set CONFIG_ELASTIC_POLICY_PLANNER=y",
+        )
+    optimizer_gb = OPTIMIZER_GB if world == 1 else 0
+    available_gb = util / 100 * placement.total_bytes / GB
+    left_bytes = round((available_gb - optimizer_gb) * GB) - WEIGHT_BYTES * facts.parameters
+    capacity = min(left_bytes // facts.bytes_per_sample, base)
+    rule = (
+        f"LatentWire's rule: {util} % of {placement.total_bytes / GB:.1f} GB"
+        + (f" less {OPTIMIZER_GB} GB" if optimizer_gb else "")
+        + f" and the weights leaves room for {left_bytes // facts.bytes_per_sample}, at most {base}"
+    )
+    if capacity < 1:
+        raise PlanError(
+            "LatentWire's policy has no batch here", why=rule, todo="set CONFIG_ELASTIC_POLICY_PLANNER=y"
+        )
+    target, why_target = config.target_effective_batch, "CONFIG_TARGET_EFFECTIVE_BATCH"
+    if config.elastic_scale_batch:
+        target, why_target = (
+            base * world,
+            f"CONFIG_ELASTIC_SCALE_BATCH=y: GROWS with the devices, {base} for each",
+        )
+    elif not target:
+        target, why_target = base, "CONFIG_ELASTIC_BASE_BATCH"
+    step = (config.norm_batch or 1) if facts.has_batchnorm else 1
+    share = max(step, target // world)  # what cannot be shared is refused later, with offers
+    sizes = [size for size in range(step, share + 1, step) if share % size == 0 and size <= capacity]
+    return Ruled(
+        micro_batch=max(sizes, default=step),
+        target=target,
+        why_micro_batch=rule,
+        why_target=why_target,
+        why_strategy="LatentWire's policy copies a model to every device",
+    )
+
+
+def as_ruled(config: Asked, ruled: Ruled) -> Asked:
+    """`config` with what the policy has decided in place of what it leaves open."""
+    assert dataclasses.is_dataclass(config) and not isinstance(config, type)
+    changed: Asked = dataclasses.replace(
+        config,
+        hyper_param="manual",
+        auto_method=None,
+        batch_size=ruled.micro_batch,
+        gradient_accumulation=0,
+        target_effective_batch=ruled.target,
+        dist_strategy="ddp",
+    )
+    return changed
+
+
+def document_batch(*, gpu_name: str, total_bytes: Sequence[int], models: Models = "both") -> int:
+    """Samples at once on all GPUs by the rules as they were written, whatever comes out."""
+    rule = _rule(len(total_bytes), all_h100="H100" in gpu_name, base_batch=64)
+    if rule.document_per_copy is not None:
+        return rule.document_per_copy * rule.copies
+    raw = _samples(rule, total_bytes, model_gb=_model_gb(models), target_util=0.75)
+    return min(64, raw) * rule.copies
+
+
+def _rule(count: int, *, all_h100: bool, base_batch: int) -> _Rule:
+    every = tuple(range(count))
+    copied = {"encoder": every, "llama": every, "qwen": every}
+    if count == 0:
+        return _Rule(strategy="single_device", layout={}, copies=1, share=0, document_per_copy=1)
+    if count == 1:
+        return _Rule(strategy="single_gpu", layout=copied, copies=1, share=1)
+    if count in (2, 4) and all_h100:
+        name = "ddp" if count == 2 else "ddp_4gpu"
+        return _Rule(strategy=name, layout=copied, copies=count, share=1, document_per_copy=base_batch)
+    if count == 2:
+        split = {"encoder": (0,), "llama": (0,), "qwen": (1,)}
+        return _Rule(strategy="model_split", layout=split, copies=1, share=1)
+    if count == 3:
+        layout = {"encoder": (0,), "llama": (0, 1), "qwen": (2,)}
+        return _Rule(strategy="hybrid_3gpu", layout=layout, copies=1, share=1 / 2)
+    if count == 4:
+        layout = {"encoder": (0,), "llama": (0, 1), "qwen": (2, 3)}
+        return _Rule(strategy="hybrid_4gpu", layout=layout, copies=2, share=1 / 2)
+    return _Rule(strategy=f"ddp_{count}gpu", layout=copied, copies=count, share=1 / 4)
+
+
+def _samples(rule: _Rule, total_bytes: Sequence[int], *, model_gb: float, target_util: float) -> int:
+    """Samples that one copy has room for; zero or less where the models alone are too large."""
+    if not total_bytes:
+        return 1
+    available_gb = target_util * min(total_bytes) / GB
+    left_gb = available_gb - rule.share * model_gb
+    if len(total_bytes) == 1:
+        return max(1, int(max(FLOOR_GB, left_gb - OPTIMIZER_GB) / SAMPLE_GB))
+    return int(left_gb / SAMPLE_GB)
+
+
+def _model_gb(models: Models) -> float:
+    if models in MODEL_GB:
+        return MODEL_GB[models]
+    return max(MODEL_GB.values()) if models == "sequential" else sum(MODEL_GB.values())
+
+
+def _even(total: int, parts: int) -> list[int]:
+    """`total` as a sum of so many numbers that differ by one at most, the larger ones first."""
+    whole, rest = divmod(total, parts)
+    return [whole + (part < rest) for part in range(parts)]

@@ -1,0 +1,131 @@
+"""LatentWire's elastic configuration: what it makes of GPUs, there or only named, and a demonstration."""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+from lib import kconf
+from lib.errors import ConfigError, PlanError, ToolkitError, run_main
+from lib.hardware import probe
+from lib.plan.assumed import parse_gpu
+from lib.plan.latentwire import Elastic, document_batch, latentwire
+from lib.plan.types import Device
+from lib.rundir import resolve_run
+from lib.tables import GB
+
+ROOT = Path(__file__).resolve().parents[1]
+COUNTS = (1, 2, 3, 4, 8, 16)
+DEMO = {
+    "CONFIG_DATA_LIMIT": "2048",
+    "CONFIG_ELASTIC_POLICY_LATENTWIRE": "y",
+    "CONFIG_BUDGET_STEPS": "y",
+    "CONFIG_MAX_STEPS": "40",
+    "CONFIG_PRECISION_FP32": "y",
+    "CONFIG_DEVICE_CPU": "y",
+}
+TRAIN = (sys.executable, "-m", "train")
+CLOSE = 1e-3  # fp32 rounding of 40 steps, by the loss
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m scripts.elastic", description=__doc__)
+    commands = parser.add_subparsers(dest="command", required=True)
+    check = commands.add_parser("check", help="print the rules' answers, and check them")
+    check.add_argument("gpu", nargs="?", default="", help="NAME[xN][:FREE]; default: of this machine")
+    commands.add_parser("demo", help="train on one process and on two, and compare")
+    options = parser.parse_args()
+    return demonstrate() if options.command == "demo" else show(options.gpu)
+
+
+def show(gpu: str) -> int:
+    """Print a line for each number of GPUs. Raises ConfigError where there is no GPU and none is named."""
+    hardware = parse_gpu(gpu) if gpu else probe("auto")
+    if hardware.kind == "cpu":
+        raise ConfigError("there is no GPU to ask the rules about", todo="name one: GPU=a100-40g")
+    device = hardware.devices[0]
+    print(f"{device.name}, {device.total_bytes / GB:.1f} GB; {len(hardware.devices)} of them")
+    print(
+        "Two frozen models by LatentWire's rules, 64 samples an optimizer step (training them is not there):"
+    )
+    for count in sorted({*COUNTS, len(hardware.devices)}):
+        print("\n".join(_lines(device, count)))
+    return 0
+
+
+def _lines(device: Device, count: int) -> Iterator[str]:
+    sizes = [device.total_bytes] * count
+    written = document_batch(gpu_name=device.name, total_bytes=sizes)
+    try:
+        found = latentwire(gpu_name=device.name, total_bytes=sizes)
+    except PlanError as error:
+        yield f"{count:>3}  none: {error.why} (as written: {written} at once)"
+        return
+    _check(found)
+    layout = ", ".join(f"{name} on {_listed(gpus)}" for name, gpus in found.layout.items())
+    counted = Counter(found.micro_batches[0]).items()
+    cut = " + ".join(f"{times} x {size}" for size, times in counted)
+    yield f"{count:>3}  {found.strategy:<12} {layout}"
+    yield f"     {found.copies} x ({cut}) = {found.effective_batch} samples (as written: {written} at once)"
+
+
+def _check(found: Elastic) -> None:
+    sizes = [size for micro_batches in found.micro_batches for size in micro_batches]
+    assert sum(sizes) == found.effective_batch and all(1 <= size <= found.capacity for size in sizes), found
+
+
+def _listed(gpus: tuple[int, ...]) -> str:
+    if len(gpus) > 2:
+        return f"{gpus[0]}-{gpus[-1]}"
+    return ",".join(map(str, gpus))
+
+
+def demonstrate() -> int:
+    """Raises ToolkitError where two processes do not end where one does."""
+    losses = {count: _trained(count) for count in (1, 2)}
+    for count, (batch, loss) in losses.items():
+        print(f"{count} process(es): {batch} samples an optimizer step, loss {loss:.6f} after 40 steps")
+    (one_batch, one), (two_batch, two) = losses.values()
+    if one_batch != two_batch or abs(one - two) > CLOSE * one:
+        raise ToolkitError("one process and two did not train alike", why=f"{losses}")
+    print("The same training on both.")
+    return 0
+
+
+def _trained(count: int) -> tuple[int, float]:
+    """Effective batch and final loss of LeNet-5 on the embedded digits."""
+    settings = {**DEMO, "CONFIG_NUM_DEVICES": str(count)}
+    with tempfile.TemporaryDirectory(prefix="anneal-elastic-") as name:
+        resolved = kconf.load(root=ROOT, config_file=ROOT / "defconfigs" / "lenet5", overrides=settings)
+        (Path(name) / ".config").write_text(resolved.text)
+        runs = Path(name) / "runs"
+        done = subprocess.run(
+            [
+                "env",
+                f"KCONFIG_CONFIG={name}/.config",
+                sys.executable,
+                "-m",
+                "train",
+                "--runs",
+                str(runs),
+                "train",
+            ],
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        if done.returncode:
+            last = done.stderr.strip().splitlines()[-1:] or ["nothing was said"]
+            raise ToolkitError(f"training on {count} process(es) failed", why=last[0])
+        run = resolve_run(runs)
+        return run.read_json("plan")["effective_batch"], float(run.status().facts["loss"])
+
+
+if __name__ == "__main__":
+    sys.exit(run_main(main))
