@@ -246,6 +246,7 @@ train-%: ready
 ## test: every test
 ## test-fast: the tests that take less than about two seconds each
 ## test-light: the tests of configuration on every Python and kconfiglib that is promised
+## test-faults: each test of a killed or interrupted run five times, counted
 ## check: style, form and types
 ## new-model: scaffold models/NAME for TASK=classify or TASK=lm
 test: ready-dev symbols
@@ -256,6 +257,9 @@ test-fast: ready-dev symbols
 
 test-light: ready symbols
 	$(quiet)$(PY) -m scripts.light_matrix
+
+test-faults: ready-dev symbols
+	$(quiet)$(PY) -m scripts.faults
 
 check: ready-dev symbols
 	$(quiet)$(PY) -m ruff check
@@ -300,7 +304,7 @@ help: symbols
 .PHONY: all $(CONFIGURATION) savedefconfig checkconfig defconfig mergeconfig setconfig diffconfig explain \
 	searchconfig $(DEFCONFIGS) $(FRAGMENT_TARGETS) train resume rerun plan eval sample export plots bench \
 	elastic-check elastic-demo $(SCALING) \
-	$(TRAIN_NAMES) test test-fast test-light check new-model \
+	$(TRAIN_NAMES) test test-fast test-light test-faults check new-model \
 	clean mrproper distclean data-clean printvars help variables symbols configured ready ready-dev
 
 # A variable that nothing reads (make train LR=3) stops every target, whatever it is. The script

@@ -67,6 +67,7 @@ class Config:
     device: Literal["auto", "cuda", "mps", "cpu"]
     num_devices: int
     dist_strategy: Literal["auto", "ddp", "zero1", "zero2", "fsdp", "hsdp"]
+    dist_max_restarts: int
 
     # Optimizer and schedule
     optimizer: Literal["sgd", "adam", "adamw", "muon"]

@@ -3,8 +3,8 @@
 `launch` turns this process into the supervisor, which starts the workers through torchrun and
 stays their parent. Notes in a directory of the launch go between them: launch.json (to all
 workers), RANK.pid (it can take signals now), RANK.status (it has told how it ended, and ends),
-RANK.crash (the traceback of what nothing caught). No worker outlives the supervisor, however
-that ends.
+RANK.crash (the traceback of what nothing caught), kept.json (what a worker that takes its place
+after a restart is to know). No worker outlives the supervisor, however that ends.
 """
 
 from __future__ import annotations
@@ -29,18 +29,22 @@ _PARENT_CHECK_SECONDS = 1.0
 _PATIENCE_SECONDS = 2.0  # of a failing worker with rank 0, which may be about to tell the same failure
 _SHUTDOWN_SECONDS = 5  # until torchrun kills workers that hang after another one failed
 _TAIL_LINES = 30
+_LAUNCH, _KEPT = "launch.json", "kept.json"
 
 
-def launch(plan: Mapping[str, Any], *, world: int, cpu_count: int, arguments: Sequence[str]) -> NoReturn:
+def launch(
+    plan: Mapping[str, Any], *, world: int, restarts: int, cpu_count: int, arguments: Sequence[str]
+) -> NoReturn:
     """Replace this process by a supervisor of `world` workers that run `python -m train ARGUMENTS`.
 
+    restarts: how many times all are started again after one was killed.
     Replacing it frees the device memory that probing took. Does not return; the exit status is
     the one that rank 0 gives to `end_process`.
     """
     notes = tempfile.mkdtemp(prefix="anneal-")
     # The supervisor will have the number of this process.
-    launched = {"plan": plan, "supervisor": os.getpid()}
-    (Path(notes) / "launch.json").write_text(json.dumps(launched))
+    launched = {"plan": plan, "supervisor": os.getpid(), "restarts": restarts}
+    (Path(notes) / _LAUNCH).write_text(json.dumps(launched))
     environment = os.environ | {_NOTES_VARIABLE: notes}
     environment.setdefault("OMP_NUM_THREADS", str(max(1, cpu_count // world)))
     environment.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", str(_SHUTDOWN_SECONDS))
@@ -51,19 +55,32 @@ def launch(plan: Mapping[str, Any], *, world: int, cpu_count: int, arguments: Se
 
 
 def become_worker() -> dict[str, Any] | None:
-    """Take up the duties of a worker and return what `launch` was given; None in a process of its own."""
+    """Take up the duties of a worker; None in a process of its own.
+
+    Returns what `launch` was given, and after a restart what a worker has kept (`keep`).
+    """
     notes = _notes()
     if notes is None:
         return None
     try:
-        launched = json.loads((notes / "launch.json").read_text())
+        launched = json.loads((notes / _LAUNCH).read_text())
     except FileNotFoundError:
         os._exit(1)  # the supervisor has ended and taken the notes along
     threading.Thread(target=_end_with, args=(launched["supervisor"], notes), daemon=True).start()
     sys.excepthook = _crash
     _note("pid", str(os.getpid()))
     plan: dict[str, Any] = launched["plan"]
-    return plan
+    kept = notes / _KEPT
+    return plan | json.loads(kept.read_text()) if kept.exists() else plan
+
+
+def keep(values: Mapping[str, Any]) -> None:
+    """Have `become_worker` return these, too, after a restart. Nothing happens outside of a launch."""
+    notes = _notes()
+    if notes is not None:
+        part = notes / f"{_KEPT}-part"
+        part.write_text(json.dumps(values))
+        part.rename(notes / _KEPT)
 
 
 def end_process(status: int) -> NoReturn:
@@ -129,11 +146,33 @@ class _Supervisor:
         """Run the workers to their end. Returns the exit status of the whole."""
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, self._pass_on)
-        return self._verdict(self._torchrun(arguments))
+        restarts = json.loads((self._notes / _LAUNCH).read_text())["restarts"]
+        failed = self._torchrun(arguments)
+        for restart in range(1, restarts + 1):
+            if not self._was_killed(failed):
+                break
+            rank = self._culprit(failed)
+            killed = f"process {rank} of {self._world} was ended by signal {-failed[rank]}"
+            print(f"{killed}: starting all again ({restart} of {restarts})", file=sys.stderr, flush=True)
+            self._forget()
+            failed = self._torchrun(arguments)
+        return self._verdict(failed)
+
+    def _was_killed(self, failed: Mapping[int, int]) -> bool:
+        """Whether somebody else ended a worker, and nobody asked for an end."""
+        return bool(failed) and not self._signal and failed.get(self._culprit(failed), 0) < 0
+
+    def _forget(self) -> None:
+        """Remove what the workers of before have left, but for what they kept for those who come."""
+        for path in self._notes.iterdir():
+            if path.is_dir():
+                shutil.rmtree(path)
+            elif path.suffix in (".pid", ".status", ".crash"):
+                path.unlink()
 
     def _torchrun(self, arguments: Sequence[str]) -> dict[int, int]:
         """Exit statuses (negative: signals) of the workers that failed first, by rank."""
-        log = (self._notes / "torchrun.log").open("w")
+        log = (self._notes / "torchrun.log").open("a")
         # File descriptor 2 stays what it is: rank 0 inherits it.
         with contextlib.redirect_stderr(log):
             # Here, because its loggers keep the stderr that they find.

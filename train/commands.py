@@ -19,7 +19,7 @@ from lib.data.types import Dataset, TokenPart
 from lib.errors import ToolkitError, run_main
 from lib.hardware import environment, probe
 from lib.hyperparams import apply_hyperparams
-from lib.launcher import become_worker, end_process, launch
+from lib.launcher import become_worker, end_process, keep, launch
 from lib.plan.show import show
 from lib.plan.types import SHARDS_WEIGHTS, Hardware, Plan
 from lib.rundir import RunDir, resolve_run
@@ -160,7 +160,13 @@ def _carry_out(order: Order, find_run: Callable[[], RunDir | None], *, again: Ru
             "hardware": hardware.to_json(),
             "run": str(run.path) if run else None,
         }
-        launch(payload, world=plan.world, cpu_count=hardware.cpu_count, arguments=sys.argv[1:])
+        launch(
+            payload,
+            world=plan.world,
+            restarts=order.config.dist_max_restarts,
+            cpu_count=hardware.cpu_count,
+            arguments=sys.argv[1:],
+        )
     return _as_main(case, Backend(plan.device), run)
 
 
@@ -224,6 +230,7 @@ def _same_machine(one: Hardware, other: Hardware) -> bool:
 def _as_main(case: Case, backend: Backend, interrupted: RunDir | None) -> int:
     """Train as the rank that writes the run directory, and leave a true status in it."""
     run = interrupted or create_run(case)
+    keep({"run": str(run.path)})
     record = RunRecord(
         run, Console(run.log), started=case.order.started, keep_last=case.order.config.keep_last
     )

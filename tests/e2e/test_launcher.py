@@ -38,7 +38,8 @@ if os.environ.get("RANK") == {rank!r}:
 @pytest.fixture
 def runner(tmp_path: Path) -> Runner:
     runner = Runner(tmp_path)
-    runner.configure("lenet5", TINY | LONG | {"CONFIG_DEVICE_CPU": "y", "CONFIG_NUM_DEVICES": "2"})
+    two = {"CONFIG_DEVICE_CPU": "y", "CONFIG_NUM_DEVICES": "2", "CONFIG_DIST_MAX_RESTARTS": "0"}
+    runner.configure("lenet5", TINY | LONG | two)
     return runner
 
 

@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -40,7 +41,8 @@ def test_launching_becomes_a_supervisor_and_shares_out_the_processors(
         if given:
             monkeypatch.setenv("OMP_NUM_THREADS", given)
         with pytest.raises(Replaced):
-            launcher.launch({"a": 1}, world=2, cpu_count=9, arguments=["--runs", "elsewhere", "train"])
+            arguments = ["--runs", "elsewhere", "train"]
+            launcher.launch({"a": 1}, world=2, restarts=3, cpu_count=9, arguments=arguments)
         path, arguments, environment = replaced.pop()
         assert path == arguments[0] == sys.executable
         assert arguments[1:3] == ["-m", "lib.launcher"]
@@ -111,3 +113,59 @@ def test_a_worker_that_comes_too_late_ends_without_a_word(tmp_path: Path) -> Non
 def test_a_supervisor_is_light() -> None:
     process = worker(None, "import sys; print('torch' in sys.modules)")
     assert process.stdout == "False\n"
+
+
+def test_what_a_worker_keeps_is_there_for_those_who_take_its_place(notes: Path) -> None:
+    worker(notes, "launcher.become_worker(); launcher.keep({'run': 'here'}); launcher.end_process(0)")
+    assert worker(notes, "print(launcher.become_worker())").stdout == "{'a': 1, 'run': 'here'}\n"
+    assert worker(None, "launcher.keep({'run': 'here'})").returncode == 0
+
+
+class Failing(launcher._Supervisor):
+    """Workers that end as they are told, one attempt after the other."""
+
+    def __init__(self, notes: Path, *attempts: dict[int, int], leaves: dict[str, str] | None = None) -> None:
+        super().__init__(notes, world=2)
+        self.attempts, self.leaves, self.started = list(attempts), leaves or {}, 0
+
+    def _torchrun(self, arguments: Sequence[str]) -> dict[int, int]:  # noqa: ARG002
+        self.started += 1
+        assert not list(self._notes.glob("*.crash")), "what was left before is still there"
+        for name, text in self.leaves.items():
+            (self._notes / name).write_text(text)
+        return self.attempts.pop(0)
+
+
+@pytest.fixture
+def restarting(notes: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(launcher.signal, "signal", lambda *_: None)
+    (notes / "launch.json").write_text('{"plan": {}, "supervisor": 1, "restarts": 2}')
+    return notes
+
+
+def test_workers_are_started_again_when_one_was_killed(
+    restarting: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    left = {"0.crash": "the other one is gone", "kept.json": "{}"}
+    supervisor = Failing(restarting, {0: 1, 1: -9}, {0: 1, 1: -9}, {}, leaves=left)
+    (restarting / "0.pid").write_text("1")
+    assert supervisor.run([]) == 0
+    assert supervisor.started == 3 and (restarting / "kept.json").exists()
+    assert "process 1 of 2 was ended by signal 9: starting all again (2 of 2)" in capsys.readouterr().err
+
+
+def test_not_more_often_than_allowed(restarting: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    supervisor = Failing(restarting, *[{1: -9}] * 3)
+    assert supervisor.run([]) == 1 and supervisor.started == 3
+    assert "error: process 1 of 2 was ended by signal 9" in capsys.readouterr().err
+
+
+def test_an_error_is_not_tried_again(restarting: Path) -> None:
+    supervisor = Failing(restarting, {1: 1}, leaves={"1.crash": "that went wrong"})
+    assert supervisor.run([]) == 1 and supervisor.started == 1
+
+
+def test_nor_what_was_asked_to_stop(restarting: Path) -> None:
+    supervisor = Failing(restarting, {1: -9})
+    supervisor._signal = 15
+    assert supervisor.run([]) == 143 and supervisor.started == 1

@@ -1,0 +1,61 @@
+"""A killed process costs the steps since the last checkpoint and nothing else."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.runner import ROOT, TINY, Runner
+
+pytestmark = pytest.mark.slow
+
+STEPS, EVERY, KILLED_AT = 16, 5, 13
+COURSE = {
+    "CONFIG_DEVICE_CPU": "y",
+    "CONFIG_MAX_STEPS": str(STEPS),
+    "CONFIG_CHECKPOINT_INTERVAL_STEPS": str(EVERY),
+    "CONFIG_LOG_INTERVAL_STEPS": "1",
+    "CONFIG_CHANNELS_LAST": "n",
+}
+# Python runs it in every process when it starts. Only the first process to come to that step is killed.
+KILL_ONCE = """
+import os
+if os.environ.get("RANK") == "1" and not os.path.exists({marker!r}):
+    import train.loop
+    original = train.loop.optimizer_step
+    def optimizer_step(job, progress):
+        if progress.step + 1 == {step}:
+            open({marker!r}, "x").close()
+            os.kill(os.getpid(), 9)
+        return original(job, progress)
+    train.loop.optimizer_step = optimizer_step
+"""
+
+
+def losses(runner: Runner) -> list[tuple[int, float]]:
+    rows = map(json.loads, runner.newest().metrics.read_text().splitlines())
+    return [(row["step"], row["loss"]) for row in rows if row["kind"] == "train"]
+
+
+def test_a_killed_process_costs_less_than_a_checkpoint_interval(tmp_path: Path) -> None:
+    folders = [tmp_path / "one", tmp_path / "two"]
+    for folder in folders:
+        folder.mkdir()
+    one, two = map(Runner, folders)
+    one.configure("lenet5", TINY | COURSE)
+    one.run("train")
+    two.configure("lenet5", TINY | COURSE | {"CONFIG_NUM_DEVICES": "2", "CONFIG_DIST_STRATEGY_FSDP": "y"})
+    code = KILL_ONCE.format(marker=str(tmp_path / "killed"), step=KILLED_AT)
+    (two.folder / "sitecustomize.py").write_text(code)
+    output = two.run("train", PYTHONPATH=os.pathsep.join([str(two.folder), str(ROOT)]))
+    assert "process 1 of 2 was ended by signal 9: starting all again (1 of 3)" in output
+    lost = KILLED_AT - 1 - (KILLED_AT - 1) // EVERY * EVERY
+    assert f"Starting after step {KILLED_AT - 1 - lost}" in output and lost <= EVERY - 1
+    assert two.newest().status().state == "done"
+    found, expected = losses(two), losses(one)
+    assert [step for step, _ in found] == [step for step, _ in expected] == list(range(1, STEPS + 1))
+    for (_, loss), (_, reference) in zip(found, expected, strict=True):
+        assert loss == pytest.approx(reference, abs=1e-5)
