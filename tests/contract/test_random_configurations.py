@@ -46,9 +46,11 @@ SMALL = {
     "GPT2_WIDTH": "8",
     "RESNET18_WIDTH": "4",
     "RESNET50_WIDTH": "4",
+    "RESNET_BK_LAYERS": "1",
+    "RESNET_BK_WIDTH": "16",
 }
 # In place of data that are not there: texts for the models that read them, images for the others.
-EMBEDDED = ("pysource", "scenes", "digits")
+EMBEDDED = ("markov", "scenes", "digits")
 
 
 @pytest.fixture(scope="module")
