@@ -75,7 +75,7 @@ USE_JSON := plan
 SCALING := scaling scaling-plan scaling-run scaling-fit scaling-plot scaling-report
 $(foreach name,QUICK BUDGET COMPARE EPOCHS BATCH DEVICE CORPUS OUT,$(eval USE_$(name) := $(SCALING)))
 # Those that write a configuration say that CONFIG_ variables are for runs.
-USE_CONFIG := train train-% plan bench checkconfig explain searchconfig menuconfig nconfig guiconfig xconfig config \
+USE_CONFIG := train train-% plan probe bench checkconfig explain searchconfig menuconfig nconfig guiconfig xconfig config \
 	oldconfig olddefconfig syncconfig $(EXTREMES) savedefconfig setconfig mergeconfig defconfig defconfig-% \
 	%_defconfig %.config all
 used_by = $(USE_$(if $(filter CONFIG_%,$(1)),CONFIG,$(1)))
@@ -182,6 +182,7 @@ $(FRAGMENT_TARGETS): ready
 ## export: write weights to DIRECTORY= in the layout of Hugging Face transformers
 ## plots: draw the curves of the newest run, or of RUN=
 ## plan: show what would be decided for this machine, or for GPU=h100-80gx4:70G, GPU=all; JSON=1
+## probe: measure which micro-batch trains fastest here, for CONFIG_AUTO_METHOD_PROBE
 ## scaling: train several sizes and judge how the loss falls; QUICK=1 BUDGET= COMPARE= CORPUS= EPOCHS= BATCH= DEVICE= OUT=
 ## scaling-plan: what each run of it would cost
 ## scaling-run: its plan, gate and runs alone
@@ -196,6 +197,9 @@ train: configured ready
 
 plan: configured ready
 	$(TRAIN) $@ $(call option,gpu,GPU) $(if $(call given,JSON),--json)
+
+probe: configured ready
+	$(TRAIN) $@
 
 # A stored run brings its own configuration.
 resume rerun: ready symbols
@@ -250,10 +254,10 @@ train-%: ready
 ## check: style, form and types
 ## new-model: scaffold models/NAME for TASK=classify or TASK=lm
 test: ready-dev symbols
-	$(quiet)$(PY) -m pytest -n 2
+	$(quiet)$(PY) -m pytest -n 2 --dist worksteal
 
 test-fast: ready-dev symbols
-	$(quiet)$(PY) -m pytest -n 2 -m "not slow"
+	$(quiet)$(PY) -m pytest -n 2 --dist worksteal -m "not slow"
 
 test-light: ready symbols
 	$(quiet)$(PY) -m scripts.light_matrix
@@ -302,7 +306,7 @@ help: symbols
 	      '$(KCONFIG_MAKE_KNOWN)'
 
 .PHONY: all $(CONFIGURATION) savedefconfig checkconfig defconfig mergeconfig setconfig diffconfig explain \
-	searchconfig $(DEFCONFIGS) $(FRAGMENT_TARGETS) train resume rerun plan eval sample export plots bench \
+	searchconfig $(DEFCONFIGS) $(FRAGMENT_TARGETS) train resume rerun plan probe eval sample export plots bench \
 	elastic-check elastic-demo $(SCALING) \
 	$(TRAIN_NAMES) test test-fast test-light test-faults check new-model \
 	clean mrproper distclean data-clean printvars help variables symbols configured ready ready-dev

@@ -49,7 +49,7 @@ class Config:
 
     # Batch size, compilation, precision, devices
     hyper_param: Literal["auto", "manual"]
-    auto_method: Literal["table", "predict"] | None
+    auto_method: Literal["table", "predict", "probe"] | None
     elastic_policy: Literal["planner", "latentwire"] | None
     elastic_base_batch: int | None
     elastic_target_util: int | None
@@ -68,6 +68,9 @@ class Config:
     num_devices: int
     dist_strategy: Literal["auto", "ddp", "zero1", "zero2", "fsdp", "hsdp"]
     dist_max_restarts: int
+
+    # Memory
+    grad_checkpoint: Literal["none", "blocks", "all"] | None  # None for models without blocks
 
     # Optimizer and schedule
     optimizer: Literal["sgd", "adam", "adamw", "muon"]

@@ -17,15 +17,18 @@ from lib.errors import PlanError
 from lib.gpus import find_gpu
 from lib.hardware import probe
 from lib.hyperparams import apply_hyperparams
+from lib.memory.measured import Kept
 from lib.plan.assumed import machine_names, parse_gpu
-from lib.plan.fitting import Parts, Trial
+from lib.plan.fitting import Parts, Trial, trial_of
 from lib.plan.planner import ways_to_spread
 from lib.plan.roofline import StepTime, StepWork, estimate_step_time
 from lib.plan.show import show
 from lib.plan.types import Hardware, Memory, Plan
 from lib.plan.ways import WayToSpread, ways_text
+from lib.recompute import CHOICES
 from lib.tables import GB
 from train.forecast import Footprint, Footprints
+from train.probing import Bench, known
 from train.setup import Subject, unopened_subject
 from train.stored import say
 
@@ -42,6 +45,15 @@ class Outlook:
     step_time: StepTime | None  # None where the device is not in the catalogue
     alternatives: tuple[str, ...]
     ways: tuple[WayToSpread, ...]  # empty for one device
+    asked_method: str  # manual, or what CONFIG_AUTO_METHOD says
+    measured: str | None  # when the micro-batch was measured here; None where it was not
+
+    @property
+    def method(self) -> str:
+        """Where the micro-batch comes from."""
+        if self.measured is not None:
+            return "measured"
+        return self.asked_method if self.asked_method in ("table", "manual") else "predicted"
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -53,6 +65,8 @@ class Outlook:
             else [self.step_time.fastest_seconds, self.step_time.slowest_seconds],
             "alternatives": list(self.alternatives),
             "ways_to_spread": [way.to_json() for way in self.ways],
+            "method": self.method,
+            "measured": self.measured,
         }
 
 
@@ -68,7 +82,18 @@ def plan(*, root: Path, gpu: str, as_json: bool) -> int:
     if len(names) > 1:
         return _compare(config, subject, names, as_json=as_json)
     hardware = parse_gpu(names[0]) if names else probe(config.device)
-    outlook = look_ahead(config, subject, hardware, Footprints(config, subject))
+    footprints, kept = Footprints(config, subject), None
+    if config.auto_method == "probe" and not names:
+        bench = Bench(
+            resolved=resolved,
+            config=config,
+            subject=subject,
+            hardware=hardware,
+            predict=footprints.predictor(hardware),
+            root=root,
+        )
+        kept = known(bench)
+    outlook = look_ahead(config, subject, hardware, footprints, kept=kept)
     if as_json:
         print(json.dumps(outlook.to_json(), indent=2))
         return 0
@@ -78,11 +103,20 @@ def plan(*, root: Path, gpu: str, as_json: bool) -> int:
     return 0
 
 
-def look_ahead(config: Config, subject: Subject, hardware: Hardware, footprints: Footprints) -> Outlook:
-    """The plan of `config` on `hardware`, and what follows from it."""
-    predict = footprints.predictor(hardware)
-    decided = apply_hyperparams(config, False, hardware=hardware, facts=subject.facts, predict=predict)
-    found = footprints.of(_trial(decided), hardware)
+def look_ahead(
+    config: Config,
+    subject: Subject,
+    hardware: Hardware,
+    footprints: Footprints,
+    *,
+    kept: Kept | None = None,
+) -> Outlook:
+    """The plan of `config` on `hardware`, and what follows from it. kept: what was measured there."""
+    predict, probed = footprints.predictor(hardware), kept.probed if kept is not None else None
+    decided = apply_hyperparams(
+        config, False, hardware=hardware, facts=subject.facts, predict=predict, probed=probed
+    )
+    found = footprints.of(trial_of(decided), hardware)
     micro_batches = 2 if decided.accumulation > 1 else 1
     step_flop = found.step_flop * decided.accumulation // micro_batches
     return Outlook(
@@ -93,23 +127,13 @@ def look_ahead(config: Config, subject: Subject, hardware: Hardware, footprints:
         alternatives=tuple(_alternatives(config, subject, hardware, decided)),
         ways=tuple(
             WayToSpread.of(candidate, verdict)
-            for candidate, verdict in ways_to_spread(config, hardware, subject.facts, predict=predict)
+            for candidate, verdict in ways_to_spread(
+                config, hardware, subject.facts, predict=predict, probed=probed
+            )
             if decided.world > 1
         ),
-    )
-
-
-def _trial(decided: Plan) -> Trial:
-    return Trial(
-        device=decided.device,
-        several_devices=decided.world > 1,
-        micro_batch=decided.micro_batch,
-        accumulates=decided.accumulation > 1,
-        norm_batch=decided.norm_batch,
-        precision=decided.precision,
-        channels_last=decided.channels_last,
-        compile=decided.compile,
-        layout=decided.layout,
+        asked_method=config.auto_method or "manual",
+        measured=kept.made if kept is not None else None,
     )
 
 
@@ -133,7 +157,7 @@ def _alternatives(config: Config, subject: Subject, hardware: Hardware, decided:
     """What one change of the configuration would make of the peak, at the same micro-batch."""
     if decided.memory is None:
         return
-    trial, now = _trial(decided), decided.memory.peak_bytes
+    trial, now = trial_of(decided), decided.memory.peak_bytes
     for told, changed, other in _changes(config, trial):
         peak = sum(Footprints(changed, subject).predictor(hardware)(other).values())
         if peak < 0.98 * now:
@@ -141,10 +165,10 @@ def _alternatives(config: Config, subject: Subject, hardware: Hardware, decided:
 
 
 def _changes(config: Config, trial: Trial) -> Iterator[tuple[str, Config, Trial]]:
-    name = f"CONFIG_{config.model.upper()}_CHECKPOINTING"
-    if config.model_options.get("checkpointing") is False:
-        options = {**config.model_options, "checkpointing": True}
-        yield f"{name}=y", dataclasses.replace(config, model_options=options), trial
+    if config.grad_checkpoint is not None:
+        for recompute in CHOICES[CHOICES.index(config.grad_checkpoint) + 1 :]:
+            name = f"CONFIG_GRAD_CHECKPOINT_{recompute.upper()}=y"
+            yield name, dataclasses.replace(config, grad_checkpoint=recompute), trial
     if trial.precision == "fp32" and trial.device != "cpu":
         yield "CONFIG_PRECISION_BF16=y", config, dataclasses.replace(trial, precision="bf16")
     if config.optimizer != "sgd":
@@ -166,9 +190,22 @@ def _lines(outlook: Outlook) -> Iterator[str]:
         yield str(outlook.step_time)
     if outlook.ways:
         yield from ways_text(outlook.ways, columns=shutil.get_terminal_size().columns)
+    yield _methods(outlook)
     if outlook.alternatives:
         yield "What would need less memory:"
         yield from (f"  {line}" for line in outlook.alternatives)
+
+
+def _methods(outlook: Outlook) -> str:
+    """Where each number comes from."""
+    origin = {
+        "measured": f"measured here on {outlook.measured} (make probe)",
+        "predicted": "predicted",
+        "table": "from the table of free memory",
+        "manual": "set by hand",
+    }[outlook.method]
+    time = "" if outlook.step_time is None else "; seconds: estimated"
+    return f"Micro-batch: {origin}; memory and work: predicted{time}"
 
 
 def _bars(memory: Memory) -> Iterator[str]:

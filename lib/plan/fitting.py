@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import TypeAlias
 
 from lib.errors import PlanError
-from lib.plan.types import Kind, Layout, Memory, Precision
+from lib.plan.types import Kind, Layout, Memory, Plan, Precision
 from lib.tables import (
     COMPILED_PEAK_FACTOR,
     FREE_MEMORY_MARGIN,
@@ -38,6 +38,21 @@ class NoRoomError(PlanError):
     def __init__(self, what: str, *, why: str, todo: str, trial: Trial, memory: Memory) -> None:
         super().__init__(what, why=why, todo=todo)
         self.trial, self.memory = trial, memory
+
+
+def trial_of(plan: Plan) -> Trial:
+    """How `plan` makes its steps."""
+    return Trial(
+        device=plan.device,
+        several_devices=plan.world > 1,
+        micro_batch=plan.micro_batch,
+        accumulates=plan.accumulation > 1,
+        norm_batch=plan.norm_batch,
+        precision=plan.precision,
+        channels_last=plan.channels_last,
+        compile=plan.compile,
+        layout=plan.layout,
+    )
 
 
 Parts: TypeAlias = Mapping[str, int]

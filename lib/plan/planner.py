@@ -9,6 +9,7 @@ from lib.plan.fitting import Predict
 from lib.plan.latentwire import as_ruled, one_model
 from lib.plan.numerics import choose_compile, choose_precision
 from lib.plan.placement import Placement, place
+from lib.plan.probing import Probed
 from lib.plan.sharding import layouts
 from lib.plan.sizing import Way
 from lib.plan.strategies import Candidate, Choice, choose_strategy, why_shard
@@ -22,16 +23,18 @@ def plan(
     *,
     even: bool = False,
     predict: Predict | None = None,
+    probed: Probed | None = None,
 ) -> Plan:
     """Decide how `config` runs on `hardware`; pure, the same arguments give the same plan.
 
     predict: says what a step needs of a device's memory. Only AUTO_METHOD_TABLE and a batch that is set
         by hand do without.
+    probed: what was measured for this very configuration here; None where nothing was.
     even: never plan a smaller last micro-batch, for a caller that cannot run one.
 
     Raises PlanError where no plan honours the configuration, with what to change.
     """
-    placement, choice = _choice(config, hardware, facts, even=even, predict=predict)
+    placement, choice = _choice(config, hardware, facts, even=even, predict=predict, probed=probed)
     sizes, taken = choice.sizes, choice.taken
     compiled = _compiled(config, placement, taken)
     precision = choose_precision(config, placement, hardware)
@@ -65,14 +68,25 @@ def plan(
 
 
 def ways_to_spread(
-    config: Asked, hardware: Hardware, facts: ModelFacts, *, predict: Predict | None
+    config: Asked,
+    hardware: Hardware,
+    facts: ModelFacts,
+    *,
+    predict: Predict | None,
+    probed: Probed | None = None,
 ) -> tuple[tuple[Candidate, str], ...]:
     """Every way to spread the run over its devices that `plan` looks at, and what it makes of each."""
-    return _choice(config, hardware, facts, even=False, predict=predict)[1].verdicts
+    return _choice(config, hardware, facts, even=False, predict=predict, probed=probed)[1].verdicts
 
 
 def _choice(
-    config: Asked, hardware: Hardware, facts: ModelFacts, *, even: bool, predict: Predict | None
+    config: Asked,
+    hardware: Hardware,
+    facts: ModelFacts,
+    *,
+    even: bool,
+    predict: Predict | None,
+    probed: Probed | None,
 ) -> tuple[Placement, Choice]:
     placement = place(config, hardware)
     ruled = None
@@ -86,6 +100,7 @@ def _choice(
         channels_last=config.channels_last,
         even=even,
         predict=predict,
+        probed=probed,
         layout=next(layouts(placement.world.value)),
     )
     choice = choose_strategy(config, facts, placement, way)

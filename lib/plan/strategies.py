@@ -10,9 +10,10 @@ from lib.gpus import find_gpu
 from lib.plan.asked import Asked, Decision
 from lib.plan.fitting import NoRoomError, predicted
 from lib.plan.placement import Placement
+from lib.plan.reasons import told, why_memory
 from lib.plan.roofline import FLOP_SHARES, StepWork, estimate_step_time, peak_flop_per_second
 from lib.plan.sharding import held, layouts
-from lib.plan.sizing import Situation, Sizes, Way, choose_sizes, told, why_memory
+from lib.plan.sizing import Situation, Sizes, Way, choose_sizes
 from lib.plan.traffic import ELEMENT_BYTES, exposed_seconds, links_of, traffic_seconds
 from lib.plan.types import SHARDS_WEIGHTS, Layout, ModelFacts
 from lib.tables import GB
@@ -127,7 +128,7 @@ def _same_sizes(sizes: Sizes, config: Asked, facts: ModelFacts, placement: Place
         config=config, facts=facts, placement=placement, way=way, norm_batch=sizes.norm_batch
     )
     memory = situation.memory(sizes.split.micro_batch, accumulates=sizes.split.accumulation > 1)
-    return replace(sizes, memory=memory, reasons={**sizes.reasons, "memory": why_memory(memory)})
+    return replace(sizes, memory=memory, reasons={**sizes.reasons, "memory": why_memory(memory, way.probed)})
 
 
 def _cannot_be_beaten(candidate: Candidate, facts: ModelFacts, placement: Placement) -> bool:
