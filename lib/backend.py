@@ -41,6 +41,7 @@ class Backend:
     def __init__(self, kind: Kind, *, rank: int = 0, world: int = 1, local_rank: int = 0) -> None:
         self.kind = kind
         self.rank, self.world = rank, world
+        self.local_world = world  # processes on this machine
         name = "cuda" if kind in ("cuda", "rocm") else kind
         self.device = torch.device(name, local_rank) if name == "cuda" else torch.device(name)
         if name == "cuda":
@@ -200,14 +201,19 @@ class SimulatedBackend(Backend):
         return torch.amp.GradScaler("cpu", enabled=False)
 
 
-def open_backend(kind: Kind, *, world: int) -> Backend:
-    """The backend of this process; with world > 1 the process must have been started by `launch`."""
+def open_backend(kind: Kind, *, world: int | None) -> Backend:
+    """The backend of this process; but for world = 1 it must have been started by `launch`.
+
+    world: None stands for as many as were started.
+    """
     if world == 1:
         return Backend(kind)
     started = int(os.environ["WORLD_SIZE"])
-    assert started == world, f"the plan is for {world} processes, {started} were started"
+    assert world in (None, started), f"the plan is for {world} processes, {started} were started"
     rank, local_rank = int(os.environ["RANK"]), int(os.environ["LOCAL_RANK"])
-    return DistributedBackend(kind, rank=rank, world=world, local_rank=local_rank)
+    backend = DistributedBackend(kind, rank=rank, world=started, local_rank=local_rank)
+    backend.local_world = int(os.environ.get("LOCAL_WORLD_SIZE", started))
+    return backend
 
 
 def configure_numerics(precision: Precision, *, deterministic: bool) -> None:

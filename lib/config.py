@@ -68,6 +68,8 @@ class Config:
     num_devices: int
     dist_strategy: Literal["auto", "ddp", "zero1", "zero2", "fsdp", "hsdp"]
     dist_max_restarts: int
+    dist_nnodes: str
+    dist_endpoint: str | None  # None for one machine
 
     # Memory
     grad_checkpoint: Literal["none", "blocks", "all"] | None  # None for models without blocks

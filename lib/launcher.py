@@ -2,9 +2,10 @@
 
 `launch` turns this process into the supervisor, which starts the workers through torchrun and
 stays their parent. Notes in a directory of the launch go between them: launch.json (to all
-workers), RANK.pid (it can take signals now), RANK.status (it has told how it ended, and ends),
-RANK.crash (the traceback of what nothing caught), kept.json (what a worker that takes its place
-after a restart is to know). No worker outlives the supervisor, however that ends.
+workers), and by the rank on this machine RANK.pid (it can take signals now), RANK.status (it has
+told how it ended, and ends), RANK.crash (the traceback of what nothing caught); kept.json (what a
+worker that takes its place after a restart is to know). No worker outlives the supervisor, however
+that ends.
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
+from lib.gathering import torchrun_options
+
 _NOTES_VARIABLE = "ANNEAL_LAUNCH"  # names the directory of notes to the workers
 _PARENT_CHECK_SECONDS = 1.0
 _PATIENCE_SECONDS = 2.0  # of a failing worker with rank 0, which may be about to tell the same failure
@@ -33,21 +36,32 @@ _LAUNCH, _KEPT = "launch.json", "kept.json"
 
 
 def launch(
-    plan: Mapping[str, Any], *, world: int, restarts: int, cpu_count: int, arguments: Sequence[str]
+    plan: Mapping[str, Any],
+    *,
+    world: int,
+    restarts: int,
+    cpu_count: int,
+    arguments: Sequence[str],
+    torchrun: Sequence[str] | None = None,
 ) -> NoReturn:
     """Replace this process by a supervisor of `world` workers that run `python -m train ARGUMENTS`.
 
     restarts: how many times all are started again after one was killed.
+    torchrun: its options, where there are other machines; they then have workers, too.
     Replacing it frees the device memory that probing took. Does not return; the exit status is
     the one that rank 0 gives to `end_process`.
     """
     notes = tempfile.mkdtemp(prefix="anneal-")
     # The supervisor will have the number of this process.
-    launched = {"plan": plan, "supervisor": os.getpid(), "restarts": restarts}
+    options = torchrun or torchrun_options(None, processes=world, restarts=0, name="")
+    launched = {"plan": plan, "supervisor": os.getpid(), "restarts": restarts, "torchrun": list(options)}
     (Path(notes) / _LAUNCH).write_text(json.dumps(launched))
     environment = os.environ | {_NOTES_VARIABLE: notes}
     environment.setdefault("OMP_NUM_THREADS", str(max(1, cpu_count // world)))
     environment.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", str(_SHUTDOWN_SECONDS))
+    if torchrun is not None:
+        # The store that torch 2.13 would share is one that a machine which joins later never finds.
+        environment.setdefault("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
     command = [sys.executable, "-m", "lib.launcher", notes, str(world), *arguments]
     sys.stdout.flush()
     sys.stderr.flush()
@@ -68,6 +82,8 @@ def become_worker() -> dict[str, Any] | None:
         os._exit(1)  # the supervisor has ended and taken the notes along
     threading.Thread(target=_end_with, args=(launched["supervisor"], notes), daemon=True).start()
     sys.excepthook = _crash
+    for kind in ("status", "crash"):  # of one whose place this one takes
+        (notes / f"{os.environ['LOCAL_RANK']}.{kind}").unlink(missing_ok=True)
     _note("pid", str(os.getpid()))
     plan: dict[str, Any] = launched["plan"]
     kept = notes / _KEPT
@@ -115,7 +131,7 @@ def _note(kind: str, text: str) -> Path | None:
     notes = _notes()
     if notes is None:
         return None
-    note = notes / f"{os.environ['RANK']}.{kind}"
+    note = notes / f"{os.environ['LOCAL_RANK']}.{kind}"
     try:
         note.with_suffix(f".{kind}-part").write_text(text)
         note.with_suffix(f".{kind}-part").rename(note)
@@ -140,13 +156,15 @@ def _end_with(supervisor: int, notes: Path) -> None:
 class _Supervisor:
     def __init__(self, notes: Path, *, world: int) -> None:
         self._notes, self._world = notes, world
+        self._launched = json.loads((notes / _LAUNCH).read_text())
+        self._lost = ""  # why the other machines cannot be reached any more
         self._signal = 0  # number of the signal that came, 0 = none
 
     def run(self, arguments: Sequence[str]) -> int:
         """Run the workers to their end. Returns the exit status of the whole."""
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, self._pass_on)
-        restarts = json.loads((self._notes / _LAUNCH).read_text())["restarts"]
+        restarts = self._launched["restarts"]
         failed = self._torchrun(arguments)
         for restart in range(1, restarts + 1):
             if not self._was_killed(failed):
@@ -178,18 +196,20 @@ class _Supervisor:
             # Here, because its loggers keep the stderr that they find.
             from torch.distributed import run
             from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+            from torch.distributed.elastic.rendezvous.api import RendezvousError
 
             options = [
-                "--standalone",
-                f"--nproc-per-node={self._world}",
+                *self._launched["torchrun"],
                 f"--log-dir={self._notes}",
-                f"--redirects={','.join(f'{rank}:3' for rank in range(1, self._world))}",
+                f"--redirects={','.join(['0:0', *(f'{rank}:3' for rank in range(1, self._world))])}",
                 "--signals-to-handle=SIGQUIT",  # the others are for `_pass_on`
             ]
             try:
                 run.main([*options, "-m", "train", *arguments])
             except ChildFailedError as error:
-                return {rank: failure.exitcode for rank, failure in error.failures.items()}
+                return {failure.local_rank: failure.exitcode for failure in error.failures.values()}
+            except RendezvousError as error:
+                self._lost = str(error) or type(error).__name__
         return {}
 
     def _pass_on(self, number: int, _frame: types.FrameType | None) -> None:
@@ -199,14 +219,28 @@ class _Supervisor:
         if rank_0 is not None and not again:
             with contextlib.suppress(ProcessLookupError):  # it has just ended
                 os.kill(rank_0, number)
+            if "--standalone" not in self._launched["torchrun"]:
+                threading.Thread(target=self._leave, daemon=True).start()
             return
+        self._kill_workers()
+        print("interrupted", file=sys.__stderr__, flush=True)
+        os._exit(128 + number)
+
+    def _leave(self) -> None:
+        """End this machine's part once its workers have saved; torchrun would start them again."""
+        told = self._notes / "0.status"
+        while not told.exists():
+            time.sleep(0.05)
+        status = int(told.read_text())
+        self._kill_workers()
+        os._exit(status)
+
+    def _kill_workers(self) -> None:
         # Who is not there yet will find its parent gone.
         for pid in filter(None, map(self._pid, range(self._world))):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         shutil.rmtree(self._notes, ignore_errors=True)
-        print("interrupted", file=sys.__stderr__, flush=True)
-        os._exit(128 + number)
 
     def _pid(self, rank: int) -> int | None:
         note = self._notes / f"{rank}.pid"
@@ -215,6 +249,9 @@ class _Supervisor:
     def _verdict(self, failed: Mapping[int, int]) -> int:
         """The exit status of the whole; tells why, unless rank 0 has done so."""
         told = self._notes / "0.status"
+        if self._lost:
+            print(f"error: the other machines are gone, or too few: {self._lost}", file=sys.stderr)
+            return int(told.read_text()) if told.exists() else 1
         if told.exists():
             return int(told.read_text())
         if not failed:

@@ -5,41 +5,35 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from lib import checkpoint, kconf
 from lib.backend import Backend, is_out_of_memory, open_backend
 from lib.config import Config, config_from_values, identity
 from lib.console import Console
-from lib.data.types import Dataset, TokenPart
 from lib.errors import ToolkitError, run_main
+from lib.gathering import gathering_of
 from lib.hardware import environment, probe
 from lib.hyperparams import apply_hyperparams
 from lib.launcher import become_worker, end_process, keep, launch
 from lib.plan.fitting import Predict
 from lib.plan.probing import Probed
 from lib.plan.show import show
-from lib.plan.types import SHARDS_WEIGHTS, Hardware, Plan
+from lib.plan.types import Hardware, Plan
 from lib.rundir import RunDir, resolve_run
 from train import loop
 from train.forecast import Footprints
 from train.job import Job, Progress
-from train.lm import told_floors
+from train.last_words import say_floors, say_sample
+from train.many import launch_on_many, meet
 from train.probing import Bench, known_or_measured
 from train.record import Record, RunRecord, SilentRecord
 from train.rerun import changes
-from train.sample import Sampling, continued_text
-from train.setup import Subject, cache_of, evaluation_part, initial_weights, make_job, open_subject
+from train.setup import Subject, evaluation_part, initial_weights, make_job, open_subject
 from train.stop import Stopped
 from train.stored import say, stored, stored_configuration
-
-# Of what a finished language model says.
-PROMPT_TOKENS = 16
-SAMPLE_TOKENS = 100
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,14 +62,15 @@ def train(*, root: Path, runs: Path, started: float) -> int:
     if (launched := become_worker()) is not None:
         return _work(launched, root=root, runs=runs, started=started)
     order = _order(kconf.from_environment(root), root=root, runs=runs, started=started)
+    return _carry_out(order, lambda: _interrupted(order))
 
-    def interrupted() -> RunDir | None:
-        if order.config.resume == "never":
-            return None
-        same = identity(order.resolved.values)
-        return RunDir.find_interrupted(runs, model=order.config.model, identity=same, say=say)
 
-    return _carry_out(order, interrupted)
+def _interrupted(order: Order) -> RunDir | None:
+    """The run of this configuration to go on with, locked."""
+    if order.config.resume == "never":
+        return None
+    same = identity(order.resolved.values)
+    return RunDir.find_interrupted(order.runs, model=order.config.model, identity=same, say=say)
 
 
 def resume(name: str, *, root: Path, runs: Path, started: float) -> int:
@@ -148,6 +143,9 @@ def _carry_out(order: Order, find_run: Callable[[], RunDir | None], *, again: Ru
     again:    an earlier run of the same configuration, to tell what is different.
     """
     subject = open_subject(order.config, root=order.root, say=say)
+    gathering = gathering_of(nodes=order.config.dist_nnodes, endpoint=order.config.dist_endpoint)
+    if gathering is not None:
+        launch_on_many(order.config, order.resolved, gathering)
     run = find_run()
     hardware = probe(order.config.device)
     plan = _plan(order, subject, hardware, run)
@@ -183,18 +181,29 @@ def _work(launched: Mapping[str, Any], *, root: Path, runs: Path, started: float
     """One of several processes that were launched with all that was asked and decided. Does not return."""
     resolved = kconf.Resolved.from_json(launched["configuration"])
     order = _order(resolved, root=root, runs=runs, started=started)
-    plan, hardware = Plan.from_json(launched["plan"]), Hardware.from_json(launched["hardware"])
     subject = open_subject(order.config, root=order.root, say=lambda _: None)
-    case = Case(order=order, subject=subject, hardware=hardware, plan=plan)
-    backend = open_backend(plan.device, world=plan.world)
+    if launched["plan"] is None:
+        backend, hardware = meet(order.config)
+        order = replace(order, config=replace(order.config, num_devices=backend.world))
+    else:
+        plan, hardware = Plan.from_json(launched["plan"]), Hardware.from_json(launched["hardware"])
+        backend = open_backend(plan.device, world=plan.world)
 
     @_reader_stays()
     def main() -> int:
+        run = None
+        if launched["plan"] is None:
+            run = _interrupted(order) if backend.is_main else None
+            decided = _plan(order, subject, hardware, None).to_json() if backend.is_main else None
+            agreed = Plan.from_json(backend.broadcast(decided))
+        else:
+            agreed = plan
+            run = RunDir.open(Path(launched["run"])) if launched["run"] else None
+            if run is not None and backend.is_main:
+                run.lock()
+        case = Case(order=order, subject=subject, hardware=hardware, plan=agreed)
         if not backend.is_main:
             return _train(case, backend, SilentRecord(), None)
-        run = RunDir.open(Path(launched["run"])) if launched["run"] else None
-        if run is not None:
-            run.lock()
         return _as_main(case, backend, run)
 
     status = run_main(main)
@@ -296,8 +305,8 @@ def _train(case: Case, backend: Backend, record: Record, interrupted: RunDir | N
         record.begin(progress.step, job.budget.total_steps)
         with job.train_loader, job.eval_loader:
             result = loop.train(job, progress)
-        _say_sample(job, case.subject.dataset)
-        _say_floors(job, case)
+        say_sample(job, case.subject.dataset)
+        say_floors(job, case.subject.dataset, root=case.order.root)
     except (RuntimeError, MemoryError) as error:
         # The loop deals with training itself; here it is the set-up, an evaluation or a checkpoint.
         if not is_out_of_memory(error):
@@ -307,27 +316,6 @@ def _train(case: Case, backend: Backend, record: Record, interrupted: RunDir | N
     part = evaluation_part(config, case.subject.dataset)
     record.finish(progress.step, seconds=progress.seconds, result=result, part=part)
     return 0
-
-
-def _say_sample(job: Job, dataset: Dataset) -> None:
-    """What the language model makes of the beginning of its evaluation part."""
-    if not isinstance(dataset.test, TokenPart) or dataset.tokenizer is None:
-        return
-    if not job.backend.is_main and job.plan.strategy not in SHARDS_WEIGHTS:
-        return  # with weights in parts, a forward pass takes all ranks
-    inputs_1T, _ = dataset.test.take(np.zeros(1, np.int64))
-    prompt = inputs_1T[0, :PROMPT_TOKENS].tolist()
-    sampling = Sampling(temperature=0.8, top_k=0, tokens=SAMPLE_TOKENS, seed=job.config.seed)
-    job.record.say(f"Sample: {continued_text(job, dataset.tokenizer, prompt, sampling=sampling)}")
-
-
-def _say_floors(job: Job, case: Case) -> None:
-    """What counting achieves on the text of the language model."""
-    if not job.backend.is_main:
-        return
-    floors = told_floors(case.subject.dataset, cache_dir=cache_of(case.order.root), say=job.record.say)
-    if floors is not None:
-        job.record.say(floors)
 
 
 def _restore(job: Job, interrupted: RunDir | None) -> Progress:

@@ -23,6 +23,7 @@ LEVELS = {
     "lib.hardware": 3,
     "lib.sharding": 3,
     "lib.backend": 3,
+    "lib.gathering": 3,
     "lib.launcher": 3,
     "lib.memory": 4,
     "lib.hyperparams": 5,

@@ -53,7 +53,7 @@ def test_launching_becomes_a_supervisor_and_shares_out_the_processors(
 
 def worker(notes: Path | None, code: str) -> subprocess.CompletedProcess[str]:
     """A process that runs `code`; of a launch where there are notes."""
-    variables = {**os.environ, "RANK": "0"}
+    variables = {**os.environ, "LOCAL_RANK": "0"}
     if notes is not None:
         variables["ANNEAL_LAUNCH"] = str(notes)
     return subprocess.run(
@@ -139,7 +139,7 @@ class Failing(launcher._Supervisor):
 @pytest.fixture
 def restarting(notes: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(launcher.signal, "signal", lambda *_: None)
-    (notes / "launch.json").write_text('{"plan": {}, "supervisor": 1, "restarts": 2}')
+    (notes / "launch.json").write_text('{"plan": {}, "supervisor": 1, "restarts": 2, "torchrun": []}')
     return notes
 
 

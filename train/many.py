@@ -1,0 +1,69 @@
+"""Training on several machines: each starts its processes, and what is done is decided where all have met."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from typing import NoReturn
+
+from lib import kconf
+from lib.backend import Backend, open_backend
+from lib.config import Config, identity
+from lib.errors import ConfigError, PlanError
+from lib.gathering import Gathering, check_shares, torchrun_options
+from lib.hardware import probe
+from lib.launcher import launch
+from lib.plan.placement import place
+from lib.plan.types import Hardware
+
+
+def launch_on_many(config: Config, resolved: kconf.Resolved, gathering: Gathering) -> NoReturn:
+    """Become this machine's supervisor. Raises ConfigError or PlanError for what could not go on."""
+    if config.resume == "never":
+        raise ConfigError(
+            "CONFIG_RESUME_NEVER=y is not for several machines",
+            why="they go on from a checkpoint whenever one comes or goes",
+            todo="set CONFIG_RESUME_AUTO=y",
+        )
+    hardware = probe(config.device)
+    processes = place(config, hardware).world.value
+    check_shares(gathering, processes=processes, target=config.target)
+    options = torchrun_options(
+        gathering,
+        processes=processes,
+        restarts=config.dist_max_restarts,
+        name=f"{config.model}-{identity(resolved.values)}",
+    )
+    payload = {"configuration": resolved.to_json(), "plan": None, "hardware": None, "run": None}
+    launch(
+        payload,
+        world=processes,
+        restarts=0,  # torchrun starts them again, for it knows the other machines
+        cpu_count=hardware.cpu_count,
+        arguments=sys.argv[1:],
+        torchrun=options,
+    )
+
+
+def meet(config: Config) -> tuple[Backend, Hardware]:
+    """This process among all that were started, and the devices of all as those of one machine.
+
+    Raises PlanError, on every process, where the machines differ.
+    """
+    own = probe(config.device)
+    backend = open_backend(own.kind, world=None)
+    first: Hardware = Hardware.from_json(backend.broadcast(own.to_json()))
+    names = [device.name for device in own.devices]
+    alike = own.kind == first.kind and set(names) == {device.name for device in first.devices}
+    free_bytes = min(device.free_bytes for device in own.devices)
+    if own.kind == "cpu":
+        free_bytes //= backend.local_world
+    differ, less = backend.all_reduce_max((float(not alike), -float(free_bytes)))
+    if differ:
+        raise PlanError("the machines have different devices", why="different devices do not train alike")
+    each = round(-less)
+    if own.kind == "cpu":  # one memory, shared by all processes
+        device = dataclasses.replace(first.devices[0], free_bytes=each * backend.world)
+        return backend, dataclasses.replace(first, devices=(device,))
+    devices = (dataclasses.replace(first.devices[0], free_bytes=each),) * backend.world
+    return backend, dataclasses.replace(first, devices=devices)
