@@ -32,6 +32,7 @@ quote = '$(subst ','\'',$(1))'
 RUNS := $(if $(O),$(O)/runs,runs)
 PY := $(if $(VENV),$(VENV)/bin/python,$(PYTHON))
 KCONF = $(quiet)$(PY) scripts/kconf.py
+CLUSTER = $(quiet)$(PY) -m scripts.cluster --runs $(call quote,$(RUNS)) --config $(call quote,$(KCONFIG_CONFIG))
 TRAIN = $(quiet)$(PY) -m train --runs $(call quote,$(RUNS))
 # These count on the command line alone: NAME and the like mean other things in an environment.
 given = $(if $(filter command,$(origin $(1))),$(if $($(1)),$(call quote,$($(1)))))
@@ -75,7 +76,7 @@ USE_JSON := plan
 SCALING := scaling scaling-plan scaling-run scaling-fit scaling-plot scaling-report
 $(foreach name,QUICK BUDGET COMPARE EPOCHS BATCH DEVICE CORPUS OUT,$(eval USE_$(name) := $(SCALING)))
 # Those that write a configuration say that CONFIG_ variables are for runs.
-USE_CONFIG := train train-% plan probe bench checkconfig explain searchconfig menuconfig nconfig guiconfig xconfig config \
+USE_CONFIG := train train-% launch-print sbatch submit plan probe bench checkconfig explain searchconfig menuconfig nconfig guiconfig xconfig config \
 	oldconfig olddefconfig syncconfig $(EXTREMES) savedefconfig setconfig mergeconfig defconfig defconfig-% \
 	%_defconfig %.config all
 used_by = $(USE_$(if $(filter CONFIG_%,$(1)),CONFIG,$(1)))
@@ -189,6 +190,9 @@ $(FRAGMENT_TARGETS): ready
 ## scaling-fit: fit the laws of its results
 ## scaling-plot: draw its results
 ## scaling-report: say what its results show
+## launch-print: show the command that make train runs on each machine
+## sbatch: write run.sbatch, with which SLURM trains the configuration, beside it; submits nothing
+## submit: write it and submit it
 ## elastic-check: what LatentWire's rules make of 1 to 16 GPUs of this machine's kind, or of GPU=
 ## elastic-demo: train on one process and on two by these rules, and compare
 ## bench: compare the step rate of the configured training with a bare loop's, and bf16 with fp32
@@ -217,6 +221,12 @@ export: ready symbols
 
 plots: ready symbols
 	$(quiet)$(PY) -m scripts.plots --runs $(call quote,$(RUNS)) $(call given,RUN)
+
+launch-print: configured ready
+	$(CLUSTER) print
+
+sbatch submit: configured ready
+	$(CLUSTER) $@
 
 elastic-check: ready symbols
 	$(quiet)$(PY) -m scripts.elastic check $(call given,GPU)
@@ -307,7 +317,7 @@ help: symbols
 
 .PHONY: all $(CONFIGURATION) savedefconfig checkconfig defconfig mergeconfig setconfig diffconfig explain \
 	searchconfig $(DEFCONFIGS) $(FRAGMENT_TARGETS) train resume rerun plan probe eval sample export plots bench \
-	elastic-check elastic-demo $(SCALING) \
+	launch-print sbatch submit elastic-check elastic-demo $(SCALING) \
 	$(TRAIN_NAMES) test test-fast test-light test-faults check new-model \
 	clean mrproper distclean data-clean printvars help variables symbols configured ready ready-dev
 

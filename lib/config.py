@@ -20,6 +20,8 @@ from typing import Literal
 from lib.errors import ConfigError
 from lib.kconf.values import Value
 
+_OF_LAUNCHES = ("DIST_NNODES", "DIST_ENDPOINT", "DIST_MAX_RESTARTS", "SLURM_")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Config:
@@ -69,7 +71,12 @@ class Config:
     dist_strategy: Literal["auto", "ddp", "zero1", "zero2", "fsdp", "hsdp"]
     dist_max_restarts: int
     dist_nnodes: str
-    dist_endpoint: str | None  # None for one machine
+    dist_endpoint: str | None  # None, as "": for one machine
+    slurm_time: str | None  # None, as "": left to the site
+    slurm_partition: str | None
+    slurm_gpus_per_node: int
+    slurm_cpus_per_node: int
+    slurm_grace_seconds: int
 
     # Memory
     grad_checkpoint: Literal["none", "blocks", "all"] | None  # None for models without blocks
@@ -149,8 +156,12 @@ def config_from_values(values: Mapping[str, Value]) -> Config:
 
 
 def identity(values: Mapping[str, Value]) -> str:
-    """8 hexadecimal digits that are the same for the same resolved configuration, however it was written."""
-    canonical = json.dumps(dict(values), sort_keys=True, separators=(",", ":"), allow_nan=False)
+    """8 hexadecimal digits that are the same for the same resolved configuration, however it was written.
+
+    Where and how often it is launched is left out: a run goes on wherever there is room for it.
+    """
+    kept = {name: value for name, value in values.items() if not name.startswith(_OF_LAUNCHES)}
+    canonical = json.dumps(kept, sort_keys=True, separators=(",", ":"), allow_nan=False)
     return hashlib.sha256(canonical.encode()).hexdigest()[:8]
 
 

@@ -12,6 +12,7 @@ ROOT = Path(__file__).resolve().parents[1]
 TIMES = 5
 TESTS = (
     "tests/e2e/test_faults.py::test_a_killed_process_costs_less_than_a_checkpoint_interval",
+    "tests/e2e/test_machines.py::test_a_machine_joins_and_dies_and_every_step_is_made_once",
     "tests/e2e/test_launcher.py::test_a_signal_saves_and_ends_with_its_own_status",
     "tests/e2e/test_launcher.py::test_a_worker_that_is_killed_is_named",
     "tests/e2e/test_launcher.py::test_nothing_outlives_a_killed_supervisor",

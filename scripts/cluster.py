@@ -1,0 +1,82 @@
+"""How a configuration is launched: printed, written as a batch script for SLURM, or submitted."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from lib import kconf
+from lib.atomic import write_text
+from lib.config import Config, config_from_values, identity
+from lib.errors import ConfigError, ToolkitError, run_main
+from lib.gathering import gathering_of, torchrun_options
+from lib.hardware import probe
+from lib.plan.placement import place
+from lib.slurm import PORT, Batch, batch_script
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m scripts.cluster", description=__doc__)
+    parser.add_argument("--runs", type=Path, default=ROOT / "runs", help="directory of run directories")
+    parser.add_argument("--config", type=Path, default=ROOT / ".config", help="the configuration")
+    parser.add_argument("action", choices=("print", "sbatch", "submit"))
+    options = parser.parse_args()
+    resolved = kconf.from_environment(ROOT)
+    config = config_from_values(resolved.values)
+    if options.action == "print":
+        print(command_line(config, name=f"{config.model}-{identity(resolved.values)}", runs=options.runs))
+        return 0
+    script = options.config.resolve().with_name("run.sbatch")
+    write_text(script, script_of(config, config_file=options.config.resolve(), runs=options.runs.resolve()))
+    print(script)
+    return submit(script) if options.action == "submit" else 0
+
+
+def command_line(config: Config, *, name: str, runs: Path) -> str:
+    """What runs on each machine, as a shell would be told it. `make train` does the same."""
+    gathering = gathering_of(nodes=config.dist_nnodes, endpoint=config.dist_endpoint)
+    processes = place(config, probe(config.device)).world.value
+    program = ["-m", "train", "--runs", str(runs), "train"]
+    if gathering is None and processes == 1:
+        return shlex.join(["python", *program])
+    restarts = config.dist_max_restarts
+    options = torchrun_options(gathering, processes=processes, restarts=restarts, name=name)
+    return shlex.join(["torchrun", *options, *program])
+
+
+def script_of(config: Config, *, config_file: Path, runs: Path) -> str:
+    """The batch script. Raises ConfigError for a number of machines that is none."""
+    endpoint = config.dist_endpoint or f"localhost:{PORT}"  # the script finds the real one
+    gathering = gathering_of(nodes=config.dist_nnodes, endpoint=endpoint)
+    batch = Batch(
+        model=config.model,
+        nodes=gathering.least if gathering is not None else 1,
+        gpus_per_node=config.slurm_gpus_per_node,
+        cpus_per_node=config.slurm_cpus_per_node,
+        time=config.slurm_time or "",
+        partition=config.slurm_partition or "",
+        grace_seconds=config.slurm_grace_seconds,
+    )
+    return batch_script(batch, root=ROOT, python=sys.executable, config=config_file, runs=runs)
+
+
+def submit(script: Path) -> int:
+    """Hand `script` to SLURM. Raises ConfigError where there is none, ToolkitError where it refuses."""
+    if shutil.which("sbatch") is None:
+        raise ConfigError("there is no sbatch here", why="SLURM is not installed", todo=f"submit {script}")
+    done = subprocess.run(["sbatch", str(script)], capture_output=True, text=True, check=False)
+    if done.returncode:
+        why = done.stderr.strip() or f"status {done.returncode}"
+        raise ToolkitError("sbatch refused the script", why=why)
+    print(done.stdout.strip())
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(run_main(main))

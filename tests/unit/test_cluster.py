@@ -1,0 +1,138 @@
+"""How a run is launched: on this machine, on several, and by SLURM, which stand-ins play here."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from lib.config import identity
+from lib.errors import ConfigError, PlanError
+from lib.gathering import Gathering, check_shares, gathering_of, torchrun_options
+from lib.slurm import Batch, batch_script
+from scripts import cluster
+from tests.configs import make_config
+
+BATCH = Batch(
+    model="lenet5", nodes=1, gpus_per_node=0, cpus_per_node=0, time="", partition="", grace_seconds=120
+)
+THREE = Gathering(least=2, most=3, endpoint="here:29500")
+
+
+def test_machines_are_counted() -> None:
+    assert gathering_of(nodes="1", endpoint=None) is None
+    assert gathering_of(nodes="2:3", endpoint="here:29500") == THREE and THREE.is_elastic
+    fixed = gathering_of(nodes="4", endpoint="here:1")
+    assert fixed is not None and (fixed.least, fixed.most, fixed.is_elastic) == (4, 4, False)
+
+
+@pytest.mark.parametrize("nodes", ["", "0", "3:2", "two", "2:", ":2", "2:3:4", "-1"])
+def test_no_number_of_machines_is_refused(nodes: str) -> None:
+    with pytest.raises(ConfigError, match="is no number of machines"):
+        gathering_of(nodes=nodes, endpoint="here:29500")
+
+
+@pytest.mark.parametrize("endpoint", [None, "", "here", "here:", ":29500", "here:x"])
+def test_no_place_to_meet_is_refused(endpoint: str | None) -> None:
+    with pytest.raises(ConfigError, match="is no place to meet"):
+        gathering_of(nodes="2", endpoint=endpoint)
+
+
+def test_every_number_of_machines_must_share_the_batch() -> None:
+    check_shares(THREE, processes=4, target=24)
+    with pytest.raises(PlanError, match="64 cannot be shared by 3 x 4"):
+        check_shares(THREE, processes=4, target=64)
+
+
+def test_torchrun_is_told() -> None:
+    assert torchrun_options(None, processes=4, restarts=3, name="x") == ("--standalone", "--nproc-per-node=4")
+    options = torchrun_options(THREE, processes=4, restarts=3, name="x")
+    assert {"--nnodes=2:3", "--max-restarts=3", "--rdzv-endpoint=here:29500", "--rdzv-id=x"} <= set(options)
+    fixed = replace(THREE, most=2)
+    assert "--nnodes=2" in torchrun_options(fixed, processes=4, restarts=3, name="x")
+
+
+def test_the_command_is_printed() -> None:
+    config = make_config("lenet5", device="cpu")
+    runs = Path("runs")
+    assert cluster.command_line(config, name="x", runs=runs) == "python -m train --runs runs train"
+    two = replace(config, num_devices=2)
+    assert cluster.command_line(two, name="x", runs=runs).startswith(
+        "torchrun --standalone --nproc-per-node=2 -m"
+    )
+    many = replace(two, dist_nnodes="2", dist_endpoint="here:29500")
+    assert "--rdzv-endpoint=here:29500" in cluster.command_line(many, name="x", runs=runs)
+
+
+def test_where_a_run_is_launched_is_no_part_of_what_it_is() -> None:
+    values = {"MODEL": "lenet5", "DIST_ENDPOINT": "here:1", "DIST_STRATEGY": "auto", "SLURM_TIME": ""}
+    assert identity(values) == identity(values | {"DIST_ENDPOINT": "there:1", "SLURM_TIME": "1:00:00"})
+    assert identity(values) != identity(values | {"DIST_STRATEGY": "fsdp"})
+
+
+def script(tmp_path: Path, **changes: object) -> str:
+    return batch_script(
+        replace(BATCH, **changes),  # type: ignore[arg-type]
+        root=tmp_path,
+        python="python",
+        config=tmp_path / "it's/.config",
+        runs=tmp_path / "runs",
+    )
+
+
+def test_the_script_asks_for_what_is_set_and_no_more(tmp_path: Path) -> None:
+    text = script(tmp_path)
+    assert "--gpus-per-node" not in text and "--partition" not in text and "DIST_ENDPOINT" not in text
+    assert "#SBATCH --requeue" in text and "#SBATCH --signal=B:USR1@120" in text
+    text = script(tmp_path, nodes=2, gpus_per_node=8, time="1:00:00", partition="long")
+    for line in ("--nodes=2", "--gpus-per-node=8", "--time=1:00:00", "--partition=long"):
+        assert f"#SBATCH {line}\n" in text
+    assert 'head -n 1):29500"' in text
+
+
+def run_script(tmp_path: Path, srun: str, *, state: str) -> tuple[int, str]:
+    """Exit status, and what scontrol was called with, of a job whose srun does that."""
+    commands = {"srun": srun, "scontrol": f'echo "$@" >> {tmp_path}/called', "sleep": ":"}
+    (tmp_path / "bin").mkdir()
+    for name, body in commands.items():
+        file = tmp_path / "bin" / name
+        file.write_text(f"#!/bin/bash\n{body}\n")
+        file.chmod(0o755)
+    run = tmp_path / "runs" / "lenet5" / "1"
+    run.mkdir(parents=True)
+    (run / "status.json").write_text(f'{{\n  "state": "{state}"\n}}')
+    environment = {**os.environ, "PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}", "SLURM_JOB_ID": "7"}
+    done = subprocess.run(
+        ["bash", "-c", script(tmp_path)],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    called = tmp_path / "called"
+    return done.returncode, called.read_text().strip() if called.exists() else ""
+
+
+@pytest.mark.parametrize(
+    ("status", "state", "called"),
+    [(0, "done", ""), (1, "failed", ""), (75, "preempted", "requeue 7"), (143, "preempted", "requeue 7")],
+)
+def test_what_was_preempted_is_requeued_and_nothing_else(
+    status: int, state: str, called: str, tmp_path: Path
+) -> None:
+    assert run_script(tmp_path, f"exit {status}", state=state) == (status, called)
+
+
+def test_a_signal_of_slurm_reaches_training_which_ends_by_itself(tmp_path: Path) -> None:
+    srun = "trap 'exit 75' TERM; kill -USR1 $PPID; for i in $(seq 300); do /bin/sleep 0.1; done; exit 3"
+    assert run_script(tmp_path, srun, state="preempted") == (75, "requeue 7")
+
+
+def test_without_slurm_nothing_is_submitted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cluster.shutil, "which", lambda _: None)
+    with pytest.raises(ConfigError, match="there is no sbatch here"):
+        cluster.submit(tmp_path / "run.sbatch")
