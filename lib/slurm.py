@@ -10,6 +10,7 @@ PORT = 29500
 _BODY = """
 # The first machine is where all meet; on another one after a requeue.
 export CONFIG_DIST_ENDPOINT="$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1):{port}"
+export KCONFIG_MAKE_VARIABLES=CONFIG_DIST_ENDPOINT # as if it stood on make's command line
 """
 
 

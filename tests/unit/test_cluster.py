@@ -12,6 +12,7 @@ import pytest
 from lib.config import identity
 from lib.errors import ConfigError, PlanError
 from lib.gathering import Gathering, check_shares, gathering_of, torchrun_options
+from lib.kconf.variables import given_overrides
 from lib.slurm import Batch, batch_script
 from scripts import cluster
 from tests.configs import make_config
@@ -93,9 +94,13 @@ def test_the_script_asks_for_what_is_set_and_no_more(tmp_path: Path) -> None:
     assert 'head -n 1):29500"' in text
 
 
-def run_script(tmp_path: Path, srun: str, *, state: str) -> tuple[int, str]:
+def run_script(tmp_path: Path, srun: str, *, state: str, nodes: int = 1) -> tuple[int, str]:
     """Exit status, and what scontrol was called with, of a job whose srun does that."""
-    commands = {"srun": srun, "scontrol": f'echo "$@" >> {tmp_path}/called', "sleep": ":"}
+    commands = {
+        "srun": srun,
+        "scontrol": f'[ $1 = show ] && echo node7 && exit; echo "$@" >> {tmp_path}/called',
+        "sleep": ":",
+    }
     (tmp_path / "bin").mkdir()
     for name, body in commands.items():
         file = tmp_path / "bin" / name
@@ -106,7 +111,7 @@ def run_script(tmp_path: Path, srun: str, *, state: str) -> tuple[int, str]:
     (run / "status.json").write_text(f'{{\n  "state": "{state}"\n}}')
     environment = {**os.environ, "PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}", "SLURM_JOB_ID": "7"}
     done = subprocess.run(
-        ["bash", "-c", script(tmp_path)],
+        ["bash", "-c", script(tmp_path, nodes=nodes)],
         env=environment,
         capture_output=True,
         text=True,
@@ -130,6 +135,12 @@ def test_what_was_preempted_is_requeued_and_nothing_else(
 def test_a_signal_of_slurm_reaches_training_which_ends_by_itself(tmp_path: Path) -> None:
     srun = "trap 'exit 75' TERM; kill -USR1 $PPID; for i in $(seq 300); do /bin/sleep 0.1; done; exit 3"
     assert run_script(tmp_path, srun, state="preempted") == (75, "requeue 7")
+
+
+def test_the_first_machine_is_where_all_meet(tmp_path: Path) -> None:
+    assert run_script(tmp_path, f"env > {tmp_path}/seen", state="done", nodes=2) == (0, "")
+    seen = dict(line.split("=", 1) for line in (tmp_path / "seen").read_text().splitlines() if "=" in line)
+    assert given_overrides(seen) == {"CONFIG_DIST_ENDPOINT": "node7:29500"}
 
 
 def test_without_slurm_nothing_is_submitted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
