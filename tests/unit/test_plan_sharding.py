@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lib.gpus import gpu_of
+from lib.memory.live import Event, Trace
 from lib.plan.sharding import Units, group_of, held, layouts, part_elements, shares
 from lib.plan.traffic import exposed_seconds, links_of, traffic_seconds
 from lib.plan.types import SHARDS_WEIGHTS, Layout, Weight
@@ -115,3 +116,16 @@ def test_what_is_sent_in_a_step() -> None:
     assert seconds("fsdp", world=16) > 8 * seconds("fsdp", world=8), "between nodes it is slower"
     assert seconds("hsdp", world=16) < seconds("fsdp", world=16)
     assert exposed_seconds(3.0, compute=4.0) == 1.0 and exposed_seconds(1.0, compute=4.0) == 0.0
+
+
+def test_whole_weights_are_dealt_out_the_largest_first() -> None:
+    units = [[Weight((rows, 10), True) for rows in (1, 2, 3)]]
+    assert held(units, layout("zero1", 2)).optimizer == 30, "3 to one, 2 and 1 to the other"
+
+
+def test_the_moment_of_the_peak_is_another_where_some_memory_is_in_parts() -> None:
+    gradients, activations = 0, 1
+    events = (Event(gradients, 100), Event(gradients, -100), Event(activations, 80), Event(activations, -80))
+    trace = Trace(events, {gradients: "gradients", activations: "activations"})
+    assert trace.at_peak() == {"gradients": 100} and trace.peak_bytes == 100
+    assert trace.at_peak({"gradients": 0.25}) == {"activations": 80}
