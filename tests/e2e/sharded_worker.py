@@ -167,9 +167,9 @@ def save(layout: Layout, backend: Backend, directory: Path, found: dict[str, Any
 
 
 def load(layout: Layout, backend: Backend, directory: Path, found: dict[str, Any]) -> None:
-    """Take what four ranks of the same way have saved, say what is there, and take one more step."""
+    """Take what four ranks of the same way have saved, and two more steps, each evaluated."""
     saved = directory / f"saved-{'fsdp' if layout.world == 1 else layout.strategy}.pt"
-    job = saving_job(layout, backend, max_steps=STEPS + 1)
+    job = saving_job(layout, backend, max_steps=STEPS + 2, eval_interval_steps=1, keep_best=False)
     progress = load_state_dict(job, torch.load(saved, weights_only=True))
     state = state_dict(job, progress)
     if backend.is_main:
