@@ -39,7 +39,7 @@ class Resolved:
     notices: tuple[str, ...] = ()
 
     def asked(self) -> list[str]:
-        """A line for each value that is not a default, with where it comes from; in the order of the menu."""
+        """A line for each value that somebody gave, with where it comes from; in the order of the menu."""
         said = [
             (name, origin)
             for name, origin in self.origins.items()
