@@ -226,17 +226,21 @@ def _compare(config: Config, subject: Subject, names: tuple[str, ...], *, as_jso
             outlooks[name] = look_ahead(config, subject, parse_gpu(name), footprints)
         except PlanError as error:
             outlooks[name] = error
+    errors = {str(found) for found in outlooks.values() if isinstance(found, PlanError)}
+    if len(errors) == 1 and all(isinstance(found, PlanError) for found in outlooks.values()):
+        raise PlanError(f"on none of {len(outlooks)} machines: {errors.pop()}")  # no fault of a machine
+    status = 2 if all(isinstance(found, PlanError) for found in outlooks.values()) else 0
     if as_json:
         everything = {
             name: {"error": str(found)} if isinstance(found, PlanError) else found.to_json()
             for name, found in outlooks.items()
         }
         print(json.dumps(everything, indent=2))
-        return 0
+        return status
     widest = max(map(len, names))
     for name, found in outlooks.items():
         print(f"{name:<{widest}}  {_summary(found)}")
-    return 0
+    return status
 
 
 def _summary(found: Outlook | PlanError) -> str:
