@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 import torch
 
+from lib.atan2 import sign_parameters
 from lib.backend import Backend, compiled, configure_numerics, configure_threads
 from lib.config import Config
 from lib.data import (
@@ -18,6 +19,8 @@ from lib.data import (
     Delivery,
     EvalLoader,
     ImageSpec,
+    PuzzleSpec,
+    SudokuOptions,
     TextOptions,
     TrainLoader,
     choose_placement,
@@ -41,6 +44,7 @@ from train.classify import Classify
 from train.job import Job
 from train.lm import LanguageModel
 from train.record import Record
+from train.recursive import Recursive
 from train.task import Task
 
 
@@ -61,7 +65,12 @@ def unopened_subject(config: Config, *, root: Path, say: Callable[[str], None]) 
 
     Raises what `open_subject` does.
     """
-    dataset = unopened(config.dataset, image_size=config.image_size or 0, text=text_options(config))
+    dataset = unopened(
+        config.dataset,
+        image_size=config.image_size or 0,
+        text=text_options(config),
+        sudoku=sudoku_options(config),
+    )
     if dataset is None:
         return open_subject(config, root=root, say=say)
     say(f"Data: {dataset.source}")
@@ -81,6 +90,7 @@ def open_subject(config: Config, *, root: Path, say: Callable[[str], None]) -> S
         download=config.data_download,
         image_size=config.image_size or 0,
         text=text_options(config),
+        sudoku=sudoku_options(config),
         say=say,
     )
     return measure(config, restrict(dataset, limit=config.data_limit, holdout=config.holdout))
@@ -98,6 +108,19 @@ def text_options(config: Config) -> TextOptions | None:
     return TextOptions(tokenizer=config.tokenizer, vocab_size=config.vocab_size, block_size=config.block_size)
 
 
+def sudoku_options(config: Config) -> SudokuOptions | None:
+    """What is asked of puzzles, and None where none are generated."""
+    if config.sudoku_level is None:
+        return None
+    assert config.sudoku_train_size is not None and config.sudoku_test_size is not None
+    return SudokuOptions(
+        level=config.sudoku_level,
+        clues=config.sudoku_clues,
+        train_size=config.sudoku_train_size,
+        test_size=config.sudoku_test_size,
+    )
+
+
 def measure(config: Config, dataset: Dataset) -> Subject:
     """The subject of training the configured model on `dataset`."""
     facts = model_facts(
@@ -112,7 +135,7 @@ def measure(config: Config, dataset: Dataset) -> Subject:
 def evaluation_part(config: Config, dataset: Dataset) -> str:
     """What evaluation looks at, in words."""
     spec = dataset.spec
-    whole = "test part" if isinstance(spec, ImageSpec) else "validation part"
+    whole = "test part" if isinstance(spec, ImageSpec | PuzzleSpec) else "validation part"
     part = "held-out training samples" if config.holdout else whole
     return f"{part} of {spec.name}{', synthetic' if spec.synthetic else ''}"
 
@@ -120,16 +143,26 @@ def evaluation_part(config: Config, dataset: Dataset) -> str:
 def make_task(config: Config, spec: Spec) -> Task:
     """The kind of learning that the model's folder names; with labels, a language model classifies."""
     name = load_model(config.model).TASK
-    assert name in ("classify", "lm"), f"models/{config.model}: there is no task {name!r} in train/"
+    known = name in ("classify", "lm", "recursive")
+    assert known, f"models/{config.model}: there is no task {name!r} in train/"
+    if isinstance(spec, TextSpec | PuzzleSpec) and config.label_smoothing:
+        raise ConfigError(
+            f"CONFIG_LABEL_SMOOTHING={config.label_smoothing:g} is for labels",
+            why=f"{config.model} predicts {'the next token' if isinstance(spec, TextSpec) else 'cells'}",
+            todo="leave it at 0",
+        )
     if isinstance(spec, TextSpec):
         assert name == "lm", f"models/{config.model} is given a text without labels"
-        if config.label_smoothing:
-            raise ConfigError(
-                f"CONFIG_LABEL_SMOOTHING={config.label_smoothing:g} is for labels",
-                why=f"{config.model} predicts the next token",
-                todo="leave it at 0",
-            )
         return LanguageModel(spec)
+    if name == "recursive":
+        assert config.halt_max_steps is not None and config.eval_steps is not None
+        assert config.halt_exploration is not None
+        return Recursive(
+            seed=config.seed,
+            max_steps=config.halt_max_steps,
+            exploration=config.halt_exploration,
+            eval_steps=config.eval_steps,
+        )
     return Classify(label_smoothing=config.label_smoothing)
 
 
@@ -164,12 +197,13 @@ def make_job(
         model = model.to(memory_format=layout)  # type: ignore[call-overload]  # missing in torch's stubs
     configure_norm(model, norm_batch=plan.norm_batch, momentum=config.norm_momentum)
     wrapped = backend.wrap(model, share_buffers=plan.norm_batch == 0 and subject.facts.has_batchnorm)
+    task = make_task(config, subject.dataset.spec)
     train_loader, eval_loader = _loaders(config, plan, subject, hardware, backend, record, dtype)
     return Job(
         config=config,
         plan=plan,
         backend=backend,
-        task=make_task(config, subject.dataset.spec),
+        task=task,
         model=model,
         wrapped=wrapped,
         forward=compiled(wrapped) if plan.compile else wrapped,
@@ -177,6 +211,7 @@ def make_job(
         optimizer=optimizer_of(config, plan, model),
         scaler=backend.loss_scaler(plan.precision),
         ema=_ema(config, model),
+        carry=task.carry if isinstance(task, Recursive) else None,
         train_loader=train_loader,
         eval_loader=eval_loader,
         budget=budget_of(config, train_size=train_loader.size, effective_batch=plan.effective_batch),
@@ -223,6 +258,7 @@ def optimizer_of(config: Config, plan: Plan, model: torch.nn.Module) -> torch.op
         adam_beta2=config.adam_beta2,
         adam_eps=config.adam_eps,
         muon_learning_rate=config.muon_learning_rate,
+        sign_learning_rate=config.sign_learning_rate,
         product_dtype=torch.bfloat16 if plan.precision == "bf16" else None,
     )
 
@@ -231,7 +267,7 @@ def _ema(config: Config, model: torch.nn.Module) -> Ema | None:
     if not config.ema:
         return None
     assert config.ema_decay is not None
-    return Ema(model, decay=config.ema_decay)
+    return Ema(model, decay=config.ema_decay, leave_out=sign_parameters(model))
 
 
 def placement_of(
