@@ -73,6 +73,8 @@ class Config:
     # Optimizer and schedule
     optimizer: Literal["sgd", "adam", "adamw", "muon", "adam_atan2"]
     learning_rate: float
+    lr_scaling: Literal["none", "sqrt", "linear"]
+    lr_base_batch: int | None  # None where nothing is scaled
     muon_learning_rate: float | None
     sign_learning_rate: float | None
     weight_decay: float

@@ -43,8 +43,9 @@ def preflight(*, root: Path, runs: Path, as_json: bool) -> int:
     subject = open_subject(config, root=root, say=_say_nothing if as_json else say)
     hardware = probe(config.device)
     plan = apply_hyperparams(
-        config,
-        as_json,
+        # What is measured would be measured first, which takes longer than all checks.
+        dataclasses.replace(config, auto_method="predict") if config.auto_method == "probe" else config,
+        False,
         hardware=hardware,
         facts=subject.facts,
         predict=Footprints(config, subject).predictor(hardware),

@@ -190,8 +190,9 @@ def learning_rates(candidate: Candidate) -> tuple[bool, str]:
     warm = min(total - 1, round(total * config.warmup_pct / 100))
     steps = sorted({0, min(1, total - 1), warm, total // 4, total // 2, 3 * total // 4, total - 1})
     factors = {step: loop.rate_factor(job, Progress(step=step)) for step in steps}
+    peak = job.optimizer.param_groups[0]["peak_lr"]
     after = [factor for step, factor in factors.items() if step >= warm]
-    told = ", ".join(f"{step + 1}: {factor * config.learning_rate:.3g}" for step, factor in factors.items())
+    told = ", ".join(f"{step + 1}: {factor * peak:.3g}" for step, factor in factors.items())
     passed = min(factors.values()) > 0 and max(factors.values()) <= 1 and after[-1] == min(after)
     return passed, f"by step {told}"
 

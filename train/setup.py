@@ -39,6 +39,7 @@ from lib.optim import make_optimizer
 from lib.plan.types import Hardware, ModelFacts, Plan
 from lib.recompute import configure_recomputation
 from lib.registry import build_model, load_layout, load_model
+from lib.schedule import batch_factor
 from train.budget import budget_of
 from train.classify import Classify
 from train.job import Job
@@ -197,6 +198,7 @@ def make_job(
         model = model.to(memory_format=layout)  # type: ignore[call-overload]  # missing in torch's stubs
     configure_norm(model, norm_batch=plan.norm_batch, momentum=config.norm_momentum)
     wrapped = backend.wrap(model, share_buffers=plan.norm_batch == 0 and subject.facts.has_batchnorm)
+    _say_rate(config, plan, record.say)
     task = make_task(config, subject.dataset.spec)
     train_loader, eval_loader = _loaders(config, plan, subject, hardware, backend, record, dtype)
     return Job(
@@ -246,20 +248,42 @@ def load_weights(model: torch.nn.Module, file: Path, *, name: str, say: Callable
 
 
 def optimizer_of(config: Config, plan: Plan, model: torch.nn.Module) -> torch.optim.Optimizer:
-    """The configured update rule for `model`, which is on its device."""
+    """The configured update rule for `model`, which is on its device, with rates for the plan's batch."""
+    factor = _batch_factor(config, plan)
+
+    def scaled(rate: float | None) -> float | None:
+        return None if rate is None else rate * factor
+
     return make_optimizer(
         model,
         name=config.optimizer,
-        learning_rate=config.learning_rate,
+        learning_rate=config.learning_rate * factor,
         weight_decay=config.weight_decay,
         momentum=config.momentum,
         nesterov=config.nesterov,
         adam_beta1=config.adam_beta1,
         adam_beta2=config.adam_beta2,
         adam_eps=config.adam_eps,
-        muon_learning_rate=config.muon_learning_rate,
-        sign_learning_rate=config.sign_learning_rate,
+        muon_learning_rate=scaled(config.muon_learning_rate),
+        sign_learning_rate=scaled(config.sign_learning_rate),
         product_dtype=torch.bfloat16 if plan.precision == "bf16" else None,
+    )
+
+
+def _batch_factor(config: Config, plan: Plan) -> float:
+    return batch_factor(
+        config.lr_scaling, effective_batch=plan.effective_batch, base_batch=config.lr_base_batch
+    )
+
+
+def _say_rate(config: Config, plan: Plan, say: Callable[[str], None]) -> None:
+    """What LR_SCALING makes of the learning rate, and of the decay in a step that goes with it."""
+    if config.lr_scaling == "none":
+        return
+    rate = config.learning_rate * _batch_factor(config, plan)
+    say(
+        f"Learning rate {rate:.4g}: {config.learning_rate:g} for {config.lr_base_batch} samples, scaled "
+        f"({config.lr_scaling}) to {plan.effective_batch}; decay in a step {rate * config.weight_decay:.3g}"
     )
 
 
