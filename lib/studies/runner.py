@@ -7,7 +7,6 @@ asked for it. One that fails is told, and the others go on.
 from __future__ import annotations
 
 import json
-import math
 import statistics
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -21,7 +20,7 @@ from lib.errors import ConfigError
 from lib.studies.experiment import Experiment, Setting
 
 RESULT = "result.json"
-_NOT_METRICS = ("seconds", "samples")
+_NOT_METRICS = ("seconds", "samples", "bytes", "chars", "tokens")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,8 +155,9 @@ def table(experiment: Experiment, results: Sequence[Result]) -> list[str]:
 def _spread(values: Sequence[float]) -> str:
     if not values:
         return "-"
-    deviation = statistics.stdev(values) if len(values) > 1 else math.nan
-    return f"{statistics.fmean(values):.4f} +- {deviation:.4f}"
+    if len(values) == 1:
+        return f"{values[0]:.4f}"
+    return f"{statistics.fmean(values):.4f} +- {statistics.stdev(values):.4f}"
 
 
 def _told(settings: Setting) -> str:
