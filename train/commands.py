@@ -83,12 +83,9 @@ def resume(name: str, *, root: Path, runs: Path, started: float) -> int:
     if (launched := become_worker()) is not None:
         return _work(launched, root=root, runs=runs, started=started)
     run = resolve_run(runs, name, unfinished=True)
-
-    def locked() -> RunDir:
-        run.lock()
-        return run
-
-    return _carry_out(_order(stored_configuration(run, root), root=root, runs=runs, started=started), locked)
+    run.lock()
+    order = _order(stored_configuration(run, root), root=root, runs=runs, started=started)
+    return _carry_out(order, lambda: run)
 
 
 def rerun(name: str, *, root: Path, runs: Path, started: float) -> int:
@@ -252,6 +249,7 @@ def _as_main(case: Case, backend: Backend, interrupted: RunDir | None) -> int:
         if interrupted is not None:
             for name, content in _of_this_machine(case).items():
                 run.write(name, content)
+            run.set_status("running", step=run.status().step)
         return _train(case, backend, record, interrupted)
     except BaseException as error:
         _tell_end(run, error)

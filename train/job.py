@@ -52,3 +52,4 @@ class Progress:
     step: int = 0  # optimizer steps made
     seconds: float = 0.0  # spent training, without evaluation and saving
     best: float = -math.inf  # best task.score of an evaluation
+    owes_evaluation: bool = False  # of this very step: a signal came before it was done

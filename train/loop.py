@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 import math
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,10 +37,15 @@ def train(job: Job, progress: Progress) -> dict[str, float]:
     Returns the last evaluation. Raises ToolkitError if the loss stops being finite or memory
     cannot be made to suffice; Stopped after saving, on SIGINT and SIGTERM.
     """
-    logged, evaluation, last_save = Totals(), {}, time.monotonic()
+    logged, last_save = Totals(), time.monotonic()
+    evaluation: dict[str, float] = {}
     mark, logged_at = time.perf_counter(), (progress.step, progress.seconds)
     last = job.budget.spent(step=progress.step, seconds=progress.seconds)
-    with StopRequest() as stop:
+    with StopRequest(told=job.backend.is_main) as stop:
+        if progress.owes_evaluation:
+            evaluation, better = _assess(job, progress, stop)
+            if better:
+                _save(job, progress, best=True)
         while not last:
             for sums in optimizer_step(job, progress):
                 logged.add(sums)
@@ -62,15 +68,11 @@ def train(job: Job, progress: Progress) -> dict[str, float]:
                 row = _train_row(job, progress, means, since=logged_at)
                 logged, logged_at = Totals(), (progress.step, progress.seconds)
                 _check_finite(job, row, weights=due.save or due.evaluation)
+            better = False
             if due.evaluation:
-                evaluation = evaluate(job)
-                job.record.row("eval", step=progress.step, epoch=_epoch(job, progress.step), **evaluation)
-            better = due.evaluation and job.task.score(evaluation) > progress.best
-            if better:
-                progress.best = job.task.score(evaluation)
-            if due.save or (better and job.config.keep_best):
-                best = better and job.config.keep_best
-                _save(job, progress, best=best)
+                evaluation, better = _assess(job, progress, stop)
+            if due.save or better:
+                _save(job, progress, best=better)
                 last_save = time.monotonic()
             if wants_stop and not last:
                 raise Stopped(int(wants_stop), progress.step)
@@ -224,6 +226,29 @@ def evaluated_weights(job: Job) -> Iterator[None]:
         job.model.train()
 
 
+def _assess(job: Job, progress: Progress, stop: StopRequest) -> tuple[dict[str, float], bool]:
+    """An evaluation, and whether it is the best one so far and to be kept.
+
+    A signal does not wait for its end: the run saves, raises Stopped, and evaluates when it goes on.
+    """
+    progress.owes_evaluation = True
+    totals = Totals()
+    with contextlib.closing(evaluation_sums(job)) as batches:  # the weights of training are back after it
+        for sums in itertools.takewhile(lambda _: not stop.signal, batches):
+            totals.add(sums)
+    (number,) = job.backend.all_reduce_max((stop.signal,))
+    if number:
+        _save(job, progress, best=False)
+        raise Stopped(int(number), progress.step)
+    progress.owes_evaluation = False
+    evaluation = job.task.report(totals.means(job.backend))
+    job.record.row("eval", step=progress.step, epoch=_epoch(job, progress.step), **evaluation)
+    better = job.task.score(evaluation) > progress.best
+    if better:
+        progress.best = job.task.score(evaluation)
+    return evaluation, better and job.config.keep_best
+
+
 def evaluate(job: Job) -> dict[str, float]:
     """Means over the evaluation part, every sample counted exactly once on any number of ranks."""
     totals = Totals()
@@ -233,7 +258,7 @@ def evaluate(job: Job) -> dict[str, float]:
 
 
 @torch.no_grad()
-def evaluation_sums(job: Job) -> Iterator[Sums]:
+def evaluation_sums(job: Job) -> Generator[Sums, None, None]:
     """This rank's part of an evaluation, batch by batch."""
     plan, backend = job.plan, job.backend
     with evaluated_weights(job):

@@ -89,7 +89,7 @@ def export(name: str, *, root: Path, runs: Path, best: bool, directory: Path) ->
 
 def stored_configuration(run: RunDir, root: Path) -> kconf.Resolved:
     """What was asked of `run`, by the Kconfig tree of today; what that changes is told."""
-    resolved = kconf.load(root=root, config_file=run.config)
+    resolved = kconf.load(root=root, config_file=run.config, refresh=True)
     for notice in resolved.notices:
         say(notice)
     if run.identity not in ("", identity(resolved.values)):

@@ -28,7 +28,7 @@ def test_a_sweep_with_a_run_that_fails(tmp_path: Path) -> None:
     first = sweep(file, tmp_path / "out")
     assert first.returncode == 1 and "error: 1 of 2 runs failed" in first.stderr, first.stdout + first.stderr
     assert "training has diverged" in first.stderr
-    assert "LEARNING_RATE=0.01  1/1" in first.stdout and "LEARNING_RATE=100.0  0/1" in first.stdout
+    assert "LEARNING_RATE=0.01   1/1" in first.stdout and "LEARNING_RATE=100.0  0/1" in first.stdout
     again = sweep(file, tmp_path / "out")
     assert again.returncode == 1 and again.stdout.count("already there") == 1
 
