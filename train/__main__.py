@@ -44,6 +44,8 @@ def main() -> int:
     commands.add_parser("probe", help="measure which micro-batch trains fastest here")
     trial = commands.add_parser("trial")  # a process that probe starts
     trial.add_argument("order", type=Path)
+    preflight = commands.add_parser("preflight", help="check the configured run on a few samples")
+    preflight.add_argument("--json", action="store_true", help="for programs")
     options = parser.parse_args()
     # Below, because it imports torch, and a wrong command line should be told at once.
     with ended_by_interrupt():
@@ -59,6 +61,10 @@ def main() -> int:
         return run.rerun(options.run, root=ROOT, runs=options.runs, started=started)
     if options.command == "plan":
         return planning.plan(root=ROOT, gpu=options.gpu, as_json=options.json)
+    if options.command == "preflight":
+        from train.preflight import preflight as check
+
+        return check(root=ROOT, runs=options.runs, as_json=options.json)
     if options.command == "probe":
         return probing.probe_command(root=ROOT)
     if options.command == "trial":

@@ -330,5 +330,9 @@ def _restore(job: Job, interrupted: RunDir | None) -> Progress:
     if found is None and step is not None:
         found = checkpoint.load(path, which=step, say=job.record.say)
     progress = Progress() if found is None else loop.load_state_dict(job, found[1])
+    if found is not None and job.carry is not None and found[1]["carry"] is None:
+        job.record.say(
+            "The checkpoint has no carry: every sample starts afresh, and the run is not the same to the bit"
+        )
     job.record.say(f"Starting after step {progress.step}")
     return progress

@@ -45,7 +45,7 @@ def train(job: Job, progress: Progress) -> dict[str, float]:
         if progress.owes_evaluation:
             evaluation, better = _assess(job, progress, stop)
             if better:
-                job.record.save(progress.step, lambda: state_dict(job, progress), best=True)
+                _save(job, progress, best=True)
         while not last:
             for sums in optimizer_step(job, progress):
                 logged.add(sums)
@@ -72,13 +72,18 @@ def train(job: Job, progress: Progress) -> dict[str, float]:
             if due.evaluation:
                 evaluation, better = _assess(job, progress, stop)
             if due.save or better:
-                job.record.save(progress.step, lambda: state_dict(job, progress), best=better)
+                _save(job, progress, best=better)
                 last_save = time.monotonic()
             if wants_stop and not last:
                 raise Stopped(int(wants_stop), progress.step)
             mark = time.perf_counter()
     # A run that was killed after its last checkpoint has nothing left to do but to tell its result.
     return evaluation or evaluate(job)
+
+
+def _save(job: Job, progress: Progress, *, best: bool) -> None:
+    state = state_dict(job, progress)  # by all ranks: each has a part of a carry
+    job.record.save(progress.step, lambda: state, best=best)
 
 
 def optimizer_step(job: Job, progress: Progress) -> list[Sums]:
@@ -97,6 +102,8 @@ def optimizer_step(job: Job, progress: Progress) -> list[Sums]:
         # Outside the handler, where the traceback no longer keeps the activations alive.
         job.optimizer.zero_grad(set_to_none=True)
         discard_statistics(job.model)
+        if job.carry is not None:
+            job.carry.discard()
         job.backend.release_memory()
         job.plan = _smaller_plan(job, reason)
     try:
@@ -143,13 +150,16 @@ def _accumulate(job: Job, progress: Progress) -> Iterator[Sums]:
         sizes=plan.micro_batches,
     )
     share = plan.effective_batch // plan.world
-    first = progress.step * plan.effective_batch + backend.rank * share
+    offset = 0
     for number, batch in enumerate(batches, start=1):
         last = number == plan.accumulation
+        rows, row = len(batch.inputs), backend.rank * share + offset
         if job.dropouts:
-            rows = len(batch.inputs)
+            first = progress.step * plan.effective_batch + row
             key_samples(job.dropouts, seed=job.config.seed, first=first, count=rows, device=backend.device)
-            first += rows
+        if job.carry is not None:
+            job.carry.seek(step=progress.step, first=row, offset=offset, count=rows)
+        offset += rows
         with contextlib.nullcontext() if last else backend.without_gradient_sync(job.wrapped):
             with backend.autocast(plan.precision):
                 sums = job.task.training(job.forward, batch)
@@ -188,6 +198,8 @@ def _update(job: Job, progress: Progress, *, count: Tensor | int) -> None:
         commit_statistics(job.model, job.backend.all_reduce_sum if job.backend.world > 1 else None)
     if job.ema is not None:
         job.ema.update()
+    if job.carry is not None:
+        job.carry.commit()
 
 
 def rate_factor(job: Job, progress: Progress) -> float:
@@ -226,7 +238,7 @@ def _assess(job: Job, progress: Progress, stop: StopRequest) -> tuple[dict[str, 
             totals.add(sums)
     (number,) = job.backend.all_reduce_max((stop.signal,))
     if number:
-        job.record.save(progress.step, lambda: state_dict(job, progress), best=False)
+        _save(job, progress, best=False)
         raise Stopped(int(number), progress.step)
     progress.owes_evaluation = False
     evaluation = job.task.report(totals.means(job.backend))
@@ -325,6 +337,7 @@ def state_dict(job: Job, progress: Progress) -> dict[str, Any]:
         "optimizer": job.optimizer.state_dict(),
         "scaler": job.scaler.state_dict(),
         "ema": job.ema.state_dict() if job.ema is not None else None,
+        "carry": job.carry.gathered(job.backend) if job.carry and job.config.checkpoint_carry else None,
         "progress": dataclasses.asdict(progress),
     }
 
@@ -338,6 +351,9 @@ def load_state_dict(job: Job, state: Mapping[str, Any]) -> Progress:
             job.scaler.load_state_dict(state["scaler"])
         if job.ema is not None:
             job.ema.load_state_dict(state["ema"])
+        if job.carry is not None:
+            share = job.plan.effective_batch // job.plan.world
+            job.carry.load(state["carry"], job.backend, share=share)
         return Progress(**state["progress"])
     except (RuntimeError, ValueError, KeyError, TypeError) as error:
         reason = " ".join(str(error).split())

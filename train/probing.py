@@ -37,7 +37,8 @@ SOURCES = ("lib", "models", "train")
 IRRELEVANT = frozenset(
     {
         "auto_method", "data_dir", "data_download", "oom_retry", "seed",
-        "learning_rate", "muon_learning_rate", "weight_decay",
+        "learning_rate", "muon_learning_rate", "sign_learning_rate", "weight_decay",
+        "lr_scaling", "lr_base_batch", "halt_exploration", "checkpoint_carry",
         "adam_beta1", "adam_beta2", "adam_eps", "schedule", "warmup_pct", "lr_min_ratio",
         "lr_step_pct_list", "lr_step_gamma", "ema_decay", "norm_momentum",
         "budget", "num_epochs", "max_steps", "max_seconds",
