@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import torch
 from torch import nn
@@ -12,6 +12,14 @@ from lib.errors import ConfigError
 from lib.muon import HasHiddenMatrices, Muon
 
 FUSED_DEVICES = frozenset({"cpu", "cuda", "mps"})  # "cuda" is ROCm's name in torch, too
+
+
+@runtime_checkable
+class Constrained(Protocol):
+    """A model whose weights are kept within bounds."""
+
+    def constrain_weights(self) -> None:
+        """Bring them back there, in place. Called after every update."""
 
 
 def make_optimizer(
@@ -34,6 +42,8 @@ def make_optimizer(
     normalisation), which do not. Muon takes the model's hidden matrices out of the first of them into a
     third with `muon_learning_rate`; the other two follow AdamW. The rates are stored as they are
     given, as "lr" and, for a schedule to start from, as "peak_lr". What the rule does not use is None.
+
+    A model that is Constrained is brought back within its bounds after every step.
 
     product_dtype: of the matrix products that Muon makes; None: that of the weights.
     Raises ConfigError for Muon and a model that does not name its hidden matrices.
@@ -63,6 +73,9 @@ def make_optimizer(
     for group in optimizer.param_groups:
         group["peak_lr"] = group["lr"]
     optimizer.register_load_state_dict_post_hook(_keeping_peaks(optimizer))
+    if isinstance(model, Constrained):
+        constrain = model.constrain_weights
+        optimizer.register_step_post_hook(lambda *_: constrain())
     return optimizer
 
 

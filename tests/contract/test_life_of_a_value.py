@@ -48,6 +48,9 @@ def narrow_config(defconfig: str) -> Config:
         values |= {"CONFIG_GPT2_SIZE_CUSTOM": "y"} | {f"CONFIG_GPT2_{k}": v for k, v in sizes.items()}
     if "CONFIG_MODEL_RESNET_BK=y" in file.read_text():
         values |= {"CONFIG_RESNET_BK_LAYERS": "2", "CONFIG_RESNET_BK_WIDTH": "16"}
+    if "CONFIG_MODEL_LOOPED=y" in file.read_text():
+        sizes = {"WIDTH": "8", "HIDDEN": "16", "MAX_ITERATIONS": "8", "NUDGED_ITERATIONS": "4"}
+        values |= {f"CONFIG_LOOPED_{k}": v for k, v in sizes.items()}
     return config_from_values(kconf.load(root=ROOT, config_file=file, overrides=values).values)
 
 

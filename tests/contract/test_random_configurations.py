@@ -45,6 +45,8 @@ SMALL = {
     "GPT2_WIDTH": "8",
     "RESNET18_WIDTH": "4",
     "RESNET50_WIDTH": "4",
+    "LOOPED_MAX_ITERATIONS": "4",
+    "LOOPED_NUDGED_ITERATIONS": "4",
 }
 # In place of data that are not there: texts for the models that read them, images for the others.
 EMBEDDED = ("pysource", "scenes", "digits")

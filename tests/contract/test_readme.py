@@ -49,6 +49,8 @@ COMMANDS = {
     "make sample PROMPT=import": END_TO_END,
     "make export DIRECTORY=exported": DRY,
     "make bench": DRY,
+    "make defconfig-looped && make train": END_TO_END,
+    "make defconfig-looped+tier1": RUN,
     "python3 -m venv .venv": OWN_TORCH,
     ".venv/bin/pip install torch --index-url INDEX_URL": OWN_TORCH,
     "make train": END_TO_END,

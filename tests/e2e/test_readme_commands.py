@@ -28,6 +28,7 @@ COMMANDS = [
     ("make train-resnet50", f"{SHORT} CONFIG_RESNET50_WIDTH=4", "Run: build/resnet50/runs/"),
     ("make defconfig-gpt2-tiny && make train", f"{SHORT} {SMALL_TEXT} CONFIG_HOLDOUT=64", "Floors: "),
     ("make sample PROMPT=import", "TOKENS=5", "import"),
+    ("make defconfig-looped && make train", f"{SHORT} CONFIG_LOOPED_MAX_ITERATIONS=8", "Done: "),
     ("make new-model NAME=my_net TASK=classify", "", "my_net"),
     ("make defconfig-my_net && make train", SHORT, "Done: "),
 ]
