@@ -49,7 +49,7 @@ def narrow_config(defconfig: str) -> Config:
     if "CONFIG_MODEL_RESNET_BK=y" in file.read_text():
         values |= {"CONFIG_RESNET_BK_LAYERS": "2", "CONFIG_RESNET_BK_WIDTH": "16"}
     if "CONFIG_MODEL_LOOPED=y" in file.read_text():
-        sizes = {"WIDTH": "8", "HIDDEN": "16", "MAX_ITERATIONS": "8", "NUDGED_ITERATIONS": "4"}
+        sizes = {"WIDTH": "8", "HIDDEN": "16", "MAX_ITERATIONS": "5", "NUDGED_ITERATIONS": "3"}
         values |= {f"CONFIG_LOOPED_{k}": v for k, v in sizes.items()}
     return config_from_values(kconf.load(root=ROOT, config_file=file, overrides=values).values)
 
