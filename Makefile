@@ -78,7 +78,7 @@ USE_EXP := experiment
 USE_QUICK += experiment
 USE_OUT += experiment
 # Those that write a configuration say that CONFIG_ variables are for runs.
-USE_CONFIG := train train-% plan bench experiment checkconfig explain searchconfig menuconfig nconfig guiconfig xconfig config \
+USE_CONFIG := train train-% plan probe bench experiment checkconfig explain searchconfig menuconfig nconfig guiconfig xconfig config \
 	oldconfig olddefconfig syncconfig $(EXTREMES) savedefconfig setconfig mergeconfig defconfig defconfig-% \
 	%_defconfig %.config all
 used_by = $(USE_$(if $(filter CONFIG_%,$(1)),CONFIG,$(1)))
@@ -185,6 +185,7 @@ $(FRAGMENT_TARGETS): ready
 ## export: write weights to DIRECTORY= in the layout of Hugging Face transformers
 ## plots: draw the curves of the newest run, or of RUN=
 ## plan: show what would be decided for this machine, or for GPU=h100-80gx4:70G, GPU=all; JSON=1
+## probe: measure which micro-batch trains fastest here, for CONFIG_AUTO_METHOD_PROBE
 ## scaling: train several sizes and judge how the loss falls; QUICK=1 BUDGET= COMPARE= CORPUS= EPOCHS= BATCH= DEVICE= OUT=
 ## scaling-plan: what each run of it would cost
 ## scaling-run: its plan, gate and runs alone
@@ -198,6 +199,9 @@ train: configured ready
 
 plan: configured ready
 	$(TRAIN) $@ $(call option,gpu,GPU) $(if $(call given,JSON),--json)
+
+probe: configured ready
+	$(TRAIN) $@
 
 # A stored run brings its own configuration.
 resume rerun: ready symbols
@@ -248,10 +252,10 @@ train-%: ready
 ## check: style, form and types
 ## new-model: scaffold models/NAME for TASK=classify or TASK=lm
 test: ready-dev symbols
-	$(quiet)$(PY) -m pytest -n 2
+	$(quiet)$(PY) -m pytest -n 2 --dist worksteal
 
 test-fast: ready-dev symbols
-	$(quiet)$(PY) -m pytest -n 2 -m "not slow"
+	$(quiet)$(PY) -m pytest -n 2 --dist worksteal -m "not slow"
 
 test-light: ready symbols
 	$(quiet)$(PY) -m scripts.light_matrix
@@ -297,7 +301,7 @@ help: symbols
 	      '$(KCONFIG_MAKE_KNOWN)'
 
 .PHONY: all $(CONFIGURATION) savedefconfig checkconfig defconfig mergeconfig setconfig diffconfig explain \
-	searchconfig $(DEFCONFIGS) $(FRAGMENT_TARGETS) train resume rerun plan eval sample export plots bench \
+	searchconfig $(DEFCONFIGS) $(FRAGMENT_TARGETS) train resume rerun plan probe eval sample export plots bench \
 	$(SCALING) experiment \
 	$(TRAIN_NAMES) test test-fast test-light check new-model \
 	clean mrproper distclean data-clean printvars help variables symbols configured ready ready-dev

@@ -50,7 +50,7 @@ class Config:
     # Batch size, compilation, precision, devices
     tier: Literal["none", "auto", "0", "1", "2", "3", "4"]
     hyper_param: Literal["auto", "manual"]
-    auto_method: Literal["table", "predict"] | None
+    auto_method: Literal["table", "predict", "probe"] | None
     target_effective_batch: int
     batch_size: int | None
     gradient_accumulation: int | None
@@ -63,6 +63,9 @@ class Config:
     channels_last: bool
     device: Literal["auto", "cuda", "mps", "cpu"]
     num_devices: int
+
+    # Memory
+    grad_checkpoint: Literal["none", "blocks", "all"] | None  # None for models without blocks
 
     # Optimizer and schedule
     optimizer: Literal["sgd", "adam", "adamw", "muon"]

@@ -45,6 +45,10 @@ class ConfigError(ToolkitError):
         super().__init__(what, why=why, todo=todo)
 
 
+class OutOfMemory(ToolkitError):
+    """Memory ran out, and could not be made to suffice."""
+
+
 class PlanError(ConfigError):
     """The configuration is well formed, but no plan on this machine honours it."""
 

@@ -17,6 +17,12 @@ from lib.errors import PlanError
 from lib.plan.types import Device, Hardware, Kind
 
 ROOT = Path("/")
+SPEED_VARIABLES = (
+    "OMP_NUM_THREADS",
+    "PYTORCH_ALLOC_CONF",
+    "PYTORCH_CUDA_ALLOC_CONF",
+    "PYTORCH_HIP_ALLOC_CONF",
+)
 
 
 def probe(device: Literal["auto", "cuda", "mps", "cpu"]) -> Hardware:
@@ -56,6 +62,18 @@ def environment() -> dict[str, str | bool | None]:
         "numpy": _version("numpy"),
         "git_commit": commit,
         "git_dirty": dirty,
+    }
+
+
+def speed_settings() -> dict[str, str]:
+    """What memory and speed depend on besides devices and versions, "" where it is not there or not set.
+
+    Keys: driver (of NVIDIA's or AMD's GPUs), and variables of the environment.
+    """
+    driver = _read(ROOT / "proc/driver/nvidia/version") or _read(ROOT / "sys/module/amdgpu/version")
+    return {
+        "driver": driver.partition("\n")[0],
+        **{name: os.environ.get(name, "") for name in SPEED_VARIABLES},
     }
 
 

@@ -20,6 +20,7 @@ from lib.plan.asked import Decision
 from lib.plan.fitting import Predict
 from lib.plan.numerics import choose_compile
 from lib.plan.placement import Placement, identical_devices, place
+from lib.plan.probing import Probed
 from lib.plan.types import Device, Hardware, Kind, ModelFacts, Plan
 from lib.tables import GB, MODELS, ModelRow
 
@@ -128,6 +129,7 @@ def apply_hyperparams(
     hardware: Hardware | None = None,
     facts: ModelFacts | None = None,
     predict: Predict | None = None,
+    probed: Probed | None = None,
     gpu_info: GpuInfo | None = None,
 ) -> Plan:
     """Plan the run, print two lines about it if `verbose`, and return the plan.
@@ -139,6 +141,7 @@ def apply_hyperparams(
     hardware: from lib.hardware.probe; the default is what get_gpu_info (or `gpu_info`) says.
     facts: of the model and its data; the default is what is known of the model by name.
     predict: what a step needs of a device's memory. A Config that asks for a prediction needs it.
+    probed: what trials of this configuration on this machine found.
 
     Raises ConfigError for an unknown model or a malformed attribute, PlanError where no plan
     honours what is asked; nothing is set then.
@@ -146,7 +149,12 @@ def apply_hyperparams(
     asked = _asked(config, model_type=model_type)
     hardware = hardware or _hardware(asked, gpu_info=gpu_info)
     decided = plan(
-        asked, hardware, facts or _facts(asked), even=isinstance(asked, ForeignConfig), predict=predict
+        asked,
+        hardware,
+        facts or _facts(asked),
+        even=isinstance(asked, ForeignConfig),
+        predict=predict,
+        probed=probed,
     )
     if verbose:
         rationale = _rationale(decided, asked.model, placement=place(asked, hardware))

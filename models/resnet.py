@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from lib.data.types import ImageSpec
 from lib.norm import BatchNorm2d
+from lib.recompute import Chain
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,10 +100,12 @@ class ResNet(nn.Module):
             stages.append(nn.Sequential(*blocks))
         self.stages = nn.Sequential(*stages)
         self.classifier = nn.Linear(channels_in, spec.classes)
+        self.chain = Chain()
 
     def forward(self, x_NCHW: Tensor) -> Tensor:
         """(N, C, H, W) images -> (N, classes) logits."""
-        return self.classifier(self.stages(self.stem(x_NCHW)).mean(dim=(2, 3)))  # type: ignore[no-any-return]
+        blocks = [block for stage in self.stages.children() for block in stage.children()]
+        return self.classifier(self.chain(x_NCHW, self.stem, *blocks).mean(dim=(2, 3)))  # type: ignore[no-any-return]
 
 
 def _convolution(channels_in: int, channels_out: int, *, kernel: int, stride: int = 1) -> nn.Conv2d:

@@ -1,4 +1,4 @@
-"""`python -m train`: what the make targets train, resume, rerun, eval, sample, export and plan call."""
+"""`python -m train`: what train, resume, rerun, eval, sample, export, plan and probe of make call."""
 
 from __future__ import annotations
 
@@ -40,11 +40,15 @@ def main() -> int:
     plan = commands.add_parser("plan", help="print what would be decided, and why")
     plan.add_argument("--gpu", default="", help="for a machine that is only named: NAME[xN][:FREE], or all")
     plan.add_argument("--json", action="store_true", help="for programs")
+    commands.add_parser("probe", help="measure which micro-batch trains fastest here")
+    trial = commands.add_parser("trial")  # a process that probe starts
+    trial.add_argument("order", type=Path)
     options = parser.parse_args()
     # Below, because it imports torch, and a wrong command line should be told at once.
     with ended_by_interrupt():
         from train import commands as run
-        from train import planning
+        from train import planning, probing
+        from train.trial import run_trial
 
     if options.command == "train":
         return run.train(root=ROOT, runs=options.runs, started=started)
@@ -54,6 +58,10 @@ def main() -> int:
         return run.rerun(options.run, root=ROOT, runs=options.runs, started=started)
     if options.command == "plan":
         return planning.plan(root=ROOT, gpu=options.gpu, as_json=options.json)
+    if options.command == "probe":
+        return probing.probe_command(root=ROOT)
+    if options.command == "trial":
+        return run_trial(options.order, root=ROOT)
     return on_stored_run(options)
 
 

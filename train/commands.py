@@ -20,6 +20,8 @@ from lib.errors import ToolkitError, run_main
 from lib.hardware import environment, probe
 from lib.hyperparams import apply_hyperparams
 from lib.launcher import become_worker, end_process, launch
+from lib.plan.fitting import Predict
+from lib.plan.probing import Probed
 from lib.plan.show import show
 from lib.plan.types import Hardware, Plan
 from lib.rundir import RunDir, resolve_run
@@ -28,6 +30,7 @@ from train import loop
 from train.forecast import Footprints
 from train.job import Job, Progress
 from train.lm import told_floors
+from train.probing import Bench, known_or_measured
 from train.record import Record, RunRecord, SilentRecord
 from train.rerun import changes
 from train.sample import Sampling, continued_text
@@ -204,14 +207,31 @@ def _plan(order: Order, subject: Subject, hardware: Hardware, run: RunDir | None
         plan = stored(run, "plan", Plan.from_json)
         say(f"Plan of {run.path}, for it was made for this machine")
     if plan is None:
+        predict = Footprints(order.config, subject).predictor(hardware)
         plan = apply_hyperparams(
             order.config,
             hardware=hardware,
             facts=subject.facts,
-            predict=Footprints(order.config, subject).predictor(hardware),
+            predict=predict,
+            probed=_probed(order, subject, hardware, predict),
         )
     show(plan, sys.stdout)
     return plan
+
+
+def _probed(order: Order, subject: Subject, hardware: Hardware, predict: Predict) -> Probed | None:
+    """What was measured, if that is how the micro-batch is to be found."""
+    if order.config.auto_method != "probe":
+        return None
+    bench = Bench(
+        resolved=order.resolved,
+        config=order.config,
+        subject=subject,
+        hardware=hardware,
+        predict=predict,
+        root=order.root,
+    )
+    return known_or_measured(bench)
 
 
 def _same_machine(one: Hardware, other: Hardware) -> bool:

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from lib.backend import is_out_of_memory
 from lib.dropout import key_samples
-from lib.errors import CheckpointError, ToolkitError
+from lib.errors import CheckpointError, OutOfMemory, ToolkitError
 from lib.norm import commit_statistics, discard_statistics
 from lib.plan import with_smaller_micro_batch
 from lib.plan.types import Plan
@@ -83,7 +83,7 @@ def optimizer_step(job: Job, progress: Progress) -> list[Sums]:
     """Update the weights once; when memory runs out, start the step again in smaller pieces.
 
     Starting again is exact: data are a function of the step, and nothing is updated before all
-    gradients are there. Raises ToolkitError where memory runs out later, in the update itself.
+    gradients are there. Raises OutOfMemory where memory runs out later, in the update itself.
     """
     while True:
         try:
@@ -101,7 +101,7 @@ def optimizer_step(job: Job, progress: Progress) -> list[Sums]:
         _update(job, progress, count=sum(part.count for part in parts))
     except (RuntimeError, MemoryError) as error:
         reason = _reason_if_out_of_memory(error)
-        raise ToolkitError("out of memory while the weights were being updated", why=reason) from error
+        raise OutOfMemory("out of memory while the weights were being updated", why=reason) from error
     return parts
 
 
@@ -116,13 +116,13 @@ def _smaller_plan(job: Job, reason: str) -> Plan:
     used, plan = job.plan.micro_batch, with_smaller_micro_batch(job.plan)
     what = f"out of memory at micro-batch {used}"
     if plan is None:
-        raise ToolkitError(f"{what}, and there is no smaller one", why=reason)
+        raise OutOfMemory(f"{what}, and there is no smaller one", why=reason)
     by_hand = f"set CONFIG_HYPER_PARAM_MANUAL=y CONFIG_BATCH_SIZE={plan.micro_batch}"
     if job.backend.world > 1:
         # The other ranks are waiting in the backward pass and cannot be told.
-        raise ToolkitError(f"{what} on one of several devices", why=reason, todo=by_hand)
+        raise OutOfMemory(f"{what} on one of several devices", why=reason, todo=by_hand)
     if not job.config.oom_retry:
-        raise ToolkitError(what, why=reason, todo=by_hand)
+        raise OutOfMemory(what, why=reason, todo=by_hand)
     job.record.replan(plan, f"{what}: going on with {plan.micro_batch}")
     return plan
 

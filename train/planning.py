@@ -16,14 +16,17 @@ from lib.errors import PlanError
 from lib.gpus import find_gpu
 from lib.hardware import probe
 from lib.hyperparams import apply_hyperparams
+from lib.memory.measured import Kept
 from lib.plan.assumed import machine_names, parse_gpu
-from lib.plan.fitting import Parts, Trial
+from lib.plan.fitting import Parts, Trial, trial_of
 from lib.plan.roofline import StepTime, StepWork, estimate_step_time
 from lib.plan.show import show
 from lib.plan.types import Hardware, Memory, Plan
+from lib.recompute import CHOICES
 from lib.tables import GB
 from lib.tiers import with_tier
 from train.forecast import Footprint, Footprints
+from train.probing import Bench, known
 from train.setup import Subject, unopened_subject
 from train.stored import say
 
@@ -39,6 +42,15 @@ class Outlook:
     step_flop: int  # of one device
     step_time: StepTime | None  # None where the device is not in the catalogue
     alternatives: tuple[str, ...]
+    asked_method: str  # manual, or what CONFIG_AUTO_METHOD says
+    measured: str | None  # when the micro-batch was measured here; None where it was not
+
+    @property
+    def method(self) -> str:
+        """Where the micro-batch comes from."""
+        if self.measured is not None:
+            return "measured"
+        return self.asked_method if self.asked_method in ("table", "manual") else "predicted"
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -49,6 +61,8 @@ class Outlook:
             if self.step_time is None
             else [self.step_time.fastest_seconds, self.step_time.slowest_seconds],
             "alternatives": list(self.alternatives),
+            "method": self.method,
+            "measured": self.measured,
         }
 
 
@@ -65,7 +79,18 @@ def plan(*, root: Path, gpu: str, as_json: bool) -> int:
     if len(names) > 1:
         return _compare(config, subject, names, as_json=as_json)
     hardware = parse_gpu(names[0]) if names else probe(config.device)
-    outlook = look_ahead(config, subject, hardware, Footprints(config, subject))
+    footprints, kept = Footprints(config, subject), None
+    if config.auto_method == "probe" and not names:
+        bench = Bench(
+            resolved=resolved,
+            config=config,
+            subject=subject,
+            hardware=hardware,
+            predict=footprints.predictor(hardware),
+            root=root,
+        )
+        kept = known(bench)
+    outlook = look_ahead(config, subject, hardware, footprints, kept=kept)
     if as_json:
         print(json.dumps(outlook.to_json(), indent=2))
         return 0
@@ -88,11 +113,24 @@ def _at_tier(
     return with_tier(resolved, root=root, say=tell, hardware=hardware)
 
 
-def look_ahead(config: Config, subject: Subject, hardware: Hardware, footprints: Footprints) -> Outlook:
-    """The plan of `config` on `hardware`, and what follows from it."""
-    predict = footprints.predictor(hardware)
-    decided = apply_hyperparams(config, False, hardware=hardware, facts=subject.facts, predict=predict)
-    found = footprints.of(_trial(decided), hardware)
+def look_ahead(
+    config: Config,
+    subject: Subject,
+    hardware: Hardware,
+    footprints: Footprints,
+    *,
+    kept: Kept | None = None,
+) -> Outlook:
+    """The plan of `config` on `hardware`, and what follows from it. kept: what was measured there."""
+    decided = apply_hyperparams(
+        config,
+        False,
+        hardware=hardware,
+        facts=subject.facts,
+        predict=footprints.predictor(hardware),
+        probed=kept.probed if kept is not None else None,
+    )
+    found = footprints.of(trial_of(decided), hardware)
     micro_batches = 2 if decided.accumulation > 1 else 1
     step_flop = found.step_flop * decided.accumulation // micro_batches
     return Outlook(
@@ -101,19 +139,8 @@ def look_ahead(config: Config, subject: Subject, hardware: Hardware, footprints:
         step_flop=step_flop,
         step_time=_step_time(decided, found, hardware, step_flop=step_flop),
         alternatives=tuple(_alternatives(config, subject, hardware, decided)),
-    )
-
-
-def _trial(decided: Plan) -> Trial:
-    return Trial(
-        device=decided.device,
-        several_devices=decided.world > 1,
-        micro_batch=decided.micro_batch,
-        accumulates=decided.accumulation > 1,
-        norm_batch=decided.norm_batch,
-        precision=decided.precision,
-        channels_last=decided.channels_last,
-        compile=decided.compile,
+        asked_method=config.auto_method or "manual",
+        measured=kept.made if kept is not None else None,
     )
 
 
@@ -137,7 +164,7 @@ def _alternatives(config: Config, subject: Subject, hardware: Hardware, decided:
     """What one change of the configuration would make of the peak, at the same micro-batch."""
     if decided.memory is None:
         return
-    trial, now = _trial(decided), decided.memory.peak_bytes
+    trial, now = trial_of(decided), decided.memory.peak_bytes
     for told, changed, other in _changes(config, trial):
         peak = sum(Footprints(changed, subject).predictor(hardware)(other).values())
         if peak < 0.98 * now:
@@ -145,10 +172,10 @@ def _alternatives(config: Config, subject: Subject, hardware: Hardware, decided:
 
 
 def _changes(config: Config, trial: Trial) -> Iterator[tuple[str, Config, Trial]]:
-    name = f"CONFIG_{config.model.upper()}_CHECKPOINTING"
-    if config.model_options.get("checkpointing") is False:
-        options = {**config.model_options, "checkpointing": True}
-        yield f"{name}=y", dataclasses.replace(config, model_options=options), trial
+    if config.grad_checkpoint is not None:
+        for recompute in CHOICES[CHOICES.index(config.grad_checkpoint) + 1 :]:
+            name = f"CONFIG_GRAD_CHECKPOINT_{recompute.upper()}=y"
+            yield name, dataclasses.replace(config, grad_checkpoint=recompute), trial
     if trial.precision == "fp32" and trial.device != "cpu":
         yield "CONFIG_PRECISION_BF16=y", config, dataclasses.replace(trial, precision="bf16")
     if config.optimizer != "sgd":
@@ -168,9 +195,22 @@ def _lines(outlook: Outlook) -> Iterator[str]:
     yield f"{outlook.step_flop / 1e12:.4g} TFLOP a step on each device (products, convolutions, attention)"
     if outlook.step_time is not None:
         yield str(outlook.step_time)
+    yield _methods(outlook)
     if outlook.alternatives:
         yield "What would need less memory:"
         yield from (f"  {line}" for line in outlook.alternatives)
+
+
+def _methods(outlook: Outlook) -> str:
+    """Where each number comes from."""
+    origin = {
+        "measured": f"measured here on {outlook.measured} (make probe)",
+        "predicted": "predicted",
+        "table": "from the table of free memory",
+        "manual": "set by hand",
+    }[outlook.method]
+    time = "" if outlook.step_time is None else "; seconds: estimated"
+    return f"Micro-batch: {origin}; memory and work: predicted{time}"
 
 
 def _bars(memory: Memory) -> Iterator[str]:

@@ -34,6 +34,7 @@ from lib.memory.simulation import lay_out, simulated
 from lib.norm import configure_norm
 from lib.optim import make_optimizer
 from lib.plan.types import Hardware, ModelFacts, Plan
+from lib.recompute import configure_recomputation
 from lib.registry import build_model, load_layout, load_model
 from train.budget import budget_of
 from train.classify import Classify
@@ -100,7 +101,7 @@ def text_options(config: Config) -> TextOptions | None:
 def measure(config: Config, dataset: Dataset) -> Subject:
     """The subject of training the configured model on `dataset`."""
     facts = model_facts(
-        lambda: build_model(config.model, config.model_options, dataset.spec, seed=config.seed),
+        lambda: _built(config, dataset.spec),
         dataset.spec,
         name=config.model,
         train_size=dataset.train.size,
@@ -152,7 +153,7 @@ def make_job(
     if not simulated():
         configure_numerics(plan.precision, deterministic=config.deterministic)
         configure_threads(plan.device, cpu_count=hardware.cpu_count, world=plan.world)
-    model = build_model(config.model, config.model_options, subject.dataset.spec, seed=config.seed)
+    model = _built(config, subject.dataset.spec)
     if weights is not None:
         load_weights(model, weights, name=config.model, say=record.say)
     layout = torch.channels_last if plan.channels_last else torch.contiguous_format
@@ -181,6 +182,12 @@ def make_job(
         budget=budget_of(config, train_size=train_loader.size, effective_batch=plan.effective_batch),
         record=record,
     )
+
+
+def _built(config: Config, spec: Spec) -> torch.nn.Module:
+    model = build_model(config.model, config.model_options, spec, seed=config.seed)
+    configure_recomputation(model, config.grad_checkpoint or "none")
+    return model
 
 
 def initial_weights(config: Config, root: Path) -> Path | None:

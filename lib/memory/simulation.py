@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
-from contextvars import ContextVar
 from typing import Any
 from unittest import mock
 
@@ -31,7 +30,7 @@ FP32_INSIDE_ON_CUDA = (
 
 _ATTENTION = F.scaled_dot_product_attention
 
-_kind: ContextVar[Kind | None] = ContextVar("simulated kind of device", default=None)
+_kind: Kind | None = None  # a plain name, which a compiler can read
 
 
 @contextlib.contextmanager
@@ -39,13 +38,14 @@ def simulation(kind: Kind) -> Iterator[None]:
     """Within it, tensors that are made have no contents, and stand for tensors on a device of `kind`."""
     from torch._subclasses.fake_tensor import FakeTensorMode  # takes long to load
 
-    token = _kind.set(kind)
+    global _kind
+    outer, _kind = _kind, kind
     try:
         # What comes from NumPy is real, and becomes fake in the first operation on it.
         with FakeTensorMode(allow_non_fake_inputs=True), _kernels_of(kind):
             yield
     finally:
-        _kind.reset(token)
+        _kind = outer
 
 
 @contextlib.contextmanager
@@ -143,15 +143,14 @@ def _dropout_on_cuda(input: Tensor, p: float = 0.5, training: bool = True, inpla
 
 def simulated() -> bool:
     """Whether tensors have no contents now."""
-    return _kind.get() is not None
+    return _kind is not None
 
 
 def kernels_for(tensor: Tensor) -> str:
     """The type of the device ("cpu", "cuda", "mps") that `tensor` is on, or stands for."""
-    kind = _kind.get()
-    if kind is None:
+    if _kind is None:
         return tensor.device.type
-    return "cuda" if kind == "rocm" else kind
+    return "cuda" if _kind == "rocm" else _kind
 
 
 def lay_out(model: nn.Module, layout: torch.memory_format) -> None:

@@ -88,12 +88,13 @@ def nearest_targets(
     return tuple(share * world for side in (below, above) for share in islice(side, 1))
 
 
-def _largest_divisor(number: int, *, limit: int) -> int:
-    divisors = _divisors(number)
-    return divisors[bisect_right(divisors, limit) - 1]
-
-
 @lru_cache(maxsize=4096)
-def _divisors(number: int) -> tuple[int, ...]:
+def divisors(number: int) -> tuple[int, ...]:
+    """All divisors of `number`, rising."""
     small = [divisor for divisor in range(1, isqrt(number) + 1) if number % divisor == 0]
     return tuple(sorted({*small, *(number // divisor for divisor in small)}))
+
+
+def _largest_divisor(number: int, *, limit: int) -> int:
+    ascending = divisors(number)
+    return ascending[bisect_right(ascending, limit) - 1]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TypeAlias
 
-from lib.plan.types import Kind, Memory, Precision
+from lib.plan.types import Kind, Memory, Plan, Precision
 from lib.tables import (
     COMPILED_PEAK_FACTOR,
     FREE_MEMORY_MARGIN,
@@ -28,6 +28,20 @@ class Trial:
     precision: Precision
     channels_last: bool
     compile: bool
+
+
+def trial_of(plan: Plan) -> Trial:
+    """How `plan` makes its steps."""
+    return Trial(
+        device=plan.device,
+        several_devices=plan.world > 1,
+        micro_batch=plan.micro_batch,
+        accumulates=plan.accumulation > 1,
+        norm_batch=plan.norm_batch,
+        precision=plan.precision,
+        channels_last=plan.channels_last,
+        compile=plan.compile,
+    )
 
 
 Parts: TypeAlias = Mapping[str, int]

@@ -8,6 +8,7 @@ from lib.plan.asked import Asked
 from lib.plan.fitting import Predict
 from lib.plan.numerics import choose_compile, choose_precision
 from lib.plan.placement import place
+from lib.plan.probing import Probed
 from lib.plan.sizing import Way, choose_sizes
 from lib.plan.types import Hardware, ModelFacts, Plan
 
@@ -19,11 +20,13 @@ def plan(
     *,
     even: bool = False,
     predict: Predict | None = None,
+    probed: Probed | None = None,
 ) -> Plan:
     """Decide how `config` runs on `hardware`; pure, the same arguments give the same plan.
 
     predict: says what a step needs of a device's memory. Only AUTO_METHOD_TABLE and a batch that is set
         by hand do without.
+    probed: what was measured for this very configuration here; None where nothing was.
     even: never plan a smaller last micro-batch, for a caller that cannot run one.
 
     Raises PlanError where no plan honours the configuration, with what to change.
@@ -38,6 +41,7 @@ def plan(
         channels_last=config.channels_last,
         even=even,
         predict=predict,
+        probed=probed,
     )
     sizes = choose_sizes(config, facts, placement, way)
     reasons = {

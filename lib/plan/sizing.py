@@ -11,8 +11,9 @@ from lib.plan.batch import LARGEST_TARGET, Split, nearest_targets, split_by, spl
 from lib.plan.bound import cpu_table_batch, raise_to_norm_batch, table_bound
 from lib.plan.fitting import Predict, Trial, largest_fitting, predicted
 from lib.plan.placement import Placement
+from lib.plan.probing import NEAR_BEST, Probed
+from lib.plan.reasons import told, why_memory, why_norm_batch, why_target
 from lib.plan.types import Memory, ModelFacts, Precision
-from lib.tables import GB
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,6 +36,7 @@ class Way:
     channels_last: bool
     even: bool  # the caller cannot run a smaller last micro-batch
     predict: Predict | None
+    probed: Probed | None  # what trials on this machine found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,6 +103,8 @@ def choose_sizes(config: Asked, facts: ModelFacts, placement: Placement, way: Wa
 
 
 def _automatic(situation: Situation) -> Sizes:
+    if situation.way.probed is not None:
+        return _measured(situation, situation.way.probed)
     if situation.config.auto_method == "table":
         bound = table_bound(situation.config, situation.placement, compiled=situation.way.compile)
         bound = raise_to_norm_batch(
@@ -123,6 +127,21 @@ def _automatic(situation: Situation) -> Sizes:
     )
     split = _cut_target(situation, cut, why_not=why_not)
     micro_batch = f"{bound.reason}{_fitting(situation, split, bound=bound.value)}"
+    return _sizes(situation, split, target=situation.config.target, why_micro_batch=micro_batch)
+
+
+def _measured(situation: Situation, probed: Probed) -> Sizes:
+    """The micro-batch that was measured to be best; it was chosen among those that cut the target."""
+    chosen = probed.chosen
+
+    def cut(per_device: int) -> Split | None:
+        return split_by(per_device, micro_batch=chosen.micro_batch, divisor_only=situation.divisor_only)
+
+    split = _cut_target(situation, cut, why_not="it was measured for another one")
+    rates = ", ".join(
+        f"{found.samples_per_second:.4g} at {found.micro_batch}" for found in probed.measurements
+    )
+    micro_batch = f"measured: samples/s {rates}; the smallest within {NEAR_BEST:.0%} of the best"
     return _sizes(situation, split, target=situation.config.target, why_micro_batch=micro_batch)
 
 
@@ -156,9 +175,11 @@ def _predicted_bound(situation: Situation) -> Decision[int]:
             why=f"a micro-batch of {step} is predicted to need {told(memory)}",
             todo=_ways_to_fit(situation, memory),
         )
-    return Decision(
-        bound, f"{bound} fit{enough if bound == most else ''}: predicted to need {told(memory_of(bound))}"
+    fit = f"{bound} fit{enough if bound == most else ''}: predicted to need {told(memory_of(bound))}"
+    unmeasured = (
+        "nothing was measured here yet (make probe); " if situation.config.auto_method == "probe" else ""
     )
+    return Decision(bound, unmeasured + fit)
 
 
 def _ways_to_fit(situation: Situation, memory: Memory) -> str:
@@ -167,15 +188,10 @@ def _ways_to_fit(situation: Situation, memory: Memory) -> str:
         ways.append("set CONFIG_NORM_BATCH lower (on all machines alike)")
     largest = max(memory.parts, key=lambda part: memory.parts[part])
     if largest in ("activations", "temporaries"):
-        ways.append("recompute activations (CONFIG_*_CHECKPOINTING) or use CONFIG_PRECISION_BF16")
+        ways.append("recompute activations (CONFIG_GRAD_CHECKPOINT_BLOCKS) or use CONFIG_PRECISION_BF16")
     if largest == "optimizer":
         ways.append("use CONFIG_OPTIMIZER_SGD")
     return ", or ".join([*ways, "choose a smaller model"])
-
-
-def told(memory: Memory) -> str:
-    """The need and what there is for it, in words."""
-    return f"{memory.need_bytes / GB:.2f} GB of {memory.usable_bytes / GB:.2f} GB usable"
 
 
 def _strict(situation: Situation) -> Sizes:
@@ -311,34 +327,9 @@ def _sizes(situation: Situation, split: Split, *, target: int, why_micro_batch: 
         "accumulation": f"{cut} = {split.samples} samples per device and optimizer step",
         "last_micro_batch": "what remains; every sample weighs the same" if ragged else "all are of one size",
         "effective_batch": f"{split.samples} on each of {situation.world} device(s), {missed}",
-        "target": _why_target(situation.config),
-        "norm_batch": _why_norm_batch(situation),
+        "target": why_target(situation.config),
+        "norm_batch": why_norm_batch(situation.facts, norm_batch=situation.norm_batch),
     }
     memory = situation.memory(split.micro_batch, accumulates=split.accumulation > 1)
-    reasons["memory"] = _why_memory(memory)
+    reasons["memory"] = why_memory(memory, situation.way.probed)
     return Sizes(split=split, target=target, norm_batch=situation.norm_batch, memory=memory, reasons=reasons)
-
-
-def _why_memory(memory: Memory | None) -> str:
-    if memory is None:
-        return "not predicted"
-    parts = sorted(memory.parts.items(), key=lambda part: -part[1])
-    listed = ", ".join(f"{name} {byte_count / GB:.2f}" for name, byte_count in parts)
-    more = "" if memory.fits else "MORE than there is: "
-    return f"{more}{told(memory)}, of which {listed} and in reserve {memory.reserve_bytes / GB:.2f}"
-
-
-def _why_target(config: Asked) -> str:
-    if config.target_effective_batch:
-        return f"CONFIG_TARGET_EFFECTIVE_BATCH={config.target_effective_batch}"
-    if config.hyper_param == "manual" and config.gradient_accumulation:
-        return "follows from CONFIG_BATCH_SIZE and CONFIG_GRADIENT_ACCUMULATION"
-    return f"recommended for {config.model} (CONFIG_TARGET_EFFECTIVE_BATCH=0)"
-
-
-def _why_norm_batch(situation: Situation) -> str:
-    if not situation.facts.has_batchnorm:
-        return "the model has no batch normalisation"
-    if situation.norm_batch:
-        return f"statistics over groups of {situation.norm_batch} samples, on every machine alike"
-    return "statistics follow the micro-batch: not portable to machines that cut the batch differently"

@@ -9,12 +9,12 @@ from dataclasses import dataclass
 
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from lib.attention import causal_attention
 from lib.data.types import TextClassSpec, TextSpec
 from lib.dropout import Dropout
 from lib.errors import ConfigError
+from lib.recompute import Chain
 
 TASK = "lm"
 
@@ -32,7 +32,6 @@ class Options:
     bias: bool
     dropout: float
     pad_vocab: int
-    checkpointing: bool
 
 
 def build(options: Options, spec: TextSpec | TextClassSpec) -> nn.Module:
@@ -62,17 +61,12 @@ class Backbone(nn.Module):
         self.dropout = Dropout(options.dropout, site=0)
         self.blocks = nn.ModuleList(Block(options, layer) for layer in range(options.layers))
         self.norm = nn.LayerNorm(options.width, bias=options.bias)
-        self.heads, self.checkpointing = options.heads, options.checkpointing
+        self.heads = options.heads
+        self.chain = Chain()
 
     def forward(self, tokens_BT: Tensor) -> Tensor:
         x_BTC = self.dropout(self.token(tokens_BT) + self.position.weight[: tokens_BT.shape[1]])
-        for block in self.blocks:
-            if self.checkpointing and self.training:
-                # Masks of dropout are no random numbers of torch: there is no state to bring back.
-                x_BTC = checkpoint(block, x_BTC, use_reentrant=False, preserve_rng_state=False)
-            else:
-                x_BTC = block(x_BTC)
-        return self.norm(x_BTC)  # type: ignore[no-any-return]
+        return self.norm(self.chain(x_BTC, *self.blocks))  # type: ignore[no-any-return]
 
 
 class GPT2(nn.Module):

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from lib.data.types import ImageSpec
 from lib.errors import ConfigError
+from lib.recompute import Chain
 
 TASK = "classify"
 
@@ -43,11 +44,20 @@ class LeNet5(nn.Module):
         self.linear1 = nn.Linear(16 * 5 * 5, 120)
         self.linear2 = nn.Linear(120, 84)
         self.linear3 = nn.Linear(84, spec.classes)
+        self.chain = Chain()
 
     def forward(self, x_NCHW: Tensor) -> Tensor:
         """(N, C, H, W) images -> (N, classes) logits."""
-        # The maximum and the rectifier commute; in this order the rectifier has a quarter of the work.
-        x_NCHW = F.relu(F.max_pool2d(self.conv1(x_NCHW), 2))
-        x_NCHW = F.relu(F.max_pool2d(self.conv2(x_NCHW), 2))
+        return self.chain(x_NCHW, self._first_maps, self._second_maps, self._classify)  # type: ignore[no-any-return]
+
+    # The maximum and the rectifier commute; in this order the rectifier has a quarter of the work.
+
+    def _first_maps(self, x_NCHW: Tensor) -> Tensor:
+        return F.relu(F.max_pool2d(self.conv1(x_NCHW), 2))
+
+    def _second_maps(self, x_NCHW: Tensor) -> Tensor:
+        return F.relu(F.max_pool2d(self.conv2(x_NCHW), 2))
+
+    def _classify(self, x_NCHW: Tensor) -> Tensor:
         x_NF = F.relu(self.linear1(x_NCHW.flatten(1)))
         return self.linear3(F.relu(self.linear2(x_NF)))  # type: ignore[no-any-return]

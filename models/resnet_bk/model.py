@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from lib.data.types import TextClassSpec, TextSpec
 from lib.dropout import Dropout
 from lib.errors import ConfigError
+from lib.recompute import Chain
 from models.resnet_bk.scan import continued_fraction, linear_recurrence
 from models.resnet_bk.upstream import UpstreamBlock
 
@@ -125,16 +126,14 @@ class Backbone(nn.Module):
             else Block(options, layer)
             for layer in range(options.layers)
         )
+        self.chain = Chain()
         self.norm = nn.LayerNorm(options.width)
 
     def forward(self, tokens_BT: Tensor) -> Tensor:
         x_BTC = self.token(tokens_BT)
         if self.position is not None:
             x_BTC = x_BTC + self.position.weight[: tokens_BT.shape[1]]
-        x_BTC = self.dropout(x_BTC)
-        for block in self.blocks:
-            x_BTC = block(x_BTC)
-        return self.norm(x_BTC)  # type: ignore[no-any-return]
+        return self.norm(self.chain(self.dropout(x_BTC), *self.blocks))  # type: ignore[no-any-return]
 
 
 class Block(nn.Module):

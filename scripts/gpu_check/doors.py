@@ -14,7 +14,7 @@ from lib.config import Config, config_from_values
 from lib.hardware import probe
 from lib.plan import plan as make_plan
 from lib.plan.bound import table_batch
-from lib.plan.fitting import Parts, Trial, predicted
+from lib.plan.fitting import Parts, predicted, trial_of
 from lib.plan.types import Hardware, Plan, Precision
 from scripts.gpu_check.cases import CASES
 from train import loop
@@ -117,17 +117,7 @@ def predicted_parts(opened: Opened) -> Parts:
 
 def is_predicted_to_fit(opened: Opened, parts: Parts, *, free_bytes: int) -> bool:
     """Whether a plan would use that micro-batch, whose peak is `parts`, where `free_bytes` are free."""
-    plan = opened.plan
-    trial = Trial(
-        device=plan.device,
-        several_devices=False,
-        micro_batch=plan.micro_batch,
-        accumulates=plan.accumulation > 1,
-        norm_batch=plan.norm_batch,
-        precision=plan.precision,
-        channels_last=plan.channels_last,
-        compile=plan.compile,
-    )
+    trial = dataclasses.replace(trial_of(opened.plan), several_devices=False)
     return predicted(trial, lambda _: parts, free_bytes=free_bytes).fits
 
 

@@ -6,13 +6,14 @@ import dataclasses
 from collections.abc import Iterator
 from typing import Any
 
+from lib.plan.probing import smallest_near_best
 from lib.plan.types import Precision
 from scripts.gpu_check.cases import CASES
 from scripts.gpu_check.child import Answer, Child
 from scripts.gpu_check.doors import Setting
 from scripts.gpu_check.lightning_finder import installed
 from scripts.gpu_check.rows import Rows
-from scripts.gpu_check.search import Deadline, ladder, largest, smallest_near_best
+from scripts.gpu_check.search import Deadline, ladder, largest
 
 GIB = 2**30
 CARDS_GIB = (8, 16, 24, 40, 80)

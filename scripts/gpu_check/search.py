@@ -1,11 +1,10 @@
-"""Pure parts of the checks: the largest size that works, sizes to compare, and which of them to use."""
+"""Pure parts of the checks: the largest size that works, and sizes to compare."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
-NEAR_BEST = 0.03  # how much throughput a smaller micro-batch may cost
 RESOLUTION = 50  # a search ends within a fiftieth of the largest size
 
 
@@ -30,12 +29,6 @@ def ladder(size: int, *, step: int) -> tuple[int, ...]:
     """An eighth, a quarter, a half and all of `size`, in multiples of `step`, smallest first."""
     sizes = {max(step, size // part // step * step) for part in (8, 4, 2, 1)}
     return tuple(sorted(sizes))
-
-
-def smallest_near_best(rates: Mapping[int, float], *, share: float = NEAR_BEST) -> int:
-    """The smallest micro-batch whose rate (samples per second) is within `share` of the best."""
-    enough = (1 - share) * max(rates.values())
-    return min(size for size, rate in rates.items() if rate >= enough)
 
 
 class Deadline:

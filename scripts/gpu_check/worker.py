@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TextIO
 
 from lib.backend import is_out_of_memory
-from lib.errors import ToolkitError
+from lib.errors import OutOfMemory, ToolkitError
 
 Handler = Callable[..., dict[str, Any]]
 
@@ -30,8 +30,7 @@ def _answer(handler: Handler, arguments: dict[str, Any]) -> dict[str, Any]:
         return {"status": "ok", **handler(**arguments)}
     except (RuntimeError, MemoryError, ToolkitError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        told = isinstance(error, ToolkitError) and error.what.startswith("out of memory")
-        memory = told or is_out_of_memory(error)
+        memory = isinstance(error, OutOfMemory) or is_out_of_memory(error)
         return {"status": "out_of_memory" if memory else "failed", "reason": reason}
 
 

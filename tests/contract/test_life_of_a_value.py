@@ -93,7 +93,10 @@ def micro_batches(config: Config) -> Iterator[int]:
 
 @pytest.mark.parametrize(
     "defconfig",
-    [pytest.param(name, marks=pytest.mark.slow if name in ("looped", "resnet50") else ()) for name in DEFCONFIGS],
+    [
+        pytest.param(name, marks=pytest.mark.slow if name in ("looped", "resnet50") else ())
+        for name in DEFCONFIGS
+    ],
 )
 def test_optimizer_sees_the_target_and_the_cut_changes_nothing(defconfig: str) -> None:
     reference: dict[str, torch.Tensor] = {}

@@ -33,7 +33,7 @@ TRIAL = Trial(
 
 
 def subject_of(config: Any) -> Subject:
-    if config.model != "gpt2":
+    if config.block_size is None:
         shape = (1, 28, 28) if config.model in ("lenet5", "looped") else (3, 32, 32)
         return random_subject(config, shape=shape, train_size=64)
     random = np.random.default_rng(0)
@@ -53,11 +53,23 @@ def at_peak(config: Any, trial: Trial, subject: Subject) -> Mapping[str, int]:
 
 
 @pytest.mark.parametrize(
-    "model", ["lenet5", "resnet18", pytest.param("resnet50", marks=pytest.mark.slow), "gpt2", "looped"]
+    ("model", "recompute"),
+    [
+        ("lenet5", "none"),
+        ("resnet18", "blocks"),
+        pytest.param("resnet18", "none", marks=pytest.mark.slow),
+        pytest.param("resnet50", "none", marks=pytest.mark.slow),
+        ("gpt2", "none"),
+        ("gpt2", "all"),
+        ("resnet_bk", "none"),
+        ("resnet_bk", "blocks"),
+        ("looped", "none"),
+    ],
 )
-def test_without_contents_a_step_takes_what_it_takes_with_them(model: str) -> None:
+def test_without_contents_a_step_takes_what_it_takes_with_them(model: str, recompute: str) -> None:
     config = small_config(
         model,
+        grad_checkpoint=recompute,
         optimizer="adamw",
         augment="none",
         data_placement="stream",
@@ -65,7 +77,7 @@ def test_without_contents_a_step_takes_what_it_takes_with_them(model: str) -> No
         ema_decay=0.99,
         grad_clip=1.0,
     )
-    trial = dataclasses.replace(TRIAL, norm_batch=4 if model.startswith("resnet") else 0)
+    trial = dataclasses.replace(TRIAL, norm_batch=4 if model in ("resnet18", "resnet50") else 0)
     subject = subject_of(config)
     found = dict(at_peak(config, trial, subject))
     with mock.patch.object(forecast, "simulation", lambda _: contextlib.nullcontext()):
@@ -75,7 +87,7 @@ def test_without_contents_a_step_takes_what_it_takes_with_them(model: str) -> No
     # Real rows come in NumPy's memory, which no operation of torch has made. Targets of a text are seen
     # when they are flattened.
     inputs, targets = subject.dataset.train.take(np.zeros(TRIAL.micro_batch, np.int64))
-    found["activations"] -= inputs.nbytes + (0 if model == "gpt2" else targets.nbytes)
+    found["activations"] -= inputs.nbytes + (0 if config.block_size is not None else targets.nbytes)
     assert found == real
 
 
@@ -98,8 +110,7 @@ def test_each_choice_shows_where_it_should() -> None:
     assert sum(found(alone).values()) < sum(plain.values())
     several = dataclasses.replace(alone, several_devices=True)
     assert sum(found(several).values()) - sum(found(alone).values()) == pytest.approx(parameters, rel=0.15)
-    checkpointing = {**config.model_options, "checkpointing": True}
-    assert found(model_options=checkpointing)["activations"] < 0.7 * plain["activations"]
+    assert found(grad_checkpoint="blocks")["activations"] < 0.7 * plain["activations"]
     half = dataclasses.replace(TRIAL, precision="bf16", device="cuda")
     whole = dataclasses.replace(TRIAL, device="cuda")
     assert found(half)["activations"] < 0.75 * found(whole)["activations"]

@@ -12,14 +12,15 @@ from typing import Any
 
 import pytest
 
-from lib.errors import ToolkitError
+from lib.errors import OutOfMemory, ToolkitError
 from lib.memory.allocator import MIB
+from lib.plan.probing import smallest_near_best
 from scripts.gpu_check.__main__ import parse
 from scripts.gpu_check.child import Child
 from scripts.gpu_check.doors import Setting
 from scripts.gpu_check.parts import Bench, part_1, part_2, part_3
 from scripts.gpu_check.rows import Rows
-from scripts.gpu_check.search import Deadline, ladder, largest, smallest_near_best
+from scripts.gpu_check.search import Deadline, ladder, largest
 from scripts.gpu_check.trials import HANDLERS
 from scripts.gpu_check.worker import serve
 from tests.configs import ROOT
@@ -140,7 +141,7 @@ def test_a_worker_tells_memory_from_other_faults() -> None:
         raise error
 
     faults = {
-        "toolkit": ToolkitError("out of memory at micro-batch 64", why="CUDA"),
+        "toolkit": OutOfMemory("out of memory at micro-batch 64", why="CUDA"),
         "cuda": RuntimeError("CUDA out of memory. Tried to allocate 2 GiB\nand more"),
         "other": RuntimeError("shapes differ"),
         "asked": ToolkitError("Lightning is not installed"),

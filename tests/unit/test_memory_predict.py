@@ -26,9 +26,7 @@ from models.resnet50.model import build as build_resnet
 
 GIB = 2**30
 TOKENS = 1024
-SMALL = Options(
-    size="124m", layers=12, heads=12, width=768, bias=True, dropout=0.0, pad_vocab=1, checkpointing=False
-)
+SMALL = Options(size="124m", layers=12, heads=12, width=768, bias=True, dropout=0.0, pad_vocab=1)
 TEXT = TextSpec(
     name="text", vocab_size=50304, block_size=TOKENS, unit="token", validation_tokens=1, validation_bytes=None
 )

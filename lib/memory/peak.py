@@ -1,0 +1,77 @@
+"""What this process takes of its device's memory, measured."""
+
+from __future__ import annotations
+
+import contextlib
+import resource
+import sys
+from pathlib import Path
+
+import torch
+
+from lib.backend import Backend
+
+_STATUS = Path("/proc/self/status")
+_RSS_UNIT_BYTES = 1 if sys.platform == "darwin" else 1024  # of ru_maxrss
+
+
+class Peak:
+    """Bytes that training takes from now on, at most, beyond what is taken already."""
+
+    def __init__(self, backend: Backend) -> None:
+        self._device = backend.device
+        if self._device.type == "cuda":
+            self._free_before = torch.cuda.mem_get_info(self._device)[0]  # opens the context, too
+            torch.cuda.reset_peak_memory_stats(self._device)
+        elif self._device.type == "mps":
+            self._before = torch.mps.driver_allocated_memory()
+        else:
+            self._before = _resident_bytes()
+
+    def need_bytes(self) -> int:
+        """The most so far: what the allocator took and what libraries took beside it, or resident memory."""
+        if self._device.type == "cuda":
+            used = self._free_before - torch.cuda.mem_get_info(self._device)[0]
+            beside = max(0, used - torch.cuda.memory_reserved(self._device))
+            return torch.cuda.max_memory_reserved(self._device) + beside
+        if self._device.type == "mps":  # the driver's pool does not shrink
+            return max(0, torch.mps.driver_allocated_memory() - self._before)
+        highest = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _RSS_UNIT_BYTES
+        return max(0, highest - self._before)
+
+    def retries(self) -> int:
+        """How often the allocator had to give its cache back to find room: 0 where memory is enough."""
+        if self._device.type != "cuda":
+            return 0
+        return int(torch.cuda.memory_stats(self._device)["num_alloc_retries"])
+
+
+def limit_main_memory(usable_bytes: int) -> None:
+    """Let this process allocate that much more and no more, where Linux keeps the count.
+
+    Beyond it an allocation fails, which can be told; without a limit the kernel would end some process.
+    Should it come to that, let it be this one.
+    """
+    taken = _status_bytes("VmData")
+    if taken is None:
+        return
+    _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    limit = taken + usable_bytes
+    resource.setrlimit(resource.RLIMIT_DATA, (limit if hard < 0 else min(limit, hard), hard))
+    with contextlib.suppress(OSError):  # a kernel that does not have it
+        Path("/proc/self/oom_score_adj").write_text("1000")
+
+
+def _resident_bytes() -> int:
+    now = _status_bytes("VmRSS")
+    if now is not None:
+        return now
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _RSS_UNIT_BYTES
+
+
+def _status_bytes(name: str) -> int | None:
+    """A size in what Linux says of this process; None elsewhere."""
+    if not _STATUS.exists():
+        return None
+    fields = dict(line.split(":", 1) for line in _STATUS.read_text().splitlines() if ":" in line)
+    return int(fields[name].split()[0]) * 1024 if name in fields else None

@@ -1,0 +1,146 @@
+"""The micro-batch that trains fastest, by trials of a few sizes. Pure: trying one out is a function."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+NEAR_BEST = 0.03  # how much throughput a smaller micro-batch may cost
+MOST_MEASURED = 4  # sizes whose throughput is compared
+MOST_FAILED = 4  # sizes that may turn out not to fit
+AFTER_FAILURE = 0.9  # the next size is at most this share of one that did not fit
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measurement:
+    """What a trial found on the fullest and the slowest of its devices."""
+
+    micro_batch: int
+    need_bytes: int  # at most, of what was free before the model was made
+    samples_per_second: float  # of all devices together
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failure:
+    """A size for which memory did not suffice."""
+
+    micro_batch: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Probed:
+    """What was tried, in that order."""
+
+    measurements: tuple[Measurement, ...]
+    failures: tuple[Failure, ...]
+
+    @property
+    def chosen(self) -> Measurement:
+        """The smallest micro-batch within NEAR_BEST of the best throughput. There must be a measurement."""
+        rates = {found.micro_batch: found.samples_per_second for found in self.measurements}
+        size = smallest_near_best(rates)
+        return next(found for found in self.measurements if found.micro_batch == size)
+
+    def to_json(self) -> dict[str, Any]:
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Probed:
+        """Raises KeyError or TypeError where `data` are something else."""
+        return cls(
+            measurements=tuple(Measurement(**found) for found in data["measurements"]),
+            failures=tuple(Failure(**failed) for failed in data["failures"]),
+        )
+
+
+def search(
+    start: int,
+    sizes: Sequence[int],
+    try_out: Callable[[int], Measurement | Failure],
+    *,
+    may_fit: Callable[[int, Measurement], bool],
+) -> Probed:
+    """Try `start`, then a half, a quarter and an eighth of it for as long as they are about as fast.
+
+    Where a half is clearly slower, twice the size is tried instead, if it may fit. A size that does not
+    fit is followed by the next that is a tenth smaller. No measurement comes back where none of them fits.
+
+    sizes: what a micro-batch can be, rising, with `start`.
+    may_fit: whether a larger size may fit by what is known of a measured one.
+    """
+    trials = _Trials(try_out)
+    first = trials.measure(start)
+    while first is None:
+        start = _largest(sizes, most=int(AFTER_FAILURE * start))
+        if not start or len(trials.failures) == MOST_FAILED:
+            return trials.found()
+        first = trials.measure(start)
+    _shrink(trials, first, sizes)
+    if trials.found().chosen == first:
+        _grow(trials, first, sizes, may_fit)
+    return trials.found()
+
+
+def smallest_near_best(rates: Mapping[int, float], *, share: float = NEAR_BEST) -> int:
+    """The smallest micro-batch whose rate (samples per second) is within `share` of the best."""
+    enough = (1 - share) * max(rates.values())
+    return min(size for size, rate in rates.items() if rate >= enough)
+
+
+class _Trials:
+    """What has been tried so far; no size is tried twice."""
+
+    def __init__(self, try_out: Callable[[int], Measurement | Failure]) -> None:
+        self._try_out = try_out
+        self.measurements: dict[int, Measurement] = {}
+        self.failures: list[Failure] = []
+
+    @property
+    def enough(self) -> bool:
+        return len(self.measurements) >= MOST_MEASURED or len(self.failures) >= MOST_FAILED
+
+    def measure(self, size: int) -> Measurement | None:
+        outcome = self._try_out(size)
+        if isinstance(outcome, Failure):
+            self.failures.append(outcome)
+            return None
+        self.measurements[size] = outcome
+        return outcome
+
+    def found(self) -> Probed:
+        return Probed(measurements=tuple(self.measurements.values()), failures=tuple(self.failures))
+
+
+def _shrink(trials: _Trials, first: Measurement, sizes: Sequence[int]) -> None:
+    for part in (2, 4, 8):
+        size = _largest(sizes, most=first.micro_batch // part)
+        if not size or trials.enough:
+            return
+        if size in trials.measurements:
+            continue
+        smaller = trials.measure(size)
+        if smaller is None or trials.found().chosen != smaller:
+            return  # smaller ones would be slower still
+
+
+def _grow(
+    trials: _Trials,
+    largest: Measurement,
+    sizes: Sequence[int],
+    may_fit: Callable[[int, Measurement], bool],
+) -> None:
+    while not trials.enough and not trials.failures:
+        size = next((size for size in sizes if size >= 2 * largest.micro_batch), 0)
+        if not size or not may_fit(size, largest):
+            return
+        larger = trials.measure(size)
+        if larger is None or trials.found().chosen != larger:
+            return
+        largest = larger
+
+
+def _largest(sizes: Sequence[int], *, most: int) -> int:
+    return max((size for size in sizes if size <= most), default=0)
