@@ -90,6 +90,10 @@ class LoopedTransformer(nn.Module):
         allowed = self._allowed(inputs, state_BTD.shape[1])
         for block in self.blocks:
             state_BTD = block(SOURCE_SCALE * state_BTD, allowed)
+        return self.read(state_BTD, inputs)
+
+    def read(self, state_BTD: Tensor, inputs: Tensor) -> Tensor:
+        """Logits of the activations of the last block, which `inputs` led to."""
         if self.side_by_side:
             return self.head(state_BTD.flatten(1))  # type: ignore[no-any-return]
         return self.head(state_BTD if self.causal else self._mean(state_BTD, inputs))  # type: ignore[no-any-return]

@@ -19,7 +19,7 @@ from lib.errors import ConfigError
 from lib.registry import build_model
 from lib.tiers import with_changes
 from models.looped.equilibrium import Equilibrium, jacobian_products
-from models.looped.model import LoopedTransformer
+from models.looped.model import SOURCE_SCALE, LoopedTransformer
 from train.setup import Subject, open_subject
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -141,7 +141,7 @@ def spectral_radius(model: LoopedTransformer, inputs: Tensor, *, powers: int = 4
         x_BTD = model.embedding(inputs)
         for rest in equilibria(model):
             assert rest.solution is not None
-            source = rest.block.source(2.0 * x_BTD, None)
+            source = rest.block.source(SOURCE_SCALE * x_BTD, None)
             state = rest.solution.state
             moved = torch.randn(state.shape, generator=torch.Generator().manual_seed(0)).to(state.dtype)
             sizes = []

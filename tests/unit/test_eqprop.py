@@ -28,6 +28,7 @@ from train.setup import Subject
 
 ROOT = Path(__file__).resolve().parents[2]
 SMALL = {
+    "LOOPED_PATCH": "3",
     "LOOPED_WIDTH": "8",
     "LOOPED_HIDDEN": "16",
     "BUDGET_STEPS": "y",
