@@ -26,7 +26,9 @@ from scripts.eqprop.subject import (
 from scripts.eqprop.training import train_once
 from train.setup import Subject
 
-WIDTHS = (32, 64, 128, 256, 512)  # up to that of the tier
+WIDTHS = (32, 64, 128, 256, 512)  # up to the configured one
+LAW_WIDTHS = (32, 48, 64, 96, 128, 192, 256, 384, 512)
+FEWEST_WIDTHS = 6  # for a law of two parameters and a variance
 ROWS = 64
 ITERATIONS = (5, 10, 20, 50)
 BETAS = (0.3, 0.1, 0.03, 0.01, 0.003, 0.001, 0.0003)
@@ -45,7 +47,7 @@ def run(setting: Setting) -> Report:
     report.note("every phase; settled: as many as the tolerance wants. At the initial weights.")
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    for width in widths(config, quick=setting.quick):
+    for width in widths(WIDTHS, config, quick=setting.quick):
         _cost(width, config, subject, report)
     torch.set_num_threads(threads)
     for layers in (1, 2) if setting.quick else (1, 2, 3, 4):
@@ -69,10 +71,10 @@ def run(setting: Setting) -> Report:
     return report
 
 
-def widths(config: Config, *, quick: bool) -> list[int]:
-    """Those of WIDTHS that the tier reaches, and at least two."""
-    most = max(int(config.model_options["width"]), WIDTHS[1])  # type: ignore[arg-type]
-    found = [width for width in WIDTHS if width <= most]
+def widths(known: Sequence[int], config: Config, *, quick: bool) -> list[int]:
+    """Those up to the configured one, and at least two."""
+    most = max(int(config.model_options["width"]), known[1])  # type: ignore[arg-type]
+    found = [width for width in known if width <= most]
     return found[:2] if quick else found
 
 
@@ -107,7 +109,7 @@ def laws(setting: Setting) -> Report:
     subject = setting.subject(config)
     report = Report("scaling_laws", "What grows with what?", setting, subject, LAW_COLUMNS)
     report.note(f"At the initial weights, {ROWS} samples, matrices within the bound of the configuration.")
-    found = widths(config, quick=setting.quick)
+    found = widths(LAW_WIDTHS, config, quick=setting.quick)
     for block in ("energy_cross", "energy_self", "plain"):
         counts = [_at_width(width, block, config, subject, report) for width in found]
         _law_of_iterations(block, found, counts, report)
@@ -147,15 +149,15 @@ def _best_beta(changes: dict[str, Any], config: Config, subject: Subject) -> tup
 
 
 def _law_of_iterations(block: str, sizes: Sequence[int], counts: Sequence[float], report: Report) -> None:
+    change = max(counts) / min(counts) - 1
+    if len(sizes) < FEWEST_WIDTHS:
+        report.note(f"{block}: {len(sizes)} widths are too few for a law; iterations differ by {change:.0%}")
+        return
     criteria = information_criteria(sizes, counts)
     told = ", ".join(f"{name} {value:.1f}" for name, value in criteria.items())
     best = min(criteria, key=lambda name: criteria[name])
-    report.facts |= {f"AIC {block} {name}": value for name, value in criteria.items()}
-    change = max(counts) / min(counts) - 1
-    if len(sizes) < 4:
-        report.note(f"{block}: {len(sizes)} widths are too few for a law; iterations differ by {change:.0%}")
-        return
-    report.note(f"{block}: iterations differ by {change:.0%} over the widths; AIC: {told}; least: {best}")
+    report.facts |= {f"AICc {block} {name}": value for name, value in criteria.items()}
+    report.note(f"{block}: iterations differ by {change:.0%} over the widths; AICc: {told}; least: {best}")
     logarithm = criteria["logarithm"] + 2 < criteria["constant"]
     report.verdict(
         logarithm, f"{block}: T ~ log d describes it better than a constant (hypothesis of document 000)"
@@ -163,7 +165,10 @@ def _law_of_iterations(block: str, sizes: Sequence[int], counts: Sequence[float]
 
 
 def information_criteria(sizes: Sequence[int], values: Sequence[float]) -> dict[str, float]:
-    """Akaike's criterion for values constant, linear in log size, or a power of size; smaller is better."""
+    """Akaike's criterion, corrected for few values: a constant, a line in log size, or a power of size.
+
+    Smaller is better.
+    """
     log_sizes, found = np.log(np.array(sizes, float)), np.array(values, float)
     residuals = {"constant": found - found.mean()}
     residuals["logarithm"] = found - np.polyval(np.polyfit(log_sizes, found, 1), log_sizes)
@@ -171,7 +176,9 @@ def information_criteria(sizes: Sequence[int], values: Sequence[float]) -> dict[
     # A fit through all points but for rounding would be infinitely good: counts are known to a hundredth.
     squares = {name: max(float(np.mean(own**2)), 1e-4) for name, own in residuals.items()}
     free = {"constant": 2, "logarithm": 3, "power": 3}  # with the variance
-    return {name: len(values) * math.log(squares[name]) + 2 * free[name] for name in residuals}
+    count = len(values)
+    penalty = {name: 2 * k + 2 * k * (k + 1) / (count - k - 1) for name, k in free.items()}
+    return {name: count * math.log(squares[name]) + penalty[name] for name in residuals}
 
 
 def _law_of_memory(config: Config, subject: Subject, report: Report) -> None:

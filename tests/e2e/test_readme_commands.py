@@ -29,6 +29,7 @@ COMMANDS = [
     ("make defconfig-gpt2-tiny && make train", f"{SHORT} {SMALL_TEXT} CONFIG_HOLDOUT=64", "Floors: "),
     ("make sample PROMPT=import", "TOKENS=5", "import"),
     ("make defconfig-looped && make train", f"{SHORT} CONFIG_LOOPED_MAX_ITERATIONS=8", "Done: "),
+    ("make experiment EXP=1", "QUICK=1 CONFIG_LOOPED_WIDTH=8", "holds: "),
     ("make new-model NAME=my_net TASK=classify", "", "my_net"),
     ("make defconfig-my_net && make train", SHORT, "Done: "),
 ]

@@ -107,6 +107,7 @@ def test_training_and_ablation_are_told(setting: Setting, monkeypatch: pytest.Mo
 @pytest.mark.slow
 def test_cost_and_laws_are_told(setting: Setting, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scale, "WIDTHS", (8, 16))
+    monkeypatch.setattr(scale, "LAW_WIDTHS", (8, 16))
     monkeypatch.setattr(scale, "ROWS", 4)
     monkeypatch.setattr(scale, "BETAS", (0.1, 0.001))
     report = scale.run(setting)
@@ -138,14 +139,14 @@ def test_rank_correlation() -> None:
 
 
 def test_which_law_describes_it() -> None:
-    sizes = [32, 64, 128, 256, 512]
-    random = np.random.default_rng(1).normal(scale=0.2, size=5)
+    sizes = [32, 48, 64, 96, 128, 192, 256]
+    random = np.random.default_rng(1).normal(scale=0.2, size=7)
 
     def best(values: Any) -> str:
         found = information_criteria(sizes, list(values + random))
         return min(found, key=lambda name: found[name])
 
-    assert best(np.full(5, 20.0)) == "constant"
+    assert best(np.full(7, 20.0)) == "constant"
     assert best(5 * np.log(sizes)) == "logarithm"
     assert best(np.sqrt(sizes)) == "power"
 
