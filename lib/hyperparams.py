@@ -46,6 +46,7 @@ class ForeignConfig:
     compile: Literal["auto", "manual"]
     compile_model: bool
     precision: Literal["auto", "bf16", "fp16", "fp32"] = "auto"
+    grad_checkpoint: Literal["none", "blocks", "all"] | None = None
     channels_last: bool = False
     device: DeviceName
     num_devices: int

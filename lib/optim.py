@@ -8,6 +8,7 @@ from typing import Any, Literal, Protocol, runtime_checkable
 import torch
 from torch import nn
 
+from lib.atan2 import AdamATan2, sign_parameters
 from lib.errors import ConfigError
 from lib.muon import HasHiddenMatrices, Muon
 
@@ -25,7 +26,7 @@ class Constrained(Protocol):
 def make_optimizer(
     model: nn.Module,
     *,
-    name: Literal["sgd", "adam", "adamw", "muon"],
+    name: Literal["sgd", "adam", "adamw", "muon", "adam_atan2"],
     learning_rate: float,
     weight_decay: float,
     momentum: float | None,
@@ -34,13 +35,15 @@ def make_optimizer(
     adam_beta2: float | None,
     adam_eps: float | None,
     muon_learning_rate: float | None = None,
+    sign_learning_rate: float | None = None,
     product_dtype: torch.dtype | None = None,
 ) -> torch.optim.Optimizer:
     """An optimizer over the trainable parameters of `model`, which is already on its device.
 
     Two groups: parameters of two or more dimensions, which decay, and the others (biases,
     normalisation), which do not. Muon takes the model's hidden matrices out of the first of them into a
-    third with `muon_learning_rate`; the other two follow AdamW. The rates are stored as they are
+    third with `muon_learning_rate`; the other two follow AdamW. With Adam-atan2 all parameters decay, and
+    those that follow the sign are a second group with `sign_learning_rate`. The rates are stored as they are
     given, as "lr" and, for a schedule to start from, as "peak_lr". What the rule does not use is None.
 
     A model that is Constrained is brought back within its bounds after every step.
@@ -48,6 +51,10 @@ def make_optimizer(
     product_dtype: of the matrix products that Muon makes; None: that of the weights.
     Raises ConfigError for Muon and a model that does not name its hidden matrices.
     """
+    if name == "adam_atan2":
+        assert adam_beta1 is not None and adam_beta2 is not None
+        groups = _atan2_groups(model, weight_decay, sign_learning_rate=sign_learning_rate)
+        return _prepared(AdamATan2(groups, lr=learning_rate, betas=(adam_beta1, adam_beta2)), model)
     optimizer = _plain(
         _groups(model, weight_decay, leave_out=_hidden(model) if name == "muon" else []),
         name="adamw" if name == "muon" else name,
@@ -70,6 +77,11 @@ def make_optimizer(
             nesterov=nesterov,
             product_dtype=product_dtype,
         )
+    return _prepared(optimizer, model)
+
+
+def _prepared(optimizer: torch.optim.Optimizer, model: nn.Module) -> torch.optim.Optimizer:
+    """With the peaks of its rates, and the bounds of the model's weights."""
     for group in optimizer.param_groups:
         group["peak_lr"] = group["lr"]
     optimizer.register_load_state_dict_post_hook(_keeping_peaks(optimizer))
@@ -133,6 +145,20 @@ def _hidden(model: nn.Module) -> list[nn.Parameter]:
             todo="choose another optimizer (CONFIG_OPTIMIZER_*)",
         )
     return [matrix for matrix in model.hidden_matrices() if matrix.requires_grad]
+
+
+def _atan2_groups(
+    model: nn.Module, weight_decay: float, *, sign_learning_rate: float | None
+) -> list[dict[str, Any]]:
+    by_sign = [parameter for parameter in sign_parameters(model) if parameter.requires_grad]
+    without = {id(parameter) for parameter in by_sign}
+    rest = [p for p in model.parameters() if p.requires_grad and id(p) not in without]
+    groups: list[dict[str, Any]] = [{"params": rest, "weight_decay": weight_decay}]
+    if by_sign:
+        assert sign_learning_rate is not None
+        signed = {"params": by_sign, "weight_decay": weight_decay, "lr": sign_learning_rate, "sign": True}
+        groups.append(signed)
+    return groups
 
 
 def _groups(

@@ -93,8 +93,9 @@ BF16_CAPABILITY = (8, 0)  # CUDA compute capability of the first GPUs with bf16 
 FP16_CAPABILITY = (7, 0)  # and of the first with fp16 tensor cores (Volta)
 
 # AMD GPUs have no CUDA capability: those with fast bf16 matrix units go by name, found anywhere in the
-# device name, in either case. Instinct from CDNA 2 on, and of the Radeons (RDNA 3) the W7900 alone.
-BF16_ROCM_PATTERNS = ("MI200", "MI210", "MI250", "MI300", "MI308", "MI325", "MI350", "MI355", "W7900")
+# device name, in either case. Instinct from CDNA 2 on, and of the Radeons (RDNA 3) those
+# with the largest chip.
+BF16_ROCM_PATTERNS = ("MI200", "MI210", "MI250", "MI300", "MI308", "MI325", "MI350", "MI355", "7900")
 
 # Estimate of training memory: fp32 weight, gradient and two optimizer moments; activations with room
 # for what backward allocates; what a GPU context and its libraries take before the first tensor.

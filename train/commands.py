@@ -85,12 +85,9 @@ def resume(name: str, *, root: Path, runs: Path, started: float) -> int:
     if (launched := become_worker()) is not None:
         return _work(launched, root=root, runs=runs, started=started)
     run = resolve_run(runs, name, unfinished=True)
-
-    def locked() -> RunDir:
-        run.lock()
-        return run
-
-    return _carry_out(_order(stored_configuration(run, root), root=root, runs=runs, started=started), locked)
+    run.lock()
+    order = _order(stored_configuration(run, root), root=root, runs=runs, started=started)
+    return _carry_out(order, lambda: run)
 
 
 def rerun(name: str, *, root: Path, runs: Path, started: float) -> int:
@@ -254,6 +251,7 @@ def _as_main(case: Case, backend: Backend, interrupted: RunDir | None) -> int:
         if interrupted is not None:
             for name, content in _of_this_machine(case).items():
                 run.write(name, content)
+            run.set_status("running", step=run.status().step)
         return _train(case, backend, record, interrupted)
     except BaseException as error:
         _tell_end(run, error)
@@ -334,5 +332,9 @@ def _restore(job: Job, interrupted: RunDir | None) -> Progress:
     if found is None and step is not None:
         found = checkpoint.load(path, which=step, say=job.record.say)
     progress = Progress() if found is None else loop.load_state_dict(job, found[1])
+    if found is not None and job.carry is not None and found[1]["carry"] is None:
+        job.record.say(
+            "The checkpoint has no carry: every sample starts afresh, and the run is not the same to the bit"
+        )
     job.record.say(f"Starting after step {progress.step}")
     return progress

@@ -60,10 +60,13 @@ def footprint(config: Config, plan: Plan, subject: Subject, *, hardware: Hardwar
     with simulation(plan.device):
         backend = SimulatedBackend(plan.device, averages_gradients=plan.world > 1)
         with live:
-            live.add(_resident(config, plan, subject, hardware), "data")
+            resident = _resident(config, plan, subject, hardware)
+            live.add(resident, "data")
             job = make_job(config, alone, subject, hardware=hardware, backend=backend, record=SilentRecord())
             step_flop = run_traced(job, live)
-    return Footprint(live.trace(), step_flop)
+            trace = live.trace()
+            del resident  # only now: the data lie on the device all along
+    return Footprint(trace, step_flop)
 
 
 def run_traced(job: Job, live: LiveBytes) -> int:

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 import math
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,10 +37,15 @@ def train(job: Job, progress: Progress) -> dict[str, float]:
     Returns the last evaluation. Raises ToolkitError if the loss stops being finite or memory
     cannot be made to suffice; Stopped after saving, on SIGINT and SIGTERM.
     """
-    logged, evaluation, last_save = Totals(), {}, time.monotonic()
+    logged, last_save = Totals(), time.monotonic()
+    evaluation: dict[str, float] = {}
     mark, logged_at = time.perf_counter(), (progress.step, progress.seconds)
     last = job.budget.spent(step=progress.step, seconds=progress.seconds)
-    with StopRequest() as stop:
+    with StopRequest(told=job.backend.is_main) as stop:
+        if progress.owes_evaluation:
+            evaluation, better = _assess(job, progress, stop)
+            if better:
+                _save(job, progress, best=True)
         while not last:
             for sums in optimizer_step(job, progress):
                 logged.add(sums)
@@ -62,21 +68,22 @@ def train(job: Job, progress: Progress) -> dict[str, float]:
                 row = _train_row(job, progress, means, since=logged_at)
                 logged, logged_at = Totals(), (progress.step, progress.seconds)
                 _check_finite(job, row, weights=due.save or due.evaluation)
+            better = False
             if due.evaluation:
-                evaluation = evaluate(job)
-                job.record.row("eval", step=progress.step, epoch=_epoch(job, progress.step), **evaluation)
-            better = due.evaluation and job.task.score(evaluation) > progress.best
-            if better:
-                progress.best = job.task.score(evaluation)
-            if due.save or (better and job.config.keep_best):
-                best = better and job.config.keep_best
-                job.record.save(progress.step, lambda: state_dict(job, progress), best=best)
+                evaluation, better = _assess(job, progress, stop)
+            if due.save or better:
+                _save(job, progress, best=better)
                 last_save = time.monotonic()
             if wants_stop and not last:
                 raise Stopped(int(wants_stop), progress.step)
             mark = time.perf_counter()
     # A run that was killed after its last checkpoint has nothing left to do but to tell its result.
     return evaluation or evaluate(job)
+
+
+def _save(job: Job, progress: Progress, *, best: bool) -> None:
+    state = state_dict(job, progress)  # by all ranks: each has a part of a carry
+    job.record.save(progress.step, lambda: state, best=best)
 
 
 def optimizer_step(job: Job, progress: Progress) -> list[Sums]:
@@ -95,6 +102,8 @@ def optimizer_step(job: Job, progress: Progress) -> list[Sums]:
         # Outside the handler, where the traceback no longer keeps the activations alive.
         job.optimizer.zero_grad(set_to_none=True)
         discard_statistics(job.model)
+        if job.carry is not None:
+            job.carry.discard()
         job.backend.release_memory()
         job.plan = _smaller_plan(job, reason)
     try:
@@ -141,13 +150,16 @@ def _accumulate(job: Job, progress: Progress) -> Iterator[Sums]:
         sizes=plan.micro_batches,
     )
     share = plan.effective_batch // plan.world
-    first = progress.step * plan.effective_batch + backend.rank * share
+    offset = 0
     for number, batch in enumerate(batches, start=1):
         last = number == plan.accumulation
+        rows, row = len(batch.inputs), backend.rank * share + offset
         if job.dropouts:
-            rows = len(batch.inputs)
+            first = progress.step * plan.effective_batch + row
             key_samples(job.dropouts, seed=job.config.seed, first=first, count=rows, device=backend.device)
-            first += rows
+        if job.carry is not None:
+            job.carry.seek(step=progress.step, first=row, offset=offset, count=rows)
+        offset += rows
         with contextlib.nullcontext() if last else backend.without_gradient_sync(job.wrapped):
             with backend.autocast(plan.precision):
                 sums = job.task.training(job.forward, batch)
@@ -186,6 +198,8 @@ def _update(job: Job, progress: Progress, *, count: Tensor | int) -> None:
         commit_statistics(job.model, job.backend.all_reduce_sum if job.backend.world > 1 else None)
     if job.ema is not None:
         job.ema.update()
+    if job.carry is not None:
+        job.carry.commit()
 
 
 def rate_factor(job: Job, progress: Progress) -> float:
@@ -212,6 +226,29 @@ def evaluated_weights(job: Job) -> Iterator[None]:
         job.model.train()
 
 
+def _assess(job: Job, progress: Progress, stop: StopRequest) -> tuple[dict[str, float], bool]:
+    """An evaluation, and whether it is the best one so far and to be kept.
+
+    A signal does not wait for its end: the run saves, raises Stopped, and evaluates when it goes on.
+    """
+    progress.owes_evaluation = True
+    totals = Totals()
+    with contextlib.closing(evaluation_sums(job)) as batches:  # the weights of training are back after it
+        for sums in itertools.takewhile(lambda _: not stop.signal, batches):
+            totals.add(sums)
+    (number,) = job.backend.all_reduce_max((stop.signal,))
+    if number:
+        _save(job, progress, best=False)
+        raise Stopped(int(number), progress.step)
+    progress.owes_evaluation = False
+    evaluation = job.task.report(totals.means(job.backend))
+    job.record.row("eval", step=progress.step, epoch=_epoch(job, progress.step), **evaluation)
+    better = job.task.score(evaluation) > progress.best
+    if better:
+        progress.best = job.task.score(evaluation)
+    return evaluation, better and job.config.keep_best
+
+
 def evaluate(job: Job) -> dict[str, float]:
     """Means over the evaluation part, every sample counted exactly once on any number of ranks."""
     totals = Totals()
@@ -221,7 +258,7 @@ def evaluate(job: Job) -> dict[str, float]:
 
 
 @torch.no_grad()
-def evaluation_sums(job: Job) -> Iterator[Sums]:
+def evaluation_sums(job: Job) -> Generator[Sums, None, None]:
     """This rank's part of an evaluation, batch by batch."""
     plan, backend = job.plan, job.backend
     with evaluated_weights(job):
@@ -300,6 +337,7 @@ def state_dict(job: Job, progress: Progress) -> dict[str, Any]:
         "optimizer": job.optimizer.state_dict(),
         "scaler": job.scaler.state_dict(),
         "ema": job.ema.state_dict() if job.ema is not None else None,
+        "carry": job.carry.gathered(job.backend) if job.carry and job.config.checkpoint_carry else None,
         "progress": dataclasses.asdict(progress),
     }
 
@@ -313,6 +351,9 @@ def load_state_dict(job: Job, state: Mapping[str, Any]) -> Progress:
             job.scaler.load_state_dict(state["scaler"])
         if job.ema is not None:
             job.ema.load_state_dict(state["ema"])
+        if job.carry is not None:
+            share = job.plan.effective_batch // job.plan.world
+            job.carry.load(state["carry"], job.backend, share=share)
         return Progress(**state["progress"])
     except (RuntimeError, ValueError, KeyError, TypeError) as error:
         reason = " ".join(str(error).split())

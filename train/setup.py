@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 import torch
 
+from lib.atan2 import sign_parameters
 from lib.backend import Backend, compiled, configure_numerics, configure_threads
 from lib.config import Config
 from lib.data import (
@@ -18,6 +19,8 @@ from lib.data import (
     Delivery,
     EvalLoader,
     ImageSpec,
+    PuzzleSpec,
+    SudokuOptions,
     TextOptions,
     TrainLoader,
     choose_placement,
@@ -36,11 +39,13 @@ from lib.optim import make_optimizer
 from lib.plan.types import Hardware, ModelFacts, Plan
 from lib.recompute import configure_recomputation
 from lib.registry import build_model, load_layout, load_model
+from lib.schedule import batch_factor
 from train.budget import budget_of
 from train.classify import Classify
 from train.job import Job
 from train.lm import LanguageModel
 from train.record import Record
+from train.recursive import Recursive
 from train.task import Task
 
 
@@ -61,7 +66,12 @@ def unopened_subject(config: Config, *, root: Path, say: Callable[[str], None]) 
 
     Raises what `open_subject` does.
     """
-    dataset = unopened(config.dataset, image_size=config.image_size or 0, text=text_options(config))
+    dataset = unopened(
+        config.dataset,
+        image_size=config.image_size or 0,
+        text=text_options(config),
+        sudoku=sudoku_options(config),
+    )
     if dataset is None:
         return open_subject(config, root=root, say=say)
     say(f"Data: {dataset.source}")
@@ -81,6 +91,7 @@ def open_subject(config: Config, *, root: Path, say: Callable[[str], None]) -> S
         download=config.data_download,
         image_size=config.image_size or 0,
         text=text_options(config),
+        sudoku=sudoku_options(config),
         say=say,
     )
     return measure(config, restrict(dataset, limit=config.data_limit, holdout=config.holdout))
@@ -98,6 +109,19 @@ def text_options(config: Config) -> TextOptions | None:
     return TextOptions(tokenizer=config.tokenizer, vocab_size=config.vocab_size, block_size=config.block_size)
 
 
+def sudoku_options(config: Config) -> SudokuOptions | None:
+    """What is asked of puzzles, and None where none are generated."""
+    if config.sudoku_level is None:
+        return None
+    assert config.sudoku_train_size is not None and config.sudoku_test_size is not None
+    return SudokuOptions(
+        level=config.sudoku_level,
+        clues=config.sudoku_clues,
+        train_size=config.sudoku_train_size,
+        test_size=config.sudoku_test_size,
+    )
+
+
 def measure(config: Config, dataset: Dataset) -> Subject:
     """The subject of training the configured model on `dataset`."""
     facts = model_facts(
@@ -112,7 +136,7 @@ def measure(config: Config, dataset: Dataset) -> Subject:
 def evaluation_part(config: Config, dataset: Dataset) -> str:
     """What evaluation looks at, in words."""
     spec = dataset.spec
-    whole = "test part" if isinstance(spec, ImageSpec) else "validation part"
+    whole = "test part" if isinstance(spec, ImageSpec | PuzzleSpec) else "validation part"
     part = "held-out training samples" if config.holdout else whole
     return f"{part} of {spec.name}{', synthetic' if spec.synthetic else ''}"
 
@@ -120,16 +144,26 @@ def evaluation_part(config: Config, dataset: Dataset) -> str:
 def make_task(config: Config, spec: Spec) -> Task:
     """The kind of learning that the model's folder names; with labels, a language model classifies."""
     name = load_model(config.model).TASK
-    assert name in ("classify", "lm"), f"models/{config.model}: there is no task {name!r} in train/"
+    known = name in ("classify", "lm", "recursive")
+    assert known, f"models/{config.model}: there is no task {name!r} in train/"
+    if isinstance(spec, TextSpec | PuzzleSpec) and config.label_smoothing:
+        raise ConfigError(
+            f"CONFIG_LABEL_SMOOTHING={config.label_smoothing:g} is for labels",
+            why=f"{config.model} predicts {'the next token' if isinstance(spec, TextSpec) else 'cells'}",
+            todo="leave it at 0",
+        )
     if isinstance(spec, TextSpec):
         assert name == "lm", f"models/{config.model} is given a text without labels"
-        if config.label_smoothing:
-            raise ConfigError(
-                f"CONFIG_LABEL_SMOOTHING={config.label_smoothing:g} is for labels",
-                why=f"{config.model} predicts the next token",
-                todo="leave it at 0",
-            )
         return LanguageModel(spec)
+    if name == "recursive":
+        assert config.halt_max_steps is not None and config.eval_steps is not None
+        assert config.halt_exploration is not None
+        return Recursive(
+            seed=config.seed,
+            max_steps=config.halt_max_steps,
+            exploration=config.halt_exploration,
+            eval_steps=config.eval_steps,
+        )
     return Classify(label_smoothing=config.label_smoothing)
 
 
@@ -164,12 +198,14 @@ def make_job(
         model = model.to(memory_format=layout)  # type: ignore[call-overload]  # missing in torch's stubs
     configure_norm(model, norm_batch=plan.norm_batch, momentum=config.norm_momentum)
     wrapped = backend.wrap(model, share_buffers=plan.norm_batch == 0 and subject.facts.has_batchnorm)
+    _say_rate(config, plan, record.say)
+    task = make_task(config, subject.dataset.spec)
     train_loader, eval_loader = _loaders(config, plan, subject, hardware, backend, record, dtype)
     return Job(
         config=config,
         plan=plan,
         backend=backend,
-        task=make_task(config, subject.dataset.spec),
+        task=task,
         model=model,
         wrapped=wrapped,
         forward=compiled(wrapped) if plan.compile else wrapped,
@@ -177,6 +213,7 @@ def make_job(
         optimizer=optimizer_of(config, plan, model),
         scaler=backend.loss_scaler(plan.precision),
         ema=_ema(config, model),
+        carry=task.carry if isinstance(task, Recursive) else None,
         train_loader=train_loader,
         eval_loader=eval_loader,
         budget=budget_of(config, train_size=train_loader.size, effective_batch=plan.effective_batch),
@@ -211,19 +248,42 @@ def load_weights(model: torch.nn.Module, file: Path, *, name: str, say: Callable
 
 
 def optimizer_of(config: Config, plan: Plan, model: torch.nn.Module) -> torch.optim.Optimizer:
-    """The configured update rule for `model`, which is on its device."""
+    """The configured update rule for `model`, which is on its device, with rates for the plan's batch."""
+    factor = _batch_factor(config, plan)
+
+    def scaled(rate: float | None) -> float | None:
+        return None if rate is None else rate * factor
+
     return make_optimizer(
         model,
         name=config.optimizer,
-        learning_rate=config.learning_rate,
+        learning_rate=config.learning_rate * factor,
         weight_decay=config.weight_decay,
         momentum=config.momentum,
         nesterov=config.nesterov,
         adam_beta1=config.adam_beta1,
         adam_beta2=config.adam_beta2,
         adam_eps=config.adam_eps,
-        muon_learning_rate=config.muon_learning_rate,
+        muon_learning_rate=scaled(config.muon_learning_rate),
+        sign_learning_rate=scaled(config.sign_learning_rate),
         product_dtype=torch.bfloat16 if plan.precision == "bf16" else None,
+    )
+
+
+def _batch_factor(config: Config, plan: Plan) -> float:
+    return batch_factor(
+        config.lr_scaling, effective_batch=plan.effective_batch, base_batch=config.lr_base_batch
+    )
+
+
+def _say_rate(config: Config, plan: Plan, say: Callable[[str], None]) -> None:
+    """What LR_SCALING makes of the learning rate, and of the decay in a step that goes with it."""
+    if config.lr_scaling == "none":
+        return
+    rate = config.learning_rate * _batch_factor(config, plan)
+    say(
+        f"Learning rate {rate:.4g}: {config.learning_rate:g} for {config.lr_base_batch} samples, scaled "
+        f"({config.lr_scaling}) to {plan.effective_batch}; decay in a step {rate * config.weight_decay:.3g}"
     )
 
 
@@ -231,7 +291,7 @@ def _ema(config: Config, model: torch.nn.Module) -> Ema | None:
     if not config.ema:
         return None
     assert config.ema_decay is not None
-    return Ema(model, decay=config.ema_decay)
+    return Ema(model, decay=config.ema_decay, leave_out=sign_parameters(model))
 
 
 def placement_of(

@@ -89,7 +89,7 @@ def export(name: str, *, root: Path, runs: Path, best: bool, directory: Path) ->
 
 def stored_configuration(run: RunDir, root: Path) -> kconf.Resolved:
     """What was asked of `run`, by the Kconfig tree of today; what that changes is told."""
-    resolved = kconf.load(root=root, config_file=run.config)
+    resolved = kconf.load(root=root, config_file=run.config, refresh=True)
     for notice in resolved.notices:
         say(notice)
     if run.identity not in ("", identity(resolved.values)):
@@ -134,7 +134,8 @@ def _restore(name: str, *, root: Path, runs: Path, best: bool) -> Restored:
     plan = decide(config, hardware, dataclasses.replace(subject.facts, train_size=None))
     backend = open_backend(plan.device, world=1)
     job = make_job(config, plan, subject, hardware=hardware, backend=backend, record=SilentRecord())
-    return Restored(run, subject, job, loop.load_state_dict(job, found[1]).step)
+    state = {**found[1], "carry": None}  # evaluation starts every sample afresh
+    return Restored(run, subject, job, loop.load_state_dict(job, state).step)
 
 
 def say(text: str) -> None:

@@ -12,7 +12,7 @@ from lib.plan.bound import cpu_table_batch, raise_to_norm_batch, table_bound
 from lib.plan.fitting import Predict, Trial, largest_fitting, predicted
 from lib.plan.placement import Placement
 from lib.plan.probing import NEAR_BEST, Probed
-from lib.plan.reasons import told, why_memory, why_norm_batch, why_target
+from lib.plan.reasons import told, ways_to_fit, why_memory, why_norm_batch, why_target
 from lib.plan.types import Memory, ModelFacts, Precision
 
 
@@ -173,25 +173,19 @@ def _predicted_bound(situation: Situation) -> Decision[int]:
         raise PlanError(
             f"{situation.config.model} does not fit on {situation.placement.name}",
             why=f"a micro-batch of {step} is predicted to need {told(memory)}",
-            todo=_ways_to_fit(situation, memory),
+            todo=ways_to_fit(
+                situation.config,
+                situation.placement,
+                memory,
+                norm_batch=situation.norm_batch,
+                precision=situation.way.precision,
+            ),
         )
     fit = f"{bound} fit{enough if bound == most else ''}: predicted to need {told(memory_of(bound))}"
     unmeasured = (
         "nothing was measured here yet (make probe); " if situation.config.auto_method == "probe" else ""
     )
     return Decision(bound, unmeasured + fit)
-
-
-def _ways_to_fit(situation: Situation, memory: Memory) -> str:
-    ways = ["free some memory"]
-    if situation.norm_batch > 1:
-        ways.append("set CONFIG_NORM_BATCH lower (on all machines alike)")
-    largest = max(memory.parts, key=lambda part: memory.parts[part])
-    if largest in ("activations", "temporaries"):
-        ways.append("recompute activations (CONFIG_GRAD_CHECKPOINT_BLOCKS) or use CONFIG_PRECISION_BF16")
-    if largest == "optimizer":
-        ways.append("use CONFIG_OPTIMIZER_SGD")
-    return ", or ".join([*ways, "choose a smaller model"])
 
 
 def _strict(situation: Situation) -> Sizes:

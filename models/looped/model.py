@@ -9,12 +9,13 @@ Shapes: B samples, T tokens, D channels, V tokens of the vocabulary.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lib.data.types import ImageSpec, Spec, TextClassSpec, TextSpec
+from lib.data.types import ImageSpec, TextClassSpec, TextSpec
 from lib.errors import ConfigError
 from models.looped.energy import EnergyBlock, EnergyForm
 from models.looped.equilibrium import Equilibrium, EquilibriumOptions
@@ -22,6 +23,8 @@ from models.looped.plain import PlainBlock
 from models.looped.solver import Solution, SolverOptions, Unit
 
 TASK = "lm"  # and with labels, of images or of texts, it classifies
+
+Seen: TypeAlias = ImageSpec | TextSpec | TextClassSpec
 
 SOURCE_SCALE = 2.0  # of embeddings and positions, against states whose activations are about 1
 
@@ -54,7 +57,7 @@ class Options:
     max_iterations: int
 
 
-def build(options: Options, spec: Spec) -> nn.Module:
+def build(options: Options, spec: Seen) -> nn.Module:
     """A network from (B, C, H, W) images or (B, T) tokens to (B, classes) logits.
 
     Where texts have no labels: to (B, T, V) logits of the tokens that follow.
@@ -69,7 +72,9 @@ def build(options: Options, spec: Spec) -> nn.Module:
 class LoopedTransformer(nn.Module):
     """Tokens, blocks at rest one behind the other, and a linear head."""
 
-    def __init__(self, options: Options, spec: Spec) -> None:
+    settles = True  # lib.graph_lint: how many iterations a step has is not known before
+
+    def __init__(self, options: Options, spec: Seen) -> None:
         super().__init__()
         self.pad = spec.pad if isinstance(spec, TextClassSpec) else None
         self.causal = options.causal
@@ -194,7 +199,7 @@ def equilibrium(options: Options) -> Equilibrium:
     return Equilibrium(block, way)
 
 
-def check(options: Options, spec: Spec) -> None:
+def check(options: Options, spec: Seen) -> None:
     """What Kconfig refuses, for callers that do not come from there. Raises ConfigError."""
     energy = options.block != "plain"
     refused = {
