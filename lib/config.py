@@ -52,6 +52,7 @@ class Config:
     prefetch: int | None
 
     # Batch size, compilation, precision, devices
+    tier: Literal["none", "auto", "0", "1", "2", "3", "4"]
     hyper_param: Literal["auto", "manual"]
     auto_method: Literal["table", "predict", "probe"] | None
     target_effective_batch: int

@@ -7,7 +7,7 @@ import json
 import shutil
 import sys
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,7 @@ from lib.plan.roofline import StepTime, StepWork, estimate_step_time
 from lib.plan.show import show
 from lib.plan.types import Hardware, Memory, Plan
 from lib.recompute import CHOICES
+from lib.tiers import with_tier
 from lib.units import bytes_text
 from train.forecast import Footprint, Footprints
 from train.probing import Bench, known
@@ -75,10 +76,11 @@ def plan(*, root: Path, gpu: str, as_json: bool) -> int:
 
     Raises PlanError where nothing fits, with what would.
     """
-    resolved = kconf.from_environment(root)
-    config = config_from_values(resolved.values)
-    subject = unopened_subject(config, root=root, say=_say_nothing if as_json else say)
     names = machine_names(gpu) if gpu else ()
+    tell = _say_nothing if as_json else say
+    resolved = _at_tier(kconf.from_environment(root), names, root=root, tell=tell)
+    config = config_from_values(resolved.values)
+    subject = unopened_subject(config, root=root, say=tell)
     if len(names) > 1:
         return _compare(config, subject, names, as_json=as_json)
     hardware = parse_gpu(names[0]) if names else probe(config.device)
@@ -102,6 +104,19 @@ def plan(*, root: Path, gpu: str, as_json: bool) -> int:
     for line in [*_lines(outlook, columns=columns), *resolved.asked()]:
         print(textwrap.fill(line, columns, subsequent_indent="  "))
     return 0
+
+
+def _at_tier(
+    resolved: kconf.Resolved, names: tuple[str, ...], *, root: Path, tell: Callable[[str], None]
+) -> kconf.Resolved:
+    """With the compute tier of the machine that is named, or of this one."""
+    if len(names) > 1 and config_from_values(resolved.values).tier == "auto":
+        raise PlanError(
+            "CONFIG_TIER_AUTO=y means another configuration on each machine",
+            todo="set a tier (CONFIG_TIER_2=y) to compare machines",
+        )
+    hardware = parse_gpu(names[0]) if names else None
+    return with_tier(resolved, root=root, say=tell, hardware=hardware)
 
 
 def look_ahead(

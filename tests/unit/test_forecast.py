@@ -34,7 +34,7 @@ TRIAL = Trial(
 
 def subject_of(config: Any) -> Subject:
     if config.block_size is None:
-        shape = (1, 28, 28) if config.model == "lenet5" else (3, 32, 32)
+        shape = (1, 28, 28) if config.model in ("lenet5", "looped") else (3, 32, 32)
         return random_subject(config, shape=shape, train_size=64)
     random = np.random.default_rng(0)
     parts = [
@@ -63,6 +63,7 @@ def at_peak(config: Any, trial: Trial, subject: Subject) -> Mapping[str, int]:
         ("gpt2", "all"),
         ("resnet_bk", "none"),
         ("resnet_bk", "blocks"),
+        ("looped", "none"),
     ],
 )
 def test_without_contents_a_step_takes_what_it_takes_with_them(model: str, recompute: str) -> None:
