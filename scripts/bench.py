@@ -135,7 +135,7 @@ def toolkit_loop(case: Case) -> Run:
     job = make_job(config, case.plan, case.subject, hardware=case.hardware, backend=backend, record=record)
     progress = Progress()
     record.begin(0, None)
-    loop.evaluate, record.save = left_out = Stopwatch(loop.evaluate), Stopwatch(record.save)  # type: ignore[method-assign]
+    loop.assess, record.save = left_out = Stopwatch(loop.assess), Stopwatch(record.save)  # type: ignore[method-assign]
 
     def train_on(steps: int) -> float:
         job.budget = Budget(total_steps=progress.step + steps, total_seconds=None)

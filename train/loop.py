@@ -12,7 +12,7 @@ import dataclasses
 import itertools
 import math
 import time
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,6 +26,7 @@ from lib.norm import commit_statistics, discard_statistics
 from lib.plan import with_smaller_micro_batch
 from lib.plan.types import Plan
 from lib.schedule import learning_rate_factor
+from train.evaluation import evaluate, evaluation_sums
 from train.job import Job, Progress
 from train.stop import Stopped, StopRequest
 from train.task import Sums, Totals
@@ -43,7 +44,7 @@ def train(job: Job, progress: Progress) -> dict[str, float]:
     last = job.budget.spent(step=progress.step, seconds=progress.seconds)
     with StopRequest(told=job.backend.is_main) as stop:
         if progress.owes_evaluation:
-            evaluation, better = _assess(job, progress, stop)
+            evaluation, better = assess(job, progress, stop)
             if better:
                 _save(job, progress, best=True)
         while not last:
@@ -70,7 +71,7 @@ def train(job: Job, progress: Progress) -> dict[str, float]:
                 _check_finite(job, row, weights=due.save or due.evaluation)
             better = False
             if due.evaluation:
-                evaluation, better = _assess(job, progress, stop)
+                evaluation, better = assess(job, progress, stop)
             if due.save or better:
                 _save(job, progress, best=better)
                 last_save = time.monotonic()
@@ -215,18 +216,7 @@ def rate_factor(job: Job, progress: Progress) -> float:
     )
 
 
-@contextlib.contextmanager
-def evaluated_weights(job: Job) -> Iterator[None]:
-    """Within it the model is as it is evaluated: with averaged weights, if there are any."""
-    job.model.eval()
-    try:
-        with job.ema.averaged() if job.ema is not None else contextlib.nullcontext():
-            yield
-    finally:
-        job.model.train()
-
-
-def _assess(job: Job, progress: Progress, stop: StopRequest) -> tuple[dict[str, float], bool]:
+def assess(job: Job, progress: Progress, stop: StopRequest) -> tuple[dict[str, float], bool]:
     """An evaluation, and whether it is the best one so far and to be kept.
 
     A signal does not wait for its end: the run saves, raises Stopped, and evaluates when it goes on.
@@ -247,26 +237,6 @@ def _assess(job: Job, progress: Progress, stop: StopRequest) -> tuple[dict[str, 
     if better:
         progress.best = job.task.score(evaluation)
     return evaluation, better and job.config.keep_best
-
-
-def evaluate(job: Job) -> dict[str, float]:
-    """Means over the evaluation part, every sample counted exactly once on any number of ranks."""
-    totals = Totals()
-    for sums in evaluation_sums(job):
-        totals.add(sums)
-    return job.task.report(totals.means(job.backend))
-
-
-@torch.no_grad()
-def evaluation_sums(job: Job) -> Generator[Sums, None, None]:
-    """This rank's part of an evaluation, batch by batch."""
-    plan, backend = job.plan, job.backend
-    with evaluated_weights(job):
-        for batch in job.eval_loader.batches(
-            rank=backend.rank, world=backend.world, batch_size=plan.micro_batch
-        ):
-            with backend.autocast(plan.precision):
-                yield job.task.evaluation(job.forward, batch)
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,9 +28,10 @@ from tests.training import (
     small_plan,
     trained,
 )
+from train.evaluation import evaluate
 from train.job import Progress
 from train.lm import LanguageModel, told_floors
-from train.loop import evaluate, train
+from train.loop import train
 from train.record import told
 from train.task import Forward, Sums
 
