@@ -46,8 +46,9 @@ def one_thread() -> Iterator[None]:
 
 
 def resolved(**changes: str) -> kconf.Resolved:
+    """With a value of "" the symbol is left as it is in defconfigs/looped."""
     found = kconf.load(root=ROOT, config_file=ROOT / "defconfigs/looped")
-    return with_changes(found, {f"CONFIG_{k}": v for k, v in (SMALL | changes).items()}, root=ROOT)
+    return with_changes(found, {f"CONFIG_{k}": v for k, v in (SMALL | changes).items() if v}, root=ROOT)
 
 
 class Small(Setting):
@@ -163,7 +164,7 @@ def test_a_spread_says_how_many() -> None:
         ("2", {"TIER_0": "y"}, "EXP=2 is not enabled at CPU_ONLY: that tier is for 1"),
         ("ablation", {"TIER_0": "y"}, "not enabled"),
         ("1", {"MODEL_LENET5": "y"}, "on the looped transformer"),
-        ("1", {"LOOPED_INPUT_TEXT": "y"}, "and images"),
+        ("1", {"LOOPED_INPUT_TEXT": "y", "LOOPED_PATCH": ""}, "and images"),
     ],
 )
 def test_what_is_not_enabled_is_refused(name: str, changes: dict[str, str], told: str) -> None:
