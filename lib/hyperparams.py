@@ -47,6 +47,7 @@ class ForeignConfig:
     compile_model: bool
     precision: Literal["auto", "bf16", "fp16", "fp32"] = "auto"
     channels_last: bool = False
+    activation_offload: bool = False
     device: DeviceName
     num_devices: int
 

@@ -21,7 +21,7 @@ from lib.plan.assumed import machine_names, parse_gpu
 from lib.plan.fitting import Parts, Trial, trial_of
 from lib.plan.roofline import StepTime, StepWork, estimate_step_time
 from lib.plan.show import show
-from lib.plan.types import Hardware, Memory, Plan
+from lib.plan.types import OWN_MEMORY, Hardware, Memory, Plan
 from lib.recompute import CHOICES
 from lib.tables import GB
 from train.forecast import Footprint, Footprints
@@ -161,8 +161,14 @@ def _changes(config: Config, trial: Trial) -> Iterator[tuple[str, Config, Trial]
         for recompute in CHOICES[CHOICES.index(config.grad_checkpoint) + 1 :]:
             name = f"CONFIG_GRAD_CHECKPOINT_{recompute.upper()}=y"
             yield name, dataclasses.replace(config, grad_checkpoint=recompute), trial
+    if config.block_size is not None and not config.chunked_cross_entropy:
+        changed = dataclasses.replace(config, chunked_cross_entropy=True)
+        yield "CONFIG_CHUNKED_CROSS_ENTROPY=y", changed, trial
     if trial.precision == "fp32" and trial.device != "cpu":
         yield "CONFIG_PRECISION_BF16=y", config, dataclasses.replace(trial, precision="bf16")
+    if trial.device in OWN_MEMORY and not config.activation_offload:
+        changed = dataclasses.replace(config, activation_offload=True)
+        yield "CONFIG_ACTIVATION_OFFLOAD=y (slow: all of it crosses the bus twice)", changed, trial
     if config.optimizer != "sgd":
         changed = dataclasses.replace(config, optimizer="sgd", momentum=0.9, nesterov=False)
         yield "CONFIG_OPTIMIZER_SGD=y (not the same mathematics)", changed, trial

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 from collections.abc import Callable
@@ -32,8 +33,9 @@ from lib.errors import ConfigError
 from lib.memory.facts import model_facts
 from lib.memory.simulation import lay_out, simulated
 from lib.norm import configure_norm
+from lib.offload import offloading
 from lib.optim import make_optimizer
-from lib.plan.types import Hardware, ModelFacts, Plan
+from lib.plan.types import OWN_MEMORY, Hardware, ModelFacts, Plan
 from lib.recompute import configure_recomputation
 from lib.registry import build_model, load_layout, load_model
 from train.budget import budget_of
@@ -129,7 +131,7 @@ def make_task(config: Config, spec: Spec) -> Task:
                 why=f"{config.model} predicts the next token",
                 todo="leave it at 0",
             )
-        return LanguageModel(spec)
+        return LanguageModel(spec, chunked=config.chunked_cross_entropy)
     return Classify(label_smoothing=config.label_smoothing)
 
 
@@ -173,6 +175,7 @@ def make_job(
         model=model,
         wrapped=wrapped,
         forward=compiled(wrapped) if plan.compile else wrapped,
+        keeping=_keeping(config, plan, model),
         dropouts=dropouts(model),
         optimizer=optimizer_of(config, plan, model),
         scaler=backend.loss_scaler(plan.precision),
@@ -225,6 +228,12 @@ def optimizer_of(config: Config, plan: Plan, model: torch.nn.Module) -> torch.op
         muon_learning_rate=config.muon_learning_rate,
         product_dtype=torch.bfloat16 if plan.precision == "bf16" else None,
     )
+
+
+def _keeping(config: Config, plan: Plan, model: torch.nn.Module) -> contextlib.AbstractContextManager[Any]:
+    if config.activation_offload and plan.device in OWN_MEMORY:
+        return offloading(model)
+    return contextlib.nullcontext()
 
 
 def _ema(config: Config, model: torch.nn.Module) -> Ema | None:
