@@ -245,10 +245,10 @@ train-%: ready
 ## check: style, form and types
 ## new-model: scaffold models/NAME for TASK=classify or TASK=lm
 test: ready-dev symbols
-	$(quiet)$(PY) -m pytest -n 2
+	$(quiet)$(PY) -m pytest -n 2 --dist worksteal
 
 test-fast: ready-dev symbols
-	$(quiet)$(PY) -m pytest -n 2 -m "not slow"
+	$(quiet)$(PY) -m pytest -n 2 --dist worksteal -m "not slow"
 
 test-light: ready symbols
 	$(quiet)$(PY) -m scripts.light_matrix

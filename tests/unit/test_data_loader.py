@@ -160,7 +160,7 @@ def test_stream_reads_ahead_across_steps_but_not_further_than_asked() -> None:
 
     with _loader(Spy(part.inputs, part.targets), placement="stream", prefetch=3) as loader:
         _steps(loader, [0], [4, 4])
-        deadline = time.monotonic() + 5
+        deadline = time.monotonic() + 60
         while len(taken) < 5 and time.monotonic() < deadline:
             time.sleep(0.01)
         time.sleep(0.05)
@@ -185,7 +185,7 @@ def test_an_exception_in_a_worker_reaches_the_consumer_and_close_stops_the_threa
 def test_close_and_another_step_are_prompt_while_much_is_wanted() -> None:
     class Slow(ArrayPart):
         def take(self, indices: Any = None) -> Any:
-            time.sleep(0.1)
+            time.sleep(0.3)  # 18 s for all that is wanted
             return ArrayPart.take(self, indices)
 
     part = _part()
@@ -193,10 +193,10 @@ def test_close_and_another_step_are_prompt_while_much_is_wanted() -> None:
     _steps(loader, [0], [8])
     begun = time.monotonic()
     next(loader.micro_batches(step=5, target=8, rank=0, world=1, sizes=[8]))
-    assert time.monotonic() - begun < 2
+    assert time.monotonic() - begun < 9
     begun = time.monotonic()
     loader.close()
-    assert time.monotonic() - begun < 1
+    assert time.monotonic() - begun < 9
 
 
 @pytest.mark.parametrize("placement", ["resident", "stream"])
@@ -235,7 +235,7 @@ def test_wrong_sizes_are_our_own_mistake() -> None:
 
 
 def test_every_worker_is_busy_however_little_is_fetched_ahead() -> None:
-    together = threading.Barrier(4, timeout=5)
+    together = threading.Barrier(4, timeout=60)
 
     class Meeting(ArrayPart):
         def take(self, indices: Any = None) -> Any:

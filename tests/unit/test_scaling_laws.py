@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from lib.scaling.laws import Point, bootstrap, fit, interval, intervals, log_residuals
+from tests.machine import slowness
 
 SIZES = (1e4, 3e4, 1e5, 3e5, 1e6, 3e6)
 TOKENS = (1e6, 4e6, 1.6e7, 6.4e7, 2.5e8)
@@ -97,4 +98,4 @@ def test_fits_and_bootstraps_of_many_points_take_seconds() -> None:
     many = points(noise=0.005, repeats=8)  # 240, as many as the best known published set
     started = time.process_time()
     bootstrap(many, fit(many, name="chinchilla", starts=300), samples=1000)
-    assert time.process_time() - started <= 30
+    assert time.process_time() - started <= 30 * slowness()
