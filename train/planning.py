@@ -105,8 +105,12 @@ def look_ahead(
     footprints: Footprints,
     *,
     kept: Kept | None = None,
+    ways_out: bool = True,
 ) -> Outlook:
-    """The plan of `config` on `hardware`, and what follows from it. kept: what was measured there."""
+    """The plan of `config` on `hardware`, and what follows from it.
+
+    kept: what was measured there. ways_out: also try what would need less memory, which takes as long again.
+    """
     decided = apply_hyperparams(
         config,
         False,
@@ -123,7 +127,7 @@ def look_ahead(
         steps_per_epoch=subject.dataset.train.size / decided.effective_batch,
         step_flop=step_flop,
         step_time=_step_time(decided, found, hardware, step_flop=step_flop),
-        alternatives=tuple(_alternatives(config, subject, hardware, decided)),
+        alternatives=tuple(_alternatives(config, subject, hardware, decided)) if ways_out else (),
         asked_method=config.auto_method or "manual",
         measured=kept.made if kept is not None else None,
     )
@@ -221,7 +225,7 @@ def _compare(config: Config, subject: Subject, names: tuple[str, ...], *, as_jso
     outlooks: dict[str, Outlook | PlanError] = {}
     for name in names:
         try:
-            outlooks[name] = look_ahead(config, subject, parse_gpu(name), footprints)
+            outlooks[name] = look_ahead(config, subject, parse_gpu(name), footprints, ways_out=False)
         except PlanError as error:
             outlooks[name] = error
     if as_json:

@@ -70,7 +70,7 @@ def test_weights_and_small_tensors_stay(moved: list[Tensor], monkeypatch: pytest
 def test_a_view_that_repeats_is_not_spread_out(moved: list[Tensor]) -> None:
     x = torch.randn(1, 8, requires_grad=True)
     with offloading(nn.Linear(2, 2)):
-        (x.expand(9, 8) * torch.randn(9, 8)).sum().backward()
+        (x.expand(9, 8) * torch.randn(9, 8, requires_grad=True)).sum().backward()
     assert [tuple(tensor.shape) for tensor in moved] == [(9, 8)]
     assert x.grad is not None and x.grad.shape == (1, 8)
 
