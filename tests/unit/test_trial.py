@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -97,6 +99,22 @@ def test_on_a_gpu_need_is_what_is_reserved_and_what_lies_beside_it() -> None:
         found = Peak(backend)
         # 300 are gone, of which the allocator holds 200 now and held 250 at most.
         assert found.need_bytes() == 250 + 100 and found.retries() == 2
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="Linux keeps this count")
+def test_what_another_process_took_is_not_needed() -> None:
+    """A process that is started by a large one, and what a process took before it began to count."""
+    large = torch.ones(60_000_000)
+    program = (
+        "from lib.backend import Backend; from lib.memory.peak import Peak; import torch;"
+        "torch.ones(30_000_000); found = Peak(Backend('cpu')); torch.ones(10_000_000);"
+        "print(found.need_bytes())"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert 39_000_000 < int(done.stdout) < 60_000_000 < large.nbytes
 
 
 def test_on_a_processor_need_is_growth() -> None:
