@@ -162,7 +162,7 @@ def _accumulate(job: Job, progress: Progress) -> Iterator[Sums]:
             job.carry.seek(step=progress.step, first=row, offset=offset, count=rows)
         offset += rows
         with contextlib.nullcontext() if last else backend.without_gradient_sync(job.wrapped):
-            with backend.autocast(plan.precision):
+            with backend.autocast(plan.precision), job.keeping:
                 sums = job.task.training(job.forward, batch)
             torch.autograd.backward(sums.loss, job.scaler.scale(torch.full_like(sums.loss, scale)))
         yield sums
