@@ -46,7 +46,7 @@ def test_a_trial_warms_up_evaluates_and_is_timed(told: dict[str, Any]) -> None:
     step, sums = loop.optimizer_step, loop.evaluation_sums
     with (
         mock.patch.object(loop, "optimizer_step", lambda *a: order.append("step") or step(*a)),
-        mock.patch.object(loop, "evaluation_sums", lambda *a: order.append("evaluation") or sums(*a)),
+        mock.patch.object(trial, "evaluation_sums", lambda *a: order.append("evaluation") or sums(*a)),
     ):
         found = outcome(told)
     assert found["status"] == "ok" and found["step_seconds"] > 0 and found["need_bytes"] >= 0
