@@ -70,6 +70,8 @@ class Config:
 
     # Memory
     grad_checkpoint: Literal["none", "blocks", "all"] | None  # None for models without blocks
+    activation_offload: bool
+    chunked_cross_entropy: bool
 
     # Optimizer and schedule
     optimizer: Literal["sgd", "adam", "adamw", "muon", "adam_atan2"]

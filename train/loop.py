@@ -19,15 +19,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lib.backend import is_out_of_memory
 from lib.dropout import key_samples
 from lib.errors import CheckpointError, OutOfMemory, ToolkitError
 from lib.norm import commit_statistics, discard_statistics
-from lib.plan import with_smaller_micro_batch
-from lib.plan.types import Plan
 from lib.schedule import learning_rate_factor
 from train.evaluation import evaluate, evaluation_sums
 from train.job import Job, Progress
+from train.shortage import reason_if_out_of_memory, smaller_plan
 from train.stop import Stopped, StopRequest
 from train.task import Sums, Totals
 
@@ -97,7 +95,7 @@ def optimizer_step(job: Job, progress: Progress) -> list[Sums]:
         try:
             parts = list(_accumulate(job, progress))
         except (RuntimeError, MemoryError) as error:
-            reason = _reason_if_out_of_memory(error)
+            reason = reason_if_out_of_memory(error)
         else:
             break
         # Outside the handler, where the traceback no longer keeps the activations alive.
@@ -106,35 +104,13 @@ def optimizer_step(job: Job, progress: Progress) -> list[Sums]:
         if job.carry is not None:
             job.carry.discard()
         job.backend.release_memory()
-        job.plan = _smaller_plan(job, reason)
+        job.plan = smaller_plan(job, reason)
     try:
         _update(job, progress, count=sum(part.count for part in parts))
     except (RuntimeError, MemoryError) as error:
-        reason = _reason_if_out_of_memory(error)
+        reason = reason_if_out_of_memory(error)
         raise OutOfMemory("out of memory while the weights were being updated", why=reason) from error
     return parts
-
-
-def _reason_if_out_of_memory(error: Exception) -> str:
-    """The first line of `error`, which is raised again if it is another one."""
-    if not is_out_of_memory(error):
-        raise error
-    return str(error).splitlines()[0] if str(error) else type(error).__name__
-
-
-def _smaller_plan(job: Job, reason: str) -> Plan:
-    used, plan = job.plan.micro_batch, with_smaller_micro_batch(job.plan)
-    what = f"out of memory at micro-batch {used}"
-    if plan is None:
-        raise OutOfMemory(f"{what}, and there is no smaller one", why=reason)
-    by_hand = f"set CONFIG_HYPER_PARAM_MANUAL=y CONFIG_BATCH_SIZE={plan.micro_batch}"
-    if job.backend.world > 1:
-        # The other ranks are waiting in the backward pass and cannot be told.
-        raise OutOfMemory(f"{what} on one of several devices", why=reason, todo=by_hand)
-    if not job.config.oom_retry:
-        raise OutOfMemory(what, why=reason, todo=by_hand)
-    job.record.replan(plan, f"{what}: going on with {plan.micro_batch}")
-    return plan
 
 
 def _accumulate(job: Job, progress: Progress) -> Iterator[Sums]:
@@ -162,7 +138,7 @@ def _accumulate(job: Job, progress: Progress) -> Iterator[Sums]:
             job.carry.seek(step=progress.step, first=row, offset=offset, count=rows)
         offset += rows
         with contextlib.nullcontext() if last else backend.without_gradient_sync(job.wrapped):
-            with backend.autocast(plan.precision):
+            with backend.autocast(plan.precision), job.keeping:
                 sums = job.task.training(job.forward, batch)
             torch.autograd.backward(sums.loss, job.scaler.scale(torch.full_like(sums.loss, scale)))
         yield sums

@@ -26,7 +26,7 @@ from lib.plan.placement import place
 from lib.plan.reasons import told
 from lib.plan.roofline import StepTime, StepWork, estimate_step_time
 from lib.plan.show import show
-from lib.plan.types import Hardware, Memory, Plan
+from lib.plan.types import OWN_MEMORY, Hardware, Memory, Plan
 from lib.recompute import CHOICES
 from lib.tiers import with_tier
 from lib.units import bytes_text
@@ -126,8 +126,12 @@ def look_ahead(
     footprints: Footprints,
     *,
     kept: Kept | None = None,
+    ways_out: bool = True,
 ) -> Outlook:
-    """The plan of `config` on `hardware`, and what follows from it. kept: what was measured there."""
+    """The plan of `config` on `hardware`, and what follows from it.
+
+    kept: what was measured there. ways_out: also try what would need less memory, which takes as long again.
+    """
     decided = apply_hyperparams(
         config,
         False,
@@ -144,7 +148,7 @@ def look_ahead(
         steps_per_epoch=subject.dataset.train.size / decided.effective_batch,
         step_flop=step_flop,
         step_time=_step_time(decided, found, hardware, step_flop=step_flop),
-        alternatives=tuple(_alternatives(config, subject, hardware, decided)),
+        alternatives=tuple(_alternatives(config, subject, hardware, decided)) if ways_out else (),
         asked_method=config.auto_method or "manual",
         measured=kept.made if kept is not None else None,
     )
@@ -182,9 +186,15 @@ def _changes(config: Config, trial: Trial, hardware: Hardware) -> Iterator[tuple
         for recompute in CHOICES[CHOICES.index(config.grad_checkpoint) + 1 :]:
             name = f"CONFIG_GRAD_CHECKPOINT_{recompute.upper()}=y"
             yield name, dataclasses.replace(config, grad_checkpoint=recompute), trial
+    if config.block_size is not None and not config.chunked_cross_entropy:
+        changed = dataclasses.replace(config, chunked_cross_entropy=True)
+        yield "CONFIG_CHUNKED_CROSS_ENTROPY=y", changed, trial
     bf16_helps = trial.precision == "fp32" and trial.device != "cpu"
     if bf16_helps and not precision_problem("bf16", place(config, hardware)):
         yield "CONFIG_PRECISION_BF16=y", config, dataclasses.replace(trial, precision="bf16")
+    if trial.device in OWN_MEMORY and not config.activation_offload:
+        changed = dataclasses.replace(config, activation_offload=True)
+        yield "CONFIG_ACTIVATION_OFFLOAD=y (slow: all of it crosses the bus twice)", changed, trial
     if config.optimizer != "sgd":
         changed = dataclasses.replace(config, optimizer="sgd", momentum=0.9, nesterov=False)
         yield "CONFIG_OPTIMIZER_SGD=y (not the same mathematics)", changed, trial
@@ -238,7 +248,7 @@ def _compare(config: Config, subject: Subject, names: tuple[str, ...], *, as_jso
     outlooks: dict[str, Outlook | PlanError] = {}
     for name in names:
         try:
-            outlooks[name] = look_ahead(config, subject, parse_gpu(name), footprints)
+            outlooks[name] = look_ahead(config, subject, parse_gpu(name), footprints, ways_out=False)
         except PlanError as error:
             outlooks[name] = error
     errors = {str(found) for found in outlooks.values() if isinstance(found, PlanError)}

@@ -22,10 +22,9 @@ def test_a_sweep_with_a_run_that_fails(tmp_path: Path) -> None:
     settings = {name.removeprefix("CONFIG_"): value for name, value in TINY.items()} | {"MAX_STEPS": "6"}
     lines = "".join(f"  {name}: {'true' if value == 'y' else value}\n" for name, value in settings.items())
     file = tmp_path / "study.yaml"
-    file.write_text(
-        f"about: a trial\nconfig: lenet5\nset:\n{lines}  OPTIMIZER_SGD: true\n"
-        "seeds: [1]\naxes: {LEARNING_RATE: [0.01, 100.0]}\n"
-    )
+    lines += "  OPTIMIZER_SGD: true\n"
+    axes = "seeds: [1]\naxes: {LEARNING_RATE: [0.01, 100.0]}\n"
+    file.write_text(f"about: a trial\nconfig: lenet5\nset:\n{lines}{axes}")
     first = sweep(file, tmp_path / "out")
     assert first.returncode == 1 and "error: 1 of 2 runs failed" in first.stderr, first.stdout + first.stderr
     assert "training has diverged" in first.stderr

@@ -11,6 +11,7 @@ from unittest import mock
 import numpy as np
 import pytest
 import torch
+from torch._subclasses import fake_tensor
 
 from lib.data.types import Dataset, TextSpec, TokenPart
 from lib.data.unopened import unopened
@@ -114,6 +115,30 @@ def test_each_choice_shows_where_it_should() -> None:
     half = dataclasses.replace(TRIAL, precision="bf16", device="cuda")
     whole = dataclasses.replace(TRIAL, device="cuda")
     assert found(half)["activations"] < 0.75 * found(whole)["activations"]
+
+
+class Strict(fake_tensor.FakeTensorMode):
+    """Refuses what it would have to compute."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(allow_fallback_kernels=False, **options)
+
+
+@pytest.mark.parametrize(
+    ("model", "optimizer"), [("lenet5", "sgd"), ("gpt2", "muon"), ("resnet_bk", "adamw")]
+)
+def test_nothing_is_computed_on_tensors_of_full_size(model: str, optimizer: str) -> None:
+    """Where torch cannot tell the shapes of an operation it runs it on zeros, unless that is forbidden."""
+    defaults = {
+        "momentum": 0.9,
+        "muon_learning_rate": 0.02,
+        "adam_beta1": 0.9,
+        "adam_beta2": 0.99,
+        "adam_eps": 1e-8,
+    }
+    config = small_config(model, optimizer=optimizer, **defaults, data_placement="stream")
+    with mock.patch.object(fake_tensor, "FakeTensorMode", Strict):
+        assert at_peak(config, dataclasses.replace(TRIAL, device="cuda"), subject_of(config))
 
 
 def test_a_set_that_nobody_opened_is_enough_and_data_on_the_device_count() -> None:
