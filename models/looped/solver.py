@@ -94,7 +94,7 @@ class _Damped:
         return image if self.step_size == 1 else torch.lerp(state, image, self.step_size)
 
 
-class _Anderson:
+class AndersonMixer:
     """The mixture of the last states and their images whose residual is least (Anderson 1965), guarded.
 
     Each sample, or in a causal model each token, is mixed by itself. One whose residual has grown to
@@ -141,7 +141,7 @@ class _Anderson:
         return (alpha_GM[..., None] * (states_GME + self.step_size * moves_GME)).sum(dim=1)  # type: ignore[no-any-return]
 
 
-def _mixer(options: SolverOptions, start: Tensor) -> _Damped | _Anderson:
+def _mixer(options: SolverOptions, start: Tensor) -> _Damped | AndersonMixer:
     if options.method == "damped":
         return _Damped(options.step_size)
-    return _Anderson(options.step_size, start, options.unit)
+    return AndersonMixer(options.step_size, start, options.unit)

@@ -23,7 +23,7 @@ from scripts.eqprop.pictures import pictures_of
 from scripts.eqprop.report import spread
 from scripts.eqprop.scale import information_criteria
 from scripts.eqprop.subject import Setting
-from tests.training import random_subject, small_config
+from tests.training import random_subject
 from train.setup import Subject
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -54,8 +54,8 @@ def resolved(**changes: str) -> kconf.Resolved:
 class Small(Setting):
     """On random images of 7x6 pixels."""
 
-    def subject(self, config: Any) -> Subject:  # noqa: ARG002
-        subject = random_subject(small_config("looped"), shape=(1, 6, 7), train_size=64)
+    def subject(self, config: Any) -> Subject:
+        subject = random_subject(config, shape=(1, 6, 7), train_size=64)
         assert isinstance(subject.dataset, Dataset)
         return subject
 
