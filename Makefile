@@ -20,7 +20,7 @@ KCONFIG_MAKE_VARIABLES := $(foreach name,$(.VARIABLES),$(if $(filter command,$(o
 KCONFIG_MAKE_KNOWN := PYTHON VENV O V KCONFIG_CONFIG GOMP_SPINCOUNT FILE RUN BEST NAME TASK \
 	DIRECTORY PROMPT TEMPERATURE TOP_K SEED TOKENS DEFCONFIG FRAGMENT STRICT SET A B SYM Q \
 	KCONFIG_ALLCONFIG KCONFIG_SEED KCONFIG_PROBABILITY KCONFIG_NOSILENTUPDATE ANNEAL_CONFIG_PATH \
-	GPU JSON QUICK BUDGET COMPARE EPOCHS BATCH DEVICE CORPUS OUT SWEEP JOBS
+	GPU JSON QUICK BUDGET COMPARE EPOCHS BATCH DEVICE CORPUS OUT SWEEP JOBS EXP
 export KCONFIG_MAKE_VARIABLES
 export KCONFIG_MAKE_KNOWN
 
@@ -74,11 +74,14 @@ USE_GPU := plan
 USE_JSON := plan preflight
 SCALING := scaling scaling-plan scaling-run scaling-fit scaling-plot scaling-report
 $(foreach name,QUICK BUDGET COMPARE EPOCHS BATCH DEVICE CORPUS OUT,$(eval USE_$(name) := $(SCALING)))
+USE_EXP := experiment
+USE_QUICK += experiment
+USE_OUT += experiment
 USE_OUT += sweep
 USE_SWEEP := sweep
 USE_JOBS := sweep
 # Those that write a configuration say that CONFIG_ variables are for runs.
-USE_CONFIG := train train-% plan probe preflight bench checkconfig explain searchconfig menuconfig nconfig guiconfig xconfig config \
+USE_CONFIG := train train-% plan probe preflight bench experiment checkconfig explain searchconfig menuconfig nconfig guiconfig xconfig config \
 	oldconfig olddefconfig syncconfig $(EXTREMES) savedefconfig setconfig mergeconfig defconfig defconfig-% \
 	%_defconfig %.config all
 used_by = $(USE_$(if $(filter CONFIG_%,$(1)),CONFIG,$(1)))
@@ -194,6 +197,7 @@ $(FRAGMENT_TARGETS): ready
 ## scaling-fit: fit the laws of its results
 ## scaling-plot: draw its results
 ## scaling-report: say what its results show
+## experiment: try the configured looped transformer: EXP=1..4, ablation or scaling_laws; QUICK=1 OUT=
 ## bench: compare the step rate of the configured training with a bare loop's, and bf16 with fp32
 train: configured ready
 	$(TRAIN) $@
@@ -223,6 +227,9 @@ export: ready symbols
 
 plots: ready symbols
 	$(quiet)$(PY) -m scripts.plots --runs $(call quote,$(RUNS)) $(call given,RUN)
+
+experiment: configured ready
+	$(quiet)$(PY) -m scripts.eqprop $(call option,experiment,EXP) $(if $(call given,QUICK),--quick) $(call option,out,OUT)
 
 bench: configured ready
 	$(quiet)$(PY) -m scripts.bench
@@ -306,7 +313,7 @@ help: symbols
 
 .PHONY: all $(CONFIGURATION) savedefconfig checkconfig defconfig mergeconfig setconfig diffconfig explain \
 	searchconfig $(DEFCONFIGS) $(FRAGMENT_TARGETS) train resume rerun plan probe preflight eval sample export plots bench \
-	sweep $(SCALING) \
+	sweep $(SCALING) experiment \
 	$(TRAIN_NAMES) test test-fast test-light check new-model \
 	clean mrproper distclean data-clean printvars help variables symbols configured ready ready-dev
 

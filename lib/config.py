@@ -52,6 +52,7 @@ class Config:
     prefetch: int | None
 
     # Batch size, compilation, precision, devices
+    tier: Literal["none", "auto", "0", "1", "2", "3", "4"]
     hyper_param: Literal["auto", "manual"]
     auto_method: Literal["table", "predict", "probe"] | None
     target_effective_batch: int
@@ -69,6 +70,8 @@ class Config:
 
     # Memory
     grad_checkpoint: Literal["none", "blocks", "all"] | None  # None for models without blocks
+    activation_offload: bool
+    chunked_cross_entropy: bool
 
     # Optimizer and schedule
     optimizer: Literal["sgd", "adam", "adamw", "muon", "adam_atan2"]

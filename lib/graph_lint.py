@@ -10,7 +10,7 @@ import hashlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -31,6 +31,13 @@ SHAPE_OF_NUMBERS = frozenset(
     }
 )
 INDEXED = frozenset({"index", "index_put", "index_put_", "_index_put_impl_", "_unsafe_index"})
+
+
+@runtime_checkable
+class Settling(Protocol):
+    """A model whose states are iterated until they settle: its steps ask the device whether they have."""
+
+    settles: bool
 
 
 @dataclass(slots=True)

@@ -48,6 +48,7 @@ class ForeignConfig:
     precision: Literal["auto", "bf16", "fp16", "fp32"] = "auto"
     grad_checkpoint: Literal["none", "blocks", "all"] | None = None
     channels_last: bool = False
+    activation_offload: bool = False
     device: DeviceName
     num_devices: int
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import torch
 from torch import nn
@@ -13,6 +13,14 @@ from lib.errors import ConfigError
 from lib.muon import HasHiddenMatrices, Muon
 
 FUSED_DEVICES = frozenset({"cpu", "cuda", "mps"})  # "cuda" is ROCm's name in torch, too
+
+
+@runtime_checkable
+class Constrained(Protocol):
+    """A model whose weights are kept within bounds."""
+
+    def constrain_weights(self) -> None:
+        """Bring them back there, in place. Called after every update."""
 
 
 def make_optimizer(
@@ -38,13 +46,15 @@ def make_optimizer(
     those that follow the sign are a second group with `sign_learning_rate`. The rates are stored as they are
     given, as "lr" and, for a schedule to start from, as "peak_lr". What the rule does not use is None.
 
+    A model that is Constrained is brought back within its bounds after every step.
+
     product_dtype: of the matrix products that Muon makes; None: that of the weights.
     Raises ConfigError for Muon and a model that does not name its hidden matrices.
     """
     if name == "adam_atan2":
         assert adam_beta1 is not None and adam_beta2 is not None
         groups = _atan2_groups(model, weight_decay, sign_learning_rate=sign_learning_rate)
-        return _with_peaks(AdamATan2(groups, lr=learning_rate, betas=(adam_beta1, adam_beta2)))
+        return _prepared(AdamATan2(groups, lr=learning_rate, betas=(adam_beta1, adam_beta2)), model)
     optimizer = _plain(
         _groups(model, weight_decay, leave_out=_hidden(model) if name == "muon" else []),
         name="adamw" if name == "muon" else name,
@@ -67,13 +77,17 @@ def make_optimizer(
             nesterov=nesterov,
             product_dtype=product_dtype,
         )
-    return _with_peaks(optimizer)
+    return _prepared(optimizer, model)
 
 
-def _with_peaks(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+def _prepared(optimizer: torch.optim.Optimizer, model: nn.Module) -> torch.optim.Optimizer:
+    """With the peaks of its rates, and the bounds of the model's weights."""
     for group in optimizer.param_groups:
         group["peak_lr"] = group["lr"]
     optimizer.register_load_state_dict_post_hook(_keeping_peaks(optimizer))
+    if isinstance(model, Constrained):
+        constrain = model.constrain_weights
+        optimizer.register_step_post_hook(lambda *_: constrain())
     return optimizer
 
 

@@ -38,6 +38,7 @@ from lib.hardware import probe
 from lib.hyperparams import apply_hyperparams
 from lib.plan import plan as make_plan
 from lib.registry import build_model
+from lib.tiers import with_tier
 from train import loop
 from train.budget import Budget
 from train.commands import Case, Order, create_run
@@ -134,7 +135,7 @@ def toolkit_loop(case: Case) -> Run:
     job = make_job(config, case.plan, case.subject, hardware=case.hardware, backend=backend, record=record)
     progress = Progress()
     record.begin(0, None)
-    loop.evaluate, record.save = left_out = Stopwatch(loop.evaluate), Stopwatch(record.save)  # type: ignore[method-assign]
+    loop.assess, record.save = left_out = Stopwatch(loop.assess), Stopwatch(record.save)  # type: ignore[method-assign]
 
     def train_on(steps: int) -> float:
         job.budget = Budget(total_steps=progress.step + steps, total_seconds=None)
@@ -148,7 +149,7 @@ def toolkit_loop(case: Case) -> Run:
 
 def configured_case(folder: Path) -> Case:
     """What make asks for, with its runs under `folder`: one micro-batch a step, on one device, in fp32."""
-    resolved = kconf.from_environment(ROOT)
+    resolved = with_tier(kconf.from_environment(ROOT), root=ROOT, say=print)
     asked = config_from_values(resolved.values)
     subject = open_subject(asked, root=ROOT, say=print)
     subject = dataclasses.replace(subject, dataset=with_short_evaluation(subject.dataset))

@@ -7,8 +7,9 @@ import math
 import sys
 import time
 from pathlib import Path
+from typing import NoReturn
 
-from lib.errors import run_main
+from lib.errors import ConfigError, run_main
 from train.stop import ended_by_interrupt
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -16,7 +17,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 def main() -> int:
     started = time.monotonic()
-    parser = argparse.ArgumentParser(prog="python -m train", description=__doc__)
+    parser = _Parser(prog="python -m train", description=__doc__)
     parser.add_argument("--runs", type=Path, default=ROOT / "runs", help="directory of run directories")
     commands = parser.add_subparsers(dest="command", required=True)
     commands.add_parser(
@@ -87,19 +88,28 @@ def on_stored_run(options: argparse.Namespace) -> int:
     return stored.sample(options.run, **which, prompt=options.prompt, sampling=sampling)
 
 
+class _Parser(argparse.ArgumentParser):
+    """Tells what is wrong in one line: make wrote the command line, and its usage is not the user's."""
+
+    def error(self, message: str) -> NoReturn:
+        raise ConfigError(message)
+
+
 def natural(text: str) -> int:
     """A whole number that is not negative, for argparse."""
-    number = int(text)
-    if number < 0:
-        raise ValueError(text)
-    return number
+    if not (text.isascii() and text.isdecimal()):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 0 on")
+    return int(text)
 
 
 def not_negative(text: str) -> float:
     """A number that is neither negative nor infinite, for argparse."""
-    number = float(text)
+    try:
+        number = float(text)
+    except ValueError:
+        number = -1.0
     if not 0 <= number < math.inf:
-        raise ValueError(text)
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 0 on")
     return number
 
 

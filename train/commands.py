@@ -25,6 +25,7 @@ from lib.plan.probing import Probed
 from lib.plan.show import show
 from lib.plan.types import Hardware, Plan
 from lib.rundir import RunDir, resolve_run
+from lib.tiers import with_tier
 from train import loop
 from train.forecast import Footprints
 from train.job import Job, Progress
@@ -67,7 +68,8 @@ def train(*, root: Path, runs: Path, started: float) -> int:
     """Train what .config says; go on with the same run if it was interrupted and RESUME allows it."""
     if (launched := become_worker()) is not None:
         return _work(launched, root=root, runs=runs, started=started)
-    order = _order(kconf.from_environment(root), root=root, runs=runs, started=started)
+    resolved = with_tier(kconf.from_environment(root), root=root, say=say)
+    order = _order(resolved, root=root, runs=runs, started=started)
 
     def interrupted() -> RunDir | None:
         if order.config.resume == "never":

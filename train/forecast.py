@@ -16,6 +16,7 @@ from lib.memory.simulation import simulation
 from lib.plan.fitting import Predict, Trial
 from lib.plan.types import Hardware, Plan
 from train import loop
+from train.evaluation import evaluation_sums
 from train.job import Job, Progress
 from train.record import SilentRecord
 from train.setup import Subject, make_job, placement_of
@@ -88,7 +89,7 @@ def run_traced(job: Job, live: LiveBytes) -> int:
         progress.step += 1
         add_state(job.optimizer, live)
     step_flop = live.flop - before
-    for _ in loop.evaluation_sums(job):
+    for _ in evaluation_sums(job):
         break
     return step_flop
 

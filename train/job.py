@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import nn
@@ -31,6 +33,7 @@ class Job:
     model: nn.Module  # holds the weights
     wrapped: nn.Module  # the model, averaging gradients over ranks
     forward: Forward  # the wrapped model, perhaps compiled
+    keeping: AbstractContextManager[Any]  # for forward passes of training: where activations are kept
     dropouts: tuple[Dropout, ...]  # modules of the model
     optimizer: torch.optim.Optimizer
     scaler: torch.amp.GradScaler

@@ -12,7 +12,7 @@ import dataclasses
 import itertools
 import math
 import time
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,6 +23,7 @@ from lib.dropout import key_samples
 from lib.errors import CheckpointError, OutOfMemory, ToolkitError
 from lib.norm import commit_statistics, discard_statistics
 from lib.schedule import learning_rate_factor
+from train.evaluation import evaluate, evaluation_sums
 from train.job import Job, Progress
 from train.shortage import reason_if_out_of_memory, smaller_plan
 from train.stop import Stopped, StopRequest
@@ -41,7 +42,7 @@ def train(job: Job, progress: Progress) -> dict[str, float]:
     last = job.budget.spent(step=progress.step, seconds=progress.seconds)
     with StopRequest(told=job.backend.is_main) as stop:
         if progress.owes_evaluation:
-            evaluation, better = _assess(job, progress, stop)
+            evaluation, better = assess(job, progress, stop)
             if better:
                 _save(job, progress, best=True)
         while not last:
@@ -68,7 +69,7 @@ def train(job: Job, progress: Progress) -> dict[str, float]:
                 _check_finite(job, row, weights=due.save or due.evaluation)
             better = False
             if due.evaluation:
-                evaluation, better = _assess(job, progress, stop)
+                evaluation, better = assess(job, progress, stop)
             if due.save or better:
                 _save(job, progress, best=better)
                 last_save = time.monotonic()
@@ -137,7 +138,7 @@ def _accumulate(job: Job, progress: Progress) -> Iterator[Sums]:
             job.carry.seek(step=progress.step, first=row, offset=offset, count=rows)
         offset += rows
         with contextlib.nullcontext() if last else backend.without_gradient_sync(job.wrapped):
-            with backend.autocast(plan.precision):
+            with backend.autocast(plan.precision), job.keeping:
                 sums = job.task.training(job.forward, batch)
             torch.autograd.backward(sums.loss, job.scaler.scale(torch.full_like(sums.loss, scale)))
         yield sums
@@ -191,18 +192,7 @@ def rate_factor(job: Job, progress: Progress) -> float:
     )
 
 
-@contextlib.contextmanager
-def evaluated_weights(job: Job) -> Iterator[None]:
-    """Within it the model is as it is evaluated: with averaged weights, if there are any."""
-    job.model.eval()
-    try:
-        with job.ema.averaged() if job.ema is not None else contextlib.nullcontext():
-            yield
-    finally:
-        job.model.train()
-
-
-def _assess(job: Job, progress: Progress, stop: StopRequest) -> tuple[dict[str, float], bool]:
+def assess(job: Job, progress: Progress, stop: StopRequest) -> tuple[dict[str, float], bool]:
     """An evaluation, and whether it is the best one so far and to be kept.
 
     A signal does not wait for its end: the run saves, raises Stopped, and evaluates when it goes on.
@@ -223,26 +213,6 @@ def _assess(job: Job, progress: Progress, stop: StopRequest) -> tuple[dict[str, 
     if better:
         progress.best = job.task.score(evaluation)
     return evaluation, better and job.config.keep_best
-
-
-def evaluate(job: Job) -> dict[str, float]:
-    """Means over the evaluation part, every sample counted exactly once on any number of ranks."""
-    totals = Totals()
-    for sums in evaluation_sums(job):
-        totals.add(sums)
-    return job.task.report(totals.means(job.backend))
-
-
-@torch.no_grad()
-def evaluation_sums(job: Job) -> Generator[Sums, None, None]:
-    """This rank's part of an evaluation, batch by batch."""
-    plan, backend = job.plan, job.backend
-    with evaluated_weights(job):
-        for batch in job.eval_loader.batches(
-            rank=backend.rank, world=backend.world, batch_size=plan.micro_batch
-        ):
-            with backend.autocast(plan.precision):
-                yield job.task.evaluation(job.forward, batch)
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ import json
 import shutil
 import sys
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,8 +26,9 @@ from lib.plan.placement import place
 from lib.plan.reasons import told
 from lib.plan.roofline import StepTime, StepWork, estimate_step_time
 from lib.plan.show import show
-from lib.plan.types import Hardware, Memory, Plan
+from lib.plan.types import OWN_MEMORY, Hardware, Memory, Plan
 from lib.recompute import CHOICES
+from lib.tiers import with_tier
 from lib.units import bytes_text
 from train.forecast import Footprint, Footprints
 from train.probing import Bench, known
@@ -75,10 +76,11 @@ def plan(*, root: Path, gpu: str, as_json: bool) -> int:
 
     Raises PlanError where nothing fits, with what would.
     """
-    resolved = kconf.from_environment(root)
-    config = config_from_values(resolved.values)
-    subject = unopened_subject(config, root=root, say=_say_nothing if as_json else say)
     names = machine_names(gpu) if gpu else ()
+    tell = _say_nothing if as_json else say
+    resolved = _at_tier(kconf.from_environment(root), names, root=root, tell=tell)
+    config = config_from_values(resolved.values)
+    subject = unopened_subject(config, root=root, say=tell)
     if len(names) > 1:
         return _compare(config, subject, names, as_json=as_json)
     hardware = parse_gpu(names[0]) if names else probe(config.device)
@@ -104,6 +106,19 @@ def plan(*, root: Path, gpu: str, as_json: bool) -> int:
     return 0
 
 
+def _at_tier(
+    resolved: kconf.Resolved, names: tuple[str, ...], *, root: Path, tell: Callable[[str], None]
+) -> kconf.Resolved:
+    """With the compute tier of the machine that is named, or of this one."""
+    if len(names) > 1 and config_from_values(resolved.values).tier == "auto":
+        raise PlanError(
+            "CONFIG_TIER_AUTO=y means another configuration on each machine",
+            todo="set a tier (CONFIG_TIER_2=y) to compare machines",
+        )
+    hardware = parse_gpu(names[0]) if names else None
+    return with_tier(resolved, root=root, say=tell, hardware=hardware)
+
+
 def look_ahead(
     config: Config,
     subject: Subject,
@@ -111,8 +126,12 @@ def look_ahead(
     footprints: Footprints,
     *,
     kept: Kept | None = None,
+    ways_out: bool = True,
 ) -> Outlook:
-    """The plan of `config` on `hardware`, and what follows from it. kept: what was measured there."""
+    """The plan of `config` on `hardware`, and what follows from it.
+
+    kept: what was measured there. ways_out: also try what would need less memory, which takes as long again.
+    """
     decided = apply_hyperparams(
         config,
         False,
@@ -129,7 +148,7 @@ def look_ahead(
         steps_per_epoch=subject.dataset.train.size / decided.effective_batch,
         step_flop=step_flop,
         step_time=_step_time(decided, found, hardware, step_flop=step_flop),
-        alternatives=tuple(_alternatives(config, subject, hardware, decided)),
+        alternatives=tuple(_alternatives(config, subject, hardware, decided)) if ways_out else (),
         asked_method=config.auto_method or "manual",
         measured=kept.made if kept is not None else None,
     )
@@ -167,9 +186,15 @@ def _changes(config: Config, trial: Trial, hardware: Hardware) -> Iterator[tuple
         for recompute in CHOICES[CHOICES.index(config.grad_checkpoint) + 1 :]:
             name = f"CONFIG_GRAD_CHECKPOINT_{recompute.upper()}=y"
             yield name, dataclasses.replace(config, grad_checkpoint=recompute), trial
+    if config.block_size is not None and not config.chunked_cross_entropy:
+        changed = dataclasses.replace(config, chunked_cross_entropy=True)
+        yield "CONFIG_CHUNKED_CROSS_ENTROPY=y", changed, trial
     bf16_helps = trial.precision == "fp32" and trial.device != "cpu"
     if bf16_helps and not precision_problem("bf16", place(config, hardware)):
         yield "CONFIG_PRECISION_BF16=y", config, dataclasses.replace(trial, precision="bf16")
+    if trial.device in OWN_MEMORY and not config.activation_offload:
+        changed = dataclasses.replace(config, activation_offload=True)
+        yield "CONFIG_ACTIVATION_OFFLOAD=y (slow: all of it crosses the bus twice)", changed, trial
     if config.optimizer != "sgd":
         changed = dataclasses.replace(config, optimizer="sgd", momentum=0.9, nesterov=False)
         yield "CONFIG_OPTIMIZER_SGD=y (not the same mathematics)", changed, trial
@@ -223,20 +248,24 @@ def _compare(config: Config, subject: Subject, names: tuple[str, ...], *, as_jso
     outlooks: dict[str, Outlook | PlanError] = {}
     for name in names:
         try:
-            outlooks[name] = look_ahead(config, subject, parse_gpu(name), footprints)
+            outlooks[name] = look_ahead(config, subject, parse_gpu(name), footprints, ways_out=False)
         except PlanError as error:
             outlooks[name] = error
+    errors = {str(found) for found in outlooks.values() if isinstance(found, PlanError)}
+    if len(errors) == 1 and all(isinstance(found, PlanError) for found in outlooks.values()):
+        raise PlanError(f"on none of {len(outlooks)} machines: {errors.pop()}")  # no fault of a machine
+    status = 2 if all(isinstance(found, PlanError) for found in outlooks.values()) else 0
     if as_json:
         everything = {
             name: {"error": str(found)} if isinstance(found, PlanError) else found.to_json()
             for name, found in outlooks.items()
         }
         print(json.dumps(everything, indent=2))
-        return 0
+        return status
     widest = max(map(len, names))
     for name, found in outlooks.items():
         print(f"{name:<{widest}}  {_summary(found)}")
-    return 0
+    return status
 
 
 def _summary(found: Outlook | PlanError) -> str:

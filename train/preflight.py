@@ -18,6 +18,7 @@ from lib.config import config_from_values
 from lib.errors import ToolkitError
 from lib.hardware import probe
 from lib.hyperparams import apply_hyperparams
+from lib.tiers import with_tier
 from train import preflight_checks as checks
 from train.candidate import Candidate
 from train.forecast import Footprints
@@ -38,9 +39,10 @@ class Check:
 
 def preflight(*, root: Path, runs: Path, as_json: bool) -> int:
     """Print a table of all checks, or JSON; 1 where one has failed."""
-    resolved = kconf.from_environment(root)
+    tell = _say_nothing if as_json else say
+    resolved = with_tier(kconf.from_environment(root), root=root, say=tell)
     config = config_from_values(resolved.values)
-    subject = open_subject(config, root=root, say=_say_nothing if as_json else say)
+    subject = open_subject(config, root=root, say=tell)
     hardware = probe(config.device)
     plan = apply_hyperparams(
         # What is measured would be measured first, which takes longer than all checks.

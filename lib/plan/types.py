@@ -10,6 +10,8 @@ from typing import Any, Literal, TypeAlias
 Kind: TypeAlias = Literal["cpu", "cuda", "rocm", "mps"]
 Precision: TypeAlias = Literal["bf16", "fp16", "fp32"]
 
+OWN_MEMORY: tuple[Kind, ...] = ("cuda", "rocm")  # the others share that of the processor
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Device:

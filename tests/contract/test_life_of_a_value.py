@@ -26,7 +26,7 @@ DEFCONFIGS = sorted(path.name for path in (ROOT / "defconfigs").iterdir() if pat
 STEPS = 3
 TARGET = 64  # instead of hundreds, and the narrowest networks: it is the arithmetic that is tested
 NORM_BATCH = 8
-SLOW = ("resnet50", "trm-sudoku-extreme", "trm-sudoku-flat", "trm-sudoku4")
+SLOW = ("looped", "resnet50", "trm-sudoku-extreme", "trm-sudoku-flat", "trm-sudoku4")
 
 
 def narrow_config(defconfig: str) -> Config:
@@ -50,6 +50,9 @@ def narrow_config(defconfig: str) -> Config:
         values |= {"CONFIG_GPT2_SIZE_CUSTOM": "y"} | {f"CONFIG_GPT2_{k}": v for k, v in sizes.items()}
     if "CONFIG_MODEL_RESNET_BK=y" in file.read_text():
         values |= {"CONFIG_RESNET_BK_LAYERS": "2", "CONFIG_RESNET_BK_WIDTH": "16"}
+    if "CONFIG_MODEL_LOOPED=y" in file.read_text():
+        sizes = {"WIDTH": "8", "HIDDEN": "16", "MAX_ITERATIONS": "5", "NUDGED_ITERATIONS": "3"}
+        values |= {f"CONFIG_LOOPED_{k}": v for k, v in sizes.items()}
     if "CONFIG_MODEL_TRM=y" in file.read_text():
         sizes = {"WIDTH": "8", "MULTIPLE": "8", "PUZZLE_TOKENS": "2"}
         values |= {"CONFIG_TRM_SIZE_CUSTOM": "y", "CONFIG_AUGMENT_NONE": "y"}

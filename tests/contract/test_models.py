@@ -225,7 +225,7 @@ def test_models_of_any_image_size_take_small_and_oblong_images(kconfig: kconfigl
     any_size = [name for name in NAMES if chosen(kconfig, name)["MODEL_ANY_IMAGE_SIZE"].str_value == "y"]
     assert any_size, "no model takes images of any size"
     for name in any_size:
-        for case in golden(name):
+        for case in (case for case in golden(name) if "height" in case):
             case |= {"height": 8, "width": 13}
             with torch.device("meta"):
                 model = build_model(name, case["options"], spec_of(case), seed=0)

@@ -1,4 +1,7 @@
-"""Every model's training step is one graph from the second on: nothing in it asks the host what to do."""
+"""Every model's training step is one graph from the second on: nothing in it asks the host what to do.
+
+But for the looped transformer, which asks whether its states have settled.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ import dataclasses
 import pytest
 import torch
 
-from lib.graph_lint import LintReport, lint
+from lib.graph_lint import LintReport, Settling, lint
 from lib.plan import plan as make_plan
 from lib.registry import model_names
 from tests.contract.test_life_of_a_value import narrow_config, subject_of
@@ -43,7 +46,14 @@ def report_of(job: Job) -> LintReport:
 
 
 def test_every_model_is_there() -> None:
-    assert {name.split()[0] for name in DEFCONFIGS} == set(model_names())
+    assert {name.split()[0] for name in DEFCONFIGS} | {"looped"} == set(model_names())
+
+
+def test_states_that_settle_are_looked_at() -> None:
+    """How many iterations the looped transformer makes is for its states to say: no graph could hold it."""
+    job = job_of("looped")
+    assert isinstance(job.model, Settling) and not report_of(job).is_static
+    assert not isinstance(job_of("lenet5").model, Settling)
 
 
 @pytest.mark.parametrize(

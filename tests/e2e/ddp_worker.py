@@ -61,6 +61,7 @@ CASES = {
     "ghost": Case(model="resnet18", norm_batch=4, settings={"ema": True, "ema_decay": 0.5}),
     "ragged": Case(micro_batch=5, settings={}),
     "counted": Case(micro_batch=5, counted=True, settings={"grad_clip": 0.05}),
+    "looped": Case(model="looped", micro_batch=5, settings={"ema": True, "ema_decay": 0.5, "grad_clip": 0.5}),
     "plain batch norm": Case(model="resnet18", settings={}),
     "clocks": Case(settings={"max_steps": 12, "checkpoint_seconds": 10, "eval_interval_steps": 100}),
     "seconds": Case(

@@ -30,6 +30,8 @@ COMMANDS = [
     ("make train-resnet50", f"{SHORT} CONFIG_RESNET50_WIDTH=4", "Run: build/resnet50/runs/"),
     ("make defconfig-gpt2-tiny && make train", f"{SHORT} {SMALL_TEXT} CONFIG_HOLDOUT=64", "Floors: "),
     ("make sample PROMPT=import", "TOKENS=5", "import"),
+    ("make defconfig-looped && make train", f"{SHORT} CONFIG_LOOPED_MAX_ITERATIONS=8", "Done: "),
+    ("make experiment EXP=1", "QUICK=1 CONFIG_LOOPED_WIDTH=8", "holds: "),
     ("make defconfig-trm-sudoku && make train", f"{PUZZLES} CONFIG_SUDOKU_TRAIN_SIZE=64", "exact accuracy"),
     ("make defconfig-trm-sudoku4 && make train", f"{PUZZLES} CONFIG_SUDOKU_TRAIN_SIZE=100", "exact accuracy"),
     ("make new-model NAME=my_net TASK=classify", "", "my_net"),

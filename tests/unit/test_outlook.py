@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import pytest
 
+from lib.errors import PlanError
 from lib.plan.assumed import parse_gpu
 from lib.plan.roofline import BANDWIDTH_SHARES
 from tests.training import random_subject, small_config
 from train.forecast import Footprints
-from train.planning import Outlook, look_ahead
+from train.planning import Outlook, _compare, look_ahead
 
 BATCH = 64
 
@@ -49,3 +50,10 @@ def test_only_what_the_device_can_do_is_advised(gpu: str, advised: bool) -> None
     found = outlook(gpu, BATCH, precision="fp32", optimizer="adamw")
     assert any("PRECISION_BF16" in line for line in found.alternatives) == advised
     assert any("OPTIMIZER_SGD" in line for line in found.alternatives)
+
+
+def test_what_is_no_fault_of_a_machine_is_told_once() -> None:
+    config = small_config(target_effective_batch=10**6, norm_batch=0)
+    subject = random_subject(config, shape=(1, 28, 28), train_size=640)
+    with pytest.raises(PlanError, match="on none of 2 machines: "):
+        _compare(config, subject, ("t4", "rtx3090"), as_json=True)
