@@ -109,7 +109,7 @@ GPU_CONTEXT_BYTES = 1_500_000_000
 # (docs/benchmarks/memory.md).
 PEAK_FACTOR = 1.02
 COMPILED_PEAK_FACTOR = 1.05
-GPU_RESERVE_BYTES = 2_040_109_466  # 1.9 GiB
+GPU_RESERVE_BYTES = 1_879_048_192  # 1.75 GiB
 
 TINY_FREE_BYTES = GB  # below this a plan warns that even its smallest batch may not fit
 

@@ -97,7 +97,7 @@ def test_a_batch_set_by_hand_is_kept_and_the_plan_says_that_it_is_too_much() -> 
     by_hand = {"hyper_param": "manual", "auto_method": None, "batch_size": 256, "gradient_accumulation": 1}
     decided = decide("lenet5", "rtx3090", line(0, GB), **by_hand)
     assert decided.micro_batch == 256
-    assert decided.reasons["memory"].startswith("MORE than there is: 276.22 GB of")
+    assert decided.reasons["memory"].startswith("MORE than there is: 276.06 GB of")
     sound = decide("lenet5", "rtx3090", line(0, MB), **by_hand)
     assert not sound.reasons["memory"].startswith("MORE")
     unknown = decide("lenet5", "rtx3090", None, **by_hand)

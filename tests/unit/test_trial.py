@@ -43,7 +43,7 @@ def outcome(told: dict[str, Any]) -> dict[str, Any]:
 
 def test_a_trial_warms_up_evaluates_and_is_timed(told: dict[str, Any]) -> None:
     order: list[str] = []
-    step, sums = loop.optimizer_step, loop.evaluation_sums
+    step, sums = loop.optimizer_step, trial.evaluation_sums
     with (
         mock.patch.object(loop, "optimizer_step", lambda *a: order.append("step") or step(*a)),
         mock.patch.object(trial, "evaluation_sums", lambda *a: order.append("evaluation") or sums(*a)),
