@@ -20,7 +20,7 @@ KCONFIG_MAKE_VARIABLES := $(foreach name,$(.VARIABLES),$(if $(filter command,$(o
 KCONFIG_MAKE_KNOWN := PYTHON VENV O V KCONFIG_CONFIG GOMP_SPINCOUNT FILE RUN BEST NAME TASK \
 	DIRECTORY PROMPT TEMPERATURE TOP_K SEED TOKENS DEFCONFIG FRAGMENT STRICT SET A B SYM Q \
 	KCONFIG_ALLCONFIG KCONFIG_SEED KCONFIG_PROBABILITY KCONFIG_NOSILENTUPDATE ANNEAL_CONFIG_PATH \
-	GPU JSON QUICK BUDGET COMPARE EPOCHS BATCH DEVICE CORPUS OUT
+	GPU JSON QUICK BUDGET COMPARE EPOCHS BATCH DEVICE CORPUS OUT SWEEP JOBS EXP
 export KCONFIG_MAKE_VARIABLES
 export KCONFIG_MAKE_KNOWN
 
@@ -72,11 +72,17 @@ USE_KCONFIG_PROBABILITY := randconfig
 USE_KCONFIG_NOSILENTUPDATE := syncconfig
 USE_ANNEAL_CONFIG_PATH := $(USE_STRICT) tinyconfig list-defconfigs diffconfig train-%
 USE_GPU := plan elastic-check
-USE_JSON := plan
+USE_JSON := plan preflight
 SCALING := scaling scaling-plan scaling-run scaling-fit scaling-plot scaling-report
 $(foreach name,QUICK BUDGET COMPARE EPOCHS BATCH DEVICE CORPUS OUT,$(eval USE_$(name) := $(SCALING)))
+USE_EXP := experiment
+USE_QUICK += experiment
+USE_OUT += experiment
+USE_OUT += sweep
+USE_SWEEP := sweep
+USE_JOBS := sweep
 # Those that write a configuration say that CONFIG_ variables are for runs.
-USE_CONFIG := train train-% launch-print sbatch submit plan probe bench checkconfig explain searchconfig menuconfig nconfig guiconfig xconfig config \
+USE_CONFIG := train train-% launch-print sbatch submit plan probe preflight bench experiment checkconfig explain searchconfig menuconfig nconfig guiconfig xconfig config \
 	oldconfig olddefconfig syncconfig $(EXTREMES) savedefconfig setconfig mergeconfig defconfig defconfig-% \
 	%_defconfig %.config all
 used_by = $(USE_$(if $(filter CONFIG_%,$(1)),CONFIG,$(1)))
@@ -184,12 +190,15 @@ $(FRAGMENT_TARGETS): ready
 ## plots: draw the curves of the newest run, or of RUN=
 ## plan: show what would be decided for this machine, or for GPU=h100-80gx4:70G, GPU=all; JSON=1
 ## probe: measure which micro-batch trains fastest here, for CONFIG_AUTO_METHOD_PROBE
+## preflight: eleven checks of the configured run on a few samples, in about a minute; JSON=1
+## sweep: train all runs of defconfigs/sweeps/SWEEP=.yaml that are not there yet, and compare them; JOBS= OUT=
 ## scaling: train several sizes and judge how the loss falls; QUICK=1 BUDGET= COMPARE= CORPUS= EPOCHS= BATCH= DEVICE= OUT=
 ## scaling-plan: what each run of it would cost
 ## scaling-run: its plan, gate and runs alone
 ## scaling-fit: fit the laws of its results
 ## scaling-plot: draw its results
 ## scaling-report: say what its results show
+## experiment: try the configured looped transformer: EXP=1..4, ablation or scaling_laws; QUICK=1 OUT=
 ## launch-print: show the command that make train runs on each machine
 ## sbatch: write run.sbatch, with which SLURM trains the configuration, beside it; submits nothing
 ## submit: write it and submit it
@@ -204,6 +213,9 @@ plan: configured ready
 
 probe: configured ready
 	$(TRAIN) $@
+
+preflight: configured ready
+	$(TRAIN) $@ $(if $(call given,JSON),--json)
 
 # A stored run brings its own configuration.
 resume rerun: ready symbols
@@ -221,6 +233,9 @@ export: ready symbols
 
 plots: ready symbols
 	$(quiet)$(PY) -m scripts.plots --runs $(call quote,$(RUNS)) $(call given,RUN)
+
+experiment: configured ready
+	$(quiet)$(PY) -m scripts.eqprop $(call option,experiment,EXP) $(if $(call given,QUICK),--quick) $(call option,out,OUT)
 
 launch-print: configured ready
 	$(CLUSTER) print
@@ -241,6 +256,9 @@ $(SCALING): ready symbols
 	$(quiet)$(PY) -m scripts.scaling $(if $(filter scaling,$@),all,$(@:scaling-%=%)) $(if $(call given,QUICK),--quick) $(call option,budget,BUDGET) \
 	      $(call option,compare,COMPARE) $(call option,corpus,CORPUS) $(call option,epochs,EPOCHS) \
 	      $(call option,batch,BATCH) $(call option,device,DEVICE) $(call option,out,OUT)
+
+sweep: ready symbols
+	$(quiet)$(PY) -m scripts.sweep $(call option,jobs,JOBS) $(call option,out,OUT) $(call given,SWEEP)
 
 # train-NAME keeps to a directory of its own, unless O= or KCONFIG_CONFIG= names another place.
 TRAIN_NAMES := $(addprefix train-,$(NAMES))
@@ -316,8 +334,8 @@ help: symbols
 	      '$(KCONFIG_MAKE_KNOWN)'
 
 .PHONY: all $(CONFIGURATION) savedefconfig checkconfig defconfig mergeconfig setconfig diffconfig explain \
-	searchconfig $(DEFCONFIGS) $(FRAGMENT_TARGETS) train resume rerun plan probe eval sample export plots bench \
-	launch-print sbatch submit elastic-check elastic-demo $(SCALING) \
+	searchconfig $(DEFCONFIGS) $(FRAGMENT_TARGETS) train resume rerun plan probe preflight eval sample export plots bench \
+	launch-print sbatch submit elastic-check elastic-demo sweep $(SCALING) experiment \
 	$(TRAIN_NAMES) test test-fast test-light test-faults check new-model \
 	clean mrproper distclean data-clean printvars help variables symbols configured ready ready-dev
 

@@ -75,6 +75,10 @@ class Backend:
         """Rank 0's `value` (any picklable object), on every rank."""
         return value
 
+    def gather(self, tensor: Tensor) -> list[Tensor]:
+        """On rank 0 the tensors of all ranks, which are of one shape, on the CPU; on the others nothing."""
+        return [tensor.cpu()]
+
     def close(self) -> None:
         """Leave the process group."""
 
@@ -148,6 +152,13 @@ class DistributedBackend(Backend):
         dist.broadcast_object_list(box, src=0, group=self._host_group)
         return box[0]
 
+    def gather(self, tensor: Tensor) -> list[Tensor]:
+        # As bytes: not every type can be sent.
+        sent = tensor.cpu().contiguous().flatten().view(torch.uint8)
+        received = [torch.empty_like(sent) for _ in range(self.world)] if self.is_main else []
+        dist.gather(sent, received or None, dst=0, group=self._host_group)
+        return [part.view(tensor.dtype).view(tensor.shape) for part in received]
+
     def close(self) -> None:
         dist.barrier(group=self._host_group)
         dist.destroy_process_group()
@@ -170,6 +181,10 @@ class FakeBackend(Backend):
     def broadcast(self, value: Any) -> Any:
         self.calls.append("broadcast")
         return value
+
+    def gather(self, tensor: Tensor) -> list[Tensor]:
+        self.calls.append(f"gather{tuple(tensor.shape)}")
+        return [tensor.cpu()] * self.world if self.is_main else []
 
 
 class SimulatedBackend(Backend):

@@ -43,13 +43,18 @@ class Config:
     block_size: int | None  # None for images
     tokenizer: Literal["byte", "char", "gpt2"] | None  # None for images and ready-made tokens
     vocab_size: int | None
-    augment: Literal["none", "shift", "crop_flip"] | None  # None for texts
+    sudoku_level: str | None  # None where no puzzles are generated
+    sudoku_clues: int | None
+    sudoku_train_size: int | None
+    sudoku_test_size: int | None
+    augment: Literal["none", "shift", "crop_flip", "symmetries"] | None  # None for texts
     augment_pad: int | None
     data_placement: Literal["auto", "resident", "stream"]
     num_workers: int | None
     prefetch: int | None
 
     # Batch size, compilation, precision, devices
+    tier: Literal["none", "auto", "0", "1", "2", "3", "4"]
     hyper_param: Literal["auto", "manual"]
     auto_method: Literal["table", "predict", "probe"] | None
     elastic_policy: Literal["planner", "latentwire"] | None
@@ -80,11 +85,16 @@ class Config:
 
     # Memory
     grad_checkpoint: Literal["none", "blocks", "all"] | None  # None for models without blocks
+    activation_offload: bool
+    chunked_cross_entropy: bool
 
     # Optimizer and schedule
-    optimizer: Literal["sgd", "adam", "adamw", "muon"]
+    optimizer: Literal["sgd", "adam", "adamw", "muon", "adam_atan2"]
     learning_rate: float
+    lr_scaling: Literal["none", "sqrt", "linear"]
+    lr_base_batch: int | None  # None where nothing is scaled
     muon_learning_rate: float | None
+    sign_learning_rate: float | None
     weight_decay: float
     momentum: float | None
     nesterov: bool
@@ -100,6 +110,9 @@ class Config:
     grad_clip: float
     ema: bool
     ema_decay: float | None
+    halt_max_steps: int | None  # None where no model halts
+    halt_exploration: float | None
+    eval_steps: int | None
 
     # Run and checkpoints
     budget: Literal["epochs", "steps", "seconds"]
@@ -116,6 +129,7 @@ class Config:
     checkpoint_seconds: int
     keep_last: int
     keep_best: bool
+    checkpoint_carry: bool
     resume: Literal["auto", "never"]
 
     @property

@@ -61,7 +61,8 @@ def key_samples(
     modules: Sequence[Dropout], *, seed: int, first: int, count: int, device: torch.device
 ) -> None:
     """The next forward pass in training is over `count` samples of the stream from number `first`."""
-    samples = torch.arange(first, first + count, dtype=torch.int64, device=device)
+    # `first` as a tensor: as a number it would make another graph of every step.
+    samples = torch.arange(count, device=device) + torch.tensor(first, device=device)
     keys = mix(samples ^ key("dropout", seed))
     for module in modules:
         module.sample_keys = keys

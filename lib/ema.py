@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -18,10 +18,13 @@ class Ema:
     running statistics of batch normalisation) are not averaged: those of the model serve both.
     """
 
-    def __init__(self, model: nn.Module, *, decay: float) -> None:
+    def __init__(self, model: nn.Module, *, decay: float, leave_out: Sequence[nn.Parameter] = ()) -> None:
+        """leave_out: parameters that serve both, too."""
         self._decay = decay
-        self._names = [name for name, _ in model.named_parameters()]
-        self._weights: list[Tensor] = list(model.parameters())
+        without = {id(parameter) for parameter in leave_out}
+        averaged = {name: weight for name, weight in model.named_parameters() if id(weight) not in without}
+        self._names = list(averaged)
+        self._weights: list[Tensor] = list(averaged.values())
         self._averages = [weight.clone() for weight in self._own()]
         self._inside = False
 

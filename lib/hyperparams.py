@@ -50,7 +50,9 @@ class ForeignConfig:
     compile: Literal["auto", "manual"]
     compile_model: bool
     precision: Literal["auto", "bf16", "fp16", "fp32"] = "auto"
+    grad_checkpoint: Literal["none", "blocks", "all"] | None = None
     channels_last: bool = False
+    activation_offload: bool = False
     device: DeviceName
     num_devices: int
     dist_strategy: Literal["auto"] = "auto"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -35,6 +36,17 @@ class MetricsWriter:
 
     def flush(self) -> None:
         """Hand all rows to the operating system, so that they survive the end of this process."""
+        if not os.fstat(self._file.fileno()).st_nlink:
+            raise ToolkitError(f"{self._file.name} is gone", why="it was removed while rows were added to it")
+        self._hand_over()
+
+    def close(self) -> None:
+        try:
+            self._hand_over()
+        finally:
+            self._file.close()
+
+    def _hand_over(self) -> None:
         self._pending += "".join(self._rows).encode()
         self._rows.clear()
         try:
@@ -43,12 +55,6 @@ class MetricsWriter:
         except OSError as error:
             error.filename = self._file.name
             raise os_error("write", error, todo="free some space") from error
-
-    def close(self) -> None:
-        try:
-            self.flush()
-        finally:
-            self._file.close()
 
 
 def read(path: Path) -> list[dict[str, Any]]:

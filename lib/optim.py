@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import torch
 from torch import nn
 
+from lib.atan2 import AdamATan2, sign_parameters
 from lib.errors import ConfigError
 from lib.muon import HasHiddenMatrices, Muon
 from lib.sharding import is_cut, own_part, shared_out
@@ -15,10 +16,18 @@ from lib.sharding import is_cut, own_part, shared_out
 FUSED_DEVICES = frozenset({"cpu", "cuda", "mps"})  # "cuda" is ROCm's name in torch, too
 
 
+@runtime_checkable
+class Constrained(Protocol):
+    """A model whose weights are kept within bounds."""
+
+    def constrain_weights(self) -> None:
+        """Bring them back there, in place. Called after every update."""
+
+
 def make_optimizer(
     model: nn.Module,
     *,
-    name: Literal["sgd", "adam", "adamw", "muon"],
+    name: Literal["sgd", "adam", "adamw", "muon", "adam_atan2"],
     learning_rate: float,
     weight_decay: float,
     momentum: float | None,
@@ -27,6 +36,7 @@ def make_optimizer(
     adam_beta2: float | None,
     adam_eps: float | None,
     muon_learning_rate: float | None = None,
+    sign_learning_rate: float | None = None,
     product_dtype: torch.dtype | None = None,
     share_out: bool = False,
 ) -> torch.optim.Optimizer:
@@ -34,13 +44,20 @@ def make_optimizer(
 
     Two groups: parameters of two or more dimensions, which decay, and the others (biases,
     normalisation), which do not. Muon takes the model's hidden matrices out of the first of them into a
-    third with `muon_learning_rate`; the other two follow AdamW. The rates are stored as they are
+    third with `muon_learning_rate`; the other two follow AdamW. With Adam-atan2 all parameters decay, and
+    those that follow the sign are a second group with `sign_learning_rate`. The rates are stored as they are
     given, as "lr" and, for a schedule to start from, as "peak_lr". What the rule does not use is None.
+
+    A model that is Constrained is brought back within its bounds after every step.
 
     product_dtype: of the matrix products that Muon makes; None: that of the weights.
     share_out: each rank keeps the state of some weights, updates those and sends them to the others.
     Raises ConfigError for Muon and a model that does not name its hidden matrices.
     """
+    if name == "adam_atan2":
+        assert adam_beta1 is not None and adam_beta2 is not None
+        groups = _atan2_groups(model, weight_decay, sign_learning_rate=sign_learning_rate)
+        return _prepared(AdamATan2(groups, lr=learning_rate, betas=(adam_beta1, adam_beta2)), model)
     optimizer = _plain(
         _groups(model, weight_decay, leave_out=_hidden(model) if name == "muon" else []),
         name="adamw" if name == "muon" else name,
@@ -64,9 +81,17 @@ def make_optimizer(
             nesterov=nesterov,
             product_dtype=product_dtype,
         )
+    return _prepared(optimizer, model)
+
+
+def _prepared(optimizer: torch.optim.Optimizer, model: nn.Module) -> torch.optim.Optimizer:
+    """With the peaks of its rates, and the bounds of the model's weights."""
     for group in optimizer.param_groups:
         group["peak_lr"] = group["lr"]
     optimizer.register_load_state_dict_post_hook(_keeping_peaks(optimizer))
+    if isinstance(model, Constrained):
+        constrain = model.constrain_weights
+        optimizer.register_step_post_hook(lambda *_: constrain())
     return optimizer
 
 
@@ -132,6 +157,20 @@ def _hidden(model: nn.Module) -> list[nn.Parameter]:
             todo="choose another optimizer (CONFIG_OPTIMIZER_*)",
         )
     return [matrix for matrix in model.hidden_matrices() if matrix.requires_grad]
+
+
+def _atan2_groups(
+    model: nn.Module, weight_decay: float, *, sign_learning_rate: float | None
+) -> list[dict[str, Any]]:
+    by_sign = [parameter for parameter in sign_parameters(model) if parameter.requires_grad]
+    without = {id(parameter) for parameter in by_sign}
+    rest = [p for p in model.parameters() if p.requires_grad and id(p) not in without]
+    groups: list[dict[str, Any]] = [{"params": rest, "weight_decay": weight_decay}]
+    if by_sign:
+        assert sign_learning_rate is not None
+        signed = {"params": by_sign, "weight_decay": weight_decay, "lr": sign_learning_rate, "sign": True}
+        groups.append(signed)
+    return groups
 
 
 def _groups(

@@ -23,6 +23,7 @@ _TRAIN_COLOUR, _EVAL_COLOUR = "#2a6f97", "#d1495b"
 _INCHES, _DOTS_PER_INCH = (8.0, 4.6), 120
 _LOG_ABOVE = 30.0  # a positive column that spans more than this factor gets a logarithmic axis
 _SMOOTH_ABOVE = 40  # points
+_AFTER = "exact_after_"  # of the columns of a recursive model's evaluation
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +53,8 @@ def write_plots(
 ) -> list[Path]:
     """Write directory/{loss,accuracy,learning_rate,throughput}.png and return their paths.
 
-    A picture whose column is in no row is left out, and `say` is told.
+    A picture whose column is in no row is left out, and `say` is told. A recursive model has one more,
+    supervision_steps.png: how many samples are solved after how many steps, by the last evaluation.
     Raises ToolkitError where a file cannot be written.
     """
     written = []
@@ -62,14 +64,44 @@ def write_plots(
             say(f"no {name} plot: no row has a number for {plot.column}")
             continue
         data = _draw(plot, series, title=title, epochs_per_step=_epochs_per_step(rows))
-        path = directory / f"{name}.png"
-        try:
-            directory.mkdir(parents=True, exist_ok=True)
-            atomic.write_bytes(path, data)
-        except OSError as error:
-            raise os_error("write a plot", error) from error
-        written.append(path)
+        written.append(_written(directory / f"{name}.png", data))
+    solved = _solved_after(rows)
+    if solved[0]:
+        written.append(_written(directory / "supervision_steps.png", _draw_solved(solved, title=title)))
     return written
+
+
+def _written(path: Path, data: bytes) -> Path:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        atomic.write_bytes(path, data)
+    except OSError as error:
+        raise os_error("write a plot", error) from error
+    return path
+
+
+def _solved_after(rows: Iterable[Mapping[str, Any]]) -> Points:
+    """Supervision steps, and the share of samples (%) that the last evaluation found solved after them."""
+    last: Mapping[str, Any] = {}
+    for row in rows:
+        if row.get("kind") == "eval":
+            last = row
+    steps = sorted(int(name.removeprefix(_AFTER)) for name in last if name.startswith(_AFTER))
+    return steps, [100.0 * last[f"{_AFTER}{step}"] for step in steps]
+
+
+def _draw_solved(points: Points, *, title: str) -> bytes:
+    figure = Figure(figsize=_INCHES, dpi=_DOTS_PER_INCH, layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.add_subplot()
+    axes.plot(*points, "o-", color=_EVAL_COLOUR, markersize=4, linewidth=1.5)
+    axes.set_xscale("log", base=2)
+    axes.set_ylim(bottom=0, top=100)
+    axes.set_xlabel("supervision steps of an evaluation")
+    axes.set_ylabel("samples with every cell right (%)")
+    axes.set_title(title, fontsize=10, color="#444444")
+    axes.grid(visible=True, which="major", color="#dddddd", linewidth=0.8)
+    return _png(figure)
 
 
 def _points(rows: Iterable[Mapping[str, Any]], kind: str, plot: Plot) -> Points:
@@ -107,6 +139,10 @@ def _draw(plot: Plot, series: Mapping[str, Points], *, title: str, epochs_per_st
     axes.set_axisbelow(True)
     if len(axes.lines) > 1:
         axes.legend(frameon=False)
+    return _png(figure)
+
+
+def _png(figure: Figure) -> bytes:
     data = io.BytesIO()
     figure.savefig(data, format="png")
     return data.getvalue()

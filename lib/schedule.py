@@ -9,6 +9,20 @@ from typing import Literal
 FIRST_RATIO = 0.01  # where the warm-up starts, over the peak: the first step is small, but a step
 
 
+def batch_factor(
+    scaling: Literal["none", "sqrt", "linear"], *, effective_batch: int, base_batch: int | None
+) -> float:
+    """What learning rates chosen for `base_batch` are multiplied by where k times as many samples are taken.
+
+    none: 1. sqrt: sqrt(k), Malladi et al. 2022, for Adam. linear: k, Goyal et al. 2017, for SGD.
+    """
+    if scaling == "none":
+        return 1.0
+    assert base_batch is not None
+    ratio = effective_batch / base_batch
+    return ratio if scaling == "linear" else math.sqrt(ratio)
+
+
 def learning_rate_factor(
     progress: float,
     *,

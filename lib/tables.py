@@ -1,4 +1,4 @@
-"""What planning looks up: the free-memory table, models, deny-list and bf16 hardware. Data only.
+"""What planning looks up: free-memory table, models, deny-list, bf16 hardware, compute tiers. Data only.
 
 GB is decimal (1e9 bytes) throughout, as in what GPU vendors print.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
+from typing import Any
 
 GB = 10**9
 
@@ -92,8 +93,9 @@ BF16_CAPABILITY = (8, 0)  # CUDA compute capability of the first GPUs with bf16 
 FP16_CAPABILITY = (7, 0)  # and of the first with fp16 tensor cores (Volta)
 
 # AMD GPUs have no CUDA capability: those with fast bf16 matrix units go by name, found anywhere in the
-# device name, in either case. Instinct from CDNA 2 on, and of the Radeons (RDNA 3) the W7900 alone.
-BF16_ROCM_PATTERNS = ("MI200", "MI210", "MI250", "MI300", "MI308", "MI325", "MI350", "MI355", "W7900")
+# device name, in either case. Instinct from CDNA 2 on, and of the Radeons (RDNA 3) those
+# with the largest chip.
+BF16_ROCM_PATTERNS = ("MI200", "MI210", "MI250", "MI300", "MI308", "MI325", "MI350", "MI355", "7900")
 
 # Estimate of training memory: fp32 weight, gradient and two optimizer moments; activations with room
 # for what backward allocates; what a GPU context and its libraries take before the first tensor.
@@ -107,6 +109,46 @@ GPU_CONTEXT_BYTES = 1_500_000_000
 # (docs/benchmarks/memory.md).
 PEAK_FACTOR = 1.02
 COMPILED_PEAK_FACTOR = 1.05
-GPU_RESERVE_BYTES = 2_040_109_466  # 1.9 GiB
+GPU_RESERVE_BYTES = 1_879_048_192  # 1.75 GiB
 
 TINY_FREE_BYTES = GB  # below this a plan warns that even its smallest batch may not fit
+
+# Compute tiers (document 000): what a machine of each is given to do, where nothing else was asked for.
+TIER_CONFIGS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
+    {
+        "CPU_ONLY": {
+            "d_model": 32, "n_heads": 2, "d_ff": 128,
+            "batch_size": 8, "max_iters": 20, "damping": 0.9,
+            "mixed_precision": False, "compile": False,
+            "dataset": "mnist_subset", "experiments": (1,),
+        },
+        "TIER_1_COMMODITY": {
+            "d_model": 64, "n_heads": 4, "d_ff": 256,
+            "batch_size": 32, "max_iters": 50, "damping": 0.9,
+            "mixed_precision": True, "compile": True, "grad_accum": 4,
+            "dataset": "mnist", "experiments": (1, 2),
+        },
+        "TIER_2_PROSUMER": {
+            "d_model": 128, "n_heads": 4, "d_ff": 512,
+            "batch_size": 64, "max_iters": 50, "damping": 0.9,
+            "mixed_precision": True, "compile": True,
+            "dataset": "cifar10", "experiments": (1, 2, 3),
+        },
+        "TIER_3_HIGH_END": {
+            "d_model": 256, "n_heads": 8, "d_ff": 1024,
+            "batch_size": 128, "max_iters": 100, "damping": 0.9,
+            "mixed_precision": True, "compile": True, "parallel_solver": True,
+            "dataset": "sst2", "experiments": (1, 2, 3, 4),
+        },
+        "TIER_4_DATACENTER": {
+            "d_model": 512, "n_heads": 16, "d_ff": 2048,
+            "batch_size": 512, "max_iters": 100, "damping": 0.9,
+            "mixed_precision": True, "compile": True, "distributed": True, "parallel_solver": True,
+            "dataset": "wikitext103", "experiments": (1, 2, 3, 4, "scaling_laws"),
+        },
+    }
+)  # fmt: skip
+# Memory of the smallest device from which a tier begins, as it is advertised. Drivers report up to 7 % less.
+TIER_1_GB, TIER_2_GB, TIER_3_GB = 6, 16, 40
+TIER_4_DEVICES = 4  # of at least TIER_3_GB
+ADVERTISED_SHARE = 0.93

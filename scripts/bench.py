@@ -38,13 +38,15 @@ from lib.hardware import probe
 from lib.hyperparams import apply_hyperparams
 from lib.plan import plan as make_plan
 from lib.registry import build_model
+from lib.tiers import with_tier
 from train import loop
 from train.budget import Budget
 from train.commands import Case, Order, create_run
 from train.forecast import Footprints
 from train.job import Progress
 from train.record import RunRecord
-from train.setup import make_job, open_subject, optimizer_of
+from train.setup import make_job, optimizer_of
+from train.subject import open_subject
 
 ROOT = Path(__file__).resolve().parents[1]
 WARM_UP = 5  # steps
@@ -134,7 +136,7 @@ def toolkit_loop(case: Case) -> Run:
     job = make_job(config, case.plan, case.subject, hardware=case.hardware, backend=backend, record=record)
     progress = Progress()
     record.begin(0, None)
-    loop.evaluate, record.save = left_out = Stopwatch(loop.evaluate), Stopwatch(record.save)  # type: ignore[method-assign]
+    loop.assess, record.save = left_out = Stopwatch(loop.assess), Stopwatch(record.save)  # type: ignore[method-assign]
 
     def train_on(steps: int) -> float:
         job.budget = Budget(total_steps=progress.step + steps, total_seconds=None)
@@ -148,7 +150,7 @@ def toolkit_loop(case: Case) -> Run:
 
 def configured_case(folder: Path) -> Case:
     """What make asks for, with its runs under `folder`: one micro-batch a step, on one device, in fp32."""
-    resolved = kconf.from_environment(ROOT)
+    resolved = with_tier(kconf.from_environment(ROOT), root=ROOT, say=print)
     asked = config_from_values(resolved.values)
     subject = open_subject(asked, root=ROOT, say=print)
     subject = dataclasses.replace(subject, dataset=with_short_evaluation(subject.dataset))

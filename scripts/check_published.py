@@ -151,6 +151,9 @@ def _peak(model: nn.Module, size: int, batch: int) -> int:
         micro_batch=batch,
         precision="fp16",
         optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.9),
+        # In torch 1.12 zero_grad() kept the gradients' memory from one step to the next: as between two
+        # micro-batches.
+        accumulation=2,
     )
     return trace.peak_bytes
 

@@ -1,9 +1,10 @@
-"""What less memory costs: the peak and the speed of training with each choice of GRAD_CHECKPOINT.
+"""What less memory costs: peak and work of training with each choice of GRAD_CHECKPOINT, on a processor.
 
-    python -m scripts.memory_knobs DEFCONFIG ... [--micro-batch N] [--rounds N] [CONFIG_NAME=VALUE ...]
+    python -m scripts.memory_knobs DEFCONFIG ... [CONFIG_NAME=VALUE ...] [--micro-batch N] [--rounds N]
 
-Each choice is trained for some steps in a process of its own, on this machine, in rounds that take turns;
-the fastest round counts. Beside what was measured stands what was predicted of the tensors' peak.
+Bytes of tensors at the peak and operations of a step are predicted. What a step needs of memory is measured
+in a process of its own, as make probe does. Time is that of the processor, for steps of all choices in turns,
+and the fastest of each counts: so other programs on the machine disturb it least.
 """
 
 from __future__ import annotations
@@ -11,31 +12,53 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import sys
+import time
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from lib import kconf
+from lib.backend import Backend
 from lib.config import config_from_values
 from lib.errors import ToolkitError, run_main
 from lib.hardware import probe
+from lib.plan.fitting import trial_of
 from lib.plan.probing import Failure
 from lib.plan.types import Plan
-from lib.recompute import CHOICES
+from lib.recompute import CHOICES, Recompute
+from train import loop
 from train.forecast import Footprints
+from train.job import Job, Progress
 from train.probing import Bench, trial
-from train.setup import open_subject
+from train.record import SilentRecord
+from train.setup import make_job
+from train.subject import open_subject
 
 ROOT = Path(__file__).resolve().parents[1]
+MICRO_BATCHES = 2  # of a step: with more the first ones weigh more, and nothing else changes
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One choice, and how it is trained."""
+
+    bench: Bench
+    plan: Plan
+    footprints: Footprints
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("names", nargs="+", help="defconfigs, and CONFIG_NAME=VALUE for all of them")
-    parser.add_argument("--micro-batch", type=int, default=0, help="0: the planned one")
+    parser.add_argument("--micro-batch", type=int, required=True)
     parser.add_argument("--rounds", type=int, default=3)
     options = parser.parse_args()
     settings = dict(name.split("=", 1) for name in options.names if "=" in name)
-    print("| defconfig | micro-batch | recomputed | tensors, predicted | need, measured | samples/s |")
+    settings |= {
+        "CONFIG_DEVICE_CPU": "y",
+        "CONFIG_TARGET_EFFECTIVE_BATCH": str(MICRO_BATCHES * options.micro_batch),
+    }
+    print("| defconfig, micro-batch | again | tensors, predicted | need, measured | work, predicted | time |")
     print("|---|---|---|---|---|---|")
     for name in options.names:
         if "=" not in name:
@@ -45,53 +68,66 @@ def main() -> int:
 
 def compare(name: str, settings: Mapping[str, str], *, micro_batch: int, rounds: int) -> None:
     """Print a row for each choice of what is computed again."""
-    benches = {choice: bench_of(name, settings, choice) for choice in CHOICES}
-    plans = {choice: planned(bench, micro_batch) for choice, bench in benches.items()}
-    # The peak hardly varies; whatever else the machine does makes steps slower, never faster.
-    needs = dict.fromkeys(CHOICES, 0)
-    rates = dict.fromkeys(CHOICES, 0.0)
-    for _ in range(rounds):
-        for choice, bench in benches.items():
-            outcome = trial(bench, plans[choice], plans[choice].micro_batch)
-            if isinstance(outcome, Failure):
-                raise ToolkitError(f"{name} with {choice} recomputed did not run", why=outcome.reason)
-            needs[choice] = max(needs[choice], outcome.need_bytes)
-            rates[choice] = max(rates[choice], outcome.samples_per_second)
-    for choice, plan in plans.items():
-        tensors = benches[choice].memory(plan, plan.micro_batch).peak_bytes
-        sizes = f"{tensors / 1e6:.0f} MB | {needs[choice] / 1e6:.0f} MB"
-        cost = rates["none"] / rates[choice] - 1
-        print(
-            f"| {name} | {plan.micro_batch} | {choice} | {sizes} | {rates[choice]:.4g} ({cost:+.0%} time) |"
-        )
-    sys.stdout.flush()
+    cases = {choice: case_of(name, settings, choice, micro_batch=micro_batch) for choice in CHOICES}
+    seconds = processor_seconds(cases, rounds=rounds)
+    flop = {choice: _step_flop(case) for choice, case in cases.items()}
+    for choice, case in cases.items():
+        outcome = trial(case.bench, case.plan, micro_batch)
+        if isinstance(outcome, Failure):
+            raise ToolkitError(f"{name} with {choice} did not run", why=outcome.reason)
+        tensors = case.bench.memory(case.plan, micro_batch).peak_bytes
+        sizes = f"{tensors / 1e6:.0f} MB | {outcome.need_bytes / 1e6:.0f} MB"
+        work, took = flop[choice] / flop["none"] - 1, seconds[choice] / seconds["none"] - 1
+        cost = f"{work:+.0%} | {took:+.0%}" if choice != "none" else f" | {seconds[choice]:.2f} s"
+        print(f"| {name}, {micro_batch} | {choice} | {sizes} | {cost} |", flush=True)
 
 
-def bench_of(name: str, settings: Mapping[str, str], choice: str) -> Bench:
+def case_of(name: str, settings: Mapping[str, str], choice: Recompute, *, micro_batch: int) -> Case:
     overrides = {**settings, f"CONFIG_GRAD_CHECKPOINT_{choice.upper()}": "y"}
     resolved = kconf.load(root=ROOT, config_file=ROOT / "defconfigs" / name, overrides=overrides)
-    config = config_from_values(resolved.values)
-    subject, hardware = open_subject(config, root=ROOT, say=lambda _: None), probe(config.device)
-    return Bench(
+    config, hardware = config_from_values(resolved.values), probe("cpu")
+    subject = open_subject(config, root=ROOT, say=lambda _: None)
+    footprints = Footprints(config, subject)
+    bench = Bench(
         resolved=resolved,
         config=config,
         subject=subject,
         hardware=hardware,
-        predict=Footprints(config, subject).predictor(hardware),
+        predict=footprints.predictor(hardware),
         root=ROOT,
     )
-
-
-def planned(bench: Bench, micro_batch: int) -> Plan:
-    decided = bench.plan()
-    if not micro_batch:
-        return decided
-    share = decided.effective_batch // decided.world
-    if share % micro_batch:
-        raise ToolkitError(f"a device's share of {share} samples cannot be cut into {micro_batch}")
-    return dataclasses.replace(
-        decided, micro_batch=micro_batch, last_micro_batch=micro_batch, accumulation=share // micro_batch
+    plan = dataclasses.replace(
+        bench.plan(), micro_batch=micro_batch, last_micro_batch=micro_batch, accumulation=MICRO_BATCHES
     )
+    return Case(bench, plan, footprints)
+
+
+def processor_seconds(cases: Mapping[Recompute, Case], *, rounds: int) -> dict[Recompute, float]:
+    """Of the fastest optimizer step of each choice."""
+    jobs = {choice: _job(case) for choice, case in cases.items()}
+    found: dict[Recompute, list[float]] = {choice: [] for choice in cases}
+    for step in range(1 + rounds):  # the first one makes the optimizer's state
+        for choice, job in jobs.items():
+            started = time.process_time()
+            loop.optimizer_step(job, Progress(step=step))
+            found[choice].append(time.process_time() - started)
+    return {choice: min(seconds[1:]) for choice, seconds in found.items()}
+
+
+def _job(case: Case) -> Job:
+    bench = case.bench
+    return make_job(
+        bench.config,
+        case.plan,
+        bench.subject,
+        hardware=bench.hardware,
+        backend=Backend("cpu"),
+        record=SilentRecord(),
+    )
+
+
+def _step_flop(case: Case) -> int:
+    return case.footprints.of(trial_of(case.plan), case.bench.hardware).step_flop
 
 
 if __name__ == "__main__":

@@ -21,7 +21,8 @@ from tests.configs import make_config
 from train.job import Job, Progress
 from train.loop import train
 from train.record import Record, SilentRecord
-from train.setup import Subject, make_job, measure
+from train.setup import make_job
+from train.subject import Subject, measure
 from train.task import Forward, Sums, Task
 
 CLASSES = 10

@@ -7,8 +7,9 @@ import math
 import sys
 import time
 from pathlib import Path
+from typing import NoReturn
 
-from lib.errors import run_main
+from lib.errors import ConfigError, run_main
 from train.stop import ended_by_interrupt
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -16,7 +17,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 def main() -> int:
     started = time.monotonic()
-    parser = argparse.ArgumentParser(prog="python -m train", description=__doc__)
+    parser = _Parser(prog="python -m train", description=__doc__)
     parser.add_argument("--runs", type=Path, default=ROOT / "runs", help="directory of run directories")
     commands = parser.add_subparsers(dest="command", required=True)
     commands.add_parser(
@@ -43,6 +44,8 @@ def main() -> int:
     commands.add_parser("probe", help="measure which micro-batch trains fastest here")
     trial = commands.add_parser("trial")  # a process that probe starts
     trial.add_argument("order", type=Path)
+    preflight = commands.add_parser("preflight", help="check the configured run on a few samples")
+    preflight.add_argument("--json", action="store_true", help="for programs")
     options = parser.parse_args()
     # Below, because it imports torch, and a wrong command line should be told at once.
     with ended_by_interrupt():
@@ -58,6 +61,10 @@ def main() -> int:
         return run.rerun(options.run, root=ROOT, runs=options.runs, started=started)
     if options.command == "plan":
         return planning.plan(root=ROOT, gpu=options.gpu, as_json=options.json)
+    if options.command == "preflight":
+        from train.preflight import preflight as check
+
+        return check(root=ROOT, runs=options.runs, as_json=options.json)
     if options.command == "probe":
         return probing.probe_command(root=ROOT)
     if options.command == "trial":
@@ -81,19 +88,28 @@ def on_stored_run(options: argparse.Namespace) -> int:
     return stored.sample(options.run, **which, prompt=options.prompt, sampling=sampling)
 
 
+class _Parser(argparse.ArgumentParser):
+    """Tells what is wrong in one line: make wrote the command line, and its usage is not the user's."""
+
+    def error(self, message: str) -> NoReturn:
+        raise ConfigError(message)
+
+
 def natural(text: str) -> int:
     """A whole number that is not negative, for argparse."""
-    number = int(text)
-    if number < 0:
-        raise ValueError(text)
-    return number
+    if not (text.isascii() and text.isdecimal()):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 0 on")
+    return int(text)
 
 
 def not_negative(text: str) -> float:
     """A number that is neither negative nor infinite, for argparse."""
-    number = float(text)
+    try:
+        number = float(text)
+    except ValueError:
+        number = -1.0
     if not 0 <= number < math.inf:
-        raise ValueError(text)
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 0 on")
     return number
 
 

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-import torch
 import torch.nn.functional as F
-from torch import Tensor
 
 from lib.data.loader import Batch
-from train.task import Forward, Sums
+from train.task import Forward, Sums, full_precision
 
 
 class Classify:
@@ -21,7 +19,7 @@ class Classify:
         self.label_smoothing = label_smoothing
 
     def training(self, forward: Forward, batch: Batch) -> Sums:
-        logits_NK = _full_precision(forward(batch.inputs))
+        logits_NK = full_precision(forward(batch.inputs))
         loss = F.cross_entropy(
             logits_NK, batch.targets, reduction="sum", label_smoothing=self.label_smoothing
         )
@@ -30,7 +28,7 @@ class Classify:
 
     def evaluation(self, forward: Forward, batch: Batch) -> Sums:
         assert batch.weights is not None
-        logits_NK = _full_precision(forward(batch.inputs))
+        logits_NK = full_precision(forward(batch.inputs))
         loss_N = F.cross_entropy(logits_NK, batch.targets, reduction="none")
         correct_N = (logits_NK.argmax(dim=1) == batch.targets).to(batch.weights.dtype)
         return Sums(
@@ -44,8 +42,3 @@ class Classify:
 
     def score(self, evaluation: Mapping[str, float]) -> float:
         return evaluation["accuracy"]
-
-
-def _full_precision(logits: Tensor) -> Tensor:
-    """Autocast leaves logits in half precision, too coarse for a softmax."""
-    return logits.float() if logits.dtype in (torch.bfloat16, torch.float16) else logits

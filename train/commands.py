@@ -23,6 +23,7 @@ from lib.plan.probing import Probed
 from lib.plan.show import show
 from lib.plan.types import Hardware, Plan
 from lib.rundir import RunDir, resolve_run
+from lib.tiers import with_tier
 from train import loop
 from train.forecast import Footprints
 from train.job import Job, Progress
@@ -31,9 +32,10 @@ from train.many import launch_on_many, meet
 from train.probing import Bench, known_or_measured
 from train.record import Record, RunRecord, SilentRecord
 from train.rerun import changes
-from train.setup import Subject, evaluation_part, initial_weights, make_job, open_subject
+from train.setup import initial_weights, make_job
 from train.stop import Stopped
 from train.stored import say, stored, stored_configuration
+from train.subject import Subject, evaluation_part, open_subject
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +63,8 @@ def train(*, root: Path, runs: Path, started: float) -> int:
     """Train what .config says; go on with the same run if it was interrupted and RESUME allows it."""
     if (launched := become_worker()) is not None:
         return _work(launched, root=root, runs=runs, started=started)
-    order = _order(kconf.from_environment(root), root=root, runs=runs, started=started)
+    resolved = with_tier(kconf.from_environment(root), root=root, say=say)
+    order = _order(resolved, root=root, runs=runs, started=started)
     return _carry_out(order, lambda: _interrupted(order))
 
 
@@ -78,12 +81,9 @@ def resume(name: str, *, root: Path, runs: Path, started: float) -> int:
     if (launched := become_worker()) is not None:
         return _work(launched, root=root, runs=runs, started=started)
     run = resolve_run(runs, name, unfinished=True)
-
-    def locked() -> RunDir:
-        run.lock()
-        return run
-
-    return _carry_out(_order(stored_configuration(run, root), root=root, runs=runs, started=started), locked)
+    run.lock()
+    order = _order(stored_configuration(run, root), root=root, runs=runs, started=started)
+    return _carry_out(order, lambda: run)
 
 
 def rerun(name: str, *, root: Path, runs: Path, started: float) -> int:
@@ -268,6 +268,7 @@ def _as_main(case: Case, backend: Backend, interrupted: RunDir | None) -> int:
         if interrupted is not None:
             for name, content in _of_this_machine(case).items():
                 run.write(name, content)
+            run.set_status("running", step=run.status().step)
         return _train(case, backend, record, interrupted)
     except BaseException as error:
         _tell_end(run, error)
@@ -329,5 +330,9 @@ def _restore(job: Job, interrupted: RunDir | None) -> Progress:
     if found is None and step is not None:
         found = checkpoint.load(path, which=step, say=job.record.say)
     progress = Progress() if found is None else loop.load_state_dict(job, found[1])
+    if found is not None and job.carry is not None and found[1]["carry"] is None:
+        job.record.say(
+            "The checkpoint has no carry: every sample starts afresh, and the run is not the same to the bit"
+        )
     job.record.say(f"Starting after step {progress.step}")
     return progress

@@ -17,9 +17,11 @@ from lib.plan.fitting import Parts, Predict, Trial
 from lib.plan.sharding import shares
 from lib.plan.types import Hardware, Plan
 from train import loop
+from train.evaluation import evaluation_sums
 from train.job import Job, Progress
 from train.record import SilentRecord
-from train.setup import Subject, make_job, placement_of
+from train.setup import make_job, placement_of
+from train.subject import Subject
 from train.task import Forward, Sums, Task
 
 
@@ -69,10 +71,13 @@ def footprint(config: Config, plan: Plan, subject: Subject, *, hardware: Hardwar
     with simulation(plan.device):
         backend = SimulatedBackend(plan.device, averages_gradients=plan.world > 1)
         with live:
-            live.add(_resident(config, plan, subject, hardware), "data")
+            resident = _resident(config, plan, subject, hardware)
+            live.add(resident, "data")
             job = make_job(config, alone, subject, hardware=hardware, backend=backend, record=SilentRecord())
             step_flop = run_traced(job, live)
-    return Footprint(live.trace(), step_flop)
+            trace = live.trace()
+            del resident  # only now: the data lie on the device all along
+    return Footprint(trace, step_flop)
 
 
 def run_traced(job: Job, live: LiveBytes) -> int:
@@ -94,7 +99,7 @@ def run_traced(job: Job, live: LiveBytes) -> int:
         progress.step += 1
         add_state(job.optimizer, live)
     step_flop = live.flop - before
-    for _ in loop.evaluation_sums(job):
+    for _ in evaluation_sums(job):
         break
     return step_flop
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import nn
@@ -15,6 +17,7 @@ from lib.dropout import Dropout
 from lib.ema import Ema
 from lib.plan.types import Plan
 from train.budget import Budget
+from train.carry import Carry
 from train.record import Record
 from train.task import Forward, Task
 
@@ -30,10 +33,12 @@ class Job:
     model: nn.Module  # holds the weights
     wrapped: nn.Module  # the model, averaging gradients over ranks
     forward: Forward  # the wrapped model, perhaps compiled
+    keeping: AbstractContextManager[Any]  # for forward passes of training: where activations are kept
     dropouts: tuple[Dropout, ...]  # modules of the model
     optimizer: torch.optim.Optimizer
     scaler: torch.amp.GradScaler
     ema: Ema | None
+    carry: Carry | None  # of samples that stay for several steps
     train_loader: TrainLoader
     eval_loader: EvalLoader
     budget: Budget
@@ -44,9 +49,10 @@ class Job:
 class Progress:
     """How far a run is: with the weights and the optimizer all that a checkpoint needs.
 
-    Data order, augmentation and learning rate are functions of the step.
+    (And a carry, where samples stay.) Data order, augmentation and learning rate are functions of the step.
     """
 
     step: int = 0  # optimizer steps made
     seconds: float = 0.0  # spent training, without evaluation and saving
     best: float = -math.inf  # best task.score of an evaluation
+    owes_evaluation: bool = False  # of this very step: a signal came before it was done

@@ -11,7 +11,7 @@ from lib.plan.types import SHARDS_WEIGHTS
 from train.job import Job
 from train.lm import told_floors
 from train.sample import Sampling, continued_text
-from train.setup import cache_of
+from train.subject import cache_of
 
 PROMPT_TOKENS = 16
 SAMPLE_TOKENS = 100

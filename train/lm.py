@@ -6,31 +6,34 @@ import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+import torch.nn.functional as F
 from torch import Tensor
 
 from lib.cross_entropy import cross_entropy
 from lib.data.floors import counting_floors
 from lib.data.loader import Batch
 from lib.data.types import IGNORED, Dataset, TextSpec
-from train.task import Forward, Sums
+from train.task import Forward, Sums, full_precision
 
 
 class LanguageModel:
     """Sums are over target tokens, so that every token weighs the same wherever its text was cut."""
 
-    def __init__(self, spec: TextSpec) -> None:
+    def __init__(self, spec: TextSpec, *, chunked: bool) -> None:
+        """chunked: have the loss computed some rows at a time (`lib.cross_entropy`)."""
         self.spec = spec
+        self._losses = _chunked_losses if chunked else _losses
         self.targets_per_sample = spec.block_size
 
     def training(self, forward: Forward, batch: Batch) -> Sums:
         """A batch without weights has no IGNORED target, and its count is known without the device."""
-        loss_BT = _losses(forward, batch)
+        loss_BT = self._losses(forward, batch)
         if batch.weights is None:
             return Sums(loss_BT.sum(), batch.targets.numel(), {})
         return _weighted(loss_BT, batch)
 
     def evaluation(self, forward: Forward, batch: Batch) -> Sums:
-        return _weighted(_losses(forward, batch), batch)
+        return _weighted(self._losses(forward, batch), batch)
 
     def report(self, means: Mapping[str, float]) -> dict[str, float]:
         """loss: in nats per token. bits_per_byte: of the text itself, where its length is known."""
@@ -56,6 +59,13 @@ def told_floors(dataset: Dataset, *, cache_dir: Path, say: Callable[[str], None]
 
 
 def _losses(forward: Forward, batch: Batch) -> Tensor:
+    logits_BTV = full_precision(forward(batch.inputs))
+    targets = batch.targets.flatten()
+    losses = F.cross_entropy(logits_BTV.flatten(0, 1), targets, reduction="none", ignore_index=IGNORED)
+    return losses.view_as(batch.targets)
+
+
+def _chunked_losses(forward: Forward, batch: Batch) -> Tensor:
     logits_BTV = forward(batch.inputs)
     return cross_entropy(logits_BTV.flatten(0, 1), batch.targets.flatten()).view_as(batch.targets)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 import math
 import time
 from collections.abc import Iterator, Mapping
@@ -18,23 +19,22 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lib.backend import is_out_of_memory
 from lib.dropout import key_samples
 from lib.errors import CheckpointError, OutOfMemory, ToolkitError
 from lib.norm import commit_statistics, discard_statistics
-from lib.plan import with_smaller_micro_batch
-from lib.plan.types import SHARDS_WEIGHTS, Plan
+from lib.plan.types import SHARDS_WEIGHTS
 from lib.schedule import learning_rate_factor
 from lib.sharding import (
     clip_gradients,
-    cut_again,
     gathered,
     load_optimizer_state,
     local,
     optimizer_state,
     part_like,
 )
+from train.evaluation import evaluate, evaluation_sums
 from train.job import Job, Progress
+from train.shortage import reason_if_out_of_memory, smaller_plan
 from train.stop import Stopped, StopRequest
 from train.task import Sums, Totals
 
@@ -45,10 +45,15 @@ def train(job: Job, progress: Progress) -> dict[str, float]:
     Returns the last evaluation. Raises ToolkitError if the loss stops being finite or memory
     cannot be made to suffice; Stopped after saving, on SIGINT and SIGTERM.
     """
-    logged, evaluation, last_save = Totals(), {}, time.monotonic()
+    logged, last_save = Totals(), time.monotonic()
+    evaluation: dict[str, float] = {}
     mark, logged_at = time.perf_counter(), (progress.step, progress.seconds)
     last = job.budget.spent(step=progress.step, seconds=progress.seconds)
-    with StopRequest() as stop:
+    with StopRequest(told=job.backend.is_main) as stop:
+        if progress.owes_evaluation:
+            evaluation, better = assess(job, progress, stop)
+            if better:
+                _save(job, progress, best=True)
         while not last:
             for sums in optimizer_step(job, progress):
                 logged.add(sums)
@@ -71,15 +76,11 @@ def train(job: Job, progress: Progress) -> dict[str, float]:
                 row = _train_row(job, progress, means, since=logged_at)
                 logged, logged_at = Totals(), (progress.step, progress.seconds)
                 _check_finite(job, row, weights=due.save or due.evaluation)
+            better = False
             if due.evaluation:
-                evaluation = evaluate(job)
-                job.record.row("eval", step=progress.step, epoch=_epoch(job, progress.step), **evaluation)
-            better = due.evaluation and job.task.score(evaluation) > progress.best
-            if better:
-                progress.best = job.task.score(evaluation)
-            if due.save or (better and job.config.keep_best):
-                best = better and job.config.keep_best
-                _save(job, progress, best=best)
+                evaluation, better = assess(job, progress, stop)
+            if due.save or better:
+                _save(job, progress, best=better)
                 last_save = time.monotonic()
             if wants_stop and not last:
                 raise Stopped(int(wants_stop), progress.step)
@@ -98,42 +99,22 @@ def optimizer_step(job: Job, progress: Progress) -> list[Sums]:
         try:
             parts = list(_accumulate(job, progress))
         except (RuntimeError, MemoryError) as error:
-            reason = _reason_if_out_of_memory(error)
+            reason = reason_if_out_of_memory(error)
         else:
             break
         # Outside the handler, where the traceback no longer keeps the activations alive.
         job.optimizer.zero_grad(set_to_none=True)
         discard_statistics(job.model)
+        if job.carry is not None:
+            job.carry.discard()
         job.backend.release_memory()
-        job.plan = _smaller_plan(job, reason)
+        job.plan = smaller_plan(job, reason)
     try:
         _update(job, progress, count=sum(part.count for part in parts))
     except (RuntimeError, MemoryError) as error:
-        reason = _reason_if_out_of_memory(error)
+        reason = reason_if_out_of_memory(error)
         raise OutOfMemory("out of memory while the weights were being updated", why=reason) from error
     return parts
-
-
-def _reason_if_out_of_memory(error: Exception) -> str:
-    """The first line of `error`, which is raised again if it is another one."""
-    if not is_out_of_memory(error):
-        raise error
-    return str(error).splitlines()[0] if str(error) else type(error).__name__
-
-
-def _smaller_plan(job: Job, reason: str) -> Plan:
-    used, plan = job.plan.micro_batch, with_smaller_micro_batch(job.plan)
-    what = f"out of memory at micro-batch {used}"
-    if plan is None:
-        raise OutOfMemory(f"{what}, and there is no smaller one", why=reason)
-    by_hand = f"set CONFIG_HYPER_PARAM_MANUAL=y CONFIG_BATCH_SIZE={plan.micro_batch}"
-    if job.backend.world > 1:
-        # The other ranks are waiting in the backward pass and cannot be told.
-        raise OutOfMemory(f"{what} on one of several devices", why=reason, todo=by_hand)
-    if not job.config.oom_retry:
-        raise OutOfMemory(what, why=reason, todo=by_hand)
-    job.record.replan(plan, f"{what}: going on with {plan.micro_batch}")
-    return plan
 
 
 def _accumulate(job: Job, progress: Progress) -> Iterator[Sums]:
@@ -150,15 +131,18 @@ def _accumulate(job: Job, progress: Progress) -> Iterator[Sums]:
         sizes=plan.micro_batches,
     )
     share = plan.effective_batch // plan.world
-    first = progress.step * plan.effective_batch + backend.rank * share
+    offset = 0
     for number, batch in enumerate(batches, start=1):
         last = number == plan.accumulation
+        rows, row = len(batch.inputs), backend.rank * share + offset
         if job.dropouts:
-            rows = len(batch.inputs)
+            first = progress.step * plan.effective_batch + row
             key_samples(job.dropouts, seed=job.config.seed, first=first, count=rows, device=backend.device)
-            first += rows
+        if job.carry is not None:
+            job.carry.seek(step=progress.step, first=row, offset=offset, count=rows)
+        offset += rows
         with contextlib.nullcontext() if last else backend.without_gradient_sync(job.wrapped):
-            with backend.autocast(plan.precision):
+            with backend.autocast(plan.precision), job.keeping:
                 sums = job.task.training(job.forward, batch)
             torch.autograd.backward(sums.loss, job.scaler.scale(torch.full_like(sums.loss, scale)))
         yield sums
@@ -195,6 +179,8 @@ def _update(job: Job, progress: Progress, *, count: Tensor | int) -> None:
         commit_statistics(job.model, job.backend.all_reduce_sum if job.backend.world > 1 else None)
     if job.ema is not None:
         job.ema.update()
+    if job.carry is not None:
+        job.carry.commit()
 
 
 def rate_factor(job: Job, progress: Progress) -> float:
@@ -210,37 +196,29 @@ def rate_factor(job: Job, progress: Progress) -> float:
     )
 
 
-@contextlib.contextmanager
-def evaluated_weights(job: Job) -> Iterator[None]:
-    """Within it the model is as it is evaluated: with averaged weights, if there are any."""
-    job.model.eval()
-    try:
-        with job.ema.averaged() if job.ema is not None else contextlib.nullcontext():
-            yield
-    finally:
-        job.model.train()
-        if job.plan.strategy in SHARDS_WEIGHTS:
-            cut_again(job.model)
+def assess(job: Job, progress: Progress, stop: StopRequest) -> tuple[dict[str, float], bool]:
+    """An evaluation, and whether it is the best one so far and to be kept.
 
-
-def evaluate(job: Job) -> dict[str, float]:
-    """Means over the evaluation part, every sample counted exactly once on any number of ranks."""
+    A signal does not wait for its end: the run saves, raises Stopped, and evaluates when it goes on.
+    """
+    progress.owes_evaluation = True
     totals = Totals()
-    for sums in evaluation_sums(job):
-        totals.add(sums)
-    return job.task.report(totals.means(job.backend))
-
-
-@torch.no_grad()
-def evaluation_sums(job: Job) -> Iterator[Sums]:
-    """This rank's part of an evaluation, batch by batch."""
-    plan, backend = job.plan, job.backend
-    with evaluated_weights(job):
-        for batch in job.eval_loader.batches(
-            rank=backend.rank, world=backend.world, batch_size=plan.micro_batch
-        ):
-            with backend.autocast(plan.precision):
-                yield job.task.evaluation(job.forward, batch)
+    # Where weights are in parts every forward pass is one of all ranks, and none may stop by itself.
+    alone = job.plan.strategy not in SHARDS_WEIGHTS
+    with contextlib.closing(evaluation_sums(job)) as batches:  # the weights of training are back after it
+        for sums in itertools.takewhile(lambda _: not (alone and stop.signal), batches):
+            totals.add(sums)
+    (number,) = job.backend.all_reduce_max((stop.signal,))
+    if number:
+        _save(job, progress, best=False)
+        raise Stopped(int(number), progress.step)
+    progress.owes_evaluation = False
+    evaluation = job.task.report(totals.means(job.backend))
+    job.record.row("eval", step=progress.step, epoch=_epoch(job, progress.step), **evaluation)
+    better = job.task.score(evaluation) > progress.best
+    if better:
+        progress.best = job.task.score(evaluation)
+    return evaluation, better and job.config.keep_best
 
 
 @dataclass(frozen=True, slots=True)
@@ -318,6 +296,7 @@ def state_dict(job: Job, progress: Progress) -> dict[str, Any]:
         "optimizer": optimizer_state(job.optimizer),
         "scaler": job.scaler.state_dict(),
         "ema": gathered(job.ema.state_dict()) if job.ema is not None else None,
+        "carry": job.carry.gathered(job.backend) if job.carry and job.config.checkpoint_carry else None,
         "progress": dataclasses.asdict(progress),
     }
 
@@ -334,6 +313,9 @@ def load_state_dict(job: Job, state: Mapping[str, Any]) -> Progress:
             job.scaler.load_state_dict(state["scaler"])
         if job.ema is not None:
             job.ema.load_state_dict(state["ema"])
+        if job.carry is not None:
+            share = job.plan.effective_batch // job.plan.world
+            job.carry.load(state["carry"], job.backend, share=share)
         return Progress(**state["progress"])
     except (RuntimeError, ValueError, KeyError, TypeError) as error:
         reason = " ".join(str(error).split())

@@ -6,7 +6,8 @@ import dataclasses
 import json
 import shutil
 import sys
-from collections.abc import Iterator
+import textwrap
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,17 +21,21 @@ from lib.hyperparams import apply_hyperparams
 from lib.memory.measured import Kept
 from lib.plan.assumed import machine_names, parse_gpu
 from lib.plan.fitting import Parts, Trial, trial_of
+from lib.plan.numerics import precision_problem
+from lib.plan.placement import place
 from lib.plan.planner import ways_to_spread
+from lib.plan.reasons import told
 from lib.plan.roofline import StepTime, StepWork, estimate_step_time
 from lib.plan.show import show
-from lib.plan.types import Hardware, Memory, Plan
+from lib.plan.types import OWN_MEMORY, Hardware, Memory, Plan
 from lib.plan.ways import WayToSpread, ways_text
 from lib.recompute import CHOICES
-from lib.tables import GB
+from lib.tiers import with_tier
+from lib.units import bytes_text
 from train.forecast import Footprint, Footprints
 from train.probing import Bench, known
-from train.setup import Subject, unopened_subject
 from train.stored import say
+from train.subject import Subject, unopened_subject
 
 BAR_COLUMNS = 40
 
@@ -75,10 +80,11 @@ def plan(*, root: Path, gpu: str, as_json: bool) -> int:
 
     Raises PlanError where nothing fits, with what would.
     """
-    resolved = kconf.from_environment(root)
-    config = config_from_values(resolved.values)
-    subject = unopened_subject(config, root=root, say=_say_nothing if as_json else say)
     names = machine_names(gpu) if gpu else ()
+    tell = _say_nothing if as_json else say
+    resolved = _at_tier(kconf.from_environment(root), names, root=root, tell=tell)
+    config = config_from_values(resolved.values)
+    subject = unopened_subject(config, root=root, say=tell)
     if len(names) > 1:
         return _compare(config, subject, names, as_json=as_json)
     hardware = parse_gpu(names[0]) if names else probe(config.device)
@@ -98,9 +104,23 @@ def plan(*, root: Path, gpu: str, as_json: bool) -> int:
         print(json.dumps(outlook.to_json(), indent=2))
         return 0
     show(outlook.plan, sys.stdout)
-    for line in [*_lines(outlook), *resolved.asked()]:
-        print(line)
+    columns = shutil.get_terminal_size().columns
+    for line in [*_lines(outlook, columns=columns), *resolved.asked()]:
+        print(textwrap.fill(line, columns, subsequent_indent="  "))
     return 0
+
+
+def _at_tier(
+    resolved: kconf.Resolved, names: tuple[str, ...], *, root: Path, tell: Callable[[str], None]
+) -> kconf.Resolved:
+    """With the compute tier of the machine that is named, or of this one."""
+    if len(names) > 1 and config_from_values(resolved.values).tier == "auto":
+        raise PlanError(
+            "CONFIG_TIER_AUTO=y means another configuration on each machine",
+            todo="set a tier (CONFIG_TIER_2=y) to compare machines",
+        )
+    hardware = parse_gpu(names[0]) if names else None
+    return with_tier(resolved, root=root, say=tell, hardware=hardware)
 
 
 def look_ahead(
@@ -110,8 +130,12 @@ def look_ahead(
     footprints: Footprints,
     *,
     kept: Kept | None = None,
+    ways_out: bool = True,
 ) -> Outlook:
-    """The plan of `config` on `hardware`, and what follows from it. kept: what was measured there."""
+    """The plan of `config` on `hardware`, and what follows from it.
+
+    kept: what was measured there. ways_out: also try what would need less memory, which takes as long again.
+    """
     predict, probed = footprints.predictor(hardware), kept.probed if kept is not None else None
     decided = apply_hyperparams(
         config, False, hardware=hardware, facts=subject.facts, predict=predict, probed=probed
@@ -124,7 +148,7 @@ def look_ahead(
         steps_per_epoch=subject.dataset.train.size / decided.effective_batch,
         step_flop=step_flop,
         step_time=_step_time(decided, found, hardware, step_flop=step_flop),
-        alternatives=tuple(_alternatives(config, subject, hardware, decided)),
+        alternatives=tuple(_alternatives(config, subject, hardware, decided)) if ways_out else (),
         ways=tuple(
             WayToSpread.of(candidate, verdict)
             for candidate, verdict in ways_to_spread(
@@ -158,19 +182,26 @@ def _alternatives(config: Config, subject: Subject, hardware: Hardware, decided:
     if decided.memory is None:
         return
     trial, now = trial_of(decided), decided.memory.peak_bytes
-    for told, changed, other in _changes(config, trial):
+    for change, changed, other in _changes(config, trial, hardware):
         peak = sum(Footprints(changed, subject).predictor(hardware)(other).values())
         if peak < 0.98 * now:
-            yield f"{told}: {peak / GB:.2f} GB of tensors at the peak instead of {now / GB:.2f}"
+            yield f"{change}: {bytes_text(peak)} of tensors at the peak instead of {bytes_text(now)}"
 
 
-def _changes(config: Config, trial: Trial) -> Iterator[tuple[str, Config, Trial]]:
+def _changes(config: Config, trial: Trial, hardware: Hardware) -> Iterator[tuple[str, Config, Trial]]:
     if config.grad_checkpoint is not None:
         for recompute in CHOICES[CHOICES.index(config.grad_checkpoint) + 1 :]:
             name = f"CONFIG_GRAD_CHECKPOINT_{recompute.upper()}=y"
             yield name, dataclasses.replace(config, grad_checkpoint=recompute), trial
-    if trial.precision == "fp32" and trial.device != "cpu":
+    if config.block_size is not None and not config.chunked_cross_entropy:
+        changed = dataclasses.replace(config, chunked_cross_entropy=True)
+        yield "CONFIG_CHUNKED_CROSS_ENTROPY=y", changed, trial
+    bf16_helps = trial.precision == "fp32" and trial.device != "cpu"
+    if bf16_helps and not precision_problem("bf16", place(config, hardware)):
         yield "CONFIG_PRECISION_BF16=y", config, dataclasses.replace(trial, precision="bf16")
+    if trial.device in OWN_MEMORY and not config.activation_offload:
+        changed = dataclasses.replace(config, activation_offload=True)
+        yield "CONFIG_ACTIVATION_OFFLOAD=y (slow: all of it crosses the bus twice)", changed, trial
     if config.optimizer != "sgd":
         changed = dataclasses.replace(config, optimizer="sgd", momentum=0.9, nesterov=False)
         yield "CONFIG_OPTIMIZER_SGD=y (not the same mathematics)", changed, trial
@@ -178,11 +209,11 @@ def _changes(config: Config, trial: Trial) -> Iterator[tuple[str, Config, Trial]
         yield "CONFIG_EMA=n (not the same mathematics)", dataclasses.replace(config, ema=False), trial
 
 
-def _lines(outlook: Outlook) -> Iterator[str]:
+def _lines(outlook: Outlook, *, columns: int) -> Iterator[str]:
     decided = outlook.plan
     if decided.memory is not None:
         yield ""
-        yield from _bars(decided.memory)
+        yield from _bars(decided.memory, columns=columns)
     yield ""
     yield f"{outlook.steps_per_epoch:.1f} optimizer steps an epoch"
     yield f"{outlook.step_flop / 1e12:.4g} TFLOP a step on each device (products, convolutions, attention)"
@@ -208,15 +239,16 @@ def _methods(outlook: Outlook) -> str:
     return f"Micro-batch: {origin}; memory and work: predicted{time}"
 
 
-def _bars(memory: Memory) -> Iterator[str]:
+def _bars(memory: Memory, *, columns: int) -> Iterator[str]:
     parts = sorted(memory.parts.items(), key=lambda part: -part[1])
     rows: Parts = {**dict(parts), "reserve": memory.reserve_bytes}
     free = memory.usable_bytes - memory.need_bytes
     rows = {**rows, "left": max(0, free)}
     widest = max(map(len, rows))
+    longest = max(1, min(BAR_COLUMNS, columns - widest - len("  1234.56 GB  ")))
     for name, byte_count in rows.items():
-        bar = "#" * round(BAR_COLUMNS * byte_count / max(1, memory.usable_bytes, memory.need_bytes))
-        yield f"{name:<{widest}}  {byte_count / GB:8.2f} GB  {bar}".rstrip()
+        bar = "#" * round(longest * byte_count / max(1, memory.usable_bytes, memory.need_bytes))
+        yield f"{name:<{widest}}  {bytes_text(byte_count):>10}  {bar}".rstrip()
 
 
 def _compare(config: Config, subject: Subject, names: tuple[str, ...], *, as_json: bool) -> int:
@@ -225,20 +257,24 @@ def _compare(config: Config, subject: Subject, names: tuple[str, ...], *, as_jso
     outlooks: dict[str, Outlook | PlanError] = {}
     for name in names:
         try:
-            outlooks[name] = look_ahead(config, subject, parse_gpu(name), footprints)
+            outlooks[name] = look_ahead(config, subject, parse_gpu(name), footprints, ways_out=False)
         except PlanError as error:
             outlooks[name] = error
+    errors = {str(found) for found in outlooks.values() if isinstance(found, PlanError)}
+    if len(errors) == 1 and all(isinstance(found, PlanError) for found in outlooks.values()):
+        raise PlanError(f"on none of {len(outlooks)} machines: {errors.pop()}")  # no fault of a machine
+    status = 2 if all(isinstance(found, PlanError) for found in outlooks.values()) else 0
     if as_json:
-        told = {
+        everything = {
             name: {"error": str(found)} if isinstance(found, PlanError) else found.to_json()
             for name, found in outlooks.items()
         }
-        print(json.dumps(told, indent=2))
-        return 0
+        print(json.dumps(everything, indent=2))
+        return status
     widest = max(map(len, names))
     for name, found in outlooks.items():
         print(f"{name:<{widest}}  {_summary(found)}")
-    return 0
+    return status
 
 
 def _summary(found: Outlook | PlanError) -> str:
@@ -247,11 +283,9 @@ def _summary(found: Outlook | PlanError) -> str:
     decided, memory = found.plan, found.plan.memory
     sizes = f"{decided.micro_batch:>5} x {decided.accumulation:<4} {decided.precision}"
     compiled = "compiled" if decided.compile else "eager   "
-    need = "" if memory is None else f"{memory.need_bytes / GB:7.2f} of {memory.usable_bytes / GB:7.2f} GB"
+    need = "" if memory is None else f"{told(memory):>29}"
     time = found.step_time
-    seconds = (
-        "" if time is None else f"  {time.fastest_seconds:.3g} to {time.slowest_seconds:.3g} s (estimate)"
-    )
+    seconds = "" if time is None else f"  {time.span} (estimate)"
     return f"{sizes}  {compiled}  {need}{seconds}"
 
 

@@ -24,10 +24,11 @@ from lib.plan.placement import place
 from lib.plan.probing import Failure, Measurement, Probed, search
 from lib.plan.show import show
 from lib.plan.types import Hardware, Memory, Plan
-from lib.tables import GB
+from lib.tiers import with_tier
+from lib.units import bytes_text
 from train.forecast import Footprints
-from train.setup import Subject, open_subject
 from train.stored import say
+from train.subject import Subject, open_subject
 
 MOST_SECONDS = 900.0  # that a trial may take, start and compilation included
 COMMAND = (sys.executable, "-m", "train", "trial")
@@ -37,7 +38,8 @@ SOURCES = ("lib", "models", "train")
 IRRELEVANT = frozenset(
     {
         "auto_method", "data_dir", "data_download", "oom_retry", "seed",
-        "learning_rate", "muon_learning_rate", "weight_decay",
+        "learning_rate", "muon_learning_rate", "sign_learning_rate", "weight_decay",
+        "lr_scaling", "lr_base_batch", "halt_exploration", "checkpoint_carry",
         "adam_beta1", "adam_beta2", "adam_eps", "schedule", "warmup_pct", "lr_min_ratio",
         "lr_step_pct_list", "lr_step_gamma", "ema_decay", "norm_momentum",
         "budget", "num_epochs", "max_steps", "max_seconds",
@@ -82,7 +84,7 @@ def probe_command(*, root: Path) -> int:
 
     Raises ConfigError where the batch is set by hand, PlanError where nothing that was tried fits.
     """
-    resolved = kconf.from_environment(root)
+    resolved = with_tier(kconf.from_environment(root), root=root, say=say)
     config = config_from_values(resolved.values)
     if config.hyper_param == "manual":
         raise ConfigError(
@@ -181,7 +183,7 @@ def trial(bench: Bench, decided: Plan, size: int) -> Measurement | Failure:
         return Failure(micro_batch=size, reason=outcomes)
     need = max(outcome["need_bytes"] for outcome in outcomes)
     if need > usable:
-        return Failure(micro_batch=size, reason=f"it took {need / GB:.2f} GB of {usable / GB:.2f} GB usable")
+        return Failure(micro_batch=size, reason=f"it took {bytes_text(need)} of {bytes_text(usable)} usable")
     slowest = max(outcome["step_seconds"] for outcome in outcomes)
     return Measurement(micro_batch=size, need_bytes=need, samples_per_second=effective / slowest)
 
@@ -259,7 +261,7 @@ def _judged(
 def _told(outcome: Measurement | Failure) -> str:
     if isinstance(outcome, Failure):
         return f"does not fit: {outcome.reason}"
-    return f"{outcome.samples_per_second:.4g} samples/s, {outcome.need_bytes / GB:.2f} GB"
+    return f"{outcome.samples_per_second:.4g} samples/s, {bytes_text(outcome.need_bytes)}"
 
 
 def _keep(bench: Bench, probed: Probed) -> None:

@@ -2,134 +2,68 @@
 
 from __future__ import annotations
 
-import dataclasses
+import contextlib
 import hashlib
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 
+from lib.atan2 import sign_parameters
 from lib.backend import Backend, compiled, configure_numerics, configure_threads
 from lib.config import Config
 from lib.data import (
-    Dataset,
     Delivery,
     EvalLoader,
-    ImageSpec,
-    TextOptions,
+    PuzzleSpec,
     TrainLoader,
     choose_placement,
-    open_dataset,
-    restrict,
 )
 from lib.data.types import Spec, TextSpec
-from lib.data.unopened import unopened
 from lib.dropout import dropouts
 from lib.ema import Ema
 from lib.errors import ConfigError
-from lib.memory.facts import model_facts
 from lib.memory.simulation import lay_out, simulated
 from lib.norm import configure_norm
+from lib.offload import offloading
 from lib.optim import make_optimizer
-from lib.plan.types import SHARDS_WEIGHTS, Hardware, ModelFacts, Plan
-from lib.recompute import configure_recomputation
-from lib.registry import build_model, load_layout, load_model
+from lib.plan.types import OWN_MEMORY, SHARDS_WEIGHTS, Hardware, ModelFacts, Plan
+from lib.registry import load_layout, load_model
+from lib.schedule import batch_factor
 from train.budget import budget_of
 from train.classify import Classify
 from train.job import Job
 from train.lm import LanguageModel
 from train.record import Record
+from train.recursive import Recursive
+from train.subject import Subject, built
 from train.task import Task
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Subject:
-    """What is trained on what, before anything is known of the machine."""
-
-    dataset: Dataset  # train: what to train on; test: what to evaluate on
-    facts: ModelFacts
-
-    def to_json(self) -> dict[str, Any]:
-        sizes = {"train_size": self.dataset.train.size, "evaluation_size": self.dataset.test.size}
-        return {"source": self.dataset.source, **sizes, **dataclasses.asdict(self.dataset.spec)}
-
-
-def unopened_subject(config: Config, *, root: Path, say: Callable[[str], None]) -> Subject:
-    """What a plan must know, as far as that can be without the data: a text alone is opened.
-
-    Raises what `open_subject` does.
-    """
-    dataset = unopened(config.dataset, image_size=config.image_size or 0, text=text_options(config))
-    if dataset is None:
-        return open_subject(config, root=root, say=say)
-    say(f"Data: {dataset.source}")
-    return measure(config, restrict(dataset, limit=config.data_limit, holdout=config.holdout))
-
-
-def open_subject(config: Config, *, root: Path, say: Callable[[str], None]) -> Subject:
-    """Open (or generate, or fetch) the data and take the model's measure.
-
-    Raises DataError if the data cannot be had, ConfigError if the model cannot take them.
-    """
-    dataset = open_dataset(
-        config.dataset,
-        # A relative directory starts at the source tree.
-        data_dir=(root / Path(config.data_dir).expanduser()).resolve() if config.data_dir else None,
-        cache_dir=cache_of(root),
-        download=config.data_download,
-        image_size=config.image_size or 0,
-        text=text_options(config),
-        say=say,
-    )
-    return measure(config, restrict(dataset, limit=config.data_limit, holdout=config.holdout))
-
-
-def cache_of(root: Path) -> Path:
-    """Where what is made of data sets is kept, for the source tree at `root`."""
-    return root / "data"
-
-
-def text_options(config: Config) -> TextOptions | None:
-    """What is asked of a text, and None where images are trained on."""
-    if config.block_size is None:
-        return None
-    return TextOptions(tokenizer=config.tokenizer, vocab_size=config.vocab_size, block_size=config.block_size)
-
-
-def measure(config: Config, dataset: Dataset) -> Subject:
-    """The subject of training the configured model on `dataset`."""
-    facts = model_facts(
-        lambda: _built(config, dataset.spec),
-        dataset.spec,
-        name=config.model,
-        train_size=dataset.train.size,
-    )
-    return Subject(dataset=dataset, facts=facts)
-
-
-def evaluation_part(config: Config, dataset: Dataset) -> str:
-    """What evaluation looks at, in words."""
-    spec = dataset.spec
-    whole = "test part" if isinstance(spec, ImageSpec) else "validation part"
-    part = "held-out training samples" if config.holdout else whole
-    return f"{part} of {spec.name}{', synthetic' if spec.synthetic else ''}"
 
 
 def make_task(config: Config, spec: Spec) -> Task:
     """The kind of learning that the model's folder names; with labels, a language model classifies."""
     name = load_model(config.model).TASK
-    assert name in ("classify", "lm"), f"models/{config.model}: there is no task {name!r} in train/"
+    known = name in ("classify", "lm", "recursive")
+    assert known, f"models/{config.model}: there is no task {name!r} in train/"
+    if isinstance(spec, TextSpec | PuzzleSpec) and config.label_smoothing:
+        raise ConfigError(
+            f"CONFIG_LABEL_SMOOTHING={config.label_smoothing:g} is for labels",
+            why=f"{config.model} predicts {'the next token' if isinstance(spec, TextSpec) else 'cells'}",
+            todo="leave it at 0",
+        )
     if isinstance(spec, TextSpec):
         assert name == "lm", f"models/{config.model} is given a text without labels"
-        if config.label_smoothing:
-            raise ConfigError(
-                f"CONFIG_LABEL_SMOOTHING={config.label_smoothing:g} is for labels",
-                why=f"{config.model} predicts the next token",
-                todo="leave it at 0",
-            )
-        return LanguageModel(spec)
+        return LanguageModel(spec, chunked=config.chunked_cross_entropy)
+    if name == "recursive":
+        assert config.halt_max_steps is not None and config.eval_steps is not None
+        assert config.halt_exploration is not None
+        return Recursive(
+            seed=config.seed,
+            max_steps=config.halt_max_steps,
+            exploration=config.halt_exploration,
+            eval_steps=config.eval_steps,
+        )
     return Classify(label_smoothing=config.label_smoothing)
 
 
@@ -153,24 +87,28 @@ def make_job(
     if not simulated():
         configure_numerics(plan.precision, deterministic=config.deterministic)
         configure_threads(plan.device, cpu_count=hardware.cpu_count, world=plan.world)
-    model = _built(config, subject.dataset.spec)
+    model = built(config, subject.dataset.spec)
     if weights is not None:
         load_weights(model, weights, name=config.model, say=record.say)
     configure_norm(model, norm_batch=plan.norm_batch, momentum=config.norm_momentum)
     model, wrapped = _placed(model, plan, backend, subject.facts, dtype)
+    _say_rate(config, plan, record.say)
+    task = make_task(config, subject.dataset.spec)
     train_loader, eval_loader = _loaders(config, plan, subject, hardware, backend, record, dtype)
     return Job(
         config=config,
         plan=plan,
         backend=backend,
-        task=make_task(config, subject.dataset.spec),
+        task=task,
         model=model,
         wrapped=wrapped,
         forward=compiled(wrapped) if plan.compile else wrapped,
+        keeping=_keeping(config, plan, model),
         dropouts=dropouts(model),
         optimizer=optimizer_of(config, plan, model),
         scaler=backend.loss_scaler(plan.precision),
         ema=_ema(config, model),
+        carry=task.carry if isinstance(task, Recursive) else None,
         train_loader=train_loader,
         eval_loader=eval_loader,
         budget=budget_of(config, train_size=train_loader.size, effective_batch=plan.effective_batch),
@@ -194,12 +132,6 @@ def _placed(
     return model, backend.wrap(model, share_buffers=plan.norm_batch == 0 and facts.has_batchnorm)
 
 
-def _built(config: Config, spec: Spec) -> torch.nn.Module:
-    model = build_model(config.model, config.model_options, spec, seed=config.seed)
-    configure_recomputation(model, config.grad_checkpoint or "none")
-    return model
-
-
 def initial_weights(config: Config, root: Path) -> Path | None:
     """The file that training starts from; None for random weights. A relative one starts at `root`."""
     if not config.initial_weights:
@@ -221,28 +153,57 @@ def load_weights(model: torch.nn.Module, file: Path, *, name: str, say: Callable
 
 
 def optimizer_of(config: Config, plan: Plan, model: torch.nn.Module) -> torch.optim.Optimizer:
-    """The configured update rule for `model`, which is on its device."""
+    """The configured update rule for `model`, which is on its device, with rates for the plan's batch."""
+    factor = _batch_factor(config, plan)
+
+    def scaled(rate: float | None) -> float | None:
+        return None if rate is None else rate * factor
+
     return make_optimizer(
         model,
         name=config.optimizer,
-        learning_rate=config.learning_rate,
+        learning_rate=config.learning_rate * factor,
         weight_decay=config.weight_decay,
         momentum=config.momentum,
         nesterov=config.nesterov,
         adam_beta1=config.adam_beta1,
         adam_beta2=config.adam_beta2,
         adam_eps=config.adam_eps,
-        muon_learning_rate=config.muon_learning_rate,
+        muon_learning_rate=scaled(config.muon_learning_rate),
+        sign_learning_rate=scaled(config.sign_learning_rate),
         product_dtype=torch.bfloat16 if plan.precision == "bf16" else None,
         share_out=plan.strategy == "zero1",
     )
+
+
+def _batch_factor(config: Config, plan: Plan) -> float:
+    return batch_factor(
+        config.lr_scaling, effective_batch=plan.effective_batch, base_batch=config.lr_base_batch
+    )
+
+
+def _say_rate(config: Config, plan: Plan, say: Callable[[str], None]) -> None:
+    """What LR_SCALING makes of the learning rate, and of the decay in a step that goes with it."""
+    if config.lr_scaling == "none":
+        return
+    rate = config.learning_rate * _batch_factor(config, plan)
+    say(
+        f"Learning rate {rate:.4g}: {config.learning_rate:g} for {config.lr_base_batch} samples, scaled "
+        f"({config.lr_scaling}) to {plan.effective_batch}; decay in a step {rate * config.weight_decay:.3g}"
+    )
+
+
+def _keeping(config: Config, plan: Plan, model: torch.nn.Module) -> contextlib.AbstractContextManager[Any]:
+    if config.activation_offload and plan.device in OWN_MEMORY:
+        return offloading(model)
+    return contextlib.nullcontext()
 
 
 def _ema(config: Config, model: torch.nn.Module) -> Ema | None:
     if not config.ema:
         return None
     assert config.ema_decay is not None
-    return Ema(model, decay=config.ema_decay)
+    return Ema(model, decay=config.ema_decay, leave_out=sign_parameters(model))
 
 
 def placement_of(

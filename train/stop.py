@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import signal
 import types
 from collections.abc import Iterator
@@ -31,9 +33,13 @@ def ended_by_interrupt() -> Iterator[None]:
 
 
 class StopRequest:
-    """While entered, the first signal is only remembered; a second one ends the program at once."""
+    """While entered, the first signal is only remembered; a second one ends the program at once.
 
-    def __init__(self) -> None:
+    told: whether standard error says that the first one was understood, for a step may be long.
+    """
+
+    def __init__(self, *, told: bool = False) -> None:
+        self._told = told
         self.signal = 0  # number of the signal that came, 0 = none
         self._previous: dict[signal.Signals, signal._HANDLER] = {}
 
@@ -47,6 +53,9 @@ class StopRequest:
 
     def _remember(self, number: int, _frame: types.FrameType | None) -> None:
         self.signal = number
+        if self._told:  # a stream may be in the middle of a write, a file descriptor cannot be
+            with contextlib.suppress(OSError):
+                os.write(2, b"\nstopping after this step; once more ends at once\n")
         self._restore()
 
     def _restore(self) -> None:

@@ -18,12 +18,13 @@ from lib.plan import plan as decide
 from lib.plan.types import Plan
 from lib.registry import load_layout
 from lib.rundir import RunDir, resolve_run
-from train import loop
+from train import evaluation, loop
 from train.job import Job
 from train.lm import told_floors
 from train.record import SilentRecord, told
 from train.sample import Sampling, continued_text
-from train.setup import Subject, cache_of, evaluation_part, make_job, open_subject
+from train.setup import make_job
+from train.subject import Subject, cache_of, evaluation_part, open_subject
 
 T = TypeVar("T")
 
@@ -43,7 +44,7 @@ def evaluate(name: str, *, root: Path, runs: Path, best: bool) -> int:
     restored = _restore(name, root=root, runs=runs, best=best)
     job = restored.job
     with job.train_loader, job.eval_loader:
-        result = loop.evaluate(job)
+        result = evaluation.evaluate(job)
     dataset = restored.subject.dataset
     part = evaluation_part(job.config, dataset)
     print(f"{restored.run.path}, step {restored.step}: {told(result)} ({part})")
@@ -75,7 +76,7 @@ def export(name: str, *, root: Path, runs: Path, best: bool, directory: Path) ->
     """Write the weights of run `name` to `directory` in the layout of Hugging Face transformers."""
     restored = _restore(name, root=root, runs=runs, best=best)
     job, layout = restored.job, load_layout(restored.job.config.model)
-    with job.train_loader, job.eval_loader, loop.evaluated_weights(job):
+    with job.train_loader, job.eval_loader, evaluation.evaluated_weights(job):
         try:
             directory.mkdir(parents=True, exist_ok=True)
             layout.save(job.model, str(directory / "model.safetensors"))
@@ -89,7 +90,7 @@ def export(name: str, *, root: Path, runs: Path, best: bool, directory: Path) ->
 
 def stored_configuration(run: RunDir, root: Path) -> kconf.Resolved:
     """What was asked of `run`, by the Kconfig tree of today; what that changes is told."""
-    resolved = kconf.load(root=root, config_file=run.config)
+    resolved = kconf.load(root=root, config_file=run.config, refresh=True)
     for notice in resolved.notices:
         say(notice)
     if run.identity not in ("", identity(resolved.values)):
@@ -134,7 +135,8 @@ def _restore(name: str, *, root: Path, runs: Path, best: bool) -> Restored:
     plan = decide(config, hardware, dataclasses.replace(subject.facts, train_size=None))
     backend = open_backend(plan.device, world=1)
     job = make_job(config, plan, subject, hardware=hardware, backend=backend, record=SilentRecord())
-    return Restored(run, subject, job, loop.load_state_dict(job, found[1]).step)
+    state = {**found[1], "carry": None}  # evaluation starts every sample afresh
+    return Restored(run, subject, job, loop.load_state_dict(job, state).step)
 
 
 def say(text: str) -> None:

@@ -72,3 +72,8 @@ class Task(Protocol):
 
     def score(self, evaluation: Mapping[str, float]) -> float:
         """How good a `report` is: a larger one is better."""
+
+
+def full_precision(logits: Tensor) -> Tensor:
+    """Autocast leaves logits in half precision, too coarse for a softmax."""
+    return logits.float() if logits.dtype in (torch.bfloat16, torch.float16) else logits

@@ -17,9 +17,11 @@ from lib.launcher import become_worker, end_process, launch
 from lib.memory.peak import Peak, limit_main_memory
 from lib.plan.types import Hardware, Plan
 from train import loop
+from train.evaluation import evaluation_sums
 from train.job import Job, Progress
 from train.record import SilentRecord
-from train.setup import make_job, open_subject
+from train.setup import make_job
+from train.subject import open_subject
 
 WARM_UP_STEPS = 2  # the optimizer's state is made in the first; compiling happens there, too
 FEWEST_STEPS, MOST_STEPS = 3, 5  # whose median counts
@@ -77,7 +79,7 @@ def step_seconds(job: Job) -> float:
     progress = Progress()
     for _ in range(WARM_UP_STEPS):
         _seconds_of_step(job, progress)
-    for _ in loop.evaluation_sums(job):
+    for _ in evaluation_sums(job):
         break
     seconds: list[float] = []
     spent = 0.0

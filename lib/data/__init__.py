@@ -4,8 +4,19 @@ from lib.data.loader import Batch, Delivery, EvalLoader, TrainLoader, choose_pla
 from lib.data.opening import NAMES, open_dataset
 from lib.data.order import epoch_order, sample_stream
 from lib.data.subset import restrict, subset
+from lib.data.sudoku.opening import SudokuOptions
 from lib.data.text import TextOptions
-from lib.data.types import ArrayPart, Dataset, ImageSpec, Part, Spec, TextClassSpec, TextSpec, TokenPart
+from lib.data.types import (
+    ArrayPart,
+    Dataset,
+    ImageSpec,
+    Part,
+    PuzzleSpec,
+    Spec,
+    TextClassSpec,
+    TextSpec,
+    TokenPart,
+)
 
 __all__ = [
     "NAMES",
@@ -16,7 +27,9 @@ __all__ = [
     "EvalLoader",
     "ImageSpec",
     "Part",
+    "PuzzleSpec",
     "Spec",
+    "SudokuOptions",
     "TextClassSpec",
     "TextOptions",
     "TextSpec",

@@ -1,7 +1,7 @@
-"""Random change of training images, a pure function of (seed, epoch, index) for each sample.
+"""Random change of training samples, a pure function of (seed, epoch, index) for each sample.
 
 No per-sample loop and no generator with a state: whatever batch, worker, rank or device an
-image is in, it comes out the same, bit for bit.
+sample is in, it comes out the same, bit for bit.
 """
 
 from __future__ import annotations
@@ -14,20 +14,23 @@ from torch.nn import functional
 from lib.data.rng import Words, key, mix
 from lib.memory.simulation import simulated
 
-Kind: TypeAlias = Literal["none", "shift", "crop_flip"]
+Kind: TypeAlias = Literal["none", "shift", "crop_flip", "symmetries"]
 
 # Fields of the hash of a sample that its random numbers are cut from.
 _FIELD_BITS = 20
 _FIELD_MASK = (1 << _FIELD_BITS) - 1
 
 
-def draw(epochs_N: Words, indices_N: Words, *, kind: Kind, pad: int, seed: int) -> tuple[Words, Words, Words]:
-    """What happens to each sample: the row and column to cut at, in [0, 2 pad], and 1 to mirror, else 0.
+def draw(epochs_N: Words, indices_N: Words, *, kind: Kind, pad: int, seed: int) -> tuple[Words, ...]:
+    """What happens to each sample: the row and column to cut at, in [0, 2 pad], and 1 to mirror, else 0;
+    of "symmetries" one hash, from which `lib.data.sudoku.symmetry` takes all that it needs.
 
     Takes and gives int64 arrays of NumPy or tensors of torch, with equal numbers.
     """
     assert kind != "none" and pad >= 0
     hashes = mix(mix(indices_N ^ mix(epochs_N ^ key("augment", seed))))
+    if kind == "symmetries":
+        return (hashes,)
     places = 2 * pad + 1
     row = ((hashes & _FIELD_MASK) * places) >> _FIELD_BITS
     column = (((hashes >> _FIELD_BITS) & _FIELD_MASK) * places) >> _FIELD_BITS

@@ -36,13 +36,11 @@ def find_or_fetch(
         except DataError as error:
             reason = str(error)
     file = remote.file.removesuffix(".gz").removesuffix(".tar")
+    allow = "" if download else ", or set CONFIG_DATA_DOWNLOAD=y"
     raise DataError(
         f"{name} is not there: no {file} in {folder} or {folder.parent}",
         why=reason,
-        todo=(
-            f"put its files into {folder}, or set CONFIG_DATA_DOWNLOAD=y where the network reaches its "
-            f"mirrors, or use {instead}"
-        ),
+        todo=f"put its files into {folder}{allow}, or use {instead}",
     )
 
 

@@ -19,7 +19,8 @@ import torch
 from lib.data.augment import Kind, apply, draw
 from lib.data.order import sample_stream, window_shifts
 from lib.data.store import Placement, Request, Store, open_store
-from lib.data.types import ImageSpec, Indices, Part, Spec
+from lib.data.sudoku.symmetry import transformed
+from lib.data.types import ImageSpec, Indices, Part, PuzzleSpec, Spec
 
 AskedPlacement: TypeAlias = Literal["auto", "resident", "stream"]
 
@@ -36,7 +37,7 @@ class Batch:
     """Samples on the device.
 
     inputs:  images (N, C, H, W), normalised; or tokens, int64 (N, T).
-    targets: int64, labels (N,) or the tokens that follow (N, T), where IGNORED counts nothing.
+    targets: int64, labels (N,), or tokens (N, T) that follow or solve, where IGNORED counts nothing.
     weights: float32 (N,), 1 for a sample and 0 for padding; None where every row counts.
     """
 
@@ -98,8 +99,8 @@ class _Normaliser:
         return images.mul_(self._scale).add_(self._offset).to(self._dtype)
 
 
-def _as_they_are(tokens_NT: torch.Tensor) -> torch.Tensor:
-    return tokens_NT
+def _as_numbers(tokens_NT: torch.Tensor) -> torch.Tensor:
+    return tokens_NT.to(torch.int64)
 
 
 class _Loader:
@@ -115,7 +116,7 @@ class _Loader:
             prefetch=delivery.prefetch,
         )
         self._normalise: Callable[[torch.Tensor], torch.Tensor] = (
-            _Normaliser(spec, delivery) if isinstance(spec, ImageSpec) else _as_they_are
+            _Normaliser(spec, delivery) if isinstance(spec, ImageSpec) else _as_numbers
         )
 
     def close(self) -> None:
@@ -150,8 +151,12 @@ class TrainLoader(_Loader):
     def __init__(
         self, part: Part, spec: Spec, delivery: Delivery, *, seed: int, augment: Kind, pad: int
     ) -> None:
-        """augment, pad: of images; "none" for anything else."""
-        assert augment == "none" or isinstance(spec, ImageSpec)
+        """augment: "symmetries" of puzzles, "none" for anything else but images. pad: of images."""
+        if isinstance(spec, PuzzleSpec):
+            assert augment in ("none", "symmetries")
+            self._box = round(spec.side**0.5)
+        else:
+            assert augment == "none" or (isinstance(spec, ImageSpec) and augment != "symmetries")
         super().__init__(part, spec, delivery)
         self._seed, self._kind, self._pad = seed, augment, pad
         self._next: _Step | None = None
@@ -198,11 +203,13 @@ class TrainLoader(_Loader):
             return indices_SN
         return indices_SN * self._stride + window_shifts(epochs_SN, seed=self._seed, stride=self._stride)
 
-    def _finish(self, inputs: torch.Tensor, targets: torch.Tensor, draws_3N: torch.Tensor) -> Batch:
-        if self._kind != "none":
-            row, column, mirror = draws_3N
+    def _finish(self, inputs: torch.Tensor, targets: torch.Tensor, draws_KN: torch.Tensor) -> Batch:
+        if self._kind == "symmetries":
+            inputs, targets = transformed(inputs, targets, draws_KN[0], box=self._box)
+        elif self._kind != "none":
+            row, column, mirror = draws_KN
             inputs = apply(inputs, (row, column, mirror), kind=self._kind, pad=self._pad)
-        return Batch(self._normalise(inputs), targets)
+        return Batch(self._normalise(inputs), _as_numbers(targets))
 
 
 class EvalLoader(_Loader):
@@ -221,7 +228,7 @@ class EvalLoader(_Loader):
             for number in numbers
         )
         for inputs, targets, weights_1N in self._store.read(requests):
-            yield Batch(self._normalise(inputs), targets, weights_1N[0].to(torch.float32))
+            yield Batch(self._normalise(inputs), _as_numbers(targets), weights_1N[0].to(torch.float32))
 
 
 def _round_up(size: int, multiple: int) -> int:

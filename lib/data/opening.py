@@ -11,12 +11,14 @@ from lib.data.catalogue import BINARY_SETS, IDX_FILES, IDX_SETS, MNIST_CONTENT, 
 from lib.data.embedded import NAMES as EMBEDDED
 from lib.data.embedded import open_embedded
 from lib.data.files import find_or_fetch, first_file
+from lib.data.sudoku.opening import NAMES as PUZZLES
+from lib.data.sudoku.opening import SudokuOptions, open_csv, open_sudoku
 from lib.data.text import NAMES as TEXTS
 from lib.data.text import Place, TextOptions, open_text
 from lib.data.types import ArrayPart, Dataset
 from lib.errors import DataError
 
-NAMES = (*EMBEDDED, *IDX_SETS, *BINARY_SETS, "image_folder", *TEXTS)
+NAMES = (*EMBEDDED, *IDX_SETS, *BINARY_SETS, "image_folder", *PUZZLES, *TEXTS)
 
 
 def open_dataset(
@@ -28,15 +30,17 @@ def open_dataset(
     say: Callable[[str], None],
     image_size: int = 0,
     text: TextOptions | None = None,
+    sudoku: SudokuOptions | None = None,
 ) -> Dataset:
     """Open the data set `name` (one of NAMES).
 
     Files are looked for in `data_dir` (None will do for an embedded set) and in a folder of the set's
     name in it, and fetched to the latter if they are missing and `download` is true. What is generated or
     packed is kept in `cache_dir`. image_size: height and width of packed images, for image_folder only.
-    text: for sets of text only. `say` gets lines for the user; a download shows on standard output how far
-    it is. Raises DataError where the set is missing or damaged, ConfigError where a text is too short,
-    ToolkitError where the disk fails.
+    text: for sets of text only. sudoku: for puzzles that are generated. `say` gets lines for the user; a
+    download shows on standard output how far it is. Raises DataError where the set is missing or damaged,
+    ConfigError where a text is too short or more puzzles are asked for than there are, ToolkitError where
+    the disk fails.
     """
     if name in EMBEDDED:
         return open_embedded(name, cache_dir=cache_dir, say=say)
@@ -44,7 +48,12 @@ def open_dataset(
         assert text is not None
         place = Place(data_dir=data_dir, cache_dir=cache_dir, download=download, say=say)
         return open_text(name, text, place)
+    if name == "sudoku":
+        assert sudoku is not None
+        return open_sudoku(sudoku, cache_dir=cache_dir, say=say)
     assert data_dir is not None, f"{name} is made of files"
+    if name == "sudoku_csv":
+        return open_csv(data_dir)
     if name == "image_folder":
         from lib.data.folder import open_folder
 

@@ -59,8 +59,8 @@ class _Shapes:
         if isinstance(part, TokenPart):
             self._kinds = [(torch.int64, (part.block_size,))] * 2
         else:
-            dtype = torch.uint8 if part.inputs.dtype == np.uint8 else torch.int64
-            self._kinds = [(dtype, part.inputs.shape[1:]), (torch.int64, ())]
+            arrays = part.inputs, part.targets
+            self._kinds = [(getattr(torch, array.dtype.name), array.shape[1:]) for array in arrays]
         self._device = device
 
     def read(self, requests: Iterator[Request]) -> Iterator[Rows]:

@@ -7,19 +7,21 @@ from dataclasses import replace
 import numpy as np
 
 from lib.data.order import epoch_order
-from lib.data.types import ArrayPart, Dataset, Part, TextSpec, Tokenizer, TokenPart
+from lib.data.types import ArrayPart, Dataset, Part, PuzzleSpec, TextSpec, Tokenizer, TokenPart
 from lib.errors import ConfigError
 
 
 def restrict(dataset: Dataset, *, limit: int = 0, holdout: int = 0) -> Dataset:
     """`dataset` cut by DATA_LIMIT and HOLDOUT (0 = off); held-out samples take the place of the test part.
 
-    Raises ConfigError where samples lack.
+    Raises ConfigError where samples lack, or where puzzles held out have solutions that are trained on.
     """
     train, held_out = subset(dataset.train, limit=limit, holdout=holdout)
     if held_out is None:
         return replace(dataset, train=train)
     spec = dataset.spec
+    if isinstance(spec, PuzzleSpec):
+        _check_solutions(train, held_out, holdout=holdout)
     if isinstance(spec, TextSpec):
         assert isinstance(held_out, TokenPart)
         spec = measured(spec, held_out, dataset.tokenizer)
@@ -56,6 +58,16 @@ def measured(spec: TextSpec, part: TokenPart, tokenizer: Tokenizer | None) -> Te
         counts = np.bincount(targets, minlength=tokenizer.vocab_size)
         text_bytes = int(counts @ tokenizer.byte_lengths())
     return replace(spec, validation_tokens=len(targets), validation_bytes=text_bytes)
+
+
+def _check_solutions(train: Part, held_out: Part, *, holdout: int) -> None:
+    """A solution that was seen is no test of solving."""
+    solutions = [{row.tobytes() for row in part.take()[1]} for part in (train, held_out)]
+    if shared := len(solutions[0] & solutions[1]):
+        raise ConfigError(
+            f"CONFIG_HOLDOUT={holdout} holds out puzzles with {shared} solutions that are trained on",
+            todo="leave it at 0: the test part has solutions of its own",
+        )
 
 
 def _cut_rows(part: ArrayPart, *, kept: int, holdout: int) -> tuple[ArrayPart, ArrayPart | None]:

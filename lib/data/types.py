@@ -105,27 +105,59 @@ class TextClassSpec:
         return "int64"
 
 
-Spec: TypeAlias = ImageSpec | TextSpec | TextClassSpec
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PuzzleSpec:
+    """What must be known of puzzles on a square board.
+
+    Inputs and targets are int64 (N, side * side): 0 stands for no cell, 1 for an empty one, and d + 1 for
+    the digit d. Targets hold a digit for every cell.
+    """
+
+    name: str
+    side: int
+    synthetic: bool
+
+    @property
+    def vocab_size(self) -> int:
+        """Tokens there are."""
+        return self.side + 2
+
+    @property
+    def input_shape(self) -> tuple[int, ...]:
+        """Of one sample."""
+        return (self.side * self.side,)
+
+    @property
+    def input_dtype(self) -> Literal["int64"]:
+        """Of what a model is given."""
+        return "int64"
+
+
+Spec: TypeAlias = ImageSpec | TextSpec | TextClassSpec | PuzzleSpec
 
 
 @dataclass(frozen=True, slots=True)
 class ArrayPart:
-    """Samples in rows: images with labels, or texts of one length with labels.
+    """Samples in rows: images with labels, texts of one length with labels, or puzzles with solutions.
 
-    inputs:  (N, ...), uint8 (N, C, H, W) for images and int64 (N, T) for tokens, possibly a memory
-             map that does not fit in memory.
-    targets: int64 (N,).
+    inputs:  (N, ...), uint8 (N, C, H, W) for images, int64 (N, T) for texts and uint8 (N, L) for puzzles,
+             possibly a memory map that does not fit in memory.
+    targets: int64 (N,); of puzzles uint8 (N, L).
     rows:    where the part is a selection, the N positions it takes from `inputs` and
              `targets` (which then hold more than N samples); None means all of them.
     """
 
     inputs: npt.NDArray[Any]
-    targets: Labels
+    targets: npt.NDArray[Any]
     rows: Indices | None = None
 
     def __post_init__(self) -> None:
-        assert (self.inputs.ndim, self.inputs.dtype.name) in ((4, "uint8"), (2, "int64"))
-        assert self.targets.shape == self.inputs.shape[:1] and self.targets.dtype == np.int64
+        kind = self.inputs.ndim, self.inputs.dtype.name
+        assert kind in ((4, "uint8"), (2, "int64"), (2, "uint8"))
+        shape, dtype = (
+            (self.inputs.shape, "uint8") if kind == (2, "uint8") else (self.inputs.shape[:1], "int64")
+        )
+        assert self.targets.shape == shape and self.targets.dtype.name == dtype
 
     @property
     def size(self) -> int:
@@ -142,12 +174,12 @@ class ArrayPart:
         """From the place of a sample to that of the next: they are counted one by one."""
         return 1
 
-    def take(self, places: Indices | None = None) -> tuple[npt.NDArray[Any], Labels]:
+    def take(self, places: Indices | None = None) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
         """Copies of the inputs and targets at `places`, which count within this part (default: all)."""
         if places is None:
             places = np.arange(self.size)
         rows = places if self.rows is None else self.rows[places]
-        return np.take(self.inputs, rows, axis=0), np.take(self.targets, rows)
+        return np.take(self.inputs, rows, axis=0), np.take(self.targets, rows, axis=0)
 
 
 class Shards:

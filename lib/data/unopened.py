@@ -6,19 +6,26 @@ import numpy as np
 
 from lib.data import digits, scenes
 from lib.data.catalogue import BINARY_SETS, IDX_SETS
+from lib.data.sudoku.generator import LEVELS
+from lib.data.sudoku.opening import SudokuOptions
 from lib.data.text import TextOptions
-from lib.data.types import ArrayPart, Dataset, ImageSpec, TextSpec, TokenPart
+from lib.data.types import ArrayPart, Dataset, ImageSpec, PuzzleSpec, TextSpec, TokenPart
 
 IDX_SIZES = (60_000, 10_000)  # of MNIST and what copies its layout
 IMAGENET_SIZES = (1_281_167, 50_000)  # of ILSVRC 2012, what a folder of images most often is
 IMAGENET_CLASSES = 1000
 
 
-def unopened(name: str, *, image_size: int, text: TextOptions | None) -> Dataset | None:
+def unopened(
+    name: str, *, image_size: int, text: TextOptions | None, sudoku: SudokuOptions | None = None
+) -> Dataset | None:
     """The shapes and sizes of data set `name`; its samples are all zero. None: only its files can tell."""
     if name == "token_bins":
         assert text is not None and text.vocab_size is not None
         return _tokens(text.vocab_size, text.block_size)
+    if name == "sudoku":
+        assert sudoku is not None
+        return _puzzles(sudoku)
     images = _images(name, image_size)
     if images is None:
         return None
@@ -69,6 +76,17 @@ def _tokens(vocab_size: int, block_size: int) -> Dataset:
         validation_bytes=None,
     )
     return Dataset(spec, train, test, f"token_bins: any number of tokens below {vocab_size}")
+
+
+def _puzzles(options: SudokuOptions) -> Dataset:
+    spec = PuzzleSpec(name="sudoku", side=LEVELS[options.level].side, synthetic=True)
+    train, test = (
+        ArrayPart(rows, rows)
+        for size in (options.train_size, options.test_size)
+        for rows in (np.broadcast_to(np.uint8(0), (size, *spec.input_shape)),)
+    )
+    source = f"sudoku: as it is generated, {train.size} + {test.size} puzzles of level {options.level}"
+    return Dataset(spec, train, test, source)
 
 
 def _zeros(spec: ImageSpec, size: int) -> ArrayPart:

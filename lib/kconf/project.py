@@ -54,8 +54,10 @@ def write_file(path: Path, text: str, *, keep_old: bool = False) -> bool:
     try:
         return write.write_atomically(path, text, keep_old=keep_old)
     except OSError as error:
-        culprit = display(Path(error.filename)) if error.filename else display(path)
-        raise ConfigError(f"cannot write {display(path)}", why=f"{culprit}: {error.strerror}") from error
+        culprit = Path(error.filename or path)
+        # The file itself, or the temporary one beside it, which a user knows nothing of.
+        elsewhere = "" if culprit.parent == path.resolve().parent else f"{display(culprit)}: "
+        raise ConfigError(f"cannot write {display(path)}", why=f"{elsewhere}{error.strerror}") from error
 
 
 def tell(notices: Iterable[str]) -> None:

@@ -30,7 +30,7 @@ class Provenance:
     def origin(self, symbol: Any) -> str:
         """`file:line`, `command line`, `selected by CONFIG_X`, `default if CONFIG_X` or `default`.
 
-        A derived name (MODEL) has the origin of the member of a choice that it follows from.
+        The name of a choice's member (MODEL) has the origin of that member.
         """
         assignment = self._configuration.assigned(symbol.name)
         if assignment is not None and has_prompt(symbol):
@@ -41,7 +41,7 @@ class Provenance:
         condition = _active_condition(symbol)
         if condition is None or condition is symbol.kconfig.y:
             return "default"
-        if not (isinstance(condition, kconfiglib.Symbol) and condition.choice and not has_prompt(symbol)):
+        if not _names_member(symbol, condition):
             return f"default if {expression(condition)}"
         member = self._configuration.assigned(condition.name)
         return self._place(member) if member is not None else "default"
@@ -50,6 +50,12 @@ class Provenance:
         if not assignment.line:
             return assignment.place
         return self._shipped.get((assignment.name, assignment.text), assignment.place)
+
+
+def _names_member(symbol: Any, condition: Any) -> bool:
+    """Whether `symbol` says in a word which member of its choice, `condition`, is on."""
+    choice = condition.choice if isinstance(condition, kconfiglib.Symbol) else None
+    return choice is not None and choice.name == f"{symbol.name}_CHOICE"
 
 
 def _active_condition(symbol: Any) -> Any | None:

@@ -39,7 +39,7 @@ class Resolved:
     notices: tuple[str, ...] = ()
 
     def asked(self) -> list[str]:
-        """A line for each value that is not a default, with where it comes from; in the order of the menu."""
+        """A line for each value that somebody gave, with where it comes from; in the order of the menu."""
         said = [
             (name, origin)
             for name, origin in self.origins.items()
@@ -65,15 +65,22 @@ class Resolved:
         return cls(**{**data, "values": values})
 
 
-def load(*, root: Path, config_file: Path, overrides: Mapping[str, str] = MappingProxyType({})) -> Resolved:
+def load(
+    *,
+    root: Path,
+    config_file: Path,
+    overrides: Mapping[str, str] = MappingProxyType({}),
+    refresh: bool = False,
+) -> Resolved:
     """Load `config_file` strictly against `root`/Kconfig, then `overrides` on top (never written anywhere).
 
+    refresh: compute anew what an older tree wrote for symbols that nobody can set, and give notice of it.
     overrides: `CONFIG_NAME` -> raw value, as on a command line (strings without quotes).
 
     Raises ConfigError with one finding (`file:line: reason`) for each assignment that does not take.
     """
     tree = load_own_tree(root)
-    configuration, notices = load_file(tree, config_file)
+    configuration, notices = load_file(tree, config_file, refresh=refresh)
     notices += override(configuration, overrides)
     symbols = [symbol for symbol in tree.unique_defined_syms if not symbol.choice]
     provenance = Provenance(configuration)

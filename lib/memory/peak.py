@@ -26,7 +26,9 @@ class Peak:
         elif self._device.type == "mps":
             self._before = torch.mps.driver_allocated_memory()
         else:
-            self._before = _resident_bytes()
+            with contextlib.suppress(OSError):  # where the kernel lets it, the highest so far is forgotten
+                Path("/proc/self/clear_refs").write_text("5")
+            self._before = _resident_bytes("VmRSS")
 
     def need_bytes(self) -> int:
         """The most so far: what the allocator took and what libraries took beside it, or resident memory."""
@@ -36,8 +38,7 @@ class Peak:
             return torch.cuda.max_memory_reserved(self._device) + beside
         if self._device.type == "mps":  # the driver's pool does not shrink
             return max(0, torch.mps.driver_allocated_memory() - self._before)
-        highest = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _RSS_UNIT_BYTES
-        return max(0, highest - self._before)
+        return max(0, _resident_bytes("VmHWM") - self._before)
 
     def retries(self) -> int:
         """How often the allocator had to give its cache back to find room: 0 where memory is enough."""
@@ -62,10 +63,14 @@ def limit_main_memory(usable_bytes: int) -> None:
         Path("/proc/self/oom_score_adj").write_text("1000")
 
 
-def _resident_bytes() -> int:
-    now = _status_bytes("VmRSS")
-    if now is not None:
-        return now
+def _resident_bytes(name: str) -> int:
+    """VmRSS: what is resident now; VmHWM: the most so far, which elsewhere than on Linux stands for both.
+
+    Not by getrusage on Linux: a new process begins there with the most of the one that started it.
+    """
+    found = _status_bytes(name)
+    if found is not None:
+        return found
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _RSS_UNIT_BYTES
 
 

@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import TypeAlias
 
 from lib.errors import PlanError
-from lib.plan.types import Kind, Layout, Memory, Plan, Precision
+from lib.plan.types import OWN_MEMORY, Kind, Layout, Memory, Plan, Precision
 from lib.tables import (
     COMPILED_PEAK_FACTOR,
     FREE_MEMORY_MARGIN,
@@ -65,7 +65,7 @@ def predicted(trial: Trial, predict: Predict, *, free_bytes: int) -> Memory:
     peak = sum(parts.values())
     factor = PEAK_FACTOR * (COMPILED_PEAK_FACTOR if trial.compile else 1.0)
     # Main memory is shared with other programs; a GPU has a context, and libraries that want scratch.
-    shared = trial.device in ("cpu", "mps")
+    shared = trial.device not in OWN_MEMORY
     usable = round(free_bytes * FREE_MEMORY_MARGIN) if shared else free_bytes
     return Memory(
         parts=MappingProxyType(dict(parts)),

@@ -49,7 +49,7 @@ def choose_precision(config: Asked, placement: Placement, hardware: Hardware) ->
     automatic = _automatic_precision(placement, hardware)
     if config.precision == "auto":
         return automatic
-    problem = _precision_problem(config.precision, placement)
+    problem = precision_problem(config.precision, placement)
     if problem:
         raise PlanError(
             f"CONFIG_PRECISION_{config.precision.upper()} cannot be honoured on {placement.name}",
@@ -59,6 +59,16 @@ def choose_precision(config: Asked, placement: Placement, hardware: Hardware) ->
     slow = config.precision == "bf16" and placement.device.value == "cpu" and automatic.value != "bf16"
     note = ", slowly: the processor has no bf16 instructions" if slow else ""
     return Decision(config.precision, f"asked for{note}")
+
+
+def precision_problem(precision: Precision, placement: Placement) -> str:
+    """Why `precision` cannot be had there; "" where it can."""
+    device, capability = placement.device.value, placement.capability
+    if precision == "fp16" and device in ("cpu", "mps"):
+        return "fp16 with loss scaling is for CUDA and ROCm GPUs"
+    if precision == "bf16" and device == "cuda" and capability is not None and capability < BF16_CAPABILITY:
+        return f"bf16 starts at compute capability {_dotted(BF16_CAPABILITY)}, this is {_dotted(capability)}"
+    return ""
 
 
 def _automatic_precision(placement: Placement, hardware: Hardware) -> Decision[Precision]:
@@ -87,15 +97,6 @@ def _cuda_precision(capability: tuple[int, int] | None) -> Decision[Precision]:
     if capability >= FP16_CAPABILITY:
         return Decision("fp16", f"{have} has fp16 but no bf16 tensor cores: fp16 with loss scaling")
     return Decision("fp32", f"{have} has no tensor cores")
-
-
-def _precision_problem(precision: Precision, placement: Placement) -> str:
-    device, capability = placement.device.value, placement.capability
-    if precision == "fp16" and device in ("cpu", "mps"):
-        return "fp16 with loss scaling is for CUDA and ROCm GPUs"
-    if precision == "bf16" and device == "cuda" and capability is not None and capability < BF16_CAPABILITY:
-        return f"bf16 starts at compute capability {_dotted(BF16_CAPABILITY)}, this is {_dotted(capability)}"
-    return ""
 
 
 def _deny_rule(placement: Placement) -> DenyRule | None:

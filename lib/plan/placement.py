@@ -132,13 +132,13 @@ def _described(hardware: Hardware) -> str:
 
 
 def _why_device(config: Asked, device: Device, *, note: str) -> str:
-    asked = "the GPU that is there" if config.device == "auto" else "asked for"
+    asked = "before the processor (CONFIG_DEVICE_AUTO=y)" if config.device == "auto" else "asked for"
     return f"{device.name}: {asked}" + (f"; {note}" if note else "")
 
 
 def _why_world(config: Asked, *, available: int, note: str) -> str:
     if not config.num_devices:
-        return f"all {available} of one model; {note}" if note else f"all there are: {available}"
+        return f"all {available} of one model; {note}" if note else f"all {available} (CONFIG_NUM_DEVICES=0)"
     return f"CONFIG_NUM_DEVICES={config.num_devices}, the first of {available}" + (
         f"; {note}" if note else ""
     )

@@ -3,26 +3,46 @@
 from __future__ import annotations
 
 from lib.plan.asked import Asked
+from lib.plan.numerics import precision_problem
+from lib.plan.placement import Placement
 from lib.plan.probing import Probed
-from lib.plan.types import Memory, ModelFacts
-from lib.tables import GB
+from lib.plan.types import Memory, ModelFacts, Precision
+from lib.units import bytes_text
 
 
 def told(memory: Memory) -> str:
     """The need and what there is for it, in words."""
-    return f"{memory.need_bytes / GB:.2f} GB of {memory.usable_bytes / GB:.2f} GB usable"
+    return f"{bytes_text(memory.need_bytes)} of {bytes_text(memory.usable_bytes)} usable"
 
 
 def why_memory(memory: Memory | None, probed: Probed | None) -> str:
     """What the prediction is made of, and what was measured instead, if it was."""
     if memory is None:
         return "not predicted"
-    measured = f"measured: {probed.chosen.need_bytes / GB:.2f} GB" if probed is not None else "not measured"
+    measured = f"measured: {bytes_text(probed.chosen.need_bytes)}" if probed is not None else "not measured"
     parts = sorted(memory.parts.items(), key=lambda part: -part[1])
-    listed = ", ".join(f"{name} {byte_count / GB:.2f}" for name, byte_count in parts)
+    listed = ", ".join(f"{name} {bytes_text(byte_count)}" for name, byte_count in parts)
     more = "" if memory.fits else "MORE than there is: "
-    reserve = f"in reserve {memory.reserve_bytes / GB:.2f}"
+    reserve = f"in reserve {bytes_text(memory.reserve_bytes)}"
     return f"{more}{told(memory)}, of which {listed} and {reserve}; predicted, {measured}"
+
+
+def ways_to_fit(
+    config: Asked, placement: Placement, memory: Memory, *, norm_batch: int, precision: Precision
+) -> str:
+    """What would make room for the smallest micro-batch, which needs `memory`."""
+    ways = ["free some memory"]
+    if norm_batch > 1:
+        ways.append("set CONFIG_NORM_BATCH lower (on all machines alike)")
+    largest = max(memory.parts, key=lambda part: memory.parts[part])
+    if largest in ("activations", "temporaries"):
+        if config.grad_checkpoint == "none":
+            ways.append("recompute activations (CONFIG_GRAD_CHECKPOINT_BLOCKS=y)")
+        if precision == "fp32" and not precision_problem("bf16", placement):
+            ways.append("use CONFIG_PRECISION_BF16=y")
+    if largest == "optimizer":
+        ways.append("use CONFIG_OPTIMIZER_SGD=y")
+    return ", or ".join([*ways, "choose a smaller model"])
 
 
 def why_target(config: Asked) -> str:

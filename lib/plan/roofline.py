@@ -12,6 +12,7 @@ from typing import Literal
 
 from lib.gpus import Gpu
 from lib.plan.types import Precision
+from lib.units import seconds_text
 
 # Share of the peak that well-made training programs reach, from the rates that they publish: compiled GPT-2
 # 29 % (modded-nanogpt, AdamW) to 41 % (llm.c) on H100, small ResNets on A100 25 to 37 % (cifar10-airbench).
@@ -21,6 +22,8 @@ FLOP_SHARES = (0.25, 0.40)
 # Large copies within a GPU reach 90 % of the rate of memory (seen on H100 and H200). The lower end is an
 # assumption: kernels of training mix long reads with short ones.
 BANDWIDTH_SHARES = (0.6, 0.9)
+
+SHORT_SECONDS = 5e-3  # hundreds of kernels at some ten microseconds each
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,12 +61,17 @@ class StepTime:
 
     fastest_seconds: float
     slowest_seconds: float
-    bound: Literal["arithmetic", "memory"]
+    bound: Literal["arithmetic", "memory", "arithmetic or memory"]
     reason: str
 
     def __str__(self) -> str:
-        span = f"{_seconds(self.fastest_seconds)} to {_seconds(self.slowest_seconds)}"
-        return f"estimate: {span} an optimizer step, bounded by {self.bound} ({self.reason})"
+        launches = "; launching its kernels may take longer" if self.slowest_seconds < SHORT_SECONDS else ""
+        return f"estimate: {self.span} an optimizer step, bounded by {self.bound} ({self.reason}){launches}"
+
+    @property
+    def span(self) -> str:
+        """From the fastest to the slowest."""
+        return f"{seconds_text(self.fastest_seconds)} to {seconds_text(self.slowest_seconds)}"
 
 
 def estimate_step_time(work: StepWork, gpu: Gpu, *, precision: Precision) -> StepTime:
@@ -75,18 +83,23 @@ def estimate_step_time(work: StepWork, gpu: Gpu, *, precision: Precision) -> Ste
         (work.flop / (peak * flop_share), moved / (bandwidth * bandwidth_share))
         for flop_share, bandwidth_share in zip(FLOP_SHARES, BANDWIDTH_SHARES, strict=True)
     )
-    bounded_by_memory = fast[1] > fast[0]
-    if bounded_by_memory:
-        low, high = (f"{share:.0%}" for share in BANDWIDTH_SHARES)
-        reason = f"at least {moved / 1e9:.3g} GB at {low} to {high} of {bandwidth / 1e9:.0f} GB/s"
-    else:
-        low, high = (f"{share:.0%}" for share in FLOP_SHARES)
-        units = precision if _has_units(gpu, precision) else f"fp32, for want of units for {precision}"
-        reason = f"{work.flop / 1e12:.3g} TFLOP at {low} to {high} of {peak / 1e12:.4g} TFLOP/s in {units}"
+    low, high = (f"{share:.0%}" for share in FLOP_SHARES)
+    units = precision if _has_units(gpu, precision) else f"fp32, for want of units for {precision}"
+    computed = f"{work.flop / 1e12:.3g} TFLOP at {low} to {high} of {peak / 1e12:.4g} TFLOP/s in {units}"
+    low, high = (f"{share:.0%}" for share in BANDWIDTH_SHARES)
+    carried = f"at least {moved / 1e9:.3g} GB at {low} to {high} of {bandwidth / 1e9:.0f} GB/s"
+    bound: Literal["arithmetic", "memory", "arithmetic or memory"]
+    match (fast[1] > fast[0], slow[1] > slow[0]):
+        case True, True:
+            bound, reason = "memory", carried
+        case False, False:
+            bound, reason = "arithmetic", computed
+        case _:  # near the ridge it depends on which share of which rate is reached
+            bound, reason = "arithmetic or memory", f"{computed}; {carried}"
     return StepTime(
         fastest_seconds=max(fast),
         slowest_seconds=max(slow),
-        bound="memory" if bounded_by_memory else "arithmetic",
+        bound=bound,
         reason=reason,
     )
 
@@ -101,9 +114,3 @@ def peak_flop_per_second(gpu: Gpu, *, precision: Precision) -> float:
 
 def _has_units(gpu: Gpu, precision: Precision) -> bool:
     return precision == "fp32" or precision in gpu.formats
-
-
-def _seconds(seconds: float) -> str:
-    if seconds >= 1:
-        return f"{seconds:.3g} s"
-    return f"{seconds * 1e3:.3g} ms" if seconds >= 1e-3 else f"{seconds * 1e6:.3g} us"

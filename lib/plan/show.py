@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import TextIO
 
 from lib.plan.types import Memory, Plan
-from lib.tables import GB
+from lib.units import bytes_text
 
 NARROW_COLUMNS = 72  # below this a reason goes under its value, not beside it
 
@@ -62,5 +62,5 @@ def _text(value: object) -> str:
     if value is None:
         return "-"
     if isinstance(value, Memory):
-        return f"{value.need_bytes / GB:.2f} GB"
+        return bytes_text(value.need_bytes)
     return str(value)

@@ -12,8 +12,8 @@ from lib.plan.bound import cpu_table_batch, raise_to_norm_batch, table_bound
 from lib.plan.fitting import NoRoomError, Predict, Trial, largest_fitting, predicted
 from lib.plan.placement import Placement
 from lib.plan.probing import NEAR_BEST, Probed
-from lib.plan.reasons import told, why_memory, why_norm_batch, why_target
-from lib.plan.types import Layout, Memory, ModelFacts, Precision
+from lib.plan.reasons import told, ways_to_fit, why_memory, why_norm_batch, why_target
+from lib.plan.types import OWN_MEMORY, Layout, Memory, ModelFacts, Precision
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -175,26 +175,24 @@ def _predicted_bound(situation: Situation) -> Decision[int]:
     bound = largest_fitting(memory_of, most=most, step=step)
     if not bound:
         memory, trial = memory_of(step), situation.trial(step, accumulates=step < share)
-        what = f"{situation.config.model} does not fit on {situation.placement.name}"
-        why = f"a micro-batch of {step} is predicted to need {told(memory)}"
-        raise NoRoomError(what, why=why, todo=_ways_to_fit(situation, memory), trial=trial, memory=memory)
+        raise NoRoomError(
+            f"{situation.config.model} does not fit on {situation.placement.name}",
+            why=f"a micro-batch of {step} is predicted to need {told(memory)}",
+            todo=ways_to_fit(
+                situation.config,
+                situation.placement,
+                memory,
+                norm_batch=situation.norm_batch,
+                precision=situation.way.precision,
+            ),
+            trial=trial,
+            memory=memory,
+        )
     fit = f"{bound} fit{enough if bound == most else ''}: predicted to need {told(memory_of(bound))}"
     unmeasured = (
         "nothing was measured here yet (make probe); " if situation.config.auto_method == "probe" else ""
     )
     return Decision(bound, unmeasured + fit)
-
-
-def _ways_to_fit(situation: Situation, memory: Memory) -> str:
-    ways = ["free some memory"]
-    if situation.norm_batch > 1:
-        ways.append("set CONFIG_NORM_BATCH lower (on all machines alike)")
-    largest = max(memory.parts, key=lambda part: memory.parts[part])
-    if largest in ("activations", "temporaries"):
-        ways.append("recompute activations (CONFIG_GRAD_CHECKPOINT_BLOCKS) or use CONFIG_PRECISION_BF16")
-    if largest == "optimizer":
-        ways.append("use CONFIG_OPTIMIZER_SGD")
-    return ", or ".join([*ways, "choose a smaller model"])
 
 
 def _strict(situation: Situation) -> Sizes:
@@ -334,5 +332,11 @@ def _sizes(situation: Situation, split: Split, *, target: int, why_micro_batch: 
         "norm_batch": why_norm_batch(situation.facts, norm_batch=situation.norm_batch),
     }
     memory = situation.memory(split.micro_batch, accumulates=split.accumulation > 1)
-    reasons["memory"] = why_memory(memory, situation.way.probed)
+    reasons["memory"] = why_memory(memory, situation.way.probed) + _offload_note(situation)
     return Sizes(split=split, target=target, norm_batch=situation.norm_batch, memory=memory, reasons=reasons)
+
+
+def _offload_note(situation: Situation) -> str:
+    if not situation.config.activation_offload or situation.placement.device.value in OWN_MEMORY:
+        return ""
+    return "; CONFIG_ACTIVATION_OFFLOAD=y does nothing here: the device has no memory of its own"

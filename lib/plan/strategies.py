@@ -152,8 +152,14 @@ def _obstacle(config: Asked, facts: ModelFacts, way: Way) -> Decision[str] | Non
         return Decision("the shapes of the weights are not known", "plan with the model itself")
     if config.optimizer == "muon":
         return Decision("Muon works on whole matrices", "another optimizer (not the same mathematics)")
+    if config.optimizer == "adam_atan2":
+        return Decision("Adam-atan2 knows no parts", "another optimizer (not the same mathematics)")
     if layout.strategy == "zero1":
         return None
+    if config.grad_checkpoint is None:
+        return Decision(f"{config.model} is no chain of blocks", "another model")
+    if config.activation_offload:
+        return Decision("activations are offloaded", "CONFIG_ACTIVATION_OFFLOAD=n")
     shapes = [weight.shape for unit in facts.units for weight in unit]
     if way.precision == "fp16":
         return Decision("no loss scaling for gradients in parts", "CONFIG_PRECISION_BF16=y or _FP32=y")

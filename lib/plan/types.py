@@ -14,6 +14,8 @@ Strategy: TypeAlias = Literal["single", "ddp", "zero1", "zero2", "fsdp", "hsdp"]
 
 SHARDS_WEIGHTS: frozenset[Strategy] = frozenset({"zero2", "fsdp", "hsdp"})
 
+OWN_MEMORY: tuple[Kind, ...] = ("cuda", "rocm")  # the others share that of the processor
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Device:

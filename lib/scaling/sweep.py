@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import os
 import socket
-import subprocess
-import sys
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -16,15 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from lib import metrics
+from lib.child_run import train_apart
 from lib.data.types import TextSpec
-from lib.errors import ToolkitError
 from lib.registry import build_model
 from lib.rundir import RunDir
 from lib.scaling.counts import count, training_flops
 from lib.scaling.results import ScalingConfig, ScalingResults, read, write
-
-_KIBIBYTES_PER_MEGABYTE = 1e6 / 1024
-_LAST_LINES = 2  # of a failed run, in its reason
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,32 +58,15 @@ class Sweep:
         """A run of its own directory; one that was interrupted goes on from its last checkpoint."""
         identity = config.identity(self.code)
         place = self.out / "runs" / f"{name}-{identity}"
-        write(place / "config", config.assignments())
-        log = place / "output.txt"
-        # One thread each: several threads of several runs would wait for each other.
-        command = [
-            "env",
-            "-u",
-            "KCONFIG_MAKE_VARIABLES",
-            f"KCONFIG_CONFIG={place / 'config'}",
-            "OMP_NUM_THREADS=1",
-        ]
-        command += [sys.executable, "-m", "train", "--runs", str(place), "train"]
-        with log.open("ab") as opened:
-            process = subprocess.Popen(
-                command, cwd=self.root, stdin=subprocess.DEVNULL, stdout=opened, stderr=subprocess.STDOUT
-            )
-            _, status, usage = os.wait4(process.pid, 0)
-        process.returncode = os.waitstatus_to_exitcode(status)
-        cost: dict[str, Any] = {
-            "seconds_cpu": round(usage.ru_utime + usage.ru_stime, 2),
-            "peak_memory_mb": round(usage.ru_maxrss / _KIBIBYTES_PER_MEGABYTE, 1),
-        }
-        empty = self._empty(config, identity)
-        if process.returncode:
-            reason = f"exit status {process.returncode}: {_tail(log)}"
-            return dataclasses.replace(empty, status="failed", reason=reason, **cost)
-        return self._read(empty, place, config, cost)
+        child = train_apart(place, config.assignments(), root=self.root)
+        empty = dataclasses.replace(
+            self._empty(config, identity),
+            seconds_cpu=child.seconds_cpu,
+            peak_memory_mb=child.peak_memory_mb,
+        )
+        if child.run is None:
+            return dataclasses.replace(empty, status="failed", reason=child.reason)
+        return self._read(empty, child.run, config)
 
     def _empty(self, config: ScalingConfig, identity: str) -> ScalingResults:
         build = self.builder(config)
@@ -115,14 +92,8 @@ class Sweep:
             config=dataclasses.asdict(config),
         )
 
-    def _read(
-        self, empty: ScalingResults, place: Path, config: ScalingConfig, cost: dict[str, Any]
-    ) -> ScalingResults:
-        runs = [RunDir.open(path.parent) for path in place.glob("*/*/config")]
-        done = [run for run in runs if run.status().state == "done"]
-        if not done:
-            raise ToolkitError(f"{place} holds no run that is done")
-        status, rows = done[0].status(), metrics.read(done[0].metrics)
+    def _read(self, empty: ScalingResults, run: RunDir, config: ScalingConfig) -> ScalingResults:
+        status, rows = run.status(), metrics.read(run.metrics)
         losses = [row["loss"] for row in rows if row["kind"] == "eval"]
         tokens = status.step * config.batch_size * config.n_seq
         suspect = losses[-1] < self.floor
@@ -140,7 +111,6 @@ class Sweep:
             tokens=tokens,
             status="suspect_leak" if suspect else "done",
             reason=f"below {self.floor:.4f} nats, which no model reaches" if suspect else "",
-            **cost,
         )
 
     def builder(self, config: ScalingConfig) -> Callable[[], Any]:
@@ -157,12 +127,6 @@ def failures(results: Iterable[ScalingResults]) -> list[str]:
         for result in results
         if result.status != "done"
     ]
-
-
-def _tail(log: Path) -> str:
-    """The error, and the line before it, where a configuration says which of it is at fault."""
-    lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
-    return " / ".join(line.strip() for line in lines[-_LAST_LINES:])
 
 
 def _torch_version() -> str:

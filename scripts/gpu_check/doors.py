@@ -22,7 +22,8 @@ from train.budget import Budget
 from train.forecast import footprint
 from train.job import Job, Progress
 from train.record import SilentRecord
-from train.setup import Subject, make_job, measure
+from train.setup import make_job
+from train.subject import Subject, measure
 
 ROOT = Path(__file__).resolve().parents[2]
 

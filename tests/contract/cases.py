@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lib.data.types import ImageSpec, Spec, TextClassSpec, TextSpec
+from lib.data.types import ImageSpec, PuzzleSpec, Spec, TextClassSpec, TextSpec
 from lib.registry import build_model, load_model, model_names
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -31,6 +31,8 @@ def spec_of(case: dict[str, Any]) -> Spec:
         shape = {name: case[name] for name in ("channels", "height", "width", "classes")}
         constant = (0.5,) * case["channels"]
         return ImageSpec(name="noise", mean=constant, std=constant, synthetic=True, **shape)
+    if "side" in case:
+        return PuzzleSpec(name="noise", side=case["side"], synthetic=True)
     sizes = {name: case[name] for name in ("vocab_size", "block_size")}
     if "classes" in case:
         return TextClassSpec(name="noise", classes=case["classes"], pad=case["vocab_size"] - 1, **sizes)
@@ -51,16 +53,33 @@ def inputs_of(spec: Spec, rows: int) -> Tensor:
 
 
 def targets_of(spec: Spec, rows: int) -> Tensor:
+    if isinstance(spec, PuzzleSpec):
+        return 2 + inputs_of(spec, rows) % spec.side
     if isinstance(spec, TextSpec):
         return torch.arange(rows * spec.block_size).view(rows, -1) % spec.vocab_size
     return torch.arange(rows) % spec.classes
 
 
 def output_shape(spec: Spec, rows: int) -> tuple[int, ...]:
+    if isinstance(spec, PuzzleSpec):
+        return rows, *spec.input_shape, spec.vocab_size
     if isinstance(spec, TextSpec):
         return rows, spec.block_size, spec.vocab_size
     return rows, spec.classes
 
 
-def loss_of(logits: Tensor, targets: Tensor, *, reduction: str = "mean") -> Tensor:
-    return F.cross_entropy(logits.flatten(0, -2), targets.flatten(), reduction=reduction)
+def logits_of(output: Any) -> Tensor:
+    """What a model predicts; one that learns recursively gives it with more."""
+    logits: Tensor = output[0] if isinstance(output, tuple) else output
+    return logits
+
+
+def loss_of(output: Any, targets: Tensor, *, reduction: str = "mean") -> Tensor:
+    """The halting logits of a recursive model, too, are in it."""
+    loss = F.cross_entropy(logits_of(output).flatten(0, -2), targets.flatten(), reduction=reduction)
+    if isinstance(output, tuple):
+        halting = F.binary_cross_entropy_with_logits(
+            output[1], torch.ones_like(output[1]), reduction=reduction
+        )
+        loss = loss + halting
+    return loss

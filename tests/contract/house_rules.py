@@ -19,6 +19,7 @@ LEVELS = {
     "lib.config": 1,
     "lib.gpus": 1,
     "lib.tables": 1,
+    "lib.units": 2,
     "lib.plan": 2,
     "lib.hardware": 3,
     "lib.sharding": 3,

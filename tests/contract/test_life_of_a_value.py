@@ -15,9 +15,10 @@ from lib.config import Config, config_from_values
 from lib.data.loader import Batch
 from lib.plan import plan as make_plan
 from lib.plan.types import Plan
+from tests.puzzles import puzzle_subject
 from tests.tokens import BLOCK, VOCAB, sentences_subject, text_subject
 from tests.training import CPU, Wrapped, random_subject, small_job, trained
-from train.setup import Subject
+from train.subject import Subject
 from train.task import Forward, Sums, Task
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -25,6 +26,7 @@ DEFCONFIGS = sorted(path.name for path in (ROOT / "defconfigs").iterdir() if pat
 STEPS = 3
 TARGET = 64  # instead of hundreds, and the narrowest networks: it is the arithmetic that is tested
 NORM_BATCH = 8
+SLOW = ("looped", "resnet50", "trm-sudoku-extreme", "trm-sudoku-flat", "trm-sudoku4")
 
 
 def narrow_config(defconfig: str) -> Config:
@@ -48,10 +50,21 @@ def narrow_config(defconfig: str) -> Config:
         values |= {"CONFIG_GPT2_SIZE_CUSTOM": "y"} | {f"CONFIG_GPT2_{k}": v for k, v in sizes.items()}
     if "CONFIG_MODEL_RESNET_BK=y" in file.read_text():
         values |= {"CONFIG_RESNET_BK_LAYERS": "2", "CONFIG_RESNET_BK_WIDTH": "16"}
+    if "CONFIG_MODEL_LOOPED=y" in file.read_text():
+        sizes = {"WIDTH": "8", "HIDDEN": "16", "MAX_ITERATIONS": "5", "NUDGED_ITERATIONS": "3"}
+        values |= {f"CONFIG_LOOPED_{k}": v for k, v in sizes.items()}
+    if "CONFIG_MODEL_TRM=y" in file.read_text():
+        sizes = {"WIDTH": "8", "MULTIPLE": "8", "PUZZLE_TOKENS": "2"}
+        values |= {"CONFIG_TRM_SIZE_CUSTOM": "y", "CONFIG_AUGMENT_NONE": "y"}
+        values |= {f"CONFIG_TRM_{name}": value for name, value in sizes.items()}
+        # There is no epsilon to spare in an arctangent of two numbers near zero.
+        values |= {"CONFIG_OPTIMIZER_ADAMW": "y", "CONFIG_TRM_H_CYCLES": "2", "CONFIG_TRM_L_CYCLES": "1"}
     return config_from_values(kconf.load(root=ROOT, config_file=file, overrides=values).values)
 
 
 def subject_of(config: Config) -> Subject:
+    if config.model == "trm":
+        return puzzle_subject(config, train=3 * TARGET)
     if config.dataset == "sst2":
         return sentences_subject(config, size=3 * TARGET)
     if config.block_size is not None:
@@ -90,7 +103,7 @@ def micro_batches(config: Config) -> Iterator[int]:
 
 @pytest.mark.parametrize(
     "defconfig",
-    [pytest.param(name, marks=pytest.mark.slow if name == "resnet50" else ()) for name in DEFCONFIGS],
+    [pytest.param(name, marks=pytest.mark.slow if name in SLOW else ()) for name in DEFCONFIGS],
 )
 def test_optimizer_sees_the_target_and_the_cut_changes_nothing(defconfig: str) -> None:
     reference: dict[str, torch.Tensor] = {}

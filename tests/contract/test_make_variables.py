@@ -31,6 +31,7 @@ USED_BY = {
     "B": {"diffconfig"},
     "SYM": {"explain"},
     "Q": {"searchconfig"},
+    "EXP": {"experiment"},
     "KCONFIG_ALLCONFIG": {*EXTREMES, "defconfig"},
     "KCONFIG_SEED": {"randconfig"},
     "KCONFIG_PROBABILITY": {"randconfig"},
@@ -44,7 +45,7 @@ USED_BY = {
         "train-lenet5",
     },
     "CONFIG_SEED": {
-        *("train", "train-lenet5", "plan", "bench", "checkconfig", "explain", "searchconfig"),
+        *("train", "train-lenet5", "plan", "bench", "experiment", "checkconfig", "explain", "searchconfig"),
         *(
             "menuconfig",
             "nconfig",
@@ -122,7 +123,12 @@ def test_symbols_on_the_command_line_are_checked_by_every_target(make: Make, tre
         done = make(target, "CONFIG_TYPO=3", "KCONFIG_CONFIG=.config", cwd=tree)
         if target in USED_BY["CONFIG_SEED"]:
             first = done.calls[0]
-            loads = first[0] == "scripts/kconf.py" or first[-1] in {"train", "plan", "scripts.bench"}
+            loads = first[0] == "scripts/kconf.py" or first[-1] in {
+                "train",
+                "plan",
+                "scripts.bench",
+                "scripts.eqprop",
+            }
             assert loads, f"{target} runs {first} first"
         else:
             assert (done.returncode, done.calls) == (2, []), target

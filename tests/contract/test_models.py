@@ -16,7 +16,7 @@ from torch import nn
 
 import models
 from lib import registry
-from lib.data.types import ImageSpec
+from lib.data.types import TextSpec
 from lib.errors import ConfigError
 from lib.memory.facts import model_facts
 from lib.muon import HasHiddenMatrices
@@ -28,6 +28,7 @@ from tests.contract.cases import (
     ROOT,
     golden,
     inputs_of,
+    logits_of,
     loss_of,
     output_shape,
     spec_of,
@@ -77,7 +78,7 @@ def test_parameter_count_is_golden_and_it_builds_on_the_meta_device(name: str, c
     build = functools.partial(build_model, name, case["options"], spec, seed=0)
     assert model_facts(build, spec, name=name, train_size=1).parameters == case["parameters"]
     with torch.device("meta"):
-        logits = build()(inputs_of(spec, 2).to("meta"))
+        logits = logits_of(build()(inputs_of(spec, 2).to("meta")))
     assert logits.shape == output_shape(spec, 2)
 
 
@@ -156,7 +157,8 @@ def test_state_dict_round_trip(name: str) -> None:
     model(inputs_of(spec, 4))  # moves the running statistics, where there are any
     other.load_state_dict(model.state_dict())
     with torch.no_grad():
-        assert torch.equal(model.eval()(inputs_of(spec, 3)), other.eval()(inputs_of(spec, 3)))
+        one, two = (logits_of(each.eval()(inputs_of(spec, 3))) for each in (model, other))
+        assert torch.equal(one, two)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -191,7 +193,7 @@ def test_kconfig_says_what_the_model_is(name: str, kconfig: kconfiglib.Kconfig) 
     assert float(symbols["TABLE_SCALE"].str_value) > 0
     assert int(symbols["RECOMMENDED_TARGET"].str_value) > 0
     assert (symbols["MODEL_HAS_BATCHNORM"].str_value == "y") == facts.has_batchnorm
-    assert (symbols["MODEL_DATA_TEXT"].str_value == "y") == (not isinstance(spec_of(case), ImageSpec))
+    assert (symbols["MODEL_DATA_TEXT"].str_value == "y") == isinstance(spec_of(case), TextSpec)
     names_matrices = isinstance(tiny(name)[0], HasHiddenMatrices)
     assert (symbols["MODEL_HAS_HIDDEN_MATRICES"].str_value == "y") == names_matrices
     convolutional = any(isinstance(module, nn.Conv2d) for module in tiny(name)[0].modules())
@@ -223,7 +225,7 @@ def test_models_of_any_image_size_take_small_and_oblong_images(kconfig: kconfigl
     any_size = [name for name in NAMES if chosen(kconfig, name)["MODEL_ANY_IMAGE_SIZE"].str_value == "y"]
     assert any_size, "no model takes images of any size"
     for name in any_size:
-        for case in golden(name):
+        for case in (case for case in golden(name) if "height" in case):
             case |= {"height": 8, "width": 13}
             with torch.device("meta"):
                 model = build_model(name, case["options"], spec_of(case), seed=0)

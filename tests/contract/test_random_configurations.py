@@ -48,6 +48,8 @@ SMALL = {
     "RESNET50_WIDTH": "4",
     "RESNET_BK_LAYERS": "1",
     "RESNET_BK_WIDTH": "16",
+    "LOOPED_MAX_ITERATIONS": "4",
+    "LOOPED_NUDGED_ITERATIONS": "4",
 }
 # In place of data that are not there: texts for the models that read them, images for the others.
 EMBEDDED = ("markov", "scenes", "digits")

@@ -23,6 +23,7 @@ from lib.backend import Backend, open_backend
 from lib.data.loader import Batch
 from lib.launcher import end_process
 from lib.plan.types import Plan
+from tests.puzzles import puzzle_subject, small_trm_config
 from tests.training import (
     Clock,
     MemoryRecord,
@@ -60,10 +61,17 @@ CASES = {
     "ghost": Case(model="resnet18", norm_batch=4, settings={"ema": True, "ema_decay": 0.5}),
     "ragged": Case(micro_batch=5, settings={}),
     "counted": Case(micro_batch=5, counted=True, settings={"grad_clip": 0.05}),
+    "looped": Case(model="looped", micro_batch=5, settings={"ema": True, "ema_decay": 0.5, "grad_clip": 0.5}),
     "plain batch norm": Case(model="resnet18", settings={}),
     "clocks": Case(settings={"max_steps": 12, "checkpoint_seconds": 10, "eval_interval_steps": 100}),
     "seconds": Case(
         settings={"budget": "seconds", "max_seconds": 30, "schedule": "cosine", "lr_min_ratio": 0.0}
+    ),
+    # Samples that stay for several steps, on whichever process their row is.
+    "recursive": Case(
+        model="trm",
+        micro_batch=5,
+        settings={"halt_max_steps": 2, "halt_exploration": 0.5, "learning_rate": 0.3, "max_steps": 4},
     ),
     "signal": Case(signalled=True, settings={"eval_interval_steps": 100}),
 }
@@ -107,14 +115,14 @@ def plan_of(case: Case, world: int) -> Plan:
 
 def outcome(case: Case, backend: Backend) -> dict[str, Any]:
     """What one process has at the end of its run."""
-    config = small_config(
-        case.model,
-        norm_batch=case.norm_batch or None,
-        augment="none",
-        **({"max_steps": STEPS} | case.settings),
-    )
-    shape = (3, 8, 8) if case.model == "resnet18" else (1, 28, 28)
-    subject = random_subject(config, shape=shape, train_size=TRAIN_SIZE, test_size=TEST_SIZE)
+    settings: dict[str, Any] = {"max_steps": STEPS} | case.settings
+    if case.model == "trm":
+        config = small_trm_config(**settings)
+        subject = puzzle_subject(config, train=TRAIN_SIZE, test=TEST_SIZE)
+    else:
+        config = small_config(case.model, norm_batch=case.norm_batch or None, augment="none", **settings)
+        shape = (3, 8, 8) if case.model == "resnet18" else (1, 28, 28)
+        subject = random_subject(config, shape=shape, train_size=TRAIN_SIZE, test_size=TEST_SIZE)
     plan, record, stopped = plan_of(case, backend.world), MemoryRecord(), 0
     with pytest.MonkeyPatch.context() as patched:
         clock, last = Clock(patched), backend.rank == backend.world - 1
@@ -134,6 +142,7 @@ def outcome(case: Case, backend: Backend) -> dict[str, Any]:
         "model": clone(job.model.state_dict()),
         "ema": clone(job.ema.state_dict()) if job.ema is not None else {},
         "result": result,
+        "carry": record.states[progress.step]["carry"] or {},
         "losses": [row["loss"] for row in record.of_kind("train")],
         "step": progress.step,
         "stopped": stopped,

@@ -29,7 +29,7 @@ from tests.tokens import BLOCK, VOCAB, small_lm_config, text_subject
 from tests.training import Wrapped, small_job, small_plan
 from train.job import Job, Progress
 from train.loop import load_state_dict, optimizer_step, state_dict, train
-from train.setup import Subject
+from train.subject import Subject
 from train.task import Forward, Sums
 
 EFFECTIVE = 24

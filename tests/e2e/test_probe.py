@@ -15,7 +15,7 @@ from tests.e2e.runner import ROOT, TINY, Runner
 from train import probing
 from train.forecast import Footprints
 from train.probing import Bench
-from train.setup import open_subject
+from train.subject import open_subject
 
 pytestmark = pytest.mark.slow
 

@@ -162,8 +162,10 @@ def test_a_signal_saves_and_stops_and_the_run_goes_on(runner: Runner, number: si
     status = runner.newest().status()
     assert status.state == "preempted"
     assert status.reason.startswith(f"stopped by {number.name} after step {status.step}")
+    assert "stopping after this step" in output
     process = runner.start("resume")
     wait_for_log(runner, process, f"Starting after step {status.step}")
+    assert runner.newest().status().state == "running"
     process.kill()
     process.communicate()
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import pytest
 
 from lib.rundir import RunDir
-from train.commands import _tell_end
+from tests.configs import load_hardware
+from train.commands import _same_machine, _tell_end
 from train.stop import Stopped
 
 
@@ -43,3 +45,12 @@ def test_of_a_run_that_is_gone_nothing_is_left(run: RunDir) -> None:
         path.unlink()
     _tell_end(run, ValueError("bad"))
     assert not list(run.path.iterdir())
+
+
+def test_a_machine_is_the_same_however_much_of_it_is_free() -> None:
+    one, four = load_hardware("rtx3090"), load_hardware("h100-80g-70g-free-x4")
+    devices = tuple(dataclasses.replace(device, free_bytes=10**9) for device in one.devices)
+    assert _same_machine(one, dataclasses.replace(one, devices=devices))
+    assert not _same_machine(one, four)
+    assert not _same_machine(four, dataclasses.replace(four, devices=four.devices[:2]))
+    assert not _same_machine(one, dataclasses.replace(one, cpu_name="another"))

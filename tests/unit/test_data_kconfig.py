@@ -11,7 +11,7 @@ from lib import kconf
 from lib.config import Config, config_from_values
 from lib.data import NAMES
 from lib.errors import ConfigError
-from train.setup import text_options
+from train.subject import text_options
 
 ROOT = Path(__file__).resolve().parents[2]
 MODEL = """choice MODEL_CHOICE
@@ -73,7 +73,9 @@ def test_each_model_has_the_sets_it_can_take(tree: Path) -> None:
     texts = {"pysource", "markov", "shakespeare", "wikitext2", "wikitext103", "text_files", "token_bins"}
     assert _taken(tree, "TOY_WRITER") == texts
     assert _taken(tree, "TOY_READER") == {"sst2"}
-    assert _taken(tree, "RESNET18") == set(NAMES) - texts - {"sst2"}
+    puzzles = {"sudoku", "sudoku_csv"}
+    assert _taken(tree, "TRM") == puzzles
+    assert _taken(tree, "RESNET18") == set(NAMES) - texts - puzzles - {"sst2"}
 
 
 def test_a_model_of_text_trains_offline_by_default_and_has_nothing_of_images(tree: Path) -> None:

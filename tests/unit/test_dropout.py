@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from lib.backend import Backend, FakeBackend
 from lib.dropout import Dropout, dropouts, key_samples
 from tests.configs import make_config
 from tests.tokens import small_lm_config, text_subject
@@ -70,10 +71,11 @@ def test_training_without_keys_is_our_mistake() -> None:
         module(torch.ones(3, 3))
 
 
-def job_of(*micro_batches: int, rate: float = 0.3, **changes: object) -> Job:
+def job_of(*micro_batches: int, rate: float = 0.3, backend: Backend | None = None, **changes: object) -> Job:
     config = small_lm_config(**changes)
     config = dataclasses.replace(config, model_options={**config.model_options, "dropout": rate})
-    return small_job(config, small_plan(*micro_batches), text_subject(config))
+    plan = small_plan(*micro_batches, world=backend.world if backend is not None else 1)
+    return small_job(config, plan, text_subject(config), backend=backend)
 
 
 def test_training_does_not_depend_on_the_cut() -> None:
@@ -84,13 +86,32 @@ def test_training_does_not_depend_on_the_cut() -> None:
     assert len(dropouts(job_of(6).model)) == 5
 
 
+def remember_keys(job: Job, seen: list[Tensor]) -> Job:
+    """Put the keys of each forward pass of training into `seen`."""
+
+    def remember(module: Dropout, *_: object) -> None:
+        if module.training:
+            seen.append(module.sample_keys.clone())
+
+    job.dropouts[0].register_forward_hook(remember)
+    return job
+
+
+def test_ranks_have_the_masks_of_their_own_samples() -> None:
+    whole: list[Tensor] = []
+    train(remember_keys(job_of(6, max_steps=1), whole), Progress())
+    shares: list[Tensor] = []
+    for rank in range(2):
+        job = job_of(2, 1, backend=FakeBackend(rank=rank, world=2), max_steps=1)
+        train(remember_keys(job, shares), Progress())
+    assert torch.equal(torch.cat(shares), whole[0])
+
+
 def test_steps_have_masks_of_their_own_and_a_resumed_run_those_of_the_whole() -> None:
     seen: list[Tensor] = []
 
     def remembered(job: Job) -> Job:
-        first = job.dropouts[0]
-        first.register_forward_hook(lambda module, *_: seen.append(module.sample_keys.clone()))
-        return job
+        return remember_keys(job, seen)
 
     whole = trained(remembered(job_of(6)))
     assert len({tuple(keys.tolist()) for keys in seen}) == 3

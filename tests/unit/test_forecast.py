@@ -11,6 +11,7 @@ from unittest import mock
 import numpy as np
 import pytest
 import torch
+from torch._subclasses import fake_tensor
 
 from lib.data.types import Dataset, TextSpec, TokenPart
 from lib.data.unopened import unopened
@@ -18,7 +19,7 @@ from lib.plan.fitting import Trial
 from tests.training import CPU, random_subject, small_config
 from train import forecast
 from train.forecast import Footprints, footprint, plan_of
-from train.setup import Subject, measure
+from train.subject import Subject, measure
 
 TRIAL = Trial(
     device="cpu",
@@ -34,7 +35,7 @@ TRIAL = Trial(
 
 def subject_of(config: Any) -> Subject:
     if config.block_size is None:
-        shape = (1, 28, 28) if config.model == "lenet5" else (3, 32, 32)
+        shape = (1, 28, 28) if config.model in ("lenet5", "looped") else (3, 32, 32)
         return random_subject(config, shape=shape, train_size=64)
     random = np.random.default_rng(0)
     parts = [
@@ -63,6 +64,7 @@ def at_peak(config: Any, trial: Trial, subject: Subject) -> Mapping[str, int]:
         ("gpt2", "all"),
         ("resnet_bk", "none"),
         ("resnet_bk", "blocks"),
+        ("looped", "none"),
     ],
 )
 def test_without_contents_a_step_takes_what_it_takes_with_them(model: str, recompute: str) -> None:
@@ -115,6 +117,30 @@ def test_each_choice_shows_where_it_should() -> None:
     assert found(half)["activations"] < 0.75 * found(whole)["activations"]
 
 
+class Strict(fake_tensor.FakeTensorMode):
+    """Refuses what it would have to compute."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(allow_fallback_kernels=False, **options)
+
+
+@pytest.mark.parametrize(
+    ("model", "optimizer"), [("lenet5", "sgd"), ("gpt2", "muon"), ("resnet_bk", "adamw")]
+)
+def test_nothing_is_computed_on_tensors_of_full_size(model: str, optimizer: str) -> None:
+    """Where torch cannot tell the shapes of an operation it runs it on zeros, unless that is forbidden."""
+    defaults = {
+        "momentum": 0.9,
+        "muon_learning_rate": 0.02,
+        "adam_beta1": 0.9,
+        "adam_beta2": 0.99,
+        "adam_eps": 1e-8,
+    }
+    config = small_config(model, optimizer=optimizer, **defaults, data_placement="stream")
+    with mock.patch.object(fake_tensor, "FakeTensorMode", Strict):
+        assert at_peak(config, dataclasses.replace(TRIAL, device="cuda"), subject_of(config))
+
+
 def test_a_set_that_nobody_opened_is_enough_and_data_on_the_device_count() -> None:
     config = small_config("resnet18", dataset="cifar10")
     dataset = unopened("cifar10", image_size=0, text=None)
@@ -123,7 +149,11 @@ def test_a_set_that_nobody_opened_is_enough_and_data_on_the_device_count() -> No
     found = footprints.predictor(CPU)(TRIAL)
     assert found["data"] >= 60_000 * 3 * 32 * 32
     streamed = Footprints(dataclasses.replace(config, data_placement="stream"), measure(config, dataset))
-    assert streamed.predictor(CPU)(TRIAL).get("data", 0) < 1e6
+    without = streamed.predictor(CPU)(TRIAL)
+    assert without.get("data", 0) < 1e6
+    # They lie there from before the model to after the last step.
+    on_the_device = {name: size - without.get(name, 0) for name, size in found.items() if name != "data"}
+    assert set(on_the_device.values()) == {0} and set(without) - {"data"} == set(on_the_device)
 
 
 def test_what_is_found_once_is_not_looked_for_again() -> None:

@@ -241,3 +241,15 @@ def test_stray_variable_is_named_and_not_used(project, monkeypatch, capsys):
 @pytest.mark.parametrize("text", ["", "# nothing yet\n"])
 def test_a_file_that_assigns_nothing_says_so(project, text):
     assert resolve(project, text).notices == (".config assigns nothing: every option has its default",)
+
+
+def test_what_an_older_tree_derived_is_refused_or_derived_anew_with_a_notice(project):
+    text = resolve(project, "CONFIG_MODEL_MLP=y\n").text
+    name, value = "MODEL", '"mlp"'
+    assert f"CONFIG_{name}={value}" in text
+    older = text.replace(f"CONFIG_{name}={value}", f'CONFIG_{name}="older"')
+    with pytest.raises(ConfigError):
+        resolve(project, older)
+    resolved = load(root=project, config_file=project / ".config", refresh=True)
+    assert resolved.values[name] == "mlp" and resolved.text == text
+    assert any("older" in notice and "is now" in notice for notice in resolved.notices)

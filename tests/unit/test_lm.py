@@ -15,10 +15,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from lib import cross_entropy
 from lib.data.loader import Batch, Delivery, EvalLoader, TrainLoader
 from lib.data.types import IGNORED, TokenPart
 from tests.tokens import BLOCK, VOCAB, cycle, oracle, small_lm_config, text_spec, text_subject
 from tests.training import (
+    CPU,
     MemoryRecord,
     Wrapped,
     largest_difference,
@@ -28,9 +30,11 @@ from tests.training import (
     small_plan,
     trained,
 )
+from train.evaluation import evaluate
+from train.forecast import footprint
 from train.job import Progress
 from train.lm import LanguageModel, told_floors
-from train.loop import evaluate, train
+from train.loop import train
 from train.record import told
 from train.task import Forward, Sums
 
@@ -60,19 +64,37 @@ def losses_of(forward: Forward, tokens: np.ndarray) -> list[float]:
     return F.cross_entropy(forward(inputs), targets, reduction="none").tolist()
 
 
-def test_the_sum_is_over_tokens_and_the_count_needs_no_device() -> None:
+@pytest.mark.parametrize("chunked", [True, False])
+def test_the_sum_is_over_tokens_and_the_count_needs_no_device(chunked: bool) -> None:
     tokens = noise(2 * BLOCK + 1).astype(np.int64)
     rows = torch.from_numpy(np.lib.stride_tricks.sliding_window_view(tokens, BLOCK + 1)[::BLOCK].copy())
-    sums = LanguageModel(text_spec()).training(forward_of(), Batch(rows[:, :-1], rows[:, 1:]))
+    task = LanguageModel(text_spec(), chunked=chunked)
+    sums = task.training(forward_of(), Batch(rows[:, :-1], rows[:, 1:]))
     assert sums.count == 2 * BLOCK and isinstance(sums.count, int)
     assert sums.loss.item() == pytest.approx(sum(losses_of(forward_of(), tokens)))
 
 
-def test_with_weights_what_is_ignored_does_not_count() -> None:
+def test_the_loss_in_parts_takes_less_memory_and_the_prediction_sees_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(cross_entropy, "GPU_ELEMENTS", VOCAB)
+    config = small_lm_config(optimizer="sgd", model_options=small_lm_config().model_options | {"layers": 1})
+    plan = small_plan(4096, device="cuda", precision="bf16")
+
+    def peak(*, chunked: bool) -> int:
+        changed = dataclasses.replace(config, chunked_cross_entropy=chunked)
+        return footprint(changed, plan, text_subject(config), hardware=CPU).trace.peak_bytes
+
+    # In single precision, once as logits and once as their gradient.
+    assert peak(chunked=False) - peak(chunked=True) > 4096 * BLOCK * VOCAB * 4
+
+
+@pytest.mark.parametrize("chunked", [True, False])
+def test_with_weights_what_is_ignored_does_not_count(chunked: bool) -> None:
     inputs = torch.arange(12).view(3, 4)
     targets = (inputs + 1).clone()
     targets[1, 2:] = IGNORED
-    task = LanguageModel(text_spec())
+    task = LanguageModel(text_spec(), chunked=chunked)
     for kind in (task.training, task.evaluation):
         sums = kind(forward_of(), Batch(inputs, targets, torch.tensor([1.0, 1.0, 0.0])))
         assert isinstance(sums.count, Tensor) and sums.count.item() == 6
@@ -98,13 +120,13 @@ def test_evaluation_predicts_every_token_but_the_first_once(length: int, batch_s
 
 def test_bits_are_of_the_bytes_and_units_are_named() -> None:
     spec = text_spec(tokens=50)
-    task = LanguageModel(dataclasses.replace(spec, unit="token", validation_bytes=200))
+    task = LanguageModel(dataclasses.replace(spec, unit="token", validation_bytes=200), chunked=True)
     result = task.report({"count": 50.0, "loss": 2.0})
     assert result["bits_per_byte"] == pytest.approx(50 * 2.0 / math.log(2) / 200)
     assert told(result) == (
         "loss 2.0000 nats per token, perplexity 7.3891 per token, bits per byte 0.7213 over 50 tokens"
     )
-    unknown = LanguageModel(dataclasses.replace(spec, validation_bytes=None)).report(
+    unknown = LanguageModel(dataclasses.replace(spec, validation_bytes=None), chunked=True).report(
         {"count": 50.0, "loss": 2.0}
     )
     assert list(unknown) == ["bytes", "loss", "perplexity"]
@@ -190,7 +212,7 @@ def lost_by_the_oracle(
     placement: Literal["resident", "stream"], change: Callable[[Batch], Batch] = lambda batch: batch
 ) -> list[float]:
     """Mean loss in training and in evaluation, with every batch changed."""
-    tokens, spec, task = cycle(20 * BLOCK + 5), text_spec(), LanguageModel(text_spec())
+    tokens, spec, task = cycle(20 * BLOCK + 5), text_spec(), LanguageModel(text_spec(), chunked=True)
     delivery = dataclasses.replace(DELIVERY, placement=placement)
     train_part = TokenPart(tokens, block_size=BLOCK, shifted=True)
     with TrainLoader(train_part, spec, delivery, seed=3, augment="none", pad=0) as loader:

@@ -24,9 +24,10 @@ from tests.training import (
     small_plan,
     trained,
 )
+from train.evaluation import evaluate
 from train.job import Job, Progress
-from train.loop import evaluate, load_state_dict, state_dict, train
-from train.setup import Subject
+from train.loop import load_state_dict, state_dict, train
+from train.subject import Subject
 from train.task import Forward, Sums, Task
 
 EXACT = 1e-12

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from typing import Any
 
@@ -21,7 +22,7 @@ from tests.training import (
     small_plan,
 )
 from train.job import Job, Progress
-from train.loop import train
+from train.loop import load_state_dict, train
 from train.stop import Stopped
 from train.task import Forward, Sums, Task
 
@@ -224,8 +225,46 @@ def test_a_signal_is_granted_at_the_end_of_the_step_with_a_checkpoint(
     assert signal.getsignal(signal.SIGTERM) is handler
 
 
-def test_a_signal_in_the_last_step_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+class Interrupted(Wrapped):
+    """A signal comes in the middle of an evaluation."""
+
+    def evaluation(self, forward: Forward, batch: Batch) -> Sums:
+        os.kill(os.getpid(), signal.SIGTERM)
+        return super().evaluation(forward, batch)
+
+
+def of_steps(record: MemoryRecord, kind: str) -> list[dict[str, Any]]:
+    """Rows without what differs between any two runs."""
+    times = {"seconds", "samples_per_second"}
+    return [{name: value for name, value in row.items() if name not in times} for row in record.of_kind(kind)]
+
+
+@pytest.mark.parametrize("max_steps", [2, 3], ids=["of the last step", "of another step"])
+def test_an_evaluation_that_a_signal_cuts_short_is_made_when_the_run_goes_on(max_steps: int) -> None:
+    changes = {"max_steps": max_steps, "eval_interval_steps": 2, "ema": True, "ema_decay": 0.9}
+    whole, expected = job_of(**changes)
+    result = train(whole, Progress())
+    job, record = job_of(task=Interrupted, **changes)
+    with pytest.raises(Stopped, match="after step 2"):
+        train(job, Progress())
+    assert job.model.training and not record.of_kind("eval")
+    ((step, state),) = record.states.items()
+    assert step == 2
+    again, later = job_of(**changes)
+    progress = load_state_dict(again, state)
+    assert progress.owes_evaluation
+    assert train(again, progress) == result
+    assert of_steps(later, "eval") == of_steps(expected, "eval") and not progress.owes_evaluation
+    assert progress.best == max(job.task.score(row) for row in of_steps(expected, "eval"))
+
+
+def test_a_signal_in_the_last_step_leaves_only_the_evaluation(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock(monkeypatch)
     job, record = job_of(task=lambda task: Timed(task, clock, step=1, signal_at=2))
-    assert train(job, Progress())["samples"] == 9
-    assert [step for step, _ in record.saved] == [3]
+    with pytest.raises(Stopped, match="after step 3"):
+        train(job, Progress())
+    ((step, state),) = record.states.items()
+    assert step == 3
+    again, later = job_of()
+    assert train(again, load_state_dict(again, state))["samples"] == 9
+    assert steps_of(later, "eval") == [3] and not steps_of(later, "train")

@@ -147,3 +147,14 @@ def test_files_that_cannot_be_used_are_named(tmp_path: Path) -> None:
         MetricsWriter(tmp_path)
     with pytest.raises(ToolkitError, match=r"cannot read .*nowhere: No such file"):
         metrics.read(tmp_path / "nowhere")
+
+
+def test_rows_are_not_written_into_a_file_that_is_gone(tmp_path: Path) -> None:
+    writer = MetricsWriter(tmp_path / "metrics.jsonl")
+    writer.write({"step": 1})
+    writer.flush()
+    (tmp_path / "metrics.jsonl").unlink()
+    writer.write({"step": 2})
+    with pytest.raises(ToolkitError, match=r"metrics\.jsonl is gone"):
+        writer.flush()
+    writer.close()

@@ -24,7 +24,7 @@ from tests.training import (
 )
 from train.job import Job, Progress
 from train.loop import train
-from train.setup import Subject
+from train.subject import Subject
 from train.task import Forward, Sums, Task
 
 EFFECTIVE = 16

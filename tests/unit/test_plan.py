@@ -65,7 +65,7 @@ def test_a_model_without_a_recommended_target_needs_one() -> None:
 
 
 def test_bf16_of_an_amd_gpu_goes_by_name_in_either_case() -> None:
-    for name, precision in (("AMD Instinct mi300x", "bf16"), ("AMD Radeon RX 7900 XTX", "fp32")):
+    for name, precision in (("AMD Instinct mi300x", "bf16"), ("AMD Radeon RX 6800 XT", "fp32")):
         device = Device(name=name, total_bytes=10**11, free_bytes=10**11, capability=None)
         machine = Hardware(kind="rocm", devices=(device,), cpu_name="Test", cpu_count=8)
         assert planned("lenet5", machine).precision == precision

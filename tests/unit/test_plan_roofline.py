@@ -72,6 +72,13 @@ def test_the_larger_bound_counts() -> None:
     assert time.bound == "memory" and time.fastest_seconds == pytest.approx(0.1)
 
 
+def test_near_the_ridge_both_are_named() -> None:
+    # 1 to 1.6 s of arithmetic, 1.03 to 1.55 s of bytes.
+    time = estimate_step_time(work(flop=40e12, activation_bytes=465 * 10**9), ROUND_GPU, precision="bf16")
+    assert time.bound == "arithmetic or memory"
+    assert "40 TFLOP at" in time.reason and "at least 930 GB" in time.reason
+
+
 def test_a_format_without_units_runs_at_the_rate_of_fp32() -> None:
     assert peak_flop_per_second(ROUND_GPU, precision="fp32") == 10e12
     assert peak_flop_per_second(ROUND_GPU, precision="bf16") == 100e12

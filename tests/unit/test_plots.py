@@ -148,3 +148,11 @@ def test_the_command_without_a_run(tmp_path: Path) -> None:
     done = make_plots("--runs", str(tmp_path))
     assert done.returncode == 1
     assert done.stderr == f"error: there is no run in {tmp_path}; make one with make train\n"
+
+
+def test_a_recursive_model_has_a_picture_of_its_steps(tmp_path: Path, figures: list[Figure]) -> None:
+    last = {"kind": "eval", "step": 9999, "exact_after_1": 0.2, "exact_after_4": 0.6, "exact_after_16": 0.5}
+    paths = plots.write_plots([*rows(), last], tmp_path, title="trm on sudoku", say=print)
+    assert paths[-1].name == "supervision_steps.png" and image.imread(paths[-1]).shape[:2] == (552, 960)
+    (line,) = figures[-1].axes[0].lines
+    assert [list(points) for points in line.get_data()] == [[1, 4, 16], [20.0, 60.0, 50.0]]

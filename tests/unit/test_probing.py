@@ -156,6 +156,15 @@ def test_a_key_is_all_that_a_measurement_depends_on(bench: Bench) -> None:
     assert measured.key_of(probing.facts_of(dataclasses.replace(bench, hardware=machine))) != same
 
 
+def test_other_sources_are_another_key(bench: Bench, tmp_path: Path) -> None:
+    (tmp_path / "models").mkdir()
+    keys = set()
+    for text in ("x = 1", "x = 2", "x = 1"):
+        (tmp_path / "models" / "model.py").write_text(text)
+        keys.add(measured.key_of(probing.facts_of(dataclasses.replace(bench, root=tmp_path))))
+    assert len(keys) == 2
+
+
 def child(monkeypatch: pytest.MonkeyPatch, program: str) -> None:
     """Have trials be made by `program`, which finds `order`, a path, and the `told` that is in it."""
     head = "import json, os, pathlib, sys; order = pathlib.Path(sys.argv[1]); "

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import itertools
 import math
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lib.schedule import FIRST_RATIO, learning_rate_factor
+from lib.schedule import FIRST_RATIO, batch_factor, learning_rate_factor
+from tests.puzzles import puzzle_subject, small_trm_config
+from tests.training import MemoryRecord, small_job, small_plan
 
 NAMES = ("constant", "cosine", "step", "one_cycle")
 GRID = [i / 1000 for i in range(1001)]
@@ -81,3 +83,24 @@ def test_shapes_half_way() -> None:
 def test_before_the_end_it_is_above_0_and_at_most_1(progress: float, warmup: float, name: str) -> None:
     changes = {"min_ratio": 1e-9} if name in ("cosine", "one_cycle") else {}
     assert 0 < factor(progress, name, warmup_fraction=warmup, **changes) <= 1
+
+
+@pytest.mark.parametrize(("scaling", "factor"), [("none", 1.0), ("sqrt", 2.0), ("linear", 4.0)])
+def test_rates_follow_the_batch_as_asked(scaling: Literal["none", "sqrt", "linear"], factor: float) -> None:
+    base = None if scaling == "none" else 192
+    assert batch_factor(scaling, effective_batch=768, base_batch=base) == factor
+    assert batch_factor(scaling, effective_batch=192, base_batch=base) == 1.0
+
+
+def test_every_rate_of_a_job_is_scaled_and_the_run_says_so() -> None:
+    settings: dict[str, Any] = {"optimizer": "adam_atan2", "sign_learning_rate": 0.2, "weight_decay": 0.5}
+    settings["learning_rate"] = 0.1
+    record = MemoryRecord()
+    config = small_trm_config(**settings, lr_scaling="sqrt", lr_base_batch=3)
+    job = small_job(config, small_plan(6, 6), puzzle_subject(config), record=record)
+    assert [group["peak_lr"] for group in job.optimizer.param_groups] == [0.2, 0.4]
+    told = "Learning rate 0.2: 0.1 for 3 samples, scaled (sqrt) to 12; decay in a step 0.1"
+    assert told in record.said
+    plain = small_trm_config(**settings)
+    job = small_job(plain, small_plan(6, 6), puzzle_subject(plain))
+    assert [group["peak_lr"] for group in job.optimizer.param_groups] == [0.1, 0.2]

@@ -27,7 +27,8 @@ from train.budget import Budget
 from train.classify import Classify
 from train.job import Job
 from train.lm import LanguageModel
-from train.setup import Subject, evaluation_part, initial_weights, make_job, make_task, open_subject
+from train.setup import initial_weights, make_job, make_task
+from train.subject import Subject, evaluation_part, open_subject
 
 
 def make_job_of_text(
@@ -93,7 +94,7 @@ def fake_data(
         asked.append({"name": name, **options})
         return dataset
 
-    monkeypatch.setattr("train.setup.open_dataset", open_dataset)
+    monkeypatch.setattr("train.subject.open_dataset", open_dataset)
     return dataset, asked
 
 

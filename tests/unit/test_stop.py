@@ -58,6 +58,13 @@ def test_the_first_is_remembered_and_the_second_goes_through(
         assert stop.signal == number and outer == [second]
 
 
+def test_the_first_is_answered_where_that_is_wanted(capfd: pytest.CaptureFixture[str]) -> None:
+    for told in (True, False):
+        with StopRequest(told=told):
+            send(signal.SIGTERM)
+        assert ("stopping after this step" in capfd.readouterr().err) == told
+
+
 def test_handlers_are_restored_at_the_end(outer: list[int]) -> None:
     before = [signal.getsignal(number) for number in NUMBERS]
     with StopRequest():

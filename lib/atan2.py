@@ -1,0 +1,80 @@
+"""Adam with the arctangent in the place of the division (Everett et al. 2024), as TRM uses it.
+
+p <- (1 - lr wd) p;  m <- b1 m + (1 - b1) g;  v <- b2 v + (1 - b2) g^2;
+p <- p - lr / (1 - b1^t) * atan2(m, sqrt(v / (1 - b2^t))).
+
+There is no epsilon, and the scale of the gradients does not matter at all. (Other versions scale the
+arctangent and correct m inside it, which is not the same.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+from torch import Tensor, nn
+
+
+@runtime_checkable
+class HasSignParameters(Protocol):
+    """A model some of whose parameters are updated by the sign of their gradient, and are not averaged."""
+
+    def sign_parameters(self) -> list[nn.Parameter]:
+        """Those: few examples touch each of them, and how much should not matter."""
+
+
+def sign_parameters(model: nn.Module) -> list[nn.Parameter]:
+    """Those of `model`, if it names any."""
+    return model.sign_parameters() if isinstance(model, HasSignParameters) else []
+
+
+class AdamATan2(torch.optim.Optimizer):
+    """Groups with "sign" follow it: p <- (1 - lr wd) p - lr sign(g). The others: above.
+
+    What changes from step to step, the rate and the number of the step, is kept in tensors, so that a
+    compiler of whole steps sees one graph.
+    """
+
+    def __init__(self, groups: list[dict[str, Any]], *, lr: float, betas: tuple[float, float]) -> None:
+        super().__init__(groups, {"lr": lr, "betas": betas, "weight_decay": 0.0, "sign": False})
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
+        """Update every parameter that has a gradient."""
+        assert closure is None
+        for group in self.param_groups:
+            parameters = [parameter for parameter in group["params"] if parameter.grad is not None]
+            if not parameters:
+                continue
+            first = parameters[0]
+            rate = torch.tensor(group["lr"], dtype=_exact(first.dtype), device=first.device)
+            kept = 1 - rate * group["weight_decay"]
+            for parameter in parameters:
+                parameter.mul_(kept)
+                if group["sign"]:
+                    parameter.sub_(rate * parameter.grad.sign())
+                else:
+                    parameter.sub_(rate * self._direction(parameter, *group["betas"]))
+
+    def _direction(self, parameter: nn.Parameter, beta1: float, beta2: float) -> Tensor:
+        gradient, state = parameter.grad, self._state_of(parameter)
+        assert gradient is not None
+        step, mean, square = state["step"], state["mean"], state["square"]
+        step += 1
+        mean.lerp_(gradient, 1 - beta1)
+        square.mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
+        root = (square / (1 - beta2**step)).sqrt_()
+        return torch.atan2(mean, root).div_(1 - beta1**step)
+
+    def _state_of(self, parameter: nn.Parameter) -> dict[str, Tensor]:
+        state: dict[str, Tensor] = self.state[parameter]
+        if not state:
+            state["step"] = torch.zeros((), dtype=_exact(parameter.dtype), device=parameter.device)
+            state["mean"] = torch.zeros_like(parameter)
+            state["square"] = torch.zeros_like(parameter)
+        return state
+
+
+def _exact(dtype: torch.dtype) -> torch.dtype:
+    return torch.promote_types(dtype, torch.float32)

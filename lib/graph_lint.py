@@ -1,0 +1,144 @@
+"""What a compiler of whole steps would stumble over, found on any device by listening to the operations.
+
+Compilers of whole graphs (XLA, TPUs, CUDA graphs, torch.compile) want every step to be the same graph, of
+the same shapes, that never asks the host what to do next. A step that is so on a CPU is so elsewhere.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+# Operations whose result the host waits for, or whose shape only the numbers tell.
+HOST_ASKS = frozenset({"_local_scalar_dense", "is_nonzero", "equal", "_linalg_check_errors"})
+SHAPE_OF_NUMBERS = frozenset(
+    {
+        "nonzero",
+        "nonzero_numpy",
+        "_unique",
+        "_unique2",
+        "unique_dim",
+        "unique_consecutive",
+        "masked_select",
+        "bincount",
+    }
+)
+INDEXED = frozenset({"index", "index_put", "index_put_", "_index_put_impl_", "_unsafe_index"})
+
+
+@runtime_checkable
+class Settling(Protocol):
+    """A model whose states are iterated until they settle: its steps ask the device whether they have."""
+
+    settles: bool
+
+
+@dataclass(slots=True)
+class _Step:
+    """Digests of the operations of one step, with and without the numbers that are part of the graph."""
+
+    structure: Any = field(default_factory=hashlib.sha256)
+    whole: Any = field(default_factory=hashlib.sha256)
+    operations: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LintReport:
+    """steps: that were looked at, the first ones left out.
+
+    graphs: different ones among them, by operations, shapes and types.
+    constants: different ones if numbers of Python count, too: a rate or a counter that is not a tensor. Some
+        compilers compile again for each, others make them inputs.
+    faults: what asks the host, or has a shape that numbers decide, with how often.
+    """
+
+    steps: int
+    operations: int
+    graphs: int
+    constants: int
+    faults: Mapping[str, int]
+
+    @property
+    def is_static(self) -> bool:
+        return self.graphs == 1 and not self.faults
+
+    def lines(self) -> Iterator[str]:
+        """In words, faults first."""
+        yield from (f"{name}, {count} times" for name, count in sorted(self.faults.items()))
+        graphs = "one graph" if self.graphs == 1 else f"{self.graphs} graphs"
+        yield f"{graphs} of {self.operations} operations in {self.steps} steps"
+        if self.constants > self.graphs:
+            yield f"{self.constants} if numbers of Python count: keep what changes in tensors"
+
+
+def lint(step: Callable[[int], object], *, steps: int = 4, skip: int = 1) -> LintReport:
+    """Run step(0), step(1), ... and report on all but the first `skip`, which may set things up."""
+    seen: list[_Step] = []
+    faults: Counter[str] = Counter()
+    for number in range(steps):
+        listener = _Listener()
+        with listener:
+            step(number)
+        if number >= skip:
+            seen.append(listener.step)
+            faults += listener.faults
+    return LintReport(
+        steps=len(seen),
+        operations=seen[-1].operations,
+        graphs=len({one.structure.hexdigest() for one in seen}),
+        constants=len({one.whole.hexdigest() for one in seen}),
+        faults=dict(faults),
+    )
+
+
+class _Listener(TorchDispatchMode):
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.step, self.faults = _Step(), Counter[str]()
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        name = func.overloadpacket.__name__
+        values = (*args, *(kwargs or {}).values())
+        if name in HOST_ASKS:
+            self.faults[f"{name} asks the host"] += 1
+        elif name in SHAPE_OF_NUMBERS or (name in INDEXED and any(map(_is_mask, values))):
+            self.faults[f"{name} has a shape that numbers decide"] += 1
+        self.step.operations += 1
+        self.step.structure.update(f"{func}{_structure(values)}".encode())
+        self.step.whole.update(f"{func}{_structure(values)}{_constants(values)}".encode())
+        return func(*args, **(kwargs or {}))
+
+
+def _is_mask(value: Any) -> bool:
+    """Whether `value`, indices of an operation, has a mask among them."""
+    return isinstance(value, list | tuple) and any(
+        isinstance(one, Tensor) and one.dtype in (torch.bool, torch.uint8) for one in value
+    )
+
+
+def _structure(value: Any) -> str:
+    if isinstance(value, Tensor):
+        return f"{tuple(value.shape)}{value.dtype}{value.device.type}"
+    if isinstance(value, list | tuple):
+        return f"[{','.join(map(_structure, value))}]"
+    # A whole number is mostly a size or a dimension, and makes another graph; a fraction never is.
+    return "number" if isinstance(value, float) else str(value)
+
+
+def _constants(values: Sequence[Any]) -> list[Any]:
+    found: list[Any] = []
+    for value in values:
+        if isinstance(value, list | tuple):
+            found += _constants(value)
+        elif isinstance(value, float):
+            found.append(value)
+    return found

@@ -1,0 +1,1 @@
+"""Studies: experiment files in YAML, and sweeps over the configurations that they describe."""

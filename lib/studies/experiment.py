@@ -1,0 +1,174 @@
+"""An experiment file: a configuration to start from, what is changed, and what is tried out.
+
+    defaults: [_self_, other]      # files it is laid upon, or that are laid upon it (after _self_)
+    about: one sentence
+    config: trm-sudoku4+fp32       # a shipped configuration
+    set: {MAX_STEPS: 200}          # symbols without CONFIG_
+    sweep: grid                    # or zip, or random
+    axes: {EMA: [true, false]}
+    seeds: 3                       # how many, from 1 on, or a list
+    samples: 20                    # of a random sweep, drawn by draw_seed
+
+Mappings are merged key by key, lists and values replaced; null takes a symbol out of what was set.
+"""
+
+from __future__ import annotations
+
+import difflib
+import itertools
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from lib.errors import ConfigError
+from lib.studies.yaml12 import Plain, read_yaml
+
+SELF = "_self_"
+KEYS = ("defaults", "about", "config", "set", "sweep", "axes", "seeds", "samples", "draw_seed")
+KINDS = ("grid", "zip", "random")
+SEEDS = 3
+
+Setting = dict[str, str]  # symbol without prefix -> raw value, as on a command line
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Experiment:
+    """points: what differs between the arms of the study; each is trained with every seed."""
+
+    name: str
+    about: str
+    config: str
+    settings: Setting
+    points: tuple[Setting, ...]
+    seeds: tuple[int, ...]
+
+    def runs(self) -> Iterator[tuple[int, Setting]]:
+        """The number of the point, and all that is set, for each run."""
+        for (number, point), seed in itertools.product(enumerate(self.points), self.seeds):
+            yield number, {**self.settings, **point, "SEED": str(seed)}
+
+
+def read_experiment(file: Path) -> Experiment:
+    """Raises ConfigError for what is no experiment."""
+    content = merged(file)
+    if not isinstance(content.get("config"), str):
+        raise ConfigError(f"{file} names no configuration", todo="config: NAME, one of make list-defconfigs")
+    settings = {
+        name: raw(value) for name, value in _mapping(file, content, "set").items() if value is not None
+    }
+    return Experiment(
+        name=file.stem,
+        about=str(content.get("about", "")),
+        config=str(content["config"]),
+        settings=settings,
+        points=tuple(_points(file, content)),
+        seeds=_seeds(file, content.get("seeds", SEEDS)),
+    )
+
+
+def merged(file: Path, *, above: tuple[Path, ...] = ()) -> dict[str, Plain]:
+    """`file` with its defaults, which are files beside it, laid under or over it. `defaults` is gone.
+
+    Raises ConfigError for a circle, and for a key that is not known.
+    """
+    file = file.resolve()
+    if file in above:
+        circle = " -> ".join(path.name for path in (*above, file))
+        raise ConfigError(f"{file.name} is laid upon itself", why=circle)
+    own = dict(read_yaml(file))
+    for key in own:
+        if key not in KEYS:
+            close = difflib.get_close_matches(key, KEYS, n=1)
+            raise ConfigError(
+                f"{file}: there is no key {key}",
+                todo=f"did you mean {close[0]}?" if close else f"there are {', '.join(KEYS)}",
+            )
+    layers = own.pop("defaults", [])
+    if not isinstance(layers, list) or not all(isinstance(layer, str) for layer in layers):
+        raise ConfigError(f"{file}: defaults is not a list of names")
+    names = [str(layer) for layer in layers]
+    result: dict[str, Any] = {}
+    for name in names if SELF in names else [*names, SELF]:
+        below = own if name == SELF else merged(file.parent / f"{name}.yaml", above=(*above, file))
+        result = laid_over(result, below)
+    return result
+
+
+def laid_over(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    """Mappings are merged, everything else is replaced."""
+    result = dict(below)
+    for key, value in above.items():
+        both = isinstance(value, dict) and isinstance(result.get(key), dict)
+        result[key] = laid_over(result[key], value) if both else value
+    return result
+
+
+def raw(value: Plain) -> str:
+    """As it is written on a command line."""
+    if isinstance(value, bool):
+        return "y" if value else "n"
+    if isinstance(value, list):
+        return ",".join(map(raw, value))
+    return str(value)
+
+
+def as_yaml(minimal: str, *, config: str) -> str:
+    """A configuration in its minimal form as an experiment file on top of `config`."""
+    lines = [f"config: {config}", "set:"]
+    for line in minimal.splitlines():
+        if line.startswith("CONFIG_"):
+            name, _, value = line.removeprefix("CONFIG_").partition("=")
+            lines.append(f"  {name}: {'true' if value == 'y' else value}")
+        elif line.startswith("# CONFIG_") and line.endswith(" is not set"):
+            lines.append(f"  {line.removeprefix('# CONFIG_').removesuffix(' is not set')}: false")
+    return "\n".join(lines) + "\n"
+
+
+def _mapping(file: Path, content: Mapping[str, Plain], key: str) -> Mapping[str, Plain]:
+    found = content.get(key, {})
+    if not isinstance(found, dict):
+        raise ConfigError(f"{file}: {key} is not a mapping of symbols to values")
+    for name in found:
+        if name.startswith("CONFIG_"):
+            raise ConfigError(f"{file}: {name} is written without CONFIG_ here")
+    return found
+
+
+def _points(file: Path, content: Mapping[str, Plain]) -> Iterator[Setting]:
+    kind, axes = content.get("sweep", "grid"), dict(_mapping(file, content, "axes"))
+    if kind not in KINDS:
+        raise ConfigError(f"{file}: there is no sweep {kind}", todo=f"one of {', '.join(KINDS)}")
+    values: dict[str, list[Plain]] = {}
+    for name, axis in axes.items():
+        if not isinstance(axis, list) or not axis:
+            raise ConfigError(f"{file}: the axis {name} is not a list of values")
+        values[name] = axis
+    lengths = {len(axis) for axis in values.values()}
+    if kind == "zip" and len(lengths) > 1:
+        raise ConfigError(f"{file}: axes that are zipped have one length, not {sorted(lengths)}")
+    if kind == "random":
+        yield from _drawn(file, content, values)
+        return
+    combine = zip if kind == "zip" else itertools.product
+    for point in combine(*values.values()) if values else [()]:
+        yield {name: raw(value) for name, value in zip(values, point, strict=True)}
+
+
+def _drawn(file: Path, content: Mapping[str, Plain], values: Mapping[str, list[Plain]]) -> Iterator[Setting]:
+    """Different points of the grid at random."""
+    samples, seed = content.get("samples"), content.get("draw_seed", 1)
+    if not isinstance(samples, int) or not isinstance(seed, int):
+        raise ConfigError(f"{file}: a random sweep needs samples: NUMBER")
+    every = [dict(zip(values, point, strict=True)) for point in itertools.product(*values.values())]
+    for point in Random(seed).sample(every, min(samples, len(every))):
+        yield {name: raw(value) for name, value in point.items()}
+
+
+def _seeds(file: Path, asked: Plain) -> tuple[int, ...]:
+    if isinstance(asked, int) and not isinstance(asked, bool) and asked > 0:
+        return tuple(range(1, asked + 1))
+    if isinstance(asked, list) and asked and all(isinstance(seed, int) for seed in asked):
+        return tuple(int(seed) for seed in asked if isinstance(seed, int))
+    raise ConfigError(f"{file}: seeds is a number of them or a list")

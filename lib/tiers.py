@@ -1,0 +1,83 @@
+"""Which compute tier (document 000) a machine is of, and a configuration that leaves that open, at one."""
+
+from __future__ import annotations
+
+import dataclasses
+import tempfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import MappingProxyType
+
+from lib.config import config_from_values
+from lib.hardware import probe
+from lib.kconf import Resolved, load
+from lib.plan.asked import Decision
+from lib.plan.types import Hardware
+from lib.tables import (
+    ADVERTISED_SHARE,
+    GB,
+    TIER_1_GB,
+    TIER_2_GB,
+    TIER_3_GB,
+    TIER_4_DEVICES,
+    TIER_CONFIGS,
+)
+
+TIERS = tuple(TIER_CONFIGS)  # CONFIG_TIER_0 .. CONFIG_TIER_4
+
+
+def detect_compute_tier() -> str:
+    """The key of TIER_CONFIGS for this machine. Raises PlanError where a GPU does not answer."""
+    return tier_of(probe("auto")).value
+
+
+def tier_of(hardware: Hardware) -> Decision[str]:
+    """The tier of a machine, and why: by the memory of its smallest GPU, then by how many there are.
+
+    Names are not asked: a part of a GPU (MIG) has the name of the whole, and the next GPU has another one.
+    """
+    if hardware.kind == "cpu":
+        return Decision(TIERS[0], "there is no GPU")
+    count = len(hardware.devices)
+    smallest_gb = min(device.total_bytes for device in hardware.devices) / GB
+    having = f"{count} GPU(s), the smallest with {smallest_gb:.1f} GB"
+
+    def at_least(advertised_gb: int) -> bool:
+        return smallest_gb >= ADVERTISED_SHARE * advertised_gb
+
+    if at_least(TIER_3_GB) and count >= TIER_4_DEVICES:
+        return Decision(TIERS[4], f"{having}: {TIER_4_DEVICES} or more of {TIER_3_GB} GB")
+    for tier, advertised_gb in ((3, TIER_3_GB), (2, TIER_2_GB), (1, TIER_1_GB)):
+        if at_least(advertised_gb):
+            return Decision(TIERS[tier], f"{having}: from {advertised_gb} GB on")
+    return Decision(TIERS[0], f"{having}: below {TIER_1_GB} GB")
+
+
+def with_tier(
+    resolved: Resolved, *, root: Path, say: Callable[[str], None], hardware: Hardware | None = None
+) -> Resolved:
+    """`resolved`; where it leaves the tier to the machine, with the defaults that follow from the tier of it.
+
+    hardware: the machine; None for this one. Nothing is written back, and a value that was set stays.
+    Raises ConfigError where such a value does not go with those defaults.
+    """
+    config = config_from_values(resolved.values)
+    if config.tier != "auto":
+        return resolved
+    tier = tier_of(hardware or probe(config.device))
+    say(f"Compute tier: {tier.value} ({tier.reason})")
+    decided = with_changes(resolved, {f"CONFIG_TIER_{TIERS.index(tier.value)}": "y"}, root=root)
+    reason = f"default of {tier.value}: {tier.reason}"
+    origins = {
+        name: resolved.origins[name] if decided.values[name] == resolved.values[name] else reason
+        for name in decided.origins
+    }
+    return dataclasses.replace(decided, origins=MappingProxyType(origins), notices=resolved.notices)
+
+
+def with_changes(resolved: Resolved, changes: Mapping[str, str], *, root: Path) -> Resolved:
+    """`resolved` with CONFIG_NAME -> raw value on top, and the defaults that follow. Raises ConfigError."""
+    with tempfile.TemporaryDirectory() as directory:
+        file = Path(directory, "asked")
+        file.write_text(resolved.text)
+        return load(root=root, config_file=file, overrides=changes)

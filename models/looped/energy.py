@@ -1,0 +1,247 @@
+"""The energy block: its state h rests at a minimum of an energy, which equilibrium propagation needs.
+
+    E(h) = <h, g> - L(h) - Phi(g; x)          g = dL/dh, the activation of the state
+    Phi  = <g, x + bias> + 1/s sum_{heads, tokens i} log sum_j exp(s q_i . k_j) + sum G(W g + c)
+
+q = Wq g, s = 1 / sqrt(channels of a head), G the primitive of the unit of the two-layer network. Keys are
+k = Wk x ("cross": the states of different tokens do not touch) or k = Wk g ("self"; Hoover et al. 2023).
+Where dE/dh = 0, h = dPhi/dg. Everything here is written out: nothing differentiates automatically, and all
+but `energy` also takes complex states.
+
+Shapes: B samples, T tokens, D channels, H heads, Z channels of a head, F units.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from models.looped.attention import attention, merge_heads, split_heads
+
+EPSILON = 1e-5  # of the variance, in the normalising activation
+LOWEST_GAIN, HIGHEST_GAIN = 0.3, 1.0
+
+
+class Weights(NamedTuple):
+    """What is learned, and in the same places its gradient."""
+
+    query_DD: Tensor
+    key_DD: Tensor
+    units_FD: Tensor
+    unit_bias_F: Tensor
+    bias_D: Tensor
+    gain: Tensor  # scalar: of the activation, one for all channels, or it would have no energy
+    shift_D: Tensor
+
+
+class Source(NamedTuple):
+    """What drives the states and stays as it is while they settle."""
+
+    x_BTD: Tensor
+    keys_BHTZ: Tensor | None  # None: they are made of the states
+    allowed: Tensor | None  # bool, broadcast to (B, H, T, T): whether token i sees token j
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EnergyForm:
+    """Which energy. All methods are functions of the weights, the states and the source alone."""
+
+    heads: int
+    keys: Literal["cross", "self"]
+    activation: Literal["layernorm", "tanh", "identity"]
+    mlp: Literal["gelu", "tanh", "relu"]
+
+    def source(self, weights: Weights, x_BTD: Tensor, allowed: Tensor | None) -> Source:
+        keys = split_heads(F.linear(x_BTD, weights.key_DD), self.heads) if self.keys == "cross" else None
+        return Source(x_BTD, keys, allowed)
+
+    def activate(self, weights: Weights, h_BTD: Tensor) -> Tensor:
+        """g = dL/dh."""
+        return weights.gain * self._base(h_BTD) + weights.shift_D
+
+    def step(self, weights: Weights, h_BTD: Tensor, source: Source) -> Tensor:
+        """dPhi/dg at g(h), where a state at rest is itself."""
+        return self.slope(weights, self.activate(weights, h_BTD), source)
+
+    def slope(self, weights: Weights, g_BTD: Tensor, source: Source) -> Tensor:
+        """dPhi/dg."""
+        q_BHTZ, k_BHTZ = self._queries_and_keys(weights, g_BTD, source)
+        seen_BHTT = attention(q_BHTZ, k_BHTZ, source.allowed)
+        result_BTD = source.x_BTD + weights.bias_D + merge_heads(seen_BHTT @ k_BHTZ) @ weights.query_DD
+        if source.keys_BHTZ is None:
+            result_BTD = result_BTD + merge_heads(seen_BHTT.transpose(2, 3) @ q_BHTZ) @ weights.key_DD
+        units_BTF = self._unit(F.linear(g_BTD, weights.units_FD, weights.unit_bias_F))
+        return result_BTD + units_BTF @ weights.units_FD
+
+    def gradient(
+        self, weights: Weights, h_BTD: Tensor, source: Source, share: Tensor
+    ) -> tuple[Weights, Tensor]:
+        """Sum over samples and tokens of share * dE/d(weights), and (B, T, D) share * dE/dx, at fixed h.
+
+        share: broadcast to (B, T, 1); with "self" keys, which mix tokens, the same for all of a sample.
+        E depends on gain and shift through L alone where h rests, for dE/dg is zero there.
+        """
+        g_BTD = self.activate(weights, h_BTD)
+        units_FD, unit_bias_F = self._units_gradient(weights, g_BTD, share)
+        shared_g_BTD = share * g_BTD
+        read_BTD, asked_BTD = self._attended(weights, g_BTD, source, share)
+        keyed_BTD = g_BTD if source.keys_BHTZ is None else source.x_BTD
+        result = Weights(
+            query_DD=-_outer(read_BTD, shared_g_BTD),
+            key_DD=-_outer(asked_BTD, keyed_BTD),
+            units_FD=units_FD,
+            unit_bias_F=unit_bias_F,
+            bias_D=-shared_g_BTD.sum(dim=(0, 1)),
+            gain=-(share * self._base_lagrangian(h_BTD)[..., None]).sum(),
+            shift_D=-(share * h_BTD).sum(dim=(0, 1)),
+        )
+        x_BTD = shared_g_BTD.neg_()
+        if source.keys_BHTZ is not None:
+            x_BTD -= asked_BTD @ weights.key_DD
+        return result, x_BTD
+
+    def energy(self, weights: Weights, h_BTD: Tensor, source: Source) -> Tensor:
+        """E: (B,), real states only. Lower is nearer to rest, as far as Phi is convex."""
+        g_BTD = self.activate(weights, h_BTD)
+        lagrangian_BT = weights.gain * self._base_lagrangian(h_BTD) + h_BTD @ weights.shift_D
+        bound_BT = (h_BTD * g_BTD).sum(dim=2) - lagrangian_BT
+        return bound_BT.sum(dim=1) - self.potential(weights, g_BTD, source)
+
+    def potential(self, weights: Weights, g_BTD: Tensor, source: Source) -> Tensor:
+        """Phi: (B,), real."""
+        q_BHTZ, k_BHTZ = self._queries_and_keys(weights, g_BTD, source)
+        inverse_heat = q_BHTZ.shape[-1] ** -0.5
+        scores_BHTT = inverse_heat * q_BHTZ @ k_BHTZ.transpose(2, 3)
+        sees_something: Tensor | float = 1.0
+        if source.allowed is not None:
+            scores_BHTT = scores_BHTT.masked_fill(~source.allowed, torch.finfo(scores_BHTT.dtype).min)
+            sees_something = source.allowed.any(dim=-1).expand(scores_BHTT.shape[:3])
+        attention_B = (scores_BHTT.logsumexp(dim=3) * sees_something).sum(dim=(1, 2)) / inverse_heat
+        u_BTF = F.linear(g_BTD, weights.units_FD, weights.unit_bias_F)
+        driven_B = (g_BTD * (source.x_BTD + weights.bias_D)).sum(dim=(1, 2))
+        return driven_B + attention_B + self._primitive(u_BTF).sum(dim=(1, 2))  # type: ignore[no-any-return]
+
+    def _units_gradient(self, weights: Weights, g_BTD: Tensor, share: Tensor) -> tuple[Tensor, Tensor]:
+        """Of the units' weights and biases. By itself: what is widest is gone before the rest begins."""
+        active_BTF = self._unit(F.linear(g_BTD, weights.units_FD, weights.unit_bias_F)).mul_(share)
+        return -_outer(active_BTF, g_BTD), -active_BTF.sum(dim=(0, 1))
+
+    def _attended(
+        self, weights: Weights, g_BTD: Tensor, source: Source, share: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """A k, and A' q with the share of each query."""
+        q_BHTZ, k_BHTZ = self._queries_and_keys(weights, g_BTD, source)
+        seen_BHTT = attention(q_BHTZ, k_BHTZ, source.allowed)
+        asked_BHTZ = seen_BHTT.transpose(2, 3) @ (q_BHTZ * share[:, None])
+        return merge_heads(seen_BHTT @ k_BHTZ), merge_heads(asked_BHTZ)
+
+    def _queries_and_keys(self, weights: Weights, g_BTD: Tensor, source: Source) -> tuple[Tensor, Tensor]:
+        keys = source.keys_BHTZ
+        if keys is None:
+            keys = split_heads(F.linear(g_BTD, weights.key_DD), self.heads)
+        return split_heads(F.linear(g_BTD, weights.query_DD), self.heads), keys
+
+    def _base(self, h_BTD: Tensor) -> Tensor:
+        match self.activation:
+            case "layernorm":
+                centred_BTD = h_BTD - h_BTD.mean(dim=2, keepdim=True)
+                return centred_BTD / _spread(centred_BTD)
+            case "tanh":
+                return torch.tanh(h_BTD)
+            case "identity":
+                return h_BTD
+
+    def _base_lagrangian(self, h_BTD: Tensor) -> Tensor:
+        """(B, T): what `_base` is the gradient of."""
+        match self.activation:
+            case "layernorm":
+                centred_BTD = h_BTD - h_BTD.mean(dim=2, keepdim=True)
+                return h_BTD.shape[2] * _spread(centred_BTD)[..., 0]
+            case "tanh":
+                return _log_cosh(h_BTD).sum(dim=2)
+            case "identity":
+                return 0.5 * (h_BTD * h_BTD).sum(dim=2)
+
+    def _unit(self, u_BTF: Tensor) -> Tensor:
+        match self.mlp:
+            case "gelu":
+                return F.gelu(u_BTF)
+            case "tanh":
+                return torch.tanh(u_BTF)
+            case "relu":
+                return F.relu(u_BTF)
+
+    def _primitive(self, u_BTF: Tensor) -> Tensor:
+        match self.mlp:
+            case "gelu":
+                density = torch.exp(-0.5 * u_BTF * u_BTF) / math.sqrt(2 * math.pi)
+                return 0.5 * ((u_BTF * u_BTF - 1) * torch.special.ndtr(u_BTF) + u_BTF * density)  # type: ignore[no-any-return]
+            case "tanh":
+                return _log_cosh(u_BTF)
+            case "relu":
+                return 0.5 * F.relu(u_BTF) ** 2
+
+
+class EnergyBlock(nn.Module):
+    """The weights of an energy, inside the bounds within which its states settle."""
+
+    def __init__(self, form: EnergyForm, *, width: int, hidden: int, spectral_cap: float) -> None:
+        super().__init__()
+        self.form, self.spectral_cap = form, spectral_cap
+        self.query = nn.Parameter(torch.randn(width, width) / width**0.5)
+        self.key = nn.Parameter(torch.randn(width, width) / width**0.5)
+        self.units = nn.Parameter(torch.randn(hidden, width) / hidden**0.5)
+        self.unit_bias = nn.Parameter(torch.zeros(hidden))
+        self.bias = nn.Parameter(torch.zeros(width))
+        self.gain = nn.Parameter(torch.ones(()))
+        self.shift = nn.Parameter(torch.zeros(width))
+        self.constrain_weights()
+
+    @property
+    def weights(self) -> Weights:
+        own = (self.query, self.key, self.units, self.unit_bias, self.bias, self.gain, self.shift)
+        return Weights(*own)
+
+    def source(self, x_BTD: Tensor, allowed: Tensor | None) -> Source:
+        return self.form.source(self.weights, x_BTD, allowed)
+
+    def activate(self, h_BTD: Tensor) -> Tensor:
+        return self.form.activate(self.weights, h_BTD)
+
+    def step(self, h_BTD: Tensor, source: Source) -> Tensor:
+        return self.form.step(self.weights, h_BTD, source)
+
+    @torch.no_grad()
+    def constrain_weights(self) -> None:
+        """Scale matrices down to a largest singular value of `spectral_cap`; keep the gain in its range."""
+        for matrix in (self.query, self.key, self.units):
+            matrix.mul_((self.spectral_cap / largest_singular_value(matrix)).clamp(max=1.0))
+        self.gain.clamp_(LOWEST_GAIN, HIGHEST_GAIN)
+
+
+def largest_singular_value(matrix: Tensor) -> Tensor:
+    """Scalar; by the eigenvalues of the smaller of the two Gram matrices."""
+    thin = matrix if matrix.shape[0] <= matrix.shape[1] else matrix.t()
+    return torch.linalg.eigvalsh(thin @ thin.t())[-1].clamp(min=torch.finfo(matrix.dtype).tiny).sqrt()  # type: ignore[no-any-return]
+
+
+def _outer(one_BTX: Tensor, other_BTY: Tensor) -> Tensor:
+    """(X, Y): the sum over samples and tokens of products, without conjugation."""
+    return one_BTX.flatten(0, 1).t() @ other_BTY.flatten(0, 1)
+
+
+def _spread(centred_BTD: Tensor) -> Tensor:
+    """sqrt(variance + EPSILON), (B, T, 1); of complex numbers too, analytically."""
+    return ((centred_BTD * centred_BTD).mean(dim=2, keepdim=True) + EPSILON).sqrt()
+
+
+def _log_cosh(x: Tensor) -> Tensor:
+    if x.is_complex():
+        return torch.log(torch.cosh(x))
+    size = x.abs()  # not by cosh, which overflows
+    return size + F.softplus(-2 * size) - math.log(2)

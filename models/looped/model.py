@@ -1,0 +1,230 @@
+"""A looped transformer: blocks that are applied to their own output until it no longer changes.
+
+What drives them are tokens: rows or patches of an image, or those of a text. Trained by equilibrium
+propagation, or by five other ways of differentiating a state at rest: docs/eqprop.md.
+
+Shapes: B samples, T tokens, D channels, V tokens of the vocabulary.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from lib.data.types import ImageSpec, TextClassSpec, TextSpec
+from lib.errors import ConfigError
+from models.looped.energy import EnergyBlock, EnergyForm
+from models.looped.equilibrium import Equilibrium, EquilibriumOptions
+from models.looped.plain import PlainBlock
+from models.looped.solver import Solution, SolverOptions, Unit
+
+TASK = "lm"  # and with labels, of images or of texts, it classifies
+
+Seen: TypeAlias = ImageSpec | TextSpec | TextClassSpec
+
+SOURCE_SCALE = 2.0  # of embeddings and positions, against states whose activations are about 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """The symbols of models/looped/Kconfig."""
+
+    input: str
+    causal: bool
+    patch: int
+    readout: str
+    width: int
+    heads: int
+    hidden: int
+    layers: int
+    block: str
+    activation: str
+    mlp: str
+    spectral_cap: float
+    gradient: str
+    nudge: str
+    nudge_points: int
+    beta: float
+    nudged_iterations: int
+    together: bool
+    solver: str
+    step_size: float
+    tolerance: float
+    max_iterations: int
+
+
+def build(options: Options, spec: Seen) -> nn.Module:
+    """A network from (B, C, H, W) images or (B, T) tokens to (B, classes) logits.
+
+    Where texts have no labels: to (B, T, V) logits of the tokens that follow.
+
+    Raises ConfigError where the width cannot be shared among the heads, where one patch is the whole image,
+    and for what Kconfig refuses.
+    """
+    check(options, spec)
+    return LoopedTransformer(options, spec)
+
+
+class LoopedTransformer(nn.Module):
+    """Tokens, blocks at rest one behind the other, and a linear head."""
+
+    settles = True  # lib.graph_lint: how many iterations a step has is not known before
+
+    def __init__(self, options: Options, spec: Seen) -> None:
+        super().__init__()
+        self.pad = spec.pad if isinstance(spec, TextClassSpec) else None
+        self.causal = options.causal
+        self.embedding: ImageTokens | TextTokens
+        if isinstance(spec, ImageSpec):
+            self.embedding = ImageTokens(spec, patch=options.patch, width=options.width)
+        else:
+            self.embedding = TextTokens(spec, width=options.width)
+        self.blocks = nn.ModuleList(equilibrium(options) for _ in range(options.layers))
+        outputs = spec.vocab_size if isinstance(spec, TextSpec) else spec.classes
+        self.side_by_side = options.readout == "tokens"
+        tokens = len(self.embedding.position) if self.side_by_side else 1
+        self.head = nn.Linear(tokens * options.width, outputs)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Logits: (B, classes), or (B, T, V) of the next token at every position."""
+        state_BTD = self.embedding(inputs)
+        allowed = self._allowed(inputs, state_BTD.shape[1])
+        for block in self.blocks:
+            state_BTD = block(SOURCE_SCALE * state_BTD, allowed)
+        return self.read(state_BTD, inputs)
+
+    def read(self, state_BTD: Tensor, inputs: Tensor) -> Tensor:
+        """Logits of the activations of the last block, which `inputs` led to."""
+        if self.side_by_side:
+            return self.head(state_BTD.flatten(1))  # type: ignore[no-any-return]
+        return self.head(state_BTD if self.causal else self._mean(state_BTD, inputs))  # type: ignore[no-any-return]
+
+    def solutions(self) -> list[Solution]:
+        """How each block came to rest in the last call."""
+        found = [block.solution for block in self.blocks if isinstance(block, Equilibrium)]
+        return [solution for solution in found if solution is not None]
+
+    def constrain_weights(self) -> None:
+        """Bring the weights back to where states settle. After every update."""
+        for block in self.modules():
+            if isinstance(block, EnergyBlock):
+                block.constrain_weights()
+
+    def _allowed(self, inputs: Tensor, length: int) -> Tensor | None:
+        """Which token sees which: the past in a causal model, and no padding; None: all."""
+        if self.causal:
+            return torch.ones(length, length, dtype=torch.bool, device=inputs.device).tril()
+        if self.pad is None:
+            return None
+        text_BT = inputs != self.pad
+        return (text_BT[:, :, None] & text_BT[:, None, :])[:, None]
+
+    def _mean(self, state_BTD: Tensor, inputs: Tensor) -> Tensor:
+        if self.pad is None:
+            return state_BTD.mean(dim=1)
+        text_BT1 = (inputs != self.pad)[:, :, None]
+        return state_BTD.where(text_BT1, 0.0).sum(dim=1) / text_BT1.sum(dim=1).clamp(min=1)
+
+
+class ImageTokens(nn.Module):
+    """Rows of an image, or square patches of it filled up with zeros, as (B, T, D) tokens with positions."""
+
+    def __init__(self, spec: ImageSpec, *, patch: int, width: int) -> None:
+        super().__init__()
+        self.tile = (patch, patch) if patch else (1, spec.width)
+        rows, columns = (-(-size // step) for size, step in zip(spec.input_shape[1:], self.tile, strict=True))
+        if rows * columns < 2:
+            raise ConfigError(
+                f"CONFIG_LOOPED_PATCH={patch} makes one token of an image of {spec.height}x{spec.width}",
+                why="attention over one token is none",
+                todo="choose a smaller patch, or 0 for a token for each row",
+            )
+        self.linear = nn.Linear(spec.channels * self.tile[0] * self.tile[1], width, bias=False)
+        self.position = nn.Parameter(torch.randn(rows * columns, width))
+
+    def forward(self, x_BCHW: Tensor) -> Tensor:
+        high, wide = self.tile
+        batch, channels, height, width = x_BCHW.shape
+        x_BCHW = F.pad(x_BCHW, (0, -width % wide, 0, -height % high))
+        tiles = x_BCHW.reshape(batch, channels, x_BCHW.shape[2] // high, high, x_BCHW.shape[3] // wide, wide)
+        x_BTE = tiles.permute(0, 2, 4, 1, 3, 5).flatten(3).flatten(1, 2)
+        return self.linear(x_BTE) + self.position  # type: ignore[no-any-return]
+
+
+class TextTokens(nn.Module):
+    """(B, T) tokens as (B, T, D), with positions."""
+
+    def __init__(self, spec: TextSpec | TextClassSpec, *, width: int) -> None:
+        super().__init__()
+        self.token = nn.Embedding(spec.vocab_size, width)
+        self.position = nn.Parameter(torch.randn(spec.block_size, width))
+
+    def forward(self, tokens_BT: Tensor) -> Tensor:
+        return self.token(tokens_BT) + self.position[: tokens_BT.shape[1]]  # type: ignore[no-any-return]
+
+
+def equilibrium(options: Options) -> Equilibrium:
+    """One block with the way in which it comes to rest and is differentiated."""
+    unit: Unit = "prefix" if options.causal else "sample"
+    block: EnergyBlock | PlainBlock
+    if options.block == "plain":
+        block = PlainBlock(width=options.width, heads=options.heads, hidden=options.hidden)
+    else:
+        keys = "cross" if options.block == "energy_cross" else "self"
+        unit = "token" if keys == "cross" else unit
+        form = EnergyForm(heads=options.heads, keys=keys, activation=options.activation, mlp=options.mlp)  # type: ignore[arg-type]
+        block = EnergyBlock(
+            form, width=options.width, hidden=options.hidden, spectral_cap=options.spectral_cap
+        )
+    solver = SolverOptions(
+        method=options.solver,  # type: ignore[arg-type]
+        step_size=options.step_size,
+        tolerance=options.tolerance,
+        max_iterations=options.max_iterations,
+        unit=unit,
+    )
+    way = EquilibriumOptions(
+        estimator=options.gradient,  # type: ignore[arg-type]
+        nudge=options.nudge,  # type: ignore[arg-type]
+        nudge_points=options.nudge_points,
+        beta=options.beta,
+        nudged_iterations=options.nudged_iterations,
+        together=options.together,
+        solver=solver,
+    )
+    return Equilibrium(block, way)
+
+
+def check(options: Options, spec: Seen) -> None:
+    """What Kconfig refuses, for callers that do not come from there. Raises ConfigError."""
+    energy = options.block != "plain"
+    refused = {
+        f"CONFIG_LOOPED_WIDTH={options.width} is no multiple of CONFIG_LOOPED_HEADS={options.heads}": (
+            options.width % options.heads != 0
+        ),
+        "equilibrium propagation needs an energy, and the plain block has none": (
+            options.gradient == "ep" and not energy
+        ),
+        "the vector field's estimators are for the plain block": (
+            options.gradient in ("ep_vf", "ep_adjoint") and energy
+        ),
+        "an energy over keys made of the states is symmetric: it cannot see the past alone": (
+            options.causal and options.block == "energy_self"
+        ),
+        "a holomorphic nudge needs an energy and units that are analytic: tanh": (
+            options.nudge == "holomorphic" and (options.gradient != "ep" or options.mlp != "tanh")
+        ),
+        "the tokens of a text are not read side by side, for their number differs": (
+            options.readout == "tokens" and not isinstance(spec, ImageSpec)
+        ),
+        "a text without labels is modelled by the past alone, and nothing else is": (
+            options.causal != isinstance(spec, TextSpec)
+        ),
+    }
+    found = [text for text, is_so in refused.items() if is_so]
+    if found:
+        raise ConfigError("the looped transformer cannot be built", why="; ".join(found))

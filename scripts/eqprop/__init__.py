@@ -1,0 +1,1 @@
+"""Experiments on equilibrium propagation: what each shows is in docs/eqprop.md."""

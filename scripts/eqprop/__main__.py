@@ -1,0 +1,79 @@
+"""make experiment EXP=1|2|3|4|ablation|scaling_laws: experiments on the configured looped transformer."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from lib import kconf
+from lib.config import Config, config_from_values
+from lib.errors import ConfigError, run_main
+from lib.tables import TIER_CONFIGS
+from lib.tiers import TIERS, with_tier
+
+if TYPE_CHECKING:
+    from scripts.eqprop.report import Report
+    from scripts.eqprop.subject import Setting
+
+ROOT = Path(__file__).resolve().parents[2]
+NAMES = ("1", "2", "3", "4", "ablation", "scaling_laws")
+ALONG_WITH = {"ablation": "2"}  # enabled where that is
+
+
+def main() -> int:
+    options = parse()
+    resolved = with_tier(kconf.from_environment(ROOT), root=ROOT, say=print)
+    check(options.experiment, config_from_values(resolved.values))
+
+    from scripts.eqprop.pictures import pictures_of  # torch and matplotlib take a second
+    from scripts.eqprop.subject import Setting
+
+    setting = Setting(
+        resolved=resolved, quick=options.quick, out=options.out, say=lambda text: print(text, flush=True)
+    )
+    report = experiments()[options.experiment](setting)
+    for path in report.write(pictures_of(report)):
+        print(path)
+    return 0
+
+
+def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="experiment", description=__doc__)
+    parser.add_argument("--experiment", default="", help=", ".join(NAMES))
+    parser.add_argument("--quick", action="store_true", help="fewer repetitions, for a look")
+    parser.add_argument("--out", type=Path, default=Path("benchmark_results/eqprop"), help="where to")
+    return parser.parse_args(arguments)
+
+
+def check(name: str, config: Config) -> None:
+    """Raises ConfigError for an experiment that is not known, or not enabled where a tier was chosen."""
+    if name not in NAMES:
+        raise ConfigError(f"EXP={name} is not an experiment", todo=f"one of {', '.join(NAMES)}")
+    if config.model != "looped" or config.model_options["input"] != "images":
+        raise ConfigError(
+            "the experiments are on the looped transformer and images",
+            todo="make defconfig-looped; CONFIG_LOOPED_INPUT_IMAGES=y where a tier chooses texts",
+        )
+    if config.tier == "none":
+        return
+    tier = TIERS[int(config.tier)]
+    enabled = [str(number) for number in TIER_CONFIGS[tier]["experiments"]]
+    if ALONG_WITH.get(name, name) not in enabled:
+        raise ConfigError(
+            f"EXP={name} is not enabled at {tier}",
+            why=f"that tier is for {', '.join(enabled)}",
+            todo="choose a larger tier (CONFIG_TIER_*), or none with sizes of your own",
+        )
+
+
+def experiments() -> dict[str, Callable[[Setting], Report]]:
+    from scripts.eqprop import adaptive, gradients, scale, training
+
+    runs = (gradients.run, training.run, scale.run, adaptive.run, training.ablate, scale.laws)
+    return dict(zip(NAMES, runs, strict=True))
+
+
+if __name__ == "__main__":
+    raise SystemExit(run_main(main))

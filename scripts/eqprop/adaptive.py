@@ -1,0 +1,101 @@
+"""Experiment 4: do hard samples take more iterations, and what do few iterations cost?"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from models.looped.model import LoopedTransformer
+from scripts.eqprop.report import Report
+from scripts.eqprop.subject import Setting, batch_of, with_options
+from scripts.eqprop.training import trained_model
+
+ROWS = 1000
+MOST = 300
+BUDGETS = (1, 2, 3, 5, 8, 12, 20, 50)
+FEWEST = 0.05  # of a significance level
+COLUMNS = ("way", "samples", "q05", "q50", "q95", "most", "unsettled", "spearman", "p")
+# The comparison is a deep equilibrium model: an ordinary layer trained by implicit differentiation.
+WAYS = {
+    "ep, keys from input": {},
+    "ep, keys from states": {"LOOPED_BLOCK_ENERGY_SELF": "y", "LOOPED_STEP_SIZE": "0.9"},
+    "plain, implicit": {"LOOPED_BLOCK_PLAIN": "y", "LOOPED_STEP_SIZE": "0.9"},
+}
+
+
+def run(setting: Setting) -> Report:
+    subject = setting.subject(setting.config())
+    report = Report("4", "Do hard samples take more iterations?", setting, subject, COLUMNS)
+    for way, symbols in WAYS.items():
+        config, model = trained_model(setting, seed=1, symbols=symbols)
+        inputs, targets = batch_of(subject, rows=min(ROWS, subject.dataset.test.size))
+        patient = with_options(model, config, subject, max_iterations=MOST, tolerance=1e-5)
+        iterations, margins, unsettled = per_sample(patient, inputs, targets)
+        correlation, p = spearman(iterations, margins)
+        quantiles = np.quantile(iterations, (0.05, 0.5, 0.95, 1.0))
+        report.row(
+            {"way": way, "samples": len(iterations), "unsettled": unsettled, "spearman": correlation, "p": p}
+            | dict(zip(("q05", "q50", "q95", "most"), map(float, quantiles), strict=True))
+        )
+        report.series += [{"way": way, "iterations": int(count)} for count in iterations]
+        accuracies = {
+            budget: accuracy_within(model, config, subject, inputs, targets, budget) for budget in BUDGETS
+        }
+        report.series += [{"way": way, "budget": k, "accuracy": v} for k, v in accuracies.items()]
+        report.note(
+            f"{way}, accuracy by most iterations: "
+            + ", ".join(f"{k}: {v:.4f}" for k, v in accuracies.items())
+        )
+        censored = (
+            f"; {unsettled:.1%} never settled, so that the count is cut off" if unsettled > 0.01 else ""
+        )
+        related = p < FEWEST and correlation < 0
+        report.verdict(
+            related,
+            f"{way}: a smaller margin means more iterations "
+            f"(Spearman {correlation:+.3f}, p {p:.2g}){censored}",
+        )
+    return report
+
+
+@torch.no_grad()
+def per_sample(
+    model: LoopedTransformer, inputs: Tensor, targets: Tensor
+) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64], float]:
+    """Iterations of each sample (of its slowest token), its margin, and the share that had not settled."""
+    logits = model(inputs)
+    own = logits.gather(1, targets[:, None])[:, 0]
+    others = logits.scatter(1, targets[:, None], -torch.inf).amax(dim=1)
+    solutions = model.solutions()
+    iterations = torch.stack([solution.iterations.amax(dim=1) for solution in solutions]).sum(dim=0)
+    residual = torch.stack([solution.residual.amax(dim=1) for solution in solutions]).amax(dim=0)
+    unsettled = float((residual > 1e-5).double().mean())
+    return iterations.double().numpy(), (own - others).double().numpy(), unsettled
+
+
+def accuracy_within(model, config, subject, inputs, targets, budget: int) -> float:  # type: ignore[no-untyped-def]
+    """Accuracy where no state is iterated more than `budget` times."""
+    hasty = with_options(model, config, subject, max_iterations=budget)
+    with torch.no_grad():
+        return float((hasty(inputs).argmax(dim=1) == targets).double().mean())
+
+
+def spearman(one: npt.NDArray[np.float64], other: npt.NDArray[np.float64]) -> tuple[float, float]:
+    """Rank correlation, and the probability of one as large by chance, by the normal distribution."""
+    ranks = [ranks_of(values) for values in (one, other)]
+    if min(float(np.std(own)) for own in ranks) == 0:
+        return 0.0, 1.0  # all are alike
+    correlation = float(np.corrcoef(ranks[0], ranks[1])[0, 1])
+    return correlation, math.erfc(abs(correlation) * math.sqrt((len(one) - 1) / 2))
+
+
+def ranks_of(values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """Places in ascending order; equal values share the mean of theirs."""
+    _, inverse, counts = np.unique(values, return_inverse=True, return_counts=True)
+    ends = np.cumsum(counts)
+    means: npt.NDArray[np.float64] = ends - (counts - 1) / 2
+    return means[inverse]

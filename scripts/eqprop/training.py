@@ -1,0 +1,190 @@
+"""Experiment 2: does it train? Equilibrium propagation beside what it is to be compared with, over seeds.
+
+And the ablation: one thing changed at a time.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import statistics
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from lib.backend import Backend
+from lib.config import Config
+from lib.hardware import probe
+from lib.hyperparams import apply_hyperparams
+from models.looped.model import LoopedTransformer
+from scripts.eqprop.report import Report, spread
+from scripts.eqprop.subject import (
+    REFERENCE,
+    Agreement,
+    Setting,
+    batch_of,
+    core_gradient,
+    settling,
+    spectral_radius,
+    with_options,
+)
+from train.job import Job, Progress
+from train.loop import train
+from train.record import SilentRecord
+from train.setup import make_job
+from train.subject import Subject
+
+LOOK_EVERY = 50  # steps
+LOOK_ROWS = 64
+SEEDS = 3
+FROZEN = "frozen core"
+WAYS: dict[str, dict[str, str]] = {
+    "ep": {"LOOPED_GRADIENT_EP": "y"},
+    "implicit": {"LOOPED_GRADIENT_IMPLICIT": "y"},
+    "bptt": {"LOOPED_GRADIENT_BPTT": "y"},
+    FROZEN: {"LOOPED_GRADIENT_ONE_STEP": "y"},
+}
+ABLATION: dict[str, dict[str, str]] = {
+    "as it is": {},
+    "beta 0.1": {"LOOPED_BETA": "0.1"},
+    "beta 0.001": {"LOOPED_BETA": "0.001"},
+    "one-sided": {"LOOPED_NUDGE_ONE_SIDED": "y"},
+    "four-point": {"LOOPED_NUDGE_FOUR_POINT": "y"},
+    "step 0.5": {"LOOPED_STEP_SIZE": "0.5"},
+    "step 0.7": {"LOOPED_STEP_SIZE": "0.7"},
+    "step 1.0": {"LOOPED_STEP_SIZE": "1.0"},
+    "anderson": {"LOOPED_SOLVER_ANDERSON": "y"},
+    "keys from states": {"LOOPED_BLOCK_ENERGY_SELF": "y", "LOOPED_STEP_SIZE": "0.9"},
+    "tanh units": {"LOOPED_MLP_TANH": "y"},
+    "2 blocks": {"LOOPED_LAYERS": "2"},
+    "3 blocks": {"LOOPED_LAYERS": "3"},
+    "4 blocks": {"LOOPED_LAYERS": "4"},
+    "10 iterations": {"LOOPED_MAX_ITERATIONS": "10"},
+    "no bound": {"LOOPED_SPECTRAL_CAP": "1000"},
+}
+COLUMNS = (
+    "way", "seed", "accuracy", "test_loss", "seconds", "iterations", "residual", "unsettled", "rho",
+    "lowest_cosine",
+)  # fmt: skip
+
+
+def run(setting: Setting) -> Report:
+    subject = setting.subject(setting.config())
+    report = Report("2", "Does it train?", setting, subject, COLUMNS)
+    seeds = range(1, 2 if setting.quick else SEEDS + 1)
+    found = {
+        way: [_one(way, symbols, seed, setting, report) for seed in seeds] for way, symbols in WAYS.items()
+    }
+    for way, accuracies in found.items():
+        report.note(f"{way}: {spread(accuracies, factor=100)} %")
+    means = {way: 100 * statistics.fmean(accuracies) for way, accuracies in found.items()}
+    gap, over = means["implicit"] - means["ep"], means["ep"] - means[FROZEN]
+    told = "" if len(seeds) > 1 else "; one seed: a look, no result"
+    report.verdict(means["ep"] >= 95, f"equilibrium propagation reaches {means['ep']:.2f} % (bar 95 %){told}")
+    report.verdict(
+        abs(gap) <= 1, f"it is {gap:+.2f} points behind implicit differentiation (bar 1 point){told}"
+    )
+    report.verdict(over >= 10, f"it is {over:+.2f} points above a frozen core (bar 10 points){told}")
+    return report
+
+
+def ablate(setting: Setting) -> Report:
+    """One thing changed at a time, with a seed each: differences below two points are no finding."""
+    subject = setting.subject(setting.config())
+    report = Report("ablation", "What does it need?", setting, subject, COLUMNS)
+    for way, symbols in ABLATION.items():
+        _one(way, symbols, 1, setting, report)
+    report.note("One seed each: differences below two points are none.")
+    return report
+
+
+def _one(way: str, symbols: Mapping[str, str], seed: int, setting: Setting, report: Report) -> float:
+    """Train once, with a row in the table; the accuracy on the evaluation part."""
+    accuracy, last = train_once(setting, seed=seed, symbols=symbols, way=way, report=report)
+    report.row({"way": way, "seed": seed, "accuracy": accuracy, **last})
+    return accuracy
+
+
+def train_once(
+    setting: Setting, *, seed: int, symbols: Mapping[str, str], way: str = "", report: Report | None = None
+) -> tuple[float, dict[str, float]]:
+    """The accuracy of a model with `symbols` changed, and how it settles at the end.
+
+    report: keeps what is seen on the way; without one nobody looks.
+    """
+    config = setting.config(SEED=str(seed), EVAL_INTERVAL_STEPS="100000000", **symbols)
+    subject = setting.subject(config)
+    look = Look(config, subject, every=LOOK_EVERY if report else 0, compare=way != FROZEN)
+    job = job_of(config, subject, look)
+    if way == FROZEN:
+        for name, parameter in job.model.named_parameters():
+            parameter.requires_grad_(name.startswith("head"))
+    progress = Progress()
+    with job.train_loader, job.eval_loader:
+        result = train(job, progress)
+    look.now(progress.step)
+    if report is not None:
+        report.series += [{"way": way, "seed": seed, **row} for row in look.rows]
+    cosines = [row["cosine"] for row in look.rows if "cosine" in row]
+    last = look.rows[-1] | {"test_loss": result["loss"], "seconds": progress.seconds}
+    return result["accuracy"], last | ({"lowest_cosine": min(cosines)} if cosines else {})
+
+
+def trained_model(
+    setting: Setting, *, seed: int, symbols: Mapping[str, str]
+) -> tuple[Config, LoopedTransformer]:
+    """A model with `symbols` changed after its training, and its configuration."""
+    config = setting.config(SEED=str(seed), EVAL_INTERVAL_STEPS="100000000", **symbols)
+    job = job_of(config, setting.subject(config), SilentRecord())
+    with job.train_loader, job.eval_loader:
+        train(job, Progress())
+    assert isinstance(job.model, LoopedTransformer)
+    return config, job.model
+
+
+def job_of(config: Config, subject: Subject, record: SilentRecord) -> Job:
+    """A job on the processor, with the micro-batch of the table: nothing has to be predicted."""
+    config = dataclasses.replace(config, auto_method="table")
+    hardware = probe("cpu")
+    plan = apply_hyperparams(config, False, hardware=hardware, facts=subject.facts)
+    job = make_job(config, plan, subject, hardware=hardware, backend=Backend("cpu"), record=record)
+    if isinstance(record, Look):
+        assert isinstance(job.model, LoopedTransformer)
+        record.model = job.model
+    return job
+
+
+class Look(SilentRecord):
+    """Looks every so many steps (0: at the end alone) at the gradient beside the exact one, and at settling.
+
+    On samples of the evaluation part, but what is seen decides nothing.
+    """
+
+    def __init__(self, config: Config, subject: Subject, *, every: int, compare: bool) -> None:
+        self.config, self.subject, self.every, self.compare = config, subject, every, compare
+        self.inputs, self.targets = batch_of(subject, rows=LOOK_ROWS)
+        self.model: LoopedTransformer | None = None
+        self.rows: list[dict[str, float]] = []
+
+    def row(self, kind: str, **values: Any) -> None:
+        if kind == "train":
+            self.rows.append({"step": values["step"], "loss": values["loss"]})
+
+    def progress(self, step: int, fraction: float) -> None:  # noqa: ARG002
+        if self.every and step % self.every == 0:
+            self.now(step)
+
+    def now(self, step: int) -> None:
+        assert self.model is not None
+        model, row = self.model, {"step": float(step)}
+        with torch.no_grad():
+            model(self.inputs)
+        row |= settling(model)
+        row["rho"] = spectral_radius(model, self.inputs)
+        if self.compare:
+            own = with_options(model, self.config, self.subject)
+            exact = with_options(model, self.config, self.subject, **REFERENCE).double()
+            found = core_gradient(own, self.inputs, self.targets)
+            expected = core_gradient(exact, self.inputs.double(), self.targets)
+            row["cosine"] = Agreement.between(found, expected).cosine
+        self.rows.append(row)

@@ -1,0 +1,81 @@
+"""Every model's training step is one graph from the second on: nothing in it asks the host what to do.
+
+But for the looped transformer, which asks whether its states have settled.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+
+from lib.graph_lint import LintReport, Settling, lint
+from lib.plan import plan as make_plan
+from lib.registry import model_names
+from tests.contract.test_life_of_a_value import narrow_config, subject_of
+from tests.training import CPU, Wrapped, small_job
+from train import loop
+from train.job import Job, Progress
+from train.task import Sums
+
+# A configuration for each model, and what else has code of its own in a step.
+DEFCONFIGS = {
+    "lenet5": "lenet5",
+    "resnet18": "resnet18",
+    "resnet50": "resnet50",
+    "gpt2": "gpt2-tiny",
+    "gpt2 with labels and dropout": "gpt2-sst2",
+    "resnet_bk": "resnet_bk",
+    "trm": "trm-sudoku",
+    "trm with an embedding": "trm-sudoku-extreme",
+}
+
+
+def job_of(defconfig: str) -> Job:
+    """Two micro-batches a step, averaged weights, and the optimizer that the configuration has."""
+    config = dataclasses.replace(narrow_config(defconfig), batch_size=32, ema=True, ema_decay=0.9)
+    if config.model == "trm":
+        config = dataclasses.replace(config, optimizer="adam_atan2", sign_learning_rate=0.1)
+    subject = subject_of(config)
+    return small_job(config, make_plan(config, CPU, subject.facts), subject, dtype=torch.float32)
+
+
+def report_of(job: Job) -> LintReport:
+    return lint(lambda step: loop.optimizer_step(job, Progress(step=step)))
+
+
+def test_every_model_is_there() -> None:
+    assert {name.split()[0] for name in DEFCONFIGS} | {"looped"} == set(model_names())
+
+
+def test_states_that_settle_are_looked_at() -> None:
+    """How many iterations the looped transformer makes is for its states to say: no graph could hold it."""
+    job = job_of("looped")
+    assert isinstance(job.model, Settling) and not report_of(job).is_static
+    assert not isinstance(job_of("lenet5").model, Settling)
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow if name == "resnet50" else ()) for name in DEFCONFIGS]
+)
+def test_a_step_is_one_graph(name: str) -> None:
+    report = report_of(job_of(DEFCONFIGS[name]))
+    assert report.is_static, list(report.lines())
+
+
+def test_adam_atan2_keeps_what_changes_in_tensors() -> None:
+    assert report_of(job_of("trm-sudoku-extreme")).constants == 1
+
+
+def test_a_task_that_looks_at_its_loss_is_found_out() -> None:
+    class Looks(Wrapped):
+        def training(self, *arguments: object) -> Sums:  # type: ignore[override]
+            sums = super().training(*arguments)  # type: ignore[arg-type]
+            assert sums.loss.detach() > 0
+            return sums
+
+    job = job_of("trm-sudoku")
+    job.task = Looks(job.task)
+    report = report_of(job)
+    assert not report.is_static and sum(report.faults.values()) == 3 * 2

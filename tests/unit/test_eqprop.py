@@ -1,0 +1,181 @@
+"""The experiments on equilibrium propagation: that they tell a wrong gradient from a right one."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from lib import kconf
+from lib.config import config_from_values
+from lib.data.types import Dataset
+from lib.errors import ConfigError
+from lib.tiers import with_changes
+from scripts.eqprop import __main__ as command
+from scripts.eqprop import adaptive, gradients, scale, training
+from scripts.eqprop.adaptive import ranks_of, spearman
+from scripts.eqprop.pictures import pictures_of
+from scripts.eqprop.report import spread
+from scripts.eqprop.scale import information_criteria
+from scripts.eqprop.subject import Setting
+from tests.training import random_subject
+from train.subject import Subject
+
+ROOT = Path(__file__).resolve().parents[2]
+SMALL = {
+    "LOOPED_PATCH": "3",
+    "LOOPED_WIDTH": "8",
+    "LOOPED_HIDDEN": "16",
+    "BUDGET_STEPS": "y",
+    "MAX_STEPS": "3",
+    "TARGET_EFFECTIVE_BATCH": "8",
+}
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def resolved(**changes: str) -> kconf.Resolved:
+    """With a value of "" the symbol is left as it is in defconfigs/looped."""
+    found = kconf.load(root=ROOT, config_file=ROOT / "defconfigs/looped")
+    return with_changes(found, {f"CONFIG_{k}": v for k, v in (SMALL | changes).items() if v}, root=ROOT)
+
+
+class Small(Setting):
+    """On random images of 7x6 pixels."""
+
+    def subject(self, config: Any) -> Subject:
+        subject = random_subject(config, shape=(1, 6, 7), train_size=64)
+        assert isinstance(subject.dataset, Dataset)
+        return subject
+
+
+@pytest.fixture
+def setting(tmp_path: Path) -> Setting:
+    return Small(resolved=resolved(), quick=True, out=tmp_path, say=lambda _: None)
+
+
+def test_the_gradients_are_told_apart(setting: Setting, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gradients, "BETAS", (0.01,))
+    monkeypatch.setattr(gradients, "ROWS", 3)
+    report = gradients.run(setting)
+    assert all(passed for passed, _ in report.passed), report.lines
+    files = {path.name for path in report.write(pictures_of(report))}
+    assert files == {"report.txt", "results.json", "picture.png"}
+    found = json.loads((report.folder / "results.json").read_text())
+    assert found["rows"] == report.rows and "holds" in (report.folder / "report.txt").read_text()
+
+
+@pytest.mark.slow
+def test_a_wrong_sign_does_not_hold(setting: Setting, monkeypatch: pytest.MonkeyPatch) -> None:
+    from models.looped import equilibrium
+
+    right = equilibrium.contrast
+
+    def wrong(*arguments: Any, gradient_BTD: Any, share: Any) -> Any:
+        return right(*arguments, gradient_BTD=-gradient_BTD, share=share)
+
+    monkeypatch.setattr(gradients, "BETAS", (0.01,))
+    monkeypatch.setattr(gradients, "ROWS", 3)
+    monkeypatch.setattr(equilibrium, "contrast", wrong)
+    report = gradients.run(setting)
+    assert [passed for passed, _ in report.passed][:4] == [False] * 4
+
+
+@pytest.mark.slow
+def test_training_and_ablation_are_told(setting: Setting, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(training, "LOOK_EVERY", 2)
+    monkeypatch.setattr(training, "ABLATION", {"as it is": {}, "2 blocks": {"LOOPED_LAYERS": "2"}})
+    report = training.run(setting)
+    assert [row["way"] for row in report.rows] == ["ep", "implicit", "bptt", "frozen core"]
+    assert not report.passed[0][0], "three steps on noise reach nothing"
+    assert report.rows[1]["lowest_cosine"] > 0.999 and "lowest_cosine" not in report.rows[3]
+    assert "one seed: a look, no result" in report.passed[0][1]
+    assert [row["way"] for row in training.ablate(setting).rows] == ["as it is", "2 blocks"]
+    pictures_of(report)["picture"]()
+
+
+@pytest.mark.slow
+def test_cost_and_laws_are_told(setting: Setting, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scale, "WIDTHS", (8, 16))
+    monkeypatch.setattr(scale, "LAW_WIDTHS", (8, 16))
+    monkeypatch.setattr(scale, "ROWS", 4)
+    monkeypatch.setattr(scale, "BETAS", (0.1, 0.001))
+    report = scale.run(setting)
+    assert {row["gradient"] for row in report.rows} == {"bptt", "ep", "implicit", "one_step"}
+    assert "accuracy" in report.rows[-1]
+    laws = scale.laws(setting)
+    told = {text.split(",")[0]: passed for passed, text in laws.passed}
+    assert told["memory of equilibrium propagation does not depend on iterations"]
+    assert any("too few for a law" in line for line in laws.lines)
+    for each in (report, laws):
+        pictures_of(each)["picture"]()
+
+
+@pytest.mark.slow
+def test_iterations_of_samples_are_told(setting: Setting) -> None:
+    report = adaptive.run(setting)
+    assert len(report.rows) == 3 and all(-1 <= row["spearman"] <= 1 for row in report.rows)
+    pictures_of(report)["picture"]()
+
+
+def test_rank_correlation() -> None:
+    assert ranks_of(np.array([3.0, 1.0, 3.0])).tolist() == [2.5, 1.0, 2.5]
+    rising = np.arange(100.0)
+    assert spearman(rising, rising**3) == (pytest.approx(1.0), pytest.approx(0.0, abs=1e-12))
+    assert spearman(np.ones(5), np.arange(5.0)) == (0.0, 1.0)
+    random = np.random.default_rng(0)
+    chances = [spearman(random.random(50), random.random(50))[1] < 0.05 for _ in range(400)]
+    assert 0.02 < np.mean(chances) < 0.09
+
+
+def test_which_law_describes_it() -> None:
+    sizes = [32, 48, 64, 96, 128, 192, 256]
+    random = np.random.default_rng(1).normal(scale=0.2, size=7)
+
+    def best(values: Any) -> str:
+        found = information_criteria(sizes, list(values + random))
+        return min(found, key=lambda name: found[name])
+
+    assert best(np.full(7, 20.0)) == "constant"
+    assert best(5 * np.log(sizes)) == "logarithm"
+    assert best(np.sqrt(sizes)) == "power"
+
+
+def test_a_spread_says_how_many() -> None:
+    assert spread([0.95, 0.97], factor=100) == "96.00 +- 1.41 (2 seeds)"
+    assert spread([0.95]) == "0.95 (one seed)"
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "told"),
+    [
+        ("5", {}, "EXP=5 is not an experiment"),
+        ("2", {"TIER_0": "y"}, "EXP=2 is not enabled at CPU_ONLY: that tier is for 1"),
+        ("ablation", {"TIER_0": "y"}, "not enabled"),
+        ("1", {"MODEL_LENET5": "y"}, "on the looped transformer"),
+        ("1", {"LOOPED_INPUT_TEXT": "y", "LOOPED_PATCH": ""}, "and images"),
+    ],
+)
+def test_what_is_not_enabled_is_refused(name: str, changes: dict[str, str], told: str) -> None:
+    config = config_from_values(resolved(**changes).values) if "MODEL_LENET5" not in changes else None
+    if config is None:
+        config = config_from_values(kconf.load(root=ROOT, config_file=ROOT / "defconfigs/lenet5").values)
+    with pytest.raises(ConfigError, match=told):
+        command.check(name, config)
+
+
+def test_what_a_tier_enables_is_done() -> None:
+    for name, tier in (("1", "0"), ("2", "1"), ("ablation", "1"), ("3", "2")):
+        command.check(name, config_from_values(resolved(**{f"TIER_{tier}": "y"}).values))
+    command.check("scaling_laws", config_from_values(resolved().values))

@@ -1,0 +1,59 @@
+"""What `make plan` says of a step: its arithmetic, its bytes, and what it advises."""
+
+from __future__ import annotations
+
+import pytest
+
+from lib.errors import PlanError
+from lib.plan.assumed import parse_gpu
+from lib.plan.roofline import BANDWIDTH_SHARES
+from tests.training import random_subject, small_config
+from train.forecast import Footprints
+from train.planning import Outlook, _compare, look_ahead
+
+BATCH = 64
+
+
+def outlook(gpu: str, micro_batch: int, **changes: object) -> Outlook:
+    config = small_config(
+        hyper_param="manual",
+        batch_size=micro_batch,
+        gradient_accumulation=0,
+        target_effective_batch=BATCH,
+        data_placement="stream",
+        **changes,
+    )
+    subject = random_subject(config, shape=(1, 28, 28), train_size=640)
+    return look_ahead(config, subject, parse_gpu(gpu), Footprints(config, subject))
+
+
+def test_the_cut_changes_neither_arithmetic_nor_steps() -> None:
+    whole, cut = outlook("h100-80g", BATCH), outlook("h100-80g", 8)
+    assert (whole.plan.accumulation, cut.plan.accumulation) == (1, 8)
+    assert whole.step_flop == cut.step_flop
+    assert whole.steps_per_epoch == cut.steps_per_epoch == 10
+
+
+def test_bytes_of_a_step_are_those_of_all_its_micro_batches() -> None:
+    found = outlook("h100-80g", 8)
+    assert found.plan.memory is not None and found.step_time is not None
+    parts = found.plan.memory.parts
+    weights, state, activations = parts["parameters"], parts["optimizer"], parts["activations"]
+    # Weights twice a micro-batch, gradients two times but once, and the update (`StepWork`).
+    moved = (2 * 8 + 2) * weights + 2 * 8 * weights + 2 * state + 2 * 8 * activations
+    assert found.step_time.bound == "memory"
+    assert found.step_time.fastest_seconds == pytest.approx(moved / (3.35e12 * BANDWIDTH_SHARES[1]), rel=1e-3)
+
+
+@pytest.mark.parametrize(("gpu", "advised"), [("p100-16g", False), ("rtx3090", True)])
+def test_only_what_the_device_can_do_is_advised(gpu: str, advised: bool) -> None:
+    found = outlook(gpu, BATCH, precision="fp32", optimizer="adamw")
+    assert any("PRECISION_BF16" in line for line in found.alternatives) == advised
+    assert any("OPTIMIZER_SGD" in line for line in found.alternatives)
+
+
+def test_what_is_no_fault_of_a_machine_is_told_once() -> None:
+    config = small_config(target_effective_batch=10**6, norm_batch=0)
+    subject = random_subject(config, shape=(1, 28, 28), train_size=640)
+    with pytest.raises(PlanError, match="on none of 2 machines: "):
+        _compare(config, subject, ("t4", "rtx3090"), as_json=True)

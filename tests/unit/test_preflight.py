@@ -1,0 +1,203 @@
+"""Each check of preflight passes on what is sound, and fails on what was broken for it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from lib import checkpoint
+from lib.data.loader import Batch, EvalLoader, TrainLoader
+from lib.plan.types import Memory
+from models.trm.model import TinyRecursiveModel
+from tests.puzzles import puzzle_subject, small_trm_config
+from tests.training import CPU, small_plan
+from train import loop
+from train import preflight_checks as checks
+from train.candidate import ROWS, Candidate
+from train.carry import Carry
+from train.preflight_ranks import RULE, Results, judged, outcome
+
+
+def candidate_of(tmp_path: Path, **changes: Any) -> Candidate:
+    settings = {"optimizer": "adam_atan2", "adam_beta1": 0.9, "adam_beta2": 0.95, "sign_learning_rate": 1e-4}
+    config = small_trm_config(**settings | {"halt_exploration": 0.5, "warmup_pct": 5} | changes)
+    return Candidate(
+        config=config,
+        subject=puzzle_subject(config),
+        hardware=CPU,
+        plan=small_plan(ROWS),
+        root=tmp_path,
+        runs=tmp_path / "runs",
+    )
+
+
+@pytest.fixture
+def candidate(tmp_path: Path) -> Candidate:
+    return candidate_of(tmp_path)
+
+
+def breaks(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, change: Callable[[Any], Any]) -> None:
+    """Replace owner.name by one whose result is changed."""
+    whole = getattr(owner, name)
+    monkeypatch.setattr(owner, name, lambda *words, **options: change(whole(*words, **options)))
+
+
+def test_first_loss(candidate: Candidate, monkeypatch: pytest.MonkeyPatch) -> None:
+    passed, told = checks.first_loss(candidate)
+    assert passed and "of a model that knows nothing 1.7951" in told
+    breaks(
+        monkeypatch,
+        TinyRecursiveModel,
+        "forward",
+        lambda thought: thought._replace(logits=30 * thought.logits),
+    )
+    assert not checks.first_loss(candidate)[0]
+
+
+def test_loss_falls(candidate: Candidate, monkeypatch: pytest.MonkeyPatch) -> None:
+    wide = {**candidate.config.model_options, "width": 64, "multiple": 32}
+    config = dataclasses.replace(candidate.config, model_options=wide)
+    candidate = dataclasses.replace(candidate, config=config)
+    assert checks.loss_falls(candidate)[0]
+    breaks(
+        monkeypatch,
+        TinyRecursiveModel,
+        "forward",
+        lambda thought: thought._replace(logits=thought.logits.detach()),
+    )
+    assert not checks.loss_falls(candidate)[0]
+
+
+def test_shards_of_training(candidate: Candidate, monkeypatch: pytest.MonkeyPatch) -> None:
+    passed, told = checks.shards(candidate)
+    assert passed and "10 samples are evaluated" in told
+    whole = TrainLoader.micro_batches
+    monkeypatch.setattr(
+        TrainLoader, "micro_batches", lambda self, **place: whole(self, **{**place, "rank": 0})
+    )
+    passed, told = checks.shards(candidate)
+    assert not passed and "differ" in told
+
+
+def test_shards_of_evaluation(candidate: Candidate, monkeypatch: pytest.MonkeyPatch) -> None:
+    def all_ones(batches: Any) -> list[Batch]:
+        return [dataclasses.replace(batch, weights=torch.ones(len(batch.inputs))) for batch in batches]
+
+    breaks(monkeypatch, EvalLoader, "batches", all_ones)
+    assert not checks.shards(candidate)[0]
+
+
+def test_accumulation(candidate: Candidate, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert checks.accumulation(candidate)[0]
+    seek = Carry.seek
+    monkeypatch.setattr(Carry, "seek", lambda self, **place: seek(self, **{**place, "offset": 0}))
+    assert not checks.accumulation(candidate)[0]
+
+
+def test_accumulation_of_means(candidate: Candidate, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loop, "_nominal_count", lambda job: job.plan.micro_batch * job.plan.accumulation)
+    assert not checks.accumulation(candidate)[0]
+
+
+@pytest.mark.parametrize("part", ["carry", "optimizer"])
+def test_round_trip(part: str, candidate: Candidate, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert checks.round_trip(candidate)[0]
+
+    def without(found: Any) -> Any:
+        step, state = found
+        lost = None if part == "carry" else {**state["optimizer"], "state": {}}
+        return step, {**state, part: lost}
+
+    breaks(monkeypatch, checkpoint, "load", without)
+    assert not checks.round_trip(candidate)[0]
+
+
+def test_static_graph(candidate: Candidate, monkeypatch: pytest.MonkeyPatch) -> None:
+    passed, told = checks.static_graph(candidate)
+    assert passed and told.startswith("one graph of ")
+
+    def looks(thought: Any) -> Any:
+        assert thought.halt.sum().item() < 100
+        return thought
+
+    breaks(monkeypatch, TinyRecursiveModel, "forward", looks)
+    passed, told = checks.static_graph(candidate)
+    assert not passed and "asks the host" in told
+
+
+def test_learning_rates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for schedule in ("constant", "cosine"):
+        passed, told = checks.learning_rates(
+            candidate_of(tmp_path, schedule=schedule, lr_min_ratio=0.1, max_steps=100)
+        )
+        assert passed and told.startswith("by step 1: ")
+    breaks(monkeypatch, loop, "rate_factor", lambda factor: factor - 0.5)
+    assert not checks.learning_rates(candidate_of(tmp_path, max_steps=100))[0]
+    monkeypatch.setattr(loop, "rate_factor", lambda _, progress: 0.5 + progress.step / 1000)
+    assert not checks.learning_rates(candidate_of(tmp_path, max_steps=100))[0], "it rises to the end"
+
+
+def test_storage(tmp_path: Path) -> None:
+    assert checks.storage(tmp_path / "runs")[0]
+    assert not list((tmp_path / "runs").iterdir())
+    (tmp_path / "file").write_text("")
+    passed, told = checks.storage(tmp_path / "file")
+    assert not passed and "File exists" in told
+
+
+def test_memory() -> None:
+    plan = small_plan(ROWS)
+    assert checks.memory(plan) == (True, "not predicted: CONFIG_AUTO_METHOD_TABLE is set")
+    enough = memory_of(usable_bytes=3 * 10**9)
+    assert checks.memory(dataclasses.replace(plan, memory=enough))[0]
+    assert not checks.memory(dataclasses.replace(plan, memory=memory_of(usable_bytes=10**9)))[0]
+
+
+def memory_of(*, usable_bytes: int) -> Memory:
+    return Memory(parts={"parameters": 2 * 10**9}, reserve_bytes=0, usable_bytes=usable_bytes)
+
+
+@pytest.fixture
+def two(candidate: Candidate) -> tuple[list[Results], Results, dict[str, Tensor]]:
+    """What two ranks would have, as one process has it; and the weights before."""
+    alone = outcome(candidate)
+    before = {name: tensor.clone() for name, tensor in candidate.job(ROWS, **RULE).model.state_dict().items()}
+    copies = [
+        {kind: {n: t.clone() for n, t in part.items()} for kind, part in alone.items()} for _ in range(2)
+    ]
+    return copies, alone, before
+
+
+def test_ranks_that_agree_pass(two: tuple[list[Results], Results, dict[str, Tensor]]) -> None:
+    ranks, alone, before = two
+    assert all(passed for passed, _ in judged(ranks, alone, before=before).values())
+
+
+def test_ranks_that_sum_instead_of_averaging_fail(
+    two: tuple[list[Results], Results, dict[str, Tensor]],
+) -> None:
+    ranks, alone, before = two
+    for rank in ranks:
+        for name, tensor in rank["weights"].items():
+            tensor.copy_(before[name] + 2 * (tensor - before[name]))
+    found = judged(ranks, alone, before=before)
+    assert not found["gradients of 2 ranks"][0] and found["averages of 2 ranks"][0]
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"), [("weights", "gradients of 2 ranks"), ("averages", "averages of 2 ranks")]
+)
+def test_ranks_that_drift_apart_fail(
+    kind: str, name: str, two: tuple[list[Results], Results, dict[str, Tensor]]
+) -> None:
+    ranks, alone, before = two
+    next(iter(ranks[1][kind].values())).add_(1e-9)
+    assert [check for check, (passed, _) in judged(ranks, alone, before=before).items() if not passed] == [
+        name
+    ]

@@ -1,0 +1,218 @@
+"""Experiment files: YAML of version 1.2, laid upon each other, and the runs that follow from them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lib.child_run import ChildRun
+from lib.errors import ConfigError
+from lib.kconf import load
+from lib.rundir import Status
+from lib.studies import runner
+from lib.studies.experiment import Experiment, as_yaml, merged, read_experiment
+from lib.studies.runner import resolved_runs, run_all, table
+from lib.studies.yaml12 import read_yaml
+
+ROOT = Path(__file__).resolve().parents[2]
+SHIPPED = sorted((ROOT / "defconfigs" / "sweeps").glob("*.yaml"))
+
+
+def written(folder: Path, text: str, name: str = "study") -> Path:
+    file = folder / f"{name}.yaml"
+    file.write_text(text)
+    return file
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("4e-4", 4e-4),
+        ("1E3", 1000.0),
+        (".5", 0.5),
+        ("-3", -3),
+        ("010", 10),
+        ("0x1F", 31),
+        ("12:30:00", "12:30:00"),
+        ("on", "on"),
+        ("no", "no"),
+        ("true", True),
+        ("null", None),
+        ("", None),
+        ("'4e-4'", "4e-4"),
+        ("[1, 2.0, a]", [1, 2.0, "a"]),
+        ("1_000", "1_000"),
+    ],
+)
+def test_values_are_those_of_yaml_1_2(tmp_path: Path, text: str, value: Any) -> None:
+    found = read_yaml(written(tmp_path, f"a: {text}\n"))["a"]
+    assert found == value and type(found) is type(value)
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("a: 1\nb: 2\na: 3\n", "study.yaml:3: a is there twice"),
+        ("a: [1\n", "study.yaml:2"),
+        ("- a\n", "holds no mapping"),
+        ("a: !!python/object/apply:os.system [ls]\n", "could not determine a constructor"),
+    ],
+)
+def test_files_that_are_none_are_told(tmp_path: Path, text: str, told: str) -> None:
+    with pytest.raises(ConfigError, match=told.replace("[", r"\[")):
+        read_yaml(written(tmp_path, text))
+
+
+def test_defaults_are_laid_below_and_what_follows_self_above(tmp_path: Path) -> None:
+    written(tmp_path, "config: lenet5\nset: {SEED: 1, MAX_STEPS: 5}\naxes: {EMA: [true]}\n", "base")
+    written(tmp_path, "set: {SEED: 7}\n", "last")
+    own = "set: {SEED: 2, GRAD_CLIP: 1.5, MAX_STEPS: null}\naxes: {EMA: [false, true]}\n"
+    file = written(tmp_path, f"defaults: [base]\n{own}")
+    assert merged(file) == {
+        "config": "lenet5",
+        "set": {"SEED": 2, "MAX_STEPS": None, "GRAD_CLIP": 1.5},
+        "axes": {"EMA": [False, True]},
+    }
+    file = written(tmp_path, f"defaults: [base, _self_, last]\n{own}")
+    assert merged(file)["set"] == {"SEED": 7, "MAX_STEPS": None, "GRAD_CLIP": 1.5}
+    assert read_experiment(file).settings == {"SEED": "7", "GRAD_CLIP": "1.5"}
+
+
+def test_a_file_that_is_laid_upon_itself_is_told(tmp_path: Path) -> None:
+    written(tmp_path, "defaults: [two]\n", "one")
+    file = written(tmp_path, "defaults: [one]\n", "two")
+    with pytest.raises(ConfigError, match=r"laid upon itself: two\.yaml -> one\.yaml -> two\.yaml"):
+        merged(file)
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("sed: 1", "no key sed; did you mean se"),
+        ("seeds: none", "seeds is a number of them or a list"),
+        ("sweep: all", "no sweep all; one of grid, zip, random"),
+        ("axes: {EMA: true}", "the axis EMA is not a list"),
+        ("axes: {SEED: [1], EMA: [true, false]}\nsweep: zip", r"one length, not \[1, 2\]"),
+        ("axes: {EMA: [true]}\nsweep: random", "needs samples"),
+        ("set: {CONFIG_SEED: 1}", "written without CONFIG_"),
+        ("defaults: base", "defaults is not a list"),
+    ],
+)
+def test_what_is_no_experiment_is_told(tmp_path: Path, text: str, told: str) -> None:
+    with pytest.raises(ConfigError, match=told):
+        read_experiment(written(tmp_path, f"config: lenet5\n{text}\n"))
+    with pytest.raises(ConfigError, match="names no configuration"):
+        read_experiment(written(tmp_path, "seeds: 1\n"))
+
+
+def study(tmp_path: Path, text: str) -> Experiment:
+    return read_experiment(written(tmp_path, f"config: lenet5\nset: {{BUDGET_STEPS: true}}\n{text}\n"))
+
+
+AXES = "axes: {MAX_STEPS: [1, 2], LEARNING_RATE: [1e-3, 0.5]}\n"
+
+
+def test_grid_zip_and_random(tmp_path: Path) -> None:
+    def points(text: str) -> list[tuple[str, ...]]:
+        return [tuple(point.values()) for point in study(tmp_path, AXES + text).points]
+
+    every = [("1", "0.001"), ("1", "0.5"), ("2", "0.001"), ("2", "0.5")]
+    assert points("sweep: grid") == every
+    assert points("sweep: zip") == [("1", "0.001"), ("2", "0.5")]
+    drawn = points("sweep: random\nsamples: 3")
+    assert len(set(drawn)) == 3 and set(drawn) < set(every)
+    assert drawn == points("sweep: random\nsamples: 3")
+    assert sorted(points("sweep: random\nsamples: 99")) == every
+    assert study(tmp_path, "").points == ({},) and study(tmp_path, "").seeds == (1, 2, 3)
+
+
+def test_runs_are_checked_one_and_all_before_the_first(tmp_path: Path) -> None:
+    experiment = study(tmp_path, "axes: {MAX_STEP: [1], LEARNING_RATE: [0.1, -1]}")
+    with pytest.raises(ConfigError, match="runs of study cannot be configured") as error:
+        resolved_runs(experiment, root=ROOT, scratch=tmp_path / "out")
+    told = "\n".join(error.value.findings)
+    assert "did you mean CONFIG_MAX_STEPS" in told and "LEARNING_RATE" in told
+
+
+def test_identity_is_that_of_the_whole_configuration(tmp_path: Path) -> None:
+    one = resolved_runs(study(tmp_path, AXES), root=ROOT, scratch=tmp_path / "one")
+    assert len({run.identity for run in one}) == len(one) == 12
+    other = study(tmp_path, "seeds: [3]\naxes: {LEARNING_RATE: [0.5], MAX_STEPS: [2]}")
+    (same,) = resolved_runs(other, root=ROOT, scratch=tmp_path / "other")
+    assert same.identity == one[-1].identity, "however it was written"
+
+
+@pytest.fixture
+def trained(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Configurations that were trained; those of two steps fail, as long as "mended" is not among them."""
+    found: list[str] = []
+
+    class Run:
+        @staticmethod
+        def status() -> Status:
+            facts = {"accuracy": 0.5 + 0.1 * len(found), "seconds": 1.0, "samples": 10, "part": "test"}
+            return Status(state="done", facts=facts)
+
+    def train_apart(place: Path, configuration: str, *, root: Path) -> ChildRun:
+        assert root == ROOT
+        found.append(configuration)
+        place.mkdir(parents=True, exist_ok=True)
+        fails = "CONFIG_MAX_STEPS=2\n" in configuration and "mended" not in found
+        cost = {"seconds_cpu": 2.0, "peak_memory_mb": 100.0}
+        return ChildRun(run=None if fails else Run(), reason="it broke" if fails else "", **cost)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(runner, "train_apart", train_apart)
+    return found
+
+
+def test_a_failure_does_not_stop_the_rest_and_only_it_is_run_again(
+    tmp_path: Path, trained: list[str]
+) -> None:
+    experiment = study(tmp_path, "axes: {MAX_STEPS: [1, 2, 3]}\nseeds: 2")
+    runs = resolved_runs(experiment, root=ROOT, scratch=tmp_path / "out")
+    said: list[str] = []
+
+    def results() -> list[runner.Result]:
+        return run_all(runs, root=ROOT, out=tmp_path / "out", workers=1, say=said.append)
+
+    first = results()
+    assert [bool(result.reason) for result in first] == [False, False, True, True, False, False]
+    lines = table(experiment, first)
+    assert lines[0].split() == ["point", "seeds", "accuracy"]
+    assert lines[1].split() == ["MAX_STEPS=1", "2/2", "0.6500", "+-", "0.0707"]
+    assert lines[2].split() == ["MAX_STEPS=2", "0/2", "-"]
+    assert len(trained) == 6
+    trained.append("mended")
+    second = results()
+    assert len(trained) == 6 + 1 + 2 and not any(result.reason for result in second)
+    assert second[0] == first[0] and sum("already there" in line for line in said) == 4
+    rows = [json.loads(line) for line in (tmp_path / "out" / "results.jsonl").read_text().splitlines()]
+    assert [row["identity"] for row in rows] == [run.identity for run in runs]
+
+
+def test_a_configuration_goes_to_yaml_and_back(tmp_path: Path) -> None:
+    defconfig = ROOT / "defconfigs" / "gpt2-shakespeare"
+    resolved = load(root=ROOT, config_file=defconfig)
+    (tmp_path / "empty").write_text("# nothing\n")
+    experiment = read_experiment(written(tmp_path, as_yaml(resolved.minimal, config="lenet5") + "seeds: 1\n"))
+    overrides = {f"CONFIG_{name}": value for name, value in experiment.settings.items()}
+    again = load(root=ROOT, config_file=tmp_path / "empty", overrides=overrides)
+    assert again.values == resolved.values
+
+
+@pytest.mark.parametrize("file", SHIPPED, ids=lambda file: file.stem)
+def test_shipped_studies_can_be_run(file: Path, tmp_path: Path) -> None:
+    experiment = read_experiment(file)
+    assert experiment.about and len(experiment.seeds) >= 3
+    runs = resolved_runs(experiment, root=ROOT, scratch=tmp_path)
+    assert len(runs) == len(experiment.points) * len(experiment.seeds)
+
+
+def test_the_studies_of_the_document_are_shipped() -> None:
+    studies = {file.stem: read_experiment(file) for file in SHIPPED}
+    assert studies["trm-ema"].points == ({"EMA": "y"}, {"EMA": "n"})
+    schedules = [tuple(point.values()) for point in studies["trm-cycles"].points]
+    assert schedules == [("2", "2"), ("2", "6"), ("3", "4"), ("3", "6"), ("4", "6")]

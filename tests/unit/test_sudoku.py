@@ -1,0 +1,257 @@
+"""Puzzles: each has one solution by a solver of another kind, and no solution is on both sides."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from random import Random
+
+import numpy as np
+import pytest
+import torch
+
+from lib.data import Delivery, SudokuOptions, TrainLoader
+from lib.data.augment import draw
+from lib.data.opening import open_dataset
+from lib.data.subset import restrict
+from lib.data.sudoku.board import board_of
+from lib.data.sudoku.generator import LEVELS, Puzzle, puzzles
+from lib.data.sudoku.solver import all_grids, other_solution, prove, random_grid
+from lib.data.sudoku.symmetry import transformed
+from lib.data.sudoku.table import COLUMNS, read_table, write_table
+from lib.data.types import ArrayPart, PuzzleSpec
+from lib.errors import ConfigError, DataError
+from tests.puzzles import part_of, small_puzzles, solutions
+
+# Golay's puzzle with 17 clues, and one that has two solutions.
+SEVENTEEN = "000000010400000000020000000000050407008000300001090000300400200050100000000806000"
+
+
+def digits(text: str) -> tuple[int, ...]:
+    return tuple(map(int, text))
+
+
+def test_the_boards() -> None:
+    for side, peers in ((4, 7), (9, 20)):
+        board = board_of(side)
+        assert board.cells == side * side and len(board.units) == 3 * side
+        assert {len(others) for others in board.peers} == {peers}
+        assert all(sorted(unit) == sorted(set(unit)) and len(unit) == side for unit in board.units)
+
+
+def test_there_are_288_boards_of_4x4() -> None:
+    grids = all_grids(board_of(4))
+    assert len(set(grids)) == 288
+    assert all(solutions(grid) == [grid] for grid in grids[::50])
+
+
+def test_the_solver_agrees_with_one_of_another_kind() -> None:
+    random = Random(0)
+    board = board_of(9)
+    proof = prove(board, digits(SEVENTEEN))
+    assert (proof.solutions, proof.solution) == (1, solutions(digits(SEVENTEEN))[0])
+    counted = set()
+    for clues in (24, 28, 32, 40, 60):
+        grid = random_grid(board, random)
+        kept = set(random.sample(range(81), clues))
+        puzzle = tuple(digit if cell in kept else 0 for cell, digit in enumerate(grid))
+        counted.add(prove(board, puzzle).solutions)
+        assert prove(board, puzzle).solutions == len(solutions(puzzle))
+    assert counted == {1, 2}
+    impossible = (5, 5) + (0,) * 79
+    assert (prove(board, impossible).solutions, solutions(impossible)) == (0, [])
+
+
+def test_another_solution_is_found_if_there_is_one() -> None:
+    board, random, seen = board_of(4), Random(1), set()
+    for _ in range(60):
+        grid = all_grids(board)[random.randrange(288)]
+        puzzle = [digit if random.random() < 0.4 else 0 for digit in grid]
+        cell = random.randrange(16)
+        puzzle[cell] = 0
+        others = [
+            digit
+            for digit in range(1, 5)
+            if digit != grid[cell] and solutions([*puzzle[:cell], digit, *puzzle[cell + 1 :]])
+        ]
+        found = other_solution(board, puzzle, cell, grid[cell])
+        assert (found is not None) == bool(others)
+        if found is not None:
+            assert found[cell] in others and found in solutions(puzzle, most=1000)
+        seen.add(bool(others))
+    assert seen == {True, False}
+
+
+@pytest.mark.parametrize(
+    ("name", "count"), [("4x4", 40), ("easy", 2), ("medium", 2), ("hard", 2), ("extreme", 1)]
+)
+def test_every_puzzle_has_one_solution_and_the_rating_of_its_level(name: str, count: int) -> None:
+    level = LEVELS[name]
+    for puzzle in puzzles(level, part="train", count=count):
+        assert solutions(puzzle.question) == [puzzle.answer]
+        assert level.lowest <= puzzle.rating <= level.highest
+        assert prove(board_of(level.side), puzzle.question).backtracks == puzzle.rating
+        for cell, clue in enumerate(puzzle.question):  # none can be left out
+            if clue and name == "4x4":
+                fewer = (*puzzle.question[:cell], 0, *puzzle.question[cell + 1 :])
+                assert len(solutions(fewer)) > 1
+
+
+def test_puzzles_are_functions_of_their_number() -> None:
+    assert small_puzzles("train", 12)[:5] == small_puzzles("train", 5)
+    assert small_puzzles("train", 5) != small_puzzles("test", 5)
+
+
+@pytest.mark.slow
+def test_puzzles_do_not_depend_on_how_many_processes_make_them() -> None:
+    level = LEVELS["medium"]
+    assert list(puzzles(level, part="train", count=6, processes=2)) == list(
+        puzzles(level, part="train", count=6)
+    )
+
+
+def test_no_solution_is_on_both_sides(tmp_path: Path) -> None:
+    options = SudokuOptions(level="4x4", clues=None, train_size=400, test_size=100)
+    dataset = open_dataset(
+        "sudoku", data_dir=None, cache_dir=tmp_path, download=False, say=lambda _: None, sudoku=options
+    )
+    assert isinstance(dataset.train, ArrayPart) and isinstance(dataset.test, ArrayPart)
+    assert (dataset.train.size, dataset.test.size) == (400, 100)
+    sides = [{row.tobytes() for row in part.take()[1]} for part in (dataset.train, dataset.test)]
+    assert not sides[0] & sides[1] and len(sides[0]) > 150 and len(sides[1]) > 40
+    assert len(np.unique(dataset.train.inputs, axis=0)) == 400
+    with pytest.raises(ConfigError, match=r"holds out puzzles with .* solutions that are trained on"):
+        restrict(dataset, holdout=50)
+    with pytest.raises(ConfigError, match=r"SUDOKU_TEST_SIZE=5000 is too many .*at most 2900"):
+        options = SudokuOptions(level="4x4", clues=None, train_size=400, test_size=5000)
+        open_dataset("sudoku", data_dir=None, cache_dir=tmp_path, download=False, say=print, sudoku=options)
+
+
+def test_a_file_in_the_layout_of_sudoku_extreme(tmp_path: Path) -> None:
+    file = tmp_path / "train.csv"
+    answer = "".join(map(str, solutions(digits(SEVENTEEN))[0]))
+    file.write_text(
+        f"source,question,answer,rating\npuzzles0_kaggle,{SEVENTEEN.replace('0', '.')},{answer},7\n"
+    )
+    table = read_table(file)
+    assert (table.side, table.ratings.tolist()) == (9, [7])
+    assert table.inputs[0].tolist() == [digit + 1 for digit in digits(SEVENTEEN)]
+    assert table.targets[0].tolist() == [digit + 1 for digit in digits(answer)]
+    rows = small_puzzles("train", 20)
+    write_table(file, rows, source="here")
+    assert file.read_text().splitlines()[0] == ",".join(COLUMNS)
+    table, part = read_table(file), part_of(rows)
+    assert np.array_equal(table.inputs, part.inputs) and np.array_equal(table.targets, part.targets)
+    assert table.ratings.tolist() == [row.rating for row in rows]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "told"),
+    [
+        ("question", "quiz", "lacks the column question"),
+        (",0\n", ",hard\n", "line 2 is no puzzle"),
+        (",0\n", "\n", "line 2 is no puzzle"),
+        ("here,", "here,.", "line 2 has 17 and 16 cells"),
+        ("here,", "here,.\n", "line 2"),
+    ],
+)
+def test_damaged_files_are_told(tmp_path: Path, old: str, new: str, told: str) -> None:
+    file = tmp_path / "train.csv"
+    write_table(
+        file, [Puzzle(row.question, row.answer, 0) for row in small_puzzles("train", 1)], source="here"
+    )
+    file.write_text(file.read_text().replace(old, new, 1))
+    with pytest.raises(DataError, match=told):
+        read_table(file)
+
+
+def test_answers_that_are_no_solutions_are_told(tmp_path: Path) -> None:
+    first, second = small_puzzles("train", 2)
+    file = tmp_path / "train.csv"
+    swapped = list(second.answer)
+    swapped[0], swapped[1] = swapped[1], swapped[0]
+    for answer in (tuple(swapped), first.answer):
+        write_table(file, [first, Puzzle(second.question, answer, 0)], source="here")
+        with pytest.raises(DataError, match="puzzle 2 is not answered by its solution"):
+            read_table(file)
+    (tmp_path / "test.csv").write_text("")
+    write_table(file, [first], source="here")
+    with pytest.raises(DataError, match="lacks the column"):
+        open_dataset("sudoku_csv", data_dir=tmp_path, cache_dir=tmp_path, download=False, say=print)
+    write_table(tmp_path / "test.csv", [first], source="here")
+    with pytest.raises(DataError, match="share 1 solutions"):
+        open_dataset("sudoku_csv", data_dir=tmp_path, cache_dir=tmp_path, download=False, say=print)
+    write_table(tmp_path / "test.csv", small_puzzles("test", 1), source="here")
+    found = open_dataset("sudoku_csv", data_dir=tmp_path, cache_dir=tmp_path, download=False, say=print)
+    assert (found.train.size, found.test.size) == (1, 1)
+    (tmp_path / "test.csv").unlink()
+    with pytest.raises(DataError, match=r"no test\.csv"):
+        open_dataset("sudoku_csv", data_dir=tmp_path, cache_dir=tmp_path, download=False, say=print)
+
+
+@pytest.fixture(scope="module")
+def many() -> tuple[torch.Tensor, torch.Tensor]:
+    """One puzzle and its solution, changed in 4000 ways."""
+    answer = random_grid(board_of(9), Random(3))
+    question = [digit if cell % 3 else 0 for cell, digit in enumerate(answer)]
+    inputs, targets = (
+        torch.tensor([digit + 1 for digit in row], dtype=torch.uint8).expand(4000, -1)
+        for row in (question, answer)
+    )
+    numbers = np.arange(4000)
+    (hashes,) = draw(numbers * 0, numbers, kind="symmetries", pad=0, seed=1)
+    return transformed(inputs, targets, torch.from_numpy(hashes), box=3)
+
+
+def test_a_transformed_solution_is_one(many: tuple[torch.Tensor, torch.Tensor]) -> None:
+    inputs, targets = many
+    complete = torch.arange(2, 11)
+    for unit in board_of(9).units:
+        assert (targets[:, unit].sort(dim=1).values == complete).all()
+    blank = inputs == 1
+    assert (blank.sum(dim=1) == 27).all() and torch.equal(inputs[~blank], targets[~blank])
+    assert inputs.dtype == targets.dtype == torch.int64
+
+
+def test_every_kind_of_symmetry_occurs(many: tuple[torch.Tensor, torch.Tensor]) -> None:
+    inputs, targets = many
+    assert len(targets.unique(dim=0)) == 4000
+    blank = (inputs == 1).view(-1, 9, 9)
+    # Every third cell is empty, so whole columns are: rows of the boards that are transposed.
+    turned = blank.all(dim=2).any(dim=1)
+    assert 0.45 < turned.float().mean() < 0.55
+    first = targets[:, 0]
+    assert all(0.08 < (first == digit).float().mean() < 0.15 for digit in range(2, 11))
+    places = blank[~turned].all(dim=1).float().mean(dim=0)  # of the empty columns
+    assert ((places > 0.29) & (places < 0.38)).all()
+
+
+def test_augmentation_is_a_function_of_the_sample_and_not_of_the_batch() -> None:
+    rows = part_of(list(puzzles(LEVELS["easy"], part="train", count=2)) * 8)
+    spec = PuzzleSpec(name="sudoku", side=9, synthetic=True)
+    delivery = Delivery(
+        device=torch.device("cpu"),
+        dtype=torch.float32,
+        channels_last=False,
+        placement="resident",
+        num_workers=1,
+        prefetch=1,
+    )
+
+    def batches(sizes: tuple[int, ...], step: int) -> torch.Tensor:
+        with TrainLoader(rows, spec, delivery, seed=1, augment="symmetries", pad=0) as loader:
+            found = loader.micro_batches(step=step, target=8, rank=0, world=1, sizes=sizes)
+            return torch.cat([torch.stack((batch.inputs, batch.targets)) for batch in found], dim=1)
+
+    assert torch.equal(batches((8,), 1), batches((3, 3, 2), 1))
+    assert not torch.equal(batches((8,), 0), batches((8,), 2)), "another epoch, another change"
+
+
+def test_ten_thousand_puzzles_a_second_are_transformed() -> None:
+    inputs = torch.ones(768, 81, dtype=torch.uint8)
+    hashes = torch.arange(768)
+    transformed(inputs, inputs, hashes, box=3)
+    started = time.process_time()
+    for _ in range(4):
+        transformed(inputs, inputs, hashes, box=3)
+    assert 4 * 768 / (time.process_time() - started) > 10_000

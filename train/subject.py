@@ -1,0 +1,127 @@
+"""What a run learns from: its data, and what planning has to know of the model that takes them."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from lib.config import Config
+from lib.data import (
+    Dataset,
+    ImageSpec,
+    PuzzleSpec,
+    SudokuOptions,
+    TextOptions,
+    open_dataset,
+    restrict,
+)
+from lib.data.types import Spec
+from lib.data.unopened import unopened
+from lib.memory.facts import model_facts
+from lib.plan.types import ModelFacts
+from lib.recompute import configure_recomputation
+from lib.registry import build_model
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Subject:
+    """What is trained on what, before anything is known of the machine."""
+
+    dataset: Dataset  # train: what to train on; test: what to evaluate on
+    facts: ModelFacts
+
+    def to_json(self) -> dict[str, Any]:
+        sizes = {"train_size": self.dataset.train.size, "evaluation_size": self.dataset.test.size}
+        return {"source": self.dataset.source, **sizes, **dataclasses.asdict(self.dataset.spec)}
+
+
+def unopened_subject(config: Config, *, root: Path, say: Callable[[str], None]) -> Subject:
+    """What a plan must know, as far as that can be without the data: a text alone is opened.
+
+    Raises what `open_subject` does.
+    """
+    dataset = unopened(
+        config.dataset,
+        image_size=config.image_size or 0,
+        text=text_options(config),
+        sudoku=sudoku_options(config),
+    )
+    if dataset is None:
+        return open_subject(config, root=root, say=say)
+    say(f"Data: {dataset.source}")
+    return measure(config, restrict(dataset, limit=config.data_limit, holdout=config.holdout))
+
+
+def open_subject(config: Config, *, root: Path, say: Callable[[str], None]) -> Subject:
+    """Open (or generate, or fetch) the data and take the model's measure.
+
+    Raises DataError if the data cannot be had, ConfigError if the model cannot take them.
+    """
+    dataset = open_dataset(
+        config.dataset,
+        # A relative directory starts at the source tree.
+        data_dir=(root / Path(config.data_dir).expanduser()).resolve() if config.data_dir else None,
+        cache_dir=cache_of(root),
+        download=config.data_download,
+        image_size=config.image_size or 0,
+        text=text_options(config),
+        sudoku=sudoku_options(config),
+        say=say,
+    )
+    return measure(config, restrict(dataset, limit=config.data_limit, holdout=config.holdout))
+
+
+def cache_of(root: Path) -> Path:
+    """Where what is made of data sets is kept, for the source tree at `root`."""
+    return root / "data"
+
+
+def text_options(config: Config) -> TextOptions | None:
+    """What is asked of a text, and None where images are trained on."""
+    if config.block_size is None:
+        return None
+    return TextOptions(tokenizer=config.tokenizer, vocab_size=config.vocab_size, block_size=config.block_size)
+
+
+def sudoku_options(config: Config) -> SudokuOptions | None:
+    """What is asked of puzzles, and None where none are generated."""
+    if config.sudoku_level is None:
+        return None
+    assert config.sudoku_train_size is not None and config.sudoku_test_size is not None
+    return SudokuOptions(
+        level=config.sudoku_level,
+        clues=config.sudoku_clues,
+        train_size=config.sudoku_train_size,
+        test_size=config.sudoku_test_size,
+    )
+
+
+def measure(config: Config, dataset: Dataset) -> Subject:
+    """The subject of training the configured model on `dataset`."""
+    facts = model_facts(
+        lambda: built(config, dataset.spec),
+        dataset.spec,
+        name=config.model,
+        train_size=dataset.train.size,
+    )
+    return Subject(dataset=dataset, facts=facts)
+
+
+def evaluation_part(config: Config, dataset: Dataset) -> str:
+    """What evaluation looks at, in words."""
+    spec = dataset.spec
+    whole = "test part" if isinstance(spec, ImageSpec | PuzzleSpec) else "validation part"
+    part = "held-out training samples" if config.holdout else whole
+    return f"{part} of {spec.name}{', synthetic' if spec.synthetic else ''}"
+
+
+def built(config: Config, spec: Spec) -> torch.nn.Module:
+    """The configured model for such data."""
+    model = build_model(config.model, config.model_options, spec, seed=config.seed)
+    configure_recomputation(model, config.grad_checkpoint or "none")
+    return model
