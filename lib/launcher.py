@@ -272,9 +272,10 @@ class _Supervisor:
         notes = [*self._notes.glob("*.crash"), *self._notes.glob("*.status")]
         notes.sort(key=lambda note: note.stat().st_mtime_ns)
         spoke = [int(note.stem) for note in notes]
+        silent = sorted(failed.keys() - spoke)
         # torchrun ends the others by SIGTERM, and may do so before they are asked how they fare.
-        silent = sorted(failed.keys() - spoke, key=lambda rank: (failed[rank] == -signal.SIGTERM, rank))
-        return silent[0] if silent else spoke[0] if spoke else 0
+        died = [rank for rank in silent if failed[rank] != -signal.SIGTERM]
+        return next(iter([*died, *spoke, *silent]), 0)
 
     def _crash_of(self, rank: int) -> Path:
         return self._notes / f"{rank}.crash"

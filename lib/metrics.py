@@ -37,7 +37,9 @@ class MetricsWriter:
     def flush(self) -> None:
         """Hand all rows to the operating system, so that they survive the end of this process."""
         if not os.fstat(self._file.fileno()).st_nlink:
-            raise ToolkitError(f"{self._file.name} is gone", why="it was removed while rows were added to it")
+            path = Path(self._file.name)
+            gone = path if path.parent.exists() else path.parent
+            raise ToolkitError(f"{gone} is gone", why="it was removed while this run trained in it")
         self._hand_over()
 
     def close(self) -> None:

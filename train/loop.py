@@ -49,7 +49,7 @@ def train(job: Job, progress: Progress) -> dict[str, float]:
     evaluation: dict[str, float] = {}
     mark, logged_at = time.perf_counter(), (progress.step, progress.seconds)
     last = job.budget.spent(step=progress.step, seconds=progress.seconds)
-    with StopRequest(told=job.backend.is_main) as stop:
+    with StopRequest(told=job.backend.world == 1) as stop:
         if progress.owes_evaluation:
             evaluation, better = assess(job, progress, stop)
             if better:

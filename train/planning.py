@@ -38,6 +38,7 @@ from train.stored import say
 from train.subject import Subject, unopened_subject
 
 BAR_COLUMNS = 40
+UNBOUNDED = 10**6  # columns of what is no terminal
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,7 +105,7 @@ def plan(*, root: Path, gpu: str, as_json: bool) -> int:
         print(json.dumps(outlook.to_json(), indent=2))
         return 0
     show(outlook.plan, sys.stdout)
-    columns = shutil.get_terminal_size().columns
+    columns = shutil.get_terminal_size().columns if sys.stdout.isatty() else UNBOUNDED
     for line in [*_lines(outlook, columns=columns), *resolved.asked()]:
         print(textwrap.fill(line, columns, subsequent_indent="  "))
     return 0

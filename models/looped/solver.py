@@ -136,7 +136,8 @@ class AndersonMixer:
         # A state that is forgotten has an equation of its own, and no say.
         diagonal_GM = torch.where(kept_GM, ridge, 1.0).to(products_GMM.dtype)
         ones_GM = kept_GM.to(products_GMM.dtype)
-        alpha_GM = torch.linalg.solve(products_GMM + torch.diag_embed(diagonal_GM), ones_GM)
+        # Without a check: moves that are not finite give a loss that is none, and that is told by the loop.
+        alpha_GM, _ = torch.linalg.solve_ex(products_GMM + torch.diag_embed(diagonal_GM), ones_GM)
         alpha_GM = alpha_GM / alpha_GM.sum(dim=1, keepdim=True)
         return (alpha_GM[..., None] * (states_GME + self.step_size * moves_GME)).sum(dim=1)  # type: ignore[no-any-return]
 

@@ -45,7 +45,8 @@ USED_BY = {
         "train-lenet5",
     },
     "CONFIG_SEED": {
-        *("train", "train-lenet5", "plan", "bench", "experiment", "checkconfig", "explain", "searchconfig"),
+        *("train", "train-lenet5", "launch-print", "sbatch", "submit", "plan", "probe", "preflight"),
+        *("bench", "experiment", "checkconfig", "explain", "searchconfig"),
         *(
             "menuconfig",
             "nconfig",
@@ -126,6 +127,11 @@ def test_symbols_on_the_command_line_are_checked_by_every_target(make: Make, tre
             loads = first[0] == "scripts/kconf.py" or first[-1] in {
                 "train",
                 "plan",
+                "probe",
+                "preflight",
+                "print",
+                "sbatch",
+                "submit",
                 "scripts.bench",
                 "scripts.eqprop",
             }

@@ -48,11 +48,25 @@ SMALL = {
     "RESNET50_WIDTH": "4",
     "RESNET_BK_LAYERS": "1",
     "RESNET_BK_WIDTH": "16",
+    "LOOPED_LAYERS": "1",
+    "LOOPED_HEADS": "1",
+    "LOOPED_WIDTH": "8",
+    "LOOPED_MAX_ITERATIONS": "5",
+    "TRM_LAYERS": "1",
+    "TRM_HEADS": "1",
+    "TRM_WIDTH": "8",
+    "TRM_H_CYCLES": "1",
+    "TRM_L_CYCLES": "1",
+    "EVAL_STEPS": "1",
+    "SUDOKU_LEVEL_4X4": "y",
+    "SUDOKU_TRAIN_SIZE": "64",
+    "SUDOKU_TEST_SIZE": "16",
+    "AUTO_METHOD_PREDICT": "y",  # measuring has tests of its own
     "LOOPED_MAX_ITERATIONS": "4",
     "LOOPED_NUDGED_ITERATIONS": "4",
 }
 # In place of data that are not there: texts for the models that read them, images for the others.
-EMBEDDED = ("markov", "scenes", "digits")
+EMBEDDED = ("markov", "sudoku", "scenes", "digits")
 
 
 @pytest.fixture(scope="module")
