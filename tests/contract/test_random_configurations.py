@@ -51,7 +51,6 @@ SMALL = {
     "LOOPED_LAYERS": "1",
     "LOOPED_HEADS": "1",
     "LOOPED_WIDTH": "8",
-    "LOOPED_MAX_ITERATIONS": "5",
     "TRM_LAYERS": "1",
     "TRM_HEADS": "1",
     "TRM_WIDTH": "8",
