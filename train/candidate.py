@@ -74,6 +74,8 @@ def small_plan(plan: Plan, micro_batches: Sequence[int], *, world: int, device: 
     return dataclasses.replace(
         plan,
         world=world,
+        strategy="ddp" if world > 1 else "single",
+        shard=1,
         micro_batch=micro_batches[0],
         accumulation=len(micro_batches),
         last_micro_batch=micro_batches[-1],
