@@ -38,7 +38,7 @@ def offloading(model: nn.Module) -> contextlib.AbstractContextManager[Any]:
 
 @dataclass(frozen=True, slots=True)
 class _Away:
-    """A tensor that is somewhere else for now."""
+    """What autograd keeps in place of a tensor, until the backward pass wants that back."""
 
     fetch: Callable[[], Tensor]
 

@@ -133,7 +133,7 @@ def _predict(row: dict[str, str]) -> dict[str, Any]:
     try:
         fits = _peak(model, size, batch)
         fails = _peak(model, size, above) if above is not None else None
-    except (RuntimeError, NotImplementedError, AttributeError, TypeError, ValueError) as error:
+    except RuntimeError as error:  # as fake tensors refuse; a mistake of ours must not look like that
         return {"model": name, "dropped": "cannot be traced", "error": str(error)[:200]}
     return {"model": name, "batch": batch, "fits": fits, "fails": fails}
 

@@ -88,14 +88,7 @@ def case_of(name: str, settings: Mapping[str, str], choice: Recompute, *, micro_
     config, hardware = config_from_values(resolved.values), probe("cpu")
     subject = open_subject(config, root=ROOT, say=lambda _: None)
     footprints = Footprints(config, subject)
-    bench = Bench(
-        resolved=resolved,
-        config=config,
-        subject=subject,
-        hardware=hardware,
-        predict=footprints.predictor(hardware),
-        root=ROOT,
-    )
+    bench = Bench.of(resolved, subject, hardware, root=ROOT, predict=footprints.predictor(hardware))
     plan = dataclasses.replace(
         bench.plan(), micro_batch=micro_batch, last_micro_batch=micro_batch, accumulation=MICRO_BATCHES
     )

@@ -16,6 +16,7 @@ from lib.backend import Backend
 from lib.config import Config
 from lib.data import ArrayPart, Dataset, ImageSpec
 from lib.data.loader import Batch
+from lib.plan.fitting import Trial
 from lib.plan.types import Hardware, Plan
 from tests.configs import make_config
 from train.job import Job, Progress
@@ -34,6 +35,16 @@ CPU = Hardware.from_json(
         "cpu_count": 1,
         "cpu_bf16": "none",
     }
+)
+CPU_TRIAL = Trial(
+    device="cpu",
+    several_devices=False,
+    micro_batch=8,
+    accumulates=True,
+    norm_batch=0,
+    precision="fp32",
+    channels_last=False,
+    compile=False,
 )
 
 

@@ -236,15 +236,7 @@ def _probed(order: Order, subject: Subject, hardware: Hardware, predict: Predict
     """What was measured, if that is how the micro-batch is to be found."""
     if order.config.auto_method != "probe":
         return None
-    bench = Bench(
-        resolved=order.resolved,
-        config=order.config,
-        subject=subject,
-        hardware=hardware,
-        predict=predict,
-        root=order.root,
-    )
-    return known_or_measured(bench)
+    return known_or_measured(Bench.of(order.resolved, subject, hardware, root=order.root, predict=predict))
 
 
 def _same_machine(one: Hardware, other: Hardware) -> bool:

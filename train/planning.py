@@ -91,15 +91,8 @@ def plan(*, root: Path, gpu: str, as_json: bool) -> int:
     hardware = parse_gpu(names[0]) if names else probe(config.device)
     footprints, kept = Footprints(config, subject), None
     if config.auto_method == "probe" and not names:
-        bench = Bench(
-            resolved=resolved,
-            config=config,
-            subject=subject,
-            hardware=hardware,
-            predict=footprints.predictor(hardware),
-            root=root,
-        )
-        kept = known(bench)
+        predict = footprints.predictor(hardware)
+        kept = known(Bench.of(resolved, subject, hardware, root=root, predict=predict))
     outlook = look_ahead(config, subject, hardware, footprints, kept=kept)
     if as_json:
         print(json.dumps(outlook.to_json(), indent=2))

@@ -60,6 +60,27 @@ class Bench:
     predict: Predict
     root: Path
 
+    @classmethod
+    def of(
+        cls,
+        resolved: kconf.Resolved,
+        subject: Subject,
+        hardware: Hardware,
+        *,
+        root: Path,
+        predict: Predict | None = None,
+    ) -> Bench:
+        """predict: a predictor that has found something already; None for a new one."""
+        config = config_from_values(resolved.values)
+        return cls(
+            resolved=resolved,
+            config=config,
+            subject=subject,
+            hardware=hardware,
+            predict=predict or Footprints(config, subject).predictor(hardware),
+            root=root,
+        )
+
     def plan(self, probed: Probed | None = None) -> Plan:
         """The plan by what was measured; without, by prediction."""
         config = dataclasses.replace(self.config, auto_method="predict", batch_table_strict=False)
@@ -93,15 +114,7 @@ def probe_command(*, root: Path) -> int:
             todo="set CONFIG_HYPER_PARAM_AUTO=y",
         )
     subject = open_subject(config, root=root, say=say)
-    hardware = probe(config.device)
-    bench = Bench(
-        resolved=resolved,
-        config=config,
-        subject=subject,
-        hardware=hardware,
-        predict=Footprints(config, subject).predictor(hardware),
-        root=root,
-    )
+    bench = Bench.of(resolved, subject, probe(config.device), root=root)
     show(bench.plan(measure(bench)), sys.stdout)
     if config.auto_method != "probe":
         say("CONFIG_AUTO_METHOD_PROBE=y makes runs go by it")

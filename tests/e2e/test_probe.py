@@ -13,7 +13,6 @@ from lib.config import config_from_values
 from lib.hardware import probe
 from tests.e2e.runner import ROOT, TINY, Runner
 from train import probing
-from train.forecast import Footprints
 from train.probing import Bench
 from train.subject import open_subject
 
@@ -41,14 +40,7 @@ def test_every_rank_is_tried_and_a_size_without_room_is_told(tmp_path: Path) -> 
     resolved = kconf.load(root=ROOT, config_file=empty, overrides=chosen)
     config, hardware = config_from_values(resolved.values), probe("cpu")
     subject = open_subject(config, root=ROOT, say=print)
-    bench = Bench(
-        resolved=resolved,
-        config=config,
-        subject=subject,
-        hardware=hardware,
-        predict=Footprints(config, subject).predictor(hardware),
-        root=ROOT,
-    )
+    bench = Bench.of(resolved, subject, hardware, root=ROOT)
     decided = bench.plan()
     assert decided.world == 2
     outcomes = probing._run(bench, decided, usable_bytes=2 * 10**9)

@@ -16,21 +16,12 @@ from torch._subclasses import fake_tensor
 from lib.data.types import Dataset, TextSpec, TokenPart
 from lib.data.unopened import unopened
 from lib.plan.fitting import Trial
-from tests.training import CPU, random_subject, small_config
+from tests.training import CPU, CPU_TRIAL, random_subject, small_config
 from train import forecast
 from train.forecast import Footprints, footprint, plan_of
 from train.subject import Subject, measure
 
-TRIAL = Trial(
-    device="cpu",
-    several_devices=False,
-    micro_batch=8,
-    accumulates=True,
-    norm_batch=0,
-    precision="fp32",
-    channels_last=False,
-    compile=False,
-)
+TRIAL = CPU_TRIAL
 
 
 def subject_of(config: Any) -> Subject:

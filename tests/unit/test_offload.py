@@ -18,7 +18,7 @@ from lib.recompute import Recompute, configure_recomputation
 from tests.configs import load_hardware, make_config, make_facts
 from tests.contract.cases import inputs_of, loss_of, targets_of, tiny
 from tests.tokens import small_lm_config, text_subject
-from tests.training import CPU, random_subject, small_config, small_job, small_plan
+from tests.training import CPU, CPU_TRIAL, random_subject, small_config, small_job, small_plan
 from train.forecast import Footprints
 
 
@@ -76,16 +76,7 @@ def test_a_view_that_repeats_is_not_spread_out(moved: list[Tensor]) -> None:
 
 
 def trial(device: str) -> Trial:
-    return Trial(
-        device=device,  # type: ignore[arg-type]
-        several_devices=False,
-        micro_batch=16,
-        accumulates=False,
-        norm_batch=0,
-        precision="fp32",
-        channels_last=False,
-        compile=False,
-    )
+    return dataclasses.replace(CPU_TRIAL, device=device, micro_batch=16, accumulates=False)
 
 
 def test_the_prediction_sees_what_has_gone() -> None:
