@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from lib.gathering import torchrun_options
+from lib.rundir import RunDir
 
 _NOTES_VARIABLE = "ANNEAL_LAUNCH"  # names the directory of notes to the workers
 _PARENT_CHECK_SECONDS = 1.0
@@ -263,9 +264,18 @@ class _Supervisor:
         status = failed.get(rank, 1)
         if rank != 0 or status < 0 or self._crash_of(rank).exists():
             how = f"was ended by signal {-status}" if status < 0 else f"ended with status {status}"
+            reason = f"process {rank} of {self._world} {how}"
+            self._end_run(reason)
             print(self._last_words(rank), file=sys.stderr)
-            print(f"error: process {rank} of {self._world} {how}", file=sys.stderr)
+            print(f"error: {reason}", file=sys.stderr)
         return max(status, 1)
+
+    def _end_run(self, reason: str) -> None:
+        """Say in the run how it ended, unless rank 0 has: it may be what died, or gloo aborted it."""
+        kept = self._notes / _KEPT
+        run = RunDir(Path(json.loads(kept.read_text())["run"])) if kept.exists() else None
+        if run is not None and run.status().state == "running":
+            run.set_status("failed", step=run.status().step, reason=reason)
 
     def _culprit(self, failed: Mapping[int, int]) -> int:
         """The rank that made the others fail: one that died without a word, or the first that spoke."""

@@ -25,7 +25,6 @@ LEVELS = {
     "lib.sharding": 3,
     "lib.backend": 3,
     "lib.gathering": 3,
-    "lib.launcher": 3,
     "lib.memory": 4,
     "lib.hyperparams": 5,
     "lib": 6,

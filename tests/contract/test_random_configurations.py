@@ -13,7 +13,7 @@ from lib.errors import ConfigError, ToolkitError
 from lib.kconf import load, write
 from lib.kconf.extremes import make_extreme
 from lib.kconf.reader import read_text
-from lib.kconf.resolve import typed_value
+from lib.kconf.resolve import load_file, override, typed_value
 from lib.kconf.strict import StrictLoad
 from lib.kconf.tree import load_own_tree
 from lib.plan import plan
@@ -25,8 +25,8 @@ from tests.machine import slowness
 ROOT = Path(__file__).resolve().parents[2]
 MANY = 1000
 MACHINES = ("h100-80g-70g-free-x4", "rtx3090", "cpu-8g")
-TRAINED = 50
-TRAINING_SECONDS = 300
+PARTS, PART = 5, 10  # of the sample that trains; the workers of the tests share them
+TRAINING_SECONDS = 300 / PARTS
 
 # What keeps a run of two steps small, where a configuration lets it be set.
 SMALL = {
@@ -136,16 +136,17 @@ def test_random_configurations_lose_nothing_and_plan_or_say_why(trees: tuple[Any
     assert all(count > 0.1 * MANY for count in plans.values()), plans
 
 
-def small(file: Path) -> dict[str, str]:
+def small(tree: Any, file: Path) -> dict[str, str]:
     """Those of SMALL that the configuration in `file` lets be set, and data that are there."""
     chosen: dict[str, str] = {}
-    data = load(root=ROOT, config_file=file).values["DATASET"]
+    load_file(tree, file)
+    data = tree.syms["DATASET"].str_value
     candidates = [] if data in EMBEDDED else [(f"DATASET_{name.upper()}", "y") for name in EMBEDDED]
     for name, value in [*candidates, *SMALL.items()]:
         if name.startswith("DATASET_") and chosen:
             continue
         try:
-            load(root=ROOT, config_file=file, overrides={**chosen, f"CONFIG_{name}": value})
+            override(load_file(tree, file)[0], {**chosen, f"CONFIG_{name}": value})
         except ConfigError:
             continue
         chosen[f"CONFIG_{name}"] = value
@@ -153,8 +154,9 @@ def small(file: Path) -> dict[str, str]:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("part", range(PARTS))
 def test_a_sample_of_them_trains_or_says_why(
-    trees: tuple[Any, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    part: int, trees: tuple[Any, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from train.commands import train
 
@@ -162,15 +164,15 @@ def test_a_sample_of_them_trains_or_says_why(
     monkeypatch.setenv("KCONFIG_CONFIG", str(file))
     started = time.process_time()  # of other programs on the machine this is not a test
     done, reasons = 0, []
-    for seed in range(TRAINED):
+    for seed in range(part * PART, (part + 1) * PART):
         configuration, _ = make_extreme(trees[0], "randconfig", {}, seed=seed)
         file.write_text(write.full_text(configuration.tree))
-        file.write_text(load(root=ROOT, config_file=file, overrides=small(file)).text)
+        file.write_text(load(root=ROOT, config_file=file, overrides=small(trees[1], file)).text)
         try:
             assert train(root=ROOT, runs=tmp_path / "runs", started=time.monotonic()) == 0
             done += 1
         except ToolkitError as error:
             assert "\n" not in str(error)
             reasons.append(f"{seed}: {error}")
-    assert done >= TRAINED // 2, reasons
+    assert done >= PART // 2, reasons
     assert time.process_time() - started < TRAINING_SECONDS * slowness()

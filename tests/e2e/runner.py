@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
 import os
-import subprocess
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,8 +13,8 @@ import torch
 
 from lib import checkpoint, kconf
 from lib.rundir import RunDir, resolve_run
+from tests.e2e.forked import ROOT, Forked
 
-ROOT = Path(__file__).resolve().parents[2]
 TINY = {  # a run of a second on the embedded digits
     "CONFIG_DATA_LIMIT": "2048",
     "CONFIG_TARGET_EFFECTIVE_BATCH": "64",
@@ -24,6 +23,9 @@ TINY = {  # a run of a second on the embedded digits
     "CONFIG_LOG_INTERVAL_STEPS": "5",
     "CONFIG_PRECISION_FP32": "y",
 }
+
+
+_NUMBERS = itertools.count()
 
 
 @dataclass(frozen=True)
@@ -43,14 +45,11 @@ class Runner:
     def environment(self) -> dict[str, str]:
         return {**os.environ, "KCONFIG_CONFIG": str(self.folder / ".config"), "OMP_NUM_THREADS": "1"}
 
-    def start(self, *arguments: str, **environment: str) -> subprocess.Popen[str]:
-        return subprocess.Popen(
-            [sys.executable, "-m", "train", "--runs", str(self.runs), *arguments],
-            cwd=ROOT,
-            env=self.environment() | environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
+    def start(self, *arguments: str, **environment: str) -> Forked:
+        return Forked(
+            ["--runs", str(self.runs), *arguments],
+            environment=self.environment() | environment,
+            output=self.folder / f"output-{next(_NUMBERS)}",
         )
 
     def run(self, *arguments: str, status: int = 0, **environment: str) -> str:

@@ -13,6 +13,7 @@ import torch
 
 from lib.backend import Backend
 from tests.e2e.ddp_worker import CASES, EFFECTIVE, STEPS, TEST_SIZE, TRAIN_SIZE, outcome
+from tests.once import made_once
 from tests.training import largest_difference
 
 pytestmark = pytest.mark.slow
@@ -37,7 +38,12 @@ def ranks(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> list[dict[str, Outcome]]:
     """What each of several processes has at the end of each case."""
-    world, directory = int(request.param), tmp_path_factory.mktemp("ranks")
+    world = int(request.param)
+    directory = made_once(tmp_path_factory, f"ranks-{world}", lambda directory: trained_by(world, directory))
+    return [torch.load(directory / f"{rank}.pt") for rank in range(world)]
+
+
+def trained_by(world: int, directory: Path) -> None:
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={world}"]
     process = subprocess.run(
         [*launcher, str(WORKER), str(directory)],
@@ -48,7 +54,6 @@ def ranks(
         check=False,
     )
     assert process.returncode == 0, process.stderr
-    return [torch.load(directory / f"{rank}.pt") for rank in range(world)]
 
 
 @pytest.mark.parametrize("case", PORTABLE)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from tests.e2e.forked import Forked
 from tests.e2e.runner import ROOT, TINY, Runner
 
 pytestmark = [
@@ -56,7 +56,7 @@ def processes_of(runner: Runner) -> dict[int, str]:
     return {pid: command for pid, command in found.items() if command}  # a zombie has no command
 
 
-def wait_until(true: Callable[[], object], process: subprocess.Popen[str], *, seconds: float = 60) -> None:
+def wait_until(true: Callable[[], object], process: Forked, *, seconds: float = 60) -> None:
     deadline = time.monotonic() + seconds
     while not true():
         assert process.poll() is None, process.communicate()[0]
@@ -64,7 +64,7 @@ def wait_until(true: Callable[[], object], process: subprocess.Popen[str], *, se
         time.sleep(0.02)
 
 
-def training(runner: Runner) -> subprocess.Popen[str]:
+def training(runner: Runner) -> Forked:
     """A run that has begun to train."""
     process = runner.start("train")
     wait_until(lambda: list(runner.runs.glob("*/*/ckpt/step-*")), process)
@@ -168,8 +168,10 @@ def test_an_error_of_another_rank_is_shown_in_one_line(runner: Runner) -> None:
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_worker_that_is_killed_is_named(runner: Runner, rank: int) -> None:
     output = sabotaged(runner, rank=rank, deed="os.kill(os.getpid(), 9)")
-    assert output.splitlines()[-1] == f"error: process {rank} of 2 was ended by signal 9", output
-    assert "Traceback" not in output
+    told = f"process {rank} of 2 was ended by signal 9"
+    assert output.splitlines()[-1] == f"error: {told}" and "Traceback" not in output, output
+    status = runner.newest().status()
+    assert status.state == "failed" and (rank == 1 or status.reason == told)
     assert_nothing_is_left(runner)
 
 

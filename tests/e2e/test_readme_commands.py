@@ -15,7 +15,11 @@ pytestmark = pytest.mark.slow
 # What MAKEFLAGS holds counts as if it stood on the command line of every make.
 SHORT = "CONFIG_BUDGET_STEPS=y CONFIG_MAX_STEPS=2 CONFIG_DATA_LIMIT=512 CONFIG_TARGET_EFFECTIVE_BATCH=32"
 SMALL_TEXT = "CONFIG_GPT2_SIZE_CUSTOM=y CONFIG_GPT2_LAYERS=1 CONFIG_GPT2_HEADS=2 CONFIG_GPT2_WIDTH=16"
-PUZZLES = "CONFIG_MAX_STEPS=2 CONFIG_TARGET_EFFECTIVE_BATCH=16 CONFIG_SUDOKU_TEST_SIZE=20"
+PUZZLES = (
+    "CONFIG_TRM_SIZE_CUSTOM=y CONFIG_TRM_WIDTH=8 CONFIG_TRM_HEADS=1 CONFIG_MAX_STEPS=2"
+    " CONFIG_TARGET_EFFECTIVE_BATCH=16 CONFIG_SUDOKU_TEST_SIZE=20"
+)
+SMALL_LOOP = "CONFIG_LOOPED_MAX_ITERATIONS=8 CONFIG_LOOPED_WIDTH=8"
 COMMANDS = [
     ("make defconfig-lenet5 && make train", SHORT, "Done: "),
     ("make plots", "", "loss.png"),
@@ -30,7 +34,11 @@ COMMANDS = [
     ("make train-resnet50", f"{SHORT} CONFIG_RESNET50_WIDTH=4", "Run: build/resnet50/runs/"),
     ("make defconfig-gpt2-tiny && make train", f"{SHORT} {SMALL_TEXT} CONFIG_HOLDOUT=64", "Floors: "),
     ("make sample PROMPT=import", "TOKENS=5", "import"),
-    ("make defconfig-looped && make train", f"{SHORT} CONFIG_LOOPED_MAX_ITERATIONS=8", "Done: "),
+    (
+        "make defconfig-looped && make train",
+        f"{SHORT} {SMALL_LOOP}",
+        "Done: ",
+    ),
     ("make experiment EXP=1", "QUICK=1 CONFIG_LOOPED_WIDTH=8", "holds: "),
     ("make defconfig-trm-sudoku && make train", f"{PUZZLES} CONFIG_SUDOKU_TRAIN_SIZE=64", "exact accuracy"),
     ("make defconfig-trm-sudoku4 && make train", f"{PUZZLES} CONFIG_SUDOKU_TRAIN_SIZE=100", "exact accuracy"),

@@ -23,6 +23,7 @@ from tests.e2e.sharded_worker import (
     load,
     subject,
 )
+from tests.once import made_once
 
 pytestmark = pytest.mark.slow
 
@@ -38,7 +39,10 @@ Outcome = dict[str, Any]
 @pytest.fixture(scope="module")
 def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Where four, two and three processes have left what they found, in this order."""
-    directory = tmp_path_factory.mktemp("ranks")
+    return made_once(tmp_path_factory, "sharded", found_by_all)
+
+
+def found_by_all(directory: Path) -> None:
     for world in (SAVED_BY, 2, 3):
         process = subprocess.run(
             [sys.executable, str(WORKER), str(world), str(directory)],
@@ -49,7 +53,6 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
             check=False,
         )
         assert process.returncode == 0, process.stderr
-    return directory
 
 
 @pytest.fixture(scope="module")

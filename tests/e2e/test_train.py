@@ -16,6 +16,7 @@ import pytest
 
 from lib import checkpoint, metrics
 from lib.errors import ToolkitError
+from tests.e2e.forked import Forked
 from tests.e2e.runner import ROOT, TINY, Runner, assert_same_bits
 
 pytestmark = pytest.mark.slow
@@ -27,7 +28,7 @@ def runner(tmp_path: Path) -> Runner:
     return Runner(tmp_path)
 
 
-def wait_for_checkpoint(runner: Runner, process: subprocess.Popen[str], count: int = 1) -> None:
+def wait_for_checkpoint(runner: Runner, process: Forked, count: int = 1) -> None:
     deadline = time.monotonic() + 60
     while len(list(runner.runs.glob("*/*/ckpt/step-*"))) < count:
         assert process.poll() is None, process.communicate()[0]
@@ -35,7 +36,7 @@ def wait_for_checkpoint(runner: Runner, process: subprocess.Popen[str], count: i
         time.sleep(0.01)
 
 
-def wait_for_log(runner: Runner, process: subprocess.Popen[str], text: str) -> None:
+def wait_for_log(runner: Runner, process: Forked, text: str) -> None:
     deadline = time.monotonic() + 60
     while text not in (runner.newest().path / "log.txt").read_text():
         assert process.poll() is None, process.communicate()[0]
@@ -99,9 +100,9 @@ def test_the_same_configuration_trains_the_same_weights(runner: Runner) -> None:
 
 def test_a_run_killed_at_random_moments_ends_in_the_same_bits(runner: Runner, tmp_path: Path) -> None:
     settings = TINY | {
-        "CONFIG_MAX_STEPS": "300",
+        "CONFIG_MAX_STEPS": "150",
         "CONFIG_CHECKPOINT_INTERVAL_STEPS": "3",
-        "CONFIG_EVAL_INTERVAL_STEPS": "100",
+        "CONFIG_EVAL_INTERVAL_STEPS": "50",
         "CONFIG_EMA": "y",
     }
     (tmp_path / "reference").mkdir()
@@ -117,7 +118,7 @@ def test_a_run_killed_at_random_moments_ends_in_the_same_bits(runner: Runner, tm
     while kills < KILLS:
         process = runner.start("train")
         try:
-            output, _ = process.communicate(timeout=moments.uniform(0.2, 1.0) * seconds)
+            output, _ = process.communicate(timeout=moments.uniform(0.3, 1.0) * seconds)
         except subprocess.TimeoutExpired:
             process.kill()
             process.communicate()
@@ -207,7 +208,7 @@ def test_a_run_on_two_processes_is_the_run_on_one(runner: Runner, tmp_path: Path
 
 
 def test_an_interrupted_run_on_two_processes_ends_in_the_same_bits(runner: Runner, tmp_path: Path) -> None:
-    settings = TINY | {"CONFIG_MAX_STEPS": "300", "CONFIG_DEVICE_CPU": "y", "CONFIG_NUM_DEVICES": "2"}
+    settings = TINY | {"CONFIG_MAX_STEPS": "150", "CONFIG_DEVICE_CPU": "y", "CONFIG_NUM_DEVICES": "2"}
     (tmp_path / "whole").mkdir()
     whole = Runner(tmp_path / "whole")
     whole.configure("lenet5", settings | {"CONFIG_CHECKPOINT_INTERVAL_STEPS": "5"})
@@ -218,7 +219,7 @@ def test_an_interrupted_run_on_two_processes_ends_in_the_same_bits(runner: Runne
     process.send_signal(signal.SIGTERM)
     process.communicate(timeout=60)
     run = runner.newest()
-    assert run.status().state == "preempted" and 0 < run.status().step < 300
+    assert run.status().state == "preempted" and 0 < run.status().step < 150
     process = runner.start("train")
     wait_for_log(runner, process, f"Starting after step {run.status().step}")
     with pytest.raises(ToolkitError, match="is in use"):
