@@ -18,6 +18,8 @@ from lib import checkpoint
 from lib.errors import CheckpointError
 from tests.unit.test_checkpoint import load, save, visible
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 
 
@@ -37,7 +39,6 @@ def test_killed_at_random_moments(tmp_path: Path) -> None:
     assert counts["torn"] > 5, "no kill fell into a save; nothing was tried"
 
 
-@pytest.mark.slow
 def test_killed_before_every_change_of_the_file_system(tmp_path: Path) -> None:
     counts = json.loads(run_alone("kill_at_every_change", tmp_path))
     assert set(counts) == set(SCENARIOS)

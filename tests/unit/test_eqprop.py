@@ -26,6 +26,8 @@ from scripts.eqprop.subject import Setting
 from tests.training import random_subject
 from train.subject import Subject
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).resolve().parents[2]
 SMALL = {
     "LOOPED_PATCH": "3",
@@ -76,7 +78,6 @@ def test_the_gradients_are_told_apart(setting: Setting, monkeypatch: pytest.Monk
     assert found["rows"] == report.rows and "holds" in (report.folder / "report.txt").read_text()
 
 
-@pytest.mark.slow
 def test_a_wrong_sign_does_not_hold(setting: Setting, monkeypatch: pytest.MonkeyPatch) -> None:
     from models.looped import equilibrium
 
@@ -92,7 +93,6 @@ def test_a_wrong_sign_does_not_hold(setting: Setting, monkeypatch: pytest.Monkey
     assert [passed for passed, _ in report.passed][:4] == [False] * 4
 
 
-@pytest.mark.slow
 def test_training_and_ablation_are_told(setting: Setting, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(training, "LOOK_EVERY", 2)
     monkeypatch.setattr(training, "ABLATION", {"as it is": {}, "2 blocks": {"LOOPED_LAYERS": "2"}})
@@ -105,7 +105,6 @@ def test_training_and_ablation_are_told(setting: Setting, monkeypatch: pytest.Mo
     pictures_of(report)["picture"]()
 
 
-@pytest.mark.slow
 def test_cost_and_laws_are_told(setting: Setting, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scale, "WIDTHS", (8, 16))
     monkeypatch.setattr(scale, "LAW_WIDTHS", (8, 16))
@@ -122,7 +121,6 @@ def test_cost_and_laws_are_told(setting: Setting, monkeypatch: pytest.MonkeyPatc
         pictures_of(each)["picture"]()
 
 
-@pytest.mark.slow
 def test_iterations_of_samples_are_told(setting: Setting) -> None:
     report = adaptive.run(setting)
     assert len(report.rows) == 3 and all(-1 <= row["spearman"] <= 1 for row in report.rows)

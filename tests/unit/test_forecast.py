@@ -21,6 +21,8 @@ from train import forecast
 from train.forecast import Footprints, footprint, plan_of
 from train.subject import Subject, measure
 
+pytestmark = pytest.mark.slow
+
 TRIAL = CPU_TRIAL
 
 
@@ -49,8 +51,8 @@ def at_peak(config: Any, trial: Trial, subject: Subject) -> Mapping[str, int]:
     [
         ("lenet5", "none"),
         ("resnet18", "blocks"),
-        pytest.param("resnet18", "none", marks=pytest.mark.slow),
-        pytest.param("resnet50", "none", marks=pytest.mark.slow),
+        ("resnet18", "none"),
+        ("resnet50", "none"),
         ("gpt2", "none"),
         ("gpt2", "all"),
         ("resnet_bk", "none"),

@@ -19,8 +19,10 @@ from scripts.gpu_check.doors import Setting, open_setting, table_choice, trainin
 from scripts.gpu_check.parts import BUSY, SIZES
 from scripts.gpu_check.trials import HANDLERS, events_of
 
+pytestmark = pytest.mark.slow
 
-@pytest.mark.parametrize("case", ["lenet5", pytest.param("resnet18", marks=pytest.mark.slow)])
+
+@pytest.mark.parametrize("case", ["lenet5", "resnet18"])
 def test_the_doors_train(case: str) -> None:
     step = CASES[case].step
     setting = Setting(case=case, micro_batch=step, accumulation=2, precision="fp32", device="cpu")

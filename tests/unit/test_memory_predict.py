@@ -24,6 +24,8 @@ from models.resnet18.model import build as build_resnet18
 from models.resnet50.model import Options as ResnetOptions
 from models.resnet50.model import build as build_resnet
 
+pytestmark = pytest.mark.slow
+
 GIB = 2**30
 TOKENS = 1024
 SMALL = Options(size="124m", layers=12, heads=12, width=768, bias=True, dropout=0.0, pad_vocab=1)
@@ -194,7 +196,6 @@ def test_autocast_of_cuda_is_simulated_and_gone_afterwards() -> None:
     assert set(kinds()) == {torch.bfloat16}
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", ["gpt2", "resnet18"])
 def test_the_allocator_of_the_cpu_says_the_same_within_two_percent(name: str, tmp_path: Path) -> None:
     """By the events that torch's own allocator reports to its profiler, kernels' scratch included."""

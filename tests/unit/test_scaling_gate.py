@@ -12,6 +12,8 @@ from lib.registry import build_model
 from lib.scaling.gate import SPEC, faults, gradient_leaks, leaks
 from tests.tokens import small_lm_config
 
+pytestmark = pytest.mark.slow
+
 Build = Callable[[TextSpec], nn.Module]
 
 
@@ -24,7 +26,6 @@ def gpt2(spec: TextSpec) -> nn.Module:
     return build_model("gpt2", small_lm_config().model_options, spec, seed=0)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("build", [bk("value"), bk("features"), gpt2], ids=["value", "features", "gpt2"])
 def test_sound_models_pass(build: Build) -> None:
     assert faults(build) == []
@@ -38,7 +39,6 @@ def test_the_original_is_caught_both_ways() -> None:
     assert any("change with a later token" in fault for fault in faults(bk("upstream")))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "change",
     [
