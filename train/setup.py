@@ -14,6 +14,7 @@ from lib.atan2 import sign_parameters
 from lib.backend import Backend, compiled, configure_numerics, configure_threads
 from lib.config import Config
 from lib.data import (
+    AnswerSpec,
     Delivery,
     EvalLoader,
     PuzzleSpec,
@@ -31,8 +32,10 @@ from lib.optim import make_optimizer
 from lib.plan.types import OWN_MEMORY, SHARDS_WEIGHTS, Hardware, ModelFacts, Plan
 from lib.registry import load_layout, load_model
 from lib.schedule import batch_factor
+from train.bridge import Bridge
 from train.budget import budget_of
 from train.classify import Classify
+from train.frozen import FrozenLM
 from train.job import Job
 from train.lm import LanguageModel
 from train.record import Record
@@ -41,20 +44,27 @@ from train.subject import Subject, built
 from train.task import Task
 
 
-def make_task(config: Config, spec: Spec) -> Task:
-    """The kind of learning that the model's folder names; with labels, a language model classifies."""
+def make_task(config: Config, spec: Spec, *, frozen: tuple[FrozenLM, FrozenLM] | None = None) -> Task:
+    """The kind of learning that the model's folder names; with labels, a language model classifies.
+
+    frozen: the two language models of a bridge.
+    """
     name = load_model(config.model).TASK
-    known = name in ("classify", "lm", "recursive")
+    known = name in ("classify", "lm", "recursive", "bridge")
     assert known, f"models/{config.model}: there is no task {name!r} in train/"
-    if isinstance(spec, TextSpec | PuzzleSpec) and config.label_smoothing:
+    if isinstance(spec, TextSpec | PuzzleSpec | AnswerSpec) and config.label_smoothing:
         raise ConfigError(
             f"CONFIG_LABEL_SMOOTHING={config.label_smoothing:g} is for labels",
-            why=f"{config.model} predicts {'the next token' if isinstance(spec, TextSpec) else 'cells'}",
+            why=f"{config.model} predicts {'cells' if isinstance(spec, PuzzleSpec) else 'tokens'}",
             todo="leave it at 0",
         )
     if isinstance(spec, TextSpec):
         assert name == "lm", f"models/{config.model} is given a text without labels"
         return LanguageModel(spec, chunked=config.chunked_cross_entropy)
+    if name == "bridge":
+        assert isinstance(spec, AnswerSpec) and frozen is not None
+        assert config.first_token_weight is not None
+        return Bridge(spec, frozen, first_token_weight=config.first_token_weight)
     if name == "recursive":
         assert config.halt_max_steps is not None and config.eval_steps is not None
         assert config.halt_exploration is not None
@@ -93,7 +103,7 @@ def make_job(
     configure_norm(model, norm_batch=plan.norm_batch, momentum=config.norm_momentum)
     model, wrapped = _placed(model, plan, backend, subject.facts, dtype)
     _say_rate(config, plan, record.say)
-    task = make_task(config, subject.dataset.spec)
+    task = make_task(config, subject.dataset.spec, frozen=_frozen(subject, backend, dtype))
     train_loader, eval_loader = _loaders(config, plan, subject, hardware, backend, record, dtype)
     return Job(
         config=config,
@@ -114,6 +124,13 @@ def make_job(
         budget=budget_of(config, train_size=train_loader.size, effective_batch=plan.effective_batch),
         record=record,
     )
+
+
+def _frozen(subject: Subject, backend: Backend, dtype: torch.dtype) -> tuple[FrozenLM, FrozenLM] | None:
+    if subject.frozen is None:
+        return None
+    first, second = (source.load(backend.device, dtype) for source in subject.frozen)
+    return first, second
 
 
 def _placed(
