@@ -18,7 +18,7 @@ from lib.errors import ConfigError
 
 NAMES = ("key_values", *PUBLISHED)
 HUGGING_FACE = "hf:"
-MERGES, LEARNED_FROM = 40, 4096  # pairs that are merged, and the texts they are learned from
+MERGES, LEARNED_FROM = 24, 4096  # pairs that are merged, and the texts they are learned from
 
 
 @dataclass(frozen=True, slots=True)
