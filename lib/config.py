@@ -110,6 +110,7 @@ class Config:
     grad_clip: float
     ema: bool
     ema_decay: float | None
+    ema_base_batch: int | None  # None where the decay is not scaled
     halt_max_steps: int | None  # None where no model halts
     halt_exploration: float | None
     eval_steps: int | None

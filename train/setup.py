@@ -22,7 +22,7 @@ from lib.data import (
 )
 from lib.data.types import Spec, TextSpec
 from lib.dropout import dropouts
-from lib.ema import Ema
+from lib.ema import Ema, decay_for, horizon
 from lib.errors import ConfigError
 from lib.memory.simulation import lay_out, simulated
 from lib.norm import configure_norm
@@ -31,7 +31,7 @@ from lib.optim import make_optimizer
 from lib.plan.types import OWN_MEMORY, SHARDS_WEIGHTS, Hardware, ModelFacts, Plan
 from lib.registry import load_layout, load_model
 from lib.schedule import batch_factor
-from train.budget import budget_of
+from train.budget import Budget, budget_of
 from train.classify import Classify
 from train.job import Job
 from train.lm import LanguageModel
@@ -39,6 +39,8 @@ from train.record import Record
 from train.recursive import Recursive
 from train.subject import Subject, built
 from train.task import Task
+
+MOST_OF_A_RUN = 1 / 3  # that averaged weights should reach back over
 
 
 def make_task(config: Config, spec: Spec) -> Task:
@@ -95,6 +97,8 @@ def make_job(
     _say_rate(config, plan, record.say)
     task = make_task(config, subject.dataset.spec)
     train_loader, eval_loader = _loaders(config, plan, subject, hardware, backend, record, dtype)
+    budget = budget_of(config, train_size=train_loader.size, effective_batch=plan.effective_batch)
+    _say_average(config, plan, budget, record.say)
     return Job(
         config=config,
         plan=plan,
@@ -107,11 +111,11 @@ def make_job(
         dropouts=dropouts(model),
         optimizer=optimizer_of(config, plan, model),
         scaler=backend.loss_scaler(plan.precision),
-        ema=_ema(config, model),
+        ema=_ema(config, plan, model),
         carry=task.carry if isinstance(task, Recursive) else None,
         train_loader=train_loader,
         eval_loader=eval_loader,
-        budget=budget_of(config, train_size=train_loader.size, effective_batch=plan.effective_batch),
+        budget=budget,
         record=record,
     )
 
@@ -199,11 +203,33 @@ def _keeping(config: Config, plan: Plan, model: torch.nn.Module) -> contextlib.A
     return contextlib.nullcontext()
 
 
-def _ema(config: Config, model: torch.nn.Module) -> Ema | None:
+def _ema(config: Config, plan: Plan, model: torch.nn.Module) -> Ema | None:
     if not config.ema:
         return None
+    return Ema(model, decay=_decay(config, plan), leave_out=sign_parameters(model))
+
+
+def _decay(config: Config, plan: Plan) -> float:
     assert config.ema_decay is not None
-    return Ema(model, decay=config.ema_decay, leave_out=sign_parameters(model))
+    return decay_for(config.ema_decay, effective_batch=plan.effective_batch, base_batch=config.ema_base_batch)
+
+
+def _say_average(config: Config, plan: Plan, budget: Budget, say: Callable[[str], None]) -> None:
+    """How far back the averaged weights reach, and whether that is too far for so short a run."""
+    if not config.ema:
+        return
+    decay = _decay(config, plan)
+    steps, base = horizon(decay), config.ema_base_batch
+    scaled = f"{config.ema_decay:g} for {base} samples, scaled to {plan.effective_batch}; " if base else ""
+    say(
+        f"Average of the weights: decay {decay:.6g}; {scaled}it reaches back about {steps:,.1f} steps, "
+        f"{steps * plan.effective_batch:,.0f} samples"
+    )
+    if budget.total_steps is not None and steps > budget.total_steps * MOST_OF_A_RUN:
+        say(
+            f"That is more than a third of the {budget.total_steps} steps: weights of the beginning weigh on "
+            "the average to the end; lower CONFIG_EMA_DECAY"
+        )
 
 
 def placement_of(
