@@ -20,7 +20,7 @@ from typing import Literal
 from lib.errors import ConfigError
 from lib.kconf.values import Value
 
-_OF_LAUNCHES = ("DIST_NNODES", "DIST_ENDPOINT", "DIST_MAX_RESTARTS", "SLURM_")
+_NOT_OF_TRAINING = ("DIST_NNODES", "DIST_ENDPOINT", "DIST_MAX_RESTARTS", "SLURM_", "SINK_")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,6 +133,12 @@ class Config:
     checkpoint_carry: bool
     resume: Literal["auto", "never"]
 
+    # Where figures go besides metrics.jsonl
+    sink_tensorboard: bool
+    sink_wandb: bool
+    sink_trackio: bool
+    sink_project: str | None  # None where nothing files runs under it
+
     @property
     def target(self) -> int:
         """The effective batch asked for: TARGET_EFFECTIVE_BATCH, the model's recommendation, or 0."""
@@ -173,9 +179,10 @@ def config_from_values(values: Mapping[str, Value]) -> Config:
 def identity(values: Mapping[str, Value]) -> str:
     """8 hexadecimal digits that are the same for the same resolved configuration, however it was written.
 
-    Where and how often it is launched is left out: a run goes on wherever there is room for it.
+    Where and how often it is launched is left out, for a run goes on wherever there is room for it; and
+    where its figures are shown, which can be changed on the way.
     """
-    kept = {name: value for name, value in values.items() if not name.startswith(_OF_LAUNCHES)}
+    kept = {name: value for name, value in values.items() if not name.startswith(_NOT_OF_TRAINING)}
     canonical = json.dumps(kept, sort_keys=True, separators=(",", ":"), allow_nan=False)
     return hashlib.sha256(canonical.encode()).hexdigest()[:8]
 
