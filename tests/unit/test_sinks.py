@@ -23,8 +23,9 @@ from lib.errors import ConfigError, ToolkitError
 from lib.rundir import RunDir
 from lib.sinks import check_packages, open_sinks
 from lib.sinks.tensorboard import EventFile, crc32c
-from tests.configs import make_config
+from tests.configs import ROOT, make_config
 from tests.event_files import read_events, slow_crc32c
+from train import commands
 from train.record import RunRecord
 
 BEGAN = 1_925_697_906.0
@@ -280,6 +281,17 @@ def test_a_package_that_is_missing_is_named_before_anything_is_done(
         monkeypatch.syspath_prepend(tmp_path)
         with pytest.raises(ConfigError, match=told):
             check_packages(config_with(name))
+
+
+def test_training_asks_for_the_package_before_it_begins(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / ".config").write_text("CONFIG_SINK_TRACKIO=y\n")
+    monkeypatch.setenv("KCONFIG_CONFIG", str(tmp_path / ".config"))
+    monkeypatch.setitem(sys.modules, "trackio", None)
+    with pytest.raises(ConfigError, match="the package trackio is not installed"):
+        commands.train(root=ROOT, runs=tmp_path / "runs", started=0.0)
+    assert not (tmp_path / "runs").exists()
 
 
 # Off
