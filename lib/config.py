@@ -49,6 +49,7 @@ class Config:
     sudoku_test_size: int | None
     augment: Literal["none", "shift", "crop_flip", "symmetries"] | None  # None for texts
     augment_pad: int | None
+    augment_ahead: bool
     data_placement: Literal["auto", "resident", "stream"]
     num_workers: int | None
     prefetch: int | None

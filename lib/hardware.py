@@ -42,7 +42,7 @@ def probe(device: Literal["auto", "cuda", "mps", "cpu"]) -> Hardware:
     cpu_name = parse_cpu_name(cpuinfo) or _sysctl("machdep.cpu.brand_string") or platform.machine()
     return Hardware(
         kind=kind,
-        devices=devices or (_main_memory(cpu_name),),
+        devices=devices or (main_memory(cpu_name),),
         cpu_name=cpu_name,
         cpu_count=_cpu_count(),
         cpu_bf16=parse_cpu_bf16(cpuinfo),
@@ -201,7 +201,8 @@ def _apple_gpus() -> tuple[Device, ...]:
     return (Device(name=name, total_bytes=total_bytes, free_bytes=free_bytes),)
 
 
-def _main_memory(name: str) -> Device:
+def main_memory(name: str) -> Device:
+    """The memory that this process may use, as a device called `name`."""
     if platform.system() == "Darwin":
         total_bytes, free_bytes = int(_sysctl("hw.memsize")), parse_vm_stat(_output("vm_stat"))
     else:

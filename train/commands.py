@@ -300,6 +300,7 @@ def _train(case: Case, backend: Backend, record: Record, interrupted: RunDir | N
             backend=backend,
             record=record,
             weights=initial_weights(config, case.order.root),
+            whole_run=True,
         )
         progress = _restore(job, interrupted)
         record.begin(progress.step, job.budget.total_steps)
