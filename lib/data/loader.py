@@ -219,8 +219,8 @@ class TrainLoader(_Loader):
 
     def _places(self, epochs_SN: Indices, indices_SN: Indices) -> Indices:
         """Where samples are in the part. Windows of a text begin somewhere else in each epoch."""
-        if self._epochs_ahead:  # what a stream reads beyond the end, which nobody takes, begins anew
-            return (epochs_SN % self._epochs_ahead) * self.size + indices_SN
+        if self._epochs_ahead:
+            return epochs_SN * self.size + indices_SN
         if self._stride == 1:
             return indices_SN
         return indices_SN * self._stride + window_shifts(epochs_SN, seed=self._seed, stride=self._stride)
