@@ -13,6 +13,7 @@ from lib.curve import Curve, compare, curve_of, store, stored
 from lib.errors import ConfigError, ToolkitError, run_main
 from lib.rundir import RunDir
 from scripts import curve as script
+from tests.configs import ROOT
 
 ROWS = [
     {"kind": "train", "step": 10, "loss": 9.0, "accuracy": 0.99},
@@ -167,3 +168,12 @@ def test_a_bar_that_is_not_reached_is_told(
     assert "reached" not in capsys.readouterr().out, "no bar of a loss is known"
     assert call(monkeypatch, runs, "--column=loss", "--threshold=2", run_named(runs, "00000001")) == 0
     assert "2 was reached by the first evaluation, in 80 examples or fewer" in capsys.readouterr().out
+
+
+def test_the_shipped_reference_is_one() -> None:
+    (file,) = (ROOT / "docs" / "benchmarks" / "curves").glob("*.json")
+    reference = stored(file)
+    assert reference.column == "exact_accuracy" and len(reference.points) == 4
+    reached = reference.examples_to(script.THRESHOLD)
+    text = (ROOT / "docs" / "benchmarks" / "puzzles.md").read_text(encoding="utf-8")
+    assert reached is not None and f"in about {round(reached, -2):,.0f} examples" in text
