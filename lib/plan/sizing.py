@@ -339,4 +339,6 @@ def _sizes(situation: Situation, split: Split, *, target: int, why_micro_batch: 
 def _offload_note(situation: Situation) -> str:
     if not situation.config.activation_offload or situation.placement.device.value in OWN_MEMORY:
         return ""
-    return "; CONFIG_ACTIVATION_OFFLOAD=y does nothing here: the device has no memory of its own"
+    on_xla = situation.placement.device.value == "xla"
+    why = "XLA says what waits where" if on_xla else "the device has no memory of its own"
+    return f"; CONFIG_ACTIVATION_OFFLOAD=y does nothing here: {why}"
