@@ -38,7 +38,7 @@ def probe(device: Literal["auto", "cuda", "mps", "xla", "cpu"]) -> Hardware:
     """
     cpuinfo = _read(ROOT / "proc/cpuinfo")
     cpu_name = parse_cpu_name(cpuinfo) or _sysctl("machdep.cpu.brand_string") or platform.machine()
-    kind, devices = ("xla", _xla_devices(cpu_name)) if device == "xla" else _gpus(device)
+    kind, devices = _accelerators(device, cpu_name)
     if not devices and device in ("cuda", "mps"):
         raise PlanError(
             f"CONFIG_DEVICE_{device.upper()} cannot be honoured",
@@ -156,7 +156,9 @@ def parse_vm_stat(text: str) -> int:
     return page_bytes * sum(int(counts[name].strip().rstrip(".")) for name in names)
 
 
-def _gpus(device: str) -> tuple[Kind, tuple[Device, ...]]:
+def _accelerators(device: str, cpu_name: str) -> tuple[Kind, tuple[Device, ...]]:
+    if device == "xla":
+        return "xla", _xla_devices(cpu_name)
     if device in ("auto", "cuda"):
         kind, devices = _cuda_gpus()
         if devices:
@@ -227,7 +229,7 @@ def _xla_devices(cpu_name: str) -> tuple[Device, ...]:
     if done.returncode:
         why = next(reversed(done.stderr.split("\n")[:-1]), f"status {done.returncode}")
         raise PlanError(what, why=why, todo=f"see whether `python -m lib.xla` runs, {instead}")
-    found = json.loads(done.stdout.splitlines()[-1])  # libraries may have talked before
+    found = json.loads(done.stdout.strip().splitlines()[-1])  # libraries may have talked before
     memory = _main_memory(cpu_name)
     own = {"total_bytes": memory.total_bytes, "free_bytes": memory.free_bytes // len(found)}
     return tuple(Device(**({**one, **own} if one["total_bytes"] is None else one)) for one in found)

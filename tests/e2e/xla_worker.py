@@ -1,4 +1,4 @@
-"""Two processes on XLA devices that a stand-in plays: `python tests/e2e/xla_worker.py DIRECTORY` leaves RANK.pt."""
+"""Two processes on XLA devices that a stand-in plays: `xla_worker.py DIRECTORY` leaves DIRECTORY/RANK.pt."""
 
 from __future__ import annotations
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 
 from lib.errors import ConfigError, PlanError
 from lib.gathering import Gathering
+from lib.hyperparams import apply_hyperparams
 from lib.plan import plan
 from lib.plan.placement import refuse_on_xla
 from lib.plan.types import Hardware, Plan
@@ -79,7 +81,7 @@ def test_it_is_asked_for_by_name() -> None:
 @pytest.mark.parametrize("what", ["make preflight", "make bench", "measuring (make probe)"])
 def test_what_computes_on_the_processor_first_is_refused(what: str) -> None:
     refuse_on_xla("cuda", what=what)
-    with pytest.raises(PlanError, match=f"^{what.partition(' (')[0]}.* is not for XLA devices: .*DEVICE_CPU=y"):
+    with pytest.raises(PlanError, match=f"^{re.escape(what)} is not for XLA devices: .*DEVICE_CPU=y"):
         refuse_on_xla("xla", what=what)
 
 
@@ -138,7 +140,7 @@ def test_processes_of_several_hosts_are_told_their_devices(monkeypatch: pytest.M
     with pytest.raises(Launched):
         many.launch_on_many(config, Settings(), two)  # type: ignore[arg-type]
     assert Hardware.from_json(told["hardware"]) == V4
-    with pytest.raises(ConfigError, match="is not for XLA devices: a slice .*CONFIG_DIST_NNODES=2$"):
+    with pytest.raises(ConfigError, match=r"is not for XLA devices: a slice .*CONFIG_DIST_NNODES=2$"):
         many.launch_on_many(config, Settings(), elastic)  # type: ignore[arg-type]
     monkeypatch.setattr(many, "probe", lambda _: load_hardware("rtx3090"))
     with pytest.raises(Launched):
@@ -161,7 +163,7 @@ class Alone:
 def test_who_was_told_does_not_ask(monkeypatch: pytest.MonkeyPatch) -> None:
     opened: list[str] = []
     monkeypatch.setattr(many, "probe", no_probe)
-    monkeypatch.setattr(many, "open_backend", lambda kind, world: opened.append(kind) or Alone())
+    monkeypatch.setattr(many, "open_backend", lambda kind, **_: opened.append(kind) or Alone())
     one = dataclasses.replace(V4, devices=V4.devices[:1])
     _, found = many.meet(make_config(device="xla"), known=one.to_json())
     assert found == one and opened == ["xla"]
@@ -185,3 +187,7 @@ def test_even_one_device_is_for_a_process_of_its_own(monkeypatch: pytest.MonkeyP
         commands._carry_out(order, lambda: None)
     assert worlds == [1]
 
+
+def test_it_is_called_what_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+    apply_hyperparams(make_config(device="xla"), hardware=V4, facts=make_facts())
+    assert "XLA: TPU (34.1GB total" in capsys.readouterr().out

@@ -1,4 +1,4 @@
-"""XLA devices, as far as that can be known without any: a stand-in for torch_xla says what it was asked for."""
+"""XLA devices, as far as they can be known without any: a stand-in for torch_xla says what it was asked."""
 
 from __future__ import annotations
 
@@ -197,7 +197,7 @@ def answering(monkeypatch: pytest.MonkeyPatch, *command: str) -> None:
 
 def test_without_torch_xla_it_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hardware.importlib.util, "find_spec", lambda _: None)
-    with pytest.raises(PlanError, match=r"^CONFIG_DEVICE_XLA cannot .*: torch_xla is not installed; .*AUTO=y$"):
+    with pytest.raises(PlanError, match=r"^CONFIG_DEVICE_XLA .*: torch_xla is not installed; .*AUTO=y$"):
         hardware.probe("xla")
 
 
@@ -210,7 +210,10 @@ def test_a_torch_xla_that_hangs_is_not_waited_for(monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.parametrize(
     ("command", "why"),
-    [("echo Traceback >&2; echo ImportError: no symbol >&2; exit 1", "ImportError: no symbol"), ("exit 3", "status 3")],
+    [
+        ("echo Traceback >&2; echo no symbol >&2; exit 1", "no symbol"),
+        ("exit 3", "status 3"),
+    ],
 )
 def test_a_torch_xla_that_does_not_load_says_why(
     command: str, why: str, monkeypatch: pytest.MonkeyPatch
@@ -241,7 +244,9 @@ def test_the_processor_shares_its_memory_among_its_devices(
     answering(monkeypatch, "echo", capsys.readouterr().out)
     monkeypatch.setattr(hardware, "linux_memory", lambda: (16 * 10**9, 8 * 10**9))
     found = hardware.probe("xla").devices
-    assert [(one.name, one.total_bytes, one.free_bytes) for one in found] == [("CPU", 16 * 10**9, 2 * 10**9)] * 4
+    assert [(one.name, one.total_bytes, one.free_bytes) for one in found] == [
+        ("CPU", 16 * 10**9, 2 * 10**9)
+    ] * 4
 
 
 def test_data_are_streamed_unless_asked_otherwise() -> None:
