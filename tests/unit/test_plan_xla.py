@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-import re
 from pathlib import Path
-from types import MappingProxyType
+from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,11 +13,13 @@ from lib.errors import ConfigError, PlanError
 from lib.gathering import Gathering
 from lib.hyperparams import apply_hyperparams
 from lib.plan import plan
+from lib.plan.fitting import Parts, Trial
 from lib.plan.placement import refuse_on_xla
 from lib.plan.types import Hardware, Plan
-from scripts import cluster
+from scripts import bench, cluster
 from tests.configs import load_hardware, make_config, make_facts
-from train import commands, many
+from tests.training import random_subject
+from train import commands, many, preflight, probing
 
 CHIPS = {"tpu-v4-8": 4, "tpu-v5e-8": 8}
 V4 = load_hardware("tpu-v4-8")
@@ -78,14 +79,39 @@ def test_it_is_asked_for_by_name() -> None:
         decide(load_hardware("rtx3090"))
 
 
-@pytest.mark.parametrize("what", ["make preflight", "make bench", "measuring (make probe)"])
-def test_what_computes_on_the_processor_first_is_refused(what: str) -> None:
-    refuse_on_xla("cuda", what=what)
-    with pytest.raises(PlanError, match=f"^{re.escape(what)} is not for XLA devices: .*DEVICE_CPU=y"):
-        refuse_on_xla("xla", what=what)
+def test_others_may_compute_on_the_processor_first() -> None:
+    refuse_on_xla("cuda", what="make bench")
+
+
+def test_memory_is_predicted_for_what_is_decided() -> None:
+    def predict(trial: Trial) -> Parts:
+        assert (trial.device, trial.channels_last, trial.compile) == ("xla", False, False)
+        return {"activations": trial.micro_batch}
+
+    asked = make_config("resnet18", device="xla", auto_method="predict")
+    memory = plan(asked, V4, make_facts("resnet18"), predict=predict).memory
+    assert memory is not None and memory.usable_bytes == round(0.8 * V4.devices[0].free_bytes)
+
+
+def test_what_would_compute_first_asks_before_it_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (bench, preflight):
+        monkeypatch.setattr(module.kconf, "from_environment", lambda _: None)
+        monkeypatch.setattr(module, "with_tier", lambda *_, **__: Settings())
+        monkeypatch.setattr(module, "config_from_values", lambda _: make_config(device="xla"))
+        monkeypatch.setattr(module, "open_subject", lambda *_, **__: SUBJECT)
+        monkeypatch.setattr(module, "probe", lambda _: V4)
+    with pytest.raises(PlanError, match=r"^make bench is not for XLA devices"):
+        bench.configured_case(Path())
+    with pytest.raises(PlanError, match=r"^make preflight is not for XLA devices"):
+        preflight.preflight(root=Path(), runs=Path(), as_json=True)
+    with pytest.raises(PlanError, match=r"^measuring .* is not for XLA devices"):
+        probing.measure(SimpleNamespace(hardware=V4))  # type: ignore[arg-type]
 
 
 # How it is launched
+
+
+SUBJECT = random_subject(make_config(), shape=(1, 28, 28), train_size=4)
 
 
 def no_probe(_: str) -> Hardware:
