@@ -46,7 +46,8 @@ class Footprints:
         placement, _ = placement_of(
             self._config, self._subject, hardware, world=min(world, len(hardware.devices))
         )
-        whole = dataclasses.replace(trial, layout=None)  # parts of it are taken from what a copy does
+        # Shares of a layout are taken from what a copy does, and what a compiler does is not traced.
+        whole = dataclasses.replace(trial, layout=None, compile=False)
         if (whole, placement) not in self._found:
             plan = plan_of(trial)
             self._found[whole, placement] = footprint(self._config, plan, self._subject, hardware=hardware)
@@ -122,7 +123,7 @@ def plan_of(trial: Trial) -> Plan:
         norm_batch=trial.norm_batch,
         precision=trial.precision,
         channels_last=trial.channels_last,
-        compile=False,  # what a compiler does is not traced: the planner adds a share for it
+        compile=False,  # the planner adds a share for what it does
         memory=None,
         reasons=dict.fromkeys(names, "tried out"),
     )

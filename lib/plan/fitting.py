@@ -92,7 +92,7 @@ def largest_fitting(memory_of: Callable[[int], Memory], *, most: int, step: int 
         other, need = (high, above.need_bytes) if above is not None else origin
         per_size = (need - below.need_bytes) / (other - low)
         guess = (low + high) // 2
-        if slow < 2:
+        if slow < 3:  # the first line, from nothing, falls short, and the second may by a little
             left = below.usable_bytes - below.need_bytes
             guess = low + int(left / per_size) if per_size * (high - low) > left else high - 1
         guess = min(max(guess, low + 1), high - 1)

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from lib.data.types import PuzzleSpec
 from lib.errors import ConfigError
+from lib.recompute import Chain
 from models.trm.layers import Block, initialise, truncated_normal_
 
 TASK = "recursive"
@@ -83,6 +84,7 @@ class TinyRecursiveModel(nn.Module):
             )
             for _ in range(options.layers)
         )
+        self.chain = Chain()
         self.head = nn.Linear(width, spec.vocab_size, bias=False)
         self.halt = nn.Linear(width, 2)  # the second logit is the original's, which never reads it
         self.y_first: Tensor
@@ -141,13 +143,8 @@ class TinyRecursiveModel(nn.Module):
 
     def _cycle(self, x_BTD: Tensor, y_BTD: Tensor, z_BTD: Tensor) -> tuple[Tensor, Tensor]:
         for _ in range(self.l_cycles):
-            z_BTD = self._apply_blocks(z_BTD + (y_BTD + x_BTD))
-        return self._apply_blocks(y_BTD + z_BTD), z_BTD
-
-    def _apply_blocks(self, x_BTD: Tensor) -> Tensor:
-        for block in self.blocks:
-            x_BTD = block(x_BTD)
-        return x_BTD
+            z_BTD = self.chain(z_BTD + (y_BTD + x_BTD), *self.blocks)
+        return self.chain(y_BTD + z_BTD, *self.blocks), z_BTD
 
 
 def _single(tensor: Tensor) -> Tensor:

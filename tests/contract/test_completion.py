@@ -1,8 +1,13 @@
-"""Completion of make: the words, and bash with them. (zsh takes the same words.)"""
+"""Completion of make: the words, and bash and zsh with them."""
 
 from __future__ import annotations
 
+import os
+import pty
+import select
+import shutil
 import subprocess
+import time
 from pathlib import Path
 
 import pytest
@@ -87,3 +92,49 @@ def test_elsewhere_bash_does_as_before(tmp_path: Path) -> None:
     """
     done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout == "as-before\n"
+
+
+class Zsh:
+    """A zsh at a terminal that has read the completion."""
+
+    def __init__(self) -> None:
+        self.terminal, slave = pty.openpty()
+        environment = {**os.environ, "TERM": "dumb"}
+        ends = {"stdin": slave, "stdout": slave, "stderr": slave}
+        command = ["zsh", "-f", "-i"]
+        self.process = subprocess.Popen(command, cwd=ROOT, env=environment, start_new_session=True, **ends)
+        os.close(slave)
+        self.type("autoload -U compinit; compinit -u -D; source scripts/completion.zsh; echo re''ady\n")
+        self.wait_for("ready")
+
+    def type(self, text: str) -> None:
+        os.write(self.terminal, text.encode())
+
+    def wait_for(self, text: str) -> None:
+        shown, deadline = "", time.monotonic() + 60
+        while text not in shown.replace("\a", ""):
+            ready, _, _ = select.select([self.terminal], [], [], max(0.0, deadline - time.monotonic()))
+            assert ready, shown
+            shown += os.read(self.terminal, 4096).decode(errors="replace")
+
+    def close(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        os.close(self.terminal)
+
+
+@pytest.mark.skipif(shutil.which("zsh") is None, reason="zsh is not installed")
+def test_zsh_completes() -> None:
+    zsh = Zsh()
+    try:
+        for begun, whole in (
+            ("listnewc", "listnewconfig "),
+            ("defconfig-resnet50+fp1", "defconfig-resnet50+fp16 "),
+            ("CONFIG_MUON_LEARN", "CONFIG_MUON_LEARNING_RATE="),
+            ("explain SYM=MUON_L", "SYM=MUON_LEARNING_RATE "),
+        ):
+            zsh.type(f"make {begun}\t")
+            zsh.wait_for(whole)
+            zsh.type("\x15")  # empties the line
+    finally:
+        zsh.close()

@@ -122,10 +122,16 @@ def parent_and_rank(pid: int) -> tuple[int, str]:
     return parent, variables.get("RANK", "")
 
 
+def catches(pid: int, number: signal.Signals) -> bool:
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    (mask,) = [line.split()[1] for line in lines if line.startswith("SigCgt:")]
+    return bool(int(mask, 16) >> (number - 1) & 1)
+
+
 def test_a_signal_before_there_are_workers_ends_at_once(runner: Runner) -> None:
     process = runner.start("train")
-    wait_until(lambda: any("lib.launcher" in name for name in processes_of(runner).values()), process)
-    time.sleep(0.3)
+    wait_until(lambda: "lib.launcher" in processes_of(runner).get(process.pid, ""), process)
+    wait_until(lambda: catches(process.pid, signal.SIGTERM), process)
     process.send_signal(signal.SIGTERM)
     output = process.communicate(timeout=60)[0]
     assert process.returncode == 143 and output.splitlines()[-1] == "interrupted", output

@@ -58,6 +58,17 @@ def test_the_largest_that_fits_is_found_in_few_trials(
     assert len(tried) == len(set(tried)) <= 2 + 2 * most.bit_length()
 
 
+def test_a_straight_line_takes_few_looks() -> None:
+    tried = []
+
+    def memory_of(size: int) -> Memory:
+        tried.append(size)
+        return Memory(parts={"all": 4000 + 500 * size}, reserve_bytes=0, usable_bytes=71_400)
+
+    assert largest_fitting(memory_of, most=256) == 134
+    assert len(tried) <= 4, "each is a step run without contents, a second or two of it"
+
+
 def test_a_gpu_is_filled_to_what_is_left_of_it() -> None:
     # 80 GB free, compiled: (fixed + n x per sample) x 1.02 x 1.05 + reserve
     predict = line(2 * GB, 400 * MB)
