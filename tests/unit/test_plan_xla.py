@@ -93,6 +93,20 @@ def test_memory_is_predicted_for_what_is_decided() -> None:
     assert memory is not None and memory.usable_bytes == round(0.8 * V4.devices[0].free_bytes)
 
 
+@pytest.mark.parametrize(
+    ("machine", "sizes"), [("tpu-v4-8", (7,) * 4), ("h100-80g-70g-free-x4", (10, 10, 8))]
+)
+def test_micro_batches_are_of_one_size(machine: str, sizes: tuple[int, ...]) -> None:
+    """Another one would be another graph."""
+
+    def ten_fit(trial: Trial) -> Parts:
+        return {"activations": 0 if trial.micro_batch <= 10 else 10**12}
+
+    asked = make_config("lenet5", auto_method="predict", compile="manual", compile_model=False)
+    asked = dataclasses.replace(asked, target_effective_batch=4 * 28)
+    assert plan(asked, load_hardware(machine), make_facts(), predict=ten_fit).micro_batches == sizes
+
+
 def test_what_would_compute_first_asks_before_it_does(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (bench, preflight):
         monkeypatch.setattr(module.kconf, "from_environment", lambda _: None)
