@@ -86,6 +86,7 @@ def make_job(
     """
     if not simulated():
         configure_numerics(plan.precision, deterministic=config.deterministic)
+        backend.configure_products(plan.precision)
         configure_threads(plan.device, cpu_count=hardware.cpu_count, world=plan.world)
     model = built(config, subject.dataset.spec)
     if weights is not None:
@@ -210,6 +211,8 @@ def placement_of(
     config: Config, subject: Subject, hardware: Hardware, *, world: int
 ) -> tuple[Literal["resident", "stream"], str]:
     """Where the data of each of `world` ranks are kept, and why."""
+    if hardware.kind == "xla" and config.data_placement == "auto":
+        return "stream", "on XLA devices, where all that is resident would be an input of every graph"
     free_bytes = min(device.free_bytes for device in hardware.devices[:world])
     if hardware.kind == "cpu":  # one memory for all processes
         free_bytes //= world
