@@ -155,7 +155,8 @@ def _carry_out(order: Order, find_run: Callable[[], RunDir | None], *, again: Ru
     case = Case(order=order, subject=subject, hardware=hardware, plan=plan)
     if again is not None:
         _tell_changes(again, case)
-    if plan.world > 1:
+    # torch_xla is given no device in a process in which memory was predicted: that made a backward pass.
+    if plan.world > 1 or plan.device == "xla":
         if run is not None:
             run.release()  # for rank 0 to take
         payload = {
@@ -186,7 +187,7 @@ def _work(launched: Mapping[str, Any], *, root: Path, runs: Path, started: float
     order = _order(resolved, root=root, runs=runs, started=started)
     subject = open_subject(order.config, root=order.root, say=lambda _: None)
     if launched["plan"] is None:
-        backend, hardware = meet(order.config)
+        backend, hardware = meet(order.config, known=launched["hardware"])
         order = replace(order, config=replace(order.config, num_devices=backend.world))
     else:
         plan, hardware = Plan.from_json(launched["plan"]), Hardware.from_json(launched["hardware"])

@@ -87,6 +87,7 @@ def make_job(
     """
     if not simulated():
         configure_numerics(plan.precision, deterministic=config.deterministic)
+        backend.configure_products(plan.precision)
         configure_threads(plan.device, cpu_count=hardware.cpu_count, world=plan.world)
     model = built(config, subject.dataset.spec)
     if weights is not None:
@@ -238,6 +239,8 @@ def placement_of(
     """Where the data of each of `world` ranks are kept, and why."""
     if config.augment_ahead:
         return "stream", "puzzles are changed ahead, in main memory"
+    if hardware.kind == "xla" and config.data_placement == "auto":
+        return "stream", "on XLA devices, where all that is resident would be an input of every graph"
     free_bytes = min(device.free_bytes for device in hardware.devices[:world])
     if hardware.kind == "cpu":  # one memory for all processes
         free_bytes //= world
