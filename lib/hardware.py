@@ -47,7 +47,7 @@ def probe(device: Literal["auto", "cuda", "mps", "xla", "cpu"]) -> Hardware:
         )
     return Hardware(
         kind=kind,
-        devices=devices or (_main_memory(cpu_name),),
+        devices=devices or (main_memory(cpu_name),),
         cpu_name=cpu_name,
         cpu_count=_cpu_count(),
         cpu_bf16=parse_cpu_bf16(cpuinfo),
@@ -230,12 +230,13 @@ def _xla_devices(cpu_name: str) -> tuple[Device, ...]:
         why = next(reversed(done.stderr.split("\n")[:-1]), f"status {done.returncode}")
         raise PlanError(what, why=why, todo=f"see whether `python -m lib.xla` runs, {instead}")
     found = json.loads(done.stdout.strip().splitlines()[-1])  # libraries may have talked before
-    memory = _main_memory(cpu_name)
+    memory = main_memory(cpu_name)
     own = {"total_bytes": memory.total_bytes, "free_bytes": memory.free_bytes // len(found)}
     return tuple(Device(**({**one, **own} if one["total_bytes"] is None else one)) for one in found)
 
 
-def _main_memory(name: str) -> Device:
+def main_memory(name: str) -> Device:
+    """The memory that this process may use, as a device called `name`."""
     if platform.system() == "Darwin":
         total_bytes, free_bytes = int(_sysctl("hw.memsize")), parse_vm_stat(_output("vm_stat"))
     else:

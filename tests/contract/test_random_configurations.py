@@ -61,6 +61,8 @@ SMALL = {
     "SUDOKU_TRAIN_SIZE": "64",
     "SUDOKU_TEST_SIZE": "16",
     "AUTO_METHOD_PREDICT": "y",  # measuring has tests of its own
+    "SINK_WANDB": "n",  # packages of others
+    "SINK_TRACKIO": "n",
     "LOOPED_MAX_ITERATIONS": "4",
     "LOOPED_NUDGED_ITERATIONS": "4",
 }
