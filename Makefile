@@ -20,7 +20,8 @@ KCONFIG_MAKE_VARIABLES := $(foreach name,$(.VARIABLES),$(if $(filter command,$(o
 KCONFIG_MAKE_KNOWN := PYTHON VENV O V KCONFIG_CONFIG GOMP_SPINCOUNT FILE RUN BEST NAME TASK \
 	DIRECTORY PROMPT TEMPERATURE TOP_K SEED TOKENS DEFCONFIG FRAGMENT STRICT SET A B SYM Q \
 	KCONFIG_ALLCONFIG KCONFIG_SEED KCONFIG_PROBABILITY KCONFIG_NOSILENTUPDATE ANNEAL_CONFIG_PATH \
-	GPU JSON QUICK BUDGET COMPARE EPOCHS BATCH DEVICE CORPUS OUT SWEEP JOBS EXP
+	GPU JSON QUICK BUDGET COMPARE EPOCHS BATCH DEVICE CORPUS OUT SWEEP JOBS EXP \
+	COLUMN THRESHOLD REFERENCE TOLERANCE
 export KCONFIG_MAKE_VARIABLES
 export KCONFIG_MAKE_KNOWN
 
@@ -48,7 +49,7 @@ EXTREMES := alldefconfig allnoconfig allyesconfig allmodconfig tinyconfig randco
 # The goals that use a variable; what is not here concerns every goal.
 GOALS := $(or $(MAKECMDGOALS),all)
 USE_FILE := savedefconfig checkconfig
-USE_RUN := resume rerun eval plots sample export
+USE_RUN := resume rerun eval plots curve sample export
 USE_BEST := eval sample export
 USE_DIRECTORY := export
 USE_PROMPT := sample
@@ -81,6 +82,11 @@ USE_OUT += experiment
 USE_OUT += sweep
 USE_SWEEP := sweep
 USE_JOBS := sweep
+USE_OUT += curve
+USE_COLUMN := curve
+USE_THRESHOLD := curve
+USE_REFERENCE := curve
+USE_TOLERANCE := curve
 # Those that write a configuration say that CONFIG_ variables are for runs.
 USE_CONFIG := train train-% launch-print sbatch submit plan probe preflight bench experiment checkconfig explain searchconfig menuconfig nconfig guiconfig xconfig config \
 	oldconfig olddefconfig syncconfig $(EXTREMES) savedefconfig setconfig mergeconfig defconfig defconfig-% \
@@ -188,6 +194,7 @@ $(FRAGMENT_TARGETS): ready
 ## sample: let the newest language model, or RUN=, continue PROMPT=; TEMPERATURE= TOP_K= SEED= TOKENS=
 ## export: write weights to DIRECTORY= in the layout of Hugging Face transformers
 ## plots: draw the curves of the newest run, or of RUN=
+## curve: when the newest run, or RUN=, reached THRESHOLD=; compares it with REFERENCE= within TOLERANCE=; COLUMN= OUT=
 ## plan: show what would be decided for this machine, or for GPU=h100-80gx4:70G, GPU=all; JSON=1
 ## probe: measure which micro-batch trains fastest here, for CONFIG_AUTO_METHOD_PROBE
 ## preflight: eleven checks of the configured run on a few samples, in about a minute; JSON=1
@@ -233,6 +240,10 @@ export: ready symbols
 
 plots: ready symbols
 	$(quiet)$(PY) -m scripts.plots --runs $(call quote,$(RUNS)) $(call given,RUN)
+
+curve: ready symbols
+	$(quiet)$(PY) -m scripts.curve --runs $(call quote,$(RUNS)) $(call option,column,COLUMN) $(call option,threshold,THRESHOLD) \
+	      $(call option,reference,REFERENCE) $(call option,tolerance,TOLERANCE) $(call option,out,OUT) $(call given,RUN)
 
 experiment: configured ready
 	$(quiet)$(PY) -m scripts.eqprop $(call option,experiment,EXP) $(if $(call given,QUICK),--quick) $(call option,out,OUT)
@@ -334,7 +345,7 @@ help: symbols
 	      '$(KCONFIG_MAKE_KNOWN)'
 
 .PHONY: all $(CONFIGURATION) savedefconfig checkconfig defconfig mergeconfig setconfig diffconfig explain \
-	searchconfig $(DEFCONFIGS) $(FRAGMENT_TARGETS) train resume rerun plan probe preflight eval sample export plots bench \
+	searchconfig $(DEFCONFIGS) $(FRAGMENT_TARGETS) train resume rerun plan probe preflight eval sample export plots curve bench \
 	launch-print sbatch submit elastic-check elastic-demo sweep $(SCALING) experiment \
 	$(TRAIN_NAMES) test test-fast test-light test-faults check new-model \
 	clean mrproper distclean data-clean printvars help variables symbols configured ready ready-dev

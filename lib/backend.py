@@ -2,7 +2,7 @@
 
 A `Backend` is one process of a run: where its tensors live, which of `world` ranks it
 is, and the few collectives that training needs. `FakeBackend` plays one rank of many
-inside a single process and records the collectives, for tests.
+inside a single process and records the collectives, for tests. What needs torch_xla is in `lib.xla`.
 """
 
 from __future__ import annotations
@@ -64,6 +64,9 @@ class Backend:
         """Within it, backward passes leave gradients local (all micro-batches but the last)."""
         return contextlib.nullcontext()
 
+    def average_gradients(self, model: nn.Module) -> None:
+        """Average gradients over ranks, where the backward pass of what `wrap` made has not done so."""
+
     def all_reduce_sum(self, tensor: Tensor) -> None:
         """Sum `tensor` over ranks, in place."""
 
@@ -92,6 +95,16 @@ class Backend:
     def loss_scaler(self, precision: Precision) -> torch.amp.GradScaler:
         """Dynamic loss scaling for fp16, a pass-through otherwise."""
         return torch.amp.GradScaler(self.device.type, enabled=precision == "fp16")
+
+    def configure_products(self, precision: Precision) -> None:
+        """Have the device multiply as exactly as `precision` says, where `configure_numerics` does not."""
+
+    def mark_step(self) -> None:
+        """Here one graph ends: a device that has only collected operations carries them out now."""
+
+    def to_host(self, value: Any) -> Any:
+        """`value`, a state, in a form that can be saved and loaded anywhere."""
+        return value
 
     def synchronize(self) -> None:
         """Wait for the device, so that the clock can be read."""
@@ -221,14 +234,23 @@ def open_backend(kind: Kind, *, world: int | None) -> Backend:
 
     world: None stands for as many as were started.
     """
+    alone, one_of_several = _classes_for(kind)
     if world == 1:
-        return Backend(kind)
+        return alone(kind)
     started = int(os.environ["WORLD_SIZE"])
     assert world in (None, started), f"the plan is for {world} processes, {started} were started"
     rank, local_rank = int(os.environ["RANK"]), int(os.environ["LOCAL_RANK"])
-    backend = DistributedBackend(kind, rank=rank, world=started, local_rank=local_rank)
+    backend = one_of_several(kind, rank=rank, world=started, local_rank=local_rank)
     backend.local_world = int(os.environ.get("LOCAL_WORLD_SIZE", started))
     return backend
+
+
+def _classes_for(kind: Kind) -> tuple[type[Backend], type[DistributedBackend]]:
+    if kind != "xla":
+        return Backend, DistributedBackend
+    from lib.xla import DistributedXlaBackend, XlaBackend  # loads torch_xla, which may take the devices
+
+    return XlaBackend, DistributedXlaBackend
 
 
 def configure_numerics(precision: Precision, *, deterministic: bool) -> None:

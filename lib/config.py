@@ -20,7 +20,7 @@ from typing import Literal
 from lib.errors import ConfigError
 from lib.kconf.values import Value
 
-_OF_LAUNCHES = ("DIST_NNODES", "DIST_ENDPOINT", "DIST_MAX_RESTARTS", "SLURM_")
+_NOT_OF_TRAINING = ("DIST_NNODES", "DIST_ENDPOINT", "DIST_MAX_RESTARTS", "SLURM_", "SINK_")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,6 +53,7 @@ class Config:
     frozen_steps: int | None
     augment: Literal["none", "shift", "crop_flip", "symmetries"] | None  # None for texts
     augment_pad: int | None
+    augment_ahead: bool
     data_placement: Literal["auto", "resident", "stream"]
     num_workers: int | None
     prefetch: int | None
@@ -75,7 +76,7 @@ class Config:
     compile_model: bool
     precision: Literal["auto", "bf16", "fp16", "fp32"]
     channels_last: bool
-    device: Literal["auto", "cuda", "mps", "cpu"]
+    device: Literal["auto", "cuda", "mps", "xla", "cpu"]
     num_devices: int
     dist_strategy: Literal["auto", "ddp", "zero1", "zero2", "fsdp", "hsdp"]
     dist_max_restarts: int
@@ -114,6 +115,7 @@ class Config:
     grad_clip: float
     ema: bool
     ema_decay: float | None
+    ema_base_batch: int | None  # None where the decay is not scaled
     halt_max_steps: int | None  # None where no model halts
     halt_exploration: float | None
     eval_steps: int | None
@@ -136,6 +138,12 @@ class Config:
     keep_best: bool
     checkpoint_carry: bool
     resume: Literal["auto", "never"]
+
+    # Where figures go besides metrics.jsonl
+    sink_tensorboard: bool
+    sink_wandb: bool
+    sink_trackio: bool
+    sink_project: str | None  # None where nothing files runs under it
 
     @property
     def target(self) -> int:
@@ -177,9 +185,10 @@ def config_from_values(values: Mapping[str, Value]) -> Config:
 def identity(values: Mapping[str, Value]) -> str:
     """8 hexadecimal digits that are the same for the same resolved configuration, however it was written.
 
-    Where and how often it is launched is left out: a run goes on wherever there is room for it.
+    Where and how often it is launched is left out, for a run goes on wherever there is room for it; and
+    where its figures are shown, which can be changed on the way.
     """
-    kept = {name: value for name, value in values.items() if not name.startswith(_OF_LAUNCHES)}
+    kept = {name: value for name, value in values.items() if not name.startswith(_NOT_OF_TRAINING)}
     canonical = json.dumps(kept, sort_keys=True, separators=(",", ":"), allow_nan=False)
     return hashlib.sha256(canonical.encode()).hexdigest()[:8]
 

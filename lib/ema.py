@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
@@ -9,6 +10,19 @@ import torch
 from torch import Tensor, nn
 
 from lib.sharding import as_part, local, part_like
+
+
+def decay_for(decay: float, *, effective_batch: int, base_batch: int | None) -> float:
+    """A decay chosen for `base_batch`, to the power of k where each step takes k times as many samples.
+
+    (Busbridge et al. 2023.) The average then reaches back over about as many samples. None: it stays.
+    """
+    return decay if base_batch is None else decay ** (effective_batch / base_batch)
+
+
+def horizon(decay: float) -> float:
+    """How many steps an average reaches back: the mean age of what is in it is this less one."""
+    return 1 / (1 - decay) if decay < 1 else math.inf  # so close to 1 that no double is between
 
 
 class Ema:

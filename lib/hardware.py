@@ -5,9 +5,12 @@ Torch is imported only when a GPU is asked about.
 
 from __future__ import annotations
 
+import importlib.util
+import json
 import os
 import platform
 import subprocess
+import sys
 from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
@@ -17,6 +20,8 @@ from lib.errors import PlanError
 from lib.plan.types import Device, Hardware, Kind
 
 ROOT = Path("/")
+XLA_COMMAND = (sys.executable, "-m", "lib.xla")
+XLA_SECONDS = 120.0
 SPEED_VARIABLES = (
     "OMP_NUM_THREADS",
     "PYTORCH_ALLOC_CONF",
@@ -25,24 +30,24 @@ SPEED_VARIABLES = (
 )
 
 
-def probe(device: Literal["auto", "cuda", "mps", "cpu"]) -> Hardware:
+def probe(device: Literal["auto", "cuda", "mps", "xla", "cpu"]) -> Hardware:
     """The hardware for that choice of device: its GPUs, or the memory that this process may use.
 
     Asking a CUDA or ROCm driver for free memory opens a context on each GPU, which takes some
     of it. Raises PlanError where the device is not there or a GPU does not answer.
     """
-    kind, devices = _gpus(device)
+    cpuinfo = _read(ROOT / "proc/cpuinfo")
+    cpu_name = parse_cpu_name(cpuinfo) or _sysctl("machdep.cpu.brand_string") or platform.machine()
+    kind, devices = _accelerators(device, cpu_name)
     if not devices and device in ("cuda", "mps"):
         raise PlanError(
             f"CONFIG_DEVICE_{device.upper()} cannot be honoured",
             why=f"torch finds no {'CUDA or ROCm' if device == 'cuda' else 'Apple'} GPU",
             todo="set CONFIG_DEVICE_AUTO=y, or install a torch that is built for the GPU",
         )
-    cpuinfo = _read(ROOT / "proc/cpuinfo")
-    cpu_name = parse_cpu_name(cpuinfo) or _sysctl("machdep.cpu.brand_string") or platform.machine()
     return Hardware(
         kind=kind,
-        devices=devices or (_main_memory(cpu_name),),
+        devices=devices or (main_memory(cpu_name),),
         cpu_name=cpu_name,
         cpu_count=_cpu_count(),
         cpu_bf16=parse_cpu_bf16(cpuinfo),
@@ -151,7 +156,9 @@ def parse_vm_stat(text: str) -> int:
     return page_bytes * sum(int(counts[name].strip().rstrip(".")) for name in names)
 
 
-def _gpus(device: str) -> tuple[Kind, tuple[Device, ...]]:
+def _accelerators(device: str, cpu_name: str) -> tuple[Kind, tuple[Device, ...]]:
+    if device == "xla":
+        return "xla", _xla_devices(cpu_name)
     if device in ("auto", "cuda"):
         kind, devices = _cuda_gpus()
         if devices:
@@ -201,7 +208,35 @@ def _apple_gpus() -> tuple[Device, ...]:
     return (Device(name=name, total_bytes=total_bytes, free_bytes=free_bytes),)
 
 
-def _main_memory(name: str) -> Device:
+def _xla_devices(cpu_name: str) -> tuple[Device, ...]:
+    """Asked in a process of its own: torch_xla takes the devices, which training is to have, or may hang."""
+    what, instead = "CONFIG_DEVICE_XLA cannot be honoured", "or set CONFIG_DEVICE_AUTO=y"
+    if importlib.util.find_spec("torch_xla") is None:
+        todo = f"install it beside a torch of its own (docs/distributed.md), {instead}"
+        raise PlanError(what, why="torch_xla is not installed", todo=todo)
+    try:
+        done = subprocess.run(
+            XLA_COMMAND,
+            cwd=Path(__file__).resolve().parents[1],
+            capture_output=True,
+            text=True,
+            timeout=XLA_SECONDS,
+            check=False,
+        )
+    except subprocess.TimeoutExpired as error:
+        why = f"torch_xla did not name its devices within {XLA_SECONDS:g} s"
+        raise PlanError(what, why=why, todo=f"end what is using them, {instead}") from error
+    if done.returncode:
+        why = next(reversed(done.stderr.split("\n")[:-1]), f"status {done.returncode}")
+        raise PlanError(what, why=why, todo=f"see whether `python -m lib.xla` runs, {instead}")
+    found = json.loads(done.stdout.strip().splitlines()[-1])  # libraries may have talked before
+    memory = main_memory(cpu_name)
+    own = {"total_bytes": memory.total_bytes, "free_bytes": memory.free_bytes // len(found)}
+    return tuple(Device(**({**one, **own} if one["total_bytes"] is None else one)) for one in found)
+
+
+def main_memory(name: str) -> Device:
+    """The memory that this process may use, as a device called `name`."""
     if platform.system() == "Darwin":
         total_bytes, free_bytes = int(_sysctl("hw.memsize")), parse_vm_stat(_output("vm_stat"))
     else:

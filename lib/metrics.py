@@ -64,12 +64,26 @@ def read(path: Path) -> list[dict[str, Any]]:
 
     Raises ToolkitError where the file is missing or a line in it is not a row.
     """
-    rows = []
-    for number, (_, row) in enumerate(_parse(path), start=1):
-        if row is None:
-            raise ToolkitError(f"{path}:{number} is not a JSON object with a step", todo="remove the line")
-        rows.append(row)
-    return rows
+    return _rows(path, _bytes(path))
+
+
+class Follower:
+    """Reads a file of rows that grows: each row once, from the first on."""
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._offset, self._lines = path, 0, 0
+
+    def rows(self) -> list[dict[str, Any]]:
+        """What was appended since the last call. A last line without its end waits for the next one.
+
+        Raises ToolkitError where the file cannot be read or a line in it is not a row.
+        """
+        data = _bytes(self._path, start=self._offset)
+        whole = data[: data.rfind(b"\n") + 1]
+        rows = _rows(self._path, whole, above=self._lines)
+        self._offset += len(whole)
+        self._lines += len(rows)
+        return rows
 
 
 def truncate_after(path: Path, step: int) -> int:
@@ -80,7 +94,7 @@ def truncate_after(path: Path, step: int) -> int:
     """
     if not path.exists():
         return 0
-    lines = list(_parse(path))
+    lines = list(_parse(_bytes(path)))
     kept = [line for line, row in lines if row is not None and row.get("step", step) <= step]
     try:
         atomic.write_bytes(path, b"".join(kept))
@@ -89,12 +103,27 @@ def truncate_after(path: Path, step: int) -> int:
     return len(lines) - len(kept)
 
 
-def _parse(path: Path) -> Iterator[tuple[bytes, dict[str, Any] | None]]:
-    """Whole lines with their rows; None for a line that is none."""
+def _bytes(path: Path, *, start: int = 0) -> bytes:
     try:
-        data = path.read_bytes()
+        with path.open("rb") as file:
+            file.seek(start)
+            return file.read()
     except OSError as error:
         raise os_error("read", error) from error
+
+
+def _rows(path: Path, data: bytes, *, above: int = 0) -> list[dict[str, Any]]:
+    """above: how many lines of the file come before `data`."""
+    rows = []
+    for number, (_, row) in enumerate(_parse(data), start=above + 1):
+        if row is None:
+            raise ToolkitError(f"{path}:{number} is not a JSON object with a step", todo="remove the line")
+        rows.append(row)
+    return rows
+
+
+def _parse(data: bytes) -> Iterator[tuple[bytes, dict[str, Any] | None]]:
+    """Whole lines with their rows; None for a line that is none."""
     for line in data.split(b"\n")[:-1]:
         try:
             row = json.loads(line)

@@ -8,6 +8,7 @@
         log.txt          what the run said
         ckpt/            lib/checkpoint.py
         plots/           lib/plots.py
+        sinks/           lib/sinks: what is made of metrics.jsonl as the run goes
 
 A directory is filled under a hidden name and then renamed, so that a run that can be
 seen has all its files. Times are taken from names, never from the file system.
@@ -25,15 +26,14 @@ import re
 import shutil
 import socket
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Any
 
 from lib import atomic
 from lib.errors import ToolkitError, os_error
-
-State: TypeAlias = Literal["running", "done", "failed", "preempted", "unknown"]
+from lib.status import State, Status
 
 TEXTS = (
     "config",  # the whole .config
@@ -62,24 +62,6 @@ def checkpoint_step(name: str) -> int | None:
     """The step in the directory name of a checkpoint, None for any other name."""
     match = _CHECKPOINT_NAME.fullmatch(name)
     return int(match[1]) if match else None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Status:
-    """How a run is, or was when it last said so.
-
-    state:  "unknown" where status.json is missing or damaged; `reason` then says which. A run that
-            was killed stays "running" and holds no lock.
-    facts:  what else the run has to tell, such as its final metrics.
-    """
-
-    state: State
-    reason: str = ""
-    step: int = 0
-    pid: int = 0
-    host: str = ""
-    time: str = ""
-    facts: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -158,6 +140,16 @@ class RunDir:
     @property
     def plots(self) -> Path:
         return self.path / "plots"
+
+    @property
+    def sinks(self) -> Path:
+        return self.path / "sinks"
+
+    @property
+    def began(self) -> float:
+        """When it was created, in seconds since the epoch, by its name; 0 if the directory was renamed."""
+        match = _NAME.fullmatch(self.name)
+        return datetime.strptime(match["time"], "%Y%m%dT%H%M%S%z").timestamp() if match else 0.0
 
     def lock(self) -> None:
         """Take the run for this process. Raises ToolkitError if another one has it."""

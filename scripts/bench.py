@@ -37,6 +37,7 @@ from lib.errors import run_main
 from lib.hardware import probe
 from lib.hyperparams import apply_hyperparams
 from lib.plan import plan as make_plan
+from lib.plan.placement import refuse_on_xla
 from lib.registry import build_model
 from lib.tiers import with_tier
 from train import loop
@@ -155,6 +156,7 @@ def configured_case(folder: Path) -> Case:
     subject = open_subject(asked, root=ROOT, say=print)
     subject = dataclasses.replace(subject, dataset=with_short_evaluation(subject.dataset))
     hardware = probe(asked.device)
+    refuse_on_xla(hardware.kind, what="make bench")
     asked = dataclasses.replace(asked, num_devices=1, norm_batch=0 if asked.norm_batch is not None else None)
     config = dataclasses.replace(
         asked,

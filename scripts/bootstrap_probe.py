@@ -43,6 +43,8 @@ def fault_of(name: str, *, minimum: str) -> str | None:
     if importlib.util.find_spec(module) is None:
         return f"{name} is missing"
     found = _version(name) or _version_of_source(module)
+    if name == "torch" and importlib.util.find_spec("torch_xla") is not None:
+        minimum = _version("torch_xla") or minimum  # it goes with the torch of its own number only
     if not found or release(found) < release(minimum):
         return f"{name} {found or 'of unknown version'} is older than {minimum}"
     return None

@@ -15,10 +15,11 @@ from lib.config import Config, config_from_values, identity
 from lib.errors import ConfigError, ToolkitError, run_main
 from lib.gathering import gathering_of, torchrun_options
 from lib.hardware import probe
-from lib.plan.placement import place
+from lib.plan.placement import TPU, place
 from lib.slurm import PORT, Batch, batch_script
 
 ROOT = Path(__file__).resolve().parents[1]
+ON_TPU = "# Experimental, never run on TPU hardware. On each host of the slice (gcloud: --worker=all):"
 
 
 def main() -> int:
@@ -41,13 +42,22 @@ def main() -> int:
 def command_line(config: Config, *, name: str, runs: Path) -> str:
     """What runs on each machine, as a shell would be told it. `make train` does the same."""
     gathering = gathering_of(nodes=config.dist_nnodes, endpoint=config.dist_endpoint)
-    processes = place(config, probe(config.device)).world.value
+    processes, on_tpu = _processes(config)
     program = ["-m", "train", "--runs", str(runs), "train"]
-    if gathering is None and processes == 1:
+    if gathering is None and processes == 1 and config.device != "xla":
         return shlex.join(["python", *program])
     restarts = config.dist_max_restarts
     options = torchrun_options(gathering, processes=processes, restarts=restarts, name=name)
-    return shlex.join(["torchrun", *options, *program])
+    command = shlex.join(["torchrun", *options, *program])
+    return f"{ON_TPU}\nPJRT_DEVICE=TPU {command}" if on_tpu else command
+
+
+def _processes(config: Config) -> tuple[int, bool]:
+    """How many each machine has, and whether for the chips of a TPU."""
+    if config.device == "xla" and config.num_devices:
+        return config.num_devices, True  # of a machine that need not be this one
+    placement = place(config, probe(config.device))
+    return placement.world.value, placement.device.value == "xla" and placement.name == TPU
 
 
 def script_of(config: Config, *, config_file: Path, runs: Path) -> str:

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from lib.plan.probing import Probed
 from lib.plan.show import show
 from lib.plan.types import Hardware, Plan
 from lib.rundir import RunDir, resolve_run
+from lib.sinks import check_packages, open_sinks
 from lib.tiers import with_tier
 from train import loop
 from train.forecast import Footprints
@@ -142,6 +144,7 @@ def _carry_out(order: Order, find_run: Callable[[], RunDir | None], *, again: Ru
     find_run: the run to go on with, locked; None to begin a new one.
     again:    an earlier run of the same configuration, to tell what is different.
     """
+    check_packages(order.config)
     subject = open_subject(order.config, root=order.root, say=say)
     gathering = gathering_of(nodes=order.config.dist_nnodes, endpoint=order.config.dist_endpoint)
     if gathering is not None:
@@ -152,7 +155,8 @@ def _carry_out(order: Order, find_run: Callable[[], RunDir | None], *, again: Ru
     case = Case(order=order, subject=subject, hardware=hardware, plan=plan)
     if again is not None:
         _tell_changes(again, case)
-    if plan.world > 1:
+    # torch_xla is given no device in a process in which memory was predicted: that made a backward pass.
+    if plan.world > 1 or plan.device == "xla":
         if run is not None:
             run.release()  # for rank 0 to take
         payload = {
@@ -183,7 +187,7 @@ def _work(launched: Mapping[str, Any], *, root: Path, runs: Path, started: float
     order = _order(resolved, root=root, runs=runs, started=started)
     subject = open_subject(order.config, root=order.root, say=lambda _: None)
     if launched["plan"] is None:
-        backend, hardware = meet(order.config)
+        backend, hardware = meet(order.config, known=launched["hardware"])
         order = replace(order, config=replace(order.config, num_devices=backend.world))
     else:
         plan, hardware = Plan.from_json(launched["plan"]), Hardware.from_json(launched["hardware"])
@@ -253,7 +257,11 @@ def _as_main(case: Case, backend: Backend, interrupted: RunDir | None) -> int:
     run = interrupted or create_run(case)
     keep({"run": str(run.path)})
     record = RunRecord(
-        run, Console(run.log), started=case.order.started, keep_last=case.order.config.keep_last
+        run,
+        Console(run.log),
+        started=case.order.started,
+        keep_last=case.order.config.keep_last,
+        open_sinks=partial(open_sinks, case.order.config, run),
     )
     try:
         record.say(f"{'Going on with' if interrupted else 'Run'} {run.path}")
@@ -293,6 +301,7 @@ def _train(case: Case, backend: Backend, record: Record, interrupted: RunDir | N
             backend=backend,
             record=record,
             weights=initial_weights(config, case.order.root),
+            whole_run=True,
         )
         progress = _restore(job, interrupted)
         record.begin(progress.step, job.budget.total_steps)

@@ -19,9 +19,11 @@ def evaluated_weights(job: Job) -> Iterator[None]:
     job.model.eval()
     try:
         with job.ema.averaged() if job.ema is not None else contextlib.nullcontext():
+            job.backend.mark_step()  # lest weights that change places are part of the graph of a batch
             yield
     finally:
         job.model.train()
+        job.backend.mark_step()
         if job.plan.strategy in SHARDS_WEIGHTS:
             cut_again(job.model)
 
@@ -43,4 +45,6 @@ def evaluation_sums(job: Job) -> Generator[Sums, None, None]:
             rank=backend.rank, world=backend.world, batch_size=plan.micro_batch
         ):
             with backend.autocast(plan.precision):
-                yield job.task.evaluation(job.forward, batch)
+                sums = job.task.evaluation(job.forward, batch)
+            backend.mark_step()
+            yield sums

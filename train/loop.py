@@ -145,6 +145,8 @@ def _accumulate(job: Job, progress: Progress) -> Iterator[Sums]:
             with backend.autocast(plan.precision), job.keeping:
                 sums = job.task.training(job.forward, batch)
             torch.autograd.backward(sums.loss, job.scaler.scale(torch.full_like(sums.loss, scale)))
+        if not last:  # the update belongs to the graph of the last one
+            backend.mark_step()
         yield sums
 
 
@@ -164,6 +166,7 @@ def _rescale(job: Job, count: Tensor) -> None:
 
 
 def _update(job: Job, progress: Progress, *, count: Tensor | int) -> None:
+    job.backend.average_gradients(job.model)
     if isinstance(count, Tensor):
         _rescale(job, count)
     factor = rate_factor(job, progress)
@@ -181,6 +184,7 @@ def _update(job: Job, progress: Progress, *, count: Tensor | int) -> None:
         job.ema.update()
     if job.carry is not None:
         job.carry.commit()
+    job.backend.mark_step()
 
 
 def rate_factor(job: Job, progress: Progress) -> float:
@@ -285,7 +289,8 @@ def _check_finite(job: Job, row: Mapping[str, float], *, weights: bool) -> None:
 
 
 def _save(job: Job, progress: Progress, *, best: bool) -> None:
-    state = state_dict(job, progress)  # on every rank, for each may have a part of it
+    # On every rank, for each may have a part of it.
+    state = job.backend.to_host(state_dict(job, progress))
     job.record.save(progress.step, lambda: state, best=best)
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import sys
-from typing import NoReturn
+from collections.abc import Mapping
+from typing import Any, NoReturn
 
 from lib import kconf
 from lib.backend import Backend, open_backend
@@ -26,6 +27,12 @@ def launch_on_many(config: Config, resolved: kconf.Resolved, gathering: Gatherin
             todo="set CONFIG_RESUME_AUTO=y",
         )
     hardware = probe(config.device)
+    if hardware.kind == "xla" and gathering.is_elastic:
+        raise ConfigError(
+            f"CONFIG_DIST_NNODES={config.dist_nnodes} is not for XLA devices",
+            why="a slice of TPUs has as many machines as it has",
+            todo=f"set CONFIG_DIST_NNODES={gathering.most}",
+        )
     processes = place(config, hardware).world.value
     check_shares(gathering, processes=processes, target=config.target)
     options = torchrun_options(
@@ -34,7 +41,9 @@ def launch_on_many(config: Config, resolved: kconf.Resolved, gathering: Gatherin
         restarts=config.dist_max_restarts,
         name=f"{config.model}-{identity(resolved.values)}",
     )
-    payload = {"configuration": resolved.to_json(), "plan": None, "hardware": None, "run": None}
+    # Each process asks anew what is free, but for XLA devices, of which one has to be told by now.
+    told = hardware.to_json() if hardware.kind == "xla" else None
+    payload = {"configuration": resolved.to_json(), "plan": None, "hardware": told, "run": None}
     launch(
         payload,
         world=processes,
@@ -45,12 +54,14 @@ def launch_on_many(config: Config, resolved: kconf.Resolved, gathering: Gatherin
     )
 
 
-def meet(config: Config) -> tuple[Backend, Hardware]:
+def meet(config: Config, *, known: Mapping[str, Any] | None) -> tuple[Backend, Hardware]:
     """This process among all that were started, and the devices of all as those of one machine.
+
+    known: the hardware of this machine; None to ask for it.
 
     Raises PlanError, on every process, where the machines differ.
     """
-    own = probe(config.device)
+    own = probe(config.device) if known is None else Hardware.from_json(known)
     backend = open_backend(own.kind, world=None)
     first: Hardware = Hardware.from_json(backend.broadcast(own.to_json()))
     names = [device.name for device in own.devices]

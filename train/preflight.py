@@ -18,6 +18,7 @@ from lib.config import config_from_values
 from lib.errors import ToolkitError
 from lib.hardware import probe
 from lib.hyperparams import apply_hyperparams
+from lib.plan.placement import refuse_on_xla
 from lib.tiers import with_tier
 from train import preflight_checks as checks
 from train.candidate import Candidate
@@ -44,6 +45,7 @@ def preflight(*, root: Path, runs: Path, as_json: bool) -> int:
     config = config_from_values(resolved.values)
     subject = open_subject(config, root=root, say=tell)
     hardware = probe(config.device)
+    refuse_on_xla(hardware.kind, what="make preflight")
     plan = apply_hyperparams(
         # What is measured would be measured first, which takes longer than all checks.
         dataclasses.replace(config, auto_method="predict") if config.auto_method == "probe" else config,

@@ -20,7 +20,7 @@ from lib.hyperparams import apply_hyperparams
 from lib.memory.measured import Kept, cache_file, key_of, load, store
 from lib.plan.batch import divisors
 from lib.plan.fitting import Predict, predicted, trial_of
-from lib.plan.placement import place
+from lib.plan.placement import place, refuse_on_xla
 from lib.plan.probing import Failure, Measurement, Probed, search
 from lib.plan.show import show
 from lib.plan.types import Hardware, Memory, Plan
@@ -145,6 +145,7 @@ def measure(bench: Bench) -> Probed:
 
     Raises PlanError where none that was tried fits, ToolkitError where a trial fails for another reason.
     """
+    refuse_on_xla(bench.hardware.kind, what="measuring (make probe)")
     decided = bench.plan()
     share = decided.effective_batch // decided.world
     step = decided.norm_batch or 1

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from lib import checkpoint, metrics
@@ -12,6 +12,7 @@ from lib.errors import ToolkitError
 from lib.metrics import MetricsWriter, Scalar
 from lib.plan.types import Plan
 from lib.rundir import RunDir
+from lib.sinks import Sink, Sinks
 
 
 class Record(Protocol):
@@ -67,10 +68,21 @@ class SilentRecord:
 class RunRecord:
     """The record of rank 0: a run directory and the terminal."""
 
-    def __init__(self, run: RunDir, console: Console, *, started: float, keep_last: int) -> None:
+    def __init__(
+        self,
+        run: RunDir,
+        console: Console,
+        *,
+        started: float,
+        keep_last: int,
+        open_sinks: Callable[[], Sequence[Sink]] = tuple,
+    ) -> None:
+        """open_sinks: opens what is to be kept up with metrics.jsonl, when training begins."""
         self.run, self.console = run, console
         self._started, self._keep_last = started, keep_last
+        self._open_sinks, self._done = open_sinks, False
         self._metrics: MetricsWriter | None = None
+        self._sinks: Sinks | None = None
         self._shown: dict[str, float] = {}  # of the last row, for the progress line
         self._rate = 0.0
         self._first_step: int | None = None
@@ -78,6 +90,8 @@ class RunRecord:
     def begin(self, step: int, total_steps: int | None) -> None:
         metrics.truncate_after(self.run.metrics, step)
         self._metrics = MetricsWriter(self.run.metrics)
+        self._sinks = Sinks(self.run.metrics, self._open_sinks())
+        self._sinks.catch_up()
         self.console.start(total_steps, description=self.run.model)
 
     def say(self, text: str) -> None:
@@ -91,7 +105,7 @@ class RunRecord:
             self._shown = {name: numbers[name] for name in ("loss", "accuracy") if name in numbers}
             self._rate = numbers["samples_per_second"]
             return
-        self._metrics.flush()
+        self._flush()
         self.say(f"step {numbers['step']:.0f}, epoch {numbers['epoch']:.2f}: {told(numbers)}")
 
     def progress(self, step: int, fraction: float) -> None:
@@ -101,10 +115,9 @@ class RunRecord:
         self.console.update(step, values=self._shown, fraction=fraction, samples_per_second=self._rate)
 
     def save(self, step: int, state: Callable[[], Mapping[str, Any]], *, best: bool) -> None:
-        assert self._metrics is not None, "begin comes first"
         if not self.run.config.is_file():
             raise ToolkitError(f"{self.run.path} is gone", why="it was removed while this run trained in it")
-        self._metrics.flush()  # so that rows up to the checkpoint are there if the run dies now
+        self._flush()  # so that rows up to the checkpoint are there if the run dies now
         checkpoint.save(self.run.checkpoints, step=step, state=state(), keep_last=self._keep_last, best=best)
         self.run.set_status("running", step=step)
 
@@ -115,14 +128,24 @@ class RunRecord:
     def finish(self, step: int, *, seconds: float, result: Mapping[str, float], part: str) -> None:
         facts: dict[str, Any] = {"seconds": seconds, "part": part, **result}
         self.run.set_status("done", step=step, **facts)  # first: nothing may come between saying and being so
+        self._done = True
         self.console.stop()
         self.say(f"Done: {told(result)} ({part}), {seconds:.1f} s of training")
         self.say(f"Run: {self.run.path}")
 
     def close(self) -> None:
         self.console.stop()
-        if self._metrics is not None:
-            self._metrics.close()
+        try:
+            if self._metrics is not None:
+                self._metrics.close()
+        finally:
+            if self._sinks is not None:
+                self._sinks.close(done=self._done)
+
+    def _flush(self) -> None:
+        assert self._metrics is not None and self._sinks is not None, "begin comes first"
+        self._metrics.flush()
+        self._sinks.catch_up()
 
 
 def told(result: Mapping[str, float]) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
@@ -13,18 +14,13 @@ import torch
 from lib.atan2 import sign_parameters
 from lib.backend import Backend, compiled, configure_numerics, configure_threads
 from lib.config import Config
-from lib.data import (
-    AnswerSpec,
-    Delivery,
-    EvalLoader,
-    PuzzleSpec,
-    TrainLoader,
-    choose_placement,
-)
-from lib.data.types import Spec, TextSpec
+from lib.data import AnswerSpec, ArrayPart, Delivery, EvalLoader, PuzzleSpec, TrainLoader, choose_placement
+from lib.data.ahead import bytes_ahead
+from lib.data.types import Part, Spec, TextSpec
 from lib.dropout import dropouts
-from lib.ema import Ema
+from lib.ema import Ema, decay_for, horizon
 from lib.errors import ConfigError
+from lib.hardware import main_memory
 from lib.memory.simulation import lay_out, simulated
 from lib.norm import configure_norm
 from lib.offload import offloading
@@ -33,7 +29,7 @@ from lib.plan.types import OWN_MEMORY, SHARDS_WEIGHTS, Hardware, ModelFacts, Pla
 from lib.registry import load_layout, load_model
 from lib.schedule import batch_factor
 from train.bridge import Bridge
-from train.budget import budget_of
+from train.budget import Budget, budget_of
 from train.classify import Classify
 from train.frozen import FrozenLM
 from train.job import Job
@@ -42,6 +38,8 @@ from train.record import Record
 from train.recursive import Recursive
 from train.subject import Subject, built
 from train.task import Task
+
+MOST_OF_A_RUN = 1 / 3  # that averaged weights should reach back over
 
 
 def make_task(config: Config, spec: Spec, *, frozen: tuple[FrozenLM, FrozenLM] | None = None) -> Task:
@@ -87,15 +85,18 @@ def make_job(
     record: Record,
     weights: Path | None = None,
     dtype: torch.dtype = torch.float32,
+    whole_run: bool = False,
 ) -> Job:
     """Build model, optimizer and loaders on the backend's device, as the plan says.
 
     weights: a safetensors file to start from; None for random ones.
     dtype: of weights and images; float64 for checks of exactness.
+    whole_run: the job is going to be trained to its end: what AUGMENT_AHEAD is for.
     Raises ConfigError where `weights` cannot be read or are not the model's.
     """
     if not simulated():
         configure_numerics(plan.precision, deterministic=config.deterministic)
+        backend.configure_products(plan.precision)
         configure_threads(plan.device, cpu_count=hardware.cpu_count, world=plan.world)
     model = built(config, subject.dataset.spec)
     if weights is not None:
@@ -104,7 +105,10 @@ def make_job(
     model, wrapped = _placed(model, plan, backend, subject.facts, dtype)
     _say_rate(config, plan, record.say)
     task = make_task(config, subject.dataset.spec, frozen=_frozen(subject, backend, dtype))
-    train_loader, eval_loader = _loaders(config, plan, subject, hardware, backend, record, dtype)
+    budget = budget_of(config, train_size=subject.dataset.train.size, effective_batch=plan.effective_batch)
+    delivery = _delivery(config, plan, subject, hardware, backend, record.say, dtype)
+    ahead = _epochs_ahead(config, plan, subject.dataset.train, budget, record.say) if whole_run else 0
+    _say_average(config, plan, budget, record.say)
     return Job(
         config=config,
         plan=plan,
@@ -117,11 +121,11 @@ def make_job(
         dropouts=dropouts(model),
         optimizer=optimizer_of(config, plan, model),
         scaler=backend.loss_scaler(plan.precision),
-        ema=_ema(config, model),
+        ema=_ema(config, plan, model),
         carry=task.carry if isinstance(task, Recursive) else None,
-        train_loader=train_loader,
-        eval_loader=eval_loader,
-        budget=budget_of(config, train_size=train_loader.size, effective_batch=plan.effective_batch),
+        train_loader=_train_loader(config, subject, delivery, epochs_ahead=ahead),
+        eval_loader=EvalLoader(subject.dataset.test, subject.dataset.spec, delivery),
+        budget=budget,
         record=record,
     )
 
@@ -216,17 +220,43 @@ def _keeping(config: Config, plan: Plan, model: torch.nn.Module) -> contextlib.A
     return contextlib.nullcontext()
 
 
-def _ema(config: Config, model: torch.nn.Module) -> Ema | None:
+def _ema(config: Config, plan: Plan, model: torch.nn.Module) -> Ema | None:
     if not config.ema:
         return None
+    return Ema(model, decay=_decay(config, plan), leave_out=sign_parameters(model))
+
+
+def _decay(config: Config, plan: Plan) -> float:
     assert config.ema_decay is not None
-    return Ema(model, decay=config.ema_decay, leave_out=sign_parameters(model))
+    return decay_for(config.ema_decay, effective_batch=plan.effective_batch, base_batch=config.ema_base_batch)
+
+
+def _say_average(config: Config, plan: Plan, budget: Budget, say: Callable[[str], None]) -> None:
+    """How far back the averaged weights reach, and whether that is too far for so short a run."""
+    if not config.ema:
+        return
+    decay = _decay(config, plan)
+    steps, base = horizon(decay), config.ema_base_batch
+    scaled = f"{config.ema_decay:g} for {base} samples, scaled to {plan.effective_batch}; " if base else ""
+    say(
+        f"Average of the weights: decay {decay:.6g}; {scaled}it reaches back about {steps:,.1f} steps, "
+        f"{steps * plan.effective_batch:,.0f} samples"
+    )
+    if budget.total_steps is not None and steps > budget.total_steps * MOST_OF_A_RUN:
+        say(
+            f"That is more than a third of the {budget.total_steps} steps: weights of the beginning weigh on "
+            "the average to the end; lower CONFIG_EMA_DECAY"
+        )
 
 
 def placement_of(
     config: Config, subject: Subject, hardware: Hardware, *, world: int
 ) -> tuple[Literal["resident", "stream"], str]:
     """Where the data of each of `world` ranks are kept, and why."""
+    if config.augment_ahead:
+        return "stream", "puzzles are changed ahead, in main memory"
+    if hardware.kind == "xla" and config.data_placement == "auto":
+        return "stream", "on XLA devices, where all that is resident would be an input of every graph"
     free_bytes = min(device.free_bytes for device in hardware.devices[:world])
     if hardware.kind == "cpu":  # one memory for all processes
         free_bytes //= world
@@ -234,20 +264,20 @@ def placement_of(
     return choose_placement(config.data_placement, parts=parts, free_bytes=free_bytes)
 
 
-def _loaders(
+def _delivery(
     config: Config,
     plan: Plan,
     subject: Subject,
     hardware: Hardware,
     backend: Backend,
-    record: Record,
+    say: Callable[[str], None],
     dtype: torch.dtype,
-) -> tuple[TrainLoader, EvalLoader]:
+) -> Delivery:
     dataset = subject.dataset
     placement, reason = placement_of(config, subject, hardware, world=plan.world)
     part = f"; training on {dataset.train.size}" if config.data_limit or config.holdout else ""
-    record.say(f"Data: {dataset.source}{part}; {placement}: {reason}")
-    delivery = Delivery(
+    say(f"Data: {dataset.source}{part}; {placement}: {reason}")
+    return Delivery(
         device=backend.device,
         dtype=dtype,
         channels_last=plan.channels_last,
@@ -255,12 +285,37 @@ def _loaders(
         num_workers=config.num_workers or max(1, hardware.cpu_count // plan.world),
         prefetch=config.prefetch or 1,
     )
-    train_loader = TrainLoader(
-        dataset.train,
-        dataset.spec,
+
+
+def _train_loader(config: Config, subject: Subject, delivery: Delivery, *, epochs_ahead: int) -> TrainLoader:
+    return TrainLoader(
+        subject.dataset.train,
+        subject.dataset.spec,
         delivery,
         seed=config.seed,
         augment=config.augment or "none",
         pad=config.augment_pad or 0,
+        epochs_ahead=epochs_ahead,
     )
-    return train_loader, EvalLoader(dataset.test, dataset.spec, delivery)
+
+
+def _epochs_ahead(config: Config, plan: Plan, part: Part, budget: Budget, say: Callable[[str], None]) -> int:
+    """Of how many epochs puzzles are changed before training. Raises ConfigError without room for them."""
+    if not config.augment_ahead:
+        return 0
+    assert isinstance(part, ArrayPart) and budget.total_steps is not None
+    epochs = math.ceil(budget.total_steps * plan.effective_batch / part.size)
+    size = bytes_ahead(part, epochs=epochs)
+    _check_room(size * plan.world)
+    say(f"Puzzles of {epochs} epochs are changed ahead: {size / 1e6:.1f} MB for each process")
+    return epochs
+
+
+def _check_room(wanted_bytes: int) -> None:
+    free_bytes = main_memory("main memory").free_bytes
+    if wanted_bytes > free_bytes / 4:
+        raise ConfigError(
+            f"CONFIG_AUGMENT_AHEAD=y takes {wanted_bytes / 1e9:.1f} GB of main memory",
+            why=f"that is more than a quarter of the {free_bytes / 1e9:.1f} GB that are free",
+            todo="set CONFIG_AUGMENT_AHEAD=n: the same samples are then made on the fly",
+        )

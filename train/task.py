@@ -11,6 +11,7 @@ from torch import Tensor
 
 from lib.backend import Backend
 from lib.data.loader import Batch
+from lib.stablemax import WITHOUT_DOUBLE
 
 Forward = Callable[..., Any]  # a module, perhaps wrapped or compiled
 
@@ -39,8 +40,8 @@ class Totals:
 
     def means(self, backend: Backend) -> dict[str, float]:
         """Means over all ranks' counts, on the host; also the count itself."""
-        # Sums over a whole evaluation outgrow fp32, which is all that MPS has.
-        dtype = torch.float32 if backend.kind == "mps" else torch.float64
+        # Sums over a whole evaluation outgrow fp32, which is all that some devices have.
+        dtype = torch.float32 if backend.kind in WITHOUT_DOUBLE else torch.float64
         first = self._parts[0]
         names = ["loss", *first.metrics]
         counts = [part.count for part in self._parts]

@@ -16,11 +16,12 @@ from typing import Literal, NamedTuple, Self, TypeAlias
 import numpy as np
 import torch
 
+from lib.data.ahead import changed_ahead
 from lib.data.augment import Kind, apply, draw
 from lib.data.order import sample_stream, window_shifts
 from lib.data.store import Placement, Request, Store, open_store
 from lib.data.sudoku.symmetry import transformed
-from lib.data.types import ImageSpec, Indices, Part, PuzzleSpec, Spec
+from lib.data.types import ArrayPart, ImageSpec, Indices, Part, PuzzleSpec, Spec
 
 AskedPlacement: TypeAlias = Literal["auto", "resident", "stream"]
 
@@ -149,15 +150,32 @@ class TrainLoader(_Loader):
     """Batches of the endless training stream (`lib.data.order`), augmented."""
 
     def __init__(
-        self, part: Part, spec: Spec, delivery: Delivery, *, seed: int, augment: Kind, pad: int
+        self,
+        part: Part,
+        spec: Spec,
+        delivery: Delivery,
+        *,
+        seed: int,
+        augment: Kind,
+        pad: int,
+        epochs_ahead: int = 0,
     ) -> None:
-        """augment: "symmetries" of puzzles, "none" for anything else but images. pad: of images."""
+        """augment: "symmetries" of puzzles, "none" for anything else but images. pad: of images.
+
+        epochs_ahead: so many epochs of puzzles are changed now, and no further one is there; 0: on the fly.
+        """
         if isinstance(spec, PuzzleSpec):
             assert augment in ("none", "symmetries")
             self._box = round(spec.side**0.5)
         else:
             assert augment == "none" or (isinstance(spec, ImageSpec) and augment != "symmetries")
+        size = part.size
+        if epochs_ahead:
+            assert isinstance(part, ArrayPart) and augment == "symmetries"
+            part = changed_ahead(part, box=self._box, seed=seed, epochs=epochs_ahead)
+            augment = "none"
         super().__init__(part, spec, delivery)
+        self.size, self._epochs_ahead = size, epochs_ahead
         self._seed, self._kind, self._pad = seed, augment, pad
         self._next: _Step | None = None
         self._reader: Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = iter(())
@@ -172,6 +190,8 @@ class TrainLoader(_Loader):
         another step than the following one is asked for.
         """
         assert sum(sizes) * world == target and 0 <= rank < world, "micro-batches do not add up to the target"
+        last = self._epochs_ahead * self.size
+        assert not last or (step + 1) * target <= last, "so many epochs were not changed ahead"
         wanted = _Step(step, target, rank, world, tuple(sizes))
         if wanted != self._next:
             self._reader = self._store.read(self._requests(wanted))
@@ -199,6 +219,8 @@ class TrainLoader(_Loader):
 
     def _places(self, epochs_SN: Indices, indices_SN: Indices) -> Indices:
         """Where samples are in the part. Windows of a text begin somewhere else in each epoch."""
+        if self._epochs_ahead:
+            return epochs_SN * self.size + indices_SN
         if self._stride == 1:
             return indices_SN
         return indices_SN * self._stride + window_shifts(epochs_SN, seed=self._seed, stride=self._stride)

@@ -64,7 +64,8 @@ def predicted(trial: Trial, predict: Predict, *, free_bytes: int) -> Memory:
     parts = predict(trial)
     peak = sum(parts.values())
     factor = PEAK_FACTOR * (COMPILED_PEAK_FACTOR if trial.compile else 1.0)
-    # Main memory is shared with other programs; a GPU has a context, and libraries that want scratch.
+    # Main memory is shared with other programs, and what XLA keeps nobody has measured; a GPU has a context,
+    # and libraries that want scratch.
     shared = trial.device not in OWN_MEMORY
     usable = round(free_bytes * FREE_MEMORY_MARGIN) if shared else free_bytes
     return Memory(

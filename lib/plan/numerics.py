@@ -1,10 +1,10 @@
-"""What the device computes with: compilation and precision."""
+"""What the device computes with: compilation, precision and memory layout."""
 
 from __future__ import annotations
 
 from lib.errors import PlanError
 from lib.plan.asked import Asked, Decision
-from lib.plan.placement import Placement
+from lib.plan.placement import TPU, Placement
 from lib.plan.types import Hardware, Precision
 from lib.tables import (
     BF16_CAPABILITY,
@@ -20,6 +20,8 @@ def choose_compile(config: Asked, placement: Placement) -> Decision[bool]:
     """Whether to use torch.compile. Raises PlanError where it was asked for and cannot work."""
     denied = _deny_rule(placement)
     too_old = placement.capability is not None and placement.capability < COMPILE_CAPABILITY
+    if placement.device.value == "xla":
+        return _no_compile_on_xla(config, placement)
     if config.compile == "manual":
         if config.compile_model and too_old:
             raise PlanError(
@@ -44,6 +46,13 @@ def choose_compile(config: Asked, placement: Placement) -> Decision[bool]:
     return Decision(True, f"GPU '{placement.name}' has good torch.compile support")
 
 
+def choose_channels_last(config: Asked, placement: Placement) -> Decision[bool]:
+    """Whether images and filters are kept in channels-last order."""
+    if config.channels_last and placement.device.value == "xla":
+        return Decision(False, "XLA lays tensors out by itself, whatever CONFIG_CHANNELS_LAST says")
+    return Decision(config.channels_last, f"CONFIG_CHANNELS_LAST={'y' if config.channels_last else 'n'}")
+
+
 def choose_precision(config: Asked, placement: Placement, hardware: Hardware) -> Decision[Precision]:
     """The number format of products. Raises PlanError where it was asked for and cannot work."""
     automatic = _automatic_precision(placement, hardware)
@@ -64,7 +73,7 @@ def choose_precision(config: Asked, placement: Placement, hardware: Hardware) ->
 def precision_problem(precision: Precision, placement: Placement) -> str:
     """Why `precision` cannot be had there; "" where it can."""
     device, capability = placement.device.value, placement.capability
-    if precision == "fp16" and device in ("cpu", "mps"):
+    if precision == "fp16" and device in ("cpu", "mps", "xla"):
         return "fp16 with loss scaling is for CUDA and ROCm GPUs"
     if precision == "bf16" and device == "cuda" and capability is not None and capability < BF16_CAPABILITY:
         return f"bf16 starts at compute capability {_dotted(BF16_CAPABILITY)}, this is {_dotted(capability)}"
@@ -81,6 +90,10 @@ def _automatic_precision(placement: Placement, hardware: Hardware) -> Decision[P
             return Decision("fp32", f"{placement.name} is not among the AMD GPUs known to be fast at bf16")
         case "mps":
             return Decision("fp32", "mixed precision is unproven here on Apple GPUs")
+        case "xla":
+            if placement.name == TPU:
+                return Decision("bf16", "TPUs multiply in bf16")
+            return Decision("fp32", f"XLA on a {placement.name}, which is no TPU")
         case "cpu":
             if hardware.cpu_bf16 == "none":
                 return Decision("fp32", "the processor has neither AMX nor AVX-512 bf16 instructions")
@@ -97,6 +110,14 @@ def _cuda_precision(capability: tuple[int, int] | None) -> Decision[Precision]:
     if capability >= FP16_CAPABILITY:
         return Decision("fp16", f"{have} has fp16 but no bf16 tensor cores: fp16 with loss scaling")
     return Decision("fp32", f"{have} has no tensor cores")
+
+
+def _no_compile_on_xla(config: Asked, placement: Placement) -> Decision[bool]:
+    why = "XLA compiles whole steps by itself"
+    if config.compile == "manual" and config.compile_model:
+        what = f"CONFIG_COMPILE_MODEL=y cannot be honoured on {placement.name}"
+        raise PlanError(what, why=why, todo="set CONFIG_COMPILE_AUTO=y")
+    return Decision(False, why)
 
 
 def _deny_rule(placement: Placement) -> DenyRule | None:

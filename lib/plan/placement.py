@@ -12,11 +12,14 @@ from lib.plan.types import Device, Hardware, Kind
 from lib.tables import GB
 
 ACCEPTED_KINDS: dict[str, tuple[Kind, ...]] = {
-    "auto": ("cuda", "rocm", "mps", "cpu"),
+    "auto": ("cuda", "rocm", "mps", "xla", "cpu"),
     "cuda": ("cuda", "rocm"),
     "mps": ("mps",),
+    "xla": ("xla",),
     "cpu": ("cpu",),
 }
+TPU = "TPU"  # what torch_xla calls them
+EXPERIMENTAL_XLA = "; EXPERIMENTAL, never run on TPU hardware"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,18 +45,34 @@ def place(config: Asked, hardware: Hardware) -> Placement:
     if hardware.kind == "cpu":
         return _place_on_cpu(config, hardware)
     devices, note = identical_devices(hardware, wanted=config.num_devices)
+    if hardware.kind == "xla" and config.num_devices not in (0, 1, len(devices)):
+        raise PlanError(
+            f"CONFIG_NUM_DEVICES={config.num_devices} cannot be honoured on XLA devices",
+            why=f"one process has one of them, or all {len(devices)} have a process each",
+            todo=f"set it to 0, 1 or {len(devices)}",
+        )
     world = config.num_devices or len(devices)
     used = devices[:world]
     fullest = min(used, key=lambda device: device.free_bytes)
     _check_free(fullest, index=used.index(fullest))
     return Placement(
-        device=Decision(hardware.kind, _why_device(config, fullest, note=note)),
+        device=Decision(hardware.kind, _why_device(config, fullest, kind=hardware.kind, note=note)),
         world=Decision(world, _why_world(config, available=len(devices), note=note)),
         name=fullest.name,
         total_bytes=fullest.total_bytes,
         free_bytes=fullest.free_bytes,
         capability=fullest.capability,
     )
+
+
+def refuse_on_xla(kind: Kind, *, what: str) -> None:
+    """Raises PlanError on XLA devices, for `what` computes on the processor first."""
+    if kind == "xla":
+        raise PlanError(
+            f"{what} is not for XLA devices",
+            why="torch_xla takes no device in a process that has made a backward pass",
+            todo="add CONFIG_DEVICE_CPU=y, or leave it out",
+        )
 
 
 def identical_devices(hardware: Hardware, *, wanted: int) -> tuple[tuple[Device, ...], str]:
@@ -131,9 +150,10 @@ def _described(hardware: Hardware) -> str:
     return f"{hardware.kind} ({_listed([device.name for device in hardware.devices])})"
 
 
-def _why_device(config: Asked, device: Device, *, note: str) -> str:
+def _why_device(config: Asked, device: Device, *, kind: Kind, note: str) -> str:
     asked = "before the processor (CONFIG_DEVICE_AUTO=y)" if config.device == "auto" else "asked for"
-    return f"{device.name}: {asked}" + (f"; {note}" if note else "")
+    note = f"; {note}" if note else ""
+    return f"{device.name}: {asked}{note}" + (EXPERIMENTAL_XLA if kind == "xla" else "")
 
 
 def _why_world(config: Asked, *, available: int, note: str) -> str:

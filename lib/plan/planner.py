@@ -7,7 +7,7 @@ from dataclasses import replace
 from lib.plan.asked import Asked, Decision
 from lib.plan.fitting import Predict
 from lib.plan.latentwire import as_ruled, one_model
-from lib.plan.numerics import choose_compile, choose_precision
+from lib.plan.numerics import choose_channels_last, choose_compile, choose_precision
 from lib.plan.placement import Placement, place
 from lib.plan.probing import Probed
 from lib.plan.sharding import layouts
@@ -38,6 +38,7 @@ def plan(
     sizes, taken = choice.sizes, choice.taken
     compiled = _compiled(config, placement, taken)
     precision = choose_precision(config, placement, hardware)
+    channels_last = choose_channels_last(config, placement)
     reasons = {
         **sizes.reasons,
         "device": placement.device.reason,
@@ -45,7 +46,7 @@ def plan(
         "strategy": choice.reason,
         "shard": why_shard(taken.layout),
         "precision": precision.reason,
-        "channels_last": f"CONFIG_CHANNELS_LAST={'y' if config.channels_last else 'n'}",
+        "channels_last": channels_last.reason,
         "compile": compiled.reason,
     }
     return Plan(
@@ -60,7 +61,7 @@ def plan(
         target=sizes.target,
         norm_batch=sizes.norm_batch,
         precision=precision.value,
-        channels_last=config.channels_last,
+        channels_last=channels_last.value,
         compile=compiled.value,
         memory=sizes.memory,
         reasons=reasons,
@@ -97,7 +98,7 @@ def _choice(
         # Before the batch: the table has one column with compilation and one without.
         compile=choose_compile(config, placement).value,
         precision=choose_precision(config, placement, hardware).value,
-        channels_last=config.channels_last,
+        channels_last=choose_channels_last(config, placement).value,
         even=even,
         predict=predict,
         probed=probed,

@@ -55,13 +55,19 @@ class Situation:
         return self.placement.world.value
 
     @property
+    def on_xla(self) -> bool:
+        return self.placement.device.value == "xla"
+
+    @property
     def divisor_only(self) -> bool:
-        return self.way.compile or self.facts.has_batchnorm or self.way.even
+        return self.way.compile or self.on_xla or self.facts.has_batchnorm or self.way.even
 
     @property
     def why_divisor_only(self) -> str:
         if self.facts.has_batchnorm:
             return "batch normalisation"
+        if self.on_xla:
+            return "XLA"
         return "torch.compile" if self.way.compile else "this caller"
 
     def memory(self, micro_batch: int, *, accumulates: bool) -> Memory | None:
@@ -339,4 +345,5 @@ def _sizes(situation: Situation, split: Split, *, target: int, why_micro_batch: 
 def _offload_note(situation: Situation) -> str:
     if not situation.config.activation_offload or situation.placement.device.value in OWN_MEMORY:
         return ""
-    return "; CONFIG_ACTIVATION_OFFLOAD=y does nothing here: the device has no memory of its own"
+    why = "XLA says what waits where" if situation.on_xla else "the device has no memory of its own"
+    return f"; CONFIG_ACTIVATION_OFFLOAD=y does nothing here: {why}"

@@ -56,6 +56,7 @@ class Choice:
 def choose_strategy(config: Asked, facts: ModelFacts, placement: Placement, way: Way) -> Choice:
     """Raises PlanError where no way, or not the one that is asked for, can be."""
     world = placement.world.value
+    _check_running_statistics(config, facts, placement)
     first, *others = (_way_of(way, layout) for layout in layouts(world))
     simplest = _candidate(first, config, facts, placement)
     if world == 1:
@@ -88,6 +89,16 @@ def why_shard(layout: Layout) -> str:
     return f"{layout.shard} processes hold one copy together" + (f", {copies} copies" if copies > 1 else "")
 
 
+def _check_running_statistics(config: Asked, facts: ModelFacts, placement: Placement) -> None:
+    several = placement.device.value == "xla" and placement.world.value > 1
+    if several and facts.has_batchnorm and not config.norm_batch:
+        raise PlanError(
+            "CONFIG_NORM_BATCH=0 cannot be honoured on several XLA devices",
+            why="each would keep running statistics of its own",
+            todo="set CONFIG_NORM_BATCH=32, or CONFIG_NUM_DEVICES=1",
+        )
+
+
 def _only(candidate: Candidate, config: Asked) -> Choice:
     if candidate.sizes is None:
         assert candidate.error is not None
@@ -106,7 +117,7 @@ def _candidate(
     way: Way, config: Asked, facts: ModelFacts, placement: Placement, *, like: Candidate | None = None
 ) -> Candidate:
     """What becomes of `way`, with the sizes of `like` or those that are best for it."""
-    obstacle = _obstacle(config, facts, way)
+    obstacle = _obstacle(config, facts, placement, way)
     if obstacle is not None:
         return Candidate(way=way, why_not=obstacle.value, nearest=obstacle.reason)
     try:
@@ -143,11 +154,13 @@ def _cannot_be_beaten(candidate: Candidate, facts: ModelFacts, placement: Placem
     return candidate.seconds[0] <= TIE * least
 
 
-def _obstacle(config: Asked, facts: ModelFacts, way: Way) -> Decision[str] | None:
+def _obstacle(config: Asked, facts: ModelFacts, placement: Placement, way: Way) -> Decision[str] | None:
     """Why `way` cannot be whatever the memory, and the setting that would allow it."""
     layout = way.layout
     if layout.strategy in ("single", "ddp"):
         return None
+    if placement.device.value == "xla":
+        return Decision("XLA devices hold copies", "other devices")
     if facts.units is None:
         return Decision("the shapes of the weights are not known", "plan with the model itself")
     if config.optimizer == "muon":

@@ -8,13 +8,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
-Kind: TypeAlias = Literal["cpu", "cuda", "rocm", "mps"]
+Kind: TypeAlias = Literal["cpu", "cuda", "rocm", "mps", "xla"]
 Precision: TypeAlias = Literal["bf16", "fp16", "fp32"]
 Strategy: TypeAlias = Literal["single", "ddp", "zero1", "zero2", "fsdp", "hsdp"]
 
 SHARDS_WEIGHTS: frozenset[Strategy] = frozenset({"zero2", "fsdp", "hsdp"})
 
-OWN_MEMORY: tuple[Kind, ...] = ("cuda", "rocm")  # the others share that of the processor
+# Whose memory is known to be for tensors alone, and whose activations can wait in main memory.
+OWN_MEMORY: tuple[Kind, ...] = ("cuda", "rocm")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -24,6 +24,7 @@ LEVELS = {
     "lib.hardware": 3,
     "lib.sharding": 3,
     "lib.backend": 3,
+    "lib.xla": 3,
     "lib.gathering": 3,
     "lib.memory": 4,
     "lib.hyperparams": 5,
@@ -34,6 +35,7 @@ LEVELS = {
 }
 HIGHEST_LIGHT = 2
 HEAVY = {"torch", "numpy", "matplotlib"}
+BACKEND_SEAM = ("lib/backend.py", "lib/xla.py")
 READS_ENVIRONMENT = ("lib/kconf/", "lib/backend.py", "lib/hardware.py", "lib/launcher.py")
 RUN_DIRECTORY_NAMES = {
     "metrics.jsonl",
@@ -148,11 +150,11 @@ def run_directory_names(module: Module) -> Iterator[str]:
 
 
 def backend_seam(module: Module) -> Iterator[str]:
-    if module.path == "lib/backend.py":
+    if module.path in BACKEND_SEAM:
         return
     for line, name in imports(module):
         if name.split(".")[0] in BACKEND_ONLY_IMPORTS:
-            yield f"{module.path}:{line}: imports {name}; only lib/backend.py may"
+            yield f"{module.path}:{line}: imports {name}; only lib/xla.py may"
     for node in ast.walk(module.tree):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "cuda":
             yield f"{module.path}:{node.lineno}: calls .cuda(); only lib/backend.py may"

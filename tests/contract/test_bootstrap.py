@@ -288,6 +288,20 @@ def test_probe_reads_the_version_of_a_package_built_in_place(
     )
 
 
+def test_beside_torch_xla_the_torch_of_its_number_will_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    versions = {"torch": "2.9.0", "torch_xla": "2.9.0"}
+    monkeypatch.setattr(bootstrap_probe, "_version", versions.get)
+    assert bootstrap_probe.fault_of("torch", minimum="2.11") == "torch 2.9.0 is older than 2.11"
+    (tmp_path / "torch_xla").mkdir()
+    (tmp_path / "torch_xla/__init__.py").touch()
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert bootstrap_probe.fault_of("torch", minimum="2.11") is None
+    versions["torch"] = "2.8.0"
+    assert bootstrap_probe.fault_of("torch", minimum="2.11") == "torch 2.8.0 is older than 2.9.0"
+
+
 def locked(name: str) -> dict[str, str]:
     lines = (ROOT / name).read_text().splitlines()
     pins = (line.split("#")[0].strip().split("==") for line in lines if "==" in line)

@@ -101,6 +101,7 @@ ALLOWED: list[tuple[Rule, str, str]] = [
     (rules.run_directory_names, "train/x.py", "def f():\n    'Rows of metrics.jsonl.'"),
     (rules.run_directory_names, "train/x.py", "say('the rows are in metrics.jsonl')"),
     (rules.backend_seam, "train/x.py", "torch.cuda.synchronize()"),
+    (rules.backend_seam, "lib/xla.py", "import torch_xla.core"),
     (rules.no_fallback_values, "train/x.py", "getattr(torch, 'xpu', None)"),
     (rules.no_broad_except, "lib/x.py", "try:\n    f()\nexcept BaseException:\n    g()\n    raise"),
     (rules.no_broad_except, "lib/x.py", "try:\n    f()\nexcept OSError:\n    g()"),

@@ -96,6 +96,9 @@ def test_training_targets(make: Make, tmp_path: Path) -> None:
     export = ["-m", "train", "--runs", "runs", "export", "--best", "--directory=a b"]
     assert make("export", "BEST=1", "DIRECTORY=a b").calls == [export]
     assert make("plots", "RUN=x").calls == [["-m", "scripts.plots", "--runs", "runs", "x"]]
+    options = ["COLUMN=loss", "THRESHOLD=0.5", "REFERENCE=a b", "TOLERANCE=0.1", "OUT=c.json", "RUN=x"]
+    given = ["--column=loss", "--threshold=0.5", "--reference=a b", "--tolerance=0.1", "--out=c.json", "x"]
+    assert make("curve", *options).calls == [["-m", "scripts.curve", "--runs", "runs", *given]]
     assert make("plots", "eval", out).calls == [
         ["-m", "scripts.plots", "--runs", f"{tmp_path}/runs"],
         ["-m", "train", "--runs", f"{tmp_path}/runs", "eval"],

@@ -13,7 +13,7 @@ COMPOSE = {"defconfig", "defconfig-lenet5", "mergeconfig"}
 EXTREMES = {"alldefconfig", "allnoconfig", "allyesconfig", "allmodconfig", "tinyconfig", "randconfig"}
 USED_BY = {
     "FILE": {"savedefconfig", "checkconfig"},
-    "RUN": {"resume", "rerun", "eval", "plots", "sample", "export"},
+    "RUN": {"resume", "rerun", "eval", "plots", "curve", "sample", "export"},
     "BEST": {"eval", "sample", "export"},
     "DIRECTORY": {"export"},
     "PROMPT": {"sample"},
@@ -32,6 +32,10 @@ USED_BY = {
     "SYM": {"explain"},
     "Q": {"searchconfig"},
     "EXP": {"experiment"},
+    "COLUMN": {"curve"},
+    "THRESHOLD": {"curve"},
+    "REFERENCE": {"curve"},
+    "TOLERANCE": {"curve"},
     "KCONFIG_ALLCONFIG": {*EXTREMES, "defconfig"},
     "KCONFIG_SEED": {"randconfig"},
     "KCONFIG_PROBABILITY": {"randconfig"},

@@ -67,5 +67,6 @@ def test_the_machines_are_those_that_are_promised() -> None:
     for part in (
         *("h100-80g-70g-free", "h200", "b200", "a100-40g", "a100-80g", "l40s", "a10g", "rtx3090", "rtx4090"),
         *("6g-x8", "w7900", "mi210", "mi300x", "mixed", "mig", "m2", "cpu-8g", "cpu-24g", "cpu-256g"),
+        *("tpu-v4-8", "tpu-v5e-8"),
     ):
         assert part in named

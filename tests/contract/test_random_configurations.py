@@ -66,6 +66,8 @@ SMALL = {
     "LATENTWIRE_HEADS": "2",
     "LATENTWIRE_WIDTH": "8",
     "AUTO_METHOD_PREDICT": "y",  # measuring has tests of its own
+    "SINK_WANDB": "n",  # packages of others
+    "SINK_TRACKIO": "n",
     "LOOPED_MAX_ITERATIONS": "4",
     "LOOPED_NUDGED_ITERATIONS": "4",
 }

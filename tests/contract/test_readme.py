@@ -32,6 +32,7 @@ NEW_MODEL = "tests/contract/test_new_model.py::test_a_new_model_passes_the_tests
 COMMANDS = {
     "make defconfig-lenet5 && make train": END_TO_END,
     "make plots": END_TO_END,
+    "make curve": DRY,
     "make eval": END_TO_END,
     "make eval BEST=1": END_TO_END,
     "make resume RUN=20261121T093620Z": DRY,

@@ -13,11 +13,12 @@ import torch
 import torch.distributed as dist
 
 from lib.backend import Backend, open_backend
+from lib.plan.types import Kind
 
 PATIENCE = timedelta(seconds=120)
 
 
-def fork_ranks(world: int, work: Callable[[Backend], None]) -> None:
+def fork_ranks(world: int, work: Callable[[Backend], None], *, kind: Kind = "cpu") -> None:
     """Run `work` on `world` ranks at once. Exits with status 1 where one of them fails."""
     for name in ("fsdp", "optim", "tensor"):  # once, before there are several
         importlib.import_module(f"torch.distributed.{name}")
@@ -30,19 +31,19 @@ def fork_ranks(world: int, work: Callable[[Backend], None]) -> None:
         "TORCHELASTIC_USE_AGENT_STORE": "True",
         "TORCHELASTIC_RESTART_COUNT": "0",
     }
-    ranks = [pid for rank in range(world) if (pid := _rank(rank, world, work))]
+    ranks = [pid for rank in range(world) if (pid := _rank(rank, world, work, kind))]
     failed = [pid for pid in ranks if os.waitpid(pid, 0)[1] != 0]
     sys.exit(1 if failed else 0)
 
 
-def _rank(rank: int, world: int, work: Callable[[Backend], None]) -> int:
+def _rank(rank: int, world: int, work: Callable[[Backend], None], kind: Kind) -> int:
     pid = os.fork()
     if pid:
         return pid
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank)}
     status = 1
     try:
-        backend = open_backend("cpu", world=world)
+        backend = open_backend(kind, world=world)
         work(backend)
         backend.close()
         status = 0

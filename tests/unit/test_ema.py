@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import copy
+import math
 
 import pytest
 import torch
 from torch import nn
 
-from lib.ema import Ema
+from lib.ema import Ema, decay_for, horizon
+from tests.training import MemoryRecord, random_subject, small_config, small_job, small_plan
+from train.job import Progress
+from train.loop import optimizer_step
 
 
 def network() -> nn.Sequential:
@@ -103,3 +107,47 @@ def test_misuse_is_an_error() -> None:
             ema.update()
         with pytest.raises(AssertionError), ema.averaged():
             pass
+
+
+def test_a_decay_that_follows_the_batch_reaches_back_over_as_many_samples() -> None:
+    assert decay_for(0.99, effective_batch=512, base_batch=None) == 0.99
+    assert decay_for(0.99, effective_batch=256, base_batch=256) == 0.99
+    # Two steps of one sample forget as much as a step of two: shares of the past are multiplied.
+    assert decay_for(0.99, effective_batch=512, base_batch=256) == pytest.approx(0.99 * 0.99, rel=1e-15)
+    for batch in (64, 256, 1024):
+        samples = horizon(decay_for(0.999, effective_batch=batch, base_batch=256)) * batch
+        assert samples == pytest.approx(1000 * 256, rel=0.002)
+    assert horizon(0.99) == pytest.approx(100.0)
+    assert horizon(decay_for(0.9999999, effective_batch=1, base_batch=2**20)) > 1e12
+    assert horizon(decay_for(1 - 1e-15, effective_batch=1, base_batch=2**20)) == math.inf
+
+
+def averaging(**changes: object) -> tuple[float, list[str]]:
+    """The decay that a step of a job with 12 samples shows, and what was said of it."""
+    record = MemoryRecord()
+    config = small_config(ema=True, **{"ema_decay": 0.9} | changes)
+    subject = random_subject(config, shape=(1, 28, 28), train_size=24)
+    job = small_job(config, small_plan(6, 6), subject, record=record)
+    assert job.ema is not None
+    name, weight = next(iter(job.model.named_parameters()))
+    before = weight.detach().clone()
+    optimizer_step(job, Progress())
+    average = job.ema.state_dict()[name]
+    kept = ((average - weight) / (before - weight)).detach()
+    torch.testing.assert_close(kept, kept.mean().expand_as(kept), rtol=1e-9, atol=1e-9)
+    return float(kept.mean()), [line for line in record.said if "verage" in line]
+
+
+def test_a_job_averages_by_the_decay_for_its_batch_and_says_how_far_back() -> None:
+    decay, said = averaging(ema_base_batch=6, max_steps=100)
+    assert decay == pytest.approx(0.81)
+    told = "decay 0.81; 0.9 for 6 samples, scaled to 12; it reaches back about 5.3 steps, 63 samples"
+    assert said == [f"Average of the weights: {told}"]
+    decay, said = averaging(max_steps=31)
+    assert decay == pytest.approx(0.9)
+    assert said == ["Average of the weights: decay 0.9; it reaches back about 10.0 steps, 120 samples"]
+
+
+def test_an_average_that_is_too_long_for_its_run_is_told() -> None:
+    _, said = averaging(max_steps=29)
+    assert len(said) == 2 and "more than a third of the 29 steps" in said[1]

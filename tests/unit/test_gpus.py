@@ -20,7 +20,7 @@ ROWS = pytest.mark.parametrize("gpu", CATALOGUE.values(), ids=lambda gpu: gpu.ke
 def recorded_gpus() -> list[tuple[str, Device]]:
     machines = [load_hardware(name) for name in hardware_names()]
     devices = {device.name: (machine.kind, device) for machine in machines for device in machine.devices}
-    return [(kind, device) for kind, device in devices.values() if kind != "cpu"]
+    return [(kind, device) for kind, device in devices.values() if kind not in ("cpu", "xla")]
 
 
 def test_every_recorded_gpu_is_found_with_its_memory() -> None:

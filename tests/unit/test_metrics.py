@@ -158,3 +158,18 @@ def test_rows_are_not_written_into_a_file_that_is_gone(tmp_path: Path) -> None:
     with pytest.raises(ToolkitError, match=r"metrics\.jsonl is gone"):
         writer.flush()
     writer.close()
+
+
+def test_a_follower_reads_each_row_once(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    write(path, 1, 2)
+    follower = metrics.Follower(path)
+    assert [row["step"] for row in follower.rows()] == [1, 2]
+    assert follower.rows() == []
+    with path.open("ab") as file:
+        file.write(b'{"step": 3}\n{"st')
+    assert [row["step"] for row in follower.rows()] == [3], "half a line waits"
+    with path.open("ab") as file:
+        file.write(b'ep": 4}\nno row\n')
+    with pytest.raises(ToolkitError, match=r"metrics\.jsonl:5 is not a JSON object"):
+        follower.rows()

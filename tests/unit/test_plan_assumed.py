@@ -54,7 +54,8 @@ MALFORMED = [
 
 
 def test_every_recorded_machine_of_one_model_has_a_text() -> None:
-    assert {name for name in hardware_names() if not name.startswith("mixed-")} == set(TEXTS)
+    # TPUs are not in the catalogue: of their rates and of what their driver keeps too little is known.
+    assert {name for name in hardware_names() if not name.startswith(("mixed-", "tpu-"))} == set(TEXTS)
 
 
 @pytest.mark.parametrize("name", TEXTS)

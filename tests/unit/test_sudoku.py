@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 
@@ -13,6 +14,7 @@ import torch
 from lib.data import Delivery, SudokuOptions, TrainLoader
 from lib.data.augment import draw
 from lib.data.opening import open_dataset
+from lib.data.store import Placement
 from lib.data.subset import restrict
 from lib.data.sudoku.board import board_of
 from lib.data.sudoku.generator import LEVELS, Puzzle, puzzles
@@ -226,25 +228,48 @@ def test_every_kind_of_symmetry_occurs(many: tuple[torch.Tensor, torch.Tensor]) 
     assert ((places > 0.29) & (places < 0.38)).all()
 
 
+EASY = PuzzleSpec(name="sudoku", side=9, synthetic=True)
+DELIVERY = Delivery(
+    device=torch.device("cpu"),
+    dtype=torch.float32,
+    channels_last=False,
+    placement="resident",
+    num_workers=1,
+    prefetch=1,
+)
+
+
 def test_augmentation_is_a_function_of_the_sample_and_not_of_the_batch() -> None:
     rows = part_of(list(puzzles(LEVELS["easy"], part="train", count=2)) * 8)
-    spec = PuzzleSpec(name="sudoku", side=9, synthetic=True)
-    delivery = Delivery(
-        device=torch.device("cpu"),
-        dtype=torch.float32,
-        channels_last=False,
-        placement="resident",
-        num_workers=1,
-        prefetch=1,
-    )
 
     def batches(sizes: tuple[int, ...], step: int) -> torch.Tensor:
-        with TrainLoader(rows, spec, delivery, seed=1, augment="symmetries", pad=0) as loader:
+        with TrainLoader(rows, EASY, DELIVERY, seed=1, augment="symmetries", pad=0) as loader:
             found = loader.micro_batches(step=step, target=8, rank=0, world=1, sizes=sizes)
             return torch.cat([torch.stack((batch.inputs, batch.targets)) for batch in found], dim=1)
 
     assert torch.equal(batches((8,), 1), batches((3, 3, 2), 1))
     assert not torch.equal(batches((8,), 0), batches((8,), 2)), "another epoch, another change"
+
+
+@pytest.mark.parametrize("placement", ["resident", "stream"])
+@pytest.mark.parametrize("rank", [0, 1])
+def test_puzzles_that_are_changed_ahead_are_those_of_the_fly(placement: Placement, rank: int) -> None:
+    rows = part_of(list(puzzles(LEVELS["easy"], part="train", count=2)) * 8)
+
+    def batches(steps: range, epochs_ahead: int) -> list[torch.Tensor]:
+        options = {"seed": 1, "augment": "symmetries", "pad": 0, "epochs_ahead": epochs_ahead}
+        with TrainLoader(rows, EASY, replace(DELIVERY, placement=placement), **options) as loader:
+            return [
+                torch.stack((batch.inputs, batch.targets))
+                for step in steps
+                for batch in loader.micro_batches(step=step, target=12, rank=rank, world=2, sizes=(4, 2))
+            ]
+
+    fly = batches(range(4), 0)  # 48 samples: three epochs, in steps that straddle them
+    assert all(map(torch.equal, fly, batches(range(4), 3)))
+    assert all(map(torch.equal, fly[4:], batches(range(2, 4), 3))), "a run that goes on"
+    with pytest.raises(AssertionError, match="not changed ahead"):
+        batches(range(3, 5), 3)
 
 
 def test_ten_thousand_puzzles_a_second_are_transformed() -> None:

@@ -1,0 +1,104 @@
+"""XLA devices from the command to the last checkpoint, on a stand-in for torch_xla; and on the real one."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from lib import checkpoint
+from lib.backend import Backend
+from tests.e2e.ddp_worker import CASES, outcome
+from tests.e2e.runner import TINY, Runner
+from tests.e2e.xla_worker import NAMES
+from tests.once import made_once
+from tests.training import largest_difference
+
+pytestmark = pytest.mark.slow
+
+ROOT = Path(__file__).resolve().parents[2]
+STUB = ROOT / "tests/fixtures/torch_xla_stub"
+EXACT = 1e-12  # of weights, in float64; sums of an evaluation are float32 there
+HAS_TORCH_XLA = importlib.util.find_spec("torch_xla") is not None
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    directory = made_once(tmp_path_factory, "xla", trained_by_two)
+    return [torch.load(directory / f"{rank}.pt") for rank in range(2)]
+
+
+def trained_by_two(directory: Path) -> None:
+    process = subprocess.run(
+        [sys.executable, str(ROOT / "tests/e2e/xla_worker.py"), str(directory)],
+        env={**os.environ, "PYTHONPATH": str(STUB), "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert process.returncode == 0, process.stderr
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_two_devices_train_what_one_processor_trains(name: str, ranks: list[dict[str, Any]]) -> None:
+    expected = outcome(CASES[name], Backend("cpu"))
+    for rank in ranks:
+        found = rank["cases"][name]
+        assert largest_difference(expected["model"], found["model"]) <= EXACT
+        assert found["result"] == pytest.approx(expected["result"], rel=1e-6)
+    if name == "recursive":
+        assert largest_difference(expected["carry"], ranks[0]["cases"][name]["carry"]) <= EXACT
+
+
+def test_they_begin_with_the_weights_of_the_first(ranks: list[dict[str, Any]]) -> None:
+    torch.manual_seed(0)
+    first = torch.nn.Linear(3, 2).weight
+    assert all(torch.equal(rank["first"], first) for rank in ranks)
+
+
+def test_they_ask_for_the_same_in_the_same_order(ranks: list[dict[str, Any]]) -> None:
+    assert ranks[0]["calls"] == ranks[1]["calls"]
+    assert {"rendezvous", "device", "sync"} <= set(ranks[0]["calls"])
+
+
+def train_by_make(tmp_path: Path, **environment: str) -> tuple[Runner, str]:
+    """What `python -m train` prints, in processes that find torch_xla."""
+    runner = Runner(tmp_path)
+    runner.configure("lenet5", {**TINY, "CONFIG_MAX_STEPS": "4", "CONFIG_DEVICE_XLA": "y"})
+    process = subprocess.run(
+        [sys.executable, "-m", "train", "--runs", str(runner.runs), "train"],
+        cwd=ROOT,
+        env=runner.environment() | environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert process.returncode == 0, process.stdout
+    return runner, process.stdout
+
+
+def test_a_run_on_one_device(tmp_path: Path) -> None:
+    place = {"PYTHONPATH": str(STUB), "STUB_DEVICES": "1", "STUB_DEVICE": "CPU"}
+    runner, output = train_by_make(tmp_path, **place)
+    run = runner.newest()
+    assert "EXPERIMENTAL, never run on TPU hardware" in " ".join(output.split())
+    assert run.status().state == "done"
+    plan = run.read_json("plan")
+    assert (plan["device"], plan["world"], plan["precision"]) == ("xla", 1, "fp32")
+    found = checkpoint.load(run.checkpoints, say=print)
+    assert found is not None and found[0] == 4
+
+
+@pytest.mark.skipif(not HAS_TORCH_XLA, reason="torch_xla is not installed: nothing was run on the real one")
+def test_a_run_on_the_real_torch_xla(tmp_path: Path) -> None:
+    runner, _ = train_by_make(tmp_path, PJRT_DEVICE="CPU")
+    assert runner.newest().status().state == "done"
