@@ -47,6 +47,10 @@ class Config:
     sudoku_clues: int | None
     sudoku_train_size: int | None
     sudoku_test_size: int | None
+    source_bytes: int | None  # None where no frozen models answer
+    frozen_model_a: str | None
+    frozen_model_b: str | None
+    frozen_steps: int | None
     augment: Literal["none", "shift", "crop_flip", "symmetries"] | None  # None for texts
     augment_pad: int | None
     augment_ahead: bool
@@ -115,6 +119,7 @@ class Config:
     halt_max_steps: int | None  # None where no model halts
     halt_exploration: float | None
     eval_steps: int | None
+    first_token_weight: float | None
 
     # Run and checkpoints
     budget: Literal["epochs", "steps", "seconds"]

@@ -17,6 +17,7 @@ from lib.plan.fitting import Parts, Predict, Trial
 from lib.plan.sharding import shares
 from lib.plan.types import Hardware, Plan
 from train import loop
+from train.bridge import Bridge
 from train.evaluation import evaluation_sums
 from train.job import Job, Progress
 from train.record import SilentRecord
@@ -87,6 +88,8 @@ def run_traced(job: Job, live: LiveBytes) -> int:
     Returns the operations of the last step.
     """
     live.add([*job.model.parameters(), *job.model.buffers()], "parameters")
+    if isinstance(job.task, Bridge):
+        live.add(job.task.weights(), "frozen models")
     live.name_the_rest("data")
     if job.ema is not None:
         live.add(job.ema.state_dict().values(), "averages")

@@ -14,7 +14,7 @@ import torch
 from lib.atan2 import sign_parameters
 from lib.backend import Backend, compiled, configure_numerics, configure_threads
 from lib.config import Config
-from lib.data import ArrayPart, Delivery, EvalLoader, PuzzleSpec, TrainLoader, choose_placement
+from lib.data import AnswerSpec, ArrayPart, Delivery, EvalLoader, PuzzleSpec, TrainLoader, choose_placement
 from lib.data.ahead import bytes_ahead
 from lib.data.types import Part, Spec, TextSpec
 from lib.dropout import dropouts
@@ -28,8 +28,10 @@ from lib.optim import make_optimizer
 from lib.plan.types import OWN_MEMORY, SHARDS_WEIGHTS, Hardware, ModelFacts, Plan
 from lib.registry import load_layout, load_model
 from lib.schedule import batch_factor
+from train.bridge import Bridge
 from train.budget import Budget, budget_of
 from train.classify import Classify
+from train.frozen import FrozenLM
 from train.job import Job
 from train.lm import LanguageModel
 from train.record import Record
@@ -40,20 +42,27 @@ from train.task import Task
 MOST_OF_A_RUN = 1 / 3  # that averaged weights should reach back over
 
 
-def make_task(config: Config, spec: Spec) -> Task:
-    """The kind of learning that the model's folder names; with labels, a language model classifies."""
+def make_task(config: Config, spec: Spec, *, frozen: tuple[FrozenLM, FrozenLM] | None = None) -> Task:
+    """The kind of learning that the model's folder names; with labels, a language model classifies.
+
+    frozen: the two language models of a bridge.
+    """
     name = load_model(config.model).TASK
-    known = name in ("classify", "lm", "recursive")
+    known = name in ("classify", "lm", "recursive", "bridge")
     assert known, f"models/{config.model}: there is no task {name!r} in train/"
-    if isinstance(spec, TextSpec | PuzzleSpec) and config.label_smoothing:
+    if isinstance(spec, TextSpec | PuzzleSpec | AnswerSpec) and config.label_smoothing:
         raise ConfigError(
             f"CONFIG_LABEL_SMOOTHING={config.label_smoothing:g} is for labels",
-            why=f"{config.model} predicts {'the next token' if isinstance(spec, TextSpec) else 'cells'}",
+            why=f"{config.model} predicts {'cells' if isinstance(spec, PuzzleSpec) else 'tokens'}",
             todo="leave it at 0",
         )
     if isinstance(spec, TextSpec):
         assert name == "lm", f"models/{config.model} is given a text without labels"
         return LanguageModel(spec, chunked=config.chunked_cross_entropy)
+    if name == "bridge":
+        assert isinstance(spec, AnswerSpec) and frozen is not None
+        assert config.first_token_weight is not None
+        return Bridge(spec, frozen, first_token_weight=config.first_token_weight)
     if name == "recursive":
         assert config.halt_max_steps is not None and config.eval_steps is not None
         assert config.halt_exploration is not None
@@ -95,7 +104,7 @@ def make_job(
     configure_norm(model, norm_batch=plan.norm_batch, momentum=config.norm_momentum)
     model, wrapped = _placed(model, plan, backend, subject.facts, dtype)
     _say_rate(config, plan, record.say)
-    task = make_task(config, subject.dataset.spec)
+    task = make_task(config, subject.dataset.spec, frozen=_frozen(subject, backend, dtype))
     budget = budget_of(config, train_size=subject.dataset.train.size, effective_batch=plan.effective_batch)
     delivery = _delivery(config, plan, subject, hardware, backend, record.say, dtype)
     ahead = _epochs_ahead(config, plan, subject.dataset.train, budget, record.say) if whole_run else 0
@@ -119,6 +128,13 @@ def make_job(
         budget=budget,
         record=record,
     )
+
+
+def _frozen(subject: Subject, backend: Backend, dtype: torch.dtype) -> tuple[FrozenLM, FrozenLM] | None:
+    if subject.frozen is None:
+        return None
+    first, second = (source.load(backend.device, dtype) for source in subject.frozen)
+    return first, second
 
 
 def _placed(

@@ -12,6 +12,8 @@ import torch
 
 from lib.config import Config
 from lib.data import (
+    AnswerOptions,
+    AnswerSpec,
     Dataset,
     ImageSpec,
     PuzzleSpec,
@@ -26,6 +28,7 @@ from lib.memory.facts import model_facts
 from lib.plan.types import ModelFacts
 from lib.recompute import configure_recomputation
 from lib.registry import build_model
+from train.frozen import FrozenSource
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,6 +37,7 @@ class Subject:
 
     dataset: Dataset  # train: what to train on; test: what to evaluate on
     facts: ModelFacts
+    frozen: tuple[FrozenSource, FrozenSource] | None = None  # language models that are not trained
 
     def to_json(self) -> dict[str, Any]:
         sizes = {"train_size": self.dataset.train.size, "evaluation_size": self.dataset.test.size}
@@ -52,7 +56,7 @@ def unopened_subject(config: Config, *, root: Path, say: Callable[[str], None]) 
         sudoku=sudoku_options(config),
     )
     if dataset is None:
-        return open_subject(config, root=root, say=say)
+        return _opened(config, root=root, learned=False, say=say)
     say(f"Data: {dataset.source}")
     return measure(config, restrict(dataset, limit=config.data_limit, holdout=config.holdout))
 
@@ -60,8 +64,14 @@ def unopened_subject(config: Config, *, root: Path, say: Callable[[str], None]) 
 def open_subject(config: Config, *, root: Path, say: Callable[[str], None]) -> Subject:
     """Open (or generate, or fetch) the data and take the model's measure.
 
-    Raises DataError if the data cannot be had, ConfigError if the model cannot take them.
+    Frozen language models of the toolkit are trained, where that was not done before. Raises DataError if the
+    data cannot be had, ConfigError if the model cannot take them.
     """
+    return _opened(config, root=root, learned=True, say=say)
+
+
+def _opened(config: Config, *, root: Path, learned: bool, say: Callable[[str], None]) -> Subject:
+    """learned: whether frozen models are to have the weights that they are trained with."""
     dataset = open_dataset(
         config.dataset,
         # A relative directory starts at the source tree.
@@ -71,9 +81,16 @@ def open_subject(config: Config, *, root: Path, say: Callable[[str], None]) -> S
         image_size=config.image_size or 0,
         text=text_options(config),
         sudoku=sudoku_options(config),
+        answers=answer_options(config, root=root),
         say=say,
     )
-    return measure(config, restrict(dataset, limit=config.data_limit, holdout=config.holdout))
+    subject = measure(config, restrict(dataset, limit=config.data_limit, holdout=config.holdout))
+    if config.frozen_steps is None:
+        return subject
+    from train.stage0 import frozen_sources  # trains by the loop, which stands above this file
+
+    frozen = frozen_sources(config, dataset, root=root, cache_dir=cache_of(root), learned=learned, say=say)
+    return dataclasses.replace(subject, frozen=frozen)
 
 
 def cache_of(root: Path) -> Path:
@@ -101,6 +118,15 @@ def sudoku_options(config: Config) -> SudokuOptions | None:
     )
 
 
+def answer_options(config: Config, *, root: Path) -> AnswerOptions | None:
+    """What is asked of questions, and None where no frozen models answer."""
+    if config.source_bytes is None:
+        return None
+    assert config.frozen_model_a is not None and config.frozen_model_b is not None
+    models = config.frozen_model_a, config.frozen_model_b
+    return AnswerOptions(models=models, source_bytes=config.source_bytes, root=root)
+
+
 def measure(config: Config, dataset: Dataset) -> Subject:
     """The subject of training the configured model on `dataset`."""
     facts = model_facts(
@@ -115,7 +141,7 @@ def measure(config: Config, dataset: Dataset) -> Subject:
 def evaluation_part(config: Config, dataset: Dataset) -> str:
     """What evaluation looks at, in words."""
     spec = dataset.spec
-    whole = "test part" if isinstance(spec, ImageSpec | PuzzleSpec) else "validation part"
+    whole = "test part" if isinstance(spec, ImageSpec | PuzzleSpec | AnswerSpec) else "validation part"
     part = "held-out training samples" if config.holdout else whole
     return f"{part} of {spec.name}{', synthetic' if spec.synthetic else ''}"
 

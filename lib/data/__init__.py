@@ -1,5 +1,7 @@
 """Data sets, their order and their way to the device. Downloading and decoding are imported when used."""
 
+from lib.data.answers.opening import AnswerOptions
+from lib.data.answers.spec import AnswerSpec
 from lib.data.loader import Batch, Delivery, EvalLoader, TrainLoader, choose_placement
 from lib.data.opening import NAMES, open_dataset
 from lib.data.order import epoch_order, sample_stream
@@ -20,6 +22,8 @@ from lib.data.types import (
 
 __all__ = [
     "NAMES",
+    "AnswerOptions",
+    "AnswerSpec",
     "ArrayPart",
     "Batch",
     "Dataset",

@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 from lib.data import cifar, idx
+from lib.data.answers.opening import NAMES as ANSWERS
+from lib.data.answers.opening import AnswerOptions, open_answers
 from lib.data.catalogue import BINARY_SETS, IDX_FILES, IDX_SETS, MNIST_CONTENT, BinarySet, IdxSet, Remote
 from lib.data.embedded import NAMES as EMBEDDED
 from lib.data.embedded import open_embedded
@@ -18,7 +20,7 @@ from lib.data.text import Place, TextOptions, open_text
 from lib.data.types import ArrayPart, Dataset
 from lib.errors import DataError
 
-NAMES = (*EMBEDDED, *IDX_SETS, *BINARY_SETS, "image_folder", *PUZZLES, *TEXTS)
+NAMES = (*EMBEDDED, *IDX_SETS, *BINARY_SETS, "image_folder", *PUZZLES, *TEXTS, *ANSWERS)
 
 
 def open_dataset(
@@ -31,16 +33,17 @@ def open_dataset(
     image_size: int = 0,
     text: TextOptions | None = None,
     sudoku: SudokuOptions | None = None,
+    answers: AnswerOptions | None = None,
 ) -> Dataset:
     """Open the data set `name` (one of NAMES).
 
     Files are looked for in `data_dir` (None will do for an embedded set) and in a folder of the set's
     name in it, and fetched to the latter if they are missing and `download` is true. What is generated or
     packed is kept in `cache_dir`. image_size: height and width of packed images, for image_folder only.
-    text: for sets of text only. sudoku: for puzzles that are generated. `say` gets lines for the user; a
-    download shows on standard output how far it is. Raises DataError where the set is missing or damaged,
-    ConfigError where a text is too short or more puzzles are asked for than there are, ToolkitError where
-    the disk fails.
+    text: for sets of text only. sudoku: for puzzles that are generated. answers: for
+    questions. `say` gets lines for the user; a download shows on standard output how far it is. Raises
+    DataError where the set is missing or damaged, ConfigError where a text is too short, more puzzles are
+    asked for than there are or a language model is not known, ToolkitError where the disk fails.
     """
     if name in EMBEDDED:
         return open_embedded(name, cache_dir=cache_dir, say=say)
@@ -48,6 +51,9 @@ def open_dataset(
         assert text is not None
         place = Place(data_dir=data_dir, cache_dir=cache_dir, download=download, say=say)
         return open_text(name, text, place)
+    if name in ANSWERS:
+        assert answers is not None
+        return open_answers(name, answers, data_dir=data_dir, say=say)
     if name == "sudoku":
         assert sudoku is not None
         return open_sudoku(sudoku, cache_dir=cache_dir, say=say)

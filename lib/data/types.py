@@ -11,6 +11,8 @@ from typing import Any, Literal, Protocol, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from lib.data.answers.spec import AnswerSpec
+
 Images = npt.NDArray[np.uint8]  # (N, C, H, W)
 Labels = npt.NDArray[np.int64]  # (N,)
 Indices = npt.NDArray[np.int64]  # (N,)
@@ -133,16 +135,16 @@ class PuzzleSpec:
         return "int64"
 
 
-Spec: TypeAlias = ImageSpec | TextSpec | TextClassSpec | PuzzleSpec
+Spec: TypeAlias = ImageSpec | TextSpec | TextClassSpec | PuzzleSpec | AnswerSpec
 
 
 @dataclass(frozen=True, slots=True)
 class ArrayPart:
-    """Samples in rows: images with labels, texts of one length with labels, or puzzles with solutions.
+    """Samples in rows: images or texts of one length with labels, or rows of tokens with rows of tokens.
 
-    inputs:  (N, ...), uint8 (N, C, H, W) for images, int64 (N, T) for texts and uint8 (N, L) for puzzles,
-             possibly a memory map that does not fit in memory.
-    targets: int64 (N,); of puzzles uint8 (N, L).
+    inputs:  (N, ...), uint8 (N, C, H, W) for images, int64 (N, T) for tokens, uint8 (N, L) for puzzles and
+             bytes, possibly a memory map that does not fit in memory.
+    targets: labels, int64 (N,); of puzzles uint8 (N, L); other tokens int32 (N, K).
     rows:    where the part is a selection, the N positions it takes from `inputs` and
              `targets` (which then hold more than N samples); None means all of them.
     """
@@ -154,10 +156,10 @@ class ArrayPart:
     def __post_init__(self) -> None:
         kind = self.inputs.ndim, self.inputs.dtype.name
         assert kind in ((4, "uint8"), (2, "int64"), (2, "uint8"))
-        shape, dtype = (
-            (self.inputs.shape, "uint8") if kind == (2, "uint8") else (self.inputs.shape[:1], "int64")
-        )
-        assert self.targets.shape == shape and self.targets.dtype.name == dtype
+        assert len(self.targets) == len(self.inputs)
+        assert (self.targets.ndim, self.targets.dtype.name) in ((1, "int64"), (2, "uint8"), (2, "int32"))
+        assert self.targets.dtype.name != "uint8" or self.targets.shape == self.inputs.shape
+        assert self.targets.ndim == 2 or kind != (2, "uint8")
 
     @property
     def size(self) -> int:

@@ -14,8 +14,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
-# parameters, gradients, optimizer, averages (of weights), data, activations (what outlives a forward pass)
-# and temporaries, which is all else.
+# parameters, gradients, optimizer, averages (of weights), frozen models, data, activations (what outlives a
+# forward pass) and temporaries, which is all else.
 Category: TypeAlias = str
 
 

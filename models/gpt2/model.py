@@ -65,7 +65,11 @@ class Backbone(nn.Module):
         self.chain = Chain()
 
     def forward(self, tokens_BT: Tensor) -> Tensor:
-        x_BTC = self.dropout(self.token(tokens_BT) + self.position.weight[: tokens_BT.shape[1]])
+        return self.of_embedded(self.token(tokens_BT))
+
+    def of_embedded(self, x_BTC: Tensor) -> Tensor:
+        """From what may be embedded tokens, without positions."""
+        x_BTC = self.dropout(x_BTC + self.position.weight[: x_BTC.shape[1]])
         return self.norm(self.chain(x_BTC, *self.blocks))  # type: ignore[no-any-return]
 
 
@@ -80,7 +84,13 @@ class GPT2(nn.Module):
 
     def forward(self, tokens_BT: Tensor) -> Tensor:
         """int64 (B, T) -> (B, T, V) logits of the next token at every position."""
-        x_BTC = self.backbone(tokens_BT)
+        return self._head(self.backbone(tokens_BT))
+
+    def of_embedded(self, x_BTC: Tensor) -> Tensor:
+        """The same of (B, T, C), which may be embedded tokens, T <= block_size."""
+        return self._head(self.backbone.of_embedded(x_BTC))
+
+    def _head(self, x_BTC: Tensor) -> Tensor:
         # Rows that only fill up the table would be predicted: they end here.
         return F.linear(x_BTC, self.backbone.token.weight)[..., : self.vocab_size]
 

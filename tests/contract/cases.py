@@ -10,8 +10,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from lib.data.answers.spec import AnswerSpec, Side
 from lib.data.types import ImageSpec, PuzzleSpec, Spec, TextClassSpec, TextSpec
 from lib.registry import build_model, load_model, model_names
+from models.latentwire.model import Prefixes
 
 ROOT = Path(__file__).resolve().parents[2]
 NAMES = model_names()
@@ -26,17 +28,27 @@ def golden(name: str) -> list[dict[str, Any]]:
 
 
 def spec_of(case: dict[str, Any]) -> Spec:
-    """Images, texts with labels or texts without: by what the case tells of its data."""
+    """Images, puzzles, questions, texts with labels or without: by what the case tells of its data."""
     if "channels" in case:
         shape = {name: case[name] for name in ("channels", "height", "width", "classes")}
         constant = (0.5,) * case["channels"]
         return ImageSpec(name="noise", mean=constant, std=constant, synthetic=True, **shape)
+    if "source_bytes" in case:
+        first, second = (side_of(width) for width in case["widths"])
+        return AnswerSpec(
+            name="noise", source_bytes=case["source_bytes"], sides=(first, second), synthetic=True
+        )
     if "side" in case:
         return PuzzleSpec(name="noise", side=case["side"], synthetic=True)
     sizes = {name: case[name] for name in ("vocab_size", "block_size")}
     if "classes" in case:
         return TextClassSpec(name="noise", classes=case["classes"], pad=case["vocab_size"] - 1, **sizes)
     return TextSpec(name="noise", unit="token", validation_tokens=1, validation_bytes=None, **sizes)
+
+
+def side_of(width: int) -> Side:
+    """A language model of so many channels, of which nothing else is wanted."""
+    return Side(name="noise", vocab_size=256, width=width, anchor=(65,), answer_tokens=3, text_tokens=15)
 
 
 def tiny(name: str, *, seed: int = 0) -> tuple[nn.Module, Spec]:
@@ -53,6 +65,8 @@ def inputs_of(spec: Spec, rows: int) -> Tensor:
 
 
 def targets_of(spec: Spec, rows: int) -> Tensor:
+    if isinstance(spec, AnswerSpec):
+        return torch.arange(rows)
     if isinstance(spec, PuzzleSpec):
         return 2 + inputs_of(spec, rows) % spec.side
     if isinstance(spec, TextSpec):
@@ -61,6 +75,8 @@ def targets_of(spec: Spec, rows: int) -> Tensor:
 
 
 def output_shape(spec: Spec, rows: int) -> tuple[int, ...]:
+    if isinstance(spec, AnswerSpec):
+        return rows, spec.sides[0].width
     if isinstance(spec, PuzzleSpec):
         return rows, *spec.input_shape, spec.vocab_size
     if isinstance(spec, TextSpec):
@@ -69,15 +85,19 @@ def output_shape(spec: Spec, rows: int) -> tuple[int, ...]:
 
 
 def logits_of(output: Any) -> Tensor:
-    """What a model predicts; one that learns recursively gives it with more."""
+    """What a model predicts; one that learns recursively gives it with more. Of a prefix the mean."""
+    if isinstance(output, Prefixes):
+        return output.a_BMC.mean(dim=1)
     logits: Tensor = output[0] if isinstance(output, tuple) else output
     return logits
 
 
 def loss_of(output: Any, targets: Tensor, *, reduction: str = "mean") -> Tensor:
-    """The halting logits of a recursive model, too, are in it."""
+    """The halting logits of a recursive model, too, are in it, and the second prefix of a bridge."""
     loss = F.cross_entropy(logits_of(output).flatten(0, -2), targets.flatten(), reduction=reduction)
-    if isinstance(output, tuple):
+    if isinstance(output, Prefixes):
+        loss = loss + F.cross_entropy(output.b_BMC.mean(dim=1), targets, reduction=reduction)
+    elif isinstance(output, tuple):
         halting = F.binary_cross_entropy_with_logits(
             output[1], torch.ones_like(output[1]), reduction=reduction
         )

@@ -15,6 +15,7 @@ from lib.config import Config, config_from_values
 from lib.data.loader import Batch
 from lib.plan import plan as make_plan
 from lib.plan.types import Plan
+from tests.answers import answers_subject
 from tests.puzzles import puzzle_subject
 from tests.tokens import BLOCK, VOCAB, sentences_subject, text_subject
 from tests.training import CPU, Wrapped, random_subject, small_job, trained
@@ -53,6 +54,9 @@ def narrow_config(defconfig: str) -> Config:
     if "CONFIG_MODEL_LOOPED=y" in file.read_text():
         sizes = {"WIDTH": "8", "HIDDEN": "16", "MAX_ITERATIONS": "5", "NUDGED_ITERATIONS": "3"}
         values |= {f"CONFIG_LOOPED_{k}": v for k, v in sizes.items()}
+    if "CONFIG_MODEL_LATENTWIRE=y" in file.read_text():
+        sizes = {"LATENTS": "3", "WIDTH": "8", "LAYERS": "1", "HEADS": "2"}
+        values |= {f"CONFIG_LATENTWIRE_{name}": value for name, value in sizes.items()}
     if "CONFIG_MODEL_TRM=y" in file.read_text():
         sizes = {"WIDTH": "8", "MULTIPLE": "8", "PUZZLE_TOKENS": "2"}
         values |= {"CONFIG_TRM_SIZE_CUSTOM": "y", "CONFIG_AUGMENT_NONE": "y"}
@@ -63,6 +67,8 @@ def narrow_config(defconfig: str) -> Config:
 
 
 def subject_of(config: Config) -> Subject:
+    if config.model == "latentwire":
+        return answers_subject(config, train=3 * TARGET)
     if config.model == "trm":
         return puzzle_subject(config, train=3 * TARGET)
     if config.dataset == "sst2":

@@ -60,6 +60,11 @@ SMALL = {
     "SUDOKU_LEVEL_4X4": "y",
     "SUDOKU_TRAIN_SIZE": "64",
     "SUDOKU_TEST_SIZE": "16",
+    "FROZEN_STEPS": "1",
+    "LATENTWIRE_LATENTS": "2",
+    "LATENTWIRE_LAYERS": "1",
+    "LATENTWIRE_HEADS": "2",
+    "LATENTWIRE_WIDTH": "8",
     "AUTO_METHOD_PREDICT": "y",  # measuring has tests of its own
     "SINK_WANDB": "n",  # packages of others
     "SINK_TRACKIO": "n",
@@ -67,7 +72,7 @@ SMALL = {
     "LOOPED_NUDGED_ITERATIONS": "4",
 }
 # In place of data that are not there: texts for the models that read them, images for the others.
-EMBEDDED = ("markov", "sudoku", "scenes", "digits")
+EMBEDDED = ("markov", "sudoku", "key_values", "scenes", "digits")
 
 
 @pytest.fixture(scope="module")

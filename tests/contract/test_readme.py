@@ -56,6 +56,7 @@ COMMANDS = {
     "make bench": DRY,
     "make defconfig-looped && make train": END_TO_END,
     "make defconfig-looped+tier1": RUN,
+    "make defconfig-latentwire-tiny && make train": END_TO_END,
     "make experiment EXP=1": END_TO_END,
     "python3 -m venv .venv": OWN_TORCH,
     ".venv/bin/pip install torch --index-url INDEX_URL": OWN_TORCH,

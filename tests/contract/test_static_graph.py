@@ -29,6 +29,7 @@ DEFCONFIGS = {
     "resnet_bk": "resnet_bk",
     "trm": "trm-sudoku",
     "trm with an embedding": "trm-sudoku-extreme",
+    "latentwire": "latentwire-tiny",
 }
 
 

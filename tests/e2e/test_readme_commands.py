@@ -19,6 +19,7 @@ PUZZLES = (
     "CONFIG_TRM_SIZE_CUSTOM=y CONFIG_TRM_WIDTH=8 CONFIG_TRM_HEADS=1 CONFIG_MAX_STEPS=2"
     " CONFIG_TARGET_EFFECTIVE_BATCH=16 CONFIG_SUDOKU_TEST_SIZE=20"
 )
+BRIDGE = "CONFIG_FROZEN_STEPS=2 CONFIG_MAX_STEPS=2 CONFIG_LATENTWIRE_LAYERS=1 CONFIG_LATENTWIRE_WIDTH=8"
 SMALL_LOOP = "CONFIG_LOOPED_MAX_ITERATIONS=8 CONFIG_LOOPED_WIDTH=8"
 COMMANDS = [
     ("make defconfig-lenet5 && make train", SHORT, "Done: "),
@@ -42,6 +43,7 @@ COMMANDS = [
     ("make experiment EXP=1", "QUICK=1 CONFIG_LOOPED_WIDTH=8", "holds: "),
     ("make defconfig-trm-sudoku && make train", f"{PUZZLES} CONFIG_SUDOKU_TRAIN_SIZE=64", "exact accuracy"),
     ("make defconfig-trm-sudoku4 && make train", f"{PUZZLES} CONFIG_SUDOKU_TRAIN_SIZE=100", "exact accuracy"),
+    ("make defconfig-latentwire-tiny && make train", f"{BRIDGE} CONFIG_DATA_LIMIT=512", "shuffled prefix b"),
     ("make new-model NAME=my_net TASK=classify", "", "my_net"),
     ("make defconfig-my_net && make train", SHORT, "Done: "),
 ]

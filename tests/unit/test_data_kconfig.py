@@ -74,8 +74,10 @@ def test_each_model_has_the_sets_it_can_take(tree: Path) -> None:
     assert _taken(tree, "TOY_WRITER") == texts
     assert _taken(tree, "TOY_READER") == {"sst2"}
     puzzles = {"sudoku", "sudoku_csv"}
+    answers = {"key_values", "squad", "hotpot"}
     assert _taken(tree, "TRM") == puzzles
-    assert _taken(tree, "RESNET18") == set(NAMES) - texts - puzzles - {"sst2"}
+    assert _taken(tree, "LATENTWIRE") == answers
+    assert _taken(tree, "RESNET18") == set(NAMES) - texts - puzzles - answers - {"sst2"}
 
 
 def test_a_model_of_text_trains_offline_by_default_and_has_nothing_of_images(tree: Path) -> None:
