@@ -6,6 +6,7 @@ and a causal state not on tokens that come later. Shapes: B samples, T tokens, D
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
@@ -126,8 +127,15 @@ class AndersonMixer:
         self.kept = [*self.kept[-HISTORY:], torch.ones_like(state_GE[:, 0].real, dtype=torch.bool)]
 
     def _mixture(self) -> Tensor:
+        """In single precision at the least: nothing solves the few equations of a group in less."""
+        device = self.states[0].device.type
+        available = torch.amp.is_autocast_available(device)  # "meta" has none
+        with torch.autocast(device, enabled=False) if available else contextlib.nullcontext():
+            return self._mixed().to(self.states[0].dtype)
+
+    def _mixed(self) -> Tensor:
         kept_GM = torch.stack(self.kept, dim=1)
-        states_GME, moves_GME = torch.stack(self.states, dim=1), torch.stack(self.moves, dim=1)
+        states_GME, moves_GME = (_single(torch.stack(each, dim=1)) for each in (self.states, self.moves))
         moves_GME = moves_GME * kept_GM[..., None]
         products_GMM = moves_GME.conj() @ moves_GME.transpose(1, 2)
         trace_G = products_GMM.diagonal(dim1=1, dim2=2).real.sum(dim=1)
@@ -140,6 +148,10 @@ class AndersonMixer:
         alpha_GM, _ = torch.linalg.solve_ex(products_GMM + torch.diag_embed(diagonal_GM), ones_GM)
         alpha_GM = alpha_GM / alpha_GM.sum(dim=1, keepdim=True)
         return (alpha_GM[..., None] * (states_GME + self.step_size * moves_GME)).sum(dim=1)  # type: ignore[no-any-return]
+
+
+def _single(tensor: Tensor) -> Tensor:
+    return tensor.float() if tensor.dtype in (torch.bfloat16, torch.float16) else tensor
 
 
 def _mixer(options: SolverOptions, start: Tensor) -> _Damped | AndersonMixer:

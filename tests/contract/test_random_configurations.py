@@ -23,7 +23,7 @@ from tests.configs import load_hardware
 from tests.machine import slowness
 
 ROOT = Path(__file__).resolve().parents[2]
-MANY = 1000
+MANY, MOST = 1000, 10_000
 MACHINES = ("h100-80g-70g-free-x4", "rtx3090", "cpu-8g")
 PARTS, PART = 5, 10  # of the sample that trains; the workers of the tests share them
 TRAINING_SECONDS = 300 / PARTS
@@ -120,6 +120,10 @@ def planned(tree: Any, machine: str) -> str:
     return ""
 
 
+def visible(tree: Any) -> set[str]:
+    return {symbol.name for symbol in tree.unique_defined_syms if symbol.visibility}
+
+
 @pytest.mark.slow
 def test_random_configurations_lose_nothing_and_plan_or_say_why(trees: tuple[Any, Any]) -> None:
     writer, reader = trees
@@ -133,10 +137,15 @@ def test_random_configurations_lose_nothing_and_plan_or_say_why(trees: tuple[Any
         texts.add(full)
         assert read(reader, full) == wanted, seed
         assert read(reader, write.minimal_text(writer)) == wanted, seed
-        reached |= {symbol.name for symbol in writer.unique_defined_syms if symbol.visibility}
+        reached |= visible(writer)
         for machine in MACHINES:
             plans[machine] += not planned(writer, machine)
     prompted = {one.name for one in writer.unique_defined_syms if any(node.prompt for node in one.nodes)}
+    for seed in range(MANY, MOST):  # some options need several others, which few configurations have
+        if prompted <= reached:
+            break
+        make_extreme(writer, "randconfig", {}, seed=seed)
+        reached |= visible(writer)
     assert prompted - reached == set()
     assert len(texts) > 0.99 * MANY
     # Devices are drawn too: about a quarter ask for one that a machine has not.

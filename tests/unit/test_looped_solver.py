@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import pytest
@@ -136,6 +137,21 @@ def test_anderson_begins_anew_where_it_diverges() -> None:
         mixed = mixer(state, image, torch.tensor(residual, dtype=torch.float64)[:, None])
     damped = torch.lerp(state, image, 0.5)
     assert (mixed[0] - damped[0]).abs().max() <= 1e-9 and (mixed[1] - damped[1]).abs().max() > 0.01
+
+
+def test_anderson_mixes_states_of_half_precision_in_single() -> None:
+    """Nothing solves equations in bf16, and products of it would be those of rounded moves."""
+    torch.manual_seed(1)
+    steps = [torch.randn(2, 3, 8) for _ in range(4)]
+    mixed = {}
+    for dtype in (torch.float32, torch.bfloat16):
+        mixer = AndersonMixer(0.9, steps[0], "sample")
+        with torch.autocast("cpu", enabled=dtype != torch.float32):
+            for state, image in itertools.pairwise(steps):
+                rounded = state.bfloat16().to(dtype), image.bfloat16().to(dtype)
+                mixed[dtype] = mixer(*rounded, relative_residual(*rounded, "sample"))
+    assert mixed[torch.bfloat16].dtype == torch.bfloat16
+    assert relative_error(mixed[torch.bfloat16].float(), mixed[torch.float32]) < 0.01
 
 
 def test_least_and_most_iterations_are_kept() -> None:
