@@ -15,7 +15,7 @@ from lib.memory.predict import CUDA_GRANULARITY, STEPS, add_state, watch_gradien
 from lib.memory.simulation import simulation
 from lib.plan.fitting import Parts, Predict, Trial
 from lib.plan.sharding import shares
-from lib.plan.types import Hardware, Plan
+from lib.plan.types import Hardware, Plan, one_reason
 from train import loop
 from train.bridge import Bridge
 from train.evaluation import evaluation_sums
@@ -112,7 +112,6 @@ def plan_of(trial: Trial) -> Plan:
     """A plan for as few micro-batches as there can be: a third one finds the same memory as the second."""
     accumulation, world = 1 + trial.accumulates, 1 + trial.several_devices
     effective = trial.micro_batch * accumulation * world
-    names = [field.name for field in dataclasses.fields(Plan) if field.name != "reasons"]
     return Plan(
         device=trial.device,
         world=world,
@@ -128,7 +127,7 @@ def plan_of(trial: Trial) -> Plan:
         channels_last=trial.channels_last,
         compile=False,  # the planner adds a share for what it does
         memory=None,
-        reasons=dict.fromkeys(names, "tried out"),
+        reasons=one_reason("tried out"),
     )
 
 

@@ -20,7 +20,7 @@ from lib.data.loader import Batch
 from lib.data.types import IGNORED, ArrayPart, Dataset, TextSpec
 from lib.errors import ToolkitError
 from lib.hardware import probe
-from lib.plan.types import Plan
+from lib.plan.types import Plan, one_reason
 from train import loop
 from train.frozen import FrozenSource, size_options, text_spec
 from train.job import Progress
@@ -177,7 +177,6 @@ def _recipe(config: Config, options: Mapping[str, Any]) -> Config:
 
 
 def _plan() -> Plan:
-    fields = [field.name for field in dataclasses.fields(Plan) if field.name != "reasons"]
     return Plan(
         device="cpu",
         world=1,
@@ -193,5 +192,5 @@ def _plan() -> Plan:
         channels_last=False,
         compile=False,
         memory=None,
-        reasons=dict.fromkeys(fields, "the same for every run, so that it is made once"),
+        reasons=one_reason("the same for every run, so that it is made once"),
     )

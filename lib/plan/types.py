@@ -189,3 +189,8 @@ class Plan:
             why = dict.fromkeys(("strategy", "shard"), "all there was in the version that made this plan")
             data = {**data, "strategy": strategy, "shard": 1, "reasons": {**data["reasons"], **why}}
         return cls(**{**data, "memory": memory})
+
+
+def one_reason(reason: str) -> dict[str, str]:
+    """`reasons` of a plan that was not decided: the same one for every field."""
+    return {field.name: reason for field in dataclasses.fields(Plan) if field.name != "reasons"}
