@@ -83,7 +83,7 @@ class Backend:
         return [tensor.cpu()]
 
     def gatherer(self, layout: Layout) -> Gatherer:  # noqa: ARG002
-        """What puts states together of which every rank has a part. All ranks must ask for the first one."""
+        """What puts states together that are spread by `layout`. All ranks ask for it at the same time."""
         return Gatherer(rank=self.rank)
 
     def close(self) -> None:
