@@ -200,7 +200,7 @@ $(FRAGMENT_TARGETS): ready
 ## preflight: eleven checks of the configured run on a few samples, in about a minute; JSON=1
 ## sweep: train all runs of defconfigs/sweeps/SWEEP=.yaml that are not there yet, and compare them; JOBS= OUT=
 ## scaling: train several sizes and judge how the loss falls; QUICK=1 BUDGET= COMPARE= CORPUS= EPOCHS= BATCH= DEVICE= OUT=
-## scaling-plan: what each run of it would cost
+## scaling-plan: what each run of it would cost, and what they could not show
 ## scaling-run: its plan, gate and runs alone
 ## scaling-fit: fit the laws of its results
 ## scaling-plot: draw its results

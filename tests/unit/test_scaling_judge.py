@@ -114,7 +114,7 @@ def test_an_effect_within_the_seeds_is_not_resolved() -> None:
     verdict = judge(flat, **QUICK)
     assert verdict.falls_with_size is None and "not resolved at this budget" in verdict.sentence()
     alone = judge(grid()[:4], **QUICK)
-    assert alone.spread is None and "no cell was trained with several seeds" in alone.sentence()
+    assert alone.spread is None and "no cell has several seeds" in alone.sentence()
 
 
 def test_the_spread_is_pooled_over_cells() -> None:

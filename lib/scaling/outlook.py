@@ -1,0 +1,56 @@
+"""What a sweep cannot show whatever its losses will be: told of its plan, before anything is trained.
+
+The rules are those of lib.scaling.judge and lib.scaling.isoflop, asked of models that have no loss yet.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+
+from lib.scaling.isoflop import uncovered
+from lib.scaling.judge import LAWS, NO_SEEDS, lacks, points_for, seed_spread
+from lib.scaling.laws import Point
+from lib.scaling.planning import Planned, budget_of, reductions, wall_seconds
+from lib.scaling.report import TITLES
+
+
+def outlook(
+    plan: Sequence[Planned], whole: Sequence[Planned], *, workers: int, given: Sequence[str]
+) -> Iterator[str]:
+    """A line for each law that the plan is insufficient for, with the reason and what would help.
+
+    whole: the grid that `plan` was cut out of. given: the variables that made it smaller than all there is.
+    """
+    for arch, missing in insufficient(plan).items():
+        for title, reasons in missing.items():
+            todo = _remedy(arch, title, whole, least=wall_seconds(plan, workers=workers), workers=workers)
+            todo = todo or f"the whole grid has what it needs: leave out {' and '.join(given)}"
+            yield f"{arch}: the plan is insufficient for {title}: {'; '.join(reasons)}; {todo}"
+
+
+def insufficient(plan: Sequence[Planned]) -> Mapping[str, Mapping[str, Sequence[str]]]:
+    """By architecture and title of a law, what it needs and the plan does not have."""
+    points: dict[str, list[Point]] = defaultdict(list)
+    for each in plan:
+        points[each.config.arch].append(
+            Point(parameters=each.counts.nonembedding, tokens=each.tokens, loss=math.nan)
+        )
+    return {arch: _missing(own) for arch, own in points.items()}
+
+
+def _missing(points: Sequence[Point]) -> dict[str, list[str]]:
+    missing = {TITLES[name]: lacks(points_for(name, points), name) for name in LAWS}
+    missing["isoFLOP"] = [reason] if (reason := uncovered(points)) else []
+    missing["telling whether the loss falls with size"] = [NO_SEEDS] if seed_spread(points) is None else []
+    return {title: reasons for title, reasons in missing.items() if reasons}
+
+
+def _remedy(arch: str, title: str, whole: Sequence[Planned], *, least: float, workers: int) -> str:
+    """The smallest time that has room for enough of the grid; empty where the grid itself has not enough."""
+    for kept in reversed(list(reductions(whole))):
+        seconds = wall_seconds(kept, workers=workers)
+        if seconds > least and title not in insufficient(kept).get(arch, {}):
+            return f"about {budget_of(seconds)} is enough"
+    return ""
