@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -163,7 +163,11 @@ class ScalingExperiments:
         self.say("Gate: the original, two-sided block is caught")
 
     def run(self, configs: Sequence[ScalingConfig]) -> list[ScalingResults]:
-        """Train what is not there yet; the results of all, also of those that failed, are kept together."""
+        """Train what is not there yet; the results of all, also of those that failed, are kept together.
+
+        Raises ConfigError where a configuration is of another corpus.
+        """
+        self._check_corpora((config.corpus for config in configs), "a configuration")
         sweep = Sweep(
             root=ROOT,
             out=self.out,
@@ -197,12 +201,16 @@ class ScalingExperiments:
                 todo="make scaling goes on",
             )
         present = [result for result in found if result is not None]
-        if others := {result.config["corpus"] for result in present} - {self.corpus_name}:
-            raise ConfigError(
-                f"the sweep in {self.out} is not of CORPUS={self.corpus_name}",
-                todo=f"give CORPUS={min(others)}, with which it was made",
-            )
+        self._check_corpora((result.config["corpus"] for result in present), f"the sweep in {self.out}")
         return present
+
+    def _check_corpora(self, names: Iterable[str], what: str) -> None:
+        """Losses on a text say nothing beside the floors, the entropy rate and the vocabulary of another."""
+        if others := set(names) - {self.corpus_name}:
+            raise ConfigError(
+                f"{what} is of CORPUS={min(others)}, not of CORPUS={self.corpus_name}",
+                todo="give the same to both",
+            )
 
     def verdicts(self) -> dict[str, Verdict]:
         """Of each architecture, from its sound results alone."""

@@ -49,12 +49,15 @@ def covered(points: Sequence[Point]) -> list[tuple[float, list[float]]]:
     if len(spans) < FEWEST_SIZES:
         return []
     low, high = sorted(span[0] for span in spans), sorted(span[1] for span in spans)
+    least, most = low[FEWEST_SIZES - 1], high[-FEWEST_SIZES]
+    if least >= most:
+        return []
     found = []
-    for flops in np.geomspace(low[FEWEST_SIZES - 1], high[-FEWEST_SIZES], BUDGETS):
+    for flops in np.geomspace(least, most, BUDGETS):
         sizes = [
             size
-            for size, (least, most) in ranges.items()
-            if least * 0.999 <= flops / (6 * size) <= most * 1.001
+            for size, (fewest, largest) in ranges.items()
+            if fewest * 0.999 <= flops / (6 * size) <= largest * 1.001
         ]
         if len(sizes) >= FEWEST_SIZES:
             found.append((float(flops), sizes))

@@ -25,7 +25,7 @@ def outlook(
     """
     for arch, missing in insufficient(plan).items():
         for title, reasons in missing.items():
-            todo = _remedy(arch, title, whole, least=wall_seconds(plan, workers=workers), workers=workers)
+            todo = _remedy(arch, title, whole, workers=workers)
             todo = todo or f"the whole grid has what it needs: leave out {' and '.join(given)}"
             yield f"{arch}: the plan is insufficient for {title}: {'; '.join(reasons)}; {todo}"
 
@@ -47,10 +47,11 @@ def _missing(points: Sequence[Point]) -> dict[str, list[str]]:
     return {title: reasons for title, reasons in missing.items() if reasons}
 
 
-def _remedy(arch: str, title: str, whole: Sequence[Planned], *, least: float, workers: int) -> str:
-    """The smallest time that has room for enough of the grid; empty where the grid itself has not enough."""
-    for kept in reversed(list(reductions(whole))):
-        seconds = wall_seconds(kept, workers=workers)
-        if seconds > least and title not in insufficient(kept).get(arch, {}):
-            return f"about {budget_of(seconds)} is enough"
-    return ""
+def _remedy(arch: str, title: str, whole: Sequence[Planned], *, workers: int) -> str:
+    """The time from which on every budget is enough; empty where the whole grid is not."""
+    enough: Sequence[Planned] = ()
+    for kept in reductions(whole):
+        if title in insufficient(kept).get(arch, {}):
+            break
+        enough = kept
+    return f"about {budget_of(wall_seconds(enough, workers=workers))} is enough" if enough else ""

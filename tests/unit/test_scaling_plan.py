@@ -34,8 +34,8 @@ from lib.scaling.planning import (
     configs_of,
     names_of,
     planned,
+    reductions,
     seconds_of,
-    wall_seconds,
     within,
 )
 from lib.scaling.report import TITLES
@@ -157,24 +157,33 @@ def test_a_smaller_grid_says_what_it_cannot_show_and_what_it_leaves_out(
     assert all(line.endswith(f"leave out {given}") for line in lines)
 
 
-def test_a_budget_that_is_too_small_says_which_one_is_enough() -> None:
+def test_a_budget_that_is_too_small_says_from_which_on_it_is_enough() -> None:
     whole = plan_of(DOCUMENT.fitted(ONE_PASS))
-    plan = whole
-    for seconds in range(200, 0, -1):
-        plan = within(whole, seconds=seconds, workers=2)
-        if len(plan) <= 5:
-            break
-    lines = list(outlook(plan, whole, workers=2, given=["BUDGET="]))
-    assert {title for title in TITLES.values() if any(title in line for line in lines)} == set(
-        TITLES.values()
-    )
-    for line in lines:
-        (budget,) = re.findall(r"about BUDGET=(\w+) is enough$", line)
-        (title,) = re.findall(r"insufficient for (.*?): ", line)
-        enough = within(whole, seconds=seconds_of(budget), workers=2)
-        assert wall_seconds(enough, workers=2) > wall_seconds(plan, workers=2)
-        assert title not in missing(enough) or budget.endswith("m"), "minutes are rounded up"
+    all_cuts = list(reductions(whole))
     assert list(outlook(whole, whole, workers=2, given=[])) == []
+    poor = [cut for cut in all_cuts if missing(cut)]
+    for plan in (poor[0], poor[-1]):
+        told = dict.fromkeys(missing(plan), "")
+        for line in outlook(plan, whole, workers=2, given=["BUDGET="]):
+            (title,) = re.findall(r"insufficient for (.*?): ", line)
+            (told[title],) = re.findall(r"; about BUDGET=(\w+) is enough$", line)
+        assert all(told.values())
+        for title, budget in told.items():
+            enough = within(whole, seconds=seconds_of(budget), workers=2)
+            larger = all_cuts[: all_cuts.index(enough) + 1]
+            assert all(title not in missing(cut) for cut in larger)
+            assert title in missing(all_cuts[len(larger)]), "a smaller one is not"
+
+
+def test_the_most_data_of_few_sizes_carries_no_law_of_size() -> None:
+    """However many sizes there are at less data."""
+    plan = plan_of(DOCUMENT.fitted(ONE_PASS))
+    most = max(each.tokens for each in plan)
+    cut = [each for each in plan if each.tokens < most or each.config.d_model == 64]
+    assert missing(cut) == set()
+    cut = [each for each in plan if each.tokens < most]
+    cut += [each for each in plan if each.tokens == most][:2]
+    assert missing(cut) == {TITLES["power"], TITLES["floor"]}
 
 
 def test_names_of_amounts_that_are_no_thousands_differ() -> None:
@@ -321,5 +330,7 @@ def test_a_sweep_is_judged_by_the_corpus_that_it_was_made_with(tmp_path: Path) -
     plain = ScalingResults(16, 2, 1, 1.0, 1.0, 1.0, 1, 1.0, [], config={"corpus": "pysource"})
     write(tmp_path / "d16_l2_results.json", plain.to_json())
     assert ScalingExperiments(tmp_path, corpus="pysource").results() == [plain]
-    with pytest.raises(ConfigError, match=r"is not of CORPUS=synthetic; give CORPUS=pysource"):
+    with pytest.raises(ConfigError, match=r"is of CORPUS=pysource, not of CORPUS=synthetic; give the same"):
         ScalingExperiments(tmp_path).results()
+    with pytest.raises(ConfigError, match="a configuration is of CORPUS=synthetic, not of CORPUS=pysource"):
+        ScalingExperiments(tmp_path, corpus="pysource").run([ScalingConfig(16, 2)])
