@@ -75,6 +75,12 @@ def test_too_few_points_sizes_or_amounts_are_refused() -> None:
     short = [point for point in points if point.tokens in TOKENS[:2]]
     assert any("2 amounts" in reason for reason in shortfalls(short, "chinchilla", 0.01))
     assert shortfalls(points, "chinchilla", 0.01) == []
+    three = [point for point in only(points, tokens=TOKENS[0]) if point.parameters in SIZES[:3]]
+    assert lacks(three, "floor") == ["3 sizes, and 4 are needed"] and lacks(three, "power") == []
+    largest = [
+        point for point in points if point.parameters == SIZES[2] or point in points[2:4] + points[5:7]
+    ]
+    assert lacks(largest + largest[-4:], "chinchilla") == ["too few points are left without the largest size"]
     assert judge(few, **QUICK).fits["chinchilla"].status == "insufficient"
 
 

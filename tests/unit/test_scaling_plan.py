@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import re
 import sys
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
 
@@ -88,7 +88,7 @@ def test_the_whole_grid_can_carry_every_law_on_the_default_corpus(arch: str) -> 
     grid = DOCUMENT.fitted(ONE_PASS)
     assert len(grid.tokens) == 3 and grid.tokens[2] / grid.tokens[0] == pytest.approx(4)
     assert missing(plan_of(grid, arch=arch)) == set()
-    assert missing(plan_of(dataclasses.replace(DOCUMENT, tokens=(2_000_000,)), arch=arch)) == {
+    assert missing(plan_of(replace(DOCUMENT, tokens=(2_000_000,)), arch=arch)) == {
         TITLES["chinchilla"],
         "isoFLOP",
     }
@@ -105,7 +105,7 @@ def test_amounts_of_data_shrink_together_and_no_run_is_longer_than_a_pass() -> N
         assert missing(plan) == set(), one_pass
     with pytest.raises(ConfigError, match=r"BATCH=16 is too large .* takes 2048 tokens, .* is 1536"):
         DOCUMENT.fitted(4 * 2_048 - 1)
-    epochs = dataclasses.replace(DOCUMENT, tokens=())
+    epochs = replace(DOCUMENT, tokens=())
     assert epochs.fitted(2_048) == epochs
     with pytest.raises(ConfigError, match="BATCH=16 is too large"):
         epochs.fitted(2_047)
@@ -113,9 +113,9 @@ def test_amounts_of_data_shrink_together_and_no_run_is_longer_than_a_pass() -> N
 
 def test_what_a_plan_cannot_show_is_what_the_fitter_will_refuse() -> None:
     """Losses that follow a law exactly: nothing but what the plan lacks is left to refuse."""
-    short = dataclasses.replace(DOCUMENT, tokens=(1_000_000, 2_000_000), repeated=(0, 0))
-    few = dataclasses.replace(DOCUMENT.fitted(ONE_PASS), shapes=DOCUMENT.shapes[::6])
-    for grid in (QUICK, DOCUMENT.fitted(ONE_PASS), short, few, dataclasses.replace(QUICK, tokens=())):
+    short = replace(DOCUMENT, tokens=(1_000_000, 2_000_000), repeated=(0, 0))
+    few = replace(DOCUMENT.fitted(ONE_PASS), shapes=DOCUMENT.shapes[::6])
+    for grid in (QUICK, DOCUMENT.fitted(ONE_PASS), short, few, replace(QUICK, tokens=())):
         plan = plan_of(grid)
         points = [
             Point(
@@ -143,7 +143,7 @@ def test_what_a_plan_cannot_show_is_what_the_fitter_will_refuse() -> None:
     ("grid", "given", "expected"),
     [
         (QUICK, "QUICK=1", {TITLES["chinchilla"], "isoFLOP"}),
-        (dataclasses.replace(DOCUMENT, tokens=()), "EPOCHS=", {TITLES["chinchilla"], "isoFLOP"}),
+        (replace(DOCUMENT, tokens=()), "EPOCHS=", {TITLES["chinchilla"], "isoFLOP"}),
     ],
 )
 def test_a_smaller_grid_says_what_it_cannot_show_and_what_it_leaves_out(
@@ -157,8 +157,12 @@ def test_a_smaller_grid_says_what_it_cannot_show_and_what_it_leaves_out(
     assert all(line.endswith(f"leave out {given}") for line in lines)
 
 
-def test_a_budget_that_is_too_small_says_from_which_on_it_is_enough() -> None:
+@pytest.mark.parametrize("data_first", [False, True])
+def test_a_budget_that_is_too_small_says_from_which_on_it_is_enough(data_first: bool) -> None:
+    """data_first: where more data is dearer than any size, the first run of more data is one size alone."""
     whole = plan_of(DOCUMENT.fitted(ONE_PASS))
+    if data_first:
+        whole = [replace(each, seconds=each.tokens * 1e-3 + each.counts.total * 1e-6) for each in whole]
     all_cuts = list(reductions(whole))
     assert list(outlook(whole, whole, workers=2, given=[])) == []
     poor = [cut for cut in all_cuts if missing(cut)]
