@@ -32,6 +32,7 @@ USED_BY = {
     "SYM": {"explain"},
     "Q": {"searchconfig"},
     "EXP": {"experiment"},
+    "EPOCHS": {"scaling", "scaling-plan", "scaling-run"},
     "COLUMN": {"curve"},
     "THRESHOLD": {"curve"},
     "REFERENCE": {"curve"},
