@@ -4,7 +4,10 @@
 PYTHON ?= python3
 VENV ?= .venv
 GOMP_SPINCOUNT ?= 10000
-KCONFIG_CONFIG ?= $(if $(O),$(O)/.config,.config)
+KCONFIG_CONFIG ?= .config
+config_is_named := $(filter-out file,$(origin KCONFIG_CONFIG))
+# A relative one lies below O=, as in the kernel; one that a make around this one put there already does.
+override KCONFIG_CONFIG := $(if $(O),$(if $(filter /% $(O)/%,$(firstword $(KCONFIG_CONFIG))),,$(O)/))$(or $(KCONFIG_CONFIG),.config)
 
 # Threads that wait for work spin this long before they sleep. By default those of GNU OpenMP spin
 # for milliseconds, which other programs on a shared machine, and so the threads they wait for, lack.
@@ -42,6 +45,8 @@ option = $(if $(call given,$(2)),--$(1)=$(call given,$(2)))
 
 NAMES := $(filter-out fragments sweeps %~,$(notdir $(wildcard defconfigs/*)))
 FRAGMENTS := $(filter-out %~,$(notdir $(wildcard defconfigs/fragments/*)))
+# A pattern does not reach across a slash, which no name has: the front says so.
+SLASHED := $(foreach goal,$(MAKECMDGOALS),$(if $(findstring /,$(goal)),$(goal)))
 UNKNOWN := $(filter-out $(KCONFIG_MAKE_KNOWN) CONFIG_%,$(KCONFIG_MAKE_VARIABLES))
 
 EXTREMES := alldefconfig allnoconfig allyesconfig allmodconfig tinyconfig randconfig
@@ -67,7 +72,8 @@ USE_A := diffconfig
 USE_B := diffconfig
 USE_SYM := explain
 USE_Q := searchconfig
-USE_KCONFIG_ALLCONFIG := $(EXTREMES) defconfig
+# A shipped configuration is all that it is, as in the kernel.
+USE_KCONFIG_ALLCONFIG := $(EXTREMES) $(if $(call given,DEFCONFIG),,defconfig)
 USE_KCONFIG_SEED := randconfig
 USE_KCONFIG_PROBABILITY := randconfig
 USE_KCONFIG_NOSILENTUPDATE := syncconfig
@@ -113,14 +119,14 @@ all: train
 ## oldconfig: ask for the options that are new
 ## olddefconfig: give every symbol that is new its default
 ## syncconfig: olddefconfig without a word, and include/config/auto.conf
-## defconfig: start from DEFCONFIG=NAME, or from all defaults
+## defconfig: start from DEFCONFIG=NAME, or, as alldefconfig does, from all defaults
 ## defconfig-NAME: start from defconfigs/NAME; defconfig-NAME+FRAGMENT adds a fragment, FRAGMENT= files
 ## NAME_defconfig: the same
 ## FRAGMENT.config: put a fragment on top of the configuration; STRICT=1 refuses to replace values
 ## mergeconfig: the same with the files FRAGMENT=
 ## setconfig: set options: SET="NAME=value NAME=value"
-## alldefconfig: all defaults
-## allnoconfig: as much off as possible; KCONFIG_ALLCONFIG= names what is to be otherwise
+## alldefconfig: all defaults; KCONFIG_ALLCONFIG= names a file of what is to be otherwise, also for the next five
+## allnoconfig: as much off as possible
 ## allyesconfig: as much on as possible
 ## allmodconfig: allyesconfig, for want of modules
 ## randconfig: options at random; KCONFIG_SEED= KCONFIG_PROBABILITY=
@@ -168,7 +174,7 @@ mergeconfig: ready
 	$(KCONF) merge $(on_top)
 
 # The static rules are what a shell completes; the pattern takes A+B and answers a wrong name.
-DEFCONFIGS := $(addprefix defconfig-,$(NAMES)) $(addsuffix _defconfig,$(NAMES))
+DEFCONFIGS := $(addprefix defconfig-,$(NAMES)) $(addsuffix _defconfig,$(NAMES)) $(filter defconfig-%,$(SLASHED))
 $(DEFCONFIGS): ready
 	$(KCONF) defconfig $(on_top) $(call quote,$(patsubst %_defconfig,%,$(@:defconfig-%=%)))
 
@@ -272,9 +278,9 @@ sweep: ready symbols
 	$(quiet)$(PY) -m scripts.sweep $(call option,jobs,JOBS) $(call option,out,OUT) $(call given,SWEEP)
 
 # train-NAME keeps to a directory of its own, unless O= or KCONFIG_CONFIG= names another place.
-TRAIN_NAMES := $(addprefix train-,$(NAMES))
+TRAIN_NAMES := $(addprefix train-,$(NAMES)) $(filter train-%,$(SLASHED))
 named_out = $(or $(O),build/$(@:train-%=%))
-named_config = $(if $(filter file,$(origin KCONFIG_CONFIG)),$(named_out)/.config,$(KCONFIG_CONFIG))
+named_config = $(if $(config_is_named),$(KCONFIG_CONFIG),$(named_out)/.config)
 define train_named
 $(quiet)KCONFIG_CONFIG=$(call quote,$(named_config)) $(PY) scripts/kconf.py defconfig $(call quote,$(@:train-%=%))
 $(quiet)KCONFIG_CONFIG=$(call quote,$(named_config)) $(PY) -m train --runs $(call quote,$(named_out)/runs) train

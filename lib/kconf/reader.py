@@ -6,9 +6,10 @@ every comment that looks like an assignment, is a fault that says how the line s
 
 from __future__ import annotations
 
+import errno
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from lib.kconf.tree import display
@@ -72,10 +73,18 @@ class _NotAnAssignment(Exception):
     """A line that cannot be taken; says why and how it should read."""
 
 
+def refuse_special(path: Path) -> None:
+    """Raise OSError for what is there, but neither a file nor a directory: a pipe or a device may never end,
+    and is not to be replaced by a file."""
+    if path.exists() and not path.is_file() and not path.is_dir():
+        raise OSError(errno.EINVAL, "it is no regular file", str(path))
+
+
 def read_file(path: Path, *, prefix: str = "CONFIG_") -> Layer:
     """Read one configuration file. Whatever is wrong with it is in the layer's `faults`; never raises."""
     name = display(path)
     try:
+        refuse_special(path)
         data = path.read_bytes()
     except OSError as error:
         return Layer(
@@ -116,6 +125,17 @@ def read_text(data: bytes, *, name: str, prefix: str = "CONFIG_") -> Layer:
         by_tool=any(line.startswith(_TOOL_HEADERS) for line in lines[:3]),
         made_from=_made_from(lines[1]) if lines[0] == HEADER and len(lines) > 1 else (),
     )
+
+
+def shipped_assignments(layer: Layer, root: Path) -> dict[tuple[str, str], Assignment]:
+    """What the files of which `layer` was made assign, by symbol and text, named as from `root`. Files that
+    are no more are left out."""
+    return {
+        (assignment.name, assignment.text): replace(assignment, file=name)
+        for name in layer.made_from
+        if (root / name).is_file()
+        for assignment in read_file(root / name).assignments
+    }
 
 
 def command_line(

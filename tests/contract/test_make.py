@@ -57,6 +57,10 @@ CONFIGURATION_TARGETS = {
     "defconfig-resnet18+fp32": ["defconfig", "resnet18+fp32"],
     "resnet18+fp32_defconfig": ["defconfig", "resnet18+fp32"],
     "defconfig-nope": ["defconfig", "nope"],
+    # No name has a slash, and a pattern does not reach across one: it is not make that answers.
+    "defconfig-a/b": ["defconfig", "a/b"],
+    "a/b_defconfig": ["defconfig", "a/b"],
+    "a/b.config": ["merge", "a/b"],
     "defconfig-lenet5 'FRAGMENT=a b/c' STRICT=1": ["defconfig", "--fragments=a b/c", "--strict", "lenet5"],
     "debug.config": ["merge", "debug"],
     "nope.config STRICT=1": ["merge", "--strict", "nope"],
@@ -131,9 +135,35 @@ def test_named_training_stops_where_the_configuration_fails(make: Make) -> None:
     assert done.calls == [["scripts/kconf.py", "defconfig", "nope"]]
 
 
-def test_kconfig_config_of_the_environment_is_honoured(make: Make) -> None:
-    done = make("checkconfig", env={"KCONFIG_CONFIG": "elsewhere/cfg"})
-    assert done.environments[0]["KCONFIG_CONFIG"] == "elsewhere/cfg"
+@pytest.mark.parametrize(
+    ("out", "named", "file"),
+    [
+        (None, "elsewhere/cfg", "elsewhere/cfg"),
+        ("out", "sub/cfg", "out/sub/cfg"),
+        ("out", "/abs/cfg", "/abs/cfg"),
+        ("out", "out/cfg", "out/cfg"),  # as a make around this one hands it on
+        ("out", "", "out/.config"),
+        ("an out", "my cfg", "an out/my cfg"),
+        ("/abs out", "cfg", "/abs out/cfg"),
+    ],
+)
+def test_kconfig_config_is_honoured_below_out(make: Make, out: str | None, named: str, file: str) -> None:
+    given = [f"O={out}"] if out else []
+    on_the_command_line = make("checkconfig", f"KCONFIG_CONFIG={named}", *given)
+    assert on_the_command_line.environments[0]["KCONFIG_CONFIG"] == file
+    of_the_environment = make("checkconfig", *given, env={"KCONFIG_CONFIG": named})
+    assert of_the_environment.environments[0]["KCONFIG_CONFIG"] == file
+    # Named training has a place of its own only where nobody names one.
+    if named:
+        done = make("train-lenet5", f"KCONFIG_CONFIG={named}", *given)
+        assert {kept["KCONFIG_CONFIG"] for kept in done.environments} == {file}
+
+
+def test_a_shipped_configuration_takes_no_presets(make: Make) -> None:
+    assert make("defconfig", "KCONFIG_ALLCONFIG=a").environments[0]["KCONFIG_ALLCONFIG"] == "a"
+    done = make("defconfig", "DEFCONFIG=lenet5", "KCONFIG_ALLCONFIG=a")
+    assert (done.returncode, done.calls) == (2, [])
+    assert "KCONFIG_ALLCONFIG is not used by make defconfig" in done.stderr
 
 
 @pytest.mark.parametrize(

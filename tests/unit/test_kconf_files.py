@@ -40,6 +40,17 @@ def test_savedefconfig_by_name_keeps_the_opening_comment(kconf_project, kconf):
     ]
 
 
+def test_a_configuration_cannot_have_the_name_of_a_fragment(kconf_project, kconf):
+    kconf("defconfig", "gpt2")
+    (kconf_project / "defconfigs/fragments/site.config").write_text("CONFIG_DEBUG=y\n")
+    for name, file in (("debug", "debug"), ("site", "site.config"), ("site.config", "site.config")):
+        assert kconf("savedefconfig", f"--name={name}")[::2] == (
+            2,
+            [f"error: defconfigs/fragments/{file} is a fragment of that name; choose another DEFCONFIG="],
+        )
+        assert not (kconf_project / "defconfigs" / name).exists()
+
+
 def test_a_comment_that_would_be_lost_stops_the_writing(kconf_project, kconf):
     kconf("defconfig", "lenet5")
     lenet5 = kconf_project / "defconfigs/lenet5"
@@ -103,6 +114,54 @@ def test_update_defconfigs_rewrites_all_or_none(kconf_project, kconf):
     assert (
         kconf_project / "defconfigs/lenet5"
     ).read_text() == "# Small\nCONFIG_NUM_EPOCHS=3\nCONFIG_DEBUG=y\n"
+
+
+def test_update_defconfigs_rewrites_none_where_one_is_read_only(kconf_project, kconf):
+    (kconf_project / "defconfigs/broken").unlink()
+    untidy = "# Small\nCONFIG_DEBUG=y\nCONFIG_NUM_EPOCHS=3\n"
+    for name in ("gpt2", "lenet5"):
+        (kconf_project / "defconfigs" / name).write_text(untidy)
+    (kconf_project / "defconfigs/lenet5").chmod(0o444)
+    assert kconf("update-defconfigs") == (
+        2,
+        [],
+        ["error: cannot write defconfigs/lenet5: lenet5 is read-only"],
+    )
+    assert (kconf_project / "defconfigs/gpt2").read_text() == untidy
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("defconfig", "gpt2"),
+        ("alldefconfig",),
+        ("randconfig",),
+        ("merge", "debug"),
+        ("setconfig", "NUM_EPOCHS=7"),
+        ("olddefconfig",),
+        ("syncconfig",),
+        ("savedefconfig", ".config"),
+    ],
+)
+def test_a_read_only_configuration_is_not_replaced(kconf_project, kconf, arguments):
+    file = kconf_project / ".config"
+    text = "CONFIG_NUM_EPOCHS=3\nCONFIG_NUM_WORKERS=2\n"  # every command would write more, or less
+    file.write_text(text)
+    file.chmod(0o444)
+    status, out, err = kconf(*arguments)
+    assert status == 2 and err[-1] == "error: cannot write .config: .config is read-only"
+    assert [line for line in out if not line.startswith("KCONFIG_SEED=")] == []
+    assert file.read_text() == text
+    assert {path.name for path in kconf_project.iterdir()} == {".config", "Kconfig", "defconfigs"}
+
+
+def test_a_read_only_copy_of_the_old_configuration_is_not_replaced(kconf_project, kconf):
+    kconf("defconfig", "lenet5")
+    kconf("defconfig", "gpt2")
+    before = (kconf_project / ".config").read_text()
+    (kconf_project / ".config.old").chmod(0o444)
+    assert kconf("defconfig", "quiet")[2] == ["error: cannot write .config: .config.old is read-only"]
+    assert (kconf_project / ".config").read_text() == before
 
 
 def test_syncconfig_writes_a_stamp_for_what_changed_and_says_nothing(kconf_project, kconf, monkeypatch):
