@@ -285,9 +285,7 @@ def test_a_name_that_is_not_one_run_lists_the_candidates(tmp_path: Path, three: 
     old, middle, new = (f"{run.model}/{run.name}" for run in three)
     with pytest.raises(ConfigError, match=f"RUN=lenet5 could be 2 runs; choose one of {new}, {old}$"):
         resolve_run(tmp_path, "lenet5")
-    with pytest.raises(
-        ConfigError, match=f"RUN=nothing is no run in .*; choose one of {new}, {middle}, {old}$"
-    ):
+    with pytest.raises(ConfigError, match=f"RUN=nothing is no .*; choose one of {new}, {middle}, {old}$"):
         resolve_run(tmp_path, "nothing")
 
 
@@ -329,9 +327,7 @@ def test_many_candidates_are_cut_off(tmp_path: Path, clock: list[int]) -> None:
 def test_no_run_at_all(tmp_path: Path) -> None:
     for runs in (tmp_path, tmp_path / "nowhere"):
         for name, start in (("", ""), ("nope", "RUN=nope: ")):
-            with pytest.raises(
-                ConfigError, match=rf"^{start}there is no run in .*; make one with make train"
-            ):
+            with pytest.raises(ConfigError, match=f"^{start}there is no run in .*; make one with make"):
                 resolve_run(runs, name)
     with pytest.raises(ToolkitError, match="is not a run directory"):
         RunDir.open(tmp_path)
