@@ -1,4 +1,4 @@
-"""The first line of a shipped configuration, shown by make list-defconfigs, tells how large its network is."""
+"""The first line of a shipped configuration, shown by make list-defconfigs, tells the size of its network."""
 
 from __future__ import annotations
 

@@ -71,8 +71,8 @@ def test_fragment_that_hides_something_says_so(kconf):
         ("+debug", "'+debug' lacks a name beside a plus sign; "
          "write CONFIGURATION+FRAGMENT, as in make defconfig-lenet5+debug"),
         ("quite", "there is no configuration called 'quite'; did you mean quiet?"),
-        # Half of the letters in common is no likeness.
-        ("tile", "there is no configuration called 'tile'; make list-defconfigs shows what there is"),
+        # Four letters in common are no likeness.
+        ("token", "there is no configuration called 'token'; make list-defconfigs shows what there is"),
         ("debug", "debug is a fragment, not a configuration; "
          "write CONFIGURATION+FRAGMENT, as in make defconfig-lenet5+debug"),
         ("lenet5+gpt2", "gpt2 is a configuration, not a fragment; "
