@@ -18,7 +18,6 @@ COMMANDS = (
 )
 PLACES = {
     "O=out": {"out"},
-    "O=out KCONFIG_CONFIG=sub/my.config": {"out"},
     "KCONFIG_CONFIG=out/my.config": {"out", "defconfig", "include"},
 }
 
