@@ -28,6 +28,7 @@ KCONFIG_MAKE_KNOWN := PYTHON VENV O V KCONFIG_CONFIG GOMP_SPINCOUNT FILE RUN BES
 export KCONFIG_MAKE_VARIABLES
 export KCONFIG_MAKE_KNOWN
 
+$(if $(wildcard scripts/kconf.py),,$(error make works in the source tree: make -C DIRECTORY))
 # Make itself could not name the environment's files.
 $(if $(word 2,$(VENV)),$(error VENV cannot have a space in its name))
 
@@ -102,6 +103,15 @@ unused = $(if $(filter $(used_by),$(GOALS)),,$(1))
 NOT_LIMITED := PYTHON VENV O V KCONFIG_CONFIG GOMP_SPINCOUNT
 LIMITED := $(filter $(filter-out $(NOT_LIMITED),$(KCONFIG_MAKE_KNOWN)) CONFIG_%,$(KCONFIG_MAKE_VARIABLES))
 UNUSED := $(firstword $(foreach name,$(LIMITED),$(call unused,$(name))))
+define newline
+
+
+endef
+# An empty shell variable, a dollar sign that make would take for itself, a line that a shell would not see whole.
+MAY_BE_EMPTY := STRICT JSON BEST QUICK KCONFIG_% ANNEAL_% CONFIG_%
+EMPTY := $(firstword $(foreach name,$(filter-out $(MAY_BE_EMPTY),$(LIMITED)),$(if $($(name)),,$(name))))
+EXPANDED := $(firstword $(foreach name,$(LIMITED),$(if $(findstring $$,$(subst $$$$,,$(value $(name)))),$(name))))
+BROKEN := $(firstword $(foreach name,$(filter-out CONFIG_%,$(LIMITED)),$(if $(findstring $(newline),$($(name))),$(name))))
 
 # One goal after the other, so that make -j defconfig-lenet5 train means what it says.
 .NOTPARALLEL:
@@ -370,6 +380,18 @@ ifneq ($(UNUSED),)
 	@printf 'error: %s is not used by make %s; it is for: %s%s\n' $(call quote,$(UNUSED)) $(call quote,$(GOALS)) \
 	      $(call quote,$(subst %,NAME,$(call used_by,$(UNUSED)))) \
 	      $(if $(filter CONFIG_%,$(UNUSED)),$(if $(filter $(USE_RUN),$(GOALS)),'; a stored run keeps its configuration')) >&2; exit 2
+endif
+ifneq ($(EMPTY),)
+	@echo 'error: $(EMPTY)= is empty; give it a value, or leave it out' >&2; exit 2
+endif
+ifneq ($(EXPANDED),)
+	@echo 'error: $(EXPANDED) has a dollar sign, which make takes for itself; write $$$$ for each' >&2; exit 2
+endif
+ifneq ($(BROKEN),)
+	@echo 'error: $(BROKEN) has a line break; it is a single line' >&2; exit 2
+endif
+ifneq ($(filter-out '0' '1',$(call given,V)),)
+	@echo 'error: V is 1 to show commands and origins, or 0' >&2; exit 2
 endif
 ifneq ($(filter-out '1',$(call given,JSON)),)
 	@echo 'error: JSON is 1, or left out' >&2; exit 2

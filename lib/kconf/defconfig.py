@@ -151,5 +151,6 @@ def _close(name: str, names: list[str]) -> list[str]:
     """Those that `name` begins, or that begin it, or else those that a slip or two lead to; three at most."""
     import difflib  # only when something is wrong: the import is slow
 
-    related = [one for one in names if name and (one.startswith(name) or name.startswith(one))]
-    return related[:3] or difflib.get_close_matches(name, names, n=3, cutoff=0.75)
+    wanted = name.lower()
+    related = [one for one in names if wanted and (one.startswith(wanted) or wanted.startswith(one))]
+    return related[:3] or difflib.get_close_matches(wanted, names, n=3, cutoff=0.75)

@@ -34,7 +34,7 @@ def explain(configuration: StrictLoad, name: str) -> Iterator[str]:
     symbol = find(tree, bare)
     if symbol is None and choice is None:
         symbol = _successor(tree, bare)
-        yield f"{tree.config_prefix}{bare} is called {option(symbol)} now"
+        yield _renamed(tree, bare, symbol)
     provenance = Provenance(configuration)
     rows = _of_choice(choice, provenance) if symbol is None else _of_symbol(symbol, provenance)
     for label, text in rows:
@@ -58,6 +58,10 @@ def search(tree: Any, words: str) -> Iterator[str]:
         elif all(pattern.search(f"{title} {_help(symbol)}") for pattern in patterns):
             far.append(symbol)
     if not near and not far:
+        name = words.strip().removeprefix(tree.config_prefix)
+        if name in read_legacy(Path(tree.srctree)).names():
+            yield _renamed(tree, name, _successor(tree, name))
+            return
         meant = reasons.suggest(tree, words.strip())
         raise ConfigError(f"no option has '{words}'", todo=f"did you mean {meant}?" if meant else "")
     for symbol in near + far:
@@ -76,6 +80,10 @@ def _successor(tree: Any, name: str) -> Any:
         todo = f"did you mean {meant}?" if meant else "make searchconfig Q=WORD finds options"
         raise ConfigError(f"{full} is not a symbol", todo=todo)
     return symbol
+
+
+def _renamed(tree: Any, name: str, symbol: Any) -> str:
+    return f"{tree.config_prefix}{name} is called {option(symbol)} now"
 
 
 def _of_symbol(symbol: Any, provenance: Provenance) -> Iterator[tuple[str, str]]:

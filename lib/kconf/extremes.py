@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import random
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -66,13 +67,11 @@ def seed_of(environ: Mapping[str, str]) -> int:
     text = environ.get("KCONFIG_SEED")
     if not text:
         return int.from_bytes(os.urandom(4), "big")
-    try:
-        seed = int(text, 0)
-    except ValueError as error:
-        raise ConfigError(f"KCONFIG_SEED={text} is not a number", todo="give one such as 0x2A") from error
-    if not 0 <= seed < 2**32:
-        raise ConfigError(f"KCONFIG_SEED={text} is outside 0..{2**32 - 1:#x}")
-    return seed
+    if not re.fullmatch(r"0[xX][0-9a-fA-F]{1,8}|0|[1-9][0-9]{,9}", text) or int(text, 0) >= 2**32:
+        raise ConfigError(
+            f"KCONFIG_SEED={text} is not a number of 0..{2**32 - 1:#x}", todo="give one such as 42 or 0x2A"
+        )
+    return int(text, 0)
 
 
 def probability_of(environ: Mapping[str, str]) -> int:
@@ -82,7 +81,7 @@ def probability_of(environ: Mapping[str, str]) -> int:
     if not text:
         return _DEFAULT_PERCENT
     words = text.split(":")
-    if len(words) > 3 or not all(word.isascii() and word.isdigit() for word in words):
+    if len(words) > 3 or not all(re.fullmatch(r"[0-9]{1,3}", word) for word in words):
         raise ConfigError(f"KCONFIG_PROBABILITY={text} is not 1 to 3 percentages with colons between them")
     numbers = [int(word) for word in words]
     percent = sum(numbers) if len(numbers) == 2 else numbers[0]

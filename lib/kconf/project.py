@@ -14,6 +14,7 @@ from typing import TypeAlias
 from lib.errors import ConfigError
 from lib.kconf import variables, write
 from lib.kconf.provenance import Provenance
+from lib.kconf.reader import read_file
 from lib.kconf.resolve import load_file
 from lib.kconf.strict import StrictLoad
 from lib.kconf.tree import display, load_own_tree, shown
@@ -43,6 +44,7 @@ class Project:
     ) -> None:
         """Write the full configuration and say in a line what became of the file, after what is different in
         it. Raises ConfigError."""
+        refuse_foreign(self.config_file)
         text = write.full_text(configuration.tree, made_from=configuration.made_from)
         is_new = write_file(self.config_file, text, keep_old=True)
         for line in differences:
@@ -61,6 +63,13 @@ def write_file(path: Path, text: str, *, keep_old: bool = False) -> bool:
         return write.write_atomically(path, text, keep_old=keep_old)
 
 
+def refuse_foreign(path: Path) -> None:
+    """Raise ConfigError for a file of which nothing reads as a configuration: its name was a slip."""
+    layer = read_file(path) if path.is_file() else None
+    if layer is not None and layer.faults and not layer.assignments:
+        raise ConfigError(f"{display(path)} is no configuration", todo="name another file, or remove it")
+
+
 def write_files(texts: Mapping[Path, str]) -> dict[Path, bool]:
     """As `write_file` for each, but none is written where one refuses; whether each was changed."""
     for path, text in texts.items():
@@ -76,7 +85,7 @@ def _refusals(path: Path) -> Iterator[None]:
     except OSError as error:
         culprit = Path(error.filename or path)
         # The file itself, or the temporary one beside it, which a user knows nothing of.
-        elsewhere = "" if culprit.parent == path.resolve().parent else f"{display(culprit)}: "
+        elsewhere = "" if culprit.parent == Path(os.path.realpath(path)).parent else f"{display(culprit)}: "
         raise ConfigError(f"cannot write {display(path)}", why=f"{elsewhere}{error.strerror}") from error
 
 

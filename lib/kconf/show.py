@@ -42,6 +42,7 @@ def _checkconfig(project: Project, options: Namespace) -> None:
         configuration = StrictLoad(load_own_tree(project.root))
         configuration.add(layer)
         tell(accept(configuration, "see above").notices)
+        tell(override(configuration, given_overrides(os.environ)))
         tell([] if layer.assignments else [f"{layer.name} assigns nothing: every option has its default"])
     print(f"{display(file)}: ok")
     if project.verbose:
@@ -106,6 +107,8 @@ def _diffconfig(project: Project, options: Namespace) -> None:
     from lib.kconf.diff import differences
 
     old = options.a or f"{project.config_file}.old"
+    if not options.a and not Path(old).exists():
+        raise ConfigError(f"there is no earlier configuration at {display(Path(old))}", todo="give A=")
     for line in differences(project.root, old, options.b or str(project.config_file)):
         print(line)
 

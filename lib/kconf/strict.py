@@ -170,7 +170,8 @@ class StrictLoad:
             except spelling.Misspelled as error:
                 text = str(error)
                 if not has_prompt(symbol):
-                    text = f"{option(symbol)} cannot be set: {reasons.no_prompt(symbol)}"
+                    why = reasons.no_prompt(symbol) + reasons.instead(symbol, assignment.text)
+                    text = f"{option(symbol)} cannot be set: {why}"
                 self._faults.append(_Fault(layer, assignment, text))
                 continue
             entries.append(_Entry(symbol=symbol, value=value, assignment=assignment, layer=layer))
@@ -247,6 +248,8 @@ class StrictLoad:
     def _advice(self, entry: _Entry, problem: _Problem, by_tool: bool) -> str:
         if by_tool and not has_prompt(entry.symbol):
             return "; remove the line or run make olddefconfig"
+        if not has_prompt(entry.symbol):
+            return reasons.instead(entry.symbol, entry.value)
         if entry.layer.command_line and problem.hidden:
             words = reasons.remedy(entry.symbol)
             if words:

@@ -33,6 +33,8 @@ def would_change(path: Path, text: str) -> bool:
     """Whether `text` (UTF-8) is not what `path` has already. Raises OSError where it must not be written
     there: onto a file that is read-only, or onto something that is no file."""
     path = Path(os.path.realpath(path))
+    if path.is_symlink():  # to itself, or it would have been followed
+        raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(path))
     refuse_special(path)
     if not path.is_file():
         return True

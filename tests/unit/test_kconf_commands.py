@@ -70,6 +70,7 @@ def test_fragment_that_hides_something_says_so(kconf):
          "write CONFIGURATION+FRAGMENT, as in make defconfig-lenet5+debug"),
         ("+debug", "'+debug' lacks a name beside a plus sign; "
          "write CONFIGURATION+FRAGMENT, as in make defconfig-lenet5+debug"),
+        ("LeNet5", "there is no configuration called 'LeNet5'; did you mean lenet5?"),
         ("quite", "there is no configuration called 'quite'; did you mean quiet?"),
         # Four letters in common are no likeness.
         ("token", "there is no configuration called 'token'; make list-defconfigs shows what there is"),
@@ -162,6 +163,13 @@ def test_checkconfig_of_another_file(project, kconf):
     status, out, err = kconf("checkconfig", "mine")
     assert (status, out) == (2, [])
     assert err[0] == "mine:1: CONFIG_NUM_EPOCHS=0 is outside 1..1000000"
+
+
+def test_checkconfig_of_another_file_takes_the_command_line(kconf, monkeypatch):
+    monkeypatch.setenv("KCONFIG_MAKE_VARIABLES", "CONFIG_BATCH_SIZE")
+    monkeypatch.setenv("CONFIG_BATCH_SIZE", "4")
+    status, out, err = kconf("checkconfig", "defconfigs/gpt2")
+    assert (status, out) == (2, []) and err[0].startswith("command line: CONFIG_BATCH_SIZE=4 has no effect")
 
 
 @pytest.mark.parametrize("command", ["checkconfig", "savedefconfig", "syncconfig", "listnewconfig"])

@@ -9,6 +9,7 @@ from lib.kconf import load
 from lib.kconf.extremes import probability_of, seed_of
 from lib.kconf.reader import read_file
 
+NO_SEED = "is not a number of 0..0xffffffff; give one such as 42 or 0x2A"
 BOOLS = {"FAST_ATTENTION", "EMA", "DEBUG", "TRACE", "DETERMINISTIC"}
 
 
@@ -98,9 +99,14 @@ def test_probability_in_the_ways_of_the_c_tools(text, percent):
         ("KCONFIG_PROBABILITY", "101", "is more than 100 percent"),
         ("KCONFIG_PROBABILITY", "60:50", "is more than 100 percent"),
         ("KCONFIG_PROBABILITY", "5:60:50", "is more than 100 percent"),
-        ("KCONFIG_SEED", "lucky", "is not a number; give one such as 0x2A"),
-        ("KCONFIG_SEED", "-1", "is outside 0..0xffffffff"),
-        ("KCONFIG_SEED", "0x100000000", "is outside 0..0xffffffff"),
+        ("KCONFIG_PROBABILITY", "1000", "is not 1 to 3 percentages with colons between them"),
+        ("KCONFIG_SEED", "lucky", NO_SEED),
+        ("KCONFIG_SEED", "-1", NO_SEED),
+        ("KCONFIG_SEED", "0x100000000", NO_SEED),
+        ("KCONFIG_SEED", "4294967296", NO_SEED),
+        ("KCONFIG_SEED", "1_0", NO_SEED),
+        ("KCONFIG_SEED", "010", NO_SEED),
+        ("KCONFIG_SEED", "9" * 5000, NO_SEED),
     ],
 )
 def test_what_is_no_seed_or_probability_writes_nothing(

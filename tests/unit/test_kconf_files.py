@@ -164,6 +164,28 @@ def test_a_read_only_copy_of_the_old_configuration_is_not_replaced(kconf_project
     assert (kconf_project / ".config").read_text() == before
 
 
+def test_what_is_no_configuration_is_not_replaced_by_one(kconf_project, kconf, monkeypatch):
+    kconf("defconfig", "lenet5")
+    text = "Permission is hereby granted\n"
+    (kconf_project / "LICENSE").write_text(text)
+    refused = "error: LICENSE is no configuration; name another file, or remove it"
+    assert kconf("savedefconfig", "LICENSE")[::2] == (2, [refused])
+    monkeypatch.setenv("KCONFIG_CONFIG", "LICENSE")
+    assert kconf("defconfig", "gpt2")[::2] == (2, [refused])
+    assert (kconf_project / "LICENSE").read_text() == text
+    # Of a configuration with a bad line enough is known, and a copy is kept.
+    (kconf_project / "LICENSE").write_text("CONFIG_EMA=y\nCONFIG_NUM_EPOCHS = 3\n")
+    assert kconf("defconfig", "gpt2")[0] == 0
+
+
+def test_a_link_to_itself_is_refused(kconf_project, kconf):
+    (kconf_project / ".config").symlink_to(".config")
+    assert kconf("defconfig", "lenet5")[::2] == (
+        2,
+        ["error: cannot write .config: Too many levels of symbolic links"],
+    )
+
+
 def test_syncconfig_writes_a_stamp_for_what_changed_and_says_nothing(kconf_project, kconf, monkeypatch):
     kconf("defconfig", "lenet5")
     monkeypatch.setenv("KCONFIG_OUTPUT", "out")

@@ -110,6 +110,12 @@ def test_an_old_name_can_be_set_and_explained(kconf):
         [],
         ["error: CONFIG_WARP is no more: there is no warp; use CONFIG_FAST_ATTENTION"],
     )
+    assert kconf("searchconfig", "CONFIG_EPOCHS") == (
+        0,
+        ["CONFIG_EPOCHS is called CONFIG_NUM_EPOCHS now"],
+        [],
+    )
+    assert kconf("searchconfig", "WARP")[::2] == kconf("explain", "WARP")[::2]
 
 
 @pytest.mark.parametrize(
