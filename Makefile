@@ -41,8 +41,9 @@ CLUSTER = $(quiet)$(PY) -m scripts.cluster --runs $(call quote,$(RUNS)) --config
 TRAIN = $(quiet)$(PY) -m train --runs $(call quote,$(RUNS))
 # These count on the command line alone: NAME and the like mean other things in an environment.
 given = $(if $(filter command,$(origin $(1))),$(if $($(1)),$(call quote,$($(1)))))
-# An option is an equals sign away from its value, which may begin with a minus.
+# An option is an equals sign away from its value, and other words come last: they may begin with a minus.
 option = $(if $(call given,$(2)),--$(1)=$(call given,$(2)))
+last = $(if $(call given,$(1)),-- $(call given,$(1)))
 
 NAMES := $(filter-out fragments sweeps %~,$(notdir $(wildcard defconfigs/*)))
 FRAGMENTS := $(filter-out %~,$(notdir $(wildcard defconfigs/fragments/*)))
@@ -158,27 +159,27 @@ $(CONFIGURATION): ready
 	$(KCONF) $@
 
 savedefconfig: ready
-	$(KCONF) $@ $(call option,name,DEFCONFIG) $(call given,FILE)
+	$(KCONF) $@ $(call option,name,DEFCONFIG) $(call last,FILE)
 
 checkconfig: ready
-	$(KCONF) $@ $(call given,FILE)
+	$(KCONF) $@ $(call last,FILE)
 
 setconfig: ready
-	$(KCONF) $@ -- $(call given,SET)
+	$(KCONF) $@ $(call last,SET)
 
 diffconfig: ready symbols
-	$(KCONF) $@ $(if $(call given,A),-a $(call given,A)) $(if $(call given,B),-b $(call given,B))
+	$(KCONF) $@ $(if $(call given,A),-a=$(call given,A)) $(if $(call given,B),-b=$(call given,B))
 
 explain: ready
-	$(KCONF) $@ $(call given,SYM)
+	$(KCONF) $@ $(call last,SYM)
 
 searchconfig: ready
-	$(KCONF) $@ -- $(call given,Q)
+	$(KCONF) $@ $(call last,Q)
 
 strict = $(if $(call given,STRICT),--strict)
 on_top = $(call option,fragments,FRAGMENT) $(strict)
 defconfig: ready
-	$(KCONF) defconfig $(on_top) $(call given,DEFCONFIG)
+	$(KCONF) defconfig $(on_top) $(call last,DEFCONFIG)
 
 mergeconfig: ready
 	$(KCONF) merge $(on_top)

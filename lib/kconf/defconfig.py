@@ -74,9 +74,11 @@ def read_shipped(root: Path, path: Path) -> Layer:
     """The file as a layer that will be named in the configuration made of it, if it lies below `root`."""
     layer = read_own(root, path)
     absolute, base = path.absolute(), root.absolute()
-    # A place outside the tree is a fact of this machine; the values stand for themselves.
-    inside = absolute.is_relative_to(base)
-    return dataclasses.replace(layer, made_from=(str(absolute.relative_to(base)),) if inside else ())
+    if not absolute.is_relative_to(base):
+        return dataclasses.replace(layer, made_from=())  # a fact of this machine: values stand for themselves
+    name = str(absolute.relative_to(base))
+    # The line of such names is separated by commas.
+    return dataclasses.replace(layer, made_from=(name,) if name.isprintable() and "," not in name else ())
 
 
 def summary(path: Path) -> str:
@@ -109,8 +111,11 @@ def _is_comment(line: str) -> bool:
 
 
 def _fragment_directories(root: Path) -> list[Path]:
-    named = os.environ.get(PATH_VARIABLE, "").split(":")
-    return [*(Path(name) for name in named if name), root / FRAGMENTS]
+    named = [Path(name) for name in os.environ.get(PATH_VARIABLE, "").split(":") if name]
+    for path in named:
+        if not path.is_dir():
+            raise ConfigError(f"{PATH_VARIABLE} names {path}, which is no directory")
+    return [*named, root / FRAGMENTS]
 
 
 def _files(directory: Path) -> list[Path]:

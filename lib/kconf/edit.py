@@ -147,13 +147,15 @@ def _savedefconfig(project: Project, options: Namespace) -> None:
     tell(notices)
     if options.name and options.file:
         raise ConfigError("FILE= and DEFCONFIG= both name a file", todo="give one of them")
-    target = options.file or project.output / "defconfig"
-    if options.name:
-        target = defconfig.path_of(project.root, options.name)
+    name, target = options.name, options.file or project.output / "defconfig"
+    if os.path.realpath(target.parent) == os.path.realpath(project.root / defconfig.DIRECTORY):
+        name = target.name  # under any name of its place
+    if name:
+        target = defconfig.path_of(project.root, name)
     refuse_foreign(target)
     text = defconfig.opening_comment(target) + write.minimal_text(tree)
     findings = machine_facts(tree, text, name=display(target))
-    if findings and options.name:
+    if findings and name:
         raise rejection(findings, "a shipped configuration must hold on every machine; nothing was written")
     tell(map(str, findings))
     changed = write_file(target, text)

@@ -49,6 +49,7 @@ def test_a_configuration_cannot_have_the_name_of_a_fragment(kconf_project, kconf
             [f"error: defconfigs/fragments/{file} is a fragment of that name; choose another DEFCONFIG="],
         )
         assert not (kconf_project / "defconfigs" / name).exists()
+    assert kconf("savedefconfig", "defconfigs/debug")[0] == 2
 
 
 def test_a_comment_that_would_be_lost_stops_the_writing(kconf_project, kconf):
@@ -70,6 +71,7 @@ def test_nothing_of_a_machine_gets_into_a_shipped_configuration(kconf_project, k
     assert kconf("savedefconfig") == (0, ["defconfig: written"], [f"note: defconfig:2: {fault}"])
     status, _, err = kconf("savedefconfig", "--name=lenet5")
     assert (status, err[0]) == (2, f"defconfigs/lenet5:3: {fault}")
+    assert kconf("savedefconfig", "defconfigs/lenet5")[0] == 2
     assert "DATA_DIR" not in (kconf_project / "defconfigs/lenet5").read_text()
 
 

@@ -103,6 +103,23 @@ def test_fragments_of_a_user_come_first(kconf_project, kconf, monkeypatch, tmp_p
     assert str(mine) not in (kconf_project / ".config").read_text()
 
 
+def test_a_place_for_fragments_that_is_not_there_is_told(kconf_project, kconf, monkeypatch):
+    """Else the shipped fragment of the same name would be taken."""
+    monkeypatch.setenv("ANNEAL_CONFIG_PATH", "nope")
+    assert kconf("defconfig", "lenet5+long")[2] == [
+        "error: ANNEAL_CONFIG_PATH names nope, which is no directory"
+    ]
+    assert not (kconf_project / ".config").exists()
+
+
+@pytest.mark.parametrize("name", ["one, two", "one\ntwo"])
+def test_a_name_that_the_line_of_names_cannot_hold_is_left_out(kconf_project, kconf, name):
+    (kconf_project / name).write_text("CONFIG_NUM_EPOCHS=5\n")
+    assert kconf("defconfig", "lenet5", f"--fragments='{name}'")[0] == 0
+    assert origins(kconf_project)["NUM_EPOCHS"].startswith(".config:")
+    assert (kconf_project / ".config").read_text().splitlines()[1] == "# Made from: defconfigs/lenet5"
+
+
 def test_values_remember_the_file_they_were_shipped_in(kconf_project, kconf):
     kconf("defconfig", "gpt2+debug")
     found = origins(kconf_project, CONFIG_NUM_WORKERS="3")
