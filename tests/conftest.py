@@ -35,6 +35,15 @@ def pytest_configure() -> None:
             del os.environ[name]
 
 
+@pytest.hookimpl(trylast=True)  # after what is not asked for was left out
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Slow tests first in each half: pytest-xdist deals out halves, and the last ones should be short."""
+    slow = [item for item in items if item.get_closest_marker("slow")]
+    fast = [item for item in items if not item.get_closest_marker("slow")]
+    of_slow, of_fast = len(slow) // 2, len(items) // 2 - len(slow) // 2
+    items[:] = slow[:of_slow] + fast[:of_fast] + slow[of_slow:] + fast[of_fast:]
+
+
 @pytest.fixture(autouse=True)
 def _one_thread() -> None:
     """Tests that use torch share the processors; those that don't must not pay for importing it."""

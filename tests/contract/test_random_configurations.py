@@ -36,6 +36,7 @@ SMALL = {
     "TARGET_EFFECTIVE_BATCH": "32",
     "BATCH_SIZE": "32",
     "DATA_LIMIT": "64",
+    "HOLDOUT": "32",
     "COMPILE_MANUAL": "y",
     "COMPILE_MODEL": "n",
     "LOG_INTERVAL_STEPS": "1",
@@ -65,7 +66,6 @@ SMALL = {
     "LATENTWIRE_LAYERS": "1",
     "LATENTWIRE_HEADS": "2",
     "LATENTWIRE_WIDTH": "8",
-    "AUTO_METHOD_PREDICT": "y",  # measuring has tests of its own
     "SINK_WANDB": "n",  # packages of others
     "SINK_TRACKIO": "n",
     "LOOPED_MAX_ITERATIONS": "4",
@@ -158,12 +158,17 @@ def small(tree: Any, file: Path) -> dict[str, str]:
     load_file(tree, file)
     data = tree.syms["DATASET"].str_value
     candidates = [] if data in EMBEDDED else [(f"DATASET_{name.upper()}", "y") for name in EMBEDDED]
+    if tree.syms["AUTO_METHOD_PROBE"].tri_value:  # measuring has tests of its own
+        candidates.append(("AUTO_METHOD_TABLE", "y"))
     for name, value in [*candidates, *SMALL.items()]:
         if name.startswith("DATASET_") and chosen:
+            continue
+        if not tree.syms[name].visibility:  # most are of other models: it would be refused
             continue
         try:
             override(load_file(tree, file)[0], {**chosen, f"CONFIG_{name}": value})
         except ConfigError:
+            override(load_file(tree, file)[0], chosen)
             continue
         chosen[f"CONFIG_{name}"] = value
     return chosen

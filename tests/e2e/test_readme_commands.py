@@ -21,7 +21,7 @@ PUZZLES = (
 )
 BRIDGE = "CONFIG_FROZEN_STEPS=2 CONFIG_MAX_STEPS=2 CONFIG_LATENTWIRE_LAYERS=1 CONFIG_LATENTWIRE_WIDTH=8"
 SMALL_LOOP = "CONFIG_LOOPED_MAX_ITERATIONS=8 CONFIG_LOOPED_WIDTH=8"
-COMMANDS = [
+PICTURES = [
     ("make defconfig-lenet5 && make train", SHORT, "Done: "),
     ("make plots", "", "loss.png"),
     ("make eval", "", "accuracy "),
@@ -31,27 +31,45 @@ COMMANDS = [
     ("make train", SHORT, "Done: "),
     ("make preflight", SHORT, "averages of 2 ranks"),
     ("make train CONFIG_SEED=7", SHORT, "Done: "),
+]
+WORDS = [
     ("make defconfig-resnet18 && make train", f"{SHORT} CONFIG_RESNET18_WIDTH=4", "Done: "),
     ("make train-resnet50", f"{SHORT} CONFIG_RESNET50_WIDTH=4", "Run: build/resnet50/runs/"),
     ("make defconfig-gpt2-tiny && make train", f"{SHORT} {SMALL_TEXT} CONFIG_HOLDOUT=64", "Floors: "),
     ("make sample PROMPT=import", "TOKENS=5", "import"),
-    (
-        "make defconfig-looped && make train",
-        f"{SHORT} {SMALL_LOOP}",
-        "Done: ",
-    ),
+    ("make new-model NAME=my_net TASK=classify", "", "my_net"),
+    ("make defconfig-my_net && make train", SHORT, "Done: "),
+]
+LOOPS = [
+    ("make defconfig-looped && make train", f"{SHORT} {SMALL_LOOP}", "Done: "),
     ("make experiment EXP=1", "QUICK=1 CONFIG_LOOPED_WIDTH=8", "holds: "),
     ("make defconfig-trm-sudoku && make train", f"{PUZZLES} CONFIG_SUDOKU_TRAIN_SIZE=64", "exact accuracy"),
     ("make defconfig-trm-sudoku4 && make train", f"{PUZZLES} CONFIG_SUDOKU_TRAIN_SIZE=100", "exact accuracy"),
     ("make defconfig-latentwire-tiny && make train", f"{BRIDGE} CONFIG_DATA_LIMIT=512", "shuffled prefix b"),
-    ("make new-model NAME=my_net TASK=classify", "", "my_net"),
-    ("make defconfig-my_net && make train", SHORT, "Done: "),
 ]
 
 
-def test_every_command_does_what_it_says(tree_at: Callable[[Path], Path], tmp_path: Path) -> None:
+@pytest.mark.parametrize("commands", [WORDS, LOOPS], ids=["words", "loops"])
+def test_every_command_does_what_it_says(
+    commands: list[tuple[str, str, str]], tree_at: Callable[[Path], Path], tmp_path: Path
+) -> None:
+    carry_out(commands, tree_at(tmp_path / "a tree"))
+
+
+def test_a_run_has_the_seed_of_the_command_line(tree_at: Callable[[Path], Path], tmp_path: Path) -> None:
     tree = tree_at(tmp_path / "a tree")
-    for command, flags, expected in COMMANDS:
+    carry_out(PICTURES, tree)
+    seeds = {
+        (run.parent / "config").read_text().count("CONFIG_SEED=7")
+        for run in tree.glob("runs/*/*/status.json")
+    }
+    assert seeds == {0, 1}, "the seed of the command line is in the run"
+    assert "CONFIG_SEED=7" not in (tree / ".config").read_text(), "and not in .config"
+
+
+def carry_out(commands: list[tuple[str, str, str]], tree: Path) -> None:
+    """Each command in `tree`, one after the other: it ends well and says what is expected."""
+    for command, flags, expected in commands:
         overrides = f"{flags} PYTHON={sys.executable} VENV="
         environment = {**os.environ, "MAKEFLAGS": f" -- {overrides}"}
         done = subprocess.run(
@@ -65,9 +83,3 @@ def test_every_command_does_what_it_says(tree_at: Callable[[Path], Path], tmp_pa
         )
         assert done.returncode == 0, f"{command}\n{done.stdout}"
         assert expected in done.stdout, f"{command}\n{done.stdout}"
-    seeds = {
-        (run.parent / "config").read_text().count("CONFIG_SEED=7")
-        for run in tree.glob("runs/*/*/status.json")
-    }
-    assert seeds == {0, 1}, "the seed of the command line is in the run"
-    assert "CONFIG_SEED=7" not in (tree / ".config").read_text(), "and not in .config"
