@@ -13,7 +13,7 @@ from lib.errors import ConfigError
 from lib.kconf import defconfig, write
 from lib.kconf.extremes import KINDS, make_extreme, probability_of, seed_of
 from lib.kconf.legacy import read_legacy
-from lib.kconf.project import Command, Project, refuse_foreign, tell, write_file, write_files
+from lib.kconf.project import Command, Project, tell, write_file, write_files
 from lib.kconf.resolve import (
     accept,
     changes,
@@ -152,7 +152,6 @@ def _savedefconfig(project: Project, options: Namespace) -> None:
         name = target.name  # under any name of its place
     if name:
         target = defconfig.path_of(project.root, name)
-    refuse_foreign(target)
     text = defconfig.opening_comment(target) + write.minimal_text(tree)
     findings = machine_facts(tree, text, name=display(target))
     if findings and name:

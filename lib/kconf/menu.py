@@ -138,13 +138,13 @@ class _MenuTree(kconfiglib.Kconfig):  # type: ignore[misc]
 
     def write_config(self, filename: str) -> str:
         """Called by the menu with the name from its save dialog. Raises OSError, which the menu shows."""
-        changed = write.write_atomically(Path(filename), self._text(), keep_old=True)
+        changed = write.write_configuration(Path(filename), self._text(), keep_old=True)
         self._file = Path(filename)
         return f"{'Saved' if changed else 'No change to'} {display(self._file)}"
 
     def write_min_config(self, filename: str) -> str:
         """As `write_config`, for the minimal form."""
-        changed = write.write_atomically(Path(filename), write.minimal_text(self))
+        changed = write.write_configuration(Path(filename), write.minimal_text(self))
         return f"{'Saved' if changed else 'No change to'} {display(Path(filename))}"
 
     def needs_save(self) -> bool:

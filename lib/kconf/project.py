@@ -14,7 +14,6 @@ from typing import TypeAlias
 from lib.errors import ConfigError
 from lib.kconf import variables, write
 from lib.kconf.provenance import Provenance
-from lib.kconf.reader import read_file
 from lib.kconf.resolve import load_file
 from lib.kconf.strict import StrictLoad
 from lib.kconf.tree import display, load_own_tree, shown
@@ -44,7 +43,6 @@ class Project:
     ) -> None:
         """Write the full configuration and say in a line what became of the file, after what is different in
         it. Raises ConfigError."""
-        refuse_foreign(self.config_file)
         text = write.full_text(configuration.tree, made_from=configuration.made_from)
         is_new = write_file(self.config_file, text, keep_old=True)
         for line in differences:
@@ -58,28 +56,22 @@ Command: TypeAlias = Callable[[Project, Namespace], None]
 
 
 def write_file(path: Path, text: str, *, keep_old: bool = False) -> bool:
-    """`write.write_atomically`, with a ConfigError where the system or the file refuses."""
-    with _refusals(path):
-        return write.write_atomically(path, text, keep_old=keep_old)
-
-
-def refuse_foreign(path: Path) -> None:
-    """Raise ConfigError for a file of which nothing reads as a configuration: its name was a slip."""
-    layer = read_file(path) if path.is_file() else None
-    if layer is not None and layer.faults and not layer.assignments:
-        raise ConfigError(f"{display(path)} is no configuration", todo="name another file, or remove it")
+    """`write.write_configuration`, with a ConfigError where the system or the file refuses."""
+    with refusals(path):
+        return write.write_configuration(path, text, keep_old=keep_old)
 
 
 def write_files(texts: Mapping[Path, str]) -> dict[Path, bool]:
     """As `write_file` for each, but none is written where one refuses; whether each was changed."""
     for path, text in texts.items():
-        with _refusals(path):
+        with refusals(path):
             write.would_change(path, text)
     return {path: write_file(path, text) for path, text in texts.items()}
 
 
 @contextlib.contextmanager
-def _refusals(path: Path) -> Iterator[None]:
+def refusals(path: Path) -> Iterator[None]:
+    """An OSError while `path` is written becomes a ConfigError."""
     try:
         yield
     except OSError as error:

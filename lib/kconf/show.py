@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from lib.errors import ConfigError
-from lib.kconf import defconfig
-from lib.kconf.project import Command, Project, tell, tell_origins, write_file
+from lib.kconf import defconfig, write
+from lib.kconf.project import Command, Project, refusals, tell, tell_origins
 from lib.kconf.resolve import Resolved, accept, load, load_file, new_symbols, override, read_own
 from lib.kconf.strict import StrictLoad
 from lib.kconf.tree import display, load_own_tree, shown
@@ -117,7 +117,9 @@ def _kconfig_docs(project: Project, _: Namespace) -> None:
     from lib.kconf.document import FILE, reference
 
     path = project.root / FILE
-    changed = write_file(path, reference(project.root))
+    text = reference(project.root)
+    with refusals(path):
+        changed = write.write_atomically(path, text)
     print(f"{display(path)}: {'written' if changed else 'is up to date'}")
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import kconfiglib
 
 from lib import atomic
-from lib.kconf.reader import HEADER, MADE_FROM, refuse_special
+from lib.kconf.reader import HEADER, MADE_FROM, read_file, refuse_special
 
 _WRITABLE = stat.S_IWUSR | stat.S_IWGRP | stat.S_IWOTH  # by anybody
 
@@ -42,6 +42,15 @@ def would_change(path: Path, text: str) -> bool:
         return False
     _refuse_read_only(path)
     return True
+
+
+def write_configuration(path: Path, text: str, *, keep_old: bool = False) -> bool:
+    """As `write_atomically`, but not over a file of which nothing reads as a configuration: its name was a
+    slip. Raises OSError."""
+    layer = read_file(path) if path.is_file() else None
+    if layer is not None and layer.faults and not layer.assignments:
+        raise OSError(errno.EEXIST, f"{path.name} is no configuration", os.path.realpath(path))
+    return write_atomically(path, text, keep_old=keep_old)
 
 
 def write_atomically(path: Path, text: str, *, keep_old: bool = False) -> bool:

@@ -131,6 +131,16 @@ def test_dialog_obeys_the_value_line(project, terminal):
     assert 'CONFIG_LEARNING_RATE="0.5"' in (project / ".config").read_text().splitlines()
 
 
+def test_the_save_dialog_does_not_write_over_other_files(project, terminal):
+    (project / "LICENSE").write_text("Permission is hereby granted\n")
+    terminal.expect("Model (LeNet-5)")
+    terminal.type(b"s")
+    terminal.expect("Filename to save configuration to")
+    terminal.type(BACKSPACE * 80, b"LICENSE", ENTER)
+    terminal.expect("LICENSE is no configuration")
+    assert (project / "LICENSE").read_text() == "Permission is hereby granted\n"
+
+
 def test_leaving_an_unchanged_file_asks_nothing(project, terminal):
     terminal.expect("Model (LeNet-5)")
     terminal.type(b"q")
