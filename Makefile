@@ -243,24 +243,24 @@ preflight: configured ready
 
 # A stored run brings its own configuration.
 resume rerun: ready symbols
-	$(TRAIN) $@ $(call given,RUN)
+	$(TRAIN) $@ $(call last,RUN)
 
 eval: ready symbols
-	$(TRAIN) $@ $(if $(call given,BEST),--best) $(call given,RUN)
+	$(TRAIN) $@ $(if $(call given,BEST),--best) $(call last,RUN)
 
 sample: ready symbols
 	$(TRAIN) $@ $(if $(call given,BEST),--best) $(call option,prompt,PROMPT) $(call option,temperature,TEMPERATURE) \
-	      $(call option,top-k,TOP_K) $(call option,seed,SEED) $(call option,tokens,TOKENS) $(call given,RUN)
+	      $(call option,top-k,TOP_K) $(call option,seed,SEED) $(call option,tokens,TOKENS) $(call last,RUN)
 
 export: ready symbols
-	$(TRAIN) $@ $(if $(call given,BEST),--best) $(call option,directory,DIRECTORY) $(call given,RUN)
+	$(TRAIN) $@ $(if $(call given,BEST),--best) $(call option,directory,DIRECTORY) $(call last,RUN)
 
 plots: ready symbols
-	$(quiet)$(PY) -m scripts.plots --runs $(call quote,$(RUNS)) $(call given,RUN)
+	$(quiet)$(PY) -m scripts.plots --runs $(call quote,$(RUNS)) $(call last,RUN)
 
 curve: ready symbols
 	$(quiet)$(PY) -m scripts.curve --runs $(call quote,$(RUNS)) $(call option,column,COLUMN) $(call option,threshold,THRESHOLD) \
-	      $(call option,reference,REFERENCE) $(call option,tolerance,TOLERANCE) $(call option,out,OUT) $(call given,RUN)
+	      $(call option,reference,REFERENCE) $(call option,tolerance,TOLERANCE) $(call option,out,OUT) $(call last,RUN)
 
 experiment: configured ready
 	$(quiet)$(PY) -m scripts.eqprop $(call option,experiment,EXP) $(if $(call given,QUICK),--quick) $(call option,out,OUT)

@@ -106,10 +106,13 @@ def _present(project: Project) -> StrictLoad:
 def _diffconfig(project: Project, options: Namespace) -> None:
     from lib.kconf.diff import differences
 
-    old = options.a or f"{project.config_file}.old"
-    if not options.a and not Path(old).exists():
-        raise ConfigError(f"there is no earlier configuration at {display(Path(old))}", todo="give A=")
-    for line in differences(project.root, old, options.b or str(project.config_file)):
+    old, new = options.a or f"{project.config_file}.old", options.b or str(project.config_file)
+    for place, given, variable in ((old, options.a, "A"), (new, options.b, "B")):
+        if not given and not Path(place).exists():
+            raise ConfigError(
+                f"there is no configuration at {display(Path(place))}", todo=f"give {variable}="
+            )
+    for line in differences(project.root, old, new):
         print(line)
 
 

@@ -90,20 +90,28 @@ def test_training_targets(make: Make, tmp_path: Path) -> None:
     for word in ("train", "plan"):
         assert make(word, out).calls == [["-m", "train", "--runs", f"{tmp_path}/runs", word]]
     assert make(out).calls == [["-m", "train", "--runs", f"{tmp_path}/runs", "train"]]
-    assert make("eval", "RUN=runs/a b").calls == [["-m", "train", "--runs", "runs", "eval", "runs/a b"]]
+    assert make("eval", "RUN=runs/a b").calls == [["-m", "train", "--runs", "runs", "eval", "--", "runs/a b"]]
     best = ["-m", "train", "--runs", "runs", "eval", "--best"]
     assert make("eval", "BEST=1").calls == [best]
-    assert make("eval", "RUN=it's", "BEST=1").calls == [[*best, "it's"]]
+    assert make("eval", "RUN=it's", "BEST=1").calls == [[*best, "--", "it's"]]
     sample = ["-m", "train", "--runs", "runs", "sample"]
     assert make("sample").calls == [sample]
     options = ["PROMPT=it's -1", "TEMPERATURE=0.5", "TOP_K=3", "SEED=2", "TOKENS=9"]
     given = ["--prompt=it's -1", "--temperature=0.5", "--top-k=3", "--seed=2", "--tokens=9"]
-    assert make("sample", *options, "RUN=x").calls == [[*sample, *given, "x"]]
+    assert make("sample", *options, "RUN=x").calls == [[*sample, *given, "--", "x"]]
     export = ["-m", "train", "--runs", "runs", "export", "--best", "--directory=a b"]
     assert make("export", "BEST=1", "DIRECTORY=a b").calls == [export]
-    assert make("plots", "RUN=x").calls == [["-m", "scripts.plots", "--runs", "runs", "x"]]
+    assert make("plots", "RUN=x").calls == [["-m", "scripts.plots", "--runs", "runs", "--", "x"]]
     options = ["COLUMN=loss", "THRESHOLD=0.5", "REFERENCE=a b", "TOLERANCE=0.1", "OUT=c.json", "RUN=x"]
-    given = ["--column=loss", "--threshold=0.5", "--reference=a b", "--tolerance=0.1", "--out=c.json", "x"]
+    given = [
+        "--column=loss",
+        "--threshold=0.5",
+        "--reference=a b",
+        "--tolerance=0.1",
+        "--out=c.json",
+        "--",
+        "x",
+    ]
     assert make("curve", *options).calls == [["-m", "scripts.curve", "--runs", "runs", *given]]
     assert make("plots", "eval", out).calls == [
         ["-m", "scripts.plots", "--runs", f"{tmp_path}/runs"],
@@ -199,8 +207,8 @@ def test_a_stored_run_needs_no_configuration(make: Make, tmp_path: Path) -> None
     runs = ["-m", "train", "--runs", f"{tmp_path}/runs"]
     out = f"O={tmp_path}"
     assert make("resume", out).calls == [[*runs, "resume"]]
-    assert make("rerun", out, "RUN=a b").calls == [[*runs, "rerun", "a b"]]
-    assert make("resume", out, "RUN=a b").calls == [[*runs, "resume", "a b"]]
+    assert make("rerun", out, "RUN=a b").calls == [[*runs, "rerun", "--", "a b"]]
+    assert make("resume", out, "RUN=a b").calls == [[*runs, "resume", "--", "a b"]]
     assert make("eval", out).calls == [[*runs, "eval"]]
 
 
