@@ -16,10 +16,7 @@ COMMANDS = (
     *("diffconfig", "savedefconfig", "alldefconfig", "allnoconfig", "allyesconfig", "allmodconfig"),
     *("tinyconfig", "randconfig KCONFIG_SEED=1", "defconfig", "list-defconfigs", "kconfig-lint"),
 )
-PLACES = {
-    "O=out": {"out"},
-    "KCONFIG_CONFIG=out/my.config": {"out", "defconfig", "include"},
-}
+PLACES = {"O=out": {"out"}, "KCONFIG_CONFIG=out/my.config": {"out", "defconfig", "include"}}
 
 
 def content(tree: Path) -> dict[str, int]:
@@ -34,7 +31,7 @@ def test_nothing_is_written_elsewhere(tree: Path, place: str) -> None:
     (tree / "out").mkdir()
     before = content(tree)
     for command in COMMANDS:
-        call = ["make", "-s", "VENV=", f"PYTHON={sys.executable}", *place.split(), *command.split()]
+        call = ["make", "-s", "VENV=", f"PYTHON={sys.executable}", place, *command.split()]
         done = subprocess.run(call, cwd=tree, stdin=subprocess.DEVNULL, capture_output=True, text=True)
         assert done.returncode == 0, (command, done.stderr)
         after = content(tree)
