@@ -4,7 +4,10 @@
 PYTHON ?= python3
 VENV ?= .venv
 GOMP_SPINCOUNT ?= 10000
-KCONFIG_CONFIG ?= $(if $(O),$(O)/.config,.config)
+KCONFIG_CONFIG ?= .config
+config_is_named := $(filter-out file,$(origin KCONFIG_CONFIG))
+# A relative one lies below O=, as in the kernel; one that a make around this one put there already does.
+override KCONFIG_CONFIG := $(if $(O),$(if $(filter /% $(O)/%,$(firstword $(KCONFIG_CONFIG))),,$(O)/))$(or $(KCONFIG_CONFIG),.config)
 
 # Threads that wait for work spin this long before they sleep. By default those of GNU OpenMP spin
 # for milliseconds, which other programs on a shared machine, and so the threads they wait for, lack.
@@ -25,6 +28,7 @@ KCONFIG_MAKE_KNOWN := PYTHON VENV O V KCONFIG_CONFIG GOMP_SPINCOUNT FILE RUN BES
 export KCONFIG_MAKE_VARIABLES
 export KCONFIG_MAKE_KNOWN
 
+$(if $(wildcard scripts/kconf.py),,$(error make works in the source tree: make -C DIRECTORY))
 # Make itself could not name the environment's files.
 $(if $(word 2,$(VENV)),$(error VENV cannot have a space in its name))
 
@@ -37,11 +41,14 @@ CLUSTER = $(quiet)$(PY) -m scripts.cluster --runs $(call quote,$(RUNS)) --config
 TRAIN = $(quiet)$(PY) -m train --runs $(call quote,$(RUNS))
 # These count on the command line alone: NAME and the like mean other things in an environment.
 given = $(if $(filter command,$(origin $(1))),$(if $($(1)),$(call quote,$($(1)))))
-# An option is an equals sign away from its value, which may begin with a minus.
+# An option is an equals sign away from its value, and other words come last: they may begin with a minus.
 option = $(if $(call given,$(2)),--$(1)=$(call given,$(2)))
+last = $(if $(call given,$(1)),-- $(call given,$(1)))
 
 NAMES := $(filter-out fragments sweeps %~,$(notdir $(wildcard defconfigs/*)))
 FRAGMENTS := $(filter-out %~,$(notdir $(wildcard defconfigs/fragments/*)))
+# A pattern does not reach across a slash, which no name has: the front says so.
+SLASHED := $(foreach goal,$(MAKECMDGOALS),$(if $(findstring /,$(goal)),$(goal)))
 UNKNOWN := $(filter-out $(KCONFIG_MAKE_KNOWN) CONFIG_%,$(KCONFIG_MAKE_VARIABLES))
 
 EXTREMES := alldefconfig allnoconfig allyesconfig allmodconfig tinyconfig randconfig
@@ -67,7 +74,8 @@ USE_A := diffconfig
 USE_B := diffconfig
 USE_SYM := explain
 USE_Q := searchconfig
-USE_KCONFIG_ALLCONFIG := $(EXTREMES) defconfig
+# A shipped configuration is all that it is, as in the kernel.
+USE_KCONFIG_ALLCONFIG := $(EXTREMES) $(if $(call given,DEFCONFIG),,defconfig)
 USE_KCONFIG_SEED := randconfig
 USE_KCONFIG_PROBABILITY := randconfig
 USE_KCONFIG_NOSILENTUPDATE := syncconfig
@@ -75,7 +83,8 @@ USE_ANNEAL_CONFIG_PATH := $(USE_STRICT) tinyconfig list-defconfigs diffconfig tr
 USE_GPU := plan elastic-check
 USE_JSON := plan preflight
 SCALING := scaling scaling-plan scaling-run scaling-fit scaling-plot scaling-report
-$(foreach name,QUICK BUDGET COMPARE EPOCHS BATCH DEVICE CORPUS OUT,$(eval USE_$(name) := $(SCALING)))
+$(foreach name,CORPUS OUT,$(eval USE_$(name) := $(SCALING)))
+$(foreach name,QUICK BUDGET COMPARE EPOCHS BATCH DEVICE,$(eval USE_$(name) := scaling scaling-plan scaling-run))
 USE_EXP := experiment
 USE_QUICK += experiment
 USE_OUT += experiment
@@ -96,6 +105,15 @@ unused = $(if $(filter $(used_by),$(GOALS)),,$(1))
 NOT_LIMITED := PYTHON VENV O V KCONFIG_CONFIG GOMP_SPINCOUNT
 LIMITED := $(filter $(filter-out $(NOT_LIMITED),$(KCONFIG_MAKE_KNOWN)) CONFIG_%,$(KCONFIG_MAKE_VARIABLES))
 UNUSED := $(firstword $(foreach name,$(LIMITED),$(call unused,$(name))))
+define newline
+
+
+endef
+# An empty shell variable, a dollar sign that make would take for itself, a line that a shell would not see whole.
+MAY_BE_EMPTY := STRICT JSON BEST QUICK KCONFIG_% ANNEAL_% CONFIG_%
+EMPTY := $(firstword $(foreach name,$(filter-out $(MAY_BE_EMPTY),$(LIMITED)),$(if $($(name)),,$(name))))
+EXPANDED := $(firstword $(foreach name,$(LIMITED),$(if $(findstring $$,$(subst $$$$,,$(value $(name)))),$(name))))
+BROKEN := $(firstword $(foreach name,$(filter-out CONFIG_%,$(LIMITED)),$(if $(findstring $(newline),$($(name))),$(name))))
 
 # One goal after the other, so that make -j defconfig-lenet5 train means what it says.
 .NOTPARALLEL:
@@ -113,14 +131,14 @@ all: train
 ## oldconfig: ask for the options that are new
 ## olddefconfig: give every symbol that is new its default
 ## syncconfig: olddefconfig without a word, and include/config/auto.conf
-## defconfig: start from DEFCONFIG=NAME, or from all defaults
+## defconfig: start from DEFCONFIG=NAME, or, as alldefconfig does, from all defaults
 ## defconfig-NAME: start from defconfigs/NAME; defconfig-NAME+FRAGMENT adds a fragment, FRAGMENT= files
 ## NAME_defconfig: the same
 ## FRAGMENT.config: put a fragment on top of the configuration; STRICT=1 refuses to replace values
 ## mergeconfig: the same with the files FRAGMENT=
 ## setconfig: set options: SET="NAME=value NAME=value"
-## alldefconfig: all defaults
-## allnoconfig: as much off as possible; KCONFIG_ALLCONFIG= names what is to be otherwise
+## alldefconfig: all defaults; KCONFIG_ALLCONFIG= names a file of what is to be otherwise, also for the next five
+## allnoconfig: as much off as possible
 ## allyesconfig: as much on as possible
 ## allmodconfig: allyesconfig, for want of modules
 ## randconfig: options at random; KCONFIG_SEED= KCONFIG_PROBABILITY=
@@ -142,33 +160,33 @@ $(CONFIGURATION): ready
 	$(KCONF) $@
 
 savedefconfig: ready
-	$(KCONF) $@ $(call option,name,DEFCONFIG) $(call given,FILE)
+	$(KCONF) $@ $(call option,name,DEFCONFIG) $(call last,FILE)
 
 checkconfig: ready
-	$(KCONF) $@ $(call given,FILE)
+	$(KCONF) $@ $(call last,FILE)
 
 setconfig: ready
-	$(KCONF) $@ -- $(call given,SET)
+	$(KCONF) $@ $(call last,SET)
 
 diffconfig: ready symbols
-	$(KCONF) $@ $(if $(call given,A),-a $(call given,A)) $(if $(call given,B),-b $(call given,B))
+	$(KCONF) $@ $(if $(call given,A),-a=$(call given,A)) $(if $(call given,B),-b=$(call given,B))
 
 explain: ready
-	$(KCONF) $@ $(call given,SYM)
+	$(KCONF) $@ $(call last,SYM)
 
 searchconfig: ready
-	$(KCONF) $@ -- $(call given,Q)
+	$(KCONF) $@ $(call last,Q)
 
 strict = $(if $(call given,STRICT),--strict)
 on_top = $(call option,fragments,FRAGMENT) $(strict)
 defconfig: ready
-	$(KCONF) defconfig $(on_top) $(call given,DEFCONFIG)
+	$(KCONF) defconfig $(on_top) $(call last,DEFCONFIG)
 
 mergeconfig: ready
 	$(KCONF) merge $(on_top)
 
 # The static rules are what a shell completes; the pattern takes A+B and answers a wrong name.
-DEFCONFIGS := $(addprefix defconfig-,$(NAMES)) $(addsuffix _defconfig,$(NAMES))
+DEFCONFIGS := $(addprefix defconfig-,$(NAMES)) $(addsuffix _defconfig,$(NAMES)) $(filter defconfig-%,$(SLASHED))
 $(DEFCONFIGS): ready
 	$(KCONF) defconfig $(on_top) $(call quote,$(patsubst %_defconfig,%,$(@:defconfig-%=%)))
 
@@ -200,7 +218,7 @@ $(FRAGMENT_TARGETS): ready
 ## preflight: eleven checks of the configured run on a few samples, in about a minute; JSON=1
 ## sweep: train all runs of defconfigs/sweeps/SWEEP=.yaml that are not there yet, and compare them; JOBS= OUT=
 ## scaling: train several sizes and judge how the loss falls; QUICK=1 BUDGET= COMPARE= CORPUS= EPOCHS= BATCH= DEVICE= OUT=
-## scaling-plan: what each run of it would cost
+## scaling-plan: what each run of it would cost, and what they could not show
 ## scaling-run: its plan, gate and runs alone
 ## scaling-fit: fit the laws of its results
 ## scaling-plot: draw its results
@@ -226,24 +244,24 @@ preflight: configured ready
 
 # A stored run brings its own configuration.
 resume rerun: ready symbols
-	$(TRAIN) $@ $(call given,RUN)
+	$(TRAIN) $@ $(call last,RUN)
 
 eval: ready symbols
-	$(TRAIN) $@ $(if $(call given,BEST),--best) $(call given,RUN)
+	$(TRAIN) $@ $(if $(call given,BEST),--best) $(call last,RUN)
 
 sample: ready symbols
 	$(TRAIN) $@ $(if $(call given,BEST),--best) $(call option,prompt,PROMPT) $(call option,temperature,TEMPERATURE) \
-	      $(call option,top-k,TOP_K) $(call option,seed,SEED) $(call option,tokens,TOKENS) $(call given,RUN)
+	      $(call option,top-k,TOP_K) $(call option,seed,SEED) $(call option,tokens,TOKENS) $(call last,RUN)
 
 export: ready symbols
-	$(TRAIN) $@ $(if $(call given,BEST),--best) $(call option,directory,DIRECTORY) $(call given,RUN)
+	$(TRAIN) $@ $(if $(call given,BEST),--best) $(call option,directory,DIRECTORY) $(call last,RUN)
 
 plots: ready symbols
-	$(quiet)$(PY) -m scripts.plots --runs $(call quote,$(RUNS)) $(call given,RUN)
+	$(quiet)$(PY) -m scripts.plots --runs $(call quote,$(RUNS)) $(call last,RUN)
 
 curve: ready symbols
 	$(quiet)$(PY) -m scripts.curve --runs $(call quote,$(RUNS)) $(call option,column,COLUMN) $(call option,threshold,THRESHOLD) \
-	      $(call option,reference,REFERENCE) $(call option,tolerance,TOLERANCE) $(call option,out,OUT) $(call given,RUN)
+	      $(call option,reference,REFERENCE) $(call option,tolerance,TOLERANCE) $(call option,out,OUT) $(call last,RUN)
 
 experiment: configured ready
 	$(quiet)$(PY) -m scripts.eqprop $(call option,experiment,EXP) $(if $(call given,QUICK),--quick) $(call option,out,OUT)
@@ -272,9 +290,9 @@ sweep: ready symbols
 	$(quiet)$(PY) -m scripts.sweep $(call option,jobs,JOBS) $(call option,out,OUT) $(call given,SWEEP)
 
 # train-NAME keeps to a directory of its own, unless O= or KCONFIG_CONFIG= names another place.
-TRAIN_NAMES := $(addprefix train-,$(NAMES))
+TRAIN_NAMES := $(addprefix train-,$(NAMES)) $(filter train-%,$(SLASHED))
 named_out = $(or $(O),build/$(@:train-%=%))
-named_config = $(if $(filter file,$(origin KCONFIG_CONFIG)),$(named_out)/.config,$(KCONFIG_CONFIG))
+named_config = $(if $(config_is_named),$(KCONFIG_CONFIG),$(named_out)/.config)
 define train_named
 $(quiet)KCONFIG_CONFIG=$(call quote,$(named_config)) $(PY) scripts/kconf.py defconfig $(call quote,$(@:train-%=%))
 $(quiet)KCONFIG_CONFIG=$(call quote,$(named_config)) $(PY) -m train --runs $(call quote,$(named_out)/runs) train
@@ -364,6 +382,18 @@ ifneq ($(UNUSED),)
 	@printf 'error: %s is not used by make %s; it is for: %s%s\n' $(call quote,$(UNUSED)) $(call quote,$(GOALS)) \
 	      $(call quote,$(subst %,NAME,$(call used_by,$(UNUSED)))) \
 	      $(if $(filter CONFIG_%,$(UNUSED)),$(if $(filter $(USE_RUN),$(GOALS)),'; a stored run keeps its configuration')) >&2; exit 2
+endif
+ifneq ($(EMPTY),)
+	@echo 'error: $(EMPTY)= is empty; give it a value, or leave it out' >&2; exit 2
+endif
+ifneq ($(EXPANDED),)
+	@echo 'error: $(EXPANDED) has a dollar sign, which make takes for itself; write $$$$ for each' >&2; exit 2
+endif
+ifneq ($(BROKEN),)
+	@echo 'error: $(BROKEN) has a line break; it is a single line' >&2; exit 2
+endif
+ifneq ($(filter-out '0' '1',$(call given,V)),)
+	@echo 'error: V is 1 to show commands and origins, or 0' >&2; exit 2
 endif
 ifneq ($(filter-out '1',$(call given,JSON)),)
 	@echo 'error: JSON is 1, or left out' >&2; exit 2

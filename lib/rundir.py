@@ -32,7 +32,7 @@ from pathlib import Path
 from typing import Any
 
 from lib import atomic
-from lib.errors import ToolkitError, os_error
+from lib.errors import ConfigError, ToolkitError, os_error
 from lib.status import State, Status
 
 TEXTS = (
@@ -249,7 +249,7 @@ def resolve_run(runs: Path, name: str = "", *, unfinished: bool = False) -> RunD
     """The run that a user means by `name`; with `unfinished` among those that are not done.
 
     A path, a directory name, "model/directory", the unique beginning of either, or "" for the
-    newest run of all. Raises ToolkitError, with the candidates, where that is not one run.
+    newest run of all. Raises ConfigError, with the candidates, where that is not one run.
     """
     if name and (Path(name) / "config").is_file():
         found, wanted = [RunDir(Path(name))], ""
@@ -258,19 +258,20 @@ def resolve_run(runs: Path, name: str = "", *, unfinished: bool = False) -> RunD
         wanted = name.rstrip("/") or name
     if not found:
         why = "it is not a directory" if os.path.lexists(runs) and not runs.is_dir() else ""
-        raise ToolkitError(f"there is no run in {runs}", why=why, todo="make one with make train")
+        asked = f"RUN={name}: " if name else ""
+        raise ConfigError(f"{asked}there is no run in {runs}", why=why, todo="make one with make train")
     going = [run for run in found if not unfinished or run.status().state != "done"]
     matches = _matching(going, wanted)
     if not matches and _matching(found, wanted):
         what = f"RUN={name} is done" if name else "there is no run to go on with: all are done"
-        raise ToolkitError(what, todo="start one with make train")
+        raise ConfigError(what, todo="start one with make train")
     if len(matches) == 1 or (matches and not wanted):
         return matches[0]
     listed = matches or going or found
     names = ", ".join(f"{run.model}/{run.name}" for run in listed[:_LISTED])
-    more = f" and {len(listed) - _LISTED} more" if len(listed) > _LISTED else ""
+    more = f" and {len(listed) - _LISTED} more (ls {runs}/*)" if len(listed) > _LISTED else ""
     what = f"RUN={name} could be {len(matches)} runs" if matches else f"RUN={name} is no run in {runs}"
-    raise ToolkitError(what, todo=f"choose one of {names}{more}")
+    raise ConfigError(what, todo=f"choose one of {names}{more}")
 
 
 def _matching(runs: list[RunDir], wanted: str) -> list[RunDir]:

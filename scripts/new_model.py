@@ -14,7 +14,7 @@ import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import kconfiglib
 
@@ -29,7 +29,7 @@ TASKS = ("classify", "lm")
 WIDTH = 16  # the default of the scaffolded CONFIG_<NAME>_WIDTH
 
 DEFCONFIG = """\
-# {name} on the data set that its Kconfig makes the default.
+# {name}, {parameters:,} parameters, on the data set that its Kconfig makes the default.
 CONFIG_MODEL_{NAME}=y
 """
 
@@ -76,17 +76,20 @@ def scaffold(name: str, *, task: str) -> list[Path]:
         directory / "__init__.py": "",
         directory / "Kconfig": KCONFIG[task],
         directory / "model.py": MODEL[task],
-        defconfig: DEFCONFIG,
     }
     try:
         directory.mkdir()
         for path, text in texts.items():
             filled = text.format(name=name, NAME=name.upper(), task=task, width=WIDTH)
             path.write_text(filled, encoding="utf-8")
-        golden.write_text(_golden(name, task=task), encoding="utf-8")
+        cases = _counted(name, task=task)
+        lines = ",\n".join(f"    {json.dumps(case)}" for case in cases)
+        golden.write_text(f'{{\n  "cases": [\n{lines}\n  ]\n}}\n', encoding="utf-8")
+        filled = DEFCONFIG.format(name=name, NAME=name.upper(), parameters=cases[0]["parameters"])
+        defconfig.write_text(filled, encoding="utf-8")
     except OSError as error:
         raise os_error("write the new model", error) from error
-    return [*texts, golden]
+    return [*texts, defconfig, golden]
 
 
 def _check_symbols(name: str) -> None:
@@ -106,8 +109,9 @@ def _check_symbols(name: str) -> None:
         )
 
 
-def _golden(name: str, *, task: str) -> str:
-    """The reference parameter counts of the scaffolded network, counted without memory for them."""
+def _counted(name: str, *, task: str) -> list[dict[str, Any]]:
+    """The reference parameter counts of the scaffolded network, counted without memory for them. The first is
+    that of the data set by default."""
     import torch
 
     module = importlib.import_module(f"models.{name}.model")
@@ -117,8 +121,7 @@ def _golden(name: str, *, task: str) -> str:
             model = module.build(module.Options(width=WIDTH), spec)
         parameters = sum(parameter.numel() for parameter in model.parameters())
         cases.append({"options": {"width": WIDTH}, **shape, "parameters": parameters})
-    lines = ",\n".join(f"    {json.dumps(case)}" for case in cases)
-    return f'{{\n  "cases": [\n{lines}\n  ]\n}}\n'
+    return cases
 
 
 def _specs(task: str) -> Iterator[tuple[dict[str, int], Spec]]:

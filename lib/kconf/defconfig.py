@@ -23,6 +23,7 @@ DIRECTORY = "defconfigs"
 FRAGMENTS = "defconfigs/fragments"
 PATH_VARIABLE = "ANNEAL_CONFIG_PATH"
 
+_HOW_TO_ADD = "write CONFIGURATION+FRAGMENT, as in make defconfig-lenet5+debug"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
@@ -38,6 +39,8 @@ def compose(
     """
     root = Path(tree.srctree)
     base, *fragments = spec.split("+")
+    if fragments and not all((base, *fragments)):
+        raise ConfigError(f"'{spec}' lacks a name beside a plus sign", todo=_HOW_TO_ADD)
     paths = [_configuration(root, base), *(find_fragment(root, name) for name in fragments), *more]
     configuration = StrictLoad(tree, refuse_replacing=strict)
     for path in paths:
@@ -55,6 +58,9 @@ def path_of(root: Path, name: str) -> Path:
     """Where the configuration `name` is, or would be. Raises ConfigError for what cannot be a name."""
     if not _NAME.fullmatch(name):
         raise ConfigError(f"'{name}' cannot be the name of a configuration", todo="use FILE= for a path")
+    for path in _files(root / FRAGMENTS):
+        if _is_called(path, name):
+            raise ConfigError(f"{display(path)} is a fragment of that name", todo="choose another DEFCONFIG=")
     return root / DIRECTORY / name
 
 
@@ -68,9 +74,11 @@ def read_shipped(root: Path, path: Path) -> Layer:
     """The file as a layer that will be named in the configuration made of it, if it lies below `root`."""
     layer = read_own(root, path)
     absolute, base = path.absolute(), root.absolute()
-    # A place outside the tree is a fact of this machine; the values stand for themselves.
-    inside = absolute.is_relative_to(base)
-    return dataclasses.replace(layer, made_from=(str(absolute.relative_to(base)),) if inside else ())
+    if not absolute.is_relative_to(base):
+        return dataclasses.replace(layer, made_from=())  # a fact of this machine: values stand for themselves
+    name = str(absolute.relative_to(base))
+    # The line of such names is separated by commas.
+    return dataclasses.replace(layer, made_from=(name,) if name.isprintable() and "," not in name else ())
 
 
 def summary(path: Path) -> str:
@@ -103,8 +111,11 @@ def _is_comment(line: str) -> bool:
 
 
 def _fragment_directories(root: Path) -> list[Path]:
-    named = os.environ.get(PATH_VARIABLE, "").split(":")
-    return [*(Path(name) for name in named if name), root / FRAGMENTS]
+    named = [Path(name) for name in os.environ.get(PATH_VARIABLE, "").split(":") if name]
+    for path in named:
+        if not path.is_dir():
+            raise ConfigError(f"{PATH_VARIABLE} names {path}, which is no directory")
+    return [*named, root / FRAGMENTS]
 
 
 def _files(directory: Path) -> list[Path]:
@@ -118,20 +129,33 @@ def _configuration(root: Path, name: str) -> Path:
     return _pick(name, configurations, fragments, "configuration")
 
 
+def _is_called(path: Path, name: str) -> bool:
+    return path.name in (name, f"{name}.config")
+
+
 def _pick(name: str, wanted: list[Path], others: list[Path], kind: str) -> Path:
     for path in wanted:
-        if path.name in (name, f"{name}.config"):
+        if _is_called(path, name):
             return path
     if any(path.name == name for path in others):
         other = "fragment" if kind == "configuration" else "configuration"
-        raise ConfigError(
-            f"{name} is a {other}, not a {kind}",
-            todo="write CONFIGURATION+FRAGMENT, as in make defconfig-lenet5+debug",
-        )
+        raise ConfigError(f"{name} is a {other}, not a {kind}", todo=_HOW_TO_ADD)
     if "/" in name and Path(name).is_file():
-        raise ConfigError(f"{name} is a path, not the name of a {kind}", todo=f"give FRAGMENT={name}")
-    import difflib  # only when something is wrong: the import is slow
-
-    close = difflib.get_close_matches(name, [path.name for path in wanted], n=3, cutoff=0.6)
+        way = (
+            f"make alldefconfig KCONFIG_ALLCONFIG={name}"
+            if kind == "configuration"
+            else f"give FRAGMENT={name}"
+        )
+        raise ConfigError(f"{name} is a path, not the name of a {kind}", todo=way)
+    close = _close(name, [path.name for path in wanted])
     hint = f"did you mean {' or '.join(close)}?" if close else "make list-defconfigs shows what there is"
     raise ConfigError(f"there is no {kind} called '{name}'", todo=hint)
+
+
+def _close(name: str, names: list[str]) -> list[str]:
+    """Those that `name` begins, or that begin it, or else those that a slip or two lead to; three at most."""
+    import difflib  # only when something is wrong: the import is slow
+
+    wanted = name.lower()
+    related = [one for one in names if wanted and (one.startswith(wanted) or wanted.startswith(one))]
+    return related[:3] or difflib.get_close_matches(wanted, names, n=3, cutoff=0.75)

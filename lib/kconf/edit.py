@@ -11,23 +11,33 @@ from pathlib import Path
 
 from lib.errors import ConfigError
 from lib.kconf import defconfig, write
-from lib.kconf.extremes import KINDS, make_extreme, seed_of
-from lib.kconf.project import Command, Project, tell, write_file
-from lib.kconf.resolve import accept, load_file, mentioned, override, read_own, rejection, settings
+from lib.kconf.extremes import KINDS, make_extreme, probability_of, seed_of
+from lib.kconf.legacy import read_legacy
+from lib.kconf.project import Command, Project, tell, write_file, write_files
+from lib.kconf.resolve import (
+    accept,
+    changes,
+    load_file,
+    mentioned,
+    override,
+    read_own,
+    rejection,
+    settings,
+)
 from lib.kconf.strict import StrictLoad
-from lib.kconf.tree import display, load_own_tree, option
+from lib.kconf.tree import display, load_own_tree
 
 
-def _menuconfig(project: Project, _: Namespace) -> None:
+def _menuconfig(project: Project, options: Namespace) -> None:
     from lib.kconf.menu import run_menu  # the only command that needs curses
 
-    run_menu(project.root, project.config_file)
+    run_menu(project.root, project.config_file, command=options.command)
 
 
-def _guiconfig(project: Project, _: Namespace) -> None:
+def _guiconfig(project: Project, options: Namespace) -> None:
     from lib.kconf.menu import run_window
 
-    run_window(project.root, project.config_file)
+    run_window(project.root, project.config_file, command=options.command)
 
 
 def _config(project: Project, options: Namespace) -> None:
@@ -82,11 +92,12 @@ def _syncconfig(project: Project, _: Namespace) -> None:
 
 
 def _extreme(project: Project, options: Namespace) -> None:
-    seed = 0
+    seed = percent = 0
     if options.command == "randconfig":
-        seed = seed_of(os.environ)
+        percent, seed = probability_of(os.environ), seed_of(os.environ)
         print(f"KCONFIG_SEED=0x{seed:X}")
-    configuration, notices = make_extreme(load_own_tree(project.root), options.command, os.environ, seed=seed)
+    tree = load_own_tree(project.root)
+    configuration, notices = make_extreme(tree, options.command, os.environ, seed=seed, percent=percent)
     tell(notices)
     project.save(
         configuration, changed=f"written by {options.command}", same=f"already as {options.command} has it"
@@ -95,6 +106,10 @@ def _extreme(project: Project, options: Namespace) -> None:
 
 def _defconfig(project: Project, options: Namespace) -> None:
     if options.name is None:
+        if options.fragments or options.strict:
+            raise ConfigError(
+                "FRAGMENT= and STRICT= go on top of a configuration", todo="give DEFCONFIG=NAME"
+            )
         tell(["no DEFCONFIG= is given: every option has its default"])
         options.command = "alldefconfig"
         _extreme(project, options)
@@ -132,12 +147,14 @@ def _savedefconfig(project: Project, options: Namespace) -> None:
     tell(notices)
     if options.name and options.file:
         raise ConfigError("FILE= and DEFCONFIG= both name a file", todo="give one of them")
-    target = options.file or project.output / "defconfig"
-    if options.name:
-        target = defconfig.path_of(project.root, options.name)
+    name, target = options.name, options.file or project.output / "defconfig"
+    if os.path.realpath(target.parent) == os.path.realpath(project.root / defconfig.DIRECTORY):
+        name = target.name  # under any name of its place
+    if name:
+        target = defconfig.path_of(project.root, name)
     text = defconfig.opening_comment(target) + write.minimal_text(tree)
     findings = machine_facts(tree, text, name=display(target))
-    if findings and options.name:
+    if findings and name:
         raise rejection(findings, "a shipped configuration must hold on every machine; nothing was written")
     tell(map(str, findings))
     changed = write_file(target, text)
@@ -151,8 +168,7 @@ def _update_defconfigs(project: Project, _: Namespace) -> None:
     for path in defconfig.available(project.root)[0]:
         tell(defconfig.compose(tree, path.name)[1])
         texts[path] = defconfig.opening_comment(path) + write.minimal_text(tree)
-    for path, text in texts.items():
-        changed = write_file(path, text)
+    for path, changed in write_files(texts).items():
         print(f"{display(path)}: {'written anew' if changed else 'unchanged'}")
 
 
@@ -160,12 +176,10 @@ def _setconfig(project: Project, options: Namespace) -> None:
     given = _assignments(options.assignments)
     tree = load_own_tree(project.root)
     configuration, notices = load_file(tree, project.config_file)
-    before = settings(tree)
+    before, legacy = settings(tree), read_legacy(project.root)
     tell(dict.fromkeys([*notices, *override(configuration, given, place="SET")]))
-    for symbol, value in before.items():
-        if option(symbol) in given and symbol.str_value != value:
-            print(f"{option(symbol)} {value} -> {symbol.str_value}")
-    project.save(configuration, changed="written", same="already has that")
+    named, _ = changes(before, {legacy.present(name.removeprefix("CONFIG_")) for name in given})
+    project.save(configuration, changed="written", same="already has that", differences=named)
 
 
 def _assignments(text: str) -> dict[str, str]:

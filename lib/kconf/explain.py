@@ -5,13 +5,15 @@ from __future__ import annotations
 import re
 import textwrap
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import kconfiglib
 
 from lib.errors import ConfigError
 from lib.kconf import reasons
-from lib.kconf.provenance import Provenance
+from lib.kconf.legacy import read_legacy
+from lib.kconf.provenance import Provenance, is_given
 from lib.kconf.spelling import expression
 from lib.kconf.strict import StrictLoad
 from lib.kconf.tree import find, has_prompt, is_logical, option, shown
@@ -31,9 +33,8 @@ def explain(configuration: StrictLoad, name: str) -> Iterator[str]:
     choice = tree.named_choices.get(bare)
     symbol = find(tree, bare)
     if symbol is None and choice is None:
-        meant = reasons.suggest(tree, bare)
-        todo = f"did you mean {meant}?" if meant else "make searchconfig Q=WORD finds options"
-        raise ConfigError(f"{tree.config_prefix}{bare} is not a symbol", todo=todo)
+        symbol = _successor(tree, bare)
+        yield _renamed(tree, bare, symbol)
     provenance = Provenance(configuration)
     rows = _of_choice(choice, provenance) if symbol is None else _of_symbol(symbol, provenance)
     for label, text in rows:
@@ -57,11 +58,32 @@ def search(tree: Any, words: str) -> Iterator[str]:
         elif all(pattern.search(f"{title} {_help(symbol)}") for pattern in patterns):
             far.append(symbol)
     if not near and not far:
+        name = words.strip().removeprefix(tree.config_prefix)
+        if name in read_legacy(Path(tree.srctree)).names():
+            yield _renamed(tree, name, _successor(tree, name))
+            return
         meant = reasons.suggest(tree, words.strip())
         raise ConfigError(f"no option has '{words}'", todo=f"did you mean {meant}?" if meant else "")
     for symbol in near + far:
         hidden = "" if symbol.visibility or not has_prompt(symbol) else " (hidden)"
         yield f"{_value(symbol)}{hidden}  {_prompt(symbol)}  {_place(symbol)}".rstrip()
+
+
+def _successor(tree: Any, name: str) -> Any:
+    """The symbol that `name`, which is none, was renamed to. Raises ConfigError where it was not."""
+    legacy, full = read_legacy(Path(tree.srctree)), f"{tree.config_prefix}{name}"
+    if name in legacy.removed:
+        raise ConfigError(f"{full} is no more", why=legacy.removed[name])
+    symbol = find(tree, legacy.present(name))
+    if symbol is None:
+        meant = reasons.suggest(tree, name)
+        todo = f"did you mean {meant}?" if meant else "make searchconfig Q=WORD finds options"
+        raise ConfigError(f"{full} is not a symbol", todo=todo)
+    return symbol
+
+
+def _renamed(tree: Any, name: str, symbol: Any) -> str:
+    return f"{tree.config_prefix}{name} is called {option(symbol)} now"
 
 
 def _of_symbol(symbol: Any, provenance: Provenance) -> Iterator[tuple[str, str]]:
@@ -103,7 +125,7 @@ def _value(symbol: Any) -> str:
 def _origin(symbol: Any, provenance: Provenance) -> str:
     """The origin; that of a default with the place of its definition."""
     origin = provenance.origin(symbol)
-    return f"{origin}, {_place(symbol)}" if origin.startswith(("default", "selected")) else origin
+    return origin if is_given(origin) else f"{origin}, {_place(symbol)}"
 
 
 def _kind(symbol: Any) -> str:

@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import os
 import random
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from lib.errors import ConfigError
 from lib.kconf import write
-from lib.kconf.defconfig import find_fragment
+from lib.kconf.defconfig import find_fragment, read_shipped
 from lib.kconf.reader import read_text
-from lib.kconf.resolve import accept, read_own
+from lib.kconf.resolve import accept
 from lib.kconf.strict import StrictLoad
 from lib.kconf.tree import has_prompt, is_logical
 
@@ -29,27 +30,28 @@ KINDS = {
     "randconfig": "allrandom",
     "tinyconfig": "alltiny",
 }
-_DEFAULT_PROBABILITY = 50
+_DEFAULT_PERCENT = 50
 
 
 def make_extreme(
-    tree: Any, command: str, environ: Mapping[str, str], *, seed: int = 0
+    tree: Any, command: str, environ: Mapping[str, str], *, seed: int = 0, percent: int = _DEFAULT_PERCENT
 ) -> tuple[StrictLoad, list[str]]:
-    """The configuration of one of KINDS in our own `tree`, and what is to be said of it. `seed`: randconfig.
+    """The configuration of one of KINDS in our own `tree`, and what is to be said of it.
 
-    Raises ConfigError where the file of KCONFIG_ALLCONFIG does not hold, or KCONFIG_PROBABILITY is none.
+    seed, percent: of randconfig; how many of the options that can be on or off are on.
+
+    Raises ConfigError where the file of KCONFIG_ALLCONFIG does not hold.
     """
     root = Path(tree.srctree)
     configuration = StrictLoad(tree)
     if command == "tinyconfig":
-        configuration.add(read_own(root, find_fragment(root, "tiny")))
-    layers = [read_own(root, path) for path in _preset_files(root, KINDS[command], environ)]
-    for layer in layers:
-        configuration.add(layer)
+        configuration.add(read_shipped(root, find_fragment(root, "tiny")))
+    for path in _preset_files(root, KINDS[command], environ):
+        configuration.add(read_shipped(root, path))
     free = _free_symbols(configuration)
     notices = []
     if command == "randconfig":
-        _set_randomly(tree, free, source=random.Random(seed), percent=probability_of(environ))
+        _set_randomly(tree, free, source=random.Random(seed), percent=percent)
     elif command != "alldefconfig":
         value = "n" if command in ("allnoconfig", "tinyconfig") else "y"
         for symbol in free:
@@ -65,13 +67,11 @@ def seed_of(environ: Mapping[str, str]) -> int:
     text = environ.get("KCONFIG_SEED")
     if not text:
         return int.from_bytes(os.urandom(4), "big")
-    try:
-        seed = int(text, 0)
-    except ValueError as error:
-        raise ConfigError(f"KCONFIG_SEED={text} is not a number", todo="give one such as 0x2A") from error
-    if not 0 <= seed < 2**32:
-        raise ConfigError(f"KCONFIG_SEED={text} is outside 0..{2**32 - 1:#x}")
-    return seed
+    if not re.fullmatch(r"0[xX][0-9a-fA-F]{1,8}|0|[1-9][0-9]{,9}", text) or int(text, 0) >= 2**32:
+        raise ConfigError(
+            f"KCONFIG_SEED={text} is not a number of 0..{2**32 - 1:#x}", todo="give one such as 42 or 0x2A"
+        )
+    return int(text, 0)
 
 
 def probability_of(environ: Mapping[str, str]) -> int:
@@ -79,9 +79,9 @@ def probability_of(environ: Mapping[str, str]) -> int:
     `bool`, `yes:module` (on is both), `bool:yes:module`. Raises ConfigError."""
     text = environ.get("KCONFIG_PROBABILITY")
     if not text:
-        return _DEFAULT_PROBABILITY
+        return _DEFAULT_PERCENT
     words = text.split(":")
-    if len(words) > 3 or not all(word.isascii() and word.isdigit() for word in words):
+    if len(words) > 3 or not all(re.fullmatch(r"[0-9]{1,3}", word) for word in words):
         raise ConfigError(f"KCONFIG_PROBABILITY={text} is not 1 to 3 percentages with colons between them")
     numbers = [int(word) for word in words]
     percent = sum(numbers) if len(numbers) == 2 else numbers[0]
@@ -138,8 +138,9 @@ def _set_randomly(tree: Any, free: list[Any], *, source: random.Random, percent:
 def _written_down(configuration: StrictLoad) -> StrictLoad:
     """The configuration as it reads from its own file, without values that were set and have no effect."""
     tree = configuration.tree
-    text = write.full_text(tree)
+    text = write.full_text(tree, made_from=configuration.made_from)
     fresh = StrictLoad(tree)
     fresh.add(read_text(text.encode(), name="memory"))
-    assert not fresh.finish().findings and write.full_text(tree) == text, "it does not survive its own file"
+    survives = write.full_text(tree, made_from=fresh.made_from) == text
+    assert survives and not fresh.finish().findings, "it does not survive its own file"
     return fresh

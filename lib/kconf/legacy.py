@@ -28,6 +28,10 @@ class Legacy:
         """Every symbol that is no more."""
         return {*self.renamed, *self.removed}
 
+    def present(self, name: str) -> str:
+        """What `name` is called now."""
+        return self.renamed.get(name, name)
+
 
 def read_legacy(root: Path) -> Legacy:
     """What `root`/Kconfig.legacy says; nothing where there is no such file. Raises ConfigError for a line

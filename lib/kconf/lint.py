@@ -168,6 +168,14 @@ def files_say_what_they_are_for(tree: Any) -> Faults:
         yield from map(str, machine_facts(tree, text, name=_name(tree, path)))
 
 
+def no_configuration_has_the_name_of_a_fragment(tree: Any) -> Faults:
+    for path in _shipped(tree)[0]:
+        try:
+            defconfig.path_of(Path(tree.srctree), path.name)
+        except ConfigError as error:
+            yield f"{_name(tree, path)}: {error.what}"
+
+
 def configurations_hold_and_are_minimal(tree: Any) -> Faults:
     for path in _shipped(tree)[0]:
         try:
@@ -210,6 +218,7 @@ RULES: list[Rule] = [
 ]
 FILE_RULES: list[Rule] = [
     files_say_what_they_are_for,
+    no_configuration_has_the_name_of_a_fragment,
     configurations_hold_and_are_minimal,
     fragments_take_on_every_configuration,
 ]

@@ -22,37 +22,38 @@ NO_KEY = -1  # what curses reads where there is nothing to read; a signal may br
 MOST_SILENCES = 100
 
 
-def run_menu(root: Path, config_file: Path) -> None:
+def run_menu(root: Path, config_file: Path, *, command: str = "menuconfig") -> None:
     """Edit `config_file` in a terminal. Of a file with faults it asks whether to go on without them.
+
+    command: how it is called, for errors.
 
     Raises ConfigError without a terminal, or where the answer is no.
     """
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
-        raise ConfigError(
-            "menuconfig needs a terminal", todo="use make defconfig-NAME, or edit the file by hand"
-        )
+        way = "setconfig" if config_file.exists() else "defconfig-NAME"
+        raise ConfigError(f"{command} needs a terminal", todo=f"use make {way}")
     import curses  # only here: not every Python has it
 
     import menuconfig
 
     if not _can_move_its_cursor(curses):
         name = os.environ.get("TERM", "")
-        raise ConfigError(f"menuconfig cannot use the terminal TERM='{name}'", todo="set TERM, say to xterm")
+        raise ConfigError(f"{command} cannot use the terminal TERM='{name}'", todo="set TERM, say to xterm")
     tree = load_own_tree(root, kind=_MenuTree)
     tree.edit(config_file)
     # What the menu offers no other way to replace; tests/unit/test_kconf_menu.py holds these names.
     menuconfig._check_valid = _checker(menuconfig._error)
     menuconfig._range_info = _value_info(menuconfig._range_info)
     menuconfig._needs_save = tree.needs_save
-    menuconfig._getch_compat = _keys(menuconfig._getch_compat)
+    menuconfig._getch_compat = _keys(menuconfig._getch_compat, command)
     os.environ["KCONFIG_CONFIG"] = str(config_file)  # where the menu reads its file name
     try:
         menuconfig.menuconfig(tree)
     except curses.error as error:
-        raise ConfigError("menuconfig cannot draw on this terminal", why=str(error)) from error
+        raise ConfigError(f"{command} cannot draw on this terminal", why=str(error)) from error
 
 
-def _keys(read: Callable[[Any], Any]) -> Callable[[Any], Any]:
+def _keys(read: Callable[[Any], Any], command: str) -> Callable[[Any], Any]:
     """`read`, but a terminal that has gone, where the menu would ask for ever, ends it."""
 
     def key(window: Any) -> Any:
@@ -60,12 +61,12 @@ def _keys(read: Callable[[Any], Any]) -> Callable[[Any], Any]:
             pressed = read(window)
             if pressed != NO_KEY:
                 return pressed
-        raise ConfigError("the terminal of menuconfig is gone", why="nothing was saved since the last time")
+        raise ConfigError(f"the terminal of {command} is gone", why="nothing was saved since the last time")
 
     return key
 
 
-def run_window(root: Path, config_file: Path) -> None:
+def run_window(root: Path, config_file: Path, *, command: str = "guiconfig") -> None:
     """As `run_menu`, in a window. Raises ConfigError where there is no display, or no tkinter."""
     try:
         import tkinter
@@ -73,7 +74,7 @@ def run_window(root: Path, config_file: Path) -> None:
         import guiconfig
     except ImportError as error:
         raise ConfigError(
-            "guiconfig needs tkinter",
+            f"{command} needs tkinter",
             why=str(error),
             todo="install it (Debian: python3-tk), or use make menuconfig",
         ) from error
@@ -87,7 +88,7 @@ def run_window(root: Path, config_file: Path) -> None:
         os.environ["KCONFIG_CONFIG"] = str(config_file)
         guiconfig.menuconfig(tree)
     except tkinter.TclError as error:
-        raise ConfigError("guiconfig has no display", why=str(error), todo="use make menuconfig") from error
+        raise ConfigError(f"{command} has no display", why=str(error), todo="use make menuconfig") from error
 
 
 def _can_move_its_cursor(curses: ModuleType) -> bool:
@@ -137,13 +138,13 @@ class _MenuTree(kconfiglib.Kconfig):  # type: ignore[misc]
 
     def write_config(self, filename: str) -> str:
         """Called by the menu with the name from its save dialog. Raises OSError, which the menu shows."""
-        changed = write.write_atomically(Path(filename), self._text(), keep_old=True)
+        changed = write.write_configuration(Path(filename), self._text(), keep_old=True)
         self._file = Path(filename)
         return f"{'Saved' if changed else 'No change to'} {display(self._file)}"
 
     def write_min_config(self, filename: str) -> str:
         """As `write_config`, for the minimal form."""
-        changed = write.write_atomically(Path(filename), write.minimal_text(self))
+        changed = write.write_configuration(Path(filename), write.minimal_text(self))
         return f"{'Saved' if changed else 'No change to'} {display(Path(filename))}"
 
     def needs_save(self) -> bool:

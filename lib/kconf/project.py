@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from argparse import Namespace
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
@@ -37,10 +38,15 @@ class Project:
             verbose=os.environ.get("KCONFIG_VERBOSE") == "1",
         )
 
-    def save(self, configuration: StrictLoad, *, changed: str, same: str) -> None:
-        """Write the full configuration and say in a line what became of the file. Raises ConfigError."""
+    def save(
+        self, configuration: StrictLoad, *, changed: str, same: str, differences: Iterable[str] = ()
+    ) -> None:
+        """Write the full configuration and say in a line what became of the file, after what is different in
+        it. Raises ConfigError."""
         text = write.full_text(configuration.tree, made_from=configuration.made_from)
         is_new = write_file(self.config_file, text, keep_old=True)
+        for line in differences:
+            print(line)
         print(f"{display(self.config_file)}: {changed if is_new else same}")
         if self.verbose:
             tell_origins(self.root, self.config_file)
@@ -50,13 +56,28 @@ Command: TypeAlias = Callable[[Project, Namespace], None]
 
 
 def write_file(path: Path, text: str, *, keep_old: bool = False) -> bool:
-    """`write.write_atomically`, with a ConfigError where the system refuses."""
+    """`write.write_configuration`, with a ConfigError where the system or the file refuses."""
+    with refusals(path):
+        return write.write_configuration(path, text, keep_old=keep_old)
+
+
+def write_files(texts: Mapping[Path, str]) -> dict[Path, bool]:
+    """As `write_file` for each, but none is written where one refuses; whether each was changed."""
+    for path, text in texts.items():
+        with refusals(path):
+            write.would_change(path, text)
+    return {path: write_file(path, text) for path, text in texts.items()}
+
+
+@contextlib.contextmanager
+def refusals(path: Path) -> Iterator[None]:
+    """An OSError while `path` is written becomes a ConfigError."""
     try:
-        return write.write_atomically(path, text, keep_old=keep_old)
+        yield
     except OSError as error:
         culprit = Path(error.filename or path)
         # The file itself, or the temporary one beside it, which a user knows nothing of.
-        elsewhere = "" if culprit.parent == path.resolve().parent else f"{display(culprit)}: "
+        elsewhere = "" if culprit.parent == Path(os.path.realpath(path)).parent else f"{display(culprit)}: "
         raise ConfigError(f"cannot write {display(path)}", why=f"{elsewhere}{error.strerror}") from error
 
 

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import kconfiglib
 
 from lib.kconf import reasons
-from lib.kconf.reader import Assignment, read_file
 from lib.kconf.spelling import expression
 from lib.kconf.strict import StrictLoad
 from lib.kconf.tree import has_prompt, option
+
+
+def is_given(origin: str) -> bool:
+    """Whether somebody gave the value that has such an origin."""
+    return origin != "default" and not origin.startswith(("default if ", "selected by "))
 
 
 class Provenance:
@@ -19,13 +22,6 @@ class Provenance:
 
     def __init__(self, configuration: StrictLoad) -> None:
         self._configuration = configuration
-        # A full configuration says of which shipped files it was made. A line that still is as there has
-        # its origin there; what was changed since has it in the file itself.
-        self._shipped: dict[tuple[str, str], str] = {}
-        for name in configuration.made_from:
-            path = Path(configuration.tree.srctree) / name
-            for assignment in read_file(path).assignments if path.is_file() else ():
-                self._shipped[assignment.name, assignment.text] = f"{name}:{assignment.line}"
 
     def origin(self, symbol: Any) -> str:
         """`file:line`, `command line`, `selected by CONFIG_X`, `default if CONFIG_X` or `default`.
@@ -34,7 +30,7 @@ class Provenance:
         """
         assignment = self._configuration.assigned(symbol.name)
         if assignment is not None and has_prompt(symbol):
-            return self._place(assignment)
+            return assignment.place
         selecting = reasons.selecting(symbol)
         if selecting:
             return f"selected by {', '.join(option(one) for one in selecting)}"
@@ -44,12 +40,7 @@ class Provenance:
         if not _names_member(symbol, condition):
             return f"default if {expression(condition)}"
         member = self._configuration.assigned(condition.name)
-        return self._place(member) if member is not None else "default"
-
-    def _place(self, assignment: Assignment) -> str:
-        if not assignment.line:
-            return assignment.place
-        return self._shipped.get((assignment.name, assignment.text), assignment.place)
+        return member.place if member is not None else "default"
 
 
 def _names_member(symbol: Any, condition: Any) -> bool:

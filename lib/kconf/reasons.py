@@ -24,8 +24,7 @@ def suggest(tree: Any, name: str, value: str = "") -> str | None:
     """The symbol (with prefix) that `name` was probably meant to be: another spelling, an abbreviation
     (LR, EPOCHS), a member of a choice (MODEL=resnet18), or the closest name. None if nothing is near."""
     wanted = name.upper()
-    member = find(tree, f"{wanted}_{value.strip(chr(34)).upper()}")
-    if member is not None and member.choice:
+    if (member := _member(tree, wanted, value)) is not None:
         return f"{option(member)}=y"
     names = [symbol.name for symbol in tree.unique_defined_syms if has_prompt(symbol)]
     plain = wanted.replace("_", "")
@@ -35,6 +34,12 @@ def suggest(tree: Any, name: str, value: str = "") -> str | None:
     meant = same or initials or _close(wanted, names, 0.85) or _with_words(wanted, settings)
     meant = meant or _close(wanted, names, 0.7)
     return f"{tree.config_prefix}{meant[0]}" if meant else None
+
+
+def _member(tree: Any, name: str, value: str) -> Any | None:
+    """The member of a choice that `name`=`value` means, as in MODEL=resnet18."""
+    member = find(tree, f"{name}_{value.strip(chr(34)).upper()}")
+    return member if member is not None and member.choice else None
 
 
 def _initials(name: str) -> str:
@@ -72,6 +77,12 @@ def no_prompt(symbol: Any) -> str:
     if sources:
         return f"it follows from {_names(sources)}"
     return "its value is fixed by the Kconfig files"
+
+
+def instead(symbol: Any, value: str) -> str:
+    """The end of a sentence: what to set where `symbol`, without a prompt, names the member of a choice."""
+    member = _member(symbol.kconfig, symbol.name, value)
+    return f"; set {option(member)}=y" if member is not None else ""
 
 
 def items_in(expr: Any) -> list[Any]:

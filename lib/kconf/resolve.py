@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -13,7 +13,7 @@ import kconfiglib
 from lib.errors import ConfigError
 from lib.kconf import write
 from lib.kconf.legacy import migrate, read_legacy
-from lib.kconf.provenance import Provenance
+from lib.kconf.provenance import Provenance, is_given
 from lib.kconf.reader import Finding, Layer, command_line, read_file, read_text
 from lib.kconf.strict import StrictLoad, Verdict
 from lib.kconf.tree import display, find, has_prompt, load_own_tree, option, shown
@@ -40,11 +40,7 @@ class Resolved:
 
     def asked(self) -> list[str]:
         """A line for each value that somebody gave, with where it comes from; in the order of the menu."""
-        said = [
-            (name, origin)
-            for name, origin in self.origins.items()
-            if not origin.startswith(("default", "selected"))
-        ]
+        said = [(name, origin) for name, origin in self.origins.items() if is_given(origin)]
         return [f"asked: {name} = {self.values[name]} ({origin})" for name, origin in said]
 
     def to_json(self) -> dict[str, Any]:
@@ -123,10 +119,11 @@ def override(
         return []
     tree = configuration.tree
     before = settings(tree)
-    configuration.add(migrate(command_line(given, place=place), read_legacy(Path(tree.srctree))))
+    layer = migrate(command_line(given, place=place), read_legacy(Path(tree.srctree)))
+    configuration.add(layer)
     notices = accept(configuration, "nothing was changed").notices
-    names = {name.removeprefix("CONFIG_") for name in given}
-    return [*notices, *_followers(before, names, place=place)]
+    _, followers = changes(before, {assignment.name for assignment in layer.assignments})
+    return [*notices, *([f"{place}: defaults that follow: {', '.join(followers)}"] if followers else [])]
 
 
 def read_own(root: Path, path: Path) -> Layer:
@@ -242,15 +239,30 @@ def _tell_new(tree: Any, layer: Layer) -> list[str]:
 
 
 def settings(tree: Any) -> dict[Any, str]:
-    """The symbols that can be set now, with their values; members of choices left out."""
-    return {symbol: symbol.str_value for symbol in tree.unique_defined_syms if _is_setting(symbol)}
+    """What can be set now, with its value: symbols, and choices with the name of their member."""
+    choices = [choice for choice in tree.unique_choices if has_prompt(choice) and choice.visibility]
+    symbols = [symbol for symbol in tree.unique_defined_syms if _is_setting(symbol)]
+    return {item: _setting(item) for item in [*choices, *symbols]}
 
 
-def _followers(before: Mapping[Any, str], named: set[str], *, place: str) -> list[str]:
-    """One line for settings that `place` changed without naming them: defaults that follow others."""
-    changed = [
-        f"{option(symbol)} {value} -> {symbol.str_value}"
-        for symbol, value in before.items()
-        if symbol.name not in named and symbol.visibility and symbol.str_value != value
-    ]
-    return [f"{place}: defaults that follow: {', '.join(changed)}"] if changed else []
+def changes(before: Mapping[Any, str], names: Collection[str]) -> tuple[list[str], list[str]]:
+    """`NAME old -> new` for each of `before`, from `settings`, that is not as it was and still can be set:
+    first of those that `names` (without prefix) has, also by a member, then of the others."""
+    named: list[str] = []
+    others: list[str] = []
+    for item, value in before.items():
+        if item.visibility and _setting(item) != value:
+            symbols = [item] if isinstance(item, kconfiglib.Symbol) else item.syms
+            told = named if any(symbol.name in names for symbol in symbols) else others
+            told.append(f"{_name(item)} {value} -> {_setting(item)}")
+    return named, others
+
+
+def _setting(item: Any) -> str:
+    if isinstance(item, kconfiglib.Symbol):
+        return str(item.str_value)
+    return option(item.selection) if item.selection else "nothing"
+
+
+def _name(item: Any) -> str:
+    return option(item) if isinstance(item, kconfiglib.Symbol) else item.name or "a choice"

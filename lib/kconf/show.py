@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from lib.errors import ConfigError
-from lib.kconf import defconfig
-from lib.kconf.project import Command, Project, tell, tell_origins, write_file
+from lib.kconf import defconfig, write
+from lib.kconf.project import Command, Project, refusals, tell, tell_origins
 from lib.kconf.resolve import Resolved, accept, load, load_file, new_symbols, override, read_own
 from lib.kconf.strict import StrictLoad
 from lib.kconf.tree import display, load_own_tree, shown
@@ -42,6 +42,7 @@ def _checkconfig(project: Project, options: Namespace) -> None:
         configuration = StrictLoad(load_own_tree(project.root))
         configuration.add(layer)
         tell(accept(configuration, "see above").notices)
+        tell(override(configuration, given_overrides(os.environ)))
         tell([] if layer.assignments else [f"{layer.name} assigns nothing: every option has its default"])
     print(f"{display(file)}: ok")
     if project.verbose:
@@ -105,8 +106,13 @@ def _present(project: Project) -> StrictLoad:
 def _diffconfig(project: Project, options: Namespace) -> None:
     from lib.kconf.diff import differences
 
-    old = options.a or f"{project.config_file}.old"
-    for line in differences(project.root, old, options.b or str(project.config_file)):
+    old, new = options.a or f"{project.config_file}.old", options.b or str(project.config_file)
+    for place, given, variable in ((old, options.a, "A"), (new, options.b, "B")):
+        if not given and not Path(place).exists():
+            raise ConfigError(
+                f"there is no configuration at {display(Path(place))}", todo=f"give {variable}="
+            )
+    for line in differences(project.root, old, new):
         print(line)
 
 
@@ -114,7 +120,9 @@ def _kconfig_docs(project: Project, _: Namespace) -> None:
     from lib.kconf.document import FILE, reference
 
     path = project.root / FILE
-    changed = write_file(path, reference(project.root))
+    text = reference(project.root)
+    with refusals(path):
+        changed = write.write_atomically(path, text)
     print(f"{display(path)}: {'written' if changed else 'is up to date'}")
 
 

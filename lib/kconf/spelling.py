@@ -92,6 +92,8 @@ def _check_string(symbol: Any, value: str) -> None:
     for character, word in (("\n", "a line break"), ("\r", "a carriage return"), ("\0", "a NUL byte")):
         if character in value:
             raise Misspelled(f"{option(symbol)} has {word} in its value; a string is a single line")
+    if re.search("[\ud800-\udfff]", value):  # by which Python stands for bytes of a command line
+        raise Misspelled(f"{option(symbol)} has a byte in its value that is not UTF-8")
     rule = rule_of(symbol)
     if rule is None:
         return

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import kconfiglib
 
 from lib.kconf import reasons, spelling
-from lib.kconf.reader import Assignment, Finding, Layer
+from lib.kconf.reader import Assignment, Finding, Layer, shipped_assignments
 from lib.kconf.tree import find, has_prompt, is_logical, option, shown
 
 
@@ -68,6 +69,7 @@ class StrictLoad:
     _findings: list[Finding] = field(default_factory=list, init=False)
     _notices: list[str] = field(default_factory=list, init=False)
     _contradictory: set[int] = field(default_factory=set, init=False)  # id of layers that say yes and no
+    _shipped: dict[int, Mapping[tuple[str, str], Assignment]] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
         self.tree.warn = False  # every check is ours; those of kconfiglib come late or not at all
@@ -106,13 +108,16 @@ class StrictLoad:
                 continue
             if id(entry.layer) in self._contradictory and problem.derived:
                 continue  # it depends on which of the two is meant, and that is a finding already
-            if problem.hidden and entry.took and not self.refuse_replacing:
-                notices.append(f"{entry.assignment.place}: {problem.text}")
+            # What took, and lost what it needs to a later layer, is told where it was written first.
+            lost = problem.hidden and entry.took
+            at = self._written(entry) if lost else entry.assignment
+            if lost and not self.refuse_replacing:
+                notices.append(f"{at.place}: {problem.text}")
             else:
                 text = problem.text + self._advice(entry, problem, id(entry.layer) in by_tool)
-                findings.append(Finding(entry.assignment.file, entry.assignment.line, text))
+                findings.append(Finding(at.file, at.line, text))
         order = {layer.name: index for index, layer in enumerate(self._layers)}
-        findings.sort(key=lambda finding: (order[finding.file], finding.line))
+        findings.sort(key=lambda finding: (order.get(finding.file, 0), finding.line))
         return Verdict(tuple(findings), tuple(dict.fromkeys(notices)))
 
     def release_defaults(self, keep: Mapping[str, object]) -> None:
@@ -138,9 +143,13 @@ class StrictLoad:
                 self._notices.append(f"{entry.assignment.place}: {entry.assignment.source} is now {now}")
 
     def assigned(self, name: str) -> Assignment | None:
-        """The assignment in force to the symbol `name` (without prefix)."""
+        """The assignment in force to the symbol `name` (without prefix), where it was written first.
+
+        A line of a full configuration that still is as in one of the files of which it was made has its place
+        there; what was changed since has it in the full configuration.
+        """
         entry = self._entries.get(name)
-        return entry.assignment if entry is not None else None
+        return self._written(entry) if entry is not None else None
 
     @property
     def made_from(self) -> tuple[str, ...]:
@@ -161,7 +170,8 @@ class StrictLoad:
             except spelling.Misspelled as error:
                 text = str(error)
                 if not has_prompt(symbol):
-                    text = f"{option(symbol)} cannot be set: {reasons.no_prompt(symbol)}"
+                    why = reasons.no_prompt(symbol) + reasons.instead(symbol, assignment.text)
+                    text = f"{option(symbol)} cannot be set: {why}"
                 self._faults.append(_Fault(layer, assignment, text))
                 continue
             entries.append(_Entry(symbol=symbol, value=value, assignment=assignment, layer=layer))
@@ -209,11 +219,18 @@ class StrictLoad:
             if earlier.layer is not entry.layer:  # within one file it is a fault, found elsewhere
                 self._note_replaced(entry, earlier)
 
+    def _written(self, entry: _Entry) -> Assignment:
+        key = id(entry.layer)
+        if key not in self._shipped:
+            self._shipped[key] = shipped_assignments(entry.layer, Path(self.tree.srctree))
+        assignment = entry.assignment
+        return self._shipped[key].get((assignment.name, assignment.text), assignment)
+
     def _note_replaced(self, entry: _Entry, earlier: _Entry) -> None:
         if entry.layer.command_line:
             return  # to win over the file is what a command line is for
         now, before = shown(entry.symbol, entry.value), shown(earlier.symbol, earlier.value)
-        text = f"{now} replaces {before} of {earlier.assignment.place}"
+        text = f"{now} replaces {before} of {self._written(earlier).place}"
         if self.refuse_replacing:
             self._findings.append(Finding(entry.assignment.file, entry.assignment.line, text))
         else:
@@ -231,6 +248,8 @@ class StrictLoad:
     def _advice(self, entry: _Entry, problem: _Problem, by_tool: bool) -> str:
         if by_tool and not has_prompt(entry.symbol):
             return "; remove the line or run make olddefconfig"
+        if not has_prompt(entry.symbol):
+            return reasons.instead(entry.symbol, entry.value)
         if entry.layer.command_line and problem.hidden:
             words = reasons.remedy(entry.symbol)
             if words:

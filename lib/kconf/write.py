@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import stat
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,9 @@ from typing import Any
 import kconfiglib
 
 from lib import atomic
-from lib.kconf.reader import HEADER, MADE_FROM
+from lib.kconf.reader import HEADER, MADE_FROM, read_file, refuse_special
+
+_WRITABLE = stat.S_IWUSR | stat.S_IWGRP | stat.S_IWOTH  # by anybody
 
 
 def full_text(tree: Any, *, made_from: Sequence[str] = ()) -> str:
@@ -26,25 +29,54 @@ def minimal_text(tree: Any) -> str:
     return _written(kconfiglib.Kconfig.write_min_config, tree, header="")
 
 
+def would_change(path: Path, text: str) -> bool:
+    """Whether `text` (UTF-8) is not what `path` has already. Raises OSError where it must not be written
+    there: onto a file that is read-only, or onto something that is no file."""
+    path = Path(os.path.realpath(path))
+    if path.is_symlink():  # to itself, or it would have been followed
+        raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(path))
+    refuse_special(path)
+    if not path.is_file():
+        return True
+    if path.read_bytes() == text.encode():
+        return False
+    _refuse_read_only(path)
+    return True
+
+
+def write_configuration(path: Path, text: str, *, keep_old: bool = False) -> bool:
+    """As `write_atomically`, but not over a file of which nothing reads as a configuration: its name was a
+    slip. Raises OSError."""
+    layer = read_file(path) if path.is_file() else None
+    if layer is not None and layer.faults and not layer.assignments:
+        raise OSError(errno.EEXIST, f"{path.name} is no configuration", os.path.realpath(path))
+    return write_atomically(path, text, keep_old=keep_old)
+
+
 def write_atomically(path: Path, text: str, *, keep_old: bool = False) -> bool:
     """Make `text` (UTF-8) the content of `path`; at every moment the file is whole, old or new.
 
     Returns False, and leaves even the modification time alone, where the content is already that. With
     `keep_old` what was there goes to `<path>.old`. A symbolic link is followed. Raises OSError.
     """
-    path = Path(os.path.realpath(path))
-    data = text.encode()
-    old = path.read_bytes() if path.is_file() else None
-    if old == data:
+    if not would_change(path, text):
         return False
-    if old is not None and not os.access(path, os.W_OK):
-        # Renaming would replace it all the same, but whoever made it read-only meant something by that.
-        raise PermissionError(errno.EACCES, "the file is read-only", str(path))
+    path = Path(os.path.realpath(path))
     path.parent.mkdir(parents=True, exist_ok=True)
-    if keep_old and old is not None:
-        atomic.write_bytes(path.with_name(path.name + ".old"), old)
-    atomic.write_bytes(path, data)
+    if keep_old and path.is_file():
+        old = path.with_name(path.name + ".old")
+        if old.is_file():
+            _refuse_read_only(old)
+        atomic.write_bytes(old, path.read_bytes())
+    atomic.write_bytes(path, text.encode())
     return True
+
+
+def _refuse_read_only(path: Path) -> None:
+    """Renaming would replace it all the same, and root may write anything, but whoever made it read-only
+    meant something by that."""
+    if not os.access(path, os.W_OK) or not path.stat().st_mode & _WRITABLE:
+        raise PermissionError(errno.EACCES, f"{path.name} is read-only", str(path))
 
 
 def _written(write: Any, tree: Any, **arguments: object) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -18,18 +18,26 @@ from lib.data.cache import fingerprint
 from lib.data.floors import counting_floors
 from lib.data.markov import entropy_bits
 from lib.data.types import Dataset, TextSpec
-from lib.errors import ToolkitError
+from lib.errors import ConfigError, DataError, ToolkitError
 from lib.registry import build_model
 from lib.scaling import gate
 from lib.scaling.judge import Verdict, judge
 from lib.scaling.laws import Point
-from lib.scaling.planning import DOCUMENT_LAYERS, DOCUMENT_WIDTHS, Planned, learning_rate, names_of
+from lib.scaling.planning import (
+    DOCUMENT_LAYERS,
+    DOCUMENT_WIDTHS,
+    Planned,
+    learning_rate,
+    names_of,
+    wall_seconds,
+)
 from lib.scaling.results import (
     BLOCK,
     LOWEST_LOSS_OF_TEXT,
     ScalingConfig,
     ScalingResults,
     code_hash,
+    corpus_path,
     read,
     write,
 )
@@ -61,6 +69,7 @@ class ScalingExperiments:
     """Trains models of several sizes, one process each, and judges how their loss falls.
 
     output_dir: where results, laws and pictures are kept; a sweep that was interrupted goes on there.
+    Raises ConfigError for a corpus that is not known, or whose files are not there.
     """
 
     def __init__(
@@ -72,22 +81,27 @@ class ScalingExperiments:
         say: Callable[[str], None] = print,
     ) -> None:
         self.out, self.corpus_name, self.say = Path(output_dir).resolve(), corpus, say
+        path = corpus_path(corpus)
+        if path is not None and not path.exists():
+            raise ConfigError(f"CORPUS={corpus} is not there", todo="file: takes a file or a folder of texts")
         self.workers = workers or len(os.sched_getaffinity(0))
         self._judged: tuple[dict[str, tuple[Point, ...]], dict[str, Verdict]] = ({}, {})
 
     @cached_property
     def corpus(self) -> Corpus:
-        """Opened, and made if it has to be. Raises DataError where it is missing."""
-        name = {"synthetic": "markov"}.get(self.corpus_name, self.corpus_name)
-        folder = ROOT / "data"
-        if name.startswith("file:"):
-            name, folder = "text_files", Path(name.removeprefix("file:"))
+        """Opened, and made if it has to be. Raises ConfigError where it cannot be used."""
+        cache = ROOT / "data"
+        name, folder = {"synthetic": "markov"}.get(self.corpus_name, self.corpus_name), cache
+        if (path := corpus_path(self.corpus_name)) is not None:
+            name, folder = "text_files", path
         tokenizer = "char" if name == "markov" else "byte"
         options = TextOptions(tokenizer=tokenizer, vocab_size=None, block_size=BLOCK)  # type: ignore[arg-type]
-        cache = ROOT / "data"
-        dataset = open_dataset(
-            name, data_dir=folder, cache_dir=cache, download=False, say=self.say, text=options
-        )
+        try:
+            dataset = open_dataset(
+                name, data_dir=folder, cache_dir=cache, download=False, say=self.say, text=options
+            )
+        except DataError as error:
+            raise ConfigError(f"CORPUS={self.corpus_name} cannot be used", why=str(error)) from error
         assert isinstance(dataset.spec, TextSpec)
         floors = counting_floors(dataset, cache_dir=cache, say=self.say)
         return Corpus(
@@ -149,7 +163,11 @@ class ScalingExperiments:
         self.say("Gate: the original, two-sided block is caught")
 
     def run(self, configs: Sequence[ScalingConfig]) -> list[ScalingResults]:
-        """Train what is not there yet; the results of all, also of those that failed, are kept together."""
+        """Train what is not there yet; the results of all, also of those that failed, are kept together.
+
+        Raises ConfigError where a configuration is of another corpus.
+        """
+        self._check_corpora((config.corpus for config in configs), "a configuration")
         sweep = Sweep(
             root=ROOT,
             out=self.out,
@@ -167,11 +185,14 @@ class ScalingExperiments:
         return results
 
     def results(self) -> list[ScalingResults]:
-        """Those of the last sweep. Raises ToolkitError where there is none."""
+        """Those of the last sweep.
+
+        Raises ConfigError where there is none, or one of another corpus, ToolkitError where a run is missing.
+        """
         try:
             names = json.loads((self.out / PLAN).read_text())
         except (OSError, ValueError) as error:
-            raise ToolkitError(f"there is no sweep in {self.out}", todo="make scaling makes one") from error
+            raise ConfigError(f"there is no sweep in {self.out}", todo="make scaling makes one") from error
         found = [read(self.out / f"{name}_results.json") for name in names]
         missing = [name for name, result in zip(names, found, strict=True) if result is None]
         if missing:
@@ -179,7 +200,17 @@ class ScalingExperiments:
                 f"{len(missing)} of {len(names)} runs are missing: {missing[0]} ...",
                 todo="make scaling goes on",
             )
-        return [result for result in found if result is not None]
+        present = [result for result in found if result is not None]
+        self._check_corpora((result.config["corpus"] for result in present), f"the sweep in {self.out}")
+        return present
+
+    def _check_corpora(self, names: Iterable[str], what: str) -> None:
+        """Losses on a text say nothing beside the floors, the entropy rate and the vocabulary of another."""
+        if others := set(names) - {self.corpus_name}:
+            raise ConfigError(
+                f"{what} is of CORPUS={min(others)}, not of CORPUS={self.corpus_name}",
+                todo="give the same to both",
+            )
 
     def verdicts(self) -> dict[str, Verdict]:
         """Of each architecture, from its sound results alone."""
@@ -275,5 +306,5 @@ def cost_of(plan: Sequence[Planned], *, workers: int) -> str:
     seconds = sum(each.seconds for each in plan)
     return (
         f"{len(plan)} runs, about {seconds / 60:.1f} minutes of processor, "
-        f"{seconds / 60 / workers:.1f} minutes with {workers} workers"
+        f"{wall_seconds(plan, workers=workers) / 60:.1f} minutes with {workers} workers"
     )

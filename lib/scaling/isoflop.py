@@ -14,7 +14,7 @@ import numpy as np
 
 from lib.scaling.laws import Point
 
-BUDGETS, FEWEST_SIZES = 5, 3
+BUDGETS, FEWEST_SIZES, FEWEST_OPTIMA = 5, 3, 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,34 +33,58 @@ def isoflops(points: Sequence[Point]) -> list[IsoFlop]:
     curves: dict[float, dict[float, list[float]]] = defaultdict(lambda: defaultdict(list))
     for point in points:
         curves[point.parameters][point.tokens].append(point.loss)
-    spans = [
-        6 * size * np.array([min(curve), max(curve)]) for size, curve in curves.items() if len(curve) > 1
+    return [
+        _parabola(flops, [(size, _read(curves[size], flops / (6 * size))) for size in sizes])
+        for flops, sizes in covered(points)
     ]
+
+
+def covered(points: Sequence[Point]) -> list[tuple[float, list[float]]]:
+    """Those budgets, each with the sizes to be read off, whatever the losses are."""
+    amounts: dict[float, set[float]] = defaultdict(set)
+    for point in points:
+        amounts[point.parameters].add(point.tokens)
+    ranges = {size: (min(own), max(own)) for size, own in sorted(amounts.items())}
+    spans = [6 * size * np.array(ends) for size, ends in ranges.items() if ends[0] < ends[1]]
     if len(spans) < FEWEST_SIZES:
         return []
     low, high = sorted(span[0] for span in spans), sorted(span[1] for span in spans)
+    least, most = low[FEWEST_SIZES - 1], high[-FEWEST_SIZES]
+    if least >= most:
+        return []
     found = []
-    for flops in np.geomspace(low[FEWEST_SIZES - 1], high[-FEWEST_SIZES], BUDGETS):
-        read = [(size, _read(curve, flops / (6 * size))) for size, curve in sorted(curves.items())]
-        there = [(size, loss) for size, loss in read if loss is not None]
-        if len(there) >= FEWEST_SIZES:
-            found.append(_parabola(float(flops), there))
+    for flops in np.geomspace(least, most, BUDGETS):
+        sizes = [
+            size
+            for size, (fewest, largest) in ranges.items()
+            if fewest * 0.999 <= flops / (6 * size) <= largest * 1.001
+        ]
+        if len(sizes) >= FEWEST_SIZES:
+            found.append((float(flops), sizes))
     return found
+
+
+def uncovered(points: Sequence[Point]) -> str:
+    """Why no exponent can follow, whatever the losses are; empty where one may."""
+    if (found := len(covered(points))) >= FEWEST_OPTIMA:
+        return ""
+    return (
+        f"{found} budgets of equal operations can be read off at {FEWEST_SIZES} sizes, "
+        f"and {FEWEST_OPTIMA} are needed"
+    )
 
 
 def exponent(budgets: Sequence[IsoFlop]) -> float | None:
     """a of optimum = constant x flops^a; None with fewer than three optima."""
     optima = [(budget.flops, budget.optimum) for budget in budgets if budget.optimum is not None]
-    if len(optima) < FEWEST_SIZES:
+    if len(optima) < FEWEST_OPTIMA:
         return None
     logs = np.log(np.asarray(optima))
     return float(np.polyfit(logs[:, 0], logs[:, 1], 1)[0])
 
 
-def _read(curve: dict[float, list[float]], tokens: float) -> float | None:
+def _read(curve: dict[float, list[float]], tokens: float) -> float:
     amounts = sorted(curve)
-    if not amounts[0] * 0.999 <= tokens <= amounts[-1] * 1.001:
-        return None
     losses = [np.log(np.mean(curve[amount])) for amount in amounts]
     return float(np.exp(np.interp(np.log(tokens), np.log(amounts), losses)))
 

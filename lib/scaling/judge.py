@@ -10,11 +10,11 @@ import itertools
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 
-from lib.scaling.isoflop import exponent, isoflops
+from lib.scaling.isoflop import exponent, isoflops, uncovered
 from lib.scaling.laws import (
     BOOTSTRAPS,
     STARTS,
@@ -28,8 +28,10 @@ from lib.scaling.laws import (
 )
 
 FEWEST_POINTS, FEWEST_SIZES, FEWEST_AMOUNTS = 12, 3, 3
+NO_SEEDS = "no cell has several seeds"
 LEVELS = (0.8, 0.95)
 HELD_OUT_LEVEL = 0.9
+LAWS: tuple[LawName, ...] = get_args(LawName)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,7 +93,7 @@ class Verdict:
     def sentence(self) -> str:
         """Whether the loss falls with size, in words."""
         if self.spread is None:
-            return "not resolved: no cell was trained with several seeds"
+            return f"not resolved: {NO_SEEDS}"
         measured = (
             f"{self.effect:+.4f} nats from the smallest to the largest size, seeds spread {self.spread:.4f}"
         )
@@ -102,13 +104,9 @@ class Verdict:
 
 def judge(points: Sequence[Point], *, starts: int = STARTS, samples: int = BOOTSTRAPS) -> Verdict:
     """All that can be said of the models of one architecture."""
-    most = max((point.tokens for point in points), default=0.0)
-    at_most = [point for point in points if point.tokens == most]
-    spread, effect = seed_spread(points), _effect(at_most)
-    fits: dict[LawName, Fitted] = {
-        "power": _fitted(at_most, "power", spread, starts=starts, samples=samples),
-        "floor": _fitted(at_most, "floor", spread, starts=starts, samples=samples),
-        "chinchilla": _fitted(points, "chinchilla", spread, starts=starts, samples=samples),
+    spread, effect = seed_spread(points), _effect(points_for("power", points))
+    fits = {
+        name: _fitted(points_for(name, points), name, spread, starts=starts, samples=samples) for name in LAWS
     }
     falls = None if spread is None else effect > 2 * spread
     return Verdict(
@@ -118,6 +116,14 @@ def judge(points: Sequence[Point], *, starts: int = STARTS, samples: int = BOOTS
         falls_with_size=falls or None,
         warnings=tuple(_warnings(points, spread)),
     )
+
+
+def points_for(name: LawName, points: Sequence[Point]) -> list[Point]:
+    """Those that the law is fitted to: without a term of the data it is one of the most data."""
+    if name == "chinchilla":
+        return list(points)
+    most = max((point.tokens for point in points), default=0.0)
+    return [point for point in points if point.tokens == most]
 
 
 def seed_spread(points: Sequence[Point]) -> float | None:
@@ -132,6 +138,15 @@ def seed_spread(points: Sequence[Point]) -> float | None:
 
 def shortfalls(points: Sequence[Point], name: LawName, spread: float | None) -> list[str]:
     """Why the points cannot carry the law, before any fit; empty where they may."""
+    rise = _rise(points, spread)
+    return [*lacks(points, name), *([rise] if rise else [])]
+
+
+def lacks(points: Sequence[Point], name: LawName) -> list[str]:
+    """What the law needs and the points do not have, whatever their losses are; empty where nothing.
+
+    points: those that the law is fitted to, `points_for`.
+    """
     sizes = {point.parameters for point in points}
     amounts = {point.tokens for point in points}
     reasons = []
@@ -140,12 +155,14 @@ def shortfalls(points: Sequence[Point], name: LawName, spread: float | None) -> 
             reasons.append(f"{len(points)} points, and {FEWEST_POINTS} are needed")
         if len(amounts) < FEWEST_AMOUNTS:
             reasons.append(f"{len(amounts)} amounts of data, and {FEWEST_AMOUNTS} are needed")
-    elif len(sizes) <= FEWEST_SIZES and name == "floor":
-        reasons.append(f"{len(sizes)} sizes for three parameters leave nothing to doubt them by")
-    if len(sizes) < FEWEST_SIZES:
-        reasons.append(f"{len(sizes)} sizes, and {FEWEST_SIZES} are needed")
-    if rise := _rise(points, spread):
-        reasons.append(rise)
+    # Three sizes would meet the three parameters of a floor exactly, and leave nothing to doubt them by.
+    fewest = FEWEST_SIZES + (name == "floor")
+    if len(sizes) < fewest:
+        reasons.append(f"{len(sizes)} sizes, and {fewest} are needed")
+    elif not _can_withhold(points, name):
+        reasons.append("too few points are left without the largest size")
+    if name == "chinchilla" and (reason := uncovered(points)):
+        reasons.append(reason)
     return reasons
 
 
@@ -153,10 +170,9 @@ def held_out(
     points: Sequence[Point], name: LawName, *, starts: int = STARTS, samples: int = BOOTSTRAPS
 ) -> HeldOut | None:
     """The largest size predicted by the rest; None where the rest cannot be fitted."""
-    largest = max(point.parameters for point in points)
-    rest = [point for point in points if point.parameters < largest]
-    if len({point.parameters for point in rest}) < FEWEST_SIZES - 1 or len(rest) < _size(name):
+    if not _can_withhold(points, name):
         return None
+    largest, rest = max(point.parameters for point in points), _without_largest(points)
     law = fit(rest, name=name, starts=starts)
     band = bootstrap(rest, law, samples=samples)
     errors, inside = [], []
@@ -185,17 +201,24 @@ def _fitted(
     law = fit(points, name=name, starts=starts)
     if law.at_bound:
         reasons.append("the floor E ended at its bound: the points know of none")
-    outside = held_out(points, name, starts=starts, samples=samples)
-    if outside is None:
-        reasons.append("too few sizes to withhold the largest")
-    if name == "chinchilla":
+    if name == "chinchilla" and not uncovered(points):
         reasons += _boundary(points)
     return Fitted(
         law=law,
         samples=tuple(bootstrap(points, law, samples=samples)),
-        held_out=outside,
+        held_out=held_out(points, name, starts=starts, samples=samples),
         reasons=tuple(reasons),
     )
+
+
+def _can_withhold(points: Sequence[Point], name: LawName) -> bool:
+    rest = _without_largest(points)
+    return len({point.parameters for point in rest}) >= FEWEST_SIZES - 1 and len(rest) >= _size(name)
+
+
+def _without_largest(points: Sequence[Point]) -> list[Point]:
+    largest = max((point.parameters for point in points), default=0.0)
+    return [point for point in points if point.parameters < largest]
 
 
 def _boundary(points: Sequence[Point]) -> list[str]:
@@ -204,9 +227,7 @@ def _boundary(points: Sequence[Point]) -> list[str]:
     if exponent(budgets) is None:
         found = sum(budget.optimum is not None for budget in budgets)
         reasons = sorted({budget.reason for budget in budgets if budget.reason})
-        return [
-            f"only {found} budgets have their best size inside the grid ({'; '.join(reasons) or 'no budget'})"
-        ]
+        return [f"only {found} budgets have their best size inside the grid ({'; '.join(reasons)})"]
     return []
 
 
@@ -230,7 +251,7 @@ def _warnings(points: Sequence[Point], spread: float | None) -> list[str]:
     if sizes and max(sizes) / min(sizes) < 10:
         found.append("sizes span less than a factor of ten: exponents are of these sizes only")
     if spread is None:
-        found.append("no cell has several seeds: noise is not known")
+        found.append(f"{NO_SEEDS}: noise is not known")
     return found
 
 

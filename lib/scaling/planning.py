@@ -4,26 +4,21 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
 import re
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-import torch
-from torch import nn
-
-from lib.cross_entropy import cross_entropy
 from lib.data.types import TextSpec
 from lib.errors import ConfigError
-from lib.memory.facts import model_facts
 from lib.registry import build_model
-from lib.scaling.counts import Counts, count, training_flops
-from lib.scaling.results import ScalingConfig
+from lib.scaling.costs import Shape, costs_of, shape_of
+from lib.scaling.counts import Counts, count
+from lib.scaling.results import BLOCK, ScalingConfig
 
 DOCUMENT_WIDTHS, DOCUMENT_LAYERS = (64, 128, 256, 512), (4, 8, 12, 16)
 _BASE_RATE, _BASE_WIDTH, _LARGEST_RATE = 0.016, 32, 0.02
-_TIMED_STEPS, _TIMED_ROWS = 5, 4
 _START_SECONDS = 4.0  # of a process, before its first step
 _PROCESS_BYTES = 400_000_000  # of Python and torch
 _STATE_BYTES = 12  # a parameter and Adam's two averages of it, in a checkpoint
@@ -35,10 +30,28 @@ class Grid:
     """What a sweep crosses. One shape at one amount of data is trained with every seed, the rest with one."""
 
     shapes: tuple[tuple[int, int], ...]  # d_model, n_layers
-    tokens: tuple[int, ...]  # none: whole passes over the corpus
+    tokens: tuple[int, ...]  # where the corpus has as many; none: whole passes over it
     batch_size: int
     seeds: tuple[int, ...]
     repeated: tuple[int, int]
+
+    def fitted(self, one_pass: int) -> Grid:
+        """With less data, in proportion, where one pass over the corpus is less than the most of it.
+
+        Text that is seen again is worth less: the amount of data would not be what it says. one_pass: in
+        tokens. Raises ConfigError where the least is less than one optimizer step.
+        """
+        step = self.batch_size * BLOCK
+        most = max(self.tokens, default=one_pass)
+        longest = min(most, one_pass // step * step)
+        tokens = tuple(amount * longest // most for amount in self.tokens)
+        if (least := min(tokens, default=longest)) < step:
+            raise ConfigError(
+                f"BATCH={self.batch_size} is too large for this corpus",
+                why=f"an optimizer step takes {step} tokens, and the least amount of data is {least}",
+                todo="give a smaller BATCH= or a longer text",
+            )
+        return dataclasses.replace(self, tokens=tokens)
 
 
 QUICK = Grid(
@@ -59,11 +72,12 @@ DOCUMENT = Grid(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Planned:
-    """One run, and what it will cost."""
+    """One run, and what it will cost. tokens: that it will be trained on."""
 
     name: str
     config: ScalingConfig
     counts: Counts
+    tokens: int
     flops: int
     seconds: float
     disk_bytes: int
@@ -72,7 +86,7 @@ class Planned:
     def line(self) -> str:
         return (
             f"{self.name:28} {self.config.arch:18} {self.counts.total:>11,} {self.counts.nonembedding:>11,} "
-            f"{self.counts.active:>11,} {self.config.tokens:>10,} {self.flops:>9.2e} {self.seconds:>7.0f} s "
+            f"{self.counts.active:>11,} {self.tokens:>10,} {self.flops:>9.2e} {self.seconds:>7.0f} s "
             f"{self.disk_bytes / 1e6:>6.0f} MB {self.ram_bytes / 1e6:>6.0f} MB"
         )
 
@@ -115,7 +129,7 @@ def names_of(configs: Sequence[ScalingConfig]) -> list[str]:
     names = []
     for config in configs:
         parts = [f"d{config.d_model}_l{config.n_layers}"]
-        parts += [f"{config.tokens // 1000}k"] if config.tokens != most else []
+        parts += [_amount(config.tokens)] if config.tokens != most else []
         parts += [f"s{config.seed}"] if config.seed != configs[0].seed else []
         parts += [config.arch] if config.arch != configs[0].arch else []
         names.append("_".join(parts))
@@ -123,40 +137,48 @@ def names_of(configs: Sequence[ScalingConfig]) -> list[str]:
     return names
 
 
+def _amount(tokens: int) -> str:
+    return str(tokens) if tokens % 1000 else f"{tokens // 1000}k"
+
+
 def planned(configs: Sequence[ScalingConfig], spec: TextSpec, *, train_tokens: int) -> list[Planned]:
     """What each will cost on this machine, on one thread. train_tokens: of one pass over the corpus."""
-    rates: dict[tuple[int, int, str], float] = {}
+    costs = costs_of(configs, spec)
+    counts: dict[Shape, Counts] = {}
     found = []
     for name, config in zip(names_of(configs), configs, strict=True):
-        model, options = config.model()
-        build = partial(build_model, model, options, spec, seed=config.seed)
-        shape = config.d_model, config.n_layers, config.arch
-        if shape not in rates:
-            rates[shape] = seconds_per_token(build, spec, rows=min(_TIMED_ROWS, config.batch_size))
-        tokens = config.tokens or config.epochs * train_tokens
-        counts = count(build)
-        facts = model_facts(build, spec, name=model, train_size=1)
+        shape = shape_of(config)
+        if shape not in counts:
+            model, options = config.model()
+            counts[shape] = count(partial(build_model, model, options, spec, seed=config.seed))
+        total, cost = counts[shape].total, costs[shape]
+        tokens = config.trained_tokens if config.tokens else config.epochs * train_tokens
         found.append(
             Planned(
                 name=name,
                 config=config,
-                counts=counts,
-                flops=tokens * training_flops(build, block_size=config.n_seq),
+                counts=counts[shape],
+                tokens=tokens,
+                flops=round(tokens * cost.flops_per_token),
                 # A pass over the evaluation part costs a third of training on as much.
-                seconds=_START_SECONDS + rates[shape] * (tokens + spec.validation_tokens / 3),
-                disk_bytes=_STATE_BYTES * counts.total,
-                ram_bytes=_PROCESS_BYTES
-                + 16 * counts.total
-                + config.batch_size * (facts.bytes_per_sample or 0),
+                seconds=_START_SECONDS + cost.seconds_per_token * (tokens + spec.validation_tokens / 3),
+                disk_bytes=_STATE_BYTES * total,
+                ram_bytes=round(_PROCESS_BYTES + 16 * total + config.batch_size * cost.bytes_per_sample),
             )
         )
     return found
 
 
-def within(plan: Sequence[Planned], *, seconds: float, workers: int) -> list[Planned]:
-    """`plan` without its dearest cells, as many as it takes; a cell goes with all architectures and seeds."""
+def wall_seconds(plan: Sequence[Planned], *, workers: int) -> float:
+    """Of all runs, shared among as many processes."""
+    return sum(each.seconds for each in plan) / workers
+
+
+def reductions(plan: Sequence[Planned]) -> Iterator[list[Planned]]:
+    """`plan`, then without its dearest cell, and so on. A cell goes with its seeds and all architectures."""
     kept = list(plan)
-    while kept and sum(each.seconds for each in kept) / workers > seconds:
+    while kept:
+        yield kept
         dearest = max(kept, key=lambda each: each.seconds).config
         kept = [
             each
@@ -164,35 +186,32 @@ def within(plan: Sequence[Planned], *, seconds: float, workers: int) -> list[Pla
             if (each.config.d_model, each.config.n_layers, each.config.tokens)
             != (dearest.d_model, dearest.n_layers, dearest.tokens)
         ]
-    if not kept:
-        raise ConfigError(f"BUDGET is {seconds:.0f} s", why="not one run takes as little")
-    return kept
+
+
+def within(plan: Sequence[Planned], *, seconds: float, workers: int) -> list[Planned]:
+    """`plan` without its dearest cells, as many as it takes. Raises ConfigError where none is left."""
+    least = 0.0
+    for kept in reductions(plan):
+        least = wall_seconds(kept, workers=workers)
+        if least <= seconds:
+            return kept
+    raise ConfigError(
+        f"BUDGET is {seconds:.0f} s",
+        why="not one run takes as little",
+        todo=f"the cheapest takes about {budget_of(least)}",
+    )
+
+
+def budget_of(seconds: float) -> str:
+    """What BUDGET= has to be for as many seconds."""
+    return f"BUDGET={math.ceil(seconds)}s" if seconds < 60 else f"BUDGET={math.ceil(seconds / 60)}m"
 
 
 def seconds_of(budget: str) -> float:
-    """90s, 10m or 2h in seconds. Raises ConfigError for anything else."""
-    match = re.fullmatch(r"(\d+)([smh])", budget)
-    if match is None:
-        raise ConfigError(f"BUDGET={budget} is no time", todo="write for example 90s, 10m or 2h")
+    """90s, 10m or 2h in seconds. Raises ConfigError for anything else, also for no time at all."""
+    match = re.fullmatch(r"([0-9]+)([smh])", budget)
+    if match is None or not int(match[1]):
+        raise ConfigError(
+            f"BUDGET={budget} is no time", todo="it takes seconds, minutes or hours: 90s, 10m or 2h"
+        )
     return float(match[1]) * _UNITS[match[2]]
-
-
-def seconds_per_token(build: Callable[[], nn.Module], spec: TextSpec, *, rows: int) -> float:
-    """Of training on one thread, from five steps."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        model = build()
-        optimizer = torch.optim.AdamW(model.parameters())
-        tokens_BT = torch.zeros(rows, spec.block_size, dtype=torch.long)
-        taken = []
-        for _ in range(_TIMED_STEPS):
-            started = time.perf_counter()
-            loss_BT = cross_entropy(model(tokens_BT).flatten(0, 1), tokens_BT.flatten())
-            torch.autograd.backward(loss_BT.mean())
-            optimizer.step()
-            optimizer.zero_grad()
-            taken.append(time.perf_counter() - started)
-    finally:
-        torch.set_num_threads(threads)
-    return sorted(taken)[_TIMED_STEPS // 2] / tokens_BT.numel()

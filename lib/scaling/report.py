@@ -10,7 +10,7 @@ from lib.scaling.laws import Point, intervals
 from lib.scaling.results import ScalingResults
 from lib.scaling.sweep import failures
 
-_TITLES = {
+TITLES = {
     "power": "L = A N^-alpha, at the most data",
     "floor": "L = E + A N^-alpha, at the most data",
     "chinchilla": "L = E + A N^-alpha + B D^-beta",
@@ -56,7 +56,7 @@ def _verdicts(
         if better:
             yield f"  Its best loss, {best:.4f}, is beaten by {', '.join(better)}."
         for name, fitted in verdict.fits.items():
-            yield f"  {_TITLES[name]}"
+            yield f"  {TITLES[name]}"
             yield from (f"    {line}" for line in _fitted(fitted, lines))
         points = [
             Point(parameters=r.num_params_nonembedding, tokens=r.tokens, loss=r.val_nats) for r in sound

@@ -57,6 +57,11 @@ class ScalingConfig:
         """Optimizer steps of a run over `tokens`."""
         return max(1, round(self.tokens / (self.batch_size * self.n_seq)))
 
+    @property
+    def trained_tokens(self) -> int:
+        """Of those steps, which are whole: `tokens` but for half a step."""
+        return self.steps * self.batch_size * self.n_seq
+
     def model(self) -> tuple[str, dict[str, Any]]:
         """The model of this tree, and its options."""
         if self.arch == "gpt":
@@ -151,6 +156,17 @@ def read(path: Path) -> ScalingResults | None:
         return None
 
 
+def corpus_path(corpus: str) -> Path | None:
+    """Where a text in files is; None for a corpus of its own name. Raises ConfigError for what is neither."""
+    if corpus in CORPORA:
+        return None
+    path = corpus.removeprefix("file:")
+    if path in ("", corpus):
+        known = ", ".join(CORPORA)
+        raise ConfigError(f"CORPUS={corpus} is no corpus", todo=f"one of {known} or file:PATH of texts")
+    return Path(path)
+
+
 def code_hash(root: Path) -> str:
     """Of everything that a training run follows from; not of what only reads its results."""
     digest = hashlib.sha256()
@@ -178,8 +194,7 @@ def _of_model(name: str, options: dict[str, Any]) -> list[str]:
 
 
 def _of_corpus(corpus: str) -> list[str]:
-    if corpus.startswith("file:"):
-        return ["DATASET_TEXT_FILES=y", f'DATA_DIR="{corpus.removeprefix("file:")}"']
-    if corpus not in CORPORA:
-        raise ConfigError(f"there is no corpus {corpus!r}", todo=f"one of {', '.join(CORPORA)} or file:PATH")
+    path = corpus_path(corpus)
+    if path is not None:
+        return ["DATASET_TEXT_FILES=y", f'DATA_DIR="{path}"']
     return [f"DATASET_{'MARKOV' if corpus == 'synthetic' else corpus.upper()}=y"]

@@ -48,23 +48,29 @@ CONFIGURATION_TARGETS = {
             *("savedefconfig", "checkconfig", "defconfig", "explain"),
         )
     },
-    "savedefconfig FILE=out/my": ["savedefconfig", "out/my"],
+    "savedefconfig FILE=out/my": ["savedefconfig", "--", "out/my"],
+    "savedefconfig FILE=--name=x": ["savedefconfig", "--", "--name=x"],
     "savedefconfig DEFCONFIG=lenet5": ["savedefconfig", "--name=lenet5"],
-    "checkconfig FILE=defconfigs/lenet5": ["checkconfig", "defconfigs/lenet5"],
-    "defconfig DEFCONFIG=lenet5+fp32": ["defconfig", "lenet5+fp32"],
+    "checkconfig FILE=defconfigs/lenet5": ["checkconfig", "--", "defconfigs/lenet5"],
+    "defconfig DEFCONFIG=lenet5+fp32": ["defconfig", "--", "lenet5+fp32"],
     "defconfig-lenet5": ["defconfig", "lenet5"],
     "lenet5_defconfig": ["defconfig", "lenet5"],
     "defconfig-resnet18+fp32": ["defconfig", "resnet18+fp32"],
     "resnet18+fp32_defconfig": ["defconfig", "resnet18+fp32"],
     "defconfig-nope": ["defconfig", "nope"],
+    # No name has a slash, and a pattern does not reach across one: it is not make that answers.
+    "defconfig-a/b": ["defconfig", "a/b"],
+    "a/b_defconfig": ["defconfig", "a/b"],
+    "a/b.config": ["merge", "a/b"],
     "defconfig-lenet5 'FRAGMENT=a b/c' STRICT=1": ["defconfig", "--fragments=a b/c", "--strict", "lenet5"],
     "debug.config": ["merge", "debug"],
     "nope.config STRICT=1": ["merge", "--strict", "nope"],
     "mergeconfig FRAGMENT=a": ["merge", "--fragments=a"],
     "setconfig 'SET=A=1 B=-2'": ["setconfig", "--", "A=1 B=-2"],
     "diffconfig": ["diffconfig"],
-    "diffconfig A=a 'B=it is'": ["diffconfig", "-a", "a", "-b", "it is"],
-    "explain SYM=SEED": ["explain", "SEED"],
+    "diffconfig A=a 'B=it is'": ["diffconfig", "-a=a", "-b=it is"],
+    "diffconfig A=-x": ["diffconfig", "-a=-x"],
+    "explain SYM=SEED": ["explain", "--", "SEED"],
     "searchconfig 'Q=-b|c d'": ["searchconfig", "--", "-b|c d"],
     "Q=x V=1 searchconfig": ["searchconfig", "--", "x"],
 }
@@ -84,20 +90,28 @@ def test_training_targets(make: Make, tmp_path: Path) -> None:
     for word in ("train", "plan"):
         assert make(word, out).calls == [["-m", "train", "--runs", f"{tmp_path}/runs", word]]
     assert make(out).calls == [["-m", "train", "--runs", f"{tmp_path}/runs", "train"]]
-    assert make("eval", "RUN=runs/a b").calls == [["-m", "train", "--runs", "runs", "eval", "runs/a b"]]
+    assert make("eval", "RUN=runs/a b").calls == [["-m", "train", "--runs", "runs", "eval", "--", "runs/a b"]]
     best = ["-m", "train", "--runs", "runs", "eval", "--best"]
     assert make("eval", "BEST=1").calls == [best]
-    assert make("eval", "RUN=it's", "BEST=1").calls == [[*best, "it's"]]
+    assert make("eval", "RUN=it's", "BEST=1").calls == [[*best, "--", "it's"]]
     sample = ["-m", "train", "--runs", "runs", "sample"]
     assert make("sample").calls == [sample]
     options = ["PROMPT=it's -1", "TEMPERATURE=0.5", "TOP_K=3", "SEED=2", "TOKENS=9"]
     given = ["--prompt=it's -1", "--temperature=0.5", "--top-k=3", "--seed=2", "--tokens=9"]
-    assert make("sample", *options, "RUN=x").calls == [[*sample, *given, "x"]]
+    assert make("sample", *options, "RUN=x").calls == [[*sample, *given, "--", "x"]]
     export = ["-m", "train", "--runs", "runs", "export", "--best", "--directory=a b"]
     assert make("export", "BEST=1", "DIRECTORY=a b").calls == [export]
-    assert make("plots", "RUN=x").calls == [["-m", "scripts.plots", "--runs", "runs", "x"]]
+    assert make("plots", "RUN=x").calls == [["-m", "scripts.plots", "--runs", "runs", "--", "x"]]
     options = ["COLUMN=loss", "THRESHOLD=0.5", "REFERENCE=a b", "TOLERANCE=0.1", "OUT=c.json", "RUN=x"]
-    given = ["--column=loss", "--threshold=0.5", "--reference=a b", "--tolerance=0.1", "--out=c.json", "x"]
+    given = [
+        "--column=loss",
+        "--threshold=0.5",
+        "--reference=a b",
+        "--tolerance=0.1",
+        "--out=c.json",
+        "--",
+        "x",
+    ]
     assert make("curve", *options).calls == [["-m", "scripts.curve", "--runs", "runs", *given]]
     assert make("plots", "eval", out).calls == [
         ["-m", "scripts.plots", "--runs", f"{tmp_path}/runs"],
@@ -131,9 +145,35 @@ def test_named_training_stops_where_the_configuration_fails(make: Make) -> None:
     assert done.calls == [["scripts/kconf.py", "defconfig", "nope"]]
 
 
-def test_kconfig_config_of_the_environment_is_honoured(make: Make) -> None:
-    done = make("checkconfig", env={"KCONFIG_CONFIG": "elsewhere/cfg"})
-    assert done.environments[0]["KCONFIG_CONFIG"] == "elsewhere/cfg"
+@pytest.mark.parametrize(
+    ("out", "named", "file"),
+    [
+        (None, "elsewhere/cfg", "elsewhere/cfg"),
+        ("out", "sub/cfg", "out/sub/cfg"),
+        ("out", "/abs/cfg", "/abs/cfg"),
+        ("out", "out/cfg", "out/cfg"),  # as a make around this one hands it on
+        ("out", "", "out/.config"),
+        ("an out", "my cfg", "an out/my cfg"),
+        ("/abs out", "cfg", "/abs out/cfg"),
+    ],
+)
+def test_kconfig_config_is_honoured_below_out(make: Make, out: str | None, named: str, file: str) -> None:
+    given = [f"O={out}"] if out else []
+    on_the_command_line = make("checkconfig", f"KCONFIG_CONFIG={named}", *given)
+    assert on_the_command_line.environments[0]["KCONFIG_CONFIG"] == file
+    of_the_environment = make("checkconfig", *given, env={"KCONFIG_CONFIG": named})
+    assert of_the_environment.environments[0]["KCONFIG_CONFIG"] == file
+    # Named training has a place of its own only where nobody names one.
+    if named:
+        done = make("train-lenet5", f"KCONFIG_CONFIG={named}", *given)
+        assert {kept["KCONFIG_CONFIG"] for kept in done.environments} == {file}
+
+
+def test_a_shipped_configuration_takes_no_presets(make: Make) -> None:
+    assert make("defconfig", "KCONFIG_ALLCONFIG=a").environments[0]["KCONFIG_ALLCONFIG"] == "a"
+    done = make("defconfig", "DEFCONFIG=lenet5", "KCONFIG_ALLCONFIG=a")
+    assert (done.returncode, done.calls) == (2, [])
+    assert "KCONFIG_ALLCONFIG is not used by make defconfig" in done.stderr
 
 
 @pytest.mark.parametrize(
@@ -167,8 +207,8 @@ def test_a_stored_run_needs_no_configuration(make: Make, tmp_path: Path) -> None
     runs = ["-m", "train", "--runs", f"{tmp_path}/runs"]
     out = f"O={tmp_path}"
     assert make("resume", out).calls == [[*runs, "resume"]]
-    assert make("rerun", out, "RUN=a b").calls == [[*runs, "rerun", "a b"]]
-    assert make("resume", out, "RUN=a b").calls == [[*runs, "resume", "a b"]]
+    assert make("rerun", out, "RUN=a b").calls == [[*runs, "rerun", "--", "a b"]]
+    assert make("resume", out, "RUN=a b").calls == [[*runs, "resume", "--", "a b"]]
     assert make("eval", out).calls == [[*runs, "eval"]]
 
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import shlex
+import subprocess
 from pathlib import Path
 
 import pytest
 
-from tests.contract.making import Make, user_targets
+from tests.contract.making import ROOT, Make, user_targets
 
 COMPOSE = {"defconfig", "defconfig-lenet5", "mergeconfig"}
 EXTREMES = {"alldefconfig", "allnoconfig", "allyesconfig", "allmodconfig", "tinyconfig", "randconfig"}
@@ -32,6 +33,7 @@ USED_BY = {
     "SYM": {"explain"},
     "Q": {"searchconfig"},
     "EXP": {"experiment"},
+    "EPOCHS": {"scaling", "scaling-plan", "scaling-run"},
     "COLUMN": {"curve"},
     "THRESHOLD": {"curve"},
     "REFERENCE": {"curve"},
@@ -104,6 +106,40 @@ def test_no_variable_is_dropped(make: Make, tmp_path: Path, command: str) -> Non
     assert (done.returncode, done.calls) == (2, [])
     assert shlex.split(command)[-1].partition("=")[0] in done.stderr
     assert ("keeps its configuration" in done.stderr) == ("CONFIG_SEED" in command)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["rerun", "RUN="], "RUN= is empty; give it a value, or leave it out"),
+        (["checkconfig", "FILE="], "FILE= is empty; give it a value, or leave it out"),
+        (
+            ["setconfig", "SET=DATA_DIR=a$b"],
+            "SET has a dollar sign, which make takes for itself; write $$ for each",
+        ),
+        (["checkconfig", "CONFIG_NOTE=$5"], "CONFIG_NOTE has a dollar sign, which make takes"),
+        (["setconfig", "SET=SEED=3\nEMA=y"], "SET has a line break; it is a single line"),
+        (["checkconfig", "V=2"], "V is 1 to show commands and origins, or 0"),
+    ],
+)
+def test_a_value_that_would_not_arrive_is_refused(make: Make, arguments: list[str], told: str) -> None:
+    done = make(*arguments)
+    assert (done.returncode, done.calls) == (2, [])
+    assert f"error: {told}" in done.stderr
+
+
+def test_what_may_be_empty_is_not_refused(make: Make) -> None:
+    done = make("defconfig-lenet5", "STRICT=", "V=", "O=", "ANNEAL_CONFIG_PATH=", "CONFIG_NOTE=$$")
+    assert done.calls == [["scripts/kconf.py", "defconfig", "lenet5"]]
+    assert make("alldefconfig", "KCONFIG_ALLCONFIG=").environments[0]["KCONFIG_ALLCONFIG"] == ""
+    assert make("checkconfig", "V=0").returncode == 0
+
+
+def test_make_outside_the_source_tree_says_so(tmp_path: Path) -> None:
+    command = ["make", "-f", str(ROOT / "Makefile"), "checkconfig"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 2
+    assert "make works in the source tree: make -C DIRECTORY" in done.stderr
 
 
 def test_one_of_several_goals_may_use_a_variable(make: Make, tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ def test_a_new_model_passes_the_tests_of_models(tree: Path, task: str) -> None:
     assert {path.split("/")[0] for path in written} == {"models", "defconfigs", "tests"}
     of_models = [
         f"tests/contract/{name}"
-        for name in ("test_models.py", "test_language_models.py")
+        for name in ("test_models.py", "test_language_models.py", "test_parameter_counts.py")
         if (tree / "tests/contract" / name).exists()
     ]
     checks = [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -95,7 +96,8 @@ OWN = {
     "derived": (
         'CONFIG_OPTIMIZER="adam"',
         "CONFIG_OPTIMIZER cannot be set (now adamw): it follows from CONFIG_OPTIMIZER_SGD, "
-        "CONFIG_OPTIMIZER_ADAM, CONFIG_OPTIMIZER_ADAMW, CONFIG_OPTIMIZER_MUON, CONFIG_OPTIMIZER_ADAM_ATAN2",
+        "CONFIG_OPTIMIZER_ADAM, CONFIG_OPTIMIZER_ADAMW, CONFIG_OPTIMIZER_MUON, CONFIG_OPTIMIZER_ADAM_ATAN2; "
+        "set CONFIG_OPTIMIZER_ADAM=y",
     ),
     "members": (
         "CONFIG_BUDGET_STEPS=y\nCONFIG_BUDGET_SECONDS=y",
@@ -162,6 +164,38 @@ def test_files_that_cannot_be_read(tmp_path, monkeypatch, capsys):
         "folder: cannot be read: Is a directory",
         "missing: cannot be read: No such file or directory",
     ]
+
+
+# What reads or writes a configuration, given a pipe that nobody writes to, and the message.
+ON_A_PIPE = {
+    "checkconfig": (["checkconfig", "pipe"], {}, "pipe: cannot be read"),
+    "configuration": (["olddefconfig"], {"KCONFIG_CONFIG": "pipe"}, "pipe: cannot be read"),
+    "fragment": (["defconfig", "--fragments=pipe", "lenet5"], {}, "pipe: cannot be read"),
+    "merge": (["merge", "--fragments=pipe"], {}, "pipe: cannot be read"),
+    "presets": (["alldefconfig"], {"KCONFIG_ALLCONFIG": "pipe"}, "pipe: cannot be read"),
+    "check": (["check", "pipe"], {}, "pipe: cannot be read"),
+    "savedefconfig": (["savedefconfig", "pipe"], {}, "error: cannot write pipe"),
+    "defconfig": (["defconfig", "lenet5"], {"KCONFIG_CONFIG": "pipe"}, "error: cannot write pipe"),
+}
+
+
+@pytest.mark.parametrize("name", ON_A_PIPE)
+def test_a_pipe_is_refused_at_once_and_stays_one(tmp_path, name):
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / ".config").write_text("CONFIG_SEED=3\n")
+    arguments, variables, message = ON_A_PIPE[name]
+    if name == "check":
+        arguments = [*arguments, "--srctree", str(FIXTURES / "tree")]
+    done = kconf(tmp_path, *arguments, **variables)
+    assert done.returncode == 2
+    assert f"{message}: it is no regular file" in done.stderr + done.stdout
+    assert (tmp_path / "pipe").is_fifo()
+    assert (tmp_path / ".config").read_text() == "CONFIG_SEED=3\n"
+
+
+def test_a_device_is_refused(capsys):
+    status, out, _ = check("--srctree", str(FIXTURES / "tree"), "/dev/null", capsys=capsys)
+    assert (status, out) == (2, "/dev/null: cannot be read: it is no regular file\n")
 
 
 def test_file_without_permission(tmp_path, monkeypatch):

@@ -61,9 +61,19 @@ def test_fragment_that_hides_something_says_so(kconf):
         ("nope", "there is no configuration called 'nope'; make list-defconfigs shows what there is"),
         ("", "there is no configuration called ''; make list-defconfigs shows what there is"),
         ("../lenet5", "there is no configuration called '../lenet5'; did you mean lenet5?"),
+        ("defconfigs/lenet5", "defconfigs/lenet5 is a path, not the name of a configuration; "
+         "make alldefconfig KCONFIG_ALLCONFIG=defconfigs/lenet5"),
         ("sweeps", "there is no configuration called 'sweeps'; make list-defconfigs shows what there is"),
         ("lenet5+debgu", "there is no fragment called 'debgu'; did you mean debug?"),
-        ("lenet5+", "there is no fragment called ''; make list-defconfigs shows what there is"),
+        ("lenet5-wide", "there is no configuration called 'lenet5-wide'; did you mean lenet5?"),
+        ("lenet5+", "'lenet5+' lacks a name beside a plus sign; "
+         "write CONFIGURATION+FRAGMENT, as in make defconfig-lenet5+debug"),
+        ("+debug", "'+debug' lacks a name beside a plus sign; "
+         "write CONFIGURATION+FRAGMENT, as in make defconfig-lenet5+debug"),
+        ("LeNet5", "there is no configuration called 'LeNet5'; did you mean lenet5?"),
+        ("quite", "there is no configuration called 'quite'; did you mean quiet?"),
+        # Four letters in common are no likeness.
+        ("token", "there is no configuration called 'token'; make list-defconfigs shows what there is"),
         ("debug", "debug is a fragment, not a configuration; "
          "write CONFIGURATION+FRAGMENT, as in make defconfig-lenet5+debug"),
         ("lenet5+gpt2", "gpt2 is a configuration, not a fragment; "
@@ -86,6 +96,16 @@ def test_broken_defconfig_leaves_the_configuration_alone(project, kconf):
         "error: 1 fault in the configuration; nothing was written",
     ]
     assert ((project / ".config").read_bytes(), (project / ".config").stat().st_mtime_ns) == before
+
+
+def test_what_goes_on_top_wants_something_below_it(project, kconf):
+    for arguments in (("--fragments=defconfigs/fragments/debug",), ("--strict",)):
+        assert kconf("defconfig", *arguments) == (
+            2,
+            [],
+            ["error: FRAGMENT= and STRICT= go on top of a configuration; give DEFCONFIG=NAME"],
+        )
+    assert not (project / ".config").exists()
 
 
 def test_list_shows_fragments_apart(kconf):
@@ -143,6 +163,13 @@ def test_checkconfig_of_another_file(project, kconf):
     status, out, err = kconf("checkconfig", "mine")
     assert (status, out) == (2, [])
     assert err[0] == "mine:1: CONFIG_NUM_EPOCHS=0 is outside 1..1000000"
+
+
+def test_checkconfig_of_another_file_takes_the_command_line(kconf, monkeypatch):
+    monkeypatch.setenv("KCONFIG_MAKE_VARIABLES", "CONFIG_BATCH_SIZE")
+    monkeypatch.setenv("CONFIG_BATCH_SIZE", "4")
+    status, out, err = kconf("checkconfig", "defconfigs/gpt2")
+    assert (status, out) == (2, []) and err[0].startswith("command line: CONFIG_BATCH_SIZE=4 has no effect")
 
 
 @pytest.mark.parametrize("command", ["checkconfig", "savedefconfig", "syncconfig", "listnewconfig"])

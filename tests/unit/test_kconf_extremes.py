@@ -5,9 +5,11 @@ from __future__ import annotations
 import pytest
 
 from lib.errors import ConfigError
+from lib.kconf import load
 from lib.kconf.extremes import probability_of, seed_of
 from lib.kconf.reader import read_file
 
+NO_SEED = "is not a number of 0..0xffffffff; give one such as 42 or 0x2A"
 BOOLS = {"FAST_ATTENTION", "EMA", "DEBUG", "TRACE", "DETERMINISTIC"}
 
 
@@ -97,17 +99,22 @@ def test_probability_in_the_ways_of_the_c_tools(text, percent):
         ("KCONFIG_PROBABILITY", "101", "is more than 100 percent"),
         ("KCONFIG_PROBABILITY", "60:50", "is more than 100 percent"),
         ("KCONFIG_PROBABILITY", "5:60:50", "is more than 100 percent"),
-        ("KCONFIG_SEED", "lucky", "is not a number; give one such as 0x2A"),
-        ("KCONFIG_SEED", "-1", "is outside 0..0xffffffff"),
-        ("KCONFIG_SEED", "0x100000000", "is outside 0..0xffffffff"),
+        ("KCONFIG_PROBABILITY", "1000", "is not 1 to 3 percentages with colons between them"),
+        ("KCONFIG_SEED", "lucky", NO_SEED),
+        ("KCONFIG_SEED", "-1", NO_SEED),
+        ("KCONFIG_SEED", "0x100000000", NO_SEED),
+        ("KCONFIG_SEED", "4294967296", NO_SEED),
+        ("KCONFIG_SEED", "1_0", NO_SEED),
+        ("KCONFIG_SEED", "010", NO_SEED),
+        ("KCONFIG_SEED", "9" * 5000, NO_SEED),
     ],
 )
 def test_what_is_no_seed_or_probability_writes_nothing(
     kconf_project, kconf, monkeypatch, variable, text, message
 ):
     monkeypatch.setenv(variable, text)
-    status, _, err = kconf("randconfig")
-    assert (status, err) == (2, [f"error: {variable}={text} {message}"])
+    status, out, err = kconf("randconfig")
+    assert (status, out, err) == (2, [], [f"error: {variable}={text} {message}"])
     assert not (kconf_project / ".config").exists()
 
 
@@ -161,3 +168,37 @@ def test_tinyconfig_is_all_off_but_for_its_fragment(kconf_project, kconf, monkey
     assert kconf("tinyconfig") == (0, [".config: written by tinyconfig"], [])
     values = written(kconf_project)
     assert (values["NUM_EPOCHS"], values["EMA"], values["DETERMINISTIC"]) == ("1", "y", "n")
+
+
+def test_values_come_from_the_file_in_which_they_were_written(
+    kconf_project, kconf, monkeypatch, tmp_path_factory
+):
+    (kconf_project / "defconfigs/fragments/tiny").write_text("# Tiny.\nCONFIG_NUM_EPOCHS=1\n")
+    (kconf_project / "mine").write_text("# What is to be so.\nCONFIG_EMA=y\nCONFIG_MODEL_MLP=y\n")
+    monkeypatch.setenv("KCONFIG_ALLCONFIG", "mine")
+    origin = origins_of(kconf_project, kconf, "tinyconfig")
+    assert origin["NUM_EPOCHS"] == "defconfigs/fragments/tiny:2"
+    assert (origin["EMA"], origin["MODEL"]) == ("mine:2", "mine:3")
+    assert origin["DETERMINISTIC"].startswith(".config:")  # the rule turned it off
+    origin = origins_of(kconf_project, kconf, "alldefconfig")
+    assert (origin["EMA"], origin["MODEL"], origin["NUM_EPOCHS"]) == ("mine:2", "mine:3", "default")
+    # A place on this machine has no business in the file.
+    elsewhere = tmp_path_factory.mktemp("elsewhere") / "theirs"
+    elsewhere.write_text("CONFIG_EMA=y\n")
+    monkeypatch.setenv("KCONFIG_ALLCONFIG", str(elsewhere))
+    assert origins_of(kconf_project, kconf, "alldefconfig")["EMA"].startswith(".config:")
+    assert str(elsewhere) not in (kconf_project / ".config").read_text()
+
+
+def test_a_file_whose_name_begins_like_an_origin_counts_as_asked(kconf_project, kconf, monkeypatch):
+    (kconf_project / "default.config").write_text("CONFIG_EMA=y\n")
+    monkeypatch.setenv("KCONFIG_ALLCONFIG", "default.config")
+    kconf("alldefconfig")
+    resolved = load(root=kconf_project, config_file=kconf_project / ".config")
+    assert resolved.asked() == ["asked: EMA = True (default.config:1)"]
+    assert "  from        default.config:1" in kconf("explain", "EMA")[1]
+
+
+def origins_of(project, kconf, command: str) -> dict[str, str]:
+    assert kconf(command)[0] == 0
+    return dict(load(root=project, config_file=project / ".config").origins)

@@ -40,6 +40,18 @@ def test_savedefconfig_by_name_keeps_the_opening_comment(kconf_project, kconf):
     ]
 
 
+def test_a_configuration_cannot_have_the_name_of_a_fragment(kconf_project, kconf):
+    kconf("defconfig", "gpt2")
+    (kconf_project / "defconfigs/fragments/site.config").write_text("CONFIG_DEBUG=y\n")
+    for name, file in (("debug", "debug"), ("site", "site.config"), ("site.config", "site.config")):
+        assert kconf("savedefconfig", f"--name={name}")[::2] == (
+            2,
+            [f"error: defconfigs/fragments/{file} is a fragment of that name; choose another DEFCONFIG="],
+        )
+        assert not (kconf_project / "defconfigs" / name).exists()
+    assert kconf("savedefconfig", "defconfigs/debug")[0] == 2
+
+
 def test_a_comment_that_would_be_lost_stops_the_writing(kconf_project, kconf):
     kconf("defconfig", "lenet5")
     lenet5 = kconf_project / "defconfigs/lenet5"
@@ -59,6 +71,7 @@ def test_nothing_of_a_machine_gets_into_a_shipped_configuration(kconf_project, k
     assert kconf("savedefconfig") == (0, ["defconfig: written"], [f"note: defconfig:2: {fault}"])
     status, _, err = kconf("savedefconfig", "--name=lenet5")
     assert (status, err[0]) == (2, f"defconfigs/lenet5:3: {fault}")
+    assert kconf("savedefconfig", "defconfigs/lenet5")[0] == 2
     assert "DATA_DIR" not in (kconf_project / "defconfigs/lenet5").read_text()
 
 
@@ -103,6 +116,76 @@ def test_update_defconfigs_rewrites_all_or_none(kconf_project, kconf):
     assert (
         kconf_project / "defconfigs/lenet5"
     ).read_text() == "# Small\nCONFIG_NUM_EPOCHS=3\nCONFIG_DEBUG=y\n"
+
+
+def test_update_defconfigs_rewrites_none_where_one_is_read_only(kconf_project, kconf):
+    (kconf_project / "defconfigs/broken").unlink()
+    untidy = "# Small\nCONFIG_DEBUG=y\nCONFIG_NUM_EPOCHS=3\n"
+    for name in ("gpt2", "lenet5"):
+        (kconf_project / "defconfigs" / name).write_text(untidy)
+    (kconf_project / "defconfigs/lenet5").chmod(0o444)
+    assert kconf("update-defconfigs") == (
+        2,
+        [],
+        ["error: cannot write defconfigs/lenet5: lenet5 is read-only"],
+    )
+    assert (kconf_project / "defconfigs/gpt2").read_text() == untidy
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("defconfig", "gpt2"),
+        ("alldefconfig",),
+        ("randconfig",),
+        ("merge", "debug"),
+        ("setconfig", "NUM_EPOCHS=7"),
+        ("olddefconfig",),
+        ("syncconfig",),
+        ("savedefconfig", ".config"),
+    ],
+)
+def test_a_read_only_configuration_is_not_replaced(kconf_project, kconf, arguments):
+    file = kconf_project / ".config"
+    text = "CONFIG_NUM_EPOCHS=3\nCONFIG_NUM_WORKERS=2\n"  # every command would write more, or less
+    file.write_text(text)
+    file.chmod(0o444)
+    status, out, err = kconf(*arguments)
+    assert status == 2 and err[-1] == "error: cannot write .config: .config is read-only"
+    assert [line for line in out if not line.startswith("KCONFIG_SEED=")] == []
+    assert file.read_text() == text
+    assert {path.name for path in kconf_project.iterdir()} == {".config", "Kconfig", "defconfigs"}
+
+
+def test_a_read_only_copy_of_the_old_configuration_is_not_replaced(kconf_project, kconf):
+    kconf("defconfig", "lenet5")
+    kconf("defconfig", "gpt2")
+    before = (kconf_project / ".config").read_text()
+    (kconf_project / ".config.old").chmod(0o444)
+    assert kconf("defconfig", "quiet")[2] == ["error: cannot write .config: .config.old is read-only"]
+    assert (kconf_project / ".config").read_text() == before
+
+
+def test_what_is_no_configuration_is_not_replaced_by_one(kconf_project, kconf, monkeypatch):
+    kconf("defconfig", "lenet5")
+    text = "Permission is hereby granted\n"
+    (kconf_project / "LICENSE").write_text(text)
+    refused = "error: cannot write LICENSE: LICENSE is no configuration"
+    assert kconf("savedefconfig", "LICENSE")[::2] == (2, [refused])
+    monkeypatch.setenv("KCONFIG_CONFIG", "LICENSE")
+    assert kconf("defconfig", "gpt2")[::2] == (2, [refused])
+    assert (kconf_project / "LICENSE").read_text() == text
+    # Of a configuration with a bad line enough is known, and a copy is kept.
+    (kconf_project / "LICENSE").write_text("CONFIG_EMA=y\nCONFIG_NUM_EPOCHS = 3\n")
+    assert kconf("defconfig", "gpt2")[0] == 0
+
+
+def test_a_link_to_itself_is_refused(kconf_project, kconf):
+    (kconf_project / ".config").symlink_to(".config")
+    assert kconf("defconfig", "lenet5")[::2] == (
+        2,
+        ["error: cannot write .config: Too many levels of symbolic links"],
+    )
 
 
 def test_syncconfig_writes_a_stamp_for_what_changed_and_says_nothing(kconf_project, kconf, monkeypatch):

@@ -94,6 +94,30 @@ def test_the_command_line_knows_old_names_too(project, kconf, monkeypatch):
     assert kconf("check-variables") == (0, [], [])
 
 
+@pytest.mark.usefixtures("project")
+def test_an_old_name_can_be_set_and_explained(kconf):
+    kconf("defconfig", "lenet5")
+    assert kconf("setconfig", "EPOCHS=4")[1:] == (
+        ["CONFIG_NUM_EPOCHS 3 -> 4", ".config: written"],
+        ["note: SET: CONFIG_EPOCHS is called CONFIG_NUM_EPOCHS now; it was taken as that"],
+    )
+    assert kconf("explain", "CONFIG_EPOCHS")[1][:2] == [
+        "CONFIG_EPOCHS is called CONFIG_NUM_EPOCHS now",
+        "CONFIG_NUM_EPOCHS=4",
+    ]
+    assert kconf("explain", "WARP") == (
+        2,
+        [],
+        ["error: CONFIG_WARP is no more: there is no warp; use CONFIG_FAST_ATTENTION"],
+    )
+    assert kconf("searchconfig", "CONFIG_EPOCHS") == (
+        0,
+        ["CONFIG_EPOCHS is called CONFIG_NUM_EPOCHS now"],
+        [],
+    )
+    assert kconf("searchconfig", "WARP")[::2] == kconf("explain", "WARP")[::2]
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [

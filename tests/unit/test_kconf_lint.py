@@ -15,6 +15,7 @@ from lib.kconf.lint import (
     files_say_what_they_are_for,
     fragments_take_on_every_configuration,
     help_for_everything_in_the_menu,
+    no_configuration_has_the_name_of_a_fragment,
     nothing_of_the_machine,
     numbers_have_range_and_default,
     only_what_is_hidden_is_selected,
@@ -129,6 +130,13 @@ SHIPPED = {
             "fragments/a",
             "# Of 2026-01-31.\nCONFIG_DEBUG=y\n",
             "defconfigs/fragments/a:1: # Of 2026-01-31. has a date",
+        ),
+    ],
+    no_configuration_has_the_name_of_a_fragment: [
+        (
+            "debug",
+            "# A.\nCONFIG_EMA=y\n",
+            "defconfigs/debug: defconfigs/fragments/debug is a fragment of that name",
         ),
     ],
     configurations_hold_and_are_minimal: [

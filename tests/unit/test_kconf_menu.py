@@ -131,6 +131,16 @@ def test_dialog_obeys_the_value_line(project, terminal):
     assert 'CONFIG_LEARNING_RATE="0.5"' in (project / ".config").read_text().splitlines()
 
 
+def test_the_save_dialog_does_not_write_over_other_files(project, terminal):
+    (project / "LICENSE").write_text("Permission is hereby granted\n")
+    terminal.expect("Model (LeNet-5)")
+    terminal.type(b"s")
+    terminal.expect("Filename to save configuration to")
+    terminal.type(BACKSPACE * 80, b"LICENSE", ENTER)
+    terminal.expect("LICENSE is no configuration")
+    assert (project / "LICENSE").read_text() == "Permission is hereby granted\n"
+
+
 def test_leaving_an_unchanged_file_asks_nothing(project, terminal):
     terminal.expect("Model (LeNet-5)")
     terminal.type(b"q")
@@ -212,19 +222,29 @@ def test_a_terminal_that_cannot_show_a_menu_is_one_line(project, name):
     opened.close()
 
 
-def test_no_terminal_is_one_line(project):
-    done = subprocess.run(
-        [sys.executable, "-c", COMMAND],
+@pytest.mark.parametrize("command", ["menuconfig", "nconfig", "guiconfig", "xconfig"])
+def test_without_a_terminal_or_a_display_is_one_line(project, command):
+    """That names the command as it was called, and no file that is not there."""
+    done = without_a_terminal(project, command)
+    assert done.returncode == 2
+    if command in ("menuconfig", "nconfig"):
+        assert done.stderr == f"error: {command} needs a terminal; use make defconfig-NAME\n"
+        (project / ".config").write_text("CONFIG_NUM_EPOCHS=3\n")
+        done = without_a_terminal(project, command)
+        assert done.stderr == f"error: {command} needs a terminal; use make setconfig\n"
+    else:
+        assert done.stderr.startswith(f"error: {command} ") and done.stderr.count("\n") == 1
+
+
+def without_a_terminal(project: Path, command: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", COMMAND.replace("menuconfig", command)],
         cwd=project,
         env={"PATH": "/usr/bin:/bin", "TERM": "xterm", "PYTHONPATH": str(ROOT)},
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
         timeout=60,
-    )
-    assert done.returncode == 2
-    assert done.stderr == (
-        "error: menuconfig needs a terminal; use make defconfig-NAME, or edit the file by hand\n"
     )
 
 

@@ -19,13 +19,12 @@ def values(project: Path) -> dict[str, object]:
 
 def test_a_fragment_goes_on_top_of_the_configuration(kconf_project, kconf):
     kconf("defconfig", "lenet5")
-    line = (kconf_project / ".config").read_text().splitlines().index("CONFIG_NUM_EPOCHS=3") + 1
     assert kconf("merge", "long") == (
         0,
         [".config: merged with defconfigs/fragments/long"],
         [
             "note: defconfigs/fragments/long:2: CONFIG_NUM_EPOCHS=90 replaces CONFIG_NUM_EPOCHS=3 "
-            f"of .config:{line}"
+            "of defconfigs/lenet5:2"
         ],
     )
     assert values(kconf_project)["NUM_EPOCHS"] == 90
@@ -44,12 +43,28 @@ def test_strict_refuses_to_replace(kconf_project, kconf, arguments):
         "defconfigs/fragments/long:2: CONFIG_NUM_EPOCHS=90 replaces CONFIG_NUM_EPOCHS=3 of"
     )
     assert (kconf_project / ".config").read_bytes() == before
+    assert err[0].endswith("of defconfigs/lenet5:2")  # as explain has it, also where .config was read
 
 
 def test_strict_refuses_to_take_away_what_a_value_needs(kconf):
     status, _, err = kconf("defconfig", "--strict", "gpt2+plain")
     assert status == 2
     assert 'defconfigs/gpt2:4: CONFIG_EMA_DECAY="0.5" has no effect: it needs CONFIG_EMA=y (now n)' in err
+    kconf("defconfig", "gpt2")
+    assert kconf("merge", "--strict", "plain")[2] == [
+        'defconfigs/gpt2:4: CONFIG_EMA_DECAY="0.5" has no effect: it needs CONFIG_EMA=y (now n)',
+        "defconfigs/fragments/plain:1: CONFIG_EMA=n replaces CONFIG_EMA=y of defconfigs/gpt2:3",
+        "error: 2 faults in the configuration; nothing was changed",
+    ]
+
+
+def test_strict_names_the_line_of_what_was_changed_since(kconf_project, kconf):
+    kconf("defconfig", "lenet5")
+    kconf("setconfig", "NUM_EPOCHS=4")
+    line = (kconf_project / ".config").read_text().splitlines().index("CONFIG_NUM_EPOCHS=4") + 1
+    assert kconf("merge", "--strict", "long")[2][0].endswith(
+        f"replaces CONFIG_NUM_EPOCHS=4 of .config:{line}"
+    )
 
 
 def test_strict_has_nothing_against_what_only_adds(kconf):
@@ -86,6 +101,23 @@ def test_fragments_of_a_user_come_first(kconf_project, kconf, monkeypatch, tmp_p
     assert any(line.split()[0] == "site.config" for line in listed)
     # A place on this machine has no business in the file.
     assert str(mine) not in (kconf_project / ".config").read_text()
+
+
+def test_a_place_for_fragments_that_is_not_there_is_told(kconf_project, kconf, monkeypatch):
+    """Else the shipped fragment of the same name would be taken."""
+    monkeypatch.setenv("ANNEAL_CONFIG_PATH", "nope")
+    assert kconf("defconfig", "lenet5+long")[2] == [
+        "error: ANNEAL_CONFIG_PATH names nope, which is no directory"
+    ]
+    assert not (kconf_project / ".config").exists()
+
+
+@pytest.mark.parametrize("name", ["one, two", "one\ntwo"])
+def test_a_name_that_the_line_of_names_cannot_hold_is_left_out(kconf_project, kconf, name):
+    (kconf_project / name).write_text("CONFIG_NUM_EPOCHS=5\n")
+    assert kconf("defconfig", "lenet5", f"--fragments='{name}'")[0] == 0
+    assert origins(kconf_project)["NUM_EPOCHS"].startswith(".config:")
+    assert (kconf_project / ".config").read_text().splitlines()[1] == "# Made from: defconfigs/lenet5"
 
 
 def test_values_remember_the_file_they_were_shipped_in(kconf_project, kconf):
@@ -142,6 +174,30 @@ def test_options_are_set_with_or_without_their_prefix(kconf_project, kconf):
     found = values(kconf_project)
     assert (found["EMA_DECAY"], found["NOTE"]) == (0.5, 'a "b" $c #d')
     assert kconf("setconfig", "EMA=y")[1] == [".config: already has that"]
+
+
+def test_a_member_of_a_choice_is_set_like_an_option(kconf):
+    kconf("defconfig", "lenet5")
+    status, out, err = kconf("setconfig", "MODEL_GPT2=y EMA=y")
+    assert (status, out) == (
+        0,
+        ["MODEL_CHOICE CONFIG_MODEL_LENET5 -> CONFIG_MODEL_GPT2", "CONFIG_EMA n -> y", ".config: written"],
+    )
+    assert err == ["note: SET: defaults that follow: CONFIG_FAST_ATTENTION n -> y"]
+
+
+def test_a_choice_that_follows_is_told(kconf_project, kconf):
+    kconfig = kconf_project / "Kconfig"
+    kconfig.write_text(
+        kconfig.read_text()
+        + '\nchoice KIND_CHOICE\n\tprompt "Kind"\n\tdefault KIND_B if DEBUG\n\thelp\n\t  Which.\n'
+        '\nconfig KIND_A\n\tbool "A"\n\nconfig KIND_B\n\tbool "B"\n\nendchoice\n'
+    )
+    kconf("defconfig", "lenet5")
+    assert kconf("setconfig", "DEBUG=y")[1:] == (
+        ["CONFIG_DEBUG n -> y", ".config: written"],
+        ["note: SET: defaults that follow: KIND_CHOICE CONFIG_KIND_A -> CONFIG_KIND_B"],
+    )
 
 
 def test_defaults_that_follow_are_told(kconf):

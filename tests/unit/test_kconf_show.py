@@ -143,6 +143,15 @@ def test_the_last_change_is_what_is_compared(kconf):
     assert kconf("diffconfig", "-a", ".config") == (0, [], [])
 
 
+def test_without_a_configuration_there_is_nothing_to_compare(kconf):
+    assert kconf("diffconfig", "-a", "lenet5")[::2] == (
+        2,
+        ["error: there is no configuration at .config; give B="],
+    )
+    kconf("defconfig", "lenet5")
+    assert kconf("diffconfig")[::2] == (2, ["error: there is no configuration at .config.old; give A="])
+
+
 def test_shipped_configurations_files_and_runs_are_compared(kconf_project, kconf):
     assert kconf("diffconfig", "-a", "lenet5", "-b", "gpt2")[1] == CHANGES
     assert kconf("diffconfig", "-a", "lenet5", "-b", "lenet5+long+debug")[1] == [

@@ -125,7 +125,8 @@ def test_command_line_wins_silently_and_moves_choices(tree):
         ("MODEL_LENET5", "n", "CONFIG_MODEL_LENET5=n leaves no member of the choice; set another =y: "
          "CONFIG_MODEL_GPT2, CONFIG_MODEL_MLP"),
         ("MODEL", "gpt2", "CONFIG_MODEL cannot be set (now lenet5): it follows from CONFIG_MODEL_LENET5, "
-         "CONFIG_MODEL_GPT2, CONFIG_MODEL_MLP"),
+         "CONFIG_MODEL_GPT2, CONFIG_MODEL_MLP; set CONFIG_MODEL_GPT2=y"),
+        ("NOTE", "a\udcff", "CONFIG_NOTE has a byte in its value that is not UTF-8"),
         ("BATCHSIZE", "3", "CONFIG_BATCHSIZE is not a symbol; did you mean CONFIG_BATCH_SIZE?"),
     ],
 )  # fmt: skip
@@ -165,7 +166,7 @@ def test_full_file_may_name_what_nobody_can_set(tree):
 def test_derived_value_in_a_short_file_is_an_error_even_if_right(tree):
     assert told(judge(tree, 'CONFIG_MODEL="lenet5"\n')) == [
         "a:1: CONFIG_MODEL cannot be set: it follows from "
-        "CONFIG_MODEL_LENET5, CONFIG_MODEL_GPT2, CONFIG_MODEL_MLP"
+        "CONFIG_MODEL_LENET5, CONFIG_MODEL_GPT2, CONFIG_MODEL_MLP; set CONFIG_MODEL_LENET5=y"
     ]
 
 

@@ -146,7 +146,7 @@ def test_the_command_prints_the_paths(tmp_path: Path) -> None:
 
 def test_the_command_without_a_run(tmp_path: Path) -> None:
     done = make_plots("--runs", str(tmp_path))
-    assert done.returncode == 1
+    assert done.returncode == 2
     assert done.stderr == f"error: there is no run in {tmp_path}; make one with make train\n"
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from lib import rundir
 from lib.config import identity
-from lib.errors import ToolkitError
+from lib.errors import ConfigError, ToolkitError
 from lib.rundir import RunDir, checkpoint_name, resolve_run
 
 ROOT = Path(__file__).parents[2]
@@ -283,11 +283,9 @@ def test_an_exact_name_is_not_ambiguous(tmp_path: Path, clock: list[int]) -> Non
 
 def test_a_name_that_is_not_one_run_lists_the_candidates(tmp_path: Path, three: list[RunDir]) -> None:
     old, middle, new = (f"{run.model}/{run.name}" for run in three)
-    with pytest.raises(ToolkitError, match=f"RUN=lenet5 could be 2 runs; choose one of {new}, {old}$"):
+    with pytest.raises(ConfigError, match=f"RUN=lenet5 could be 2 runs; choose one of {new}, {old}$"):
         resolve_run(tmp_path, "lenet5")
-    with pytest.raises(
-        ToolkitError, match=f"RUN=nothing is no run in .*; choose one of {new}, {middle}, {old}$"
-    ):
+    with pytest.raises(ConfigError, match=f"RUN=nothing is no .*; choose one of {new}, {middle}, {old}$"):
         resolve_run(tmp_path, "nothing")
 
 
@@ -296,7 +294,7 @@ def test_a_run_that_is_done_is_known_but_not_gone_on_with(tmp_path: Path, three:
     for run in (done, three[2]):
         run.set_status("done", step=3)
     for name in (done.name, f"lenet5/{done.name}", str(done.path), "lenet5"):
-        with pytest.raises(ToolkitError, match=f"RUN={name} is done; start one with make train"):
+        with pytest.raises(ConfigError, match=f"RUN={name} is done; start one with make train"):
             resolve_run(tmp_path, name, unfinished=True)
     for name in ("", "resnet18", "2031"):
         assert resolve_run(tmp_path, name, unfinished=True).path == going.path
@@ -322,13 +320,15 @@ def test_many_candidates_are_cut_off(tmp_path: Path, clock: list[int]) -> None:
         create(tmp_path).release()
     with pytest.raises(ToolkitError, match="could be 15 runs") as caught:
         resolve_run(tmp_path, "2031")
-    assert str(caught.value).endswith("and 5 more") and str(caught.value).count("lenet5/") == 10
+    assert str(caught.value).endswith(f" and 5 more (ls {tmp_path}/*)")
+    assert str(caught.value).count("lenet5/") == 10
 
 
 def test_no_run_at_all(tmp_path: Path) -> None:
     for runs in (tmp_path, tmp_path / "nowhere"):
-        with pytest.raises(ToolkitError, match=r"there is no run in .*; make one with make train"):
-            resolve_run(runs)
+        for name, start in (("", ""), ("nope", "RUN=nope: ")):
+            with pytest.raises(ConfigError, match=f"^{start}there is no run in .*; make one with make"):
+                resolve_run(runs, name)
     with pytest.raises(ToolkitError, match="is not a run directory"):
         RunDir.open(tmp_path)
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
 
 import numpy as np
 import pytest
 
-from lib.scaling.isoflop import exponent, isoflops
-from lib.scaling.judge import held_out, judge, seed_spread, shortfalls
+from lib.scaling.isoflop import covered, exponent, isoflops, uncovered
+from lib.scaling.judge import held_out, judge, lacks, seed_spread, shortfalls
 from lib.scaling.laws import Point, fit
 
 SIZES = (3e5, 1e6, 3e6, 1e7, 3e7)
@@ -74,6 +75,12 @@ def test_too_few_points_sizes_or_amounts_are_refused() -> None:
     short = [point for point in points if point.tokens in TOKENS[:2]]
     assert any("2 amounts" in reason for reason in shortfalls(short, "chinchilla", 0.01))
     assert shortfalls(points, "chinchilla", 0.01) == []
+    three = [point for point in only(points, tokens=TOKENS[0]) if point.parameters in SIZES[:3]]
+    assert lacks(three, "floor") == ["3 sizes, and 4 are needed"] and lacks(three, "power") == []
+    largest = [
+        point for point in points if point.parameters == SIZES[2] or point in points[2:4] + points[5:7]
+    ]
+    assert lacks(largest + largest[-4:], "chinchilla") == ["too few points are left without the largest size"]
     assert judge(few, **QUICK).fits["chinchilla"].status == "insufficient"
 
 
@@ -114,7 +121,7 @@ def test_an_effect_within_the_seeds_is_not_resolved() -> None:
     verdict = judge(flat, **QUICK)
     assert verdict.falls_with_size is None and "not resolved at this budget" in verdict.sentence()
     alone = judge(grid()[:4], **QUICK)
-    assert alone.spread is None and "no cell was trained with several seeds" in alone.sentence()
+    assert alone.spread is None and "no cell has several seeds" in alone.sentence()
 
 
 def test_the_spread_is_pooled_over_cells() -> None:
@@ -125,3 +132,20 @@ def test_the_spread_is_pooled_over_cells() -> None:
         Point(parameters=1e6, tokens=1e6, loss=value, seed=seed) for seed, value in enumerate((5.0, 5.0, 5.0))
     ]
     assert seed_spread(points) == pytest.approx((2.0 / 3) ** 0.5)
+
+
+def test_budgets_that_too_few_sizes_meet_are_refused_before_any_loss() -> None:
+    """Three small sizes and three large ones: of five budgets only the first and the last meet three."""
+    sizes = (1e4, 1.1e4, 1.2e4, 1e8, 1.1e8, 1.2e8)
+    points = [
+        Point(parameters=size, tokens=tokens, loss=math.nan)
+        for size, tokens in itertools.product(sizes, (1e6, 2e6, 4e6))
+    ]
+    assert [len(near) for _, near in covered(points)] == [3, 3]
+    assert uncovered(points).startswith("2 budgets")
+    assert lacks(points, "chinchilla") == [uncovered(points)]
+    alike = [point for point in points if point.parameters < 1e6]
+    assert len(covered(alike)) == 5 and not uncovered(alike)
+    apart = [dataclasses.replace(point, parameters=2e4 * point.tokens / 1e6) for point in points]
+    apart = [dataclasses.replace(point, tokens=tokens) for point in apart for tokens in (1e6, 4e6)]
+    assert covered(apart) == [], "sizes a factor of four apart meet at one budget, which is no law"

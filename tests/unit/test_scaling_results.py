@@ -87,7 +87,7 @@ def test_corpora_and_epochs(tmp_path: Path) -> None:
     (tmp_path / "config").write_text(ScalingConfig(32, 2, epochs=3, corpus="file:texts/x").assignments())
     config = config_from_values(kconf.load(root=ROOT, config_file=tmp_path / "config").values)
     assert (config.dataset, config.data_dir, config.num_epochs) == ("text_files", "texts/x", 3)
-    with pytest.raises(ConfigError, match=r"no corpus 'wiki'.*one of synthetic, pysource"):
+    with pytest.raises(ConfigError, match=r"CORPUS=wiki is no corpus.*one of synthetic, pysource"):
         ScalingConfig(32, 2, corpus="wiki").assignments()
     with pytest.raises(ConfigError, match="no architecture 'gpt3'"):
         ScalingConfig(32, 2, arch="gpt3")
