@@ -52,6 +52,15 @@ class Job:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class _Words:
+    """How a shell there says the first machine's address, this one's ("": torch finds it), and its number."""
+
+    first: str
+    own: str
+    number: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Cluster:
     """A kind of cluster: how its file is made, begun and used, and what its variables look like."""
 
@@ -102,7 +111,7 @@ def _kubernetes(job: Job) -> Document:
     """A TrainJob of Kubeflow Trainer. Its runtime torch-distributed names the first machine."""
     trainer: Document = {
         "image": job.image,
-        "command": ["sh", "-c", _verbatim(_start(job, first="$PET_MASTER_ADDR"))],
+        "command": ["sh", "-c", _verbatim(_start(job, _IN_TRAINJOB))],
         "numNodes": job.nodes,
     }
     if job.gpus:
@@ -147,7 +156,7 @@ def _skypilot(job: Job) -> Document:
         "num_nodes": job.nodes,
         "resources": resources,
         **storage,
-        "run": _start(job, first='$(echo "$SKYPILOT_NODE_IPS" | head -n 1)'),
+        "run": _start(job, _ON_SKYPILOT),
     }
 
 
@@ -157,7 +166,7 @@ def _ray(job: Job) -> Document:
     worker: Document = {
         "name": "ray-worker",
         "image": job.image,
-        "env": [{"name": "ANNEAL_START", "value": _verbatim(_start(job, first="$FIRST_MACHINE"))}],
+        "env": [{"name": "ANNEAL_START", "value": _verbatim(_start(job, _ON_RAY))}],
         "volumeMounts": _mounts(),
     }
     if job.gpus:
@@ -189,15 +198,8 @@ def _ray(job: Job) -> Document:
     }
 
 
-def _start(job: Job, *, first: str) -> str:
-    """What a shell does on each machine. first: its words for the address of the first one."""
-    meet = ""
-    if job.finds_first:
-        # As if it stood on make's command line.
-        meet = f"""\
-export CONFIG_DIST_ENDPOINT="{first}:{PORT}"
-export KCONFIG_MAKE_VARIABLES=CONFIG_DIST_ENDPOINT
-"""
+def _start(job: Job, words: _Words) -> str:
+    """What a shell does on each machine."""
     return f"""\
 set -e
 directory=$(mktemp -d)
@@ -205,7 +207,21 @@ cat > "$directory/.config" <<'{_END}'
 {job.configuration.rstrip()}
 {_END}
 export KCONFIG_CONFIG="$directory/.config"
-{meet}exec python -m train --runs {RUNS} train
+{_meet(words) if job.finds_first else ""}exec python -m train --runs {RUNS} train
+"""
+
+
+def _meet(words: _Words) -> str:
+    """Tell training where all meet, as if that stood on make's command line.
+
+    The first machine is told that it is there: torch knows neither an address that its own name does not
+    lead to nor, for a while, a name that has just been given. For the same reason each is told its address.
+    """
+    own = f'export PET_LOCAL_ADDR="{words.own}" # as torchrun --local-addr\n' if words.own else ""
+    return f"""\
+{own}export CONFIG_DIST_ENDPOINT="{words.first}:{PORT}"
+[ "{words.number}" != 0 ] || CONFIG_DIST_ENDPOINT=localhost:{PORT}
+export KCONFIG_MAKE_VARIABLES=CONFIG_DIST_ENDPOINT
 """
 
 
@@ -237,6 +253,13 @@ def _text(dumper: _Dumper, text: str) -> yaml.ScalarNode:
 
 _Dumper.add_representer(str, _text)
 
+_IN_TRAINJOB = _Words(first="$PET_MASTER_ADDR", own="", number="$PET_NODE_RANK")
+_ON_SKYPILOT = _Words(
+    first='$(echo "$SKYPILOT_NODE_IPS" | head -n 1)',
+    own='$(echo "$SKYPILOT_NODE_IPS" | sed -n "$((SKYPILOT_NODE_RANK + 1))p")',
+    number="$SKYPILOT_NODE_RANK",
+)
+_ON_RAY = _Words(first="$FIRST_MACHINE", own="$THIS_MACHINE", number="$MACHINE_NUMBER")
 _OF_KUBERNETES = {
     "storage": (_CLAIM, "the name of a PersistentVolumeClaim that every machine can write to"),
     "gpu": (_RESOURCE, "what the cluster calls a GPU, such as nvidia.com/gpu"),

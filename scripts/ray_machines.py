@@ -1,6 +1,6 @@
 """Start training on each of several machines of a Ray cluster, which are told the first one's address.
 
-The driver of run.ray.yaml (make emit TO=ray). Not run on a cluster of several machines.
+The driver of run.ray.yaml (make emit TO=ray). Tried on two nodes that Ray plays on one machine only.
 """
 
 from __future__ import annotations
@@ -40,7 +40,8 @@ def run_on_each(*, machines: int, gpus: int) -> int:
         for place in range(machines)
     ]
     first = ray.get(ray.remote(_address).options(**places[0]).remote())
-    pending = [ray.remote(_train).options(**place).remote(first) for place in places]
+    train = ray.remote(_train)
+    pending = [train.options(**place).remote(number, first) for number, place in enumerate(places)]
     while pending:
         done, pending = ray.wait(pending)
         for status in ray.get(done):
@@ -53,8 +54,9 @@ def _address() -> str:
     return str(ray.util.get_node_ip_address())
 
 
-def _train(first: str) -> int:
-    command = ["env", f"FIRST_MACHINE={first}", "sh", "-c", 'exec sh -c "$ANNEAL_START"']
+def _train(number: int, first: str) -> int:
+    told = (f"FIRST_MACHINE={first}", f"THIS_MACHINE={_address()}", f"MACHINE_NUMBER={number}")
+    command = ["env", *told, "sh", "-c", 'exec sh -c "$ANNEAL_START"']
     return subprocess.run(command, cwd=ROOT, check=False).returncode
 
 

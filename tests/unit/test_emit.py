@@ -163,16 +163,24 @@ def script_in(text: str, *, to: str) -> str:
     return str(re.sub(r"\$\$|\$\(\w+\)", lambda found: "$" if found[0] == "$$" else "", script))
 
 
-FIRST_ON = {
-    "kubernetes": {"PET_MASTER_ADDR": "there"},
-    "skypilot": {"SKYPILOT_NODE_IPS": "there\nelsewhere"},
-    "ray": {"FIRST_MACHINE": "there"},
-}
+def told_by(to: str, *, number: int) -> dict[str, str]:
+    """What the environment of machine `number` of "there" and "elsewhere" holds."""
+    if to == "kubernetes":
+        return {"PET_MASTER_ADDR": "there", "PET_NODE_RANK": str(number)}
+    if to == "skypilot":
+        return {"SKYPILOT_NODE_IPS": "there\nelsewhere", "SKYPILOT_NODE_RANK": str(number)}
+    own = ("there", "elsewhere")[number]
+    return {"FIRST_MACHINE": "there", "THIS_MACHINE": own, "MACHINE_NUMBER": str(number)}
 
 
-@pytest.mark.parametrize("endpoint", ["", "own:1"])
+@pytest.mark.parametrize(
+    ("number", "endpoint", "meets"),
+    [(0, "", "localhost:29500"), (1, "", "there:29500"), (1, "own:1", "own:1")],
+)
 @pytest.mark.parametrize("to", CLUSTERS)
-def test_it_starts_what_launch_print_shows(to: str, endpoint: str, tmp_path: Path) -> None:
+def test_it_starts_what_launch_print_shows(
+    to: str, number: int, endpoint: str, meets: str, tmp_path: Path
+) -> None:
     """The script runs with a stand-in for python, and what that is told is resolved again."""
     asked = resolved(CONFIGURATION + (f'CONFIG_DIST_ENDPOINT="{endpoint}"\n' if endpoint else ""), {})
     name = f"lenet5-{identity(asked.values)}"
@@ -186,19 +194,26 @@ def test_it_starts_what_launch_print_shows(to: str, endpoint: str, tmp_path: Pat
     python = tmp_path / "python"
     python.write_text(f'#!/bin/sh\necho "$*"; cp "$KCONFIG_CONFIG" {tmp_path}/seen; env\n')
     python.chmod(0o755)
-    environment = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "TMPDIR": str(tmp_path), **FIRST_ON[to]}
+    environment = {
+        "PATH": f"{tmp_path}:{os.environ['PATH']}",
+        "TMPDIR": str(tmp_path),
+        **told_by(to, number=number),
+    }
     done = subprocess.run(
         ["sh", "-c", script_in(text, to=to)], env=environment, capture_output=True, text=True, check=True
     )
     command, *lines = done.stdout.splitlines()
     assert command == f"-m train --runs {RUNS} train"
-    told = given_overrides(dict(line.split("=", 1) for line in lines if "=" in line))
-    assert told == ({} if endpoint else {"CONFIG_DIST_ENDPOINT": "there:29500"})
+    variables = dict(line.split("=", 1) for line in lines if "=" in line)
+    own = None if endpoint or to == "kubernetes" else ("there", "elsewhere")[number]
+    assert variables.get("PET_LOCAL_ADDR") == own
+    told = given_overrides(variables)
     there = resolved((tmp_path / "seen").read_text(), told)
+    assert there.values["DIST_ENDPOINT"] == meets
     assert {**there.values, "DIST_ENDPOINT": ""} == {**asked.values, "DIST_ENDPOINT": ""}
     shown = cluster.command_line(config_from_values(there.values), name=name, runs=Path(RUNS))
     assert "--nnodes=2 --nproc-per-node=2 --max-restarts=5" in shown
-    assert f"on each machine: {shown.replace('there:', 'FIRST:')}\n" in text
+    assert f"on each machine: {shown.replace(meets, endpoint or 'FIRST:29500')}\n" in text
 
 
 @pytest.mark.parametrize(
