@@ -1,4 +1,4 @@
-"""How a configuration is launched: printed, written as a batch script for SLURM, or submitted."""
+"""How a configuration is launched: printed, written for SLURM or for another scheduler, or submitted."""
 
 from __future__ import annotations
 
@@ -7,13 +7,15 @@ import shlex
 import shutil
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 from lib import kconf
 from lib.atomic import write_text
 from lib.config import Config, config_from_values, identity
+from lib.emit import CLUSTERS, FIRST, RUNS, Job, emitted
 from lib.errors import ConfigError, ToolkitError, run_main
-from lib.gathering import gathering_of, torchrun_options
+from lib.gathering import Gathering, check_shares, gathering_of, torchrun_options
 from lib.hardware import probe
 from lib.plan.placement import TPU, place
 from lib.slurm import PORT, Batch, batch_script
@@ -26,12 +28,25 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m scripts.cluster", description=__doc__)
     parser.add_argument("--runs", type=Path, default=ROOT / "runs", help="directory of run directories")
     parser.add_argument("--config", type=Path, default=ROOT / ".config", help="the configuration")
-    parser.add_argument("action", choices=("print", "sbatch", "submit"))
+    parser.add_argument("action", choices=("print", "sbatch", "submit", "emit"))
+    of_emit = parser.add_argument_group("emit")
+    of_emit.add_argument("--to", default="", help=f"the cluster: {', '.join(CLUSTERS)}")
+    of_emit.add_argument("--image", default="", help="container image with the source tree")
+    of_emit.add_argument("--storage", default="", help="what holds the directory of runs there")
+    of_emit.add_argument("--gpu", default="", help="what the cluster calls a GPU")
     options = parser.parse_args()
     resolved = kconf.from_environment(ROOT)
     config = config_from_values(resolved.values)
+    name = f"{config.model}-{identity(resolved.values)}"
     if options.action == "print":
-        print(command_line(config, name=f"{config.model}-{identity(resolved.values)}", runs=options.runs))
+        print(command_line(config, name=name, runs=options.runs))
+        return 0
+    if options.action == "emit":
+        given = {"image": options.image, "storage": options.storage, "gpu": options.gpu}
+        text = file_of(config, to=options.to, name=name, configuration=resolved.minimal, given=given)
+        file = options.config.resolve().with_name(f"run.{options.to}.yaml")
+        write_text(file, text)
+        print(file)
         return 0
     script = options.config.resolve().with_name("run.sbatch")
     write_text(script, script_of(config, config_file=options.config.resolve(), runs=options.runs.resolve()))
@@ -43,13 +58,17 @@ def command_line(config: Config, *, name: str, runs: Path) -> str:
     """What runs on each machine, as a shell would be told it. `make train` does the same."""
     gathering = gathering_of(nodes=config.dist_nnodes, endpoint=config.dist_endpoint)
     processes, on_tpu = _processes(config)
+    command = _command(config, gathering, processes=processes, name=name, runs=runs)
+    return f"{ON_TPU}\nPJRT_DEVICE=TPU {command}" if on_tpu else command
+
+
+def _command(config: Config, gathering: Gathering | None, *, processes: int, name: str, runs: Path) -> str:
     program = ["-m", "train", "--runs", str(runs), "train"]
     if gathering is None and processes == 1 and config.device != "xla":
         return shlex.join(["python", *program])
     restarts = config.dist_max_restarts
     options = torchrun_options(gathering, processes=processes, restarts=restarts, name=name)
-    command = shlex.join(["torchrun", *options, *program])
-    return f"{ON_TPU}\nPJRT_DEVICE=TPU {command}" if on_tpu else command
+    return shlex.join(["torchrun", *options, *program])
 
 
 def _processes(config: Config) -> tuple[int, bool]:
@@ -74,6 +93,60 @@ def script_of(config: Config, *, config_file: Path, runs: Path) -> str:
         grace_seconds=config.slurm_grace_seconds,
     )
     return batch_script(batch, root=ROOT, python=sys.executable, config=config_file, runs=runs)
+
+
+def file_of(config: Config, *, to: str, name: str, configuration: str, given: Mapping[str, str]) -> str:
+    """The file for the cluster `to`, from the configuration alone.
+
+    configuration: in its minimal form. given: the image, storage and gpu of a `Job`.
+    Raises ConfigError for what is missing or cannot be honoured there, PlanError for a batch that the
+    machines could not share.
+    """
+    if to not in CLUSTERS:
+        raise ConfigError(
+            f"TO={to} is no cluster that a file can be written for",
+            todo=f"give TO={', TO='.join(CLUSTERS)}; make sbatch is for SLURM",
+        )
+    gpus = _gpus_of(config)
+    processes = config.num_devices or 1
+    endpoint = config.dist_endpoint or f"{FIRST}:{PORT}"
+    gathering = gathering_of(nodes=config.dist_nnodes, endpoint=endpoint)
+    if gathering is not None:
+        if gathering.is_elastic:
+            raise ConfigError(
+                f"CONFIG_DIST_NNODES={config.dist_nnodes} is not for make emit",
+                why="a cluster gives a job as many machines as its file says",
+                todo=f"set CONFIG_DIST_NNODES={gathering.most}",
+            )
+        check_shares(gathering, processes=processes, target=config.target)
+    job = Job(
+        name=f"anneal-{name}".replace("_", "-"),
+        nodes=gathering.least if gathering is not None else 1,
+        gpus=gpus,
+        configuration=configuration,
+        finds_first=gathering is not None and not config.dist_endpoint,
+        **given,
+    )
+    command = _command(config, gathering, processes=processes, name=name, runs=Path(RUNS))
+    return emitted(job, to=to, command=command)
+
+
+def _gpus_of(config: Config) -> int:
+    """How many each machine is to have, by the configuration; 0 for processors alone."""
+    if config.device == "cpu":
+        return 0
+    if config.device in ("mps", "xla"):
+        raise ConfigError(
+            f"CONFIG_DEVICE_{config.device.upper()}=y is not for make emit",
+            why="its files ask for GPUs, or for processors alone",
+            todo="set CONFIG_DEVICE_CUDA=y or CONFIG_DEVICE_CPU=y",
+        )
+    if not config.num_devices:
+        raise ConfigError(
+            "CONFIG_NUM_DEVICES=0 leaves open how many GPUs each machine has",
+            todo="set CONFIG_NUM_DEVICES to their number, or CONFIG_DEVICE_CPU=y",
+        )
+    return config.num_devices
 
 
 def submit(script: Path) -> int:

@@ -38,6 +38,9 @@ USED_BY = {
     "THRESHOLD": {"curve"},
     "REFERENCE": {"curve"},
     "TOLERANCE": {"curve"},
+    "TO": {"emit"},
+    "IMAGE": {"emit"},
+    "STORAGE": {"emit"},
     "KCONFIG_ALLCONFIG": {*EXTREMES, "defconfig"},
     "KCONFIG_SEED": {"randconfig"},
     "KCONFIG_PROBABILITY": {"randconfig"},
@@ -51,7 +54,7 @@ USED_BY = {
         "train-lenet5",
     },
     "CONFIG_SEED": {
-        *("train", "train-lenet5", "launch-print", "sbatch", "submit", "plan", "probe", "preflight"),
+        *("train", "train-lenet5", "launch-print", "sbatch", "submit", "emit", "plan", "probe", "preflight"),
         *("bench", "experiment", "checkconfig", "explain", "searchconfig"),
         *(
             "menuconfig",
@@ -172,6 +175,7 @@ def test_symbols_on_the_command_line_are_checked_by_every_target(make: Make, tre
                 "print",
                 "sbatch",
                 "submit",
+                "emit",
                 "scripts.bench",
                 "scripts.eqprop",
             }
