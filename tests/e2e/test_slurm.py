@@ -41,9 +41,9 @@ if "SLURM_PROCID" in os.environ and not int(os.environ.get("SLURM_RESTART_COUNT"
     def micro_batches(*arguments, **options):
         calls.append(1)
         if len(calls) == 8:
-            waiting = signal.getsignal(signal.SIGTERM)
+            waiting = signal.getsignal(signal.SIGINT)
             pathlib.Path({waits!r}).touch()
-            while signal.getsignal(signal.SIGTERM) is waiting:
+            while signal.getsignal(signal.SIGINT) is waiting:
                 time.sleep(0.05)
             time.sleep(2)
         return original(*arguments, **options)
