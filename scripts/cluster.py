@@ -64,7 +64,7 @@ def _processes(config: Config) -> tuple[int, bool]:
 
 
 def script_of(config: Config, *, configuration: str, folder: Path, runs: Path) -> str:
-    """The batch script. Raises ConfigError for a number of machines that is none, and for a time too short."""
+    """The batch script. Raises ConfigError for a number of machines that is none, or too short a time."""
     endpoint = config.dist_endpoint or f"localhost:{PORT}"  # the script finds the real one
     gathering = gathering_of(nodes=config.dist_nnodes, endpoint=endpoint)
     batch = Batch(
