@@ -21,8 +21,8 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from lib.errors import ToolkitError
-from lib.plan.types import Kind, Layout, Precision
-from lib.sharding import one_copy_only, shard_model
+from lib.plan.types import SHARDS_WEIGHTS, Kind, Layout, Precision
+from lib.sharding import Gatherer, GroupGatherer, one_copy_only, shard_model
 
 _COLLECTIVE_TIMEOUT = datetime.timedelta(minutes=10)
 
@@ -82,6 +82,10 @@ class Backend:
         """On rank 0 the tensors of all ranks, which are of one shape, on the CPU; on the others nothing."""
         return [tensor.cpu()]
 
+    def gatherer(self, layout: Layout) -> Gatherer:  # noqa: ARG002
+        """What puts states together that are spread by `layout`. All ranks ask for it at the same time."""
+        return Gatherer(rank=self.rank)
+
     def close(self) -> None:
         """Leave the process group."""
 
@@ -134,6 +138,7 @@ class DistributedBackend(Backend):
         dist.init_process_group(name, timeout=_COLLECTIVE_TIMEOUT)
         # Decisions of the host go through a group of their own and never wait for the device.
         self._host_group = dist.new_group(backend="gloo", timeout=_COLLECTIVE_TIMEOUT)
+        self._gatherers: dict[int, Gatherer] = {}
 
     def wrap(self, model: nn.Module, *, share_buffers: bool) -> nn.Module:
         ids = [self.device.index] if self.device.type == "cuda" else None
@@ -166,11 +171,16 @@ class DistributedBackend(Backend):
         return box[0]
 
     def gather(self, tensor: Tensor) -> list[Tensor]:
-        # As bytes: not every type can be sent.
-        sent = tensor.cpu().contiguous().flatten().view(torch.uint8)
-        received = [torch.empty_like(sent) for _ in range(self.world)] if self.is_main else []
-        dist.gather(sent, received or None, dst=0, group=self._host_group)
-        return [part.view(tensor.dtype).view(tensor.shape) for part in received]
+        return GroupGatherer(self._host_group, rank=self.rank, ranks=self.world).gather(tensor)
+
+    def gatherer(self, layout: Layout) -> Gatherer:
+        if layout.strategy not in {"zero1", *SHARDS_WEIGHTS}:
+            return super().gatherer(layout)
+        ranks = self.world if layout.strategy == "zero1" else layout.shard  # those of the first copy
+        if ranks not in self._gatherers:
+            group = dist.new_group(list(range(ranks)), backend="gloo", timeout=_COLLECTIVE_TIMEOUT)
+            self._gatherers[ranks] = GroupGatherer(group, rank=self.rank, ranks=ranks)
+        return self._gatherers[ranks]
 
     def close(self) -> None:
         dist.barrier(group=self._host_group)

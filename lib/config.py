@@ -134,6 +134,7 @@ class Config:
     oom_retry: bool
     checkpoint_interval_steps: int
     checkpoint_seconds: int
+    checkpoint_async: bool
     keep_last: int
     keep_best: bool
     checkpoint_carry: bool

@@ -63,6 +63,8 @@ def launch(
     if torchrun is not None:
         # The store that torch 2.13 would share is one that a machine which joins later never finds.
         environment.setdefault("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
+        # A store that is gone is told in one line, not by traces of C++.
+        environment.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     command = [sys.executable, "-m", "lib.launcher", notes, str(world), *arguments]
     sys.stdout.flush()
     sys.stderr.flush()
@@ -257,7 +259,8 @@ class _Supervisor:
         """The exit status of the whole; tells why, unless rank 0 has done so."""
         told = self._notes / "0.status"
         if self._lost:
-            print(f"error: the other machines are gone, or too few: {self._lost}", file=sys.stderr)
+            gone = f"error: the other machines are gone, or too few: {self._lost}"
+            print(f"{gone}; make train on all of them goes on", file=sys.stderr)
             return int(told.read_text()) if told.exists() else 1
         if told.exists():
             return int(told.read_text())

@@ -8,12 +8,15 @@ is loaded by those who cut only.
 from __future__ import annotations
 
 import contextlib
+import math
 import sys
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeGuard, cast
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from lib.plan.types import Layout, Weight
@@ -118,13 +121,145 @@ def as_part(part: Tensor, like: Tensor) -> Tensor:
     )
 
 
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """What this rank has of a tensor of `shape`: its rows, of which ranks in order have as many each."""
+
+    own: Tensor
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Entries:
+    """What this rank has of a mapping; other ranks have the other entries."""
+
+    own: Mapping[Any, Any]
+
+
+class Gatherer:
+    """Brings to rank 0 what each of `ranks` processes has a part of. Here there is one, with everything."""
+
+    ranks = 1
+
+    def __init__(self, *, rank: int) -> None:
+        self.rank = rank
+
+    @property
+    def takes_part(self) -> bool:
+        """Whether this rank has a part, or is the one that all come to."""
+        return self.rank < self.ranks
+
+    def gather(self, tensor: Tensor) -> list[Tensor]:
+        """On rank 0 the tensors of all ranks, which are of one shape, on the CPU; on the others nothing."""
+        return [tensor.cpu()]
+
+    def gather_entries(self, entries: Mapping[Any, Any]) -> list[Mapping[Any, Any]]:
+        """On rank 0 the mappings of all ranks, their tensors on the CPU; on the others nothing."""
+        return [entries]
+
+
+class GroupGatherer(Gatherer):
+    """The first `ranks` processes, over a process group that they use for nothing else.
+
+    So it may be used on another thread than the one that trains: what two threads send in one group mixes.
+    """
+
+    def __init__(self, group: dist.ProcessGroup, *, rank: int, ranks: int) -> None:
+        super().__init__(rank=rank)
+        self.ranks = ranks
+        self._group = group
+
+    def gather(self, tensor: Tensor) -> list[Tensor]:
+        # As bytes: not every type can be sent.
+        sent = tensor.cpu().contiguous().flatten().view(torch.uint8)
+        received = [torch.empty_like(sent) for _ in range(self.ranks)] if self.rank == 0 else []
+        dist.gather(sent, received or None, dst=0, group=self._group)
+        return [part.view(tensor.dtype).view(tensor.shape) for part in received]
+
+    def gather_entries(self, entries: Mapping[Any, Any]) -> list[Mapping[Any, Any]]:
+        sent = _each(entries, lambda leaf: leaf.cpu() if isinstance(leaf, Tensor) else leaf)
+        received: list[Any] = [None] * self.ranks if self.rank == 0 else []
+        dist.gather_object(sent, received or None, dst=0, group=self._group)
+        return received
+
+
+def in_parts(state: Any) -> Any:
+    """`state` with what this rank has, sharing its memory, in place of tensors that are cut."""
+
+    def part(leaf: Any) -> Any:
+        if not is_cut(leaf):
+            return leaf
+        cut = any(placement.is_shard(0) for placement in leaf.placements)
+        return Rows(leaf.to_local(), tuple(leaf.shape)) if cut else leaf.to_local()
+
+    return _each(state, part)
+
+
+def snapshot(parts: Any, *, whole: bool) -> Any:
+    """A copy of a state `in_parts` in main memory, which training that goes on leaves as it is.
+
+    whole: with the tensors that every rank has; of several ranks one is enough.
+    """
+    copies: dict[tuple[Any, ...], Tensor] = {}
+
+    def copy(tensor: Tensor) -> Tensor:
+        """One for each memory: weights that are tied stay so."""
+        key = (tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride())
+        if key not in copies or tensor.numel() == 0:
+            copies[key] = tensor.detach().to("cpu", copy=True)
+        return copies[key]
+
+    def taken(leaf: Any) -> Any:
+        if isinstance(leaf, Rows):
+            return Rows(copy(leaf.own), leaf.shape)
+        if isinstance(leaf, Entries):
+            return Entries(_each(leaf.own, lambda item: copy(item) if isinstance(item, Tensor) else item))
+        if isinstance(leaf, Tensor):
+            return copy(leaf) if whole else None
+        return leaf
+
+    return _each(parts, taken)
+
+
+def put_together(parts: Any, gatherer: Gatherer) -> Any:
+    """A state with whole tensors on rank 0, and None in place of those that were in parts on the others.
+
+    All ranks that take part in `gatherer` must call it, with the same structure.
+    """
+
+    def whole(leaf: Any) -> Any:
+        if not isinstance(leaf, Rows | Entries):
+            return leaf
+        if not gatherer.takes_part:
+            return None
+        if isinstance(leaf, Rows):
+            return _of_all_rows(leaf, gatherer)
+        entries = [item for own in gatherer.gather_entries(leaf.own) for item in own.items()]
+        return dict(sorted(entries))
+
+    return _each(parts, whole)
+
+
+def _of_all_rows(part: Rows, gatherer: Gatherer) -> Tensor | None:
+    rows, *others = part.shape
+    each = math.ceil(rows / gatherer.ranks)
+    sent = part.own.new_zeros((each, *others))
+    sent[: len(part.own)] = part.own
+    gathered = gatherer.gather(sent)
+    own = [rows_of_one[: max(0, rows - rank * each)] for rank, rows_of_one in enumerate(gathered)]
+    return torch.cat(own) if own else None
+
+
 def gathered(value: Any) -> Any:
     """`value` with whole tensors in place of parts. All ranks must call it, with the same structure."""
-    if is_cut(value):
-        return value.full_tensor()
+    return _each(value, lambda leaf: leaf.full_tensor() if is_cut(leaf) else leaf)
+
+
+def _each(value: Any, change: Callable[[Any], Any]) -> Any:
+    """`value` with everything changed that is in its mappings and lists."""
     if isinstance(value, Mapping):
-        return {key: gathered(item) for key, item in value.items()}
-    return [gathered(item) for item in value] if isinstance(value, list) else value
+        return {key: _each(item, change) for key, item in value.items()}
+    return [_each(item, change) for item in value] if isinstance(value, list) else change(value)
 
 
 def clip_gradients(model: nn.Module, largest_norm: float) -> None:
@@ -151,12 +286,15 @@ def own_part(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
 
 
 def optimizer_state(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    """The whole state on rank 0, as a process alone would have it. All ranks must call it."""
+    """The state as a process alone would have it, in parts where ranks have parts (`put_together`)."""
     if not _is_shared_out(optimizer):
-        state: dict[str, Any] = gathered(optimizer.state_dict())
+        state: dict[str, Any] = in_parts(optimizer.state_dict())
         return state
-    optimizer.consolidate_state_dict(to=0)
-    return optimizer.state_dict() if optimizer.rank == 0 else {}
+    own, numbers = own_part(optimizer), _numbers(optimizer)
+    entries = {numbers[id(weight)]: own.state[weight] for weight in _weights(own) if weight in own.state}
+    # Not its own `state_dict`, for which it would have to send the entries to one rank by then.
+    groups = torch.optim.Optimizer.state_dict(optimizer)["param_groups"]
+    return {"state": Entries(entries), "param_groups": groups}
 
 
 def load_optimizer_state(optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> None:
@@ -165,7 +303,7 @@ def load_optimizer_state(optimizer: torch.optim.Optimizer, state: Mapping[str, A
     if [len(group["params"]) for group in state["param_groups"]] != counts:
         raise ValueError("the state of the optimizer is for other weights")
     own = own_part(optimizer)
-    numbers = {id(weight): number for number, weight in enumerate(_weights(optimizer))}
+    numbers = _numbers(optimizer)
     kept: dict[int, Any] = {}
     for place, weight in enumerate(_weights(own)):
         of_one = state["state"].get(numbers[id(weight)])
@@ -185,6 +323,11 @@ def load_optimizer_state(optimizer: torch.optim.Optimizer, state: Mapping[str, A
 def _is_shared_out(optimizer: torch.optim.Optimizer) -> TypeGuard[ZeroRedundancyOptimizer]:
     loaded = sys.modules.get("torch.distributed.optim")
     return loaded is not None and isinstance(optimizer, loaded.ZeroRedundancyOptimizer)
+
+
+def _numbers(optimizer: torch.optim.Optimizer) -> dict[int, int]:
+    """What a state calls each weight, by the weight's id."""
+    return {id(weight): number for number, weight in enumerate(_weights(optimizer))}
 
 
 def _weights(optimizer: torch.optim.Optimizer) -> Iterator[Tensor]:

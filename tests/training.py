@@ -139,9 +139,9 @@ class MemoryRecord(SilentRecord):
     def progress(self, step: int, fraction: float) -> None:  # noqa: ARG002
         self.fractions.append(fraction)
 
-    def save(self, step: int, state: Callable[[], Mapping[str, Any]], *, best: bool) -> None:
+    def save(self, step: int, state: Mapping[str, Any], *, best: bool) -> None:
         self.saved.append((step, best))
-        self.states[step] = clone(state())
+        self.states[step] = clone(state)
 
     def replan(self, plan: Plan, why: str) -> None:
         self.plans.append(plan)

@@ -26,14 +26,16 @@ from lib.plan.types import SHARDS_WEIGHTS
 from lib.schedule import learning_rate_factor
 from lib.sharding import (
     clip_gradients,
-    gathered,
+    in_parts,
     load_optimizer_state,
     local,
     optimizer_state,
     part_like,
+    put_together,
 )
 from train.evaluation import evaluate, evaluation_sums
 from train.job import Job, Progress
+from train.saver import Saver
 from train.shortage import reason_if_out_of_memory, smaller_plan
 from train.stop import Stopped, StopRequest
 from train.task import Sums, Totals
@@ -49,15 +51,17 @@ def train(job: Job, progress: Progress) -> dict[str, float]:
     evaluation: dict[str, float] = {}
     mark, logged_at = time.perf_counter(), (progress.step, progress.seconds)
     last = job.budget.spent(step=progress.step, seconds=progress.seconds)
-    with StopRequest(told=job.backend.world == 1) as stop:
+    saver = Saver(job.record, aside=job.config.checkpoint_async)
+    with StopRequest(told=job.backend.world == 1) as stop, saver:
         if progress.owes_evaluation:
-            evaluation, better = assess(job, progress, stop)
+            evaluation, better = assess(job, progress, stop, saver)
             if better:
-                _save(job, progress, best=True)
+                _save(job, progress, saver, best=True)
         while not last:
             for sums in optimizer_step(job, progress):
                 logged.add(sums)
             progress.step += 1
+            saver.check()
             # Clocks differ between ranks: what is decided by them is decided by these numbers only.
             wants_stop, progress.seconds, unsaved = job.backend.all_reduce_max(
                 (stop.signal, progress.seconds + time.perf_counter() - mark, time.monotonic() - last_save)
@@ -78,9 +82,9 @@ def train(job: Job, progress: Progress) -> dict[str, float]:
                 _check_finite(job, row, weights=due.save or due.evaluation)
             better = False
             if due.evaluation:
-                evaluation, better = assess(job, progress, stop)
+                evaluation, better = assess(job, progress, stop, saver)
             if due.save or better:
-                _save(job, progress, best=better)
+                _save(job, progress, saver, best=better)
                 last_save = time.monotonic()
             if wants_stop and not last:
                 raise Stopped(int(wants_stop), progress.step)
@@ -200,7 +204,7 @@ def rate_factor(job: Job, progress: Progress) -> float:
     )
 
 
-def assess(job: Job, progress: Progress, stop: StopRequest) -> tuple[dict[str, float], bool]:
+def assess(job: Job, progress: Progress, stop: StopRequest, saver: Saver) -> tuple[dict[str, float], bool]:
     """An evaluation, and whether it is the best one so far and to be kept.
 
     A signal does not wait for its end: the run saves, raises Stopped, and evaluates when it goes on.
@@ -214,7 +218,7 @@ def assess(job: Job, progress: Progress, stop: StopRequest) -> tuple[dict[str, f
             totals.add(sums)
     (number,) = job.backend.all_reduce_max((stop.signal,))
     if number:
-        _save(job, progress, best=False)
+        _save(job, progress, saver, best=False)
         raise Stopped(int(number), progress.step)
     progress.owes_evaluation = False
     evaluation = job.task.report(totals.means(job.backend))
@@ -288,19 +292,26 @@ def _check_finite(job: Job, row: Mapping[str, float], *, weights: bool) -> None:
         )
 
 
-def _save(job: Job, progress: Progress, *, best: bool) -> None:
+def _save(job: Job, progress: Progress, saver: Saver, *, best: bool) -> None:
     # On every rank, for each may have a part of it.
-    state = job.backend.to_host(state_dict(job, progress))
-    job.record.save(progress.step, lambda: state, best=best)
+    parts = job.backend.to_host(_state_in_parts(job, progress))
+    saver.save(progress.step, parts, job.backend.gatherer(job.plan.layout), best=best)
 
 
 def state_dict(job: Job, progress: Progress) -> dict[str, Any]:
     """All that a run needs to go on bit for bit. All ranks must call it; what rank 0 gets is whole."""
+    state: dict[str, Any] = put_together(
+        _state_in_parts(job, progress), job.backend.gatherer(job.plan.layout)
+    )
+    return state
+
+
+def _state_in_parts(job: Job, progress: Progress) -> dict[str, Any]:
     return {
-        "model": gathered(job.model.state_dict()),
+        "model": in_parts(job.model.state_dict()),
         "optimizer": optimizer_state(job.optimizer),
         "scaler": job.scaler.state_dict(),
-        "ema": gathered(job.ema.state_dict()) if job.ema is not None else None,
+        "ema": in_parts(job.ema.state_dict()) if job.ema is not None else None,
         "carry": job.carry.gathered(job.backend) if job.carry and job.config.checkpoint_carry else None,
         "progress": dataclasses.asdict(progress),
     }

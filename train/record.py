@@ -30,8 +30,11 @@ class Record(Protocol):
     def progress(self, step: int, fraction: float) -> None:
         """Called after every step; must cost next to nothing."""
 
-    def save(self, step: int, state: Callable[[], Mapping[str, Any]], *, best: bool) -> None:
-        """Keep a checkpoint of `step`."""
+    def flush(self) -> None:
+        """What was told so far is kept before a checkpoint is."""
+
+    def save(self, step: int, state: Mapping[str, Any], *, best: bool) -> None:
+        """Keep a checkpoint of `step`. May be called on a thread of its own, one at a time."""
 
     def replan(self, plan: Plan, why: str) -> None:
         """The plan has changed in the middle of the run."""
@@ -55,7 +58,10 @@ class SilentRecord:
     def progress(self, step: int, fraction: float) -> None:
         pass
 
-    def save(self, step: int, state: Callable[[], Mapping[str, Any]], *, best: bool) -> None:
+    def flush(self) -> None:
+        pass
+
+    def save(self, step: int, state: Mapping[str, Any], *, best: bool) -> None:
         pass
 
     def replan(self, plan: Plan, why: str) -> None:
@@ -105,7 +111,7 @@ class RunRecord:
             self._shown = {name: numbers[name] for name in ("loss", "accuracy") if name in numbers}
             self._rate = numbers["samples_per_second"]
             return
-        self._flush()
+        self.flush()
         self.say(f"step {numbers['step']:.0f}, epoch {numbers['epoch']:.2f}: {told(numbers)}")
 
     def progress(self, step: int, fraction: float) -> None:
@@ -114,11 +120,15 @@ class RunRecord:
             self.say(f"First optimizer step {time.monotonic() - self._started:.1f} s after the start")
         self.console.update(step, values=self._shown, fraction=fraction, samples_per_second=self._rate)
 
-    def save(self, step: int, state: Callable[[], Mapping[str, Any]], *, best: bool) -> None:
+    def flush(self) -> None:
+        assert self._metrics is not None and self._sinks is not None, "begin comes first"
+        self._metrics.flush()
+        self._sinks.catch_up()
+
+    def save(self, step: int, state: Mapping[str, Any], *, best: bool) -> None:
         if not self.run.config.is_file():
             raise ToolkitError(f"{self.run.path} is gone", why="it was removed while this run trained in it")
-        self._flush()  # so that rows up to the checkpoint are there if the run dies now
-        checkpoint.save(self.run.checkpoints, step=step, state=state(), keep_last=self._keep_last, best=best)
+        checkpoint.save(self.run.checkpoints, step=step, state=state, keep_last=self._keep_last, best=best)
         self.run.set_status("running", step=step)
 
     def replan(self, plan: Plan, why: str) -> None:
@@ -141,11 +151,6 @@ class RunRecord:
         finally:
             if self._sinks is not None:
                 self._sinks.close(done=self._done)
-
-    def _flush(self) -> None:
-        assert self._metrics is not None and self._sinks is not None, "begin comes first"
-        self._metrics.flush()
-        self._sinks.catch_up()
 
 
 def told(result: Mapping[str, float]) -> str:

@@ -207,7 +207,6 @@ def _seconds(sizes: Sizes, facts: ModelFacts, placement: Placement, way: Way) ->
     gpu = find_gpu(placement.name) if placement.device.value != "cpu" else None
     if gpu is None or facts.flop_per_sample is None or facts.units is None or sizes.memory is None:
         return None
-    own = held(facts.units, layout)
     whole = held(facts.units, Layout(strategy="single", world=1, shard=1))
     accumulation = sizes.split.accumulation
     work = StepWork(
@@ -221,7 +220,7 @@ def _seconds(sizes: Sizes, facts: ModelFacts, placement: Placement, way: Way) ->
     time = estimate_step_time(work, gpu, precision=way.precision)
     if layout.world == 1:
         return time.fastest_seconds, time.slowest_seconds
-    traffic = traffic_seconds(layout, own, whole, links_of(gpu), accumulation=accumulation)
+    traffic = traffic_seconds(facts.units, layout, links_of(gpu), accumulation=accumulation)
     fastest, slowest = (
         seconds + exposed_seconds(traffic, compute=seconds)
         for seconds in (time.fastest_seconds, time.slowest_seconds)

@@ -1,4 +1,4 @@
-"""How long the exchange between devices takes in an optimizer step: an estimate, from rates of papers.
+"""What devices exchange in an optimizer step, and how long it takes: an estimate, from rates of papers.
 
 Rings: of N processes each sends and receives (N - 1) / N of what is reduced in parts or gathered, and twice
 that of what is reduced whole (Patarasuk and Yuan 2009).
@@ -6,13 +6,14 @@ that of what is reduced whole (Patarasuk and Yuan 2009).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
+from typing import Literal
 
 from lib.gpus import Gpu
-from lib.plan.sharding import DEVICES_PER_NODE, Held
-from lib.plan.types import SHARDS_WEIGHTS, Layout
+from lib.plan.sharding import DEVICES_PER_NODE, Units, part_elements
+from lib.plan.types import SHARDS_WEIGHTS, Layout, Weight
 
 ELEMENT_BYTES = 4  # weights and gradients are fp32
 HIDDEN_SHARE = 0.5  # of the computation: that long an exchange goes on beside it. An assumption
@@ -24,6 +25,25 @@ class Links:
 
     within_node: float
     between_nodes: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exchange:
+    """One collective operation of `processes`, which are some of `among` that follow each other.
+
+    elements: of the whole that is reduced, gathered or sent, with what fills it up to equal parts.
+    """
+
+    kind: Literal["all_gather", "reduce_scatter", "all_reduce", "broadcast"]
+    processes: int
+    among: int
+    elements: int
+
+    def seconds(self, links: Links) -> float:
+        """How long it takes a ring of them."""
+        rate = links.within_node if self.among <= DEVICES_PER_NODE else links.between_nodes
+        sent = (self.processes - 1) / self.processes * ELEMENT_BYTES * self.elements
+        return (2 if self.kind == "all_reduce" else 1) * sent / rate
 
 
 # One direction, from the vendors' papers: NVLink, NVLink bridges of none, Infinity Fabric; the others have
@@ -53,21 +73,26 @@ def links_of(gpu: Gpu) -> Links:
     return Links(within_node=within, between_nodes=min(within, _BETWEEN))
 
 
-def traffic_seconds(layout: Layout, own: Held, whole: Held, links: Links, *, accumulation: int) -> float:
-    """Seconds of all exchange in one step of `accumulation` micro-batches.
+def exchanges(units: Units, layout: Layout, *, accumulation: int) -> Iterator[Exchange]:
+    """What each process takes part in during one step of `accumulation` micro-batches.
 
-    own, whole: what one process holds, and what it would without any others.
+    Copies (ddp, zero1) average all gradients at once here; torch does so in pieces of 25 MiB, the first of 1.
     """
-    weights, gradients = ELEMENT_BYTES * whole.parameters, ELEMENT_BYTES * whole.gradients
-    rate = links.within_node if layout.world <= DEVICES_PER_NODE else links.between_nodes
-    if layout.strategy not in SHARDS_WEIGHTS:
-        updated = weights if layout.strategy == "zero1" else 0  # each process sends what it has updated
-        return _part(layout.world) * (2 * gradients + updated) / rate
-    gathers = 1 if layout.strategy == "zero2" else 2
-    group_rate = links.within_node if layout.shard <= DEVICES_PER_NODE else links.between_nodes
-    seconds = accumulation * _part(layout.shard) * (gathers * weights + gradients) / group_rate
-    copies = layout.world // layout.shard
-    return seconds + 2 * _part(copies) * ELEMENT_BYTES * own.gradients / rate
+    if layout.strategy in SHARDS_WEIGHTS:
+        yield from _of_parts(units, layout, accumulation)
+    elif layout.world > 1:
+        trained = [weight for unit in units for weight in unit if weight.trainable]
+        elements = sum(weight.elements for weight in trained)
+        everyone = {"processes": layout.world, "among": layout.world}
+        yield Exchange(kind="all_reduce", elements=elements, **everyone)
+        if layout.strategy == "zero1":  # each process sends the weights that it has updated
+            for weight in trained:
+                yield Exchange(kind="broadcast", elements=weight.elements, **everyone)
+
+
+def traffic_seconds(units: Units, layout: Layout, links: Links, *, accumulation: int) -> float:
+    """Seconds of all exchange in one step of `accumulation` micro-batches."""
+    return sum(each.seconds(links) for each in exchanges(units, layout, accumulation=accumulation))
 
 
 def exposed_seconds(traffic: float, *, compute: float) -> float:
@@ -75,5 +100,22 @@ def exposed_seconds(traffic: float, *, compute: float) -> float:
     return max(0.0, traffic - HIDDEN_SHARE * compute)
 
 
-def _part(processes: int) -> float:
-    return (processes - 1) / processes
+def _of_parts(units: Units, layout: Layout, accumulation: int) -> Iterator[Exchange]:
+    group = {"processes": layout.shard, "among": layout.shard}
+    copies = layout.world // layout.shard
+    trained = [trained for unit in units if (trained := [weight for weight in unit if weight.trainable])]
+    for _ in range(accumulation):
+        for number, unit in enumerate(units):
+            # Once for forward and backward, or for each; what is in no block (the first) is kept between.
+            times = 1 if number == 0 or layout.strategy == "zero2" else 2
+            for _ in range(times if unit else 0):
+                yield Exchange(kind="all_gather", elements=_filled_up(unit, layout.shard), **group)
+        for unit in trained:
+            yield Exchange(kind="reduce_scatter", elements=_filled_up(unit, layout.shard), **group)
+    for unit in trained if copies > 1 else []:
+        elements = _filled_up(unit, layout.shard) // layout.shard
+        yield Exchange(kind="all_reduce", processes=copies, among=layout.world, elements=elements)
+
+
+def _filled_up(weights: Sequence[Weight], shard: int) -> int:
+    return shard * sum(part_elements(weight, shard) for weight in weights)

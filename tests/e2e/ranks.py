@@ -20,6 +20,11 @@ PATIENCE = timedelta(seconds=120)
 
 def fork_ranks(world: int, work: Callable[[Backend], None], *, kind: Kind = "cpu") -> None:
     """Run `work` on `world` ranks at once. Exits with status 1 where one of them fails."""
+    sys.exit(1 if any(endings(world, work, kind=kind)) else 0)
+
+
+def endings(world: int, work: Callable[[Backend], None], *, kind: Kind = "cpu") -> list[int]:
+    """How each of `world` ranks ended that ran `work` at once: an exit status, or less a signal."""
     for name in ("fsdp", "optim", "tensor"):  # once, before there are several
         importlib.import_module(f"torch.distributed.{name}")
     torch.set_num_threads(1)  # before any thread is started, which a fork would not take along
@@ -32,8 +37,7 @@ def fork_ranks(world: int, work: Callable[[Backend], None], *, kind: Kind = "cpu
         "TORCHELASTIC_RESTART_COUNT": "0",
     }
     ranks = [pid for rank in range(world) if (pid := _rank(rank, world, work, kind))]
-    failed = [pid for pid in ranks if os.waitpid(pid, 0)[1] != 0]
-    sys.exit(1 if failed else 0)
+    return [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in ranks]
 
 
 def _rank(rank: int, world: int, work: Callable[[Backend], None], kind: Kind) -> int:

@@ -26,7 +26,7 @@ from lib.plan.types import Layout, Plan
 from lib.sharding import gathered, local, own_part
 from tests.e2e.ranks import fork_ranks
 from tests.tokens import BLOCK, VOCAB, small_lm_config, text_subject
-from tests.training import Wrapped, small_job, small_plan
+from tests.training import MemoryRecord, Wrapped, small_job, small_plan
 from train.job import Job, Progress
 from train.loop import load_state_dict, optimizer_step, state_dict, train
 from train.subject import Subject
@@ -96,9 +96,11 @@ def gradients_of(
     return found
 
 
-def saving_job(layout: Layout, backend: Backend, **changes: Any) -> Job:
+def saving_job(
+    layout: Layout, backend: Backend, *, record: MemoryRecord | None = None, **changes: Any
+) -> Job:
     config = dataclasses.replace(small_lm_config(), **SAVED | changes)
-    return small_job(config, plan_of(layout, 1), subject(), backend=backend, task=Ragged)
+    return small_job(config, plan_of(layout, 1), subject(), backend=backend, record=record, task=Ragged)
 
 
 def state_bytes(job: Job) -> int:
@@ -156,13 +158,22 @@ def outcome(backend: Backend, directory: Path) -> dict[str, Any]:
 
 
 def save(layout: Layout, backend: Backend, directory: Path, found: dict[str, Any]) -> None:
-    job, progress = saving_job(layout, backend), Progress()
-    train(job, progress)
-    state = state_dict(job, progress)
+    """After every step, once while training waits and once beside it: of these the last one is left."""
+    states = dict[bool, dict[int, Any]]()
+    for aside in (False, True):
+        record = MemoryRecord()
+        each = {"checkpoint_interval_steps": 1, "checkpoint_async": aside}
+        job = saving_job(layout, backend, record=record, **each)
+        train(job, Progress())
+        states[aside] = dict(record.states)
     sizes = backend.all_reduce_max((float(state_bytes(job)),))
     if backend.is_main:
-        torch.save(state, directory / f"saved-{layout.strategy}.pt")
-        found["digests"][layout.strategy] = digest(weights_and_states(state))
+        torch.save(states[True][STEPS], directory / f"saved-{layout.strategy}.pt")
+        at_once, beside = (
+            [digest(weights_and_states(state)) for state in states[aside].values()] for aside in (False, True)
+        )
+        found["at once", layout.strategy], found["beside", layout.strategy] = at_once, beside
+        found["digests"][layout.strategy] = beside[-1]
         found["bytes"][layout.strategy] = sizes[0]
 
 

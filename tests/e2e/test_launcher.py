@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from lib import checkpoint, metrics
 from tests.e2e.forked import Forked
 from tests.e2e.runner import ROOT, TINY, Runner
 
@@ -96,7 +97,10 @@ def test_a_signal_saves_and_ends_with_its_own_status(runner: Runner, number: sig
     assert process.returncode == 75, output
     assert output.count("error:") == 1 and output.splitlines()[-1].startswith("error: stopped by SIG")
     assert "Traceback" not in output and "Warning" not in output and "torch" not in output, output
-    assert runner.newest().status().state == "preempted"
+    run = runner.newest()
+    assert run.status().state == "preempted"
+    made = [row["step"] for row in metrics.read(run.metrics) if row["kind"] == "train"]
+    assert made[-1] == run.status().step == checkpoint.steps(run.checkpoints)[-1], "no step is lost"
     assert_nothing_is_left(runner)
 
 

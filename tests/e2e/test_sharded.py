@@ -19,6 +19,7 @@ from tests.e2e.sharded_worker import (
     ACCUMULATIONS,
     LOADED,
     SAVED_BY,
+    STEPS,
     gradients_of,
     load,
     subject,
@@ -105,6 +106,14 @@ def test_what_is_held_is_what_was_predicted(way: str, outcomes: dict[int, Outcom
     expected = held(units, layout).state_bytes(element_bytes=8, optimizer_numbers=2)
     assert outcomes[4]["bytes"][way] == expected
     assert (expected < outcomes[4]["bytes"]["ddp"]) == (way != "ddp")
+
+
+@pytest.mark.parametrize("way", WAYS[4])
+def test_what_is_saved_beside_training_is_what_it_would_wait_for(
+    way: str, outcomes: dict[int, Outcome]
+) -> None:
+    at_once, beside = outcomes[4]["at once", way], outcomes[4]["beside", way]
+    assert beside == at_once and len(set(beside)) == len(beside) == STEPS
 
 
 def test_what_four_have_saved_is_the_same_for_every_way_and_number(

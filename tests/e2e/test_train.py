@@ -208,23 +208,31 @@ def test_a_run_on_two_processes_is_the_run_on_one(runner: Runner, tmp_path: Path
 
 
 def test_an_interrupted_run_on_two_processes_ends_in_the_same_bits(runner: Runner, tmp_path: Path) -> None:
-    settings = TINY | {"CONFIG_MAX_STEPS": "150", "CONFIG_DEVICE_CPU": "y", "CONFIG_NUM_DEVICES": "2"}
+    """Weights are in parts; the run that is interrupted writes its checkpoints beside training."""
+    settings = TINY | {
+        "CONFIG_MAX_STEPS": "150",
+        "CONFIG_DEVICE_CPU": "y",
+        "CONFIG_NUM_DEVICES": "2",
+        "CONFIG_DIST_STRATEGY_FSDP": "y",
+        "CONFIG_CHANNELS_LAST": "n",
+        "CONFIG_CHECKPOINT_INTERVAL_STEPS": "5",
+    }
     (tmp_path / "whole").mkdir()
     whole = Runner(tmp_path / "whole")
-    whole.configure("lenet5", settings | {"CONFIG_CHECKPOINT_INTERVAL_STEPS": "5"})
+    whole.configure("lenet5", settings)
     whole.run("train")
-    runner.configure("lenet5", settings | {"CONFIG_CHECKPOINT_INTERVAL_STEPS": "5"})
+    runner.configure("lenet5", settings | {"CONFIG_CHECKPOINT_ASYNC": "y"})
     process = runner.start("train")
     wait_for_checkpoint(runner, process)
     process.send_signal(signal.SIGTERM)
-    process.communicate(timeout=60)
+    process.communicate(timeout=240)
     run = runner.newest()
     assert run.status().state == "preempted" and 0 < run.status().step < 150
     process = runner.start("train")
     wait_for_log(runner, process, f"Starting after step {run.status().step}")
     with pytest.raises(ToolkitError, match="is in use"):
         run.lock()
-    output, _ = process.communicate(timeout=60)
+    output, _ = process.communicate(timeout=240)
     assert process.returncode == 0 and run.status().state == "done", output
     assert_same_bits(runner.weights(), whole.weights())
 

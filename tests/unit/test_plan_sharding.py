@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from lib.gpus import gpu_of
 from lib.memory.live import Event, Trace
 from lib.plan.sharding import Units, group_of, held, layouts, part_elements, shares
-from lib.plan.traffic import exposed_seconds, links_of, traffic_seconds
+from lib.plan.traffic import exchanges, exposed_seconds, links_of, traffic_seconds
 from lib.plan.types import SHARDS_WEIGHTS, Layout, Weight
 
 ALONE = Layout(strategy="single", world=1, shard=1)
@@ -100,19 +100,51 @@ def test_the_ways_are_listed_from_the_simplest() -> None:
     assert [group_of(world) for world in (2, 3, 4, 6, 8, 12, 16, 64)] == [None, None, 2, 3, 4, None, 8, 8]
 
 
-def test_what_is_sent_in_a_step() -> None:
+def test_what_is_exchanged_in_a_step() -> None:
+    def found(strategy: str, *, world: int = 4, accumulation: int = 1) -> list[tuple[str, int, int]]:
+        every = exchanges(SMALL, layout(strategy, world), accumulation=accumulation)
+        return [(each.kind, each.processes, each.elements) for each in every]
+
+    assert found("ddp", accumulation=5) == [("all_reduce", 4, 100)]
+    sent = [("broadcast", 4, elements) for elements in (40, 24, 6, 24, 6)]
+    assert found("zero1") == [("all_reduce", 4, 100), *sent]
+    # 10 rows over 4 are 3 each and 12 together, 6 are 2 and 8.
+    root, block = 12 * 4, 8 * 4 + 8
+    gathered = [("all_gather", 4, elements) for elements in (root, block, block)]
+    reduced = [("reduce_scatter", 4, elements) for elements in (root, block, block)]
+    assert found("zero2", accumulation=2) == [*gathered, *reduced] * 2
+    again = [("all_gather", 4, elements) for elements in (root, block, block, block, block)]
+    assert found("fsdp") == [*again, *reduced]
+    halves = [(kind, 2, elements) for kind, _, elements in found("fsdp", world=2)]
+    parts = [("all_reduce", 2, elements // 2) for elements in (10 * 4, 6 * 4 + 6, 6 * 4 + 6)]
+    assert found("hsdp", accumulation=2) == [*halves, *halves, *parts]
+    assert list(exchanges(SMALL, ALONE, accumulation=2)) == []
+
+
+def test_frozen_weights_are_gathered_and_nothing_else() -> None:
+    frozen = [[replace(weight, trainable=False) for weight in SMALL[0]], *SMALL[1:]]
+    for strategy, kind in (("ddp", "all_reduce"), ("zero1", "broadcast"), ("zero2", "reduce_scatter")):
+        way = layout(strategy, 2)
+        fewer, all_of_them = (
+            sum(each.elements for each in exchanges(units, way, accumulation=1) if each.kind == kind)
+            for units in (frozen, SMALL)
+        )
+        assert all_of_them - fewer == 40
+    nothing_of_its_own: Units = [[], *SMALL[1:]]
+    assert len(list(exchanges(nothing_of_its_own, layout("zero2", 2), accumulation=1))) == 2 + 2
+
+
+def test_how_long_an_exchange_takes() -> None:
     links = links_of(gpu_of("h100-80g"))
-    whole = held(SMALL, ALONE)
 
     def seconds(strategy: str, *, world: int = 4, accumulation: int = 1) -> float:
-        way = layout(strategy, world)
-        return traffic_seconds(way, held(SMALL, way), whole, links, accumulation=accumulation)
+        return traffic_seconds(SMALL, layout(strategy, world), links, accumulation=accumulation)
 
     ring = 3 / 4 * 400 / 450e9  # 100 elements of 4 bytes
     assert seconds("ddp") == pytest.approx(2 * ring) == seconds("ddp", accumulation=5)
     assert seconds("zero1") == pytest.approx(3 * ring)
-    assert seconds("zero2", accumulation=2) == pytest.approx(2 * 2 * ring)
-    assert seconds("fsdp", accumulation=2) == pytest.approx(2 * 3 * ring)
+    assert seconds("zero2", accumulation=2) == pytest.approx(2 * 2 * 1.28 * ring)
+    assert seconds("fsdp", accumulation=2) == pytest.approx(2 * (2.08 + 1.28) * ring)
     assert seconds("fsdp", world=16) > 8 * seconds("fsdp", world=8), "between nodes it is slower"
     assert seconds("hsdp", world=16) < seconds("fsdp", world=16)
     assert exposed_seconds(3.0, compute=4.0) == 1.0 and exposed_seconds(1.0, compute=4.0) == 0.0

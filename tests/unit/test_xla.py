@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -104,7 +104,7 @@ def test_what_is_saved_is_what_was_carried_out(calls: list[str], monkeypatch: py
     job.optimizer.register_step_post_hook(lambda *_: calls.append("update"))
     keep, fetch = record.save, torch.Tensor.cpu
 
-    def save(step: int, state: Callable[[], Mapping[str, Any]], *, best: bool) -> None:
+    def save(step: int, state: Mapping[str, Any], *, best: bool) -> None:
         calls.append("save")
         keep(step, state, best=best)
 
