@@ -6,6 +6,7 @@ import contextlib
 import os
 import pwd
 import shutil
+import signal
 import socket
 import subprocess
 import tempfile
@@ -103,6 +104,8 @@ def slurm() -> Iterator[Cluster]:
     # Not pytest's directory: the name of a socket is at most 107 characters long.
     folder = Path(tempfile.mkdtemp(prefix="slurm-"))
     cluster, daemons = Cluster(folder), list[subprocess.Popen[bytes]]()
+    # A pytest that is told to end tears down, too.
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         _configure(folder)
         key, socket_file = f"--key-file={folder}/munge.key", f"--socket={folder}/munge.socket"
@@ -115,6 +118,7 @@ def slurm() -> Iterator[Cluster]:
         yield cluster
     finally:
         _stop(cluster, daemons)
+        signal.signal(signal.SIGTERM, before)
         shutil.rmtree(folder, ignore_errors=True)
 
 
