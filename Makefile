@@ -315,6 +315,7 @@ train-%: ready
 ## test-fast: the tests that take less than about two seconds each
 ## test-light: the tests of configuration on every Python and kconfiglib that is promised
 ## test-faults: each test of a killed or interrupted run five times, counted
+## test-slurm: submit, preempt, requeue and cancel on a SLURM of this machine, started for it; where there is one
 ## check: style, form and types
 ## new-model: scaffold models/NAME for TASK=classify or TASK=lm
 test: ready-dev symbols
@@ -328,6 +329,9 @@ test-light: ready symbols
 
 test-faults: ready-dev symbols
 	$(quiet)$(PY) -m scripts.faults
+
+test-slurm: ready-dev symbols
+	$(quiet)$(PY) -m pytest -rs -m slurm tests/e2e/test_slurm.py
 
 check: ready-dev symbols
 	$(quiet)$(PY) -m ruff check
@@ -372,7 +376,7 @@ help: symbols
 .PHONY: all $(CONFIGURATION) savedefconfig checkconfig defconfig mergeconfig setconfig diffconfig explain \
 	searchconfig $(DEFCONFIGS) $(FRAGMENT_TARGETS) train resume rerun plan probe preflight eval sample export plots curve bench \
 	launch-print sbatch submit emit elastic-check elastic-demo sweep $(SCALING) experiment \
-	$(TRAIN_NAMES) test test-fast test-light test-faults check new-model \
+	$(TRAIN_NAMES) test test-fast test-light test-faults test-slurm check new-model \
 	clean mrproper distclean data-clean printvars help variables symbols configured ready ready-dev
 
 # A variable that nothing reads (make train LR=3) stops every target, whatever it is. The script

@@ -216,8 +216,14 @@ class _Supervisor:
         return {}
 
     def _pass_on(self, number: int, _frame: types.FrameType | None) -> None:
-        """Tell rank 0 the first signal, which the others learn from it; end everything at the second."""
-        again, self._signal = self._signal != 0, number
+        """Tell rank 0 the first signal, which the others learn from it; end everything at a SIGINT after it.
+
+        SLURM sends SIGTERM to workers, too, and to some processes twice: those that follow change nothing.
+        """
+        again = self._signal != 0
+        if again and number == signal.SIGTERM:
+            return
+        self._signal = number
         rank_0 = self._pid(0)
         if rank_0 is not None and not again:
             with contextlib.suppress(ProcessLookupError):  # it has just ended

@@ -49,7 +49,10 @@ def main() -> int:
         print(file)
         return 0
     script = options.config.resolve().with_name("run.sbatch")
-    write_text(script, script_of(config, config_file=options.config.resolve(), runs=options.runs.resolve()))
+    text = script_of(
+        config, configuration=resolved.minimal, folder=script.parent, runs=options.runs.resolve()
+    )
+    write_text(script, text)
     print(script)
     return submit(script) if options.action == "submit" else 0
 
@@ -79,8 +82,8 @@ def _processes(config: Config) -> tuple[int, bool]:
     return placement.world.value, placement.device.value == "xla" and placement.name == TPU
 
 
-def script_of(config: Config, *, config_file: Path, runs: Path) -> str:
-    """The batch script. Raises ConfigError for a number of machines that is none."""
+def script_of(config: Config, *, configuration: str, folder: Path, runs: Path) -> str:
+    """The batch script. Raises ConfigError for a number of machines that is none, or too short a time."""
     endpoint = config.dist_endpoint or f"localhost:{PORT}"  # the script finds the real one
     gathering = gathering_of(nodes=config.dist_nnodes, endpoint=endpoint)
     batch = Batch(
@@ -92,7 +95,9 @@ def script_of(config: Config, *, config_file: Path, runs: Path) -> str:
         partition=config.slurm_partition or "",
         grace_seconds=config.slurm_grace_seconds,
     )
-    return batch_script(batch, root=ROOT, python=sys.executable, config=config_file, runs=runs)
+    return batch_script(
+        batch, root=ROOT, python=sys.executable, configuration=configuration, folder=folder, runs=runs
+    )
 
 
 def file_of(config: Config, *, to: str, name: str, configuration: str, given: Mapping[str, str]) -> str:

@@ -35,7 +35,7 @@ from train.probing import Bench, known_or_measured
 from train.record import Record, RunRecord, SilentRecord
 from train.rerun import changes
 from train.setup import initial_weights, make_job
-from train.stop import Stopped
+from train.stop import Stopped, ended_once
 from train.stored import say, stored, stored_configuration
 from train.subject import Subject, evaluation_part, open_subject
 
@@ -290,6 +290,7 @@ def _tell_end(run: RunDir, error: BaseException) -> None:
         run.set_status("failed", step=status.step, reason=str(error) or type(error).__name__)
 
 
+@ended_once()
 def _train(case: Case, backend: Backend, record: Record, interrupted: RunDir | None) -> int:
     config = case.order.config
     try:

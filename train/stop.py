@@ -33,7 +33,10 @@ def ended_by_interrupt() -> Iterator[None]:
 
 
 class StopRequest:
-    """While entered, the first signal is only remembered; a second one ends the program at once.
+    """While entered, the first signal is only remembered; a SIGINT after it ends the program at once.
+
+    A SIGTERM after it changes nothing: schedulers send it to every process of a job and some twice, and
+    have SIGKILL for those that do not end.
 
     told: whether standard error says that the first one was understood, for a step may be long.
     """
@@ -52,11 +55,13 @@ class StopRequest:
         self._restore()
 
     def _remember(self, number: int, _frame: types.FrameType | None) -> None:
+        if self.signal:
+            return
         self.signal = number
         if self._told:  # a stream may be in the middle of a write, a file descriptor cannot be
             with contextlib.suppress(OSError):
-                os.write(2, b"\nstopping after this step; once more ends at once\n")
-        self._restore()
+                os.write(2, b"\nstopping after this step; SIGINT ends at once\n")
+        signal.signal(signal.SIGINT, self._previous.pop(signal.SIGINT))
 
     def _restore(self) -> None:
         for number, handler in self._previous.items():
@@ -73,3 +78,13 @@ class Stopped(ToolkitError):
         self.step = step
         name = signal.Signals(number).name
         super().__init__(f"stopped by {name} after step {step}", todo="make resume goes on from there")
+
+
+@contextmanager
+def ended_once() -> Iterator[None]:
+    """What Stopped leaves is a program that ends: from then on SIGTERM, which may come again, is ignored."""
+    try:
+        yield
+    except Stopped:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        raise

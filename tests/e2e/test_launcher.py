@@ -104,13 +104,14 @@ def test_a_signal_saves_and_ends_with_its_own_status(runner: Runner, number: sig
     assert_nothing_is_left(runner)
 
 
-def test_a_second_signal_ends_at_once(runner: Runner) -> None:
+def test_a_second_interrupt_ends_at_once(runner: Runner) -> None:
     process = training(runner)
     (worker,) = [pid for pid in processes_of(runner) if parent_and_rank(pid) == (process.pid, "0")]
     os.kill(worker, signal.SIGSTOP)  # as if saving took its time
-    process.send_signal(signal.SIGINT)
-    time.sleep(0.5)
-    assert process.poll() is None
+    for number in (signal.SIGINT, signal.SIGTERM):
+        process.send_signal(number)
+        time.sleep(0.5)
+        assert process.poll() is None
     process.send_signal(signal.SIGINT)
     output = process.communicate(timeout=60)[0]
     assert process.returncode == 130 and output.splitlines()[-1] == "interrupted"

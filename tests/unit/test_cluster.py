@@ -13,13 +13,14 @@ from lib.config import identity
 from lib.errors import ConfigError, PlanError
 from lib.gathering import Gathering, check_shares, gathering_of, torchrun_options
 from lib.kconf.variables import given_overrides
-from lib.slurm import Batch, batch_script
+from lib.slurm import Batch, batch_script, seconds_of
 from scripts import cluster
 from tests.configs import make_config
 
 BATCH = Batch(
     model="lenet5", nodes=1, gpus_per_node=0, cpus_per_node=0, time="", partition="", grace_seconds=120
 )
+RUNNING, TAKEN = (f"JobState=RUNNING PreemptTime={time}" for time in ("None", "2026-11-22T00:46:56"))
 THREE = Gathering(least=2, most=3, endpoint="here:29500")
 
 
@@ -79,7 +80,8 @@ def script(tmp_path: Path, **changes: object) -> str:
         replace(BATCH, **changes),  # type: ignore[arg-type]
         root=tmp_path,
         python="python",
-        config=tmp_path / "it's/.config",
+        configuration="CONFIG_MAX_STEPS=7\n",
+        folder=tmp_path / "it's 50%",
         runs=tmp_path / "runs",
     )
 
@@ -92,13 +94,51 @@ def test_the_script_asks_for_what_is_set_and_no_more(tmp_path: Path) -> None:
     for line in ("--nodes=2", "--gpus-per-node=8", "--time=1:00:00", "--partition=long"):
         assert f"#SBATCH {line}\n" in text
     assert 'head -n 1):29500"' in text
+    assert "srun --kill-on-bad-exit=1 --cpus-per-task=6 python" in script(tmp_path, cpus_per_node=6)
 
 
-def run_script(tmp_path: Path, srun: str, *, state: str, nodes: int = 1) -> tuple[int, str]:
-    """Exit status, and what scontrol was called with, of a job whose srun does that."""
+@pytest.mark.parametrize(
+    ("time", "seconds"),
+    [
+        ("", None),
+        ("UNLIMITED", None),
+        ("3", 180),
+        ("3:10", 190),
+        ("1:00:05", 3605),
+        ("1-2", 93600),
+        ("1-2:30", 95400),
+        ("1-00:00:01", 86401),
+    ],
+)
+def test_times_are_read_as_sbatch_reads_them(time: str, seconds: int | None) -> None:
+    assert seconds_of(time) == seconds
+
+
+def test_a_time_that_is_up_before_it_begins_is_refused(tmp_path: Path) -> None:
+    # A job that is told to stop at once would be requeued for ever.
+    with pytest.raises(ConfigError, match="CONFIG_SLURM_TIME=3:00 leaves no time for training"):
+        script(tmp_path, time="3:00")
+    assert "--time=3:01" in script(tmp_path, time="3:01")
+
+
+def run_script(
+    tmp_path: Path, srun: str, *, state: str, job: str = RUNNING, nodes: int = 1
+) -> tuple[int, str]:
+    """Exit status, and what scontrol was called with, of a job whose srun does that.
+
+    state: what training leaves in its run; job: what SLURM says of the job by then.
+    """
+    status = tmp_path / "runs" / "lenet5" / "1" / "status.json"
+    status.parent.mkdir(parents=True)
+    status.write_text('{"state": "preempted"}')  # by an attempt before this one
     commands = {
-        "srun": srun,
-        "scontrol": f'[ $1 = show ] && echo node7 && exit; echo "$@" >> {tmp_path}/called',
+        "srun": f"""[ -z '{state}' ] || echo '{{"state": "{state}"}}' > {status}\n{srun}""",
+        "scontrol": f"""case $2 in
+            hostnames) echo node7;;
+            job) echo 'JobId=7 {job} Restarts=0';;
+            *) echo "$@" >> {tmp_path}/called;;
+        esac""",
+        "scancel": f'echo "$@" > {tmp_path}/signalled',
         "sleep": ":",
     }
     (tmp_path / "bin").mkdir()
@@ -106,13 +146,12 @@ def run_script(tmp_path: Path, srun: str, *, state: str, nodes: int = 1) -> tupl
         file = tmp_path / "bin" / name
         file.write_text(f"#!/bin/bash\n{body}\n")
         file.chmod(0o755)
-    run = tmp_path / "runs" / "lenet5" / "1"
-    run.mkdir(parents=True)
-    (run / "status.json").write_text(f'{{\n  "state": "{state}"\n}}')
-    environment = {**os.environ, "PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}", "SLURM_JOB_ID": "7"}
+    (tmp_path / "it's 50%").mkdir()
+    of_make = {"KCONFIG_MAKE_VARIABLES": "CONFIG_MAX_STEPS", "CONFIG_MAX_STEPS": "9"}
+    path = f"{tmp_path / 'bin'}:{os.environ['PATH']}"
     done = subprocess.run(
         ["bash", "-c", script(tmp_path, nodes=nodes)],
-        env=environment,
+        env={**os.environ, **of_make, "PATH": path, "SLURM_JOB_ID": "7"},
         capture_output=True,
         text=True,
         check=False,
@@ -123,24 +162,47 @@ def run_script(tmp_path: Path, srun: str, *, state: str, nodes: int = 1) -> tupl
 
 
 @pytest.mark.parametrize(
-    ("status", "state", "called"),
-    [(0, "done", ""), (1, "failed", ""), (75, "preempted", "requeue 7"), (143, "preempted", "requeue 7")],
+    ("status", "state", "job", "called"),
+    [
+        (0, "done", RUNNING, ""),
+        (1, "failed", RUNNING, ""),
+        (75, "preempted", RUNNING, "requeue 7"),
+        (143, "preempted", RUNNING, "requeue 7"),
+        (143, "", RUNNING, ""),  # the state is of an earlier attempt
+        (143, "", TAKEN, "requeue 7"),
+        (1, "", TAKEN, ""),  # an environment that is broken stays so
+        (75, "preempted", "JobState=COMPLETING PreemptTime=None", ""),  # cancelled
+    ],
 )
 def test_what_was_preempted_is_requeued_and_nothing_else(
-    status: int, state: str, called: str, tmp_path: Path
+    status: int, state: str, job: str, called: str, tmp_path: Path
 ) -> None:
-    assert run_script(tmp_path, f"exit {status}", state=state) == (status, called)
+    assert run_script(tmp_path, f"exit {status}", state=state, job=job) == (status, called)
 
 
-def test_a_signal_of_slurm_reaches_training_which_ends_by_itself(tmp_path: Path) -> None:
-    srun = "trap 'exit 75' TERM; kill -USR1 $PPID; for i in $(seq 300); do /bin/sleep 0.1; done; exit 3"
-    assert run_script(tmp_path, srun, state="preempted") == (75, "requeue 7")
+@pytest.mark.parametrize(("status", "state"), [(75, "preempted"), (143, "")])
+def test_a_signal_of_slurm_reaches_training_and_not_srun(status: int, state: str, tmp_path: Path) -> None:
+    signalled = tmp_path / "signalled"
+    waits = f"for i in $(seq 300); do [ -e {signalled} ] && exit {status}; /bin/sleep 0.1; done; exit 3"
+    srun = f"trap 'exit 137' TERM; kill -USR1 $PPID; {waits}"
+    assert run_script(tmp_path, srun, state=state) == (status, "requeue 7")
+    assert signalled.read_text() == "--signal=TERM 7\n"
+
+
+def seen_by_training(tmp_path: Path, nodes: int) -> dict[str, str]:
+    assert run_script(tmp_path, f"env > {tmp_path}/seen", state="done", nodes=nodes) == (0, "")
+    lines = (tmp_path / "seen").read_text().splitlines()
+    return dict(line.split("=", 1) for line in lines if "=" in line)
+
+
+def test_what_was_asked_is_trained_whatever_is_in_the_environment(tmp_path: Path) -> None:
+    seen = seen_by_training(tmp_path, nodes=1)
+    assert given_overrides(seen) == {} and "CONFIG_MAX_STEPS" not in seen
+    assert Path(seen["KCONFIG_CONFIG"]).read_text() == "CONFIG_MAX_STEPS=7\n"
 
 
 def test_the_first_machine_is_where_all_meet(tmp_path: Path) -> None:
-    assert run_script(tmp_path, f"env > {tmp_path}/seen", state="done", nodes=2) == (0, "")
-    seen = dict(line.split("=", 1) for line in (tmp_path / "seen").read_text().splitlines() if "=" in line)
-    assert given_overrides(seen) == {"CONFIG_DIST_ENDPOINT": "node7:29500"}
+    assert given_overrides(seen_by_training(tmp_path, nodes=2)) == {"CONFIG_DIST_ENDPOINT": "node7:29500"}
 
 
 def test_without_slurm_nothing_is_submitted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

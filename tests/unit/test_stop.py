@@ -1,4 +1,4 @@
-"""Signals: the first is a wish, the second is an order."""
+"""Signals: the first is a wish, and SIGINT after it is an order."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from lib.errors import run_main
-from train.stop import Stopped, StopRequest, ended_by_interrupt
+from train.stop import Stopped, StopRequest, ended_by_interrupt, ended_once
 
 ROOT = Path(__file__).resolve().parents[2]
 SWALLOWS = """
@@ -47,7 +47,7 @@ def send(number: int) -> None:
 
 @pytest.mark.parametrize("number", NUMBERS)
 @pytest.mark.parametrize("second", NUMBERS)
-def test_the_first_is_remembered_and_the_second_goes_through(
+def test_the_first_is_remembered_and_an_interrupt_after_it_goes_through(
     number: int, second: int, outer: list[int]
 ) -> None:
     with StopRequest() as stop:
@@ -55,7 +55,7 @@ def test_the_first_is_remembered_and_the_second_goes_through(
         send(number)
         assert stop.signal == number and outer == []
         send(second)
-        assert stop.signal == number and outer == [second]
+        assert stop.signal == number and outer == ([second] if second == signal.SIGINT else [])
 
 
 def test_the_first_is_answered_where_that_is_wanted(capfd: pytest.CaptureFixture[str]) -> None:
@@ -84,6 +84,17 @@ def test_a_second_interrupt_is_a_keyboard_interrupt() -> None:
     with pytest.raises(KeyboardInterrupt), StopRequest():
         send(signal.SIGINT)
         send(signal.SIGINT)
+
+
+def test_what_ends_by_itself_is_not_ended_twice(outer: list[int]) -> None:
+    with pytest.raises(ValueError, match="else"), ended_once():
+        raise ValueError("something else")
+    send(signal.SIGTERM)
+    assert outer == [signal.SIGTERM]
+    with pytest.raises(Stopped), ended_once():
+        raise Stopped(15, 7)
+    send(signal.SIGTERM)
+    assert outer == [signal.SIGTERM]
 
 
 def test_within_an_import_an_interrupt_ends_the_program() -> None:
