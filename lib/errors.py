@@ -49,6 +49,10 @@ class OutOfMemory(ToolkitError):
     """Memory ran out, and could not be made to suffice."""
 
 
+class Diverged(ToolkitError):
+    """The loss or a weight is not finite."""
+
+
 class PlanError(ConfigError):
     """The configuration is well formed, but no plan on this machine honours it."""
 

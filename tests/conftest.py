@@ -37,11 +37,18 @@ def pytest_configure() -> None:
 
 @pytest.hookimpl(trylast=True)  # after what is not asked for was left out
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Slow tests first in each half: pytest-xdist deals out halves, and the last ones should be short."""
+    """Slow tests first, for pytest-xdist deals out halves of all and what is left at the end should be short.
+
+    Those of whole programs begin; the files of slow tests take turns between the halves.
+    """
     slow = [item for item in items if item.get_closest_marker("slow")]
     fast = [item for item in items if not item.get_closest_marker("slow")]
-    of_slow, of_fast = len(slow) // 2, len(items) // 2 - len(slow) // 2
-    items[:] = slow[:of_slow] + fast[:of_fast] + slow[of_slow:] + fast[of_fast:]
+    files = sorted({item.path for item in slow}, key=lambda path: (path.parent.name != "e2e", path))
+    first, second = (
+        [item for path in files[start::2] for item in slow if item.path == path] for start in (0, 1)
+    )
+    filled = max(0, len(items) // 2 - len(first))
+    items[:] = first + fast[:filled] + second + fast[filled:]
 
 
 @pytest.fixture(autouse=True)

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from lib.dropout import key_samples
-from lib.errors import CheckpointError, OutOfMemory, ToolkitError
+from lib.errors import CheckpointError, Diverged, OutOfMemory
 from lib.norm import commit_statistics, discard_statistics
 from lib.plan.types import SHARDS_WEIGHTS
 from lib.schedule import learning_rate_factor
@@ -44,7 +44,7 @@ from train.task import Sums, Totals
 def train(job: Job, progress: Progress) -> dict[str, float]:
     """Run `job` from `progress` to the end of its budget or to a request to stop.
 
-    Returns the last evaluation. Raises ToolkitError if the loss stops being finite or memory
+    Returns the last evaluation. Raises Diverged if the loss stops being finite, OutOfMemory if memory
     cannot be made to suffice; Stopped after saving, on SIGINT and SIGTERM.
     """
     logged, last_save = Totals(), time.monotonic()
@@ -285,7 +285,7 @@ def _check_finite(job: Job, row: Mapping[str, float], *, weights: bool) -> None:
         if job.plan.strategy in SHARDS_WEIGHTS:  # each rank has seen a part
             finite = not job.backend.all_reduce_max((float(not finite),))[0]
     if not finite:
-        raise ToolkitError(
+        raise Diverged(
             f"the loss is {row['loss']} at step {row['step']:.0f}, or a weight is not finite",
             why="training has diverged",
             todo="lower CONFIG_LEARNING_RATE or set CONFIG_GRAD_CLIP; the last good checkpoint is kept",

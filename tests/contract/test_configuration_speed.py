@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from lib.kconf.front import COMMANDS
-from tests.machine import processor_seconds, slowness
+from tests.machine import processor_seconds
 
 ROOT = Path(__file__).resolve().parents[2]
 ON_THIS_TREE_SECONDS = 0.15
@@ -94,14 +94,13 @@ def too_slow(root: Path, *, symbol: str, assignment: str, bar: float) -> dict[st
     found = {}
     for name, arguments in COMMAND_LINES.items():
         words = [{"SYMBOL": symbol, "SET_IN_TEST": assignment}.get(word, word) for word in arguments]
-        scale = slowness()
-        allowed = scale * (LINT_SECONDS if name == "kconfig-lint" else bar)
+        allowed = LINT_SECONDS if name == "kconfig-lint" else bar
         command = [sys.executable, "scripts/kconf.py", name, *words]
         seconds, status = processor_seconds(command, cwd=root, bar=allowed)
         if name != "kconfig-lint":  # what it finds in a made-up tree is not what is measured
             assert status == (2 if name in STATUS_2 else 0), name
         if seconds > allowed:
-            found[name] = seconds / scale
+            found[name] = seconds
     return found
 
 

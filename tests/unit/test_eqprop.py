@@ -14,7 +14,7 @@ import torch
 from lib import kconf
 from lib.config import config_from_values
 from lib.data.types import Dataset
-from lib.errors import ConfigError
+from lib.errors import ConfigError, Diverged
 from lib.tiers import with_changes
 from scripts.eqprop import __main__ as command
 from scripts.eqprop import adaptive, gradients, scale, training
@@ -124,6 +124,23 @@ def test_cost_and_laws_are_told(setting: Setting, monkeypatch: pytest.MonkeyPatc
 def test_iterations_of_samples_are_told(setting: Setting) -> None:
     report = adaptive.run(setting)
     assert len(report.rows) == 3 and all(-1 <= row["spearman"] <= 1 for row in report.rows)
+    pictures_of(report)["picture"]()
+
+
+def test_a_way_that_diverges_is_told_and_the_others_are_kept(
+    setting: Setting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original = adaptive.trained_model
+
+    def trained(setting: Setting, *, seed: int, symbols: dict[str, str]) -> Any:
+        if "LOOPED_BLOCK_PLAIN" in symbols:
+            raise Diverged("the loss is nan at step 3")
+        return original(setting, seed=seed, symbols=symbols)
+
+    monkeypatch.setattr(adaptive, "trained_model", trained)
+    report = adaptive.run(setting)
+    assert [row["way"] for row in report.rows] == ["ep, keys from input", "ep, keys from states"]
+    assert "plain, implicit: not measured, for the loss is nan at step 3" in report.lines
     pictures_of(report)["picture"]()
 
 
