@@ -34,16 +34,17 @@ export KCONFIG_CONFIG="$config"
 job() {{ scontrol show job --oneliner "$SLURM_JOB_ID" | grep -o " $1=[^ ]*" | head -n 1 | cut -d = -f 2; }}
 
 # Out of time soon (USR1): training saves and stops. A signal to srun would kill it.
-stop=
-trap 'stop=1; scancel --signal=TERM "$SLURM_JOB_ID"' USR1
-trap : TERM # preempted or cancelled: SLURM tells training, too
+stop= told=
+trap 'stop=1 told=1; scancel --signal=TERM "$SLURM_JOB_ID"' USR1
+trap told=1 TERM # preempted or cancelled: SLURM tells training, too
 {srun} &
 step=$!
-wait "$step"
-status=$?
-while kill -0 "$step" 2>/dev/null; do # a signal ends wait, and not the step
+status=127 seen=
+until [ -n "$seen" ] && [ -z "$told" ]; do # a signal ends wait, and not the step, which may end meanwhile
+    told=
     wait "$step"
-    status=$?
+    seen=$?
+    [ "$seen" -eq 127 ] || status=$seen # 127: its status is known already
 done
 [ "$status" -ne 0 ] || exit 0
 

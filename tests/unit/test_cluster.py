@@ -138,7 +138,8 @@ def run_script(
             job) echo 'JobId=7 {job} Restarts=0';;
             *) echo "$@" >> {tmp_path}/called;;
         esac""",
-        "scancel": f'echo "$@" > {tmp_path}/signalled',
+        # Training is over before it returns: the script must not take the signal for its status.
+        "scancel": f'echo "$@" > {tmp_path}/signalled; /bin/sleep 0.5',
         "sleep": ":",
     }
     (tmp_path / "bin").mkdir()
