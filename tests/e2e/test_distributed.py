@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +10,7 @@ import torch
 
 from lib.backend import Backend
 from tests.e2e.ddp_worker import CASES, EFFECTIVE, STEPS, TEST_SIZE, TRAIN_SIZE, outcome
+from tests.e2e.workers import run_worker
 from tests.once import made_once
 from tests.training import largest_difference
 
@@ -44,16 +42,8 @@ def ranks(
 
 
 def trained_by(world: int, directory: Path) -> None:
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={world}"]
-    process = subprocess.run(
-        [*launcher, str(WORKER), str(directory)],
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert process.returncode == 0, process.stderr
+    launcher = ("-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={world}")
+    run_worker(*launcher, WORKER, directory)
 
 
 @pytest.mark.parametrize("case", PORTABLE)

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from tests.e2e.workers import run_worker
 
 pytestmark = pytest.mark.slow
 
@@ -19,15 +18,6 @@ RUNS = 20
 
 def test_runs_on_two_processes_end_with_status_0() -> None:
     """Without the end that `lib.launcher.end_process` makes, gloo's threads abort now and then."""
-    done = subprocess.run(
-        [sys.executable, str(WORKER), str(RUNS)],
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    *runs, aborted = json.loads(done.stdout)
-    assert runs == [[0, 0]] * RUNS, done.stderr
+    *runs, aborted = json.loads(run_worker(WORKER, RUNS))
+    assert runs == [[0, 0]] * RUNS
     assert aborted == [0, -signal.SIGABRT], "one that aborts would have been seen"

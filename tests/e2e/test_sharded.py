@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +21,7 @@ from tests.e2e.sharded_worker import (
     load,
     subject,
 )
+from tests.e2e.workers import run_worker
 from tests.once import made_once
 
 pytestmark = pytest.mark.slow
@@ -45,15 +43,7 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def found_by_all(directory: Path) -> None:
     for world in (SAVED_BY, 2, 3):
-        process = subprocess.run(
-            [sys.executable, str(WORKER), str(world), str(directory)],
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
-            capture_output=True,
-            text=True,
-            timeout=300,
-            check=False,
-        )
-        assert process.returncode == 0, process.stderr
+        run_worker(WORKER, world, directory)
 
 
 @pytest.fixture(scope="module")

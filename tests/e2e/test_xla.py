@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -16,6 +15,7 @@ from lib import checkpoint
 from lib.backend import Backend
 from tests.e2e.ddp_worker import CASES, outcome
 from tests.e2e.runner import TINY, Runner
+from tests.e2e.workers import run_worker
 from tests.e2e.xla_worker import NAMES
 from tests.once import made_once
 from tests.training import largest_difference
@@ -35,15 +35,7 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
 
 
 def trained_by_two(directory: Path) -> None:
-    process = subprocess.run(
-        [sys.executable, str(ROOT / "tests/e2e/xla_worker.py"), str(directory)],
-        env={**os.environ, "PYTHONPATH": str(STUB), "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    assert process.returncode == 0, process.stderr
+    run_worker(ROOT / "tests/e2e/xla_worker.py", directory, PYTHONPATH=str(STUB))
 
 
 @pytest.mark.parametrize("name", NAMES)
