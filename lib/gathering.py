@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import fcntl
+import ipaddress
 import re
-from collections.abc import Sequence
+import socket
+import struct
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from lib.errors import ConfigError, PlanError
@@ -12,6 +16,8 @@ _NODES = re.compile(r"(?P<least>[1-9][0-9]{0,3})(?::(?P<most>[1-9][0-9]{0,3}))?"
 _ENDPOINT = re.compile(r"[\w.-]+:[1-9][0-9]{0,4}")
 # Seconds: how long those that are enough wait for more; how often a machine says that it is there.
 LAST_CALL, KEEP_ALIVE, ATTEMPTS = 5, 2, 3
+_ANYWHERE = ("192.0.2.1", 9)  # of no machine (RFC 5737): what asks for the way there sends nothing
+_SIOCGIFADDR = 0x8915  # linux/sockios.h: the address of an interface
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,6 +31,19 @@ class Gathering:
     @property
     def is_elastic(self) -> bool:
         return self.least < self.most
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Route:
+    """The way from this machine to the one where all meet.
+
+    Names do not tell it: Debian and Ubuntu have a machine's own name lead to 127.0.1.1, by which torchrun
+    overlooks that it is the one to meet at, and gloo tells the others to connect to themselves.
+    """
+
+    address: str  # of this machine, as the others reach it
+    interface: str | None  # the network device with that address; None where that is not known
+    is_host: bool | None  # whether all meet here; None where torchrun finds that out by itself
 
 
 def gathering_of(*, nodes: str, endpoint: str | None) -> Gathering | None:
@@ -62,17 +81,77 @@ def check_shares(gathering: Gathering, *, processes: int, target: int) -> None:
             )
 
 
+def route_to(endpoint: str) -> Route | None:
+    """How this machine reaches HOST:PORT; None within one machine, and where there is no way yet."""
+    host, _, port = endpoint.rpartition(":")
+    if host == "localhost" or _is_loopback(host):
+        return None
+    try:
+        family, _, _, _, place = socket.getaddrinfo(host, int(port), type=socket.SOCK_DGRAM)[0]
+        hosted = _is_loopback(str(place[0]))  # the name is this machine's own
+        with socket.socket(socket.AF_INET if hosted else family, socket.SOCK_DGRAM) as asking:
+            asking.connect(_ANYWHERE if hosted else place)
+            address = str(asking.getsockname()[0])
+    except OSError:
+        return None  # torchrun tries for longer, and says what it could not reach
+    is_host = None if hosted or str(place[0]) in _addresses_of_own_name() else address == str(place[0])
+    return Route(address=address, interface=_interface_with(address), is_host=is_host)
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _addresses_of_own_name() -> set[str]:
+    try:
+        return {str(place[0]) for *_, place in socket.getaddrinfo(socket.gethostname(), None)}
+    except socket.gaierror:
+        return set()
+
+
+def _interface_with(address: str) -> str | None:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
+        for _, name in socket.if_nameindex():
+            try:
+                request = struct.pack("256s", name.encode())
+                answer = fcntl.ioctl(asking, _SIOCGIFADDR, request)
+            except OSError:
+                continue  # a device without an address
+            if socket.inet_ntoa(answer[20:24]) == address:
+                return name
+    return None
+
+
+def environment_of(route: Route | None) -> Mapping[str, str]:
+    """Variables of torchrun and the workers where machines are several; what the user has set stays."""
+    variables = {
+        # The store that torch 2.13 would share is one that a machine which joins later never finds.
+        "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
+        # A store that is gone is told in one line, not by traces of C++.
+        "TORCH_CPP_LOG_LEVEL": "ERROR",
+    }
+    if route is not None and route.interface is not None:
+        variables["GLOO_SOCKET_IFNAME"] = route.interface
+    return variables
+
+
 def torchrun_options(
-    gathering: Gathering | None, *, processes: int, restarts: int, name: str
+    gathering: Gathering | None, *, processes: int, restarts: int, name: str, route: Route | None = None
 ) -> Sequence[str]:
-    """Options of torchrun on each machine. name: what the machines of one job have in common."""
+    """Options of torchrun on each machine.
+
+    name: what the machines of one job have in common. route: of this machine; None to have names tell it.
+    """
     each = f"--nproc-per-node={processes}"
     if gathering is None:
         return ("--standalone", each)
     nodes = f"{gathering.least}:{gathering.most}" if gathering.is_elastic else str(gathering.least)
-    timing = (
-        f"last_call_timeout={LAST_CALL},keep_alive_interval={KEEP_ALIVE},keep_alive_max_attempt={ATTEMPTS}"
-    )
+    conf = f"last_call_timeout={LAST_CALL},keep_alive_interval={KEEP_ALIVE},keep_alive_max_attempt={ATTEMPTS}"
+    if route is not None and route.is_host is not None:
+        conf += f",is_host={str(route.is_host).lower()}"
     return (
         f"--nnodes={nodes}",
         each,
@@ -80,5 +159,6 @@ def torchrun_options(
         "--rdzv-backend=c10d",
         f"--rdzv-endpoint={gathering.endpoint}",
         f"--rdzv-id={name}",
-        f"--rdzv-conf={timing}",
+        f"--rdzv-conf={conf}",
+        *([] if route is None else [f"--local-addr={route.address}"]),
     )

@@ -44,11 +44,13 @@ def launch(
     cpu_count: int,
     arguments: Sequence[str],
     torchrun: Sequence[str] | None = None,
+    variables: Mapping[str, str] | None = None,
 ) -> NoReturn:
     """Replace this process by a supervisor of `world` workers that run `python -m train ARGUMENTS`.
 
     restarts: how many times all are started again after one was killed.
     torchrun: its options, where there are other machines; they then have workers, too.
+    variables: of the environment of torchrun and the workers, but for those that the user has set.
     Replacing it frees the device memory that probing took. Does not return; the exit status is
     the one that rank 0 gives to `end_process`.
     """
@@ -60,11 +62,8 @@ def launch(
     environment = os.environ | {_NOTES_VARIABLE: notes}
     environment.setdefault("OMP_NUM_THREADS", str(max(1, cpu_count // world)))
     environment.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", str(_SHUTDOWN_SECONDS))
-    if torchrun is not None:
-        # The store that torch 2.13 would share is one that a machine which joins later never finds.
-        environment.setdefault("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
-        # A store that is gone is told in one line, not by traces of C++.
-        environment.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+    for variable, value in (variables or {}).items():
+        environment.setdefault(variable, value)
     command = [sys.executable, "-m", "lib.launcher", notes, str(world), *arguments]
     sys.stdout.flush()
     sys.stderr.flush()

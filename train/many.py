@@ -11,7 +11,7 @@ from lib import kconf
 from lib.backend import Backend, open_backend
 from lib.config import Config, identity
 from lib.errors import ConfigError, PlanError
-from lib.gathering import Gathering, check_shares, torchrun_options
+from lib.gathering import Gathering, check_shares, environment_of, route_to, torchrun_options
 from lib.hardware import probe
 from lib.launcher import launch
 from lib.plan.placement import place
@@ -35,11 +35,13 @@ def launch_on_many(config: Config, resolved: kconf.Resolved, gathering: Gatherin
         )
     processes = place(config, hardware).world.value
     check_shares(gathering, processes=processes, target=config.target)
+    route = route_to(gathering.endpoint)
     options = torchrun_options(
         gathering,
         processes=processes,
         restarts=config.dist_max_restarts,
         name=f"{config.model}-{identity(resolved.values)}",
+        route=route,
     )
     # Each process asks anew what is free, but for XLA devices, of which one has to be told by now.
     told = hardware.to_json() if hardware.kind == "xla" else None
@@ -51,6 +53,7 @@ def launch_on_many(config: Config, resolved: kconf.Resolved, gathering: Gatherin
         cpu_count=hardware.cpu_count,
         arguments=sys.argv[1:],
         torchrun=options,
+        variables=environment_of(route),
     )
 
 

@@ -29,6 +29,7 @@ class ScalingConfig:
     """One model to be trained.
 
     tokens: to train on; 0 means `epochs` passes over the corpus. data_sha256: of what the run will see.
+    compile: with torch.compile, which takes seconds that only a run of some hundred steps earns back.
     """
 
     d_model: int
@@ -45,6 +46,7 @@ class ScalingConfig:
     tokens: int = 0
     corpus: str = "synthetic"
     data_sha256: str = ""
+    compile: bool = True
 
     def __post_init__(self) -> None:
         if self.arch not in ARCHITECTURES:
@@ -86,7 +88,8 @@ class ScalingConfig:
             "KEEP_BEST=n",
             "AUTO_METHOD_TABLE=y",
         ]
-        lines += ["CHECKPOINT_SECONDS=20", "COMPILE_MANUAL=y", 'LR_MIN_RATIO="0.1"']
+        lines += ["CHECKPOINT_SECONDS=20", 'LR_MIN_RATIO="0.1"']
+        lines += ["COMPILE_MANUAL=y", f"COMPILE_MODEL={'y' if self.compile else 'n'}"]
         lines += (
             ["BUDGET_STEPS=y", f"MAX_STEPS={self.steps}"] if self.tokens else [f"NUM_EPOCHS={self.epochs}"]
         )

@@ -70,7 +70,12 @@ COMMANDS = {
 MADE_BY_USE = (".venv", "data", "runs", "build", "include", "defconfigs/my_net", "models/my_net")
 PLACEHOLDERS = {"CONFIG_NAME", "CONFIG_X", "INDEX_URL"}
 # Variables of other Kconfig tools, of which docs/configuration.md says how it is here.
-OF_OTHER_TOOLS = {"KCONFIG_WARN_UNKNOWN_SYMBOLS", "KCONFIG_WERROR", "KCONFIG_OVERWRITECONFIG"}
+OF_OTHER_TOOLS = {
+    "GLOO_SOCKET_IFNAME",
+    "KCONFIG_WARN_UNKNOWN_SYMBOLS",
+    "KCONFIG_WERROR",
+    "KCONFIG_OVERWRITECONFIG",
+}
 
 
 def code_of(text: str) -> tuple[list[str], list[str]]:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
@@ -52,18 +55,23 @@ def wait_until(true: Callable[[], object]) -> None:
 class Machine:
     """One launch; it ends with all its processes."""
 
-    def __init__(self, runner: Runner, name: str) -> None:
+    def __init__(self, runner: Runner, name: str, *, within: Sequence[str] = ()) -> None:
         self.log = runner.folder / f"{name}.log"
         path = os.pathsep.join([str(runner.folder), str(ROOT)])
         with self.log.open("w") as output:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "train", "--runs", str(runner.runs), "train"],
+                [*within, sys.executable, "-m", "train", "--runs", str(runner.runs), "train"],
                 cwd=ROOT,
                 env=runner.environment() | {"PYTHONPATH": path},
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
+
+    def end(self) -> None:
+        if self.process.poll() is None:
+            os.killpg(self.process.pid, signal.SIGKILL)
+            self.process.wait()
 
     def said(self, text: str) -> int:
         return self.log.read_text().count(text)
@@ -113,9 +121,7 @@ def test_a_machine_joins_and_dies_and_every_step_is_made_once(tmp_path: Path) ->
         assert stays.process.wait(PATIENCE_SECONDS) == 75, stays.log.read_text()
     finally:
         for machine in machines:
-            if machine.process.poll() is None:
-                os.killpg(machine.process.pid, signal.SIGKILL)
-                machine.process.wait()
+            machine.end()
     status = runner.newest().status()
     assert status.state == "preempted" and status.step > 20
     assert steps_of(runner) == list(range(1, status.step + 1)), "each once, none lost"
@@ -136,3 +142,75 @@ def steps_of(runner: Runner) -> list[int]:
     lines = runner.newest().metrics.read_text().splitlines()
     rows = [json.loads(line) for line in lines if line.endswith("}")]
     return [row["step"] for row in rows if row["kind"] == "train"]
+
+
+def has_namespaces() -> bool:
+    """Whether this user may give a process a network, a name and a file system view of its own."""
+    if not all(shutil.which(tool) for tool in ("ip", "unshare", "nsenter")):
+        return False
+    return subprocess.run(["unshare", "-nmu", "true"], capture_output=True, check=False).returncode == 0
+
+
+@contextmanager
+def machine_of_its_own(name: str, hosts: Path) -> Iterator[int]:
+    """A process whose network, name and /etc/hosts are not those of this machine, as Debian installs it."""
+    hosts.write_text(f"127.0.0.1 localhost\n127.0.1.1 {name}\n")
+    (servers := hosts.with_suffix(".servers")).write_text("nameserver 127.0.0.1\n")  # nobody, and it says so
+    mounted = f"mount --bind {hosts} /etc/hosts && mount --bind {servers} /etc/resolv.conf"
+    prepare = f"hostname {name} && {mounted} && ip link set lo up && echo ready && cat"
+    command = ["unshare", "-nmu", "sh", "-c", prepare]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as holder:
+        assert holder.stdout and holder.stdout.readline() == "ready\n"
+        yield holder.pid
+
+
+@contextmanager
+def two_joined_machines(folder: Path) -> Iterator[list[list[str]]]:
+    """Commands that enter "one", 10.61.0.1, and "two", 10.61.0.2: one cable, names only in /etc/hosts."""
+    names = ("one", "two")
+    with ExitStack() as ended:
+        holders = [ended.enter_context(machine_of_its_own(name, folder / name)) for name in names]
+        within = [["nsenter", "-t", str(holder), "-n", "-m", "-u"] for holder in holders]
+        with (folder / "two").open("a") as hosts:
+            hosts.write("10.61.0.1 one\n")
+        cable = ["ip", "link", "add", "name", "cable", "type", "veth", "peer", "name", "cable"]
+        subprocess.run([*within[0], *cable, "netns", str(holders[1])], check=True)
+        for number, enter in enumerate(within, start=1):
+            address = f"addr add 10.61.0.{number}/24 dev cable"
+            for change in (address, "link set cable up", "route add default dev cable"):
+                subprocess.run([*enter, "ip", *change.split()], check=True)
+        yield within
+
+
+@pytest.mark.skipif(not has_namespaces(), reason="needs the rights to make network namespaces")
+def test_machines_meet_though_their_own_names_lead_to_themselves(tmp_path: Path) -> None:
+    runner = Runner(tmp_path)
+    settings = {
+        "CONFIG_DEVICE_CPU": "y",
+        "CONFIG_DIST_NNODES": "2",
+        "CONFIG_DIST_ENDPOINT": "10.61.0.1:29500",
+        "CONFIG_TARGET_EFFECTIVE_BATCH": str(EFFECTIVE),
+        "CONFIG_MAX_STEPS": "3",
+    }
+    runner.configure("lenet5", TINY | settings)
+    with two_joined_machines(tmp_path) as (one, two), ExitStack() as ended:
+        by_number = [route_within(machine, "10.61.0.1:29500") for machine in (one, two)]
+        by_name = [route_within(machine, "one:29500") for machine in (one, two)]
+        machines = [Machine(runner, f"of-{n}", within=machine) for n, machine in enumerate((one, two))]
+        for machine in machines:
+            ended.callback(machine.end)
+        for machine in machines:
+            assert machine.process.wait(PATIENCE_SECONDS) == 0, machine.log.read_text()
+    assert by_number == [("10.61.0.1", "cable", True), ("10.61.0.2", "cable", False)]
+    assert by_name == [("10.61.0.1", "cable", None), ("10.61.0.2", "cable", False)]
+    status = runner.newest().status()
+    assert (status.state, status.step) == ("done", 3)
+
+
+def route_within(machine: Sequence[str], endpoint: str) -> object:
+    """(address, interface, whether it is the host) of the route from there."""
+    program = (
+        f"from lib.gathering import *; r = route_to('{endpoint}'); print((r.address, r.interface, r.is_host))"
+    )
+    command = [*machine, "env", f"PYTHONPATH={ROOT}", sys.executable, "-c", program]
+    return ast.literal_eval(subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout)

@@ -25,7 +25,8 @@ import sys
 from lib.scaling.experiments import ScalingExperiments
 from lib.scaling.results import ScalingConfig
 experiments = ScalingExperiments(sys.argv[1], corpus="file:" + sys.argv[2], workers=1)
-common = {"batch_size": 4, "tokens": 20_000, "device": "cpu", "corpus": experiments.corpus_name}
+common = {"batch_size": 4, "tokens": 6_000, "device": "cpu", "compile": False}
+common["corpus"] = experiments.corpus_name
 experiments.run([ScalingConfig(16, layers, **common) for layers in (1, 2)])
 """
 
@@ -71,7 +72,9 @@ def test_a_killed_sweep_repeats_no_finished_run_and_ends_the_same(tmp_path: Path
 
 def test_a_failed_run_is_listed_and_the_others_are_kept(tmp_path: Path, text: Path) -> None:
     experiments = ScalingExperiments(tmp_path / "out", corpus=f"file:{text}", workers=1)
-    good = ScalingConfig(16, 1, batch_size=4, tokens=5_000, device="cpu", corpus=f"file:{text}")
+    good = ScalingConfig(
+        16, 1, batch_size=4, tokens=5_000, device="cpu", corpus=f"file:{text}", compile=False
+    )
     experiments.run([good, dataclasses.replace(good, n_layers=2, lr=1000.0)])
     with pytest.raises(ToolkitError, match=r"1 of 2 runs are no result.*d16 l2.*LEARNING_RATE"):
         status(experiments)
@@ -89,6 +92,8 @@ def test_a_failed_run_is_listed_and_the_others_are_kept(tmp_path: Path, text: Pa
 def test_a_loss_below_the_floor_is_a_leak(tmp_path: Path, text: Path) -> None:
     experiments = ScalingExperiments(tmp_path / "out", corpus=f"file:{text}", workers=1)
     experiments.corpus = dataclasses.replace(experiments.corpus, reachable=100.0)
-    config = ScalingConfig(16, 1, batch_size=4, tokens=2_000, device="cpu", corpus=f"file:{text}")
+    config = ScalingConfig(
+        16, 1, batch_size=4, tokens=2_000, device="cpu", corpus=f"file:{text}", compile=False
+    )
     (result,) = experiments.run([config])
     assert result.status == "suspect_leak" and "no model reaches" in result.reason

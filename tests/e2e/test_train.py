@@ -100,19 +100,20 @@ def test_the_same_configuration_trains_the_same_weights(runner: Runner) -> None:
 
 def test_a_run_killed_at_random_moments_ends_in_the_same_bits(runner: Runner, tmp_path: Path) -> None:
     settings = TINY | {
-        "CONFIG_MAX_STEPS": "150",
+        "CONFIG_MAX_STEPS": "90",
         "CONFIG_CHECKPOINT_INTERVAL_STEPS": "3",
-        "CONFIG_EVAL_INTERVAL_STEPS": "50",
+        "CONFIG_EVAL_INTERVAL_STEPS": "30",
         "CONFIG_EMA": "y",
     }
     (tmp_path / "reference").mkdir()
     reference = Runner(tmp_path / "reference")
     reference.configure("lenet5", settings)
-    started = time.monotonic()
     reference.run("train")
-    seconds = time.monotonic() - started
     expected = reference.weights()
     runner.configure("lenet5", settings)
+    started = time.monotonic()
+    runner.run("train")  # the first of all took longer: it imported and made what others find
+    seconds = time.monotonic() - started
     moments = random.Random(7)
     kills = 0
     while kills < KILLS:
@@ -210,7 +211,7 @@ def test_a_run_on_two_processes_is_the_run_on_one(runner: Runner, tmp_path: Path
 def test_an_interrupted_run_on_two_processes_ends_in_the_same_bits(runner: Runner, tmp_path: Path) -> None:
     """Weights are in parts; the run that is interrupted writes its checkpoints beside training."""
     settings = TINY | {
-        "CONFIG_MAX_STEPS": "150",
+        "CONFIG_MAX_STEPS": "60",
         "CONFIG_DEVICE_CPU": "y",
         "CONFIG_NUM_DEVICES": "2",
         "CONFIG_DIST_STRATEGY_FSDP": "y",
@@ -227,7 +228,7 @@ def test_an_interrupted_run_on_two_processes_ends_in_the_same_bits(runner: Runne
     process.send_signal(signal.SIGTERM)
     process.communicate(timeout=240)
     run = runner.newest()
-    assert run.status().state == "preempted" and 0 < run.status().step < 150
+    assert run.status().state == "preempted" and 0 < run.status().step < 60
     process = runner.start("train")
     wait_for_log(runner, process, f"Starting after step {run.status().step}")
     with pytest.raises(ToolkitError, match="is in use"):

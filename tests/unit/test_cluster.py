@@ -11,7 +11,15 @@ import pytest
 
 from lib.config import identity
 from lib.errors import ConfigError, PlanError
-from lib.gathering import Gathering, check_shares, gathering_of, torchrun_options
+from lib.gathering import (
+    Gathering,
+    Route,
+    check_shares,
+    environment_of,
+    gathering_of,
+    route_to,
+    torchrun_options,
+)
 from lib.kconf.variables import given_overrides
 from lib.slurm import Batch, batch_script, seconds_of
 from scripts import cluster
@@ -55,6 +63,25 @@ def test_torchrun_is_told() -> None:
     assert {"--nnodes=2:3", "--max-restarts=3", "--rdzv-endpoint=here:29500", "--rdzv-id=x"} <= set(options)
     fixed = replace(THREE, most=2)
     assert "--nnodes=2" in torchrun_options(fixed, processes=4, restarts=3, name="x")
+
+
+def test_torchrun_and_gloo_are_told_the_way_where_names_do_not() -> None:
+    """test_machines.py has machines that need it."""
+    route = Route(address="10.0.0.5", interface="eth7", is_host=True)
+    options = torchrun_options(THREE, processes=1, restarts=0, name="x", route=route)
+    assert "--local-addr=10.0.0.5" in options and any(",is_host=true" in option for option in options)
+    assert environment_of(route)["GLOO_SOCKET_IFNAME"] == "eth7"
+    unsaid = replace(route, interface=None, is_host=None)
+    options = torchrun_options(THREE, processes=1, restarts=0, name="x", route=unsaid)
+    assert not any("is_host" in option for option in options)
+    assert "GLOO_SOCKET_IFNAME" not in environment_of(unsaid) and "GLOO_SOCKET_IFNAME" not in environment_of(
+        None
+    )
+
+
+@pytest.mark.parametrize("endpoint", ["localhost:29500", "127.0.0.1:29500", "nowhere.invalid:29500"])
+def test_no_way_leads_out_of_the_machine_or_to_nowhere(endpoint: str) -> None:
+    assert route_to(endpoint) is None
 
 
 def test_the_command_is_printed() -> None:
