@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import os
@@ -296,6 +297,7 @@ def law_of(results: Sequence[ScalingResults], verdict: Verdict) -> dict[str, Any
         content |= {"a": float(np.exp(log_a)), "b": float(b)}
         content["r_squared"] = float(1 - rest @ rest / (whole @ whole)) if whole.any() else None
     content["fits"] = {name: fitted.to_json() for name, fitted in verdict.fits.items()}
+    content["isoflop"] = dataclasses.asdict(verdict.growth)
     content["verdict"], content["seed_spread_nats"] = verdict.sentence(), verdict.spread
     content["warnings"] = list(verdict.warnings)
     return content

@@ -177,6 +177,7 @@ def test_the_law_of_the_document_is_fitted_in_logarithms() -> None:
     assert law["b"] == pytest.approx(-0.2) and law["a"] == pytest.approx(math.exp(5))
     assert law["r_squared"] == pytest.approx(1.0) and law["num_data_points"] == 3
     assert law["fits"]["chinchilla"]["status"] == "insufficient"
+    assert law["isoflop"]["exponent"] is None and "budgets of equal operations" in law["isoflop"]["reason"]
     json.dumps(law, allow_nan=False)
 
 
