@@ -8,6 +8,7 @@ import json
 import math
 import typing
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -30,7 +31,7 @@ from lib.scaling.planning import (
     within,
 )
 from lib.scaling.results import ARCHITECTURES, ScalingConfig, ScalingResults, code_hash, read, write
-from lib.scaling.sweep import failures
+from lib.scaling.sweep import Sweep, failures
 
 SPEC = TextSpec(
     name="x", vocab_size=32, block_size=16, unit="char", validation_tokens=10, validation_bytes=10
@@ -51,6 +52,7 @@ def result(width: int = 64, *, nats: float = 2.0, tokens: int = 1000, **changes:
         num_params_nonembedding=width**2,
         val_nats=nats,
         tokens=tokens,
+        config={"corpus": "synthetic", "data_sha256": "x"},
     )
     return dataclasses.replace(plain, **changes)  # type: ignore[arg-type]
 
@@ -84,9 +86,11 @@ def test_a_configuration_resolves_to_the_model_that_is_counted(arch: str, tmp_pa
 
 
 def test_corpora_and_epochs(tmp_path: Path) -> None:
-    (tmp_path / "config").write_text(ScalingConfig(32, 2, epochs=3, corpus="file:texts/x").assignments())
+    odd = 'texts/a "b\\c'
+    (tmp_path / "config").write_text(ScalingConfig(32, 2, epochs=3, corpus=f"file:{odd}").assignments())
     config = config_from_values(kconf.load(root=ROOT, config_file=tmp_path / "config").values)
-    assert (config.dataset, config.data_dir, config.num_epochs) == ("text_files", "texts/x", 3)
+    assert (config.dataset, config.num_epochs) == ("text_files", 3)
+    assert config.data_dir == str(Path(odd).absolute()), "of the folder it was given in"
     with pytest.raises(ConfigError, match=r"CORPUS=wiki is no corpus.*one of synthetic, pysource"):
         ScalingConfig(32, 2, corpus="wiki").assignments()
     with pytest.raises(ConfigError, match="no architecture 'gpt3'"):
@@ -101,6 +105,30 @@ def test_the_hash_is_of_configuration_data_and_code() -> None:
     ]
     hashes = {other.identity("code") for other in [config, *others]} | {config.identity("other code")}
     assert len(hashes) == len(others) + 2 and config.identity("code") in hashes
+
+
+def test_the_hash_is_of_what_a_run_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = ScalingConfig(32, 2).identity("code")
+    told = ScalingConfig(32, 2).assignments().replace("0.95", "0.99")
+    monkeypatch.setattr(ScalingConfig, "assignments", lambda _: told)
+    assert ScalingConfig(32, 2).identity("code") != before
+
+
+@pytest.mark.parametrize(
+    ("wrong", "least"),
+    [({"d_model": 0}, 1), ({"n_layers": "4"}, 1), ({"batch_size": 0}, 1), ({"tokens": -5}, 0)],
+)
+def test_what_no_model_has_is_no_configuration(wrong: dict[str, object], least: int) -> None:
+    with pytest.raises(ConfigError, match=f"is not possible; it takes a whole number from {least} on"):
+        ScalingConfig(**({"d_model": 32, "n_layers": 2} | wrong))  # type: ignore[arg-type]
+
+
+def test_what_would_be_kept_under_one_name_is_refused() -> None:
+    alike = [ScalingConfig(32, 2, lr=rate) for rate in (0.01, 0.02)]
+    with pytest.raises(ConfigError, match="2 configurations would be kept as d32_l2"):
+        names_of(alike)
+    with pytest.raises(ConfigError, match="there is nothing to train"):
+        names_of([])
 
 
 def test_the_code_is_what_training_follows_from(tmp_path: Path) -> None:
@@ -159,6 +187,93 @@ def test_results_come_back_from_their_file(tmp_path: Path) -> None:
     assert read(path) == result() and read(tmp_path / "none") is None
     path.write_text(path.read_text()[:-20])
     assert read(path) is None, "half a file is none"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"val_nats": math.nan},
+        {"val_nats": None},
+        {"val_nats": "2.0"},
+        {"val_nats": -1.0},
+        {"tokens": 0},
+        {"num_params_nonembedding": 0},
+        {"config": None},
+        {"config": {}},
+    ],
+)
+def test_a_damaged_result_is_none(change: dict[str, object], tmp_path: Path) -> None:
+    write(tmp_path / "x.json", result(**change).to_json())  # type: ignore[arg-type]
+    assert read(tmp_path / "x.json") is None
+    failed = result(status="failed", val_nats=0.0)
+    write(tmp_path / "x.json", failed.to_json())
+    assert read(tmp_path / "x.json") == failed
+
+
+def sweep_of(out: Path, *results: ScalingResults) -> ScalingExperiments:
+    """A sweep that has ended, of which nothing was trained."""
+    names = {f"d{each.d_model}_l4": each for each in results}
+    write(out / "sweep.json", json.dumps({name: each.config_hash for name, each in names.items()}))
+    for name, each in names.items():
+        write(out / f"{name}_results.json", each.to_json())
+    return ScalingExperiments(out)
+
+
+def test_what_an_earlier_sweep_left_is_no_result_of_the_last(tmp_path: Path) -> None:
+    """Of the same name, but of other data or another batch: the last sweep was killed before its turn."""
+    mine, stale = result(32, config_hash="a"), result(64, config_hash="b")
+    experiments = sweep_of(tmp_path, mine, stale)
+    assert experiments.results() == [mine, stale]
+    write(tmp_path / "sweep.json", '{"d32_l4": "a", "d64_l4": "c"}')
+    with pytest.raises(ToolkitError, match=r"1 of 2 runs are missing: d64_l4 \.\.\.; make scaling goes on"):
+        experiments.results()
+
+
+@pytest.mark.parametrize("content", ["5", "null", "[]", "{}", '["d64_l4"]', "{"])
+def test_a_damaged_list_of_a_sweep_is_none(content: str, tmp_path: Path) -> None:
+    (tmp_path / "sweep.json").write_text(content)
+    with pytest.raises(ConfigError, match="there is no sweep in"):
+        ScalingExperiments(tmp_path).results()
+
+
+def test_a_text_that_has_changed_since_the_sweep_is_not_what_its_losses_are_judged_by(tmp_path: Path) -> None:
+    experiments = sweep_of(tmp_path, result(64, config_hash="a"))
+    experiments.corpus = SimpleNamespace(sha256="x")  # type: ignore[assignment]
+    assert list(experiments.verdicts()) == ["resnet_bk"]
+    experiments.corpus = SimpleNamespace(sha256="y")  # type: ignore[assignment]
+    with pytest.raises(ConfigError, match="CORPUS=synthetic has changed since the sweep in"):
+        experiments.verdicts()
+
+
+def test_a_run_is_known_by_the_text_that_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where the caller does not say which: another text in the same folder is another run."""
+    given: list[ScalingConfig] = []
+    monkeypatch.setattr(Sweep, "run", lambda _, configs, names: given.extend(configs) or [])
+    for text in "xy":
+        experiments = ScalingExperiments(tmp_path)
+        experiments.corpus = SimpleNamespace(spec=SPEC, lowest=0.0, sha256=text)  # type: ignore[assignment]
+        experiments.run([ScalingConfig(16, 2)])
+    assert [config.data_sha256 for config in given] == ["x", "y"]
+    assert json.loads((tmp_path / "sweep.json").read_text()) == {"d16_l2": given[1].identity(code_hash(ROOT))}
+
+
+def sweep_in(out: Path) -> Sweep:
+    return Sweep(root=ROOT, out=out, spec=SPEC, floor=0.0, code="", workers=1, say=lambda _: None)
+
+
+def test_a_loss_that_is_no_number_is_a_failure(tmp_path: Path) -> None:
+    config = ScalingConfig(16, 1, n_seq=16, batch_size=2, tokens=64)
+    rows = [{"kind": "train", "loss": 2.0}, {"kind": "eval", "loss": None}]
+    (tmp_path / "metrics").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    run = SimpleNamespace(status=lambda: SimpleNamespace(step=2, facts={}), metrics=tmp_path / "metrics")
+    found = sweep_in(tmp_path)._read(result(), run, config)  # type: ignore[arg-type]
+    assert (found.status, found.reason) == ("failed", "the validation loss is not finite")
+
+
+def test_parameters_are_those_of_the_length_that_is_trained_on(tmp_path: Path) -> None:
+    lengths = [ScalingConfig(16, 1, n_seq=length, arch="gpt") for length in (16, 32)]
+    short, long = (sweep_in(tmp_path)._empty(config, "").num_params for config in lengths)
+    assert long - short == 16 * 16, "a learned position each"
 
 
 def test_failures_and_leaks_are_listed_and_in_no_fit() -> None:
