@@ -248,7 +248,7 @@ def test_a_text_that_has_changed_since_the_sweep_is_not_what_its_losses_are_judg
 def test_a_run_is_known_by_the_text_that_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where the caller does not say which: another text in the same folder is another run."""
     given: list[ScalingConfig] = []
-    monkeypatch.setattr(Sweep, "run", lambda _, configs, names: given.extend(configs) or [])
+    monkeypatch.setattr(Sweep, "run", lambda _, configs, __: given.extend(configs) or [])
     for text in "xy":
         experiments = ScalingExperiments(tmp_path)
         experiments.corpus = SimpleNamespace(spec=SPEC, lowest=0.0, sha256=text)  # type: ignore[assignment]
