@@ -92,6 +92,11 @@ def test_a_rise_beyond_the_seeds_is_refused_and_one_within_is_not() -> None:
     ]
     assert any("rises from" in reason for reason in shortfalls(points, "chinchilla", 0.01))
     assert shortfalls(points, "chinchilla", 1.0) == []
+    rises = [
+        Point(parameters=size, tokens=1e7, loss=loss)
+        for size, loss in zip(SIZES, (5, 4, 3, 2, 2.3), strict=True)
+    ]
+    assert shortfalls(rises, "power", 0.16) == [] and len(shortfalls(rises, "power", 0.14)) == 1
 
 
 def test_an_optimum_at_the_border_is_refused() -> None:
@@ -115,6 +120,14 @@ def test_parabolas_find_the_exponent_of_the_optimum() -> None:
     assert quiet.exponent == pytest.approx(0.5, abs=0.1) and quiet.interval is not None
     low, high = quiet.interval
     assert low < quiet.exponent < high < low + 0.1
+
+
+def test_seeds_of_a_cell_count_as_their_mean() -> None:
+    sizes = [Point(parameters=size, tokens=tokens, loss=2.0) for size in SIZES for tokens in (1e6, 1e9)]
+    twins = [dataclasses.replace(point, loss=loss) for point in sizes for loss in (1.0, 3.0)]
+    assert [budget.losses for budget in isoflops(twins)] == [
+        pytest.approx(budget.losses) for budget in isoflops(sizes)
+    ]
 
 
 def test_an_optimum_that_is_noise_is_refused() -> None:

@@ -8,15 +8,16 @@ import json
 import math
 import typing
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
+from torch import nn
 
 from lib import kconf
 from lib.config import config_from_values
 from lib.data.types import TextSpec
 from lib.errors import ConfigError, ToolkitError
 from lib.registry import build_model
+from lib.scaling.counts import training_flops
 from lib.scaling.experiments import ROOT, ScalingExperiments, by_architecture, law_of, points_of
 from lib.scaling.judge import judge
 from lib.scaling.planning import (
@@ -31,7 +32,7 @@ from lib.scaling.planning import (
     within,
 )
 from lib.scaling.results import ARCHITECTURES, ScalingConfig, ScalingResults, code_hash, read, write
-from lib.scaling.sweep import Sweep, failures
+from lib.scaling.sweep import failures
 
 SPEC = TextSpec(
     name="x", vocab_size=32, block_size=16, unit="char", validation_tokens=10, validation_bytes=10
@@ -210,78 +211,13 @@ def test_a_damaged_result_is_none(change: dict[str, object], tmp_path: Path) -> 
     assert read(tmp_path / "x.json") == failed
 
 
-def sweep_of(out: Path, *results: ScalingResults) -> ScalingExperiments:
-    """A sweep that has ended, of which nothing was trained."""
-    names = {f"d{each.d_model}_l4": each for each in results}
-    write(out / "sweep.json", json.dumps({name: each.config_hash for name, each in names.items()}))
-    for name, each in names.items():
-        write(out / f"{name}_results.json", each.to_json())
-    return ScalingExperiments(out)
-
-
-def test_what_an_earlier_sweep_left_is_no_result_of_the_last(tmp_path: Path) -> None:
-    """Of the same name, but of other data or another batch: the last sweep was killed before its turn."""
-    mine, stale = result(32, config_hash="a"), result(64, config_hash="b")
-    experiments = sweep_of(tmp_path, mine, stale)
-    assert experiments.results() == [mine, stale]
-    write(tmp_path / "sweep.json", '{"d32_l4": "a", "d64_l4": "c"}')
-    with pytest.raises(ToolkitError, match=r"1 of 2 runs are missing: d64_l4 \.\.\.; make scaling goes on"):
-        experiments.results()
-
-
-@pytest.mark.parametrize("content", ["5", "null", "[]", "{}", '["d64_l4"]', "{"])
-def test_a_damaged_list_of_a_sweep_is_none(content: str, tmp_path: Path) -> None:
-    (tmp_path / "sweep.json").write_text(content)
-    with pytest.raises(ConfigError, match="there is no sweep in"):
-        ScalingExperiments(tmp_path).results()
-
-
-def test_a_text_that_has_changed_since_the_sweep_is_not_what_its_losses_are_judged_by(tmp_path: Path) -> None:
-    experiments = sweep_of(tmp_path, result(64, config_hash="a"))
-    experiments.corpus = SimpleNamespace(sha256="x")  # type: ignore[assignment]
-    assert list(experiments.verdicts()) == ["resnet_bk"]
-    experiments.corpus = SimpleNamespace(sha256="y")  # type: ignore[assignment]
-    with pytest.raises(ConfigError, match="CORPUS=synthetic has changed since the sweep in"):
-        experiments.verdicts()
-
-
-def test_a_run_is_known_by_the_text_that_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also where the caller does not say which: another text in the same folder is another run."""
-    given: list[ScalingConfig] = []
-    monkeypatch.setattr(Sweep, "run", lambda _, configs, __: given.extend(configs) or [])
-    for text in "xy":
-        experiments = ScalingExperiments(tmp_path)
-        experiments.corpus = SimpleNamespace(spec=SPEC, lowest=0.0, sha256=text)  # type: ignore[assignment]
-        experiments.run([ScalingConfig(16, 2)])
-    assert [config.data_sha256 for config in given] == ["x", "y"]
-    assert json.loads((tmp_path / "sweep.json").read_text()) == {"d16_l2": given[1].identity(code_hash(ROOT))}
-
-
-def sweep_in(out: Path) -> Sweep:
-    return Sweep(root=ROOT, out=out, spec=SPEC, floor=0.0, code="", workers=1, say=lambda _: None)
-
-
-def test_a_loss_that_is_no_number_is_a_failure(tmp_path: Path) -> None:
-    config = ScalingConfig(16, 1, n_seq=16, batch_size=2, tokens=64)
-    rows = [{"kind": "train", "loss": 2.0}, {"kind": "eval", "loss": None}]
-    (tmp_path / "metrics").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    run = SimpleNamespace(status=lambda: SimpleNamespace(step=2, facts={}), metrics=tmp_path / "metrics")
-    found = sweep_in(tmp_path)._read(result(), run, config)  # type: ignore[arg-type]
-    assert (found.status, found.reason) == ("failed", "the validation loss is not finite")
-
-
-def test_parameters_are_those_of_the_length_that_is_trained_on(tmp_path: Path) -> None:
-    lengths = [ScalingConfig(16, 1, n_seq=length, arch="gpt") for length in (16, 32)]
-    short, long = (sweep_in(tmp_path)._empty(config, "").num_params for config in lengths)
-    assert long - short == 16 * 16, "a learned position each"
-
-
 def test_failures_and_leaks_are_listed_and_in_no_fit() -> None:
     results = [
         result(),
         result(128, status="failed", reason="exit status 1"),
         result(256, status="suspect_leak"),
     ]
+    assert points_of([result(num_params=9999)])[0].parameters == 64**2, "without embeddings"
     assert len(failures(results)) == 2 and "d128 l4" in failures(results)[0]
     assert by_architecture(results) == {"resnet_bk": results[:1]}
 
@@ -299,6 +235,15 @@ def test_the_law_of_the_document_is_fitted_in_logarithms() -> None:
 def test_a_folder_without_a_sweep_says_so(tmp_path: Path) -> None:
     with pytest.raises(ToolkitError, match="there is no sweep in"):
         ScalingExperiments(tmp_path).results()
+
+
+def test_operations_are_six_a_weight_and_token() -> None:
+    """Two of the forward pass and four of the backward pass; the look-up of an embedding is none."""
+
+    def build() -> nn.Module:
+        return nn.Sequential(nn.Embedding(8, 4), nn.Linear(4, 8))
+
+    assert training_flops(build, block_size=16) == 6 * 4 * 8
 
 
 def test_a_plan_line_is_one_line() -> None:
