@@ -82,7 +82,7 @@ def test_carried_values_solve_the_system_of_every_leading_block() -> None:
 
 
 def test_a_mixer_carries_its_values_as_documented() -> None:
-    """By a dense solve of what its own weights make of the input, head by head; heads begin from 1 to 0.03."""
+    """By a dense solve of what its own weights make of the input; heads begin from 1 to 0.03."""
     torch.manual_seed(0)
     mixer = ValueMixer(16).double()
     resolvent, x = mixer.resolvent, torch.randn(1, 6, 16, dtype=torch.float64)

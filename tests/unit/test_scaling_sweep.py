@@ -15,7 +15,8 @@ from lib.errors import ConfigError, ToolkitError
 from lib.scaling.counts import training_flops
 from lib.scaling.experiments import ROOT, ScalingExperiments, points_of
 from lib.scaling.isoflop import NO_SEEDS, Growth
-from lib.scaling.judge import judge
+from lib.scaling.judge import Fitted, judge
+from lib.scaling.laws import Point, fit
 from lib.scaling.report import text_of
 from lib.scaling.results import ScalingConfig, ScalingResults, code_hash, write
 from lib.scaling.sweep import Sweep
@@ -131,3 +132,15 @@ def test_counting_that_does_better_is_told_and_the_known_floor_is_no_rival() -> 
     lines = {"counting 2-grams": 2.1, "counting 3-grams": 1.9, "entropy rate (known)": 1.5}
     text = text_of(results, verdicts, "a text", lines)
     assert "Its best loss, 2.0000, is beaten by counting 3-grams.\n" in text
+
+
+@pytest.mark.parametrize(("known", "place"), [(1.5, "inside"), (1.7, "outside")])
+def test_a_known_floor_is_told_beside_that_of_the_fit(known: float, place: str) -> None:
+    law = fit(
+        [Point(parameters=n, tokens=1.0, loss=1.5 + 80 * n**-0.4) for n in (1e4, 1e5, 1e6)], name="floor"
+    )
+    near = [dataclasses.replace(law, floor=1.5 + by) for by in (-0.1, 0.1)]
+    sound = judge(points_of([result()]), starts=4, samples=4)
+    verdict = dataclasses.replace(sound, fits={"floor": Fitted(law=law, samples=tuple(near))})
+    text = text_of([result()], {"resnet_bk": verdict}, "a text", {"entropy rate (known)": known})
+    assert f"the known floor {known:.4f} is {place} the interval of E" in text
