@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import math
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from matplotlib.figure import Figure
 
 from lib.data.types import TextSpec
 from lib.errors import ConfigError, ToolkitError
 from lib.scaling.counts import training_flops
 from lib.scaling.experiments import ROOT, ScalingExperiments, points_of
-from lib.scaling.isoflop import NO_SEEDS, Growth
+from lib.scaling.isoflop import NO_SEEDS, Growth, isoflops
 from lib.scaling.judge import Fitted, judge
 from lib.scaling.laws import Point, fit
+from lib.scaling.pictures import _isoflop
 from lib.scaling.report import text_of
 from lib.scaling.results import ScalingConfig, ScalingResults, code_hash, write
 from lib.scaling.sweep import Sweep
@@ -124,6 +127,21 @@ def test_an_exponent_is_told_with_its_interval_or_with_what_it_lacks() -> None:
     ):
         verdict = dataclasses.replace(sound, growth=growth)
         assert f"  isoFLOP: {told}" in text_of([result()], {"resnet_bk": verdict}, "a text", {})
+
+
+@pytest.mark.parametrize("exponent", [0.5, None])
+def test_an_optimum_that_is_refused_is_not_drawn(exponent: float | None) -> None:
+    sizes, amounts = (100, 200, 300, 400), (1000, 2000, 8000)
+    results = [
+        dataclasses.replace(result(width, nats=2 + abs(math.log(width**2 / amount / 20))), tokens=amount)
+        for width, amount in itertools.product(sizes, amounts)
+    ]
+    assert any(budget.optimum for budget in isoflops(points_of(results)))
+    sound = judge(points_of([result()]), starts=4, samples=4)
+    axes = Figure().add_subplot()
+    verdict = dataclasses.replace(sound, growth=Growth(exponent=exponent))
+    _isoflop(axes, {"resnet_bk": results}, {"resnet_bk": verdict})
+    assert any(line.get_linestyle() == ":" for line in axes.lines) == (exponent is not None)
 
 
 def test_counting_that_does_better_is_told_and_the_known_floor_is_no_rival() -> None:
