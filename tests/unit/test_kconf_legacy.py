@@ -58,8 +58,22 @@ def test_a_full_file_of_before_the_renaming_loses_nothing(project, kconf):
 
 def test_both_names_at_once_must_agree(project, kconf):
     (project / ".config").write_text("CONFIG_EPOCHS=4\nCONFIG_NUM_EPOCHS=5\n")
-    assert kconf("checkconfig")[2][0] == (
-        ".config:2: CONFIG_NUM_EPOCHS is set to 5, but .config:1 sets it to 4"
+    assert kconf("checkconfig")[2][:2] == [
+        "note: .config:1: CONFIG_EPOCHS is called CONFIG_NUM_EPOCHS now; it was taken as that",
+        ".config:2: CONFIG_NUM_EPOCHS is set to 5, but .config:1 sets it to 4",
+    ]
+
+
+def test_a_fault_of_an_old_name_says_which_it_is(project, kconf):
+    """The finding has the new name, which the line does not have."""
+    (project / ".config").write_text("CONFIG_DEBUG=y\nCONFIG_EPOCHS=0\n")
+    assert kconf("checkconfig")[::2] == (
+        2,
+        [
+            "note: .config:2: CONFIG_EPOCHS is called CONFIG_NUM_EPOCHS now; it was taken as that",
+            ".config:2: CONFIG_NUM_EPOCHS=0 is outside 1..1000000",
+            "error: 1 fault in the configuration; nothing was changed",
+        ],
     )
 
 
