@@ -333,6 +333,16 @@ def test_no_run_at_all(tmp_path: Path) -> None:
         RunDir.open(tmp_path)
 
 
+def test_a_directory_without_a_configuration_is_told(tmp_path: Path, three: list[RunDir]) -> None:
+    lost = three[0].path
+    (lost / "config").unlink()
+    why = f"RUN={lost} is no run in .*: the directory {lost} has no file called config; choose one of"
+    with pytest.raises(ConfigError, match=why):
+        resolve_run(tmp_path, str(lost))
+    with pytest.raises(ConfigError, match=f"there is no run in .*: the directory {lost} has no file"):
+        resolve_run(tmp_path / "empty", str(lost))
+
+
 def test_no_torch_is_needed_to_find_a_run() -> None:
     code = "import sys, lib.rundir; assert not {'torch', 'numpy', 'matplotlib'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
