@@ -139,12 +139,13 @@ def test_an_old_name_can_be_set_and_explained(kconf):
         ("\trenamed B\n", "Kconfig.legacy:1: 'renamed B' is not expected here"),
         ("config A\nconfig B\n", "Kconfig.legacy:2: 'config B' is not expected here"),
         ("config A\n\trenamed B\nconfig A\n", "Kconfig.legacy:3: 'config A' is not expected here"),
+        ('config A\n\tremoved "\udcff"\n', "Kconfig.legacy:2: is not UTF-8"),
         ("config A\n", "Kconfig.legacy: config A says neither renamed nor removed"),
         ("config A\n\tremoved\n", "Kconfig.legacy:2: 'removed' is not expected here"),
     ],
 )
 def test_a_line_that_is_not_in_the_grammar(tmp_path, text, message):
-    (tmp_path / "Kconfig.legacy").write_text(text)
+    (tmp_path / "Kconfig.legacy").write_text(text, errors="surrogateescape")
     with pytest.raises(ConfigError) as caught:
         read_legacy(tmp_path)
     assert str(caught.value) == message
