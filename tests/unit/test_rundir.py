@@ -287,6 +287,8 @@ def test_a_name_that_is_not_one_run_lists_the_candidates(tmp_path: Path, three: 
         resolve_run(tmp_path, "lenet5")
     with pytest.raises(ConfigError, match=f"RUN=nothing is no .*; choose one of {new}, {middle}, {old}$"):
         resolve_run(tmp_path, "nothing")
+    with pytest.raises(ConfigError, match=f"the directory {tmp_path} has no file called config; choose one"):
+        resolve_run(tmp_path, str(tmp_path))
 
 
 def test_a_run_that_is_done_is_known_but_not_gone_on_with(tmp_path: Path, three: list[RunDir]) -> None:
@@ -331,16 +333,6 @@ def test_no_run_at_all(tmp_path: Path) -> None:
                 resolve_run(runs, name)
     with pytest.raises(ToolkitError, match="is not a run directory"):
         RunDir.open(tmp_path)
-
-
-def test_a_directory_without_a_configuration_is_told(tmp_path: Path, three: list[RunDir]) -> None:
-    lost = three[0].path
-    (lost / "config").unlink()
-    why = f"RUN={lost} is no run in .*: the directory {lost} has no file called config; choose one of"
-    with pytest.raises(ConfigError, match=why):
-        resolve_run(tmp_path, str(lost))
-    with pytest.raises(ConfigError, match=f"there is no run in .*: the directory {lost} has no file"):
-        resolve_run(tmp_path / "empty", str(lost))
 
 
 def test_no_torch_is_needed_to_find_a_run() -> None:
