@@ -5,6 +5,14 @@ PYTHON ?= python3
 VENV ?= .venv
 GOMP_SPINCOUNT ?= 10000
 KCONFIG_CONFIG ?= .config
+# What says where things are has to arrive as it was written: make takes a dollar sign for itself, and of a
+# tilde that the shell left alone would become a directory of that name.
+PLACES := O VENV PYTHON KCONFIG_CONFIG
+TILDED := $(PLACES) $(foreach name,FILE DIRECTORY OUT,$(if $(filter command,$(origin $(name))),$(name)))
+$(foreach name,$(PLACES),$(if $(findstring $$,$(subst $$$$,,$(value $(name)))),\
+	$(error $(name) has a dollar sign, which make takes for itself; write $$$$ for each)))
+$(foreach name,$(TILDED),$(if $(filter ~%,$(firstword $($(name)))),\
+	$(error $(name) begins with a tilde that the shell did not replace; write the whole path, or ./~)))
 config_is_named := $(filter-out file,$(origin KCONFIG_CONFIG))
 # A relative one lies below O=, as in the kernel; one that a make around this one put there already does.
 override KCONFIG_CONFIG := $(if $(O),$(if $(filter /% $(O)/%,$(firstword $(KCONFIG_CONFIG))),,$(O)/))$(or $(KCONFIG_CONFIG),.config)
@@ -50,6 +58,10 @@ FRAGMENTS := $(filter-out %~,$(notdir $(wildcard defconfigs/fragments/*)))
 # A pattern does not reach across a slash, which no name has: the front says so.
 SLASHED := $(foreach goal,$(MAKECMDGOALS),$(if $(findstring /,$(goal)),$(goal)))
 UNKNOWN := $(filter-out $(KCONFIG_MAKE_KNOWN) CONFIG_%,$(KCONFIG_MAKE_VARIABLES))
+
+# Without an equals sign it is a goal, to which make would come when the goals before it are done.
+BARE := $(firstword $(filter $(KCONFIG_MAKE_KNOWN) CONFIG_%,$(MAKECMDGOALS)))
+$(if $(BARE),$(error $(BARE) is a variable; write $(BARE)=value))
 
 EXTREMES := alldefconfig allnoconfig allyesconfig allmodconfig tinyconfig randconfig
 

@@ -106,10 +106,14 @@ def run_main(main: Callable[[], int]) -> int:
 
 
 def _open_closed_streams() -> None:
-    """Where a program is started without standard output, the next file opened would take its place."""
-    for name in ("stdout", "stderr"):
+    """Where a program is started without a standard stream, the next file opened would take its place."""
+    for name, flag, mode in (
+        ("stdin", os.O_RDONLY, "r"),
+        ("stdout", os.O_WRONLY, "w"),
+        ("stderr", os.O_WRONLY, "w"),
+    ):
         if getattr(sys, name) is None:
-            setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_WRONLY), "w"))
+            setattr(sys, name, os.fdopen(os.open(os.devnull, flag), mode))
 
 
 def _leave_stdout() -> None:

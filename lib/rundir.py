@@ -256,8 +256,9 @@ def resolve_run(runs: Path, name: str = "", *, unfinished: bool = False) -> RunD
     else:
         found = sorted((run for model in _entries(runs) for run in _runs(model)), key=_age, reverse=True)
         wanted = name.rstrip("/") or name
+    lacking = f"the directory {name} has no file called config" if name and Path(name).is_dir() else ""
     if not found:
-        why = "it is not a directory" if os.path.lexists(runs) and not runs.is_dir() else ""
+        why = "it is not a directory" if os.path.lexists(runs) and not runs.is_dir() else lacking
         asked = f"RUN={name}: " if name else ""
         raise ConfigError(f"{asked}there is no run in {runs}", why=why, todo="make one with make train")
     going = [run for run in found if not unfinished or run.status().state != "done"]
@@ -271,7 +272,7 @@ def resolve_run(runs: Path, name: str = "", *, unfinished: bool = False) -> RunD
     names = ", ".join(f"{run.model}/{run.name}" for run in listed[:_LISTED])
     more = f" and {len(listed) - _LISTED} more (ls {runs}/*)" if len(listed) > _LISTED else ""
     what = f"RUN={name} could be {len(matches)} runs" if matches else f"RUN={name} is no run in {runs}"
-    raise ConfigError(what, todo=f"choose one of {names}{more}")
+    raise ConfigError(what, why="" if matches else lacking, todo=f"choose one of {names}{more}")
 
 
 def _matching(runs: list[RunDir], wanted: str) -> list[RunDir]:

@@ -42,7 +42,7 @@ def read_legacy(root: Path) -> Legacy:
     renamed: dict[str, str] = {}
     removed: dict[str, str] = {}
     name = ""
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+    for number, line in enumerate(_text_of(path).splitlines(), 1):
         if not line.strip() or line.startswith("#"):
             continue
         config, fate = _CONFIG.fullmatch(line), _FATE.fullmatch(line)
@@ -56,6 +56,14 @@ def read_legacy(root: Path) -> Legacy:
     if name:
         raise ConfigError(f"{FILE}: config {name} says neither renamed nor removed")
     return Legacy(renamed, removed)
+
+
+def _text_of(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        number = path.read_bytes()[: error.start].count(b"\n") + 1
+        raise ConfigError(f"{FILE}:{number}: is not UTF-8") from error
 
 
 def migrate(layer: Layer, legacy: Legacy, *, prefix: str = "CONFIG_") -> Layer:

@@ -159,7 +159,7 @@ def files_say_what_they_are_for(tree: Any) -> Faults:
     """A sentence in the first line, a few assignments below it, and nothing of a machine."""
     configurations, fragments = _shipped(tree)
     for path in configurations + fragments:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8", errors="replace")  # the next rules tell what is not UTF-8
         lines = text.splitlines()
         if not lines or not _FIRST_LINE.fullmatch(lines[0]):
             yield f"{_name(tree, path)}:1: is not a comment of one sentence"

@@ -148,16 +148,15 @@ def accept(configuration: StrictLoad, todo: str) -> Verdict:
     """The verdict, if it has no findings; else ConfigError with them, ending in `todo`."""
     verdict = configuration.finish()
     if verdict.findings:
-        raise rejection(verdict.findings, todo)
+        raise rejection(verdict.findings, todo, notices=configuration.said_of_layers)
     return verdict
 
 
-def rejection(findings: Sequence[Finding], todo: str) -> ConfigError:
-    """The error that tells `findings`."""
+def rejection(findings: Sequence[Finding], todo: str, *, notices: Sequence[str] = ()) -> ConfigError:
+    """The error that tells `findings`, after the `notices` that help to find them."""
     count = f"{len(findings)} faults" if len(findings) > 1 else "1 fault"
-    return ConfigError(
-        f"{count} in the configuration", todo=todo, findings=[str(finding) for finding in findings]
-    )
+    told = [*(f"note: {notice}" for notice in notices), *map(str, findings)]
+    return ConfigError(f"{count} in the configuration", todo=todo, findings=told)
 
 
 def typed_value(symbol: Any) -> Value:

@@ -145,7 +145,7 @@ def _check_logical(symbol: Any, value: str) -> None:
     tristate = symbol.orig_type == kconfiglib.TRISTATE
     if value in (("n", "m", "y") if tristate else ("n", "y")):
         return
-    word = value.strip("\"' \t").lower()
+    word = value.strip().strip("\"' \t").lower()  # also of blanks that are no spaces
     better = "y" if word in _YES else "n" if word in _NO else None
     fix = f"; write {option(symbol)}={better}" if better else ""
     raise Misspelled(f"{option(symbol)}={value} is not {'n, m or y' if tristate else 'y or n'}{fix}")

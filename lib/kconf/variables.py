@@ -46,7 +46,8 @@ def check_variables(root: Path, environ: Mapping[str, str]) -> None:
         value = environ.get(name, "")
         symbol = name.removeprefix(_PREFIX)
         if not name.startswith(_PREFIX):
-            meant = _near_variable(name, known) or reasons.suggest(tree, name, value)
+            bare = name.upper().removeprefix(_PREFIX)
+            meant = _near_variable(name, known) or reasons.suggest(tree, bare, value)
             hint = f"; did you mean {meant}?" if meant else ""
             findings.append(
                 Finding("command line", 0, f"{name}={value} is not a variable of this Makefile{hint}")

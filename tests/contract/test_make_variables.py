@@ -122,13 +122,19 @@ def test_no_variable_is_dropped(make: Make, tmp_path: Path, command: str) -> Non
         ),
         (["checkconfig", "CONFIG_NOTE=$5"], "CONFIG_NOTE has a dollar sign, which make takes"),
         (["setconfig", "SET=SEED=3\nEMA=y"], "SET has a line break; it is a single line"),
+        (["checkconfig", "O=a$b"], "O has a dollar sign, which make takes for itself; write $$ for each"),
+        (["checkconfig", "KCONFIG_CONFIG=$(HOME)"], "KCONFIG_CONFIG has a dollar sign"),
+        (["checkconfig", "O=~/x"], "O begins with a tilde that the shell did not replace"),
+        (["savedefconfig", "FILE=~/x"], "FILE begins with a tilde"),
+        (["eval", "BEST"], "BEST is a variable; write BEST=value"),
+        (["train", "CONFIG_EMA"], "CONFIG_EMA is a variable; write CONFIG_EMA=value"),
         (["checkconfig", "V=2"], "V is 1 to show commands and origins, or 0"),
     ],
 )
 def test_a_value_that_would_not_arrive_is_refused(make: Make, arguments: list[str], told: str) -> None:
     done = make(*arguments)
     assert (done.returncode, done.calls) == (2, [])
-    assert f"error: {told}" in done.stderr
+    assert f"error: {told}" in done.stderr or f"*** {told}" in done.stderr
 
 
 def test_what_may_be_empty_is_not_refused(make: Make) -> None:
@@ -136,6 +142,12 @@ def test_what_may_be_empty_is_not_refused(make: Make) -> None:
     assert done.calls == [["scripts/kconf.py", "defconfig", "lenet5"]]
     assert make("alldefconfig", "KCONFIG_ALLCONFIG=").environments[0]["KCONFIG_ALLCONFIG"] == ""
     assert make("checkconfig", "V=0").returncode == 0
+
+
+def test_a_place_with_a_dollar_sign_arrives(make: Make) -> None:
+    environment = make("checkconfig", "O=a$$b").environments[0]
+    assert (environment["KCONFIG_OUTPUT"], environment["KCONFIG_CONFIG"]) == ("a$b", "a$b/.config")
+    assert make("checkconfig", env={"FILE": "~/x"}).returncode == 0
 
 
 def test_make_outside_the_source_tree_says_so(tmp_path: Path) -> None:

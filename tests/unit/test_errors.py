@@ -66,6 +66,25 @@ sys.exit(run_main(main))
     assert (tmp_path / "kept").read_text() == "metrics"
 
 
+@pytest.mark.parametrize(
+    ("command", "error"),
+    [
+        ("config", "the answers end at the question for MODEL_CHOICE"),
+        ("menuconfig", "menuconfig needs a terminal"),
+    ],
+)
+def test_a_closed_standard_input_is_an_end_of_answers(tmp_path: Path, command: str, error: str) -> None:
+    done = subprocess.run(
+        ["/bin/sh", "-c", f'exec "{sys.executable}" scripts/kconf.py {command} <&-'],
+        cwd=ROOT,
+        env=os.environ | {"KCONFIG_CONFIG": str(tmp_path / "none")},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 2 and done.stderr.startswith(f"error: {error}") and done.stderr.count("\n") == 1
+
+
 def test_mistakes_of_ours_keep_their_traceback() -> None:
     with pytest.raises(ZeroDivisionError):
         run_main(lambda: 1 // 0)

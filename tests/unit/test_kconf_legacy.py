@@ -58,8 +58,22 @@ def test_a_full_file_of_before_the_renaming_loses_nothing(project, kconf):
 
 def test_both_names_at_once_must_agree(project, kconf):
     (project / ".config").write_text("CONFIG_EPOCHS=4\nCONFIG_NUM_EPOCHS=5\n")
-    assert kconf("checkconfig")[2][0] == (
-        ".config:2: CONFIG_NUM_EPOCHS is set to 5, but .config:1 sets it to 4"
+    assert kconf("checkconfig")[2][:2] == [
+        "note: .config:1: CONFIG_EPOCHS is called CONFIG_NUM_EPOCHS now; it was taken as that",
+        ".config:2: CONFIG_NUM_EPOCHS is set to 5, but .config:1 sets it to 4",
+    ]
+
+
+def test_a_fault_of_an_old_name_says_which_it_is(project, kconf):
+    """The finding has the new name, which the line does not have."""
+    (project / ".config").write_text("CONFIG_DEBUG=y\nCONFIG_EPOCHS=0\n")
+    assert kconf("checkconfig")[::2] == (
+        2,
+        [
+            "note: .config:2: CONFIG_EPOCHS is called CONFIG_NUM_EPOCHS now; it was taken as that",
+            ".config:2: CONFIG_NUM_EPOCHS=0 is outside 1..1000000",
+            "error: 1 fault in the configuration; nothing was changed",
+        ],
     )
 
 
@@ -125,12 +139,13 @@ def test_an_old_name_can_be_set_and_explained(kconf):
         ("\trenamed B\n", "Kconfig.legacy:1: 'renamed B' is not expected here"),
         ("config A\nconfig B\n", "Kconfig.legacy:2: 'config B' is not expected here"),
         ("config A\n\trenamed B\nconfig A\n", "Kconfig.legacy:3: 'config A' is not expected here"),
+        ('config A\n\tremoved "\udcff"\n', "Kconfig.legacy:2: is not UTF-8"),
         ("config A\n", "Kconfig.legacy: config A says neither renamed nor removed"),
         ("config A\n\tremoved\n", "Kconfig.legacy:2: 'removed' is not expected here"),
     ],
 )
 def test_a_line_that_is_not_in_the_grammar(tmp_path, text, message):
-    (tmp_path / "Kconfig.legacy").write_text(text)
+    (tmp_path / "Kconfig.legacy").write_text(text, errors="surrogateescape")
     with pytest.raises(ConfigError) as caught:
         read_legacy(tmp_path)
     assert str(caught.value) == message

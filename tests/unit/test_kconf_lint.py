@@ -167,6 +167,14 @@ def test_broken_file_is_found(kconf_project, rule, name, text, fault):
     assert any(one.startswith(fault) for one in faults), faults
 
 
+def test_a_file_that_is_no_text_is_a_breach(kconf_project):
+    for name in ("defconfigs/a", "defconfigs/fragments/b"):
+        (kconf_project / name).write_bytes(b"# A.\nCONFIG_DEBUG=\xff\n")
+    faults = [fault for rule in lint.FILE_RULES for fault in rule(load_own_tree(kconf_project))]
+    for name in ("defconfigs/a", "defconfigs/fragments/b"):
+        assert any(fault.startswith(f"{name}:2: byte 0xff in column 14 is not UTF-8") for fault in faults)
+
+
 def test_the_command_tells_every_breach(kconf):
     status, out, err = kconf("kconfig-lint")
     assert (status, out) == (2, [])

@@ -207,6 +207,7 @@ def test_variables_override_the_file(project, monkeypatch):
             "64",
             "batch_size=64 is not a variable of this Makefile; did you mean CONFIG_BATCH_SIZE?",
         ),
+        ("config_ema", "y", "config_ema=y is not a variable of this Makefile; did you mean CONFIG_EMA?"),
         ("EPOCHS", "3", "EPOCHS=3 is not a variable of this Makefile; did you mean CONFIG_NUM_EPOCHS?"),
         ("MODEL", "gpt2", "MODEL=gpt2 is not a variable of this Makefile; did you mean CONFIG_MODEL_GPT2=y?"),
         ("o", "x", "o=x is not a variable of this Makefile; did you mean O?"),

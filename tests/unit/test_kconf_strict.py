@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import time
 from pathlib import Path
 
 import pytest
@@ -52,6 +54,37 @@ GOOD = {
 @pytest.mark.parametrize("name", GOOD)
 def test_good_file_has_no_findings(tree, name):
     assert judge(tree, GOOD[name]) == Verdict((), ())
+
+
+def test_a_line_of_blanks_takes_no_time(tree):
+    """Where a comment is looked for at each of them, and again up to the end, it is half a minute."""
+    blanks = " " * 100_000
+    started = time.process_time()
+    [finding] = told(judge(tree, f"CONFIG_NUM_EPOCHS=1{blanks}x\n"))
+    assert finding.endswith("x is not a plain decimal number")
+    assert time.process_time() - started < 5
+
+
+def test_whether_a_tool_wrote_a_short_file_is_seen_from_a_few_symbols():
+    class Counted(list):
+        seen = 0
+
+        def __iter__(self):
+            for item in super().__iter__():
+                self.seen += 1
+                yield item
+
+    own = load_tree("Kconfig", srctree=TREE)
+    full = read_text(write.full_text(own).removeprefix(HEADER).encode(), name="full")
+    own.unique_defined_syms = Counted(own.unique_defined_syms)
+    configuration = StrictLoad(own)
+    own.unique_defined_syms.seen = 0
+    assert not configuration.is_by_tool(read_text(b"CONFIG_DEBUG=y\n", name="short"))
+    assert own.unique_defined_syms.seen < len(own.unique_defined_syms) / 2
+    assert configuration.is_by_tool(full)
+    half = dataclasses.replace(full, assignments=full.assignments[: (len(full.assignments) + 1) // 2])
+    assert configuration.is_by_tool(half)
+    assert not configuration.is_by_tool(dataclasses.replace(full, assignments=half.assignments[:-1]))
 
 
 def test_string_arrives_byte_for_byte(tree):

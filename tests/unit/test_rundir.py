@@ -287,6 +287,8 @@ def test_a_name_that_is_not_one_run_lists_the_candidates(tmp_path: Path, three: 
         resolve_run(tmp_path, "lenet5")
     with pytest.raises(ConfigError, match=f"RUN=nothing is no .*; choose one of {new}, {middle}, {old}$"):
         resolve_run(tmp_path, "nothing")
+    with pytest.raises(ConfigError, match=f"the directory {tmp_path} has no file called config; choose one"):
+        resolve_run(tmp_path, str(tmp_path))
 
 
 def test_a_run_that_is_done_is_known_but_not_gone_on_with(tmp_path: Path, three: list[RunDir]) -> None:
