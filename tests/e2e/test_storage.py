@@ -1,0 +1,77 @@
+"""A machine is lost with its disk; another one goes on with what was copied to storage."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from pathlib import Path
+
+import pytest
+
+from lib import metrics
+from lib.rundir import RunDir
+from tests.e2e.forked import Forked
+from tests.e2e.runner import TINY, Runner, assert_same_bits
+
+pytestmark = pytest.mark.slow
+PATIENCE_SECONDS = 60
+LAST, EVERY = 90, 3
+
+
+def runner_in(folder: Path, url: str) -> Runner:
+    folder.mkdir()
+    runner = Runner(folder)
+    settings = {
+        "CONFIG_MAX_STEPS": str(LAST),
+        "CONFIG_CHECKPOINT_INTERVAL_STEPS": str(EVERY),
+        "CONFIG_EVAL_INTERVAL_STEPS": "15",
+        "CONFIG_EMA": "y",
+        "CONFIG_CHECKPOINT_URL": url,
+    }
+    runner.configure("lenet5", TINY | settings)
+    return runner
+
+
+def kill_after_copies(process: Forked, bucket: Path, count: int) -> None:
+    """Kill it once so many checkpoints have come to storage in its time."""
+    deadline, seen = time.monotonic() + PATIENCE_SECONDS, set[str]()
+    while len(seen) < count:
+        seen |= {path.parent.name for path in bucket.glob("*/*/ckpt/*/manifest.json")}
+        assert process.poll() is None, process.communicate()[0]
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+    process.kill()
+    process.wait(PATIENCE_SECONDS)
+
+
+def test_a_run_goes_on_elsewhere_to_the_same_bits(tmp_path: Path) -> None:
+    reference = runner_in(tmp_path / "reference", "")
+    reference.run("train")
+    bucket = tmp_path / "bucket"
+    lost = runner_in(tmp_path / "lost", f"file://{bucket}")
+    kill_after_copies(lost.start("train"), bucket, count=5)
+    name = lost.newest().name
+    shutil.rmtree(lost.folder)
+    copies = sorted(bucket.glob("*/*/ckpt/*/state.pt"))
+    assert len(copies) >= 2
+    with copies[-1].open("r+b") as file:  # of one that was cut off or is whole
+        file.write(b"damage")
+
+    found = runner_in(tmp_path / "found", f"file://{bucket}")
+    output = found.run("train")
+    run = found.newest()
+    assert run.name == name and f"Going on with {run.path}" in output
+    assert f"comes from file://{bucket}/lenet5/{name}" in output and "Starting after step 0\n" not in output
+    assert_same_bits(reference.weights(), found.weights())
+    rows = {row["step"]: row["loss"] for row in metrics.read(run.metrics) if row["kind"] == "train"}
+    expected = metrics.read(reference.newest().metrics)
+    assert rows == {row["step"]: row["loss"] for row in expected if row["kind"] == "train"}
+
+    remote = RunDir.open(bucket / "lenet5" / name)
+    assert remote.status().state == "done" and remote.metrics.read_bytes() == run.metrics.read_bytes()
+    kept = {path.name for path in run.checkpoints.glob("step-*")}
+    assert kept == {path.parent.name for path in remote.checkpoints.glob("*/manifest.json")}
+    assert "accuracy" in found.run("eval", "--best")
+
+    other = runner_in(tmp_path / "other", f"file://{bucket}")
+    assert "Going on with" not in other.run("train"), "a run that is done was taken up again"
