@@ -174,7 +174,8 @@ class RunRecord:
         """Copy how the run is now, and wait; returns why that could not be done."""
         copier.begin()
         failure = copier.wait(self.say)
-        self._tell_copies()
+        if not failure:  # which is told by who asked
+            self._tell_copies()
         return failure
 
     def _tell_copies(self) -> None:
