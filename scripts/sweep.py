@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import argparse
+from functools import partial
 from pathlib import Path
 
 from lib.errors import ConfigError, ToolkitError, run_main
 from lib.studies.experiment import read_experiment
-from lib.studies.runner import resolved_runs, run_all, table
+from lib.studies.runner import resolved_runs, table, train_all, write_results
+from lib.studies.search import run_search, verdict
 
 ROOT = Path(__file__).resolve().parents[1]
 SWEEPS = ROOT / "defconfigs" / "sweeps"
@@ -29,14 +31,20 @@ def main() -> int:
         raise ConfigError(f"JOBS={options.jobs} is no number of runs at a time")
     experiment = read_experiment(file_of(options.sweep))
     out = (options.out or ROOT / "runs" / "sweeps" / experiment.name).absolute()
-    runs = resolved_runs(experiment, root=ROOT, scratch=out)
     print(f"{experiment.name}: {experiment.about}", flush=True)
-    print(f"{len(experiment.points)} points, {len(experiment.seeds)} seeds, in {out}", flush=True)
-    results = run_all(
-        runs, root=ROOT, out=out, workers=options.jobs, say=lambda line: print(line, flush=True)
-    )
+    train = partial(train_all, root=ROOT, out=out, workers=options.jobs, say=partial(print, flush=True))
+    if experiment.search is None:
+        runs = resolved_runs(experiment, root=ROOT, scratch=out)
+        print(f"{len(experiment.points)} points, {len(experiment.seeds)} seeds, in {out}", flush=True)
+        results = train(runs)
+    else:
+        print(f"{experiment.search.samples} tries, {len(experiment.seeds)} seeds, in {out}", flush=True)
+        experiment, results = run_search(experiment, root=ROOT, scratch=out, train=train)
+    write_results(out, results)
     for line in table(experiment, results):
         print(line)
+    if experiment.search is not None:
+        print(verdict(experiment, results))
     if failed := [result for result in results if result.reason]:
         why = "; ".join(f"{result.identity}: {result.reason}" for result in failed)
         raise ToolkitError(f"{len(failed)} of {len(results)} runs failed", why=why)

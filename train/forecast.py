@@ -15,7 +15,7 @@ from lib.memory.predict import CUDA_GRANULARITY, STEPS, add_state, watch_gradien
 from lib.memory.simulation import simulation
 from lib.plan.fitting import Parts, Predict, Trial
 from lib.plan.sharding import shares
-from lib.plan.types import Hardware, Plan, one_reason
+from lib.plan.types import Hardware, Kind, Plan, one_reason
 from train import loop
 from train.bridge import Bridge
 from train.evaluation import evaluation_sums
@@ -24,6 +24,9 @@ from train.record import SilentRecord
 from train.setup import make_job, placement_of
 from train.subject import Subject
 from train.task import Forward, Sums, Task
+
+_SAVED = ("parameters", "optimizer", "averages")
+_IN_MAIN_MEMORY: tuple[Kind, ...] = ("cpu", "mps")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -60,7 +63,12 @@ class Footprints:
 
         def predict(trial: Trial) -> Parts:
             cut = {} if trial.layout is None or units is None else shares(units, trial.layout)
-            return self.of(trial, hardware).trace.at_peak(cut)
+            trace = self.of(trial, hardware).trace
+            parts = trace.at_peak(cut)
+            if self._config.checkpoint_async and trial.device in _IN_MAIN_MEMORY:
+                # What one process puts together of all, while the next step is made.
+                parts["checkpoint"] = sum(trace.at_peak().get(category, 0) for category in _SAVED)
+            return parts
 
         return predict
 

@@ -42,6 +42,8 @@ def ways_to_fit(
             ways.append("use CONFIG_PRECISION_BF16=y")
     if largest == "optimizer":
         ways.append("use CONFIG_OPTIMIZER_SGD=y")
+    if "checkpoint" in memory.parts:
+        ways.append("set CONFIG_CHECKPOINT_ASYNC=n")
     return ", or ".join([*ways, "choose a smaller model"])
 
 

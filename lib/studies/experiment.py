@@ -4,7 +4,7 @@
     about: one sentence
     config: trm-sudoku4+fp32       # a shipped configuration
     set: {MAX_STEPS: 200}          # symbols without CONFIG_
-    sweep: grid                    # or zip, or random
+    sweep: grid                    # or zip, or random; or optuna, of which space.py tells more
     axes: {EMA: [true, false]}
     seeds: 3                       # how many, from 1 on, or a list
     samples: 20                    # of a random sweep, drawn by draw_seed
@@ -23,11 +23,24 @@ from random import Random
 from typing import Any
 
 from lib.errors import ConfigError
+from lib.studies.space import Search, search_of
 from lib.studies.yaml12 import Plain, read_yaml
 
 SELF = "_self_"
-KEYS = ("defaults", "about", "config", "set", "sweep", "axes", "seeds", "samples", "draw_seed")
-KINDS = ("grid", "zip", "random")
+KEYS_OF_A_SEARCH = ("minimize", "maximize")
+KEYS = (
+    "defaults",
+    "about",
+    "config",
+    "set",
+    "sweep",
+    "axes",
+    "seeds",
+    "samples",
+    "draw_seed",
+    *KEYS_OF_A_SEARCH,
+)
+KINDS = ("grid", "zip", "random", "optuna")
 SEEDS = 3
 
 Setting = dict[str, str]  # symbol without prefix -> raw value, as on a command line
@@ -35,7 +48,10 @@ Setting = dict[str, str]  # symbol without prefix -> raw value, as on a command 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Experiment:
-    """points: what differs between the arms of the study; each is trained with every seed."""
+    """points: what differs between the arms of the study; each is trained with every seed.
+
+    search: what a search chooses the points from; there are none before.
+    """
 
     name: str
     about: str
@@ -43,6 +59,7 @@ class Experiment:
     settings: Setting
     points: tuple[Setting, ...]
     seeds: tuple[int, ...]
+    search: Search | None = None
 
     def runs(self) -> Iterator[tuple[int, Setting]]:
         """The number of the point, and all that is set, for each run."""
@@ -58,13 +75,18 @@ def read_experiment(file: Path) -> Experiment:
     settings = {
         name: raw(value) for name, value in _mapping(file, content, "set").items() if value is not None
     }
+    searched = content.get("sweep") == "optuna"
+    axes = _mapping(file, content, "axes")
+    if not searched and (astray := [key for key in KEYS_OF_A_SEARCH if key in content]):
+        raise ConfigError(f"{file}: {astray[0]} is for sweep: optuna")
     return Experiment(
         name=file.stem,
         about=str(content.get("about", "")),
         config=str(content["config"]),
         settings=settings,
-        points=tuple(_points(file, content)),
+        points=() if searched else tuple(_points(file, content, axes)),
         seeds=_seeds(file, content.get("seeds", SEEDS)),
+        search=search_of(file, content, axes) if searched else None,
     )
 
 
@@ -136,8 +158,8 @@ def _mapping(file: Path, content: Mapping[str, Plain], key: str) -> Mapping[str,
     return found
 
 
-def _points(file: Path, content: Mapping[str, Plain]) -> Iterator[Setting]:
-    kind, axes = content.get("sweep", "grid"), dict(_mapping(file, content, "axes"))
+def _points(file: Path, content: Mapping[str, Plain], axes: Mapping[str, Plain]) -> Iterator[Setting]:
+    kind = content.get("sweep", "grid")
     if kind not in KINDS:
         raise ConfigError(f"{file}: there is no sweep {kind}", todo=f"one of {', '.join(KINDS)}")
     values: dict[str, list[Plain]] = {}

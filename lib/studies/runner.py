@@ -87,23 +87,26 @@ def compose_text(root: Path, spec: str) -> str:
     return full_text(tree, made_from=())
 
 
-def run_all(
+def train_all(
     runs: Sequence[Run], *, root: Path, out: Path, workers: int, say: Callable[[str], None]
 ) -> list[Result]:
-    """Train what is not there yet, several at a time, each on one thread; and write results.jsonl."""
+    """Train what is not there yet, several at a time, each on one thread."""
     with ThreadPoolExecutor(workers) as pool:
-        results = list(pool.map(lambda run: _result(run, root=root, out=out, say=say), runs))
+        return list(pool.map(lambda run: _result(run, root=root, out=out, say=say), runs))
+
+
+def write_results(out: Path, results: Sequence[Result]) -> None:
+    """As results.jsonl, a line each."""
     lines = "".join(json.dumps(asdict(result)) + "\n" for result in results)
     atomic.write_text(out / "results.jsonl", lines)
-    return results
 
 
 def _result(run: Run, *, root: Path, out: Path, say: Callable[[str], None]) -> Result:
     place = out / run.identity
-    told = f"{run.identity} {_told(run.settings)}"
+    name = f"{run.identity} {told(run.settings)}"
     known = _known(place / RESULT, run)
     if known is not None:
-        say(f"{told}: already there")
+        say(f"{name}: already there")
         return known
     child = train_apart(place, run.configuration, root=root)
     metrics: dict[str, float] = {}
@@ -120,7 +123,7 @@ def _result(run: Run, *, root: Path, out: Path, say: Callable[[str], None]) -> R
         peak_memory_mb=child.peak_memory_mb,
     )
     atomic.write_text(place / RESULT, json.dumps(asdict(result), indent=1) + "\n")
-    say(f"{told}: {child.reason or 'done'}, {child.seconds_cpu:.0f} s of processor")
+    say(f"{name}: {child.reason or 'done'}, {child.seconds_cpu:.0f} s of processor")
     return result
 
 
@@ -142,7 +145,7 @@ def table(experiment: Experiment, results: Sequence[Result]) -> list[str]:
     rows = [["point", "seeds", *names]]
     for number, point in enumerate(experiment.points):
         done = [result for result in results if result.number == number and not result.reason]
-        row = [_told(point) or "as configured", f"{len(done)}/{len(experiment.seeds)}"]
+        row = [told(point) or "as configured", f"{len(done)}/{len(experiment.seeds)}"]
         row += [_spread([one.metrics[name] for one in done if name in one.metrics]) for name in names]
         rows.append(row)
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
@@ -160,5 +163,5 @@ def _spread(values: Sequence[float]) -> str:
     return f"{statistics.fmean(values):.4f} +- {statistics.stdev(values):.4f}"
 
 
-def _told(settings: Setting) -> str:
+def told(settings: Setting) -> str:
     return " ".join(f"{name}={value}" for name, value in settings.items())

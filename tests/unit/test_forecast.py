@@ -16,6 +16,8 @@ from torch._subclasses import fake_tensor
 from lib.data.types import Dataset, TextSpec, TokenPart
 from lib.data.unopened import unopened
 from lib.plan.fitting import Trial
+from lib.plan.types import Kind
+from tests.configs import load_hardware
 from tests.training import CPU, CPU_TRIAL, random_subject, small_config
 from train import forecast
 from train.forecast import Footprints, footprint, plan_of
@@ -132,6 +134,22 @@ def test_nothing_is_computed_on_tensors_of_full_size(model: str, optimizer: str)
     config = small_config(model, optimizer=optimizer, **defaults, data_placement="stream")
     with mock.patch.object(fake_tensor, "FakeTensorMode", Strict):
         assert at_peak(config, dataclasses.replace(TRIAL, device="cuda"), subject_of(config))
+
+
+def test_a_checkpoint_beside_training_is_a_copy_in_main_memory() -> None:
+    config = small_config("lenet5", optimizer="adamw", ema=True, ema_decay=0.99)
+    subject = subject_of(config)
+
+    def found(device: Kind, *, aside: bool) -> Mapping[str, int]:
+        footprints = Footprints(dataclasses.replace(config, checkpoint_async=aside), subject)
+        hardware = CPU if device == "cpu" else load_hardware("rtx3090")
+        return footprints.predictor(hardware)(dataclasses.replace(TRIAL, device=device))
+
+    waiting, aside = found("cpu", aside=False), dict(found("cpu", aside=True))
+    parameters = 4 * (subject.facts.parameters or 0)
+    assert aside.pop("checkpoint") == pytest.approx(4 * parameters, rel=0.01), "with averages and two moments"
+    assert aside == waiting
+    assert found("cuda", aside=True) == found("cuda", aside=False), "the device has nothing of it"
 
 
 def test_a_set_that_nobody_opened_is_enough_and_data_on_the_device_count() -> None:

@@ -14,7 +14,7 @@ from lib.kconf import load
 from lib.rundir import Status
 from lib.studies import runner
 from lib.studies.experiment import Experiment, as_yaml, merged, read_experiment
-from lib.studies.runner import resolved_runs, run_all, table
+from lib.studies.runner import resolved_runs, table, train_all, write_results
 from lib.studies.yaml12 import read_yaml
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -93,7 +93,7 @@ def test_a_file_that_is_laid_upon_itself_is_told(tmp_path: Path) -> None:
     [
         ("sed: 1", "no key sed; did you mean se"),
         ("seeds: none", "seeds is a number of them or a list"),
-        ("sweep: all", "no sweep all; one of grid, zip, random"),
+        ("sweep: all", "no sweep all; one of grid, zip, random, optuna"),
         ("axes: {EMA: true}", "the axis EMA is not a list"),
         ("axes: {SEED: [1], EMA: [true, false]}\nsweep: zip", r"one length, not \[1, 2\]"),
         ("axes: {EMA: [true]}\nsweep: random", "needs samples"),
@@ -176,7 +176,9 @@ def test_a_failure_does_not_stop_the_rest_and_only_it_is_run_again(
     said: list[str] = []
 
     def results() -> list[runner.Result]:
-        return run_all(runs, root=ROOT, out=tmp_path / "out", workers=1, say=said.append)
+        done = train_all(runs, root=ROOT, out=tmp_path / "out", workers=1, say=said.append)
+        write_results(tmp_path / "out", done)
+        return done
 
     first = results()
     assert [bool(result.reason) for result in first] == [False, False, True, True, False, False]

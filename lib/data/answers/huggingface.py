@@ -16,9 +16,10 @@ def transformers() -> Any:
     except ImportError as error:
         raise ConfigError(
             "the package transformers is not installed",
-            why="it is an extra, needed for a frozen model that is named hf:DIRECTORY",
+            why=f"it is an extra, needed for a frozen model that is named hf:DIRECTORY ({error})",
             todo="install it, for example with .venv/bin/pip install transformers",
         ) from error
+    package.utils.logging.disable_progress_bar()
     return package
 
 
@@ -28,6 +29,8 @@ class HuggingFaceTokenizer:
     def __init__(self, folder: Path) -> None:
         """Raises ConfigError without the package, DataError where the folder has none."""
         package = transformers()
+        if not folder.is_dir():  # transformers takes it for a name to be looked up on the network
+            raise DataError(f"{folder} is no directory", todo="name another hf:DIRECTORY")
         try:
             self._tokenizer = package.AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
         except (OSError, ValueError) as error:
