@@ -67,6 +67,7 @@ class Storage:
         return {
             str(path).strip("/").removeprefix(root).lstrip("/"): int(facts["size"])
             for path, facts in found.items()
+            if not str(path).endswith("/")  # what some programs write to have an empty folder
         }
 
     def read(self, name: str) -> bytes:
