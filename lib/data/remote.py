@@ -38,7 +38,7 @@ def local_copy(url: str, *, cache_dir: Path, say: Callable[[str], None]) -> Path
         except OSError as error:
             raise os_error(f"copy {url} to", error, todo="free space or give write permission") from error
     say(f"Data: {url}, as it was copied to {folder}")
-    return folder / _listing(folder)["file"]
+    return folder / str(_listing(folder)["file"])
 
 
 def _listing(folder: Path) -> dict[str, Any]:
