@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import os
@@ -165,9 +166,11 @@ class ScalingExperiments:
     def run(self, configs: Sequence[ScalingConfig]) -> list[ScalingResults]:
         """Train what is not there yet; the results of all, also of those that failed, are kept together.
 
-        Raises ConfigError where a configuration is of another corpus.
+        Raises ConfigError where a configuration is of another corpus, and where two would have one name.
         """
         self._check_corpora((config.corpus for config in configs), "a configuration")
+        names = names_of(configs)
+        configs = [dataclasses.replace(config, data_sha256=self.corpus.sha256) for config in configs]
         sweep = Sweep(
             root=ROOT,
             out=self.out,
@@ -177,32 +180,39 @@ class ScalingExperiments:
             workers=self.workers,
             say=self.say,
         )
-        names = names_of(configs)
-        write(self.out / PLAN, json.dumps(names, indent=1) + "\n")
+        hashes = [config.identity(sweep.code) for config in configs]
+        write(self.out / PLAN, json.dumps(dict(zip(names, hashes, strict=True)), indent=1) + "\n")
         results = sweep.run(configs, names)
         content = "[\n" + ",\n".join(result.to_json().rstrip("\n") for result in results) + "\n]\n"
         write(self.out / ALL_RESULTS, content)
         return results
 
     def results(self) -> list[ScalingResults]:
-        """Those of the last sweep.
+        """Those of the last sweep; what an earlier one left under the same name is none of them.
 
         Raises ConfigError where there is none, or one of another corpus, ToolkitError where a run is missing.
         """
-        try:
-            names = json.loads((self.out / PLAN).read_text())
-        except (OSError, ValueError) as error:
-            raise ConfigError(f"there is no sweep in {self.out}", todo="make scaling makes one") from error
-        found = [read(self.out / f"{name}_results.json") for name in names]
-        missing = [name for name, result in zip(names, found, strict=True) if result is None]
-        if missing:
+        hashes = self._hashes()
+        found = {name: read(self.out / f"{name}_results.json") for name in hashes}
+        present = [result for name, result in found.items() if result and result.config_hash == hashes[name]]
+        if missing := [name for name, result in found.items() if result not in present]:
             raise ToolkitError(
-                f"{len(missing)} of {len(names)} runs are missing: {missing[0]} ...",
+                f"{len(missing)} of {len(hashes)} runs are missing: {missing[0]} ...",
                 todo="make scaling goes on",
             )
-        present = [result for result in found if result is not None]
         self._check_corpora((result.config["corpus"] for result in present), f"the sweep in {self.out}")
         return present
+
+    def _hashes(self) -> dict[str, str]:
+        """Of the configurations of the last sweep, by the names of their results."""
+        none = ConfigError(f"there is no sweep in {self.out}", todo="make scaling makes one")
+        try:
+            hashes = json.loads((self.out / PLAN).read_text())
+        except (OSError, ValueError) as error:
+            raise none from error
+        if not isinstance(hashes, dict) or not hashes:
+            raise none
+        return hashes
 
     def _check_corpora(self, names: Iterable[str], what: str) -> None:
         """Losses on a text say nothing beside the floors, the entropy rate and the vocabulary of another."""
@@ -213,8 +223,17 @@ class ScalingExperiments:
             )
 
     def verdicts(self) -> dict[str, Verdict]:
-        """Of each architecture, from its sound results alone."""
-        points = {arch: tuple(points_of(sound)) for arch, sound in by_architecture(self.results()).items()}
+        """Of each architecture, from its sound results alone.
+
+        Raises ConfigError where the text of the corpus is no longer the one that the models were trained on.
+        """
+        results = self.results()
+        if any(result.config["data_sha256"] != self.corpus.sha256 for result in results):
+            raise ConfigError(
+                f"CORPUS={self.corpus_name} has changed since the sweep in {self.out}",
+                todo="make scaling trains on what it is now",
+            )
+        points = {arch: tuple(points_of(sound)) for arch, sound in by_architecture(results).items()}
         if points != self._judged[0]:
             self._judged = points, {arch: judge(own) for arch, own in points.items()}
         return self._judged[1]
@@ -277,7 +296,6 @@ def points_of(results: Sequence[ScalingResults]) -> list[Point]:
             tokens=result.tokens,
             loss=result.val_nats,
             seed=result.seed,
-            flops=result.total_training_flops,
         )
         for result in results
     ]
@@ -296,6 +314,7 @@ def law_of(results: Sequence[ScalingResults], verdict: Verdict) -> dict[str, Any
         content |= {"a": float(np.exp(log_a)), "b": float(b)}
         content["r_squared"] = float(1 - rest @ rest / (whole @ whole)) if whole.any() else None
     content["fits"] = {name: fitted.to_json() for name, fitted in verdict.fits.items()}
+    content["isoflop"] = dataclasses.asdict(verdict.growth)
     content["verdict"], content["seed_spread_nats"] = verdict.sentence(), verdict.spread
     content["warnings"] = list(verdict.warnings)
     return content

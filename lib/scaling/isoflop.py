@@ -8,13 +8,15 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from lib.scaling.laws import Point
+from lib.scaling.laws import Point, interval
 
 BUDGETS, FEWEST_SIZES, FEWEST_OPTIMA = 5, 3, 3
+NOISE_DRAWS, NOISE_LEVEL = 200, 0.95
+NO_SEEDS = "no cell has several seeds"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,6 +28,15 @@ class IsoFlop:
     losses: tuple[float, ...]
     optimum: float | None
     reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Growth:
+    """a of optimum = constant x flops^a, with what noise makes of it; None, and why, where there is none."""
+
+    exponent: float | None = None
+    interval: tuple[float, float] | None = None
+    reason: str = ""
 
 
 def isoflops(points: Sequence[Point]) -> list[IsoFlop]:
@@ -81,6 +92,28 @@ def exponent(budgets: Sequence[IsoFlop]) -> float | None:
         return None
     logs = np.log(np.asarray(optima))
     return float(np.polyfit(logs[:, 0], logs[:, 1], 1)[0])
+
+
+def growth(points: Sequence[Point], spread: float | None) -> Growth:
+    """The exponent, if it outlives the noise: losses drawn anew around those measured (Porian et al. 2024).
+
+    spread: standard deviation of the loss over seeds, where it is known.
+    """
+    measured = exponent(isoflops(points))
+    if measured is None:
+        return Growth(reason=uncovered(points) or "no optimum inside the grid")
+    if spread is None:
+        return Growth(reason=NO_SEEDS)
+    random = np.random.default_rng(0)
+    drawn = []
+    for _ in range(NOISE_DRAWS):
+        noise = spread * random.standard_normal(len(points))
+        noisy = [replace(point, loss=point.loss + by) for point, by in zip(points, noise, strict=True)]
+        if (found := exponent(isoflops(noisy))) is not None:
+            drawn.append(found)
+    if (kept := len(drawn) / NOISE_DRAWS) < NOISE_LEVEL:
+        return Growth(reason=f"optima stay inside the grid in {kept:.0%} of draws of the noise of seeds")
+    return Growth(exponent=measured, interval=interval(drawn, level=NOISE_LEVEL))
 
 
 def _read(curve: dict[float, list[float]], tokens: float) -> float:

@@ -14,7 +14,7 @@ from typing import Any, get_args
 
 import numpy as np
 
-from lib.scaling.isoflop import exponent, isoflops, uncovered
+from lib.scaling.isoflop import NO_SEEDS, Growth, exponent, growth, isoflops, uncovered
 from lib.scaling.laws import (
     BOOTSTRAPS,
     STARTS,
@@ -28,9 +28,9 @@ from lib.scaling.laws import (
 )
 
 FEWEST_POINTS, FEWEST_SIZES, FEWEST_AMOUNTS = 12, 3, 3
-NO_SEEDS = "no cell has several seeds"
 LEVELS = (0.8, 0.95)
 HELD_OUT_LEVEL = 0.9
+_ROUNDING = 1e-6  # what it makes of nothing is smaller
 LAWS: tuple[LawName, ...] = get_args(LawName)
 
 
@@ -39,6 +39,7 @@ class HeldOut:
     """How well a law predicts the largest size, which it was fitted without.
 
     error: mean absolute error of the log of the loss. covered: share of the points in the 90 % band.
+    explained: share in that band made wider by twice the spread of seeds; None where that is not known.
     """
 
     size: float
@@ -46,6 +47,7 @@ class HeldOut:
     error: float
     bias: float
     covered: float
+    explained: float | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,15 +82,24 @@ class Fitted:
 class Verdict:
     """Of one architecture.
 
-    falls_with_size: None where it is not resolved. effect: loss of the smallest size minus that of the
-    largest, at the most data. spread: standard deviation over seeds; None without repeated seeds.
+    effect: loss of the smallest size minus that of the largest, at the most data. rise: where, at the most
+    data, a larger model is worse by more than seeds explain; empty where none is. spread: standard deviation
+    over seeds; None without repeated seeds. growth: of the best size with the budget.
     """
 
     fits: dict[LawName, Fitted]
     effect: float
+    rise: str
     spread: float | None
-    falls_with_size: bool | None
+    growth: Growth
     warnings: tuple[str, ...] = field(default=())
+
+    @property
+    def falls_with_size(self) -> bool | None:
+        """None where it is not resolved."""
+        if self.spread is None or abs(self.effect) <= 2 * self.spread:
+            return None
+        return False if self.effect < 0 else (None if self.rise else True)
 
     def sentence(self) -> str:
         """Whether the loss falls with size, in words."""
@@ -99,21 +110,25 @@ class Verdict:
         )
         if self.falls_with_size:
             return f"the loss falls with size: {measured}"
+        if self.falls_with_size is False:
+            return f"the loss does not fall with size: {measured}"
+        if self.effect > 2 * self.spread:
+            return f"not resolved at this budget: {measured}, yet {self.rise}"
         return f"not resolved at this budget: {measured}, and the effect must exceed twice that"
 
 
 def judge(points: Sequence[Point], *, starts: int = STARTS, samples: int = BOOTSTRAPS) -> Verdict:
     """All that can be said of the models of one architecture."""
-    spread, effect = seed_spread(points), _effect(points_for("power", points))
+    spread, most = seed_spread(points), points_for("power", points)
     fits = {
         name: _fitted(points_for(name, points), name, spread, starts=starts, samples=samples) for name in LAWS
     }
-    falls = None if spread is None else effect > 2 * spread
     return Verdict(
         fits=fits,
-        effect=effect,
+        effect=_effect(most),
+        rise=_rise(most, spread),
         spread=spread,
-        falls_with_size=falls or None,
+        growth=growth(points, spread),
         warnings=tuple(_warnings(points, spread)),
     )
 
@@ -167,7 +182,12 @@ def lacks(points: Sequence[Point], name: LawName) -> list[str]:
 
 
 def held_out(
-    points: Sequence[Point], name: LawName, *, starts: int = STARTS, samples: int = BOOTSTRAPS
+    points: Sequence[Point],
+    name: LawName,
+    spread: float | None,
+    *,
+    starts: int = STARTS,
+    samples: int = BOOTSTRAPS,
 ) -> HeldOut | None:
     """The largest size predicted by the rest; None where the rest cannot be fitted."""
     if not _can_withhold(points, name):
@@ -175,7 +195,8 @@ def held_out(
     largest, rest = max(point.parameters for point in points), _without_largest(points)
     law = fit(rest, name=name, starts=starts)
     band = bootstrap(rest, law, samples=samples)
-    errors, inside = [], []
+    slack = 2 * (spread or 0.0) + _ROUNDING
+    errors, inside, near = [], [], []
     for point in points:
         if point.parameters < largest:
             continue
@@ -183,12 +204,14 @@ def held_out(
         errors.append(float(np.log(point.loss / law.loss(**where))))
         low, high = interval([each.loss(**where) for each in band], level=HELD_OUT_LEVEL)
         inside.append(low <= point.loss <= high)
+        near.append(low - slack <= point.loss <= high + slack)
     return HeldOut(
         size=largest,
         points=len(errors),
         error=float(np.abs(errors).mean()),
         bias=float(np.mean(errors)),
         covered=float(np.mean(inside)),
+        explained=None if spread is None else float(np.mean(near)),
     )
 
 
@@ -199,16 +222,31 @@ def _fitted(
     if len(points) < _size(name):
         return Fitted(law=None, reasons=tuple(reasons) or ("fewer points than parameters",))
     law = fit(points, name=name, starts=starts)
+    drawn = bootstrap(points, law, samples=samples)
+    withheld = held_out(points, name, spread, starts=starts, samples=samples)
     if law.at_bound:
         reasons.append("the floor E ended at its bound: the points know of none")
+    reasons += [*_unresolved(drawn), *_missed(withheld)]
     if name == "chinchilla" and not uncovered(points):
         reasons += _boundary(points)
-    return Fitted(
-        law=law,
-        samples=tuple(bootstrap(points, law, samples=samples)),
-        held_out=held_out(points, name, starts=starts, samples=samples),
-        reasons=tuple(reasons),
-    )
+    return Fitted(law=law, samples=tuple(drawn), held_out=withheld, reasons=tuple(reasons))
+
+
+def _unresolved(samples: Sequence[Law]) -> list[str]:
+    """A term that may be constant is no effect, and what it takes from the floor is not determined."""
+    ends = intervals(samples, level=LEVELS[-1])
+    return [
+        f"{name} may be 0 or less: no fall with {what} is resolved"
+        for name, what in (("alpha", "size"), ("beta", "data"))
+        if name in ends and ends[name][0] <= _ROUNDING
+    ]
+
+
+def _missed(held: HeldOut | None) -> list[str]:
+    """A law that most of the withheld points are far from does not hold there."""
+    if held is None or held.explained is None or held.explained >= 0.5:
+        return []
+    return [f"the withheld size is missed by {held.error:.2%}, more than the band and seeds explain"]
 
 
 def _can_withhold(points: Sequence[Point], name: LawName) -> bool:

@@ -30,7 +30,6 @@ class Point:
     tokens: float
     loss: float
     seed: int = 0
-    flops: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

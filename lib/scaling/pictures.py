@@ -38,7 +38,7 @@ def write_pictures(
         lambda axes: _by_time(axes, groups),
     ]
     second: list[Draw] = [
-        lambda axes: _isoflop(axes, groups),
+        lambda axes: _isoflop(axes, groups, verdicts),
         lambda axes: _frontier(axes, groups, verdicts),
         lambda axes: _residuals(axes, groups, verdicts),
     ]
@@ -122,14 +122,16 @@ def _by_time(axes: Axes, groups: Groups) -> None:
     axes.set_title("Training time by size", fontsize=9)
 
 
-def _isoflop(axes: Axes, groups: Groups) -> None:
-    for results in groups.values():
+def _isoflop(axes: Axes, groups: Groups, verdicts: Mapping[str, Verdict]) -> None:
+    """An optimum is marked only where the noise of seeds leaves one."""
+    for arch, results in groups.items():
+        stands = verdicts[arch].growth.exponent is not None
         for budget in isoflops(_points(results)):
             (line,) = axes.plot(budget.sizes, budget.losses, "o-", markersize=3, label=f"{budget.flops:.1e}")
-            if budget.optimum is not None:
+            if stands and budget.optimum is not None:
                 axes.axvline(budget.optimum, color=line.get_color(), linewidth=0.7, linestyle=":")
     axes.set(xscale="log", xlabel="parameters without embeddings", ylabel="loss (nats)")
-    axes.set_title("Equal budgets of 6 N D operations; dotted: optimum", fontsize=9)
+    axes.set_title("Equal budgets of 6 N D operations; dotted: optimum, where noise leaves one", fontsize=9)
 
 
 def _frontier(axes: Axes, groups: Groups, verdicts: Mapping[str, Verdict]) -> None:

@@ -124,7 +124,12 @@ def configs_of(grid: Grid, *, architectures: Sequence[str], base: ScalingConfig)
 
 
 def names_of(configs: Sequence[ScalingConfig]) -> list[str]:
-    """d64_l4 for the first seed at the most data of the first architecture; what differs is added."""
+    """d64_l4 for the first seed at the most data of the first architecture; what differs is added.
+
+    Raises ConfigError where there is nothing to name, and where nothing tells two configurations apart.
+    """
+    if not configs:
+        raise ConfigError("there is nothing to train")
     most = max(config.tokens for config in configs)
     names = []
     for config in configs:
@@ -133,7 +138,12 @@ def names_of(configs: Sequence[ScalingConfig]) -> list[str]:
         parts += [f"s{config.seed}"] if config.seed != configs[0].seed else []
         parts += [config.arch] if config.arch != configs[0].arch else []
         names.append("_".join(parts))
-    assert len(set(names)) == len(names)
+    if twins := sorted(name for name in set(names) if names.count(name) > 1):
+        raise ConfigError(
+            f"{names.count(twins[0])} configurations would be kept as {twins[0]}",
+            why="a sweep tells models apart by width, layers, tokens, seed and architecture",
+            todo="keep what differs in something else in folders of its own",
+        )
     return names
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from lib.scaling.isoflop import exponent, isoflops
+from lib.scaling.isoflop import Growth
 from lib.scaling.judge import Fitted, Verdict
-from lib.scaling.laws import Point, intervals
+from lib.scaling.laws import intervals
 from lib.scaling.results import ScalingResults
 from lib.scaling.sweep import failures
 
@@ -58,13 +58,15 @@ def _verdicts(
         for name, fitted in verdict.fits.items():
             yield f"  {TITLES[name]}"
             yield from (f"    {line}" for line in _fitted(fitted, lines))
-        points = [
-            Point(parameters=r.num_params_nonembedding, tokens=r.tokens, loss=r.val_nats) for r in sound
-        ]
-        power = exponent(isoflops(points))
-        told = f"optimal N grows as C^{power:.2f}" if power is not None else "no optimum inside the grid"
-        yield f"  isoFLOP: {told}"
+        yield f"  isoFLOP: {_growth(verdict.growth)}"
         yield from (f"  Note: {warning}" for warning in verdict.warnings)
+
+
+def _growth(growth: Growth) -> str:
+    if growth.exponent is None or growth.interval is None:
+        return f"insufficient: {growth.reason}"
+    figures = f"{growth.exponent:.2f} [{growth.interval[0]:.2f}, {growth.interval[1]:.2f}]"
+    return f"optimal N grows as C^{figures} (95 % of draws of the noise of seeds)"
 
 
 def _fitted(fitted: Fitted, lines: Mapping[str, float]) -> Iterator[str]:

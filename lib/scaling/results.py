@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import math
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,11 +23,16 @@ BLOCK = 128  # tokens that a model sees at once, where nothing else is asked for
 
 # Of a run, but no result of it.
 TIMINGS = ("training_time", "seconds_cpu", "peak_memory_mb", "host", "torch")
+# What a sound result is judged by.
+_POSITIVE = (
+    *("d_model", "n_layers", "num_params", "num_params_nonembedding", "tokens"),
+    *("val_nats", "final_perplexity", "training_time"),
+)
 
 
 @dataclass(frozen=True, slots=True)
 class ScalingConfig:
-    """One model to be trained.
+    """One model to be trained. Raises ConfigError for what no model has.
 
     tokens: to train on; 0 means `epochs` passes over the corpus. data_sha256: of what the run will see.
     compile: with torch.compile, which takes seconds that only a run of some hundred steps earns back.
@@ -53,6 +59,12 @@ class ScalingConfig:
             raise ConfigError(
                 f"there is no architecture {self.arch!r}", todo=f"one of {', '.join(ARCHITECTURES)}"
             )
+        for name in ("d_model", "n_layers", "n_seq", "batch_size", "epochs", "tokens"):
+            value, least = getattr(self, name), int(name != "tokens")
+            if not isinstance(value, int) or value < least:
+                raise ConfigError(
+                    f"{name}={value!r} is not possible", todo=f"it takes a whole number from {least} on"
+                )
 
     @property
     def steps(self) -> int:
@@ -96,8 +108,8 @@ class ScalingConfig:
         return "".join(f"CONFIG_{line}\n" for line in lines)
 
     def identity(self, code: str) -> str:
-        """Of all that the result follows from: this, and the code, told by its hash."""
-        content = json.dumps([dataclasses.asdict(self), code], sort_keys=True)
+        """Of all that the result follows from: this, what a run is told, and the code, by its hash."""
+        content = json.dumps([dataclasses.asdict(self), self.assignments(), code], sort_keys=True)
         return hashlib.sha256(content.encode()).hexdigest()[:16]
 
 
@@ -148,15 +160,26 @@ def write(path: Path, text: str) -> None:
 
 
 def read(path: Path) -> ScalingResults | None:
-    """The result in a file; None where there is none, or one of another version."""
+    """The result in a file; None where there is none, one of another version, or one that is damaged."""
     try:
-        return ScalingResults(**json.loads(path.read_text(encoding="utf-8")))
+        result = ScalingResults(**json.loads(path.read_text(encoding="utf-8")))
     except FileNotFoundError:
         return None
     except OSError as error:
         raise os_error("read", error) from error
     except (ValueError, TypeError):
         return None
+    return result if _is_whole(result) else None
+
+
+def _is_whole(result: ScalingResults) -> bool:
+    """Whether it says what it was asked for, and is a number wherever it is fitted or drawn."""
+    if not isinstance(result.config, dict) or not {"corpus", "data_sha256"} <= result.config.keys():
+        return False
+    numbers = [getattr(result, name) for name in _POSITIVE]
+    return result.status != "done" or all(
+        isinstance(number, int | float) and 0 < number < math.inf for number in numbers
+    )
 
 
 def corpus_path(corpus: str) -> Path | None:
@@ -199,5 +222,7 @@ def _of_model(name: str, options: dict[str, Any]) -> list[str]:
 def _of_corpus(corpus: str) -> list[str]:
     path = corpus_path(corpus)
     if path is not None:
-        return ["DATASET_TEXT_FILES=y", f'DATA_DIR="{path}"']
+        # Absolute, for a run is in the source tree, wherever the path was given.
+        escaped = str(path.absolute()).replace("\\", r"\\").replace('"', r"\"")
+        return ["DATASET_TEXT_FILES=y", f'DATA_DIR="{escaped}"']
     return [f"DATASET_{'MARKOV' if corpus == 'synthetic' else corpus.upper()}=y"]

@@ -95,6 +95,8 @@ class Sweep:
     def _read(self, empty: ScalingResults, run: RunDir, config: ScalingConfig) -> ScalingResults:
         status, rows = run.status(), metrics.read(run.metrics)
         losses = [row["loss"] for row in rows if row["kind"] == "eval"]
+        if None in losses:
+            return dataclasses.replace(empty, status="failed", reason="the validation loss is not finite")
         tokens = status.step * config.batch_size * config.n_seq
         suspect = losses[-1] < self.floor
         flops = tokens * training_flops(self.builder(config), block_size=config.n_seq)
@@ -116,7 +118,8 @@ class Sweep:
     def builder(self, config: ScalingConfig) -> Callable[[], Any]:
         """What makes the model of a run."""
         name, options = config.model()
-        return partial(build_model, name, options, self.spec, seed=config.seed)
+        spec = dataclasses.replace(self.spec, block_size=config.n_seq)
+        return partial(build_model, name, options, spec, seed=config.seed)
 
 
 def failures(results: Iterable[ScalingResults]) -> list[str]:

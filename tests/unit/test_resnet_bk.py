@@ -9,13 +9,16 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lib.errors import ConfigError
 from lib.memory.facts import saved_bytes
 from lib.registry import build_model
 from lib.scaling.counts import Counts, count
+from models.resnet_bk.model import ValueMixer
 from models.resnet_bk.scan import both_sides, continued_fraction, linear_recurrence
+from models.resnet_bk.upstream import UpstreamBlock
 from tests.tokens import text_spec
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -75,7 +78,38 @@ def test_carried_values_solve_the_system_of_every_leading_block() -> None:
     for t in range(1, LENGTH + 1):
         last = torch.linalg.solve(matrix[:t, :t], v[:t].to(matrix.dtype))[-1]
         torch.testing.assert_close(u[t - 1], last * 0.2**0.5, rtol=1e-11, atol=1e-11)
-        assert (u[t - 1].abs() <= v[:t].norm(dim=0) / 0.2).all()
+        assert (u[t - 1].abs() <= v[:t].norm(dim=0) / 0.2**0.5).all()
+
+
+def test_a_mixer_carries_its_values_as_documented() -> None:
+    """By a dense solve of what its own weights make of the input; heads begin from 1 to 0.03."""
+    torch.manual_seed(0)
+    mixer = ValueMixer(16).double()
+    resolvent, x = mixer.resolvent, torch.randn(1, 6, 16, dtype=torch.float64)
+    eta = resolvent.log_eta.exp()
+    assert (eta[0].item(), eta[-1].item()) == pytest.approx((1.0, 0.03))
+    a, k = 2.5 * torch.tanh(resolvent.potential(x)[0]), torch.sigmoid(resolvent.coupling(x)[0] + 1)
+    v = mixer.values(x)[0].view(6, 4, 4).to(torch.complex128)
+    carried = torch.zeros_like(v)
+    for head, t in itertools.product(range(4), range(6)):
+        matrix = dense(a[:, head], k[:, head], eta[head].expand(6))[: t + 1, : t + 1]
+        carried[t, head] = eta[head].sqrt() * torch.linalg.solve(matrix, v[: t + 1, head])[-1]
+    torch.testing.assert_close(mixer(x)[0], mixer.out(torch.view_as_real(carried).flatten(1)))
+
+
+def test_the_original_block_is_what_was_published() -> None:
+    torch.manual_seed(0)
+    block, x = UpstreamBlock(width=8, ratio=2, dropout=0.0, layer=0).double(), torch.randn(5, 8).double()
+    experts, normed = block.experts, block.norm(x)
+    chosen = experts.router(normed).softmax(-1).max(-1).indices.tolist()
+    assert len(set(chosen)) > 1
+    f = torch.stack(
+        [experts.out[one](F.relu(experts.into[one](row))) for one, row in zip(chosen, normed, strict=True)]
+    )
+    matrix = torch.diag(block.potential(f)[:, 0].clamp(-3, 3) - 2 - 1j)
+    matrix += torch.diag(torch.ones(4), 1) + torch.diag(torch.ones(4), -1)
+    diagonal = torch.view_as_real(torch.linalg.inv(matrix).diag())
+    torch.testing.assert_close(block(x[None])[0], x + f + block.scale * block.out(diagonal))
 
 
 def test_gradients_are_derivatives() -> None:

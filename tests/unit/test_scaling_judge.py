@@ -5,11 +5,12 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
+import re
 
 import numpy as np
 import pytest
 
-from lib.scaling.isoflop import covered, exponent, isoflops, uncovered
+from lib.scaling.isoflop import NO_SEEDS, covered, exponent, growth, isoflops, uncovered
 from lib.scaling.judge import held_out, judge, lacks, seed_spread, shortfalls
 from lib.scaling.laws import Point, fit
 
@@ -57,7 +58,7 @@ def test_sound_points_carry_every_law_and_predict_what_was_withheld() -> None:
 def test_a_wrong_law_is_found_out_by_what_was_withheld() -> None:
     """The document's law has no floor: it fits what it saw, and is too optimistic beyond it."""
     points = only(grid(), tokens=TOKENS[-1])
-    without, with_floor = (held_out(points, name, **QUICK) for name in ("power", "floor"))
+    without, with_floor = (held_out(points, name, None, **QUICK) for name in ("power", "floor"))
     assert without is not None and with_floor is not None
     assert without.error > 10 * with_floor.error and without.bias > 0
     unseen = fit(points[:-1], name="power", starts=QUICK["starts"]).loss(
@@ -91,6 +92,11 @@ def test_a_rise_beyond_the_seeds_is_refused_and_one_within_is_not() -> None:
     ]
     assert any("rises from" in reason for reason in shortfalls(points, "chinchilla", 0.01))
     assert shortfalls(points, "chinchilla", 1.0) == []
+    rises = [
+        Point(parameters=size, tokens=1e7, loss=loss)
+        for size, loss in zip(SIZES, (5, 4, 3, 2, 2.3), strict=True)
+    ]
+    assert shortfalls(rises, "power", 0.16) == [] and len(shortfalls(rises, "power", 0.14)) == 1
 
 
 def test_an_optimum_at_the_border_is_refused() -> None:
@@ -110,6 +116,31 @@ def test_parabolas_find_the_exponent_of_the_optimum() -> None:
     ]
     found = exponent(isoflops(dense))
     assert found == pytest.approx(0.5, abs=0.05)
+    quiet = growth(dense[::8], 1e-4)
+    assert quiet.exponent == pytest.approx(0.5, abs=0.1) and quiet.interval is not None
+    low, high = quiet.interval
+    assert low < quiet.exponent < high < low + 0.1
+
+
+def test_seeds_of_a_cell_count_as_their_mean() -> None:
+    sizes = [Point(parameters=size, tokens=tokens, loss=2.0) for size in SIZES for tokens in (1e6, 1e9)]
+    twins = [dataclasses.replace(point, loss=loss) for point in sizes for loss in (1.0, 3.0)]
+    assert [budget.losses for budget in isoflops(twins)] == [
+        pytest.approx(budget.losses) for budget in isoflops(sizes)
+    ]
+
+
+def test_an_optimum_that_is_noise_is_refused() -> None:
+    """Losses that follow from nothing curve upwards somewhere: an exponent can be read off, and is none."""
+    random = np.random.default_rng(10)
+    noise = [
+        Point(parameters=size, tokens=tokens, loss=2 + 0.01 * random.standard_normal())
+        for size, tokens in itertools.product(np.geomspace(1e5, 1e7, 12), (1e6, 2e6, 4e6))
+    ]
+    assert exponent(isoflops(noise)) is not None
+    refused = growth(noise, 0.01)
+    assert refused.exponent is None and "draws of the noise of seeds" in refused.reason
+    assert growth(noise, None).reason == NO_SEEDS
 
 
 def test_an_effect_within_the_seeds_is_not_resolved() -> None:
@@ -122,6 +153,48 @@ def test_an_effect_within_the_seeds_is_not_resolved() -> None:
     assert verdict.falls_with_size is None and "not resolved at this budget" in verdict.sentence()
     alone = judge(grid()[:4], **QUICK)
     assert alone.spread is None and "no cell has several seeds" in alone.sentence()
+
+
+def test_a_fall_from_end_to_end_with_a_rise_between_is_none() -> None:
+    """Of noise, one in eight sweeps falls from its smallest to its largest size by twice the spread."""
+    points = only(grid(), tokens=TOKENS[-1])
+    points += [dataclasses.replace(points[0], seed=1, loss=points[0].loss + 0.01)]
+    assert judge(points, starts=8, samples=20).falls_with_size
+    points[-2] = dataclasses.replace(points[-2], loss=points[-3].loss + 0.03)
+    verdict = judge(points, starts=8, samples=20)
+    assert verdict.effect > 2 * (verdict.spread or 0) and verdict.falls_with_size is None
+    assert re.search(r"^not resolved .* yet at 3e\+08 tokens the loss rises from", verdict.sentence())
+
+
+def test_a_loss_that_rises_is_told_and_carries_no_law_of_a_fall() -> None:
+    points = [dataclasses.replace(point, loss=9 - point.loss) for point in grid(noise=0.001, seeds=2)]
+    verdict = judge(points, starts=4, samples=10)
+    assert verdict.falls_with_size is False
+    assert verdict.sentence().startswith("the loss does not fall with size: -")
+    assert any("alpha may be 0 or less" in reason for reason in verdict.fits["power"].reasons)
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.003])
+def test_a_loss_that_size_does_not_change_carries_no_law(noise: float) -> None:
+    """Of a constant the terms E and A N^-0 are one: the fit finds some of each, and is sure of both."""
+    random = np.random.default_rng(0)
+    flat = [
+        Point(parameters=size, tokens=1e7, loss=2 + noise * random.standard_normal(), seed=seed)
+        for size, seed in itertools.product(SIZES, range(3))
+    ]
+    fits = judge(flat, starts=4, samples=10).fits
+    assert {fitted.status for fitted in fits.values()} == {"insufficient"}
+    assert any("alpha may be 0 or less" in reason for reason in fits["power"].reasons)
+
+
+def test_a_law_that_misses_what_was_withheld_by_more_than_seeds_is_refused() -> None:
+    """Without a floor the law is wrong; with one it is right, and a band without noise is no reason."""
+    fits = judge(grid(noise=0.002, seeds=2), starts=8, samples=20).fits
+    assert [fits[name].status for name in ("floor", "chinchilla")] == ["ok", "ok"]
+    (reason,) = fits["power"].reasons
+    assert re.fullmatch(
+        r"the withheld size is missed by \d+\.\d+%, more than the band and seeds explain", reason
+    )
 
 
 def test_the_spread_is_pooled_over_cells() -> None:

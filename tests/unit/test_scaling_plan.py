@@ -330,8 +330,9 @@ def test_a_text_that_vanishes_while_it_is_opened_is_told_in_one_line(
 
 
 def test_a_sweep_is_judged_by_the_corpus_that_it_was_made_with(tmp_path: Path) -> None:
-    (tmp_path / "sweep.json").write_text('["d16_l2"]')
-    plain = ScalingResults(16, 2, 1, 1.0, 1.0, 1.0, 1, 1.0, [], config={"corpus": "pysource"})
+    (tmp_path / "sweep.json").write_text('{"d16_l2": ""}')
+    config = {"corpus": "pysource", "data_sha256": ""}
+    plain = ScalingResults(16, 2, 1, None, None, 1.0, 1, 1.0, [], status="failed", config=config)
     write(tmp_path / "d16_l2_results.json", plain.to_json())
     assert ScalingExperiments(tmp_path, corpus="pysource").results() == [plain]
     with pytest.raises(ConfigError, match=r"is of CORPUS=pysource, not of CORPUS=synthetic; give the same"):

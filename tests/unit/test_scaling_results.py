@@ -10,12 +10,14 @@ import typing
 from pathlib import Path
 
 import pytest
+from torch import nn
 
 from lib import kconf
 from lib.config import config_from_values
 from lib.data.types import TextSpec
 from lib.errors import ConfigError, ToolkitError
 from lib.registry import build_model
+from lib.scaling.counts import training_flops
 from lib.scaling.experiments import ROOT, ScalingExperiments, by_architecture, law_of, points_of
 from lib.scaling.judge import judge
 from lib.scaling.planning import (
@@ -51,6 +53,7 @@ def result(width: int = 64, *, nats: float = 2.0, tokens: int = 1000, **changes:
         num_params_nonembedding=width**2,
         val_nats=nats,
         tokens=tokens,
+        config={"corpus": "synthetic", "data_sha256": "x"},
     )
     return dataclasses.replace(plain, **changes)  # type: ignore[arg-type]
 
@@ -84,9 +87,11 @@ def test_a_configuration_resolves_to_the_model_that_is_counted(arch: str, tmp_pa
 
 
 def test_corpora_and_epochs(tmp_path: Path) -> None:
-    (tmp_path / "config").write_text(ScalingConfig(32, 2, epochs=3, corpus="file:texts/x").assignments())
+    odd = 'texts/a "b\\c'
+    (tmp_path / "config").write_text(ScalingConfig(32, 2, epochs=3, corpus=f"file:{odd}").assignments())
     config = config_from_values(kconf.load(root=ROOT, config_file=tmp_path / "config").values)
-    assert (config.dataset, config.data_dir, config.num_epochs) == ("text_files", "texts/x", 3)
+    assert (config.dataset, config.num_epochs) == ("text_files", 3)
+    assert config.data_dir == str(Path(odd).absolute()), "of the folder it was given in"
     with pytest.raises(ConfigError, match=r"CORPUS=wiki is no corpus.*one of synthetic, pysource"):
         ScalingConfig(32, 2, corpus="wiki").assignments()
     with pytest.raises(ConfigError, match="no architecture 'gpt3'"):
@@ -101,6 +106,30 @@ def test_the_hash_is_of_configuration_data_and_code() -> None:
     ]
     hashes = {other.identity("code") for other in [config, *others]} | {config.identity("other code")}
     assert len(hashes) == len(others) + 2 and config.identity("code") in hashes
+
+
+def test_the_hash_is_of_what_a_run_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = ScalingConfig(32, 2).identity("code")
+    told = ScalingConfig(32, 2).assignments().replace("0.95", "0.99")
+    monkeypatch.setattr(ScalingConfig, "assignments", lambda _: told)
+    assert ScalingConfig(32, 2).identity("code") != before
+
+
+@pytest.mark.parametrize(
+    ("wrong", "least"),
+    [({"d_model": 0}, 1), ({"n_layers": "4"}, 1), ({"batch_size": 0}, 1), ({"tokens": -5}, 0)],
+)
+def test_what_no_model_has_is_no_configuration(wrong: dict[str, object], least: int) -> None:
+    with pytest.raises(ConfigError, match=f"is not possible; it takes a whole number from {least} on"):
+        ScalingConfig(**({"d_model": 32, "n_layers": 2} | wrong))  # type: ignore[arg-type]
+
+
+def test_what_would_be_kept_under_one_name_is_refused() -> None:
+    alike = [ScalingConfig(32, 2, lr=rate) for rate in (0.01, 0.02)]
+    with pytest.raises(ConfigError, match="2 configurations would be kept as d32_l2"):
+        names_of(alike)
+    with pytest.raises(ConfigError, match="there is nothing to train"):
+        names_of([])
 
 
 def test_the_code_is_what_training_follows_from(tmp_path: Path) -> None:
@@ -161,12 +190,34 @@ def test_results_come_back_from_their_file(tmp_path: Path) -> None:
     assert read(path) is None, "half a file is none"
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"val_nats": math.nan},
+        {"val_nats": None},
+        {"val_nats": "2.0"},
+        {"val_nats": -1.0},
+        {"tokens": 0},
+        {"num_params_nonembedding": 0},
+        {"config": None},
+        {"config": {}},
+    ],
+)
+def test_a_damaged_result_is_none(change: dict[str, object], tmp_path: Path) -> None:
+    write(tmp_path / "x.json", result(**change).to_json())  # type: ignore[arg-type]
+    assert read(tmp_path / "x.json") is None
+    failed = result(status="failed", val_nats=0.0)
+    write(tmp_path / "x.json", failed.to_json())
+    assert read(tmp_path / "x.json") == failed
+
+
 def test_failures_and_leaks_are_listed_and_in_no_fit() -> None:
     results = [
         result(),
         result(128, status="failed", reason="exit status 1"),
         result(256, status="suspect_leak"),
     ]
+    assert points_of([result(num_params=9999)])[0].parameters == 64**2, "without embeddings"
     assert len(failures(results)) == 2 and "d128 l4" in failures(results)[0]
     assert by_architecture(results) == {"resnet_bk": results[:1]}
 
@@ -177,12 +228,22 @@ def test_the_law_of_the_document_is_fitted_in_logarithms() -> None:
     assert law["b"] == pytest.approx(-0.2) and law["a"] == pytest.approx(math.exp(5))
     assert law["r_squared"] == pytest.approx(1.0) and law["num_data_points"] == 3
     assert law["fits"]["chinchilla"]["status"] == "insufficient"
+    assert law["isoflop"]["exponent"] is None and "budgets of equal operations" in law["isoflop"]["reason"]
     json.dumps(law, allow_nan=False)
 
 
 def test_a_folder_without_a_sweep_says_so(tmp_path: Path) -> None:
     with pytest.raises(ToolkitError, match="there is no sweep in"):
         ScalingExperiments(tmp_path).results()
+
+
+def test_operations_are_six_a_weight_and_token() -> None:
+    """Two of the forward pass and four of the backward pass; the look-up of an embedding is none."""
+
+    def build() -> nn.Module:
+        return nn.Sequential(nn.Embedding(8, 4), nn.Linear(4, 8))
+
+    assert training_flops(build, block_size=16) == 6 * 4 * 8
 
 
 def test_a_plan_line_is_one_line() -> None:
