@@ -44,10 +44,15 @@ def write_new(path: Path, data: bytes) -> None:
 
 def publish(temporary: Path, path: Path) -> None:
     """Give a file that was written bit by bit its final name, durably, in place of what had it."""
-    with temporary.open("rb") as file:
-        os.fsync(file.fileno())
+    sync_file(temporary)
     temporary.replace(path)
     sync_directory(path.parent)
+
+
+def sync_file(path: Path) -> None:
+    """Make the contents of a file durable that was written bit by bit."""
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
 
 
 def sync_directory(path: Path) -> None:

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import collections
 import hashlib
-import json
 import os
 import pickle
 import re
@@ -25,13 +24,13 @@ from typing import IO, Any, BinaryIO, Literal, cast
 
 import torch
 
-from lib import atomic
+from lib import atomic, manifest
 from lib.errors import CheckpointError
+from lib.manifest import DamagedError
 from lib.rundir import checkpoint_name, checkpoint_step
 
-FORMAT = 1
+STATE = "state.pt"
 
-_STATE, _MANIFEST = "state.pt", "manifest.json"
 _SAVING, _REPLACED, _REMOVED = ".saving-", ".replaced-", ".removed-"
 _LEFTOVER = re.compile(r"\.(saving|replaced|removed)-step-\d+|\.(latest|best)\.[0-9a-f]+\.tmp")
 _LEAVES = (
@@ -63,22 +62,15 @@ def save(directory: Path, *, step: int, state: Mapping[str, Any], keep_last: int
         _clean(directory)
         temporary = directory / (_SAVING + checkpoint_name(step))
         try:
-            _write(temporary, step=step, state=state)
-            path = _install(temporary, step=step)
+            _write(temporary, step=step, state=state, best=best)
+            path = _install(temporary, step=step, best=best)
         finally:
             if temporary.exists():
                 _discard(temporary)
-        atomic.write_text(directory / "latest", path.name + "\n")
-        if best:
-            atomic.write_text(directory / "best", path.name + "\n")
         _retire(directory, steps(directory)[:-keep_last])
         _clean(directory)
     except OSError as error:
-        raise CheckpointError(
-            f"cannot save a checkpoint in {error.filename or directory}",
-            why=error.strerror or str(error),
-            todo="the checkpoints from before are untouched",
-        ) from error
+        raise _cannot_save(directory, error) from error
     return path
 
 
@@ -104,7 +96,7 @@ def load(
     for step in wanted:
         try:
             return step, _read(found[step], step=step, map_location=map_location)
-        except _DamagedError as damage:
+        except DamagedError as damage:
             say(f"checkpoint {found[step].name} is damaged: {damage}")
     if not wanted:
         return None
@@ -120,8 +112,41 @@ def steps(directory: Path) -> list[int]:
     return sorted(_checkpoints(directory))
 
 
-class _DamagedError(Exception):
-    """Why a checkpoint cannot be used."""
+def best_step(directory: Path) -> int | None:
+    """The step that `best` points to; None where nothing does, or where it names no checkpoint."""
+    path = directory / "best"
+    if not path.exists():
+        return None
+    return checkpoint_step(path.read_text(encoding="utf-8", errors="replace").strip())
+
+
+def receive(directory: Path, *, step: int, fetch: Callable[[str, Path], object]) -> None:
+    """Install the checkpoint of `step` that comes from elsewhere.
+
+    fetch: brings the file of that name in the checkpoint to a path.
+
+    Raises DamagedError where what came is not as it was written, and what `fetch` does; the checkpoints
+    from before are then untouched. Raises CheckpointError where it cannot be written.
+    """
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        _clean(directory)
+        temporary = directory / (_SAVING + checkpoint_name(step))
+        temporary.mkdir()
+        try:
+            for name in (manifest.NAME, STATE):
+                fetch(name, temporary / name)
+            manifest.verify(temporary, step=step)
+            content = manifest.decode((temporary / manifest.NAME).read_bytes(), step=step)
+            for name in (manifest.NAME, STATE):
+                atomic.sync_file(temporary / name)
+            atomic.sync_directory(temporary)
+            _install(temporary, step=step, best=manifest.is_best(content))
+        finally:
+            if temporary.exists():
+                _discard(temporary)
+    except OSError as error:
+        raise _cannot_save(directory, error) from error
 
 
 class _HashingFile:
@@ -154,10 +179,18 @@ class _HashingFile:
         return self._digest.hexdigest()
 
 
-def _write(temporary: Path, *, step: int, state: Mapping[str, Any]) -> None:
+def _cannot_save(directory: Path, error: OSError) -> CheckpointError:
+    return CheckpointError(
+        f"cannot save a checkpoint in {error.filename or directory}",
+        why=error.strerror or str(error),
+        todo="the checkpoints from before are untouched",
+    )
+
+
+def _write(temporary: Path, *, step: int, state: Mapping[str, Any], best: bool) -> None:
     """A whole checkpoint in a new directory, every byte of it on the disk."""
     temporary.mkdir()
-    path = temporary / _STATE
+    path = temporary / STATE
     try:
         with path.open("wb") as file:
             hashing = _HashingFile(file)
@@ -170,20 +203,21 @@ def _write(temporary: Path, *, step: int, state: Mapping[str, Any]) -> None:
         error.filename = str(path)
         raise
     content = {
-        "format": FORMAT,
+        "format": manifest.FORMAT,
         "step": step,
+        "best": best,
         "torch": torch.__version__,
-        "files": {_STATE: {"size_bytes": hashing.size_bytes, "sha256": hashing.sha256()}},
+        "files": {STATE: {"size_bytes": hashing.size_bytes, "sha256": hashing.sha256()}},
     }
-    atomic.write_new(temporary / _MANIFEST, _manifest_bytes(content))
+    atomic.write_new(temporary / manifest.NAME, manifest.encode(content))
     atomic.sync_directory(temporary)
 
 
-def _install(temporary: Path, *, step: int) -> Path:
+def _install(temporary: Path, *, step: int, best: bool) -> Path:
     """Make a written checkpoint visible, in place of one of the same step and of later ones."""
     directory = temporary.parent
     later = [other for other in steps(directory) if other > step]
-    if (best := _best_step(directory)) is not None and best in later:
+    if best_step(directory) in later:
         (directory / "best").unlink()
     for other in later:
         _hide(directory, other, _REMOVED)
@@ -192,11 +226,14 @@ def _install(temporary: Path, *, step: int) -> Path:
         _hide(directory, step, _REPLACED)
     temporary.rename(path)
     atomic.sync_directory(directory)
+    atomic.write_text(directory / "latest", path.name + "\n")
+    if best:
+        atomic.write_text(directory / "best", path.name + "\n")
     return path
 
 
 def _retire(directory: Path, old: list[int]) -> None:
-    best = _best_step(directory)
+    best = best_step(directory)
     for step in old:
         if step != best:
             _hide(directory, step, _REMOVED)
@@ -241,7 +278,7 @@ def _wanted(directory: Path, which: Literal["latest", "best"] | int, found: Mapp
     """The steps to try, in this order."""
     if which == "latest":
         return sorted(found, reverse=True)
-    step = _best_step(directory) if which == "best" else which
+    step = best_step(directory) if which == "best" else which
     if step is None and (directory / "best").exists():
         raise CheckpointError(
             f"{directory / 'best'} does not name a checkpoint", todo="ask for the newest one"
@@ -254,55 +291,16 @@ def _wanted(directory: Path, which: Literal["latest", "best"] | int, found: Mapp
     return [step]
 
 
-def _best_step(directory: Path) -> int | None:
-    path = directory / "best"
-    if not path.exists():
-        return None
-    return checkpoint_step(path.read_text(encoding="utf-8", errors="replace").strip())
-
-
 def _read(path: Path, *, step: int, map_location: str | torch.device) -> dict[str, Any]:
     """The state of one checkpoint, if every byte is as it was written."""
     try:
-        content = _manifest_content((path / _MANIFEST).read_bytes(), step=step)
-        for name, expected in content["files"].items():
-            _verify(path / name, **expected)
-        state: dict[str, Any] = torch.load(path / _STATE, map_location=map_location, weights_only=True)
+        manifest.verify(path, step=step)
+        state: dict[str, Any] = torch.load(path / STATE, map_location=map_location, weights_only=True)
     except OSError as error:
-        raise _DamagedError(f"{Path(error.filename or path).name}: {error.strerror or error}") from error
+        raise DamagedError(f"{Path(error.filename or path).name}: {error.strerror or error}") from error
     except pickle.UnpicklingError as error:
-        raise _DamagedError(f"{_STATE} holds more than tensors and numbers") from error
+        raise DamagedError(f"{STATE} holds more than tensors and numbers") from error
     return state
-
-
-def _verify(path: Path, *, size_bytes: int, sha256: str) -> None:
-    found_bytes = path.stat().st_size
-    if found_bytes != size_bytes:
-        raise _DamagedError(f"{path.name} has {found_bytes} bytes, not {size_bytes}")
-    with path.open("rb") as file:
-        if hashlib.file_digest(file, "sha256").hexdigest() != sha256:
-            raise _DamagedError(f"the SHA-256 of {path.name} differs")
-
-
-def _manifest_bytes(content: Mapping[str, Any]) -> bytes:
-    digest = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
-    return (json.dumps({**content, "sha256": digest}, indent=2) + "\n").encode()
-
-
-def _manifest_content(data: bytes, *, step: int) -> dict[str, Any]:
-    try:
-        content: dict[str, Any] = json.loads(data)
-        content.pop("sha256")
-        sound = data == _manifest_bytes(content)
-    except (ValueError, TypeError, AttributeError, KeyError):
-        sound = False
-    if not sound:
-        raise _DamagedError(f"{_MANIFEST} is not as it was written")
-    if content["format"] != FORMAT:
-        raise _DamagedError(f"its format is {content['format']}, this version reads {FORMAT}")
-    if content["step"] != step:
-        raise _DamagedError(f"it is the checkpoint of step {content['step']}")
-    return content
 
 
 def _check_loadable(value: object, where: str) -> None:

@@ -48,6 +48,8 @@ OBJECTS = (  # stored as NAME.json
     "env",  # versions
 )
 
+STATUS, LOCK, CHECKPOINTS = "status.json", "lock", "ckpt"
+
 _NAME = re.compile(r"(?P<time>\d{8}T\d{6}Z)-(?P<identity>[0-9a-f]{8})(?:-(?P<ordinal>\d+))?")
 _CHECKPOINT_NAME = re.compile(r"step-(\d{8,})")
 _LISTED = 10
@@ -127,7 +129,7 @@ class RunDir:
 
     @property
     def checkpoints(self) -> Path:
-        return self.path / "ckpt"
+        return self.path / CHECKPOINTS
 
     @property
     def metrics(self) -> Path:
@@ -170,7 +172,7 @@ class RunDir:
     def status(self) -> Status:
         """What status.json says. A missing or damaged one is state "unknown", with the reason."""
         try:
-            return Status(**json.loads((self.path / "status.json").read_bytes()))
+            return Status(**json.loads((self.path / STATUS).read_bytes()))
         except FileNotFoundError:
             return Status(state="unknown", reason="status.json is missing")
         except OSError as error:
@@ -182,7 +184,7 @@ class RunDir:
         """Replace status.json, or raise ToolkitError. What is not finite among `facts` becomes null."""
         odd = {name for name, value in facts.items() if isinstance(value, float) and not math.isfinite(value)}
         facts |= dict.fromkeys(odd)
-        self._replace("status.json", _status_text(state, step, reason, facts))
+        self._replace(STATUS, _status_text(state, step, reason, facts))
 
     def write(self, name: str, content: str | Mapping[str, Any]) -> None:
         """Replace one of TEXTS or OBJECTS. Raises ToolkitError where it cannot be written."""
@@ -212,7 +214,7 @@ class RunDir:
             for name, content in files.items():
                 atomic.write_new(temporary.path / _file_name(name), _text(content).encode())
             status = _status_text("running", 0, "", {})
-            atomic.write_new(temporary.path / "status.json", status.encode())
+            atomic.write_new(temporary.path / STATUS, status.encode())
             atomic.sync_directory(temporary.path)
             path = _rename_to_free_name(temporary.path, identity)
         except BaseException:
@@ -232,14 +234,14 @@ class RunDir:
         assert self._lock is None, "locked already"
         descriptor: int | None = None
         try:
-            descriptor = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT, 0o666)
+            descriptor = os.open(self.path / LOCK, os.O_RDWR | os.O_CREAT, 0o666)
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             if descriptor is not None:
                 os.close(descriptor)
             if error.errno == errno.EWOULDBLOCK:
                 return False
-            error.filename = str(self.path / "lock")
+            error.filename = str(self.path / LOCK)
             raise os_error("lock", error) from error
         self._lock = descriptor
         return True

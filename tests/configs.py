@@ -69,7 +69,7 @@ def _value(symbol: kconfiglib.Symbol) -> Value:
     if symbol.type == kconfiglib.BOOL:
         return bool(text == "y")
     if text == "":
-        return None
+        return "" if symbol.visibility else None
     if symbol.type == kconfiglib.INT:
         return int(text)
     helps = [node.help for node in symbol.nodes if node.help]

@@ -33,6 +33,7 @@ from train.last_words import say_floors, say_sample
 from train.many import launch_on_many, meet
 from train.probing import Bench, known_or_measured
 from train.record import Record, RunRecord, SilentRecord
+from train.remote import catch_up, check_storage, copier_of, interrupted
 from train.rerun import changes
 from train.setup import initial_weights, make_job
 from train.stop import Stopped, ended_once
@@ -75,7 +76,7 @@ def _interrupted(order: Order) -> RunDir | None:
     if order.config.resume == "never":
         return None
     same = identity(order.resolved.values)
-    return RunDir.find_interrupted(order.runs, model=order.config.model, identity=same, say=say)
+    return interrupted(order.config, identity=same, runs=order.runs, say=say)
 
 
 def resume(name: str, *, root: Path, runs: Path, started: float) -> int:
@@ -85,7 +86,7 @@ def resume(name: str, *, root: Path, runs: Path, started: float) -> int:
     run = resolve_run(runs, name, unfinished=True)
     run.lock()
     order = _order(stored_configuration(run, root), root=root, runs=runs, started=started)
-    return _carry_out(order, lambda: run)
+    return _carry_out(order, lambda: catch_up(run, order.config, say=say))
 
 
 def rerun(name: str, *, root: Path, runs: Path, started: float) -> int:
@@ -145,6 +146,7 @@ def _carry_out(order: Order, find_run: Callable[[], RunDir | None], *, again: Ru
     again:    an earlier run of the same configuration, to tell what is different.
     """
     check_packages(order.config)
+    check_storage(order.config)
     subject = open_subject(order.config, root=order.root, say=say)
     gathering = gathering_of(nodes=order.config.dist_nnodes, endpoint=order.config.dist_endpoint)
     if gathering is not None:
@@ -262,6 +264,7 @@ def _as_main(case: Case, backend: Backend, interrupted: RunDir | None) -> int:
         started=case.order.started,
         keep_last=case.order.config.keep_last,
         open_sinks=partial(open_sinks, case.order.config, run),
+        copier=copier_of(run, case.order.config),
     )
     try:
         record.say(f"{'Going on with' if interrupted else 'Run'} {run.path}")
@@ -272,6 +275,8 @@ def _as_main(case: Case, backend: Backend, interrupted: RunDir | None) -> int:
         return _train(case, backend, record, interrupted)
     except BaseException as error:
         _tell_end(run, error)
+        if not isinstance(error, KeyboardInterrupt):  # that ends at once
+            record.broken_off()
         raise
     finally:
         record.close()

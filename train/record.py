@@ -13,6 +13,9 @@ from lib.metrics import MetricsWriter, Scalar
 from lib.plan.types import Plan
 from lib.rundir import RunDir
 from lib.sinks import Sink, Sinks
+from lib.storage import StorageError
+from train.remote import Copier
+from train.stop import StopRequest
 
 
 class Record(Protocol):
@@ -82,11 +85,15 @@ class RunRecord:
         started: float,
         keep_last: int,
         open_sinks: Callable[[], Sequence[Sink]] = tuple,
+        copier: Copier | None = None,
     ) -> None:
-        """open_sinks: opens what is to be kept up with metrics.jsonl, when training begins."""
+        """open_sinks: opens what is to be kept up with metrics.jsonl, when training begins.
+
+        copier: brings each checkpoint to storage.
+        """
         self.run, self.console = run, console
         self._started, self._keep_last = started, keep_last
-        self._open_sinks, self._done = open_sinks, False
+        self._open_sinks, self._copier, self._done = open_sinks, copier, False
         self._metrics: MetricsWriter | None = None
         self._sinks: Sinks | None = None
         self._shown: dict[str, float] = {}  # of the last row, for the progress line
@@ -118,6 +125,7 @@ class RunRecord:
         if self._first_step is None:
             self._first_step = step
             self.say(f"First optimizer step {time.monotonic() - self._started:.1f} s after the start")
+        self._tell_copies()
         self.console.update(step, values=self._shown, fraction=fraction, samples_per_second=self._rate)
 
     def flush(self) -> None:
@@ -130,6 +138,8 @@ class RunRecord:
             raise ToolkitError(f"{self.run.path} is gone", why="it was removed while this run trained in it")
         checkpoint.save(self.run.checkpoints, step=step, state=state, keep_last=self._keep_last, best=best)
         self.run.set_status("running", step=step)
+        if self._copier is not None:
+            self._copier.begin()
 
     def replan(self, plan: Plan, why: str) -> None:
         self.say(why)
@@ -141,7 +151,37 @@ class RunRecord:
         self._done = True
         self.console.stop()
         self.say(f"Done: {told(result)} ({part}), {seconds:.1f} s of training")
+        if self._copier is not None:
+            with StopRequest():  # the first signal does not cut it off
+                failure = self._last_copy(self._copier)
+            if failure:
+                raise StorageError(
+                    f"the newest checkpoint is not in {self._copier.url}",
+                    why=failure,
+                    todo=f"the run is done, and whole in {self.run.path}: copy it by hand",
+                )
+            self.say(f"Copied to {self._copier.url}")
         self.say(f"Run: {self.run.path}")
+
+    def broken_off(self) -> None:
+        """The run ends before its time, and its directory says how: wait until storage has that, too."""
+        if self._copier is None or self._done or not self.run.config.is_file():
+            return
+        if failure := self._last_copy(self._copier):
+            self.say(f"The newest checkpoint is not in {self._copier.url}: {failure}")
+
+    def _last_copy(self, copier: Copier) -> str:
+        """Copy how the run is now, and wait; returns why that could not be done."""
+        copier.begin()
+        failure = copier.wait(self.say)
+        if not failure:  # which is told by who asked
+            self._tell_copies()
+        return failure
+
+    def _tell_copies(self) -> None:
+        if self._copier is not None:
+            for line in self._copier.news():
+                self.say(line)
 
     def close(self) -> None:
         self.console.stop()

@@ -22,12 +22,14 @@ from lib.data import (
     open_dataset,
     restrict,
 )
+from lib.data.remote import local_copy
 from lib.data.types import Spec
 from lib.data.unopened import unopened
 from lib.memory.facts import model_facts
 from lib.plan.types import ModelFacts
 from lib.recompute import configure_recomputation
 from lib.registry import build_model
+from lib.storage import is_url
 from train.frozen import FrozenSource
 
 
@@ -74,8 +76,7 @@ def _opened(config: Config, *, root: Path, learned: bool, say: Callable[[str], N
     """learned: whether frozen models are to have the weights that they are trained with."""
     dataset = open_dataset(
         config.dataset,
-        # A relative directory starts at the source tree.
-        data_dir=(root / Path(config.data_dir).expanduser()).resolve() if config.data_dir else None,
+        data_dir=_data_dir(config, root=root, say=say),
         cache_dir=cache_of(root),
         download=config.data_download,
         image_size=config.image_size or 0,
@@ -91,6 +92,15 @@ def _opened(config: Config, *, root: Path, learned: bool, say: Callable[[str], N
 
     frozen = frozen_sources(config, dataset, root=root, cache_dir=cache_of(root), learned=learned, say=say)
     return dataclasses.replace(subject, frozen=frozen)
+
+
+def _data_dir(config: Config, *, root: Path, say: Callable[[str], None]) -> Path | None:
+    """Where files are looked for on this disk. Raises ToolkitError where a URL cannot be copied to it."""
+    if not config.data_dir:
+        return None
+    if is_url(config.data_dir):
+        return local_copy(config.data_dir, cache_dir=cache_of(root), say=say)
+    return (root / Path(config.data_dir).expanduser()).resolve()  # relative to the source tree
 
 
 def cache_of(root: Path) -> Path:

@@ -11,7 +11,7 @@ from lib.kconf.reader import Finding
 from lib.kconf.tree import find
 from lib.kconf.values import rule_of
 
-_ABSOLUTE = re.compile(r"""(?:^|[\s"'=:,])(~?/[\w.-]+|~\w*/|[A-Za-z]:\\)""")
+_ABSOLUTE = re.compile(r"""(?:^|[\s"'=:,])(~?/[\w.-]+|~\w*/|[A-Za-z]:\\|(?:file|local):/)""")
 _DATE = re.compile(r"\b(?:19|20)\d\d-(?:0\d|1[0-2])-(?:[0-2]\d|3[01])\b|\b\d{8}T\d{6}Z?\b")
 _LEAST_HOST_NAME = 4  # shorter ones are also words
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from lib import checkpoint
+from lib import checkpoint, manifest
 from lib.errors import CheckpointError
 
 
@@ -190,7 +190,7 @@ def test_a_state_that_would_run_code_is_refused(tmp_path: Path, monkeypatch: pyt
 
 def test_a_newer_format_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(checkpoint, "FORMAT", 2)
+        patch.setattr(manifest, "FORMAT", 2)
         save(tmp_path, 1)
     said: list[str] = []
     with pytest.raises(CheckpointError, match="no sound checkpoint"):

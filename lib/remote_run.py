@@ -1,0 +1,191 @@
+"""A run on object storage, which has no renaming: a checkpoint is there when its manifest is.
+
+    URL/<model>/<run>/config ...                      the files of the run directory
+    URL/<model>/<run>/ckpt/step-00001234/state.pt     first
+    URL/<model>/<run>/ckpt/step-00001234/manifest.json   last
+
+What is kept and which checkpoint is the best is asked of the manifests there, every time.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from lib import atomic, checkpoint, manifest
+from lib.errors import CheckpointError, os_error
+from lib.manifest import DamagedError
+from lib.rundir import CHECKPOINTS, LOCK, STATUS, RunDir, checkpoint_name, checkpoint_step
+from lib.storage import MissingError, Storage
+
+
+def contents(run: RunDir) -> dict[str, bytes]:
+    """The files of a run directory but for its checkpoints and what is made of them."""
+    files = [path for path in run.path.iterdir() if path.is_file() and not path.name.startswith(".")]
+    return {path.name: path.read_bytes() for path in files if path.name != LOCK}
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteRun:
+    """One run on storage. All methods raise StorageError where the storage fails."""
+
+    name: str
+    storage: Storage  # of this run
+
+    def is_done(self) -> bool:
+        try:
+            return bool(json.loads(self.storage.read(STATUS))["state"] == "done")
+        except (MissingError, ValueError, KeyError, TypeError):
+            return False
+
+    def manifests(self) -> dict[int, dict[str, Any]]:
+        """What the manifests that are as they were written say, by step."""
+        found = {}
+        for step in self._folders():
+            try:
+                found[step] = manifest.decode(self.storage.read(_place(step, manifest.NAME)), step=step)
+            except (MissingError, DamagedError):
+                continue  # a copy that was cut off, or is not for this version
+        return found
+
+    def copy(self, directory: Path, files: Mapping[str, bytes], *, keep_last: int) -> None:
+        """Bring the newest and the best checkpoint of `directory` there, if they are not, and `files`.
+
+        Older than the `keep_last` newest, cut off or left from a course that was given up: these are removed.
+        Raises FileNotFoundError where a checkpoint was removed from the disk meanwhile, for a newer one.
+        """
+        local = checkpoint.steps(directory)
+        wanted = {step for step in local if step in (local[-1], checkpoint.best_step(directory))}
+        there, missing = self.manifests(), dict[int, bytes]()
+        for step in wanted:
+            data = (directory / checkpoint_name(step) / manifest.NAME).read_bytes()
+            if there.get(step) != manifest.decode(data, step=step):
+                missing[step] = data
+        for step in missing:
+            self.storage.remove(_place(step, manifest.NAME))
+            self._upload_state(directory / checkpoint_name(step) / checkpoint.STATE, step)
+        for name, data in files.items():
+            if name != STATUS:
+                self.storage.write(name, data)
+        for step, data in missing.items():
+            self.storage.write(_place(step, manifest.NAME), data)
+        # It may say that the run is done, which its last checkpoint is needed for.
+        self.storage.write(STATUS, files[STATUS])
+        if local:
+            self._retire(newest=local[-1], keep_last=keep_last)
+
+    def fetch(self, run: RunDir, *, say: Callable[[str], object]) -> None:
+        """Bring `run` its newest sound checkpoint, its files and the best one, if it has none as new.
+
+        A damaged one is told, and the one before is taken. Raises CheckpointError where there is none but
+        damaged ones and `run` has none of its own, ToolkitError where the disk fails.
+        """
+        own = checkpoint.steps(run.checkpoints)
+        there = self.manifests()
+        newer = sorted(step for step in there if not own or step > own[-1])
+        if not newer:
+            return
+        # First: rows of later steps than the checkpoint's are dropped, rows that are missing are not made up.
+        self._fetch_files(run.path)
+        best = _best(there)
+        # From old to new: what is installed takes later ones for a course that was given up.
+        had = best is not None and best in newer[:-1] and self._receive(run.checkpoints, best, say)
+        for step in reversed(newer):
+            if (had and step == best) or self._receive(run.checkpoints, step, say):
+                say(f"Checkpoint {checkpoint_name(step)} comes from {self.storage.url}")
+                return
+        if not own:
+            raise CheckpointError(
+                f"no sound checkpoint in {self.storage.url}",
+                why=f"damaged: {', '.join(map(checkpoint_name, newer))}",
+                todo="remove that folder to start again",
+            )
+
+    def adopt(self, runs: Path, *, say: Callable[[str], object]) -> RunDir:
+        """Make its run directory in `runs`, the directory of its model's runs, with a checkpoint; locked.
+
+        Raises ToolkitError where another process does so, or the disk fails.
+        """
+        run = RunDir(runs / f".fetching-{self.name}")
+        try:
+            run.path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise os_error(f"fetch {self.storage.url} to", error) from error
+        run.lock()
+        try:
+            self.fetch(run, say=say)
+            run.path = run.path.rename(runs / self.name)
+            atomic.sync_directory(runs)
+        except OSError as error:
+            run.release()
+            raise os_error(f"fetch {self.storage.url} to", error) from error
+        except BaseException:
+            run.release()
+            raise
+        return run
+
+    def _fetch_files(self, directory: Path) -> None:
+        for name in self.storage.entries():
+            if name in (CHECKPOINTS, LOCK) or name.startswith("."):
+                continue
+            temporary = directory / f".{name}.fetched"
+            self.storage.download(name, temporary)
+            try:
+                atomic.publish(temporary, directory / name)
+            except OSError as error:
+                raise os_error("write", error) from error
+
+    def _upload_state(self, path: Path, step: int) -> None:
+        try:
+            self.storage.upload(path, _place(step, checkpoint.STATE))
+        except MissingError:
+            path.stat()  # raises where it is this one that has gone
+            raise
+
+    def _receive(self, directory: Path, step: int, say: Callable[[str], object]) -> bool:
+        def bring(name: str, path: Path) -> None:
+            try:
+                self.storage.download(_place(step, name), path)
+            except MissingError as error:
+                raise DamagedError(f"{name} is missing") from error
+
+        try:
+            checkpoint.receive(directory, step=step, fetch=bring)
+        except DamagedError as damage:
+            say(f"checkpoint {checkpoint_name(step)} in {self.storage.url} is damaged: {damage}")
+            return False
+        return True
+
+    def _retire(self, *, newest: int, keep_last: int) -> None:
+        there = {step: content for step, content in self.manifests().items() if step <= newest}
+        keep = {*sorted(there)[-keep_last:], _best(there)}
+        for step in self._folders():
+            if step not in keep:
+                self.storage.remove(_place(step, manifest.NAME))
+                self.storage.remove(_place(step))
+
+    def _folders(self) -> list[int]:
+        steps = map(checkpoint_step, self.storage.entries(CHECKPOINTS))
+        return [step for step in steps if step is not None]
+
+
+def unfinished(storage: Storage, *, identity: str) -> list[RemoteRun]:
+    """The runs of one model on `storage` that have this identity and are not done, from old to new.
+
+    Raises StorageError where the storage fails.
+    """
+    names = [name for name in storage.entries() if RunDir(Path(name)).identity == identity]
+    found = [RemoteRun(name, storage.below(name)) for name in names]
+    return [run for run in found if not run.is_done()]
+
+
+def _place(step: int, name: str = "") -> str:
+    return "/".join(filter(None, (CHECKPOINTS, checkpoint_name(step), name)))
+
+
+def _best(manifests: Mapping[int, Mapping[str, Any]]) -> int | None:
+    """The step of the best checkpoint: each that is called so was better than those before."""
+    return max((step for step, content in manifests.items() if manifest.is_best(content)), default=None)

@@ -1,0 +1,178 @@
+"""Files at a URL: whatever fsspec opens. It is imported where a URL is opened, and not before."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from lib.errors import ConfigError, ToolkitError
+
+_OURS = ("lib", "train", "models", "scripts")
+
+
+class StorageError(ToolkitError):
+    """Storage cannot be reached, or does not do what it was asked for."""
+
+
+class MissingError(StorageError):
+    """There is no such file, or no place for one."""
+
+
+def is_url(text: str) -> bool:
+    return "://" in text
+
+
+@dataclass(frozen=True, slots=True)
+class Storage:
+    """What is below one URL. Names are relative to it, with slashes.
+
+    All methods raise StorageError where the storage fails, MissingError where a file is not there.
+    """
+
+    url: str  # without a slash at its end
+    _files: Any  # an fsspec.AbstractFileSystem
+    _root: str  # of the URL, as that file system names it
+    _on_disk: bool  # where files can be seen half written; an object is there or not
+
+    def below(self, name: str) -> Storage:
+        """The part of the storage below `name`."""
+        return Storage(f"{self.url}/{name}", self._files, self._path(name), self._on_disk)
+
+    def entries(self, folder: str = "") -> list[str]:
+        """The names of files and folders directly in a folder, sorted; none where it is not there."""
+        path = self._path(folder)
+        with _errors(f"list {self.url}/{folder}"):
+            self._files.invalidate_cache()  # others may have been here
+            try:
+                found = self._files.ls(path, detail=False)
+            except FileNotFoundError:
+                return []
+        names = {
+            str(entry).rstrip("/").rpartition("/")[2]
+            for entry in found
+            if str(entry).strip("/") != path.strip("/")
+        }
+        return sorted(names - {""})
+
+    def sizes(self) -> dict[str, int]:
+        """The size in bytes of every file, at any depth; a URL of one file has that of "" alone."""
+        with _errors(f"list {self.url}"):
+            self._files.invalidate_cache()
+            found = self._files.find(self._root, detail=True)
+        root = self._root.strip("/")
+        return {
+            str(path).strip("/").removeprefix(root).lstrip("/"): int(facts["size"])
+            for path, facts in found.items()
+            if not str(path).endswith("/")  # what some programs write to have an empty folder
+        }
+
+    def read(self, name: str) -> bytes:
+        with _errors(f"read {self.url}/{name}"):
+            return bytes(self._files.cat_file(self._path(name)))
+
+    def write(self, name: str, data: bytes) -> None:
+        """Make or replace a small file, at once."""
+        path = self._path(name)
+        with _errors(f"write {self.url}/{name}"):
+            if self._on_disk:
+                folder, _, file = path.rpartition("/")
+                self._files.pipe_file(f"{folder}/.{file}.new", data)
+                self._files.mv(f"{folder}/.{file}.new", path)
+            else:
+                self._files.pipe_file(path, data)
+
+    def upload(self, path: Path, name: str) -> None:
+        with _errors(f"write {self.url}/{name}"):
+            self._files.put_file(str(path), self._path(name))
+
+    def download(self, name: str, path: Path) -> None:
+        with _errors(f"read {self.url}/{name}"):
+            self._files.get_file(self._path(name), str(path))
+
+    def remove(self, name: str) -> None:
+        """Remove a file, or a folder with all that is in it. What is not there is removed."""
+        with _errors(f"remove {self.url}/{name}"):
+            try:
+                self._files.rm(self._path(name), recursive=True)
+            except FileNotFoundError:
+                return
+
+    def check(self) -> None:
+        """Write a small file, read it, and remove it again."""
+        name, data = f".check-{os.urandom(4).hex()}", b"anneal\n"
+        self.write(name, data)
+        try:
+            if self.read(name) != data:
+                raise StorageError(f"cannot read {self.url}/{name}", why="it is not what was written there")
+        finally:
+            self.remove(name)
+
+    def _path(self, name: str) -> str:
+        return f"{self._root}/{name}" if name else self._root
+
+
+def open_storage(url: str, *, asked: str) -> Storage:
+    """What is below `url`. asked: the option that names it.
+
+    Raises ConfigError where that is no URL, or the package that opens it is not installed.
+    """
+    if not is_url(url):
+        raise ConfigError(f'{asked}="{url}" is not a URL', todo=f"a path is written file://{url}")
+    from fsspec.core import url_to_fs
+
+    url = url.rstrip("/")
+    protocol = url.partition(":")[0]
+    on_disk = protocol in ("file", "local")
+    # On a disk somebody has to make the folders; elsewhere that might make a bucket.
+    options = {"auto_mkdir": True} if on_disk else {}
+    try:
+        with _errors(f"open {url}"):
+            files, root = url_to_fs(url, **options)
+    except ImportError as error:
+        package = _package_of(protocol, error)
+        raise ConfigError(
+            f'{asked}="{url}": the package {package} is not installed',
+            todo=f"install it, for example with .venv/bin/pip install {package}",
+        ) from error
+    except StorageError as error:
+        raise ConfigError(f'{asked}="{url}" cannot be opened', why=error.why) from error
+    return Storage(url, files, str(root).rstrip("/"), on_disk)
+
+
+def _package_of(protocol: str, error: ImportError) -> str:
+    """The package that opens such URLs."""
+    from fsspec.registry import known_implementations
+
+    package = str(known_implementations[protocol]["class"]).partition(".")[0]
+    if package != "fsspec":
+        return package
+    cause = error.__cause__  # its own error names several in a sentence
+    return (isinstance(cause, ImportError) and cause.name) or error.name or f"for {protocol}://"
+
+
+@contextmanager
+def _errors(action: str) -> Iterator[None]:
+    """Tell what storage raises in one line; a mistake of ours stays what it is."""
+    try:
+        yield
+    except FileNotFoundError as error:
+        raise MissingError(f"cannot {action}", why="there is no such place") from error
+    except Exception as error:
+        if _is_of_storage(error):
+            told = isinstance(error, OSError) and error.strerror
+            reason = " ".join(str(told or error).split())
+            raise StorageError(f"cannot {action}", why=reason or type(error).__name__) from error
+        raise
+
+
+def _is_of_storage(error: Exception) -> bool:
+    """Packages below fsspec have errors of their own (botocore, aiohttp), without a common class."""
+    if isinstance(error, ImportError):
+        return False
+    if isinstance(error, OSError | RuntimeError | ValueError):
+        return True
+    return type(error).__module__.partition(".")[0] not in ("builtins", *_OURS)
