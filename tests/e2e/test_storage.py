@@ -33,27 +33,40 @@ def runner_in(folder: Path, url: str, *, steps: int = LAST) -> Runner:
     return runner
 
 
-def wait_for_copies(process: Forked, bucket: Path, *, count: int) -> None:
-    """Until so many checkpoints have come to storage."""
+def wait_for_copies(process: Forked, bucket: Path, *, count: int) -> bool:
+    """Until so many checkpoints have come to storage. Returns whether the run still goes on."""
     deadline, seen = time.monotonic() + PATIENCE_SECONDS, set[str]()
     while len(seen) < count:
         seen |= {path.parent.name for path in bucket.glob("*/*/ckpt/*/manifest.json")}
-        assert process.poll() is None, process.communicate()[0]
+        if process.poll() is not None:
+            return False
         assert time.monotonic() < deadline
         time.sleep(0.005)
+    return True
+
+
+def killed_in_between(folder: Path, bucket: Path) -> str:
+    """Have a run killed that has copied two checkpoints, and its disk removed. Returns its name."""
+    for _ in range(5):  # on a busy machine it can be over before this one looks
+        lost = runner_in(folder, f"file://{bucket}")
+        process = lost.start("train")
+        was_going = wait_for_copies(process, bucket, count=2)
+        process.kill()
+        output, _ = process.communicate(PATIENCE_SECONDS)
+        name, ended = lost.newest().name, lost.newest().status().state == "done"
+        shutil.rmtree(folder)
+        if was_going and not ended:
+            return name
+        assert ended, output
+        shutil.rmtree(bucket)
+    raise AssertionError("every run was over before it was killed")
 
 
 def test_a_run_goes_on_elsewhere_to_the_same_bits(tmp_path: Path) -> None:
     reference = runner_in(tmp_path / "reference", "")
     reference.run("train")
     bucket = tmp_path / "bucket"
-    lost = runner_in(tmp_path / "lost", f"file://{bucket}")
-    process = lost.start("train")
-    wait_for_copies(process, bucket, count=2)
-    process.kill()
-    process.wait(PATIENCE_SECONDS)
-    name = lost.newest().name
-    shutil.rmtree(lost.folder)
+    name = killed_in_between(tmp_path / "lost", bucket)
     copies = sorted(bucket.glob("*/*/ckpt/*/state.pt"))
     assert len(copies) >= 2
     with copies[-1].open("r+b") as file:  # of one that was cut off or is whole
@@ -80,7 +93,7 @@ def test_a_run_that_is_told_to_stop_has_copied_its_last_checkpoint(tmp_path: Pat
     bucket = tmp_path / "bucket"
     runner = runner_in(tmp_path / "one", f"file://{bucket}", steps=1_000_000)
     process = runner.start("train")
-    wait_for_copies(process, bucket, count=1)
+    assert wait_for_copies(process, bucket, count=1)
     process.send_signal(signal.SIGTERM)
     output, _ = process.communicate(PATIENCE_SECONDS)
     assert process.returncode == 75, output
