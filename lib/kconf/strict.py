@@ -7,7 +7,7 @@ dependencies to a later one is a notice: the later layer won.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -87,25 +87,23 @@ class StrictLoad:
             self._replace_earlier(entry)
             self._entries[entry.symbol.name] = entry
             _assign(entry)
-        by_tool = self.is_by_tool(layer)
+        by_tool = self._by_tool()
         for entry in fresh:
-            entry.took = (by_tool and _is_harmless(entry)) or _problem(entry) is None
+            entry.took = _problem(entry) is None or (by_tool(layer) and _is_harmless(entry))
 
     def finish(self) -> Verdict:
         """Judge every assignment against the final state. May be called again after more layers."""
-        by_tool = {id(layer) for layer in self._layers if self.is_by_tool(layer)}
+        by_tool = self._by_tool()
         findings = list(self._findings)
         notices = list(self._notices)
         for fault in self._faults:
             symbol = find(self.tree, fault.assignment.name)
-            if id(fault.layer) in by_tool and symbol is not None and _is_as_written(fault.assignment, symbol):
+            if symbol is not None and by_tool(fault.layer) and _is_as_written(fault.assignment, symbol):
                 continue
             findings.append(Finding(fault.assignment.file, fault.assignment.line, fault.text))
         for entry in self._entries.values():
-            if id(entry.layer) in by_tool and _is_harmless(entry):
-                continue
             problem = _problem(entry)
-            if problem is None:
+            if problem is None or (by_tool(entry.layer) and _is_harmless(entry)):
                 continue
             if id(entry.layer) in self._contradictory and problem.derived:
                 continue  # it depends on which of the two is meant, and that is a finding already
@@ -115,7 +113,7 @@ class StrictLoad:
             if lost and not self.refuse_replacing:
                 notices.append(f"{at.place}: {problem.text}")
             else:
-                text = problem.text + self._advice(entry, problem, id(entry.layer) in by_tool)
+                text = problem.text + self._advice(entry, problem, by_tool(entry.layer))
                 findings.append(Finding(at.file, at.line, text))
         order = {layer.name: index for index, layer in enumerate(self._layers)}
         findings.sort(key=lambda finding: (order.get(finding.file, 0), finding.line))
@@ -252,6 +250,17 @@ class StrictLoad:
         # With more names than these it is less than half: a short file, looked at often, ends early.
         written = list(islice(every, 2 * len(assigned) + 1))
         return 2 * sum(name in assigned for name in written) >= max(1, len(written))
+
+    def _by_tool(self) -> Callable[[Layer], bool]:
+        """`is_by_tool`, looked up once for each layer, and only where something hangs on it: it asks the tree."""
+        known: dict[int, bool] = {}
+
+        def by_tool(layer: Layer) -> bool:
+            if id(layer) not in known:
+                known[id(layer)] = self.is_by_tool(layer)
+            return known[id(layer)]
+
+        return by_tool
 
     def _advice(self, entry: _Entry, problem: _Problem, by_tool: bool) -> str:
         if by_tool and not has_prompt(entry.symbol):

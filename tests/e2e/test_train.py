@@ -104,6 +104,7 @@ def test_a_run_killed_at_random_moments_ends_in_the_same_bits(runner: Runner, tm
         "CONFIG_CHECKPOINT_INTERVAL_STEPS": "3",
         "CONFIG_EVAL_INTERVAL_STEPS": "30",
         "CONFIG_EMA": "y",
+        "CONFIG_AUTO_METHOD_TABLE": "y",  # planned at once: what is killed is to train
     }
     (tmp_path / "reference").mkdir()
     reference = Runner(tmp_path / "reference")
