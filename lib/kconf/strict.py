@@ -252,7 +252,7 @@ class StrictLoad:
         return 2 * sum(name in assigned for name in written) >= max(1, len(written))
 
     def _by_tool(self) -> Callable[[Layer], bool]:
-        """`is_by_tool`, looked up once for each layer, and only where something hangs on it: it asks the tree."""
+        """`is_by_tool`, once for each layer and only where it matters, for it asks all options."""
         known: dict[int, bool] = {}
 
         def by_tool(layer: Layer) -> bool:
