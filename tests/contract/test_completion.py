@@ -73,7 +73,7 @@ def test_runs_are_offered(tree: Path) -> None:
         (["explain", "SYM", "=", "MUON_L"], {"MUON_LEARNING_RATE"}),
         (["explain", "CONFIG_MUON_LEARN"], {"CONFIG_MUON_LEARNING_RATE="}),
         (["diffconfig", "A", "=", "resnet5"], {"resnet50"}),
-        (["rerun", "RUN", "="], set()),
+        (["rerun", "RUN", "=", "runs/nope"], set()),
     ],
 )
 def test_bash_offers_what_stands_behind_an_equals_sign(line: list[str], offered: set[str]) -> None:
