@@ -17,13 +17,20 @@ _VERIFIED_BYTES = 2**27  # larger files are trusted by their size: reading them 
 
 
 def cached_folder(
-    folder: Path, *, identity: str, fill: Callable[[Path], None], say: Callable[[str], None]
+    folder: Path,
+    *,
+    identity: str,
+    fill: Callable[[Path], None],
+    say: Callable[[str], None],
+    by_content: bool = True,
 ) -> Path:
     """`folder`, filled by `fill` (which gets the path of an empty folder) unless it already is.
 
     identity: all that the content follows from. A folder made from anything else, or with a file
     that is not as it was written, is made again, and `say` is told why. Until the new one is complete
-    nobody sees it; one process makes it while others wait. Raises ToolkitError where it cannot be written.
+    nobody sees it; one process makes it while others wait. by_content: whether files are read to see that
+    they are as they were; False for so many that their sizes have to do. Raises ToolkitError where it cannot
+    be written.
     """
     if _fault(folder, identity) is None:
         return folder
@@ -34,7 +41,7 @@ def cached_folder(
             if fault is not None:
                 if fault:
                     say(f"{folder}: {fault}; making it again")
-                _make(folder, identity, fill)
+                _make(folder, identity, fill, by_content=by_content)
     except OSError as error:
         raise _write_error(error) from error
     return folder
@@ -56,7 +63,7 @@ def _fault(folder: Path, identity: str) -> str | None:
         for name, (size_bytes, digest) in manifest["files"].items():
             if (folder / name).stat().st_size != size_bytes:
                 return f"{name} has another size than was written"
-            if size_bytes <= _VERIFIED_BYTES and _digest(folder / name) != digest:
+            if digest and size_bytes <= _VERIFIED_BYTES and _digest(folder / name) != digest:
                 return f"{name} has another content than was written"
     except FileNotFoundError as error:
         return f"{Path(error.filename).name} is missing"
@@ -70,7 +77,7 @@ def _digest(file: Path) -> str:
         return hashlib.file_digest(opened, "sha256").hexdigest()
 
 
-def _make(folder: Path, identity: str, fill: Callable[[Path], None]) -> None:
+def _make(folder: Path, identity: str, fill: Callable[[Path], None], *, by_content: bool) -> None:
     """Fill a folder beside `folder` and rename it. Holding the lock, so leftovers of killed processes go."""
     new = folder.with_name(f".{folder.name}.new")
     for leftover in (new, folder):
@@ -81,7 +88,11 @@ def _make(folder: Path, identity: str, fill: Callable[[Path], None]) -> None:
     new.mkdir()
     try:
         fill(new)
-        files = {file.name: (file.stat().st_size, _digest(file)) for file in sorted(new.iterdir())}
+        files = {
+            str(path.relative_to(new)): (path.stat().st_size, _digest(path) if by_content else "")
+            for path in sorted(new.rglob("*"))
+            if path.is_file()
+        }
         manifest = {"fingerprint": fingerprint(identity), "files": files}
         (new / _MANIFEST).write_text(json.dumps(manifest, indent=1) + "\n")
         new.rename(folder)
