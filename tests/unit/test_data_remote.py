@@ -61,7 +61,10 @@ def test_a_url_of_a_file_is_that_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("harm", "told"),
     [
-        (lambda folder: (folder / "a.txt").write_text("12"), "folder/a.txt has another size than was written"),
+        (
+            lambda folder: (folder / "a.txt").write_text("12"),
+            "folder/a.txt has another size than was written",
+        ),
         (lambda folder: (folder / "deep/er/b.txt").unlink(), "b.txt is missing"),
         (lambda folder: (folder.parent / "manifest.json").write_text("[]"), "manifest.json is damaged"),
     ],
