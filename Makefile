@@ -324,7 +324,7 @@ train-%: ready
 
 ##@ Development
 ## test: every test
-## test-fast: the tests that take less than about two seconds each
+## test-fast: the tests that take less than about half a second each
 ## test-light: the tests of configuration on every Python and kconfiglib that is promised
 ## test-faults: each test of a killed or interrupted run five times, counted
 ## test-slurm: submit, preempt, requeue and cancel on a SLURM of this machine, started for it; where there is one

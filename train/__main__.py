@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from lib.errors import ConfigError, run_main
-from train.stop import ended_by_interrupt
+from train.stop import importing
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -48,7 +48,7 @@ def main() -> int:
     preflight.add_argument("--json", action="store_true", help="for programs")
     options = parser.parse_args()
     # Below, because it imports torch, and a wrong command line should be told at once.
-    with ended_by_interrupt():
+    with importing():
         from train import commands as run
         from train import planning, probing
         from train.trial import run_trial

@@ -6,6 +6,7 @@ A rule takes a `Module` and yields one line for each breach.
 from __future__ import annotations
 
 import ast
+import functools
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -63,16 +64,21 @@ MACHINE_PATH = re.compile(r"(?<![\w.~/-])/(home|root|tmp|work|mnt|Users)/\w")
 UNFINISHED = re.compile(r"\b(TODO|FIXME|XXX|HACK)\b")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Module:
     """One Python file: its path from the root of the tree, and its text."""
 
     path: str
     text: str
 
-    @property
+    @functools.cached_property
     def tree(self) -> ast.Module:
         return ast.parse(self.text, filename=self.path)
+
+    @functools.cached_property
+    def nodes(self) -> tuple[ast.AST, ...]:
+        """Every node of `tree`."""
+        return tuple(ast.walk(self.tree))
 
     @property
     def name(self) -> str:
@@ -97,7 +103,7 @@ def level(name: str) -> int | None:
 def imports(module: Module) -> Iterator[tuple[int, str]]:
     """(line, dotted name) of all that a module imports, wherever it does so."""
     package = module.name if module.path.endswith("__init__.py") else module.name.rpartition(".")[0]
-    for node in ast.walk(module.tree):
+    for node in module.nodes:
         if isinstance(node, ast.Import):
             yield from ((node.lineno, alias.name) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -130,7 +136,7 @@ def environment(module: Module) -> Iterator[str]:
     if module.path.startswith(READS_ENVIRONMENT):
         return
     wanted = {"environ", "environb", "getenv", "putenv"}
-    for node in ast.walk(module.tree):
+    for node in module.nodes:
         read = isinstance(node, ast.Attribute) and node.attr in wanted and dotted(node.value) == "os"
         taken = (
             isinstance(node, ast.ImportFrom)
@@ -155,7 +161,7 @@ def backend_seam(module: Module) -> Iterator[str]:
     for line, name in imports(module):
         if name.split(".")[0] in BACKEND_ONLY_IMPORTS:
             yield f"{module.path}:{line}: imports {name}; only lib/xla.py may"
-    for node in ast.walk(module.tree):
+    for node in module.nodes:
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "cuda":
             yield f"{module.path}:{node.lineno}: calls .cuda(); only lib/backend.py may"
     for line, text in string_constants(module):
@@ -166,7 +172,7 @@ def backend_seam(module: Module) -> Iterator[str]:
 def no_fallback_values(module: Module) -> Iterator[str]:
     if module.path == "lib/hyperparams.py":
         return
-    for node in ast.walk(module.tree):
+    for node in module.nodes:
         if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name) or not node.args:
             continue
         guesses = (node.func.id == "getattr" and len(node.args) == 3) or node.func.id == "hasattr"
@@ -176,7 +182,7 @@ def no_fallback_values(module: Module) -> Iterator[str]:
 
 def no_broad_except(module: Module) -> Iterator[str]:
     broad = {"Exception", "BaseException"}
-    for node in ast.walk(module.tree):
+    for node in module.nodes:
         if isinstance(node, ast.ExceptHandler):
             caught = node.type.elts if isinstance(node.type, ast.Tuple) else [node.type]
             passes_on = isinstance(node.body[-1], ast.Raise) and node.body[-1].exc is None
@@ -194,7 +200,7 @@ def models_know_tensors_only(module: Module) -> Iterator[str]:
     for line, name in imports(module):
         if any(name == closed or name.startswith(closed + ".") for closed in CLOSED_TO_MODELS):
             yield f"{module.path}:{line}: a model imports {name}"
-    for node in ast.walk(module.tree):
+    for node in module.nodes:
         if isinstance(node, ast.Call) and dotted(node.func) in {"print", "open"}:
             yield f"{module.path}:{node.lineno}: a model calls {dotted(node.func)}()"
     for line, text in string_constants(module):
@@ -235,7 +241,7 @@ def config_reads(module: Module) -> set[str]:
     """Attributes that a module reads from an object that is named as a configuration is."""
     return {
         node.attr
-        for node in ast.walk(module.tree)
+        for node in module.nodes
         if isinstance(node, ast.Attribute) and dotted(node.value).rpartition(".")[2] in CONFIG_NAMES
     }
 
@@ -243,7 +249,7 @@ def config_reads(module: Module) -> set[str]:
 def own_reads(module: Module, *, class_name: str) -> dict[str, set[str]]:
     """For each method of a class, the attributes of self that it reads."""
     found: dict[str, set[str]] = {}
-    for node in ast.walk(module.tree):
+    for node in module.nodes:
         if isinstance(node, ast.ClassDef) and node.name == class_name:
             for method in node.body:
                 if isinstance(method, ast.FunctionDef):
@@ -256,7 +262,7 @@ def fields_of(module: Module, *, class_name: str) -> set[str]:
     """Annotated names in the body of a class."""
     return {
         statement.target.id
-        for node in ast.walk(module.tree)
+        for node in module.nodes
         if isinstance(node, ast.ClassDef) and node.name == class_name
         for statement in node.body
         if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name)
@@ -265,9 +271,8 @@ def fields_of(module: Module, *, class_name: str) -> set[str]:
 
 def string_constants(module: Module) -> Iterator[tuple[int, str]]:
     """(line, text) of every string that is not a docstring or another bare expression."""
-    tree = module.tree
-    bare = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
-    for node in ast.walk(tree):
+    bare = {id(node.value) for node in module.nodes if isinstance(node, ast.Expr)}
+    for node in module.nodes:
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in bare:
             yield node.lineno, node.value
 

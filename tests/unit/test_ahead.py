@@ -33,6 +33,7 @@ def job_of(*, ahead: bool, whole_run: bool = True, record: MemoryRecord | None =
     )
 
 
+@pytest.mark.slow
 def test_the_run_is_the_same_to_the_bit() -> None:
     states, record = [], MemoryRecord()
     for ahead in (False, True):

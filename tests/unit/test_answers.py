@@ -25,6 +25,7 @@ from tests.answers import answer_set, some_questions
 FACT = re.compile(r"([a-d])=([a-p]{2}) ([a-d])=([a-p]{2}) \?([a-d])")
 
 
+@pytest.mark.slow
 def test_every_answer_is_the_value_of_its_key() -> None:
     for question in [*some_questions(2000), *questions("test")]:
         found = FACT.fullmatch(question.source)
@@ -34,6 +35,7 @@ def test_every_answer_is_the_value_of_its_key() -> None:
         assert question.answer == f"{({first: value, second: other})[asked]}\n"
 
 
+@pytest.mark.slow
 def test_questions_are_the_same_everywhere_and_none_is_trained_and_tested_on() -> None:
     train, test = questions("train"), questions("test")
     assert (len(train), len(test)) == (TRAIN_SIZE, TEST_SIZE)
@@ -73,6 +75,7 @@ def test_rows_hold_source_anchor_and_answer_in_the_tokens_of_each() -> None:
     assert told == [b"key=value A v\n", b"longer than  A w x\n"], "nobody sees more of a source"
 
 
+@pytest.mark.slow
 def test_targets_are_cut_by_their_columns_and_end_with_another_source() -> None:
     dataset = answer_set(5, 3)
     spec, part = dataset.spec, dataset.test

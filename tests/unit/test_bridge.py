@@ -103,6 +103,7 @@ def frozen_of(dtype: torch.dtype) -> tuple[AnswerSpec, tuple[ToolkitLM, ToolkitL
     return spec, (first, second)
 
 
+@pytest.mark.slow
 def test_a_prefix_of_embedded_tokens_has_the_loss_of_the_text() -> None:
     """The oracle: what the language model itself makes of the source as tokens."""
     spec, frozen = frozen_of(torch.float64)
@@ -129,6 +130,7 @@ def test_a_prefix_of_embedded_tokens_has_the_loss_of_the_text() -> None:
         assert float(sums.loss) == pytest.approx(float(expected[number]), rel=1e-12)
 
 
+@pytest.mark.slow
 def test_nothing_but_the_bridge_is_trained_and_its_loss_falls() -> None:
     record = MemoryRecord()
     config = small_bridge_config(
@@ -145,6 +147,7 @@ def test_nothing_but_the_bridge_is_trained_and_its_loss_falls() -> None:
     assert losses[-1] < losses[0] - 0.1
 
 
+@pytest.mark.slow
 def test_figures_do_not_depend_on_the_micro_batch() -> None:
     found = []
     for rows in (1, 4, 10):
@@ -169,6 +172,7 @@ def learned(folder: Path, said: list[str], **changes: Any) -> tuple[FrozenSource
     )
 
 
+@pytest.mark.slow
 def test_models_are_trained_once_and_kept_by_what_they_follow_from(tmp_path: Path) -> None:
     said: list[str] = []
     first = learned(tmp_path, said)

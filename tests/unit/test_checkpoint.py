@@ -157,6 +157,7 @@ def test_a_wrong_size_is_told_in_bytes(tmp_path: Path) -> None:
     assert load(tmp_path)[2] == [f"checkpoint step-00000002 is damaged: state.pt has 100 bytes, not {size}"]
 
 
+@pytest.mark.slow
 def test_every_byte_of_the_manifest_counts(tmp_path: Path) -> None:
     save(tmp_path, 1)
     manifest = save(tmp_path, 2) / "manifest.json"

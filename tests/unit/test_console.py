@@ -130,6 +130,7 @@ def test_a_resumed_run_estimates_from_where_it_began(
     assert second.endswith("1:00:00 left")
 
 
+@pytest.mark.slow
 def test_a_progress_line_between_two_updates_is_nearly_free(capsys: pytest.CaptureFixture[str]) -> None:
     shown = Console()
     shown.start(10, description="x")

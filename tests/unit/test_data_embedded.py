@@ -43,6 +43,7 @@ def dataset(request: pytest.FixtureRequest, cache: Path) -> Dataset:
     return _open(request.param, cache)
 
 
+@pytest.mark.slow
 def test_shapes_classes_and_label_of_origin(dataset: Dataset) -> None:
     spec = dataset.spec
     sizes = {"digits": (20_000, 4_000), "scenes": (10_000, 2_000)}[spec.name]
@@ -53,6 +54,7 @@ def test_shapes_classes_and_label_of_origin(dataset: Dataset) -> None:
     assert spec.synthetic and "synthetic" in dataset.source and str(sizes[0]) in dataset.source
 
 
+@pytest.mark.slow
 def test_mean_and_std_are_those_of_the_training_part(dataset: Dataset) -> None:
     pixels = dataset.train.inputs.astype(np.float32) / 255
     assert np.allclose(pixels.mean(axis=(0, 2, 3)), dataset.spec.mean, atol=0.002)
@@ -69,6 +71,7 @@ def test_scenes_are_the_published_bytes() -> None:
     assert hashlib.sha256(images.tobytes() + labels.tobytes()).hexdigest() == SCENES_TEST_SHA256
 
 
+@pytest.mark.slow
 def test_another_process_draws_the_same_digits_and_imports_matplotlib_only_then() -> None:
     code = """if True:
         import hashlib, sys

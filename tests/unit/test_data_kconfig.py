@@ -69,6 +69,7 @@ def _taken(tree: Path, model: str) -> set[str]:
     return found
 
 
+@pytest.mark.slow
 def test_each_model_has_the_sets_it_can_take(tree: Path) -> None:
     texts = {"pysource", "markov", "shakespeare", "wikitext2", "wikitext103", "text_files", "token_bins"}
     assert _taken(tree, "TOY_WRITER") == texts

@@ -146,6 +146,7 @@ def test_a_heap_merges_like_looking_for_the_best_pair_each_time() -> None:
         assert tokenizer.merged(word) == tuple(ids[part] for part in _merged_plainly(word, ranks)), word
 
 
+@pytest.mark.slow
 def test_a_long_word_takes_no_square_of_its_length(gpt2: GPT2Tokenizer) -> None:
     assert len(gpt2.encode("=" * 40_000)) == 10_000
 

@@ -117,6 +117,7 @@ def test_the_shift_is_a_function_of_seed_and_epoch_and_takes_every_value() -> No
     assert window_shifts(epochs, seed=1, stride=100_000).max() < 100_000
 
 
+@pytest.mark.slow
 @settings(max_examples=15, deadline=None)
 @given(length=st.integers(2 * BLOCK, 60), seed=st.integers(0, 5))
 def test_training_windows_of_an_epoch_are_whole_and_do_not_overlap(length: int, seed: int) -> None:

@@ -125,6 +125,7 @@ def test_steps_have_masks_of_their_own_and_a_resumed_run_those_of_the_whole() ->
     assert all(torch.equal(state[name], whole[name]) for name in whole)
 
 
+@pytest.mark.slow
 def test_it_compiles_once_for_all_steps() -> None:
     torch._dynamo.reset()
     graphs: list[object] = []

@@ -246,6 +246,7 @@ def test_arguments() -> None:
         assert stopped.value.code == 2
 
 
+@pytest.mark.slow
 def test_without_a_gpu_it_ends_with_one_line(tmp_path: Path) -> None:
     done = subprocess.run(
         ["bash", "scripts/gpu_check.sh", "1", str(tmp_path / "out")],

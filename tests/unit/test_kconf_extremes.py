@@ -62,6 +62,7 @@ def test_the_printed_seed_is_the_one_that_was_drawn(kconf_project, kconf, monkey
     assert (kconf_project / ".config").read_text() == text
 
 
+@pytest.mark.slow
 def test_probability_counts(kconf_project, kconf, monkeypatch):
     on = {}
     for percent in ("0", "50", "100"):

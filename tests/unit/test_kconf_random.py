@@ -51,6 +51,7 @@ def as_kconfiglib_writes(tree, directory: Path) -> tuple[str, str]:
     return (directory / "full").read_text(), (directory / "minimal").read_text()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("which", ["station", "own"])
 def test_what_kconfiglib_writes_is_clean_and_reproduces_every_symbol(which, request, tmp_path_factory):
     writer, reader = request.getfixturevalue(which)
@@ -73,6 +74,7 @@ def test_what_kconfiglib_writes_is_clean_and_reproduces_every_symbol(which, requ
     assert len(changed) > 0.7 * len(defaults)  # the configurations were not all alike
 
 
+@pytest.mark.slow
 def test_every_configuration_of_our_own_survives_its_file(own, tmp_path):
     tree, reader = own
     file = tmp_path / "config"
@@ -151,6 +153,7 @@ def mutate(text: str, source: random.Random) -> str:
     return "\n".join(lines)
 
 
+@pytest.mark.slow
 def test_whatever_is_lost_is_told(station, tmp_path):
     tree, reader = station
     lost = 0

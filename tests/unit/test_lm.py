@@ -74,6 +74,7 @@ def test_the_sum_is_over_tokens_and_the_count_needs_no_device(chunked: bool) -> 
     assert sums.loss.item() == pytest.approx(sum(losses_of(forward_of(), tokens)))
 
 
+@pytest.mark.slow
 def test_the_loss_in_parts_takes_less_memory_and_the_prediction_sees_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -244,6 +244,7 @@ def rule(name: str) -> dict[str, Any]:
     return {"optimizer": name, "momentum": None, "adam_beta1": 0.9, "adam_beta2": 0.999, "adam_eps": 1e-8}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("optimizer", ["sgd", "adam", "adamw"])
 @pytest.mark.parametrize("at", [1, 4, 5])
 def test_going_on_in_the_middle_ends_in_the_same_bits(optimizer: str, at: int) -> None:

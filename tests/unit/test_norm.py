@@ -191,6 +191,7 @@ def _dynamo() -> Iterator[None]:
     torch.compiler.reset()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("_dynamo")
 @pytest.mark.parametrize("rows", [GROUP, EFFECTIVE])
 def test_compiled_without_graph_breaks_it_computes_the_same(rows: int) -> None:

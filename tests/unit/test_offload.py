@@ -79,6 +79,7 @@ def trial(device: str) -> Trial:
     return dataclasses.replace(CPU_TRIAL, device=device, micro_batch=16, accumulates=False)
 
 
+@pytest.mark.slow
 def test_the_prediction_sees_what_has_gone() -> None:
     config = small_lm_config()
     subject = text_subject(config)

@@ -128,6 +128,7 @@ def test_statistics_of_an_abandoned_step_are_discarded(monkeypatch: pytest.Monke
     assert ghost_state(discard=True, monkeypatch=monkeypatch) <= EXACT
 
 
+@pytest.mark.slow
 def test_without_discarding_them_the_running_statistics_differ(monkeypatch: pytest.MonkeyPatch) -> None:
     assert ghost_state(discard=False, monkeypatch=monkeypatch) > 1e-4
 

@@ -27,6 +27,7 @@ def outlook(gpu: str, micro_batch: int, **changes: object) -> Outlook:
     return look_ahead(config, subject, parse_gpu(gpu), Footprints(config, subject))
 
 
+@pytest.mark.slow
 def test_the_cut_changes_neither_arithmetic_nor_steps() -> None:
     whole, cut = outlook("h100-80g", BATCH), outlook("h100-80g", 8)
     assert (whole.plan.accumulation, cut.plan.accumulation) == (1, 8)
@@ -34,6 +35,7 @@ def test_the_cut_changes_neither_arithmetic_nor_steps() -> None:
     assert whole.steps_per_epoch == cut.steps_per_epoch == 10
 
 
+@pytest.mark.slow
 def test_bytes_of_a_step_are_those_of_all_its_micro_batches() -> None:
     found = outlook("h100-80g", 8)
     assert found.plan.memory is not None and found.step_time is not None

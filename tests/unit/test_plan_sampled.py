@@ -92,6 +92,7 @@ def check_samples(count: int, *, seed: int) -> None:
     assert 0.2 < refused / count < 0.8, "the samples are one-sided"
 
 
+@pytest.mark.slow
 def test_sampled_plans() -> None:
     check_samples(2_000, seed=0)
 

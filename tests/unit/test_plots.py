@@ -45,6 +45,7 @@ def figures(monkeypatch: pytest.MonkeyPatch) -> list[Figure]:
     return saved
 
 
+@pytest.mark.slow
 def test_all_four_are_pictures_that_say_what_they_show(tmp_path: Path, figures: list[Figure]) -> None:
     said: list[str] = []
     paths = plots.write_plots(rows(), tmp_path / "plots", title="lenet5 on digits", say=said.append)
@@ -66,6 +67,7 @@ def test_all_four_are_pictures_that_say_what_they_show(tmp_path: Path, figures: 
         assert top.get_xlim() == pytest.approx([limit / 200 for limit in axes.get_xlim()])
 
 
+@pytest.mark.slow
 def test_lines_hold_the_numbers(tmp_path: Path, figures: list[Figure]) -> None:
     made = rows()
     plots.write_plots(made, tmp_path, title="", say=print)
@@ -119,6 +121,7 @@ def make_plots(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
 
 
+@pytest.mark.slow
 def test_the_command_prints_the_paths(tmp_path: Path) -> None:
     data = {"name": "digits", "synthetic": True}
     run = RunDir.create(tmp_path, model="lenet5", identity="0123abcd", files={"config": "", "data": data})
@@ -150,6 +153,7 @@ def test_the_command_without_a_run(tmp_path: Path) -> None:
     assert done.stderr == f"error: there is no run in {tmp_path}; make one with make train\n"
 
 
+@pytest.mark.slow
 def test_a_recursive_model_has_a_picture_of_its_steps(tmp_path: Path, figures: list[Figure]) -> None:
     last = {"kind": "eval", "step": 9999, "exact_after_1": 0.2, "exact_after_4": 0.6, "exact_after_16": 0.5}
     paths = plots.write_plots([*rows(), last], tmp_path, title="trm on sudoku", say=print)

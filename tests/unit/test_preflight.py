@@ -60,6 +60,7 @@ def test_first_loss(candidate: Candidate, monkeypatch: pytest.MonkeyPatch) -> No
     assert not checks.first_loss(candidate)[0]
 
 
+@pytest.mark.slow
 def test_loss_falls(candidate: Candidate, monkeypatch: pytest.MonkeyPatch) -> None:
     wide = {**candidate.config.model_options, "width": 64, "multiple": 32}
     config = dataclasses.replace(candidate.config, model_options=wide)
@@ -93,6 +94,7 @@ def test_shards_of_evaluation(candidate: Candidate, monkeypatch: pytest.MonkeyPa
     assert not checks.shards(candidate)[0]
 
 
+@pytest.mark.slow
 def test_accumulation(candidate: Candidate, monkeypatch: pytest.MonkeyPatch) -> None:
     assert checks.accumulation(candidate)[0]
     seek = Carry.seek

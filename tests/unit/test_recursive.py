@@ -225,6 +225,7 @@ def resumed(state: dict[str, Any]) -> dict[str, Tensor]:
     return job.model.state_dict()
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_to_the_bit_and_only_with_its_carry() -> None:
     record = MemoryRecord()
     job = job_of(7, 7, seed=1, max_steps=4)

@@ -166,6 +166,7 @@ def test_a_fall_from_end_to_end_with_a_rise_between_is_none() -> None:
     assert re.search(r"^not resolved .* yet at 3e\+08 tokens the loss rises from", verdict.sentence())
 
 
+@pytest.mark.slow
 def test_a_loss_that_rises_is_told_and_carries_no_law_of_a_fall() -> None:
     points = [dataclasses.replace(point, loss=9 - point.loss) for point in grid(noise=0.001, seeds=2)]
     verdict = judge(points, starts=4, samples=10)
@@ -174,6 +175,7 @@ def test_a_loss_that_rises_is_told_and_carries_no_law_of_a_fall() -> None:
     assert any("alpha may be 0 or less" in reason for reason in verdict.fits["power"].reasons)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("noise", [0.0, 0.003])
 def test_a_loss_that_size_does_not_change_carries_no_law(noise: float) -> None:
     """Of a constant the terms E and A N^-0 are one: the fit finds some of each, and is sure of both."""

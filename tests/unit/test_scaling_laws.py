@@ -66,6 +66,7 @@ def test_the_optimal_size_is_where_the_law_is_lowest() -> None:
     assert at[1.0] < min(at[0.9], at[1.1])
 
 
+@pytest.mark.slow
 def test_copies_of_a_cell_are_drawn_together() -> None:
     """Three copies of every point say no more than one of each: every single draw finds the same law."""
     single = points(noise=0.005)

@@ -83,6 +83,7 @@ def missing(plan: Sequence[Planned]) -> set[str]:
     return set(titles)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("arch", ARCHITECTURES)
 def test_the_whole_grid_can_carry_every_law_on_the_default_corpus(arch: str) -> None:
     grid = DOCUMENT.fitted(ONE_PASS)
@@ -94,6 +95,7 @@ def test_the_whole_grid_can_carry_every_law_on_the_default_corpus(arch: str) -> 
     }
 
 
+@pytest.mark.slow
 def test_amounts_of_data_shrink_together_and_no_run_is_longer_than_a_pass() -> None:
     assert QUICK.fitted(ONE_PASS) == QUICK
     assert DOCUMENT.fitted(8_001_536) == DOCUMENT
@@ -111,6 +113,7 @@ def test_amounts_of_data_shrink_together_and_no_run_is_longer_than_a_pass() -> N
         epochs.fitted(2_047)
 
 
+@pytest.mark.slow
 def test_what_a_plan_cannot_show_is_what_the_fitter_will_refuse() -> None:
     """Losses that follow a law exactly: nothing but what the plan lacks is left to refuse."""
     short = replace(DOCUMENT, tokens=(1_000_000, 2_000_000), repeated=(0, 0))
@@ -195,6 +198,7 @@ def test_names_of_amounts_that_are_no_thousands_differ() -> None:
     assert names_of(configs) == ["d16_l2_600k", "d16_l2_600001", "d16_l2_600999", "d16_l2"]
 
 
+@pytest.mark.slow
 def test_two_shapes_of_a_width_are_timed_and_the_others_follow(monkeypatch: pytest.MonkeyPatch) -> None:
     """Operations and memory of a deep model are exact on the line: its blocks are those of a shallow one."""
     timed: list[int] = []

@@ -101,6 +101,7 @@ def trained(runs: Sequence[Run], *, kept: list[Run], figure: str = "loss") -> li
     return results
 
 
+@pytest.mark.slow
 def test_all_seeds_of_a_point_are_trained_and_their_mean_is_told(
     tmp_path: Path, studies: list[Study]
 ) -> None:

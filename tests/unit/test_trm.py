@@ -75,6 +75,7 @@ def test_sizes_are_the_published_ones_besides_the_puzzle_embedding(
     assert sum(sizes.values()) == parameters
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mixer", MIXERS)
 def test_the_reference_still_gives_the_golden_losses(mixer: str) -> None:
     weights = reference.weights_of(mixer)
