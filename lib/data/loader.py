@@ -216,7 +216,7 @@ class TrainLoader(_Loader):
                 rows_KSN += draw(epochs_SN, indices_SN, kind=self._kind, pad=self._pad, seed=self._seed)
             rows_SKN = torch.from_numpy(np.stack(rows_KSN, axis=1))
             for place in range(together):  # one by one: not all of them may ever be asked for
-                yield from rows_SKN[place].split(first.sizes, dim=1)
+                yield from torch.split(rows_SKN[place], list(first.sizes), dim=1)
 
     def _places(self, epochs_SN: Indices, indices_SN: Indices) -> Indices:
         """Where samples are in the part. Windows of a text begin somewhere else in each epoch."""
