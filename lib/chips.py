@@ -47,9 +47,10 @@ def tpu_devices() -> tuple[Device, ...]:
     if not _has_tpu():
         why = f"no PCI device here is a TPU (vendor {GOOGLE}, {', '.join(GENERATIONS.values())})"
         raise _unable("tpu", why=why, todo="train on a TPU VM")
-    if importlib.util.find_spec("torch_tpu") is None:
-        todo = "install it in an environment of its own (docs/distributed.md)"
-        raise _unable("tpu", why="torch_tpu is not installed", todo=todo)
+    for name in ("torch_tpu", "libtpu"):  # without the second the first aborts
+        if importlib.util.find_spec(name) is None:
+            todo = "install it in an environment of its own (docs/distributed.md)"
+            raise _unable("tpu", why=f"{name} is not installed", todo=todo)
     _check_torch()
     return tuple(Device(**one) for one in json.loads(_last_line("tpu")))
 

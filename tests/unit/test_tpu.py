@@ -147,9 +147,10 @@ def test_without_a_tpu_nothing_is_asked(
 
 
 @pytest.mark.usefixtures("tpu_vm")
-def test_without_the_package_it_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chips.importlib.util, "find_spec", lambda _: None)
-    with pytest.raises(PlanError, match=r"^CONFIG_DEVICE_TPU cannot .*: torch_tpu is not installed; inst"):
+@pytest.mark.parametrize("missing", ["torch_tpu", "libtpu"])
+def test_without_a_package_it_is_one_line(missing: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chips.importlib.util, "find_spec", lambda name: None if name == missing else name)
+    with pytest.raises(PlanError, match=f"^CONFIG_DEVICE_TPU cannot .*: {missing} is not installed; inst"):
         hardware.probe("tpu")
 
 
