@@ -257,6 +257,11 @@ def test_what_is_damaged_in_both_places_is_told_and_the_one_before_is_taken(tmp_
         "checkpoint step-00000003",
         "checkpoint step-00000002",
     ]
+    again.release()
+    damage(run, 1)
+    spoil(run, 1, how="another byte")
+    with pytest.raises(CheckpointError, match="no sound checkpoint in memory://bucket/lenet5/"):
+        found_again(tmp_path)
 
 
 def test_a_run_that_went_further_elsewhere_is_caught_up_with(tmp_path: Path) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib
+import os
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,6 +21,7 @@ from lib.errors import PlanError
 from tests.stubbed import TPU_STUB, asked_for_in_a_step, job_on
 from tests.training import largest_difference, trained
 
+ROOT = Path(__file__).resolve().parents[2]
 AUTOLOAD = "TORCH_DEVICE_BACKEND_AUTOLOAD"
 PLAYED = (
     *("current_accelerator", "is_available", "device_count", "get_memory_info"),
@@ -51,6 +54,23 @@ def test_it_is_loaded_when_training_opens_it_and_not_before(tpu: ModuleType) -> 
     assert "torch_tpu" not in sys.modules
     backend = open_backend("tpu", world=1)
     assert type(backend) is tpu.TpuBackend and calls_of_stub() == ["load", "device"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("first", "there"), [("lib", "False"), ("sys", "True")])
+def test_torch_loads_it_by_itself_unless_the_toolkit_is_there_first(first: str, there: str) -> None:
+    code = f"import {first}, torch, sys; print('torch_tpu' in sys.modules)"
+    environment = {name: value for name, value in os.environ.items() if name != AUTOLOAD}
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=ROOT,
+        env=environment | {"PYTHONPATH": str(TPU_STUB)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    )
+    assert done.stdout.splitlines()[-1] == there
 
 
 def test_a_step_is_as_on_a_gpu(tpu: ModuleType) -> None:
