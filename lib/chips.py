@@ -43,7 +43,7 @@ def xla_devices(memory: Device) -> tuple[Device, ...]:
 
 def tpu_devices() -> tuple[Device, ...]:
     """The TPUs of this machine. Raises PlanError where there are none, or they do not answer."""
-    # First, for without one torch_tpu asks a server that is not there, for minutes.
+    # First: it takes no time, and what torch_tpu does without one is its own affair.
     if not _has_tpu():
         why = f"no PCI device here is a TPU (vendor {GOOGLE}, {', '.join(GENERATIONS.values())})"
         raise _unable("tpu", why=why, todo="train on a TPU VM")

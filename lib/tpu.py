@@ -5,7 +5,7 @@ as they come, autocast and process groups are torch's own. What is not like on a
 
 - A process has one TPU, and it is told which by its environment, before it starts.
 - torch_tpu must be loaded before the first backward pass of a process, which counts the devices, and must not
-  be where memory is only predicted: that pass would take the TPUs. So torch does not load it
+  be where memory is only predicted: that pass may take the TPUs. So torch does not load it
   (`lib/__init__.py`), and `TpuBackend` does.
 
 `python -m lib.tpu` prints the TPUs; `python -m lib.tpu launch N` the environment of N processes. Both are for
