@@ -2,7 +2,8 @@
 
 A `Backend` is one process of a run: where its tensors live, which of `world` ranks it
 is, and the few collectives that training needs. `FakeBackend` plays one rank of many
-inside a single process and records the collectives, for tests. What needs torch_xla is in `lib.xla`.
+inside a single process and records the collectives, for tests. What needs torch_xla is in `lib.xla`,
+what needs torch_tpu in `lib.tpu`.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import datetime
 import inspect
 import os
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -42,10 +43,15 @@ class Backend:
         self.kind = kind
         self.rank, self.world = rank, world
         self.local_world = world  # processes on this machine
-        name = "cuda" if kind in ("cuda", "rocm") else kind
-        self.device = torch.device(name, local_rank) if name == "cuda" else torch.device(name)
-        if name == "cuda":
-            torch.cuda.set_device(self.device)
+        self.device = self._device(kind, local_rank)
+
+    def _device(self, kind: Kind, local_rank: int) -> torch.device:
+        """The device of this process, opened."""
+        if kind not in ("cuda", "rocm"):
+            return torch.device(kind)
+        device = torch.device("cuda", local_rank)
+        torch.cuda.set_device(device)
+        return device
 
     @property
     def is_main(self) -> bool:
@@ -134,7 +140,8 @@ class DistributedBackend(Backend):
 
     def __init__(self, kind: Kind, *, rank: int, world: int, local_rank: int) -> None:
         super().__init__(kind, rank=rank, world=world, local_rank=local_rank)
-        name = "nccl" if self.device.type == "cuda" else "gloo"
+        # torch_xla has ways of its own between devices.
+        name = "gloo" if kind == "xla" else dist.get_default_backend_for_device(self.device)
         dist.init_process_group(name, timeout=_COLLECTIVE_TIMEOUT)
         # Decisions of the host go through a group of their own and never wait for the device.
         self._host_group = dist.new_group(backend="gloo", timeout=_COLLECTIVE_TIMEOUT)
@@ -256,11 +263,24 @@ def open_backend(kind: Kind, *, world: int | None) -> Backend:
 
 
 def _classes_for(kind: Kind) -> tuple[type[Backend], type[DistributedBackend]]:
+    if kind == "tpu":
+        from lib.tpu import DistributedTpuBackend, TpuBackend
+
+        return TpuBackend, DistributedTpuBackend
     if kind != "xla":
         return Backend, DistributedBackend
     from lib.xla import DistributedXlaBackend, XlaBackend  # loads torch_xla, which may take the devices
 
     return XlaBackend, DistributedXlaBackend
+
+
+def host_copy(value: Any) -> Any:
+    """`value`, a state, with its tensors on the CPU and all else as it is."""
+    if isinstance(value, Tensor):
+        return value.cpu()
+    if isinstance(value, Mapping):
+        return {key: host_copy(item) for key, item in value.items()}
+    return type(value)(map(host_copy, value)) if isinstance(value, list | tuple) else value
 
 
 def configure_numerics(precision: Precision, *, deterministic: bool) -> None:

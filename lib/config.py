@@ -76,7 +76,7 @@ class Config:
     compile_model: bool
     precision: Literal["auto", "bf16", "fp16", "fp32"]
     channels_last: bool
-    device: Literal["auto", "cuda", "mps", "xla", "cpu"]
+    device: Literal["auto", "cuda", "mps", "xla", "tpu", "cpu"]
     num_devices: int
     dist_strategy: Literal["auto", "ddp", "zero1", "zero2", "fsdp", "hsdp"]
     dist_max_restarts: int

@@ -249,7 +249,7 @@ def _bytes(gigabytes: float) -> int:
 
 def _rationale(decided: Plan, model: str, *, placement: Placement) -> str:
     free_gb, total_gb = placement.free_bytes / GB, placement.total_bytes / GB
-    unit = {"cpu": "CPU", "xla": "XLA"}.get(decided.device, "GPU")
+    unit = {"cpu": "CPU", "xla": "XLA", "tpu": "TPU"}.get(decided.device, "GPU")
     last = ""
     if decided.last_micro_batch != decided.micro_batch:
         last = f", last micro-batch {decided.last_micro_batch}"

@@ -25,7 +25,7 @@ from lib.memory.simulation import lay_out, simulated
 from lib.norm import configure_norm
 from lib.offload import offloading
 from lib.optim import make_optimizer
-from lib.plan.types import OWN_MEMORY, SHARDS_WEIGHTS, Hardware, ModelFacts, Plan
+from lib.plan.types import ON_XLA, OWN_MEMORY, SHARDS_WEIGHTS, Hardware, ModelFacts, Plan
 from lib.registry import load_layout, load_model
 from lib.schedule import batch_factor
 from train.bridge import Bridge
@@ -255,8 +255,8 @@ def placement_of(
     """Where the data of each of `world` ranks are kept, and why."""
     if config.augment_ahead:
         return "stream", "puzzles are changed ahead, in main memory"
-    if hardware.kind == "xla" and config.data_placement == "auto":
-        return "stream", "on XLA devices, where all that is resident would be an input of every graph"
+    if hardware.kind in ON_XLA and config.data_placement == "auto":
+        return "stream", "XLA would have all that is resident as an input of its programs"
     free_bytes = min(device.free_bytes for device in hardware.devices[:world])
     if hardware.kind == "cpu":  # one memory for all processes
         free_bytes //= world

@@ -13,7 +13,7 @@ from lib.plan.fitting import NoRoomError, Predict, Trial, largest_fitting, predi
 from lib.plan.placement import Placement
 from lib.plan.probing import NEAR_BEST, Probed
 from lib.plan.reasons import told, ways_to_fit, why_memory, why_norm_batch, why_target
-from lib.plan.types import OWN_MEMORY, Layout, Memory, ModelFacts, Precision
+from lib.plan.types import ON_XLA, OWN_MEMORY, Layout, Memory, ModelFacts, Precision
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +56,7 @@ class Situation:
 
     @property
     def on_xla(self) -> bool:
-        return self.placement.device.value == "xla"
+        return self.placement.device.value in ON_XLA
 
     @property
     def divisor_only(self) -> bool:

@@ -9,13 +9,13 @@ from lib.errors import PlanError
 from lib.gpus import find_gpu
 from lib.plan.asked import Asked, Decision
 from lib.plan.fitting import NoRoomError, predicted
-from lib.plan.placement import Placement
+from lib.plan.placement import NAMES, Placement
 from lib.plan.reasons import told, why_memory
 from lib.plan.roofline import FLOP_SHARES, StepWork, estimate_step_time, peak_flop_per_second
 from lib.plan.sharding import held, layouts
 from lib.plan.sizing import Situation, Sizes, Way, choose_sizes
 from lib.plan.traffic import ELEMENT_BYTES, exposed_seconds, links_of, traffic_seconds
-from lib.plan.types import SHARDS_WEIGHTS, Layout, ModelFacts
+from lib.plan.types import ON_XLA, SHARDS_WEIGHTS, Layout, ModelFacts
 from lib.tables import GB
 
 TIE = 1.02  # what is this much slower is not slower: estimates are no better than that
@@ -159,8 +159,8 @@ def _obstacle(config: Asked, facts: ModelFacts, placement: Placement, way: Way) 
     layout = way.layout
     if layout.strategy in ("single", "ddp"):
         return None
-    if placement.device.value == "xla":
-        return Decision("XLA devices hold copies", "other devices")
+    if placement.device.value in ON_XLA:
+        return Decision(f"{NAMES[placement.device.value]} hold copies", "other devices")
     if facts.units is None:
         return Decision("the shapes of the weights are not known", "plan with the model itself")
     if config.optimizer == "muon":

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
-Kind: TypeAlias = Literal["cpu", "cuda", "rocm", "mps", "xla"]
+Kind: TypeAlias = Literal["cpu", "cuda", "rocm", "mps", "xla", "tpu"]
 Precision: TypeAlias = Literal["bf16", "fp16", "fp32"]
 Strategy: TypeAlias = Literal["single", "ddp", "zero1", "zero2", "fsdp", "hsdp"]
 
@@ -16,6 +16,9 @@ SHARDS_WEIGHTS: frozenset[Strategy] = frozenset({"zero2", "fsdp", "hsdp"})
 
 # Whose memory is known to be for tensors alone, and whose activations can wait in main memory.
 OWN_MEMORY: tuple[Kind, ...] = ("cuda", "rocm")
+
+# Whose programs XLA compiles, each for tensors of one shape: by torch_xla, and by torch_tpu.
+ON_XLA: frozenset[Kind] = frozenset({"xla", "tpu"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
