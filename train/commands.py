@@ -174,7 +174,7 @@ def _carry_out(order: Order, find_run: Callable[[], RunDir | None], *, again: Ru
             cpu_count=hardware.cpu_count,
             arguments=sys.argv[1:],
         )
-    return _as_main(case, Backend(plan.device), run)
+    return _as_main(case, Backend(plan.device, devices=plan.layout.devices_per_process), run)
 
 
 def _tell_changes(again: RunDir, case: Case) -> None:
@@ -193,7 +193,7 @@ def _work(launched: Mapping[str, Any], *, root: Path, runs: Path, started: float
         order = replace(order, config=replace(order.config, num_devices=backend.world))
     else:
         plan, hardware = Plan.from_json(launched["plan"]), Hardware.from_json(launched["hardware"])
-        backend = open_backend(plan.device, world=plan.world)
+        backend = open_backend(plan.device, world=plan.world, devices=plan.layout.devices_per_process)
 
     @_reader_stays()
     def main() -> int:
