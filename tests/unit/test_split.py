@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from lib import kconf
+from lib import kconf, offload
 from lib.backend import Backend, SimulatedBackend, open_backend
 from lib.data.answers.spec import AnswerSpec
 from lib.data.loader import Batch
@@ -26,7 +26,7 @@ from tests.configs import ROOT
 from tests.training import CPU, CPU_TRIAL, small_job, small_plan
 from train import bridge, commands
 from train.bridge import Bridge
-from train.forecast import Footprints, footprint, plan_of
+from train.forecast import Footprints
 from train.frozen import FrozenSource
 from train.job import Job, Progress
 from train.loop import _accumulate
@@ -201,10 +201,8 @@ def test_the_fuller_device_is_predicted() -> None:
     branches = subject.facts.branches
     assert branches is not None and branches[0].parameters > branches[1].parameters
     alone = dataclasses.replace(CPU_TRIAL, accumulates=False)
-    both, one = (
-        footprint(config, plan_of(trial), subject, hardware=CPU)
-        for trial in (alone, dataclasses.replace(alone, layout=SPLIT))
-    )
+    found = Footprints(config, subject)
+    both, one = (found.of(dataclasses.replace(alone, layout=layout), CPU) for layout in (None, SPLIT))
     whole, parted = both.trace.at_peak(), one.trace.at_peak()
     sizes = [4 * branch.parameters for branch in branches]
     assert whole["frozen models"] == sum(sizes) and parted["frozen models"] == sizes[0]
@@ -216,8 +214,11 @@ def test_the_fuller_device_is_predicted() -> None:
     assert both.step_flop == pytest.approx(
         known + 8 * sum(each.flop_per_sample for each in branches), rel=0.05
     )
-    found = Footprints(config, subject)
     pairs = dataclasses.replace(alone, layout=dataclasses.replace(SPLIT, world=4))
-    assert found.of(dataclasses.replace(alone, layout=SPLIT), CPU) is found.of(pairs, CPU)
+    assert found.of(pairs, CPU) is one, "of one of the pairs"
     half = dataclasses.replace(alone, device="cuda", precision="bf16", layout=SPLIT)
-    assert found.of(half, CPU).trace.at_peak()["frozen models"] < 0.55 * parted["frozen models"]
+    in_half = found.of(half, CPU).trace.at_peak()
+    assert in_half["frozen models"] < 0.55 * parted["frozen models"]
+    away = Footprints(dataclasses.replace(config, activation_offload=True), subject)
+    with mock.patch.object(offload, "SMALLEST_BYTES", 1024):
+        assert away.of(half, CPU).trace.at_peak()["activations"] < in_half["activations"]
