@@ -37,21 +37,30 @@ _OUT_OF_MEMORY_TEXTS = (
 
 
 class Backend:
-    """A run of one process."""
+    """A run of one process.
 
-    def __init__(self, kind: Kind, *, rank: int = 0, world: int = 1, local_rank: int = 0) -> None:
+    devices: how many GPUs it has; the first, `device`, is where all is that nobody places elsewhere.
+    """
+
+    def __init__(
+        self, kind: Kind, *, rank: int = 0, world: int = 1, local_rank: int = 0, devices: int = 1
+    ) -> None:
         self.kind = kind
         self.rank, self.world = rank, world
         self.local_world = world  # processes on this machine
-        self.device = self._device(kind, local_rank)
+        numbers = range(devices * local_rank, devices * (local_rank + 1))
+        self.device, *self._others = (self._device(kind, number) for number in numbers)
+        if self.device.type == "cuda":
+            torch.cuda.set_device(self.device)
 
-    def _device(self, kind: Kind, local_rank: int) -> torch.device:
-        """The device of this process, opened."""
-        if kind not in ("cuda", "rocm"):
-            return torch.device(kind)
-        device = torch.device("cuda", local_rank)
-        torch.cuda.set_device(device)
-        return device
+    def _device(self, kind: Kind, number: int) -> torch.device:
+        """Device `number` of this machine."""
+        return torch.device("cuda", number) if kind in ("cuda", "rocm") else torch.device(kind)
+
+    @property
+    def devices(self) -> tuple[torch.device, ...]:
+        """All that this process has: one, or what `devices` asked for."""
+        return self.device, *self._others
 
     @property
     def is_main(self) -> bool:
@@ -119,7 +128,8 @@ class Backend:
     def synchronize(self) -> None:
         """Wait for the device, so that the clock can be read."""
         if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
+            for device in self.devices:
+                torch.cuda.synchronize(device)
         elif self.device.type == "mps":
             torch.mps.synchronize()
 
@@ -131,15 +141,17 @@ class Backend:
             torch.mps.empty_cache()
 
     def peak_memory_bytes(self) -> int | None:
-        """Most memory that tensors held on the device so far; None where it is not counted."""
-        return torch.cuda.max_memory_allocated(self.device) if self.device.type == "cuda" else None
+        """Most memory that tensors held on one of the devices so far; None where it is not counted."""
+        if self.device.type != "cuda":
+            return None
+        return max(torch.cuda.max_memory_allocated(device) for device in self.devices)
 
 
 class DistributedBackend(Backend):
     """One of several processes, started by `launch`."""
 
-    def __init__(self, kind: Kind, *, rank: int, world: int, local_rank: int) -> None:
-        super().__init__(kind, rank=rank, world=world, local_rank=local_rank)
+    def __init__(self, kind: Kind, *, rank: int, world: int, local_rank: int, devices: int = 1) -> None:
+        super().__init__(kind, rank=rank, world=world, local_rank=local_rank, devices=devices)
         # torch_xla has ways of its own between devices.
         name = "gloo" if kind == "xla" else dist.get_default_backend_for_device(self.device)
         dist.init_process_group(name, timeout=_COLLECTIVE_TIMEOUT)
@@ -221,11 +233,13 @@ class SimulatedBackend(Backend):
     """One rank on a device of `kind` that is not there, for `lib.memory.simulation`.
 
     averages_gradients: there are other ranks, so that gradients live in the buckets that are reduced.
+    devices: how many it has. Fake tensors of the second are on "cpu:1", and no operation takes both.
     """
 
-    def __init__(self, kind: Kind, *, averages_gradients: bool) -> None:
+    def __init__(self, kind: Kind, *, averages_gradients: bool, devices: int = 1) -> None:
         super().__init__("cpu")
         self.kind = kind
+        self._others = [torch.device("cpu", number) for number in range(1, devices)]
         self._averages_gradients = averages_gradients
         self._buckets: list[Tensor] = []
 
@@ -246,18 +260,18 @@ class SimulatedBackend(Backend):
         return torch.amp.GradScaler("cpu", enabled=False)
 
 
-def open_backend(kind: Kind, *, world: int | None) -> Backend:
+def open_backend(kind: Kind, *, world: int | None, devices: int = 1) -> Backend:
     """The backend of this process; but for world = 1 it must have been started by `launch`.
 
-    world: None stands for as many as were started.
+    world: None stands for as many as were started. devices: how many GPUs each of them has.
     """
     alone, one_of_several = _classes_for(kind)
     if world == 1:
-        return alone(kind)
+        return alone(kind, devices=devices)
     started = int(os.environ["WORLD_SIZE"])
     assert world in (None, started), f"the plan is for {world} processes, {started} were started"
     rank, local_rank = int(os.environ["RANK"]), int(os.environ["LOCAL_RANK"])
-    backend = one_of_several(kind, rank=rank, world=started, local_rank=local_rank)
+    backend = one_of_several(kind, rank=rank, world=started, local_rank=local_rank, devices=devices)
     backend.local_world = int(os.environ.get("LOCAL_WORLD_SIZE", started))
     return backend
 

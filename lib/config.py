@@ -78,7 +78,7 @@ class Config:
     channels_last: bool
     device: Literal["auto", "cuda", "mps", "xla", "tpu", "cpu"]
     num_devices: int
-    dist_strategy: Literal["auto", "ddp", "zero1", "zero2", "fsdp", "hsdp"]
+    dist_strategy: Literal["auto", "ddp", "zero1", "zero2", "fsdp", "hsdp", "split"]
     dist_max_restarts: int
     dist_nnodes: str
     dist_endpoint: str | None  # None, as "": for one machine

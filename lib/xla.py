@@ -27,8 +27,10 @@ from lib.plan.types import Kind, Precision
 class XlaBackend(Backend):
     """A run of one process on one XLA device."""
 
-    def __init__(self, kind: Kind = "xla", *, rank: int = 0, world: int = 1, local_rank: int = 0) -> None:
-        super().__init__(kind, rank=rank, world=world, local_rank=local_rank)
+    def __init__(
+        self, kind: Kind = "xla", *, rank: int = 0, world: int = 1, local_rank: int = 0, devices: int = 1
+    ) -> None:
+        super().__init__(kind, rank=rank, world=world, local_rank=local_rank, devices=devices)
         self._join_devices()
         self.device = torch_xla.device()
 

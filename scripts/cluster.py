@@ -18,6 +18,7 @@ from lib.errors import ConfigError, ToolkitError, run_main
 from lib.gathering import Gathering, check_shares, gathering_of, torchrun_options
 from lib.hardware import probe
 from lib.plan.placement import TPU, check_machines, place
+from lib.plan.sharding import split_over
 from lib.plan.types import ON_XLA
 from lib.slurm import PORT, Batch, batch_script
 
@@ -86,7 +87,13 @@ def _processes(config: Config) -> tuple[int, bool]:
     if config.device in ON_XLA and config.num_devices:
         return config.num_devices, True  # of a machine that need not be this one
     placement = place(config, probe(config.device))
-    return placement.world.value, placement.device.value == "xla" and placement.name == TPU
+    on_tpu = placement.device.value == "xla" and placement.name == TPU
+    return _processes_on(placement.world.value, config), on_tpu
+
+
+def _processes_on(devices: int, config: Config) -> int:
+    """How many have so many devices. What the plan decides by itself is not known here."""
+    return split_over(devices).world if config.dist_strategy == "split" else devices
 
 
 def script_of(config: Config, *, configuration: str, folder: Path, runs: Path) -> str:
@@ -120,7 +127,7 @@ def file_of(config: Config, *, to: str, name: str, configuration: str, given: Ma
             todo=f"give TO={', TO='.join(CLUSTERS)}; make sbatch is for SLURM",
         )
     gpus = _gpus_of(config)
-    processes = config.num_devices or 1
+    processes = _processes_on(config.num_devices or 1, config)
     endpoint = config.dist_endpoint or f"{FIRST}:{PORT}"
     gathering = gathering_of(nodes=config.dist_nnodes, endpoint=endpoint)
     if gathering is not None:

@@ -176,7 +176,7 @@ def _carry_out(order: Order, find_run: Callable[[], RunDir | None], *, again: Ru
             arguments=sys.argv[1:],
             variables=launch_variables(plan.device, processes=plan.world),
         )
-    return _as_main(case, Backend(plan.device), run)
+    return _as_main(case, Backend(plan.device, devices=plan.layout.devices_per_process), run)
 
 
 def _tell_changes(again: RunDir, case: Case) -> None:
@@ -195,7 +195,7 @@ def _work(launched: Mapping[str, Any], *, root: Path, runs: Path, started: float
         order = replace(order, config=replace(order.config, num_devices=backend.world))
     else:
         plan, hardware = Plan.from_json(launched["plan"]), Hardware.from_json(launched["hardware"])
-        backend = open_backend(plan.device, world=plan.world)
+        backend = open_backend(plan.device, world=plan.world, devices=plan.layout.devices_per_process)
 
     @_reader_stays()
     def main() -> int:
