@@ -42,8 +42,11 @@ WAYS: dict[str, dict[str, str]] = {
     "ep": {"LOOPED_GRADIENT_EP": "y"},
     "implicit": {"LOOPED_GRADIENT_IMPLICIT": "y"},
     "bptt": {"LOOPED_GRADIENT_BPTT": "y"},
+    "frozen blocks": {"LOOPED_GRADIENT_IMPLICIT": "y"},
     FROZEN: {"LOOPED_GRADIENT_ONE_STEP": "y"},
 }
+# What is trained all the same: with frozen blocks, what leads to them and away from them.
+TRAINED = {"frozen blocks": ("embedding", "head"), FROZEN: ("head",)}
 ABLATION: dict[str, dict[str, str]] = {
     "as it is": {},
     "beta 0.1": {"LOOPED_BETA": "0.1"},
@@ -114,11 +117,10 @@ def train_once(
     """
     config = setting.config(SEED=str(seed), EVAL_INTERVAL_STEPS="100000000", **symbols)
     subject = setting.subject(config)
-    look = Look(config, subject, every=LOOK_EVERY if report else 0, compare=way != FROZEN)
+    look = Look(config, subject, every=LOOK_EVERY if report else 0, compare=way not in TRAINED)
     job = job_of(config, subject, look)
-    if way == FROZEN:
-        for name, parameter in job.model.named_parameters():
-            parameter.requires_grad_(name.startswith("head"))
+    for name, parameter in job.model.named_parameters():
+        parameter.requires_grad_(name.startswith(TRAINED.get(way, "")))
     progress = Progress()
     with job.train_loader, job.eval_loader:
         result = train(job, progress)

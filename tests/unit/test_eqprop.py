@@ -24,6 +24,8 @@ from scripts.eqprop.report import spread
 from scripts.eqprop.scale import information_criteria
 from scripts.eqprop.subject import Setting
 from tests.training import random_subject
+from train.job import Job, Progress
+from train.loop import train
 from train.subject import Subject
 
 pytestmark = pytest.mark.slow
@@ -97,12 +99,35 @@ def test_training_and_ablation_are_told(setting: Setting, monkeypatch: pytest.Mo
     monkeypatch.setattr(training, "LOOK_EVERY", 2)
     monkeypatch.setattr(training, "ABLATION", {"as it is": {}, "2 blocks": {"LOOPED_LAYERS": "2"}})
     report = training.run(setting)
-    assert [row["way"] for row in report.rows] == ["ep", "implicit", "bptt", "frozen core"]
+    assert [row["way"] for row in report.rows] == ["ep", "implicit", "bptt", "frozen blocks", "frozen core"]
     assert not report.passed[0][0], "three steps on noise reach nothing"
-    assert report.rows[1]["lowest_cosine"] > 0.999 and "lowest_cosine" not in report.rows[3]
+    assert report.rows[1]["lowest_cosine"] > 0.999 and "lowest_cosine" not in report.rows[3] | report.rows[4]
     assert "one seed: a look, no result" in report.passed[0][1]
     assert [row["way"] for row in training.ablate(setting).rows] == ["as it is", "2 blocks"]
     pictures_of(report)["picture"]()
+
+
+@pytest.mark.parametrize(
+    ("way", "trained"), [("frozen blocks", {"embedding", "head"}), ("frozen core", {"head"}), ("ep", None)]
+)
+def test_what_is_frozen_stays_as_it_is(
+    way: str, trained: set[str] | None, setting: Setting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before: dict[str, torch.Tensor] = {}
+    after: dict[str, torch.Tensor] = {}
+
+    def watched(job: Job, progress: Progress) -> dict[str, float]:
+        before.update({name: tensor.clone() for name, tensor in job.model.state_dict().items()})
+        after.update(job.model.state_dict())  # the tensors that training changes
+        return train(job, progress)
+
+    monkeypatch.setattr(training, "train", watched)
+    training.train_once(setting, seed=1, symbols=training.WAYS[way], way=way)
+    # Bounded weights are brought back to their bound after every step, which rounds.
+    changed = {
+        name.split(".")[0] for name, tensor in after.items() if not tensor.allclose(before[name], rtol=1e-5)
+    }
+    assert changed == (trained or {"blocks", "embedding", "head"})
 
 
 def test_cost_and_laws_are_told(setting: Setting, monkeypatch: pytest.MonkeyPatch) -> None:
