@@ -57,7 +57,10 @@ ABLATION: dict[str, dict[str, str]] = {
     "step 0.7": {"LOOPED_STEP_SIZE": "0.7"},
     "step 1.0": {"LOOPED_STEP_SIZE": "1.0"},
     "anderson": {"LOOPED_SOLVER_ANDERSON": "y"},
+    "keys from input": {"LOOPED_BLOCK_ENERGY_CROSS": "y", "LOOPED_STEP_SIZE": "1.0"},
     "keys from states": {"LOOPED_BLOCK_ENERGY_SELF": "y", "LOOPED_STEP_SIZE": "0.9"},
+    "layernorm": {"LOOPED_ACTIVATION_LAYERNORM": "y"},
+    "tanh activation": {"LOOPED_ACTIVATION_TANH": "y"},
     "tanh units": {"LOOPED_MLP_TANH": "y"},
     "2 blocks": {"LOOPED_LAYERS": "2"},
     "3 blocks": {"LOOPED_LAYERS": "3"},
@@ -96,7 +99,10 @@ def ablate(setting: Setting) -> Report:
     subject = setting.subject(setting.config())
     report = Report("ablation", "What does it need?", setting, subject, COLUMNS)
     for way, symbols in ABLATION.items():
-        _one(way, symbols, 1, setting, report)
+        if symbols and setting.config(**symbols) == setting.config():
+            report.note(f"{way}: as it is")
+        else:
+            _one(way, symbols, 1, setting, report)
     report.note("One seed each: differences below two points are none.")
     return report
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -97,13 +98,16 @@ def test_a_wrong_sign_does_not_hold(setting: Setting, monkeypatch: pytest.Monkey
 
 def test_training_and_ablation_are_told(setting: Setting, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(training, "LOOK_EVERY", 2)
-    monkeypatch.setattr(training, "ABLATION", {"as it is": {}, "2 blocks": {"LOOPED_LAYERS": "2"}})
+    changes = {"as it is": {}, "1 block": {"LOOPED_LAYERS": "1"}, "2 blocks": {"LOOPED_LAYERS": "2"}}
+    monkeypatch.setattr(training, "ABLATION", changes)
     report = training.run(setting)
     assert [row["way"] for row in report.rows] == ["ep", "implicit", "bptt", "frozen blocks", "frozen core"]
     assert not report.passed[0][0], "three steps on noise reach nothing"
     assert report.rows[1]["lowest_cosine"] > 0.999 and "lowest_cosine" not in report.rows[3] | report.rows[4]
     assert "one seed: a look, no result" in report.passed[0][1]
-    assert [row["way"] for row in training.ablate(setting).rows] == ["as it is", "2 blocks"]
+    ablation = training.ablate(setting)
+    assert [row["way"] for row in ablation.rows] == ["as it is", "2 blocks"]
+    assert "1 block: as it is" in ablation.lines
     pictures_of(report)["picture"]()
 
 
@@ -146,8 +150,18 @@ def test_cost_and_laws_are_told(setting: Setting, monkeypatch: pytest.MonkeyPatc
         pictures_of(each)["picture"]()
 
 
-def test_iterations_of_samples_are_told(setting: Setting) -> None:
+def test_iterations_of_samples_are_told(setting: Setting, monkeypatch: pytest.MonkeyPatch) -> None:
+    original, blocks = adaptive.trained_model, []
+
+    def trained(*arguments: Any, **named: Any) -> Any:
+        config, model = original(*arguments, **named)
+        blocks.append(config.model_options["block"])
+        return config, model
+
+    monkeypatch.setattr(adaptive, "trained_model", trained)
+    setting = replace(setting, resolved=resolved(LOOPED_BLOCK_ENERGY_SELF="y"))
     report = adaptive.run(setting)
+    assert blocks == ["energy_cross", "energy_self", "plain"], "whatever is configured"
     assert len(report.rows) == 3 and all(-1 <= row["spearman"] <= 1 for row in report.rows)
     pictures_of(report)["picture"]()
 
