@@ -13,7 +13,7 @@ import datetime
 import inspect
 import os
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -21,7 +21,6 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from lib.errors import ToolkitError
 from lib.plan.types import SHARDS_WEIGHTS, Kind, Layout, Precision
 from lib.sharding import Gatherer, GroupGatherer, one_copy_only, shard_model
 
@@ -329,35 +328,3 @@ def is_out_of_memory(error: BaseException) -> bool:
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
     return isinstance(error, RuntimeError) and any(text in str(error) for text in _OUT_OF_MEMORY_TEXTS)
-
-
-def compiled(model: nn.Module) -> Callable[..., Any]:
-    """`model` through torch.compile with fixed shapes (the planner only plans one micro-batch size).
-
-    Compiling happens in the first call, so that too raises ToolkitError where it fails.
-    """
-    try:
-        forward = torch.compile(model, dynamic=False)
-    except RuntimeError as error:
-        raise _compile_error(error) from error
-    # Loads the compiler, which takes a second.
-    from torch._dynamo.exc import TorchDynamoException
-
-    def guarded(*arguments: Any) -> Any:
-        try:
-            return forward(*arguments)
-        except TorchDynamoException as error:
-            if is_out_of_memory(error):
-                raise
-            raise _compile_error(error) from error
-
-    return guarded
-
-
-def _compile_error(error: Exception) -> ToolkitError:
-    cause = getattr(error, "inner_exception", error)
-    return ToolkitError(
-        "torch.compile cannot run here",
-        why=next(filter(None, str(cause).splitlines()), type(cause).__name__),
-        todo="set CONFIG_COMPILE_MANUAL=y CONFIG_COMPILE_MODEL=n",
-    )

@@ -12,7 +12,8 @@ from typing import Any, Literal
 import torch
 
 from lib.atan2 import sign_parameters
-from lib.backend import Backend, compiled, configure_numerics, configure_threads
+from lib.backend import Backend, configure_numerics, configure_threads
+from lib.compiling import compiled
 from lib.config import Config
 from lib.data import AnswerSpec, ArrayPart, Delivery, EvalLoader, PuzzleSpec, TrainLoader, choose_placement
 from lib.data.ahead import bytes_ahead

@@ -15,6 +15,7 @@ from torch import nn
 
 from lib import backend
 from lib.backend import Backend, FakeBackend
+from lib.compiling import compiled
 from lib.errors import ToolkitError
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -120,7 +121,7 @@ def test_a_compiler_that_is_not_there_is_one_line(monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(torch, "compile", refuse)
     with pytest.raises(ToolkitError, match=r"cannot run here: Dynamo is not .* this Python; set CONFIG_"):
-        backend.compiled(nn.Linear(1, 1))
+        compiled(nn.Linear(1, 1))
 
 
 @pytest.fixture
@@ -133,7 +134,7 @@ def compiling(monkeypatch: pytest.MonkeyPatch) -> Callable[[Exception], Callable
             raise error
 
         monkeypatch.setattr(torch, "compile", lambda model, **_: compile_model(model, backend=compiler))
-        return backend.compiled(nn.Linear(1, 1))
+        return compiled(nn.Linear(1, 1))
 
     return failing
 
@@ -163,7 +164,7 @@ def test_memory_that_runs_out_while_compiling_is_left_to_the_loop(
 @pytest.mark.slow
 def test_a_machine_without_a_compiler_is_told(tmp_path: Path) -> None:
     code = (
-        "import torch; from lib.backend import compiled\n"
+        "import torch; from lib.compiling import compiled\n"
         "compiled(torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Tanh()))(torch.zeros(3, 2))"
     )
     places = {"CXX": "/nonexistent", "TORCHINDUCTOR_CACHE_DIR": str(tmp_path)}

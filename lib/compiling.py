@@ -1,0 +1,44 @@
+"""torch.compile with the toolkit's errors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from lib.backend import is_out_of_memory
+from lib.errors import ToolkitError
+
+
+def compiled(model: nn.Module) -> Callable[..., Any]:
+    """`model` through torch.compile with fixed shapes (the planner only plans one micro-batch size).
+
+    Compiling happens in the first call, so that too raises ToolkitError where it fails.
+    """
+    try:
+        forward = torch.compile(model, dynamic=False)
+    except RuntimeError as error:
+        raise _compile_error(error) from error
+    # Loads the compiler, which takes a second.
+    from torch._dynamo.exc import TorchDynamoException
+
+    def guarded(*arguments: Any) -> Any:
+        try:
+            return forward(*arguments)
+        except TorchDynamoException as error:
+            if is_out_of_memory(error):
+                raise
+            raise _compile_error(error) from error
+
+    return guarded
+
+
+def _compile_error(error: Exception) -> ToolkitError:
+    cause = getattr(error, "inner_exception", error)
+    return ToolkitError(
+        "torch.compile cannot run here",
+        why=next(filter(None, str(cause).splitlines()), type(cause).__name__),
+        todo="set CONFIG_COMPILE_MANUAL=y CONFIG_COMPILE_MODEL=n",
+    )
