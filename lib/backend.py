@@ -2,7 +2,8 @@
 
 A `Backend` is one process of a run: where its tensors live, which of `world` ranks it
 is, and the few collectives that training needs. `FakeBackend` plays one rank of many
-inside a single process and records the collectives, for tests. What needs torch_xla is in `lib.xla`.
+inside a single process and records the collectives, for tests. What needs torch_xla is in `lib.xla`,
+what needs torch_tpu in `lib.tpu`.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import datetime
 import inspect
 import os
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -36,16 +37,30 @@ _OUT_OF_MEMORY_TEXTS = (
 
 
 class Backend:
-    """A run of one process."""
+    """A run of one process.
 
-    def __init__(self, kind: Kind, *, rank: int = 0, world: int = 1, local_rank: int = 0) -> None:
+    devices: how many GPUs it has; the first, `device`, is where all is that nobody places elsewhere.
+    """
+
+    def __init__(
+        self, kind: Kind, *, rank: int = 0, world: int = 1, local_rank: int = 0, devices: int = 1
+    ) -> None:
         self.kind = kind
         self.rank, self.world = rank, world
         self.local_world = world  # processes on this machine
-        name = "cuda" if kind in ("cuda", "rocm") else kind
-        self.device = torch.device(name, local_rank) if name == "cuda" else torch.device(name)
-        if name == "cuda":
+        numbers = range(devices * local_rank, devices * (local_rank + 1))
+        self.device, *self._others = (self._device(kind, number) for number in numbers)
+        if self.device.type == "cuda":
             torch.cuda.set_device(self.device)
+
+    def _device(self, kind: Kind, number: int) -> torch.device:
+        """Device `number` of this machine."""
+        return torch.device("cuda", number) if kind in ("cuda", "rocm") else torch.device(kind)
+
+    @property
+    def devices(self) -> tuple[torch.device, ...]:
+        """All that this process has: one, or what `devices` asked for."""
+        return self.device, *self._others
 
     @property
     def is_main(self) -> bool:
@@ -113,7 +128,8 @@ class Backend:
     def synchronize(self) -> None:
         """Wait for the device, so that the clock can be read."""
         if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
+            for device in self.devices:
+                torch.cuda.synchronize(device)
         elif self.device.type == "mps":
             torch.mps.synchronize()
 
@@ -125,16 +141,19 @@ class Backend:
             torch.mps.empty_cache()
 
     def peak_memory_bytes(self) -> int | None:
-        """Most memory that tensors held on the device so far; None where it is not counted."""
-        return torch.cuda.max_memory_allocated(self.device) if self.device.type == "cuda" else None
+        """Most memory that tensors held on one of the devices so far; None where it is not counted."""
+        if self.device.type != "cuda":
+            return None
+        return max(torch.cuda.max_memory_allocated(device) for device in self.devices)
 
 
 class DistributedBackend(Backend):
     """One of several processes, started by `launch`."""
 
-    def __init__(self, kind: Kind, *, rank: int, world: int, local_rank: int) -> None:
-        super().__init__(kind, rank=rank, world=world, local_rank=local_rank)
-        name = "nccl" if self.device.type == "cuda" else "gloo"
+    def __init__(self, kind: Kind, *, rank: int, world: int, local_rank: int, devices: int = 1) -> None:
+        super().__init__(kind, rank=rank, world=world, local_rank=local_rank, devices=devices)
+        # torch_xla has ways of its own between devices.
+        name = "gloo" if kind == "xla" else dist.get_default_backend_for_device(self.device)
         dist.init_process_group(name, timeout=_COLLECTIVE_TIMEOUT)
         # Decisions of the host go through a group of their own and never wait for the device.
         self._host_group = dist.new_group(backend="gloo", timeout=_COLLECTIVE_TIMEOUT)
@@ -214,11 +233,13 @@ class SimulatedBackend(Backend):
     """One rank on a device of `kind` that is not there, for `lib.memory.simulation`.
 
     averages_gradients: there are other ranks, so that gradients live in the buckets that are reduced.
+    devices: how many it has. Fake tensors of the second are on "cpu:1", and no operation takes both.
     """
 
-    def __init__(self, kind: Kind, *, averages_gradients: bool) -> None:
+    def __init__(self, kind: Kind, *, averages_gradients: bool, devices: int = 1) -> None:
         super().__init__("cpu")
         self.kind = kind
+        self._others = [torch.device("cpu", number) for number in range(1, devices)]
         self._averages_gradients = averages_gradients
         self._buckets: list[Tensor] = []
 
@@ -239,28 +260,41 @@ class SimulatedBackend(Backend):
         return torch.amp.GradScaler("cpu", enabled=False)
 
 
-def open_backend(kind: Kind, *, world: int | None) -> Backend:
+def open_backend(kind: Kind, *, world: int | None, devices: int = 1) -> Backend:
     """The backend of this process; but for world = 1 it must have been started by `launch`.
 
-    world: None stands for as many as were started.
+    world: None stands for as many as were started. devices: how many GPUs each of them has.
     """
     alone, one_of_several = _classes_for(kind)
     if world == 1:
-        return alone(kind)
+        return alone(kind, devices=devices)
     started = int(os.environ["WORLD_SIZE"])
     assert world in (None, started), f"the plan is for {world} processes, {started} were started"
     rank, local_rank = int(os.environ["RANK"]), int(os.environ["LOCAL_RANK"])
-    backend = one_of_several(kind, rank=rank, world=started, local_rank=local_rank)
+    backend = one_of_several(kind, rank=rank, world=started, local_rank=local_rank, devices=devices)
     backend.local_world = int(os.environ.get("LOCAL_WORLD_SIZE", started))
     return backend
 
 
 def _classes_for(kind: Kind) -> tuple[type[Backend], type[DistributedBackend]]:
+    if kind == "tpu":
+        from lib.tpu import DistributedTpuBackend, TpuBackend
+
+        return TpuBackend, DistributedTpuBackend
     if kind != "xla":
         return Backend, DistributedBackend
     from lib.xla import DistributedXlaBackend, XlaBackend  # loads torch_xla, which may take the devices
 
     return XlaBackend, DistributedXlaBackend
+
+
+def host_copy(value: Any) -> Any:
+    """`value`, a state, with its tensors on the CPU and all else as it is."""
+    if isinstance(value, Tensor):
+        return value.cpu()
+    if isinstance(value, Mapping):
+        return {key: host_copy(item) for key, item in value.items()}
+    return type(value)(map(host_copy, value)) if isinstance(value, list | tuple) else value
 
 
 def configure_numerics(precision: Precision, *, deterministic: bool) -> None:

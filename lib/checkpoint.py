@@ -112,6 +112,18 @@ def steps(directory: Path) -> list[int]:
     return sorted(_checkpoints(directory))
 
 
+def newest_sound(directory: Path) -> int | None:
+    """The step of the newest checkpoint that is as it was written; None where there is none."""
+    found = _checkpoints(directory)
+    for step in sorted(found, reverse=True):
+        try:
+            manifest.verify(found[step], step=step)
+        except (DamagedError, OSError):
+            continue  # who loads it is told why
+        return step
+    return None
+
+
 def best_step(directory: Path) -> int | None:
     """The step that `best` points to; None where nothing does, or where it names no checkpoint."""
     path = directory / "best"

@@ -76,9 +76,9 @@ class Config:
     compile_model: bool
     precision: Literal["auto", "bf16", "fp16", "fp32"]
     channels_last: bool
-    device: Literal["auto", "cuda", "mps", "xla", "cpu"]
+    device: Literal["auto", "cuda", "mps", "xla", "tpu", "cpu"]
     num_devices: int
-    dist_strategy: Literal["auto", "ddp", "zero1", "zero2", "fsdp", "hsdp"]
+    dist_strategy: Literal["auto", "ddp", "zero1", "zero2", "fsdp", "hsdp", "split"]
     dist_max_restarts: int
     dist_nnodes: str
     dist_endpoint: str | None  # None, as "": for one machine

@@ -5,23 +5,19 @@ Torch is imported only when a GPU is asked about.
 
 from __future__ import annotations
 
-import importlib.util
-import json
 import os
 import platform
 import subprocess
-import sys
 from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
 from typing import Literal
 
+from lib.chips import tpu_devices, xla_devices
 from lib.errors import PlanError
 from lib.plan.types import Device, Hardware, Kind
 
 ROOT = Path("/")
-XLA_COMMAND = (sys.executable, "-m", "lib.xla")
-XLA_SECONDS = 120.0
 SPEED_VARIABLES = (
     "OMP_NUM_THREADS",
     "PYTORCH_ALLOC_CONF",
@@ -30,7 +26,7 @@ SPEED_VARIABLES = (
 )
 
 
-def probe(device: Literal["auto", "cuda", "mps", "xla", "cpu"]) -> Hardware:
+def probe(device: Literal["auto", "cuda", "mps", "xla", "tpu", "cpu"]) -> Hardware:
     """The hardware for that choice of device: its GPUs, or the memory that this process may use.
 
     Asking a CUDA or ROCm driver for free memory opens a context on each GPU, which takes some
@@ -158,7 +154,9 @@ def parse_vm_stat(text: str) -> int:
 
 def _accelerators(device: str, cpu_name: str) -> tuple[Kind, tuple[Device, ...]]:
     if device == "xla":
-        return "xla", _xla_devices(cpu_name)
+        return "xla", xla_devices(main_memory(cpu_name))
+    if device == "tpu":
+        return "tpu", tpu_devices()
     if device in ("auto", "cuda"):
         kind, devices = _cuda_gpus()
         if devices:
@@ -206,33 +204,6 @@ def _apple_gpus() -> tuple[Device, ...]:
     free_bytes = max(total_bytes - torch.mps.driver_allocated_memory(), 0)
     name = _sysctl("machdep.cpu.brand_string") or "Apple GPU"
     return (Device(name=name, total_bytes=total_bytes, free_bytes=free_bytes),)
-
-
-def _xla_devices(cpu_name: str) -> tuple[Device, ...]:
-    """Asked in a process of its own: torch_xla takes the devices, which training is to have, or may hang."""
-    what, instead = "CONFIG_DEVICE_XLA cannot be honoured", "or set CONFIG_DEVICE_AUTO=y"
-    if importlib.util.find_spec("torch_xla") is None:
-        todo = f"install it beside a torch of its own (docs/distributed.md), {instead}"
-        raise PlanError(what, why="torch_xla is not installed", todo=todo)
-    try:
-        done = subprocess.run(
-            XLA_COMMAND,
-            cwd=Path(__file__).resolve().parents[1],
-            capture_output=True,
-            text=True,
-            timeout=XLA_SECONDS,
-            check=False,
-        )
-    except subprocess.TimeoutExpired as error:
-        why = f"torch_xla did not name its devices within {XLA_SECONDS:g} s"
-        raise PlanError(what, why=why, todo=f"end what is using them, {instead}") from error
-    if done.returncode:
-        why = next(reversed(done.stderr.split("\n")[:-1]), f"status {done.returncode}")
-        raise PlanError(what, why=why, todo=f"see whether `python -m lib.xla` runs, {instead}")
-    found = json.loads(done.stdout.strip().splitlines()[-1])  # libraries may have talked before
-    memory = main_memory(cpu_name)
-    own = {"total_bytes": memory.total_bytes, "free_bytes": memory.free_bytes // len(found)}
-    return tuple(Device(**({**one, **own} if one["total_bytes"] is None else one)) for one in found)
 
 
 def main_memory(name: str) -> Device:

@@ -56,6 +56,7 @@ class ForeignConfig:
     device: DeviceName
     num_devices: int
     dist_strategy: Literal["auto"] = "auto"
+    dist_nnodes: str = "1"
     optimizer: str = ""  # not known; only ways that cut the weights would ask
 
     @property
@@ -249,12 +250,12 @@ def _bytes(gigabytes: float) -> int:
 
 def _rationale(decided: Plan, model: str, *, placement: Placement) -> str:
     free_gb, total_gb = placement.free_bytes / GB, placement.total_bytes / GB
-    unit = {"cpu": "CPU", "xla": "XLA"}.get(decided.device, "GPU")
-    last = ""
+    unit = {"cpu": "CPU", "xla": "XLA", "tpu": "TPU"}.get(decided.device, "GPU")
+    last, devices = "", decided.layout.devices
     if decided.last_micro_batch != decided.micro_batch:
         last = f", last micro-batch {decided.last_micro_batch}"
     return (
-        f"{unit}: {placement.name} ({total_gb:.1f}GB total, {free_gb:.1f}GB free) × {decided.world}, "
+        f"{unit}: {placement.name} ({total_gb:.1f}GB total, {free_gb:.1f}GB free) × {devices}, "
         f"model={model}, compile={'ON' if decided.compile else 'OFF'} → "
         f"batch={decided.micro_batch}, grad_acc={decided.accumulation} "
         f"(effective={decided.effective_batch}, target={decided.target}{last})"

@@ -58,5 +58,5 @@ def _to_host(tensor: Tensor) -> _Away:
 
 def _forget(tensor: Tensor) -> _Away:
     """In a simulation main memory is not counted."""
-    shape, strides, dtype = tensor.shape, tensor.stride(), tensor.dtype
-    return _Away(lambda: torch.empty_strided(shape, strides, dtype=dtype))
+    shape, strides, dtype, device = tensor.shape, tensor.stride(), tensor.dtype, tensor.device
+    return _Away(lambda: torch.empty_strided(shape, strides, dtype=dtype, device=device))

@@ -78,14 +78,14 @@ class RemoteRun:
             self._retire(newest=local[-1], keep_last=keep_last)
 
     def fetch(self, run: RunDir, *, say: Callable[[str], object]) -> None:
-        """Bring `run` its newest sound checkpoint, its files and the best one, if it has none as new.
+        """Bring `run` its newest sound checkpoint, its files and the best one, if it has no sound one as new.
 
-        A damaged one is told, and the one before is taken. Raises CheckpointError where there is none but
-        damaged ones and `run` has none of its own, ToolkitError where the disk fails.
+        A damaged one there is told, and the one before is taken. Raises CheckpointError where there are
+        damaged ones only and `run` has no sound one of its own, ToolkitError where the disk fails.
         """
-        own = checkpoint.steps(run.checkpoints)
+        here, own = checkpoint.steps(run.checkpoints), checkpoint.newest_sound(run.checkpoints)
         there = self.manifests()
-        newer = sorted(step for step in there if not own or step > own[-1])
+        newer = sorted(step for step in there if own is None or step > own)
         if not newer:
             return
         # First: rows of later steps than the checkpoint's are dropped, rows that are missing are not made up.
@@ -95,9 +95,10 @@ class RemoteRun:
         had = best is not None and best in newer[:-1] and self._receive(run.checkpoints, best, say)
         for step in reversed(newer):
             if (had and step == best) or self._receive(run.checkpoints, step, say):
-                say(f"Checkpoint {checkpoint_name(step)} comes from {self.storage.url}")
+                why = ", for the newest one here is damaged" if here and here[-1] != own else ""
+                say(f"Checkpoint {checkpoint_name(step)} comes from {self.storage.url}{why}")
                 return
-        if not own:
+        if own is None:
             raise CheckpointError(
                 f"no sound checkpoint in {self.storage.url}",
                 why=f"damaged: {', '.join(map(checkpoint_name, newer))}",

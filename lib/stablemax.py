@@ -7,7 +7,7 @@ from torch import Tensor
 
 from lib.data.types import IGNORED
 
-WITHOUT_DOUBLE = ("mps", "xla")
+WITHOUT_DOUBLE = ("mps", "xla", "tpu")
 
 
 def stablemax_cross_entropy(logits_NV: Tensor, targets_N: Tensor) -> Tensor:

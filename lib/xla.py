@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import json
 import sys
-from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -21,15 +20,17 @@ import torch_xla.core.xla_model as xla_model
 from torch import Tensor, nn
 from torch.distributed.rendezvous import rendezvous
 
-from lib.backend import Backend, DistributedBackend
+from lib.backend import Backend, DistributedBackend, host_copy
 from lib.plan.types import Kind, Precision
 
 
 class XlaBackend(Backend):
     """A run of one process on one XLA device."""
 
-    def __init__(self, kind: Kind = "xla", *, rank: int = 0, world: int = 1, local_rank: int = 0) -> None:
-        super().__init__(kind, rank=rank, world=world, local_rank=local_rank)
+    def __init__(
+        self, kind: Kind = "xla", *, rank: int = 0, world: int = 1, local_rank: int = 0, devices: int = 1
+    ) -> None:
+        super().__init__(kind, rank=rank, world=world, local_rank=local_rank, devices=devices)
         self._join_devices()
         self.device = torch_xla.device()
 
@@ -48,11 +49,7 @@ class XlaBackend(Backend):
 
     def to_host(self, value: Any) -> Any:
         # Not the `save` of torch_xla: it writes by itself, on the first process of every machine.
-        if isinstance(value, Tensor):
-            return value.cpu()
-        if isinstance(value, Mapping):
-            return {key: self.to_host(item) for key, item in value.items()}
-        return type(value)(map(self.to_host, value)) if isinstance(value, list | tuple) else value
+        return host_copy(value)
 
 
 class DistributedXlaBackend(XlaBackend, DistributedBackend):

@@ -17,11 +17,15 @@ from lib.emit import CLUSTERS, FIRST, RUNS, Job, emitted
 from lib.errors import ConfigError, ToolkitError, run_main
 from lib.gathering import Gathering, check_shares, gathering_of, torchrun_options
 from lib.hardware import probe
-from lib.plan.placement import TPU, place
+from lib.plan.placement import TPU, check_machines, place
+from lib.plan.sharding import split_over
+from lib.plan.types import ON_XLA
 from lib.slurm import PORT, Batch, batch_script
 
 ROOT = Path(__file__).resolve().parents[1]
-ON_TPU = "# Experimental, never run on TPU hardware. On each host of the slice (gcloud: --worker=all):"
+EXPERIMENTAL = "# Experimental, never run on TPU hardware."
+ON_TPU = f"{EXPERIMENTAL} On each host of the slice (gcloud: --worker=all):"
+TPU_ENVIRONMENT = "env $(python -m lib.tpu launch {})"
 
 
 def main() -> int:
@@ -60,14 +64,18 @@ def main() -> int:
 def command_line(config: Config, *, name: str, runs: Path) -> str:
     """What runs on each machine, as a shell would be told it. `make train` does the same."""
     gathering = gathering_of(nodes=config.dist_nnodes, endpoint=config.dist_endpoint)
+    if gathering is not None:
+        check_machines(config.device)
     processes, on_tpu = _processes(config)
     command = _command(config, gathering, processes=processes, name=name, runs=runs)
+    if config.device == "tpu":
+        return f"{EXPERIMENTAL}\n{TPU_ENVIRONMENT.format(processes)} {command}"
     return f"{ON_TPU}\nPJRT_DEVICE=TPU {command}" if on_tpu else command
 
 
 def _command(config: Config, gathering: Gathering | None, *, processes: int, name: str, runs: Path) -> str:
     program = ["-m", "train", "--runs", str(runs), "train"]
-    if gathering is None and processes == 1 and config.device != "xla":
+    if gathering is None and processes == 1 and config.device not in ON_XLA:
         return shlex.join(["python", *program])
     restarts = config.dist_max_restarts
     options = torchrun_options(gathering, processes=processes, restarts=restarts, name=name)
@@ -75,11 +83,17 @@ def _command(config: Config, gathering: Gathering | None, *, processes: int, nam
 
 
 def _processes(config: Config) -> tuple[int, bool]:
-    """How many each machine has, and whether for the chips of a TPU."""
-    if config.device == "xla" and config.num_devices:
+    """How many each machine has, and whether torch_xla is to have the chips of a TPU."""
+    if config.device in ON_XLA and config.num_devices:
         return config.num_devices, True  # of a machine that need not be this one
     placement = place(config, probe(config.device))
-    return placement.world.value, placement.device.value == "xla" and placement.name == TPU
+    on_tpu = placement.device.value == "xla" and placement.name == TPU
+    return _processes_on(placement.world.value, config), on_tpu
+
+
+def _processes_on(devices: int, config: Config) -> int:
+    """How many have so many devices. What the plan decides by itself is not known here."""
+    return split_over(devices).world if config.dist_strategy == "split" else devices
 
 
 def script_of(config: Config, *, configuration: str, folder: Path, runs: Path) -> str:
@@ -113,7 +127,7 @@ def file_of(config: Config, *, to: str, name: str, configuration: str, given: Ma
             todo=f"give TO={', TO='.join(CLUSTERS)}; make sbatch is for SLURM",
         )
     gpus = _gpus_of(config)
-    processes = config.num_devices or 1
+    processes = _processes_on(config.num_devices or 1, config)
     endpoint = config.dist_endpoint or f"{FIRST}:{PORT}"
     gathering = gathering_of(nodes=config.dist_nnodes, endpoint=endpoint)
     if gathering is not None:
@@ -140,7 +154,7 @@ def _gpus_of(config: Config) -> int:
     """How many each machine is to have, by the configuration; 0 for processors alone."""
     if config.device == "cpu":
         return 0
-    if config.device in ("mps", "xla"):
+    if config.device in ("mps", *ON_XLA):
         raise ConfigError(
             f"CONFIG_DEVICE_{config.device.upper()}=y is not for make emit",
             why="its files ask for GPUs, or for processors alone",

@@ -50,9 +50,7 @@ def show(gpu: str) -> int:
         raise ConfigError("there is no GPU to ask the rules about", todo="name one: GPU=a100-40g")
     device = hardware.devices[0]
     print(f"{device.name}, {device.total_bytes / GB:.1f} GB; {len(hardware.devices)} of them")
-    print(
-        "Two frozen models by LatentWire's rules, 64 samples an optimizer step (training them is not there):"
-    )
+    print("Two frozen models by LatentWire's rules, 64 samples an optimizer step (no run goes by them):")
     for count in sorted({*COUNTS, len(hardware.devices)}):
         print("\n".join(_lines(device, count)))
     return 0

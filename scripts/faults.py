@@ -20,7 +20,7 @@ TESTS: Mapping[str, int] = MappingProxyType(
         "tests/e2e/test_launcher.py::test_a_signal_saves_and_ends_with_its_own_status": 5,
         "tests/e2e/test_launcher.py::test_a_worker_that_is_killed_is_named": 5,
         "tests/e2e/test_launcher.py::test_nothing_outlives_a_killed_supervisor": 5,
-        "tests/e2e/test_train.py::test_an_interrupted_run_on_two_processes_ends_in_the_same_bits": 5,
+        "tests/e2e/test_two_processes.py::test_an_interrupted_run_on_two_processes_ends_in_the_same_bits": 5,
         # No fault, but the end of a run is where processes that talked through gloo can abort.
         "tests/e2e/test_train.py::test_a_run_on_two_processes_is_the_run_on_one": 20,
     }

@@ -13,7 +13,7 @@ from lib.data.answers.spec import AnswerSpec
 from lib.data.types import Dataset
 from tests.training import small_config
 from train.frozen import FrozenSource
-from train.subject import Subject, measure
+from train.subject import Subject, measure, with_frozen
 
 SOURCE_BYTES = 16
 
@@ -38,7 +38,7 @@ def answers_subject(config: Config, *, train: int = 48, test: int = 10) -> Subje
     dataset = answer_set(train, test)
     assert isinstance(dataset.spec, AnswerSpec)
     first, second = (FrozenSource(side, None) for side in dataset.spec.sides)
-    return dataclasses.replace(measure(config, dataset), frozen=(first, second))
+    return with_frozen(config, measure(config, dataset), (first, second))
 
 
 def small_bridge_config(**changes: object) -> Config:

@@ -4,6 +4,9 @@ For each model the input is the latent prefix, the anchor and the answer; the lo
 prediction of every token of an answer is right only if greedy decoding would have written the very answer,
 up to the end of its line, exact match needs no decoding.
 
+Each of the two may be on a device of its own: prefix and tokens come to it, a loss for each sample goes back
+to where the trained model is, and autograd takes gradients the same way.
+
 Shapes: B samples, M latents, L tokens of an answer, T tokens of a text, C channels, V tokens of a vocabulary.
 """
 
@@ -19,7 +22,6 @@ from torch import Tensor
 from lib.data.answers.spec import AnswerSpec, Side
 from lib.data.loader import Batch
 from lib.data.types import IGNORED
-from lib.errors import ConfigError
 from train.frozen import FrozenLM
 from train.task import Forward, Sums, full_precision
 
@@ -36,12 +38,15 @@ class _Part(NamedTuple):
     """One of the two models, and the tokens of its anchor."""
 
     lm: FrozenLM
-    name: str
     anchor: Tensor
 
     @classmethod
     def of(cls, lm: FrozenLM, side: Side) -> _Part:
-        return cls(lm, side.name, torch.tensor(side.anchor, device=lm.embedding_rms.device))
+        return cls(lm, torch.tensor(side.anchor).to(lm.embedding_rms.device))
+
+    @property
+    def device(self) -> torch.device:
+        return self.lm.embedding_rms.device
 
 
 class Bridge:
@@ -68,6 +73,7 @@ class Bridge:
         """Exact match from the latents, and from all that they are to be compared with (`report`)."""
         assert batch.weights is not None
         weights_B = batch.weights
+        home = batch.inputs.device
         answers, texts, others = self._columns(batch.targets)
         prefixes, shuffled = forward(batch.inputs), forward(others)
         zeros = [torch.zeros_like(prefix_BMC) for prefix_BMC in prefixes]
@@ -77,11 +83,13 @@ class Bridge:
             found[kind] = [each.exact_B for each in self._answered(given, answers)]
         latents = prefixes[0].shape[1]
         found["text_budget"] = [
-            _reads(part.lm, _last_tokens(text_BT, answer_BL, tokens=latents + part.anchor.numel()), answer_BL)
+            _reads(
+                part.lm, _last_tokens(text_BT, answer_BL, tokens=latents + part.anchor.numel()), answer_BL
+            ).to(home)
             for part, text_BT, answer_BL in zip(self._parts, texts, answers, strict=True)
         ]
         found["text"] = [
-            _reads(part.lm, text_BT, answer_BL)
+            _reads(part.lm, text_BT, answer_BL).to(home)
             for part, text_BT, answer_BL in zip(self._parts, texts, answers, strict=True)
         ]
         metrics = {
@@ -106,19 +114,26 @@ class Bridge:
         return min(evaluation[f"latent_{name}"] for name in NAMES)
 
     def weights(self) -> list[Tensor]:
-        """Of the frozen models, on the device."""
+        """Of the frozen models, each on its device."""
         return [weight for lm in self.frozen for weight in lm.weights()]
 
     def _columns(self, targets_BN: Tensor) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor], Tensor]:
-        """Answers, whole texts, and the bytes of other sources."""
+        """Answers and whole texts, where they are read, and the bytes of other sources."""
         answer_a, text_a, answer_b, text_b, others = torch.split(targets_BN, list(self._spec.columns), dim=1)
-        return (answer_a, answer_b), (text_a, text_b), others
+        a, b = (part.device for part in self._parts)
+        return (answer_a.to(a), answer_b.to(b)), (text_a.to(a), text_b.to(b)), others
 
     def _answered(self, prefixes: Sequence[Tensor], answers: Sequence[Tensor]) -> list[_Judged]:
-        return [
+        """Figures are where the prefixes are."""
+        home = prefixes[0].device
+        # All go out before any is read and come back after all are: a device takes up a copy in its turn,
+        # and the second model would wait until the first has answered.
+        given = [prefix.to(part.device) for part, prefix in zip(self._parts, prefixes, strict=True)]
+        judged = [
             _judged(part, prefix_BMC, answer_BL, first_weight=self._first_weight)
-            for part, prefix_BMC, answer_BL in zip(self._parts, prefixes, answers, strict=True)
+            for part, prefix_BMC, answer_BL in zip(self._parts, given, answers, strict=True)
         ]
+        return [_Judged(each.loss_B.to(home), each.exact_B.to(home)) for each in judged]
 
 
 def _judged(part: _Part, prefix_BMC: Tensor, answer_BL: Tensor, *, first_weight: float) -> _Judged:
@@ -126,12 +141,6 @@ def _judged(part: _Part, prefix_BMC: Tensor, answer_BL: Tensor, *, first_weight:
     lm, length = part.lm, answer_BL.shape[1]
     anchor_BL = part.anchor.expand(len(answer_BL), -1)
     known_BT = torch.cat((anchor_BL, answer_BL[:, :-1].clamp(min=0)), dim=1)
-    needed = prefix_BMC.shape[1] + known_BT.shape[1]
-    if lm.positions is not None and needed > lm.positions:
-        raise ConfigError(
-            f"{part.name} has {lm.positions} positions, and a prefix with anchor and answer takes {needed}",
-            todo="take fewer latents (CONFIG_LATENTWIRE_LATENTS) or another model",
-        )
     # As loud as tokens are, whatever the model.
     known_BTC = lm.embed(known_BT)
     prefix_BMC = (prefix_BMC * lm.embedding_rms).to(known_BTC.dtype)

@@ -12,6 +12,7 @@ from typing import Any
 
 from lib import checkpoint, kconf
 from lib.backend import Backend, is_out_of_memory, open_backend
+from lib.chips import launch_variables
 from lib.config import Config, config_from_values, identity
 from lib.console import Console
 from lib.errors import ToolkitError, run_main
@@ -22,7 +23,7 @@ from lib.launcher import become_worker, end_process, keep, launch
 from lib.plan.fitting import Predict
 from lib.plan.probing import Probed
 from lib.plan.show import show
-from lib.plan.types import Hardware, Plan
+from lib.plan.types import ON_XLA, Hardware, Plan
 from lib.rundir import RunDir, resolve_run
 from lib.sinks import check_packages, open_sinks
 from lib.tiers import with_tier
@@ -157,8 +158,8 @@ def _carry_out(order: Order, find_run: Callable[[], RunDir | None], *, again: Ru
     case = Case(order=order, subject=subject, hardware=hardware, plan=plan)
     if again is not None:
         _tell_changes(again, case)
-    # torch_xla is given no device in a process in which memory was predicted: that made a backward pass.
-    if plan.world > 1 or plan.device == "xla":
+    # No such device is given to a process in which memory was predicted: that made a backward pass.
+    if plan.world > 1 or plan.device in ON_XLA:
         if run is not None:
             run.release()  # for rank 0 to take
         payload = {
@@ -173,8 +174,9 @@ def _carry_out(order: Order, find_run: Callable[[], RunDir | None], *, again: Ru
             restarts=order.config.dist_max_restarts,
             cpu_count=hardware.cpu_count,
             arguments=sys.argv[1:],
+            variables=launch_variables(plan.device, processes=plan.world),
         )
-    return _as_main(case, Backend(plan.device), run)
+    return _as_main(case, Backend(plan.device, devices=plan.layout.devices_per_process), run)
 
 
 def _tell_changes(again: RunDir, case: Case) -> None:
@@ -193,7 +195,7 @@ def _work(launched: Mapping[str, Any], *, root: Path, runs: Path, started: float
         order = replace(order, config=replace(order.config, num_devices=backend.world))
     else:
         plan, hardware = Plan.from_json(launched["plan"]), Hardware.from_json(launched["hardware"])
-        backend = open_backend(plan.device, world=plan.world)
+        backend = open_backend(plan.device, world=plan.world, devices=plan.layout.devices_per_process)
 
     @_reader_stays()
     def main() -> int:

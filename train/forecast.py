@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
@@ -15,7 +16,7 @@ from lib.memory.predict import CUDA_GRANULARITY, STEPS, add_state, watch_gradien
 from lib.memory.simulation import simulation
 from lib.plan.fitting import Parts, Predict, Trial
 from lib.plan.sharding import shares
-from lib.plan.types import Hardware, Kind, Plan, one_reason
+from lib.plan.types import Hardware, Kind, Layout, Plan, Strategy, one_reason
 from train import loop
 from train.bridge import Bridge
 from train.evaluation import evaluation_sums
@@ -25,13 +26,18 @@ from train.setup import make_job, placement_of
 from train.subject import Subject
 from train.task import Forward, Sums, Task
 
+SINGLE = Layout(strategy="single", world=1, shard=1)
+SPLIT = Layout(strategy="split", world=1, shard=1)
 _SAVED = ("parameters", "optimizer", "averages")
 _IN_MAIN_MEMORY: tuple[Kind, ...] = ("cpu", "mps")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Footprint:
-    """What two optimizer steps and a batch of evaluation leave: storages, and arithmetic of the second."""
+    """What two optimizer steps and a batch of evaluation leave: storages, and arithmetic of the second.
+
+    Of several devices each is that of the one with most of it.
+    """
 
     trace: Trace
     step_flop: int
@@ -51,7 +57,8 @@ class Footprints:
             self._config, self._subject, hardware, world=min(world, len(hardware.devices))
         )
         # Shares of a layout are taken from what a copy does, and what a compiler does is not traced.
-        whole = dataclasses.replace(trial, layout=None, compile=False)
+        splits = trial.layout is not None and trial.layout.strategy == "split"
+        whole = dataclasses.replace(trial, layout=SPLIT if splits else None, compile=False)
         if (whole, placement) not in self._found:
             plan = plan_of(trial)
             self._found[whole, placement] = footprint(self._config, plan, self._subject, hardware=hardware)
@@ -76,24 +83,29 @@ class Footprints:
 def footprint(config: Config, plan: Plan, subject: Subject, *, hardware: Hardware) -> Footprint:
     """Go through training of one rank as `plan` has it. Nothing is computed and no device is needed."""
     effective_batch = plan.effective_batch // plan.world
-    alone = dataclasses.replace(plan, world=1, strategy="single", shard=1, effective_batch=effective_batch)
+    layout = SPLIT if plan.strategy == "split" else SINGLE
+    alone = dataclasses.replace(
+        plan, world=1, strategy=layout.strategy, shard=1, effective_batch=effective_batch
+    )
     live = LiveBytes(granularity=1 if plan.device == "cpu" else CUDA_GRANULARITY)
     with simulation(plan.device):
-        backend = SimulatedBackend(plan.device, averages_gradients=plan.world > 1)
+        backend = SimulatedBackend(
+            plan.device, averages_gradients=plan.world > 1, devices=layout.devices_per_process
+        )
         with live:
             resident = _resident(config, plan, subject, hardware)
             live.add(resident, "data")
             job = make_job(config, alone, subject, hardware=hardware, backend=backend, record=SilentRecord())
             step_flop = run_traced(job, live)
-            trace = live.trace()
+            traces = [live.trace_on(device) for device in backend.devices]
             del resident  # only now: the data lie on the device all along
-    return Footprint(trace, step_flop)
+    return Footprint(max(traces, key=lambda trace: trace.peak_bytes), step_flop)
 
 
 def run_traced(job: Job, live: LiveBytes) -> int:
     """Run `job` for STEPS steps and a batch of evaluation, and say what its storages are for.
 
-    Returns the operations of the last step.
+    Returns the operations of the last step, on the device that has most of them.
     """
     live.add([*job.model.parameters(), *job.model.buffers()], "parameters")
     if isinstance(job.task, Bridge):
@@ -104,13 +116,13 @@ def run_traced(job: Job, live: LiveBytes) -> int:
     watch_gradients(job.model, live)
     job.task = _Watched(job.task, live, job.task.targets_per_sample)
     progress = Progress()
-    before = 0
+    before = Counter[torch.device]()
     for _ in range(STEPS):
-        before = live.flop
+        before = live.flop_on.copy()
         loop.optimizer_step(job, progress)
         progress.step += 1
         add_state(job.optimizer, live)
-    step_flop = live.flop - before
+    step_flop = max((live.flop_on - before).values(), default=0)
     for _ in evaluation_sums(job):
         break
     return step_flop
@@ -120,10 +132,13 @@ def plan_of(trial: Trial) -> Plan:
     """A plan for as few micro-batches as there can be: a third one finds the same memory as the second."""
     accumulation, world = 1 + trial.accumulates, 1 + trial.several_devices
     effective = trial.micro_batch * accumulation * world
+    strategy: Strategy = "ddp" if world > 1 else "single"
+    if trial.layout is not None and trial.layout.strategy == "split":
+        strategy = "split"
     return Plan(
         device=trial.device,
         world=world,
-        strategy="ddp" if trial.several_devices else "single",
+        strategy=strategy,
         shard=1,
         micro_batch=trial.micro_batch,
         accumulation=accumulation,

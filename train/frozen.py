@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import math
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -11,11 +14,17 @@ from torch import Tensor, nn
 
 from lib.data.answers.huggingface import not_there, transformers
 from lib.data.answers.opening import HUGGING_FACE, SIZES
-from lib.data.answers.spec import Side
+from lib.data.answers.spec import AnswerSpec, Side
 from lib.data.types import TextSpec
-from lib.memory.simulation import simulated
+from lib.errors import ConfigError
+from lib.memory.live import LiveBytes
+from lib.memory.simulation import simulated, simulation
+from lib.plan.types import Branch
 from lib.registry import build_model
 from models.gpt2.model import GPT2
+
+ROWS = 2  # that operations are counted for
+BACK_AND_FORTH = 2  # a product of which one factor is frozen has one more in its derivative
 
 
 class FrozenLM(Protocol):
@@ -46,7 +55,9 @@ class _Frozen:
 
     def __init__(self, model: nn.Module, table_VC: Tensor, *, positions: int | None) -> None:
         self.positions = positions
-        self.embedding_rms = table_VC.detach().square().mean().sqrt()
+        single = torch.promote_types(table_VC.dtype, torch.float32)
+        norm = torch.linalg.vector_norm(table_VC.detach(), dtype=single)  # makes no second table
+        self.embedding_rms = norm / math.sqrt(table_VC.numel())
         self._model = model
 
     def weights(self) -> list[Tensor]:
@@ -98,13 +109,44 @@ class FrozenSource:
 
     def load(self, device: torch.device, dtype: torch.dtype) -> FrozenLM:
         """The model on `device`; within a simulation without contents. Raises DataError, ConfigError."""
-        if self.side.name.startswith(HUGGING_FACE):
-            assert self.path is not None
-            return HuggingFaceLM(_placed(_of_hugging_face(self.path), device, dtype))
-        model = unlearned(self.side)
-        if self.path is not None and not simulated():
-            model.load_state_dict(torch.load(self.path, weights_only=True))
-        return ToolkitLM(_placed(model, device, dtype))
+        with _made_as(device, dtype) if simulated() else contextlib.nullcontext():
+            if self.side.name.startswith(HUGGING_FACE):
+                assert self.path is not None
+                return HuggingFaceLM(_placed(_of_hugging_face(self.path, dtype), device, dtype))
+            model = unlearned(self.side)
+            if self.path is not None and not simulated():
+                model.load_state_dict(torch.load(self.path, weights_only=True))
+            return ToolkitLM(_placed(model, device, dtype))
+
+
+def branches_of(
+    build: Callable[[], nn.Module], spec: AnswerSpec, sources: tuple[FrozenSource, FrozenSource]
+) -> tuple[Branch, Branch]:
+    """What each of the two computes for a sample, and its size, found without data and without memory.
+
+    build: makes the model whose prefixes they read. Raises DataError, ConfigError.
+    """
+    found = []
+    with simulation("cpu"), LiveBytes() as live, torch.no_grad():
+        bytes_BT = torch.zeros(ROWS, *spec.input_shape, dtype=torch.int64)
+        for source, prefix_BMC in zip(sources, build().eval()(bytes_BT), strict=True):
+            side, lm = source.side, source.load(torch.device("cpu"), torch.float32)
+            tokens_BT = torch.zeros(ROWS, len(side.anchor) + side.answer_tokens - 1, dtype=torch.int64)
+            _check_room(lm, side.name, needed=prefix_BMC.shape[1] + tokens_BT.shape[1])
+            before = live.flop
+            lm.logits(torch.cat((prefix_BMC, lm.embed(tokens_BT)), dim=1))
+            flop = BACK_AND_FORTH * (live.flop - before) / ROWS
+            parameters = sum(weight.numel() for weight in lm.weights())
+            found.append(Branch(flop_per_sample=flop, parameters=parameters))
+    return found[0], found[1]
+
+
+def _check_room(lm: FrozenLM, name: str, *, needed: int) -> None:
+    if lm.positions is not None and needed > lm.positions:
+        raise ConfigError(
+            f"{name} has {lm.positions} positions, and a prefix with anchor and answer takes {needed}",
+            todo="take fewer latents (CONFIG_LATENTWIRE_LATENTS) or another model",
+        )
 
 
 def text_spec(side: Side) -> TextSpec:
@@ -134,12 +176,24 @@ def unlearned(side: Side) -> GPT2:
     return model
 
 
-def _of_hugging_face(folder: Path) -> nn.Module:
+@contextlib.contextmanager
+def _made_as(device: torch.device, dtype: torch.dtype) -> Iterator[None]:
+    """Fake tensors are made where and as they are to be: Module.to refuses them."""
+    usual = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        with device:
+            yield
+    finally:
+        torch.set_default_dtype(usual)
+
+
+def _of_hugging_face(folder: Path, dtype: torch.dtype) -> nn.Module:
     package = transformers()
     try:
         if simulated():
             config = package.AutoConfig.from_pretrained(str(folder), local_files_only=True)
-            model = package.AutoModelForCausalLM.from_config(config)
+            model = package.AutoModelForCausalLM.from_config(config, dtype=dtype)
         else:
             model = package.AutoModelForCausalLM.from_pretrained(str(folder), local_files_only=True)
     except (OSError, ValueError) as error:
@@ -150,5 +204,4 @@ def _of_hugging_face(folder: Path) -> nn.Module:
 
 def _placed(model: Any, device: torch.device, dtype: torch.dtype) -> Any:
     model.eval().requires_grad_(False)
-    # Fake tensors stand for the device already, and Module.to refuses them.
     return model if simulated() else model.to(device, dtype)

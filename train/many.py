@@ -14,7 +14,7 @@ from lib.errors import ConfigError, PlanError
 from lib.gathering import Gathering, check_shares, environment_of, route_to, torchrun_options
 from lib.hardware import probe
 from lib.launcher import launch
-from lib.plan.placement import place
+from lib.plan.placement import check_machines, place
 from lib.plan.types import Hardware
 
 
@@ -26,6 +26,7 @@ def launch_on_many(config: Config, resolved: kconf.Resolved, gathering: Gatherin
             why="they go on from a checkpoint whenever one comes or goes",
             todo="set CONFIG_RESUME_AUTO=y",
         )
+    check_machines(config.device)
     hardware = probe(config.device)
     if hardware.kind == "xla" and gathering.is_elastic:
         raise ConfigError(

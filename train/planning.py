@@ -148,7 +148,7 @@ def look_ahead(
             for candidate, verdict in ways_to_spread(
                 config, hardware, subject.facts, predict=predict, probed=probed
             )
-            if decided.world > 1
+            if decided.layout.devices > 1
         ),
         asked_method=config.auto_method or "manual",
         measured=kept.made if kept is not None else None,
@@ -167,6 +167,7 @@ def _step_time(decided: Plan, found: Footprint, hardware: Hardware, *, step_flop
         gradient_bytes=parts.get("parameters", 0),
         optimizer_bytes=parts.get("optimizer", 0),
         activation_bytes=parts.get("activations", 0) * decided.accumulation,
+        frozen_bytes=parts.get("frozen models", 0),
     )
     return estimate_step_time(work, gpu, precision=decided.precision)
 

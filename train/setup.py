@@ -25,7 +25,7 @@ from lib.memory.simulation import lay_out, simulated
 from lib.norm import configure_norm
 from lib.offload import offloading
 from lib.optim import make_optimizer
-from lib.plan.types import OWN_MEMORY, SHARDS_WEIGHTS, Hardware, ModelFacts, Plan
+from lib.plan.types import ON_XLA, OWN_MEMORY, SHARDS_WEIGHTS, Hardware, ModelFacts, Plan
 from lib.registry import load_layout, load_model
 from lib.schedule import batch_factor
 from train.bridge import Bridge
@@ -98,13 +98,14 @@ def make_job(
         configure_numerics(plan.precision, deterministic=config.deterministic)
         backend.configure_products(plan.precision)
         configure_threads(plan.device, cpu_count=hardware.cpu_count, world=plan.world)
+    assert len(backend.devices) == plan.layout.devices_per_process, f"{plan.strategy}: {backend.devices}"
     model = built(config, subject.dataset.spec)
     if weights is not None:
         load_weights(model, weights, name=config.model, say=record.say)
     configure_norm(model, norm_batch=plan.norm_batch, momentum=config.norm_momentum)
     model, wrapped = _placed(model, plan, backend, subject.facts, dtype)
     _say_rate(config, plan, record.say)
-    task = make_task(config, subject.dataset.spec, frozen=_frozen(subject, backend, dtype))
+    task = make_task(config, subject.dataset.spec, frozen=_frozen(subject, plan, backend, dtype))
     budget = budget_of(config, train_size=subject.dataset.train.size, effective_batch=plan.effective_batch)
     delivery = _delivery(config, plan, subject, hardware, backend, record.say, dtype)
     ahead = _epochs_ahead(config, plan, subject.dataset.train, budget, record.say) if whole_run else 0
@@ -130,11 +131,15 @@ def make_job(
     )
 
 
-def _frozen(subject: Subject, backend: Backend, dtype: torch.dtype) -> tuple[FrozenLM, FrozenLM] | None:
+def _frozen(
+    subject: Subject, plan: Plan, backend: Backend, dtype: torch.dtype
+) -> tuple[FrozenLM, FrozenLM] | None:
     if subject.frozen is None:
         return None
-    first, second = (source.load(backend.device, dtype) for source in subject.frozen)
-    return first, second
+    first, second = subject.frozen
+    # Autocast would make a copy of each weight whenever it is used, and keep it until backward.
+    dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(plan.precision, dtype)
+    return first.load(backend.devices[0], dtype), second.load(backend.devices[-1], dtype)
 
 
 def _placed(
@@ -255,8 +260,8 @@ def placement_of(
     """Where the data of each of `world` ranks are kept, and why."""
     if config.augment_ahead:
         return "stream", "puzzles are changed ahead, in main memory"
-    if hardware.kind == "xla" and config.data_placement == "auto":
-        return "stream", "on XLA devices, where all that is resident would be an input of every graph"
+    if hardware.kind in ON_XLA and config.data_placement == "auto":
+        return "stream", "XLA would have all that is resident as an input of its programs"
     free_bytes = min(device.free_bytes for device in hardware.devices[:world])
     if hardware.kind == "cpu":  # one memory for all processes
         free_bytes //= world
@@ -274,7 +279,7 @@ def _delivery(
     dtype: torch.dtype,
 ) -> Delivery:
     dataset = subject.dataset
-    placement, reason = placement_of(config, subject, hardware, world=plan.world)
+    placement, reason = placement_of(config, subject, hardware, world=plan.layout.devices)
     part = f"; training on {dataset.train.size}" if config.data_limit or config.holdout else ""
     say(f"Data: {dataset.source}{part}; {placement}: {reason}")
     return Delivery(

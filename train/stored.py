@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from lib import atomic, checkpoint, kconf
 from lib.backend import open_backend
-from lib.config import config_from_values, identity
+from lib.config import Config, config_from_values, identity
 from lib.data.types import TextSpec
 from lib.errors import ConfigError, ToolkitError, os_error
 from lib.hardware import probe
@@ -115,28 +115,40 @@ def stored(run: RunDir, name: str, read: Callable[[Mapping[str, Any]], T]) -> T:
 def _restore(name: str, *, root: Path, runs: Path, best: bool) -> Restored:
     """Raises ToolkitError where run `name` has no such checkpoint."""
     run = resolve_run(runs, name)
-    # One process and no training: no batch to plan, no training data to hold. Evaluation counts
-    # every sample once, however many rows are taken at a time.
-    config = dataclasses.replace(
-        config_from_values(stored_configuration(run, root).values),
-        num_devices=1,
+    asked = config_from_values(stored_configuration(run, root).values)
+    hardware = probe(asked.device)
+    trained = stored(run, "plan", Plan.from_json)
+    config = for_one_process(asked, trained, devices=len(hardware.devices))
+    found = checkpoint.load(run.checkpoints, which="best" if best else "latest", say=say)
+    if found is None:
+        raise ToolkitError(f"{run.path} has no {'best ' if best else ''}checkpoint")
+    subject = open_subject(config, root=root, say=say)
+    plan = decide(config, hardware, dataclasses.replace(subject.facts, train_size=None))
+    backend = open_backend(plan.device, world=1, devices=plan.layout.devices_per_process)
+    job = make_job(config, plan, subject, hardware=hardware, backend=backend, record=SilentRecord())
+    state = {**found[1], "carry": None}  # evaluation starts every sample afresh
+    return Restored(run, subject, job, loop.load_state_dict(job, state).step)
+
+
+def for_one_process(config: Config, trained: Plan, *, devices: int) -> Config:
+    """`config` for evaluating what was trained as `trained` says, on a machine with so many devices.
+
+    There is no batch to plan and there are no training data to hold. Evaluation counts every sample once,
+    however many rows are taken at a time.
+    """
+    # Two frozen models that had a device each may be too large for one.
+    splits = trained.strategy == "split" and devices > 1
+    return dataclasses.replace(
+        config,
+        num_devices=2 if splits else 1,
+        dist_strategy="split" if splits else "auto",
         hyper_param="manual",
-        batch_size=stored(run, "plan", Plan.from_json).micro_batch,
+        batch_size=trained.micro_batch,
         gradient_accumulation=1,
         target_effective_batch=0,
         norm_batch=0,
         data_placement="stream",
     )
-    found = checkpoint.load(run.checkpoints, which="best" if best else "latest", say=say)
-    if found is None:
-        raise ToolkitError(f"{run.path} has no {'best ' if best else ''}checkpoint")
-    subject = open_subject(config, root=root, say=say)
-    hardware = probe(config.device)
-    plan = decide(config, hardware, dataclasses.replace(subject.facts, train_size=None))
-    backend = open_backend(plan.device, world=1)
-    job = make_job(config, plan, subject, hardware=hardware, backend=backend, record=SilentRecord())
-    state = {**found[1], "carry": None}  # evaluation starts every sample afresh
-    return Restored(run, subject, job, loop.load_state_dict(job, state).step)
 
 
 def say(text: str) -> None:

@@ -30,7 +30,7 @@ from lib.plan.types import ModelFacts
 from lib.recompute import configure_recomputation
 from lib.registry import build_model
 from lib.storage import is_url
-from train.frozen import FrozenSource
+from train.frozen import FrozenSource, branches_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,7 +91,17 @@ def _opened(config: Config, *, root: Path, learned: bool, say: Callable[[str], N
     from train.stage0 import frozen_sources  # trains by the loop, which stands above this file
 
     frozen = frozen_sources(config, dataset, root=root, cache_dir=cache_of(root), learned=learned, say=say)
-    return dataclasses.replace(subject, frozen=frozen)
+    return with_frozen(config, subject, frozen)
+
+
+def with_frozen(config: Config, subject: Subject, frozen: tuple[FrozenSource, FrozenSource]) -> Subject:
+    """`subject` with two language models that are not trained, and what planning has to know of them."""
+    spec = subject.dataset.spec
+    assert isinstance(spec, AnswerSpec)
+    branches = branches_of(lambda: built(config, spec), spec, frozen)
+    return dataclasses.replace(
+        subject, frozen=frozen, facts=dataclasses.replace(subject.facts, branches=branches)
+    )
 
 
 def _data_dir(config: Config, *, root: Path, say: Callable[[str], None]) -> Path | None:

@@ -39,7 +39,7 @@ def run_trial(order: Path, *, root: Path) -> int:
     if launched is None and plan.world > 1:
         arguments = ["trial", str(order)]
         launch({}, world=plan.world, restarts=0, cpu_count=hardware.cpu_count, arguments=arguments)
-    backend = open_backend(plan.device, world=plan.world)
+    backend = open_backend(plan.device, world=plan.world, devices=plan.layout.devices_per_process)
     outcome = _outcome(told, plan, hardware, backend, root=root)
     atomic.write_text(order.with_name(f"{backend.rank}.json"), json.dumps(outcome))
     status = 0 if outcome["status"] == "ok" else 1

@@ -14,19 +14,19 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 from PIL import Image
 
 from lib.data.cache import cached_folder, fingerprint
 from lib.data.types import ArrayPart, Dataset, Images, ImageSpec
 from lib.errors import DataError
 
-VERSION = 1  # raise it whenever a packed pixel changes
+VERSION = 2  # raise it whenever a packed pixel changes, or what is kept beside them
 SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".webp", ".gif", ".tif", ".tiff", ".ppm", ".pgm"})
 
 _PARTS = ("train", "val")
 _BLOCK = 1024  # images between two reports
-# Of ImageNet's training part: what networks for photographs are used to.
-_MEAN, _STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+_LEAST_DEVIATION = 1 / 255  # of a colour that is the same in all images, and is divided by it
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,9 +41,10 @@ class _Listing:
 def open_folder(data_dir: Path, *, cache_dir: Path, image_size: int, say: Callable[[str], None]) -> Dataset:
     """Open `data_dir` (or image_folder in it), packed into `cache_dir` at image_size x image_size pixels.
 
-    The shorter side is resized to image_size and the longer one cropped at the centre. The pack is
-    made again when the name, size or time of change of any file differs. Raises DataError where a
-    part or class is missing or an image cannot be decoded.
+    The shorter side is resized to image_size and the longer one cropped at the centre. Pixels are
+    normalised by the mean and deviation of each colour over the training part, which need not be of
+    photographs. The pack is made again when the name, size or time of change of any file differs.
+    Raises DataError where a part or class is missing or an image cannot be decoded.
     """
     assert image_size > 0
     root = next((path for path in (data_dir, data_dir / "image_folder") if (path / "train").is_dir()), None)
@@ -61,7 +62,8 @@ def open_folder(data_dir: Path, *, cache_dir: Path, image_size: int, say: Callab
         (folder / "classes.json").write_text(json.dumps(classes, indent=1) + "\n")
         for part, listing in listings.items():
             np.save(folder / f"{part}-labels.npy", np.array(listing.labels, np.int64))
-            _pack(listing.files, folder / f"{part}-images.npy", image_size, part, say)
+            seen = _pack(listing.files, folder / f"{part}-images.npy", image_size, part, say)
+            np.save(folder / f"{part}-colours.npy", seen)
 
     folder = cached_folder(
         cache_dir / f"image_folder-{fingerprint(root)[:8]}-{image_size}",
@@ -75,14 +77,15 @@ def open_folder(data_dir: Path, *, cache_dir: Path, image_size: int, say: Callab
         )
         for part in _PARTS
     )
+    mean, std = _normalisation(np.load(folder / "train-colours.npy"))
     spec = ImageSpec(
         name="image_folder",
         channels=3,
         height=image_size,
         width=image_size,
         classes=len(classes),
-        mean=_MEAN,
-        std=_STD,
+        mean=mean,
+        std=std,
         synthetic=False,
     )
     return Dataset(
@@ -127,8 +130,14 @@ def _list(folder: Path, classes: list[str], say: Callable[[str], None]) -> _List
     return listing
 
 
-def _pack(files: list[Path], target: Path, image_size: int, part: str, say: Callable[[str], None]) -> None:
-    """Decode `files` into one uint8 array (N, 3, image_size, image_size) on disk."""
+def _pack(
+    files: list[Path], target: Path, image_size: int, part: str, say: Callable[[str], None]
+) -> npt.NDArray[np.int64]:
+    """Decode `files` into one uint8 array (N, 3, image_size, image_size) on disk.
+
+    Returns (3, 256): how many pixels there are of each brightness of each colour.
+    """
+    colours = np.zeros((3, 256), np.int64)
     packed = np.lib.format.open_memmap(
         target, mode="w+", dtype=np.uint8, shape=(len(files), 3, image_size, image_size)
     )
@@ -141,8 +150,20 @@ def _pack(files: list[Path], target: Path, image_size: int, part: str, say: Call
             end = min(start + _BLOCK, len(files))
             for _ in pool.map(decode_to, range(start, end)):
                 pass
+            for colour, counts in enumerate(colours):
+                counts += np.bincount(packed[start:end, colour].ravel(), minlength=256)
             say(f"image_folder: packed {end} of {len(files)} images of {part}")
     packed.flush()
+    return colours
+
+
+def _normalisation(colours: npt.NDArray[np.int64]) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Mean and standard deviation of each colour, of pixels between 0 and 1, from their counts (3, 256)."""
+    brightness = np.arange(256) / 255
+    shares = colours / colours.sum(axis=1, keepdims=True)
+    mean = shares @ brightness
+    deviation = np.sqrt((shares * (brightness - mean[:, None]) ** 2).sum(axis=1))
+    return tuple(mean.tolist()), tuple(np.maximum(deviation, _LEAST_DEVIATION).tolist())
 
 
 def _decode(file: Path, size: int) -> Images:

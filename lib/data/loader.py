@@ -214,8 +214,9 @@ class TrainLoader(_Loader):
             rows_KSN = [self._places(epochs_SN, indices_SN)]
             if self._kind != "none":
                 rows_KSN += draw(epochs_SN, indices_SN, kind=self._kind, pad=self._pad, seed=self._seed)
-            for rows_KN in np.stack(rows_KSN, axis=1):
-                yield from torch.split(torch.from_numpy(rows_KN), list(first.sizes), dim=1)
+            rows_SKN = torch.from_numpy(np.stack(rows_KSN, axis=1))
+            for place in range(together):  # one by one: not all of them may ever be asked for
+                yield from torch.split(rows_SKN[place], list(first.sizes), dim=1)
 
     def _places(self, epochs_SN: Indices, indices_SN: Indices) -> Indices:
         """Where samples are in the part. Windows of a text begin somewhere else in each epoch."""

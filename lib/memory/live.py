@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -75,10 +76,12 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch ha
 
     def __init__(self, *, granularity: int = 1) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.flop = 0  # operations so far of products, convolutions and attention; nothing else counts
+        # Operations so far, by device, of products, convolutions and attention; nothing else counts.
+        self.flop_on: Counter[torch.device] = Counter()
         self._granularity = granularity
         self._events: list[Event] = []
         self._categories: dict[int, Category] = {}
+        self._devices: dict[int, torch.device] = {}
         # By the address of the storage, which is free for another one when the reference dies.
         self._alive: dict[int, tuple[int, weakref.ref[torch.UntypedStorage]]] = {}
 
@@ -86,11 +89,17 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch ha
         self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         result = func(*args, **(kwargs or {}))
+        tensors = [leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
         counter = flop_registry.get(func._overloadpacket)
         if counter is not None:
-            self.flop += counter(*args, **(kwargs or {}), out_val=result)
-        self.add(leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor))
+            self.flop_on[tensors[0].device] += counter(*args, **(kwargs or {}), out_val=result)
+        self.add(tensors)
         return result
+
+    @property
+    def flop(self) -> int:
+        """Operations so far on all devices."""
+        return self.flop_on.total()
 
     def add(self, tensors: Iterable[Tensor], category: Category | None = None) -> None:
         """Count the storages of `tensors`, if they are not yet, and say what they are for."""
@@ -98,7 +107,7 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch ha
             storage = tensor.untyped_storage()
             address = storage._cdata
             if address not in self._alive:
-                self._born(storage, address)
+                self._born(storage, address, tensor.device)
             if category is not None:
                 self._categories[self._alive[address][0]] = category
 
@@ -111,8 +120,14 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch ha
         """What happened so far."""
         return Trace(tuple(self._events), dict(self._categories))
 
-    def _born(self, storage: torch.UntypedStorage, address: int) -> None:
+    def trace_on(self, device: torch.device) -> Trace:
+        """What happened so far on `device` alone."""
+        events = tuple(event for event in self._events if self._devices[event.storage] == device)
+        return Trace(events, dict(self._categories))
+
+    def _born(self, storage: torch.UntypedStorage, address: int, device: torch.device) -> None:
         number = len(self._events)
+        self._devices[number] = device
         byte_count = -(-storage.nbytes() // self._granularity) * self._granularity
 
         def died(_: weakref.ref[torch.UntypedStorage]) -> None:

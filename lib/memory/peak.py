@@ -16,13 +16,15 @@ _RSS_UNIT_BYTES = 1 if sys.platform == "darwin" else 1024  # of ru_maxrss
 
 
 class Peak:
-    """Bytes that training takes from now on, at most, beyond what is taken already."""
+    """Bytes that training takes from now on, at most, beyond what is taken already; on the fullest device."""
 
     def __init__(self, backend: Backend) -> None:
-        self._device = backend.device
+        self._device, self._devices = backend.device, backend.devices
         if self._device.type == "cuda":
-            self._free_before = torch.cuda.mem_get_info(self._device)[0]  # opens the context, too
-            torch.cuda.reset_peak_memory_stats(self._device)
+            # Opens the contexts, too.
+            self._free_before = [torch.cuda.mem_get_info(device)[0] for device in self._devices]
+            for device in self._devices:
+                torch.cuda.reset_peak_memory_stats(device)
         elif self._device.type == "mps":
             self._before = torch.mps.driver_allocated_memory()
         else:
@@ -33,9 +35,7 @@ class Peak:
     def need_bytes(self) -> int:
         """The most so far: what the allocator took and what libraries took beside it, or resident memory."""
         if self._device.type == "cuda":
-            used = self._free_before - torch.cuda.mem_get_info(self._device)[0]
-            beside = max(0, used - torch.cuda.memory_reserved(self._device))
-            return torch.cuda.max_memory_reserved(self._device) + beside
+            return max(map(_of_gpu, self._devices, self._free_before))
         if self._device.type == "mps":  # the driver's pool does not shrink
             return max(0, torch.mps.driver_allocated_memory() - self._before)
         return max(0, _resident_bytes("VmHWM") - self._before)
@@ -44,7 +44,13 @@ class Peak:
         """How often the allocator had to give its cache back to find room: 0 where memory is enough."""
         if self._device.type != "cuda":
             return 0
-        return int(torch.cuda.memory_stats(self._device)["num_alloc_retries"])
+        return sum(int(torch.cuda.memory_stats(device)["num_alloc_retries"]) for device in self._devices)
+
+
+def _of_gpu(device: torch.device, free_before: int) -> int:
+    used = free_before - torch.cuda.mem_get_info(device)[0]
+    beside = max(0, used - torch.cuda.memory_reserved(device))
+    return torch.cuda.max_memory_reserved(device) + beside
 
 
 def limit_main_memory(usable_bytes: int) -> None:

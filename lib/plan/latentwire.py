@@ -6,7 +6,8 @@ the parts were even. What is different here: no batch is below one, H100s are as
 memory, and the samples of an optimizer step are what is asked for, on any number of GPUs, unless they are
 asked to grow. `document_batch` is what the rules say without that.
 
-Training of two models is not there. `one_model` applies the rules to what is: one model on each GPU.
+Two models are trained by models/latentwire, with layouts of the planner. `one_model` applies the rules to
+one model on each GPU.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ from __future__ import annotations
 from lib.errors import PlanError
 from lib.plan.asked import Asked, Decision
 from lib.plan.placement import TPU, Placement
-from lib.plan.types import Hardware, Precision
+from lib.plan.types import ON_XLA, Hardware, Precision
 from lib.tables import (
     BF16_CAPABILITY,
     BF16_ROCM_PATTERNS,
@@ -20,7 +20,7 @@ def choose_compile(config: Asked, placement: Placement) -> Decision[bool]:
     """Whether to use torch.compile. Raises PlanError where it was asked for and cannot work."""
     denied = _deny_rule(placement)
     too_old = placement.capability is not None and placement.capability < COMPILE_CAPABILITY
-    if placement.device.value == "xla":
+    if placement.device.value in ON_XLA:
         return _no_compile_on_xla(config, placement)
     if config.compile == "manual":
         if config.compile_model and too_old:
@@ -48,7 +48,7 @@ def choose_compile(config: Asked, placement: Placement) -> Decision[bool]:
 
 def choose_channels_last(config: Asked, placement: Placement) -> Decision[bool]:
     """Whether images and filters are kept in channels-last order."""
-    if config.channels_last and placement.device.value == "xla":
+    if config.channels_last and placement.device.value in ON_XLA:
         return Decision(False, "XLA lays tensors out by itself, whatever CONFIG_CHANNELS_LAST says")
     return Decision(config.channels_last, f"CONFIG_CHANNELS_LAST={'y' if config.channels_last else 'n'}")
 
@@ -73,7 +73,7 @@ def choose_precision(config: Asked, placement: Placement, hardware: Hardware) ->
 def precision_problem(precision: Precision, placement: Placement) -> str:
     """Why `precision` cannot be had there; "" where it can."""
     device, capability = placement.device.value, placement.capability
-    if precision == "fp16" and device in ("cpu", "mps", "xla"):
+    if precision == "fp16" and device in ("cpu", "mps", *ON_XLA):
         return "fp16 with loss scaling is for CUDA and ROCm GPUs"
     if precision == "bf16" and device == "cuda" and capability is not None and capability < BF16_CAPABILITY:
         return f"bf16 starts at compute capability {_dotted(BF16_CAPABILITY)}, this is {_dotted(capability)}"
@@ -90,8 +90,8 @@ def _automatic_precision(placement: Placement, hardware: Hardware) -> Decision[P
             return Decision("fp32", f"{placement.name} is not among the AMD GPUs known to be fast at bf16")
         case "mps":
             return Decision("fp32", "mixed precision is unproven here on Apple GPUs")
-        case "xla":
-            if placement.name == TPU:
+        case "xla" | "tpu":
+            if placement.name.startswith(TPU):
                 return Decision("bf16", "TPUs multiply in bf16")
             return Decision("fp32", f"XLA on a {placement.name}, which is no TPU")
         case "cpu":
@@ -113,7 +113,8 @@ def _cuda_precision(capability: tuple[int, int] | None) -> Decision[Precision]:
 
 
 def _no_compile_on_xla(config: Asked, placement: Placement) -> Decision[bool]:
-    why = "XLA compiles whole steps by itself"
+    own = placement.device.value == "xla"
+    why = "XLA compiles whole steps by itself" if own else "torch_tpu's compiler was never tried here"
     if config.compile == "manual" and config.compile_model:
         what = f"CONFIG_COMPILE_MODEL=y cannot be honoured on {placement.name}"
         raise PlanError(what, why=why, todo="set CONFIG_COMPILE_AUTO=y")

@@ -8,17 +8,19 @@ from dataclasses import dataclass
 
 from lib.errors import PlanError
 from lib.plan.asked import Asked, Decision
-from lib.plan.types import Device, Hardware, Kind
+from lib.plan.types import ON_XLA, Device, Hardware, Kind
 from lib.tables import GB
 
 ACCEPTED_KINDS: dict[str, tuple[Kind, ...]] = {
-    "auto": ("cuda", "rocm", "mps", "xla", "cpu"),
+    "auto": ("cuda", "rocm", "mps", "xla", "tpu", "cpu"),
     "cuda": ("cuda", "rocm"),
     "mps": ("mps",),
     "xla": ("xla",),
+    "tpu": ("tpu",),
     "cpu": ("cpu",),
 }
-TPU = "TPU"  # what torch_xla calls them
+TPU = "TPU"  # what torch_xla calls them; torch_tpu adds the generation
+NAMES: dict[Kind, str] = {"xla": "XLA devices", "tpu": "TPUs"}
 EXPERIMENTAL_XLA = "; EXPERIMENTAL, never run on TPU hardware"
 
 
@@ -45,9 +47,9 @@ def place(config: Asked, hardware: Hardware) -> Placement:
     if hardware.kind == "cpu":
         return _place_on_cpu(config, hardware)
     devices, note = identical_devices(hardware, wanted=config.num_devices)
-    if hardware.kind == "xla" and config.num_devices not in (0, 1, len(devices)):
+    if hardware.kind in ON_XLA and config.num_devices not in (0, 1, len(devices)):
         raise PlanError(
-            f"CONFIG_NUM_DEVICES={config.num_devices} cannot be honoured on XLA devices",
+            f"CONFIG_NUM_DEVICES={config.num_devices} cannot be honoured on {NAMES[hardware.kind]}",
             why=f"one process has one of them, or all {len(devices)} have a process each",
             todo=f"set it to 0, 1 or {len(devices)}",
         )
@@ -66,12 +68,22 @@ def place(config: Asked, hardware: Hardware) -> Placement:
 
 
 def refuse_on_xla(kind: Kind, *, what: str) -> None:
-    """Raises PlanError on XLA devices, for `what` computes on the processor first."""
-    if kind == "xla":
+    """Raises PlanError on XLA devices and TPUs, for `what` computes on the processor first."""
+    if kind in ON_XLA:
         raise PlanError(
-            f"{what} is not for XLA devices",
-            why="torch_xla takes no device in a process that has made a backward pass",
+            f"{what} is not for {NAMES[kind]}",
+            why="torch takes no more devices in a process that has made a backward pass",
             todo="add CONFIG_DEVICE_CPU=y, or leave it out",
+        )
+
+
+def check_machines(device: str) -> None:
+    """Raises PlanError for the device of CONFIG_DEVICE that several machines cannot train on together."""
+    if device == "tpu":
+        raise PlanError(
+            "CONFIG_DEVICE_TPU is for one machine",
+            why="torch_tpu numbers the hosts of a slice by their place in it, torchrun as they come",
+            todo="set CONFIG_DIST_NNODES=1",
         )
 
 
@@ -153,7 +165,7 @@ def _described(hardware: Hardware) -> str:
 def _why_device(config: Asked, device: Device, *, kind: Kind, note: str) -> str:
     asked = "before the processor (CONFIG_DEVICE_AUTO=y)" if config.device == "auto" else "asked for"
     note = f"; {note}" if note else ""
-    return f"{device.name}: {asked}{note}" + (EXPERIMENTAL_XLA if kind == "xla" else "")
+    return f"{device.name}: {asked}{note}" + (EXPERIMENTAL_XLA if kind in ON_XLA else "")
 
 
 def _why_world(config: Asked, *, available: int, note: str) -> str:

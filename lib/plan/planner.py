@@ -42,7 +42,7 @@ def plan(
     reasons = {
         **sizes.reasons,
         "device": placement.device.reason,
-        "world": placement.world.reason,
+        "world": _why_processes(placement, taken),
         "strategy": choice.reason,
         "shard": why_shard(taken.layout),
         "precision": precision.reason,
@@ -51,13 +51,13 @@ def plan(
     }
     return Plan(
         device=placement.device.value,
-        world=placement.world.value,
+        world=taken.layout.world,
         strategy=taken.layout.strategy,
         shard=taken.layout.shard,
         micro_batch=sizes.split.micro_batch,
         accumulation=sizes.split.accumulation,
         last_micro_batch=sizes.split.last_micro_batch,
-        effective_batch=sizes.split.samples * placement.world.value,
+        effective_batch=sizes.split.samples * taken.layout.world,
         target=sizes.target,
         norm_batch=sizes.norm_batch,
         precision=precision.value,
@@ -109,6 +109,11 @@ def _choice(
         reasons = {**choice.sizes.reasons, "micro_batch": ruled.why_micro_batch, "target": ruled.why_target}
         choice = replace(choice, sizes=replace(choice.sizes, reasons=reasons), reason=ruled.why_strategy)
     return placement, choice
+
+
+def _why_processes(placement: Placement, taken: Candidate) -> str:
+    pairs = "" if taken.layout.devices_per_process == 1 else "; each process has two of them"
+    return placement.world.reason + pairs
 
 
 def _compiled(config: Asked, placement: Placement, taken: Candidate) -> Decision[bool]:

@@ -6,7 +6,7 @@ from lib.plan.asked import Asked
 from lib.plan.numerics import precision_problem
 from lib.plan.placement import Placement
 from lib.plan.probing import Probed
-from lib.plan.types import Memory, ModelFacts, Precision
+from lib.plan.types import ON_XLA, OWN_MEMORY, Memory, ModelFacts, Precision
 from lib.units import bytes_text
 
 
@@ -25,6 +25,15 @@ def why_memory(memory: Memory | None, probed: Probed | None) -> str:
     more = "" if memory.fits else "MORE than there is: "
     reserve = f"in reserve {bytes_text(memory.reserve_bytes)}"
     return f"{more}{told(memory)}, of which {listed} and {reserve}; predicted, {measured}"
+
+
+def offload_note(config: Asked, placement: Placement) -> str:
+    """That activations are not offloaded, where that was asked for in vain."""
+    if not config.activation_offload or placement.device.value in OWN_MEMORY:
+        return ""
+    on_xla = placement.device.value in ON_XLA
+    why = "XLA says what waits where" if on_xla else "the device has no memory of its own"
+    return f"; CONFIG_ACTIVATION_OFFLOAD=y does nothing here: {why}"
 
 
 def ways_to_fit(

@@ -7,7 +7,8 @@ a range. Work of the host, of the data pipeline and between devices is not in it
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from lib.gpus import Gpu
@@ -33,6 +34,7 @@ class StepWork:
     flop:             operations of all its micro-batches, forward and backward.
     activation_bytes: what all its micro-batches together keep for backward.
     optimizer_bytes:  the optimizer's state, without weights and gradients.
+    frozen_bytes:     weights that are not trained.
     """
 
     flop: float
@@ -41,6 +43,7 @@ class StepWork:
     gradient_bytes: int
     optimizer_bytes: int
     activation_bytes: int
+    frozen_bytes: int = 0
 
     @property
     def least_bytes_moved(self) -> int:
@@ -50,7 +53,7 @@ class StepWork:
         one only writes them); the update reads gradients, and reads and writes weights and state. What is
         kept for backward is written and read once. Whatever else a layer reads and writes comes on top.
         """
-        weights = (2 * self.accumulation + 2) * self.weight_bytes
+        weights = (2 * self.accumulation + 2) * self.weight_bytes + 2 * self.accumulation * self.frozen_bytes
         gradients = 2 * self.accumulation * self.gradient_bytes
         return weights + gradients + 2 * self.optimizer_bytes + 2 * self.activation_bytes
 
@@ -101,6 +104,41 @@ def estimate_step_time(work: StepWork, gpu: Gpu, *, precision: Precision) -> Ste
         slowest_seconds=max(slow),
         bound=bound,
         reason=reason,
+    )
+
+
+def step_seconds(
+    trained: StepWork,
+    frozen: Sequence[tuple[float, int]],
+    *,
+    at_once: bool,
+    gpu: Gpu,
+    precision: Precision,
+) -> tuple[float, float]:
+    """The fastest and the slowest estimate of a step of what is trained and the frozen models behind it.
+
+    trained:  the work of the former, with the activations of the device.
+    frozen:   operations in a step and bytes of weights of each of the latter.
+    at_once:  each of the latter has a device, and the slowest one counts, after what is trained; else one
+        device does it all.
+    """
+    if not at_once:
+        flop = trained.flop + sum(flop for flop, _ in frozen)
+        frozen_bytes = sum(weight_bytes for _, weight_bytes in frozen)
+        whole = replace(trained, flop=flop, frozen_bytes=frozen_bytes)
+        time = estimate_step_time(whole, gpu, precision=precision)
+        return time.fastest_seconds, time.slowest_seconds
+    none = {"weight_bytes": 0, "gradient_bytes": 0, "optimizer_bytes": 0}
+    branches = [
+        estimate_step_time(
+            replace(trained, flop=flop, frozen_bytes=weight_bytes, **none), gpu, precision=precision
+        )
+        for flop, weight_bytes in frozen
+    ]
+    before = estimate_step_time(replace(trained, activation_bytes=0), gpu, precision=precision)
+    return (
+        before.fastest_seconds + max(branch.fastest_seconds for branch in branches),
+        before.slowest_seconds + max(branch.slowest_seconds for branch in branches),
     )
 
 

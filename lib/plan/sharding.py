@@ -52,6 +52,11 @@ def layouts(world: int) -> Iterator[Layout]:
         yield Layout(strategy="hsdp", world=world, shard=group)
 
 
+def split_over(devices: int) -> Layout:
+    """Two frozen models on each pair of so many devices; the odd one of an odd number has none."""
+    return Layout(strategy="split", world=max(1, devices // 2), shard=1)
+
+
 def group_of(world: int) -> int | None:
     """Processes that share one copy where there are several copies: a node's, or half of one."""
     if world > DEVICES_PER_NODE:

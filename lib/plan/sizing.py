@@ -12,8 +12,8 @@ from lib.plan.bound import cpu_table_batch, raise_to_norm_batch, table_bound
 from lib.plan.fitting import NoRoomError, Predict, Trial, largest_fitting, predicted
 from lib.plan.placement import Placement
 from lib.plan.probing import NEAR_BEST, Probed
-from lib.plan.reasons import told, ways_to_fit, why_memory, why_norm_batch, why_target
-from lib.plan.types import OWN_MEMORY, Layout, Memory, ModelFacts, Precision
+from lib.plan.reasons import offload_note, told, ways_to_fit, why_memory, why_norm_batch, why_target
+from lib.plan.types import ON_XLA, Layout, Memory, ModelFacts, Precision
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,8 +55,13 @@ class Situation:
         return self.placement.world.value
 
     @property
+    def sharers(self) -> str:
+        """Who has a share of the batch each."""
+        return "devices" if self.way.layout.devices_per_process == 1 else "pairs of devices"
+
+    @property
     def on_xla(self) -> bool:
-        return self.placement.device.value == "xla"
+        return self.placement.device.value in ON_XLA
 
     @property
     def divisor_only(self) -> bool:
@@ -273,7 +278,7 @@ def _cut_target(situation: Situation, cut: Callable[[int], Split | None], *, why
     if _exceeds_data(situation, target):
         why = f"there are only {situation.facts.train_size} training samples"
     elif rest:
-        why = f"it cannot be shared by {world} devices evenly"
+        why = f"it cannot be shared by {world} {situation.sharers} evenly"
     elif norm_batch and per_device < norm_batch:
         why = f"{share}, less than CONFIG_NORM_BATCH={norm_batch}"
     elif norm_batch and per_device % norm_batch:
@@ -329,21 +334,16 @@ def _sizes(situation: Situation, split: Split, *, target: int, why_micro_batch: 
     missed = (
         "as asked" if effective == target else f"MISSES the target of {target} by {effective - target:+d}"
     )
+    sharers = "device(s)" if situation.sharers == "devices" else "pair(s) of devices"
     reasons = {
         "micro_batch": why_micro_batch,
         "accumulation": f"{cut} = {split.samples} samples per device and optimizer step",
         "last_micro_batch": "what remains; every sample weighs the same" if ragged else "all are of one size",
-        "effective_batch": f"{split.samples} on each of {situation.world} device(s), {missed}",
+        "effective_batch": f"{split.samples} on each of {situation.world} {sharers}, {missed}",
         "target": why_target(situation.config),
         "norm_batch": why_norm_batch(situation.facts, norm_batch=situation.norm_batch),
     }
     memory = situation.memory(split.micro_batch, accumulates=split.accumulation > 1)
-    reasons["memory"] = why_memory(memory, situation.way.probed) + _offload_note(situation)
+    told_memory = why_memory(memory, situation.way.probed)
+    reasons["memory"] = told_memory + offload_note(situation.config, situation.placement)
     return Sizes(split=split, target=target, norm_batch=situation.norm_batch, memory=memory, reasons=reasons)
-
-
-def _offload_note(situation: Situation) -> str:
-    if not situation.config.activation_offload or situation.placement.device.value in OWN_MEMORY:
-        return ""
-    why = "XLA says what waits where" if situation.on_xla else "the device has no memory of its own"
-    return f"; CONFIG_ACTIVATION_OFFLOAD=y does nothing here: {why}"

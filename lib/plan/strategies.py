@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from lib.errors import PlanError
 from lib.gpus import find_gpu
 from lib.plan.asked import Asked, Decision
 from lib.plan.fitting import NoRoomError, predicted
-from lib.plan.placement import Placement
+from lib.plan.placement import NAMES, Placement
 from lib.plan.reasons import told, why_memory
-from lib.plan.roofline import FLOP_SHARES, StepWork, estimate_step_time, peak_flop_per_second
-from lib.plan.sharding import held, layouts
+from lib.plan.roofline import FLOP_SHARES, StepWork, peak_flop_per_second, step_seconds
+from lib.plan.sharding import held, layouts, split_over
 from lib.plan.sizing import Situation, Sizes, Way, choose_sizes
 from lib.plan.traffic import ELEMENT_BYTES, exposed_seconds, links_of, traffic_seconds
-from lib.plan.types import SHARDS_WEIGHTS, Layout, ModelFacts
+from lib.plan.types import ON_XLA, OWN_MEMORY, SHARDS_WEIGHTS, Layout, ModelFacts
 from lib.tables import GB
+from lib.units import bytes_text
 
 TIE = 1.02  # what is this much slower is not slower: estimates are no better than that
 MOST_DEVICES = 1024
@@ -57,13 +58,22 @@ def choose_strategy(config: Asked, facts: ModelFacts, placement: Placement, way:
     """Raises PlanError where no way, or not the one that is asked for, can be."""
     world = placement.world.value
     _check_running_statistics(config, facts, placement)
-    first, *others = (_way_of(way, layout) for layout in layouts(world))
+    first, *others = (_way_of(way, layout) for layout in _layouts(config, facts, world))
     simplest = _candidate(first, config, facts, placement)
     if world == 1:
         return _only(simplest, config)
     # Where no other way can be faster, they are looked at with its batch: a search of their own takes long.
     like = simplest if _cannot_be_beaten(simplest, facts, placement) else None
-    candidates = [simplest, *(_candidate(other, config, facts, placement, like=like) for other in others)]
+    candidates = [
+        simplest,
+        *(
+            # Each process of a split has the samples of two devices.
+            _candidate(
+                other, config, facts, placement, like=like if other.layout.strategy != "split" else None
+            )
+            for other in others
+        ),
+    ]
     wanted = config.dist_strategy
     if like is not None and wanted not in ("auto", "ddp"):
         candidates = [
@@ -84,7 +94,7 @@ def choose_strategy(config: Asked, facts: ModelFacts, placement: Placement, way:
 def why_shard(layout: Layout) -> str:
     """The sentence that explains `Plan.shard`."""
     if layout.shard == 1:
-        return "each process has all weights"
+        return f"each process has all weights{' on its two devices' if layout.strategy == 'split' else ''}"
     copies = layout.world // layout.shard
     return f"{layout.shard} processes hold one copy together" + (f", {copies} copies" if copies > 1 else "")
 
@@ -109,6 +119,12 @@ def _only(candidate: Candidate, config: Asked) -> Choice:
     return Choice(taken=candidate, sizes=candidate.sizes, reason=reason, verdicts=((candidate, "taken"),))
 
 
+def _layouts(config: Asked, facts: ModelFacts, devices: int) -> Iterator[Layout]:
+    yield from layouts(devices)
+    if devices > 1 and (facts.branches is not None or config.dist_strategy == "split"):
+        yield split_over(devices)
+
+
 def _way_of(way: Way, layout: Layout) -> Way:
     return replace(way, layout=layout, compile=way.compile and layout.strategy not in SHARDS_WEIGHTS)
 
@@ -120,6 +136,8 @@ def _candidate(
     obstacle = _obstacle(config, facts, placement, way)
     if obstacle is not None:
         return Candidate(way=way, why_not=obstacle.value, nearest=obstacle.reason)
+    # What shares the batch is a process.
+    placement = replace(placement, world=replace(placement.world, value=way.layout.world))
     try:
         if like is None or like.sizes is None:
             sizes = choose_sizes(config, facts, placement, way)
@@ -127,6 +145,9 @@ def _candidate(
             sizes = _same_sizes(like.sizes, config, facts, placement, way)
     except NoRoomError as error:
         why_not = f"needs {told(error.memory)} at a micro-batch of {error.trial.micro_batch}"
+        frozen = error.memory.parts.get("frozen models", 0)
+        if frozen and way.layout.strategy != "split":
+            why_not += f", {bytes_text(frozen)} of it for frozen models, whole on each device"
         return Candidate(way=way, why_not=why_not, nearest=_nearest(error, way, placement), error=error)
     except PlanError as error:
         return Candidate(way=way, why_not=error.why, nearest=error.todo, error=error)
@@ -149,7 +170,8 @@ def _cannot_be_beaten(candidate: Candidate, facts: ModelFacts, placement: Placem
     gpu = find_gpu(placement.name)
     if candidate.seconds is None or gpu is None or facts.flop_per_sample is None:
         return True
-    flop = facts.flop_per_sample * candidate.sizes.split.samples
+    per_sample = facts.flop_per_sample + sum(branch.flop_per_sample for branch in facts.branches or ())
+    flop = per_sample * candidate.sizes.split.samples
     least = flop / (FLOP_SHARES[1] * peak_flop_per_second(gpu, precision=candidate.way.precision))
     return candidate.seconds[0] <= TIE * least
 
@@ -159,8 +181,10 @@ def _obstacle(config: Asked, facts: ModelFacts, placement: Placement, way: Way) 
     layout = way.layout
     if layout.strategy in ("single", "ddp"):
         return None
-    if placement.device.value == "xla":
-        return Decision("XLA devices hold copies", "other devices")
+    if layout.strategy == "split":
+        return _obstacle_to_split(config, facts, placement)
+    if placement.device.value in ON_XLA:
+        return Decision(f"{NAMES[placement.device.value]} hold copies", "other devices")
     if facts.units is None:
         return Decision("the shapes of the weights are not known", "plan with the model itself")
     if config.optimizer == "muon":
@@ -187,6 +211,19 @@ def _obstacle(config: Asked, facts: ModelFacts, placement: Placement, way: Way) 
     return None
 
 
+def _obstacle_to_split(config: Asked, facts: ModelFacts, placement: Placement) -> Decision[str] | None:
+    devices = placement.world.value
+    if facts.branches is None:
+        return Decision(f"{config.model} has no two frozen models", "a model that has")
+    if placement.device.value not in OWN_MEMORY:
+        return Decision("no two devices are there to split for", "two GPUs")
+    if devices % 2:
+        return Decision(f"{devices} devices are not pairs", f"CONFIG_NUM_DEVICES={devices - 1}")
+    if config.dist_nnodes != "1":
+        return Decision("machines meet with a process for each device", "CONFIG_DIST_NNODES=1")
+    return None
+
+
 def _nearest(error: NoRoomError, way: Way, placement: Placement) -> str:
     """The smaller of two changes: more devices of the same kind, or more free memory on each."""
     more = f"{(error.memory.need_bytes - error.memory.usable_bytes) / GB:.2f} GB more on each device"
@@ -208,23 +245,30 @@ def _seconds(sizes: Sizes, facts: ModelFacts, placement: Placement, way: Way) ->
     if gpu is None or facts.flop_per_sample is None or facts.units is None or sizes.memory is None:
         return None
     whole = held(facts.units, Layout(strategy="single", world=1, shard=1))
-    accumulation = sizes.split.accumulation
-    work = StepWork(
-        flop=facts.flop_per_sample * sizes.split.samples,
+    accumulation, samples = sizes.split.accumulation, sizes.split.samples
+    trained = StepWork(
+        flop=facts.flop_per_sample * samples,
         accumulation=accumulation,
         weight_bytes=ELEMENT_BYTES * whole.parameters,
         gradient_bytes=ELEMENT_BYTES * whole.gradients,
         optimizer_bytes=sizes.memory.parts.get("optimizer", 0),
         activation_bytes=sizes.memory.parts.get("activations", 0) * accumulation,
     )
-    time = estimate_step_time(work, gpu, precision=way.precision)
-    if layout.world == 1:
-        return time.fastest_seconds, time.slowest_seconds
-    traffic = traffic_seconds(facts.units, layout, links_of(gpu), accumulation=accumulation)
-    fastest, slowest = (
-        seconds + exposed_seconds(traffic, compute=seconds)
-        for seconds in (time.fastest_seconds, time.slowest_seconds)
+    times = step_seconds(
+        trained,
+        [
+            # In the precision of products.
+            (branch.flop_per_sample * samples, branch.parameters * (4 if way.precision == "fp32" else 2))
+            for branch in facts.branches or ()
+        ],
+        at_once=layout.strategy == "split",
+        gpu=gpu,
+        precision=way.precision,
     )
+    if layout.world == 1:
+        return times
+    traffic = traffic_seconds(facts.units, layout, links_of(gpu), accumulation=accumulation)
+    fastest, slowest = (seconds + exposed_seconds(traffic, compute=seconds) for seconds in times)
     return fastest, slowest
 
 

@@ -77,13 +77,14 @@ def exchanges(units: Units, layout: Layout, *, accumulation: int) -> Iterator[Ex
     """What each process takes part in during one step of `accumulation` micro-batches.
 
     Copies (ddp, zero1) average all gradients at once here; torch does so in pieces of 25 MiB, the first of 1.
+    What the two devices of a split exchange, a few vectors for each sample, is not counted.
     """
     if layout.strategy in SHARDS_WEIGHTS:
         yield from _of_parts(units, layout, accumulation)
     elif layout.world > 1:
         trained = [weight for unit in units for weight in unit if weight.trainable]
         elements = sum(weight.elements for weight in trained)
-        everyone = {"processes": layout.world, "among": layout.world}
+        everyone = {"processes": layout.world, "among": layout.devices}
         yield Exchange(kind="all_reduce", elements=elements, **everyone)
         if layout.strategy == "zero1":  # each process sends the weights that it has updated
             for weight in trained:

@@ -8,14 +8,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
-Kind: TypeAlias = Literal["cpu", "cuda", "rocm", "mps", "xla"]
+Kind: TypeAlias = Literal["cpu", "cuda", "rocm", "mps", "xla", "tpu"]
 Precision: TypeAlias = Literal["bf16", "fp16", "fp32"]
-Strategy: TypeAlias = Literal["single", "ddp", "zero1", "zero2", "fsdp", "hsdp"]
+Strategy: TypeAlias = Literal["single", "ddp", "zero1", "zero2", "fsdp", "hsdp", "split"]
 
 SHARDS_WEIGHTS: frozenset[Strategy] = frozenset({"zero2", "fsdp", "hsdp"})
 
 # Whose memory is known to be for tensors alone, and whose activations can wait in main memory.
 OWN_MEMORY: tuple[Kind, ...] = ("cuda", "rocm")
+
+# Whose programs XLA compiles, each for tensors of one shape: by torch_xla, and by torch_tpu.
+ON_XLA: frozenset[Kind] = frozenset({"xla", "tpu"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +72,8 @@ class Layout:
     single: one process. ddp: each has everything. zero1: each keeps the optimizer's state of some weights.
     zero2: weights, gradients and state are cut into `shard` parts, and weights are put together once in a
     micro-batch. fsdp: they are put together part by part, in forward and again in backward. hsdp: the same
-    within groups of `shard` processes, which train as with ddp.
+    within groups of `shard` processes, which train as with ddp. split: each process has two devices, with
+    one of two frozen models on each, and what is trained on the first; several train as with ddp.
     """
 
     strategy: Strategy
@@ -77,9 +81,26 @@ class Layout:
     shard: int  # processes that hold one copy together: 1, or `world`, or of hsdp a part of it
 
     def __post_init__(self) -> None:
-        assert (self.strategy == "single") == (self.world == 1), f"{self.strategy} on {self.world}"
+        alone = self.strategy in ("single", "split") if self.world == 1 else self.strategy != "single"
+        assert alone, f"{self.strategy} on {self.world}"
         assert self.world % self.shard == 0, f"{self.shard} of {self.world}"
         assert (self.shard > 1) == (self.strategy in SHARDS_WEIGHTS)
+
+    @property
+    def devices_per_process(self) -> int:
+        return 2 if self.strategy == "split" else 1
+
+    @property
+    def devices(self) -> int:
+        return self.world * self.devices_per_process
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Branch:
+    """A frozen model that what is trained is judged by."""
+
+    flop_per_sample: float  # forward, and backward to what it reads
+    parameters: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,6 +116,8 @@ class ModelFacts:
     # is in no other.
     units: tuple[tuple[Weight, ...], ...] | None = None
     flop_per_sample: float | None = None  # of training: forward and backward
+    # Two frozen models that are independent of each other; what they take is not in the fields above.
+    branches: tuple[Branch, Branch] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,7 +166,7 @@ class Plan:
     """
 
     device: Kind
-    world: int  # devices = processes
+    world: int  # processes; each has one device, or two of a split
     strategy: Strategy
     shard: int  # processes that hold one copy of the weights together
     micro_batch: int

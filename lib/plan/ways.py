@@ -18,6 +18,7 @@ class WayToSpread:
     """One way, what it would take, and what was made of it."""
 
     strategy: Strategy
+    world: int  # processes
     shard: int
     micro_batch: int | None  # None, as what follows, where it cannot be
     accumulation: int | None
@@ -30,6 +31,7 @@ class WayToSpread:
         sizes = candidate.sizes
         return cls(
             strategy=candidate.layout.strategy,
+            world=candidate.layout.world,
             shard=candidate.layout.shard,
             micro_batch=sizes.split.micro_batch if sizes is not None else None,
             accumulation=sizes.split.accumulation if sizes is not None else None,
@@ -41,6 +43,7 @@ class WayToSpread:
     def to_json(self) -> dict[str, Any]:
         return {
             "strategy": self.strategy,
+            "world": self.world,
             "shard": self.shard,
             "micro_batch": self.micro_batch,
             "accumulation": self.accumulation,
@@ -53,12 +56,12 @@ class WayToSpread:
 def ways_text(ways: Sequence[WayToSpread], *, columns: int) -> Iterator[str]:
     """A line for each way: batch, memory of the fullest device, seconds of a step, verdict."""
     yield "Ways to share the work (seconds of a step are an estimate, and assume the rates between devices):"
+    widest = max(7, *(len(_name(way)) for way in ways))
     for way in ways:
         cut = "" if way.micro_batch is None else f"{way.micro_batch} x {way.accumulation}"
         need = "" if way.memory is None else f"{way.memory.need_bytes / GB:.2f} GB"
         time = "" if way.step_seconds is None else f"{way.step_seconds[0]:.3g} to {way.step_seconds[1]:.3g} s"
-        name = way.strategy + (f"/{way.shard}" if way.strategy == "hsdp" else "")
-        head = f"  {name:<7} {cut:>10} {need:>10}  {time:<18} "
+        head = f"  {_name(way):<{widest}} {cut:>10} {need:>10}  {time:<18} "
         if columns < NARROW_COLUMNS:
             yield head.rstrip()
             yield from textwrap.wrap(way.verdict, columns, initial_indent="    ", subsequent_indent="    ")
@@ -66,3 +69,9 @@ def ways_text(ways: Sequence[WayToSpread], *, columns: int) -> Iterator[str]:
             yield from textwrap.wrap(
                 head + way.verdict, columns, subsequent_indent=" " * len(head), drop_whitespace=True
             )
+
+
+def _name(way: WayToSpread) -> str:
+    if way.strategy == "split" and way.world > 1:
+        return "split+ddp"
+    return way.strategy + (f"/{way.shard}" if way.strategy == "hsdp" else "")

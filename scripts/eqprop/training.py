@@ -42,8 +42,11 @@ WAYS: dict[str, dict[str, str]] = {
     "ep": {"LOOPED_GRADIENT_EP": "y"},
     "implicit": {"LOOPED_GRADIENT_IMPLICIT": "y"},
     "bptt": {"LOOPED_GRADIENT_BPTT": "y"},
+    "frozen blocks": {"LOOPED_GRADIENT_IMPLICIT": "y"},
     FROZEN: {"LOOPED_GRADIENT_ONE_STEP": "y"},
 }
+# What is trained all the same: with frozen blocks, what leads to them and away from them.
+TRAINED = {"frozen blocks": ("embedding", "head"), FROZEN: ("head",)}
 ABLATION: dict[str, dict[str, str]] = {
     "as it is": {},
     "beta 0.1": {"LOOPED_BETA": "0.1"},
@@ -54,7 +57,10 @@ ABLATION: dict[str, dict[str, str]] = {
     "step 0.7": {"LOOPED_STEP_SIZE": "0.7"},
     "step 1.0": {"LOOPED_STEP_SIZE": "1.0"},
     "anderson": {"LOOPED_SOLVER_ANDERSON": "y"},
+    "keys from input": {"LOOPED_BLOCK_ENERGY_CROSS": "y", "LOOPED_STEP_SIZE": "1.0"},
     "keys from states": {"LOOPED_BLOCK_ENERGY_SELF": "y", "LOOPED_STEP_SIZE": "0.9"},
+    "layernorm": {"LOOPED_ACTIVATION_LAYERNORM": "y"},
+    "tanh activation": {"LOOPED_ACTIVATION_TANH": "y"},
     "tanh units": {"LOOPED_MLP_TANH": "y"},
     "2 blocks": {"LOOPED_LAYERS": "2"},
     "3 blocks": {"LOOPED_LAYERS": "3"},
@@ -93,7 +99,10 @@ def ablate(setting: Setting) -> Report:
     subject = setting.subject(setting.config())
     report = Report("ablation", "What does it need?", setting, subject, COLUMNS)
     for way, symbols in ABLATION.items():
-        _one(way, symbols, 1, setting, report)
+        if symbols and setting.config(**symbols) == setting.config():
+            report.note(f"{way}: as it is")
+        else:
+            _one(way, symbols, 1, setting, report)
     report.note("One seed each: differences below two points are none.")
     return report
 
@@ -114,11 +123,10 @@ def train_once(
     """
     config = setting.config(SEED=str(seed), EVAL_INTERVAL_STEPS="100000000", **symbols)
     subject = setting.subject(config)
-    look = Look(config, subject, every=LOOK_EVERY if report else 0, compare=way != FROZEN)
+    look = Look(config, subject, every=LOOK_EVERY if report else 0, compare=way not in TRAINED)
     job = job_of(config, subject, look)
-    if way == FROZEN:
-        for name, parameter in job.model.named_parameters():
-            parameter.requires_grad_(name.startswith("head"))
+    for name, parameter in job.model.named_parameters():
+        parameter.requires_grad_(name.startswith(TRAINED.get(way, "")))
     progress = Progress()
     with job.train_loader, job.eval_loader:
         result = train(job, progress)

@@ -26,6 +26,8 @@ LEVELS = {
     "lib.sharding": 3,
     "lib.backend": 3,
     "lib.xla": 3,
+    "lib.tpu": 3,
+    "lib.chips": 3,
     "lib.gathering": 3,
     "lib.memory": 4,
     "lib.hyperparams": 5,
@@ -36,8 +38,10 @@ LEVELS = {
 }
 HIGHEST_LIGHT = 2
 HEAVY = {"torch", "numpy", "matplotlib"}
-BACKEND_SEAM = ("lib/backend.py", "lib/xla.py")
-READS_ENVIRONMENT = ("lib/kconf/", "lib/backend.py", "lib/hardware.py", "lib/launcher.py")
+BACKEND_SEAM = ("lib/backend.py", "lib/xla.py", "lib/tpu.py")
+READS_ENVIRONMENT = (
+    *("lib/__init__.py", "lib/kconf/", "lib/backend.py", "lib/hardware.py", "lib/launcher.py", "lib/tpu.py"),
+)
 RUN_DIRECTORY_NAMES = {
     "metrics.jsonl",
     "status.json",
@@ -46,7 +50,7 @@ RUN_DIRECTORY_NAMES = {
     "env.json",
     "log.txt",
 }
-BACKEND_ONLY_IMPORTS = {"torch_xla"}
+BACKEND_ONLY_IMPORTS = {"torch_xla", "torch_tpu"}
 CONFIG_NAMES = {"config", "cfg", "conf", "asked"}
 CLOSED_TO_MODELS = {
     "lib.config",
@@ -59,7 +63,7 @@ CLOSED_TO_MODELS = {
     "pathlib",
     "sys",
 }
-DEVICE_NAMES = re.compile(r"(cuda|cpu|mps|xla)(:\d+)?")
+DEVICE_NAMES = re.compile(r"(cuda|cpu|mps|xla|tpu)(:\d+)?")
 MACHINE_PATH = re.compile(r"(?<![\w.~/-])/(home|root|tmp|work|mnt|Users)/\w")
 UNFINISHED = re.compile(r"\b(TODO|FIXME|XXX|HACK)\b")
 
@@ -160,7 +164,7 @@ def backend_seam(module: Module) -> Iterator[str]:
         return
     for line, name in imports(module):
         if name.split(".")[0] in BACKEND_ONLY_IMPORTS:
-            yield f"{module.path}:{line}: imports {name}; only lib/xla.py may"
+            yield f"{module.path}:{line}: imports {name}; only lib/xla.py and lib/tpu.py may"
     for node in module.nodes:
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "cuda":
             yield f"{module.path}:{node.lineno}: calls .cuda(); only lib/backend.py may"

@@ -23,6 +23,7 @@ from lib.backend import Backend, open_backend
 from lib.data.loader import Batch
 from lib.launcher import end_process
 from lib.plan.types import Plan
+from tests.answers import answers_subject, small_bridge_config
 from tests.puzzles import puzzle_subject, small_trm_config
 from tests.training import (
     Clock,
@@ -34,6 +35,7 @@ from tests.training import (
     small_job,
     small_plan,
 )
+from train.bridge import _Part
 from train.job import Progress
 from train.loop import train
 from train.stop import Stopped
@@ -54,6 +56,7 @@ class Case:
     micro_batch: int = 4
     counted: bool = False  # the loss is a sum over what only the device knows
     signalled: bool = False  # the last process gets a signal in its second step
+    split: bool = False  # several processes have a second device each, which stands for one
 
 
 CASES = {
@@ -74,6 +77,7 @@ CASES = {
         settings={"halt_max_steps": 2, "halt_exploration": 0.5, "learning_rate": 0.3, "max_steps": 4},
     ),
     "signal": Case(signalled=True, settings={"eval_interval_steps": 100}),
+    "split": Case(model="latentwire", micro_batch=5, split=True, settings={"grad_clip": 0.5}),
 }
 
 
@@ -110,7 +114,8 @@ def names(images: Tensor) -> list[str]:
 def plan_of(case: Case, world: int) -> Plan:
     whole, rest = divmod(EFFECTIVE // world, case.micro_batch)
     sizes = [case.micro_batch] * whole + [rest] * (rest > 0)
-    return small_plan(*sizes, world=world, norm_batch=case.norm_batch)
+    changes = {"strategy": "split"} if case.split and world > 1 else {}
+    return small_plan(*sizes, world=world, norm_batch=case.norm_batch, **changes)
 
 
 def outcome(case: Case, backend: Backend) -> dict[str, Any]:
@@ -119,6 +124,9 @@ def outcome(case: Case, backend: Backend) -> dict[str, Any]:
     if case.model == "trm":
         config = small_trm_config(**settings)
         subject = puzzle_subject(config, train=TRAIN_SIZE, test=TEST_SIZE)
+    elif case.model == "latentwire":
+        config = small_bridge_config(**settings)
+        subject = answers_subject(config, train=TRAIN_SIZE, test=TEST_SIZE)
     else:
         config = small_config(case.model, norm_batch=case.norm_batch or None, augment="none", **settings)
         shape = (3, 8, 8) if case.model == "resnet18" else (1, 28, 28)
@@ -126,6 +134,10 @@ def outcome(case: Case, backend: Backend) -> dict[str, Any]:
     plan, record, stopped = plan_of(case, backend.world), MemoryRecord(), 0
     with pytest.MonkeyPatch.context() as patched:
         clock, last = Clock(patched), backend.rank == backend.world - 1
+        if plan.strategy == "split":
+            second = torch.device("cpu", 0)  # a copy to it is one to autograd
+            patched.setattr(backend, "_others", [second])
+            patched.setattr(_Part, "device", property(lambda _: second))
         signal_at = plan.accumulation if case.signalled and last else -1
 
         def watched(task: Task) -> Task:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -72,3 +73,19 @@ def assert_same_bits(one: Mapping[str, torch.Tensor], other: Mapping[str, torch.
     assert one.keys() == other.keys()
     different = [name for name in one if not torch.equal(one[name], other[name])]
     assert not different, f"differ: {different}"
+
+
+def wait_for_checkpoint(runner: Runner, process: Forked, count: int = 1) -> None:
+    deadline = time.monotonic() + 60
+    while len(list(runner.runs.glob("*/*/ckpt/step-*"))) < count:
+        assert process.poll() is None, process.communicate()[0]
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def wait_for_log(runner: Runner, process: Forked, text: str) -> None:
+    deadline = time.monotonic() + 60
+    while text not in (runner.newest().path / "log.txt").read_text():
+        assert process.poll() is None, process.communicate()[0]
+        assert time.monotonic() < deadline
+        time.sleep(0.01)

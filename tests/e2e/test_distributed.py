@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parents[2]
 WORKER = ROOT / "tests/e2e/ddp_worker.py"
 EXACT = 1e-12
 # Plain batch normalisation depends on the micro-batch, and the others end by their clocks.
-PORTABLE = ["ghost", "ragged", "counted", "recursive", "looped"]
+PORTABLE = ["ghost", "ragged", "counted", "recursive", "looped", "split"]
 
 Outcome = dict[str, Any]
 

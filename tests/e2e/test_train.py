@@ -15,9 +15,7 @@ from typing import Any
 import pytest
 
 from lib import checkpoint, metrics
-from lib.errors import ToolkitError
-from tests.e2e.forked import Forked
-from tests.e2e.runner import ROOT, TINY, Runner, assert_same_bits
+from tests.e2e.runner import ROOT, TINY, Runner, assert_same_bits, wait_for_checkpoint, wait_for_log
 
 pytestmark = pytest.mark.slow
 KILLS = 20
@@ -26,22 +24,6 @@ KILLS = 20
 @pytest.fixture
 def runner(tmp_path: Path) -> Runner:
     return Runner(tmp_path)
-
-
-def wait_for_checkpoint(runner: Runner, process: Forked, count: int = 1) -> None:
-    deadline = time.monotonic() + 60
-    while len(list(runner.runs.glob("*/*/ckpt/step-*"))) < count:
-        assert process.poll() is None, process.communicate()[0]
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-
-
-def wait_for_log(runner: Runner, process: Forked, text: str) -> None:
-    deadline = time.monotonic() + 60
-    while text not in (runner.newest().path / "log.txt").read_text():
-        assert process.poll() is None, process.communicate()[0]
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 def test_a_run_leaves_everything_behind(runner: Runner) -> None:
@@ -207,36 +189,6 @@ def test_a_run_on_two_processes_is_the_run_on_one(runner: Runner, tmp_path: Path
     for name, tensor in runner.weights().items():
         difference = (tensor - one.weights()[name]).abs().max()
         assert difference <= 1e-5 * tensor.abs().max().clamp(min=1), name
-
-
-def test_an_interrupted_run_on_two_processes_ends_in_the_same_bits(runner: Runner, tmp_path: Path) -> None:
-    """Weights are in parts; the run that is interrupted writes its checkpoints beside training."""
-    settings = TINY | {
-        "CONFIG_MAX_STEPS": "60",
-        "CONFIG_DEVICE_CPU": "y",
-        "CONFIG_NUM_DEVICES": "2",
-        "CONFIG_DIST_STRATEGY_FSDP": "y",
-        "CONFIG_CHANNELS_LAST": "n",
-        "CONFIG_CHECKPOINT_INTERVAL_STEPS": "5",
-    }
-    (tmp_path / "whole").mkdir()
-    whole = Runner(tmp_path / "whole")
-    whole.configure("lenet5", settings)
-    whole.run("train")
-    runner.configure("lenet5", settings | {"CONFIG_CHECKPOINT_ASYNC": "y"})
-    process = runner.start("train")
-    wait_for_checkpoint(runner, process)
-    process.send_signal(signal.SIGTERM)
-    process.communicate(timeout=240)
-    run = runner.newest()
-    assert run.status().state == "preempted" and 0 < run.status().step < 60
-    process = runner.start("train")
-    wait_for_log(runner, process, f"Starting after step {run.status().step}")
-    with pytest.raises(ToolkitError, match="is in use"):
-        run.lock()
-    output, _ = process.communicate(timeout=240)
-    assert process.returncode == 0 and run.status().state == "done", output
-    assert_same_bits(runner.weights(), whole.weights())
 
 
 def test_a_plan_is_kept_on_the_same_machine_and_made_anew_on_another(runner: Runner) -> None:

@@ -18,12 +18,12 @@ from tests.e2e.runner import TINY, Runner
 from tests.e2e.workers import run_worker
 from tests.e2e.xla_worker import NAMES
 from tests.once import made_once
+from tests.stubbed import XLA_STUB
 from tests.training import largest_difference
 
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).resolve().parents[2]
-STUB = ROOT / "tests/fixtures/torch_xla_stub"
 EXACT = 1e-12  # of weights, in float64; sums of an evaluation are float32 there
 HAS_TORCH_XLA = importlib.util.find_spec("torch_xla") is not None
 
@@ -35,7 +35,7 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
 
 
 def trained_by_two(directory: Path) -> None:
-    run_worker(ROOT / "tests/e2e/xla_worker.py", directory, PYTHONPATH=str(STUB))
+    run_worker(ROOT / "tests/e2e/xla_worker.py", directory, PYTHONPATH=str(XLA_STUB))
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -79,7 +79,7 @@ def train_by_make(tmp_path: Path, **environment: str) -> tuple[Runner, str]:
 
 
 def test_a_run_on_one_device(tmp_path: Path) -> None:
-    place = {"PYTHONPATH": str(STUB), "STUB_DEVICES": "1", "STUB_DEVICE": "CPU"}
+    place = {"PYTHONPATH": str(XLA_STUB), "STUB_DEVICES": "1", "STUB_DEVICE": "CPU"}
     runner, output = train_by_make(tmp_path, **place)
     run = runner.newest()
     assert "EXPERIMENTAL, never run on TPU hardware" in " ".join(output.split())

@@ -260,6 +260,18 @@ def test_a_folder_of_images_is_packed_once(photographs: Path) -> None:
     assert said == [] and np.array_equal(again.train.inputs, dataset.train.inputs)
 
 
+def test_a_folder_is_normalised_by_what_is_trained_on(photographs: Path) -> None:
+    for _ in range(2):  # packed, and read again
+        dataset = _open("image_folder", photographs, image_size=16)
+        pixels = np.asarray(dataset.train.inputs) / 255
+        assert dataset.spec.mean == pytest.approx(pixels.mean((0, 2, 3)), rel=1e-12)
+        assert dataset.spec.std == pytest.approx(pixels.std((0, 2, 3)), rel=1e-12)
+    for part in ("train", "val"):
+        for file in (photographs / part).rglob("*.*"):
+            _image(file, (8, 8), (9, 9, 9))
+    assert _open("image_folder", photographs, image_size=16).spec.std == (1 / 255,) * 3
+
+
 def test_the_shorter_side_is_resized_and_the_longer_cropped_at_the_centre(photographs: Path) -> None:
     pixels = np.zeros((32, 96, 3), np.uint8)
     pixels[:, 30:66] = 255  # the centre square, and what the filter sees around it

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,8 @@ from scripts.eqprop.report import spread
 from scripts.eqprop.scale import information_criteria
 from scripts.eqprop.subject import Setting
 from tests.training import random_subject
+from train.job import Job, Progress
+from train.loop import train
 from train.subject import Subject
 
 pytestmark = pytest.mark.slow
@@ -95,14 +98,40 @@ def test_a_wrong_sign_does_not_hold(setting: Setting, monkeypatch: pytest.Monkey
 
 def test_training_and_ablation_are_told(setting: Setting, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(training, "LOOK_EVERY", 2)
-    monkeypatch.setattr(training, "ABLATION", {"as it is": {}, "2 blocks": {"LOOPED_LAYERS": "2"}})
+    changes = {"as it is": {}, "1 block": {"LOOPED_LAYERS": "1"}, "2 blocks": {"LOOPED_LAYERS": "2"}}
+    monkeypatch.setattr(training, "ABLATION", changes)
     report = training.run(setting)
-    assert [row["way"] for row in report.rows] == ["ep", "implicit", "bptt", "frozen core"]
+    assert [row["way"] for row in report.rows] == ["ep", "implicit", "bptt", "frozen blocks", "frozen core"]
     assert not report.passed[0][0], "three steps on noise reach nothing"
-    assert report.rows[1]["lowest_cosine"] > 0.999 and "lowest_cosine" not in report.rows[3]
+    assert report.rows[1]["lowest_cosine"] > 0.999 and "lowest_cosine" not in report.rows[3] | report.rows[4]
     assert "one seed: a look, no result" in report.passed[0][1]
-    assert [row["way"] for row in training.ablate(setting).rows] == ["as it is", "2 blocks"]
+    ablation = training.ablate(setting)
+    assert [row["way"] for row in ablation.rows] == ["as it is", "2 blocks"]
+    assert "1 block: as it is" in ablation.lines
     pictures_of(report)["picture"]()
+
+
+@pytest.mark.parametrize(
+    ("way", "trained"), [("frozen blocks", {"embedding", "head"}), ("frozen core", {"head"}), ("ep", None)]
+)
+def test_what_is_frozen_stays_as_it_is(
+    way: str, trained: set[str] | None, setting: Setting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before: dict[str, torch.Tensor] = {}
+    after: dict[str, torch.Tensor] = {}
+
+    def watched(job: Job, progress: Progress) -> dict[str, float]:
+        before.update({name: tensor.clone() for name, tensor in job.model.state_dict().items()})
+        after.update(job.model.state_dict())  # the tensors that training changes
+        return train(job, progress)
+
+    monkeypatch.setattr(training, "train", watched)
+    training.train_once(setting, seed=1, symbols=training.WAYS[way], way=way)
+    # Bounded weights are brought back to their bound after every step, which rounds.
+    changed = {
+        name.split(".")[0] for name, tensor in after.items() if not tensor.allclose(before[name], rtol=1e-5)
+    }
+    assert changed == (trained or {"blocks", "embedding", "head"})
 
 
 def test_cost_and_laws_are_told(setting: Setting, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -121,8 +150,18 @@ def test_cost_and_laws_are_told(setting: Setting, monkeypatch: pytest.MonkeyPatc
         pictures_of(each)["picture"]()
 
 
-def test_iterations_of_samples_are_told(setting: Setting) -> None:
+def test_iterations_of_samples_are_told(setting: Setting, monkeypatch: pytest.MonkeyPatch) -> None:
+    original, blocks = adaptive.trained_model, []
+
+    def trained(*arguments: Any, **named: Any) -> Any:
+        config, model = original(*arguments, **named)
+        blocks.append(config.model_options["block"])
+        return config, model
+
+    monkeypatch.setattr(adaptive, "trained_model", trained)
+    setting = replace(setting, resolved=resolved(LOOPED_BLOCK_ENERGY_SELF="y"))
     report = adaptive.run(setting)
+    assert blocks == ["energy_cross", "energy_self", "plain"], "whatever is configured"
     assert len(report.rows) == 3 and all(-1 <= row["spearman"] <= 1 for row in report.rows)
     pictures_of(report)["picture"]()
 

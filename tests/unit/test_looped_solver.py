@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from typing import Any
 
@@ -177,8 +178,9 @@ def peak_bytes(**changes: Any) -> int:
     train = changes.get("gradient", "ep") is not None
     if not train:
         del changes["gradient"]
-    model = looped(**changes, tolerance=1e-30)
-    inputs, targets = batch(rows=16, dtype=torch.float32)
+    rows, spec = changes.pop("rows", 16), changes.pop("spec", IMAGES)
+    model = looped(**changes, spec=spec, tolerance=1e-30)
+    inputs, targets = batch(spec, rows=rows, dtype=torch.float32)
     live = LiveBytes()
     with live, torch.set_grad_enabled(train):
         logits = model(inputs)
@@ -196,6 +198,17 @@ def test_memory_does_not_grow_with_iterations_but_by_backpropagation() -> None:
     through = [peak_bytes(**sizes, max_iterations=count, gradient="bptt") for count in (5, 10, 20)]
     assert through[2] - through[1] == pytest.approx(2 * (through[1] - through[0]), rel=0.01)
     assert through[2] > 5 * many
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("block", ["energy_cross", "energy_self"])
+@pytest.mark.parametrize(("width", "heads"), [(32, 2), (128, 4), (256, 8)])
+def test_a_gradient_takes_little_more_memory_than_inference(width: int, heads: int, block: str) -> None:
+    """At the sizes that the figure was asked for: 64 samples of 16 tokens."""
+    sizes = {"width": width, "heads": heads, "hidden": 4 * width, "block": block, "rows": 64}
+    sizes |= {"patch": 0, "readout": "mean", "max_iterations": 3, "nudged_iterations": 2}
+    sizes["spec"] = dataclasses.replace(IMAGES, height=16, width=8)
+    assert peak_bytes(**sizes) <= 1.25 * peak_bytes(**sizes, gradient=None)
 
 
 def test_weights_stay_within_their_bounds() -> None:

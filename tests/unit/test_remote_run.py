@@ -210,6 +210,60 @@ def test_a_disk_that_has_as_new_a_checkpoint_fetches_nothing(
         found_again(tmp_path / "empty")
 
 
+def spoil(run: RunDir, step: int, *, how: str) -> None:
+    """Damage a checkpoint on the disk."""
+    folder = run.checkpoints / checkpoint_name(step)
+    if how == "no manifest":
+        (folder / "manifest.json").unlink()
+        return
+    path = folder / "state.pt"
+    data = path.read_bytes()
+    path.write_bytes(data[:200] + bytes([data[200] ^ 1]) + data[201:])
+
+
+@pytest.mark.parametrize("how", ["another byte", "no manifest"])
+@pytest.mark.parametrize("gone", [[3], [2, 3], [1, 2, 3]])
+def test_what_is_damaged_on_the_disk_comes_from_storage(gone: list[int], how: str, tmp_path: Path) -> None:
+    run = a_run(tmp_path)
+    for step in (1, 2, 3):
+        save(run, step)
+        copy(run)
+    run.release()
+    for step in gone:
+        spoil(run, step, how=how)
+    said: list[str] = []
+    again = found_again(tmp_path, said)
+    assert again.path == run.path and newest(again) == (3, 3.0)
+    where = f"{URL}/lenet5/{run.name}"
+    assert said == [f"Checkpoint step-00000003 comes from {where}, for the newest one here is damaged"]
+
+
+def test_what_is_damaged_in_both_places_is_told_and_the_one_before_is_taken(tmp_path: Path) -> None:
+    run = a_run(tmp_path)
+    for step in (1, 2):
+        save(run, step)
+        copy(run)
+    save(run, 3)  # that was never copied
+    run.release()
+    damage(run, 2)
+    for step in (2, 3):
+        spoil(run, step, how="another byte")
+    said: list[str] = []
+    again = found_again(tmp_path, said)
+    found = checkpoint.load(again.checkpoints, say=said.append)
+    assert found is not None and found[0] == 1
+    assert [line.split(":")[0].partition(" is ")[0] for line in said] == [
+        f"checkpoint step-00000002 in {URL}/lenet5/{run.name}".split(":")[0],
+        "checkpoint step-00000003",
+        "checkpoint step-00000002",
+    ]
+    again.release()
+    damage(run, 1)
+    spoil(run, 1, how="another byte")
+    with pytest.raises(CheckpointError, match="no sound checkpoint in memory://bucket/lenet5/"):
+        found_again(tmp_path)
+
+
 def test_a_run_that_went_further_elsewhere_is_caught_up_with(tmp_path: Path) -> None:
     run = a_run(tmp_path / "one")
     run.metrics.write_text('{"step": 1}\n')

@@ -87,18 +87,19 @@ def test_an_allocator_that_looked_for_room_twice_is_out_of_memory(told: dict[str
 
 
 def test_on_a_gpu_need_is_what_is_reserved_and_what_lies_beside_it() -> None:
-    backend = mock.Mock(device=torch.device("cuda", 0))
-    free = iter([1000, 700])
+    devices = torch.device("cuda", 0), torch.device("cuda", 1)
+    backend = mock.Mock(device=devices[0], devices=devices)
+    free = {devices[0]: iter([1000, 900]), devices[1]: iter([1000, 700])}
     numbers = {"max_memory_reserved": 250, "memory_reserved": 200, "reset_peak_memory_stats": None}
     cuda = mock.Mock(
-        mem_get_info=lambda _: (next(free), 4000),
-        memory_stats=lambda _: {"num_alloc_retries": 2},
+        mem_get_info=lambda device: (next(free[device]), 4000),
+        memory_stats=lambda device: {"num_alloc_retries": device.index},
         **{name: mock.Mock(return_value=value) for name, value in numbers.items()},
     )
     with mock.patch.object(peak.torch, "cuda", cuda):
         found = Peak(backend)
-        # 300 are gone, of which the allocator holds 200 now and held 250 at most.
-        assert found.need_bytes() == 250 + 100 and found.retries() == 2
+        # Of the second 300 are gone, of which the allocator holds 200 now and held 250 at most.
+        assert found.need_bytes() == 250 + 100 and found.retries() == 1
 
 
 @pytest.mark.slow

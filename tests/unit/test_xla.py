@@ -6,7 +6,6 @@ import importlib
 import json
 import sys
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -14,35 +13,33 @@ import pytest
 import torch
 from torch import nn
 
-from lib import hardware
+from lib import chips, hardware
 from lib.backend import Backend, open_backend
 from lib.errors import PlanError
 from lib.plan.types import Hardware
 from tests.configs import load_hardware, make_config
+from tests.stubbed import XLA_STUB, asked_for_in_a_step, job_on
 from tests.training import (
     MemoryRecord,
     Wrapped,
     largest_difference,
     random_subject,
     small_config,
-    small_job,
-    small_plan,
     trained,
 )
 from train.evaluation import evaluate
-from train.job import Job, Progress
-from train.loop import optimizer_step, train
+from train.job import Progress
+from train.loop import train
 from train.setup import placement_of
 from train.task import Sums
 
-STUB = Path(__file__).resolve().parents[1] / "fixtures/torch_xla_stub"
 LENET_WEIGHTS = 10
 
 
 @pytest.fixture
 def xla(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
     """lib.xla on the stand-in."""
-    monkeypatch.syspath_prepend(str(STUB))
+    monkeypatch.syspath_prepend(str(XLA_STUB))
     yield importlib.import_module("lib.xla")
     for name in [name for name in sys.modules if name == "lib.xla" or name.startswith("torch_xla")]:
         del sys.modules[name]
@@ -61,19 +58,6 @@ class Counted(Wrapped):
     def training(self, *arguments: Any) -> Sums:
         sums = super().training(*arguments)
         return Sums(sums.loss, torch.tensor(sums.count), sums.metrics)
-
-
-def job_on(backend: Backend, *cut: int, task: Any = lambda task: task, **changes: Any) -> Job:
-    config = small_config(**changes)
-    subject = random_subject(config, shape=(1, 28, 28), train_size=40, test_size=10)
-    return small_job(config, small_plan(*cut), subject, backend=backend, record=MemoryRecord(), task=task)
-
-
-def asked_for_in_a_step(job: Job, calls: list[str]) -> list[str]:
-    job.optimizer.register_step_post_hook(lambda *_: calls.append("update"))
-    calls.clear()
-    optimizer_step(job, Progress())
-    return list(calls)
 
 
 # The loop
@@ -191,20 +175,20 @@ def test_gradients_are_averaged_once_before_they_are_used(one_of_one: Backend, c
 
 
 def answering(monkeypatch: pytest.MonkeyPatch, *command: str) -> None:
-    monkeypatch.setattr(hardware.importlib.util, "find_spec", lambda _: object())
-    monkeypatch.setattr(hardware, "XLA_COMMAND", command)
+    monkeypatch.setattr(chips.importlib.util, "find_spec", lambda _: object())
+    monkeypatch.setitem(chips.COMMANDS, "xla", command)
 
 
 def test_without_torch_xla_it_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hardware.importlib.util, "find_spec", lambda _: None)
+    monkeypatch.setattr(chips.importlib.util, "find_spec", lambda _: None)
     with pytest.raises(PlanError, match=r"^CONFIG_DEVICE_XLA .*: torch_xla is not installed; .*AUTO=y$"):
         hardware.probe("xla")
 
 
 def test_a_torch_xla_that_hangs_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     answering(monkeypatch, "sleep", "600")
-    monkeypatch.setattr(hardware, "XLA_SECONDS", 0.1)
-    with pytest.raises(PlanError, match=r"did not name its devices within 0.1 s; end what is using them"):
+    monkeypatch.setattr(chips, "SECONDS", 0.1)
+    with pytest.raises(PlanError, match=r"did not answer within 0.1 s; end what is using the devices"):
         hardware.probe("xla")
 
 

@@ -1,0 +1,93 @@
+"""What ends a run on two processes early changes nothing but its time. Weights are in parts."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+from pathlib import Path
+
+import pytest
+
+from lib.errors import ToolkitError
+from lib.rundir import RunDir, checkpoint_name
+from tests.e2e.runner import ROOT, TINY, Runner, assert_same_bits, wait_for_checkpoint, wait_for_log
+from tests.once import made_once
+
+pytestmark = pytest.mark.slow
+
+STEPS, EVERY = 60, 5
+SETTINGS = TINY | {
+    "CONFIG_MAX_STEPS": str(STEPS),
+    "CONFIG_DEVICE_CPU": "y",
+    "CONFIG_NUM_DEVICES": "2",
+    "CONFIG_DIST_STRATEGY_FSDP": "y",
+    "CONFIG_CHANNELS_LAST": "n",
+    "CONFIG_CHECKPOINT_INTERVAL_STEPS": str(EVERY),
+}
+# Python runs it in every process when it starts. The second of the two waits until storage has a checkpoint,
+# and is then killed; the first has a thread that copies.
+KILL_WHEN_COPIED = """
+import os
+if os.environ.get("RANK") == "1":
+    import pathlib, time
+    import train.loop
+    original = train.loop.optimizer_step
+    def optimizer_step(job, progress):
+        while progress.step + 1 == {step}:
+            if list(pathlib.Path({bucket!r}).glob("*/*/ckpt/{copied}/manifest.json")):
+                os.kill(os.getpid(), 9)
+            time.sleep(0.01)
+        return original(job, progress)
+    train.loop.optimizer_step = optimizer_step
+"""
+
+
+def runner_in(folder: Path, **others: str) -> Runner:
+    folder.mkdir(exist_ok=True)
+    runner = Runner(folder)
+    runner.configure("lenet5", SETTINGS | others)
+    return runner
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Runner:
+    """A run that nothing ended early."""
+    return Runner(made_once(tmp_path_factory, "two", lambda folder: runner_in(folder).run("train")))
+
+
+def test_an_interrupted_run_on_two_processes_ends_in_the_same_bits(whole: Runner, tmp_path: Path) -> None:
+    """It writes its checkpoints beside training."""
+    runner = runner_in(tmp_path, CONFIG_CHECKPOINT_ASYNC="y")
+    process = runner.start("train")
+    wait_for_checkpoint(runner, process)
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=240)
+    run = runner.newest()
+    assert run.status().state == "preempted" and 0 < run.status().step < STEPS
+    process = runner.start("train")
+    wait_for_log(runner, process, f"Starting after step {run.status().step}")
+    with pytest.raises(ToolkitError, match="is in use"):
+        run.lock()
+    output, _ = process.communicate(timeout=240)
+    assert process.returncode == 0 and run.status().state == "done", output
+    assert_same_bits(runner.weights(), whole.weights())
+
+
+def test_a_run_on_two_processes_goes_on_elsewhere_to_the_same_bits(whole: Runner, tmp_path: Path) -> None:
+    bucket, copied, step = tmp_path / "bucket", checkpoint_name(2 * EVERY), 2 * EVERY + 2
+    settings = {"CONFIG_CHECKPOINT_URL": f"file://{bucket}", "CONFIG_DIST_MAX_RESTARTS": "0"}
+    lost = runner_in(tmp_path / "lost", **settings)
+    code = KILL_WHEN_COPIED.format(step=step, bucket=str(bucket), copied=copied)
+    (lost.folder / "sitecustomize.py").write_text(code)
+    killed = lost.run("train", status=1, PYTHONPATH=os.pathsep.join([str(lost.folder), str(ROOT)]))
+    assert "process 1 of 2 was ended by signal 9" in killed
+    name = lost.newest().name
+    shutil.rmtree(lost.folder)
+
+    found = runner_in(tmp_path / "found", **settings)
+    output = found.run("train")
+    assert f"Checkpoint {copied} comes from" in output and f"Starting after step {2 * EVERY}" in output
+    assert found.newest().name == name and found.newest().status().state == "done"
+    assert_same_bits(whole.weights(), found.weights())
+    assert RunDir.open(bucket / "lenet5" / name).status().state == "done"
