@@ -124,6 +124,9 @@ def open_storage(url: str, *, asked: str) -> Storage:
         raise ConfigError(f'{asked}="{url}" is not a URL', todo=f"a path is written file://{url}")
     from fsspec.core import url_to_fs
 
+    if not url.partition("://")[2].strip("/"):
+        # Without its slashes it would be a path, in the directory where this program runs.
+        raise ConfigError(f'{asked}="{url}" names no place', todo="give a bucket or a folder after ://")
     url = url.rstrip("/")
     protocol = url.partition(":")[0]
     on_disk = protocol in ("file", "local")

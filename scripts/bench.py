@@ -33,12 +33,12 @@ from lib.console import Console
 from lib.data import ArrayPart, Dataset, ImageSpec, TextSpec
 from lib.data.subset import measured
 from lib.dropout import dropouts, key_samples
-from lib.errors import run_main
+from lib.errors import ConfigError, run_main
 from lib.hardware import probe
 from lib.hyperparams import apply_hyperparams
 from lib.plan import plan as make_plan
 from lib.plan.placement import refuse_on_xla
-from lib.registry import build_model
+from lib.registry import build_model, load_model
 from lib.tiers import with_tier
 from train import loop
 from train.budget import Budget
@@ -52,6 +52,7 @@ from train.subject import open_subject
 ROOT = Path(__file__).resolve().parents[1]
 WARM_UP = 5  # steps
 NEVER = 10**9  # steps
+BY_HAND = ("classify", "lm")  # kinds of learning
 MOST_TOKENS = 1 << 24  # that the bare loop holds
 
 Run = Callable[[int], float]  # steps -> seconds
@@ -150,9 +151,17 @@ def toolkit_loop(case: Case) -> Run:
 
 
 def configured_case(folder: Path) -> Case:
-    """What make asks for, with its runs under `folder`: one micro-batch a step, on one device, in fp32."""
+    """What make asks for, with its runs under `folder`: one micro-batch a step, on one device, in fp32.
+
+    Raises ConfigError for a model that the bare loop cannot train.
+    """
     resolved = with_tier(kconf.from_environment(ROOT), root=ROOT, say=print)
     asked = config_from_values(resolved.values)
+    if load_model(asked.model).TASK not in BY_HAND:
+        raise ConfigError(
+            f"make bench has no loop by hand for {asked.model}",
+            why="a step of it is more than a forward pass and a cross-entropy",
+        )
     subject = open_subject(asked, root=ROOT, say=print)
     subject = dataclasses.replace(subject, dataset=with_short_evaluation(subject.dataset))
     hardware = probe(asked.device)

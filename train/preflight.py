@@ -77,7 +77,7 @@ def run_checks(candidate: Candidate, resolved: kconf.Resolved) -> Iterator[Check
         ("checkpoint", lambda: checks.round_trip(candidate)),
         ("static graph", lambda: checks.static_graph(candidate)),
         ("learning rate", lambda: checks.learning_rates(candidate)),
-        ("storage", lambda: checks.storage(candidate.runs)),
+        ("storage", lambda: checks.storage(candidate.runs, candidate.config)),
         ("memory", lambda: checks.memory(candidate.plan)),
     ]
     for name, check in named:

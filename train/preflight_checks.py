@@ -14,15 +14,17 @@ import torch
 from torch import Tensor
 
 from lib import checkpoint
+from lib.config import Config
 from lib.data.answers.spec import AnswerSpec
 from lib.data.loader import Batch
 from lib.data.types import ImageSpec, PuzzleSpec, Spec, TextClassSpec
+from lib.errors import ConfigError, ToolkitError
 from lib.graph_lint import Settling, lint
 from lib.plan.types import Plan
 from train import loop
 from train.candidate import Candidate
 from train.job import Job, Progress
-from train.stored import say
+from train.remote import check_storage
 from train.task import Totals
 
 FALL, FALL_STEPS, FALL_RATE = 0.3, 30, 3e-3
@@ -117,8 +119,11 @@ def _inputs(job: Job, *, target: int, world: int) -> Tensor:
 
 
 def _evaluated(job: Job, *, world: int) -> float:
+    """Samples that count. Raises ToolkitError where ranks have different numbers of batches."""
     batches = [list(_weights(job, rank=rank, world=world)) for rank in range(world)]
-    assert len({len(one) for one in batches}) == 1, "ranks would wait for each other"
+    lengths = [len(one) for one in batches]
+    if len(set(lengths)) > 1:
+        raise ToolkitError(f"{world} ranks evaluate {lengths} batches and would wait for each other")
     return float(sum(sum(one) for one in batches))
 
 
@@ -132,7 +137,8 @@ def accumulation(candidate: Candidate) -> tuple[bool, str]:
     """Gradients of the second step are the same, however the batch is cut."""
     cuts = candidate.cuts()
     gradients = [_gradients(candidate.job(*cut), steps=2) for cut in cuts]
-    worst = max(relative_difference(one, gradients[0]) for one in gradients[1:])
+    differences = torch.tensor([relative_difference(one, gradients[0]) for one in gradients[1:]])
+    worst = float(differences.max())  # NaN where one of them is, unlike Python's
     pieces = ", ".join(str(len(cut)) for cut in cuts)
     return worst < CLOSE, f"{worst:.1e} at most between {pieces} micro-batches"
 
@@ -164,8 +170,10 @@ def round_trip(candidate: Candidate) -> tuple[bool, str]:
     with tempfile.TemporaryDirectory() as folder:
         state = loop.state_dict(job, Progress(step=2))
         checkpoint.save(Path(folder), step=2, state=state, keep_last=1, best=False)
-        found = checkpoint.load(Path(folder), say=say)
-        assert found is not None
+        damage: list[str] = []
+        found = checkpoint.load(Path(folder), say=damage.append)
+        if found is None:
+            return False, "; ".join(damage) or "what was saved is not there"
         loop.load_state_dict(other, copy.deepcopy(found[1]))
     losses = [
         float(sum(part.loss.detach() for part in loop.optimizer_step(each, Progress(step=2))))
@@ -203,8 +211,8 @@ def learning_rates(candidate: Candidate) -> tuple[bool, str]:
     return passed, f"by step {told}"
 
 
-def storage(runs: Path) -> tuple[bool, str]:
-    """What is written where runs are kept can be read, and removed."""
+def storage(runs: Path, config: Config) -> tuple[bool, str]:
+    """What is written where runs are kept, and where they are copied to, can be read and removed."""
     content = b"preflight" * 1000
     try:
         runs.mkdir(parents=True, exist_ok=True)
@@ -214,7 +222,12 @@ def storage(runs: Path) -> tuple[bool, str]:
             same = Path(file.name).read_bytes() == content
     except OSError as error:
         return False, f"{runs}: {error.strerror or error}"
-    return same, f"{runs} can be written, read and tidied"
+    try:
+        check_storage(config)
+    except ConfigError as error:
+        return False, str(error)
+    places = " and ".join(filter(None, (str(runs), config.checkpoint_url)))
+    return same, f"{places} can be written, read and tidied"
 
 
 def memory(plan: Plan) -> tuple[bool, str]:

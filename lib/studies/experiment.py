@@ -23,11 +23,12 @@ from random import Random
 from typing import Any
 
 from lib.errors import ConfigError
-from lib.studies.space import Search, search_of
+from lib.studies.space import Search, is_whole, search_of
 from lib.studies.yaml12 import Plain, read_yaml
 
 SELF = "_self_"
 KEYS_OF_A_SEARCH = ("minimize", "maximize")
+KEYS_OF_DRAWING = ("samples", "draw_seed")
 KEYS = (
     "defaults",
     "about",
@@ -36,8 +37,7 @@ KEYS = (
     "sweep",
     "axes",
     "seeds",
-    "samples",
-    "draw_seed",
+    *KEYS_OF_DRAWING,
     *KEYS_OF_A_SEARCH,
 )
 KINDS = ("grid", "zip", "random", "optuna")
@@ -75,10 +75,11 @@ def read_experiment(file: Path) -> Experiment:
     settings = {
         name: raw(value) for name, value in _mapping(file, content, "set").items() if value is not None
     }
-    searched = content.get("sweep") == "optuna"
     axes = _mapping(file, content, "axes")
-    if not searched and (astray := [key for key in KEYS_OF_A_SEARCH if key in content]):
-        raise ConfigError(f"{file}: {astray[0]} is for sweep: optuna")
+    if "SEED" in {*settings, *axes}:
+        raise ConfigError(f"{file}: SEED comes from seeds", todo="seeds: a number of them, or a list")
+    searched = content.get("sweep") == "optuna"
+    _check_keys_of(file, content)
     return Experiment(
         name=file.stem,
         about=str(content.get("about", "")),
@@ -113,9 +114,16 @@ def merged(file: Path, *, above: tuple[Path, ...] = ()) -> dict[str, Plain]:
     names = [str(layer) for layer in layers]
     result: dict[str, Any] = {}
     for name in names if SELF in names else [*names, SELF]:
-        below = own if name == SELF else merged(file.parent / f"{name}.yaml", above=(*above, file))
+        below = own if name == SELF else merged(_beside(file, name), above=(*above, file))
         result = laid_over(result, below)
     return result
+
+
+def _beside(file: Path, name: str) -> Path:
+    found = file.parent / f"{name}.yaml"
+    if not found.is_file():
+        raise ConfigError(f"{file}: there is no {found.name} beside it", todo="defaults names such files")
+    return found
 
 
 def laid_over(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
@@ -138,18 +146,33 @@ def raw(value: Plain) -> str:
 
 def as_yaml(minimal: str, *, config: str) -> str:
     """A configuration in its minimal form as an experiment file on top of `config`."""
-    lines = [f"config: {config}", "set:"]
+    lines, seeds = [f"config: {config}", "set:"], list[str]()
     for line in minimal.splitlines():
         if line.startswith("CONFIG_"):
             name, _, value = line.removeprefix("CONFIG_").partition("=")
-            lines.append(f"  {name}: {'true' if value == 'y' else value}")
+            if name == "SEED":
+                seeds.append(f"seeds: [{value}]")
+            else:
+                lines.append(f"  {name}: {'true' if value == 'y' else value}")
         elif line.startswith("# CONFIG_") and line.endswith(" is not set"):
             lines.append(f"  {line.removeprefix('# CONFIG_').removesuffix(' is not set')}: false")
-    return "\n".join(lines) + "\n"
+    return "\n".join([*lines, *seeds]) + "\n"
+
+
+def _check_keys_of(file: Path, content: Mapping[str, Plain]) -> None:
+    """Raises ConfigError for what another kind of sweep would read, and this one would not."""
+    kind = content.get("sweep", "grid")
+    if kind != "optuna" and (astray := [key for key in KEYS_OF_A_SEARCH if content.get(key) is not None]):
+        raise ConfigError(f"{file}: {astray[0]} is for sweep: optuna")
+    drawn = [key for key in KEYS_OF_DRAWING if content.get(key) is not None]
+    if kind in ("grid", "zip") and drawn:
+        raise ConfigError(f"{file}: {drawn[0]} is for sweep: random or optuna")
 
 
 def _mapping(file: Path, content: Mapping[str, Plain], key: str) -> Mapping[str, Plain]:
-    found = content.get(key, {})
+    found = content.get(key)
+    if found is None:
+        return {}
     if not isinstance(found, dict):
         raise ConfigError(f"{file}: {key} is not a mapping of symbols to values")
     for name in found:
@@ -181,7 +204,7 @@ def _points(file: Path, content: Mapping[str, Plain], axes: Mapping[str, Plain])
 def _drawn(file: Path, content: Mapping[str, Plain], values: Mapping[str, list[Plain]]) -> Iterator[Setting]:
     """Different points of the grid at random."""
     samples, seed = content.get("samples"), content.get("draw_seed", 1)
-    if not isinstance(samples, int) or not isinstance(seed, int):
+    if not is_whole(samples) or samples < 1 or not is_whole(seed):
         raise ConfigError(f"{file}: a random sweep needs samples: NUMBER")
     every = [dict(zip(values, point, strict=True)) for point in itertools.product(*values.values())]
     for point in Random(seed).sample(every, min(samples, len(every))):
@@ -189,8 +212,11 @@ def _drawn(file: Path, content: Mapping[str, Plain], values: Mapping[str, list[P
 
 
 def _seeds(file: Path, asked: Plain) -> tuple[int, ...]:
-    if isinstance(asked, int) and not isinstance(asked, bool) and asked > 0:
+    if is_whole(asked) and asked > 0:
         return tuple(range(1, asked + 1))
-    if isinstance(asked, list) and asked and all(isinstance(seed, int) for seed in asked):
-        return tuple(int(seed) for seed in asked if isinstance(seed, int))
+    if isinstance(asked, list) and asked and all(map(is_whole, asked)):
+        seeds = tuple(seed for seed in asked if is_whole(seed))
+        if len(set(seeds)) < len(seeds):
+            raise ConfigError(f"{file}: a seed is there twice", why="the same run twice has no spread")
+        return seeds
     raise ConfigError(f"{file}: seeds is a number of them or a list")

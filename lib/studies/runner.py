@@ -48,7 +48,7 @@ class Result:
 
 def resolved_runs(experiment: Experiment, *, root: Path, scratch: Path) -> list[Run]:
     """The runs, checked one and all before the first is trained. Raises ConfigError for what cannot be."""
-    base, runs, findings = scratch / "base", [], list[str]()
+    base, runs, findings = scratch / "base", dict[str, Run](), list[str]()
     text = compose_text(root, experiment.config)
     scratch.mkdir(parents=True, exist_ok=True)
     base.write_text(text, encoding="utf-8")
@@ -62,18 +62,21 @@ def resolved_runs(experiment: Experiment, *, root: Path, scratch: Path) -> list[
                 f"{experiment.name}, point {number + 1}: {one}" for one in error.findings or (str(error),)
             ]
             continue
-        runs.append(
-            Run(
-                number=number,
-                settings=settings,
-                configuration=resolved.text,
-                identity=identity(resolved.values),
-            )
+        run = Run(
+            number=number,
+            settings=settings,
+            configuration=resolved.text,
+            identity=identity(resolved.values),
         )
+        # Trained at once they would meet in one directory; in the table they would pass for two.
+        if (same := runs.setdefault(run.identity, run)) is not run:
+            findings.append(
+                f"{experiment.name}, point {number + 1}: trains the same as point {same.number + 1}"
+            )
     if findings:
         unique = tuple(dict.fromkeys(findings))
         raise ConfigError(f"{len(unique)} runs of {experiment.name} cannot be configured", findings=unique)
-    return runs
+    return list(runs.values())
 
 
 def compose_text(root: Path, spec: str) -> str:

@@ -52,7 +52,7 @@ class Search:
 def search_of(file: object, content: Mapping[str, Plain], axes: Mapping[str, Plain]) -> Search:
     """Raises ConfigError, naming `file`, for what is no search."""
     samples, seed = content.get("samples"), content.get("draw_seed", 1)
-    if not _is_whole(samples) or samples < 1 or not _is_whole(seed):
+    if not is_whole(samples) or samples < 1 or not is_whole(seed):
         raise ConfigError(f"{file}: a search needs samples: NUMBER")
     wanted = [(key, content[key]) for key in ("minimize", "maximize") if key in content]
     if len(wanted) != 1 or not isinstance(wanted[0][1], str):
@@ -82,7 +82,7 @@ def _axis(file: object, name: str, axis: Plain) -> Axis:
     return Range(low=low, high=high, step=step, log=log)
 
 
-def _is_whole(value: Plain) -> TypeGuard[int]:
+def is_whole(value: Plain) -> TypeGuard[int]:
     return isinstance(value, int) and not isinstance(value, bool)
 
 

@@ -70,11 +70,16 @@ def read_yaml(file: Path) -> Mapping[str, Plain]:
         text = file.read_text(encoding="utf-8")
     except OSError as error:
         raise os_error("read", error) from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{file} is not in UTF-8", why=str(error)) from error
     try:
         found = yaml.load(text, Loader=_Loader)  # a SafeLoader: it makes nothing but plain values
     except yaml.MarkedYAMLError as error:
         line = error.problem_mark.line + 1 if error.problem_mark else 1
         raise ConfigError(f"{file}:{line}: {error.problem}") from error
+    except yaml.reader.ReaderError as error:
+        line = text.count("\n", 0, error.position) + 1
+        raise ConfigError(f"{file}:{line}: {error.reason}") from error
     if found is None:
         return {}
     if not isinstance(found, dict):

@@ -25,6 +25,23 @@ LANGUAGE = {
 }
 
 
+def benched(runner: Runner) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "scripts.bench", "--rounds", "1", "--seconds", "0.01"],
+        cwd=ROOT,
+        env=runner.environment(),
+        capture_output=True,
+        text=True,
+    )
+
+
+def test_a_model_with_steps_of_its_own_is_refused(tmp_path: Path) -> None:
+    runner = Runner(tmp_path)
+    runner.configure("trm-sudoku", {})
+    done = benched(runner)
+    assert done.returncode == 2 and done.stderr.startswith("error: make bench has no loop by hand for trm")
+
+
 @pytest.mark.parametrize(
     ("defconfig", "settings", "layout"),
     [
@@ -38,13 +55,7 @@ def test_rates_are_compared(defconfig: str, settings: Mapping[str, str], layout:
         settings = {**settings, "CONFIG_DATA_DIR": str(tmp_path / "text.txt")}
     runner = Runner(tmp_path)
     runner.configure(defconfig, {**settings, "CONFIG_DEVICE_CPU": "y"})
-    done = subprocess.run(
-        [sys.executable, "-m", "scripts.bench", "--rounds", "1", "--seconds", "0.01"],
-        cwd=ROOT,
-        env=runner.environment(),
-        capture_output=True,
-        text=True,
-    )
+    done = benched(runner)
     assert done.returncode == 0, done.stderr
     rate = r"step rate of {} over {}: \d+\.\d{{3}} by minima"
     assert re.search(rate.format("the toolkit", "a bare loop"), done.stdout)

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from lib import checkpoint
 from lib.data.loader import Batch, EvalLoader, TrainLoader
+from lib.errors import ToolkitError
 from lib.plan.types import Memory
 from models.trm.model import TinyRecursiveModel
 from tests.puzzles import puzzle_subject, small_trm_config
@@ -107,6 +108,35 @@ def test_accumulation_of_means(candidate: Candidate, monkeypatch: pytest.MonkeyP
     assert not checks.accumulation(candidate)[0]
 
 
+def test_gradients_that_are_not_finite_are_no_small_difference(
+    candidate: Candidate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    differences = iter([0.0, float("nan"), 0.0, 0.0])
+    monkeypatch.setattr(checks, "_gradients", lambda *_, **__: [])
+    monkeypatch.setattr(checks, "relative_difference", lambda *_: next(differences))
+    passed, told = checks.accumulation(candidate)
+    assert not passed and told.startswith("nan")
+
+
+def test_ranks_that_would_wait_for_each_other(candidate: Candidate, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = EvalLoader.batches
+    monkeypatch.setattr(
+        EvalLoader,
+        "batches",
+        lambda self, **place: list(whole(self, **place))[place["rank"] :],
+    )
+    with pytest.raises(ToolkitError, match=r"2 ranks evaluate \[1, 0\] batches"):
+        checks.shards(candidate)
+
+
+def test_a_checkpoint_that_cannot_be_read_back(candidate: Candidate, monkeypatch: pytest.MonkeyPatch) -> None:
+    def damaged(_: Path, *, say: Callable[[str], object]) -> None:
+        say("it is damaged")
+
+    monkeypatch.setattr(checkpoint, "load", damaged)
+    assert checks.round_trip(candidate) == (False, "it is damaged")
+
+
 @pytest.mark.parametrize("part", ["carry", "optimizer"])
 def test_round_trip(part: str, candidate: Candidate, monkeypatch: pytest.MonkeyPatch) -> None:
     assert checks.round_trip(candidate)[0]
@@ -146,11 +176,18 @@ def test_learning_rates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_storage(tmp_path: Path) -> None:
-    assert checks.storage(tmp_path / "runs")[0]
+    here = small_trm_config()
+    assert checks.storage(tmp_path / "runs", here)[0]
     assert not list((tmp_path / "runs").iterdir())
     (tmp_path / "file").write_text("")
-    passed, told = checks.storage(tmp_path / "file")
+    passed, told = checks.storage(tmp_path / "file", here)
     assert not passed and "File exists" in told
+    copied = dataclasses.replace(here, checkpoint_url=f"file://{tmp_path}/copies")
+    passed, told = checks.storage(tmp_path / "runs", copied)
+    assert passed and f"{copied.checkpoint_url} can be written" in told
+    nowhere = dataclasses.replace(here, checkpoint_url=f"file://{tmp_path}/file")
+    passed, told = checks.storage(tmp_path / "runs", nowhere)
+    assert not passed and "CONFIG_CHECKPOINT_URL" in told
 
 
 def test_memory() -> None:

@@ -112,6 +112,9 @@ def test_what_reads_back_otherwise_is_refused(monkeypatch: pytest.MonkeyPatch) -
         ("s3://b/x", r"the package s3fs is not installed; "),
         ("sftp://b/x", r"the package paramiko is not installed; "),
         ("foo://b", r'X="foo://b" cannot be opened: Protocol not known: foo'),
+        ("gs://", 'X="gs://" names no place'),
+        ("memory://", 'X="memory://" names no place'),
+        ("file:///", 'X="file:///" names no place'),
         ("data/x", r'X="data/x" is not a URL; a path is written file://'),
     ],
 )

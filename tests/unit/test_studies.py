@@ -59,6 +59,7 @@ def test_values_are_those_of_yaml_1_2(tmp_path: Path, text: str, value: Any) -> 
         ("a: [1\n", "study.yaml:2"),
         ("- a\n", "holds no mapping"),
         ("a: !!python/object/apply:os.system [ls]\n", "could not determine a constructor"),
+        ("a: 1\nb: \x01\n", "study.yaml:2: special characters are not allowed"),
     ],
 )
 def test_files_that_are_none_are_told(tmp_path: Path, text: str, told: str) -> None:
@@ -66,19 +67,26 @@ def test_files_that_are_none_are_told(tmp_path: Path, text: str, told: str) -> N
         read_yaml(written(tmp_path, text))
 
 
+def test_a_file_in_another_encoding_is_told(tmp_path: Path) -> None:
+    file = tmp_path / "study.yaml"
+    file.write_bytes("about: café\n".encode("latin-1"))
+    with pytest.raises(ConfigError, match=r"study\.yaml is not in UTF-8"):
+        read_yaml(file)
+
+
 def test_defaults_are_laid_below_and_what_follows_self_above(tmp_path: Path) -> None:
-    written(tmp_path, "config: lenet5\nset: {SEED: 1, MAX_STEPS: 5}\naxes: {EMA: [true]}\n", "base")
-    written(tmp_path, "set: {SEED: 7}\n", "last")
-    own = "set: {SEED: 2, GRAD_CLIP: 1.5, MAX_STEPS: null}\naxes: {EMA: [false, true]}\n"
+    written(tmp_path, "config: lenet5\nset: {MAX_SAMPLES: 1, MAX_STEPS: 5}\naxes: {EMA: [true]}\n", "base")
+    written(tmp_path, "set: {MAX_SAMPLES: 7}\n", "last")
+    own = "set: {MAX_SAMPLES: 2, GRAD_CLIP: 1.5, MAX_STEPS: null}\naxes: {EMA: [false, true]}\n"
     file = written(tmp_path, f"defaults: [base]\n{own}")
     assert merged(file) == {
         "config": "lenet5",
-        "set": {"SEED": 2, "MAX_STEPS": None, "GRAD_CLIP": 1.5},
+        "set": {"MAX_SAMPLES": 2, "MAX_STEPS": None, "GRAD_CLIP": 1.5},
         "axes": {"EMA": [False, True]},
     }
     file = written(tmp_path, f"defaults: [base, _self_, last]\n{own}")
-    assert merged(file)["set"] == {"SEED": 7, "MAX_STEPS": None, "GRAD_CLIP": 1.5}
-    assert read_experiment(file).settings == {"SEED": "7", "GRAD_CLIP": "1.5"}
+    assert merged(file)["set"] == {"MAX_SAMPLES": 7, "MAX_STEPS": None, "GRAD_CLIP": 1.5}
+    assert read_experiment(file).settings == {"MAX_SAMPLES": "7", "GRAD_CLIP": "1.5"}
 
 
 def test_a_file_that_is_laid_upon_itself_is_told(tmp_path: Path) -> None:
@@ -95,8 +103,17 @@ def test_a_file_that_is_laid_upon_itself_is_told(tmp_path: Path) -> None:
         ("seeds: none", "seeds is a number of them or a list"),
         ("sweep: all", "no sweep all; one of grid, zip, random, optuna"),
         ("axes: {EMA: true}", "the axis EMA is not a list"),
-        ("axes: {SEED: [1], EMA: [true, false]}\nsweep: zip", r"one length, not \[1, 2\]"),
+        ("axes: {MAX_STEPS: [1], EMA: [true, false]}\nsweep: zip", r"one length, not \[1, 2\]"),
         ("axes: {EMA: [true]}\nsweep: random", "needs samples"),
+        ("axes: {EMA: [true]}\nsweep: random\nsamples: -1", "needs samples"),
+        ("axes: {EMA: [true]}\nsweep: random\nsamples: true", "needs samples"),
+        ("axes: {EMA: [true]}\nsamples: 3", "samples is for sweep: random"),
+        ("sweep: zip\ndraw_seed: 3", "draw_seed is for sweep: random"),
+        ("seeds: [true]", "seeds is a number of them or a list"),
+        ("seeds: [2, 3, 2]", "a seed is there twice"),
+        ("set: {SEED: 7}", "SEED comes from seeds"),
+        ("axes: {SEED: [7, 8]}", "SEED comes from seeds"),
+        ("defaults: [nowhere]", r"there is no nowhere\.yaml beside it"),
         ("set: {CONFIG_SEED: 1}", "written without CONFIG_"),
         ("defaults: base", "defaults is not a list"),
     ],
@@ -193,6 +210,18 @@ def test_a_failure_does_not_stop_the_rest_and_only_it_is_run_again(
     assert second[0] == first[0] and sum("already there" in line for line in said) == 4
     rows = [json.loads(line) for line in (tmp_path / "out" / "results.jsonl").read_text().splitlines()]
     assert [row["identity"] for row in rows] == [run.identity for run in runs]
+
+
+def test_runs_that_are_the_same_are_refused(tmp_path: Path) -> None:
+    same = study(tmp_path, "axes: {LEARNING_RATE: [4e-4, 0.5, '0.00040']}\nseeds: 1")
+    with pytest.raises(ConfigError, match="1 runs of study cannot be configured") as error:
+        resolved_runs(same, root=ROOT, scratch=tmp_path / "out")
+    assert error.value.findings == ("study, point 3: trains the same as point 1",)
+
+
+def test_the_seed_of_a_configuration_and_one_that_sets_nothing_go_to_yaml(tmp_path: Path) -> None:
+    experiment = read_experiment(written(tmp_path, as_yaml("CONFIG_SEED=7\n", config="lenet5")))
+    assert (experiment.settings, experiment.seeds) == ({}, (7,))
 
 
 def test_a_configuration_goes_to_yaml_and_back(tmp_path: Path) -> None:

@@ -86,8 +86,8 @@ def _row(
     try:
         question, answer, rating = (row[place] for place in places)
         texts = question.encode("ascii"), answer.encode("ascii")
-        number = int(rating)
-    except (IndexError, ValueError) as error:
+        number = int(np.int64(int(rating)))
+    except (IndexError, ValueError, OverflowError) as error:
         raise _damaged(file, f"line {line} is no puzzle, solution and rating") from error
     lengths = (cells,) if cells else tuple(side * side for side in SIDES)
     if len(question) not in lengths or len(answer) != len(question):
