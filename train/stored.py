@@ -77,6 +77,7 @@ def export(name: str, *, root: Path, runs: Path, best: bool, directory: Path) ->
     restored = _restore(name, root=root, runs=runs, best=best)
     job, layout = restored.job, load_layout(restored.job.config.model)
     with job.train_loader, job.eval_loader, evaluation.evaluated_weights(job):
+        there = directory.exists()
         try:
             directory.mkdir(parents=True, exist_ok=True)
             layout.save(job.model, str(directory / "model.safetensors"))
@@ -84,6 +85,10 @@ def export(name: str, *, root: Path, runs: Path, best: bool, directory: Path) ->
             atomic.write_text(directory / "config.json", text)
         except OSError as error:
             raise os_error(f"write the weights to {directory}", error) from error
+        except ConfigError:  # a model without that layout, or without the package for it
+            if not there:
+                directory.rmdir()
+            raise
     print(f"{restored.run.path}, step {restored.step}: written to {directory}")
     return 0
 
