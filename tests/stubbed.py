@@ -5,7 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from lib.backend import Backend
+from lib.config import Config
+from lib.plan.types import Hardware
+from scripts import cluster
 from tests.training import MemoryRecord, random_subject, small_config, small_job, small_plan
 from train.job import Job, Progress
 from train.loop import optimizer_step
@@ -26,3 +31,13 @@ def asked_for_in_a_step(job: Job, calls: list[str]) -> list[str]:
     calls.clear()
     optimizer_step(job, Progress())
     return list(calls)
+
+
+def no_probe(_: str) -> Hardware:
+    raise AssertionError("nobody is asked")
+
+
+def printed_elsewhere(config: Config, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What make launch-print says on a machine that is not one of those that train."""
+    monkeypatch.setattr(cluster, "probe", no_probe)
+    return cluster.command_line(config, name="x", runs=Path("runs")).splitlines()

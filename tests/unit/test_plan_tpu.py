@@ -16,6 +16,7 @@ from lib.plan.placement import ACCEPTED_KINDS, refuse_on_xla
 from lib.plan.types import Device, Hardware, Plan
 from scripts import cluster
 from tests.configs import load_hardware, make_config, make_facts
+from tests.stubbed import no_probe, printed_elsewhere
 from tests.training import random_subject, small_config
 from train import commands, many
 from train.setup import placement_of
@@ -73,14 +74,8 @@ def test_it_is_called_what_it_is(capsys: pytest.CaptureFixture[str]) -> None:
 # How it is launched
 
 
-def no_probe(_: str) -> Hardware:
-    raise AssertionError("nobody is asked")
-
-
 def test_the_command_of_a_host_is_printed_anywhere(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cluster, "probe", no_probe)
-    config = make_config(device="tpu", num_devices=4)
-    label, command = cluster.command_line(config, name="x", runs=Path("runs")).splitlines()
+    label, command = printed_elsewhere(make_config(device="tpu", num_devices=4), monkeypatch)
     assert label == "# Experimental, never run on TPU hardware."
     environment, torchrun = command.split(") ")
     assert environment == "env $(python -m lib.tpu launch 4"

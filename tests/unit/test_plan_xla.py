@@ -18,6 +18,7 @@ from lib.plan.placement import refuse_on_xla
 from lib.plan.types import Hardware, Plan
 from scripts import bench, cluster
 from tests.configs import load_hardware, make_config, make_facts
+from tests.stubbed import no_probe, printed_elsewhere
 from tests.training import random_subject
 from train import commands, many, preflight, probing
 
@@ -128,18 +129,13 @@ def test_what_would_compute_first_asks_before_it_does(monkeypatch: pytest.Monkey
 SUBJECT = random_subject(make_config(), shape=(1, 28, 28), train_size=4)
 
 
-def no_probe(_: str) -> Hardware:
-    raise AssertionError("nobody is asked")
-
-
 def test_the_command_of_a_host_is_printed_anywhere(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cluster, "probe", no_probe)
     config = make_config(device="xla", num_devices=4)
-    label, command = cluster.command_line(config, name="x", runs=Path("runs")).splitlines()
+    label, command = printed_elsewhere(config, monkeypatch)
     assert label.startswith("# Experimental, never run on TPU hardware")
     assert command == "PJRT_DEVICE=TPU torchrun --standalone --nproc-per-node=4 -m train --runs runs train"
     slice_of_two = dataclasses.replace(config, dist_nnodes="2", dist_endpoint="here:29500")
-    command = cluster.command_line(slice_of_two, name="x", runs=Path("runs")).splitlines()[1]
+    _, command = printed_elsewhere(slice_of_two, monkeypatch)
     assert command.startswith("PJRT_DEVICE=TPU torchrun --nnodes=2 --nproc-per-node=4 ")
 
 
