@@ -16,11 +16,19 @@ def first_file(files: Iterable[Path]) -> Path | None:
 
 
 def find_or_fetch(
-    remote: Remote, folder: Path, *, name: str, download: bool, instead: str, say: Callable[[str], None]
+    remote: Remote,
+    folder: Path,
+    *,
+    name: str,
+    download: bool,
+    instead: str,
+    say: Callable[[str], None],
+    looked_for: str = "",
 ) -> Path:
     """`folder`/FILE, downloaded if it is not there and may be.
 
-    name, instead: what the file is of, and what needs no file. Raises DataError that names the ways out.
+    name, instead: what the file is of, and what needs no file. looked_for: what is to be there instead of an
+    archive. Raises DataError that names the ways out.
     """
     target = folder / remote.file
     if target.is_file():
@@ -35,7 +43,7 @@ def find_or_fetch(
             return target
         except DataError as error:
             reason = str(error)
-    file = remote.file.removesuffix(".gz").removesuffix(".tar")
+    file = looked_for or remote.file.removesuffix(".gz")
     allow = "" if download else ", or set CONFIG_DATA_DOWNLOAD=y"
     raise DataError(
         f"{name} is not there: no {file} in {folder} or {folder.parent}",

@@ -67,9 +67,16 @@ def open_dataset(
 
     instead = "an embedded set (CONFIG_DATASET_DIGITS=y or CONFIG_DATASET_SCENES=y)"
 
-    def get(remote: Remote) -> Path:
-        folder, what = data_dir / name, f"data set {name}"
-        return find_or_fetch(remote, folder, name=what, download=download, instead=instead, say=say)
+    def get(remote: Remote, looked_for: str = "") -> Path:
+        return find_or_fetch(
+            remote,
+            data_dir / name,
+            name=f"data set {name}",
+            download=download,
+            instead=instead,
+            say=say,
+            looked_for=looked_for,
+        )
 
     if name in IDX_SETS:
         return _open_idx(IDX_SETS[name], data_dir, get)
@@ -132,10 +139,10 @@ def _spellings(folders: Iterable[Path], name: str) -> Iterable[Path]:
             yield folder / f"{spelling}.gz"
 
 
-def _open_binary(wanted: BinarySet, data_dir: Path, get: Callable[[Remote], Path]) -> Dataset:
+def _open_binary(wanted: BinarySet, data_dir: Path, get: Callable[[Remote, str], Path]) -> Dataset:
     found = _find_binary(wanted, data_dir)
     if found is None:
-        archive = get(wanted.remote)
+        archive = get(wanted.remote, f"{wanted.train[0]} with {wanted.test[0]}")
         folder = archive.parent
         # The test part last: until it is there the set does not count as found.
         cifar.unpack(archive, folder, names=(*wanted.train, wanted.test[0]))

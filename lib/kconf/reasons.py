@@ -156,9 +156,9 @@ def _describe(part: Any) -> str:
             return "a condition that is never true"
         if not part.nodes:
             return f"{option(part)}=y (which no Kconfig file defines)"
-        return f"{option(part)}=y (now {_now(part)})"
+        return f"{option(part)}=y (now {_now(part)}{_origin(part)})"
     if part[0] is kconfiglib.NOT and isinstance(part[1], kconfiglib.Symbol):
-        return f"{option(part[1])}=n (now {part[1].str_value})"
+        return f"{option(part[1])}=n (now {part[1].str_value}{_origin(part[1])})"
     symbols = [item for item in items_in(part) if _is_variable(item)]
     state = ", ".join(dict.fromkeys(_state(item) for item in symbols))
     return f"{expression(part)} (now {state})" if state else expression(part)
@@ -166,6 +166,11 @@ def _describe(part: Any) -> str:
 
 def _is_variable(item: Any) -> bool:
     return isinstance(item, kconfiglib.Symbol) and not item.is_constant and bool(item.nodes)
+
+
+def _origin(symbol: Any) -> str:
+    """Of what nobody can set by hand: what to set instead."""
+    return "" if has_prompt(symbol) else f"; {no_prompt(symbol)}"
 
 
 def _now(symbol: Any) -> str:
@@ -192,10 +197,23 @@ def _remedy_of(part: Any, seen: frozenset[str]) -> list[str] | None:
         if part[0] is kconfiglib.NOT and _is_variable(inner) and not inner.choice and inner.visibility:
             return [f"{option(inner)}=n"]
         return None
-    if not _is_variable(part) or not has_prompt(part) or not is_logical(part) or part.name in seen:
+    if not _is_variable(part) or not is_logical(part) or part.name in seen:
         return None
+    if not has_prompt(part):
+        return _remedy_by_selector(part, seen | {part.name})
     before = [] if part.visibility else remedy(part, seen | {part.name})
     return None if before is None else [*before, f"{option(part)}=y"]
+
+
+def _remedy_by_selector(symbol: Any, seen: frozenset[str]) -> list[str] | None:
+    """What has a symbol that is on select `symbol`; None where none could: another one is a decision."""
+    for part in kconfiglib.split_expr(symbol.rev_dep, kconfiglib.OR):
+        selector, *conditions = kconfiglib.split_expr(part, kconfiglib.AND)
+        if conditions and kconfiglib.expr_value(selector):
+            found = [_remedy_of(one, seen) for one in conditions if not kconfiglib.expr_value(one)]
+            if None not in found:
+                return [word for words in found for word in words or []]
+    return None
 
 
 def _selectors(reverse: Any, tree: Any, *, active: bool = False) -> list[Any]:

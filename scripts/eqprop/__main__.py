@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).resolve().parents[2]
 NAMES = ("1", "2", "3", "4", "ablation", "scaling_laws")
+OF_ANY_BLOCK = ("1", "4")  # these choose their blocks themselves
 ALONG_WITH = {"ablation": "2"}  # enabled where that is
 
 
@@ -55,6 +56,11 @@ def check(name: str, config: Config) -> None:
         raise ConfigError(
             "the experiments are on the looped transformer and images",
             todo="make defconfig-looped; CONFIG_LOOPED_INPUT_IMAGES=y where a tier chooses texts",
+        )
+    if name not in OF_ANY_BLOCK and config.model_options["block"] == "plain":
+        raise ConfigError(
+            f"EXP={name} is on the configured block, and a plain one has no energy to propagate",
+            todo="CONFIG_LOOPED_BLOCK_ENERGY_CROSS=y, or EXP=1 and EXP=4, which try the plain block, too",
         )
     if config.tier == "none":
         return

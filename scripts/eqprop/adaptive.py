@@ -22,9 +22,21 @@ FEWEST = 0.05  # of a significance level
 COLUMNS = ("way", "samples", "q05", "q50", "q95", "most", "unsettled", "spearman", "p")
 # The comparison is a deep equilibrium model: an ordinary layer trained by implicit differentiation.
 WAYS = {
-    "ep, keys from input": {"LOOPED_BLOCK_ENERGY_CROSS": "y", "LOOPED_STEP_SIZE": "1.0"},
-    "ep, keys from states": {"LOOPED_BLOCK_ENERGY_SELF": "y", "LOOPED_STEP_SIZE": "0.9"},
-    "plain, implicit": {"LOOPED_BLOCK_PLAIN": "y", "LOOPED_STEP_SIZE": "0.9"},
+    "ep, keys from input": {
+        "LOOPED_GRADIENT_EP": "y",
+        "LOOPED_BLOCK_ENERGY_CROSS": "y",
+        "LOOPED_STEP_SIZE": "1.0",
+    },
+    "ep, keys from states": {
+        "LOOPED_GRADIENT_EP": "y",
+        "LOOPED_BLOCK_ENERGY_SELF": "y",
+        "LOOPED_STEP_SIZE": "0.9",
+    },
+    "plain, implicit": {
+        "LOOPED_GRADIENT_IMPLICIT": "y",
+        "LOOPED_BLOCK_PLAIN": "y",
+        "LOOPED_STEP_SIZE": "0.9",
+    },
 }
 
 

@@ -194,6 +194,11 @@ def _archive(file: Path, names: list[str]) -> None:
             tar.addfile(member, io.BytesIO(content))
 
 
+def test_a_missing_set_is_told_by_the_files_that_are_looked_for(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"no data_batch_1\.bin with test_batch\.bin in .*cifar10 or "):
+        _open("cifar10", tmp_path)
+
+
 def test_an_archive_in_place_is_unpacked_and_then_removed(tmp_path: Path) -> None:
     archive = tmp_path / "cifar10" / "cifar-10-binary.tar.gz"
     names = [f"data_batch_{number}.bin" for number in range(1, 6)]

@@ -155,13 +155,14 @@ def test_iterations_of_samples_are_told(setting: Setting, monkeypatch: pytest.Mo
 
     def trained(*arguments: Any, **named: Any) -> Any:
         config, model = original(*arguments, **named)
-        blocks.append(config.model_options["block"])
+        blocks.append((config.model_options["block"], config.model_options["gradient"]))
         return config, model
 
     monkeypatch.setattr(adaptive, "trained_model", trained)
-    setting = replace(setting, resolved=resolved(LOOPED_BLOCK_ENERGY_SELF="y"))
+    setting = replace(setting, resolved=resolved(LOOPED_BLOCK_ENERGY_SELF="y", LOOPED_GRADIENT_BPTT="y"))
     report = adaptive.run(setting)
-    assert blocks == ["energy_cross", "energy_self", "plain"], "whatever is configured"
+    expected = [("energy_cross", "ep"), ("energy_self", "ep"), ("plain", "implicit")]
+    assert blocks == expected, "whatever is configured"
     assert len(report.rows) == 3 and all(-1 <= row["spearman"] <= 1 for row in report.rows)
     pictures_of(report)["picture"]()
 
@@ -217,6 +218,7 @@ def test_a_spread_says_how_many() -> None:
         ("5", {}, "EXP=5 is not an experiment"),
         ("2", {"TIER_0": "y"}, "EXP=2 is not enabled at CPU_ONLY: that tier is for 1"),
         ("ablation", {"TIER_0": "y"}, "not enabled"),
+        ("2", {"LOOPED_BLOCK_PLAIN": "y"}, "has no energy to propagate; .* EXP=1 and EXP=4"),
         ("1", {"MODEL_LENET5": "y"}, "on the looped transformer"),
         ("1", {"LOOPED_INPUT_TEXT": "y", "LOOPED_PATCH": ""}, "and images"),
     ],
@@ -233,3 +235,4 @@ def test_what_a_tier_enables_is_done() -> None:
     for name, tier in (("1", "0"), ("2", "1"), ("ablation", "1"), ("3", "2")):
         command.check(name, config_from_values(resolved(**{f"TIER_{tier}": "y"}).values))
     command.check("scaling_laws", config_from_values(resolved().values))
+    command.check("4", config_from_values(resolved(LOOPED_BLOCK_PLAIN="y").values))
