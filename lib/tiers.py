@@ -66,7 +66,9 @@ def with_tier(
         return resolved
     tier = tier_of(hardware or probe(config.device))
     say(f"Compute tier: {tier.value} ({tier.reason})")
-    decided = with_changes(resolved, {f"CONFIG_TIER_{TIERS.index(tier.value)}": "y"}, root=root)
+    given = {f"CONFIG_{name}": value for name, value in resolved.given.items() if name != "TIER_AUTO"}
+    # Also what was given as it would have been without a tier: that is no default of the tier.
+    decided = with_changes(resolved, given | {f"CONFIG_TIER_{TIERS.index(tier.value)}": "y"}, root=root)
     reason = f"default of {tier.value}: {tier.reason}"
     origins = {
         name: resolved.origins[name] if decided.values[name] == resolved.values[name] else reason

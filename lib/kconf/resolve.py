@@ -28,12 +28,14 @@ class Resolved:
              where the symbol is hidden and has no value. Members of choices are left out: the derived
              symbol of the choice names the member.
     origins: symbol -> where its value comes from, in the words of `Provenance.origin`.
+    given:   symbol, members of choices among them -> raw value, where somebody gave it, be it its default.
     text:    the full configuration; minimal: the least that reproduces it (savedefconfig form).
     notices: what is to be said once: options new since the file was written, what a command line changed.
     """
 
     values: Mapping[str, Value]
     origins: Mapping[str, str]
+    given: Mapping[str, str]
     text: str
     minimal: str
     notices: tuple[str, ...] = ()
@@ -48,6 +50,7 @@ class Resolved:
         return {
             "values": dict(self.values),
             "origins": dict(self.origins),
+            "given": dict(self.given),
             "text": self.text,
             "minimal": self.minimal,
         }
@@ -83,6 +86,7 @@ def load(
     return Resolved(
         values=MappingProxyType({symbol.name: typed_value(symbol) for symbol in symbols}),
         origins=MappingProxyType({symbol.name: provenance.origin(symbol) for symbol in symbols}),
+        given=MappingProxyType(_given(configuration)),
         text=write.full_text(tree, made_from=configuration.made_from),
         minimal=write.minimal_text(tree),
         notices=tuple(dict.fromkeys(notices)),
@@ -202,6 +206,11 @@ def _release(configuration: StrictLoad) -> None:
     assert write.full_text(configuration.tree) == before, (
         "the minimal configuration does not reproduce the full one"
     )
+
+
+def _given(configuration: StrictLoad) -> dict[str, str]:
+    symbols = [symbol for symbol in configuration.tree.unique_defined_syms if has_prompt(symbol)]
+    return {symbol.name: symbol.str_value for symbol in symbols if configuration.assigned(symbol.name)}
 
 
 def _is_setting(symbol: Any) -> bool:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from lib import kconf
-from lib.errors import PlanError
+from lib.errors import ConfigError, PlanError
 from lib.plan.assumed import parse_gpu
 from lib.plan.types import Device, Hardware
 from lib.tables import GB, TIER_CONFIGS
@@ -99,6 +99,22 @@ def test_a_tier_that_is_left_open_is_the_machines(tmp_path: Path) -> None:
     assert "TIER_2_PROSUMER" in found.origins["LOOPED_WIDTH"]
     fixed = dataclasses.replace(asked, values={**asked.values, "TIER": "none"})
     assert with_tier(fixed, root=ROOT, say=said.append) is fixed and len(said) == 1
+
+
+def test_what_was_set_to_what_it_is_without_a_tier_stays(tmp_path: Path) -> None:
+    lines = "CONFIG_LOOPED_WIDTH=32", "CONFIG_DATASET_DIGITS=y", "CONFIG_LOOPED_INPUT_IMAGES=y"
+    asked = resolved(*lines, "CONFIG_TIER_AUTO=y", tmp_path=tmp_path)
+    found = with_tier(asked, root=ROOT, say=lambda _: None, hardware=parse_gpu("h100-80g"))
+    kept = {name: found.values[name] for name in ("TIER", "LOOPED_WIDTH", "DATASET", "LOOPED_HEADS")}
+    assert kept == {"TIER": "3", "LOOPED_WIDTH": 32, "DATASET": "digits", "LOOPED_HEADS": 8}
+    assert found.origins["LOOPED_WIDTH"] == asked.origins["LOOPED_WIDTH"]
+
+
+def test_what_was_set_and_does_not_go_with_the_tier_is_told(tmp_path: Path) -> None:
+    asked = resolved("CONFIG_LOOPED_PATCH=7", "CONFIG_TIER_AUTO=y", tmp_path=tmp_path)
+    with pytest.raises(ConfigError) as caught:
+        with_tier(asked, root=ROOT, say=lambda _: None, hardware=parse_gpu("h100-80g"))
+    assert "CONFIG_LOOPED_PATCH=7 has no effect" in caught.value.findings[0]
 
 
 def test_machines_are_not_compared_by_a_configuration_that_differs(
