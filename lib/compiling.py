@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import nn
@@ -12,7 +12,22 @@ from lib.backend import is_out_of_memory
 from lib.errors import ToolkitError
 
 
-def compiled(model: nn.Module) -> Callable[..., Any]:
+@runtime_checkable
+class Stepwise(Protocol):
+    """A model that is iterated as often as its states want: a step of it is compiled, and not the whole."""
+
+    def compile_steps(self, compiler: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None: ...
+
+
+def compiled_forward(model: nn.Module, wrapped: nn.Module) -> Callable[..., Any]:
+    """What to call for a forward pass of `wrapped`, which holds `model`, compiled whole or by its steps."""
+    if not isinstance(model, Stepwise):
+        return compiled(wrapped)
+    model.compile_steps(compiled)
+    return wrapped
+
+
+def compiled(model: Callable[..., Any]) -> Callable[..., Any]:
     """`model` through torch.compile with fixed shapes (the planner only plans one micro-batch size).
 
     Compiling happens in the first call, so that too raises ToolkitError where it fails.

@@ -62,6 +62,9 @@ def with_tier(
     Raises ConfigError where such a value does not go with those defaults.
     """
     config = config_from_values(resolved.values)
+    if config.tier != "none" and not resolved.values["MODEL_BY_TIER"]:
+        say(f"Compute tier {config.tier}: {config.model} has no sizes by tier and takes nothing from it")
+        return resolved
     if config.tier != "auto":
         return resolved
     tier = tier_of(hardware or probe(config.device))

@@ -13,7 +13,7 @@ import torch
 
 from lib.atan2 import sign_parameters
 from lib.backend import Backend, configure_numerics, configure_threads
-from lib.compiling import compiled
+from lib.compiling import compiled_forward
 from lib.config import Config
 from lib.data import AnswerSpec, ArrayPart, Delivery, EvalLoader, PuzzleSpec, TrainLoader, choose_placement
 from lib.data.ahead import bytes_ahead
@@ -118,7 +118,7 @@ def make_job(
         task=task,
         model=model,
         wrapped=wrapped,
-        forward=compiled(wrapped) if plan.compile else wrapped,
+        forward=compiled_forward(model, wrapped) if plan.compile else wrapped,
         keeping=_keeping(config, plan, model),
         dropouts=dropouts(model),
         optimizer=optimizer_of(config, plan, model),

@@ -14,8 +14,9 @@ Shapes: B samples, T tokens, D channels, H heads, Z channels of a head, F units.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, TypeAlias
 
 import torch
 import torch.nn.functional as F
@@ -187,12 +188,16 @@ class EnergyForm:
                 return 0.5 * F.relu(u_BTF) ** 2
 
 
+FormStep: TypeAlias = Callable[[EnergyForm, Weights, Tensor, Source], Tensor]
+
+
 class EnergyBlock(nn.Module):
     """The weights of an energy, inside the bounds within which its states settle."""
 
     def __init__(self, form: EnergyForm, *, width: int, hidden: int, spectral_cap: float) -> None:
         super().__init__()
         self.form, self.spectral_cap = form, spectral_cap
+        self.form_step: FormStep = EnergyForm.step  # or the same, compiled
         self.query = nn.Parameter(torch.randn(width, width) / width**0.5)
         self.key = nn.Parameter(torch.randn(width, width) / width**0.5)
         self.units = nn.Parameter(torch.randn(hidden, width) / hidden**0.5)
@@ -214,7 +219,12 @@ class EnergyBlock(nn.Module):
         return self.form.activate(self.weights, h_BTD)
 
     def step(self, h_BTD: Tensor, source: Source) -> Tensor:
-        return self.form.step(self.weights, h_BTD, source)
+        step = EnergyForm.step if torch.is_grad_enabled() else self.form_step
+        return step(self.form, self.weights, h_BTD, source)
+
+    def compile_step(self, compiler: Callable[[FormStep], FormStep]) -> None:
+        """Of what is not differentiated automatically."""
+        self.form_step = compiler(EnergyForm.step)
 
     @torch.no_grad()
     def constrain_weights(self) -> None:

@@ -23,12 +23,13 @@ import contextlib
 import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal, TypeAlias
 
 import torch
 from torch import Tensor, nn
 
-from models.looped.energy import EnergyBlock, EnergyForm, Source, Weights
+from models.looped.energy import EnergyBlock, EnergyForm, FormStep, Source, Weights
 from models.looped.nudging import Nudge, Point, points
 from models.looped.plain import PlainBlock
 from models.looped.solver import Solution, SolverOptions, Step, Unit, solve
@@ -106,7 +107,8 @@ class Equilibrium(nn.Module):
             return block.activate(state)
         if options.estimator == "ep":
             assert isinstance(block, EnergyBlock), "equilibrium propagation needs an energy"
-            return _Propagated.apply(options, block.form, state, x_BTD, allowed, *block.weights)  # type: ignore[no-any-return, no-untyped-call]
+            how = options, block.form, block.form_step
+            return _Propagated.apply(*how, state, x_BTD, allowed, *block.weights)  # type: ignore[no-any-return, no-untyped-call]
         source = block.source(x_BTD, allowed)
         image = block.step(state, source)
         if options.estimator != "one_step":
@@ -128,12 +130,14 @@ def contrast(
     *,
     gradient_BTD: Tensor,
     share: Tensor,
+    form_step: FormStep = EnergyForm.step,
 ) -> tuple[Weights, Tensor]:
     """The derivative of dE/d(weights) and dE/dx at rest by the size of a force, times `share`.
 
     The force is along -gradient / share. If that is the gradient of a loss by the activation, what is
     returned is its gradient by the weights and by x. share: broadcast to (B, T, 1), from
-    `root_mean_square`. No automatic differentiation is used.
+    `root_mean_square`. form_step: that of the form, or the same compiled. Nothing differentiates
+    automatically.
     """
     found: list[Tensor] = []
     per_share = torch.where(share > 0, options.beta / share, 0.0)
@@ -148,7 +152,8 @@ def contrast(
         reached = _repeated(state.to(dtype), count)
         if group[0].at != 0:
             size = torch.stack([-point.at * per_share for point in group])
-            reached = _nudged(_pushed(form, own, source, size, gradient_BTD), reached, options)
+            at_rest = partial(form_step, form, own)
+            reached = _nudged(_pushed(at_rest, source, size, gradient_BTD), reached, options)
         shares = torch.cat([point.coefficient / options.beta * share for point in group])
         gradient, x_gradient = form.gradient(own, reached, source, shares)
         parts = [*gradient, x_gradient.view(count, *x_BTD.shape).sum(dim=0) if count > 1 else x_gradient]
@@ -157,10 +162,12 @@ def contrast(
     return Weights(*found[:-1]), found[-1]
 
 
-def _pushed(form: EnergyForm, weights: Weights, source: Source, size: Tensor, gradient_BTD: Tensor) -> Step:
-    """A step under forces of `size` (points, B, T, 1) along the gradient, which are made anew each time: kept
+def _pushed(
+    step: Callable[[Tensor, Source], Tensor], source: Source, size: Tensor, gradient_BTD: Tensor
+) -> Step:
+    """`step` under forces of `size` (points, B, T, 1) along the gradient, which are made anew each time: kept
     ones would take memory."""
-    return lambda h_BTD: form.step(weights, h_BTD, source) + (size * gradient_BTD).flatten(0, 1)
+    return lambda h_BTD: step(h_BTD, source) + (size * gradient_BTD).flatten(0, 1)
 
 
 def _repeated(x_BTD: Tensor, count: int) -> Tensor:
@@ -184,12 +191,13 @@ class _Propagated(torch.autograd.Function):
         ctx: Any,
         options: EquilibriumOptions,
         form: EnergyForm,
+        form_step: FormStep,
         state: Tensor,
         x_BTD: Tensor,
         allowed: Tensor | None,
         *weights: Tensor,
     ) -> Tensor:
-        ctx.options, ctx.form = options, form
+        ctx.options, ctx.form, ctx.form_step = options, form, form_step
         ctx.save_for_backward(state, x_BTD, allowed, *weights)
         return form.activate(Weights(*weights), state)
 
@@ -201,9 +209,9 @@ class _Propagated(torch.autograd.Function):
             share = root_mean_square(gradient_BTD, ctx.options.solver.unit)
             found, x_gradient = contrast(
                 ctx.options, ctx.form, Weights(*weights), state, x_BTD, allowed,
-                gradient_BTD=gradient_BTD, share=share,
+                gradient_BTD=gradient_BTD, share=share, form_step=ctx.form_step,
             )  # fmt: skip
-        return None, None, None, x_gradient, None, *found
+        return None, None, None, None, x_gradient, None, *found
 
 
 class _Corrected(torch.autograd.Function):

@@ -8,6 +8,7 @@ Shapes: B samples, T tokens, D channels, V tokens of the vocabulary.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -113,6 +114,12 @@ class LoopedTransformer(nn.Module):
         for block in self.modules():
             if isinstance(block, EnergyBlock):
                 block.constrain_weights()
+
+    def compile_steps(self, compiler: Callable[[Callable[..., Tensor]], Callable[..., Tensor]]) -> None:
+        """Have one step of each block compiled: how many there will be is no graph's to know."""
+        for block in self.modules():
+            if isinstance(block, EnergyBlock | PlainBlock):
+                block.compile_step(compiler)
 
     def _allowed(self, inputs: Tensor, length: int) -> Tensor | None:
         """Which token sees which: the past in a causal model, and no padding; None: all."""

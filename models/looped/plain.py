@@ -8,6 +8,9 @@ Shapes: B samples, T tokens, D channels, H heads.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -26,6 +29,7 @@ class PlainBlock(nn.Module):
         self.attention_out = nn.Linear(width, width)
         self.mlp_in = nn.Linear(width, hidden)
         self.mlp_out = nn.Linear(hidden, width)
+        self.fast_step: PlainStep = PlainBlock.once  # or the same, compiled
 
     def source(self, x_BTD: Tensor, allowed: Tensor | None) -> Source:
         return Source(x_BTD, None, allowed)
@@ -35,6 +39,14 @@ class PlainBlock(nn.Module):
         return h_BTD
 
     def step(self, h_BTD: Tensor, source: Source) -> Tensor:
+        return self.once(h_BTD, source) if torch.is_grad_enabled() else self.fast_step(self, h_BTD, source)
+
+    def compile_step(self, compiler: Callable[[PlainStep], PlainStep]) -> None:
+        """Of what is not differentiated automatically."""
+        self.fast_step = compiler(PlainBlock.once)
+
+    def once(self, h_BTD: Tensor, source: Source) -> Tensor:
+        """f(h; x)."""
         a_BTD = h_BTD + self._attend(self.norm1(h_BTD), source.allowed)
         hidden_BTF = F.gelu(self.mlp_in(self.norm2(a_BTD)))
         return self.norm3(source.x_BTD + a_BTD + self.mlp_out(hidden_BTF))  # type: ignore[no-any-return]
@@ -44,3 +56,6 @@ class PlainBlock(nn.Module):
             split_heads(part_BTD, self.heads) for part_BTD in self.qkv(h_BTD).split(h_BTD.shape[2], dim=2)
         )
         return self.attention_out(merge_heads(attention(q_BHTZ, k_BHTZ, allowed) @ v_BHTZ))  # type: ignore[no-any-return]
+
+
+PlainStep = Callable[[PlainBlock, Tensor, Source], Tensor]

@@ -225,3 +225,32 @@ def test_half_precision_settles_first_and_single_goes_on() -> None:
 def test_forces_that_settle_side_by_side_say_the_same(nudge: str) -> None:
     form: dict[str, Any] = {"nudge": nudge, "mlp": "tanh", **TIGHT}
     assert relative_error(estimated(**form, together=True), estimated(**form)) <= 1e-11
+
+
+@pytest.mark.parametrize(
+    ("form", "calls"),
+    [({}, "many"), ({"block": "plain"}, "many"), ({"gradient": "bptt"}, "none")],
+    ids=["energy", "plain", "through all iterations"],
+)
+def test_a_step_is_what_is_compiled(form: dict[str, Any], calls: str) -> None:
+    """Where nothing is differentiated automatically: free, and under a force."""
+    seen = {"free": 0, "forced": 0}
+
+    def compiler(step: Any) -> Any:
+        def counting(*arguments: Any) -> Tensor:
+            seen["forced" if settled else "free"] += 1
+            return step(*arguments)  # type: ignore[no-any-return]
+
+        return counting
+
+    settled, (inputs, targets) = False, batch()
+    model = looped(**form).double()
+    expected = gradient(model, inputs, targets)
+    model.zero_grad()
+    model.compile_steps(compiler)
+    loss = F.cross_entropy(model(inputs), targets, reduction="sum")
+    settled = True
+    loss.backward()
+    found = torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
+    assert torch.equal(found, expected)
+    assert (seen["free"] > 3) == (calls == "many") and (seen["forced"] > 3) == (form == {})

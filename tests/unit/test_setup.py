@@ -20,6 +20,7 @@ from lib.norm import BatchNorm2d
 from lib.plan.types import Hardware
 from lib.registry import load_model
 from models.gpt2 import huggingface
+from models.looped.energy import EnergyForm
 from tests.configs import make_config
 from tests.tokens import small_lm_config, text_spec, text_subject
 from tests.training import CPU, MemoryRecord, largest_difference, random_subject, small_config, small_plan
@@ -225,15 +226,17 @@ def test_buffers_are_shared_only_where_each_rank_has_its_own_statistics(
 
 
 def test_a_planned_compilation_is_of_the_wrapped_model(monkeypatch: pytest.MonkeyPatch) -> None:
-    compiled: list[nn.Module] = []
+    compiled: list[Any] = []
 
-    def fake(module: nn.Module) -> nn.Module:
+    def fake(module: Any) -> nn.Module:
         compiled.append(module)
         return nn.Identity()
 
-    monkeypatch.setattr("train.setup.compiled", fake)
+    monkeypatch.setattr("lib.compiling.compiled", fake)
     job = job_of(plan={"compile": True}, backend=Wrapping())
     assert compiled == [job.wrapped] and job.wrapped is not job.model and isinstance(job.forward, nn.Identity)
+    job = job_of("looped", norm_batch=0, plan={"compile": True}, backend=Wrapping())
+    assert set(compiled[1:]) == {EnergyForm.step} and job.forward is job.wrapped
 
 
 def test_the_optimizer_and_the_average_are_as_configured() -> None:

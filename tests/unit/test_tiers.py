@@ -117,6 +117,15 @@ def test_what_was_set_and_does_not_go_with_the_tier_is_told(tmp_path: Path) -> N
     assert "CONFIG_LOOPED_PATCH=7 has no effect" in caught.value.findings[0]
 
 
+@pytest.mark.parametrize("tier", ["2", "AUTO"])
+def test_a_model_that_does_not_ask_is_told(tier: str, tmp_path: Path) -> None:
+    file = tmp_path / "config"
+    file.write_text(f"CONFIG_MODEL_RESNET18=y\nCONFIG_TIER_{tier}=y\n")
+    asked, said = kconf.load(root=ROOT, config_file=file), list[str]()
+    assert with_tier(asked, root=ROOT, say=said.append) is asked
+    assert said == [f"Compute tier {tier.lower()}: resnet18 has no sizes by tier and takes nothing from it"]
+
+
 def test_machines_are_not_compared_by_a_configuration_that_differs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
