@@ -14,6 +14,7 @@ import sys
 from collections.abc import Callable, Sequence
 
 _ERROR = "error: "
+_RANK = re.compile(r"^\[rank\d+\]: ?")  # which torch.distributed puts before each line of a traceback
 _TRACEBACK = "Traceback (most recent call last):"
 # What tells more than the error below it: a finding, or the exception that ended one of several processes.
 _TELLING = re.compile(r"\S+:\d+: |[A-Za-z_][\w.]*(?:Error|Exception)\b")
@@ -97,7 +98,7 @@ def told_in(output: str) -> str:
 
     That is what `report` wrote last, or else the exception of the last traceback.
     """
-    lines = [line.rstrip() for line in output.splitlines() if line.strip()]
+    lines = [line for each in output.splitlines() if (line := _RANK.sub("", each, count=1).rstrip())]
     errors = [number for number, line in enumerate(lines) if line.startswith(_ERROR)]
     if errors:
         above, error = lines[max(0, errors[-1] - 1) : errors[-1]], lines[errors[-1]].removeprefix(_ERROR)

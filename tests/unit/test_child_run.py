@@ -148,6 +148,7 @@ TRACE = 'Traceback (most recent call last):\n  File "x.py", line 1\n    x\nRunti
         ("step 1: loss\nerror: it broke\n", "it broke"),
         (TRACE.format("first") + TRACE.format("then") + "step 2\n", "RuntimeError: then"),
         (TRACE.format("why") + "error: process 1 of 2 ended\n", "RuntimeError: why / process 1 of 2 ended"),
+        ("".join(f"[rank1]: {line}\n" for line in TRACE.format("why").splitlines()), "RuntimeError: why"),
         ("Epoch 3\rEpoch 4\n", ""),
         ("", ""),
     ],
