@@ -1,4 +1,7 @@
-"""make sweep SWEEP=NAME: train the runs of defconfigs/sweeps/NAME.yaml and put what came out in a table."""
+"""make sweep SWEEP=NAME: train the runs of defconfigs/sweeps/NAME.yaml and put what came out in a table.
+
+make sweep-yaml: write the configuration as such a file.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +10,13 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
+from lib import atomic, kconf
 from lib.errors import ConfigError, ToolkitError, run_main
 from lib.studies.crew import Crew, predicted
 from lib.studies.experiment import read_experiment
 from lib.studies.runner import Run, known_result, resolved_runs, table, train_all, write_results
 from lib.studies.search import run_search, verdict
+from lib.studies.writing import as_yaml
 
 ROOT = Path(__file__).resolve().parents[1]
 SWEEPS = ROOT / "defconfigs" / "sweeps"
@@ -28,7 +33,10 @@ def main() -> int:
     )
     parser.add_argument("--jobs", type=int, default=None, help="runs at a time; default: as many as fit")
     parser.add_argument("--out", type=Path, default=None, help="where to; default: runs/sweeps/NAME")
+    parser.add_argument("--yaml", action="store_true", help="write the configuration as such a file")
     options = parser.parse_args()
+    if options.yaml:
+        return write_yaml(options.out)
     crew = Crew(options.jobs, partial(predicted, root=ROOT))
     experiment = read_experiment(file_of(options.sweep))
     out = (options.out or ROOT / "runs" / "sweeps" / experiment.name).absolute()
@@ -57,6 +65,21 @@ def main() -> int:
     if failed := [result for result in results if result.reason]:
         why = "; ".join(f"{result.identity}: {result.reason}" for result in failed)
         raise ToolkitError(f"{len(failed)} of {len(results)} runs failed", why=why)
+    return 0
+
+
+def write_yaml(out: Path | None) -> int:
+    """The configuration as an experiment file: to standard output, or to a file that is not there yet."""
+    if out is not None and out.suffix != ".yaml":
+        raise ConfigError(f"OUT={out} does not end in .yaml", why="make sweep takes such a SWEEP= for a file")
+    text = as_yaml(kconf.from_environment(ROOT), root=ROOT)
+    if out is None:
+        print(text, end="")
+        return 0
+    if out.exists() and out.read_text(encoding="utf-8", errors="replace") != text:
+        raise ConfigError(f"{out} is there already", todo="remove it, or name another OUT=")
+    atomic.write_text(out, text)
+    print(f"{out}: written; make sweep SWEEP={out} trains it")
     return 0
 
 

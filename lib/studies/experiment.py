@@ -2,7 +2,7 @@
 
     defaults: [_self_, other]      # files it is laid upon, or that are laid upon it (after _self_)
     about: one sentence
-    config: trm-sudoku4+fp32       # a shipped configuration
+    config: trm-sudoku4+fp32       # a shipped configuration, or alldefconfig: all defaults
     set: {MAX_STEPS: 200}          # symbols without CONFIG_
     sweep: grid                    # or zip, or random; or optuna, of which space.py tells more
     axes: {EMA: [true, false]}
@@ -169,21 +169,6 @@ def raw(value: Plain) -> str:
     if isinstance(value, list):
         return ",".join(map(raw, value))
     return str(value)
-
-
-def as_yaml(minimal: str, *, config: str) -> str:
-    """A configuration in its minimal form as an experiment file on top of `config`."""
-    lines, seeds = [f"config: {config}", "set:"], list[str]()
-    for line in minimal.splitlines():
-        if line.startswith("CONFIG_"):
-            name, _, value = line.removeprefix("CONFIG_").partition("=")
-            if name == "SEED":
-                seeds.append(f"seeds: [{value}]")
-            else:
-                lines.append(f"  {name}: {'true' if value == 'y' else value}")
-        elif line.startswith("# CONFIG_") and line.endswith(" is not set"):
-            lines.append(f"  {line.removeprefix('# CONFIG_').removesuffix(' is not set')}: false")
-    return "\n".join([*lines, *seeds]) + "\n"
 
 
 def _check_keys_of(document: Document) -> None:

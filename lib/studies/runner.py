@@ -21,6 +21,7 @@ from lib.studies.crew import Crew
 from lib.studies.experiment import Experiment, Setting
 
 RESULT = "result.json"
+ALL_DEFAULTS = "alldefconfig"
 _NOT_METRICS = ("seconds", "samples", "bytes", "chars", "tokens")
 
 
@@ -93,14 +94,15 @@ def _finding(text: str, numbers: set[int], experiment: Experiment) -> str:
 
 
 def compose_text(root: Path, spec: str) -> str:
-    """The configuration NAME+FRAGMENT+... in full."""
+    """The configuration NAME+FRAGMENT+..., or ALL_DEFAULTS, in full. Raises ConfigError."""
     from lib.kconf.defconfig import compose
     from lib.kconf.tree import load_own_tree
     from lib.kconf.write import full_text
 
     tree = load_own_tree(root)
-    compose(tree, spec)
-    return full_text(tree, made_from=())
+    if spec != ALL_DEFAULTS:
+        compose(tree, spec)
+    return full_text(tree)
 
 
 def train_all(

@@ -55,7 +55,7 @@ USED_BY = {
     },
     "CONFIG_SEED": {
         *("train", "train-lenet5", "launch-print", "sbatch", "submit", "emit", "plan", "probe", "preflight"),
-        *("bench", "experiment", "checkconfig", "explain", "searchconfig"),
+        *("bench", "experiment", "sweep-yaml", "checkconfig", "explain", "searchconfig"),
         *(
             "menuconfig",
             "nconfig",

@@ -10,11 +10,10 @@ import pytest
 
 from lib.child_run import Children, ChildRun
 from lib.errors import ConfigError, Suspended
-from lib.kconf import load
 from lib.rundir import Status
 from lib.studies import runner
 from lib.studies.crew import Crew, Demand
-from lib.studies.experiment import Experiment, as_yaml, merged, read_experiment
+from lib.studies.experiment import Experiment, merged, read_experiment
 from lib.studies.runner import known_result, resolved_runs, table, train_all, write_results
 from lib.studies.yaml12 import read_yaml
 
@@ -273,21 +272,6 @@ def test_runs_that_are_the_same_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="1 of 3 points of study cannot be configured") as error:
         resolved_runs(same, root=ROOT)
     assert error.value.findings == ("study: trains the same as point 1 (point 3)",)
-
-
-def test_the_seed_of_a_configuration_and_one_that_sets_nothing_go_to_yaml(tmp_path: Path) -> None:
-    experiment = read_experiment(written(tmp_path, as_yaml("CONFIG_SEED=7\n", config="lenet5")))
-    assert (experiment.settings, experiment.seeds) == ({}, (7,))
-
-
-def test_a_configuration_goes_to_yaml_and_back(tmp_path: Path) -> None:
-    defconfig = ROOT / "defconfigs" / "gpt2-shakespeare"
-    resolved = load(root=ROOT, config_file=defconfig)
-    (tmp_path / "empty").write_text("# nothing\n")
-    experiment = read_experiment(written(tmp_path, as_yaml(resolved.minimal, config="lenet5") + "seeds: 1\n"))
-    overrides = {f"CONFIG_{name}": value for name, value in experiment.settings.items()}
-    again = load(root=ROOT, config_file=tmp_path / "empty", overrides=overrides)
-    assert again.values == resolved.values
 
 
 @pytest.mark.parametrize("file", SHIPPED, ids=lambda file: file.stem)
