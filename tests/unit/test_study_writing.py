@@ -60,8 +60,8 @@ def test_without_what_it_was_made_from_it_is_on_top_of_all_defaults(
     assert run.resolved.values == asked.values and "seeds: [1]" in lines
 
 
-def test_any_text_is_a_value(tmp_path: Path) -> None:
-    folder = 'a "b" \\c: #d {e} é'
+@pytest.mark.parametrize("folder", ['a "b" \\c: #d {e} é', "007", "1.50", "y", "null"])
+def test_any_text_is_a_value(folder: str, tmp_path: Path) -> None:
     asked = made_from("lenet5", "defconfigs/lenet5", DATASET_MNIST="y", DATA_DIR=folder)
     assert round_trip(asked, tmp_path)[1].resolved.values["DATA_DIR"] == folder
 
