@@ -17,7 +17,7 @@ _ERROR = "error: "
 _RANK = re.compile(r"^\[rank\d+\]: ?")  # which torch.distributed puts before each line of a traceback
 _TRACEBACK = "Traceback (most recent call last):"
 # What tells more than the error below it: a finding, or the exception that ended one of several processes.
-_TELLING = re.compile(r"\S+:\d+: |[A-Za-z_][\w.]*(?:Error|Exception)\b")
+_TELLING = re.compile(r".+:\d+: |[A-Za-z_][\w.]*(?:Error|Exception)\b")
 
 
 class ToolkitError(Exception):

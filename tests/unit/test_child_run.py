@@ -144,7 +144,7 @@ TRACE = 'Traceback (most recent call last):\n  File "x.py", line 1\n    x\nRunti
     ("output", "error"),
     [
         ("step 1\nerror: it broke\nstep 2\n", "it broke"),
-        ("x:3: no such thing\nerror: 1 fault\n", "x:3: no such thing / 1 fault"),
+        ("a b/x:3: no such thing\nerror: 1 fault\n", "a b/x:3: no such thing / 1 fault"),
         ("step 1: loss\nerror: it broke\n", "it broke"),
         (TRACE.format("first") + TRACE.format("then") + "step 2\n", "RuntimeError: then"),
         (TRACE.format("why") + "error: process 1 of 2 ended\n", "RuntimeError: why / process 1 of 2 ended"),
