@@ -189,6 +189,7 @@ def test_symbols_on_the_command_line_are_checked_by_every_target(make: Make, tre
                 "emit",
                 "scripts.bench",
                 "scripts.eqprop",
+                "--yaml",
             }
             assert loads, f"{target} runs {first} first"
         else:
