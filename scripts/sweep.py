@@ -37,7 +37,7 @@ def main() -> int:
     options = parser.parse_args()
     if options.yaml:
         return write_yaml(options.out)
-    crew = Crew(options.jobs, partial(predicted, root=ROOT))
+    crew = Crew(options.jobs, partial(predicted, root=ROOT, say=say))
     experiment = read_experiment(file_of(options.sweep))
     out = (options.out or ROOT / "runs" / "sweeps" / experiment.name).absolute()
     say(f"{experiment.name}: {experiment.about}")

@@ -135,9 +135,13 @@ def distinct(configurations: Sequence[kconf.Resolved]) -> list[kconf.Resolved]:
     return list({key(each.values): each for each in configurations}.values())
 
 
-def predicted(configurations: Sequence[kconf.Resolved], *, root: Path) -> Demand:
+def predicted(
+    configurations: Sequence[kconf.Resolved], *, root: Path, say: Callable[[str], object]
+) -> Demand:
     """What `python -m train demand` says of them: this process stays small, for those that it starts count
     its memory as theirs. Raises ToolkitError where it comes to no end."""
+    if len(configurations) > 1:
+        say(f"Predicting what runs of {len(configurations)} kinds take of memory")  # seconds for each
     with tempfile.TemporaryDirectory(prefix="anneal-demand-") as folder:
         order = Path(folder, "order.json")
         order.write_text(json.dumps([each.to_json() for each in configurations]), encoding="utf-8")
