@@ -100,7 +100,7 @@ $(foreach name,QUICK BUDGET COMPARE EPOCHS BATCH DEVICE,$(eval USE_$(name) := sc
 USE_EXP := experiment
 USE_QUICK += experiment
 USE_OUT += experiment
-USE_OUT += sweep
+USE_OUT += sweep sweep-yaml
 USE_SWEEP := sweep
 USE_JOBS := sweep
 USE_OUT += curve
@@ -112,7 +112,7 @@ USE_TO := emit
 USE_IMAGE := emit
 USE_STORAGE := emit
 # Those that write a configuration say that CONFIG_ variables are for runs.
-USE_CONFIG := train train-% launch-print sbatch submit emit plan probe preflight bench experiment checkconfig explain searchconfig menuconfig nconfig guiconfig xconfig config \
+USE_CONFIG := train train-% launch-print sbatch submit emit plan probe preflight bench experiment sweep-yaml checkconfig explain searchconfig menuconfig nconfig guiconfig xconfig config \
 	oldconfig olddefconfig syncconfig $(EXTREMES) savedefconfig setconfig mergeconfig defconfig defconfig-% \
 	%_defconfig %.config all
 used_by = $(USE_$(if $(filter CONFIG_%,$(1)),CONFIG,$(1)))
@@ -232,6 +232,7 @@ $(FRAGMENT_TARGETS): ready
 ## probe: measure which micro-batch trains fastest here, for CONFIG_AUTO_METHOD_PROBE
 ## preflight: eleven checks of the configured run on a few samples, in about a minute; JSON=1
 ## sweep: train all runs of defconfigs/sweeps/SWEEP=.yaml that are not there yet, and compare them; JOBS= OUT=
+## sweep-yaml: write the configuration as such a file, to add axes to: to OUT=NAME.yaml, or show it
 ## scaling: train several sizes and judge how the loss falls; QUICK=1 BUDGET= COMPARE= CORPUS= EPOCHS= BATCH= DEVICE= OUT=
 ## scaling-plan: what each run of it would cost, and what they could not show
 ## scaling-run: its plan, gate and runs alone
@@ -307,6 +308,9 @@ $(SCALING): ready symbols
 
 sweep: ready symbols
 	$(quiet)$(PY) -m scripts.sweep $(call option,jobs,JOBS) $(call option,out,OUT) $(call given,SWEEP)
+
+sweep-yaml: configured ready
+	$(quiet)$(PY) -m scripts.sweep --yaml $(call option,out,OUT)
 
 # train-NAME keeps to a directory of its own, unless O= or KCONFIG_CONFIG= names another place.
 TRAIN_NAMES := $(addprefix train-,$(NAMES)) $(filter train-%,$(SLASHED))
@@ -387,7 +391,7 @@ help: symbols
 
 .PHONY: all $(CONFIGURATION) savedefconfig checkconfig defconfig mergeconfig setconfig diffconfig explain \
 	searchconfig $(DEFCONFIGS) $(FRAGMENT_TARGETS) train resume rerun plan probe preflight eval sample export plots curve bench \
-	launch-print sbatch submit emit elastic-check elastic-demo sweep $(SCALING) experiment \
+	launch-print sbatch submit emit elastic-check elastic-demo sweep sweep-yaml $(SCALING) experiment \
 	$(TRAIN_NAMES) test test-fast test-light test-faults test-slurm check new-model \
 	clean mrproper distclean data-clean printvars help variables symbols configured ready ready-dev
 

@@ -9,6 +9,7 @@ when its dependencies are not met, and is then ``None``.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 import json
 import types
@@ -162,13 +163,12 @@ def config_from_values(values: Mapping[str, Value]) -> Config:
     model = values.get("MODEL")
     if not isinstance(model, str) or not model:
         raise ConfigError("no model is selected", todo="use make menuconfig or make defconfig-NAME")
-    hints = typing.get_type_hints(Config)
     fields: dict[str, object] = {}
     for field in dataclasses.fields(Config):
         if field.name == "model_options":
             continue
         value = values[field.name.upper()]
-        if value is None and not _optional(hints[field.name]):
+        if value is None and field.name not in _optional():
             raise ConfigError(
                 f"CONFIG_{field.name.upper()} has no value", why=f"model {model} and its data need one"
             )
@@ -195,5 +195,8 @@ def identity(values: Mapping[str, Value]) -> str:
     return hashlib.sha256(canonical.encode()).hexdigest()[:8]
 
 
-def _optional(hint: object) -> bool:
-    return type(None) in typing.get_args(hint)
+@functools.cache  # for it evaluates every annotation of the class
+def _optional() -> frozenset[str]:
+    """The fields that may be None."""
+    hints = typing.get_type_hints(Config)
+    return frozenset(name for name, hint in hints.items() if type(None) in typing.get_args(hint))

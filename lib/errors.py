@@ -9,8 +9,15 @@ from __future__ import annotations
 
 import io
 import os
+import re
 import sys
 from collections.abc import Callable, Sequence
+
+_ERROR = "error: "
+_RANK = re.compile(r"^\[rank\d+\]: ?")  # which torch.distributed puts before each line of a traceback
+_TRACEBACK = "Traceback (most recent call last):"
+# What tells more than the error below it: a finding, or the exception that ended one of several processes.
+_TELLING = re.compile(r".+:\d+: |[A-Za-z_][\w.]*(?:Error|Exception)\b")
 
 
 class ToolkitError(Exception):
@@ -45,6 +52,12 @@ class ConfigError(ToolkitError):
         super().__init__(what, why=why, todo=todo)
 
 
+class Suspended(ToolkitError):
+    """A signal asked for an end: what there is was kept, and the same command goes on from there."""
+
+    exit_code = 75  # EX_TEMPFAIL: try again
+
+
 class OutOfMemory(ToolkitError):
     """Memory ran out, and could not be made to suffice."""
 
@@ -76,8 +89,23 @@ def report(error: ToolkitError) -> int:
     if isinstance(error, ConfigError):
         for finding in error.findings:
             print(finding, file=sys.stderr)
-    print(f"error: {error}", file=sys.stderr)
+    print(f"{_ERROR}{error}", file=sys.stderr)
     return error.exit_code
+
+
+def told_in(output: str) -> str:
+    """The error in what a program of ours has written, whatever it wrote after it; "" where there is none.
+
+    That is what `report` wrote last, or else the exception of the last traceback.
+    """
+    lines = [line for each in output.splitlines() if (line := _RANK.sub("", each, count=1).rstrip())]
+    errors = [number for number, line in enumerate(lines) if line.startswith(_ERROR)]
+    if errors:
+        above, error = lines[max(0, errors[-1] - 1) : errors[-1]], lines[errors[-1]].removeprefix(_ERROR)
+        return " / ".join([*filter(_TELLING.match, above), error])
+    traces = [number for number, line in enumerate(lines) if line == _TRACEBACK]
+    below = lines[traces[-1] + 1 :] if traces else []
+    return next((line for line in below if not line[0].isspace()), "")
 
 
 def run_main(main: Callable[[], int]) -> int:

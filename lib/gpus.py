@@ -45,6 +45,12 @@ class Gpu:
         """Memory in decimal GB and in GiB."""
         return f"{self.total_bytes / 1e9:.1f} GB ({self.total_bytes / 2**30:.1f} GiB)"
 
+    @property
+    def origin(self) -> str:
+        """Where its figures come from, and which of them from no paper."""
+        guessed = ", ".join(_IN_WORDS[name] for name in self.estimated)
+        return f"{self.source}; by our own estimate its {guessed}" if guessed else self.source
+
 
 def find_gpu(driver_name: str) -> Gpu | None:
     """The row for a device's name as its driver gives it; None if it is not in the catalogue.
@@ -126,6 +132,12 @@ _MEMORY, _HALF, _FP32, _BANDWIDTH = (
     "bandwidth_bytes_per_second",
 )
 _RATES = (_HALF, _FP32, _BANDWIDTH)
+_IN_WORDS = {
+    _MEMORY: "memory",
+    _HALF: "16-bit peak",
+    _FP32: "fp32 peak",
+    _BANDWIDTH: "memory bandwidth",
+}
 
 
 def _gpu(

@@ -51,18 +51,25 @@ class RemoteRun:
                 continue  # a copy that was cut off, or is not for this version
         return found
 
-    def copy(self, directory: Path, files: Mapping[str, bytes], *, keep_last: int) -> None:
+    def copy(self, directory: Path, files: Mapping[str, bytes], *, keep_last: int) -> str:
         """Bring the newest and the best checkpoint of `directory` there, if they are not, and `files`.
 
         Older than the `keep_last` newest, cut off or left from a course that was given up: these are removed.
-        Raises FileNotFoundError where a checkpoint was removed from the disk meanwhile, for a newer one.
+        Returns in what way the best one is damaged on the disk, "" where it is not.
+
+        Raises FileNotFoundError where a checkpoint was removed from the disk meanwhile, for a newer one;
+        CheckpointError where the newest one is damaged, when all else is there.
         """
         local = checkpoint.steps(directory)
-        wanted = {step for step in local if step in (local[-1], checkpoint.best_step(directory))}
-        there, missing = self.manifests(), dict[int, bytes]()
+        wanted = [step for step in local if step in (local[-1], checkpoint.best_step(directory))]
+        there, missing, damaged = self.manifests(), dict[int, bytes](), dict[int, str]()
         for step in wanted:
-            data = (directory / checkpoint_name(step) / manifest.NAME).read_bytes()
-            if there.get(step) != manifest.decode(data, step=step):
+            try:
+                data, content = _manifest(directory / checkpoint_name(step), step=step)
+            except DamagedError as damage:
+                damaged[step] = f"checkpoint {checkpoint_name(step)} in {directory} is damaged: {damage}"
+                continue
+            if there.get(step) != content:
                 missing[step] = data
         for step in missing:
             self.storage.remove(_place(step, manifest.NAME))
@@ -72,10 +79,13 @@ class RemoteRun:
                 self.storage.write(name, data)
         for step, data in missing.items():
             self.storage.write(_place(step, manifest.NAME), data)
+        if local and local[-1] in damaged:
+            raise CheckpointError(damaged[local[-1]])
         # It may say that the run is done, which its last checkpoint is needed for.
         self.storage.write(STATUS, files[STATUS])
         if local:
             self._retire(newest=local[-1], keep_last=keep_last)
+        return "".join(damaged.values())
 
     def fetch(self, run: RunDir, *, say: Callable[[str], object]) -> None:
         """Bring `run` its newest sound checkpoint, its files and the best one, if it has no sound one as new.
@@ -181,6 +191,20 @@ def unfinished(storage: Storage, *, identity: str) -> list[RemoteRun]:
     names = [name for name in storage.entries() if RunDir(Path(name)).identity == identity]
     found = [RemoteRun(name, storage.below(name)) for name in names]
     return [run for run in found if not run.is_done()]
+
+
+def _manifest(path: Path, *, step: int) -> tuple[bytes, dict[str, Any]]:
+    """The manifest of a checkpoint on the disk, and what it says.
+
+    Raises DamagedError where it is not as it was written, FileNotFoundError where the checkpoint has gone.
+    """
+    try:
+        data = (path / manifest.NAME).read_bytes()
+    except OSError as error:
+        if not path.is_dir():  # it goes as a whole
+            raise
+        raise DamagedError(f"{manifest.NAME}: {error.strerror or error}") from error
+    return data, manifest.decode(data, step=step)
 
 
 def _place(step: int, name: str = "") -> str:

@@ -7,7 +7,7 @@ import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
-from lib.errors import ConfigError
+from lib.errors import ConfigError, Suspended
 
 PORT = 29500
 EARLY_SECONDS = 60  # so much earlier than asked may SLURM send the signal (sbatch(1), --signal)
@@ -62,7 +62,7 @@ if saved || taken; then
 fi
 exit "$status"
 """
-_SAVED_STATUS = 75  # of train.stop.Stopped
+_SAVED_STATUS = Suspended.exit_code
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

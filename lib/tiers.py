@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import MappingProxyType
 
 from lib.config import config_from_values
 from lib.hardware import probe
-from lib.kconf import Resolved, load
+from lib.kconf import Resolved, load_written
 from lib.plan.asked import Decision
 from lib.plan.types import Hardware
 from lib.tables import (
@@ -82,7 +81,4 @@ def with_tier(
 
 def with_changes(resolved: Resolved, changes: Mapping[str, str], *, root: Path) -> Resolved:
     """`resolved` with CONFIG_NAME -> raw value on top, and the defaults that follow. Raises ConfigError."""
-    with tempfile.TemporaryDirectory() as directory:
-        file = Path(directory, "asked")
-        file.write_text(resolved.text)
-        return load(root=root, config_file=file, overrides=changes)
+    return load_written(resolved.text, root=root, overrides=changes)

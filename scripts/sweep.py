@@ -1,15 +1,22 @@
-"""make sweep SWEEP=NAME: train the runs of defconfigs/sweeps/NAME.yaml and put what came out in a table."""
+"""make sweep SWEEP=NAME: train the runs of defconfigs/sweeps/NAME.yaml and put what came out in a table.
+
+make sweep-yaml: write the configuration as such a file.
+"""
 
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
+from lib import atomic, kconf
 from lib.errors import ConfigError, ToolkitError, run_main
+from lib.studies.crew import Crew, predicted
 from lib.studies.experiment import read_experiment
-from lib.studies.runner import resolved_runs, table, train_all, write_results
+from lib.studies.runner import Run, known_result, resolved_runs, table, train_all, write_results
 from lib.studies.search import run_search, verdict
+from lib.studies.writing import as_yaml
 
 ROOT = Path(__file__).resolve().parents[1]
 SWEEPS = ROOT / "defconfigs" / "sweeps"
@@ -24,22 +31,32 @@ def main() -> int:
         default="",
         help="a name of defconfigs/sweeps, or the path of a file",
     )
-    parser.add_argument("--jobs", type=int, default=1, help="runs at a time")
+    parser.add_argument("--jobs", type=int, default=None, help="runs at a time; default: as many as fit")
     parser.add_argument("--out", type=Path, default=None, help="where to; default: runs/sweeps/NAME")
+    parser.add_argument("--yaml", action="store_true", help="write the configuration as such a file")
     options = parser.parse_args()
-    if options.jobs < 1:
-        raise ConfigError(f"JOBS={options.jobs} is no number of runs at a time")
+    if options.yaml:
+        return write_yaml(options.out)
+    crew = Crew(options.jobs, partial(predicted, root=ROOT, say=say))
     experiment = read_experiment(file_of(options.sweep))
     out = (options.out or ROOT / "runs" / "sweeps" / experiment.name).absolute()
-    print(f"{experiment.name}: {experiment.about}", flush=True)
-    train = partial(train_all, root=ROOT, out=out, workers=options.jobs, say=partial(print, flush=True))
+    say(f"{experiment.name}: {experiment.about}")
+    train = partial(train_all, root=ROOT, out=out, crew=crew, say=say)
+    seeds = len(experiment.seeds)
     if experiment.search is None:
-        runs = resolved_runs(experiment, root=ROOT, scratch=out)
-        print(f"{len(experiment.points)} points, {len(experiment.seeds)} seeds, in {out}", flush=True)
+        runs = resolved_runs(experiment, root=ROOT)
+        say(f"{len(experiment.points)} points, {seeds} seeds, in {out}")
+        ahead = [run.resolved for run in runs if known_result(run, out) is None]
+        if ahead:
+            say(crew.choose(ahead, most=len(ahead)))
         results = train(runs)
     else:
-        print(f"{experiment.search.samples} tries, {len(experiment.seeds)} seeds, in {out}", flush=True)
-        experiment, results = run_search(experiment, root=ROOT, scratch=out, train=train)
+        say(f"{experiment.search.samples} tries, {seeds} seeds, in {out}")
+
+        def begin(ends: Sequence[Run]) -> None:
+            say(crew.choose([run.resolved for run in ends], most=seeds))
+
+        experiment, results = run_search(experiment, root=ROOT, train=train, begin=begin)
     write_results(out, results)
     for line in table(experiment, results):
         print(line)
@@ -49,6 +66,25 @@ def main() -> int:
         why = "; ".join(f"{result.identity}: {result.reason}" for result in failed)
         raise ToolkitError(f"{len(failed)} of {len(results)} runs failed", why=why)
     return 0
+
+
+def write_yaml(out: Path | None) -> int:
+    """The configuration as an experiment file: to standard output, or to a file that is not there yet."""
+    if out is not None and out.suffix != ".yaml":
+        raise ConfigError(f"OUT={out} does not end in .yaml", why="make sweep takes such a SWEEP= for a file")
+    text = as_yaml(kconf.from_environment(ROOT), root=ROOT)
+    if out is None:
+        print(text, end="")
+        return 0
+    if out.exists() and out.read_text(encoding="utf-8", errors="replace") != text:
+        raise ConfigError(f"{out} is there already", todo="remove it, or name another OUT=")
+    atomic.write_text(out, text)
+    print(f"{out}: written; make sweep SWEEP={out} trains it")
+    return 0
+
+
+def say(text: str) -> None:
+    print(f"{text}\n", end="", flush=True)  # in one piece, for runs end at the same time
 
 
 def file_of(name: str) -> Path:

@@ -42,8 +42,8 @@ def main() -> int:
     plan.add_argument("--gpu", default="", help="for a machine that is only named: NAME[xN][:FREE], or all")
     plan.add_argument("--json", action="store_true", help="for programs")
     commands.add_parser("probe", help="measure which micro-batch trains fastest here")
-    trial = commands.add_parser("trial")  # a process that probe starts
-    trial.add_argument("order", type=Path)
+    for name in ("trial", "demand"):  # processes that probe, and a sweep, start
+        commands.add_parser(name).add_argument("order", type=Path)
     preflight = commands.add_parser("preflight", help="check the configured run on a few samples")
     preflight.add_argument("--json", action="store_true", help="for programs")
     options = parser.parse_args()
@@ -69,6 +69,10 @@ def main() -> int:
         return probing.probe_command(root=ROOT)
     if options.command == "trial":
         return run_trial(options.order, root=ROOT)
+    if options.command == "demand":
+        from train.demand import run_demand
+
+        return run_demand(options.order, root=ROOT)
     return on_stored_run(options)
 
 

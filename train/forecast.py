@@ -29,6 +29,7 @@ from train.task import Forward, Sums, Task
 SINGLE = Layout(strategy="single", world=1, shard=1)
 SPLIT = Layout(strategy="split", world=1, shard=1)
 _SAVED = ("parameters", "optimizer", "averages")
+_REPEATS = 2  # of a step that evaluation makes again and again: another one takes what the second took
 _IN_MAIN_MEMORY: tuple[Kind, ...] = ("cpu", "mps")
 
 
@@ -87,6 +88,8 @@ def footprint(config: Config, plan: Plan, subject: Subject, *, hardware: Hardwar
     alone = dataclasses.replace(
         plan, world=1, strategy=layout.strategy, shard=1, effective_batch=effective_batch
     )
+    if config.eval_steps is not None:
+        config = dataclasses.replace(config, eval_steps=min(config.eval_steps, _REPEATS))
     live = LiveBytes(granularity=1 if plan.device == "cpu" else CUDA_GRANULARITY)
     with simulation(plan.device):
         backend = SimulatedBackend(

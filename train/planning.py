@@ -15,7 +15,7 @@ from typing import Any
 from lib import kconf
 from lib.config import Config, config_from_values
 from lib.errors import PlanError
-from lib.gpus import find_gpu
+from lib.gpus import Gpu, find_gpu
 from lib.hardware import probe
 from lib.hyperparams import apply_hyperparams
 from lib.memory.measured import Kept
@@ -49,6 +49,7 @@ class Outlook:
     steps_per_epoch: float
     step_flop: int  # of one device
     step_time: StepTime | None  # None where the device is not in the catalogue
+    gpu_origin: str | None  # of the figures of the device that the catalogue has
     alternatives: tuple[str, ...]
     ways: tuple[WayToSpread, ...]  # empty for one device
     asked_method: str  # manual, or what CONFIG_AUTO_METHOD says
@@ -69,6 +70,7 @@ class Outlook:
             "step_seconds_estimate": None
             if self.step_time is None
             else [self.step_time.fastest_seconds, self.step_time.slowest_seconds],
+            "gpu_figures_from": self.gpu_origin,
             "alternatives": list(self.alternatives),
             "ways_to_spread": [way.to_json() for way in self.ways],
             "method": self.method,
@@ -137,11 +139,13 @@ def look_ahead(
     found = footprints.of(trial_of(decided), hardware)
     micro_batches = 2 if decided.accumulation > 1 else 1
     step_flop = found.step_flop * decided.accumulation // micro_batches
+    gpu = find_gpu(hardware.devices[0].name) if hardware.kind != "cpu" else None
     return Outlook(
         plan=decided,
         steps_per_epoch=subject.dataset.train.size / decided.effective_batch,
         step_flop=step_flop,
-        step_time=_step_time(decided, found, hardware, step_flop=step_flop),
+        step_time=None if gpu is None else _step_time(decided, found, gpu, step_flop=step_flop),
+        gpu_origin=None if gpu is None else gpu.origin,
         alternatives=tuple(_alternatives(config, subject, hardware, decided)) if ways_out else (),
         ways=tuple(
             WayToSpread.of(candidate, verdict)
@@ -155,10 +159,7 @@ def look_ahead(
     )
 
 
-def _step_time(decided: Plan, found: Footprint, hardware: Hardware, *, step_flop: int) -> StepTime | None:
-    gpu = find_gpu(hardware.devices[0].name) if hardware.kind != "cpu" else None
-    if gpu is None:
-        return None
+def _step_time(decided: Plan, found: Footprint, gpu: Gpu, *, step_flop: int) -> StepTime:
     parts = found.trace.at_peak()
     work = StepWork(
         flop=step_flop,
@@ -230,8 +231,10 @@ def _methods(outlook: Outlook) -> str:
         "table": "from the table of free memory",
         "manual": "set by hand",
     }[outlook.method]
-    time = "" if outlook.step_time is None else "; seconds: estimated"
-    return f"Micro-batch: {origin}; memory and work: predicted{time}"
+    if outlook.gpu_origin is None:
+        return f"Micro-batch: {origin}; memory and work: predicted"
+    figures = f"figures of the GPU: {outlook.gpu_origin}"
+    return f"Micro-batch: {origin}; memory and work: predicted; seconds: estimated; {figures}"
 
 
 def _bars(memory: Memory, *, columns: int) -> Iterator[str]:

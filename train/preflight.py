@@ -9,9 +9,12 @@ from __future__ import annotations
 import dataclasses
 import json
 import time
-from collections.abc import Callable, Iterator
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import TypeAlias
 
 from lib import kconf
 from lib.config import config_from_values
@@ -23,9 +26,11 @@ from lib.tiers import with_tier
 from train import preflight_checks as checks
 from train.candidate import Candidate
 from train.forecast import Footprints
-from train.preflight_ranks import two_ranks
+from train.preflight_ranks import OF_RANKS, two_ranks
 from train.stored import say
 from train.subject import open_subject
+
+Outcome: TypeAlias = tuple[bool, str]  # whether it passed, and what it found
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +47,37 @@ def preflight(*, root: Path, runs: Path, as_json: bool) -> int:
     """Print a table of all checks, or JSON; 1 where one has failed."""
     tell = _say_nothing if as_json else say
     resolved = with_tier(kconf.from_environment(root), root=root, say=tell)
+    found = []
+    for check in _checks(resolved, root=root, runs=runs, tell=tell):
+        found.append(check)
+        if not as_json:
+            say(
+                f"{'ok' if check.passed else 'FAILED':<7}{check.name:<22}{check.seconds:5.1f} s  {check.told}"
+            )
+    if as_json:
+        print(json.dumps([dataclasses.asdict(check) for check in found], indent=2))
+    return int(not all(check.passed for check in found))
+
+
+def _checks(
+    resolved: kconf.Resolved, *, root: Path, runs: Path, tell: Callable[[str], None]
+) -> Iterator[Check]:
+    """All of them; or that of the model alone, which cannot even be measured."""
+    started = time.perf_counter()
+    try:
+        candidate = candidate_of(resolved, root=root, runs=runs, tell=tell)
+    except Exception as error:
+        if not isinstance(error, ToolkitError) and (told := failure(error, root=root)):
+            yield Check("model", False, told, time.perf_counter() - started)
+            return
+        raise
+    yield from run_checks(candidate, resolved)
+
+
+def candidate_of(
+    resolved: kconf.Resolved, *, root: Path, runs: Path, tell: Callable[[str], None]
+) -> Candidate:
+    """What is configured, with its data and a plan. Raises ToolkitError where there is none."""
     config = config_from_values(resolved.values)
     subject = open_subject(config, root=root, say=tell)
     hardware = probe(config.device)
@@ -54,22 +90,12 @@ def preflight(*, root: Path, runs: Path, as_json: bool) -> int:
         facts=subject.facts,
         predict=Footprints(config, subject).predictor(hardware),
     )
-    candidate = Candidate(config=config, subject=subject, hardware=hardware, plan=plan, root=root, runs=runs)
-    found = []
-    for check in run_checks(candidate, resolved):
-        found.append(check)
-        if not as_json:
-            say(
-                f"{'ok' if check.passed else 'FAILED':<7}{check.name:<22}{check.seconds:5.1f} s  {check.told}"
-            )
-    if as_json:
-        print(json.dumps([dataclasses.asdict(check) for check in found], indent=2))
-    return int(not all(check.passed for check in found))
+    return Candidate(config=config, subject=subject, hardware=hardware, plan=plan, root=root, runs=runs)
 
 
 def run_checks(candidate: Candidate, resolved: kconf.Resolved) -> Iterator[Check]:
     """All of them, one after the other; what a check cannot do for an error counts as failed."""
-    named: list[tuple[str, Callable[[], tuple[bool, str]]]] = [
+    named: list[tuple[str, Callable[[], Outcome]]] = [
         ("first loss", lambda: checks.first_loss(candidate)),
         ("loss falls", lambda: checks.loss_falls(candidate)),
         ("shards", lambda: checks.shards(candidate)),
@@ -81,23 +107,47 @@ def run_checks(candidate: Candidate, resolved: kconf.Resolved) -> Iterator[Check
         ("memory", lambda: checks.memory(candidate.plan)),
     ]
     for name, check in named:
-        yield _timed(name, check)
-    started = time.perf_counter()
-    try:
-        ranks = two_ranks(candidate, resolved)
-    except ToolkitError as error:
-        ranks = {"gradients of 2 ranks": (False, str(error)), "averages of 2 ranks": (False, str(error))}
-    seconds = (time.perf_counter() - started) / len(ranks)
-    yield from (Check(name, passed, told, seconds) for name, (passed, told) in ranks.items())
+        yield from timed((name,), partial(_alone, name, check), root=candidate.root)
+    yield from timed(OF_RANKS, lambda: two_ranks(candidate, resolved), root=candidate.root)
 
 
-def _timed(name: str, check: Callable[[], tuple[bool, str]]) -> Check:
+def _alone(name: str, check: Callable[[], Outcome]) -> dict[str, Outcome]:
+    return {name: check()}
+
+
+def timed(names: Sequence[str], check: Callable[[], Mapping[str, Outcome]], *, root: Path) -> Iterator[Check]:
+    """The checks `names`, which are made together."""
     started = time.perf_counter()
+    found = _outcomes(names, check, root=root)
+    seconds = (time.perf_counter() - started) / len(names)
+    yield from (Check(name, *found[name], seconds) for name in names)
+
+
+def _outcomes(
+    names: Sequence[str], check: Callable[[], Mapping[str, Outcome]], *, root: Path
+) -> Mapping[str, Outcome]:
     try:
-        passed, told = check()
-    except ToolkitError as error:
-        passed, told = False, str(error)
-    return Check(name, passed, told, time.perf_counter() - started)
+        return check()
+    except Exception as error:
+        if told := failure(error, root=root):
+            return dict.fromkeys(names, (False, told))
+        raise
+
+
+def failure(error: Exception, *, root: Path) -> str:
+    """Why a check could not be made; "" for what is a mistake of the toolkit's own.
+
+    What is raised below models/ is the model's, and so is what torch cannot do with what it returns.
+    """
+    if isinstance(error, ToolkitError):
+        return str(error)
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if Path(frame.filename).is_relative_to(root / "models")]
+    if not own and not isinstance(error, RuntimeError | MemoryError):
+        return ""
+    reason = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}".removesuffix(": ")
+    place = f"{Path(own[-1].filename).relative_to(root)}:{own[-1].lineno}: " if own else ""
+    return place + reason
 
 
 def _say_nothing(_: str) -> None:

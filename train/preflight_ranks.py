@@ -11,7 +11,8 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from torch import Tensor
 from lib import kconf
 from lib.backend import open_backend
 from lib.config import config_from_values
-from lib.errors import ToolkitError, run_main
+from lib.errors import ToolkitError, run_main, told_in
 from lib.plan.types import Hardware, Plan
 from train import loop
 from train.candidate import Candidate
@@ -30,6 +31,8 @@ from train.subject import open_subject
 
 STEPS = 2
 PATIENCE_SECONDS = 120
+_POLL_SECONDS = 0.05
+OF_RANKS = ("gradients of 2 ranks", "averages of 2 ranks")
 SGD: dict[str, Any] = {"optimizer": "sgd", "momentum": 0.0, "nesterov": False, "learning_rate": 0.01}
 RULE = SGD | {"weight_decay": 0.0, "schedule": "constant", "warmup_pct": 0, "ema": True, "ema_decay": 0.5}
 CLOSE = 1e-9
@@ -71,10 +74,8 @@ def judged(
     words = {kind: "the same" if alike else "not the same" for kind, alike in same.items()}
     weights = f"weights of the two are {words['weights']}, {relative:.1e} from those of one"
     averages = f"averages of the two are {words['averages']}"
-    return {
-        "gradients of 2 ranks": (same["weights"] and relative < CLOSE, weights),
-        "averages of 2 ranks": (same["averages"], averages),
-    }
+    passed = same["weights"] and relative < CLOSE, same["averages"]
+    return dict(zip(OF_RANKS, zip(passed, (weights, averages), strict=True), strict=True))
 
 
 def outcome(candidate: Candidate, *, world: int = 1, backend: Any = None) -> Results:
@@ -107,20 +108,33 @@ def _run(folder: Path, *, root: Path) -> None:
         }
         command = ["env", *(f"{name}={value}" for name, value in variables.items()), "OMP_NUM_THREADS=1"]
         command += [sys.executable, "-m", "train.preflight_ranks", str(folder)]
-        processes.append(
-            subprocess.Popen(command, cwd=root, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
-        )
+        with _log(folder, rank).open("wb") as log:
+            processes.append(subprocess.Popen(command, cwd=root, stdout=log, stderr=log))
     try:
-        told = [process.communicate(timeout=PATIENCE_SECONDS)[1] for process in processes]
-    except subprocess.TimeoutExpired as error:
-        raise ToolkitError(f"two processes did not come to an end in {PATIENCE_SECONDS} s") from error
+        _wait(processes, folder)
     finally:
         for process in processes:
             process.kill()
-    for process, text in zip(processes, told, strict=True):
-        if process.returncode:
-            last = text.strip().splitlines()[-1:] or [f"status {process.returncode}"]
-            raise ToolkitError("one of two processes failed", why=last[0])
+            process.wait()
+
+
+def _wait(processes: Sequence[subprocess.Popen[bytes]], folder: Path) -> None:
+    """Until both have ended well. Raises ToolkitError for the first to fail: the other would wait for it."""
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while None in (statuses := [process.poll() for process in processes]) or any(statuses):
+        if failed := [rank for rank, status in enumerate(statuses) if status]:
+            # Where both have, the other one did so for want of the first.
+            rank = min(failed, key=lambda rank: _log(folder, rank).stat().st_mtime_ns)
+            told = told_in(_log(folder, rank).read_text(encoding="utf-8", errors="replace"))
+            why = told or f"it ended with status {statuses[rank]} and no word"
+            raise ToolkitError(f"process {rank} of two failed", why=why)
+        if time.monotonic() > deadline:
+            raise ToolkitError(f"two processes did not come to an end in {PATIENCE_SECONDS} s")
+        time.sleep(_POLL_SECONDS)
+
+
+def _log(folder: Path, rank: int) -> Path:
+    return folder / f"{rank}.log"
 
 
 def main() -> int:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from lib import checkpoint
 from lib.config import Config
-from lib.errors import ConfigError
+from lib.errors import CheckpointError, ConfigError
 from lib.remote_run import RemoteRun, contents, unfinished
 from lib.rundir import RunDir
 from lib.storage import Storage, StorageError, open_storage
@@ -79,6 +79,7 @@ class Copier:
         self._thread: threading.Thread | None = None
         self._news: deque[str] = deque()
         self._failure = ""  # why the last copy failed
+        self._damage = ""  # of the best checkpoint, which the last copy was made without
         self._copied = False  # whether the last one that was asked for is there
 
     def begin(self) -> None:
@@ -121,17 +122,19 @@ class Copier:
 
     def _copy(self, files: Mapping[str, bytes]) -> None:
         try:
-            self._remote.copy(self._run.checkpoints, files, keep_last=self._keep_last)
+            damage = self._remote.copy(self._run.checkpoints, files, keep_last=self._keep_last)
         except FileNotFoundError:
             return  # the disk has a newer one by now, and that is asked for next
-        except StorageError as error:
+        except (StorageError, CheckpointError) as error:
             if not self._failure:
                 self._news.append(f"Not copied to {self.url}, which the next checkpoint tries again: {error}")
             self._failure = str(error)
             return
         if self._failure:
             self._news.append(f"Copied to {self.url} again")
-        self._failure = ""
+        if damage and damage != self._damage:
+            self._news.append(f"The best checkpoint is not copied: {damage}")
+        self._failure, self._damage = "", damage
         with self._lock:
             self._copied = self._wanted is None
 

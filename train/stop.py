@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Self
 
-from lib.errors import ToolkitError
+from lib.errors import Suspended
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
@@ -76,10 +76,8 @@ class StopRequest:
         self._previous.clear()
 
 
-class Stopped(ToolkitError):
+class Stopped(Suspended):
     """The run was asked to stop by a signal, and saved."""
-
-    exit_code = 75  # EX_TEMPFAIL: try again, and it goes on
 
     def __init__(self, number: int, step: int) -> None:
         self.step = step

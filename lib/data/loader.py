@@ -204,6 +204,7 @@ class TrainLoader(_Loader):
         """The micro-batches of step `first` and of all that follow it."""
         share = first.target // first.world
         together = max(1, _POSITIONS_AT_ONCE // first.target)
+        ends = np.cumsum(first.sizes)[:-1]
         for step in count(first.step, together):
             stream = sample_stream(
                 start=step * first.target, count=together * first.target, seed=self._seed, size=self.size
@@ -214,8 +215,9 @@ class TrainLoader(_Loader):
             rows_KSN = [self._places(epochs_SN, indices_SN)]
             if self._kind != "none":
                 rows_KSN += draw(epochs_SN, indices_SN, kind=self._kind, pad=self._pad, seed=self._seed)
-            for rows_KN in torch.from_numpy(np.stack(rows_KSN, axis=1)):
-                yield from rows_KN.split(first.sizes, dim=1)
+            rows_SKN = np.stack(rows_KSN, axis=1)
+            for rows_KN in rows_SKN:
+                yield from np.split(rows_KN, ends, axis=1)
 
     def _places(self, epochs_SN: Indices, indices_SN: Indices) -> Indices:
         """Where samples are in the part. Windows of a text begin somewhere else in each epoch."""
@@ -244,9 +246,9 @@ class EvalLoader(_Loader):
         """
         assert 0 <= rank < world and batch_size > 0
         starts = range(rank * batch_size, _round_up(self.size, world * batch_size), world * batch_size)
-        numbers = (torch.arange(start, start + batch_size) for start in starts)
+        numbers = (np.arange(start, start + batch_size) for start in starts)
         requests = (
-            torch.stack((number.clamp(max=self.size - 1) * self._stride, (number < self.size).long()))
+            np.stack((number.clip(max=self.size - 1) * self._stride, number < self.size))
             for number in numbers
         )
         for inputs, targets, weights_1N in self._store.read(requests):

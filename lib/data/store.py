@@ -10,14 +10,14 @@ from typing import Literal, Protocol, TypeAlias
 import numpy as np
 import torch
 
-from lib.data.types import IGNORED, ArrayPart, Part, TokenPart
+from lib.data.types import IGNORED, ArrayPart, Indices, Part, TokenPart
 
 _ROWS = torch.contiguous_format
 
 Placement: TypeAlias = Literal["resident", "stream", "shapes"]
 
 # int64 (1 + K, N): the places of N samples, and K rows of notes that travel with them to the device.
-Request: TypeAlias = torch.Tensor
+Request: TypeAlias = Indices
 Rows: TypeAlias = tuple[torch.Tensor, torch.Tensor, torch.Tensor]  # inputs as stored, targets, notes
 
 
@@ -69,7 +69,7 @@ class _Shapes:
                 torch.empty(request.shape[1], *shape, dtype=dtype, device=self._device)
                 for dtype, shape in self._kinds
             )
-            yield inputs, targets, request[1:].to(self._device)
+            yield inputs, targets, torch.from_numpy(request[1:]).to(self._device)
 
     def close(self) -> None:
         pass
@@ -87,7 +87,7 @@ class _ResidentRows:
 
     def read(self, requests: Iterator[Request]) -> Iterator[Rows]:
         for request in requests:
-            sent = request.to(self._device)  # one copy for all that the batch needs
+            sent = torch.from_numpy(request).to(self._device)  # one copy for all that the batch needs
             places = sent[0]
             yield self._inputs.index_select(0, places), self._targets.index_select(0, places), sent[1:]
 
@@ -111,7 +111,7 @@ class _ResidentTokens:
 
     def read(self, requests: Iterator[Request]) -> Iterator[Rows]:
         for request in requests:
-            sent = request.to(self._device)
+            sent = torch.from_numpy(request).to(self._device)
             windows = self._windows[sent[0]].to(torch.int64)
             if self._mask is not None:
                 windows.bitwise_and_(self._mask)
@@ -152,8 +152,8 @@ class _Stream:
                 future.cancel()
 
     def _fetch(self, request: Request) -> Rows:
-        inputs, targets = self._part.take(request[0].numpy())
-        rows = torch.from_numpy(inputs), torch.from_numpy(targets), request[1:]
+        inputs, targets = self._part.take(request[0])
+        rows = torch.from_numpy(inputs), torch.from_numpy(targets), torch.from_numpy(request[1:])
         if self._device.type == "cuda":
             return rows[0].pin_memory(), rows[1].pin_memory(), rows[2].pin_memory()
         return rows

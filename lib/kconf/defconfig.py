@@ -41,11 +41,12 @@ def compose(
     base, *fragments = spec.split("+")
     if fragments and not all((base, *fragments)):
         raise ConfigError(f"'{spec}' lacks a name beside a plus sign", todo=_HOW_TO_ADD)
-    paths = [_configuration(root, base), *(find_fragment(root, name) for name in fragments), *more]
+    found = [find_fragment(root, name) for name in fragments]
+    paths = [_configuration(root, base), *found, *more]
     configuration = StrictLoad(tree, refuse_replacing=strict)
     for path in paths:
         configuration.add(read_shipped(root, path))
-    return configuration, list(accept(configuration, "nothing was written").notices)
+    return configuration, [*hidden(root, found), *accept(configuration, "nothing was written").notices]
 
 
 def available(root: Path) -> tuple[list[Path], list[Path]]:
@@ -68,6 +69,17 @@ def find_fragment(root: Path, name: str) -> Path:
     """The file of the fragment `name`. Raises ConfigError where there is none."""
     configurations, fragments = available(root)
     return _pick(name, fragments, configurations, "fragment")
+
+
+def hidden(root: Path, found: Sequence[Path]) -> list[str]:
+    """A notice for each fragment that one of the same name in `found` keeps from being read."""
+    _, fragments = available(root)
+    return [
+        f"{display(path)} is taken, and {display(other)} of the same name is not"
+        for path in found
+        for other in fragments
+        if other != path and _stem(other) == _stem(path)
+    ]
 
 
 def read_shipped(root: Path, path: Path) -> Layer:
@@ -131,6 +143,10 @@ def _configuration(root: Path, name: str) -> Path:
 
 def _is_called(path: Path, name: str) -> bool:
     return path.name in (name, f"{name}.config")
+
+
+def _stem(path: Path) -> str:
+    return path.name.removesuffix(".config")
 
 
 def _pick(name: str, wanted: list[Path], others: list[Path], kind: str) -> Path:

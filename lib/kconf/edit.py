@@ -125,11 +125,13 @@ def _defconfig(project: Project, options: Namespace) -> None:
 def _merge(project: Project, options: Namespace) -> None:
     """Fragments on top of the configuration that there is."""
     paths = [Path(word) for word in _words("FRAGMENT", options.fragments)]
-    paths += [defconfig.find_fragment(project.root, name) for name in options.names]
+    found = [defconfig.find_fragment(project.root, name) for name in options.names]
+    paths += found
     if not paths:
         raise ConfigError("no fragment is named", todo="give FRAGMENT=FILE, or make NAME.config")
     tree = load_own_tree(project.root)
     configuration, notices = load_file(tree, project.config_file)
+    notices += defconfig.hidden(project.root, found)
     configuration.refuse_replacing = options.strict
     for path in paths:
         configuration.add(defconfig.read_shipped(project.root, path))

@@ -11,6 +11,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 
 from lib.kconf.tree import display
 
@@ -139,11 +140,24 @@ def shipped_assignments(layer: Layer, root: Path) -> dict[tuple[str, str], Assig
 
 
 def command_line(
-    overrides: Mapping[str, str], *, prefix: str = "CONFIG_", place: str = "command line"
+    overrides: Mapping[str, str],
+    *,
+    prefix: str = "CONFIG_",
+    place: str = "command line",
+    places: Mapping[str, str] = MappingProxyType({}),
 ) -> Layer:
-    """The layer of NAME=value words (names with prefix, values raw: strings without quotes)."""
+    """The layer of NAME=value words (names with prefix, values raw: strings without quotes).
+
+    places: where a name was given its value, if it is not `place`.
+    """
     assignments = tuple(
-        Assignment(name=name.removeprefix(prefix), text=value, file=place, line=0, source=f"{name}={value}")
+        Assignment(
+            name=name.removeprefix(prefix),
+            text=value,
+            file=places.get(name, place),
+            line=0,
+            source=f"{name}={value}",
+        )
         for name, value in overrides.items()
     )
     return Layer(name=place, assignments=assignments, command_line=True)

@@ -81,6 +81,28 @@ def load(
     tree = load_own_tree(root)
     configuration, notices = load_file(tree, config_file, refresh=refresh)
     notices += override(configuration, overrides)
+    return _resolved(configuration, notices)
+
+
+def load_written(
+    text: str,
+    *,
+    root: Path,
+    overrides: Mapping[str, str] = MappingProxyType({}),
+    places: Mapping[str, str] = MappingProxyType({}),
+) -> Resolved:
+    """As `load`, of a configuration that was written from the tree at `root` and is at hand as `text`.
+
+    places: `CONFIG_NAME` -> where it was given its value (`file:line`), for the findings.
+    """
+    layer = read_text(text.encode(), name="the configuration")
+    configuration, notices = _load_layer(load_own_tree(root), layer, refresh=False, tell_new=False)
+    notices += override(configuration, overrides, places=places)
+    return _resolved(configuration, notices)
+
+
+def _resolved(configuration: StrictLoad, notices: Sequence[str]) -> Resolved:
+    tree = configuration.tree
     symbols = [symbol for symbol in tree.unique_defined_syms if not symbol.choice]
     provenance = Provenance(configuration)
     return Resolved(
@@ -116,14 +138,19 @@ def load_file(
 
 
 def override(
-    configuration: StrictLoad, given: Mapping[str, str], *, place: str = "command line"
+    configuration: StrictLoad,
+    given: Mapping[str, str],
+    *,
+    place: str = "command line",
+    places: Mapping[str, str] = MappingProxyType({}),
 ) -> list[str]:
     """Put the NAME=value words `given` (raw values) on top; the notices of it all. Raises ConfigError."""
     if not given:
         return []
     tree = configuration.tree
     before = settings(tree)
-    layer = migrate(command_line(given, place=place), read_legacy(Path(tree.srctree)))
+    layer = command_line(given, place=place, places=places)
+    layer = migrate(layer, read_legacy(Path(tree.srctree)))
     configuration.add(layer)
     notices = accept(configuration, "nothing was changed").notices
     _, followers = changes(before, {assignment.name for assignment in layer.assignments})

@@ -30,7 +30,7 @@ class Peak:
         else:
             with contextlib.suppress(OSError):  # where the kernel lets it, the highest so far is forgotten
                 Path("/proc/self/clear_refs").write_text("5")
-            self._before = _resident_bytes("VmRSS")
+            self._before = resident_bytes("VmRSS")
 
     def need_bytes(self) -> int:
         """The most so far: what the allocator took and what libraries took beside it, or resident memory."""
@@ -38,7 +38,7 @@ class Peak:
             return max(map(_of_gpu, self._devices, self._free_before))
         if self._device.type == "mps":  # the driver's pool does not shrink
             return max(0, torch.mps.driver_allocated_memory() - self._before)
-        return max(0, _resident_bytes("VmHWM") - self._before)
+        return max(0, resident_bytes("VmHWM") - self._before)
 
     def retries(self) -> int:
         """How often the allocator had to give its cache back to find room: 0 where memory is enough."""
@@ -69,8 +69,9 @@ def limit_main_memory(usable_bytes: int) -> None:
         Path("/proc/self/oom_score_adj").write_text("1000")
 
 
-def _resident_bytes(name: str) -> int:
-    """VmRSS: what is resident now; VmHWM: the most so far, which elsewhere than on Linux stands for both.
+def resident_bytes(name: str = "VmRSS") -> int:
+    """Of this process. VmRSS: what is resident now; VmHWM: the most so far, which stands for both elsewhere
+    than on Linux.
 
     Not by getrusage on Linux: a new process begins there with the most of the one that started it.
     """

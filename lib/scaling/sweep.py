@@ -6,14 +6,13 @@ import dataclasses
 import math
 import socket
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from lib import metrics
-from lib.child_run import train_apart
+from lib.child_run import Children
 from lib.data.types import TextSpec
 from lib.registry import build_model
 from lib.rundir import RunDir
@@ -37,28 +36,41 @@ class Sweep:
     say: Callable[[str], None]
 
     def run(self, configs: Sequence[ScalingConfig], names: Sequence[str]) -> list[ScalingResults]:
-        """The results of all, in their order; what is there already, from the same code, is kept."""
-        with ThreadPoolExecutor(self.workers) as pool:
-            return list(pool.map(self.result, configs, names))
+        """The results of all, in their order; what is there already, from the same code, is kept.
 
-    def result(self, config: ScalingConfig, name: str) -> ScalingResults:
-        """That of one model: from its file, or by training it."""
+        Raises Suspended where a signal stopped it.
+        """
+        with Children() as children:
+
+            def result(named: tuple[ScalingConfig, str]) -> ScalingResults | None:
+                return self.result(*named, children)
+
+            found = children.each(result, list(zip(configs, names, strict=True)), workers=self.workers)
+        children.check(todo="the same command goes on from there")
+        return [each for each in found if each is not None]
+
+    def result(self, config: ScalingConfig, name: str, children: Children) -> ScalingResults | None:
+        """That of one model: from its file, or by training it; None where it was stopped."""
         path = self.out / f"{name}_results.json"
         known = read(path)
         if known is not None and known.config_hash == config.identity(self.code) and known.status != "failed":
             self.say(f"{name}: already there")
             return known
-        result = self._train(config, name)
+        result = self._train(config, name, children)
+        if result is None:
+            return None
         write(path, result.to_json())
         told = f"{result.val_nats:.4f} nats" if result.status != "failed" else result.reason
         self.say(f"{name}: {result.status}, {told}, {result.seconds_cpu:.0f} s of processor")
         return result
 
-    def _train(self, config: ScalingConfig, name: str) -> ScalingResults:
+    def _train(self, config: ScalingConfig, name: str, children: Children) -> ScalingResults | None:
         """A run of its own directory; one that was interrupted goes on from its last checkpoint."""
         identity = config.identity(self.code)
         place = self.out / "runs" / f"{name}-{identity}"
-        child = train_apart(place, config.assignments(), root=self.root)
+        child = children.train(place, config.assignments(), root=self.root)
+        if child.stopped:
+            return None
         empty = dataclasses.replace(
             self._empty(config, identity),
             seconds_cpu=child.seconds_cpu,

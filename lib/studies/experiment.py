@@ -2,7 +2,7 @@
 
     defaults: [_self_, other]      # files it is laid upon, or that are laid upon it (after _self_)
     about: one sentence
-    config: trm-sudoku4+fp32       # a shipped configuration
+    config: trm-sudoku4+fp32       # a shipped configuration, or alldefconfig: all defaults
     set: {MAX_STEPS: 200}          # symbols without CONFIG_
     sweep: grid                    # or zip, or random; or optuna, of which space.py tells more
     axes: {EMA: [true, false]}
@@ -24,7 +24,7 @@ from typing import Any
 
 from lib.errors import ConfigError
 from lib.studies.space import Search, is_whole, search_of
-from lib.studies.yaml12 import Plain, read_yaml
+from lib.studies.yaml12 import Document, Plain, Route, read_yaml
 
 SELF = "_self_"
 KEYS_OF_A_SEARCH = ("minimize", "maximize")
@@ -51,6 +51,7 @@ class Experiment:
     """points: what differs between the arms of the study; each is trained with every seed.
 
     search: what a search chooses the points from; there are none before.
+    places: a symbol and the value that it is given, or None -> where that is written (file:line).
     """
 
     name: str
@@ -59,70 +60,96 @@ class Experiment:
     settings: Setting
     points: tuple[Setting, ...]
     seeds: tuple[int, ...]
-    search: Search | None = None
+    search: Search | None
+    places: Mapping[tuple[str, str | None], str]
 
     def runs(self) -> Iterator[tuple[int, Setting]]:
         """The number of the point, and all that is set, for each run."""
         for (number, point), seed in itertools.product(enumerate(self.points), self.seeds):
             yield number, {**self.settings, **point, "SEED": str(seed)}
 
+    def place(self, name: str, value: str) -> str:
+        """Where the symbol `name` is given that value."""
+        return self.places.get((name, value)) or self.places[name, None]
+
 
 def read_experiment(file: Path) -> Experiment:
-    """Raises ConfigError for what is no experiment."""
-    content = merged(file)
+    """Raises ConfigError, with file and line, for what is no experiment."""
+    document = merged(file)
+    content = document.content
     if not isinstance(content.get("config"), str):
-        raise ConfigError(f"{file} names no configuration", todo="config: NAME, one of make list-defconfigs")
-    settings = {
-        name: raw(value) for name, value in _mapping(file, content, "set").items() if value is not None
-    }
-    axes = _mapping(file, content, "axes")
-    if "SEED" in {*settings, *axes}:
-        raise ConfigError(f"{file}: SEED comes from seeds", todo="seeds: a number of them, or a list")
+        todo = "config: NAME, one of make list-defconfigs"
+        raise ConfigError(f"{document.place('config')} names no configuration", todo=todo)
+    settings = {name: value for name, value in _mapping(document, "set").items() if value is not None}
+    axes = _mapping(document, "axes")
+    for key, symbols in (("set", settings), ("axes", axes)):
+        if "SEED" in symbols:
+            place = document.place(key, "SEED")
+            raise ConfigError(f"{place}: SEED comes from seeds", todo="seeds: a number of them, or a list")
     searched = content.get("sweep") == "optuna"
-    _check_keys_of(file, content)
+    _check_keys_of(document)
     return Experiment(
         name=file.stem,
         about=str(content.get("about", "")),
         config=str(content["config"]),
-        settings=settings,
-        points=() if searched else tuple(_points(file, content, axes)),
-        seeds=_seeds(file, content.get("seeds", SEEDS)),
-        search=search_of(file, content, axes) if searched else None,
+        settings={name: raw(value) for name, value in settings.items()},
+        points=() if searched else tuple(_points(document, axes)),
+        seeds=_seeds(document),
+        search=search_of(document, axes) if searched else None,
+        places=dict(_places(document, settings, axes)),
     )
 
 
-def merged(file: Path, *, above: tuple[Path, ...] = ()) -> dict[str, Plain]:
+def _places(
+    document: Document, settings: Mapping[str, Plain], axes: Mapping[str, Plain]
+) -> Iterator[tuple[tuple[str, str | None], str]]:
+    """Of settings, then of axes, which win over them; where a search will propose a value, of its axis."""
+    yield ("SEED", None), document.place("seeds")
+    for name in settings:
+        yield (name, None), document.place("set", name)
+    for name, axis in axes.items():
+        yield (name, None), document.place("axes", name)
+        if isinstance(axis, list):
+            for number, value in enumerate(axis):
+                yield (name, raw(value)), document.place("axes", name, number)
+
+
+def merged(file: Path, *, above: tuple[Path, ...] = ()) -> Document:
     """`file` with its defaults, which are files beside it, laid under or over it. `defaults` is gone.
 
     Raises ConfigError for a circle, and for a key that is not known.
     """
-    file = file.resolve()
-    if file in above:
-        circle = " -> ".join(path.name for path in (*above, file))
-        raise ConfigError(f"{file.name} is laid upon itself", why=circle)
-    own = dict(read_yaml(file))
-    for key in own:
+    real = file.resolve()
+    if real in above:
+        circle = " -> ".join(path.name for path in (*above, real))
+        raise ConfigError(f"{real.name} is laid upon itself", why=circle)
+    own = read_yaml(file)
+    for key in own.content:
         if key not in KEYS:
             close = difflib.get_close_matches(key, KEYS, n=1)
             raise ConfigError(
-                f"{file}: there is no key {key}",
+                f"{own.place(key)}: there is no key {key}",
                 todo=f"did you mean {close[0]}?" if close else f"there are {', '.join(KEYS)}",
             )
-    layers = own.pop("defaults", [])
+    layers = own.content.get("defaults", [])
     if not isinstance(layers, list) or not all(isinstance(layer, str) for layer in layers):
-        raise ConfigError(f"{file}: defaults is not a list of names")
+        raise ConfigError(f"{own.place('defaults')}: defaults is not a list of names")
     names = [str(layer) for layer in layers]
-    result: dict[str, Any] = {}
+    content: dict[str, Plain] = {}
+    places: dict[Route, str] = {}
     for name in names if SELF in names else [*names, SELF]:
-        below = own if name == SELF else merged(_beside(file, name), above=(*above, file))
-        result = laid_over(result, below)
-    return result
+        layer = own if name == SELF else merged(_beside(own, name), above=(*above, real))
+        content = laid_over(content, layer.content)
+        places |= layer.places  # those of a list that was replaced by a shorter one lead to nothing
+    content.pop("defaults", None)
+    return Document(file=file, content=content, places=places)
 
 
-def _beside(file: Path, name: str) -> Path:
-    found = file.parent / f"{name}.yaml"
+def _beside(document: Document, name: str) -> Path:
+    found = document.file.parent / f"{name}.yaml"
     if not found.is_file():
-        raise ConfigError(f"{file}: there is no {found.name} beside it", todo="defaults names such files")
+        place = document.place("defaults")
+        raise ConfigError(f"{place}: there is no {found.name} beside it", todo="defaults names such files")
     return found
 
 
@@ -144,79 +171,69 @@ def raw(value: Plain) -> str:
     return str(value)
 
 
-def as_yaml(minimal: str, *, config: str) -> str:
-    """A configuration in its minimal form as an experiment file on top of `config`."""
-    lines, seeds = [f"config: {config}", "set:"], list[str]()
-    for line in minimal.splitlines():
-        if line.startswith("CONFIG_"):
-            name, _, value = line.removeprefix("CONFIG_").partition("=")
-            if name == "SEED":
-                seeds.append(f"seeds: [{value}]")
-            else:
-                lines.append(f"  {name}: {'true' if value == 'y' else value}")
-        elif line.startswith("# CONFIG_") and line.endswith(" is not set"):
-            lines.append(f"  {line.removeprefix('# CONFIG_').removesuffix(' is not set')}: false")
-    return "\n".join([*lines, *seeds]) + "\n"
-
-
-def _check_keys_of(file: Path, content: Mapping[str, Plain]) -> None:
+def _check_keys_of(document: Document) -> None:
     """Raises ConfigError for what another kind of sweep would read, and this one would not."""
-    kind = content.get("sweep", "grid")
-    if kind != "optuna" and (astray := [key for key in KEYS_OF_A_SEARCH if content.get(key) is not None]):
-        raise ConfigError(f"{file}: {astray[0]} is for sweep: optuna")
-    drawn = [key for key in KEYS_OF_DRAWING if content.get(key) is not None]
-    if kind in ("grid", "zip") and drawn:
-        raise ConfigError(f"{file}: {drawn[0]} is for sweep: random or optuna")
+    given = [key for key, value in document.content.items() if value is not None]
+    kind = document.content.get("sweep", "grid")
+    for key in given:
+        if key in KEYS_OF_A_SEARCH and kind != "optuna":
+            raise ConfigError(f"{document.place(key)}: {key} is for sweep: optuna")
+        if key in KEYS_OF_DRAWING and kind in ("grid", "zip"):
+            raise ConfigError(f"{document.place(key)}: {key} is for sweep: random or optuna")
 
 
-def _mapping(file: Path, content: Mapping[str, Plain], key: str) -> Mapping[str, Plain]:
-    found = content.get(key)
+def _mapping(document: Document, key: str) -> Mapping[str, Plain]:
+    found = document.content.get(key)
     if found is None:
         return {}
     if not isinstance(found, dict):
-        raise ConfigError(f"{file}: {key} is not a mapping of symbols to values")
+        raise ConfigError(f"{document.place(key)}: {key} is not a mapping of symbols to values")
     for name in found:
         if name.startswith("CONFIG_"):
-            raise ConfigError(f"{file}: {name} is written without CONFIG_ here")
+            raise ConfigError(f"{document.place(key, name)}: {name} is written without CONFIG_ here")
     return found
 
 
-def _points(file: Path, content: Mapping[str, Plain], axes: Mapping[str, Plain]) -> Iterator[Setting]:
-    kind = content.get("sweep", "grid")
+def _points(document: Document, axes: Mapping[str, Plain]) -> Iterator[Setting]:
+    kind = document.content.get("sweep", "grid")
     if kind not in KINDS:
-        raise ConfigError(f"{file}: there is no sweep {kind}", todo=f"one of {', '.join(KINDS)}")
+        todo = f"one of {', '.join(KINDS)}"
+        raise ConfigError(f"{document.place('sweep')}: there is no sweep {kind}", todo=todo)
     values: dict[str, list[Plain]] = {}
     for name, axis in axes.items():
         if not isinstance(axis, list) or not axis:
-            raise ConfigError(f"{file}: the axis {name} is not a list of values")
+            raise ConfigError(f"{document.place('axes', name)}: the axis {name} is not a list of values")
         values[name] = axis
-    lengths = {len(axis) for axis in values.values()}
+    lengths = sorted({len(axis) for axis in values.values()})
     if kind == "zip" and len(lengths) > 1:
-        raise ConfigError(f"{file}: axes that are zipped have one length, not {sorted(lengths)}")
+        raise ConfigError(f"{document.place('axes')}: axes that are zipped have one length, not {lengths}")
     if kind == "random":
-        yield from _drawn(file, content, values)
+        yield from _drawn(document, values)
         return
     combine = zip if kind == "zip" else itertools.product
     for point in combine(*values.values()) if values else [()]:
         yield {name: raw(value) for name, value in zip(values, point, strict=True)}
 
 
-def _drawn(file: Path, content: Mapping[str, Plain], values: Mapping[str, list[Plain]]) -> Iterator[Setting]:
+def _drawn(document: Document, values: Mapping[str, list[Plain]]) -> Iterator[Setting]:
     """Different points of the grid at random."""
-    samples, seed = content.get("samples"), content.get("draw_seed", 1)
+    samples, seed = document.content.get("samples"), document.content.get("draw_seed", 1)
     if not is_whole(samples) or samples < 1 or not is_whole(seed):
-        raise ConfigError(f"{file}: a random sweep needs samples: NUMBER")
+        raise ConfigError(f"{document.place('samples')}: a random sweep needs samples: NUMBER")
     every = [dict(zip(values, point, strict=True)) for point in itertools.product(*values.values())]
     for point in Random(seed).sample(every, min(samples, len(every))):
         yield {name: raw(value) for name, value in point.items()}
 
 
-def _seeds(file: Path, asked: Plain) -> tuple[int, ...]:
+def _seeds(document: Document) -> tuple[int, ...]:
+    asked = document.content.get("seeds", SEEDS)
     if is_whole(asked) and asked > 0:
         return tuple(range(1, asked + 1))
     if isinstance(asked, list) and asked and all(map(is_whole, asked)):
         seeds = tuple(seed for seed in asked if is_whole(seed))
         if len(set(seeds)) < len(seeds):
-            raise ConfigError(f"{file}: a seed is there twice", why="the same run twice has no spread")
+            raise ConfigError(
+                f"{document.place('seeds')}: a seed is there twice", why="the same run twice has no spread"
+            )
         return seeds
-    raise ConfigError(f"{file}: seeds is a number of them or a list")
+    raise ConfigError(f"{document.place('seeds')}: seeds is a number of them or a list")

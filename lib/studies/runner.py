@@ -6,20 +6,22 @@ asked for it. One that fails is told, and the others go on.
 
 from __future__ import annotations
 
+import itertools
 import json
 import statistics
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from lib import atomic, kconf
-from lib.child_run import train_apart
+from lib.child_run import Children
 from lib.config import config_from_values, identity
 from lib.errors import ConfigError
+from lib.studies.crew import Crew
 from lib.studies.experiment import Experiment, Setting
 
 RESULT = "result.json"
+ALL_DEFAULTS = "alldefconfig"
 _NOT_METRICS = ("seconds", "samples", "bytes", "chars", "tokens")
 
 
@@ -29,8 +31,11 @@ class Run:
 
     number: int  # of the point that it belongs to
     settings: Setting
-    configuration: str
-    identity: str
+    resolved: kconf.Resolved
+
+    @property
+    def identity(self) -> str:
+        return identity(self.resolved.values)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,56 +51,77 @@ class Result:
     peak_memory_mb: float
 
 
-def resolved_runs(experiment: Experiment, *, root: Path, scratch: Path) -> list[Run]:
-    """The runs, checked one and all before the first is trained. Raises ConfigError for what cannot be."""
-    base, runs, findings = scratch / "base", dict[str, Run](), list[str]()
-    text = compose_text(root, experiment.config)
-    scratch.mkdir(parents=True, exist_ok=True)
-    base.write_text(text, encoding="utf-8")
+def resolved_runs(experiment: Experiment, *, root: Path) -> list[Run]:
+    """The runs, checked one and all before anything is written. Raises ConfigError for what cannot be."""
+    base = compose_text(root, experiment.config)
+    runs, findings = dict[str, Run](), dict[str, list[int]]()
     for number, settings in experiment.runs():
-        overrides = {f"CONFIG_{name}": value for name, value in settings.items()}
         try:
-            resolved = kconf.load(root=root, config_file=base, overrides=overrides)
-            config_from_values(resolved.values)
+            run = Run(number=number, settings=settings, resolved=_resolved(experiment, settings, base, root))
         except ConfigError as error:
-            findings += [
-                f"{experiment.name}, point {number + 1}: {one}" for one in error.findings or (str(error),)
-            ]
+            for finding in error.findings or (f"{experiment.name}: {error}",):
+                findings.setdefault(finding, []).append(number)
             continue
-        run = Run(
-            number=number,
-            settings=settings,
-            configuration=resolved.text,
-            identity=identity(resolved.values),
-        )
         # Trained at once they would meet in one directory; in the table they would pass for two.
         if (same := runs.setdefault(run.identity, run)) is not run:
-            findings.append(
-                f"{experiment.name}, point {number + 1}: trains the same as point {same.number + 1}"
-            )
+            finding = f"{experiment.name}: trains the same as point {same.number + 1}"
+            findings.setdefault(finding, []).append(number)
     if findings:
-        unique = tuple(dict.fromkeys(findings))
-        raise ConfigError(f"{len(unique)} runs of {experiment.name} cannot be configured", findings=unique)
+        refused = len(set(itertools.chain(*findings.values())))
+        told = tuple(_finding(text, set(numbers), experiment) for text, numbers in findings.items())
+        what = f"{refused} of {len(experiment.points)} points of {experiment.name} cannot be configured"
+        raise ConfigError(what, todo="nothing was trained", findings=told)
     return list(runs.values())
 
 
+def _resolved(experiment: Experiment, settings: Setting, base: str, root: Path) -> kconf.Resolved:
+    found = kconf.load_written(
+        base,
+        root=root,
+        overrides={f"CONFIG_{name}": value for name, value in settings.items()},
+        places={f"CONFIG_{name}": experiment.place(name, value) for name, value in settings.items()},
+    )
+    config_from_values(found.values)
+    return found
+
+
+def _finding(text: str, numbers: set[int], experiment: Experiment) -> str:
+    """With the points that it is about, if not with all of them."""
+    if len(numbers) == len(experiment.points):
+        return text
+    points = ", ".join(str(number + 1) for number in sorted(numbers))
+    return f"{text} (point{'s' if len(numbers) > 1 else ''} {points})"
+
+
 def compose_text(root: Path, spec: str) -> str:
-    """The configuration NAME+FRAGMENT+... in full."""
+    """The configuration NAME+FRAGMENT+..., or ALL_DEFAULTS, in full. Raises ConfigError."""
     from lib.kconf.defconfig import compose
     from lib.kconf.tree import load_own_tree
     from lib.kconf.write import full_text
 
     tree = load_own_tree(root)
-    compose(tree, spec)
-    return full_text(tree, made_from=())
+    if spec != ALL_DEFAULTS:
+        compose(tree, spec)
+    return full_text(tree)
 
 
 def train_all(
-    runs: Sequence[Run], *, root: Path, out: Path, workers: int, say: Callable[[str], None]
+    runs: Sequence[Run], *, root: Path, out: Path, crew: Crew, say: Callable[[str], None]
 ) -> list[Result]:
-    """Train what is not there yet, several at a time, each on one thread."""
-    with ThreadPoolExecutor(workers) as pool:
-        return list(pool.map(lambda run: _result(run, root=root, out=out, say=say), runs))
+    """Train what is not there yet, as many at a time as `crew` says, each on one thread.
+
+    Raises Suspended where a signal stopped it: what is done is kept, what was stopped goes on next time.
+    """
+    with Children() as children:
+
+        def result(run: Run) -> Result | None:
+            with crew.place():
+                return _result(run, children, root=root, out=out, crew=crew, say=say)
+
+        found = children.each(result, runs, workers=crew.most)
+    results = [one for one in found if one is not None]
+    children.check(todo=f"{len(results)} of {len(runs)} runs are there, and the same command goes on")
+    return results
 
 
 def write_results(out: Path, results: Sequence[Result]) -> None:
@@ -104,14 +130,20 @@ def write_results(out: Path, results: Sequence[Result]) -> None:
     atomic.write_text(out / "results.jsonl", lines)
 
 
-def _result(run: Run, *, root: Path, out: Path, say: Callable[[str], None]) -> Result:
+def _result(
+    run: Run, children: Children, *, root: Path, out: Path, crew: Crew, say: Callable[[str], None]
+) -> Result | None:
+    """What became of a run, None where it was stopped."""
     place = out / run.identity
     name = f"{run.identity} {told(run.settings)}"
-    known = _known(place / RESULT, run)
-    if known is not None:
+    if (known := known_result(run, out)) is not None:
         say(f"{name}: already there")
         return known
-    child = train_apart(place, run.configuration, root=root)
+    child = children.train(place, run.resolved.text, root=root)
+    if child.stopped:
+        if child.reason:
+            say(f"{name}: {child.reason}")
+        return None
     metrics: dict[str, float] = {}
     if child.run is not None:
         facts = child.run.status().facts
@@ -127,13 +159,15 @@ def _result(run: Run, *, root: Path, out: Path, say: Callable[[str], None]) -> R
     )
     atomic.write_text(place / RESULT, json.dumps(asdict(result), indent=1) + "\n")
     say(f"{name}: {child.reason or 'done'}, {child.seconds_cpu:.0f} s of processor")
+    if not child.reason and (line := crew.learn(child.peak_memory_mb * 1e6)):
+        say(line)
     return result
 
 
-def _known(file: Path, run: Run) -> Result | None:
+def known_result(run: Run, out: Path) -> Result | None:
     """What is there and went well. The point that it was for may have been another one."""
     try:
-        found = json.loads(file.read_text(encoding="utf-8"))
+        found = json.loads((out / run.identity / RESULT).read_text(encoding="utf-8"))
         known = Result(**{**found, "number": run.number, "settings": run.settings})
     except (FileNotFoundError, ValueError, TypeError):
         return None

@@ -20,15 +20,21 @@ from lib.studies.space import Axis, Range, Search
 
 
 def run_search(
-    experiment: Experiment, *, root: Path, scratch: Path, train: Callable[[Sequence[Run]], list[Result]]
+    experiment: Experiment,
+    *,
+    root: Path,
+    train: Callable[[Sequence[Run]], list[Result]],
+    begin: Callable[[Sequence[Run]], None],
 ) -> tuple[Experiment, list[Result]]:
     """The experiment with the points that were tried, and what became of their runs.
+
+    begin: is given runs at the ends of all axes before the first is trained.
 
     Raises ConfigError where Optuna is missing, and before the first run where an end of an axis is refused.
     """
     search = _search(experiment)
     study = _study(search)
-    resolved_runs(_at_the_ends(experiment), root=root, scratch=scratch)
+    begin(resolved_runs(_at_the_ends(experiment), root=root))
     points: list[Setting] = []
     results: list[Result] = []
     for _ in range(search.samples):
@@ -36,7 +42,7 @@ def run_search(
         point = {name: raw(_proposed(trial, name, axis)) for name, axis in search.axes.items()}
         if point not in points:
             points.append(point)
-            runs = resolved_runs(replace(experiment, points=(point,)), root=root, scratch=scratch)
+            runs = resolved_runs(replace(experiment, points=(point,)), root=root)
             results += train([replace(run, number=len(points) - 1) for run in runs])
         figure = _figure(points.index(point), results, search)
         if figure is None:

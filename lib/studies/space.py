@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import TypeGuard
 
 from lib.errors import ConfigError
-from lib.studies.yaml12 import Plain
+from lib.studies.yaml12 import Document, Plain
 
 _OF_A_RANGE = {"low", "high", "log", "step"}
 
@@ -49,36 +49,37 @@ class Search:
     draw_seed: int
 
 
-def search_of(file: object, content: Mapping[str, Plain], axes: Mapping[str, Plain]) -> Search:
-    """Raises ConfigError, naming `file`, for what is no search."""
+def search_of(document: Document, axes: Mapping[str, Plain]) -> Search:
+    """Raises ConfigError, naming file and line, for what is no search."""
+    content, place = document.content, document.place
     samples, seed = content.get("samples"), content.get("draw_seed", 1)
     if not is_whole(samples) or samples < 1 or not is_whole(seed):
-        raise ConfigError(f"{file}: a search needs samples: NUMBER")
+        raise ConfigError(f"{place('samples')}: a search needs samples: NUMBER")
     wanted = [(key, content[key]) for key in ("minimize", "maximize") if key in content]
     if len(wanted) != 1 or not isinstance(wanted[0][1], str):
-        raise ConfigError(f"{file}: a search needs minimize: FIGURE or maximize: FIGURE")
+        raise ConfigError(f"{place('sweep')}: a search needs minimize: FIGURE or maximize: FIGURE")
     if not axes:
-        raise ConfigError(f"{file}: a search needs axes")
+        raise ConfigError(f"{place('sweep')}: a search needs axes")
     key, figure = wanted[0]
-    found = {name: _axis(file, name, axis) for name, axis in axes.items()}
+    found = {name: _axis(place("axes", name), name, axis) for name, axis in axes.items()}
     return Search(axes=found, samples=samples, figure=str(figure), maximize=key == "maximize", draw_seed=seed)
 
 
-def _axis(file: object, name: str, axis: Plain) -> Axis:
+def _axis(place: str, name: str, axis: Plain) -> Axis:
     if isinstance(axis, list) and axis:
         return tuple(axis)
     if not isinstance(axis, dict) or not {"low", "high"} <= set(axis) <= _OF_A_RANGE:
         why = "a list of values, or a mapping with low and high, and log or step"
-        raise ConfigError(f"{file}: the axis {name} is nothing to choose from", why=f"it is not {why}")
+        raise ConfigError(f"{place}: the axis {name} is nothing to choose from", why=f"it is not {why}")
     low, high, step, log = axis["low"], axis["high"], axis.get("step"), axis.get("log", False)
     if not (_is_number(low) and _is_number(high) and low < high):
-        raise ConfigError(f"{file}: the axis {name} does not go from a number to a larger one")
+        raise ConfigError(f"{place}: the axis {name} does not go from a number to a larger one")
     if not (isinstance(log, bool) and (step is None or _is_number(step))):
-        raise ConfigError(f"{file}: the axis {name} has no number as step, or log is not true or false")
+        raise ConfigError(f"{place}: the axis {name} has no number as step, or log is not true or false")
     if step is not None and (log or step <= 0):
-        raise ConfigError(f"{file}: the axis {name} has a step", why="it is to be above 0, without log")
+        raise ConfigError(f"{place}: the axis {name} has a step", why="it is to be above 0, without log")
     if log and low <= 0:
-        raise ConfigError(f"{file}: the axis {name} begins at {low}", why="a logarithm needs more than 0")
+        raise ConfigError(f"{place}: the axis {name} begins at {low}", why="a logarithm needs more than 0")
     return Range(low=low, high=high, step=step, log=log)
 
 

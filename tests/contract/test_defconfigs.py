@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from pathlib import Path
 
@@ -23,8 +24,14 @@ def assignments(path: Path) -> dict[str, str]:
     return found
 
 
+@functools.cache
+def own_tree() -> kconfiglib.Kconfig:
+    return kconfiglib.Kconfig(str(ROOT / "Kconfig"), warn_to_stderr=False)
+
+
 def loaded(*files: Path) -> kconfiglib.Kconfig:
-    tree = kconfiglib.Kconfig(str(ROOT / "Kconfig"), warn_to_stderr=False)
+    """The tree with the values of `files`, and no others, until it is loaded again."""
+    tree = own_tree()
     for number, file in enumerate(files):
         tree.load_config(str(file), replace=number == 0)
     return tree

@@ -1,4 +1,4 @@
-"""One process of a run on several: `torchrun tests/e2e/ddp_worker.py DIRECTORY` leaves DIRECTORY/RANK.pt.
+"""Processes of one run: `ddp_worker DIRECTORY WORLD` leaves DIRECTORY/RANK.pt of each.
 
 The test calls `outcome` itself for the run on one process that the others are compared with.
 """
@@ -6,7 +6,6 @@ The test calls `outcome` itself for the run on one process that the others are c
 from __future__ import annotations
 
 import hashlib
-import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,13 +16,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-
-from lib.backend import Backend, open_backend
+from lib.backend import Backend
 from lib.data.loader import Batch
-from lib.launcher import end_process
 from lib.plan.types import Plan
 from tests.answers import answers_subject, small_bridge_config
+from tests.e2e.ranks import fork_ranks
 from tests.puzzles import puzzle_subject, small_trm_config
 from tests.training import (
     Clock,
@@ -166,12 +163,13 @@ def outcome(case: Case, backend: Backend) -> dict[str, Any]:
 
 
 def main() -> None:
-    torch.set_num_threads(1)
-    backend = open_backend("cpu", world=int(os.environ["WORLD_SIZE"]))
-    outcomes = {name: outcome(case, backend) for name, case in CASES.items()}
-    torch.save(outcomes, Path(sys.argv[1]) / f"{backend.rank}.pt")
-    backend.close()
-    end_process(0)
+    directory, world = Path(sys.argv[1]), int(sys.argv[2])
+
+    def work(backend: Backend) -> None:
+        outcomes = {name: outcome(case, backend) for name, case in CASES.items()}
+        torch.save(outcomes, directory / f"{backend.rank}.pt")
+
+    fork_ranks(world, work)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
-"""Runs on two ranks, one after the other, each to its end as `make train` ends it: prints how they ended.
+"""Runs on two ranks, one after the other, each to its end as `make train` ends it, and how they ended.
 
-`endings_worker.py RUNS`: a list of exit statuses for each run, and for one more whose second rank aborts.
+`endings_worker DIRECTORY RUNS` leaves in DIRECTORY/endings a list of exit statuses for each run, and for one
+more whose second rank aborts.
 """
 
 from __future__ import annotations
@@ -11,8 +12,6 @@ import os
 import signal
 import sys
 from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from lib.backend import Backend
 from lib.launcher import end_process
@@ -40,10 +39,10 @@ def main() -> None:
     ways = list(layouts(2))
     found = [
         endings(2, functools.partial(run, layout=ways[number % len(ways)]))
-        for number in range(int(sys.argv[1]))
+        for number in range(int(sys.argv[2]))
     ]
     found.append(endings(2, functools.partial(run, layout=ways[0], aborts=True)))
-    print(json.dumps(found))
+    (Path(sys.argv[1]) / "endings").write_text(json.dumps(found))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""`python -m train` without its imports, half of a tiny run: it is forked off a server that has them."""
+"""A program without its imports, half of a tiny run: it is forked off a server that has them."""
 
 from __future__ import annotations
 
@@ -23,9 +23,12 @@ _SERVER.set_forkserver_preload(
 class Forked:
     """A process with the part of `subprocess.Popen` that tests use; its output goes to a file."""
 
-    def __init__(self, arguments: Sequence[str], *, environment: Mapping[str, str], output: Path) -> None:
+    def __init__(
+        self, program: str, arguments: Sequence[str], *, environment: Mapping[str, str], output: Path
+    ) -> None:
+        """program: the name of a module, as of `python -m`."""
         self._output = output
-        self._process = _SERVER.Process(target=_train, args=(arguments, dict(environment), output))
+        self._process = _SERVER.Process(target=_run, args=(program, arguments, dict(environment), output))
         self._process.start()
         assert self._process.pid is not None
         self.pid = self._process.pid
@@ -40,7 +43,7 @@ class Forked:
     def wait(self, timeout: float | None = None) -> int:
         self._process.join(timeout)
         if self.returncode is None:
-            raise subprocess.TimeoutExpired("train", timeout or 0.0)
+            raise subprocess.TimeoutExpired(self._process.name, timeout or 0.0)
         return self.returncode
 
     def communicate(self, timeout: float | None = None) -> tuple[str, None]:
@@ -56,7 +59,7 @@ class Forked:
         self.send_signal(signal.SIGKILL)
 
 
-def _train(arguments: Sequence[str], environment: Mapping[str, str], output: Path) -> None:
+def _run(program: str, arguments: Sequence[str], environment: Mapping[str, str], output: Path) -> None:
     os.chdir(ROOT)
     os.environ.clear()
     os.environ.update(environment)
@@ -67,5 +70,5 @@ def _train(arguments: Sequence[str], environment: Mapping[str, str], output: Pat
     encoding = environment.get("PYTHONIOENCODING", "utf-8")
     sys.stdout = io.TextIOWrapper(io.FileIO(1, "w", closefd=False), encoding, write_through=True)
     sys.stderr = io.TextIOWrapper(io.FileIO(2, "w", closefd=False), encoding, write_through=True)
-    sys.argv = ["train", *arguments]
-    runpy.run_module("train", run_name="__main__", alter_sys=True)
+    sys.argv = [program, *arguments]
+    runpy.run_module(program, run_name="__main__", alter_sys=True)

@@ -48,6 +48,7 @@ class Runner:
 
     def start(self, *arguments: str, **environment: str) -> Forked:
         return Forked(
+            "train",
             ["--runs", str(self.runs), *arguments],
             environment=self.environment() | environment,
             output=self.folder / f"output-{next(_NUMBERS)}",

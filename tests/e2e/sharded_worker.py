@@ -1,4 +1,4 @@
-"""Ranks that train a small language model in every way to spread it: `sharded_worker.py WORLD DIRECTORY`.
+"""Ranks that train a small language model in every way to spread it: `sharded_worker DIRECTORY WORLD`.
 
 Rank 0 leaves DIRECTORY/WORLD.pt. States that four ranks have saved are loaded by other numbers of them.
 The test calls `gradients_of` itself for the one process that the others are compared with.
@@ -16,8 +16,6 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from lib.backend import Backend
 from lib.data.loader import Batch
@@ -192,7 +190,7 @@ def load(layout: Layout, backend: Backend, directory: Path, found: dict[str, Any
 
 
 def main() -> None:
-    world, directory = int(sys.argv[1]), Path(sys.argv[2])
+    directory, world = Path(sys.argv[1]), int(sys.argv[2])
 
     subject()  # once, before there are several
 

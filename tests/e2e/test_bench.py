@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
-from tests.e2e.runner import ROOT, Runner
+from tests.e2e.forked import Forked
+from tests.e2e.runner import Runner
 
 pytestmark = pytest.mark.slow
 
@@ -25,21 +24,20 @@ LANGUAGE = {
 }
 
 
-def benched(runner: Runner) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "scripts.bench", "--rounds", "1", "--seconds", "0.01"],
-        cwd=ROOT,
-        env=runner.environment(),
-        capture_output=True,
-        text=True,
-    )
+def benched(runner: Runner, *, status: int = 0) -> str:
+    """What it says."""
+    words = ("--rounds", "1", "--seconds", "0.01")
+    output = runner.folder / "output"
+    process = Forked("scripts.bench", words, environment=runner.environment(), output=output)
+    said, _ = process.communicate(timeout=300)
+    assert process.returncode == status, said
+    return said
 
 
 def test_a_model_with_steps_of_its_own_is_refused(tmp_path: Path) -> None:
     runner = Runner(tmp_path)
     runner.configure("trm-sudoku", {})
-    done = benched(runner)
-    assert done.returncode == 2 and done.stderr.startswith("error: make bench has no loop by hand for trm")
+    assert "error: make bench has no loop by hand for trm" in benched(runner, status=2)
 
 
 @pytest.mark.parametrize(
@@ -55,9 +53,8 @@ def test_rates_are_compared(defconfig: str, settings: Mapping[str, str], layout:
         settings = {**settings, "CONFIG_DATA_DIR": str(tmp_path / "text.txt")}
     runner = Runner(tmp_path)
     runner.configure(defconfig, {**settings, "CONFIG_DEVICE_CPU": "y"})
-    done = benched(runner)
-    assert done.returncode == 0, done.stderr
+    said = benched(runner)
     rate = r"step rate of {} over {}: \d+\.\d{{3}} by minima"
-    assert re.search(rate.format("the toolkit", "a bare loop"), done.stdout)
-    told = re.search(rate.format(f"bf16{layout}", "fp32"), done.stdout)
-    assert told or "this processor has no bf16 instructions" in done.stdout
+    assert re.search(rate.format("the toolkit", "a bare loop"), said)
+    told = re.search(rate.format(f"bf16{layout}", "fp32"), said)
+    assert told or "this processor has no bf16 instructions" in said

@@ -16,8 +16,6 @@ from tests.training import largest_difference
 
 pytestmark = pytest.mark.slow
 
-ROOT = Path(__file__).resolve().parents[2]
-WORKER = ROOT / "tests/e2e/ddp_worker.py"
 EXACT = 1e-12
 # Plain batch normalisation depends on the micro-batch, and the others end by their clocks.
 PORTABLE = ["ghost", "ragged", "counted", "recursive", "looped", "split"]
@@ -42,8 +40,7 @@ def ranks(
 
 
 def trained_by(world: int, directory: Path) -> None:
-    launcher = ("-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={world}")
-    run_worker(*launcher, WORKER, directory)
+    run_worker("ddp_worker", directory, world)
 
 
 @pytest.mark.parametrize("case", PORTABLE)

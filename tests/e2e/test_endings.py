@@ -12,12 +12,12 @@ from tests.e2e.workers import run_worker
 
 pytestmark = pytest.mark.slow
 
-WORKER = Path(__file__).with_name("endings_worker.py")
 RUNS = 20
 
 
-def test_runs_on_two_processes_end_with_status_0() -> None:
+def test_runs_on_two_processes_end_with_status_0(tmp_path: Path) -> None:
     """Without the end that `lib.launcher.end_process` makes, gloo's threads abort now and then."""
-    *runs, aborted = json.loads(run_worker(WORKER, RUNS))
+    run_worker("endings_worker", tmp_path, RUNS)
+    *runs, aborted = json.loads((tmp_path / "endings").read_text())
     assert runs == [[0, 0]] * RUNS
     assert aborted == [0, -signal.SIGABRT], "one that aborts would have been seen"

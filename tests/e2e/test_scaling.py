@@ -27,7 +27,7 @@ from lib.scaling.results import ScalingConfig
 experiments = ScalingExperiments(sys.argv[1], corpus="file:" + sys.argv[2], workers=1)
 common = {"batch_size": 4, "tokens": 6_000, "device": "cpu", "compile": False}
 common["corpus"] = experiments.corpus_name
-experiments.run([ScalingConfig(16, layers, **common) for layers in (1, 2)])
+experiments.run([ScalingConfig(16, layers, **common) for layers in map(int, sys.argv[3:])])
 """
 
 
@@ -41,8 +41,8 @@ def text(tmp_path: Path) -> Path:
     return folder
 
 
-def start(out: Path, text: Path) -> subprocess.Popen[bytes]:
-    return subprocess.Popen([sys.executable, "-c", SWEEP, str(out), str(text)], cwd=ROOT)
+def start(out: Path, text: Path, *layers: str) -> subprocess.Popen[bytes]:
+    return subprocess.Popen([sys.executable, "-c", SWEEP, str(out), str(text), *layers], cwd=ROOT)
 
 
 def results(out: Path) -> list[dict[str, object]]:
@@ -54,7 +54,7 @@ def results(out: Path) -> list[dict[str, object]]:
 
 def test_a_killed_sweep_repeats_no_finished_run_and_ends_the_same(tmp_path: Path, text: Path) -> None:
     killed, whole = tmp_path / "killed", tmp_path / "whole"
-    process = start(killed, text)
+    process = start(killed, text, "1", "2")
     first = killed / "d16_l1_results.json"
     deadline = time.monotonic() + 240
     while not first.exists() and time.monotonic() < deadline:
@@ -64,10 +64,10 @@ def test_a_killed_sweep_repeats_no_finished_run_and_ends_the_same(tmp_path: Path
     process.wait()
     before = first.stat().st_mtime_ns, first.read_bytes()
     assert not (killed / "d16_l2_results.json").exists(), "killed in the middle"
-    assert start(killed, text).wait() == 0
+    assert start(killed, text, "1", "2").wait() == 0
     assert (first.stat().st_mtime_ns, first.read_bytes()) == before
-    assert start(whole, text).wait() == 0
-    assert results(killed) == results(whole) and len(results(whole)) == 2
+    assert start(whole, text, "2").wait() == 0, "the run that was killed, undisturbed"
+    assert len(results(killed)) == 2 and results(killed)[1:] == results(whole)
 
 
 def test_a_failed_run_is_listed_and_the_others_are_kept(tmp_path: Path, text: Path) -> None:

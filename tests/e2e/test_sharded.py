@@ -26,8 +26,6 @@ from tests.once import made_once
 
 pytestmark = pytest.mark.slow
 
-ROOT = Path(__file__).resolve().parents[2]
-WORKER = ROOT / "tests/e2e/sharded_worker.py"
 EXACT = 1e-12
 ALONE = Layout(strategy="single", world=1, shard=1)
 WAYS = {2: ["ddp", "zero1", "zero2", "fsdp"], 4: ["ddp", "zero1", "zero2", "fsdp", "hsdp"]}
@@ -43,7 +41,7 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def found_by_all(directory: Path) -> None:
     for world in (SAVED_BY, 2, 3):
-        run_worker(WORKER, world, directory)
+        run_worker("sharded_worker", directory, world)
 
 
 @pytest.fixture(scope="module")

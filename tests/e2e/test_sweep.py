@@ -14,7 +14,7 @@ pytestmark = pytest.mark.slow
 
 
 def sweep(file: Path, out: Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "scripts.sweep", "--out", str(out), "--jobs", "2", str(file)]
+    command = [sys.executable, "-m", "scripts.sweep", "--out", str(out), str(file)]
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
 
 
@@ -28,9 +28,11 @@ def test_a_sweep_with_a_run_that_fails(tmp_path: Path) -> None:
     first = sweep(file, tmp_path / "out")
     assert first.returncode == 1 and "error: 1 of 2 runs failed" in first.stderr, first.stdout + first.stderr
     assert "training has diverged" in first.stderr
+    assert "; a run needs 0." in first.stdout and "GB (predicted), " in first.stdout
     assert "LEARNING_RATE=0.01   1/1" in first.stdout and "LEARNING_RATE=100.0  0/1" in first.stdout
     again = sweep(file, tmp_path / "out")
     assert again.returncode == 1 and again.stdout.count("already there") == 1
+    assert "1 worker: there is 1 run to train" in again.stdout
 
 
 def test_a_sweep_that_is_not_there_is_told_with_those_that_are() -> None:

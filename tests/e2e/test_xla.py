@@ -35,7 +35,7 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
 
 
 def trained_by_two(directory: Path) -> None:
-    run_worker(ROOT / "tests/e2e/xla_worker.py", directory, PYTHONPATH=str(XLA_STUB))
+    run_worker("xla_worker", directory)
 
 
 @pytest.mark.parametrize("name", NAMES)

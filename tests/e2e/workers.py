@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
+from pathlib import Path
+
+from tests.e2e.forked import Forked
 
 PATIENCE_SECONDS = 300
 
 
-def run_worker(*words: object, **environment: str) -> str:
-    """What `python WORDS` prints, one thread for each process; it has to end with status 0."""
-    done = subprocess.run(
-        [sys.executable, *map(str, words)],
-        env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_SECONDS,
-        check=False,
+def run_worker(name: str, directory: Path, *words: object) -> None:
+    """`python -m tests.e2e.NAME DIRECTORY WORDS`, one thread to a process; it has to end with status 0."""
+    worker = Forked(
+        f"tests.e2e.{name}",
+        [str(directory), *map(str, words)],
+        environment={**os.environ, "OMP_NUM_THREADS": "1"},
+        output=directory / "output",
     )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    output, _ = worker.communicate(timeout=PATIENCE_SECONDS)
+    assert worker.returncode == 0, output

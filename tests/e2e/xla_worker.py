@@ -1,4 +1,4 @@
-"""Two processes on XLA devices that a stand-in plays: `xla_worker.py DIRECTORY` leaves DIRECTORY/RANK.pt."""
+"""Two processes on XLA devices that a stand-in plays: `xla_worker DIRECTORY` leaves DIRECTORY/RANK.pt."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from pathlib import Path
 import torch
 from torch import nn
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-
 from lib.backend import Backend
 from tests.e2e.ddp_worker import CASES, outcome
 from tests.e2e.ranks import fork_ranks
+from tests.stubbed import XLA_STUB
 
 NAMES = ("ghost", "counted", "recursive")
 
 
 def main() -> None:
     directory = Path(sys.argv[1])
+    sys.path.insert(0, str(XLA_STUB))
 
     def work(backend: Backend) -> None:
         torch.manual_seed(backend.rank)

@@ -16,6 +16,7 @@ import pytest
 import torch
 from fsspec.implementations.memory import MemoryFileSystem
 
+from lib import checkpoint
 from lib.config import identity
 from lib.console import Console
 from lib.errors import ConfigError, ToolkitError
@@ -174,8 +175,47 @@ def test_a_checkpoint_that_the_disk_gave_up_meanwhile_is_no_failure(
         keep(record, 1)
         assert copier_of(record).wait(print) == "the copy was broken off"
     assert copier_of(record).news() == []
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoint, "steps", lambda _: [1, 2])  # seen before it was given up
+        copier_of(record).begin()
+        assert copier_of(record).wait(print) == "the copy was broken off" and copier_of(record).news() == []
     keep(record, 2)
     assert copier_of(record).wait(print) == "" and there(record.run) == [2]
+
+
+def damage(record: RunRecord, step: int) -> None:
+    file = record.run.checkpoints / f"step-{step:08d}" / "manifest.json"
+    file.write_bytes(file.read_bytes()[:-20])
+
+
+def test_a_damaged_checkpoint_is_told_and_is_no_end_of_the_run(record: RunRecord) -> None:
+    keep(record, 1)
+    assert copier_of(record).wait(print) == ""
+    keep(record, 2)
+    assert copier_of(record).wait(print) == "" and there(record.run) == [1, 2]
+    remote_of(record.run).storage.remove("ckpt/step-00000002")
+    damage(record, 2)
+    what = f"checkpoint step-00000002 in {record.run.checkpoints} is damaged: manifest.json is not as it was"
+    with pytest.raises(ToolkitError, match=re.escape(what)) as error:
+        record.finish(2, seconds=1.0, result={"samples": 1.0, "loss": 0.5}, part="test part")
+    assert "\n" not in str(error.value) and "the newest checkpoint is not in" in str(error.value)
+    assert record.run.status().state == "done" and there(record.run) == [1]
+    assert not remote_of(record.run).is_done(), "it would need its last checkpoint"
+
+
+def test_a_damaged_best_checkpoint_does_not_keep_the_newest_from_being_copied(record: RunRecord) -> None:
+    record.save(1, {"a": torch.zeros(50)}, best=True)
+    assert copier_of(record).wait(print) == ""
+    (record.run.checkpoints / "step-00000001" / "manifest.json").unlink()
+    for step in (2, 3):
+        keep(record, step)
+        assert copier_of(record).wait(print) == ""
+        record.progress(step, 0.1)
+    assert {2, 3} <= set(there(record.run))
+    told = [
+        line for line in log(record) if line.startswith("The best checkpoint is not copied: checkpoint step-")
+    ]
+    assert len(told) == 1 and told[0].endswith("is damaged: manifest.json: No such file or directory")
 
 
 def test_a_mistake_of_ours_is_no_copy(record: RunRecord, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -94,7 +94,10 @@ def test_fragments_of_a_user_come_first(kconf_project, kconf, monkeypatch, tmp_p
     (mine / "long").write_text("CONFIG_NUM_EPOCHS=91\n")
     (mine / "site.config").write_text("CONFIG_NUM_WORKERS=1\n")
     monkeypatch.setenv("ANNEAL_CONFIG_PATH", f"{tmp_path_factory.mktemp('empty')}:{mine}")
-    assert kconf("defconfig", "lenet5+long+site")[0] == 0
+    status, _, told = kconf("defconfig", "lenet5+long+site")
+    hides = f"note: {mine / 'long'} is taken, and defconfigs/fragments/long of the same name is not"
+    assert (status, told[0]) == (0, hides)
+    assert kconf("merge", "site")[2] == [] and kconf("merge", "long")[2] == [hides]
     found = values(kconf_project)
     assert (found["NUM_EPOCHS"], found["NUM_WORKERS"]) == (91, 1)
     listed = kconf("list-defconfigs")[1]

@@ -5,11 +5,12 @@ from __future__ import annotations
 import pytest
 
 from lib.errors import PlanError
+from lib.gpus import CATALOGUE
 from lib.plan.assumed import parse_gpu
 from lib.plan.roofline import BANDWIDTH_SHARES
 from tests.training import random_subject, small_config
 from train.forecast import Footprints
-from train.planning import Outlook, _compare, look_ahead
+from train.planning import Outlook, _compare, _lines, look_ahead
 
 BATCH = 64
 
@@ -47,11 +48,14 @@ def test_bytes_of_a_step_are_those_of_all_its_micro_batches() -> None:
     assert found.step_time.fastest_seconds == pytest.approx(moved / (3.35e12 * BANDWIDTH_SHARES[1]), rel=1e-3)
 
 
-@pytest.mark.parametrize(("gpu", "advised"), [("p100-16g", False), ("rtx3090", True)])
+@pytest.mark.parametrize(("gpu", "advised"), [("p100-16g", False), ("rtx3060-12g", True)])
 def test_only_what_the_device_can_do_is_advised(gpu: str, advised: bool) -> None:
     found = outlook(gpu, BATCH, precision="fp32", optimizer="adamw")
     assert any("PRECISION_BF16" in line for line in found.alternatives) == advised
     assert any("OPTIMIZER_SGD" in line for line in found.alternatives)
+    (told,) = [line for line in _lines(found, columns=100) if "figures of the GPU" in line]
+    assert told.endswith(CATALOGUE[gpu].origin)
+    assert ("by our own estimate" in told) == bool(CATALOGUE[gpu].estimated)
 
 
 def test_what_is_no_fault_of_a_machine_is_told_once() -> None:

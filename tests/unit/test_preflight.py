@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,16 +14,18 @@ from torch import Tensor
 
 from lib import checkpoint
 from lib.data.loader import Batch, EvalLoader, TrainLoader
-from lib.errors import ToolkitError
+from lib.errors import ConfigError, ToolkitError
 from lib.plan.types import Memory
 from models.trm.model import TinyRecursiveModel
 from tests.puzzles import puzzle_subject, small_trm_config
 from tests.training import CPU, small_plan
-from train import loop
+from train import loop, preflight, preflight_ranks
 from train import preflight_checks as checks
 from train.candidate import ROWS, Candidate
 from train.carry import Carry
 from train.preflight_ranks import RULE, Results, judged, outcome
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def candidate_of(tmp_path: Path, **changes: Any) -> Candidate:
@@ -196,6 +199,84 @@ def test_memory() -> None:
     enough = memory_of(usable_bytes=3 * 10**9)
     assert checks.memory(dataclasses.replace(plan, memory=enough))[0]
     assert not checks.memory(dataclasses.replace(plan, memory=memory_of(usable_bytes=10**9)))[0]
+
+
+def test_an_error_of_a_model_is_a_failed_check(candidate: Candidate, monkeypatch: pytest.MonkeyPatch) -> None:
+    def told(error: Exception) -> list[tuple[str, bool, str]]:
+        def forward(*_: Any, **__: Any) -> None:
+            raise error
+
+        monkeypatch.setattr(TinyRecursiveModel, "forward", forward)
+        found = preflight.timed(("a", "b"), lambda: {"a": checks.first_loss(candidate)}, root=ROOT)
+        return [(check.name, check.passed, check.told) for check in found]
+
+    shapes = "RuntimeError: shapes cannot be multiplied"
+    assert told(RuntimeError("shapes cannot be multiplied\nand so on")) == [
+        ("a", False, shapes),
+        ("b", False, shapes),
+    ]
+    with pytest.raises(KeyError):
+        told(KeyError("a mistake of ours"))
+
+
+def test_what_is_raised_below_models_is_the_models(tmp_path: Path) -> None:
+    file = tmp_path / "models" / "mine" / "model.py"
+    names: dict[str, Any] = {}
+    exec(compile("def forward(x):\n    return {}[x]\n", str(file), "exec"), names)
+    with pytest.raises(KeyError) as error:
+        names["forward"]("width")
+    assert preflight.failure(error.value, root=tmp_path) == "models/mine/model.py:2: KeyError: 'width'"
+    assert preflight.failure(error.value, root=tmp_path / "other") == ""
+
+
+def test_a_model_that_cannot_be_measured_is_the_only_check(monkeypatch: pytest.MonkeyPatch) -> None:
+    def checked(error: Exception) -> list[preflight.Check]:
+        def candidate_of(*_: Any, **__: Any) -> None:
+            raise error
+
+        monkeypatch.setattr(preflight, "candidate_of", candidate_of)
+        return list(preflight._checks(None, root=ROOT, runs=ROOT, tell=print))  # type: ignore[arg-type]
+
+    (check,) = checked(RuntimeError("mat1 and mat2"))
+    assert (check.name, check.passed, check.told) == ("model", False, "RuntimeError: mat1 and mat2")
+    with pytest.raises(ConfigError):
+        checked(ConfigError("told as ever"))
+
+
+# What stands for the process of a rank: the folder's name says which of them fails, and how.
+PROGRAM = """
+import os, pathlib, sys, time
+folder, rank = pathlib.Path(sys.argv[1]), os.environ["RANK"]
+if folder.name == "well":
+    sys.exit()
+if rank == "1":
+    if folder.name == "silent":
+        os._exit(3)
+    raise RuntimeError("shapes cannot be multiplied")
+while folder.name != "both" or b"RuntimeError" not in (folder / "1.log").read_bytes():
+    time.sleep(0.01)
+sys.exit("error: Connection closed by peer")
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("one", "process 1 of two failed: RuntimeError: shapes cannot be multiplied"),
+        ("both", "process 1 of two failed: RuntimeError: shapes cannot be multiplied"),
+        ("silent", "process 1 of two failed: it ended with status 3 and no word"),
+    ],
+)
+def test_a_dead_rank_is_told_at_once(tmp_path: Path, name: str, told: str) -> None:
+    (tmp_path / "train").mkdir()
+    (tmp_path / "train" / "preflight_ranks.py").write_text(PROGRAM)
+    (tmp_path / "well").mkdir()
+    preflight_ranks._run(tmp_path / "well", root=tmp_path)
+    (tmp_path / name).mkdir()
+    began = time.monotonic()
+    with pytest.raises(ToolkitError) as error:
+        preflight_ranks._run(tmp_path / name, root=tmp_path)
+    assert str(error.value) == told and time.monotonic() - began < 30
 
 
 def memory_of(*, usable_bytes: int) -> Memory:

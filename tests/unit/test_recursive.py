@@ -11,11 +11,13 @@ from torch import Tensor
 
 from lib.backend import FakeBackend
 from lib.data.loader import Batch
+from lib.memory.live import LiveBytes
 from models.trm.model import Thought
 from tests.puzzles import puzzle_subject, small_trm_config
 from tests.training import MemoryRecord, Wrapped, largest_difference, small_job, small_plan
 from train import loop
 from train.carry import Carry, Rows
+from train.evaluation import evaluation_sums
 from train.job import Job, Progress
 from train.recursive import Recursive
 from train.task import Forward, Sums, Task
@@ -129,6 +131,19 @@ def test_evaluation_makes_all_steps_and_counts_by_weight() -> None:
     ]
     assert report["exact_accuracy"] == task.score(report) == 1.0
     assert task.carry.taken() is None, "evaluation leaves nothing"
+
+
+def test_from_its_second_step_on_evaluation_takes_no_more_memory() -> None:
+    """A plan goes through two of them, however many there will be."""
+
+    def peak(steps: int) -> int:
+        job, live = job_of(14, eval_steps=steps), LiveBytes()
+        with live:
+            next(iter(evaluation_sums(job)))
+        return live.trace().peak_bytes
+
+    one, two, many = peak(1), peak(2), peak(6)
+    assert one < two <= many < two + 100, "a sum is kept of some steps"
 
 
 def job_of(

@@ -48,5 +48,5 @@ def test_the_original_is_caught_both_ways() -> None:
     ],
 )
 def test_misaligned_targets_are_caught(change: Callable[[Tensor], Tensor]) -> None:
-    (fault,) = faults(bk("value"), targets=change)
+    (fault,) = faults(gpt2, targets=change)
     assert "misaligned" in fault

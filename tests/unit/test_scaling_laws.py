@@ -86,7 +86,7 @@ def test_intervals_cover_the_truth_as_often_as_they_say() -> None:
     for seed in range(repeats):
         noisy = points(noise=0.005, seed=seed)
         law = fit(noisy, name="chinchilla", starts=40)
-        found = intervals(bootstrap(noisy, law, samples=200, seed=seed), level=0.9)
+        found = intervals(bootstrap(noisy, law, samples=100, seed=seed), level=0.9)
         for name in covered:
             covered[name] += found[name][0] <= TRUTH[name] <= found[name][1]
     assert all(0.8 <= count / repeats <= 1.0 for count in covered.values()), covered

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from lib.child_run import ChildRun
-from lib.errors import ConfigError
-from lib.kconf import load
+from lib.child_run import Children, ChildRun
+from lib.errors import ConfigError, Suspended
 from lib.rundir import Status
 from lib.studies import runner
-from lib.studies.experiment import Experiment, as_yaml, merged, read_experiment
-from lib.studies.runner import resolved_runs, table, train_all, write_results
+from lib.studies.crew import Crew, Demand
+from lib.studies.experiment import Experiment, merged, read_experiment
+from lib.studies.runner import known_result, resolved_runs, table, train_all, write_results
 from lib.studies.yaml12 import read_yaml
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -48,7 +48,7 @@ def written(folder: Path, text: str, name: str = "study") -> Path:
     ],
 )
 def test_values_are_those_of_yaml_1_2(tmp_path: Path, text: str, value: Any) -> None:
-    found = read_yaml(written(tmp_path, f"a: {text}\n"))["a"]
+    found = read_yaml(written(tmp_path, f"a: {text}\n")).content["a"]
     assert found == value and type(found) is type(value)
 
 
@@ -67,6 +67,29 @@ def test_files_that_are_none_are_told(tmp_path: Path, text: str, told: str) -> N
         read_yaml(written(tmp_path, text))
 
 
+def test_a_byte_order_mark_is_read_over(tmp_path: Path) -> None:
+    file = tmp_path / "study.yaml"
+    file.write_bytes(b"\xef\xbb\xbfconfig: lenet5\nsed: 1\n")
+    assert read_yaml(file).content == {"config": "lenet5", "sed": 1}
+    with pytest.raises(ConfigError, match=r"study\.yaml:2: there is no key sed"):
+        read_experiment(file)
+
+
+def test_a_fault_is_told_where_it_is_written(tmp_path: Path) -> None:
+    """In the file that it is laid upon, in a list over several lines, for the axis of a search."""
+    base = written(
+        tmp_path, "config: lenet5\nset:\n  MAX_STEPS:\n    1\naxes: {EMA: [true, false]}\n", "base"
+    )
+    experiment = read_experiment(written(tmp_path, "defaults: [base]\naxes:\n  EMA:\n  - true\n  - 7\n"))
+    own = tmp_path / "study.yaml"
+    assert experiment.place("MAX_STEPS", "1") == f"{base}:3"
+    assert [experiment.place("EMA", value) for value in ("y", "7", "n")] == [f"{own}:{n}" for n in (4, 5, 3)]
+    assert experiment.place("SEED", "1") == str(own), "nobody wrote it"
+    for text, line in (("seeds: 0", 2), ("axes:\n  EMA: []", 3), ("sweep: all", 2), ("minimize: loss", 2)):
+        with pytest.raises(ConfigError, match=rf"study\.yaml:{line}: "):
+            read_experiment(written(tmp_path, f"config: lenet5\n{text}\n"))
+
+
 def test_a_file_in_another_encoding_is_told(tmp_path: Path) -> None:
     file = tmp_path / "study.yaml"
     file.write_bytes("about: café\n".encode("latin-1"))
@@ -79,13 +102,13 @@ def test_defaults_are_laid_below_and_what_follows_self_above(tmp_path: Path) -> 
     written(tmp_path, "set: {MAX_SAMPLES: 7}\n", "last")
     own = "set: {MAX_SAMPLES: 2, GRAD_CLIP: 1.5, MAX_STEPS: null}\naxes: {EMA: [false, true]}\n"
     file = written(tmp_path, f"defaults: [base]\n{own}")
-    assert merged(file) == {
+    assert merged(file).content == {
         "config": "lenet5",
         "set": {"MAX_SAMPLES": 2, "MAX_STEPS": None, "GRAD_CLIP": 1.5},
         "axes": {"EMA": [False, True]},
     }
     file = written(tmp_path, f"defaults: [base, _self_, last]\n{own}")
-    assert merged(file)["set"] == {"MAX_SAMPLES": 7, "MAX_STEPS": None, "GRAD_CLIP": 1.5}
+    assert merged(file).content["set"] == {"MAX_SAMPLES": 7, "MAX_STEPS": None, "GRAD_CLIP": 1.5}
     assert read_experiment(file).settings == {"MAX_SAMPLES": "7", "GRAD_CLIP": "1.5"}
 
 
@@ -147,18 +170,21 @@ def test_grid_zip_and_random(tmp_path: Path) -> None:
 
 
 def test_runs_are_checked_one_and_all_before_the_first(tmp_path: Path) -> None:
-    experiment = study(tmp_path, "axes: {MAX_STEP: [1], LEARNING_RATE: [0.1, -1]}")
-    with pytest.raises(ConfigError, match="runs of study cannot be configured") as error:
-        resolved_runs(experiment, root=ROOT, scratch=tmp_path / "out")
-    told = "\n".join(error.value.findings)
-    assert "did you mean CONFIG_MAX_STEPS" in told and "LEARNING_RATE" in told
+    experiment = study(tmp_path, "axes:\n  MAX_STEP: [1]\n  LEARNING_RATE: [0.1,\n    -1]")
+    with pytest.raises(ConfigError, match="2 of 2 points of study cannot be configured") as error:
+        resolved_runs(experiment, root=ROOT)
+    assert not list(tmp_path.glob("[!s]*")), "nothing was written"
+    unknown, negative = error.value.findings
+    file = tmp_path / "study.yaml"
+    assert unknown.startswith(f"{file}:4: CONFIG_MAX_STEP is not a symbol; did you mean CONFIG_MAX_STEPS")
+    assert negative.startswith(f'{file}:6: CONFIG_LEARNING_RATE="-1"') and negative.endswith(" (point 2)")
 
 
 def test_identity_is_that_of_the_whole_configuration(tmp_path: Path) -> None:
-    one = resolved_runs(study(tmp_path, AXES), root=ROOT, scratch=tmp_path / "one")
+    one = resolved_runs(study(tmp_path, AXES), root=ROOT)
     assert len({run.identity for run in one}) == len(one) == 12
     other = study(tmp_path, "seeds: [3]\naxes: {LEARNING_RATE: [0.5], MAX_STEPS: [2]}")
-    (same,) = resolved_runs(other, root=ROOT, scratch=tmp_path / "other")
+    (same,) = resolved_runs(other, root=ROOT)
     assert same.identity == one[-1].identity, "however it was written"
 
 
@@ -173,27 +199,31 @@ def trained(monkeypatch: pytest.MonkeyPatch) -> list[str]:
             facts = {"accuracy": 0.5 + 0.1 * len(found), "seconds": 1.0, "samples": 10, "part": "test"}
             return Status(state="done", facts=facts)
 
-    def train_apart(place: Path, configuration: str, *, root: Path) -> ChildRun:
+    def train(_: Children, place: Path, configuration: str, *, root: Path) -> ChildRun:
         assert root == ROOT
         found.append(configuration)
         place.mkdir(parents=True, exist_ok=True)
         fails = "CONFIG_MAX_STEPS=2\n" in configuration and "mended" not in found
-        cost = {"seconds_cpu": 2.0, "peak_memory_mb": 100.0}
+        cost = {"stopped": False, "seconds_cpu": 2.0, "peak_memory_mb": 100.0}
         return ChildRun(run=None if fails else Run(), reason="it broke" if fails else "", **cost)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(runner, "train_apart", train_apart)
+    monkeypatch.setattr(Children, "train", train)
     return found
+
+
+def nobody(_: object) -> Demand:
+    raise AssertionError("nothing is predicted for one run at a time")
 
 
 def test_a_failure_does_not_stop_the_rest_and_only_it_is_run_again(
     tmp_path: Path, trained: list[str]
 ) -> None:
     experiment = study(tmp_path, "axes: {MAX_STEPS: [1, 2, 3]}\nseeds: 2")
-    runs = resolved_runs(experiment, root=ROOT, scratch=tmp_path / "out")
+    runs = resolved_runs(experiment, root=ROOT)
     said: list[str] = []
 
     def results() -> list[runner.Result]:
-        done = train_all(runs, root=ROOT, out=tmp_path / "out", workers=1, say=said.append)
+        done = train_all(runs, root=ROOT, out=tmp_path / "out", crew=Crew(1, nobody), say=said.append)
         write_results(tmp_path / "out", done)
         return done
 
@@ -212,33 +242,43 @@ def test_a_failure_does_not_stop_the_rest_and_only_it_is_run_again(
     assert [row["identity"] for row in rows] == [run.identity for run in runs]
 
 
+def test_a_run_that_was_stopped_is_no_failure_and_goes_on_next_time(
+    tmp_path: Path, trained: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    experiment = study(tmp_path, "axes: {MAX_STEPS: [1, 3, 4]}\nseeds: 1")
+    runs, out = resolved_runs(experiment, root=ROOT), tmp_path / "out"
+    whole, said = Children.train, list[str]()
+
+    def stops(children: Children, place: Path, configuration: str, *, root: Path) -> ChildRun:
+        if "CONFIG_MAX_STEPS=1\n" in configuration:
+            return whole(children, place, configuration, root=root)
+        children.stopped_by = "SIGTERM"
+        return ChildRun(
+            run=None, reason="stopped after step 7", stopped=True, seconds_cpu=1.0, peak_memory_mb=1.0
+        )
+
+    monkeypatch.setattr(Children, "train", stops)
+    with pytest.raises(Suspended, match="stopped by SIGTERM; 1 of 3 runs are there") as error:
+        train_all(runs, root=ROOT, out=out, crew=Crew(1, nobody), say=said.append)
+    assert error.value.exit_code == 75 and any(line.endswith("stopped after step 7") for line in said)
+    assert [known_result(run, out) is None for run in runs] == [False, True, True]
+    monkeypatch.setattr(Children, "train", whole)
+    again = train_all(runs, root=ROOT, out=out, crew=Crew(1, nobody), say=said.append)
+    assert len(trained) == 3 and not any(result.reason for result in again)
+
+
 def test_runs_that_are_the_same_are_refused(tmp_path: Path) -> None:
     same = study(tmp_path, "axes: {LEARNING_RATE: [4e-4, 0.5, '0.00040']}\nseeds: 1")
-    with pytest.raises(ConfigError, match="1 runs of study cannot be configured") as error:
-        resolved_runs(same, root=ROOT, scratch=tmp_path / "out")
-    assert error.value.findings == ("study, point 3: trains the same as point 1",)
-
-
-def test_the_seed_of_a_configuration_and_one_that_sets_nothing_go_to_yaml(tmp_path: Path) -> None:
-    experiment = read_experiment(written(tmp_path, as_yaml("CONFIG_SEED=7\n", config="lenet5")))
-    assert (experiment.settings, experiment.seeds) == ({}, (7,))
-
-
-def test_a_configuration_goes_to_yaml_and_back(tmp_path: Path) -> None:
-    defconfig = ROOT / "defconfigs" / "gpt2-shakespeare"
-    resolved = load(root=ROOT, config_file=defconfig)
-    (tmp_path / "empty").write_text("# nothing\n")
-    experiment = read_experiment(written(tmp_path, as_yaml(resolved.minimal, config="lenet5") + "seeds: 1\n"))
-    overrides = {f"CONFIG_{name}": value for name, value in experiment.settings.items()}
-    again = load(root=ROOT, config_file=tmp_path / "empty", overrides=overrides)
-    assert again.values == resolved.values
+    with pytest.raises(ConfigError, match="1 of 3 points of study cannot be configured") as error:
+        resolved_runs(same, root=ROOT)
+    assert error.value.findings == ("study: trains the same as point 1 (point 3)",)
 
 
 @pytest.mark.parametrize("file", SHIPPED, ids=lambda file: file.stem)
-def test_shipped_studies_can_be_run(file: Path, tmp_path: Path) -> None:
+def test_shipped_studies_can_be_run(file: Path) -> None:
     experiment = read_experiment(file)
     assert experiment.about and len(experiment.seeds) >= 3
-    runs = resolved_runs(experiment, root=ROOT, scratch=tmp_path)
+    runs = resolved_runs(experiment, root=ROOT)
     assert len(runs) == len(experiment.points) * len(experiment.seeds)
 
 

@@ -101,13 +101,18 @@ def trained(runs: Sequence[Run], *, kept: list[Run], figure: str = "loss") -> li
     return results
 
 
+def ends(runs: Sequence[Run]) -> None:
+    """What a sweep is given before its first run: one for each value of the longest axis, of one seed."""
+    assert len(runs) == 2 and len({run.settings["SEED"] for run in runs}) == 1
+
+
 @pytest.mark.slow
 def test_all_seeds_of_a_point_are_trained_and_their_mean_is_told(
     tmp_path: Path, studies: list[Study]
 ) -> None:
     kept: list[Run] = []
     asked = study(tmp_path, SEARCH + AXES + ", EMA: [true, false]}")
-    done, results = run_search(asked, root=ROOT, scratch=tmp_path / "out", train=partial(trained, kept=kept))
+    done, results = run_search(asked, root=ROOT, begin=ends, train=partial(trained, kept=kept))
     assert len(done.points) == 12 and len(kept) == len(results) == 24
     assert [run.number for run in kept] == [number for number in range(12) for _ in range(2)]
     assert {run.settings["MAX_STEPS"] for run in kept} == {"2", "4", "6", "8"}
@@ -124,7 +129,7 @@ def test_all_seeds_of_a_point_are_trained_and_their_mean_is_told(
     rate = done.points[best]["LEARNING_RATE"]
     assert f"LEARNING_RATE={rate} " in verdict(done, results) and "by loss, 0." in verdict(done, results)
     assert len(table(done, results)) == 13
-    again, _ = run_search(asked, root=ROOT, scratch=tmp_path / "out", train=partial(trained, kept=[]))
+    again, _ = run_search(asked, root=ROOT, begin=ends, train=partial(trained, kept=[]))
     assert again.points == done.points, "what is started again proposes the same"
 
 
@@ -134,7 +139,7 @@ def test_the_best_may_be_the_most_and_a_point_is_trained_once(tmp_path: Path, st
     file = tmp_path / "study.yaml"
     file.write_text(f"config: lenet5\n{text}axes: {{EMA: [true, false]}}\n")
     done, results = run_search(
-        read_experiment(file), root=ROOT, scratch=tmp_path / "out", train=partial(trained, kept=kept)
+        read_experiment(file), root=ROOT, begin=ends, train=partial(trained, kept=kept)
     )
     assert len(kept) == len(done.points) == 2 and len(studies[0].told) == 6
     results[1].metrics["loss"] = 5.0
@@ -145,19 +150,19 @@ def test_what_cannot_be_is_told_before_the_first_run(tmp_path: Path, studies: li
     kept: list[Run] = []
     asked = study(tmp_path, SEARCH + "axes: {LEARNING_RATE: {low: -1.0, high: 1.0}}")
     with pytest.raises(ConfigError, match="cannot be configured") as error:
-        run_search(asked, root=ROOT, scratch=tmp_path / "out", train=partial(trained, kept=kept))
+        run_search(asked, root=ROOT, begin=ends, train=partial(trained, kept=kept))
     assert "LEARNING_RATE" in error.value.findings[0] and not kept
     asked = study(tmp_path, SEARCH + AXES + "}")
     named_otherwise = partial(trained, kept=kept, figure="accuracy")
     with pytest.raises(ConfigError, match="no evaluation tells loss; search by one of accuracy"):
-        run_search(asked, root=ROOT, scratch=tmp_path / "out", train=named_otherwise)
+        run_search(asked, root=ROOT, begin=ends, train=named_otherwise)
     assert len(kept) <= 4 and studies
 
 
 def test_a_missing_package_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "optuna", None)
     with pytest.raises(ConfigError, match=r"the package optuna is not installed.*install the extra optuna"):
-        run_search(study(tmp_path, SEARCH + AXES + "}"), root=ROOT, scratch=tmp_path, train=list)  # type: ignore[arg-type]
+        run_search(study(tmp_path, SEARCH + AXES + "}"), root=ROOT, begin=ends, train=list)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -188,10 +193,7 @@ def test_optuna_itself_finds_the_lowest_point(tmp_path: Path) -> None:
     kept: list[Run] = []
     text = "sweep: optuna\nsamples: 25\nminimize: loss\nseeds: 1\n"
     asked = study(tmp_path, f"{text}{AXES}, EMA: [true, false]}}")
-    outcomes = [
-        run_search(asked, root=ROOT, scratch=tmp_path / "out", train=partial(trained, kept=kept))
-        for _ in range(2)
-    ]
+    outcomes = [run_search(asked, root=ROOT, begin=ends, train=partial(trained, kept=kept)) for _ in range(2)]
     (done, results), (again, _) = outcomes
     assert done.points == again.points
     best = min(result.metrics["loss"] for result in results if not result.reason)

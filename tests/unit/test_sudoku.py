@@ -139,6 +139,9 @@ def test_a_file_in_the_layout_of_sudoku_extreme(tmp_path: Path) -> None:
     assert (table.side, table.ratings.tolist()) == (9, [7])
     assert table.inputs[0].tolist() == [digit + 1 for digit in digits(SEVENTEEN)]
     assert table.targets[0].tolist() == [digit + 1 for digit in digits(answer)]
+    exported = f"question,answer,rating\r\n{SEVENTEEN},{answer},7\r\n".encode("utf-8-sig")
+    file.write_bytes(exported)
+    assert np.array_equal(read_table(file).inputs, table.inputs), "as spreadsheets save it"
     rows = small_puzzles("train", 20)
     write_table(file, rows, source="here")
     assert file.read_text().splitlines()[0] == ",".join(COLUMNS)

@@ -50,7 +50,8 @@ def read_table(file: Path) -> Table:
     questions, answers, ratings = bytearray(), bytearray(), array("q")
     cells = 0
     try:
-        with file.open(encoding="utf-8", newline="") as opened:
+        # Spreadsheets begin what they save with a byte order mark.
+        with file.open(encoding="utf-8-sig", newline="") as opened:
             reader = csv.reader(opened)
             places = _places(file, next(reader, []))
             for row in reader:
