@@ -30,7 +30,7 @@ from lib.tiers import with_tier
 from train import loop
 from train.forecast import Footprints
 from train.job import Job, Progress
-from train.last_words import say_floors, say_sample
+from train.last_words import say_floors, say_remark, say_sample
 from train.many import launch_on_many, meet
 from train.probing import Bench, known_or_measured
 from train.record import Record, RunRecord, SilentRecord
@@ -315,6 +315,7 @@ def _train(case: Case, backend: Backend, record: Record, interrupted: RunDir | N
         record.begin(progress.step, job.budget.total_steps)
         with job.train_loader, job.eval_loader:
             result = loop.train(job, progress)
+        say_remark(job)
         say_sample(job, case.subject.dataset)
         say_floors(job, case.subject.dataset, root=case.order.root)
     except (RuntimeError, MemoryError) as error:

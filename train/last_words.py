@@ -1,8 +1,9 @@
-"""What a finished run of a language model says of it."""
+"""What a finished run says of its model."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 
@@ -15,6 +16,22 @@ from train.subject import cache_of
 
 PROMPT_TOKENS = 16
 SAMPLE_TOKENS = 100
+
+
+@runtime_checkable
+class Remarking(Protocol):
+    """A model with something to say of its last call, where a reader should know of it."""
+
+    def remark(self) -> str | None: ...
+
+
+def say_remark(job: Job) -> None:
+    """What the model has to say of the last batch that it was evaluated on."""
+    if not job.backend.is_main or not isinstance(job.model, Remarking):
+        return
+    remark = job.model.remark()
+    if remark is not None:
+        job.record.say(remark)
 
 
 def say_sample(job: Job, dataset: Dataset) -> None:

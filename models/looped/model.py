@@ -79,6 +79,7 @@ class LoopedTransformer(nn.Module):
         super().__init__()
         self.pad = spec.pad if isinstance(spec, TextClassSpec) else None
         self.causal = options.causal
+        self.settling = solver_of(options)
         self.embedding: ImageTokens | TextTokens
         if isinstance(spec, ImageSpec):
             self.embedding = ImageTokens(spec, patch=options.patch, width=options.width)
@@ -108,6 +109,18 @@ class LoopedTransformer(nn.Module):
         """How each block came to rest in the last call."""
         found = [block.solution for block in self.blocks if isinstance(block, Equilibrium)]
         return [solution for solution in found if solution is not None]
+
+    def remark(self) -> str | None:
+        """What had not settled in the last call, whose gradient would not be exact; None where all had."""
+        tolerance, most = self.settling.tolerance, self.settling.max_iterations
+        residuals = [solution.residual.flatten() for solution in self.solutions()]
+        share = float((torch.cat(residuals) > tolerance).double().mean()) if residuals else 0.0
+        if share == 0:
+            return None
+        return (
+            f"Unsettled: {share:.2%} of the states of the last batch after {most} iterations "
+            "(CONFIG_LOOPED_MAX_ITERATIONS); the gradient of such states is not exact: docs/eqprop.md"
+        )
 
     def constrain_weights(self) -> None:
         """Bring the weights back to where states settle. After every update."""
@@ -176,24 +189,15 @@ class TextTokens(nn.Module):
 
 def equilibrium(options: Options) -> Equilibrium:
     """One block with the way in which it comes to rest and is differentiated."""
-    unit: Unit = "prefix" if options.causal else "sample"
     block: EnergyBlock | PlainBlock
     if options.block == "plain":
         block = PlainBlock(width=options.width, heads=options.heads, hidden=options.hidden)
     else:
         keys = "cross" if options.block == "energy_cross" else "self"
-        unit = "token" if keys == "cross" else unit
         form = EnergyForm(heads=options.heads, keys=keys, activation=options.activation, mlp=options.mlp)  # type: ignore[arg-type]
         block = EnergyBlock(
             form, width=options.width, hidden=options.hidden, spectral_cap=options.spectral_cap
         )
-    solver = SolverOptions(
-        method=options.solver,  # type: ignore[arg-type]
-        step_size=options.step_size,
-        tolerance=options.tolerance,
-        max_iterations=options.max_iterations,
-        unit=unit,
-    )
     way = EquilibriumOptions(
         estimator=options.gradient,  # type: ignore[arg-type]
         nudge=options.nudge,  # type: ignore[arg-type]
@@ -201,9 +205,21 @@ def equilibrium(options: Options) -> Equilibrium:
         beta=options.beta,
         nudged_iterations=options.nudged_iterations,
         together=options.together,
-        solver=solver,
+        solver=solver_of(options),
     )
     return Equilibrium(block, way)
+
+
+def solver_of(options: Options) -> SolverOptions:
+    """How states come to rest, and what of them settles as one."""
+    unit: Unit = "prefix" if options.causal else "sample"
+    return SolverOptions(
+        method=options.solver,  # type: ignore[arg-type]
+        step_size=options.step_size,
+        tolerance=options.tolerance,
+        max_iterations=options.max_iterations,
+        unit="token" if options.block == "energy_cross" else unit,
+    )
 
 
 def check(options: Options, spec: Seen) -> None:

@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lib import kconf
+from lib import atomic, kconf
 from lib.config import Config, config_from_values
-from lib.errors import ConfigError, run_main
+from lib.errors import ConfigError, os_error, run_main
 from lib.tables import TIER_CONFIGS
 from lib.tiers import TIERS, with_tier
 
@@ -34,10 +34,21 @@ def main() -> int:
     setting = Setting(
         resolved=resolved, quick=options.quick, out=options.out, say=lambda text: print(text, flush=True)
     )
+    prepare(options.out)
     report = experiments()[options.experiment](setting)
     for path in report.write(pictures_of(report)):
         print(path)
     return 0
+
+
+def prepare(out: Path) -> None:
+    """Make the folder of reports before the work is done. Raises ToolkitError where that cannot be."""
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        atomic.write_bytes(out / ".writable", b"")
+        (out / ".writable").unlink()
+    except OSError as error:
+        raise os_error("write a report", error, todo="OUT= names another folder") from error
 
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:

@@ -15,7 +15,7 @@ import torch
 from lib import kconf
 from lib.config import config_from_values
 from lib.data.types import Dataset
-from lib.errors import ConfigError, Diverged
+from lib.errors import ConfigError, Diverged, ToolkitError
 from lib.tiers import with_changes
 from scripts.eqprop import __main__ as command
 from scripts.eqprop import adaptive, gradients, scale, training
@@ -229,6 +229,14 @@ def test_what_is_not_enabled_is_refused(name: str, changes: dict[str, str], told
         config = config_from_values(kconf.load(root=ROOT, config_file=ROOT / "defconfigs/lenet5").values)
     with pytest.raises(ConfigError, match=told):
         command.check(name, config)
+
+
+def test_a_folder_that_cannot_be_is_told_before_the_work(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(ToolkitError, match=r"cannot write a report .*OUT= names another folder"):
+        command.prepare(tmp_path / "file" / "reports")
+    command.prepare(tmp_path / "reports" / "of today")
+    assert list((tmp_path / "reports" / "of today").iterdir()) == []
 
 
 def test_what_a_tier_enables_is_done() -> None:

@@ -211,6 +211,21 @@ def test_a_gradient_takes_little_more_memory_than_inference(width: int, heads: i
     assert peak_bytes(**sizes) <= 1.25 * peak_bytes(**sizes, gradient=None)
 
 
+def test_what_has_not_settled_is_told() -> None:
+    inputs, _ = batch()
+    inputs[2] *= 30  # settles at another pace
+    told = {}
+    for most in (50, 1):
+        model = looped(block="energy_self", step_size=0.9, max_iterations=most, tolerance=1e-3).double()
+        with torch.no_grad():
+            model(inputs)
+        told[most] = model.remark()
+    assert told[50] is None
+    assert told[1] is not None and told[1].startswith(
+        "Unsettled: 100.00% of the states of the last batch after 1 "
+    )
+
+
 def test_weights_stay_within_their_bounds() -> None:
     model = looped()
     optimizer = make_optimizer(
