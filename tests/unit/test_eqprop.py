@@ -86,8 +86,8 @@ def test_a_wrong_sign_does_not_hold(setting: Setting, monkeypatch: pytest.Monkey
 
     right = equilibrium.contrast
 
-    def wrong(*arguments: Any, gradient_BTD: Any, share: Any) -> Any:
-        return right(*arguments, gradient_BTD=-gradient_BTD, share=share)
+    def wrong(*arguments: Any, gradient_BTD: Any, **others: Any) -> Any:
+        return right(*arguments, gradient_BTD=-gradient_BTD, **others)
 
     monkeypatch.setattr(gradients, "BETAS", (0.01,))
     monkeypatch.setattr(gradients, "ROWS", 3)
