@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -63,11 +63,9 @@ class Case:
     plan: Plan
 
 
-def train(*, root: Path, runs: Path, started: float) -> int:
-    """Train what .config says; go on with the same run if it was interrupted and RESUME allows it."""
-    if (launched := become_worker()) is not None:
-        return _work(launched, root=root, runs=runs, started=started)
-    resolved = with_tier(kconf.from_environment(root), root=root, say=say)
+def train(asked: kconf.Resolved, *, root: Path, runs: Path, started: float) -> int:
+    """Train what is asked; go on with the same run if it was interrupted and RESUME allows it."""
+    resolved = with_tier(asked, root=root, say=say)
     order = _order(resolved, root=root, runs=runs, started=started)
     return _carry_out(order, lambda: _interrupted(order))
 
@@ -82,8 +80,6 @@ def _interrupted(order: Order) -> RunDir | None:
 
 def resume(name: str, *, root: Path, runs: Path, started: float) -> int:
     """Go on with run `name` ("": the newest that is not done) by the configuration that is stored in it."""
-    if (launched := become_worker()) is not None:
-        return _work(launched, root=root, runs=runs, started=started)
     run = resolve_run(runs, name, unfinished=True)
     run.lock()
     order = _order(stored_configuration(run, root), root=root, runs=runs, started=started)
@@ -93,8 +89,6 @@ def resume(name: str, *, root: Path, runs: Path, started: float) -> int:
 def rerun(name: str, *, root: Path, runs: Path, started: float) -> int:
     """Train run `name` ("": the newest) again, in a directory of its own, by the configuration that is stored
     in it; what is different now is told."""
-    if (launched := become_worker()) is not None:
-        return _work(launched, root=root, runs=runs, started=started)
     run = resolve_run(runs, name)
     order = _order(stored_configuration(run, root), root=root, runs=runs, started=started)
     say(f"Again: {run.path}")
@@ -185,8 +179,10 @@ def _tell_changes(again: RunDir, case: Case) -> None:
         say(f"Different from {again.name}: {line}")
 
 
-def _work(launched: Mapping[str, Any], *, root: Path, runs: Path, started: float) -> int:
+def work(*, root: Path, runs: Path, started: float) -> int:
     """One of several processes that were launched with all that was asked and decided. Does not return."""
+    launched = become_worker()
+    assert launched is not None, "nobody launched this process"
     resolved = kconf.Resolved.from_json(launched["configuration"])
     order = _order(resolved, root=root, runs=runs, started=started)
     subject = open_subject(order.config, root=order.root, say=lambda _: None)

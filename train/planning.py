@@ -78,14 +78,14 @@ class Outlook:
         }
 
 
-def plan(*, root: Path, gpu: str, as_json: bool) -> int:
+def plan(asked: kconf.Resolved, *, root: Path, gpu: str, as_json: bool) -> int:
     """Print what would be decided, and why: for this machine, or for what `gpu` names.
 
     Raises PlanError where nothing fits, with what would.
     """
     names = machine_names(gpu) if gpu else ()
     tell = _say_nothing if as_json else say
-    resolved = _at_tier(kconf.from_environment(root), names, root=root, tell=tell)
+    resolved = _at_tier(asked, names, root=root, tell=tell)
     config = config_from_values(resolved.values)
     subject = unopened_subject(config, root=root, say=tell)
     if len(names) > 1:

@@ -43,10 +43,10 @@ class Check:
     seconds: float
 
 
-def preflight(*, root: Path, runs: Path, as_json: bool) -> int:
+def preflight(asked: kconf.Resolved, *, root: Path, runs: Path, as_json: bool) -> int:
     """Print a table of all checks, or JSON; 1 where one has failed."""
     tell = _say_nothing if as_json else say
-    resolved = with_tier(kconf.from_environment(root), root=root, say=tell)
+    resolved = with_tier(asked, root=root, say=tell)
     found = []
     for check in _checks(resolved, root=root, runs=runs, tell=tell):
         found.append(check)

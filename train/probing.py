@@ -100,12 +100,12 @@ class Bench:
         return predicted(trial, self.predict, free_bytes=place(self.config, self.hardware).free_bytes)
 
 
-def probe_command(*, root: Path) -> int:
+def probe_command(asked: kconf.Resolved, *, root: Path) -> int:
     """`make probe`: measure, keep what was found, and show the plan that follows from it.
 
     Raises ConfigError where the batch is set by hand, PlanError where nothing that was tried fits.
     """
-    resolved = with_tier(kconf.from_environment(root), root=root, say=say)
+    resolved = with_tier(asked, root=root, say=say)
     config = config_from_values(resolved.values)
     if config.hyper_param == "manual":
         raise ConfigError(
