@@ -28,6 +28,7 @@ from lib.rundir import RunDir, resolve_run
 from lib.sinks import check_packages, open_sinks
 from lib.tiers import with_tier
 from train import loop
+from train.budget import warm_up_text
 from train.forecast import Footprints
 from train.job import Job, Progress
 from train.last_words import say_floors, say_sample
@@ -232,6 +233,8 @@ def _plan(order: Order, subject: Subject, hardware: Hardware, run: RunDir | None
             predict=predict,
             probed=_probed(order, subject, hardware, predict),
         )
+    # Refused before there is a run directory.
+    warm_up_text(order.config, train_size=subject.dataset.train.size, effective_batch=plan.effective_batch)
     show(plan, sys.stdout)
     return plan
 
