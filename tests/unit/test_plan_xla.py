@@ -116,7 +116,7 @@ def test_what_would_compute_first_asks_before_it_does(monkeypatch: pytest.Monkey
         monkeypatch.setattr(module, "open_subject", lambda *_, **__: SUBJECT)
         monkeypatch.setattr(module, "probe", lambda _: V4)
     with pytest.raises(PlanError, match=r"^make bench is not for XLA devices"):
-        bench.configured_case(Path())
+        bench.plain_case(Path(), *bench.configured())
     with pytest.raises(PlanError, match=r"^make preflight is not for XLA devices"):
         preflight.preflight(Settings(), root=Path(), runs=Path(), as_json=True)
     with pytest.raises(PlanError, match=r"^measuring .* is not for XLA devices"):
