@@ -177,12 +177,13 @@ def test_an_exception_in_a_worker_reaches_the_consumer_and_close_stops_the_threa
                 raise OSError("the disk is on fire")
             return ArrayPart.take(self, indices)
 
-    part = _part()
+    part, before = _part(), set(threading.enumerate())
     loader = _loader(Broken(part.inputs, part.targets), placement="stream")
     with pytest.raises(OSError, match="on fire"):
         _steps(loader, range(5), [8])
     loader.close()
-    assert not [thread for thread in threading.enumerate() if thread.name.startswith("data")]
+    left = set(threading.enumerate()) - before  # other tests may have left some
+    assert not [thread for thread in left if thread.name.startswith("data")]
 
 
 def test_close_and_another_step_are_prompt_while_much_is_wanted() -> None:
