@@ -246,7 +246,7 @@ $(FRAGMENT_TARGETS): ready
 ## emit: write run.TO.yaml for TO=kubernetes, skypilot or ray, beside it; IMAGE= STORAGE= GPU=; not run there
 ## elastic-check: what LatentWire's rules make of 1 to 16 GPUs of this machine's kind, or of GPU=
 ## elastic-demo: train on one process and on two by these rules, and compare
-## bench: compare the step rate of the configured training with a bare loop's, and bf16 with fp32
+## bench: compare the step rate of the configured training with a bare loop's, and bf16 with fp32; of a TRM its two mixers
 train: configured ready
 	$(TRAIN) $@
 

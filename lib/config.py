@@ -108,7 +108,10 @@ class Config:
     adam_beta2: float | None
     adam_eps: float | None
     schedule: Literal["constant", "cosine", "step", "one_cycle"]
-    warmup_pct: int
+    warmup_unit: Literal["percent", "steps", "samples"]
+    warmup_pct: int | None  # of the three the one that the unit names
+    warmup_steps: int | None
+    warmup_samples: int | None
     lr_min_ratio: float | None
     lr_step_pct_list: tuple[int, ...] | None
     lr_step_gamma: float | None

@@ -70,6 +70,11 @@ def launch(
     os.execve(sys.executable, command, environment)
 
 
+def is_worker() -> bool:
+    """Whether this process was started by a launch."""
+    return _notes() is not None
+
+
 def become_worker() -> dict[str, Any] | None:
     """Take up the duties of a worker; None in a process of its own.
 

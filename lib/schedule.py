@@ -23,6 +23,24 @@ def batch_factor(
     return ratio if scaling == "linear" else math.sqrt(ratio)
 
 
+def warmup_fraction(
+    unit: Literal["percent", "steps", "samples"],
+    amount: int,
+    *,
+    total_steps: int | None,
+    effective_batch: int,
+) -> float:
+    """The share of the budget in which the rate rises: 1 and above where the run is over before.
+
+    total_steps: of the budget; None where that is in seconds, of which only a percentage can be taken.
+    """
+    if unit == "percent":
+        return amount / 100
+    assert total_steps is not None, "Kconfig has no such unit for a budget of seconds"
+    steps = amount if unit == "steps" else amount / effective_batch
+    return steps / total_steps
+
+
 def learning_rate_factor(
     progress: float,
     *,
@@ -43,9 +61,9 @@ def learning_rate_factor(
     fall(p) = min_ratio + (1 - min_ratio) * (1 + cos(pi q)) / 2 for p > w (cosine, one_cycle);
     gamma ** (how many of step_fractions are <= p) (step); else 1.
 
-    min_ratio and gamma are None where the schedule does not use them.
+    min_ratio and gamma are None where the schedule does not use them. Where w is 1 or more there is no fall.
     """
-    assert progress >= 0 and 0 <= warmup_fraction < 1
+    assert progress >= 0 and warmup_fraction >= 0
     progress = min(progress, 1.0)
     rise = 1.0
     if progress < warmup_fraction:

@@ -5,6 +5,8 @@ with the micro-batch that the plan finds for this machine. The loop and the bare
 same resident data with the same optimizer, one micro-batch a step, without augmentation and compilation;
 the toolkit's side has everything else on: schedule, metrics rows, progress, console, checks. Then the
 toolkit's fp32 is compared with its bf16. Times are minima over rounds; the ratio is what counts.
+
+A recursive model has no loop by hand: its two ways to mix the cells are compared (`scripts/bench_mixers.py`).
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ from torch import Tensor
 
 from lib import kconf
 from lib.backend import Backend
-from lib.config import config_from_values
+from lib.config import Config, config_from_values
 from lib.console import Console
 from lib.data import ArrayPart, Dataset, ImageSpec, TextSpec
 from lib.data.subset import measured
@@ -40,6 +42,8 @@ from lib.plan import plan as make_plan
 from lib.plan.placement import refuse_on_xla
 from lib.registry import build_model, load_model
 from lib.tiers import with_tier
+from scripts.bench_mixers import compare_mixers
+from scripts.in_turn import Run, in_turn
 from train import loop
 from train.budget import Budget
 from train.commands import Case, Order, create_run
@@ -54,8 +58,6 @@ WARM_UP = 5  # steps
 NEVER = 10**9  # steps
 BY_HAND = ("classify", "lm")  # kinds of learning
 MOST_TOKENS = 1 << 24  # that the bare loop holds
-
-Run = Callable[[int], float]  # steps -> seconds
 
 
 def bare_loop(case: Case) -> Run:
@@ -150,13 +152,25 @@ def toolkit_loop(case: Case) -> Run:
     return train_on
 
 
-def configured_case(folder: Path) -> Case:
-    """What make asks for, with its runs under `folder`: one micro-batch a step, on one device, in fp32.
+def configured() -> tuple[kconf.Resolved, Config]:
+    """What make asks for."""
+    resolved = with_tier(kconf.from_environment(ROOT), root=ROOT, say=print)
+    return resolved, config_from_values(resolved.values)
+
+
+def show_mixers(config: Config, *, rounds: int, round_seconds: float) -> None:
+    """Compare the ways of a recursive model to mix the cells."""
+    subject, hardware = open_subject(config, root=ROOT, say=print), probe(config.device)
+    refuse_on_xla(hardware.kind, what="make bench")
+    for line in compare_mixers(config, subject, hardware, rounds=rounds, round_seconds=round_seconds):
+        print(line)
+
+
+def plain_case(folder: Path, resolved: kconf.Resolved, asked: Config) -> Case:
+    """`asked` with its runs under `folder`: one micro-batch a step, on one device, in fp32.
 
     Raises ConfigError for a model that the bare loop cannot train.
     """
-    resolved = with_tier(kconf.from_environment(ROOT), root=ROOT, say=print)
-    asked = config_from_values(resolved.values)
     if load_model(asked.model).TASK not in BY_HAND:
         raise ConfigError(
             f"make bench has no loop by hand for {asked.model}",
@@ -214,13 +228,7 @@ def in_bf16(case: Case) -> Case:
 
 def compare(loops: Mapping[str, Run], *, rounds: int, round_seconds: float) -> None:
     """Run two loops in turn and print how their step rates relate."""
-    for run in loops.values():
-        run(WARM_UP)
-    steps = max(1, round(round_seconds * WARM_UP / max(run(WARM_UP) for run in loops.values())))
-    seconds: dict[str, list[float]] = {name: [] for name in loops}
-    for _ in range(rounds):
-        for name, run in loops.items():
-            seconds[name].append(run(steps) / steps)
+    steps, seconds = in_turn(loops, rounds=rounds, round_seconds=round_seconds, warm_up=WARM_UP)
     for name, times in seconds.items():
         print(f"{name:24} {min(times) * 1e3:8.3f} ms/step (median {statistics.median(times) * 1e3:.3f})")
     (one, first), (other, second) = seconds.items()
@@ -236,8 +244,12 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--seconds", type=float, default=1.0, help="about how long a round of one loop takes")
     options = parser.parse_args()
+    resolved, asked = configured()
+    if load_model(asked.model).TASK == "recursive":
+        show_mixers(asked, rounds=options.rounds, round_seconds=options.seconds)
+        return 0
     with tempfile.TemporaryDirectory() as name:
-        case = configured_case(Path(name))
+        case = plain_case(Path(name), resolved, asked)
         config, plan = case.order.config, case.plan
         print(f"{config.model} on {config.dataset}, {plan.micro_batch} samples a step, {plan.device}")
         plain = toolkit_loop(case)

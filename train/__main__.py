@@ -9,7 +9,9 @@ import time
 from pathlib import Path
 from typing import NoReturn
 
+from lib import kconf
 from lib.errors import ConfigError, run_main
+from lib.launcher import is_worker
 from train.stop import importing
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -47,33 +49,41 @@ def main() -> int:
     preflight = commands.add_parser("preflight", help="check the configured run on a few samples")
     preflight.add_argument("--json", action="store_true", help="for programs")
     options = parser.parse_args()
-    # Below, because it imports torch, and a wrong command line should be told at once.
+    # Torch takes seconds to import: what is wrong with words and files is told before.
+    if options.command in ("train", "plan", "probe", "preflight") and not is_worker():
+        return by_configuration(options, kconf.from_environment(ROOT), started=started)
     with importing():
         from train import commands as run
-        from train import planning, probing
+        from train.demand import run_demand
         from train.trial import run_trial
 
-    if options.command == "train":
-        return run.train(root=ROOT, runs=options.runs, started=started)
+    if options.command == "trial":
+        return run_trial(options.order, root=ROOT)
+    if options.command == "demand":
+        return run_demand(options.order, root=ROOT)
+    if is_worker():
+        return run.work(root=ROOT, runs=options.runs, started=started)
     if options.command == "resume":
         return run.resume(options.run, root=ROOT, runs=options.runs, started=started)
     if options.command == "rerun":
         return run.rerun(options.run, root=ROOT, runs=options.runs, started=started)
-    if options.command == "plan":
-        return planning.plan(root=ROOT, gpu=options.gpu, as_json=options.json)
-    if options.command == "preflight":
-        from train.preflight import preflight as check
-
-        return check(root=ROOT, runs=options.runs, as_json=options.json)
-    if options.command == "probe":
-        return probing.probe_command(root=ROOT)
-    if options.command == "trial":
-        return run_trial(options.order, root=ROOT)
-    if options.command == "demand":
-        from train.demand import run_demand
-
-        return run_demand(options.order, root=ROOT)
     return on_stored_run(options)
+
+
+def by_configuration(options: argparse.Namespace, asked: kconf.Resolved, *, started: float) -> int:
+    """The commands that do what .config says."""
+    with importing():
+        from train import planning, probing
+        from train.commands import train
+        from train.preflight import preflight
+
+    if options.command == "plan":
+        return planning.plan(asked, root=ROOT, gpu=options.gpu, as_json=options.json)
+    if options.command == "probe":
+        return probing.probe_command(asked, root=ROOT)
+    if options.command == "preflight":
+        return preflight(asked, root=ROOT, runs=options.runs, as_json=options.json)
+    return train(asked, root=ROOT, runs=options.runs, started=started)
 
 
 def on_stored_run(options: argparse.Namespace) -> int:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from lib.config import Config
+from lib.errors import ConfigError
+from lib.schedule import warmup_fraction
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,3 +41,50 @@ def budget_of(config: Config, *, train_size: int, effective_batch: int) -> Budge
     assert config.num_epochs is not None
     steps = round(config.num_epochs * train_size / effective_batch)
     return Budget(total_steps=max(1, steps), total_seconds=None)
+
+
+def warm_up_of(config: Config, budget: Budget, *, effective_batch: int) -> float:
+    """The share of `budget` in which the learning rate rises; 1 and above where the run is over before."""
+    return warmup_fraction(
+        config.warmup_unit,
+        _amount(config),
+        total_steps=budget.total_steps,
+        effective_batch=effective_batch,
+    )
+
+
+def warm_up_text(config: Config, *, train_size: int, effective_batch: int) -> str:
+    """How long the rate of a run rises, in steps unless its budget is in seconds; "" for not at all.
+
+    Raises ConfigError where the run is over before the rate is at its peak.
+    """
+    budget = budget_of(config, train_size=train_size, effective_batch=effective_batch)
+    share, amount = warm_up_of(config, budget, effective_batch=effective_batch), _amount(config)
+    total, unit = (budget.total_steps, "steps") if budget.total_steps else (budget.total_seconds, "seconds")
+    assert total is not None
+    risen = f"{share * total:,.1f}".removesuffix(".0")
+    given = {
+        "percent": f", {amount} % of the budget",
+        "steps": "",
+        "samples": f", {amount:,} samples in batches of {effective_batch:,}",
+    }
+    length = f"{risen} of {total:,.0f} {unit}{given[config.warmup_unit]}"
+    if share >= 1:
+        raise ConfigError(
+            f"CONFIG_WARMUP_{config.warmup_unit.upper()}={amount} is a warm-up of {length}",
+            why="the run is over before the learning rate is at its peak",
+            todo="lower it, or make the run longer",
+        )
+    return f"Warm-up: {length}" if amount else ""
+
+
+def _amount(config: Config) -> int:
+    """How long the warm-up is, in its unit."""
+    amounts = {
+        "percent": config.warmup_pct,
+        "steps": config.warmup_steps,
+        "samples": config.warmup_samples,
+    }
+    amount = amounts[config.warmup_unit]
+    assert amount is not None, f"Kconfig gives no warm-up in {config.warmup_unit}"
+    return amount

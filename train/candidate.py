@@ -19,6 +19,7 @@ from train.setup import make_job
 from train.subject import Subject
 
 ROWS = 14  # of the batches that are tried; 16 where they are normalised together
+NO_WARM_UP: dict[str, Any] = {"warmup_unit": "percent", "warmup_pct": 0}
 GROUP = 2  # of batch normalisation, in place of a NORM_BATCH that is larger than these batches
 
 

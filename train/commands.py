@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -28,6 +28,7 @@ from lib.rundir import RunDir, resolve_run
 from lib.sinks import check_packages, open_sinks
 from lib.tiers import with_tier
 from train import loop
+from train.budget import warm_up_text
 from train.forecast import Footprints
 from train.job import Job, Progress
 from train.last_words import say_floors, say_remark, say_sample
@@ -63,11 +64,9 @@ class Case:
     plan: Plan
 
 
-def train(*, root: Path, runs: Path, started: float) -> int:
-    """Train what .config says; go on with the same run if it was interrupted and RESUME allows it."""
-    if (launched := become_worker()) is not None:
-        return _work(launched, root=root, runs=runs, started=started)
-    resolved = with_tier(kconf.from_environment(root), root=root, say=say)
+def train(asked: kconf.Resolved, *, root: Path, runs: Path, started: float) -> int:
+    """Train what is asked; go on with the same run if it was interrupted and RESUME allows it."""
+    resolved = with_tier(asked, root=root, say=say)
     order = _order(resolved, root=root, runs=runs, started=started)
     return _carry_out(order, lambda: _interrupted(order))
 
@@ -82,8 +81,6 @@ def _interrupted(order: Order) -> RunDir | None:
 
 def resume(name: str, *, root: Path, runs: Path, started: float) -> int:
     """Go on with run `name` ("": the newest that is not done) by the configuration that is stored in it."""
-    if (launched := become_worker()) is not None:
-        return _work(launched, root=root, runs=runs, started=started)
     run = resolve_run(runs, name, unfinished=True)
     run.lock()
     order = _order(stored_configuration(run, root), root=root, runs=runs, started=started)
@@ -93,8 +90,6 @@ def resume(name: str, *, root: Path, runs: Path, started: float) -> int:
 def rerun(name: str, *, root: Path, runs: Path, started: float) -> int:
     """Train run `name` ("": the newest) again, in a directory of its own, by the configuration that is stored
     in it; what is different now is told."""
-    if (launched := become_worker()) is not None:
-        return _work(launched, root=root, runs=runs, started=started)
     run = resolve_run(runs, name)
     order = _order(stored_configuration(run, root), root=root, runs=runs, started=started)
     say(f"Again: {run.path}")
@@ -185,8 +180,10 @@ def _tell_changes(again: RunDir, case: Case) -> None:
         say(f"Different from {again.name}: {line}")
 
 
-def _work(launched: Mapping[str, Any], *, root: Path, runs: Path, started: float) -> int:
+def work(*, root: Path, runs: Path, started: float) -> int:
     """One of several processes that were launched with all that was asked and decided. Does not return."""
+    launched = become_worker()
+    assert launched is not None, "nobody launched this process"
     resolved = kconf.Resolved.from_json(launched["configuration"])
     order = _order(resolved, root=root, runs=runs, started=started)
     subject = open_subject(order.config, root=order.root, say=lambda _: None)
@@ -236,6 +233,8 @@ def _plan(order: Order, subject: Subject, hardware: Hardware, run: RunDir | None
             predict=predict,
             probed=_probed(order, subject, hardware, predict),
         )
+    # Refused before there is a run directory.
+    warm_up_text(order.config, train_size=subject.dataset.train.size, effective_batch=plan.effective_batch)
     show(plan, sys.stdout)
     return plan
 

@@ -42,6 +42,7 @@ class Job:
     train_loader: TrainLoader
     eval_loader: EvalLoader
     budget: Budget
+    warmup_fraction: float  # of the budget
     record: Record
 
 

@@ -197,7 +197,7 @@ def rate_factor(job: Job, progress: Progress) -> float:
     return learning_rate_factor(
         job.budget.fraction(step=progress.step + 0.5, seconds=progress.seconds),
         schedule=config.schedule,
-        warmup_fraction=config.warmup_pct / 100,
+        warmup_fraction=job.warmup_fraction,
         min_ratio=config.lr_min_ratio,
         step_fractions=[percent / 100 for percent in config.lr_step_pct_list or ()],
         gamma=config.lr_step_gamma,

@@ -32,6 +32,7 @@ from lib.plan.ways import WayToSpread, ways_text
 from lib.recompute import CHOICES
 from lib.tiers import with_tier
 from lib.units import bytes_text
+from train.budget import warm_up_text
 from train.forecast import Footprint, Footprints
 from train.probing import Bench, known
 from train.stored import say
@@ -47,6 +48,7 @@ class Outlook:
 
     plan: Plan
     steps_per_epoch: float
+    warm_up: str  # in words; "" where there is none
     step_flop: int  # of one device
     step_time: StepTime | None  # None where the device is not in the catalogue
     gpu_origin: str | None  # of the figures of the device that the catalogue has
@@ -78,14 +80,14 @@ class Outlook:
         }
 
 
-def plan(*, root: Path, gpu: str, as_json: bool) -> int:
+def plan(asked: kconf.Resolved, *, root: Path, gpu: str, as_json: bool) -> int:
     """Print what would be decided, and why: for this machine, or for what `gpu` names.
 
-    Raises PlanError where nothing fits, with what would.
+    Raises PlanError where nothing fits, with what would; ConfigError where a warm-up has no end.
     """
     names = machine_names(gpu) if gpu else ()
     tell = _say_nothing if as_json else say
-    resolved = _at_tier(kconf.from_environment(root), names, root=root, tell=tell)
+    resolved = _at_tier(asked, names, root=root, tell=tell)
     config = config_from_values(resolved.values)
     subject = unopened_subject(config, root=root, say=tell)
     if len(names) > 1:
@@ -143,6 +145,9 @@ def look_ahead(
     return Outlook(
         plan=decided,
         steps_per_epoch=subject.dataset.train.size / decided.effective_batch,
+        warm_up=warm_up_text(
+            config, train_size=subject.dataset.train.size, effective_batch=decided.effective_batch
+        ),
         step_flop=step_flop,
         step_time=None if gpu is None else _step_time(decided, found, gpu, step_flop=step_flop),
         gpu_origin=None if gpu is None else gpu.origin,
@@ -212,6 +217,8 @@ def _lines(outlook: Outlook, *, columns: int) -> Iterator[str]:
         yield from _bars(decided.memory, columns=columns)
     yield ""
     yield f"{outlook.steps_per_epoch:.1f} optimizer steps an epoch"
+    if outlook.warm_up:
+        yield outlook.warm_up
     yield f"{outlook.step_flop / 1e12:.4g} TFLOP a step on each device (products, convolutions, attention)"
     if outlook.step_time is not None:
         yield str(outlook.step_time)

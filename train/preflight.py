@@ -24,6 +24,7 @@ from lib.hyperparams import apply_hyperparams
 from lib.plan.placement import refuse_on_xla
 from lib.tiers import with_tier
 from train import preflight_checks as checks
+from train.budget import warm_up_text
 from train.candidate import Candidate
 from train.forecast import Footprints
 from train.preflight_ranks import OF_RANKS, two_ranks
@@ -43,10 +44,10 @@ class Check:
     seconds: float
 
 
-def preflight(*, root: Path, runs: Path, as_json: bool) -> int:
+def preflight(asked: kconf.Resolved, *, root: Path, runs: Path, as_json: bool) -> int:
     """Print a table of all checks, or JSON; 1 where one has failed."""
     tell = _say_nothing if as_json else say
-    resolved = with_tier(kconf.from_environment(root), root=root, say=tell)
+    resolved = with_tier(asked, root=root, say=tell)
     found = []
     for check in _checks(resolved, root=root, runs=runs, tell=tell):
         found.append(check)
@@ -90,6 +91,8 @@ def candidate_of(
         facts=subject.facts,
         predict=Footprints(config, subject).predictor(hardware),
     )
+    # Refused, as make train does.
+    warm_up_text(config, train_size=subject.dataset.train.size, effective_batch=plan.effective_batch)
     return Candidate(config=config, subject=subject, hardware=hardware, plan=plan, root=root, runs=runs)
 
 

@@ -22,7 +22,8 @@ from lib.errors import ConfigError, ToolkitError
 from lib.graph_lint import Settling, lint
 from lib.plan.types import Plan
 from train import loop
-from train.candidate import Candidate
+from train.budget import Budget, budget_of, warm_up_of
+from train.candidate import NO_WARM_UP, Candidate
 from train.job import Job, Progress
 from train.remote import check_storage
 from train.task import Totals
@@ -31,6 +32,7 @@ FALL, FALL_STEPS, FALL_RATE = 0.3, 30, 3e-3
 CLOSE = 1e-5  # relative, of gradients
 EXPECTED_LOSS = 0.35  # how far the first loss may be from that of a model that knows nothing
 EVALUATED_AT_ONCE = 509
+STEPS_OF_SECONDS = 1000  # that a budget of seconds is taken for
 
 
 def first_loss(candidate: Candidate) -> tuple[bool, str]:
@@ -63,7 +65,7 @@ def loss_falls(candidate: Candidate) -> tuple[bool, str]:
         "weight_decay": 0.0,
     }
     job = candidate.job(
-        *candidate.cuts()[0], device=True, learning_rate=FALL_RATE, schedule="constant", warmup_pct=0, **rule
+        *candidate.cuts()[0], device=True, learning_rate=FALL_RATE, schedule="constant", **NO_WARM_UP, **rule
     )
     (batch,) = job.train_loader.micro_batches(
         step=0, target=job.plan.effective_batch, rank=0, world=1, sizes=job.plan.micro_batches
@@ -196,12 +198,14 @@ def static_graph(candidate: Candidate) -> tuple[bool, str]:
 
 def learning_rates(candidate: Candidate) -> tuple[bool, str]:
     """Positive from the first step on, never above the peak, and lowest at the end."""
-    config = candidate.config
-    changes: dict[str, Any] = {} if config.budget == "steps" else {"budget": "steps", "max_steps": 1000}
-    job = candidate.job(*candidate.cuts()[0], **changes)
-    total = job.budget.total_steps
-    assert total is not None
-    warm = min(total - 1, round(total * config.warmup_pct / 100))
+    config, rows = candidate.config, candidate.plan.effective_batch
+    job = candidate.job(*candidate.cuts()[0])
+    # Those of the run, whose batch is another one.
+    asked = budget_of(config, train_size=candidate.subject.dataset.train.size, effective_batch=rows)
+    job.warmup_fraction = warm_up_of(config, asked, effective_batch=rows)
+    total = asked.total_steps or STEPS_OF_SECONDS
+    job.budget = Budget(total_steps=total, total_seconds=None)
+    warm = min(total - 1, round(total * job.warmup_fraction))
     steps = sorted({0, min(1, total - 1), warm, total // 4, total // 2, 3 * total // 4, total - 1})
     factors = {step: loop.rate_factor(job, Progress(step=step)) for step in steps}
     peak = job.optimizer.param_groups[0]["peak_lr"]

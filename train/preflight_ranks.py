@@ -25,7 +25,7 @@ from lib.config import config_from_values
 from lib.errors import ToolkitError, run_main, told_in
 from lib.plan.types import Hardware, Plan
 from train import loop
-from train.candidate import Candidate
+from train.candidate import NO_WARM_UP, Candidate
 from train.job import Progress
 from train.subject import open_subject
 
@@ -34,7 +34,7 @@ PATIENCE_SECONDS = 120
 _POLL_SECONDS = 0.05
 OF_RANKS = ("gradients of 2 ranks", "averages of 2 ranks")
 SGD: dict[str, Any] = {"optimizer": "sgd", "momentum": 0.0, "nesterov": False, "learning_rate": 0.01}
-RULE = SGD | {"weight_decay": 0.0, "schedule": "constant", "warmup_pct": 0, "ema": True, "ema_decay": 0.5}
+RULE = SGD | NO_WARM_UP | {"weight_decay": 0.0, "schedule": "constant", "ema": True, "ema_decay": 0.5}
 CLOSE = 1e-9
 
 Results = dict[str, dict[str, Tensor]]  # "weights" and "averages", by name

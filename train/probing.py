@@ -40,7 +40,8 @@ IRRELEVANT = frozenset(
         "auto_method", "data_dir", "data_download", "oom_retry", "seed",
         "learning_rate", "muon_learning_rate", "sign_learning_rate", "weight_decay",
         "lr_scaling", "lr_base_batch", "halt_exploration", "checkpoint_carry",
-        "adam_beta1", "adam_beta2", "adam_eps", "schedule", "warmup_pct", "lr_min_ratio",
+        "adam_beta1", "adam_beta2", "adam_eps", "schedule", "lr_min_ratio",
+        "warmup_unit", "warmup_pct", "warmup_steps", "warmup_samples",
         "lr_step_pct_list", "lr_step_gamma", "ema_decay", "norm_momentum",
         "budget", "num_epochs", "max_steps", "max_seconds",
         "eval_interval_steps", "log_interval_steps", "initial_weights",
@@ -100,12 +101,12 @@ class Bench:
         return predicted(trial, self.predict, free_bytes=place(self.config, self.hardware).free_bytes)
 
 
-def probe_command(*, root: Path) -> int:
+def probe_command(asked: kconf.Resolved, *, root: Path) -> int:
     """`make probe`: measure, keep what was found, and show the plan that follows from it.
 
     Raises ConfigError where the batch is set by hand, PlanError where nothing that was tried fits.
     """
-    resolved = with_tier(kconf.from_environment(root), root=root, say=say)
+    resolved = with_tier(asked, root=root, say=say)
     config = config_from_values(resolved.values)
     if config.hyper_param == "manual":
         raise ConfigError(

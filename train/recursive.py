@@ -62,7 +62,7 @@ class Recursive:
         return Sums(loss_B.sum() + HALT_WEIGHT * halt_loss_B.sum(), len(loss_B), metrics)
 
     def evaluation(self, forward: Forward, batch: Batch) -> Sums:
-        """All of EVAL_STEPS, from the start. Exact: every cell is right; also after 1, 2, 4, ... steps."""
+        """All of EVAL_STEPS, from the start. Exact: every cell is right; and so after 1, 2, 4, ... steps."""
         assert batch.weights is not None
         weights_B, metrics = batch.weights, dict[str, Tensor]()
         thought = forward(batch.inputs)
@@ -71,7 +71,7 @@ class Recursive:
             if step > 1:
                 thought = forward(batch.inputs, thought.y_BTD, thought.z_BTD, goes_on_B)
             loss_B, right_B, exact_B = _judged(thought.logits, batch.targets)
-            if step & (step - 1) == 0:
+            if step & (step - 1) == 0 or step == self._eval_steps:
                 metrics[f"exact_after_{step}"] = (exact_B * weights_B).sum()
         metrics["accuracy"] = (right_B * weights_B).sum()
         metrics["exact_accuracy"] = (exact_B * weights_B).sum()

@@ -30,7 +30,7 @@ from lib.plan.types import ON_XLA, OWN_MEMORY, SHARDS_WEIGHTS, Hardware, ModelFa
 from lib.registry import load_layout, load_model
 from lib.schedule import batch_factor
 from train.bridge import Bridge
-from train.budget import Budget, budget_of
+from train.budget import Budget, budget_of, warm_up_of, warm_up_text
 from train.classify import Classify
 from train.frozen import FrozenLM
 from train.job import Job
@@ -92,8 +92,8 @@ def make_job(
 
     weights: a safetensors file to start from; None for random ones.
     dtype: of weights and images; float64 for checks of exactness.
-    whole_run: the job is going to be trained to its end: what AUGMENT_AHEAD is for.
-    Raises ConfigError where `weights` cannot be read or are not the model's.
+    whole_run: the job is going to be trained to its end: what AUGMENT_AHEAD and a warm-up are for.
+    Raises ConfigError where `weights` cannot be read or are not the model's, or a warm-up has no end.
     """
     if not simulated():
         configure_numerics(plan.precision, deterministic=config.deterministic)
@@ -110,6 +110,8 @@ def make_job(
     budget = budget_of(config, train_size=subject.dataset.train.size, effective_batch=plan.effective_batch)
     delivery = _delivery(config, plan, subject, hardware, backend, record.say, dtype)
     ahead = _epochs_ahead(config, plan, subject.dataset.train, budget, record.say) if whole_run else 0
+    if whole_run:
+        _say_warm_up(config, plan, subject.dataset.train, record.say)
     _say_average(config, plan, budget, record.say)
     return Job(
         config=config,
@@ -128,6 +130,7 @@ def make_job(
         train_loader=_train_loader(config, subject, delivery, epochs_ahead=ahead),
         eval_loader=EvalLoader(subject.dataset.test, subject.dataset.spec, delivery),
         budget=budget,
+        warmup_fraction=warm_up_of(config, budget, effective_batch=plan.effective_batch),
         record=record,
     )
 
@@ -235,6 +238,11 @@ def _ema(config: Config, plan: Plan, model: torch.nn.Module) -> Ema | None:
 def _decay(config: Config, plan: Plan) -> float:
     assert config.ema_decay is not None
     return decay_for(config.ema_decay, effective_batch=plan.effective_batch, base_batch=config.ema_base_batch)
+
+
+def _say_warm_up(config: Config, plan: Plan, part: Part, say: Callable[[str], None]) -> None:
+    if line := warm_up_text(config, train_size=part.size, effective_batch=plan.effective_batch):
+        say(line)
 
 
 def _say_average(config: Config, plan: Plan, budget: Budget, say: Callable[[str], None]) -> None:

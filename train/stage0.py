@@ -156,6 +156,7 @@ def _recipe(config: Config, options: Mapping[str, Any]) -> Config:
         adam_eps=1e-8,
         schedule="cosine",
         lr_min_ratio=0.0,
+        warmup_unit="percent",
         warmup_pct=10,
         grad_clip=1.0,
         label_smoothing=0.0,

@@ -8,6 +8,7 @@ from typing import Literal, Protocol
 import torch
 from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._pytree import tree_leaves
 
 from lib.memory.live import LiveBytes
 from lib.plan.types import ModelFacts
@@ -15,7 +16,6 @@ from lib.sharding import weight_units
 
 BATCHNORM = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 BATCH_SIZES = (2, 4)
-BACKWARD_FACTOR = 3  # a product of matrices has two more in its derivative
 
 
 class Shape(Protocol):
@@ -28,7 +28,7 @@ class Shape(Protocol):
 
 
 def model_facts(build: Callable[[], nn.Module], shape: Shape, *, name: str, train_size: int) -> ModelFacts:
-    """Parameters, and the bytes that one more sample keeps for backward in fp32.
+    """Parameters, the bytes that one more sample keeps for backward in fp32, and the work of its training.
 
     build: makes the model on torch's default device, which is "meta" while it is called.
     """
@@ -38,7 +38,7 @@ def model_facts(build: Callable[[], nn.Module], shape: Shape, *, name: str, trai
         inputs = [torch.empty(rows, *shape.input_shape, dtype=dtype) for rows in BATCH_SIZES]
     # What does not grow with the batch (weights, statistics) is the same in both and drops out.
     few_bytes, many_bytes = (saved_bytes(model, batch) for batch in inputs)
-    forward_flop = _forward_flop(model, inputs[0])
+    flop = _training_flop(model, inputs[0])
     return ModelFacts(
         name=name,
         parameters=sum(parameter.numel() for parameter in model.parameters()),
@@ -46,7 +46,7 @@ def model_facts(build: Callable[[], nn.Module], shape: Shape, *, name: str, trai
         train_size=train_size,
         has_batchnorm=any(isinstance(module, BATCHNORM) for module in model.modules()),
         units=weight_units(model),
-        flop_per_sample=BACKWARD_FACTOR * forward_flop / BATCH_SIZES[0],
+        flop_per_sample=flop / BATCH_SIZES[0],
     )
 
 
@@ -63,11 +63,15 @@ def saved_bytes(model: nn.Module, inputs: Tensor) -> int:
     return sum(size for storage, size in sizes.items() if storage not in own)
 
 
-def _forward_flop(model: nn.Module, inputs: Tensor) -> int:
-    """Operations of products, convolutions and attention in a forward pass."""
+def _training_flop(model: nn.Module, inputs: Tensor) -> int:
+    """Operations of products, convolutions and attention in a forward pass and in the backward pass after it.
+
+    A backward pass is not always twice the forward pass: what is computed without gradients has none.
+    """
     live = LiveBytes()
-    with live, torch.no_grad():
-        model.eval()(inputs)
+    with live:
+        outputs = [one for one in tree_leaves(model.train()(inputs)) if one.requires_grad]
+        torch.autograd.backward(outputs, [torch.empty_like(one) for one in outputs])
     return live.flop
 
 

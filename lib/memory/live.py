@@ -13,7 +13,14 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-from torch.utils.flop_counter import flop_registry
+from torch.utils.flop_counter import flop_registry, sdpa_backward_flop, sdpa_flop
+
+# Torch counts attention by the kernels of GPUs alone.
+FLOP_FORMULAS = {
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: sdpa_flop,
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward: sdpa_backward_flop,
+    **flop_registry,
+}
 
 # parameters, gradients, optimizer, averages (of weights), frozen models, data, activations (what outlives a
 # forward pass) and temporaries, which is all else.
@@ -90,7 +97,7 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch ha
     ) -> Any:
         result = func(*args, **(kwargs or {}))
         tensors = [leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
-        counter = flop_registry.get(func._overloadpacket)
+        counter = FLOP_FORMULAS.get(func._overloadpacket)
         if counter is not None:
             self.flop_on[tensors[0].device] += counter(*args, **(kwargs or {}), out_val=result)
         self.add(tensors)

@@ -11,6 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from lib.attention import full_attention
+
 EPSILON = 1e-5
 ROTARY_BASE = 1e4
 # Standard deviation of a standard normal cut at +-2.
@@ -80,7 +82,7 @@ class Attention(nn.Module):
             part_BTD.view(batch, length, self.heads, -1).transpose(1, 2)
             for part_BTD in self.qkv(x_BTD).split(width, dim=2)
         )
-        mixed_BHTK = F.scaled_dot_product_attention(self._turned(q_BHTK), self._turned(k_BHTK), v_BHTK)
+        mixed_BHTK = full_attention(self._turned(q_BHTK), self._turned(k_BHTK), v_BHTK)
         return self.out(mixed_BHTK.transpose(1, 2).reshape(batch, length, width))  # type: ignore[no-any-return]
 
     def _turned(self, x_BHTK: Tensor) -> Tensor:

@@ -155,7 +155,9 @@ def job_of(config: Config, subject: Subject, record: SilentRecord) -> Job:
     config = dataclasses.replace(config, auto_method="table")
     hardware = probe("cpu")
     plan = apply_hyperparams(config, False, hardware=hardware, facts=subject.facts)
-    job = make_job(config, plan, subject, hardware=hardware, backend=Backend("cpu"), record=record)
+    job = make_job(
+        config, plan, subject, hardware=hardware, backend=Backend("cpu"), record=record, whole_run=True
+    )
     if isinstance(record, Look):
         assert isinstance(job.model, LoopedTransformer)
         record.model = job.model

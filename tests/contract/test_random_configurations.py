@@ -10,7 +10,7 @@ import pytest
 
 from lib.config import config_from_values
 from lib.errors import ConfigError, ToolkitError
-from lib.kconf import load, write
+from lib.kconf import from_environment, load, write
 from lib.kconf.extremes import make_extreme
 from lib.kconf.reader import read_text
 from lib.kconf.resolve import load_file, override, typed_value
@@ -190,7 +190,8 @@ def test_a_sample_of_them_trains_or_says_why(
         file.write_text(write.full_text(configuration.tree))
         file.write_text(load(root=ROOT, config_file=file, overrides=small(trees[1], file)).text)
         try:
-            assert train(root=ROOT, runs=tmp_path / "runs", started=time.monotonic()) == 0
+            asked = from_environment(ROOT)
+            assert train(asked, root=ROOT, runs=tmp_path / "runs", started=time.monotonic()) == 0
             done += 1
         except ToolkitError as error:
             assert "\n" not in str(error)

@@ -37,4 +37,6 @@ def test_a_sweep_with_a_run_that_fails(tmp_path: Path) -> None:
 
 def test_a_sweep_that_is_not_there_is_told_with_those_that_are() -> None:
     done = sweep(Path("trm-emma"), Path("out"))
-    assert done.returncode == 2 and "SWEEP= is one of trm-base, trm-cycles, trm-ema" in done.stderr
+    assert (
+        done.returncode == 2 and "SWEEP= is one of trm-base, trm-control, trm-cycles, trm-ema" in done.stderr
+    )

@@ -1,14 +1,18 @@
-"""What a run leaves when it is ended."""
+"""What a run leaves when it is ended, and what is told before it begins."""
 
 from __future__ import annotations
 
 import dataclasses
+import sys
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
+from lib.errors import ConfigError
 from lib.rundir import RunDir
 from tests.configs import load_hardware
+from train import __main__ as start
 from train.commands import _same_machine, _tell_end
 from train.stop import Stopped
 
@@ -54,3 +58,16 @@ def test_a_machine_is_the_same_however_much_of_it_is_free() -> None:
     assert not _same_machine(one, four)
     assert not _same_machine(four, dataclasses.replace(four, devices=four.devices[:2]))
     assert not _same_machine(one, dataclasses.replace(one, cpu_name="another"))
+
+
+@pytest.mark.parametrize("command", ["train", "plan", "probe", "preflight"])
+def test_a_mistake_in_the_configuration_is_told_before_torch_is_imported(
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / ".config").write_text("CONFIG_SEED=many\n")
+    monkeypatch.setenv("KCONFIG_CONFIG", str(tmp_path / ".config"))
+    monkeypatch.setattr(sys, "argv", ["train", command])
+    monkeypatch.setattr(start, "importing", mock.Mock(side_effect=AssertionError("too late")))
+    with pytest.raises(ConfigError) as caught:
+        start.main()
+    assert "SEED=many" in "".join(caught.value.findings)

@@ -7,10 +7,13 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from lib.data import (
     ArrayPart,
@@ -174,12 +177,13 @@ def test_an_exception_in_a_worker_reaches_the_consumer_and_close_stops_the_threa
                 raise OSError("the disk is on fire")
             return ArrayPart.take(self, indices)
 
-    part = _part()
+    part, before = _part(), set(threading.enumerate())
     loader = _loader(Broken(part.inputs, part.targets), placement="stream")
     with pytest.raises(OSError, match="on fire"):
         _steps(loader, range(5), [8])
     loader.close()
-    assert not [thread for thread in threading.enumerate() if thread.name.startswith("data")]
+    left = set(threading.enumerate()) - before  # other tests may have left some
+    assert not [thread for thread in left if thread.name.startswith("data")]
 
 
 def test_close_and_another_step_are_prompt_while_much_is_wanted() -> None:
@@ -218,6 +222,46 @@ def test_evaluation_counts_every_sample_once(placement: Any, world: int, size: i
                 expected = (part.inputs[label][0] / 255 - 0.1) / 0.2
                 assert np.allclose(image[0].numpy(), expected, atol=1e-5)
     assert sorted(seen) == list(range(size)) and len(counts) == 1
+
+
+DOT = ImageSpec(name="dots", channels=1, height=1, width=1, classes=1, mean=(0,), std=(1,), synthetic=True)
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    size=st.integers(1, 60),
+    world=st.sampled_from([1, 2, 4, 8]),
+    share=st.integers(1, 9),
+    cut=st.integers(1, 9),
+    step=st.integers(0, 20),
+)
+def test_ranks_share_samples_out(size: int, world: int, share: int, cut: int, step: int) -> None:
+    """Nothing twice and nothing left out, in training and in evaluation, whatever the number of ranks."""
+    part = ArrayPart(np.zeros((size, 1, 1, 1), np.uint8), np.arange(size))
+    order = {"step": step, "target": share * world, "world": world}
+    sizes = [min(cut, share - start) for start in range(0, share, cut)]
+    with (
+        mock.patch("lib.data.loader._POSITIONS_AT_ONCE", 1),  # no other steps: they are what takes long
+        TrainLoader(part, DOT, DELIVERY, seed=3, augment="none", pad=0) as loader,
+    ):
+        trained = [
+            [batch.targets.tolist() for batch in loader.micro_batches(rank=rank, sizes=sizes, **order)]
+            for rank in range(world)
+        ]
+    assert all([len(batch) for batch in batches] == sizes for batches in trained)
+    epochs, indices = sample_stream(start=step * share * world, count=share * world, seed=3, size=size)
+    assert [one for batches in trained for batch in batches for one in batch] == indices.tolist()
+    assert len(set(zip(epochs.tolist(), indices.tolist(), strict=True))) == share * world
+    with EvalLoader(part, DOT, DELIVERY) as loader:
+        evaluated = [
+            [
+                batch.targets[batch.weights == 1].tolist()
+                for batch in loader.batches(rank=rank, world=world, batch_size=cut)
+            ]
+            for rank in range(world)
+        ]
+    assert len({len(batches) for batches in evaluated}) == 1, "ranks would wait for each other"
+    assert sorted(one for batches in evaluated for batch in batches for one in batch) == list(range(size))
 
 
 def test_placement_is_chosen_by_the_free_memory() -> None:

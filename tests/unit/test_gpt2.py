@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lib.attention import causal_attention
+from lib.attention import causal_attention, full_attention
 from lib.cross_entropy import cross_entropy
 from lib.data.types import TextClassSpec, TextSpec
 from lib.errors import ConfigError
@@ -148,17 +148,21 @@ def heads(dtype: torch.dtype) -> list[Tensor]:
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.float32, 1e-5)])
 def test_attention_is_the_formula(dtype: torch.dtype, tolerance: float) -> None:
     q, k, v = heads(dtype)
-    scores = (q @ k.mT / 2).masked_fill(torch.ones(6, 6).triu(1).bool(), -torch.inf)
+    scores = q @ k.mT / 2
     expected = scores.softmax(dim=-1) @ v
+    torch.testing.assert_close(full_attention(q, k, v), expected, rtol=tolerance, atol=tolerance)
+    expected = scores.masked_fill(torch.ones(6, 6).triu(1).bool(), -torch.inf).softmax(dim=-1) @ v
     torch.testing.assert_close(causal_attention(q, k, v), expected, rtol=tolerance, atol=tolerance)
 
 
 @pytest.mark.parametrize("autocast", [False, True])
-def test_on_a_cpu_half_precision_attends_in_single(autocast: bool) -> None:
+@pytest.mark.parametrize(("attend", "is_causal"), [(causal_attention, True), (full_attention, False)])
+def test_on_a_cpu_half_precision_attends_in_single(attend: Any, is_causal: bool, autocast: bool) -> None:
     q, k, v = heads(torch.bfloat16)
     single = [part.detach().float() for part in (q, k, v)]
     with torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast):
-        out = causal_attention(q, k, v)
-    expected = F.scaled_dot_product_attention(*single, is_causal=True).bfloat16()
+        out = attend(q, k, v)
+    expected = F.scaled_dot_product_attention(*single, is_causal=is_causal).bfloat16()
     assert torch.equal(out, expected)
-    assert not torch.equal(F.scaled_dot_product_attention(q, k, v, is_causal=True), expected), "no difference"
+    half = F.scaled_dot_product_attention(q, k, v, is_causal=is_causal)
+    assert not torch.equal(half, expected), "no difference"

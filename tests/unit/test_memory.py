@@ -49,6 +49,15 @@ def test_lenet5_is_what_arithmetic_and_real_tensors_say() -> None:
     )  # fmt: skip
 
 
+def test_training_of_lenet5_is_the_work_that_arithmetic_says() -> None:
+    first, second = 28 * 28 * 6 * 25, 10 * 10 * 16 * 6 * 25  # multiplications of the convolutions
+    linear = 400 * 120 + 120 * 84 + 84 * 10
+    # Each has two products more in its derivative, but the first: nothing is derived by the image.
+    assert facts("lenet5", {}, image_spec(1, 28, 10)).flop_per_sample == 2 * (
+        2 * first + 3 * (second + linear)
+    )
+
+
 def test_a_model_of_tokens_is_given_integers() -> None:
     spec = TextSpec(
         name="noise", vocab_size=11, block_size=6, unit="byte", validation_tokens=1, validation_bytes=1

@@ -109,16 +109,16 @@ def test_micro_batches_are_of_one_size(machine: str, sizes: tuple[int, ...]) -> 
 
 
 def test_what_would_compute_first_asks_before_it_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bench.kconf, "from_environment", lambda _: Settings())
     for module in (bench, preflight):
-        monkeypatch.setattr(module.kconf, "from_environment", lambda _: None)
         monkeypatch.setattr(module, "with_tier", lambda *_, **__: Settings())
         monkeypatch.setattr(module, "config_from_values", lambda _: make_config(device="xla"))
         monkeypatch.setattr(module, "open_subject", lambda *_, **__: SUBJECT)
         monkeypatch.setattr(module, "probe", lambda _: V4)
     with pytest.raises(PlanError, match=r"^make bench is not for XLA devices"):
-        bench.configured_case(Path())
+        bench.plain_case(Path(), *bench.configured())
     with pytest.raises(PlanError, match=r"^make preflight is not for XLA devices"):
-        preflight.preflight(root=Path(), runs=Path(), as_json=True)
+        preflight.preflight(Settings(), root=Path(), runs=Path(), as_json=True)
     with pytest.raises(PlanError, match=r"^measuring .* is not for XLA devices"):
         probing.measure(SimpleNamespace(hardware=V4))  # type: ignore[arg-type]
 

@@ -127,7 +127,7 @@ def test_evaluation_makes_all_steps_and_counts_by_weight() -> None:
     report = task.report({"count": 2.0, "loss": float(sums.loss) / 2} | means)
     assert list(report) == [
         *("samples", "loss", "accuracy", "exact_accuracy"),
-        *("exact_after_1", "exact_after_2", "exact_after_4"),
+        *("exact_after_1", "exact_after_2", "exact_after_4", "exact_after_6"),
     ]
     assert report["exact_accuracy"] == task.score(report) == 1.0
     assert task.carry.taken() is None, "evaluation leaves nothing"

@@ -4,17 +4,28 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, Literal
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lib.schedule import FIRST_RATIO, batch_factor, learning_rate_factor
+from lib import kconf
+from lib.backend import Backend
+from lib.config import config_from_values
+from lib.errors import ConfigError
+from lib.schedule import FIRST_RATIO, batch_factor, learning_rate_factor, warmup_fraction
 from tests.puzzles import puzzle_subject, small_trm_config
-from tests.training import MemoryRecord, small_job, small_plan
+from tests.training import CPU, MemoryRecord, small_job, small_plan
+from train import commands, loop
+from train.budget import warm_up_text
+from train.job import Progress
+from train.setup import make_job
 
 NAMES = ("constant", "cosine", "step", "one_cycle")
+ROOT = Path(__file__).resolve().parents[2]
 GRID = [i / 1000 for i in range(1001)]
 
 
@@ -104,3 +115,111 @@ def test_every_rate_of_a_job_is_scaled_and_the_run_says_so() -> None:
     plain = small_trm_config(**settings)
     job = small_job(plain, small_plan(6, 6), puzzle_subject(plain))
     assert [group["peak_lr"] for group in job.optimizer.param_groups] == [0.1, 0.2]
+
+
+def test_a_warm_up_in_steps_or_samples_is_a_share_of_the_run() -> None:
+    run = {"total_steps": 700, "effective_batch": 48}
+    assert warmup_fraction("percent", 3, **run) == 0.03
+    assert warmup_fraction("steps", 21, **run) == warmup_fraction("samples", 21 * 48, **run) == 21 / 700
+    assert warmup_fraction("samples", 21 * 48, total_steps=700, effective_batch=96) == 10.5 / 700
+    assert warmup_fraction("percent", 3, total_steps=None, effective_batch=48) == 0.03
+    with pytest.raises(AssertionError, match="a budget of seconds"):
+        warmup_fraction("steps", 3, total_steps=None, effective_batch=48)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_warm_up_that_is_longer_than_the_run_only_rises(name: str) -> None:
+    rates = [factor(p, name, warmup_fraction=4.0, step_fractions=(), gamma=1.0) for p in GRID]
+    assert all(a < b for a, b in itertools.pairwise(rates)) and rates[-1] < 0.3
+
+
+def steps_to_peak(unit: str, amount: int, *, batch: int) -> int:
+    """How many steps of a run of 40 are below the peak."""
+    config = small_trm_config(max_steps=40, warmup_unit=unit, **{f"warmup_{unit}": amount})
+    job = small_job(config, small_plan(batch), puzzle_subject(config))
+    return sum(loop.rate_factor(job, Progress(step=step)) < 1 for step in range(40))
+
+
+def test_samples_keep_their_meaning_when_the_batch_changes_and_steps_do_not() -> None:
+    assert [steps_to_peak("samples", 48, batch=batch) for batch in (4, 8)] == [12, 6]
+    assert [steps_to_peak("steps", 12, batch=batch) for batch in (4, 8)] == [12, 12]
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"warmup_pct": 5}, "2 of 40 steps, 5 % of the budget"),
+        ({"warmup_pct": 3}, "1.2 of 40 steps, 3 % of the budget"),
+        ({"warmup_unit": "steps", "warmup_steps": 39}, "39 of 40 steps"),
+        ({"warmup_unit": "samples", "warmup_samples": 90}, "7.5 of 40 steps, 90 samples in batches of 12"),
+        ({"warmup_pct": 5, "budget": "seconds", "max_seconds": 60}, "3 of 60 seconds, 5 % of the budget"),
+        ({"warmup_unit": "steps", "warmup_steps": 0}, ""),
+    ],
+)
+def test_a_run_says_how_long_its_warm_up_is(changes: Mapping[str, Any], told: str) -> None:
+    config, record = small_trm_config(**{"max_steps": 40} | changes), MemoryRecord()
+    parts = config, small_plan(6, 6), puzzle_subject(config)
+    make_job(*parts, hardware=CPU, backend=Backend("cpu"), record=record, whole_run=True)
+    assert [line for line in record.said if "Warm-up" in line] == [f"Warm-up: {told}"] * bool(told)
+
+
+@pytest.mark.parametrize(
+    ("unit", "amount", "told"),
+    [
+        ("steps", 40, "CONFIG_WARMUP_STEPS=40 is a warm-up of 40 of 40 steps: the run is over before"),
+        (
+            "samples",
+            999,
+            "CONFIG_WARMUP_SAMPLES=999 is a warm-up of 83.2 of 40 steps, 999 samples in batches of 12",
+        ),
+    ],
+)
+def test_a_warm_up_that_is_longer_than_the_run_is_refused(unit: str, amount: int, told: str) -> None:
+    config = small_trm_config(max_steps=40, warmup_unit=unit, **{f"warmup_{unit}": amount})
+    parts = config, small_plan(6, 6), puzzle_subject(config)
+    with pytest.raises(ConfigError, match=told):
+        make_job(*parts, hardware=CPU, backend=Backend("cpu"), record=MemoryRecord(), whole_run=True)
+    make_job(*parts, hardware=CPU, backend=Backend("cpu"), record=MemoryRecord())  # an evaluation goes on
+    with pytest.raises(ConfigError, match=told):
+        warm_up_text(config, train_size=48, effective_batch=12)
+
+
+def test_a_run_with_a_warm_up_without_an_end_is_not_begun(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = small_trm_config(max_steps=40, warmup_unit="steps", warmup_steps=40)
+    monkeypatch.setattr(commands, "apply_hyperparams", lambda *_, **__: small_plan(6, 6))
+    monkeypatch.setattr(commands, "open_subject", lambda *_, **__: puzzle_subject(config))
+    monkeypatch.setattr(commands, "create_run", lambda _: pytest.fail("there is a run directory"))
+    order = commands.Order(
+        resolved=kconf.Resolved(values={}, origins={}, text="", minimal=""),
+        config=config,
+        root=ROOT,
+        runs=ROOT / "runs",
+        started=0.0,
+    )
+    with pytest.raises(ConfigError, match="CONFIG_WARMUP_STEPS=40 is a warm-up of 40 of 40 steps"):
+        commands._carry_out(order, lambda: None)
+
+
+def test_the_unit_of_a_warm_up_is_chosen_and_not_for_seconds(tmp_path: Path) -> None:
+    (tmp_path / "config").write_text("CONFIG_MODEL_TRM=y\n")
+
+    def asked(**symbols: str) -> Any:
+        overrides = {f"CONFIG_{name}": value for name, value in symbols.items()}
+        return config_from_values(
+            kconf.load(root=ROOT, config_file=tmp_path / "config", overrides=overrides).values
+        )
+
+    plain = asked()
+    assert (plain.warmup_unit, plain.warmup_pct, plain.warmup_steps, plain.warmup_samples) == (
+        "percent",
+        5,
+        None,
+        None,
+    )
+    steps = asked(WARMUP_UNIT_STEPS="y", WARMUP_STEPS="2000")
+    assert (steps.warmup_unit, steps.warmup_pct, steps.warmup_steps) == ("steps", None, 2000)
+    samples = asked(WARMUP_UNIT_SAMPLES="y", WARMUP_SAMPLES="1536000")
+    assert (samples.warmup_unit, samples.warmup_samples) == ("samples", 1536000)
+    with pytest.raises(ConfigError) as error:
+        asked(WARMUP_UNIT_STEPS="y", BUDGET_SECONDS="y")
+    assert "BUDGET_SECONDS" in " ".join(error.value.findings)

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from lib import metrics
+from lib import kconf, metrics
 from lib.config import Config, identity
 from lib.console import Console
 from lib.errors import ConfigError, ToolkitError
@@ -290,7 +290,7 @@ def test_training_asks_for_the_package_before_it_begins(
     monkeypatch.setenv("KCONFIG_CONFIG", str(tmp_path / ".config"))
     monkeypatch.setitem(sys.modules, "trackio", None)
     with pytest.raises(ConfigError, match="the package trackio is not installed"):
-        commands.train(root=ROOT, runs=tmp_path / "runs", started=0.0)
+        commands.train(kconf.from_environment(ROOT), root=ROOT, runs=tmp_path / "runs", started=0.0)
     assert not (tmp_path / "runs").exists()
 
 

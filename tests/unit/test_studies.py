@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 
 from lib.child_run import Children, ChildRun
+from lib.config import identity
 from lib.errors import ConfigError, Suspended
+from lib.kconf import load
 from lib.rundir import Status
 from lib.studies import runner
 from lib.studies.crew import Crew, Demand
@@ -280,6 +282,17 @@ def test_shipped_studies_can_be_run(file: Path) -> None:
     assert experiment.about and len(experiment.seeds) >= 3
     runs = resolved_runs(experiment, root=ROOT)
     assert len(runs) == len(experiment.points) * len(experiment.seeds)
+
+
+def test_the_control_is_trained_beside_the_model_as_both_ship() -> None:
+    runs = resolved_runs(read_experiment(ROOT / "defconfigs" / "sweeps" / "trm-control.yaml"), root=ROOT)
+    shipped = [
+        identity(
+            load(root=ROOT, config_file=ROOT / "defconfigs" / name, overrides={"CONFIG_SEED": "2"}).values
+        )
+        for name in ("trm-sudoku", "trm-sudoku-flat")
+    ]
+    assert [run.identity for run in runs if run.settings["SEED"] == "2"] == shipped
 
 
 def test_the_studies_of_the_document_are_shipped() -> None:

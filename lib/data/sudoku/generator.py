@@ -18,7 +18,7 @@ from random import Random
 
 from lib.data.rng import key
 from lib.data.sudoku.board import Board, board_of
-from lib.data.sudoku.solver import all_grids, other_solution, prove, random_grid
+from lib.data.sudoku.solver import all_grids, places_of, prove, random_grid, unavoidable_set
 
 VERSION = 1  # raise it whenever a puzzle changes
 
@@ -141,35 +141,38 @@ class _Digger:
     """Takes clues of one solved board away.
 
     It remembers where other solutions that it came across differ from the board: a puzzle with no clue
-    in one of these sets has that other solution, too, and need not be searched for it.
+    in one of these sets has that other solution, too. And it remembers the puzzles that it has dug: one with
+    all of their clues has no other solution either. Neither needs to be searched for one.
     """
 
     def __init__(self, board: Board, answer: tuple[int, ...]) -> None:
         self._board, self._answer = board, answer
-        self._differences: list[int] = []  # sets of cells, as bits
+        self._solution = places_of(board, answer)
+        self._unavoidable: list[int] = []  # sets of cells, as bits
+        self._enough: list[int] = []
 
     def dug(self, question: Sequence[int], random: Random, *, clues: int) -> tuple[int, ...]:
         """`question` without clues that its one solution does not need, down to `clues` of them."""
-        left = list(question)
-        cells = [cell for cell, digit in enumerate(left) if digit]
+        cells = [cell for cell, digit in enumerate(question) if digit]
         kept = sum(1 << cell for cell in cells)
         random.shuffle(cells)
         for cell in cells:
             if kept.bit_count() <= clues:
                 break
-            left[cell] = 0
-            if self._is_needed(left, cell, kept & ~(1 << cell)):
-                left[cell] = self._answer[cell]
-            else:
-                kept &= ~(1 << cell)
-        return tuple(left)
+            if not self._is_needed(cell, kept ^ 1 << cell):
+                kept ^= 1 << cell
+        self._enough.append(kept)
+        return tuple(digit if kept >> cell & 1 else 0 for cell, digit in enumerate(self._answer))
 
-    def _is_needed(self, left: Sequence[int], cell: int, kept: int) -> bool:
-        if any(not difference & kept for difference in self._differences):
-            return True
-        other = other_solution(self._board, left, cell, self._answer[cell])
-        if other is None:
-            return False
-        pairs = zip(other, self._answer, strict=True)
-        self._differences.append(sum(1 << place for place, (one, two) in enumerate(pairs) if one != two))
-        return True
+    def _is_needed(self, cell: int, kept: int) -> bool:
+        """Whether there is another solution without a clue in `cell`."""
+        for cells in self._unavoidable:
+            if not cells & kept:
+                return True
+        for cells in self._enough:
+            if cells & kept == cells:
+                return False
+        found = unavoidable_set(self._board, self._solution, kept, cell)
+        if found:
+            self._unavoidable.append(found)
+        return bool(found)

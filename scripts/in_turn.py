@@ -1,0 +1,25 @@
+"""Timing several things beside other programs: in turn, so that all of them meet the same disturbances."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TypeAlias
+
+Run: TypeAlias = Callable[[int], float]  # steps -> seconds
+
+
+def in_turn(
+    runs: Mapping[str, Run], *, rounds: int, round_seconds: float, warm_up: int
+) -> tuple[int, dict[str, list[float]]]:
+    """Steps of a round, and for each run the seconds of a step in every round.
+
+    round_seconds: about how long a round of the slowest is. warm_up: steps that do not count, made twice.
+    """
+    for run in runs.values():
+        run(warm_up)
+    steps = max(1, round(round_seconds * warm_up / max(run(warm_up) for run in runs.values())))
+    seconds: dict[str, list[float]] = {name: [] for name in runs}
+    for _ in range(rounds):
+        for name, run in runs.items():
+            seconds[name].append(run(steps) / steps)
+    return steps, seconds
