@@ -33,6 +33,8 @@ SMALL = {
     "DEVICE_CPU": "y",
     "BUDGET_STEPS": "y",
     "MAX_STEPS": "2",
+    "WARMUP_STEPS": "1",
+    "WARMUP_SAMPLES": "32",
     "TARGET_EFFECTIVE_BATCH": "32",
     "BATCH_SIZE": "32",
     "DATA_LIMIT": "64",
