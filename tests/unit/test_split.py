@@ -174,8 +174,9 @@ def test_a_process_that_was_launched_takes_the_devices_of_its_plan(monkeypatch: 
             "plan": small_plan(4, world=2, strategy=strategy).to_json(),
             "hardware": CPU.to_json(),
         }
+        monkeypatch.setattr(commands, "become_worker", lambda launched=launched: launched)
         with pytest.raises(Opened) as found:
-            commands._work(launched, root=ROOT, runs=ROOT, started=0.0)
+            commands.work(root=ROOT, runs=ROOT, started=0.0)
         assert found.value.args == expected
 
 

@@ -114,7 +114,7 @@ def test_an_import_is_ended_by_an_interrupt_and_collects_nothing() -> None:
 def test_an_interrupt_that_a_library_swallows_ends_the_program(tmp_path: Path) -> None:
     (tmp_path / "torch.py").write_text(SWALLOWS)
     done = subprocess.run(
-        [sys.executable, "-m", "train", "plan"],
+        [sys.executable, "-m", "train", "eval"],
         cwd=ROOT,
         env=os.environ | {"PYTHONPATH": str(tmp_path)},
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
