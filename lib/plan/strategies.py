@@ -11,7 +11,7 @@ from lib.plan.asked import Asked, Decision
 from lib.plan.fitting import NoRoomError, predicted
 from lib.plan.placement import NAMES, Placement
 from lib.plan.reasons import told, why_memory
-from lib.plan.roofline import FLOP_SHARES, StepWork, peak_flop_per_second, step_seconds
+from lib.plan.roofline import FLOP_SHARES, SHORT_SECONDS, StepWork, peak_flop_per_second, step_seconds
 from lib.plan.sharding import held, layouts, split_over
 from lib.plan.sizing import Situation, Sizes, Way, choose_sizes
 from lib.plan.traffic import ELEMENT_BYTES, exposed_seconds, links_of, traffic_seconds
@@ -173,7 +173,7 @@ def _cannot_be_beaten(candidate: Candidate, facts: ModelFacts, placement: Placem
     per_sample = facts.flop_per_sample + sum(branch.flop_per_sample for branch in facts.branches or ())
     flop = per_sample * candidate.sizes.split.samples
     least = flop / (FLOP_SHARES[1] * peak_flop_per_second(gpu, precision=candidate.way.precision))
-    return candidate.seconds[0] <= TIE * least
+    return _as_fast(candidate.seconds[0], least)
 
 
 def _obstacle(config: Asked, facts: ModelFacts, placement: Placement, way: Way) -> Decision[str] | None:
@@ -282,7 +282,12 @@ def _best(possible: Sequence[Candidate]) -> Candidate:
     timed = [each.seconds[0] for each in possible if each.seconds is not None]
     if len(timed) < len(possible):
         return possible[0]
-    return next(each for each, seconds in zip(possible, timed, strict=True) if seconds <= TIE * min(timed))
+    return next(each for each, seconds in zip(possible, timed, strict=True) if _as_fast(seconds, min(timed)))
+
+
+def _as_fast(seconds: float, fastest: float) -> bool:
+    """Whether the estimates tell no difference: launching kernels, which is not in them, takes a while."""
+    return seconds <= max(TIE * fastest, SHORT_SECONDS)
 
 
 def _why(taken: Candidate, candidates: Sequence[Candidate]) -> str:
@@ -306,8 +311,9 @@ def _verdict(candidate: Candidate, taken: Candidate, *, wanted: str) -> str:
         return f"not asked for (CONFIG_DIST_STRATEGY_{wanted.upper()}=y)"
     if candidate.seconds is None or taken.seconds is None:
         return "fits, but is less simple"
-    ratio = candidate.seconds[0] / taken.seconds[0]
-    return "no faster, and less simple" if ratio <= TIE else f"estimated to take {ratio:.2f} times as long"
+    if _as_fast(candidate.seconds[0], taken.seconds[0]):
+        return "no faster, and less simple"
+    return f"estimated to take {candidate.seconds[0] / taken.seconds[0]:.2f} times as long"
 
 
 def _refusal(
