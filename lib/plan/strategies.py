@@ -148,7 +148,8 @@ def _candidate(
         frozen = error.memory.parts.get("frozen models", 0)
         if frozen and way.layout.strategy != "split":
             why_not += f", {bytes_text(frozen)} of it for frozen models, whole on each device"
-        return Candidate(way=way, why_not=why_not, nearest=_nearest(error, way, placement), error=error)
+        nearest = _nearest(error, config, way, placement)
+        return Candidate(way=way, why_not=why_not, nearest=nearest, error=error)
     except PlanError as error:
         return Candidate(way=way, why_not=error.why, nearest=error.todo, error=error)
     return Candidate(way=way, sizes=sizes, seconds=_seconds(sizes, facts, placement, way))
@@ -224,13 +225,14 @@ def _obstacle_to_split(config: Asked, facts: ModelFacts, placement: Placement) -
     return None
 
 
-def _nearest(error: NoRoomError, way: Way, placement: Placement) -> str:
+def _nearest(error: NoRoomError, config: Asked, way: Way, placement: Placement) -> str:
     """The smaller of two changes: more devices of the same kind, or more free memory on each."""
     more = f"{(error.memory.need_bytes - error.memory.usable_bytes) / GB:.2f} GB more on each device"
     if way.predict is None or way.layout.strategy not in {"zero1", *SHARDS_WEIGHTS}:
         return more
     world = 2 * way.layout.world
-    while world <= MOST_DEVICES:
+    # As many as can share the batch.
+    while world <= MOST_DEVICES and config.target % world == 0:
         larger = next((each for each in layouts(world) if each.strategy == way.layout.strategy), None)
         trial = replace(error.trial, layout=larger)
         if larger and predicted(trial, way.predict, free_bytes=placement.free_bytes).fits:

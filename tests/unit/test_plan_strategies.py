@@ -100,6 +100,8 @@ def test_every_rival_is_told_why_it_lost() -> None:
     assert "would do with 62.93 GB more on each device" in found["ddp"]
     assert "would do with" in found["zero1"] and "devices, or" not in found["zero1"], "weights stay whole"
     assert "would do with 8 devices, or" in found["hsdp"]
+    shared_by_four = verdicts("a100-40gx4", 6e9, target_effective_batch=12)
+    assert "devices, or" not in shared_by_four["hsdp"] and "more on each device" in shared_by_four["hsdp"]
     reason = decide("a100-40gx4", 6e9).reasons["strategy"]
     assert reason.startswith("the simplest of the fastest, by estimate; ddp needs")
 
