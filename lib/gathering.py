@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from lib.errors import ConfigError, PlanError
 
 _NODES = re.compile(r"(?P<least>[1-9][0-9]{0,3})(?::(?P<most>[1-9][0-9]{0,3}))?")
-_ENDPOINT = re.compile(r"[\w.-]+:[1-9][0-9]{0,4}")
+_ENDPOINT = re.compile(r"[\w.-]+:(?P<port>[1-9][0-9]{0,4})")
+_LARGEST_PORT = 65535
 # Seconds: how long those that are enough wait for more; how often a machine says that it is there.
 LAST_CALL, KEEP_ALIVE, ATTEMPTS = 5, 2, 3
 _ANYWHERE = ("192.0.2.1", 9)  # of no machine (RFC 5737): what asks for the way there sends nothing
@@ -61,11 +62,12 @@ def gathering_of(*, nodes: str, endpoint: str | None) -> Gathering | None:
         )
     if most == 1:
         return None
-    if endpoint is None or not _ENDPOINT.fullmatch(endpoint):
+    place = _ENDPOINT.fullmatch(endpoint or "")
+    if endpoint is None or place is None or int(place["port"]) > _LARGEST_PORT:
         raise ConfigError(
             f"CONFIG_DIST_ENDPOINT={endpoint or ''} is no place to meet",
             why=f"{nodes} machines are to train together",
-            todo="write it as HOST:PORT, the host being one of them",
+            todo=f"write it as HOST:PORT, the host being one of them, the port at most {_LARGEST_PORT}",
         )
     return Gathering(least=least, most=most, endpoint=endpoint)
 

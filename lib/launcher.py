@@ -15,13 +15,14 @@ import json
 import os
 import shutil
 import signal
+import socket
 import sys
 import tempfile
 import threading
 import time
 import traceback
 import types
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -160,6 +161,26 @@ def _end_with(supervisor: int, notes: Path) -> None:
     os._exit(1)
 
 
+def _listen(numbers: Sequence[int], heard: Callable[[int], None]) -> None:
+    """Call `heard` with the number of each of these signals, on a thread of its own.
+
+    Python's handlers wait until the main thread is back in Python; in the constructor of torch's store,
+    which connects to the other machines, it may be for ever.
+    """
+    ear, mouth = socket.socketpair()
+    mouth.setblocking(False)
+    signal.set_wakeup_fd(mouth.detach())
+    for number in numbers:
+        signal.signal(number, lambda *_: None)  # SIG_IGN would not be told
+
+    def attend() -> None:
+        while told := ear.recv(1):
+            if told[0] in numbers:
+                heard(told[0])
+
+    threading.Thread(target=attend, daemon=True).start()
+
+
 class _Supervisor:
     def __init__(self, notes: Path, *, world: int) -> None:
         self._notes, self._world = notes, world
@@ -169,8 +190,7 @@ class _Supervisor:
 
     def run(self, arguments: Sequence[str]) -> int:
         """Run the workers to their end. Returns the exit status of the whole."""
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, self._pass_on)
+        _listen((signal.SIGINT, signal.SIGTERM), self._pass_on)
         restarts = self._launched["restarts"]
         failed = self._torchrun(arguments)
         for restart in range(1, restarts + 1):
@@ -216,10 +236,12 @@ class _Supervisor:
             except ChildFailedError as error:
                 return {failure.local_rank: failure.exitcode for failure in error.failures.values()}
             except RendezvousError as error:
-                self._lost = str(error) or type(error).__name__
+                # torch says in the first that the second is to be seen, which ends in frames of C++.
+                cause = str(error.__cause__ or error).partition("\n")[0]
+                self._lost = cause or type(error).__name__
         return {}
 
-    def _pass_on(self, number: int, _frame: types.FrameType | None) -> None:
+    def _pass_on(self, number: int) -> None:
         """Tell rank 0 the first signal, which the others learn from it; end everything at a SIGINT after it.
 
         SLURM sends SIGTERM to workers, too, and to some processes twice: those that follow change nothing.

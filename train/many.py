@@ -37,13 +37,16 @@ def launch_on_many(config: Config, resolved: kconf.Resolved, gathering: Gatherin
     processes = place(config, hardware).world.value
     check_shares(gathering, processes=processes, target=config.target)
     route = route_to(gathering.endpoint)
+    name = f"{config.model}-{identity(resolved.values)}"
     options = torchrun_options(
         gathering,
         processes=processes,
         restarts=config.dist_max_restarts,
-        name=f"{config.model}-{identity(resolved.values)}",
+        name=name,
         route=route,
     )
+    # One that waits for others in vain can see here whether they wait for the same.
+    print(f"Meeting at {gathering.endpoint}: {config.dist_nnodes} machines that train {name}")
     # Each process asks anew what is free, but for XLA devices, of which one has to be told by now.
     told = hardware.to_json() if hardware.kind == "xla" else None
     payload = {"configuration": resolved.to_json(), "plan": None, "hardware": told, "run": None}

@@ -11,7 +11,7 @@ from lib.plan.asked import Asked, Decision
 from lib.plan.fitting import NoRoomError, predicted
 from lib.plan.placement import NAMES, Placement
 from lib.plan.reasons import told, why_memory
-from lib.plan.roofline import FLOP_SHARES, StepWork, peak_flop_per_second, step_seconds
+from lib.plan.roofline import FLOP_SHARES, SHORT_SECONDS, StepWork, peak_flop_per_second, step_seconds
 from lib.plan.sharding import held, layouts, split_over
 from lib.plan.sizing import Situation, Sizes, Way, choose_sizes
 from lib.plan.traffic import ELEMENT_BYTES, exposed_seconds, links_of, traffic_seconds
@@ -148,7 +148,8 @@ def _candidate(
         frozen = error.memory.parts.get("frozen models", 0)
         if frozen and way.layout.strategy != "split":
             why_not += f", {bytes_text(frozen)} of it for frozen models, whole on each device"
-        return Candidate(way=way, why_not=why_not, nearest=_nearest(error, way, placement), error=error)
+        nearest = _nearest(error, config, way, placement)
+        return Candidate(way=way, why_not=why_not, nearest=nearest, error=error)
     except PlanError as error:
         return Candidate(way=way, why_not=error.why, nearest=error.todo, error=error)
     return Candidate(way=way, sizes=sizes, seconds=_seconds(sizes, facts, placement, way))
@@ -173,7 +174,7 @@ def _cannot_be_beaten(candidate: Candidate, facts: ModelFacts, placement: Placem
     per_sample = facts.flop_per_sample + sum(branch.flop_per_sample for branch in facts.branches or ())
     flop = per_sample * candidate.sizes.split.samples
     least = flop / (FLOP_SHARES[1] * peak_flop_per_second(gpu, precision=candidate.way.precision))
-    return candidate.seconds[0] <= TIE * least
+    return _as_fast(candidate.seconds[0], least)
 
 
 def _obstacle(config: Asked, facts: ModelFacts, placement: Placement, way: Way) -> Decision[str] | None:
@@ -224,13 +225,14 @@ def _obstacle_to_split(config: Asked, facts: ModelFacts, placement: Placement) -
     return None
 
 
-def _nearest(error: NoRoomError, way: Way, placement: Placement) -> str:
+def _nearest(error: NoRoomError, config: Asked, way: Way, placement: Placement) -> str:
     """The smaller of two changes: more devices of the same kind, or more free memory on each."""
     more = f"{(error.memory.need_bytes - error.memory.usable_bytes) / GB:.2f} GB more on each device"
     if way.predict is None or way.layout.strategy not in {"zero1", *SHARDS_WEIGHTS}:
         return more
     world = 2 * way.layout.world
-    while world <= MOST_DEVICES:
+    # As many as can share the batch.
+    while world <= MOST_DEVICES and config.target % world == 0:
         larger = next((each for each in layouts(world) if each.strategy == way.layout.strategy), None)
         trial = replace(error.trial, layout=larger)
         if larger and predicted(trial, way.predict, free_bytes=placement.free_bytes).fits:
@@ -282,7 +284,12 @@ def _best(possible: Sequence[Candidate]) -> Candidate:
     timed = [each.seconds[0] for each in possible if each.seconds is not None]
     if len(timed) < len(possible):
         return possible[0]
-    return next(each for each, seconds in zip(possible, timed, strict=True) if seconds <= TIE * min(timed))
+    return next(each for each, seconds in zip(possible, timed, strict=True) if _as_fast(seconds, min(timed)))
+
+
+def _as_fast(seconds: float, fastest: float) -> bool:
+    """Whether the estimates tell no difference: launching kernels, which is not in them, takes a while."""
+    return seconds <= max(TIE * fastest, SHORT_SECONDS)
 
 
 def _why(taken: Candidate, candidates: Sequence[Candidate]) -> str:
@@ -306,8 +313,9 @@ def _verdict(candidate: Candidate, taken: Candidate, *, wanted: str) -> str:
         return f"not asked for (CONFIG_DIST_STRATEGY_{wanted.upper()}=y)"
     if candidate.seconds is None or taken.seconds is None:
         return "fits, but is less simple"
-    ratio = candidate.seconds[0] / taken.seconds[0]
-    return "no faster, and less simple" if ratio <= TIE else f"estimated to take {ratio:.2f} times as long"
+    if _as_fast(candidate.seconds[0], taken.seconds[0]):
+        return "no faster, and less simple"
+    return f"estimated to take {candidate.seconds[0] / taken.seconds[0]:.2f} times as long"
 
 
 def _refusal(

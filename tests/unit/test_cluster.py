@@ -45,7 +45,7 @@ def test_no_number_of_machines_is_refused(nodes: str) -> None:
         gathering_of(nodes=nodes, endpoint="here:29500")
 
 
-@pytest.mark.parametrize("endpoint", [None, "", "here", "here:", ":29500", "here:x"])
+@pytest.mark.parametrize("endpoint", [None, "", "here", "here:", ":29500", "here:x", "here:65536"])
 def test_no_place_to_meet_is_refused(endpoint: str | None) -> None:
     with pytest.raises(ConfigError, match="is no place to meet"):
         gathering_of(nodes="2", endpoint=endpoint)

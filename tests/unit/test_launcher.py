@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -138,7 +140,7 @@ class Failing(launcher._Supervisor):
 
 @pytest.fixture
 def restarting(notes: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(launcher.signal, "signal", lambda *_: None)
+    monkeypatch.setattr(launcher, "_listen", lambda *_: None)
     (notes / "launch.json").write_text('{"plan": {}, "supervisor": 1, "restarts": 2, "torchrun": []}')
     return notes
 
@@ -169,3 +171,55 @@ def test_nor_what_was_asked_to_stop(restarting: Path) -> None:
     supervisor = Failing(restarting, {1: -9})
     supervisor._signal = 15
     assert supervisor.run([]) == 143 and supervisor.started == 1
+
+
+# As in the constructor of torch's store: outside of Python, and no signal brings it back.
+STUCK = """
+import ctypes, pathlib, sys
+from lib import launcher
+
+class Stuck(launcher._Supervisor):
+    def _torchrun(self, arguments):
+        mutex, c = ctypes.create_string_buffer(128), ctypes.CDLL(None)
+        c.pthread_mutex_init(mutex, None)
+        c.pthread_mutex_lock(mutex)
+        print("nearly stuck", flush=True)
+        c.pthread_mutex_lock(mutex)
+
+Stuck(pathlib.Path(sys.argv[1]), world=2).run([])
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_supervisor_that_waits_for_other_machines_can_be_interrupted(
+    restarting: Path, number: signal.Signals
+) -> None:
+    command = [sys.executable, "-c", STUCK, str(restarting)]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, cwd=ROOT, stdout=pipe, stderr=pipe, text=True) as process:
+        try:
+            assert process.stdout is not None and process.stdout.readline() == "nearly stuck\n"
+            time.sleep(0.1)  # until it is
+            process.send_signal(number)
+            _, told = process.communicate(timeout=5)
+        finally:
+            process.kill()
+    assert (process.returncode, told) == (128 + number, "interrupted\n")
+    assert not restarting.exists()
+
+
+# torch's loggers keep the log until the supervisor ends.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_why_machines_could_not_meet_is_told(
+    restarting: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from torch.distributed import run
+    from torch.distributed.elastic.rendezvous.api import RendezvousConnectionError
+
+    def main(_: object) -> None:
+        raise RendezvousConnectionError("See inner exception") from OSError("no host of that name\nframe #0")
+
+    monkeypatch.setattr(run, "main", main)
+    assert launcher._Supervisor(restarting, world=1).run([]) == 1
+    error = "error: the other machines are gone, or too few: no host of that name; make train"
+    assert capsys.readouterr().err.startswith(error)
