@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from lib.gathering import torchrun_options
+from lib.rank_logs import keep_outputs
 from lib.rundir import RunDir
 
 _NOTES_VARIABLE = "ANNEAL_LAUNCH"  # names the directory of notes to the workers
@@ -239,7 +240,13 @@ class _Supervisor:
                 # torch says in the first that the second is to be seen, which ends in frames of C++.
                 cause = str(error.__cause__ or error).partition("\n")[0]
                 self._lost = cause or type(error).__name__
+            finally:
+                keep_outputs(self._notes, self._run())
         return {}
+
+    def _run(self) -> RunDir | None:
+        kept = self._notes / _KEPT
+        return RunDir(Path(json.loads(kept.read_text())["run"])) if kept.exists() else None
 
     def _pass_on(self, number: int) -> None:
         """Tell rank 0 the first signal, which the others learn from it; end everything at a SIGINT after it.
@@ -307,8 +314,7 @@ class _Supervisor:
 
     def _end_run(self, reason: str) -> None:
         """Say in the run how it ended, unless rank 0 has: it may be what died, or gloo aborted it."""
-        kept = self._notes / _KEPT
-        run = RunDir(Path(json.loads(kept.read_text())["run"])) if kept.exists() else None
+        run = self._run()
         if run is not None and run.status().state == "running":
             run.set_status("failed", step=run.status().step, reason=reason)
 

@@ -31,7 +31,7 @@ from train import loop
 from train.budget import warm_up_text
 from train.forecast import Footprints
 from train.job import Job, Progress
-from train.last_words import say_floors, say_remark, say_sample
+from train.last_words import say_last_words, told_memory
 from train.many import launch_on_many, meet
 from train.probing import Bench, known_or_measured
 from train.record import Record, RunRecord, SilentRecord
@@ -312,11 +312,9 @@ def _train(case: Case, backend: Backend, record: Record, interrupted: RunDir | N
         )
         progress = _restore(job, interrupted)
         record.begin(progress.step, job.budget.total_steps)
-        with job.train_loader, job.eval_loader:
+        with job.train_loader, job.eval_loader, told_memory(job, case.hardware):
             result = loop.train(job, progress)
-        say_remark(job)
-        say_sample(job, case.subject.dataset)
-        say_floors(job, case.subject.dataset, root=case.order.root)
+        say_last_words(job, case.subject.dataset, root=case.order.root)
     except (RuntimeError, MemoryError) as error:
         # The loop deals with training itself; here it is the set-up, an evaluation or a checkpoint.
         if not is_out_of_memory(error):

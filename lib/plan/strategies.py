@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from lib.errors import PlanError
 from lib.gpus import find_gpu
 from lib.plan.asked import Asked, Decision
+from lib.plan.assumed import MOST_DEVICES
 from lib.plan.fitting import NoRoomError, predicted
 from lib.plan.placement import NAMES, Placement
 from lib.plan.reasons import told, why_memory
@@ -20,7 +21,6 @@ from lib.tables import GB
 from lib.units import bytes_text
 
 TIE = 1.02  # what is this much slower is not slower: estimates are no better than that
-MOST_DEVICES = 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

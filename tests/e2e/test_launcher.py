@@ -162,10 +162,13 @@ def test_another_status_of_rank_0_is_kept(runner: Runner) -> None:
 
 @pytest.mark.parametrize("rank", [0, 1])
 def test_only_the_crash_that_made_the_others_fail_is_shown(runner: Runner, rank: int) -> None:
-    output = sabotaged(runner, rank=rank, deed="raise ArithmeticError('that went wrong')")
+    deed = "os.write(2, b'it came to this\\n'); raise ArithmeticError('that went wrong')"
+    output = sabotaged(runner, rank=rank, deed=deed)
     assert output.count("Traceback") == 1 and "ArithmeticError: that went wrong" in output, output
     assert output.splitlines()[-1] == f"error: process {rank} of 2 ended with status 1"
     assert runner.newest().status().state == "failed"
+    kept = runner.newest().path / "ranks" / "1.txt"
+    assert "it came to this" in (kept.read_text() if rank == 1 else output)
     assert_nothing_is_left(runner)
 
 

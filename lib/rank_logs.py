@@ -1,0 +1,35 @@
+"""What the ranks beside rank 0 have written to their streams, kept in the run directory."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+
+from lib.rundir import RunDir
+
+MOST_BYTES = 1_000_000  # of one stream of one attempt: the end of it is kept
+_CUT = b"... what was before is left out ...\n"
+
+
+def keep_outputs(notes: Path, run: RunDir | None) -> None:
+    """Append to RUN/ranks/RANK.txt what torchrun has caught of each rank, where that is anything.
+
+    notes: what was given to torchrun as --log-dir. Rank 0 writes to the terminal and has a log of its own.
+    """
+    if run is None:
+        return
+    with contextlib.suppress(OSError):  # the disk is full, perhaps: that is for rank 0 to tell
+        for log in sorted(notes.glob("*/attempt_*/*/std*.log")):
+            _append(log, run.path / "ranks" / f"{log.parent.name}.txt")
+
+
+def _append(log: Path, kept: Path) -> None:
+    size = log.stat().st_size
+    if not size:
+        return
+    with log.open("rb") as stream:
+        stream.seek(max(0, size - MOST_BYTES))
+        text = stream.read()
+    kept.parent.mkdir(exist_ok=True)
+    with kept.open("ab") as file:
+        file.write(text if size <= MOST_BYTES else _CUT + text)

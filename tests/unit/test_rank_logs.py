@@ -1,0 +1,42 @@
+"""What other ranks than rank 0 have written is in the run directory."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from lib import rank_logs
+from lib.rundir import RunDir
+
+
+@pytest.fixture
+def notes(tmp_path: Path) -> Path:
+    for attempt, said in ((0, "first\n"), (1, "second\n")):
+        for rank, text in ((1, said), (2, "")):
+            folder = tmp_path / "notes" / "id" / f"attempt_{attempt}" / str(rank)
+            folder.mkdir(parents=True)
+            (folder / "stderr.log").write_text(text)
+            (folder / "stdout.log").write_text("")
+    return tmp_path / "notes"
+
+
+def test_all_attempts_are_kept_and_silent_ranks_leave_nothing(notes: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    run.mkdir()
+    rank_logs.keep_outputs(notes, RunDir(run))
+    assert {path.name: path.read_text() for path in (run / "ranks").iterdir()} == {"1.txt": "first\nsecond\n"}
+
+
+def test_of_much_the_end_is_kept(notes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rank_logs, "MOST_BYTES", 4)
+    (tmp_path / "run").mkdir()
+    rank_logs.keep_outputs(notes, RunDir(tmp_path / "run"))
+    kept = (tmp_path / "run" / "ranks" / "1.txt").read_text()
+    assert kept.count("left out") == 2 and kept.endswith("ond\n") and "seco" not in kept
+
+
+def test_without_a_run_or_a_place_nothing_happens(notes: Path, tmp_path: Path) -> None:
+    rank_logs.keep_outputs(notes, None)
+    rank_logs.keep_outputs(notes, RunDir(tmp_path / "gone"))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["notes"]
