@@ -61,11 +61,6 @@ def gathering_of(*, nodes: str, endpoint: str | None) -> Gathering | None:
             todo="write it as 4, or as 2:4 for two to four",
         )
     if most == 1:
-        if endpoint:
-            raise ConfigError(
-                f"CONFIG_DIST_ENDPOINT={endpoint} is for more than one machine",
-                todo="set CONFIG_DIST_NNODES, or leave it empty",
-            )
         return None
     place = _ENDPOINT.fullmatch(endpoint or "")
     if endpoint is None or place is None or int(place["port"]) > _LARGEST_PORT:
