@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
+import sys
 from pathlib import Path
 
 from lib.rundir import RunDir
@@ -18,9 +18,11 @@ def keep_outputs(notes: Path, run: RunDir | None) -> None:
     """
     if run is None:
         return
-    with contextlib.suppress(OSError):  # the disk is full, perhaps: that is for rank 0 to tell
+    try:
         for log in sorted(notes.glob("*/attempt_*/*/std*.log")):
             _append(log, run.path / "ranks" / f"{log.parent.name}.txt")
+    except OSError as error:  # told, for it must not hide how the run itself ended
+        print(f"what other ranks wrote is not kept: {error}", file=sys.__stderr__, flush=True)
 
 
 def _append(log: Path, kept: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import sys
 from pathlib import Path
 
 import pytest
@@ -36,7 +38,12 @@ def test_of_much_the_end_is_kept(notes: Path, tmp_path: Path, monkeypatch: pytes
     assert kept.count("left out") == 2 and kept.endswith("ond\n") and "seco" not in kept
 
 
-def test_without_a_run_or_a_place_nothing_happens(notes: Path, tmp_path: Path) -> None:
+def test_without_a_run_nothing_happens_and_a_place_that_is_gone_is_told(
+    notes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "__stderr__", told := io.StringIO())
     rank_logs.keep_outputs(notes, None)
+    assert told.getvalue() == ""
     rank_logs.keep_outputs(notes, RunDir(tmp_path / "gone"))
+    assert told.getvalue().startswith("what other ranks wrote is not kept: ")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["notes"]
