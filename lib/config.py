@@ -21,7 +21,15 @@ from typing import Literal
 from lib.errors import ConfigError
 from lib.kconf.values import Value
 
-_NOT_OF_TRAINING = ("DIST_NNODES", "DIST_ENDPOINT", "DIST_MAX_RESTARTS", "SLURM_", "SINK_", "CHECKPOINT_URL")
+_NOT_OF_TRAINING = (
+    "NUM_DEVICES",
+    "DIST_NNODES",
+    "DIST_ENDPOINT",
+    "DIST_MAX_RESTARTS",
+    "SLURM_",
+    "SINK_",
+    "CHECKPOINT_URL",
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -190,8 +198,9 @@ def config_from_values(values: Mapping[str, Value]) -> Config:
 def identity(values: Mapping[str, Value]) -> str:
     """8 hexadecimal digits that are the same for the same resolved configuration, however it was written.
 
-    Where and how often it is launched is left out, for a run goes on wherever there is room for it; and
-    where its figures are shown and its checkpoints copied to, which can be changed on the way.
+    Where, on how many devices and how often it is launched is left out, for a run goes on wherever there is
+    room for it; and where its figures are shown and its checkpoints copied to, which can be changed on the
+    way.
     """
     kept = {name: value for name, value in values.items() if not name.startswith(_NOT_OF_TRAINING)}
     canonical = json.dumps(kept, sort_keys=True, separators=(",", ":"), allow_nan=False)

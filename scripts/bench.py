@@ -46,9 +46,10 @@ from scripts.bench_mixers import compare_mixers
 from scripts.in_turn import Run, in_turn
 from train import loop
 from train.budget import Budget
-from train.commands import Case, Order, create_run
+from train.commands import Case, create_run
 from train.forecast import Footprints
 from train.job import Progress
+from train.order import Order
 from train.record import RunRecord
 from train.setup import make_job, optimizer_of
 from train.subject import open_subject

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -13,45 +13,28 @@ from typing import Any
 from lib import checkpoint, kconf
 from lib.backend import Backend, is_out_of_memory, open_backend
 from lib.chips import launch_variables
-from lib.config import Config, config_from_values, identity
+from lib.config import config_from_values, identity
 from lib.console import Console
 from lib.errors import ToolkitError, run_main
 from lib.gathering import gathering_of
 from lib.hardware import environment, probe
-from lib.hyperparams import apply_hyperparams
 from lib.launcher import become_worker, end_process, keep, launch
-from lib.plan.fitting import Predict
-from lib.plan.probing import Probed
-from lib.plan.show import show
 from lib.plan.types import ON_XLA, Hardware, Plan
 from lib.rundir import RunDir, resolve_run
 from lib.sinks import check_packages, open_sinks
 from lib.tiers import with_tier
 from train import loop
-from train.budget import warm_up_text
-from train.forecast import Footprints
 from train.job import Job, Progress
 from train.last_words import say_last_words, told_memory
-from train.many import launch_on_many, meet
-from train.probing import Bench, known_or_measured
+from train.many import check_one_directory, launch_on_many, meet
+from train.order import Order, plan_for
 from train.record import Record, RunRecord, SilentRecord
 from train.remote import catch_up, check_storage, copier_of, interrupted
 from train.rerun import changes
 from train.setup import initial_weights, make_job
 from train.stop import Stopped, ended_once
-from train.stored import say, stored, stored_configuration
+from train.stored import say, stored_configuration
 from train.subject import Subject, evaluation_part, open_subject
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Order:
-    """What was asked, and where from."""
-
-    resolved: kconf.Resolved
-    config: Config
-    root: Path  # the source tree
-    runs: Path
-    started: float  # time.monotonic() when the program began
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,7 +132,7 @@ def _carry_out(order: Order, find_run: Callable[[], RunDir | None], *, again: Ru
         launch_on_many(order.config, order.resolved, gathering)
     run = find_run()
     hardware = probe(order.config.device)
-    plan = _plan(order, subject, hardware, run)
+    plan = plan_for(order, subject, hardware, run)
     case = Case(order=order, subject=subject, hardware=hardware, plan=plan)
     if again is not None:
         _tell_changes(again, case)
@@ -187,72 +170,41 @@ def work(*, root: Path, runs: Path, started: float) -> int:
     resolved = kconf.Resolved.from_json(launched["configuration"])
     order = _order(resolved, root=root, runs=runs, started=started)
     subject = open_subject(order.config, root=order.root, say=lambda _: None)
-    if launched["plan"] is None:
-        backend, hardware = meet(order.config, known=launched["hardware"])
-        order = replace(order, config=replace(order.config, num_devices=backend.world))
-    else:
-        plan, hardware = Plan.from_json(launched["plan"]), Hardware.from_json(launched["hardware"])
-        backend = open_backend(plan.device, world=plan.world, devices=plan.layout.devices_per_process)
+    ended_well = ExitStack()
 
     @_reader_stays()
     def main() -> int:
-        run = None
         if launched["plan"] is None:
-            run = _interrupted(order) if backend.is_main else None
-            decided = _plan(order, subject, hardware, None).to_json() if backend.is_main else None
-            agreed = Plan.from_json(backend.broadcast(decided))
+            case, backend, run = _as_one_of_many(order, subject, launched["hardware"])
         else:
-            agreed = plan
+            plan, hardware = Plan.from_json(launched["plan"]), Hardware.from_json(launched["hardware"])
+            case = Case(order=order, subject=subject, hardware=hardware, plan=plan)
+            backend = open_backend(plan.device, world=plan.world, devices=plan.layout.devices_per_process)
             run = RunDir.open(Path(launched["run"])) if launched["run"] else None
             if run is not None and backend.is_main:
                 run.lock()
-        case = Case(order=order, subject=subject, hardware=hardware, plan=agreed)
+        ended_well.callback(backend.close)
         if not backend.is_main:
             return _train(case, backend, SilentRecord(), None)
         return _as_main(case, backend, run)
 
     status = run_main(main)
     if status in (0, Stopped.exit_code):
-        backend.close()  # not before rank 0 has saved
+        ended_well.close()  # not before rank 0 has saved
     end_process(status)
 
 
-def _plan(order: Order, subject: Subject, hardware: Hardware, run: RunDir | None) -> Plan:
-    """The plan for this machine; that of an interrupted run, if the machine is the one it was made for."""
-    plan = None
-    # Another cut into micro-batches would be the same mathematics, but not the same bits.
-    if run is not None and _same_machine(stored(run, "hardware", Hardware.from_json), hardware):
-        plan = stored(run, "plan", Plan.from_json)
-        say(f"Plan of {run.path}, for it was made for this machine")
-    if plan is None:
-        predict = Footprints(order.config, subject).predictor(hardware)
-        plan = apply_hyperparams(
-            order.config,
-            hardware=hardware,
-            facts=subject.facts,
-            predict=predict,
-            probed=_probed(order, subject, hardware, predict),
-        )
-    # Refused before there is a run directory.
-    warm_up_text(order.config, train_size=subject.dataset.train.size, effective_batch=plan.effective_batch)
-    show(plan, sys.stdout)
-    return plan
-
-
-def _probed(order: Order, subject: Subject, hardware: Hardware, predict: Predict) -> Probed | None:
-    """What was measured, if that is how the micro-batch is to be found."""
-    if order.config.auto_method != "probe":
-        return None
-    return known_or_measured(Bench.of(order.resolved, subject, hardware, root=order.root, predict=predict))
-
-
-def _same_machine(one: Hardware, other: Hardware) -> bool:
-    """Whether they differ in nothing but how much memory is free."""
-    return (one.kind, one.cpu_name, [device.name for device in one.devices]) == (
-        other.kind,
-        other.cpu_name,
-        [device.name for device in other.devices],
-    )
+def _as_one_of_many(
+    order: Order, subject: Subject, known: Mapping[str, Any] | None
+) -> tuple[Case, Backend, RunDir | None]:
+    """What is decided where the processes of all machines have met; rank 0 gets the run to go on with."""
+    backend, hardware = meet(order.config, known=known)
+    check_one_directory(backend, order.runs)
+    order = replace(order, config=replace(order.config, num_devices=backend.world))
+    run = _interrupted(order) if backend.is_main else None
+    decided = plan_for(order, subject, hardware, run, anew=True) if backend.is_main else None
+    plan = Plan.from_json(backend.broadcast(decided.to_json() if decided else None))
+    return Case(order=order, subject=subject, hardware=hardware, plan=plan), backend, run
 
 
 def _as_main(case: Case, backend: Backend, interrupted: RunDir | None) -> int:

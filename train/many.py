@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import dataclasses
 import sys
+import tempfile
 from collections.abc import Mapping
+from contextlib import ExitStack
+from pathlib import Path
 from typing import Any, NoReturn
 
 from lib import kconf
 from lib.backend import Backend, open_backend
 from lib.config import Config, identity
-from lib.errors import ConfigError, PlanError
+from lib.errors import ConfigError, PlanError, ToolkitError, os_error
 from lib.gathering import Gathering, check_shares, environment_of, route_to, torchrun_options
 from lib.hardware import probe
 from lib.launcher import launch
+from lib.plan.asked import grows_with_devices
 from lib.plan.placement import check_machines, place
 from lib.plan.types import Hardware
 
@@ -33,6 +37,12 @@ def launch_on_many(config: Config, resolved: kconf.Resolved, gathering: Gatherin
             f"CONFIG_DIST_NNODES={config.dist_nnodes} is not for XLA devices",
             why="a slice of TPUs has as many machines as it has",
             todo=f"set CONFIG_DIST_NNODES={gathering.most}",
+        )
+    if gathering.is_elastic and (option := grows_with_devices(config)):
+        raise ConfigError(
+            f"{option} is not for CONFIG_DIST_NNODES={config.dist_nnodes}",
+            why="the effective batch would change whenever a machine comes or goes",
+            todo="set CONFIG_TARGET_EFFECTIVE_BATCH instead, or a fixed number of machines",
         )
     processes = place(config, hardware).world.value
     check_shares(gathering, processes=processes, target=config.target)
@@ -85,3 +95,28 @@ def meet(config: Config, *, known: Mapping[str, Any] | None) -> tuple[Backend, H
         return backend, dataclasses.replace(first, devices=(device,))
     devices = (dataclasses.replace(first.devices[0], free_bytes=each),) * backend.world
     return backend, dataclasses.replace(first, devices=devices)
+
+
+def check_one_directory(backend: Backend, runs: Path) -> None:
+    """Raises ToolkitError, on every process, where one of them does not see what rank 0 writes to `runs`.
+
+    Each reads checkpoints there when a machine comes or goes, and any may be rank 0 after that.
+    """
+    with ExitStack() as removed:
+        token = None
+        if backend.is_main:
+            try:
+                runs.mkdir(parents=True, exist_ok=True)
+                written = removed.enter_context(tempfile.NamedTemporaryFile(prefix=".meeting-", dir=runs))
+            except OSError as error:
+                raise os_error(f"write to {runs}", error) from error
+            token = Path(written.name).name
+        # A name that nobody has asked for before is in no cache of a network file system.
+        seen = (runs / backend.broadcast(token)).exists()
+        (missing,) = backend.all_reduce_max((float(not seen),))
+    if missing:
+        raise ToolkitError(
+            "the machines do not see one directory of runs",
+            why=f"what one of them writes to {runs} is not there on another",
+            todo="put it where all have it, by a link or with O= on a file system that they share",
+        )

@@ -73,3 +73,13 @@ class Asked(Protocol):
     def optimizer(self) -> str: ...
     @property
     def activation_offload(self) -> bool: ...
+
+
+def grows_with_devices(config: Asked) -> str:
+    """The option by which the effective batch depends on how many devices there are; "" where none does."""
+    if config.elastic_scale_batch:
+        return "CONFIG_ELASTIC_SCALE_BATCH=y"
+    if config.hyper_param == "auto":
+        return "CONFIG_BATCH_TABLE_STRICT=y" if config.batch_table_strict else ""
+    by_hand = config.gradient_accumulation
+    return f"CONFIG_GRADIENT_ACCUMULATION={by_hand}" if by_hand else ""

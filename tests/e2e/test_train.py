@@ -192,16 +192,18 @@ def test_a_run_on_two_processes_is_the_run_on_one(runner: Runner, tmp_path: Path
 
 
 def test_a_plan_is_kept_on_the_same_machine_and_made_anew_on_another(runner: Runner) -> None:
-    runner.configure("lenet5", TINY | {"CONFIG_MAX_STEPS": "4000", "CONFIG_CHECKPOINT_INTERVAL_STEPS": "10"})
+    steps = {"CONFIG_MAX_STEPS": "4000", "CONFIG_CHECKPOINT_INTERVAL_STEPS": "10"}
+    settings = TINY | steps | {"CONFIG_DEVICE_CPU": "y"}
+    runner.configure("lenet5", settings)
     process = runner.start("train")
     wait_for_checkpoint(runner, process)
     process.kill()
     process.communicate()
     run = runner.newest()
 
-    def resumed(name: str, changes: dict[str, Any]) -> str:
+    def resumed(name: str, changes: dict[str, Any], *, command: str = "resume") -> str:
         run.write(name, run.read_json(name) | changes)
-        process = runner.start("resume")
+        process = runner.start(command)
         wait_for_log(runner, process, "Starting after step")
         process.kill()
         (run.path / "log.txt").write_text("")
@@ -219,6 +221,16 @@ def test_a_plan_is_kept_on_the_same_machine_and_made_anew_on_another(runner: Run
         assert "Hyperparams: " in output
         assert "another" not in json.dumps(run.read_json("hardware"))
         assert run.read_json("plan")["micro_batch"] == 64
+    # It goes on on another number of devices, but not with another number of samples.
+    plan = run.read_json("plan")
+    two = {"world": 2, "strategy": "ddp", "micro_batch": 16, "last_micro_batch": 16, "effective_batch": 32}
+    run.write("plan", plan | two)
+    assert "trained with 32 samples a step, and now it would be 64" in runner.run("resume", status=2)
+    runner.configure("lenet5", settings | {"CONFIG_NUM_DEVICES": "2"})
+    output = resumed("plan", plan, command="train")
+    assert f"Going on with {run.path}" in output and "Hyperparams: " in output
+    assert (run.read_json("plan")["world"], run.read_json("plan")["micro_batch"]) == (2, 32)
+    assert len(list(runner.runs.glob("*/*/status.json"))) == 1
 
 
 def test_the_same_configuration_twice_at_once_is_told(runner: Runner) -> None:

@@ -13,7 +13,8 @@ from lib.errors import ConfigError
 from lib.rundir import RunDir
 from tests.configs import load_hardware
 from train import __main__ as start
-from train.commands import _same_machine, _tell_end
+from train.commands import _tell_end
+from train.order import _same_machine
 from train.stop import Stopped
 
 

@@ -184,6 +184,32 @@ def test_processes_of_several_hosts_are_told_their_devices(monkeypatch: pytest.M
     assert told["hardware"] is None, "others are asked anew"
 
 
+@pytest.mark.parametrize(
+    ("changes", "option"),
+    [
+        (
+            {"hyper_param": "manual", "batch_size": 8, "gradient_accumulation": 2},
+            "CONFIG_GRADIENT_ACCUMULATION=2",
+        ),
+        ({"elastic_scale_batch": True}, "CONFIG_ELASTIC_SCALE_BATCH=y"),
+        ({"batch_table_strict": True}, "CONFIG_BATCH_TABLE_STRICT=y"),
+    ],
+)
+def test_machines_that_come_and_go_do_not_change_the_batch(
+    changes: dict[str, Any], option: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(many, "launch", lambda *_, **__: (_ for _ in ()).throw(Launched))
+    config = make_config(device="cpu", dist_nnodes="1:2", dist_endpoint="here:1", target_effective_batch=512)
+    one, elastic = (Gathering(least=least, most=2, endpoint="here:1") for least in (2, 1))
+    with pytest.raises(Launched):
+        many.launch_on_many(config, Settings(), elastic)  # type: ignore[arg-type]
+    config = dataclasses.replace(config, **changes)
+    with pytest.raises(Launched):
+        many.launch_on_many(config, Settings(), one)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=f"^{option} is not for CONFIG_DIST_NNODES=1:2: "):
+        many.launch_on_many(config, Settings(), elastic)  # type: ignore[arg-type]
+
+
 class Alone:
     """A process that met no other."""
 
@@ -217,7 +243,7 @@ def test_even_one_device_is_for_a_process_of_its_own(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(commands, "launch", launch)
     monkeypatch.setattr(commands, "open_subject", lambda *_, **__: None)
     monkeypatch.setattr(commands, "probe", lambda _: V4)
-    monkeypatch.setattr(commands, "_plan", lambda *_: plan(config, V4, make_facts()))
+    monkeypatch.setattr(commands, "plan_for", lambda *_: plan(config, V4, make_facts()))
     order = commands.Order(resolved=Settings(), config=config, root=Path(), runs=Path(), started=0.0)  # type: ignore[arg-type]
     with pytest.raises(Launched):
         commands._carry_out(order, lambda: None)

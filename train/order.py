@@ -1,0 +1,92 @@
+"""What was asked of a run, and the plan for it: a new one, or that of the run that is gone on with."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from lib import kconf
+from lib.config import Config
+from lib.errors import PlanError
+from lib.hyperparams import apply_hyperparams
+from lib.plan.fitting import Predict
+from lib.plan.placement import place
+from lib.plan.probing import Probed
+from lib.plan.show import show
+from lib.plan.types import Hardware, Plan
+from lib.rundir import RunDir
+from train.budget import warm_up_text
+from train.forecast import Footprints
+from train.probing import Bench, known_or_measured
+from train.stored import say, stored
+from train.subject import Subject
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Order:
+    """What was asked, and where from."""
+
+    resolved: kconf.Resolved
+    config: Config
+    root: Path  # the source tree
+    runs: Path
+    started: float  # time.monotonic() when the program began
+
+
+def plan_for(
+    order: Order, subject: Subject, hardware: Hardware, run: RunDir | None, *, anew: bool = False
+) -> Plan:
+    """The plan for these devices: that of `run`, which is gone on with, if it is for the same ones.
+
+    anew: decide again in any case. Raises PlanError where nothing fits, and where `run` would go on with
+    another effective batch.
+    """
+    before = stored(run, "plan", Plan.from_json) if run is not None else None
+    # Another cut into micro-batches would be the same mathematics, but not the same bits.
+    if run is not None and before is not None and not anew and _same_devices(run, before, order, hardware):
+        plan = before
+        say(f"Plan of {run.path}, for it was made for this machine")
+    else:
+        predict = Footprints(order.config, subject).predictor(hardware)
+        plan = apply_hyperparams(
+            order.config,
+            hardware=hardware,
+            facts=subject.facts,
+            predict=predict,
+            probed=_probed(order, subject, hardware, predict),
+        )
+    if run is not None and before is not None and before.effective_batch != plan.effective_batch:
+        raise PlanError(
+            f"{run.path} was trained with {before.effective_batch} samples a step, and now it would be "
+            f"{plan.effective_batch}",
+            why=plan.reasons["effective_batch"],
+            todo=f"go on with {before.layout.devices} device(s), or start anew with CONFIG_RESUME_NEVER=y",
+        )
+    # Refused before there is a run directory.
+    warm_up_text(order.config, train_size=subject.dataset.train.size, effective_batch=plan.effective_batch)
+    show(plan, sys.stdout)
+    return plan
+
+
+def _same_devices(run: RunDir, before: Plan, order: Order, hardware: Hardware) -> bool:
+    """Whether the plan `before` is for as many devices as are asked for now, and for this machine."""
+    if not _same_machine(stored(run, "hardware", Hardware.from_json), hardware):
+        return False
+    return before.layout.devices == place(order.config, hardware).world.value
+
+
+def _same_machine(one: Hardware, other: Hardware) -> bool:
+    """Whether they differ in nothing but how much memory is free."""
+    return (one.kind, one.cpu_name, [device.name for device in one.devices]) == (
+        other.kind,
+        other.cpu_name,
+        [device.name for device in other.devices],
+    )
+
+
+def _probed(order: Order, subject: Subject, hardware: Hardware, predict: Predict) -> Probed | None:
+    """What was measured, if that is how the micro-batch is to be found."""
+    if order.config.auto_method != "probe":
+        return None
+    return known_or_measured(Bench.of(order.resolved, subject, hardware, root=order.root, predict=predict))
