@@ -130,6 +130,8 @@ def _carry_out(order: Order, find_run: Callable[[], RunDir | None], *, again: Ru
     gathering = gathering_of(nodes=order.config.dist_nnodes, endpoint=order.config.dist_endpoint)
     if gathering is not None:
         launch_on_many(order.config, order.resolved, gathering)
+    if order.config.dist_endpoint:
+        say(f"CONFIG_DIST_ENDPOINT={order.config.dist_endpoint} is not used: there is one machine")
     run = find_run()
     hardware = probe(order.config.device)
     plan = plan_for(order, subject, hardware, run)
