@@ -11,16 +11,17 @@ MOST_BYTES = 1_000_000  # of one stream of one attempt: the end of it is kept
 _CUT = b"... what was before is left out ...\n"
 
 
-def keep_outputs(notes: Path, run: RunDir | None) -> None:
+def keep_outputs(notes: Path, run: RunDir, *, machine: str) -> None:
     """Append to RUN/ranks/RANK.txt what torchrun has caught of each rank, where that is anything.
 
-    notes: what was given to torchrun as --log-dir. Rank 0 writes to the terminal and has a log of its own.
+    notes: what was given to torchrun as --log-dir. machine: the name of this one where there are several,
+    which goes before the number of the rank among its own, for in the whole it may change; else "". The
+    first rank of each writes to the terminal, and rank 0 has a log of its own.
     """
-    if run is None:
-        return
     try:
         for log in sorted(notes.glob("*/attempt_*/*/std*.log")):
-            _append(log, run.path / "ranks" / f"{log.parent.name}.txt")
+            name = f"{machine}-{log.parent.name}" if machine else log.parent.name
+            _append(log, run.path / "ranks" / f"{name}.txt")
     except OSError as error:  # told, for it must not hide how the run itself ended
         print(f"what other ranks wrote is not kept: {error}", file=sys.__stderr__, flush=True)
 

@@ -187,6 +187,7 @@ def work(*, root: Path, runs: Path, started: float) -> int:
                 run.lock()
         ended_well.callback(backend.close)
         if not backend.is_main:
+            keep(RunDir(Path(backend.broadcast(None))), own=False)
             return _train(case, backend, SilentRecord(), None)
         return _as_main(case, backend, run)
 
@@ -212,7 +213,8 @@ def _as_one_of_many(
 def _as_main(case: Case, backend: Backend, interrupted: RunDir | None) -> int:
     """Train as the rank that writes the run directory, and leave a true status in it."""
     run = interrupted or create_run(case)
-    keep({"run": str(run.path)})
+    backend.broadcast(str(run.path))  # for the logs of other machines
+    keep(run, own=True)
     record = RunRecord(
         run,
         Console(run.log),

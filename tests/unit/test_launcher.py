@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from lib import launcher
+from lib import launcher, supervisor
+from lib.rundir import RunDir
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -47,7 +48,7 @@ def test_launching_becomes_a_supervisor_and_shares_out_the_processors(
             launcher.launch({"a": 1}, world=2, restarts=3, cpu_count=9, arguments=arguments)
         path, arguments, environment = replaced.pop()
         assert path == arguments[0] == sys.executable
-        assert arguments[1:3] == ["-m", "lib.launcher"]
+        assert arguments[1:3] == ["-m", "lib.supervisor"]
         assert arguments[4:] == ["2", "--runs", "elsewhere", "train"]
         assert environment["OMP_NUM_THREADS"] == used
         shutil.rmtree(arguments[3])
@@ -113,17 +114,20 @@ def test_a_worker_that_comes_too_late_ends_without_a_word(tmp_path: Path) -> Non
 
 
 def test_a_supervisor_is_light() -> None:
-    process = worker(None, "import sys; print('torch' in sys.modules)")
+    process = worker(None, "import sys, lib.supervisor; print('torch' in sys.modules)")
     assert process.stdout == "False\n"
 
 
 def test_what_a_worker_keeps_is_there_for_those_who_take_its_place(notes: Path) -> None:
-    worker(notes, "launcher.become_worker(); launcher.keep({'run': 'here'}); launcher.end_process(0)")
-    assert worker(notes, "print(launcher.become_worker())").stdout == "{'a': 1, 'run': 'here'}\n"
-    assert worker(None, "launcher.keep({'run': 'here'})").returncode == 0
+    keep = "from pathlib import Path; from lib.rundir import RunDir; launcher.become_worker(); "
+    keep += "launcher.keep(RunDir(Path('here')), own=True); launcher.end_process(0)"
+    assert worker(notes, keep).returncode == 0
+    told = "{'a': 1, 'run': 'here', 'own': True}\n"
+    assert worker(notes, "print(launcher.become_worker())").stdout == told
+    assert worker(None, keep).returncode == 0
 
 
-class Failing(launcher._Supervisor):
+class Failing(supervisor.Supervisor):
     """Workers that end as they are told, one attempt after the other."""
 
     def __init__(self, notes: Path, *attempts: dict[int, int], leaves: dict[str, str] | None = None) -> None:
@@ -140,7 +144,7 @@ class Failing(launcher._Supervisor):
 
 @pytest.fixture
 def restarting(notes: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(launcher, "_listen", lambda *_: None)
+    monkeypatch.setattr(supervisor, "_listen", lambda *_: None)
     (notes / "launch.json").write_text('{"plan": {}, "supervisor": 1, "restarts": 2, "torchrun": []}')
     return notes
 
@@ -149,36 +153,49 @@ def test_workers_are_started_again_when_one_was_killed(
     restarting: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     left = {"0.crash": "the other one is gone", "kept.json": "{}"}
-    supervisor = Failing(restarting, {0: 1, 1: -9}, {0: 1, 1: -9}, {}, leaves=left)
+    failing = Failing(restarting, {0: 1, 1: -9}, {0: 1, 1: -9}, {}, leaves=left)
     (restarting / "0.pid").write_text("1")
-    assert supervisor.run([]) == 0
-    assert supervisor.started == 3 and (restarting / "kept.json").exists()
+    assert failing.run([]) == 0
+    assert failing.started == 3 and (restarting / "kept.json").exists()
     assert "process 1 of 2 was ended by signal 9: starting all again (2 of 2)" in capsys.readouterr().err
 
 
 def test_not_more_often_than_allowed(restarting: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    supervisor = Failing(restarting, *[{1: -9}] * 3)
-    assert supervisor.run([]) == 1 and supervisor.started == 3
+    failing = Failing(restarting, *[{1: -9}] * 3)
+    assert failing.run([]) == 1 and failing.started == 3
     assert "error: process 1 of 2 was ended by signal 9" in capsys.readouterr().err
 
 
 def test_an_error_is_not_tried_again(restarting: Path) -> None:
-    supervisor = Failing(restarting, {1: 1}, leaves={"1.crash": "that went wrong"})
-    assert supervisor.run([]) == 1 and supervisor.started == 1
+    failing = Failing(restarting, {1: 1}, leaves={"1.crash": "that went wrong"})
+    assert failing.run([]) == 1 and failing.started == 1
+
+
+@pytest.mark.parametrize(("own", "state"), [("true", "failed"), ("false", "running")])
+def test_only_where_rank_0_is_the_run_is_said_to_have_failed(
+    restarting: Path, tmp_path: Path, own: str, state: str
+) -> None:
+    """Other machines may go on without this one."""
+    run = RunDir.create(tmp_path / "runs", model="lenet5", identity="0123abcd", files={"config": ""})
+    run.set_status("running", step=5)
+    kept = f'{{"run": "{run.path}", "own": {own}}}'
+    failing = Failing(restarting, {1: 1}, leaves={"1.crash": "that went wrong", "kept.json": kept})
+    assert failing.run([]) == 1
+    assert run.status().state == state
 
 
 def test_nor_what_was_asked_to_stop(restarting: Path) -> None:
-    supervisor = Failing(restarting, {1: -9})
-    supervisor._signal = 15
-    assert supervisor.run([]) == 143 and supervisor.started == 1
+    failing = Failing(restarting, {1: -9})
+    failing._signal = 15
+    assert failing.run([]) == 143 and failing.started == 1
 
 
 # As in the constructor of torch's store: outside of Python, and no signal brings it back.
 STUCK = """
 import ctypes, pathlib, sys
-from lib import launcher
+from lib import supervisor
 
-class Stuck(launcher._Supervisor):
+class Stuck(supervisor.Supervisor):
     def _torchrun(self, arguments):
         mutex, c = ctypes.create_string_buffer(128), ctypes.CDLL(None)
         c.pthread_mutex_init(mutex, None)
@@ -220,6 +237,6 @@ def test_why_machines_could_not_meet_is_told(
         raise RendezvousConnectionError("See inner exception") from OSError("no host of that name\nframe #0")
 
     monkeypatch.setattr(run, "main", main)
-    assert launcher._Supervisor(restarting, world=1).run([]) == 1
+    assert supervisor.Supervisor(restarting, world=1).run([]) == 1
     error = "error: the other machines are gone, or too few: no host of that name; make train"
     assert capsys.readouterr().err.startswith(error)

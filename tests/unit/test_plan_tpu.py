@@ -19,6 +19,7 @@ from tests.configs import load_hardware, make_config, make_facts
 from tests.stubbed import no_probe, printed_elsewhere
 from tests.training import random_subject, small_config
 from train import commands, many
+from train.order import Order
 from train.setup import placement_of
 
 CHIP = Device(name="TPU v5e", total_bytes=16 * 10**9, free_bytes=15 * 10**9)
@@ -116,15 +117,15 @@ def test_processes_are_told_their_devices_before_they_start(
     monkeypatch.setattr(commands, "launch_variables", lambda kind, *, processes: {kind: str(processes)})
     monkeypatch.setattr(commands, "open_subject", lambda *_, **__: None)
     monkeypatch.setattr(commands, "probe", lambda _: HOST)
-    monkeypatch.setattr(commands, "_plan", lambda *_: plan(config, HOST, make_facts()))
+    monkeypatch.setattr(commands, "plan_for", lambda *_: plan(config, HOST, make_facts()))
     with pytest.raises(Launched):
         commands._carry_out(order_of(config), lambda: None)
     assert told == [wanted, {"tpu": str(wanted)}]
 
 
-def order_of(config: Any) -> commands.Order:
+def order_of(config: Any) -> Order:
     class Settings:
         def to_json(self) -> dict[str, Any]:
             return {}
 
-    return commands.Order(resolved=Settings(), config=config, root=Path(), runs=Path(), started=0.0)  # type: ignore[arg-type]
+    return Order(resolved=Settings(), config=config, root=Path(), runs=Path(), started=0.0)  # type: ignore[arg-type]

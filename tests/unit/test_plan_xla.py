@@ -21,6 +21,7 @@ from tests.configs import load_hardware, make_config, make_facts
 from tests.stubbed import no_probe, printed_elsewhere
 from tests.training import random_subject
 from train import commands, many, preflight, probing
+from train.order import Order
 
 CHIPS = {"tpu-v4-8": 4, "tpu-v5e-8": 8}
 V4 = load_hardware("tpu-v4-8")
@@ -246,7 +247,7 @@ def test_even_one_device_is_for_a_process_of_its_own(
     monkeypatch.setattr(commands, "open_subject", lambda *_, **__: None)
     monkeypatch.setattr(commands, "probe", lambda _: V4)
     monkeypatch.setattr(commands, "plan_for", lambda *_: plan(config, V4, make_facts()))
-    order = commands.Order(resolved=Settings(), config=config, root=Path(), runs=Path(), started=0.0)  # type: ignore[arg-type]
+    order = Order(resolved=Settings(), config=config, root=Path(), runs=Path(), started=0.0)  # type: ignore[arg-type]
     with pytest.raises(Launched):
         commands._carry_out(order, lambda: None)
     assert worlds == [1]

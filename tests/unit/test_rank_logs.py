@@ -26,24 +26,22 @@ def notes(tmp_path: Path) -> Path:
 def test_all_attempts_are_kept_and_silent_ranks_leave_nothing(notes: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     run.mkdir()
-    rank_logs.keep_outputs(notes, RunDir(run))
+    rank_logs.keep_outputs(notes, RunDir(run), machine="")
     assert {path.name: path.read_text() for path in (run / "ranks").iterdir()} == {"1.txt": "first\nsecond\n"}
+    rank_logs.keep_outputs(notes, RunDir(run), machine="node7")
+    assert {path.name for path in (run / "ranks").iterdir()} == {"1.txt", "node7-1.txt"}
 
 
 def test_of_much_the_end_is_kept(notes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rank_logs, "MOST_BYTES", 4)
     (tmp_path / "run").mkdir()
-    rank_logs.keep_outputs(notes, RunDir(tmp_path / "run"))
+    rank_logs.keep_outputs(notes, RunDir(tmp_path / "run"), machine="")
     kept = (tmp_path / "run" / "ranks" / "1.txt").read_text()
     assert kept.count("left out") == 2 and kept.endswith("ond\n") and "seco" not in kept
 
 
-def test_without_a_run_nothing_happens_and_a_place_that_is_gone_is_told(
-    notes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_place_that_is_gone_is_told(notes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "__stderr__", told := io.StringIO())
-    rank_logs.keep_outputs(notes, None)
-    assert told.getvalue() == ""
-    rank_logs.keep_outputs(notes, RunDir(tmp_path / "gone"))
+    rank_logs.keep_outputs(notes, RunDir(tmp_path / "gone"), machine="")
     assert told.getvalue().startswith("what other ranks wrote is not kept: ")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["notes"]

@@ -20,8 +20,10 @@ from lib.schedule import FIRST_RATIO, batch_factor, learning_rate_factor, warmup
 from tests.puzzles import puzzle_subject, small_trm_config
 from tests.training import CPU, MemoryRecord, small_job, small_plan
 from train import commands, loop
+from train import order as orders
 from train.budget import warm_up_text
 from train.job import Progress
+from train.order import Order
 from train.setup import make_job
 
 NAMES = ("constant", "cosine", "step", "one_cycle")
@@ -186,10 +188,10 @@ def test_a_warm_up_that_is_longer_than_the_run_is_refused(unit: str, amount: int
 
 def test_a_run_with_a_warm_up_without_an_end_is_not_begun(monkeypatch: pytest.MonkeyPatch) -> None:
     config = small_trm_config(max_steps=40, warmup_unit="steps", warmup_steps=40)
-    monkeypatch.setattr(commands, "apply_hyperparams", lambda *_, **__: small_plan(6, 6))
+    monkeypatch.setattr(orders, "apply_hyperparams", lambda *_, **__: small_plan(6, 6))
     monkeypatch.setattr(commands, "open_subject", lambda *_, **__: puzzle_subject(config))
     monkeypatch.setattr(commands, "create_run", lambda _: pytest.fail("there is a run directory"))
-    order = commands.Order(
+    order = Order(
         resolved=kconf.Resolved(values={}, origins={}, given={}, text="", minimal=""),
         config=config,
         root=ROOT,
