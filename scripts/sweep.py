@@ -40,7 +40,7 @@ def main() -> int:
     crew = Crew(options.jobs, partial(predicted, root=ROOT, say=say))
     experiment = read_experiment(file_of(options.sweep))
     out = (options.out or ROOT / "runs" / "sweeps" / experiment.name).absolute()
-    say(f"{experiment.name}: {experiment.about}")
+    say(": ".join(filter(None, (experiment.name, experiment.about))))
     train = partial(train_all, root=ROOT, out=out, crew=crew, say=say)
     seeds = len(experiment.seeds)
     if experiment.search is None:

@@ -171,6 +171,14 @@ def test_grid_zip_and_random(tmp_path: Path) -> None:
     assert study(tmp_path, "").points == ({},) and study(tmp_path, "").seeds == (1, 2, 3)
 
 
+def test_a_few_points_are_drawn_of_more_than_memory_could_hold(tmp_path: Path) -> None:
+    axes = ", ".join(f"AXIS_{number}: [{', '.join(map(str, range(100)))}]" for number in range(9))
+    drawn = study(tmp_path, f"axes: {{{axes}}}\nsweep: random\nsamples: 50").points
+    assert len(drawn) == 50 and list(drawn[0]) == [f"AXIS_{number}" for number in range(9)]
+    for name in drawn[0]:
+        assert len({point[name] for point in drawn}) > 30, "each axis is drawn from as a whole"
+
+
 def test_runs_are_checked_one_and_all_before_the_first(tmp_path: Path) -> None:
     experiment = study(tmp_path, "axes:\n  MAX_STEP: [1]\n  LEARNING_RATE: [0.1,\n    -1]")
     with pytest.raises(ConfigError, match="2 of 2 points of study cannot be configured") as error:
