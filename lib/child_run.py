@@ -40,6 +40,19 @@ class ChildRun:
     peak_memory_mb: float
 
 
+def left_over(place: Path, *, identity: str) -> RunDir | None:
+    """The run of that identity under `place` that is done, though nobody was there to take its result.
+
+    Raises ToolkitError where a process trains there that outlived the one that started it.
+    """
+    for run in _runs(place):
+        run.lock()
+        run.release()
+        if run.identity == identity and run.status().state == "done":
+            return run
+    return None
+
+
 class Children:
     """Processes that train at the same time, while entered; no two at one place.
 
@@ -142,9 +155,12 @@ def _started(place: Path, log: Path, *, root: Path) -> subprocess.Popen[bytes]:
         )
 
 
+def _runs(place: Path) -> list[RunDir]:
+    return [RunDir.open(path.parent) for path in sorted(place.glob("*/*/config"))]
+
+
 def _done(place: Path) -> RunDir:
-    runs = [RunDir.open(path.parent) for path in place.glob("*/*/config")]
-    done = [run for run in runs if run.status().state == "done"]
+    done = [run for run in _runs(place) if run.status().state == "done"]
     if not done:
         raise ToolkitError(f"{place} holds no run that is done")
     return done[0]

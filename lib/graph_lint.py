@@ -14,10 +14,14 @@ from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 # Operations whose result the host waits for, or whose shape only the numbers tell.
-HOST_ASKS = frozenset({"_local_scalar_dense", "is_nonzero", "equal", "_linalg_check_errors"})
+HOST_ASKS = frozenset({"_local_scalar_dense", "is_nonzero", "equal", "allclose", "_linalg_check_errors"})
+# Methods by which the host reads numbers; on a CPU, where they are already, they are no operations. `numpy`,
+# by which data are made on the host, is not among them: on a device it is an error.
+HOST_READS = frozenset({"tolist", "cpu", "__repr__"})
 SHAPE_OF_NUMBERS = frozenset(
     {
         "nonzero",
@@ -28,6 +32,7 @@ SHAPE_OF_NUMBERS = frozenset(
         "unique_consecutive",
         "masked_select",
         "bincount",
+        "repeat_interleave",
     }
 )
 INDEXED = frozenset({"index", "index_put", "index_put_", "_index_put_impl_", "_unsafe_index"})
@@ -84,7 +89,7 @@ def lint(step: Callable[[int], object], *, steps: int = 4, skip: int = 1) -> Lin
     faults: Counter[str] = Counter()
     for number in range(steps):
         listener = _Listener()
-        with listener:
+        with listener, _Reads(listener.faults):
             step(number)
         if number >= skip:
             seen.append(listener.step)
@@ -115,6 +120,21 @@ class _Listener(TorchDispatchMode):
         self.step.operations += 1
         self.step.structure.update(f"{func}{_structure(values)}".encode())
         self.step.whole.update(f"{func}{_structure(values)}{_constants(values)}".encode())
+        return func(*args, **(kwargs or {}))
+
+
+class _Reads(TorchFunctionMode):
+    """Counts what the host reads among `faults`."""
+
+    def __init__(self, faults: Counter[str]) -> None:
+        super().__init__()
+        self._faults = faults
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if (name := getattr(func, "__name__", "")) in HOST_READS:
+            self._faults[f"{name} asks the host"] += 1
         return func(*args, **(kwargs or {}))
 
 

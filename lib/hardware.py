@@ -45,7 +45,7 @@ def probe(device: Literal["auto", "cuda", "mps", "xla", "tpu", "cpu"]) -> Hardwa
         kind=kind,
         devices=devices or (main_memory(cpu_name),),
         cpu_name=cpu_name,
-        cpu_count=_cpu_count(),
+        cpu_count=cpu_count(),
         cpu_bf16=parse_cpu_bf16(cpuinfo),
     )
 
@@ -215,7 +215,8 @@ def main_memory(name: str) -> Device:
     return Device(name=name, total_bytes=total_bytes, free_bytes=free_bytes)
 
 
-def _cpu_count() -> int:
+def cpu_count() -> int:
+    """Processors that this process may use."""
     # macOS knows neither affinity nor control groups.
     affinity = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     quota = linux_cpu_quota()

@@ -31,7 +31,7 @@ def main() -> int:
         default="",
         help="a name of defconfigs/sweeps, or the path of a file",
     )
-    parser.add_argument("--jobs", type=int, default=None, help="runs at a time; default: as many as fit")
+    parser.add_argument("--jobs", type=jobs_of, default=None, help="runs at a time; default: as many as fit")
     parser.add_argument("--out", type=Path, default=None, help="where to; default: runs/sweeps/NAME")
     parser.add_argument("--yaml", action="store_true", help="write the configuration as such a file")
     options = parser.parse_args()
@@ -40,7 +40,7 @@ def main() -> int:
     crew = Crew(options.jobs, partial(predicted, root=ROOT, say=say))
     experiment = read_experiment(file_of(options.sweep))
     out = (options.out or ROOT / "runs" / "sweeps" / experiment.name).absolute()
-    say(f"{experiment.name}: {experiment.about}")
+    say(": ".join(filter(None, (experiment.name, experiment.about))))
     train = partial(train_all, root=ROOT, out=out, crew=crew, say=say)
     seeds = len(experiment.seeds)
     if experiment.search is None:
@@ -81,6 +81,13 @@ def write_yaml(out: Path | None) -> int:
     atomic.write_text(out, text)
     print(f"{out}: written; make sweep SWEEP={out} trains it")
     return 0
+
+
+def jobs_of(text: str) -> int:
+    """JOBS=. Raises ConfigError for what is no whole number; that 0 is too few is for the crew to say."""
+    if not (text.isascii() and text.isdecimal()):
+        raise ConfigError(f"JOBS={text} is no number of runs at a time", todo="without it as many as fit")
+    return int(text)
 
 
 def say(text: str) -> None:

@@ -18,7 +18,7 @@ from train.record import SilentRecord
 from train.setup import make_job
 from train.subject import Subject
 
-ROWS = 14  # of the batches that are tried; 16 where they are normalised together
+ROWS = 10  # of the batches that are tried, the fewest to cut so; 16 where they are normalised together
 NO_WARM_UP: dict[str, Any] = {"warmup_unit": "percent", "warmup_pct": 0}
 GROUP = 2  # of batch normalisation, in place of a NORM_BATCH that is larger than these batches
 
@@ -38,7 +38,7 @@ class Candidate:
         """Ways to cut one batch into micro-batches."""
         if self.plan.norm_batch:
             return (16,), (8, 8), (4, 4, 4, 4)
-        return (ROWS,), (7, 7), (5, 5, 4), (4, 4, 4, 2), (3, 3, 3, 3, 2)
+        return (ROWS,), (5, 5), (4, 4, 2), (3, 3, 3, 1), (2, 2, 2, 2, 2)
 
     def job(
         self,

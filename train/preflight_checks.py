@@ -71,8 +71,12 @@ def loss_falls(candidate: Candidate) -> tuple[bool, str]:
         step=0, target=job.plan.effective_batch, rank=0, world=1, sizes=job.plan.micro_batches
     )
     job.train_loader = _Same(batch)  # type: ignore[assignment]
-    found = _losses(job, FALL_STEPS)
-    told = f"{found[0]:.4f} to {found[-1]:.4f} in {FALL_STEPS} steps on one batch"
+    found = list[float]()
+    for loss in _losses(job, FALL_STEPS):
+        found.append(loss)
+        if loss < (1 - FALL) * found[0]:
+            break
+    told = f"{found[0]:.4f} to {found[-1]:.4f} in {len(found)} steps on one batch"
     return found[-1] < (1 - FALL) * found[0], told
 
 
@@ -86,15 +90,13 @@ class _Same:
         yield self.batch
 
 
-def _losses(job: Job, steps: int) -> list[float]:
+def _losses(job: Job, steps: int) -> Iterator[float]:
     """The mean loss of each of the first steps."""
-    found = []
     for step in range(steps):
         totals = Totals()
         for sums in loop.optimizer_step(job, Progress(step=step)):
             totals.add(sums)
-        found.append(totals.means(job.backend)["loss"])
-    return found
+        yield totals.means(job.backend)["loss"]
 
 
 def shards(candidate: Candidate) -> tuple[bool, str]:

@@ -13,7 +13,7 @@ from pathlib import Path
 from lib.errors import ToolkitError, os_error
 
 _MANIFEST = "manifest.json"
-_VERIFIED_BYTES = 2**27  # larger files are trusted by their size: reading them would delay every start
+_VERIFIED_BYTES = 2**30  # what is beyond is trusted by its size: reading it would delay every start
 
 
 def cached_folder(
@@ -22,15 +22,12 @@ def cached_folder(
     identity: str,
     fill: Callable[[Path], None],
     say: Callable[[str], None],
-    by_content: bool = True,
 ) -> Path:
     """`folder`, filled by `fill` (which gets the path of an empty folder) unless it already is.
 
     identity: all that the content follows from. A folder made from anything else, or with a file
     that is not as it was written, is made again, and `say` is told why. Until the new one is complete
-    nobody sees it; one process makes it while others wait. by_content: whether files are read to see that
-    they are as they were; False for so many that their sizes have to do. Raises ToolkitError where it cannot
-    be written.
+    nobody sees it; one process makes it while others wait. Raises ToolkitError where it cannot be written.
     """
     if _fault(folder, identity) is None:
         return folder
@@ -41,7 +38,7 @@ def cached_folder(
             if fault is not None:
                 if fault:
                     say(f"{folder}: {fault}; making it again")
-                _make(folder, identity, fill, by_content=by_content)
+                _make(folder, identity, fill)
     except OSError as error:
         raise _write_error(error) from error
     return folder
@@ -60,10 +57,12 @@ def _fault(folder: Path, identity: str) -> str | None:
         manifest = json.loads((folder / _MANIFEST).read_text())
         if manifest["fingerprint"] != fingerprint(identity):
             return "made from something else"
-        for name, (size_bytes, digest) in manifest["files"].items():
+        read_bytes = 0
+        for name, (size_bytes, digest) in sorted(manifest["files"].items(), key=lambda file: file[1]):
             if (folder / name).stat().st_size != size_bytes:
                 return f"{name} has another size than was written"
-            if digest and size_bytes <= _VERIFIED_BYTES and _digest(folder / name) != digest:
+            read_bytes += size_bytes  # small files first, of which most are read
+            if read_bytes <= _VERIFIED_BYTES and _digest(folder / name) != digest:
                 return f"{name} has another content than was written"
     except FileNotFoundError as error:
         return f"{Path(error.filename).name} is missing"
@@ -77,7 +76,7 @@ def _digest(file: Path) -> str:
         return hashlib.file_digest(opened, "sha256").hexdigest()
 
 
-def _make(folder: Path, identity: str, fill: Callable[[Path], None], *, by_content: bool) -> None:
+def _make(folder: Path, identity: str, fill: Callable[[Path], None]) -> None:
     """Fill a folder beside `folder` and rename it. Holding the lock, so leftovers of killed processes go."""
     new = folder.with_name(f".{folder.name}.new")
     for leftover in (new, folder):
@@ -89,7 +88,7 @@ def _make(folder: Path, identity: str, fill: Callable[[Path], None], *, by_conte
     try:
         fill(new)
         files = {
-            str(path.relative_to(new)): (path.stat().st_size, _digest(path) if by_content else "")
+            str(path.relative_to(new)): (path.stat().st_size, _digest(path))
             for path in sorted(new.rglob("*"))
             if path.is_file()
         }

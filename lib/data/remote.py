@@ -18,9 +18,9 @@ _FOLDER, _FILE = "folder", "file"  # what is at the URL, and where the copy of i
 def local_copy(url: str, *, cache_dir: Path, say: Callable[[str], None]) -> Path:
     """The folder, or the file, at `url` on this disk, below `cache_dir`; copied there if it is not.
 
-    Storage is asked only then. A copy that lacks a file, or in which a size is not as it was, is made again
-    (`cached_folder`). Raises ConfigError where the URL cannot be opened, DataError where there is nothing
-    at it or what came is not complete, ToolkitError where the storage or the disk fails.
+    Storage is asked only then. A copy that is no longer as it was is made again (`cached_folder`). Raises
+    ConfigError where the URL cannot be opened, DataError where there is nothing at it or what came is not
+    complete, ToolkitError where the storage or the disk fails.
     """
     url = url.rstrip("/")
     folder = cached_folder(
@@ -28,7 +28,6 @@ def local_copy(url: str, *, cache_dir: Path, say: Callable[[str], None]) -> Path
         identity=url,
         fill=partial(_copy, url, say=say),
         say=say,
-        by_content=False,
     )
     say(f"Data: {url}, as it was copied to {folder}")
     file = folder / _FILE / url.rpartition("/")[2]

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import difflib
 import itertools
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -215,14 +216,23 @@ def _points(document: Document, axes: Mapping[str, Plain]) -> Iterator[Setting]:
         yield {name: raw(value) for name, value in zip(values, point, strict=True)}
 
 
-def _drawn(document: Document, values: Mapping[str, list[Plain]]) -> Iterator[Setting]:
+def _drawn(document: Document, values: dict[str, list[Plain]]) -> Iterator[Setting]:
     """Different points of the grid at random."""
     samples, seed = document.content.get("samples"), document.content.get("draw_seed", 1)
     if not is_whole(samples) or samples < 1 or not is_whole(seed):
         raise ConfigError(f"{document.place('samples')}: a random sweep needs samples: NUMBER")
-    every = [dict(zip(values, point, strict=True)) for point in itertools.product(*values.values())]
-    for point in Random(seed).sample(every, min(samples, len(every))):
-        yield {name: raw(value) for name, value in point.items()}
+    count = math.prod(map(len, values.values()))
+    for number in Random(seed).sample(range(count), min(samples, count)):
+        yield _numbered(values, number)
+
+
+def _numbered(values: dict[str, list[Plain]], number: int) -> Setting:
+    """The point of the grid that would be the `number`-th of all, of which there may be too many to list."""
+    point = dict[str, str]()
+    for name in reversed(values):
+        number, place = divmod(number, len(values[name]))
+        point[name] = raw(values[name][place])
+    return {name: point[name] for name in values}
 
 
 def _seeds(document: Document) -> tuple[int, ...]:
@@ -236,4 +246,6 @@ def _seeds(document: Document) -> tuple[int, ...]:
                 f"{document.place('seeds')}: a seed is there twice", why="the same run twice has no spread"
             )
         return seeds
-    raise ConfigError(f"{document.place('seeds')}: seeds is a number of them or a list")
+    raise ConfigError(
+        f"{document.place('seeds')}: seeds is a number of them or a list", todo="seeds: 3 is seeds: [1, 2, 3]"
+    )

@@ -14,9 +14,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from lib import atomic, kconf
-from lib.child_run import Children
+from lib.child_run import Children, left_over
 from lib.config import config_from_values, identity
-from lib.errors import ConfigError
+from lib.errors import ConfigError, ToolkitError
+from lib.rundir import RunDir
 from lib.studies.crew import Crew
 from lib.studies.experiment import Experiment, Setting
 
@@ -40,15 +41,18 @@ class Run:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """What became of a run: metrics of its last evaluation, or the reason why there is none."""
+    """What became of a run: metrics of its last evaluation, or the reason why there is none.
+
+    What it cost is None where another sweep than that which tells of it began it.
+    """
 
     number: int
     identity: str
     settings: Setting
     metrics: dict[str, float]
     reason: str
-    seconds_cpu: float
-    peak_memory_mb: float
+    seconds_cpu: float | None
+    peak_memory_mb: float | None
 
 
 def resolved_runs(experiment: Experiment, *, root: Path) -> list[Run]:
@@ -139,29 +143,54 @@ def _result(
     if (known := known_result(run, out)) is not None:
         say(f"{name}: already there")
         return known
+    try:
+        left = left_over(place, identity=run.identity)
+    except ToolkitError as error:
+        say(f"{name}: {error}")
+        return _outcome(run, None, reason=str(error))  # for now only, and not kept
+    kept = place / RESULT
+    if left is not None and not kept.exists():  # one that is there tells of a failure
+        result = _outcome(run, left)
+        _keep(kept, result)
+        say(f"{name}: done, though the sweep that began it was gone")
+        return result
+    kept.unlink(missing_ok=True)
     child = children.train(place, run.resolved.text, root=root)
     if child.stopped:
         if child.reason:
             say(f"{name}: {child.reason}")
         return None
-    metrics: dict[str, float] = {}
-    if child.run is not None:
-        facts = child.run.status().facts
-        metrics = {name: value for name, value in facts.items() if isinstance(value, int | float)}
-    result = Result(
-        number=run.number,
-        identity=run.identity,
-        settings=run.settings,
-        metrics=metrics,
-        reason=child.reason,
-        seconds_cpu=child.seconds_cpu,
-        peak_memory_mb=child.peak_memory_mb,
-    )
-    atomic.write_text(place / RESULT, json.dumps(asdict(result), indent=1) + "\n")
+    cost = {"seconds_cpu": child.seconds_cpu, "peak_memory_mb": child.peak_memory_mb}
+    result = _outcome(run, child.run, reason=child.reason, **cost)
+    _keep(kept, result)
     say(f"{name}: {child.reason or 'done'}, {child.seconds_cpu:.0f} s of processor")
     if not child.reason and (line := crew.learn(child.peak_memory_mb * 1e6)):
         say(line)
     return result
+
+
+def _outcome(
+    run: Run,
+    trained: RunDir | None,
+    *,
+    reason: str = "",
+    seconds_cpu: float | None = None,
+    peak_memory_mb: float | None = None,
+) -> Result:
+    facts = trained.status().facts if trained is not None else {}
+    return Result(
+        number=run.number,
+        identity=run.identity,
+        settings=run.settings,
+        metrics={name: value for name, value in facts.items() if isinstance(value, int | float)},
+        reason=reason,
+        seconds_cpu=seconds_cpu,
+        peak_memory_mb=peak_memory_mb,
+    )
+
+
+def _keep(file: Path, result: Result) -> None:
+    atomic.write_text(file, json.dumps(asdict(result), indent=1) + "\n")
 
 
 def known_result(run: Run, out: Path) -> Result | None:

@@ -13,6 +13,7 @@ from lib import kconf
 from lib.errors import ConfigError
 from lib.studies.crew import Crew, Demand, decide, distinct
 from lib.studies.runner import compose_text
+from scripts.sweep import jobs_of
 from tests.configs import load_hardware
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -102,6 +103,8 @@ def test_what_was_asked_for_is_not_changed_by_what_a_run_took() -> None:
     crew, _ = crew_of(2, demand(0.5), most=9)
     assert crew.learn(9.0 * GB).endswith("WARNING: 2 need 18.00 GB") and crew.workers == 2
     assert crew.learn(9.5 * GB) == "", "told once"
+    with pytest.raises(ConfigError, match="JOBS=two is no number of runs at a time; without it as many"):
+        jobs_of("two")
     with pytest.raises(ConfigError, match="JOBS=0 is no number of runs"):
         Crew(0, lambda _: demand(1.0))
 

@@ -65,6 +65,10 @@ def test_a_url_of_a_file_is_that_file(tmp_path: Path) -> None:
             lambda folder: (folder / "a.txt").write_text("12"),
             "folder/a.txt has another size than was written",
         ),
+        (
+            lambda folder: (folder / "deep/er/b.txt").write_text("23"),
+            "folder/deep/er/b.txt has another content than was written",
+        ),
         (lambda folder: (folder / "deep/er/b.txt").unlink(), "b.txt is missing"),
         (lambda folder: (folder.parent / "manifest.json").write_text("[]"), "manifest.json is damaged"),
     ],
@@ -75,6 +79,17 @@ def test_a_copy_that_is_not_whole_is_made_again(tmp_path: Path, harm: Any, told:
     again, said = copied(tmp_path)
     assert again == folder and said[0] == f"{folder.parent}: {told}; making it again"
     assert (folder / "a.txt").read_bytes() == b"1" and (folder / "deep/er/b.txt").read_bytes() == b"22"
+
+
+def test_what_is_too_much_to_read_at_every_start_is_known_by_its_size(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, _ = copied(tmp_path)
+    (folder / "deep/er/b.txt").write_text("23")
+    monkeypatch.setattr("lib.data.cache._VERIFIED_BYTES", 1)  # which a.txt takes, the smallest
+    assert len(copied(tmp_path)[1]) == 1
+    (folder / "a.txt").write_text("2")
+    assert "a.txt has another content" in copied(tmp_path)[1][0]
 
 
 def test_a_copy_that_is_cut_off_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -41,6 +41,14 @@ def test_a_plain_step_is_one_graph() -> None:
     [
         (lambda x, _: x.sum().item(), "_local_scalar_dense asks the host"),
         (lambda x, _: bool(x.sum() > 0), "_local_scalar_dense asks the host"),
+        (lambda x, _: torch.allclose(x, x), "allclose asks the host"),
+        (lambda x, _: x.sum().tolist(), "tolist asks the host"),
+        (lambda x, _: x.cpu(), "cpu asks the host"),
+        (lambda x, _: str(x), "__repr__ asks the host"),
+        (
+            lambda x, _: x.repeat_interleave(x[:, 0].long(), dim=0),
+            "repeat_interleave has a shape that numbers decide",
+        ),
         (lambda x, _: x[x > 0], "index has a shape that numbers decide"),
         (lambda x, _: x.nonzero(), "nonzero has a shape that numbers decide"),
         (lambda x, _: x.unique(), "_unique2 has a shape that numbers decide"),
@@ -75,5 +83,6 @@ def test_a_rate_that_is_a_number_of_python_is_told_but_no_fault() -> None:
     assert lint(in_a_tensor).constants == 1
 
 
-def test_integer_indices_are_no_masks() -> None:
+def test_integer_indices_are_no_masks_and_a_number_of_repeats_is_a_size() -> None:
     assert lint(Step(lambda x, _: x[torch.tensor([0, 2])])).is_static
+    assert lint(Step(lambda x, _: x.repeat_interleave(2, dim=0))).is_static

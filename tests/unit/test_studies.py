@@ -12,7 +12,7 @@ from lib.child_run import Children, ChildRun
 from lib.config import identity
 from lib.errors import ConfigError, Suspended
 from lib.kconf import load
-from lib.rundir import Status
+from lib.rundir import RunDir, Status
 from lib.studies import runner
 from lib.studies.crew import Crew, Demand
 from lib.studies.experiment import Experiment, merged, read_experiment
@@ -171,6 +171,14 @@ def test_grid_zip_and_random(tmp_path: Path) -> None:
     assert study(tmp_path, "").points == ({},) and study(tmp_path, "").seeds == (1, 2, 3)
 
 
+def test_a_few_points_are_drawn_of_more_than_memory_could_hold(tmp_path: Path) -> None:
+    axes = ", ".join(f"AXIS_{number}: [{', '.join(map(str, range(100)))}]" for number in range(9))
+    drawn = study(tmp_path, f"axes: {{{axes}}}\nsweep: random\nsamples: 50").points
+    assert len(drawn) == 50 and list(drawn[0]) == [f"AXIS_{number}" for number in range(9)]
+    for name in drawn[0]:
+        assert len({point[name] for point in drawn}) > 30, "each axis is drawn from as a whole"
+
+
 def test_runs_are_checked_one_and_all_before_the_first(tmp_path: Path) -> None:
     experiment = study(tmp_path, "axes:\n  MAX_STEP: [1]\n  LEARNING_RATE: [0.1,\n    -1]")
     with pytest.raises(ConfigError, match="2 of 2 points of study cannot be configured") as error:
@@ -267,6 +275,29 @@ def test_a_run_that_was_stopped_is_no_failure_and_goes_on_next_time(
     monkeypatch.setattr(Children, "train", whole)
     again = train_all(runs, root=ROOT, out=out, crew=Crew(1, nobody), say=said.append)
     assert len(trained) == 3 and not any(result.reason for result in again)
+
+
+def test_a_run_that_outlived_its_sweep_is_not_trained_twice(tmp_path: Path, trained: list[str]) -> None:
+    runs = resolved_runs(study(tmp_path, "axes: {MAX_STEPS: [1, 3]}\nseeds: 1"), root=ROOT)
+    out = tmp_path / "out"
+    orphan, other = (
+        RunDir.create(out / run.identity, model="lenet5", identity=run.identity, files={"config": ""})
+        for run in runs
+    )
+    other.set_status("done", step=3, accuracy=0.25)
+    other.release()
+
+    def results() -> list[runner.Result]:
+        return train_all(runs, root=ROOT, out=out, crew=Crew(1, nobody), say=print)
+
+    first = results()
+    assert "is in use: process" in first[0].reason and not trained
+    assert (first[1].metrics["accuracy"], first[1].reason, first[1].seconds_cpu) == (0.25, "", None)
+    assert known_result(runs[0], out) is None and known_result(runs[1], out) == first[1]
+    orphan.release()  # it was killed
+    assert not results()[0].reason and len(trained) == 1
+    (out / runs[1].identity / runner.RESULT).write_text(json.dumps({"reason": "it was not copied"}))
+    assert results()[1].metrics["accuracy"] != 0.25 and len(trained) == 2, "what has failed is tried again"
 
 
 def test_runs_that_are_the_same_are_refused(tmp_path: Path) -> None:

@@ -120,14 +120,6 @@ def test_puzzles_are_functions_of_their_number() -> None:
     assert small_puzzles("train", 5) != small_puzzles("test", 5)
 
 
-@pytest.mark.slow
-def test_puzzles_do_not_depend_on_how_many_processes_make_them() -> None:
-    level = LEVELS["medium"]
-    assert list(puzzles(level, part="train", count=6, processes=2)) == list(
-        puzzles(level, part="train", count=6)
-    )
-
-
 def test_no_solution_is_on_both_sides(tmp_path: Path) -> None:
     options = SudokuOptions(level="4x4", clues=None, train_size=400, test_size=100)
     dataset = open_dataset(

@@ -8,13 +8,15 @@ what comes out is kept where it is no further from what is wanted.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from functools import cache, partial
 from itertools import count as count_from
-from multiprocessing import get_context
+from multiprocessing import get_context, parent_process
 from random import Random
+from threading import Thread
 
 from lib.data.rng import key
 from lib.data.sudoku.board import Board, board_of
@@ -92,9 +94,22 @@ def _made(make: Callable[[int], Puzzle], *, processes: int) -> Iterator[Puzzle]:
     if processes == 1:
         yield from map(make, count_from(0))
     # Not forked: this process may have threads, of torch among others.
-    with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
+    context = get_context("spawn")
+    with ProcessPoolExecutor(processes, mp_context=context, initializer=_end_with_parent) as pool:
         for first in count_from(0, _AT_ONCE * processes):
             yield from pool.map(make, range(first, first + _AT_ONCE * processes))
+
+
+def _end_with_parent() -> None:
+    """A process of a pool waits for work for ever, also where the one that gives it was killed."""
+
+    def watch() -> None:
+        parent = parent_process()
+        assert parent is not None
+        parent.join()
+        os._exit(1)
+
+    Thread(target=watch, daemon=True).start()
 
 
 def _numbered(level: Level, part: str, number: int) -> Puzzle:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,10 +14,11 @@ from lib.data.sudoku.generator import LEVELS, VERSION, Level, most_puzzles, puzz
 from lib.data.sudoku.table import Table, read_table, write_table
 from lib.data.types import ArrayPart, Dataset, PuzzleSpec
 from lib.errors import ConfigError, DataError
+from lib.hardware import cpu_count
 
 NAMES = ("sudoku", "sudoku_csv")
 PARTS = ("train", "test")
-WORTH_PROCESSES = 200  # puzzles that are not easy
+WORTH_A_PROCESS = 100  # puzzles that are not easy
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +50,7 @@ def open_sudoku(options: SudokuOptions, *, cache_dir: Path, say: Callable[[str],
     def fill(folder: Path) -> None:
         say(f"sudoku: generating {sizes['train']} + {sizes['test']} puzzles of level {options.level}")
         for part, size in sizes.items():
-            processes = (os.cpu_count() or 1) if level.lowest and size >= WORTH_PROCESSES else 1
+            processes = max(1, min(cpu_count(), size // WORTH_A_PROCESS)) if level.lowest else 1
             rows = puzzles(level, part=part, count=size, processes=processes)
             write_table(folder / f"{part}.csv", rows, source=f"anneal-{VERSION}")
 
