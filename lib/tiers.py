@@ -70,7 +70,9 @@ def with_tier(
     say(f"Compute tier: {tier.value} ({tier.reason})")
     given = {f"CONFIG_{name}": value for name, value in resolved.given.items() if name != "TIER_AUTO"}
     # Also what was given as it would have been without a tier: that is no default of the tier.
-    decided = with_changes(resolved, given | {f"CONFIG_TIER_{TIERS.index(tier.value)}": "y"}, root=root)
+    chosen = {f"CONFIG_TIER_{TIERS.index(tier.value)}": "y"}
+    places = {name: resolved.origins.get(name.removeprefix("CONFIG_"), "the configuration") for name in given}
+    decided = load_written(resolved.text, root=root, overrides=given | chosen, places=places)
     reason = f"default of {tier.value}: {tier.reason}"
     origins = {
         name: resolved.origins[name] if decided.values[name] == resolved.values[name] else reason

@@ -12,6 +12,13 @@ from lib.errors import ConfigError
 ROOT = Path(__file__).resolve().parents[2]
 
 
+def test_a_force_that_rounding_swallows_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "config").write_text("CONFIG_MODEL_LOOPED=y\n")
+    with pytest.raises(ConfigError) as caught:
+        kconf.load(root=ROOT, config_file=tmp_path / "config", overrides={"CONFIG_LOOPED_BETA": "1e-7"})
+    assert 'CONFIG_LOOPED_BETA="1e-7" is out of range' in caught.value.findings[0]
+
+
 @pytest.mark.parametrize(
     ("lines", "told"),
     [

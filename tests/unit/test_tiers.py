@@ -114,7 +114,18 @@ def test_what_was_set_and_does_not_go_with_the_tier_is_told(tmp_path: Path) -> N
     asked = resolved("CONFIG_LOOPED_PATCH=7", "CONFIG_TIER_AUTO=y", tmp_path=tmp_path)
     with pytest.raises(ConfigError) as caught:
         with_tier(asked, root=ROOT, say=lambda _: None, hardware=parse_gpu("h100-80g"))
-    assert "CONFIG_LOOPED_PATCH=7 has no effect" in caught.value.findings[0]
+    told = caught.value.findings[0]
+    assert told.startswith(
+        f"{tmp_path / 'config'}:3: CONFIG_LOOPED_PATCH=7 has no effect: it needs CONFIG_LOOPED_IN"
+    )
+
+
+def test_a_tier_that_is_left_open_may_have_a_directory_of_data(tmp_path: Path) -> None:
+    """Every tier has a data set of files."""
+    asked = resolved('CONFIG_DATA_DIR="elsewhere"', "CONFIG_TIER_AUTO=y", tmp_path=tmp_path)
+    for gpu in ("cpu-24g", "rtx3090", "h100-80g", "h100-80gx4"):
+        found = with_tier(asked, root=ROOT, say=lambda _: None, hardware=parse_gpu(gpu))
+        assert found.values["DATA_DIR"] == "elsewhere"
 
 
 @pytest.mark.parametrize("tier", ["2", "AUTO"])
