@@ -42,7 +42,8 @@ HALF_TOLERANCE = 1e-2  # what half precision is trusted with, before single prec
 class EquilibriumOptions:
     """beta: root mean square of the force on the states. nudged_iterations: fewest under a force.
 
-    together: forces on an energy settle side by side in one larger batch.
+    together: forces on an energy settle side by side in one larger batch. watch: is told the residuals of
+    states under a force.
     """
 
     estimator: Estimator
@@ -52,6 +53,7 @@ class EquilibriumOptions:
     nudged_iterations: int
     together: bool
     solver: SolverOptions
+    watch: Callable[[Tensor], None] = lambda _: None
 
     @property
     def nudged_solver(self) -> SolverOptions:
@@ -65,13 +67,17 @@ class Equilibrium(nn.Module):
 
     def __init__(self, block: EnergyBlock | PlainBlock, options: EquilibriumOptions) -> None:
         super().__init__()
-        self.block, self.options = block, options
+        self.block = block
         self.solution: Solution | None = None  # of the last call, without a graph
+        self.forced: list[Tensor] = []  # residuals under the forces of the last gradient
+        self.options = dataclasses.replace(options, watch=self.forced.append)
 
     def forward(self, x_BTD: Tensor, allowed: Tensor | None) -> Tensor:
         """(B, T, D) source -> (B, T, D) activation of the state at rest."""
         block, options = self.block, self.options
         x_BTD = x_BTD.to(next(block.parameters()).dtype)
+        if torch.is_grad_enabled():
+            self.forced.clear()
         if options.estimator == "bptt" and torch.is_grad_enabled():
             with _full_precision(x_BTD):
                 source = block.source(x_BTD, allowed)
@@ -237,7 +243,9 @@ def root_mean_square(gradient_BTD: Tensor, unit: Unit) -> Tensor:
 
 
 def _nudged(step: Step, start: Tensor, options: EquilibriumOptions) -> Tensor:
-    return solve(step, start, options.nudged_solver, min_iterations=options.nudged_iterations).state
+    solution = solve(step, start, options.nudged_solver, min_iterations=options.nudged_iterations)
+    options.watch(solution.residual)
+    return solution.state
 
 
 def _by_implicit_differentiation(

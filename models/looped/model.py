@@ -110,16 +110,32 @@ class LoopedTransformer(nn.Module):
         found = [block.solution for block in self.blocks if isinstance(block, Equilibrium)]
         return [solution for solution in found if solution is not None]
 
+    def forced(self) -> list[Tensor]:
+        """Residuals under the forces of the last gradient, of those that have forces."""
+        return [
+            residual for block in self.blocks if isinstance(block, Equilibrium) for residual in block.forced
+        ]
+
     def remark(self) -> str | None:
-        """What had not settled in the last call, whose gradient would not be exact; None where all had."""
-        tolerance, most = self.settling.tolerance, self.settling.max_iterations
-        residuals = [solution.residual.flatten() for solution in self.solutions()]
-        share = float((torch.cat(residuals) > tolerance).double().mean()) if residuals else 0.0
-        if share == 0:
+        """What had not settled in the last batch, whose gradient is not exact; None where all had."""
+        shares = (
+            (self._unsettled([solution.residual for solution in self.solutions()]), ""),
+            (self._unsettled(self.forced()), " under a force"),
+        )
+        told = [f"{share:.2%} of the states{where}" for share, where in shares if share]
+        if not told:
             return None
         return (
-            f"Unsettled: {share:.2%} of the states of the last batch after {most} iterations "
+            f"Unsettled: {' and '.join(told)} in the last batch, after as many iterations as they may take "
             "(CONFIG_LOOPED_MAX_ITERATIONS); the gradient of such states is not exact: docs/eqprop.md"
+        )
+
+    def _unsettled(self, residuals: list[Tensor]) -> float:
+        """The share of states beyond the tolerance."""
+        if not residuals:
+            return 0.0
+        return float(
+            (torch.cat([each.flatten() for each in residuals]) > self.settling.tolerance).double().mean()
         )
 
     def constrain_weights(self) -> None:

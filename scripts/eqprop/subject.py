@@ -120,17 +120,19 @@ class Agreement:
 
 
 def settling(model: LoopedTransformer) -> dict[str, float]:
-    """Of the last call: mean and largest iterations, largest residual, share of what had not settled."""
+    """Of the last call: mean and largest iterations, largest residual, share of what had not settled, and
+    the largest residual under the forces of the last gradient, where it has any."""
     solutions = model.solutions()
     iterations = torch.cat([solution.iterations.double().flatten() for solution in solutions])
     residual = torch.cat([solution.residual.double().flatten() for solution in solutions])
     tolerance = equilibria(model)[0].options.solver.tolerance
+    forced = {"forced": max(float(each.max()) for each in model.forced())} if model.forced() else {}
     return {
         "iterations": float(iterations.mean()),
         "most_iterations": float(iterations.max()),
         "residual": float(residual.max()),
         "unsettled": float((residual > tolerance).double().mean()),
-    }
+    } | forced
 
 
 def spectral_radius(model: LoopedTransformer, inputs: Tensor, *, powers: int = 40) -> float:

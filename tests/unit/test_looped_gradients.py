@@ -9,7 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from models.looped.energy import EnergyForm
 from models.looped.equilibrium import Equilibrium, contrast, root_mean_square
+from models.looped.model import LoopedTransformer
 from tests.looped import (
     IMAGES,
     TEXT,
@@ -59,6 +61,18 @@ def test_the_reference_is_the_slope_of_the_loss(form: dict[str, Any]) -> None:
 def test_equilibrium_propagation_is_exact(form: dict[str, Any]) -> None:
     found = estimated(**form, **TIGHT, beta=1e-4)
     assert relative_error(found, exact(**form)) <= 1e-5 and cosine(found, exact(**form)) >= 0.999999
+
+
+@pytest.mark.parametrize("form", FORMS[:2], ids=IDS[:2])
+def test_a_force_of_a_tenth_of_the_gradient_is_small_enough(form: dict[str, Any]) -> None:
+    """As papers have it, where beta is the share of a sample's loss."""
+    model = looped(**form, **TIGHT, beta=0.1).double()
+    expected = looped(**form, **TIGHT, gradient="implicit").double()
+    inputs, targets = batch()
+    gradient(expected, inputs, targets)
+    exactly = torch.cat([weight.grad.flatten() for weight in expected.blocks[0].block.weights])  # type: ignore[union-attr]
+    share = torch.ones(len(inputs), 1, 1, dtype=torch.float64)
+    assert relative_error(contrasted(model, inputs, targets, share=share), exactly) <= 1e-5
 
 
 @pytest.mark.parametrize(("nudge", "order"), [("one_sided", 1), ("symmetric", 2), ("four_point", 4)])
@@ -119,28 +133,40 @@ def test_the_written_out_derivative_is_that_of_the_energy(form: dict[str, Any]) 
         assert (one - other).abs().max() <= 1e-10 * other.abs().max()
 
 
+def contrasted(
+    model: LoopedTransformer,
+    inputs: Tensor,
+    targets: Tensor,
+    *,
+    forced: bool = True,
+    share: Tensor | None = None,
+) -> Tensor:
+    """The estimate for the weights of the block, with forces of `share` or as in training, or without."""
+    rest = model.blocks[0]
+    assert isinstance(rest, Equilibrium)
+    x = (2.0 * model.embedding(inputs)).detach()
+    with torch.no_grad():
+        activity = rest(x, None)
+    activity.requires_grad_()
+    F.cross_entropy(model.head(activity.mean(dim=1)), targets, reduction="sum").backward()
+    assert activity.grad is not None and rest.solution is not None
+    if share is None:
+        share = root_mean_square(activity.grad, "sample")
+    with torch.no_grad():
+        parts, _ = contrast(
+            rest.options, rest.block.form, rest.block.weights, rest.solution.state, x, None,
+            gradient_BTD=activity.grad * forced, share=share,
+        )  # fmt: skip
+    return torch.cat([part.flatten() for part in parts])
+
+
 @pytest.mark.parametrize("nudge", ["one_sided", "symmetric", "four_point"])
 def test_without_a_force_there_is_nothing(nudge: str) -> None:
     """What has not settled, divided by a small beta, would look like a gradient."""
     found = {}
     for forced in (True, False):
         model = looped(block="energy_self", nudge=nudge, step_size=0.9)
-        rest = model.blocks[0]
-        assert isinstance(rest, Equilibrium)
-        inputs, targets = batch(dtype=torch.float32)
-        x = (2.0 * model.embedding(inputs)).detach()
-        with torch.no_grad():
-            activity = rest(x, None)
-        activity.requires_grad_()
-        F.cross_entropy(model.head(activity.mean(dim=1)), targets, reduction="sum").backward()
-        assert activity.grad is not None and rest.solution is not None
-        share = root_mean_square(activity.grad, "sample")
-        with torch.no_grad():
-            parts, _ = contrast(
-                rest.options, rest.block.form, rest.block.weights, rest.solution.state, x, None,
-                gradient_BTD=activity.grad * forced, share=share,
-            )  # fmt: skip
-        found[forced] = float(torch.cat([part.flatten() for part in parts]).norm())
+        found[forced] = float(contrasted(model, *batch(dtype=torch.float32), forced=forced).norm())
     assert found[False] <= 1e-3 * found[True]
     assert nudge != "symmetric" or found[False] == 0
 
@@ -207,8 +233,16 @@ def test_half_precision_settles_first_and_single_goes_on() -> None:
     assert isinstance(rest, Equilibrium)
     x = (2.0 * model.embedding(inputs)).detach()
     whole = rest(x, None)
+    in_half = list[bool]()
+
+    def seen(*arguments: Any) -> Tensor:
+        in_half.append(torch.is_autocast_enabled("cpu"))
+        return EnergyForm.step(*arguments)
+
+    model.compile_steps(lambda _: seen)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         hybrid = rest(x, None)
+    assert in_half[0] and not in_half[-1] and in_half == sorted(in_half, reverse=True)
     assert hybrid.dtype == torch.float32 and relative_error(hybrid.detach(), whole.detach()) <= 1e-5
     weight = torch.randn_like(whole)
     (whole * weight).sum().backward(inputs=[*rest.parameters()])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import re
 from typing import Any
 
 import pytest
@@ -13,9 +14,9 @@ from torch import Tensor
 from lib.errors import ConfigError
 from lib.memory.live import LiveBytes
 from lib.optim import make_optimizer
-from models.looped.energy import LOWEST_GAIN, EnergyBlock, largest_singular_value
+from models.looped.energy import HIGHEST_GAIN, LOWEST_GAIN, EnergyBlock, EnergyForm, largest_singular_value
 from models.looped.solver import AndersonMixer, SolverOptions, relative_residual, solve
-from tests.looped import IMAGES, TEXT, TEXTS, batch, estimated, looped, relative_error
+from tests.looped import IMAGES, TEXT, TEXTS, batch, estimated, gradient, looped, relative_error
 
 
 def source_of(model: Any, inputs: Tensor) -> Tensor:
@@ -192,7 +193,7 @@ def peak_bytes(**changes: Any) -> int:
 
 def test_memory_does_not_grow_with_iterations_but_by_backpropagation() -> None:
     sizes = {"width": 16, "hidden": 64, "block": "energy_self", "nudged_iterations": 2}
-    few, many = (peak_bytes(**sizes, max_iterations=count) for count in (5, 50))
+    few, many = (peak_bytes(**sizes, max_iterations=count) for count in (5, 200))
     assert few == many
     assert many <= 1.25 * peak_bytes(**sizes, max_iterations=5, gradient=None)
     through = [peak_bytes(**sizes, max_iterations=count, gradient="bptt") for count in (5, 10, 20)]
@@ -211,6 +212,29 @@ def test_a_gradient_takes_little_more_memory_than_inference(width: int, heads: i
     assert peak_bytes(**sizes) <= 1.25 * peak_bytes(**sizes, gradient=None)
 
 
+@pytest.mark.parametrize(
+    ("tolerance", "most", "fewest", "expected"),
+    [(0.1, 50, 10, 10), (0.1, 50, 3, 3), (1e-30, 50, 10, 25), (1e-30, 10, 10, 10)],
+)
+def test_least_and_most_iterations_under_a_force_are_kept(
+    tolerance: float, most: int, fewest: int, expected: int
+) -> None:
+    """A state at rest is next to where a force leads: a loose tolerance would stop it before it has moved."""
+    model = looped(tolerance=tolerance, max_iterations=most, nudged_iterations=fewest)
+    count: list[int] = []
+
+    def counting(*arguments: Any) -> Tensor:
+        count.append(1)
+        return EnergyForm.step(*arguments)
+
+    inputs, targets = batch(dtype=torch.float32)
+    model.compile_steps(lambda _: counting)
+    loss = torch.nn.functional.cross_entropy(model(inputs), targets, reduction="sum")
+    count.clear()
+    loss.backward()
+    assert len(count) == 2 * expected, "of two forces"
+
+
 def test_what_has_not_settled_is_told() -> None:
     inputs, _ = batch()
     inputs[2] *= 30  # settles at another pace
@@ -221,9 +245,29 @@ def test_what_has_not_settled_is_told() -> None:
             model(inputs)
         told[most] = model.remark()
     assert told[50] is None
-    assert told[1] is not None and told[1].startswith(
-        "Unsettled: 100.00% of the states of the last batch after 1 "
-    )
+    assert told[1] is not None and told[1].startswith("Unsettled: 100.00% of the states in the last batch")
+
+
+@pytest.mark.parametrize(
+    ("form", "most"),
+    [({"together": True}, 300), ({"block": "plain", "gradient": "ep_vf"}, 400)],
+    ids=["energy", "plain"],
+)
+def test_what_does_not_settle_under_a_force_is_told(form: dict[str, Any], most: int) -> None:
+    """Half of what rest may take is too few here; and it is told after an evaluation, too."""
+    sizes = {"tolerance": 1e-9, "max_iterations": most, "nudged_iterations": 2, **form}
+    inputs, targets = batch()
+    told = {}
+    for step_size in (0.3, 0.1):
+        model = looped(**sizes, step_size=step_size).double()
+        for _ in range(2):
+            gradient(model, inputs, targets)
+        assert len(model.forced()) == (1 if "together" in form else 2), "of the last gradient alone"
+        with torch.no_grad():
+            model(inputs)
+        told[step_size] = model.remark()
+    assert told[0.3] is None
+    assert re.match(r"Unsettled: [0-9.]+% of the states under a force in the last", told[0.1] or "")
 
 
 def test_weights_stay_within_their_bounds() -> None:
@@ -241,6 +285,9 @@ def test_weights_stay_within_their_bounds() -> None:
         assert float(torch.linalg.matrix_norm(matrix.detach(), 2)) == pytest.approx(0.8, rel=1e-4)
     assert float(block.gain.detach()) == pytest.approx(LOWEST_GAIN)
     assert float(torch.linalg.matrix_norm(model.head.weight.detach(), 2)) > 1
+    block.gain.grad = -torch.ones(())  # type: ignore[union-attr]
+    optimizer.step()
+    assert float(block.gain.detach()) == pytest.approx(HIGHEST_GAIN)
     tall = torch.randn(7, 3)
     expected = float(torch.linalg.matrix_norm(tall, 2))
     assert float(largest_singular_value(tall)) == pytest.approx(expected, rel=1e-5)
@@ -281,5 +328,5 @@ def test_patches_are_cut_where_they_are() -> None:
 
 
 def test_every_way_of_reading_the_source_of_a_gradient_trains() -> None:
-    for gradient in ("ep", "implicit", "bptt", "one_step"):
-        assert estimated(gradient=gradient, solver="anderson", dtype=torch.float32).isfinite().all()
+    for way in ("ep", "implicit", "bptt", "one_step"):
+        assert estimated(gradient=way, solver="anderson", dtype=torch.float32).isfinite().all()
