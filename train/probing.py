@@ -211,7 +211,7 @@ def facts_of(bench: Bench) -> dict[str, Any]:
     found = bench.hardware
     return {
         "configuration": {name: value for name, value in asked.items() if name not in IRRELEVANT},
-        "sources": _digest(bench.root),
+        "sources": digest_of_sources(bench.root),
         "devices": [[device.name, device.total_bytes] for device in found.devices],
         "processor": [found.cpu_name, found.cpu_count],
         "torch": environment()["torch"],
@@ -287,7 +287,7 @@ def _keep(bench: Bench, probed: Probed) -> None:
         say(f"note: {error}; the next run will measure again")
 
 
-def _digest(root: Path) -> str:
+def digest_of_sources(root: Path) -> str:
     """Of all sources that a step may run."""
     digest = hashlib.sha256()
     for file in sorted(file for folder in SOURCES for file in (root / folder).rglob("*.py")):

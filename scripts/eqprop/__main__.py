@@ -61,6 +61,8 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
 
 def check(name: str, config: Config) -> None:
     """Raises ConfigError for an experiment that is not known, or not enabled where a tier was chosen."""
+    if not name:
+        raise ConfigError("EXP= is not given", todo=f"one of {', '.join(NAMES)}")
     if name not in NAMES:
         raise ConfigError(f"EXP={name} is not an experiment", todo=f"one of {', '.join(NAMES)}")
     if config.model != "looped" or config.model_options["input"] != "images":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -12,6 +13,7 @@ from lib import atomic
 from lib.errors import os_error
 from lib.hardware import environment, probe
 from scripts.eqprop.subject import Setting
+from scripts.eqprop.unfinished import Unfinished
 from train.subject import Subject
 
 
@@ -31,6 +33,10 @@ class Report:
         self.data = f"{spec.name}{', synthetic' if spec.synthetic else ''}"
         self._say(f"Experiment {number}: {question}")
         self._say(f"Data: {subject.dataset.source}")
+        self._say(f"Configuration: {' '.join(_set_lines(setting.resolved.minimal))}")
+        self.hardware = probe("cpu")
+        self._say(f"Machine: {self.hardware.cpu_name}, {self.hardware.cpu_count} processor(s)")
+        self.unfinished = Unfinished(self.folder / "unfinished.json")
         self._headed = False
 
     def note(self, text: str) -> None:
@@ -58,7 +64,7 @@ class Report:
             "experiment": self.number, "quick": self.setting.quick, "data": self.data,
             "configuration": self.setting.resolved.minimal,
             "rows": self.rows, "facts": self.facts, "series": self.series, "verdicts": self.passed,
-            "machine": {"cpu": (hardware := probe("cpu")).cpu_name, "processors": hardware.cpu_count},
+            "machine": {"cpu": self.hardware.cpu_name, "processors": self.hardware.cpu_count},
             "environment": environment(),
         }  # fmt: skip
         files = {"report.txt": "\n".join(self.lines).encode() + b"\n"}
@@ -68,6 +74,7 @@ class Report:
             self.folder.mkdir(parents=True, exist_ok=True)
             for name, data in files.items():
                 atomic.write_bytes(self.folder / name, data)
+            self.unfinished.remove()
         except OSError as error:
             raise os_error("write a report", error) from error
         return [self.folder / name for name in files]
@@ -77,12 +84,17 @@ class Report:
         self.setting.say(text)
 
 
+def _set_lines(minimal: str) -> list[str]:
+    """What a minimal configuration sets, without the prefix."""
+    return [line.removeprefix("CONFIG_") for line in minimal.splitlines() if line.startswith("CONFIG_")]
+
+
 def spread(values: Sequence[float], *, factor: float = 1.0, digits: int = 2) -> str:
-    """Mean, and the standard deviation over seeds where there are several."""
-    mean = factor * statistics.fmean(values)
-    if len(values) < 2:
-        return f"{mean:.{digits}f} (one seed)"
-    return f"{mean:.{digits}f} +- {factor * statistics.stdev(values):.{digits}f} ({len(values)} seeds)"
+    """Mean, and the standard deviation over seeds where there are several; nan where one is missing."""
+    mean, count = factor * statistics.fmean(values), len(values)
+    if count < 2 or math.isnan(mean):
+        return f"{mean:.{digits}f} ({'one seed' if count < 2 else f'{count} seeds'})"
+    return f"{mean:.{digits}f} +- {factor * statistics.stdev(values):.{digits}f} ({count} seeds)"
 
 
 def _width(name: str) -> int:

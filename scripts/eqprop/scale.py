@@ -29,6 +29,7 @@ from train.subject import Subject
 WIDTHS = (32, 64, 128, 256, 512)  # up to the configured one
 LAW_WIDTHS = (32, 48, 64, 96, 128, 192, 256, 384, 512)
 FEWEST_WIDTHS = 6  # for a law of two parameters and a variance
+WIDE = 128  # from which a gradient may take less
 ROWS = 64
 ITERATIONS = (5, 10, 20, 50)
 BETAS = (0.3, 0.1, 0.03, 0.01, 0.003, 0.001, 0.0003)
@@ -51,28 +52,34 @@ def run(setting: Setting) -> Report:
         _cost(width, config, subject, report)
     torch.set_num_threads(threads)
     for layers in (1, 2) if setting.quick else (1, 2, 3, 4):
-        accuracy, last = train_once(setting, seed=1, symbols={"LOOPED_LAYERS": str(layers)})
+        trained = train_once(setting, seed=1, symbols={"LOOPED_LAYERS": str(layers)})
         own = {
             "width": config.model_options["width"],
             "layers": layers,
             "gradient": config.model_options["gradient"],
-            "accuracy": accuracy,
+            "accuracy": trained.accuracy,
         }
-        report.row(own | {"iterations": last["iterations"]})
-    wide = [
-        row for row in report.rows if row["gradient"] == "ep" and row["width"] >= 128 and "over_bptt" in row
-    ]
-    for row in wide:
-        report.verdict(
-            row["over_bptt"] <= 1.3,
-            f"width {row['width']}: a gradient by equilibrium propagation takes {row['over_bptt']:.2f} of "
-            "the time of backpropagation through as many iterations (bar 1.3)",
-        )
-        report.verdict(
-            row["over_bptt_settled"] <= 1.0,
-            f"width {row['width']}: and {row['over_bptt_settled']:.2f} of it to the tolerance (bar 1)",
-        )
+        report.row(own | {"iterations": trained.last["iterations"]})
+    _verdicts(report)
     return report
+
+
+def _verdicts(report: Report) -> None:
+    for row in report.rows:
+        if row["gradient"] != "ep" or "over_bptt" not in row:
+            continue
+        wide = row["width"] >= WIDE
+        bar = 1.3 if wide else 1.5
+        report.verdict(
+            row["over_bptt"] <= bar,
+            f"width {row['width']}: a gradient by equilibrium propagation takes {row['over_bptt']:.2f} of "
+            f"the time of backpropagation through as many iterations (bar {bar})",
+        )
+        if wide:
+            report.verdict(
+                row["over_bptt_settled"] <= 1.0,
+                f"width {row['width']}: and {row['over_bptt_settled']:.2f} of it to the tolerance (bar 1)",
+            )
 
 
 def widths(known: Sequence[int], config: Config, *, quick: bool) -> list[int]:

@@ -15,7 +15,7 @@ import torch
 from lib import kconf
 from lib.config import config_from_values
 from lib.data.types import Dataset
-from lib.errors import ConfigError, Diverged, ToolkitError
+from lib.errors import ConfigError, DataError, Diverged, ToolkitError
 from lib.tiers import with_changes
 from scripts.eqprop import __main__ as command
 from scripts.eqprop import adaptive, gradients, scale, training
@@ -24,6 +24,7 @@ from scripts.eqprop.pictures import pictures_of
 from scripts.eqprop.report import spread
 from scripts.eqprop.scale import information_criteria
 from scripts.eqprop.subject import Setting
+from scripts.eqprop.unfinished import Trained, Unfinished
 from tests.training import random_subject
 from train.job import Job, Progress
 from train.loop import train
@@ -71,8 +72,9 @@ def setting(tmp_path: Path) -> Setting:
 
 
 def test_the_gradients_are_told_apart(setting: Setting, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gradients, "BETAS", (0.01,))
+    monkeypatch.setattr(gradients, "BETAS", (0.1, 0.03, 0.01))
     monkeypatch.setattr(gradients, "ROWS", 3)
+    monkeypatch.setattr(gradients, "LOSS_BETA", 0.05)  # a bar that is for more than eight channels
     report = gradients.run(setting)
     assert all(passed for passed, _ in report.passed), report.lines
     files = {path.name for path in report.write(pictures_of(report))}
@@ -89,11 +91,12 @@ def test_a_wrong_sign_does_not_hold(setting: Setting, monkeypatch: pytest.Monkey
     def wrong(*arguments: Any, gradient_BTD: Any, **others: Any) -> Any:
         return right(*arguments, gradient_BTD=-gradient_BTD, **others)
 
-    monkeypatch.setattr(gradients, "BETAS", (0.01,))
+    monkeypatch.setattr(gradients, "BETAS", (0.1, 0.03, 0.01))
     monkeypatch.setattr(gradients, "ROWS", 3)
-    monkeypatch.setattr(equilibrium, "contrast", wrong)
+    for module in (equilibrium, gradients):
+        monkeypatch.setattr(module, "contrast", wrong)
     report = gradients.run(setting)
-    assert [passed for passed, _ in report.passed][:4] == [False] * 4
+    assert [passed for passed, _ in report.passed][:6] == [False] * 6
 
 
 def test_training_and_ablation_are_told(setting: Setting, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -104,11 +107,53 @@ def test_training_and_ablation_are_told(setting: Setting, monkeypatch: pytest.Mo
     assert [row["way"] for row in report.rows] == ["ep", "implicit", "bptt", "frozen blocks", "frozen core"]
     assert not report.passed[0][0], "three steps on noise reach nothing"
     assert report.rows[1]["lowest_cosine"] > 0.999 and "lowest_cosine" not in report.rows[3] | report.rows[4]
-    assert "one seed: a look, no result" in report.passed[0][1]
+    assert "(one seed) %, bar 95 %: a look, no result" in report.passed[0][1]
+    assert "Configuration: MODEL_LOOPED=y" in report.lines[2] and report.lines[3].startswith("Machine: ")
     ablation = training.ablate(setting)
     assert [row["way"] for row in ablation.rows] == ["as it is", "2 blocks"]
     assert "1 block: as it is" in ablation.lines
     pictures_of(report)["picture"]()
+
+
+def test_an_interrupted_experiment_goes_on(setting: Setting, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And a training that diverges takes no other one with it."""
+    trained: list[str] = []
+
+    def once(_: Setting, *, way: str, **__: Any) -> Trained:
+        trained.append(way)
+        if way == "bptt" and len(trained) == 3:
+            raise KeyboardInterrupt
+        if way == "frozen blocks":
+            raise Diverged("the loss is nan at step 3")
+        return Trained(0.97, {"rho": 0.5}, [{"step": 1.0, "loss": 2.0}])
+
+    monkeypatch.setattr(training, "train_once", once)
+    with pytest.raises(KeyboardInterrupt):
+        training.run(setting)
+    report = training.run(setting)
+    assert trained == ["ep", "implicit", "bptt", "bptt", "frozen blocks", "frozen core"]
+    assert "ep, seed 1: trained before the experiment was started again" in report.lines
+    assert "frozen blocks, seed 1: no figure, for the loss is nan at step 3" in report.lines
+    ways = ["ep", "implicit", "bptt", "frozen blocks", "frozen core"]
+    assert [row["way"] for row in report.rows] == ways and [passed for passed, _ in report.passed][:2] == [
+        True,
+        True,
+    ]
+    assert [row["way"] for row in report.series] == ["ep", "implicit", "bptt", "frozen core"]
+    report.write(pictures_of(report))
+    training.run(setting)
+    assert trained[6:] == ways, "what has come to its end is trained anew"
+
+
+def test_what_is_kept_of_an_interrupted_experiment_is_of_the_same_configuration(
+    setting: Setting, tmp_path: Path
+) -> None:
+    one, other = (training.config_of(setting, seed, {}) for seed in (1, 2))
+    keys = {training._key(way, config) for way in ("ep", "frozen core") for config in (one, other)}
+    assert len(keys) == 4 and training._key("ep", one) in keys
+    (tmp_path / "unfinished.json").write_text("{")
+    with pytest.raises(DataError, match="damaged"):
+        Unfinished(tmp_path / "unfinished.json").get("a key")
 
 
 @pytest.mark.parametrize(
@@ -158,12 +203,14 @@ def test_iterations_of_samples_are_told(setting: Setting, monkeypatch: pytest.Mo
         blocks.append((config.model_options["block"], config.model_options["gradient"]))
         return config, model
 
+    correlations = iter([(-0.5, 0.01), (-0.5, 0.2), (0.5, 0.01)])
     monkeypatch.setattr(adaptive, "trained_model", trained)
+    monkeypatch.setattr(adaptive, "spearman", lambda *_: next(correlations))
     setting = replace(setting, resolved=resolved(LOOPED_BLOCK_ENERGY_SELF="y", LOOPED_GRADIENT_BPTT="y"))
     report = adaptive.run(setting)
     expected = [("energy_cross", "ep"), ("energy_self", "ep"), ("plain", "implicit")]
     assert blocks == expected, "whatever is configured"
-    assert len(report.rows) == 3 and all(-1 <= row["spearman"] <= 1 for row in report.rows)
+    assert len(report.rows) == 3 and [passed for passed, _ in report.passed] == [True, False, False]
     pictures_of(report)["picture"]()
 
 
@@ -216,6 +263,7 @@ def test_a_spread_says_how_many() -> None:
     ("name", "changes", "told"),
     [
         ("5", {}, "EXP=5 is not an experiment"),
+        ("", {}, "EXP= is not given"),
         ("2", {"TIER_0": "y"}, "EXP=2 is not enabled at CPU_ONLY: that tier is for 1"),
         ("ablation", {"TIER_0": "y"}, "not enabled"),
         ("2", {"LOOPED_BLOCK_PLAIN": "y"}, "has no energy to propagate; .* EXP=1 and EXP=4"),
