@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from lib import atomic, kconf
 from lib.config import Config, config_from_values
-from lib.errors import ConfigError, os_error, run_main
+from lib.errors import ConfigError, Suspended, os_error, run_main
 from lib.tables import TIER_CONFIGS
 from lib.tiers import TIERS, with_tier
 
@@ -35,7 +35,13 @@ def main() -> int:
         resolved=resolved, quick=options.quick, out=options.out, say=lambda text: print(text, flush=True)
     )
     prepare(options.out)
-    report = experiments()[options.experiment](setting)
+    try:
+        report = experiments()[options.experiment](setting)
+    except Suspended as error:  # there is no run to resume, which a training would say
+        raise Suspended(
+            f"EXP={options.experiment} was stopped",
+            todo="the same command goes on with the trainings of EXP=2 and ablation that had ended",
+        ) from error
     for path in report.write(pictures_of(report)):
         print(path)
     return 0

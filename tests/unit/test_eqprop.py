@@ -15,13 +15,13 @@ import torch
 from lib import kconf
 from lib.config import config_from_values
 from lib.data.types import Dataset
-from lib.errors import ConfigError, DataError, Diverged, ToolkitError
+from lib.errors import ConfigError, DataError, Diverged, Suspended, ToolkitError
 from lib.tiers import with_changes
 from scripts.eqprop import __main__ as command
 from scripts.eqprop import adaptive, gradients, scale, training
 from scripts.eqprop.adaptive import ranks_of, spearman
 from scripts.eqprop.pictures import pictures_of
-from scripts.eqprop.report import spread
+from scripts.eqprop.report import Report, spread
 from scripts.eqprop.scale import information_criteria
 from scripts.eqprop.subject import Setting
 from scripts.eqprop.unfinished import Trained, Unfinished
@@ -143,6 +143,18 @@ def test_an_interrupted_experiment_goes_on(setting: Setting, monkeypatch: pytest
     report.write(pictures_of(report))
     training.run(setting)
     assert trained[6:] == ways, "what has come to its end is trained anew"
+
+
+def test_a_stopped_experiment_names_no_run_to_resume(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def stopped(_: Setting) -> Report:
+        raise Suspended("stopped by SIGINT after step 3", todo="make resume goes on from there")
+
+    (tmp_path / "config").write_text("CONFIG_MODEL_LOOPED=y\n")
+    monkeypatch.setenv("KCONFIG_CONFIG", str(tmp_path / "config"))
+    monkeypatch.setattr("sys.argv", ["experiment", "--experiment", "2", "--out", str(tmp_path / "out")])
+    monkeypatch.setattr(command, "experiments", lambda: {"2": stopped})
+    with pytest.raises(Suspended, match=r"EXP=2 was stopped.*the same command goes on"):
+        command.main()
 
 
 def test_what_is_kept_of_an_interrupted_experiment_is_of_the_same_configuration(
