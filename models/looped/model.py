@@ -94,7 +94,7 @@ class LoopedTransformer(nn.Module):
     def forward(self, inputs: Tensor) -> Tensor:
         """Logits: (B, classes), or (B, T, V) of the next token at every position."""
         state_BTD = self.embedding(inputs)
-        allowed = self._allowed(inputs, state_BTD.shape[1])
+        allowed = self.allowed(inputs)
         for block in self.blocks:
             state_BTD = block(SOURCE_SCALE * state_BTD, allowed)
         return self.read(state_BTD, inputs)
@@ -150,9 +150,10 @@ class LoopedTransformer(nn.Module):
             if isinstance(block, EnergyBlock | PlainBlock):
                 block.compile_step(compiler)
 
-    def _allowed(self, inputs: Tensor, length: int) -> Tensor | None:
+    def allowed(self, inputs: Tensor) -> Tensor | None:
         """Which token sees which: the past in a causal model, and no padding; None: all."""
         if self.causal:
+            length = inputs.shape[1]
             return torch.ones(length, length, dtype=torch.bool, device=inputs.device).tril()
         if self.pad is None:
             return None

@@ -71,10 +71,11 @@ def check(name: str, config: Config) -> None:
         raise ConfigError("EXP= is not given", todo=f"one of {', '.join(NAMES)}")
     if name not in NAMES:
         raise ConfigError(f"EXP={name} is not an experiment", todo=f"one of {', '.join(NAMES)}")
-    if config.model != "looped" or config.model_options["input"] != "images":
+    if config.model != "looped" or config.model_options["causal"]:
         raise ConfigError(
-            "the experiments are on the looped transformer and images",
-            todo="make defconfig-looped; CONFIG_LOOPED_INPUT_IMAGES=y where a tier chooses texts",
+            "the experiments are on the looped transformer and what has labels: images and SST-2",
+            todo="make defconfig-looped; where a tier chooses texts without labels CONFIG_DATASET_SST2=y, or "
+            "CONFIG_LOOPED_INPUT_IMAGES=y",
         )
     if name not in OF_ANY_BLOCK and config.model_options["block"] == "plain":
         raise ConfigError(

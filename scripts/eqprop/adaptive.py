@@ -83,13 +83,19 @@ def run(setting: Setting) -> Report:
 def per_sample(
     model: LoopedTransformer, inputs: Tensor, targets: Tensor
 ) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64], float]:
-    """Iterations of each sample (of its slowest token), its margin, and the share that had not settled."""
+    """Iterations of each sample (of its slowest token), its margin, and the share that had not settled.
+
+    What fills up a sentence does not count.
+    """
     logits = model(inputs)
     own = logits.gather(1, targets[:, None])[:, 0]
     others = logits.scatter(1, targets[:, None], -torch.inf).amax(dim=1)
     solutions = model.solutions()
-    iterations = torch.stack([solution.iterations.amax(dim=1) for solution in solutions]).sum(dim=0)
-    residual = torch.stack([solution.residual.amax(dim=1) for solution in solutions]).amax(dim=0)
+    counts = torch.ones_like(solutions[0].iterations)
+    if model.pad is not None and counts.shape[1] > 1:  # and not of whole samples
+        counts = (inputs != model.pad).long()
+    iterations = torch.stack([(counts * one.iterations).amax(dim=1) for one in solutions]).sum(dim=0)
+    residual = torch.stack([(counts * one.residual).amax(dim=1) for one in solutions]).amax(dim=0)
     unsettled = float((residual > 1e-5).double().mean())
     return iterations.double().numpy(), (own - others).double().numpy(), unsettled
 

@@ -20,6 +20,7 @@ from scripts.eqprop.subject import (
     Setting,
     batch_of,
     core_gradient,
+    in_precision,
     model_of,
     settling,
 )
@@ -153,7 +154,7 @@ def _best_beta(changes: dict[str, Any], config: Config, subject: Subject) -> tup
     errors = []
     for beta in BETAS:
         model = model_of(config, subject, seed=1, **changes, gradient="ep", beta=beta)
-        found = core_gradient(model, inputs.float(), targets)
+        found = core_gradient(model, in_precision(inputs, torch.float32), targets)
         errors.append((Agreement.between(found, exact).relative_error, beta))
     error, beta = min(errors)
     return beta, error

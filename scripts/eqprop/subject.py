@@ -66,7 +66,7 @@ def with_options(
 
 
 def batch_of(subject: Subject, *, rows: int, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
-    """The first `rows` samples of the evaluation part, normalised."""
+    """The first `rows` samples of the evaluation part: images normalised, or tokens."""
     delivery = Delivery(
         device=torch.device("cpu"),
         dtype=dtype,
@@ -79,6 +79,11 @@ def batch_of(subject: Subject, *, rows: int, dtype: torch.dtype = torch.float32)
         for batch in loader.batches(rank=0, world=1, batch_size=rows):
             return batch.inputs, batch.targets
     raise AssertionError("the evaluation part is empty")
+
+
+def in_precision(inputs: Tensor, dtype: torch.dtype) -> Tensor:
+    """Images as `dtype`; tokens as they are."""
+    return inputs.to(dtype) if inputs.is_floating_point() else inputs
 
 
 def loss_of(model: nn.Module, inputs: Tensor, targets: Tensor) -> Tensor:
@@ -143,7 +148,7 @@ def spectral_radius(model: LoopedTransformer, inputs: Tensor, *, powers: int = 4
         x_BTD = model.embedding(inputs)
         for rest in equilibria(model):
             assert rest.solution is not None
-            source = rest.block.source(SOURCE_SCALE * x_BTD, None)
+            source = rest.block.source(SOURCE_SCALE * x_BTD, model.allowed(inputs))
             state = rest.solution.state
             moved = torch.randn(state.shape, generator=torch.Generator().manual_seed(0)).to(state.dtype)
             sizes = []

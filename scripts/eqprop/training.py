@@ -28,6 +28,7 @@ from scripts.eqprop.subject import (
     Setting,
     batch_of,
     core_gradient,
+    in_precision,
     settling,
     spectral_radius,
     with_options,
@@ -230,6 +231,6 @@ class Look(SilentRecord):
             own = with_options(model, self.config, self.subject)
             exact = with_options(model, self.config, self.subject, **REFERENCE).double()
             found = core_gradient(own, self.inputs, self.targets)
-            expected = core_gradient(exact, self.inputs.double(), self.targets)
+            expected = core_gradient(exact, in_precision(self.inputs, torch.float64), self.targets)
             row["cosine"] = Agreement.between(found, expected).cosine
         self.rows.append(row)

@@ -280,7 +280,7 @@ def test_a_spread_says_how_many() -> None:
         ("ablation", {"TIER_0": "y"}, "not enabled"),
         ("2", {"LOOPED_BLOCK_PLAIN": "y"}, "has no energy to propagate; .* EXP=1 and EXP=4"),
         ("1", {"MODEL_LENET5": "y"}, "on the looped transformer"),
-        ("1", {"LOOPED_INPUT_TEXT": "y", "LOOPED_PATCH": ""}, "and images"),
+        ("1", {"LOOPED_INPUT_TEXT": "y", "LOOPED_PATCH": ""}, "what has labels: images and SST-2"),
     ],
 )
 def test_what_is_not_enabled_is_refused(name: str, changes: dict[str, str], told: str) -> None:
