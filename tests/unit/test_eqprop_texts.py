@@ -50,6 +50,8 @@ def test_what_fills_up_a_sentence_does_not_count(setting: Setting) -> None:
     config = setting.config()
     subject = setting.subject(config)
     model = model_of(config, subject, seed=1)
+    with torch.no_grad():
+        model.embedding.token.weight[: model.pad] *= 100  # type: ignore[union-attr, operator, index, misc]
     inputs, targets = batch_of(subject, rows=8)
     short = inputs[:, 1:].eq(model.pad).all(dim=1)  # one token, and one that sees only itself
     assert 0 < short.sum() < len(inputs)
