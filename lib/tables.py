@@ -104,12 +104,11 @@ ACTIVATION_FACTOR = 1.5
 GPU_CONTEXT_BYTES = 1_500_000_000
 
 # What a prediction adds to the peak of live tensors: a share for what it does not see (kernels'
-# scratch, fragmentation), more where the compiler decides what lives when, and what a device's context
-# and libraries take. The GPU's is what half of a published list for a 24 GiB card asked for
-# (docs/benchmarks/memory.md).
+# scratch), more where the compiler decides what lives when, and what a device's context and libraries
+# take. The GPU's is what half of a published list for a 24 GiB card asked for (docs/benchmarks/memory.md).
 PEAK_FACTOR = 1.02
 COMPILED_PEAK_FACTOR = 1.05
-GPU_RESERVE_BYTES = 1_879_048_192  # 1.75 GiB
+GPU_RESERVE_BYTES = 1_610_612_736  # 1.5 GiB
 
 TINY_FREE_BYTES = GB  # below this a plan warns that even its smallest batch may not fit
 

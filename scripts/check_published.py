@@ -4,10 +4,11 @@
 
 LIST.csv has the columns model, train_batch_size, train_img_size and param_count (millions) of timm's
 results/benchmark-train-amp-nchw-pt112-cu113-rtx3090.csv. For each model the batch listed ran, and the next
-one of the ladder is taken to have run out of memory. Models come from timm, which must be installed (pip
-install --no-deps timm); torchvision, which timm imports and these models do not use, is left out. Rows whose
-number of parameters is not that of today's model are dropped. A model's half is decided by the hash of its
-name. ROWS.jsonl holds one line for each prediction; lines that are there are not computed again.
+one of the ladder is taken to have run out of memory. Models come from the timm of that time, which must be
+installed (pip install --no-deps timm==0.6.7): later ones have other code under the same names. torchvision,
+which it imports and these models do not use, is left out. Rows whose number of parameters is not that of the
+model are dropped. A model's half is decided by the hash of its name. ROWS.jsonl holds a line for each model;
+lines that are there are not computed again.
 """
 
 from __future__ import annotations
@@ -29,12 +30,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lib.memory import predict_peak
+from lib.errors import ToolkitError
+from lib.memory import predict_peak, simulation
+from lib.memory.allocator import least_capacity
 from lib.tables import GPU_RESERVE_BYTES, PEAK_FACTOR
 
 LADDER = (512, 384, 256, 192, 128, 96, 64, 48, 32, 24, 16, 12, 8, 6, 4, 3, 2, 1)
 CARD_BYTES = 25_447_170_048  # of an RTX 3090, as its driver reports them
 CLASSES = 1000
+TIMM_VERSION = "0.6.7"  # of July 2022, with all models of the list
 SAME_PARAMETERS = 0.01  # relative difference up to which a model is the listed one
 
 
@@ -63,6 +67,7 @@ def main() -> int:
     parser.add_argument("--most", type=int, default=10_000, help="models to predict for in this call")
     options = parser.parse_args()
     sys.meta_path.insert(0, _NoTorchvision())
+    _check_timm()
     torch.set_num_threads(1)
     listed = [
         row for row in csv.DictReader(options.list.open()) if options.half in (None, half(row["model"]))
@@ -90,20 +95,26 @@ def half(name: str) -> str:
 
 
 def report(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
-    """Decisions by the rule that plans go by, and the reserves that would have made the others right."""
+    """Decisions by the rule that plans go by, and by others."""
     used = [row for row in rows if "fits" in row]
     yield f"{len(rows)} models, {len(used)} used: " + ", ".join(
         f"{sum(row.get('dropped') == why for row in rows)} {why}" for why in _reasons(rows)
     )
-    fits = [(row["fits"], row) for row in used]
-    fails = [(row["fails"], row) for row in used if row["fails"] is not None]
-    for name, factor, reserve in (
-        ("the plan's rule", PEAK_FACTOR, GPU_RESERVE_BYTES),
-        ("no reserve", 1.0, 0),
+    for name, gaps, factor, reserve in (
+        ("the plan's rule", 1, PEAK_FACTOR, GPU_RESERVE_BYTES),
+        ("without gaps between tensors", 0, PEAK_FACTOR, GPU_RESERVE_BYTES),
+        ("no reserve", 0, 1.0, 0),
     ):
-        refused = [row["model"] for peak, row in fits if peak * factor + reserve > CARD_BYTES]
-        unsafe = [row["model"] for peak, row in fails if peak * factor + reserve <= CARD_BYTES]
-        total = len(fits) + len(fails)
+        room = CARD_BYTES - reserve
+        need = {
+            (row["model"], batch): row[batch]["peak"] * factor + row[batch]["gaps"] * gaps
+            for row in used
+            for batch in ("fits", "fails")
+            if row[batch] is not None
+        }
+        refused = [model for (model, batch), size in need.items() if batch == "fits" and size > room]
+        unsafe = [model for (model, batch), size in need.items() if batch == "fails" and size <= room]
+        total = len(need)
         right = total - len(refused) - len(unsafe)
         yield f"{name}: {right} of {total} decisions right ({right / total:.1%})"
         yield f"  {len(refused)} refused that ran: {', '.join(refused)}"
@@ -114,12 +125,21 @@ def _reasons(rows: Sequence[dict[str, Any]]) -> list[str]:
     return sorted({row["dropped"] for row in rows if "dropped" in row})
 
 
+def _check_timm() -> None:
+    import timm  # type: ignore[import-not-found]  # not among the toolkit's packages
+
+    if timm.__version__ != TIMM_VERSION:
+        raise ToolkitError(
+            f"this is timm {timm.__version__}",
+            why="the list was made with models that take other memory today",
+            todo=f"pip install --no-deps timm=={TIMM_VERSION}",
+        )
+
+
 def _predict(row: dict[str, str]) -> dict[str, Any]:
-    import timm.layers  # type: ignore[import-not-found]  # not among the toolkit's packages
+    import timm
 
     name, batch, size = row["model"], int(row["train_batch_size"]), int(row["train_img_size"])
-    # The list is older than fused attention: its models hold the weights of all pairs of tokens.
-    timm.layers.set_fused_attn(enable=False)
     if not timm.is_model(name):
         return {"model": name, "dropped": "unknown to this timm"}
     try:
@@ -131,31 +151,41 @@ def _predict(row: dict[str, str]) -> dict[str, Any]:
         return {"model": name, "dropped": "another model under the name", "millions": millions}
     above = LADDER[LADDER.index(batch) - 1] if batch in LADDER[1:] else None
     try:
-        fits = _peak(model, size, batch)
-        fails = _peak(model, size, above) if above is not None else None
-    except RuntimeError as error:  # as fake tensors refuse; a mistake of ours must not look like that
+        fits = _need(model, size, batch)
+        fails = _need(model, size, above) if above is not None else None
+    # As fake tensors refuse, or without a package of kernels; a mistake of ours must not look like that.
+    except (RuntimeError, ImportError) as error:
         return {"model": name, "dropped": "cannot be traced", "error": str(error)[:200]}
     return {"model": name, "batch": batch, "fits": fits, "fails": fails}
 
 
-def _peak(model: nn.Module, size: int, batch: int) -> int:
-    """Bytes at the peak of training `model` as the list was made: fp16, SGD with momentum."""
+def _need(model: nn.Module, size: int, batch: int) -> dict[str, int]:
+    """Bytes at the peak of training `model` as timm's benchmark.py does, and of the gaps between them."""
+    held: list[Tensor] = []  # one batch of single precision for all steps
 
     def loss(model: nn.Module, rows: int) -> Tensor:
-        images = torch.zeros(rows, 3, size, size)
-        return F.cross_entropy(model(images).float(), torch.zeros(rows, dtype=torch.int64))
+        if not held:
+            held.append(torch.zeros(rows, 3, size, size))
+        output = model(held[0])
+        if isinstance(output, tuple):  # of a model with a second head, to be distilled
+            output = output[0]
+        return F.cross_entropy(output.float(), torch.zeros(rows, dtype=torch.int64))
 
-    trace = predict_peak(
-        lambda: _without_contents(model),
-        loss,
-        micro_batch=batch,
-        precision="fp16",
-        optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.9),
-        # In torch 1.12 zero_grad() kept the gradients' memory from one step to the next: as between two
-        # micro-batches.
-        accumulation=2,
-    )
-    return trace.peak_bytes
+    # torch 1.12 left what is scaled in half precision.
+    in_fp32 = tuple(name for name in simulation.FP32_ON_CUDA if "upsample" not in name)
+    with mock.patch.object(simulation, "FP32_ON_CUDA", in_fp32):
+        trace = predict_peak(
+            lambda: _without_contents(model),
+            loss,
+            micro_batch=batch,
+            precision="fp16",
+            optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.9, nesterov=True),
+            # In torch 1.12 zero_grad() kept the gradients' memory from one step to the next: as between two
+            # micro-batches.
+            accumulation=2,
+        )
+    peak = trace.peak_bytes
+    return {"peak": peak, "gaps": least_capacity(trace.history()) - peak}
 
 
 def _without_contents(model: nn.Module) -> nn.Module:

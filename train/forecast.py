@@ -5,16 +5,18 @@ from __future__ import annotations
 import dataclasses
 from collections import Counter
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 import torch
 
 from lib.backend import SimulatedBackend
 from lib.config import Config
+from lib.memory.allocator import least_capacity
 from lib.memory.live import LiveBytes, Trace
 from lib.memory.predict import CUDA_GRANULARITY, STEPS, add_state, watch_gradients
 from lib.memory.simulation import simulation
-from lib.plan.fitting import Parts, Predict, Trial
+from lib.plan.fitting import GAPS, Parts, Predict, Trial
 from lib.plan.sharding import shares
 from lib.plan.types import Hardware, Kind, Layout, Plan, Strategy, one_reason
 from train import loop
@@ -72,7 +74,7 @@ class Footprints:
         def predict(trial: Trial) -> Parts:
             cut = {} if trial.layout is None or units is None else shares(units, trial.layout)
             trace = self.of(trial, hardware).trace
-            parts = trace.at_peak(cut)
+            parts = with_gaps(trace, trial.device, cut)
             if self._config.checkpoint_async and trial.device in _IN_MAIN_MEMORY:
                 # What one process puts together of all, while the next step is made.
                 parts["checkpoint"] = sum(trace.at_peak().get(category, 0) for category in _SAVED)
@@ -129,6 +131,16 @@ def run_traced(job: Job, live: LiveBytes) -> int:
     for _ in evaluation_sums(job):
         break
     return step_flop
+
+
+def with_gaps(
+    trace: Trace, device: Kind, shares: Mapping[str, float] = MappingProxyType({})
+) -> dict[str, int]:
+    """What is alive at the peak, and what an allocator that keeps segments loses between tensors."""
+    parts = trace.at_peak(shares)
+    if device in ("cuda", "rocm"):
+        parts[GAPS] = max(0, least_capacity(trace.history(shares)) - sum(parts.values()))
+    return parts
 
 
 def plan_of(trial: Trial) -> Plan:

@@ -20,7 +20,7 @@ from lib.hardware import probe
 from lib.hyperparams import apply_hyperparams
 from lib.memory.measured import Kept
 from lib.plan.assumed import machine_names, parse_gpu
-from lib.plan.fitting import Parts, Trial, trial_of
+from lib.plan.fitting import GAPS, Parts, Trial, predicted, trial_of
 from lib.plan.numerics import precision_problem
 from lib.plan.placement import place
 from lib.plan.planner import ways_to_spread
@@ -184,7 +184,7 @@ def _alternatives(config: Config, subject: Subject, hardware: Hardware, decided:
         return
     trial, now = trial_of(decided), decided.memory.peak_bytes
     for change, changed, other in _changes(config, trial, hardware):
-        peak = sum(Footprints(changed, subject).predictor(hardware)(other).values())
+        peak = predicted(other, Footprints(changed, subject).predictor(hardware), free_bytes=0).peak_bytes
         if peak < 0.98 * now:
             yield f"{change}: {bytes_text(peak)} of tensors at the peak instead of {bytes_text(now)}"
 
@@ -246,7 +246,8 @@ def _methods(outlook: Outlook) -> str:
 
 def _bars(memory: Memory, *, columns: int) -> Iterator[str]:
     parts = sorted(memory.parts.items(), key=lambda part: -part[1])
-    rows: Parts = {**dict(parts), "reserve": memory.reserve_bytes}
+    gaps: Parts = {GAPS: memory.gaps_bytes} if memory.gaps_bytes else {}
+    rows: Parts = {**dict(parts), **gaps, "reserve": memory.reserve_bytes}
     free = memory.usable_bytes - memory.need_bytes
     rows = {**rows, "left": max(0, free)}
     widest = max(map(len, rows))

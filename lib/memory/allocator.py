@@ -1,14 +1,14 @@
 """PyTorch's caching allocator of a GPU, without the GPU: how much it reserves for a history of allocations.
 
 It follows the default settings of c10/cuda/CUDACachingAllocator.cpp on one stream; expandable segments and
-limits on splitting are not modelled. For explaining and warning, not for deciding: what fits is told better
-by the bytes that are allocated.
+limits on splitting are not modelled. What it reserves where memory is plentiful is cache for the most part,
+and given back where it is not: what a history needs is the least with which it gets through.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 MIB = 2**20
@@ -149,6 +149,25 @@ def replay(
             known.remove(name)
             allocator.free(name)
     return allocator
+
+
+def least_capacity(events: Sequence[tuple[Hashable, int | None]]) -> int:
+    """Bytes of segments, within a thousandth, below which the allocator does not get through `events`.
+
+    It is more than what is allocated at the peak: an unused part of a segment that is in use may be too small
+    for what comes next.
+    """
+    plenty = replay(events)
+    low, high = plenty.peak_allocated_bytes, plenty.peak_reserved_bytes
+    while high - low > low // 1000:
+        middle = (low + high) // 2
+        try:
+            replay(events, capacity_bytes=middle)
+        except DoesNotFit:
+            low = middle
+        else:
+            high = middle
+    return high
 
 
 def _joined(first: _Block, second: _Block) -> _Block:

@@ -66,8 +66,23 @@ class Trace:
         }
         return {category: byte_count for category, byte_count in counted.items() if byte_count}
 
+    def history(
+        self, shares: Mapping[Category, float] = MappingProxyType({})
+    ) -> list[tuple[int, int | None]]:
+        """As `lib.memory.allocator` takes it: bytes of each storage when it comes, None when it goes."""
+        factors = self._factors(shares)
+        return [
+            (event.storage, round(event.byte_count * factors.get(event.storage, 1)))
+            if event.byte_count > 0
+            else (event.storage, None)
+            for event in self.events
+        ]
+
+    def _factors(self, shares: Mapping[Category, float]) -> dict[int, float]:
+        return {number: shares.get(category, 1) for number, category in self.categories.items()}
+
     def _totals(self, shares: Mapping[Category, float] = MappingProxyType({})) -> list[float]:
-        factors = {number: shares.get(category, 1) for number, category in self.categories.items()}
+        factors = self._factors(shares)
         totals, total = list[float](), 0.0
         for event in self.events:
             total += event.byte_count * factors.get(event.storage, 1)

@@ -7,6 +7,7 @@ What a kernel of another device does differently (`lib.attention`, `lib.cross_en
 from __future__ import annotations
 
 import contextlib
+import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 from unittest import mock
@@ -19,13 +20,24 @@ from lib.plan.types import Kind
 
 # What autocast computes in single precision on CUDA (ATen/autocast_mode.h) and leaves in half on a CPU.
 FP32_ON_CUDA = (
-    "layer_norm", "group_norm", "logsumexp", "softplus",
+    "layer_norm", "group_norm", "rms_norm", "renorm", "dist", "logsumexp", "softplus",
     "exp", "expm1", "log", "log1p", "log2", "log10", "reciprocal", "rsqrt",
+    "acos", "asin", "cosh", "erfinv", "sinh", "tan",
     "pow.Tensor_Scalar", "pow.Tensor_Tensor", "pow.Scalar", "cosine_similarity",
+    "upsample_nearest1d", "upsample_nearest2d", "upsample_nearest3d",
+    "_upsample_nearest_exact1d", "_upsample_nearest_exact2d", "_upsample_nearest_exact3d",
+    "upsample_linear1d", "upsample_bilinear2d", "upsample_trilinear3d", "upsample_bicubic2d",
+    "_upsample_bilinear2d_aa", "_upsample_bicubic2d_aa",
 )  # fmt: skip
 # What it has the kernel itself compute so, without a copy of the input.
 FP32_INSIDE_ON_CUDA = (
     "softmax.int", "log_softmax.int", "linalg_vector_norm", "sum", "sum.dim_IntList", "cumsum", "cumprod",
+)  # fmt: skip
+# What it copies to single precision on a CPU, and leaves alone on CUDA.
+UNCHANGED_ON_CUDA = (
+    "reflection_pad1d", "reflection_pad2d", "replication_pad1d", "replication_pad2d", "replication_pad3d",
+    "avg_pool3d", "adaptive_avg_pool3d", "max_pool3d", "adaptive_max_pool3d",
+    "fractional_max_pool2d", "fractional_max_pool3d",
 )  # fmt: skip
 
 _ATTENTION = F.scaled_dot_product_attention
@@ -68,6 +80,10 @@ def _kernels_of(kind: Kind) -> Iterator[None]:
         F, scaled_dot_product_attention=_attention_on_cuda, dropout=_dropout_on_cuda
     )
     with kernels, torch.library._scoped_library("aten", "IMPL") as library:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "Warning only once for all operators")
+            for name in UNCHANGED_ON_CUDA:
+                library.impl(name, torch.library.fallthrough_kernel, "AutocastCPU")
         for name in FP32_ON_CUDA:
             library.impl(name, _in_fp32(name), "AutocastCPU")
         for name in FP32_INSIDE_ON_CUDA:

@@ -55,13 +55,16 @@ def trial_of(plan: Plan) -> Trial:
     )
 
 
+# Among the parts of a prediction: what is no tensor, but lost between tensors in the allocator's segments.
+GAPS = "gaps"
 Parts: TypeAlias = Mapping[str, int]
-Predict: TypeAlias = Callable[[Trial], Parts]  # bytes at the peak, by what they are for
+Predict: TypeAlias = Callable[[Trial], Parts]  # bytes at the peak, by what they are for, and GAPS if known
 
 
 def predicted(trial: Trial, predict: Predict, *, free_bytes: int) -> Memory:
     """What `trial` is predicted to need of a device with `free_bytes`."""
-    parts = predict(trial)
+    parts = dict(predict(trial))
+    gaps = parts.pop(GAPS, 0)
     peak = sum(parts.values())
     factor = PEAK_FACTOR * (COMPILED_PEAK_FACTOR if trial.compile else 1.0)
     # Main memory is shared with other programs, and what XLA keeps nobody has measured; a GPU has a context,
@@ -69,9 +72,10 @@ def predicted(trial: Trial, predict: Predict, *, free_bytes: int) -> Memory:
     shared = trial.device not in OWN_MEMORY
     usable = round(free_bytes * FREE_MEMORY_MARGIN) if shared else free_bytes
     return Memory(
-        parts=MappingProxyType(dict(parts)),
+        parts=MappingProxyType(parts),
         reserve_bytes=round(peak * (factor - 1)) + (0 if shared else GPU_RESERVE_BYTES),
         usable_bytes=usable,
+        gaps_bytes=gaps,
     )
 
 

@@ -22,6 +22,8 @@ def why_memory(memory: Memory | None, probed: Probed | None) -> str:
     measured = f"measured: {bytes_text(probed.chosen.need_bytes)}" if probed is not None else "not measured"
     parts = sorted(memory.parts.items(), key=lambda part: -part[1])
     listed = ", ".join(f"{name} {bytes_text(byte_count)}" for name, byte_count in parts)
+    if memory.gaps_bytes:
+        listed += f", gaps between them {bytes_text(memory.gaps_bytes)}"
     more = "" if memory.fits else "MORE than there is: "
     reserve = f"in reserve {bytes_text(memory.reserve_bytes)}"
     return f"{more}{told(memory)}, of which {listed} and {reserve}; predicted, {measured}"

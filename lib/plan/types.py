@@ -125,6 +125,7 @@ class Memory:
     """What one device needs at the peak of a step, in bytes, and what there is for it.
 
     parts: what tensors take at that moment, by what they are for.
+    gaps_bytes: what an allocator that keeps segments loses between them.
     reserve_bytes: left for what a prediction does not see, and for the context and libraries of a GPU.
     usable_bytes: of what is free, what a run may take: on a processor other programs need some.
     """
@@ -132,6 +133,7 @@ class Memory:
     parts: Mapping[str, int]
     reserve_bytes: int
     usable_bytes: int
+    gaps_bytes: int = 0
 
     @property
     def peak_bytes(self) -> int:
@@ -139,7 +141,7 @@ class Memory:
 
     @property
     def need_bytes(self) -> int:
-        return self.peak_bytes + self.reserve_bytes
+        return self.peak_bytes + self.gaps_bytes + self.reserve_bytes
 
     @property
     def fits(self) -> bool:
@@ -150,6 +152,7 @@ class Memory:
             "parts": dict(self.parts),
             "reserve_bytes": self.reserve_bytes,
             "usable_bytes": self.usable_bytes,
+            "gaps_bytes": self.gaps_bytes,
         }
 
     @classmethod

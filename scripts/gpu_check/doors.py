@@ -19,7 +19,7 @@ from lib.plan.types import Hardware, Plan, Precision
 from scripts.gpu_check.cases import CASES
 from train import loop
 from train.budget import Budget
-from train.forecast import footprint
+from train.forecast import footprint, with_gaps
 from train.job import Job, Progress
 from train.record import SilentRecord
 from train.setup import make_job
@@ -111,9 +111,9 @@ def training_of(opened: Opened) -> Training:
 
 
 def predicted_parts(opened: Opened) -> Parts:
-    """Bytes that tensors are predicted to take at the peak of a step, by what they are for."""
+    """Bytes that tensors are predicted to take at the peak of a step, by what they are for, and GAPS."""
     found = footprint(opened.config, opened.plan, opened.subject, hardware=opened.hardware)
-    return found.trace.at_peak()
+    return with_gaps(found.trace, opened.plan.device)
 
 
 def is_predicted_to_fit(opened: Opened, parts: Parts, *, free_bytes: int) -> bool:

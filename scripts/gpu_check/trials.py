@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from lib.memory.allocator import replay
-from lib.plan.fitting import Parts
+from lib.plan.fitting import GAPS, Parts
 from scripts.gpu_check.cases import CASES
 from scripts.gpu_check.doors import (
     Opened,
@@ -91,10 +91,12 @@ def history(setting: dict[str, Any]) -> dict[str, Any]:
 def predict(setting: dict[str, Any]) -> dict[str, Any]:
     """The predicted peak of `setting`, what it is made of, and how long it took to say so."""
     started = time.perf_counter()
-    parts = predicted_parts(open_setting(Setting(**setting)))
+    parts = dict(predicted_parts(open_setting(Setting(**setting))))
+    gaps = parts.pop(GAPS, 0)
     return {
         "peak_bytes": sum(parts.values()),
-        "parts": dict(parts),
+        "parts": parts,
+        "gaps_bytes": gaps,
         "seconds": time.perf_counter() - started,
     }
 

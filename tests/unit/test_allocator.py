@@ -6,7 +6,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lib.memory.allocator import MIB, CachingAllocator, DoesNotFit, replay, segment_bytes_for
+from lib.memory.allocator import (
+    MIB,
+    CachingAllocator,
+    DoesNotFit,
+    least_capacity,
+    replay,
+    segment_bytes_for,
+)
 
 
 def after(*steps: int | str, capacity_bytes: int | None = None) -> CachingAllocator:
@@ -134,6 +141,18 @@ def test_a_history_is_replayed() -> None:
     with pytest.raises(DoesNotFit):
         replay(events, capacity_bytes=49 * MIB)
     assert replay(events, capacity_bytes=52 * MIB).retries == 0
+
+
+def test_the_least_that_does_is_between_what_is_allocated_and_what_is_cached() -> None:
+    cached = [("a", 20 * MIB), ("a", None), ("b", 24 * MIB)]  # what held a can be given back for b
+    assert least_capacity(cached) == pytest.approx(24 * MIB, rel=2e-3)
+    assert replay(cached).peak_reserved_bytes == 44 * MIB
+    # Half of two segments stays in use, and neither has room for the last one.
+    torn: list[tuple[str, int | None]] = [(name, 5 * MIB) for name in "abcdefgh"]
+    torn += [(name, None) for name in "aceg"]
+    torn += [("last", 6 * MIB)]
+    assert replay(torn).peak_allocated_bytes == 40 * MIB
+    assert least_capacity(torn) == pytest.approx(60 * MIB, rel=2e-3)
 
 
 @settings(max_examples=60, deadline=None)

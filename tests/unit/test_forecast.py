@@ -15,7 +15,8 @@ from torch._subclasses import fake_tensor
 
 from lib.data.types import Dataset, TextSpec, TokenPart
 from lib.data.unopened import unopened
-from lib.plan.fitting import Trial
+from lib.memory.allocator import LARGE_SEGMENT
+from lib.plan.fitting import GAPS, Trial
 from lib.plan.types import Kind
 from tests.configs import load_hardware
 from tests.training import CPU, CPU_TRIAL, random_subject, small_config
@@ -150,6 +151,19 @@ def test_a_checkpoint_beside_training_is_a_copy_in_main_memory() -> None:
     assert aside.pop("checkpoint") == pytest.approx(4 * parameters, rel=0.01), "with averages and two moments"
     assert aside == waiting
     assert found("cuda", aside=True) == found("cuda", aside=False), "the device has nothing of it"
+
+
+def test_a_gpu_loses_memory_between_tensors() -> None:
+    config = small_config("resnet18")
+    footprints = Footprints(config, subject_of(config))
+    on_cpu, on_gpu = (
+        footprints.predictor(hardware)(dataclasses.replace(TRIAL, device=device))
+        for device, hardware in (("cpu", CPU), ("cuda", load_hardware("rtx3090")))
+    )
+    assert GAPS not in on_cpu
+    tensors = sum(size for name, size in on_gpu.items() if name != GAPS)
+    # Little is trained here, and segments of 20 MiB are much for it.
+    assert on_gpu[GAPS] > 0 and tensors + on_gpu[GAPS] < 1.5 * tensors + 2 * LARGE_SEGMENT
 
 
 def test_a_set_that_nobody_opened_is_enough_and_data_on_the_device_count() -> None:

@@ -13,6 +13,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from lib.data.types import ImageSpec, TextSpec
 from lib.memory import predict, predict_peak, simulation
@@ -194,6 +195,43 @@ def test_autocast_of_cuda_is_simulated_and_gone_afterwards() -> None:
     with simulation.simulation("cpu"):
         assert set(kinds()) == {torch.bfloat16}
     assert set(kinds()) == {torch.bfloat16}
+
+
+def in_autocast(device: str) -> dict[str, torch.dtype]:
+    """What functions that autocast treats in different ways on different devices make of half precision."""
+    x = torch.empty(2, 8, 4, 4, dtype=torch.float16, device=device)
+    cube = torch.empty(2, 1, 4, 4, 4, dtype=torch.float16, device=device)
+    made = {f"F.pad {mode}": F.pad(x, (1, 1, 1, 1), mode) for mode in ("reflect", "replicate", "circular")}
+    for mode in ("nearest", "nearest-exact", "bilinear", "bicubic"):
+        made[f"F.interpolate {mode}"] = F.interpolate(x, scale_factor=2, mode=mode)
+    for pool in (F.avg_pool3d, F.max_pool3d, F.adaptive_avg_pool3d, F.adaptive_max_pool3d):
+        made[pool.__name__] = pool(cube, 2)
+    for function in (F.softmax, F.log_softmax, torch.cumsum, torch.sum, torch.mean, torch.var, F.normalize):
+        made[function.__name__] = function(x, 1)
+    for name in ("exp", "log", "rsqrt", "reciprocal", "square", "sqrt", "tan", "acos", "sinh", "tanh"):
+        made[name] = getattr(x, name)()
+    for function in (F.gelu, F.silu, F.softplus, F.relu):
+        made[function.__name__] = function(x)
+    made["layer_norm"], made["rms_norm"] = F.layer_norm(x, (4,)), F.rms_norm(x, (4,))
+    made["group_norm"], made["norm"] = F.group_norm(x, 2), x.norm(dim=1)
+    made["linear"] = F.linear(x.float(), torch.empty(3, 4, device=device))
+    return {name: tensor.dtype for name, tensor in made.items()}
+
+
+def test_autocast_is_simulated_as_torch_has_it_on_cuda() -> None:
+    """Torch runs these on fake tensors of a GPU that is not there; only gradients need a driver."""
+    with simulation.simulation("cuda"), torch.autocast("cpu", dtype=torch.float16):
+        simulated = in_autocast("cpu")
+    before = torch.is_autocast_enabled("cuda"), torch.get_autocast_dtype("cuda")
+    torch.set_autocast_enabled("cuda", True)  # not by torch.autocast, which wants a driver
+    torch.set_autocast_dtype("cuda", torch.float16)
+    try:
+        with FakeTensorMode():
+            assert simulated == in_autocast("cuda")
+    finally:
+        torch.set_autocast_enabled("cuda", before[0])
+        torch.set_autocast_dtype("cuda", before[1])
+    assert {torch.float16, torch.float32} == set(simulated.values())
 
 
 @pytest.mark.parametrize("name", ["gpt2", "resnet18"])
