@@ -408,7 +408,7 @@ endif
 ifneq ($(UNUSED),)
 	@printf 'error: %s is not used by make %s; it is for: %s%s\n' $(call quote,$(UNUSED)) $(call quote,$(GOALS)) \
 	      $(call quote,$(subst %,NAME,$(call used_by,$(UNUSED)))) \
-	      $(if $(filter CONFIG_%,$(UNUSED)),$(if $(filter $(USE_RUN),$(GOALS)),'; a stored run keeps its configuration')) >&2; exit 2
+	      $(if $(filter CONFIG_%,$(UNUSED)),$(if $(filter $(USE_RUN),$(GOALS)),'; a stored run keeps its configuration$(if $(filter resume_CONFIG_NUM_DEVICES,$(GOALS)_$(UNUSED)),; make train goes on with other devices)')) >&2; exit 2
 endif
 ifneq ($(EMPTY),)
 	@echo 'error: $(EMPTY)= is empty; give it a value, or leave it out' >&2; exit 2

@@ -31,6 +31,8 @@ class Supervisor:
         self._machine = "" if "--standalone" in self._launched["torchrun"] else socket.gethostname()
         self._lost = ""  # why the other machines cannot be reached any more
         self._signal = 0  # number of the signal that came, 0 = none
+        self._keeping = threading.Lock()
+        self._has_kept = False  # what the ranks of this attempt have written
 
     def run(self, arguments: Sequence[str]) -> int:
         """Run the workers to their end. Returns the exit status of the whole."""
@@ -61,6 +63,7 @@ class Supervisor:
 
     def _torchrun(self, arguments: Sequence[str]) -> dict[int, int]:
         """Exit statuses (negative: signals) of the workers that failed first, by rank."""
+        self._has_kept = False
         log = (self._notes / "torchrun.log").open("a")
         # File descriptor 2 stays what it is: rank 0 inherits it.
         with contextlib.redirect_stderr(log):
@@ -84,9 +87,15 @@ class Supervisor:
                 cause = str(error.__cause__ or error).partition("\n")[0]
                 self._lost = cause or type(error).__name__
             finally:
-                if kept := self._kept():
-                    keep_outputs(self._notes, RunDir(Path(kept["run"])), machine=self._machine)
+                self._keep_outputs()
         return {}
+
+    def _keep_outputs(self) -> None:
+        """Once for each attempt, though the thread that leaves may come to it beside the main one."""
+        with self._keeping:
+            if not self._has_kept and (kept := self._kept()):
+                keep_outputs(self._notes, RunDir(Path(kept["run"])), machine=self._machine)
+                self._has_kept = True
 
     def _kept(self) -> dict[str, Any]:
         kept = self._notes / KEPT
@@ -118,6 +127,7 @@ class Supervisor:
         while not told.exists():
             time.sleep(0.05)
         status = int(told.read_text())
+        self._keep_outputs()
         self._kill_workers()
         os._exit(status)
 

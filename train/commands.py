@@ -65,9 +65,14 @@ def _interrupted(order: Order) -> RunDir | None:
 def resume(name: str, *, root: Path, runs: Path, started: float) -> int:
     """Go on with run `name` ("": the newest that is not done) by the configuration that is stored in it."""
     run = resolve_run(runs, name, unfinished=True)
-    run.lock()
     order = _order(stored_configuration(run, root), root=root, runs=runs, started=started)
-    return _carry_out(order, lambda: catch_up(run, order.config, say=say))
+
+    # Not before: of several machines that begin at once none may find it taken by another one.
+    def taken() -> RunDir:
+        run.lock()
+        return catch_up(run, order.config, say=say)
+
+    return _carry_out(order, taken)
 
 
 def rerun(name: str, *, root: Path, runs: Path, started: float) -> int:
@@ -81,20 +86,22 @@ def rerun(name: str, *, root: Path, runs: Path, started: float) -> int:
 
 def create_run(case: Case) -> RunDir:
     """A new run directory that holds what was asked and what was decided."""
-    resolved = case.order.resolved
     return RunDir.create(
         case.order.runs,
         model=case.order.config.model,
-        identity=identity(resolved.values),
-        files={
-            "config": resolved.text,
-            "defconfig": resolved.minimal,
-            "values": dict(resolved.values),
-            "origins": dict(resolved.origins),
-            "data": case.subject.to_json(),
-            **_of_this_machine(case),
-        },
+        identity=identity(case.order.resolved.values),
+        files={**_asked(case), "data": case.subject.to_json(), **_of_this_machine(case)},
     )
+
+
+def _asked(case: Case) -> dict[str, str | dict[str, Any]]:
+    resolved = case.order.resolved
+    return {
+        "config": resolved.text,
+        "defconfig": resolved.minimal,
+        "values": dict(resolved.values),
+        "origins": dict(resolved.origins),
+    }
 
 
 def _of_this_machine(case: Case) -> dict[str, dict[str, Any]]:
@@ -226,7 +233,9 @@ def _as_main(case: Case, backend: Backend, interrupted: RunDir | None) -> int:
     try:
         record.say(f"{'Going on with' if interrupted else 'Run'} {run.path}")
         if interrupted is not None:
-            for name, content in _of_this_machine(case).items():
+            changed = run.config.read_text(encoding="utf-8") != case.order.resolved.text
+            # On other devices, say: make resume is to go on with those.
+            for name, content in ((_asked(case) if changed else {}) | _of_this_machine(case)).items():
                 run.write(name, content)
             run.set_status("running", step=run.status().step)
         return _train(case, backend, record, interrupted)

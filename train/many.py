@@ -110,13 +110,14 @@ def check_one_directory(backend: Backend, runs: Path) -> None:
                 written = removed.enter_context(tempfile.NamedTemporaryFile(prefix=".meeting-", dir=runs))
             except OSError as error:
                 raise os_error(f"write to {runs}", error) from error
-            token = Path(written.name).name
+            token = str(runs / Path(written.name).name)
         # A name that nobody has asked for before is in no cache of a network file system.
-        seen = (runs / backend.broadcast(token)).exists()
+        told = Path(backend.broadcast(token))  # rank 0's paths are what all read by
+        seen = told.exists() and (runs / told.name).exists()
         (missing,) = backend.all_reduce_max((float(not seen),))
     if missing:
         raise ToolkitError(
             "the machines do not see one directory of runs",
             why=f"what one of them writes to {runs} is not there on another",
-            todo="put it where all have it, by a link or with O= on a file system that they share",
+            todo="put it by the same path on all, on a file system that they share (by a link or O=)",
         )

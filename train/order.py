@@ -61,12 +61,18 @@ def plan_for(
             f"{run.path} was trained with {before.effective_batch} samples a step, and now it would be "
             f"{plan.effective_batch}",
             why=plan.reasons["effective_batch"],
-            todo=f"go on with {before.layout.devices} device(s), or start anew with CONFIG_RESUME_NEVER=y",
+            todo=f"go on with {before.layout.devices} device(s), or start anew {_anew(order)}",
         )
     # Refused before there is a run directory.
     warm_up_text(order.config, train_size=subject.dataset.train.size, effective_batch=plan.effective_batch)
     show(plan, sys.stdout)
     return plan
+
+
+def _anew(order: Order) -> str:
+    # Several machines go on from a checkpoint whenever one comes or goes.
+    alone = order.config.dist_nnodes == "1"
+    return "with make train CONFIG_RESUME_NEVER=y" if alone else "without that directory"
 
 
 def _same_devices(run: RunDir, before: Plan, order: Order, hardware: Hardware) -> bool:

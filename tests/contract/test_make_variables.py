@@ -97,6 +97,7 @@ def test_a_variable_that_a_target_does_not_use_stops_it(make: Make, tree: Path, 
         "train RUN=a",
         "RUN=a",
         "resume CONFIG_SEED=7",
+        "resume CONFIG_NUM_DEVICES=2",
         "eval CONFIG_SEED=7",
         "eval BEST=yes",
         "help 'VENV=my env'",
@@ -107,7 +108,8 @@ def test_no_variable_is_dropped(make: Make, tmp_path: Path, command: str) -> Non
     done = make(*shlex.split(command), f"O={tmp_path}")
     assert (done.returncode, done.calls) == (2, [])
     assert shlex.split(command)[-1].partition("=")[0] in done.stderr
-    assert ("keeps its configuration" in done.stderr) == ("CONFIG_SEED" in command)
+    assert ("keeps its configuration" in done.stderr) == ("CONFIG_" in command)
+    assert ("make train goes on" in done.stderr) == ("NUM_DEVICES" in command)
 
 
 @pytest.mark.parametrize(

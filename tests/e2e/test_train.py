@@ -225,11 +225,15 @@ def test_a_plan_is_kept_on_the_same_machine_and_made_anew_on_another(runner: Run
     plan = run.read_json("plan")
     two = {"world": 2, "strategy": "ddp", "micro_batch": 16, "last_micro_batch": 16, "effective_batch": 32}
     run.write("plan", plan | two)
-    assert "trained with 32 samples a step, and now it would be 64" in runner.run("resume", status=2)
+    told = runner.run("resume", status=2)
+    assert "trained with 32 samples a step, and now it would be 64" in told
+    assert "make train CONFIG_RESUME_NEVER=y" in told
     runner.configure("lenet5", settings | {"CONFIG_NUM_DEVICES": "2"})
     output = resumed("plan", plan, command="train")
     assert f"Going on with {run.path}" in output and "Hyperparams: " in output
     assert (run.read_json("plan")["world"], run.read_json("plan")["micro_batch"]) == (2, 32)
+    assert run.read_json("values")["NUM_DEVICES"] == 2, "make resume goes on with those"
+    assert "CONFIG_NUM_DEVICES=2" in run.config.read_text()
     assert len(list(runner.runs.glob("*/*/status.json"))) == 1
 
 

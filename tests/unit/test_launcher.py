@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -223,6 +224,37 @@ def test_a_supervisor_that_waits_for_other_machines_can_be_interrupted(
             process.kill()
     assert (process.returncode, told) == (128 + number, "interrupted\n")
     assert not restarting.exists()
+
+
+class Left(Exception):
+    """In place of this process ending."""
+
+
+def test_a_machine_that_is_told_to_go_keeps_what_its_ranks_wrote_once(
+    restarting: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def leave(status: int) -> None:
+        raise Left(status)
+
+    monkeypatch.setattr(os, "_exit", leave)
+    run, log = tmp_path_factory.mktemp("run"), restarting / "id" / "attempt_0" / "1" / "stderr.log"
+    log.parent.mkdir(parents=True)
+    log.write_text("said\n")
+    (restarting / "kept.json").write_text(json.dumps({"run": str(run), "own": True}))
+    (restarting / "0.status").write_text("75")
+    machine = supervisor.Supervisor(restarting, world=2)
+    found: list[str] = []
+
+    def kill() -> None:
+        for _ in range(2):
+            found.append((run / "ranks" / "node7-1.txt").read_text())
+            machine._keep_outputs()  # torchrun has ended, too
+
+    monkeypatch.setattr(machine, "_machine", "node7")
+    monkeypatch.setattr(machine, "_kill_workers", kill)
+    with pytest.raises(Left, match="75"):
+        machine._leave()
+    assert found == ["said\n"] * 2
 
 
 # torch's loggers keep the log until the supervisor ends.

@@ -56,13 +56,28 @@ def refusals(*directories: Path) -> list[str]:
         return list(both.map(told, (0, 1)))
 
 
-def test_machines_see_one_directory_of_runs(tmp_path: Path) -> None:
+def test_machines_see_one_directory_of_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shared = tmp_path / "shared"
     (tmp_path / "link").symlink_to(shared)
     assert refusals(shared, tmp_path / "link") == ["", ""]
+    monkeypatch.chdir(tmp_path)
+    assert refusals(Path("shared"), shared) == ["", ""]
     for told in refusals(tmp_path / "one", tmp_path / "two"):
         assert told.startswith("the machines do not see one directory of runs: "), told
     assert not list(tmp_path.glob("*/*")), "nothing is left"
+
+
+def test_one_directory_by_two_paths_is_refused(tmp_path: Path) -> None:
+    """What rank 0 calls a checkpoint is what the others open."""
+
+    class Other:
+        is_main = False
+        broadcast = staticmethod(lambda _: "/only/there/.meeting-name")
+        all_reduce_max = staticmethod(tuple)
+
+    (tmp_path / ".meeting-name").touch()
+    with pytest.raises(ToolkitError, match="the same path"):
+        check_one_directory(cast(Backend, Other()), tmp_path)
 
 
 def test_a_directory_of_runs_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
