@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -71,6 +72,7 @@ class Footprints:
         """Says what an optimizer step needs of a device of `hardware`, without any."""
         units = self._subject.facts.units
 
+        @functools.cache  # the ways to spread a run ask again for what the plan asked for
         def predict(trial: Trial) -> Parts:
             cut = {} if trial.layout is None or units is None else shares(units, trial.layout)
             trace = self.of(trial, hardware).trace
@@ -104,7 +106,7 @@ def footprint(config: Config, plan: Plan, subject: Subject, *, hardware: Hardwar
             step_flop = run_traced(job, live)
             traces = [live.trace_on(device) for device in backend.devices]
             del resident  # only now: the data lie on the device all along
-    return Footprint(max(traces, key=lambda trace: trace.peak_bytes), step_flop)
+    return Footprint(fullest(traces, plan.device), step_flop)
 
 
 def run_traced(job: Job, live: LiveBytes) -> int:
@@ -141,6 +143,13 @@ def with_gaps(
     if device in ("cuda", "rocm"):
         parts[GAPS] = max(0, least_capacity(trace.history(shares)) - sum(parts.values()))
     return parts
+
+
+def fullest(traces: Sequence[Trace], device: Kind) -> Trace:
+    """That of the device which needs most: where less is alive at the peak, more may be lost in gaps."""
+    if len(traces) == 1:
+        return traces[0]
+    return max(traces, key=lambda trace: sum(with_gaps(trace, device).values()))
 
 
 def plan_of(trial: Trial) -> Plan:

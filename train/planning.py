@@ -289,7 +289,7 @@ def _summary(found: Outlook | PlanError) -> str:
     decided, memory = found.plan, found.plan.memory
     sizes = f"{decided.micro_batch:>5} x {decided.accumulation:<4} {decided.precision}"
     compiled = "compiled" if decided.compile else "eager   "
-    need = "" if memory is None else f"{told(memory):>29}"
+    need = "" if memory is None else f"{told(memory):>29}{'' if memory.fits else ', MORE than there is'}"
     time = found.step_time
     seconds = "" if time is None else f"  {time.span} (estimate)"
     return f"{sizes}  {compiled}  {need}{seconds}"

@@ -161,7 +161,7 @@ def measure(bench: Bench) -> Probed:
 
     def may_fit(size: int, measured: Measurement) -> bool:
         memory, known_memory = (bench.memory(decided, each) for each in (size, measured.micro_batch))
-        more = memory.peak_bytes - known_memory.peak_bytes
+        more = memory.need_bytes - known_memory.need_bytes  # with gaps: what was measured has some, too
         return measured.need_bytes + more <= memory.usable_bytes
 
     probed = search(decided.micro_batch, sizes, try_out, may_fit=may_fit)

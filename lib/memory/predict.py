@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from typing import get_args
 
 import torch
 from torch import Tensor, nn
 
+from lib.errors import ConfigError
 from lib.memory.live import LiveBytes, Trace
 from lib.memory.simulation import simulation
 from lib.plan.types import Kind, Precision
@@ -36,7 +38,10 @@ def predict_peak(
 
     `peak_bytes` of what is returned is what torch.cuda.max_memory_allocated() would say of these steps;
     a device needs more than that (`lib.plan.fitting.predicted`).
+
+    Raises ConfigError where an argument is none of these.
     """
+    _check(build, precision, {"micro_batch": micro_batch, "accumulation": accumulation})
     granularity = 1 if device == "cpu" else CUDA_GRANULARITY
     live = LiveBytes(granularity=granularity)
     with simulation(device), live:
@@ -69,6 +74,21 @@ def add_state(optimizer: torch.optim.Optimizer, live: LiveBytes) -> None:
     """Count what `optimizer` keeps as its state."""
     values = [value for of_one in optimizer.state.values() for value in of_one.values()]
     live.add([value for value in values if isinstance(value, Tensor)], "optimizer")
+
+
+def _check(build: object, precision: str, counts: Mapping[str, int]) -> None:
+    if isinstance(build, nn.Module):
+        raise ConfigError(
+            "predict_peak takes what makes a model, not a model",
+            why="its weights are there already, and would not be counted",
+            todo="pass a function without arguments that returns it",
+        )
+    if precision not in get_args(Precision):
+        known = ", ".join(get_args(Precision))
+        raise ConfigError(f"precision={precision!r} is not predicted for", todo=f"use one of {known}")
+    for name, count in counts.items():
+        if count < 1:
+            raise ConfigError(f"{name}={count} trains nothing", todo="use 1 or more")
 
 
 def _autocast(precision: Precision) -> contextlib.AbstractContextManager[object]:

@@ -15,13 +15,14 @@ from torch._subclasses import fake_tensor
 
 from lib.data.types import Dataset, TextSpec, TokenPart
 from lib.data.unopened import unopened
-from lib.memory.allocator import LARGE_SEGMENT
+from lib.memory.allocator import LARGE_SEGMENT, MIB
+from lib.memory.live import Event, Trace
 from lib.plan.fitting import GAPS, Trial
 from lib.plan.types import Kind
 from tests.configs import load_hardware
 from tests.training import CPU, CPU_TRIAL, random_subject, small_config
 from train import forecast
-from train.forecast import Footprints, footprint, plan_of
+from train.forecast import Footprints, footprint, fullest, plan_of
 from train.subject import Subject, measure
 
 pytestmark = pytest.mark.slow
@@ -166,6 +167,17 @@ def test_a_gpu_loses_memory_between_tensors() -> None:
     assert on_gpu[GAPS] > 0 and tensors + on_gpu[GAPS] < 1.5 * tensors + 2 * LARGE_SEGMENT
 
 
+def test_the_fullest_device_is_the_one_that_needs_most_gaps_included() -> None:
+    def trace(*byte_counts: int) -> Trace:
+        held = [Event(number, MIB * count) for number, count in enumerate(byte_counts)]
+        halves = [Event(number, -MIB * byte_counts[number]) for number in range(0, len(held) - 1, 2)]
+        return Trace((*held[:-1], *halves, held[-1]), {})
+
+    whole, torn = trace(42), trace(5, 5, 5, 5, 5, 5, 5, 5, 6)  # half of each segment stays in use
+    assert torn.peak_bytes < whole.peak_bytes
+    assert fullest([whole, torn], "cuda") is torn and fullest([whole, torn], "cpu") is whole
+
+
 def test_a_set_that_nobody_opened_is_enough_and_data_on_the_device_count() -> None:
     config = small_config("resnet18", dataset="cifar10")
     dataset = unopened("cifar10", image_size=0, text=None)
@@ -185,8 +197,14 @@ def test_what_is_found_once_is_not_looked_for_again() -> None:
     config = small_config("lenet5")
     footprints = Footprints(config, subject_of(config))
     first = footprints.of(TRIAL, CPU)
-    with mock.patch.object(forecast, "footprint", side_effect=AssertionError):
+    predict, on_gpu = footprints.predictor(CPU), dataclasses.replace(TRIAL, device="cuda")
+    parts = predict(on_gpu)
+    with (
+        mock.patch.object(forecast, "footprint", side_effect=AssertionError),
+        mock.patch.object(forecast, "least_capacity", side_effect=AssertionError),
+    ):
         assert footprints.of(TRIAL, CPU) is first
+        assert predict(on_gpu) == parts
     # A convolution of K x K and C channels to H x W x D takes 2 K K C H W D, forwards; LeNet-5 on 8 images.
     forward = 2 * 8 * (25 * 28 * 28 * 6 + 25 * 6 * 10 * 10 * 16 + 400 * 120 + 120 * 84 + 84 * 10)
     first_layer = 2 * 8 * 25 * 28 * 28 * 6  # nobody wants the gradient of the images

@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import pytest
@@ -16,6 +18,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from lib.data.types import ImageSpec, TextSpec
+from lib.errors import ConfigError
 from lib.memory import predict, predict_peak, simulation
 from lib.memory.live import LiveBytes, Trace
 from models.gpt2.model import Options
@@ -256,3 +259,18 @@ def test_the_allocator_of_the_cpu_says_the_same_within_two_percent(name: str, tm
     totals = [event["args"]["Total Allocated"] for event in events if event["name"] == "[memory]"]
     before = totals[0] - next(event["args"]["Bytes"] for event in events if event["name"] == "[memory]")
     assert said == pytest.approx(max(totals) - before, rel=0.02)
+
+
+@pytest.mark.parametrize(
+    ("changed", "told"),
+    [
+        ({"precision": "int8"}, "precision='int8' is not predicted for; use one of bf16, fp16, fp32"),
+        ({"micro_batch": 0}, "micro_batch=0 trains nothing; use 1 or more"),
+        ({"accumulation": 0}, "accumulation=0 trains nothing; use 1 or more"),
+        ({"build": nn.Linear(2, 2)}, "takes what makes a model, not a model"),
+    ],
+)
+def test_what_cannot_be_predicted_is_refused(changed: dict[str, Any], told: str) -> None:
+    asked: dict[str, Any] = {"build": lambda: nn.Linear(2, 2), "micro_batch": 1, **changed}
+    with pytest.raises(ConfigError, match=re.escape(told)):
+        predict_peak(loss=lambda model, rows: model(torch.zeros(rows, 2)).sum(), **asked)

@@ -63,3 +63,20 @@ def test_what_is_no_fault_of_a_machine_is_told_once() -> None:
     subject = random_subject(config, shape=(1, 28, 28), train_size=640)
     with pytest.raises(PlanError, match="on none of 2 machines: "):
         _compare(config, subject, ("t4", "rtx3090"), as_json=True)
+
+
+def test_a_batch_by_hand_that_is_too_large_is_marked_among_machines(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = small_config(hyper_param="manual", batch_size=64, gradient_accumulation=1)
+    subject = random_subject(config, shape=(1, 28, 28), train_size=640)
+    real = Footprints.predictor
+    twenty = {"activations": 20 * 10**9}
+    monkeypatch.setattr(
+        Footprints,
+        "predictor",
+        lambda self, hardware: lambda trial: {**real(self, hardware)(trial), **twenty},
+    )
+    assert _compare(config, subject, ("t4", "rtx3090"), as_json=False) == 0
+    small, large = capsys.readouterr().out.splitlines()
+    assert "usable, MORE than there is" in small and "MORE" not in large

@@ -18,7 +18,7 @@ from lib.errors import PlanError, ToolkitError
 from lib.memory import measured
 from lib.memory.measured import Kept
 from lib.plan import plan as make_plan
-from lib.plan.fitting import Parts, Trial
+from lib.plan.fitting import GAPS, Parts, Trial
 from lib.plan.probing import Failure, Measurement, Probed, search, smallest_near_best
 from tests.configs import ROOT, load_hardware, make_config, make_facts
 from tests.training import CPU, random_subject
@@ -194,6 +194,21 @@ def test_what_is_measured_is_kept_until_there_is_no_room_for_it(
         bench, hardware=dataclasses.replace(CPU, devices=(memory,)), predict=lambda _: {}
     )
     assert probing.known(full) is None
+
+
+@pytest.mark.parametrize(("gaps", "tried"), [(0, [64, 32, 128, 256]), (10**15, [64, 32])])
+def test_a_larger_size_is_tried_where_there_is_room_for_its_gaps_too(
+    gaps: int, tried: list[int], bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    child(monkeypatch, RESULT)
+    config = dataclasses.replace(bench.config, target_effective_batch=256)
+    roomy = dataclasses.replace(
+        bench,
+        config=config,
+        subject=random_subject(config, shape=(1, 28, 28), train_size=256),
+        predict=lambda trial: {"activations": 1, GAPS: gaps * (trial.micro_batch > 64)},
+    )
+    assert [each.micro_batch for each in probing.measure(roomy).measurements] == tried
 
 
 @pytest.mark.parametrize(
