@@ -212,7 +212,7 @@ def _as_one_of_many(
     check_one_directory(backend, order.runs)
     order = replace(order, config=replace(order.config, num_devices=backend.world))
     run = _interrupted(order) if backend.is_main else None
-    decided = plan_for(order, subject, hardware, run, anew=True) if backend.is_main else None
+    decided = plan_for(order, subject, hardware, run, of_many=True) if backend.is_main else None
     plan = Plan.from_json(backend.broadcast(decided.to_json() if decided else None))
     return Case(order=order, subject=subject, hardware=hardware, plan=plan), backend, run
 

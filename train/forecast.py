@@ -19,7 +19,7 @@ from lib.memory.predict import CUDA_GRANULARITY, STEPS, add_state, watch_gradien
 from lib.memory.simulation import simulation
 from lib.plan.fitting import GAPS, Parts, Predict, Trial
 from lib.plan.sharding import shares
-from lib.plan.types import Hardware, Kind, Layout, Plan, Strategy, one_reason
+from lib.plan.types import OWN_MEMORY, Hardware, Kind, Layout, Plan, Strategy, one_reason
 from train import loop
 from train.bridge import Bridge
 from train.evaluation import evaluation_sums
@@ -140,7 +140,7 @@ def with_gaps(
 ) -> dict[str, int]:
     """What is alive at the peak, and what an allocator that keeps segments loses between tensors."""
     parts = trace.at_peak(shares)
-    if device in ("cuda", "rocm"):
+    if device in OWN_MEMORY:
         parts[GAPS] = max(0, least_capacity(trace.history(shares)) - sum(parts.values()))
     return parts
 

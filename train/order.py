@@ -35,51 +35,59 @@ class Order:
 
 
 def plan_for(
-    order: Order, subject: Subject, hardware: Hardware, run: RunDir | None, *, anew: bool = False
+    order: Order, subject: Subject, hardware: Hardware, run: RunDir | None, *, of_many: bool = False
 ) -> Plan:
     """The plan for these devices: that of `run`, which is gone on with, if it is for the same ones.
 
-    anew: decide again in any case. Raises PlanError where nothing fits, and where `run` would go on with
-    another effective batch.
+    of_many: several machines have met, and decide again whenever one comes or goes. Raises PlanError where
+    nothing fits, and where `run` would go on with another effective batch.
     """
-    before = stored(run, "plan", Plan.from_json) if run is not None else None
-    # Another cut into micro-batches would be the same mathematics, but not the same bits.
-    if run is not None and before is not None and not anew and _same_devices(run, before, order, hardware):
-        plan = before
-        say(f"Plan of {run.path}, for it was made for this machine")
-    else:
-        predict = Footprints(order.config, subject).predictor(hardware)
-        plan = apply_hyperparams(
-            order.config,
-            hardware=hardware,
-            facts=subject.facts,
-            predict=predict,
-            probed=_probed(order, subject, hardware, predict),
-        )
-    if run is not None and before is not None and before.effective_batch != plan.effective_batch:
-        raise PlanError(
-            f"{run.path} was trained with {before.effective_batch} samples a step, and now it would be "
-            f"{plan.effective_batch}",
-            why=plan.reasons["effective_batch"],
-            todo=f"go on with {before.layout.devices} device(s), or start anew {_anew(order)}",
-        )
+    plan = None if run is None or of_many else _kept(run, order, hardware)
+    if plan is None:
+        plan = _decided(order, subject, hardware)
+        if run is not None:
+            _check_effective_batch(run, plan, of_many=of_many)
     # Refused before there is a run directory.
     warm_up_text(order.config, train_size=subject.dataset.train.size, effective_batch=plan.effective_batch)
     show(plan, sys.stdout)
     return plan
 
 
-def _anew(order: Order) -> str:
-    # Several machines go on from a checkpoint whenever one comes or goes.
-    alone = order.config.dist_nnodes == "1"
-    return "with make train CONFIG_RESUME_NEVER=y" if alone else "without that directory"
-
-
-def _same_devices(run: RunDir, before: Plan, order: Order, hardware: Hardware) -> bool:
-    """Whether the plan `before` is for as many devices as are asked for now, and for this machine."""
+def _kept(run: RunDir, order: Order, hardware: Hardware) -> Plan | None:
+    """The plan of `run`, if it is for this machine and as many of its devices as are asked for now."""
     if not _same_machine(stored(run, "hardware", Hardware.from_json), hardware):
-        return False
-    return before.layout.devices == place(order.config, hardware).world.value
+        return None
+    plan = stored(run, "plan", Plan.from_json)
+    if plan.layout.devices != place(order.config, hardware).world.value:
+        return None
+    # Another cut into micro-batches would be the same mathematics, but not the same bits.
+    say(f"Plan of {run.path}, for it was made for this machine")
+    return plan
+
+
+def _decided(order: Order, subject: Subject, hardware: Hardware) -> Plan:
+    predict = Footprints(order.config, subject).predictor(hardware)
+    return apply_hyperparams(
+        order.config,
+        hardware=hardware,
+        facts=subject.facts,
+        predict=predict,
+        probed=_probed(order, subject, hardware, predict),
+    )
+
+
+def _check_effective_batch(run: RunDir, plan: Plan, *, of_many: bool) -> None:
+    before = stored(run, "plan", Plan.from_json)
+    if before.effective_batch == plan.effective_batch:
+        return
+    # Several machines go on from a checkpoint whenever one comes or goes.
+    anew = "without that directory" if of_many else "with make train CONFIG_RESUME_NEVER=y"
+    raise PlanError(
+        f"{run.path} was trained with {before.effective_batch} samples a step, and now it would be "
+        f"{plan.effective_batch}",
+        why=plan.reasons["effective_batch"],
+        todo=f"go on with {before.layout.devices} device(s), or start anew {anew}",
+    )
 
 
 def _same_machine(one: Hardware, other: Hardware) -> bool:
