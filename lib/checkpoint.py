@@ -18,6 +18,7 @@ import os
 import pickle
 import re
 import shutil
+import zipfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import IO, Any, BinaryIO, Literal, cast
@@ -26,10 +27,8 @@ import torch
 
 from lib import atomic, manifest
 from lib.errors import CheckpointError
-from lib.manifest import DamagedError
+from lib.manifest import STATE, DamagedError
 from lib.rundir import checkpoint_name, checkpoint_step
-
-STATE = "state.pt"
 
 _SAVING, _REPLACED, _REMOVED = ".saving-", ".replaced-", ".removed-"
 _LEFTOVER = re.compile(r"\.(saving|replaced|removed)-step-\d+|\.(latest|best)\.[0-9a-f]+\.tmp")
@@ -307,12 +306,24 @@ def _read(path: Path, *, step: int, map_location: str | torch.device) -> dict[st
     """The state of one checkpoint, if every byte is as it was written."""
     try:
         manifest.verify(path, step=step)
+        if not _is_saved_by_torch(path / STATE):
+            raise DamagedError(f"{STATE} is not a file of torch.save")
         state: dict[str, Any] = torch.load(path / STATE, map_location=map_location, weights_only=True)
     except OSError as error:
         raise DamagedError(f"{Path(error.filename or path).name}: {error.strerror or error}") from error
     except pickle.UnpicklingError as error:
         raise DamagedError(f"{STATE} holds more than tensors and numbers") from error
+    if not isinstance(state, dict):
+        raise DamagedError(f"{STATE} holds no dict of states")
     return state
+
+
+def _is_saved_by_torch(path: Path) -> bool:
+    """Whether torch.load has a pickle to read there; what it raises without one has no class of its own."""
+    if not zipfile.is_zipfile(path):
+        return False
+    with zipfile.ZipFile(path) as archive:
+        return any(name.endswith("/data.pkl") for name in archive.namelist())
 
 
 def _check_loadable(value: object, where: str) -> None:

@@ -17,6 +17,8 @@ from typing import Self, TypeVar
 
 from lib import atomic
 from lib.errors import Suspended, ToolkitError, told_in
+from lib.identity import trains
+from lib.kconf import Resolved
 from lib.rundir import RunDir
 
 _KIBIBYTES_PER_MEGABYTE = 1e6 / 1024
@@ -40,15 +42,15 @@ class ChildRun:
     peak_memory_mb: float
 
 
-def left_over(place: Path, *, identity: str) -> RunDir | None:
-    """The run of that identity under `place` that is done, though nobody was there to take its result.
+def left_over(place: Path, resolved: Resolved) -> RunDir | None:
+    """The run of `resolved` under `place` that is done, though nobody was there to take its result.
 
     Raises ToolkitError where a process trains there that outlived the one that started it.
     """
     for run in _runs(place):
         run.lock()
         run.release()
-        if run.identity == identity and run.status().state == "done":
+        if trains(run, resolved) and run.status().state == "done":
             return run
     return None
 

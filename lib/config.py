@@ -10,8 +10,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import hashlib
-import json
 import types
 import typing
 from collections.abc import Mapping
@@ -20,16 +18,6 @@ from typing import Literal
 
 from lib.errors import ConfigError
 from lib.kconf.values import Value
-
-_NOT_OF_TRAINING = (
-    "NUM_DEVICES",
-    "DIST_NNODES",
-    "DIST_ENDPOINT",
-    "DIST_MAX_RESTARTS",
-    "SLURM_",
-    "SINK_",
-    "CHECKPOINT_URL",
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -193,18 +181,6 @@ def config_from_values(values: Mapping[str, Value]) -> Config:
     own = {name.removeprefix(prefix): value for name, value in values.items() if name.startswith(prefix)}
     fields["model_options"] = types.MappingProxyType({name.lower(): value for name, value in own.items()})
     return Config(**fields)  # type: ignore[arg-type]
-
-
-def identity(values: Mapping[str, Value]) -> str:
-    """8 hexadecimal digits that are the same for the same resolved configuration, however it was written.
-
-    Where, on how many devices and how often it is launched is left out, for a run goes on wherever there is
-    room for it; and where its figures are shown and its checkpoints copied to, which can be changed on the
-    way.
-    """
-    kept = {name: value for name, value in values.items() if not name.startswith(_NOT_OF_TRAINING)}
-    canonical = json.dumps(kept, sort_keys=True, separators=(",", ":"), allow_nan=False)
-    return hashlib.sha256(canonical.encode()).hexdigest()[:8]
 
 
 @functools.cache  # for it evaluates every annotation of the class

@@ -10,6 +10,7 @@ from typing import Any
 
 FORMAT = 1
 NAME = "manifest.json"
+STATE = "state.pt"  # the file that every checkpoint has
 
 
 class DamagedError(Exception):
@@ -32,11 +33,21 @@ def decode(data: bytes, *, step: int) -> dict[str, Any]:
         sound = False
     if not sound:
         raise DamagedError(f"{NAME} is not as it was written")
-    if content["format"] != FORMAT:
-        raise DamagedError(f"its format is {content['format']}, this version reads {FORMAT}")
-    if content["step"] != step:
-        raise DamagedError(f"it is the checkpoint of step {content['step']}")
+    if content.get("format") != FORMAT:
+        raise DamagedError(f"its format is {content.get('format')}, this version reads {FORMAT}")
+    if content.get("step") != step:
+        raise DamagedError(f"it is the checkpoint of step {content.get('step')}")
+    if not _lists_files(content.get("files")):
+        raise DamagedError(f"{NAME} does not give size and SHA-256 of {STATE}")
     return content
+
+
+def _lists_files(files: object) -> bool:
+    return (
+        isinstance(files, dict)
+        and STATE in files
+        and all(isinstance(file, dict) and {"size_bytes", "sha256"} <= set(file) for file in files.values())
+    )
 
 
 def is_best(content: Mapping[str, Any]) -> bool:

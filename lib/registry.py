@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import importlib
+import re
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Protocol, cast
@@ -16,6 +17,7 @@ from lib.data.types import Spec
 from lib.errors import ConfigError
 from lib.kconf.values import Value
 
+_IMPORT = re.compile(r"^\s*from models\.(\w+)\.", re.MULTILINE)
 MODELS_DIR = Path(__file__).resolve().parents[1] / "models"
 
 
@@ -30,6 +32,23 @@ class ModelModule(Protocol):
 def model_names() -> tuple[str, ...]:
     """Names of all models, sorted."""
     return tuple(sorted(path.parent.name for path in MODELS_DIR.glob("*/model.py")))
+
+
+def sources_of(root: Path, *models: str) -> list[Path]:
+    """The sources of the tree at `root` that training `models` may run, sorted: none of other models.
+
+    A model that the code shared by all, or one of `models`, imports is one of them.
+    """
+    shared = [path for folder in ("lib", "train") for path in _sources(root / folder)]
+    shared += [*root.glob("Kconfig"), *(root / "models").glob("*.py")]
+    own = [path for model in models for path in _sources(root / "models" / model)]
+    text = "".join(path.read_text(encoding="utf-8") for path in [*shared, *own] if path.suffix == ".py")
+    imported = set(_IMPORT.findall(text)) - set(models)
+    return sorted({*shared, *own, *(path for name in imported for path in _sources(root / "models" / name))})
+
+
+def _sources(folder: Path) -> list[Path]:
+    return [path for kind in ("*.py", "Kconfig") for path in folder.rglob(kind)]
 
 
 def load_model(name: str) -> ModelModule:

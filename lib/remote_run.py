@@ -17,6 +17,8 @@ from typing import Any
 
 from lib import atomic, checkpoint, manifest
 from lib.errors import CheckpointError, os_error
+from lib.identity import is_identity
+from lib.kconf import Resolved, Value, values_from_json
 from lib.manifest import DamagedError
 from lib.rundir import CHECKPOINTS, LOCK, STATUS, RunDir, checkpoint_name, checkpoint_step
 from lib.storage import MissingError, Storage
@@ -40,6 +42,17 @@ class RemoteRun:
             return bool(json.loads(self.storage.read(STATUS))["state"] == "done")
         except (MissingError, ValueError, KeyError, TypeError):
             return False
+
+    def trains(self, resolved: Resolved) -> bool:
+        """As `RunDir.trains`."""
+        known = RunDir(Path(self.name)).identity
+        return bool(known) and is_identity(known, resolved, stored=self._values)
+
+    def _values(self) -> dict[str, Value] | None:
+        try:
+            return values_from_json(json.loads(self.storage.read("values.json")))
+        except (MissingError, ValueError, AttributeError):
+            return None  # without them it can only be known by a name of today
 
     def manifests(self) -> dict[int, dict[str, Any]]:
         """What the manifests that are as they were written say, by step."""
@@ -73,7 +86,7 @@ class RemoteRun:
                 missing[step] = data
         for step in missing:
             self.storage.remove(_place(step, manifest.NAME))
-            self._upload_state(directory / checkpoint_name(step) / checkpoint.STATE, step)
+            self._upload_state(directory / checkpoint_name(step) / manifest.STATE, step)
         for name, data in files.items():
             if name != STATUS:
                 self.storage.write(name, data)
@@ -151,7 +164,7 @@ class RemoteRun:
 
     def _upload_state(self, path: Path, step: int) -> None:
         try:
-            self.storage.upload(path, _place(step, checkpoint.STATE))
+            self.storage.upload(path, _place(step, manifest.STATE))
         except MissingError:
             path.stat()  # raises where it is this one that has gone
             raise
@@ -183,14 +196,13 @@ class RemoteRun:
         return [step for step in steps if step is not None]
 
 
-def unfinished(storage: Storage, *, identity: str) -> list[RemoteRun]:
-    """The runs of one model on `storage` that have this identity and are not done, from old to new.
+def unfinished(storage: Storage, resolved: Resolved) -> list[RemoteRun]:
+    """The runs of one model on `storage` that train `resolved` and are not done, from old to new.
 
     Raises StorageError where the storage fails.
     """
-    names = [name for name in storage.entries() if RunDir(Path(name)).identity == identity]
-    found = [RemoteRun(name, storage.below(name)) for name in names]
-    return [run for run in found if not run.is_done()]
+    found = [RemoteRun(name, storage.below(name)) for name in storage.entries()]
+    return [run for run in found if run.trains(resolved) and not run.is_done()]
 
 
 def _manifest(path: Path, *, step: int) -> tuple[bytes, dict[str, Any]]:

@@ -96,10 +96,10 @@ class RunDir:
 
     @classmethod
     def find_interrupted(
-        cls, runs: Path, *, model: str, identity: str, say: Callable[[str], object]
+        cls, runs: Path, *, model: str, is_same: Callable[[RunDir], bool], say: Callable[[str], object]
     ) -> RunDir | None:
-        """The newest run of this identity not done; locked. One in use is told and passed by."""
-        same = [run for run in _runs(runs / model) if run.identity == identity]
+        """The newest run that `is_same` accepts and that is not done; locked. One in use is told."""
+        same = [run for run in _runs(runs / model) if is_same(run)]
         for run in sorted(same, key=_age, reverse=True):
             if not run._try_lock():
                 say(f"{run.path} has the same configuration and is in use by process {run.status().pid}")
@@ -119,13 +119,18 @@ class RunDir:
 
     @property
     def identity(self) -> str:
-        """What lib.config.identity gave for its configuration; empty if the directory was renamed."""
+        """What lib.config.identity gave for its configuration; empty in any other name."""
         match = _NAME.fullmatch(self.name)
         return match["identity"] if match else ""
 
     @property
     def config(self) -> Path:
         return self.path / "config"
+
+    @property
+    def minimal(self) -> Path:
+        """The least that reproduces `config`."""
+        return self.path / "defconfig"
 
     @property
     def checkpoints(self) -> Path:

@@ -12,11 +12,12 @@ from pathlib import Path
 
 from lib import kconf
 from lib.atomic import write_text
-from lib.config import Config, config_from_values, identity
+from lib.config import Config, config_from_values
 from lib.emit import CLUSTERS, FIRST, RUNS, Job, emitted
 from lib.errors import ConfigError, ToolkitError, run_main
 from lib.gathering import Gathering, check_shares, gathering_of, torchrun_options
 from lib.hardware import probe
+from lib.identity import identity
 from lib.plan.placement import TPU, check_machines, place
 from lib.plan.sharding import split_over
 from lib.plan.types import ON_XLA
@@ -41,7 +42,7 @@ def main() -> int:
     options = parser.parse_args()
     resolved = kconf.from_environment(ROOT)
     config = config_from_values(resolved.values)
-    name = f"{config.model}-{identity(resolved.values)}"
+    name = f"{config.model}-{identity(resolved.in_effect)}"
     if options.action == "print":
         print(command_line(config, name=name, runs=options.runs))
         return 0

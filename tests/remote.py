@@ -14,12 +14,15 @@ from fsspec.implementations.memory import MemoryFileSystem
 
 from lib import checkpoint
 from lib.config import Config
+from lib.identity import identity
+from lib.kconf import Resolved
 from lib.remote_run import RemoteRun, contents
 from lib.rundir import RunDir
 from lib.storage import Storage, open_storage
 from tests.configs import make_config
 
-HASH = "0123abcd"
+ASKED = Resolved(values={"SEED": 1}, in_effect={"SEED": 1}, origins={}, given={}, text="", minimal="")
+HASH = identity(ASKED.in_effect)
 URL = "memory://bucket"
 
 

@@ -13,11 +13,12 @@ from typing import Any
 from lib import checkpoint, kconf
 from lib.backend import Backend, is_out_of_memory, open_backend
 from lib.chips import launch_variables
-from lib.config import config_from_values, identity
+from lib.config import config_from_values
 from lib.console import Console
 from lib.errors import ToolkitError, run_main
 from lib.gathering import gathering_of
 from lib.hardware import environment, probe
+from lib.identity import identity
 from lib.launcher import become_worker, end_process, keep, launch
 from lib.plan.types import ON_XLA, Hardware, Plan
 from lib.rundir import RunDir, resolve_run
@@ -58,8 +59,7 @@ def _interrupted(order: Order) -> RunDir | None:
     """The run of this configuration to go on with, locked."""
     if order.config.resume == "never":
         return None
-    same = identity(order.resolved.values)
-    return interrupted(order.config, identity=same, runs=order.runs, say=say)
+    return interrupted(order.config, order.resolved, runs=order.runs, say=say)
 
 
 def resume(name: str, *, root: Path, runs: Path, started: float) -> int:
@@ -89,7 +89,7 @@ def create_run(case: Case) -> RunDir:
     return RunDir.create(
         case.order.runs,
         model=case.order.config.model,
-        identity=identity(case.order.resolved.values),
+        identity=identity(case.order.resolved.in_effect),
         files={**_asked(case), "data": case.subject.to_json(), **_of_this_machine(case)},
     )
 
@@ -233,9 +233,11 @@ def _as_main(case: Case, backend: Backend, interrupted: RunDir | None) -> int:
     try:
         record.say(f"{'Going on with' if interrupted else 'Run'} {run.path}")
         if interrupted is not None:
-            changed = run.config.read_text(encoding="utf-8") != case.order.resolved.text
             # On other devices, say: make resume is to go on with those.
-            for name, content in ((_asked(case) if changed else {}) | _of_this_machine(case)).items():
+            asked = _asked(case)
+            if run.identity != identity(case.order.resolved.in_effect):
+                del asked["values"]  # an older tree named the run by the hash of those that are there
+            for name, content in (asked | _of_this_machine(case)).items():
                 run.write(name, content)
             run.set_status("running", step=run.status().step)
         return _train(case, backend, record, interrupted)

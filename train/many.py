@@ -12,10 +12,11 @@ from typing import Any, NoReturn
 
 from lib import kconf
 from lib.backend import Backend, open_backend
-from lib.config import Config, identity
+from lib.config import Config
 from lib.errors import ConfigError, PlanError, ToolkitError, os_error
 from lib.gathering import Gathering, check_shares, environment_of, route_to, torchrun_options
 from lib.hardware import probe
+from lib.identity import identity
 from lib.launcher import launch
 from lib.plan.asked import grows_with_devices
 from lib.plan.placement import check_machines, place
@@ -47,7 +48,7 @@ def launch_on_many(config: Config, resolved: kconf.Resolved, gathering: Gatherin
     processes = place(config, hardware).world.value
     check_shares(gathering, processes=processes, target=config.target)
     route = route_to(gathering.endpoint)
-    name = f"{config.model}-{identity(resolved.values)}"
+    name = f"{config.model}-{identity(resolved.in_effect)}"
     options = torchrun_options(
         gathering,
         processes=processes,

@@ -24,6 +24,7 @@ from lib.plan.placement import place, refuse_on_xla
 from lib.plan.probing import Failure, Measurement, Probed, search
 from lib.plan.show import show
 from lib.plan.types import Hardware, Memory, Plan
+from lib.registry import sources_of
 from lib.tiers import with_tier
 from lib.units import bytes_text
 from train.forecast import Footprints
@@ -32,7 +33,6 @@ from train.subject import Subject, open_subject
 
 MOST_SECONDS = 900.0  # that a trial may take, start and compilation included
 COMMAND = (sys.executable, "-m", "train", "trial")
-SOURCES = ("lib", "models", "train")
 
 # What changes neither the memory of a step nor its speed; whatever else there is may.
 IRRELEVANT = frozenset(
@@ -211,7 +211,7 @@ def facts_of(bench: Bench) -> dict[str, Any]:
     found = bench.hardware
     return {
         "configuration": {name: value for name, value in asked.items() if name not in IRRELEVANT},
-        "sources": digest_of_sources(bench.root),
+        "sources": digest_of_sources(bench.root, bench.config.model),
         "devices": [[device.name, device.total_bytes] for device in found.devices],
         "processor": [found.cpu_name, found.cpu_count],
         "torch": environment()["torch"],
@@ -287,9 +287,9 @@ def _keep(bench: Bench, probed: Probed) -> None:
         say(f"note: {error}; the next run will measure again")
 
 
-def digest_of_sources(root: Path) -> str:
-    """Of all sources that a step may run."""
+def digest_of_sources(root: Path, model: str) -> str:
+    """Of all sources that a step of `model` may run."""
     digest = hashlib.sha256()
-    for file in sorted(file for folder in SOURCES for file in (root / folder).rglob("*.py")):
+    for file in sources_of(root, model):
         digest.update(file.relative_to(root).as_posix().encode() + b"\0" + file.read_bytes())
     return digest.hexdigest()

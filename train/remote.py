@@ -10,6 +10,8 @@ from pathlib import Path
 from lib import checkpoint
 from lib.config import Config
 from lib.errors import CheckpointError, ConfigError
+from lib.identity import trains
+from lib.kconf import Resolved
 from lib.remote_run import RemoteRun, contents, unfinished
 from lib.rundir import RunDir
 from lib.storage import Storage, StorageError, open_storage
@@ -30,12 +32,14 @@ def check_storage(config: Config) -> None:
         raise ConfigError(asked, why=str(error)) from error
 
 
-def interrupted(config: Config, *, identity: str, runs: Path, say: Say) -> RunDir | None:
+def interrupted(config: Config, resolved: Resolved, *, runs: Path, say: Say) -> RunDir | None:
     """The run of this configuration to go on with, locked: of this disk, or of storage where that is further.
 
     Raises ToolkitError where the storage fails or has damaged checkpoints only.
     """
-    run = RunDir.find_interrupted(runs, model=config.model, identity=identity, say=say)
+    run = RunDir.find_interrupted(
+        runs, model=config.model, is_same=lambda known: trains(known, resolved), say=say
+    )
     if not config.checkpoint_url:
         return run
     if run is not None:
@@ -43,11 +47,7 @@ def interrupted(config: Config, *, identity: str, runs: Path, say: Say) -> RunDi
     reached = max(checkpoint.steps(run.checkpoints), default=0) if run is not None else 0
     here = runs / config.model
     # One that is here is the one above, in use or done.
-    others = [
-        other
-        for other in unfinished(_of_model(config), identity=identity)
-        if not (here / other.name).exists()
-    ]
+    others = [other for other in unfinished(_of_model(config), resolved) if not (here / other.name).exists()]
     further = [other for other in others if max(other.manifests(), default=0) > reached]
     if not further:
         return run

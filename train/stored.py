@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shlex
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
 from lib import atomic, checkpoint, kconf
 from lib.backend import open_backend
-from lib.config import Config, config_from_values, identity
+from lib.config import Config, config_from_values
 from lib.data.types import TextSpec
 from lib.errors import ConfigError, ToolkitError, os_error
 from lib.hardware import probe
+from lib.identity import identity, trains
 from lib.plan import plan as decide
 from lib.plan.types import Plan
 from lib.registry import load_layout
@@ -27,6 +29,8 @@ from train.setup import make_job
 from train.subject import Subject, cache_of, evaluation_part, open_subject
 
 T = TypeVar("T")
+
+_DIFFERENCES = 5  # that a refusal names
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -94,15 +98,53 @@ def export(name: str, *, root: Path, runs: Path, best: bool, directory: Path) ->
 
 
 def stored_configuration(run: RunDir, root: Path) -> kconf.Resolved:
-    """What was asked of `run`, by the Kconfig tree of today; what that changes is told."""
-    resolved = kconf.load(root=root, config_file=run.config, refresh=True)
+    """What was asked of `run`, by the Kconfig tree of today; what that changes is told.
+
+    Raises ConfigError where it is not the configuration that the run was made with.
+    """
+    try:
+        resolved = kconf.load(root=root, config_file=run.config, refresh=True)
+    except ConfigError as error:
+        if not _restores(run, root):
+            raise
+        todo = f"restore it: {_restoring(run)}"
+        raise ConfigError(error.what, todo=todo, findings=error.findings) from error
+    if run.identity and not trains(run, resolved):
+        restore = f"restore it: {_restoring(run)}; or " if _restores(run, root) else ""
+        accepted = run.path.with_name(run.name.replace(run.identity, identity(resolved.in_effect)))
+        accept = f"mv {shlex.quote(str(run.path))} {shlex.quote(str(accepted))}"
+        raise ConfigError(
+            f"{run.config} is not what the run was made with",
+            why=_differences(run, resolved),
+            todo=f"{restore}accept it as it is: {accept}",
+        )
     for notice in resolved.notices:
         say(notice)
-    if run.identity not in ("", identity(resolved.values)):
-        say(
-            f"{run.config} is not what the run was made with: it was changed, or this version has new options"
-        )
     return resolved
+
+
+def _restores(run: RunDir, root: Path) -> bool:
+    """Whether the minimal form of its configuration is what the run was made with."""
+    try:
+        return trains(run, kconf.load(root=root, config_file=run.minimal))
+    except ConfigError:
+        return False
+
+
+def _restoring(run: RunDir) -> str:
+    return f"cp {shlex.quote(str(run.minimal))} {shlex.quote(str(run.config))}"
+
+
+def _differences(run: RunDir, resolved: kconf.Resolved) -> str:
+    """The first values that are not as the run stored them."""
+    known = stored(run, "values", kconf.values_from_json)
+    found = [
+        f"{name} {known[name]} -> {value}" if name in known else f"{name} {value} is new"
+        for name, value in resolved.in_effect.items()
+        if name not in known or known[name] != value
+    ]
+    more = f" and {len(found) - _DIFFERENCES} more" if len(found) > _DIFFERENCES else ""
+    return ", ".join(found[:_DIFFERENCES]) + more or "it was changed"
 
 
 def stored(run: RunDir, name: str, read: Callable[[Mapping[str, Any]], T]) -> T:

@@ -39,6 +39,8 @@ def cached_folder(
                 if fault:
                     say(f"{folder}: {fault}; making it again")
                 _make(folder, identity, fill)
+    except BrokenPipeError:  # of `say`: nobody reads standard output
+        raise
     except OSError as error:
         raise _write_error(error) from error
     return folder

@@ -14,7 +14,7 @@ from lib.kconf.legacy import FILE as LEGACY
 from lib.kconf.legacy import read_legacy
 from lib.kconf.spelling import expression
 from lib.kconf.tree import find, is_logical, load_own_tree, option
-from lib.kconf.values import rule_of
+from lib.kconf.values import is_machine_read, rule_of
 
 FILE = "docs/options.md"
 
@@ -140,7 +140,7 @@ def _is_choice(part: Any) -> bool:
 
 
 def _help(node: Any) -> str:
-    lines = [line for line in (node.help or "").splitlines() if not line.strip().startswith("Value: ")]
+    lines = [line for line in (node.help or "").splitlines() if not is_machine_read(line)]
     return _plain(" ".join(" ".join(lines).split()))
 
 

@@ -17,7 +17,7 @@ from lib.kconf.provenance import Provenance, is_given
 from lib.kconf.spelling import expression
 from lib.kconf.strict import StrictLoad
 from lib.kconf.tree import find, has_prompt, is_logical, option, shown
-from lib.kconf.values import rule_of
+from lib.kconf.values import is_machine_read, rule_of
 
 _LABEL = 12
 _COLUMNS = 100
@@ -194,7 +194,7 @@ def _prompt(item: Any) -> str:
 
 def _help(item: Any) -> str:
     text = next((str(node.help) for node in item.nodes if node.help), "")
-    lines = [line for line in text.splitlines() if not line.strip().startswith("Value: ")]
+    lines = [line for line in text.splitlines() if not is_machine_read(line)]
     return " ".join(" ".join(lines).split())
 
 

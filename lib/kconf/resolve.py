@@ -17,7 +17,7 @@ from lib.kconf.provenance import Provenance, is_given
 from lib.kconf.reader import Finding, Layer, command_line, read_file, read_text
 from lib.kconf.strict import StrictLoad, Verdict
 from lib.kconf.tree import display, find, has_prompt, load_own_tree, option, shown
-from lib.kconf.values import Value, rule_of
+from lib.kconf.values import Value, neutral_line, rule_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,6 +27,9 @@ class Resolved:
     values:  symbol (without prefix) -> bool, int, float, str or tuple by its type and `Value:` line; None
              where the symbol is hidden and has no value. Members of choices are left out: the derived
              symbol of the choice names the member.
+    in_effect: the part of `values` that says what is trained: symbols that a user reaches in this
+             configuration and what the choices name, without options at the value that their `Neutral:` line
+             names. What belongs to a model or data set that was not chosen is not in it.
     origins: symbol -> where its value comes from, in the words of `Provenance.origin`.
     given:   symbol, members of choices among them -> raw value, where somebody gave it, be it its default.
     text:    the full configuration; minimal: the least that reproduces it (savedefconfig form).
@@ -34,6 +37,7 @@ class Resolved:
     """
 
     values: Mapping[str, Value]
+    in_effect: Mapping[str, Value]
     origins: Mapping[str, str]
     given: Mapping[str, str]
     text: str
@@ -49,6 +53,7 @@ class Resolved:
         """All but the notices, which were said."""
         return {
             "values": dict(self.values),
+            "in_effect": dict(self.in_effect),
             "origins": dict(self.origins),
             "given": dict(self.given),
             "text": self.text,
@@ -58,10 +63,13 @@ class Resolved:
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Resolved:
         """What `to_json` gave, also after a way through JSON, which has lists for tuples."""
-        values = {
-            name: tuple(value) if isinstance(value, list) else value for name, value in data["values"].items()
-        }
-        return cls(**{**data, "values": values})
+        typed = {kind: values_from_json(data[kind]) for kind in ("values", "in_effect")}
+        return cls(**{**data, **typed})
+
+
+def values_from_json(values: Mapping[str, Any]) -> dict[str, Value]:
+    """Typed values after a way through JSON, which has lists for tuples."""
+    return {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
 
 
 def load(
@@ -105,8 +113,11 @@ def _resolved(configuration: StrictLoad, notices: Sequence[str]) -> Resolved:
     tree = configuration.tree
     symbols = [symbol for symbol in tree.unique_defined_syms if not symbol.choice]
     provenance = Provenance(configuration)
+    values = {symbol.name: typed_value(symbol) for symbol in symbols}
+    in_effect = {symbol.name: values[symbol.name] for symbol in symbols if _in_effect(symbol)}
     return Resolved(
-        values=MappingProxyType({symbol.name: typed_value(symbol) for symbol in symbols}),
+        values=MappingProxyType(values),
+        in_effect=MappingProxyType(in_effect),
         origins=MappingProxyType({symbol.name: provenance.origin(symbol) for symbol in symbols}),
         given=MappingProxyType(_given(configuration)),
         text=write.full_text(tree, made_from=configuration.made_from),
@@ -212,6 +223,16 @@ def typed_value(symbol: Any) -> Value:
         raise ConfigError(
             f"{node.filename}:{node.linenr}: the default {shown(symbol, text)} {error}"
         ) from error
+
+
+def _in_effect(symbol: Any) -> bool:
+    """Whether the value of `symbol` says something of this configuration: see `Resolved.in_effect`."""
+    if symbol.orig_type == kconfiglib.BOOL:
+        # One that nobody can set follows from those that can be; a hidden "n" is another model's.
+        counts = has_prompt(symbol) and bool(symbol.visibility or symbol.tri_value)
+    else:
+        counts = typed_value(symbol) is not None
+    return counts and symbol.str_value != neutral_line(symbol)
 
 
 def _load_layer(tree: Any, layer: Layer, *, refresh: bool, tell_new: bool) -> tuple[StrictLoad, list[str]]:

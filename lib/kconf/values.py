@@ -1,4 +1,4 @@
-"""The machine-read `Value:` line in the help of a string symbol.
+"""The machine-read lines in the help of a symbol: `Value:` and `Neutral:`.
 
 Kconfig has no float, list or path. A line in the help text gives a string symbol one:
 
@@ -8,6 +8,9 @@ Kconfig has no float, list or path. A line in the help text gives a string symbo
 
 Lists are comma-separated without spaces; in a rising one each element is more than the one before it.
 A path is not empty; a text may be.
+
+A line `Neutral: n` in the help of any symbol names the value at which training is as if the option did not
+exist. A new option that has one, and its default there, leaves the identity of every run as it is.
 """
 
 from __future__ import annotations
@@ -26,6 +29,7 @@ _NUMBER = r"(-?[0-9.]+(?:[eE][-+]?[0-9]+)?)"
 _INTERVAL = rf"(?:{_NUMBER} (<=?) )?x(?: (<=?) {_NUMBER})?"
 _RULE = re.compile(rf"(?:(path|text)|(float|int)( list(, rising)?)?(?:, {_INTERVAL}|, x (>=?) {_NUMBER})?)")
 _HELP_LINE = re.compile(r"^\s*Value: *(.*?)\s*$", re.MULTILINE)
+_NEUTRAL_LINE = re.compile(r"^\s*Neutral: *(.*?)\s*$", re.MULTILINE)
 
 
 def is_plain_int(text: str) -> bool:
@@ -109,11 +113,22 @@ def parse_rule(text: str) -> ValueRule:
 
 def value_line(symbol: Any) -> str | None:
     """The text after `Value: ` in the help of a kconfiglib symbol, from whichever definition has one."""
-    for node in symbol.nodes:
-        match = _HELP_LINE.search(node.help or "")
-        if match:
-            return match[1]
-    return None
+    return _help_line(symbol, _HELP_LINE)
+
+
+def neutral_line(symbol: Any) -> str | None:
+    """The text after `Neutral: ` likewise: the value at which training is as if there were no such option."""
+    return _help_line(symbol, _NEUTRAL_LINE)
+
+
+def is_machine_read(line: str) -> bool:
+    """Whether a line of a help text is for programs rather than for readers."""
+    return bool(_HELP_LINE.match(line) or _NEUTRAL_LINE.match(line))
+
+
+def _help_line(symbol: Any, form: re.Pattern[str]) -> str | None:
+    found = (form.search(node.help or "") for node in symbol.nodes)
+    return next((match[1] for match in found if match), None)
 
 
 def rule_of(symbol: Any) -> ValueRule | None:

@@ -14,6 +14,7 @@ from lib import atomic
 from lib.errors import ConfigError, os_error
 
 ARCHITECTURES = ("resnet_bk", "resnet_bk_features", "gpt")
+_MODELS = ("gpt2", "resnet_bk")  # that they are trained with
 CORPORA = ("synthetic", "pysource", "wikitext2")  # besides file:PATH
 # Below what any model of text has reached, in nats per byte: a smaller loss is a leak.
 LOWEST_LOSS_OF_TEXT = 0.5
@@ -194,15 +195,12 @@ def corpus_path(corpus: str) -> Path | None:
 
 
 def code_hash(root: Path) -> str:
-    """Of everything that a training run follows from; not of what only reads its results."""
+    """Of everything that the runs follow from; not of other models, nor of what only reads their results."""
+    from lib.registry import sources_of  # which imports torch
+
     digest = hashlib.sha256()
-    files = [path for name in ("lib", "models", "train") for path in (root / name).rglob("*.py")]
-    files += [
-        root / "Kconfig",
-        *(path for name in ("lib", "models", "train") for path in (root / name).rglob("Kconfig")),
-    ]
     own = root / "lib" / "scaling"
-    for path in sorted(files):
+    for path in sources_of(root, *_MODELS):
         if not path.is_relative_to(own):
             digest.update(path.relative_to(root).as_posix().encode() + b"\0" + path.read_bytes())
     return digest.hexdigest()[:16]

@@ -1,11 +1,12 @@
 """Train every run of an experiment, none twice, and put what came out in a table.
 
-A run is known by the hash of its whole resolved configuration: what is there already is kept, whatever file
-asked for it. One that fails is told, and the others go on.
+A run is known by its identity (`lib.config.identity`): what is there already is kept, whatever file asked for
+it. One that fails is told, and the others go on.
 """
 
 from __future__ import annotations
 
+import functools
 import itertools
 import json
 import statistics
@@ -15,8 +16,9 @@ from pathlib import Path
 
 from lib import atomic, kconf
 from lib.child_run import Children, left_over
-from lib.config import config_from_values, identity
+from lib.config import config_from_values
 from lib.errors import ConfigError, ToolkitError
+from lib.identity import has_former_identity, identity, trains
 from lib.rundir import RunDir
 from lib.studies.crew import Crew
 from lib.studies.experiment import Experiment, Setting
@@ -36,7 +38,7 @@ class Run:
 
     @property
     def identity(self) -> str:
-        return identity(self.resolved.values)
+        return identity(self.resolved.in_effect)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,13 +140,13 @@ def _result(
     run: Run, children: Children, *, root: Path, out: Path, crew: Crew, say: Callable[[str], None]
 ) -> Result | None:
     """What became of a run, None where it was stopped."""
-    place = out / run.identity
+    place = place_of(run, out)
     name = f"{run.identity} {told(run.settings)}"
     if (known := known_result(run, out)) is not None:
         say(f"{name}: already there")
         return known
     try:
-        left = left_over(place, identity=run.identity)
+        left = left_over(place, run.resolved)
     except ToolkitError as error:
         say(f"{name}: {error}")
         return _outcome(run, None, reason=str(error))  # for now only, and not kept
@@ -196,11 +198,27 @@ def _keep(file: Path, result: Result) -> None:
 def known_result(run: Run, out: Path) -> Result | None:
     """What is there and went well. The point that it was for may have been another one."""
     try:
-        found = json.loads((out / run.identity / RESULT).read_text(encoding="utf-8"))
+        found = json.loads((place_of(run, out) / RESULT).read_text(encoding="utf-8"))
         known = Result(**{**found, "number": run.number, "settings": run.settings})
     except (FileNotFoundError, ValueError, TypeError):
         return None
     return None if known.reason else known
+
+
+def place_of(run: Run, out: Path) -> Path:
+    """The directory of `run` below `out`, made or not; also one that an older tree named."""
+    place = out / run.identity
+    if place.exists():
+        return place
+    former = (known.path.parents[1] for known in _former_runs(out) if trains(known, run.resolved))
+    return next(former, place)
+
+
+@functools.cache  # no process makes new ones
+def _former_runs(out: Path) -> tuple[RunDir, ...]:
+    """The runs below `out` that an older tree named."""
+    runs = (RunDir(path.parent) for path in sorted(out.glob("*/*/*/config")))
+    return tuple(run for run in runs if has_former_identity(run))
 
 
 def table(experiment: Experiment, results: Sequence[Result]) -> list[str]:

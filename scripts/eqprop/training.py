@@ -146,7 +146,7 @@ def _one(way: str, symbols: Mapping[str, str], seed: int, setting: Setting, repo
 
 def _key(way: str, config: Config) -> str:
     """Of all that a training depends on."""
-    facts = way, config, environment(), digest_of_sources(ROOT)
+    facts = way, config, environment(), digest_of_sources(ROOT, config.model)
     return hashlib.sha256(repr(facts).encode()).hexdigest()
 
 

@@ -1,7 +1,10 @@
 import errno
+import hashlib
+import io
 import os
 import resource
 import subprocess
+import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -187,6 +190,51 @@ def test_a_state_that_would_run_code_is_refused(tmp_path: Path, monkeypatch: pyt
         checkpoint.load(tmp_path / "ckpt", say=said.append)
     assert said == ["checkpoint step-00000001 is damaged: state.pt holds more than tensors and numbers"]
     assert not (tmp_path / "attacked").exists()
+
+
+def rewrite(path: Path, **changes: Any) -> None:
+    """Another manifest, whose own SHA-256 is right."""
+    content = {**manifest.decode((path / "manifest.json").read_bytes(), step=2), **changes}
+    (path / "manifest.json").write_bytes(manifest.encode(content))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"files": {}}, {"files": None}, {"files": {"state.pt": {}}}, {"files": ["state.pt"]}, {"format": None}],
+    ids=str,
+)
+def test_a_manifest_that_does_not_name_the_state_is_damage(changes: dict[str, Any], tmp_path: Path) -> None:
+    save(tmp_path, 1)
+    rewrite(save(tmp_path, 2), **changes)
+    step, _, said = load(tmp_path)
+    assert step == 1 and len(said) == 1 and said[0].startswith("checkpoint step-00000002 is damaged: ")
+    assert checkpoint.newest_sound(tmp_path) == 1
+
+
+def zip_of(text: str) -> bytes:
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as file:
+        file.writestr("x", text)
+    return buffer.getvalue()
+
+
+def saved(value: object) -> bytes:
+    buffer = io.BytesIO()
+    torch.save(value, buffer)
+    return buffer.getvalue()
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"text", zip_of("x"), saved([1]), saved(torch.ones(2))], ids=range(5)
+)
+def test_a_state_that_is_no_dict_of_torch_is_damage(content: bytes, tmp_path: Path) -> None:
+    save(tmp_path, 1)
+    path = save(tmp_path, 2)
+    (path / "state.pt").write_bytes(content)
+    file = {"size_bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+    rewrite(path, files={"state.pt": file})
+    step, _, said = load(tmp_path)
+    assert step == 1 and said[0].startswith("checkpoint step-00000002 is damaged: state.pt ")
 
 
 def test_a_newer_format_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

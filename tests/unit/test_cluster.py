@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from lib.config import identity
 from lib.errors import ConfigError, PlanError
 from lib.gathering import (
     Gathering,
@@ -20,6 +19,7 @@ from lib.gathering import (
     route_to,
     torchrun_options,
 )
+from lib.identity import identity
 from lib.kconf.variables import given_overrides
 from lib.slurm import Batch, batch_script, seconds_of
 from scripts import cluster

@@ -17,9 +17,9 @@ import torch
 from fsspec.implementations.memory import MemoryFileSystem
 
 from lib import checkpoint
-from lib.config import identity
 from lib.console import Console
 from lib.errors import ConfigError, ToolkitError
+from lib.identity import identity
 from lib.remote_run import RemoteRun
 from lib.storage import Storage
 from tests.remote import URL, a_run, clean_bucket, config, remote_of, there

@@ -17,9 +17,10 @@ import pytest
 import yaml
 
 from lib import kconf
-from lib.config import config_from_values, identity
+from lib.config import config_from_values
 from lib.emit import CLUSTERS, RUNS
 from lib.errors import ConfigError, PlanError
+from lib.identity import identity
 from lib.kconf.variables import given_overrides
 from scripts import cluster
 from tests.configs import ROOT, make_config
@@ -183,7 +184,7 @@ def test_it_starts_what_launch_print_shows(
 ) -> None:
     """The script runs with a stand-in for python, and what that is told is resolved again."""
     asked = resolved(CONFIGURATION + (f'CONFIG_DIST_ENDPOINT="{endpoint}"\n' if endpoint else ""), {})
-    name = f"lenet5-{identity(asked.values)}"
+    name = f"lenet5-{identity(asked.in_effect)}"
     text = cluster.file_of(
         config_from_values(asked.values),
         to=to,

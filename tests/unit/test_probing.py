@@ -157,12 +157,12 @@ def test_a_key_is_all_that_a_measurement_depends_on(bench: Bench) -> None:
 
 
 def test_other_sources_are_another_key(bench: Bench, tmp_path: Path) -> None:
-    (tmp_path / "models").mkdir()
-    keys = set()
-    for text in ("x = 1", "x = 2", "x = 1"):
-        (tmp_path / "models" / "model.py").write_text(text)
-        keys.add(measured.key_of(probing.facts_of(dataclasses.replace(bench, root=tmp_path))))
-    assert len(keys) == 2
+    keys = []
+    for name, text in (("lenet5", "x = 1"), ("lenet5", "x = 2"), ("lenet5", "x = 1"), ("another", "x = 3")):
+        (tmp_path / "models" / name).mkdir(parents=True, exist_ok=True)
+        (tmp_path / "models" / name / "model.py").write_text(text)
+        keys.append(measured.key_of(probing.facts_of(dataclasses.replace(bench, root=tmp_path))))
+    assert keys[0] == keys[2] == keys[3] != keys[1], "of lenet5, whatever other models there are"
 
 
 def child(monkeypatch: pytest.MonkeyPatch, program: str) -> None:

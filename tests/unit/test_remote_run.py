@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ from lib.errors import CheckpointError
 from lib.remote_run import RemoteRun, contents
 from lib.rundir import RunDir, checkpoint_name
 from lib.storage import Storage, StorageError, open_storage
-from tests.remote import HASH, URL, a_run, clean_bucket, config, copy, remote_of, save, there
+from tests.remote import ASKED, HASH, URL, a_run, clean_bucket, config, copy, remote_of, save, there
 from train.remote import catch_up, interrupted
 
 
@@ -26,7 +27,7 @@ def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 def found_again(runs: Path, said: list[str] | None = None) -> RunDir:
     say = print if said is None else said.append
-    run = interrupted(config(), identity=HASH, runs=runs, say=say)
+    run = interrupted(config(), ASKED, runs=runs, say=say)
     assert run is not None
     return run
 
@@ -192,7 +193,7 @@ def test_where_all_are_damaged_nothing_begins_in_silence(tmp_path: Path) -> None
         with pytest.raises(CheckpointError, match="no sound checkpoint in memory://bucket/lenet5/"):
             found_again(tmp_path / "two")
     damage(run, 1, "manifest.json")
-    assert interrupted(config(), identity=HASH, runs=tmp_path / "two", say=print) is None
+    assert interrupted(config(), ASKED, runs=tmp_path / "two", say=print) is None
 
 
 def test_a_disk_that_has_as_new_a_checkpoint_fetches_nothing(
@@ -283,10 +284,10 @@ def test_a_run_that_is_done_or_in_use_is_not_taken_up_again(tmp_path: Path) -> N
     run = a_run(tmp_path / "one")
     save(run, 1)
     copy(run)
-    look = {"identity": HASH, "runs": tmp_path / "one", "say": print}
+    look = {"resolved": ASKED, "runs": tmp_path / "one", "say": print}
     assert interrupted(config(), **look) is None, "in use by this process"
     run.release()
-    assert interrupted(config(), **look | {"identity": "ffffffff"}) is None
+    assert interrupted(config(), **look | {"resolved": replace(ASKED, in_effect={})}) is None
     run.set_status("done", step=1)
     assert interrupted(config(), **look) is None, "done here, whatever storage was told"
     elsewhere = look | {"runs": tmp_path / "two"}

@@ -141,7 +141,11 @@ def test_the_code_is_what_training_follows_from(tmp_path: Path) -> None:
     before = code_hash(tmp_path)
     (tmp_path / "lib/scaling/x.py").write_text("a = 2\n")
     assert code_hash(tmp_path) == before, "reading results differently repeats no run"
-    for name in ("models/x.py", "train/x.py", "lib/data/Kconfig", "Kconfig"):
+    (tmp_path / "models/my_net").mkdir()
+    (tmp_path / "models/my_net/model.py").write_text("a = 2\n")
+    assert code_hash(tmp_path) == before, "nor does a model that they do not train"
+    (tmp_path / "models/gpt2").mkdir()
+    for name in ("models/gpt2/model.py", "models/x.py", "train/x.py", "lib/data/Kconfig", "Kconfig"):
         (tmp_path / name).write_text("a = 3\n")
         assert code_hash(tmp_path) != before, name
         before = code_hash(tmp_path)

@@ -192,7 +192,7 @@ def test_a_run_with_a_warm_up_without_an_end_is_not_begun(monkeypatch: pytest.Mo
     monkeypatch.setattr(commands, "open_subject", lambda *_, **__: puzzle_subject(config))
     monkeypatch.setattr(commands, "create_run", lambda _: pytest.fail("there is a run directory"))
     order = Order(
-        resolved=kconf.Resolved(values={}, origins={}, given={}, text="", minimal=""),
+        resolved=kconf.Resolved(values={}, in_effect={}, origins={}, given={}, text="", minimal=""),
         config=config,
         root=ROOT,
         runs=ROOT / "runs",

@@ -17,9 +17,10 @@ from typing import Any
 import pytest
 
 from lib import kconf, metrics
-from lib.config import Config, identity
+from lib.config import Config
 from lib.console import Console
 from lib.errors import ConfigError, ToolkitError
+from lib.identity import identity
 from lib.rundir import RunDir
 from lib.sinks import check_packages, open_sinks
 from lib.sinks.tensorboard import EventFile, crc32c

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from lib.child_run import Children, ChildRun
-from lib.config import identity
 from lib.errors import ConfigError, Suspended
+from lib.identity import identity
 from lib.kconf import load
 from lib.rundir import RunDir, Status
 from lib.studies import runner
@@ -319,7 +319,7 @@ def test_the_control_is_trained_beside_the_model_as_both_ship() -> None:
     runs = resolved_runs(read_experiment(ROOT / "defconfigs" / "sweeps" / "trm-control.yaml"), root=ROOT)
     shipped = [
         identity(
-            load(root=ROOT, config_file=ROOT / "defconfigs" / name, overrides={"CONFIG_SEED": "2"}).values
+            load(root=ROOT, config_file=ROOT / "defconfigs" / name, overrides={"CONFIG_SEED": "2"}).in_effect
         )
         for name in ("trm-sudoku", "trm-sudoku-flat")
     ]

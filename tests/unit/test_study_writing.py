@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from lib import kconf
-from lib.config import identity
 from lib.errors import ConfigError
+from lib.identity import identity
 from lib.kconf.extremes import make_extreme
 from lib.kconf.tree import load_own_tree
 from lib.kconf.write import full_text
@@ -40,7 +40,7 @@ def test_what_was_changed_is_on_top_of_what_it_was_made_from(tmp_path: Path) -> 
     files = "defconfigs/trm-sudoku4", "defconfigs/fragments/fp32"
     asked = made_from("trm-sudoku4+fp32", *files, MAX_STEPS="7", SEED="12", SCHEDULE_COSINE="y")
     lines, run = round_trip(asked, tmp_path)
-    assert run.identity == identity(asked.values) and run.resolved.values == asked.values
+    assert run.identity == identity(asked.in_effect) and run.resolved.values == asked.values
     assert lines[1:-1] == [
         "config: trm-sudoku4+fp32",
         "set:",

@@ -1,0 +1,163 @@
+"""Identities: what is trained, whatever else the tree can train."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lib import kconf
+from lib.identity import former_identity, has_former_identity, identity, is_identity, trains
+from lib.rundir import RunDir
+
+ROOT = Path(__file__).parents[2]
+MODELS = sorted(path.parent.name for path in ROOT.glob("models/*/model.py"))
+
+
+@pytest.fixture
+def kconfig(tmp_path: Path) -> Path:
+    """A tree of Kconfig files alone."""
+    for file in [*ROOT.glob("Kconfig*"), *ROOT.glob("[!.b]*/**/Kconfig")]:
+        copy = tmp_path / file.relative_to(ROOT)
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(file, copy)
+    return tmp_path
+
+
+def resolved(tree: Path, **overrides: str) -> kconf.Resolved:
+    asked = {f"CONFIG_{name}": value for name, value in overrides.items()}
+    return kconf.load_written("", root=tree, overrides=asked)
+
+
+def identities(tree: Path, models: list[str]) -> dict[str, str]:
+    return {model: identity(resolved(tree, **{f"MODEL_{model.upper()}": "y"}).in_effect) for model in models}
+
+
+def edit(tree: Path, file: str, before: str, after: str) -> None:
+    text = (tree / file).read_text()
+    assert before in text
+    (tree / file).write_text(text.replace(before, after, 1))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("removed", MODELS)
+def test_no_model_is_part_of_anothers_identity(removed: str, kconfig: Path) -> None:
+    others = [model for model in MODELS if model != removed]
+    edit(kconfig, "Kconfig", "\tdefault MODEL_LENET5\n", "")  # a model that is no more cannot be the default
+    before = identities(kconfig, others)
+    assert len(set(before.values())) == len(others)
+    shutil.rmtree(kconfig / "models" / removed)
+    assert identities(kconfig, others) == before
+
+
+def test_a_data_set_is_no_part_of_the_identity_of_runs_on_others(kconfig: Path) -> None:
+    before = identities(kconfig, ["lenet5", "gpt2"])
+    head = re.search(
+        r"^choice DATASET_CHOICE\n(?:.*\n)*?\nconfig ", (kconfig / "lib/data/Kconfig").read_text(), re.M
+    )
+    assert head
+    new = 'config DATASET_MINE\n\tbool "Mine"\n\thelp\n\t  New.\n\n'
+    edit(kconfig, "lib/data/Kconfig", head[0], head[0].removesuffix("config ") + new + "config ")
+    more = '\nconfig MINE_SIZE\n\tint "Size"\n\tdepends on DATASET_MINE\n\tdefault 7\n'
+    with (kconfig / "lib/data/Kconfig").open("a") as file:
+        file.write(more)
+    assert resolved(kconfig, DATASET_MINE="y").in_effect["MINE_SIZE"] == 7
+    assert identities(kconfig, ["lenet5", "gpt2"]) == before
+
+
+OPTION = 'config NEW_OPTION\n\t{kind} "New"\n\tdefault {default}\n\thelp\n\t  What is new.\n{neutral}'
+
+
+@pytest.mark.parametrize(
+    ("kind", "default", "neutral", "same"),
+    [
+        ("bool", "n", "n", True),
+        ("int", "0", "0", True),
+        ("string", '""', "", True),
+        ("bool", "n", None, False),
+        ("int", "0", None, False),
+        ("int", "3", "0", False),
+        ("bool", "y", "n", False),
+    ],
+)
+def test_a_new_option_counts_where_it_is_not_neutral(
+    kind: str, default: str, neutral: str | None, same: bool, kconfig: Path
+) -> None:
+    before = identities(kconfig, ["lenet5"])
+    line = "" if neutral is None else f"	  Neutral: {neutral}\n"
+    with (kconfig / "train/Kconfig").open("a") as file:
+        file.write(OPTION.format(kind=kind, default=default, neutral=line))
+    assert (identities(kconfig, ["lenet5"]) == before) == same
+    if same and kind == "int":
+        changed = resolved(kconfig, MODEL_LENET5="y", NEW_OPTION="1")
+        assert identity(changed.in_effect) != before["lenet5"]
+
+
+def test_a_changed_default_is_another_training(kconfig: Path) -> None:
+    before = identities(kconfig, ["lenet5"])
+    edit(kconfig, "models/lenet5/Kconfig", "default 512 if MODEL_LENET5", "default 256 if MODEL_LENET5")
+    changed = identities(kconfig, ["lenet5"])
+    assert changed != before, "the effective batch that the model recommends"
+    edit(kconfig, "train/Kconfig", 'default "0.001"', 'default "0.002"')
+    assert identities(kconfig, ["lenet5"]) != changed
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [{"NUM_DEVICES": "1"}, {"KEEP_LAST": "9"}, {"RESUME_NEVER": "y"}, {"SINK_TENSORBOARD": "y"}],
+    ids=lambda setting: next(iter(setting)),
+)
+def test_what_changes_no_number_of_a_run_is_no_part_of_it(setting: Mapping[str, str]) -> None:
+    assert identity(resolved(ROOT, **setting).in_effect) == identity(resolved(ROOT).in_effect)
+    assert identity(resolved(ROOT, SEED="2").in_effect) != identity(resolved(ROOT).in_effect)
+
+
+def old_run(runs: Path, values: Mapping[str, Any]) -> RunDir:
+    run = RunDir.create(
+        runs, model="lenet5", identity=former_identity(values), files={"config": "", "values": values}
+    )
+    run.release()
+    return run
+
+
+def test_a_run_of_an_older_tree_is_known_by_its_values(tmp_path: Path) -> None:
+    asked = resolved(ROOT)
+    older = {**asked.values, "OTHER_WIDTH": None, "MODEL_OTHER_HAS": False}  # of a model that is no more
+    del older["CHANNELS_LAST"]
+    without = kconf.Resolved.from_json(
+        {**asked.to_json(), "in_effect": {k: v for k, v in asked.in_effect.items() if k != "CHANNELS_LAST"}}
+    )
+    run = old_run(tmp_path / "older", older)
+    assert trains(run, without) and has_former_identity(run)
+    assert not trains(run, asked), "an option at a value that is not neutral is new"
+    other = old_run(tmp_path / "other", {**asked.values, "SEED": 2})
+    assert not trains(other, asked)
+    removed = old_run(tmp_path / "removed", {**asked.values, "GONE": 3})
+    assert not trains(removed, asked), "an option that it was trained with is no more"
+    run.write("values", {**older, "SEED": 2})
+    assert not trains(run, without), "its values are not those that named it"
+    (run.path / "values.json").unlink()
+    assert not trains(run, without) and not has_former_identity(run)
+
+
+def test_values_that_went_through_json_are_the_same(tmp_path: Path) -> None:
+    asked = resolved(ROOT, SCHEDULE_STEP="y")
+    assert isinstance(asked.in_effect["LR_STEP_PCT_LIST"], tuple)
+    run = old_run(tmp_path, dict(asked.values))
+    assert json.loads((run.path / "values.json").read_text())["LR_STEP_PCT_LIST"] == [50, 75]
+    assert trains(run, asked)
+    assert kconf.Resolved.from_json(json.loads(json.dumps(asked.to_json()))) == asked
+
+
+def test_values_are_asked_for_only_where_the_name_is_another() -> None:
+    asked = resolved(ROOT)
+
+    def never() -> None:
+        raise AssertionError
+
+    assert is_identity(identity(asked.in_effect), asked, stored=never)
