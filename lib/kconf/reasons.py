@@ -60,6 +60,15 @@ def _close(wanted: str, names: list[str], cutoff: float) -> list[str]:
     return difflib.get_close_matches(wanted, names, n=1, cutoff=cutoff)
 
 
+def close_names(name: str, names: list[str], *, cutoff: float = 0.75) -> list[str]:
+    """Names that `name` begins, or that begin it, or else those that a slip or two lead to; three at most."""
+    import difflib  # only when something is wrong: the import is slow
+
+    wanted = name.lower()
+    related = [one for one in names if wanted and (one.startswith(wanted) or wanted.startswith(one))]
+    return related[:3] or difflib.get_close_matches(wanted, names, n=3, cutoff=cutoff)
+
+
 def no_prompt(symbol: Any) -> str:
     """Where the value of a symbol without a prompt comes from."""
     selectors = _selectors(symbol.rev_dep, symbol.kconfig)
