@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from lib.errors import run_main
 from lib.kconf import edit, show
+from lib.kconf.defconfig import DIRECTORY
 from lib.kconf.extremes import KINDS
+from lib.kconf.lock import locked
 from lib.kconf.project import Project, tell
 from lib.kconf.reader import read_file
 from lib.kconf.strict import StrictLoad
 from lib.kconf.tree import load_tree
 from lib.kconf.variables import check_variables, given_overrides, stray_variables
 
-COMMANDS = {**edit.COMMANDS, **show.COMMANDS}
+COMMANDS = {**edit.OF_CONFIGURATION, **edit.OF_SHIPPED, **show.COMMANDS}
 _SIMPLE = {
     "menuconfig": "edit the configuration in a terminal",
     "nconfig": "the same",
@@ -36,6 +40,9 @@ _SIMPLE = {
 }
 # Those that use the variables of the command line as a run would.
 _OF_RUNS = {"checkconfig", "explain", "searchconfig"}
+# Those that last until a person ends them: all, or where there is a terminal to answer at.
+_WINDOWS = {"guiconfig", "xconfig"}
+_DIALOGUES = {"menuconfig", "nconfig", "config", "oldconfig"}
 
 
 def main(arguments: Sequence[str], *, root: Path) -> int:
@@ -53,8 +60,19 @@ def _run(options: argparse.Namespace, root: Path) -> int:
         return 0
     if options.command not in _OF_RUNS and (names := " ".join(given_overrides(os.environ))):
         tell([f"{names} on the command line is for runs; it is not written"])
-    COMMANDS[options.command](Project.of_environment(root), options)
+    project = Project.of_environment(root)
+    with _lock(project, options.command):
+        COMMANDS[options.command](project, options)
     return 0
+
+
+def _lock(project: Project, command: str) -> contextlib.AbstractContextManager[None]:
+    if command in edit.OF_CONFIGURATION:
+        interactive = command in _WINDOWS or (command in _DIALOGUES and sys.stdin.isatty())
+        return locked(project.config_file, command, interactive=interactive)
+    if command in edit.OF_SHIPPED:
+        return locked(project.root / DIRECTORY, command)
+    return contextlib.nullcontext()
 
 
 def _parser() -> argparse.ArgumentParser:
