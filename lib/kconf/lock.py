@@ -1,7 +1,7 @@
 """One command at a time changes a configuration: from before it is read until after it is written.
 
-The lock is a file beside the configuration, gone when the command has ended. The kernel releases that of one that
-was killed, and the next command removes it.
+The lock is a file beside the configuration, gone when the command has ended. The kernel releases that of a
+command that was killed, and the next one removes it.
 """
 
 from __future__ import annotations

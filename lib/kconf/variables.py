@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from lib.errors import ConfigError
 from lib.kconf import reasons
 from lib.kconf.legacy import read_legacy
 from lib.kconf.reader import Finding
@@ -25,8 +26,12 @@ _OF_OTHERS = frozenset({"CONFIG_SITE", "CONFIG_SHELL"})
 
 
 def config_file_of(root: Path, environ: Mapping[str, str]) -> Path:
-    """The configuration file: KCONFIG_CONFIG, or `root`/.config."""
-    return Path(environ.get("KCONFIG_CONFIG") or root / ".config")
+    """The configuration file: KCONFIG_CONFIG, or `root`/.config. Raises ConfigError for a name with a line
+    break, which no message could show."""
+    name = environ.get("KCONFIG_CONFIG", "")
+    if not name.isprintable():
+        raise ConfigError(f"KCONFIG_CONFIG={name!r} has a line break or another control character")
+    return Path(name or root / ".config")
 
 
 def given_overrides(environ: Mapping[str, str]) -> dict[str, str]:
