@@ -1,16 +1,26 @@
 # Every target is a thin call; what a target means is written in the script that it calls.
 # .config is read by lib/kconf alone and never included here: make would expand $ and # in it.
 
+# Variables of the command line by name, which tells them from what the environment happens to hold. The loops'
+# variable is called =, the one name that nobody can give; what nobody may replace says override.
+override KCONFIG_MAKE_VARIABLES := $(foreach =,$(.VARIABLES),$(if $(filter command,$(origin $=)),$=))
+override PLACES := O VENV PYTHON KCONFIG_CONFIG
+override define newline
+
+
+endef
+# They, and what is used of the environment, are judged as they were written before anything expands them: make
+# takes a dollar sign for itself, and would run a shell function; a line break ends a recipe.
+$(foreach =,$(PLACES) V $(KCONFIG_MAKE_VARIABLES),$(if $(findstring $$,$(subst $$$$,,$(value $=))),\
+	$(error $= has a dollar sign, which make takes for itself; write $$$$ for each))$(if $(findstring $(newline),$(value $=)),\
+	$(error $= has a line break; it is a single line)))
+
 PYTHON ?= python3
 VENV ?= .venv
 GOMP_SPINCOUNT ?= 10000
 KCONFIG_CONFIG ?= .config
-# What says where things are has to arrive as it was written: make takes a dollar sign for itself, and of a
-# tilde that the shell left alone would become a directory of that name.
-PLACES := O VENV PYTHON KCONFIG_CONFIG
+# Of a tilde that the shell left alone would become a directory of that name.
 TILDED := $(PLACES) $(foreach name,FILE DIRECTORY OUT,$(if $(filter command,$(origin $(name))),$(name)))
-$(foreach name,$(PLACES),$(if $(findstring $$,$(subst $$$$,,$(value $(name)))),\
-	$(error $(name) has a dollar sign, which make takes for itself; write $$$$ for each)))
 $(foreach name,$(TILDED),$(if $(filter ~%,$(firstword $($(name)))),\
 	$(error $(name) begins with a tilde that the shell did not replace; write the whole path, or ./~)))
 config_is_named := $(filter-out file,$(origin KCONFIG_CONFIG))
@@ -25,10 +35,8 @@ export KCONFIG_CONFIG
 export KCONFIG_OUTPUT := $(or $(O),.)
 export KCONFIG_VERBOSE := $(V)
 
-# Make hands variables of its command line to every program byte for byte (a dollar sign is
-# written $$). Their names tell them from what the environment happens to hold.
-KCONFIG_MAKE_VARIABLES := $(foreach name,$(.VARIABLES),$(if $(filter command,$(origin $(name))),$(name)))
-KCONFIG_MAKE_KNOWN := PYTHON VENV O V KCONFIG_CONFIG GOMP_SPINCOUNT FILE RUN BEST NAME TASK \
+# Make hands variables of its command line to every program byte for byte (a dollar sign is written $$).
+override KCONFIG_MAKE_KNOWN := PYTHON VENV O V KCONFIG_CONFIG GOMP_SPINCOUNT FILE RUN BEST NAME TASK \
 	DIRECTORY PROMPT TEMPERATURE TOP_K SEED TOKENS DEFCONFIG FRAGMENT STRICT SET A B SYM Q \
 	KCONFIG_ALLCONFIG KCONFIG_SEED KCONFIG_PROBABILITY KCONFIG_NOSILENTUPDATE ANNEAL_CONFIG_PATH \
 	GPU JSON QUICK BUDGET COMPARE EPOCHS BATCH DEVICE CORPUS OUT SWEEP JOBS EXP \
@@ -57,7 +65,7 @@ NAMES := $(filter-out fragments sweeps %~,$(notdir $(wildcard defconfigs/*)))
 FRAGMENTS := $(filter-out %~,$(notdir $(wildcard defconfigs/fragments/*)))
 # A pattern does not reach across a slash, which no name has: the front says so.
 SLASHED := $(foreach goal,$(MAKECMDGOALS),$(if $(findstring /,$(goal)),$(goal)))
-UNKNOWN := $(filter-out $(KCONFIG_MAKE_KNOWN) CONFIG_%,$(KCONFIG_MAKE_VARIABLES))
+override UNKNOWN := $(filter-out $(KCONFIG_MAKE_KNOWN) CONFIG_%,$(KCONFIG_MAKE_VARIABLES))
 
 # Without an equals sign it is a goal, to which make would come when the goals before it are done.
 BARE := $(firstword $(filter $(KCONFIG_MAKE_KNOWN) CONFIG_%,$(MAKECMDGOALS)))
@@ -120,15 +128,10 @@ unused = $(if $(filter $(used_by),$(GOALS)),,$(1))
 NOT_LIMITED := PYTHON VENV O V KCONFIG_CONFIG GOMP_SPINCOUNT
 LIMITED := $(filter $(filter-out $(NOT_LIMITED),$(KCONFIG_MAKE_KNOWN)) CONFIG_%,$(KCONFIG_MAKE_VARIABLES))
 UNUSED := $(firstword $(foreach name,$(LIMITED),$(call unused,$(name))))
-define newline
-
-
-endef
-# An empty shell variable, a dollar sign that make would take for itself, a line that a shell would not see whole.
+# An empty shell variable is a mistake, but for these.
+NO_FLAG := $(firstword $(foreach name,JSON BEST STRICT QUICK,$(if $(filter-out '1',$(call given,$(name))),$(name))))
 MAY_BE_EMPTY := STRICT JSON BEST QUICK KCONFIG_% ANNEAL_% CONFIG_%
 EMPTY := $(firstword $(foreach name,$(filter-out $(MAY_BE_EMPTY),$(LIMITED)),$(if $($(name)),,$(name))))
-EXPANDED := $(firstword $(foreach name,$(LIMITED),$(if $(findstring $$,$(subst $$$$,,$(value $(name)))),$(name))))
-BROKEN := $(firstword $(foreach name,$(filter-out CONFIG_%,$(LIMITED)),$(if $(findstring $(newline),$($(name))),$(name))))
 
 # One goal after the other, so that make -j defconfig-lenet5 train means what it says.
 .NOTPARALLEL:
@@ -381,7 +384,8 @@ data-clean: symbols
 	$(quiet)rm -rf data
 
 printvars: symbols
-	@$(foreach name,$(KCONFIG_MAKE_KNOWN),printf '%s=%s\n' $(name) $(call quote,$($(name)));)
+	@$(foreach name,$(KCONFIG_MAKE_KNOWN),printf '%s=%s\n' $(name) \
+	      $(call quote,$(subst $(newline), ,$(if $(filter environment%,$(origin $(name))),$(value $(name)),$($(name)))));)
 
 help: symbols
 	@awk '/^##@ /{printf "\n%s\n", substr($$0, 5)} \
@@ -389,19 +393,32 @@ help: symbols
 	@printf '\nVariables: %s, and CONFIG_NAME=value\nfor one run without touching .config. V=1 shows the commands.\n' \
 	      '$(KCONFIG_MAKE_KNOWN)'
 
-.PHONY: all $(CONFIGURATION) savedefconfig checkconfig defconfig mergeconfig setconfig diffconfig explain \
+TARGETS := all $(CONFIGURATION) savedefconfig checkconfig defconfig mergeconfig setconfig diffconfig explain \
 	searchconfig $(DEFCONFIGS) $(FRAGMENT_TARGETS) train resume rerun plan probe preflight eval sample export plots curve bench \
 	launch-print sbatch submit emit elastic-check elastic-demo sweep sweep-yaml $(SCALING) experiment \
 	$(TRAIN_NAMES) test test-fast test-light test-faults test-slurm check new-model \
-	clean mrproper distclean data-clean printvars help variables symbols configured ready ready-dev
+	clean mrproper distclean data-clean printvars help
+INTERNAL := variables symbols configured ready ready-dev
+.PHONY: $(TARGETS) $(INTERNAL)
+
+CHECK = if $(PY) -c 'import kconfiglib' 2>/dev/null; then $(PY) scripts/kconf.py check-variables; fi
+# A goal that is no target (make trian), or only a directory (make runs). Make looks after its own file first, also
+# with -n: there it is told before any other goal is begun. What programs that complete words ask for is let pass.
+STRANGE := $(filter-out $(TARGETS) $(INTERNAL) $(VENV)/.stamp% defconfig-% %_defconfig train-% %.config .DEFAULT .PHONY :,$(MAKECMDGOALS)) \
+	$(filter defconfig- _defconfig train- .config,$(MAKECMDGOALS))
+ifneq ($(strip $(STRANGE)),)
+.PHONY: Makefile
+Makefile:
+	@export KCONFIG_MAKE_GOALS=$(call quote,$(strip $(STRANGE))) KCONFIG_MAKE_TARGETS='$(TARGETS)'; $(CHECK)
+	@printf 'error: %s is no target; make help shows what there is\n' $(call quote,$(firstword $(STRANGE))) >&2; exit 2
+endif
 
 # A variable that nothing reads (make train LR=3) stops every target, whatever it is. The script
 # knows the symbols and suggests one; before there is a Python environment make says it alone.
 # Nor is one that the goals do not use taken and dropped.
-CHECK = @if $(PY) -c 'import kconfiglib' 2>/dev/null; then $(PY) scripts/kconf.py check-variables; fi
 variables:
 ifneq ($(UNKNOWN),)
-	$(CHECK)
+	@$(CHECK)
 	@echo 'error: $(firstword $(UNKNOWN)) is not a variable of this Makefile;' \
 	      'a symbol of the configuration is given as CONFIG_NAME=value' >&2; exit 2
 endif
@@ -413,32 +430,17 @@ endif
 ifneq ($(EMPTY),)
 	@echo 'error: $(EMPTY)= is empty; give it a value, or leave it out' >&2; exit 2
 endif
-ifneq ($(EXPANDED),)
-	@echo 'error: $(EXPANDED) has a dollar sign, which make takes for itself; write $$$$ for each' >&2; exit 2
-endif
-ifneq ($(BROKEN),)
-	@echo 'error: $(BROKEN) has a line break; it is a single line' >&2; exit 2
-endif
 ifneq ($(filter-out '0' '1',$(call given,V)),)
 	@echo 'error: V is 1 to show commands and origins, or 0' >&2; exit 2
 endif
-ifneq ($(filter-out '1',$(call given,JSON)),)
-	@echo 'error: JSON is 1, or left out' >&2; exit 2
-endif
-ifneq ($(filter-out '1',$(call given,BEST)),)
-	@echo 'error: BEST is 1, or left out for the newest checkpoint' >&2; exit 2
-endif
-ifneq ($(filter-out '1',$(call given,STRICT)),)
-	@echo 'error: STRICT is 1, or left out to have replaced values told' >&2; exit 2
-endif
-ifneq ($(filter-out '1',$(call given,QUICK)),)
-	@echo 'error: QUICK is 1, or left out for the whole grid' >&2; exit 2
+ifneq ($(NO_FLAG),)
+	@echo 'error: $(NO_FLAG) is 1, or left out' >&2; exit 2
 endif
 
 # What loads the configuration checks CONFIG_ names itself; the other targets check them here.
 symbols: variables
 ifneq ($(filter CONFIG_%,$(KCONFIG_MAKE_VARIABLES)),)
-	$(CHECK)
+	@$(CHECK)
 endif
 
 configured: variables

@@ -15,6 +15,7 @@ from typing import Any
 
 from lib.errors import ConfigError
 from lib.kconf.reader import Layer
+from lib.kconf.reasons import close_names
 from lib.kconf.resolve import accept, read_own
 from lib.kconf.strict import StrictLoad
 from lib.kconf.tree import display
@@ -163,15 +164,6 @@ def _pick(name: str, wanted: list[Path], others: list[Path], kind: str) -> Path:
             else f"give FRAGMENT={name}"
         )
         raise ConfigError(f"{name} is a path, not the name of a {kind}", todo=way)
-    close = _close(name, [path.name for path in wanted])
+    close = close_names(name, [path.name for path in wanted])
     hint = f"did you mean {' or '.join(close)}?" if close else "make list-defconfigs shows what there is"
     raise ConfigError(f"there is no {kind} called '{name}'", todo=hint)
-
-
-def _close(name: str, names: list[str]) -> list[str]:
-    """Those that `name` begins, or that begin it, or else those that a slip or two lead to; three at most."""
-    import difflib  # only when something is wrong: the import is slow
-
-    wanted = name.lower()
-    related = [one for one in names if wanted and (one.startswith(wanted) or wanted.startswith(one))]
-    return related[:3] or difflib.get_close_matches(wanted, names, n=3, cutoff=0.75)

@@ -206,7 +206,8 @@ def _words(variable: str, text: str) -> list[str]:
         raise ConfigError(f"{variable}: {text} cannot be read", why=str(error).lower()) from error
 
 
-COMMANDS: Mapping[str, Command] = {
+# What changes the configuration, and what changes shipped ones.
+OF_CONFIGURATION: Mapping[str, Command] = {
     "menuconfig": _menuconfig,
     "nconfig": _menuconfig,
     "guiconfig": _guiconfig,
@@ -218,7 +219,9 @@ COMMANDS: Mapping[str, Command] = {
     **dict.fromkeys(KINDS, _extreme),
     "defconfig": _defconfig,
     "merge": _merge,
+    "setconfig": _setconfig,
+}
+OF_SHIPPED: Mapping[str, Command] = {
     "savedefconfig": _savedefconfig,
     "update-defconfigs": _update_defconfigs,
-    "setconfig": _setconfig,
 }

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from lib.errors import run_main
 from lib.kconf import edit, show
+from lib.kconf.defconfig import DIRECTORY
 from lib.kconf.extremes import KINDS
+from lib.kconf.foreign import judge
+from lib.kconf.lock import locked
 from lib.kconf.project import Project, tell
-from lib.kconf.reader import read_file
-from lib.kconf.strict import StrictLoad
-from lib.kconf.tree import load_tree
+from lib.kconf.reader import foremost
+from lib.kconf.tree import display, load_tree
 from lib.kconf.variables import check_variables, given_overrides, stray_variables
 
-COMMANDS = {**edit.COMMANDS, **show.COMMANDS}
+COMMANDS = {**edit.OF_CONFIGURATION, **edit.OF_SHIPPED, **show.COMMANDS}
 _SIMPLE = {
     "menuconfig": "edit the configuration in a terminal",
     "nconfig": "the same",
@@ -36,6 +40,9 @@ _SIMPLE = {
 }
 # Those that use the variables of the command line as a run would.
 _OF_RUNS = {"checkconfig", "explain", "searchconfig"}
+# Those that last until a person ends them: all, or where there is a terminal to answer at.
+_WINDOWS = {"guiconfig", "xconfig"}
+_DIALOGUES = {"menuconfig", "nconfig", "config", "oldconfig"}
 
 
 def main(arguments: Sequence[str], *, root: Path) -> int:
@@ -53,8 +60,19 @@ def _run(options: argparse.Namespace, root: Path) -> int:
         return 0
     if options.command not in _OF_RUNS and (names := " ".join(given_overrides(os.environ))):
         tell([f"{names} on the command line is for runs; it is not written"])
-    COMMANDS[options.command](Project.of_environment(root), options)
+    project = Project.of_environment(root)
+    with _lock(project, options.command):
+        COMMANDS[options.command](project, options)
     return 0
+
+
+def _lock(project: Project, command: str) -> contextlib.AbstractContextManager[None]:
+    if command in edit.OF_CONFIGURATION:
+        interactive = command in _WINDOWS or (command in _DIALOGUES and sys.stdin.isatty())
+        return locked(project.config_file, command, interactive=interactive)
+    if command in edit.OF_SHIPPED:
+        return locked(project.root / DIRECTORY, command)
+    return contextlib.nullcontext()
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -101,14 +119,20 @@ def _add_check(foreign: argparse.ArgumentParser) -> None:
 
 
 def _check(options: argparse.Namespace) -> int:
-    """Findings are this command's output: one line each on stdout."""
-    tree = load_tree(options.kconfig, srctree=options.srctree, prefix=options.prefix)
-    count = 0
+    """What is lost is this command's output: one line each on stdout. With V=1 also what is so anyway."""
+    verbose = "1" in (os.environ.get("V"), os.environ.get("KCONFIG_VERBOSE"))
+    tree = load_tree(options.kconfig, srctree=options.srctree, prefix=options.prefix, inside=True)
+    lost = agreeing = 0
     for path in options.files:
-        configuration = StrictLoad(tree)
-        configuration.add(read_file(path, prefix=tree.config_prefix))
-        findings = configuration.finish().findings
-        count += len(findings)
-        for finding in findings:
-            print(finding)
-    return 2 if count else 0
+        losses, others = judge(tree, path)
+        lost, agreeing = lost + len(losses), agreeing + len(others)
+        lines = [*map(str, losses)]
+        for line in lines if verbose else foremost(lines, f"faults in {display(path)}"):
+            print(line)
+        for finding in others if verbose else ():
+            tell([f"{finding} (it is so anyway)"])
+    if agreeing:
+        seen = "" if verbose else " (V=1 shows them)"
+        counts = f"lines that are lost or wrong: {lost}; others of which the value is so anyway: {agreeing}"
+        tell([f"{counts}{seen}"])
+    return 2 if lost else 0

@@ -193,6 +193,9 @@ def fragments_take_on_every_configuration(tree: Any) -> Faults:
     root = Path(tree.srctree)
     bases = [defconfig.read_shipped(root, path) for path in configurations]
     for fragment in (defconfig.read_shipped(root, path) for path in fragments):
+        for one in fragment.assignments:
+            if one.text == "n" and find(tree, one.name) is None:
+                yield f"{one.place}: {one.source}, which is not a symbol"
         for base in bases:
             configuration = StrictLoad(tree)
             configuration.add(base)

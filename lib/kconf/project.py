@@ -14,6 +14,7 @@ from typing import TypeAlias
 from lib.errors import ConfigError
 from lib.kconf import variables, write
 from lib.kconf.provenance import Provenance
+from lib.kconf.reader import foremost
 from lib.kconf.resolve import load_file
 from lib.kconf.strict import StrictLoad
 from lib.kconf.tree import display, load_own_tree, shown
@@ -83,7 +84,7 @@ def refusals(path: Path) -> Iterator[None]:
 
 def tell(notices: Iterable[str]) -> None:
     """Print notices to stderr."""
-    for notice in notices:
+    for notice in foremost(list(notices), "notes"):
         print(f"note: {notice}", file=sys.stderr)
 
 

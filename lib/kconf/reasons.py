@@ -2,22 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import kconfiglib
 
+from lib.kconf.reader import MOST_TOLD, Assignment
 from lib.kconf.spelling import expression
 from lib.kconf.tree import find, has_prompt, is_logical, option, shown
 
 _MOST_NAMES = 6
 
 
-def unknown_symbol(tree: Any, name: str, value: str) -> str:
-    """That `name` (without prefix) is not defined, with the likeliest name or the way out."""
+def unknown_symbol(tree: Any, name: str, value: str, *, near: bool = True) -> str:
+    """That `name` (without prefix) is not defined, with the likeliest name (if `near`) or the way out."""
     text = f"{tree.config_prefix}{name} is not a symbol"
-    meant = suggest(tree, name, value)
+    meant = suggest(tree, name, value) if near else None
     return f"{text}; did you mean {meant}?" if meant else f"{text}; leave it out"
+
+
+def absent_symbols(tree: Any, assignments: Sequence[Assignment], *, near: bool) -> str:
+    """That a file says of symbols that are not defined that they are off, which they are; with the likeliest
+    names, if `near`."""
+    names = [_absent(tree, assignment.name, near) for assignment in assignments[:MOST_TOLD]]
+    more = f" and {len(assignments) - MOST_TOLD} more" if len(assignments) > MOST_TOLD else ""
+    are = "is not a symbol" if len(assignments) == 1 else "are not symbols"
+    return f"{assignments[0].place}: {', '.join(names)}{more} {are} here, and off anyway"
+
+
+def _absent(tree: Any, name: str, near: bool) -> str:
+    meant = suggest(tree, name) if near else None
+    return f"{tree.config_prefix}{name}{f' (did you mean {meant}?)' if meant else ''}"
 
 
 def suggest(tree: Any, name: str, value: str = "") -> str | None:
@@ -58,6 +73,15 @@ def _close(wanted: str, names: list[str], cutoff: float) -> list[str]:
     import difflib  # only when something is wrong: the import is slow
 
     return difflib.get_close_matches(wanted, names, n=1, cutoff=cutoff)
+
+
+def close_names(name: str, names: list[str], *, cutoff: float = 0.75) -> list[str]:
+    """Names that `name` begins, or that begin it, or else those that a slip or two lead to; three at most."""
+    import difflib  # only when something is wrong: the import is slow
+
+    wanted = name.lower()
+    related = [one for one in names if wanted and (one.startswith(wanted) or wanted.startswith(one))]
+    return related[:3] or difflib.get_close_matches(wanted, names, n=3, cutoff=cutoff)
 
 
 def no_prompt(symbol: Any) -> str:

@@ -14,7 +14,7 @@ from lib.errors import ConfigError
 from lib.kconf import write
 from lib.kconf.legacy import migrate, read_legacy
 from lib.kconf.provenance import Provenance, is_given
-from lib.kconf.reader import Finding, Layer, command_line, read_file, read_text
+from lib.kconf.reader import Finding, Layer, command_line, foremost, read_file, read_text
 from lib.kconf.strict import StrictLoad, Verdict
 from lib.kconf.tree import display, find, has_prompt, load_own_tree, option, shown
 from lib.kconf.values import Value, neutral_line, rule_of
@@ -197,7 +197,8 @@ def accept(configuration: StrictLoad, todo: str) -> Verdict:
 def rejection(findings: Sequence[Finding], todo: str, *, notices: Sequence[str] = ()) -> ConfigError:
     """The error that tells `findings`, after the `notices` that help to find them."""
     count = f"{len(findings)} faults" if len(findings) > 1 else "1 fault"
-    told = [*(f"note: {notice}" for notice in notices), *map(str, findings)]
+    told = foremost([f"note: {notice}" for notice in notices], "notes")
+    told += foremost([str(finding) for finding in findings], "faults")
     return ConfigError(f"{count} in the configuration", todo=todo, findings=told)
 
 

@@ -16,7 +16,7 @@ from typing import Any
 import kconfiglib
 
 from lib.kconf import reasons, spelling
-from lib.kconf.reader import Assignment, Finding, Layer, shipped_assignments
+from lib.kconf.reader import MOST_TOLD, Assignment, Finding, Layer, shipped_assignments
 from lib.kconf.tree import find, has_prompt, is_logical, option, shown
 
 
@@ -68,6 +68,7 @@ class StrictLoad:
     _layers: list[Layer] = field(default_factory=list, init=False)
     _faults: list[_Fault] = field(default_factory=list, init=False)
     _findings: list[Finding] = field(default_factory=list, init=False)
+    _unknown: int = field(default=0, init=False)
     _notices: list[str] = field(default_factory=list, init=False)
     _contradictory: set[int] = field(default_factory=set, init=False)  # id of layers that say yes and no
     _shipped: dict[int, Mapping[tuple[str, str], Assignment]] = field(default_factory=dict, init=False)
@@ -88,8 +89,9 @@ class StrictLoad:
             self._entries[entry.symbol.name] = entry
             _assign(entry)
         by_tool = self._by_tool()
-        for entry in fresh:
-            entry.took = _problem(entry) is None or (by_tool(layer) and _is_harmless(entry))
+        for entry in self._entries.values():
+            if entry.layer is layer:
+                entry.took = _problem(entry) is None or (by_tool(layer) and _is_harmless(entry))
 
     def finish(self) -> Verdict:
         """Judge every assignment against the final state. May be called again after more layers."""
@@ -162,12 +164,14 @@ class StrictLoad:
 
     def _read(self, layer: Layer) -> list[_Entry]:
         """The well-spelled assignments to symbols that exist; the others become faults."""
-        entries = []
+        entries, absent = [], []
         for assignment in layer.assignments:
             symbol = find(self.tree, assignment.name)
+            if symbol is None and assignment.text == "n" and not layer.command_line:
+                absent.append(assignment)  # a file of another branch may name it, and off it is here
+                continue
             if symbol is None:
-                text = reasons.unknown_symbol(self.tree, assignment.name, assignment.text)
-                self._findings.append(Finding(assignment.file, assignment.line, text))
+                self._add_unknown(assignment)
                 continue
             try:
                 value = spelling.read_value(symbol, assignment)
@@ -179,7 +183,16 @@ class StrictLoad:
                 self._faults.append(_Fault(layer, assignment, text))
                 continue
             entries.append(_Entry(symbol=symbol, value=value, assignment=assignment, layer=layer))
+        if absent:
+            self._notices.append(reasons.absent_symbols(self.tree, absent, near=not layer.by_tool))
         return entries
+
+    def _add_unknown(self, assignment: Assignment) -> None:
+        self._unknown += 1
+        # To look for likely names takes long, and what comes after so many is only counted.
+        near = self._unknown <= MOST_TOLD
+        text = reasons.unknown_symbol(self.tree, assignment.name, assignment.text, near=near)
+        self._findings.append(Finding(assignment.file, assignment.line, text))
 
     def _find_contradictions(self, layer: Layer) -> None:
         """Within one layer a symbol has one value and a choice one member."""

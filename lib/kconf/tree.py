@@ -22,6 +22,7 @@ def load_tree(
     srctree: Path,
     prefix: str | None = None,
     kind: type[Any] = kconfiglib.Kconfig,
+    inside: bool = False,
 ) -> Any:
     """Parse a Kconfig tree into a `kconfiglib.Kconfig` with all warnings kept in its `warnings`.
 
@@ -29,12 +30,16 @@ def load_tree(
     prefix:  what stands before symbol names in configuration files; None = the variable CONFIG_, as
              kconfiglib has it, or "CONFIG_".
     kind:    the class to make, `kconfiglib.Kconfig` or derived from it.
+    inside:  with `srctree` as the current directory, where $(shell ...) of a foreign tree finds its files.
 
     Raises ConfigError, in one line, for any fault of the Kconfig files.
     """
+    top = _top_file(kconfig, srctree)
+    srctree = srctree.absolute() if inside else srctree
     with _environment(srctree=str(srctree), CONFIG_=prefix):
         try:
-            tree = kind(_top_file(kconfig, srctree), warn_to_stderr=False)
+            with contextlib.chdir(srctree) if inside else contextlib.nullcontext():
+                tree = kind(top, warn_to_stderr=False)
         except kconfiglib.KconfigError as error:
             raise ConfigError(_one_line(str(error))) from error
         except OSError as error:

@@ -3,6 +3,7 @@
 The Makefile exports
     KCONFIG_MAKE_VARIABLES  names of all variables given on its command line, separated by spaces,
     KCONFIG_MAKE_KNOWN      those that it understands itself (O, V, PYTHON, ...),
+    KCONFIG_MAKE_GOALS      goals that are none of its targets, with KCONFIG_MAKE_TARGETS,
 and make puts the values of the CONFIG_ ones into the environment.
 """
 
@@ -12,6 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from lib.errors import ConfigError
 from lib.kconf import reasons
 from lib.kconf.legacy import read_legacy
 from lib.kconf.reader import Finding
@@ -24,8 +26,12 @@ _OF_OTHERS = frozenset({"CONFIG_SITE", "CONFIG_SHELL"})
 
 
 def config_file_of(root: Path, environ: Mapping[str, str]) -> Path:
-    """The configuration file: KCONFIG_CONFIG, or `root`/.config."""
-    return Path(environ.get("KCONFIG_CONFIG") or root / ".config")
+    """The configuration file: KCONFIG_CONFIG, or `root`/.config. Raises ConfigError for a name with a line
+    break, which no message could show."""
+    name = environ.get("KCONFIG_CONFIG", "")
+    if not name.isprintable():
+        raise ConfigError(f"KCONFIG_CONFIG={name!r} has a line break or another control character")
+    return Path(name or root / ".config")
 
 
 def given_overrides(environ: Mapping[str, str]) -> dict[str, str]:
@@ -34,14 +40,17 @@ def given_overrides(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def check_variables(root: Path, environ: Mapping[str, str]) -> None:
-    """Raise ConfigError for variables of make's command line that mean nothing, each with a suggestion."""
+    """Raise ConfigError for goals and variables of make's command line that mean nothing, each with a
+    suggestion."""
     known = set(environ.get("KCONFIG_MAKE_KNOWN", "").split())
     doubtful = [name for name in _given(environ) if name not in known]
-    if not doubtful:
+    goals = environ.get("KCONFIG_MAKE_GOALS", "").split()
+    if not doubtful and not goals:
         return
     tree = load_own_tree(root)
     legacy = read_legacy(root)
-    findings = []
+    targets = environ.get("KCONFIG_MAKE_TARGETS", "").split()
+    findings = [Finding("command line", 0, _strange(goal, targets)) for goal in goals]
     for name in doubtful:
         value = environ.get(name, "")
         symbol = name.removeprefix(_PREFIX)
@@ -58,6 +67,12 @@ def check_variables(root: Path, environ: Mapping[str, str]) -> None:
             findings.append(Finding("command line", 0, reasons.unknown_symbol(tree, symbol, value)))
     if findings:
         raise rejection(findings, "nothing was done")
+
+
+def _strange(goal: str, targets: list[str]) -> str:
+    close = reasons.close_names(goal, targets, cutoff=0.6)
+    hint = f"did you mean {' or '.join(close)}?" if close else "make help shows what there is"
+    return f"{goal} is not a target; {hint}"
 
 
 def stray_variables(root: Path, environ: Mapping[str, str]) -> list[str]:

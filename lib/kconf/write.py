@@ -13,6 +13,7 @@ import kconfiglib
 
 from lib import atomic
 from lib.kconf.reader import HEADER, MADE_FROM, read_file, refuse_special
+from lib.kconf.tree import display
 
 _WRITABLE = stat.S_IWUSR | stat.S_IWGRP | stat.S_IWOTH  # by anybody
 
@@ -31,12 +32,13 @@ def minimal_text(tree: Any) -> str:
 
 def would_change(path: Path, text: str) -> bool:
     """Whether `text` (UTF-8) is not what `path` has already. Raises OSError where it must not be written
-    there: onto a file that is read-only, or onto something that is no file."""
-    path = Path(os.path.realpath(path))
+    there: onto a file that is read-only or something that is no file, or by a symbolic link to nowhere."""
+    name, path = path, Path(os.path.realpath(path))
     if path.is_symlink():  # to itself, or it would have been followed
         raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(path))
     refuse_special(path)
     if not path.is_file():
+        _refuse_link_to_nowhere(name)
         return True
     if path.read_bytes() == text.encode():
         return False
@@ -61,8 +63,8 @@ def write_atomically(path: Path, text: str, *, keep_old: bool = False) -> bool:
     """
     if not would_change(path, text):
         return False
-    path = Path(os.path.realpath(path))
     path.parent.mkdir(parents=True, exist_ok=True)
+    path = Path(os.path.realpath(path))
     if keep_old and path.is_file():
         old = path.with_name(path.name + ".old")
         if old.is_file():
@@ -70,6 +72,15 @@ def write_atomically(path: Path, text: str, *, keep_old: bool = False) -> bool:
         atomic.write_bytes(old, path.read_bytes())
     atomic.write_bytes(path, text.encode())
     return True
+
+
+def _refuse_link_to_nowhere(path: Path) -> None:
+    """Directories are made where somebody typed their names, not wherever a symbolic link points."""
+    for link in (path, *path.parents):
+        target = Path(os.path.realpath(link))
+        if link.is_symlink() and not (target.parent if link == path else target).is_dir():
+            what = f"{display(link)} is a symbolic link to {target}, and there is no such directory"
+            raise FileNotFoundError(errno.ENOENT, what, os.path.realpath(path))
 
 
 def _refuse_read_only(path: Path) -> None:

@@ -100,14 +100,16 @@ def _finding(text: str, numbers: set[int], experiment: Experiment) -> str:
 
 
 def compose_text(root: Path, spec: str) -> str:
-    """The configuration NAME+FRAGMENT+..., or ALL_DEFAULTS, in full. Raises ConfigError."""
+    """The configuration NAME+FRAGMENT+..., or ALL_DEFAULTS, in full; tells the notices about it. Raises
+    ConfigError."""
     from lib.kconf.defconfig import compose
+    from lib.kconf.project import tell
     from lib.kconf.tree import load_own_tree
     from lib.kconf.write import full_text
 
     tree = load_own_tree(root)
     if spec != ALL_DEFAULTS:
-        compose(tree, spec)
+        tell(compose(tree, spec)[1])
     return full_text(tree)
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import shlex
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -200,6 +201,39 @@ def test_an_unknown_variable_stops_every_target(make: Make) -> None:
         assert done.returncode == 2, target
         assert done.calls in ([], [["scripts/kconf.py", "check-variables"]]), target
         assert "LR is not a variable" in done.stderr, target
+
+
+@pytest.mark.parametrize(
+    ("goals", "told"),
+    [
+        (["trian"], "trian is not a target; did you mean train?"),
+        (["runs"], "runs is not a target; did you mean rerun?"),  # be it a directory that is there
+        (["lib"], "lib is not a target; "),
+        (["lenet5"], "lenet5 is not a target; did you mean lenet5_defconfig"),
+        ([".config"], ".config is not a target; did you mean config"),
+        (["defconfig-"], "defconfig- is not a target; did you mean defconfig"),
+        (["Makefile"], "Makefile is not a target"),
+        (["x:y;z%it's$$(a)"], "x:y;z%it's$$(a) is not a target"),
+        (["defconfig-lenet5", "trian"], "trian is not a target"),  # and nothing before it is begun
+        (["-n", "trian"], "trian is not a target"),
+        (["-q", "runs"], "runs is not a target"),
+    ],
+)
+def test_a_goal_that_is_no_target_stops_everything(tree: Path, goals: list[str], told: str) -> None:
+    (tree / "runs").mkdir(exist_ok=True)
+    command = ["make", "VENV=", f"PYTHON={sys.executable}", *goals]
+    done = subprocess.run(command, cwd=tree, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert f"command line: {told}" in done.stderr
+    assert not (tree / ".config").exists()
+
+
+def test_a_goal_that_is_no_target_is_told_without_an_environment(tmp_path: Path) -> None:
+    command = ["make", "trian", f"VENV={tmp_path}/none"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 2
+    assert "error: trian is no target; make help shows what there is" in done.stderr
+    assert not (tmp_path / "none").exists()
 
 
 def test_a_stored_run_needs_no_configuration(make: Make, tmp_path: Path) -> None:

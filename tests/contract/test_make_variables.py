@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import subprocess
 from pathlib import Path
@@ -136,6 +137,73 @@ def test_a_value_that_would_not_arrive_is_refused(make: Make, arguments: list[st
     done = make(*arguments)
     assert (done.returncode, done.calls) == (2, [])
     assert f"error: {told}" in done.stderr or f"*** {told}" in done.stderr
+
+
+def known_variables() -> list[str]:
+    text = subprocess.run(["make", "printvars"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    return [line.partition("=")[0] for line in text.splitlines()]
+
+
+@pytest.mark.parametrize("goals", [["-n", "help"], ["help"], ["printvars", "help"], []])
+def test_no_value_is_expanded_before_it_is_refused(tmp_path: Path, goals: list[str]) -> None:
+    """Also of names that make or the Makefile uses itself; from the command line, whatever the goals."""
+    mark = tmp_path / "mark"
+    internal = ("MAKEFLAGS", "MAKECMDGOALS", "SHELL", "VPATH", "UNKNOWN", "PLACES", "name", "newline")
+    for name in (*known_variables(), "CONFIG_SEED", "CONFIG_NOTHING", "LR", *internal):
+        done = subprocess.run(
+            ["make", *goals, "VENV=", f"{name}=$(shell touch {mark})"],
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+        )
+        assert not mark.exists(), name
+        assert goals == ["-n", "help"] or done.returncode == 2, name
+
+
+@pytest.mark.parametrize("flags", [[], ["-e"]])
+def test_no_value_of_the_environment_is_expanded(tmp_path: Path, flags: list[str]) -> None:
+    mark = tmp_path / "mark"
+    for name in (*known_variables(), "CONFIG_SEED", "LR"):
+        environment = {**os.environ, name: f"$(shell touch {mark})"}
+        subprocess.run(["make", *flags, "printvars"], cwd=ROOT, env=environment, capture_output=True)
+        assert not mark.exists(), name
+
+
+def test_a_make_around_this_one_hands_values_on_unexpanded(tmp_path: Path) -> None:
+    mark = tmp_path / "mark"
+    around = tmp_path / "Makefile"
+    around.write_text(f"all:\n\t@$(MAKE) -C {ROOT} help 'SET=$(value TEXT)'\n")
+    text = {"TEXT": f"$(shell touch {mark})"}
+    done = subprocess.run(
+        ["make", "-C", str(tmp_path)], env={**os.environ, **text}, capture_output=True, text=True
+    )
+    assert done.returncode == 2 and "SET has a dollar sign" in done.stderr and not mark.exists()
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        ["UNKNOWN="],
+        ["KCONFIG_MAKE_KNOWN=LR KCONFIG_MAKE_KNOWN"],
+        ["KCONFIG_MAKE_VARIABLES="],
+        ["newline=LR"],
+        [],
+    ],
+)
+def test_the_check_of_variables_cannot_be_replaced(given: list[str]) -> None:
+    for unknown in ("LR=3", "name=3"):
+        command = ["make", "help", *given, unknown]
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+        assert (done.returncode, done.stdout) == (2, ""), command
+
+
+@pytest.mark.parametrize("name", ["KCONFIG_CONFIG", "O", "VENV", "PYTHON"])
+def test_a_place_of_the_environment_has_no_line_break(name: str) -> None:
+    command = ["make", "checkconfig"]
+    environment = {**os.environ, name: "a\nb"}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert done.returncode == 2
+    assert f"*** {name} has a line break; it is a single line" in done.stderr
 
 
 def test_what_may_be_empty_is_not_refused(make: Make) -> None:

@@ -66,3 +66,30 @@ def test_read_only_file_is_respected(tmp_path, monkeypatch):
     with pytest.raises(PermissionError, match="read-only"):
         write_atomically(file, "two\n")
     assert file.read_text() == "one\n"
+
+
+@pytest.mark.parametrize("place", [".config", "link/.config", "link/a/.config"])
+@pytest.mark.parametrize("command", [["defconfig", "lenet5"], ["alldefconfig"], ["olddefconfig"]])
+def test_no_directory_is_made_where_a_link_leads_nowhere(kconf_project, kconf, monkeypatch, place, command):
+    link = kconf_project / place.split("/")[0]
+    link.symlink_to(kconf_project.parent / "outside/a/b")
+    monkeypatch.setenv("KCONFIG_CONFIG", place)
+    status, out, err = kconf(*command)
+    assert (status, out) == (2, [])
+    assert err[-1].startswith(f"error: cannot write {place}: ")
+    assert not (kconf_project.parent / "outside").exists()
+    assert link.is_symlink()
+
+
+def test_a_link_to_a_file_that_is_not_there_yet_makes_it(kconf_project, kconf):
+    (kconf_project / ".config").symlink_to("defconfigs/mine")
+    assert kconf("defconfig", "lenet5")[0] == 0
+    assert (kconf_project / ".config").is_symlink() and (kconf_project / "defconfigs/mine").is_file()
+
+
+def test_a_name_with_a_line_break_is_refused(kconf_project, kconf, monkeypatch):
+    monkeypatch.setenv("KCONFIG_CONFIG", "a\nb")
+    before = sorted(kconf_project.iterdir())
+    said = "error: KCONFIG_CONFIG='a\\nb' has a line break or another control character"
+    assert kconf("defconfig", "lenet5") == (2, [], [said])
+    assert sorted(kconf_project.iterdir()) == before

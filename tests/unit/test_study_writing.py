@@ -91,3 +91,10 @@ def test_the_command_writes_a_file_that_is_not_there_yet(
         write_yaml(out)
     with pytest.raises(ConfigError, match=r"OUT=.*mine does not end in \.yaml"):
         write_yaml(tmp_path / "mine")
+
+
+def test_the_notices_of_a_base_are_told(tmp_path, monkeypatch, capsys):
+    (tmp_path / "other").write_text("# CONFIG_QWERTZ is not set\n")
+    monkeypatch.setenv("ANNEAL_CONFIG_PATH", str(tmp_path))
+    compose_text(ROOT, "lenet5+other")
+    assert "CONFIG_QWERTZ is not a symbol here, and off anyway" in capsys.readouterr().err
