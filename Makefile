@@ -11,7 +11,7 @@ override define newline
 endef
 # They, and what is used of the environment, are judged as they were written before anything expands them: make
 # takes a dollar sign for itself, and would run a shell function; a line break ends a recipe.
-$(foreach =,$(PLACES) V $(KCONFIG_MAKE_VARIABLES),$(if $(findstring $$,$(subst $$$$,,$(value $=))),\
+$(foreach =,$(PLACES) V $(KCONFIG_MAKE_VARIABLES) $(if $(filter environment%,$(origin MAKECMDGOALS)),MAKECMDGOALS),$(if $(findstring $$,$(subst $$$$,,$(value $=))),\
 	$(error $= has a dollar sign, which make takes for itself; write $$$$ for each))$(if $(findstring $(newline),$(value $=)),\
 	$(error $= has a line break; it is a single line)))
 

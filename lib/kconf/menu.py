@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import sys
@@ -14,6 +15,7 @@ import kconfiglib
 
 from lib.errors import ConfigError
 from lib.kconf import spelling, write
+from lib.kconf.lock import locked
 from lib.kconf.resolve import load_file, load_text, load_what_holds, read_own
 from lib.kconf.tree import display, load_own_tree
 from lib.kconf.values import rule_of
@@ -48,7 +50,8 @@ def run_menu(root: Path, config_file: Path, *, command: str = "menuconfig") -> N
     menuconfig._getch_compat = _keys(menuconfig._getch_compat, command)
     os.environ["KCONFIG_CONFIG"] = str(config_file)  # where the menu reads its file name
     try:
-        menuconfig.menuconfig(tree)
+        with tree.locks:
+            menuconfig.menuconfig(tree)
     except curses.error as error:
         raise ConfigError(f"{command} cannot draw on this terminal", why=str(error)) from error
 
@@ -86,7 +89,8 @@ def run_window(root: Path, config_file: Path, *, command: str = "guiconfig") -> 
         guiconfig._range_info = _value_info(guiconfig._range_info)
         guiconfig._needs_save = tree.needs_save
         os.environ["KCONFIG_CONFIG"] = str(config_file)
-        guiconfig.menuconfig(tree)
+        with tree.locks:
+            guiconfig.menuconfig(tree)
     except tkinter.TclError as error:
         raise ConfigError(f"{command} has no display", why=str(error), todo="use make menuconfig") from error
 
@@ -102,13 +106,16 @@ def _can_move_its_cursor(curses: ModuleType) -> bool:
 class _MenuTree(kconfiglib.Kconfig):  # type: ignore[misc]
     """A tree for the menu to edit: its load and save methods are the strict ones."""
 
+    locks: contextlib.ExitStack  # of files that were loaded besides the one to edit, which the command has
     _file: Path
+    _locked: set[str]
     _notices: list[str]
     _made_from: tuple[str, ...]
 
     def edit(self, config_file: Path) -> None:
         """Start with the content of `config_file`, if it exists. Raises ConfigError where it has a fault."""
         self._file = config_file
+        self.locks, self._locked = contextlib.ExitStack(), {os.path.realpath(config_file)}
         self._notices, self._made_from = [], ()
         if not config_file.exists():
             return
@@ -127,6 +134,7 @@ class _MenuTree(kconfiglib.Kconfig):  # type: ignore[misc]
             return "\n".join(self._notices) or f"Editing {display(self._file)}"
         before = write.full_text(self)
         try:
+            self._lock(Path(filename))
             configuration, _ = load_file(self, Path(filename))
         except ConfigError as error:
             load_text(self, before)
@@ -135,6 +143,12 @@ class _MenuTree(kconfiglib.Kconfig):  # type: ignore[misc]
         self._file = Path(filename)
         self._made_from = configuration.made_from
         return f"Loaded {filename}"
+
+    def _lock(self, path: Path) -> None:
+        """It will be what is saved to. Raises ConfigError where somebody else changes it."""
+        if (name := os.path.realpath(path)) not in self._locked and path.exists():
+            self.locks.enter_context(locked(path, "menuconfig", interactive=True))
+            self._locked.add(name)
 
     def write_config(self, filename: str) -> str:
         """Called by the menu with the name from its save dialog. Raises OSError, which the menu shows."""

@@ -163,9 +163,11 @@ def test_no_value_is_expanded_before_it_is_refused(tmp_path: Path, goals: list[s
 @pytest.mark.parametrize("flags", [[], ["-e"]])
 def test_no_value_of_the_environment_is_expanded(tmp_path: Path, flags: list[str]) -> None:
     mark = tmp_path / "mark"
-    for name in (*known_variables(), "CONFIG_SEED", "LR"):
+    for name in (*known_variables(), "CONFIG_SEED", "LR", "MAKECMDGOALS"):
         environment = {**os.environ, name: f"$(shell touch {mark})"}
-        subprocess.run(["make", *flags, "printvars"], cwd=ROOT, env=environment, capture_output=True)
+        goals = [] if name == "MAKECMDGOALS" else ["printvars"]  # which make gives it itself
+        command = ["make", *flags, "VENV=", "-n", *goals]
+        subprocess.run(command, cwd=ROOT, env=environment, capture_output=True)
         assert not mark.exists(), name
 
 

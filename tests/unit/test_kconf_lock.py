@@ -14,6 +14,8 @@ import pytest
 
 from lib.kconf import edit, show
 from lib.kconf.lock import locked
+from lib.kconf.menu import _MenuTree
+from lib.kconf.tree import load_own_tree
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -134,3 +136,23 @@ def test_waiting_ends_when_the_lock_is_free(project, monkeypatch):
     with locked(Path(".config"), "olddefconfig"):
         assert lock.read_text().split()[1] == "olddefconfig"
     assert not lock.exists()
+
+
+def test_a_menu_locks_what_it_loads_to_save_to(project, kconf, monkeypatch):
+    """In its load dialog; the file that it began with is the command's to lock."""
+    tree = load_own_tree(project, kind=_MenuTree)
+    tree.edit(project / ".config")
+    (project / "other").write_text("CONFIG_DEBUG=y\n")
+    with tree.locks:
+        for name in ("other", "./other", ".config"):
+            assert tree.load_config(name) == f"Loaded {name}"
+        monkeypatch.setenv("KCONFIG_CONFIG", "other")
+        assert kconf("setconfig", "EMA_DECAY=0.25")[0] == 2
+    assert kconf("setconfig", "NUM_EPOCHS=4")[0] == 0
+    tree.edit(project / ".config")
+    with (
+        locked(Path("other"), "menuconfig", interactive=True),
+        pytest.raises(OSError, match=" has other open"),
+    ):
+        tree.load_config("other")
+    assert not list(project.glob(".*.lock"))
