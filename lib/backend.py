@@ -23,8 +23,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from lib.local_ranks import STORE_VARIABLE
 from lib.plan.types import SHARDS_WEIGHTS, Kind, Layout, Precision
+from lib.rank_stores import open_rank_store, serve_at
 from lib.sharding import Gatherer, GroupGatherer, one_copy_only, shard_model
-from lib.stores import open_store, serve_at
 
 _COLLECTIVE_TIMEOUT = datetime.timedelta(minutes=10)
 
@@ -155,7 +155,7 @@ class DistributedBackend(Backend):
         super().__init__(kind, rank=rank, world=world, local_rank=local_rank, devices=devices)
         # torch_xla has ways of its own between devices.
         name = "gloo" if kind == "xla" else dist.get_default_backend_for_device(self.device)
-        store = open_store(os.environ, rank=rank, world=world, timeout=_COLLECTIVE_TIMEOUT)
+        store = open_rank_store(os.environ, rank=rank, world=world, timeout=_COLLECTIVE_TIMEOUT)
         options: dict[str, Any] = {"store": store, "rank": rank, "world_size": world}
         dist.init_process_group(name, timeout=_COLLECTIVE_TIMEOUT, **options)
         # Decisions of the host go through a group of their own and never wait for the device.

@@ -15,7 +15,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-STORE_VARIABLE = "ANNEAL_STORE"  # names the file by which `lib.stores` has ranks find each other
+STORE_VARIABLE = "ANNEAL_STORE"  # names the file by which `lib.rank_stores` has ranks find each other
 LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
 SHUTDOWN_SECONDS = 5  # until workers that hang after another one failed are killed
 _POLL_SECONDS = 0.05

@@ -85,7 +85,7 @@ class Supervisor:
             from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
             from torch.distributed.elastic.rendezvous.api import RendezvousError
 
-            from lib.stores import serve_unless_served
+            from lib.rank_stores import serve_unless_served
 
             # Of which torchrun's agent, in this process, will be a client.
             serve = self._launched["serve"]

@@ -53,7 +53,7 @@ class XlaBackend(Backend):
 
 
 class DistributedXlaBackend(XlaBackend, DistributedBackend):
-    """One of several processes with a device each. Ranks are those of torchrun.
+    """One of several processes with a device each. Ranks are those of the environment.
 
     Devices number themselves in an order of their own, so all they do together is to add up.
     """

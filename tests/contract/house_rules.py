@@ -30,7 +30,7 @@ LEVELS = {
     "lib.chips": 3,
     "lib.gathering": 3,
     "lib.local_ranks": 3,
-    "lib.stores": 3,
+    "lib.rank_stores": 3,
     "lib.memory": 4,
     "lib.hyperparams": 5,
     "lib": 6,

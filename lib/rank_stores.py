@@ -17,7 +17,7 @@ from torch._C._distributed_c10d import FileStore, Store, TCPStore  # typed here 
 from lib.local_ranks import STORE_VARIABLE
 
 
-def open_store(
+def open_rank_store(
     environment: Mapping[str, str], *, rank: int, world: int, timeout: datetime.timedelta
 ) -> Store:
     """The store of a process group: a file on one node, else one that rank 0 serves at MASTER_ADDR."""
