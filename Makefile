@@ -40,7 +40,7 @@ override KCONFIG_MAKE_KNOWN := PYTHON VENV O V KCONFIG_CONFIG GOMP_SPINCOUNT FIL
 	DIRECTORY PROMPT TEMPERATURE TOP_K SEED TOKENS DEFCONFIG FRAGMENT STRICT SET A B SYM Q \
 	KCONFIG_ALLCONFIG KCONFIG_SEED KCONFIG_PROBABILITY KCONFIG_NOSILENTUPDATE ANNEAL_CONFIG_PATH \
 	GPU JSON QUICK BUDGET COMPARE EPOCHS BATCH DEVICE CORPUS OUT SWEEP JOBS EXP \
-	COLUMN THRESHOLD REFERENCE TOLERANCE TO IMAGE STORAGE
+	COLUMN THRESHOLD REFERENCE TOLERANCE TO IMAGE STORAGE ACCELERATOR
 export KCONFIG_MAKE_VARIABLES
 export KCONFIG_MAKE_KNOWN
 
@@ -100,7 +100,7 @@ USE_KCONFIG_SEED := randconfig
 USE_KCONFIG_PROBABILITY := randconfig
 USE_KCONFIG_NOSILENTUPDATE := syncconfig
 USE_ANNEAL_CONFIG_PATH := $(USE_STRICT) tinyconfig list-defconfigs diffconfig train-%
-USE_GPU := plan elastic-check emit
+USE_GPU := plan elastic-check
 USE_JSON := plan preflight
 SCALING := scaling scaling-plan scaling-run scaling-fit scaling-plot scaling-report
 $(foreach name,CORPUS OUT,$(eval USE_$(name) := $(SCALING)))
@@ -119,6 +119,7 @@ USE_TOLERANCE := curve
 USE_TO := emit
 USE_IMAGE := emit
 USE_STORAGE := emit
+USE_ACCELERATOR := emit
 # Those that write a configuration say that CONFIG_ variables are for runs.
 USE_CONFIG := train train-% launch-print sbatch submit emit plan probe preflight bench experiment sweep-yaml checkconfig explain searchconfig menuconfig nconfig guiconfig xconfig config \
 	oldconfig olddefconfig syncconfig $(EXTREMES) savedefconfig setconfig mergeconfig defconfig defconfig-% \
@@ -246,7 +247,7 @@ $(FRAGMENT_TARGETS): ready
 ## launch-print: show the command that make train runs on each machine
 ## sbatch: write run.sbatch, with which SLURM trains the configuration, beside it; submits nothing
 ## submit: write it and submit it
-## emit: write run.TO.yaml for TO=kubernetes, skypilot or ray, beside it; IMAGE= STORAGE= GPU=; not run there
+## emit: write run.TO.yaml for TO=kubernetes, skypilot or ray, beside it; IMAGE= STORAGE= ACCELERATOR=; not run there
 ## elastic-check: what LatentWire's rules make of 1 to 16 GPUs of this machine's kind, or of GPU=
 ## elastic-demo: train on one process and on two by these rules, and compare
 ## bench: compare the step rate of the configured training with a bare loop's, and bf16 with fp32; of a TRM its two mixers
@@ -293,7 +294,8 @@ sbatch submit: configured ready
 	$(CLUSTER) $@
 
 emit: configured ready
-	$(CLUSTER) $@ $(call option,to,TO) $(call option,image,IMAGE) $(call option,storage,STORAGE) $(call option,gpu,GPU)
+	$(CLUSTER) $@ $(call option,to,TO) $(call option,image,IMAGE) $(call option,storage,STORAGE) \
+	      $(call option,accelerator,ACCELERATOR)
 
 elastic-check: ready symbols
 	$(quiet)$(PY) -m scripts.elastic check $(call given,GPU)

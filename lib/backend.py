@@ -21,7 +21,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from lib.local_ranks import STORE_VARIABLE
 from lib.plan.types import SHARDS_WEIGHTS, Kind, Layout, Precision
+from lib.rank_stores import open_rank_store, serve_at
 from lib.sharding import Gatherer, GroupGatherer, one_copy_only, shard_model
 
 _COLLECTIVE_TIMEOUT = datetime.timedelta(minutes=10)
@@ -153,7 +155,9 @@ class DistributedBackend(Backend):
         super().__init__(kind, rank=rank, world=world, local_rank=local_rank, devices=devices)
         # torch_xla has ways of its own between devices.
         name = "gloo" if kind == "xla" else dist.get_default_backend_for_device(self.device)
-        dist.init_process_group(name, timeout=_COLLECTIVE_TIMEOUT)
+        store = open_rank_store(os.environ, rank=rank, world=world, timeout=_COLLECTIVE_TIMEOUT)
+        options: dict[str, Any] = {"store": store, "rank": rank, "world_size": world}
+        dist.init_process_group(name, timeout=_COLLECTIVE_TIMEOUT, **options)
         # Decisions of the host go through a group of their own and never wait for the device.
         self._host_group = dist.new_group(backend="gloo", timeout=_COLLECTIVE_TIMEOUT)
         self._gatherers: dict[int, Gatherer] = {}
@@ -199,6 +203,17 @@ class DistributedBackend(Backend):
             group = dist.new_group(list(range(ranks)), backend="gloo", timeout=_COLLECTIVE_TIMEOUT)
             self._gatherers[ranks] = GroupGatherer(group, rank=self.rank, ranks=ranks)
         return self._gatherers[ranks]
+
+    def serve_store(self) -> None:
+        """Have a library that asks the environment for a store find one, and open none to everybody."""
+        host = "127.0.0.1" if STORE_VARIABLE in os.environ else os.environ["MASTER_ADDR"]
+        self._served = serve_at(host, 0, timeout=_COLLECTIVE_TIMEOUT) if self.is_main else None
+        port = self.broadcast(self._served and self._served.port)
+        os.environ |= {
+            "MASTER_ADDR": host,
+            "MASTER_PORT": str(port),
+            "TORCHELASTIC_USE_AGENT_STORE": "True",  # somebody else serves it
+        }
 
     def close(self) -> None:
         dist.barrier(group=self._host_group)

@@ -23,6 +23,7 @@ RUNS = "/runs"  # where a machine of the cluster has the storage
 FIRST = "FIRST"  # stands for the first machine where its address is not known yet
 _END = "END_OF_CONFIGURATION"
 _IMAGE = re.compile(r"\S{1,500}")
+_IMAGE_MEANS = "a container image that has this source tree for working directory"
 _CLAIM = re.compile(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?")
 _BUCKET = re.compile(r"[a-z0-9]+://\S+")
 _RESOURCE = re.compile(r"[a-z0-9][a-z0-9.-]*/[A-Za-z0-9][\w.-]*")
@@ -38,7 +39,7 @@ class Job:
     finds_first:   whether the machines have yet to be told which one is the first, where all meet.
     image:         a container image whose working directory is this source tree, with what it requires.
     storage:       what holds the directory of runs, for all machines, in the words of the cluster.
-    gpu:           what the cluster calls one; "" where none are asked for.
+    accelerator:   what the cluster calls a GPU; "" where none are asked for.
     """
 
     name: str
@@ -48,12 +49,12 @@ class Job:
     finds_first: bool
     image: str
     storage: str
-    gpu: str
+    accelerator: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Words:
-    """How a shell there says the first machine's address, this one's ("": torch finds it), and its number."""
+    """How a shell there says the first machine's address, this one's, and its number."""
 
     first: str
     own: str
@@ -67,7 +68,7 @@ class Cluster:
     called: str
     document: Callable[[Job], Document]
     storage: tuple[re.Pattern[str], str]
-    gpu: tuple[re.Pattern[str], str]
+    accelerator: tuple[re.Pattern[str], str]
     used_by: str
 
 
@@ -75,10 +76,10 @@ def emitted(job: Job, *, to: str, command: str) -> str:
     """The text of the file for the cluster `to`, one of `CLUSTERS`.
 
     command: what training comes to on each machine, for the reader.
-    Raises ConfigError where a name that only the user can know is missing or is none.
+    Raises ConfigError where a name that only the user can know is none.
     """
     cluster = CLUSTERS[to]
-    _check(job, cluster, to=to)
+    _check(job, cluster)
     heading = (
         f"# Not run on {cluster.called}: this follows its published schema, and nobody has tried it.\n"
         f"# Use it by: {cluster.used_by}\n"
@@ -87,24 +88,40 @@ def emitted(job: Job, *, to: str, command: str) -> str:
     return heading + yaml.dump(cluster.document(job), Dumper=_Dumper, sort_keys=False, width=110)
 
 
-def _check(job: Job, cluster: Cluster, *, to: str) -> None:
-    wanted = {
-        "IMAGE": (job.image, _IMAGE, "a container image that has this source tree for working directory"),
-        "STORAGE": (job.storage, *cluster.storage),
+def missing(*, to: str, gpus: bool, given: Mapping[str, str]) -> list[str]:
+    """What only the user can know and has not said, as lines of `NAME= (what it means)`.
+
+    to: the cluster, "" where that is missing, too. gpus: whether any are asked for. given: the image,
+    storage and accelerator of a `Job`.
+    """
+    cluster = CLUSTERS.get(to)
+    means = {
+        "to": f"the cluster: {', '.join(CLUSTERS)}",
+        "image": _IMAGE_MEANS,
+        "storage": cluster.storage[1] if cluster else "what holds the directory of runs there",
     }
+    if gpus:
+        means["accelerator"] = cluster.accelerator[1] if cluster else "what the cluster calls a GPU"
+    said = {"to": to, **given}
+    return [f"{name.upper()}= ({meaning})" for name, meaning in means.items() if not said[name]]
+
+
+def _check(job: Job, cluster: Cluster) -> None:
+    wanted = {"IMAGE": (job.image, _IMAGE, _IMAGE_MEANS), "STORAGE": (job.storage, *cluster.storage)}
     if job.gpus:
-        wanted["GPU"] = (job.gpu, *cluster.gpu)
-    elif job.gpu:
+        wanted["ACCELERATOR"] = (job.accelerator, *cluster.accelerator)
+    elif job.accelerator:
         raise ConfigError(
-            f"GPU={job.gpu} is not used by CONFIG_DEVICE_CPU=y",
+            f"ACCELERATOR={job.accelerator} is not used by CONFIG_DEVICE_CPU=y",
             todo="leave it out, or set CONFIG_DEVICE_CUDA=y",
         )
-    missing = [f"{name}= ({meaning})" for name, (value, _, meaning) in wanted.items() if not value]
-    if missing:
-        raise ConfigError(f"make emit TO={to} needs {' and '.join(missing)}", why="only you can know that")
-    for name, (value, pattern, meaning) in wanted.items():
-        if not pattern.fullmatch(value):
-            raise ConfigError(f"{name}={value} is not {meaning}")
+    wrong = [
+        f"{name}={value} is not {meaning}"
+        for name, (value, pattern, meaning) in wanted.items()
+        if not pattern.fullmatch(value)
+    ]
+    if wrong:
+        raise ConfigError("; ".join(wrong))
 
 
 def _kubernetes(job: Job) -> Document:
@@ -114,8 +131,11 @@ def _kubernetes(job: Job) -> Document:
         "command": ["sh", "-c", _verbatim(_start(job, _IN_TRAINJOB))],
         "numNodes": job.nodes,
     }
+    if job.finds_first:
+        address = {"fieldRef": {"fieldPath": "status.podIP"}}
+        trainer["env"] = [{"name": "THIS_MACHINE", "valueFrom": address}]
     if job.gpus:
-        trainer["resourcesPerNode"] = {"limits": {job.gpu: job.gpus}}
+        trainer["resourcesPerNode"] = {"limits": {job.accelerator: job.gpus}}
     pod = {"volumes": _volumes(job), "containers": [{"name": "node", "volumeMounts": _mounts()}]}
     replicated = [{"name": "node", "template": {"spec": {"template": {"spec": pod}}}}]
     return {
@@ -138,7 +158,7 @@ def _kubernetes(job: Job) -> Document:
 def _skypilot(job: Job) -> Document:
     resources: Document = {"image_id": f"docker:{job.image}"}
     if job.gpus:
-        resources["accelerators"] = f"{job.gpu}:{job.gpus}"
+        resources["accelerators"] = f"{job.accelerator}:{job.gpus}"
     if _BUCKET.fullmatch(job.storage):
         if job.nodes > 1:
             raise ConfigError(
@@ -170,7 +190,7 @@ def _ray(job: Job) -> Document:
         "volumeMounts": _mounts(),
     }
     if job.gpus:
-        worker["resources"] = {"limits": {job.gpu: job.gpus}}
+        worker["resources"] = {"limits": {job.accelerator: job.gpus}}
     workers = {
         "groupName": "machines",
         "replicas": job.nodes,
@@ -214,13 +234,14 @@ export KCONFIG_CONFIG="$directory/.config"
 def _meet(words: _Words) -> str:
     """Tell training where all meet, as if that stood on make's command line.
 
-    The first machine is told that it is there: torch knows neither an address that its own name does not
-    lead to nor, for a while, a name that has just been given. For the same reason each is told its address.
+    Each is told its own address, and the first one that it is there by that, at which alone it then listens:
+    torch knows neither an address that its own name does not lead to nor, for a while, a name that has just
+    been given.
     """
-    own = f'export PET_LOCAL_ADDR="{words.own}" # as torchrun --local-addr\n' if words.own else ""
     return f"""\
-{own}export CONFIG_DIST_ENDPOINT="{words.first}:{PORT}"
-[ "{words.number}" != 0 ] || CONFIG_DIST_ENDPOINT=localhost:{PORT}
+export PET_LOCAL_ADDR="{words.own}" # as torchrun --local-addr
+export CONFIG_DIST_ENDPOINT="{words.first}:{PORT}"
+[ "{words.number}" != 0 ] || CONFIG_DIST_ENDPOINT="$PET_LOCAL_ADDR:{PORT}"
 export KCONFIG_MAKE_VARIABLES=CONFIG_DIST_ENDPOINT
 """
 
@@ -253,7 +274,7 @@ def _text(dumper: _Dumper, text: str) -> yaml.ScalarNode:
 
 _Dumper.add_representer(str, _text)
 
-_IN_TRAINJOB = _Words(first="$PET_MASTER_ADDR", own="", number="$PET_NODE_RANK")
+_IN_TRAINJOB = _Words(first="$PET_MASTER_ADDR", own="$THIS_MACHINE", number="$PET_NODE_RANK")
 _ON_SKYPILOT = _Words(
     first='$(echo "$SKYPILOT_NODE_IPS" | head -n 1)',
     own='$(echo "$SKYPILOT_NODE_IPS" | sed -n "$((SKYPILOT_NODE_RANK + 1))p")',
@@ -262,7 +283,7 @@ _ON_SKYPILOT = _Words(
 _ON_RAY = _Words(first="$FIRST_MACHINE", own="$THIS_MACHINE", number="$MACHINE_NUMBER")
 _OF_KUBERNETES = {
     "storage": (_CLAIM, "the name of a PersistentVolumeClaim that every machine can write to"),
-    "gpu": (_RESOURCE, "what the cluster calls a GPU, such as nvidia.com/gpu"),
+    "accelerator": (_RESOURCE, "what the cluster calls a GPU, such as nvidia.com/gpu"),
 }
 CLUSTERS: Mapping[str, Cluster] = {
     "kubernetes": Cluster(
@@ -275,7 +296,7 @@ CLUSTERS: Mapping[str, Cluster] = {
         called="SkyPilot",
         document=_skypilot,
         storage=(re.compile(f"{_BUCKET.pattern}|{_CLAIM.pattern}"), "a volume of SkyPilot, or a bucket"),
-        gpu=(_ACCELERATOR, "what SkyPilot calls a GPU, such as H100"),
+        accelerator=(_ACCELERATOR, "what SkyPilot calls a GPU, such as H100"),
         used_by="sky jobs launch run.skypilot.yaml, in the source tree",
     ),
     "ray": Cluster(

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from lib.errors import ConfigError, PlanError
+from lib.local_ranks import LOOPBACK, on_interface
 
 _NODES = re.compile(r"(?P<least>[1-9][0-9]{0,3})(?::(?P<most>[1-9][0-9]{0,3}))?")
 _ENDPOINT = re.compile(r"[\w.-]+:(?P<port>[1-9][0-9]{0,4})")
@@ -45,6 +46,7 @@ class Route:
     address: str  # of this machine, as the others reach it
     interface: str | None  # the network device with that address; None where that is not known
     is_host: bool | None  # whether all meet here; None where torchrun finds that out by itself
+    serves: str | None = None  # the endpoint's address where it is one of this machine, and known by number
 
 
 def gathering_of(*, nodes: str, endpoint: str | None) -> Gathering | None:
@@ -84,10 +86,11 @@ def check_shares(gathering: Gathering, *, processes: int, target: int) -> None:
 
 
 def route_to(endpoint: str) -> Route | None:
-    """How this machine reaches HOST:PORT; None within one machine, and where there is no way yet."""
+    """How this machine reaches HOST:PORT; None where there is no way yet."""
     host, _, port = endpoint.rpartition(":")
     if host == "localhost" or _is_loopback(host):
-        return None
+        address = "127.0.0.1" if host == "localhost" else host
+        return Route(address=address, interface=LOOPBACK, is_host=None, serves=address)
     try:
         family, _, _, _, place = socket.getaddrinfo(host, int(port), type=socket.SOCK_DGRAM)[0]
         hosted = _is_loopback(str(place[0]))  # the name is this machine's own
@@ -96,8 +99,11 @@ def route_to(endpoint: str) -> Route | None:
             address = str(asking.getsockname()[0])
     except OSError:
         return None  # torchrun tries for longer, and says what it could not reach
-    is_host = None if hosted or str(place[0]) in _addresses_of_own_name() else address == str(place[0])
-    return Route(address=address, interface=_interface_with(address), is_host=is_host)
+    end = str(place[0])
+    is_host = None if hosted or end in _addresses_of_own_name() else address == end
+    # By which of its addresses the others know a machine whose own name leads to itself, it cannot know.
+    serves = None if hosted or is_host is False else end
+    return Route(address=address, interface=_interface_with(address), is_host=is_host, serves=serves)
 
 
 def _is_loopback(host: str) -> bool:
@@ -129,34 +135,27 @@ def _interface_with(address: str) -> str | None:
 
 def environment_of(route: Route | None) -> Mapping[str, str]:
     """Variables of torchrun and the workers where machines are several; what the user has set stays."""
-    variables = {
-        # The store that torch 2.13 would share is one that a machine which joins later never finds.
-        "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
-        # A store that is gone is told in one line, not by traces of C++.
-        "TORCH_CPP_LOG_LEVEL": "ERROR",
-    }
+    # A store that is gone is told in one line, not by traces of C++.
+    variables = {"TORCH_CPP_LOG_LEVEL": "ERROR"}
     if route is not None and route.interface is not None:
-        variables["GLOO_SOCKET_IFNAME"] = route.interface
+        variables |= on_interface(route.interface)
     return variables
 
 
 def torchrun_options(
-    gathering: Gathering | None, *, processes: int, restarts: int, name: str, route: Route | None = None
+    gathering: Gathering, *, processes: int, restarts: int, name: str, route: Route | None = None
 ) -> Sequence[str]:
     """Options of torchrun on each machine.
 
     name: what the machines of one job have in common. route: of this machine; None to have names tell it.
     """
-    each = f"--nproc-per-node={processes}"
-    if gathering is None:
-        return ("--standalone", each)
     nodes = f"{gathering.least}:{gathering.most}" if gathering.is_elastic else str(gathering.least)
     conf = f"last_call_timeout={LAST_CALL},keep_alive_interval={KEEP_ALIVE},keep_alive_max_attempt={ATTEMPTS}"
     if route is not None and route.is_host is not None:
         conf += f",is_host={str(route.is_host).lower()}"
     return (
         f"--nnodes={nodes}",
-        each,
+        f"--nproc-per-node={processes}",
         f"--max-restarts={restarts}",
         "--rdzv-backend=c10d",
         f"--rdzv-endpoint={gathering.endpoint}",

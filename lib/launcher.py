@@ -1,8 +1,8 @@
 """Several processes that look like one: the user sees rank 0 and gets its exit status.
 
-`launch` turns this process into the supervisor, which starts the workers through torchrun and
-stays their parent. Notes in a directory of the launch go between them: launch.json (to all
-workers), and by the rank on this machine RANK.pid (it can take signals now), RANK.status (it has
+`launch` turns this process into the supervisor, which starts the workers, through torchrun where there
+are other nodes, and stays their parent. Notes in a directory of the launch go between them: launch.json
+(to all workers), and by the rank on this machine RANK.pid (it can take signals now), RANK.status (it has
 told how it ended, and ends), RANK.crash (the traceback of what nothing caught); kept.json (what a
 worker that takes its place after a restart is to know). No worker outlives the supervisor, however
 that ends.
@@ -23,13 +23,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from lib.gathering import torchrun_options
+from lib.local_ranks import SHUTDOWN_SECONDS
 from lib.rundir import RunDir
 
 _NOTES_VARIABLE = "ANNEAL_LAUNCH"  # names the directory of notes to the workers
 _PARENT_CHECK_SECONDS = 1.0
 _PATIENCE_SECONDS = 2.0  # of a failing worker with rank 0, which may be about to tell the same failure
-_SHUTDOWN_SECONDS = 5  # until torchrun kills workers that hang after another one failed
 LAUNCH, KEPT = "launch.json", "kept.json"
 
 
@@ -41,24 +40,30 @@ def launch(
     cpu_count: int,
     arguments: Sequence[str],
     torchrun: Sequence[str] | None = None,
+    serve: str | None = None,
     variables: Mapping[str, str] | None = None,
 ) -> NoReturn:
     """Replace this process by a supervisor of `world` workers that run `python -m train ARGUMENTS`.
 
     restarts: how many times all are started again after one was killed.
     torchrun: its options, where there are other machines; they then have workers, too.
-    variables: of the environment of torchrun and the workers, but for those that the user has set.
+    serve: HOST:PORT, where all meet at an address of this machine.
+    variables: of the environment of the workers, but for those that the user has set.
     Replacing it frees the device memory that probing took. Does not return; the exit status is
     the one that rank 0 gives to `end_process`.
     """
     notes = tempfile.mkdtemp(prefix="anneal-")
     # The supervisor will have the number of this process.
-    options = torchrun or torchrun_options(None, processes=world, restarts=0, name="")
-    launched = {"plan": plan, "supervisor": os.getpid(), "restarts": restarts, "torchrun": list(options)}
+    launched = {"plan": plan, "supervisor": os.getpid(), "restarts": restarts, "serve": serve}
+    launched["torchrun"] = None if torchrun is None else list(torchrun)
     (Path(notes) / LAUNCH).write_text(json.dumps(launched))
     environment = os.environ | {_NOTES_VARIABLE: notes}
     environment.setdefault("OMP_NUM_THREADS", str(max(1, cpu_count // world)))
-    environment.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", str(_SHUTDOWN_SECONDS))
+    if torchrun is not None:
+        environment.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", str(SHUTDOWN_SECONDS))
+        # The store that torch would share is one that a machine which joins later never finds, and one
+        # that listens on every interface.
+        environment["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
     for variable, value in (variables or {}).items():
         environment.setdefault(variable, value)
     command = [sys.executable, "-m", "lib.supervisor", notes, str(world), *arguments]
@@ -124,7 +129,7 @@ def _end(status: int, kind: str, text: str) -> NoReturn:
     sys.stderr.flush()
     rank_0 = _note(kind, text)
     if rank_0 is not None and status != 0:
-        # torchrun ends all workers with the first that fails, and rank 0 has the files to put in order.
+        # All workers are ended with the first that fails, and rank 0 has the files to put in order.
         deadline = time.monotonic() + _PATIENCE_SECONDS
         while not any(rank_0.with_suffix(end).exists() for end in (".status", ".crash")):
             if time.monotonic() > deadline:

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import io
 import json
 import math
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, BinaryIO, TypeAlias
 
 from lib import atomic
 from lib.errors import ToolkitError, os_error
 
 Scalar: TypeAlias = str | int | float | bool | None
+
+BATCH_ROWS = 1000
+_BLOCK_BYTES = 1 << 16
 
 
 class MetricsWriter:
@@ -64,7 +68,7 @@ def read(path: Path) -> list[dict[str, Any]]:
 
     Raises ToolkitError where the file is missing or a line in it is not a row.
     """
-    return _rows(path, _bytes(path))
+    return [row for rows in Follower(path).batches() for row in rows]
 
 
 class Follower:
@@ -73,64 +77,106 @@ class Follower:
     def __init__(self, path: Path) -> None:
         self._path, self._offset, self._lines = path, 0, 0
 
-    def rows(self) -> list[dict[str, Any]]:
-        """What was appended since the last call. A last line without its end waits for the next one.
+    def batches(self) -> Iterator[list[dict[str, Any]]]:
+        """What was appended since the last call, BATCH_ROWS rows at a time; the last batch may be empty.
 
+        A last line without its end waits for the next call.
         Raises ToolkitError where the file cannot be read or a line in it is not a row.
         """
-        data = _bytes(self._path, start=self._offset)
-        whole = data[: data.rfind(b"\n") + 1]
-        rows = _rows(self._path, whole, above=self._lines)
-        self._offset += len(whole)
-        self._lines += len(rows)
-        return rows
+        rows: list[dict[str, Any]] = []
+        try:
+            with self._path.open("rb") as file:
+                file.seek(self._offset)
+                for line in file:
+                    if not line.endswith(b"\n"):
+                        break
+                    rows.append(self._row(line))
+                    self._offset, self._lines = self._offset + len(line), self._lines + 1
+                    if len(rows) == BATCH_ROWS:
+                        yield rows
+                        rows = []
+        except OSError as error:
+            raise os_error("read", error) from error
+        yield rows
+
+    def _row(self, line: bytes) -> dict[str, Any]:
+        if (row := _parsed(line)) is None:
+            where = f"{self._path}:{self._lines + 1}"
+            raise ToolkitError(f"{where} is not a JSON object with a step", todo="remove the line")
+        return row
 
 
 def truncate_after(path: Path, step: int) -> int:
-    """Drop the rows of later steps, and lines that are no rows, before a run goes on from `step`.
+    """Drop the rows of later steps, and lines that are no rows, before a run resumes from `step`.
 
-    Atomic. Returns how many whole lines were dropped; a file that is not there has none.
-    Raises ToolkitError where the file cannot be read or written.
+    Steps do not fall in a file: it is read from its end until a row that stays, and what is before is only
+    looked at for what a power cut may have left. Atomic. Returns how many whole lines were dropped; a file
+    that is not there has none. Raises ToolkitError where the file cannot be read or written.
     """
     if not path.exists():
         return 0
-    lines = list(_parse(_bytes(path)))
-    kept = [line for line, row in lines if row is not None and row.get("step", step) <= step]
     try:
+        with path.open("r+b") as file:
+            end, dropped, is_plain = _end_of(file, step)
+            if is_plain and _is_undamaged(file, end):
+                file.truncate(end)
+                return dropped
+            file.seek(0)
+            lines = [(line, _parsed(line)) for line in file if line.endswith(b"\n")]
+        kept = [line for line, row in lines if row is not None and row.get("step", step) <= step]
         atomic.write_bytes(path, b"".join(kept))
     except OSError as error:
         raise os_error("write", error) from error
     return len(lines) - len(kept)
 
 
-def _bytes(path: Path, *, start: int = 0) -> bytes:
+def _end_of(file: BinaryIO, step: int) -> tuple[int, int, bool]:
+    """Where the last row up to `step` ends, how many whole lines follow it, and whether all of them go."""
+    dropped = 0
+    for offset, line in _backwards(file):
+        row = _parsed(line)
+        if row is not None and "step" not in row:
+            return offset, dropped, False
+        if row is not None and row["step"] <= step:
+            return offset + len(line), dropped, True
+        dropped += line.endswith(b"\n")
+    return 0, dropped, True
+
+
+def _backwards(file: BinaryIO) -> Iterator[tuple[int, bytes]]:
+    """Lines from the last to the first, with their ends, and where they begin."""
+    begin, rest = file.seek(0, os.SEEK_END), b""
+    while begin:
+        start = max(0, begin - _BLOCK_BYTES)
+        file.seek(start)
+        lines = io.BytesIO(file.read(begin - start) + rest).readlines()
+        rest = lines.pop(0) if start else b""  # it may begin in the block before
+        offset, begin = start + len(rest) + sum(map(len, lines)), start
+        for line in reversed(lines):
+            offset -= len(line)
+            yield offset, line
+
+
+def _is_undamaged(file: BinaryIO, end: int) -> bool:
+    """Whether all lines before `end` begin and end as rows do. Parsing them would take many times as long."""
+    file.seek(0)
+    before = b"}\n"
+    while block := file.read(min(_BLOCK_BYTES, end - file.tell())):
+        block = before + block
+        is_line = block.endswith(b"\n")  # what follows its end is in the next block
+        if b"\0" in block or block.count(b"}\n{") != block.count(b"\n") - is_line:
+            return False
+        before = block[-2:] if is_line else block[-1:]
+    return True
+
+
+def _parsed(line: bytes) -> dict[str, Any] | None:
+    """The row of a whole line, None for a line that is none."""
     try:
-        with path.open("rb") as file:
-            file.seek(start)
-            return file.read()
-    except OSError as error:
-        raise os_error("read", error) from error
-
-
-def _rows(path: Path, data: bytes, *, above: int = 0) -> list[dict[str, Any]]:
-    """above: how many lines of the file come before `data`."""
-    rows = []
-    for number, (_, row) in enumerate(_parse(data), start=above + 1):
-        if row is None:
-            raise ToolkitError(f"{path}:{number} is not a JSON object with a step", todo="remove the line")
-        rows.append(row)
-    return rows
-
-
-def _parse(data: bytes) -> Iterator[tuple[bytes, dict[str, Any] | None]]:
-    """Whole lines with their rows; None for a line that is none."""
-    for line in data.split(b"\n")[:-1]:
-        try:
-            row = json.loads(line)
-        except ValueError:
-            row = None
-        is_row = isinstance(row, dict) and isinstance(row.get("step", 0), int | float)
-        yield line + b"\n", row if is_row else None
+        row = json.loads(line) if line.endswith(b"\n") else None
+    except ValueError:
+        return None
+    return row if isinstance(row, dict) and isinstance(row.get("step", 0), int | float) else None
 
 
 def _line(row: Mapping[str, Scalar]) -> str:

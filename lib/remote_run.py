@@ -1,6 +1,7 @@
 """A run on object storage, which has no renaming: a checkpoint is there when its manifest is.
 
     URL/<model>/<run>/config ...                      the files of the run directory
+    URL/<model>/<run>/sinks/events...                 those of TensorBoard
     URL/<model>/<run>/ckpt/step-00001234/state.pt     first
     URL/<model>/<run>/ckpt/step-00001234/manifest.json   last
 
@@ -20,14 +21,24 @@ from lib.errors import CheckpointError, os_error
 from lib.identity import is_identity
 from lib.kconf import Resolved, Value, values_from_json
 from lib.manifest import DamagedError
-from lib.rundir import CHECKPOINTS, LOCK, STATUS, RunDir, checkpoint_name, checkpoint_step
+from lib.rundir import (
+    CHECKPOINTS,
+    EVENTS,
+    LOCK,
+    SINKS,
+    STATUS,
+    RunDir,
+    checkpoint_name,
+    checkpoint_step,
+)
 from lib.storage import MissingError, Storage
 
 
 def contents(run: RunDir) -> dict[str, bytes]:
-    """The files of a run directory but for its checkpoints and what is made of them."""
+    """The files of a run directory and TensorBoard's, without checkpoints and what is made of them."""
     files = [path for path in run.path.iterdir() if path.is_file() and not path.name.startswith(".")]
-    return {path.name: path.read_bytes() for path in files if path.name != LOCK}
+    files = [path for path in files if path.name != LOCK] + sorted(run.sinks.glob(f"{EVENTS}*"))
+    return {path.relative_to(run.path).as_posix(): path.read_bytes() for path in files}
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +101,8 @@ class RemoteRun:
         for name, data in files.items():
             if name != STATUS:
                 self.storage.write(name, data)
+        for name in set(self._events()) - files.keys():
+            self.storage.remove(name)
         for step, data in missing.items():
             self.storage.write(_place(step, manifest.NAME), data)
         if local and local[-1] in damaged:
@@ -152,15 +165,20 @@ class RemoteRun:
         return run
 
     def _fetch_files(self, directory: Path) -> None:
-        for name in self.storage.entries():
-            if name in (CHECKPOINTS, LOCK) or name.startswith("."):
-                continue
-            temporary = directory / f".{name}.fetched"
-            self.storage.download(name, temporary)
+        names = [name for name in self.storage.entries() if not name.startswith(".")]
+        for name in [name for name in names if name not in (CHECKPOINTS, SINKS, LOCK)] + self._events():
+            path = directory / name
+            temporary = path.with_name(f".{path.name}.fetched")
             try:
-                atomic.publish(temporary, directory / name)
+                path.parent.mkdir(exist_ok=True)
+                self.storage.download(name, temporary)
+                atomic.publish(temporary, path)
             except OSError as error:
                 raise os_error("write", error) from error
+
+    def _events(self) -> list[str]:
+        """TensorBoard's files that are there."""
+        return [f"{SINKS}/{name}" for name in self.storage.entries(SINKS) if name.startswith(EVENTS)]
 
     def _upload_state(self, path: Path, step: int) -> None:
         try:

@@ -48,7 +48,8 @@ OBJECTS = (  # stored as NAME.json
     "env",  # versions
 )
 
-STATUS, LOCK, CHECKPOINTS = "status.json", "lock", "ckpt"
+STATUS, LOCK, CHECKPOINTS, SINKS = "status.json", "lock", "ckpt", "sinks"
+EVENTS = "events.out.tfevents."  # how TensorBoard's files begin, by which it knows them
 
 _NAME = re.compile(r"(?P<time>\d{8}T\d{6}Z)-(?P<identity>[0-9a-f]{8})(?:-(?P<ordinal>\d+))?")
 _CHECKPOINT_NAME = re.compile(r"step-(\d{8,})")
@@ -150,7 +151,7 @@ class RunDir:
 
     @property
     def sinks(self) -> Path:
-        return self.path / "sinks"
+        return self.path / SINKS
 
     @property
     def began(self) -> float:

@@ -1,8 +1,9 @@
-"""The process that `lib.launcher.launch` turns itself into: torchrun, signals and how the whole ended."""
+"""The process that `lib.launcher.launch` turns itself into: workers, signals and how the whole ended."""
 
 from __future__ import annotations
 
 import contextlib
+import datetime
 import json
 import os
 import shutil
@@ -16,10 +17,12 @@ from pathlib import Path
 from typing import Any
 
 from lib.launcher import KEPT, LAUNCH
+from lib.local_ranks import run_ranks
 from lib.rank_logs import keep_outputs
 from lib.rundir import RunDir
 
 _TAIL_LINES = 30
+_STORE_TIMEOUT = datetime.timedelta(seconds=60)  # of torchrun's agents
 
 
 class Supervisor:
@@ -28,7 +31,7 @@ class Supervisor:
     def __init__(self, notes: Path, *, world: int) -> None:
         self._notes, self._world = notes, world
         self._launched = json.loads((notes / LAUNCH).read_text())
-        self._machine = "" if "--standalone" in self._launched["torchrun"] else socket.gethostname()
+        self._machine = socket.gethostname() if self._launched["torchrun"] is not None else ""
         self._lost = ""  # why the other machines cannot be reached any more
         self._signal = 0  # number of the signal that came, 0 = none
         self._keeping = threading.Lock()
@@ -38,7 +41,7 @@ class Supervisor:
         """Run the workers to their end. Returns the exit status of the whole."""
         _listen((signal.SIGINT, signal.SIGTERM), self._pass_on)
         restarts = self._launched["restarts"]
-        failed = self._torchrun(arguments)
+        failed = self._attempt(arguments)
         for restart in range(1, restarts + 1):
             if not self._was_killed(failed):
                 break
@@ -46,7 +49,7 @@ class Supervisor:
             killed = f"process {rank} of {self._world} was ended by signal {-failed[rank]}"
             print(f"{killed}: starting all again ({restart} of {restarts})", file=sys.stderr, flush=True)
             self._forget()
-            failed = self._torchrun(arguments)
+            failed = self._attempt(arguments)
         return self._verdict(failed)
 
     def _was_killed(self, failed: Mapping[int, int]) -> bool:
@@ -61,9 +64,19 @@ class Supervisor:
             elif path.suffix in (".pid", ".status", ".crash"):
                 path.unlink()
 
-    def _torchrun(self, arguments: Sequence[str]) -> dict[int, int]:
-        """Exit statuses (negative: signals) of the workers that failed first, by rank."""
+    def _attempt(self, arguments: Sequence[str]) -> dict[int, int]:
+        """Exit statuses (negative: signals) of the workers of this machine that failed, by rank."""
         self._has_kept = False
+        program = ["-m", "train", *arguments]
+        try:
+            if self._launched["torchrun"] is not None:
+                return self._torchrun(program)
+            folder = self._notes / "local" / "attempt_0"  # as torchrun calls it
+            return run_ranks([sys.executable, "-u", *program], world=self._world, folder=folder)
+        finally:
+            self._keep_outputs()
+
+    def _torchrun(self, program: Sequence[str]) -> dict[int, int]:
         log = (self._notes / "torchrun.log").open("a")
         # File descriptor 2 stays what it is: rank 0 inherits it.
         with contextlib.redirect_stderr(log):
@@ -72,6 +85,11 @@ class Supervisor:
             from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
             from torch.distributed.elastic.rendezvous.api import RendezvousError
 
+            from lib.rank_stores import serve_unless_served
+
+            # Of which torchrun's agent, in this process, will be a client.
+            serve = self._launched["serve"]
+            store = serve_unless_served(serve, timeout=_STORE_TIMEOUT) if serve else None  # noqa: F841
             options = [
                 *self._launched["torchrun"],
                 f"--log-dir={self._notes}",
@@ -79,15 +97,13 @@ class Supervisor:
                 "--signals-to-handle=SIGQUIT",  # the others are for `_pass_on`
             ]
             try:
-                run.main([*options, "-m", "train", *arguments])
+                run.main([*options, *program])
             except ChildFailedError as error:
                 return {failure.local_rank: failure.exitcode for failure in error.failures.values()}
             except RendezvousError as error:
                 # torch says in the first that the second is to be seen, which ends in frames of C++.
                 cause = str(error.__cause__ or error).partition("\n")[0]
                 self._lost = cause or type(error).__name__
-            finally:
-                self._keep_outputs()
         return {}
 
     def _keep_outputs(self) -> None:
@@ -179,7 +195,7 @@ class Supervisor:
         notes.sort(key=lambda note: note.stat().st_mtime_ns)
         spoke = [int(note.stem) for note in notes]
         silent = sorted(failed.keys() - spoke)
-        # torchrun ends the others by SIGTERM, and may do so before they are asked how they fare.
+        # The others are ended by SIGTERM, and that may be before they are asked how they fare.
         died = [rank for rank in silent if failed[rank] != -signal.SIGTERM]
         return next(iter([*died, *spoke, *silent]), 0)
 

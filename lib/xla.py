@@ -53,7 +53,7 @@ class XlaBackend(Backend):
 
 
 class DistributedXlaBackend(XlaBackend, DistributedBackend):
-    """One of several processes with a device each. Ranks are those of torchrun.
+    """One of several processes with a device each. Ranks are those of the environment.
 
     Devices number themselves in an order of their own, so all they do together is to add up.
     """
@@ -61,6 +61,7 @@ class DistributedXlaBackend(XlaBackend, DistributedBackend):
     def _join_devices(self) -> None:
         import torch_xla.distributed.xla_backend  # noqa: F401 - makes torch know the address below
 
+        self.serve_store()
         # Who asks for that address is given one of the devices of its machine.
         _, _, world = next(iter(rendezvous("xla://")))
         assert world == self.world, f"there are {world} XLA devices for {self.world} processes"

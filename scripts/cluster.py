@@ -13,7 +13,7 @@ from pathlib import Path
 from lib import kconf
 from lib.atomic import write_text
 from lib.config import Config, config_from_values
-from lib.emit import CLUSTERS, FIRST, RUNS, Job, emitted
+from lib.emit import CLUSTERS, FIRST, RUNS, Job, emitted, missing
 from lib.errors import ConfigError, ToolkitError, run_main
 from lib.gathering import Gathering, check_shares, gathering_of, torchrun_options
 from lib.hardware import probe
@@ -38,7 +38,7 @@ def main() -> int:
     of_emit.add_argument("--to", default="", help=f"the cluster: {', '.join(CLUSTERS)}")
     of_emit.add_argument("--image", default="", help="container image with the source tree")
     of_emit.add_argument("--storage", default="", help="what holds the directory of runs there")
-    of_emit.add_argument("--gpu", default="", help="what the cluster calls a GPU")
+    of_emit.add_argument("--accelerator", default="", help="what the cluster calls a GPU")
     options = parser.parse_args()
     resolved = kconf.from_environment(ROOT)
     config = config_from_values(resolved.values)
@@ -47,7 +47,7 @@ def main() -> int:
         print(command_line(config, name=name, runs=options.runs))
         return 0
     if options.action == "emit":
-        given = {"image": options.image, "storage": options.storage, "gpu": options.gpu}
+        given = {name: getattr(options, name) for name in ("image", "storage", "accelerator")}
         text = file_of(config, to=options.to, name=name, configuration=resolved.minimal, given=given)
         file = options.config.resolve().with_name(f"run.{options.to}.yaml")
         write_text(file, text)
@@ -76,8 +76,9 @@ def command_line(config: Config, *, name: str, runs: Path) -> str:
 
 def _command(config: Config, gathering: Gathering | None, *, processes: int, name: str, runs: Path) -> str:
     program = ["-m", "train", "--runs", str(runs), "train"]
-    if gathering is None and processes == 1 and config.device not in ON_XLA:
-        return shlex.join(["python", *program])
+    if gathering is None:
+        command = shlex.join(["python", *program])
+        return command if processes == 1 else f"{command} # starts {processes} processes"
     restarts = config.dist_max_restarts
     options = torchrun_options(gathering, processes=processes, restarts=restarts, name=name)
     return shlex.join(["torchrun", *options, *program])
@@ -98,13 +99,17 @@ def _processes_on(devices: int, config: Config) -> int:
 
 
 def script_of(config: Config, *, configuration: str, folder: Path, runs: Path) -> str:
-    """The batch script. Raises ConfigError for a number of machines that is none, or too short a time."""
+    """The batch script.
+
+    Raises ConfigError for a number of machines that is none, too short a time, or GPUs that do not fit
+    the device.
+    """
     endpoint = config.dist_endpoint or f"localhost:{PORT}"  # the script finds the real one
     gathering = gathering_of(nodes=config.dist_nnodes, endpoint=endpoint)
     batch = Batch(
         model=config.model,
         nodes=gathering.least if gathering is not None else 1,
-        gpus_per_node=config.slurm_gpus_per_node,
+        gpus_per_node=_gpus_for_slurm(config),
         cpus_per_node=config.slurm_cpus_per_node,
         time=config.slurm_time or "",
         partition=config.slurm_partition or "",
@@ -118,16 +123,22 @@ def script_of(config: Config, *, configuration: str, folder: Path, runs: Path) -
 def file_of(config: Config, *, to: str, name: str, configuration: str, given: Mapping[str, str]) -> str:
     """The file for the cluster `to`, from the configuration alone.
 
-    configuration: in its minimal form. given: the image, storage and gpu of a `Job`.
+    configuration: in its minimal form. given: the image, storage and accelerator of a `Job`.
     Raises ConfigError for what is missing or cannot be honoured there, PlanError for a batch that the
     machines could not share.
     """
-    if to not in CLUSTERS:
+    if to and to not in CLUSTERS:
         raise ConfigError(
             f"TO={to} is no cluster that a file can be written for",
             todo=f"give TO={', TO='.join(CLUSTERS)}; make sbatch is for SLURM",
         )
-    gpus = _gpus_of(config)
+    asks_for_gpus = _asks_for_gpus(config)
+    lacking = missing(to=to, gpus=asks_for_gpus, given=given)
+    if asks_for_gpus and not config.num_devices:
+        lacking.append("CONFIG_NUM_DEVICES= (how many GPUs each machine has), or CONFIG_DEVICE_CPU=y")
+    if lacking:
+        of = f" TO={to}" if to else ""
+        raise ConfigError(f"make emit{of} needs {'; '.join(lacking)}", why="only you can know that")
     processes = _processes_on(config.num_devices or 1, config)
     endpoint = config.dist_endpoint or f"{FIRST}:{PORT}"
     gathering = gathering_of(nodes=config.dist_nnodes, endpoint=endpoint)
@@ -142,7 +153,7 @@ def file_of(config: Config, *, to: str, name: str, configuration: str, given: Ma
     job = Job(
         name=f"anneal-{name}".replace("_", "-"),
         nodes=gathering.least if gathering is not None else 1,
-        gpus=gpus,
+        gpus=config.num_devices if asks_for_gpus else 0,
         configuration=configuration,
         finds_first=gathering is not None and not config.dist_endpoint,
         **given,
@@ -151,22 +162,46 @@ def file_of(config: Config, *, to: str, name: str, configuration: str, given: Ma
     return emitted(job, to=to, command=command)
 
 
-def _gpus_of(config: Config) -> int:
-    """How many each machine is to have, by the configuration; 0 for processors alone."""
-    if config.device == "cpu":
-        return 0
+def _asks_for_gpus(config: Config) -> bool:
+    """Whether a file of make emit has its machines have GPUs, by the configuration."""
     if config.device in ("mps", *ON_XLA):
         raise ConfigError(
             f"CONFIG_DEVICE_{config.device.upper()}=y is not for make emit",
             why="its files ask for GPUs, or for processors alone",
             todo="set CONFIG_DEVICE_CUDA=y or CONFIG_DEVICE_CPU=y",
         )
-    if not config.num_devices:
+    return config.device != "cpu"
+
+
+def _gpus_for_slurm(config: Config) -> int:
+    """How many each machine is to have; 0 to ask for none.
+
+    Raises ConfigError where CONFIG_SLURM_GPUS_PER_NODE contradicts the devices that training is to use, or
+    neither tells how many.
+    """
+    wanted, used = config.slurm_gpus_per_node, config.num_devices
+    asked = f"CONFIG_SLURM_GPUS_PER_NODE={wanted}"
+    if config.device not in ("auto", "cuda"):
+        if wanted:
+            device = f"CONFIG_DEVICE_{config.device.upper()}=y"
+            raise ConfigError(
+                f"{asked} is not for {device}",
+                why="training would use none of them",
+                todo="set CONFIG_SLURM_GPUS_PER_NODE=0 or CONFIG_DEVICE_CUDA=y",
+            )
+        return 0
+    if wanted and wanted < used:
         raise ConfigError(
-            "CONFIG_NUM_DEVICES=0 leaves open how many GPUs each machine has",
-            todo="set CONFIG_NUM_DEVICES to their number, or CONFIG_DEVICE_CPU=y",
+            f"{asked} is fewer than CONFIG_NUM_DEVICES={used}",
+            why="training would use more GPUs than each machine is given",
+            todo="leave CONFIG_SLURM_GPUS_PER_NODE=0, which asks for as many as are used",
         )
-    return config.num_devices
+    if config.device == "cuda" and not wanted and not used:
+        raise ConfigError(
+            "CONFIG_DEVICE_CUDA=y with CONFIG_NUM_DEVICES=0 leaves open how many GPUs to ask SLURM for",
+            todo="set CONFIG_NUM_DEVICES, or CONFIG_SLURM_GPUS_PER_NODE to use all that a machine is given",
+        )
+    return wanted or used
 
 
 def submit(script: Path) -> int:

@@ -48,6 +48,7 @@ def launch_on_many(config: Config, resolved: kconf.Resolved, gathering: Gatherin
     processes = place(config, hardware).world.value
     check_shares(gathering, processes=processes, target=config.target)
     route = route_to(gathering.endpoint)
+    port = gathering.endpoint.rpartition(":")[2]
     name = f"{config.model}-{identity(resolved.in_effect)}"
     options = torchrun_options(
         gathering,
@@ -68,6 +69,7 @@ def launch_on_many(config: Config, resolved: kconf.Resolved, gathering: Gatherin
         cpu_count=hardware.cpu_count,
         arguments=sys.argv[1:],
         torchrun=options,
+        serve=f"{route.serves}:{port}" if route is not None and route.serves else None,
         variables=environment_of(route),
     )
 

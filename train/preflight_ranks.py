@@ -7,7 +7,6 @@ mean, nor would Adam, which does not care for their scale: the rule is SGD, and 
 from __future__ import annotations
 
 import json
-import socket
 import subprocess
 import sys
 import tempfile
@@ -23,6 +22,7 @@ from lib import kconf
 from lib.backend import open_backend
 from lib.config import config_from_values
 from lib.errors import ToolkitError, run_main, told_in
+from lib.local_ranks import environment
 from lib.plan.types import Hardware, Plan
 from train import loop
 from train.candidate import NO_WARM_UP, Candidate
@@ -94,18 +94,9 @@ def _job_of(candidate: Candidate, *, world: int = 1, backend: Any = None) -> Any
 
 
 def _run(folder: Path, *, root: Path) -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
     processes = []
     for rank in range(2):
-        variables = {
-            "RANK": rank,
-            "LOCAL_RANK": rank,
-            "WORLD_SIZE": 2,
-            "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": port,
-        }
+        variables = environment(rank, world=2, store=folder / "store")
         command = ["env", *(f"{name}={value}" for name, value in variables.items()), "OMP_NUM_THREADS=1"]
         command += [sys.executable, "-m", "train.preflight_ranks", str(folder)]
         with _log(folder, rank).open("wb") as log:

@@ -38,9 +38,9 @@ class Sinks:
         """Give every sink what has been written since the last time; at first, what is there from earlier."""
         if not self._sinks:
             return
-        rows = self._follower.rows()
-        for sink in self._sinks:
-            sink.send(rows)
+        for rows in self._follower.batches():
+            for sink in self._sinks:
+                sink.send(rows)
 
     def close(self, *, done: bool) -> None:
         """Close every sink, even where one of them fails. done: the run has come to its end.

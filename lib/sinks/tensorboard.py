@@ -19,9 +19,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from lib.errors import os_error
+from lib.rundir import EVENTS
 from lib.sinks import Row, scalars
 
-_PREFIX = "events.out.tfevents."  # by which TensorBoard knows them
 _FILE_VERSION = b"brain.Event:2"
 _POLYNOMIAL = 0x82F63B78  # Castagnoli's, lowest bit first
 _MASK_DELTA = 0xA282EAD8  # of TFRecord, so that a checksum of data that hold checksums is a good one
@@ -45,9 +45,9 @@ class EventFile:
         self._seconds = self._began = began
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            self._earlier = sorted(folder.glob(f"{_PREFIX}*"))
+            self._earlier = sorted(folder.glob(f"{EVENTS}*"))
             number = 1 + max((int(path.suffix[1:]) for path in self._earlier), default=0)
-            self._file = (folder / f"{_PREFIX}{number:06d}").open("xb")
+            self._file = (folder / f"{EVENTS}{number:06d}").open("xb")
         except OSError as error:
             raise os_error("write", error) from error
         self._write(

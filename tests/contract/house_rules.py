@@ -29,6 +29,8 @@ LEVELS = {
     "lib.tpu": 3,
     "lib.chips": 3,
     "lib.gathering": 3,
+    "lib.local_ranks": 3,
+    "lib.rank_stores": 3,
     "lib.memory": 4,
     "lib.hyperparams": 5,
     "lib": 6,

@@ -72,6 +72,7 @@ PLACEHOLDERS = {"CONFIG_NAME", "CONFIG_X", "INDEX_URL"}
 # Variables of other Kconfig tools, of which docs/configuration.md says how it is here.
 OF_OTHER_TOOLS = {
     "GLOO_SOCKET_IFNAME",
+    "NCCL_SOCKET_IFNAME",
     "TORCH_DEVICE_BACKEND_AUTOLOAD",
     "KCONFIG_WARN_UNKNOWN_SYMBOLS",
     "KCONFIG_WERROR",

@@ -5,17 +5,16 @@ from __future__ import annotations
 import importlib
 import os
 import sys
+import tempfile
 import traceback
 from collections.abc import Callable
-from datetime import timedelta
+from pathlib import Path
 
 import torch
-import torch.distributed as dist
 
 from lib.backend import Backend, open_backend
+from lib.local_ranks import environment
 from lib.plan.types import Kind
-
-PATIENCE = timedelta(seconds=120)
 
 
 def fork_ranks(world: int, work: Callable[[Backend], None], *, kind: Kind = "cpu") -> None:
@@ -28,23 +27,17 @@ def endings(world: int, work: Callable[[Backend], None], *, kind: Kind = "cpu") 
     for name in ("fsdp", "optim", "tensor"):  # once, before there are several
         importlib.import_module(f"torch.distributed.{name}")
     torch.set_num_threads(1)  # before any thread is started, which a fork would not take along
-    store = dist.TCPStore("localhost", 0, is_master=True, wait_for_workers=False, timeout=PATIENCE)
-    os.environ |= {
-        "MASTER_ADDR": "localhost",
-        "MASTER_PORT": str(store.port),
-        "WORLD_SIZE": str(world),
-        "TORCHELASTIC_USE_AGENT_STORE": "True",
-        "TORCHELASTIC_RESTART_COUNT": "0",
-    }
-    ranks = [pid for rank in range(world) if (pid := _rank(rank, world, work, kind))]
-    return [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in ranks]
+    with tempfile.TemporaryDirectory() as folder:
+        environments = [environment(rank, world=world, store=Path(folder, "store")) for rank in range(world)]
+        ranks = [pid for variables in environments if (pid := _rank(variables, world, work, kind))]
+        return [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in ranks]
 
 
-def _rank(rank: int, world: int, work: Callable[[Backend], None], kind: Kind) -> int:
+def _rank(variables: dict[str, str], world: int, work: Callable[[Backend], None], kind: Kind) -> int:
     pid = os.fork()
     if pid:
         return pid
-    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+    os.environ |= variables
     status = 1
     try:
         backend = open_backend(kind, world=world)

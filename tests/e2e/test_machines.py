@@ -11,14 +11,16 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
 
 from lib import checkpoint
+from tests.e2e.listeners import held, hold, open_addresses
 from tests.e2e.runner import ROOT, TINY, Runner
+from tests.e2e.test_launcher import processes_of
 
 pytestmark = [
     pytest.mark.slow,
@@ -55,14 +57,22 @@ def wait_until(true: Callable[[], object]) -> None:
 class Machine:
     """One launch; it ends with all its processes."""
 
-    def __init__(self, runner: Runner, name: str, *, within: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        runner: Runner,
+        name: str,
+        *,
+        within: Sequence[str] = (),
+        command: str = "train",
+        variables: Mapping[str, str] | None = None,
+    ) -> None:
         self.log = runner.folder / f"{name}.log"
-        path = os.pathsep.join([str(runner.folder), str(ROOT)])
+        path = {"PYTHONPATH": os.pathsep.join([str(runner.folder), str(ROOT)])}
         with self.log.open("w") as output:
             self.process = subprocess.Popen(
-                [*within, sys.executable, "-m", "train", "--runs", str(runner.runs), "train"],
+                [*within, sys.executable, "-m", "train", "--runs", str(runner.runs), command],
                 cwd=ROOT,
-                env=runner.environment() | {"PYTHONPATH": path},
+                env=runner.environment() | path | (variables or {}),
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
@@ -112,6 +122,7 @@ def test_a_machine_joins_and_dies_and_every_step_is_made_once(tmp_path: Path) ->
         machines.append(Machine(runner, "comes"))
         wait_until(lambda: said(f"{EFFECTIVE // 3} on each of 3 device(s), as asked"))
         wait_for_steps(runner, 30)
+        assert open_addresses(processes_of(runner)) == set(), "the endpoint is on the loopback device"
         host, stays, comes = machines
         os.killpg(comes.process.pid, signal.SIGKILL)
         wait_until(lambda: said(f"{EFFECTIVE // 2} on each of 2 device(s), as asked") >= 2)
@@ -152,9 +163,9 @@ def has_namespaces() -> bool:
 
 
 @contextmanager
-def machine_of_its_own(name: str, hosts: Path) -> Iterator[int]:
-    """A process whose network, name and /etc/hosts are not those of this machine, as Debian installs it."""
-    hosts.write_text(f"127.0.0.1 localhost\n127.0.1.1 {name}\n")
+def machine_of_its_own(name: str, hosts: Path, *, address: str = "127.0.1.1") -> Iterator[int]:
+    """A process whose network, name and /etc/hosts are not those of this machine; as Debian installs it."""
+    hosts.write_text(f"127.0.0.1 localhost\n{address} {name}\n")
     (servers := hosts.with_suffix(".servers")).write_text("nameserver 127.0.0.1\n")  # nobody, and it says so
     mounted = f"mount --bind {hosts} /etc/hosts && mount --bind {servers} /etc/resolv.conf"
     prepare = f"hostname {name} && {mounted} && ip link set lo up && echo ready && cat"
@@ -196,11 +207,19 @@ def test_machines_meet_though_their_own_names_lead_to_themselves(tmp_path: Path)
     with two_joined_machines(tmp_path) as (one, two), ExitStack() as ended:
         by_number = [route_within(machine, "10.61.0.1:29500") for machine in (one, two)]
         by_name = [route_within(machine, "one:29500") for machine in (one, two)]
-        machines = [Machine(runner, f"of-{n}", within=machine) for n, machine in enumerate((one, two))]
+        variables = hold(tmp_path)
+        machines = [
+            Machine(runner, f"of-{n}", within=machine, variables=variables)
+            for n, machine in enumerate((one, two))
+        ]
         for machine in machines:
             ended.callback(machine.end)
+        wait_until(lambda: len(held(tmp_path)) == 2 or any(machine.process.poll() for machine in machines))
+        opened = {place.rpartition(":")[0] for place in open_addresses(processes_of(runner))}
+        (tmp_path / "go").touch()
         for machine in machines:
             assert machine.process.wait(PATIENCE_SECONDS) == 0, machine.log.read_text()
+    assert opened == {"10.61.0.1", "10.61.0.2"}, "and on no other interface"
     assert by_number == [("10.61.0.1", "cable", True), ("10.61.0.2", "cable", False)]
     assert by_name == [("10.61.0.1", "cable", None), ("10.61.0.2", "cable", False)]
     status = runner.newest().status()

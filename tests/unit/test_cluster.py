@@ -21,6 +21,7 @@ from lib.gathering import (
 )
 from lib.identity import identity
 from lib.kconf.variables import given_overrides
+from lib.local_ranks import LOOPBACK
 from lib.slurm import Batch, batch_script, seconds_of
 from scripts import cluster
 from tests.configs import make_config
@@ -58,7 +59,6 @@ def test_every_number_of_machines_must_share_the_batch() -> None:
 
 
 def test_torchrun_is_told() -> None:
-    assert torchrun_options(None, processes=4, restarts=3, name="x") == ("--standalone", "--nproc-per-node=4")
     options = torchrun_options(THREE, processes=4, restarts=3, name="x")
     assert {"--nnodes=2:3", "--max-restarts=3", "--rdzv-endpoint=here:29500", "--rdzv-id=x"} <= set(options)
     fixed = replace(THREE, most=2)
@@ -70,7 +70,8 @@ def test_torchrun_and_gloo_are_told_the_way_where_names_do_not() -> None:
     route = Route(address="10.0.0.5", interface="eth7", is_host=True)
     options = torchrun_options(THREE, processes=1, restarts=0, name="x", route=route)
     assert "--local-addr=10.0.0.5" in options and any(",is_host=true" in option for option in options)
-    assert environment_of(route)["GLOO_SOCKET_IFNAME"] == "eth7"
+    variables = environment_of(route)
+    assert (variables["GLOO_SOCKET_IFNAME"], variables["NCCL_SOCKET_IFNAME"]) == ("eth7", "=eth7")
     unsaid = replace(route, interface=None, is_host=None)
     options = torchrun_options(THREE, processes=1, restarts=0, name="x", route=unsaid)
     assert not any("is_host" in option for option in options)
@@ -79,9 +80,15 @@ def test_torchrun_and_gloo_are_told_the_way_where_names_do_not() -> None:
     )
 
 
-@pytest.mark.parametrize("endpoint", ["localhost:29500", "127.0.0.1:29500", "nowhere.invalid:29500"])
-def test_no_way_leads_out_of_the_machine_or_to_nowhere(endpoint: str) -> None:
-    assert route_to(endpoint) is None
+def test_no_way_leads_to_nowhere() -> None:
+    assert route_to("nowhere.invalid:29500") is None
+
+
+@pytest.mark.parametrize("host", ["localhost", "127.0.0.1"])
+def test_what_meets_on_one_machine_stays_on_it(host: str) -> None:
+    route = route_to(f"{host}:29500")
+    assert route is not None and (route.address, route.serves, route.is_host) == ("127.0.0.1",) * 2 + (None,)
+    assert environment_of(route)["GLOO_SOCKET_IFNAME"] == LOOPBACK
 
 
 def test_the_command_is_printed() -> None:
@@ -89,9 +96,8 @@ def test_the_command_is_printed() -> None:
     runs = Path("runs")
     assert cluster.command_line(config, name="x", runs=runs) == "python -m train --runs runs train"
     two = replace(config, num_devices=2)
-    assert cluster.command_line(two, name="x", runs=runs).startswith(
-        "torchrun --standalone --nproc-per-node=2 -m"
-    )
+    shown = cluster.command_line(two, name="x", runs=runs)
+    assert shown == "python -m train --runs runs train # starts 2 processes"
     many = replace(two, dist_nnodes="2", dist_endpoint="here:29500")
     assert "--rdzv-endpoint=here:29500" in cluster.command_line(many, name="x", runs=runs)
 
@@ -101,6 +107,43 @@ def test_where_a_run_is_launched_is_no_part_of_what_it_is() -> None:
     assert identity(values) == identity(values | {"DIST_ENDPOINT": "there:1", "SLURM_TIME": "1:00:00"})
     assert identity(values) == identity(values | {"NUM_DEVICES": 7})
     assert identity(values) != identity(values | {"DIST_STRATEGY": "fsdp"})
+
+
+def asked_of_slurm(tmp_path: Path, **changes: object) -> str:
+    """How many GPUs a machine, by the script that is written; "" where none are asked for."""
+    config = replace(make_config("lenet5"), **changes)  # type: ignore[arg-type]
+    text = cluster.script_of(config, configuration="", folder=tmp_path, runs=tmp_path)
+    return "".join(line.partition("--gpus-per-node=")[2] for line in text.splitlines())
+
+
+@pytest.mark.parametrize(
+    ("device", "used", "wanted", "asked"),
+    [
+        *(("cuda", 4, 0, "4"), ("cuda", 4, 8, "8"), ("cuda", 0, 8, "8"), ("auto", 4, 0, "4")),
+        *(("auto", 0, 0, ""), ("cpu", 4, 0, ""), ("xla", 4, 0, "")),
+    ],
+)
+def test_slurm_is_asked_for_the_gpus_that_are_used(
+    device: str, used: int, wanted: int, asked: str, tmp_path: Path
+) -> None:
+    changes = {"device": device, "num_devices": used, "slurm_gpus_per_node": wanted}
+    assert asked_of_slurm(tmp_path, **changes) == asked
+
+
+@pytest.mark.parametrize(
+    ("device", "used", "wanted", "message"),
+    [
+        ("cuda", 4, 2, "CONFIG_SLURM_GPUS_PER_NODE=2 is fewer than CONFIG_NUM_DEVICES=4"),
+        ("cpu", 0, 2, "CONFIG_SLURM_GPUS_PER_NODE=2 is not for CONFIG_DEVICE_CPU=y"),
+        ("tpu", 4, 4, "CONFIG_SLURM_GPUS_PER_NODE=4 is not for CONFIG_DEVICE_TPU=y"),
+        ("cuda", 0, 0, "CONFIG_NUM_DEVICES=0 leaves open how many GPUs"),
+    ],
+)
+def test_gpus_that_contradict_the_devices_are_refused(
+    device: str, used: int, wanted: int, message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        asked_of_slurm(tmp_path, device=device, num_devices=used, slurm_gpus_per_node=wanted)
 
 
 def script(tmp_path: Path, **changes: object) -> str:

@@ -34,8 +34,8 @@ CONFIG_DIST_MAX_RESTARTS=5
 CONFIG_DIST_NNODES="2"
 CONFIG_SLURM_PARTITION="a$$b$(HOME) 'c'"
 """
-OF_PODS = {"image": "here/anneal:1", "storage": "runs-of-all", "gpu": "nvidia.com/gpu"}
-GIVEN = {"kubernetes": OF_PODS, "ray": OF_PODS, "skypilot": OF_PODS | {"gpu": "H100"}}
+OF_PODS = {"image": "here/anneal:1", "storage": "runs-of-all", "accelerator": "nvidia.com/gpu"}
+GIVEN = {"kubernetes": OF_PODS, "ray": OF_PODS, "skypilot": OF_PODS | {"accelerator": "H100"}}
 TYPES = {"object": dict, "array": list, "string": str, "integer": int, "boolean": bool}
 
 
@@ -93,7 +93,7 @@ def file_for(
 
 def variants(to: str) -> Iterator[dict[str, Any]]:
     yield yaml.safe_load(file_for(to))
-    yield yaml.safe_load(file_for(to, dist_nnodes="1", device="cpu", given={"gpu": ""}))
+    yield yaml.safe_load(file_for(to, dist_nnodes="1", device="cpu", given={"accelerator": ""}))
     if to == "skypilot":
         yield yaml.safe_load(file_for(to, dist_nnodes="1", given={"storage": "s3://bucket/runs"}))
 
@@ -166,17 +166,17 @@ def script_in(text: str, *, to: str) -> str:
 
 def told_by(to: str, *, number: int) -> dict[str, str]:
     """What the environment of machine `number` of "there" and "elsewhere" holds."""
-    if to == "kubernetes":
-        return {"PET_MASTER_ADDR": "there", "PET_NODE_RANK": str(number)}
     if to == "skypilot":
         return {"SKYPILOT_NODE_IPS": "there\nelsewhere", "SKYPILOT_NODE_RANK": str(number)}
     own = ("there", "elsewhere")[number]
+    if to == "kubernetes":
+        return {"PET_MASTER_ADDR": "there", "PET_NODE_RANK": str(number), "THIS_MACHINE": own}
     return {"FIRST_MACHINE": "there", "THIS_MACHINE": own, "MACHINE_NUMBER": str(number)}
 
 
 @pytest.mark.parametrize(
     ("number", "endpoint", "meets"),
-    [(0, "", "localhost:29500"), (1, "", "there:29500"), (1, "own:1", "own:1")],
+    [(0, "", "there:29500"), (1, "", "there:29500"), (1, "own:1", "own:1")],
 )
 @pytest.mark.parametrize("to", CLUSTERS)
 def test_it_starts_what_launch_print_shows(
@@ -190,7 +190,7 @@ def test_it_starts_what_launch_print_shows(
         to=to,
         name=name,
         configuration=asked.minimal,
-        given=GIVEN[to] | {"gpu": ""},
+        given=GIVEN[to] | {"accelerator": ""},
     )
     python = tmp_path / "python"
     python.write_text(f'#!/bin/sh\necho "$*"; cp "$KCONFIG_CONFIG" {tmp_path}/seen; env\n')
@@ -206,7 +206,7 @@ def test_it_starts_what_launch_print_shows(
     command, *lines = done.stdout.splitlines()
     assert command == f"-m train --runs {RUNS} train"
     variables = dict(line.split("=", 1) for line in lines if "=" in line)
-    own = None if endpoint or to == "kubernetes" else ("there", "elsewhere")[number]
+    own = None if endpoint else ("there", "elsewhere")[number]
     assert variables.get("PET_LOCAL_ADDR") == own
     told = given_overrides(variables)
     there = resolved((tmp_path / "seen").read_text(), told)
@@ -221,16 +221,23 @@ def test_it_starts_what_launch_print_shows(
     ("to", "given", "changes", "message"),
     [
         ("slurm", {}, {}, "TO=slurm is no cluster"),
-        ("", {}, {}, "TO= is no cluster"),
-        ("ray", {"image": "", "storage": ""}, {}, "needs IMAGE= .* and STORAGE= .*: only you can know"),
-        ("skypilot", {"gpu": ""}, {}, "needs GPU= "),
-        ("kubernetes", {"gpu": "H100"}, {}, "GPU=H100 is not what the cluster calls a GPU"),
+        ("", {}, {}, r"make emit needs TO= \(the cluster: kubernetes, skypilot, ray\): only you can know"),
+        (
+            "",
+            {"image": "", "storage": "", "accelerator": ""},
+            {"num_devices": 0},
+            "TO= .*; IMAGE= .*; STORAGE= .*; ACCELERATOR= .*; CONFIG_NUM_DEVICES= .*: only you can know",
+        ),
+        ("ray", {"image": "", "storage": ""}, {}, "TO=ray needs IMAGE= .*; STORAGE= .*: only you can know"),
+        ("skypilot", {"accelerator": ""}, {}, "needs ACCELERATOR= "),
+        ("kubernetes", {"accelerator": "H100"}, {}, "ACCELERATOR=H100 is not what the cluster calls a GPU"),
         ("kubernetes", {"storage": "s3://bucket"}, {}, "STORAGE=s3://bucket is not the name of a Persistent"),
         ("skypilot", {"storage": "s3://bucket"}, {}, "is not for 2 machines"),
         ("ray", {"image": "two words"}, {}, "IMAGE=two words is not a container image"),
-        ("ray", {}, {"device": "cpu"}, "GPU=nvidia.com/gpu is not used by CONFIG_DEVICE_CPU=y"),
+        ("ray", {"image": "two words", "storage": "A"}, {}, "IMAGE=two words .*; STORAGE=A is not"),
+        ("ray", {}, {"device": "cpu"}, "ACCELERATOR=nvidia.com/gpu is not used by CONFIG_DEVICE_CPU=y"),
         ("ray", {}, {"device": "mps"}, "CONFIG_DEVICE_MPS=y is not for make emit"),
-        ("ray", {}, {"num_devices": 0}, "CONFIG_NUM_DEVICES=0 leaves open"),
+        ("ray", {}, {"num_devices": 0}, "TO=ray needs CONFIG_NUM_DEVICES= "),
         ("ray", {}, {"dist_nnodes": "2:4"}, "CONFIG_DIST_NNODES=2:4 is not for make emit"),
     ],
 )

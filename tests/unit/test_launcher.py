@@ -135,7 +135,7 @@ class Failing(supervisor.Supervisor):
         super().__init__(notes, world=2)
         self.attempts, self.leaves, self.started = list(attempts), leaves or {}, 0
 
-    def _torchrun(self, arguments: Sequence[str]) -> dict[int, int]:  # noqa: ARG002
+    def _attempt(self, arguments: Sequence[str]) -> dict[int, int]:  # noqa: ARG002
         self.started += 1
         assert not list(self._notes.glob("*.crash")), "what was left before is still there"
         for name, text in self.leaves.items():
@@ -146,7 +146,8 @@ class Failing(supervisor.Supervisor):
 @pytest.fixture
 def restarting(notes: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(supervisor, "_listen", lambda *_: None)
-    (notes / "launch.json").write_text('{"plan": {}, "supervisor": 1, "restarts": 2, "torchrun": []}')
+    launched = {"plan": {}, "supervisor": 1, "restarts": 2, "torchrun": [], "serve": None}
+    (notes / "launch.json").write_text(json.dumps(launched))
     return notes
 
 

@@ -3,6 +3,7 @@ import json
 import math
 import os
 import resource
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -109,6 +110,8 @@ def test_a_torn_last_line_is_left_out(tmp_path: Path) -> None:
 def test_truncation_that_fails_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "metrics.jsonl"
     write(path, 1, 2)
+    with path.open("ab") as file:
+        file.write(b'{"kind": "note"}\n')  # which stays, so that the file is written anew
     before = path.read_bytes()
 
     def full(_: int) -> None:
@@ -164,12 +167,100 @@ def test_a_follower_reads_each_row_once(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     write(path, 1, 2)
     follower = metrics.Follower(path)
-    assert [row["step"] for row in follower.rows()] == [1, 2]
-    assert follower.rows() == []
+
+    def steps() -> list[int]:
+        return [row["step"] for rows in follower.batches() for row in rows]
+
+    assert steps() == [1, 2]
+    assert steps() == []
     with path.open("ab") as file:
         file.write(b'{"step": 3}\n{"st')
-    assert [row["step"] for row in follower.rows()] == [3], "half a line waits"
+    assert steps() == [3], "half a line waits"
     with path.open("ab") as file:
         file.write(b'ep": 4}\nno row\n')
     with pytest.raises(ToolkitError, match=r"metrics\.jsonl:5 is not a JSON object"):
-        follower.rows()
+        steps()
+
+
+MANY = 12_000
+
+
+@pytest.fixture(scope="module")
+def long_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("long") / "metrics.jsonl"
+    write(path, *range(1, MANY + 1))
+    assert path.stat().st_size > 600_000
+    return path
+
+
+def parsed_rows(monkeypatch: pytest.MonkeyPatch) -> list[None]:
+    """One for each row that is parsed from now on."""
+    lines: list[None] = []
+    loads = json.loads
+
+    def counted(line: bytes) -> object:
+        lines.append(None)
+        return loads(line)
+
+    monkeypatch.setattr(metrics.json, "loads", counted)
+    return lines
+
+
+@pytest.mark.parametrize(("step", "parsed"), [(MANY, 1), (MANY - 3, 4), (MANY - 3000, 3001)])
+def test_a_long_file_is_truncated_from_its_end(
+    step: int, parsed: int, long_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_bytes(long_file.read_bytes() + b'{"step": 1')  # and a row that is half written
+    lines = parsed_rows(monkeypatch)
+    tracemalloc.start()
+    try:
+        assert metrics.truncate_after(path, step) == MANY - step
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+        monkeypatch.undo()
+    assert len(lines) == parsed
+    assert peak < 400_000, "not the whole file"
+    assert path.read_bytes() == b"".join(long_file.read_bytes().splitlines(keepends=True)[:step])
+
+
+def test_a_hole_of_a_power_cut_before_rows_that_stay_is_dropped(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    write(path, 10)
+    with path.open("ab") as file:
+        file.write(b'{"kind": "train", "step' + b"\0" * 100 + b'"loss": 1}\n')
+    write(path, 20, 30)
+    assert metrics.truncate_after(path, 20) == 2
+    assert [row["step"] for row in metrics.read(path)] == [10, 20]
+
+
+def test_a_follower_never_has_more_than_a_batch(long_file: Path) -> None:
+    sizes = [len(rows) for rows in metrics.Follower(long_file).batches()]
+    assert sum(sizes) == MANY and max(sizes) == metrics.BATCH_ROWS
+
+
+def test_lines_come_backwards_as_they_come_forwards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wherever blocks end."""
+    path = tmp_path / "lines"
+    for content in (b"", b"\n", b"a", b"ab\n\nc\ndef\n", b"\n\nab", b"abcdefgh\n"):
+        path.write_bytes(content)
+        lines = content.splitlines(keepends=True)
+        for size in range(1, 10):
+            monkeypatch.setattr(metrics, "_BLOCK_BYTES", size)
+            with path.open("rb") as file:
+                found = list(metrics._backwards(file))
+            assert [line for _, line in found] == lines[::-1]
+            assert all(content[offset:].startswith(line) for offset, line in found)
+
+
+@pytest.mark.parametrize("damage", [b"", b"x", b"\0", b"\n"])
+def test_damage_is_seen_wherever_blocks_end(
+    damage: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "lines"
+    path.write_bytes(b'{"a": 1}\n' + damage + b'{"a": 2}\n{"a": 3}\n')
+    for size in range(1, 30):
+        monkeypatch.setattr(metrics, "_BLOCK_BYTES", size)
+        with path.open("rb") as file:
+            assert metrics._is_undamaged(file, path.stat().st_size) == (not damage)

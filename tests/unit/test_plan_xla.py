@@ -134,7 +134,7 @@ def test_the_command_of_a_host_is_printed_anywhere(monkeypatch: pytest.MonkeyPat
     config = make_config(device="xla", num_devices=4)
     label, command = printed_elsewhere(config, monkeypatch)
     assert label.startswith("# Experimental, never run on TPU hardware")
-    assert command == "PJRT_DEVICE=TPU torchrun --standalone --nproc-per-node=4 -m train --runs runs train"
+    assert command == "PJRT_DEVICE=TPU python -m train --runs runs train # starts 4 processes"
     slice_of_two = dataclasses.replace(config, dist_nnodes="2", dist_endpoint="here:29500")
     _, command = printed_elsewhere(slice_of_two, monkeypatch)
     assert command.startswith("PJRT_DEVICE=TPU torchrun --nnodes=2 --nproc-per-node=4 ")
@@ -143,11 +143,11 @@ def test_the_command_of_a_host_is_printed_anywhere(monkeypatch: pytest.MonkeyPat
 def test_on_a_host_of_tpus_it_counts_them(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cluster, "probe", lambda _: load_hardware("tpu-v5e-8"))
     command = cluster.command_line(make_config(device="xla"), name="x", runs=Path("runs"))
-    assert "PJRT_DEVICE=TPU torchrun --standalone --nproc-per-node=8" in command
+    assert "PJRT_DEVICE=TPU python -m train --runs runs train # starts 8 processes" in command
     processor = dataclasses.replace(V4, devices=(dataclasses.replace(V4.devices[0], name="CPU"),))
     monkeypatch.setattr(cluster, "probe", lambda _: processor)
     command = cluster.command_line(make_config(device="xla"), name="x", runs=Path("runs"))
-    assert command.startswith("torchrun --standalone --nproc-per-node=1 ")
+    assert command == "python -m train --runs runs train"
 
 
 class Launched(Exception):

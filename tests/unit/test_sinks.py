@@ -302,7 +302,8 @@ def test_what_is_off_costs_nothing(run: RunDir, monkeypatch: pytest.MonkeyPatch)
     ours = ("lib.sinks.tensorboard", "lib.sinks.services")
     for name in ours:
         monkeypatch.delitem(sys.modules, name, raising=False)
-    monkeypatch.setattr(metrics.Follower, "rows", lambda _: pytest.fail("metrics.jsonl was read for nobody"))
+    unread = "metrics.jsonl was read for nobody"
+    monkeypatch.setattr(metrics.Follower, "batches", lambda _: pytest.fail(unread))
     train(run, config_with(), after=0, to=3, evaluate=(2,), done=True)
     assert not run.sinks.exists() and not set(ours) & set(sys.modules)
 

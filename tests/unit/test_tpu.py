@@ -105,7 +105,7 @@ def test_processes_talk_by_what_torch_has_for_the_device(
 ) -> None:
     """Which torch_tpu registers by a name of its own; the stand-in's device is the processor, with gloo."""
     variables = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_PORT": "0"}
-    for name, value in ({"MASTER_ADDR": "localhost"} | variables).items():
+    for name, value in ({"MASTER_ADDR": "127.0.0.1"} | variables).items():
         monkeypatch.setenv(name, value)
     asked: list[str] = []
     begin = dist.init_process_group

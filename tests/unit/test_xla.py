@@ -149,7 +149,7 @@ def test_sums_are_of_single_precision(xla: ModuleType, monkeypatch: pytest.Monke
 def one_of_one(xla: ModuleType, monkeypatch: pytest.MonkeyPatch) -> Iterator[Backend]:
     """A process group of one, which goes the way of several."""
     variables = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_PORT": "0"}
-    for name, value in ({"MASTER_ADDR": "localhost"} | variables).items():
+    for name, value in ({"MASTER_ADDR": "127.0.0.1"} | variables).items():
         monkeypatch.setenv(name, value)
     backend = open_backend("xla", world=None)
     assert isinstance(backend, xla.DistributedXlaBackend)
