@@ -7,6 +7,7 @@ What a kernel of another device does differently (`lib.attention`, `lib.cross_en
 from __future__ import annotations
 
 import contextlib
+import logging
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -68,8 +69,15 @@ def simulation(kind: Kind) -> Iterator[None]:
     global _kind
     outer, _kind = _kind, kind
     try:
-        # What comes from NumPy is real, and becomes fake in the first operation on it.
-        with FakeTensorMode(allow_non_fake_inputs=True), _updates_without_contents(), _kernels_of(kind):
+        # What comes from NumPy is real, and becomes fake in the first operation on it. What an operation
+        # refuses is raised: torch would log its own traceback besides.
+        quiet = mock.patch.object(logging.getLogger("torch._subclasses.fake_tensor"), "disabled", True)
+        with (
+            FakeTensorMode(allow_non_fake_inputs=True),
+            _updates_without_contents(),
+            _kernels_of(kind),
+            quiet,
+        ):
             yield
     finally:
         _kind = outer

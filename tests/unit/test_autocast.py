@@ -41,10 +41,11 @@ def arguments_of(dtype: torch.dtype) -> dict[str, tuple[Any, ...]]:
     def x(*shape: int) -> Tensor:
         return torch.empty(*shape, dtype=dtype)
 
+    return {**of_vectors(x), **of_images(x)}
+
+
+def of_vectors(x: Callable[..., Tensor]) -> dict[str, tuple[Any, ...]]:
     vector, matrix, cube, labels = x(8), x(8, 8), x(8, 8, 8), torch.zeros(8, dtype=torch.int64)
-    line, image, volume, heads = x(2, 3, 8), x(2, 3, 8, 8), x(2, 3, 8, 8, 8), x(2, 4, 8, 16)
-    twice, pads, size = [1, 1], [0, 0], [16, 16, 16]
-    filters, plain = x(4, 3, 2, 2), (twice, pads, twice, False, pads, 1)
     unary = ("acos asin cosh erfinv exp expm1 log log10 log2 log1p reciprocal rsqrt sinh tan softplus "
              "prod sum linalg_vector_norm")  # fmt: skip
     pairs = ("cosine_similarity dist hinge_embedding_loss kl_div l1_loss smooth_l1_loss huber_loss mse_loss "
@@ -71,11 +72,38 @@ def arguments_of(dtype: torch.dtype) -> dict[str, tuple[Any, ...]]:
         **dict.fromkeys(("frobenius_norm.dim", "nuclear_norm.dim"), (matrix, [0, 1])),
         **dict.fromkeys(("layer_norm", "rms_norm"), (matrix, [8], vector)),
         "native_layer_norm": (matrix, [8], vector, vector, 1e-5),
-        "group_norm": (image, 1),
         "poisson_nll_loss": (matrix, matrix, True, False, 1e-8, 1),
         **dict.fromkeys(("nll_loss", "multi_margin_loss"), (matrix, labels)),
-        "nll_loss2d": (image, torch.zeros(2, 8, 8, dtype=torch.int64)),
         **dict.fromkeys(("multilabel_margin_loss", "soft_margin_loss"), (matrix, labels.expand(8, 8))),
+        "prelu": (matrix, x(1)),
+        "addmv": (vector, matrix, vector),
+        "addr": (matrix, vector, vector),
+        "mv": (matrix, vector),
+        "einsum": ("ij,jk->ik", [matrix, matrix]),
+        **dict.fromkeys(("chain_matmul", "linalg_multi_dot"), ([matrix, matrix, matrix],)),
+        "addbmm": (matrix, cube, cube),
+        "baddbmm": (cube, cube, cube),
+        "bmm": (cube, cube),
+        **{
+            name: (matrix, (matrix, matrix) if name == "lstm_cell" else matrix, x(8 * n, 8), x(8 * n, 8))
+            for name, n in cells.items()
+        },
+        "bilinear": (matrix, matrix, cube, vector),
+        "cross": (x(8, 3), x(8, 3)),
+        "index_put": (vector, [labels], vector),
+        "scatter_add": (matrix, 0, labels.expand(8, 8), matrix),
+        "norm.Scalar": (vector, 2),
+        "norm.ScalarOpt_dim": (matrix, 2, [1]),
+    }  # fmt: skip
+
+
+def of_images(x: Callable[..., Tensor]) -> dict[str, tuple[Any, ...]]:
+    line, image, volume, heads = x(2, 3, 8), x(2, 3, 8, 8), x(2, 3, 8, 8, 8), x(2, 4, 8, 16)
+    twice, pads, size = [1, 1], [0, 0], [16, 16, 16]
+    filters, plain = x(4, 3, 2, 2), (twice, pads, twice, False, pads, 1)
+    return {
+        "group_norm": (image, 1),
+        "nll_loss2d": (image, torch.zeros(2, 8, 8, dtype=torch.int64)),
         **dict.fromkeys(("upsample_nearest1d", "_upsample_nearest_exact1d"), (line, size[:1])),
         **dict.fromkeys(("upsample_nearest2d", "_upsample_nearest_exact2d"), (image, size[:2])),
         **dict.fromkeys(("upsample_nearest3d", "_upsample_nearest_exact3d"), (volume, size)),
@@ -93,29 +121,10 @@ def arguments_of(dtype: torch.dtype) -> dict[str, tuple[Any, ...]]:
         "convolution": (image, filters, x(4), *plain),
         "_convolution": (image, filters, x(4), *plain, False, False, True, True),
         "_convolution.deprecated": (image, filters, x(4), *plain, False, False, True),
-        "prelu": (matrix, x(1)),
-        "addmv": (vector, matrix, vector),
-        "addr": (matrix, vector, vector),
-        "mv": (matrix, vector),
-        "einsum": ("ij,jk->ik", [matrix, matrix]),
-        **dict.fromkeys(("chain_matmul", "linalg_multi_dot"), ([matrix, matrix, matrix],)),
-        "addbmm": (matrix, cube, cube),
-        "baddbmm": (cube, cube, cube),
-        "bmm": (cube, cube),
-        **{
-            name: (matrix, (matrix, matrix) if name == "lstm_cell" else matrix, x(8 * n, 8), x(8 * n, 8))
-            for name, n in cells.items()
-        },
         **dict.fromkeys(
             ("_scaled_dot_product_flash_attention", "scaled_dot_product_attention"), (heads, heads, heads)
         ),
-        "bilinear": (matrix, matrix, cube, vector),
-        "cross": (x(8, 3), x(8, 3)),
         "grid_sampler": (image, x(2, 4, 4, 2), 0, 0, False),
-        "index_put": (vector, [labels], vector),
-        "scatter_add": (matrix, 0, labels.expand(8, 8), matrix),
-        "norm.Scalar": (vector, 2),
-        "norm.ScalarOpt_dim": (matrix, 2, [1]),
     }  # fmt: skip
 
 
