@@ -25,7 +25,8 @@ class Dropout(nn.Module):
 
     def __init__(self, rate: float, *, site: int) -> None:
         super().__init__()
-        assert 0 <= rate < 1
+        if not 0 <= rate < 1:
+            raise ValueError(f"a dropout rate of {rate} is not below 1")
         self.rate, self.site = rate, site
         self._threshold = round(rate * LEVELS)
         self.sample_keys: Tensor | None = None  # int64 (N,), as many as there are rows

@@ -1,4 +1,4 @@
-"""Batch normalisation whose mathematics does not depend on how a batch is cut into micro-batches.
+"""Batch normalisation whose mathematics does not depend on how a batch is split into micro-batches.
 
 Plain batch normalisation takes its statistics over whatever rows happen to be in one
 micro-batch, so another micro-batch size or number of devices is another network. Here the
@@ -6,7 +6,7 @@ statistics are taken over ghost batches: consecutive groups of `norm_batch` rows
 (Hoffer et al. 2017, "Train longer, generalize better"). The running statistics move once per
 optimizer step, to the mean over all groups of the step on all devices.
 
-With `norm_batch` = 0 a layer is `torch.nn.BatchNorm2d`.
+Models use the layers of torch.nn. `configure_norm` turns them into these where there are groups.
 """
 
 from __future__ import annotations
@@ -16,40 +16,37 @@ from collections.abc import Callable
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from lib.errors import ConfigError
-from lib.memory.facts import BATCHNORM
 
 
-class BatchNorm2d(nn.BatchNorm2d):
-    """Batch normalisation of NCHW tensors over ghost batches of `norm_batch` rows (0: all rows).
+class _Ghost(_BatchNorm):
+    """Batch normalisation over ghost batches of `norm_batch` rows (0: over all rows).
 
     In training with `norm_batch` > 0 the sums of the groups' means and unbiased variances are
     kept in buffers that are not part of the state, until `commit_statistics` is called. Every
     process keeps sums of its own: wrap with DistributedDataParallel(broadcast_buffers=False).
     """
 
+    norm_batch: int
     momentum: float
     running_mean: Tensor
     running_var: Tensor
     num_batches_tracked: Tensor
     pending_3C: Tensor  # sums over groups of: the mean, the unbiased variance, one
 
-    def __init__(self, channels: int, *, eps: float = 1e-5) -> None:
-        super().__init__(channels, eps=eps)
-        self.norm_batch = 0
-        self.register_buffer("pending_3C", torch.zeros(3, channels), persistent=False)
-
     def forward(self, input: Tensor) -> Tensor:
-        """(N, C, H, W) -> (N, C, H, W) in the same memory format.
+        """(N, C, ...) -> (N, C, ...) in the same memory format.
 
         Raises ValueError in training if N is not a multiple of `norm_batch`.
         """
         if self.norm_batch == 0 or not self.training:
             return super().forward(input)
+        self._check_input_dim(input)  # type: ignore[no-untyped-call]
         rows = input.shape[0]
         if rows % self.norm_batch:
-            raise ValueError(f"{rows} rows cannot be cut into ghost batches of {self.norm_batch}")
+            raise ValueError(f"{rows} rows cannot be split into ghost batches of {self.norm_batch}")
         if rows == self.norm_batch:
             return self._normalise_group(input)
         if torch.compiler.is_compiling():
@@ -59,47 +56,86 @@ class BatchNorm2d(nn.BatchNorm2d):
         return torch.cat([self._normalise_group(group) for group in torch.split(input, self.norm_batch)])
 
     def extra_repr(self) -> str:
-        return f"{self.num_features}, eps={self.eps}, momentum={self.momentum}, norm_batch={self.norm_batch}"
+        described: str = super().extra_repr()  # type: ignore[no-untyped-call]
+        return f"{described}, norm_batch={self.norm_batch}"
 
-    def _normalise_group(self, x_gCHW: Tensor) -> Tensor:
+    def _normalise_group(self, x_gC: Tensor) -> Tensor:
         # With momentum 1 the kernel writes the mean and the unbiased variance that it computes
         # anyway into the running statistics that it is handed: no second pass over the data.
         mean_C, var_C, one_C = statistics_3C = torch.zeros_like(self.pending_3C)
         one_C.fill_(1)  # before the call, which saves its neighbours for backward
-        y_gCHW = F.batch_norm(x_gCHW, mean_C, var_C, self.weight, self.bias, True, 1.0, self.eps)
+        y_gC = F.batch_norm(x_gC, mean_C, var_C, self.weight, self.bias, True, 1.0, self.eps)
         self.pending_3C.add_(statistics_3C)
-        return y_gCHW
+        return y_gC
 
-    def _normalise_groups_at_once(self, x_NCHW: Tensor) -> Tensor:
+    def _normalise_groups_at_once(self, x_NC: Tensor) -> Tensor:
         # A compiler fuses this into kernels whose number does not grow with the number of groups.
-        x_GgCHW = x_NCHW.view(-1, self.norm_batch, *x_NCHW.shape[1:]).to(self.pending_3C.dtype)
-        var_G1C11, mean_G1C11 = torch.var_mean(x_GgCHW, dim=(1, 3, 4), correction=0, keepdim=True)
-        scale_G1C11 = torch.rsqrt(var_G1C11 + self.eps) * self.weight[:, None, None]
-        y_GgCHW = (x_GgCHW - mean_G1C11) * scale_G1C11 + self.bias[:, None, None]
-        count = x_GgCHW[0, :, 0].numel()  # values of one group and channel
-        mean_GC, var_GC = mean_G1C11.detach().flatten(1), var_G1C11.detach().flatten(1)
+        x_GgC = x_NC.view(-1, self.norm_batch, *x_NC.shape[1:]).to(self.pending_3C.dtype)
+        places = range(3, x_GgC.dim())  # of an image, say
+        var_G1C, mean_G1C = torch.var_mean(x_GgC, dim=(1, *places), correction=0, keepdim=True)
+        scale_G1C = torch.rsqrt(var_G1C + self.eps)
+        if self.affine:
+            shape = (-1, *(1 for _ in places))
+            y_GgC = (x_GgC - mean_G1C) * (scale_G1C * self.weight.view(shape)) + self.bias.view(shape)
+        else:
+            y_GgC = (x_GgC - mean_G1C) * scale_G1C
+        count = x_GgC[0, :, 0].numel()  # values of one group and channel
+        mean_GC, var_GC = mean_G1C.detach().flatten(1), var_G1C.detach().flatten(1)
         statistics_3GC = torch.stack([mean_GC, var_GC * (count / (count - 1)), torch.ones_like(mean_GC)])
         self.pending_3C.add_(statistics_3GC.sum(dim=1))
-        return y_GgCHW.flatten(0, 1).to(x_NCHW.dtype)
+        return y_GgC.flatten(0, 1).to(x_NC.dtype)
+
+
+class GhostBatchNorm1d(_Ghost, nn.BatchNorm1d):
+    """(N, C) or (N, C, L)."""
+
+
+class GhostBatchNorm2d(_Ghost, nn.BatchNorm2d):
+    """(N, C, H, W)."""
+
+
+class GhostBatchNorm3d(_Ghost, nn.BatchNorm3d):
+    """(N, C, D, H, W)."""
+
+
+_GHOSTS: dict[type[nn.Module], type[_Ghost]] = {
+    nn.BatchNorm1d: GhostBatchNorm1d,
+    nn.BatchNorm2d: GhostBatchNorm2d,
+    nn.BatchNorm3d: GhostBatchNorm3d,
+}
 
 
 def configure_norm(model: nn.Module, *, norm_batch: int, momentum: float | None) -> None:
-    """Normalise over groups of `norm_batch` rows in every BatchNorm2d of `model` (0: plain).
+    """Normalise over groups of `norm_batch` rows in every batch normalisation of `model` (0: plain).
 
-    momentum: of the running statistics; None for a model that has none. Raises ConfigError where a
-    layer of `model` is another batch normalisation, which has no groups.
+    Layers of torch.nn become ghost ones in place: weights, buffers and names in the state stay.
+    momentum: of the running statistics; None for what the layers have. Raises ConfigError where a layer
+    has no groups.
     """
-    assert norm_batch >= 0
     for name, module in model.named_modules():
-        if isinstance(module, BatchNorm2d):
-            assert momentum is not None, f"{name} has running statistics"
-            module.norm_batch, module.momentum = norm_batch, momentum
-        elif norm_batch and isinstance(module, BATCHNORM):
-            raise ConfigError(
-                f"CONFIG_NORM_BATCH={norm_batch} cannot be honoured",
-                why=f"{name} of the model is a {type(module).__name__} of torch",
-                todo="build the model with lib.norm.BatchNorm2d, or set CONFIG_NORM_BATCH=0",
-            )
+        if not isinstance(module, _BatchNorm):
+            continue
+        if momentum is not None:
+            module.momentum = momentum
+        if norm_batch and not isinstance(module, _Ghost):
+            _convert(module, name=name, norm_batch=norm_batch)
+        if isinstance(module, _Ghost):
+            module.norm_batch = norm_batch
+
+
+def _convert(module: _BatchNorm, *, name: str, norm_batch: int) -> None:
+    ghost = _GHOSTS.get(type(module))
+    if ghost is None or module.running_mean is None:
+        layer = f"{name} of the model is a {type(module).__name__}"
+        raise ConfigError(
+            f"CONFIG_NORM_BATCH={norm_batch} cannot be honoured",
+            why=f"{layer} with track_running_stats=False" if ghost else f"{layer}, which has no groups",
+            todo="use BatchNorm1d, 2d or 3d of torch.nn with running statistics, or set CONFIG_NORM_BATCH=0",
+        )
+    # The class is changed, not the module: whoever else holds it goes on holding the one that is trained.
+    module.__class__ = ghost
+    sums = module.running_mean.new_zeros(3, module.num_features)
+    module.register_buffer("pending_3C", sums, persistent=False)
 
 
 @torch.no_grad()
@@ -134,5 +170,5 @@ def discard_statistics(model: nn.Module) -> None:
         layer.pending_3C.zero_()
 
 
-def _ghost_layers(model: nn.Module) -> list[BatchNorm2d]:
-    return [module for module in model.modules() if isinstance(module, BatchNorm2d) and module.norm_batch > 0]
+def _ghost_layers(model: nn.Module) -> list[_Ghost]:
+    return [module for module in model.modules() if isinstance(module, _Ghost) and module.norm_batch > 0]

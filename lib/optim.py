@@ -156,7 +156,15 @@ def _hidden(model: nn.Module) -> list[nn.Parameter]:
             f"{type(model).__name__} does not name its hidden matrices, which Muon is for",
             todo="choose another optimizer (CONFIG_OPTIMIZER_*)",
         )
-    return [matrix for matrix in model.hidden_matrices() if matrix.requires_grad]
+    hidden = [matrix for matrix in model.hidden_matrices() if matrix.requires_grad]
+    shapes = [tuple(matrix.shape) for matrix in hidden if matrix.dim() != 2]
+    if shapes:
+        raise ConfigError(
+            f"hidden_matrices of {type(model).__name__} names a weight of shape {shapes[0]}",
+            why="Muon is for matrices",
+            todo="leave it out, or choose another optimizer (CONFIG_OPTIMIZER_*)",
+        )
+    return hidden
 
 
 def _atan2_groups(
@@ -167,7 +175,11 @@ def _atan2_groups(
     rest = [p for p in model.parameters() if p.requires_grad and id(p) not in without]
     groups: list[dict[str, Any]] = [{"params": rest, "weight_decay": weight_decay}]
     if by_sign:
-        assert sign_learning_rate is not None
+        if sign_learning_rate is None:
+            raise ConfigError(
+                f"{type(model).__name__} names sign_parameters, and there is no CONFIG_SIGN_LEARNING_RATE",
+                todo="select MODEL_LEARNS_RECURSIVELY in the model's Kconfig, or choose another optimizer",
+            )
         signed = {"params": by_sign, "weight_decay": weight_decay, "lr": sign_learning_rate, "sign": True}
         groups.append(signed)
     return groups

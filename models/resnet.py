@@ -15,7 +15,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lib.data.types import ImageSpec
-from lib.norm import BatchNorm2d
 from lib.recompute import Chain
 
 
@@ -38,9 +37,9 @@ class BasicBlock(nn.Module):
     def __init__(self, channels_in: int, channels: int, *, stride: int) -> None:
         super().__init__()
         self.conv1 = _convolution(channels_in, channels, kernel=3, stride=stride)
-        self.norm1 = BatchNorm2d(channels)
+        self.norm1 = nn.BatchNorm2d(channels)
         self.conv2 = _convolution(channels, channels, kernel=3)
-        self.norm2 = BatchNorm2d(channels)
+        self.norm2 = nn.BatchNorm2d(channels)
         self.shortcut = _shortcut(channels_in, channels, stride=stride)
 
     def forward(self, x_NCHW: Tensor) -> Tensor:
@@ -58,11 +57,11 @@ class Bottleneck(nn.Module):
     def __init__(self, channels_in: int, channels: int, *, stride: int) -> None:
         super().__init__()
         self.conv1 = _convolution(channels_in, channels, kernel=1)
-        self.norm1 = BatchNorm2d(channels)
+        self.norm1 = nn.BatchNorm2d(channels)
         self.conv2 = _convolution(channels, channels, kernel=3, stride=stride)
-        self.norm2 = BatchNorm2d(channels)
+        self.norm2 = nn.BatchNorm2d(channels)
         self.conv3 = _convolution(channels, channels * self.expansion, kernel=1)
-        self.norm3 = BatchNorm2d(channels * self.expansion)
+        self.norm3 = nn.BatchNorm2d(channels * self.expansion)
         self.shortcut = _shortcut(channels_in, channels * self.expansion, stride=stride)
 
     def forward(self, x_NCHW: Tensor) -> Tensor:
@@ -118,7 +117,7 @@ def _shortcut(channels_in: int, channels_out: int, *, stride: int) -> nn.Module:
     if stride == 1 and channels_in == channels_out:
         return nn.Identity()
     return nn.Sequential(
-        _convolution(channels_in, channels_out, kernel=1, stride=stride), BatchNorm2d(channels_out)
+        _convolution(channels_in, channels_out, kernel=1, stride=stride), nn.BatchNorm2d(channels_out)
     )
 
 
@@ -129,7 +128,7 @@ def _stem(name: str, channels_in: int, width: int) -> nn.Sequential:
         layers = [_convolution(channels_in, width, kernel=7, stride=2)]
     else:
         raise ValueError(f"no stem is named {name!r}: there are cifar and imagenet")
-    stem = nn.Sequential(*layers, BatchNorm2d(width), nn.ReLU(inplace=True))
+    stem = nn.Sequential(*layers, nn.BatchNorm2d(width), nn.ReLU(inplace=True))
     if name == "imagenet":
         stem.append(nn.MaxPool2d(3, stride=2, padding=1))
     return stem

@@ -17,9 +17,10 @@ from lib.memory.allocator import least_capacity
 from lib.memory.live import LiveBytes, Trace
 from lib.memory.predict import CUDA_GRANULARITY, STEPS, add_state, watch_gradients
 from lib.memory.simulation import simulation
-from lib.plan.fitting import GAPS, Parts, Predict, Trial
+from lib.plan.fitting import GAPS, Parts, Predict, RefusedBatchError, Trial
 from lib.plan.sharding import shares
 from lib.plan.types import OWN_MEMORY, Hardware, Kind, Layout, Plan, Strategy, one_reason
+from lib.registry import ModelCode
 from train import loop
 from train.bridge import Bridge
 from train.evaluation import evaluation_sums
@@ -52,10 +53,13 @@ class Footprints:
 
     def __init__(self, config: Config, subject: Subject) -> None:
         self._config, self._subject = config, subject
-        self._found: dict[tuple[Trial, str], Footprint] = {}
+        self._found: dict[tuple[Trial, str], Footprint | RefusedBatchError] = {}
 
     def of(self, trial: Trial, hardware: Hardware) -> Footprint:
-        """hardware: where; all that matters of it is whether the data are kept on the device."""
+        """hardware: where; all that matters of it is whether the data are kept on the device.
+
+        Raises RefusedBatchError where the model cannot take such a micro-batch.
+        """
         world = 1 + trial.several_devices
         placement, _ = placement_of(
             self._config, self._subject, hardware, world=min(world, len(hardware.devices))
@@ -65,8 +69,17 @@ class Footprints:
         whole = dataclasses.replace(trial, layout=SPLIT if splits else None, compile=False)
         if (whole, placement) not in self._found:
             plan = plan_of(trial)
-            self._found[whole, placement] = footprint(self._config, plan, self._subject, hardware=hardware)
-        return self._found[whole, placement]
+            try:
+                found: Footprint | RefusedBatchError = footprint(
+                    self._config, plan, self._subject, hardware=hardware
+                )
+            except RefusedBatchError as error:
+                found = error
+            self._found[whole, placement] = found
+        found = self._found[whole, placement]
+        if isinstance(found, RefusedBatchError):
+            raise found
+        return found
 
     def predictor(self, hardware: Hardware) -> Predict:
         """Says what an optimizer step needs of a device of `hardware`, without any."""
@@ -86,7 +99,15 @@ class Footprints:
 
 
 def footprint(config: Config, plan: Plan, subject: Subject, *, hardware: Hardware) -> Footprint:
-    """Go through training of one rank as `plan` has it. Nothing is computed and no device is needed."""
+    """Go through training of one rank as `plan` has it. Nothing is computed and no device is needed.
+
+    Raises RefusedBatchError where the model cannot take such a micro-batch.
+    """
+    what = f"{config.model} refuses a micro-batch of {plan.micro_batch}"
+
+    def refused(why: str) -> RefusedBatchError:
+        return RefusedBatchError(what, why=why)
+
     effective_batch = plan.effective_batch // plan.world
     layout = SPLIT if plan.strategy == "split" else SINGLE
     alone = dataclasses.replace(
@@ -103,7 +124,8 @@ def footprint(config: Config, plan: Plan, subject: Subject, *, hardware: Hardwar
             resident = _resident(config, plan, subject, hardware)
             live.add(resident, "data")
             job = make_job(config, alone, subject, hardware=hardware, backend=backend, record=SilentRecord())
-            step_flop = run_traced(job, live)
+            with ModelCode(config.model, refused, torchs=True):
+                step_flop = run_traced(job, live)
             traces = [live.trace_on(device) for device in backend.devices]
             del resident  # only now: the data lie on the device all along
     return Footprint(fullest(traces, plan.device), step_flop)

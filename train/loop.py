@@ -333,6 +333,6 @@ def load_state_dict(job: Job, state: Mapping[str, Any]) -> Progress:
             share = job.plan.effective_batch // job.plan.world
             job.carry.load(state["carry"], job.backend, share=share)
         return Progress(**state["progress"])
-    except (RuntimeError, ValueError, KeyError, TypeError) as error:
+    except (RuntimeError, ValueError, KeyError, TypeError, AttributeError) as error:
         reason = " ".join(str(error).split())
         raise CheckpointError("the checkpoint does not fit the model of this version", why=reason) from error

@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import time
-import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -22,6 +21,7 @@ from lib.errors import ToolkitError
 from lib.hardware import probe
 from lib.hyperparams import apply_hyperparams
 from lib.plan.placement import refuse_on_xla
+from lib.registry import place_in_models
 from lib.tiers import with_tier
 from train import preflight_checks as checks
 from train.budget import warm_up_text
@@ -144,13 +144,11 @@ def failure(error: Exception, *, root: Path) -> str:
     """
     if isinstance(error, ToolkitError):
         return str(error)
-    frames = traceback.extract_tb(error.__traceback__)
-    own = [frame for frame in frames if Path(frame.filename).is_relative_to(root / "models")]
-    if not own and not isinstance(error, RuntimeError | MemoryError):
+    place = place_in_models(error, root=root)
+    if not place and not isinstance(error, RuntimeError | MemoryError):
         return ""
     reason = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}".removesuffix(": ")
-    place = f"{Path(own[-1].filename).relative_to(root)}:{own[-1].lineno}: " if own else ""
-    return place + reason
+    return f"{place}: {reason}" if place else reason
 
 
 def _say_nothing(_: str) -> None:

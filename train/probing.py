@@ -19,7 +19,7 @@ from lib.hardware import environment, probe, speed_settings
 from lib.hyperparams import apply_hyperparams
 from lib.memory.measured import Kept, cache_file, key_of, load, store
 from lib.plan.batch import divisors
-from lib.plan.fitting import Predict, predicted, trial_of
+from lib.plan.fitting import Predict, predicted, smallest_accepted, trial_of
 from lib.plan.placement import place, refuse_on_xla
 from lib.plan.probing import Failure, Measurement, Probed, search
 from lib.plan.show import show
@@ -149,7 +149,9 @@ def measure(bench: Bench) -> Probed:
     refuse_on_xla(bench.hardware.kind, what="measuring (make probe)")
     decided = bench.plan()
     share = decided.effective_batch // decided.world
-    step = decided.norm_batch or 1
+    step, _ = smallest_accepted(
+        lambda size: bench.memory(decided, size), share=share, step=decided.norm_batch or 1
+    )
     # What is predicted to be best may be no divisor: then the last micro-batch is smaller.
     sizes = sorted({decided.micro_batch, *(step * size for size in divisors(share // step))})
 

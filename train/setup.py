@@ -27,7 +27,7 @@ from lib.norm import configure_norm
 from lib.offload import offloading
 from lib.optim import make_optimizer
 from lib.plan.types import ON_XLA, OWN_MEMORY, SHARDS_WEIGHTS, Hardware, ModelFacts, Plan
-from lib.registry import load_layout, load_model
+from lib.registry import ModelCode, load_layout, load_model
 from lib.schedule import batch_factor
 from train.bridge import Bridge
 from train.budget import Budget, budget_of, warm_up_of, warm_up_text
@@ -49,8 +49,6 @@ def make_task(config: Config, spec: Spec, *, frozen: tuple[FrozenLM, FrozenLM] |
     frozen: the two language models of a bridge.
     """
     name = load_model(config.model).TASK
-    known = name in ("classify", "lm", "recursive", "bridge")
-    assert known, f"models/{config.model}: there is no task {name!r} in train/"
     if isinstance(spec, TextSpec | PuzzleSpec | AnswerSpec) and config.label_smoothing:
         raise ConfigError(
             f"CONFIG_LABEL_SMOOTHING={config.label_smoothing:g} is for labels",
@@ -58,7 +56,6 @@ def make_task(config: Config, spec: Spec, *, frozen: tuple[FrozenLM, FrozenLM] |
             todo="leave it at 0",
         )
     if isinstance(spec, TextSpec):
-        assert name == "lm", f"models/{config.model} is given a text without labels"
         return LanguageModel(spec, chunked=config.chunked_cross_entropy)
     if name == "bridge":
         assert isinstance(spec, AnswerSpec) and frozen is not None
@@ -178,7 +175,8 @@ def load_weights(model: torch.nn.Module, file: Path, *, name: str, say: Callable
         raise ConfigError(
             f"CONFIG_INITIAL_WEIGHTS={file} cannot be read", why=error.strerror or str(error)
         ) from error
-    load_layout(name).load(model, str(file))
+    with ModelCode(name):
+        load_layout(name).load(model, str(file))
     say(f"Weights: {file}, SHA-256 {digest[:16]}")
 
 

@@ -18,7 +18,7 @@ from lib.hardware import probe
 from lib.identity import identity, trains
 from lib.plan import plan as decide
 from lib.plan.types import Plan
-from lib.registry import load_layout
+from lib.registry import ModelCode, load_layout
 from lib.rundir import RunDir, resolve_run
 from train import evaluation, loop
 from train.job import Job
@@ -84,8 +84,9 @@ def export(name: str, *, root: Path, runs: Path, best: bool, directory: Path) ->
         there = directory.exists()
         try:
             directory.mkdir(parents=True, exist_ok=True)
-            layout.save(job.model, str(directory / "model.safetensors"))
-            text = json.dumps(layout.configuration(job.model), indent=2) + "\n"
+            with ModelCode(job.config.model):
+                layout.save(job.model, str(directory / "model.safetensors"))
+                text = json.dumps(layout.configuration(job.model), indent=2) + "\n"
             atomic.write_text(directory / "config.json", text)
         except OSError as error:
             raise os_error(f"write the weights to {directory}", error) from error
@@ -148,13 +149,13 @@ def _differences(run: RunDir, resolved: kconf.Resolved) -> str:
 
 
 def stored(run: RunDir, name: str, read: Callable[[Mapping[str, Any]], T]) -> T:
-    """`run`'s JSON file `name` as `read` makes it; ToolkitError where another version wrote it."""
+    """`run`'s JSON file `name` as `read` makes it; ToolkitError where it makes no sense."""
     try:
         return read(run.read_json(name))
-    except (TypeError, KeyError) as error:
+    except (TypeError, KeyError, ValueError, AttributeError) as error:
         raise ToolkitError(
             f"the {name} of {run.path} cannot be read",
-            why=f"it was written by another version ({error})",
+            why=f"it was written by another version, or changed ({error})",
             todo="start again with make train CONFIG_RESUME_NEVER=y",
         ) from error
 

@@ -25,11 +25,13 @@ from lib.data import (
 from lib.data.remote import local_copy
 from lib.data.types import Spec
 from lib.data.unopened import unopened
-from lib.memory.facts import model_facts
+from lib.errors import ConfigError
+from lib.memory.facts import ROWS, model_facts
 from lib.plan.types import ModelFacts
 from lib.recompute import configure_recomputation
-from lib.registry import build_model
+from lib.registry import ModelCode, build_model
 from lib.storage import is_url
+from train.contract import check_task, checked
 from train.frozen import FrozenSource, branches_of
 
 
@@ -86,7 +88,7 @@ def _opened(config: Config, *, root: Path, learned: bool, say: Callable[[str], N
         say=say,
     )
     subject = measure(config, restrict(dataset, limit=config.data_limit, holdout=config.holdout))
-    if config.frozen_steps is None:
+    if not isinstance(dataset.spec, AnswerSpec):
         return subject
     from train.stage0 import frozen_sources  # trains by the loop, which stands above this file
 
@@ -148,14 +150,29 @@ def answer_options(config: Config, *, root: Path) -> AnswerOptions | None:
 
 
 def measure(config: Config, dataset: Dataset) -> Subject:
-    """The subject of training the configured model on `dataset`."""
-    facts = model_facts(
-        lambda: built(config, dataset.spec),
-        dataset.spec,
-        name=config.model,
-        train_size=dataset.train.size,
-    )
-    return Subject(dataset=dataset, facts=facts)
+    """The subject of training the configured model on `dataset`.
+
+    Raises ConfigError where the two do not go together, or the model's own code fails.
+    """
+    check_task(config, dataset.spec)
+    errors = list[ConfigError]()
+    for rows in ROWS:
+        try:
+            return Subject(dataset=dataset, facts=_facts(config, dataset, rows=rows))
+        except ConfigError as error:
+            errors.append(error)
+    raise errors[0]
+
+
+def _facts(config: Config, dataset: Dataset, *, rows: int) -> ModelFacts:
+    with ModelCode(config.model, torchs=True):
+        return model_facts(
+            lambda: checked(built(config, dataset.spec), config.model, dataset.spec),
+            dataset.spec,
+            name=config.model,
+            train_size=dataset.train.size,
+            rows=rows,
+        )
 
 
 def evaluation_part(config: Config, dataset: Dataset) -> str:

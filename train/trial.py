@@ -16,6 +16,7 @@ from lib.errors import OutOfMemory, ToolkitError
 from lib.launcher import become_worker, end_process, launch
 from lib.memory.peak import Peak, limit_main_memory
 from lib.plan.types import Hardware, Plan
+from lib.registry import ModelCode
 from train import loop
 from train.evaluation import evaluation_sums
 from train.job import Job, Progress
@@ -62,7 +63,7 @@ def _outcome(
             limit_main_memory(told["usable_bytes"])
         peak = Peak(backend)
         job = make_job(config, plan, subject, hardware=hardware, backend=backend, record=SilentRecord())
-        with job.train_loader, job.eval_loader:
+        with job.train_loader, job.eval_loader, ModelCode(config.model):
             seconds = step_seconds(job)
     except (RuntimeError, MemoryError, ToolkitError) as error:
         ran_out = isinstance(error, OutOfMemory) or is_out_of_memory(error)

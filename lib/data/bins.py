@@ -55,6 +55,14 @@ def open_bins(data_dir: Path, *, cache_dir: Path, vocab_size: int, say: Callable
     if not parts[1]:
         raise DataError(f"{folder} has no *val*.bin", todo="token_bins needs a validation part, too")
     shards = [[_read(file, vocab_size) for file in files] for files in parts]
+    for files, arrays in zip(parts, shards, strict=True):
+        other = next((n for n, array in enumerate(arrays) if array.dtype != arrays[0].dtype), None)
+        if other is not None:
+            raise DataError(
+                f"{files[0]} and {files[other]} have tokens of {arrays[0].itemsize} and "
+                f"{arrays[other].itemsize} bytes",
+                todo="make all files of a part alike",
+            )
     _check(folder, [*parts[0], *parts[1]], [*shards[0], *shards[1]], vocab_size, cache_dir, say)
     train, validation = (arrays[0] if len(arrays) == 1 else Shards(arrays) for arrays in shards)
     return Bins(train, validation, f"{len(parts[0])} + {len(parts[1])} files in {folder}")

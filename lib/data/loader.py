@@ -22,6 +22,7 @@ from lib.data.order import sample_stream, window_shifts
 from lib.data.store import Placement, Request, Store, open_store
 from lib.data.sudoku.symmetry import transformed
 from lib.data.types import ArrayPart, ImageSpec, Indices, Part, PuzzleSpec, Spec
+from lib.errors import ConfigError
 
 AskedPlacement: TypeAlias = Literal["auto", "resident", "stream"]
 
@@ -164,11 +165,12 @@ class TrainLoader(_Loader):
 
         epochs_ahead: so many epochs of puzzles are changed now, and no further one is there; 0: on the fly.
         """
-        if isinstance(spec, PuzzleSpec):
-            assert augment in ("none", "symmetries")
-            self._box = round(spec.side**0.5)
-        else:
-            assert augment == "none" or (isinstance(spec, ImageSpec) and augment != "symmetries")
+        wanted = PuzzleSpec if augment == "symmetries" else ImageSpec
+        if augment != "none" and not isinstance(spec, wanted):  # a model may select several kinds of data
+            raise ConfigError(
+                f"CONFIG_AUGMENT_{augment.upper()}=y is not for {spec.name}", todo="set CONFIG_AUGMENT_NONE=y"
+            )
+        self._box = round(spec.side**0.5) if isinstance(spec, PuzzleSpec) else 0
         size = part.size
         if epochs_ahead:
             assert isinstance(part, ArrayPart) and augment == "symmetries"

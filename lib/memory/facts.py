@@ -8,14 +8,14 @@ from typing import Literal, Protocol
 import torch
 from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils._pytree import tree_leaves
 
 from lib.memory.live import LiveBytes
 from lib.plan.types import ModelFacts
 from lib.sharding import weight_units
 
-BATCHNORM = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
-BATCH_SIZES = (2, 4)
+ROWS = (2, 960)  # of the batches that are tried: a model may take none but multiples of something
 
 
 class Shape(Protocol):
@@ -27,26 +27,29 @@ class Shape(Protocol):
     def input_dtype(self) -> Literal["float32", "int64"]: ...
 
 
-def model_facts(build: Callable[[], nn.Module], shape: Shape, *, name: str, train_size: int) -> ModelFacts:
+def model_facts(
+    build: Callable[[], nn.Module], shape: Shape, *, name: str, train_size: int, rows: int = ROWS[0]
+) -> ModelFacts:
     """Parameters, the bytes that one more sample keeps for backward in fp32, and the work of its training.
 
     build: makes the model on torch's default device, which is "meta" while it is called.
+    rows: of the smaller one of the two batches that it is given.
     """
     with torch.device("meta"):
         model = build()
         dtype = getattr(torch, shape.input_dtype)
-        inputs = [torch.empty(rows, *shape.input_shape, dtype=dtype) for rows in BATCH_SIZES]
+        inputs = [torch.empty(count, *shape.input_shape, dtype=dtype) for count in (rows, 2 * rows)]
     # What does not grow with the batch (weights, statistics) is the same in both and drops out.
     few_bytes, many_bytes = (saved_bytes(model, batch) for batch in inputs)
     flop = _training_flop(model, inputs[0])
     return ModelFacts(
         name=name,
         parameters=sum(parameter.numel() for parameter in model.parameters()),
-        bytes_per_sample=(many_bytes - few_bytes) // (BATCH_SIZES[1] - BATCH_SIZES[0]),
+        bytes_per_sample=(many_bytes - few_bytes) // rows,
         train_size=train_size,
-        has_batchnorm=any(isinstance(module, BATCHNORM) for module in model.modules()),
+        has_batchnorm=any(isinstance(module, _BatchNorm) for module in model.modules()),
         units=weight_units(model),
-        flop_per_sample=flop / BATCH_SIZES[0],
+        flop_per_sample=flop / rows,
     )
 
 

@@ -7,6 +7,7 @@ What a kernel of another device does differently (`lib.attention`, `lib.cross_en
 from __future__ import annotations
 
 import contextlib
+import logging
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -15,31 +16,46 @@ from unittest import mock
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves, tree_map
 
 from lib.plan.types import Kind
 
-# What autocast computes in single precision on CUDA (ATen/autocast_mode.h) and leaves in half on a CPU.
+# Where autocast on CUDA (the lists of ATen/autocast_mode.h) does something else than on a CPU. It copies what
+# these take to half precision,
+HALF_ON_CUDA = (
+    "_convolution", "_convolution.deprecated", "convolution", "addmv", "addr", "mv",
+    "lstm_cell", "gru_cell", "rnn_tanh_cell", "rnn_relu_cell", "_scaled_dot_product_flash_attention",
+)  # fmt: skip
+# what these take to single precision,
 FP32_ON_CUDA = (
-    "layer_norm", "group_norm", "rms_norm", "renorm", "dist", "logsumexp", "softplus",
-    "exp", "expm1", "log", "log1p", "log2", "log10", "reciprocal", "rsqrt",
+    "layer_norm", "native_layer_norm", "group_norm", "rms_norm", "renorm", "dist", "pdist", "logsumexp",
+    "exp", "expm1", "log", "log1p", "log2", "log10", "reciprocal", "rsqrt", "softplus",
     "acos", "asin", "cosh", "erfinv", "sinh", "tan",
     "pow.Tensor_Scalar", "pow.Tensor_Tensor", "pow.Scalar", "cosine_similarity",
+    "frobenius_norm.dim", "nuclear_norm", "nuclear_norm.dim", "norm.Scalar", "norm.ScalarOpt_dim",
     "upsample_nearest1d", "upsample_nearest2d", "upsample_nearest3d",
     "_upsample_nearest_exact1d", "_upsample_nearest_exact2d", "_upsample_nearest_exact3d",
     "upsample_linear1d", "upsample_bilinear2d", "upsample_trilinear3d", "upsample_bicubic2d",
     "_upsample_bilinear2d_aa", "_upsample_bicubic2d_aa",
 )  # fmt: skip
-# What it has the kernel itself compute so, without a copy of the input.
-FP32_INSIDE_ON_CUDA = (
-    "softmax.int", "log_softmax.int", "linalg_vector_norm", "sum", "sum.dim_IntList", "cumsum", "cumprod",
+# and what these take to the widest type among it.
+WIDEST_ON_CUDA = (
+    "addcdiv", "addcmul", "atan2", "bilinear", "cross", "dot", "vdot", "grid_sampler",
+    "index_put", "tensordot", "scatter_add",
 )  # fmt: skip
-# What it copies to single precision on a CPU, and leaves alone on CUDA.
+# It has these kernels themselves compute in single precision, where no other type is named, without a copy.
+FP32_INSIDE_ON_CUDA = (
+    "softmax.int", "log_softmax.int", "sum", "sum.dim_IntList", "prod", "prod.dim_int", "cumsum", "cumprod",
+    "linalg_vector_norm", "linalg_matrix_norm", "linalg_matrix_norm.str_ord",
+)  # fmt: skip
+# What a CPU copies to single precision, and CUDA leaves alone.
 UNCHANGED_ON_CUDA = (
     "reflection_pad1d", "reflection_pad2d", "replication_pad1d", "replication_pad2d", "replication_pad3d",
     "avg_pool3d", "adaptive_avg_pool3d", "max_pool3d", "adaptive_max_pool3d",
     "fractional_max_pool2d", "fractional_max_pool3d",
 )  # fmt: skip
 
+_FLOATING = (torch.bfloat16, torch.float16, torch.float32)  # what autocast looks at
 _ATTENTION = F.scaled_dot_product_attention
 
 _kind: Kind | None = None  # a plain name, which a compiler can read
@@ -53,8 +69,15 @@ def simulation(kind: Kind) -> Iterator[None]:
     global _kind
     outer, _kind = _kind, kind
     try:
-        # What comes from NumPy is real, and becomes fake in the first operation on it.
-        with FakeTensorMode(allow_non_fake_inputs=True), _updates_without_contents(), _kernels_of(kind):
+        # What comes from NumPy is real, and becomes fake in the first operation on it. What an operation
+        # refuses is raised: torch would log its own traceback besides.
+        quiet = mock.patch.object(logging.getLogger("torch._subclasses.fake_tensor"), "disabled", True)
+        with (
+            FakeTensorMode(allow_non_fake_inputs=True),
+            _updates_without_contents(),
+            _kernels_of(kind),
+            quiet,
+        ):
             yield
     finally:
         _kind = outer
@@ -84,10 +107,15 @@ def _kernels_of(kind: Kind) -> Iterator[None]:
             warnings.filterwarnings("ignore", "Warning only once for all operators")
             for name in UNCHANGED_ON_CUDA:
                 library.impl(name, torch.library.fallthrough_kernel, "AutocastCPU")
+        for name in HALF_ON_CUDA:
+            library.impl(name, _copied(name, lambda _: torch.get_autocast_dtype("cpu")), "AutocastCPU")
         for name in FP32_ON_CUDA:
-            library.impl(name, _in_fp32(name), "AutocastCPU")
+            library.impl(name, _copied(name, lambda _: torch.float32), "AutocastCPU")
+        for name in WIDEST_ON_CUDA:
+            library.impl(name, _copied(name, _widest), "AutocastCPU")
         for name in FP32_INSIDE_ON_CUDA:
             library.impl(name, _fp32_inside(name), "AutocastCPU")
+        library.impl("binary_cross_entropy", _refused, "AutocastCPU")
         yield
 
 
@@ -98,34 +126,52 @@ def _operator(name: str) -> Callable[..., Any]:
 
 
 def _fp32_inside(name: str) -> Callable[..., Any]:
-    # A softmax of half precision would be copied on a CPU; these are what CUDA's dispatch to.
-    fused = {"softmax.int": "_softmax", "log_softmax.int": "_log_softmax"}.get(name)
-    operator = _operator(fused or name)
-
-    def run(x: Tensor, *arguments: Any, dtype: torch.dtype | None = None, **options: Any) -> Any:
-        with torch.autocast("cpu", enabled=False):
-            half = x.dtype in (torch.bfloat16, torch.float16)
-            if fused is None:
-                return operator(x, *arguments, dtype=dtype or (torch.float32 if half else None), **options)
-            if half and dtype in (None, torch.float32):
-                return operator(x, arguments[0], True)
-            return _operator(name)(x, *arguments, dtype=dtype, **options)
-
-    return run
-
-
-def _in_fp32(name: str) -> Callable[..., Any]:
     operator = _operator(name)
-
-    def exact(value: Any) -> Any:
-        is_half = isinstance(value, Tensor) and value.dtype in (torch.bfloat16, torch.float16)
-        return value.float() if is_half else value
+    names = [argument.name for argument in operator._schema.arguments]  # type: ignore[attr-defined]
+    # Of the types that CUDA reads, this one alone has a kernel that writes another one.
+    fused = {"softmax.int": "_softmax", "log_softmax.int": "_log_softmax"}.get(name)
 
     def run(*arguments: Any, **options: Any) -> Any:
+        given = {**dict(zip(names, arguments, strict=False)), **options}
+        x, dtype = given["self"], given.get("dtype")
+        if dtype is None and x.dtype in _FLOATING:
+            given["dtype"] = dtype = torch.float32
         with torch.autocast("cpu", enabled=False):
-            return operator(*map(exact, arguments), **{key: exact(value) for key, value in options.items()})
+            if fused is not None and (x.dtype, dtype) == (torch.float16, torch.float32):
+                return _operator(fused)(x, given["dim"], True)
+            return operator(**given)
 
     return run
+
+
+def _copied(name: str, dtype_of: Callable[[list[Tensor]], torch.dtype]) -> Callable[..., Any]:
+    """The operator `name` on copies, in one type, of the tensors that autocast looks at."""
+    operator = _operator(name)
+
+    def is_cast(value: Any) -> bool:
+        return isinstance(value, Tensor) and value.dtype in _FLOATING
+
+    def run(*arguments: Any, **options: Any) -> Any:
+        dtype = dtype_of([value for value in tree_leaves((arguments, options)) if is_cast(value)])
+        arguments, options = tree_map(
+            lambda value: value.to(dtype) if is_cast(value) else value, (arguments, options)
+        )
+        with torch.autocast("cpu", enabled=False):
+            return operator(*arguments, **options)
+
+    return run
+
+
+def _widest(tensors: list[Tensor]) -> torch.dtype:
+    half = torch.get_autocast_dtype("cpu")
+    return torch.float32 if any(tensor.dtype == torch.float32 for tensor in tensors) else half
+
+
+def _refused(*_: Any) -> Any:
+    raise RuntimeError(
+        "torch.nn.functional.binary_cross_entropy and torch.nn.BCELoss are unsafe to autocast on CUDA; "
+        "use binary_cross_entropy_with_logits"
+    )
 
 
 def _attention_on_cuda(

@@ -1,7 +1,7 @@
 """Cutting one device's share of the effective batch into micro-batches: integers only.
 
 `per_device` is the share (target / devices), `bound` the most samples that fit the
-device at once. With `norm_batch` every micro-batch is a multiple of it. The sizes add
+device at once. Every micro-batch is a multiple of `step`. The sizes add
 up to `per_device` exactly, or there is no split.
 """
 
@@ -40,14 +40,14 @@ class Split:
         )
 
 
-def largest_micro_batch(per_device: int, *, bound: int, norm_batch: int, divisor_only: bool) -> int | None:
+def largest_micro_batch(per_device: int, *, bound: int, step: int, divisor_only: bool) -> int | None:
     """The micro-batch to use, in samples; None where the share cannot be cut well.
 
     A divisor if one is at least 80 % of what fits, else what fits, with a smaller last
     micro-batch. With `divisor_only` a divisor in any case, unless the best one leaves more
-    than half of what fits unused. Needs 1 <= bound and norm_batch <= bound.
+    than half of what fits unused. Needs 1 <= bound and step <= bound.
     """
-    step = norm_batch or 1
+    step = step or 1
     if per_device % step:
         return None
     fits = min(bound, per_device)
@@ -57,13 +57,9 @@ def largest_micro_batch(per_device: int, *, bound: int, norm_batch: int, divisor
     return divisor if 5 * divisor >= 4 * fits else fits - fits % step
 
 
-def split_under(
-    per_device: int, *, bound: int, norm_batch: int = 0, divisor_only: bool = False
-) -> Split | None:
-    """Cut the share into micro-batches of at most `bound` samples."""
-    micro_batch = largest_micro_batch(
-        per_device, bound=bound, norm_batch=norm_batch, divisor_only=divisor_only
-    )
+def split_under(per_device: int, *, bound: int, step: int = 0, divisor_only: bool = False) -> Split | None:
+    """Split the share into micro-batches of at most `bound` samples, multiples of `step` (0: of any size)."""
+    micro_batch = largest_micro_batch(per_device, bound=bound, step=step, divisor_only=divisor_only)
     return None if micro_batch is None else Split.of(per_device, micro_batch=micro_batch)
 
 

@@ -8,6 +8,7 @@ from types import MappingProxyType
 from typing import TypeAlias
 
 from lib.errors import PlanError
+from lib.plan.batch import divisors
 from lib.plan.types import OWN_MEMORY, Kind, Layout, Memory, Plan, Precision
 from lib.tables import (
     COMPILED_PEAK_FACTOR,
@@ -38,6 +39,10 @@ class NoRoomError(PlanError):
     def __init__(self, what: str, *, why: str, todo: str, trial: Trial, memory: Memory) -> None:
         super().__init__(what, why=why, todo=todo)
         self.trial, self.memory = trial, memory
+
+
+class RefusedBatchError(PlanError):
+    """The model itself refuses the micro-batch of a trial."""
 
 
 def trial_of(plan: Plan) -> Trial:
@@ -76,6 +81,27 @@ def predicted(trial: Trial, predict: Predict, *, free_bytes: int) -> Memory:
         reserve_bytes=round(peak * (factor - 1)) + (0 if shared else GPU_RESERVE_BYTES),
         usable_bytes=usable,
         gaps_bytes=gaps,
+    )
+
+
+def smallest_accepted(memory_of: Callable[[int], Memory], *, share: int, step: int) -> tuple[int, str]:
+    """The first divisor of `share` from `step` on that the model accepts, and why not those before it.
+
+    Its multiples are taken for accepted. Raises RefusedBatchError where the model accepts no divisor.
+    """
+    refused: dict[int, str] = {}
+    for size in (step * divisor for divisor in divisors(max(1, share // step))):
+        try:
+            memory_of(size)
+        except RefusedBatchError as error:
+            refused[size] = error.why
+            continue
+        if not refused:
+            return size, ""
+        sizes, why = ", ".join(map(str, refused)), next(iter(refused.values()))
+        return size, f"; a multiple of {size}, for the model refuses {sizes} ({why})"
+    raise RefusedBatchError(
+        f"the model refuses micro-batches of {', '.join(map(str, refused))}", why=list(refused.values())[-1]
     )
 
 

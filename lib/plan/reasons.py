@@ -67,10 +67,16 @@ def why_target(config: Asked) -> str:
     return f"recommended for {config.model} (CONFIG_TARGET_EFFECTIVE_BATCH=0)"
 
 
-def why_norm_batch(facts: ModelFacts, *, norm_batch: int) -> str:
+def why_norm_batch(config: Asked, facts: ModelFacts) -> str:
     """What batch normalisation takes its statistics over."""
     if not facts.has_batchnorm:
         return "the model has no batch normalisation"
-    if norm_batch:
-        return f"statistics over groups of {norm_batch} samples, on every machine alike"
-    return "statistics follow the micro-batch: not portable to machines that cut the batch differently"
+    if config.norm_batch:
+        return (
+            f"every batch normalisation takes its statistics over groups of {config.norm_batch} samples, on "
+            "every machine alike"
+        )
+    follow = "statistics follow the micro-batch: not portable to machines that split the batch differently"
+    if config.norm_batch is None:  # hidden
+        follow += f"; select MODEL_HAS_BATCHNORM in models/{config.model}/Kconfig to have CONFIG_NORM_BATCH"
+    return follow

@@ -9,7 +9,7 @@ from lib.errors import PlanError
 from lib.plan.asked import Asked, Decision
 from lib.plan.batch import LARGEST_TARGET, Split, nearest_targets, split_by, split_under
 from lib.plan.bound import cpu_table_batch, raise_to_norm_batch, table_bound
-from lib.plan.fitting import NoRoomError, Predict, Trial, largest_fitting, predicted
+from lib.plan.fitting import NoRoomError, Predict, Trial, largest_fitting, predicted, smallest_accepted
 from lib.plan.placement import Placement
 from lib.plan.probing import NEAR_BEST, Probed
 from lib.plan.reasons import offload_note, told, ways_to_fit, why_memory, why_norm_batch, why_target
@@ -106,13 +106,7 @@ def choose_sizes(config: Asked, facts: ModelFacts, placement: Placement, way: Wa
             todo="set CONFIG_TARGET_EFFECTIVE_BATCH",
         )
     norm_batch = (config.norm_batch or 0) if facts.has_batchnorm else 0
-    situation = Situation(
-        config=config,
-        facts=facts,
-        placement=placement,
-        way=way,
-        norm_batch=norm_batch,
-    )
+    situation = Situation(config=config, facts=facts, placement=placement, way=way, norm_batch=norm_batch)
     if by_hand:
         return _manual(situation)
     return _strict(situation) if config.batch_table_strict else _automatic(situation)
@@ -123,19 +117,13 @@ def _automatic(situation: Situation) -> Sizes:
         return _measured(situation, situation.way.probed)
     if situation.config.auto_method == "table":
         bound = table_bound(situation.config, situation.placement, compiled=situation.way.compile)
-        bound = raise_to_norm_batch(
-            bound, situation.placement, situation.facts, norm_batch=situation.norm_batch
-        )
+        step = situation.norm_batch
+        bound = raise_to_norm_batch(bound, situation.placement, situation.facts, norm_batch=step)
     else:
-        bound = _predicted_bound(situation)
+        bound, step = _predicted_bound(situation)
 
     def cut(per_device: int) -> Split | None:
-        return split_under(
-            per_device,
-            bound=bound.value,
-            norm_batch=situation.norm_batch,
-            divisor_only=situation.divisor_only,
-        )
+        return split_under(per_device, bound=bound.value, step=step, divisor_only=situation.divisor_only)
 
     why_not = (
         f"{situation.why_divisor_only} needs micro-batches of one size, and no divisor of it "
@@ -161,8 +149,11 @@ def _measured(situation: Situation, probed: Probed) -> Sizes:
     return _sizes(situation, split, target=situation.config.target, why_micro_batch=micro_batch)
 
 
-def _predicted_bound(situation: Situation) -> Decision[int]:
-    """The most samples that are predicted to fit. Raises PlanError, with figures, where none are."""
+def _predicted_bound(situation: Situation) -> tuple[Decision[int], int]:
+    """The most samples that are predicted to fit, and what a micro-batch has to be a multiple of.
+
+    Raises PlanError, with figures, where none fit.
+    """
     if situation.way.predict is None:
         raise PlanError(
             "there is no model to predict the memory of",
@@ -176,6 +167,7 @@ def _predicted_bound(situation: Situation) -> Decision[int]:
         assert memory is not None
         return memory
 
+    step, refusal = smallest_accepted(memory_of, share=share, step=step)
     most, enough = share, ", the whole share of a device"
     scale = situation.config.table_scale
     if situation.placement.device.value == "cpu" and scale is not None:
@@ -203,7 +195,7 @@ def _predicted_bound(situation: Situation) -> Decision[int]:
     unmeasured = (
         "nothing was measured here yet (make probe); " if situation.config.auto_method == "probe" else ""
     )
-    return Decision(bound, unmeasured + fit)
+    return Decision(bound, unmeasured + fit + refusal), step
 
 
 def _strict(situation: Situation) -> Sizes:
@@ -341,8 +333,10 @@ def _sizes(situation: Situation, split: Split, *, target: int, why_micro_batch: 
         "last_micro_batch": "what remains; every sample weighs the same" if ragged else "all are of one size",
         "effective_batch": f"{split.samples} on each of {situation.world} {sharers}, {missed}",
         "target": why_target(situation.config),
-        "norm_batch": why_norm_batch(situation.facts, norm_batch=situation.norm_batch),
+        "norm_batch": why_norm_batch(situation.config, situation.facts),
     }
+    if ragged:  # which the model may refuse
+        situation.memory(split.last_micro_batch, accumulates=True)
     memory = situation.memory(split.micro_batch, accumulates=split.accumulation > 1)
     told_memory = why_memory(memory, situation.way.probed)
     reasons["memory"] = told_memory + offload_note(situation.config, situation.placement)

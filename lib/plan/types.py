@@ -82,9 +82,9 @@ class Layout:
 
     def __post_init__(self) -> None:
         alone = self.strategy in ("single", "split") if self.world == 1 else self.strategy != "single"
-        assert alone, f"{self.strategy} on {self.world}"
-        assert self.world % self.shard == 0, f"{self.shard} of {self.world}"
-        assert (self.shard > 1) == (self.strategy in SHARDS_WEIGHTS)
+        parts = (self.shard > 1) == (self.strategy in SHARDS_WEIGHTS)
+        if not alone or not parts or self.shard < 1 or self.world % self.shard:
+            raise ValueError(f"{self.strategy} on {self.world} in parts of {self.shard}")
 
     @property
     def devices_per_process(self) -> int:
@@ -185,12 +185,14 @@ class Plan:
     reasons: Mapping[str, str]  # one sentence for each of the fields above
 
     def __post_init__(self) -> None:
-        assert self.layout.world == self.world  # making the layout checks that the three agree
+        # A plan that is read from a file may be anything. Making the layout checks that the three agree.
         per_device = self.micro_batch * (self.accumulation - 1) + self.last_micro_batch
-        assert self.accumulation >= 1 and 1 <= self.last_micro_batch <= self.micro_batch
-        assert self.effective_batch == per_device * self.world, "micro-batches do not add up"
+        adds_up = self.effective_batch == per_device * self.layout.world
+        if not adds_up or self.accumulation < 1 or not 1 <= self.last_micro_batch <= self.micro_batch:
+            raise ValueError("micro-batches do not add up")
         missing = {field.name for field in dataclasses.fields(self)} - {"reasons"} - set(self.reasons)
-        assert not missing, f"no reason given for {sorted(missing)}"
+        if missing:
+            raise ValueError(f"no reason given for {sorted(missing)}")
 
     @property
     def layout(self) -> Layout:

@@ -62,7 +62,8 @@ def test_the_models_are_found() -> None:
 def test_a_directory_with_a_model_is_all_it_takes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registry, "MODELS_DIR", tmp_path)
     monkeypatch.setattr(models, "__path__", [str(tmp_path)])
-    for name, source in (("whole", "TASK = Options = build = 1"), ("half", "TASK = 1"), ("empty", None)):
+    whole = "import dataclasses\nTASK, build = 'lm', 1\nOptions = dataclasses.make_dataclass('Options', [])"
+    for name, source in (("whole", whole), ("half", "TASK = 'lm'"), ("empty", None)):
         (tmp_path / name).mkdir()
         if source:
             (tmp_path / name / "model.py").write_text(source)
@@ -284,5 +285,5 @@ def test_unknown_models_stems_and_options_are_told() -> None:
         build_model("resnet18", {"stem": "cifar"}, spec, seed=0)
     with pytest.raises(ConfigError, match="CONFIG_RESNET18_DEPTH are not known"):
         build_model("resnet18", {"stem": "cifar", "width": 4, "depth": 3}, spec, seed=0)
-    with pytest.raises(ValueError, match="no stem is named 'vit'"):
+    with pytest.raises(ConfigError, match=r"models/resnet.py:\d+: ValueError: no stem is named 'vit'"):
         build_model("resnet18", {"stem": "vit", "width": 4}, spec, seed=0)

@@ -1,9 +1,10 @@
-"""Ghost batch norm: the same training however a batch is cut; with norm_batch 0, torch's own layer."""
+"""Ghost batch norm: the same training however a batch is split; with norm_batch 0, torch's own layer."""
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lib.errors import ConfigError
-from lib.norm import BatchNorm2d, commit_statistics, configure_norm, discard_statistics
+from lib.norm import GhostBatchNorm2d, commit_statistics, configure_norm, discard_statistics
 
 GROUP, EFFECTIVE = 4, 24
 RUNNING = ("running_mean", "running_var", "num_batches_tracked")
@@ -19,8 +20,8 @@ RUNNING = ("running_mean", "running_var", "num_batches_tracked")
 
 def network(norm_batch: int, *, dtype: torch.dtype = torch.float64) -> nn.Sequential:
     torch.manual_seed(0)
-    first = [nn.Conv2d(3, 6, 3), BatchNorm2d(6), nn.ReLU()]
-    second = [nn.Conv2d(6, 5, 3, stride=2), BatchNorm2d(5), nn.ReLU()]
+    first = [nn.Conv2d(3, 6, 3), nn.BatchNorm2d(6), nn.ReLU()]
+    second = [nn.Conv2d(6, 5, 3, stride=2), nn.BatchNorm2d(5), nn.ReLU()]
     model = nn.Sequential(*first, *second, nn.Flatten(), nn.Linear(45, 7))
     configure_norm(model, norm_batch=norm_batch, momentum=0.1)
     return model.to(dtype)
@@ -81,17 +82,64 @@ def test_several_devices_commit_what_one_does() -> None:
 
 
 def test_norm_batch_0_is_torchs_layer() -> None:
-    ours, theirs = BatchNorm2d(3).double(), nn.BatchNorm2d(3).double()
+    plain, ghost = nn.BatchNorm2d(3).double(), nn.BatchNorm2d(3).double()
+    configure_norm(plain, norm_batch=0, momentum=0.1)
+    assert type(plain) is nn.BatchNorm2d
+    configure_norm(ghost, norm_batch=GROUP, momentum=0.1)
+    configure_norm(ghost, norm_batch=0, momentum=0.1)
     for _ in range(2):
-        assert torch.equal(ours(samples(6)), theirs(samples(6)))
-    commit_statistics(ours)
-    assert all(torch.equal(ours.get_buffer(name), theirs.get_buffer(name)) for name in RUNNING)
-    assert torch.equal(ours.eval()(samples(6)), theirs.eval()(samples(6)))
-    assert ours.state_dict().keys() == theirs.state_dict().keys()
+        assert torch.equal(ghost(samples(6)), plain(samples(6)))
+    commit_statistics(ghost)
+    assert all(torch.equal(ghost.get_buffer(name), plain.get_buffer(name)) for name in RUNNING)
+    assert torch.equal(ghost.eval()(samples(6)), plain.eval()(samples(6)))
+
+
+def test_layers_become_ghost_ones_in_place_and_their_state_keeps_its_names() -> None:
+    layer = nn.BatchNorm2d(3)
+    weight, names = layer.weight, list(layer.state_dict())
+    model = nn.Sequential(layer)
+    configure_norm(model, norm_batch=GROUP, momentum=0.1)
+    assert model[0] is layer and layer.weight is weight and isinstance(layer, GhostBatchNorm2d)
+    assert list(layer.state_dict()) == names == ["weight", "bias", *RUNNING]
+    layer.load_state_dict(nn.BatchNorm2d(3).state_dict())
+
+
+@pytest.mark.parametrize("affine", [True, False])
+@pytest.mark.parametrize("at_once", [False, True])
+@pytest.mark.parametrize(
+    ("kind", "shape"),
+    [
+        (nn.BatchNorm1d, (5,)),
+        (nn.BatchNorm1d, (5, 4)),
+        (nn.BatchNorm2d, (5, 3, 4)),
+        (nn.BatchNorm3d, (5, 2, 3, 2)),
+    ],
+)
+def test_layers_of_torch_have_the_same_gradients_however_a_batch_is_split(
+    kind: Any, shape: tuple[int, ...], affine: bool, at_once: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("torch.compiler.is_compiling", lambda: at_once)
+    x_NC = torch.randn(EFFECTIVE, *shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    found: list[list[Tensor]] = []
+    for micro_batch in (EFFECTIVE, GROUP, 2 * GROUP, 3 * GROUP):
+        torch.manual_seed(0)
+        model = nn.Sequential(
+            nn.Flatten(), nn.Linear(x_NC[0].numel(), x_NC[0].numel()), nn.Unflatten(1, shape)
+        )
+        model.append(kind(5, affine=affine)).double()
+        configure_norm(model, norm_batch=GROUP, momentum=0.1)
+        for part in x_NC.split(micro_batch):
+            model(part).pow(3).sum().backward()
+        commit_statistics(model)
+        gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
+        found.append([*gradients, *(model[-1].get_buffer(name) for name in RUNNING)])
+    for others in found[1:]:
+        for one, other in zip(found[0], others, strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-11, atol=1e-12)
 
 
 def test_one_group_per_step_is_torchs_layer_with_deferred_statistics() -> None:
-    ours, theirs = BatchNorm2d(3).double(), nn.BatchNorm2d(3, momentum=0.3).double()
+    ours, theirs = nn.BatchNorm2d(3).double(), nn.BatchNorm2d(3, momentum=0.3).double()
     configure_norm(ours, norm_batch=6, momentum=0.3)
     before = copy.deepcopy(ours.state_dict())
     assert torch.equal(ours(samples(6)), theirs(samples(6)))
@@ -104,7 +152,7 @@ def test_one_group_per_step_is_torchs_layer_with_deferred_statistics() -> None:
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
 def test_a_group_has_the_same_bits_alone_and_in_company(layout: torch.memory_format) -> None:
     def run(micro_batch: int) -> tuple[Tensor, Tensor, Tensor]:
-        layer = BatchNorm2d(3).double()
+        layer = nn.BatchNorm2d(3).double()
         configure_norm(layer, norm_batch=GROUP, momentum=0.1)
         x = samples(EFFECTIVE).contiguous(memory_format=layout).requires_grad_()
         y = torch.cat([layer(part) for part in x.split(micro_batch)])
@@ -118,7 +166,7 @@ def test_a_group_has_the_same_bits_alone_and_in_company(layout: torch.memory_for
 
 def test_rows_that_are_no_multiple_are_refused_in_training_only() -> None:
     model = network(GROUP)
-    with pytest.raises(ValueError, match="6 rows cannot be cut into ghost batches of 4"):
+    with pytest.raises(ValueError, match="6 rows cannot be split into ghost batches of 4"):
         model(samples(6))
     assert model.eval()(samples(6)).shape == (6, 7)
 
@@ -136,7 +184,7 @@ def test_evaluation_and_a_discarded_step_leave_no_trace() -> None:
 
 
 def test_a_layer_that_saw_no_group_keeps_its_statistics_when_another_saw_one() -> None:
-    model = nn.ModuleList([BatchNorm2d(3), BatchNorm2d(3)])
+    model = nn.ModuleList([nn.BatchNorm2d(3), nn.BatchNorm2d(3)])
     configure_norm(model, norm_batch=GROUP, momentum=0.1)
     model[1](samples(GROUP, dtype=torch.float32))
     commit_statistics(model)
@@ -145,7 +193,7 @@ def test_a_layer_that_saw_no_group_keeps_its_statistics_when_another_saw_one() -
 
 
 def test_running_statistics_move_by_the_momentum() -> None:
-    slow, fast = BatchNorm2d(3), BatchNorm2d(3)
+    slow, fast = nn.BatchNorm2d(3), nn.BatchNorm2d(3)
     for layer, momentum in ((slow, 0.1), (fast, 0.3)):
         configure_norm(layer, norm_batch=GROUP, momentum=momentum)
         layer(samples(GROUP, dtype=torch.float32))
@@ -171,7 +219,7 @@ def test_each_step_starts_from_nothing() -> None:
 
 @pytest.mark.parametrize("rows", [GROUP, 3 * GROUP])
 def test_under_autocast_statistics_are_fp32_and_the_layout_is_kept(rows: int) -> None:
-    layer = BatchNorm2d(16)
+    layer = nn.BatchNorm2d(16)
     configure_norm(layer, norm_batch=GROUP, momentum=0.1)
     x = samples(rows, dtype=torch.float32, channels=16).to(torch.bfloat16, memory_format=torch.channels_last)
     with torch.autocast("cpu", torch.bfloat16):
@@ -207,14 +255,37 @@ def test_compiled_without_graph_breaks_it_computes_the_same(rows: int) -> None:
 
 def test_meta_device() -> None:
     with torch.device("meta"):
-        layer = BatchNorm2d(3)
+        layer = nn.BatchNorm2d(3)
         configure_norm(layer, norm_batch=GROUP, momentum=0.1)
         assert layer(torch.empty(8, 3, 5, 5)).shape == (8, 3, 5, 5)
         commit_statistics(layer)
 
 
-def test_a_batch_normalisation_of_torch_cannot_keep_the_groups() -> None:
-    model = nn.Sequential(nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4))
+class Own(nn.BatchNorm2d):
+    """What a model may derive."""
+
+
+@pytest.mark.parametrize(
+    ("layer", "told"),
+    [
+        (nn.SyncBatchNorm(4), "1 of the model is a SyncBatchNorm, which has no groups"),
+        (Own(4), "1 of the model is a Own, which has no groups"),
+        (nn.BatchNorm2d(4, track_running_stats=False), "a BatchNorm2d with track_running_stats=False"),
+    ],
+)
+def test_what_has_no_groups_is_refused(layer: nn.Module, told: str) -> None:
+    model = nn.Sequential(nn.Conv2d(3, 4, 1), layer)
     configure_norm(model, norm_batch=0, momentum=0.1)
-    with pytest.raises(ConfigError, match=r"1 of the model is a BatchNorm2d of torch; build the model with"):
+    with pytest.raises(
+        ConfigError, match=f"CONFIG_NORM_BATCH=8 cannot be honoured: .*{told}; use BatchNorm1d"
+    ):
         configure_norm(model, norm_batch=8, momentum=0.1)
+
+
+@pytest.mark.parametrize("norm_batch", [0, GROUP])
+def test_the_momentum_is_the_configured_one_or_else_the_layers(norm_batch: int) -> None:
+    layer = nn.BatchNorm2d(4, momentum=0.25)
+    configure_norm(layer, norm_batch=norm_batch, momentum=None)
+    assert layer.momentum == 0.25
+    configure_norm(layer, norm_batch=norm_batch, momentum=0.5)
+    assert layer.momentum == 0.5

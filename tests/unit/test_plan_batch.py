@@ -19,7 +19,7 @@ def chosen_micro_batches(
     found = np.zeros((shares + 1, bounds + 1), dtype=np.int32)
     for share in range(1, shares + 1):
         found[share, lowest:] = [
-            largest_micro_batch(share, bound=bound, norm_batch=norm_batch, divisor_only=divisor_only) or 0
+            largest_micro_batch(share, bound=bound, step=norm_batch, divisor_only=divisor_only) or 0
             for bound in range(lowest, bounds + 1)
         ]
     return found
@@ -58,7 +58,7 @@ def check_offers(accepted: NDArray[np.bool_], *, bound: int, norm_batch: int, di
     """Every refusal offers the nearest shares that do work, on both sides."""
 
     def works(share: int) -> bool:
-        return split_under(share, bound=bound, norm_batch=norm_batch, divisor_only=divisor_only) is not None
+        return split_under(share, bound=bound, step=norm_batch, divisor_only=divisor_only) is not None
 
     good = np.flatnonzero(accepted)
     for share in np.flatnonzero(~accepted)[1:].tolist():

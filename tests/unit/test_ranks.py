@@ -6,11 +6,10 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from torch import Tensor
+from torch import Tensor, nn
 
 from lib.backend import FakeBackend
 from lib.data.loader import Batch
-from lib.norm import BatchNorm2d
 from tests.training import (
     Clock,
     MemoryRecord,
@@ -123,6 +122,8 @@ def test_ghost_statistics_and_counts_are_one_collective_each() -> None:
         config, small_plan(2, 2, world=WORLD, norm_batch=2), subject, backend=backend, task=Counted
     )
     train(job, Progress())
-    channels = sum(module.num_features for module in job.model.modules() if isinstance(module, BatchNorm2d))
+    channels = sum(
+        module.num_features for module in job.model.modules() if isinstance(module, nn.BatchNorm2d)
+    )
     step = ["sum()", f"sum({3 * channels},)"]
     assert backend.calls == [*step, "max(3)", "sum(3,)", "max(1)", "max(1)", "sum(3,)"]

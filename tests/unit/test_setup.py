@@ -16,9 +16,8 @@ from lib.backend import Backend, FakeBackend
 from lib.config import Config
 from lib.data import Dataset, Delivery, ImageSpec, Part, TextClassSpec, TextOptions, TrainLoader
 from lib.errors import ConfigError
-from lib.norm import BatchNorm2d
+from lib.norm import GhostBatchNorm2d
 from lib.plan.types import Hardware
-from lib.registry import load_model
 from models.gpt2 import huggingface
 from models.looped.energy import EnergyForm
 from tests.configs import make_config
@@ -147,7 +146,7 @@ def test_a_holdout_is_evaluated_and_never_trained_on(tmp_path: Path, monkeypatch
 # The task
 
 
-def test_the_model_names_its_task(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_model_names_its_task() -> None:
     images = random_subject(small_config(), shape=(1, 28, 28), train_size=4).dataset.spec
     task = make_task(small_config(label_smoothing=0.25), images)
     assert isinstance(task, Classify) and task.label_smoothing == 0.25
@@ -156,9 +155,6 @@ def test_the_model_names_its_task(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ConfigError, match=r"CONFIG_LABEL_SMOOTHING=0\.1 is for labels"):
         make_task(make_config("gpt2", label_smoothing=0.1), text_spec())
     assert isinstance(make_task(make_config("gpt2"), labelled), Classify)
-    monkeypatch.setattr(load_model("lenet5"), "TASK", "juggle")
-    with pytest.raises(AssertionError, match="models/lenet5: there is no task 'juggle' in train/"):
-        make_task(small_config(), images)
 
 
 # The job
@@ -220,8 +216,8 @@ def test_buffers_are_shared_only_where_each_rank_has_its_own_statistics(
     backend = Wrapping()
     job = job_of(model, norm_batch=norm_batch, backend=backend)
     assert backend.share_buffers == [shared]
-    layers = [module for module in job.model.modules() if isinstance(module, BatchNorm2d)]
-    assert {layer.norm_batch for layer in layers} == ({norm_batch} if model == "resnet18" else set())
+    layers = [module for module in job.model.modules() if isinstance(module, GhostBatchNorm2d)]
+    assert {layer.norm_batch for layer in layers} == ({norm_batch} if norm_batch else set())
     assert job.forward is job.wrapped is not job.model
 
 
