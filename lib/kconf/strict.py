@@ -294,7 +294,7 @@ def _is_harmless(entry: _Entry) -> bool:
 
 
 def _is_named(entry: _Entry) -> bool:
-    """Whether the choice cannot be made any more, and its string (X of X_CHOICE) names this member even so."""
+    """Whether the choice cannot be made any more, and its string (X of X_CHOICE) names the member anyway."""
     symbol, choice = entry.symbol, entry.symbol.choice
     if choice is None or choice.visibility or entry.value != "y":
         return False
