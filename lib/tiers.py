@@ -8,6 +8,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from lib.config import config_from_values
+from lib.errors import ConfigError
 from lib.hardware import probe
 from lib.kconf import Resolved, load_written
 from lib.plan.asked import Decision
@@ -58,12 +59,15 @@ def with_tier(
     """`resolved`; where it leaves the tier to the machine, with the defaults that follow from the tier of it.
 
     hardware: the machine; None for this one. Nothing is written back, and a value that was set stays.
-    Raises ConfigError where such a value does not go with those defaults.
+    Raises ConfigError where such a value does not go with those defaults, and for a model that has none.
     """
     config = config_from_values(resolved.values)
     if config.tier != "none" and not resolved.values["MODEL_BY_TIER"]:
-        say(f"Compute tier {config.tier}: {config.model} has no sizes by tier and takes nothing from it")
-        return resolved
+        raise ConfigError(
+            f"CONFIG_TIER_{config.tier.upper()}=y cannot be honoured",
+            why=f"{config.model} has no sizes by tier",
+            todo="set CONFIG_TIER_NONE=y",
+        )
     if config.tier != "auto":
         return resolved
     tier = tier_of(hardware or probe(config.device))

@@ -15,7 +15,7 @@ from lib.backend import Backend, is_out_of_memory, open_backend
 from lib.chips import launch_variables
 from lib.config import config_from_values
 from lib.console import Console
-from lib.errors import ToolkitError, run_main
+from lib.errors import ConfigError, ToolkitError, run_main
 from lib.gathering import gathering_of
 from lib.hardware import environment, probe
 from lib.identity import identity
@@ -138,7 +138,11 @@ def _carry_out(order: Order, find_run: Callable[[], RunDir | None], *, again: Ru
     if gathering is not None:
         launch_on_many(order.config, order.resolved, gathering)
     if order.config.dist_endpoint:
-        say(f"CONFIG_DIST_ENDPOINT={order.config.dist_endpoint} is not used: there is one machine")
+        raise ConfigError(
+            f"CONFIG_DIST_ENDPOINT={order.config.dist_endpoint} is for several machines",
+            why=f"CONFIG_DIST_NNODES={order.config.dist_nnodes} is one",
+            todo="set CONFIG_DIST_NNODES to their number, or leave CONFIG_DIST_ENDPOINT empty",
+        )
     run = find_run()
     hardware = probe(order.config.device)
     plan = plan_for(order, subject, hardware, run)

@@ -130,8 +130,14 @@ def choices_have_a_name_and_a_derived_symbol(tree: Any) -> Faults:
             yield f"{name} is not called X_CHOICE beside a string X"
             continue
         wanted = {member.name: member.name.removeprefix(stem + "_").lower() for member in choice.syms}
-        given = {condition.name: value.str_value for value, condition in derived.orig_defaults}
-        if given != wanted:
+        given = [(condition.name, value.str_value) for value, condition in derived.orig_defaults]
+        # After them what holds where the choice cannot be made, which is one of them.
+        instead = given[len(wanted) :]
+        if (
+            given[: len(wanted)] != list(wanted.items())
+            or len(instead) > 1
+            or (instead and instead[0][1] not in wanted.values())
+        ):
             yield f"{stem} is not the members of {name} in lower case"
         if any(member.orig_type != kconfiglib.BOOL for member in choice.syms) or choice.is_optional:
             yield f"{name} is not a plain choice"

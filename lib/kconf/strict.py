@@ -303,7 +303,21 @@ def _is_as_written(assignment: Assignment, symbol: Any) -> bool:
 def _is_harmless(entry: _Entry) -> bool:
     """Whether an assignment that a tool wrote loses nothing: it is what the tree has anyway, set or not."""
     hidden_alike = not entry.symbol.visibility and entry.symbol.str_value == entry.value
-    return _is_as_written(entry.assignment, entry.symbol) or hidden_alike
+    return _is_as_written(entry.assignment, entry.symbol) or hidden_alike or _is_named(entry)
+
+
+def _is_named(entry: _Entry) -> bool:
+    """Whether the choice cannot be made any more, and its string (X of X_CHOICE) names the member anyway."""
+    symbol, choice = entry.symbol, entry.symbol.choice
+    if choice is None or choice.visibility or entry.value != "y":
+        return False
+    derived = find(symbol.kconfig, (choice.name or "").removesuffix("_CHOICE"))
+    names = (
+        [value.str_value for value, when in derived.defaults if symbol in reasons.items_in(when)]
+        if derived
+        else []
+    )
+    return bool(derived) and derived.str_value in names
 
 
 def _problem(entry: _Entry) -> _Problem | None:

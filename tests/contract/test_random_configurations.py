@@ -162,6 +162,8 @@ def small(tree: Any, file: Path) -> dict[str, str]:
     candidates = [] if data in EMBEDDED else [(f"DATASET_{name.upper()}", "y") for name in EMBEDDED]
     if tree.syms["AUTO_METHOD_PROBE"].tri_value:  # measuring has tests of its own
         candidates.append(("AUTO_METHOD_TABLE", "y"))
+    if not tree.syms["MODEL_BY_TIER"].tri_value:  # it would be refused
+        candidates.append(("TIER_NONE", "y"))
     for name, value in [*candidates, *SMALL.items()]:
         if name.startswith("DATASET_") and chosen:
             continue

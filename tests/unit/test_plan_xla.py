@@ -232,11 +232,9 @@ def test_who_was_told_does_not_ask(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found == one and opened == ["xla"]
 
 
-def test_even_one_device_is_for_a_process_of_its_own(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_even_one_device_is_for_a_process_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its memory was predicted in this one, which made a backward pass."""
-    config = make_config(device="xla", num_devices=1, dist_endpoint="here:1")
+    config = make_config(device="xla", num_devices=1)
     worlds: list[int] = []
 
     def launch(_: Any, *, world: int, **__: Any) -> None:
@@ -251,7 +249,9 @@ def test_even_one_device_is_for_a_process_of_its_own(
     with pytest.raises(Launched):
         commands._carry_out(order, lambda: None)
     assert worlds == [1]
-    assert "CONFIG_DIST_ENDPOINT=here:1 is not used" in capsys.readouterr().out
+    lost = dataclasses.replace(order, config=dataclasses.replace(config, dist_endpoint="here:1"))
+    with pytest.raises(ConfigError, match="CONFIG_DIST_ENDPOINT=here:1 is for several machines"):
+        commands._carry_out(lost, lambda: None)
 
 
 def test_it_is_called_what_it_is(capsys: pytest.CaptureFixture[str]) -> None:

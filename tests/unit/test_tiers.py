@@ -129,12 +129,12 @@ def test_a_tier_that_is_left_open_may_have_a_directory_of_data(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("tier", ["2", "AUTO"])
-def test_a_model_that_does_not_ask_is_told(tier: str, tmp_path: Path) -> None:
+def test_a_model_without_sizes_by_tier_refuses_a_tier(tier: str, tmp_path: Path) -> None:
     file = tmp_path / "config"
     file.write_text(f"CONFIG_MODEL_RESNET18=y\nCONFIG_TIER_{tier}=y\n")
-    asked, said = kconf.load(root=ROOT, config_file=file), list[str]()
-    assert with_tier(asked, root=ROOT, say=said.append) is asked
-    assert said == [f"Compute tier {tier.lower()}: resnet18 has no sizes by tier and takes nothing from it"]
+    asked = kconf.load(root=ROOT, config_file=file)
+    with pytest.raises(ConfigError, match=f"CONFIG_TIER_{tier}=y cannot be honoured.*resnet18 has no sizes"):
+        with_tier(asked, root=ROOT, say=lambda _: None)
 
 
 def test_machines_are_not_compared_by_a_configuration_that_differs(tmp_path: Path) -> None:

@@ -1,0 +1,196 @@
+"""What an option can change: the data, the plan, a job, its training, how it is launched, what a run leaves.
+
+Each witness takes a Config and gives what is compared. What merely repeats the configuration (reasons,
+sentences, stored copies of it) is left out. That a ToolkitError is raised counts, what it says does not.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import itertools
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, TypeAlias
+from unittest import mock
+
+import torch
+
+from lib.backend import Backend
+from lib.config import Config, config_from_values
+from lib.errors import ToolkitError
+from lib.kconf import Resolved
+from lib.plan.fitting import trial_of
+from lib.tiers import with_tier
+from scripts import cluster
+from tests.contract.options import ROOT
+from tests.contract.small_runs import (
+    MACHINES,
+    Place,
+    anonymous,
+    emptied,
+    first_rows,
+    job_of,
+    launched,
+    machine,
+    machine_of,
+    plan_here,
+    plan_on,
+    planned,
+    say_nothing,
+    services,
+    silence,
+    tried,
+)
+from tests.training import Wrapped
+from train import commands, loop
+from train.forecast import Footprints
+from train.job import Progress
+
+Outcome: TypeAlias = Any
+Witness: TypeAlias = Callable[..., Outcome]
+
+REFUSED = "refused"
+
+
+def outcome(witness: Witness, place: Place, asked: Resolved) -> Outcome:
+    try:
+        return witness(place, asked if witness is tiers else config_from_values(asked.values))  # type: ignore[arg-type]
+    except ToolkitError:
+        return REFUSED
+
+
+def tiers(place: Place, asked: Resolved) -> Outcome:  # noqa: ARG001
+    """The values on a machine of each tier."""
+    machines = ("cpu-8g", "rtx3090", "h100-80g-70g-free-x4")
+    found = [with_tier(asked, root=ROOT, say=say_nothing, hardware=machine(name)) for name in machines]
+    return [one.values["TIER"] if asked.values["TIER"] == "auto" else None for one in found]
+
+
+def data(place: Place, config: Config) -> Outcome:
+    """The first rows of both parts, and what they are."""
+    dataset = place.subject(config).dataset
+    return dataset.spec, *(first_rows(part) for part in (dataset.train, dataset.test))
+
+
+def data_nowhere(place: Place, config: Config) -> Outcome:
+    """What is fetched where no file is there."""
+    wanted: list[str] = []
+
+    def fetch(target: Path, **_: object) -> None:
+        wanted.append(target.name)
+        raise ToolkitError("no network")
+
+    with mock.patch("lib.data.download.fetch", fetch), contextlib.suppress(ToolkitError):
+        Place(place.root / "empty").subject(config)
+    return wanted
+
+
+def model(place: Place, config: Config) -> Outcome:
+    """The shapes of its weights, what a sample takes of it, and of what data."""
+    subject = place.subject(config)
+    return subject.facts, subject.dataset.spec
+
+
+def plans(place: Place, config: Config) -> Outcome:
+    """What is decided on each machine."""
+    subject = place.subject(config)
+    return {name: tried(planned, place, config, subject, machine(name)) for name in MACHINES}
+
+
+def job(place: Place, config: Config) -> Outcome:
+    """How samples reach the device where it has room for them and where not, and torch's own settings."""
+    found = []
+    for free_bytes in (1 << 40, 1 << 10):
+        made, _ = job_of(place, config, free_bytes=free_bytes)
+        with made.train_loader, made.eval_loader:
+            store = made.train_loader._store
+            pool = getattr(store, "_pool", None)
+            threads = pool._max_workers if pool is not None else 0
+            ahead = made.train_loader._epochs_ahead
+            found += [type(store), threads, getattr(store, "_ahead", 0), ahead]
+    return *found, torch.are_deterministic_algorithms_enabled()
+
+
+def training(place: Place, config: Config) -> Outcome:
+    """Rows and checkpoints of the whole run, by a clock that ticks once whenever it is read."""
+    made, record = job_of(place, config)
+    ticks = map(float, itertools.count())
+    clock = SimpleNamespace(monotonic=partial(next, ticks), perf_counter=partial(next, ticks))
+    with made.train_loader, made.eval_loader, mock.patch.object(loop, "time", clock):
+        loop.train(made, Progress())
+    return record.rows, record.states
+
+
+def memory(place: Place, config: Config) -> Outcome:
+    """What two steps need of a GPU and of a processor, and their arithmetic."""
+    subject, found = place.subject(config), []
+    for name in ("h100-80g-70g-free-x4", "cpu-8g"):
+        hardware = machine(name)
+        alone = dataclasses.replace(config, num_devices=1, dist_strategy="auto", dist_nnodes="1")
+        plan = tried(plan_on, place, alone, subject, hardware)
+        if plan != REFUSED:
+            footprints = Footprints(config, subject)
+            trial = dataclasses.replace(trial_of(plan), compile=False)
+            with mock.patch("lib.offload.SMALLEST_BYTES", 1):  # what is large is not trained here
+                found.append(
+                    (footprints.predictor(hardware)(trial), footprints.of(trial, hardware).step_flop)
+                )
+    return found
+
+
+def shortage(place: Place, config: Config) -> Outcome:
+    """What becomes of a run whose memory runs out once."""
+    made, record = job_of(place, config)
+    failures = iter([torch.OutOfMemoryError("out of memory")])
+
+    class Short(Wrapped):
+        def training(self, *arguments: Any) -> Any:
+            for failure in failures:
+                raise failure
+            return super().training(*arguments)
+
+    made.task = Short(made.task)
+    with made.train_loader, made.eval_loader:
+        loop.optimizer_step(made, Progress())
+    return [plan.micro_batches for plan in record.plans]
+
+
+def launch(place: Place, config: Config) -> Outcome:
+    """What several processes and machines are told, and the files for schedulers."""
+    found = [tried(launched, place, config, machine(name)) for name in MACHINES]
+    name, folder = "name", Path("/folder")
+    with mock.patch.object(cluster, "probe", machine_of):
+        found.append(tried(cluster.command_line, config, name=name, runs=folder))
+    of_slurm = partial(cluster.script_of, configuration="", folder=folder, runs=folder)
+    given = {"image": "image", "storage": "storage", "gpu": "gpu"}
+    of_ray = partial(cluster.file_of, to="ray", name=name, configuration="", given=given)
+    return *found, tried(of_slurm, config), tried(of_ray, config)
+
+
+def files(place: Place, config: Config) -> Outcome:
+    """What a run leaves: files by kind and checkpoints; what sinks are told; whether it is resumed."""
+    runs, storage = (place.root / name for name in ("runs", "storage"))
+    for folder in (runs, storage):
+        emptied(folder)
+    asked, told = place.order(config), list[Any]()
+    with services(told), silence():
+        commands.check_packages(config)
+        commands.check_storage(config)
+        subject = place.subject(config)
+        plan, hardware = plan_here(place, config, subject)
+        case = commands.Case(order=asked, subject=subject, hardware=hardware, plan=plan)
+        commands._as_main(case, Backend("cpu"), None)
+        with mock.patch.object(commands, "interrupted", lambda *_, **__: "the run"):
+            found = commands._interrupted(asked)
+    written = sorted(
+        anonymous(path.relative_to(place.root)) for folder in (runs, storage) for path in folder.rglob("*")
+    )
+    return written, told, found
+
+
+WITNESSES: tuple[Witness, ...] = (
+    tiers, model, plans, data, job, training, shortage, launch, files, data_nowhere, memory,
+)  # fmt: skip

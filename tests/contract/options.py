@@ -1,0 +1,120 @@
+"""Configurations of the real Kconfig tree that differ in one option, whatever else would follow from it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import kconfiglib
+
+from lib.config import config_from_values
+from lib.kconf import Resolved
+from lib.kconf.resolve import typed_value
+from lib.kconf.tree import active_range, has_prompt, load_own_tree
+from lib.kconf.values import rule_of
+from lib.kconf.write import full_text
+
+ROOT = Path(__file__).resolve().parents[2]
+
+Pins = Mapping[str, str]  # symbol -> raw value; a choice by its member: y
+
+# For options that are neither y or n nor a number: what to try. A new option of text or path goes here.
+TEXTS = {
+    "DATA_DIR": ("elsewhere",),
+    "FROZEN_MODEL_A": ("toolkit:pairs",),
+    "FROZEN_MODEL_B": ("toolkit:bytes",),
+    "DIST_NNODES": ("2",),
+    "DIST_ENDPOINT": ("there:29500",),
+    "SLURM_TIME": ("2:00:00",),
+    "SLURM_PARTITION": ("long",),
+    "INITIAL_WEIGHTS": ("missing.safetensors",),
+    "CHECKPOINT_URL": ("file://{}",),
+    "SINK_PROJECT": ("another",),
+    "LR_STEP_PCT_LIST": ("34", "10,90"),
+}
+
+
+@cache
+def tree() -> Any:
+    return load_own_tree(ROOT)
+
+
+def prompted() -> list[Any]:
+    return [symbol for symbol in tree().unique_defined_syms if has_prompt(symbol)]
+
+
+def settle(assignments: Mapping[str, str]) -> Pins:
+    """`assignments` as far as they can be set, and the values that everything else that can be set has then.
+
+    Nothing that is pinned follows another option any more.
+    """
+    _set(assignments)
+    return {
+        symbol.name: symbol.str_value
+        for symbol in prompted()
+        if symbol.visibility and (symbol.choice is None or symbol.tri_value)
+    }
+
+
+def shown(pins: Pins) -> list[str]:
+    """What can be set beside `pins`: of a choice the members that are not chosen."""
+    _set(pins)
+    return [one.name for one in prompted() if one.visibility and (one.choice is None or not one.tri_value)]
+
+
+def resolved(pins: Pins) -> Resolved:
+    """Raises ConfigError for what Kconfig cannot refuse."""
+    _set(pins)
+    values = {one.name: typed_value(one) for one in tree().unique_defined_syms if one.choice is None}
+    config_from_values(values)
+    return Resolved(values=values, origins={}, given=dict(pins), text=full_text(tree()), minimal="")
+
+
+def changed(pins: Pins, name: str) -> Iterator[Pins]:
+    """`pins` with other values of `name`: y of a choice's member, several of a number."""
+    symbol = tree().syms[name]
+    if symbol.choice is not None:
+        if pins.get(name) == "y":
+            return
+        members = {member.name for member in symbol.choice.syms}
+        yield {**{other: value for other, value in pins.items() if other not in members}, name: "y"}
+        return
+    _set(pins)
+    for value in list(_others(symbol, pins[name])):
+        trial = {**pins, name: value}
+        _set(trial)
+        if symbol.str_value == value and _parses(symbol):
+            yield trial
+
+
+def _others(symbol: Any, value: str) -> Iterator[str]:
+    if symbol.orig_type == kconfiglib.BOOL:
+        yield "n" if value == "y" else "y"
+    elif symbol.orig_type == kconfiglib.INT:
+        limits = active_range(symbol)
+        assert limits is not None, symbol.name
+        number = int(value)
+        tried = dict.fromkeys((2 * number, number + 1, number // 2, number + 3, 50, limits[0]))
+        yield from (str(one) for one in tried if one != number and limits[0] <= one <= limits[1])
+    elif symbol.name in TEXTS:
+        yield from TEXTS[symbol.name]
+    else:
+        number = float(value)
+        tried = dict.fromkeys((number / 2, 2 * number, 0.001, 0.5, 0.9))
+        yield from (str(one) for one in tried if one != number)
+
+
+def _parses(symbol: Any) -> bool:
+    rule = rule_of(symbol)
+    try:
+        return rule is None or rule.parse(symbol.str_value) is not None
+    except ValueError:
+        return False
+
+
+def _set(assignments: Mapping[str, str]) -> None:
+    tree().unset_values()
+    for name, value in assignments.items():
+        assert tree().syms[name].set_value(value), f"{name}={value}"

@@ -1,0 +1,91 @@
+"""Every data set as a few samples: in files of its published format, or by generators that make few."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from unittest import mock
+
+import numpy as np
+from PIL import Image
+
+from lib.data import digits, markov, scenes
+from lib.data.answers import key_values
+from lib.data.corpus import Corpus, Texts
+
+TRAIN, TEST = 24, 8
+SQUAD = {"data": [{"paragraphs": [
+    {"context": f"It rained {place}.", "qas": [{"question": "Where?", "answers": [{"text": place}]}]}
+    for place in ("in Bergen", "here", "there", "in Rome") * 6
+]}]}  # fmt: skip
+HOTPOT = [
+    {"question": "Who came first?", "answer": name, "context": [[name, [f"{name} was first."]]]}
+    for name in ("Ann", "Bob", "Eve", "Tom") * 6
+]
+
+
+@contextmanager
+def few_generated() -> Iterator[None]:
+    """What is generated, or found with Python, is little; puzzles are taken for solved as soon as may be."""
+    with ExitStack() as patches:
+        for module in (digits, scenes, key_values):
+            patches.enter_context(mock.patch.multiple(module, TRAIN_SIZE=TRAIN, TEST_SIZE=TEST))
+        patches.enter_context(mock.patch.multiple(markov, TRAIN_BYTES=4000, VALIDATION_BYTES=400))
+        text = Path(__file__).read_bytes()
+        library = Corpus("here", "here", lambda: Texts(text, text[:400], ""))
+        patches.enter_context(mock.patch("lib.data.text.python_library", lambda: library))
+        patches.enter_context(mock.patch("models.trm.model.HALT_BIAS", 5))
+        yield
+
+
+def write_files(data: Path) -> None:
+    """The sets that are made of files, in folders of `data`."""
+    random = np.random.default_rng(0)
+    for name in ("mnist", "fashion_mnist"):
+        for part, size in (("train", TRAIN), ("t10k", TEST)):
+            images = random.integers(0, 256, (size, 28, 28), dtype=np.uint8)
+            _write(data / name / f"{part}-images-idx3-ubyte", _idx(images))
+            _write(data / name / f"{part}-labels-idx1-ubyte", _idx(np.arange(size, dtype=np.uint8) % 10))
+    for name, label_bytes, *files in (
+        ("cifar10", 1, "data_batch_1.bin", "test_batch.bin"),
+        ("cifar100", 2, "train.bin", "test.bin"),
+    ):
+        for file, size in zip(files, (TRAIN, TEST), strict=True):
+            records = random.integers(0, 10, (size, label_bytes + 3 * 32 * 32), dtype=np.uint8)
+            _write(data / name / file, records.tobytes())
+    for part, size in (("train", TRAIN // 2), ("val", TEST // 2)):
+        for label in ("a", "b"):
+            for number in range(size):
+                pixels = random.integers(0, 256, (40, 40, 3), dtype=np.uint8)
+                file = data / "image_folder" / part / label / f"{number}.png"
+                file.parent.mkdir(parents=True, exist_ok=True)
+                Image.fromarray(pixels).save(file)
+    for part, size in (("train", 4000), ("val", 400)):
+        _write(data / "token_bins" / f"{part}.bin", random.integers(0, 90, size).astype(np.uint16).tobytes())
+    text = Path(__file__).read_text()
+    _write(data / "shakespeare" / "input.txt", text.encode())
+    for name in ("wikitext2", "wikitext103"):
+        for part, content in (("train", text[: len(name) * 200]), ("valid", text[:400])):
+            _write(data / name / f"wiki.{part}.tokens", content.encode())
+    for number in range(12):
+        _write(data / "text_files" / f"{number}.txt", text[number * 100 :][:400].encode())
+    for part, size in (("train", TRAIN), ("dev", TEST)):
+        lines = [f"{'good' if row % 2 else 'bad'} film {row}\t{row % 2}" for row in range(size)]
+        _write(data / "SST-2" / f"{part}.tsv", "\n".join(lines).encode())
+    for name, content, *files in (
+        ("squad", SQUAD, "train-v1.1.json", "dev-v1.1.json"),
+        ("hotpot", HOTPOT, "hotpot_train_v1.1.json", "hotpot_dev_distractor_v1.json"),
+    ):
+        for file in files:
+            _write(data / name / file, json.dumps(content).encode())
+
+
+def _idx(array: np.ndarray) -> bytes:
+    return bytes((0, 0, 8, array.ndim)) + np.array(array.shape, ">u4").tobytes() + array.tobytes()
+
+
+def _write(file: Path, content: bytes) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_bytes(content)

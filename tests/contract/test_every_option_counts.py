@@ -1,0 +1,290 @@
+"""Every option that can be set changes a plan, what training does, what a run leaves, or is refused.
+
+Options are found in the Kconfig tree. Each is set to other values, with all others pinned, in a configuration
+that shows it, until a witness (tests/contract/effects.py) tells the difference; that it is read, or stored,
+is none. For a new option there is mostly nothing to do. Where the test names it:
+
+- "in no configuration": add one to SHOWN that shows it;
+- "changes nothing": first suspect the option. If it does count, then for values that are not tried
+  (options.TEXTS has those of texts and paths), with another base (SMALL), or where no witness looks
+  (effects.WITNESSES, to which a function from a place and a Config to anything with a repr is added);
+- "changes nothing" in one of MIXED: what overrules it there must hide it (`depends on`, or `if` at its
+  prompt, which keeps the value), or refuse it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import pytest
+
+from lib.config import Config
+from lib.errors import ToolkitError
+from lib.kconf import Resolved
+from lib.plan.strategies import Choice, choose_strategy
+from tests.contract import effects, options, small_data
+from tests.contract.effects import REFUSED, WITNESSES, Place, Witness, outcome
+
+# Runs of five steps of eight samples, with as much going on as there can be.
+SMALL = {
+    "TARGET_EFFECTIVE_BATCH": "8",
+    "BATCH_SIZE": "4",
+    "NORM_BATCH": "2",
+    "BUDGET_STEPS": "y",
+    "MAX_STEPS": "5",
+    "NUM_EPOCHS": "2",
+    "MAX_SECONDS": "30",
+    "WARMUP_PCT": "40",
+    "WARMUP_STEPS": "2",
+    "WARMUP_SAMPLES": "16",
+    "LOG_INTERVAL_STEPS": "2",
+    "CHECKPOINT_INTERVAL_STEPS": "2",
+    "CHECKPOINT_SECONDS": "4",
+    "KEEP_LAST": "1",
+    "NUM_WORKERS": "1",
+    "LR_BASE_BATCH": "16",
+    "EMA_BASE_BATCH": "16",
+    "EMA_DECAY": "0.5",
+    "ELASTIC_BASE_BATCH": "8",
+    "BLOCK_SIZE": "16",
+    "VOCAB_SIZE": "100",
+    "IMAGE_SIZE": "32",
+    "SUDOKU_TRAIN_SIZE": "24",
+    "SUDOKU_TEST_SIZE": "8",
+    "SUDOKU_CLUES": "70",
+    "SOURCE_BYTES": "64",
+    "FROZEN_STEPS": "1",
+    "HALT_MAX_STEPS": "3",
+    "HALT_EXPLORATION": "0.5",
+    "EVAL_STEPS": "2",
+    "GPT2_SIZE_CUSTOM": "y",
+    "GPT2_LAYERS": "2",
+    "GPT2_HEADS": "2",
+    "GPT2_WIDTH": "8",
+    "RESNET18_WIDTH": "8",
+    "RESNET50_WIDTH": "8",
+    "RESNET_BK_LAYERS": "1",
+    "RESNET_BK_WIDTH": "8",
+    "LATENTWIRE_LATENTS": "2",
+    "LATENTWIRE_LAYERS": "1",
+    "LATENTWIRE_HEADS": "2",
+    "LATENTWIRE_WIDTH": "8",
+    "LOOPED_LAYERS": "1",
+    "LOOPED_HEADS": "2",
+    "LOOPED_WIDTH": "8",
+    "LOOPED_HIDDEN": "8",
+    "LOOPED_MAX_ITERATIONS": "6",
+    "LOOPED_NUDGED_ITERATIONS": "4",
+    "TRM_SIZE_CUSTOM": "y",
+    "TRM_LAYERS": "1",
+    "TRM_HEADS": "2",
+    "TRM_WIDTH": "8",
+    "TRM_MULTIPLE": "4",
+    "TRM_PUZZLE_TOKENS": "2",
+    "TRM_H_CYCLES": "2",
+    "TRM_L_CYCLES": "1",
+}
+
+# Model and options; together they show every option, each in the first that shows it.
+SHOWN = (
+    "LENET5",
+    "LENET5 HYPER_PARAM_MANUAL COMPILE_MANUAL LR_SCALING_SQRT OPTIMIZER_SGD SCHEDULE_STEP WARMUP_UNIT_STEPS",
+    "LENET5 AUTO_METHOD_TABLE EMA EMA_SCALING WARMUP_UNIT_SAMPLES DATASET_MNIST SINK_WANDB",
+    "LENET5 ELASTIC_POLICY_LATENTWIRE BUDGET_EPOCHS",
+    "LENET5 BUDGET_SECONDS",
+    "LENET5 DIST_NNODES=2 DIST_ENDPOINT=here:29500",
+    "RESNET18",
+    "RESNET18 DATASET_IMAGE_FOLDER",
+    "RESNET50",
+    "GPT2 OPTIMIZER_MUON",
+    "GPT2 DATASET_TOKEN_BINS",
+    "RESNET_BK RESNET_BK_FORM_UPSTREAM RESNET_BK_ALLOW_LEAK",
+    "RESNET_BK",
+    "TRM TRM_MIXER_ATTENTION EMA",
+    "TRM SUDOKU_LEVEL_4X4",
+    "LATENTWIRE",
+    "LOOPED",
+    "LOOPED LOOPED_MLP_TANH LOOPED_NUDGE_HOLOMORPHIC",
+    "LOOPED LOOPED_BLOCK_PLAIN LOOPED_GRADIENT_EP_VF LOOPED_NUDGE_FOUR_POINT",
+    "LOOPED LOOPED_INPUT_TEXT DATASET_SST2",
+    "LOOPED LOOPED_INPUT_TEXT DATASET_MARKOV",
+)
+
+# What could overrule other options, some of it at a time. What is in OF_ALL is changed in each.
+MIXED = (
+    "LENET5 ELASTIC_POLICY_LATENTWIRE OPTIMIZER_SGD SCHEDULE_STEP BUDGET_SECONDS DEVICE_CUDA EMA",
+    "LENET5 ELASTIC_POLICY_LATENTWIRE ELASTIC_SCALE_BATCH NUM_DEVICES=4 LR_SCALING_SQRT EMA EMA_SCALING",
+    "LENET5 HYPER_PARAM_MANUAL OPTIMIZER_ADAM SCHEDULE_CONSTANT DEVICE_CPU DATA_PLACEMENT_STREAM",
+    "LENET5 AUTO_METHOD_TABLE BATCH_TABLE_STRICT OPTIMIZER_ADAM_ATAN2 SCHEDULE_ONE_CYCLE DIST_STRATEGY_DDP",
+    "LENET5 AUTO_METHOD_PROBE COMPILE_MANUAL PRECISION_BF16 BUDGET_EPOCHS CHECKPOINT_ASYNC DEVICE_XLA",
+    "GPT2 DATASET_SST2 DIST_STRATEGY_FSDP ACTIVATION_OFFLOAD WARMUP_UNIT_SAMPLES GRAD_CHECKPOINT_ALL",
+    "GPT2 DATASET_TOKEN_BINS OPTIMIZER_MUON DEVICE_MPS DETERMINISTIC",
+    "RESNET_BK DATASET_SST2 RESNET_BK_FORM_UPSTREAM DATA_PLACEMENT_RESIDENT",
+    "TRM TRM_SIZE_SMALL AUGMENT_AHEAD EMA HALT_MAX_STEPS=1",
+    "TRM DATASET_SUDOKU SUDOKU_LEVEL_4X4 OPTIMIZER_SGD",
+    "LATENTWIRE ELASTIC_POLICY_LATENTWIRE",
+    "LOOPED TIER_0 LOOPED_NUDGE_ONE_SIDED",
+    "LOOPED LOOPED_INPUT_TEXT DATASET_SST2 LOOPED_BLOCK_PLAIN LOOPED_SOLVER_ANDERSON",
+)
+OF_ALL = {
+    *("TARGET_EFFECTIVE_BATCH", "AUTO_METHOD_TABLE", "BATCH_SIZE", "DIST_STRATEGY_FSDP", "DIST_STRATEGY_DDP"),
+    *(
+        "ELASTIC_BASE_BATCH",
+        "ELASTIC_TARGET_UTIL",
+        "NUM_DEVICES",
+        "PRECISION_FP32",
+        "CHANNELS_LAST",
+        "NORM_BATCH",
+    ),
+    *("COMPILE_MODEL", "CHUNKED_CROSS_ENTROPY", "LEARNING_RATE", "WEIGHT_DECAY", "GRAD_CLIP", "MOMENTUM"),
+    *("ADAM_BETA2", "LABEL_SMOOTHING", "LR_MIN_RATIO", "WARMUP_PCT", "LR_BASE_BATCH", "EMA_DECAY"),
+    *(
+        "MAX_SECONDS",
+        "NUM_EPOCHS",
+        "DATA_LIMIT",
+        "HOLDOUT",
+        "NUM_WORKERS",
+        "PREFETCH",
+        "AUGMENT_NONE",
+        "SEED",
+    ),
+    *(
+        "OOM_RETRY",
+        "DETERMINISTIC",
+        "GRAD_CHECKPOINT_BLOCKS",
+        "DIST_MAX_RESTARTS",
+        "CHECKPOINT_INTERVAL_STEPS",
+    ),
+}
+OF_FEW = {
+    model: {symbol.name for symbol in options.prompted() if symbol.name.startswith(f"{model}_")}
+    for model in ("LENET5", "GPT2", "RESNET_BK", "LATENTWIRE", "LOOPED")
+} | {
+    "TRM": {
+        *("TRM_HEADS", "TRM_EXPANSION", "TRM_L_CYCLES", "SIGN_LEARNING_RATE", "HALT_EXPLORATION"),
+        *("HALT_MAX_STEPS", "EVAL_STEPS", "CHECKPOINT_CARRY", "SUDOKU_CLUES", "AUGMENT_SYMMETRIES"),
+    }
+}
+
+
+@dataclass
+class Examination:
+    """Options that were found to count, and by which witness: the next time that one is asked first."""
+
+    place: Place
+    witnesses: tuple[Witness, ...] = WITNESSES
+    witnessed: dict[str, Witness] = field(default_factory=dict)
+    refused: set[str] = field(default_factory=set)
+
+    def dead(self, shown: str, only: Collection[str]) -> Iterator[str]:
+        """Those of `only` that `shown` shows, and that change nothing there."""
+        pins = options.settle(assignments(shown))
+        base = Base(self.place, options.resolved(pins))
+        assert base.outcome(effects.training) != REFUSED, f"{shown} is no configuration that trains"
+        for name in sorted(set(options.shown(pins)) & set(only)):
+            if not self._counts(name, pins, base):
+                yield f"CONFIG_{name} changes nothing in {shown}"
+
+    def _counts(self, name: str, pins: options.Pins, base: Base) -> bool:
+        """What trains is looked for first: that a value is refused says little of the others."""
+        is_refused = False
+        order = sorted(self.witnesses, key=lambda witness: witness is not self.witnessed.get(name))
+        for other in options.changed(pins, name):
+            try:
+                changed = options.resolved(other)
+            except ToolkitError:
+                is_refused = True
+                continue
+            for witness in order:
+                found = outcome(witness, self.place, changed)
+                if repr(found) == base.outcome(witness):
+                    continue
+                if found == REFUSED:
+                    is_refused = True
+                    break
+                self.witnessed[name] = witness
+                return True
+        if is_refused:
+            self.refused.add(name)
+        return is_refused
+
+
+@dataclass
+class Base:
+    """What the witnesses say of a configuration before anything is changed."""
+
+    place: Place
+    resolved: Resolved
+    known: dict[Witness, str] = field(default_factory=dict)
+
+    def outcome(self, witness: Witness) -> str:
+        if witness not in self.known:
+            self.known[witness] = repr(outcome(witness, self.place, self.resolved))
+        return self.known[witness]
+
+
+def assignments(shown: str) -> Mapping[str, str]:
+    """SMALL, and on top of it MODEL NAME NAME=value ..."""
+    model, *words = shown.split()
+    pairs = (word.partition("=") for word in (f"MODEL_{model}", *words))
+    wanted = {name: value or "y" for name, _, value in pairs}
+    chosen = {id(options.tree().syms[name].choice) for name in wanted}
+    chosen.discard(id(None))
+    return {
+        name: value for name, value in SMALL.items() if id(options.tree().syms[name].choice) not in chosen
+    } | wanted
+
+
+def _chosen_alone(config: Config, *rest: Any) -> Choice:
+    """In place of how a run is asked to be spread."""
+    return choose_strategy(replace(config, dist_strategy="auto"), *rest)
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
+    root = tmp_path_factory.mktemp("options")
+    small_data.write_files(root / "data")
+    with small_data.few_generated(), pytest.MonkeyPatch.context() as patch:
+        patch.setitem(options.TEXTS, "CHECKPOINT_URL", (f"file://{root / 'storage'}",))
+        yield Place(root)
+
+
+@pytest.fixture(scope="module")
+def examination(place: Place) -> Examination:
+    return Examination(place)
+
+
+@pytest.mark.slow
+def test_every_option_counts(examination: Examination) -> None:
+    left, dead = {symbol.name for symbol in options.prompted()}, []
+    for shown in SHOWN:
+        dead += list(examination.dead(shown, left))
+        pins = options.settle(assignments(shown))
+        left -= {*options.shown(pins), *pins}  # the members that are chosen are what the others differ from
+    dead += [f"CONFIG_{name} can be set in no configuration of SHOWN" for name in sorted(left)]
+    assert dead == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("shown", MIXED)
+def test_no_option_overrules_another(shown: str, examination: Examination) -> None:
+    assert list(examination.dead(shown, OF_ALL | OF_FEW[shown.split()[0]])) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "broken", "by"),
+    [
+        ("GRAD_CLIP", "train.loop.clip_gradients", lambda *_: None),
+        ("EMA_DECAY", "train.setup.decay_for", lambda *_, **__: 0.5),
+        ("DIST_STRATEGY_ZERO1", "lib.plan.planner.choose_strategy", _chosen_alone),
+    ],
+)
+def test_an_option_that_is_ignored_is_found(
+    name: str, broken: str, by: object, place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    examination = Examination(place, witnesses=(effects.plans, effects.training))
+    assert list(examination.dead("LENET5 EMA", {name})) == []
+    monkeypatch.setattr(broken, by)
+    assert list(examination.dead("LENET5 EMA", {name})) == [f"CONFIG_{name} changes nothing in LENET5 EMA"]
