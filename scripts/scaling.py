@@ -41,7 +41,7 @@ def main() -> int:
             print(line)
         if options.command == "plan":
             return 0
-        experiments.check_gate(list(dict.fromkeys(each.config.arch for each in plan)))
+        experiments.check_gate(each.config for each in plan)
         experiments.run([each.config for each in plan])
     if options.command in ("all", "fit"):
         experiments.analyze_scaling_laws()

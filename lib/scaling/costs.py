@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, replace
 from functools import partial
 from typing import TypeAlias
 
@@ -59,6 +59,7 @@ def costs_of(configs: Iterable[ScalingConfig], spec: TextSpec) -> dict[Shape, Co
 
 def _measured(config: ScalingConfig, spec: TextSpec) -> Costs:
     model, options = config.model()
+    spec = replace(spec, block_size=config.n_seq)
     build = partial(build_model, model, options, spec, seed=config.seed)
     facts = model_facts(build, spec, name=model, train_size=1)
     return Costs(

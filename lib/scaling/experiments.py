@@ -8,7 +8,7 @@ import math
 import os
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -142,25 +142,22 @@ class ScalingExperiments:
             raise ToolkitError(f"{len(failed)} of {len(results)} runs are no result", why="; ".join(failed))
         return results
 
-    def check_gate(self, architectures: Sequence[str]) -> None:
-        """Raises ToolkitError where a model sees the future, or the gate is blind."""
-        for arch in architectures:
-            config = ScalingConfig(16, 2, arch=arch)
-            name, options = config.model()
-            found = gate.faults(lambda spec, n=name, o=options: build_model(n, o, spec, seed=1))  # type: ignore[misc]
+    def check_gate(self, configs: Iterable[ScalingConfig]) -> None:
+        """Of every architecture and length. Raises ToolkitError where a model sees the future, or the gate is
+        blind."""
+        kinds = {(config.arch, config.n_seq): config for config in configs}
+        for (arch, length), config in kinds.items():
+            name, options = dataclasses.replace(config, d_model=16, n_layers=2).model()
+            found = gate.faults(partial(build_model, name, options, seed=1), length=length)
             if found:
                 raise ToolkitError(f"{arch} does not pass the gate", why="; ".join(found))
-            self.say(f"Gate: {arch} sees the past alone, and learns what comes next")
-        canary: dict[str, Any] = {
-            "form": "upstream",
-            "layers": 2,
-            "width": 16,
-            "ffn_ratio": 2,
-            "dropout": 0.0,
-        }
-        model = build_model("resnet_bk", canary | {"allow_leak": True}, gate.SPEC, seed=1)
-        if not list(gate.leaks(model, gate.SPEC)):
-            raise ToolkitError("the gate is blind", why="it lets the original, two-sided block pass")
+            self.say(f"Gate: {arch} sees the past alone, {length} tokens long, and learns what comes next")
+        form = {"form": "upstream", "layers": 2, "width": 16, "ffn_ratio": 2, "dropout": 0.0}
+        canary: dict[str, Any] = form | {"allow_leak": True}
+        for spec in (gate.spec_of(length) for length in dict.fromkeys(length for _, length in kinds)):
+            model = build_model("resnet_bk", canary, spec, seed=1)
+            if not list(gate.leaks(model, spec)):
+                raise ToolkitError("the gate is blind", why="it lets the original, two-sided block pass")
         self.say("Gate: the original, two-sided block is caught")
 
     def run(self, configs: Sequence[ScalingConfig]) -> list[ScalingResults]:

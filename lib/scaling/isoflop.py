@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from lib.scaling.laws import Point, interval
+from lib.scaling.noise import Noise
 
 BUDGETS, FEWEST_SIZES, FEWEST_OPTIMA = 5, 3, 3
 NOISE_DRAWS, NOISE_LEVEL = 200, 0.95
@@ -94,26 +95,33 @@ def exponent(budgets: Sequence[IsoFlop]) -> float | None:
     return float(np.polyfit(logs[:, 0], logs[:, 1], 1)[0])
 
 
-def growth(points: Sequence[Point], spread: float | None) -> Growth:
-    """The exponent, if it outlives the noise: losses drawn anew around those measured (Porian et al. 2024).
-
-    spread: standard deviation of the loss over seeds, where it is known.
-    """
-    measured = exponent(isoflops(points))
+def growth(points: Sequence[Point], noise: Noise | None) -> Growth:
+    """The exponent, if it outlives the noise: losses drawn anew (Porian et al. 2024)."""
+    budgets = isoflops(points)
+    measured = exponent(budgets)
     if measured is None:
-        return Growth(reason=uncovered(points) or "no optimum inside the grid")
-    if spread is None:
+        return Growth(reason=uncovered(points) or _border(budgets))
+    if noise is None:
         return Growth(reason=NO_SEEDS)
     random = np.random.default_rng(0)
     drawn = []
     for _ in range(NOISE_DRAWS):
-        noise = spread * random.standard_normal(len(points))
-        noisy = [replace(point, loss=point.loss + by) for point, by in zip(points, noise, strict=True)]
+        # The spread of few seeds may be less than the noise is: each draw has one that it may come from.
+        spread = noise.deviation * np.sqrt(noise.freedom / random.chisquare(noise.freedom))
+        changes = spread * random.standard_normal(len(points))
+        noisy = [replace(point, loss=point.loss + by) for point, by in zip(points, changes, strict=True)]
         if (found := exponent(isoflops(noisy))) is not None:
             drawn.append(found)
     if (kept := len(drawn) / NOISE_DRAWS) < NOISE_LEVEL:
         return Growth(reason=f"optima stay inside the grid in {kept:.0%} of draws of the noise of seeds")
     return Growth(exponent=measured, interval=interval(drawn, level=NOISE_LEVEL))
+
+
+def _border(budgets: Sequence[IsoFlop]) -> str:
+    """The optimal size must be seen, not extrapolated to."""
+    found = sum(budget.optimum is not None for budget in budgets)
+    reasons = sorted({budget.reason for budget in budgets if budget.reason})
+    return f"only {found} budgets have their best size inside the grid ({'; '.join(reasons)})"
 
 
 def _read(curve: dict[float, list[float]], tokens: float) -> float:

@@ -1,20 +1,19 @@
 """What a sweep can claim: fits with their doubt, a prediction of what was withheld, or a refusal.
 
-A fit that looks good says nothing: every claim here is tested on the largest models, which it has not seen.
+A fit that looks good says nothing: every claim here is tested on the dearest runs, which it has not seen.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, get_args
 
 import numpy as np
 
-from lib.scaling.isoflop import NO_SEEDS, Growth, exponent, growth, isoflops, uncovered
+from lib.scaling.isoflop import NO_SEEDS, Growth, growth, uncovered
 from lib.scaling.laws import (
     BOOTSTRAPS,
     STARTS,
@@ -26,23 +25,26 @@ from lib.scaling.laws import (
     interval,
     intervals,
 )
+from lib.scaling.noise import CHANCE, Noise, least_difference, rows, seed_noise
 
 FEWEST_POINTS, FEWEST_SIZES, FEWEST_AMOUNTS = 12, 3, 3
 LEVELS = (0.8, 0.95)
-HELD_OUT_LEVEL = 0.9
+HELD_OUT_LEVEL, HELD_OUT_SHARE = 0.9, 4  # a quarter of the cells
+LAST_FACTOR = 4  # of size, over which the loss has to fall still
 _ROUNDING = 1e-6  # what it makes of nothing is smaller
 LAWS: tuple[LawName, ...] = get_args(LawName)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeldOut:
-    """How well a law predicts the largest size, which it was fitted without.
+    """How well a law predicts the dearest quarter of the cells, which it was fitted without.
 
-    error: mean absolute error of the log of the loss. covered: share of the points in the 90 % band.
-    explained: share in that band made wider by twice the spread of seeds; None where that is not known.
+    flops: 6 N D of the cheapest of them. error: mean absolute error of the log of the loss. covered: share of
+    the points in the 90 % band. explained: share in that band made wider by what seeds explain; None where
+    that is not known.
     """
 
-    size: float
+    flops: float
     points: int
     error: float
     bias: float
@@ -83,12 +85,14 @@ class Verdict:
     """Of one architecture.
 
     effect: loss of the smallest size minus that of the largest, at the most data. rise: where, at the most
-    data, a larger model is worse by more than seeds explain; empty where none is. spread: standard deviation
-    over seeds; None without repeated seeds. growth: of the best size with the budget.
+    data, a larger model is worse by more than seeds explain; empty where none is. least: the least effect
+    that is more than seeds explain. spread: standard deviation over seeds; None without repeated seeds.
+    growth: of the best size with the budget.
     """
 
     fits: dict[LawName, Fitted]
     effect: float
+    least: float
     rise: str
     spread: float | None
     growth: Growth
@@ -97,7 +101,7 @@ class Verdict:
     @property
     def falls_with_size(self) -> bool | None:
         """None where it is not resolved."""
-        if self.spread is None or abs(self.effect) <= 2 * self.spread:
+        if self.spread is None or abs(self.effect) <= self.least:
             return None
         return False if self.effect < 0 else (None if self.rise else True)
 
@@ -112,25 +116,41 @@ class Verdict:
             return f"the loss falls with size: {measured}"
         if self.falls_with_size is False:
             return f"the loss does not fall with size: {measured}"
-        if self.effect > 2 * self.spread:
+        if self.effect > self.least:
             return f"not resolved at this budget: {measured}, yet {self.rise}"
-        return f"not resolved at this budget: {measured}, and the effect must exceed twice that"
+        return f"not resolved at this budget: {measured}, and less than {self.least:.4f} can be chance"
 
 
 def judge(points: Sequence[Point], *, starts: int = STARTS, samples: int = BOOTSTRAPS) -> Verdict:
     """All that can be said of the models of one architecture."""
-    spread, most = seed_spread(points), points_for("power", points)
-    fits = {
-        name: _fitted(points_for(name, points), name, spread, starts=starts, samples=samples) for name in LAWS
-    }
+    noise, most = seed_noise(points), points_for("power", points)
+    effect, least = _effect(most, noise)
     return Verdict(
-        fits=fits,
-        effect=_effect(most),
-        rise=_rise(most, spread),
-        spread=spread,
-        growth=growth(points, spread),
-        warnings=tuple(_warnings(points, spread)),
+        fits={name: fitted(points, name, starts=starts, samples=samples) for name in LAWS},
+        effect=effect,
+        least=least,
+        rise=_rise(most, noise),
+        spread=noise.deviation if noise else None,
+        growth=growth(points, noise),
+        warnings=tuple(_warnings(points, noise)),
     )
+
+
+def fitted(
+    points: Sequence[Point], name: LawName, *, starts: int = STARTS, samples: int = BOOTSTRAPS
+) -> Fitted:
+    """One law, of all that was trained."""
+    noise, own = seed_noise(points), points_for(name, points)
+    reasons = shortfalls(own, name, noise)
+    if len(own) < _size(name):
+        return Fitted(law=None, reasons=tuple(reasons) or ("fewer points than parameters",))
+    law = fit(own, name=name, starts=starts)
+    drawn = bootstrap(own, law, samples=samples)
+    withheld = held_out(own, name, noise, starts=starts, samples=samples)
+    if law.at_bound:
+        reasons.append("the floor E ended at its bound: the points know of none")
+    reasons += [*_unresolved(drawn), *_missed(withheld)]
+    return Fitted(law=law, samples=tuple(drawn), held_out=withheld, reasons=tuple(reasons))
 
 
 def points_for(name: LawName, points: Sequence[Point]) -> list[Point]:
@@ -141,20 +161,10 @@ def points_for(name: LawName, points: Sequence[Point]) -> list[Point]:
     return [point for point in points if point.tokens == most]
 
 
-def seed_spread(points: Sequence[Point]) -> float | None:
-    """Standard deviation of the loss over seeds, pooled over cells; None where no cell has two."""
-    cells = _cells(points)
-    squares = [(np.var(losses, ddof=1), len(losses) - 1) for losses in cells.values() if len(losses) > 1]
-    if not squares:
-        return None
-    total = sum(variance * freedom for variance, freedom in squares)
-    return float(np.sqrt(total / sum(freedom for _, freedom in squares)))
-
-
-def shortfalls(points: Sequence[Point], name: LawName, spread: float | None) -> list[str]:
+def shortfalls(points: Sequence[Point], name: LawName, noise: Noise | None) -> list[str]:
     """Why the points cannot carry the law, before any fit; empty where they may."""
-    rise = _rise(points, spread)
-    return [*lacks(points, name), *([rise] if rise else [])]
+    found = [_rise(points, noise), _level(points, noise)]
+    return [*lacks(points, name), *(reason for reason in found if reason)]
 
 
 def lacks(points: Sequence[Point], name: LawName) -> list[str]:
@@ -175,7 +185,7 @@ def lacks(points: Sequence[Point], name: LawName) -> list[str]:
     if len(sizes) < fewest:
         reasons.append(f"{len(sizes)} sizes, and {fewest} are needed")
     elif not _can_withhold(points, name):
-        reasons.append("too few points are left without the largest size")
+        reasons.append("too few points are left without the dearest quarter")
     if name == "chinchilla" and (reason := uncovered(points)):
         reasons.append(reason)
     return reasons
@@ -184,52 +194,36 @@ def lacks(points: Sequence[Point], name: LawName) -> list[str]:
 def held_out(
     points: Sequence[Point],
     name: LawName,
-    spread: float | None,
+    noise: Noise | None,
     *,
     starts: int = STARTS,
     samples: int = BOOTSTRAPS,
 ) -> HeldOut | None:
-    """The largest size predicted by the rest; None where the rest cannot be fitted."""
+    """The dearest quarter of the cells predicted by the rest; None where the rest cannot be fitted.
+
+    The largest size alone would be one cell at each amount of data: a law that fits it by luck passes.
+    """
     if not _can_withhold(points, name):
         return None
-    largest, rest = max(point.parameters for point in points), _without_largest(points)
+    rest, dearest = _parted(points)
     law = fit(rest, name=name, starts=starts)
     band = bootstrap(rest, law, samples=samples)
-    slack = 2 * (spread or 0.0) + _ROUNDING
+    slack = (noise.limit(CHANCE / 2) if noise else 0.0) + _ROUNDING
     errors, inside, near = [], [], []
-    for point in points:
-        if point.parameters < largest:
-            continue
+    for point in dearest:
         where = {"parameters": point.parameters, "tokens": point.tokens}
         errors.append(float(np.log(point.loss / law.loss(**where))))
         low, high = interval([each.loss(**where) for each in band], level=HELD_OUT_LEVEL)
         inside.append(low <= point.loss <= high)
         near.append(low - slack <= point.loss <= high + slack)
     return HeldOut(
-        size=largest,
+        flops=min(6 * point.parameters * point.tokens for point in dearest),
         points=len(errors),
         error=float(np.abs(errors).mean()),
         bias=float(np.mean(errors)),
         covered=float(np.mean(inside)),
-        explained=None if spread is None else float(np.mean(near)),
+        explained=float(np.mean(near)) if noise else None,
     )
-
-
-def _fitted(
-    points: Sequence[Point], name: LawName, spread: float | None, *, starts: int, samples: int
-) -> Fitted:
-    reasons = shortfalls(points, name, spread)
-    if len(points) < _size(name):
-        return Fitted(law=None, reasons=tuple(reasons) or ("fewer points than parameters",))
-    law = fit(points, name=name, starts=starts)
-    drawn = bootstrap(points, law, samples=samples)
-    withheld = held_out(points, name, spread, starts=starts, samples=samples)
-    if law.at_bound:
-        reasons.append("the floor E ended at its bound: the points know of none")
-    reasons += [*_unresolved(drawn), *_missed(withheld)]
-    if name == "chinchilla" and not uncovered(points):
-        reasons += _boundary(points)
-    return Fitted(law=law, samples=tuple(drawn), held_out=withheld, reasons=tuple(reasons))
 
 
 def _unresolved(samples: Sequence[Law]) -> list[str]:
@@ -246,63 +240,80 @@ def _missed(held: HeldOut | None) -> list[str]:
     """A law that most of the withheld points are far from does not hold there."""
     if held is None or held.explained is None or held.explained >= 0.5:
         return []
-    return [f"the withheld size is missed by {held.error:.2%}, more than the band and seeds explain"]
+    return [f"what was withheld is missed by {held.error:.2%}, more than the band and seeds explain"]
 
 
 def _can_withhold(points: Sequence[Point], name: LawName) -> bool:
-    rest = _without_largest(points)
+    rest = _parted(points)[0]
     return len({point.parameters for point in rest}) >= FEWEST_SIZES - 1 and len(rest) >= _size(name)
 
 
-def _without_largest(points: Sequence[Point]) -> list[Point]:
-    largest = max((point.parameters for point in points), default=0.0)
-    return [point for point in points if point.parameters < largest]
+def _parted(points: Sequence[Point]) -> tuple[list[Point], list[Point]]:
+    """Those of the cheaper cells, and those of the dearest quarter, which is at least one cell."""
+    cells = sorted({(p.parameters * p.tokens, p.parameters) for p in points})
+    kept = set(cells[: len(cells) - max(1, len(cells) // HELD_OUT_SHARE)])
+    parts: tuple[list[Point], list[Point]] = ([], [])
+    for point in points:
+        parts[(point.parameters * point.tokens, point.parameters) not in kept].append(point)
+    return parts
 
 
-def _boundary(points: Sequence[Point]) -> list[str]:
-    """The optimal size must be seen, not extrapolated to."""
-    budgets = isoflops(points)
-    if exponent(budgets) is None:
-        found = sum(budget.optimum is not None for budget in budgets)
-        reasons = sorted({budget.reason for budget in budgets if budget.reason})
-        return [f"only {found} budgets have their best size inside the grid ({'; '.join(reasons)})"]
-    return []
-
-
-def _rise(points: Sequence[Point], spread: float | None) -> str:
-    """Where a larger model is worse by more than seeds explain."""
-    cells = {cell: float(np.mean(losses)) for cell, losses in _cells(points).items()}
-    for tokens in sorted({tokens for _, tokens in cells}):
-        row = sorted((size, loss) for (size, amount), loss in cells.items() if amount == tokens)
-        for (size, loss), (larger, higher) in itertools.pairwise(row):
-            if higher - loss > 2 * (spread or 0.0):
-                return (
-                    f"at {tokens:.3g} tokens the loss rises from {size:.3g} to {larger:.3g} parameters "
-                    f"by {higher - loss:.4f}, more than seeds explain"
-                )
+def _rise(points: Sequence[Point], noise: Noise | None) -> str:
+    """Where a larger model is worse by more than seeds explain, the many comparisons allowed for."""
+    pairs = [
+        (tokens, size, larger)
+        for tokens, row in rows(points).items()
+        for size, larger in itertools.pairwise(row)
+    ]
+    for tokens, size, larger in pairs:
+        rise = larger.loss - size.loss
+        if rise > least_difference(size, larger, noise, chance=CHANCE / len(pairs)):
+            return (
+                f"at {tokens:.3g} tokens the loss rises from {size.parameters:.3g} to "
+                f"{larger.parameters:.3g} parameters by {rise:.4f}, more than seeds explain"
+            )
     return ""
 
 
-def _warnings(points: Sequence[Point], spread: float | None) -> list[str]:
+def _level(points: Sequence[Point], noise: Noise | None) -> str:
+    """Where the largest models, at the most data, are no better than those of a quarter of the size.
+
+    Of a loss that has stopped falling the laws make a steep power and a floor, which predict what was
+    withheld: this alone tells it.
+    """
+    row = [*rows(points).values()][-1] if points else []
+    if len(row) < 2:
+        return ""
+    largest = row[-1]
+    start = max(
+        (size for size in row if LAST_FACTOR * size.parameters <= largest.parameters),
+        default=row[0],
+        key=lambda size: size.parameters,
+    )
+    fall = start.loss - largest.loss
+    if fall > least_difference(start, largest, noise, chance=CHANCE / 2):
+        return ""
+    return (
+        f"from {start.parameters:.3g} to {largest.parameters:.3g} parameters the loss falls by {fall:.4f}, "
+        "no more than seeds explain: it may have stopped falling"
+    )
+
+
+def _warnings(points: Sequence[Point], noise: Noise | None) -> list[str]:
     sizes = [point.parameters for point in points]
     found = []
     if sizes and max(sizes) / min(sizes) < 10:
         found.append("sizes span less than a factor of ten: exponents are of these sizes only")
-    if spread is None:
+    if noise is None:
         found.append(f"{NO_SEEDS}: noise is not known")
     return found
 
 
-def _effect(points: Sequence[Point]) -> float:
-    cells = sorted((size, float(np.mean(losses))) for (size, _), losses in _cells(points).items())
-    return cells[0][1] - cells[-1][1] if cells else 0.0
-
-
-def _cells(points: Sequence[Point]) -> dict[tuple[float, float], list[float]]:
-    cells: dict[tuple[float, float], list[float]] = defaultdict(list)
-    for point in points:
-        cells[point.parameters, point.tokens].append(point.loss)
-    return cells
+def _effect(points: Sequence[Point], noise: Noise | None) -> tuple[float, float]:
+    """Loss of the smallest size minus that of the largest, and what more than seeds explain would be."""
+    for row in rows(points).values():
+        return row[0].loss - row[-1].loss, least_difference(row[0], row[-1], noise, chance=CHANCE / 2)
+    return 0.0, 0.0
 
 
 def _size(name: LawName) -> int:

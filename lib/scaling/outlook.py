@@ -10,8 +10,9 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 
 from lib.scaling.isoflop import NO_SEEDS, uncovered
-from lib.scaling.judge import LAWS, lacks, points_for, seed_spread
+from lib.scaling.judge import LAWS, lacks, points_for
 from lib.scaling.laws import Point
+from lib.scaling.noise import seed_noise
 from lib.scaling.planning import Planned, budget_of, reductions, wall_seconds
 from lib.scaling.report import TITLES
 
@@ -42,7 +43,7 @@ def insufficient(plan: Sequence[Planned]) -> Mapping[str, Mapping[str, Sequence[
 
 def _missing(points: Sequence[Point]) -> dict[str, list[str]]:
     missing = {TITLES[name]: lacks(points_for(name, points), name) for name in LAWS}
-    seeds = [NO_SEEDS] if seed_spread(points) is None else []
+    seeds = [NO_SEEDS] if seed_noise(points) is None else []
     missing["isoFLOP"] = [*([reason] if (reason := uncovered(points)) else []), *seeds]
     missing["telling whether the loss falls with size"] = seeds
     return {title: reasons for title, reasons in missing.items() if reasons}

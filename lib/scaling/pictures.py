@@ -70,9 +70,9 @@ def _by_size(axes: Axes, groups: Groups, verdicts: Mapping[str, Verdict], lines:
     for colour, (arch, results) in zip(_COLOURS, groups.items(), strict=False):
         most = _at_most(results)
         sizes = [result.num_params_nonembedding for result in most]
-        largest = max(sizes)
+        held = verdicts[arch].fits["power"].held_out
         for size, result in zip(sizes, most, strict=True):
-            hollow = "none" if size == largest else colour
+            hollow = "none" if held and 6 * size * result.tokens >= held.flops else colour
             axes.plot(
                 size, math.exp(result.val_nats), "o", color=colour, markerfacecolor=hollow, markersize=5
             )
@@ -140,7 +140,7 @@ def _frontier(axes: Axes, groups: Groups, verdicts: Mapping[str, Verdict]) -> No
         costs = [6 * result.num_params_nonembedding * result.tokens for result in results]
         axes.plot(costs, [result.val_nats for result in results], "o", color=colour, markersize=3, label=arch)
         fitted = verdicts[arch].fits["chinchilla"]
-        if fitted.law is None or fitted.reasons:
+        if fitted.law is None or fitted.reasons or verdicts[arch].growth.exponent is None:
             continue
         across = np.geomspace(min(costs), max(costs), 40)
         sizes = [fitted.law.optimal_parameters(cost) for cost in across]
@@ -150,7 +150,7 @@ def _frontier(axes: Axes, groups: Groups, verdicts: Mapping[str, Verdict]) -> No
         ]
         axes.plot(across, best, "-", color=colour, linewidth=1.2, label=f"{arch}: optimal size")
     axes.set(xscale="log", xlabel="6 N D", ylabel="loss (nats)")
-    axes.set_title("Loss by cost; a line only where the law stands", fontsize=9)
+    axes.set_title("Loss by cost; a line only where the law and its optimum stand", fontsize=9)
 
 
 def _residuals(axes: Axes, groups: Groups, verdicts: Mapping[str, Verdict]) -> None:

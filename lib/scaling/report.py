@@ -83,8 +83,8 @@ def _fitted(fitted: Fitted, lines: Mapping[str, float]) -> Iterator[str]:
     yield f"{', '.join(figures)} (95 % of bootstraps)"
     if (held := fitted.held_out) is not None:
         yield (
-            f"withheld N = {held.size:,.0f}: predicted to {held.error:.2%} (bias {held.bias:+.2%}), "
-            f"{held.covered:.0%} of {held.points} points inside the 90 % band"
+            f"withheld from 6 N D = {held.flops:.1e} on: predicted to {held.error:.2%} "
+            f"(bias {held.bias:+.2%}), {held.covered:.0%} of {held.points} points inside the 90 % band"
         )
     known = lines.get("entropy rate (known)")
     if known is not None and "E" in ends:

@@ -117,6 +117,9 @@ def test_floors_are_kept_and_made_again_for_another_text(tmp_path: Path) -> None
     found = counting_floors(other, cache_dir=tmp_path, say=said.append)
     assert len(said) == 2 and found.bits != first.bits
     assert found.bits_per_byte is None and "bits per byte by" in str(found), "its unit is the byte"
+    evaluated = Dataset(dataset.spec, dataset.train, TokenPart(_text(90, 7, seed=4), 8), "toy")
+    assert counting_floors(evaluated, cache_dir=tmp_path, say=said.append).bits != first.bits
+    assert len(said) == 3
 
 
 def test_bits_per_byte_weigh_tokens_by_their_bytes(tmp_path: Path) -> None:

@@ -202,9 +202,11 @@ def test_names_of_amounts_that_are_no_thousands_differ() -> None:
 def test_two_shapes_of_a_width_are_timed_and_the_others_follow(monkeypatch: pytest.MonkeyPatch) -> None:
     """Operations and memory of a deep model are exact on the line: its blocks are those of a shallow one."""
     timed: list[int] = []
+    lengths: list[int] = []
 
     def seconds(build: Callable[[], nn.Module], spec: TextSpec, *, rows: int) -> float:
-        assert (spec, rows) == (SPEC, 2)
+        assert (replace(spec, block_size=16), rows) == (SPEC, 2)
+        lengths.append(spec.block_size)
         timed.append(len(build().backbone.blocks))  # type: ignore[union-attr, arg-type]
         return 1e-3 * timed[-1]
 
@@ -229,6 +231,7 @@ def test_two_shapes_of_a_width_are_timed_and_the_others_follow(monkeypatch: pyte
         assert each.seconds == pytest.approx(4 + 1e-3 * own.n_layers * (each.tokens + 10 / 3))
     (passes,) = planned([ScalingConfig(16, 1, batch_size=2, epochs=3)], SPEC, train_tokens=5000)
     assert passes.tokens == 15_000 and "15,000" in passes.line()
+    assert lengths == [16, 16, 128], "a run is timed at its own length"
 
 
 def test_time_is_that_of_the_processor(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -80,10 +80,11 @@ def test_what_ends_a_trial_is_told(told: dict[str, Any], error: Exception, statu
     assert accumulate.call_count == 1, "a trial is not made smaller"
 
 
-def test_an_allocator_that_looked_for_room_twice_is_out_of_memory(told: dict[str, Any]) -> None:
-    with mock.patch.object(Peak, "retries", lambda _: 3):
+@pytest.mark.parametrize("times", [1, 3])
+def test_an_allocator_that_looked_for_room_again_is_out_of_memory(told: dict[str, Any], times: int) -> None:
+    with mock.patch.object(Peak, "retries", lambda _: times):
         found = outcome(told)
-    assert found["status"] == "out_of_memory" and "3 times" in found["reason"]
+    assert found["status"] == "out_of_memory" and f"{times} times" in found["reason"]
 
 
 def test_on_a_gpu_need_is_what_is_reserved_and_what_lies_beside_it() -> None:

@@ -1,0 +1,130 @@
+"""How often the judge of `make scaling` errs: sweeps of laws that are known, with noise that is drawn.
+
+The grid is the default one, on the default corpus. Losses are E + A N^-0.34, and beside it B D^-0.28 for the
+law of data, E and B being those of Hoffmann et al. (2022), with normal noise. Such a sweep must be accepted.
+One whose loss does not change with size, rises with it, or stops falling at some size must be refused.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache, partial
+from typing import Literal, TypeAlias, get_args
+
+import numpy as np
+
+from lib.data.types import TextSpec
+from lib.errors import ToolkitError, run_main
+from lib.registry import build_model
+from lib.scaling.counts import count
+from lib.scaling.judge import fitted, points_for, shortfalls
+from lib.scaling.laws import LawName, Point
+from lib.scaling.noise import seed_noise
+from lib.scaling.planning import DOCUMENT, configs_of
+from lib.scaling.results import ARCHITECTURES, BLOCK, ScalingConfig
+
+Kind: TypeAlias = Literal["true", "flat", "rising", "saturating"]
+KINDS: tuple[Kind, ...] = get_args(Kind)
+LAWS: tuple[LawName, ...] = ("floor", "chinchilla")
+FACTORS, NOISES = (400.0, 100.0), (0.005, 0.01)
+FLOOR, DATA_FACTOR, SIZE_POWER, DATA_POWER = 1.69, 410.7, 0.34, 0.28
+KNEE = 8e5  # parameters from which on a saturating loss falls no further
+ONE_PASS = 3_999_872  # tokens of the synthetic corpus
+MOST_TRUE, LEAST_FALSE = 0.05, 0.95  # share of sweeps to be refused
+SWEEPS, STARTS, SAMPLES = 400, 8, 40
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """One kind of sweep. factor: A. noise: standard deviation of the loss. knee: where it stops falling."""
+
+    law: LawName
+    kind: Kind
+    factor: float
+    noise: float
+    knee: float = KNEE
+
+    def loss(self, parameters: float, tokens: float) -> float:
+        """Without noise."""
+        size = min(parameters, self.knee) if self.kind == "saturating" else parameters
+        of_size = 0.0 if self.kind == "flat" else self.factor * size**-SIZE_POWER
+        if self.kind == "rising":  # from E at the smallest size on: E - A N^-0.34 alone is negative there
+            of_size = self.factor * min(cells())[0] ** -SIZE_POWER - of_size
+        return FLOOR + of_size + (DATA_FACTOR * tokens**-DATA_POWER if self.law == "chinchilla" else 0.0)
+
+    def refused(self, seed: int) -> bool:
+        """Whether a sweep with the noise of that seed carries no law."""
+        own = KINDS.index(self.kind), LAWS.index(self.law), int(self.factor), round(1e4 * self.noise)
+        noise = self.noise * np.random.default_rng((seed, *own)).standard_normal(len(cells()))
+        points = [
+            Point(parameters=size, tokens=tokens, loss=self.loss(size, tokens) + float(by), seed=number)
+            for (size, tokens, number), by in zip(cells(), noise, strict=True)
+        ]
+        # What is refused before any fit needs none, which takes most of the time.
+        before = shortfalls(points_for(self.law, points), self.law, seed_noise(points))
+        return bool(before) or bool(fitted(points, self.law, starts=STARTS, samples=SAMPLES).reasons)
+
+    def share_refused(self, sweeps: int) -> float:
+        return sum(self.refused(seed) for seed in range(sweeps)) / sweeps
+
+    def holds(self, share: float) -> bool:
+        """Whether as many may be refused."""
+        return share <= MOST_TRUE if self.kind == "true" else share >= LEAST_FALSE
+
+
+@cache
+def cells() -> Sequence[tuple[int, int, int]]:
+    """Parameters without embeddings, tokens and seed of every run of the default sweep."""
+    spec = TextSpec(
+        name="x", vocab_size=32, block_size=BLOCK, unit="char", validation_tokens=1, validation_bytes=1
+    )
+    base = ScalingConfig(*DOCUMENT.shapes[0], batch_size=DOCUMENT.batch_size)
+    found = []
+    sizes: dict[tuple[int, int], int] = {}
+    for config in configs_of(DOCUMENT.fitted(ONE_PASS), architectures=ARCHITECTURES[:1], base=base):
+        shape = config.d_model, config.n_layers
+        if shape not in sizes:
+            sizes[shape] = count(partial(build_model, *config.model(), spec, seed=1)).nonembedding
+        found.append((sizes[shape], config.trained_tokens, config.seed))
+    return tuple(found)
+
+
+def cases() -> list[Case]:
+    """All whose share is bounded. A flat loss has no A."""
+    return [
+        Case(law=law, kind=kind, factor=factor, noise=noise)
+        for law, kind, factor, noise in itertools.product(LAWS, KINDS, FACTORS, NOISES)
+        if kind != "flat" or factor == FACTORS[0]
+    ]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="scaling_power", description=__doc__)
+    parser.add_argument("--sweeps", type=int, default=SWEEPS, help="of each kind")
+    parser.add_argument("--knee", type=float, nargs="*", default=[], help="other sizes at which to saturate")
+    options = parser.parse_args()
+    others = [
+        Case(law=law, kind="saturating", factor=factor, noise=noise, knee=knee)
+        for knee, law, factor, noise in itertools.product(options.knee, LAWS, FACTORS, NOISES)
+    ]
+    failed = []
+    print(f"{'law':10} {'kind':10} {'A':>4} {'noise':>6} {'knee':>8}  refused of {options.sweeps}")
+    for case in cases() + others:
+        started = time.process_time()
+        share = case.share_refused(options.sweeps)
+        row = f"{case.law:10} {case.kind:10} {case.factor:>4.0f} {case.noise:>6} "
+        row += f"{case.knee if case.kind == 'saturating' else 0:>8.2g}"
+        print(f"{row}  {share:>6.1%}  {time.process_time() - started:.0f} s", flush=True)
+        if case not in others and not case.holds(share):
+            failed.append(row)
+    if failed:
+        raise ToolkitError(f"{len(failed)} kinds of sweeps are judged wrongly too often", why=failed[0])
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(run_main(main))
