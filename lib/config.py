@@ -49,6 +49,7 @@ class Config:
     data_limit: int
     holdout: int
     image_size: int | None
+    on_bad_sample: Literal["error", "skip"] | None  # None where nothing is decoded
     block_size: int | None  # None for images
     tokenizer: Literal["byte", "char", "gpt2"] | None  # None for images and ready-made tokens
     vocab_size: int | None
@@ -61,7 +62,7 @@ class Config:
     frozen_model_b: str | None
     frozen_steps: int | None
     augment: Literal["none", "shift", "crop_flip", "symmetries"] | None  # None for texts
-    augment_pad: int | None
+    augment_pad: int | None  # 0: an eighth of the image's side
     augment_ahead: bool
     data_placement: Literal["auto", "resident", "stream"]
     num_workers: int | None

@@ -28,7 +28,7 @@ from lib.tiers import with_tier
 from lib.units import bytes_text
 from train.forecast import Footprints
 from train.stored import say
-from train.subject import Subject, open_subject
+from train.subject import Subject, open_to_train
 
 MOST_SECONDS = 900.0  # that a trial may take, start and compilation included
 COMMAND = (sys.executable, "-m", "train", "trial")
@@ -114,7 +114,7 @@ def probe_command(asked: kconf.Resolved, *, root: Path) -> int:
             why="CONFIG_HYPER_PARAM_MANUAL=y gives the micro-batch",
             todo="set CONFIG_HYPER_PARAM_AUTO=y",
         )
-    subject = open_subject(config, root=root, say=say)
+    subject = open_to_train(config, root=root, say=say)
     bench = Bench.of(resolved, subject, probe(config.device), root=root)
     show(bench.plan(measure(bench)), sys.stdout)
     if config.auto_method != "probe":

@@ -189,7 +189,7 @@ def test_a_warm_up_that_is_longer_than_the_run_is_refused(unit: str, amount: int
 def test_a_run_with_a_warm_up_without_an_end_is_not_begun(monkeypatch: pytest.MonkeyPatch) -> None:
     config = small_trm_config(max_steps=40, warmup_unit="steps", warmup_steps=40)
     monkeypatch.setattr(orders, "apply_hyperparams", lambda *_, **__: small_plan(6, 6))
-    monkeypatch.setattr(commands, "open_subject", lambda *_, **__: puzzle_subject(config))
+    monkeypatch.setattr(commands, "open_to_train", lambda *_, **__: puzzle_subject(config))
     monkeypatch.setattr(commands, "create_run", lambda _: pytest.fail("there is a run directory"))
     order = Order(
         resolved=kconf.Resolved(values={}, origins={}, given={}, text="", minimal=""),

@@ -28,8 +28,9 @@ from train.budget import Budget
 from train.classify import Classify
 from train.job import Job
 from train.lm import LanguageModel
-from train.setup import initial_weights, make_job, make_task
+from train.setup import make_job, make_task
 from train.subject import Subject, evaluation_part, open_subject
+from train.weights import initial_weights
 
 
 def make_job_of_text(
