@@ -131,7 +131,7 @@ def _transfer(url: str, part: Path, *, progress: Progress, timeout_seconds: floa
         length = response.headers.get("Content-Length", "")
         total = done + int(length) if length.isdigit() else 0
         _check_size(total)
-        with part.open("ab" if resumed else "wb") as file:
+        with atomic.naming(part), part.open("ab" if resumed else "wb") as file:
             progress(part.stem, done, total)
             for block in _blocks(response):
                 done += len(block)
