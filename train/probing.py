@@ -42,6 +42,7 @@ IRRELEVANT = frozenset(
         "lr_scaling", "lr_base_batch", "halt_exploration", "checkpoint_carry",
         "adam_beta1", "adam_beta2", "adam_eps", "schedule", "lr_min_ratio",
         "warmup_unit", "warmup_pct", "warmup_steps", "warmup_samples",
+        "warmup_start_ratio",
         "lr_step_pct_list", "lr_step_gamma", "ema_decay", "norm_momentum",
         "budget", "num_epochs", "max_steps", "max_seconds",
         "eval_interval_steps", "log_interval_steps", "initial_weights",

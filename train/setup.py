@@ -303,6 +303,7 @@ def _train_loader(config: Config, subject: Subject, delivery: Delivery, *, epoch
         seed=config.seed,
         augment=config.augment or "none",
         pad=pad,
+        fixed=config.trm_augment_fixed or 0,
         epochs_ahead=epochs_ahead,
     )
 

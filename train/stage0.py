@@ -162,6 +162,7 @@ def _recipe(config: Config, options: Mapping[str, Any]) -> Config:
         lr_min_ratio=0.0,
         warmup_unit="percent",
         warmup_pct=10,
+        warmup_start_ratio=0.01,
         grad_clip=1.0,
         label_smoothing=0.0,
         ema=False,

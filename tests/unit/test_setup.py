@@ -285,7 +285,7 @@ def test_delivery_and_augmentation_are_as_configured(monkeypatch: pytest.MonkeyP
     with job.train_loader, job.eval_loader:
         ((delivery, options),) = asked
     assert (delivery.placement, delivery.num_workers, delivery.prefetch) == ("stream", 3, 5)
-    assert options == {"seed": 7, "augment": "shift", "pad": 2, "epochs_ahead": 0}
+    assert options == {"seed": 7, "augment": "shift", "pad": 2, "fixed": 0, "epochs_ahead": 0}
 
 
 def test_processes_on_one_processor_share_its_memory() -> None:
