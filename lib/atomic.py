@@ -7,7 +7,21 @@ from __future__ import annotations
 
 import errno
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+
+
+@contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Name `path` in an OSError that names no file, as those of writing and of numpy's writing do not."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None:
+            error.strerror = error.strerror or str(error)
+            error.filename = str(path)
+        raise
 
 
 def write_text(path: Path, text: str) -> None:
@@ -32,14 +46,10 @@ def write_new(path: Path, data: bytes) -> None:
 
     For files of a directory that nobody looks into before it is renamed as a whole.
     """
-    try:
-        with path.open("xb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-    except OSError as error:
-        error.filename = str(path)
-        raise
+    with naming(path), path.open("xb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
 
 
 def publish(temporary: Path, path: Path) -> None:
@@ -51,7 +61,7 @@ def publish(temporary: Path, path: Path) -> None:
 
 def sync_file(path: Path) -> None:
     """Make the contents of a file durable that was written bit by bit."""
-    with path.open("rb") as file:
+    with naming(path), path.open("rb") as file:
         os.fsync(file.fileno())
 
 

@@ -37,6 +37,7 @@ class Config:
     data_limit: int
     holdout: int
     image_size: int | None
+    on_bad_sample: Literal["error", "skip"] | None  # None where nothing is decoded
     block_size: int | None  # None for images
     tokenizer: Literal["byte", "char", "gpt2"] | None  # None for images and ready-made tokens
     vocab_size: int | None
@@ -49,8 +50,9 @@ class Config:
     frozen_model_b: str | None
     frozen_steps: int | None
     augment: Literal["none", "shift", "crop_flip", "symmetries"] | None  # None for texts
-    augment_pad: int | None
+    augment_pad: int | None  # 0: an eighth of the image's side
     augment_ahead: bool
+    trm_augment_fixed: int | None  # None where no puzzles are changed
     data_placement: Literal["auto", "resident", "stream"]
     num_workers: int | None
     prefetch: int | None
@@ -108,6 +110,7 @@ class Config:
     warmup_pct: int | None  # of the three the one that the unit names
     warmup_steps: int | None
     warmup_samples: int | None
+    warmup_start_ratio: float
     lr_min_ratio: float | None
     lr_step_pct_list: tuple[int, ...] | None
     lr_step_gamma: float | None
@@ -178,7 +181,11 @@ def config_from_values(values: Mapping[str, Value]) -> Config:
             todo="raise CONFIG_MOMENTUM or set CONFIG_NESTEROV=n",
         )
     prefix = model.upper() + "_"
-    own = {name.removeprefix(prefix): value for name, value in values.items() if name.startswith(prefix)}
+    own = {
+        name.removeprefix(prefix): value
+        for name, value in values.items()
+        if name.startswith(prefix) and name.lower() not in fields  # TRM_AUGMENT_FIXED is of the data
+    }
     fields["model_options"] = types.MappingProxyType({name.lower(): value for name, value in own.items()})
     return Config(**fields)  # type: ignore[arg-type]
 

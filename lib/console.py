@@ -15,6 +15,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
+from lib.atomic import naming
 from lib.errors import os_error
 
 if TYPE_CHECKING:
@@ -84,7 +85,8 @@ class Console:
         stamp = f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}"
         lines = "".join(f"{stamp} {line}\n" for line in text.splitlines() or [""])
         try:
-            with self._log_path.open("a", encoding="utf-8", errors="backslashreplace") as file:
+            path = self._log_path
+            with naming(path), path.open("a", encoding="utf-8", errors="backslashreplace") as file:
                 file.write(lines)
         except OSError as error:
             self._log_path = None

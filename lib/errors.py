@@ -128,7 +128,8 @@ def run_main(main: Callable[[], int]) -> int:
     except OSError as error:
         # A right that is missing, a full disk: never a mistake of ours. Who knows more says more before it
         # comes here.
-        return report(os_error("read or write", error))
+        unknown = "" if error.filename else " standard output or an unnamed file"
+        return report(os_error(f"read or write{unknown}", error))
     finally:
         _leave_stdout()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+from lib.atomic import naming
 from lib.rundir import RunDir
 
 MOST_BYTES = 1_000_000  # of one stream of one attempt: the end of it is kept
@@ -34,5 +35,5 @@ def _append(log: Path, kept: Path) -> None:
         stream.seek(max(0, size - MOST_BYTES))
         text = stream.read()
     kept.parent.mkdir(exist_ok=True)
-    with kept.open("ab") as file:
+    with naming(kept), kept.open("ab") as file:
         file.write(text if size <= MOST_BYTES else _CUT + text)

@@ -6,8 +6,6 @@ import math
 from collections.abc import Sequence
 from typing import Literal
 
-FIRST_RATIO = 0.01  # where the warm-up starts, over the peak: the first step is small, but a step
-
 
 def batch_factor(
     scaling: Literal["none", "sqrt", "linear"], *, effective_batch: int, base_batch: int | None
@@ -46,17 +44,18 @@ def learning_rate_factor(
     *,
     schedule: Literal["constant", "cosine", "step", "one_cycle"],
     warmup_fraction: float,
+    warmup_start: float,
     min_ratio: float | None,
     step_fractions: Sequence[float],
     gamma: float | None,
 ) -> float:
-    """What the peak learning rate is multiplied by at `progress`: rise(p) * fall(p), in (0, 1].
+    """What the peak learning rate is multiplied by at `progress`: rise(p) * fall(p), in [0, 1].
 
     progress: (s + 0.5) / steps in all for the step after s others, its middle, or seconds spent /
     seconds in all. Above 1 (a budget of seconds is overrun by part of a step) it counts as 1, where the
     factor may be 0. With w = warmup_fraction and q = (p - w) / (1 - w):
 
-    rise(p) = r + (1 - r) * s(p / w) for p < w, else 1; r = FIRST_RATIO, s(x) = x, or
+    rise(p) = r + (1 - r) * s(p / w) for p < w, else 1; r = warmup_start, s(x) = x, or
     (1 - cos(pi x)) / 2 in one_cycle.
     fall(p) = min_ratio + (1 - min_ratio) * (1 + cos(pi q)) / 2 for p > w (cosine, one_cycle);
     gamma ** (how many of step_fractions are <= p) (step); else 1.
@@ -70,7 +69,7 @@ def learning_rate_factor(
         climbed = progress / warmup_fraction
         if schedule == "one_cycle":
             climbed = (1 - math.cos(math.pi * climbed)) / 2
-        rise = FIRST_RATIO + (1 - FIRST_RATIO) * climbed
+        rise = warmup_start + (1 - warmup_start) * climbed
     fall = 1.0
     if schedule == "step":
         assert gamma is not None

@@ -90,7 +90,7 @@ class Storage:
             self._files.put_file(str(path), self._path(name))
 
     def download(self, name: str, path: Path) -> None:
-        with _errors(f"read {self.url}/{name}"):
+        with _errors(f"read {self.url}/{name} into {path}"):
             self._files.get_file(self._path(name), str(path))
 
     def remove(self, name: str) -> None:

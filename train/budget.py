@@ -75,6 +75,12 @@ def warm_up_text(config: Config, *, train_size: int, effective_batch: int) -> st
             why="the run is over before the learning rate is at its peak",
             todo="lower it, or make the run longer",
         )
+    if amount and config.budget == "seconds" and config.warmup_start_ratio == 0:
+        raise ConfigError(
+            "CONFIG_WARMUP_START_RATIO=0 is not for a budget of seconds",
+            why="the first step would have no learning rate",
+            todo="set it above 0, or give the budget in steps or epochs",
+        )
     return f"Warm-up: {length}" if amount else ""
 
 

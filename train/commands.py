@@ -32,10 +32,11 @@ from train.order import Order, plan_for
 from train.record import Record, RunRecord, SilentRecord
 from train.remote import catch_up, check_storage, copier_of, interrupted
 from train.rerun import changes
-from train.setup import initial_weights, make_job
+from train.setup import make_job
 from train.stop import Stopped, ended_once
 from train.stored import say, stored_configuration
-from train.subject import Subject, evaluation_part, open_subject
+from train.subject import Subject, evaluation_part, open_subject, open_to_train
+from train.weights import initial_weights
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,7 +134,7 @@ def _carry_out(order: Order, find_run: Callable[[], RunDir | None], *, again: Ru
     """
     check_packages(order.config)
     check_storage(order.config)
-    subject = open_subject(order.config, root=order.root, say=say)
+    subject = open_to_train(order.config, root=order.root, say=say)
     gathering = gathering_of(nodes=order.config.dist_nnodes, endpoint=order.config.dist_endpoint)
     if gathering is not None:
         launch_on_many(order.config, order.resolved, gathering)

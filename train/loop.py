@@ -192,12 +192,20 @@ def _update(job: Job, progress: Progress, *, count: Tensor | int) -> None:
 
 
 def rate_factor(job: Job, progress: Progress) -> float:
-    """What the step that comes next, at its middle, multiplies each group's peak learning rate by."""
+    """What the step that comes next, at its middle, multiplies each group's peak learning rate by.
+
+    In a warm-up from 0 it is at its end: of n steps the first has 1 / n and the last 1.
+    """
     config = job.config
+    middle, end = (
+        job.budget.fraction(step=progress.step + part, seconds=progress.seconds) for part in (0.5, 1)
+    )
+    at_end = config.warmup_start_ratio == 0 and end <= job.warmup_fraction
     return learning_rate_factor(
-        job.budget.fraction(step=progress.step + 0.5, seconds=progress.seconds),
+        end if at_end else middle,
         schedule=config.schedule,
         warmup_fraction=job.warmup_fraction,
+        warmup_start=config.warmup_start_ratio,
         min_ratio=config.lr_min_ratio,
         step_fractions=[percent / 100 for percent in config.lr_step_pct_list or ()],
         gamma=config.lr_step_gamma,

@@ -19,6 +19,7 @@ from lib.rundir import RunDir
 from train.budget import warm_up_text
 from train.forecast import Footprints
 from train.probing import Bench, known_or_measured
+from train.setup import epochs_ahead
 from train.stored import say, stored
 from train.subject import Subject
 
@@ -47,10 +48,15 @@ def plan_for(
         plan = _decided(order, subject, hardware)
         if run is not None:
             _check_effective_batch(run, plan, of_many=of_many)
-    # Refused before there is a run directory.
-    warm_up_text(order.config, train_size=subject.dataset.train.size, effective_batch=plan.effective_batch)
+    check_run(order.config, plan, subject)
     show(plan, sys.stdout)
     return plan
+
+
+def check_run(config: Config, plan: Plan, subject: Subject) -> None:
+    """Raise ConfigError, before there is a run directory, for what the plan leaves to training to find."""
+    warm_up_text(config, train_size=subject.dataset.train.size, effective_batch=plan.effective_batch)
+    epochs_ahead(config, plan, subject.dataset.train, say=lambda _: None)
 
 
 def _kept(run: RunDir, order: Order, hardware: Hardware) -> Plan | None:

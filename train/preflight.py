@@ -24,12 +24,12 @@ from lib.plan.placement import refuse_on_xla
 from lib.registry import place_in_models
 from lib.tiers import with_tier
 from train import preflight_checks as checks
-from train.budget import warm_up_text
 from train.candidate import Candidate
 from train.forecast import Footprints
+from train.order import check_run
 from train.preflight_ranks import OF_RANKS, two_ranks
 from train.stored import say
-from train.subject import open_subject
+from train.subject import open_to_train
 
 Outcome: TypeAlias = tuple[bool, str]  # whether it passed, and what it found
 
@@ -80,7 +80,7 @@ def candidate_of(
 ) -> Candidate:
     """What is configured, with its data and a plan. Raises ToolkitError where there is none."""
     config = config_from_values(resolved.values)
-    subject = open_subject(config, root=root, say=tell)
+    subject = open_to_train(config, root=root, say=tell)
     hardware = probe(config.device)
     refuse_on_xla(hardware.kind, what="make preflight")
     plan = apply_hyperparams(
@@ -91,8 +91,7 @@ def candidate_of(
         facts=subject.facts,
         predict=Footprints(config, subject).predictor(hardware),
     )
-    # Refused, as make train does.
-    warm_up_text(config, train_size=subject.dataset.train.size, effective_batch=plan.effective_batch)
+    check_run(config, plan, subject)
     return Candidate(config=config, subject=subject, hardware=hardware, plan=plan, root=root, runs=runs)
 
 

@@ -29,7 +29,7 @@ from lib.tiers import with_tier
 from lib.units import bytes_text
 from train.forecast import Footprints
 from train.stored import say
-from train.subject import Subject, open_subject
+from train.subject import Subject, open_to_train
 
 MOST_SECONDS = 900.0  # that a trial may take, start and compilation included
 COMMAND = (sys.executable, "-m", "train", "trial")
@@ -42,6 +42,7 @@ IRRELEVANT = frozenset(
         "lr_scaling", "lr_base_batch", "halt_exploration", "checkpoint_carry",
         "adam_beta1", "adam_beta2", "adam_eps", "schedule", "lr_min_ratio",
         "warmup_unit", "warmup_pct", "warmup_steps", "warmup_samples",
+        "warmup_start_ratio",
         "lr_step_pct_list", "lr_step_gamma", "ema_decay", "norm_momentum",
         "budget", "num_epochs", "max_steps", "max_seconds",
         "eval_interval_steps", "log_interval_steps", "initial_weights",
@@ -114,7 +115,7 @@ def probe_command(asked: kconf.Resolved, *, root: Path) -> int:
             why="CONFIG_HYPER_PARAM_MANUAL=y gives the micro-batch",
             todo="set CONFIG_HYPER_PARAM_AUTO=y",
         )
-    subject = open_subject(config, root=root, say=say)
+    subject = open_to_train(config, root=root, say=say)
     bench = Bench.of(resolved, subject, probe(config.device), root=root)
     show(bench.plan(measure(bench)), sys.stdout)
     if config.auto_method != "probe":

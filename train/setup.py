@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -15,7 +14,16 @@ from lib.atan2 import sign_parameters
 from lib.backend import Backend, configure_numerics, configure_threads
 from lib.compiling import compiled_forward
 from lib.config import Config
-from lib.data import AnswerSpec, ArrayPart, Delivery, EvalLoader, PuzzleSpec, TrainLoader, choose_placement
+from lib.data import (
+    AnswerSpec,
+    ArrayPart,
+    Delivery,
+    EvalLoader,
+    ImageSpec,
+    PuzzleSpec,
+    TrainLoader,
+    choose_placement,
+)
 from lib.data.ahead import bytes_ahead
 from lib.data.types import Part, Spec, TextSpec
 from lib.dropout import dropouts
@@ -27,7 +35,7 @@ from lib.norm import configure_norm
 from lib.offload import offloading
 from lib.optim import make_optimizer
 from lib.plan.types import ON_XLA, OWN_MEMORY, SHARDS_WEIGHTS, Hardware, ModelFacts, Plan
-from lib.registry import ModelCode, load_layout, load_model
+from lib.registry import load_model
 from lib.schedule import batch_factor
 from train.bridge import Bridge
 from train.budget import Budget, budget_of, warm_up_of, warm_up_text
@@ -39,6 +47,7 @@ from train.record import Record
 from train.recursive import Recursive
 from train.subject import Subject, built
 from train.task import Task
+from train.weights import load_weights
 
 MOST_OF_A_RUN = 1 / 3  # that averaged weights should reach back over
 
@@ -106,7 +115,7 @@ def make_job(
     task = make_task(config, subject.dataset.spec, frozen=_frozen(subject, plan, backend, dtype))
     budget = budget_of(config, train_size=subject.dataset.train.size, effective_batch=plan.effective_batch)
     delivery = _delivery(config, plan, subject, hardware, backend, record.say, dtype)
-    ahead = _epochs_ahead(config, plan, subject.dataset.train, budget, record.say) if whole_run else 0
+    ahead = epochs_ahead(config, plan, subject.dataset.train, say=record.say) if whole_run else 0
     if whole_run:
         _say_warm_up(config, plan, subject.dataset.train, record.say)
     _say_average(config, plan, budget, record.say)
@@ -157,27 +166,6 @@ def _placed(
         model = model.to(backend.device, dtype)
         model = model.to(memory_format=layout)  # type: ignore[call-overload]  # missing in torch's stubs
     return model, backend.wrap(model, share_buffers=plan.norm_batch == 0 and facts.has_batchnorm)
-
-
-def initial_weights(config: Config, root: Path) -> Path | None:
-    """The file that training starts from; None for random weights. A relative one starts at `root`."""
-    if not config.initial_weights:
-        return None
-    return (root / Path(config.initial_weights).expanduser()).resolve()
-
-
-def load_weights(model: torch.nn.Module, file: Path, *, name: str, say: Callable[[str], None]) -> None:
-    """Give `model`, which is called `name`, the weights in `file`. Raises ConfigError where it cannot."""
-    try:
-        with file.open("rb") as opened:
-            digest = hashlib.file_digest(opened, "sha256").hexdigest()
-    except OSError as error:
-        raise ConfigError(
-            f"CONFIG_INITIAL_WEIGHTS={file} cannot be read", why=error.strerror or str(error)
-        ) from error
-    with ModelCode(name):
-        load_layout(name).load(model, str(file))
-    say(f"Weights: {file}, SHA-256 {digest[:16]}")
 
 
 def optimizer_of(config: Config, plan: Plan, model: torch.nn.Module) -> torch.optim.Optimizer:
@@ -289,6 +277,8 @@ def _delivery(
     placement, reason = placement_of(config, subject, hardware, world=plan.layout.devices)
     part = f"; training on {dataset.train.size}" if config.data_limit or config.holdout else ""
     say(f"Data: {dataset.source}{part}; {placement}: {reason}")
+    for line in dataset.skipped:
+        say(f"Skipped: {line}")
     return Delivery(
         device=backend.device,
         dtype=dtype,
@@ -300,21 +290,26 @@ def _delivery(
 
 
 def _train_loader(config: Config, subject: Subject, delivery: Delivery, *, epochs_ahead: int) -> TrainLoader:
+    spec, pad = subject.dataset.spec, config.augment_pad or 0
+    if config.augment_pad == 0 and isinstance(spec, ImageSpec):
+        pad = max(1, min(spec.height, spec.width) // 8)
     return TrainLoader(
         subject.dataset.train,
-        subject.dataset.spec,
+        spec,
         delivery,
         seed=config.seed,
         augment=config.augment or "none",
-        pad=config.augment_pad or 0,
+        pad=pad,
+        fixed=config.trm_augment_fixed or 0,
         epochs_ahead=epochs_ahead,
     )
 
 
-def _epochs_ahead(config: Config, plan: Plan, part: Part, budget: Budget, say: Callable[[str], None]) -> int:
-    """Of how many epochs puzzles are changed before training. Raises ConfigError without room for them."""
+def epochs_ahead(config: Config, plan: Plan, part: Part, *, say: Callable[[str], None]) -> int:
+    """Return how many epochs of puzzles are changed ahead. Raises ConfigError without room for them."""
     if not config.augment_ahead:
         return 0
+    budget = budget_of(config, train_size=part.size, effective_batch=plan.effective_batch)
     assert isinstance(part, ArrayPart) and budget.total_steps is not None
     epochs = math.ceil(budget.total_steps * plan.effective_batch / part.size)
     size = bytes_ahead(part, epochs=epochs)

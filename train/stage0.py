@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import io
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from lib import atomic
 from lib.backend import Backend
 from lib.config import Config
 from lib.data.answers.opening import HUGGING_FACE, folder_of
@@ -135,7 +137,9 @@ def _train(config: Config, texts: Dataset, file: Path) -> str:
                 f"stopped while {texts.spec.name} was trained, to be frozen",
                 todo="make train begins with it again",
             ) from error
-    torch.save(job.model.state_dict(), file)
+    weights = io.BytesIO()  # torch's own writer of files would hide an error of the disk
+    torch.save(job.model.state_dict(), weights)
+    atomic.write_new(file, weights.getvalue())
     return f"loss {result['loss']:.4f} nats per token after {progress.step} steps, {progress.seconds:.0f} s"
 
 
@@ -158,6 +162,7 @@ def _recipe(config: Config, options: Mapping[str, Any]) -> Config:
         lr_min_ratio=0.0,
         warmup_unit="percent",
         warmup_pct=10,
+        warmup_start_ratio=0.01,
         grad_clip=1.0,
         label_smoothing=0.0,
         ema=False,

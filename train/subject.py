@@ -22,17 +22,20 @@ from lib.data import (
     open_dataset,
     restrict,
 )
-from lib.data.remote import local_copy
+from lib.data.remote import copied, local_copy
 from lib.data.types import Spec
 from lib.data.unopened import unopened
-from lib.errors import ConfigError
+from lib.errors import ConfigError, PlanError
 from lib.memory.facts import ROWS, model_facts
+from lib.plan.asked import least_effective_batch
 from lib.plan.types import ModelFacts
 from lib.recompute import configure_recomputation
 from lib.registry import ModelCode, build_model
 from lib.storage import is_url
+from train.budget import warm_up_text
 from train.contract import check_task, checked
 from train.frozen import FrozenSource, branches_of
+from train.weights import check_file, check_weights
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,24 +48,66 @@ class Subject:
 
     def to_json(self) -> dict[str, Any]:
         sizes = {"train_size": self.dataset.train.size, "evaluation_size": self.dataset.test.size}
-        return {"source": self.dataset.source, **sizes, **dataclasses.asdict(self.dataset.spec)}
+        skipped = {"skipped": list(self.dataset.skipped)} if self.dataset.skipped else {}
+        return {"source": self.dataset.source, **sizes, **skipped, **dataclasses.asdict(self.dataset.spec)}
 
 
 def unopened_subject(config: Config, *, root: Path, say: Callable[[str], None]) -> Subject:
-    """What a plan must know, as far as that can be without the data: a text alone is opened.
+    """What a plan must know, as far as that can be without the data: texts and questions alone are opened.
 
     Raises what `open_subject` does.
     """
+    dataset = _unopened(config, root=root)
+    if dataset is None:
+        return _opened(config, root=root, learned=False, say=say)
+    say(f"Data: {dataset.source}")
+    return measure(config, dataset)
+
+
+def _unopened(config: Config, *, root: Path) -> Dataset | None:
+    """What a look at files tells, cut by DATA_LIMIT and HOLDOUT; None where contents have to be read."""
+    if config.data_dir and is_url(config.data_dir):
+        data_dir = copied(config.data_dir, cache_dir=cache_of(root))
+    else:
+        data_dir = _data_dir(config, root=root, say=lambda _: None)
     dataset = unopened(
         config.dataset,
+        data_dir=data_dir,
         image_size=config.image_size or 0,
         text=text_options(config),
         sudoku=sudoku_options(config),
     )
     if dataset is None:
-        return _opened(config, root=root, learned=False, say=say)
-    say(f"Data: {dataset.source}")
-    return measure(config, restrict(dataset, limit=config.data_limit, holdout=config.holdout))
+        return None
+    return restrict(dataset, limit=config.data_limit, holdout=config.holdout, opened=False)
+
+
+def open_to_train(config: Config, *, root: Path, say: Callable[[str], None]) -> Subject:
+    """`open_subject` for training. What would be refused later is refused before data are made or packed.
+
+    Raises ConfigError for initial weights that are none or not the model's, or a warm-up that has no end;
+    PlanError where the effective batch is larger than the data.
+    """
+    check_file(config, root)
+    if (known := _unopened(config, root=root)) is not None:
+        check_sizes(config, known.train.size)
+    subject = _opened(config, root=root, learned=True, say=say, to_train=True)
+    check_weights(config, subject.dataset.spec, root)
+    return subject
+
+
+def check_sizes(config: Config, train_size: int) -> None:
+    """Raise PlanError or ConfigError where no machine could train on so few samples as is asked."""
+    effective_batch = least_effective_batch(config)
+    if effective_batch is None:
+        return
+    if effective_batch > train_size:
+        raise PlanError(
+            f"an effective batch of {effective_batch} cannot be planned",
+            why=f"there are only {train_size} training samples",
+            todo=f"take at most {train_size}, such as CONFIG_TARGET_EFFECTIVE_BATCH={train_size}",
+        )
+    warm_up_text(config, train_size=train_size, effective_batch=effective_batch)
 
 
 def open_subject(config: Config, *, root: Path, say: Callable[[str], None]) -> Subject:
@@ -74,20 +119,28 @@ def open_subject(config: Config, *, root: Path, say: Callable[[str], None]) -> S
     return _opened(config, root=root, learned=True, say=say)
 
 
-def _opened(config: Config, *, root: Path, learned: bool, say: Callable[[str], None]) -> Subject:
-    """learned: whether frozen models are to have the weights that they are trained with."""
+def _opened(
+    config: Config, *, root: Path, learned: bool, say: Callable[[str], None], to_train: bool = False
+) -> Subject:
+    """learned: whether frozen models are to have the weights that they are trained with.
+
+    to_train: refuse what could not be trained before that.
+    """
     dataset = open_dataset(
         config.dataset,
         data_dir=_data_dir(config, root=root, say=say),
         cache_dir=cache_of(root),
         download=config.data_download,
         image_size=config.image_size or 0,
+        skip_bad=config.on_bad_sample == "skip",
         text=text_options(config),
         sudoku=sudoku_options(config),
         answers=answer_options(config, root=root),
         say=say,
     )
     subject = measure(config, restrict(dataset, limit=config.data_limit, holdout=config.holdout))
+    if to_train:
+        check_sizes(config, subject.dataset.train.size)
     if not isinstance(dataset.spec, AnswerSpec):
         return subject
     from train.stage0 import frozen_sources  # trains by the loop, which stands above this file

@@ -21,14 +21,22 @@ _FIELD_BITS = 20
 _FIELD_MASK = (1 << _FIELD_BITS) - 1
 
 
-def draw(epochs_N: Words, indices_N: Words, *, kind: Kind, pad: int, seed: int) -> tuple[Words, ...]:
+def draw(
+    epochs_N: Words, indices_N: Words, *, kind: Kind, pad: int, seed: int, fixed: int = 0
+) -> tuple[Words, ...]:
     """What happens to each sample: the row and column to cut at, in [0, 2 pad], and 1 to mirror, else 0;
     of "symmetries" one hash, from which `lib.data.sudoku.symmetry` takes all that it needs.
+
+    fixed: symmetries there are of each sample, the same in every epoch; 0 for a new one each. There is then a
+    second number: 0 for the sample as it is, which is as likely as each of its symmetries.
 
     Takes and gives int64 arrays of NumPy or tensors of torch, with equal numbers.
     """
     assert kind != "none" and pad >= 0
     hashes = mix(mix(indices_N ^ mix(epochs_N ^ key("augment", seed))))
+    if kind == "symmetries" and fixed:
+        chosen = ((hashes >> 32) & 0x7FFFFFFF) * (fixed + 1) >> 31
+        return mix(mix(indices_N ^ mix(chosen ^ key("fixed", seed)))), chosen
     if kind == "symmetries":
         return (hashes,)
     places = 2 * pad + 1

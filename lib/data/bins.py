@@ -44,17 +44,41 @@ def open_bins(data_dir: Path, *, cache_dir: Path, vocab_size: int, say: Callable
     That no token reaches vocab_size is found out once and remembered in `cache_dir`. Raises
     DataError where files are missing or damaged, or one does.
     """
+    parts = _files(data_dir)
+    if parts is None:
+        raise DataError(
+            f"data set token_bins is not there: no *train*.bin in {data_dir / 'token_bins'} or {data_dir}",
+            todo="put train.bin and val.bin there, or shards such as fineweb_train_000001.bin",
+        )
+    shards = [[_read(file, vocab_size) for file in files] for files in parts]
+    folder = parts[0][0].parent
+    _check(folder, [*parts[0], *parts[1]], [*shards[0], *shards[1]], vocab_size, cache_dir, say)
+    return _bins(parts, shards)
+
+
+def map_bins(data_dir: Path, *, vocab_size: int) -> Bins | None:
+    """As `open_bins`, without a look at the tokens; None where there are no files."""
+    parts = _files(data_dir)
+    return (
+        None
+        if parts is None
+        else _bins(parts, [[_read(file, vocab_size) for file in files] for files in parts])
+    )
+
+
+def _files(data_dir: Path) -> list[list[Path]] | None:
+    """Of the training and of the validation part."""
     folders = (data_dir / "token_bins", data_dir)
     folder = next((path for path in folders if any(path.glob("*train*.bin"))), None)
     if folder is None:
-        raise DataError(
-            f"data set token_bins is not there: no *train*.bin in {folders[0]} or {data_dir}",
-            todo="put train.bin and val.bin there, or shards such as fineweb_train_000001.bin",
-        )
+        return None
     parts = [sorted(folder.glob(f"*{part}*.bin")) for part in ("train", "val")]
     if not parts[1]:
         raise DataError(f"{folder} has no *val*.bin", todo="token_bins needs a validation part, too")
-    shards = [[_read(file, vocab_size) for file in files] for files in parts]
+    return parts
+
+
+def _bins(parts: list[list[Path]], shards: list[list[Tokens]]) -> Bins:
     for files, arrays in zip(parts, shards, strict=True):
         other = next((n for n, array in enumerate(arrays) if array.dtype != arrays[0].dtype), None)
         if other is not None:
@@ -63,9 +87,8 @@ def open_bins(data_dir: Path, *, cache_dir: Path, vocab_size: int, say: Callable
                 f"{arrays[other].itemsize} bytes",
                 todo="make all files of a part alike",
             )
-    _check(folder, [*parts[0], *parts[1]], [*shards[0], *shards[1]], vocab_size, cache_dir, say)
     train, validation = (arrays[0] if len(arrays) == 1 else Shards(arrays) for arrays in shards)
-    return Bins(train, validation, f"{len(parts[0])} + {len(parts[1])} files in {folder}")
+    return Bins(train, validation, f"{len(parts[0])} + {len(parts[1])} files in {parts[0][0].parent}")
 
 
 def _read(file: Path, vocab_size: int) -> Tokens:

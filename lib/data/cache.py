@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from lib.atomic import naming
 from lib.errors import ToolkitError, os_error
 
 _MANIFEST = "manifest.json"
@@ -88,14 +89,16 @@ def _make(folder: Path, identity: str, fill: Callable[[Path], None]) -> None:
             leftover.unlink(missing_ok=True)
     new.mkdir()
     try:
-        fill(new)
+        with naming(folder):
+            fill(new)
         files = {
             str(path.relative_to(new)): (path.stat().st_size, _digest(path))
             for path in sorted(new.rglob("*"))
             if path.is_file()
         }
         manifest = {"fingerprint": fingerprint(identity), "files": files}
-        (new / _MANIFEST).write_text(json.dumps(manifest, indent=1) + "\n")
+        with naming(folder):
+            (new / _MANIFEST).write_text(json.dumps(manifest, indent=1) + "\n")
         new.rename(folder)
     finally:
         shutil.rmtree(new, ignore_errors=True)  # there only if something failed

@@ -58,10 +58,7 @@ _MNIST = (
     "https://storage.googleapis.com/cvdf-datasets/mnist",
     "https://ossci-datasets.s3.amazonaws.com/mnist",
 )
-_FASHION = (
-    "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com",
-    "https://github.com/zalandoresearch/fashion-mnist/raw/master/data/fashion",
-)
+_FASHION = ("https://github.com/zalandoresearch/fashion-mnist/raw/master/data/fashion",)
 _CIFAR = ("https://www.cs.toronto.edu/~kriz",)
 _CIFAR10_MORE = ("https://mindspore-website.obs.cn-north-4.myhuaweicloud.com/notebook/datasets",)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gzip
+import io
 import tarfile
 import zlib
 from collections.abc import Sequence
@@ -26,10 +28,23 @@ def read_records(files: Sequence[Path], *, label_bytes: int, classes: int) -> Ar
     return ArrayPart(images, labels)
 
 
-def unpack(archive: Path, folder: Path, *, names: Sequence[str]) -> None:
-    """Take the files `names`, in that order, out of a .tar.gz into `folder`. The archive is deleted then."""
+def record_bytes(label_bytes: int) -> int:
+    """Bytes of one sample."""
+    return label_bytes + _PIXELS
+
+
+def count_records(files: Sequence[Path], *, label_bytes: int) -> int:
+    """How many samples files of that size have."""
+    return sum(file.stat().st_size for file in files) // record_bytes(label_bytes)
+
+
+def unpack(archive: Path, folder: Path, *, names: Sequence[str], most_bytes: int) -> None:
+    """Take the files `names`, in that order, out of a .tar.gz into `folder`. The archive is deleted then.
+
+    most_bytes: that all of it may unpack to; no more is unpacked.
+    """
     try:
-        with tarfile.open(archive) as tar:
+        with _Bounded(archive, most_bytes) as unpacked, tarfile.open(fileobj=unpacked, mode="r:") as tar:
             members = {Path(member.name).name: member for member in tar.getmembers() if member.isfile()}
             missing = [name for name in names if name not in members]
             if missing:
@@ -40,11 +55,35 @@ def unpack(archive: Path, folder: Path, *, names: Sequence[str]) -> None:
                 file = folder / name
                 file.parent.mkdir(parents=True, exist_ok=True)
                 atomic.write_bytes(file, source.read())
-    except (tarfile.TarError, EOFError, zlib.error) as error:
+    except (tarfile.TarError, EOFError, zlib.error, gzip.BadGzipFile, _TooLargeError) as error:
         raise damaged(archive, str(error)) from error
     except OSError as error:
         raise os_error("unpack", error) from error
     archive.unlink()
+
+
+class _TooLargeError(Exception):
+    """More would be unpacked than may be."""
+
+
+class _Bounded(gzip.GzipFile):
+    """A file that is unpacked as it is read, up to a bound: whoever goes beyond has a bomb before him."""
+
+    def __init__(self, file: Path, most_bytes: int) -> None:
+        super().__init__(file)
+        self._most_bytes = most_bytes
+
+    def read(self, size: int | None = -1) -> bytes:
+        self._check(self.tell() + (size or 0))
+        return super().read(size)
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        self._check(offset)
+        return super().seek(offset, whence)
+
+    def _check(self, end: int) -> None:
+        if end > self._most_bytes:
+            raise _TooLargeError(f"it would unpack to more than {self._most_bytes} bytes")
 
 
 def _read(file: Path, *, label_bytes: int, classes: int) -> np.ndarray[tuple[int, int], np.dtype[np.uint8]]:
@@ -52,9 +91,9 @@ def _read(file: Path, *, label_bytes: int, classes: int) -> np.ndarray[tuple[int
         content = np.fromfile(file, np.uint8)
     except OSError as error:
         raise os_error("read", error) from error
-    record_bytes = label_bytes + _PIXELS
-    if not len(content) or len(content) % record_bytes:
-        raise damaged(file, f"{len(content)} bytes are no whole number of records of {record_bytes}")
-    records = content.reshape(-1, record_bytes)
+    width = record_bytes(label_bytes)
+    if not len(content) or len(content) % width:
+        raise damaged(file, f"{len(content)} bytes are no whole number of records of {width}")
+    records = content.reshape(-1, width)
     check_labels(records[:, label_bytes - 1], file, classes=classes)
     return records

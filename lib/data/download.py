@@ -18,11 +18,16 @@ from lib.errors import DataError, os_error
 Progress: TypeAlias = Callable[[str, int, int], None]
 
 _BLOCK_BYTES = 1 << 18
+LARGEST_BYTES = 2**30  # no file of the catalogue is larger; more fills the disk for nothing
 _TRIES = 3  # on one mirror, and again whenever a try got further
 
 
 class _MirrorError(Exception):
     """This mirror failed; the text says why."""
+
+
+class _TooLargeError(_MirrorError):
+    """It sends more than any file that is asked for has."""
 
 
 def fetch(
@@ -84,6 +89,9 @@ def _from_mirror(url: str, part: Path, sha256: str, *, progress: Progress, timeo
         begun = _size(part)
         try:
             _transfer(url, part, progress=progress, timeout_seconds=timeout_seconds)
+        except _TooLargeError:
+            part.unlink(missing_ok=True)
+            raise
         except _MirrorError:
             tries = 0 if _size(part) > furthest else tries + 1
             furthest = max(furthest, _size(part))
@@ -122,14 +130,21 @@ def _transfer(url: str, part: Path, *, progress: Progress, timeout_seconds: floa
         done = have if resumed else 0
         length = response.headers.get("Content-Length", "")
         total = done + int(length) if length.isdigit() else 0
-        with part.open("ab" if resumed else "wb") as file:
+        _check_size(total)
+        with atomic.naming(part), part.open("ab" if resumed else "wb") as file:
             progress(part.stem, done, total)
             for block in _blocks(response):
-                file.write(block)
                 done += len(block)
+                _check_size(done)
+                file.write(block)
                 progress(part.stem, done, total)
     if done < total:
         raise _MirrorError(f"connection cut after {done} of {total} bytes")
+
+
+def _check_size(size_bytes: int) -> None:
+    if size_bytes > LARGEST_BYTES:
+        raise _TooLargeError(f"it sends {size_bytes} bytes or more, and at most {LARGEST_BYTES} are taken")
 
 
 def _blocks(response: http.client.HTTPResponse) -> Iterator[bytes]:

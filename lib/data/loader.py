@@ -20,7 +20,7 @@ from lib.data.ahead import changed_ahead
 from lib.data.augment import Kind, apply, draw
 from lib.data.order import sample_stream, window_shifts
 from lib.data.store import Placement, Request, Store, open_store
-from lib.data.sudoku.symmetry import transformed
+from lib.data.sudoku.symmetry import changed
 from lib.data.types import ArrayPart, ImageSpec, Indices, Part, PuzzleSpec, Spec
 from lib.errors import ConfigError
 
@@ -159,10 +159,12 @@ class TrainLoader(_Loader):
         seed: int,
         augment: Kind,
         pad: int,
+        fixed: int = 0,
         epochs_ahead: int = 0,
     ) -> None:
         """augment: "symmetries" of puzzles, "none" for anything else but images. pad: of images.
 
+        fixed: symmetries of each puzzle that there are, or 0 for a new one in every epoch.
         epochs_ahead: so many epochs of puzzles are changed now, and no further one is there; 0: on the fly.
         """
         wanted = PuzzleSpec if augment == "symmetries" else ImageSpec
@@ -174,11 +176,11 @@ class TrainLoader(_Loader):
         size = part.size
         if epochs_ahead:
             assert isinstance(part, ArrayPart) and augment == "symmetries"
-            part = changed_ahead(part, box=self._box, seed=seed, epochs=epochs_ahead)
+            part = changed_ahead(part, box=self._box, seed=seed, epochs=epochs_ahead, fixed=fixed)
             augment = "none"
         super().__init__(part, spec, delivery)
         self.size, self._epochs_ahead = size, epochs_ahead
-        self._seed, self._kind, self._pad = seed, augment, pad
+        self._seed, self._kind, self._pad, self._fixed = seed, augment, pad, fixed
         self._next: _Step | None = None
         self._reader: Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = iter(())
 
@@ -216,7 +218,14 @@ class TrainLoader(_Loader):
             )
             rows_KSN = [self._places(epochs_SN, indices_SN)]
             if self._kind != "none":
-                rows_KSN += draw(epochs_SN, indices_SN, kind=self._kind, pad=self._pad, seed=self._seed)
+                rows_KSN += draw(
+                    epochs_SN,
+                    indices_SN,
+                    kind=self._kind,
+                    pad=self._pad,
+                    seed=self._seed,
+                    fixed=self._fixed,
+                )
             rows_SKN = np.stack(rows_KSN, axis=1)
             for rows_KN in rows_SKN:
                 yield from np.split(rows_KN, ends, axis=1)
@@ -231,7 +240,7 @@ class TrainLoader(_Loader):
 
     def _finish(self, inputs: torch.Tensor, targets: torch.Tensor, draws_KN: torch.Tensor) -> Batch:
         if self._kind == "symmetries":
-            inputs, targets = transformed(inputs, targets, draws_KN[0], box=self._box)
+            inputs, targets = changed(inputs, targets, list(draws_KN), box=self._box)
         elif self._kind != "none":
             row, column, mirror = draws_KN
             inputs = apply(inputs, (row, column, mirror), kind=self._kind, pad=self._pad)

@@ -20,6 +20,8 @@ from lib.data.text import Place, TextOptions, open_text
 from lib.data.types import ArrayPart, Dataset
 from lib.errors import DataError
 
+_BESIDE_BYTES = 1 << 24  # in an archive, beside its records
+
 NAMES = (*EMBEDDED, *IDX_SETS, *BINARY_SETS, "image_folder", *PUZZLES, *TEXTS, *ANSWERS)
 
 
@@ -31,6 +33,7 @@ def open_dataset(
     download: bool,
     say: Callable[[str], None],
     image_size: int = 0,
+    skip_bad: bool = False,
     text: TextOptions | None = None,
     sudoku: SudokuOptions | None = None,
     answers: AnswerOptions | None = None,
@@ -39,7 +42,7 @@ def open_dataset(
 
     Files are looked for in `data_dir` (None will do for an embedded set) and in a folder of the set's
     name in it, and fetched to the latter if they are missing and `download` is true. What is generated or
-    packed is kept in `cache_dir`. image_size: height and width of packed images, for image_folder only.
+    packed is kept in `cache_dir`. image_size, skip_bad: for image_folder only (`lib.data.folder`).
     text: for sets of text only. sudoku: for puzzles that are generated. answers: for
     questions. `say` gets lines for the user; a download shows on standard output how far it is. Raises
     DataError where the set is missing or damaged, ConfigError where a text is too short, more puzzles are
@@ -63,7 +66,7 @@ def open_dataset(
     if name == "image_folder":
         from lib.data.folder import open_folder
 
-        return open_folder(data_dir, cache_dir=cache_dir, image_size=image_size, say=say)
+        return open_folder(data_dir, cache_dir=cache_dir, image_size=image_size, skip_bad=skip_bad, say=say)
 
     instead = "an embedded set (CONFIG_DATASET_DIGITS=y or CONFIG_DATASET_SCENES=y)"
 
@@ -81,6 +84,26 @@ def open_dataset(
     if name in IDX_SETS:
         return _open_idx(IDX_SETS[name], data_dir, get)
     return _open_binary(BINARY_SETS[name], data_dir, get)
+
+
+def sizes_on_disk(name: str, data_dir: Path) -> tuple[int, int, Path] | None:
+    """Training and test samples of a published set of images, and its folder; None where it is not there.
+
+    Of the files nothing but sizes and headers is read. Raises DataError where one of those is damaged.
+    """
+    if name in IDX_SETS:
+        folders = [data_dir / folder for folder in IDX_SETS[name].folders]
+        files = [first_file(_spellings(folders, idx_file)) for idx_file in IDX_FILES]
+        train, test = files[0], files[2]
+        if train is None or test is None:
+            return None
+        return idx.count_samples(train), idx.count_samples(test), train.parent
+    wanted = BINARY_SETS[name]
+    found = _find_binary(wanted, data_dir)
+    if found is None:
+        return None
+    counts = [cifar.count_records(files, label_bytes=wanted.label_bytes) for files in (found[0], [found[1]])]
+    return counts[0], counts[1], found[1].parent
 
 
 def _open_idx(wanted: IdxSet, data_dir: Path, get: Callable[[Remote], Path]) -> Dataset:
@@ -145,7 +168,9 @@ def _open_binary(wanted: BinarySet, data_dir: Path, get: Callable[[Remote, str],
         archive = get(wanted.remote, f"{wanted.train[0]} with {wanted.test[0]}")
         folder = archive.parent
         # The test part last: until it is there the set does not count as found.
-        cifar.unpack(archive, folder, names=(*wanted.train, wanted.test[0]))
+        records = wanted.train_size + wanted.test_size
+        most_bytes = _BESIDE_BYTES + records * cifar.record_bytes(wanted.label_bytes)
+        cifar.unpack(archive, folder, names=(*wanted.train, wanted.test[0]), most_bytes=most_bytes)
         found = _find_binary(wanted, data_dir)
         assert found is not None, "unpacked where it is looked for"
     train_files, test_file = found

@@ -24,7 +24,7 @@ def local_copy(url: str, *, cache_dir: Path, say: Callable[[str], None]) -> Path
     """
     url = url.rstrip("/")
     folder = cached_folder(
-        cache_dir / f"copy-{fingerprint(url)[:12]}",
+        _place(url, cache_dir),
         identity=url,
         fill=partial(_copy, url, say=say),
         say=say,
@@ -32,6 +32,18 @@ def local_copy(url: str, *, cache_dir: Path, say: Callable[[str], None]) -> Path
     say(f"Data: {url}, as it was copied to {folder}")
     file = folder / _FILE / url.rpartition("/")[2]
     return file if file.exists() else folder / _FOLDER
+
+
+def copied(url: str, *, cache_dir: Path) -> Path | None:
+    """What `local_copy` would give without asking storage; None where nothing was copied yet."""
+    url = url.rstrip("/")
+    folder = _place(url, cache_dir)
+    file = folder / _FILE / url.rpartition("/")[2]
+    return file if file.exists() else folder / _FOLDER if folder.exists() else None
+
+
+def _place(url: str, cache_dir: Path) -> Path:
+    return cache_dir / f"copy-{fingerprint(url)[:12]}"
 
 
 def _copy(url: str, folder: Path, *, say: Callable[[str], None]) -> None:

@@ -11,8 +11,10 @@ from lib.data.types import ArrayPart, Dataset, Part, PuzzleSpec, TextSpec, Token
 from lib.errors import ConfigError
 
 
-def restrict(dataset: Dataset, *, limit: int = 0, holdout: int = 0) -> Dataset:
+def restrict(dataset: Dataset, *, limit: int = 0, holdout: int = 0, opened: bool = True) -> Dataset:
     """`dataset` cut by DATA_LIMIT and HOLDOUT (0 = off); held-out samples take the place of the test part.
+
+    opened: its samples are there, and not zeros in their place (`lib.data.unopened`).
 
     Raises ConfigError where samples lack, or where puzzles held out have solutions that are trained on.
     """
@@ -20,7 +22,7 @@ def restrict(dataset: Dataset, *, limit: int = 0, holdout: int = 0) -> Dataset:
     if held_out is None:
         return replace(dataset, train=train)
     spec = dataset.spec
-    if isinstance(spec, PuzzleSpec):
+    if isinstance(spec, PuzzleSpec) and opened:
         _check_solutions(train, held_out, holdout=holdout)
     if isinstance(spec, TextSpec):
         assert isinstance(held_out, TokenPart)

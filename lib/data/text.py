@@ -115,6 +115,15 @@ def open_text(name: str, options: TextOptions, place: Place) -> Dataset:
     return _windows(name, train, validation, options, tokenizer=tokenizer, source=source)
 
 
+def check_lengths(name: str, train: int, validation: int, *, block_size: int) -> None:
+    """Raise ConfigError where so many tokens are too few."""
+    if train < 2 * block_size or validation < 2:
+        raise ConfigError(
+            f"CONFIG_BLOCK_SIZE={block_size} is too large for {name}",
+            why=f"it has {train} + {validation} tokens, and training needs two blocks",
+        )
+
+
 def _corpus(name: str, place: Place) -> Corpus:
     if name == "pysource":
         return python_library()
@@ -200,11 +209,7 @@ def _windows(
     tokenizer: Tokenizer | None,
     source: str,
 ) -> Dataset:
-    if len(train) < 2 * options.block_size or len(validation) < 2:
-        raise ConfigError(
-            f"CONFIG_BLOCK_SIZE={options.block_size} is too large for {name}",
-            why=f"it has {len(train)} + {len(validation)} tokens, and training needs two blocks",
-        )
+    check_lengths(name, len(train), len(validation), block_size=options.block_size)
     unit: Unit = "token" if tokenizer is None else tokenizer.unit
     vocab_size = options.vocab_size if tokenizer is None else tokenizer.vocab_size
     assert vocab_size is not None

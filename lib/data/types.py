@@ -305,6 +305,7 @@ class Dataset:
     """A data set. source: one line saying where it came from and how many samples it has.
 
     tokenizer: of a text. None for images, and where the tokens came ready-made from one that is not known.
+    skipped: files that training does without, because they are damaged, each with the reason.
     """
 
     spec: Spec
@@ -312,3 +313,4 @@ class Dataset:
     test: Part
     source: str
     tokenizer: Tokenizer | None = None
+    skipped: tuple[str, ...] = ()

@@ -75,6 +75,15 @@ class Asked(Protocol):
     def activation_offload(self) -> bool: ...
 
 
+def least_effective_batch(config: Asked) -> int | None:
+    """The effective batch on one device, the least of all; None where it depends on the machine."""
+    if config.hyper_param == "manual" and config.batch_size and config.gradient_accumulation:
+        return config.batch_size * config.gradient_accumulation
+    if config.batch_table_strict or config.elastic_policy == "latentwire":
+        return None
+    return config.target or None
+
+
 def grows_with_devices(config: Asked) -> str:
     """The option by which the effective batch depends on how many devices there are; "" where none does."""
     if config.elastic_scale_batch:

@@ -9,6 +9,8 @@ from pathlib import Path
 import kconfiglib
 import pytest
 
+from lib.kconf.defconfig import opening_comment
+
 ROOT = Path(__file__).resolve().parents[2]
 DEFCONFIGS = sorted(path for path in (ROOT / "defconfigs").iterdir() if path.is_file())
 FRAGMENTS = sorted((ROOT / "defconfigs" / "fragments").iterdir())
@@ -48,7 +50,8 @@ def test_form(path: Path) -> None:
 def test_a_defconfig_is_canonical(path: Path, tmp_path: Path) -> None:
     tree = loaded(path)
     tree.write_min_config(str(tmp_path / "minimal"), header="")
-    assert path.read_text(encoding="utf-8").partition("\n")[2] == (tmp_path / "minimal").read_text()
+    text = path.read_text(encoding="utf-8")
+    assert text.removeprefix(opening_comment(path)) == (tmp_path / "minimal").read_text()
 
 
 @pytest.mark.parametrize("fragment", FRAGMENTS, ids=lambda path: path.name)

@@ -39,7 +39,9 @@ def option_symbols(tree: kconfiglib.Kconfig) -> dict[str, set[str]]:
         model: {
             symbol.name
             for symbol in tree.unique_defined_syms
-            if symbol.name.startswith(f"{model.upper()}_") and symbol.choice is None
+            if symbol.name.startswith(f"{model.upper()}_")
+            and symbol.choice is None
+            and symbol.name.lower() not in config_fields()
         }
         for model in models
     }

@@ -32,6 +32,7 @@ def parameters_of(config: Config) -> int:
 def spec_of(config: Config) -> Spec:
     known = unopened(
         config.dataset,
+        data_dir=None,
         image_size=config.image_size or 0,
         text=text_options(config),
         sudoku=sudoku_options(config),

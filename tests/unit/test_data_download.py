@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import threading
 from collections.abc import Iterator
@@ -32,6 +33,7 @@ class Behaviour:
     cuts: list[int] = field(default_factory=list)  # bytes to send before each of the first responses is cut
     stall: bool = False
     wrong_range: bool = False
+    tells_length: bool = True
     asked: list[str | None] = field(default_factory=list)  # the Range header of each request
 
 
@@ -59,10 +61,12 @@ class _Handler(BaseHTTPRequestHandler):
         if start:
             first = start + behaviour.wrong_range
             self.send_header("Content-Range", f"bytes {first}-{len(content) - 1}/{len(content)}")
-        self.send_header("Content-Length", str(len(content) - start))
+        if behaviour.tells_length:
+            self.send_header("Content-Length", str(len(content) - start))
         self.end_headers()
         end = start + behaviour.cuts.pop(0) if behaviour.cuts else len(content)
-        self.wfile.write(content[start:end])
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # one that takes no more
+            self.wfile.write(content[start:end])
 
     def log_message(self, format: str, *args: object) -> None:
         pass
@@ -244,3 +248,16 @@ def test_open_dataset_downloads_what_is_missing(
     server.behaviours[remotes[3].file].status = 404
     with pytest.raises(DataError, match=r"is not there.*HTTP status 404.*CONFIG_DATASET_DIGITS"):
         open_dataset("mnist", download=True, **options)
+
+
+@pytest.mark.parametrize("tells", [True, False])
+def test_more_than_any_file_has_is_not_taken(
+    tells: bool, server: _Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("lib.data.download.LARGEST_BYTES", len(CONTENT) - 1)
+    with pytest.raises(DataError, match=r"it sends \d+ bytes or more, and at most 1023999 are taken"):
+        _fetch(tmp_path / "file", server.url("endless", tells_length=tells))
+    assert _left(tmp_path) == []
+    monkeypatch.setattr("lib.data.download.LARGEST_BYTES", len(CONTENT))
+    _fetch(tmp_path / "file", server.url("good", tells_length=tells))
+    assert (tmp_path / "file").read_bytes() == CONTENT

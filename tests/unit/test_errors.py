@@ -29,7 +29,10 @@ def test_a_missing_right_is_one_line_with_the_file(capsys: pytest.CaptureFixture
 def test_a_full_disk_behind_standard_output_is_one_line(command: list[str]) -> None:
     with Path("/dev/full").open("w") as full:
         done = subprocess.run(command, cwd=ROOT, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
-    assert (done.returncode, done.stderr) == (1, "error: cannot read or write: No space left on device\n")
+    assert (done.returncode, done.stderr) == (
+        1,
+        "error: cannot read or write standard output or an unnamed file: No space left on device\n",
+    )
 
 
 @pytest.mark.parametrize("command", [[sys.executable, "-c", LISTING], KCONF])

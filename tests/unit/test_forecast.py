@@ -180,7 +180,7 @@ def test_the_fullest_device_is_the_one_that_needs_most_gaps_included() -> None:
 
 def test_a_set_that_nobody_opened_is_enough_and_data_on_the_device_count() -> None:
     config = small_config("resnet18", dataset="cifar10")
-    dataset = unopened("cifar10", image_size=0, text=None)
+    dataset = unopened("cifar10", data_dir=None, image_size=0, text=None)
     assert dataset is not None and (dataset.train.size, dataset.test.size) == (50_000, 10_000)
     footprints = Footprints(config, measure(config, dataset))
     found = footprints.predictor(CPU)(TRIAL)

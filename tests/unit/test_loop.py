@@ -148,6 +148,7 @@ def test_every_step_has_the_learning_rate_of_its_middle() -> None:
             (step + 0.5) / 10,
             schedule="cosine",
             warmup_fraction=0.3,
+            warmup_start=0.01,
             min_ratio=0.1,
             step_fractions=[],
             gamma=None,

@@ -114,7 +114,7 @@ def test_processes_are_told_their_devices_before_they_start(
 
     monkeypatch.setattr(commands, "launch", launch)
     monkeypatch.setattr(commands, "launch_variables", lambda kind, *, processes: {kind: str(processes)})
-    monkeypatch.setattr(commands, "open_subject", lambda *_, **__: None)
+    monkeypatch.setattr(commands, "open_to_train", lambda *_, **__: None)
     monkeypatch.setattr(commands, "probe", lambda _: HOST)
     monkeypatch.setattr(commands, "plan_for", lambda *_: plan(config, HOST, make_facts()))
     with pytest.raises(Launched):

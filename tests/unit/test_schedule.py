@@ -16,7 +16,7 @@ from lib import kconf
 from lib.backend import Backend
 from lib.config import config_from_values
 from lib.errors import ConfigError
-from lib.schedule import FIRST_RATIO, batch_factor, learning_rate_factor, warmup_fraction
+from lib.schedule import batch_factor, learning_rate_factor, warmup_fraction
 from tests.puzzles import puzzle_subject, small_trm_config
 from tests.training import CPU, MemoryRecord, small_job, small_plan
 from train import commands, loop
@@ -26,6 +26,7 @@ from train.job import Progress
 from train.order import Order
 from train.setup import make_job
 
+FIRST_RATIO = 0.01
 NAMES = ("constant", "cosine", "step", "one_cycle")
 ROOT = Path(__file__).resolve().parents[2]
 GRID = [i / 1000 for i in range(1001)]
@@ -33,7 +34,8 @@ GRID = [i / 1000 for i in range(1001)]
 
 def factor(progress: float, schedule: Any, **changes: Any) -> float:
     asked: dict[str, Any] = {
-        "warmup_fraction": 0.2, "min_ratio": 0.1, "step_fractions": (0.5, 0.75), "gamma": 0.3
+        "warmup_fraction": 0.2, "warmup_start": FIRST_RATIO,
+        "min_ratio": 0.1, "step_fractions": (0.5, 0.75), "gamma": 0.3,
     }  # fmt: skip
     if schedule not in ("cosine", "one_cycle"):
         asked["min_ratio"] = None
@@ -189,7 +191,7 @@ def test_a_warm_up_that_is_longer_than_the_run_is_refused(unit: str, amount: int
 def test_a_run_with_a_warm_up_without_an_end_is_not_begun(monkeypatch: pytest.MonkeyPatch) -> None:
     config = small_trm_config(max_steps=40, warmup_unit="steps", warmup_steps=40)
     monkeypatch.setattr(orders, "apply_hyperparams", lambda *_, **__: small_plan(6, 6))
-    monkeypatch.setattr(commands, "open_subject", lambda *_, **__: puzzle_subject(config))
+    monkeypatch.setattr(commands, "open_to_train", lambda *_, **__: puzzle_subject(config))
     monkeypatch.setattr(commands, "create_run", lambda _: pytest.fail("there is a run directory"))
     order = Order(
         resolved=kconf.Resolved(values={}, in_effect={}, origins={}, given={}, text="", minimal=""),
@@ -200,6 +202,49 @@ def test_a_run_with_a_warm_up_without_an_end_is_not_begun(monkeypatch: pytest.Mo
     )
     with pytest.raises(ConfigError, match="CONFIG_WARMUP_STEPS=40 is a warm-up of 40 of 40 steps"):
         commands._carry_out(order, lambda: None)
+
+
+def shipped(name: str) -> Any:
+    return config_from_values(
+        kconf.load(root=ROOT, config_file=ROOT / "defconfigs" / name, overrides={}).values
+    )
+
+
+def job_of_steps(total: int, warmup_steps: int, **changes: Any) -> Any:
+    asked = {"warmup_unit": "steps", "warmup_steps": warmup_steps, "max_steps": total, "schedule": "constant"}
+    config = small_trm_config(**asked | changes)
+    return small_job(config, small_plan(6), puzzle_subject(config))
+
+
+def test_a_warm_up_from_0_has_a_step_over_the_steps_of_it() -> None:
+    assert shipped("trm-sudoku-extreme").warmup_start_ratio == 0
+    job = job_of_steps(65_104, 2000, warmup_start_ratio=0.0)
+    for step in (1, 2, 1000, 1999, 2000, 2001, 65_104):
+        found = loop.rate_factor(job, Progress(step=step - 1))
+        assert found == pytest.approx(min(1.0, step / 2000), rel=1e-12)
+    assert loop.rate_factor(job, Progress()) == pytest.approx(0.0005)
+    fall = job_of_steps(100, 10, warmup_start_ratio=0.0, schedule="cosine", lr_min_ratio=0.0)
+    factors = [loop.rate_factor(fall, Progress(step=step)) for step in range(100)]
+    assert factors[9] == 1.0 == max(factors) and min(factors) > 0
+    assert factors[:10] == sorted(factors[:10]) and factors[9:] == sorted(factors[9:], reverse=True)
+
+
+def test_other_warm_ups_begin_where_they_did() -> None:
+    names = [path.name for path in (ROOT / "defconfigs").iterdir() if path.is_file()]
+    starts = {name: shipped(name).warmup_start_ratio for name in names}
+    assert len(names) > 10 and {name for name, start in starts.items() if start != 0.01} == {
+        "trm-sudoku-extreme"
+    }
+    job = job_of_steps(65_104, 2000)
+    for step in (0, 1, 1999, 2000):
+        before = min(1.0, 0.01 + (1 - 0.01) * (((step + 0.5) / 65_104) / (2000 / 65_104)))
+        assert loop.rate_factor(job, Progress(step=step)) == before, "to the bit"
+
+
+def test_a_budget_of_seconds_has_no_warm_up_from_0() -> None:
+    config = small_trm_config(budget="seconds", max_seconds=60, warmup_pct=5, warmup_start_ratio=0.0)
+    with pytest.raises(ConfigError, match=r"^CONFIG_WARMUP_START_RATIO=0 is not for a budget of seconds"):
+        warm_up_text(config, train_size=40, effective_batch=4)
 
 
 def test_the_unit_of_a_warm_up_is_chosen_and_not_for_seconds(tmp_path: Path) -> None:

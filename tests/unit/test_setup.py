@@ -27,8 +27,9 @@ from train.budget import Budget
 from train.classify import Classify
 from train.job import Job
 from train.lm import LanguageModel
-from train.setup import initial_weights, make_job, make_task
+from train.setup import make_job, make_task
 from train.subject import Subject, evaluation_part, open_subject
+from train.weights import initial_weights
 
 
 def make_job_of_text(
@@ -280,7 +281,7 @@ def test_delivery_and_augmentation_are_as_configured(monkeypatch: pytest.MonkeyP
     with job.train_loader, job.eval_loader:
         ((delivery, options),) = asked
     assert (delivery.placement, delivery.num_workers, delivery.prefetch) == ("stream", 3, 5)
-    assert options == {"seed": 7, "augment": "shift", "pad": 2, "epochs_ahead": 0}
+    assert options == {"seed": 7, "augment": "shift", "pad": 2, "fixed": 0, "epochs_ahead": 0}
 
 
 def test_processes_on_one_processor_share_its_memory() -> None:

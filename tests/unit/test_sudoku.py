@@ -20,7 +20,7 @@ from lib.data.subset import restrict
 from lib.data.sudoku.board import board_of
 from lib.data.sudoku.generator import LEVELS, VERSION, Puzzle, puzzles
 from lib.data.sudoku.solver import all_grids, places_of, prove, random_grid, unavoidable_set
-from lib.data.sudoku.symmetry import transformed
+from lib.data.sudoku.symmetry import changed, transformed
 from lib.data.sudoku.table import COLUMNS, read_table, write_table
 from lib.data.types import ArrayPart, PuzzleSpec
 from lib.errors import ConfigError, DataError
@@ -238,6 +238,45 @@ def test_every_kind_of_symmetry_occurs(many: tuple[torch.Tensor, torch.Tensor]) 
     assert all(0.08 < (first == digit).float().mean() < 0.15 for digit in range(2, 11))
     places = blank[~turned].all(dim=1).float().mean(dim=0)  # of the empty columns
     assert ((places > 0.29) & (places < 0.38)).all()
+
+
+def test_fixed_symmetries_are_those_of_the_original(many: tuple[torch.Tensor, torch.Tensor]) -> None:
+    inputs, targets = (part[:40] for part in many)
+    fixed, epochs = 5, 300
+    seen: list[set[bytes]] = [set() for _ in range(40)]
+    original = 0
+    for epoch in range(epochs):
+        draws = draw(
+            torch.full((40,), epoch), torch.arange(40), kind="symmetries", pad=0, seed=1, fixed=fixed
+        )
+        boards = changed(inputs, targets, draws, box=3)
+        for number in range(40):
+            seen[number].add(boards[0][number].numpy().tobytes() + boards[1][number].numpy().tobytes())
+        same = (boards[0] == inputs).all(dim=1) & (boards[1] == targets).all(dim=1)
+        assert torch.equal(same, draws[1] == 0)
+        original += int(same.sum())
+    assert {len(boards) for boards in seen} == {fixed + 1}
+    assert 1 / 8 < original / (40 * epochs) < 1 / 4.5, "one in six"
+    one, other = (
+        draw(np.array([9]), np.array([3]), kind="symmetries", pad=0, seed=s, fixed=5) for s in (1, 2)
+    )
+    assert one[0] != other[0], "a function of the seed"
+
+
+@pytest.mark.parametrize("ahead", [0, 6])
+def test_a_loader_takes_fixed_symmetries_of_its_own(ahead: int) -> None:
+    table = part_of([next(puzzles(LEVELS["easy"], part="train", count=1))])
+    loader = TrainLoader(
+        table, EASY, DELIVERY, seed=1, augment="symmetries", pad=0, fixed=1, epochs_ahead=ahead
+    )
+    boards = []
+    with loader:
+        for step in range(6):
+            (batch,) = loader.micro_batches(step=step, target=1, rank=0, world=1, sizes=(1,))
+            boards.append(batch.inputs[0].tolist())
+    expected = draw(np.arange(6), np.zeros(6, np.int64), kind="symmetries", pad=0, seed=1, fixed=1)
+    same = [board == table.inputs[0].tolist() for board in boards]
+    assert same == [not chosen for chosen in expected[1]] and len(set(same)) == 2
 
 
 EASY = PuzzleSpec(name="sudoku", side=9, synthetic=True)

@@ -39,13 +39,9 @@ def open_sudoku(options: SudokuOptions, *, cache_dir: Path, say: Callable[[str],
 
     Raises ConfigError where there are not so many of 4x4, ToolkitError where the cache cannot be written.
     """
+    check_sizes(options)
     level = options.asked()
     sizes = {"train": options.train_size, "test": options.test_size}
-    for part, size in sizes.items():
-        most = most_puzzles(level, part=part)
-        if most is not None and size > most:
-            name = f"CONFIG_SUDOKU_{part.upper()}_SIZE={size}"
-            raise ConfigError(f"{name} is too many puzzles of level {options.level}", todo=f"at most {most}")
 
     def fill(folder: Path) -> None:
         say(f"sudoku: generating {sizes['train']} + {sizes['test']} puzzles of level {options.level}")
@@ -60,6 +56,15 @@ def open_sudoku(options: SudokuOptions, *, cache_dir: Path, say: Callable[[str],
     train, test = options.train_size, options.test_size
     source = f"sudoku: {train} + {test} puzzles of level {options.level}, generated ({folder})"
     return _dataset("sudoku", tables, source, synthetic=True)
+
+
+def check_sizes(options: SudokuOptions) -> None:
+    """Raise ConfigError where there are not so many puzzles of 4x4."""
+    for part, size in (("train", options.train_size), ("test", options.test_size)):
+        most = most_puzzles(options.asked(), part=part)
+        if most is not None and size > most:
+            name = f"CONFIG_SUDOKU_{part.upper()}_SIZE={size}"
+            raise ConfigError(f"{name} is too many puzzles of level {options.level}", todo=f"at most {most}")
 
 
 def open_csv(data_dir: Path) -> Dataset:

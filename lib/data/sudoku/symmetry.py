@@ -7,6 +7,8 @@ of the boards are transposed: for 9x9 9! * 6^8 * 2 = 1.2e12 ways. Each is a func
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -16,6 +18,17 @@ from lib.data.sudoku.table import BLANK
 # What the hash of a sample is used for: each use takes hashes of its own from it.
 _DIGITS, _BANDS, _ROWS, _STACKS, _COLUMNS = range(5)
 _USES = 128  # hashes for each use
+
+
+def changed(
+    inputs_NL: Tensor, targets_NL: Tensor, draws: Sequence[Tensor], *, box: int
+) -> tuple[Tensor, Tensor]:
+    """What `lib.data.augment.draw` drew for each sample: a symmetry, or itself where a 0 is beside it."""
+    boards = transformed(inputs_NL, targets_NL, draws[0], box=box)
+    if len(draws) == 1:
+        return boards
+    same_N1 = draws[1][:, None] == 0
+    return torch.where(same_N1, inputs_NL, boards[0]), torch.where(same_N1, targets_NL, boards[1])
 
 
 def transformed(

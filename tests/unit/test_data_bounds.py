@@ -1,0 +1,82 @@
+"""Bounds of what is unpacked or sent: what would fill memory or the disk is refused before it does."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import tarfile
+import tracemalloc
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from lib.data import catalogue, cifar, download, idx
+from lib.data.catalogue import Remote
+from lib.errors import DataError
+
+
+def idx_file(file: Path, shape: tuple[int, ...], content: bytes) -> Path:
+    header = bytes((0, 0, 8, len(shape))) + np.array(shape, ">u4").tobytes()
+    file.write_bytes(gzip.compress(header + content))
+    return file
+
+
+def test_no_more_is_unpacked_than_a_header_promises(tmp_path: Path) -> None:
+    bomb = idx_file(tmp_path / "images.gz", (2, 28, 28), bytes(50_000_000))
+    assert bomb.stat().st_size < 100_000
+    tracemalloc.start()
+    try:
+        with pytest.raises(DataError, match="1585 bytes, its header promises 1584"):
+            idx.parse_images(idx.read_idx(bomb), bomb, height=28, width=28)
+        assert tracemalloc.get_traced_memory()[1] < 5_000_000
+    finally:
+        tracemalloc.stop()
+
+
+def test_a_header_that_promises_too_much_is_refused(tmp_path: Path) -> None:
+    bomb = idx_file(tmp_path / "images.gz", (2**31, 28, 28), b"")
+    with pytest.raises(
+        DataError, match=rf"would unpack to \d+ bytes, and at most {idx.LARGEST_BYTES} are read"
+    ):
+        idx.read_idx(bomb)
+    huge = idx_file(tmp_path / "labels.gz", (60_000,), bytes(60_000))
+    assert len(idx.read_idx(huge)) == 60_008 and idx.count_samples(huge) == 60_000
+
+
+def archive(file: Path, sizes: dict[str, int], *, pax: int = 0) -> Path:
+    with tarfile.open(file, "w:gz", format=tarfile.PAX_FORMAT) as tar:
+        for name, size in sizes.items():
+            member = tarfile.TarInfo(name)
+            member.size = size
+            member.pax_headers = {"comment": "x" * pax} if pax else {}
+            tar.addfile(member, io.BytesIO(bytes(size)))
+    return file
+
+
+@pytest.mark.parametrize(
+    ("sizes", "pax"),
+    [({"test.bin": 2_000_000}, 0), ({"beside": 2_000_000, "test.bin": 10}, 0), ({"test.bin": 10}, 2_000_000)],
+)
+def test_an_archive_is_unpacked_up_to_a_bound(sizes: dict[str, int], pax: int, tmp_path: Path) -> None:
+    bomb = archive(tmp_path / "set.tar.gz", sizes, pax=pax)
+    with pytest.raises(DataError, match="is damaged: it would unpack to more than 1000000 bytes"):
+        cifar.unpack(bomb, tmp_path, names=["test.bin"], most_bytes=1_000_000)
+    assert [path.name for path in tmp_path.iterdir()] == ["set.tar.gz"]
+    cifar.unpack(bomb, tmp_path, names=["test.bin"], most_bytes=5_000_000)
+    assert (tmp_path / "test.bin").stat().st_size == sizes["test.bin"]
+
+
+def test_every_address_of_the_catalogue_is_encrypted() -> None:
+    remotes = [remote for known in catalogue.IDX_SETS.values() for remote in known.remotes]
+    remotes += [known.remote for known in catalogue.BINARY_SETS.values()]
+    for group in vars(catalogue).values():
+        if isinstance(group, tuple):
+            remotes += [each for each in group if isinstance(each, Remote)]
+    urls = [url for remote in remotes for url in remote.urls]
+    assert len(urls) > 10 and {url.partition("://")[0] for url in urls} == {"https"}
+
+
+def test_the_largest_download_is_larger_than_any_set() -> None:
+    published = (known.train_size + known.test_size for known in catalogue.BINARY_SETS.values())
+    assert max(published) * cifar.record_bytes(2) < download.LARGEST_BYTES
