@@ -17,11 +17,12 @@ from lib.config import Config
 from lib.errors import ConfigError
 from models.gpt2 import huggingface
 from tests.puzzles import puzzle_subject, small_trm_config
-from tests.tokens import small_lm_config, text_spec
+from tests.tokens import small_lm_config, text_spec, text_subject
 from tests.training import small_plan
 from train import commands
 from train import order as orders
 from train.order import Order
+from train.subject import open_to_train
 from train.weights import check_file, check_weights
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -135,3 +136,12 @@ def test_puzzles_that_have_no_room_are_refused_before_there_is_a_run(monkeypatch
     refuse_directories(monkeypatch)
     with pytest.raises(ConfigError, match=r"CONFIG_AUGMENT_AHEAD=y takes .* GB of main memory"):
         commands._carry_out(an_order(config, ROOT), lambda: None)
+
+
+def test_weights_are_matched_when_the_data_are_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "w").write_bytes(header({}))
+    config = small_lm_config(initial_weights="w", dataset="pysource", data_dir=None, target_effective_batch=4)
+    monkeypatch.setattr("train.subject._opened", lambda *_, **__: text_subject(config))
+    monkeypatch.setattr(huggingface, "load", lambda model, _: huggingface.from_huggingface(model, {}))
+    with pytest.raises(ConfigError, match="cannot be taken: these are not the weights of this GPT-2"):
+        open_to_train(config, root=tmp_path, say=print)
