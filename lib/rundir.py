@@ -120,7 +120,7 @@ class RunDir:
 
     @property
     def identity(self) -> str:
-        """What lib.config.identity gave for its configuration; empty in any other name."""
+        """What lib.identity.identity gave for its configuration; empty in any other name."""
         match = _NAME.fullmatch(self.name)
         return match["identity"] if match else ""
 
@@ -130,7 +130,6 @@ class RunDir:
 
     @property
     def minimal(self) -> Path:
-        """The least that reproduces `config`."""
         return self.path / "defconfig"
 
     @property

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
@@ -21,6 +22,7 @@ _DATA: dict[str, tuple[str, tuple[type, ...]]] = {
     "recursive": ("puzzles", (PuzzleSpec,)),
     "bridge": ("questions", (AnswerSpec,)),
 }
+_SIMD_CHANNELS = 8  # of single precision in a register of AVX2
 _OF_A_THOUGHT = ("logits", "halt", "y_BTD", "z_BTD")
 
 
@@ -60,6 +62,25 @@ def checked(model: nn.Module, name: str, spec: Spec) -> nn.Module:
 
     model.register_forward_hook(look)
     return model
+
+
+def check_channels_last(model: nn.Module) -> None:
+    """Raise ConfigError where the CPU's kernels corrupt memory in the layout of CONFIG_CHANNELS_LAST.
+
+    Without AVX-512, the backward pass of a 1x1 convolution of stride 2 with fewer than 8 input channels
+    writes beyond its buffer (seen with torch 2.13.0: segmentation faults, bus errors and aborts).
+    """
+    if torch.backends.cpu.get_cpu_capability().startswith("AVX512"):
+        return
+    for name, module in model.named_modules():
+        strided = isinstance(module, nn.Conv2d) and module.kernel_size == (1, 1) and module.stride != (1, 1)
+        if strided and module.in_channels < _SIMD_CHANNELS:
+            raise ConfigError(
+                f"CONFIG_CHANNELS_LAST=y cannot be honoured on this CPU: {name} is a 1x1 convolution with a "
+                f"stride and {module.in_channels} input channels",
+                why="PyTorch's kernel for CPUs without AVX-512 corrupts memory there",
+                todo=f"set CONFIG_CHANNELS_LAST=n, or give it {_SIMD_CHANNELS} channels",
+            )
 
 
 def _wrong(returned: Any, task: str, spec: Spec, *, rows: int) -> str:

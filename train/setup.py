@@ -40,6 +40,7 @@ from lib.schedule import batch_factor
 from train.bridge import Bridge
 from train.budget import Budget, budget_of, warm_up_of, warm_up_text
 from train.classify import Classify
+from train.contract import check_channels_last
 from train.frozen import FrozenLM
 from train.job import Job
 from train.lm import LanguageModel
@@ -163,6 +164,8 @@ def _placed(
     if simulated():
         lay_out(model, layout)
     else:
+        if plan.channels_last and plan.device == "cpu":
+            check_channels_last(model)
         model = model.to(backend.device, dtype)
         model = model.to(memory_format=layout)  # type: ignore[call-overload]  # missing in torch's stubs
     return model, backend.wrap(model, share_buffers=plan.norm_batch == 0 and facts.has_batchnorm)

@@ -36,6 +36,7 @@ from tests.contract.cases import (
     targets_of,
     tiny,
 )
+from train.contract import check_channels_last
 
 SCALES = {"resnet18": 2.0, "resnet50": 1.5, "lenet5": 4.0, "gpt2": 1.0}  # of the free-memory table
 TARGETS = {"resnet18": 512, "resnet50": 256, "lenet5": 512, "gpt2": 1024}
@@ -104,6 +105,11 @@ def test_loss_is_finite_and_gradient_reaches_every_parameter(name: str, layout: 
     inputs = inputs_of(spec, 4)
     if inputs.dim() == 4:
         inputs = inputs.to(memory_format=layout)
+    if layout == torch.channels_last:
+        try:
+            check_channels_last(model)
+        except ConfigError as error:
+            pytest.skip(str(error))
     loss = loss_of(model(inputs), targets_of(spec, 4))
     loss.backward()
     assert loss.isfinite()

@@ -33,8 +33,8 @@ PICTURES = [
     ("make train CONFIG_SEED=7", SHORT, "Done: "),
 ]
 WORDS = [
-    ("make defconfig-resnet18 && make train", f"{SHORT} CONFIG_RESNET18_WIDTH=4", "Done: "),
-    ("make train-resnet50", f"{SHORT} CONFIG_RESNET50_WIDTH=4", "Run: build/resnet50/runs/"),
+    ("make defconfig-resnet18 && make train", f"{SHORT} CONFIG_RESNET18_WIDTH=8", "Done: "),
+    ("make train-resnet50", f"{SHORT} CONFIG_RESNET50_WIDTH=8", "Run: build/resnet50/runs/"),
     ("make defconfig-gpt2-tiny && make train", f"{SHORT} {SMALL_TEXT} CONFIG_HOLDOUT=64", "Floors: "),
     ("make sample PROMPT=import", "TOKENS=5", "import"),
     ("make new-model NAME=my_net TASK=classify", "", "my_net"),

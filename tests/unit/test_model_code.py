@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import sys
 from collections.abc import Callable
@@ -10,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 import models
 from lib import registry
@@ -21,6 +23,7 @@ from lib.registry import build_model
 from scripts.model_templates import MODEL
 from tests.training import CPU, random_subject, small_config
 from train import probing
+from train.contract import check_channels_last
 from train.forecast import Footprints
 from train.probing import Bench
 from train.subject import Subject
@@ -227,3 +230,22 @@ def test_gradients_of_a_planned_step_are_the_same_however_the_batch_is_split(wri
     for other in found[1:]:
         for name, tensor in found[0].items():
             torch.testing.assert_close(other[name], tensor, rtol=1e-12, atol=1e-13)
+
+
+@pytest.mark.parametrize(
+    ("capability", "channels", "kernel", "told"),
+    [
+        ("AVX2", 4, 1, "0 is a 1x1 convolution with a stride and 4 input channels"),
+        ("DEFAULT", 7, 1, "and 7 input channels"),
+        ("AVX2", 8, 1, ""),
+        ("AVX2", 4, 3, ""),
+        ("AVX512", 4, 1, ""),
+    ],
+)
+def test_a_layout_that_the_kernels_of_a_cpu_cannot_take_is_refused(
+    capability: str, channels: int, kernel: int, told: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
+    model = nn.Sequential(nn.Conv2d(channels, 8, kernel, stride=2))
+    with pytest.raises(ConfigError, match=told) if told else contextlib.nullcontext():
+        check_channels_last(model)
