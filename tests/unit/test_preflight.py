@@ -64,6 +64,15 @@ def test_first_loss(candidate: Candidate, monkeypatch: pytest.MonkeyPatch) -> No
     assert not checks.first_loss(candidate)[0]
 
 
+@pytest.mark.parametrize(("factor", "passes"), [(1.3, True), (1.4, False), (0.7, True), (0.6, False)])
+def test_how_far_the_first_loss_may_be(
+    factor: float, passes: bool, candidate: Candidate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = checks.expected_loss(candidate.subject.dataset.spec)
+    monkeypatch.setattr(checks, "_losses", lambda *_: iter([factor * expected]))
+    assert checks.first_loss(candidate)[0] == passes
+
+
 @pytest.mark.slow
 def test_loss_falls(candidate: Candidate, monkeypatch: pytest.MonkeyPatch) -> None:
     wide = {**candidate.config.model_options, "width": 64, "multiple": 32}
@@ -97,8 +106,13 @@ def test_shards_of_evaluation(candidate: Candidate, monkeypatch: pytest.MonkeyPa
     def all_ones(batches: Any) -> list[Batch]:
         return [dataclasses.replace(batch, weights=torch.ones(len(batch.inputs))) for batch in batches]
 
-    breaks(monkeypatch, EvalLoader, "batches", all_ones)
-    assert not checks.shards(candidate)[0]
+    def twice(batches: Any) -> list[Batch]:
+        return [dataclasses.replace(batch, weights=2 * batch.weights) for batch in batches]
+
+    for change in (all_ones, twice):
+        with monkeypatch.context() as broken:
+            breaks(broken, EvalLoader, "batches", change)
+            assert not checks.shards(candidate)[0], change
 
 
 @pytest.mark.slow
@@ -156,6 +170,22 @@ def test_round_trip(part: str, candidate: Candidate, monkeypatch: pytest.MonkeyP
     assert not checks.round_trip(candidate)[0]
 
 
+def test_a_loss_that_is_another_after_the_round_trip(
+    candidate: Candidate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Though the weights are the same: what is logged goes on, too."""
+    step, calls = loop.optimizer_step, list[int]()
+
+    def last_one_differs(*words: Any) -> Any:
+        calls.append(1)
+        sums = step(*words)
+        return [dataclasses.replace(part, loss=part.loss + (len(calls) == 4)) for part in sums]
+
+    monkeypatch.setattr(loop, "optimizer_step", last_one_differs)
+    passed, told = checks.round_trip(candidate)
+    assert not passed and told.startswith("losses of the next step ")
+
+
 def test_static_graph(candidate: Candidate, monkeypatch: pytest.MonkeyPatch) -> None:
     passed, told = checks.static_graph(candidate)
     assert passed and told.startswith("one graph of ")
@@ -174,7 +204,7 @@ def test_learning_rates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
         passed, told = checks.learning_rates(
             candidate_of(tmp_path, schedule=schedule, lr_min_ratio=0.1, max_steps=100)
         )
-        assert passed and told.startswith("by step 1: ")
+        assert passed and told.startswith("by step 1: ") and ", 100: " in told, "of the run, to its end"
     breaks(monkeypatch, loop, "rate_factor", lambda factor: factor - 0.5)
     assert not checks.learning_rates(candidate_of(tmp_path, max_steps=100))[0]
     monkeypatch.setattr(loop, "rate_factor", lambda _, progress: 0.5 + progress.step / 1000)
@@ -230,6 +260,17 @@ def test_what_is_raised_below_models_is_the_models(tmp_path: Path) -> None:
         names["forward"]("width")
     assert preflight.failure(error.value, root=tmp_path) == "models/mine/model.py:2: KeyError: 'width'"
     assert preflight.failure(error.value, root=tmp_path / "other") == ""
+
+
+@pytest.mark.parametrize(("passed", "status"), [((True, True), 0), ((True, False), 1), ((False, False), 1)])
+def test_one_failed_check_fails_all(
+    passed: tuple[bool, ...], status: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = [preflight.Check(f"check {n}", each, "told", 0.1) for n, each in enumerate(passed)]
+    monkeypatch.setattr(preflight, "_checks", lambda *_, **__: iter(found))
+    monkeypatch.setattr(preflight, "with_tier", lambda asked, **_: asked)
+    nothing: Any = None
+    assert preflight.preflight(nothing, root=tmp_path, runs=tmp_path, as_json=True) == status
 
 
 def test_a_model_that_cannot_be_measured_is_the_only_check(monkeypatch: pytest.MonkeyPatch) -> None:
