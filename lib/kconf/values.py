@@ -9,7 +9,8 @@ Kconfig has no float, list or path. A line in the help text gives a string symbo
 Lists are comma-separated without spaces; in a rising one each element is more than the one before it.
 A path is not empty; a text may be.
 
-A line `Neutral: n` in the help of any symbol names the value at which training is as if the option did not
+A line `Neutral: n` in the help of any symbol (of a choice, of the string that names its member) has the value,
+as .config would, at which training is as if the option did not
 exist. A new option that has one, and its default there, leaves the identity of every run as it is.
 """
 
@@ -117,8 +118,9 @@ def value_line(symbol: Any) -> str | None:
 
 
 def neutral_line(symbol: Any) -> str | None:
-    """The text after `Neutral: ` likewise: the value at which training is as if there were no such option."""
-    return _help_line(symbol, _NEUTRAL_LINE)
+    """The value after `Neutral: `, without quotes: there training is as if there were no such option."""
+    text = _help_line(symbol, _NEUTRAL_LINE)
+    return text and text.strip('"')
 
 
 def is_machine_read(line: str) -> bool:

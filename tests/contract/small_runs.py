@@ -32,8 +32,9 @@ from tests.training import MemoryRecord
 from train import commands, many, order
 from train.job import Job
 from train.order import Order, plan_for
-from train.setup import initial_weights, make_job
+from train.setup import make_job
 from train.subject import Subject, open_subject
+from train.weights import initial_weights
 
 Outcome: TypeAlias = Any
 

@@ -78,7 +78,7 @@ OPTION = 'config NEW_OPTION\n\t{kind} "New"\n\tdefault {default}\n\thelp\n\t  Wh
     [
         ("bool", "n", "n", True),
         ("int", "0", "0", True),
-        ("string", '""', "", True),
+        ("string", '""', '""', True),
         ("bool", "n", None, False),
         ("int", "0", None, False),
         ("int", "3", "0", False),

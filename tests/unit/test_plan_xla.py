@@ -114,7 +114,8 @@ def test_what_would_compute_first_asks_before_it_does(monkeypatch: pytest.Monkey
     for module in (bench, preflight):
         monkeypatch.setattr(module, "with_tier", lambda *_, **__: Settings())
         monkeypatch.setattr(module, "config_from_values", lambda _: make_config(device="xla"))
-        monkeypatch.setattr(module, "open_subject", lambda *_, **__: SUBJECT)
+        opens = "open_subject" if module is bench else "open_to_train"
+        monkeypatch.setattr(module, opens, lambda *_, **__: SUBJECT)
         monkeypatch.setattr(module, "probe", lambda _: V4)
     with pytest.raises(PlanError, match=r"^make bench is not for XLA devices"):
         bench.plain_case(Path(), *bench.configured())
@@ -157,7 +158,7 @@ class Launched(Exception):
 class Settings:
     """In place of what was resolved."""
 
-    values = MappingProxyType({"MODEL": "lenet5"})
+    values = in_effect = MappingProxyType({"MODEL": "lenet5"})
 
     def to_json(self) -> dict[str, Any]:
         return {}

@@ -12,7 +12,7 @@ from lib.rundir import RunDir
 from lib.sinks.tensorboard import EventFile
 from lib.storage import open_storage
 from tests.event_files import read_events
-from tests.remote import HASH, URL, a_run, clean_bucket, config, copy, save
+from tests.remote import ASKED, URL, a_run, clean_bucket, config, copy, save
 from train.remote import interrupted
 
 
@@ -46,7 +46,7 @@ def test_files_of_tensorboard_go_to_storage_and_come_back(tmp_path: Path) -> Non
     ]
     shutil.rmtree(run.path)
 
-    found = interrupted(config(), identity=HASH, runs=tmp_path / "found", say=print)
+    found = interrupted(config(), ASKED, runs=tmp_path / "found", say=print)
     assert found is not None
     assert seen_by_tensorboard(found.sinks) == {"01": [1, 2]}
     told_to_tensorboard(found, 1, 2, 3)

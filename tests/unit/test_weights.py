@@ -90,7 +90,7 @@ def test_safetensors_and_none_at_all_are_taken(tmp_path: Path) -> None:
 
 
 def an_order(config: Config, root: Path) -> Order:
-    resolved = kconf.Resolved(values={}, origins={}, given={}, text="", minimal="")
+    resolved = kconf.Resolved(values={}, in_effect={}, origins={}, given={}, text="", minimal="")
     return Order(resolved=resolved, config=config, root=root, runs=root / "runs", started=0.0)
 
 
