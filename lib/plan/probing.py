@@ -100,7 +100,7 @@ class _Trials:
 
     @property
     def enough(self) -> bool:
-        return len(self.measurements) >= MOST_MEASURED or len(self.failures) >= MOST_FAILED
+        return len(self.measurements) >= MOST_MEASURED
 
     def measure(self, size: int) -> Measurement | None:
         outcome = self._try_out(size)

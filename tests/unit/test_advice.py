@@ -39,6 +39,8 @@ def test_a_micro_batch_follows_the_memory(filled: float, norm_batch: int, expect
 def test_what_is_too_full_is_never_raised_and_one_sample_stays() -> None:
     assert advised(1, share=8, norm_batch=0, filled=0.99) == 1
     assert advised(8, share=8, norm_batch=0, filled=0.1) == 8
+    full, roomy = (advised(3, share=12, norm_batch=0, filled=filled, target=0.95) for filled in (0.7, 0.59))
+    assert (full, roomy) == (3, 4), "a high target raises nothing that has little room"
 
 
 class Filled(FakeBackend):

@@ -138,6 +138,9 @@ def test_a_token_beyond_the_vocabulary_is_found_once_and_remembered(tmp_path: Pa
             _open(tmp_path, said)
     assert len(said) == 1 and "looking through 50 tokens, once" in said[0]
     assert _open(tmp_path, said, vocab_size=1001).spec.vocab_size == 1001 and len(said) == 1  # type: ignore[union-attr]
+    _raw(tmp_path / "val.bin", [*range(9), 2000])
+    with pytest.raises(DataError, match=r"val\.bin has the token 2000"):
+        _open(tmp_path, said, vocab_size=1001)
 
 
 @pytest.mark.parametrize(

@@ -140,3 +140,6 @@ def test_only_the_beginning_of_a_long_text_is_counted(
     found = counting_floors(_dataset(), cache_dir=tmp_path, say=lambda _: None)
     assert (found.train_tokens, found.validation_tokens) == (50, 49)
     assert str(found).endswith("of bytes, the first 50 of a part")
+    dataset = _dataset()
+    short = Dataset(dataset.spec, TokenPart(_text(40, 7), 8, shifted=True), dataset.test, "toy")
+    assert counting_floors(short, cache_dir=tmp_path, say=lambda _: None).beginnings

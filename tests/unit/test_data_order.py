@@ -115,6 +115,8 @@ def test_subset_leaves_a_whole_part_alone_and_refuses_too_much() -> None:
     for limit, holdout in ((11, 0), (6, 5), (0, 10), (0, 11)):
         with pytest.raises(ConfigError, match=r"DATA_LIMIT.*HOLDOUT.*has 10"):
             subset(part, limit=limit, holdout=holdout)
+    train, held_out = subset(part, limit=6, holdout=4)
+    assert held_out is not None and (train.size, held_out.size) == (6, 4), "all that there is may be used"
 
 
 def _images(size: int, channels: int = 3) -> torch.Tensor:

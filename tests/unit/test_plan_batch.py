@@ -127,7 +127,9 @@ def test_offers_are_targets_of_all_devices_within_the_largest() -> None:
         return share % 10 == 0
 
     assert nearest_targets(512, world=8, works=works) == (480, 560)
+    assert nearest_targets(512, world=8, works=works, largest=560) == (480, 560)
     assert nearest_targets(512, world=8, works=works, largest=559) == (480,)
+    assert nearest_targets(16, world=8, works=lambda _: True) == (8, 24), "itself is none of them"
     assert nearest_targets(512, world=8, works=works, largest=100) == (80,)
     assert nearest_targets(5, world=8, works=works) == (80,)
     assert nearest_targets(512, world=8, works=works, largest=7) == ()

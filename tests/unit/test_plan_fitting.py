@@ -58,6 +58,17 @@ def test_the_largest_that_fits_is_found_in_few_trials(
     assert len(tried) == len(set(tried)) <= 2 + 2 * most.bit_length()
 
 
+def test_a_need_that_jumps_takes_few_trials_too() -> None:
+    """The line through both sides of the jump would go on by one sample at a time."""
+    tried: list[int] = []
+
+    def memory_of(size: int) -> Memory:
+        tried.append(size)
+        return Memory(parts={"all": 1 if size <= 1500 else 10**9}, reserve_bytes=0, usable_bytes=2000)
+
+    assert largest_fitting(memory_of, most=3000) == 1500 and len(tried) <= 2 + 2 * (3000).bit_length()
+
+
 def test_a_straight_line_takes_few_looks() -> None:
     tried = []
 

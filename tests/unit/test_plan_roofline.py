@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from lib.gpus import Gpu, gpu_of
-from lib.plan.roofline import StepWork, estimate_step_time, peak_flop_per_second
+from lib.plan.roofline import StepWork, estimate_step_time, peak_flop_per_second, step_seconds
 
 # 100 TFLOP/s in 16 bits, 10 in fp32, 1 TB/s.
 ROUND_GPU = dataclasses.replace(
@@ -57,11 +57,22 @@ def test_bytes_by_hand() -> None:
     assert work(gradient_bytes=1, accumulation=3).least_bytes_moved == 6
     assert work(optimizer_bytes=1, accumulation=3).least_bytes_moved == 2
     assert work(activation_bytes=1, accumulation=3).least_bytes_moved == 2
+    assert work(frozen_bytes=1, accumulation=3).least_bytes_moved == 6, "read forward and backward"
     time = estimate_step_time(work(activation_bytes=450 * 10**9), ROUND_GPU, precision="bf16")
     assert time.fastest_seconds == pytest.approx(1.0)
     assert time.slowest_seconds == pytest.approx(1.5)
     assert time.bound == "memory"
     assert "at least 900 GB at 60% to 90% of 1000 GB/s" in time.reason
+
+
+def test_frozen_models_behind_what_is_trained_by_hand() -> None:
+    """On devices of their own the slower one counts, and the activations are theirs."""
+    trained = work(flop=40e12, activation_bytes=900 * 10**9)
+    frozen = [(80e12, 0), (40e12, 0)]
+    at_once = step_seconds(trained, frozen, at_once=True, gpu=ROUND_GPU, precision="bf16")
+    assert at_once == pytest.approx((1.0 + 2.0, 1.6 + 3.2))
+    on_one = step_seconds(trained, frozen, at_once=False, gpu=ROUND_GPU, precision="bf16")
+    assert on_one == pytest.approx((4.0, 6.4))
 
 
 def test_the_larger_bound_counts() -> None:

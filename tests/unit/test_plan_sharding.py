@@ -87,6 +87,11 @@ def test_more_processes_never_hold_more_and_all_together_hold_everything(units: 
     )
 
 
+def test_averages_are_cut_as_the_weights_are_and_never_put_together() -> None:
+    assert shares(SMALL, layout("fsdp", 4))["averages"] == 32 / 100
+    assert shares(SMALL, layout("zero1", 4))["averages"] == 1
+
+
 @given(shape=SHAPES, shard=st.integers(1, 1024))
 def test_the_largest_part_has_the_rows_that_no_other_has_more_of(shape: tuple[int, ...], shard: int) -> None:
     rows = [len(range(start, shape[0], shard)) for start in range(shard)]  # dealt out one by one

@@ -209,3 +209,14 @@ def test_as_many_processes_are_started_as_there_are_pairs() -> None:
     command = cluster.command_line(config, name="run", runs=ROOT)
     assert "--nproc-per-node=2 " in command
     assert Layout(strategy="split", world=2, shard=1).devices == 4
+
+
+def test_frozen_weights_are_read_in_the_precision_of_products() -> None:
+    """Of models that compute next to nothing, reading them is what takes the time."""
+    seconds = {}
+    for precision in ("bf16", "fp32"):
+        config = config_of(precision=precision)
+        ((one, _),) = ways_to_spread(config, parse_gpu("a100-80g"), facts_of(1.0, 1.0), predict=needs(8))
+        assert one.seconds is not None
+        seconds[precision] = one.seconds[0]
+    assert 1.5 < seconds["fp32"] / seconds["bf16"] < 2

@@ -10,11 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lib.errors import PlanError
+from lib.gpus import gpu_of
 from lib.plan import plan
 from lib.plan.assumed import parse_gpu
 from lib.plan.fitting import Parts, Predict, Trial
 from lib.plan.planner import ways_to_spread
-from lib.plan.roofline import SHORT_SECONDS
+from lib.plan.roofline import SHORT_SECONDS, StepWork, estimate_step_time
 from lib.plan.sharding import Units, shares
 from lib.plan.strategies import TIE
 from lib.plan.types import ModelFacts, Plan, Weight
@@ -224,6 +225,24 @@ def test_the_ways_are_shown_in_lines_and_for_programs() -> None:
     assert all(len(line) <= 100 for line in wide) and any("taken" in line for line in wide)
     assert any(line.startswith("  hsdp/2") for line in narrow)
     assert ways[3].to_json()["step_seconds_estimate"][0] > 0 and ways[0].to_json()["micro_batch"] is None
+
+
+def test_an_estimate_moves_what_every_micro_batch_keeps() -> None:
+    facts = dataclasses.replace(facts_of(1.2e8), flop_per_sample=1.0)
+    elements = 10_000 + 120_000_000
+    predict = adam(facts, per_sample=1000 * MB)
+    ((one, _),) = ways_to_spread(config_of(precision="bf16"), parse_gpu("a100-40g"), facts, predict=predict)
+    assert one.sizes is not None and one.seconds is not None and one.sizes.split.accumulation > 1
+    work = StepWork(
+        flop=64.0,
+        accumulation=one.sizes.split.accumulation,
+        weight_bytes=4 * elements,
+        gradient_bytes=4 * elements,
+        optimizer_bytes=8 * elements,
+        activation_bytes=64 * 1000 * MB,
+    )
+    expected = estimate_step_time(work, gpu_of("a100-40g"), precision="bf16")
+    assert one.seconds == pytest.approx((expected.fastest_seconds, expected.slowest_seconds))
 
 
 def test_a_processor_has_no_estimate_and_copies_are_the_simplest() -> None:

@@ -55,6 +55,10 @@ def breaks(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, change: Calla
 def test_first_loss(candidate: Candidate, monkeypatch: pytest.MonkeyPatch) -> None:
     passed, told = checks.first_loss(candidate)
     assert passed and "of a model that knows nothing 1.7951" in told
+    for factor in (0.6, 0.7, 1.3, 1.4):
+        with monkeypatch.context() as known:
+            known.setattr(checks, "_losses", lambda *_, loss=factor * 1.7951: iter([loss]))
+            assert checks.first_loss(candidate)[0] == (0.65 < factor < 1.35)
     breaks(
         monkeypatch,
         TinyRecursiveModel,
@@ -97,8 +101,13 @@ def test_shards_of_evaluation(candidate: Candidate, monkeypatch: pytest.MonkeyPa
     def all_ones(batches: Any) -> list[Batch]:
         return [dataclasses.replace(batch, weights=torch.ones(len(batch.inputs))) for batch in batches]
 
-    breaks(monkeypatch, EvalLoader, "batches", all_ones)
-    assert not checks.shards(candidate)[0]
+    def twice(batches: Any) -> list[Batch]:
+        return [dataclasses.replace(batch, weights=2 * batch.weights) for batch in batches]
+
+    for change in (all_ones, twice):
+        with monkeypatch.context() as broken:
+            breaks(broken, EvalLoader, "batches", change)
+            assert not checks.shards(candidate)[0], change
 
 
 @pytest.mark.slow
@@ -156,6 +165,20 @@ def test_round_trip(part: str, candidate: Candidate, monkeypatch: pytest.MonkeyP
     assert not checks.round_trip(candidate)[0]
 
 
+def test_a_loss_that_is_another_after_the_round_trip(
+    candidate: Candidate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    step, calls = loop.optimizer_step, list[int]()
+
+    def last_one_differs(*words: Any) -> Any:
+        calls.append(1)
+        sums = step(*words)
+        return [dataclasses.replace(part, loss=part.loss + (len(calls) == 4)) for part in sums]
+
+    monkeypatch.setattr(loop, "optimizer_step", last_one_differs)
+    assert not checks.round_trip(candidate)[0], "though the weights are the same"
+
+
 def test_static_graph(candidate: Candidate, monkeypatch: pytest.MonkeyPatch) -> None:
     passed, told = checks.static_graph(candidate)
     assert passed and told.startswith("one graph of ")
@@ -174,7 +197,7 @@ def test_learning_rates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
         passed, told = checks.learning_rates(
             candidate_of(tmp_path, schedule=schedule, lr_min_ratio=0.1, max_steps=100)
         )
-        assert passed and told.startswith("by step 1: ")
+        assert passed and told.startswith("by step 1: ") and ", 100: " in told, "of the run, to its end"
     breaks(monkeypatch, loop, "rate_factor", lambda factor: factor - 0.5)
     assert not checks.learning_rates(candidate_of(tmp_path, max_steps=100))[0]
     monkeypatch.setattr(loop, "rate_factor", lambda _, progress: 0.5 + progress.step / 1000)

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from lib.scaling.laws import Point, bootstrap, fit, interval, intervals, log_residuals
+from lib.scaling.solver import HUBER_DELTA, _huber
 from tests.machine import slowness
 
 SIZES = (1e4, 3e4, 1e5, 3e5, 1e6, 3e6)
@@ -52,6 +53,11 @@ def test_a_wild_point_moves_the_fit_little() -> None:
     wild = points(noise=1e-4)
     wild[7] = Point(parameters=wild[7].parameters, tokens=wild[7].tokens, loss=1.5 * wild[7].loss)
     assert fit(wild, name="chinchilla").figures() == pytest.approx(TRUTH, rel=0.05)
+
+
+def test_the_objective_is_half_a_square_and_beyond_the_limit_a_line() -> None:
+    residual = HUBER_DELTA * np.array([[0.5, -3.0, 0.0]])
+    assert _huber(residual, np.array([[1.0, 2.0, 1.0]])) == pytest.approx(HUBER_DELTA**2 * (0.125 + 2 * 2.5))
 
 
 def test_points_without_a_floor_are_told() -> None:

@@ -8,6 +8,7 @@ import json
 import math
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from matplotlib.figure import Figure
@@ -96,6 +97,19 @@ def read_off(out: Path, *evaluated: float | None) -> ScalingResults:
     status = SimpleNamespace(step=2, facts={"seconds": 1.5})
     run = SimpleNamespace(status=lambda: status, metrics=out / "metrics")
     return sweep_in(out)._read(result(), run, CONFIG)  # type: ignore[arg-type]
+
+
+def test_what_failed_is_trained_again_and_what_did_not_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trained = result(16, nats=1.5, config_hash=CONFIG.identity(""))
+    monkeypatch.setattr(Sweep, "_train", lambda *_: trained)
+    nothing: Any = None
+    for status, expected in (("failed", 1.5), ("done", 2.0)):
+        kept = result(16, config_hash=CONFIG.identity(""))
+        write(tmp_path / "d16_results.json", dataclasses.replace(kept, status=status).to_json())
+        found = sweep_in(tmp_path).result(CONFIG, "d16", nothing)
+        assert found is not None and found.val_nats == expected
 
 
 def test_a_loss_that_is_no_number_is_a_failure(tmp_path: Path) -> None:
