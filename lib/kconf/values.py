@@ -9,9 +9,9 @@ Kconfig has no float, list or path. A line in the help text gives a string symbo
 Lists are comma-separated without spaces; in a rising one each element is more than the one before it.
 A path is not empty; a text may be.
 
-A line `Neutral: n` in the help of any symbol (of a choice, of the string that names its member) has the value,
-as .config would, at which training is as if the option did not
-exist. A new option that has one, and its default there, leaves the identity of every run as it is.
+A line `Neutral: n` in the help of any symbol (of a choice, of the string that names its member) has the
+value, as .config would, at which training is as if the option did not exist. A new option that has one, and its
+default there, leaves the identity of every run as it is.
 """
 
 from __future__ import annotations

@@ -69,7 +69,9 @@ def resolved(pins: Pins) -> Resolved:
     _set(pins)
     values = {one.name: typed_value(one) for one in tree().unique_defined_syms if one.choice is None}
     config_from_values(values)
-    return Resolved(values=values, origins={}, given=dict(pins), text=full_text(tree()), minimal="")
+    return Resolved(
+        values=values, in_effect={}, origins={}, given=dict(pins), text=full_text(tree()), minimal=""
+    )
 
 
 def changed(pins: Pins, name: str) -> Iterator[Pins]:

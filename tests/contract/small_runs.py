@@ -63,7 +63,9 @@ class Place:
         return self.subjects[key]
 
     def order(self, config: Config, *, runs: str = "runs") -> Order:
-        resolved = Resolved(values={"MODEL": config.model}, origins={}, given={}, text="", minimal="")
+        resolved = Resolved(
+            values={"MODEL": config.model}, in_effect={}, origins={}, given={}, text="", minimal=""
+        )
         return Order(resolved=resolved, config=config, root=self.root, runs=self.root / runs, started=0.0)
 
 

@@ -125,8 +125,6 @@ MIXED = (
     "TRM TRM_SIZE_SMALL AUGMENT_AHEAD EMA HALT_MAX_STEPS=1",
     "TRM DATASET_SUDOKU SUDOKU_LEVEL_4X4 OPTIMIZER_SGD",
     "LATENTWIRE ELASTIC_POLICY_LATENTWIRE",
-    "LOOPED TIER_0 DATA_LIMIT=0 LOOPED_NUDGE_ONE_SIDED",
-    "LOOPED LOOPED_INPUT_TEXT DATASET_SST2 LOOPED_BLOCK_PLAIN LOOPED_SOLVER_ANDERSON",
 )
 OF_ALL = {
     *("TARGET_EFFECTIVE_BATCH", "AUTO_METHOD_TABLE", "BATCH_SIZE", "DIST_STRATEGY_FSDP", "DIST_STRATEGY_DDP"),
@@ -160,7 +158,7 @@ OF_ALL = {
 }
 OF_FEW = {
     model: {symbol.name for symbol in options.prompted() if symbol.name.startswith(f"{model}_")}
-    for model in ("LENET5", "GPT2", "RESNET_BK", "LATENTWIRE", "LOOPED")
+    for model in ("LENET5", "GPT2", "RESNET_BK", "LATENTWIRE")
 } | {
     "TRM": {
         *("TRM_HEADS", "TRM_EXPANSION", "TRM_L_CYCLES", "SIGN_LEARNING_RATE", "HALT_EXPLORATION"),
@@ -273,6 +271,7 @@ def test_no_option_overrules_another(shown: str, examination: Examination) -> No
     assert list(examination.dead(shown, OF_ALL | OF_FEW[shown.split()[0]])) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "broken", "by"),
     [

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import sys
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import pytest
@@ -13,6 +14,7 @@ from lib.errors import ConfigError
 from lib.rundir import RunDir
 from tests.configs import load_hardware
 from train import __main__ as start
+from train import preflight
 from train.commands import _tell_end
 from train.order import _same_machine
 from train.stop import Stopped
@@ -72,3 +74,14 @@ def test_a_mistake_in_the_configuration_is_told_before_torch_is_imported(
     with pytest.raises(ConfigError) as caught:
         start.main()
     assert "SEED=many" in "".join(caught.value.findings)
+
+
+@pytest.mark.parametrize(("passed", "status"), [((True, True), 0), ((True, False), 1), ((False, False), 1)])
+def test_one_failed_check_fails_all(
+    passed: tuple[bool, ...], status: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = [preflight.Check(f"check {n}", each, "told", 0.1) for n, each in enumerate(passed)]
+    monkeypatch.setattr(preflight, "_checks", lambda *_, **__: iter(found))
+    monkeypatch.setattr(preflight, "with_tier", lambda asked, **_: asked)
+    nothing: Any = None
+    assert preflight.preflight(nothing, root=tmp_path, runs=tmp_path, as_json=True) == status

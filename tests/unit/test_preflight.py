@@ -55,6 +55,10 @@ def breaks(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, change: Calla
 def test_first_loss(candidate: Candidate, monkeypatch: pytest.MonkeyPatch) -> None:
     passed, told = checks.first_loss(candidate)
     assert passed and "of a model that knows nothing 1.7951" in told
+    for factor in (0.6, 0.7, 1.3, 1.4):
+        with monkeypatch.context() as known:
+            known.setattr(checks, "_losses", lambda *_, loss=factor * 1.7951: iter([loss]))
+            assert checks.first_loss(candidate)[0] == (0.65 < factor < 1.35)
     breaks(
         monkeypatch,
         TinyRecursiveModel,
@@ -62,15 +66,6 @@ def test_first_loss(candidate: Candidate, monkeypatch: pytest.MonkeyPatch) -> No
         lambda thought: thought._replace(logits=30 * thought.logits),
     )
     assert not checks.first_loss(candidate)[0]
-
-
-@pytest.mark.parametrize(("factor", "passes"), [(1.3, True), (1.4, False), (0.7, True), (0.6, False)])
-def test_how_far_the_first_loss_may_be(
-    factor: float, passes: bool, candidate: Candidate, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    expected = checks.expected_loss(candidate.subject.dataset.spec)
-    monkeypatch.setattr(checks, "_losses", lambda *_: iter([factor * expected]))
-    assert checks.first_loss(candidate)[0] == passes
 
 
 @pytest.mark.slow
@@ -173,7 +168,6 @@ def test_round_trip(part: str, candidate: Candidate, monkeypatch: pytest.MonkeyP
 def test_a_loss_that_is_another_after_the_round_trip(
     candidate: Candidate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Though the weights are the same: what is logged goes on, too."""
     step, calls = loop.optimizer_step, list[int]()
 
     def last_one_differs(*words: Any) -> Any:
@@ -182,8 +176,7 @@ def test_a_loss_that_is_another_after_the_round_trip(
         return [dataclasses.replace(part, loss=part.loss + (len(calls) == 4)) for part in sums]
 
     monkeypatch.setattr(loop, "optimizer_step", last_one_differs)
-    passed, told = checks.round_trip(candidate)
-    assert not passed and told.startswith("losses of the next step ")
+    assert not checks.round_trip(candidate)[0], "though the weights are the same"
 
 
 def test_static_graph(candidate: Candidate, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -260,17 +253,6 @@ def test_what_is_raised_below_models_is_the_models(tmp_path: Path) -> None:
         names["forward"]("width")
     assert preflight.failure(error.value, root=tmp_path) == "models/mine/model.py:2: KeyError: 'width'"
     assert preflight.failure(error.value, root=tmp_path / "other") == ""
-
-
-@pytest.mark.parametrize(("passed", "status"), [((True, True), 0), ((True, False), 1), ((False, False), 1)])
-def test_one_failed_check_fails_all(
-    passed: tuple[bool, ...], status: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    found = [preflight.Check(f"check {n}", each, "told", 0.1) for n, each in enumerate(passed)]
-    monkeypatch.setattr(preflight, "_checks", lambda *_, **__: iter(found))
-    monkeypatch.setattr(preflight, "with_tier", lambda asked, **_: asked)
-    nothing: Any = None
-    assert preflight.preflight(nothing, root=tmp_path, runs=tmp_path, as_json=True) == status
 
 
 def test_a_model_that_cannot_be_measured_is_the_only_check(monkeypatch: pytest.MonkeyPatch) -> None:

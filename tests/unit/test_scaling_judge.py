@@ -236,10 +236,10 @@ def test_budgets_that_too_few_sizes_meet_are_refused_before_any_loss() -> None:
     assert uncovered(points).startswith("2 budgets")
     assert lacks(points, "chinchilla") == [uncovered(points)]
     rounded = [
-        Point(parameters=5004 * size, tokens=5842 * tokens, loss=math.nan)
+        Point(parameters=5547 * size, tokens=6870 * tokens, loss=math.nan)
         for size, tokens in itertools.product((1, 1.1, 1.2), (1, 4))
     ]
-    assert len(covered(rounded)) == 5, "the ends of a range are in it, whatever rounding makes of them"
+    assert len(covered(rounded)) == 5, "the least data is in a range, whatever rounding makes of it"
     alike = [point for point in points if point.parameters < 1e6]
     assert len(covered(alike)) == 5 and not uncovered(alike)
     apart = [dataclasses.replace(point, parameters=2e4 * point.tokens / 1e6) for point in points]
