@@ -299,12 +299,10 @@ def _is_named(entry: _Entry) -> bool:
     if choice is None or choice.visibility or entry.value != "y":
         return False
     derived = find(symbol.kconfig, (choice.name or "").removesuffix("_CHOICE"))
-    names = (
-        [value.str_value for value, when in derived.defaults if symbol in reasons.items_in(when)]
-        if derived
-        else []
-    )
-    return bool(derived) and derived.str_value in names
+    if derived is None:
+        return False
+    names = [value.str_value for value, when in derived.defaults if symbol in reasons.items_in(when)]
+    return derived.str_value in names
 
 
 def _problem(entry: _Entry) -> _Problem | None:
