@@ -10,8 +10,8 @@ Lists are comma-separated without spaces; in a rising one each element is more t
 A path is not empty; a text may be.
 
 A line `Neutral: n` in the help of any symbol (of a choice, of the string that names its member) has the
-value, as .config would, at which training is as if the option did not exist. A new option that has one, and its
-default there, leaves the identity of every run as it is.
+value, as .config would, at which training is as if the option did not exist. A new option that has one, with
+its default there, leaves the identity of every run as it is.
 """
 
 from __future__ import annotations

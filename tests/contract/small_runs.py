@@ -120,7 +120,7 @@ def _needed(trial: Trial, *, subject: Subject) -> dict[str, int]:
 def plan_on(place: Place, config: Config, subject: Subject, hardware: Hardware) -> Plan:
     facts = dataclasses.replace(subject.facts, bytes_per_sample=SAMPLE_BYTES)
     probed = Probed(
-        measurements=(Measurement(micro_batch=1, need_bytes=1, samples_per_second=1),), failures=()
+        measurements=(Measurement(micro_batch=2, need_bytes=1, samples_per_second=1),), failures=()
     )
     predictor = SimpleNamespace(predictor=lambda _: partial(_needed, subject=subject))
     with (
