@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import itertools
+import shutil
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -88,6 +89,18 @@ def data_nowhere(place: Place, config: Config) -> Outcome:
     return wanted
 
 
+def data_damaged(place: Place, config: Config) -> Outcome:
+    """What becomes of a folder of images, one of which cannot be decoded."""
+    if config.dataset != "image_folder":
+        return None
+    damaged = place.root / "damaged"
+    folder = damaged / "data" / "image_folder"
+    if not folder.exists():
+        shutil.copytree(place.root / "data" / "image_folder", folder)
+        (folder / "train" / "a" / "broken.png").write_bytes(b"no image")
+    return Place(damaged).subject(config).facts
+
+
 def model(place: Place, config: Config) -> Outcome:
     """The shapes of its weights, what a sample takes of it, and of what data."""
     subject = place.subject(config)
@@ -165,7 +178,7 @@ def launch(place: Place, config: Config) -> Outcome:
     with mock.patch.object(cluster, "probe", machine_of):
         found.append(tried(cluster.command_line, config, name=name, runs=folder))
     of_slurm = partial(cluster.script_of, configuration="", folder=folder, runs=folder)
-    given = {"image": "image", "storage": "storage", "gpu": "gpu"}
+    given = {"image": "image", "storage": "storage", "accelerator": "gpu"}
     of_ray = partial(cluster.file_of, to="ray", name=name, configuration="", given=given)
     return *found, tried(of_slurm, config), tried(of_ray, config)
 
@@ -192,5 +205,5 @@ def files(place: Place, config: Config) -> Outcome:
 
 
 WITNESSES: tuple[Witness, ...] = (
-    tiers, model, plans, data, job, training, shortage, launch, files, data_nowhere, memory,
+    tiers, model, plans, data, job, training, shortage, launch, files, data_nowhere, data_damaged, memory,
 )  # fmt: skip
