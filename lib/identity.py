@@ -15,15 +15,13 @@ from lib.errors import ToolkitError
 from lib.kconf import Resolved, Value, values_from_json
 from lib.rundir import RunDir
 
-# Symbols, by the beginnings of their names, that change no number of a training run: where, on how many
-# devices and how often it is launched, how its data are fetched, what is logged and kept.
-_NOT_OF_TRAINING = (
+# Symbols that change no number of a training run: where, on how many devices and how often it is launched,
+# how its data are fetched, what is logged and kept; and groups of such symbols.
+_NOT_OF_TRAINING = {
     "NUM_DEVICES",
     "DIST_NNODES",
     "DIST_ENDPOINT",
     "DIST_MAX_RESTARTS",
-    "SLURM_",
-    "SINK_",
     "TABLE_SCALE",
     "DATA_DOWNLOAD",
     "DATA_PLACEMENT",
@@ -36,11 +34,20 @@ _NOT_OF_TRAINING = (
     "CHECKPOINT_SECONDS",
     "CHECKPOINT_ASYNC",
     "CHECKPOINT_URL",
-    "KEEP_",
+    "KEEP_LAST",
+    "KEEP_BEST",
     "RESUME",
+}
+_GROUPS = ("SLURM_", "SINK_")
+# What identities left out until 0.1.0, when they were made of every symbol of the tree, by beginnings.
+_NOT_OF_TRAINING_FORMERLY = (
+    "NUM_DEVICES",
+    "DIST_NNODES",
+    "DIST_ENDPOINT",
+    "DIST_MAX_RESTARTS",
+    "CHECKPOINT_URL",
+    *_GROUPS,
 )
-# What identities left out until 0.1.0, when they were made of every symbol of the tree.
-_NOT_OF_TRAINING_FORMERLY = (*_NOT_OF_TRAINING[:6], "CHECKPOINT_URL")
 
 
 def identity(in_effect: Mapping[str, Value]) -> str:
@@ -49,7 +56,7 @@ def identity(in_effect: Mapping[str, Value]) -> str:
     in_effect: of a `lib.kconf.Resolved`; so neither another model or data set nor a new option at its neutral
     value changes the identity. What changes no number of a run is left out, for it may change on the way.
     """
-    return _digest(_of_training(in_effect, _NOT_OF_TRAINING))
+    return _digest(_of_training(in_effect))
 
 
 def is_identity(known: str, resolved: Resolved, *, stored: Callable[[], Mapping[str, Value] | None]) -> bool:
@@ -63,18 +70,23 @@ def is_identity(known: str, resolved: Resolved, *, stored: Callable[[], Mapping[
     values = stored()
     if values is None or known != former_identity(values):
         return False
-    wanted = _of_training(resolved.in_effect, _NOT_OF_TRAINING)
+    wanted = _of_training(resolved.in_effect)
     removed = [value for name, value in values.items() if name not in resolved.values]
     return not any(removed) and all(name in values and values[name] == wanted[name] for name in wanted)
 
 
 def former_identity(values: Mapping[str, Value]) -> str:
     """The identity of a run up to 0.1.0, of the values of every symbol that its tree had."""
-    return _digest(_of_training(values, _NOT_OF_TRAINING_FORMERLY))
+    kept = {name: value for name, value in values.items() if not name.startswith(_NOT_OF_TRAINING_FORMERLY)}
+    return _digest(kept)
 
 
-def _of_training(values: Mapping[str, Value], left_out: tuple[str, ...]) -> dict[str, Value]:
-    return {name: value for name, value in values.items() if not name.startswith(left_out)}
+def _of_training(values: Mapping[str, Value]) -> dict[str, Value]:
+    return {
+        name: value
+        for name, value in values.items()
+        if name not in _NOT_OF_TRAINING and not name.startswith(_GROUPS)
+    }
 
 
 def _digest(values: Mapping[str, Value]) -> str:

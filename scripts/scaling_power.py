@@ -107,6 +107,8 @@ def main() -> int:
     parser.add_argument("--sweeps", type=int, default=SWEEPS, help="of each kind")
     parser.add_argument("--knee", type=float, nargs="*", default=[], help="other sizes at which to saturate")
     options = parser.parse_args()
+    if options.sweeps < 1 or min(options.knee, default=1.0) <= 0:
+        parser.error("sweeps and sizes are above 0")
     others = [
         Case(law=law, kind="saturating", factor=factor, noise=noise, knee=knee)
         for knee, law, factor, noise in itertools.product(options.knee, LAWS, FACTORS, NOISES)

@@ -90,7 +90,7 @@ def small_config(model: str = "lenet5", **changes: Any) -> Config:
     }
     config = make_config(model)
     if "width" in config.model_options:
-        narrow = {"width": 4, "heads": 2, "layers": 2}
+        narrow = {"width": 8 if model.startswith("resnet") else 4, "heads": 2, "layers": 2}
         settings |= {"model_options": {n: narrow.get(n, v) for n, v in config.model_options.items()}}
     return dataclasses.replace(config, **(settings | changes))
 

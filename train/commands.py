@@ -132,18 +132,18 @@ def _carry_out(order: Order, find_run: Callable[[], RunDir | None], *, again: Ru
     find_run: the run to go on with, locked; None to begin a new one.
     again:    an earlier run of the same configuration, to tell what is different.
     """
-    check_packages(order.config)
-    check_storage(order.config)
-    subject = open_to_train(order.config, root=order.root, say=say)
     gathering = gathering_of(nodes=order.config.dist_nnodes, endpoint=order.config.dist_endpoint)
-    if gathering is not None:
-        launch_on_many(order.config, order.resolved, gathering)
-    if order.config.dist_endpoint:
+    if gathering is None and order.config.dist_endpoint:
         raise ConfigError(
             f"CONFIG_DIST_ENDPOINT={order.config.dist_endpoint} is for several machines",
             why=f"CONFIG_DIST_NNODES={order.config.dist_nnodes} is one",
             todo="set CONFIG_DIST_NNODES to their number, or leave CONFIG_DIST_ENDPOINT empty",
         )
+    check_packages(order.config)
+    check_storage(order.config)
+    subject = open_to_train(order.config, root=order.root, say=say)
+    if gathering is not None:
+        launch_on_many(order.config, order.resolved, gathering)
     run = find_run()
     hardware = probe(order.config.device)
     plan = plan_for(order, subject, hardware, run)

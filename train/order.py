@@ -6,6 +6,8 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
+
 from lib import kconf
 from lib.config import Config
 from lib.errors import PlanError
@@ -17,11 +19,12 @@ from lib.plan.show import show
 from lib.plan.types import Hardware, Plan
 from lib.rundir import RunDir
 from train.budget import warm_up_text
+from train.contract import check_channels_last
 from train.forecast import Footprints
 from train.probing import Bench, known_or_measured
 from train.setup import epochs_ahead
 from train.stored import say, stored
-from train.subject import Subject
+from train.subject import Subject, built
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,6 +60,9 @@ def check_run(config: Config, plan: Plan, subject: Subject) -> None:
     """Raise ConfigError, before there is a run directory, for what the plan leaves to training to find."""
     warm_up_text(config, train_size=subject.dataset.train.size, effective_batch=plan.effective_batch)
     epochs_ahead(config, plan, subject.dataset.train, say=lambda _: None)
+    if plan.channels_last and plan.device == "cpu":
+        with torch.device("meta"):
+            check_channels_last(built(config, subject.dataset.spec))
 
 
 def _kept(run: RunDir, order: Order, hardware: Hardware) -> Plan | None:

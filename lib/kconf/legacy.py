@@ -13,6 +13,23 @@ from lib.kconf.reader import Assignment, Finding, Layer
 
 FILE = "Kconfig.legacy"
 
+# Symbols, by the beginnings of their names, that could be set beside a policy, device, data set or option
+# that decides what they say, until they were hidden there. Configurations of then lose nothing by it.
+OVERRULED = (
+    "AUTO_METHOD_",
+    "BATCH_TABLE_STRICT",
+    "TARGET_EFFECTIVE_BATCH",
+    "DIST_STRATEGY_",
+    "CHANNELS_LAST",
+    "ACTIVATION_OFFLOAD",
+    "CHUNKED_CROSS_ENTROPY",
+    "RESNET_BK_ALLOW_LEAK",
+    "TRM_HEADS",
+    "SIGN_LEARNING_RATE",
+    "HALT_EXPLORATION",
+    "LOOPED_TOGETHER",
+)
+
 _CONFIG = re.compile(r"config ([A-Z][A-Z0-9_]*)")
 _FATE = re.compile(r'\s+(?:renamed ([A-Z][A-Z0-9_]*)|removed "([^"]+)")')
 

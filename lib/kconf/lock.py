@@ -60,7 +60,7 @@ def _acquire(lock: Path, path: Path, words: str) -> int | None:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            holder = os.pread(descriptor, 1000, 0).decode()
+            holder = os.pread(descriptor, 1000, 0).decode(errors="replace")
             os.close(descriptor)
             told = _tell_holder(holder, path, told=told)
             time.sleep(_PAUSE_SECONDS)
@@ -100,8 +100,8 @@ def _tell_holder(words: str, path: Path, *, told: bool) -> bool:
     """Say once for whom this waits, as soon as that is written. Raises ConfigError for whom it does not."""
     if not words:
         return told
-    interactive, command, process, machine = words.split()
-    holder = f"{command} (process {process} on {machine})"
+    interactive, command, process, machine = (*words.split(), "", "", "", "")[:4]
+    holder = f"{command} (process {process} on {machine})" if machine else "another program"
     if interactive == "1":
         raise ConfigError(f"{holder} has {display(path)} open", todo="end that first")
     if not told:

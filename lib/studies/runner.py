@@ -1,7 +1,7 @@
 """Train every run of an experiment, none twice, and put what came out in a table.
 
-A run is known by its identity (`lib.config.identity`): what is there already is kept, whatever file asked for
-it. One that fails is told, and the others go on.
+A run is known by its identity (`lib.identity`): what is there already is kept, whatever file asked for it.
+One that fails is told, and the others go on.
 """
 
 from __future__ import annotations

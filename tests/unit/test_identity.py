@@ -161,3 +161,10 @@ def test_values_are_asked_for_only_where_the_name_is_another() -> None:
         raise AssertionError
 
     assert is_identity(identity(asked.in_effect), asked, stored=never)
+
+
+def test_an_option_of_a_model_with_a_name_that_begins_like_a_symbol_counts() -> None:
+    asked = dict(resolved(ROOT).in_effect)
+    assert "PREFETCH" in asked and "KEEP_LAST" in asked
+    one, other = ({**asked, "PREFETCH_WIDTH": width} for width in (8, 16))
+    assert identity(one) != identity(other)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -46,6 +47,27 @@ def test_a_file_of_before_that_agrees_is_read(tmp_path: Path) -> None:
     hidden = ("DIST_STRATEGY_AUTO", "AUTO_METHOD_PREDICT")
     file.write_text(now.text + "".join(f"CONFIG_{name}=y\n" for name in hidden))
     assert kconf.load(root=ROOT, config_file=file).values == now.values
-    file.write_text(now.text + "CONFIG_DIST_STRATEGY_FSDP=y\n")
+
+
+@pytest.mark.parametrize(("words", "name"), DECIDED)
+def test_in_a_full_file_of_before_it_is_a_notice(words: str, name: str, tmp_path: Path) -> None:
+    """Tools wrote it where it had no effect; stored runs have such files."""
+    *others, own = words.split()
+    now = kconf.load(root=ROOT, config_file=ROOT / "defconfigs/lenet5", overrides=given(" ".join(others)))
+    value = own.partition("=")[2] or "y"
+    line = f'CONFIG_{name}="{value}"' if "." in value else f"CONFIG_{name}={value}"
+    line = f"# CONFIG_{name} is not set" if value == "n" else line
+    kept = [each for each in now.text.splitlines() if not re.match(rf"(# )?CONFIG_{name}[ =]", each)]
+    file = tmp_path / "config"
+    file.write_text("\n".join([*kept, line]) + "\n")
+    found = kconf.load(root=ROOT, config_file=file)
+    assert found.values == now.values
+    assert any(f"CONFIG_{name}" in notice and "has no effect" in notice for notice in found.notices)
+
+
+def test_what_was_never_shown_is_a_fault_in_a_full_file_too(tmp_path: Path) -> None:
+    file = tmp_path / "config"
+    text = kconf.load(root=ROOT, config_file=ROOT / "defconfigs/lenet5").text
+    file.write_text(text + "CONFIG_LOOPED_WIDTH=16\n")
     with pytest.raises(ConfigError, match="1 fault"):
         kconf.load(root=ROOT, config_file=file)
