@@ -45,7 +45,7 @@ def narrow_config(defconfig: str) -> Config:
     file = ROOT / "defconfigs" / defconfig
     for model in ("RESNET18", "RESNET50"):
         if f"CONFIG_MODEL_{model}=y" in file.read_text():
-            values |= {"CONFIG_NORM_BATCH": str(NORM_BATCH), f"CONFIG_{model}_WIDTH": "4"}
+            values |= {"CONFIG_NORM_BATCH": str(NORM_BATCH), f"CONFIG_{model}_WIDTH": "8"}
     if "CONFIG_MODEL_GPT2=y" in file.read_text():
         sizes = {"LAYERS": "2", "HEADS": "2", "WIDTH": "16"}
         values |= {"CONFIG_GPT2_SIZE_CUSTOM": "y"} | {f"CONFIG_GPT2_{k}": v for k, v in sizes.items()}
