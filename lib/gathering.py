@@ -49,10 +49,11 @@ class Route:
     serves: str | None = None  # the endpoint's address where it is one of this machine, and known by number
 
 
-def gathering_of(*, nodes: str, endpoint: str | None) -> Gathering | None:
-    """What CONFIG_DIST_NNODES and CONFIG_DIST_ENDPOINT ask for; None for one machine.
+def gathering_of(*, nodes: str, endpoint: str | None, default: str = "") -> Gathering | None:
+    """Return what CONFIG_DIST_NNODES and CONFIG_DIST_ENDPOINT request; None for one node.
 
-    Raises ConfigError where they make no sense.
+    default: the endpoint of several nodes where none is requested. Raises ConfigError where they make no
+    sense.
     """
     found = _NODES.fullmatch(nodes)
     least = int(found["least"]) if found else 0
@@ -63,11 +64,18 @@ def gathering_of(*, nodes: str, endpoint: str | None) -> Gathering | None:
             todo="write it as 4, or as 2:4 for two to four",
         )
     if most == 1:
+        if endpoint:
+            raise ConfigError(
+                f"CONFIG_DIST_ENDPOINT={endpoint} is for several machines",
+                why=f"CONFIG_DIST_NNODES={nodes} is one",
+                todo="set CONFIG_DIST_NNODES to their number, or leave CONFIG_DIST_ENDPOINT empty",
+            )
         return None
-    place = _ENDPOINT.fullmatch(endpoint or "")
-    if endpoint is None or place is None or int(place["port"]) > _LARGEST_PORT:
+    endpoint = endpoint or default
+    place = _ENDPOINT.fullmatch(endpoint)
+    if place is None or int(place["port"]) > _LARGEST_PORT:
         raise ConfigError(
-            f"CONFIG_DIST_ENDPOINT={endpoint or ''} is no place to meet",
+            f"CONFIG_DIST_ENDPOINT={endpoint} is no place to meet",
             why=f"{nodes} machines are to train together",
             todo=f"write it as HOST:PORT, the host being one of them, the port at most {_LARGEST_PORT}",
         )

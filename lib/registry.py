@@ -120,6 +120,7 @@ def place_in_models(error: Exception, *, root: Path) -> str:
 class Layout(Protocol):
     """What models/<name>/huggingface.py must define, where there is one."""
 
+    require_package: Callable[[], Any]  # raises ConfigError where it is not installed
     save: Callable[[Any, str], None]  # of the model and the path of a safetensors file
     load: Callable[[Any, str], None]
     configuration: Callable[[Any], dict[str, Any]]  # of the model: the contents of config.json

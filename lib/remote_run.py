@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,8 @@ from lib.rundir import (
     checkpoint_step,
 )
 from lib.storage import MissingError, Storage
+
+_CONCURRENT_REQUESTS = 16
 
 
 def contents(run: RunDir) -> dict[str, bytes]:
@@ -220,7 +223,10 @@ def unfinished(storage: Storage, resolved: Resolved) -> list[RemoteRun]:
     Raises StorageError where the storage fails.
     """
     found = [RemoteRun(name, storage.below(name)) for name in storage.entries()]
-    return [run for run in found if run.trains(resolved) and not run.is_done()]
+    # Each run of another configuration costs a request, which takes long where there are hundreds.
+    with ThreadPoolExecutor(_CONCURRENT_REQUESTS) as pool:
+        wanted = pool.map(lambda run: run.trains(resolved) and not run.is_done(), found)
+        return [run for run, is_wanted in zip(found, wanted, strict=True) if is_wanted]
 
 
 def _manifest(path: Path, *, step: int) -> tuple[bytes, dict[str, Any]]:

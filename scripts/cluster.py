@@ -104,8 +104,8 @@ def script_of(config: Config, *, configuration: str, folder: Path, runs: Path) -
     Raises ConfigError for a number of machines that is none, too short a time, or GPUs that do not fit
     the device.
     """
-    endpoint = config.dist_endpoint or f"localhost:{PORT}"  # the script finds the real one
-    gathering = gathering_of(nodes=config.dist_nnodes, endpoint=endpoint)
+    local = f"localhost:{PORT}"  # the script finds the real one
+    gathering = gathering_of(nodes=config.dist_nnodes, endpoint=config.dist_endpoint, default=local)
     batch = Batch(
         model=config.model,
         nodes=gathering.least if gathering is not None else 1,
@@ -140,8 +140,8 @@ def file_of(config: Config, *, to: str, name: str, configuration: str, given: Ma
         of = f" TO={to}" if to else ""
         raise ConfigError(f"make emit{of} needs {'; '.join(lacking)}", why="only you can know that")
     processes = _processes_on(config.num_devices or 1, config)
-    endpoint = config.dist_endpoint or f"{FIRST}:{PORT}"
-    gathering = gathering_of(nodes=config.dist_nnodes, endpoint=endpoint)
+    first = f"{FIRST}:{PORT}"
+    gathering = gathering_of(nodes=config.dist_nnodes, endpoint=config.dist_endpoint, default=first)
     if gathering is not None:
         if gathering.is_elastic:
             raise ConfigError(

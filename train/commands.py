@@ -15,7 +15,7 @@ from lib.backend import Backend, is_out_of_memory, open_backend
 from lib.chips import launch_variables
 from lib.config import config_from_values
 from lib.console import Console
-from lib.errors import ConfigError, ToolkitError, run_main
+from lib.errors import ToolkitError, run_main
 from lib.gathering import gathering_of
 from lib.hardware import environment, probe
 from lib.identity import identity
@@ -133,12 +133,6 @@ def _carry_out(order: Order, find_run: Callable[[], RunDir | None], *, again: Ru
     again:    an earlier run of the same configuration, to tell what is different.
     """
     gathering = gathering_of(nodes=order.config.dist_nnodes, endpoint=order.config.dist_endpoint)
-    if gathering is None and order.config.dist_endpoint:
-        raise ConfigError(
-            f"CONFIG_DIST_ENDPOINT={order.config.dist_endpoint} is for several machines",
-            why=f"CONFIG_DIST_NNODES={order.config.dist_nnodes} is one",
-            todo="set CONFIG_DIST_NNODES to their number, or leave CONFIG_DIST_ENDPOINT empty",
-        )
     check_packages(order.config)
     check_storage(order.config)
     subject = open_to_train(order.config, root=order.root, say=say)

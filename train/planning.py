@@ -15,6 +15,7 @@ from typing import Any
 from lib import kconf
 from lib.config import Config, config_from_values
 from lib.errors import PlanError
+from lib.gathering import gathering_of
 from lib.gpus import Gpu, find_gpu
 from lib.hardware import probe
 from lib.hyperparams import apply_hyperparams
@@ -37,6 +38,7 @@ from train.forecast import Footprint, Footprints
 from train.probing import Bench, known
 from train.stored import say
 from train.subject import Subject, unopened_subject
+from train.weights import check_file
 
 BAR_COLUMNS = 40
 UNBOUNDED = 10**6  # columns of what is no terminal
@@ -83,12 +85,16 @@ class Outlook:
 def plan(asked: kconf.Resolved, *, root: Path, gpu: str, as_json: bool) -> int:
     """Print what would be decided, and why: for this machine, or for what `gpu` names.
 
-    Raises PlanError where nothing fits, with what would; ConfigError where a warm-up has no end.
+    Raises PlanError where nothing fits, with what would; ConfigError for a warm-up without an end, a wrong
+    endpoint, or initial weights that this machine cannot read.
     """
     names = machine_names(gpu) if gpu else ()
     tell = _say_nothing if as_json else say
     resolved = _at_tier(asked, names, root=root, tell=tell)
     config = config_from_values(resolved.values)
+    gathering_of(nodes=config.dist_nnodes, endpoint=config.dist_endpoint)
+    if not names:  # the file may be on the machine that is only named
+        check_file(config, root)
     subject = unopened_subject(config, root=root, say=tell)
     if len(names) > 1:
         return _compare(config, subject, names, as_json=as_json)

@@ -144,6 +144,8 @@ def _differences(run: RunDir, resolved: kconf.Resolved) -> str:
         for name, value in resolved.in_effect.items()
         if name not in known or known[name] != value
     ]
+    if known.keys().isdisjoint(resolved.in_effect):
+        return f"it was changed, and {run.path / 'values.json'} has no value of it"
     more = f" and {len(found) - _DIFFERENCES} more" if len(found) > _DIFFERENCES else ""
     return ", ".join(found[:_DIFFERENCES]) + more or "it was changed"
 

@@ -39,7 +39,10 @@ def initial_weights(config: Config, root: Path) -> Path | None:
 
 
 def check_file(config: Config, root: Path) -> None:
-    """Look at the beginning of the file. Raises ConfigError where it is no file of safetensors."""
+    """Look at the beginning of the file.
+
+    Raises ConfigError where it is no file of safetensors, or the package that reads them is not installed.
+    """
     file = initial_weights(config, root)
     if file is None:
         return
@@ -57,6 +60,7 @@ def check_file(config: Config, root: Path) -> None:
         raise ConfigError(f"{asked} cannot be read", why=error.strerror or str(error)) from error
     # A file of safetensors: the length of its header in 8 bytes, and the header, which is JSON.
     if start[8:9] == b"{" and 8 + int.from_bytes(start[:8], "little") <= size_bytes:
+        load_layout(config.model).require_package()
         return
     if not start:
         raise ConfigError(f"{asked} is empty", todo=_ACCEPTED)

@@ -1,8 +1,9 @@
-"""Symbols that are no more: renamed ones migrate with a notice, removed ones are refused with advice."""
+"""The past of symbols: renamed ones migrate with a notice, removed ones are refused with advice."""
 
 from __future__ import annotations
 
 import dataclasses
+import fnmatch
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,33 +14,18 @@ from lib.kconf.reader import Assignment, Finding, Layer
 
 FILE = "Kconfig.legacy"
 
-# Symbols, by the beginnings of their names, that could be set beside a policy, device, data set or option
-# that decides what they say, until they were hidden there. Configurations of then lose nothing by it.
-OVERRULED = (
-    "AUTO_METHOD_",
-    "BATCH_TABLE_STRICT",
-    "TARGET_EFFECTIVE_BATCH",
-    "DIST_STRATEGY_",
-    "CHANNELS_LAST",
-    "ACTIVATION_OFFLOAD",
-    "CHUNKED_CROSS_ENTROPY",
-    "RESNET_BK_ALLOW_LEAK",
-    "TRM_HEADS",
-    "SIGN_LEARNING_RATE",
-    "HALT_EXPLORATION",
-    "LOOPED_TOGETHER",
-)
-
-_CONFIG = re.compile(r"config ([A-Z][A-Z0-9_]*)")
-_FATE = re.compile(r'\s+(?:renamed ([A-Z][A-Z0-9_]*)|removed "([^"]+)")')
+_CONFIG = re.compile(r"config ([A-Z][A-Z0-9_]*\*?)")
+_FATE = re.compile(r'\s+(?:renamed ([A-Z][A-Z0-9_]*)|removed "([^"]+)"|(overruled))')
 
 
 @dataclass(frozen=True, slots=True)
 class Legacy:
-    """`renamed`: old name -> new name. `removed`: old name -> advice. All without prefix."""
+    """`renamed`: old name -> new name. `removed`: old name -> advice. `overruled`: patterns of names that
+    could once be set where something else decided all the same. All without prefix."""
 
     renamed: Mapping[str, str]
     removed: Mapping[str, str]
+    overruled: tuple[str, ...] = ()
 
     def names(self) -> set[str]:
         """Every symbol that is no more."""
@@ -48,6 +34,10 @@ class Legacy:
     def present(self, name: str) -> str:
         """What `name` is called now."""
         return self.renamed.get(name, name)
+
+    def was_overruled(self, name: str) -> bool:
+        """Whether a full configuration of before may set `name` where it is hidden now, and lose nothing."""
+        return any(fnmatch.fnmatchcase(name, pattern) for pattern in self.overruled)
 
 
 def read_legacy(root: Path) -> Legacy:
@@ -58,21 +48,25 @@ def read_legacy(root: Path) -> Legacy:
         return Legacy({}, {})
     renamed: dict[str, str] = {}
     removed: dict[str, str] = {}
+    overruled: list[str] = []
     name = ""
     for number, line in enumerate(_text_of(path).splitlines(), 1):
         if not line.strip() or line.startswith("#"):
             continue
         config, fate = _CONFIG.fullmatch(line), _FATE.fullmatch(line)
-        if config and not name and config[1] not in {*renamed, *removed}:
+        if config and not name and config[1] not in {*renamed, *removed, *overruled}:
             name = config[1]
-        elif fate and name:
-            (renamed if fate[1] else removed)[name] = fate[1] or fate[2]
+        elif fate and name and (fate[3] or "*" not in name):
+            if fate[3]:
+                overruled.append(name)
+            else:
+                (renamed if fate[1] else removed)[name] = fate[1] or fate[2]
             name = ""
         else:
             raise ConfigError(f"{FILE}:{number}: '{line.strip()}' is not expected here")
     if name:
-        raise ConfigError(f"{FILE}: config {name} says neither renamed nor removed")
-    return Legacy(renamed, removed)
+        raise ConfigError(f"{FILE}: config {name} says neither renamed, removed nor overruled")
+    return Legacy(renamed, removed, tuple(overruled))
 
 
 def _text_of(path: Path) -> str:

@@ -5,6 +5,7 @@ A rule takes a tree and yields a line for each breach.
 
 from __future__ import annotations
 
+import fnmatch
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -156,6 +157,9 @@ def what_is_no_more_is_no_symbol(tree: Any) -> Faults:
     for name in sorted(legacy.names()):
         if find(tree, name) is not None:
             yield f"{name} is in Kconfig.legacy, and is a symbol"
+    for pattern in legacy.overruled:
+        if not fnmatch.filter((symbol.name for symbol in tree.unique_defined_syms), pattern):
+            yield f"{pattern} is overruled in Kconfig.legacy, and no symbol has such a name"
     for old, new in legacy.renamed.items():
         if find(tree, new) is None:
             yield f"{old} is renamed {new} in Kconfig.legacy, which is not a symbol"

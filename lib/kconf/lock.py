@@ -19,6 +19,7 @@ from lib.kconf.project import refusals, tell
 from lib.kconf.tree import display
 
 _PAUSE_SECONDS = 0.05
+_WITHOUT_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 # Where no file can be made, none can be changed either: the command itself says so, if it comes to that.
 _NOT_WRITABLE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST)
 
@@ -65,6 +66,16 @@ def _acquire(lock: Path, path: Path, words: str) -> int | None:
             told = _tell_holder(holder, path, told=told)
             time.sleep(_PAUSE_SECONDS)
             continue
+        except OSError as error:
+            if error.errno not in _WITHOUT_LOCKS:
+                raise
+            tell(
+                [
+                    f"{display(lock.parent)} is on a file system without locks: two commands that change"
+                    f" {display(path)} at one moment can lose a change"
+                ]
+            )
+            return descriptor
         if _is_at(descriptor, lock):
             os.ftruncate(descriptor, 0)
             os.pwrite(descriptor, words.encode(), 0)
@@ -82,6 +93,12 @@ def _open(lock: Path, path: Path) -> int | None:
             if path.is_symlink() and not lock.parent.is_dir():
                 return None
             # Else a command that failed has removed the directory that it had made.
+        except IsADirectoryError as error:
+            raise ConfigError(
+                f"{display(lock)} is a directory",
+                why=f"it must be free for the lock of {display(path)}",
+                todo="move it elsewhere",
+            ) from error
         except OSError as error:
             if error.errno not in _NOT_WRITABLE or os.path.lexists(lock):
                 raise

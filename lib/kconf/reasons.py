@@ -7,11 +7,12 @@ from typing import Any
 
 import kconfiglib
 
-from lib.kconf.reader import MOST_TOLD, Assignment
+from lib.kconf.reader import Assignment
 from lib.kconf.spelling import expression
 from lib.kconf.tree import find, has_prompt, is_logical, option, shown
 
 _MOST_NAMES = 6
+_MOST_NAMED = 10  # of the symbols that a file says are off
 
 
 def unknown_symbol(tree: Any, name: str, value: str, *, near: bool = True) -> str:
@@ -24,8 +25,8 @@ def unknown_symbol(tree: Any, name: str, value: str, *, near: bool = True) -> st
 def absent_symbols(tree: Any, assignments: Sequence[Assignment], *, near: bool) -> str:
     """That a file says of symbols that are not defined that they are off, which they are; with the likeliest
     names, if `near`."""
-    names = [_absent(tree, assignment.name, near) for assignment in assignments[:MOST_TOLD]]
-    more = f" and {len(assignments) - MOST_TOLD} more" if len(assignments) > MOST_TOLD else ""
+    names = [_absent(tree, assignment.name, near) for assignment in assignments[:_MOST_NAMED]]
+    more = f" and {len(assignments) - _MOST_NAMED} more" if len(assignments) > _MOST_NAMED else ""
     are = "is not a symbol" if len(assignments) == 1 else "are not symbols"
     return f"{assignments[0].place}: {', '.join(names)}{more} {are} here, and off anyway"
 

@@ -194,12 +194,18 @@ def accept(configuration: StrictLoad, todo: str) -> Verdict:
     return verdict
 
 
-def rejection(findings: Sequence[Finding], todo: str, *, notices: Sequence[str] = ()) -> ConfigError:
-    """The error that tells `findings`, after the `notices` that help to find them."""
+def rejection(
+    findings: Sequence[Finding],
+    todo: str,
+    *,
+    notices: Sequence[str] = (),
+    where: str = "in the configuration",
+) -> ConfigError:
+    """Return the error that reports `findings`, after the `notices` that help to find them."""
     count = f"{len(findings)} faults" if len(findings) > 1 else "1 fault"
     told = foremost([f"note: {notice}" for notice in notices], "notes")
     told += foremost([str(finding) for finding in findings], "faults")
-    return ConfigError(f"{count} in the configuration", todo=todo, findings=told)
+    return ConfigError(f"{count} {where}", todo=todo, findings=told)
 
 
 def typed_value(symbol: Any) -> Value:

@@ -16,7 +16,7 @@ from typing import Any
 import kconfiglib
 
 from lib.kconf import reasons, spelling
-from lib.kconf.legacy import OVERRULED
+from lib.kconf.legacy import read_legacy
 from lib.kconf.reader import MOST_TOLD, Assignment, Finding, Layer, shipped_assignments
 from lib.kconf.tree import find, has_prompt, is_logical, option, shown
 
@@ -111,7 +111,7 @@ class StrictLoad:
             if id(entry.layer) in self._contradictory and problem.derived:
                 continue  # it depends on which of the two is meant, and that is a finding already
             # What took, and lost what it needs to a later layer, is told where it was written first.
-            lost = problem.hidden and (entry.took or (by_tool(entry.layer) and _was_overruled(entry)))
+            lost = problem.hidden and (entry.took or (by_tool(entry.layer) and self._was_overruled(entry)))
             at = self._written(entry) if lost else entry.assignment
             if lost and not self.refuse_replacing:
                 notices.append(f"{at.place}: {problem.text}")
@@ -187,6 +187,9 @@ class StrictLoad:
         if absent:
             self._notices.append(reasons.absent_symbols(self.tree, absent, near=not layer.by_tool))
         return entries
+
+    def _was_overruled(self, entry: _Entry) -> bool:
+        return read_legacy(Path(self.tree.srctree)).was_overruled(entry.symbol.name)
 
     def _add_unknown(self, assignment: Assignment) -> None:
         self._unknown += 1
@@ -305,11 +308,6 @@ def _is_harmless(entry: _Entry) -> bool:
     """Whether an assignment that a tool wrote loses nothing: it is what the tree has anyway, set or not."""
     hidden_alike = not entry.symbol.visibility and entry.symbol.str_value == entry.value
     return _is_as_written(entry.assignment, entry.symbol) or hidden_alike or _is_named(entry)
-
-
-def _was_overruled(entry: _Entry) -> bool:
-    """Whether a full configuration of before may set it where something else decided all the same."""
-    return bool(entry.symbol.name.startswith(OVERRULED))
 
 
 def _is_named(entry: _Entry) -> bool:

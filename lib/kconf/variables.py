@@ -66,7 +66,7 @@ def check_variables(root: Path, environ: Mapping[str, str]) -> None:
         elif find(tree, legacy.renamed.get(symbol, symbol)) is None:
             findings.append(Finding("command line", 0, reasons.unknown_symbol(tree, symbol, value)))
     if findings:
-        raise rejection(findings, "nothing was done")
+        raise rejection(findings, "nothing was done", where="on the command line")
 
 
 def _strange(goal: str, targets: list[str]) -> str:

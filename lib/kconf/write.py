@@ -97,5 +97,6 @@ def _written(write: Any, tree: Any, **arguments: object) -> str:
 
     with tempfile.TemporaryDirectory(prefix="kconf-") as directory:
         path = Path(directory) / "config"
-        write(tree, str(path), **arguments)
+        with atomic.naming(path):
+            write(tree, str(path), **arguments)
         return path.read_bytes().decode("utf-8")

@@ -80,3 +80,10 @@ def why_norm_batch(config: Asked, facts: ModelFacts) -> str:
     if config.norm_batch is None:  # hidden
         follow += f"; select MODEL_HAS_BATCHNORM in models/{config.model}/Kconfig to have CONFIG_NORM_BATCH"
     return follow
+
+
+def norm_batch_remedy(config: Asked) -> str:
+    """Return what makes statistics those of groups, for a model that has them over the micro-batch."""
+    if config.norm_batch is None:
+        return f"CONFIG_NORM_BATCH=32 (once models/{config.model}/Kconfig selects MODEL_HAS_BATCHNORM)"
+    return "CONFIG_NORM_BATCH=32"

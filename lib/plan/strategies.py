@@ -11,7 +11,7 @@ from lib.plan.asked import Asked, Decision
 from lib.plan.assumed import MOST_DEVICES
 from lib.plan.fitting import NoRoomError, predicted
 from lib.plan.placement import NAMES, Placement
-from lib.plan.reasons import told, why_memory
+from lib.plan.reasons import norm_batch_remedy, told, why_memory
 from lib.plan.roofline import FLOP_SHARES, SHORT_SECONDS, StepWork, peak_flop_per_second, step_seconds
 from lib.plan.sharding import held, layouts, split_over
 from lib.plan.sizing import Situation, Sizes, Way, choose_sizes
@@ -105,7 +105,7 @@ def _check_running_statistics(config: Asked, facts: ModelFacts, placement: Place
         raise PlanError(
             "CONFIG_NORM_BATCH=0 cannot be honoured on several XLA devices",
             why="each would keep running statistics of its own",
-            todo="set CONFIG_NORM_BATCH=32, or CONFIG_NUM_DEVICES=1",
+            todo=f"set {norm_batch_remedy(config)}, or CONFIG_NUM_DEVICES=1",
         )
 
 
@@ -204,7 +204,7 @@ def _obstacle(config: Asked, facts: ModelFacts, placement: Placement, way: Way) 
     if way.channels_last and any(len(shape) == 4 for shape in shapes):
         return Decision("filters in channels-last order cannot be cut", "CONFIG_CHANNELS_LAST=n")
     if facts.has_batchnorm and not config.norm_batch:
-        return Decision("plain batch normalisation needs whole copies", "CONFIG_NORM_BATCH=32")
+        return Decision("plain batch normalisation needs whole copies", norm_batch_remedy(config))
     if () in shapes:
         return Decision("a weight without dimensions cannot be cut", "a model whose weights have some")
     if config.compile == "manual" and config.compile_model:

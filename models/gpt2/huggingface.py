@@ -111,7 +111,7 @@ def configuration(model: GPT2) -> dict[str, Any]:
 def save(model: GPT2, path: str) -> None:
     """Write the weights to a safetensors file. Raises ConfigError without the package."""
     weights = to_huggingface(model)
-    _safetensors().torch.save_file(weights, path, metadata={"format": "pt"})
+    require_package().torch.save_file(weights, path, metadata={"format": "pt"})
 
 
 def load(model: GPT2 | TextClassifier, path: str) -> None:
@@ -119,7 +119,7 @@ def load(model: GPT2 | TextClassifier, path: str) -> None:
 
     Raises ConfigError without the package, for a file that is none, and for weights of another model.
     """
-    package = _safetensors()
+    package = require_package()
     try:
         tensors = package.torch.load_file(path)
     except package.SafetensorError as error:
@@ -162,7 +162,8 @@ def _transposed(module: nn.Module) -> bool:
     return isinstance(module, nn.Linear)
 
 
-def _safetensors() -> Any:
+def require_package() -> Any:
+    """Return the package safetensors. Raises ConfigError where it is not installed."""
     try:
         import safetensors.torch
     except ImportError as error:

@@ -204,7 +204,7 @@ def test_check_variables(kconf, monkeypatch):
         [],
         [
             "command line: LR=3 is not a variable of this Makefile; did you mean CONFIG_LEARNING_RATE?",
-            "error: 1 fault in the configuration; nothing was done",
+            "error: 1 fault on the command line; nothing was done",
         ],
     )
 

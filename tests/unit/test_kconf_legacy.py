@@ -140,7 +140,8 @@ def test_an_old_name_can_be_set_and_explained(kconf):
         ("config A\nconfig B\n", "Kconfig.legacy:2: 'config B' is not expected here"),
         ("config A\n\trenamed B\nconfig A\n", "Kconfig.legacy:3: 'config A' is not expected here"),
         ('config A\n\tremoved "\udcff"\n', "Kconfig.legacy:2: is not UTF-8"),
-        ("config A\n", "Kconfig.legacy: config A says neither renamed nor removed"),
+        ("config A\n", "Kconfig.legacy: config A says neither renamed, removed nor overruled"),
+        ("config A*\n\trenamed B\n", "Kconfig.legacy:2: 'renamed B' is not expected here"),
         ("config A\n\tremoved\n", "Kconfig.legacy:2: 'removed' is not expected here"),
     ],
 )

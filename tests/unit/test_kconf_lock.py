@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import shutil
 import subprocess
@@ -120,6 +121,23 @@ def test_what_cannot_be_written_needs_no_lock(kconf, monkeypatch):
     monkeypatch.setattr(os, "open", refused)
     status, out, err = kconf("setconfig", "EMA=y")
     assert (status, out, err) == (0, [".config: already has that"], [])
+
+
+def test_a_file_system_without_locks_is_told(project, kconf, monkeypatch):
+    monkeypatch.setattr(fcntl, "flock", lambda *_: (_ for _ in ()).throw(OSError(errno.ENOLCK, "No locks")))
+    status, _, err = kconf("setconfig", "EMA=y")
+    assert status == 0 and "is on a file system without locks" in err[0]
+    assert "CONFIG_EMA=y" in (project / ".config").read_text().splitlines()
+    assert not list(project.glob(".*.lock"))
+
+
+def test_a_directory_in_the_place_of_the_lock_is_named(project, kconf):
+    (project / ".config.lock").mkdir()
+    status, _, err = kconf("setconfig", "EMA=y")
+    assert (status, err) == (
+        2,
+        ["error: .config.lock is a directory: it must be free for the lock of .config; move it elsewhere"],
+    )
 
 
 def test_waiting_ends_when_the_lock_is_free(project, monkeypatch):

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
-from lib.errors import PlanError
+from lib import kconf
+from lib.errors import ConfigError, PlanError
 from lib.gpus import CATALOGUE
 from lib.plan.assumed import parse_gpu
 from lib.plan.roofline import BANDWIDTH_SHARES
 from tests.training import random_subject, small_config
 from train.forecast import Footprints
-from train.planning import Outlook, _compare, _lines, look_ahead
+from train.planning import Outlook, _compare, _lines, look_ahead, plan
 
 BATCH = 64
+
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def outlook(gpu: str, micro_batch: int, **changes: object) -> Outlook:
@@ -80,3 +86,21 @@ def test_a_batch_by_hand_that_is_too_large_is_marked_among_machines(
     assert _compare(config, subject, ("t4", "rtx3090"), as_json=False) == 0
     small, large = capsys.readouterr().out.splitlines()
     assert "usable, MORE than there is" in small and "MORE" not in large
+
+
+@pytest.mark.parametrize(
+    ("shipped", "option", "gpu", "message"),
+    [
+        ("lenet5", "DIST_ENDPOINT=here:1", "", "DIST_ENDPOINT=here:1 is for several machines"),
+        ("lenet5", "DIST_ENDPOINT=here:1", "h100-80g", "DIST_ENDPOINT=here:1 is for several machines"),
+        ("lenet5", "DIST_NNODES=2", "", "CONFIG_DIST_ENDPOINT= is no place to meet"),
+        ("gpt2-tiny", "INITIAL_WEIGHTS=nothing", "", "INITIAL_WEIGHTS=.*nothing cannot be read"),
+    ],
+)
+def test_what_training_refuses_is_not_planned(shipped: str, option: str, gpu: str, message: str) -> None:
+    name, _, value = option.partition("=")
+    asked = kconf.load(
+        root=ROOT, config_file=ROOT / "defconfigs" / shipped, overrides={f"CONFIG_{name}": value}
+    )
+    with pytest.raises(ConfigError, match=message):
+        plan(asked, root=ROOT, gpu=gpu, as_json=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import pickle
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -79,7 +80,8 @@ def test_a_file_of_another_kind_is_told_as_such(
         check_file(small_lm_config(initial_weights="w"), tmp_path)
 
 
-def test_safetensors_and_none_at_all_are_taken(tmp_path: Path) -> None:
+def test_safetensors_and_none_at_all_are_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(huggingface, "require_package", lambda: None)
     # A header of 128 bytes begins with the byte that a pickle begins with.
     padded = header({"a": "." * 119})
     assert padded[:2] == b"\x80\x00"
@@ -87,6 +89,17 @@ def test_safetensors_and_none_at_all_are_taken(tmp_path: Path) -> None:
         (tmp_path / "w").write_bytes(data)
         check_file(small_lm_config(initial_weights="w"), tmp_path)
     check_file(small_lm_config(initial_weights=""), tmp_path)
+
+
+def test_a_package_that_is_not_installed_is_missed_before_data_are_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "safetensors", None)
+    (tmp_path / "w").write_bytes(header({}))
+    config = small_lm_config(initial_weights="w", dataset="pysource", data_dir=None)
+    with pytest.raises(ConfigError, match="the package safetensors is not installed"):
+        open_to_train(config, root=tmp_path, say=print)
+    assert not (tmp_path / "data").exists()
 
 
 def an_order(config: Config, root: Path) -> Order:
@@ -140,6 +153,7 @@ def test_puzzles_that_have_no_room_are_refused_before_there_is_a_run(monkeypatch
 
 def test_weights_are_matched_when_the_data_are_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "w").write_bytes(header({}))
+    monkeypatch.setattr(huggingface, "require_package", lambda: None)
     config = small_lm_config(initial_weights="w", dataset="pysource", data_dir=None, target_effective_batch=4)
     monkeypatch.setattr("train.subject._opened", lambda *_, **__: text_subject(config))
     monkeypatch.setattr(huggingface, "load", lambda model, _: huggingface.from_huggingface(model, {}))
