@@ -117,6 +117,7 @@ def code() -> tuple[Module, ...]:
     return tuple(rules.modules_under(ROOT, *CODE))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rule", rules.MODULE_RULES, ids=lambda rule: rule.__name__)
 def test_rule_holds(rule: Rule) -> None:
     assert [breach for module in code() for breach in rule(module)] == []
@@ -159,6 +160,7 @@ def test_no_path_of_a_machine_outside_tests() -> None:
         assert list(rules.nothing_unfinished(Module(path, text))) == []
 
 
+@pytest.mark.slow
 def test_functions_are_short() -> None:
     modules = [*code(), *rules.modules_under(ROOT, "tests")]
     sizes = {name: lines for module in modules for name, lines in rules.function_sizes(module).items()}

@@ -96,6 +96,7 @@ def unexplained(tree: kconfiglib.Kconfig) -> Iterator[str]:
             yield f"{item.name} has no Value: line"
 
 
+@pytest.mark.slow
 def test_every_field_of_the_configuration_is_read() -> None:
     config = next(module for module in code() if module.path == "lib/config.py")
     assert unread_fields(list(code()), config, config_fields()) == set()

@@ -128,10 +128,12 @@ def the_cycle() -> list[int]:
     return tokens
 
 
+@pytest.mark.slow
 def test_what_is_learned_is_what_comes_next() -> None:
     assert continued(lambda _, targets: targets) == the_cycle()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "change",
     [

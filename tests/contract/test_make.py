@@ -84,6 +84,7 @@ def test_configuration_targets_are_thin_calls(make: Make, command: str) -> None:
     assert done.environments[0]["KCONFIG_CONFIG"] == ".config"
 
 
+@pytest.mark.slow
 def test_training_targets(make: Make, tmp_path: Path) -> None:
     (tmp_path / ".config").touch()
     out = f"O={tmp_path}"
@@ -203,6 +204,7 @@ def test_an_unknown_variable_stops_every_target(make: Make) -> None:
         assert "LR is not a variable" in done.stderr, target
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("goals", "told"),
     [

@@ -75,6 +75,7 @@ def test_a_directory_with_a_model_is_all_it_takes(tmp_path: Path, monkeypatch: p
         load_model("half")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "case"), CASES)
 def test_parameter_count_is_golden_and_it_builds_on_the_meta_device(name: str, case: dict[str, Any]) -> None:
     spec = spec_of(case)
@@ -85,6 +86,7 @@ def test_parameter_count_is_golden_and_it_builds_on_the_meta_device(name: str, c
     assert logits.shape == output_shape(spec, 2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_its_facts_have_the_golden_number_of_parameters(name: str) -> None:
     case = golden(name)[0]
@@ -132,6 +134,7 @@ def test_one_step_of_sgd_lowers_the_loss(name: str) -> None:
     assert losses[1] < losses[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_training_does_not_depend_on_the_micro_batch(name: str) -> None:
     def trained(micro_batch: int) -> dict[str, torch.Tensor]:
@@ -202,6 +205,7 @@ def test_options_are_the_models_symbols(name: str, kconfig: kconfiglib.Kconfig) 
     assert dataclasses.is_dataclass(options) and options.__dataclass_params__.frozen  # type: ignore[attr-defined]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_kconfig_says_what_the_model_is(name: str, kconfig: kconfiglib.Kconfig) -> None:
     symbols = chosen(kconfig, name)

@@ -67,6 +67,7 @@ def told_like(count: int, told: str) -> str:
     return f"{count / 1e6:.{decimals}f} million"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", DEFCONFIGS, ids=lambda path: path.name)
 def test_the_first_line_tells_the_number_of_parameters(path: Path) -> None:
     config = config_from_values(kconf.load(root=ROOT, config_file=path).values)

@@ -46,6 +46,7 @@ def plans(spec: str) -> dict[str, Plan]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", DEFCONFIGS)
 def test_a_defconfig_trains_alike_on_every_machine(name: str) -> None:
     found = plans(name)

@@ -25,7 +25,7 @@ from tests.machine import slowness
 ROOT = Path(__file__).resolve().parents[2]
 MANY, MOST = 1000, 10_000
 MACHINES = ("h100-80g-70g-free-x4", "rtx3090", "cpu-8g")
-PARTS, PART = 5, 10  # of the sample that trains; the workers of the tests share them
+PARTS, PART = 4, 5  # of the sample that trains; the workers of the tests share them
 TRAINING_SECONDS = 300 / PARTS
 
 # What keeps a run of two steps small, where a configuration lets it be set.

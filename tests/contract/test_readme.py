@@ -167,6 +167,7 @@ def looks_like_path(word: str) -> bool:
     return "/" in word or word.endswith((".md", ".lock", ".toml", ".txt"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
 def test_what_a_document_names_exists(document: Path) -> None:
     text = document.read_text(encoding="utf-8")
@@ -201,6 +202,7 @@ def test_a_test_runs_the_command(command: str) -> None:
         assert any(command in file.read_text(encoding="utf-8") for file in (ROOT / place).glob("test_*.py"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", [command for command, how in COMMANDS.items() if how == RUN])
 def test_the_command_runs(command: str, tree: Path) -> None:
     environment = {**os.environ, "VENV": "", "PYTHON": sys.executable}

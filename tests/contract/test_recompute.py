@@ -56,6 +56,7 @@ def after_two_micro_batches(model: nn.Module, name: str, *, norm_batch: int) -> 
 WITH_BLOCKS = [name for name in NAMES if has_chain(name)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("recompute", ["blocks", "all"])
 @pytest.mark.parametrize("name", WITH_BLOCKS)
 def test_gradients_and_statistics_are_the_same_to_the_bit(name: str, recompute: Recompute) -> None:

@@ -50,6 +50,7 @@ def test_every_model_is_there() -> None:
     assert {name.split()[0] for name in DEFCONFIGS} | {"looped"} == set(model_names())
 
 
+@pytest.mark.slow
 def test_states_that_settle_are_looked_at() -> None:
     """How many iterations the looped transformer makes is for its states to say: no graph could hold it."""
     job = job_of("looped")
@@ -66,10 +67,12 @@ def test_a_step_is_one_graph(name: str) -> None:
     assert report.is_static, list(report.lines())
 
 
+@pytest.mark.slow
 def test_adam_atan2_keeps_what_changes_in_tensors() -> None:
     assert report_of(job_of("trm-sudoku-extreme")).constants == 1
 
 
+@pytest.mark.slow
 def test_a_task_that_looks_at_its_loss_is_found_out() -> None:
     class Looks(Wrapped):
         def training(self, *arguments: object) -> Sums:  # type: ignore[override]

@@ -57,6 +57,7 @@ def test_only_a_whole_run_has_them_changed_ahead() -> None:
     assert not [line for line in record.said if line.startswith("Puzzles")]
 
 
+@pytest.mark.slow
 def test_without_room_it_is_refused_and_the_way_out_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     wanted = 2 * 3 * TRAIN * 16
 

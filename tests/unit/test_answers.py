@@ -53,6 +53,7 @@ def test_pairs_are_merged_by_how_frequent_they_are() -> None:
     assert learned(["aa"], merges=9).vocab_size == 257, "no pair is left"
 
 
+@pytest.mark.slow
 def test_pairs_write_what_they_read_in_fewer_tokens() -> None:
     texts = [one.source + ANCHOR + one.answer for one in some_questions(300)]
     tokenizer = learned(texts, merges=64)

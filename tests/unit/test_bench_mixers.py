@@ -40,6 +40,7 @@ def step_flop(config: Config) -> int:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mixer", MIXERS)
 def test_facts_count_the_operations_that_torch_counts(mixer: str) -> None:
     config = asked(mixer)

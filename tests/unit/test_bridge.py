@@ -158,6 +158,7 @@ def test_figures_do_not_depend_on_the_micro_batch() -> None:
     assert {"latent_a", "zero_prefix_a", "shuffled_prefix_b", "text_budget_a", "text_b"} <= found[0].keys()
 
 
+@pytest.mark.slow
 def test_a_prefix_that_does_not_fit_is_refused() -> None:
     config = small_bridge_config(model_options={"latents": 30, "width": 8, "layers": 1, "heads": 2})
     with pytest.raises(ConfigError, match=r"toolkit:bytes has 18 positions.*CONFIG_LATENTWIRE_LATENTS"):
@@ -188,6 +189,7 @@ def test_models_are_trained_once_and_kept_by_what_they_follow_from(tmp_path: Pat
     assert any(not torch.equal(*pair) for pair in zip(*weights, strict=True))
 
 
+@pytest.mark.slow
 def test_texts_to_learn_from_are_whole_and_ask_for_the_answer_alone() -> None:
     for number, side in enumerate(("bytes", "pairs")):
         dataset = answer_set(6, 2)
@@ -203,6 +205,7 @@ def test_texts_to_learn_from_are_whole_and_ask_for_the_answer_alone() -> None:
                 assert told == question.source + ANCHOR + question.answer
 
 
+@pytest.mark.slow
 def test_a_stop_in_between_says_that_nothing_is_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def stopped(*_: object) -> None:
         raise Stopped(15, 1)

@@ -252,6 +252,7 @@ def test_what_was_preempted_is_requeued_and_nothing_else(
     assert run_script(tmp_path, f"exit {status}", state=state, job=job) == (status, called)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("status", "state"), [(75, "preempted"), (143, "")])
 def test_a_signal_of_slurm_reaches_training_and_not_srun(status: int, state: str, tmp_path: Path) -> None:
     signalled = tmp_path / "signalled"

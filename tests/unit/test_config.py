@@ -18,6 +18,7 @@ def values_of(folder: Path, text: str, *, root: Path = ROOT):  # type: ignore[no
     return load(root=root, config_file=folder / ".config").values
 
 
+@pytest.mark.slow
 def test_nesterov_needs_momentum(tmp_path: Path) -> None:
     without = 'CONFIG_OPTIMIZER_SGD=y\nCONFIG_MOMENTUM="0"\n'
     with pytest.raises(ConfigError, match=r"CONFIG_NESTEROV=y needs a momentum above 0.*CONFIG_NESTEROV=n"):

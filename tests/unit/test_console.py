@@ -237,6 +237,7 @@ def drawn(received: str) -> list[str]:
     return [line for line in re.split(r"[\r\n]+", text) if "%" in line]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("columns", [20, 40, 80, 140])
 def test_the_line_fits_the_terminal(columns: int) -> None:
     received = on_a_terminal(columns)
@@ -250,6 +251,7 @@ def test_the_line_fits_the_terminal(columns: int) -> None:
     assert received.count("\x1b[?25h") == received.count("\x1b[?25l") == 1, "the cursor is back"
 
 
+@pytest.mark.slow
 def test_a_terminal_is_redrawn_at_most_four_times_a_second() -> None:
     # 0.3 s of sleep, more on a busy machine; one redraw for the line above it and one at the end
     began = time.perf_counter()
@@ -257,12 +259,14 @@ def test_a_terminal_is_redrawn_at_most_four_times_a_second() -> None:
     assert 2 <= len(lines) <= (time.perf_counter() - began) / 0.25 + 4
 
 
+@pytest.mark.slow
 def test_a_terminal_without_unicode() -> None:
     received = on_a_terminal(80, PYTHONIOENCODING="ascii")
     assert received.isascii()
     assert "evaluation x [b]" in received and "loss 0.01235" in received
 
 
+@pytest.mark.slow
 def test_a_terminal_that_cannot_move_its_cursor_gets_plain_lines() -> None:
     received = on_a_terminal(80, TERM="dumb")
     assert "\x1b" not in received

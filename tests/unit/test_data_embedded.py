@@ -61,6 +61,7 @@ def test_mean_and_std_are_those_of_the_training_part(dataset: Dataset) -> None:
     assert np.allclose(pixels.std(axis=(0, 2, 3)), dataset.spec.std, atol=0.002)
 
 
+@pytest.mark.slow
 def test_no_image_is_twice_in_a_set(dataset: Dataset) -> None:
     images = np.concatenate((dataset.train.inputs, dataset.test.inputs))
     assert len({image.tobytes() for image in images}) == len(images)

@@ -186,6 +186,7 @@ def test_an_exception_in_a_worker_reaches_the_consumer_and_close_stops_the_threa
     assert not [thread for thread in left if thread.name.startswith("data")]
 
 
+@pytest.mark.slow
 def test_close_and_another_step_are_prompt_while_much_is_wanted() -> None:
     class Slow(ArrayPart):
         def take(self, indices: Any = None) -> Any:
@@ -227,6 +228,7 @@ def test_evaluation_counts_every_sample_once(placement: Any, world: int, size: i
 DOT = ImageSpec(name="dots", channels=1, height=1, width=1, classes=1, mean=(0,), std=(1,), synthetic=True)
 
 
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(
     size=st.integers(1, 60),

@@ -51,6 +51,7 @@ def test_the_last_character_alone_does_not_tell_all() -> None:
     assert ((chance > 0).sum(axis=2) == 8).all()
 
 
+@pytest.mark.slow
 def test_the_text_is_a_walk_of_the_chain(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(markov_module, "TRAIN_BYTES", 200_000)
     monkeypatch.setattr(markov_module, "VALIDATION_BYTES", 50_000)

@@ -61,6 +61,7 @@ def test_epoch_order_does_not_move_the_generators_of_numpy() -> None:
     assert np.random.rand() == expected
 
 
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(size=st.integers(1, 40), start=st.integers(0, 200), counts=st.lists(st.integers(0, 50), max_size=5))
 def test_stream_does_not_depend_on_how_it_is_cut(size: int, start: int, counts: list[int]) -> None:

@@ -60,6 +60,7 @@ def test_sentences_are_rows_of_tokens_filled_up_with_a_token_of_their_own(
     )
 
 
+@pytest.mark.slow
 def test_sentences_reach_the_device_like_images_do(tmp_path: Path) -> None:
     _sst2(tmp_path / "sst2")
     dataset = _open(tmp_path)

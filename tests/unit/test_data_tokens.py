@@ -91,6 +91,7 @@ def test_a_window_is_the_text_at_its_place_and_its_target_the_next_token(placeme
     assert max(text) == WIDEST[dtype] and len(set(epochs.tolist())) > 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("placement", PLACEMENTS)
 def test_micro_batches_ranks_and_restarts_do_not_change_the_windows(placement: str) -> None:
     steps = (0, 1, 2, 50, 51, 3)

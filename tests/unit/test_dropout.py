@@ -78,6 +78,7 @@ def job_of(*micro_batches: int, rate: float = 0.3, backend: Backend | None = Non
     return small_job(config, plan, text_subject(config), backend=backend)
 
 
+@pytest.mark.slow
 def test_training_does_not_depend_on_the_cut() -> None:
     whole = trained(job_of(6))
     assert largest_difference(whole, trained(job_of(2, 2, 2))) <= 1e-12
@@ -97,6 +98,7 @@ def remember_keys(job: Job, seen: list[Tensor]) -> Job:
     return job
 
 
+@pytest.mark.slow
 def test_ranks_have_the_masks_of_their_own_samples() -> None:
     whole: list[Tensor] = []
     train(remember_keys(job_of(6, max_steps=1), whole), Progress())
@@ -107,6 +109,7 @@ def test_ranks_have_the_masks_of_their_own_samples() -> None:
     assert torch.equal(torch.cat(shares), whole[0])
 
 
+@pytest.mark.slow
 def test_steps_have_masks_of_their_own_and_a_resumed_run_those_of_the_whole() -> None:
     seen: list[Tensor] = []
 

@@ -174,6 +174,7 @@ def told_by(to: str, *, number: int) -> dict[str, str]:
     return {"FIRST_MACHINE": "there", "THIS_MACHINE": own, "MACHINE_NUMBER": str(number)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("number", "endpoint", "meets"),
     [(0, "", "there:29500"), (1, "", "there:29500"), (1, "own:1", "own:1")],

@@ -46,6 +46,7 @@ def test_sentences_train(setting: Setting) -> None:
     assert trained.last["lowest_cosine"] > 0.999 and 0 <= trained.accuracy <= 1
 
 
+@pytest.mark.slow
 def test_what_fills_up_a_sentence_does_not_count(setting: Setting) -> None:
     config = setting.config()
     subject = setting.subject(config)

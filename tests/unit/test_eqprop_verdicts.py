@@ -28,6 +28,7 @@ class Noted(Report):
         super().__init__(number, "?", setting, setting.subject(setting.config()), ("way", "seed", "accuracy"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("ep", "implicit", "frozen", "held"),
     [
@@ -46,6 +47,7 @@ def test_what_is_held_to_the_bars(
     assert all("(3 seeds)" in text and "a look" not in text for _, text in report.passed)
 
 
+@pytest.mark.slow
 def test_time_is_held_to_the_bar_of_its_width(setting: Setting) -> None:
     report = Noted("3", setting)
     for width, fixed, settled in ((32, 1.4, 9.0), (32, 1.6, 1.0), (128, 1.4, 1.1), (128, 1.2, 0.9)):
@@ -86,6 +88,7 @@ def gradients_found(setting: Setting, **changes: float) -> Report:
     return report
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("changes", "failing"),
     [
@@ -109,6 +112,7 @@ def test_gradients_are_held_to_the_bars(
     assert sum(line.startswith("void: ") for line in report.lines) == (2 if "control" in changes else 0)
 
 
+@pytest.mark.slow
 def test_a_law_must_beat_a_constant(setting: Setting) -> None:
     sizes, report = [32, 48, 64, 96, 128, 192, 256], Noted("scaling_laws", setting)
     random = np.random.default_rng(1).normal(scale=0.2, size=7)
@@ -117,6 +121,7 @@ def test_a_law_must_beat_a_constant(setting: Setting) -> None:
     assert [passed for passed, _ in report.passed] == [True, False]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("ep", "bptt", "held"),
     [

@@ -127,6 +127,7 @@ def predicted(layout: Layout) -> tuple[Counter[Call], int]:
     return calls, held(units, layout).state_bytes(element_bytes=8, optimizer_numbers=2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("world", WORLDS)
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_a_step_exchanges_and_leaves_what_the_plan_counts_with(strategy: str, world: int) -> None:

@@ -107,6 +107,7 @@ def test_a_changed_default_is_another_training(kconfig: Path) -> None:
     assert identities(kconfig, ["lenet5"]) != changed
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "setting",
     [{"NUM_DEVICES": "1"}, {"KEEP_LAST": "9"}, {"RESUME_NEVER": "y"}, {"SINK_TENSORBOARD": "y"}],

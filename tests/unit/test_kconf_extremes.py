@@ -75,6 +75,7 @@ def test_probability_counts(kconf_project, kconf, monkeypatch):
     assert on["0"] == 0 and on["100"] == 40 and 10 <= on["50"] <= 30
 
 
+@pytest.mark.slow
 def test_every_member_of_a_choice_is_drawn(kconf_project, kconf, monkeypatch):
     models = set()
     for seed in range(30):

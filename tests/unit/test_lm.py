@@ -173,6 +173,7 @@ class Ragged(Wrapped):
         return self.task.training(forward, Batch(batch.inputs, targets, torch.ones(rows)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("wrap", [Wrapped, Ragged])
 def test_the_cut_into_micro_batches_changes_nothing(wrap: type[Wrapped]) -> None:
     def state(*micro_batches: int) -> dict[str, Tensor]:

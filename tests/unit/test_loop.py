@@ -212,6 +212,7 @@ def test_evaluation_is_of_the_average_and_leaves_the_weights_alone() -> None:
     assert abs(expected["loss"] - raw["loss"]) > 1e-6 * raw["loss"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("norm_batch", [0, 4])
 def test_evaluation_moves_no_running_statistics(norm_batch: int) -> None:
     job = resnet_job((8, 8), norm_batch=norm_batch)

@@ -191,6 +191,7 @@ def peak_bytes(**changes: Any) -> int:
     return live.trace().peak_bytes
 
 
+@pytest.mark.slow
 def test_memory_does_not_grow_with_iterations_but_by_backpropagation() -> None:
     sizes = {"width": 16, "hidden": 64, "block": "energy_self", "nudged_iterations": 2}
     few, many = (peak_bytes(**sizes, max_iterations=count) for count in (5, 200))
@@ -248,6 +249,7 @@ def test_what_has_not_settled_is_told() -> None:
     assert told[1] is not None and told[1].startswith("Unsettled: 100.00% of the states in the last batch")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("form", "most"),
     [({"together": True}, 300), ({"block": "plain", "gradient": "ep_vf"}, 400)],

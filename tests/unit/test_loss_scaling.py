@@ -96,6 +96,7 @@ def movement(job: Job, *, after: int = 0) -> Tensor:
     return torch.cat([parameter.detach().flatten() for parameter in job.model.parameters()]) - before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("grad_clip", [0.0, 0.5])
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_the_scale_cancels_out(optimizer: str, grad_clip: float) -> None:
@@ -106,6 +107,7 @@ def test_the_scale_cancels_out(optimizer: str, grad_clip: float) -> None:
     assert float((found - expected).norm() / expected.norm()) < 0.25
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("grad_clip", [0.0, 0.5])
 def test_a_step_that_overflows_leaves_the_weights_and_lowers_the_scale(grad_clip: float) -> None:
     job = scaled_job(at=0, grad_clip=grad_clip, ema=True, ema_decay=0.5)
@@ -116,6 +118,7 @@ def test_a_step_that_overflows_leaves_the_weights_and_lowers_the_scale(grad_clip
         assert torch.equal(weight, average)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_the_step_after_a_skipped_one_is_as_if_it_came_first(optimizer: str) -> None:
     rule = OPTIMIZERS[optimizer] | {"max_steps": 2}
@@ -125,6 +128,7 @@ def test_the_step_after_a_skipped_one_is_as_if_it_came_first(optimizer: str) -> 
     assert float((found - expected).norm() / expected.norm()) < 0.02
 
 
+@pytest.mark.slow
 def test_what_an_overflowing_step_saw_still_counts_for_the_running_statistics() -> None:
     """Its forward pass is sound: they are those of a step that was made."""
     skipped, made = scaled_job(at=0), scaled_job()
@@ -134,6 +138,7 @@ def test_what_an_overflowing_step_saw_still_counts_for_the_running_statistics() 
     assert all(torch.equal(tensor, buffers[name]) for name, tensor in skipped.model.named_buffers())
 
 
+@pytest.mark.slow
 def test_the_scale_is_kept_in_a_checkpoint() -> None:
     whole = scaled_job(at=1, max_steps=4, checkpoint_interval_steps=2)
     train(whole, Progress())

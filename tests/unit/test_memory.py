@@ -69,6 +69,7 @@ def test_a_model_of_tokens_is_given_integers() -> None:
     assert found.bytes_per_sample == 6 * 8 + 6 * 4 * 4, "the tokens as int64, and what the layer is given"
 
 
+@pytest.mark.slow
 def test_a_small_resnet_agrees_with_real_tensors() -> None:
     spec, options = image_spec(3, 16, 10), {"stem": "cifar", "width": 4}
     found = facts("resnet50", options, spec)
@@ -78,6 +79,7 @@ def test_a_small_resnet_agrees_with_real_tensors() -> None:
     assert found.has_batchnorm
 
 
+@pytest.mark.slow
 def test_resnet50_at_224_keeps_tens_of_megabytes_a_sample() -> None:
     found = facts("resnet50", {"stem": "imagenet", "width": 64}, image_spec(3, 224, 1000))
     assert found.parameters == 25_557_032

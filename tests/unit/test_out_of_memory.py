@@ -124,6 +124,7 @@ def ghost_state(*, discard: bool, monkeypatch: pytest.MonkeyPatch) -> float:
     return largest_difference(one, other, only="running_")
 
 
+@pytest.mark.slow
 def test_statistics_of_an_abandoned_step_are_discarded(monkeypatch: pytest.MonkeyPatch) -> None:
     assert ghost_state(discard=True, monkeypatch=monkeypatch) <= EXACT
 

@@ -54,6 +54,7 @@ def test_bytes_of_a_step_are_those_of_all_its_micro_batches() -> None:
     assert found.step_time.fastest_seconds == pytest.approx(moved / (3.35e12 * BANDWIDTH_SHARES[1]), rel=1e-3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("gpu", "advised"), [("p100-16g", False), ("rtx3060-12g", True)])
 def test_only_what_the_device_can_do_is_advised(gpu: str, advised: bool) -> None:
     found = outlook(gpu, BATCH, precision="fp32", optimizer="adamw")

@@ -86,6 +86,7 @@ def test_loss_falls(candidate: Candidate, monkeypatch: pytest.MonkeyPatch) -> No
     assert not passed and told.endswith(f"in {checks.FALL_STEPS} steps on one batch")
 
 
+@pytest.mark.slow
 def test_shards_of_training(candidate: Candidate, monkeypatch: pytest.MonkeyPatch) -> None:
     passed, told = checks.shards(candidate)
     assert passed and "10 samples are evaluated" in told
@@ -97,6 +98,7 @@ def test_shards_of_training(candidate: Candidate, monkeypatch: pytest.MonkeyPatc
     assert not passed and "differ" in told
 
 
+@pytest.mark.slow
 def test_shards_of_evaluation(candidate: Candidate, monkeypatch: pytest.MonkeyPatch) -> None:
     def all_ones(batches: Any) -> list[Batch]:
         return [dataclasses.replace(batch, weights=torch.ones(len(batch.inputs))) for batch in batches]
@@ -118,6 +120,7 @@ def test_accumulation(candidate: Candidate, monkeypatch: pytest.MonkeyPatch) -> 
     assert not checks.accumulation(candidate)[0]
 
 
+@pytest.mark.slow
 def test_accumulation_of_means(candidate: Candidate, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loop, "_nominal_count", lambda job: job.plan.micro_batch * job.plan.accumulation)
     assert not checks.accumulation(candidate)[0]
@@ -152,6 +155,7 @@ def test_a_checkpoint_that_cannot_be_read_back(candidate: Candidate, monkeypatch
     assert checks.round_trip(candidate) == (False, "it is damaged")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("part", ["carry", "optimizer"])
 def test_round_trip(part: str, candidate: Candidate, monkeypatch: pytest.MonkeyPatch) -> None:
     assert checks.round_trip(candidate)[0]
@@ -179,6 +183,7 @@ def test_a_loss_that_is_another_after_the_round_trip(
     assert not checks.round_trip(candidate)[0], "though the weights are the same"
 
 
+@pytest.mark.slow
 def test_static_graph(candidate: Candidate, monkeypatch: pytest.MonkeyPatch) -> None:
     passed, told = checks.static_graph(candidate)
     assert passed and told.startswith("one graph of ")
@@ -192,6 +197,7 @@ def test_static_graph(candidate: Candidate, monkeypatch: pytest.MonkeyPatch) -> 
     assert not passed and "asks the host" in told
 
 
+@pytest.mark.slow
 def test_learning_rates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for schedule in ("constant", "cosine"):
         passed, told = checks.learning_rates(

@@ -211,6 +211,7 @@ def test_a_larger_size_is_tried_where_there_is_room_for_its_gaps_too(
     assert [each.micro_batch for each in probing.measure(roomy).measurements] == tried
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("program", "reason"),
     [

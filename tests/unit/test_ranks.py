@@ -109,6 +109,7 @@ def test_all_ranks_enter_the_same_collectives_whatever_their_clocks_say(
         assert not follower.maxima
 
 
+@pytest.mark.slow
 def test_ghost_statistics_and_counts_are_one_collective_each() -> None:
     class Counted(Wrapped):
         def training(self, forward: Forward, batch: Batch) -> Sums:

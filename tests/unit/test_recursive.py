@@ -133,6 +133,7 @@ def test_evaluation_makes_all_steps_and_counts_by_weight() -> None:
     assert task.carry.taken() is None, "evaluation leaves nothing"
 
 
+@pytest.mark.slow
 def test_from_its_second_step_on_evaluation_takes_no_more_memory() -> None:
     """A plan goes through two of them, however many there will be."""
 
@@ -173,11 +174,13 @@ def whole() -> dict[str, Tensor]:
     return weights_after(EFFECTIVE)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cuts", [(7, 7), (5, 5, 4), (4, 4, 4, 2), (3, 3, 3, 3, 2)])
 def test_accumulation_changes_nothing(cuts: tuple[int, ...], whole: dict[str, Tensor]) -> None:
     assert largest_difference(weights_after(*cuts), whole) < 1e-12
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cuts", [(7,), (4, 3)])
 def test_two_ranks_are_one(cuts: tuple[int, ...], whole: dict[str, Tensor]) -> None:
     """Each in its place, with their gradients averaged by hand."""
@@ -194,6 +197,7 @@ def test_two_ranks_are_one(cuts: tuple[int, ...], whole: dict[str, Tensor]) -> N
         assert largest_difference(job.model.state_dict(), whole) < 1e-12
 
 
+@pytest.mark.slow
 def test_a_carry_that_micro_batches_share_is_found_out(
     whole: dict[str, Tensor], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -214,11 +218,13 @@ def mean_of_means(pieces: int) -> type[Wrapped]:
     return MeanOfMeans
 
 
+@pytest.mark.slow
 def test_a_mean_of_means_is_found_out(whole: dict[str, Tensor]) -> None:
     assert largest_difference(weights_after(7, 7, task=mean_of_means(2)), whole) < 1e-12
     assert largest_difference(weights_after(5, 5, 4, task=mean_of_means(3)), whole) > 1e-4
 
 
+@pytest.mark.slow
 def test_a_step_that_runs_out_of_memory_is_made_again_from_its_beginning(whole: dict[str, Tensor]) -> None:
     class Fails(Wrapped):
         calls = 0

@@ -194,6 +194,7 @@ def test_every_form_learns_from_a_gradient_that_is_right(form: str) -> None:
     assert (values[0] - values[1]) / 2e-8 == pytest.approx(expected, rel=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("width", "layers"), list(itertools.product(WIDTHS, LAYERS)))
 def test_parameters_of_the_grid(width: int, layers: int) -> None:
     """Against formulas written down from the layers, the published figures, and what the document says."""

@@ -44,6 +44,7 @@ def test_no_temperature_takes_the_likeliest() -> None:
     assert drawn([0.0, 1.0, 1.1, -5.0], temperature=0.0) == {2: 1.0}
 
 
+@pytest.mark.slow
 def test_top_k_draws_among_the_likeliest() -> None:
     shares = drawn([0.0, 1.0, -1.0, 2.0], top_k=2)
     assert set(shares) == {1, 3} and shares[3] == pytest.approx(chances([1.0, 2.0])[1], abs=0.05)

@@ -78,6 +78,7 @@ def test_what_is_kept_later_is_the_state_of_its_step() -> None:
     assert len({digest(state["model"]) for state in late.states.values()}) == len(late.states)
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_from_it_to_the_same_bits(tmp_path: Path) -> None:
     digests, found = {}, {}
     for aside in (False, True):
@@ -112,6 +113,7 @@ class Slow(MemoryRecord):
         self.busy.release()
 
 
+@pytest.mark.slow
 def test_one_is_kept_at_a_time_and_the_end_waits_for_the_last() -> None:
     record = Slow()
     train(job_of(record, aside=True, checkpoint_interval_steps=1), Progress())

@@ -49,6 +49,7 @@ def known(deviation: float) -> Noise:
     return Noise(deviation=deviation, freedom=1000)
 
 
+@pytest.mark.slow
 def test_sound_points_carry_every_law_and_predict_what_was_withheld() -> None:
     verdict = judge(grid(noise=0.003, seeds=2), **QUICK)
     fitted = verdict.fits["chinchilla"]
@@ -74,6 +75,7 @@ def test_a_wrong_law_is_found_out_by_what_was_withheld() -> None:
     assert without.bias == pytest.approx(np.log(points[-1].loss / unseen), rel=1e-6), "it was not withheld"
 
 
+@pytest.mark.slow
 def test_too_few_points_sizes_or_amounts_are_refused() -> None:
     points = grid()
     few = points[:11]
@@ -120,6 +122,7 @@ def test_an_optimum_at_the_border_is_refused() -> None:
     assert verdict.fits["chinchilla"].status == "ok", "the law says nothing of where the best size is"
 
 
+@pytest.mark.slow
 def test_parabolas_find_the_exponent_of_the_optimum() -> None:
     dense = [
         Point(parameters=size, tokens=tokens, loss=loss(size, tokens))
@@ -168,6 +171,7 @@ def test_an_effect_within_the_seeds_is_not_resolved() -> None:
     assert alone.spread is None and "no cell has several seeds" in alone.sentence()
 
 
+@pytest.mark.slow
 def test_a_fall_from_end_to_end_with_a_rise_between_is_none() -> None:
     """Of noise, one in eight sweeps falls from its smallest to its largest size by twice the spread."""
     points = only(grid(), tokens=TOKENS[-1])
@@ -204,6 +208,7 @@ def test_a_loss_that_size_does_not_change_carries_no_law(noise: float) -> None:
     assert any("alpha may be 0 or less" in reason for reason in fits["power"].reasons)
 
 
+@pytest.mark.slow
 def test_a_law_that_misses_what_was_withheld_by_more_than_seeds_is_refused() -> None:
     """Without a floor the law is wrong; with one it is right, and a band without noise is no reason."""
     fits = judge(grid(noise=0.002, seeds=2), starts=8, samples=20).fits
@@ -275,6 +280,7 @@ def test_sizes_within_a_tenth_are_one() -> None:
     ]
 
 
+@pytest.mark.slow
 def test_a_loss_that_has_stopped_falling_carries_no_law() -> None:
     """A steep power and a floor fit what saturates, and predict what was withheld of it."""
     points = [

@@ -142,6 +142,7 @@ def test_what_a_plan_cannot_show_is_what_the_fitter_will_refuse() -> None:
         assert ("telling whether the loss falls with size" in found) == (verdict.spread is None)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("grid", "given", "expected"),
     [
@@ -160,6 +161,7 @@ def test_a_smaller_grid_says_what_it_cannot_show_and_what_it_leaves_out(
     assert all(line.endswith(f"leave out {given}") for line in lines)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("data_first", [False, True])
 def test_a_budget_that_is_too_small_says_from_which_on_it_is_enough(data_first: bool) -> None:
     """data_first: where more data is dearer than any size, the first run of more data is one size alone."""

@@ -165,6 +165,7 @@ def test_points_are_paired_repeated_once_and_named_as_in_the_document() -> None:
     assert learning_rate(64) == learning_rate(128) * 2 and learning_rate(8) == 0.02
 
 
+@pytest.mark.slow
 def test_a_plan_tells_exact_counts_and_the_budget_drops_the_dearest() -> None:
     configs = [ScalingConfig(width, 1, tokens=width * 100, batch_size=2, n_seq=16) for width in (16, 32)]
     plan = planned(configs, SPEC, train_tokens=1000)

@@ -107,6 +107,7 @@ def test_rates_follow_the_batch_as_asked(scaling: Literal["none", "sqrt", "linea
     assert batch_factor(scaling, effective_batch=192, base_batch=base) == 1.0
 
 
+@pytest.mark.slow
 def test_every_rate_of_a_job_is_scaled_and_the_run_says_so() -> None:
     settings: dict[str, Any] = {"optimizer": "adam_atan2", "sign_learning_rate": 0.2, "weight_decay": 0.5}
     settings["learning_rate"] = 0.1
@@ -144,6 +145,7 @@ def steps_to_peak(unit: str, amount: int, *, batch: int) -> int:
     return sum(loop.rate_factor(job, Progress(step=step)) < 1 for step in range(40))
 
 
+@pytest.mark.slow
 def test_samples_keep_their_meaning_when_the_batch_changes_and_steps_do_not() -> None:
     assert [steps_to_peak("samples", 48, batch=batch) for batch in (4, 8)] == [12, 6]
     assert [steps_to_peak("steps", 12, batch=batch) for batch in (4, 8)] == [12, 12]
@@ -216,6 +218,7 @@ def job_of_steps(total: int, warmup_steps: int, **changes: Any) -> Any:
     return small_job(config, small_plan(6), puzzle_subject(config))
 
 
+@pytest.mark.slow
 def test_a_warm_up_from_0_has_a_step_over_the_steps_of_it() -> None:
     assert shipped("trm-sudoku-extreme").warmup_start_ratio == 0
     job = job_of_steps(65_104, 2000, warmup_start_ratio=0.0)
@@ -229,6 +232,7 @@ def test_a_warm_up_from_0_has_a_step_over_the_steps_of_it() -> None:
     assert factors[:10] == sorted(factors[:10]) and factors[9:] == sorted(factors[9:], reverse=True)
 
 
+@pytest.mark.slow
 def test_other_warm_ups_begin_where_they_did() -> None:
     names = [path.name for path in (ROOT / "defconfigs").iterdir() if path.is_file()]
     starts = {name: shipped(name).warmup_start_ratio for name in names}

@@ -161,6 +161,7 @@ def test_the_model_names_its_task() -> None:
 # The job
 
 
+@pytest.mark.slow
 def test_training_starts_from_the_weights_that_are_given(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -192,11 +193,13 @@ def test_a_file_of_weights_is_named_from_the_source_tree(tmp_path: Path) -> None
     assert file("") is None and file(None) is None
 
 
+@pytest.mark.slow
 def test_weights_are_a_function_of_the_seed() -> None:
     weights = [job_of(seed=seed).model.state_dict() for seed in (1, 1, 2)]
     assert largest_difference(weights[0], weights[1]) == 0 < largest_difference(weights[0], weights[2])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("channels_last", [False, True])
 def test_layout_is_that_of_the_plan(channels_last: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("train.setup.check_channels_last", lambda _: None)  # nothing is computed in it here
@@ -208,6 +211,7 @@ def test_layout_is_that_of_the_plan(channels_last: bool, monkeypatch: pytest.Mon
         assert tensor.is_contiguous() != channels_last
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("model", "norm_batch", "shared"),
     [("resnet18", 4, False), ("resnet18", 0, True), ("lenet5", 0, False)],
@@ -223,6 +227,7 @@ def test_buffers_are_shared_only_where_each_rank_has_its_own_statistics(
     assert job.forward is job.wrapped is not job.model
 
 
+@pytest.mark.slow
 def test_a_planned_compilation_is_of_the_wrapped_model(monkeypatch: pytest.MonkeyPatch) -> None:
     compiled: list[Any] = []
 

@@ -190,6 +190,7 @@ def test_runs_are_checked_one_and_all_before_the_first(tmp_path: Path) -> None:
     assert negative.startswith(f'{file}:6: CONFIG_LEARNING_RATE="-1"') and negative.endswith(" (point 2)")
 
 
+@pytest.mark.slow
 def test_identity_is_that_of_the_whole_configuration(tmp_path: Path) -> None:
     one = resolved_runs(study(tmp_path, AXES), root=ROOT)
     assert len({run.identity for run in one}) == len(one) == 12
@@ -307,6 +308,7 @@ def test_runs_that_are_the_same_are_refused(tmp_path: Path) -> None:
     assert error.value.findings == ("study: trains the same as point 1 (point 3)",)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("file", SHIPPED, ids=lambda file: file.stem)
 def test_shipped_studies_can_be_run(file: Path) -> None:
     experiment = read_experiment(file)

@@ -75,6 +75,7 @@ def test_a_configuration_at_random_that_says_it_was_made_from_another(tmp_path: 
     assert lines[1] == "config: gpt2-shakespeare" and run.resolved.values == asked.values
 
 
+@pytest.mark.slow
 def test_the_command_writes_a_file_that_is_not_there_yet(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

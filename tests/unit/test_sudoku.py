@@ -65,6 +65,7 @@ def test_the_solver_agrees_with_one_of_another_kind() -> None:
     assert (prove(board, impossible).solutions, solutions(impossible)) == (0, [])
 
 
+@pytest.mark.slow
 def test_another_solution_is_found_if_there_is_one() -> None:
     board, random, seen = board_of(4), Random(1), set()
     for _ in range(60):

@@ -58,6 +58,7 @@ def is_running(pid: str) -> bool:
         return False
 
 
+@pytest.mark.slow
 def test_puzzles_are_made_by_as_many_processes_as_are_worth_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -41,6 +41,7 @@ def outcome(told: dict[str, Any]) -> dict[str, Any]:
         torch.set_num_threads(threads)
 
 
+@pytest.mark.slow
 def test_a_trial_warms_up_evaluates_and_is_timed(told: dict[str, Any]) -> None:
     order: list[str] = []
     step, sums = loop.optimizer_step, trial.evaluation_sums

@@ -101,6 +101,7 @@ def supervised(model: TinyRecursiveModel, *, steps: int) -> list[float]:
     return result
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mixer", MIXERS)
 def test_gradients_are_those_of_the_last_cycle(mixer: str) -> None:
     """By finite differences of the reference, all of whose earlier cycles keep the old weights."""

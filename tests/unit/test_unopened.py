@@ -81,6 +81,7 @@ def test_of_what_is_not_there_the_published_is_known(
         assert looked is not None and (looked.train.size, looked.test.size) == sizes
 
 
+@pytest.mark.slow
 def test_images_are_counted_and_not_decoded(tmp_path: Path) -> None:
     folder_of_images(tmp_path)
     for file in tmp_path.rglob("*.png"):
@@ -92,6 +93,7 @@ def test_images_are_counted_and_not_decoded(tmp_path: Path) -> None:
     assert said == [f"Data: image_folder: 12 + 6 files of 3 classes in {tmp_path}, not opened"]
 
 
+@pytest.mark.slow
 def test_a_plan_takes_limit_and_holdout_as_training_does(tmp_path: Path) -> None:
     folder_of_images(tmp_path)
     asked = {
@@ -127,6 +129,7 @@ def test_what_is_wrong_with_files_is_told_by_a_plan(tmp_path: Path) -> None:
         unopened("sudoku", data_dir=None, image_size=0, text=None, sudoku=many)
 
 
+@pytest.mark.slow
 def test_puzzles_held_out_are_planned(tmp_path: Path) -> None:
     asked = {"dataset": "sudoku", "data_dir": None, "sudoku_level": "easy", "sudoku_clues": 60}
     config = small_trm_config(**asked, sudoku_train_size=50, sudoku_test_size=5, holdout=10)
@@ -134,6 +137,7 @@ def test_puzzles_held_out_are_planned(tmp_path: Path) -> None:
     assert (dataset.train.size, dataset.test.size) == (40, 10)
 
 
+@pytest.mark.slow
 def test_too_large_a_batch_is_refused_before_anything_is_packed(tmp_path: Path) -> None:
     folder_of_images(tmp_path)
     asked = {"dataset": "image_folder", "image_size": 16, "data_dir": str(tmp_path)}
