@@ -45,7 +45,7 @@ TOP_LEVEL = {
 }
 
 # The ratchet: what is longer than the rule today, and how long it may be. Entries only go down and away.
-LONGEST_FUNCTION, LONGEST_FILE = 60, 350
+LONGEST_FUNCTION, LONGEST_FILE = 60, 400
 LONG_FUNCTIONS: dict[str, int] = {}
 LONG_FILES: dict[str, int] = {}
 
