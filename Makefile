@@ -304,7 +304,7 @@ elastic-demo: ready symbols
 	$(quiet)$(PY) -m scripts.elastic demo
 
 bench: configured ready
-	$(quiet)$(PY) -m scripts.bench
+	$(quiet)$(PY) -m scripts.bench.throughput
 
 $(SCALING): ready symbols
 	$(quiet)$(PY) -m scripts.scaling $(if $(filter scaling,$@),all,$(@:scaling-%=%)) $(if $(call given,QUICK),--quick) $(call option,budget,BUDGET) \

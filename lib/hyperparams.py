@@ -13,16 +13,17 @@ from fractions import Fraction
 from typing import Any, Literal, TypeAlias
 
 from lib.config import Config
+from lib.devices.probe import probe
 from lib.errors import ConfigError
-from lib.hardware import probe
 from lib.plan import plan
 from lib.plan.asked import Decision
 from lib.plan.fitting import Predict
 from lib.plan.numerics import choose_compile
 from lib.plan.placement import Placement, identical_devices, place
 from lib.plan.probing import Probed
+from lib.plan.tables import MODELS, ModelRow
 from lib.plan.types import Device, Hardware, Kind, ModelFacts, Plan
-from lib.tables import GB, MODELS, ModelRow
+from lib.units import GB
 
 GpuInfo: TypeAlias = Mapping[str, Any]
 DeviceName: TypeAlias = Literal["auto", "cuda", "mps", "cpu"]
@@ -147,7 +148,7 @@ def apply_hyperparams(
     COMPILE_MODEL are set; such a caller never gets an uneven last micro-batch.
 
     model_type: used for objects that are no Config; a Config names its own model.
-    hardware: from lib.hardware.probe; the default is what get_gpu_info (or `gpu_info`) says.
+    hardware: from lib.devices.probe.probe; the default is what get_gpu_info (or `gpu_info`) says.
     facts: of the model and its data; the default is what is known of the model by name.
     predict: what a step needs of a device's memory. A Config that asks for a prediction needs it.
     probed: what trials of this configuration on this machine found.

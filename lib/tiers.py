@@ -8,20 +8,13 @@ from pathlib import Path
 from types import MappingProxyType
 
 from lib.config import config_from_values
+from lib.devices.probe import probe
 from lib.errors import ConfigError
-from lib.hardware import probe
 from lib.kconf import Resolved, load_written
 from lib.plan.asked import Decision
+from lib.plan.tables import ADVERTISED_SHARE, TIER_1_GB, TIER_2_GB, TIER_3_GB, TIER_4_DEVICES, TIER_CONFIGS
 from lib.plan.types import Hardware
-from lib.tables import (
-    ADVERTISED_SHARE,
-    GB,
-    TIER_1_GB,
-    TIER_2_GB,
-    TIER_3_GB,
-    TIER_4_DEVICES,
-    TIER_CONFIGS,
-)
+from lib.units import GB
 
 TIERS = tuple(TIER_CONFIGS)  # CONFIG_TIER_0 .. CONFIG_TIER_4
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lib.tables import GB
+GB = 10**9  # bytes, decimal as in what GPU vendors print
 
 
 def bytes_text(byte_count: float) -> str:

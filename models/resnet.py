@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lib.data.types import ImageSpec
-from lib.recompute import Chain
+from lib.nn.activation_checkpointing import Chain
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

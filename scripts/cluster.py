@@ -13,20 +13,20 @@ from pathlib import Path
 from lib import kconf
 from lib.atomic import write_text
 from lib.config import Config, config_from_values
-from lib.emit import CLUSTERS, FIRST, RUNS, Job, emitted, missing
+from lib.devices.probe import probe
+from lib.distributed.job_specs import CLUSTERS, FIRST, RUNS, Job, emitted, missing
+from lib.distributed.rendezvous import Gathering, check_shares, gathering_of, torchrun_options
+from lib.distributed.slurm import PORT, Batch, batch_script
 from lib.errors import ConfigError, ToolkitError, run_main
-from lib.gathering import Gathering, check_shares, gathering_of, torchrun_options
-from lib.hardware import probe
-from lib.identity import identity
 from lib.plan.placement import TPU, check_machines, place
 from lib.plan.sharding import split_over
 from lib.plan.types import ON_XLA
-from lib.slurm import PORT, Batch, batch_script
+from lib.runs.identity import identity
 
 ROOT = Path(__file__).resolve().parents[1]
 EXPERIMENTAL = "# Experimental, never run on TPU hardware."
 ON_TPU = f"{EXPERIMENTAL} On each host of the slice (gcloud: --worker=all):"
-TPU_ENVIRONMENT = "env $(python -m lib.tpu launch {})"
+TPU_ENVIRONMENT = "env $(python -m lib.devices.tpu launch {})"
 
 
 def main() -> int:

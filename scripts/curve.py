@@ -6,10 +6,10 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from lib import metrics
-from lib.curve import Comparison, Curve, compare, curve_of, store, stored
 from lib.errors import ConfigError, ToolkitError, run_main
-from lib.rundir import RunDir, resolve_run
+from lib.runs import metrics
+from lib.runs.curve import Comparison, Curve, compare, curve_of, store, stored
+from lib.runs.directory import RunDir, resolve_run
 
 THRESHOLD, TOLERANCE = 0.85, 0.05
 

@@ -11,13 +11,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from lib import kconf
+from lib.devices.probe import probe
 from lib.errors import ConfigError, PlanError, ToolkitError, run_main
-from lib.hardware import probe
 from lib.plan.assumed import parse_gpu
 from lib.plan.latentwire import Elastic, document_batch, latentwire
 from lib.plan.types import Device
-from lib.rundir import resolve_run
-from lib.tables import GB
+from lib.runs.directory import resolve_run
+from lib.units import GB
 
 ROOT = Path(__file__).resolve().parents[1]
 COUNTS = (1, 2, 3, 4, 8, 16)

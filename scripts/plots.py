@@ -5,9 +5,9 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from lib import metrics
 from lib.errors import ToolkitError, run_main
-from lib.rundir import RunDir, resolve_run
+from lib.runs import metrics
+from lib.runs.directory import RunDir, resolve_run
 
 
 def main() -> int:
@@ -22,7 +22,7 @@ def main() -> int:
     if not rows:
         raise ToolkitError(f"{run.metrics} has no rows yet")
 
-    from lib.plots import write_plots  # matplotlib takes half a second: not before the run is found
+    from lib.runs.plots import write_plots  # matplotlib takes half a second: not before the run is found
 
     for path in write_plots(rows, run.plots, title=_title(run), say=print):
         print(path)

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
+from lib.devices.probe import probe
 from lib.errors import ConfigError, PlanError, ToolkitError, run_main
-from lib.hardware import probe
 from lib.scaling.experiments import ScalingExperiments, cost_of
 from lib.scaling.outlook import outlook
 from lib.scaling.planning import (

@@ -12,11 +12,11 @@ from pathlib import Path
 
 from lib import atomic, kconf
 from lib.errors import ConfigError, ToolkitError, run_main
-from lib.studies.crew import Crew, predicted
-from lib.studies.experiment import read_experiment
-from lib.studies.runner import Run, known_result, resolved_runs, table, train_all, write_results
-from lib.studies.search import run_search, verdict
-from lib.studies.writing import as_yaml
+from lib.sweeps.concurrency import Crew, predicted
+from lib.sweeps.experiment import read_experiment
+from lib.sweeps.optuna_search import run_search, verdict
+from lib.sweeps.runner import Run, known_result, resolved_runs, table, train_all, write_results
+from lib.sweeps.writer import as_yaml
 
 ROOT = Path(__file__).resolve().parents[1]
 SWEEPS = ROOT / "defconfigs" / "sweeps"

@@ -7,13 +7,13 @@ from functools import cache
 from pathlib import Path
 
 from lib.config import Config
-from lib.data.answers.key_values import ANCHOR, Question, questions
-from lib.data.answers.opening import AnswerOptions, packed
-from lib.data.answers.spec import AnswerSpec
+from lib.data.datasets.question_answering.key_values import ANCHOR, Question, questions
+from lib.data.datasets.question_answering.opening import AnswerOptions, packed
+from lib.data.datasets.question_answering.spec import AnswerSpec
 from lib.data.types import Dataset
 from tests.training import small_config
-from train.frozen import FrozenSource
-from train.subject import Subject, measure, with_frozen
+from train.tasks.two_model.frozen import FrozenSource
+from train.training_data import Subject, measure, with_frozen
 
 SOURCE_BYTES = 16
 

@@ -9,10 +9,10 @@ from functools import cache
 import numpy as np
 
 from lib.config import Config
-from lib.data.sudoku.generator import LEVELS, Puzzle, puzzles
+from lib.data.datasets.sudoku.generator import LEVELS, Puzzle, puzzles
 from lib.data.types import ArrayPart, Dataset, PuzzleSpec
 from tests.training import small_config
-from train.subject import Subject, measure
+from train.training_data import Subject, measure
 
 SPEC = PuzzleSpec(name="sudoku", side=4, synthetic=True)
 

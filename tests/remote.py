@@ -12,13 +12,13 @@ import pytest
 import torch
 from fsspec.implementations.memory import MemoryFileSystem
 
-from lib import checkpoint
 from lib.config import Config
-from lib.identity import identity
 from lib.kconf import Resolved
-from lib.remote_run import RemoteRun, contents
-from lib.rundir import RunDir
-from lib.storage import Storage, open_storage
+from lib.runs import checkpoint
+from lib.runs.directory import RunDir
+from lib.runs.identity import identity
+from lib.runs.remote import RemoteRun, contents
+from lib.runs.storage import Storage, open_storage
 from tests.configs import make_config
 
 ASKED = Resolved(values={"SEED": 1}, in_effect={"SEED": 1}, origins={}, given={}, text="", minimal="")

@@ -10,7 +10,7 @@ import torch
 from lib.config import Config
 from lib.data.types import ArrayPart, Dataset, TextClassSpec, TextSpec, TokenPart
 from tests.training import small_config
-from train.subject import Subject, measure
+from train.training_data import Subject, measure
 
 VOCAB = 16
 BLOCK = 8

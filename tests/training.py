@@ -12,19 +12,19 @@ import pytest
 import torch
 from torch import Tensor
 
-from lib.backend import Backend
 from lib.config import Config
 from lib.data import ArrayPart, Dataset, ImageSpec
 from lib.data.loader import Batch
+from lib.devices.backend import Backend
 from lib.plan.fitting import Trial
 from lib.plan.types import Hardware, Plan
 from tests.configs import make_config
+from train.build import make_job
 from train.job import Job, Progress
 from train.loop import train
 from train.record import Record, SilentRecord
-from train.setup import make_job
-from train.subject import Subject, measure
-from train.task import Forward, Sums, Task
+from train.tasks.base import Forward, Sums, Task
+from train.training_data import Subject, measure
 
 CLASSES = 10
 CPU = Hardware.from_json(

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import NoReturn
 
 from lib import kconf
+from lib.distributed.launcher import is_worker
 from lib.errors import ConfigError, run_main
-from lib.launcher import is_worker
-from train.stop import importing
+from train.signals import importing
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -54,8 +54,8 @@ def main() -> int:
         return by_configuration(options, kconf.from_environment(ROOT), started=started)
     with importing():
         from train import commands as run
-        from train.demand import run_demand
-        from train.trial import run_trial
+        from train.planning.host_memory import run_demand
+        from train.planning.trial import run_trial
 
     if options.command == "trial":
         return run_trial(options.order, root=ROOT)
@@ -73,14 +73,15 @@ def main() -> int:
 def by_configuration(options: argparse.Namespace, asked: kconf.Resolved, *, started: float) -> int:
     """The commands that do what .config says."""
     with importing():
-        from train import planning, probing
         from train.commands import train
-        from train.preflight import preflight
+        from train.planning import autotune
+        from train.planning import command as planning
+        from train.preflight.command import preflight
 
     if options.command == "plan":
         return planning.plan(asked, root=ROOT, gpu=options.gpu, as_json=options.json)
     if options.command == "probe":
-        return probing.probe_command(asked, root=ROOT)
+        return autotune.probe_command(asked, root=ROOT)
     if options.command == "preflight":
         return preflight(asked, root=ROOT, runs=options.runs, as_json=options.json)
     return train(asked, root=ROOT, runs=options.runs, started=started)
@@ -88,18 +89,18 @@ def by_configuration(options: argparse.Namespace, asked: kconf.Resolved, *, star
 
 def on_stored_run(options: argparse.Namespace) -> int:
     """The commands eval, sample and export."""
-    from train import stored
-    from train.sample import Sampling
+    from train import stored_run
+    from train.generate import Sampling
 
     which = {"root": ROOT, "runs": options.runs, "best": options.best}
     if options.command == "eval":
-        return stored.evaluate(options.run, **which)
+        return stored_run.evaluate(options.run, **which)
     if options.command == "export":
-        return stored.export(options.run, **which, directory=options.directory)
+        return stored_run.export(options.run, **which, directory=options.directory)
     sampling = Sampling(
         temperature=options.temperature, top_k=options.top_k, tokens=options.tokens, seed=options.seed
     )
-    return stored.sample(options.run, **which, prompt=options.prompt, sampling=sampling)
+    return stored_run.sample(options.run, **which, prompt=options.prompt, sampling=sampling)
 
 
 class _Parser(argparse.ArgumentParser):

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from lib.config import Config
 from lib.errors import ConfigError
-from lib.schedule import warmup_fraction
+from lib.optim.lr_schedule import warmup_fraction
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,33 +10,34 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from lib import checkpoint, kconf
-from lib.backend import Backend, is_out_of_memory, open_backend
-from lib.chips import launch_variables
+from lib import kconf
 from lib.config import config_from_values
-from lib.console import Console
+from lib.devices.accelerators import launch_variables
+from lib.devices.backend import Backend, is_out_of_memory, open_backend
+from lib.devices.probe import environment, probe
+from lib.distributed.launcher import become_worker, end_process, keep, launch
+from lib.distributed.rendezvous import gathering_of
 from lib.errors import ToolkitError, run_main
-from lib.gathering import gathering_of
-from lib.hardware import environment, probe
-from lib.identity import identity
-from lib.launcher import become_worker, end_process, keep, launch
 from lib.plan.types import ON_XLA, Hardware, Plan
-from lib.rundir import RunDir, resolve_run
-from lib.sinks import check_packages, open_sinks
+from lib.runs import checkpoint
+from lib.runs.console import Console
+from lib.runs.directory import RunDir, resolve_run
+from lib.runs.identity import identity
+from lib.runs.sinks import check_packages, open_sinks
 from lib.tiers import with_tier
 from train import loop
+from train.build import make_job
+from train.initial_weights import initial_weights
 from train.job import Job, Progress
-from train.last_words import say_last_words, told_memory
-from train.many import check_one_directory, launch_on_many, meet
-from train.order import Order, plan_for
+from train.multi_node import check_one_directory, launch_on_many, meet
+from train.planning.run_plan import Order, plan_for
 from train.record import Record, RunRecord, SilentRecord
-from train.remote import catch_up, check_storage, copier_of, interrupted
 from train.rerun import changes
-from train.setup import make_job
-from train.stop import Stopped, ended_once
-from train.stored import say, stored_configuration
-from train.subject import Subject, evaluation_part, open_subject, open_to_train
-from train.weights import initial_weights
+from train.signals import Stopped, ended_once
+from train.stored_run import say, stored_configuration
+from train.summary import say_last_words, told_memory
+from train.training_data import Subject, evaluation_part, open_subject, open_to_train
+from train.upload import catch_up, check_storage, copier_of, interrupted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

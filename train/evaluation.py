@@ -7,10 +7,10 @@ from collections.abc import Generator, Iterator
 
 import torch
 
+from lib.distributed.fsdp import cut_again
 from lib.plan.types import SHARDS_WEIGHTS
-from lib.sharding import cut_again
 from train.job import Job
-from train.task import Sums, Totals
+from train.tasks.base import Sums, Totals
 
 
 @contextlib.contextmanager

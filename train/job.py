@@ -10,16 +10,16 @@ from typing import Any
 import torch
 from torch import nn
 
-from lib.backend import Backend
 from lib.config import Config
 from lib.data.loader import EvalLoader, TrainLoader
-from lib.dropout import Dropout
-from lib.ema import Ema
+from lib.devices.backend import Backend
+from lib.nn.dropout import Dropout
+from lib.optim.ema import Ema
 from lib.plan.types import Plan
 from train.budget import Budget
-from train.carry import Carry
 from train.record import Record
-from train.task import Forward, Task
+from train.tasks.base import Forward, Task
+from train.tasks.recursive.carry import Carry
 
 
 @dataclass(slots=True, kw_only=True)

@@ -1,6 +1,6 @@
 """The one training loop: accumulate, reduce, step, log, evaluate, save, stop.
 
-It knows nothing of what is learned (`train/task.py`), of devices (`lib/backend.py`) or
+It knows nothing of what is learned (`train/tasks/base.py`), of devices (`lib/devices/backend.py`) or
 of files (`train/record.py`). It obeys the plan: each optimizer step sees exactly
 `plan.effective_batch` samples, whatever the micro-batch and the number of ranks.
 """
@@ -19,12 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lib.dropout import key_samples
-from lib.errors import CheckpointError, Diverged, OutOfMemory
-from lib.norm import commit_statistics, discard_statistics
-from lib.plan.types import SHARDS_WEIGHTS
-from lib.schedule import learning_rate_factor
-from lib.sharding import (
+from lib.distributed.fsdp import (
     clip_gradients,
     in_parts,
     load_optimizer_state,
@@ -33,12 +28,17 @@ from lib.sharding import (
     part_like,
     put_together,
 )
+from lib.errors import CheckpointError, Diverged, OutOfMemory
+from lib.nn.batch_norm import commit_statistics, discard_statistics
+from lib.nn.dropout import key_samples
+from lib.optim.lr_schedule import learning_rate_factor
+from lib.plan.types import SHARDS_WEIGHTS
+from train.async_checkpoint import Saver
 from train.evaluation import evaluate, evaluation_sums
 from train.job import Job, Progress
-from train.saver import Saver
-from train.shortage import reason_if_out_of_memory, smaller_plan
-from train.stop import Stopped, StopRequest
-from train.task import Sums, Totals
+from train.oom import reason_if_out_of_memory, smaller_plan
+from train.signals import Stopped, StopRequest
+from train.tasks.base import Sums, Totals
 
 
 def train(job: Job, progress: Progress) -> dict[str, float]:

@@ -6,16 +6,16 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
-from lib import checkpoint, metrics
-from lib.console import Console
 from lib.errors import ToolkitError
-from lib.metrics import MetricsWriter, Scalar
 from lib.plan.types import Plan
-from lib.rundir import RunDir
-from lib.sinks import Sink, Sinks
-from lib.storage import StorageError
-from train.remote import Copier
-from train.stop import StopRequest
+from lib.runs import checkpoint, metrics
+from lib.runs.console import Console
+from lib.runs.directory import RunDir
+from lib.runs.metrics import MetricsWriter, Scalar
+from lib.runs.sinks import Sink, Sinks
+from lib.runs.storage import StorageError
+from train.signals import StopRequest
+from train.upload import Copier
 
 
 class Record(Protocol):

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from lib.rundir import RunDir
+from lib.runs.directory import RunDir
 
 # Memory that is free, and hence usable, differs between any two moments; it matters where the plan does.
 _PASSING = {"free_bytes", "usable_bytes", "reasons"}
 
 
 def changes(run: RunDir, *, now: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
-    """A line for each fact in which `now` (one of lib.rundir.OBJECTS -> its content) is not as in `run`.
+    """A line for each fact in which `now` (one of `directory.OBJECTS` -> its content) is not as in `run`.
 
     Raises ToolkitError where `run` lacks such a file.
     """

@@ -1,13 +1,13 @@
 """Data sets, their order and their way to the device. Downloading and decoding are imported when used."""
 
-from lib.data.answers.opening import AnswerOptions
-from lib.data.answers.spec import AnswerSpec
+from lib.data.datasets.opening import NAMES, open_dataset
+from lib.data.datasets.question_answering.opening import AnswerOptions
+from lib.data.datasets.question_answering.spec import AnswerSpec
+from lib.data.datasets.sudoku.opening import SudokuOptions
+from lib.data.datasets.text_files import TextOptions
 from lib.data.loader import Batch, Delivery, EvalLoader, TrainLoader, choose_placement
-from lib.data.opening import NAMES, open_dataset
-from lib.data.order import epoch_order, sample_stream
+from lib.data.sampler import epoch_order, sample_stream
 from lib.data.subset import restrict, subset
-from lib.data.sudoku.opening import SudokuOptions
-from lib.data.text import TextOptions
 from lib.data.types import (
     ArrayPart,
     Dataset,

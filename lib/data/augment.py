@@ -11,8 +11,8 @@ from typing import Literal, TypeAlias
 import torch
 from torch.nn import functional
 
-from lib.data.rng import Words, key, mix
 from lib.memory.simulation import simulated
+from lib.rng import Words, key, mix
 
 Kind: TypeAlias = Literal["none", "shift", "crop_flip", "symmetries"]
 
@@ -25,7 +25,7 @@ def draw(
     epochs_N: Words, indices_N: Words, *, kind: Kind, pad: int, seed: int, fixed: int = 0
 ) -> tuple[Words, ...]:
     """What happens to each sample: the row and column to cut at, in [0, 2 pad], and 1 to mirror, else 0;
-    of "symmetries" one hash, from which `lib.data.sudoku.symmetry` takes all that it needs.
+    of "symmetries" one hash, from which `lib.data.datasets.sudoku.symmetry` takes all that it needs.
 
     fixed: symmetries there are of each sample, the same in every epoch; 0 for a new one each. There is then a
     second number: 0 for the sample as it is, which is as likely as each of its symmetries.

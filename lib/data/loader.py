@@ -16,11 +16,11 @@ from typing import Literal, NamedTuple, Self, TypeAlias
 import numpy as np
 import torch
 
-from lib.data.ahead import changed_ahead
 from lib.data.augment import Kind, apply, draw
-from lib.data.order import sample_stream, window_shifts
+from lib.data.datasets.sudoku.symmetry import changed
+from lib.data.precompute import changed_ahead
+from lib.data.sampler import sample_stream, window_shifts
 from lib.data.store import Placement, Request, Store, open_store
-from lib.data.sudoku.symmetry import changed
 from lib.data.types import ArrayPart, ImageSpec, Indices, Part, PuzzleSpec, Spec
 from lib.errors import ConfigError
 
@@ -148,7 +148,7 @@ class _Step(NamedTuple):
 
 
 class TrainLoader(_Loader):
-    """Batches of the endless training stream (`lib.data.order`), augmented."""
+    """Batches of the endless training stream (`lib.data.sampler`), augmented."""
 
     def __init__(
         self,

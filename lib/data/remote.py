@@ -9,7 +9,7 @@ from pathlib import Path, PurePosixPath
 
 from lib.data.cache import cached_folder, fingerprint
 from lib.errors import DataError
-from lib.storage import MissingError, Storage, open_storage
+from lib.runs.storage import MissingError, Storage, open_storage
 
 _TOLD_BYTES = 10**9  # between two lines about a long copy
 _FOLDER, _FILE = "folder", "file"  # what is at the URL, and where the copy of it lies

@@ -10,7 +10,8 @@ from typing import Literal, Protocol, TypeAlias
 import numpy as np
 import torch
 
-from lib.data.types import IGNORED, ArrayPart, Indices, Part, TokenPart
+from lib.data.types import ArrayPart, Indices, Part, TokenPart
+from lib.nn import IGNORED
 
 _ROWS = torch.contiguous_format
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from lib.data.order import epoch_order
+from lib.data.sampler import epoch_order
 from lib.data.types import ArrayPart, Dataset, Part, PuzzleSpec, TextSpec, Tokenizer, TokenPart
 from lib.errors import ConfigError
 
@@ -14,7 +14,7 @@ from lib.errors import ConfigError
 def restrict(dataset: Dataset, *, limit: int = 0, holdout: int = 0, opened: bool = True) -> Dataset:
     """`dataset` cut by DATA_LIMIT and HOLDOUT (0 = off); held-out samples take the place of the test part.
 
-    opened: its samples are there, and not zeros in their place (`lib.data.unopened`).
+    opened: its samples are there, and not zeros in their place (`lib.data.metadata`).
 
     Raises ConfigError where samples lack, or where puzzles held out have solutions that are trained on.
     """

@@ -11,7 +11,8 @@ from typing import Any, Literal, Protocol, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from lib.data.answers.spec import AnswerSpec
+from lib.data.datasets.question_answering.spec import AnswerSpec
+from lib.nn import IGNORED
 
 Images = npt.NDArray[np.uint8]  # (N, C, H, W)
 Labels = npt.NDArray[np.int64]  # (N,)
@@ -19,8 +20,6 @@ Indices = npt.NDArray[np.int64]  # (N,)
 Tokens = npt.NDArray[np.unsignedinteger[Any]]  # (n,), uint8, uint16 or uint32
 
 Unit: TypeAlias = Literal["byte", "char", "token"]
-
-IGNORED = -100  # a target that is not there and counts nothing; cross_entropy of torch ignores it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from lib.errors import ConfigError
+from lib.kconf.diagnostics import close_names
 from lib.kconf.reader import Layer
-from lib.kconf.reasons import close_names
 from lib.kconf.resolve import accept, read_own
 from lib.kconf.strict import StrictLoad
 from lib.kconf.tree import display

@@ -11,7 +11,7 @@ from typing import Any
 import kconfiglib
 
 from lib.errors import ConfigError
-from lib.kconf import reasons
+from lib.kconf import diagnostics
 from lib.kconf.legacy import read_legacy
 from lib.kconf.provenance import Provenance, is_given
 from lib.kconf.spelling import expression
@@ -62,7 +62,7 @@ def search(tree: Any, words: str) -> Iterator[str]:
         if name in read_legacy(Path(tree.srctree)).names():
             yield _renamed(tree, name, _successor(tree, name))
             return
-        meant = reasons.suggest(tree, words.strip())
+        meant = diagnostics.suggest(tree, words.strip())
         raise ConfigError(f"no option has '{words}'", todo=f"did you mean {meant}?" if meant else "")
     for symbol in near + far:
         hidden = "" if symbol.visibility or not has_prompt(symbol) else " (hidden)"
@@ -76,7 +76,7 @@ def _successor(tree: Any, name: str) -> Any:
         raise ConfigError(f"{full} is no more", why=legacy.removed[name])
     symbol = find(tree, legacy.present(name))
     if symbol is None:
-        meant = reasons.suggest(tree, name)
+        meant = diagnostics.suggest(tree, name)
         todo = f"did you mean {meant}?" if meant else "make searchconfig Q=WORD finds options"
         raise ConfigError(f"{full} is not a symbol", todo=todo)
     return symbol
@@ -94,7 +94,7 @@ def _of_symbol(symbol: Any, provenance: Provenance) -> Iterator[tuple[str, str]]
     yield "kind", _kind(symbol)
     yield from _defaults(symbol)
     yield from _needs(symbol)
-    for selector in reasons.selecting(symbol):
+    for selector in diagnostics.selecting(symbol):
         yield "held on by", f"{option(selector)} (now {selector.str_value}), which selects it"
     if symbol.choice:
         others = ", ".join(option(member) for member in symbol.choice.syms if member is not symbol)
@@ -107,7 +107,7 @@ def _of_symbol(symbol: Any, provenance: Provenance) -> Iterator[tuple[str, str]]
 def _of_choice(choice: Any, provenance: Provenance) -> Iterator[tuple[str, str]]:
     yield "", f"{choice.name}: {_prompt(choice)}"
     for member in choice.syms:
-        forbids = "" if member.visibility else f"; it {reasons.unmet(member)}"
+        forbids = "" if member.visibility else f"; it {diagnostics.unmet(member)}"
         yield "chosen" if member is choice.selection else "member", f"{_value(member)}{forbids}"
     if choice.selection is not None:
         yield "from", _origin(choice.selection, provenance)
@@ -153,8 +153,8 @@ def _needs(item: Any) -> Iterator[tuple[str, str]]:
         yield "needs", expression(item.direct_dep)
     if not has_prompt(item) or item.visibility:
         return
-    yield "forbidden", f"it {reasons.unmet(item)}"
-    words = reasons.remedy(item)
+    yield "forbidden", f"it {diagnostics.unmet(item)}"
+    words = diagnostics.remedy(item)
     if words:
         yield "allowed by", " ".join(words)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from lib.kconf import reasons, spelling
+from lib.kconf import diagnostics, spelling
 from lib.kconf.reader import Assignment, Finding, read_file
 from lib.kconf.strict import StrictLoad
 from lib.kconf.tree import find, shown
@@ -34,7 +34,7 @@ def judge(tree: Any, path: Path) -> tuple[list[Finding], list[Finding]]:
             continue
         if symbol is None:
             findings.append(
-                Finding(one.file, one.line, reasons.unknown_symbol(tree, one.name, value, near=False))
+                Finding(one.file, one.line, diagnostics.unknown_symbol(tree, one.name, value, near=False))
             )
         elif value != now:
             text = f"{one.source} does not take: it is {shown(symbol, now)}"

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from lib.errors import run_main
-from lib.kconf import edit, show
+from lib.kconf import edit, listing
 from lib.kconf.defconfig import DIRECTORY
 from lib.kconf.extremes import KINDS
 from lib.kconf.foreign import judge
@@ -20,7 +20,7 @@ from lib.kconf.reader import foremost
 from lib.kconf.tree import display, load_tree
 from lib.kconf.variables import check_variables, given_overrides, stray_variables
 
-COMMANDS = {**edit.OF_CONFIGURATION, **edit.OF_SHIPPED, **show.COMMANDS}
+COMMANDS = {**edit.OF_CONFIGURATION, **edit.OF_SHIPPED, **listing.COMMANDS}
 _SIMPLE = {
     "menuconfig": "edit the configuration in a terminal",
     "nconfig": "the same",

@@ -6,7 +6,7 @@ from typing import Any
 
 import kconfiglib
 
-from lib.kconf import reasons
+from lib.kconf import diagnostics
 from lib.kconf.spelling import expression
 from lib.kconf.strict import StrictLoad
 from lib.kconf.tree import has_prompt, option
@@ -31,7 +31,7 @@ class Provenance:
         assignment = self._configuration.assigned(symbol.name)
         if assignment is not None and has_prompt(symbol):
             return assignment.place
-        selecting = reasons.selecting(symbol)
+        selecting = diagnostics.selecting(symbol)
         if selecting:
             return f"selected by {', '.join(option(one) for one in selecting)}"
         condition = _active_condition(symbol)

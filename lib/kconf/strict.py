@@ -15,7 +15,7 @@ from typing import Any
 
 import kconfiglib
 
-from lib.kconf import reasons, spelling
+from lib.kconf import diagnostics, spelling
 from lib.kconf.legacy import read_legacy
 from lib.kconf.reader import MOST_TOLD, Assignment, Finding, Layer, shipped_assignments
 from lib.kconf.tree import find, has_prompt, is_logical, option, shown
@@ -179,13 +179,13 @@ class StrictLoad:
             except spelling.Misspelled as error:
                 text = str(error)
                 if not has_prompt(symbol):
-                    why = reasons.no_prompt(symbol) + reasons.instead(symbol, assignment.text)
+                    why = diagnostics.no_prompt(symbol) + diagnostics.instead(symbol, assignment.text)
                     text = f"{option(symbol)} cannot be set: {why}"
                 self._faults.append(_Fault(layer, assignment, text))
                 continue
             entries.append(_Entry(symbol=symbol, value=value, assignment=assignment, layer=layer))
         if absent:
-            self._notices.append(reasons.absent_symbols(self.tree, absent, near=not layer.by_tool))
+            self._notices.append(diagnostics.absent_symbols(self.tree, absent, near=not layer.by_tool))
         return entries
 
     def _was_overruled(self, entry: _Entry) -> bool:
@@ -195,7 +195,7 @@ class StrictLoad:
         self._unknown += 1
         # To look for likely names takes long, and what comes after so many is only counted.
         near = self._unknown <= MOST_TOLD
-        text = reasons.unknown_symbol(self.tree, assignment.name, assignment.text, near=near)
+        text = diagnostics.unknown_symbol(self.tree, assignment.name, assignment.text, near=near)
         self._findings.append(Finding(assignment.file, assignment.line, text))
 
     def _find_contradictions(self, layer: Layer) -> None:
@@ -283,9 +283,9 @@ class StrictLoad:
         if by_tool and not has_prompt(entry.symbol):
             return "; remove the line or run make olddefconfig"
         if not has_prompt(entry.symbol):
-            return reasons.instead(entry.symbol, entry.value)
+            return diagnostics.instead(entry.symbol, entry.value)
         if entry.layer.command_line and problem.hidden:
-            words = reasons.remedy(entry.symbol)
+            words = diagnostics.remedy(entry.symbol)
             if words:
                 return f"; give {' '.join([*words, entry.assignment.source])}"
         return ""
@@ -318,7 +318,7 @@ def _is_named(entry: _Entry) -> bool:
     derived = find(symbol.kconfig, (choice.name or "").removesuffix("_CHOICE"))
     if derived is None:
         return False
-    names = [value.str_value for value, when in derived.defaults if symbol in reasons.items_in(when)]
+    names = [value.str_value for value, when in derived.defaults if symbol in diagnostics.items_in(when)]
     return derived.str_value in names
 
 
@@ -327,17 +327,17 @@ def _problem(entry: _Entry) -> _Problem | None:
     symbol, value = entry.symbol, entry.value
     if not has_prompt(symbol):
         now = "" if symbol.str_value == value else f" (now {symbol.str_value or 'without a value'})"
-        return _Problem(f"{option(symbol)} cannot be set{now}: {reasons.no_prompt(symbol)}", derived=True)
+        return _Problem(f"{option(symbol)} cannot be set{now}: {diagnostics.no_prompt(symbol)}", derived=True)
     if not symbol.visibility:
         return _Problem(
-            f"{_said(entry)} has no effect: it {reasons.unmet(symbol)}", hidden=True, derived=True
+            f"{_said(entry)} has no effect: it {diagnostics.unmet(symbol)}", hidden=True, derived=True
         )
     if symbol.orig_type in (kconfiglib.INT, kconfiglib.HEX):
         text = spelling.range_fault(symbol, value)
         if text:
             return _Problem(text)
     if symbol.str_value != value:
-        return _Problem(reasons.not_taken(symbol, value), derived=True)
+        return _Problem(diagnostics.not_taken(symbol, value), derived=True)
     return None
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from lib.errors import ConfigError
-from lib.kconf import reasons
+from lib.kconf import diagnostics
 from lib.kconf.legacy import read_legacy
 from lib.kconf.reader import Finding
 from lib.kconf.resolve import rejection
@@ -56,7 +56,7 @@ def check_variables(root: Path, environ: Mapping[str, str]) -> None:
         symbol = name.removeprefix(_PREFIX)
         if not name.startswith(_PREFIX):
             bare = name.upper().removeprefix(_PREFIX)
-            meant = _near_variable(name, known) or reasons.suggest(tree, bare, value)
+            meant = _near_variable(name, known) or diagnostics.suggest(tree, bare, value)
             hint = f"; did you mean {meant}?" if meant else ""
             findings.append(
                 Finding("command line", 0, f"{name}={value} is not a variable of this Makefile{hint}")
@@ -64,13 +64,13 @@ def check_variables(root: Path, environ: Mapping[str, str]) -> None:
         elif symbol in legacy.removed:
             findings.append(Finding("command line", 0, f"{name} is no more: {legacy.removed[symbol]}"))
         elif find(tree, legacy.renamed.get(symbol, symbol)) is None:
-            findings.append(Finding("command line", 0, reasons.unknown_symbol(tree, symbol, value)))
+            findings.append(Finding("command line", 0, diagnostics.unknown_symbol(tree, symbol, value)))
     if findings:
         raise rejection(findings, "nothing was done", where="on the command line")
 
 
 def _strange(goal: str, targets: list[str]) -> str:
-    close = reasons.close_names(goal, targets, cutoff=0.6)
+    close = diagnostics.close_names(goal, targets, cutoff=0.6)
     hint = f"did you mean {' or '.join(close)}?" if close else "make help shows what there is"
     return f"{goal} is not a target; {hint}"
 
@@ -89,7 +89,7 @@ def _stray(tree: Any, name: str) -> str:
     unused = f"{name} in the environment is not used"
     if find(tree, name.removeprefix(_PREFIX)) is not None:
         return f"{unused}; give it on make's command line"
-    meant = reasons.suggest(tree, name.removeprefix(_PREFIX))
+    meant = diagnostics.suggest(tree, name.removeprefix(_PREFIX))
     return f"{unused}, and is not a symbol{f'; did you mean {meant}?' if meant else ''}"
 
 

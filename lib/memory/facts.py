@@ -11,9 +11,9 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils._pytree import tree_leaves
 
+from lib.distributed.fsdp import weight_units
 from lib.memory.live import LiveBytes
 from lib.plan.types import ModelFacts
-from lib.sharding import weight_units
 
 ROWS = (2, 960)  # of the batches that are tried: a model may take none but multiples of something
 

@@ -1,7 +1,7 @@
 """Running code on a device that is not there: tensors with shapes and no contents.
 
 They are fake tensors of the CPU, for autograd on any other fake device wants that device's driver.
-What a kernel of another device does differently (`lib.attention`, `lib.cross_entropy`) goes by `kernels_for`.
+What a kernel of another device does differently (attention, cross-entropy) goes by `kernels_for`.
 """
 
 from __future__ import annotations

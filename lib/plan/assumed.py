@@ -12,7 +12,7 @@ import re
 from typing import Literal, cast
 
 from lib.errors import ConfigError
-from lib.gpus import CATALOGUE, gpu_of
+from lib.plan.gpus import CATALOGUE, gpu_of
 from lib.plan.types import Device, Hardware
 
 ALL = "all"

@@ -5,18 +5,18 @@ from __future__ import annotations
 from lib.errors import PlanError
 from lib.plan.asked import Asked, Decision
 from lib.plan.placement import Placement
-from lib.plan.types import ModelFacts
-from lib.tables import (
+from lib.plan.tables import (
     ACTIVATION_FACTOR,
     BYTES_PER_PARAMETER,
     CPU_BATCH,
     FREE_MEMORY_MARGIN,
-    GB,
     GPU_CONTEXT_BYTES,
     TIERS,
     TINY_FREE_BYTES,
     Tier,
 )
+from lib.plan.types import ModelFacts
+from lib.units import GB
 
 
 def table_batch(free_bytes: int, *, scale: float, compiled: bool) -> int:

@@ -9,13 +9,8 @@ from typing import TypeAlias
 
 from lib.errors import PlanError
 from lib.plan.batch import divisors
+from lib.plan.tables import COMPILED_PEAK_FACTOR, FREE_MEMORY_MARGIN, GPU_RESERVE_BYTES, PEAK_FACTOR
 from lib.plan.types import OWN_MEMORY, Kind, Layout, Memory, Plan, Precision
-from lib.tables import (
-    COMPILED_PEAK_FACTOR,
-    FREE_MEMORY_MARGIN,
-    GPU_RESERVE_BYTES,
-    PEAK_FACTOR,
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

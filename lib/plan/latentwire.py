@@ -22,7 +22,7 @@ from lib.errors import PlanError
 from lib.plan.asked import Asked
 from lib.plan.placement import Placement
 from lib.plan.types import ModelFacts
-from lib.tables import GB
+from lib.units import GB
 
 Models: TypeAlias = Literal["both", "llama", "qwen", "sequential"]
 

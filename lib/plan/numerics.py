@@ -5,8 +5,7 @@ from __future__ import annotations
 from lib.errors import PlanError
 from lib.plan.asked import Asked, Decision
 from lib.plan.placement import TPU, Placement
-from lib.plan.types import ON_XLA, Hardware, Precision
-from lib.tables import (
+from lib.plan.tables import (
     BF16_CAPABILITY,
     BF16_ROCM_PATTERNS,
     COMPILE_CAPABILITY,
@@ -14,6 +13,7 @@ from lib.tables import (
     FP16_CAPABILITY,
     DenyRule,
 )
+from lib.plan.types import ON_XLA, Hardware, Precision
 
 
 def choose_compile(config: Asked, placement: Placement) -> Decision[bool]:

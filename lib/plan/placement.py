@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from lib.errors import PlanError
 from lib.plan.asked import Asked, Decision
 from lib.plan.types import ON_XLA, Device, Hardware, Kind
-from lib.tables import GB
+from lib.units import GB
 
 ACCEPTED_KINDS: dict[str, tuple[Kind, ...]] = {
     "auto": ("cuda", "rocm", "mps", "xla", "tpu", "cpu"),

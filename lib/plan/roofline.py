@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from lib.gpus import Gpu
+from lib.plan.gpus import Gpu
 from lib.plan.types import Precision
 from lib.units import seconds_text
 

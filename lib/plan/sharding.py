@@ -110,7 +110,7 @@ def shares(units: Units, layout: Layout) -> Mapping[str, float]:
 def _fullest(weights: Sequence[Weight], world: int) -> int:
     """Elements of the process with most of them when whole weights are dealt out, the largest first.
 
-    As torch's ZeroRedundancyOptimizer does it, one group of the optimizer (`lib.optim`) after the other.
+    As torch's ZeroRedundancyOptimizer does it, one group of the optimizer after the other.
     """
     sizes = [0] * world
     for group in ([w for w in weights if len(w.shape) >= 2], [w for w in weights if len(w.shape) < 2]):

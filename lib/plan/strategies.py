@@ -6,10 +6,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from lib.errors import PlanError
-from lib.gpus import find_gpu
 from lib.plan.asked import Asked, Decision
 from lib.plan.assumed import MOST_DEVICES
 from lib.plan.fitting import NoRoomError, predicted
+from lib.plan.gpus import find_gpu
 from lib.plan.placement import NAMES, Placement
 from lib.plan.reasons import norm_batch_remedy, told, why_memory
 from lib.plan.roofline import FLOP_SHARES, SHORT_SECONDS, StepWork, peak_flop_per_second, step_seconds
@@ -17,8 +17,7 @@ from lib.plan.sharding import held, layouts, split_over
 from lib.plan.sizing import Situation, Sizes, Way, choose_sizes
 from lib.plan.traffic import ELEMENT_BYTES, exposed_seconds, links_of, traffic_seconds
 from lib.plan.types import ON_XLA, OWN_MEMORY, SHARDS_WEIGHTS, Layout, ModelFacts
-from lib.tables import GB
-from lib.units import bytes_text
+from lib.units import GB, bytes_text
 
 TIE = 1.02  # what is this much slower is not slower: estimates are no better than that
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Literal
 
-from lib.gpus import Gpu
+from lib.plan.gpus import Gpu
 from lib.plan.sharding import DEVICES_PER_NODE, Units, part_elements
 from lib.plan.types import SHARDS_WEIGHTS, Layout, Weight
 

@@ -10,7 +10,7 @@ from typing import Any
 from lib.plan.show import NARROW_COLUMNS
 from lib.plan.strategies import Candidate
 from lib.plan.types import Memory, Strategy
-from lib.tables import GB
+from lib.units import GB
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,10 +15,10 @@ from typing import TypeAlias
 import torch
 from torch import nn
 
-from lib.cross_entropy import cross_entropy
 from lib.data.types import TextSpec
 from lib.memory.facts import model_facts
-from lib.registry import build_model
+from lib.nn.cross_entropy import cross_entropy
+from lib.plugins import build_model
 from lib.scaling.counts import training_flops
 from lib.scaling.results import ScalingConfig
 

@@ -16,11 +16,11 @@ import numpy as np
 
 from lib.data import TextOptions, open_dataset
 from lib.data.cache import fingerprint
-from lib.data.floors import counting_floors
-from lib.data.markov import entropy_bits
+from lib.data.datasets.markov import entropy_bits
+from lib.data.ngram_baseline import counting_floors
 from lib.data.types import Dataset, TextSpec
 from lib.errors import ConfigError, DataError, ToolkitError
-from lib.registry import build_model
+from lib.plugins import build_model
 from lib.scaling import gate
 from lib.scaling.judge import Verdict, judge
 from lib.scaling.laws import Point

@@ -12,9 +12,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from lib.cross_entropy import cross_entropy
 from lib.data.loader import Delivery, TrainLoader
 from lib.data.types import TextSpec, TokenPart
+from lib.nn.cross_entropy import cross_entropy
 
 VOCAB = 16
 LEARNED_NATS = 0.01  # per token of a text without surprise

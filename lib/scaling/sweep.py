@@ -11,13 +11,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from lib import metrics
-from lib.child_run import Children
 from lib.data.types import TextSpec
-from lib.registry import build_model
-from lib.rundir import RunDir
+from lib.plugins import build_model
+from lib.runs import metrics
+from lib.runs.directory import RunDir
 from lib.scaling.counts import count, training_flops
 from lib.scaling.results import ScalingConfig, ScalingResults, read, write
+from lib.sweeps.subprocess_run import Children
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,11 +10,11 @@ from dataclasses import dataclass
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lib.attention import causal_attention
 from lib.data.types import TextClassSpec, TextSpec
-from lib.dropout import Dropout
 from lib.errors import ConfigError
-from lib.recompute import Chain
+from lib.nn.activation_checkpointing import Chain
+from lib.nn.attention import causal_attention
+from lib.nn.dropout import Dropout
 
 TASK = "lm"
 

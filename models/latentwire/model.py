@@ -17,9 +17,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lib.data.answers.spec import AnswerSpec
+from lib.data.datasets.question_answering.spec import AnswerSpec
 from lib.errors import ConfigError
-from lib.recompute import Chain
+from lib.nn.activation_checkpointing import Chain
 
 TASK = "bridge"
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from lib.data.types import ImageSpec
 from lib.errors import ConfigError
-from lib.recompute import Chain
+from lib.nn.activation_checkpointing import Chain
 
 TASK = "classify"
 

@@ -73,7 +73,7 @@ def build(options: Options, spec: Seen) -> nn.Module:
 class LoopedTransformer(nn.Module):
     """Tokens, blocks at rest one behind the other, and a linear head."""
 
-    settles = True  # lib.graph_lint: how many iterations a step has is not known before
+    settles = True  # lib.nn.graph_lint: how many iterations a step has is not known before
 
     def __init__(self, options: Options, spec: Seen) -> None:
         super().__init__()

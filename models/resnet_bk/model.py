@@ -16,9 +16,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lib.data.types import TextClassSpec, TextSpec
-from lib.dropout import Dropout
 from lib.errors import ConfigError
-from lib.recompute import Chain
+from lib.nn.activation_checkpointing import Chain
+from lib.nn.dropout import Dropout
 from models.resnet_bk.scan import continued_fraction, linear_recurrence
 from models.resnet_bk.upstream import UpstreamBlock
 

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lib.dropout import Dropout
+from lib.nn.dropout import Dropout
 from models.resnet_bk.scan import both_sides
 
 EXPERTS = 4

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lib.attention import full_attention
+from lib.nn.attention import full_attention
 
 EPSILON = 1e-5
 ROTARY_BASE = 1e4

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from lib.data.types import PuzzleSpec
 from lib.errors import ConfigError
-from lib.recompute import Chain
+from lib.nn.activation_checkpointing import Chain
 from models.trm.layers import Block, initialise, truncated_normal_
 
 TASK = "recursive"

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from lib import atomic, kconf
 from lib.config import Config, config_from_values
 from lib.errors import ConfigError, Suspended, os_error, run_main
-from lib.tables import TIER_CONFIGS
+from lib.plan.tables import TIER_CONFIGS
 from lib.tiers import TIERS, with_tier
 
 if TYPE_CHECKING:

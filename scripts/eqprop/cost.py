@@ -13,7 +13,7 @@ from lib.config import Config
 from lib.memory.live import LiveBytes
 from models.looped.model import LoopedTransformer
 from scripts.eqprop.subject import batch_of, loss_of, model_of
-from train.subject import Subject
+from train.training_data import Subject
 
 REPEATS = 5
 NEVER_SETTLES = 1e-30  # a tolerance at which all iterations are made

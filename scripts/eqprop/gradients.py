@@ -31,7 +31,7 @@ from scripts.eqprop.subject import (
     shape_of,
     spectral_radius,
 )
-from train.subject import Subject
+from train.training_data import Subject
 
 BETAS = (0.1, 0.03, 0.01, 0.003, 0.001, 0.0001)
 PLAIN_BETAS = (0.01, 0.001)

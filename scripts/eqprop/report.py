@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from lib import atomic
+from lib.devices.probe import environment, probe
 from lib.errors import os_error
-from lib.hardware import environment, probe
 from scripts.eqprop.subject import Setting
 from scripts.eqprop.unfinished import Unfinished
-from train.subject import Subject
+from train.training_data import Subject
 
 
 class Report:

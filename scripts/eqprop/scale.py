@@ -25,7 +25,7 @@ from scripts.eqprop.subject import (
     settling,
 )
 from scripts.eqprop.training import train_once
-from train.subject import Subject
+from train.training_data import Subject
 
 WIDTHS = (32, 64, 128, 256, 512)  # up to the configured one
 LAW_WIDTHS = (32, 48, 64, 96, 128, 192, 256, 384, 512)

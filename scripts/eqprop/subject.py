@@ -16,11 +16,11 @@ from lib import kconf
 from lib.config import Config, config_from_values
 from lib.data.loader import Delivery, EvalLoader
 from lib.errors import ConfigError
-from lib.registry import build_model
+from lib.plugins import build_model
 from lib.tiers import with_changes
 from models.looped.equilibrium import Equilibrium, jacobian_products
 from models.looped.model import SOURCE_SCALE, LoopedTransformer
-from train.subject import Subject, open_subject
+from train.training_data import Subject, open_subject
 
 ROOT = Path(__file__).resolve().parents[2]
 TIGHT = {"tolerance": 1e-13, "max_iterations": 1000, "nudged_iterations": 20}

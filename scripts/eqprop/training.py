@@ -14,10 +14,10 @@ from typing import Any
 
 import torch
 
-from lib.backend import Backend
 from lib.config import Config
+from lib.devices.backend import Backend
+from lib.devices.probe import environment, probe
 from lib.errors import Diverged
-from lib.hardware import environment, probe
 from lib.hyperparams import apply_hyperparams
 from models.looped.model import LoopedTransformer
 from scripts.eqprop.report import Report, spread
@@ -34,12 +34,12 @@ from scripts.eqprop.subject import (
     with_options,
 )
 from scripts.eqprop.unfinished import Trained
+from train.build import make_job
 from train.job import Job, Progress
 from train.loop import train
-from train.probing import digest_of_sources
+from train.planning.autotune import digest_of_sources
 from train.record import SilentRecord
-from train.setup import make_job
-from train.subject import Subject
+from train.training_data import Subject
 
 LOOK_EVERY = 50  # steps
 LOOK_ROWS = 64

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from lib.errors import ConfigError, run_main
-from lib.gpus import find_gpu
+from lib.plan.gpus import find_gpu
 
 PART_SECONDS = 510.0  # of the nine minutes that a part may take
 

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Literal
 
 from lib import kconf
-from lib.backend import Backend
 from lib.config import Config, config_from_values
-from lib.hardware import probe
+from lib.devices.backend import Backend
+from lib.devices.probe import probe
 from lib.plan import plan as make_plan
 from lib.plan.bound import table_batch
 from lib.plan.fitting import Parts, predicted, trial_of
@@ -19,11 +19,11 @@ from lib.plan.types import Hardware, Plan, Precision
 from scripts.gpu_check.cases import CASES
 from train import loop
 from train.budget import Budget
-from train.forecast import footprint, with_gaps
+from train.build import make_job
 from train.job import Job, Progress
+from train.planning.memory_estimate import footprint, with_gaps
 from train.record import SilentRecord
-from train.setup import make_job
-from train.subject import Subject, measure
+from train.training_data import Subject, measure
 
 ROOT = Path(__file__).resolve().parents[2]
 

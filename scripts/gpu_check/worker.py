@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TextIO
 
-from lib.backend import is_out_of_memory
+from lib.devices.backend import is_out_of_memory
 from lib.errors import OutOfMemory, ToolkitError
 
 Handler = Callable[..., dict[str, Any]]

@@ -10,9 +10,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lib.data.answers.spec import AnswerSpec, Side
+from lib.data.datasets.question_answering.spec import AnswerSpec, Side
 from lib.data.types import ImageSpec, PuzzleSpec, Spec, TextClassSpec, TextSpec
-from lib.registry import build_model, load_model, model_names
+from lib.plugins import build_model, load_model, model_names
 from models.latentwire.model import Prefixes
 
 ROOT = Path(__file__).resolve().parents[2]

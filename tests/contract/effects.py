@@ -19,8 +19,8 @@ from unittest import mock
 
 import torch
 
-from lib.backend import Backend
 from lib.config import Config, config_from_values
+from lib.devices.backend import Backend
 from lib.errors import ToolkitError
 from lib.kconf import Resolved
 from lib.plan.fitting import trial_of
@@ -47,8 +47,8 @@ from tests.contract.small_runs import (
 )
 from tests.training import Wrapped
 from train import commands, loop
-from train.forecast import Footprints
 from train.job import Progress
+from train.planning.memory_estimate import Footprints
 
 Outcome: TypeAlias = Any
 Witness: TypeAlias = Callable[..., Outcome]
@@ -84,7 +84,7 @@ def data_nowhere(place: Place, config: Config) -> Outcome:
         wanted.append(target.name)
         raise ToolkitError("no network")
 
-    with mock.patch("lib.data.download.fetch", fetch), contextlib.suppress(ToolkitError):
+    with mock.patch("lib.data.datasets.download.fetch", fetch), contextlib.suppress(ToolkitError):
         Place(place.root / "empty").subject(config)
     return wanted
 
@@ -147,7 +147,7 @@ def memory(place: Place, config: Config) -> Outcome:
         if plan != REFUSED:
             footprints = Footprints(config, subject)
             trial = dataclasses.replace(trial_of(plan), compile=False)
-            with mock.patch("lib.offload.SMALLEST_BYTES", 1):  # what is large is not trained here
+            with mock.patch("lib.nn.activation_offload.SMALLEST_BYTES", 1):
                 found.append(
                     (footprints.predictor(hardware)(trial), footprints.of(trial, hardware).step_flop)
                 )

@@ -12,37 +12,38 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-# Left may be imported by right, never the other way: docs/architecture.md. Longest prefix wins.
-LEVELS = {
-    "lib.errors": 0,
-    "lib.atomic": 0,
-    "lib.kconf": 1,
-    "lib.config": 1,
-    "lib.gpus": 1,
-    "lib.tables": 1,
-    "lib.units": 2,
-    "lib.plan": 2,
-    "lib.hardware": 3,
-    "lib.sharding": 3,
-    "lib.backend": 3,
-    "lib.xla": 3,
-    "lib.tpu": 3,
-    "lib.chips": 3,
-    "lib.gathering": 3,
-    "lib.local_ranks": 3,
-    "lib.rank_stores": 3,
-    "lib.memory": 4,
-    "lib.hyperparams": 5,
-    "lib": 6,
-    "models": 7,
-    "train": 8,
-    "scripts": 9,
-}
-HIGHEST_LIGHT = 2
+# Rooms from the ground up: each may import itself and what stands above it in this list, never what stands
+# below. Longest prefix wins. docs/architecture.md draws it.
+ROOMS = (
+    ("lib.errors", "lib.atomic", "lib.units"),
+    ("lib.kconf",),
+    ("lib.config",),
+    ("lib.plan",),
+    ("lib.rng", "lib.runs"),
+    ("lib.distributed",),
+    ("lib.devices",),
+    ("lib.memory", "lib.hyperparams", "lib.tiers"),
+    ("lib.nn", "lib.optim"),
+    ("lib.data",),
+    ("lib.plugins", "lib.sweeps"),
+    ("lib.scaling",),
+    ("models",),
+    ("train",),
+    ("scripts",),
+)
+LEVELS = {name: number for number, names in enumerate(ROOMS) for name in names}
+HIGHEST_LIGHT = LEVELS["lib.plan"]
 HEAVY = {"torch", "numpy", "matplotlib"}
-BACKEND_SEAM = ("lib/backend.py", "lib/xla.py", "lib/tpu.py")
+BACKEND_SEAM = ("lib/devices/backend.py", "lib/devices/xla.py", "lib/devices/tpu.py")
 READS_ENVIRONMENT = (
-    *("lib/__init__.py", "lib/kconf/", "lib/backend.py", "lib/hardware.py", "lib/launcher.py", "lib/tpu.py"),
+    *(
+        "lib/__init__.py",
+        "lib/kconf/",
+        "lib/devices/backend.py",
+        "lib/devices/probe.py",
+        "lib/distributed/launcher.py",
+        "lib/devices/tpu.py",
+    ),
 )
 RUN_DIRECTORY_NAMES = {
     "metrics.jsonl",
@@ -58,9 +59,9 @@ CLOSED_TO_MODELS = {
     "lib.config",
     "lib.kconf",
     "lib.plan",
-    "lib.backend",
-    "lib.hardware",
-    "lib.rundir",
+    "lib.devices.backend",
+    "lib.devices.probe",
+    "lib.runs.directory",
     "os",
     "pathlib",
     "sys",
@@ -154,11 +155,11 @@ def environment(module: Module) -> Iterator[str]:
 
 
 def run_directory_names(module: Module) -> Iterator[str]:
-    if module.path == "lib/rundir.py":
+    if module.path == "lib/runs/directory.py":
         return
     for line, text in string_constants(module):
         if PurePosixPath(text).name in RUN_DIRECTORY_NAMES and " " not in text:
-            yield f"{module.path}:{line}: {text!r} is for lib/rundir.py to know"
+            yield f"{module.path}:{line}: {text!r} is for lib/runs/directory.py to know"
 
 
 def backend_seam(module: Module) -> Iterator[str]:
@@ -166,13 +167,13 @@ def backend_seam(module: Module) -> Iterator[str]:
         return
     for line, name in imports(module):
         if name.split(".")[0] in BACKEND_ONLY_IMPORTS:
-            yield f"{module.path}:{line}: imports {name}; only lib/xla.py and lib/tpu.py may"
+            yield f"{module.path}:{line}: imports {name}; only lib/devices/xla.py and lib/devices/tpu.py may"
     for node in module.nodes:
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "cuda":
-            yield f"{module.path}:{node.lineno}: calls .cuda(); only lib/backend.py may"
+            yield f"{module.path}:{node.lineno}: calls .cuda(); only lib/devices/backend.py may"
     for line, text in string_constants(module):
         if text == "nccl":
-            yield f"{module.path}:{line}: names nccl; only lib/backend.py may"
+            yield f"{module.path}:{line}: names nccl; only lib/devices/backend.py may"
 
 
 def no_fallback_values(module: Module) -> Iterator[str]:

@@ -18,9 +18,9 @@ from unittest import mock
 import numpy as np
 import torch
 
-from lib.backend import Backend
 from lib.config import Config
 from lib.data.types import Part
+from lib.devices.backend import Backend
 from lib.errors import ToolkitError
 from lib.kconf import Resolved
 from lib.plan.fitting import GAPS, Trial
@@ -29,12 +29,13 @@ from lib.plan.sharding import shares
 from lib.plan.types import Hardware, Layout, Plan
 from tests.configs import load_hardware
 from tests.training import MemoryRecord
-from train import commands, many, order
+from train import commands, multi_node
+from train.build import make_job
+from train.initial_weights import initial_weights
 from train.job import Job
-from train.order import Order, plan_for
-from train.setup import make_job
-from train.subject import Subject, open_subject
-from train.weights import initial_weights
+from train.planning import run_plan
+from train.planning.run_plan import Order, plan_for
+from train.training_data import Subject, open_subject
 
 Outcome: TypeAlias = Any
 
@@ -124,10 +125,10 @@ def plan_on(place: Place, config: Config, subject: Subject, hardware: Hardware) 
     )
     predictor = SimpleNamespace(predictor=lambda _: partial(_needed, subject=subject))
     with (
-        mock.patch.object(order, "Footprints", lambda *_: predictor),
-        mock.patch.object(order, "Bench"),
-        mock.patch.object(order, "known_or_measured", lambda _: probed),
-        mock.patch.object(order, "show"),
+        mock.patch.object(run_plan, "Footprints", lambda *_: predictor),
+        mock.patch.object(run_plan, "Bench"),
+        mock.patch.object(run_plan, "known_or_measured", lambda _: probed),
+        mock.patch.object(run_plan, "show"),
         silence(),
     ):
         return plan_for(place.order(config), dataclasses.replace(subject, facts=facts), hardware, None)
@@ -206,9 +207,9 @@ def launched(place: Place, config: Config, hardware: Hardware) -> Outcome:
         mock.patch.object(commands, "open_subject", lambda *_, **__: subject),
         mock.patch.object(commands, "plan_for", lambda *_, **__: plan_on(place, config, subject, hardware)),
         mock.patch.object(commands, "probe", lambda _: hardware),
-        mock.patch.object(many, "probe", lambda _: hardware),
+        mock.patch.object(multi_node, "probe", lambda _: hardware),
         mock.patch.object(commands, "launch", caught),
-        mock.patch.object(many, "launch", caught),
+        mock.patch.object(multi_node, "launch", caught),
         mock.patch.object(commands, "_as_main", caught),
         mock.patch.object(commands, "Backend"),
         silence(),

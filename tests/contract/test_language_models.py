@@ -12,13 +12,13 @@ from torch import Tensor, nn
 
 from lib.data.loader import Batch
 from lib.data.types import TextSpec
-from lib.registry import build_model
+from lib.plugins import build_model
 from models.gpt2 import model as gpt2
 from tests.contract.cases import LANGUAGE_MODELS, golden, inputs_of, spec_of
 from tests.tokens import BLOCK, VOCAB, small_lm_config, successor, text_subject
 from tests.training import Wrapped, small_job, small_plan, trained
-from train.sample import Sampling, continue_tokens
-from train.task import Forward, Sums, Task
+from train.generate import Sampling, continue_tokens
+from train.tasks.base import Forward, Sums, Task
 
 LENGTH = 128  # CONFIG_BLOCK_SIZE by default: a mask may be sound at the few tokens of a small case alone
 

@@ -19,8 +19,8 @@ from tests.answers import answers_subject
 from tests.puzzles import puzzle_subject
 from tests.tokens import BLOCK, VOCAB, sentences_subject, text_subject
 from tests.training import CPU, Wrapped, random_subject, small_job, trained
-from train.subject import Subject
-from train.task import Forward, Sums, Task
+from train.tasks.base import Forward, Sums, Task
+from train.training_data import Subject
 
 ROOT = Path(__file__).resolve().parents[2]
 DEFCONFIGS = sorted(path.name for path in (ROOT / "defconfigs").iterdir() if path.is_file())

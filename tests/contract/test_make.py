@@ -118,7 +118,7 @@ def test_training_targets(make: Make, tmp_path: Path) -> None:
         ["-m", "scripts.plots", "--runs", f"{tmp_path}/runs"],
         ["-m", "train", "--runs", f"{tmp_path}/runs", "eval"],
     ]
-    assert make("bench", out).calls == [["-m", "scripts.bench"]]
+    assert make("bench", out).calls == [["-m", "scripts.bench.throughput"]]
 
 
 def test_out_directory_with_a_space_and_a_quote(make: Make, tmp_path: Path) -> None:

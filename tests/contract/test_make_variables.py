@@ -261,7 +261,7 @@ def test_symbols_on_the_command_line_are_checked_by_every_target(make: Make, tre
                 "sbatch",
                 "submit",
                 "emit",
-                "scripts.bench",
+                "scripts.bench.throughput",
                 "scripts.eqprop",
                 "--yaml",
             }

@@ -15,14 +15,14 @@ import torch.nn.functional as F
 from torch import nn
 
 import models
-from lib import registry
+from lib import plugins
 from lib.config import Config
 from lib.data.types import TextSpec
 from lib.errors import ConfigError
 from lib.memory.facts import model_facts
-from lib.muon import HasHiddenMatrices
-from lib.norm import commit_statistics, configure_norm
-from lib.registry import build_model, load_model, model_names
+from lib.nn.batch_norm import commit_statistics, configure_norm
+from lib.optim.muon import HasHiddenMatrices
+from lib.plugins import build_model, load_model, model_names
 from models.lenet5.model import LeNet5
 from tests.contract.cases import (
     NAMES,
@@ -62,7 +62,7 @@ def test_the_models_are_found() -> None:
 
 
 def test_a_directory_with_a_model_is_all_it_takes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(registry, "MODELS_DIR", tmp_path)
+    monkeypatch.setattr(plugins, "MODELS_DIR", tmp_path)
     monkeypatch.setattr(models, "__path__", [str(tmp_path)])
     whole = "import dataclasses\nTASK, build = 'lm', 1\nOptions = dataclasses.make_dataclass('Options', [])"
     for name, source in (("whole", whole), ("half", "TASK = 'lm'"), ("empty", None)):

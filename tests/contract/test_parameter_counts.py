@@ -10,11 +10,11 @@ import torch
 
 from lib import kconf
 from lib.config import Config, config_from_values
+from lib.data.metadata import unopened
 from lib.data.types import PuzzleSpec, Spec, TextClassSpec, TextSpec
-from lib.data.unopened import unopened
 from lib.kconf.defconfig import available, summary
 from tests.answers import answer_set
-from train.subject import built, sudoku_options, text_options
+from train.training_data import built, sudoku_options, text_options
 
 ROOT = Path(__file__).resolve().parents[2]
 DEFCONFIGS = available(ROOT)[0]

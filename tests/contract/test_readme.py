@@ -240,4 +240,6 @@ def test_the_pictures_of_the_architecture_name_what_is_there() -> None:
     text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
     assert text.count(".py:") >= 15, "the pictures are gone"
     assert missing_definitions(text) == []
-    assert missing_definitions("lib/norm.py:nothing lib/norm.py:GhostBatchNorm2d") == ["lib/norm.py:nothing"]
+    assert missing_definitions("lib/nn/batch_norm.py:nothing lib/nn/batch_norm.py:GhostBatchNorm2d") == [
+        "lib/nn/batch_norm.py:nothing"
+    ]

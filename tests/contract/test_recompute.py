@@ -9,11 +9,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from lib.dropout import dropouts, key_samples
 from lib.memory.facts import saved_bytes
-from lib.norm import commit_statistics, configure_norm
-from lib.recompute import Chain, Recompute, configure_recomputation
-from lib.registry import build_model
+from lib.nn.activation_checkpointing import Chain, Recompute, configure_recomputation
+from lib.nn.batch_norm import commit_statistics, configure_norm
+from lib.nn.dropout import dropouts, key_samples
+from lib.plugins import build_model
 from tests.contract.cases import NAMES, ROOT, golden, inputs_of, loss_of, spec_of, targets_of
 
 ROWS = 4

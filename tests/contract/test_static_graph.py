@@ -10,14 +10,14 @@ import dataclasses
 import pytest
 import torch
 
-from lib.graph_lint import LintReport, Settling, lint
+from lib.nn.graph_lint import LintReport, Settling, lint
 from lib.plan import plan as make_plan
-from lib.registry import model_names
+from lib.plugins import model_names
 from tests.contract.test_life_of_a_value import narrow_config, subject_of
 from tests.training import CPU, Wrapped, small_job
 from train import loop
 from train.job import Job, Progress
-from train.task import Sums
+from train.tasks.base import Sums
 
 # A configuration for each model, and what else has code of its own in a step.
 DEFCONFIGS = {

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from lib.backend import Backend
 from lib.data.loader import Batch
+from lib.devices.backend import Backend
 from lib.plan.types import Plan
 from tests.answers import answers_subject, small_bridge_config
 from tests.e2e.ranks import fork_ranks
@@ -32,11 +32,11 @@ from tests.training import (
     small_job,
     small_plan,
 )
-from train.bridge import _Part
 from train.job import Progress
 from train.loop import train
-from train.stop import Stopped
-from train.task import Forward, Sums, Task
+from train.signals import Stopped
+from train.tasks.base import Forward, Sums, Task
+from train.tasks.two_model.bridge import _Part
 
 EFFECTIVE, TRAIN_SIZE = 24, 48  # two steps to an epoch
 TEST_SIZE = 37  # divided by no number of processes

@@ -13,8 +13,8 @@ import signal
 import sys
 from pathlib import Path
 
-from lib.backend import Backend
-from lib.launcher import end_process
+from lib.devices.backend import Backend
+from lib.distributed.launcher import end_process
 from lib.plan.sharding import layouts
 from lib.plan.types import Layout
 from tests.e2e.ranks import endings

@@ -15,8 +15,8 @@ _LISTENING = "0A"  # net/tcp_states.h
 _HOLD = """
 import os, pathlib, time
 if "LOCAL_RANK" in os.environ:
-    import lib.backend
-    original = lib.backend.DistributedBackend.wrap
+    import lib.devices.backend
+    original = lib.devices.backend.DistributedBackend.wrap
     def wrap(*arguments, **options):
         wrapped = original(*arguments, **options)
         folder = pathlib.Path({folder!r})
@@ -24,7 +24,7 @@ if "LOCAL_RANK" in os.environ:
         while not (folder / "go").exists():
             time.sleep(0.02)
         return wrapped
-    lib.backend.DistributedBackend.wrap = wrap
+    lib.devices.backend.DistributedBackend.wrap = wrap
 """
 
 

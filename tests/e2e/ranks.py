@@ -12,8 +12,8 @@ from pathlib import Path
 
 import torch
 
-from lib.backend import Backend, open_backend
-from lib.local_ranks import environment
+from lib.devices.backend import Backend, open_backend
+from lib.distributed.local_ranks import environment
 from lib.plan.types import Kind
 
 

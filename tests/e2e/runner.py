@@ -12,8 +12,9 @@ from typing import Any
 
 import torch
 
-from lib import checkpoint, kconf
-from lib.rundir import RunDir, resolve_run
+from lib import kconf
+from lib.runs import checkpoint
+from lib.runs.directory import RunDir, resolve_run
 from tests.e2e.forked import ROOT, Forked
 
 TINY = {  # a run of a second on the embedded digits

@@ -17,18 +17,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lib.backend import Backend
 from lib.data.loader import Batch
+from lib.devices.backend import Backend
+from lib.distributed.fsdp import gathered, local, own_part
 from lib.plan.sharding import layouts
 from lib.plan.types import Layout, Plan
-from lib.sharding import gathered, local, own_part
 from tests.e2e.ranks import fork_ranks
 from tests.tokens import BLOCK, VOCAB, small_lm_config, text_subject
 from tests.training import MemoryRecord, Wrapped, small_job, small_plan
 from train.job import Job, Progress
 from train.loop import load_state_dict, optimizer_step, state_dict, train
-from train.subject import Subject
-from train.task import Forward, Sums
+from train.tasks.base import Forward, Sums
+from train.training_data import Subject
 
 EFFECTIVE = 24
 ACCUMULATIONS = (1, 2, 3)

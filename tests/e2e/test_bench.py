@@ -28,7 +28,7 @@ def benched(runner: Runner) -> str:
     """What it says."""
     words = ("--rounds", "1", "--seconds", "0.01")
     output = runner.folder / "output"
-    process = Forked("scripts.bench", words, environment=runner.environment(), output=output)
+    process = Forked("scripts.bench.throughput", words, environment=runner.environment(), output=output)
     said, _ = process.communicate(timeout=300)
     assert process.returncode == 0, said
     return said

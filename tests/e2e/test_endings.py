@@ -16,7 +16,7 @@ RUNS = 20
 
 
 def test_runs_on_two_processes_end_with_status_0(tmp_path: Path) -> None:
-    """Without the end that `lib.launcher.end_process` makes, gloo's threads abort now and then."""
+    """Without the end that `launcher.end_process` makes, gloo's threads abort now and then."""
     run_worker("endings_worker", tmp_path, RUNS)
     *runs, aborted = json.loads((tmp_path / "endings").read_text())
     assert runs == [[0, 0]] * RUNS

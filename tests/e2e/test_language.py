@@ -11,7 +11,7 @@ from types import MappingProxyType
 
 import pytest
 
-from lib import metrics
+from lib.runs import metrics
 from tests.e2e.runner import Runner, assert_same_bits
 
 pytestmark = pytest.mark.slow

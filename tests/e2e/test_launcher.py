@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from lib import checkpoint, metrics
+from lib.runs import checkpoint, metrics
 from tests.e2e.forked import Forked
 from tests.e2e.runner import ROOT, TINY, Runner
 
@@ -135,7 +135,7 @@ def catches(pid: int, number: signal.Signals) -> bool:
 
 def test_a_signal_before_there_are_workers_ends_at_once(runner: Runner) -> None:
     process = runner.start("train")
-    wait_until(lambda: "lib.supervisor" in processes_of(runner).get(process.pid, ""), process)
+    wait_until(lambda: "lib.distributed.supervisor" in processes_of(runner).get(process.pid, ""), process)
     wait_until(lambda: catches(process.pid, signal.SIGTERM), process)
     process.send_signal(signal.SIGTERM)
     output = process.communicate(timeout=60)[0]
@@ -191,7 +191,11 @@ def test_a_worker_that_is_killed_is_named(runner: Runner, rank: int) -> None:
 
 def test_nothing_outlives_a_killed_supervisor(runner: Runner) -> None:
     process = training(runner)
-    (notes,) = [Path(name.split()[3]) for name in processes_of(runner).values() if "lib.supervisor" in name]
+    (notes,) = [
+        Path(name.split()[3])
+        for name in processes_of(runner).values()
+        if "lib.distributed.supervisor" in name
+    ]
     process.kill()
     assert process.wait() == -signal.SIGKILL
     assert_nothing_is_left(runner)

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from lib import checkpoint
+from lib.runs import checkpoint
 from tests.e2e.listeners import held, hold, open_addresses
 from tests.e2e.runner import ROOT, TINY, Runner
 from tests.e2e.test_launcher import processes_of
@@ -229,7 +229,8 @@ def test_machines_meet_though_their_own_names_lead_to_themselves(tmp_path: Path)
 def route_within(machine: Sequence[str], endpoint: str) -> object:
     """(address, interface, whether it is the host) of the route from there."""
     program = (
-        f"from lib.gathering import *; r = route_to('{endpoint}'); print((r.address, r.interface, r.is_host))"
+        f"from lib.distributed.rendezvous import *; r = route_to('{endpoint}');"
+        "print((r.address, r.interface, r.is_host))"
     )
     command = [*machine, "env", f"PYTHONPATH={ROOT}", sys.executable, "-c", program]
     return ast.literal_eval(subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout)

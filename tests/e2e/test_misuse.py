@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from lib.rundir import RunDir
-from lib.status import State
+from lib.runs.directory import RunDir
+from lib.runs.status import State
 from tests.e2e.runner import ROOT, TINY, Runner
 
 pytestmark = pytest.mark.slow

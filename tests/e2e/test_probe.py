@@ -10,11 +10,11 @@ import pytest
 
 from lib import kconf
 from lib.config import config_from_values
-from lib.hardware import probe
+from lib.devices.probe import probe
 from tests.e2e.runner import ROOT, TINY, Runner
-from train import probing
-from train.probing import Bench
-from train.subject import open_subject
+from train.planning import autotune
+from train.planning.autotune import Bench
+from train.training_data import open_subject
 
 pytestmark = pytest.mark.slow
 
@@ -43,11 +43,11 @@ def test_every_rank_is_tried_and_a_size_without_room_is_told(tmp_path: Path) -> 
     bench = Bench.of(resolved, subject, hardware, root=ROOT)
     decided = bench.plan()
     assert decided.world == 2
-    outcomes = probing._run(bench, decided, usable_bytes=2 * 10**9)
+    outcomes = autotune._run(bench, decided, usable_bytes=2 * 10**9)
     assert not isinstance(outcomes, str), outcomes
     assert len(outcomes) == 2 and all(each["step_seconds"] > 0 for each in outcomes)
     large = dataclasses.replace(
         decided, micro_batch=1024, last_micro_batch=1024, accumulation=1, effective_batch=2048
     )
-    outcomes = probing._run(bench, large, usable_bytes=50 * 10**6)
+    outcomes = autotune._run(bench, large, usable_bytes=50 * 10**6)
     assert isinstance(outcomes, str) and "memory" in outcomes

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from lib import checkpoint, metrics
+from lib.runs import checkpoint, metrics
 from tests.e2e.runner import TINY, Runner
 from tests.event_files import read_events
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from lib.rundir import RunDir
+from lib.runs.directory import RunDir
 from tests.e2e.runner import ROOT, TINY, Runner, assert_same_bits
 from tests.e2e.slurm_cluster import Cluster, missing, slurm, wait_until
 

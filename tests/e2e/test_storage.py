@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from lib import metrics
-from lib.rundir import RunDir, checkpoint_name
+from lib.runs import metrics
+from lib.runs.directory import RunDir, checkpoint_name
 from tests.e2e.forked import Forked
 from tests.e2e.runner import TINY, Runner, assert_same_bits
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from lib import checkpoint
+from lib.runs import checkpoint
 from tests.e2e.runner import ROOT, TINY, Runner
 from tests.stubbed import TPU_STUB
 

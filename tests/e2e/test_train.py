@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from lib import checkpoint, metrics
+from lib.runs import checkpoint, metrics
 from tests.e2e.runner import ROOT, TINY, Runner, assert_same_bits, wait_for_checkpoint, wait_for_log
 
 pytestmark = pytest.mark.slow

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from lib.errors import ToolkitError
-from lib.rundir import RunDir, checkpoint_name
+from lib.runs.directory import RunDir, checkpoint_name
 from tests.e2e.runner import ROOT, TINY, Runner, assert_same_bits, wait_for_checkpoint, wait_for_log
 from tests.once import made_once
 

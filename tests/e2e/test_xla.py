@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import torch
 
-from lib import checkpoint
-from lib.backend import Backend
+from lib.devices.backend import Backend
+from lib.runs import checkpoint
 from tests.e2e.ddp_worker import CASES, outcome
 from tests.e2e.runner import TINY, Runner
 from tests.e2e.workers import run_worker

@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from lib.backend import FakeBackend
+from lib.devices.backend import FakeBackend
 from lib.plan.advice import advised
 from tests.configs import load_hardware
 from tests.training import MemoryRecord, random_subject, small_config, small_job, small_plan
-from train.last_words import told_memory
-from train.stop import Stopped
+from train.signals import Stopped
+from train.summary import told_memory
 
 GPU = load_hardware("rtx3090")
 TOTAL_BYTES = GPU.devices[0].total_bytes

@@ -7,14 +7,14 @@ from typing import Any
 import pytest
 import torch
 
-from lib.backend import Backend
+from lib.devices.backend import Backend
 from lib.errors import ConfigError
 from lib.plan.types import Device
 from tests.puzzles import puzzle_subject, small_trm_config
 from tests.training import CPU, MemoryRecord, small_plan
+from train.build import make_job
 from train.job import Job, Progress
 from train.loop import train
-from train.setup import make_job
 
 STEPS, BATCH, TRAIN = 10, 12, 48  # two and a half epochs
 
@@ -63,7 +63,7 @@ def test_without_room_it_is_refused_and_the_way_out_is_named(monkeypatch: pytest
 
     def free(bytes_: int) -> None:
         device = Device(name="main memory", total_bytes=10**9, free_bytes=bytes_)
-        monkeypatch.setattr("train.setup.main_memory", lambda _: device)
+        monkeypatch.setattr("train.build.main_memory", lambda _: device)
 
     free(4 * wanted)
     with job_of(ahead=True).train_loader:

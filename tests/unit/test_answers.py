@@ -10,16 +10,23 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from lib.data.answers.huggingface import HuggingFaceTokenizer, sizes
-from lib.data.answers.key_values import ANCHOR, TEST_SIZE, TRAIN_SIZE, Question, questions
-from lib.data.answers.opening import AnswerOptions, open_answers, packed
-from lib.data.answers.packing import cut, pack
-from lib.data.answers.pairs import learned
-from lib.data.answers.readers import read_published
-from lib.data.answers.spec import AnswerSpec
-from lib.data.tokenizer import ByteTokenizer
-from lib.data.types import IGNORED, ArrayPart
+from lib.data.datasets.question_answering.huggingface import HuggingFaceTokenizer, sizes
+from lib.data.datasets.question_answering.key_values import (
+    ANCHOR,
+    TEST_SIZE,
+    TRAIN_SIZE,
+    Question,
+    questions,
+)
+from lib.data.datasets.question_answering.opening import AnswerOptions, open_answers, packed
+from lib.data.datasets.question_answering.packing import cut, pack
+from lib.data.datasets.question_answering.readers import read_published
+from lib.data.datasets.question_answering.spec import AnswerSpec
+from lib.data.tokenizers.byte_char import ByteTokenizer
+from lib.data.tokenizers.pairs import learned
+from lib.data.types import ArrayPart
 from lib.errors import ConfigError, DataError
+from lib.nn import IGNORED
 from tests.answers import answer_set, some_questions
 
 FACT = re.compile(r"([a-d])=([a-p]{2}) ([a-d])=([a-p]{2}) \?([a-d])")

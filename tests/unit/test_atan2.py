@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import nn
 
-from lib.atan2 import AdamATan2, sign_parameters
-from lib.optim import make_optimizer
+from lib.optim.adam_atan2 import AdamATan2, sign_parameters
+from lib.optim.factory import make_optimizer
 from tests.puzzles import puzzle_subject, small_trm_config
 from tests.training import small_job, small_plan
 

@@ -13,10 +13,10 @@ import pytest
 import torch
 from torch import nn
 
-from lib import backend
-from lib.backend import Backend, FakeBackend
-from lib.compiling import compiled
+from lib.devices import backend
+from lib.devices.backend import Backend, FakeBackend
 from lib.errors import ToolkitError
+from lib.nn.compile import compiled
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -164,7 +164,7 @@ def test_memory_that_runs_out_while_compiling_is_left_to_the_loop(
 @pytest.mark.slow
 def test_a_machine_without_a_compiler_is_told(tmp_path: Path) -> None:
     code = (
-        "import torch; from lib.compiling import compiled\n"
+        "import torch; from lib.nn.compile import compiled\n"
         "compiled(torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Tanh()))(torch.zeros(3, 2))"
     )
     places = {"CXX": "/nonexistent", "TORCHINDUCTOR_CACHE_DIR": str(tmp_path)}

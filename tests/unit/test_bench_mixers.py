@@ -12,9 +12,9 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from lib.config import Config
 from lib.errors import ConfigError
-from scripts import bench, bench_mixers
-from scripts.bench_mixers import MIXERS, Measured, table
-from scripts.in_turn import in_turn
+from scripts.bench import mixers, throughput
+from scripts.bench.interleaved_timing import in_turn
+from scripts.bench.mixers import MIXERS, Measured, table
 from tests.configs import make_config
 from tests.puzzles import puzzle_subject, small_trm_config
 from tests.training import CPU, small_job, small_plan
@@ -52,12 +52,12 @@ def test_bench_tells_of_both_mixers(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     config, told = asked("attention"), dict[str, Measured]()
-    monkeypatch.setattr(bench, "configured", lambda: (None, config))
-    monkeypatch.setattr(bench, "open_subject", lambda *_, **__: puzzle_subject(config))
-    monkeypatch.setattr(bench, "probe", lambda _: CPU)
-    monkeypatch.setattr(bench_mixers, "table", lambda found: told.update(found) or table(found))
+    monkeypatch.setattr(throughput, "configured", lambda: (None, config))
+    monkeypatch.setattr(throughput, "open_subject", lambda *_, **__: puzzle_subject(config))
+    monkeypatch.setattr(throughput, "probe", lambda _: CPU)
+    monkeypatch.setattr(mixers, "table", lambda found: told.update(found) or table(found))
     monkeypatch.setattr(sys, "argv", ["bench", "--rounds", "2", "--seconds", "0"])
-    assert bench.main() == 0
+    assert throughput.main() == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "trm on sudoku: 6 samples a step, 6 at a time, cpu, fp32, not compiled"
     assert [line.split()[0] for line in lines[2:5]] == ["mlp", "attention", "attention/mlp"]
@@ -96,4 +96,4 @@ def test_rounds_take_turns_and_warm_up_does_not_count() -> None:
 
 def test_a_model_with_steps_of_its_own_is_refused() -> None:
     with pytest.raises(ConfigError, match="make bench has no loop by hand for latentwire"):
-        bench.plain_case(Path(), None, make_config("latentwire"))  # type: ignore[arg-type]
+        throughput.plain_case(Path(), None, make_config("latentwire"))  # type: ignore[arg-type]

@@ -11,18 +11,19 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lib.data.answers.key_values import ANCHOR
-from lib.data.answers.spec import AnswerSpec, Side
+from lib.data.datasets.question_answering.key_values import ANCHOR
+from lib.data.datasets.question_answering.spec import AnswerSpec, Side
 from lib.data.loader import Batch
-from lib.data.types import IGNORED
 from lib.errors import ConfigError, ToolkitError
+from lib.nn import IGNORED
 from tests.answers import answer_set, answers_subject, small_bridge_config, some_questions
 from tests.training import MemoryRecord, small_job, small_plan, trained
-from train import loop, stage0
-from train.bridge import Bridge
+from train import loop
 from train.evaluation import evaluate
-from train.frozen import FrozenSource, HuggingFaceLM, ToolkitLM, unlearned
-from train.stop import Stopped
+from train.signals import Stopped
+from train.tasks.two_model import pretrain
+from train.tasks.two_model.bridge import Bridge
+from train.tasks.two_model.frozen import FrozenSource, HuggingFaceLM, ToolkitLM, unlearned
 
 CPU_DEVICE = torch.device("cpu")
 A, LINE = 7, 9  # the anchor and the end of an answer, in a vocabulary of ten
@@ -167,7 +168,7 @@ def test_a_prefix_that_does_not_fit_is_refused() -> None:
 
 def learned(folder: Path, said: list[str], **changes: Any) -> tuple[FrozenSource, FrozenSource]:
     config = small_bridge_config(frozen_steps=2, **changes)
-    return stage0.frozen_sources(
+    return pretrain.frozen_sources(
         config, answer_set(64, 8), root=folder, cache_dir=folder, learned=True, say=said.append
     )
 
@@ -181,7 +182,7 @@ def test_models_are_trained_once_and_kept_by_what_they_follow_from(tmp_path: Pat
     # Another bridge with another seed has the same frozen models.
     assert learned(tmp_path, said, seed=5, learning_rate=0.5) == first and len(said) == told
     longer = dataclasses.replace(small_bridge_config(), frozen_steps=3)
-    again = stage0.frozen_sources(
+    again = pretrain.frozen_sources(
         longer, answer_set(64, 8), root=tmp_path, cache_dir=tmp_path, learned=True, say=said.append
     )
     assert {source.path for source in again}.isdisjoint(source.path for source in first)
@@ -193,7 +194,7 @@ def test_models_are_trained_once_and_kept_by_what_they_follow_from(tmp_path: Pat
 def test_texts_to_learn_from_are_whole_and_ask_for_the_answer_alone() -> None:
     for number, side in enumerate(("bytes", "pairs")):
         dataset = answer_set(6, 2)
-        inputs, targets = stage0.texts_of(dataset, number).train.take()
+        inputs, targets = pretrain.texts_of(dataset, number).train.take()
         for row, question in enumerate(some_questions(6)):
             asked = targets[row] != IGNORED
             last = int(asked.nonzero()[0][-1])

@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 import torch
 
-from lib import checkpoint, manifest
 from lib.errors import CheckpointError
+from lib.runs import checkpoint
+from lib.runs import checkpoint_manifest as manifest
 
 
 def state(step: int, *, version: int = 0, size: int = 256) -> dict[str, Any]:

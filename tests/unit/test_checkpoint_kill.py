@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 import torch
 
-from lib import checkpoint
 from lib.errors import CheckpointError
+from lib.runs import checkpoint
 from tests.unit.test_checkpoint import load, save, visible
 
 pytestmark = pytest.mark.slow

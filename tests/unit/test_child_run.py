@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from lib.child_run import Children, ChildRun
 from lib.errors import Suspended, told_in
+from lib.sweeps.subprocess_run import Children, ChildRun
 
 # What stands for `python -m train`, which takes seconds to begin: its configuration is what it does.
 PROGRAM = """

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from lib.errors import ConfigError, PlanError
-from lib.gathering import (
+from lib.distributed.local_ranks import LOOPBACK
+from lib.distributed.rendezvous import (
     Gathering,
     Route,
     check_shares,
@@ -19,10 +19,10 @@ from lib.gathering import (
     route_to,
     torchrun_options,
 )
-from lib.identity import identity
+from lib.distributed.slurm import Batch, batch_script, seconds_of
+from lib.errors import ConfigError, PlanError
 from lib.kconf.variables import given_overrides
-from lib.local_ranks import LOOPBACK
-from lib.slurm import Batch, batch_script, seconds_of
+from lib.runs.identity import identity
 from scripts import cluster
 from tests.configs import make_config
 

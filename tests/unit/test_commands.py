@@ -11,13 +11,13 @@ from unittest import mock
 import pytest
 
 from lib.errors import ConfigError
-from lib.rundir import RunDir
+from lib.runs.directory import RunDir
 from tests.configs import load_hardware
 from train import __main__ as start
-from train import preflight
 from train.commands import _tell_end
-from train.order import _same_machine
-from train.stop import Stopped
+from train.planning.run_plan import _same_machine
+from train.preflight import command as preflight
+from train.signals import Stopped
 
 
 @pytest.fixture

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from lib import console
-from lib.console import Console
 from lib.errors import ToolkitError
+from lib.runs import console
+from lib.runs.console import Console
 from tests.machine import slowness
 
 ROOT = Path(__file__).parents[2]
@@ -165,7 +165,8 @@ def test_a_download_is_a_plain_line_every_five_seconds(
 
 def test_rich_is_left_alone_without_a_terminal() -> None:
     code = (
-        "import sys; from lib.console import Console; c = Console(); c.start(1, description='x'); c.say('x');"
+        "import sys; from lib.runs.console import Console; c = Console();"
+        "c.start(1, description='x'); c.say('x');"
         "c.update(1, values={}, fraction=1.0, samples_per_second=1.0); c.stop();"
         "assert 'rich' not in sys.modules"
     )
@@ -177,7 +178,7 @@ def test_rich_is_left_alone_without_a_terminal() -> None:
 
 SHORT_RUN = """if True:
         import sys, threading, time
-        from lib.console import Console
+        from lib.runs.console import Console
         shown = Console()
         shown.start(500, description="resnet18")
         for step in range(500):
@@ -192,7 +193,7 @@ SHORT_RUN = """if True:
 """
 
 DOWNLOAD = """if True:
-        from lib.console import download_progress
+        from lib.runs.console import download_progress
         try:
             with download_progress() as progress:
                 progress("train.gz", 5_000_000, 20_000_000)

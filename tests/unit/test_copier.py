@@ -16,15 +16,15 @@ import pytest
 import torch
 from fsspec.implementations.memory import MemoryFileSystem
 
-from lib import checkpoint
-from lib.console import Console
 from lib.errors import ConfigError, ToolkitError
-from lib.identity import identity
-from lib.remote_run import RemoteRun
-from lib.storage import Storage
+from lib.runs import checkpoint
+from lib.runs.console import Console
+from lib.runs.identity import identity
+from lib.runs.remote import RemoteRun
+from lib.runs.storage import Storage
 from tests.remote import URL, a_run, clean_bucket, config, remote_of, there
 from train.record import RunRecord
-from train.remote import Copier, check_storage
+from train.upload import Copier, check_storage
 
 PATIENCE_SECONDS = 60
 put = MemoryFileSystem.pipe_file

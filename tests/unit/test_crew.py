@@ -11,8 +11,8 @@ import pytest
 
 from lib import kconf
 from lib.errors import ConfigError
-from lib.studies.crew import Crew, Demand, decide, distinct
-from lib.studies.runner import compose_text
+from lib.sweeps.concurrency import Crew, Demand, decide, distinct
+from lib.sweeps.runner import compose_text
 from scripts.sweep import jobs_of
 from tests.configs import load_hardware
 

@@ -9,9 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from lib import cross_entropy as module
-from lib.cross_entropy import cross_entropy
-from lib.data.types import IGNORED
+from lib.nn import IGNORED
+from lib.nn import cross_entropy as module
+from lib.nn.cross_entropy import cross_entropy
 
 
 @pytest.fixture(autouse=True, params=[1, 60, 10**6])

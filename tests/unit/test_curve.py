@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from lib.curve import Curve, compare, curve_of, store, stored
 from lib.errors import ConfigError, ToolkitError, run_main
-from lib.rundir import RunDir
+from lib.runs.curve import Curve, compare, curve_of, store, stored
+from lib.runs.directory import RunDir
 from scripts import curve as script
 from tests.configs import ROOT
 

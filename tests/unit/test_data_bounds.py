@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from lib.data import catalogue, cifar, download, idx
-from lib.data.catalogue import Remote
+from lib.data.datasets import catalogue, cifar, download, mnist
+from lib.data.datasets.catalogue import Remote
 from lib.errors import DataError
 
 
@@ -28,7 +28,7 @@ def test_no_more_is_unpacked_than_a_header_promises(tmp_path: Path) -> None:
     tracemalloc.start()
     try:
         with pytest.raises(DataError, match="1585 bytes, its header promises 1584"):
-            idx.parse_images(idx.read_idx(bomb), bomb, height=28, width=28)
+            mnist.parse_images(mnist.read_idx(bomb), bomb, height=28, width=28)
         assert tracemalloc.get_traced_memory()[1] < 5_000_000
     finally:
         tracemalloc.stop()
@@ -37,11 +37,11 @@ def test_no_more_is_unpacked_than_a_header_promises(tmp_path: Path) -> None:
 def test_a_header_that_promises_too_much_is_refused(tmp_path: Path) -> None:
     bomb = idx_file(tmp_path / "images.gz", (2**31, 28, 28), b"")
     with pytest.raises(
-        DataError, match=rf"would unpack to \d+ bytes, and at most {idx.LARGEST_BYTES} are read"
+        DataError, match=rf"would unpack to \d+ bytes, and at most {mnist.LARGEST_BYTES} are read"
     ):
-        idx.read_idx(bomb)
+        mnist.read_idx(bomb)
     huge = idx_file(tmp_path / "labels.gz", (60_000,), bytes(60_000))
-    assert len(idx.read_idx(huge)) == 60_008 and idx.count_samples(huge) == 60_000
+    assert len(mnist.read_idx(huge)) == 60_008 and mnist.count_samples(huge) == 60_000
 
 
 def archive(file: Path, sizes: dict[str, int], *, pax: int = 0) -> Path:

@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from lib import console
 from lib.data import open_dataset
-from lib.data import opening as opening_module
-from lib.data.catalogue import IDX_SETS, IdxSet, Remote
-from lib.data.download import fetch
+from lib.data.datasets import opening as opening_module
+from lib.data.datasets.catalogue import IDX_SETS, IdxSet, Remote
+from lib.data.datasets.download import fetch
 from lib.errors import DataError, ToolkitError
+from lib.runs import console
 
 CONTENT = bytes(range(256)) * 4000  # about one megabyte
 SHA256 = hashlib.sha256(CONTENT).hexdigest()
@@ -254,10 +254,10 @@ def test_open_dataset_downloads_what_is_missing(
 def test_more_than_any_file_has_is_not_taken(
     tells: bool, server: _Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("lib.data.download.LARGEST_BYTES", len(CONTENT) - 1)
+    monkeypatch.setattr("lib.data.datasets.download.LARGEST_BYTES", len(CONTENT) - 1)
     with pytest.raises(DataError, match=r"it sends \d+ bytes or more, and at most 1023999 are taken"):
         _fetch(tmp_path / "file", server.url("endless", tells_length=tells))
     assert _left(tmp_path) == []
-    monkeypatch.setattr("lib.data.download.LARGEST_BYTES", len(CONTENT))
+    monkeypatch.setattr("lib.data.datasets.download.LARGEST_BYTES", len(CONTENT))
     _fetch(tmp_path / "file", server.url("good", tells_length=tells))
     assert (tmp_path / "file").read_bytes() == CONTENT

@@ -16,10 +16,10 @@ import pytest
 import torch
 
 from lib.data import Dataset, open_dataset
-from lib.data import digits as digits_module
-from lib.data import scenes as scenes_module
 from lib.data.cache import cached_folder
-from lib.data.warp import rotation
+from lib.data.datasets import digits as digits_module
+from lib.data.datasets import scenes as scenes_module
+from lib.data.datasets.warp import rotation
 from lib.errors import DataError, ToolkitError
 
 ROOT = Path(__file__).resolve().parents[2]

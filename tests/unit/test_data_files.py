@@ -16,7 +16,7 @@ from PIL import Image
 
 from lib import atomic
 from lib.data import Dataset, open_dataset
-from lib.data import opening as opening_module
+from lib.data.datasets import opening as opening_module
 from lib.errors import DataError, ToolkitError
 
 RNG = np.random.default_rng(0)
@@ -126,7 +126,7 @@ def test_a_missing_set_names_three_ways_out_and_goes_none_of_them(
     def fetch(*_: object, **__: object) -> None:
         raise AssertionError("downloads are off")
 
-    monkeypatch.setattr("lib.data.download.fetch", fetch)
+    monkeypatch.setattr("lib.data.datasets.download.fetch", fetch)
     with pytest.raises(DataError) as caught:
         _open(name, tmp_path)
     text = str(caught.value)

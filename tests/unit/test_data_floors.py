@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from lib.data import Dataset, TextSpec, TokenPart
-from lib.data import floors as floors_module
-from lib.data.floors import counting_floors, cross_entropies
-from lib.data.tokenizer import ByteTokenizer, CharTokenizer
+from lib.data import ngram_baseline as floors_module
+from lib.data.ngram_baseline import counting_floors, cross_entropies
+from lib.data.tokenizers.byte_char import ByteTokenizer, CharTokenizer
 
 
 def _text(length: int, vocab_size: int, seed: int = 0) -> np.ndarray[tuple[int], np.dtype[np.uint8]]:

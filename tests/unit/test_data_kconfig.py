@@ -11,7 +11,7 @@ from lib import kconf
 from lib.config import Config, config_from_values
 from lib.data import NAMES
 from lib.errors import ConfigError
-from train.subject import text_options
+from train.training_data import text_options
 
 ROOT = Path(__file__).resolve().parents[2]
 MODEL = """choice MODEL_CHOICE

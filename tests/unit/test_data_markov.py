@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from lib.data import TextOptions, TextSpec, open_dataset
-from lib.data import markov as markov_module
-from lib.data.floors import cross_entropies
-from lib.data.markov import ALPHABET, entropy_bits, markov, transitions
+from lib.data.datasets import markov as markov_module
+from lib.data.datasets.markov import ALPHABET, entropy_bits, markov, transitions
+from lib.data.ngram_baseline import cross_entropies
 
 ROOT = Path(__file__).resolve().parents[2]
 SIZE = len(ALPHABET)

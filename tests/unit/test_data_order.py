@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from lib.data import ArrayPart, epoch_order, sample_stream, subset
 from lib.data.augment import Kind, apply, draw
-from lib.data.rng import integers, key, mix, mix_int, noise_bytes, uniform
 from lib.errors import ConfigError
+from lib.rng import integers, key, mix, mix_int, noise_bytes, uniform
 
 
 def test_mix_is_splitmix64() -> None:

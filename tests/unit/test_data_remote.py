@@ -10,15 +10,15 @@ from typing import Any
 
 import pytest
 
-from lib.data.opening import open_dataset
+from lib.data.datasets.opening import open_dataset
+from lib.data.datasets.sudoku.generator import LEVELS, puzzles
+from lib.data.datasets.sudoku.table import write_table
 from lib.data.remote import local_copy
-from lib.data.sudoku.generator import LEVELS, puzzles
-from lib.data.sudoku.table import write_table
 from lib.errors import ConfigError, DataError, ToolkitError
-from lib.storage import Storage, open_storage
+from lib.runs.storage import Storage, open_storage
 from tests.configs import make_config
 from tests.remote import clean_bucket
-from train.subject import _data_dir
+from train.training_data import _data_dir
 
 URL = "memory://sets/some"
 

@@ -17,7 +17,7 @@ from lib.data import (
     TrainLoader,
     open_dataset,
 )
-from lib.data.text import TokenizerName
+from lib.data.datasets.text_files import TokenizerName
 from lib.errors import DataError
 
 

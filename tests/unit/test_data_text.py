@@ -11,17 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lib.data import (
-    Dataset,
-    TextOptions,
-    TextSpec,
-    TokenPart,
-    corpus,
-    open_dataset,
-)
-from lib.data import bpe as bpe_module
-from lib.data import text as text_module
-from lib.data.corpus import Corpus, python_library, split_by_content
+from lib.data import Dataset, TextOptions, TextSpec, TokenPart, open_dataset
+from lib.data.datasets import corpus
+from lib.data.datasets import text_files as text_module
+from lib.data.datasets.corpus import Corpus, python_library, split_by_content
+from lib.data.tokenizers import bpe as bpe_module
 from lib.errors import ConfigError, DataError, ToolkitError
 
 

@@ -26,7 +26,7 @@ from lib.data import (
     sample_stream,
     subset,
 )
-from lib.data.order import window_shifts
+from lib.data.sampler import window_shifts
 from lib.errors import ConfigError
 
 BLOCK = 5

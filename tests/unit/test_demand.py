@@ -11,11 +11,11 @@ import pytest
 
 from lib import kconf
 from lib.errors import PlanError
-from lib.studies.crew import Demand
-from lib.studies.runner import compose_text
+from lib.sweeps.concurrency import Demand
+from lib.sweeps.runner import compose_text
 from tests.configs import load_hardware
 from tests.training import CPU
-from train import demand
+from train.planning import host_memory
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -27,13 +27,13 @@ Ask: TypeAlias = Callable[..., Demand]
 
 @pytest.fixture
 def ask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ask:
-    monkeypatch.setattr(demand, "probe", lambda _: CPU)
-    monkeypatch.setattr(demand, "resident_bytes", lambda: LIBRARIES_BYTES)
+    monkeypatch.setattr(host_memory, "probe", lambda _: CPU)
+    monkeypatch.setattr(host_memory, "resident_bytes", lambda: LIBRARIES_BYTES)
 
     def ask(*configurations: kconf.Resolved) -> Demand:
         order, answer = tmp_path / "order.json", tmp_path / "answer.json"
         order.write_text(json.dumps([each.to_json() for each in configurations]))
-        assert demand.run_demand(order, root=ROOT) == 0
+        assert host_memory.run_demand(order, root=ROOT) == 0
         return Demand(**{**json.loads(answer.read_text()), "hardware": CPU})
 
     return ask
@@ -47,14 +47,14 @@ def of_batch(size: int) -> kconf.Resolved:
 
 @pytest.mark.slow
 def test_it_is_that_of_the_hungriest_beside_the_libraries(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
-    whole, found = demand._need, list[int]()
+    whole, found = host_memory._need, list[int]()
 
     def need(*arguments: Any, **named: Any) -> tuple[int, int]:
         bytes_and_world = whole(*arguments, **named)
         found.append(bytes_and_world[0])
         return bytes_and_world
 
-    monkeypatch.setattr(demand, "_need", need)
+    monkeypatch.setattr(host_memory, "_need", need)
     large = ask(of_batch(512), of_batch(8))
     assert found[0] > found[1] + 5e6 > 5e6 and large.processes == 1
     assert large.run_bytes == LIBRARIES_BYTES + found[0] and large.why == "predicted"
@@ -75,7 +75,7 @@ def test_what_has_no_plan_here_takes_nothing_and_what_cannot_be_predicted_is_tol
         told = ask(*[one] * len(given))
         return told.run_bytes, told.processes, told.why
 
-    monkeypatch.setattr(demand, "_need", need)
+    monkeypatch.setattr(host_memory, "_need", need)
     one, no_room = of_batch(8), PlanError("no room")
     assert found(no_room, (7, 1), no_room) == (LIBRARIES_BYTES + 7, 1, "predicted")
     assert found((7, 1), (5, 2)) == (2 * (LIBRARIES_BYTES + 5), 2, "predicted")
@@ -84,5 +84,5 @@ def test_what_has_no_plan_here_takes_nothing_and_what_cannot_be_predicted_is_tol
 
 
 def test_on_another_device_nothing_is_predicted(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(demand, "probe", lambda _: load_hardware("h200"))
+    monkeypatch.setattr(host_memory, "probe", lambda _: load_hardware("h200"))
     assert ask(of_batch(8)).run_bytes is None

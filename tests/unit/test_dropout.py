@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from lib.backend import Backend, FakeBackend
-from lib.dropout import Dropout, dropouts, key_samples
+from lib.devices.backend import Backend, FakeBackend
+from lib.nn.dropout import Dropout, dropouts, key_samples
 from tests.configs import make_config
 from tests.tokens import small_lm_config, text_subject
 from tests.training import largest_difference, small_job, small_plan, trained

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from lib import atomic, checkpoint
-from lib.rundir import RunDir
+from lib import atomic
+from lib.runs import checkpoint
+from lib.runs.directory import RunDir
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from lib.ema import Ema, decay_for, horizon
+from lib.optim.ema import Ema, decay_for, horizon
 from tests.training import MemoryRecord, random_subject, small_config, small_job, small_plan
 from train.job import Progress
 from train.loop import optimizer_step

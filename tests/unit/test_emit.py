@@ -18,10 +18,10 @@ import yaml
 
 from lib import kconf
 from lib.config import config_from_values
-from lib.emit import CLUSTERS, RUNS
+from lib.distributed.job_specs import CLUSTERS, RUNS
 from lib.errors import ConfigError, PlanError
-from lib.identity import identity
 from lib.kconf.variables import given_overrides
+from lib.runs.identity import identity
 from scripts import cluster
 from tests.configs import ROOT, make_config
 

@@ -28,7 +28,7 @@ from scripts.eqprop.unfinished import Trained, Unfinished
 from tests.training import random_subject
 from train.job import Job, Progress
 from train.loop import train
-from train.subject import Subject
+from train.training_data import Subject
 
 pytestmark = pytest.mark.slow
 

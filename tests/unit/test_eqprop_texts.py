@@ -13,7 +13,7 @@ from scripts.eqprop import adaptive, gradients, training
 from scripts.eqprop.subject import Setting, batch_of, model_of
 from tests.tokens import sentences_subject
 from tests.unit.test_eqprop import resolved
-from train.subject import Subject
+from train.training_data import Subject
 
 SENTENCES = {"LOOPED_PATCH": "", "LOOPED_INPUT_TEXT": "y", "DATASET_SST2": "y", "BLOCK_SIZE": "6"}
 

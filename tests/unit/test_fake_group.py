@@ -19,17 +19,17 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from lib.backend import Backend, DistributedBackend
+from lib.devices.backend import Backend, DistributedBackend
+from lib.distributed.fsdp import local
 from lib.plan.sharding import held, layouts, part_elements
 from lib.plan.traffic import exchanges
 from lib.plan.types import Layout
-from lib.sharding import local
 from tests.e2e.sharded_worker import state_bytes
 from tests.tokens import small_lm_config, text_subject
 from tests.training import small_job, small_plan
 from train.job import Job, Progress
 from train.loop import optimizer_step
-from train.subject import Subject
+from train.training_data import Subject
 
 # torch.distributed.optim, where ZeRO-1 is, uses what torch 2.13 warns of.
 pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")

@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 
 from lib import atomic
-from lib.console import Console
 from lib.data.cache import cached_folder
 from lib.errors import ToolkitError
+from lib.runs.console import Console
 
 ROOT = Path(__file__).resolve().parents[2]
 BYTES = 4096

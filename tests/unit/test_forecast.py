@@ -13,17 +13,17 @@ import pytest
 import torch
 from torch._subclasses import fake_tensor
 
+from lib.data.metadata import unopened
 from lib.data.types import Dataset, TextSpec, TokenPart
-from lib.data.unopened import unopened
 from lib.memory.allocator import LARGE_SEGMENT, MIB
 from lib.memory.live import Event, Trace
 from lib.plan.fitting import GAPS, Trial
 from lib.plan.types import Kind
 from tests.configs import load_hardware
 from tests.training import CPU, CPU_TRIAL, random_subject, small_config
-from train import forecast
-from train.forecast import Footprints, footprint, fullest, plan_of
-from train.subject import Subject, measure
+from train.planning import memory_estimate
+from train.planning.memory_estimate import Footprints, footprint, fullest, plan_of
+from train.training_data import Subject, measure
 
 pytestmark = pytest.mark.slow
 
@@ -78,7 +78,7 @@ def test_without_contents_a_step_takes_what_it_takes_with_them(model: str, recom
     trial = dataclasses.replace(TRIAL, norm_batch=4 if model in ("resnet18", "resnet50") else 0)
     subject = subject_of(config)
     found = dict(at_peak(config, trial, subject))
-    with mock.patch.object(forecast, "simulation", lambda _: contextlib.nullcontext()):
+    with mock.patch.object(memory_estimate, "simulation", lambda _: contextlib.nullcontext()):
         threads = torch.get_num_threads()
         real = dict(at_peak(config, trial, subject))
         torch.set_num_threads(threads)
@@ -200,8 +200,8 @@ def test_what_is_found_once_is_not_looked_for_again() -> None:
     predict, on_gpu = footprints.predictor(CPU), dataclasses.replace(TRIAL, device="cuda")
     parts = predict(on_gpu)
     with (
-        mock.patch.object(forecast, "footprint", side_effect=AssertionError),
-        mock.patch.object(forecast, "least_capacity", side_effect=AssertionError),
+        mock.patch.object(memory_estimate, "footprint", side_effect=AssertionError),
+        mock.patch.object(memory_estimate, "least_capacity", side_effect=AssertionError),
     ):
         assert footprints.of(TRIAL, CPU) is first
         assert predict(on_gpu) == parts

@@ -9,11 +9,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lib.attention import causal_attention, full_attention
-from lib.cross_entropy import cross_entropy
 from lib.data.types import TextClassSpec, TextSpec
 from lib.errors import ConfigError
-from lib.registry import build_model
+from lib.nn.attention import causal_attention, full_attention
+from lib.nn.cross_entropy import cross_entropy
+from lib.plugins import build_model
 from models.gpt2.model import GPT2, TextClassifier
 from tests.tokens import text_spec
 

@@ -8,9 +8,9 @@ import re
 import pytest
 
 from lib.errors import ConfigError
-from lib.gpus import CATALOGUE, Gpu, find_gpu, gpu_of
+from lib.plan.gpus import CATALOGUE, Gpu, find_gpu, gpu_of
+from lib.plan.tables import BF16_CAPABILITY, BF16_ROCM_PATTERNS, FP16_CAPABILITY
 from lib.plan.types import Device
-from lib.tables import BF16_CAPABILITY, BF16_ROCM_PATTERNS, FP16_CAPABILITY
 from tests.configs import hardware_names, load_hardware
 
 FP8_CAPABILITY = (8, 9)

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from lib.graph_lint import lint
+from lib.nn.graph_lint import lint
 
 
 class Step:

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from lib import hardware
+from lib.devices import probe as hardware
+from lib.devices.probe import environment, git_state, linux_cpu_quota, linux_memory, probe
 from lib.errors import PlanError
-from lib.hardware import environment, git_state, linux_cpu_quota, linux_memory, probe
 from lib.plan.types import Hardware
 from tests.configs import ROOT, hardware_names, load_hardware
 

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from lib import kconf
-from lib.identity import former_identity, has_former_identity, identity, is_identity, trains
-from lib.rundir import RunDir
+from lib.runs.directory import RunDir
+from lib.runs.identity import former_identity, has_former_identity, identity, is_identity, trains
 
 ROOT = Path(__file__).parents[2]
 MODELS = sorted(path.parent.name for path in ROOT.glob("models/*/model.py"))

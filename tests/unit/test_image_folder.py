@@ -12,7 +12,7 @@ import pytest
 from PIL import Image
 
 from lib.data import Dataset, open_dataset
-from lib.data.decode import BadSampleError, decode
+from lib.data.datasets.decode import BadSampleError, decode
 from lib.errors import DataError, ToolkitError
 from tests.training import MemoryRecord, random_subject, small_config, small_job, small_plan
 
@@ -208,7 +208,7 @@ def test_the_largest_shift_is_an_eighth_of_the_side(
         given.append(options["pad"])
         raise Seen
 
-    monkeypatch.setattr("train.setup.TrainLoader", loader)
+    monkeypatch.setattr("train.build.TrainLoader", loader)
     config = small_config("resnet18", augment="crop_flip", augment_pad=asked)
     subject = random_subject(config, shape=(3, side, side), train_size=4)
     with pytest.raises(Seen):

@@ -8,7 +8,7 @@ from pathlib import Path
 import kconfiglib
 import pytest
 
-from lib.kconf import load, reasons
+from lib.kconf import diagnostics, load
 from lib.kconf.foreign import judge
 from lib.kconf.front import main
 from lib.kconf.lint import fragments_take_on_every_configuration
@@ -176,8 +176,8 @@ def test_commands_in_a_foreign_tree_run_in_it(tmp_path, monkeypatch, capsys):
 )
 def test_of_thousands_of_faults_the_first_are_told(kconf_project, kconf, monkeypatch, line):
     calls: list[str] = []
-    suggest = reasons.suggest
-    monkeypatch.setattr(reasons, "suggest", lambda *words: calls.append(words[1]) or suggest(*words))
+    suggest = diagnostics.suggest
+    monkeypatch.setattr(diagnostics, "suggest", lambda *words: calls.append(words[1]) or suggest(*words))
     (kconf_project / ".config").write_text("".join(line.format(number) + "\n" for number in range(1000)))
     for command in (["checkconfig"], ["setconfig", "EMA=y"], ["check", "--srctree", str(TREE), ".config"]):
         calls.clear()

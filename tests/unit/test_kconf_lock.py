@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from lib.kconf import edit, show
+from lib.kconf import edit, listing
 from lib.kconf.lock import locked
 from lib.kconf.menu import _MenuTree
 from lib.kconf.tree import load_own_tree
@@ -78,7 +78,7 @@ def test_no_command_that_writes_runs_beside_one_that_waits_for_a_person(project,
 
 def test_every_command_either_looks_or_locks():
     """A function that writes with neither lock would have to be in a third list."""
-    assert not {*edit.OF_CONFIGURATION, *edit.OF_SHIPPED} & {*show.COMMANDS}
+    assert not {*edit.OF_CONFIGURATION, *edit.OF_SHIPPED} & {*listing.COMMANDS}
 
 
 def test_a_killed_command_blocks_nobody(project, kconf):

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from lib import launcher, supervisor
-from lib.rundir import RunDir
+from lib.distributed import launcher, supervisor
+from lib.runs.directory import RunDir
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -49,7 +49,7 @@ def test_launching_becomes_a_supervisor_and_shares_out_the_processors(
             launcher.launch({"a": 1}, world=2, restarts=3, cpu_count=9, arguments=arguments)
         path, arguments, environment = replaced.pop()
         assert path == arguments[0] == sys.executable
-        assert arguments[1:3] == ["-m", "lib.supervisor"]
+        assert arguments[1:3] == ["-m", "lib.distributed.supervisor"]
         assert arguments[4:] == ["2", "--runs", "elsewhere", "train"]
         assert environment["OMP_NUM_THREADS"] == used
         shutil.rmtree(arguments[3])
@@ -115,12 +115,12 @@ def test_a_worker_that_comes_too_late_ends_without_a_word(tmp_path: Path) -> Non
 
 
 def test_a_supervisor_is_light() -> None:
-    process = worker(None, "import sys, lib.supervisor; print('torch' in sys.modules)")
+    process = worker(None, "import sys, lib.distributed.supervisor; print('torch' in sys.modules)")
     assert process.stdout == "False\n"
 
 
 def test_what_a_worker_keeps_is_there_for_those_who_take_its_place(notes: Path) -> None:
-    keep = "from pathlib import Path; from lib.rundir import RunDir; launcher.become_worker(); "
+    keep = "from pathlib import Path; from lib.runs.directory import RunDir; launcher.become_worker(); "
     keep += "launcher.keep(RunDir(Path('here')), own=True); launcher.end_process(0)"
     assert worker(notes, keep).returncode == 0
     told = "{'a': 1, 'run': 'here', 'own': True}\n"

@@ -15,9 +15,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lib import cross_entropy
 from lib.data.loader import Batch, Delivery, EvalLoader, TrainLoader
-from lib.data.types import IGNORED, TokenPart
+from lib.data.types import TokenPart
+from lib.nn import IGNORED, cross_entropy
 from tests.tokens import BLOCK, VOCAB, cycle, oracle, small_lm_config, text_spec, text_subject
 from tests.training import (
     CPU,
@@ -31,12 +31,12 @@ from tests.training import (
     trained,
 )
 from train.evaluation import evaluate
-from train.forecast import footprint
 from train.job import Progress
-from train.lm import LanguageModel, told_floors
 from train.loop import train
+from train.planning.memory_estimate import footprint
 from train.record import told
-from train.task import Forward, Sums
+from train.tasks.base import Forward, Sums
+from train.tasks.language_model import LanguageModel, told_floors
 
 DELIVERY = Delivery(
     device=torch.device("cpu"),

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import torch.distributed as dist
 
-from lib.local_ranks import LOOPBACK, environment, run_ranks
-from lib.rank_stores import open_rank_store, serve_at, serve_unless_served
+from lib.distributed.local_ranks import LOOPBACK, environment, run_ranks
+from lib.distributed.rank_stores import open_rank_store, serve_at, serve_unless_served
 from tests.e2e.listeners import open_addresses
 
 PATIENCE = timedelta(seconds=30)

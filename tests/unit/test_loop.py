@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from lib.data.loader import Batch
 from lib.errors import ToolkitError
-from lib.schedule import learning_rate_factor
+from lib.optim.lr_schedule import learning_rate_factor
 from tests.training import (
     MemoryRecord,
     Wrapped,
@@ -27,8 +27,8 @@ from tests.training import (
 from train.evaluation import evaluate
 from train.job import Job, Progress
 from train.loop import load_state_dict, state_dict, train
-from train.subject import Subject
-from train.task import Forward, Sums, Task
+from train.tasks.base import Forward, Sums, Task
+from train.training_data import Subject
 
 EXACT = 1e-12
 CUTS = {"whole": (24,), "even": (8, 8, 8), "ragged": (10, 10, 4), "single": (1,) * 24}

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from torch import Tensor
 
-from lib.backend import Backend
 from lib.data.loader import Batch
+from lib.devices.backend import Backend
 from tests.training import (
     Clock,
     MemoryRecord,
@@ -23,8 +23,8 @@ from tests.training import (
 )
 from train.job import Job, Progress
 from train.loop import load_state_dict, train
-from train.stop import Stopped
-from train.task import Forward, Sums, Task
+from train.signals import Stopped
+from train.tasks.base import Forward, Sums, Task
 
 TRAIN_SIZE, EFFECTIVE = 40, 16  # 2.5 steps to an epoch
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from lib.errors import ConfigError
 from lib.memory.live import LiveBytes
-from lib.optim import make_optimizer
+from lib.optim.factory import make_optimizer
 from models.looped.energy import HIGHEST_GAIN, LOWEST_GAIN, EnergyBlock, EnergyForm, largest_singular_value
 from models.looped.solver import AndersonMixer, SolverOptions, relative_residual, solve
 from tests.looped import IMAGES, TEXT, TEXTS, batch, estimated, gradient, looped, relative_error

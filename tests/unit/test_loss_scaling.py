@@ -13,7 +13,7 @@ from lib.data.loader import Batch
 from tests.training import MemoryRecord, Wrapped, clone, random_subject, small_config, small_job, small_plan
 from train.job import Job, Progress
 from train.loop import load_state_dict, state_dict, train
-from train.task import Forward, Sums, Task
+from train.tasks.base import Forward, Sums, Task
 
 SCALE = 1024.0
 OPTIMIZERS: dict[str, dict[str, Any]] = {

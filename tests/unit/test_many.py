@@ -10,9 +10,9 @@ from typing import Any, cast
 
 import pytest
 
-from lib.backend import Backend
+from lib.devices.backend import Backend
 from lib.errors import ToolkitError
-from train.many import check_one_directory
+from train.multi_node import check_one_directory
 
 
 class Ranks:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from lib.plan.probing import Measurement
-from scripts import memory_knobs
-from scripts.memory_knobs import compare
+from scripts.bench import memory_knobs
+from scripts.bench.memory_knobs import compare
 
 
 @pytest.mark.slow

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from lib import metrics
 from lib.errors import ToolkitError
-from lib.metrics import MetricsWriter
+from lib.runs import metrics
+from lib.runs.metrics import MetricsWriter
 
 
 def strict(path: Path) -> list[dict[str, object]]:

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from lib.errors import ConfigError
-from lib.muon import Muon, orthogonal, orthogonal_all
-from lib.optim import make_optimizer
+from lib.optim.factory import make_optimizer
+from lib.optim.muon import Muon, orthogonal, orthogonal_all
 from tests.tokens import small_lm_config, text_subject
 from tests.training import MemoryRecord, small_job, small_plan, trained
 from train.job import Job

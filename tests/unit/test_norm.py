@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lib.errors import ConfigError
-from lib.norm import GhostBatchNorm2d, commit_statistics, configure_norm, discard_statistics
+from lib.nn.batch_norm import GhostBatchNorm2d, commit_statistics, configure_norm, discard_statistics
 
 GROUP, EFFECTIVE = 4, 24
 RUNNING = ("running_mean", "running_var", "num_batches_tracked")

@@ -10,29 +10,29 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from lib import offload
-from lib.offload import offloading
+from lib.nn import activation_offload
+from lib.nn.activation_checkpointing import Recompute, configure_recomputation
+from lib.nn.activation_offload import offloading
 from lib.plan import plan as make_plan
 from lib.plan.fitting import Trial
-from lib.recompute import Recompute, configure_recomputation
 from tests.configs import load_hardware, make_config, make_facts
 from tests.contract.cases import inputs_of, loss_of, targets_of, tiny
 from tests.tokens import small_lm_config, text_subject
 from tests.training import CPU, CPU_TRIAL, random_subject, small_config, small_job, small_plan
-from train.forecast import Footprints
+from train.planning.memory_estimate import Footprints
 
 
 @pytest.fixture(autouse=True)
 def _everything_counts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(offload, "SMALLEST_BYTES", 1)
+    monkeypatch.setattr(activation_offload, "SMALLEST_BYTES", 1)
 
 
 @pytest.fixture
 def moved(monkeypatch: pytest.MonkeyPatch) -> list[Tensor]:
     """What was taken to main memory."""
     found: list[Tensor] = []
-    take = offload._to_host
-    monkeypatch.setattr(offload, "_to_host", lambda tensor: found.append(tensor) or take(tensor))
+    take = activation_offload._to_host
+    monkeypatch.setattr(activation_offload, "_to_host", lambda tensor: found.append(tensor) or take(tensor))
     return found
 
 
@@ -60,7 +60,7 @@ def test_weights_and_small_tensors_stay(moved: list[Tensor], monkeypatch: pytest
         model(torch.randn(7, 6))
     shapes = {tuple(tensor.shape) for tensor in moved}
     assert (7, 50) in shapes and not shapes & {(6, 50), (50, 6), (3, 50), (50, 3)}
-    monkeypatch.setattr(offload, "SMALLEST_BYTES", 7 * 50 * 4)
+    monkeypatch.setattr(activation_offload, "SMALLEST_BYTES", 7 * 50 * 4)
     moved.clear()
     with offloading(model):
         model(torch.randn(7, 6))

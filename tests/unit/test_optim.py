@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from lib.optim import make_optimizer
+from lib.optim.factory import make_optimizer
 
 ASKED: dict[str, dict[str, Any]] = {
     "sgd": {"momentum": 0.8, "nesterov": True, "adam_beta1": None, "adam_beta2": None, "adam_eps": None},

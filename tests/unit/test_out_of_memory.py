@@ -7,9 +7,9 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from lib.backend import Backend, FakeBackend, is_out_of_memory
 from lib.config import Config
 from lib.data.loader import Batch
+from lib.devices.backend import Backend, FakeBackend, is_out_of_memory
 from lib.errors import ToolkitError
 from lib.plan.types import Plan
 from tests.training import (
@@ -24,8 +24,8 @@ from tests.training import (
 )
 from train.job import Job, Progress
 from train.loop import train
-from train.subject import Subject
-from train.task import Forward, Sums, Task
+from train.tasks.base import Forward, Sums, Task
+from train.training_data import Subject
 
 EFFECTIVE = 16
 NORM_BATCH = 2

@@ -8,12 +8,12 @@ import pytest
 
 from lib import kconf
 from lib.errors import ConfigError, PlanError
-from lib.gpus import CATALOGUE
 from lib.plan.assumed import parse_gpu
+from lib.plan.gpus import CATALOGUE
 from lib.plan.roofline import BANDWIDTH_SHARES
 from tests.training import random_subject, small_config
-from train.forecast import Footprints
-from train.planning import Outlook, _compare, _lines, look_ahead, plan
+from train.planning.command import Outlook, _compare, _lines, look_ahead, plan
+from train.planning.memory_estimate import Footprints
 
 BATCH = 64
 

@@ -299,8 +299,8 @@ def test_strict_table_is_taken_as_it_is_and_tells_by_how_much_it_misses() -> Non
 
 def test_planning_imports_nothing_heavy() -> None:
     code = (
-        "import sys, lib.plan, lib.plan.show, lib.tables, lib.hardware, lib.hyperparams;"
-        "lib.hardware.probe('cpu');"
+        "import sys, lib.plan, lib.plan.show, lib.plan.tables, lib.devices.probe, lib.hyperparams;"
+        "lib.devices.probe.probe('cpu');"
         "print(sorted({'torch', 'numpy', 'matplotlib', 'rich'} & set(sys.modules)))"
     )
     result = subprocess.run(

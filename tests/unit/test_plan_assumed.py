@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from lib.errors import ConfigError
-from lib.gpus import CATALOGUE, find_gpu
 from lib.plan import plan
 from lib.plan.assumed import machine_names, parse_gpu
+from lib.plan.gpus import CATALOGUE, find_gpu
 from tests.configs import hardware_names, load_hardware, make_config, make_facts
 
 # What to write for each recorded machine. Mixed machines have no name.

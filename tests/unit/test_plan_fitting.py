@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from lib.errors import PlanError
 from lib.plan import plan
 from lib.plan.fitting import GAPS, Parts, Predict, Trial, largest_fitting, predicted
+from lib.plan.tables import COMPILED_PEAK_FACTOR, GPU_RESERVE_BYTES, PEAK_FACTOR
 from lib.plan.types import Memory, Plan
-from lib.tables import COMPILED_PEAK_FACTOR, GB, GPU_RESERVE_BYTES, PEAK_FACTOR
+from lib.units import GB
 from tests.configs import load_hardware, make_config, make_facts
 
 MB = 10**6

@@ -13,7 +13,7 @@ from lib.plan import plan
 from lib.plan.assumed import parse_gpu
 from lib.plan.latentwire import Models, document_batch, latentwire
 from lib.plan.types import Plan
-from lib.tables import GB
+from lib.units import GB
 from tests.configs import make_config, make_facts
 
 GPUS = {

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from lib.gpus import Gpu, gpu_of
+from lib.plan.gpus import Gpu, gpu_of
 from lib.plan.roofline import StepWork, estimate_step_time, peak_flop_per_second, step_seconds
 
 # 100 TFLOP/s in 16 bits, 10 in fp32, 1 TB/s.

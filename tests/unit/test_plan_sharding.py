@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lib.gpus import gpu_of
 from lib.memory.live import Event, Trace
+from lib.plan.gpus import gpu_of
 from lib.plan.sharding import Units, group_of, held, layouts, part_elements, shares
 from lib.plan.traffic import exchanges, exposed_seconds, links_of, traffic_seconds
 from lib.plan.types import SHARDS_WEIGHTS, Layout, Weight

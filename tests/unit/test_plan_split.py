@@ -20,7 +20,7 @@ from lib.plan.types import Branch, Layout, ModelFacts, Plan, Weight
 from lib.plan.ways import WayToSpread, ways_text
 from scripts import cluster
 from tests.configs import ROOT, load_hardware, make_config, make_facts
-from train.stored import for_one_process
+from train.stored_run import for_one_process
 
 GB = 10**9
 TRAINED = tuple((Weight((1000, 1000), True),) for _ in range(10))

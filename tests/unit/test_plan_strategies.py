@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lib.errors import PlanError
-from lib.gpus import gpu_of
 from lib.plan import plan
 from lib.plan.assumed import parse_gpu
 from lib.plan.fitting import Parts, Predict, Trial
+from lib.plan.gpus import gpu_of
 from lib.plan.planner import ways_to_spread
 from lib.plan.roofline import SHORT_SECONDS, StepWork, estimate_step_time
 from lib.plan.sharding import Units, shares

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from lib.distributed.rendezvous import Gathering
 from lib.errors import ConfigError, PlanError
-from lib.gathering import Gathering
 from lib.hyperparams import apply_hyperparams
 from lib.plan import plan
 from lib.plan.placement import ACCEPTED_KINDS, refuse_on_xla
@@ -18,9 +18,9 @@ from scripts import cluster
 from tests.configs import load_hardware, make_config, make_facts
 from tests.stubbed import no_probe, printed_elsewhere
 from tests.training import random_subject, small_config
-from train import commands, many
-from train.order import Order
-from train.setup import placement_of
+from train import commands, multi_node
+from train.build import placement_of
+from train.planning.run_plan import Order
 
 CHIP = Device(name="TPU v5e", total_bytes=16 * 10**9, free_bytes=15 * 10**9)
 HOST = dataclasses.replace(load_hardware("tpu-v5e-8"), kind="tpu", devices=(CHIP,) * 4)
@@ -78,7 +78,7 @@ def test_it_is_called_what_it_is(capsys: pytest.CaptureFixture[str]) -> None:
 def test_the_command_of_a_host_is_printed_anywhere(monkeypatch: pytest.MonkeyPatch) -> None:
     label, command = printed_elsewhere(make_config(device="tpu", num_devices=4), monkeypatch)
     assert label == "# Experimental, never run on TPU hardware."
-    told = "env $(python -m lib.tpu launch 4) python -m train --runs runs train # starts 4 processes"
+    told = "env $(python -m lib.devices.tpu launch 4) python -m train --runs runs train # starts 4 processes"
     assert command == told
     monkeypatch.setattr(cluster, "probe", lambda _: HOST)
     alone = cluster.command_line(make_config(device="tpu"), name="x", runs=Path("runs"))
@@ -87,12 +87,12 @@ def test_the_command_of_a_host_is_printed_anywhere(monkeypatch: pytest.MonkeyPat
 
 def test_several_machines_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     config = make_config(device="tpu", num_devices=4, dist_nnodes="2", dist_endpoint="here:29500")
-    monkeypatch.setattr(many, "probe", no_probe)
+    monkeypatch.setattr(multi_node, "probe", no_probe)
     with pytest.raises(PlanError, match=r"^CONFIG_DEVICE_TPU is for one machine: .*CONFIG_DIST_NNODES=1$"):
         cluster.command_line(config, name="x", runs=Path("runs"))
     gathering = Gathering(least=2, most=2, endpoint="here:29500")
     with pytest.raises(PlanError, match=r"^CONFIG_DEVICE_TPU is for one machine"):
-        many.launch_on_many(config, None, gathering)  # type: ignore[arg-type]
+        multi_node.launch_on_many(config, None, gathering)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match=r"^CONFIG_DEVICE_TPU=y is not for make emit"):
         cluster._asks_for_gpus(config)
 

@@ -9,19 +9,22 @@ from typing import Any
 
 import pytest
 
+from lib.distributed.rendezvous import Gathering
 from lib.errors import ConfigError, PlanError
-from lib.gathering import Gathering
 from lib.hyperparams import apply_hyperparams
 from lib.plan import plan
 from lib.plan.fitting import Parts, Trial
 from lib.plan.placement import refuse_on_xla
 from lib.plan.types import Hardware, Plan
-from scripts import bench, cluster
+from scripts import cluster
+from scripts.bench import throughput
 from tests.configs import load_hardware, make_config, make_facts
 from tests.stubbed import no_probe, printed_elsewhere
 from tests.training import random_subject
-from train import commands, many, preflight, probing
-from train.order import Order
+from train import commands, multi_node
+from train.planning import autotune
+from train.planning.run_plan import Order
+from train.preflight import command as preflight
 
 CHIPS = {"tpu-v4-8": 4, "tpu-v5e-8": 8}
 V4 = load_hardware("tpu-v4-8")
@@ -110,19 +113,19 @@ def test_micro_batches_are_of_one_size(machine: str, sizes: tuple[int, ...]) -> 
 
 
 def test_what_would_compute_first_asks_before_it_does(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bench.kconf, "from_environment", lambda _: Settings())
-    for module in (bench, preflight):
+    monkeypatch.setattr(throughput.kconf, "from_environment", lambda _: Settings())
+    for module in (throughput, preflight):
         monkeypatch.setattr(module, "with_tier", lambda *_, **__: Settings())
         monkeypatch.setattr(module, "config_from_values", lambda _: make_config(device="xla"))
-        opens = "open_subject" if module is bench else "open_to_train"
+        opens = "open_subject" if module is throughput else "open_to_train"
         monkeypatch.setattr(module, opens, lambda *_, **__: SUBJECT)
         monkeypatch.setattr(module, "probe", lambda _: V4)
     with pytest.raises(PlanError, match=r"^make bench is not for XLA devices"):
-        bench.plain_case(Path(), *bench.configured())
+        throughput.plain_case(Path(), *throughput.configured())
     with pytest.raises(PlanError, match=r"^make preflight is not for XLA devices"):
         preflight.preflight(Settings(), root=Path(), runs=Path(), as_json=True)
     with pytest.raises(PlanError, match=r"^measuring .* is not for XLA devices"):
-        probing.measure(SimpleNamespace(hardware=V4))  # type: ignore[arg-type]
+        autotune.measure(SimpleNamespace(hardware=V4))  # type: ignore[arg-type]
 
 
 # How it is launched
@@ -171,18 +174,18 @@ def test_processes_of_several_hosts_are_told_their_devices(monkeypatch: pytest.M
         told.update(payload)
         raise Launched
 
-    monkeypatch.setattr(many, "launch", launch)
-    monkeypatch.setattr(many, "probe", lambda _: V4)
+    monkeypatch.setattr(multi_node, "launch", launch)
+    monkeypatch.setattr(multi_node, "probe", lambda _: V4)
     config = make_config(device="xla", dist_nnodes="2", dist_endpoint="here:1", target_effective_batch=512)
     two, elastic = (Gathering(least=least, most=2, endpoint="here:1") for least in (2, 1))
     with pytest.raises(Launched):
-        many.launch_on_many(config, Settings(), two)  # type: ignore[arg-type]
+        multi_node.launch_on_many(config, Settings(), two)  # type: ignore[arg-type]
     assert Hardware.from_json(told["hardware"]) == V4
     with pytest.raises(ConfigError, match=r"is not for XLA devices: a slice .*CONFIG_DIST_NNODES=2$"):
-        many.launch_on_many(config, Settings(), elastic)  # type: ignore[arg-type]
-    monkeypatch.setattr(many, "probe", lambda _: load_hardware("rtx3090"))
+        multi_node.launch_on_many(config, Settings(), elastic)  # type: ignore[arg-type]
+    monkeypatch.setattr(multi_node, "probe", lambda _: load_hardware("rtx3090"))
     with pytest.raises(Launched):
-        many.launch_on_many(dataclasses.replace(config, device="auto"), Settings(), two)  # type: ignore[arg-type]
+        multi_node.launch_on_many(dataclasses.replace(config, device="auto"), Settings(), two)  # type: ignore[arg-type]
     assert told["hardware"] is None, "others are asked anew"
 
 
@@ -200,16 +203,16 @@ def test_processes_of_several_hosts_are_told_their_devices(monkeypatch: pytest.M
 def test_machines_that_come_and_go_do_not_change_the_batch(
     changes: dict[str, Any], option: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(many, "launch", lambda *_, **__: (_ for _ in ()).throw(Launched))
+    monkeypatch.setattr(multi_node, "launch", lambda *_, **__: (_ for _ in ()).throw(Launched))
     config = make_config(device="cpu", dist_nnodes="1:2", dist_endpoint="here:1", target_effective_batch=512)
     one, elastic = (Gathering(least=least, most=2, endpoint="here:1") for least in (2, 1))
     with pytest.raises(Launched):
-        many.launch_on_many(config, Settings(), elastic)  # type: ignore[arg-type]
+        multi_node.launch_on_many(config, Settings(), elastic)  # type: ignore[arg-type]
     config = dataclasses.replace(config, **changes)
     with pytest.raises(Launched):
-        many.launch_on_many(config, Settings(), one)  # type: ignore[arg-type]
+        multi_node.launch_on_many(config, Settings(), one)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match=f"^{option} is not for CONFIG_DIST_NNODES=1:2: "):
-        many.launch_on_many(config, Settings(), elastic)  # type: ignore[arg-type]
+        multi_node.launch_on_many(config, Settings(), elastic)  # type: ignore[arg-type]
 
 
 class Alone:
@@ -226,10 +229,10 @@ class Alone:
 
 def test_who_was_told_does_not_ask(monkeypatch: pytest.MonkeyPatch) -> None:
     opened: list[str] = []
-    monkeypatch.setattr(many, "probe", no_probe)
-    monkeypatch.setattr(many, "open_backend", lambda kind, **_: opened.append(kind) or Alone())
+    monkeypatch.setattr(multi_node, "probe", no_probe)
+    monkeypatch.setattr(multi_node, "open_backend", lambda kind, **_: opened.append(kind) or Alone())
     one = dataclasses.replace(V4, devices=V4.devices[:1])
-    _, found = many.meet(make_config(device="xla"), known=one.to_json())
+    _, found = multi_node.meet(make_config(device="xla"), known=one.to_json())
     assert found == one and opened == ["xla"]
 
 

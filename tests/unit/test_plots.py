@@ -8,10 +8,10 @@ import pytest
 from matplotlib import image
 from matplotlib.figure import Figure
 
-from lib import plots
 from lib.errors import ToolkitError
-from lib.metrics import MetricsWriter
-from lib.rundir import RunDir
+from lib.runs import plots
+from lib.runs.directory import RunDir
+from lib.runs.metrics import MetricsWriter
 
 ROOT = Path(__file__).parents[2]
 

@@ -12,18 +12,20 @@ import pytest
 import torch
 from torch import Tensor
 
-from lib import checkpoint
 from lib.data.loader import Batch, EvalLoader, TrainLoader
 from lib.errors import ConfigError, ToolkitError
 from lib.plan.types import Memory
+from lib.runs import checkpoint
 from models.trm.model import TinyRecursiveModel
 from tests.puzzles import puzzle_subject, small_trm_config
 from tests.training import CPU, small_plan
-from train import loop, preflight, preflight_ranks
-from train import preflight_checks as checks
-from train.candidate import ROWS, Candidate
-from train.carry import Carry
-from train.preflight_ranks import RULE, Results, judged, outcome
+from train import loop
+from train.preflight import checks as checks
+from train.preflight import command as preflight
+from train.preflight import ranks as preflight_ranks
+from train.preflight.candidate import ROWS, Candidate
+from train.preflight.ranks import RULE, Results, judged, outcome
+from train.tasks.recursive.carry import Carry
 
 ROOT = Path(__file__).resolve().parents[2]
 

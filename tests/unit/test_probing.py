@@ -22,8 +22,8 @@ from lib.plan.fitting import GAPS, Parts, Trial
 from lib.plan.probing import Failure, Measurement, Probed, search, smallest_near_best
 from tests.configs import ROOT, load_hardware, make_config, make_facts
 from tests.training import CPU, random_subject
-from train import probing
-from train.probing import Bench
+from train.planning import autotune
+from train.planning.autotune import Bench
 
 SIZES = [1, 2, 4, 8, 16, 32, 64, 128, 256, 512]
 
@@ -147,13 +147,13 @@ def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
 def test_a_key_is_all_that_a_measurement_depends_on(bench: Bench) -> None:
     def key(**changes: object) -> str:
         config = dataclasses.replace(bench.config, **changes)
-        return measured.key_of(probing.facts_of(dataclasses.replace(bench, config=config)))
+        return measured.key_of(autotune.facts_of(dataclasses.replace(bench, config=config)))
 
     same, machine = key(), dataclasses.replace(CPU, cpu_count=7)
     assert key(seed=5, learning_rate=0.5, max_steps=9) == same
     assert key(auto_method="predict") == same, "make probe serves a later CONFIG_AUTO_METHOD_PROBE=y"
     assert len({same, key(precision="bf16"), key(ema=True), key(target_effective_batch=32)}) == 4
-    assert measured.key_of(probing.facts_of(dataclasses.replace(bench, hardware=machine))) != same
+    assert measured.key_of(autotune.facts_of(dataclasses.replace(bench, hardware=machine))) != same
 
 
 def test_other_sources_are_another_key(bench: Bench, tmp_path: Path) -> None:
@@ -161,7 +161,7 @@ def test_other_sources_are_another_key(bench: Bench, tmp_path: Path) -> None:
     for name, text in (("lenet5", "x = 1"), ("lenet5", "x = 2"), ("lenet5", "x = 1"), ("another", "x = 3")):
         (tmp_path / "models" / name).mkdir(parents=True, exist_ok=True)
         (tmp_path / "models" / name / "model.py").write_text(text)
-        keys.append(measured.key_of(probing.facts_of(dataclasses.replace(bench, root=tmp_path))))
+        keys.append(measured.key_of(autotune.facts_of(dataclasses.replace(bench, root=tmp_path))))
     assert keys[0] == keys[2] == keys[3] != keys[1], "of lenet5, whatever other models there are"
 
 
@@ -169,7 +169,7 @@ def child(monkeypatch: pytest.MonkeyPatch, program: str) -> None:
     """Have trials be made by `program`, which finds `order`, a path, and the `told` that is in it."""
     head = "import json, os, pathlib, sys; order = pathlib.Path(sys.argv[1]); "
     head += "told = json.loads(order.read_text()); answer = order.with_name('0.json'); "
-    monkeypatch.setattr(probing, "COMMAND", (sys.executable, "-c", head + program))
+    monkeypatch.setattr(autotune, "COMMAND", (sys.executable, "-c", head + program))
 
 
 RESULT = (
@@ -183,17 +183,17 @@ def test_what_is_measured_is_kept_until_there_is_no_room_for_it(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     child(monkeypatch, RESULT)
-    assert probing.known(bench) is None
-    probed = probing.known_or_measured(bench)
+    assert autotune.known(bench) is None
+    probed = autotune.known_or_measured(bench)
     assert [each.micro_batch for each in probed.measurements] == [64, 32], "the larger, the faster"
     assert probed.chosen == found(64, 64.0, 64)
-    monkeypatch.setattr(probing, "COMMAND", ("false",))
-    assert probing.known_or_measured(bench) == probed
+    monkeypatch.setattr(autotune, "COMMAND", ("false",))
+    assert autotune.known_or_measured(bench) == probed
     memory = dataclasses.replace(CPU.devices[0], free_bytes=79)  # of which 63 are for us
     full = dataclasses.replace(
         bench, hardware=dataclasses.replace(CPU, devices=(memory,)), predict=lambda _: {}
     )
-    assert probing.known(full) is None
+    assert autotune.known(full) is None
 
 
 @pytest.mark.parametrize(("gaps", "tried"), [(0, [64, 32, 128, 256]), (10**15, [64, 32])])
@@ -208,7 +208,7 @@ def test_a_larger_size_is_tried_where_there_is_room_for_its_gaps_too(
         subject=random_subject(config, shape=(1, 28, 28), train_size=256),
         predict=lambda trial: {"activations": 1, GAPS: gaps * (trial.micro_batch > 64)},
     )
-    assert [each.micro_batch for each in probing.measure(roomy).measurements] == tried
+    assert [each.micro_batch for each in autotune.measure(roomy).measurements] == tried
 
 
 @pytest.mark.slow
@@ -227,10 +227,10 @@ def test_a_child_that_runs_out_of_memory_is_a_size_that_does_not_fit(
     program: str, reason: str, bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     child(monkeypatch, program)
-    outcome = probing.trial(bench, bench.plan(), 64)
+    outcome = autotune.trial(bench, bench.plan(), 64)
     assert isinstance(outcome, Failure) and outcome.reason.startswith(reason)
     with pytest.raises(PlanError, match=r"no micro-batch of lenet5 that was tried fits: 64: .*; 32: .*; 8: "):
-        probing.measure(bench)
+        autotune.measure(bench)
 
 
 @pytest.mark.parametrize(
@@ -248,16 +248,16 @@ def test_another_failure_is_no_matter_of_size(
 ) -> None:
     child(monkeypatch, program)
     with pytest.raises(ToolkitError, match=told):
-        probing.measure(bench)
+        autotune.measure(bench)
 
 
 def test_the_slowest_and_fullest_rank_counts(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     ranks = [{"status": "ok", "need_bytes": need, "step_seconds": s} for need, s in ((5, 2.0), (9, 1.0))]
-    monkeypatch.setattr(probing, "_run", lambda *_, **__: ranks)
+    monkeypatch.setattr(autotune, "_run", lambda *_, **__: ranks)
     decided = dataclasses.replace(bench.plan(), world=2, strategy="ddp", effective_batch=128)
-    outcome = probing.trial(bench, decided, 32)
+    outcome = autotune.trial(bench, decided, 32)
     assert outcome == found(32, 32 * 2 * 2 / 2.0, 9)
     bad = {"status": "out_of_memory", "reason": "full"}
-    assert probing._judged([ranks[0], bad], 2, status=1, output="") == "full"
+    assert autotune._judged([ranks[0], bad], 2, status=1, output="") == "full"
     killed = "error: process 1 of 2 was ended by signal 9"
-    assert probing._judged([ranks[0]], 2, status=1, output=f"more\n{killed}\n") == killed
+    assert autotune._judged([ranks[0]], 2, status=1, output=f"more\n{killed}\n") == killed

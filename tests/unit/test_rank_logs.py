@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from lib import rank_logs
-from lib.rundir import RunDir
+from lib.distributed import rank_logs
+from lib.runs.directory import RunDir
 
 
 @pytest.fixture

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from torch import Tensor, nn
 
-from lib.backend import FakeBackend
 from lib.data.loader import Batch
+from lib.devices.backend import FakeBackend
 from tests.training import (
     Clock,
     MemoryRecord,
@@ -22,8 +22,8 @@ from tests.training import (
 )
 from train.job import Progress
 from train.loop import train
-from train.stop import Stopped
-from train.task import Forward, Sums
+from train.signals import Stopped
+from train.tasks.base import Forward, Sums
 
 WORLD = 4
 

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lib.errors import ConfigError
-from lib.recompute import Chain, Recompute, configure_recomputation
+from lib.nn.activation_checkpointing import Chain, Recompute, configure_recomputation
 
 WIDTH = 6
 

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 import torch
 
-from lib import checkpoint, metrics
-from lib.console import Console
 from lib.errors import ToolkitError
-from lib.rundir import RunDir
+from lib.runs import checkpoint, metrics
+from lib.runs.console import Console
+from lib.runs.directory import RunDir
 from tests.training import small_plan
 from train.record import Record, RunRecord, SilentRecord, told
 

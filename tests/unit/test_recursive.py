@@ -9,18 +9,18 @@ import pytest
 import torch
 from torch import Tensor
 
-from lib.backend import FakeBackend
 from lib.data.loader import Batch
+from lib.devices.backend import FakeBackend
 from lib.memory.live import LiveBytes
 from models.trm.model import Thought
 from tests.puzzles import puzzle_subject, small_trm_config
 from tests.training import MemoryRecord, Wrapped, largest_difference, small_job, small_plan
 from train import loop
-from train.carry import Carry, Rows
 from train.evaluation import evaluation_sums
 from train.job import Job, Progress
-from train.recursive import Recursive
-from train.task import Forward, Sums, Task
+from train.tasks.base import Forward, Sums, Task
+from train.tasks.recursive.carry import Carry, Rows
+from train.tasks.recursive.task import Recursive
 
 EFFECTIVE = 14
 

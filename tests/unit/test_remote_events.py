@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from lib.rundir import RunDir
-from lib.sinks.tensorboard import EventFile
-from lib.storage import open_storage
+from lib.runs.directory import RunDir
+from lib.runs.sinks.tensorboard import EventFile
+from lib.runs.storage import open_storage
 from tests.event_files import read_events
 from tests.remote import ASKED, URL, a_run, clean_bucket, config, copy, save
-from train.remote import interrupted
+from train.upload import interrupted
 
 
 @pytest.fixture(autouse=True)

@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
-from lib import checkpoint, metrics
 from lib.errors import CheckpointError
-from lib.remote_run import RemoteRun, contents
-from lib.rundir import RunDir, checkpoint_name
-from lib.storage import Storage, StorageError, open_storage
+from lib.runs import checkpoint, metrics
+from lib.runs.directory import RunDir, checkpoint_name
+from lib.runs.remote import RemoteRun, contents
+from lib.runs.storage import Storage, StorageError, open_storage
 from tests.remote import ASKED, HASH, URL, a_run, clean_bucket, config, copy, remote_of, save, there
-from train.remote import catch_up, interrupted
+from train.upload import catch_up, interrupted
 
 
 @pytest.fixture(autouse=True)

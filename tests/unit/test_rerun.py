@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from lib.errors import ToolkitError
-from lib.rundir import RunDir
+from lib.runs.directory import RunDir
 from train.rerun import changes
 
 STORED: dict[str, dict[str, Any]] = {

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from lib import rundir
 from lib.errors import ConfigError, ToolkitError
-from lib.identity import identity
-from lib.rundir import RunDir, checkpoint_name, resolve_run
+from lib.runs import directory
+from lib.runs.directory import RunDir, checkpoint_name, resolve_run
+from lib.runs.identity import identity
 
 ROOT = Path(__file__).parents[2]
 FILES: dict[str, Any] = {
@@ -32,7 +32,7 @@ def create(runs: Path, *, model: str = "lenet5", identity: str = HASH) -> RunDir
 def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
     """A clock that shows second [0] of a certain minute."""
     second = [0]
-    monkeypatch.setattr(rundir, "_now", lambda: datetime(2031, 2, 3, 4, 5, second[0], tzinfo=UTC))
+    monkeypatch.setattr(directory, "_now", lambda: datetime(2031, 2, 3, 4, 5, second[0], tzinfo=UTC))
     yield second
 
 
@@ -86,7 +86,7 @@ def test_two_runs_in_one_second(tmp_path: Path, clock: list[int]) -> None:
 
 def test_two_processes_never_share_a_directory(tmp_path: Path) -> None:
     code = (
-        "import sys; from pathlib import Path; from lib.rundir import RunDir\n"
+        "import sys; from pathlib import Path; from lib.runs.directory import RunDir\n"
         f"runs, files = Path({str(tmp_path)!r}), {{'config': ''}}\n"
         "sys.stdin.readline()\n"
         f"for _ in range(20): print(RunDir.create(runs, model='m', identity={HASH!r}, files=files).name)"
@@ -220,7 +220,7 @@ def test_of_one_second_the_run_that_got_further(tmp_path: Path, clock: list[int]
 
 def test_a_killed_process_leaves_its_run_free(tmp_path: Path) -> None:
     code = (
-        "import time; from pathlib import Path; from lib.rundir import RunDir\n"
+        "import time; from pathlib import Path; from lib.runs.directory import RunDir\n"
         f"runs, files = Path({str(tmp_path)!r}), {{'config': ''}}\n"
         f"run = RunDir.create(runs, model='lenet5', identity={HASH!r}, files=files)\n"
         "print(run.path, flush=True); time.sleep(60)"
@@ -334,15 +334,15 @@ def test_no_run_at_all(tmp_path: Path) -> None:
 
 
 def test_no_torch_is_needed_to_find_a_run() -> None:
-    code = "import sys, lib.rundir; assert not {'torch', 'numpy', 'matplotlib'} & set(sys.modules)"
+    code = "import sys, lib.runs.directory; assert not {'torch', 'numpy', 'matplotlib'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
 
 
 def test_every_file_is_json_or_text(tmp_path: Path) -> None:
-    files = dict.fromkeys(rundir.TEXTS, "text") | {name: {"a": (1, 2)} for name in rundir.OBJECTS}
+    files = dict.fromkeys(directory.TEXTS, "text") | {name: {"a": (1, 2)} for name in directory.OBJECTS}
     run = RunDir.create(tmp_path, model="m", identity=HASH, files=files)  # type: ignore[arg-type]
-    for name in rundir.TEXTS:
+    for name in directory.TEXTS:
         assert (run.path / name).read_text() == "text"
-    for name in rundir.OBJECTS:
+    for name in directory.OBJECTS:
         assert run.read_json(name) == {"a": [1, 2]}
     run.release()

@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from lib.ema import Ema
+from lib.optim.ema import Ema
 from tests.tokens import BLOCK, VOCAB, oracle, small_lm_config, successor, text_subject
 from tests.training import small_job, small_plan
-from train.sample import Sampling, continue_tokens, continued_text
+from train.generate import Sampling, continue_tokens, continued_text
 
 CPU = torch.device("cpu")
 

@@ -12,11 +12,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from lib import checkpoint
-from lib.console import Console
+from lib.distributed.fsdp import Gatherer, snapshot
 from lib.errors import CheckpointError, ToolkitError
-from lib.rundir import RunDir
-from lib.sharding import Gatherer, snapshot
+from lib.runs import checkpoint
+from lib.runs.console import Console
+from lib.runs.directory import RunDir
 from tests.e2e.sharded_worker import digest
 from tests.training import (
     Clock,
@@ -27,11 +27,11 @@ from tests.training import (
     small_job,
     small_plan,
 )
+from train.async_checkpoint import Saver
 from train.job import Job, Progress
 from train.loop import load_state_dict, state_dict, train
 from train.record import Record, RunRecord, SilentRecord
-from train.saver import Saver
-from train.stop import Stopped
+from train.signals import Stopped
 
 PATIENCE_SECONDS = 60
 STEPS, EVERY = 8, 3

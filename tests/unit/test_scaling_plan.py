@@ -14,11 +14,11 @@ from pathlib import Path
 import pytest
 from torch import nn
 
-from lib.data import corpus
+from lib.data.datasets import corpus
 from lib.data.types import TextSpec
 from lib.errors import ConfigError, run_main
 from lib.memory.facts import model_facts
-from lib.registry import build_model
+from lib.plugins import build_model
 from lib.scaling import costs
 from lib.scaling.counts import Counts, count, training_flops
 from lib.scaling.experiments import ROOT, ScalingExperiments

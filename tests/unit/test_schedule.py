@@ -13,18 +13,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lib import kconf
-from lib.backend import Backend
 from lib.config import config_from_values
+from lib.devices.backend import Backend
 from lib.errors import ConfigError
-from lib.schedule import batch_factor, learning_rate_factor, warmup_fraction
+from lib.optim.lr_schedule import batch_factor, learning_rate_factor, warmup_fraction
 from tests.puzzles import puzzle_subject, small_trm_config
 from tests.training import CPU, MemoryRecord, small_job, small_plan
 from train import commands, loop
-from train import order as orders
 from train.budget import warm_up_text
+from train.build import make_job
 from train.job import Progress
-from train.order import Order
-from train.setup import make_job
+from train.planning import run_plan as orders
+from train.planning.run_plan import Order
 
 FIRST_RATIO = 0.01
 NAMES = ("constant", "cosine", "step", "one_cycle")

@@ -12,11 +12,11 @@ import pytest
 import torch
 from torch import nn
 
-from lib.backend import Backend, FakeBackend
 from lib.config import Config
 from lib.data import Dataset, Delivery, ImageSpec, Part, TextClassSpec, TextOptions, TrainLoader
+from lib.devices.backend import Backend, FakeBackend
 from lib.errors import ConfigError
-from lib.norm import GhostBatchNorm2d
+from lib.nn.batch_norm import GhostBatchNorm2d
 from lib.plan.types import Hardware
 from models.gpt2 import huggingface
 from models.looped.energy import EnergyForm
@@ -24,12 +24,12 @@ from tests.configs import make_config
 from tests.tokens import small_lm_config, text_spec, text_subject
 from tests.training import CPU, MemoryRecord, largest_difference, random_subject, small_config, small_plan
 from train.budget import Budget
-from train.classify import Classify
+from train.build import make_job, make_task
+from train.initial_weights import initial_weights
 from train.job import Job
-from train.lm import LanguageModel
-from train.setup import make_job, make_task
-from train.subject import Subject, evaluation_part, open_subject
-from train.weights import initial_weights
+from train.tasks.classify import Classify
+from train.tasks.language_model import LanguageModel
+from train.training_data import Subject, evaluation_part, open_subject
 
 
 def make_job_of_text(
@@ -95,7 +95,7 @@ def fake_data(
         asked.append({"name": name, **options})
         return dataset
 
-    monkeypatch.setattr("train.subject.open_dataset", open_dataset)
+    monkeypatch.setattr("train.training_data.open_dataset", open_dataset)
     return dataset, asked
 
 
@@ -202,7 +202,7 @@ def test_weights_are_a_function_of_the_seed() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("channels_last", [False, True])
 def test_layout_is_that_of_the_plan(channels_last: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("train.setup.check_channels_last", lambda _: None)  # nothing is computed in it here
+    monkeypatch.setattr("train.build.check_channels_last", lambda _: None)  # nothing is computed in it here
     job = job_of(plan={"channels_last": channels_last})
     kernel = next(parameter for parameter in job.model.parameters() if parameter.dim() == 4)
     (batch,) = job.eval_loader.batches(rank=0, world=1, batch_size=10)
@@ -235,7 +235,7 @@ def test_a_planned_compilation_is_of_the_wrapped_model(monkeypatch: pytest.Monke
         compiled.append(module)
         return nn.Identity()
 
-    monkeypatch.setattr("lib.compiling.compiled", fake)
+    monkeypatch.setattr("lib.nn.compile.compiled", fake)
     job = job_of(plan={"compile": True}, backend=Wrapping())
     assert compiled == [job.wrapped] and job.wrapped is not job.model and isinstance(job.forward, nn.Identity)
     job = job_of("looped", norm_batch=0, plan={"compile": True}, backend=Wrapping())
@@ -281,7 +281,7 @@ def test_delivery_and_augmentation_are_as_configured(monkeypatch: pytest.MonkeyP
         asked.append((delivery, options))
         return TrainLoader(part, spec, delivery, **options)
 
-    monkeypatch.setattr("train.setup.TrainLoader", loader)
+    monkeypatch.setattr("train.build.TrainLoader", loader)
     config = {"data_placement": "stream", "num_workers": 3, "prefetch": 5, "augment": "shift", "seed": 7}
     job = job_of("lenet5", norm_batch=0, augment_pad=2, **config)
     with job.train_loader, job.eval_loader:
@@ -309,7 +309,7 @@ def test_processes_on_one_processor_share_its_memory() -> None:
 def test_the_libraries_are_set_as_configured(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[tuple[str, dict[str, Any]]] = []
     for name in ("configure_numerics", "configure_threads"):
-        monkeypatch.setattr(f"train.setup.{name}", lambda kind, **options: calls.append((kind, options)))
+        monkeypatch.setattr(f"train.build.{name}", lambda kind, **options: calls.append((kind, options)))
     job_of(deterministic=True, plan={"precision": "bf16"}, hardware=dataclasses.replace(CPU, cpu_count=6))
     assert calls == [("bf16", {"deterministic": True}), ("cpu", {"cpu_count": 6, "world": 1})]
 

@@ -16,14 +16,15 @@ from typing import Any
 
 import pytest
 
-from lib import kconf, metrics
+from lib import kconf
 from lib.config import Config
-from lib.console import Console
 from lib.errors import ConfigError, ToolkitError
-from lib.identity import identity
-from lib.rundir import RunDir
-from lib.sinks import check_packages, open_sinks
-from lib.sinks.tensorboard import EventFile, crc32c
+from lib.runs import metrics
+from lib.runs.console import Console
+from lib.runs.directory import RunDir
+from lib.runs.identity import identity
+from lib.runs.sinks import check_packages, open_sinks
+from lib.runs.sinks.tensorboard import EventFile, crc32c
 from tests.configs import ROOT, make_config
 from tests.event_files import read_events, slow_crc32c
 from train import commands
@@ -299,7 +300,7 @@ def test_training_asks_for_the_package_before_it_begins(
 
 
 def test_what_is_off_costs_nothing(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
-    ours = ("lib.sinks.tensorboard", "lib.sinks.services")
+    ours = ("lib.runs.sinks.tensorboard", "lib.runs.sinks.services")
     for name in ours:
         monkeypatch.delitem(sys.modules, name, raising=False)
     unread = "metrics.jsonl was read for nobody"

@@ -15,21 +15,23 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from lib import kconf, offload
-from lib.backend import Backend, SimulatedBackend, open_backend
-from lib.data.answers.spec import AnswerSpec
+from lib import kconf
+from lib.data.datasets.question_answering.spec import AnswerSpec
 from lib.data.loader import Batch
+from lib.devices.backend import Backend, SimulatedBackend, open_backend
 from lib.memory.simulation import simulation
+from lib.nn import activation_offload
 from lib.plan.types import Layout
 from tests.answers import answer_set, answers_subject, small_bridge_config
 from tests.configs import ROOT
 from tests.training import CPU, CPU_TRIAL, small_job, small_plan
-from train import bridge, commands
-from train.bridge import Bridge
-from train.forecast import Footprints
-from train.frozen import FrozenSource
+from train import commands
 from train.job import Job, Progress
 from train.loop import _accumulate
+from train.planning.memory_estimate import Footprints
+from train.tasks.two_model import bridge
+from train.tasks.two_model.bridge import Bridge
+from train.tasks.two_model.frozen import FrozenSource
 
 SPLIT = Layout(strategy="split", world=1, shard=1)
 # Devices of which not even a number may be on another. Autograd runs on them without a driver.
@@ -221,5 +223,5 @@ def test_the_fuller_device_is_predicted() -> None:
     in_half = found.of(half, CPU).trace.at_peak()
     assert in_half["frozen models"] < 0.55 * parted["frozen models"]
     away = Footprints(dataclasses.replace(config, activation_offload=True), subject)
-    with mock.patch.object(offload, "SMALLEST_BYTES", 1024):
+    with mock.patch.object(activation_offload, "SMALLEST_BYTES", 1024):
         assert away.of(half, CPU).trace.at_peak()["activations"] < in_half["activations"]

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from lib.errors import run_main
-from train.stop import Stopped, StopRequest, ended_once, importing
+from train.signals import Stopped, StopRequest, ended_once, importing
 
 ROOT = Path(__file__).resolve().parents[2]
 SWALLOWS = """

@@ -14,7 +14,7 @@ from fsspec.implementations.local import LocalFileSystem
 from fsspec.implementations.memory import MemoryFileSystem
 
 from lib.errors import ConfigError
-from lib.storage import MissingError, Storage, StorageError, open_storage
+from lib.runs.storage import MissingError, Storage, StorageError, open_storage
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -151,10 +151,10 @@ def test_on_a_disk_a_file_is_replaced_at_once(tmp_path: Path, monkeypatch: pytes
 
 
 def test_fsspec_is_imported_where_a_url_is_opened_only() -> None:
-    code = "import lib.storage, sys; sys.exit('fsspec' in sys.modules)"
+    code = "import lib.runs.storage, sys; sys.exit('fsspec' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0
     files = [
         path for package in ("lib", "models", "train", "scripts") for path in (ROOT / package).rglob("*.py")
     ]
     found = {path for path in files if re.search(r"^ *(from|import) fsspec", path.read_text(), re.M)}
-    assert found == {ROOT / "lib/storage.py"}
+    assert found == {ROOT / "lib/runs/storage.py"}

@@ -8,16 +8,16 @@ from typing import Any
 
 import pytest
 
-from lib.child_run import Children, ChildRun
 from lib.errors import ConfigError, Suspended
-from lib.identity import identity
 from lib.kconf import load
-from lib.rundir import RunDir, Status
-from lib.studies import runner
-from lib.studies.crew import Crew, Demand
-from lib.studies.experiment import Experiment, merged, read_experiment
-from lib.studies.runner import known_result, resolved_runs, table, train_all, write_results
-from lib.studies.yaml12 import read_yaml
+from lib.runs.directory import RunDir, Status
+from lib.runs.identity import identity
+from lib.sweeps import runner
+from lib.sweeps.concurrency import Crew, Demand
+from lib.sweeps.experiment import Experiment, merged, read_experiment
+from lib.sweeps.runner import known_result, resolved_runs, table, train_all, write_results
+from lib.sweeps.subprocess_run import Children, ChildRun
+from lib.sweeps.yaml12 import read_yaml
 
 ROOT = Path(__file__).resolve().parents[2]
 SHIPPED = sorted((ROOT / "defconfigs" / "sweeps").glob("*.yaml"))

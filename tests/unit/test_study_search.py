@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from lib.errors import ConfigError
-from lib.studies.experiment import Experiment, read_experiment
-from lib.studies.runner import Result, Run, table
-from lib.studies.search import run_search, verdict
+from lib.sweeps.experiment import Experiment, read_experiment
+from lib.sweeps.optuna_search import run_search, verdict
+from lib.sweeps.runner import Result, Run, table
 
 ROOT = Path(__file__).resolve().parents[2]
 AXES = "axes: {LEARNING_RATE: {low: 1e-3, high: 1.0, log: true}, MAX_STEPS: {low: 2, high: 8, step: 2}"

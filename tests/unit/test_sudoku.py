@@ -14,14 +14,14 @@ import torch
 
 from lib.data import Delivery, SudokuOptions, TrainLoader
 from lib.data.augment import draw
-from lib.data.opening import open_dataset
+from lib.data.datasets.opening import open_dataset
+from lib.data.datasets.sudoku.board import board_of
+from lib.data.datasets.sudoku.generator import LEVELS, VERSION, Puzzle, puzzles
+from lib.data.datasets.sudoku.solver import all_grids, places_of, prove, random_grid, unavoidable_set
+from lib.data.datasets.sudoku.symmetry import changed, transformed
+from lib.data.datasets.sudoku.table import COLUMNS, read_table, write_table
 from lib.data.store import Placement
 from lib.data.subset import restrict
-from lib.data.sudoku.board import board_of
-from lib.data.sudoku.generator import LEVELS, VERSION, Puzzle, puzzles
-from lib.data.sudoku.solver import all_grids, places_of, prove, random_grid, unavoidable_set
-from lib.data.sudoku.symmetry import changed, transformed
-from lib.data.sudoku.table import COLUMNS, read_table, write_table
 from lib.data.types import ArrayPart, PuzzleSpec
 from lib.errors import ConfigError, DataError
 from tests.puzzles import part_of, small_puzzles, solutions

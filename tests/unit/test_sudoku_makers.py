@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from lib.data import SudokuOptions
-from lib.data.sudoku.generator import LEVELS, Puzzle, puzzles
-from lib.data.sudoku.opening import open_sudoku
+from lib.data.datasets.sudoku.generator import LEVELS, Puzzle, puzzles
+from lib.data.datasets.sudoku.opening import open_sudoku
 from tests.puzzles import small_puzzles
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -28,7 +28,7 @@ def test_puzzles_do_not_depend_on_how_many_processes_make_them() -> None:
 # Two processes make puzzles; when the first one comes, whoever asked for them is killed.
 KILLED = """
 import multiprocessing, os
-from lib.data.sudoku.generator import LEVELS, puzzles
+from lib.data.datasets.sudoku.generator import LEVELS, puzzles
 if __name__ == "__main__":
     for _ in puzzles(LEVELS["medium"], part="train", count=1000, processes=2):
         print(*(child.pid for child in multiprocessing.active_children()), flush=True)
@@ -68,8 +68,8 @@ def test_puzzles_are_made_by_as_many_processes_as_are_worth_it(
         asked.append(processes)
         return small_puzzles("train", count)
 
-    monkeypatch.setattr("lib.data.sudoku.opening.puzzles", made)
-    monkeypatch.setattr("lib.data.sudoku.opening.cpu_count", lambda: 6)
+    monkeypatch.setattr("lib.data.datasets.sudoku.opening.puzzles", made)
+    monkeypatch.setattr("lib.data.datasets.sudoku.opening.cpu_count", lambda: 6)
     for level in ("easy", "hard"):
         options = SudokuOptions(level=level, clues=None, train_size=400, test_size=50)
         open_sudoku(options, cache_dir=tmp_path, say=lambda _: None)

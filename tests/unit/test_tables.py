@@ -8,7 +8,8 @@ import pytest
 
 from lib.hyperparams import auto_detect_hyperparams
 from lib.plan.bound import cpu_table_batch, table_batch
-from lib.tables import GB, MODELS, TIERS
+from lib.plan.tables import MODELS, TIERS
+from lib.units import GB
 from tests.configs import make_config
 
 USABLE_GB = (128, 64, 32, 16, 8, 4, 0)

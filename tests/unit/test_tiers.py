@@ -12,11 +12,12 @@ import pytest
 from lib import kconf
 from lib.errors import ConfigError, PlanError
 from lib.plan.assumed import parse_gpu
+from lib.plan.tables import TIER_CONFIGS
 from lib.plan.types import Device, Hardware
-from lib.tables import GB, TIER_CONFIGS
 from lib.tiers import TIERS, detect_compute_tier, tier_of, with_tier
+from lib.units import GB
 from tests.configs import load_hardware
-from train import planning
+from train.planning import command as planning
 
 ROOT = Path(__file__).resolve().parents[2]
 

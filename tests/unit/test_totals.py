@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from lib.backend import Backend
-from train.task import Sums, Totals
+from lib.devices.backend import Backend
+from train.tasks.base import Sums, Totals
 
 
 def test_means_are_over_samples_whatever_the_sizes() -> None:

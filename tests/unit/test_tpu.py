@@ -15,8 +15,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from lib import chips, hardware
-from lib.backend import Backend, open_backend
+from lib.devices import accelerators, probe
+from lib.devices.backend import Backend, open_backend
 from lib.errors import PlanError
 from tests.stubbed import TPU_STUB, asked_for_in_a_step, job_on
 from tests.training import largest_difference, trained
@@ -31,14 +31,14 @@ PLAYED = (
 
 @pytest.fixture
 def tpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
-    """lib.tpu on the stand-in; what that puts in torch is taken out again."""
+    """lib.devices.tpu on the stand-in; what that puts in torch is taken out again."""
     for name in PLAYED:
         monkeypatch.setattr(torch.accelerator, name, getattr(torch.accelerator, name))
     monkeypatch.setattr(torch, "tpu", None, raising=False)
     monkeypatch.setenv(AUTOLOAD, "0")
     monkeypatch.syspath_prepend(str(TPU_STUB))
-    yield importlib.import_module("lib.tpu")
-    for name in ("lib.tpu", "torch_tpu"):
+    yield importlib.import_module("lib.devices.tpu")
+    for name in ("lib.devices.tpu", "torch_tpu"):
         sys.modules.pop(name, None)
 
 
@@ -144,7 +144,7 @@ def machine(folder: Path, *devices: tuple[str, str]) -> Path:
 def tpu_vm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine with a TPU and torch_tpu."""
     found = machine(tmp_path / "pci", ("0x8086", "0x1237"), ("0x1ae0", "0x0042"), ("0x1ae0", "0x0063"))
-    monkeypatch.setattr(chips, "PCI_DEVICES", found)
+    monkeypatch.setattr(accelerators, "PCI_DEVICES", found)
     monkeypatch.syspath_prepend(str(TPU_STUB))
     monkeypatch.setenv("PYTHONPATH", str(TPU_STUB))
 
@@ -160,18 +160,18 @@ def tpu_vm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_without_a_tpu_nothing_is_asked(
     devices: tuple[tuple[str, str], ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(chips, "PCI_DEVICES", machine(tmp_path, *devices))
-    monkeypatch.setattr(chips.importlib.util, "find_spec", lambda _: pytest.fail("asked for the package"))
+    monkeypatch.setattr(accelerators, "PCI_DEVICES", machine(tmp_path, *devices))
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _: pytest.fail("asked for the package"))
     with pytest.raises(PlanError, match=r"^CONFIG_DEVICE_TPU cannot .*no PCI device here is a TPU .*AUTO=y$"):
-        hardware.probe("tpu")
+        probe.probe("tpu")
 
 
 @pytest.mark.usefixtures("tpu_vm")
 @pytest.mark.parametrize("missing", ["torch_tpu", "libtpu"])
 def test_without_a_package_it_is_one_line(missing: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chips.importlib.util, "find_spec", lambda name: None if name == missing else name)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == missing else name)
     with pytest.raises(PlanError, match=f"^CONFIG_DEVICE_TPU cannot .*: {missing} is not installed; inst"):
-        hardware.probe("tpu")
+        probe.probe("tpu")
 
 
 @pytest.mark.usefixtures("tpu_vm")
@@ -182,23 +182,23 @@ def test_without_a_package_it_is_one_line(missing: str, monkeypatch: pytest.Monk
 def test_the_torch_must_be_in_the_range_that_the_package_names(
     torch_version: str, fits: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    there = chips.metadata.version
+    there = accelerators.metadata.version
     monkeypatch.setattr(
-        chips.metadata, "version", lambda name: torch_version if name == "torch" else there(name)
+        accelerators.metadata, "version", lambda name: torch_version if name == "torch" else there(name)
     )
-    monkeypatch.setitem(chips.COMMANDS, "tpu", ("sh", "-c", "echo was asked >&2; exit 1"))
+    monkeypatch.setitem(accelerators.COMMANDS, "tpu", ("sh", "-c", "echo was asked >&2; exit 1"))
     why = "was asked" if fits else f"torch is {torch_version}, and torch_tpu 0.2.0 wants torch>=2.11.0,<=2.15"
     with pytest.raises(PlanError) as refused:
-        hardware.probe("tpu")
+        probe.probe("tpu")
     assert why in str(refused.value)
 
 
 @pytest.mark.usefixtures("tpu_vm")
 def test_a_package_that_does_not_answer_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(chips.COMMANDS, "tpu", ("sleep", "600"))
-    monkeypatch.setattr(chips, "SECONDS", 0.1)
+    monkeypatch.setitem(accelerators.COMMANDS, "tpu", ("sleep", "600"))
+    monkeypatch.setattr(accelerators, "SECONDS", 0.1)
     with pytest.raises(PlanError, match=r"torch_tpu did not answer within 0.1 s; end what is using"):
-        hardware.probe("tpu")
+        probe.probe("tpu")
 
 
 @pytest.mark.slow
@@ -206,14 +206,14 @@ def test_a_package_that_does_not_answer_is_not_waited_for(monkeypatch: pytest.Mo
 def test_the_devices_and_their_environment_are_those_that_it_names(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("STUB_DEVICES", "2")
     monkeypatch.setenv("TORCH_TPU_TOPOLOGY", "1,2,1")
-    found = hardware.probe("tpu")
+    found = probe.probe("tpu")
     assert found.kind == "tpu"
     assert [(one.name, one.total_bytes, one.free_bytes) for one in found.devices] == [
         ("TPU v5e", 16 * 10**9, 15 * 10**9)
     ] * 2
-    variables = chips.launch_variables("tpu", processes=2)
+    variables = accelerators.launch_variables("tpu", processes=2)
     assert variables == {"TORCH_TPU_SLICEBUILDER_ADDRESSES": "localhost:9000,localhost:9001"}
-    assert chips.launch_variables("cuda", processes=2) == {}
+    assert accelerators.launch_variables("cuda", processes=2) == {}
 
 
 def test_a_device_that_does_not_tell_its_memory_is_an_error(

@@ -12,13 +12,14 @@ import pytest
 import torch
 
 from lib import kconf
-from lib.backend import Backend
 from lib.config import config_from_values
+from lib.devices.backend import Backend
 from lib.memory import peak
 from lib.memory.peak import Peak
 from tests.configs import ROOT
 from tests.training import CPU, random_subject, small_plan
-from train import loop, trial
+from train import loop
+from train.planning import trial
 
 
 @pytest.fixture
@@ -110,7 +111,7 @@ def test_what_another_process_took_is_not_needed() -> None:
     """A process that is started by a large one, and what a process took before it began to count."""
     large = torch.ones(60_000_000)
     program = (
-        "from lib.backend import Backend; from lib.memory.peak import Peak; import torch;"
+        "from lib.devices.backend import Backend; from lib.memory.peak import Peak; import torch;"
         "torch.ones(30_000_000); found = Peak(Backend('cpu')); torch.ones(10_000_000);"
         "print(found.need_bytes())"
     )

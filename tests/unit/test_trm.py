@@ -13,13 +13,13 @@ from torch import Tensor
 from lib.data.loader import Batch
 from lib.data.types import PuzzleSpec
 from lib.errors import ConfigError
-from lib.registry import build_model
-from lib.stablemax import stablemax_cross_entropy
+from lib.nn.stablemax import stablemax_cross_entropy
+from lib.plugins import build_model
 from models.trm.layers import rms_norm, truncated_normal_
 from models.trm.model import TinyRecursiveModel
 from tests import trm_reference as reference
 from tests.puzzles import SPEC
-from train.recursive import Recursive
+from train.tasks.recursive.task import Recursive
 
 GOLDEN = json.loads((Path(__file__).resolve().parents[1] / "golden" / "trm_losses.json").read_text())
 SUDOKU = PuzzleSpec(name="sudoku", side=9, synthetic=False)
@@ -133,7 +133,7 @@ def test_stablemax_in_single_and_double_precision(monkeypatch: pytest.MonkeyPatc
     logits[0] = torch.tensor([1.0, 0.0, -1.0] + [1.0] * 8)  # where a careless formula divides by zero
     single, double = (logits.clone().requires_grad_() for _ in range(2))
     losses = [stablemax_cross_entropy(double, targets)]
-    monkeypatch.setattr("lib.stablemax.WITHOUT_DOUBLE", ("cpu",))
+    monkeypatch.setattr("lib.nn.stablemax.WITHOUT_DOUBLE", ("cpu",))
     losses.insert(0, stablemax_cross_entropy(single, targets))
     assert [part.dtype for part in losses] == [torch.float32, torch.float64]
     for part in losses:

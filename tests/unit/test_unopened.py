@@ -11,11 +11,11 @@ import pytest
 from PIL import Image
 
 from lib.data import Dataset, SudokuOptions, TextOptions, open_dataset
-from lib.data.unopened import unopened
+from lib.data.metadata import unopened
 from lib.errors import ConfigError, DataError, PlanError
 from tests.puzzles import small_trm_config
 from tests.training import small_config
-from train.subject import check_sizes, open_subject, open_to_train, unopened_subject
+from train.training_data import check_sizes, open_subject, open_to_train, unopened_subject
 
 SILENT = [].append
 

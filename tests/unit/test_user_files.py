@@ -11,15 +11,15 @@ import pytest
 from torch import nn
 
 from lib.data.augment import Kind
-from lib.data.bins import open_bins
+from lib.data.datasets.token_files import open_bins
 from lib.errors import CheckpointError, ConfigError, DataError, ToolkitError
-from lib.optim import make_optimizer
+from lib.optim.factory import make_optimizer
 from lib.plan.types import Plan
-from lib.rundir import RunDir
+from lib.runs.directory import RunDir
 from tests.training import random_subject, small_config, small_job, small_plan
 from train.job import Progress
 from train.loop import load_state_dict, state_dict
-from train.stored import stored
+from train.stored_run import stored
 
 
 @pytest.mark.parametrize(

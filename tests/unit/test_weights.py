@@ -21,10 +21,10 @@ from tests.puzzles import puzzle_subject, small_trm_config
 from tests.tokens import small_lm_config, text_spec, text_subject
 from tests.training import small_plan
 from train import commands
-from train import order as orders
-from train.order import Order
-from train.subject import open_to_train
-from train.weights import check_file, check_weights
+from train.initial_weights import check_file, check_weights
+from train.planning import run_plan as orders
+from train.planning.run_plan import Order
+from train.training_data import open_to_train
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -155,7 +155,7 @@ def test_weights_are_matched_when_the_data_are_known(tmp_path: Path, monkeypatch
     (tmp_path / "w").write_bytes(header({}))
     monkeypatch.setattr(huggingface, "require_package", lambda: None)
     config = small_lm_config(initial_weights="w", dataset="pysource", data_dir=None, target_effective_batch=4)
-    monkeypatch.setattr("train.subject._opened", lambda *_, **__: text_subject(config))
+    monkeypatch.setattr("train.training_data._opened", lambda *_, **__: text_subject(config))
     monkeypatch.setattr(huggingface, "load", lambda model, _: huggingface.from_huggingface(model, {}))
     with pytest.raises(ConfigError, match="cannot be taken: these are not the weights of this GPT-2"):
         open_to_train(config, root=tmp_path, say=print)

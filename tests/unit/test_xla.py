@@ -13,8 +13,8 @@ import pytest
 import torch
 from torch import nn
 
-from lib import chips, hardware
-from lib.backend import Backend, open_backend
+from lib.devices import accelerators, probe
+from lib.devices.backend import Backend, open_backend
 from lib.errors import PlanError
 from lib.plan.types import Hardware
 from tests.configs import load_hardware, make_config
@@ -27,21 +27,21 @@ from tests.training import (
     small_config,
     trained,
 )
+from train.build import placement_of
 from train.evaluation import evaluate
 from train.job import Progress
 from train.loop import train
-from train.setup import placement_of
-from train.task import Sums
+from train.tasks.base import Sums
 
 LENET_WEIGHTS = 10
 
 
 @pytest.fixture
 def xla(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
-    """lib.xla on the stand-in."""
+    """lib.devices.xla on the stand-in."""
     monkeypatch.syspath_prepend(str(XLA_STUB))
-    yield importlib.import_module("lib.xla")
-    for name in [name for name in sys.modules if name == "lib.xla" or name.startswith("torch_xla")]:
+    yield importlib.import_module("lib.devices.xla")
+    for name in [name for name in sys.modules if name == "lib.devices.xla" or name.startswith("torch_xla")]:
         del sys.modules[name]
 
 
@@ -175,21 +175,21 @@ def test_gradients_are_averaged_once_before_they_are_used(one_of_one: Backend, c
 
 
 def answering(monkeypatch: pytest.MonkeyPatch, *command: str) -> None:
-    monkeypatch.setattr(chips.importlib.util, "find_spec", lambda _: object())
-    monkeypatch.setitem(chips.COMMANDS, "xla", command)
+    monkeypatch.setattr(accelerators.importlib.util, "find_spec", lambda _: object())
+    monkeypatch.setitem(accelerators.COMMANDS, "xla", command)
 
 
 def test_without_torch_xla_it_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chips.importlib.util, "find_spec", lambda _: None)
+    monkeypatch.setattr(accelerators.importlib.util, "find_spec", lambda _: None)
     with pytest.raises(PlanError, match=r"^CONFIG_DEVICE_XLA .*: torch_xla is not installed; .*AUTO=y$"):
-        hardware.probe("xla")
+        probe.probe("xla")
 
 
 def test_a_torch_xla_that_hangs_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     answering(monkeypatch, "sleep", "600")
-    monkeypatch.setattr(chips, "SECONDS", 0.1)
+    monkeypatch.setattr(accelerators, "SECONDS", 0.1)
     with pytest.raises(PlanError, match=r"did not answer within 0.1 s; end what is using the devices"):
-        hardware.probe("xla")
+        probe.probe("xla")
 
 
 @pytest.mark.parametrize(
@@ -204,7 +204,7 @@ def test_a_torch_xla_that_does_not_load_says_why(
 ) -> None:
     answering(monkeypatch, "sh", "-c", command)
     with pytest.raises(PlanError, match=f"^CONFIG_DEVICE_XLA cannot be honoured: {why}; see whether"):
-        hardware.probe("xla")
+        probe.probe("xla")
 
 
 def test_the_devices_are_those_that_it_names(
@@ -213,7 +213,7 @@ def test_the_devices_are_those_that_it_names(
     monkeypatch.setenv("STUB_DEVICES", "2")
     assert xla.main() == 0
     answering(monkeypatch, "echo", "a library talks\n" + capsys.readouterr().out)
-    found = hardware.probe("xla")
+    found = probe.probe("xla")
     assert found.kind == "xla" and Hardware.from_json(json.loads(json.dumps(found.to_json()))) == found
     assert [(one.name, one.total_bytes, one.free_bytes) for one in found.devices] == [
         ("TPU", 16 * 10**9, 15 * 10**9)
@@ -226,8 +226,8 @@ def test_the_processor_shares_its_memory_among_its_devices(
     monkeypatch.setenv("STUB_DEVICE", "CPU")
     assert xla.main() == 0
     answering(monkeypatch, "echo", capsys.readouterr().out)
-    monkeypatch.setattr(hardware, "linux_memory", lambda: (16 * 10**9, 8 * 10**9))
-    found = hardware.probe("xla").devices
+    monkeypatch.setattr(probe, "linux_memory", lambda: (16 * 10**9, 8 * 10**9))
+    found = probe.probe("xla").devices
     assert [(one.name, one.total_bytes, one.free_bytes) for one in found] == [
         ("CPU", 16 * 10**9, 2 * 10**9)
     ] * 4

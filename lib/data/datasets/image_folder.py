@@ -1,0 +1,236 @@
+"""A folder of images in the layout of ImageNet: train/CLASS/*.jpg and val/CLASS/*.jpg.
+
+Decoding costs far more than reading pixels, so every image is decoded once, resized and
+packed into one file of bytes, which is then read through a memory map.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NoReturn
+
+import numpy as np
+import numpy.typing as npt
+
+from lib.data.cache import cached_folder, fingerprint
+from lib.data.datasets.decode import BadSampleError, decode
+from lib.data.types import ArrayPart, Dataset, ImageSpec
+from lib.errors import DataError
+
+VERSION = 3  # raise it whenever a packed pixel changes, or what is kept beside them
+SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".webp", ".gif", ".tif", ".tiff", ".ppm", ".pgm"})
+
+_PARTS = ("train", "val")
+_SKIPPED = "skipped.json"  # [file, reason] of each that is no image
+_BLOCK = 1024  # images between two reports
+_LEAST_DEVIATION = 1 / 255  # of a colour that is the same in all images, and is divided by it
+
+
+@dataclass(frozen=True, slots=True)
+class _Listing:
+    """The files of one part in the order they are packed, and their labels."""
+
+    files: list[Path]
+    labels: list[int]
+    marks: list[str]  # name, size and time of change of each file
+
+
+def look_into_folder(data_dir: Path, *, image_size: int) -> tuple[ImageSpec, int, int, str] | None:
+    """What names of files tell: the spec but for mean and deviation, images of both parts, and all in words.
+
+    None where there is no folder of images. Raises DataError as `open_folder` does, but for images.
+    """
+    root = _root(data_dir)
+    if root is None:
+        return None
+    classes = _classes(root)
+    sizes = [sum(len(_images(root / part / name)[0]) for name in classes) for part in _PARTS]
+    spec = _spec(image_size, len(classes), (0.5,) * 3, (0.25,) * 3)
+    told = f"image_folder: {sizes[0]} + {sizes[1]} files of {len(classes)} classes in {root}, not opened"
+    return spec, sizes[0], sizes[1], told
+
+
+def open_folder(
+    data_dir: Path, *, cache_dir: Path, image_size: int, skip_bad: bool = False, say: Callable[[str], None]
+) -> Dataset:
+    """Open `data_dir` (or image_folder in it), packed into `cache_dir` at image_size x image_size pixels.
+
+    The shorter side is resized to image_size and the longer one cropped at the centre. Pixels are
+    normalised by the mean and deviation of each colour over the training part, which need not be of
+    photographs. The pack is made again when the name, size or time of change of any file differs.
+    skip_bad: do without files that cannot be decoded, and name them in Dataset.skipped. Raises DataError
+    where a part or class is missing or has no image left, and for such files unless they are skipped.
+    """
+    assert image_size > 0
+    root = _root(data_dir)
+    if root is None:
+        raise DataError(
+            f"data set image_folder is not there: no folder train in {data_dir}",
+            todo="point CONFIG_DATA_DIR to a folder with train/CLASS/*.jpg and val/CLASS/*.jpg",
+        )
+    classes = _classes(root)
+    listings = {part: _list(root / part, classes, say) for part in _PARTS}
+    marks = (mark for listing in listings.values() for mark in listing.marks)
+    identity = fingerprint("image_folder", VERSION, image_size, root, *classes, *marks)
+
+    def fill(folder: Path) -> None:
+        (folder / "classes.json").write_text(json.dumps(classes, indent=1) + "\n")
+        skipped = []
+        for part, listing in listings.items():
+            colours, bad = _pack(listing.files, folder / f"{part}-images.npy", image_size, part, say)
+            labels = [label for row, label in enumerate(listing.labels) if row not in bad]
+            np.save(folder / f"{part}-labels.npy", np.array(labels, np.int64))
+            np.save(folder / f"{part}-colours.npy", colours)
+            skipped += [(str(listing.files[row].relative_to(root)), reason) for row, reason in bad.items()]
+        (folder / _SKIPPED).write_text(json.dumps(skipped, indent=1) + "\n")
+
+    folder = cached_folder(
+        cache_dir / f"image_folder-{fingerprint(root)[:8]}-{image_size}",
+        identity=identity,
+        fill=fill,
+        say=say,
+    )
+    skipped = [f"{root / file}: {reason}" for file, reason in json.loads((folder / _SKIPPED).read_text())]
+    labels = {part: np.load(folder / f"{part}-labels.npy") for part in _PARTS}
+    if skipped and not skip_bad:
+        _refuse(skipped, sum(len(listing.files) for listing in listings.values()), say)
+    if skipped:
+        _check_classes(root, classes, labels)
+    train, test = (
+        # Rows of images that were skipped are left at the end.
+        ArrayPart(np.load(folder / f"{part}-images.npy", mmap_mode="r")[: len(labels[part])], labels[part])
+        for part in _PARTS
+    )
+    spec = _spec(image_size, len(classes), *_normalisation(np.load(folder / "train-colours.npy")))
+    without = f" without {len(skipped)} that cannot be decoded" if skipped else ""
+    source = f"image_folder: {train.size} + {test.size} images from {root}{without}, packed in {folder}"
+    return Dataset(spec, train, test, source, skipped=tuple(skipped))
+
+
+def _refuse(skipped: list[str], count: int, say: Callable[[str], None]) -> NoReturn:
+    for line in skipped:
+        say(f"Cannot be decoded: {line}")
+    raise DataError(
+        f"{len(skipped)} of {count} images cannot be decoded",
+        why=skipped[0] if len(skipped) == 1 else f"{skipped[0]}; all are named above",
+        todo="remove or replace them, or set CONFIG_ON_BAD_SAMPLE_SKIP=y to train without them",
+    )
+
+
+def _check_classes(root: Path, classes: list[str], labels: Mapping[str, npt.NDArray[np.int64]]) -> None:
+    for part in _PARTS:
+        for label, name in enumerate(classes):
+            if label not in labels[part]:
+                raise DataError(f"{root / part / name} has no image that can be decoded")
+
+
+def _spec(image_size: int, classes: int, mean: tuple[float, ...], std: tuple[float, ...]) -> ImageSpec:
+    return ImageSpec(
+        name="image_folder",
+        channels=3,
+        height=image_size,
+        width=image_size,
+        classes=classes,
+        mean=mean,
+        std=std,
+        synthetic=False,
+    )
+
+
+def _root(data_dir: Path) -> Path | None:
+    return next((path for path in (data_dir, data_dir / "image_folder") if (path / "train").is_dir()), None)
+
+
+def _classes(root: Path) -> list[str]:
+    """The names of the classes, which must be the same in both parts."""
+    names = {}
+    for part in _PARTS:
+        if not (root / part).is_dir():
+            raise DataError(f"{root / part} is missing", todo="image_folder needs both train/ and val/")
+        names[part] = {path.name for path in (root / part).iterdir() if path.is_dir()}
+    if names["train"] != names["val"]:
+        only = sorted(names["train"] ^ names["val"])
+        raise DataError(
+            f"{root}: train/ and val/ have different classes",
+            why=f"only one of them has {', '.join(only[:5])}",
+        )
+    if not names["train"]:
+        raise DataError(f"{root / 'train'} has no folders", why="each class is a folder of images")
+    return sorted(names["train"])
+
+
+def _images(folder: Path) -> tuple[list[os.DirEntry[str]], int]:
+    """The images in the folder of a class, and how many other entries there are."""
+    entries = list(os.scandir(folder))
+    images = [entry for entry in entries if Path(entry.name).suffix.lower() in SUFFIXES and entry.is_file()]
+    if not images:
+        raise DataError(f"{folder} has no images", why=f"looked for {', '.join(sorted(SUFFIXES))}")
+    return images, len(entries) - len(images)
+
+
+def _list(folder: Path, classes: list[str], say: Callable[[str], None]) -> _Listing:
+    listing, others = _Listing([], [], []), 0
+    for label, name in enumerate(classes):
+        images, more = _images(folder / name)
+        others += more
+        for entry in sorted(images, key=lambda entry: entry.name):
+            status = entry.stat()
+            listing.files.append(Path(entry.path))
+            listing.labels.append(label)
+            listing.marks.append(f"{name}/{entry.name} {status.st_size} {status.st_mtime_ns}")
+    if others:
+        say(f"{folder}: {others} entries that are no images are left out")
+    return listing
+
+
+def _pack(
+    files: list[Path], target: Path, image_size: int, part: str, say: Callable[[str], None]
+) -> tuple[npt.NDArray[np.int64], dict[int, str]]:
+    """Decode `files` into one uint8 array (N, 3, image_size, image_size) on disk, bad ones left out.
+
+    Returns (3, 256): how many pixels there are of each brightness of each colour; and why a file is bad, by
+    its place in `files`.
+    """
+    colours, bad = np.zeros((3, 256), np.int64), dict[int, str]()
+    packed = np.lib.format.open_memmap(
+        target, mode="w+", dtype=np.uint8, shape=(len(files), 3, image_size, image_size)
+    )
+
+    def decode_to(row: int, number: int) -> str:
+        try:
+            packed[row] = decode(files[number], image_size)
+        except BadSampleError as error:
+            return str(error)
+        return ""
+
+    filled = 0
+    with ThreadPoolExecutor(thread_name_prefix="decode") as pool:
+        for start in range(0, len(files), _BLOCK):
+            numbers = range(start, min(start + _BLOCK, len(files)))
+            rows = range(filled, filled + len(numbers))
+            reasons = list(pool.map(decode_to, rows, numbers))
+            good = [row for row, reason in zip(rows, reasons, strict=True) if not reason]
+            if len(good) < len(rows):
+                bad |= {number: reason for number, reason in zip(numbers, reasons, strict=True) if reason}
+                packed[filled : filled + len(good)] = packed[good]
+            for colour, counts in enumerate(colours):
+                block = packed[filled : filled + len(good), colour]
+                counts += np.bincount(block.ravel(), minlength=256)
+            filled += len(good)
+            say(f"image_folder: packed {numbers.stop} of {len(files)} images of {part}")
+    packed.flush()
+    return colours, bad
+
+
+def _normalisation(colours: npt.NDArray[np.int64]) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Mean and standard deviation of each colour, of pixels between 0 and 1, from their counts (3, 256)."""
+    brightness = np.arange(256) / 255
+    shares = colours / colours.sum(axis=1, keepdims=True)
+    mean = shares @ brightness
+    deviation = np.sqrt((shares * (brightness - mean[:, None]) ** 2).sum(axis=1))
+    return tuple(mean.tolist()), tuple(np.maximum(deviation, _LEAST_DEVIATION).tolist())

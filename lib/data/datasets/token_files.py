@@ -1,0 +1,147 @@
+"""Tokens that were made elsewhere, in files of uint16 or uint32, read through memory maps.
+
+Either nothing but tokens (nanoGPT's train.bin and val.bin), or shards with a header of 256
+int32: a magic number, a version and the number of tokens (FineWeb in modded-nanogpt and llm.c).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from lib.data.cache import cached_folder, fingerprint
+from lib.data.datasets.files import marks
+from lib.data.datasets.mnist import damaged
+from lib.data.types import Shards, Tokens
+from lib.errors import DataError, os_error
+
+_HEADER_BYTES = 1024
+# (magic number, version) of a header, and the type of the tokens that follow it.
+_LAYOUTS: dict[tuple[int, int], type[np.uint16] | type[np.uint32]] = {
+    (20240520, 1): np.uint16,
+    (20240801, 7): np.uint32,
+}
+_AT_ONCE = 1 << 26  # tokens looked at together
+
+
+@dataclass(frozen=True, slots=True)
+class Bins:
+    """The two parts of a set of token files, and where it was found."""
+
+    train: Tokens | Shards
+    validation: Tokens | Shards
+    place: str
+
+
+def open_bins(data_dir: Path, *, cache_dir: Path, vocab_size: int, say: Callable[[str], None]) -> Bins:
+    """The files *train*.bin and *val*.bin of `data_dir`/token_bins or `data_dir`.
+
+    That no token reaches vocab_size is found out once and remembered in `cache_dir`. Raises
+    DataError where files are missing or damaged, or one does.
+    """
+    parts = _files(data_dir)
+    if parts is None:
+        raise DataError(
+            f"data set token_bins is not there: no *train*.bin in {data_dir / 'token_bins'} or {data_dir}",
+            todo="put train.bin and val.bin there, or shards such as fineweb_train_000001.bin",
+        )
+    shards = [[_read(file, vocab_size) for file in files] for files in parts]
+    folder = parts[0][0].parent
+    _check(folder, [*parts[0], *parts[1]], [*shards[0], *shards[1]], vocab_size, cache_dir, say)
+    return _bins(parts, shards)
+
+
+def map_bins(data_dir: Path, *, vocab_size: int) -> Bins | None:
+    """As `open_bins`, without a look at the tokens; None where there are no files."""
+    parts = _files(data_dir)
+    return (
+        None
+        if parts is None
+        else _bins(parts, [[_read(file, vocab_size) for file in files] for files in parts])
+    )
+
+
+def _files(data_dir: Path) -> list[list[Path]] | None:
+    """Of the training and of the validation part."""
+    folders = (data_dir / "token_bins", data_dir)
+    folder = next((path for path in folders if any(path.glob("*train*.bin"))), None)
+    if folder is None:
+        return None
+    parts = [sorted(folder.glob(f"*{part}*.bin")) for part in ("train", "val")]
+    if not parts[1]:
+        raise DataError(f"{folder} has no *val*.bin", todo="token_bins needs a validation part, too")
+    return parts
+
+
+def _bins(parts: list[list[Path]], shards: list[list[Tokens]]) -> Bins:
+    for files, arrays in zip(parts, shards, strict=True):
+        other = next((n for n, array in enumerate(arrays) if array.dtype != arrays[0].dtype), None)
+        if other is not None:
+            raise DataError(
+                f"{files[0]} and {files[other]} have tokens of {arrays[0].itemsize} and "
+                f"{arrays[other].itemsize} bytes",
+                todo="make all files of a part alike",
+            )
+    train, validation = (arrays[0] if len(arrays) == 1 else Shards(arrays) for arrays in shards)
+    return Bins(train, validation, f"{len(parts[0])} + {len(parts[1])} files in {parts[0][0].parent}")
+
+
+def _read(file: Path, vocab_size: int) -> Tokens:
+    """The tokens of one file, mapped and not read."""
+    try:
+        with file.open("rb") as opened:
+            start = opened.read(_HEADER_BYTES)
+        size_bytes = file.stat().st_size
+    except OSError as error:
+        raise os_error("read", error) from error
+    head: npt.NDArray[np.int32] = np.frombuffer(start[: len(start) // 4 * 4], np.int32)[:3]
+    magic, version, count = (*head.tolist(), 0, 0, 0)[:3]
+    if magic in (known for known, _ in _LAYOUTS):
+        if (magic, version) not in _LAYOUTS:
+            raise damaged(file, f"version {version} of its layout is not known")
+        layout, offset = np.dtype(_LAYOUTS[magic, version]), _HEADER_BYTES
+    else:
+        layout, offset = np.dtype(np.uint16 if vocab_size <= 1 << 16 else np.uint32), 0
+        count = size_bytes // layout.itemsize
+    if count < 1 or size_bytes != offset + count * layout.itemsize:
+        expected = f"{count} tokens of {layout.itemsize} bytes after {offset} bytes"
+        raise damaged(file, f"it has {size_bytes} bytes, and should have {expected}")
+    return np.memmap(file, layout, mode="r", offset=offset, shape=(count,))
+
+
+def _check(
+    folder: Path,
+    files: Sequence[Path],
+    shards: Sequence[Tokens],
+    vocab_size: int,
+    cache_dir: Path,
+    say: Callable[[str], None],
+) -> None:
+    """Look for the largest token: on a device it would stop the run with a message nobody understands."""
+
+    def fill(target: Path) -> None:
+        say(f"token_bins: looking through {sum(map(len, shards))} tokens, once")
+        largest = [
+            max(int(shard[start : start + _AT_ONCE].max()) for start in range(0, len(shard), _AT_ONCE))
+            for shard in shards
+        ]
+        (target / "largest.json").write_text(json.dumps(largest))
+
+    checked = cached_folder(
+        cache_dir / f"token_bins-{fingerprint(folder)[:8]}",
+        identity=fingerprint("token_bins", *marks(files)),
+        fill=fill,
+        say=say,
+    )
+    for file, largest in zip(files, json.loads((checked / "largest.json").read_text()), strict=True):
+        if largest >= vocab_size:
+            raise DataError(
+                f"{file} has the token {largest}",
+                why=f"CONFIG_VOCAB_SIZE={vocab_size}",
+                todo="set CONFIG_VOCAB_SIZE to the size of the vocabulary it was made with",
+            )

@@ -1,0 +1,186 @@
+"""GPT-2's tokenizer: pairs of bytes, merged in the order that its vocabulary was made (Radford et al. 2019).
+
+A text is first cut into words (`pieces`), with a pattern of Unicode's letters, numbers and white
+space. The bytes of a word are then merged pair by pair, always the pair that was learned first.
+"""
+
+from __future__ import annotations
+
+import heapq
+import json
+import re
+import sys
+import unicodedata
+from collections.abc import Iterator
+from functools import lru_cache
+from itertools import chain, pairwise
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from lib.data.datasets.mnist import damaged
+from lib.data.tokenizers.byte_char import as_text, narrowest
+from lib.data.types import Tokens, Unit
+from lib.errors import os_error
+
+END_OF_TEXT = "<|endoftext|>"
+
+# White_Space of Unicode; Python's \s also has the separators U+001C to U+001F.
+_SPACE = r"\t-\r \x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000"
+_CHUNK = 1 << 20  # characters cut into words at once
+_LARGEST_CACHE = 1 << 20  # words
+
+
+class GPT2Tokenizer:
+    """Reads and writes GPT-2's tokens. `merges` in the order learned; `ids` of what they make."""
+
+    name = "gpt2"
+    unit: Unit = "token"
+
+    def __init__(self, ids: dict[bytes, int], merges: list[tuple[bytes, bytes]], *, end: int | None) -> None:
+        """end: the id of END_OF_TEXT, which is no text and never made of one; None if there is none."""
+        self.end = end
+        self.vocab_size = len(ids) + (end is not None)
+        self._ids = ids
+        self._ranks = {pair: rank for rank, pair in enumerate(merges)}
+        self._bytes = {number: content for content, number in ids.items()}
+        self._words = _Words(self)
+
+    def encode(self, text: str) -> list[int]:
+        return list(chain.from_iterable(map(self._words.__getitem__, pieces(text))))
+
+    def encode_all(self, content: bytes) -> Tokens:
+        """Some two megabytes a second."""
+        text, dtype = as_text(content), narrowest(self.vocab_size)
+        rows = [np.array(self.encode(chunk), dtype) for chunk in _chunks(text)]
+        ids: Tokens = np.concatenate(rows) if rows else np.empty(0, dtype)
+        return ids
+
+    def decode(self, tokens: npt.ArrayLike) -> str:
+        mark = {self.end: END_OF_TEXT.encode()}
+        parts = (self._bytes.get(token) or mark[token] for token in np.asarray(tokens).tolist())
+        return b"".join(parts).decode(errors="replace")
+
+    def byte_lengths(self) -> npt.NDArray[np.int64]:
+        """END_OF_TEXT counts 0."""
+        return np.array([len(self._bytes.get(number, b"")) for number in range(self.vocab_size)], np.int64)
+
+    def merged(self, word: bytes) -> tuple[int, ...]:
+        """The ids of one word, in time n log n: a word may be long, such as a line of dashes."""
+        parts: list[bytes | None] = [word[place : place + 1] for place in range(len(word))]
+        after = list(range(1, len(parts) + 1))  # the place of the part that follows
+        before = list(range(-1, len(parts) - 1))
+        heap = [
+            (self._ranks[pair], place, pair)
+            for place, pair in enumerate(pairwise(parts))
+            if pair in self._ranks
+        ]
+        heapq.heapify(heap)
+        while heap:
+            _, place, (left, right) = heapq.heappop(heap)
+            following = after[place]
+            if parts[place] != left or following >= len(parts) or parts[following] != right:
+                continue  # one of the two has been merged with another
+            parts[place], parts[following] = left + right, None
+            after[place] = after[following]
+            if after[place] < len(parts):
+                before[after[place]] = place
+            for first in (before[place], place):
+                if first >= 0 and after[first] < len(parts):
+                    pair = (parts[first], parts[after[first]])
+                    if pair in self._ranks:
+                        heapq.heappush(heap, (self._ranks[pair], first, pair))
+        return tuple(self._ids[part] for part in parts if part is not None)
+
+
+class _Words(dict[str, tuple[int, ...]]):
+    """Words that were met, and their ids: a text has few words that are new."""
+
+    def __init__(self, tokenizer: GPT2Tokenizer) -> None:
+        self._tokenizer = tokenizer
+
+    def __missing__(self, word: str) -> tuple[int, ...]:
+        ids = self._tokenizer.merged(word.encode("utf-8", "surrogatepass"))
+        if len(self) < _LARGEST_CACHE:
+            self[word] = ids
+        return ids
+
+
+def load_gpt2(encoder: Path, merges: Path) -> GPT2Tokenizer:
+    """Read the published files encoder.json (a token's text -> its id) and vocab.bpe (a merge a line).
+
+    Raises DataError where they are damaged or do not belong together, ToolkitError where they cannot
+    be read.
+    """
+    try:
+        spelled = json.loads(encoder.read_text(encoding="utf-8"))
+        lines = merges.read_text(encoding="utf-8").splitlines()
+    except ValueError as error:
+        raise damaged(encoder, f"it or {merges.name} is not as published ({error})") from error
+    except OSError as error:
+        raise os_error("read", error) from error
+    octets = {character: byte for byte, character in _spelling().items()}
+
+    def content(token: str) -> bytes:
+        return bytes(octets[character] for character in token)
+
+    try:
+        end = spelled.pop(END_OF_TEXT, None)
+        ids = {content(token): int(number) for token, number in spelled.items()}
+        pairs = [line.split(" ") for line in lines if line and not line.startswith("#version")]
+        learned = [(content(left), content(right)) for left, right in pairs]
+    except (KeyError, ValueError, AttributeError, TypeError) as error:
+        raise damaged(encoder, f"it or {merges.name} is not as published ({error})") from error
+    made = {bytes((byte,)) for byte in range(256)} | {left + right for left, right in learned}
+    numbers = sorted(ids.values()) + ([] if end is None else [end])
+    if not made <= ids.keys() or sorted(numbers) != list(range(len(numbers))):
+        raise damaged(encoder, f"its tokens are not those that {merges.name} makes")
+    return GPT2Tokenizer(ids, learned, end=end)
+
+
+def pieces(text: str) -> list[str]:
+    """The words that GPT-2 cuts a text into; joined, they are the text.
+
+    A contraction's end; letters, numbers or other signs, each with a space before them if there is
+    one; white space, whose last space goes to the word that follows.
+    """
+    return _pattern().findall(text)
+
+
+def _chunks(text: str) -> Iterator[str]:
+    """`text` in parts that are cut as it is: no word goes on from a sign into white space."""
+    cut = re.compile(f"[^{_SPACE}](?=[{_SPACE}])")
+    start = 0
+    while start < len(text):
+        found = cut.search(text, start + _CHUNK)
+        end = found.end() if found else len(text)
+        yield text[start:end]
+        start = end
+
+
+@lru_cache(maxsize=1)
+def _pattern() -> re.Pattern[str]:
+    categories = "".join(unicodedata.category(chr(code))[0] for code in range(sys.maxunicode + 1))
+    letters, numbers = (_class(categories, kind) for kind in "LN")
+    return re.compile(
+        "'s|'t|'re|'ve|'m|'ll|'d"
+        f"| ?[{letters}]+| ?[{numbers}]+| ?[^{_SPACE}{letters}{numbers}]+"
+        f"|[{_SPACE}]+(?![^{_SPACE}])|[{_SPACE}]+"
+    )
+
+
+def _class(categories: str, kind: str) -> str:
+    """The code points of general category `kind`, as ranges of a character class."""
+    runs = (run.span() for run in re.finditer(f"{kind}+", categories))
+    return "".join(f"\\U{start:08x}-\\U{end - 1:08x}" for start, end in runs)
+
+
+def _spelling() -> dict[int, str]:
+    """How encoder.json and vocab.bpe spell each byte: as a character that can be seen.
+
+    Printable characters of Latin-1 stand for themselves, the others for U+0100 and up in their order.
+    """
+    seen = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
+    hidden = [byte for byte in range(256) if byte not in seen]
+    return {byte: chr(byte) for byte in seen} | {byte: chr(256 + n) for n, byte in enumerate(hidden)}

@@ -1,0 +1,115 @@
+"""Devices that are asked in a process of their own: XLA devices by torch_xla, TPUs by torch_tpu.
+
+Both packages take the devices, which training is to have, and may wait for them for ever.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+import shlex
+import subprocess
+import sys
+from importlib import metadata
+from pathlib import Path
+from typing import Literal, TypeAlias
+
+from lib.errors import PlanError
+from lib.plan.types import Device, Kind
+
+Package: TypeAlias = Literal["xla", "tpu"]
+
+SECONDS = 120.0
+COMMANDS: dict[Package, tuple[str, ...]] = {
+    "xla": (sys.executable, "-m", "lib.devices.xla"),
+    "tpu": (sys.executable, "-m", "lib.devices.tpu"),
+}
+PCI_DEVICES = Path("/sys/bus/pci/devices")
+# Google's network and storage devices are of its vendor, too. The ids are those that torch_tpu 0.2 knows.
+GOOGLE = "0x1ae0"
+GENERATIONS = {"0x005e": "v4", "0x0062": "v5p", "0x0063": "v5e", "0x006f": "v6e", "0x0076": "v7"}
+
+
+def xla_devices(memory: Device) -> tuple[Device, ...]:
+    """The XLA devices; what is the processor shares `memory`. Raises PlanError where they do not answer."""
+    if importlib.util.find_spec("torch_xla") is None:
+        todo = "install it beside a torch of its own (docs/distributed.md)"
+        raise _unable("xla", why="torch_xla is not installed", todo=todo)
+    found = json.loads(_last_line("xla"))
+    own = {"total_bytes": memory.total_bytes, "free_bytes": memory.free_bytes // len(found)}
+    return tuple(Device(**({**one, **own} if one["total_bytes"] is None else one)) for one in found)
+
+
+def tpu_devices() -> tuple[Device, ...]:
+    """The TPUs of this machine. Raises PlanError where there are none, or they do not answer."""
+    # First: it takes no time, and what torch_tpu does without one is its own affair.
+    if not _has_tpu():
+        why = f"no PCI device here is a TPU (vendor {GOOGLE}, {', '.join(GENERATIONS.values())})"
+        raise _unable("tpu", why=why, todo="train on a TPU VM")
+    for name in ("torch_tpu", "libtpu"):  # without the second the first aborts
+        if importlib.util.find_spec(name) is None:
+            todo = "install it in an environment of its own (docs/distributed.md)"
+            raise _unable("tpu", why=f"{name} is not installed", todo=todo)
+    _check_torch()
+    return tuple(Device(**one) for one in json.loads(_last_line("tpu")))
+
+
+def launch_variables(kind: Kind, *, processes: int) -> dict[str, str]:
+    """What the environment of `processes` processes with a device each has to say, before they start.
+
+    Raises PlanError where torch_tpu does not tell.
+    """
+    if kind != "tpu":
+        return {}
+    words = shlex.split(_last_line("tpu", "launch", str(processes)))
+    return {name: value for name, _, value in (word.partition("=") for word in words)}
+
+
+def _has_tpu() -> bool:
+    for device in sorted(PCI_DEVICES.glob("*")):
+        try:
+            vendor, number = ((device / name).read_text().strip() for name in ("vendor", "device"))
+        except OSError:
+            continue  # a device that has gone, or is hidden
+        if vendor == GOOGLE and number in GENERATIONS:
+            return True
+    return False
+
+
+def _check_torch() -> None:
+    """Raises PlanError where the torch that is here is not for the torch_tpu that is here."""
+    wanted = next((one for one in metadata.requires("torch_tpu") or () if re.match(r"torch\b", one)), "")
+    torch = metadata.version("torch")
+    for bound, number in re.findall(r"([<>]=)\s*([\d.]+)", wanted):
+        here, there = _release(torch), _release(number)
+        if here < there if bound == ">=" else here > there:
+            why = f"torch is {torch}, and torch_tpu {metadata.version('torch_tpu')} wants {wanted}"
+            raise _unable("tpu", why=why, todo="install a torch in that range beside it")
+
+
+def _release(version: str) -> tuple[int, ...]:
+    """The first three numbers of a version, as 2.13.0+cpu has them."""
+    numbers = [int(number) for number in re.findall(r"\d+", version.partition("+")[0])[:3]]
+    return (*numbers, *(0 for _ in range(3 - len(numbers))))
+
+
+def _last_line(package: Package, *arguments: str) -> str:
+    """What `python -m lib.PACKAGE ARGUMENTS` prints last: libraries may have talked before."""
+    command = [*COMMANDS[package], *arguments]
+    root = Path(__file__).resolve().parents[2]
+    try:
+        done = subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=SECONDS, check=False)
+    except subprocess.TimeoutExpired as error:
+        why = f"torch_{package} did not answer within {SECONDS:g} s"
+        raise _unable(package, why=why, todo="end what is using the devices") from error
+    if done.returncode:
+        why = next(reversed(done.stderr.rstrip("\n").split("\n")), "") or f"status {done.returncode}"
+        ran = " ".join(["python", "-m", f"lib.{package}", *arguments])
+        raise _unable(package, why=why, todo=f"see whether `{ran}` runs")
+    return done.stdout.strip().splitlines()[-1]
+
+
+def _unable(package: Package, *, why: str, todo: str) -> PlanError:
+    what = f"CONFIG_DEVICE_{package.upper()} cannot be honoured"
+    return PlanError(what, why=why, todo=f"{todo}, or set CONFIG_DEVICE_AUTO=y")

@@ -1,0 +1,241 @@
+"""The process that `launcher.launch` turns itself into: workers, signals and how the whole ended."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import json
+import os
+import shutil
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from lib.distributed.launcher import KEPT, LAUNCH
+from lib.distributed.local_ranks import run_ranks
+from lib.distributed.rank_logs import keep_outputs
+from lib.runs.directory import RunDir
+
+_TAIL_LINES = 30
+_STORE_TIMEOUT = datetime.timedelta(seconds=60)  # of torchrun's agents
+
+
+class Supervisor:
+    """The process that starts the workers, passes signals on to them, and ends as rank 0 says."""
+
+    def __init__(self, notes: Path, *, world: int) -> None:
+        self._notes, self._world = notes, world
+        self._launched = json.loads((notes / LAUNCH).read_text())
+        self._machine = socket.gethostname() if self._launched["torchrun"] is not None else ""
+        self._lost = ""  # why the other machines cannot be reached any more
+        self._signal = 0  # number of the signal that came, 0 = none
+        self._keeping = threading.Lock()
+        self._has_kept = False  # what the ranks of this attempt have written
+
+    def run(self, arguments: Sequence[str]) -> int:
+        """Run the workers to their end. Returns the exit status of the whole."""
+        _listen((signal.SIGINT, signal.SIGTERM), self._pass_on)
+        restarts = self._launched["restarts"]
+        failed = self._attempt(arguments)
+        for restart in range(1, restarts + 1):
+            if not self._was_killed(failed):
+                break
+            rank = self._culprit(failed)
+            killed = f"process {rank} of {self._world} was ended by signal {-failed[rank]}"
+            print(f"{killed}: starting all again ({restart} of {restarts})", file=sys.stderr, flush=True)
+            self._forget()
+            failed = self._attempt(arguments)
+        return self._verdict(failed)
+
+    def _was_killed(self, failed: Mapping[int, int]) -> bool:
+        """Whether somebody else ended a worker, and nobody asked for an end."""
+        return bool(failed) and not self._signal and failed.get(self._culprit(failed), 0) < 0
+
+    def _forget(self) -> None:
+        """Remove what the workers of before have left, but for what they kept for those who come."""
+        for path in self._notes.iterdir():
+            if path.is_dir():
+                shutil.rmtree(path)
+            elif path.suffix in (".pid", ".status", ".crash"):
+                path.unlink()
+
+    def _attempt(self, arguments: Sequence[str]) -> dict[int, int]:
+        """Exit statuses (negative: signals) of the workers of this machine that failed, by rank."""
+        self._has_kept = False
+        program = ["-m", "train", *arguments]
+        try:
+            if self._launched["torchrun"] is not None:
+                return self._torchrun(program)
+            folder = self._notes / "local" / "attempt_0"  # as torchrun calls it
+            return run_ranks([sys.executable, "-u", *program], world=self._world, folder=folder)
+        finally:
+            self._keep_outputs()
+
+    def _torchrun(self, program: Sequence[str]) -> dict[int, int]:
+        log = (self._notes / "torchrun.log").open("a")
+        # File descriptor 2 stays what it is: rank 0 inherits it.
+        with contextlib.redirect_stderr(log):
+            # Here, because its loggers keep the stderr that they find.
+            from torch.distributed import run
+            from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+            from torch.distributed.elastic.rendezvous.api import RendezvousError
+
+            from lib.distributed.rank_stores import serve_unless_served
+
+            # Of which torchrun's agent, in this process, will be a client.
+            serve = self._launched["serve"]
+            store = serve_unless_served(serve, timeout=_STORE_TIMEOUT) if serve else None  # noqa: F841
+            options = [
+                *self._launched["torchrun"],
+                f"--log-dir={self._notes}",
+                f"--redirects={','.join(['0:0', *(f'{rank}:3' for rank in range(1, self._world))])}",
+                "--signals-to-handle=SIGQUIT",  # the others are for `_pass_on`
+            ]
+            try:
+                run.main([*options, *program])
+            except ChildFailedError as error:
+                return {failure.local_rank: failure.exitcode for failure in error.failures.values()}
+            except RendezvousError as error:
+                # torch says in the first that the second is to be seen, which ends in frames of C++.
+                cause = str(error.__cause__ or error).partition("\n")[0]
+                self._lost = cause or type(error).__name__
+        return {}
+
+    def _keep_outputs(self) -> None:
+        """Once for each attempt, though the thread that leaves may come to it beside the main one."""
+        with self._keeping:
+            if not self._has_kept and (kept := self._kept()):
+                keep_outputs(self._notes, RunDir(Path(kept["run"])), machine=self._machine)
+                self._has_kept = True
+
+    def _kept(self) -> dict[str, Any]:
+        kept = self._notes / KEPT
+        return dict(json.loads(kept.read_text())) if kept.exists() else {}
+
+    def _pass_on(self, number: int) -> None:
+        """Tell rank 0 the first signal, which the others learn from it; end everything at a SIGINT after it.
+
+        SLURM sends SIGTERM to workers, too, and to some processes twice: those that follow change nothing.
+        """
+        again = self._signal != 0
+        if again and number == signal.SIGTERM:
+            return
+        self._signal = number
+        rank_0 = self._pid(0)
+        if rank_0 is not None and not again:
+            with contextlib.suppress(ProcessLookupError):  # it has just ended
+                os.kill(rank_0, number)
+            if self._machine:
+                threading.Thread(target=self._leave, daemon=True).start()
+            return
+        self._kill_workers()
+        print("interrupted", file=sys.__stderr__, flush=True)
+        os._exit(128 + number)
+
+    def _leave(self) -> None:
+        """End this machine's part once its workers have saved; torchrun would start them again."""
+        told = self._notes / "0.status"
+        while not told.exists():
+            time.sleep(0.05)
+        status = int(told.read_text())
+        self._keep_outputs()
+        self._kill_workers()
+        os._exit(status)
+
+    def _kill_workers(self) -> None:
+        # Who is not there yet will find its parent gone.
+        for pid in filter(None, map(self._pid, range(self._world))):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        shutil.rmtree(self._notes, ignore_errors=True)
+
+    def _pid(self, rank: int) -> int | None:
+        note = self._notes / f"{rank}.pid"
+        return int(note.read_text()) if note.exists() else None
+
+    def _verdict(self, failed: Mapping[int, int]) -> int:
+        """The exit status of the whole; tells why, unless rank 0 has done so."""
+        told = self._notes / "0.status"
+        if self._lost:
+            gone = f"error: the other machines are gone, or too few: {self._lost}"
+            print(f"{gone}; make train on all of them goes on", file=sys.stderr)
+            return int(told.read_text()) if told.exists() else 1
+        if told.exists():
+            return int(told.read_text())
+        if not failed:
+            return 0
+        if self._signal:
+            print("interrupted", file=sys.stderr)
+            return 128 + self._signal
+        rank = self._culprit(failed)
+        status = failed.get(rank, 1)
+        if rank != 0 or status < 0 or self._crash_of(rank).exists():
+            how = f"was ended by signal {-status}" if status < 0 else f"ended with status {status}"
+            reason = f"process {rank} of {self._world} {how}"
+            self._end_run(reason)
+            print(self._last_words(rank), file=sys.stderr)
+            print(f"error: {reason}", file=sys.stderr)
+        return max(status, 1)
+
+    def _end_run(self, reason: str) -> None:
+        """Say in the run how it ended, unless rank 0 has: it may be what died, or gloo aborted it."""
+        kept = self._kept()
+        run = RunDir(Path(kept["run"])) if kept.get("own") else None
+        if run is not None and run.status().state == "running":
+            run.set_status("failed", step=run.status().step, reason=reason)
+
+    def _culprit(self, failed: Mapping[int, int]) -> int:
+        """The rank that made the others fail: one that died without a word, or the first that spoke."""
+        notes = [*self._notes.glob("*.crash"), *self._notes.glob("*.status")]
+        notes.sort(key=lambda note: note.stat().st_mtime_ns)
+        spoke = [int(note.stem) for note in notes]
+        silent = sorted(failed.keys() - spoke)
+        # The others are ended by SIGTERM, and that may be before they are asked how they fare.
+        died = [rank for rank in silent if failed[rank] != -signal.SIGTERM]
+        return next(iter([*died, *spoke, *silent]), 0)
+
+    def _crash_of(self, rank: int) -> Path:
+        return self._notes / f"{rank}.crash"
+
+    def _last_words(self, rank: int) -> str:
+        if self._crash_of(rank).exists():
+            return self._crash_of(rank).read_text().rstrip()
+        logs = self._notes.glob(f"*/attempt_*/{rank}/stderr.log")
+        lines = [line for log in logs for line in log.read_text(errors="replace").splitlines()]
+        return "\n".join(lines[-_TAIL_LINES:])
+
+
+def _listen(numbers: Sequence[int], heard: Callable[[int], None]) -> None:
+    """Call `heard` with the number of each of these signals, on a thread of its own.
+
+    Python's handlers wait until the main thread is back in Python; in the constructor of torch's store,
+    which connects to the other machines, it may be for ever.
+    """
+    ear, mouth = socket.socketpair()
+    mouth.setblocking(False)
+    signal.set_wakeup_fd(mouth.detach())
+    for number in numbers:
+        signal.signal(number, lambda *_: None)  # SIG_IGN would not be told
+
+    def attend() -> None:
+        while told := ear.recv(1):
+            if told[0] in numbers:
+                heard(told[0])
+
+    threading.Thread(target=attend, daemon=True).start()
+
+
+def _main(notes: str, world: str, *arguments: str) -> int:
+    try:
+        return Supervisor(Path(notes), world=int(world)).run(arguments)
+    finally:
+        shutil.rmtree(notes, ignore_errors=True)
+
+
+if __name__ == "__main__":
+    sys.exit(_main(*sys.argv[1:]))

@@ -1,0 +1,59 @@
+"""torch.compile with the toolkit's errors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+from torch import nn
+
+from lib.devices.backend import is_out_of_memory
+from lib.errors import ToolkitError
+
+
+@runtime_checkable
+class Stepwise(Protocol):
+    """A model that is iterated as often as its states want: a step of it is compiled, and not the whole."""
+
+    def compile_steps(self, compiler: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None: ...
+
+
+def compiled_forward(model: nn.Module, wrapped: nn.Module) -> Callable[..., Any]:
+    """What to call for a forward pass of `wrapped`, which holds `model`, compiled whole or by its steps."""
+    if not isinstance(model, Stepwise):
+        return compiled(wrapped)
+    model.compile_steps(compiled)
+    return wrapped
+
+
+def compiled(model: Callable[..., Any]) -> Callable[..., Any]:
+    """`model` through torch.compile with fixed shapes (the planner only plans one micro-batch size).
+
+    Compiling happens in the first call, so that too raises ToolkitError where it fails.
+    """
+    try:
+        forward = torch.compile(model, dynamic=False)
+    except RuntimeError as error:
+        raise _compile_error(error) from error
+    # Loads the compiler, which takes a second.
+    from torch._dynamo.exc import TorchDynamoException
+
+    def guarded(*arguments: Any) -> Any:
+        try:
+            return forward(*arguments)
+        except TorchDynamoException as error:
+            if is_out_of_memory(error):
+                raise
+            raise _compile_error(error) from error
+
+    return guarded
+
+
+def _compile_error(error: Exception) -> ToolkitError:
+    cause = getattr(error, "inner_exception", error)
+    return ToolkitError(
+        "torch.compile cannot run here",
+        why=next(filter(None, str(cause).splitlines()), type(cause).__name__),
+        todo="set CONFIG_COMPILE_MANUAL=y CONFIG_COMPILE_MODEL=n",
+    )

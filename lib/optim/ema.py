@@ -1,0 +1,88 @@
+"""An exponential moving average of the weights, to evaluate in place of the last ones."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+
+from lib.distributed.fsdp import as_part, local, part_like
+
+
+def decay_for(decay: float, *, effective_batch: int, base_batch: int | None) -> float:
+    """A decay chosen for `base_batch`, to the power of k where each step takes k times as many samples.
+
+    (Busbridge et al. 2023.) The average then reaches back over about as many samples. None: it stays.
+    """
+    return decay if base_batch is None else decay ** (effective_batch / base_batch)
+
+
+def horizon(decay: float) -> float:
+    """How many steps an average reaches back: the mean age of what is in it is this less one."""
+    return 1 / (1 - decay) if decay < 1 else math.inf  # so close to 1 that no double is between
+
+
+class Ema:
+    """average <- decay * average + (1 - decay) * weights, once per optimizer step.
+
+    The averages start at the weights that `model` has now and live beside them. Buffers (the
+    running statistics of batch normalisation) are not averaged: those of the model serve both.
+    """
+
+    def __init__(self, model: nn.Module, *, decay: float, leave_out: Sequence[nn.Parameter] = ()) -> None:
+        """leave_out: parameters that serve both, too."""
+        self._decay = decay
+        without = {id(parameter) for parameter in leave_out}
+        averaged = {name: weight for name, weight in model.named_parameters() if id(weight) not in without}
+        self._names = list(averaged)
+        self._weights: list[Tensor] = list(averaged.values())
+        self._averages = [weight.clone() for weight in self._own()]
+        self._inside = False
+
+    @torch.no_grad()
+    def update(self) -> None:
+        """Take the model's weights into the average. After the optimizer's step."""
+        assert not self._inside, "the model holds the averages, not its weights"
+        torch._foreach_lerp_(self._averages, self._own(), 1 - self._decay)
+
+    @contextmanager
+    def averaged(self) -> Iterator[None]:
+        """Put the averages into the model; its own weights are back, bit for bit, at the end.
+
+        Values are copied and addresses stay, so that a compiled model needs no recompilation.
+        """
+        assert not self._inside, "the model already holds the averages"
+        own = [weight.clone() for weight in self._own()]
+        self._set(self._averages)
+        self._inside = True
+        try:
+            yield
+        finally:
+            self._set(own)
+            self._inside = False
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """The averages by the names of their parameters. They are live, not copies."""
+        parts = map(as_part, self._averages, self._weights)
+        return dict(zip(self._names, parts, strict=True))
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Go on from `state`. Raises KeyError where its names are not those of the model."""
+        if set(state) != set(self._names):
+            raise KeyError(f"averages do not fit the model: {sorted(set(state) ^ set(self._names))}")
+        parts = [
+            local(part_like(state[name], weight))
+            for name, weight in zip(self._names, self._weights, strict=True)
+        ]
+        torch._foreach_copy_(self._averages, parts)
+
+    @torch.no_grad()
+    def _set(self, values: list[Tensor]) -> None:
+        torch._foreach_copy_(self._own(), values)
+
+    def _own(self) -> list[Tensor]:
+        """What this rank has of the weights, sharing their memory."""
+        return [local(weight.detach()) for weight in self._weights]

@@ -1,0 +1,196 @@
+"""Update rules, with weight decay where it belongs and the fused kernels where there are any."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, Protocol, runtime_checkable
+
+import torch
+from torch import nn
+
+from lib.distributed.fsdp import is_cut, own_part, shared_out
+from lib.errors import ConfigError
+from lib.optim.adam_atan2 import AdamATan2, sign_parameters
+from lib.optim.muon import HasHiddenMatrices, Muon
+
+FUSED_DEVICES = frozenset({"cpu", "cuda", "mps"})  # "cuda" is ROCm's name in torch, too
+
+
+@runtime_checkable
+class Constrained(Protocol):
+    """A model whose weights are kept within bounds."""
+
+    def constrain_weights(self) -> None:
+        """Bring them back there, in place. Called after every update."""
+
+
+def make_optimizer(
+    model: nn.Module,
+    *,
+    name: Literal["sgd", "adam", "adamw", "muon", "adam_atan2"],
+    learning_rate: float,
+    weight_decay: float,
+    momentum: float | None,
+    nesterov: bool,
+    adam_beta1: float | None,
+    adam_beta2: float | None,
+    adam_eps: float | None,
+    muon_learning_rate: float | None = None,
+    sign_learning_rate: float | None = None,
+    product_dtype: torch.dtype | None = None,
+    share_out: bool = False,
+) -> torch.optim.Optimizer:
+    """An optimizer over the trainable parameters of `model`, which is already on its device.
+
+    Two groups: parameters of two or more dimensions, which decay, and the others (biases,
+    normalisation), which do not. Muon takes the model's hidden matrices out of the first of them into a
+    third with `muon_learning_rate`; the other two follow AdamW. With Adam-atan2 all parameters decay, and
+    those that follow the sign are a second group with `sign_learning_rate`. The rates are stored as they are
+    given, as "lr" and, for a schedule to start from, as "peak_lr". What the rule does not use is None.
+
+    A model that is Constrained is brought back within its bounds after every step.
+
+    product_dtype: of the matrix products that Muon makes; None: that of the weights.
+    share_out: each rank keeps the state of some weights, updates those and sends them to the others.
+    Raises ConfigError for Muon and a model that does not name its hidden matrices.
+    """
+    if name == "adam_atan2":
+        assert adam_beta1 is not None and adam_beta2 is not None
+        groups = _atan2_groups(model, weight_decay, sign_learning_rate=sign_learning_rate)
+        return _prepared(AdamATan2(groups, lr=learning_rate, betas=(adam_beta1, adam_beta2)), model)
+    optimizer = _plain(
+        _groups(model, weight_decay, leave_out=_hidden(model) if name == "muon" else []),
+        name="adamw" if name == "muon" else name,
+        learning_rate=learning_rate,
+        momentum=momentum,
+        nesterov=nesterov,
+        adam_beta1=adam_beta1,
+        adam_beta2=adam_beta2,
+        adam_eps=adam_eps,
+        share_out=share_out,
+    )
+    if name == "muon":
+        assert isinstance(optimizer, torch.optim.AdamW)
+        assert muon_learning_rate is not None and momentum is not None
+        optimizer = Muon(
+            _hidden(model),
+            optimizer,
+            learning_rate=muon_learning_rate,
+            weight_decay=weight_decay,
+            momentum=momentum,
+            nesterov=nesterov,
+            product_dtype=product_dtype,
+        )
+    return _prepared(optimizer, model)
+
+
+def _prepared(optimizer: torch.optim.Optimizer, model: nn.Module) -> torch.optim.Optimizer:
+    """With the peaks of its rates, and the bounds of the model's weights."""
+    for group in optimizer.param_groups:
+        group["peak_lr"] = group["lr"]
+    optimizer.register_load_state_dict_post_hook(_keeping_peaks(optimizer))
+    if isinstance(model, Constrained):
+        constrain = model.constrain_weights
+        optimizer.register_step_post_hook(lambda *_: constrain())
+    return optimizer
+
+
+def _keeping_peaks(optimizer: torch.optim.Optimizer) -> Callable[[torch.optim.Optimizer], None]:
+    """A hook: states of versions that did not store the peaks leave them as they are now."""
+    peaks = [group["peak_lr"] for group in optimizer.param_groups]
+
+    def fill_in(loaded: torch.optim.Optimizer) -> None:
+        for group, peak in zip(loaded.param_groups, peaks, strict=True):
+            group.setdefault("peak_lr", peak)
+
+    return fill_in
+
+
+def _plain(
+    groups: list[dict[str, Any]],
+    *,
+    name: Literal["sgd", "adam", "adamw"],
+    learning_rate: float,
+    momentum: float | None,
+    nesterov: bool,
+    adam_beta1: float | None,
+    adam_beta2: float | None,
+    adam_eps: float | None,
+    share_out: bool,
+) -> torch.optim.Optimizer:
+    """One of torch's own rules, fused where that is possible."""
+    parameters = [parameter for group in groups for parameter in group["params"]]
+    fused = all(parameter.device.type in FUSED_DEVICES for parameter in parameters)
+    rule: type[torch.optim.Optimizer]
+    options: dict[str, Any]
+    if name == "sgd":
+        assert momentum is not None
+        # The fused rule of SGD, unlike Adam's, takes no weights that are cut into parts.
+        fused = fused and not any(is_cut(parameter) for parameter in parameters)
+        rule, options = torch.optim.SGD, {"momentum": momentum, "nesterov": nesterov}
+    else:
+        assert adam_beta1 is not None and adam_beta2 is not None and adam_eps is not None
+        rule = torch.optim.AdamW if name == "adamw" else torch.optim.Adam
+        options = {"betas": (adam_beta1, adam_beta2), "eps": adam_eps}
+    options |= {"lr": learning_rate, "fused": fused}
+    optimizer = shared_out(groups, rule, options) if share_out else rule(groups, **options)
+    if momentum and name == "sgd":
+        _start_at_rest(own_part(optimizer))
+    return optimizer
+
+
+def _start_at_rest(optimizer: torch.optim.Optimizer) -> None:
+    """Begin with a momentum of zero: the first step is the same, g = momentum * 0 + g.
+
+    torch's fused rule would allocate it in the first step without filling it, and where loss
+    scaling skips that step, the second one takes whatever was in memory for the momentum.
+    """
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
+
+
+def _hidden(model: nn.Module) -> list[nn.Parameter]:
+    if not isinstance(model, HasHiddenMatrices):
+        raise ConfigError(
+            f"{type(model).__name__} does not name its hidden matrices, which Muon is for",
+            todo="choose another optimizer (CONFIG_OPTIMIZER_*)",
+        )
+    hidden = [matrix for matrix in model.hidden_matrices() if matrix.requires_grad]
+    shapes = [tuple(matrix.shape) for matrix in hidden if matrix.dim() != 2]
+    if shapes:
+        raise ConfigError(
+            f"hidden_matrices of {type(model).__name__} names a weight of shape {shapes[0]}",
+            why="Muon is for matrices",
+            todo="leave it out, or choose another optimizer (CONFIG_OPTIMIZER_*)",
+        )
+    return hidden
+
+
+def _atan2_groups(
+    model: nn.Module, weight_decay: float, *, sign_learning_rate: float | None
+) -> list[dict[str, Any]]:
+    by_sign = [parameter for parameter in sign_parameters(model) if parameter.requires_grad]
+    without = {id(parameter) for parameter in by_sign}
+    rest = [p for p in model.parameters() if p.requires_grad and id(p) not in without]
+    groups: list[dict[str, Any]] = [{"params": rest, "weight_decay": weight_decay}]
+    if by_sign:
+        if sign_learning_rate is None:
+            raise ConfigError(
+                f"{type(model).__name__} names sign_parameters, and there is no CONFIG_SIGN_LEARNING_RATE",
+                todo="select MODEL_LEARNS_RECURSIVELY in the model's Kconfig, or choose another optimizer",
+            )
+        signed = {"params": by_sign, "weight_decay": weight_decay, "lr": sign_learning_rate, "sign": True}
+        groups.append(signed)
+    return groups
+
+
+def _groups(
+    model: nn.Module, weight_decay: float, *, leave_out: Sequence[nn.Parameter]
+) -> list[dict[str, Any]]:
+    without = {id(parameter) for parameter in leave_out}
+    rest = [p for p in model.parameters() if p.requires_grad and id(p) not in without]
+    return [
+        {"params": [p for p in rest if p.dim() >= 2], "weight_decay": weight_decay},
+        {"params": [p for p in rest if p.dim() < 2], "weight_decay": 0.0},
+    ]

@@ -1,0 +1,151 @@
+"""What planning looks up: free-memory table, models, deny-list, bf16 hardware, compute tiers. Data only.
+
+Memory is in decimal GB (1e9 bytes), as in what GPU vendors print.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+FREE_MEMORY_MARGIN = 0.8  # share of the free memory that a plan may use
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tier:
+    """One row of the free-memory table: samples per micro-batch before the model's scale."""
+
+    usable_gb: int  # inclusive lower end of the row, after the margin
+    compiled: int
+    eager: int
+
+
+TIERS = (
+    Tier(usable_gb=128, compiled=256, eager=128),
+    Tier(usable_gb=64, compiled=128, eager=64),
+    Tier(usable_gb=32, compiled=32, eager=16),
+    Tier(usable_gb=16, compiled=16, eager=8),
+    Tier(usable_gb=8, compiled=8, eager=4),
+    Tier(usable_gb=4, compiled=4, eager=2),
+    Tier(usable_gb=0, compiled=2, eager=1),
+)
+
+CPU_BATCH = 16  # samples per micro-batch on a processor, before the model's scale
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelRow:
+    """A model known by name alone, for callers that bring no Config of their own.
+
+    The last two are for 3x224x224 images and 1000 classes, and only given where
+    batch normalisation may make the planner estimate memory.
+    """
+
+    scale: float
+    recommended_target: int
+    has_batchnorm: bool
+    parameters: int | None = None
+    bytes_per_sample: int | None = None  # activations saved for backward, fp32
+
+
+MODELS: Mapping[str, ModelRow] = MappingProxyType(
+    {
+        "gpt2": ModelRow(scale=1.0, recommended_target=1024, has_batchnorm=False),
+        "resnet50": ModelRow(
+            scale=1.5,
+            recommended_target=256,
+            has_batchnorm=True,
+            parameters=25_557_032,
+            bytes_per_sample=85_913_512,
+        ),
+        "resnet18": ModelRow(
+            scale=2.0,
+            recommended_target=512,
+            has_batchnorm=True,
+            parameters=11_689_512,
+            bytes_per_sample=22_183_848,
+        ),
+        "lenet5": ModelRow(scale=4.0, recommended_target=512, has_batchnorm=False),
+    }
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DenyRule:
+    """A GPU on which torch.compile stays off unless it is asked for by hand."""
+
+    pattern: str  # found anywhere in the device name, in either case
+    reason: str
+
+
+COMPILE_DENY_LIST = (
+    DenyRule(pattern="W7900", reason="known ROCm faults with torch.compile"),
+    DenyRule(pattern="MI210", reason="torch.compile is not stable on it"),
+)
+
+COMPILE_CAPABILITY = (7, 0)  # Triton, the compiler behind torch.compile, starts here
+
+BF16_CAPABILITY = (8, 0)  # CUDA compute capability of the first GPUs with bf16 units (Ampere)
+FP16_CAPABILITY = (7, 0)  # and of the first with fp16 tensor cores (Volta)
+
+# AMD GPUs have no CUDA capability: those with fast bf16 matrix units go by name, found anywhere in the
+# device name, in either case. Instinct from CDNA 2 on, and of the Radeons (RDNA 3) those
+# with the largest chip.
+BF16_ROCM_PATTERNS = ("MI200", "MI210", "MI250", "MI300", "MI308", "MI325", "MI350", "MI355", "7900")
+
+# Estimate of training memory: fp32 weight, gradient and two optimizer moments; activations with room
+# for what backward allocates; what a GPU context and its libraries take before the first tensor.
+BYTES_PER_PARAMETER = 16
+ACTIVATION_FACTOR = 1.5
+GPU_CONTEXT_BYTES = 1_500_000_000
+
+# What a prediction adds to the peak of live tensors: a share for what it does not see (kernels'
+# scratch), more where the compiler decides what lives when, and what a device's context and libraries
+# take. The GPU's is what half of a published list for a 24 GiB card asked for (docs/benchmarks/memory.md).
+PEAK_FACTOR = 1.02
+COMPILED_PEAK_FACTOR = 1.05
+GPU_RESERVE_BYTES = 1_610_612_736  # 1.5 GiB
+
+TINY_FREE_BYTES = 10**9  # below this a plan warns that even its smallest batch may not fit
+
+# Compute tiers (document 000): what a machine of each is given to do, where nothing else was asked for.
+TIER_CONFIGS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
+    {
+        "CPU_ONLY": {
+            "d_model": 32, "n_heads": 2, "d_ff": 128,
+            "batch_size": 8, "max_iters": 20, "damping": 0.9,
+            "mixed_precision": False, "compile": False,
+            "dataset": "mnist_subset", "experiments": (1,),
+        },
+        "TIER_1_COMMODITY": {
+            "d_model": 64, "n_heads": 4, "d_ff": 256,
+            "batch_size": 32, "max_iters": 50, "damping": 0.9,
+            "mixed_precision": True, "compile": True, "grad_accum": 4,
+            "dataset": "mnist", "experiments": (1, 2),
+        },
+        "TIER_2_PROSUMER": {
+            "d_model": 128, "n_heads": 4, "d_ff": 512,
+            "batch_size": 64, "max_iters": 50, "damping": 0.9,
+            "mixed_precision": True, "compile": True,
+            "dataset": "cifar10", "experiments": (1, 2, 3),
+        },
+        "TIER_3_HIGH_END": {
+            "d_model": 256, "n_heads": 8, "d_ff": 1024,
+            "batch_size": 128, "max_iters": 100, "damping": 0.9,
+            "mixed_precision": True, "compile": True, "parallel_solver": True,
+            "dataset": "sst2", "experiments": (1, 2, 3, 4),
+        },
+        "TIER_4_DATACENTER": {
+            "d_model": 512, "n_heads": 16, "d_ff": 2048,
+            "batch_size": 512, "max_iters": 100, "damping": 0.9,
+            "mixed_precision": True, "compile": True, "distributed": True, "parallel_solver": True,
+            "dataset": "wikitext103", "experiments": (1, 2, 3, 4, "scaling_laws"),
+        },
+    }
+)  # fmt: skip
+# Memory of the smallest device from which a tier begins, as it is advertised. Drivers report up to 7 % less.
+TIER_1_GB, TIER_2_GB, TIER_3_GB = 6, 16, 40
+TIER_4_DEVICES = 4  # of at least TIER_3_GB
+ADVERTISED_SHARE = 0.93

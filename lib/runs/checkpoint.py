@@ -1,0 +1,342 @@
+"""Checkpoints that are whole or absent, whenever the process or the machine stops.
+
+    ckpt/step-00001234/state.pt        torch.save
+    ckpt/step-00001234/manifest.json   step, versions, size and SHA-256 of every file, and of itself
+    ckpt/latest, ckpt/best             text: the name of a directory above
+
+A checkpoint is written under a hidden name, synced and renamed. Before one is removed or replaced it
+is renamed to a hidden name. So a visible directory is always whole, and what a dead process left is
+hidden and removed by the next save. The history is linear: saving a step drops later steps, which
+can only be there because they were damaged or because the run went back.
+"""
+
+from __future__ import annotations
+
+import collections
+import hashlib
+import os
+import pickle
+import re
+import shutil
+import zipfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import IO, Any, BinaryIO, Literal, cast
+
+import torch
+
+from lib import atomic
+from lib.errors import CheckpointError
+from lib.runs import checkpoint_manifest
+from lib.runs.checkpoint_manifest import STATE, DamagedError
+from lib.runs.directory import checkpoint_name, checkpoint_step
+
+_SAVING, _REPLACED, _REMOVED = ".saving-", ".replaced-", ".removed-"
+_LEFTOVER = re.compile(r"\.(saving|replaced|removed)-step-\d+|\.(latest|best)\.[0-9a-f]+\.tmp")
+_LEAVES = (
+    type(None),
+    bool,
+    int,
+    float,
+    str,
+    bytes,
+    torch.Tensor,
+    torch.nn.Parameter,
+    torch.Size,
+    torch.dtype,
+)
+
+
+def save(directory: Path, *, step: int, state: Mapping[str, Any], keep_last: int, best: bool) -> Path:
+    """Save `state` as the checkpoint of `step`, and remove what is older than the `keep_last` newest.
+
+    state:  nested dicts, lists and tuples of tensors and plain values; nothing else could be loaded.
+    best:   point `best` here; the checkpoint that it points to is never removed for its age.
+
+    Raises CheckpointError where it cannot be written; the checkpoints from before are then untouched.
+    """
+    assert step >= 0 and keep_last >= 1, (step, keep_last)
+    _check_loadable(state, "state")
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        _clean(directory)
+        temporary = directory / (_SAVING + checkpoint_name(step))
+        try:
+            _write(temporary, step=step, state=state, best=best)
+            path = _install(temporary, step=step, best=best)
+        finally:
+            if temporary.exists():
+                _discard(temporary)
+        _retire(directory, steps(directory)[:-keep_last])
+        _clean(directory)
+    except OSError as error:
+        raise _cannot_save(directory, error) from error
+    return path
+
+
+def load(
+    directory: Path,
+    *,
+    which: Literal["latest", "best"] | int = "latest",
+    map_location: str | torch.device = "cpu",
+    say: Callable[[str], object],
+) -> tuple[int, dict[str, Any]] | None:
+    """Step and state of a verified checkpoint; None where there is none.
+
+    "latest" goes back to the one before, and says so, until one is sound. "best" and a step
+    number stand for one checkpoint and no other. Reads only: another process may be saving.
+
+    Raises CheckpointError where what was asked for is damaged or cannot be read.
+    """
+    try:
+        found = _checkpoints(directory)
+        wanted = _wanted(directory, which, found)
+    except OSError as error:
+        raise CheckpointError(f"cannot read {directory}", why=error.strerror or str(error)) from error
+    for step in wanted:
+        try:
+            return step, _read(found[step], step=step, map_location=map_location)
+        except DamagedError as damage:
+            say(f"checkpoint {found[step].name} is damaged: {damage}")
+    if not wanted:
+        return None
+    raise CheckpointError(
+        f"no sound checkpoint in {directory}",
+        why=f"damaged: {', '.join(found[step].name for step in wanted)}",
+        todo="remove that directory to start again",
+    )
+
+
+def steps(directory: Path) -> list[int]:
+    """The steps that have a checkpoint, rising. They are whole, but not verified."""
+    return sorted(_checkpoints(directory))
+
+
+def newest_sound(directory: Path) -> int | None:
+    """The step of the newest checkpoint that is as it was written; None where there is none."""
+    found = _checkpoints(directory)
+    for step in sorted(found, reverse=True):
+        try:
+            checkpoint_manifest.verify(found[step], step=step)
+        except (DamagedError, OSError):
+            continue  # who loads it is told why
+        return step
+    return None
+
+
+def best_step(directory: Path) -> int | None:
+    """The step that `best` points to; None where nothing does, or where it names no checkpoint."""
+    path = directory / "best"
+    if not path.exists():
+        return None
+    return checkpoint_step(path.read_text(encoding="utf-8", errors="replace").strip())
+
+
+def receive(directory: Path, *, step: int, fetch: Callable[[str, Path], object]) -> None:
+    """Install the checkpoint of `step` that comes from elsewhere.
+
+    fetch: brings the file of that name in the checkpoint to a path.
+
+    Raises DamagedError where what came is not as it was written, and what `fetch` does; the checkpoints
+    from before are then untouched. Raises CheckpointError where it cannot be written.
+    """
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        _clean(directory)
+        temporary = directory / (_SAVING + checkpoint_name(step))
+        temporary.mkdir()
+        try:
+            for name in (checkpoint_manifest.NAME, STATE):
+                fetch(name, temporary / name)
+            checkpoint_manifest.verify(temporary, step=step)
+            content = checkpoint_manifest.decode(
+                (temporary / checkpoint_manifest.NAME).read_bytes(), step=step
+            )
+            for name in (checkpoint_manifest.NAME, STATE):
+                atomic.sync_file(temporary / name)
+            atomic.sync_directory(temporary)
+            _install(temporary, step=step, best=checkpoint_manifest.is_best(content))
+        finally:
+            if temporary.exists():
+                _discard(temporary)
+    except OSError as error:
+        raise _cannot_save(directory, error) from error
+
+
+class _HashingFile:
+    """What torch.save writes to: counts and hashes on the way, so that nothing is read again.
+
+    An exception would cross torch's C++ writer and come out as another one, so the first
+    error is kept and what follows is dropped.
+    """
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file, self._digest = file, hashlib.sha256()
+        self.size_bytes = 0
+        self.error: OSError | None = None
+
+    def write(self, data: Any) -> int:
+        size = memoryview(data).nbytes
+        if self.error is None:
+            try:
+                self._file.write(data)
+            except OSError as error:
+                self.error = error
+            self._digest.update(data)
+            self.size_bytes += size
+        return size
+
+    def flush(self) -> None:
+        """Called by torch.save; the file is flushed once, by its owner."""
+
+    def sha256(self) -> str:
+        return self._digest.hexdigest()
+
+
+def _cannot_save(directory: Path, error: OSError) -> CheckpointError:
+    return CheckpointError(
+        f"cannot save a checkpoint in {error.filename or directory}",
+        why=error.strerror or str(error),
+        todo="the checkpoints from before are untouched",
+    )
+
+
+def _write(temporary: Path, *, step: int, state: Mapping[str, Any], best: bool) -> None:
+    """A whole checkpoint in a new directory, every byte of it on the disk."""
+    temporary.mkdir()
+    path = temporary / STATE
+    try:
+        with path.open("wb") as file:
+            hashing = _HashingFile(file)
+            torch.save(dict(state), cast(IO[bytes], hashing))
+            if hashing.error is not None:
+                raise hashing.error
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        error.filename = str(path)
+        raise
+    content = {
+        "format": checkpoint_manifest.FORMAT,
+        "step": step,
+        "best": best,
+        "torch": torch.__version__,
+        "files": {STATE: {"size_bytes": hashing.size_bytes, "sha256": hashing.sha256()}},
+    }
+    atomic.write_new(temporary / checkpoint_manifest.NAME, checkpoint_manifest.encode(content))
+    atomic.sync_directory(temporary)
+
+
+def _install(temporary: Path, *, step: int, best: bool) -> Path:
+    """Make a written checkpoint visible, in place of one of the same step and of later ones."""
+    directory = temporary.parent
+    later = [other for other in steps(directory) if other > step]
+    if best_step(directory) in later:
+        (directory / "best").unlink()
+    for other in later:
+        _hide(directory, other, _REMOVED)
+    path = directory / checkpoint_name(step)
+    if path.exists():
+        _hide(directory, step, _REPLACED)
+    temporary.rename(path)
+    atomic.sync_directory(directory)
+    atomic.write_text(directory / "latest", path.name + "\n")
+    if best:
+        atomic.write_text(directory / "best", path.name + "\n")
+    return path
+
+
+def _retire(directory: Path, old: list[int]) -> None:
+    best = best_step(directory)
+    for step in old:
+        if step != best:
+            _hide(directory, step, _REMOVED)
+    atomic.sync_directory(directory)
+
+
+def _hide(directory: Path, step: int, prefix: str) -> None:
+    name = checkpoint_name(step)
+    (directory / name).rename(directory / (prefix + name))
+
+
+def _clean(directory: Path) -> None:
+    """Remove what is hidden, except a replaced checkpoint whose replacement never came."""
+    for path in directory.iterdir():
+        original = directory / path.name.removeprefix(_REPLACED)
+        if original != path and not original.exists():
+            path.rename(original)
+        elif _LEFTOVER.fullmatch(path.name):
+            _discard(path)
+
+
+def _discard(path: Path) -> None:
+    if path.is_dir():
+        shutil.rmtree(path)
+    else:
+        path.unlink()
+
+
+def _checkpoints(directory: Path) -> dict[int, Path]:
+    """Step -> directory. A replaced checkpoint counts until its replacement is there."""
+    found: dict[int, Path] = {}
+    names = {path.name for path in directory.iterdir()} if directory.exists() else set()
+    for name in names:
+        visible = name.removeprefix(_REPLACED)
+        step = checkpoint_step(visible)
+        if step is not None and (name == visible or visible not in names):
+            found[step] = directory / name
+    return found
+
+
+def _wanted(directory: Path, which: Literal["latest", "best"] | int, found: Mapping[int, Path]) -> list[int]:
+    """The steps to try, in this order."""
+    if which == "latest":
+        return sorted(found, reverse=True)
+    step = best_step(directory) if which == "best" else which
+    if step is None and (directory / "best").exists():
+        raise CheckpointError(
+            f"{directory / 'best'} does not name a checkpoint", todo="ask for the newest one"
+        )
+    if step is None:
+        return []
+    if step not in found:
+        there = ", ".join(map(str, sorted(found))) or "none"
+        raise CheckpointError(f"no checkpoint of step {step} in {directory}", why=f"there: {there}")
+    return [step]
+
+
+def _read(path: Path, *, step: int, map_location: str | torch.device) -> dict[str, Any]:
+    """The state of one checkpoint, if every byte is as it was written."""
+    try:
+        checkpoint_manifest.verify(path, step=step)
+        if not _is_saved_by_torch(path / STATE):
+            raise DamagedError(f"{STATE} is not a file of torch.save")
+        state: dict[str, Any] = torch.load(path / STATE, map_location=map_location, weights_only=True)
+    except OSError as error:
+        raise DamagedError(f"{Path(error.filename or path).name}: {error.strerror or error}") from error
+    except pickle.UnpicklingError as error:
+        raise DamagedError(f"{STATE} holds more than tensors and numbers") from error
+    if not isinstance(state, dict):
+        raise DamagedError(f"{STATE} holds no dict of states")
+    return state
+
+
+def _is_saved_by_torch(path: Path) -> bool:
+    """Whether torch.load has a pickle to read there; what it raises without one has no class of its own."""
+    if not zipfile.is_zipfile(path):
+        return False
+    with zipfile.ZipFile(path) as archive:
+        return any(name.endswith("/data.pkl") for name in archive.namelist())
+
+
+def _check_loadable(value: object, where: str) -> None:
+    """A state that saves but does not load would be found out too late."""
+    if type(value) in (dict, collections.OrderedDict) and isinstance(value, dict):
+        for key, item in value.items():
+            _check_loadable(key, f"a key of {where}")
+            _check_loadable(item, f"{where}[{key!r}]")
+    elif type(value) in (list, tuple) and isinstance(value, list | tuple):
+        for index, item in enumerate(value):
+            _check_loadable(item, f"{where}[{index}]")
+    elif type(value) not in _LEAVES:
+        raise TypeError(f"{where} is a {type(value).__name__}, which a checkpoint cannot hold")

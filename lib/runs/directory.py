@@ -1,0 +1,350 @@
+"""The run directory: the only file that knows its layout.
+
+    runs/<model>/<utc>-<identity>/
+        lock             held by the process that trains in it, released by the kernel when it dies
+        status.json      running | done | failed | preempted, why, the last step, and facts of the run
+        config ...       what was asked and decided: TEXTS and OBJECTS
+        metrics.jsonl    flat rows
+        log.txt          what the run said
+        ckpt/            lib/runs/checkpoint.py
+        plots/           lib/runs/plots.py
+        sinks/           lib/runs/sinks: what is made of metrics.jsonl as the run goes
+
+A directory is filled under a hidden name and then renamed, so that a run that can be
+seen has all its files. Times are taken from names, never from the file system.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import itertools
+import json
+import math
+import os
+import re
+import shutil
+import socket
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from lib import atomic
+from lib.errors import ConfigError, ToolkitError, os_error
+from lib.runs.status import State, Status
+
+TEXTS = (
+    "config",  # the whole .config
+    "defconfig",  # its minimal form
+)
+OBJECTS = (  # stored as NAME.json
+    "values",  # symbol -> typed value
+    "origins",  # symbol -> where the value came from
+    "plan",  # what was decided, with reasons
+    "hardware",  # what it was decided for
+    "data",  # the data set as the run found it
+    "env",  # versions
+)
+
+STATUS, LOCK, CHECKPOINTS, SINKS = "status.json", "lock", "ckpt", "sinks"
+EVENTS = "events.out.tfevents."  # how TensorBoard's files begin, by which it knows them
+
+_NAME = re.compile(r"(?P<time>\d{8}T\d{6}Z)-(?P<identity>[0-9a-f]{8})(?:-(?P<ordinal>\d+))?")
+_CHECKPOINT_NAME = re.compile(r"step-(\d{8,})")
+_LISTED = 10
+
+
+def checkpoint_name(step: int) -> str:
+    """The directory name of the checkpoint of one step."""
+    return f"step-{step:08d}"
+
+
+def checkpoint_step(name: str) -> int | None:
+    """The step in the directory name of a checkpoint, None for any other name."""
+    match = _CHECKPOINT_NAME.fullmatch(name)
+    return int(match[1]) if match else None
+
+
+@dataclass(slots=True)
+class RunDir:
+    """One run directory. Make one with `create`, `open` or `find_interrupted`."""
+
+    path: Path
+    _lock: int | None = None
+
+    @classmethod
+    def create(
+        cls, runs: Path, *, model: str, identity: str, files: Mapping[str, str | Mapping[str, Any]]
+    ) -> RunDir:
+        """A new run in state "running", locked. `files`: one of TEXTS -> text, one of OBJECTS -> JSON object.
+
+        Raises ToolkitError where it cannot be written.
+        """
+        assert set(files) <= {*TEXTS, *OBJECTS} and "config" in files, sorted(files)
+        try:
+            return cls._create(runs / model, identity, files)
+        except OSError as error:
+            raise os_error("create a run directory", error, todo="O= names another place") from error
+
+    @classmethod
+    def open(cls, path: Path) -> RunDir:
+        """An existing run, not locked. Raises ToolkitError where `path` is none."""
+        if not (path / "config").is_file():
+            raise ToolkitError(f"{path} is not a run directory", why="it has no file named config")
+        return cls(path)
+
+    @classmethod
+    def find_interrupted(
+        cls, runs: Path, *, model: str, is_same: Callable[[RunDir], bool], say: Callable[[str], object]
+    ) -> RunDir | None:
+        """The newest run that `is_same` accepts and that is not done; locked. One in use is told."""
+        same = [run for run in _runs(runs / model) if is_same(run)]
+        for run in sorted(same, key=_age, reverse=True):
+            if not run._try_lock():
+                say(f"{run.path} has the same configuration and is in use by process {run.status().pid}")
+            elif run.status().state != "done":
+                return run
+            else:
+                run.release()
+        return None
+
+    @property
+    def name(self) -> str:
+        return self.path.name
+
+    @property
+    def model(self) -> str:
+        return self.path.resolve().parent.name
+
+    @property
+    def identity(self) -> str:
+        """What lib.runs.identity.identity gave for its configuration; empty in any other name."""
+        match = _NAME.fullmatch(self.name)
+        return match["identity"] if match else ""
+
+    @property
+    def config(self) -> Path:
+        return self.path / "config"
+
+    @property
+    def minimal(self) -> Path:
+        return self.path / "defconfig"
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.path / CHECKPOINTS
+
+    @property
+    def metrics(self) -> Path:
+        return self.path / "metrics.jsonl"
+
+    @property
+    def log(self) -> Path:
+        return self.path / "log.txt"
+
+    @property
+    def plots(self) -> Path:
+        return self.path / "plots"
+
+    @property
+    def sinks(self) -> Path:
+        return self.path / SINKS
+
+    @property
+    def began(self) -> float:
+        """When it was created, in seconds since the epoch, by its name; 0 if the directory was renamed."""
+        match = _NAME.fullmatch(self.name)
+        return datetime.strptime(match["time"], "%Y%m%dT%H%M%S%z").timestamp() if match else 0.0
+
+    def lock(self) -> None:
+        """Take the run for this process. Raises ToolkitError if another one has it."""
+        status = self.status()
+        if not self._try_lock():
+            raise ToolkitError(
+                f"{self.path} is in use",
+                why=f"process {status.pid} on {status.host or 'this machine'} trains in it",
+                todo="wait for it or stop it",
+            )
+
+    def release(self) -> None:
+        """Give the run back before this process ends."""
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+    def status(self) -> Status:
+        """What status.json says. A missing or damaged one is state "unknown", with the reason."""
+        try:
+            return Status(**json.loads((self.path / STATUS).read_bytes()))
+        except FileNotFoundError:
+            return Status(state="unknown", reason="status.json is missing")
+        except OSError as error:
+            raise os_error("read", error) from error
+        except (ValueError, TypeError) as error:
+            return Status(state="unknown", reason=f"status.json is damaged ({error})")
+
+    def set_status(self, state: State, *, step: int, reason: str = "", **facts: Any) -> None:
+        """Replace status.json, or raise ToolkitError. What is not finite among `facts` becomes null."""
+        odd = {name for name, value in facts.items() if isinstance(value, float) and not math.isfinite(value)}
+        facts |= dict.fromkeys(odd)
+        self._replace(STATUS, _status_text(state, step, reason, facts))
+
+    def write(self, name: str, content: str | Mapping[str, Any]) -> None:
+        """Replace one of TEXTS or OBJECTS. Raises ToolkitError where it cannot be written."""
+        self._replace(_file_name(name), _text(content))
+
+    def read_json(self, name: str) -> dict[str, Any]:
+        """The object in one of OBJECTS. Raises ToolkitError where it is missing or damaged."""
+        path = self.path / _file_name(name)
+        try:
+            content = json.loads(path.read_text(encoding="utf-8"))
+        except OSError as error:
+            raise os_error("read", error) from error
+        except ValueError as error:
+            raise ToolkitError(f"{path} is damaged", why=str(error)) from error
+        if not isinstance(content, dict):
+            raise ToolkitError(f"{path} is damaged", why="not a JSON object")
+        return content
+
+    @classmethod
+    def _create(cls, parent: Path, identity: str, files: Mapping[str, str | Mapping[str, Any]]) -> RunDir:
+        parent.mkdir(parents=True, exist_ok=True)
+        temporary = cls(parent / f".new-{os.urandom(4).hex()}")
+        temporary.path.mkdir()
+        try:
+            held = temporary._try_lock()
+            assert held, "nobody else knows the name"
+            for name, content in files.items():
+                atomic.write_new(temporary.path / _file_name(name), _text(content).encode())
+            status = _status_text("running", 0, "", {})
+            atomic.write_new(temporary.path / STATUS, status.encode())
+            atomic.sync_directory(temporary.path)
+            path = _rename_to_free_name(temporary.path, identity)
+        except BaseException:
+            temporary.release()
+            shutil.rmtree(temporary.path)
+            raise
+        atomic.sync_directory(parent)
+        return cls(path, temporary._lock)
+
+    def _replace(self, file_name: str, text: str) -> None:
+        try:
+            atomic.write_text(self.path / file_name, text)
+        except OSError as error:
+            raise os_error("write", error) from error
+
+    def _try_lock(self) -> bool:
+        assert self._lock is None, "locked already"
+        descriptor: int | None = None
+        try:
+            descriptor = os.open(self.path / LOCK, os.O_RDWR | os.O_CREAT, 0o666)
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            if descriptor is not None:
+                os.close(descriptor)
+            if error.errno == errno.EWOULDBLOCK:
+                return False
+            error.filename = str(self.path / LOCK)
+            raise os_error("lock", error) from error
+        self._lock = descriptor
+        return True
+
+
+def resolve_run(runs: Path, name: str = "", *, unfinished: bool = False) -> RunDir:
+    """The run that a user means by `name`; with `unfinished` among those that are not done.
+
+    A path, a directory name, "model/directory", the unique beginning of either, or "" for the
+    newest run of all. Raises ConfigError, with the candidates, where that is not one run.
+    """
+    if name and (Path(name) / "config").is_file():
+        found, wanted = [RunDir(Path(name))], ""
+    else:
+        found = sorted((run for model in _entries(runs) for run in _runs(model)), key=_age, reverse=True)
+        wanted = name.rstrip("/") or name
+    lacking = f"the directory {name} has no file called config" if name and Path(name).is_dir() else ""
+    if not found:
+        why = "it is not a directory" if os.path.lexists(runs) and not runs.is_dir() else lacking
+        asked = f"RUN={name}: " if name else ""
+        raise ConfigError(f"{asked}there is no run in {runs}", why=why, todo="make one with make train")
+    going = [run for run in found if not unfinished or run.status().state != "done"]
+    matches = _matching(going, wanted)
+    if not matches and _matching(found, wanted):
+        what = f"RUN={name} is done" if name else "there is no run to go on with: all are done"
+        raise ConfigError(what, todo="start one with make train")
+    if len(matches) == 1 or (matches and not wanted):
+        return matches[0]
+    listed = matches or going or found
+    names = ", ".join(f"{run.model}/{run.name}" for run in listed[:_LISTED])
+    more = f" and {len(listed) - _LISTED} more (ls {runs}/*)" if len(listed) > _LISTED else ""
+    what = f"RUN={name} could be {len(matches)} runs" if matches else f"RUN={name} is no run in {runs}"
+    raise ConfigError(what, why="" if matches else lacking, todo=f"choose one of {names}{more}")
+
+
+def _matching(runs: list[RunDir], wanted: str) -> list[RunDir]:
+    """The run of that name, or else those whose names begin so."""
+    names = [(run, (run.name, f"{run.model}/{run.name}")) for run in runs]
+    exact = [run for run, own in names if wanted in own]
+    return exact or [run for run, own in names if any(name.startswith(wanted) for name in own)]
+
+
+def _runs(model: Path) -> list[RunDir]:
+    """The whole runs in one model's directory. Runs that a user renamed are left to be named by path."""
+    found = (RunDir(path) for path in _entries(model) if _NAME.fullmatch(path.name))
+    return [run for run in found if run.config.is_file()]
+
+
+def _entries(directory: Path) -> list[Path]:
+    try:
+        return sorted(directory.iterdir()) if directory.is_dir() else []
+    except OSError as error:
+        raise os_error("list", error) from error
+
+
+def _age(run: RunDir) -> tuple[str, int, int]:
+    """Sorts runs from old to new: by name; of runs born in the same second, the further one is newer."""
+    match = _NAME.fullmatch(run.name)
+    assert match, run.name
+    step = max((checkpoint_step(path.name) or 0 for path in _entries(run.checkpoints)), default=0)
+    return match["time"], step, int(match["ordinal"] or 1)
+
+
+def _rename_to_free_name(temporary: Path, identity: str) -> Path:
+    """Rename to <utc>-<identity>, with -2, -3 ... where another process was faster in this second."""
+    name = f"{_now():%Y%m%dT%H%M%SZ}-{identity}"
+    for ordinal in itertools.count(1):
+        path = temporary.with_name(name if ordinal == 1 else f"{name}-{ordinal}")
+        try:
+            # The kernel refuses to rename a directory over one that is not empty, and a run never is.
+            return temporary.rename(path)
+        except OSError as error:
+            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                raise
+    raise AssertionError("itertools.count ends")
+
+
+def _now() -> datetime:
+    return datetime.now(UTC)
+
+
+def _status_text(state: State, step: int, reason: str, facts: Mapping[str, Any]) -> str:
+    status = Status(
+        state=state,
+        reason=reason,
+        step=step,
+        pid=os.getpid(),
+        host=socket.gethostname(),
+        time=f"{_now():%Y-%m-%dT%H:%M:%SZ}",
+        facts=facts,
+    )
+    return _text(asdict(status))
+
+
+def _text(content: str | Mapping[str, Any]) -> str:
+    return content if isinstance(content, str) else json.dumps(content, indent=2, allow_nan=False) + "\n"
+
+
+def _file_name(name: str) -> str:
+    assert name in TEXTS or name in OBJECTS, name
+    return f"{name}.json" if name in OBJECTS else name

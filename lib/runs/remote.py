@@ -1,0 +1,257 @@
+"""A run on object storage, which has no renaming: a checkpoint is there when its manifest is.
+
+    URL/<model>/<run>/config ...                      the files of the run directory
+    URL/<model>/<run>/sinks/events...                 those of TensorBoard
+    URL/<model>/<run>/ckpt/step-00001234/state.pt     first
+    URL/<model>/<run>/ckpt/step-00001234/manifest.json   last
+
+What is kept and which checkpoint is the best is asked of the manifests there, every time.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from lib import atomic
+from lib.errors import CheckpointError, os_error
+from lib.kconf import Resolved, Value, values_from_json
+from lib.runs import checkpoint, checkpoint_manifest
+from lib.runs.checkpoint_manifest import DamagedError
+from lib.runs.directory import (
+    CHECKPOINTS,
+    EVENTS,
+    LOCK,
+    SINKS,
+    STATUS,
+    RunDir,
+    checkpoint_name,
+    checkpoint_step,
+)
+from lib.runs.identity import is_identity
+from lib.runs.storage import MissingError, Storage
+
+_CONCURRENT_REQUESTS = 16
+
+
+def contents(run: RunDir) -> dict[str, bytes]:
+    """The files of a run directory and TensorBoard's, without checkpoints and what is made of them."""
+    files = [path for path in run.path.iterdir() if path.is_file() and not path.name.startswith(".")]
+    files = [path for path in files if path.name != LOCK] + sorted(run.sinks.glob(f"{EVENTS}*"))
+    return {path.relative_to(run.path).as_posix(): path.read_bytes() for path in files}
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteRun:
+    """One run on storage. All methods raise StorageError where the storage fails."""
+
+    name: str
+    storage: Storage  # of this run
+
+    def is_done(self) -> bool:
+        try:
+            return bool(json.loads(self.storage.read(STATUS))["state"] == "done")
+        except (MissingError, ValueError, KeyError, TypeError):
+            return False
+
+    def trains(self, resolved: Resolved) -> bool:
+        """As `RunDir.trains`."""
+        known = RunDir(Path(self.name)).identity
+        return bool(known) and is_identity(known, resolved, stored=self._values)
+
+    def _values(self) -> dict[str, Value] | None:
+        try:
+            return values_from_json(json.loads(self.storage.read("values.json")))
+        except (MissingError, ValueError, AttributeError):
+            return None  # without them it can only be known by a name of today
+
+    def manifests(self) -> dict[int, dict[str, Any]]:
+        """What the manifests that are as they were written say, by step."""
+        found = {}
+        for step in self._folders():
+            try:
+                found[step] = checkpoint_manifest.decode(
+                    self.storage.read(_place(step, checkpoint_manifest.NAME)), step=step
+                )
+            except (MissingError, DamagedError):
+                continue  # a copy that was cut off, or is not for this version
+        return found
+
+    def copy(self, directory: Path, files: Mapping[str, bytes], *, keep_last: int) -> str:
+        """Bring the newest and the best checkpoint of `directory` there, if they are not, and `files`.
+
+        Older than the `keep_last` newest, cut off or left from a course that was given up: these are removed.
+        Returns in what way the best one is damaged on the disk, "" where it is not.
+
+        Raises FileNotFoundError where a checkpoint was removed from the disk meanwhile, for a newer one;
+        CheckpointError where the newest one is damaged, when all else is there.
+        """
+        local = checkpoint.steps(directory)
+        wanted = [step for step in local if step in (local[-1], checkpoint.best_step(directory))]
+        there, missing, damaged = self.manifests(), dict[int, bytes](), dict[int, str]()
+        for step in wanted:
+            try:
+                data, content = _manifest(directory / checkpoint_name(step), step=step)
+            except DamagedError as damage:
+                damaged[step] = f"checkpoint {checkpoint_name(step)} in {directory} is damaged: {damage}"
+                continue
+            if there.get(step) != content:
+                missing[step] = data
+        for step in missing:
+            self.storage.remove(_place(step, checkpoint_manifest.NAME))
+            self._upload_state(directory / checkpoint_name(step) / checkpoint_manifest.STATE, step)
+        for name, data in files.items():
+            if name != STATUS:
+                self.storage.write(name, data)
+        for name in set(self._events()) - files.keys():
+            self.storage.remove(name)
+        for step, data in missing.items():
+            self.storage.write(_place(step, checkpoint_manifest.NAME), data)
+        if local and local[-1] in damaged:
+            raise CheckpointError(damaged[local[-1]])
+        # It may say that the run is done, which its last checkpoint is needed for.
+        self.storage.write(STATUS, files[STATUS])
+        if local:
+            self._retire(newest=local[-1], keep_last=keep_last)
+        return "".join(damaged.values())
+
+    def fetch(self, run: RunDir, *, say: Callable[[str], object]) -> None:
+        """Bring `run` its newest sound checkpoint, its files and the best one, if it has no sound one as new.
+
+        A damaged one there is told, and the one before is taken. Raises CheckpointError where there are
+        damaged ones only and `run` has no sound one of its own, ToolkitError where the disk fails.
+        """
+        here, own = checkpoint.steps(run.checkpoints), checkpoint.newest_sound(run.checkpoints)
+        there = self.manifests()
+        newer = sorted(step for step in there if own is None or step > own)
+        if not newer:
+            return
+        # First: rows of later steps than the checkpoint's are dropped, rows that are missing are not made up.
+        self._fetch_files(run.path)
+        best = _best(there)
+        # From old to new: what is installed takes later ones for a course that was given up.
+        had = best is not None and best in newer[:-1] and self._receive(run.checkpoints, best, say)
+        for step in reversed(newer):
+            if (had and step == best) or self._receive(run.checkpoints, step, say):
+                why = ", for the newest one here is damaged" if here and here[-1] != own else ""
+                say(f"Checkpoint {checkpoint_name(step)} comes from {self.storage.url}{why}")
+                return
+        if own is None:
+            raise CheckpointError(
+                f"no sound checkpoint in {self.storage.url}",
+                why=f"damaged: {', '.join(map(checkpoint_name, newer))}",
+                todo="remove that folder to start again",
+            )
+
+    def adopt(self, runs: Path, *, say: Callable[[str], object]) -> RunDir:
+        """Make its run directory in `runs`, the directory of its model's runs, with a checkpoint; locked.
+
+        Raises ToolkitError where another process does so, or the disk fails.
+        """
+        run = RunDir(runs / f".fetching-{self.name}")
+        try:
+            run.path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise os_error(f"fetch {self.storage.url} to", error) from error
+        run.lock()
+        try:
+            self.fetch(run, say=say)
+            run.path = run.path.rename(runs / self.name)
+            atomic.sync_directory(runs)
+        except OSError as error:
+            run.release()
+            raise os_error(f"fetch {self.storage.url} to", error) from error
+        except BaseException:
+            run.release()
+            raise
+        return run
+
+    def _fetch_files(self, directory: Path) -> None:
+        names = [name for name in self.storage.entries() if not name.startswith(".")]
+        for name in [name for name in names if name not in (CHECKPOINTS, SINKS, LOCK)] + self._events():
+            path = directory / name
+            temporary = path.with_name(f".{path.name}.fetched")
+            try:
+                path.parent.mkdir(exist_ok=True)
+                self.storage.download(name, temporary)
+                atomic.publish(temporary, path)
+            except OSError as error:
+                raise os_error("write", error) from error
+
+    def _events(self) -> list[str]:
+        """TensorBoard's files that are there."""
+        return [f"{SINKS}/{name}" for name in self.storage.entries(SINKS) if name.startswith(EVENTS)]
+
+    def _upload_state(self, path: Path, step: int) -> None:
+        try:
+            self.storage.upload(path, _place(step, checkpoint_manifest.STATE))
+        except MissingError:
+            path.stat()  # raises where it is this one that has gone
+            raise
+
+    def _receive(self, directory: Path, step: int, say: Callable[[str], object]) -> bool:
+        def bring(name: str, path: Path) -> None:
+            try:
+                self.storage.download(_place(step, name), path)
+            except MissingError as error:
+                raise DamagedError(f"{name} is missing") from error
+
+        try:
+            checkpoint.receive(directory, step=step, fetch=bring)
+        except DamagedError as damage:
+            say(f"checkpoint {checkpoint_name(step)} in {self.storage.url} is damaged: {damage}")
+            return False
+        return True
+
+    def _retire(self, *, newest: int, keep_last: int) -> None:
+        there = {step: content for step, content in self.manifests().items() if step <= newest}
+        keep = {*sorted(there)[-keep_last:], _best(there)}
+        for step in self._folders():
+            if step not in keep:
+                self.storage.remove(_place(step, checkpoint_manifest.NAME))
+                self.storage.remove(_place(step))
+
+    def _folders(self) -> list[int]:
+        steps = map(checkpoint_step, self.storage.entries(CHECKPOINTS))
+        return [step for step in steps if step is not None]
+
+
+def unfinished(storage: Storage, resolved: Resolved) -> list[RemoteRun]:
+    """The runs of one model on `storage` that train `resolved` and are not done, from old to new.
+
+    Raises StorageError where the storage fails.
+    """
+    found = [RemoteRun(name, storage.below(name)) for name in storage.entries()]
+    # Each run of another configuration costs a request, which takes long where there are hundreds.
+    with ThreadPoolExecutor(_CONCURRENT_REQUESTS) as pool:
+        wanted = pool.map(lambda run: run.trains(resolved) and not run.is_done(), found)
+        return [run for run, is_wanted in zip(found, wanted, strict=True) if is_wanted]
+
+
+def _manifest(path: Path, *, step: int) -> tuple[bytes, dict[str, Any]]:
+    """The manifest of a checkpoint on the disk, and what it says.
+
+    Raises DamagedError where it is not as it was written, FileNotFoundError where the checkpoint has gone.
+    """
+    try:
+        data = (path / checkpoint_manifest.NAME).read_bytes()
+    except OSError as error:
+        if not path.is_dir():  # it goes as a whole
+            raise
+        raise DamagedError(f"{checkpoint_manifest.NAME}: {error.strerror or error}") from error
+    return data, checkpoint_manifest.decode(data, step=step)
+
+
+def _place(step: int, name: str = "") -> str:
+    return "/".join(filter(None, (CHECKPOINTS, checkpoint_name(step), name)))
+
+
+def _best(manifests: Mapping[int, Mapping[str, Any]]) -> int | None:
+    """The step of the best checkpoint: each that is called so was better than those before."""
+    return max(
+        (step for step, content in manifests.items() if checkpoint_manifest.is_best(content)), default=None
+    )

@@ -1,0 +1,121 @@
+"""A search for the best point of an experiment: Optuna proposes, all seeds are trained, Optuna is told.
+
+One point at a time, its seeds side by side: what is proposed follows from what was found, not from which run
+was the first to end. So a search that is started again proposes the same, finds it there, and goes on.
+"""
+
+from __future__ import annotations
+
+import importlib
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from lib.errors import ConfigError
+from lib.sweeps.experiment import Experiment, Setting, raw
+from lib.sweeps.runner import Result, Run, resolved_runs, told
+from lib.sweeps.search_space import Axis, Range, Search
+
+
+def run_search(
+    experiment: Experiment,
+    *,
+    root: Path,
+    train: Callable[[Sequence[Run]], list[Result]],
+    begin: Callable[[Sequence[Run]], None],
+) -> tuple[Experiment, list[Result]]:
+    """The experiment with the points that were tried, and what became of their runs.
+
+    begin: is given runs at the ends of all axes before the first is trained.
+
+    Raises ConfigError where Optuna is missing, and before the first run where an end of an axis is refused.
+    """
+    search = _search(experiment)
+    study = _study(search)
+    begin(resolved_runs(_at_the_ends(experiment), root=root))
+    points: list[Setting] = []
+    results: list[Result] = []
+    for _ in range(search.samples):
+        trial = study.ask()
+        point = {name: raw(_proposed(trial, name, axis)) for name, axis in search.axes.items()}
+        if point not in points:
+            points.append(point)
+            runs = resolved_runs(replace(experiment, points=(point,)), root=root)
+            results += train([replace(run, number=len(points) - 1) for run in runs])
+        figure = _figure(points.index(point), results, search)
+        if figure is None:
+            study.tell(trial, state=_optuna().trial.TrialState.FAIL)
+        else:
+            study.tell(trial, figure)
+    return replace(experiment, points=tuple(points)), results
+
+
+def verdict(experiment: Experiment, results: Sequence[Result]) -> str:
+    """Which point is best, in a line."""
+    search = _search(experiment)
+    figures = {number: _figure(number, results, search) for number in range(len(experiment.points))}
+    known = {number: figure for number, figure in figures.items() if figure is not None}
+    if not known:
+        return f"No point has a {search.figure}"
+    best = (max if search.maximize else min)(known, key=lambda number: known[number])
+    return f"Best of {len(known)} by {search.figure}, {known[best]:.4f}: {told(experiment.points[best])}"
+
+
+def _search(experiment: Experiment) -> Search:
+    if experiment.search is None:
+        raise ValueError(f"{experiment.name} is no search")
+    return experiment.search
+
+
+def _figure(number: int, results: Sequence[Result], search: Search) -> float | None:
+    """Mean over the seeds of a point; None where one failed. Raises ConfigError for one that is not told."""
+    own = [result for result in results if result.number == number]
+    if any(result.reason for result in own):
+        return None
+    for result in own:
+        if search.figure not in result.metrics:
+            known = ", ".join(result.metrics)
+            raise ConfigError(f"no evaluation tells {search.figure}", todo=f"search by one of {known}")
+    return statistics.fmean(result.metrics[search.figure] for result in own)
+
+
+def _at_the_ends(experiment: Experiment) -> Experiment:
+    """With points that have every value of a list and both ends of a range, for one seed."""
+    axes = _search(experiment).axes
+    ends = {name: (axis.low, axis.high) if isinstance(axis, Range) else axis for name, axis in axes.items()}
+    points = (
+        {name: raw(values[min(number, len(values) - 1)]) for name, values in ends.items()}
+        for number in range(max(map(len, ends.values())))
+    )
+    return replace(experiment, points=tuple(points), seeds=experiment.seeds[:1])
+
+
+def _proposed(trial: Any, name: str, axis: Axis) -> Any:
+    if not isinstance(axis, Range):
+        return axis[trial.suggest_categorical(name, range(len(axis)))]
+    if axis.is_whole:
+        return trial.suggest_int(name, axis.low, axis.high, step=axis.step or 1, log=axis.log)
+    proposed = trial.suggest_float(name, axis.low, axis.high, step=axis.step, log=axis.log)
+    return float(f"{proposed:.6g}")  # nobody reads or needs more digits
+
+
+def _study(search: Search) -> Any:
+    optuna = _optuna()
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    return optuna.create_study(
+        direction="maximize" if search.maximize else "minimize",
+        sampler=optuna.samplers.TPESampler(seed=search.draw_seed),
+    )
+
+
+def _optuna() -> Any:
+    try:
+        return importlib.import_module("optuna")
+    except ImportError as error:
+        raise ConfigError(
+            "the package optuna is not installed",
+            why=f"sweep: optuna needs it ({error})",
+            todo="install the extra optuna, for example with .venv/bin/pip install optuna",
+        ) from error

@@ -1,0 +1,224 @@
+"""Compare predictions with a published list of the largest batches that trained on a 24 GiB RTX 3090.
+
+    python -m scripts.bench.check_published LIST.csv ROWS.jsonl [--half first|second] [--most N]
+
+LIST.csv has the columns model, train_batch_size, train_img_size and param_count (millions) of timm's
+results/benchmark-train-amp-nchw-pt112-cu113-rtx3090.csv. For each model the batch listed ran, and the next
+one of the ladder is taken to have run out of memory. Models come from the timm of that time, which must be
+installed (pip install --no-deps timm==0.6.7): later ones have other code under the same names. torchvision,
+which it imports and these models do not use, is left out. Rows whose number of parameters is not that of the
+model are dropped. A model's half is decided by the hash of its name. ROWS.jsonl holds a line for each model;
+lines that are there are not computed again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import hashlib
+import importlib.abc
+import importlib.machinery
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+from unittest import mock
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from lib.errors import ToolkitError
+from lib.memory import predict_peak, simulation
+from lib.memory.allocator import least_capacity
+from lib.plan.tables import GPU_RESERVE_BYTES, PEAK_FACTOR
+
+LADDER = (512, 384, 256, 192, 128, 96, 64, 48, 32, 24, 16, 12, 8, 6, 4, 3, 2, 1)
+CARD_BYTES = 25_447_170_048  # of an RTX 3090, as its driver reports them
+CLASSES = 1000
+TIMM_VERSION = "0.6.7"  # of July 2022, with all models of the list
+SAME_PARAMETERS = 0.01  # relative difference up to which a model is the listed one
+
+
+class _NoTorchvision(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Modules of torchvision with anything in them."""
+
+    def find_spec(self, fullname: str, path: Any, target: Any = None) -> Any:  # noqa: ARG002
+        if fullname.split(".")[0] == "torchvision":
+            return importlib.machinery.ModuleSpec(fullname, self, is_package=True)
+        return None
+
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType:
+        module = mock.MagicMock(name=spec.name)
+        module.__path__, module.__spec__, module.__version__ = [], spec, "0"
+        return module
+
+    def exec_module(self, module: ModuleType) -> None:
+        pass
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("list", type=Path)
+    parser.add_argument("rows", type=Path)
+    parser.add_argument("--half", choices=("first", "second"))
+    parser.add_argument("--most", type=int, default=10_000, help="models to predict for in this call")
+    options = parser.parse_args()
+    sys.meta_path.insert(0, _NoTorchvision())
+    _check_timm()
+    torch.set_num_threads(1)
+    listed = [
+        row for row in csv.DictReader(options.list.open()) if options.half in (None, half(row["model"]))
+    ]
+    # In an order that has nothing to do with the list's, so that a part of them is a sample.
+    listed.sort(key=lambda row: hashlib.sha256(row["model"].encode()).hexdigest())
+    known = _read(options.rows)
+    done = 0
+    with options.rows.open("a") as stream:
+        for row in listed:
+            if row["model"] in known or done >= options.most:
+                continue
+            known[row["model"]] = found = _predict(row)
+            stream.write(json.dumps(found) + "\n")
+            stream.flush()
+            done += 1
+    wanted = {row["model"] for row in listed}
+    for line in report([row for name, row in known.items() if name in wanted]):
+        print(line)
+    return 0
+
+
+def half(name: str) -> str:
+    return "first" if hashlib.sha256(name.encode()).digest()[-1] % 2 else "second"
+
+
+def report(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
+    """Decisions by the rule that plans go by, and by others."""
+    used = [row for row in rows if "fits" in row]
+    yield f"{len(rows)} models, {len(used)} used: " + ", ".join(
+        f"{sum(row.get('dropped') == why for row in rows)} {why}" for why in _reasons(rows)
+    )
+    for name, gaps, factor, reserve in (
+        ("the plan's rule", 1, PEAK_FACTOR, GPU_RESERVE_BYTES),
+        ("without gaps between tensors", 0, PEAK_FACTOR, GPU_RESERVE_BYTES),
+        ("no reserve", 0, 1.0, 0),
+    ):
+        room = CARD_BYTES - reserve
+        need = {
+            (row["model"], batch): row[batch]["peak"] * factor + row[batch]["gaps"] * gaps
+            for row in used
+            for batch in ("fits", "fails")
+            if row[batch] is not None
+        }
+        refused = [model for (model, batch), size in need.items() if batch == "fits" and size > room]
+        unsafe = [model for (model, batch), size in need.items() if batch == "fails" and size <= room]
+        total = len(need)
+        right = total - len(refused) - len(unsafe)
+        yield f"{name}: {right} of {total} decisions right ({right / total:.1%})"
+        yield f"  {len(refused)} refused that ran: {', '.join(refused)}"
+        yield f"  {len(unsafe)} allowed that did not: {', '.join(unsafe)}"
+
+
+def _reasons(rows: Sequence[dict[str, Any]]) -> list[str]:
+    return sorted({row["dropped"] for row in rows if "dropped" in row})
+
+
+def _check_timm() -> None:
+    import timm  # type: ignore[import-not-found]  # not among the toolkit's packages
+
+    if timm.__version__ != TIMM_VERSION:
+        raise ToolkitError(
+            f"this is timm {timm.__version__}",
+            why="the list was made with models that take other memory today",
+            todo=f"pip install --no-deps timm=={TIMM_VERSION}",
+        )
+
+
+def _predict(row: dict[str, str]) -> dict[str, Any]:
+    import timm
+
+    name, batch, size = row["model"], int(row["train_batch_size"]), int(row["train_img_size"])
+    if not timm.is_model(name):
+        return {"model": name, "dropped": "unknown to this timm"}
+    try:
+        model = timm.create_model(name, num_classes=CLASSES)
+    except (RuntimeError, TypeError, ImportError) as error:
+        return {"model": name, "dropped": "cannot be built", "error": str(error)[:200]}
+    millions = sum(parameter.numel() for parameter in model.parameters()) / 1e6
+    if abs(millions - float(row["param_count"])) > SAME_PARAMETERS * millions:
+        return {"model": name, "dropped": "another model under the name", "millions": millions}
+    above = LADDER[LADDER.index(batch) - 1] if batch in LADDER[1:] else None
+    try:
+        fits = _need(model, size, batch)
+        fails = _need(model, size, above) if above is not None else None
+    # As fake tensors refuse, or without a package of kernels; a mistake of ours must not look like that.
+    except (RuntimeError, ImportError) as error:
+        return {"model": name, "dropped": "cannot be traced", "error": str(error)[:200]}
+    return {"model": name, "batch": batch, "fits": fits, "fails": fails}
+
+
+def _need(model: nn.Module, size: int, batch: int) -> dict[str, int]:
+    """Bytes at the peak of training `model` as timm's benchmark.py does, and of the gaps between them."""
+    held: list[Tensor] = []  # one batch of single precision for all steps
+
+    def loss(model: nn.Module, rows: int) -> Tensor:
+        if not held:
+            held.append(torch.zeros(rows, 3, size, size))
+        output = model(held[0])
+        if isinstance(output, tuple):  # of a model with a second head, to be distilled
+            output = output[0]
+        return F.cross_entropy(output.float(), torch.zeros(rows, dtype=torch.int64))
+
+    # torch 1.12 left what is scaled in half precision.
+    in_fp32 = tuple(name for name in simulation.FP32_ON_CUDA if "upsample" not in name)
+    with mock.patch.object(simulation, "FP32_ON_CUDA", in_fp32):
+        trace = predict_peak(
+            lambda: _without_contents(model),
+            loss,
+            micro_batch=batch,
+            precision="fp16",
+            optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.9, nesterov=True),
+            # In torch 1.12 zero_grad() kept the gradients' memory from one step to the next: as between two
+            # micro-batches.
+            accumulation=2,
+        )
+    peak = trace.peak_bytes
+    return {"peak": peak, "gaps": least_capacity(trace.history()) - peak}
+
+
+def _without_contents(model: nn.Module) -> nn.Module:
+    """`model` again, which was made outside the simulation (some compute their shapes from numbers)."""
+    from copy import copy
+
+    made: dict[int, nn.Module] = {}
+
+    def again(module: nn.Module) -> nn.Module:
+        if id(module) not in made:
+            made[id(module)] = twin = copy(module)
+            twin._parameters = {
+                name: None
+                if weight is None
+                else nn.Parameter(torch.empty_strided(weight.shape, weight.stride()))
+                for name, weight in module._parameters.items()
+            }
+            twin._buffers = {
+                name: None if buffer is None else torch.empty(buffer.shape, dtype=buffer.dtype)
+                for name, buffer in module._buffers.items()
+            }
+            twin._modules = {name: child and again(child) for name, child in module._modules.items()}
+        return made[id(module)]
+
+    return again(model)
+
+
+def _read(path: Path) -> dict[str, dict[str, Any]]:
+    if not path.exists():
+        return {}
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    return {row["model"]: row for row in rows}
+
+
+if __name__ == "__main__":
+    sys.exit(main())

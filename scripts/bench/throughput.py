@@ -1,0 +1,271 @@
+"""Measure the loop against a bare hand-written one, and bf16 against fp32: `make bench`.
+
+What is compared runs in one process, in turn, and trains the configured model on the configured data,
+with the micro-batch that the plan finds for this machine. The loop and the bare loop work in fp32 on the
+same resident data with the same optimizer, one micro-batch a step, without augmentation and compilation;
+the toolkit's side has everything else on: schedule, metrics rows, progress, console, checks. Then the
+toolkit's fp32 is compared with its bf16. Times are minima over rounds; the ratio is what counts.
+
+A recursive model has no loop by hand: its two ways to mix the cells are compared (`scripts/bench/mixers.py`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from lib import kconf
+from lib.config import Config, config_from_values
+from lib.data import ArrayPart, Dataset, ImageSpec, TextSpec
+from lib.data.subset import measured
+from lib.devices.backend import Backend
+from lib.devices.probe import probe
+from lib.errors import ConfigError, run_main
+from lib.hyperparams import apply_hyperparams
+from lib.nn.dropout import dropouts, key_samples
+from lib.plan import plan as make_plan
+from lib.plan.placement import refuse_on_xla
+from lib.plugins import build_model, load_model
+from lib.runs.console import Console
+from lib.tiers import with_tier
+from scripts.bench.interleaved_timing import Run, in_turn
+from scripts.bench.mixers import compare_mixers
+from train import loop
+from train.budget import Budget
+from train.build import make_job, optimizer_of
+from train.commands import Case, create_run
+from train.job import Progress
+from train.planning.memory_estimate import Footprints
+from train.planning.run_plan import Order
+from train.record import RunRecord
+from train.training_data import open_subject
+
+ROOT = Path(__file__).resolve().parents[2]
+WARM_UP = 5  # steps
+NEVER = 10**9  # steps
+BY_HAND = ("classify", "lm")  # kinds of learning
+MOST_TOKENS = 1 << 24  # that the bare loop holds
+
+
+def bare_loop(case: Case) -> Run:
+    """The loop one would write by hand."""
+    config, spec, rows = case.order.config, case.subject.dataset.spec, case.plan.micro_batch
+    backend = Backend(case.plan.device)
+    model = build_model(config.model, config.model_options, spec, seed=config.seed).to(backend.device)
+    masks = dropouts(model)
+    optimizer = optimizer_of(config, case.plan, model)
+    batches = bare_batches(case.subject.dataset, rows, device=backend.device)
+
+    def run(steps: int) -> float:
+        started = time.perf_counter()
+        for step in range(steps):
+            inputs, targets = next(batches)
+            key_samples(masks, seed=config.seed, first=step * rows, count=rows, device=backend.device)
+            logits = model(inputs)
+            loss = F.cross_entropy(
+                logits.flatten(0, -2), targets.flatten(), label_smoothing=config.label_smoothing
+            )
+            optimizer.zero_grad(set_to_none=True)
+            torch.autograd.backward(loss)
+            if config.grad_clip:
+                torch.nn.utils.clip_grad_norm_(model.parameters(), config.grad_clip)
+            optimizer.step()
+        backend.synchronize()
+        return time.perf_counter() - started
+
+    return run
+
+
+def bare_batches(dataset: Dataset, rows: int, *, device: torch.device) -> Iterator[tuple[Tensor, Tensor]]:
+    """Endless inputs and targets: images and sentences in random order, texts from random places."""
+    part, spec = dataset.train, dataset.spec
+    if not isinstance(part, ArrayPart):
+        tokens = torch.from_numpy(np.asarray(part.tokens[:MOST_TOKENS]).astype(np.int64)).to(device)
+        offsets = torch.arange(part.block_size, device=device)
+        while True:
+            starts = torch.randint(len(tokens) - part.block_size, (rows, 1), device=device)
+            yield tokens[starts + offsets], tokens[starts + offsets + 1]
+    inputs, targets = (torch.from_numpy(array).to(device) for array in part.take())
+    while True:
+        order = torch.randperm(len(targets), device=device)
+        for start in range(0, len(order) - rows + 1, rows):
+            index = order[start : start + rows]
+            batch = inputs.index_select(0, index)
+            yield normalised(batch, spec) if isinstance(spec, ImageSpec) else batch, targets[index]
+
+
+def normalised(images: Tensor, spec: ImageSpec) -> Tensor:
+    """uint8 (N, C, H, W) -> the same in float32 with the mean and deviation of `spec` taken out."""
+    shape = (1, spec.channels, 1, 1)
+    mean, std = (torch.tensor(values, device=images.device).view(shape) for values in (spec.mean, spec.std))
+    return images.float().mul_(1 / (255 * std)).sub_(mean / std)
+
+
+class Stopwatch:
+    """Adds up the time that a function takes, to be left out."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self.function, self.seconds = function, 0.0
+
+    def __call__(self, *arguments: Any, **options: Any) -> Any:
+        started = time.perf_counter()
+        try:
+            return self.function(*arguments, **options)
+        finally:
+            self.seconds += time.perf_counter() - started
+
+
+def toolkit_loop(case: Case) -> Run:
+    """`train.loop` with all that `make train` has.
+
+    The last step of each call evaluates and saves, which the bare loop does not: that time is left out.
+    """
+    run = create_run(case)
+    config = case.order.config
+    record = RunRecord(run, Console(run.log), started=case.order.started, keep_last=config.keep_last)
+    backend = Backend(case.plan.device)
+    job = make_job(config, case.plan, case.subject, hardware=case.hardware, backend=backend, record=record)
+    progress = Progress()
+    record.begin(0, None)
+    loop.assess, record.save = left_out = Stopwatch(loop.assess), Stopwatch(record.save)  # type: ignore[method-assign]
+
+    def train_on(steps: int) -> float:
+        job.budget = Budget(total_steps=progress.step + steps, total_seconds=None)
+        before, started = sum(watch.seconds for watch in left_out), time.perf_counter()
+        loop.train(job, progress)
+        seconds = time.perf_counter() - started
+        return seconds - (sum(watch.seconds for watch in left_out) - before)
+
+    return train_on
+
+
+def configured() -> tuple[kconf.Resolved, Config]:
+    """What make asks for."""
+    resolved = with_tier(kconf.from_environment(ROOT), root=ROOT, say=print)
+    return resolved, config_from_values(resolved.values)
+
+
+def show_mixers(config: Config, *, rounds: int, round_seconds: float) -> None:
+    """Compare the ways of a recursive model to mix the cells."""
+    subject, hardware = open_subject(config, root=ROOT, say=print), probe(config.device)
+    refuse_on_xla(hardware.kind, what="make bench")
+    for line in compare_mixers(config, subject, hardware, rounds=rounds, round_seconds=round_seconds):
+        print(line)
+
+
+def plain_case(folder: Path, resolved: kconf.Resolved, asked: Config) -> Case:
+    """`asked` with its runs under `folder`: one micro-batch a step, on one device, in fp32.
+
+    Raises ConfigError for a model that the bare loop cannot train.
+    """
+    if load_model(asked.model).TASK not in BY_HAND:
+        raise ConfigError(
+            f"make bench has no loop by hand for {asked.model}",
+            why="a step of it is more than a forward pass and a cross-entropy",
+        )
+    subject = open_subject(asked, root=ROOT, say=print)
+    subject = dataclasses.replace(subject, dataset=with_short_evaluation(subject.dataset))
+    hardware = probe(asked.device)
+    refuse_on_xla(hardware.kind, what="make bench")
+    asked = dataclasses.replace(asked, num_devices=1, norm_batch=0 if asked.norm_batch is not None else None)
+    config = dataclasses.replace(
+        asked,
+        hyper_param="manual",
+        batch_size=apply_hyperparams(
+            asked,
+            hardware=hardware,
+            facts=subject.facts,
+            predict=Footprints(asked, subject).predictor(hardware),
+        ).micro_batch,
+        gradient_accumulation=1,
+        target_effective_batch=0,
+        compile="manual",
+        compile_model=False,
+        precision="fp32",
+        channels_last=False,
+        augment="none",
+        data_placement="resident",
+        ema=False,
+        eval_interval_steps=NEVER,
+        checkpoint_interval_steps=NEVER,
+        checkpoint_seconds=0,
+    )
+    order = Order(resolved=resolved, config=config, root=ROOT, runs=folder, started=time.monotonic())
+    plan = make_plan(config, hardware, subject.facts)
+    return Case(order=order, subject=subject, hardware=hardware, plan=plan)
+
+
+def with_short_evaluation(dataset: Dataset) -> Dataset:
+    """Its time is left out, but every round would wait for it."""
+    test = dataset.test
+    if isinstance(test, ArrayPart):
+        return dataclasses.replace(dataset, test=ArrayPart(*test.take(np.arange(min(test.size, 8)))))
+    assert isinstance(dataset.spec, TextSpec)
+    test = dataclasses.replace(test, tokens=test.tokens[: test.block_size])
+    return dataclasses.replace(dataset, test=test, spec=measured(dataset.spec, test, dataset.tokenizer))
+
+
+def in_bf16(case: Case) -> Case:
+    """The same case in bf16, with the memory layout that was asked for."""
+    channels_last = bool(case.order.resolved.values["CHANNELS_LAST"])
+    config = dataclasses.replace(case.order.config, precision="bf16", channels_last=channels_last)
+    plan = make_plan(config, case.hardware, case.subject.facts)
+    return dataclasses.replace(case, order=dataclasses.replace(case.order, config=config), plan=plan)
+
+
+def compare(loops: Mapping[str, Run], *, rounds: int, round_seconds: float) -> None:
+    """Run two loops in turn and print how their step rates relate."""
+    steps, seconds = in_turn(loops, rounds=rounds, round_seconds=round_seconds, warm_up=WARM_UP)
+    for name, times in seconds.items():
+        print(f"{name:24} {min(times) * 1e3:8.3f} ms/step (median {statistics.median(times) * 1e3:.3f})")
+    (one, first), (other, second) = seconds.items()
+    print(
+        f"step rate of {other} over {one}: {min(first) / min(second):.3f} by minima, "
+        f"{statistics.median(first) / statistics.median(second):.3f} by medians, "
+        f"{rounds} interleaved rounds of {steps} steps, {torch.get_num_threads()} threads"
+    )
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--seconds", type=float, default=1.0, help="about how long a round of one loop takes")
+    options = parser.parse_args()
+    resolved, asked = configured()
+    if load_model(asked.model).TASK == "recursive":
+        show_mixers(asked, rounds=options.rounds, round_seconds=options.seconds)
+        return 0
+    with tempfile.TemporaryDirectory() as name:
+        case = plain_case(Path(name), resolved, asked)
+        config, plan = case.order.config, case.plan
+        print(f"{config.model} on {config.dataset}, {plan.micro_batch} samples a step, {plan.device}")
+        plain = toolkit_loop(case)
+        loops = {"a bare loop": bare_loop(case), "the toolkit": plain}
+        compare(loops, rounds=options.rounds, round_seconds=options.seconds)
+        if plan.device == "cpu" and case.hardware.cpu_bf16 == "none":
+            print("this processor has no bf16 instructions: bf16 is not measured")
+            return 0
+        fast = in_bf16(case)
+        bf16 = "bf16 with channels last" if fast.plan.channels_last else "bf16"
+        compare(
+            {"fp32": plain, bf16: toolkit_loop(fast)}, rounds=options.rounds, round_seconds=options.seconds
+        )
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(run_main(main))

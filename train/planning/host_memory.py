@@ -1,0 +1,68 @@
+"""What the processes of a run take of main memory, for a sweep that trains several runs at a time."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+from lib import atomic, kconf
+from lib.config import Config, config_from_values
+from lib.devices.probe import probe
+from lib.errors import PlanError, ToolkitError
+from lib.hyperparams import apply_hyperparams
+from lib.memory.peak import resident_bytes
+from lib.plan.fitting import predicted, trial_of
+from lib.plan.types import Hardware
+from lib.tiers import with_tier
+from train.planning.memory_estimate import Footprints
+from train.training_data import unopened_subject
+
+
+def run_demand(order: Path, *, root: Path) -> int:
+    """Write what the hungriest configuration of `order` takes beside it, as a `concurrency.Demand`."""
+    asked = [kconf.Resolved.from_json(each) for each in json.loads(order.read_text(encoding="utf-8"))]
+    hardware = probe(config_from_values(asked[0].values).device)
+    found: dict[str, Any] = {"run_bytes": None, "processes": 1, "why": f"on {hardware.kind}"}
+    if hardware.kind == "cpu":
+        found = _hungriest(asked, hardware, root=root)
+    atomic.write_text(order.with_name("answer.json"), json.dumps({"hardware": hardware.to_json(), **found}))
+    return 0
+
+
+def _hungriest(asked: list[kconf.Resolved], hardware: Hardware, *, root: Path) -> dict[str, Any]:
+    """The most of all. One that has no plan here will say so when it is trained, and takes nothing."""
+    needs, problems = list[tuple[int, int]](), list[str]()
+    for each in asked:
+        config = config_from_values(with_tier(each, root=root, say=_say_nothing, hardware=hardware).values)
+        try:
+            need_bytes, world = _need(config, hardware, root=root)
+        except PlanError as error:
+            problems.append(str(error))
+        except (ToolkitError, RuntimeError) as error:
+            reason = str(error).partition("\n")[0]
+            return {"run_bytes": None, "processes": 1, "why": reason or type(error).__name__}
+        else:
+            # Beside tensors each process has what this one has by now: libraries, and what predicting took.
+            needs.append((world * (resident_bytes() + need_bytes), world))
+    if not needs:
+        return {"run_bytes": None, "processes": 1, "why": problems[0]}
+    run_bytes, processes = (max(numbers) for numbers in zip(*needs, strict=True))
+    return {"run_bytes": run_bytes, "processes": processes, "why": "predicted"}
+
+
+def _need(config: Config, hardware: Hardware, *, root: Path) -> tuple[int, int]:
+    """Bytes that each process needs beside libraries, and how many processes there are."""
+    # What is measured would be measured first, which is no help in finding out whether there is room.
+    method = "predict" if config.auto_method == "probe" else config.auto_method
+    config = dataclasses.replace(config, auto_method=method)
+    subject = unopened_subject(config, root=root, say=_say_nothing)
+    predict = Footprints(config, subject).predictor(hardware)
+    plan = apply_hyperparams(config, False, hardware=hardware, facts=subject.facts, predict=predict)
+    memory = predicted(trial_of(plan), predict, free_bytes=hardware.devices[0].free_bytes)
+    return memory.need_bytes, plan.world
+
+
+def _say_nothing(_: str) -> None:
+    pass

@@ -1,0 +1,232 @@
+"""What a run will need of the memory of a device, found by running the loop's own step without one."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
+
+import torch
+
+from lib.config import Config
+from lib.devices.backend import SimulatedBackend
+from lib.memory.allocator import least_capacity
+from lib.memory.live import LiveBytes, Trace
+from lib.memory.predict import CUDA_GRANULARITY, STEPS, add_state, watch_gradients
+from lib.memory.simulation import simulation
+from lib.plan.fitting import GAPS, Parts, Predict, RefusedBatchError, Trial
+from lib.plan.sharding import shares
+from lib.plan.types import OWN_MEMORY, Hardware, Kind, Layout, Plan, Strategy, one_reason
+from lib.plugins import ModelCode
+from train import loop
+from train.build import make_job, placement_of
+from train.evaluation import evaluation_sums
+from train.job import Job, Progress
+from train.record import SilentRecord
+from train.tasks.base import Forward, Sums, Task
+from train.tasks.two_model.bridge import Bridge
+from train.training_data import Subject
+
+SINGLE = Layout(strategy="single", world=1, shard=1)
+SPLIT = Layout(strategy="split", world=1, shard=1)
+_SAVED = ("parameters", "optimizer", "averages")
+_REPEATS = 2  # of a step that evaluation makes again and again: another one takes what the second took
+_IN_MAIN_MEMORY: tuple[Kind, ...] = ("cpu", "mps")
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Footprint:
+    """What two optimizer steps and a batch of evaluation leave: storages, and arithmetic of the second.
+
+    Of several devices each is that of the one with most of it.
+    """
+
+    trace: Trace
+    step_flop: int
+
+
+class Footprints:
+    """Footprints of training `config` on `subject` by the ways of doing it, each found once."""
+
+    def __init__(self, config: Config, subject: Subject) -> None:
+        self._config, self._subject = config, subject
+        self._found: dict[tuple[Trial, str], Footprint | RefusedBatchError] = {}
+
+    def of(self, trial: Trial, hardware: Hardware) -> Footprint:
+        """hardware: where; all that matters of it is whether the data are kept on the device.
+
+        Raises RefusedBatchError where the model cannot take such a micro-batch.
+        """
+        world = 1 + trial.several_devices
+        placement, _ = placement_of(
+            self._config, self._subject, hardware, world=min(world, len(hardware.devices))
+        )
+        # Shares of a layout are taken from what a copy does, and what a compiler does is not traced.
+        splits = trial.layout is not None and trial.layout.strategy == "split"
+        whole = dataclasses.replace(trial, layout=SPLIT if splits else None, compile=False)
+        if (whole, placement) not in self._found:
+            plan = plan_of(trial)
+            try:
+                found: Footprint | RefusedBatchError = footprint(
+                    self._config, plan, self._subject, hardware=hardware
+                )
+            except RefusedBatchError as error:
+                found = error
+            self._found[whole, placement] = found
+        found = self._found[whole, placement]
+        if isinstance(found, RefusedBatchError):
+            raise found
+        return found
+
+    def predictor(self, hardware: Hardware) -> Predict:
+        """Says what an optimizer step needs of a device of `hardware`, without any."""
+        units = self._subject.facts.units
+
+        @functools.cache  # the ways to spread a run ask again for what the plan asked for
+        def predict(trial: Trial) -> Parts:
+            cut = {} if trial.layout is None or units is None else shares(units, trial.layout)
+            trace = self.of(trial, hardware).trace
+            parts = with_gaps(trace, trial.device, cut)
+            if self._config.checkpoint_async and trial.device in _IN_MAIN_MEMORY:
+                # What one process puts together of all, while the next step is made.
+                parts["checkpoint"] = sum(trace.at_peak().get(category, 0) for category in _SAVED)
+            return parts
+
+        return predict
+
+
+def footprint(config: Config, plan: Plan, subject: Subject, *, hardware: Hardware) -> Footprint:
+    """Go through training of one rank as `plan` has it. Nothing is computed and no device is needed.
+
+    Raises RefusedBatchError where the model cannot take such a micro-batch.
+    """
+    what = f"{config.model} refuses a micro-batch of {plan.micro_batch}"
+
+    def refused(why: str) -> RefusedBatchError:
+        return RefusedBatchError(what, why=why)
+
+    effective_batch = plan.effective_batch // plan.world
+    layout = SPLIT if plan.strategy == "split" else SINGLE
+    alone = dataclasses.replace(
+        plan, world=1, strategy=layout.strategy, shard=1, effective_batch=effective_batch
+    )
+    if config.eval_steps is not None:
+        config = dataclasses.replace(config, eval_steps=min(config.eval_steps, _REPEATS))
+    live = LiveBytes(granularity=1 if plan.device == "cpu" else CUDA_GRANULARITY)
+    with simulation(plan.device):
+        backend = SimulatedBackend(
+            plan.device, averages_gradients=plan.world > 1, devices=layout.devices_per_process
+        )
+        with live:
+            resident = _resident(config, plan, subject, hardware)
+            live.add(resident, "data")
+            job = make_job(config, alone, subject, hardware=hardware, backend=backend, record=SilentRecord())
+            with ModelCode(config.model, refused, torchs=True):
+                step_flop = run_traced(job, live)
+            traces = [live.trace_on(device) for device in backend.devices]
+            del resident  # only now: the data lie on the device all along
+    return Footprint(fullest(traces, plan.device), step_flop)
+
+
+def run_traced(job: Job, live: LiveBytes) -> int:
+    """Run `job` for STEPS steps and a batch of evaluation, and say what its storages are for.
+
+    Returns the operations of the last step, on the device that has most of them.
+    """
+    live.add([*job.model.parameters(), *job.model.buffers()], "parameters")
+    if isinstance(job.task, Bridge):
+        live.add(job.task.weights(), "frozen models")
+    live.name_the_rest("data")
+    if job.ema is not None:
+        live.add(job.ema.state_dict().values(), "averages")
+    watch_gradients(job.model, live)
+    job.task = _Watched(job.task, live, job.task.targets_per_sample)
+    progress = Progress()
+    before = Counter[torch.device]()
+    for _ in range(STEPS):
+        before = live.flop_on.copy()
+        loop.optimizer_step(job, progress)
+        progress.step += 1
+        add_state(job.optimizer, live)
+    step_flop = max((live.flop_on - before).values(), default=0)
+    for _ in evaluation_sums(job):
+        break
+    return step_flop
+
+
+def with_gaps(
+    trace: Trace, device: Kind, shares: Mapping[str, float] = MappingProxyType({})
+) -> dict[str, int]:
+    """What is alive at the peak, and what an allocator that keeps segments loses between tensors."""
+    parts = trace.at_peak(shares)
+    if device in OWN_MEMORY:
+        parts[GAPS] = max(0, least_capacity(trace.history(shares)) - sum(parts.values()))
+    return parts
+
+
+def fullest(traces: Sequence[Trace], device: Kind) -> Trace:
+    """That of the device which needs most: where less is alive at the peak, more may be lost in gaps."""
+    if len(traces) == 1:
+        return traces[0]
+    return max(traces, key=lambda trace: sum(with_gaps(trace, device).values()))
+
+
+def plan_of(trial: Trial) -> Plan:
+    """A plan for as few micro-batches as there can be: a third one finds the same memory as the second."""
+    accumulation, world = 1 + trial.accumulates, 1 + trial.several_devices
+    effective = trial.micro_batch * accumulation * world
+    strategy: Strategy = "ddp" if world > 1 else "single"
+    if trial.layout is not None and trial.layout.strategy == "split":
+        strategy = "split"
+    return Plan(
+        device=trial.device,
+        world=world,
+        strategy=strategy,
+        shard=1,
+        micro_batch=trial.micro_batch,
+        accumulation=accumulation,
+        last_micro_batch=trial.micro_batch,
+        effective_batch=effective,
+        target=effective,
+        norm_batch=trial.norm_batch,
+        precision=trial.precision,
+        channels_last=trial.channels_last,
+        compile=False,  # the planner adds a share for what it does
+        memory=None,
+        reasons=one_reason("tried out"),
+    )
+
+
+def _resident(config: Config, plan: Plan, subject: Subject, hardware: Hardware) -> list[torch.Tensor]:
+    """What the data take on the device, where they are kept there."""
+    placement, _ = placement_of(config, subject, hardware, world=plan.world)
+    if placement != "resident":
+        return []
+    parts = subject.dataset.train, subject.dataset.test
+    return [torch.empty(part.byte_size, dtype=torch.uint8) for part in parts]
+
+
+@dataclasses.dataclass(slots=True)
+class _Watched:
+    """A task whose storages that outlive a forward pass in training are activations."""
+
+    task: Task
+    live: LiveBytes
+    targets_per_sample: int
+
+    def training(self, forward: Forward, batch: Any) -> Sums:
+        sums = self.task.training(forward, batch)
+        self.live.name_the_rest("activations")
+        return sums
+
+    def evaluation(self, forward: Forward, batch: Any) -> Sums:
+        return self.task.evaluation(forward, batch)
+
+    def report(self, means: Mapping[str, float]) -> dict[str, float]:
+        return self.task.report(means)
+
+    def score(self, evaluation: Mapping[str, float]) -> float:
+        return self.task.score(evaluation)

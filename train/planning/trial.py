@@ -1,0 +1,100 @@
+"""One trial of a micro-batch, in a process of its own: what it takes of memory, and how fast it is."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import statistics
+import time
+from pathlib import Path
+from typing import Any
+
+from lib import atomic, kconf
+from lib.config import config_from_values
+from lib.devices.backend import Backend, is_out_of_memory, open_backend
+from lib.distributed.launcher import become_worker, end_process, launch
+from lib.errors import OutOfMemory, ToolkitError
+from lib.memory.peak import Peak, limit_main_memory
+from lib.plan.types import Hardware, Plan
+from lib.plugins import ModelCode
+from train import loop
+from train.build import make_job
+from train.evaluation import evaluation_sums
+from train.job import Job, Progress
+from train.record import SilentRecord
+from train.training_data import open_subject
+
+WARM_UP_STEPS = 2  # the optimizer's state is made in the first; compiling happens there, too
+FEWEST_STEPS, MOST_STEPS = 3, 5  # whose median counts
+LONG_SECONDS = 10.0  # of steps, after which the fewest will do
+
+
+def run_trial(order: Path, *, root: Path) -> int:
+    """Do what the file `order` says (autotune.py) and leave what came of it beside it, as RANK.json.
+
+    Becomes several processes where the plan is for several devices.
+    """
+    told = json.loads(order.read_text(encoding="utf-8"))
+    plan, hardware = Plan.from_json(told["plan"]), Hardware.from_json(told["hardware"])
+    launched = become_worker()
+    if launched is None and plan.world > 1:
+        arguments = ["trial", str(order)]
+        launch({}, world=plan.world, restarts=0, cpu_count=hardware.cpu_count, arguments=arguments)
+    backend = open_backend(plan.device, world=plan.world, devices=plan.layout.devices_per_process)
+    outcome = _outcome(told, plan, hardware, backend, root=root)
+    atomic.write_text(order.with_name(f"{backend.rank}.json"), json.dumps(outcome))
+    status = 0 if outcome["status"] == "ok" else 1
+    if launched is not None:
+        if status == 0:
+            backend.close()
+        end_process(status)
+    return status
+
+
+def _outcome(
+    told: dict[str, Any], plan: Plan, hardware: Hardware, backend: Backend, *, root: Path
+) -> dict[str, Any]:
+    config = config_from_values(kconf.Resolved.from_json(told["configuration"]).values)
+    # What does not fit is to be told, not to be cut smaller.
+    config = dataclasses.replace(config, oom_retry=False)
+    try:
+        subject = open_subject(config, root=root, say=lambda _: None)
+        if plan.device == "cpu":
+            limit_main_memory(told["usable_bytes"])
+        peak = Peak(backend)
+        job = make_job(config, plan, subject, hardware=hardware, backend=backend, record=SilentRecord())
+        with job.train_loader, job.eval_loader, ModelCode(config.model):
+            seconds = step_seconds(job)
+    except (RuntimeError, MemoryError, ToolkitError) as error:
+        ran_out = isinstance(error, OutOfMemory) or is_out_of_memory(error)
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        return {"status": "out_of_memory" if ran_out else "failed", "reason": reason}
+    if peak.retries():
+        reason = f"the allocator had to look for room {peak.retries()} times"
+        return {"status": "out_of_memory", "reason": reason}
+    return {"status": "ok", "need_bytes": peak.need_bytes(), "step_seconds": seconds}
+
+
+def step_seconds(job: Job) -> float:
+    """Seconds of an optimizer step, once a batch of evaluation has found room beside everything else."""
+    progress = Progress()
+    for _ in range(WARM_UP_STEPS):
+        _seconds_of_step(job, progress)
+    for _ in evaluation_sums(job):
+        break
+    seconds: list[float] = []
+    spent = 0.0
+    while len(seconds) < (FEWEST_STEPS if spent > LONG_SECONDS else MOST_STEPS):
+        seconds.append(_seconds_of_step(job, progress))
+        # Clocks differ between ranks, and all must make as many steps.
+        (spent,) = job.backend.all_reduce_max((sum(seconds),))
+    return statistics.median(seconds)
+
+
+def _seconds_of_step(job: Job, progress: Progress) -> float:
+    job.backend.synchronize()
+    started = time.perf_counter()
+    loop.optimizer_step(job, progress)
+    job.backend.synchronize()
+    progress.step += 1
+    return time.perf_counter() - started

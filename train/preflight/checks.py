@@ -1,0 +1,244 @@
+"""The checks of `make preflight` that one process can make: whether each passed, and what it found."""
+
+from __future__ import annotations
+
+import copy
+import math
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lib.config import Config
+from lib.data.datasets.question_answering.spec import AnswerSpec
+from lib.data.loader import Batch
+from lib.data.types import ImageSpec, PuzzleSpec, Spec, TextClassSpec
+from lib.errors import ConfigError, ToolkitError
+from lib.nn.graph_lint import Settling, lint
+from lib.plan.types import Plan
+from lib.runs import checkpoint
+from train import loop
+from train.budget import Budget, budget_of, warm_up_of
+from train.job import Job, Progress
+from train.preflight.candidate import NO_WARM_UP, Candidate
+from train.tasks.base import Totals
+from train.upload import check_storage
+
+FALL, FALL_STEPS, FALL_RATE = 0.3, 30, 3e-3
+CLOSE = 1e-5  # relative, of gradients
+EXPECTED_LOSS = 0.35  # how far the first loss may be from that of a model that knows nothing
+EVALUATED_AT_ONCE = 509
+STEPS_OF_SECONDS = 1000  # that a budget of seconds is taken for
+
+
+def first_loss(candidate: Candidate) -> tuple[bool, str]:
+    """The loss of random weights is about that of a model that knows nothing."""
+    job = candidate.job(*candidate.cuts()[0], device=True)
+    (found,) = _losses(job, 1)
+    spec = candidate.subject.dataset.spec
+    if isinstance(spec, AnswerSpec):
+        return math.isfinite(found), f"{found:.4f}; what it is to be is for the frozen models to say"
+    expected = expected_loss(spec)
+    told = f"{found:.4f}, of a model that knows nothing {expected:.4f}"
+    return abs(found - expected) < EXPECTED_LOSS * expected, told
+
+
+def expected_loss(spec: Spec) -> float:
+    """Of a model that takes every answer for as likely as every other one."""
+    if isinstance(spec, ImageSpec | TextClassSpec):
+        return math.log(spec.classes)
+    halting = 0.5 * math.log1p(math.exp(-5)) if isinstance(spec, PuzzleSpec) else 0.0
+    return math.log(spec.vocab_size) + halting
+
+
+def loss_falls(candidate: Candidate) -> tuple[bool, str]:
+    """By Adam on one batch that stays the same."""
+    rule: dict[str, Any] = {
+        "optimizer": "adam",
+        "adam_beta1": 0.9,
+        "adam_beta2": 0.999,
+        "adam_eps": 1e-8,
+        "weight_decay": 0.0,
+    }
+    job = candidate.job(
+        *candidate.cuts()[0], device=True, learning_rate=FALL_RATE, schedule="constant", **NO_WARM_UP, **rule
+    )
+    (batch,) = job.train_loader.micro_batches(
+        step=0, target=job.plan.effective_batch, rank=0, world=1, sizes=job.plan.micro_batches
+    )
+    job.train_loader = _Same(batch)  # type: ignore[assignment]
+    found = list[float]()
+    for loss in _losses(job, FALL_STEPS):
+        found.append(loss)
+        if loss < (1 - FALL) * found[0]:
+            break
+    told = f"{found[0]:.4f} to {found[-1]:.4f} in {len(found)} steps on one batch"
+    return found[-1] < (1 - FALL) * found[0], told
+
+
+@dataclass(frozen=True, slots=True)
+class _Same:
+    """A loader that always has the same batch."""
+
+    batch: Batch
+
+    def micro_batches(self, **_: object) -> Iterator[Batch]:
+        yield self.batch
+
+
+def _losses(job: Job, steps: int) -> Iterator[float]:
+    """The mean loss of each of the first steps."""
+    for step in range(steps):
+        totals = Totals()
+        for sums in loop.optimizer_step(job, Progress(step=step)):
+            totals.add(sums)
+        yield totals.means(job.backend)["loss"]
+
+
+def shards(candidate: Candidate) -> tuple[bool, str]:
+    """Ranks see the parts of the batch that one sees, and evaluation counts every sample once."""
+    job, target = candidate.job(*candidate.cuts()[0]), 8
+    whole = _inputs(job, target=target, world=1)
+    same = all(torch.equal(_inputs(job, target=target, world=world), whole) for world in (2, 4, 8))
+    sizes = [_evaluated(job, world=world) for world in (1, 2, 3)]
+    told = f"1 to 8 ranks train on the same stream; {sizes[0]:.0f} samples are evaluated by 1, 2 and 3"
+    if same and set(sizes) == {float(job.eval_loader.size)}:
+        return True, told
+    return False, f"the streams of several ranks {'agree' if same else 'differ'}; evaluated are {sizes}"
+
+
+def _inputs(job: Job, *, target: int, world: int) -> Tensor:
+    sizes = (target // world,)
+    parts = [
+        next(
+            job.train_loader.micro_batches(step=3, target=target, rank=rank, world=world, sizes=sizes)
+        ).inputs
+        for rank in range(world)
+    ]
+    return torch.cat(parts)
+
+
+def _evaluated(job: Job, *, world: int) -> float:
+    """Samples that count. Raises ToolkitError where ranks have different numbers of batches."""
+    batches = [list(_weights(job, rank=rank, world=world)) for rank in range(world)]
+    lengths = [len(one) for one in batches]
+    if len(set(lengths)) > 1:
+        raise ToolkitError(f"{world} ranks evaluate {lengths} batches and would wait for each other")
+    return float(sum(sum(one) for one in batches))
+
+
+def _weights(job: Job, *, rank: int, world: int) -> Iterator[float]:
+    for batch in job.eval_loader.batches(rank=rank, world=world, batch_size=EVALUATED_AT_ONCE):
+        assert batch.weights is not None
+        yield float(batch.weights.sum())
+
+
+def accumulation(candidate: Candidate) -> tuple[bool, str]:
+    """Gradients of the second step are the same, however the batch is cut."""
+    cuts = candidate.cuts()
+    gradients = [_gradients(candidate.job(*cut), steps=2) for cut in cuts]
+    differences = torch.tensor([relative_difference(one, gradients[0]) for one in gradients[1:]])
+    worst = float(differences.max())  # NaN where one of them is, unlike Python's
+    pieces = ", ".join(str(len(cut)) for cut in cuts)
+    return worst < CLOSE, f"{worst:.1e} at most between {pieces} micro-batches"
+
+
+def _gradients(job: Job, *, steps: int) -> list[Tensor]:
+    found: list[Tensor] = []
+
+    def keep(*_: object) -> None:
+        found[:] = [p.grad.clone() for p in job.model.parameters() if p.grad is not None]
+
+    job.optimizer.register_step_pre_hook(keep)
+    for step in range(steps):
+        loop.optimizer_step(job, Progress(step=step))
+    return found
+
+
+def relative_difference(one: Sequence[Tensor], other: Sequence[Tensor]) -> float:
+    """|one - other| / |other| over all of them."""
+    difference = torch.stack([(a - b).norm() for a, b in zip(one, other, strict=True)]).norm()
+    return float(difference / torch.stack([b.norm() for b in other]).norm())
+
+
+def round_trip(candidate: Candidate) -> tuple[bool, str]:
+    """A job that goes on from a checkpoint makes the same step, to the bit."""
+    cut = candidate.cuts()[0]
+    job, other = candidate.job(*cut, device=True), candidate.job(*cut, device=True)
+    for step in range(2):
+        loop.optimizer_step(job, Progress(step=step))
+    with tempfile.TemporaryDirectory() as folder:
+        state = loop.state_dict(job, Progress(step=2))
+        checkpoint.save(Path(folder), step=2, state=state, keep_last=1, best=False)
+        damage: list[str] = []
+        found = checkpoint.load(Path(folder), say=damage.append)
+        if found is None:
+            return False, "; ".join(damage) or "what was saved is not there"
+        loop.load_state_dict(other, copy.deepcopy(found[1]))
+    losses = [
+        float(sum(part.loss.detach() for part in loop.optimizer_step(each, Progress(step=2))))
+        for each in (job, other)
+    ]
+    pairs = list(zip(job.model.state_dict().values(), other.model.state_dict().values(), strict=True))
+    same = losses[0] == losses[1] and all(torch.equal(one, two) for one, two in pairs)
+    told = f"losses of the next step {losses[0]:.9g} and {losses[1]:.9g}"
+    return same, f"{told}, weights {'the same' if same else 'not the same'}"
+
+
+def static_graph(candidate: Candidate) -> tuple[bool, str]:
+    """Steps after the first are one graph that asks the host nothing."""
+    job = candidate.job(*candidate.cuts()[0], device=True)
+    if isinstance(job.model, Settling):
+        return True, "none: states are iterated until they have settled, which the device is asked"
+    report = lint(lambda step: loop.optimizer_step(job, Progress(step=step)))
+    return report.is_static, "; ".join(report.lines())
+
+
+def learning_rates(candidate: Candidate) -> tuple[bool, str]:
+    """Positive from the first step on, never above the peak, and lowest at the end."""
+    config, rows = candidate.config, candidate.plan.effective_batch
+    job = candidate.job(*candidate.cuts()[0])
+    # Those of the run, whose batch is another one.
+    asked = budget_of(config, train_size=candidate.subject.dataset.train.size, effective_batch=rows)
+    job.warmup_fraction = warm_up_of(config, asked, effective_batch=rows)
+    total = asked.total_steps or STEPS_OF_SECONDS
+    job.budget = Budget(total_steps=total, total_seconds=None)
+    warm = min(total - 1, round(total * job.warmup_fraction))
+    steps = sorted({0, min(1, total - 1), warm, total // 4, total // 2, 3 * total // 4, total - 1})
+    factors = {step: loop.rate_factor(job, Progress(step=step)) for step in steps}
+    peak = job.optimizer.param_groups[0]["peak_lr"]
+    after = [factor for step, factor in factors.items() if step >= warm]
+    told = ", ".join(f"{step + 1}: {factor * peak:.3g}" for step, factor in factors.items())
+    passed = min(factors.values()) > 0 and max(factors.values()) <= 1 and after[-1] == min(after)
+    return passed, f"by step {told}"
+
+
+def storage(runs: Path, config: Config) -> tuple[bool, str]:
+    """What is written where runs are kept, and where they are copied to, can be read and removed."""
+    content = b"preflight" * 1000
+    try:
+        runs.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=runs, prefix=".preflight-") as file:
+            file.write(content)
+            file.flush()
+            same = Path(file.name).read_bytes() == content
+    except OSError as error:
+        return False, f"{runs}: {error.strerror or error}"
+    try:
+        check_storage(config)
+    except ConfigError as error:
+        return False, str(error)
+    places = " and ".join(filter(None, (str(runs), config.checkpoint_url)))
+    return same, f"{places} can be written, read and tidied"
+
+
+def memory(plan: Plan) -> tuple[bool, str]:
+    """What the plan needs is there."""
+    if plan.memory is None:
+        return True, "not predicted: CONFIG_AUTO_METHOD_TABLE is set"
+    need, usable = plan.memory.need_bytes, plan.memory.usable_bytes
+    return need <= usable, f"{need / 1e9:.2f} GB of the {usable / 1e9:.2f} GB that may be used"

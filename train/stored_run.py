@@ -1,0 +1,207 @@
+"""Commands on what a run has left: evaluate it, let it speak, hand on its weights."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shlex
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+from lib import atomic, kconf
+from lib.config import Config, config_from_values
+from lib.data.types import TextSpec
+from lib.devices.backend import open_backend
+from lib.devices.probe import probe
+from lib.errors import ConfigError, ToolkitError, os_error
+from lib.plan import plan as decide
+from lib.plan.types import Plan
+from lib.plugins import ModelCode, load_layout
+from lib.runs import checkpoint
+from lib.runs.directory import RunDir, resolve_run
+from lib.runs.identity import identity, trains
+from train import evaluation, loop
+from train.build import make_job
+from train.generate import Sampling, continued_text
+from train.job import Job
+from train.record import SilentRecord, told
+from train.tasks.language_model import told_floors
+from train.training_data import Subject, cache_of, evaluation_part, open_subject
+
+T = TypeVar("T")
+
+_DIFFERENCES = 5  # that a refusal names
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Restored:
+    """A run as its checkpoint left it, in one process."""
+
+    run: RunDir
+    subject: Subject
+    job: Job
+    step: int
+
+
+def evaluate(name: str, *, root: Path, runs: Path, best: bool) -> int:
+    """Evaluate the newest or the best checkpoint of run `name` as its configuration says."""
+    restored = _restore(name, root=root, runs=runs, best=best)
+    job = restored.job
+    with job.train_loader, job.eval_loader:
+        result = evaluation.evaluate(job)
+    dataset = restored.subject.dataset
+    part = evaluation_part(job.config, dataset)
+    print(f"{restored.run.path}, step {restored.step}: {told(result)} ({part})")
+    floors = told_floors(dataset, cache_dir=cache_of(root), say=say)
+    if floors is not None:
+        print(floors)
+    return 0
+
+
+def sample(name: str, *, root: Path, runs: Path, best: bool, prompt: str, sampling: Sampling) -> int:
+    """Print `prompt` and how the language model of run `name` continues it."""
+    restored = _restore(name, root=root, runs=runs, best=best)
+    dataset = restored.subject.dataset
+    if not isinstance(dataset.spec, TextSpec):
+        raise ConfigError(f"{restored.run.path} is no language model", todo="name one with RUN=")
+    if dataset.tokenizer is None:
+        raise ConfigError(
+            f"what the tokens of {dataset.spec.name} stand for is not known", why="they came ready-made"
+        )
+    tokens = dataset.tokenizer.encode(prompt)
+    if not tokens:
+        raise ConfigError("there is nothing to go on from", todo="give some text as PROMPT=")
+    with restored.job.train_loader, restored.job.eval_loader:
+        print(continued_text(restored.job, dataset.tokenizer, tokens, sampling=sampling))
+    return 0
+
+
+def export(name: str, *, root: Path, runs: Path, best: bool, directory: Path) -> int:
+    """Write the weights of run `name` to `directory` in the layout of Hugging Face transformers."""
+    restored = _restore(name, root=root, runs=runs, best=best)
+    job, layout = restored.job, load_layout(restored.job.config.model)
+    with job.train_loader, job.eval_loader, evaluation.evaluated_weights(job):
+        there = directory.exists()
+        try:
+            directory.mkdir(parents=True, exist_ok=True)
+            with ModelCode(job.config.model):
+                layout.save(job.model, str(directory / "model.safetensors"))
+                text = json.dumps(layout.configuration(job.model), indent=2) + "\n"
+            atomic.write_text(directory / "config.json", text)
+        except OSError as error:
+            raise os_error(f"write the weights to {directory}", error) from error
+        except ConfigError:  # a model without that layout, or without the package for it
+            if not there:
+                directory.rmdir()
+            raise
+    print(f"{restored.run.path}, step {restored.step}: written to {directory}")
+    return 0
+
+
+def stored_configuration(run: RunDir, root: Path) -> kconf.Resolved:
+    """What was asked of `run`, by the Kconfig tree of today; what that changes is told.
+
+    Raises ConfigError where it is not the configuration that the run was made with.
+    """
+    try:
+        resolved = kconf.load(root=root, config_file=run.config, refresh=True)
+    except ConfigError as error:
+        if not _restores(run, root):
+            raise
+        todo = f"restore it: {_restoring(run)}"
+        raise ConfigError(error.what, todo=todo, findings=error.findings) from error
+    if run.identity and not trains(run, resolved):
+        restore = f"restore it: {_restoring(run)}; or " if _restores(run, root) else ""
+        accepted = run.path.with_name(run.name.replace(run.identity, identity(resolved.in_effect)))
+        accept = f"mv {shlex.quote(str(run.path))} {shlex.quote(str(accepted))}"
+        raise ConfigError(
+            f"{run.config} is not what the run was made with",
+            why=_differences(run, resolved),
+            todo=f"{restore}accept it as it is: {accept}",
+        )
+    for notice in resolved.notices:
+        say(notice)
+    return resolved
+
+
+def _restores(run: RunDir, root: Path) -> bool:
+    """Whether the minimal form of its configuration is what the run was made with."""
+    try:
+        return trains(run, kconf.load(root=root, config_file=run.minimal))
+    except ConfigError:
+        return False
+
+
+def _restoring(run: RunDir) -> str:
+    return f"cp {shlex.quote(str(run.minimal))} {shlex.quote(str(run.config))}"
+
+
+def _differences(run: RunDir, resolved: kconf.Resolved) -> str:
+    """The first values that are not as the run stored them."""
+    known = stored(run, "values", kconf.values_from_json)
+    found = [
+        f"{name} {known[name]} -> {value}" if name in known else f"{name} {value} is new"
+        for name, value in resolved.in_effect.items()
+        if name not in known or known[name] != value
+    ]
+    if known.keys().isdisjoint(resolved.in_effect):
+        return f"it was changed, and {run.path / 'values.json'} has no value of it"
+    more = f" and {len(found) - _DIFFERENCES} more" if len(found) > _DIFFERENCES else ""
+    return ", ".join(found[:_DIFFERENCES]) + more or "it was changed"
+
+
+def stored(run: RunDir, name: str, read: Callable[[Mapping[str, Any]], T]) -> T:
+    """`run`'s JSON file `name` as `read` makes it; ToolkitError where it makes no sense."""
+    try:
+        return read(run.read_json(name))
+    except (TypeError, KeyError, ValueError, AttributeError) as error:
+        raise ToolkitError(
+            f"the {name} of {run.path} cannot be read",
+            why=f"it was written by another version, or changed ({error})",
+            todo="start again with make train CONFIG_RESUME_NEVER=y",
+        ) from error
+
+
+def _restore(name: str, *, root: Path, runs: Path, best: bool) -> Restored:
+    """Raises ToolkitError where run `name` has no such checkpoint."""
+    run = resolve_run(runs, name)
+    asked = config_from_values(stored_configuration(run, root).values)
+    hardware = probe(asked.device)
+    trained = stored(run, "plan", Plan.from_json)
+    config = for_one_process(asked, trained, devices=len(hardware.devices))
+    found = checkpoint.load(run.checkpoints, which="best" if best else "latest", say=say)
+    if found is None:
+        raise ToolkitError(f"{run.path} has no {'best ' if best else ''}checkpoint")
+    subject = open_subject(config, root=root, say=say)
+    plan = decide(config, hardware, dataclasses.replace(subject.facts, train_size=None))
+    backend = open_backend(plan.device, world=1, devices=plan.layout.devices_per_process)
+    job = make_job(config, plan, subject, hardware=hardware, backend=backend, record=SilentRecord())
+    state = {**found[1], "carry": None}  # evaluation starts every sample afresh
+    return Restored(run, subject, job, loop.load_state_dict(job, state).step)
+
+
+def for_one_process(config: Config, trained: Plan, *, devices: int) -> Config:
+    """`config` for evaluating what was trained as `trained` says, on a machine with so many devices.
+
+    There is no batch to plan and there are no training data to hold. Evaluation counts every sample once,
+    however many rows are taken at a time.
+    """
+    # Two frozen models that had a device each may be too large for one.
+    splits = trained.strategy == "split" and devices > 1
+    return dataclasses.replace(
+        config,
+        num_devices=2 if splits else 1,
+        dist_strategy="split" if splits else "auto",
+        hyper_param="manual",
+        batch_size=trained.micro_batch,
+        gradient_accumulation=1,
+        target_effective_batch=0,
+        norm_batch=0,
+        data_placement="stream",
+    )
+
+
+def say(text: str) -> None:
+    """Print a line at once."""
+    print(text, flush=True)

@@ -1,0 +1,44 @@
+"""Classification: softmax cross-entropy against one label per sample."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch.nn.functional as F
+
+from lib.data.loader import Batch
+from train.tasks.base import Forward, Sums, full_precision
+
+
+class Classify:
+    """Cross-entropy with label smoothing (Szegedy et al. 2015, section 7)."""
+
+    targets_per_sample = 1
+
+    def __init__(self, *, label_smoothing: float) -> None:
+        self.label_smoothing = label_smoothing
+
+    def training(self, forward: Forward, batch: Batch) -> Sums:
+        logits_NK = full_precision(forward(batch.inputs))
+        loss = F.cross_entropy(
+            logits_NK, batch.targets, reduction="sum", label_smoothing=self.label_smoothing
+        )
+        correct = (logits_NK.argmax(dim=1) == batch.targets).sum()
+        return Sums(loss, len(batch.targets), {"accuracy": correct})
+
+    def evaluation(self, forward: Forward, batch: Batch) -> Sums:
+        assert batch.weights is not None
+        logits_NK = full_precision(forward(batch.inputs))
+        loss_N = F.cross_entropy(logits_NK, batch.targets, reduction="none")
+        correct_N = (logits_NK.argmax(dim=1) == batch.targets).to(batch.weights.dtype)
+        return Sums(
+            (loss_N * batch.weights).sum(),
+            batch.weights.sum(),
+            {"accuracy": (correct_N * batch.weights).sum()},
+        )
+
+    def report(self, means: Mapping[str, float]) -> dict[str, float]:
+        return {"samples": means["count"], "loss": means["loss"], "accuracy": means["accuracy"]}
+
+    def score(self, evaluation: Mapping[str, float]) -> float:
+        return evaluation["accuracy"]

@@ -1,0 +1,1 @@
+"""Deep supervision of a recursive model (TRM), with a carry between steps."""

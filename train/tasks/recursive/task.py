@@ -1,0 +1,102 @@
+"""Deep supervision of a model that improves its own answer, with adaptive computation time.
+
+One optimizer step is one supervision step of every row of the batch. A row whose sample is done takes the
+new sample of that row; the other new samples are thrown away, so that epochs are nominal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from lib.data.loader import Batch
+from lib.nn import IGNORED
+from lib.nn.stablemax import stablemax_cross_entropy
+from train.tasks.base import Forward, Sums
+from train.tasks.recursive.carry import Carry, Rows
+
+HALT_WEIGHT = 0.5  # of the loss of the halting logit
+
+
+class Recursive:
+    """The model's forward pass is that of models/trm: tokens, and where it left off, to a `Thought`."""
+
+    targets_per_sample = 1
+
+    def __init__(self, *, seed: int, max_steps: int, exploration: float, eval_steps: int) -> None:
+        """max_steps: of a sample in training. exploration: share of rows that may not stop too early.
+
+        eval_steps: of every sample in evaluation.
+        """
+        self.carry = Carry()
+        self._seed, self._max_steps, self._exploration = seed, max_steps, exploration
+        self._eval_steps = eval_steps
+
+    def training(self, forward: Forward, batch: Batch) -> Sums:
+        """Sums over rows. Metrics: cells that are right, and rows that stop now, and are right then."""
+        before = self.carry.taken()
+        if before is None:
+            inputs_BL, targets_BL = batch.inputs, batch.targets
+            thought = forward(inputs_BL)
+            steps_B = torch.ones_like(targets_BL[:, 0])
+        else:
+            fresh_B = before.halted_B
+            inputs_BL = torch.where(fresh_B[:, None], batch.inputs, before.inputs_BL)
+            targets_BL = torch.where(fresh_B[:, None], batch.targets, before.targets_BL)
+            thought = forward(inputs_BL, before.y_BTD, before.z_BTD, fresh_B)
+            steps_B = before.steps_B.masked_fill(fresh_B, 0) + 1
+        loss_B, right_B, exact_B = _judged(thought.logits, targets_BL)
+        halt_loss_B = F.binary_cross_entropy_with_logits(
+            thought.halt, exact_B.to(thought.halt.dtype), reduction="none"
+        )
+        halted_B = self._halted(thought.halt.detach(), steps_B)
+        self.carry.leave(Rows(thought.y_BTD, thought.z_BTD, steps_B, halted_B, inputs_BL, targets_BL))
+        metrics = {
+            "accuracy": right_B.sum(),
+            "halted": halted_B.sum(),
+            "solved": (halted_B & exact_B).sum(),
+        }
+        return Sums(loss_B.sum() + HALT_WEIGHT * halt_loss_B.sum(), len(loss_B), metrics)
+
+    def evaluation(self, forward: Forward, batch: Batch) -> Sums:
+        """All of EVAL_STEPS, from the start. Exact: every cell is right; and so after 1, 2, 4, ... steps."""
+        assert batch.weights is not None
+        weights_B, metrics = batch.weights, dict[str, Tensor]()
+        thought = forward(batch.inputs)
+        goes_on_B = torch.zeros_like(weights_B, dtype=torch.bool)
+        for step in range(1, self._eval_steps + 1):
+            if step > 1:
+                thought = forward(batch.inputs, thought.y_BTD, thought.z_BTD, goes_on_B)
+            loss_B, right_B, exact_B = _judged(thought.logits, batch.targets)
+            if step & (step - 1) == 0 or step == self._eval_steps:
+                metrics[f"exact_after_{step}"] = (exact_B * weights_B).sum()
+        metrics["accuracy"] = (right_B * weights_B).sum()
+        metrics["exact_accuracy"] = (exact_B * weights_B).sum()
+        return Sums((loss_B * weights_B).sum(), weights_B.sum(), metrics)
+
+    def report(self, means: Mapping[str, float]) -> dict[str, float]:
+        """The loss is that of the cells alone, after the last step."""
+        first = {"samples": means["count"], "loss": means["loss"], "accuracy": means["accuracy"]}
+        exact = {"exact_accuracy": means["exact_accuracy"]}
+        return first | exact | {name: value for name, value in means.items() if "after" in name}
+
+    def score(self, evaluation: Mapping[str, float]) -> float:
+        return evaluation["exact_accuracy"]
+
+    def _halted(self, halt_B: Tensor, steps_B: Tensor) -> Tensor:
+        halted_B = (steps_B >= self._max_steps) | ((halt_B > 0) & (self._max_steps > 1))
+        least_B = self.carry.least_steps(seed=self._seed, most=self._max_steps, probability=self._exploration)
+        return halted_B & (steps_B >= least_B.to(steps_B.device))
+
+
+def _judged(logits_BLV: Tensor, targets_BL: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """For each row: the mean loss of its cells, the share of them that are right, and whether all are."""
+    counts_BL = targets_BL != IGNORED
+    counts_B = counts_BL.sum(dim=1)
+    loss_BL = stablemax_cross_entropy(logits_BLV.flatten(0, 1), targets_BL.flatten()).view_as(targets_BL)
+    right_BL = (logits_BLV.argmax(dim=2) == targets_BL) & counts_BL
+    right_B = right_BL.sum(dim=1)
+    return loss_BL.sum(dim=1) / counts_B.clamp(min=1), right_B / counts_B.clamp(min=1), right_B == counts_B

@@ -1,0 +1,1 @@
+"""A bridge between two frozen language models (LatentWire), and their pretraining."""

@@ -1,0 +1,203 @@
+"""The small language models of the toolkit, which are trained by the one loop before they are frozen."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import io
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from lib import atomic
+from lib.config import Config
+from lib.data.cache import cached_folder, fingerprint
+from lib.data.datasets.question_answering.opening import HUGGING_FACE, folder_of
+from lib.data.datasets.question_answering.spec import AnswerSpec
+from lib.data.loader import Batch
+from lib.data.types import ArrayPart, Dataset, TextSpec
+from lib.devices.backend import Backend
+from lib.devices.probe import probe
+from lib.errors import ToolkitError
+from lib.nn import IGNORED
+from lib.plan.types import Plan, one_reason
+from train import loop
+from train.build import make_job
+from train.job import Progress
+from train.record import SilentRecord
+from train.signals import Stopped
+from train.tasks.base import Forward, Sums
+from train.tasks.language_model import LanguageModel
+from train.tasks.two_model.frozen import FrozenSource, size_options, text_spec
+from train.training_data import measure
+
+VERSION = 1
+SEED, BATCH, LEARNING_RATE = 1, 64, 3e-3
+WEIGHTS = "weights.pt"
+
+
+def frozen_sources(
+    config: Config,
+    dataset: Dataset,
+    *,
+    root: Path,
+    cache_dir: Path,
+    learned: bool,
+    say: Callable[[str], None],
+) -> tuple[FrozenSource, FrozenSource]:
+    """The two models that `config` names, those of the toolkit trained on the texts of `dataset`.
+
+    learned: false where random weights will do. What is trained is kept in `cache_dir`, by all that it
+    follows from. Raises ToolkitError where training is stopped or the cache cannot be written.
+    """
+    spec = dataset.spec
+    assert isinstance(spec, AnswerSpec)
+    paths: list[Path | None] = []
+    for number, side in enumerate(spec.sides):
+        if side.name.startswith(HUGGING_FACE):
+            paths.append(folder_of(side.name, root=root))
+        elif learned:
+            paths.append(_learned(config, dataset, number, cache_dir=cache_dir, say=say))
+        else:
+            paths.append(None)
+    first, second = (FrozenSource(side, path) for side, path in zip(spec.sides, paths, strict=True))
+    return first, second
+
+
+def _learned(
+    config: Config, dataset: Dataset, number: int, *, cache_dir: Path, say: Callable[[str], None]
+) -> Path:
+    """The file of weights of one model."""
+    assert isinstance(dataset.spec, AnswerSpec)
+    side = dataset.spec.sides[number]
+    texts = texts_of(dataset, number)
+    recipe = (VERSION, SEED, BATCH, LEARNING_RATE, config.frozen_steps, size_options(side), side)
+    contents = (part.inputs.tobytes() for part in (texts.train, texts.test) if isinstance(part, ArrayPart))
+    identity = fingerprint(*recipe, *(hashlib.sha256(content).hexdigest() for content in contents))
+
+    def fill(folder: Path) -> None:
+        say(f"{side.name}: training it for {config.frozen_steps} steps, to be frozen, into {cache_dir}")
+        told = _train(_recipe(config, size_options(side)), texts, folder / WEIGHTS)
+        say(f"{side.name}: {told}")
+
+    name = f"frozen-{side.name.partition(':')[2]}-{identity[:8]}"
+    return cached_folder(cache_dir / name, identity=identity, fill=fill, say=say) / WEIGHTS
+
+
+def texts_of(dataset: Dataset, number: int) -> Dataset:
+    """The whole texts of `dataset` in the tokens of one of the two models, with the answers as targets.
+
+    The rest of a text says little that could be learned, and would be most of the gradient's noise.
+    """
+    assert isinstance(dataset.spec, AnswerSpec)
+    columns = dataset.spec.columns
+    edges = np.cumsum((0, *columns))[2 * number :]
+    parts = []
+    for part in (dataset.train, dataset.test):
+        assert isinstance(part, ArrayPart)
+        _, targets = part.take()
+        answers, texts = targets[:, edges[0] : edges[1]], targets[:, edges[1] : edges[2]]
+        ends, counts = ((rows != IGNORED).sum(axis=1, keepdims=True) for rows in (texts, answers))
+        following = np.pad(texts[:, 1:], ((0, 0), (0, 1)), constant_values=IGNORED)
+        places = np.arange(1, texts.shape[1] + 1)
+        asked = np.where(places >= ends - counts, following, IGNORED).astype(np.int32)
+        parts.append(ArrayPart(texts.clip(min=0).astype(np.int64), asked))
+    spec = text_spec(dataset.spec.sides[number])
+    return Dataset(spec, parts[0], parts[1], f"the texts of {dataset.spec.name}")
+
+
+class _Answers(LanguageModel):
+    """A language model that learns from the targets that are there, and counts them."""
+
+    def training(self, forward: Forward, batch: Batch) -> Sums:
+        every = torch.ones(len(batch.inputs), device=batch.inputs.device)
+        return self.evaluation(forward, dataclasses.replace(batch, weights=every))
+
+
+def _train(config: Config, texts: Dataset, file: Path) -> str:
+    """Train by the one loop on a CPU, and write the weights. Returns how it ended, in words."""
+    job = make_job(
+        config,
+        _plan(),
+        measure(config, texts),
+        hardware=probe("cpu"),
+        backend=Backend("cpu"),
+        record=SilentRecord(),
+    )
+    assert isinstance(texts.spec, TextSpec)
+    job.task = _Answers(texts.spec, chunked=False)
+    progress = Progress()
+    with job.train_loader, job.eval_loader:
+        try:
+            result = loop.train(job, progress)
+        except Stopped as error:
+            raise ToolkitError(
+                f"stopped while {texts.spec.name} was trained, to be frozen",
+                todo="make train begins with it again",
+            ) from error
+    weights = io.BytesIO()  # torch's own writer of files would hide an error of the disk
+    torch.save(job.model.state_dict(), weights)
+    atomic.write_new(file, weights.getvalue())
+    return f"loss {result['loss']:.4f} nats per token after {progress.step} steps, {progress.seconds:.0f} s"
+
+
+def _recipe(config: Config, options: Mapping[str, Any]) -> Config:
+    """`config` with all that a small GPT-2 is trained by: nothing of the run itself but FROZEN_STEPS."""
+    assert config.frozen_steps is not None
+    return dataclasses.replace(
+        config,
+        model="gpt2",
+        model_options=options,
+        seed=SEED,
+        optimizer="adamw",
+        learning_rate=LEARNING_RATE,
+        lr_scaling="none",
+        weight_decay=0.01,
+        adam_beta1=0.9,
+        adam_beta2=0.99,
+        adam_eps=1e-8,
+        schedule="cosine",
+        lr_min_ratio=0.0,
+        warmup_unit="percent",
+        warmup_pct=10,
+        warmup_start_ratio=0.01,
+        grad_clip=1.0,
+        label_smoothing=0.0,
+        ema=False,
+        budget="steps",
+        max_steps=config.frozen_steps,
+        eval_interval_steps=config.frozen_steps,
+        checkpoint_interval_steps=0,
+        checkpoint_seconds=0,
+        log_interval_steps=10,
+        data_limit=0,
+        holdout=0,
+        data_placement="resident",
+        deterministic=False,
+        grad_checkpoint="none",
+        activation_offload=False,
+        chunked_cross_entropy=False,
+    )
+
+
+def _plan() -> Plan:
+    return Plan(
+        device="cpu",
+        world=1,
+        strategy="single",
+        shard=1,
+        micro_batch=BATCH,
+        accumulation=1,
+        last_micro_batch=BATCH,
+        effective_batch=BATCH,
+        target=BATCH,
+        norm_batch=0,
+        precision="fp32",
+        channels_last=False,
+        compile=False,
+        memory=None,
+        reasons=one_reason("the same for every run, so that it is made once"),
+    )

@@ -1,0 +1,156 @@
+"""Runs that have a copy on object storage: where a run goes on from, and who copies while it trains."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from lib.config import Config
+from lib.errors import CheckpointError, ConfigError
+from lib.kconf import Resolved
+from lib.runs import checkpoint
+from lib.runs.directory import RunDir
+from lib.runs.identity import trains
+from lib.runs.remote import RemoteRun, contents, unfinished
+from lib.runs.storage import Storage, StorageError, open_storage
+
+Say = Callable[[str], object]
+
+_PATIENCE_SECONDS = 2.0  # until a wait is told
+
+
+def check_storage(config: Config) -> None:
+    """Raises ConfigError where the storage that was asked for cannot be written, read and cleaned up."""
+    if not config.checkpoint_url:
+        return
+    try:
+        _storage(config).check()
+    except StorageError as error:
+        asked = f'CONFIG_CHECKPOINT_URL="{config.checkpoint_url}" cannot be used'
+        raise ConfigError(asked, why=str(error)) from error
+
+
+def interrupted(config: Config, resolved: Resolved, *, runs: Path, say: Say) -> RunDir | None:
+    """The run of this configuration to go on with, locked: of this disk, or of storage where that is further.
+
+    Raises ToolkitError where the storage fails or has damaged checkpoints only.
+    """
+    run = RunDir.find_interrupted(
+        runs, model=config.model, is_same=lambda known: trains(known, resolved), say=say
+    )
+    if not config.checkpoint_url:
+        return run
+    if run is not None:
+        catch_up(run, config, say=say)
+    reached = max(checkpoint.steps(run.checkpoints), default=0) if run is not None else 0
+    here = runs / config.model
+    # One that is here is the one above, in use or done.
+    others = [other for other in unfinished(_of_model(config), resolved) if not (here / other.name).exists()]
+    further = [other for other in others if max(other.manifests(), default=0) > reached]
+    if not further:
+        return run
+    if run is not None:
+        run.release()
+    return further[-1].adopt(here, say=say)
+
+
+def catch_up(run: RunDir, config: Config, *, say: Say) -> RunDir:
+    """Have the checkpoint of a run that is on storage only, if it went further elsewhere. Returns the run.
+
+    Raises ToolkitError where the storage fails.
+    """
+    if config.checkpoint_url:
+        _remote(run, config).fetch(run, say=say)
+    return run
+
+
+class Copier:
+    """Copies a run to storage by a thread of its own. One copy at a time; what is newer takes the place of
+    what waits. Nobody waits for it but `wait`, and a process that ends at once cuts it off.
+    """
+
+    def __init__(self, run: RunDir, config: Config) -> None:
+        self.url = f"{config.checkpoint_url.rstrip('/')}/{run.model}/{run.name}"
+        self._run, self._remote, self._keep_last = run, _remote(run, config), config.keep_last
+        self._lock = threading.Lock()
+        self._wanted: Mapping[str, bytes] | None = None
+        self._thread: threading.Thread | None = None
+        self._news: deque[str] = deque()
+        self._failure = ""  # why the last copy failed
+        self._damage = ""  # of the best checkpoint, which the last copy was made without
+        self._copied = False  # whether the last one that was asked for is there
+
+    def begin(self) -> None:
+        """Copy the run as it is now: its files at this moment, its newest and its best checkpoint."""
+        files = contents(self._run)
+        with self._lock:
+            self._wanted, self._copied = files, False
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._work, name="copy", daemon=True)
+                self._thread.start()
+
+    def news(self) -> list[str]:
+        """Lines for the user that have come up since the last call."""
+        return [self._news.popleft() for _ in range(len(self._news))]
+
+    def wait(self, say: Say) -> str:
+        """Wait until nothing is being copied; returns why the run is not there as it is, "" where it is."""
+        if (thread := self._thread) is not None:
+            thread.join(_PATIENCE_SECONDS)
+            if thread.is_alive():
+                say(f"Waiting for the copy to {self.url}")
+                thread.join()
+        return "" if self._copied else self._failure or "the copy was broken off"
+
+    def _work(self) -> None:
+        try:
+            while (files := self._take()) is not None:
+                self._copy(files)
+        except BaseException:
+            with self._lock:
+                self._thread = None
+            raise
+
+    def _take(self) -> Mapping[str, bytes] | None:
+        with self._lock:
+            files, self._wanted = self._wanted, None
+            if files is None:
+                self._thread = None
+            return files
+
+    def _copy(self, files: Mapping[str, bytes]) -> None:
+        try:
+            damage = self._remote.copy(self._run.checkpoints, files, keep_last=self._keep_last)
+        except FileNotFoundError:
+            return  # the disk has a newer one by now, and that is asked for next
+        except (StorageError, CheckpointError) as error:
+            if not self._failure:
+                self._news.append(f"Not copied to {self.url}, which the next checkpoint tries again: {error}")
+            self._failure = str(error)
+            return
+        if self._failure:
+            self._news.append(f"Copied to {self.url} again")
+        if damage and damage != self._damage:
+            self._news.append(f"The best checkpoint is not copied: {damage}")
+        self._failure, self._damage = "", damage
+        with self._lock:
+            self._copied = self._wanted is None
+
+
+def copier_of(run: RunDir, config: Config) -> Copier | None:
+    """What copies `run`, if that was asked for."""
+    return Copier(run, config) if config.checkpoint_url else None
+
+
+def _storage(config: Config) -> Storage:
+    return open_storage(config.checkpoint_url, asked="CONFIG_CHECKPOINT_URL")
+
+
+def _of_model(config: Config) -> Storage:
+    return _storage(config).below(config.model)
+
+
+def _remote(run: RunDir, config: Config) -> RemoteRun:
+    return RemoteRun(run.name, _of_model(config).below(run.name))
