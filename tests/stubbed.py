@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from lib.config import Config
-from lib.devices.backend import Backend
+from lib.devices.base import Backend
 from lib.plan.types import Hardware
 from scripts import cluster
 from tests.training import MemoryRecord, random_subject, small_config, small_job, small_plan

@@ -15,7 +15,7 @@ from torch import Tensor
 from lib.config import Config
 from lib.data import ArrayPart, Dataset, ImageSpec
 from lib.data.loader import Batch
-from lib.devices.backend import Backend
+from lib.devices.base import Backend
 from lib.plan.fitting import Trial
 from lib.plan.types import Hardware, Plan
 from tests.configs import make_config

@@ -23,7 +23,8 @@ from lib.data import (
 )
 from lib.data.precompute import bytes_ahead
 from lib.data.types import Part, Spec, TextSpec
-from lib.devices.backend import Backend, configure_numerics, configure_threads
+from lib.devices.backend import configure_numerics, configure_threads
+from lib.devices.base import Backend
 from lib.devices.probe import main_memory
 from lib.errors import ConfigError
 from lib.memory.simulation import lay_out, simulated

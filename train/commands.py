@@ -13,7 +13,8 @@ from typing import Any
 from lib import kconf
 from lib.config import config_from_values
 from lib.devices.accelerators import launch_variables
-from lib.devices.backend import Backend, is_out_of_memory, open_backend
+from lib.devices.backend import is_out_of_memory, open_backend
+from lib.devices.base import Backend
 from lib.devices.probe import environment, probe
 from lib.distributed.launcher import become_worker, end_process, keep, launch
 from lib.distributed.rendezvous import gathering_of
@@ -23,7 +24,7 @@ from lib.runs import checkpoint
 from lib.runs.console import Console
 from lib.runs.directory import RunDir, resolve_run
 from lib.runs.identity import identity
-from lib.runs.sinks import check_packages, open_sinks
+from lib.runs.sinks.opening import check_packages, open_sinks
 from lib.tiers import with_tier
 from train import loop
 from train.build import make_job

@@ -12,7 +12,7 @@ from torch import nn
 
 from lib.config import Config
 from lib.data.loader import EvalLoader, TrainLoader
-from lib.devices.backend import Backend
+from lib.devices.base import Backend
 from lib.nn.dropout import Dropout
 from lib.optim.ema import Ema
 from lib.plan.types import Plan

@@ -12,7 +12,8 @@ from typing import Any, NoReturn
 
 from lib import kconf
 from lib.config import Config
-from lib.devices.backend import Backend, open_backend
+from lib.devices.backend import open_backend
+from lib.devices.base import Backend
 from lib.devices.probe import probe
 from lib.distributed.launcher import launch
 from lib.distributed.rendezvous import Gathering, check_shares, environment_of, route_to, torchrun_options

@@ -12,7 +12,7 @@ from lib.runs import checkpoint, metrics
 from lib.runs.console import Console
 from lib.runs.directory import RunDir
 from lib.runs.metrics import MetricsWriter, Scalar
-from lib.runs.sinks import Sink, Sinks
+from lib.runs.sinks.base import Sink, Sinks
 from lib.runs.storage import StorageError
 from train.signals import StopRequest
 from train.upload import Copier

@@ -23,7 +23,7 @@ from typing import Any
 
 import torch
 
-from lib.devices.backend import Backend, DistributedBackend, host_copy
+from lib.devices.base import Backend, DistributedBackend, host_copy
 from lib.plan.types import Kind
 
 _AUTOLOAD = "TORCH_DEVICE_BACKEND_AUTOLOAD"

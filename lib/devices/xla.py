@@ -20,7 +20,7 @@ import torch_xla.core.xla_model as xla_model
 from torch import Tensor, nn
 from torch.distributed.rendezvous import rendezvous
 
-from lib.devices.backend import Backend, DistributedBackend, host_copy
+from lib.devices.base import Backend, DistributedBackend, host_copy
 from lib.plan.types import Kind, Precision
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from lib.devices.backend import Backend
+from lib.devices.base import Backend
 
 _STATUS = Path("/proc/self/status")
 _RSS_UNIT_BYTES = 1 if sys.platform == "darwin" else 1024  # of ru_maxrss

@@ -13,7 +13,7 @@ from typing import Literal, TypeAlias
 
 import numpy as np
 
-from lib.scaling.solver import Floats, Problem, predict, solve
+from lib.scaling.least_squares import Floats, Problem, predict, solve
 
 LawName: TypeAlias = Literal["power", "floor", "chinchilla"]
 

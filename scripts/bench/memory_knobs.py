@@ -19,7 +19,7 @@ from pathlib import Path
 
 from lib import kconf
 from lib.config import config_from_values
-from lib.devices.backend import Backend
+from lib.devices.base import Backend
 from lib.devices.probe import probe
 from lib.errors import ToolkitError, run_main
 from lib.nn.activation_checkpointing import CHOICES, Recompute

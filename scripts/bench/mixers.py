@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 
 from lib.config import Config
-from lib.devices.backend import Backend
+from lib.devices.base import Backend
 from lib.plan.types import Hardware
 from scripts.bench.interleaved_timing import Run, in_turn
 from train import loop

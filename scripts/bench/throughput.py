@@ -32,7 +32,7 @@ from lib import kconf
 from lib.config import Config, config_from_values
 from lib.data import ArrayPart, Dataset, ImageSpec, TextSpec
 from lib.data.subset import measured
-from lib.devices.backend import Backend
+from lib.devices.base import Backend
 from lib.devices.probe import probe
 from lib.errors import ConfigError, run_main
 from lib.hyperparams import apply_hyperparams

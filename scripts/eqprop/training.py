@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from lib.config import Config
-from lib.devices.backend import Backend
+from lib.devices.base import Backend
 from lib.devices.probe import environment, probe
 from lib.errors import Diverged
 from lib.hyperparams import apply_hyperparams

@@ -10,7 +10,7 @@ from typing import Literal
 
 from lib import kconf
 from lib.config import Config, config_from_values
-from lib.devices.backend import Backend
+from lib.devices.base import Backend
 from lib.devices.probe import probe
 from lib.plan import plan as make_plan
 from lib.plan.bound import table_batch

@@ -27,7 +27,6 @@ from scripts.gpu_check.doors import (
 )
 from scripts.gpu_check.lightning_finder import find_batch_size
 from scripts.gpu_check.search import largest
-from scripts.gpu_check.worker import Handler
 
 TIMED_STEPS = 5
 
@@ -172,7 +171,7 @@ def _memory() -> dict[str, Any]:
     }
 
 
-HANDLERS: Mapping[str, Handler] = {
+HANDLERS: Mapping[str, Callable[..., dict[str, Any]]] = {
     "context": context,
     "measure": measure,
     "history": history,

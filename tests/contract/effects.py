@@ -20,7 +20,7 @@ from unittest import mock
 import torch
 
 from lib.config import Config, config_from_values
-from lib.devices.backend import Backend
+from lib.devices.base import Backend
 from lib.errors import ToolkitError
 from lib.kconf import Resolved
 from lib.plan.fitting import trial_of

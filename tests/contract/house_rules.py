@@ -8,7 +8,7 @@ from __future__ import annotations
 import ast
 import functools
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
@@ -34,12 +34,13 @@ ROOMS = (
 LEVELS = {name: number for number, names in enumerate(ROOMS) for name in names}
 HIGHEST_LIGHT = LEVELS["lib.plan"]
 HEAVY = {"torch", "numpy", "matplotlib"}
-BACKEND_SEAM = ("lib/devices/backend.py", "lib/devices/xla.py", "lib/devices/tpu.py")
+BACKEND_SEAM = ("lib/devices/backend.py", "lib/devices/base.py", "lib/devices/xla.py", "lib/devices/tpu.py")
 READS_ENVIRONMENT = (
     *(
         "lib/__init__.py",
         "lib/kconf/",
         "lib/devices/backend.py",
+        "lib/devices/base.py",
         "lib/devices/probe.py",
         "lib/distributed/launcher.py",
         "lib/devices/tpu.py",
@@ -59,13 +60,16 @@ CLOSED_TO_MODELS = {
     "lib.config",
     "lib.kconf",
     "lib.plan",
-    "lib.devices.backend",
+    "lib.devices",
     "lib.devices.probe",
     "lib.runs.directory",
     "os",
     "pathlib",
     "sys",
 }
+# Names of files that say what they are only with the room.
+_COMMON = {"__init__.py", "base.py", "types.py", "command.py", "remote.py", "opening.py"}
+_PLUG_IN = re.compile(r"lib/data/datasets/\w+/|train/tasks/\w+/")
 DEVICE_NAMES = re.compile(r"(cuda|cpu|mps|xla|tpu)(:\d+)?")
 MACHINE_PATH = re.compile(r"(?<![\w.~/-])/(home|root|tmp|work|mnt|Users)/\w")
 UNFINISHED = re.compile(r"\b(TODO|FIXME|XXX|HACK)\b")
@@ -122,6 +126,49 @@ def imports(module: Module) -> Iterator[tuple[int, str]]:
             yield from ((node.lineno, f"{base}.{alias.name}") for alias in node.names)
 
 
+def cycles(modules: Sequence[Module]) -> list[list[str]]:
+    """Modules that import each other, at the top or in a function; each cycle in order of names."""
+    names = {module.name for module in modules}
+    wanted = {
+        module.name: {
+            name if name in names else name.rpartition(".")[0]
+            for _, name in imports(module)
+            if (name in names or name.rpartition(".")[0] in names)
+        }
+        - {module.name}
+        for module in modules
+    }
+    reached = {name: _reached(name, wanted) for name in wanted}
+    found = {
+        tuple(sorted(other for other in reached[name] if name in reached.get(other, ())))
+        for name in wanted
+        if name in reached[name]
+    }
+    return sorted(map(list, found))
+
+
+def _reached(name: str, wanted: Mapping[str, set[str]]) -> set[str]:
+    """All that `name` imports, and what that imports."""
+    found: set[str] = set()
+    waiting = [name]
+    while waiting:
+        for other in wanted.get(waiting.pop(), set()) - found:
+            found.add(other)
+            waiting.append(other)
+    return found
+
+
+def repeated_names(paths: Sequence[str]) -> list[str]:
+    """Files of one package tree that have the same name, but for those that every room may have."""
+    by_name: dict[str, list[str]] = {}
+    for path in paths:
+        if not _PLUG_IN.match(path):
+            by_name.setdefault(PurePosixPath(path).name, []).append(path)
+    return sorted(
+        path for name, same in by_name.items() if len(same) > 1 and name not in _COMMON for path in same
+    )
+
+
 def layering(module: Module) -> Iterator[str]:
     own = level(module.name)
     for line, name in imports(module):
@@ -170,10 +217,10 @@ def backend_seam(module: Module) -> Iterator[str]:
             yield f"{module.path}:{line}: imports {name}; only lib/devices/xla.py and lib/devices/tpu.py may"
     for node in module.nodes:
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "cuda":
-            yield f"{module.path}:{node.lineno}: calls .cuda(); only lib/devices/backend.py may"
+            yield f"{module.path}:{node.lineno}: calls .cuda(); only lib/devices may"
     for line, text in string_constants(module):
         if text == "nccl":
-            yield f"{module.path}:{line}: names nccl; only lib/devices/backend.py may"
+            yield f"{module.path}:{line}: names nccl; only lib/devices may"
 
 
 def no_fallback_values(module: Module) -> Iterator[str]:

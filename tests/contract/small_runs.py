@@ -20,7 +20,7 @@ import torch
 
 from lib.config import Config
 from lib.data.types import Part
-from lib.devices.backend import Backend
+from lib.devices.base import Backend
 from lib.errors import ToolkitError
 from lib.kconf import Resolved
 from lib.plan.fitting import GAPS, Trial

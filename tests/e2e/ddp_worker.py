@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from lib.data.loader import Batch
-from lib.devices.backend import Backend
+from lib.devices.base import Backend
 from lib.plan.types import Plan
 from tests.answers import answers_subject, small_bridge_config
 from tests.e2e.ranks import fork_ranks

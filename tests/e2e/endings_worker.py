@@ -13,7 +13,7 @@ import signal
 import sys
 from pathlib import Path
 
-from lib.devices.backend import Backend
+from lib.devices.base import Backend
 from lib.distributed.launcher import end_process
 from lib.plan.sharding import layouts
 from lib.plan.types import Layout

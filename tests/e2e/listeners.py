@@ -15,8 +15,8 @@ _LISTENING = "0A"  # net/tcp_states.h
 _HOLD = """
 import os, pathlib, time
 if "LOCAL_RANK" in os.environ:
-    import lib.devices.backend
-    original = lib.devices.backend.DistributedBackend.wrap
+    import lib.devices.base
+    original = lib.devices.base.DistributedBackend.wrap
     def wrap(*arguments, **options):
         wrapped = original(*arguments, **options)
         folder = pathlib.Path({folder!r})
@@ -24,7 +24,7 @@ if "LOCAL_RANK" in os.environ:
         while not (folder / "go").exists():
             time.sleep(0.02)
         return wrapped
-    lib.devices.backend.DistributedBackend.wrap = wrap
+    lib.devices.base.DistributedBackend.wrap = wrap
 """
 
 

@@ -12,7 +12,8 @@ from pathlib import Path
 
 import torch
 
-from lib.devices.backend import Backend, open_backend
+from lib.devices.backend import open_backend
+from lib.devices.base import Backend
 from lib.distributed.local_ranks import environment
 from lib.plan.types import Kind
 

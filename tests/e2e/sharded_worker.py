@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from lib.data.loader import Batch
-from lib.devices.backend import Backend
+from lib.devices.base import Backend
 from lib.distributed.fsdp import gathered, local, own_part
 from lib.plan.sharding import layouts
 from lib.plan.types import Layout, Plan

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from lib.devices.backend import Backend
+from lib.devices.base import Backend
 from tests.e2e.ddp_worker import CASES, EFFECTIVE, STEPS, TEST_SIZE, TRAIN_SIZE, outcome
 from tests.e2e.workers import run_worker
 from tests.once import made_once

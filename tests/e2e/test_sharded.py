@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from lib.devices.backend import Backend
+from lib.devices.base import Backend
 from lib.plan.sharding import held, layouts
 from lib.plan.types import Layout
 from tests.e2e.sharded_worker import (

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from lib.devices.backend import Backend
+from lib.devices.base import Backend
 from lib.runs import checkpoint
 from tests.e2e.ddp_worker import CASES, outcome
 from tests.e2e.runner import TINY, Runner

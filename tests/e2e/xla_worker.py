@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from lib.devices.backend import Backend
+from lib.devices.base import Backend
 from tests.e2e.ddp_worker import CASES, outcome
 from tests.e2e.ranks import fork_ranks
 from tests.stubbed import XLA_STUB

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from lib.devices.backend import FakeBackend
+from lib.devices.base import FakeBackend
 from lib.plan.advice import advised
 from tests.configs import load_hardware
 from tests.training import MemoryRecord, random_subject, small_config, small_job, small_plan

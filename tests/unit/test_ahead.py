@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from lib.devices.backend import Backend
+from lib.devices.base import Backend
 from lib.errors import ConfigError
 from lib.plan.types import Device
 from tests.puzzles import puzzle_subject, small_trm_config

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from lib.devices import backend
-from lib.devices.backend import Backend, FakeBackend
+from lib.devices.base import Backend, FakeBackend
 from lib.errors import ToolkitError
 from lib.nn.compile import compiled
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from lib.devices.backend import Backend, FakeBackend
+from lib.devices.base import Backend, FakeBackend
 from lib.nn.dropout import Dropout, dropouts, key_samples
 from tests.configs import make_config
 from tests.tokens import small_lm_config, text_subject

@@ -19,7 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from lib.devices.backend import Backend, DistributedBackend
+from lib.devices.base import Backend, DistributedBackend
 from lib.distributed.fsdp import local
 from lib.plan.sharding import held, layouts, part_elements
 from lib.plan.traffic import exchanges

@@ -10,7 +10,7 @@ import pytest
 from torch import Tensor
 
 from lib.data.loader import Batch
-from lib.devices.backend import Backend
+from lib.devices.base import Backend
 from tests.training import (
     Clock,
     MemoryRecord,

@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import pytest
 
-from lib.devices.backend import Backend
+from lib.devices.base import Backend
 from lib.errors import ToolkitError
 from train.multi_node import check_one_directory
 

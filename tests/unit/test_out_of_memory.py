@@ -9,7 +9,8 @@ import torch
 
 from lib.config import Config
 from lib.data.loader import Batch
-from lib.devices.backend import Backend, FakeBackend, is_out_of_memory
+from lib.devices.backend import is_out_of_memory
+from lib.devices.base import Backend, FakeBackend
 from lib.errors import ToolkitError
 from lib.plan.types import Plan
 from tests.training import (

@@ -9,7 +9,7 @@ import pytest
 from torch import Tensor, nn
 
 from lib.data.loader import Batch
-from lib.devices.backend import FakeBackend
+from lib.devices.base import FakeBackend
 from tests.training import (
     Clock,
     MemoryRecord,

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from lib.data.loader import Batch
-from lib.devices.backend import FakeBackend
+from lib.devices.base import FakeBackend
 from lib.memory.live import LiveBytes
 from models.trm.model import Thought
 from tests.puzzles import puzzle_subject, small_trm_config

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from lib.scaling.laws import Point, bootstrap, fit, interval, intervals, log_residuals
-from lib.scaling.solver import HUBER_DELTA, _huber
+from lib.scaling.least_squares import HUBER_DELTA, _huber
 from tests.machine import slowness
 
 SIZES = (1e4, 3e4, 1e5, 3e5, 1e6, 3e6)

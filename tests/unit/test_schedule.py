@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from lib import kconf
 from lib.config import config_from_values
-from lib.devices.backend import Backend
+from lib.devices.base import Backend
 from lib.errors import ConfigError
 from lib.optim.lr_schedule import batch_factor, learning_rate_factor, warmup_fraction
 from tests.puzzles import puzzle_subject, small_trm_config

@@ -14,7 +14,7 @@ from torch import nn
 
 from lib.config import Config
 from lib.data import Dataset, Delivery, ImageSpec, Part, TextClassSpec, TextOptions, TrainLoader
-from lib.devices.backend import Backend, FakeBackend
+from lib.devices.base import Backend, FakeBackend
 from lib.errors import ConfigError
 from lib.nn.batch_norm import GhostBatchNorm2d
 from lib.plan.types import Hardware

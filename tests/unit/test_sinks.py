@@ -23,7 +23,7 @@ from lib.runs import metrics
 from lib.runs.console import Console
 from lib.runs.directory import RunDir
 from lib.runs.identity import identity
-from lib.runs.sinks import check_packages, open_sinks
+from lib.runs.sinks.opening import check_packages, open_sinks
 from lib.runs.sinks.tensorboard import EventFile, crc32c
 from tests.configs import ROOT, make_config
 from tests.event_files import read_events, slow_crc32c

@@ -18,7 +18,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from lib import kconf
 from lib.data.datasets.question_answering.spec import AnswerSpec
 from lib.data.loader import Batch
-from lib.devices.backend import Backend, SimulatedBackend, open_backend
+from lib.devices.backend import open_backend
+from lib.devices.base import Backend, SimulatedBackend
 from lib.memory.simulation import simulation
 from lib.nn import activation_offload
 from lib.plan.types import Layout

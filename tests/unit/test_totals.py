@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from lib.devices.backend import Backend
+from lib.devices.base import Backend
 from train.tasks.base import Sums, Totals
 
 

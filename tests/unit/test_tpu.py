@@ -16,7 +16,8 @@ import torch
 import torch.distributed as dist
 
 from lib.devices import accelerators, probe
-from lib.devices.backend import Backend, open_backend
+from lib.devices.backend import open_backend
+from lib.devices.base import Backend
 from lib.errors import PlanError
 from tests.stubbed import TPU_STUB, asked_for_in_a_step, job_on
 from tests.training import largest_difference, trained

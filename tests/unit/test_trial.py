@@ -13,7 +13,7 @@ import torch
 
 from lib import kconf
 from lib.config import config_from_values
-from lib.devices.backend import Backend
+from lib.devices.base import Backend
 from lib.memory import peak
 from lib.memory.peak import Peak
 from tests.configs import ROOT

@@ -14,7 +14,8 @@ import torch
 from torch import nn
 
 from lib.devices import accelerators, probe
-from lib.devices.backend import Backend, open_backend
+from lib.devices.backend import open_backend
+from lib.devices.base import Backend
 from lib.errors import PlanError
 from lib.plan.types import Hardware
 from tests.configs import load_hardware, make_config

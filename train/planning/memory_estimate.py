@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from lib.config import Config
-from lib.devices.backend import SimulatedBackend
+from lib.devices.base import SimulatedBackend
 from lib.memory.allocator import least_capacity
 from lib.memory.live import LiveBytes, Trace
 from lib.memory.predict import CUDA_GRANULARITY, STEPS, add_state, watch_gradients

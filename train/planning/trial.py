@@ -11,7 +11,8 @@ from typing import Any
 
 from lib import atomic, kconf
 from lib.config import config_from_values
-from lib.devices.backend import Backend, is_out_of_memory, open_backend
+from lib.devices.backend import is_out_of_memory, open_backend
+from lib.devices.base import Backend
 from lib.distributed.launcher import become_worker, end_process, launch
 from lib.errors import OutOfMemory, ToolkitError
 from lib.memory.peak import Peak, limit_main_memory

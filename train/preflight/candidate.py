@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from lib.config import Config
-from lib.devices.backend import Backend
+from lib.devices.base import Backend
 from lib.plan.types import Hardware, Plan
 from train.build import make_job
 from train.job import Job

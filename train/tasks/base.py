@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from lib.data.loader import Batch
-from lib.devices.backend import Backend
+from lib.devices.base import Backend
 from lib.nn.stablemax import WITHOUT_DOUBLE
 
 Forward = Callable[..., Any]  # a module, perhaps wrapped or compiled

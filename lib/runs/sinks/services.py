@@ -11,7 +11,7 @@ from typing import Any
 from lib import atomic
 from lib.errors import ToolkitError, os_error
 from lib.runs.directory import RunDir
-from lib.runs.sinks import Row, scalars
+from lib.runs.sinks.base import Row, scalars
 
 _NONE = [-1, False]  # stands before every row
 

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from lib.errors import os_error
 from lib.runs.directory import EVENTS
-from lib.runs.sinks import Row, scalars
+from lib.runs.sinks.base import Row, scalars
 
 _FILE_VERSION = b"brain.Event:2"
 _POLYNOMIAL = 0x82F63B78  # Castagnoli's, lowest bit first

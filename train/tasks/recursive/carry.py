@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lib.devices.backend import Backend
+from lib.devices.base import Backend
 from lib.rng import key, mix
 
 _FIELD_BITS = 20

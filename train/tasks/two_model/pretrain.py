@@ -19,7 +19,7 @@ from lib.data.datasets.question_answering.opening import HUGGING_FACE, folder_of
 from lib.data.datasets.question_answering.spec import AnswerSpec
 from lib.data.loader import Batch
 from lib.data.types import ArrayPart, Dataset, TextSpec
-from lib.devices.backend import Backend
+from lib.devices.base import Backend
 from lib.devices.probe import probe
 from lib.errors import ToolkitError
 from lib.nn import IGNORED
