@@ -332,8 +332,9 @@ train-%: ready
 	$(train_named)
 
 ##@ Development
-## test: every test
+## test: the tests that CI runs, but for the long ones
 ## test-fast: the tests that take less than about half a second each
+## test-long: walks through whole programs and large samples; CI runs them after make test
 ## test-light: the tests of configuration on every Python and kconfiglib that is promised
 ## test-faults: each test of a killed or interrupted run five times, counted
 ## test-slurm: submit, preempt, requeue and cancel on a SLURM of this machine, started for it; where there is one
@@ -344,6 +345,9 @@ test: ready-dev symbols
 
 test-fast: ready-dev symbols
 	$(quiet)$(PY) -m pytest -n 2 --dist worksteal -m "not slow"
+
+test-long: ready-dev symbols
+	$(quiet)$(PY) -m pytest -n 2 --dist worksteal -m long
 
 test-light: ready symbols
 	$(quiet)$(PY) -m scripts.light_matrix
@@ -398,7 +402,7 @@ help: symbols
 TARGETS := all $(CONFIGURATION) savedefconfig checkconfig defconfig mergeconfig setconfig diffconfig explain \
 	searchconfig $(DEFCONFIGS) $(FRAGMENT_TARGETS) train resume rerun plan probe preflight eval sample export plots curve bench \
 	launch-print sbatch submit emit elastic-check elastic-demo sweep sweep-yaml $(SCALING) experiment \
-	$(TRAIN_NAMES) test test-fast test-light test-faults test-slurm check new-model \
+	$(TRAIN_NAMES) test test-fast test-long test-light test-faults test-slurm check new-model \
 	clean mrproper distclean data-clean printvars help
 INTERNAL := variables symbols configured ready ready-dev
 .PHONY: $(TARGETS) $(INTERNAL)

@@ -248,12 +248,14 @@ def test_every_option_is_shown() -> None:
     assert dict(shares())[""] == set()
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize("shown", SHOWN)
 def test_every_option_counts(shown: str, examination: Examination) -> None:
     assert list(examination.dead(shown, dict(shares())[shown])) == []
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize("shown", MIXED)
 def test_no_option_overrules_another(shown: str, examination: Examination) -> None:

@@ -178,6 +178,7 @@ def small(tree: Any, file: Path) -> dict[str, str]:
     return chosen
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize("part", range(PARTS))
 def test_a_sample_of_them_trains_or_says_why(

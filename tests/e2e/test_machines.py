@@ -95,6 +95,7 @@ def listening(port: int) -> bool:
     return any(state == "0A" and int(own.rpartition(":")[2], 16) == port for own, _, state in found)
 
 
+@pytest.mark.long
 def test_a_machine_joins_and_dies_and_every_step_is_made_once(tmp_path: Path) -> None:
     """Two machines, then three, then two; then the one that they meet at is told to go."""
     runner, port = Runner(tmp_path), free_port()

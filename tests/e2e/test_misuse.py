@@ -76,6 +76,7 @@ def set_state(run: RunDir, state: State) -> None:
     run.set_status(state, step=status.step, reason="the test says so", **status.facts)
 
 
+@pytest.mark.long
 def test_another_model_in_the_tree_changes_no_identity(tmp_path: Path, tree: Path) -> None:
     runs, out, experiment = tmp_path / "runs", tmp_path / "sweep", tmp_path / "one.yaml"
     (ROOT / "data").mkdir(exist_ok=True)

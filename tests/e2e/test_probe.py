@@ -33,6 +33,7 @@ def test_a_run_measures_first_and_the_plan_knows_it_afterwards(tmp_path: Path) -
     assert "Trial" not in shown
 
 
+@pytest.mark.long
 def test_every_rank_is_tried_and_a_size_without_room_is_told(tmp_path: Path) -> None:
     empty = tmp_path / "config"
     empty.write_text("")

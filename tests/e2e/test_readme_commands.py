@@ -49,6 +49,7 @@ LOOPS = [
 ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("commands", [WORDS, LOOPS], ids=["words", "loops"])
 def test_every_command_does_what_it_says(
     commands: list[tuple[str, str, str]], tree_at: Callable[[Path], Path], tmp_path: Path
@@ -56,6 +57,7 @@ def test_every_command_does_what_it_says(
     carry_out(commands, tree_at(tmp_path / "a tree"))
 
 
+@pytest.mark.long
 def test_a_run_has_the_seed_of_the_command_line(tree_at: Callable[[Path], Path], tmp_path: Path) -> None:
     tree = tree_at(tmp_path / "a tree")
     carry_out(PICTURES, tree)

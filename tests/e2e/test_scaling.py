@@ -52,6 +52,7 @@ def results(out: Path) -> list[dict[str, object]]:
     ]
 
 
+@pytest.mark.long
 def test_a_killed_sweep_repeats_no_finished_run_and_ends_the_same(tmp_path: Path, text: Path) -> None:
     killed, whole = tmp_path / "killed", tmp_path / "whole"
     process = start(killed, text, "1", "2")

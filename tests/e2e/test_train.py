@@ -80,6 +80,7 @@ def test_the_same_configuration_trains_the_same_weights(runner: Runner) -> None:
     assert_same_bits(first, runner.weights())
 
 
+@pytest.mark.long
 def test_a_run_killed_at_random_moments_ends_in_the_same_bits(runner: Runner, tmp_path: Path) -> None:
     settings = TINY | {
         "CONFIG_MAX_STEPS": "90",

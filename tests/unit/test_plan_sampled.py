@@ -97,6 +97,7 @@ def test_sampled_plans() -> None:
     check_samples(2_000, seed=0)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_many_sampled_plans() -> None:
     check_samples(20_000, seed=1)

@@ -86,6 +86,7 @@ def test_intervals_are_of_the_middle() -> None:
     assert interval(list(range(101)), level=0.9) == pytest.approx((5.0, 95.0))
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_intervals_cover_the_truth_as_often_as_they_say() -> None:
     repeats, covered = 40, {"E": 0, "alpha": 0, "beta": 0}
