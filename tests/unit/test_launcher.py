@@ -61,7 +61,7 @@ def worker(notes: Path | None, code: str) -> subprocess.CompletedProcess[str]:
     if notes is not None:
         variables["ANNEAL_LAUNCH"] = str(notes)
     return subprocess.run(
-        [sys.executable, "-c", f"from lib import launcher\n{code}"],
+        [sys.executable, "-c", f"from lib.distributed import launcher\n{code}"],
         cwd=ROOT,
         env=variables,
         capture_output=True,
@@ -195,7 +195,7 @@ def test_nor_what_was_asked_to_stop(restarting: Path) -> None:
 # As in the constructor of torch's store: outside of Python, and no signal brings it back.
 STUCK = """
 import ctypes, pathlib, sys
-from lib import supervisor
+from lib.distributed import supervisor
 
 class Stuck(supervisor.Supervisor):
     def _torchrun(self, arguments):

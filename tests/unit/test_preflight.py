@@ -303,8 +303,8 @@ sys.exit("error: Connection closed by peer")
     ],
 )
 def test_a_dead_rank_is_told_at_once(tmp_path: Path, name: str, told: str) -> None:
-    (tmp_path / "train").mkdir()
-    (tmp_path / "train" / "preflight_ranks.py").write_text(PROGRAM)
+    (tmp_path / "train" / "preflight").mkdir(parents=True)
+    (tmp_path / "train" / "preflight" / "ranks.py").write_text(PROGRAM)
     (tmp_path / "well").mkdir()
     preflight_ranks._run(tmp_path / "well", root=tmp_path)
     (tmp_path / name).mkdir()
