@@ -18,9 +18,9 @@ PYTHONS = ("3.11", "3.12", "3.13")
 KCONFIGLIBS = ("14.1.0", "14.1.1a4")
 NEEDED = ("pytest", "hypothesis", "pyyaml")
 TESTS = (
-    "tests/unit/test_atomic.py",
-    "tests/unit/test_config.py",
-    "tests/unit/test_errors.py",
+    "tests/lib/test_atomic.py",
+    "tests/lib/test_config.py",
+    "tests/lib/test_errors.py",
     *sorted(str(path.relative_to(ROOT)) for path in (ROOT / "tests" / "unit").glob("test_kconf*.py")),
 )
 

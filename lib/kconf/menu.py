@@ -43,7 +43,7 @@ def run_menu(root: Path, config_file: Path, *, command: str = "menuconfig") -> N
         raise ConfigError(f"{command} cannot use the terminal TERM='{name}'", todo="set TERM, say to xterm")
     tree = load_own_tree(root, kind=_MenuTree)
     tree.edit(config_file)
-    # What the menu offers no other way to replace; tests/unit/test_kconf_menu.py holds these names.
+    # What the menu offers no other way to replace; tests/lib/kconf/test_menu.py holds these names.
     menuconfig._check_valid = _checker(menuconfig._error)
     menuconfig._range_info = _value_info(menuconfig._range_info)
     menuconfig._needs_save = tree.needs_save

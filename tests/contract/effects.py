@@ -45,7 +45,7 @@ from tests.contract.small_runs import (
     silence,
     tried,
 )
-from tests.training import Wrapped
+from tests.support.training import Wrapped
 from train import commands, loop
 from train.job import Progress
 from train.planning.memory_estimate import Footprints

@@ -27,8 +27,8 @@ from lib.plan.fitting import GAPS, Trial
 from lib.plan.probing import Measurement, Probed
 from lib.plan.sharding import shares
 from lib.plan.types import Hardware, Layout, Plan
-from tests.configs import load_hardware
-from tests.training import MemoryRecord
+from tests.support.configs import load_hardware
+from tests.support.training import MemoryRecord
 from train import commands, multi_node
 from train.build import make_job
 from train.initial_weights import initial_weights

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from lib.kconf.front import COMMANDS
-from tests.machine import processor_seconds
+from tests.support.machine import processor_seconds
 
 ROOT = Path(__file__).resolve().parents[2]
 ON_THIS_TREE_SECONDS = 0.15

@@ -15,8 +15,8 @@ from lib.data.types import TextSpec
 from lib.plugins import build_model
 from models.gpt2 import model as gpt2
 from tests.contract.cases import LANGUAGE_MODELS, golden, inputs_of, spec_of
-from tests.tokens import BLOCK, VOCAB, small_lm_config, successor, text_subject
-from tests.training import Wrapped, small_job, small_plan, trained
+from tests.support.tokens import BLOCK, VOCAB, small_lm_config, successor, text_subject
+from tests.support.training import Wrapped, small_job, small_plan, trained
 from train.generate import Sampling, continue_tokens
 from train.tasks.base import Forward, Sums, Task
 

@@ -15,10 +15,10 @@ from lib.config import Config, config_from_values
 from lib.data.loader import Batch
 from lib.plan import plan as make_plan
 from lib.plan.types import Plan
-from tests.answers import answers_subject
-from tests.puzzles import puzzle_subject
-from tests.tokens import BLOCK, VOCAB, sentences_subject, text_subject
-from tests.training import CPU, Wrapped, random_subject, small_job, trained
+from tests.support.answers import answers_subject
+from tests.support.puzzles import puzzle_subject
+from tests.support.tokens import BLOCK, VOCAB, sentences_subject, text_subject
+from tests.support.training import CPU, Wrapped, random_subject, small_job, trained
 from train.tasks.base import Forward, Sums, Task
 from train.training_data import Subject
 

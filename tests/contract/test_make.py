@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.contract.making import ROOT, Make, make_database, named_targets, user_targets
-from tests.machine import processor_seconds
+from tests.support.machine import processor_seconds
 
 CONFIGURATION_TARGETS = {
     **{

@@ -13,7 +13,7 @@ from lib.config import Config, config_from_values
 from lib.data.metadata import unopened
 from lib.data.types import PuzzleSpec, Spec, TextClassSpec, TextSpec
 from lib.kconf.defconfig import available, summary
-from tests.answers import answer_set
+from tests.support.answers import answer_set
 from train.training_data import built, sudoku_options, text_options
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -14,7 +14,7 @@ from lib.kconf.tree import load_own_tree
 from lib.plan import plan
 from lib.plan.fitting import Parts, Trial
 from lib.plan.types import ModelFacts, Plan
-from tests.configs import SMALL_IMAGE_FACTS, hardware_names, load_hardware, make_facts
+from tests.support.configs import SMALL_IMAGE_FACTS, hardware_names, load_hardware, make_facts
 
 ROOT = Path(__file__).resolve().parents[2]
 DEFCONFIGS = [path.name for path in available(ROOT)[0]]

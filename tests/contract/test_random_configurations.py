@@ -19,8 +19,8 @@ from lib.kconf.tree import load_own_tree
 from lib.plan import plan
 from lib.plan.fitting import Parts, Trial
 from lib.plan.types import ModelFacts
-from tests.configs import load_hardware
-from tests.machine import slowness
+from tests.support.configs import load_hardware
+from tests.support.machine import slowness
 
 ROOT = Path(__file__).resolve().parents[2]
 MANY, MOST = 1000, 10_000

@@ -14,7 +14,7 @@ from lib.nn.graph_lint import LintReport, Settling, lint
 from lib.plan import plan as make_plan
 from lib.plugins import model_names
 from tests.contract.test_life_of_a_value import narrow_config, subject_of
-from tests.training import CPU, Wrapped, small_job
+from tests.support.training import CPU, Wrapped, small_job
 from train import loop
 from train.job import Job, Progress
 from train.tasks.base import Sums

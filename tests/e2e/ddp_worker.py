@@ -19,10 +19,10 @@ from torch.nn.parallel import DistributedDataParallel
 from lib.data.loader import Batch
 from lib.devices.base import Backend
 from lib.plan.types import Plan
-from tests.answers import answers_subject, small_bridge_config
 from tests.e2e.ranks import fork_ranks
-from tests.puzzles import puzzle_subject, small_trm_config
-from tests.training import (
+from tests.support.answers import answers_subject, small_bridge_config
+from tests.support.puzzles import puzzle_subject, small_trm_config
+from tests.support.training import (
     Clock,
     MemoryRecord,
     Timed,

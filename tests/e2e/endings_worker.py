@@ -18,7 +18,7 @@ from lib.distributed.launcher import end_process
 from lib.plan.sharding import layouts
 from lib.plan.types import Layout
 from tests.e2e.ranks import endings
-from tests.training import random_subject, small_config, small_job, small_plan
+from tests.support.training import random_subject, small_config, small_job, small_plan
 from train.job import Progress
 from train.loop import train
 

@@ -23,8 +23,8 @@ from lib.distributed.fsdp import gathered, local, own_part
 from lib.plan.sharding import layouts
 from lib.plan.types import Layout, Plan
 from tests.e2e.ranks import fork_ranks
-from tests.tokens import BLOCK, VOCAB, small_lm_config, text_subject
-from tests.training import MemoryRecord, Wrapped, small_job, small_plan
+from tests.support.tokens import BLOCK, VOCAB, small_lm_config, text_subject
+from tests.support.training import MemoryRecord, Wrapped, small_job, small_plan
 from train.job import Job, Progress
 from train.loop import load_state_dict, optimizer_step, state_dict, train
 from train.tasks.base import Forward, Sums

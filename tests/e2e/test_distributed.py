@@ -11,8 +11,8 @@ import torch
 from lib.devices.base import Backend
 from tests.e2e.ddp_worker import CASES, EFFECTIVE, STEPS, TEST_SIZE, TRAIN_SIZE, outcome
 from tests.e2e.workers import run_worker
-from tests.once import made_once
-from tests.training import largest_difference
+from tests.support.once import made_once
+from tests.support.training import largest_difference
 
 pytestmark = pytest.mark.slow
 

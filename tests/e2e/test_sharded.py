@@ -22,7 +22,7 @@ from tests.e2e.sharded_worker import (
     subject,
 )
 from tests.e2e.workers import run_worker
-from tests.once import made_once
+from tests.support.once import made_once
 
 pytestmark = pytest.mark.slow
 

@@ -9,7 +9,7 @@ import pytest
 
 from lib.runs import checkpoint, metrics
 from tests.e2e.runner import TINY, Runner
-from tests.event_files import read_events
+from tests.support.event_files import read_events
 
 pytestmark = pytest.mark.slow
 

@@ -10,7 +10,7 @@ import pytest
 
 from lib.runs import checkpoint
 from tests.e2e.runner import ROOT, TINY, Runner
-from tests.stubbed import TPU_STUB
+from tests.support.stubbed import TPU_STUB
 
 pytestmark = pytest.mark.slow
 

@@ -12,7 +12,7 @@ import pytest
 from lib.errors import ToolkitError
 from lib.runs.directory import RunDir, checkpoint_name
 from tests.e2e.runner import ROOT, TINY, Runner, assert_same_bits, wait_for_checkpoint, wait_for_log
-from tests.once import made_once
+from tests.support.once import made_once
 
 pytestmark = pytest.mark.slow
 

@@ -17,9 +17,9 @@ from tests.e2e.ddp_worker import CASES, outcome
 from tests.e2e.runner import TINY, Runner
 from tests.e2e.workers import run_worker
 from tests.e2e.xla_worker import NAMES
-from tests.once import made_once
-from tests.stubbed import XLA_STUB
-from tests.training import largest_difference
+from tests.support.once import made_once
+from tests.support.stubbed import XLA_STUB
+from tests.support.training import largest_difference
 
 pytestmark = pytest.mark.slow
 

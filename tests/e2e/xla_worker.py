@@ -11,7 +11,7 @@ from torch import nn
 from lib.devices.base import Backend
 from tests.e2e.ddp_worker import CASES, outcome
 from tests.e2e.ranks import fork_ranks
-from tests.stubbed import XLA_STUB
+from tests.support.stubbed import XLA_STUB
 
 NAMES = ("ghost", "counted", "recursive")
 

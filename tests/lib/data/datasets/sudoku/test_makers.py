@@ -1,0 +1,78 @@
+"""Processes that make puzzles: how many, what comes of it, and that none outlives whoever asked for them."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from lib.data import SudokuOptions
+from lib.data.datasets.sudoku.generator import LEVELS, Puzzle, puzzles
+from lib.data.datasets.sudoku.opening import open_sudoku
+from tests.support.puzzles import small_puzzles
+
+ROOT = Path(__file__).resolve().parents[5]
+
+
+@pytest.mark.slow
+def test_puzzles_do_not_depend_on_how_many_processes_make_them() -> None:
+    level = LEVELS["medium"]
+    assert list(puzzles(level, part="train", count=6, processes=2)) == list(
+        puzzles(level, part="train", count=6)
+    )
+
+
+# Two processes make puzzles; when the first one comes, whoever asked for them is killed.
+KILLED = """
+import multiprocessing, os
+from lib.data.datasets.sudoku.generator import LEVELS, puzzles
+if __name__ == "__main__":
+    for _ in puzzles(LEVELS["medium"], part="train", count=1000, processes=2):
+        print(*(child.pid for child in multiprocessing.active_children()), flush=True)
+        os.kill(os.getpid(), 9)
+"""
+
+
+@pytest.mark.slow
+def test_nobody_goes_on_making_puzzles_for_one_that_was_killed(tmp_path: Path) -> None:
+    (tmp_path / "killed.py").write_text(KILLED)
+    command = ["env", f"PYTHONPATH={ROOT}", sys.executable, str(tmp_path / "killed.py")]
+    told = tmp_path / "makers"
+    with told.open("w") as opened:  # a pipe would wait for them
+        assert subprocess.run(command, stdout=opened, check=False).returncode == -9
+    makers = told.read_text().split()
+    assert len(makers) == 2
+    deadline = time.monotonic() + 30
+    while any(map(is_running, makers)):
+        assert time.monotonic() < deadline, "they are still there"
+        time.sleep(0.05)
+
+
+def is_running(pid: str) -> bool:
+    try:
+        return bool(Path("/proc", pid, "cmdline").read_bytes())  # nothing where it has ended
+    except OSError:
+        return False
+
+
+@pytest.mark.slow
+def test_puzzles_are_made_by_as_many_processes_as_are_worth_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = list[int]()
+
+    def made(*_: object, count: int, processes: int, **__: object) -> list[Puzzle]:
+        asked.append(processes)
+        return small_puzzles("train", count)
+
+    monkeypatch.setattr("lib.data.datasets.sudoku.opening.puzzles", made)
+    monkeypatch.setattr("lib.data.datasets.sudoku.opening.cpu_count", lambda: 6)
+    for level in ("easy", "hard"):
+        options = SudokuOptions(level=level, clues=None, train_size=400, test_size=50)
+        open_sudoku(options, cache_dir=tmp_path, say=lambda _: None)
+    options = SudokuOptions(level="hard", clues=None, train_size=1000, test_size=50)
+    open_sudoku(options, cache_dir=tmp_path, say=lambda _: None)
+    assert asked == [1, 1, 4, 1, 6, 1]

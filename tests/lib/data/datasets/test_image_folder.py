@@ -1,0 +1,216 @@
+"""What a folder of images makes of modes of pixels, of EXIF data and of files that are no images."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from lib.data import Dataset, open_dataset
+from lib.data.datasets.decode import BadSampleError, decode
+from lib.errors import DataError, ToolkitError
+from tests.support.training import MemoryRecord, random_subject, small_config, small_job, small_plan
+
+SIZE = 8
+COLOUR = (200, 30, 90)
+BAD = b"\x89PNG\r\n\x1a\n and then nothing"
+
+
+def pixel(image: Image.Image, file: Path, **options: Any) -> list[int]:
+    """The colour that an image of one colour comes to when it is stored in `file`."""
+    image.save(file, **options)
+    pixels = decode(file, SIZE)
+    assert pixels.shape == (3, SIZE, SIZE) and pixels.dtype == np.uint8
+    assert (pixels == pixels[:, :1, :1]).all()
+    found: list[int] = pixels[:, 0, 0].tolist()
+    return found
+
+
+@pytest.mark.parametrize("suffix", ["png", "tif", "pgm"])
+def test_sixteen_bits_of_grey_are_scaled_to_eight(suffix: str, tmp_path: Path) -> None:
+    for value, expected in ((0, 0), (257 * 128, 128), (300, 1), (65535, 255)):
+        image = Image.fromarray(np.full((12, 16), value, np.uint16))
+        assert pixel(image, tmp_path / f"a.{suffix}") == [expected] * 3
+
+
+@pytest.mark.parametrize("mode", ["I", "F"])
+def test_what_has_no_known_white_is_refused(mode: str, tmp_path: Path) -> None:
+    Image.new(mode, (9, 9), 1).save(tmp_path / "a.tif")
+    with pytest.raises(BadSampleError, match=r"its pixels are 32-bit .* store 8 or 16 bits"):
+        decode(tmp_path / "a.tif", SIZE)
+
+
+@pytest.mark.parametrize(
+    ("mode", "suffix", "expected"),
+    [
+        ("1", "png", [255] * 3),
+        ("L", "png", [88] * 3),
+        ("P", "png", [*COLOUR]),
+        ("PA", "tif", [*COLOUR]),
+        ("LA", "png", [88] * 3),
+        ("RGBA", "png", [*COLOUR]),
+        ("CMYK", "tif", [*COLOUR]),
+        ("CMYK", "jpg", [*COLOUR]),
+        ("LAB", "tif", [200, 27, 90]),
+    ],
+)
+def test_every_mode_of_a_file_becomes_its_colour(
+    mode: str, suffix: str, expected: list[int], tmp_path: Path
+) -> None:
+    colour = (255, 255, 255) if mode == "1" else COLOUR
+    image = Image.new("RGB", (16, 12), colour)
+    if mode.startswith("P"):  # converted at once it would be dithered
+        image = image.quantize()
+    found = pixel(image.convert(mode), tmp_path / f"a.{suffix}")
+    assert found == pytest.approx(expected, abs=1)
+
+
+def test_what_is_transparent_shows_white(tmp_path: Path) -> None:
+    image = Image.new("RGB", (16, 12), COLOUR)
+    palette, grey = image.convert("P"), image.convert("L")
+    clear = image.copy()
+    clear.putalpha(0)
+    sixteen = Image.fromarray(np.full((12, 16), 5, np.uint16))
+    file, white = tmp_path / "a.png", [255] * 3
+    assert pixel(clear, file) == white
+    assert pixel(clear.convert("LA"), file) == white
+    assert pixel(palette, file, transparency=bytes(256)) == white
+    assert pixel(grey, file, transparency=grey.getpixel((0, 0))) == white
+    assert pixel(image, file, transparency=COLOUR) == white
+    assert pixel(sixteen, file, transparency=5) == white
+    half = image.copy()
+    half.putalpha(128)
+    assert pixel(half, file) == pytest.approx([227, 142, 172], abs=1)
+
+
+@pytest.mark.parametrize("suffix", ["jpg", "png", "webp", "tif"])
+def test_images_are_turned_upright(suffix: str, tmp_path: Path) -> None:
+    upper = np.zeros((32, 32, 3), np.uint8)
+    upper[:16] = 255
+    seen = {}
+    for orientation in range(1, 9):
+        exif = Image.Exif()
+        exif[0x0112] = orientation
+        file = tmp_path / f"{orientation}.{suffix}"
+        Image.fromarray(upper).save(file, exif=exif)
+        grey = decode(file, SIZE)[0]
+        ends = {"top": grey[0], "bottom": grey[-1], "left": grey[:, 0], "right": grey[:, -1]}
+        seen[orientation] = max(ends, key=lambda end: ends[end].mean())
+    assert [*seen.values()] == ["top", "top", "bottom", "bottom", "left", "right", "right", "left"]
+
+
+def opened(root: Path, said: list[str] | None = None, **options: Any) -> Dataset:
+    say = [].append if said is None else said.append
+    defaults: dict[str, Any] = {
+        "cache_dir": root / "cache",
+        "download": False,
+        "image_size": SIZE,
+        "say": say,
+    }
+    return open_dataset("image_folder", data_dir=root, **defaults | options)
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """Five + two images of each of two classes; the grey value tells which it is."""
+    for part, count in (("train", 5), ("val", 2)):
+        for label, name in enumerate(("cat", "dog")):
+            (tmp_path / part / name).mkdir(parents=True)
+            for number in range(count):
+                value = 100 * label + 10 * number
+                Image.new("L", (9, 9), value).save(tmp_path / part / name / f"{number}.png")
+    return tmp_path
+
+
+def damage(root: Path) -> list[Path]:
+    files = [root / name for name in ("train/cat/1.png", "train/dog/4.png", "val/cat/0.png")]
+    for file in files:
+        file.write_bytes(BAD)
+    return files
+
+
+def test_bad_files_are_told_all_at_once(root: Path) -> None:
+    files = damage(root)
+    for _ in range(2):
+        said: list[str] = []
+        with pytest.raises(DataError, match=r"^3 of 14 images cannot be decoded: .*BAD_SAMPLE_SKIP=y"):
+            opened(root, said)
+        assert [line for line in said if "Cannot be decoded" in line] == [
+            f"Cannot be decoded: {file}: it is no image of a known format" for file in files
+        ]
+        assert not any("making it again" in line for line in said)
+
+
+def test_bad_files_are_skipped_counted_and_named(root: Path, tmp_path: Path) -> None:
+    whole = opened(root)
+    files = damage(root)
+    for _ in range(2):
+        dataset = opened(root, skip_bad=True)
+        assert dataset.train.targets.tolist() == [0] * 4 + [1] * 4
+        values = dataset.train.take()[0][:, 0, 0, 0].tolist()
+        assert values == [0, 20, 30, 40, 100, 110, 120, 130] and dataset.test.size == 3
+        assert "8 + 3 images" in dataset.source and "without 3 that cannot be decoded" in dataset.source
+        assert [line.partition(": ")[0] for line in dataset.skipped] == [*map(str, files)]
+    skipped = json.loads((next((tmp_path / "cache").glob("image_folder-*")) / "skipped.json").read_text())
+    assert skipped == [[str(f.relative_to(root)), "it is no image of a known format"] for f in files]
+    # What is left is all that the normalisation follows from, as if the others had never been there.
+    for file in files:
+        file.unlink()
+    alone = opened(root, cache_dir=tmp_path / "other")
+    assert alone.spec == dataset.spec != whole.spec
+    assert np.array_equal(alone.train.inputs, dataset.train.inputs)
+
+
+def test_a_class_of_bad_files_alone_is_an_error(root: Path) -> None:
+    for number in range(2):
+        (root / f"val/dog/{number}.png").write_bytes(BAD)
+    with pytest.raises(DataError, match="val/dog has no image that can be decoded"):
+        opened(root, skip_bad=True)
+
+
+def test_a_disk_that_fails_makes_no_bad_file(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: Any, **__: Any) -> None:
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(Image, "open", fails)
+    with pytest.raises(ToolkitError, match=r"cannot read .*\.png: Input/output error"):
+        opened(root, skip_bad=True)
+
+
+def test_a_run_names_what_it_does_without() -> None:
+    config, record = small_config(), MemoryRecord()
+    subject = random_subject(config, shape=(1, 28, 28), train_size=8)
+    dataset = dataclasses.replace(subject.dataset, skipped=("a.png: bad", "b.png: worse"))
+    subject = dataclasses.replace(subject, dataset=dataset)
+    small_job(config, small_plan(4), subject, record=record)
+    assert [line for line in record.said if "Skipped" in line] == [
+        "Skipped: a.png: bad",
+        "Skipped: b.png: worse",
+    ]
+    assert subject.to_json()["skipped"] == ["a.png: bad", "b.png: worse"]
+
+
+@pytest.mark.parametrize(("asked", "side", "pad"), [(0, 224, 28), (0, 32, 4), (0, 7, 1), (16, 224, 16)])
+def test_the_largest_shift_is_an_eighth_of_the_side(
+    asked: int, side: int, pad: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = list[int]()
+
+    class Seen(Exception):
+        pass
+
+    def loader(*_: Any, **options: Any) -> None:
+        given.append(options["pad"])
+        raise Seen
+
+    monkeypatch.setattr("train.build.TrainLoader", loader)
+    config = small_config("resnet18", augment="crop_flip", augment_pad=asked)
+    subject = random_subject(config, shape=(3, side, side), train_size=4)
+    with pytest.raises(Seen):
+        small_job(config, small_plan(4), subject)
+    assert given == [pad]

@@ -1,0 +1,116 @@
+"""Which sets, and which questions about them, a configuration has: images and texts do not mix."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from lib import kconf
+from lib.config import Config, config_from_values
+from lib.data import NAMES
+from lib.errors import ConfigError
+from train.training_data import text_options
+
+ROOT = Path(__file__).resolve().parents[3]
+MODEL = """choice MODEL_CHOICE
+
+config MODEL_TOY_{name}
+    bool "A toy"
+    select {capability}
+    help
+      A model that only these tests have.
+
+endchoice
+
+config MODEL
+    string
+    default "toy_{lower}" if MODEL_TOY_{name}
+
+config TABLE_SCALE
+    string
+    default "1.0" if MODEL_TOY_{name}
+
+config RECOMMENDED_TARGET
+    int
+    default 512 if MODEL_TOY_{name}
+""".replace("    ", "\t")
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    """The Kconfig tree with two more models: one that predicts tokens, one that puts labels on texts."""
+    for file in [ROOT / "Kconfig", *ROOT.glob("*/Kconfig"), *ROOT.glob("*/*/Kconfig")]:
+        target = tmp_path / file.relative_to(ROOT)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(file, target)
+    for name, capability in (("WRITER", "MODEL_DATA_TEXT"), ("READER", "MODEL_CLASSIFIES_TEXT")):
+        folder = tmp_path / "models" / f"toy_{name.lower()}"
+        folder.mkdir(parents=True)
+        (folder / "Kconfig").write_text(MODEL.format(name=name, lower=name.lower(), capability=capability))
+    return tmp_path
+
+
+def _config(tree: Path, *assignments: str) -> Config:
+    file = tree / ".config"
+    file.write_text("\n".join(f"CONFIG_{assignment}" for assignment in assignments) + "\n")
+    return config_from_values(kconf.load(root=tree, config_file=file).values)
+
+
+def _taken(tree: Path, model: str) -> set[str]:
+    """The data sets that a model may be trained on."""
+    found = set()
+    for name in NAMES:
+        try:
+            found.add(_config(tree, f"MODEL_{model}=y", f"DATASET_{name.upper()}=y").dataset)
+        except ConfigError:
+            continue
+    return found
+
+
+@pytest.mark.slow
+def test_each_model_has_the_sets_it_can_take(tree: Path) -> None:
+    texts = {"pysource", "markov", "shakespeare", "wikitext2", "wikitext103", "text_files", "token_bins"}
+    assert _taken(tree, "TOY_WRITER") == texts
+    assert _taken(tree, "TOY_READER") == {"sst2"}
+    puzzles = {"sudoku", "sudoku_csv"}
+    answers = {"key_values", "squad", "hotpot"}
+    assert _taken(tree, "TRM") == puzzles
+    assert _taken(tree, "LATENTWIRE") == answers
+    assert _taken(tree, "RESNET18") == set(NAMES) - texts - puzzles - answers - {"sst2"}
+
+
+def test_a_model_of_text_trains_offline_by_default_and_has_nothing_of_images(tree: Path) -> None:
+    config = _config(tree, "MODEL_TOY_WRITER=y")
+    assert (config.dataset, config.tokenizer, config.block_size) == ("pysource", "byte", 128)
+    assert config.data_dir is None and config.data_download is False
+    assert config.augment is config.augment_pad is config.image_size is None
+    options = text_options(config)
+    assert options is not None and (options.tokenizer, options.block_size) == ("byte", 128)
+    for setting in ("AUGMENT_SHIFT=y", "AUGMENT_PAD=2", 'DATA_DIR="x"', "VOCAB_SIZE=300"):
+        with pytest.raises(ConfigError):
+            _config(tree, "MODEL_TOY_WRITER=y", setting)
+
+
+def test_a_model_of_images_is_asked_nothing_about_text(tree: Path) -> None:
+    config = _config(tree, "MODEL_RESNET18=y")
+    assert config.tokenizer is config.block_size is config.vocab_size is None and text_options(config) is None
+    assert config.augment == "crop_flip"
+    for setting in ("BLOCK_SIZE=64", "TOKENIZER_BYTE=y"):
+        with pytest.raises(ConfigError):
+            _config(tree, "MODEL_RESNET18=y", setting)
+
+
+def test_tokens_follow_the_set(tree: Path) -> None:
+    def tokens(*assignments: str) -> tuple[str | None, int | None, bool]:
+        config = _config(tree, "MODEL_TOY_WRITER=y", *assignments)
+        return config.tokenizer, config.vocab_size, config.data_dir is not None
+
+    assert tokens("DATASET_SHAKESPEARE=y") == ("char", None, True)
+    assert tokens("DATASET_SHAKESPEARE=y", "TOKENIZER_GPT2=y") == ("gpt2", None, True)
+    assert tokens("DATASET_TOKEN_BINS=y") == (None, 50_257, True)
+    assert tokens("TOKENIZER_GPT2=y") == ("gpt2", None, True), "files of a vocabulary are needed"
+    assert _config(tree, "MODEL_TOY_READER=y").dataset == "sst2"
+    with pytest.raises(ConfigError):
+        tokens("DATASET_TOKEN_BINS=y", "TOKENIZER_CHAR=y")

@@ -1,0 +1,163 @@
+"""What a plan knows of data that nobody has opened, and that training refuses before it makes data."""
+
+from __future__ import annotations
+
+import gzip
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from lib.data import Dataset, SudokuOptions, TextOptions, open_dataset
+from lib.data.metadata import unopened
+from lib.errors import ConfigError, DataError, PlanError
+from tests.support.puzzles import small_trm_config
+from tests.support.training import small_config
+from train.training_data import check_sizes, open_subject, open_to_train, unopened_subject
+
+SILENT = [].append
+
+
+def folder_of_images(root: Path, *, classes: int = 3, train: int = 4, val: int = 2) -> None:
+    for part, count in (("train", train), ("val", val)):
+        for label in range(classes):
+            (root / part / f"class{label}").mkdir(parents=True)
+            for number in range(count):
+                Image.new("RGB", (9, 9)).save(root / part / f"class{label}" / f"{number}.png")
+
+
+def mnist(root: Path, *, train: int = 7, test: int = 3) -> None:
+    for name, size in (("train", train), ("t10k", test)):
+        for kind, shape in (("images-idx3", (size, 28, 28)), ("labels-idx1", (size,))):
+            head = bytes((0, 0, 8, len(shape))) + np.array(shape, ">u4").tobytes()
+            content = head + bytes(int(np.prod(shape)))
+            if name == "train":
+                (root / f"{name}-{kind}-ubyte.gz").write_bytes(gzip.compress(content))
+            else:
+                (root / f"{name}-{kind}-ubyte").write_bytes(content)
+
+
+def cifar10(root: Path) -> None:
+    for name, size in (("data_batch_2", 6), ("data_batch_4", 5), ("test_batch", 4)):
+        (root / f"{name}.bin").write_bytes(bytes(size * 3073))
+
+
+def tokens(root: Path) -> None:
+    for name, size in (("train_1", 40), ("train_2", 21), ("val", 13)):
+        np.arange(size, dtype=np.uint16).tofile(root / f"{name}.bin")
+
+
+SETS: dict[str, tuple[Any, dict[str, Any]]] = {
+    "image_folder": (folder_of_images, {"image_size": 16}),
+    "mnist": (mnist, {}),
+    "cifar10": (cifar10, {}),
+    "token_bins": (tokens, {"text": TextOptions(tokenizer=None, vocab_size=100, block_size=4)}),
+}
+
+
+@pytest.mark.parametrize("name", SETS)
+def test_a_look_at_files_tells_what_opening_them_does(name: str, tmp_path: Path) -> None:
+    make, options = SETS[name]
+    make(tmp_path)
+    looked = unopened(name, data_dir=tmp_path, **{"image_size": 0, "text": None} | options)
+    assert isinstance(looked, Dataset) and str(tmp_path) in looked.source and "not opened" in looked.source
+    opened = open_dataset(
+        name, data_dir=tmp_path, cache_dir=tmp_path / "cache", download=False, say=SILENT, **options
+    )
+    assert (looked.train.size, looked.test.size) == (opened.train.size, opened.test.size)
+    assert looked.spec.input_shape == opened.spec.input_shape
+    for number in ("classes", "vocab_size", "validation_tokens"):
+        assert getattr(looked.spec, number, None) == getattr(opened.spec, number, None)
+
+
+@pytest.mark.parametrize(("name", "sizes"), [("mnist", (60_000, 10_000)), ("cifar10", (50_000, 10_000))])
+def test_of_what_is_not_there_the_published_is_known(
+    name: str, sizes: tuple[int, int], tmp_path: Path
+) -> None:
+    for data_dir in (None, tmp_path):
+        looked = unopened(name, data_dir=data_dir, image_size=0, text=None)
+        assert looked is not None and (looked.train.size, looked.test.size) == sizes
+
+
+@pytest.mark.slow
+def test_images_are_counted_and_not_decoded(tmp_path: Path) -> None:
+    folder_of_images(tmp_path)
+    for file in tmp_path.rglob("*.png"):
+        file.write_bytes(b"no image")
+    config = small_config("resnet18", dataset="image_folder", image_size=16, data_dir=str(tmp_path))
+    said = list[str]()
+    subject = unopened_subject(config, root=tmp_path, say=said.append)
+    assert (subject.facts.train_size, subject.dataset.spec.classes) == (12, 3)  # type: ignore[union-attr]
+    assert said == [f"Data: image_folder: 12 + 6 files of 3 classes in {tmp_path}, not opened"]
+
+
+@pytest.mark.slow
+def test_a_plan_takes_limit_and_holdout_as_training_does(tmp_path: Path) -> None:
+    folder_of_images(tmp_path)
+    asked = {
+        "dataset": "image_folder",
+        "image_size": 16,
+        "data_dir": str(tmp_path),
+        "data_limit": 5,
+        "holdout": 3,
+    }
+    config = small_config("resnet18", **asked)
+    looked, opened = (
+        find(config, root=tmp_path, say=SILENT).dataset for find in (unopened_subject, open_subject)
+    )
+    assert (looked.train.size, looked.test.size) == (opened.train.size, opened.test.size) == (5, 3)
+    with pytest.raises(ConfigError, match="need more samples than there are"):
+        unopened_subject(small_config("resnet18", **asked | {"data_limit": 10}), root=tmp_path, say=SILENT)
+
+
+def test_what_is_wrong_with_files_is_told_by_a_plan(tmp_path: Path) -> None:
+    folder_of_images(tmp_path, val=0)
+    with pytest.raises(DataError, match="class0 has no images"):
+        unopened("image_folder", data_dir=tmp_path, image_size=16, text=None)
+    (tmp_path / "train.bin").write_bytes(b"odd")
+    with pytest.raises(DataError, match=r"no \*val\*\.bin"):
+        unopened("token_bins", data_dir=tmp_path, image_size=0, text=SETS["token_bins"][1]["text"])
+    np.arange(9, dtype=np.uint16).tofile(tmp_path / "train.bin")
+    np.arange(9, dtype=np.uint16).tofile(tmp_path / "val.bin")
+    with pytest.raises(ConfigError, match="CONFIG_BLOCK_SIZE=5 is too large for token_bins"):
+        text = TextOptions(tokenizer=None, vocab_size=100, block_size=5)
+        unopened("token_bins", data_dir=tmp_path, image_size=0, text=text)
+    many = SudokuOptions(level="4x4", clues=None, train_size=10**6, test_size=1)
+    with pytest.raises(ConfigError, match="CONFIG_SUDOKU_TRAIN_SIZE=1000000 is too many"):
+        unopened("sudoku", data_dir=None, image_size=0, text=None, sudoku=many)
+
+
+@pytest.mark.slow
+def test_puzzles_held_out_are_planned(tmp_path: Path) -> None:
+    asked = {"dataset": "sudoku", "data_dir": None, "sudoku_level": "easy", "sudoku_clues": 60}
+    config = small_trm_config(**asked, sudoku_train_size=50, sudoku_test_size=5, holdout=10)
+    dataset = unopened_subject(config, root=tmp_path, say=SILENT).dataset
+    assert (dataset.train.size, dataset.test.size) == (40, 10)
+
+
+@pytest.mark.slow
+def test_too_large_a_batch_is_refused_before_anything_is_packed(tmp_path: Path) -> None:
+    folder_of_images(tmp_path)
+    asked = {"dataset": "image_folder", "image_size": 16, "data_dir": str(tmp_path)}
+    for changes, message in (
+        ({"target_effective_batch": 13}, "batch of 13 cannot be planned: there are only 12 .*BATCH=12"),
+        ({"hyper_param": "manual", "batch_size": 7, "gradient_accumulation": 2}, "batch of 14 cannot"),
+        ({"target_effective_batch": 12, "data_limit": 11}, "there are only 11 training samples"),
+    ):
+        with pytest.raises(PlanError, match=message):
+            open_to_train(small_config("resnet18", **asked | changes), root=tmp_path, say=SILENT)
+    warm = {"target_effective_batch": 6, "warmup_unit": "steps", "warmup_steps": 3}
+    with pytest.raises(ConfigError, match="CONFIG_WARMUP_STEPS=3 is a warm-up of 3 of 3 steps"):
+        open_to_train(small_config("resnet18", **asked | warm), root=tmp_path, say=SILENT)
+    assert not (tmp_path / "data").exists()
+    open_to_train(small_config("resnet18", **asked, target_effective_batch=12), root=tmp_path, say=SILENT)
+    assert (tmp_path / "data").exists()
+
+
+@pytest.mark.parametrize(
+    "changes", [{"batch_table_strict": True}, {"elastic_policy": "latentwire"}, {"target_effective_batch": 9}]
+)
+def test_what_a_machine_may_still_plan_is_not_refused(changes: dict[str, Any]) -> None:
+    check_sizes(small_config(**{"target_effective_batch": 10} | changes), 9)

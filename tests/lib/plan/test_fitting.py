@@ -1,0 +1,160 @@
+"""What is planned by what a step is said to need."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lib.errors import PlanError
+from lib.plan import plan
+from lib.plan.fitting import GAPS, Parts, Predict, Trial, largest_fitting, predicted
+from lib.plan.tables import COMPILED_PEAK_FACTOR, GPU_RESERVE_BYTES, PEAK_FACTOR
+from lib.plan.types import Memory, Plan
+from lib.units import GB
+from tests.support.configs import load_hardware, make_config, make_facts
+
+MB = 10**6
+
+
+def line(fixed: int, per_sample: int, *, gradients: int = 0) -> Predict:
+    """A step that needs `fixed` bytes, `per_sample` for each sample, and gradients while it accumulates."""
+
+    def predict(trial: Trial) -> Parts:
+        rest = gradients * (trial.accumulates or trial.several_devices)
+        return {"parameters": fixed, "activations": per_sample * trial.micro_batch, "gradients": rest}
+
+    return predict
+
+
+def decide(model: str, machine: str, predict: Predict | None, **changes: object) -> Plan:
+    config = make_config(model, **{"auto_method": "predict"} | changes)
+    return plan(config, load_hardware(machine), make_facts(model), predict=predict)
+
+
+@given(
+    fixed=st.integers(0, 10**6),
+    per_sample=st.integers(1, 10**4),
+    bend=st.integers(0, 10**4),
+    most=st.integers(0, 3000),
+    step=st.sampled_from([1, 8, 32]),
+    usable=st.integers(0, 4 * 10**7),
+)
+def test_the_largest_that_fits_is_found_in_few_trials(
+    fixed: int, per_sample: int, bend: int, most: int, step: int, usable: int
+) -> None:
+    tried: list[int] = []
+
+    def need(size: int) -> int:
+        return fixed + per_sample * size + bend * max(0, size - 200)
+
+    def memory_of(size: int) -> Memory:
+        tried.append(size)
+        return Memory(parts={"all": need(size)}, reserve_bytes=0, usable_bytes=usable)
+
+    fitting = [size for size in range(step, most + 1, step) if need(size) <= usable]
+    assert largest_fitting(memory_of, most=most, step=step) == max(fitting, default=0)
+    assert len(tried) == len(set(tried)) <= 2 + 2 * most.bit_length()
+
+
+def test_a_need_that_jumps_takes_few_trials_too() -> None:
+    """The line through both sides of the jump would go on by one sample at a time."""
+    tried: list[int] = []
+
+    def memory_of(size: int) -> Memory:
+        tried.append(size)
+        return Memory(parts={"all": 1 if size <= 1500 else 10**9}, reserve_bytes=0, usable_bytes=2000)
+
+    assert largest_fitting(memory_of, most=3000) == 1500 and len(tried) <= 2 + 2 * (3000).bit_length()
+
+
+def test_a_straight_line_takes_few_looks() -> None:
+    tried = []
+
+    def memory_of(size: int) -> Memory:
+        tried.append(size)
+        return Memory(parts={"all": 4000 + 500 * size}, reserve_bytes=0, usable_bytes=71_400)
+
+    assert largest_fitting(memory_of, most=256) == 134
+    assert len(tried) <= 4, "each is a step run without contents, a second or two of it"
+
+
+def test_a_gpu_is_filled_to_what_is_left_of_it() -> None:
+    # 80 GB free, compiled: (fixed + n x per sample) x 1.02 x 1.05 + reserve
+    predict = line(2 * GB, 400 * MB)
+    decided = decide("lenet5", "a100-80g", predict, target_effective_batch=4096)
+    free = load_hardware("a100-80g").devices[0].free_bytes
+    most = int(((free - GPU_RESERVE_BYTES) / (PEAK_FACTOR * COMPILED_PEAK_FACTOR) - 2 * GB) / (400 * MB))
+    assert decided.compile
+    assert decided.micro_batch == max(size for size in range(1, most + 1) if 4096 % size == 0)
+    assert decided.memory is not None and decided.memory.fits
+    assert decided.memory.peak_bytes == 2 * GB + decided.micro_batch * 400 * MB
+    assert f"{most} fit: predicted to need" in decided.reasons["micro_batch"]
+    assert Plan.from_json(decided.to_json()) == decided
+
+
+def test_gradients_that_are_kept_while_others_come_count() -> None:
+    alone = decide("lenet5", "rtx3090", line(0, 10 * MB, gradients=8 * GB), target_effective_batch=2048)
+    without = decide("lenet5", "rtx3090", line(0, 10 * MB), target_effective_batch=2048)
+    assert alone.accumulation > 1 and alone.micro_batch < without.micro_batch
+
+
+def test_on_a_processor_more_than_the_table_gives_is_not_wanted() -> None:
+    decided = decide("lenet5", "cpu-24g-amx", line(0, MB))
+    assert (decided.micro_batch, decided.effective_batch) == (64, 512)
+    assert "more is no faster on a processor" in decided.reasons["micro_batch"]
+    assert decide("lenet5", "cpu-8g", line(0, 1000 * MB)).micro_batch < 8, "nor more than fits"
+
+
+def test_what_does_not_fit_is_refused_with_figures_and_ways_out() -> None:
+    with pytest.raises(PlanError) as error:
+        decide("resnet18", "t4", line(GB, GB))
+    assert "resnet18 does not fit on Tesla T4: a micro-batch of 32 is predicted to need" in str(error.value)
+    assert "CONFIG_NORM_BATCH lower" in str(error.value) and "CONFIG_GRAD_CHECKPOINT" in str(error.value)
+    assert "BF16" not in str(error.value), "which a T4 has not"
+
+
+def test_a_batch_set_by_hand_is_kept_and_the_plan_says_that_it_is_too_much() -> None:
+    by_hand = {"hyper_param": "manual", "auto_method": None, "batch_size": 256, "gradient_accumulation": 1}
+    decided = decide("lenet5", "rtx3090", line(0, GB), **by_hand)
+    assert decided.micro_batch == 256
+    assert decided.reasons["memory"].startswith("MORE than there is: 275.79 GB of")
+    sound = decide("lenet5", "rtx3090", line(0, MB), **by_hand)
+    assert not sound.reasons["memory"].startswith("MORE")
+    unknown = decide("lenet5", "rtx3090", None, **by_hand)
+    assert unknown.memory is None and unknown.reasons["memory"] == "not predicted"
+
+
+def test_the_table_is_looked_at_too() -> None:
+    decided = decide("lenet5", "rtx3090", line(0, GB), auto_method="table")
+    assert decided.micro_batch == decide("lenet5", "rtx3090", None, auto_method="table").micro_batch
+    assert decided.reasons["memory"].startswith("MORE than there is")
+
+
+def test_a_prediction_is_not_made_up() -> None:
+    with pytest.raises(PlanError, match="there is no model to predict the memory of"):
+        decide("lenet5", "rtx3090", None)
+
+
+def test_main_memory_is_shared_and_a_gpu_has_a_context() -> None:
+    trial = Trial(
+        device="cpu", several_devices=False, micro_batch=1, accumulates=False, norm_batch=0,
+        precision="fp32", channels_last=False, compile=False,
+    )  # fmt: skip
+    on_cpu = predicted(trial, line(0, GB), free_bytes=10 * GB)
+    assert (on_cpu.need_bytes, on_cpu.usable_bytes) == (1_020_000_000, 8 * GB)
+    on_gpu = predicted(dataclasses.replace(trial, device="cuda"), line(0, GB), free_bytes=10 * GB)
+    assert (on_gpu.need_bytes, on_gpu.usable_bytes) == (1_020_000_000 + GPU_RESERVE_BYTES, 10 * GB)
+
+
+def test_what_is_lost_between_tensors_is_needed_and_is_no_tensor() -> None:
+    trial = Trial(
+        device="cuda", several_devices=False, micro_batch=1, accumulates=False, norm_batch=0,
+        precision="fp32", channels_last=False, compile=False,
+    )  # fmt: skip
+    whole = predicted(trial, lambda _: {"activations": GB}, free_bytes=10 * GB)
+    torn = predicted(trial, lambda _: {"activations": GB, GAPS: 300 * MB}, free_bytes=10 * GB)
+    assert torn.need_bytes == whole.need_bytes + 300 * MB
+    assert torn.parts == whole.parts == {"activations": GB} and torn.gaps_bytes == 300 * MB

@@ -1,0 +1,74 @@
+"""A plan can be read on any terminal and in any log."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import re
+
+import pytest
+
+from lib.plan import plan
+from lib.plan.show import plain_text, show
+from lib.plan.types import Plan
+from tests.support.configs import load_hardware, make_config, make_facts
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.fixture(scope="module")
+def decided() -> Plan:
+    return plan(make_config("resnet50"), load_hardware("cpu-8g"), make_facts("resnet50"))
+
+
+def words_of(text: str) -> str:
+    """The text without its layout: letters and digits only, in order."""
+    return "".join(character for character in text if character.isalnum())
+
+
+@pytest.mark.parametrize("columns", [40, 60, 71, 72, 100, 200])
+def test_plain_text_holds_every_reason_at_every_width(decided: Plan, columns: int) -> None:
+    text = plain_text(decided, columns=columns)
+    assert max(map(len, text.splitlines())) <= columns
+    for field in dataclasses.fields(decided):
+        if field.name != "reasons":
+            assert words_of(decided.reasons[field.name]) in words_of(text), field.name
+
+
+def test_where_there_is_little_room_a_reason_stands_under_its_value(decided: Plan) -> None:
+    lines = plain_text(decided, columns=40).splitlines()
+    assert lines[0].split() == ["device", "cpu"] and lines[1].startswith("  Intel")
+
+
+def test_plain_text_is_aligned(decided: Plan) -> None:
+    lines = plain_text(decided, columns=400).splitlines()
+    assert (
+        len({line.index(reason) for line, reason in zip(lines, ordered_reasons(decided), strict=True)}) == 1
+    )
+
+
+def ordered_reasons(decided: Plan) -> list[str]:
+    return [decided.reasons[field.name] for field in dataclasses.fields(decided) if field.name != "reasons"]
+
+
+@pytest.mark.parametrize("columns", [40, 80, 160])
+def test_a_terminal_of_any_width(decided: Plan, columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    monkeypatch.setenv("TERM", "xterm")
+    stream = Terminal()
+    show(decided, stream)
+    visible = re.sub(r"\x1b\[[0-9;]*m", "", stream.getvalue())
+    assert ("─" in visible) == (columns >= 72)  # a table where there is room for one
+    assert max(map(len, visible.splitlines())) <= columns
+    assert words_of(decided.reasons["micro_batch"])[:20] in words_of(visible)
+
+
+def test_a_file_gets_plain_text(decided: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "100")
+    stream = io.StringIO()
+    show(decided, stream)
+    assert stream.getvalue() == plain_text(decided, columns=100) + "\n"
+    assert stream.getvalue().isascii()

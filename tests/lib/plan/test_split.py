@@ -1,0 +1,222 @@
+"""Two frozen models on a device each: when that is taken, and what is said where it is not."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+
+from lib import kconf
+from lib.errors import ConfigError, PlanError
+from lib.plan import plan
+from lib.plan.assumed import parse_gpu
+from lib.plan.fitting import Parts, Trial
+from lib.plan.planner import ways_to_spread
+from lib.plan.sharding import shares, split_over
+from lib.plan.strategies import Candidate
+from lib.plan.traffic import exchanges
+from lib.plan.types import Branch, Layout, ModelFacts, Plan, Weight
+from lib.plan.ways import WayToSpread, ways_text
+from scripts import cluster
+from tests.support.configs import ROOT, load_hardware, make_config, make_facts
+from train.stored_run import for_one_process
+
+GB = 10**9
+TRAINED = tuple((Weight((1000, 1000), True),) for _ in range(10))
+TERA = 1e12
+
+
+def facts_of(*flop_per_sample: float) -> ModelFacts:
+    """Ten million weights that compute next to nothing, and two frozen models that compute so much."""
+    first, second = (Branch(flop_per_sample=flop, parameters=8 * GB) for flop in flop_per_sample)
+    return make_facts(
+        "lenet5", units=TRAINED, flop_per_sample=1e6, train_size=10**6, branches=(first, second)
+    )
+
+
+FACTS = facts_of(TERA, TERA)
+
+
+def config_of(**changes: Any) -> Any:
+    asked = {
+        "auto_method": "predict",
+        "target_effective_batch": 64,
+        "optimizer": "adamw",
+        "precision": "bf16",
+    }
+    return make_config("lenet5", **asked | changes)
+
+
+def needs(each: float) -> Any:
+    """Of two frozen models of so many GB each, with 0.1 GB of activations for a sample."""
+
+    def predict(trial: Trial) -> Parts:
+        assert trial.layout is not None
+        models = 1 if trial.layout.strategy == "split" else 2
+        cut = shares(TRAINED, trial.layout)
+        parts = {name: round(40_000_000 * cut[name]) for name in ("parameters", "gradients", "optimizer")}
+        activations = models * trial.micro_batch * GB // 20
+        return {**parts, "frozen models": round(models * each * GB), "activations": activations}
+
+    return predict
+
+
+def decide(machine: str, each: float, **changes: Any) -> Plan:
+    return plan(config_of(**changes), parse_gpu(machine), FACTS, predict=needs(each))
+
+
+def spread(
+    machine: str, each: float, facts: ModelFacts = FACTS, **changes: Any
+) -> dict[str, tuple[Candidate, str]]:
+    found = ways_to_spread(config_of(**changes), parse_gpu(machine), facts, predict=needs(each))
+    return {candidate.layout.strategy: (candidate, verdict) for candidate, verdict in found}
+
+
+# GB of each of the two, with 41.9 free on a card: strategy and processes.
+TABLE = {
+    ("a100-40g", 10): ("single", 1),
+    ("a100-40gx2", 10): ("ddp", 2),
+    ("a100-40gx2", 25): ("split", 1),
+    ("a100-40gx4", 25): ("split", 2),
+    ("a100-40gx16", 25): ("split", 8),
+    ("h200x2", 25): ("ddp", 2),
+}
+
+
+@pytest.mark.parametrize(("machine", "each"), TABLE)
+def test_the_table_of_what_is_taken(machine: str, each: int) -> None:
+    decided = decide(machine, each)
+    strategy, world = TABLE[machine, each]
+    assert (decided.strategy, decided.world) == (strategy, world)
+    assert decided.memory is not None and decided.memory.fits
+    assert decided.effective_batch == 64 == sum(decided.micro_batches) * world
+    assert decided.layout.devices == len(parse_gpu(machine).devices)
+    assert Plan.from_json(decided.to_json()) == decided
+
+
+def test_every_rival_is_told_why_it_lost() -> None:
+    found = spread("a100-40gx4", 25)
+    assert list(found) == ["ddp", "zero1", "zero2", "fsdp", "hsdp", "split"]
+    assert found["split"][1] == "taken"
+    for strategy in ("ddp", "zero1", "zero2", "fsdp", "hsdp"):
+        told = found[strategy][1]
+        assert "of 41.88 GB usable" in told
+        assert "50.00 GB of it for frozen models, whole on each device" in told, "why parts do not help"
+        assert "GB more on each device" in told
+    reasons = decide("a100-40gx4", 25).reasons
+    assert reasons["strategy"].startswith("the simplest of the fastest, by estimate; ddp needs")
+    assert reasons["world"].endswith("each process has two of them")
+    assert reasons["effective_batch"] == "32 on each of 2 pair(s) of devices, as asked"
+    assert reasons["shard"] == "each process has all weights on its two devices"
+
+
+def test_the_time_of_a_split_is_that_of_the_slower_model() -> None:
+    """Copies on two devices share the sum of both; one device alone would compute all of it."""
+    found = spread("h200x2", 25, facts_of(3 * TERA, TERA))
+    (ddp, _), (split, verdict) = found["ddp"], found["split"]
+    assert ddp.seconds is not None and split.seconds is not None
+    for copies, parted in zip(ddp.seconds, split.seconds, strict=True):
+        assert parted / copies == pytest.approx(3 / ((3 + 1) / 2), rel=0.02)
+    assert verdict == "estimated to take 1.50 times as long"
+    even = spread("h200x2", 25)["split"]
+    assert even[1] == "no faster, and less simple"
+
+
+def test_what_no_way_has_room_for_is_refused_with_the_nearest_change() -> None:
+    with pytest.raises(PlanError, match=r"fsdp with .* GB more on each device, split with .* GB more"):
+        decide("a100-40gx2", 45)
+    with pytest.raises(PlanError, match=r"split with CONFIG_NUM_DEVICES=2$"):
+        decide("a100-40gx3", 25)
+    assert decide("a100-40gx3", 25, num_devices=2).strategy == "split"
+
+
+def test_what_cannot_be_split_says_why() -> None:
+    asked = config_of(dist_strategy="split")
+    plain = dataclasses.replace(FACTS, branches=None)
+    refusal = "CONFIG_DIST_STRATEGY_SPLIT=y cannot be honoured: "
+    with pytest.raises(PlanError, match=refusal + "lenet5 has no two frozen models"):
+        plan(asked, parse_gpu("a100-40gx2"), plain, predict=needs(1))
+    with pytest.raises(PlanError, match=refusal + "3 devices are not pairs"):
+        plan(asked, parse_gpu("a100-40gx3"), FACTS, predict=needs(1))
+    many = dataclasses.replace(asked, dist_nnodes="1:2")
+    with pytest.raises(PlanError, match=refusal + "machines meet with a process for each device"):
+        plan(many, parse_gpu("a100-40gx4"), FACTS, predict=needs(1))
+    processor = dataclasses.replace(asked, num_devices=2)
+    with pytest.raises(PlanError, match=refusal + "no two devices are there"):
+        plan(processor, load_hardware("cpu-24g-amx"), FACTS, predict=needs(0.1))
+    with pytest.raises(PlanError, match="65 cannot be planned: it cannot be shared by 2 pairs of devices"):
+        decide("a100-40gx4", 25, target_effective_batch=65, dist_strategy="split")
+
+
+def test_it_is_done_where_it_is_asked_for_and_something_simpler_fits() -> None:
+    decided = decide("h200x2", 10, dist_strategy="split")
+    assert (decided.strategy, decided.world) == ("split", 1)
+    assert decided.reasons["strategy"] == "CONFIG_DIST_STRATEGY_SPLIT=y"
+    by_hand = decide("h200x4", 10, dist_strategy="split", hyper_param="manual", batch_size=8)
+    assert (by_hand.world, by_hand.micro_batch, by_hand.accumulation) == (2, 8, 4)
+
+
+def test_models_without_frozen_ones_are_not_offered_it() -> None:
+    found = ways_to_spread(
+        config_of(),
+        parse_gpu("a100-40gx2"),
+        dataclasses.replace(FACTS, branches=None),
+        predict=needs(1),
+    )
+    assert "split" not in {candidate.layout.strategy for candidate, _ in found}
+    with pytest.raises(ConfigError, match="1 fault in the configuration"):
+        kconf.load(
+            root=ROOT,
+            config_file=ROOT / "defconfigs/lenet5",
+            overrides={"CONFIG_DIST_STRATEGY_SPLIT": "y"},
+        )
+    asked = kconf.load(
+        root=ROOT,
+        config_file=ROOT / "defconfigs/latentwire-tiny",
+        overrides={"CONFIG_DIST_STRATEGY_SPLIT": "y"},
+    )
+    assert asked.values["DIST_STRATEGY"] == "split"
+
+
+def test_what_was_trained_on_pairs_is_evaluated_on_one() -> None:
+    trained = decide("a100-40gx4", 25)
+    config, hardware = config_of(), parse_gpu("a100-40gx4")
+    alone = plan(for_one_process(config, trained, devices=4), hardware, FACTS)
+    assert (alone.strategy, alone.world, alone.effective_batch) == ("split", 1, trained.micro_batch)
+    on_one = plan(for_one_process(config, trained, devices=1), parse_gpu("h200"), FACTS)
+    assert (on_one.strategy, on_one.world) == ("single", 1)
+    copied = for_one_process(config, decide("a100-40gx2", 10), devices=2)
+    assert plan(copied, hardware, FACTS).strategy == "single"
+
+
+def test_pairs_average_what_is_trained_and_nothing_else() -> None:
+    assert not list(exchanges(TRAINED, split_over(2), accumulation=2))
+    (only,) = exchanges(TRAINED, split_over(16), accumulation=2)
+    assert (only.kind, only.processes, only.among, only.elements) == ("all_reduce", 8, 16, 10_000_000)
+
+
+def test_they_are_shown_by_name() -> None:
+    found = spread("a100-40gx4", 25).values()
+    lines = list(ways_text([WayToSpread.of(*each) for each in found], columns=120))
+    (line,) = (line for line in lines if "taken" in line)
+    assert line.startswith("  split+ddp     32 x 1 ")
+    assert WayToSpread.of(*spread("a100-40gx2", 25)["split"]).to_json()["world"] == 1
+
+
+def test_as_many_processes_are_started_as_there_are_pairs() -> None:
+    config = dataclasses.replace(config_of(dist_strategy="split"), device="cpu", num_devices=4)
+    command = cluster.command_line(config, name="run", runs=ROOT)
+    assert "starts 2 processes" in command
+    assert Layout(strategy="split", world=2, shard=1).devices == 4
+
+
+def test_frozen_weights_are_read_in_the_precision_of_products() -> None:
+    """Of models that compute next to nothing, reading them is what takes the time."""
+    seconds = {}
+    for precision in ("bf16", "fp32"):
+        config = config_of(precision=precision)
+        ((one, _),) = ways_to_spread(config, parse_gpu("a100-80g"), facts_of(1.0, 1.0), predict=needs(8))
+        assert one.seconds is not None
+        seconds[precision] = one.seconds[0]
+    assert 1.5 < seconds["fp32"] / seconds["bf16"] < 2

@@ -1,0 +1,47 @@
+"""Questions and frozen language models for tests: few, small, and with random weights."""
+
+from __future__ import annotations
+
+import dataclasses
+from functools import cache
+from pathlib import Path
+
+from lib.config import Config
+from lib.data.datasets.question_answering.key_values import ANCHOR, Question, questions
+from lib.data.datasets.question_answering.opening import AnswerOptions, packed
+from lib.data.datasets.question_answering.spec import AnswerSpec
+from lib.data.types import Dataset
+from tests.support.training import small_config
+from train.tasks.two_model.frozen import FrozenSource
+from train.training_data import Subject, measure, with_frozen
+
+SOURCE_BYTES = 16
+
+
+@cache
+def some_questions(count: int) -> tuple[Question, ...]:
+    return tuple(questions("train")[:count])
+
+
+def answer_set(train: int, test: int) -> Dataset:
+    options = AnswerOptions(
+        models=("toolkit:bytes", "toolkit:pairs"), source_bytes=SOURCE_BYTES, root=Path("nowhere")
+    )
+    rows = some_questions(train + test)
+    return packed(
+        "key_values", rows[:train], rows[train:], options, anchor=ANCHOR, source="some", synthetic=True
+    )
+
+
+def answers_subject(config: Config, *, train: int = 48, test: int = 10) -> Subject:
+    """The frozen models have random weights."""
+    dataset = answer_set(train, test)
+    assert isinstance(dataset.spec, AnswerSpec)
+    first, second = (FrozenSource(side, None) for side in dataset.spec.sides)
+    return with_frozen(config, measure(config, dataset), (first, second))
+
+
+def small_bridge_config(**changes: object) -> Config:
+    """Three steps of a network of 8 channels and 3 latents, with SGD."""
+    options = {"latents": 3, "width": 8, "layers": 1, "heads": 2}
+    return dataclasses.replace(small_config("latentwire"), **{"model_options": options} | changes)

@@ -1,0 +1,107 @@
+"""What `make plan` says of a step: its arithmetic, its bytes, and what it advises."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from lib import kconf
+from lib.errors import ConfigError, PlanError
+from lib.plan.assumed import parse_gpu
+from lib.plan.gpus import CATALOGUE
+from lib.plan.roofline import BANDWIDTH_SHARES
+from tests.support.training import random_subject, small_config
+from train.planning.command import Outlook, _compare, _lines, look_ahead, plan
+from train.planning.memory_estimate import Footprints
+
+BATCH = 64
+
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+def outlook(gpu: str, micro_batch: int, **changes: object) -> Outlook:
+    config = small_config(
+        hyper_param="manual",
+        batch_size=micro_batch,
+        gradient_accumulation=0,
+        target_effective_batch=BATCH,
+        data_placement="stream",
+        **changes,
+    )
+    subject = random_subject(config, shape=(1, 28, 28), train_size=640)
+    return look_ahead(config, subject, parse_gpu(gpu), Footprints(config, subject))
+
+
+@pytest.mark.slow
+def test_the_cut_changes_neither_arithmetic_nor_steps() -> None:
+    whole, cut = outlook("h100-80g", BATCH), outlook("h100-80g", 8)
+    assert (whole.plan.accumulation, cut.plan.accumulation) == (1, 8)
+    assert whole.step_flop == cut.step_flop
+    assert whole.steps_per_epoch == cut.steps_per_epoch == 10
+
+
+@pytest.mark.slow
+def test_bytes_of_a_step_are_those_of_all_its_micro_batches() -> None:
+    found = outlook("h100-80g", 8)
+    assert found.plan.memory is not None and found.step_time is not None
+    parts = found.plan.memory.parts
+    weights, state, activations = parts["parameters"], parts["optimizer"], parts["activations"]
+    # Weights twice a micro-batch, gradients two times but once, and the update (`StepWork`).
+    moved = (2 * 8 + 2) * weights + 2 * 8 * weights + 2 * state + 2 * 8 * activations
+    assert found.step_time.bound == "memory"
+    assert found.step_time.fastest_seconds == pytest.approx(moved / (3.35e12 * BANDWIDTH_SHARES[1]), rel=1e-3)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("gpu", "advised"), [("p100-16g", False), ("rtx3060-12g", True)])
+def test_only_what_the_device_can_do_is_advised(gpu: str, advised: bool) -> None:
+    found = outlook(gpu, BATCH, precision="fp32", optimizer="adamw")
+    assert any("PRECISION_BF16" in line for line in found.alternatives) == advised
+    assert any("OPTIMIZER_SGD" in line for line in found.alternatives)
+    (told,) = [line for line in _lines(found, columns=100) if "figures of the GPU" in line]
+    assert told.endswith(CATALOGUE[gpu].origin)
+    assert ("by our own estimate" in told) == bool(CATALOGUE[gpu].estimated)
+
+
+def test_what_is_no_fault_of_a_machine_is_told_once() -> None:
+    config = small_config(target_effective_batch=10**6, norm_batch=0)
+    subject = random_subject(config, shape=(1, 28, 28), train_size=640)
+    with pytest.raises(PlanError, match="on none of 2 machines: "):
+        _compare(config, subject, ("t4", "rtx3090"), as_json=True)
+
+
+def test_a_batch_by_hand_that_is_too_large_is_marked_among_machines(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = small_config(hyper_param="manual", batch_size=64, gradient_accumulation=1)
+    subject = random_subject(config, shape=(1, 28, 28), train_size=640)
+    real = Footprints.predictor
+    twenty = {"activations": 20 * 10**9}
+    monkeypatch.setattr(
+        Footprints,
+        "predictor",
+        lambda self, hardware: lambda trial: {**real(self, hardware)(trial), **twenty},
+    )
+    assert _compare(config, subject, ("t4", "rtx3090"), as_json=False) == 0
+    small, large = capsys.readouterr().out.splitlines()
+    assert "usable, MORE than there is" in small and "MORE" not in large
+
+
+@pytest.mark.parametrize(
+    ("shipped", "option", "gpu", "message"),
+    [
+        ("lenet5", "DIST_ENDPOINT=here:1", "", "DIST_ENDPOINT=here:1 is for several machines"),
+        ("lenet5", "DIST_ENDPOINT=here:1", "h100-80g", "DIST_ENDPOINT=here:1 is for several machines"),
+        ("lenet5", "DIST_NNODES=2", "", "CONFIG_DIST_ENDPOINT= is no place to meet"),
+        ("gpt2-tiny", "INITIAL_WEIGHTS=nothing", "", "INITIAL_WEIGHTS=.*nothing cannot be read"),
+    ],
+)
+def test_what_training_refuses_is_not_planned(shipped: str, option: str, gpu: str, message: str) -> None:
+    name, _, value = option.partition("=")
+    asked = kconf.load(
+        root=ROOT, config_file=ROOT / "defconfigs" / shipped, overrides={f"CONFIG_{name}": value}
+    )
+    with pytest.raises(ConfigError, match=message):
+        plan(asked, root=ROOT, gpu=gpu, as_json=True)

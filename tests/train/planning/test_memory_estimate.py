@@ -1,0 +1,213 @@
+"""What a run is said to need of memory is what its own steps take."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import pytest
+import torch
+from torch._subclasses import fake_tensor
+
+from lib.data.metadata import unopened
+from lib.data.types import Dataset, TextSpec, TokenPart
+from lib.memory.allocator import LARGE_SEGMENT, MIB
+from lib.memory.live import Event, Trace
+from lib.plan.fitting import GAPS, Trial
+from lib.plan.types import Kind
+from tests.support.configs import load_hardware
+from tests.support.training import CPU, CPU_TRIAL, random_subject, small_config
+from train.planning import memory_estimate
+from train.planning.memory_estimate import Footprints, footprint, fullest, plan_of
+from train.training_data import Subject, measure
+
+pytestmark = pytest.mark.slow
+
+TRIAL = CPU_TRIAL
+
+
+def subject_of(config: Any) -> Subject:
+    if config.block_size is None:
+        shape = (1, 28, 28) if config.model in ("lenet5", "looped") else (3, 32, 32)
+        return random_subject(config, shape=shape, train_size=64)
+    random = np.random.default_rng(0)
+    parts = [
+        TokenPart(random.integers(0, 50, 4000).astype(np.uint8), config.block_size, shifted=shifted)
+        for shifted in (True, False)
+    ]
+    spec = TextSpec(
+        name="random", vocab_size=50, block_size=config.block_size, unit="byte", validation_tokens=3999,
+        validation_bytes=3999,
+    )  # fmt: skip
+    return measure(config, Dataset(spec=spec, train=parts[0], test=parts[1], source="random"))
+
+
+def at_peak(config: Any, trial: Trial, subject: Subject) -> Mapping[str, int]:
+    return footprint(config, plan_of(trial), subject, hardware=CPU).trace.at_peak()
+
+
+@pytest.mark.parametrize(
+    ("model", "recompute"),
+    [
+        ("lenet5", "none"),
+        ("resnet18", "blocks"),
+        ("resnet18", "none"),
+        ("resnet50", "none"),
+        ("gpt2", "none"),
+        ("gpt2", "all"),
+        ("resnet_bk", "none"),
+        ("resnet_bk", "blocks"),
+        ("looped", "none"),
+    ],
+)
+def test_without_contents_a_step_takes_what_it_takes_with_them(model: str, recompute: str) -> None:
+    config = small_config(
+        model,
+        grad_checkpoint=recompute,
+        optimizer="adamw",
+        augment="none",
+        data_placement="stream",
+        ema=True,
+        ema_decay=0.99,
+        grad_clip=1.0,
+    )
+    trial = dataclasses.replace(TRIAL, norm_batch=4 if model in ("resnet18", "resnet50") else 0)
+    subject = subject_of(config)
+    found = dict(at_peak(config, trial, subject))
+    with mock.patch.object(memory_estimate, "simulation", lambda _: contextlib.nullcontext()):
+        threads = torch.get_num_threads()
+        real = dict(at_peak(config, trial, subject))
+        torch.set_num_threads(threads)
+    # Real rows come in NumPy's memory, which no operation of torch has made. Targets of a text are seen
+    # when they are flattened.
+    inputs, targets = subject.dataset.train.take(np.zeros(TRIAL.micro_batch, np.int64))
+    found["activations"] -= inputs.nbytes + (0 if config.block_size is not None else targets.nbytes)
+    assert found == real
+
+
+def test_each_choice_shows_where_it_should() -> None:
+    config = small_config("gpt2", optimizer="adamw", ema=True, ema_decay=0.99)
+    config = dataclasses.replace(config, block_size=64)
+    subject = subject_of(config)
+    parameters = 4 * (subject.facts.parameters or 0)
+
+    def found(trial: Trial = TRIAL, **changes: object) -> Mapping[str, int]:
+        return at_peak(dataclasses.replace(config, **changes), trial, subject)
+
+    plain = found()
+    assert plain["optimizer"] == pytest.approx(2 * parameters, rel=0.02)
+    assert plain["averages"] == plain["parameters"] == parameters
+    assert plain["gradients"] == parameters, "those of the first micro-batch"
+    assert "averages" not in found(ema=False)
+    assert found(optimizer="sgd", momentum=0.9)["optimizer"] == parameters
+    alone = dataclasses.replace(TRIAL, accumulates=False)
+    assert sum(found(alone).values()) < sum(plain.values())
+    several = dataclasses.replace(alone, several_devices=True)
+    assert sum(found(several).values()) - sum(found(alone).values()) == pytest.approx(parameters, rel=0.15)
+    assert found(grad_checkpoint="blocks")["activations"] < 0.7 * plain["activations"]
+    half = dataclasses.replace(TRIAL, precision="bf16", device="cuda")
+    whole = dataclasses.replace(TRIAL, device="cuda")
+    assert found(half)["activations"] < 0.75 * found(whole)["activations"]
+
+
+class Strict(fake_tensor.FakeTensorMode):
+    """Refuses what it would have to compute."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(allow_fallback_kernels=False, **options)
+
+
+@pytest.mark.parametrize(
+    ("model", "optimizer"), [("lenet5", "sgd"), ("gpt2", "muon"), ("resnet_bk", "adamw")]
+)
+def test_nothing_is_computed_on_tensors_of_full_size(model: str, optimizer: str) -> None:
+    """Where torch cannot tell the shapes of an operation it runs it on zeros, unless that is forbidden."""
+    defaults = {
+        "momentum": 0.9,
+        "muon_learning_rate": 0.02,
+        "adam_beta1": 0.9,
+        "adam_beta2": 0.99,
+        "adam_eps": 1e-8,
+    }
+    config = small_config(model, optimizer=optimizer, **defaults, data_placement="stream")
+    with mock.patch.object(fake_tensor, "FakeTensorMode", Strict):
+        assert at_peak(config, dataclasses.replace(TRIAL, device="cuda"), subject_of(config))
+
+
+def test_a_checkpoint_beside_training_is_a_copy_in_main_memory() -> None:
+    config = small_config("lenet5", optimizer="adamw", ema=True, ema_decay=0.99)
+    subject = subject_of(config)
+
+    def found(device: Kind, *, aside: bool) -> Mapping[str, int]:
+        footprints = Footprints(dataclasses.replace(config, checkpoint_async=aside), subject)
+        hardware = CPU if device == "cpu" else load_hardware("rtx3090")
+        return footprints.predictor(hardware)(dataclasses.replace(TRIAL, device=device))
+
+    waiting, aside = found("cpu", aside=False), dict(found("cpu", aside=True))
+    parameters = 4 * (subject.facts.parameters or 0)
+    assert aside.pop("checkpoint") == pytest.approx(4 * parameters, rel=0.01), "with averages and two moments"
+    assert aside == waiting
+    assert found("cuda", aside=True) == found("cuda", aside=False), "the device has nothing of it"
+
+
+def test_a_gpu_loses_memory_between_tensors() -> None:
+    config = small_config("resnet18")
+    footprints = Footprints(config, subject_of(config))
+    on_cpu, on_gpu = (
+        footprints.predictor(hardware)(dataclasses.replace(TRIAL, device=device))
+        for device, hardware in (("cpu", CPU), ("cuda", load_hardware("rtx3090")))
+    )
+    assert GAPS not in on_cpu
+    tensors = sum(size for name, size in on_gpu.items() if name != GAPS)
+    # Little is trained here, and segments of 20 MiB are much for it.
+    assert on_gpu[GAPS] > 0 and tensors + on_gpu[GAPS] < 1.5 * tensors + 2 * LARGE_SEGMENT
+
+
+def test_the_fullest_device_is_the_one_that_needs_most_gaps_included() -> None:
+    def trace(*byte_counts: int) -> Trace:
+        held = [Event(number, MIB * count) for number, count in enumerate(byte_counts)]
+        halves = [Event(number, -MIB * byte_counts[number]) for number in range(0, len(held) - 1, 2)]
+        return Trace((*held[:-1], *halves, held[-1]), {})
+
+    whole, torn = trace(42), trace(5, 5, 5, 5, 5, 5, 5, 5, 6)  # half of each segment stays in use
+    assert torn.peak_bytes < whole.peak_bytes
+    assert fullest([whole, torn], "cuda") is torn and fullest([whole, torn], "cpu") is whole
+
+
+def test_a_set_that_nobody_opened_is_enough_and_data_on_the_device_count() -> None:
+    config = small_config("resnet18", dataset="cifar10")
+    dataset = unopened("cifar10", data_dir=None, image_size=0, text=None)
+    assert dataset is not None and (dataset.train.size, dataset.test.size) == (50_000, 10_000)
+    footprints = Footprints(config, measure(config, dataset))
+    found = footprints.predictor(CPU)(TRIAL)
+    assert found["data"] >= 60_000 * 3 * 32 * 32
+    streamed = Footprints(dataclasses.replace(config, data_placement="stream"), measure(config, dataset))
+    without = streamed.predictor(CPU)(TRIAL)
+    assert without.get("data", 0) < 1e6
+    # They lie there from before the model to after the last step.
+    on_the_device = {name: size - without.get(name, 0) for name, size in found.items() if name != "data"}
+    assert set(on_the_device.values()) == {0} and set(without) - {"data"} == set(on_the_device)
+
+
+def test_what_is_found_once_is_not_looked_for_again() -> None:
+    config = small_config("lenet5")
+    footprints = Footprints(config, subject_of(config))
+    first = footprints.of(TRIAL, CPU)
+    predict, on_gpu = footprints.predictor(CPU), dataclasses.replace(TRIAL, device="cuda")
+    parts = predict(on_gpu)
+    with (
+        mock.patch.object(memory_estimate, "footprint", side_effect=AssertionError),
+        mock.patch.object(memory_estimate, "least_capacity", side_effect=AssertionError),
+    ):
+        assert footprints.of(TRIAL, CPU) is first
+        assert predict(on_gpu) == parts
+    # A convolution of K x K and C channels to H x W x D takes 2 K K C H W D, forwards; LeNet-5 on 8 images.
+    forward = 2 * 8 * (25 * 28 * 28 * 6 + 25 * 6 * 10 * 10 * 16 + 400 * 120 + 120 * 84 + 84 * 10)
+    first_layer = 2 * 8 * 25 * 28 * 28 * 6  # nobody wants the gradient of the images
+    assert first.step_flop == 2 * (3 * forward - first_layer), (
+        "two micro-batches, forwards and twice backwards"
+    )

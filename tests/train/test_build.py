@@ -1,0 +1,330 @@
+"""From a configuration to a job: every choice arrives where it is used."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from lib.config import Config
+from lib.data import Dataset, Delivery, ImageSpec, Part, TextClassSpec, TextOptions, TrainLoader
+from lib.devices.base import Backend, FakeBackend
+from lib.errors import ConfigError
+from lib.nn.batch_norm import GhostBatchNorm2d
+from lib.plan.types import Hardware
+from models.gpt2 import huggingface
+from models.looped.energy import EnergyForm
+from tests.support.configs import make_config
+from tests.support.tokens import small_lm_config, text_spec, text_subject
+from tests.support.training import (
+    CPU,
+    MemoryRecord,
+    largest_difference,
+    random_subject,
+    small_config,
+    small_plan,
+)
+from train.budget import Budget
+from train.build import make_job, make_task
+from train.initial_weights import initial_weights
+from train.job import Job
+from train.tasks.classify import Classify
+from train.tasks.language_model import LanguageModel
+from train.training_data import Subject, evaluation_part, open_subject
+
+
+def make_job_of_text(
+    config: Config, *, weights: Path | None = None, record: MemoryRecord | None = None
+) -> Job:
+    return make_job(
+        config,
+        small_plan(2),
+        text_subject(config),
+        hardware=CPU,
+        backend=Backend("cpu"),
+        record=record or MemoryRecord(),
+        weights=weights,
+    )
+
+
+class Wrapping(Backend):
+    """Remembers how it was asked to wrap the model."""
+
+    def __init__(self) -> None:
+        super().__init__("cpu")
+        self.share_buffers: list[bool] = []
+
+    def wrap(self, model: nn.Module, *, share_buffers: bool) -> nn.Module:
+        self.share_buffers.append(share_buffers)
+        return nn.Sequential(model)
+
+
+def job_of(
+    model: str = "resnet18",
+    *,
+    norm_batch: int = 4,
+    subject: Subject | None = None,
+    backend: Backend | None = None,
+    plan: dict[str, Any] | None = None,
+    hardware: Hardware = CPU,
+    **changes: Any,
+) -> Job:
+    config = small_config(model, norm_batch=norm_batch or None, **changes)
+    shape = (3, 8, 8) if model == "resnet18" else (1, 28, 28)
+    return make_job(
+        config,
+        small_plan(8, 8, norm_batch=norm_batch, **(plan or {})),
+        subject or random_subject(config, shape=shape, train_size=40, test_size=10),
+        hardware=hardware,
+        backend=backend or Backend("cpu"),
+        record=MemoryRecord(),
+    )
+
+
+# The subject
+
+
+def fake_data(
+    monkeypatch: pytest.MonkeyPatch, *, synthetic: bool = True
+) -> tuple[Dataset, list[dict[str, Any]]]:
+    subject = random_subject(small_config(), shape=(1, 28, 28), train_size=40, test_size=10)
+    spec = dataclasses.replace(subject.dataset.spec, synthetic=synthetic)
+    dataset = dataclasses.replace(subject.dataset, spec=spec)
+    asked: list[dict[str, Any]] = []
+
+    def open_dataset(name: str, **options: Any) -> Dataset:
+        asked.append({"name": name, **options})
+        return dataset
+
+    monkeypatch.setattr("train.training_data.open_dataset", open_dataset)
+    return dataset, asked
+
+
+def test_data_are_opened_as_configured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    dataset, asked = fake_data(monkeypatch)
+    config = small_config(dataset="mnist", data_dir="elsewhere", data_download=False)
+    subject = open_subject(config, root=tmp_path, say=print)
+    (options,) = asked
+    assert (options["name"], options["download"], options["image_size"]) == ("mnist", False, 0)
+    assert (options["data_dir"], options["cache_dir"]) == (tmp_path / "elsewhere", tmp_path / "data")
+    assert options["text"] is None
+    assert subject.dataset == dataset
+    open_subject(small_config(dataset="image_folder", image_size=96), root=tmp_path, say=print)
+    assert asked[1]["image_size"] == 96
+    assert (subject.facts.train_size, subject.facts.has_batchnorm) == (40, False)
+    assert subject.to_json()["train_size"] == 40 and subject.to_json()["evaluation_size"] == 10
+
+
+def test_texts_are_opened_as_configured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _, asked = fake_data(monkeypatch)
+    config = small_config(dataset="token_bins", data_dir=None, block_size=64, vocab_size=300)
+    open_subject(config, root=tmp_path, say=print)
+    (options,) = asked
+    assert options["data_dir"] is None
+    assert options["text"] == TextOptions(tokenizer=None, vocab_size=300, block_size=64)
+
+
+def test_without_a_holdout_the_test_part_is_evaluated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dataset, _ = fake_data(monkeypatch, synthetic=False)
+    config = small_config(data_limit=30)
+    subject = open_subject(config, root=tmp_path, say=print)
+    assert subject.dataset.test is dataset.test and subject.dataset.train.size == 30
+    assert evaluation_part(config, subject.dataset) == "test part of random"
+
+
+def test_a_holdout_is_evaluated_and_never_trained_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake_data(monkeypatch)
+    config = small_config(holdout=8)
+    dataset = open_subject(config, root=tmp_path, say=print).dataset
+    assert (dataset.train.size, dataset.test.size) == (32, 8)
+    trained, evaluated = (part.rows for part in (dataset.train, dataset.test))
+    assert trained is not None and evaluated is not None
+    assert not np.intersect1d(trained, evaluated).size
+    assert evaluation_part(config, dataset) == "held-out training samples of random, synthetic"
+
+
+# The task
+
+
+def test_the_model_names_its_task() -> None:
+    images = random_subject(small_config(), shape=(1, 28, 28), train_size=4).dataset.spec
+    task = make_task(small_config(label_smoothing=0.25), images)
+    assert isinstance(task, Classify) and task.label_smoothing == 0.25
+    labelled = TextClassSpec(name="t", vocab_size=9, block_size=4, classes=2, pad=8)
+    assert isinstance(make_task(make_config("gpt2"), text_spec()), LanguageModel)
+    with pytest.raises(ConfigError, match=r"CONFIG_LABEL_SMOOTHING=0\.1 is for labels"):
+        make_task(make_config("gpt2", label_smoothing=0.1), text_spec())
+    assert isinstance(make_task(make_config("gpt2"), labelled), Classify)
+
+
+# The job
+
+
+@pytest.mark.slow
+def test_training_starts_from_the_weights_that_are_given(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = small_lm_config(ema=True, ema_decay=0.5)
+    other = make_job_of_text(dataclasses.replace(config, seed=7)).model
+    file = tmp_path / "weights"
+    torch.save(huggingface.to_huggingface(other), file)  # type: ignore[arg-type]
+    monkeypatch.setattr(
+        huggingface, "load", lambda model, path: huggingface.from_huggingface(model, torch.load(path))
+    )
+    record = MemoryRecord()
+    job = make_job_of_text(config, weights=file, record=record)
+    assert largest_difference(job.model.state_dict(), other.state_dict()) == 0
+    assert job.ema is not None
+    assert largest_difference(job.ema.state_dict(), other.state_dict()) == 0
+    digest = hashlib.sha256(file.read_bytes()).hexdigest()
+    assert f"Weights: {file}, SHA-256 {digest[:16]}" in record.said
+    with pytest.raises(ConfigError, match=r"CONFIG_INITIAL_WEIGHTS=.*/nothing cannot be read: No such file"):
+        make_job_of_text(config, weights=tmp_path / "nothing")
+
+
+def test_a_file_of_weights_is_named_from_the_source_tree(tmp_path: Path) -> None:
+    def file(name: str | None) -> Path | None:
+        return initial_weights(small_lm_config(initial_weights=name), tmp_path)
+
+    assert file("a/b") == tmp_path / "a/b"
+    assert file(f"{tmp_path}/c") == tmp_path / "c"
+    assert file("~/d") == Path.home() / "d"
+    assert file("") is None and file(None) is None
+
+
+@pytest.mark.slow
+def test_weights_are_a_function_of_the_seed() -> None:
+    weights = [job_of(seed=seed).model.state_dict() for seed in (1, 1, 2)]
+    assert largest_difference(weights[0], weights[1]) == 0 < largest_difference(weights[0], weights[2])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("channels_last", [False, True])
+def test_layout_is_that_of_the_plan(channels_last: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("train.build.check_channels_last", lambda _: None)  # nothing is computed in it here
+    job = job_of(plan={"channels_last": channels_last})
+    kernel = next(parameter for parameter in job.model.parameters() if parameter.dim() == 4)
+    (batch,) = job.eval_loader.batches(rank=0, world=1, batch_size=10)
+    for tensor in (kernel, batch.inputs):
+        assert tensor.is_contiguous(memory_format=torch.channels_last) == channels_last
+        assert tensor.is_contiguous() != channels_last
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("model", "norm_batch", "shared"),
+    [("resnet18", 4, False), ("resnet18", 0, True), ("lenet5", 0, False)],
+)
+def test_buffers_are_shared_only_where_each_rank_has_its_own_statistics(
+    model: str, norm_batch: int, shared: bool
+) -> None:
+    backend = Wrapping()
+    job = job_of(model, norm_batch=norm_batch, backend=backend)
+    assert backend.share_buffers == [shared]
+    layers = [module for module in job.model.modules() if isinstance(module, GhostBatchNorm2d)]
+    assert {layer.norm_batch for layer in layers} == ({norm_batch} if norm_batch else set())
+    assert job.forward is job.wrapped is not job.model
+
+
+@pytest.mark.slow
+def test_a_planned_compilation_is_of_the_wrapped_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled: list[Any] = []
+
+    def fake(module: Any) -> nn.Module:
+        compiled.append(module)
+        return nn.Identity()
+
+    monkeypatch.setattr("lib.nn.compile.compiled", fake)
+    job = job_of(plan={"compile": True}, backend=Wrapping())
+    assert compiled == [job.wrapped] and job.wrapped is not job.model and isinstance(job.forward, nn.Identity)
+    job = job_of("looped", norm_batch=0, plan={"compile": True}, backend=Wrapping())
+    assert set(compiled[1:]) == {EnergyForm.step} and job.forward is job.wrapped
+
+
+def test_the_optimizer_and_the_average_are_as_configured() -> None:
+    job = job_of("lenet5", norm_batch=0, learning_rate=0.25, momentum=0.5, nesterov=True, weight_decay=0.125)
+    first, second = job.optimizer.param_groups
+    assert isinstance(job.optimizer, torch.optim.SGD) and job.ema is None
+    assert [first[name] for name in ("lr", "momentum", "nesterov")] == [0.25, 0.5, True]
+    assert (first["weight_decay"], second["weight_decay"]) == (0.125, 0.0)
+    adam: dict[str, Any] = {"adam_beta1": 0.7, "adam_beta2": 0.8, "adam_eps": 1e-3, "momentum": None}
+    job = job_of("lenet5", norm_batch=0, optimizer="adamw", ema=True, ema_decay=0.5, **adam)
+    assert isinstance(job.optimizer, torch.optim.AdamW) and job.ema is not None
+    assert job.optimizer.param_groups[0]["betas"] == (0.7, 0.8)
+    assert job.optimizer.param_groups[0]["eps"] == 1e-3
+
+
+def test_epochs_count_what_is_trained_on() -> None:
+    job = job_of("lenet5", norm_batch=0, budget="epochs", num_epochs=2)
+    assert job.budget == Budget(total_steps=5, total_seconds=None)
+
+
+@pytest.mark.parametrize("asked", ["resident", "stream", "auto"])
+def test_where_the_data_are_kept_is_told_and_changes_no_bit(asked: str) -> None:
+    job = job_of("lenet5", norm_batch=0, data_placement=asked, num_workers=2, prefetch=2)
+    reference = job_of("lenet5", norm_batch=0, data_placement="resident")
+    assert isinstance(job.record, MemoryRecord)
+    placement = "stream" if asked == "stream" else "resident"
+    assert any(text.startswith(f"Data: random; {placement}: ") for text in job.record.said)
+    options: dict[str, Any] = {"step": 1, "target": 16, "rank": 0, "world": 1, "sizes": (8, 8)}
+    with job.train_loader, job.eval_loader:
+        found = list(job.train_loader.micro_batches(**options))
+    for batch, expected in zip(found, reference.train_loader.micro_batches(**options), strict=True):
+        assert torch.equal(batch.inputs, expected.inputs) and torch.equal(batch.targets, expected.targets)
+
+
+def test_delivery_and_augmentation_are_as_configured(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[Delivery, dict[str, Any]]] = []
+
+    def loader(part: Part, spec: ImageSpec, delivery: Delivery, **options: Any) -> TrainLoader:
+        asked.append((delivery, options))
+        return TrainLoader(part, spec, delivery, **options)
+
+    monkeypatch.setattr("train.build.TrainLoader", loader)
+    config = {"data_placement": "stream", "num_workers": 3, "prefetch": 5, "augment": "shift", "seed": 7}
+    job = job_of("lenet5", norm_batch=0, augment_pad=2, **config)
+    with job.train_loader, job.eval_loader:
+        ((delivery, options),) = asked
+    assert (delivery.placement, delivery.num_workers, delivery.prefetch) == ("stream", 3, 5)
+    assert options == {"seed": 7, "augment": "shift", "pad": 2, "fixed": 0, "epochs_ahead": 0}
+
+
+def test_processes_on_one_processor_share_its_memory() -> None:
+    hardware = dataclasses.replace(CPU, devices=(dataclasses.replace(CPU.devices[0], free_bytes=200_000),))
+    for world, placement in ((1, "resident"), (2, "stream")):  # 39 200 bytes of images
+        job = job_of(
+            "lenet5",
+            norm_batch=0,
+            backend=FakeBackend(rank=0, world=world),
+            plan={"world": world, "effective_batch": 16 * world},
+            hardware=hardware,
+        )
+        assert isinstance(job.record, MemoryRecord)
+        assert any(text.startswith(f"Data: random; {placement}: ") for text in job.record.said)
+        job.train_loader.close()
+        job.eval_loader.close()
+
+
+def test_the_libraries_are_set_as_configured(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[tuple[str, dict[str, Any]]] = []
+    for name in ("configure_numerics", "configure_threads"):
+        monkeypatch.setattr(f"train.build.{name}", lambda kind, **options: calls.append((kind, options)))
+    job_of(deterministic=True, plan={"precision": "bf16"}, hardware=dataclasses.replace(CPU, cpu_count=6))
+    assert calls == [("bf16", {"deterministic": True}), ("cpu", {"cpu_count": 6, "world": 1})]
+
+
+def test_one_seed_is_one_order_of_the_data() -> None:
+    def labels(seed: int) -> list[int]:
+        loader = job_of("lenet5", norm_batch=0, seed=seed).train_loader
+        (batch,) = loader.micro_batches(step=0, target=16, rank=0, world=1, sizes=(16,))
+        return batch.targets.tolist()
+
+    assert labels(1) == labels(1) != labels(2)

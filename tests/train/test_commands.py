@@ -1,0 +1,87 @@
+"""What a run leaves when it is ended, and what is told before it begins."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+
+from lib.errors import ConfigError
+from lib.runs.directory import RunDir
+from tests.support.configs import load_hardware
+from train import __main__ as start
+from train.commands import _tell_end
+from train.planning.run_plan import _same_machine
+from train.preflight import command as preflight
+from train.signals import Stopped
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunDir:
+    run = RunDir.create(tmp_path, model="lenet5", identity="0123abcd", files={"config": ""})
+    run.set_status("running", step=5)
+    return run
+
+
+def test_a_run_says_what_ended_it(run: RunDir) -> None:
+    expected = {
+        Stopped(2, 7): ("preempted", 7, "stopped by SIGINT after step 7"),
+        KeyboardInterrupt(): ("preempted", 5, "interrupted"),
+        ValueError("bad"): ("failed", 5, "bad"),
+        AssertionError(): ("failed", 5, "AssertionError"),
+    }
+    for error, (state, step, reason) in expected.items():
+        run.set_status("running", step=5)
+        _tell_end(run, error)
+        status = run.status()
+        assert (status.state, status.step) == (state, step) and status.reason.startswith(reason)
+
+
+def test_a_run_that_is_done_stays_done(run: RunDir) -> None:
+    run.set_status("done", step=9)
+    _tell_end(run, KeyboardInterrupt())
+    assert (run.status().state, run.status().step) == ("done", 9)
+
+
+def test_of_a_run_that_is_gone_nothing_is_left(run: RunDir) -> None:
+    for path in run.path.iterdir():
+        path.unlink()
+    _tell_end(run, ValueError("bad"))
+    assert not list(run.path.iterdir())
+
+
+def test_a_machine_is_the_same_however_much_of_it_is_free() -> None:
+    one, four = load_hardware("rtx3090"), load_hardware("h100-80g-70g-free-x4")
+    devices = tuple(dataclasses.replace(device, free_bytes=10**9) for device in one.devices)
+    assert _same_machine(one, dataclasses.replace(one, devices=devices))
+    assert not _same_machine(one, four)
+    assert not _same_machine(four, dataclasses.replace(four, devices=four.devices[:2]))
+    assert not _same_machine(one, dataclasses.replace(one, cpu_name="another"))
+
+
+@pytest.mark.parametrize("command", ["train", "plan", "probe", "preflight"])
+def test_a_mistake_in_the_configuration_is_told_before_torch_is_imported(
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / ".config").write_text("CONFIG_SEED=many\n")
+    monkeypatch.setenv("KCONFIG_CONFIG", str(tmp_path / ".config"))
+    monkeypatch.setattr(sys, "argv", ["train", command])
+    monkeypatch.setattr(start, "importing", mock.Mock(side_effect=AssertionError("too late")))
+    with pytest.raises(ConfigError) as caught:
+        start.main()
+    assert "SEED=many" in "".join(caught.value.findings)
+
+
+@pytest.mark.parametrize(("passed", "status"), [((True, True), 0), ((True, False), 1), ((False, False), 1)])
+def test_one_failed_check_fails_all(
+    passed: tuple[bool, ...], status: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = [preflight.Check(f"check {n}", each, "told", 0.1) for n, each in enumerate(passed)]
+    monkeypatch.setattr(preflight, "_checks", lambda *_, **__: iter(found))
+    monkeypatch.setattr(preflight, "with_tier", lambda asked, **_: asked)
+    nothing: Any = None
+    assert preflight.preflight(nothing, root=tmp_path, runs=tmp_path, as_json=True) == status
