@@ -65,6 +65,7 @@ COMMANDS = {
     "make new-model NAME=my_net TASK=classify": NEW_MODEL,
     "make defconfig-my_net && make train": END_TO_END,
     "make test": DRY,
+    "make test-long": DRY,
 }
 
 MADE_BY_USE = (".venv", "data", "runs", "build", "include", "defconfigs/my_net", "models/my_net")
