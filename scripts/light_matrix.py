@@ -21,7 +21,7 @@ TESTS = (
     "tests/lib/test_atomic.py",
     "tests/lib/test_config.py",
     "tests/lib/test_errors.py",
-    *sorted(str(path.relative_to(ROOT)) for path in (ROOT / "tests" / "unit").glob("test_kconf*.py")),
+    *sorted(str(path.relative_to(ROOT)) for path in (ROOT / "tests" / "lib" / "kconf").glob("test_*.py")),
 )
 
 

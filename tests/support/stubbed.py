@@ -16,7 +16,7 @@ from train.job import Job, Progress
 from train.loop import optimizer_step
 
 XLA_STUB, TPU_STUB = (
-    Path(__file__).resolve().parent / f"fixtures/torch_{name}_stub" for name in ("xla", "tpu")
+    Path(__file__).resolve().parents[1] / f"fixtures/torch_{name}_stub" for name in ("xla", "tpu")
 )
 
 

@@ -20,7 +20,7 @@ from tests.lib.runs.test_checkpoint import load, save, visible
 
 pytestmark = pytest.mark.slow
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 def run_alone(function: str, directory: Path) -> str:

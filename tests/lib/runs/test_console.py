@@ -17,7 +17,7 @@ from lib.runs import console
 from lib.runs.console import Console
 from tests.support.machine import slowness
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from lib.runs import directory
 from lib.runs.directory import RunDir, checkpoint_name, resolve_run
 from lib.runs.identity import identity
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 FILES: dict[str, Any] = {
     "config": "CONFIG_SEED=1\n",
     "plan": {"world": 1, "reasons": {"world": "one CPU"}},

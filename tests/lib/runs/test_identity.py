@@ -15,7 +15,7 @@ from lib import kconf
 from lib.runs.directory import RunDir
 from lib.runs.identity import former_identity, has_former_identity, identity, is_identity, trains
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 MODELS = sorted(path.parent.name for path in ROOT.glob("models/*/model.py"))
 
 

@@ -13,7 +13,7 @@ from lib.runs import plots
 from lib.runs.directory import RunDir
 from lib.runs.metrics import MetricsWriter
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 def rows(count: int = 100) -> list[dict[str, Any]]:
