@@ -17,7 +17,7 @@ from lib.devices.probe import probe
 from lib.errors import ConfigError
 from lib.plan import plan
 from lib.plan.asked import Decision
-from lib.plan.fitting import Predict
+from lib.plan.fitting import MemoryEstimator
 from lib.plan.numerics import choose_compile
 from lib.plan.placement import Placement, identical_devices, place
 from lib.plan.probing import Probed
@@ -138,7 +138,7 @@ def apply_hyperparams(
     *,
     hardware: Hardware | None = None,
     facts: ModelFacts | None = None,
-    predict: Predict | None = None,
+    predict: MemoryEstimator | None = None,
     probed: Probed | None = None,
     gpu_info: GpuInfo | None = None,
 ) -> Plan:

@@ -1,4 +1,7 @@
-"""Data sets, their order and their way to the device. Downloading and decoding are imported when used."""
+"""Data: sets, their sampler, augmentation and loaders.
+
+Nothing here knows models, tasks or plans. Imported by models, train and scripts.
+"""
 
 from lib.data.datasets.opening import NAMES, open_dataset
 from lib.data.datasets.question_answering.opening import AnswerOptions

@@ -1,4 +1,7 @@
-"""How much memory training needs: predicted without a device, measured with one."""
+"""Memory of a training step: predicted without a device, measured with one.
+
+It is handed a step as a callable and knows neither data nor the loop. Imported by lib, models and train.
+"""
 
 from lib.memory.live import Trace
 from lib.memory.predict import predict_peak

@@ -1,4 +1,7 @@
-"""Pure planning: (Config, Hardware, ModelFacts) -> Plan with reasons."""
+"""Planning: (Config, Hardware, ModelFacts) -> Plan, with a reason for every number.
+
+Pure: nothing here imports torch, reads a file or asks a device. Imported by lib, train and scripts.
+"""
 
 from lib.plan.planner import plan, with_smaller_micro_batch
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import TypeAlias
+from typing import Protocol, TypeAlias
 
 from lib.errors import PlanError
 from lib.plan.batch import divisors
@@ -58,10 +58,22 @@ def trial_of(plan: Plan) -> Trial:
 # Among the parts of a prediction: what is no tensor, but lost between tensors in the allocator's segments.
 GAPS = "gaps"
 Parts: TypeAlias = Mapping[str, int]
-Predict: TypeAlias = Callable[[Trial], Parts]  # bytes at the peak, by what they are for, and GAPS if known
 
 
-def predicted(trial: Trial, predict: Predict, *, free_bytes: int) -> Memory:
+class MemoryEstimator(Protocol):
+    """The one step back up from planning: what an optimizer step takes is asked of the step itself.
+
+    `train.planning.memory_estimate` implements it with the real optimizer step on simulated tensors.
+    """
+
+    def __call__(self, trial: Trial, /) -> Parts:
+        """Return the bytes at the peak by what they are for, and GAPS if known.
+
+        Raises RefusedBatchError where the model cannot take such a micro-batch.
+        """
+
+
+def predicted(trial: Trial, predict: MemoryEstimator, *, free_bytes: int) -> Memory:
     """What `trial` is predicted to need of a device with `free_bytes`."""
     parts = dict(predict(trial))
     gaps = parts.pop(GAPS, 0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from lib.plan.asked import Asked, Decision
-from lib.plan.fitting import Predict
+from lib.plan.fitting import MemoryEstimator
 from lib.plan.latentwire import as_ruled, one_model
 from lib.plan.numerics import choose_channels_last, choose_compile, choose_precision
 from lib.plan.placement import Placement, place
@@ -22,7 +22,7 @@ def plan(
     facts: ModelFacts,
     *,
     even: bool = False,
-    predict: Predict | None = None,
+    predict: MemoryEstimator | None = None,
     probed: Probed | None = None,
 ) -> Plan:
     """Decide how `config` runs on `hardware`; pure, the same arguments give the same plan.
@@ -73,7 +73,7 @@ def ways_to_spread(
     hardware: Hardware,
     facts: ModelFacts,
     *,
-    predict: Predict | None,
+    predict: MemoryEstimator | None,
     probed: Probed | None = None,
 ) -> tuple[tuple[Candidate, str], ...]:
     """Every way to spread the run over its devices that `plan` looks at, and what it makes of each."""
@@ -86,7 +86,7 @@ def _choice(
     facts: ModelFacts,
     *,
     even: bool,
-    predict: Predict | None,
+    predict: MemoryEstimator | None,
     probed: Probed | None,
 ) -> tuple[Placement, Choice]:
     placement = place(config, hardware)

@@ -9,7 +9,14 @@ from lib.errors import PlanError
 from lib.plan.asked import Asked, Decision
 from lib.plan.batch import LARGEST_TARGET, Split, nearest_targets, split_by, split_under
 from lib.plan.bound import cpu_table_batch, raise_to_norm_batch, table_bound
-from lib.plan.fitting import NoRoomError, Predict, Trial, largest_fitting, predicted, smallest_accepted
+from lib.plan.fitting import (
+    MemoryEstimator,
+    NoRoomError,
+    Trial,
+    largest_fitting,
+    predicted,
+    smallest_accepted,
+)
 from lib.plan.placement import Placement
 from lib.plan.probing import NEAR_BEST, Probed
 from lib.plan.reasons import offload_note, told, ways_to_fit, why_memory, why_norm_batch, why_target
@@ -35,7 +42,7 @@ class Way:
     precision: Precision
     channels_last: bool
     even: bool  # the caller cannot run a smaller last micro-batch
-    predict: Predict | None
+    predict: MemoryEstimator | None
     probed: Probed | None  # what trials on this machine found
     layout: Layout
 

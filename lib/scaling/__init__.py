@@ -1,1 +1,4 @@
-"""Scaling laws: what is planned, run, fitted, doubted and drawn. The fitter needs numpy alone."""
+"""Scaling laws: sweeps of model sizes, fits and the judgement of them.
+
+The fits need numpy alone; training is a process of its own. Imported by scripts.
+"""

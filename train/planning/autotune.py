@@ -19,7 +19,7 @@ from lib.errors import ConfigError, PlanError, ToolkitError
 from lib.hyperparams import apply_hyperparams
 from lib.memory.measured import Kept, cache_file, key_of, load, store
 from lib.plan.batch import divisors
-from lib.plan.fitting import Predict, predicted, smallest_accepted, trial_of
+from lib.plan.fitting import MemoryEstimator, predicted, smallest_accepted, trial_of
 from lib.plan.placement import place, refuse_on_xla
 from lib.plan.probing import Failure, Measurement, Probed, search
 from lib.plan.show import show
@@ -59,7 +59,7 @@ class Bench:
     config: Config
     subject: Subject
     hardware: Hardware  # of this very machine
-    predict: Predict
+    predict: MemoryEstimator
     root: Path
 
     @classmethod
@@ -70,7 +70,7 @@ class Bench:
         hardware: Hardware,
         *,
         root: Path,
-        predict: Predict | None = None,
+        predict: MemoryEstimator | None = None,
     ) -> Bench:
         """predict: a predictor that has found something already; None for a new one."""
         config = config_from_values(resolved.values)

@@ -17,7 +17,7 @@ from lib.memory.allocator import least_capacity
 from lib.memory.live import LiveBytes, Trace
 from lib.memory.predict import CUDA_GRANULARITY, STEPS, add_state, watch_gradients
 from lib.memory.simulation import simulation
-from lib.plan.fitting import GAPS, Parts, Predict, RefusedBatchError, Trial
+from lib.plan.fitting import GAPS, MemoryEstimator, Parts, RefusedBatchError, Trial
 from lib.plan.sharding import shares
 from lib.plan.types import OWN_MEMORY, Hardware, Kind, Layout, Plan, Strategy, one_reason
 from lib.plugins import ModelCode
@@ -81,7 +81,7 @@ class Footprints:
             raise found
         return found
 
-    def predictor(self, hardware: Hardware) -> Predict:
+    def predictor(self, hardware: Hardware) -> MemoryEstimator:
         """Says what an optimizer step needs of a device of `hardware`, without any."""
         units = self._subject.facts.units
 

@@ -12,7 +12,7 @@ from lib import kconf
 from lib.config import Config
 from lib.errors import PlanError
 from lib.hyperparams import apply_hyperparams
-from lib.plan.fitting import Predict
+from lib.plan.fitting import MemoryEstimator
 from lib.plan.placement import place
 from lib.plan.probing import Probed
 from lib.plan.show import show
@@ -111,7 +111,7 @@ def _same_machine(one: Hardware, other: Hardware) -> bool:
     )
 
 
-def _probed(order: Order, subject: Subject, hardware: Hardware, predict: Predict) -> Probed | None:
+def _probed(order: Order, subject: Subject, hardware: Hardware, predict: MemoryEstimator) -> Probed | None:
     """What was measured, if that is how the micro-batch is to be found."""
     if order.config.auto_method != "probe":
         return None

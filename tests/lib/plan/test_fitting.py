@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from lib.errors import PlanError
 from lib.plan import plan
-from lib.plan.fitting import GAPS, Parts, Predict, Trial, largest_fitting, predicted
+from lib.plan.fitting import GAPS, MemoryEstimator, Parts, Trial, largest_fitting, predicted
 from lib.plan.tables import COMPILED_PEAK_FACTOR, GPU_RESERVE_BYTES, PEAK_FACTOR
 from lib.plan.types import Memory, Plan
 from lib.units import GB
@@ -19,7 +19,7 @@ from tests.support.configs import load_hardware, make_config, make_facts
 MB = 10**6
 
 
-def line(fixed: int, per_sample: int, *, gradients: int = 0) -> Predict:
+def line(fixed: int, per_sample: int, *, gradients: int = 0) -> MemoryEstimator:
     """A step that needs `fixed` bytes, `per_sample` for each sample, and gradients while it accumulates."""
 
     def predict(trial: Trial) -> Parts:
@@ -29,7 +29,7 @@ def line(fixed: int, per_sample: int, *, gradients: int = 0) -> Predict:
     return predict
 
 
-def decide(model: str, machine: str, predict: Predict | None, **changes: object) -> Plan:
+def decide(model: str, machine: str, predict: MemoryEstimator | None, **changes: object) -> Plan:
     config = make_config(model, **{"auto_method": "predict"} | changes)
     return plan(config, load_hardware(machine), make_facts(model), predict=predict)
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from lib.errors import PlanError
 from lib.plan import plan
 from lib.plan.assumed import parse_gpu
-from lib.plan.fitting import Parts, Predict, Trial
+from lib.plan.fitting import MemoryEstimator, Parts, Trial
 from lib.plan.gpus import gpu_of
 from lib.plan.planner import ways_to_spread
 from lib.plan.roofline import SHORT_SECONDS, StepWork, estimate_step_time
@@ -42,7 +42,7 @@ def facts_of(parameters: float, **changes: Any) -> ModelFacts:
     )
 
 
-def adam(facts: ModelFacts, *, per_sample: int = 100 * MB) -> Predict:
+def adam(facts: ModelFacts, *, per_sample: int = 100 * MB) -> MemoryEstimator:
     """Weights, gradients and two numbers of the optimizer in fp32, and activations."""
     assert facts.units is not None
     elements = sum(weight.elements for unit in facts.units for weight in unit)
