@@ -52,15 +52,19 @@ def main() -> int:
     # Torch takes seconds to import: what is wrong with words and files is told before.
     if options.command in ("train", "plan", "probe", "preflight") and not is_worker():
         return by_configuration(options, kconf.from_environment(ROOT), started=started)
-    with importing():
-        from train import commands as run
-        from train.planning.host_memory import run_demand
-        from train.planning.trial import run_trial
-
     if options.command == "trial":
+        with importing():
+            from train.planning.trial import run_trial
+
         return run_trial(options.order, root=ROOT)
     if options.command == "demand":
+        with importing():
+            from train.planning.host_memory import run_demand
+
         return run_demand(options.order, root=ROOT)
+    with importing():
+        from train import commands as run
+
     if is_worker():
         return run.work(root=ROOT, runs=options.runs, started=started)
     if options.command == "resume":
@@ -72,18 +76,24 @@ def main() -> int:
 
 def by_configuration(options: argparse.Namespace, asked: kconf.Resolved, *, started: float) -> int:
     """The commands that do what .config says."""
+    if options.command == "plan":
+        with importing():
+            from train.planning.command import plan
+
+        return plan(asked, root=ROOT, gpu=options.gpu, as_json=options.json)
+    if options.command == "probe":
+        with importing():
+            from train.planning.autotune import probe_command
+
+        return probe_command(asked, root=ROOT)
+    if options.command == "preflight":
+        with importing():
+            from train.preflight.command import preflight
+
+        return preflight(asked, root=ROOT, runs=options.runs, as_json=options.json)
     with importing():
         from train.commands import train
-        from train.planning import autotune
-        from train.planning import command as planning
-        from train.preflight.command import preflight
 
-    if options.command == "plan":
-        return planning.plan(asked, root=ROOT, gpu=options.gpu, as_json=options.json)
-    if options.command == "probe":
-        return autotune.probe_command(asked, root=ROOT)
-    if options.command == "preflight":
-        return preflight(asked, root=ROOT, runs=options.runs, as_json=options.json)
     return train(asked, root=ROOT, runs=options.runs, started=started)
 
 

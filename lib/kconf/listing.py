@@ -9,33 +9,17 @@ from pathlib import Path
 
 from lib.errors import ConfigError
 from lib.kconf import defconfig, write
-from lib.kconf.project import Command, Project, refusals, tell, tell_origins
-from lib.kconf.resolve import Resolved, accept, load, load_file, new_symbols, override, read_own
+from lib.kconf.project import Command, Project, load_environment, refusals, tell, tell_origins
+from lib.kconf.resolve import accept, load_file, new_symbols, override, read_own
 from lib.kconf.strict import StrictLoad
 from lib.kconf.tree import display, load_own_tree, shown
-from lib.kconf.variables import check_variables, config_file_of, given_overrides, stray_variables
-
-
-def from_environment(root: Path) -> Resolved:
-    """The configuration that make asks for: KCONFIG_CONFIG (or `root`/.config) and the CONFIG_ variables of
-    make's command line. Notices go to stderr. Raises ConfigError."""
-    tell(stray_variables(root, os.environ))
-    return _asked(root)
-
-
-def _asked(root: Path) -> Resolved:
-    check_variables(root, os.environ)
-    resolved = load(
-        root=root, config_file=config_file_of(root, os.environ), overrides=given_overrides(os.environ)
-    )
-    tell(resolved.notices)
-    return resolved
+from lib.kconf.variables import given_overrides
 
 
 def _checkconfig(project: Project, options: Namespace) -> None:
     file = options.file
     if file is None:
-        _asked(project.root)
+        load_environment(project.root)
         file = project.config_file
     else:
         layer = read_own(project.root, file)

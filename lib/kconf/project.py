@@ -15,7 +15,7 @@ from lib.errors import ConfigError
 from lib.kconf import variables, write
 from lib.kconf.provenance import Provenance
 from lib.kconf.reader import foremost
-from lib.kconf.resolve import load_file
+from lib.kconf.resolve import Resolved, load, load_file
 from lib.kconf.strict import StrictLoad
 from lib.kconf.tree import display, load_own_tree, shown
 
@@ -86,6 +86,25 @@ def tell(notices: Iterable[str]) -> None:
     """Print notices to stderr."""
     for notice in foremost(list(notices), "notes"):
         print(f"note: {notice}", file=sys.stderr)
+
+
+def from_environment(root: Path) -> Resolved:
+    """Return the configuration that make asks for, and report stray CONFIG_ variables of the environment.
+
+    It is in KCONFIG_CONFIG or `root`/.config, with the CONFIG_ variables of make's command line on top.
+    Notices go to stderr. Raises ConfigError.
+    """
+    tell(variables.stray_variables(root, os.environ))
+    return load_environment(root)
+
+
+def load_environment(root: Path) -> Resolved:
+    """As `from_environment`, without a word of stray variables."""
+    variables.check_variables(root, os.environ)
+    config_file = variables.config_file_of(root, os.environ)
+    resolved = load(root=root, config_file=config_file, overrides=variables.given_overrides(os.environ))
+    tell(resolved.notices)
+    return resolved
 
 
 def tell_origins(root: Path, config_file: Path) -> None:
