@@ -6,7 +6,7 @@ set -eu
 cd "$(dirname "$0")/.."
 
 names() { # DIRECTORY
-	find "$1" -maxdepth 1 -type f ! -name '.*' ! -name '*~' -exec basename {} \; | sort
+	find "$1" -maxdepth 1 -type f ! -name '.*' ! -name '*~' | sed 's|.*/||' | sort
 }
 
 symbols() { # those with a prompt
@@ -14,9 +14,8 @@ symbols() { # those with a prompt
 		Kconfig lib/*/Kconfig train/Kconfig models/*/Kconfig | sort -u
 }
 
-targets() { # as make help has them, with the names of configurations and fragments put in
-	sed -n 's/^## \([A-Za-z_.-]*\): .*/\1/p' Makefile | grep -v 'NAME\|FRAGMENT\|PART'
-	sed -n 's/^SCALING := scaling //p' Makefile | tr ' ' '\n'
+targets() { # those of the table, with the names of configurations and fragments put in
+	awk -v mode=targets -f scripts/targets.awk scripts/targets
 	names defconfigs | sed 's/^/defconfig-/'
 	names defconfigs | sed 's/$/_defconfig/'
 	names defconfigs | sed 's/^/train-/'

@@ -1,10 +1,12 @@
 """The variables of make's command line, and nothing else of the environment, reach the configuration.
 
-The Makefile exports
-    KCONFIG_MAKE_VARIABLES  names of all variables given on its command line, separated by spaces,
-    KCONFIG_MAKE_KNOWN      those that it understands itself (O, V, PYTHON, ...),
-    KCONFIG_MAKE_GOALS      goals that are none of its targets, with KCONFIG_MAKE_TARGETS,
-and make puts the values of the CONFIG_ ones into the environment.
+The Makefile exports KCONFIG_MAKE_VARIABLES, the names of all variables given on its command line, separated
+by spaces; make puts their values into the environment. Before any recipe, scripts/check_goals.sh judges goals
+and variables by the table scripts/targets. Of one that is not in it, it asks for suggestions here with
+    KCONFIG_MAKE_KNOWN      the variables of the table (O, V, PYTHON, ...),
+    KCONFIG_MAKE_GOALS      goals that are no targets,
+    KCONFIG_MAKE_TARGETS    targets, with the names of configurations put in.
+Without these only the names of options, CONFIG_, are checked.
 """
 
 from __future__ import annotations
@@ -43,7 +45,7 @@ def check_variables(root: Path, environ: Mapping[str, str]) -> None:
     """Raise ConfigError for goals and variables of make's command line that mean nothing, each with a
     suggestion."""
     known = set(environ.get("KCONFIG_MAKE_KNOWN", "").split())
-    doubtful = [name for name in _given(environ) if name not in known]
+    doubtful = [name for name in _given(environ) if name.startswith(_PREFIX) or (known and name not in known)]
     goals = environ.get("KCONFIG_MAKE_GOALS", "").split()
     if not doubtful and not goals:
         return

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
@@ -36,15 +37,29 @@ class Recorded:
 Make = Callable[..., Recorded]
 
 
+@dataclass(frozen=True)
+class Row:
+    """A row of scripts/targets: variable -> what it may be, as it stands after the equals sign."""
+
+    target: str
+    variables: dict[str, str]
+    text: str
+
+
+def table(text: str = (ROOT / "scripts" / "targets").read_text()) -> list[Row]:
+    rows = []
+    for line in text.splitlines():
+        if line and not line.startswith(("#", "[")):
+            targets, variables, shown = re.split(r" *\| *", line)
+            forms = dict(word.partition("=")[::2] for word in variables.split())
+            rows += [Row(target, forms, shown) for target in targets.split()]
+    return rows
+
+
 def make_database() -> str:
     """Everything that make knows of the Makefile; this is also what shells complete from."""
     command = ["make", "-npq", "__BASH_MAKE_COMPLETION__=1", ".DEFAULT"]
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True).stdout
-
-
-def phony_targets() -> set[str]:
-    line = next(line for line in make_database().splitlines() if line.startswith(".PHONY:"))
-    return set(line.split()[1:])
 
 
 def defconfigs() -> set[str]:
@@ -87,7 +102,6 @@ def named_targets() -> set[str]:
 
 def user_targets() -> list[str]:
     """What a user may call, with one defconfig and one fragment to stand for all."""
-    internal = {"all", "variables", "symbols", "configured", "ready", "ready-dev", "always"}
-    return sorted(
-        phony_targets() - internal - named_targets() | {"defconfig-lenet5", "train-lenet5", "debug.config"}
-    )
+    shown = {row.target for row in table() if row.text}
+    patterns = {name for name in shown if "NAME" in name or "FRAGMENT" in name}
+    return sorted(shown - patterns | {"defconfig-lenet5", "train-lenet5", "debug.config"})

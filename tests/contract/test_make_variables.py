@@ -88,7 +88,7 @@ def test_a_variable_that_a_target_does_not_use_stops_it(make: Make, tree: Path, 
         done = make(target, f"{variable}=1", cwd=tree)
         assert (done.returncode, done.calls) == (2, []), target
         users = {
-            word.replace("NAME.config", "debug.config").replace("NAME", "lenet5")
+            word.replace("FRAGMENT.config", "debug.config").replace("NAME", "lenet5")
             for word in done.stderr.split("it is for: ")[1].split()
         }
         assert f"{variable} is not used by make {target};" in done.stderr and USED_BY[variable] <= users

@@ -14,6 +14,8 @@ from pathlib import Path
 import kconfiglib
 import pytest
 
+from tests.contract.making import table
+
 ROOT = Path(__file__).resolve().parents[2]
 DOCUMENTS = [
     ROOT / "README.md",
@@ -113,7 +115,7 @@ def make_database() -> str:
 
 
 def make_variables() -> set[str]:
-    return set(re.findall(r"^KCONFIG_MAKE_KNOWN := (.*)", make_database(), flags=re.M)[0].split())
+    return {name for row in table() for name in row.variables}
 
 
 def unknown_make_words(text: str) -> list[str]:
