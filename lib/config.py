@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import types
 import typing
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from typing import Literal
 
 from lib.errors import ConfigError
 from lib.kconf.values import Value
+from lib.plugins import MODELS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,7 +28,7 @@ class Config:
     model: str
     table_scale: float | None  # None where the model's Kconfig gives none
     recommended_target: int | None
-    model_options: Mapping[str, Value]  # the model's own symbols, without their prefix
+    model_options: Mapping[str, Value]  # the symbols of the model's own Kconfig, as fields of its Options
 
     # Data
     dataset: str
@@ -159,8 +159,8 @@ class Config:
 def config_from_values(values: Mapping[str, Value]) -> Config:
     """Build the typed view from symbol values (bool, int, float, str, tuple; None = hidden).
 
-    Raises ConfigError where a symbol that must have a value has none, and for what Kconfig, which cannot
-    compare fractions, lets through: Nesterov without momentum.
+    Raises ConfigError where there is no such model, where a symbol that must have a value has none, and for
+    what Kconfig, which cannot compare fractions, lets through: Nesterov without momentum.
     """
     model = values.get("MODEL")
     if not isinstance(model, str) or not model:
@@ -180,13 +180,7 @@ def config_from_values(values: Mapping[str, Value]) -> Config:
             "CONFIG_NESTEROV=y needs a momentum above 0, and CONFIG_MOMENTUM is 0",
             todo="raise CONFIG_MOMENTUM or set CONFIG_NESTEROV=n",
         )
-    prefix = model.upper() + "_"
-    own = {
-        name.removeprefix(prefix): value
-        for name, value in values.items()
-        if name.startswith(prefix) and name.lower() not in fields  # TRM_AUGMENT_FIXED is of the data
-    }
-    fields["model_options"] = types.MappingProxyType({name.lower(): value for name, value in own.items()})
+    fields["model_options"] = MODELS.own(model, values)
     return Config(**fields)  # type: ignore[arg-type]
 
 

@@ -32,12 +32,12 @@ from lib.nn.activation_offload import offloading
 from lib.nn.batch_norm import configure_norm
 from lib.nn.compile import compiled_forward
 from lib.nn.dropout import dropouts
+from lib.nn.model_code import load_model
 from lib.optim.adam_atan2 import sign_parameters
 from lib.optim.ema import Ema, decay_for, horizon
 from lib.optim.factory import make_optimizer
 from lib.optim.lr_schedule import batch_factor
 from lib.plan.types import ON_XLA, OWN_MEMORY, SHARDS_WEIGHTS, Hardware, ModelFacts, Plan
-from lib.plugins import load_model
 from train.budget import Budget, budget_of, warm_up_of, warm_up_text
 from train.contract import check_channels_last
 from train.initial_weights import load_weights

@@ -12,7 +12,7 @@ from lib.config import Config
 from lib.data import AnswerSpec, ImageSpec, PuzzleSpec, TextClassSpec, TextSpec
 from lib.data.types import Spec
 from lib.errors import ConfigError
-from lib.plugins import load_model
+from lib.nn.model_code import load_model
 
 # The data of each kind of learning, in words and by what the loader is told of them. With labels, a
 # language model classifies.

@@ -15,9 +15,9 @@ from lib.data.types import TextSpec
 from lib.devices.backend import open_backend
 from lib.devices.probe import probe
 from lib.errors import ConfigError, ToolkitError, os_error
+from lib.nn.model_code import ModelCode, load_layout
 from lib.plan import plan as decide
 from lib.plan.types import Plan
-from lib.plugins import ModelCode, load_layout
 from lib.runs import checkpoint
 from lib.runs.directory import RunDir, resolve_run
 from lib.runs.identity import identity, trains

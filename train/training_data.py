@@ -28,9 +28,9 @@ from lib.data.types import Spec
 from lib.errors import ConfigError, PlanError
 from lib.memory.facts import ROWS, model_facts
 from lib.nn.activation_checkpointing import configure_recomputation
+from lib.nn.model_code import ModelCode, build_model
 from lib.plan.asked import least_effective_batch
 from lib.plan.types import ModelFacts
-from lib.plugins import ModelCode, build_model
 from lib.runs.storage import is_url
 from train.budget import warm_up_text
 from train.contract import check_task, checked

@@ -12,6 +12,7 @@ import kconfiglib
 import pytest
 
 from lib.config import Config
+from lib.plugins import MODELS, symbols_of
 from tests.contract import house_rules as rules
 from tests.contract.house_rules import Module
 
@@ -33,17 +34,17 @@ def config_fields() -> set[str]:
 
 
 def option_symbols(tree: kconfiglib.Kconfig) -> dict[str, set[str]]:
-    """Model -> names of its own symbols, members of choices left out."""
-    models = [path.parent.name for path in (ROOT / "models").glob("*/Kconfig")]
+    """Model -> names of its own symbols, as kconfiglib has them, members of choices left out."""
+    homes = {model: MODELS.home(model).relative_to(ROOT) for model in MODELS.names()}
     return {
         model: {
             symbol.name
             for symbol in tree.unique_defined_syms
-            if symbol.name.startswith(f"{model.upper()}_")
+            if symbol.nodes[0].filename == f"{home}/Kconfig"
             and symbol.choice is None
             and symbol.name.lower() not in config_fields()
         }
-        for model in models
+        for model, home in homes.items()
     }
 
 
@@ -117,7 +118,8 @@ def test_options_of_a_model_are_its_symbols() -> None:
     for model, symbols in option_symbols(kconfig()).items():
         module = next(module for module in code() if module.path == f"models/{model}/model.py")
         options = rules.fields_of(home_of(module, "Options"), class_name="Options")
-        fields = {f"{model}_{name}".upper() for name in options}
+        owned = {field: symbol for symbol, field in symbols_of(MODELS.home(model)).items()}
+        fields = {owned.get(name, name) for name in options}
         assert fields == symbols, f"{module.path}: Options and models/{model}/Kconfig differ"
         assert re.search(r"^TASK(: \w+)? = ", module.text, re.M), module.path
 

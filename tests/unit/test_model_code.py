@@ -18,8 +18,8 @@ from lib import plugins
 from lib.config import Config
 from lib.errors import ConfigError, PlanError
 from lib.hyperparams import apply_hyperparams
+from lib.nn.model_code import ModelCode, build_model
 from lib.plan.types import Plan
-from lib.plugins import build_model
 from scripts.model_templates import MODEL
 from tests.training import CPU, random_subject, small_config
 from train.contract import check_channels_last
@@ -44,7 +44,7 @@ def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Writes models/net/model.py: what make new-model writes, with one text in place of another."""
     folder = tmp_path / "models" / "net"
     folder.mkdir(parents=True)
-    monkeypatch.setattr(plugins, "MODELS_DIR", folder.parent)
+    monkeypatch.setattr(plugins, "ROOT", tmp_path)
     monkeypatch.setattr(models, "__path__", [str(folder.parent)])
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
 
@@ -78,7 +78,7 @@ def planned(config: Config) -> Plan:
     [
         (TASK, "", "models/net/model.py does not define TASK"),
         ("def build(", "def built(", "models/net/model.py does not define build"),
-        (TASK, 'TASK = "regress"', "there is no task 'regress'; there are classify, lm, recursive, bridge"),
+        (TASK, 'TASK = "regress"', "there is no task 'regress'; there are bridge, classify, lm, recursive"),
         (TASK, 'TASK = "clasify"', "there is no task 'clasify'; did you mean classify?"),
         (TASK, "TASK = [3]", r"there is no task \[3\]"),
         (TASK, 'TASK = "recursive"', 'TASK = "recursive" does not learn from random: it wants puzzles'),
@@ -115,7 +115,7 @@ def test_what_the_toolkit_itself_does_wrong_keeps_its_traceback(write: Write) ->
     config = write()
     with pytest.raises(RuntimeError, match="manual_seed"):
         build_model("net", config.model_options, None, seed="one")  # type: ignore[arg-type]
-    with pytest.raises(KeyError), plugins.ModelCode("net"):
+    with pytest.raises(KeyError), ModelCode("net"):
         {}["no frame of a model is here"]
 
 
@@ -130,7 +130,7 @@ NORMALISED = LINEAR + "\n        self.norm = nn.BatchNorm1d(2 * options.width)"
 def with_norm(write: Write, **changes: Any) -> Config:
     """A batch normalisation of torch, which refuses a single sample in training."""
     config = write(LINEAR, NORMALISED, **changes)
-    file = plugins.MODELS_DIR / "net" / "model.py"
+    file = plugins.ROOT / "models" / "net" / "model.py"
     text = file.read_text().replace("x_NCHW.mean(dim=(2, 3))", "self.norm(x_NCHW.mean(dim=(2, 3)))")
     file.write_text(text)
     return config
@@ -170,7 +170,7 @@ def test_a_batch_by_hand_that_the_model_refuses_is_told(write: Write, batch_size
     text = "        torch._check(len(x_NCHW) > 1, lambda: 'alone')\n"
     by_hand = {"hyper_param": "manual", "batch_size": batch_size, "gradient_accumulation": 0}
     config = write(FORWARD, text + FORWARD, target_effective_batch=16, **by_hand)
-    file = plugins.MODELS_DIR / "net" / "model.py"
+    file = plugins.ROOT / "models" / "net" / "model.py"
     file.write_text(file.read_text().replace("import torch.nn", "import torch\nimport torch.nn", 1))
     with pytest.raises(PlanError, match=r"net refuses a micro-batch of 1: models/net/model.py:39: .*alone"):
         planned(config)

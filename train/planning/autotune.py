@@ -18,13 +18,13 @@ from lib.devices.probe import environment, probe, speed_settings
 from lib.errors import ConfigError, PlanError, ToolkitError
 from lib.hyperparams import apply_hyperparams
 from lib.memory.measured import Kept, cache_file, key_of, load, store
+from lib.nn.model_code import sources_of
 from lib.plan.batch import divisors
 from lib.plan.fitting import Predict, predicted, smallest_accepted, trial_of
 from lib.plan.placement import place, refuse_on_xla
 from lib.plan.probing import Failure, Measurement, Probed, search
 from lib.plan.show import show
 from lib.plan.types import Hardware, Memory, Plan
-from lib.plugins import sources_of
 from lib.tiers import with_tier
 from lib.units import bytes_text
 from train.planning.memory_estimate import Footprints

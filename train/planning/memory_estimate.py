@@ -17,10 +17,10 @@ from lib.memory.allocator import least_capacity
 from lib.memory.live import LiveBytes, Trace
 from lib.memory.predict import CUDA_GRANULARITY, STEPS, add_state, watch_gradients
 from lib.memory.simulation import simulation
+from lib.nn.model_code import ModelCode
 from lib.plan.fitting import GAPS, Parts, Predict, RefusedBatchError, Trial
 from lib.plan.sharding import shares
 from lib.plan.types import OWN_MEMORY, Hardware, Kind, Layout, Plan, Strategy, one_reason
-from lib.plugins import ModelCode
 from train import loop
 from train.build import make_job, placement_of
 from train.evaluation import evaluation_sums

@@ -19,8 +19,8 @@ from lib.data.types import TextSpec
 from lib.errors import ConfigError
 from lib.memory.live import LiveBytes
 from lib.memory.simulation import simulated, simulation
+from lib.nn.model_code import build_model
 from lib.plan.types import Branch
-from lib.plugins import build_model
 from models.gpt2.model import GPT2
 
 ROWS = 2  # that operations are counted for

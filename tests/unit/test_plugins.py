@@ -1,0 +1,92 @@
+"""Plug-ins are found by their folders, and own the symbols that their own Kconfig defines."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from lib import plugins
+from lib.errors import ConfigError
+from lib.plugins import MODELS, Kind, symbols_of
+
+TABLE = """\
+choice MODEL_CHOICE
+
+config MODEL_TABLE
+\tbool "Table"
+\thelp
+\t  A plain one.
+
+endchoice
+
+config MODEL
+\tstring
+\tdefault "table" if MODEL_TABLE
+
+config TABLE_SCALE
+\tstring
+\tdefault "1.0" if MODEL_TABLE
+
+menu "Table"
+\tdepends on MODEL_TABLE
+
+config TABLE_LEGS
+\tint "Legs"
+\trange 1 8
+\tdefault 4
+\thelp
+\t  Those that it stands on.
+
+config CLOTH
+\tstring
+\tdefault "red"
+\thelp
+\t  Value: text
+\t  What lies on it.
+
+menuconfig TABLE_DRAWERS
+\tbool "Drawers"
+
+endmenu
+"""
+
+
+@pytest.fixture
+def table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    home = tmp_path / "models" / "table"
+    home.mkdir(parents=True)
+    (home / "Kconfig").write_text(TABLE)
+    (home / "model.py").write_text('TASK: str = "classify"\n')
+    monkeypatch.setattr(plugins, "ROOT", tmp_path)
+    return home
+
+
+def test_a_symbol_belongs_to_the_folder_whose_kconfig_defines_it(table: Path) -> None:
+    """TABLE_SCALE is every model's, and a model called table is not handed it."""
+    values = {"MODEL": "table", "TABLE_SCALE": 1.0, "TABLE_LEGS": 3, "CLOTH": "red", "TABLE_DRAWERS": True}
+    assert MODELS.own("table", values) == {"legs": 3, "cloth": "red", "drawers": True}
+    assert MODELS.own("table", {"TABLE_SCALE": 1.0, "TABLE_TOP": 2}) == {}
+    assert "TABLE_SCALE" not in symbols_of(table)
+    assert plugins.task_of("table") == "classify"
+
+
+def test_names_are_those_that_the_kconfig_gives_to_the_symbol_of_the_kind(table: Path) -> None:
+    kind = Kind("model", "models", "model", (), symbol="MODEL")
+    (table.parent / "two").mkdir()
+    (table.parent / "two" / "Kconfig").write_text(
+        'config MODEL\n\tstring\n\tdefault "one" if MODEL_ONE\n\tdefault "other" if MODEL_OTHER\n'
+    )
+    (table.parent / "two" / "model.py").write_text("")
+    (table.parent / "no_plug_in").mkdir()
+    assert kind.names() == ("one", "other", "table")
+    assert kind.home("other").name == "two"
+    assert MODELS.names() == ("table", "two")
+
+
+@pytest.mark.usefixtures("table")
+def test_unknown_names_are_told() -> None:
+    with pytest.raises(ConfigError, match=r"no model 'tabel' under models/.*did you mean table\?"):
+        MODELS.home("tabel")
+    with pytest.raises(ConfigError, match=r"no model '\.\.'.*there are table"):
+        MODELS.home("..")
