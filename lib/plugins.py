@@ -109,6 +109,7 @@ class Kind:
 
 
 MODELS = Kind("model", "models", "model", ("TASK", "build"))
+TASKS = Kind("task", "train.tasks", "task", ("DATA", "build", "fault"))
 
 
 def task_of(model: str) -> str:

@@ -26,7 +26,7 @@ from train.build import make_job
 from train.generate import Sampling, continued_text
 from train.job import Job
 from train.record import SilentRecord, told
-from train.tasks.language_model import told_floors
+from train.tasks.lm.task import told_floors
 from train.training_data import Subject, cache_of, evaluation_part, open_subject
 
 T = TypeVar("T")

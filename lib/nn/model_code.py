@@ -23,13 +23,12 @@ from lib.kconf.values import Value
 
 _IMPORT = re.compile(r"^\s*from models\.(\w+)\.", re.MULTILINE)
 MOST_CHARACTERS = 400  # of what is told of a model's exception: a compiler's goes on for pages
-TASKS = ("classify", "lm", "recursive", "bridge")  # kinds of learning
 
 
 class ModelModule(Protocol):
     """What models/<name>/model.py must define."""
 
-    TASK: str  # the kind of learning: a file of train/
+    TASK: str  # the kind of learning: a folder of train/tasks
     Options: type[Any]  # a frozen dataclass; its fields are the model's own symbols
     build: Callable[[Any, Any], nn.Module]  # of Options and the spec of the data that it takes
 
@@ -55,10 +54,14 @@ def load_model(name: str) -> ModelModule:
     """Import models/`name`/model.py. Raises ConfigError if there is none, or it is none of a model."""
     with ModelCode(name):
         module = plugins.MODELS.load(name)
-    if module.TASK not in TASKS:
+    place, tasks = f"models/{name}/model.py", plugins.TASKS.names()
+    if module.TASK not in tasks:
         raise ConfigError(
-            f"models/{name}/model.py: there is no task {module.TASK!r}",
-            todo=plugins.meant(module.TASK, TASKS),
+            f"{place}: there is no task {module.TASK!r}", todo=plugins.meant(module.TASK, tasks)
+        )
+    if plugins.task_of(name) != module.TASK:
+        raise ConfigError(
+            f'{place} has no line TASK = "{module.TASK}"', why="it is read without importing the file"
         )
     return cast(ModelModule, module)
 

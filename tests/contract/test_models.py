@@ -62,11 +62,14 @@ def test_the_models_are_found() -> None:
 
 
 def test_a_directory_with_a_model_is_all_it_takes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "train").symlink_to(plugins.ROOT / "train")
     monkeypatch.setattr(plugins, "ROOT", tmp_path)
     tmp_path /= "models"
     tmp_path.mkdir()
     monkeypatch.setattr(models, "__path__", [str(tmp_path)])
-    whole = "import dataclasses\nTASK, build = 'lm', 1\nOptions = dataclasses.make_dataclass('Options', [])"
+    whole = (
+        "import dataclasses\nTASK = \"lm\"\nbuild = 1\nOptions = dataclasses.make_dataclass('Options', [])"
+    )
     for name, source in (("whole", whole), ("half", "TASK = 'lm'"), ("empty", None)):
         (tmp_path / name).mkdir()
         if source:

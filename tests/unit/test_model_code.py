@@ -44,6 +44,7 @@ def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Writes models/net/model.py: what make new-model writes, with one text in place of another."""
     folder = tmp_path / "models" / "net"
     folder.mkdir(parents=True)
+    (tmp_path / "train").symlink_to(plugins.ROOT / "train")
     monkeypatch.setattr(plugins, "ROOT", tmp_path)
     monkeypatch.setattr(models, "__path__", [str(folder.parent)])
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
