@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import types
 import typing
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -18,6 +17,9 @@ from typing import Literal
 
 from lib.errors import ConfigError
 from lib.kconf.values import Value
+from lib.plugins import MODELS, TASKS, task_of
+
+OF_PLUG_INS = ("model_options", "task_options")  # fields that are no symbols but hold those of a plug-in
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,7 +30,8 @@ class Config:
     model: str
     table_scale: float | None  # None where the model's Kconfig gives none
     recommended_target: int | None
-    model_options: Mapping[str, Value]  # the model's own symbols, without their prefix
+    model_options: Mapping[str, Value]  # the symbols of the model's own Kconfig, as fields of its Options
+    task_options: Mapping[str, Value]  # likewise those of the kind of learning that the model names
 
     # Data
     dataset: str
@@ -48,7 +51,6 @@ class Config:
     source_bytes: int | None  # None where no frozen models answer
     frozen_model_a: str | None
     frozen_model_b: str | None
-    frozen_steps: int | None
     augment: Literal["none", "shift", "crop_flip", "symmetries"] | None  # None for texts
     augment_pad: int | None  # 0: an eighth of the image's side
     augment_ahead: bool
@@ -119,10 +121,6 @@ class Config:
     ema: bool
     ema_decay: float | None
     ema_base_batch: int | None  # None where the decay is not scaled
-    halt_max_steps: int | None  # None where no model halts
-    halt_exploration: float | None
-    eval_steps: int | None
-    first_token_weight: float | None
 
     # Run and checkpoints
     budget: Literal["epochs", "steps", "seconds"]
@@ -159,15 +157,15 @@ class Config:
 def config_from_values(values: Mapping[str, Value]) -> Config:
     """Build the typed view from symbol values (bool, int, float, str, tuple; None = hidden).
 
-    Raises ConfigError where a symbol that must have a value has none, and for what Kconfig, which cannot
-    compare fractions, lets through: Nesterov without momentum.
+    Raises ConfigError where there is no such model, where a symbol that must have a value has none, and for
+    what Kconfig, which cannot compare fractions, lets through: Nesterov without momentum.
     """
     model = values.get("MODEL")
     if not isinstance(model, str) or not model:
         raise ConfigError("no model is selected", todo="use make menuconfig or make defconfig-NAME")
     fields: dict[str, object] = {}
     for field in dataclasses.fields(Config):
-        if field.name == "model_options":
+        if field.name in OF_PLUG_INS:
             continue
         value = values[field.name.upper()]
         if value is None and field.name not in _optional():
@@ -180,13 +178,9 @@ def config_from_values(values: Mapping[str, Value]) -> Config:
             "CONFIG_NESTEROV=y needs a momentum above 0, and CONFIG_MOMENTUM is 0",
             todo="raise CONFIG_MOMENTUM or set CONFIG_NESTEROV=n",
         )
-    prefix = model.upper() + "_"
-    own = {
-        name.removeprefix(prefix): value
-        for name, value in values.items()
-        if name.startswith(prefix) and name.lower() not in fields  # TRM_AUGMENT_FIXED is of the data
-    }
-    fields["model_options"] = types.MappingProxyType({name.lower(): value for name, value in own.items()})
+    task = task_of(model)
+    fields["model_options"] = MODELS.own(model, values)
+    fields["task_options"] = TASKS.own(task, values) if task else {}  # to load such a model is refused
     return Config(**fields)  # type: ignore[arg-type]
 
 

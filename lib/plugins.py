@@ -1,173 +1,140 @@
-"""The models there are: every directory under models/ that has a model.py. There is no list."""
+"""The one registry of models, tasks and data sets: folders found by name. There is no list.
+
+A plug-in is a folder with one Python file, and a Kconfig that defines its own symbols. The file has a frozen
+dataclass `Options` with a field for each of them, and functions that take one. Nothing is imported to find a
+plug-in or to tell its symbols, so that configuring stays light.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import difflib
+import functools
 import importlib
 import re
-import traceback
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Protocol, cast
+from types import MappingProxyType
+from typing import Any
 
-import torch
-from torch import nn
-from torch.nn.parameter import is_lazy
+from lib.errors import ConfigError
 
-from lib.data.types import Spec
-from lib.devices.backend import is_out_of_memory
-from lib.errors import ConfigError, ToolkitError
-from lib.kconf.values import Value
-
-_IMPORT = re.compile(r"^\s*from models\.(\w+)\.", re.MULTILINE)
-MODELS_DIR = Path(__file__).resolve().parents[1] / "models"
-MOST_CHARACTERS = 400  # of what is told of a model's exception: a compiler's goes on for pages
-TASKS = ("classify", "lm", "recursive", "bridge")  # kinds of learning: files of train/
-
-
-class ModelModule(Protocol):
-    """What models/<name>/model.py must define."""
-
-    TASK: str  # the kind of learning: a file of train/
-    Options: type[Any]  # a frozen dataclass; its fields are the model's own symbols
-    build: Callable[[Any, Any], nn.Module]  # of Options and the spec of the data that it takes
-
-
-def model_names() -> tuple[str, ...]:
-    """Names of all models, sorted."""
-    return tuple(sorted(path.parent.name for path in MODELS_DIR.glob("*/model.py")))
-
-
-def sources_of(root: Path, *models: str) -> list[Path]:
-    """The sources of the tree at `root` that training `models` may run, sorted: none of other models.
-
-    A model that the code shared by all, or one of `models`, imports is one of them.
-    """
-    shared = [path for folder in ("lib", "train") for path in _sources(root / folder)]
-    shared += [*root.glob("Kconfig"), *(root / "models").glob("*.py")]
-    own = [path for model in models for path in _sources(root / "models" / model)]
-    text = "".join(path.read_text(encoding="utf-8") for path in [*shared, *own] if path.suffix == ".py")
-    imported = set(_IMPORT.findall(text)) - set(models)
-    return sorted({*shared, *own, *(path for name in imported for path in _sources(root / "models" / name))})
-
-
-def _sources(folder: Path) -> list[Path]:
-    return [path for kind in ("*.py", "Kconfig") for path in folder.rglob(kind)]
-
-
-def load_model(name: str) -> ModelModule:
-    """Import models/`name`/model.py. Raises ConfigError if there is none, or it is none of a model."""
-    names = model_names()
-    if name not in names:
-        close = difflib.get_close_matches(name, names, n=1)
-        todo = f"did you mean {close[0]}?" if close else f"there are {', '.join(names)}"
-        raise ConfigError(f"there is no model {name!r} under models/", todo=todo)
-    with ModelCode(name):
-        module = importlib.import_module(f"models.{name}.model")
-    missing = [symbol for symbol in ("TASK", "Options", "build") if not hasattr(module, symbol)]
-    if missing:
-        raise ConfigError(f"models/{name}/model.py does not define {', '.join(missing)}")
-    if module.TASK not in TASKS:
-        close = difflib.get_close_matches(str(module.TASK), TASKS, n=1)
-        todo = f"did you mean {close[0]}?" if close else f"there are {', '.join(TASKS)}"
-        raise ConfigError(f"models/{name}/model.py: there is no task {module.TASK!r}", todo=todo)
-    if not (isinstance(module.Options, type) and dataclasses.is_dataclass(module.Options)):
-        raise ConfigError(f"models/{name}/model.py: Options is no dataclass")
-    return cast(ModelModule, module)
+ROOT = Path(__file__).resolve().parents[1]
+_TASK = re.compile(r'^TASK(?:: \w+)? = "(\w+)"', re.MULTILINE)
+_DEFINITION = re.compile(r"^(?:menu)?config (\w+)\n((?:[ \t].*\n|\n)*)", re.MULTILINE)
+_OF_ITS_OWN = re.compile(r"^\s+(?:help$|(?:bool|int|hex|string|prompt) \")", re.MULTILINE)
+_NAMED = re.compile(r'^\s+default "(\w+)" if', re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
-class ModelCode(AbstractContextManager[None]):
-    """Within it an exception that models/`name` raises is told in one line, with the model's file and line.
+class Kind:
+    """One kind of plug-in.
 
-    error:  what it becomes.
-    torchs: also a RuntimeError or ValueError that comes from elsewhere, such as from a backward pass.
+    package:  whose folders are plug-ins of it.
+    file:     what each of them has, without its suffix.
+    required: what that file must define besides `Options`.
+    symbol:   the string symbol that names the chosen plug-in, where one folder may have several names: those
+              that its Kconfig gives to the symbol. "" where a folder has its own name.
     """
 
-    name: str
-    error: Callable[[str], ToolkitError] = ConfigError
-    torchs: bool = False
+    noun: str
+    package: str
+    file: str
+    required: tuple[str, ...]
+    symbol: str = ""
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if not isinstance(error, Exception) or isinstance(error, ToolkitError) or is_out_of_memory(error):
-            return
-        place = place_in_models(error, root=MODELS_DIR.parent)
-        if not place and self.torchs and isinstance(error, RuntimeError | ValueError):
-            place = f"models/{self.name}"
-        if place:
-            text = error.msg if isinstance(error, SyntaxError) else str(error)
-            reason = " ".join(text.split())[:MOST_CHARACTERS]
-            raise self.error(f"{place}: {type(error).__name__}{reason and ': '}{reason}") from error
+    def names(self) -> tuple[str, ...]:
+        """Names of all plug-ins of the kind, sorted."""
+        return tuple(sorted(self._homes()))
+
+    def home(self, name: str) -> Path:
+        """The folder of plug-in `name`. Raises ConfigError if there is none."""
+        homes = self._homes()
+        if name not in homes:
+            place = self.package.replace(".", "/")
+            raise ConfigError(f"there is no {self.noun} {name!r} under {place}/", todo=meant(name, homes))
+        return homes[name]
+
+    def load(self, name: str) -> Any:
+        """Import the file of plug-in `name`. Raises ConfigError if there is none, or a definition lacks."""
+        home = self.home(name)
+        module = importlib.import_module(f"{self.package}.{home.name}.{self.file}")
+        place = f"{self.package.replace('.', '/')}/{home.name}/{self.file}.py"
+        missing = [wanted for wanted in ("Options", *self.required) if not hasattr(module, wanted)]
+        if missing:
+            raise ConfigError(f"{place} does not define {', '.join(missing)}")
+        if not (isinstance(module.Options, type) and dataclasses.is_dataclass(module.Options)):
+            raise ConfigError(f"{place}: Options is no dataclass")
+        return module
+
+    def own(self, name: str, values: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Of `values` by symbol those that plug-in `name` owns, as fields of its `Options`.
+
+        A symbol belongs to the plug-in whose Kconfig defines it, whatever it is called.
+        """
+        symbols = symbols_of(self.home(name))
+        return MappingProxyType({f: values[s] for s, f in symbols.items() if s in values})
+
+    def options(self, name: str, options: Mapping[str, Any]) -> Any:
+        """`Options` of plug-in `name`. Raises ConfigError where `options` are not exactly its fields."""
+        module = self.load(name)
+        declared = {field.name for field in dataclasses.fields(module.Options)}
+        home = self.home(name)
+        symbols = {field: symbol for symbol, field in symbols_of(home).items()}
+
+        def told(fields: set[str], fault: str) -> list[str]:
+            names = sorted(f"CONFIG_{symbols.get(f, f'{home.name}_{f}'.upper())}" for f in fields)
+            return [f"{', '.join(names)} {fault}"] if names else []
+
+        problems = told(declared - set(options), "are not set")
+        problems += told(set(options) - declared, f"are not known to the {self.noun}")
+        if problems:
+            place = f"{self.package.replace('.', '/')}/{home.name}"
+            raise ConfigError(
+                f"{place}/{self.file}.py and {place}/Kconfig disagree",
+                why=" and ".join(problems),
+                todo=f"make the fields of Options the {self.noun}'s own symbols",
+            )
+        return module.Options(**options)
+
+    def _homes(self) -> dict[str, Path]:
+        folder = ROOT / self.package.replace(".", "/")
+        homes = {}
+        for path in sorted(folder.glob(f"*/{self.file}.py")):
+            kconfig = dict(_definitions(path.parent / "Kconfig")) if self.symbol else {}
+            names = _NAMED.findall(kconfig.get(self.symbol, "")) or [path.parent.name]
+            homes.update(dict.fromkeys(names, path.parent))
+        return homes
 
 
-def place_in_models(error: Exception, *, root: Path) -> str:
-    """The file and line below `root`/models where `error`, or the call that led to it, was; "" if none."""
-    frames = [(frame.filename, frame.lineno) for frame in traceback.extract_tb(error.__traceback__)]
-    if isinstance(error, SyntaxError):
-        frames.append((error.filename or "", error.lineno))
-    for filename, line in reversed(frames):
-        if Path(filename).is_relative_to(root / "models"):
-            return f"{Path(filename).relative_to(root)}:{line}"
-    return ""
+MODELS = Kind("model", "models", "model", ("TASK", "build"))
+TASKS = Kind("task", "train.tasks", "task", ("DATA", "build", "fault"))
 
 
-class Layout(Protocol):
-    """What models/<name>/huggingface.py must define, where there is one."""
-
-    require_package: Callable[[], Any]  # raises ConfigError where it is not installed
-    save: Callable[[Any, str], None]  # of the model and the path of a safetensors file
-    load: Callable[[Any, str], None]
-    configuration: Callable[[Any], dict[str, Any]]  # of the model: the contents of config.json
+def task_of(model: str) -> str:
+    """The task that the file of `model` names, read without importing it; "" where it has no such line."""
+    found = _TASK.search((MODELS.home(model) / "model.py").read_text(encoding="utf-8"))
+    return found[1] if found else ""
 
 
-def load_layout(name: str) -> Layout:
-    """Import models/`name`/huggingface.py. Raises ConfigError if there is none."""
-    if not (MODELS_DIR / name / "huggingface.py").is_file():
-        raise ConfigError(f"the weights of {name} have no layout in Hugging Face transformers")
-    with ModelCode(name):
-        return cast(Layout, importlib.import_module(f"models.{name}.huggingface"))
+def symbols_of(home: Path) -> dict[str, str]:
+    """Symbols that the Kconfig in the folder `home` defines, with the fields of `Options` that they are.
 
-
-def build_model(name: str, options: Mapping[str, Value], spec: Spec, *, seed: int) -> nn.Module:
-    """Build model `name` with initial weights that are a function of `seed` alone.
-
-    options: values of the model's own symbols without their prefix, lower case. The weights are
-    drawn by the CPU's generator, whose state is left as it was, on the device that is torch's
-    default; build on the CPU and move the model, so that all devices start from the same weights.
-    Raises ConfigError where `options` are not exactly those that the model declares, and where the model's
-    own code fails.
+    A definition has a prompt or a help: what has neither adds defaults to a symbol of another file.
     """
-    module = load_model(name)
-    declared = {field.name for field in dataclasses.fields(module.Options)}
-    problems = _symbols("are not set", name, declared - set(options))
-    problems += _symbols("are not known to the model", name, set(options) - declared)
-    if problems:
-        raise ConfigError(
-            f"models/{name}/model.py and models/{name}/Kconfig disagree",
-            why=" and ".join(problems),
-            todo="make the fields of Options the model's own symbols",
-        )
-    with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(seed)
-        with ModelCode(name):
-            model = module.build(module.Options(**options), spec)
-    if not isinstance(model, nn.Module):
-        returned = f"build returns {type(model).__name__}, which is no torch.nn.Module"
-        raise ConfigError(f"models/{name}/model.py: {returned}")
-    lazy = next((key for key, weight in model.state_dict(keep_vars=True).items() if is_lazy(weight)), None)
-    if lazy is not None:
-        raise ConfigError(
-            f"models/{name}/model.py: the shape of {lazy} is left open", todo="use no lazy modules of torch"
-        )
-    return model
+    prefix = f"{home.name.upper()}_"
+    owned = [name for name, body in _definitions(home / "Kconfig") if _OF_ITS_OWN.search(body)]
+    return {name: name.removeprefix(prefix).lower() for name in owned}
 
 
-def _symbols(fault: str, model: str, options: Iterable[str]) -> list[str]:
-    names = sorted(f"CONFIG_{model}_{option}".upper() for option in options)
-    return [f"{', '.join(names)} {fault}"] if names else []
+def meant(name: object, known: Any) -> str:
+    """What to do about a `name` that is none of `known`."""
+    close = difflib.get_close_matches(str(name), known, n=1)
+    return f"did you mean {close[0]}?" if close else f"there are {', '.join(sorted(known))}"
+
+
+@functools.cache
+def _definitions(kconfig: Path) -> tuple[tuple[str, str], ...]:
+    """(symbol, what follows it) of every definition in a file."""
+    return tuple(_DEFINITION.findall(kconfig.read_text(encoding="utf-8") + "\n")) if kconfig.is_file() else ()

@@ -19,7 +19,7 @@ import numpy as np
 
 from lib.data.types import TextSpec
 from lib.errors import ToolkitError, run_main
-from lib.plugins import build_model
+from lib.nn.model_code import build_model
 from lib.scaling.counts import count
 from lib.scaling.judge import fitted, points_for, shortfalls
 from lib.scaling.laws import LawName, Point

@@ -12,17 +12,15 @@ import torch
 
 from lib.config import Config
 from lib.data import (
-    AnswerSpec,
     ArrayPart,
     Delivery,
     EvalLoader,
     ImageSpec,
-    PuzzleSpec,
     TrainLoader,
     choose_placement,
 )
 from lib.data.precompute import bytes_ahead
-from lib.data.types import Part, Spec, TextSpec
+from lib.data.types import Part
 from lib.devices.backend import configure_numerics, configure_threads
 from lib.devices.base import Backend
 from lib.devices.probe import main_memory
@@ -37,51 +35,16 @@ from lib.optim.ema import Ema, decay_for, horizon
 from lib.optim.factory import make_optimizer
 from lib.optim.lr_schedule import batch_factor
 from lib.plan.types import ON_XLA, OWN_MEMORY, SHARDS_WEIGHTS, Hardware, ModelFacts, Plan
-from lib.plugins import load_model
 from train.budget import Budget, budget_of, warm_up_of, warm_up_text
 from train.contract import check_channels_last
 from train.initial_weights import load_weights
 from train.job import Job
 from train.record import Record
-from train.tasks.base import Task
-from train.tasks.classify import Classify
-from train.tasks.language_model import LanguageModel
-from train.tasks.recursive.task import Recursive
-from train.tasks.two_model.bridge import Bridge
-from train.tasks.two_model.frozen import FrozenLM
+from train.tasks.base import Carries
+from train.tasks.opening import make_task
 from train.training_data import Subject, built
 
 MOST_OF_A_RUN = 1 / 3  # that averaged weights should reach back over
-
-
-def make_task(config: Config, spec: Spec, *, frozen: tuple[FrozenLM, FrozenLM] | None = None) -> Task:
-    """The kind of learning that the model's folder names; with labels, a language model classifies.
-
-    frozen: the two language models of a bridge.
-    """
-    name = load_model(config.model).TASK
-    if isinstance(spec, TextSpec | PuzzleSpec | AnswerSpec) and config.label_smoothing:
-        raise ConfigError(
-            f"CONFIG_LABEL_SMOOTHING={config.label_smoothing:g} is for labels",
-            why=f"{config.model} predicts {'cells' if isinstance(spec, PuzzleSpec) else 'tokens'}",
-            todo="leave it at 0",
-        )
-    if isinstance(spec, TextSpec):
-        return LanguageModel(spec, chunked=config.chunked_cross_entropy)
-    if name == "bridge":
-        assert isinstance(spec, AnswerSpec) and frozen is not None
-        assert config.first_token_weight is not None
-        return Bridge(spec, frozen, first_token_weight=config.first_token_weight)
-    if name == "recursive":
-        assert config.halt_max_steps is not None and config.eval_steps is not None
-        assert config.halt_exploration is not None
-        return Recursive(
-            seed=config.seed,
-            max_steps=config.halt_max_steps,
-            exploration=config.halt_exploration,
-            eval_steps=config.eval_steps,
-        )
-    return Classify(label_smoothing=config.label_smoothing)
 
 
 def make_job(
@@ -114,7 +77,8 @@ def make_job(
     configure_norm(model, norm_batch=plan.norm_batch, momentum=config.norm_momentum)
     model, wrapped = _placed(model, plan, backend, subject.facts, dtype)
     _say_rate(config, plan, record.say)
-    task = make_task(config, subject.dataset.spec, frozen=_frozen(subject, plan, backend, dtype))
+    prepared = None if subject.prepared is None else subject.prepared.load(plan, backend, dtype)
+    task = make_task(config, subject.dataset.spec, prepared=prepared)
     budget = budget_of(config, train_size=subject.dataset.train.size, effective_batch=plan.effective_batch)
     delivery = _delivery(config, plan, subject, hardware, backend, record.say, dtype)
     ahead = epochs_ahead(config, plan, subject.dataset.train, say=record.say) if whole_run else 0
@@ -134,24 +98,13 @@ def make_job(
         optimizer=optimizer_of(config, plan, model),
         scaler=backend.loss_scaler(plan.precision),
         ema=_ema(config, plan, model),
-        carry=task.carry if isinstance(task, Recursive) else None,
+        carry=task.carry if isinstance(task, Carries) else None,
         train_loader=_train_loader(config, subject, delivery, epochs_ahead=ahead),
         eval_loader=EvalLoader(subject.dataset.test, subject.dataset.spec, delivery),
         budget=budget,
         warmup_fraction=warm_up_of(config, budget, effective_batch=plan.effective_batch),
         record=record,
     )
-
-
-def _frozen(
-    subject: Subject, plan: Plan, backend: Backend, dtype: torch.dtype
-) -> tuple[FrozenLM, FrozenLM] | None:
-    if subject.frozen is None:
-        return None
-    first, second = subject.frozen
-    # Autocast would make a copy of each weight whenever it is used, and keep it until backward.
-    dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(plan.precision, dtype)
-    return first.load(backend.devices[0], dtype), second.load(backend.devices[-1], dtype)
 
 
 def _placed(

@@ -9,38 +9,25 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from lib.config import Config
-from lib.data import AnswerSpec, ImageSpec, PuzzleSpec, TextClassSpec, TextSpec
 from lib.data.types import Spec
 from lib.errors import ConfigError
-from lib.plugins import load_model
+from lib.nn.model_code import load_model
+from train.tasks.opening import check_options, load_task
 
-# The data of each kind of learning, in words and by what the loader is told of them. With labels, a
-# language model classifies.
-_DATA: dict[str, tuple[str, tuple[type, ...]]] = {
-    "classify": ("images or texts with labels", (ImageSpec, TextClassSpec)),
-    "lm": ("a text, or images or texts with labels", (TextSpec, ImageSpec, TextClassSpec)),
-    "recursive": ("puzzles", (PuzzleSpec,)),
-    "bridge": ("questions", (AnswerSpec,)),
-}
 _SIMD_CHANNELS = 8  # of single precision in a register of AVX2
-_OF_A_THOUGHT = ("logits", "halt", "y_BTD", "z_BTD")
 
 
 def check_task(config: Config, spec: Spec) -> None:
     """Raise ConfigError where the model's TASK is not for such data, or lacks the options of its kind."""
     task = load_model(config.model).TASK
-    words, kinds = _DATA[task]
+    words, kinds = load_task(config.model).DATA
     if not isinstance(spec, kinds):
         raise ConfigError(
             f'models/{config.model}/model.py: TASK = "{task}" does not learn from {spec.name}',
             why=f"it wants {words}",
             todo=f"set another TASK, or select another MODEL_DATA_ symbol in models/{config.model}/Kconfig",
         )
-    if task == "recursive" and config.halt_max_steps is None:
-        raise ConfigError(
-            f'models/{config.model}/model.py: TASK = "recursive" has no CONFIG_HALT_MAX_STEPS',
-            todo=f"select MODEL_LEARNS_RECURSIVELY in models/{config.model}/Kconfig",
-        )
+    check_options(config)
 
 
 def checked(model: nn.Module, name: str, spec: Spec) -> nn.Module:
@@ -48,10 +35,10 @@ def checked(model: nn.Module, name: str, spec: Spec) -> nn.Module:
 
     Where that is not what is learned from, the forward pass raises ConfigError.
     """
-    task = load_model(name).TASK
+    task = load_task(name)
 
     def look(_: nn.Module, inputs: tuple[Tensor, ...], returned: Any) -> None:
-        wrong = _wrong(returned, task, spec, rows=len(inputs[0]))
+        wrong = task.fault(returned, spec, rows=len(inputs[0]))
         if wrong:
             raise ConfigError(f"models/{name}/model.py: forward returns {_shape(returned)}, {wrong}")
         if not any(leaf.requires_grad for leaf in tree_leaves(returned) if isinstance(leaf, Tensor)):
@@ -81,30 +68,6 @@ def check_channels_last(model: nn.Module) -> None:
                 why="PyTorch's kernel for CPUs without AVX-512 corrupts memory there",
                 todo=f"set CONFIG_CHANNELS_LAST=n, or give it {_SIMD_CHANNELS} channels",
             )
-
-
-def _wrong(returned: Any, task: str, spec: Spec, *, rows: int) -> str:
-    """Why that cannot be learned from; "" where it can."""
-    if task == "bridge":
-        pair = isinstance(returned, tuple) and [isinstance(one, Tensor) and one.dim() for one in returned]
-        return "" if pair == [3, 3] else "not a prefix (N, M, C) for each of two language models"
-    if task == "recursive":
-        missing = [name for name in _OF_A_THOUGHT if not isinstance(getattr(returned, name, None), Tensor)]
-        if missing:
-            return f"which has no {', '.join(missing)}"
-        returned = returned.logits
-    least = spec.vocab_size if isinstance(spec, TextSpec | PuzzleSpec) else _classes(spec)
-    before = (rows, *spec.input_shape) if isinstance(spec, TextSpec | PuzzleSpec) else (rows,)
-    shaped = (
-        isinstance(returned, Tensor) and returned.is_floating_point() and returned.dim() == len(before) + 1
-    )
-    if shaped and tuple(returned.shape[:-1]) == before and returned.shape[-1] >= least:
-        return ""
-    return f"not logits {(*before, least)}"
-
-
-def _classes(spec: Spec) -> int:
-    return spec.classes if isinstance(spec, ImageSpec | TextClassSpec) else 0
 
 
 def _shape(returned: Any) -> str:

@@ -11,7 +11,7 @@ import torch
 from lib.config import Config
 from lib.data.types import Spec
 from lib.errors import ConfigError
-from lib.plugins import ModelCode, build_model, load_layout
+from lib.nn.model_code import ModelCode, build_model, load_layout
 
 _ACCEPTED = (
     "give one file of safetensors in the layout of Hugging Face transformers, as make export writes it"

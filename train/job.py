@@ -18,8 +18,7 @@ from lib.optim.ema import Ema
 from lib.plan.types import Plan
 from train.budget import Budget
 from train.record import Record
-from train.tasks.base import Forward, Task
-from train.tasks.recursive.carry import Carry
+from train.tasks.base import Carry, Forward, Task
 
 
 @dataclass(slots=True, kw_only=True)

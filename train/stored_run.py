@@ -15,9 +15,9 @@ from lib.data.types import TextSpec
 from lib.devices.backend import open_backend
 from lib.devices.probe import probe
 from lib.errors import ConfigError, ToolkitError, os_error
+from lib.nn.model_code import ModelCode, load_layout
 from lib.plan import plan as decide
 from lib.plan.types import Plan
-from lib.plugins import ModelCode, load_layout
 from lib.runs import checkpoint
 from lib.runs.directory import RunDir, resolve_run
 from lib.runs.identity import identity, trains
@@ -26,7 +26,7 @@ from train.build import make_job
 from train.generate import Sampling, continued_text
 from train.job import Job
 from train.record import SilentRecord, told
-from train.tasks.language_model import told_floors
+from train.tasks.lm.task import told_floors
 from train.training_data import Subject, cache_of, evaluation_part, open_subject
 
 T = TypeVar("T")

@@ -16,7 +16,7 @@ from lib.units import bytes_text
 from train.generate import Sampling, continued_text
 from train.job import Job
 from train.signals import Stopped
-from train.tasks.language_model import told_floors
+from train.tasks.lm.task import told_floors
 from train.training_data import cache_of
 
 PROMPT_TOKENS = 16

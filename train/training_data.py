@@ -28,14 +28,15 @@ from lib.data.types import Spec
 from lib.errors import ConfigError, PlanError
 from lib.memory.facts import ROWS, model_facts
 from lib.nn.activation_checkpointing import configure_recomputation
+from lib.nn.model_code import ModelCode, build_model
 from lib.plan.asked import least_effective_batch
 from lib.plan.types import ModelFacts
-from lib.plugins import ModelCode, build_model
 from lib.runs.storage import is_url
 from train.budget import warm_up_text
 from train.contract import check_task, checked
 from train.initial_weights import check_file, check_weights
-from train.tasks.two_model.frozen import FrozenSource, branches_of
+from train.tasks.base import Prepared
+from train.tasks.opening import preparation_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +45,7 @@ class Subject:
 
     dataset: Dataset  # train: what to train on; test: what to evaluate on
     facts: ModelFacts
-    frozen: tuple[FrozenSource, FrozenSource] | None = None  # language models that are not trained
+    prepared: Prepared | None = None  # what the task has made before
 
     def to_json(self) -> dict[str, Any]:
         sizes = {"train_size": self.dataset.train.size, "evaluation_size": self.dataset.test.size}
@@ -122,7 +123,7 @@ def open_subject(config: Config, *, root: Path, say: Callable[[str], None]) -> S
 def _opened(
     config: Config, *, root: Path, learned: bool, say: Callable[[str], None], to_train: bool = False
 ) -> Subject:
-    """learned: whether frozen models are to have the weights that they are trained with.
+    """learned: whether what the task prepares is to have the weights that it is trained with.
 
     to_train: refuse what could not be trained before that.
     """
@@ -141,23 +142,18 @@ def _opened(
     subject = measure(config, restrict(dataset, limit=config.data_limit, holdout=config.holdout))
     if to_train:
         check_sizes(config, subject.dataset.train.size)
-    if not isinstance(dataset.spec, AnswerSpec):
+    prepare = preparation_of(config.model)
+    if prepare is None:
         return subject
-    from train.tasks.two_model.pretrain import (
-        frozen_sources,  # trains by the loop, which stands above this file
-    )
-
-    frozen = frozen_sources(config, dataset, root=root, cache_dir=cache_of(root), learned=learned, say=say)
-    return with_frozen(config, subject, frozen)
+    return with_prepared(config, subject, prepare(config, dataset, root=root, learned=learned, say=say))
 
 
-def with_frozen(config: Config, subject: Subject, frozen: tuple[FrozenSource, FrozenSource]) -> Subject:
-    """`subject` with two language models that are not trained, and what planning has to know of them."""
+def with_prepared(config: Config, subject: Subject, prepared: Prepared) -> Subject:
+    """`subject` with what its task has made before, and what planning has to know of it."""
     spec = subject.dataset.spec
-    assert isinstance(spec, AnswerSpec)
-    branches = branches_of(lambda: built(config, spec), spec, frozen)
+    branches = prepared.branches(lambda: built(config, spec), spec)
     return dataclasses.replace(
-        subject, frozen=frozen, facts=dataclasses.replace(subject.facts, branches=branches)
+        subject, prepared=prepared, facts=dataclasses.replace(subject.facts, branches=branches)
     )
 
 

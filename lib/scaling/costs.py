@@ -18,7 +18,7 @@ from torch import nn
 from lib.data.types import TextSpec
 from lib.memory.facts import model_facts
 from lib.nn.cross_entropy import cross_entropy
-from lib.plugins import build_model
+from lib.nn.model_code import build_model
 from lib.scaling.counts import training_flops
 from lib.scaling.results import ScalingConfig
 

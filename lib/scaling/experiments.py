@@ -20,7 +20,7 @@ from lib.data.datasets.markov import entropy_bits
 from lib.data.ngram_baseline import counting_floors
 from lib.data.types import Dataset, TextSpec
 from lib.errors import ConfigError, DataError, ToolkitError
-from lib.plugins import build_model
+from lib.nn.model_code import build_model
 from lib.scaling import gate
 from lib.scaling.judge import Verdict, judge
 from lib.scaling.laws import Point

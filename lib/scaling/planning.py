@@ -12,7 +12,7 @@ from functools import partial
 
 from lib.data.types import TextSpec
 from lib.errors import ConfigError
-from lib.plugins import build_model
+from lib.nn.model_code import build_model
 from lib.scaling.costs import Shape, costs_of, shape_of
 from lib.scaling.counts import Counts, count
 from lib.scaling.results import BLOCK, ScalingConfig

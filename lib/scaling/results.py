@@ -196,7 +196,7 @@ def corpus_path(corpus: str) -> Path | None:
 
 def code_hash(root: Path) -> str:
     """Of everything that the runs follow from; not of other models, nor of what only reads their results."""
-    from lib.plugins import sources_of  # which imports torch
+    from lib.nn.model_code import sources_of  # which imports torch
 
     digest = hashlib.sha256()
     own = root / "lib" / "scaling"

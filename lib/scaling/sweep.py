@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from lib.data.types import TextSpec
-from lib.plugins import build_model
+from lib.nn.model_code import build_model
 from lib.runs import metrics
 from lib.runs.directory import RunDir
 from lib.scaling.counts import count, training_flops

@@ -37,9 +37,9 @@ from lib.devices.probe import probe
 from lib.errors import ConfigError, run_main
 from lib.hyperparams import apply_hyperparams
 from lib.nn.dropout import dropouts, key_samples
+from lib.nn.model_code import build_model, load_model
 from lib.plan import plan as make_plan
 from lib.plan.placement import refuse_on_xla
-from lib.plugins import build_model, load_model
 from lib.runs.console import Console
 from lib.tiers import with_tier
 from scripts.bench.interleaved_timing import Run, in_turn

@@ -16,7 +16,7 @@ from lib import kconf
 from lib.config import Config, config_from_values
 from lib.data.loader import Delivery, EvalLoader
 from lib.errors import ConfigError
-from lib.plugins import build_model
+from lib.nn.model_code import build_model
 from lib.tiers import with_changes
 from models.looped.equilibrium import Equilibrium, jacobian_products
 from models.looped.model import SOURCE_SCALE, LoopedTransformer

@@ -12,11 +12,12 @@ from torch import Tensor, nn
 
 from lib.data.datasets.question_answering.spec import AnswerSpec, Side
 from lib.data.types import ImageSpec, PuzzleSpec, Spec, TextClassSpec, TextSpec
-from lib.plugins import build_model, load_model, model_names
+from lib.nn.model_code import build_model, load_model
+from lib.plugins import MODELS
 from models.latentwire.model import Prefixes
 
 ROOT = Path(__file__).resolve().parents[2]
-NAMES = model_names()
+NAMES = MODELS.names()
 LANGUAGE_MODELS = tuple(name for name in NAMES if load_model(name).TASK == "lm")
 
 

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import re
 from collections.abc import Iterator
 from pathlib import Path
 
 import kconfiglib
 import pytest
 
-from lib.config import Config
+from lib.config import OF_PLUG_INS, Config
+from lib.plugins import MODELS, TASKS, Kind, symbols_of
 from tests.contract import house_rules as rules
 from tests.contract.house_rules import Module
 
 ROOT = Path(__file__).resolve().parents[2]
+KINDS: tuple[Kind, ...] = (MODELS, TASKS)
 
 
 @functools.cache
@@ -32,18 +33,18 @@ def config_fields() -> set[str]:
     return {field.name for field in dataclasses.fields(Config)}
 
 
-def option_symbols(tree: kconfiglib.Kconfig) -> dict[str, set[str]]:
-    """Model -> names of its own symbols, members of choices left out."""
-    models = [path.parent.name for path in (ROOT / "models").glob("*/Kconfig")]
+def option_symbols(tree: kconfiglib.Kconfig) -> dict[Path, set[str]]:
+    """Folder of a plug-in -> its own symbols, as kconfiglib has them, members of choices left out."""
+    homes = {kind.home(name) for kind in KINDS for name in kind.names()}
     return {
-        model: {
+        home: {
             symbol.name
             for symbol in tree.unique_defined_syms
-            if symbol.name.startswith(f"{model.upper()}_")
+            if symbol.nodes[0].filename == f"{home.relative_to(ROOT)}/Kconfig"
             and symbol.choice is None
             and symbol.name.lower() not in config_fields()
         }
-        for model in models
+        for home in homes
     }
 
 
@@ -104,7 +105,7 @@ def test_every_field_of_the_configuration_is_read() -> None:
 
 def test_every_field_is_a_symbol() -> None:
     defined = {symbol.name for symbol in kconfig().unique_defined_syms}
-    assert {name.upper() for name in config_fields()} - defined == {"MODEL_OPTIONS"}
+    assert {name.upper() for name in config_fields()} - defined == {name.upper() for name in OF_PLUG_INS}
 
 
 def test_every_symbol_is_read() -> None:
@@ -113,13 +114,14 @@ def test_every_symbol_is_read() -> None:
     assert dead_symbols(kconfig(), {name.upper() for name in config_fields()} | options) == set()
 
 
-def test_options_of_a_model_are_its_symbols() -> None:
-    for model, symbols in option_symbols(kconfig()).items():
-        module = next(module for module in code() if module.path == f"models/{model}/model.py")
+def test_options_of_a_plug_in_are_its_symbols() -> None:
+    for home, symbols in option_symbols(kconfig()).items():
+        folder = home.relative_to(ROOT).as_posix()
+        files = {f"{folder}/{kind.file}.py" for kind in KINDS}
+        module = next(module for module in code() if module.path in files)
         options = rules.fields_of(home_of(module, "Options"), class_name="Options")
-        fields = {f"{model}_{name}".upper() for name in options}
-        assert fields == symbols, f"{module.path}: Options and models/{model}/Kconfig differ"
-        assert re.search(r"^TASK(: \w+)? = ", module.text, re.M), module.path
+        owned = {field: symbol for symbol, field in symbols_of(home).items()}
+        assert {owned.get(name, name) for name in options} == symbols, f"{folder}: Options and Kconfig differ"
 
 
 def test_every_choice_has_a_string_that_names_its_members() -> None:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from lib.data.loader import Batch
 from lib.data.types import TextSpec
-from lib.plugins import build_model
+from lib.nn.model_code import build_model
 from models.gpt2 import model as gpt2
 from tests.contract.cases import LANGUAGE_MODELS, golden, inputs_of, spec_of
 from tests.support.tokens import BLOCK, VOCAB, small_lm_config, successor, text_subject

@@ -16,13 +16,13 @@ from torch import nn
 
 import models
 from lib import plugins
-from lib.config import Config
 from lib.data.types import TextSpec
 from lib.errors import ConfigError
 from lib.memory.facts import model_facts
 from lib.nn.batch_norm import commit_statistics, configure_norm
+from lib.nn.model_code import build_model, load_model
 from lib.optim.muon import HasHiddenMatrices
-from lib.plugins import TASKS, build_model, load_model, model_names
+from lib.plugins import MODELS
 from models.lenet5.model import LeNet5
 from tests.contract.cases import (
     NAMES,
@@ -62,14 +62,19 @@ def test_the_models_are_found() -> None:
 
 
 def test_a_directory_with_a_model_is_all_it_takes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plugins, "MODELS_DIR", tmp_path)
+    (tmp_path / "train").symlink_to(plugins.ROOT / "train")
+    monkeypatch.setattr(plugins, "ROOT", tmp_path)
+    tmp_path /= "models"
+    tmp_path.mkdir()
     monkeypatch.setattr(models, "__path__", [str(tmp_path)])
-    whole = "import dataclasses\nTASK, build = 'lm', 1\nOptions = dataclasses.make_dataclass('Options', [])"
+    whole = (
+        "import dataclasses\nTASK = \"lm\"\nbuild = 1\nOptions = dataclasses.make_dataclass('Options', [])"
+    )
     for name, source in (("whole", whole), ("half", "TASK = 'lm'"), ("empty", None)):
         (tmp_path / name).mkdir()
         if source:
             (tmp_path / name / "model.py").write_text(source)
-    assert model_names() == ("half", "whole")
+    assert MODELS.names() == ("half", "whole")
     assert load_model("whole").TASK
     with pytest.raises(ConfigError, match=r"models/half/model\.py does not define Options, build"):
         load_model("half")
@@ -181,20 +186,15 @@ def test_state_dict_round_trip(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_task_is_a_kind_of_learning_that_there_is(name: str) -> None:
-    assert load_model(name).TASK in TASKS
+def test_task_can_be_read_without_importing_the_model(name: str) -> None:
+    assert plugins.task_of(name) == load_model(name).TASK
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_options_are_the_models_symbols(name: str, kconfig: kconfiglib.Kconfig) -> None:
-    prefix = f"{name.upper()}_"
-    symbols = {
-        symbol.name.removeprefix(prefix).lower(): symbol
-        for symbol in chosen(kconfig, name).values()
-        if symbol.name.startswith(prefix)
-        and symbol.choice is None
-        and symbol.name.lower() not in typing.get_type_hints(Config)
-    }
+    known = chosen(kconfig, name)
+    owned = plugins.symbols_of(MODELS.home(name))
+    symbols = {field: known[symbol] for symbol, field in owned.items() if known[symbol].choice is None}
     hints = typing.get_type_hints(load_model(name).Options)
     assert set(hints) == set(symbols)
     of_type = {kconfiglib.INT: int, kconfiglib.BOOL: bool}

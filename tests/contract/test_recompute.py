@@ -13,7 +13,7 @@ from lib.memory.facts import saved_bytes
 from lib.nn.activation_checkpointing import Chain, Recompute, configure_recomputation
 from lib.nn.batch_norm import commit_statistics, configure_norm
 from lib.nn.dropout import dropouts, key_samples
-from lib.plugins import build_model
+from lib.nn.model_code import build_model
 from tests.contract.cases import NAMES, ROOT, golden, inputs_of, loss_of, spec_of, targets_of
 
 ROWS = 4

@@ -12,7 +12,7 @@ import torch
 
 from lib.nn.graph_lint import LintReport, Settling, lint
 from lib.plan import plan as make_plan
-from lib.plugins import model_names
+from lib.plugins import MODELS
 from tests.contract.test_life_of_a_value import narrow_config, subject_of
 from tests.support.training import CPU, Wrapped, small_job
 from train import loop
@@ -47,7 +47,7 @@ def report_of(job: Job) -> LintReport:
 
 
 def test_every_model_is_there() -> None:
-    assert {name.split()[0] for name in DEFCONFIGS} | {"looped"} == set(model_names())
+    assert {name.split()[0] for name in DEFCONFIGS} | {"looped"} == set(MODELS.names())
 
 
 @pytest.mark.slow

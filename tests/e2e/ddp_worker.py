@@ -36,7 +36,7 @@ from train.job import Progress
 from train.loop import train
 from train.signals import Stopped
 from train.tasks.base import Forward, Sums, Task
-from train.tasks.two_model.bridge import _Part
+from train.tasks.bridge.task import _Part
 
 EFFECTIVE, TRAIN_SIZE = 24, 48  # two steps to an epoch
 TEST_SIZE = 37  # divided by no number of processes

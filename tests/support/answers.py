@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from functools import cache
 from pathlib import Path
 
@@ -11,9 +10,10 @@ from lib.data.datasets.question_answering.key_values import ANCHOR, Question, qu
 from lib.data.datasets.question_answering.opening import AnswerOptions, packed
 from lib.data.datasets.question_answering.spec import AnswerSpec
 from lib.data.types import Dataset
+from tests.support.configs import changed
 from tests.support.training import small_config
-from train.tasks.two_model.frozen import FrozenSource
-from train.training_data import Subject, measure, with_frozen
+from train.tasks.bridge.frozen import FrozenPair, FrozenSource
+from train.training_data import Subject, measure, with_prepared
 
 SOURCE_BYTES = 16
 
@@ -38,10 +38,10 @@ def answers_subject(config: Config, *, train: int = 48, test: int = 10) -> Subje
     dataset = answer_set(train, test)
     assert isinstance(dataset.spec, AnswerSpec)
     first, second = (FrozenSource(side, None) for side in dataset.spec.sides)
-    return with_frozen(config, measure(config, dataset), (first, second))
+    return with_prepared(config, measure(config, dataset), FrozenPair((first, second)))
 
 
 def small_bridge_config(**changes: object) -> Config:
     """Three steps of a network of 8 channels and 3 latents, with SGD."""
     options = {"latents": 3, "width": 8, "layers": 1, "heads": 2}
-    return dataclasses.replace(small_config("latentwire"), **{"model_options": options} | changes)
+    return changed(small_config("latentwire"), **{"model_options": options} | changes)

@@ -35,6 +35,12 @@ def make_config(model: str = "lenet5", **changes: object) -> Config:
     return dataclasses.replace(_defaults(model), **{"auto_method": "table"} | changes)
 
 
+def changed(config: Config, **changes: Any) -> Config:
+    """`config` with fields changed, and options of the task by their names in it."""
+    own = {name: changes.pop(name) for name in config.task_options if name in changes}
+    return dataclasses.replace(config, task_options={**config.task_options, **own}, **changes)
+
+
 def make_facts(model: str = "lenet5", **changes: Any) -> ModelFacts:
     parameters, bytes_per_sample, train_size = SMALL_IMAGE_FACTS[model]
     facts = ModelFacts(

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lib.data.types import ImageSpec, Spec, TextSpec
-from lib.plugins import build_model
+from lib.nn.model_code import build_model
 from models.looped.model import LoopedTransformer
 
 CLASSES = 5

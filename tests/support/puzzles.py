@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator, Sequence
 from functools import cache
 
@@ -11,6 +10,7 @@ import numpy as np
 from lib.config import Config
 from lib.data.datasets.sudoku.generator import LEVELS, Puzzle, puzzles
 from lib.data.types import ArrayPart, Dataset, PuzzleSpec
+from tests.support.configs import changed
 from tests.support.training import small_config
 from train.training_data import Subject, measure
 
@@ -37,7 +37,7 @@ def small_trm_config(**changes: object) -> Config:
     options = {**config.model_options, "width": 8, "heads": 2, "h_cycles": 2, "l_cycles": 2}
     options |= {"multiple": 8, "puzzle_tokens": 2}
     settings = {"augment": "none", "ema": False, "halt_max_steps": 4, "eval_steps": 4, "weight_decay": 0.0}
-    return dataclasses.replace(config, **{"model_options": options} | settings | changes)
+    return changed(config, **{"model_options": options} | settings | changes)
 
 
 def puzzle_subject(config: Config, *, train: int = 48, test: int = 10) -> Subject:

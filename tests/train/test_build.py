@@ -31,11 +31,12 @@ from tests.support.training import (
     small_plan,
 )
 from train.budget import Budget
-from train.build import make_job, make_task
+from train.build import make_job
 from train.initial_weights import initial_weights
 from train.job import Job
-from train.tasks.classify import Classify
-from train.tasks.language_model import LanguageModel
+from train.tasks.classify.task import Classify
+from train.tasks.lm.task import LanguageModel
+from train.tasks.opening import make_task
 from train.training_data import Subject, evaluation_part, open_subject
 
 

@@ -13,18 +13,18 @@ from pathlib import Path
 from typing import Any
 
 from lib import kconf
-from lib.config import Config, config_from_values
+from lib.config import OF_PLUG_INS, Config, config_from_values
 from lib.devices.probe import environment, probe, speed_settings
 from lib.errors import ConfigError, PlanError, ToolkitError
 from lib.hyperparams import apply_hyperparams
 from lib.memory.measured import Kept, cache_file, key_of, load, store
+from lib.nn.model_code import sources_of
 from lib.plan.batch import divisors
 from lib.plan.fitting import MemoryEstimator, predicted, smallest_accepted, trial_of
 from lib.plan.placement import place, refuse_on_xla
 from lib.plan.probing import Failure, Measurement, Probed, search
 from lib.plan.show import show
 from lib.plan.types import Hardware, Memory, Plan
-from lib.plugins import sources_of
 from lib.tiers import with_tier
 from lib.units import bytes_text
 from train.planning.memory_estimate import Footprints
@@ -39,7 +39,7 @@ IRRELEVANT = frozenset(
     {
         "auto_method", "data_dir", "data_download", "oom_retry", "seed",
         "learning_rate", "muon_learning_rate", "sign_learning_rate", "weight_decay",
-        "lr_scaling", "lr_base_batch", "halt_exploration", "checkpoint_carry",
+        "lr_scaling", "lr_base_batch", "checkpoint_carry",
         "adam_beta1", "adam_beta2", "adam_eps", "schedule", "lr_min_ratio",
         "warmup_unit", "warmup_pct", "warmup_steps", "warmup_samples",
         "warmup_start_ratio",
@@ -208,9 +208,8 @@ def trial(bench: Bench, decided: Plan, size: int) -> Measurement | Failure:
 
 def facts_of(bench: Bench) -> dict[str, Any]:
     """All that a measurement depends on."""
-    asked = dataclasses.asdict(
-        dataclasses.replace(bench.config, model_options=dict(bench.config.model_options))
-    )
+    asked = {field.name: getattr(bench.config, field.name) for field in dataclasses.fields(Config)}
+    asked |= {name: dict(asked[name]) for name in OF_PLUG_INS}  # JSON has no read-only mappings
     found = bench.hardware
     return {
         "configuration": {name: value for name, value in asked.items() if name not in IRRELEVANT},

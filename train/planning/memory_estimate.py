@@ -17,23 +17,22 @@ from lib.memory.allocator import least_capacity
 from lib.memory.live import LiveBytes, Trace
 from lib.memory.predict import CUDA_GRANULARITY, STEPS, add_state, watch_gradients
 from lib.memory.simulation import simulation
+from lib.nn.model_code import ModelCode
 from lib.plan.fitting import GAPS, MemoryEstimator, Parts, RefusedBatchError, Trial
 from lib.plan.sharding import shares
 from lib.plan.types import OWN_MEMORY, Hardware, Kind, Layout, Plan, Strategy, one_reason
-from lib.plugins import ModelCode
 from train import loop
 from train.build import make_job, placement_of
 from train.evaluation import evaluation_sums
 from train.job import Job, Progress
 from train.record import SilentRecord
-from train.tasks.base import Forward, Sums, Task
-from train.tasks.two_model.bridge import Bridge
+from train.tasks.base import Forward, HoldsWeights, Sums, Task
+from train.tasks.opening import to_measure
 from train.training_data import Subject
 
 SINGLE = Layout(strategy="single", world=1, shard=1)
 SPLIT = Layout(strategy="split", world=1, shard=1)
 _SAVED = ("parameters", "optimizer", "averages")
-_REPEATS = 2  # of a step that evaluation makes again and again: another one takes what the second took
 _IN_MAIN_MEMORY: tuple[Kind, ...] = ("cpu", "mps")
 
 
@@ -113,8 +112,7 @@ def footprint(config: Config, plan: Plan, subject: Subject, *, hardware: Hardwar
     alone = dataclasses.replace(
         plan, world=1, strategy=layout.strategy, shard=1, effective_batch=effective_batch
     )
-    if config.eval_steps is not None:
-        config = dataclasses.replace(config, eval_steps=min(config.eval_steps, _REPEATS))
+    config = to_measure(config)
     live = LiveBytes(granularity=1 if plan.device == "cpu" else CUDA_GRANULARITY)
     with simulation(plan.device):
         backend = SimulatedBackend(
@@ -137,7 +135,7 @@ def run_traced(job: Job, live: LiveBytes) -> int:
     Returns the operations of the last step, on the device that has most of them.
     """
     live.add([*job.model.parameters(), *job.model.buffers()], "parameters")
-    if isinstance(job.task, Bridge):
+    if isinstance(job.task, HoldsWeights):
         live.add(job.task.weights(), "frozen models")
     live.name_the_rest("data")
     if job.ema is not None:

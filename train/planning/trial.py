@@ -16,8 +16,8 @@ from lib.devices.base import Backend
 from lib.distributed.launcher import become_worker, end_process, launch
 from lib.errors import OutOfMemory, ToolkitError
 from lib.memory.peak import Peak, limit_main_memory
+from lib.nn.model_code import ModelCode
 from lib.plan.types import Hardware, Plan
-from lib.plugins import ModelCode
 from train import loop
 from train.build import make_job
 from train.evaluation import evaluation_sums

@@ -20,8 +20,8 @@ from lib.config import config_from_values
 from lib.devices.probe import probe
 from lib.errors import ToolkitError
 from lib.hyperparams import apply_hyperparams
+from lib.nn.model_code import place_in_models
 from lib.plan.placement import refuse_on_xla
-from lib.plugins import place_in_models
 from lib.tiers import with_tier
 from train.planning.memory_estimate import Footprints
 from train.planning.run_plan import check_run

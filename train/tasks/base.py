@@ -4,14 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
+from lib.config import Config
 from lib.data.loader import Batch
+from lib.data.types import Dataset, Spec
 from lib.devices.base import Backend
+from lib.errors import ConfigError
 from lib.nn.stablemax import WITHOUT_DOUBLE
+from lib.plan.types import Branch, Plan
 
 Forward = Callable[..., Any]  # a module, perhaps wrapped or compiled
 
@@ -73,6 +78,82 @@ class Task(Protocol):
 
     def score(self, evaluation: Mapping[str, float]) -> float:
         """How good a `report` is: a larger one is better."""
+
+
+class Carry(Protocol):
+    """What rows of the effective batch keep from one optimizer step to the next, where samples stay."""
+
+    def seek(self, *, step: int, first: int, offset: int, count: int) -> None: ...
+
+    def commit(self) -> None: ...
+
+    def discard(self) -> None: ...
+
+    def gathered(self, backend: Backend) -> dict[str, Tensor] | None: ...
+
+    def load(self, state: Mapping[str, Tensor] | None, backend: Backend, *, share: int) -> None: ...
+
+
+@runtime_checkable
+class Carries(Protocol):
+    """A task whose samples stay for several steps."""
+
+    @property
+    def carry(self) -> Carry: ...
+
+
+@runtime_checkable
+class HoldsWeights(Protocol):
+    """A task with models of its own that are not trained."""
+
+    def weights(self) -> list[Tensor]: ...
+
+
+class Prepared(Protocol):
+    """What a task has made before the first job, such as models that are trained and then frozen."""
+
+    def branches(self, build: Callable[[], torch.nn.Module], spec: Spec) -> tuple[Branch, Branch]:
+        """What planning has to know of it; `build` makes the model that is trained."""
+
+    def load(self, plan: Plan, backend: Backend, dtype: torch.dtype) -> Any:
+        """What the task's `build` is given, on the devices of the plan."""
+
+
+class TaskModule(Protocol):
+    """What train/tasks/NAME/task.py must define; `train/tasks/opening.py` has what it may define besides."""
+
+    Options: type[Any]  # a frozen dataclass; its fields are the task's own symbols
+    DATA: tuple[str, tuple[type, ...]]  # what it learns from, in words and by what a model is told of it
+    build: Callable[..., Task]  # of Options and the spec; by name config, and prepared where there is any
+    fault: Callable[..., str]  # of what a model returns, the spec and rows: why it is no use, "" where it is
+
+
+class Prepare(Protocol):
+    """An optional function of a task module: what must be made once, before any job."""
+
+    def __call__(
+        self, config: Config, dataset: Dataset, *, root: Path, learned: bool, say: Callable[[str], None]
+    ) -> Prepared: ...
+
+
+def refuse_label_smoothing(config: Config, predicts: str) -> None:
+    """Raise ConfigError where label smoothing is asked of a task without labels."""
+    if config.label_smoothing:
+        raise ConfigError(
+            f"CONFIG_LABEL_SMOOTHING={config.label_smoothing:g} is for labels",
+            why=f"{config.model} predicts {predicts}",
+            todo="leave it at 0",
+        )
+
+
+def no_logits(returned: Any, before: tuple[int, ...], classes: int) -> str:
+    """Why `returned` is no (*before, at least `classes`) of floating-point numbers; "" where it is."""
+    shaped = (
+        isinstance(returned, Tensor) and returned.is_floating_point() and returned.dim() == len(before) + 1
+    )
+    if shaped and tuple(returned.shape[:-1]) == before and returned.shape[-1] >= classes:
+        return ""
+    return f"not logits {(*before, classes)}"
 
 
 def full_precision(logits: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ from torch import nn
 
 from lib.data.types import ImageSpec, TextSpec
 from lib.memory.facts import model_facts, saved_bytes
-from lib.plugins import build_model
+from lib.nn.model_code import build_model
 
 
 def image_spec(channels: int, size: int, classes: int) -> ImageSpec:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from lib.data.types import TextSpec
 from lib.errors import ToolkitError
-from lib.plugins import build_model
+from lib.nn.model_code import build_model
 from lib.scaling.experiments import ScalingExperiments
 from lib.scaling.gate import VOCAB, faults, gradient_leaks, leaks, spec_of
 from lib.scaling.results import BLOCK, ScalingConfig

@@ -18,7 +18,7 @@ from lib.data.datasets import corpus
 from lib.data.types import TextSpec
 from lib.errors import ConfigError, run_main
 from lib.memory.facts import model_facts
-from lib.plugins import build_model
+from lib.nn.model_code import build_model
 from lib.scaling import costs
 from lib.scaling.counts import Counts, count, training_flops
 from lib.scaling.experiments import ROOT, ScalingExperiments

@@ -16,7 +16,7 @@ from lib import kconf
 from lib.config import config_from_values
 from lib.data.types import TextSpec
 from lib.errors import ConfigError, ToolkitError
-from lib.plugins import build_model
+from lib.nn.model_code import build_model
 from lib.scaling.counts import training_flops
 from lib.scaling.experiments import ROOT, ScalingExperiments, by_architecture, law_of, points_of
 from lib.scaling.judge import judge

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from lib.data.types import TextClassSpec
 from lib.errors import ConfigError
-from lib.plugins import build_model, load_layout
+from lib.nn.model_code import build_model, load_layout
 from models.gpt2.huggingface import configuration, from_huggingface, load, save, to_huggingface
 from models.gpt2.model import GPT2, TextClassifier
 from tests.support.tokens import text_spec

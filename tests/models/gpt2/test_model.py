@@ -13,7 +13,7 @@ from lib.data.types import TextClassSpec, TextSpec
 from lib.errors import ConfigError
 from lib.nn.attention import causal_attention, full_attention
 from lib.nn.cross_entropy import cross_entropy
-from lib.plugins import build_model
+from lib.nn.model_code import build_model
 from models.gpt2.model import GPT2, TextClassifier
 from tests.support.tokens import text_spec
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from lib.errors import ConfigError
 from lib.memory.facts import saved_bytes
-from lib.plugins import build_model
+from lib.nn.model_code import build_model
 from lib.scaling.counts import Counts, count
 from models.resnet_bk.model import ValueMixer
 from models.resnet_bk.scan import both_sides, continued_fraction, linear_recurrence

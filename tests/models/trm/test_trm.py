@@ -13,8 +13,8 @@ from torch import Tensor
 from lib.data.loader import Batch
 from lib.data.types import PuzzleSpec
 from lib.errors import ConfigError
+from lib.nn.model_code import build_model
 from lib.nn.stablemax import stablemax_cross_entropy
-from lib.plugins import build_model
 from models.trm.layers import rms_norm, truncated_normal_
 from models.trm.model import TinyRecursiveModel
 from tests.support import trm_reference as reference

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from lib.data.loader import Batch
-from train.tasks.classify import Classify
+from train.tasks.classify.task import Classify
 
 ROWS, CLASSES = 7, 5
 

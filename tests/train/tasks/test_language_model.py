@@ -36,7 +36,7 @@ from train.loop import train
 from train.planning.memory_estimate import footprint
 from train.record import told
 from train.tasks.base import Forward, Sums
-from train.tasks.language_model import LanguageModel, told_floors
+from train.tasks.lm.task import LanguageModel, told_floors
 
 DELIVERY = Delivery(
     device=torch.device("cpu"),

@@ -7,18 +7,61 @@ new sample of that row; the other new samples are thrown away, so that epochs ar
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from lib.config import Config
 from lib.data.loader import Batch
+from lib.data.types import PuzzleSpec, Spec
 from lib.nn import IGNORED
 from lib.nn.stablemax import stablemax_cross_entropy
-from train.tasks.base import Forward, Sums
+from train.tasks.base import Forward, Sums, no_logits, refuse_label_smoothing
 from train.tasks.recursive.carry import Carry, Rows
 
+DATA = ("puzzles", (PuzzleSpec,))
+SELECTS = "MODEL_LEARNS_RECURSIVELY"
 HALT_WEIGHT = 0.5  # of the loss of the halting logit
+_OF_A_THOUGHT = ("logits", "halt", "y_BTD", "z_BTD")
+_REPEATS = 2  # of a step of evaluation: another one takes the memory that the second took
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """The symbols of train/tasks/recursive/Kconfig."""
+
+    halt_max_steps: int
+    halt_exploration: float
+    eval_steps: int
+
+
+def build(options: Options, spec: Spec, *, config: Config) -> Recursive:
+    """Deep supervision on puzzles."""
+    assert isinstance(spec, PuzzleSpec)
+    refuse_label_smoothing(config, "cells")
+    return Recursive(
+        seed=config.seed,
+        max_steps=options.halt_max_steps,
+        exploration=options.halt_exploration,
+        eval_steps=options.eval_steps,
+    )
+
+
+def fault(returned: Any, spec: Spec, *, rows: int) -> str:
+    """Why what a model `returned` for `rows` puzzles is no `Thought`; "" where it is."""
+    assert isinstance(spec, PuzzleSpec)
+    missing = [name for name in _OF_A_THOUGHT if not isinstance(getattr(returned, name, None), Tensor)]
+    if missing:
+        return f"which has no {', '.join(missing)}"
+    return no_logits(returned.logits, (rows, *spec.input_shape), spec.vocab_size)
+
+
+def to_measure(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Options under which a step and an evaluation take as much memory as under `options`."""
+    return {**options, "eval_steps": min(options["eval_steps"], _REPEATS)}
 
 
 class Recursive:

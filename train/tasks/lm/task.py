@@ -4,17 +4,43 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch.nn.functional as F
 from torch import Tensor
 
+from lib.config import Config
 from lib.data.loader import Batch
 from lib.data.ngram_baseline import counting_floors
-from lib.data.types import Dataset, TextSpec
+from lib.data.types import Dataset, ImageSpec, Spec, TextClassSpec, TextSpec
 from lib.nn import IGNORED
 from lib.nn.cross_entropy import cross_entropy
-from train.tasks.base import Forward, Sums, full_precision
+from train.tasks.base import Forward, Sums, Task, full_precision, no_logits, refuse_label_smoothing
+from train.tasks.classify import task as classify
+
+DATA = ("a text, or images or texts with labels", (TextSpec, ImageSpec, TextClassSpec))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """No symbols of its own."""
+
+
+def build(_: Options, spec: Spec, *, config: Config) -> Task:
+    """Language modelling of texts. With labels, a language model classifies."""
+    if not isinstance(spec, TextSpec):
+        return classify.build(classify.Options(), spec, config=config)
+    refuse_label_smoothing(config, "tokens")
+    return LanguageModel(spec, chunked=config.chunked_cross_entropy)
+
+
+def fault(returned: Any, spec: Spec, *, rows: int) -> str:
+    """Why what a model `returned` for `rows` samples are no logits; "" where they are."""
+    if not isinstance(spec, TextSpec):
+        return classify.fault(returned, spec, rows=rows)
+    return no_logits(returned, (rows, *spec.input_shape), spec.vocab_size)
 
 
 class LanguageModel:

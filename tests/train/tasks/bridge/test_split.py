@@ -30,9 +30,9 @@ from train import commands
 from train.job import Job, Progress
 from train.loop import _accumulate
 from train.planning.memory_estimate import Footprints
-from train.tasks.two_model import bridge
-from train.tasks.two_model.bridge import Bridge
-from train.tasks.two_model.frozen import FrozenSource
+from train.tasks.bridge import task as bridge
+from train.tasks.bridge.frozen import FrozenSource
+from train.tasks.bridge.task import Bridge
 
 SPLIT = Layout(strategy="split", world=1, shard=1)
 # Devices of which not even a number may be on another. Autograd runs on them without a driver.

@@ -15,12 +15,13 @@ from torch import Tensor, nn
 from lib.data.datasets.question_answering.huggingface import not_there, transformers
 from lib.data.datasets.question_answering.opening import HUGGING_FACE, SIZES
 from lib.data.datasets.question_answering.spec import AnswerSpec, Side
-from lib.data.types import TextSpec
+from lib.data.types import Spec, TextSpec
+from lib.devices.base import Backend
 from lib.errors import ConfigError
 from lib.memory.live import LiveBytes
 from lib.memory.simulation import simulated, simulation
-from lib.plan.types import Branch
-from lib.plugins import build_model
+from lib.nn.model_code import build_model
+from lib.plan.types import Branch, Plan
 from models.gpt2.model import GPT2
 
 ROWS = 2  # that operations are counted for
@@ -117,6 +118,25 @@ class FrozenSource:
             if self.path is not None and not simulated():
                 model.load_state_dict(torch.load(self.path, weights_only=True))
             return ToolkitLM(_placed(model, device, dtype))
+
+
+@dataclass(frozen=True, slots=True)
+class FrozenPair:
+    """Two frozen language models, made before the first job (`train.tasks.base.Prepared`)."""
+
+    sources: tuple[FrozenSource, FrozenSource]
+
+    def branches(self, build: Callable[[], nn.Module], spec: Spec) -> tuple[Branch, Branch]:
+        """What each of the two takes. Raises DataError, ConfigError."""
+        assert isinstance(spec, AnswerSpec)
+        return branches_of(build, spec, self.sources)
+
+    def load(self, plan: Plan, backend: Backend, dtype: torch.dtype) -> tuple[FrozenLM, FrozenLM]:
+        """The first on the first of the backend's devices, the second on the last one."""
+        first, second = self.sources
+        # Autocast would make a copy of each weight whenever it is used, and keep it until backward.
+        dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(plan.precision, dtype)
+        return first.load(backend.devices[0], dtype), second.load(backend.devices[-1], dtype)
 
 
 def branches_of(

@@ -30,9 +30,9 @@ from train.job import Progress
 from train.record import SilentRecord
 from train.signals import Stopped
 from train.tasks.base import Forward, Sums
-from train.tasks.language_model import LanguageModel
-from train.tasks.two_model.frozen import FrozenSource, size_options, text_spec
-from train.training_data import measure
+from train.tasks.bridge.frozen import FrozenSource, size_options, text_spec
+from train.tasks.lm.task import LanguageModel
+from train.training_data import cache_of, measure
 
 VERSION = 1
 SEED, BATCH, LEARNING_RATE = 1, 64, 3e-3
@@ -44,14 +44,14 @@ def frozen_sources(
     dataset: Dataset,
     *,
     root: Path,
-    cache_dir: Path,
     learned: bool,
     say: Callable[[str], None],
 ) -> tuple[FrozenSource, FrozenSource]:
     """The two models that `config` names, those of the toolkit trained on the texts of `dataset`.
 
-    learned: false where random weights will do. What is trained is kept in `cache_dir`, by all that it
-    follows from. Raises ToolkitError where training is stopped or the cache cannot be written.
+    learned: false where random weights will do. What is trained is kept in the data cache of the source tree
+    at `root`, by all that it follows from. Raises ToolkitError where training is stopped or the cache cannot
+    be written.
     """
     spec = dataset.spec
     assert isinstance(spec, AnswerSpec)
@@ -60,7 +60,7 @@ def frozen_sources(
         if side.name.startswith(HUGGING_FACE):
             paths.append(folder_of(side.name, root=root))
         elif learned:
-            paths.append(_learned(config, dataset, number, cache_dir=cache_dir, say=say))
+            paths.append(_learned(config, dataset, number, cache_dir=cache_of(root), say=say))
         else:
             paths.append(None)
     first, second = (FrozenSource(side, path) for side, path in zip(spec.sides, paths, strict=True))
@@ -72,14 +72,14 @@ def _learned(
 ) -> Path:
     """The file of weights of one model."""
     assert isinstance(dataset.spec, AnswerSpec)
-    side = dataset.spec.sides[number]
+    side, steps = dataset.spec.sides[number], _steps(config)
     texts = texts_of(dataset, number)
-    recipe = (VERSION, SEED, BATCH, LEARNING_RATE, config.frozen_steps, size_options(side), side)
+    recipe = (VERSION, SEED, BATCH, LEARNING_RATE, steps, size_options(side), side)
     contents = (part.inputs.tobytes() for part in (texts.train, texts.test) if isinstance(part, ArrayPart))
     identity = fingerprint(*recipe, *(hashlib.sha256(content).hexdigest() for content in contents))
 
     def fill(folder: Path) -> None:
-        say(f"{side.name}: training it for {config.frozen_steps} steps, to be frozen, into {cache_dir}")
+        say(f"{side.name}: training it for {steps} steps, to be frozen, into {cache_dir}")
         told = _train(_recipe(config, size_options(side)), texts, folder / WEIGHTS)
         say(f"{side.name}: {told}")
 
@@ -146,11 +146,11 @@ def _train(config: Config, texts: Dataset, file: Path) -> str:
 
 def _recipe(config: Config, options: Mapping[str, Any]) -> Config:
     """`config` with all that a small GPT-2 is trained by: nothing of the run itself but FROZEN_STEPS."""
-    assert config.frozen_steps is not None
     return dataclasses.replace(
         config,
         model="gpt2",
         model_options=options,
+        task_options={},
         seed=SEED,
         optimizer="adamw",
         learning_rate=LEARNING_RATE,
@@ -168,8 +168,8 @@ def _recipe(config: Config, options: Mapping[str, Any]) -> Config:
         label_smoothing=0.0,
         ema=False,
         budget="steps",
-        max_steps=config.frozen_steps,
-        eval_interval_steps=config.frozen_steps,
+        max_steps=_steps(config),
+        eval_interval_steps=_steps(config),
         checkpoint_interval_steps=0,
         checkpoint_seconds=0,
         log_interval_steps=10,
@@ -181,6 +181,12 @@ def _recipe(config: Config, options: Mapping[str, Any]) -> Config:
         activation_offload=False,
         chunked_cross_entropy=False,
     )
+
+
+def _steps(config: Config) -> int:
+    steps = config.task_options["frozen_steps"]
+    assert isinstance(steps, int)
+    return steps
 
 
 def _plan() -> Plan:

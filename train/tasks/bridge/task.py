@@ -12,21 +12,59 @@ Shapes: B samples, M latents, L tokens of an answer, T tokens of a text, C chann
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from lib.config import Config
 from lib.data.datasets.question_answering.spec import AnswerSpec, Side
 from lib.data.loader import Batch
+from lib.data.types import Dataset, Spec
 from lib.nn import IGNORED
-from train.tasks.base import Forward, Sums, full_precision
-from train.tasks.two_model.frozen import FrozenLM
+from train.tasks.base import Forward, Sums, full_precision, refuse_label_smoothing
+from train.tasks.bridge.frozen import FrozenLM, FrozenPair
+from train.tasks.bridge.pretrain import frozen_sources
+
+DATA = ("questions", (AnswerSpec,))
+SELECTS = "MODEL_DATA_ANSWERS"
 
 NAMES = ("a", "b")  # of the two models, in figures
 KINDS = ("latent", "zero_prefix", "shuffled_prefix", "text_budget", "text")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """The symbols of train/tasks/bridge/Kconfig."""
+
+    first_token_weight: float
+    frozen_steps: int
+
+
+def build(
+    options: Options, spec: Spec, *, config: Config, prepared: tuple[FrozenLM, FrozenLM] | None
+) -> Bridge:
+    """What two frozen language models say of a prefix."""
+    assert isinstance(spec, AnswerSpec) and prepared is not None
+    refuse_label_smoothing(config, "tokens")
+    return Bridge(spec, prepared, first_token_weight=options.first_token_weight)
+
+
+def prepare(
+    config: Config, dataset: Dataset, *, root: Path, learned: bool, say: Callable[[str], None]
+) -> FrozenPair:
+    """The two language models, those of the toolkit trained first; learned: false for random weights."""
+    return FrozenPair(frozen_sources(config, dataset, root=root, learned=learned, say=say))
+
+
+def fault(returned: Any, spec: Spec, *, rows: int) -> str:  # noqa: ARG001
+    """Why what a model `returned` are no two prefixes; "" where they are."""
+    pair = isinstance(returned, tuple) and [isinstance(one, Tensor) and one.dim() for one in returned]
+    return "" if pair == [3, 3] else "not a prefix (N, M, C) for each of two language models"
 
 
 class _Judged(NamedTuple):

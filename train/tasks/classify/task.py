@@ -3,11 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
 
 import torch.nn.functional as F
 
+from lib.config import Config
 from lib.data.loader import Batch
-from train.tasks.base import Forward, Sums, full_precision
+from lib.data.types import ImageSpec, Spec, TextClassSpec
+from train.tasks.base import Forward, Sums, full_precision, no_logits
+
+DATA = ("images or texts with labels", (ImageSpec, TextClassSpec))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """No symbols of its own: LABEL_SMOOTHING is there for every model."""
+
+
+def build(_: Options, spec: Spec, *, config: Config) -> Classify:
+    """Classification of such data."""
+    assert isinstance(spec, DATA[1])
+    return Classify(label_smoothing=config.label_smoothing)
+
+
+def fault(returned: Any, spec: Spec, *, rows: int) -> str:
+    """Why what a model `returned` for `rows` samples are no logits of classes; "" where they are."""
+    assert isinstance(spec, ImageSpec | TextClassSpec)
+    return no_logits(returned, (rows,), spec.classes)
 
 
 class Classify:

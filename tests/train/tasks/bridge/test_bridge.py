@@ -21,9 +21,9 @@ from tests.support.training import MemoryRecord, small_job, small_plan, trained
 from train import loop
 from train.evaluation import evaluate
 from train.signals import Stopped
-from train.tasks.two_model import pretrain
-from train.tasks.two_model.bridge import Bridge
-from train.tasks.two_model.frozen import FrozenSource, HuggingFaceLM, ToolkitLM, unlearned
+from train.tasks.bridge import pretrain
+from train.tasks.bridge.frozen import FrozenSource, HuggingFaceLM, ToolkitLM, unlearned
+from train.tasks.bridge.task import Bridge
 
 CPU_DEVICE = torch.device("cpu")
 A, LINE = 7, 9  # the anchor and the end of an answer, in a vocabulary of ten
@@ -168,9 +168,7 @@ def test_a_prefix_that_does_not_fit_is_refused() -> None:
 
 def learned(folder: Path, said: list[str], **changes: Any) -> tuple[FrozenSource, FrozenSource]:
     config = small_bridge_config(frozen_steps=2, **changes)
-    return pretrain.frozen_sources(
-        config, answer_set(64, 8), root=folder, cache_dir=folder, learned=True, say=said.append
-    )
+    return pretrain.frozen_sources(config, answer_set(64, 8), root=folder, learned=True, say=said.append)
 
 
 @pytest.mark.slow
@@ -181,10 +179,8 @@ def test_models_are_trained_once_and_kept_by_what_they_follow_from(tmp_path: Pat
     told = len(said)
     # Another bridge with another seed has the same frozen models.
     assert learned(tmp_path, said, seed=5, learning_rate=0.5) == first and len(said) == told
-    longer = dataclasses.replace(small_bridge_config(), frozen_steps=3)
-    again = pretrain.frozen_sources(
-        longer, answer_set(64, 8), root=tmp_path, cache_dir=tmp_path, learned=True, say=said.append
-    )
+    longer = small_bridge_config(frozen_steps=3)
+    again = pretrain.frozen_sources(longer, answer_set(64, 8), root=tmp_path, learned=True, say=said.append)
     assert {source.path for source in again}.isdisjoint(source.path for source in first)
     weights = [source.load(CPU_DEVICE, torch.float32).weights() for source in (first[0], again[0])]
     assert any(not torch.equal(*pair) for pair in zip(*weights, strict=True))

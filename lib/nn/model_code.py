@@ -1,0 +1,146 @@
+"""Code of models/: imported, built, and told in one line where it fails."""
+
+from __future__ import annotations
+
+import importlib
+import re
+import traceback
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Protocol, cast
+
+import torch
+from torch import nn
+from torch.nn.parameter import is_lazy
+
+from lib import plugins
+from lib.devices.backend import is_out_of_memory
+from lib.errors import ConfigError, ToolkitError
+from lib.kconf.values import Value
+
+_IMPORT = re.compile(r"^\s*from models\.(\w+)\.", re.MULTILINE)
+MOST_CHARACTERS = 400  # of what is told of a model's exception: a compiler's goes on for pages
+
+
+class ModelModule(Protocol):
+    """What models/<name>/model.py must define."""
+
+    TASK: str  # the kind of learning: a folder of train/tasks
+    Options: type[Any]  # a frozen dataclass; its fields are the model's own symbols
+    build: Callable[[Any, Any], nn.Module]  # of Options and the spec of the data that it takes
+
+
+def sources_of(root: Path, *models: str) -> list[Path]:
+    """The sources of the tree at `root` that training `models` may run, sorted: none of other models.
+
+    A model that the code shared by all, or one of `models`, imports is one of them.
+    """
+    shared = [path for folder in ("lib", "train") for path in _sources(root / folder)]
+    shared += [*root.glob("Kconfig"), *(root / "models").glob("*.py")]
+    own = [path for model in models for path in _sources(root / "models" / model)]
+    text = "".join(path.read_text(encoding="utf-8") for path in [*shared, *own] if path.suffix == ".py")
+    imported = set(_IMPORT.findall(text)) - set(models)
+    return sorted({*shared, *own, *(path for name in imported for path in _sources(root / "models" / name))})
+
+
+def _sources(folder: Path) -> list[Path]:
+    return [path for kind in ("*.py", "Kconfig") for path in folder.rglob(kind)]
+
+
+def load_model(name: str) -> ModelModule:
+    """Import models/`name`/model.py. Raises ConfigError if there is none, or it is none of a model."""
+    with ModelCode(name):
+        module = plugins.MODELS.load(name)
+    place, tasks = f"models/{name}/model.py", plugins.TASKS.names()
+    if module.TASK not in tasks:
+        raise ConfigError(
+            f"{place}: there is no task {module.TASK!r}", todo=plugins.meant(module.TASK, tasks)
+        )
+    if plugins.task_of(name) != module.TASK:
+        raise ConfigError(
+            f'{place} has no line TASK = "{module.TASK}"', why="it is read without importing the file"
+        )
+    return cast(ModelModule, module)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelCode(AbstractContextManager[None]):
+    """Within it an exception that models/`name` raises is told in one line, with the model's file and line.
+
+    error:  what it becomes.
+    torchs: also a RuntimeError or ValueError that comes from elsewhere, such as from a backward pass.
+    """
+
+    name: str
+    error: Callable[[str], ToolkitError] = ConfigError
+    torchs: bool = False
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if not isinstance(error, Exception) or isinstance(error, ToolkitError) or is_out_of_memory(error):
+            return
+        place = place_in_models(error, root=plugins.ROOT)
+        if not place and self.torchs and isinstance(error, RuntimeError | ValueError):
+            place = f"models/{self.name}"
+        if place:
+            text = error.msg if isinstance(error, SyntaxError) else str(error)
+            reason = " ".join(text.split())[:MOST_CHARACTERS]
+            raise self.error(f"{place}: {type(error).__name__}{reason and ': '}{reason}") from error
+
+
+def place_in_models(error: Exception, *, root: Path) -> str:
+    """The file and line below `root`/models where `error`, or the call that led to it, was; "" if none."""
+    frames = [(frame.filename, frame.lineno) for frame in traceback.extract_tb(error.__traceback__)]
+    if isinstance(error, SyntaxError):
+        frames.append((error.filename or "", error.lineno))
+    for filename, line in reversed(frames):
+        if Path(filename).is_relative_to(root / "models"):
+            return f"{Path(filename).relative_to(root)}:{line}"
+    return ""
+
+
+class Layout(Protocol):
+    """What models/<name>/huggingface.py must define, where there is one."""
+
+    require_package: Callable[[], Any]  # raises ConfigError where it is not installed
+    save: Callable[[Any, str], None]  # of the model and the path of a safetensors file
+    load: Callable[[Any, str], None]
+    configuration: Callable[[Any], dict[str, Any]]  # of the model: the contents of config.json
+
+
+def load_layout(name: str) -> Layout:
+    """Import models/`name`/huggingface.py. Raises ConfigError if there is none."""
+    if not (plugins.ROOT / "models" / name / "huggingface.py").is_file():
+        raise ConfigError(f"the weights of {name} have no layout in Hugging Face transformers")
+    with ModelCode(name):
+        return cast(Layout, importlib.import_module(f"models.{name}.huggingface"))
+
+
+def build_model(name: str, options: Mapping[str, Value], spec: Any, *, seed: int) -> nn.Module:
+    """Build model `name` with initial weights that are a function of `seed` alone.
+
+    options: values of the model's own symbols without their prefix, lower case. spec: what the model is told
+    of the data. The weights are drawn by the CPU's generator, whose state is left as it was, on the device
+    that is torch's default; build on the CPU and move the model, so that all devices start from the same
+    weights.
+    Raises ConfigError where `options` are not exactly those that the model declares, and where the model's
+    own code fails.
+    """
+    module = load_model(name)
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed)
+        with ModelCode(name):
+            model = module.build(plugins.MODELS.options(name, options), spec)
+    if not isinstance(model, nn.Module):
+        returned = f"build returns {type(model).__name__}, which is no torch.nn.Module"
+        raise ConfigError(f"models/{name}/model.py: {returned}")
+    lazy = next((key for key, weight in model.state_dict(keep_vars=True).items() if is_lazy(weight)), None)
+    if lazy is not None:
+        raise ConfigError(
+            f"models/{name}/model.py: the shape of {lazy} is left open", todo="use no lazy modules of torch"
+        )
+    return model

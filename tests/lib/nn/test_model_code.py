@@ -1,0 +1,252 @@
+"""A model folder that is wrong is told in one line with its file and line, before anything is trained."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import models
+from lib import plugins
+from lib.config import Config
+from lib.errors import ConfigError, PlanError
+from lib.hyperparams import apply_hyperparams
+from lib.nn.model_code import ModelCode, build_model
+from lib.plan.types import Plan
+from scripts.model_templates import MODEL
+from tests.support.training import CPU, random_subject, small_config
+from train.contract import check_channels_last
+from train.planning import autotune
+from train.planning.autotune import Bench
+from train.planning.memory_estimate import Footprints
+from train.training_data import Subject
+
+pytestmark = pytest.mark.slow
+
+SHAPE = (1, 28, 28)
+FORWARD = "        return logits_NK\n"
+BUILD = "    return Network(options, spec=spec)"
+LINEAR = "self.linear = nn.Linear(2 * options.width, spec.classes)"
+TASK = 'TASK = "classify"'
+
+Write = Callable[..., Config]
+
+
+@pytest.fixture
+def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Writes models/net/model.py: what make new-model writes, with one text in place of another."""
+    folder = tmp_path / "models" / "net"
+    folder.mkdir(parents=True)
+    (tmp_path / "train").symlink_to(plugins.ROOT / "train")
+    monkeypatch.setattr(plugins, "ROOT", tmp_path)
+    monkeypatch.setattr(models, "__path__", [str(folder.parent)])
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+
+    def write(old: str = "", new: str = "", **changes: Any) -> Config:
+        text = MODEL["classify"].format(name="net", task="classify")
+        assert old in text
+        (folder / "model.py").write_text(text.replace(old, new))
+        for module in [name for name in sys.modules if name.startswith("models.net")]:
+            del sys.modules[module]
+        options: dict[str, Any] = {"model": "net", "model_options": {"width": 4}, "norm_batch": None}
+        return dataclasses.replace(small_config("lenet5"), **options | changes)
+
+    yield write
+    for module in [name for name in sys.modules if name.startswith("models.net")]:
+        del sys.modules[module]
+
+
+def subject_of(config: Config) -> Subject:
+    return random_subject(config, shape=SHAPE, train_size=48)
+
+
+def planned(config: Config) -> Plan:
+    config = dataclasses.replace(config, auto_method="predict", device="cpu")
+    subject = subject_of(config)
+    predict = Footprints(config, subject).predictor(CPU)
+    return apply_hyperparams(config, False, hardware=CPU, facts=subject.facts, predict=predict)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "told"),
+    [
+        (TASK, "", "models/net/model.py does not define TASK"),
+        ("def build(", "def built(", "models/net/model.py does not define build"),
+        (TASK, 'TASK = "regress"', "there is no task 'regress'; there are bridge, classify, lm, recursive"),
+        (TASK, 'TASK = "clasify"', "there is no task 'clasify'; did you mean classify?"),
+        (TASK, "TASK = [3]", r"there is no task \[3\]"),
+        (TASK, 'TASK = "recursive"', 'TASK = "recursive" does not learn from random: it wants puzzles'),
+        (TASK, 'TASK = "bridge"', 'TASK = "bridge" does not learn from random: it wants questions'),
+        ("@dataclass(frozen=True, slots=True, kw_only=True)", "", "Options is no dataclass"),
+        ("class Network(nn.Module):", "class Network(nn.Module:", r"models/net/model.py:\d+: SyntaxError: "),
+        ("import torch.nn.functional as F", "import nowhere", "model.py:7: ModuleNotFoundError: No module"),
+        ("    width: int", "    depth: int", "CONFIG_NET_DEPTH are not set and CONFIG_NET_WIDTH are not"),
+        (BUILD, "    Network(options, spec=spec)", "build returns NoneType, which is no torch.nn.Module"),
+        (BUILD, BUILD.replace("spec=spec", "spek=spec"), r"model.py:24: TypeError: .*argument 'spek'"),
+        (LINEAR, "self.linear = nn.LazyLinear(spec.classes)", "the shape of linear.weight is left open"),
+        (LINEAR, LINEAR.replace("2 *", "3 *"), r"model.py:37: RuntimeError: "),
+        (FORWARD, "        raise KeyError(3)\n", "models/net/model.py:38: KeyError: 3"),
+        (FORWARD, "        raise ValueError('a\\nb')\n", "models/net/model.py:38: ValueError: a b$"),
+        (FORWARD, "        assert False\n", "models/net/model.py:38: AssertionError$"),
+        (FORWARD, FORWARD[:-1] + ".sum().item()\n", r"models/net/model.py:38: RuntimeError: .*item\(\)"),
+        (FORWARD, "", r"forward returns NoneType, not logits \(2, 10\)"),
+        (FORWARD, FORWARD[:-1] + ", 1\n", r"forward returns tuple, not logits \(2, 10\)"),
+        (FORWARD, FORWARD[:-1] + "[:, :9]\n", r"forward returns \(2, 9\), not logits \(2, 10\)"),
+        (FORWARD, FORWARD[:-1] + ".argmax(1)\n", r"forward returns \(2,\), not logits"),
+        (FORWARD, FORWARD[:-1] + ".detach()\n", "what forward returns depends on no weight: there is no"),
+        (FORWARD, "        y = logits_NK.exp()\n        z = y * y\n        y += 1\n        return z\n",
+         r"models/net: RuntimeError: .*modified by an inplace operation"),
+    ],
+)  # fmt: skip
+def test_a_model_that_is_wrong_is_told_in_one_line(write: Write, old: str, new: str, told: str) -> None:
+    config = write(old, new)
+    with pytest.raises(ConfigError, match=told) as raised:
+        subject_of(config)
+    assert "\n" not in str(raised.value) and "models/net" in str(raised.value)
+
+
+def test_what_the_toolkit_itself_does_wrong_keeps_its_traceback(write: Write) -> None:
+    config = write()
+    with pytest.raises(RuntimeError, match="manual_seed"):
+        build_model("net", config.model_options, None, seed="one")  # type: ignore[arg-type]
+    with pytest.raises(KeyError), ModelCode("net"):
+        {}["no frame of a model is here"]
+
+
+def test_memory_that_runs_out_is_no_fault_of_the_model(write: Write) -> None:
+    with pytest.raises(MemoryError):
+        subject_of(write(BUILD, "    raise MemoryError"))
+
+
+NORMALISED = LINEAR + "\n        self.norm = nn.BatchNorm1d(2 * options.width)"
+
+
+def with_norm(write: Write, **changes: Any) -> Config:
+    """A batch normalisation of torch, which refuses a single sample in training."""
+    config = write(LINEAR, NORMALISED, **changes)
+    file = plugins.ROOT / "models" / "net" / "model.py"
+    text = file.read_text().replace("x_NCHW.mean(dim=(2, 3))", "self.norm(x_NCHW.mean(dim=(2, 3)))")
+    file.write_text(text)
+    return config
+
+
+def test_a_micro_batch_that_the_model_refuses_is_not_planned(write: Write) -> None:
+    plan = planned(with_norm(write, target_effective_batch=48))
+    assert plan.micro_batch % 2 == 0 and 48 % plan.micro_batch == 0
+    why = plan.reasons["micro_batch"]
+    assert "a multiple of 2, for the model refuses 1 (models/net/model.py:" in why
+    assert "ValueError: Expected more than 1 value per channel" in why
+    assert "select MODEL_HAS_BATCHNORM in models/net/Kconfig" in plan.reasons["norm_batch"]
+
+
+def test_groups_of_samples_that_a_model_wants_are_planned(write: Write) -> None:
+    plan = planned(
+        write(FORWARD, "        return logits_NK.view(-1, 12, 10).flatten(0, 1)\n", target_effective_batch=48)
+    )
+    assert plan.micro_batch % 12 == 0
+    assert "a multiple of 12, for the model refuses 1, 2, 3, 4, 6, 8 (models/" in plan.reasons["micro_batch"]
+
+
+def test_of_a_share_that_is_odd_its_first_divisor_is_taken(write: Write) -> None:
+    assert planned(with_norm(write, target_effective_batch=45)).micro_batch in (3, 9, 15, 45)
+
+
+def test_groups_are_planned_for_torchs_layers(write: Write) -> None:
+    plan = planned(with_norm(write, target_effective_batch=48, norm_batch=8, norm_momentum=0.1))
+    assert plan.norm_batch == 8 and plan.micro_batch % 8 == 0
+    assert "refuses" not in plan.reasons["micro_batch"]
+    assert "every batch normalisation takes its statistics over groups of 8" in plan.reasons["norm_batch"]
+
+
+@pytest.mark.parametrize("batch_size", [1, 3])
+def test_a_batch_by_hand_that_the_model_refuses_is_told(write: Write, batch_size: int) -> None:
+    """3 x 5 + 1: the last micro-batch counts, too."""
+    text = "        torch._check(len(x_NCHW) > 1, lambda: 'alone')\n"
+    by_hand = {"hyper_param": "manual", "batch_size": batch_size, "gradient_accumulation": 0}
+    config = write(FORWARD, text + FORWARD, target_effective_batch=16, **by_hand)
+    file = plugins.ROOT / "models" / "net" / "model.py"
+    file.write_text(file.read_text().replace("import torch.nn", "import torch\nimport torch.nn", 1))
+    with pytest.raises(PlanError, match=r"net refuses a micro-batch of 1: models/net/model.py:39: .*alone"):
+        planned(config)
+
+
+def test_a_model_that_refuses_every_micro_batch_is_told(write: Write) -> None:
+    config = write(FORWARD, "        assert len(x_NCHW) in (2, 4) and not x_NCHW.is_cpu\n" + FORWARD)
+    with pytest.raises(
+        PlanError, match=r"the model refuses micro-batches of 1, .*: models/net/model.py:38: "
+    ):
+        planned(config)
+
+
+def test_what_a_backward_pass_alone_does_wrong_is_told_of_the_model(write: Write) -> None:
+    hook = "self.linear.weight.register_hook(lambda g: g.view(7, 11) if g.is_cpu else g)"
+    with pytest.raises(PlanError, match=r"model refuses micro-batches of 1, .*: models/net/model.py:33: Ru"):
+        planned(write(LINEAR, f"{LINEAR}\n        {hook}"))
+
+
+def test_a_size_that_the_model_refuses_is_not_measured(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = dataclasses.replace(
+        with_norm(write, target_effective_batch=8), device="cpu", auto_method="probe"
+    )
+    subject, tried = subject_of(config), list[int]()
+    bench = Bench(
+        resolved=None,  # type: ignore[arg-type]
+        config=config,
+        subject=subject,
+        hardware=CPU,
+        predict=Footprints(config, subject).predictor(CPU),
+        root=Path(),
+    )
+
+    def trial(_: Bench, __: Plan, size: int) -> autotune.Measurement:
+        tried.append(size)
+        return autotune.Measurement(micro_batch=size, need_bytes=1, samples_per_second=1.0)
+
+    monkeypatch.setattr(autotune, "trial", trial)
+    monkeypatch.setattr(autotune, "_keep", lambda *_: None)
+    autotune.measure(bench)
+    assert tried == [8, 4, 2]
+
+
+def test_gradients_of_a_planned_step_are_the_same_however_the_batch_is_split(write: Write) -> None:
+    """Torch's layers with NORM_BATCH, through the loop itself."""
+    from tests.support.training import small_job, small_plan
+    from train.job import Progress
+    from train.loop import optimizer_step
+
+    config = with_norm(write, norm_batch=4, norm_momentum=0.1, max_steps=1)
+    subject, found = subject_of(config), []
+    for sizes in ((16,), (8, 8), (4, 4, 4, 4), (12, 4)):
+        job = small_job(config, small_plan(*sizes, norm_batch=4), subject, dtype=torch.float64)
+        optimizer_step(job, Progress())
+        found.append(job.model.state_dict())
+    assert set(found[0]) >= {"norm.weight", "norm.running_mean", "norm.num_batches_tracked"}
+    for other in found[1:]:
+        for name, tensor in found[0].items():
+            torch.testing.assert_close(other[name], tensor, rtol=1e-12, atol=1e-13)
+
+
+@pytest.mark.parametrize(
+    ("capability", "channels", "kernel", "told"),
+    [
+        ("AVX2", 4, 1, "0 is a 1x1 convolution with a stride and 4 input channels"),
+        ("DEFAULT", 7, 1, "and 7 input channels"),
+        ("AVX2", 8, 1, ""),
+        ("AVX2", 4, 3, ""),
+        ("AVX512", 4, 1, ""),
+    ],
+)
+def test_a_layout_that_the_kernels_of_a_cpu_cannot_take_is_refused(
+    capability: str, channels: int, kernel: int, told: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
+    model = nn.Sequential(nn.Conv2d(channels, 8, kernel, stride=2))
+    with pytest.raises(ConfigError, match=told) if told else contextlib.nullcontext():
+        check_channels_last(model)
