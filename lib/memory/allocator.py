@@ -136,8 +136,8 @@ def replay(
 ) -> CachingAllocator:
     """Replay (name, bytes) for each allocation and (name, None) for each release, in order.
 
-        Allocations of 0 bytes, and releases of what was allocated before the history began, are ignored.
-        Raises DoesNotFit.
+    Allocations of 0 bytes, and releases of what was allocated before the history began, are ignored.
+    Raises DoesNotFit.
     """
     allocator = CachingAllocator(capacity_bytes)
     known: set[Hashable] = set()
@@ -154,8 +154,8 @@ def replay(
 def least_capacity(events: Sequence[tuple[Hashable, int | None]]) -> int:
     """Return the smallest capacity in bytes, within a thousandth, at which `events` complete.
 
-        It exceeds the allocated peak because of fragmentation: an unused part of a segment in use may be too
-        small for the next allocation.
+    It exceeds the allocated peak because of fragmentation: an unused part of a segment in use may be too
+    small for the next allocation.
     """
     plenty = replay(events)
     low, high = plenty.peak_allocated_bytes, plenty.peak_reserved_bytes

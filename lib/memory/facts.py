@@ -32,8 +32,8 @@ def model_facts(
 ) -> ModelFacts:
     """Parameters, saved bytes per extra sample in fp32, and the FLOP of training on one sample.
 
-        build: makes the model on torch's default device, which is "meta" while it is called.
-        rows: of the smaller of the two batches that it is given.
+    build: makes the model on torch's default device, which is "meta" while it is called.
+    rows: of the smaller of the two batches that it is given.
     """
     with torch.device("meta"):
         model = build()
@@ -56,7 +56,7 @@ def model_facts(
 def saved_bytes(model: nn.Module, inputs: Tensor) -> int:
     """Return the bytes of the distinct storages that a forward pass saves for backward.
 
-        Parameters and buffers are not counted, as they exist anyway. Inputs are, where they are saved.
+    Parameters and buffers are not counted, as they exist anyway. Inputs are, where they are saved.
     """
     own = {_storage(tensor) for tensor in [*model.parameters(), *model.buffers()]}
     saved: list[Tensor] = []  # kept alive while counting, so that no storage is reused
@@ -69,8 +69,7 @@ def saved_bytes(model: nn.Module, inputs: Tensor) -> int:
 def _training_flop(model: nn.Module, inputs: Tensor) -> int:
     """FLOP of matrix products, convolutions and attention in a forward and backward pass.
 
-        Counted, because a backward pass is not always twice the forward pass: parts may run without
-        gradients.
+    Counted, because a backward pass is not always twice the forward pass: parts may run without gradients.
     """
     live = LiveBytes()
     with live:

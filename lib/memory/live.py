@@ -50,7 +50,7 @@ class Trace:
     def at_peak(self, shares: Mapping[Category, float] = MappingProxyType({})) -> dict[Category, int]:
         """Return bytes by category at the moment when their sum is largest.
 
-                shares: factor for each category's bytes; 1 for those not listed.
+        shares: factor for each category's bytes; 1 for those not listed.
         """
         totals = self._totals(shares)
         if not totals:
@@ -70,8 +70,7 @@ class Trace:
     def history(
         self, shares: Mapping[Category, float] = MappingProxyType({})
     ) -> list[tuple[int, int | None]]:
-        """Return the events for `lib.memory.allocator`: bytes of a storage when allocated, None when freed.
-        """
+        """Return the events for `lib.memory.allocator`: bytes of a storage when allocated, None when freed."""
         factors = self._factors(shares)
         return [
             (event.storage, round(event.byte_count * factors.get(event.storage, 1)))
@@ -95,7 +94,7 @@ class Trace:
 class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch has no types here
     """Dispatch mode that counts every storage made by an operation until it is freed.
 
-        granularity: sizes are rounded up to a multiple of it, as an allocator does (512 on CUDA).
+    granularity: sizes are rounded up to a multiple of it, as an allocator does (512 on CUDA).
     """
 
     def __init__(self, *, granularity: int = 1) -> None:

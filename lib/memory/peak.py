@@ -56,8 +56,8 @@ def _of_gpu(device: torch.device, free_before: int) -> int:
 def limit_main_memory(usable_bytes: int) -> None:
     """Limit further allocations of this process to `usable_bytes`, on Linux.
 
-        Beyond it an allocation fails with an error that can be reported, where the kernel would kill some
-        process. If it comes to that, this process is marked as the first to be killed.
+    Beyond it an allocation fails with an error that can be reported, where the kernel would kill some
+    process. If it comes to that, this process is marked as the first to be killed.
     """
     taken = _status_bytes("VmData")
     if taken is None:
@@ -72,7 +72,7 @@ def limit_main_memory(usable_bytes: int) -> None:
 def resident_bytes(name: str = "VmRSS") -> int:
     """Resident memory of this process: VmRSS now, VmHWM at its peak (used for both outside Linux).
 
-        Not by getrusage on Linux: a new process starts there with its parent's peak.
+    Not by getrusage on Linux: a new process starts there with its parent's peak.
     """
     found = _status_bytes(name)
     if found is not None:

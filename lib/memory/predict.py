@@ -30,18 +30,16 @@ def predict_peak(
 ) -> Trace:
     """Simulate two optimizer steps of a model with fake tensors, and count every byte.
 
-        build: makes the model. Weights computed from the values of other tensors (`.item()`) are not
-        supported.
-        loss: of the model and the number of samples, makes a batch (`torch.empty`, `torch.zeros`) and returns
-            the scalar to be minimised.
-        micro_batch, accumulation: samples per pass, and passes per update.
-        precision: of matrix products; weights and the optimizer's state are as `build` and `optimizer` make
-        them.
+    build: makes the model. Weights computed from the values of other tensors (`.item()`) are not supported.
+    loss: of the model and the number of samples, makes a batch (`torch.empty`, `torch.zeros`) and returns
+        the scalar to be minimised.
+    micro_batch, accumulation: samples per pass, and passes per update.
+    precision: of matrix products; weights and the optimizer's state are as `build` and `optimizer` make them.
 
-        `peak_bytes` of the result predicts torch.cuda.max_memory_allocated() for these steps;
-        a device needs more than that (`lib.plan.fitting.predicted`).
+    `peak_bytes` of the result predicts torch.cuda.max_memory_allocated() for these steps;
+    a device needs more than that (`lib.plan.fitting.predicted`).
 
-        Raises ConfigError for an unsupported argument.
+    Raises ConfigError for an unsupported argument.
     """
     _check(build, precision, {"micro_batch": micro_batch, "accumulation": accumulation})
     granularity = 1 if device == "cpu" else CUDA_GRANULARITY

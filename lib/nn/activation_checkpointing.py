@@ -26,9 +26,9 @@ Block: TypeAlias = Callable[[Tensor], Tensor]  # a module if it has buffers
 class Chain(nn.Module):
     """Sequence of blocks with checkpointing. Blocks are arguments, so that names of weights do not change.
 
-        recompute: "none" saves what every operation saves; "blocks" saves the input of each block; "all"
-        saves the input of each group of about sqrt(n) of n blocks: the inputs of its blocks are recomputed
-        first, then the blocks one by one.
+    recompute: "none" saves what every operation saves; "blocks" saves the input of each block; "all"
+    saves the input of each group of about sqrt(n) of n blocks: the inputs of its blocks are recomputed
+    first, then the blocks one by one.
     """
 
     def __init__(self) -> None:
@@ -54,7 +54,7 @@ class Chain(nn.Module):
 def configure_recomputation(model: nn.Module, recompute: Recompute) -> None:
     """Set the mode of every chain of `model`.
 
-        Raises ConfigError if it has no chain.
+    Raises ConfigError if it has no chain.
     """
     chains = [module for module in model.modules() if isinstance(module, Chain)]
     if recompute != "none" and not chains:

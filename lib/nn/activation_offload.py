@@ -20,8 +20,8 @@ Pack: TypeAlias = Callable[[Tensor], Any]
 def offloading(model: nn.Module) -> contextlib.AbstractContextManager[Any]:
     """Return a re-enterable context for forward passes of `model`.
 
-        Tensors saved for backward within it are copied to host memory, bit for bit, and back when needed.
-        Weights stay on the device, also those that autocast has converted, which are recognized by shape.
+    Tensors saved for backward within it are copied to host memory, bit for bit, and back when needed.
+    Weights stay on the device, also those that autocast has converted, which are recognized by shape.
     """
     shapes = {shape for p in model.parameters() for shape in (tuple(p.shape), tuple(p.shape[::-1]))}
     take = _forget if simulated() else _to_host

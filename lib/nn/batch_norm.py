@@ -39,7 +39,7 @@ class _Ghost(_BatchNorm):
     def forward(self, input: Tensor) -> Tensor:
         """Normalise (N, C, ...) to the same shape and memory format.
 
-                Raises ValueError in training if N is not a multiple of `norm_batch`.
+        Raises ValueError in training if N is not a multiple of `norm_batch`.
         """
         if self.norm_batch == 0 or not self.training:
             return super().forward(input)
@@ -108,9 +108,9 @@ _GHOSTS: dict[type[nn.Module], type[_Ghost]] = {
 def configure_norm(model: nn.Module, *, norm_batch: int, momentum: float | None) -> None:
     """Set groups of `norm_batch` rows in every batch normalisation of `model` (0: plain).
 
-        Layers of torch.nn become ghost ones in place: weights, buffers and their names in the state stay.
-        momentum: of the running statistics; None keeps that of the layers. Raises ConfigError if a layer
-        does not support groups.
+    Layers of torch.nn become ghost ones in place: weights, buffers and their names in the state stay.
+    momentum: of the running statistics; None keeps that of the layers. Raises ConfigError if a layer
+    does not support groups.
     """
     for name, module in model.named_modules():
         if not isinstance(module, _BatchNorm):
@@ -142,9 +142,9 @@ def _convert(module: _BatchNorm, *, name: str, norm_batch: int) -> None:
 def commit_statistics(model: nn.Module, all_reduce: Callable[[Tensor], None] | None = None) -> None:
     """Update the running statistics from the groups since the last call. Once per optimizer step.
 
-        The target is the mean over all groups of the step, of all devices. `all_reduce` sums a flat
-        tensor over the devices in place; it is called once for all layers, and not at all if there
-        are no ghost batches. The statistics of a layer that saw no group stay as they are.
+    The target is the mean over all groups of the step, of all devices. `all_reduce` sums a flat
+    tensor over the devices in place; it is called once for all layers, and not at all if there
+    are no ghost batches. The statistics of a layer that saw no group stay as they are.
     """
     layers = _ghost_layers(model)
     if not layers:

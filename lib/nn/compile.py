@@ -30,7 +30,7 @@ def compiled_forward(model: nn.Module, wrapped: nn.Module) -> Callable[..., Any]
 def compiled(model: Callable[..., Any]) -> Callable[..., Any]:
     """Compile `model` by torch.compile with fixed shapes (the planner plans a single micro-batch size).
 
-        Compilation happens in the first call, which raises ToolkitError if it fails.
+    Compilation happens in the first call, which raises ToolkitError if it fails.
     """
     try:
         forward = torch.compile(model, dynamic=False)

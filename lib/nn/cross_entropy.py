@@ -20,8 +20,8 @@ GPU_ELEMENTS = 1 << 24
 def cross_entropy(logits_NV: Tensor, targets_N: Tensor) -> Tensor:
     """-log softmax(logits)[target] in nats: float32 (N,) (float64 for such logits), 0 where IGNORED.
 
-        Logits may be in half precision; the arithmetic is single. Besides the logits and, in backward,
-        their gradient in their own type, memory is needed only for one chunk of rows.
+    Logits may be in half precision; the arithmetic is single. Besides the logits and, in backward,
+    their gradient in their own type, memory is needed only for one chunk of rows.
     """
     losses_N: Tensor = _CrossEntropy.apply(logits_NV, targets_N)  # type: ignore[no-untyped-call]
     return losses_N

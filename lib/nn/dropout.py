@@ -20,7 +20,7 @@ LEVELS = 1 << 16  # 16 bits per element: a 64-bit hash serves four
 class Dropout(nn.Module):
     """In training, zero elements with probability `rate` and scale up the others to the same mean.
 
-        rate: rounded to a multiple of 2**-16. site: number that distinguishes this module's masks.
+    rate: rounded to a multiple of 2**-16. site: number that distinguishes this module's masks.
     """
 
     def __init__(self, rate: float, *, site: int) -> None:

@@ -58,10 +58,10 @@ class _Step:
 class LintReport:
     """steps: number of steps compared, without the skipped first ones.
 
-        graphs: distinct graphs among them, by operations, shapes and types.
-        constants: distinct graphs if Python numbers count too: a rate or a counter that is not a tensor. Some
-            compilers recompile for each, others make them inputs.
-        faults: host synchronizations and data-dependent shapes, with their counts.
+    graphs: distinct graphs among them, by operations, shapes and types.
+    constants: distinct graphs if Python numbers count too: a rate or a counter that is not a tensor. Some
+        compilers recompile for each, others make them inputs.
+    faults: host synchronizations and data-dependent shapes, with their counts.
     """
 
     steps: int

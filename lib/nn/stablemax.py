@@ -13,8 +13,8 @@ WITHOUT_DOUBLE = ("mps", "xla", "tpu")
 def stablemax_cross_entropy(logits_NV: Tensor, targets_N: Tensor) -> Tensor:
     """-log(s(x_target) / sum of s(x)) with s(x) = x + 1 for x >= 0 and 1 / (1 - x) below: (N,).
 
-        0 where the target is IGNORED. Calculated in double precision where the device has it: as s grows
-        only linearly, differences of probabilities are small.
+    0 where the target is IGNORED. Calculated in double precision where the device has it: as s grows
+    only linearly, differences of probabilities are small.
     """
     exact = torch.float32 if logits_NV.device.type in WITHOUT_DOUBLE else torch.float64
     x_NV = logits_NV.to(exact)

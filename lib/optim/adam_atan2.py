@@ -32,7 +32,7 @@ def sign_parameters(model: nn.Module) -> list[nn.Parameter]:
 class AdamATan2(torch.optim.Optimizer):
     """Adam-atan2; groups with "sign" follow p <- (1 - lr wd) p - lr sign(g), the others the module's formula.
 
-        The learning rate and the step number are tensors, so that a whole-graph compiler sees one graph.
+    The learning rate and the step number are tensors, so that a whole-graph compiler sees one graph.
     """
 
     def __init__(self, groups: list[dict[str, Any]], *, lr: float, betas: tuple[float, float]) -> None:

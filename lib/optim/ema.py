@@ -15,7 +15,7 @@ from lib.distributed.fsdp import as_part, local, part_like
 def decay_for(decay: float, *, effective_batch: int, base_batch: int | None) -> float:
     """Scale a decay chosen for `base_batch`: to the power of k if each step takes k times as many samples.
 
-        (Busbridge et al. 2023.) The averaging window is then about the same in samples. None: unchanged.
+    (Busbridge et al. 2023.) The averaging window is then about the same in samples. None: unchanged.
     """
     return decay if base_batch is None else decay ** (effective_batch / base_batch)
 
@@ -28,8 +28,8 @@ def horizon(decay: float) -> float:
 class Ema:
     """Weight average: average <- decay * average + (1 - decay) * weights, once per optimizer step.
 
-        The averages start at the current weights of `model` and are stored beside them. Buffers (the
-        running statistics of batch normalisation) are not averaged: the model's are used with both.
+    The averages start at the current weights of `model` and are stored beside them. Buffers (the
+    running statistics of batch normalisation) are not averaged: the model's are used with both.
     """
 
     def __init__(self, model: nn.Module, *, decay: float, leave_out: Sequence[nn.Parameter] = ()) -> None:
@@ -52,7 +52,7 @@ class Ema:
     def averaged(self) -> Iterator[None]:
         """Swap the averages into the model within the context; its own weights are restored bit for bit.
 
-                Values are copied and addresses stay, so that a compiled model needs no recompilation.
+        Values are copied and addresses stay, so that a compiled model needs no recompilation.
         """
         assert not self._inside, "the model already holds the averages"
         own = [weight.clone() for weight in self._own()]

@@ -42,17 +42,17 @@ def make_optimizer(
 ) -> torch.optim.Optimizer:
     """Create an optimizer for the trainable parameters of `model`, which is already on its device.
 
-        Two groups: parameters of two or more dimensions, which decay, and the others (biases,
-        normalisation), which do not. Muon takes the model's hidden matrices out of the first of them into a
-        third with `muon_learning_rate`; the other two follow AdamW. With Adam-atan2 all parameters decay, and
-        sign-updated ones are a second group with `sign_learning_rate`. The rates are stored as given, as "lr"
-        and, for schedules to start from, as "peak_lr". Options that the rule does not use are None.
+    Two groups: parameters of two or more dimensions, which decay, and the others (biases,
+    normalisation), which do not. Muon takes the model's hidden matrices out of the first of them into a
+    third with `muon_learning_rate`; the other two follow AdamW. With Adam-atan2 all parameters decay, and
+    sign-updated ones are a second group with `sign_learning_rate`. The rates are stored as given, as "lr"
+    and, for schedules to start from, as "peak_lr". Options that the rule does not use are None.
 
-        A model that is Constrained is projected into its bounds after every step.
+    A model that is Constrained is projected into its bounds after every step.
 
-        product_dtype: of the matrix products that Muon makes; None: that of the weights.
-        share_out: shard the optimizer's state: each rank updates some weights and sends them to the others.
-        Raises ConfigError for Muon and a model that does not name its hidden matrices.
+    product_dtype: of the matrix products that Muon makes; None: that of the weights.
+    share_out: shard the optimizer's state: each rank updates some weights and sends them to the others.
+    Raises ConfigError for Muon and a model that does not name its hidden matrices.
     """
     if name == "adam_atan2":
         assert adam_beta1 is not None and adam_beta2 is not None
@@ -142,8 +142,8 @@ def _plain(
 def _start_at_rest(optimizer: torch.optim.Optimizer) -> None:
     """Initialize momentum to zero: the first step is the same, g = momentum * 0 + g.
 
-        torch's fused rule would allocate it in the first step without filling it; if loss scaling
-        skips that step, the second would use uninitialized memory as the momentum.
+    torch's fused rule would allocate it in the first step without filling it; if loss scaling
+    skips that step, the second would use uninitialized memory as the momentum.
     """
     for group in optimizer.param_groups:
         for parameter in group["params"]:

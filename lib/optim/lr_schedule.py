@@ -12,7 +12,7 @@ def batch_factor(
 ) -> float:
     """Return the factor on learning rates chosen for `base_batch` when a step takes k times as many samples.
 
-        none: 1. sqrt: sqrt(k), Malladi et al. 2022, for Adam. linear: k, Goyal et al. 2017, for SGD.
+    none: 1. sqrt: sqrt(k), Malladi et al. 2022, for Adam. linear: k, Goyal et al. 2017, for SGD.
     """
     if scaling == "none":
         return 1.0
@@ -30,7 +30,7 @@ def warmup_fraction(
 ) -> float:
     """Return the share of the budget that is warmup: 1 or more if the run ends before.
 
-        total_steps: of the budget; None for a budget in seconds, which supports only a percentage.
+    total_steps: of the budget; None for a budget in seconds, which supports only a percentage.
     """
     if unit == "percent":
         return amount / 100
@@ -51,16 +51,16 @@ def learning_rate_factor(
 ) -> float:
     """Return the factor on the peak learning rate at `progress`: rise(p) * fall(p), in [0, 1].
 
-        progress: (s + 0.5) / total steps for the step after s others, its middle, or seconds spent /
-        total seconds. Above 1 (a budget of seconds is overrun by part of a step) it counts as 1, where the
-        factor may be 0. With w = warmup_fraction and q = (p - w) / (1 - w):
+    progress: (s + 0.5) / total steps for the step after s others, its middle, or seconds spent /
+    total seconds. Above 1 (a budget of seconds is overrun by part of a step) it counts as 1, where the
+    factor may be 0. With w = warmup_fraction and q = (p - w) / (1 - w):
 
-        rise(p) = r + (1 - r) * s(p / w) for p < w, else 1; r = warmup_start, s(x) = x, or
-        (1 - cos(pi x)) / 2 in one_cycle.
-        fall(p) = min_ratio + (1 - min_ratio) * (1 + cos(pi q)) / 2 for p > w (cosine, one_cycle);
-        gamma ** (number of step_fractions <= p) (step); else 1.
+    rise(p) = r + (1 - r) * s(p / w) for p < w, else 1; r = warmup_start, s(x) = x, or
+    (1 - cos(pi x)) / 2 in one_cycle.
+    fall(p) = min_ratio + (1 - min_ratio) * (1 + cos(pi q)) / 2 for p > w (cosine, one_cycle);
+    gamma ** (number of step_fractions <= p) (step); else 1.
 
-        min_ratio and gamma are None if the schedule does not use them. If w >= 1 there is no fall.
+    min_ratio and gamma are None if the schedule does not use them. If w >= 1 there is no fall.
     """
     assert progress >= 0 and warmup_fraction >= 0
     progress = min(progress, 1.0)

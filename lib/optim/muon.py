@@ -32,16 +32,16 @@ class HasHiddenMatrices(Protocol):
 class Muon(torch.optim.Optimizer):
     """Muon for `matrices`, AdamW for the groups of `rest`.
 
-        One step of a matrix W of M rows and N columns with gradient G:
-            buffer = momentum * buffer + (1 - momentum) * G
-            U = momentum * buffer + (1 - momentum) * G with Nesterov, else buffer
-            W = (1 - lr * weight_decay) * W - lr * sqrt(max(1, M / N)) * orthogonal(U)
-        The root is the only factor besides `lr`: it keeps the effect of a tall matrix on its output as
-        large as that of a square one.
+    One step of a matrix W of M rows and N columns with gradient G:
+        buffer = momentum * buffer + (1 - momentum) * G
+        U = momentum * buffer + (1 - momentum) * G with Nesterov, else buffer
+        W = (1 - lr * weight_decay) * W - lr * sqrt(max(1, M / N)) * orthogonal(U)
+    The root is the only factor besides `lr`: it keeps the effect of a tall matrix on its output as
+    large as that of a square one.
 
-        matrices:      parameters of two dimensions.
-        rest:          an AdamW over the other parameters, which this object takes over.
-        product_dtype: of the matrix products of `orthogonal`; None: that of the gradient.
+    matrices:      parameters of two dimensions.
+    rest:          an AdamW over the other parameters, which this object takes over.
+    product_dtype: of the matrix products of `orthogonal`; None: that of the gradient.
     """
 
     def __init__(
@@ -102,7 +102,7 @@ class Muon(torch.optim.Optimizer):
 def orthogonal_all(matrices: Sequence[Tensor], *, dtype: torch.dtype | None) -> list[Tensor]:
     """Apply `orthogonal` to each, stacked by shape up to transposition: small products are slow one by one.
 
-        dtype: of the products; the results have the type of the inputs.
+    dtype: of the products; the results have the type of the inputs.
     """
     stacks: dict[tuple[int, ...], list[int]] = defaultdict(list)
     for number, matrix in enumerate(matrices):
@@ -120,8 +120,8 @@ def orthogonal_all(matrices: Sequence[Tensor], *, dtype: torch.dtype | None) -> 
 def orthogonal(wide_KMN: Tensor) -> Tensor:
     """Approximate the nearest semi-orthogonal matrix to each of K matrices with M <= N: U V' of U S V'.
 
-        Singular values end between about 0.7 and 1.2, those that are tiny beside the largest below that;
-        a zero matrix stays zero. Five Newton-Schulz iterations, which are matrix products alone.
+    Singular values end between about 0.7 and 1.2, those that are tiny beside the largest below that;
+    a zero matrix stays zero. Five Newton-Schulz iterations, which are matrix products alone.
     """
     a, b, c = NEWTON_SCHULZ_COEFFICIENTS
     # The Frobenius norm bounds the largest singular value.

@@ -47,8 +47,7 @@ class Console:
         """Print one or more lines above the progress line, if there is one, and log them.
 
         A log that cannot be written is reported once and then skipped: it is a copy. Raises
-        ToolkitError if standard output cannot be written, BrokenPipeError if its reader has closed
-        it.
+        ToolkitError if standard output cannot be written, BrokenPipeError if its reader has closed it.
         """
         (self._display.print if self._display else _print)(text)
         self._log(text)
@@ -98,8 +97,7 @@ class Console:
 def download_progress() -> Iterator[Callable[[str, int, int], None]]:
     """Display of downloads: yields a callback (file name, bytes so far, total bytes; 0 if unknown).
 
-    On a terminal it is a line that is cleared when the block ends, elsewhere a plain line every five
-    seconds.
+    On a terminal it is a line that is cleared when the block ends, elsewhere a plain line every five seconds.
     """
     display = _display("", None)
     is_plain = isinstance(display, _Lines)

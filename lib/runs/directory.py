@@ -80,7 +80,7 @@ class RunDir:
     ) -> RunDir:
         """Create a run in state "running", locked. `files`: a TEXTS name -> text, an OBJECTS name -> object.
 
-                Raises ToolkitError if it cannot be written.
+        Raises ToolkitError if it cannot be written.
         """
         assert set(files) <= {*TEXTS, *OBJECTS} and "config" in files, sorted(files)
         try:
@@ -312,7 +312,7 @@ def _entries(directory: Path) -> list[Path]:
 
 
 def _age(run: RunDir) -> tuple[str, int, int]:
-    """Sort key from old to new: by name; of two runs created in the same second, the later suffix is newer."""
+    """Sort key from old to new: by name; of runs created in the same second, the later suffix is newer."""
     match = _NAME.fullmatch(run.name)
     assert match, run.name
     step = max((checkpoint_step(path.name) or 0 for path in _entries(run.checkpoints)), default=0)

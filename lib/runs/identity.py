@@ -53,10 +53,8 @@ _NOT_OF_TRAINING_FORMERLY = (
 def identity(in_effect: Mapping[str, Value]) -> str:
     """Return 8 hexadecimal digits that are equal for equal training, however it was configured.
 
-    in_effect: of a `lib.kconf.Resolved`; so symbols of other models or data sets, and new options at
-    their
-    neutral value, do not change the identity. Symbols that change no number of a run are left out,
-    because
+    in_effect: of a `lib.kconf.Resolved`; so symbols of other models or data sets, and new options at their
+    neutral value, do not change the identity. Symbols that change no number of a run are left out, because
     they may change when it resumes.
     """
     return _digest(_of_training(in_effect))

@@ -110,8 +110,7 @@ class Follower:
 def truncate_after(path: Path, step: int) -> int:
     """Drop the rows of later steps, and damaged lines, before a run resumes from `step`.
 
-    Steps ascend in a file, so it is read backwards to the first row that stays; the lines before it are
-    only
+    Steps ascend in a file, so it is read backwards to the first row that stays; the lines before it are only
     checked for damage by a power cut. Atomic. Returns how many whole lines were dropped, 0 if there is no
     file. Raises ToolkitError if the file cannot be read or written.
     """
@@ -133,7 +132,7 @@ def truncate_after(path: Path, step: int) -> int:
 
 
 def _end_of(file: BinaryIO, step: int) -> tuple[int, int, bool]:
-    """Return the end of the last row up to `step`, the number of whole lines after it, and if all of them go."""
+    """Return the end of the last row up to `step`, the number of whole lines after it, and if all go."""
     dropped = 0
     for offset, line in _backwards(file):
         row = _parsed(line)
@@ -160,7 +159,7 @@ def _backwards(file: BinaryIO) -> Iterator[tuple[int, bytes]]:
 
 
 def _is_undamaged(file: BinaryIO, end: int) -> bool:
-    """Return True if all lines before `end` begin and end like rows; parsing them would be many times slower."""
+    """Return True if all lines before `end` begin and end like rows; parsing would be many times slower."""
     file.seek(0)
     before = b"}\n"
     while block := file.read(min(_BLOCK_BYTES, end - file.tell())):

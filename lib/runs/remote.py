@@ -85,8 +85,7 @@ class RemoteRun:
     def copy(self, directory: Path, files: Mapping[str, bytes], *, keep_last: int) -> str:
         """Upload the latest and the best checkpoint of `directory`, unless they are there, and `files`.
 
-        Removes remote checkpoints that are older than the `keep_last` newest, incomplete, or from a
-        history
+        Removes remote checkpoints that are older than the `keep_last` newest, incomplete, or from a history
         that was dropped. Returns the damage of the best checkpoint on disk, "" if it is valid.
 
         Raises FileNotFoundError if a checkpoint was removed from the disk meanwhile, for a newer one;
@@ -124,8 +123,7 @@ class RemoteRun:
     def fetch(self, run: RunDir, *, say: Callable[[str], object]) -> None:
         """Download the latest valid checkpoint, the files and the best one, unless `run` has one as new.
 
-        Damaged remote checkpoints are reported and the previous one is taken. Raises CheckpointError
-        if all
+        Damaged remote checkpoints are reported and the previous one is taken. Raises CheckpointError if all
         are damaged and `run` has no valid one of its own, ToolkitError if the disk fails.
         """
         here, own = checkpoint.steps(run.checkpoints), checkpoint.newest_sound(run.checkpoints)
@@ -255,7 +253,7 @@ def _place(step: int, name: str = "") -> str:
 
 
 def _best(manifests: Mapping[int, Mapping[str, Any]]) -> int | None:
-    """The step of the best checkpoint: the last that was marked so, as each one was better than those before."""
+    """The step of the best checkpoint: the last one marked so, as each was better than those before."""
     return max(
         (step for step, content in manifests.items() if checkpoint_manifest.is_best(content)), default=None
     )

@@ -43,8 +43,7 @@ class Sinks:
     def close(self, *, done: bool) -> None:
         """Close every sink, even if one of them fails. done: the run has finished.
 
-        A missing file is not reported here: a run whose directory was removed has an error of its
-        own.
+        A missing file is not reported here: a run whose directory was removed has an error of its own.
         """
         with ExitStack() as closing:
             for sink in self._sinks:

@@ -32,8 +32,7 @@ _VARINT, _DOUBLE, _BYTES, _FLOAT = 0, 1, 2, 5  # wire types of protocol buffers
 class EventFile:
     """Sink that writes the rows of a run to one event file, new each time the run starts or resumes.
 
-    A TensorBoard that has read an earlier file takes the second event of a new one for a restart at step
-    0
+    A TensorBoard that has read an earlier file takes the second event of a new one for a restart at step 0
     and forgets what it has. It moves to the new file only from one that still exists: the last of the
     earlier files is emptied, the others are removed.
     """
@@ -138,7 +137,7 @@ def _field(number: int, wire_type: int) -> bytes:
 
 
 def _varint(value: int) -> bytes:
-    """Encode a non-negative integer: seven bits a byte, lowest first; the eighth bit says that more follow."""
+    """Encode an integer >= 0: seven bits a byte, lowest first; the eighth bit says that more follow."""
     groups = bytearray()
     while value > 0x7F:
         groups.append(value & 0x7F | 0x80)
