@@ -70,7 +70,7 @@ class Trace:
     def history(
         self, shares: Mapping[Category, float] = MappingProxyType({})
     ) -> list[tuple[int, int | None]]:
-        """Return the events for `lib.memory.allocator`: bytes of a storage when allocated, None when freed."""
+        """Return the events for `lib.memory.allocator`: bytes when allocated, None when freed."""
         factors = self._factors(shares)
         return [
             (event.storage, round(event.byte_count * factors.get(event.storage, 1)))
