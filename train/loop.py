@@ -285,7 +285,7 @@ def _train_row(
 
 
 def _check_finite(job: Job, row: Mapping[str, float], *, weights: bool) -> None:
-    """Raise Diverged for a loss that is not finite and, with `weights`, for such weights, before saving them.
+    """Raise Diverged if the loss or, with `weights`, the weights to be saved are not finite.
     """
     finite = math.isfinite(row["loss"])
     if finite and weights:

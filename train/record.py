@@ -153,11 +153,9 @@ class RunRecord:
         self.run.write("plan", plan.to_json())
 
     def finish(self, step: int, *, seconds: float, result: Mapping[str, float], part: str) -> None:
-        """Set the status to "done", print the result, and wait for the last copy. Raises StorageError if it
-        fails.
-        """
+        """Set the status to "done", print the result, and wait for the last copy, or raise StorageError."""
         facts: dict[str, Any] = {"seconds": seconds, "part": part, **result}
-        self.run.set_status("done", step=step, **facts)  # first: nothing may come between "Done" and the status
+        self.run.set_status("done", step=step, **facts)  # first, before "Done" is printed
         self._done = True
         self.console.stop()
         self.say(f"Done: {told(result)} ({part}), {seconds:.1f} s of training")

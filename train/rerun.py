@@ -12,8 +12,7 @@ _PASSING = {"free_bytes", "usable_bytes", "reasons"}
 
 
 def changes(run: RunDir, *, now: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
-    """Yield a line for each fact in which `now` (one of `directory.OBJECTS` -> its content) differs from
-    `run`.
+    """Yield a line for each fact that differs between `run` and `now` (directory.OBJECTS -> content).
 
     Raises ToolkitError if `run` lacks such a file.
     """

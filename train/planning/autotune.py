@@ -58,7 +58,7 @@ class Bench:
     resolved: kconf.Resolved
     config: Config
     subject: Subject
-    hardware: Hardware  # hardware: of this machine
+    hardware: Hardware  # of this machine
     predict: MemoryEstimator
     root: Path
 

@@ -51,7 +51,7 @@ class Outlook:
     plan: Plan
     steps_per_epoch: float
     warm_up: str  # formatted; "" for none
-    step_flop: int  # step_flop: per device
+    step_flop: int  # per device
     step_time: StepTime | None  # None if the device is not in the catalogue
     gpu_origin: str | None  # source of the catalogue's figures
     alternatives: tuple[str, ...]
@@ -275,7 +275,7 @@ def _compare(config: Config, subject: Subject, names: tuple[str, ...], *, as_jso
             outlooks[name] = error
     errors = {str(found) for found in outlooks.values() if isinstance(found, PlanError)}
     if len(errors) == 1 and all(isinstance(found, PlanError) for found in outlooks.values()):
-        raise PlanError(f"on none of {len(outlooks)} machines: {errors.pop()}")  # the fault is not a machine's
+        raise PlanError(f"on none of {len(outlooks)} machines: {errors.pop()}")  # no machine's fault
     status = 2 if all(isinstance(found, PlanError) for found in outlooks.values()) else 0
     if as_json:
         everything = {

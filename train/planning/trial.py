@@ -77,7 +77,7 @@ def _outcome(
 
 
 def step_seconds(job: Job) -> float:
-    """Return the seconds of an optimizer step, after an evaluation batch has fitted beside everything else.
+    """Return seconds per optimizer step, measured after an evaluation batch has fitted into memory, too.
     """
     progress = Progress()
     for _ in range(WARM_UP_STEPS):
