@@ -1,4 +1,4 @@
-"""Writing files so that a reader, a kill or a power cut finds the old version or the new one, never a half.
+"""Atomic file writes: after a kill or power cut a reader finds the old or the new version, whole.
 
 All functions raise OSError, with the file's name in it, and then leave the old version alone.
 """
@@ -14,7 +14,7 @@ from pathlib import Path
 
 @contextmanager
 def naming(path: Path) -> Iterator[None]:
-    """Name `path` in an OSError that names no file, as those of writing and of numpy's writing do not."""
+    """Add `path` to an OSError that names no file, as errors of write() and of numpy's writers do not."""
     try:
         yield
     except OSError as error:
@@ -53,14 +53,14 @@ def write_new(path: Path, data: bytes) -> None:
 
 
 def publish(temporary: Path, path: Path) -> None:
-    """Give a file that was written bit by bit its final name, durably, in place of what had it."""
+    """Rename a file that was written incrementally to its final name, durably, replacing any file there."""
     sync_file(temporary)
     temporary.replace(path)
     sync_directory(path.parent)
 
 
 def sync_file(path: Path) -> None:
-    """Make the contents of a file durable that was written bit by bit."""
+    """Make the contents of an incrementally written file durable."""
     with naming(path), path.open("rb") as file:
         os.fsync(file.fileno())
 
@@ -71,7 +71,7 @@ def sync_directory(path: Path) -> None:
     try:
         os.fsync(descriptor)
     except OSError as error:
-        # Some network file systems have no such operation; there is nothing else to call on them.
+        # Some network file systems do not support fsync of directories; there is no alternative on them.
         if error.errno != errno.EINVAL:
             error.filename = str(path)
             raise

@@ -1,9 +1,9 @@
-"""Random numbers as a pure function of what they are for.
+"""Counter-based random numbers: a pure function of a key.
 
-A counter-based generator: the 64-bit finaliser of SplitMix64 (Steele, Lea and Flood 2014)
-applied to a key. There is no state, so any sample's numbers can be computed anywhere in any
-order. The one definition serves NumPy arrays and torch tensors of dtype int64 alike: both
-wrap on overflow, and the logical shift is spelled as an arithmetic shift and a mask.
+The 64-bit finaliser of SplitMix64 (Steele, Lea and Flood 2014) applied to a key. There is no state,
+so any sample's numbers can be computed anywhere in any order. The one definition serves NumPy arrays
+and torch tensors of dtype int64 alike: both wrap on overflow, and the logical shift is spelled as an
+arithmetic shift and a mask.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _MASK = (1 << 64) - 1
 
 
 def _signed(word: int) -> int:
-    """The int64 with the same 64 bits."""
+    """Reinterpret a 64-bit word as int64."""
     word &= _MASK
     return word - (1 << 64) if word >> 63 else word
 
@@ -42,7 +42,7 @@ def mix(words: Words) -> Words:
 
 
 def mix_int(word: int) -> int:
-    """`mix` of one number, as a Python int in the range of int64."""
+    """Apply `mix` to one number; returns a Python int in the range of int64."""
     word = (word + _GOLDEN) & _MASK
     word = ((word ^ (word >> 30)) * _MULTIPLY_1) & _MASK
     word = ((word ^ (word >> 27)) * _MULTIPLY_2) & _MASK
@@ -50,7 +50,7 @@ def mix_int(word: int) -> int:
 
 
 def key(*parts: int | str) -> int:
-    """One int64 key out of numbers and names; the order of `parts` matters."""
+    """Combine numbers and names into one int64 key; the order of `parts` matters."""
     state = 0
     for part in parts:
         word = int.from_bytes(part.encode(), "little") if isinstance(part, str) else part
@@ -60,23 +60,23 @@ def key(*parts: int | str) -> int:
 
 
 def uniform(seed: int, shape: tuple[int, ...], *, low: float = 0.0, high: float = 1.0) -> Floats:
-    """float32 numbers in [low, high), the same on every machine. seed: a `key`."""
+    """Return float32 numbers in [low, high), the same on every machine. seed: a `key`."""
     count = int(np.prod(shape))
     words = mix(mix(np.arange(count, dtype=np.int64) ^ seed))
-    # 24 bits are what a float32 holds exactly.
+    # A float32 holds 24 bits exactly.
     unit = _shift_right(words, 40).astype(np.float32) * np.float32(2.0**-24)
     return (unit * np.float32(high - low) + np.float32(low)).reshape(shape)
 
 
 def integers(seed: int, shape: tuple[int, ...], *, below: int) -> npt.NDArray[np.int64]:
-    """int64 numbers in [0, below). seed: a `key`."""
+    """Return int64 numbers in [0, below). seed: a `key`."""
     count = int(np.prod(shape))
     words = mix(mix(np.arange(count, dtype=np.int64) ^ seed))
     return (_shift_right(words, 32) * below >> 32).reshape(shape)
 
 
 def noise_bytes(seed: int, shape: tuple[int, ...]) -> npt.NDArray[np.uint8]:
-    """Uniform bytes, eight from each hash: for noise on many pixels. seed: a `key`."""
+    """Return uniform bytes, eight from each hash, for noise on many pixels. seed: a `key`."""
     count = int(np.prod(shape))
     words = mix(np.arange(-(-count // 8), dtype=np.int64) ^ seed)
     return words.astype("<i8").view(np.uint8)[:count].reshape(shape)

@@ -1,4 +1,4 @@
-"""When a checkpoint is written: while training waits for it, or beside training that goes on."""
+"""Synchronous and asynchronous checkpointing."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from train.signals import Stopped
 
 
 class Saver:
-    """Has a record keep states of a job. On every rank, for each may have a part of them.
+    """Checkpoint writer of a job. Used on every rank, because each may hold a shard of the state.
 
-    aside: a state is copied to main memory, and a thread of its own puts the copies of all ranks together and
-    has them kept. One at a time: the next one waits for it, and so does the end of the `with` statement.
+    aside: asynchronous: a state is copied to host memory, and a thread gathers the copies of all ranks and
+    saves them. One at a time: the next save waits for it, and so does the end of the `with` statement.
     """
 
     def __init__(self, record: Record, *, aside: bool) -> None:
@@ -30,7 +30,7 @@ class Saver:
         under_way, self._under_way = self._under_way, None
         try:
             failure = under_way.exception() if under_way is not None else None  # waits for its end
-        finally:  # also where a signal ends that
+        finally:  # also if a signal interrupts the wait
             if self._writer is not None:
                 self._writer.shutdown()
         if failure is None:
@@ -40,11 +40,11 @@ class Saver:
         self._record.say(f"The last checkpoint was not kept: {failure}")  # the other error ends the run
 
     def save(self, step: int, parts: Mapping[str, Any], gatherer: Gatherer, *, best: bool) -> None:
-        """Keep the state after `step` steps, of which this rank has `parts` (`fsdp.in_parts`).
+        """Save the state after `step` steps; `parts` is this rank's share (`fsdp.in_parts`).
 
-        Raises what goes wrong; with `aside` what has gone wrong with the one before.
+        Raises errors of saving; with `aside`, those of the previous save.
         """
-        self._record.flush()  # so that rows up to the checkpoint are there if the run dies now
+        self._record.flush()  # so that metrics up to the checkpoint survive a crash
         if self._writer is None:
             self._keep(step, parts, gatherer, best)
             return
@@ -53,7 +53,7 @@ class Saver:
         self._under_way = self._writer.submit(self._keep, step, taken, gatherer, best)
 
     def check(self) -> None:
-        """Raises what went wrong with a checkpoint that is no longer being written."""
+        """Raise the error of the last asynchronous save, if it has ended with one."""
         if self._under_way is not None and self._under_way.done():
             self._wait()
 

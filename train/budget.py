@@ -1,4 +1,4 @@
-"""How long a run is, in whichever unit was asked for."""
+"""Training budget in epochs, steps or seconds."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from lib.optim.lr_schedule import warmup_fraction
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Budget:
-    """Exactly one of the two limits is set."""
+    """Budget of a run; exactly one of the two limits is set."""
 
     total_steps: int | None
     total_seconds: float | None
 
     def fraction(self, *, step: float, seconds: float) -> float:
-        """Share of the budget that is spent after `step` steps, perhaps half a one, in [0, 1]."""
+        """Return the share of the budget spent after `step` steps (may be fractional), in [0, 1]."""
         if self.total_steps is not None:
             return min(1.0, step / self.total_steps)
         assert self.total_seconds is not None
         return min(1.0, seconds / self.total_seconds)
 
     def spent(self, *, step: int, seconds: float) -> bool:
-        """Whether a run that has made `step` steps in `seconds` of training is over."""
+        """Return True if a run that has made `step` steps in `seconds` of training is over."""
         if self.total_steps is not None:
             return step >= self.total_steps
         assert self.total_seconds is not None
@@ -32,7 +32,8 @@ class Budget:
 
 
 def budget_of(config: Config, *, train_size: int, effective_batch: int) -> Budget:
-    """Epochs become the nearest whole number of optimizer steps, at least one."""
+    """Return the budget; epochs become the nearest whole number of optimizer steps, at least one.
+    """
     if config.budget == "seconds":
         assert config.max_seconds is not None
         return Budget(total_steps=None, total_seconds=float(config.max_seconds))
@@ -44,7 +45,7 @@ def budget_of(config: Config, *, train_size: int, effective_batch: int) -> Budge
 
 
 def warm_up_of(config: Config, budget: Budget, *, effective_batch: int) -> float:
-    """The share of `budget` in which the learning rate rises; 1 and above where the run is over before."""
+    """Return the share of `budget` that is warmup; 1 or more if the run ends before."""
     return warmup_fraction(
         config.warmup_unit,
         _amount(config),
@@ -54,9 +55,9 @@ def warm_up_of(config: Config, budget: Budget, *, effective_batch: int) -> float
 
 
 def warm_up_text(config: Config, *, train_size: int, effective_batch: int) -> str:
-    """How long the rate of a run rises, in steps unless its budget is in seconds; "" for not at all.
+    """Format the length of warmup, in steps unless the budget is in seconds; "" for none.
 
-    Raises ConfigError where the run is over before the rate is at its peak.
+    Raises ConfigError if the run ends before the learning rate reaches its peak.
     """
     budget = budget_of(config, train_size=train_size, effective_batch=effective_batch)
     share, amount = warm_up_of(config, budget, effective_batch=effective_batch), _amount(config)
@@ -85,7 +86,7 @@ def warm_up_text(config: Config, *, train_size: int, effective_batch: int) -> st
 
 
 def _amount(config: Config) -> int:
-    """How long the warm-up is, in its unit."""
+    """The length of warmup, in its unit."""
     amounts = {
         "percent": config.warmup_pct,
         "steps": config.warmup_steps,

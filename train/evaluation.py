@@ -1,4 +1,4 @@
-"""A model on its evaluation part: with averaged weights, if there are any, and every sample once."""
+"""Evaluation: with averaged weights, if there are any, and every sample once."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from train.tasks.base import Sums, Totals
 
 @contextlib.contextmanager
 def evaluated_weights(job: Job) -> Iterator[None]:
-    """Within it the model is as it is evaluated: with averaged weights, if there are any."""
+    """Use the averaged weights, if there are any, within the context."""
     job.model.eval()
     try:
         with job.ema.averaged() if job.ema is not None else contextlib.nullcontext():
-            job.backend.mark_step()  # lest weights that change places are part of the graph of a batch
+            job.backend.mark_step()  # keeps the swap of weights out of the graph of a batch
             yield
     finally:
         job.model.train()
@@ -29,7 +29,7 @@ def evaluated_weights(job: Job) -> Iterator[None]:
 
 
 def evaluate(job: Job) -> dict[str, float]:
-    """Means over the evaluation part, every sample counted exactly once on any number of ranks."""
+    """Return means over the evaluation part; every sample counts exactly once on any number of ranks."""
     totals = Totals()
     for sums in evaluation_sums(job):
         totals.add(sums)
@@ -38,7 +38,7 @@ def evaluate(job: Job) -> dict[str, float]:
 
 @torch.no_grad()
 def evaluation_sums(job: Job) -> Generator[Sums, None, None]:
-    """This rank's part of an evaluation, batch by batch."""
+    """Evaluate this rank's part, yielding sums batch by batch."""
     plan, backend = job.plan, job.backend
     with evaluated_weights(job):
         for batch in job.eval_loader.batches(

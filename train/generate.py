@@ -1,4 +1,4 @@
-"""Text from a language model, one token after the other."""
+"""Autoregressive text generation."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from train.job import Job
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sampling:
-    """How a text is continued.
+    """Options of sampling.
 
-    temperature: of the softmax; 0 always takes the likeliest token.
+    temperature: of the softmax; 0 is greedy decoding.
     top_k:       draw among this many of the likeliest tokens; 0 = all.
-    tokens:      how many to add.
+    tokens:      number of new tokens.
     seed:        of the draws, which are made on the CPU and so the same for every device.
     """
 
@@ -30,7 +30,7 @@ class Sampling:
 
 
 def continued_text(job: Job, tokenizer: Tokenizer, prompt: Sequence[int], *, sampling: Sampling) -> str:
-    """The tokens `prompt` and what the weights that `job` evaluates make of them, as text."""
+    """Return `prompt` and its continuation by the evaluated weights of `job`, as text."""
     block_size = job.task.targets_per_sample
 
     def forward(tokens_1T: Tensor) -> Tensor:
@@ -54,7 +54,7 @@ def continue_tokens(
     block_size: int,
     device: torch.device,
 ) -> list[int]:
-    """The tokens that follow `prompt`, which is not empty, each drawn given the last `block_size`.
+    """Return the tokens that follow `prompt` (not empty), each sampled given the last `block_size`.
 
     forward: int64 (1, T) tokens on `device` -> (1, T, V) logits.
     """

@@ -1,4 +1,4 @@
-"""What training needs, and how far it is."""
+"""Training job and its progress."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ from train.tasks.base import Carry, Forward, Task
 
 @dataclass(slots=True, kw_only=True)
 class Job:
-    """Everything that training needs, ready to run."""
+    """Model, optimizer, data and plan of a run, ready to train."""
 
     config: Config
-    plan: Plan  # replaced by one with a smaller micro-batch when memory runs out
+    plan: Plan  # replaced by one with a smaller micro-batch after running out of memory
     backend: Backend
     task: Task
     model: nn.Module  # holds the weights
     wrapped: nn.Module  # the model, averaging gradients over ranks
     forward: Forward  # the wrapped model, perhaps compiled
-    keeping: AbstractContextManager[Any]  # for forward passes of training: where activations are kept
+    keeping: AbstractContextManager[Any]  # for training forward passes: activation offloading
     dropouts: tuple[Dropout, ...]  # modules of the model
     optimizer: torch.optim.Optimizer
     scaler: torch.amp.GradScaler
     ema: Ema | None
-    carry: Carry | None  # of samples that stay for several steps
+    carry: Carry | None  # state of samples that stay for several steps
     train_loader: TrainLoader
     eval_loader: EvalLoader
     budget: Budget
@@ -47,12 +47,12 @@ class Job:
 
 @dataclass(slots=True)
 class Progress:
-    """How far a run is: with the weights and the optimizer all that a checkpoint needs.
+    """Progress of a run: with the weights and the optimizer all that a checkpoint needs.
 
     (And a carry, where samples stay.) Data order, augmentation and learning rate are functions of the step.
     """
 
     step: int = 0  # optimizer steps made
-    seconds: float = 0.0  # spent training, without evaluation and saving
-    best: float = -math.inf  # best task.score of an evaluation
-    owes_evaluation: bool = False  # of this very step: a signal came before it was done
+    seconds: float = 0.0  # training time, without evaluation and saving
+    best: float = -math.inf  # best task.score of an evaluation so far
+    owes_evaluation: bool = False  # a signal interrupted the evaluation of this step

@@ -1,8 +1,8 @@
-"""The one training loop: accumulate, reduce, step, log, evaluate, save, stop.
+"""The training loop: accumulate, reduce, step, log, evaluate, save, stop.
 
-It knows nothing of what is learned (`train/tasks/base.py`), of devices (`lib/devices/backend.py`) or
-of files (`train/record.py`). It obeys the plan: each optimizer step sees exactly
-`plan.effective_batch` samples, whatever the micro-batch and the number of ranks.
+It is independent of the task (`train/tasks/base.py`), of devices (`lib/devices/backend.py`) and
+of files (`train/record.py`). Each optimizer step sees exactly `plan.effective_batch` samples,
+whatever the micro-batch and the number of ranks.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ from train.tasks.base import Sums, Totals
 
 
 def train(job: Job, progress: Progress) -> dict[str, float]:
-    """Run `job` from `progress` to the end of its budget or to a request to stop.
+    """Train `job` from `progress` to the end of its budget or to a request to stop.
 
-    Returns the last evaluation. Raises Diverged if the loss stops being finite, OutOfMemory if memory
-    cannot be made to suffice; Stopped after saving, on SIGINT and SIGTERM.
+    Returns the last evaluation. Raises Diverged if the loss is not finite, OutOfMemory if no smaller
+    micro-batch can be used; Stopped, after saving, on SIGINT and SIGTERM.
     """
     logged, last_save = Totals(), time.monotonic()
     evaluation: dict[str, float] = {}
@@ -62,7 +62,7 @@ def train(job: Job, progress: Progress) -> dict[str, float]:
                 logged.add(sums)
             progress.step += 1
             saver.check()
-            # Clocks differ between ranks: what is decided by them is decided by these numbers only.
+            # Clocks differ between ranks, so decisions by time use these reduced numbers only.
             wants_stop, progress.seconds, unsaved = job.backend.all_reduce_max(
                 (stop.signal, progress.seconds + time.perf_counter() - mark, time.monotonic() - last_save)
             )
@@ -73,7 +73,7 @@ def train(job: Job, progress: Progress) -> dict[str, float]:
                 progress.step, job.budget.fraction(step=progress.step, seconds=progress.seconds)
             )
             if due.log:
-                means = logged.means(job.backend)  # waits for the device, and that is training, too
+                means = logged.means(job.backend)  # waits for the device, which counts as training time
                 (progress.seconds,) = job.backend.all_reduce_max(
                     (progress.seconds + time.perf_counter() - mark,)
                 )
@@ -89,15 +89,15 @@ def train(job: Job, progress: Progress) -> dict[str, float]:
             if wants_stop and not last:
                 raise Stopped(int(wants_stop), progress.step)
             mark = time.perf_counter()
-    # A run that was killed after its last checkpoint has nothing left to do but to tell its result.
+    # A run that was killed after its last checkpoint has only its result to report.
     return evaluation or evaluate(job)
 
 
 def optimizer_step(job: Job, progress: Progress) -> list[Sums]:
-    """Update the weights once; when memory runs out, start the step again in smaller pieces.
+    """Make one optimizer step; after running out of memory, repeat it with a smaller micro-batch.
 
-    Starting again is exact: data are a function of the step, and nothing is updated before all
-    gradients are there. Raises OutOfMemory where memory runs out later, in the update itself.
+    Repeating is exact: data are a function of the step, and nothing is updated before all gradients
+    are complete. Raises OutOfMemory if memory runs out later, in the update itself.
     """
     while True:
         try:
@@ -124,8 +124,8 @@ def optimizer_step(job: Job, progress: Progress) -> list[Sums]:
 def _accumulate(job: Job, progress: Progress) -> Iterator[Sums]:
     plan, backend = job.plan, job.backend
     # Each rank scales by the nominal count, and ranks are averaged: together the sum over all
-    # ranks divided by that. Where the task counts something else, _rescale corrects.
-    # It goes in as the gradient of the sum, which spares a multiplication and its derivative.
+    # ranks divided by that count. If the task counts something else, _rescale corrects it.
+    # The factor is the gradient of the sum, which saves a multiplication and its derivative.
     scale = plan.world / _nominal_count(job)
     batches = job.train_loader.micro_batches(
         step=progress.step,
@@ -149,19 +149,19 @@ def _accumulate(job: Job, progress: Progress) -> Iterator[Sums]:
             with backend.autocast(plan.precision), job.keeping:
                 sums = job.task.training(job.forward, batch)
             torch.autograd.backward(sums.loss, job.scaler.scale(torch.full_like(sums.loss, scale)))
-        if not last:  # the update belongs to the graph of the last one
+        if not last:  # the update belongs to the last one's graph
             backend.mark_step()
         yield sums
 
 
 def _nominal_count(job: Job) -> int:
-    """What the loss of one optimizer step is a sum over, where every sample has all its targets."""
+    """Number of targets per optimizer step if every sample has all its targets."""
     return job.plan.effective_batch * job.task.targets_per_sample
 
 
 def _rescale(job: Job, count: Tensor) -> None:
     """Turn gradients of sum / nominal count into gradients of sum / global count."""
-    # As precise as the gradients: a quotient of integers would be a float32.
+    # In the gradients' dtype: a quotient of integers would be a float32.
     count = count.detach().to(next(job.model.parameters()).dtype, copy=True)
     job.backend.all_reduce_sum(count)
     factor = _nominal_count(job) / count
@@ -192,9 +192,9 @@ def _update(job: Job, progress: Progress, *, count: Tensor | int) -> None:
 
 
 def rate_factor(job: Job, progress: Progress) -> float:
-    """What the step that comes next, at its middle, multiplies each group's peak learning rate by.
+    """Return the factor on each group's peak learning rate for the next step, at its middle.
 
-    In a warm-up from 0 it is at its end: of n steps the first has 1 / n and the last 1.
+    In a warmup from 0 at its end: of n steps the first has 1 / n and the last 1.
     """
     config = job.config
     middle, end = (
@@ -213,15 +213,15 @@ def rate_factor(job: Job, progress: Progress) -> float:
 
 
 def assess(job: Job, progress: Progress, stop: StopRequest, saver: Saver) -> tuple[dict[str, float], bool]:
-    """An evaluation, and whether it is the best one so far and to be kept.
+    """Evaluate; return the result and whether it is the best so far.
 
-    A signal does not wait for its end: the run saves, raises Stopped, and evaluates when it goes on.
+    A signal interrupts it: the run saves, raises Stopped, and evaluates when it resumes.
     """
     progress.owes_evaluation = True
     totals = Totals()
-    # Where weights are in parts every forward pass is one of all ranks, and none may stop by itself.
+    # With sharded weights every forward pass is collective, so no rank may stop alone.
     alone = job.plan.strategy not in SHARDS_WEIGHTS
-    with contextlib.closing(evaluation_sums(job)) as batches:  # the weights of training are back after it
+    with contextlib.closing(evaluation_sums(job)) as batches:  # restores the training weights
         for sums in itertools.takewhile(lambda _: not (alone and stop.signal), batches):
             totals.add(sums)
     (number,) = job.backend.all_reduce_max((stop.signal,))
@@ -245,9 +245,9 @@ class _Due:
 
 
 def _due(job: Job, step: int, *, last: bool, stopping: bool, unsaved: float) -> _Due:
-    """What is to be done after `step` steps, `unsaved` seconds after the last checkpoint.
+    """Decide what is due after `step` steps, `unsaved` seconds after the last checkpoint.
 
-    Saving and evaluating imply a log row: its loss is checked before anything is kept.
+    Saving and evaluating imply a log row: its loss is checked before anything is saved.
     """
     config = job.config
     if config.eval_interval_steps:
@@ -285,12 +285,13 @@ def _train_row(
 
 
 def _check_finite(job: Job, row: Mapping[str, float], *, weights: bool) -> None:
-    """Stop at a loss that is none; and, with `weights`, before a checkpoint that could not be trained on."""
+    """Raise Diverged if the loss or, with `weights`, the weights to be saved are not finite.
+    """
     finite = math.isfinite(row["loss"])
     if finite and weights:
         norms = torch._foreach_norm([local(parameter.detach()) for parameter in job.model.parameters()])
         finite = bool(torch.stack(norms).isfinite().all())
-        if job.plan.strategy in SHARDS_WEIGHTS:  # each rank has seen a part
+        if job.plan.strategy in SHARDS_WEIGHTS:  # each rank has seen only its shard
             finite = not job.backend.all_reduce_max((float(not finite),))[0]
     if not finite:
         raise Diverged(
@@ -301,13 +302,13 @@ def _check_finite(job: Job, row: Mapping[str, float], *, weights: bool) -> None:
 
 
 def _save(job: Job, progress: Progress, saver: Saver, *, best: bool) -> None:
-    # On every rank, for each may have a part of it.
+    # On every rank, because each may hold a shard.
     parts = job.backend.to_host(_state_in_parts(job, progress))
     saver.save(progress.step, parts, job.backend.gatherer(job.plan.layout), best=best)
 
 
 def state_dict(job: Job, progress: Progress) -> dict[str, Any]:
-    """All that a run needs to go on bit for bit. All ranks must call it; what rank 0 gets is whole."""
+    """Return the state to resume from bit for bit. Collective; only rank 0 gets the full state."""
     state: dict[str, Any] = put_together(
         _state_in_parts(job, progress), job.backend.gatherer(job.plan.layout)
     )
@@ -326,14 +327,14 @@ def _state_in_parts(job: Job, progress: Progress) -> dict[str, Any]:
 
 
 def load_state_dict(job: Job, state: Mapping[str, Any]) -> Progress:
-    """Bring `job` to where `state_dict` was called and return how far that is."""
+    """Load a `state_dict` into `job` and return the progress at that time."""
     try:
         own = job.model.state_dict()
         job.model.load_state_dict(
             {name: part_like(value, own.get(name, value)) for name, value in state["model"].items()}
         )
         load_optimizer_state(job.optimizer, state["optimizer"])
-        if job.scaler.is_enabled() and state["scaler"]:  # empty if it was saved in another precision
+        if job.scaler.is_enabled() and state["scaler"]:  # empty if saved in another precision
             job.scaler.load_state_dict(state["scaler"])
         if job.ema is not None:
             job.ema.load_state_dict(state["ema"])

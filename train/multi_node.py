@@ -1,4 +1,4 @@
-"""Training on several machines: each starts its processes, and what is done is decided where all have met."""
+"""Multi-node training: each node starts its processes; the plan is made after the rendezvous."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from lib.runs.identity import identity
 
 
 def launch_on_many(config: Config, resolved: kconf.Resolved, gathering: Gathering) -> NoReturn:
-    """Become this machine's supervisor. Raises ConfigError or PlanError for what could not go on."""
+    """Become this node's launcher. Raises ConfigError or PlanError for what could not train."""
     if config.resume == "never":
         raise ConfigError(
             "CONFIG_RESUME_NEVER=y is not for several machines",
@@ -58,15 +58,15 @@ def launch_on_many(config: Config, resolved: kconf.Resolved, gathering: Gatherin
         name=name,
         route=route,
     )
-    # One that waits for others in vain can see here whether they wait for the same.
+    # Printed so that a node waiting in vain can be compared with what the others wait for.
     print(f"Meeting at {gathering.endpoint}: {config.dist_nnodes} machines that train {name}")
-    # Each process asks anew what is free, but for XLA devices, of which one has to be told by now.
+    # Each process probes its hardware again, except XLA devices, which are probed only here.
     told = hardware.to_json() if hardware.kind == "xla" else None
     payload = {"configuration": resolved.to_json(), "plan": None, "hardware": told, "run": None}
     launch(
         payload,
         world=processes,
-        restarts=0,  # torchrun starts them again, for it knows the other machines
+        restarts=0,  # torchrun restarts them, as it knows the other nodes
         cpu_count=hardware.cpu_count,
         arguments=sys.argv[1:],
         torchrun=options,
@@ -76,11 +76,11 @@ def launch_on_many(config: Config, resolved: kconf.Resolved, gathering: Gatherin
 
 
 def meet(config: Config, *, known: Mapping[str, Any] | None) -> tuple[Backend, Hardware]:
-    """This process among all that were started, and the devices of all as those of one machine.
+    """Join the process group; return the backend and the devices of all nodes as one machine's.
 
-    known: the hardware of this machine; None to ask for it.
+    known: the hardware of this node; None to probe it.
 
-    Raises PlanError, on every process, where the machines differ.
+    Raises PlanError, on every process, if the nodes differ.
     """
     own = probe(config.device) if known is None else Hardware.from_json(known)
     backend = open_backend(own.kind, world=None)
@@ -102,9 +102,9 @@ def meet(config: Config, *, known: Mapping[str, Any] | None) -> tuple[Backend, H
 
 
 def check_one_directory(backend: Backend, runs: Path) -> None:
-    """Raises ToolkitError, on every process, where one of them does not see what rank 0 writes to `runs`.
+    """Check that every process sees what rank 0 writes to `runs`. Raises ToolkitError on all of them.
 
-    Each reads checkpoints there when a machine comes or goes, and any may be rank 0 after that.
+    Each reads checkpoints there when a node joins or leaves, and any of them may be rank 0 after that.
     """
     with ExitStack() as removed:
         token = None
@@ -115,8 +115,8 @@ def check_one_directory(backend: Backend, runs: Path) -> None:
             except OSError as error:
                 raise os_error(f"write to {runs}", error) from error
             token = str(runs / Path(written.name).name)
-        # A name that nobody has asked for before is in no cache of a network file system.
-        told = Path(backend.broadcast(token))  # rank 0's paths are what all read by
+        # A new name cannot be in a network file system's cache of missing files.
+        told = Path(backend.broadcast(token))  # all read by rank 0's paths
         seen = told.exists() and (runs / told.name).exists()
         (missing,) = backend.all_reduce_max((float(not seen),))
     if missing:

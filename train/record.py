@@ -1,4 +1,4 @@
-"""What a run leaves behind: rank 0 writes files and talks, the other ranks are silent."""
+"""Records of a run: rank 0 writes files and prints, the other ranks are silent."""
 
 from __future__ import annotations
 
@@ -19,63 +19,63 @@ from train.upload import Copier
 
 
 class Record(Protocol):
-    """Where the loop reports to."""
+    """Interface through which the training loop reports."""
 
     def begin(self, step: int, total_steps: int | None) -> None:
-        """Training starts after `step` steps: forget rows of later ones."""
+        """Start at `step`: drop rows of later steps."""
 
     def say(self, text: str) -> None:
-        """Tell the user something once."""
+        """Print a message to the user."""
 
     def row(self, kind: str, **values: Scalar) -> None:
-        """Keep a row of measurements: kind "train" or "eval"."""
+        """Record a row of measurements: kind "train" or "eval"."""
 
     def progress(self, step: int, fraction: float) -> None:
-        """Called after every step; must cost next to nothing."""
+        """Report progress. Called after every step, so it must be cheap."""
 
     def flush(self) -> None:
-        """What was told so far is kept before a checkpoint is."""
+        """Write out all rows; called before a checkpoint is saved."""
 
     def save(self, step: int, state: Mapping[str, Any], *, best: bool) -> None:
-        """Keep a checkpoint of `step`. May be called on a thread of its own, one at a time."""
+        """Save a checkpoint of `step`. May be called on a thread of its own, one at a time."""
 
     def replan(self, plan: Plan, why: str) -> None:
-        """The plan has changed in the middle of the run."""
+        """Record that the plan has changed during the run."""
 
     def finish(self, step: int, *, seconds: float, result: Mapping[str, float], part: str) -> None:
-        """The run has come to its end: `result` is its last evaluation, on the part that `part` names."""
+        """Finish the run: `result` is its last evaluation, on the part that `part` names."""
 
 
 class SilentRecord:
-    """The record of a rank that neither prints nor writes."""
+    """Record of a rank that neither prints nor writes."""
 
     def begin(self, step: int, total_steps: int | None) -> None:
-        pass
+        """Do nothing."""
 
     def say(self, text: str) -> None:
-        pass
+        """Do nothing."""
 
     def row(self, kind: str, **values: Scalar) -> None:
-        pass
+        """Do nothing."""
 
     def progress(self, step: int, fraction: float) -> None:
-        pass
+        """Do nothing."""
 
     def flush(self) -> None:
-        pass
+        """Do nothing."""
 
     def save(self, step: int, state: Mapping[str, Any], *, best: bool) -> None:
-        pass
+        """Do nothing."""
 
     def replan(self, plan: Plan, why: str) -> None:
-        pass
+        """Do nothing."""
 
     def finish(self, step: int, *, seconds: float, result: Mapping[str, float], part: str) -> None:
-        pass
+        """Do nothing."""
 
 
 class RunRecord:
-    """The record of rank 0: a run directory and the terminal."""
+    """Record of rank 0: a run directory and the terminal."""
 
     def __init__(
         self,
@@ -87,9 +87,9 @@ class RunRecord:
         open_sinks: Callable[[], Sequence[Sink]] = tuple,
         copier: Copier | None = None,
     ) -> None:
-        """open_sinks: opens what is to be kept up with metrics.jsonl, when training begins.
+        """open_sinks: opens the sinks of metrics.jsonl, when training begins.
 
-        copier: brings each checkpoint to storage.
+        copier: copies each checkpoint to storage.
         """
         self.run, self.console = run, console
         self._started, self._keep_last = started, keep_last
@@ -101,6 +101,7 @@ class RunRecord:
         self._first_step: int | None = None
 
     def begin(self, step: int, total_steps: int | None) -> None:
+        """Drop rows of later steps, and open metrics, sinks and the progress line."""
         metrics.truncate_after(self.run.metrics, step)
         self._metrics = MetricsWriter(self.run.metrics)
         self._sinks = Sinks(self.run.metrics, self._open_sinks())
@@ -108,9 +109,11 @@ class RunRecord:
         self.console.start(total_steps, description=self.run.model)
 
     def say(self, text: str) -> None:
+        """Print and log a message."""
         self.console.say(text)
 
     def row(self, kind: str, **values: Scalar) -> None:
+        """Write a row; an evaluation is also flushed and printed."""
         assert self._metrics is not None, "begin comes first"
         self._metrics.write({"kind": kind, **values})
         numbers = {name: value for name, value in values.items() if isinstance(value, int | float)}
@@ -122,6 +125,7 @@ class RunRecord:
         self.say(f"step {numbers['step']:.0f}, epoch {numbers['epoch']:.2f}: {told(numbers)}")
 
     def progress(self, step: int, fraction: float) -> None:
+        """Update the progress line, and print news of copies to storage."""
         if self._first_step is None:
             self._first_step = step
             self.say(f"First optimizer step {time.monotonic() - self._started:.1f} s after the start")
@@ -129,11 +133,13 @@ class RunRecord:
         self.console.update(step, values=self._shown, fraction=fraction, samples_per_second=self._rate)
 
     def flush(self) -> None:
+        """Write out all rows, and send them to the sinks."""
         assert self._metrics is not None and self._sinks is not None, "begin comes first"
         self._metrics.flush()
         self._sinks.catch_up()
 
     def save(self, step: int, state: Mapping[str, Any], *, best: bool) -> None:
+        """Save a checkpoint and begin its copy to storage. Raises ToolkitError if the run was removed."""
         if not self.run.config.is_file():
             raise ToolkitError(f"{self.run.path} is gone", why="it was removed while this run trained in it")
         checkpoint.save(self.run.checkpoints, step=step, state=state, keep_last=self._keep_last, best=best)
@@ -142,17 +148,19 @@ class RunRecord:
             self._copier.begin()
 
     def replan(self, plan: Plan, why: str) -> None:
+        """Print the reason and store the plan."""
         self.say(why)
         self.run.write("plan", plan.to_json())
 
     def finish(self, step: int, *, seconds: float, result: Mapping[str, float], part: str) -> None:
+        """Set the status to "done", print the result, and wait for the last copy, or raise StorageError."""
         facts: dict[str, Any] = {"seconds": seconds, "part": part, **result}
-        self.run.set_status("done", step=step, **facts)  # first: nothing may come between saying and being so
+        self.run.set_status("done", step=step, **facts)  # first, before "Done" is printed
         self._done = True
         self.console.stop()
         self.say(f"Done: {told(result)} ({part}), {seconds:.1f} s of training")
         if self._copier is not None:
-            with StopRequest():  # the first signal does not cut it off
+            with StopRequest():  # the first signal does not interrupt it
                 failure = self._last_copy(self._copier)
             if failure:
                 raise StorageError(
@@ -164,17 +172,17 @@ class RunRecord:
         self.say(f"Run: {self.run.path}")
 
     def broken_off(self) -> None:
-        """The run ends before its time, and its directory says how: wait until storage has that, too."""
+        """Wait until storage has the final status of a run that ended early."""
         if self._copier is None or self._done or not self.run.config.is_file():
             return
         if failure := self._last_copy(self._copier):
             self.say(f"The newest checkpoint is not in {self._copier.url}: {failure}")
 
     def _last_copy(self, copier: Copier) -> str:
-        """Copy how the run is now, and wait; returns why that could not be done."""
+        """Copy the run's current state and wait; return why that failed, or ""."""
         copier.begin()
         failure = copier.wait(self.say)
-        if not failure:  # which is told by who asked
+        if not failure:  # the caller reports it
             self._tell_copies()
         return failure
 
@@ -184,6 +192,7 @@ class RunRecord:
                 self.say(line)
 
     def close(self) -> None:
+        """End the progress line, and close metrics and sinks."""
         self.console.stop()
         try:
             if self._metrics is not None:
@@ -194,11 +203,11 @@ class RunRecord:
 
 
 def told(result: Mapping[str, float]) -> str:
-    """An evaluation in words, without the step it was made at. What it counts comes first (`Task.report`)."""
+    """Format an evaluation without its step; what it counts comes first (`Task.report`)."""
     numbers = {name: value for name, value in result.items() if name not in ("step", "epoch")}
     unit, *names = numbers
     one = unit.removesuffix("s")
-    # Figures of a language model mean little without what they are per.
+    # Figures of a language model need the unit they are per.
     per = {} if one == "sample" else {"loss": f" nats per {one}", "perplexity": f" per {one}"}
     means = [f"{name.replace('_', ' ')} {numbers[name]:.4f}{per.get(name, '')}" for name in names]
     return f"{', '.join(means)} over {numbers[unit]:.0f} {unit}"

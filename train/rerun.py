@@ -1,4 +1,4 @@
-"""What is different when a stored run is trained again."""
+"""Differences between a stored run and its rerun."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from typing import Any
 
 from lib.runs.directory import RunDir
 
-# Memory that is free, and hence usable, differs between any two moments; it matters where the plan does.
+# Free, and hence usable, memory differs between any two moments; it matters only if the plan differs.
 _PASSING = {"free_bytes", "usable_bytes", "reasons"}
 
 
 def changes(run: RunDir, *, now: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
-    """A line for each fact in which `now` (one of `directory.OBJECTS` -> its content) is not as in `run`.
+    """Yield a line for each fact that differs between `run` and `now` (directory.OBJECTS -> content).
 
-    Raises ToolkitError where `run` lacks such a file.
+    Raises ToolkitError if `run` lacks such a file.
     """
     for name, content in now.items():
         before, after = dict(_facts(run.read_json(name))), dict(_facts(content))
@@ -24,7 +24,7 @@ def changes(run: RunDir, *, now: Mapping[str, Mapping[str, Any]]) -> Iterator[st
 
 
 def _facts(content: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """Every plain value in nested objects and lists, with its path in words."""
+    """Yield every plain value in nested objects and lists, with its path in words."""
     if isinstance(content, Mapping):
         entries = [(str(key), value) for key, value in content.items() if key not in _PASSING]
     elif isinstance(content, list | tuple):

@@ -1,4 +1,4 @@
-"""SIGINT and SIGTERM as a wish that the loop grants at the end of a step."""
+"""SIGINT and SIGTERM as requests to stop, which the training loop honours at the end of a step."""
 
 from __future__ import annotations
 
@@ -18,12 +18,11 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 @contextmanager
 def importing() -> Iterator[None]:
-    """Within, SIGINT ends the program at once, as it ends programs that know no signals, and no garbage is
-    looked for, then or ever, among what there is by its end.
+    """Import torch and numpy within: SIGINT kills the process at once, and garbage collection is off.
 
-    numpy's tie to torch swallows whatever is raised while it is made, and the program would go on with
-    half of a library. Modules stay for good: to search them for garbage again and again is a sixth of the
-    time that importing torch takes.
+    numpy's bindings to torch swallow exceptions raised while they load, and the program would continue
+    with half a library. Modules are never freed, so what exists by the end is excluded from collection
+    for good: scanning it again and again takes a sixth of the time of importing torch.
     """
     collecting, interrupt = gc.isenabled(), signal.getsignal(signal.SIGINT)
     gc.disable()
@@ -40,17 +39,17 @@ def importing() -> Iterator[None]:
 
 
 class StopRequest:
-    """While entered, the first signal is only remembered; a SIGINT after it ends the program at once.
+    """Signal handler: the first signal is only remembered; a SIGINT after it ends the program at once.
 
-    A SIGTERM after it changes nothing: schedulers send it to every process of a job and some twice, and
-    have SIGKILL for those that do not end.
+    A SIGTERM after it is ignored: schedulers send it to every process of a job, to some twice, and
+    send SIGKILL to those that do not end.
 
-    told: whether standard error says that the first one was understood, for a step may be long.
+    told: print to standard error that the first signal was received, because a step may be long.
     """
 
     def __init__(self, *, told: bool = False) -> None:
         self._told = told
-        self.signal = 0  # number of the signal that came, 0 = none
+        self.signal = 0  # number of the signal received, 0 = none
         self._previous: dict[signal.Signals, signal._HANDLER] = {}
 
     def __enter__(self) -> Self:
@@ -65,7 +64,7 @@ class StopRequest:
         if self.signal:
             return
         self.signal = number
-        if self._told:  # a stream may be in the middle of a write, a file descriptor cannot be
+        if self._told:  # a stream may be in the middle of a write, a file descriptor cannot
             with contextlib.suppress(OSError):
                 os.write(2, b"\nstopping after this step; SIGINT ends at once\n")
         signal.signal(signal.SIGINT, self._previous.pop(signal.SIGINT))
@@ -77,7 +76,7 @@ class StopRequest:
 
 
 class Stopped(Suspended):
-    """The run was asked to stop by a signal, and saved."""
+    """Raised when the run was stopped by a signal, after saving."""
 
     def __init__(self, number: int, step: int) -> None:
         self.step = step
@@ -87,7 +86,7 @@ class Stopped(Suspended):
 
 @contextmanager
 def ended_once() -> Iterator[None]:
-    """What Stopped leaves is a program that ends: from then on SIGTERM, which may come again, is ignored."""
+    """Ignore further SIGTERMs once Stopped is raised, because the program is ending."""
     try:
         yield
     except Stopped:

@@ -1,4 +1,4 @@
-"""Commands on what a run has left: evaluate it, let it speak, hand on its weights."""
+"""Commands on a stored run: evaluate it, sample text, export its weights."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ from train.training_data import Subject, cache_of, evaluation_part, open_subject
 
 T = TypeVar("T")
 
-_DIFFERENCES = 5  # that a refusal names
+_DIFFERENCES = 5  # number listed in a refusal
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Restored:
-    """A run as its checkpoint left it, in one process."""
+    """A run restored from its checkpoint, in one process."""
 
     run: RunDir
     subject: Subject
@@ -45,7 +45,7 @@ class Restored:
 
 
 def evaluate(name: str, *, root: Path, runs: Path, best: bool) -> int:
-    """Evaluate the newest or the best checkpoint of run `name` as its configuration says."""
+    """Evaluate the latest or the best checkpoint of run `name` by its configuration."""
     restored = _restore(name, root=root, runs=runs, best=best)
     job = restored.job
     with job.train_loader, job.eval_loader:
@@ -60,7 +60,7 @@ def evaluate(name: str, *, root: Path, runs: Path, best: bool) -> int:
 
 
 def sample(name: str, *, root: Path, runs: Path, best: bool, prompt: str, sampling: Sampling) -> int:
-    """Print `prompt` and how the language model of run `name` continues it."""
+    """Print `prompt` and its continuation by the language model of run `name`."""
     restored = _restore(name, root=root, runs=runs, best=best)
     dataset = restored.subject.dataset
     if not isinstance(dataset.spec, TextSpec):
@@ -91,7 +91,7 @@ def export(name: str, *, root: Path, runs: Path, best: bool, directory: Path) ->
             atomic.write_text(directory / "config.json", text)
         except OSError as error:
             raise os_error(f"write the weights to {directory}", error) from error
-        except ConfigError:  # a model without that layout, or without the package for it
+        except ConfigError:  # the model has no such layout, or its package is missing
             if not there:
                 directory.rmdir()
             raise
@@ -100,9 +100,9 @@ def export(name: str, *, root: Path, runs: Path, best: bool, directory: Path) ->
 
 
 def stored_configuration(run: RunDir, root: Path) -> kconf.Resolved:
-    """What was asked of `run`, by the Kconfig tree of today; what that changes is told.
+    """Return the requested configuration of `run`, resolved by the current Kconfig tree; report differences.
 
-    Raises ConfigError where it is not the configuration that the run was made with.
+    Raises ConfigError if it is not the configuration that the run was made with.
     """
     try:
         resolved = kconf.load(root=root, config_file=run.config, refresh=True)
@@ -126,7 +126,7 @@ def stored_configuration(run: RunDir, root: Path) -> kconf.Resolved:
 
 
 def _restores(run: RunDir, root: Path) -> bool:
-    """Whether the minimal form of its configuration is what the run was made with."""
+    """Return True if the minimal configuration resolves to what the run was made with."""
     try:
         return trains(run, kconf.load(root=root, config_file=run.minimal))
     except ConfigError:
@@ -138,7 +138,7 @@ def _restoring(run: RunDir) -> str:
 
 
 def _differences(run: RunDir, resolved: kconf.Resolved) -> str:
-    """The first values that are not as the run stored them."""
+    """Format the first values that differ from those the run stored."""
     known = stored(run, "values", kconf.values_from_json)
     found = [
         f"{name} {known[name]} -> {value}" if name in known else f"{name} {value} is new"
@@ -152,7 +152,7 @@ def _differences(run: RunDir, resolved: kconf.Resolved) -> str:
 
 
 def stored(run: RunDir, name: str, read: Callable[[Mapping[str, Any]], T]) -> T:
-    """`run`'s JSON file `name` as `read` makes it; ToolkitError where it makes no sense."""
+    """Read `run`'s JSON file `name` through `read`; raises ToolkitError if it is malformed."""
     try:
         return read(run.read_json(name))
     except (TypeError, KeyError, ValueError, AttributeError) as error:
@@ -164,7 +164,7 @@ def stored(run: RunDir, name: str, read: Callable[[Mapping[str, Any]], T]) -> T:
 
 
 def _restore(name: str, *, root: Path, runs: Path, best: bool) -> Restored:
-    """Raises ToolkitError where run `name` has no such checkpoint."""
+    """Restore run `name`. Raises ToolkitError if it has no such checkpoint."""
     run = resolve_run(runs, name)
     asked = config_from_values(stored_configuration(run, root).values)
     hardware = probe(asked.device)
@@ -182,12 +182,12 @@ def _restore(name: str, *, root: Path, runs: Path, best: bool) -> Restored:
 
 
 def for_one_process(config: Config, trained: Plan, *, devices: int) -> Config:
-    """`config` for evaluating what was trained as `trained` says, on a machine with so many devices.
+    """Adapt `config` to evaluate in one process, on `devices` devices, what was trained by `trained`.
 
     There is no batch to plan and there are no training data to hold. Evaluation counts every sample once,
-    however many rows are taken at a time.
+    whatever the batch size.
     """
-    # Two frozen models that had a device each may be too large for one.
+    # Two frozen models on a device each may be too large for one device.
     splits = trained.strategy == "split" and devices > 1
     return dataclasses.replace(
         config,
@@ -203,5 +203,5 @@ def for_one_process(config: Config, trained: Plan, *, devices: int) -> Config:
 
 
 def say(text: str) -> None:
-    """Print a line at once."""
+    """Print a line and flush it."""
     print(text, flush=True)

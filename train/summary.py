@@ -1,4 +1,4 @@
-"""What a finished run says of its model."""
+"""Run summary: final messages about memory and the trained model."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ SAMPLE_TOKENS = 100
 
 @runtime_checkable
 class Remarking(Protocol):
-    """A model with something to say of its last call, where a reader should know of it."""
+    """A model with a note on its last call that the user should read."""
 
     def remark(self) -> str | None: ...
 
 
 @contextmanager
 def told_memory(job: Job, hardware: Hardware) -> Iterator[None]:
-    """Training; at its end, and where a signal ends it, the run says how full its device's memory was."""
+    """Report the device's peak memory when training ends, also by a signal."""
     try:
         yield
     except Stopped:
@@ -42,7 +42,7 @@ def told_memory(job: Job, hardware: Hardware) -> Iterator[None]:
 
 
 def _say_memory(job: Job, hardware: Hardware) -> None:
-    """The peak beside what was predicted, or the micro-batch that would have used the memory better."""
+    """Print the peak beside the prediction, or a micro-batch that would have used the memory better."""
     peak_bytes = job.backend.peak_memory_bytes() if job.backend.is_main else None
     if peak_bytes is None:
         return
@@ -71,14 +71,14 @@ def _say_memory(job: Job, hardware: Hardware) -> None:
 
 
 def say_last_words(job: Job, dataset: Dataset, *, root: Path) -> None:
-    """What there is to be said of the trained model."""
+    """Print the summary of the trained model."""
     say_remark(job)
     say_sample(job, dataset)
     say_floors(job, dataset, root=root)
 
 
 def say_remark(job: Job) -> None:
-    """What the model has to say of the last batch that it was evaluated on."""
+    """Print the model's note on the last batch of evaluation."""
     if not job.backend.is_main or not isinstance(job.model, Remarking):
         return
     remark = job.model.remark()
@@ -87,11 +87,11 @@ def say_remark(job: Job) -> None:
 
 
 def say_sample(job: Job, dataset: Dataset) -> None:
-    """What the language model makes of the beginning of its evaluation part."""
+    """Print the language model's continuation of the beginning of its evaluation part."""
     if not isinstance(dataset.test, TokenPart) or dataset.tokenizer is None:
         return
     if not job.backend.is_main and job.plan.strategy not in SHARDS_WEIGHTS:
-        return  # with weights in parts, a forward pass takes all ranks
+        return  # with sharded weights a forward pass is collective
     inputs_1T, _ = dataset.test.take(np.zeros(1, np.int64))
     prompt = inputs_1T[0, :PROMPT_TOKENS].tolist()
     sampling = Sampling(temperature=0.8, top_k=0, tokens=SAMPLE_TOKENS, seed=job.config.seed)
@@ -99,7 +99,7 @@ def say_sample(job: Job, dataset: Dataset) -> None:
 
 
 def say_floors(job: Job, dataset: Dataset, *, root: Path) -> None:
-    """What counting achieves on the text of the language model."""
+    """Print the n-gram baseline on the text of the language model."""
     if not job.backend.is_main:
         return
     floors = told_floors(dataset, cache_dir=cache_of(root), say=job.record.say)

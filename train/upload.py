@@ -1,4 +1,4 @@
-"""Runs that have a copy on object storage: where a run goes on from, and who copies while it trains."""
+"""Copies of runs on object storage: resuming from them, and copying during training."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from lib.runs.storage import Storage, StorageError, open_storage
 
 Say = Callable[[str], object]
 
-_PATIENCE_SECONDS = 2.0  # until a wait is told
+_PATIENCE_SECONDS = 2.0  # before a wait is reported
 
 
 def check_storage(config: Config) -> None:
-    """Raises ConfigError where the storage that was asked for cannot be written, read and cleaned up."""
+    """Check that the requested storage can be written, read and cleaned up. Raises ConfigError."""
     if not config.checkpoint_url:
         return
     try:
@@ -33,9 +33,9 @@ def check_storage(config: Config) -> None:
 
 
 def interrupted(config: Config, resolved: Resolved, *, runs: Path, say: Say) -> RunDir | None:
-    """The run of this configuration to go on with, locked: of this disk, or of storage where that is further.
+    """Return the run of this configuration to resume, locked: on disk, or from storage if that is further.
 
-    Raises ToolkitError where the storage fails or has damaged checkpoints only.
+    Raises ToolkitError if the storage fails or has damaged checkpoints only.
     """
     run = RunDir.find_interrupted(
         runs, model=config.model, is_same=lambda known: trains(known, resolved), say=say
@@ -46,7 +46,7 @@ def interrupted(config: Config, resolved: Resolved, *, runs: Path, say: Say) -> 
         catch_up(run, config, say=say)
     reached = max(checkpoint.steps(run.checkpoints), default=0) if run is not None else 0
     here = runs / config.model
-    # One that is here is the one above, in use or done.
+    # Local runs are handled above, or are in use or done.
     others = [other for other in unfinished(_of_model(config), resolved) if not (here / other.name).exists()]
     further = [other for other in others if max(other.manifests(), default=0) > reached]
     if not further:
@@ -57,9 +57,9 @@ def interrupted(config: Config, resolved: Resolved, *, runs: Path, say: Say) -> 
 
 
 def catch_up(run: RunDir, config: Config, *, say: Say) -> RunDir:
-    """Have the checkpoint of a run that is on storage only, if it went further elsewhere. Returns the run.
+    """Fetch the checkpoint of a run, if the copy on storage is further or the only one. Returns the run.
 
-    Raises ToolkitError where the storage fails.
+    Raises ToolkitError if the storage fails.
     """
     if config.checkpoint_url:
         _remote(run, config).fetch(run, say=say)
@@ -67,8 +67,9 @@ def catch_up(run: RunDir, config: Config, *, say: Say) -> RunDir:
 
 
 class Copier:
-    """Copies a run to storage by a thread of its own. One copy at a time; what is newer takes the place of
-    what waits. Nobody waits for it but `wait`, and a process that ends at once cuts it off.
+    """Background thread that copies a run to storage, one copy at a time.
+
+    A newer request replaces one that waits. Only `wait` blocks; a process that exits cuts a copy off.
     """
 
     def __init__(self, run: RunDir, config: Config) -> None:
@@ -79,11 +80,11 @@ class Copier:
         self._thread: threading.Thread | None = None
         self._news: deque[str] = deque()
         self._failure = ""  # why the last copy failed
-        self._damage = ""  # of the best checkpoint, which the last copy was made without
-        self._copied = False  # whether the last one that was asked for is there
+        self._damage = ""  # of the best checkpoint, which the last copy omits
+        self._copied = False  # True if the last requested copy is complete
 
     def begin(self) -> None:
-        """Copy the run as it is now: its files at this moment, its newest and its best checkpoint."""
+        """Copy the run as it is now: its current files, its latest and its best checkpoint."""
         files = contents(self._run)
         with self._lock:
             self._wanted, self._copied = files, False
@@ -92,11 +93,11 @@ class Copier:
                 self._thread.start()
 
     def news(self) -> list[str]:
-        """Lines for the user that have come up since the last call."""
+        """Return messages for the user since the last call."""
         return [self._news.popleft() for _ in range(len(self._news))]
 
     def wait(self, say: Say) -> str:
-        """Wait until nothing is being copied; returns why the run is not there as it is, "" where it is."""
+        """Wait until no copy is running; return why the copy is incomplete, "" if it is complete."""
         if (thread := self._thread) is not None:
             thread.join(_PATIENCE_SECONDS)
             if thread.is_alive():
@@ -124,7 +125,7 @@ class Copier:
         try:
             damage = self._remote.copy(self._run.checkpoints, files, keep_last=self._keep_last)
         except FileNotFoundError:
-            return  # the disk has a newer one by now, and that is asked for next
+            return  # the disk has a newer one by now, which is requested next
         except (StorageError, CheckpointError) as error:
             if not self._failure:
                 self._news.append(f"Not copied to {self.url}, which the next checkpoint tries again: {error}")
@@ -140,7 +141,7 @@ class Copier:
 
 
 def copier_of(run: RunDir, config: Config) -> Copier | None:
-    """What copies `run`, if that was asked for."""
+    """Return the copier of `run`, or None if copies are not requested."""
     return Copier(run, config) if config.checkpoint_url else None
 
 

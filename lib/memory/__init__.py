@@ -1,6 +1,7 @@
-"""Memory of a training step: predicted without a device, measured with one.
+"""Memory of a training step: predicted without a device, or measured on one.
 
-It is handed a step as a callable and knows neither data nor the loop. Imported by lib, models and train.
+The step is passed as a callable; data and the training loop are unknown here. Imported by lib, models and
+train.
 """
 
 from lib.memory.live import Trace

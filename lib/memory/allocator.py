@@ -1,8 +1,8 @@
-"""PyTorch's caching allocator of a GPU, without the GPU: how much it reserves for a history of allocations.
+"""Model of PyTorch's CUDA caching allocator: the memory reserved for a history of allocations.
 
 It follows the default settings of c10/cuda/CUDACachingAllocator.cpp on one stream; expandable segments and
-limits on splitting are not modelled. What it reserves where memory is plentiful is cache for the most part,
-and given back where it is not: what a history needs is the least with which it gets through.
+limits on splitting are not modelled. With plentiful memory most of what is reserved is cache, which is
+released under pressure; so the requirement of a history is the smallest capacity at which it completes.
 """
 
 from __future__ import annotations
@@ -13,19 +13,19 @@ from dataclasses import dataclass, field
 
 MIB = 2**20
 SMALLEST_BLOCK = 512  # sizes are multiples of it
-LARGEST_SMALL = MIB  # up to here an allocation is small
-SMALL_SEGMENT = 2 * MIB  # what small allocations are cut from
-LARGE_SEGMENT = 20 * MIB  # what larger ones are cut from, unless they have
+LARGEST_SMALL = MIB  # allocations up to this size are small
+SMALL_SEGMENT = 2 * MIB  # segment that small allocations are split from
+LARGE_SEGMENT = 20 * MIB  # segment that larger ones are split from, unless they have
 OWN_SEGMENT = 10 * MIB  # at least this size, and so a segment of their own
-OWN_SEGMENT_STEP = 2 * MIB  # of a multiple of this
+OWN_SEGMENT_STEP = 2 * MIB  # rounded up to a multiple of this
 
 
 class DoesNotFit(Exception):
-    """An allocation for which there is no room, even with every unused segment given back."""
+    """Raised for an allocation that does not fit, even after releasing every unused segment."""
 
 
 def segment_bytes_for(size_bytes: int) -> int:
-    """What is asked of the driver where no unused block is large enough for `size_bytes`."""
+    """Return the bytes requested from the driver if no unused block is large enough for `size_bytes`."""
     if size_bytes <= LARGEST_SMALL:
         return SMALL_SEGMENT
     return LARGE_SEGMENT if size_bytes < OWN_SEGMENT else _round_up(size_bytes, OWN_SEGMENT_STEP)
@@ -33,7 +33,7 @@ def segment_bytes_for(size_bytes: int) -> int:
 
 @dataclass(slots=True, eq=False)
 class _Block:
-    """A part of a segment, linked to the parts before and behind it."""
+    """A part of a segment, linked to its neighbours."""
 
     size_bytes: int
     address: int
@@ -45,21 +45,21 @@ class _Block:
 
 @dataclass(slots=True)
 class CachingAllocator:
-    """The memory of one device. capacity_bytes: what its segments may take together; None for no limit."""
+    """Allocator of one device. capacity_bytes: limit on the sum of its segments; None for no limit."""
 
     capacity_bytes: int | None = None
     allocated_bytes: int = 0
     reserved_bytes: int = 0
     peak_allocated_bytes: int = 0
     peak_reserved_bytes: int = 0
-    retries: int = 0  # times that unused segments were given back to make room
+    retries: int = 0  # times that unused segments were released to make room
     _live: dict[Hashable, _Block] = field(default_factory=dict)
-    # Unused blocks, the small ones apart, by size and address: the first that is large enough fits best.
+    # Unused blocks, small and large apart, by size and address: the first that is large enough fits best.
     _unused: dict[bool, list[tuple[int, int, _Block]]] = field(default_factory=lambda: {True: [], False: []})
     _next_address: int = 0
 
     def allocate(self, name: Hashable, size_bytes: int) -> None:
-        """Take memory for `name`, until it is freed. Raises DoesNotFit."""
+        """Allocate memory for `name`. Raises DoesNotFit."""
         assert name not in self._live, f"{name} is allocated twice"
         size = max(SMALLEST_BLOCK, _round_up(size_bytes, SMALLEST_BLOCK))
         block = self._best_fit(size) or self._new_segment(size)
@@ -70,7 +70,7 @@ class CachingAllocator:
         self.peak_allocated_bytes = max(self.peak_allocated_bytes, self.allocated_bytes)
 
     def free(self, name: Hashable) -> None:
-        """Give the memory of `name` back to the cache."""
+        """Return the memory of `name` to the cache."""
         block = self._live.pop(name)
         self.allocated_bytes -= block.size_bytes
         block.used = False
@@ -113,7 +113,7 @@ class CachingAllocator:
             self._unused[small] = [entry for entry in unused if entry[2].previous or entry[2].following]
 
     def _split(self, block: _Block, size: int) -> None:
-        """Keep the end of `block` that is not needed, if it is worth a block of its own."""
+        """Split the unneeded end off `block`, if it is large enough for a block of its own."""
         rest = block.size_bytes - size
         if not (rest >= SMALLEST_BLOCK if block.small else rest > LARGEST_SMALL):
             return
@@ -134,10 +134,10 @@ class CachingAllocator:
 def replay(
     events: Iterable[tuple[Hashable, int | None]], *, capacity_bytes: int | None = None
 ) -> CachingAllocator:
-    """The allocator after (name, bytes) for each allocation and (name, None) for each release, in order.
+    """Replay (name, bytes) for each allocation and (name, None) for each release, in order.
 
-    Nothing is taken for 0 bytes, and a release of what was allocated before the history began is passed
-    over. Raises DoesNotFit.
+    Allocations of 0 bytes, and releases of what was allocated before the history began, are ignored.
+    Raises DoesNotFit.
     """
     allocator = CachingAllocator(capacity_bytes)
     known: set[Hashable] = set()
@@ -152,10 +152,10 @@ def replay(
 
 
 def least_capacity(events: Sequence[tuple[Hashable, int | None]]) -> int:
-    """Bytes of segments, within a thousandth, below which the allocator does not get through `events`.
+    """Return the smallest capacity in bytes, within a thousandth, at which `events` complete.
 
-    It is more than what is allocated at the peak: an unused part of a segment that is in use may be too small
-    for what comes next.
+    It exceeds the allocated peak because of fragmentation: an unused part of a segment in use may be too
+    small for the next allocation.
     """
     plenty = replay(events)
     low, high = plenty.peak_allocated_bytes, plenty.peak_reserved_bytes

@@ -1,4 +1,4 @@
-"""Facts of a model that planning needs, found on the meta device: no data, no memory, no GPU."""
+"""Model facts for the planner, computed on the meta device: no data, no memory, no GPU."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from lib.distributed.fsdp import weight_units
 from lib.memory.live import LiveBytes
 from lib.plan.types import ModelFacts
 
-ROWS = (2, 960)  # of the batches that are tried: a model may take none but multiples of something
+ROWS = (2, 960)  # batch sizes to try: some models take only multiples of a number
 
 
 class Shape(Protocol):
-    """What one sample looks like. (Each `lib.data.types.Spec` is one.)"""
+    """The input of a model: shape and type of one sample. (Every `lib.data.types.Spec` is one.)"""
 
     @property
     def input_shape(self) -> tuple[int, ...]: ...
@@ -30,16 +30,16 @@ class Shape(Protocol):
 def model_facts(
     build: Callable[[], nn.Module], shape: Shape, *, name: str, train_size: int, rows: int = ROWS[0]
 ) -> ModelFacts:
-    """Parameters, the bytes that one more sample keeps for backward in fp32, and the work of its training.
+    """Parameters, saved bytes per extra sample in fp32, and the FLOP of training on one sample.
 
     build: makes the model on torch's default device, which is "meta" while it is called.
-    rows: of the smaller one of the two batches that it is given.
+    rows: of the smaller of the two batches that it is given.
     """
     with torch.device("meta"):
         model = build()
         dtype = getattr(torch, shape.input_dtype)
         inputs = [torch.empty(count, *shape.input_shape, dtype=dtype) for count in (rows, 2 * rows)]
-    # What does not grow with the batch (weights, statistics) is the same in both and drops out.
+    # What does not grow with the batch (weights, statistics) is equal in both and cancels.
     few_bytes, many_bytes = (saved_bytes(model, batch) for batch in inputs)
     flop = _training_flop(model, inputs[0])
     return ModelFacts(
@@ -54,9 +54,9 @@ def model_facts(
 
 
 def saved_bytes(model: nn.Module, inputs: Tensor) -> int:
-    """Bytes of the distinct storages that a forward pass keeps for backward.
+    """Return the bytes of the distinct storages that a forward pass saves for backward.
 
-    Parameters and buffers are not counted: they are there anyway. The inputs are, where they are kept.
+    Parameters and buffers are not counted, as they exist anyway. Inputs are, where they are saved.
     """
     own = {_storage(tensor) for tensor in [*model.parameters(), *model.buffers()]}
     saved: list[Tensor] = []  # kept alive while counting, so that no storage is reused
@@ -67,9 +67,9 @@ def saved_bytes(model: nn.Module, inputs: Tensor) -> int:
 
 
 def _training_flop(model: nn.Module, inputs: Tensor) -> int:
-    """Operations of products, convolutions and attention in a forward pass and in the backward pass after it.
+    """FLOP of matrix products, convolutions and attention in a forward and backward pass.
 
-    A backward pass is not always twice the forward pass: what is computed without gradients has none.
+    Counted, because a backward pass is not always twice the forward pass: parts may run without gradients.
     """
     live = LiveBytes()
     with live:

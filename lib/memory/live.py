@@ -1,4 +1,4 @@
-"""How much memory tensors take while code runs, storage by storage, and what the peak is made of."""
+"""Live tensor memory while code runs, by storage, and the composition of its peak."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry, sdpa_backward_flop, sdpa_flop
 
-# Torch counts attention by the kernels of GPUs alone.
+# Torch counts the FLOP of attention only for GPU kernels.
 FLOP_FORMULAS = {
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: sdpa_flop,
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward: sdpa_backward_flop,
@@ -29,27 +29,28 @@ Category: TypeAlias = str
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """A storage comes (bytes > 0) or goes (bytes < 0)."""
+    """An allocation (bytes > 0) or release (bytes < 0) of a storage."""
 
-    storage: int  # a number that no other storage has
+    storage: int  # unique number of the storage
     byte_count: int
 
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """What was allocated and freed, in order, and what each storage was for."""
+    """Allocations and releases in order, and the category of each storage."""
 
     events: tuple[Event, ...]
-    categories: Mapping[int, Category]  # of storages; "temporaries" where there is none
+    categories: Mapping[int, Category]  # of storages; "temporaries" for those not listed
 
     @property
     def peak_bytes(self) -> int:
+        """Bytes allocated at the peak."""
         return sum(self.at_peak().values())
 
     def at_peak(self, shares: Mapping[Category, float] = MappingProxyType({})) -> dict[Category, int]:
-        """Bytes by category at the moment when their sum is the largest.
+        """Return bytes by category at the moment when their sum is largest.
 
-        shares: how many times what a category has here it is to count; 1 where there is nothing for it.
+        shares: factor for each category's bytes; 1 for those not listed.
         """
         totals = self._totals(shares)
         if not totals:
@@ -69,7 +70,7 @@ class Trace:
     def history(
         self, shares: Mapping[Category, float] = MappingProxyType({})
     ) -> list[tuple[int, int | None]]:
-        """As `lib.memory.allocator` takes it: bytes of each storage when it comes, None when it goes."""
+        """Return the events for `lib.memory.allocator`: bytes when allocated, None when freed."""
         factors = self._factors(shares)
         return [
             (event.storage, round(event.byte_count * factors.get(event.storage, 1)))
@@ -91,20 +92,20 @@ class Trace:
 
 
 class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch has no types here
-    """Within it, every storage that an operation makes is counted until nobody holds it.
+    """Dispatch mode that counts every storage made by an operation until it is freed.
 
     granularity: sizes are rounded up to a multiple of it, as an allocator does (512 on CUDA).
     """
 
     def __init__(self, *, granularity: int = 1) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        # Operations so far, by device, of products, convolutions and attention; nothing else counts.
+        # FLOP so far, by device, of matrix products, convolutions and attention; nothing else counts.
         self.flop_on: Counter[torch.device] = Counter()
         self._granularity = granularity
         self._events: list[Event] = []
         self._categories: dict[int, Category] = {}
         self._devices: dict[int, torch.device] = {}
-        # By the address of the storage, which is free for another one when the reference dies.
+        # By the address of the storage, which may be reused once the weak reference dies.
         self._alive: dict[int, tuple[int, weakref.ref[torch.UntypedStorage]]] = {}
 
     def __torch_dispatch__(
@@ -120,11 +121,11 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch ha
 
     @property
     def flop(self) -> int:
-        """Operations so far on all devices."""
+        """FLOP so far on all devices."""
         return self.flop_on.total()
 
     def add(self, tensors: Iterable[Tensor], category: Category | None = None) -> None:
-        """Count the storages of `tensors`, if they are not yet, and say what they are for."""
+        """Count the storages of `tensors`, unless counted already, and assign them to `category`."""
         for tensor in tensors:
             storage = tensor.untyped_storage()
             address = storage._cdata
@@ -134,16 +135,16 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch ha
                 self._categories[self._alive[address][0]] = category
 
     def name_the_rest(self, category: Category) -> None:
-        """Say that storages which are alive, and for nothing that is known, are for `category`."""
+        """Assign live storages that have no category yet to `category`."""
         for number, _ in self._alive.values():
             self._categories.setdefault(number, category)
 
     def trace(self) -> Trace:
-        """What happened so far."""
+        """Return what was recorded so far."""
         return Trace(tuple(self._events), dict(self._categories))
 
     def trace_on(self, device: torch.device) -> Trace:
-        """What happened so far on `device` alone."""
+        """Return what was recorded so far on `device`."""
         events = tuple(event for event in self._events if self._devices[event.storage] == device)
         return Trace(events, dict(self._categories))
 

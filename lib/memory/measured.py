@@ -1,4 +1,4 @@
-"""Measurements that are kept for the next run: one file, an entry for each configuration and machine."""
+"""Cache of measurements for later runs: one file, with an entry per configuration and machine."""
 
 from __future__ import annotations
 
@@ -23,29 +23,29 @@ class Kept:
 
 
 def cache_file() -> Path:
-    """Where this user's measurements are kept."""
+    """Path of this user's cache of measurements."""
     return Path.home() / ".cache" / "anneal" / "probe.json"
 
 
 def key_of(facts: Mapping[str, Any]) -> str:
-    """The key of what is measured under `facts`, which hold all that the result depends on."""
+    """Return the cache key for `facts`, which must hold everything that the result depends on."""
     canonical = json.dumps(facts, sort_keys=True, separators=(",", ":"), default=list)
     return hashlib.sha256(canonical.encode()).hexdigest()
 
 
 def load(file: Path, key: str) -> Kept | None:
-    """What was kept under `key`; None where nothing was, or where what is there cannot be read."""
+    """Return the entry of `key`, or None if there is none or it cannot be read."""
     entry = _read(file).get(key)
     if entry is None:
         return None
     try:
         return Kept(Probed.from_json(entry["probed"]), entry["made"])
-    except (KeyError, TypeError):  # of another version
+    except (KeyError, TypeError):  # written by another version
         return None
 
 
 def store(file: Path, key: str, kept: Kept, *, facts: Mapping[str, Any]) -> None:
-    """Keep a measurement. Raises ToolkitError where that cannot be."""
+    """Store a measurement. Raises ToolkitError if it cannot be written."""
     entries = _read(file)
     entries[key] = {"made": kept.made, "probed": kept.probed.to_json(), "facts": dict(facts)}
     try:

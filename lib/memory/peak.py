@@ -1,4 +1,4 @@
-"""What this process takes of its device's memory, measured."""
+"""Measured peak of the device memory of this process."""
 
 from __future__ import annotations
 
@@ -12,36 +12,36 @@ import torch
 from lib.devices.base import Backend
 
 _STATUS = Path("/proc/self/status")
-_RSS_UNIT_BYTES = 1 if sys.platform == "darwin" else 1024  # of ru_maxrss
+_RSS_UNIT_BYTES = 1 if sys.platform == "darwin" else 1024  # unit of ru_maxrss
 
 
 class Peak:
-    """Bytes that training takes from now on, at most, beyond what is taken already; on the fullest device."""
+    """Peak bytes used by training from now on, beyond what is in use already; on the fullest device."""
 
     def __init__(self, backend: Backend) -> None:
         self._device, self._devices = backend.device, backend.devices
         if self._device.type == "cuda":
-            # Opens the contexts, too.
+            # Also creates the CUDA contexts, before they could count as training's.
             self._free_before = [torch.cuda.mem_get_info(device)[0] for device in self._devices]
             for device in self._devices:
                 torch.cuda.reset_peak_memory_stats(device)
         elif self._device.type == "mps":
             self._before = torch.mps.driver_allocated_memory()
         else:
-            with contextlib.suppress(OSError):  # where the kernel lets it, the highest so far is forgotten
+            with contextlib.suppress(OSError):  # resets the high-water mark, where the kernel allows it
                 Path("/proc/self/clear_refs").write_text("5")
             self._before = resident_bytes("VmRSS")
 
     def need_bytes(self) -> int:
-        """The most so far: what the allocator took and what libraries took beside it, or resident memory."""
+        """Return the peak so far: the allocator's and libraries' memory, or resident memory on CPUs."""
         if self._device.type == "cuda":
             return max(map(_of_gpu, self._devices, self._free_before))
-        if self._device.type == "mps":  # the driver's pool does not shrink
+        if self._device.type == "mps":  # the driver's pool never shrinks
             return max(0, torch.mps.driver_allocated_memory() - self._before)
         return max(0, resident_bytes("VmHWM") - self._before)
 
     def retries(self) -> int:
-        """How often the allocator had to give its cache back to find room: 0 where memory is enough."""
+        """Number of times the allocator released its cache to find room: 0 if memory is sufficient."""
         if self._device.type != "cuda":
             return 0
         return sum(int(torch.cuda.memory_stats(device)["num_alloc_retries"]) for device in self._devices)
@@ -54,10 +54,10 @@ def _of_gpu(device: torch.device, free_before: int) -> int:
 
 
 def limit_main_memory(usable_bytes: int) -> None:
-    """Let this process allocate that much more and no more, where Linux keeps the count.
+    """Limit further allocations of this process to `usable_bytes`, on Linux.
 
-    Beyond it an allocation fails, which can be told; without a limit the kernel would end some process.
-    Should it come to that, let it be this one.
+    Beyond it an allocation fails with an error that can be reported, where the kernel would kill some
+    process. If it comes to that, this process is marked as the first to be killed.
     """
     taken = _status_bytes("VmData")
     if taken is None:
@@ -65,15 +65,14 @@ def limit_main_memory(usable_bytes: int) -> None:
     _, hard = resource.getrlimit(resource.RLIMIT_DATA)
     limit = taken + usable_bytes
     resource.setrlimit(resource.RLIMIT_DATA, (limit if hard < 0 else min(limit, hard), hard))
-    with contextlib.suppress(OSError):  # a kernel that does not have it
+    with contextlib.suppress(OSError):  # not every kernel has it
         Path("/proc/self/oom_score_adj").write_text("1000")
 
 
 def resident_bytes(name: str = "VmRSS") -> int:
-    """Of this process. VmRSS: what is resident now; VmHWM: the most so far, which stands for both elsewhere
-    than on Linux.
+    """Resident memory of this process: VmRSS now, VmHWM at its peak (used for both outside Linux).
 
-    Not by getrusage on Linux: a new process begins there with the most of the one that started it.
+    Not by getrusage on Linux: a new process starts there with its parent's peak.
     """
     found = _status_bytes(name)
     if found is not None:
@@ -82,7 +81,7 @@ def resident_bytes(name: str = "VmRSS") -> int:
 
 
 def _status_bytes(name: str) -> int | None:
-    """A size in what Linux says of this process; None elsewhere."""
+    """Read a size from /proc/self/status; None outside Linux."""
     if not _STATUS.exists():
         return None
     fields = dict(line.split(":", 1) for line in _STATUS.read_text().splitlines() if ":" in line)

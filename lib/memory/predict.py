@@ -1,4 +1,4 @@
-"""What training any module of torch will need of a device's memory, without the device."""
+"""Predicted peak device memory of training any torch module, without the device."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from lib.memory.simulation import simulation
 from lib.plan.types import Kind, Precision
 
 CUDA_GRANULARITY = 512  # bytes, of torch's caching allocator
-STEPS = 2  # the optimizer's state is made in the first one, and is there at the peak of the second
+STEPS = 2  # the first creates the optimizer's state, which is then there at the peak of the second
 
 
 def predict_peak(
@@ -28,18 +28,18 @@ def predict_peak(
     accumulation: int = 1,
     device: Kind = "cuda",
 ) -> Trace:
-    """Go through two optimizer steps of a model without computing anything, and count every byte.
+    """Simulate two optimizer steps of a model with fake tensors, and count every byte.
 
-    build: makes the model. Weights that it computes from numbers it has computed (`.item()`) cannot be had.
+    build: makes the model. Weights computed from the values of other tensors (`.item()`) are not supported.
     loss: of the model and the number of samples, makes a batch (`torch.empty`, `torch.zeros`) and returns
         the scalar to be minimised.
-    micro_batch, accumulation: samples at once, and how many times before each update.
-    precision: of products; weights and the optimizer's state are as `build` and `optimizer` make them.
+    micro_batch, accumulation: samples per pass, and passes per update.
+    precision: of matrix products; weights and the optimizer's state are as `build` and `optimizer` make them.
 
-    `peak_bytes` of what is returned is what torch.cuda.max_memory_allocated() would say of these steps;
+    `peak_bytes` of the result predicts torch.cuda.max_memory_allocated() for these steps;
     a device needs more than that (`lib.plan.fitting.predicted`).
 
-    Raises ConfigError where an argument is none of these.
+    Raises ConfigError for an unsupported argument.
     """
     _check(build, precision, {"micro_batch": micro_batch, "accumulation": accumulation})
     granularity = 1 if device == "cpu" else CUDA_GRANULARITY
@@ -63,7 +63,7 @@ def predict_peak(
 
 
 def watch_gradients(model: nn.Module, live: LiveBytes) -> None:
-    """Have what the parameters of `model` accumulate counted as gradients."""
+    """Count what the parameters of `model` accumulate as gradients."""
     for parameter in model.parameters():
         if parameter.requires_grad:
             hook = parameter.register_post_accumulate_grad_hook
@@ -71,7 +71,7 @@ def watch_gradients(model: nn.Module, live: LiveBytes) -> None:
 
 
 def add_state(optimizer: torch.optim.Optimizer, live: LiveBytes) -> None:
-    """Count what `optimizer` keeps as its state."""
+    """Count the state of `optimizer`."""
     values = [value for of_one in optimizer.state.values() for value in of_one.values()]
     live.add([value for value in values if isinstance(value, Tensor)], "optimizer")
 

@@ -1,7 +1,7 @@
-"""Running code on a device that is not there: tensors with shapes and no contents.
+"""Simulated devices: code runs on fake tensors, which have shapes and no contents.
 
-They are fake tensors of the CPU, for autograd on any other fake device wants that device's driver.
-What a kernel of another device does differently (attention, cross-entropy) goes by `kernels_for`.
+They are fake tensors of the CPU, because autograd on any other fake device needs that device's driver.
+Kernels that differ on another device (attention, cross-entropy) are chosen by `kernels_for`.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from lib.plan.types import Kind
 
-# Where autocast on CUDA (the lists of ATen/autocast_mode.h) does something else than on a CPU. It copies what
-# these take to half precision,
+# Where autocast on CUDA (the lists of ATen/autocast_mode.h) differs from the CPU's. It casts the inputs of
+# these to half precision,
 HALF_ON_CUDA = (
     "_convolution", "_convolution.deprecated", "convolution", "addmv", "addr", "mv",
     "lstm_cell", "gru_cell", "rnn_tanh_cell", "rnn_relu_cell", "_scaled_dot_product_flash_attention",
 )  # fmt: skip
-# what these take to single precision,
+# the inputs of these to single precision,
 FP32_ON_CUDA = (
     "layer_norm", "native_layer_norm", "group_norm", "rms_norm", "renorm", "dist", "pdist", "logsumexp",
     "exp", "expm1", "log", "log1p", "log2", "log10", "reciprocal", "rsqrt", "softplus",
@@ -38,39 +38,40 @@ FP32_ON_CUDA = (
     "upsample_linear1d", "upsample_bilinear2d", "upsample_trilinear3d", "upsample_bicubic2d",
     "_upsample_bilinear2d_aa", "_upsample_bicubic2d_aa",
 )  # fmt: skip
-# and what these take to the widest type among it.
+# and the inputs of these to the widest type among them.
 WIDEST_ON_CUDA = (
     "addcdiv", "addcmul", "atan2", "bilinear", "cross", "dot", "vdot", "grid_sampler",
     "index_put", "tensordot", "scatter_add",
 )  # fmt: skip
-# It has these kernels themselves compute in single precision, where no other type is named, without a copy.
+# These kernels compute in single precision internally, if no other type is given, without a copy.
 FP32_INSIDE_ON_CUDA = (
     "softmax.int", "log_softmax.int", "sum", "sum.dim_IntList", "prod", "prod.dim_int", "cumsum", "cumprod",
     "linalg_vector_norm", "linalg_matrix_norm", "linalg_matrix_norm.str_ord",
 )  # fmt: skip
-# What a CPU copies to single precision, and CUDA leaves alone.
+# Inputs that the CPU casts to single precision and CUDA leaves alone.
 UNCHANGED_ON_CUDA = (
     "reflection_pad1d", "reflection_pad2d", "replication_pad1d", "replication_pad2d", "replication_pad3d",
     "avg_pool3d", "adaptive_avg_pool3d", "max_pool3d", "adaptive_max_pool3d",
     "fractional_max_pool2d", "fractional_max_pool3d",
 )  # fmt: skip
 
-_FLOATING = (torch.bfloat16, torch.float16, torch.float32)  # what autocast looks at
+_FLOATING = (torch.bfloat16, torch.float16, torch.float32)  # types that autocast converts
 _ATTENTION = F.scaled_dot_product_attention
 
-_kind: Kind | None = None  # a plain name, which a compiler can read
+_kind: Kind | None = None  # a plain global, which torch.compile can read
 
 
 @contextlib.contextmanager
 def simulation(kind: Kind) -> Iterator[None]:
-    """Within it, tensors that are made have no contents, and stand for tensors on a device of `kind`."""
-    from torch._subclasses.fake_tensor import FakeTensorMode  # takes long to load
+    """Make new tensors fake, standing for tensors on a device of `kind`, within the context."""
+    from torch._subclasses.fake_tensor import FakeTensorMode  # slow import
 
     global _kind
     outer, _kind = _kind, kind
     try:
-        # What comes from NumPy is real, and becomes fake in the first operation on it. What an operation
-        # refuses is raised: torch would log its own traceback besides.
+        # Tensors from NumPy are real, and become fake in the first operation on them. Errors of operations
+        # are
+        # raised; torch would also log its own traceback.
         quiet = mock.patch.object(logging.getLogger("torch._subclasses.fake_tensor"), "disabled", True)
         with (
             FakeTensorMode(allow_non_fake_inputs=True),
@@ -85,7 +86,7 @@ def simulation(kind: Kind) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _updates_without_contents() -> Iterator[None]:
-    """Torch cannot tell shapes of this one, and would run it on zeros of full size."""
+    """Replace an update that has no meta kernel: torch would run it on zeros of full size."""
     with torch.library._scoped_library("aten", "IMPL") as library:
         if not torch._C._dispatch_has_kernel_for_dispatch_key("aten::_fused_sgd_", "Meta"):
             library.impl("_fused_sgd_", lambda *_, **__: None, "Meta")
@@ -94,11 +95,11 @@ def _updates_without_contents() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _kernels_of(kind: Kind) -> Iterator[None]:
-    """What torch chooses by the device, chosen by `kind`: kernels, and the precision under autocast."""
+    """Select kernels and the precision under autocast by `kind`, where torch selects by device."""
     if kind not in ("cuda", "rocm"):
         yield
         return
-    # Not by a mode of torch: those are off in a backward pass, where activations are computed again.
+    # Not by a mode of torch: modes are off in a backward pass, where activations are recomputed.
     kernels = mock.patch.multiple(
         F, scaled_dot_product_attention=_attention_on_cuda, dropout=_dropout_on_cuda
     )
@@ -128,7 +129,7 @@ def _operator(name: str) -> Callable[..., Any]:
 def _fp32_inside(name: str) -> Callable[..., Any]:
     operator = _operator(name)
     names = [argument.name for argument in operator._schema.arguments]  # type: ignore[attr-defined]
-    # Of the types that CUDA reads, this one alone has a kernel that writes another one.
+    # Of the types in CUDA's list, only this one has a kernel with another output type.
     fused = {"softmax.int": "_softmax", "log_softmax.int": "_log_softmax"}.get(name)
 
     def run(*arguments: Any, **options: Any) -> Any:
@@ -145,7 +146,7 @@ def _fp32_inside(name: str) -> Callable[..., Any]:
 
 
 def _copied(name: str, dtype_of: Callable[[list[Tensor]], torch.dtype]) -> Callable[..., Any]:
-    """The operator `name` on copies, in one type, of the tensors that autocast looks at."""
+    """Wrap the operator `name` to cast its floating-point tensors to one type, as autocast does."""
     operator = _operator(name)
 
     def is_cast(value: Any) -> bool:
@@ -184,7 +185,7 @@ def _attention_on_cuda(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Tensor:
-    """In (B, H, T, D): the flash kernel in half precision without a mask, else the memory-efficient one."""
+    """Attention of (B, H, T, D): flash in half precision without a mask, else memory-efficient."""
     if query.dim() != 4:
         return _ATTENTION(query, key, value, attn_mask, dropout_p, is_causal, scale=scale)
     if torch.is_autocast_enabled("cpu"):
@@ -205,7 +206,7 @@ def _attention_on_cuda(
 
 
 def _dropout_on_cuda(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:  # noqa: ARG001
-    """One kernel with a mask of a byte for each element."""
+    """One kernel whose mask takes a byte per element."""
     if not training or p == 0:
         return input
     dropped: Tensor = torch.native_dropout(input, p, True)[0]
@@ -213,20 +214,20 @@ def _dropout_on_cuda(input: Tensor, p: float = 0.5, training: bool = True, inpla
 
 
 def simulated() -> bool:
-    """Whether tensors have no contents now."""
+    """Return True inside a simulation, where tensors have no contents."""
     return _kind is not None
 
 
 def kernels_for(tensor: Tensor) -> str:
-    """The type of the device ("cpu", "cuda", "mps") that `tensor` is on, or stands for."""
+    """Return the device type ("cpu", "cuda", "mps") that `tensor` is on, or stands for."""
     if _kind is None:
         return tensor.device.type
     return "cuda" if _kind == "rocm" else _kind
 
 
 def lay_out(model: nn.Module, layout: torch.memory_format) -> None:
-    """Give the 4-d weights of a simulated `model` that memory format. (Module.to refuses fake tensors.)"""
-    changed: dict[int, nn.Parameter] = {}  # a weight may be in two places
+    """Set the memory format of the 4-d weights of a simulated `model`. (Module.to refuses fake tensors.)"""
+    changed: dict[int, nn.Parameter] = {}  # a weight may be shared
     for module in model.modules():
         for name, weight in module._parameters.items():
             if weight is not None and weight.dim() == 4:

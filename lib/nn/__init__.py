@@ -1,6 +1,6 @@
-"""Modules and functions of neural networks that torch lacks, or that must not depend on the split.
+"""Neural-network modules and functions that torch lacks, or that must not depend on the batch split.
 
-Nothing here knows configuration, data or devices by name. Imported by lib, models and train.
+Configuration, data and devices are unknown here. Imported by lib, models and train.
 """
 
-IGNORED = -100  # a target that is not there and counts nothing; cross_entropy of torch ignores it
+IGNORED = -100  # target index that torch's cross_entropy ignores

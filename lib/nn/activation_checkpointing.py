@@ -1,8 +1,8 @@
-"""Activations that are computed again in the backward pass instead of being kept (Chen et al. 2016).
+"""Activation checkpointing: recompute activations in the backward pass (Chen et al. 2016).
 
-A model runs its blocks through a `Chain`; what the chain keeps of them is configured from outside, as
-that of normalisation is. Gradients are the same to the bit, and what a block does to its buffers (the
-running statistics of normalisation) happens once.
+A model runs its blocks through a `Chain`, which is configured from outside, like normalisation.
+Gradients are the same to the bit, and updates of buffers (the running statistics of normalisation)
+happen once.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from torch.utils.checkpoint import checkpoint
 from lib.errors import ConfigError
 
 Recompute: TypeAlias = Literal["none", "blocks", "all"]
-CHOICES: tuple[Recompute, ...] = ("none", "blocks", "all")  # each keeps less than the one before
-Block: TypeAlias = Callable[[Tensor], Tensor]  # a module where it has buffers
+CHOICES: tuple[Recompute, ...] = ("none", "blocks", "all")  # each saves less than the one before
+Block: TypeAlias = Callable[[Tensor], Tensor]  # a module if it has buffers
 
 
 class Chain(nn.Module):
-    """Runs blocks one after the other. It does not hold them: the names of a model's weights stay.
+    """Sequence of blocks with checkpointing. Blocks are arguments, so that names of weights do not change.
 
-    recompute: "none" keeps what every operation wants to be kept; "blocks" keeps what enters each
-    block; "all" keeps what enters each group of about sqrt(n) of n blocks, whose blocks' inputs are
-    computed again first and the blocks then one by one.
+    recompute: "none" saves what every operation saves; "blocks" saves the input of each block; "all"
+    saves the input of each group of about sqrt(n) of n blocks: the inputs of its blocks are recomputed
+    first, then the blocks one by one.
     """
 
     def __init__(self) -> None:
@@ -36,10 +36,11 @@ class Chain(nn.Module):
         self.recompute: Recompute = "none"
 
     def extra_repr(self) -> str:
+        """Return the mode of recomputation."""
         return f"recompute={self.recompute}"
 
     def forward(self, x: Tensor, *blocks: Block) -> Tensor:
-        """What the last block makes of what the others make of `x`."""
+        """Apply `blocks` to `x` in order."""
         if self.recompute == "none" or not torch.is_grad_enabled():
             return _one_by_one(blocks, x)
         if self.recompute == "blocks":
@@ -51,9 +52,9 @@ class Chain(nn.Module):
 
 
 def configure_recomputation(model: nn.Module, recompute: Recompute) -> None:
-    """Have every chain of `model` keep what `recompute` says.
+    """Set the mode of every chain of `model`.
 
-    Raises ConfigError where it has none.
+    Raises ConfigError if it has no chain.
     """
     chains = [module for module in model.modules() if isinstance(module, Chain)]
     if recompute != "none" and not chains:
@@ -79,13 +80,13 @@ def _each_again(blocks: Sequence[Block], x: Tensor) -> Tensor:
 
 
 def _again(run: Callable[[Sequence[Block], Tensor], Tensor], blocks: Sequence[Block], x: Tensor) -> Tensor:
-    """`run` the blocks on `x`, keep `x` alone, and run them again when their gradients are due."""
+    """Checkpoint `run` of the blocks on `x`: save only `x`, and run them again in the backward pass."""
 
     def of_x(x: Tensor) -> Tensor:
         return run(blocks, x)
 
     if torch.compiler.is_compiling():
-        # The compiler takes what happens to buffers out of what it computes twice.
+        # The compiler keeps updates of buffers out of what it recomputes.
         return checkpoint(of_x, x, use_reentrant=False)  # type: ignore[no-any-return]
 
     def contexts() -> tuple[contextlib.AbstractContextManager[None], contextlib.AbstractContextManager[None]]:
@@ -95,7 +96,7 @@ def _again(run: Callable[[Sequence[Block], Tensor], Tensor], blocks: Sequence[Bl
 
 
 class _CopiedBuffers(contextlib.AbstractContextManager[None]):
-    """Within it the buffers of `blocks` are copies, so that what is done to them is forgotten."""
+    """Replace the buffers of `blocks` by copies within the context, so that updates are discarded."""
 
     def __init__(self, blocks: Sequence[Block]) -> None:
         modules = [module for block in blocks if isinstance(block, nn.Module) for module in block.modules()]

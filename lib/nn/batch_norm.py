@@ -1,12 +1,12 @@
 """Batch normalisation whose mathematics does not depend on how a batch is split into micro-batches.
 
-Plain batch normalisation takes its statistics over whatever rows happen to be in one
-micro-batch, so another micro-batch size or number of devices is another network. Here the
-statistics are taken over ghost batches: consecutive groups of `norm_batch` rows
-(Hoffer et al. 2017, "Train longer, generalize better"). The running statistics move once per
-optimizer step, to the mean over all groups of the step on all devices.
+Plain batch normalisation takes its statistics over the rows of one micro-batch, so another
+micro-batch size or number of devices is another network. Here the statistics are taken over
+ghost batches: consecutive groups of `norm_batch` rows (Hoffer et al. 2017, "Train longer,
+generalize better"). The running statistics move once per optimizer step, to the mean over all
+groups of the step on all devices.
 
-Models use the layers of torch.nn. `configure_norm` turns them into these where there are groups.
+Models use the layers of torch.nn; `configure_norm` converts them to these where there are groups.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class _Ghost(_BatchNorm):
     pending_3C: Tensor  # sums over groups of: the mean, the unbiased variance, one
 
     def forward(self, input: Tensor) -> Tensor:
-        """(N, C, ...) -> (N, C, ...) in the same memory format.
+        """Normalise (N, C, ...) to the same shape and memory format.
 
         Raises ValueError in training if N is not a multiple of `norm_batch`.
         """
@@ -51,8 +51,8 @@ class _Ghost(_BatchNorm):
             return self._normalise_group(input)
         if torch.compiler.is_compiling():
             return self._normalise_groups_at_once(input)
-        # Reading views and one copy at the end: faster in eager mode than the
-        # broadcast below, and a group's result has the same bits in whatever company it comes.
+        # Reading views and copying once at the end is faster in eager mode than the
+        # broadcast below, and a group's result is bit-identical whatever other groups are in the batch.
         return torch.cat([self._normalise_group(group) for group in torch.split(input, self.norm_batch)])
 
     def extra_repr(self) -> str:
@@ -60,10 +60,10 @@ class _Ghost(_BatchNorm):
         return f"{described}, norm_batch={self.norm_batch}"
 
     def _normalise_group(self, x_gC: Tensor) -> Tensor:
-        # With momentum 1 the kernel writes the mean and the unbiased variance that it computes
-        # anyway into the running statistics that it is handed: no second pass over the data.
+        # With momentum 1 the kernel writes the mean and unbiased variance that it computes
+        # anyway into the given running statistics: no second pass over the data.
         mean_C, var_C, one_C = statistics_3C = torch.zeros_like(self.pending_3C)
-        one_C.fill_(1)  # before the call, which saves its neighbours for backward
+        one_C.fill_(1)  # before the call, which saves the other two rows for backward
         y_gC = F.batch_norm(x_gC, mean_C, var_C, self.weight, self.bias, True, 1.0, self.eps)
         self.pending_3C.add_(statistics_3C)
         return y_gC
@@ -71,7 +71,7 @@ class _Ghost(_BatchNorm):
     def _normalise_groups_at_once(self, x_NC: Tensor) -> Tensor:
         # A compiler fuses this into kernels whose number does not grow with the number of groups.
         x_GgC = x_NC.view(-1, self.norm_batch, *x_NC.shape[1:]).to(self.pending_3C.dtype)
-        places = range(3, x_GgC.dim())  # of an image, say
+        places = range(3, x_GgC.dim())  # spatial dimensions
         var_G1C, mean_G1C = torch.var_mean(x_GgC, dim=(1, *places), correction=0, keepdim=True)
         scale_G1C = torch.rsqrt(var_G1C + self.eps)
         if self.affine:
@@ -87,15 +87,15 @@ class _Ghost(_BatchNorm):
 
 
 class GhostBatchNorm1d(_Ghost, nn.BatchNorm1d):
-    """(N, C) or (N, C, L)."""
+    """Ghost batch normalisation of (N, C) or (N, C, L)."""
 
 
 class GhostBatchNorm2d(_Ghost, nn.BatchNorm2d):
-    """(N, C, H, W)."""
+    """Ghost batch normalisation of (N, C, H, W)."""
 
 
 class GhostBatchNorm3d(_Ghost, nn.BatchNorm3d):
-    """(N, C, D, H, W)."""
+    """Ghost batch normalisation of (N, C, D, H, W)."""
 
 
 _GHOSTS: dict[type[nn.Module], type[_Ghost]] = {
@@ -106,11 +106,11 @@ _GHOSTS: dict[type[nn.Module], type[_Ghost]] = {
 
 
 def configure_norm(model: nn.Module, *, norm_batch: int, momentum: float | None) -> None:
-    """Normalise over groups of `norm_batch` rows in every batch normalisation of `model` (0: plain).
+    """Set groups of `norm_batch` rows in every batch normalisation of `model` (0: plain).
 
-    Layers of torch.nn become ghost ones in place: weights, buffers and names in the state stay.
-    momentum: of the running statistics; None for what the layers have. Raises ConfigError where a layer
-    has no groups.
+    Layers of torch.nn become ghost ones in place: weights, buffers and their names in the state stay.
+    momentum: of the running statistics; None keeps that of the layers. Raises ConfigError if a layer
+    does not support groups.
     """
     for name, module in model.named_modules():
         if not isinstance(module, _BatchNorm):
@@ -132,7 +132,7 @@ def _convert(module: _BatchNorm, *, name: str, norm_batch: int) -> None:
             why=f"{layer} with track_running_stats=False" if ghost else f"{layer}, which has no groups",
             todo="use BatchNorm1d, 2d or 3d of torch.nn with running statistics, or set CONFIG_NORM_BATCH=0",
         )
-    # The class is changed, not the module: whoever else holds it goes on holding the one that is trained.
+    # The class is changed in place, because other references to the module must stay valid.
     module.__class__ = ghost
     sums = module.running_mean.new_zeros(3, module.num_features)
     module.register_buffer("pending_3C", sums, persistent=False)
@@ -140,7 +140,7 @@ def _convert(module: _BatchNorm, *, name: str, norm_batch: int) -> None:
 
 @torch.no_grad()
 def commit_statistics(model: nn.Module, all_reduce: Callable[[Tensor], None] | None = None) -> None:
-    """Move the running statistics by the groups seen since the last call. Once per optimizer step.
+    """Update the running statistics from the groups since the last call. Once per optimizer step.
 
     The target is the mean over all groups of the step, of all devices. `all_reduce` sums a flat
     tensor over the devices in place; it is called once for all layers, and not at all if there
@@ -149,8 +149,8 @@ def commit_statistics(model: nn.Module, all_reduce: Callable[[Tensor], None] | N
     layers = _ghost_layers(model)
     if not layers:
         return
-    # One tensor for all layers, and no branch on a number that is on the device: a dozen kernels
-    # and one collective, however deep the network is.
+    # One tensor for all layers, and no branch on device values: a dozen kernels and one
+    # collective, however deep the network is.
     total_3C = torch.cat([layer.pending_3C for layer in layers], dim=1)
     if all_reduce is not None:
         all_reduce(total_3C.view(-1))
@@ -165,7 +165,7 @@ def commit_statistics(model: nn.Module, all_reduce: Callable[[Tensor], None] | N
 
 
 def discard_statistics(model: nn.Module) -> None:
-    """Forget the groups seen since the last commit: for a step that is abandoned half-way."""
+    """Discard the groups since the last commit, for a step that is abandoned half-way."""
     for layer in _ghost_layers(model):
         layer.pending_3C.zero_()
 

@@ -1,4 +1,4 @@
-"""torch.compile with the toolkit's errors."""
+"""Compilation by torch.compile, with the toolkit's errors."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from lib.errors import ToolkitError
 
 @runtime_checkable
 class Stepwise(Protocol):
-    """A model that is iterated as often as its states want: a step of it is compiled, and not the whole."""
+    """A model iterated a variable number of times: one iteration is compiled instead of the whole."""
 
     def compile_steps(self, compiler: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None: ...
 
 
 def compiled_forward(model: nn.Module, wrapped: nn.Module) -> Callable[..., Any]:
-    """What to call for a forward pass of `wrapped`, which holds `model`, compiled whole or by its steps."""
+    """Return the compiled forward of `wrapped`, which holds `model`, whole or per iteration."""
     if not isinstance(model, Stepwise):
         return compiled(wrapped)
     model.compile_steps(compiled)
@@ -28,15 +28,15 @@ def compiled_forward(model: nn.Module, wrapped: nn.Module) -> Callable[..., Any]
 
 
 def compiled(model: Callable[..., Any]) -> Callable[..., Any]:
-    """`model` through torch.compile with fixed shapes (the planner only plans one micro-batch size).
+    """Compile `model` by torch.compile with fixed shapes (the planner plans a single micro-batch size).
 
-    Compiling happens in the first call, so that too raises ToolkitError where it fails.
+    Compilation happens in the first call, which raises ToolkitError if it fails.
     """
     try:
         forward = torch.compile(model, dynamic=False)
     except RuntimeError as error:
         raise _compile_error(error) from error
-    # Loads the compiler, which takes a second.
+    # Imported here because it loads the compiler, which takes a second.
     from torch._dynamo.exc import TorchDynamoException
 
     def guarded(*arguments: Any) -> Any:

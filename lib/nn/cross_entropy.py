@@ -1,4 +1,4 @@
-"""Softmax cross-entropy that never holds the logits twice in single precision."""
+"""Softmax cross-entropy without a single-precision copy of all logits."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor
 from lib.memory.simulation import kernels_for, simulated
 from lib.nn import IGNORED
 
-# Logits that are worked on at once: what stays in a processor's cache, and what fills a GPU.
+# Logits per chunk: what stays in a CPU's cache, and what fills a GPU.
 CPU_ELEMENTS = 1 << 18
 GPU_ELEMENTS = 1 << 24
 
@@ -20,8 +20,8 @@ GPU_ELEMENTS = 1 << 24
 def cross_entropy(logits_NV: Tensor, targets_N: Tensor) -> Tensor:
     """-log softmax(logits)[target] in nats: float32 (N,) (float64 for such logits), 0 where IGNORED.
 
-    Logits may be in half precision; the arithmetic is single. Besides the logits and, backwards,
-    their gradient in their own type, memory is needed for some rows only.
+    Logits may be in half precision; the arithmetic is single. Besides the logits and, in backward,
+    their gradient in their own type, memory is needed only for one chunk of rows.
     """
     losses_N: Tensor = _CrossEntropy.apply(logits_NV, targets_N)  # type: ignore[no-untyped-call]
     return losses_N
@@ -61,5 +61,5 @@ def _slices(logits_NV: Tensor) -> Iterator[slice]:
     step = max(1, (CPU_ELEMENTS if kernels_for(logits_NV) == "cpu" else GPU_ELEMENTS) // columns)
     starts = range(0, rows, step)
     if simulated():
-        starts = starts[:2]  # the memory that the first ones need is what all the others find free
+        starts = starts[:2]  # all other chunks reuse the memory of the first ones
     return (slice(start, start + step) for start in starts)

@@ -1,8 +1,8 @@
-"""Dropout whose masks are a pure function of (seed, sample of the training stream, place in the model).
+"""Dropout with masks that are a pure function of (seed, sample of the training stream, layer).
 
-The masks that torch draws depend on how a batch is cut into micro-batches and ranks. These do not:
-the loop tells every module which samples of the endless training stream the rows are (`key_samples`),
-which also makes them the same when a step is taken again, after a resume or an out-of-memory error.
+Torch's masks depend on how a batch is split into micro-batches and ranks. For these the training loop
+passes every module the numbers of its rows in the endless training stream (`key_samples`), so masks are
+also equal when a step is repeated after a resume or an out-of-memory error.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from torch import Tensor, nn
 
 from lib.rng import key, mix
 
-LEVELS = 1 << 16  # a 64-bit hash decides on four elements
+LEVELS = 1 << 16  # 16 bits per element: a 64-bit hash serves four
 
 
 class Dropout(nn.Module):
-    """In training, zeroes elements with probability `rate` and scales up the others to the same mean.
+    """In training, zero elements with probability `rate` and scale up the others to the same mean.
 
-    rate: rounded to a multiple of 2**-16. site: tells this module's masks from those of the others.
+    rate: rounded to a multiple of 2**-16. site: number that distinguishes this module's masks.
     """
 
     def __init__(self, rate: float, *, site: int) -> None:
@@ -29,9 +29,10 @@ class Dropout(nn.Module):
             raise ValueError(f"a dropout rate of {rate} is not below 1")
         self.rate, self.site = rate, site
         self._threshold = round(rate * LEVELS)
-        self.sample_keys: Tensor | None = None  # int64 (N,), as many as there are rows
+        self.sample_keys: Tensor | None = None  # int64 (N,), one per row
 
     def extra_repr(self) -> str:
+        """Return the rate and the site."""
         return f"rate={self.rate}, site={self.site}"
 
     def forward(self, x_NX: Tensor) -> Tensor:
@@ -42,8 +43,8 @@ class Dropout(nn.Module):
         return torch.where(self._kept(x_NX), scaled_NX, 0.0)
 
     def _kept(self, x_NX: Tensor) -> Tensor:
-        """Which elements stay: bool, in the shape of `x_NX`."""
-        if x_NX.is_meta:  # only measured
+        """Return the mask of kept elements: bool, in the shape of `x_NX`."""
+        if x_NX.is_meta:  # only shapes matter
             return torch.empty(x_NX.shape, dtype=torch.bool, device=x_NX.device)
         assert self.sample_keys is not None and len(self.sample_keys) == len(x_NX), "key_samples comes first"
         elements = x_NX[0].numel()
@@ -54,15 +55,15 @@ class Dropout(nn.Module):
 
 
 def dropouts(model: nn.Module) -> tuple[Dropout, ...]:
-    """The modules of `model` that `key_samples` is to tell of every micro-batch."""
+    """Return the dropout modules of `model`, to be passed to `key_samples` for every micro-batch."""
     return tuple(module for module in model.modules() if isinstance(module, Dropout))
 
 
 def key_samples(
     modules: Sequence[Dropout], *, seed: int, first: int, count: int, device: torch.device
 ) -> None:
-    """The next forward pass in training is over `count` samples of the stream from number `first`."""
-    # `first` as a tensor: as a number it would make another graph of every step.
+    """Set the rows of the next training forward pass: `count` samples of the stream from number `first`."""
+    # `first` as a tensor, because a Python number would give every step another graph.
     samples = torch.arange(count, device=device) + torch.tensor(first, device=device)
     keys = mix(samples ^ key("dropout", seed))
     for module in modules:

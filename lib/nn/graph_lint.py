@@ -1,7 +1,7 @@
-"""What a compiler of whole steps would stumble over, found on any device by listening to the operations.
+"""Lint for whole-graph compilers on any device: record operations, find host syncs and changing graphs.
 
-Compilers of whole graphs (XLA, TPUs, CUDA graphs, torch.compile) want every step to be the same graph, of
-the same shapes, that never asks the host what to do next. A step that is so on a CPU is so elsewhere.
+Compilers of whole graphs (XLA, TPUs, CUDA graphs, torch.compile) need every step to be the same graph with
+the same shapes and no host synchronization. A step that meets this on a CPU meets it elsewhere.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-# Operations whose result the host waits for, or whose shape only the numbers tell.
+# Operations whose result the host waits for, or whose output shape depends on data.
 HOST_ASKS = frozenset({"_local_scalar_dense", "is_nonzero", "equal", "allclose", "_linalg_check_errors"})
-# Methods by which the host reads numbers; on a CPU, where they are already, they are no operations. `numpy`,
-# by which data are made on the host, is not among them: on a device it is an error.
+# Methods by which the host reads values; on the CPU they dispatch no operation. `numpy`, by which
+# data are made on the host, is left out: on a device it is an error.
 HOST_READS = frozenset({"tolist", "cpu", "__repr__"})
 SHAPE_OF_NUMBERS = frozenset(
     {
@@ -40,14 +40,14 @@ INDEXED = frozenset({"index", "index_put", "index_put_", "_index_put_impl_", "_u
 
 @runtime_checkable
 class Settling(Protocol):
-    """A model whose states are iterated until they settle: its steps ask the device whether they have."""
+    """A model iterated to convergence: its steps read the test for convergence from the device."""
 
     settles: bool
 
 
 @dataclass(slots=True)
 class _Step:
-    """Digests of the operations of one step, with and without the numbers that are part of the graph."""
+    """Digests of the operations of one step, with and without the constants that are part of the graph."""
 
     structure: Any = field(default_factory=hashlib.sha256)
     whole: Any = field(default_factory=hashlib.sha256)
@@ -56,12 +56,12 @@ class _Step:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LintReport:
-    """steps: that were looked at, the first ones left out.
+    """steps: number of steps compared, without the skipped first ones.
 
-    graphs: different ones among them, by operations, shapes and types.
-    constants: different ones if numbers of Python count, too: a rate or a counter that is not a tensor. Some
-        compilers compile again for each, others make them inputs.
-    faults: what asks the host, or has a shape that numbers decide, with how often.
+    graphs: distinct graphs among them, by operations, shapes and types.
+    constants: distinct graphs if Python numbers count too: a rate or a counter that is not a tensor. Some
+        compilers recompile for each, others make them inputs.
+    faults: host synchronizations and data-dependent shapes, with their counts.
     """
 
     steps: int
@@ -72,10 +72,11 @@ class LintReport:
 
     @property
     def is_static(self) -> bool:
+        """True if all steps have one graph and there are no faults."""
         return self.graphs == 1 and not self.faults
 
     def lines(self) -> Iterator[str]:
-        """In words, faults first."""
+        """Format the report, faults first."""
         yield from (f"{name}, {count} times" for name, count in sorted(self.faults.items()))
         graphs = "one graph" if self.graphs == 1 else f"{self.graphs} graphs"
         yield f"{graphs} of {self.operations} operations in {self.steps} steps"
@@ -84,7 +85,7 @@ class LintReport:
 
 
 def lint(step: Callable[[int], object], *, steps: int = 4, skip: int = 1) -> LintReport:
-    """Run step(0), step(1), ... and report on all but the first `skip`, which may set things up."""
+    """Run step(0), step(1), ... and report on all but the first `skip`, which may initialize things."""
     seen: list[_Step] = []
     faults: Counter[str] = Counter()
     for number in range(steps):
@@ -124,7 +125,7 @@ class _Listener(TorchDispatchMode):
 
 
 class _Reads(TorchFunctionMode):
-    """Counts what the host reads among `faults`."""
+    """Function mode that counts host reads among `faults`."""
 
     def __init__(self, faults: Counter[str]) -> None:
         super().__init__()
@@ -139,7 +140,7 @@ class _Reads(TorchFunctionMode):
 
 
 def _is_mask(value: Any) -> bool:
-    """Whether `value`, indices of an operation, has a mask among them."""
+    """Return True if `value`, the indices of an operation, contains a mask."""
     return isinstance(value, list | tuple) and any(
         isinstance(one, Tensor) and one.dtype in (torch.bool, torch.uint8) for one in value
     )
@@ -150,7 +151,7 @@ def _structure(value: Any) -> str:
         return f"{tuple(value.shape)}{value.dtype}{value.device.type}"
     if isinstance(value, list | tuple):
         return f"[{','.join(map(_structure, value))}]"
-    # A whole number is mostly a size or a dimension, and makes another graph; a fraction never is.
+    # Integers are mostly sizes or dimensions and change the graph; floats never do.
     return "number" if isinstance(value, float) else str(value)
 
 

@@ -1,4 +1,4 @@
-"""Cross-entropy with stablemax (Prieto et al. 2025) in the place of softmax."""
+"""Cross-entropy with stablemax (Prieto et al. 2025) in place of softmax."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ def stablemax_cross_entropy(logits_NV: Tensor, targets_N: Tensor) -> Tensor:
     """-log(s(x_target) / sum of s(x)) with s(x) = x + 1 for x >= 0 and 1 / (1 - x) below: (N,).
 
     0 where the target is IGNORED. Calculated in double precision where the device has it: as s grows
-    no faster than a straight line, differences of probabilities are small.
+    only linearly, differences of probabilities are small.
     """
     exact = torch.float32 if logits_NV.device.type in WITHOUT_DOUBLE else torch.float64
     x_NV = logits_NV.to(exact)
-    # Clamped, lest the branch that is not taken divides by zero and spoils the gradient.
+    # Clamped, because the branch not taken would divide by zero and make the gradient NaN.
     share_NV = torch.where(x_NV < 0, 1 / (1 - x_NV.clamp(max=0)), x_NV + 1)
     counts_N = targets_N != IGNORED
     chosen_N = share_NV.gather(1, targets_N.clamp(min=0)[:, None])[:, 0]

@@ -1,4 +1,4 @@
 """Optimizers, learning-rate schedules and the exponential moving average of weights.
 
-Nothing here knows data or models by name. Imported by lib/memory, train and scripts.
+Data and models are unknown here. Imported by lib/memory, train and scripts.
 """

@@ -1,9 +1,9 @@
-"""Adam with the arctangent in the place of the division (Everett et al. 2024), as TRM uses it.
+"""Adam with the arctangent in place of the division (Everett et al. 2024), as used by TRM.
 
 p <- (1 - lr wd) p;  m <- b1 m + (1 - b1) g;  v <- b2 v + (1 - b2) g^2;
 p <- p - lr / (1 - b1^t) * atan2(m, sqrt(v / (1 - b2^t))).
 
-There is no epsilon, and the scale of the gradients does not matter at all. (Other versions scale the
+There is no epsilon, and the update is invariant to the scale of the gradients. (Other versions scale the
 arctangent and correct m inside it, which is not the same.)
 """
 
@@ -18,22 +18,21 @@ from torch import Tensor, nn
 
 @runtime_checkable
 class HasSignParameters(Protocol):
-    """A model some of whose parameters are updated by the sign of their gradient, and are not averaged."""
+    """A model with parameters that are updated by the sign of their gradient, and are not averaged."""
 
     def sign_parameters(self) -> list[nn.Parameter]:
-        """Those: few examples touch each of them, and how much should not matter."""
+        """Return those parameters: few examples touch each, so the size of a gradient says little."""
 
 
 def sign_parameters(model: nn.Module) -> list[nn.Parameter]:
-    """Those of `model`, if it names any."""
+    """Return the sign-updated parameters of `model`, if it names any."""
     return model.sign_parameters() if isinstance(model, HasSignParameters) else []
 
 
 class AdamATan2(torch.optim.Optimizer):
-    """Groups with "sign" follow it: p <- (1 - lr wd) p - lr sign(g). The others: above.
+    """Adam-atan2; groups with "sign" follow p <- (1 - lr wd) p - lr sign(g), the others the module's formula.
 
-    What changes from step to step, the rate and the number of the step, is kept in tensors, so that a
-    compiler of whole steps sees one graph.
+    The learning rate and the step number are tensors, so that a whole-graph compiler sees one graph.
     """
 
     def __init__(self, groups: list[dict[str, Any]], *, lr: float, betas: tuple[float, float]) -> None:

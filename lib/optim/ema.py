@@ -1,4 +1,4 @@
-"""An exponential moving average of the weights, to evaluate in place of the last ones."""
+"""Exponential moving average of the weights, to evaluate in place of the last weights."""
 
 from __future__ import annotations
 
@@ -13,27 +13,27 @@ from lib.distributed.fsdp import as_part, local, part_like
 
 
 def decay_for(decay: float, *, effective_batch: int, base_batch: int | None) -> float:
-    """A decay chosen for `base_batch`, to the power of k where each step takes k times as many samples.
+    """Scale a decay chosen for `base_batch`: to the power of k if each step takes k times as many samples.
 
-    (Busbridge et al. 2023.) The average then reaches back over about as many samples. None: it stays.
+    (Busbridge et al. 2023.) The averaging window is then about the same in samples. None: unchanged.
     """
     return decay if base_batch is None else decay ** (effective_batch / base_batch)
 
 
 def horizon(decay: float) -> float:
-    """How many steps an average reaches back: the mean age of what is in it is this less one."""
-    return 1 / (1 - decay) if decay < 1 else math.inf  # so close to 1 that no double is between
+    """Return the averaging window in steps; the mean age of the averaged weights is one less."""
+    return 1 / (1 - decay) if decay < 1 else math.inf  # 1 - decay may round to 0
 
 
 class Ema:
-    """average <- decay * average + (1 - decay) * weights, once per optimizer step.
+    """Weight average: average <- decay * average + (1 - decay) * weights, once per optimizer step.
 
-    The averages start at the weights that `model` has now and live beside them. Buffers (the
-    running statistics of batch normalisation) are not averaged: those of the model serve both.
+    The averages start at the current weights of `model` and are stored beside them. Buffers (the
+    running statistics of batch normalisation) are not averaged: the model's are used with both.
     """
 
     def __init__(self, model: nn.Module, *, decay: float, leave_out: Sequence[nn.Parameter] = ()) -> None:
-        """leave_out: parameters that serve both, too."""
+        """leave_out: parameters that are not averaged either."""
         self._decay = decay
         without = {id(parameter) for parameter in leave_out}
         averaged = {name: weight for name, weight in model.named_parameters() if id(weight) not in without}
@@ -44,13 +44,13 @@ class Ema:
 
     @torch.no_grad()
     def update(self) -> None:
-        """Take the model's weights into the average. After the optimizer's step."""
+        """Update the average from the model's weights. Called after the optimizer's step."""
         assert not self._inside, "the model holds the averages, not its weights"
         torch._foreach_lerp_(self._averages, self._own(), 1 - self._decay)
 
     @contextmanager
     def averaged(self) -> Iterator[None]:
-        """Put the averages into the model; its own weights are back, bit for bit, at the end.
+        """Swap the averages into the model within the context; its own weights are restored bit for bit.
 
         Values are copied and addresses stay, so that a compiled model needs no recompilation.
         """
@@ -65,12 +65,12 @@ class Ema:
             self._inside = False
 
     def state_dict(self) -> dict[str, Tensor]:
-        """The averages by the names of their parameters. They are live, not copies."""
+        """Return the averages by the names of their parameters: live tensors, not copies."""
         parts = map(as_part, self._averages, self._weights)
         return dict(zip(self._names, parts, strict=True))
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Go on from `state`. Raises KeyError where its names are not those of the model."""
+        """Load averages from `state`. Raises KeyError if its names are not those of the model."""
         if set(state) != set(self._names):
             raise KeyError(f"averages do not fit the model: {sorted(set(state) ^ set(self._names))}")
         parts = [
@@ -84,5 +84,5 @@ class Ema:
         torch._foreach_copy_(self._own(), values)
 
     def _own(self) -> list[Tensor]:
-        """What this rank has of the weights, sharing their memory."""
+        """Local shards of this rank's weights, sharing their memory."""
         return [local(weight.detach()) for weight in self._weights]

@@ -1,4 +1,4 @@
-"""Update rules, with weight decay where it belongs and the fused kernels where there are any."""
+"""Construction of optimizers: weight-decay groups, and fused kernels where available."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from lib.errors import ConfigError
 from lib.optim.adam_atan2 import AdamATan2, sign_parameters
 from lib.optim.muon import HasHiddenMatrices, Muon
 
-FUSED_DEVICES = frozenset({"cpu", "cuda", "mps"})  # "cuda" is ROCm's name in torch, too
+FUSED_DEVICES = frozenset({"cpu", "cuda", "mps"})  # torch's "cuda" includes ROCm
 
 
 @runtime_checkable
@@ -21,7 +21,7 @@ class Constrained(Protocol):
     """A model whose weights are kept within bounds."""
 
     def constrain_weights(self) -> None:
-        """Bring them back there, in place. Called after every update."""
+        """Project the weights back into their bounds, in place. Called after every update."""
 
 
 def make_optimizer(
@@ -40,18 +40,18 @@ def make_optimizer(
     product_dtype: torch.dtype | None = None,
     share_out: bool = False,
 ) -> torch.optim.Optimizer:
-    """An optimizer over the trainable parameters of `model`, which is already on its device.
+    """Create an optimizer for the trainable parameters of `model`, which is already on its device.
 
     Two groups: parameters of two or more dimensions, which decay, and the others (biases,
     normalisation), which do not. Muon takes the model's hidden matrices out of the first of them into a
     third with `muon_learning_rate`; the other two follow AdamW. With Adam-atan2 all parameters decay, and
-    those that follow the sign are a second group with `sign_learning_rate`. The rates are stored as they are
-    given, as "lr" and, for a schedule to start from, as "peak_lr". What the rule does not use is None.
+    sign-updated ones are a second group with `sign_learning_rate`. The rates are stored as given, as "lr"
+    and, for schedules to start from, as "peak_lr". Options that the rule does not use are None.
 
-    A model that is Constrained is brought back within its bounds after every step.
+    A model that is Constrained is projected into its bounds after every step.
 
     product_dtype: of the matrix products that Muon makes; None: that of the weights.
-    share_out: each rank keeps the state of some weights, updates those and sends them to the others.
+    share_out: shard the optimizer's state: each rank updates some weights and sends them to the others.
     Raises ConfigError for Muon and a model that does not name its hidden matrices.
     """
     if name == "adam_atan2":
@@ -85,7 +85,7 @@ def make_optimizer(
 
 
 def _prepared(optimizer: torch.optim.Optimizer, model: nn.Module) -> torch.optim.Optimizer:
-    """With the peaks of its rates, and the bounds of the model's weights."""
+    """Add the peak rates, and the hook that keeps the model's weights in bounds."""
     for group in optimizer.param_groups:
         group["peak_lr"] = group["lr"]
     optimizer.register_load_state_dict_post_hook(_keeping_peaks(optimizer))
@@ -96,7 +96,7 @@ def _prepared(optimizer: torch.optim.Optimizer, model: nn.Module) -> torch.optim
 
 
 def _keeping_peaks(optimizer: torch.optim.Optimizer) -> Callable[[torch.optim.Optimizer], None]:
-    """A hook: states of versions that did not store the peaks leave them as they are now."""
+    """Return a load hook: states of versions without stored peaks keep the current ones."""
     peaks = [group["peak_lr"] for group in optimizer.param_groups]
 
     def fill_in(loaded: torch.optim.Optimizer) -> None:
@@ -118,14 +118,14 @@ def _plain(
     adam_eps: float | None,
     share_out: bool,
 ) -> torch.optim.Optimizer:
-    """One of torch's own rules, fused where that is possible."""
+    """Create one of torch's own optimizers, fused where possible."""
     parameters = [parameter for group in groups for parameter in group["params"]]
     fused = all(parameter.device.type in FUSED_DEVICES for parameter in parameters)
     rule: type[torch.optim.Optimizer]
     options: dict[str, Any]
     if name == "sgd":
         assert momentum is not None
-        # The fused rule of SGD, unlike Adam's, takes no weights that are cut into parts.
+        # The fused SGD, unlike fused Adam, does not support sharded weights.
         fused = fused and not any(is_cut(parameter) for parameter in parameters)
         rule, options = torch.optim.SGD, {"momentum": momentum, "nesterov": nesterov}
     else:
@@ -140,10 +140,10 @@ def _plain(
 
 
 def _start_at_rest(optimizer: torch.optim.Optimizer) -> None:
-    """Begin with a momentum of zero: the first step is the same, g = momentum * 0 + g.
+    """Initialize momentum to zero: the first step is the same, g = momentum * 0 + g.
 
-    torch's fused rule would allocate it in the first step without filling it, and where loss
-    scaling skips that step, the second one takes whatever was in memory for the momentum.
+    torch's fused rule would allocate it in the first step without filling it; if loss scaling
+    skips that step, the second would use uninitialized memory as the momentum.
     """
     for group in optimizer.param_groups:
         for parameter in group["params"]:

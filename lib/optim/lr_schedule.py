@@ -1,4 +1,4 @@
-"""The learning rate as a function of the fraction of the budget that is spent."""
+"""Learning-rate schedules over the fraction of the budget that is spent."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Literal
 def batch_factor(
     scaling: Literal["none", "sqrt", "linear"], *, effective_batch: int, base_batch: int | None
 ) -> float:
-    """What learning rates chosen for `base_batch` are multiplied by where k times as many samples are taken.
+    """Return the factor on learning rates chosen for `base_batch` when a step takes k times as many samples.
 
     none: 1. sqrt: sqrt(k), Malladi et al. 2022, for Adam. linear: k, Goyal et al. 2017, for SGD.
     """
@@ -28,9 +28,9 @@ def warmup_fraction(
     total_steps: int | None,
     effective_batch: int,
 ) -> float:
-    """The share of the budget in which the rate rises: 1 and above where the run is over before.
+    """Return the share of the budget that is warmup: 1 or more if the run ends before.
 
-    total_steps: of the budget; None where that is in seconds, of which only a percentage can be taken.
+    total_steps: of the budget; None for a budget in seconds, which supports only a percentage.
     """
     if unit == "percent":
         return amount / 100
@@ -49,18 +49,18 @@ def learning_rate_factor(
     step_fractions: Sequence[float],
     gamma: float | None,
 ) -> float:
-    """What the peak learning rate is multiplied by at `progress`: rise(p) * fall(p), in [0, 1].
+    """Return the factor on the peak learning rate at `progress`: rise(p) * fall(p), in [0, 1].
 
-    progress: (s + 0.5) / steps in all for the step after s others, its middle, or seconds spent /
-    seconds in all. Above 1 (a budget of seconds is overrun by part of a step) it counts as 1, where the
+    progress: (s + 0.5) / total steps for the step after s others, its middle, or seconds spent /
+    total seconds. Above 1 (a budget of seconds is overrun by part of a step) it counts as 1, where the
     factor may be 0. With w = warmup_fraction and q = (p - w) / (1 - w):
 
     rise(p) = r + (1 - r) * s(p / w) for p < w, else 1; r = warmup_start, s(x) = x, or
     (1 - cos(pi x)) / 2 in one_cycle.
     fall(p) = min_ratio + (1 - min_ratio) * (1 + cos(pi q)) / 2 for p > w (cosine, one_cycle);
-    gamma ** (how many of step_fractions are <= p) (step); else 1.
+    gamma ** (number of step_fractions <= p) (step); else 1.
 
-    min_ratio and gamma are None where the schedule does not use them. Where w is 1 or more there is no fall.
+    min_ratio and gamma are None if the schedule does not use them. If w >= 1 there is no fall.
     """
     assert progress >= 0 and warmup_fraction >= 0
     progress = min(progress, 1.0)

@@ -1,7 +1,7 @@
-"""Muon (Jordan 2024): hidden matrices are updated by the nearest semi-orthogonal matrix to their momentum.
+"""Muon (Jordan 2024): update hidden matrices by the nearest semi-orthogonal matrix to their momentum.
 
-What is left (embeddings, head, biases, normalisation) follows AdamW, in the same object, so that the
-loop, the loss scaler and a checkpoint have one optimizer to deal with.
+The other parameters (embeddings, head, biases, normalisation) follow AdamW in the same object, so that
+the loop, the loss scaler and a checkpoint handle a single optimizer.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ import torch
 from torch import Tensor, nn
 
 NEWTON_SCHULZ_STEPS = 5
-# Of x -> a x + b x^3 + c x^5, which takes singular values from (0, 1] to about 0.7 .. 1.2 in five
-# steps: the steepest at zero that does so (Jordan 2024).
+# Coefficients of x -> a x + b x^3 + c x^5, which maps singular values in (0, 1] to about 0.7 .. 1.2 in
+# five steps: the steepest at zero that does so (Jordan 2024).
 NEWTON_SCHULZ_COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 SMALLEST_NORM = 1e-7
 
 
 @runtime_checkable
 class HasHiddenMatrices(Protocol):
-    """A model that Muon can train. (The module's own parameters know nothing of their place in it.)"""
+    """A model that Muon can train: it names its hidden matrices, which parameters alone do not show."""
 
     def hidden_matrices(self) -> list[nn.Parameter]:
-        """The 2-d weights that map activations to activations: no embedding and no head."""
+        """Return the 2-d weights that map activations to activations: no embedding and no head."""
 
 
 class Muon(torch.optim.Optimizer):
@@ -36,8 +36,8 @@ class Muon(torch.optim.Optimizer):
         buffer = momentum * buffer + (1 - momentum) * G
         U = momentum * buffer + (1 - momentum) * G with Nesterov, else buffer
         W = (1 - lr * weight_decay) * W - lr * sqrt(max(1, M / N)) * orthogonal(U)
-    The root is all there is besides `lr`: it keeps the effect of a tall matrix on its output as large
-    as that of a square one.
+    The root is the only factor besides `lr`: it keeps the effect of a tall matrix on its output as
+    large as that of a square one.
 
     matrices:      parameters of two dimensions.
     rest:          an AdamW over the other parameters, which this object takes over.
@@ -71,7 +71,7 @@ class Muon(torch.optim.Optimizer):
         """Update every parameter that has a gradient."""
         assert closure is None, "gradients come from the loop"
         *others, hidden = self.param_groups
-        # Both are replaced when a state is loaded.
+        # Reassigned because loading a state replaces both.
         self._rest.param_groups, self._rest.state = others, self.state
         self._rest.step()
         self._step_matrices(hidden)
@@ -100,9 +100,9 @@ class Muon(torch.optim.Optimizer):
 
 
 def orthogonal_all(matrices: Sequence[Tensor], *, dtype: torch.dtype | None) -> list[Tensor]:
-    """`orthogonal` of each, in stacks of equal shape up to transposition: one by one small products are slow.
+    """Apply `orthogonal` to each, stacked by shape up to transposition: small products are slow one by one.
 
-    dtype: of the products; what comes out has the type of what goes in.
+    dtype: of the products; the results have the type of the inputs.
     """
     stacks: dict[tuple[int, ...], list[int]] = defaultdict(list)
     for number, matrix in enumerate(matrices):
@@ -118,10 +118,10 @@ def orthogonal_all(matrices: Sequence[Tensor], *, dtype: torch.dtype | None) -> 
 
 
 def orthogonal(wide_KMN: Tensor) -> Tensor:
-    """About the nearest semi-orthogonal matrix to each of K matrices with M <= N: U V' of its U S V'.
+    """Approximate the nearest semi-orthogonal matrix to each of K matrices with M <= N: U V' of U S V'.
 
     Singular values end between about 0.7 and 1.2, those that are tiny beside the largest below that;
-    a matrix of zeros stays one. Five steps of a Newton-Schulz iteration, which are products alone.
+    a zero matrix stays zero. Five Newton-Schulz iterations, which are matrix products alone.
     """
     a, b, c = NEWTON_SCHULZ_COEFFICIENTS
     # The Frobenius norm bounds the largest singular value.

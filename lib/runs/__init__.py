@@ -1,4 +1,4 @@
-"""Run directories: their files and status, checkpoints, storage, metrics, sinks, console and plots.
+"""Run directories: files and status, checkpoints, storage, metrics, sinks, console and plots.
 
-Nothing here knows how a step is made. Imported by train and scripts.
+Independent of the training loop. Imported by train and scripts.
 """

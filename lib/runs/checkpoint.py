@@ -1,13 +1,13 @@
-"""Checkpoints that are whole or absent, whenever the process or the machine stops.
+"""Atomic checkpoints: each one is complete or absent, even after a kill or a power cut.
 
     ckpt/step-00001234/state.pt        torch.save
     ckpt/step-00001234/manifest.json   step, versions, size and SHA-256 of every file, and of itself
     ckpt/latest, ckpt/best             text: the name of a directory above
 
-A checkpoint is written under a hidden name, synced and renamed. Before one is removed or replaced it
-is renamed to a hidden name. So a visible directory is always whole, and what a dead process left is
-hidden and removed by the next save. The history is linear: saving a step drops later steps, which
-can only be there because they were damaged or because the run went back.
+A checkpoint is written under a hidden name, synced and renamed; one that is removed or replaced is renamed
+to a hidden name first. A visible directory is therefore always complete, and the hidden leftovers of a dead
+process are removed by the next save. The history is linear: saving a step drops later steps, which exist
+only if they were damaged or the run resumed from an earlier step.
 """
 
 from __future__ import annotations
@@ -48,12 +48,12 @@ _LEAVES = (
 
 
 def save(directory: Path, *, step: int, state: Mapping[str, Any], keep_last: int, best: bool) -> Path:
-    """Save `state` as the checkpoint of `step`, and remove what is older than the `keep_last` newest.
+    """Save `state` as the checkpoint of `step` and remove those older than the `keep_last` newest.
 
-    state:  nested dicts, lists and tuples of tensors and plain values; nothing else could be loaded.
-    best:   point `best` here; the checkpoint that it points to is never removed for its age.
+    state:  nested dicts, lists and tuples of tensors and plain values; anything else could not be loaded.
+    best:   also point `best` here; the checkpoint that `best` points to is never removed for its age.
 
-    Raises CheckpointError where it cannot be written; the checkpoints from before are then untouched.
+    Raises CheckpointError if it cannot be written; earlier checkpoints are then untouched.
     """
     assert step >= 0 and keep_last >= 1, (step, keep_last)
     _check_loadable(state, "state")
@@ -81,12 +81,12 @@ def load(
     map_location: str | torch.device = "cpu",
     say: Callable[[str], object],
 ) -> tuple[int, dict[str, Any]] | None:
-    """Step and state of a verified checkpoint; None where there is none.
+    """Return the step and state of a verified checkpoint, or None if there is none.
 
-    "latest" goes back to the one before, and says so, until one is sound. "best" and a step
-    number stand for one checkpoint and no other. Reads only: another process may be saving.
+    "latest" falls back to the previous checkpoint, and reports it, until one is valid. "best" and a step
+    number name exactly one checkpoint. Reads only: another process may be saving.
 
-    Raises CheckpointError where what was asked for is damaged or cannot be read.
+    Raises CheckpointError if the requested checkpoint is damaged or cannot be read.
     """
     try:
         found = _checkpoints(directory)
@@ -108,24 +108,24 @@ def load(
 
 
 def steps(directory: Path) -> list[int]:
-    """The steps that have a checkpoint, rising. They are whole, but not verified."""
+    """Return the steps that have a checkpoint, ascending. They are complete, but not verified."""
     return sorted(_checkpoints(directory))
 
 
 def newest_sound(directory: Path) -> int | None:
-    """The step of the newest checkpoint that is as it was written; None where there is none."""
+    """Return the step of the latest valid checkpoint, or None if there is none."""
     found = _checkpoints(directory)
     for step in sorted(found, reverse=True):
         try:
             checkpoint_manifest.verify(found[step], step=step)
         except (DamagedError, OSError):
-            continue  # who loads it is told why
+            continue  # load() reports the reason
         return step
     return None
 
 
 def best_step(directory: Path) -> int | None:
-    """The step that `best` points to; None where nothing does, or where it names no checkpoint."""
+    """Return the step that `best` points to, or None if it points to no checkpoint."""
     path = directory / "best"
     if not path.exists():
         return None
@@ -133,12 +133,12 @@ def best_step(directory: Path) -> int | None:
 
 
 def receive(directory: Path, *, step: int, fetch: Callable[[str, Path], object]) -> None:
-    """Install the checkpoint of `step` that comes from elsewhere.
+    """Install the checkpoint of `step` from another place, such as remote storage.
 
-    fetch: brings the file of that name in the checkpoint to a path.
+    fetch: called with a file name in the checkpoint and the path to write it to.
 
-    Raises DamagedError where what came is not as it was written, and what `fetch` does; the checkpoints
-    from before are then untouched. Raises CheckpointError where it cannot be written.
+    Raises DamagedError if the received files do not match the manifest, CheckpointError if they cannot be
+    written, and whatever `fetch` raises. Earlier checkpoints are then untouched.
     """
     try:
         directory.mkdir(parents=True, exist_ok=True)
@@ -164,10 +164,10 @@ def receive(directory: Path, *, step: int, fetch: Callable[[str, Path], object])
 
 
 class _HashingFile:
-    """What torch.save writes to: counts and hashes on the way, so that nothing is read again.
+    """File object for torch.save that counts and hashes while writing, so that nothing is read again.
 
-    An exception would cross torch's C++ writer and come out as another one, so the first
-    error is kept and what follows is dropped.
+    An exception that crosses torch's C++ writer comes out as a different one, so the first
+    error is kept and later writes are dropped.
     """
 
     def __init__(self, file: BinaryIO) -> None:
@@ -187,7 +187,7 @@ class _HashingFile:
         return size
 
     def flush(self) -> None:
-        """Called by torch.save; the file is flushed once, by its owner."""
+        """Do nothing: torch.save calls it, and the owner flushes the file once."""
 
     def sha256(self) -> str:
         return self._digest.hexdigest()
@@ -202,7 +202,7 @@ def _cannot_save(directory: Path, error: OSError) -> CheckpointError:
 
 
 def _write(temporary: Path, *, step: int, state: Mapping[str, Any], best: bool) -> None:
-    """A whole checkpoint in a new directory, every byte of it on the disk."""
+    """Write a complete checkpoint to a new directory and sync every file."""
     temporary.mkdir()
     path = temporary / STATE
     try:
@@ -228,7 +228,7 @@ def _write(temporary: Path, *, step: int, state: Mapping[str, Any], best: bool) 
 
 
 def _install(temporary: Path, *, step: int, best: bool) -> Path:
-    """Make a written checkpoint visible, in place of one of the same step and of later ones."""
+    """Make a written checkpoint visible, replacing one of the same step and any later ones."""
     directory = temporary.parent
     later = [other for other in steps(directory) if other > step]
     if best_step(directory) in later:
@@ -260,7 +260,7 @@ def _hide(directory: Path, step: int, prefix: str) -> None:
 
 
 def _clean(directory: Path) -> None:
-    """Remove what is hidden, except a replaced checkpoint whose replacement never came."""
+    """Remove hidden leftovers, except a replaced checkpoint whose replacement was never installed."""
     for path in directory.iterdir():
         original = directory / path.name.removeprefix(_REPLACED)
         if original != path and not original.exists():
@@ -277,7 +277,7 @@ def _discard(path: Path) -> None:
 
 
 def _checkpoints(directory: Path) -> dict[int, Path]:
-    """Step -> directory. A replaced checkpoint counts until its replacement is there."""
+    """Return step -> directory. A replaced checkpoint counts until its replacement is installed."""
     found: dict[int, Path] = {}
     names = {path.name for path in directory.iterdir()} if directory.exists() else set()
     for name in names:
@@ -289,7 +289,7 @@ def _checkpoints(directory: Path) -> dict[int, Path]:
 
 
 def _wanted(directory: Path, which: Literal["latest", "best"] | int, found: Mapping[int, Path]) -> list[int]:
-    """The steps to try, in this order."""
+    """Return the steps to try, in order."""
     if which == "latest":
         return sorted(found, reverse=True)
     step = best_step(directory) if which == "best" else which
@@ -306,7 +306,7 @@ def _wanted(directory: Path, which: Literal["latest", "best"] | int, found: Mapp
 
 
 def _read(path: Path, *, step: int, map_location: str | torch.device) -> dict[str, Any]:
-    """The state of one checkpoint, if every byte is as it was written."""
+    """Return the state of one checkpoint after verifying every byte."""
     try:
         checkpoint_manifest.verify(path, step=step)
         if not _is_saved_by_torch(path / STATE):
@@ -322,7 +322,7 @@ def _read(path: Path, *, step: int, map_location: str | torch.device) -> dict[st
 
 
 def _is_saved_by_torch(path: Path) -> bool:
-    """Whether torch.load has a pickle to read there; what it raises without one has no class of its own."""
+    """Return True if torch.load has a pickle to read there; its own error for this has no specific class."""
     if not zipfile.is_zipfile(path):
         return False
     with zipfile.ZipFile(path) as archive:
@@ -330,7 +330,7 @@ def _is_saved_by_torch(path: Path) -> bool:
 
 
 def _check_loadable(value: object, where: str) -> None:
-    """A state that saves but does not load would be found out too late."""
+    """Refuse a state that could be saved but not loaded, before it is saved."""
     if type(value) in (dict, collections.OrderedDict) and isinstance(value, dict):
         for key, item in value.items():
             _check_loadable(key, f"a key of {where}")

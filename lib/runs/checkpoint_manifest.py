@@ -1,4 +1,4 @@
-"""What a checkpoint says of itself: its step, and size and SHA-256 of every file, this text included."""
+"""Checkpoint manifests: step, and size and SHA-256 of every file and of the manifest itself."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ STATE = "state.pt"  # the file that every checkpoint has
 
 
 class DamagedError(Exception):
-    """Why a checkpoint cannot be used."""
+    """The reason why a checkpoint cannot be used."""
 
 
 def encode(content: Mapping[str, Any]) -> bytes:
-    """The bytes of a manifest."""
+    """Serialize a manifest, with its own checksum, to bytes."""
     digest = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
     return (json.dumps({**content, "sha256": digest}, indent=2) + "\n").encode()
 
 
 def decode(data: bytes, *, step: int) -> dict[str, Any]:
-    """The content of the manifest of `step`. Raises DamagedError where it is another's or a byte differs."""
+    """Parse the manifest of `step`. Raises DamagedError if it belongs to another step or a byte differs."""
     try:
         content: dict[str, Any] = json.loads(data)
         content.pop("sha256")
@@ -51,14 +51,14 @@ def _lists_files(files: object) -> bool:
 
 
 def is_best(content: Mapping[str, Any]) -> bool:
-    """Whether it was the best so far when it was saved; those of before this was noted were not."""
+    """Return True if it was the best so far when saved; False for older manifests without this field."""
     return bool(content.get("best", False))
 
 
 def verify(directory: Path, *, step: int) -> None:
-    """Raises DamagedError where a file of the checkpoint in `directory` is not as it was written.
+    """Verify the files of the checkpoint in `directory` against its manifest.
 
-    Raises OSError where one cannot be read.
+    Raises DamagedError if a file differs, OSError if one cannot be read.
     """
     for name, expected in decode((directory / NAME).read_bytes(), step=step)["files"].items():
         path = directory / name

@@ -1,4 +1,4 @@
-"""What a run says: lines to standard output and to log.txt, and one line of progress.
+"""Console output of a run: lines to standard output and to log.txt, and one progress line.
 
 On a terminal the progress line is redrawn in place, at most four times a second; elsewhere it is
 printed every ten seconds. It is display only: the numbers themselves go to metrics.jsonl.
@@ -25,7 +25,7 @@ TERMINAL_INTERVAL_SECONDS = 0.25
 PLAIN_INTERVAL_SECONDS = 10.0
 PLAIN_DOWNLOAD_INTERVAL_SECONDS = 5.0
 
-# What the project writes outside ASCII, for an output that has only that.
+# ASCII replacements for the characters that the project prints, for outputs that have only ASCII.
 _PLAIN = {"×": "x", "→": "->", "≤": "<=", "≥": ">=", "…": "...", "–": "-", "—": "-", "·": "-"}
 _ERRORS = "anneal.plain"  # the name of the codec error handler below
 _SEPARATOR = "  "
@@ -33,9 +33,9 @@ _ROOMY_COLUMNS = 60  # a narrower terminal shows numbers instead of the descript
 
 
 class Console:
-    """The voice of one process.
+    """Console output of one process.
 
-    log_path:  file that `say` appends to, with the time; None for none.
+    log_path:  file that `say` appends timestamped lines to; None for none.
     """
 
     def __init__(self, log_path: Path | None = None) -> None:
@@ -44,16 +44,16 @@ class Console:
         self._next_seconds = float("inf")  # when the next progress line is due, on the monotonic clock
 
     def say(self, text: str) -> None:
-        """Print a line or several, above the progress line if there is one, and log them.
+        """Print one or more lines above the progress line, if there is one, and log them.
 
-        A log that cannot be written is told once and then left: it is a copy. Raises
-        ToolkitError where standard output cannot be written, BrokenPipeError where its reader left.
+        A log that cannot be written is reported once and then skipped: it is a copy. Raises
+        ToolkitError if standard output cannot be written, BrokenPipeError if its reader has closed it.
         """
         (self._display.print if self._display else _print)(text)
         self._log(text)
 
     def start(self, total_steps: int | None, *, description: str) -> None:
-        """Begin a progress line. `total_steps` is None where the budget is in seconds."""
+        """Start a progress line. `total_steps` is None if the budget is in seconds."""
         assert self._display is None, "started already"
         self._display = _display(description, total_steps)
         self._next_seconds = time.monotonic()
@@ -61,11 +61,11 @@ class Console:
     def update(
         self, step: int, *, values: Mapping[str, float], fraction: float, samples_per_second: float
     ) -> None:
-        """Show how far training is. Cheap enough to call at every step: mostly it only reads the clock.
+        """Show the progress of training. Cheap enough for every step: most calls only read the clock.
 
         values:    name -> number, such as loss and accuracy (0..1), the most important first.
         fraction:  of the budget, 0..1.
-        samples_per_second: 0 while it is not known.
+        samples_per_second: 0 while unknown.
         """
         now = time.monotonic()
         if now < self._next_seconds or self._display is None:
@@ -74,7 +74,7 @@ class Console:
         self._next_seconds = now + self._display.interval_seconds
 
     def stop(self) -> None:
-        """End the progress line, also one that was never started."""
+        """End the progress line; does nothing if none was started."""
         if self._display is not None:
             self._display.close()
         self._display, self._next_seconds = None, float("inf")
@@ -95,14 +95,14 @@ class Console:
 
 @contextmanager
 def download_progress() -> Iterator[Callable[[str, int, int], None]]:
-    """A display of downloads: what it gives takes a file's name, its bytes so far and in all (0: unknown).
+    """Display of downloads: yields a callback (file name, bytes so far, total bytes; 0 if unknown).
 
-    On a terminal it is a line that goes when the block ends, elsewhere a plain line every five seconds.
+    On a terminal it is a line that is cleared when the block ends, elsewhere a plain line every five seconds.
     """
     display = _display("", None)
     is_plain = isinstance(display, _Lines)
     interval = PLAIN_DOWNLOAD_INTERVAL_SECONDS if is_plain else TERMINAL_INTERVAL_SECONDS
-    due = time.monotonic() + (interval if is_plain else 0.0)  # that it begins was said in a line already
+    due = time.monotonic() + (interval if is_plain else 0.0)  # the caller has printed that it begins
 
     def show(name: str, done: int, total: int) -> None:
         nonlocal due
@@ -162,7 +162,7 @@ class _Lines:
         _print(f"{head} {_SEPARATOR.join(filter(None, [_percent(fraction), *parts]))}")
 
     def close(self) -> None:
-        """Nothing is left open."""
+        """Do nothing: plain lines leave nothing open."""
 
 
 class _Bar:
@@ -175,7 +175,7 @@ class _Bar:
 
         self._terminal, self._description, self._total_steps = terminal, description, total_steps
         self._left = _TimeLeft()
-        # Without a thread of its own: it would take the interpreter away from the training loop.
+        # No refresh thread: it would compete with the training loop for the interpreter lock.
         self._live = Live(console=terminal, auto_refresh=False, transient=True)
         self._live.start()
 
@@ -214,13 +214,13 @@ class _Bar:
 
 
 class _TimeLeft:
-    """Estimates the rest from what passed since the first call, which may be the middle of a resumed run."""
+    """Estimate of the remaining time from progress since the first call, so that resumed runs are right."""
 
     def __init__(self) -> None:
         self._first: tuple[float, float] | None = None
 
     def text(self, fraction: float) -> str:
-        """Empty as long as nothing is known."""
+        """Return the formatted estimate; empty while there is none."""
         now = time.monotonic()
         if self._first is None:
             self._first = now, fraction
@@ -257,7 +257,7 @@ def _short(number: float) -> str:
 
 
 def _fit(parts: list[str], width: int) -> str:
-    """As many of the parts as there is room for, the first ones first."""
+    """Join as many leading parts as fit into `width` columns."""
     while len(parts) > 1 and len(_SEPARATOR.join(parts)) > width:
         parts = parts[:-1]
     return _SEPARATOR.join(parts)
@@ -273,7 +273,7 @@ def _print(text: str) -> None:
 
 
 def _encodable(text: str, encoding: str) -> str:
-    """`text` as an output of this encoding can show it: signs that it lacks are written otherwise."""
+    """Replace the characters of `text` that this encoding lacks."""
     return text.encode(encoding, errors=_ERRORS).decode(encoding)
 
 

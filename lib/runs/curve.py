@@ -1,4 +1,4 @@
-"""Evaluations of a run over the examples it has seen: when a bar is reached, how near they are to others."""
+"""Evaluation curves over examples seen: examples to reach a threshold, and comparison with a reference."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from lib import atomic
 from lib.errors import ConfigError, ToolkitError, os_error
 
 LOWER_IS_BETTER = ("loss", "perplexity", "bits_per_byte")
-PREFERRED = ("exact_accuracy", "accuracy", "loss")  # of what an evaluation tells, where nothing is asked for
+PREFERRED = ("exact_accuracy", "accuracy", "loss")  # evaluation columns, in order, when none is requested
 
 Point: TypeAlias = tuple[int, float]  # examples seen, and the value then
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Curve:
-    """One figure of each evaluation. Points rise in examples: optimizer steps times the effective batch."""
+    """One column of each evaluation. Points ascend in examples: optimizer steps times the effective batch."""
 
     run: str
     column: str
     points: tuple[Point, ...]
 
     def examples_to(self, threshold: float) -> float | None:
-        """How many examples it took to reach `threshold`, in a straight line between evaluations; or None.
+        """Return the examples needed to reach `threshold`, interpolated linearly; None if never reached.
 
-        Where the first evaluation is past it, the examples of that one, which is an upper bound.
+        If the first evaluation is already past it: the examples of that one, an upper bound.
         """
         sign = -1.0 if self.column in LOWER_IS_BETTER else 1.0
         before: Point | None = None
@@ -43,7 +43,7 @@ class Curve:
         return None
 
     def at(self, examples: int) -> float | None:
-        """The value then, in a straight line between evaluations; None before the first or after the last."""
+        """Return the interpolated value; None before the first or after the last evaluation."""
         before: Point | None = None
         for point in self.points:
             if point[0] == examples:
@@ -59,21 +59,21 @@ class Curve:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """A point of the reference and what the run has there; None where it has no evaluation on both sides."""
+    """One point of the reference and the run's value there; None if no evaluations enclose the point."""
 
     examples: int
     reference: float
     value: float | None
 
     def within(self, tolerance: float) -> bool:
-        """Whether they differ by no more than that; nothing is near a value that is not there."""
+        """Return True if the two differ by at most `tolerance`; False if the run has no value there."""
         return self.value is not None and abs(self.value - self.reference) <= tolerance
 
 
 def curve_of(rows: Sequence[Mapping[str, Any]], *, run: str, column: str, effective_batch: int) -> Curve:
-    """The curve in rows of metrics.jsonl. column: "" takes the first of PREFERRED that is there.
+    """Return the curve in rows of metrics.jsonl. column: "" takes the first of PREFERRED that is present.
 
-    Raises ConfigError where no evaluation has such a column.
+    Raises ConfigError if no evaluation has such a column.
     """
     evaluations = [row for row in rows if row.get("kind") == "eval"]
     told = dict.fromkeys(
@@ -93,9 +93,9 @@ def curve_of(rows: Sequence[Mapping[str, Any]], *, run: str, column: str, effect
 
 
 def compare(curve: Curve, reference: Curve) -> list[Comparison]:
-    """The run at each point of the reference, from its own first evaluation on.
+    """Compare the run with each point of the reference, from the run's first evaluation on.
 
-    Raises ConfigError where they are curves of different figures, or have no examples in common.
+    Raises ConfigError if the curves have different columns or no examples in common.
     """
     if curve.column != reference.column:
         raise ConfigError(
@@ -116,7 +116,7 @@ def compare(curve: Curve, reference: Curve) -> list[Comparison]:
 
 
 def store(curve: Curve, file: Path) -> None:
-    """Write a reference. Raises ToolkitError where the file cannot be written."""
+    """Write a reference curve to a file. Raises ToolkitError if it cannot be written."""
     content = {"run": curve.run, "column": curve.column, "points": curve.points}
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -126,7 +126,7 @@ def store(curve: Curve, file: Path) -> None:
 
 
 def stored(file: Path) -> Curve:
-    """Read a reference. Raises ToolkitError where the file is none."""
+    """Read a reference curve. Raises ToolkitError if the file is not one."""
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
         points = tuple((int(examples), float(value)) for examples, value in content["points"])

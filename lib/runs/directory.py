@@ -2,16 +2,16 @@
 
     runs/<model>/<utc>-<identity>/
         lock             held by the process that trains in it, released by the kernel when it dies
-        status.json      running | done | failed | preempted, why, the last step, and facts of the run
-        config ...       what was asked and decided: TEXTS and OBJECTS
+        status.json      running | done | failed | preempted, the reason, the last step, facts of the run
+        config ...       the requested configuration and the plan: TEXTS and OBJECTS
         metrics.jsonl    flat rows
-        log.txt          what the run said
+        log.txt          console output
         ckpt/            lib/runs/checkpoint.py
         plots/           lib/runs/plots.py
-        sinks/           lib/runs/sinks: what is made of metrics.jsonl as the run goes
+        sinks/           lib/runs/sinks: written from metrics.jsonl during the run
 
-A directory is filled under a hidden name and then renamed, so that a run that can be
-seen has all its files. Times are taken from names, never from the file system.
+A directory is filled under a hidden name and then renamed, so that every visible run
+has all its files. Times are taken from names, never from the file system.
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ TEXTS = (
 OBJECTS = (  # stored as NAME.json
     "values",  # symbol -> typed value
     "origins",  # symbol -> where the value came from
-    "plan",  # what was decided, with reasons
-    "hardware",  # what it was decided for
-    "data",  # the data set as the run found it
-    "env",  # versions
+    "plan",  # decisions, with reasons
+    "hardware",  # the hardware that the plan is for
+    "data",  # facts about the data set
+    "env",  # package versions
 )
 
 STATUS, LOCK, CHECKPOINTS, SINKS = "status.json", "lock", "ckpt", "sinks"
-EVENTS = "events.out.tfevents."  # how TensorBoard's files begin, by which it knows them
+EVENTS = "events.out.tfevents."  # prefix by which TensorBoard recognizes event files
 
 _NAME = re.compile(r"(?P<time>\d{8}T\d{6}Z)-(?P<identity>[0-9a-f]{8})(?:-(?P<ordinal>\d+))?")
 _CHECKPOINT_NAME = re.compile(r"step-(\d{8,})")
@@ -57,12 +57,12 @@ _LISTED = 10
 
 
 def checkpoint_name(step: int) -> str:
-    """The directory name of the checkpoint of one step."""
+    """Return the directory name of the checkpoint of one step."""
     return f"step-{step:08d}"
 
 
 def checkpoint_step(name: str) -> int | None:
-    """The step in the directory name of a checkpoint, None for any other name."""
+    """Return the step in a checkpoint's directory name, or None for any other name."""
     match = _CHECKPOINT_NAME.fullmatch(name)
     return int(match[1]) if match else None
 
@@ -78,9 +78,9 @@ class RunDir:
     def create(
         cls, runs: Path, *, model: str, identity: str, files: Mapping[str, str | Mapping[str, Any]]
     ) -> RunDir:
-        """A new run in state "running", locked. `files`: one of TEXTS -> text, one of OBJECTS -> JSON object.
+        """Create a run in state "running", locked. `files`: a TEXTS name -> text, an OBJECTS name -> object.
 
-        Raises ToolkitError where it cannot be written.
+        Raises ToolkitError if it cannot be written.
         """
         assert set(files) <= {*TEXTS, *OBJECTS} and "config" in files, sorted(files)
         try:
@@ -90,7 +90,7 @@ class RunDir:
 
     @classmethod
     def open(cls, path: Path) -> RunDir:
-        """An existing run, not locked. Raises ToolkitError where `path` is none."""
+        """Open an existing run without locking it. Raises ToolkitError if `path` is not a run."""
         if not (path / "config").is_file():
             raise ToolkitError(f"{path} is not a run directory", why="it has no file named config")
         return cls(path)
@@ -99,7 +99,7 @@ class RunDir:
     def find_interrupted(
         cls, runs: Path, *, model: str, is_same: Callable[[RunDir], bool], say: Callable[[str], object]
     ) -> RunDir | None:
-        """The newest run that `is_same` accepts and that is not done; locked. One in use is told."""
+        """Lock and return the newest unfinished run that `is_same` accepts; report runs that are in use."""
         same = [run for run in _runs(runs / model) if is_same(run)]
         for run in sorted(same, key=_age, reverse=True):
             if not run._try_lock():
@@ -112,54 +112,63 @@ class RunDir:
 
     @property
     def name(self) -> str:
+        """The name of the directory, <utc>-<identity>."""
         return self.path.name
 
     @property
     def model(self) -> str:
+        """The name of the model's directory, which holds this one."""
         return self.path.resolve().parent.name
 
     @property
     def identity(self) -> str:
-        """What lib.runs.identity.identity gave for its configuration; empty in any other name."""
+        """The identity (lib.runs.identity) in the directory's name; empty if the name has another form."""
         match = _NAME.fullmatch(self.name)
         return match["identity"] if match else ""
 
     @property
     def config(self) -> Path:
+        """Path of the whole .config."""
         return self.path / "config"
 
     @property
     def minimal(self) -> Path:
+        """Path of the minimal configuration."""
         return self.path / "defconfig"
 
     @property
     def checkpoints(self) -> Path:
+        """Path of the checkpoints."""
         return self.path / CHECKPOINTS
 
     @property
     def metrics(self) -> Path:
+        """Path of metrics.jsonl."""
         return self.path / "metrics.jsonl"
 
     @property
     def log(self) -> Path:
+        """Path of log.txt."""
         return self.path / "log.txt"
 
     @property
     def plots(self) -> Path:
+        """Path of the plots."""
         return self.path / "plots"
 
     @property
     def sinks(self) -> Path:
+        """Path of the sinks' files."""
         return self.path / SINKS
 
     @property
     def began(self) -> float:
-        """When it was created, in seconds since the epoch, by its name; 0 if the directory was renamed."""
+        """Creation time in seconds since the epoch, from the name; 0 if the directory was renamed."""
         match = _NAME.fullmatch(self.name)
         return datetime.strptime(match["time"], "%Y%m%dT%H%M%S%z").timestamp() if match else 0.0
 
     def lock(self) -> None:
-        """Take the run for this process. Raises ToolkitError if another one has it."""
+        """Lock the run for this process. Raises ToolkitError if another one holds the lock."""
         status = self.status()
         if not self._try_lock():
             raise ToolkitError(
@@ -169,13 +178,13 @@ class RunDir:
             )
 
     def release(self) -> None:
-        """Give the run back before this process ends."""
+        """Release the lock before this process ends."""
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
 
     def status(self) -> Status:
-        """What status.json says. A missing or damaged one is state "unknown", with the reason."""
+        """Read status.json. A missing or damaged file gives state "unknown" with the reason."""
         try:
             return Status(**json.loads((self.path / STATUS).read_bytes()))
         except FileNotFoundError:
@@ -186,17 +195,17 @@ class RunDir:
             return Status(state="unknown", reason=f"status.json is damaged ({error})")
 
     def set_status(self, state: State, *, step: int, reason: str = "", **facts: Any) -> None:
-        """Replace status.json, or raise ToolkitError. What is not finite among `facts` becomes null."""
+        """Replace status.json. Non-finite numbers among `facts` become null. Raises ToolkitError."""
         odd = {name for name, value in facts.items() if isinstance(value, float) and not math.isfinite(value)}
         facts |= dict.fromkeys(odd)
         self._replace(STATUS, _status_text(state, step, reason, facts))
 
     def write(self, name: str, content: str | Mapping[str, Any]) -> None:
-        """Replace one of TEXTS or OBJECTS. Raises ToolkitError where it cannot be written."""
+        """Replace one of TEXTS or OBJECTS. Raises ToolkitError if it cannot be written."""
         self._replace(_file_name(name), _text(content))
 
     def read_json(self, name: str) -> dict[str, Any]:
-        """The object in one of OBJECTS. Raises ToolkitError where it is missing or damaged."""
+        """Read one of OBJECTS. Raises ToolkitError if it is missing or damaged."""
         path = self.path / _file_name(name)
         try:
             content = json.loads(path.read_text(encoding="utf-8"))
@@ -253,10 +262,10 @@ class RunDir:
 
 
 def resolve_run(runs: Path, name: str = "", *, unfinished: bool = False) -> RunDir:
-    """The run that a user means by `name`; with `unfinished` among those that are not done.
+    """Find the run that `name` selects; with `unfinished`, only among runs that are not done.
 
-    A path, a directory name, "model/directory", the unique beginning of either, or "" for the
-    newest run of all. Raises ConfigError, with the candidates, where that is not one run.
+    `name` is a path, a directory name, "model/directory", a unique prefix of either, or "" for the
+    newest run of all. Raises ConfigError, listing the candidates, if it does not select exactly one run.
     """
     if name and (Path(name) / "config").is_file():
         found, wanted = [RunDir(Path(name))], ""
@@ -283,14 +292,14 @@ def resolve_run(runs: Path, name: str = "", *, unfinished: bool = False) -> RunD
 
 
 def _matching(runs: list[RunDir], wanted: str) -> list[RunDir]:
-    """The run of that name, or else those whose names begin so."""
+    """Return the run of that name, or else those whose names have it as a prefix."""
     names = [(run, (run.name, f"{run.model}/{run.name}")) for run in runs]
     exact = [run for run, own in names if wanted in own]
     return exact or [run for run, own in names if any(name.startswith(wanted) for name in own)]
 
 
 def _runs(model: Path) -> list[RunDir]:
-    """The whole runs in one model's directory. Runs that a user renamed are left to be named by path."""
+    """Return the complete runs of one model. Runs that a user renamed can only be named by path."""
     found = (RunDir(path) for path in _entries(model) if _NAME.fullmatch(path.name))
     return [run for run in found if run.config.is_file()]
 
@@ -303,7 +312,7 @@ def _entries(directory: Path) -> list[Path]:
 
 
 def _age(run: RunDir) -> tuple[str, int, int]:
-    """Sorts runs from old to new: by name; of runs born in the same second, the further one is newer."""
+    """Sort key from old to new: by name; of runs created in the same second, the later suffix is newer."""
     match = _NAME.fullmatch(run.name)
     assert match, run.name
     step = max((checkpoint_step(path.name) or 0 for path in _entries(run.checkpoints)), default=0)
@@ -311,12 +320,12 @@ def _age(run: RunDir) -> tuple[str, int, int]:
 
 
 def _rename_to_free_name(temporary: Path, identity: str) -> Path:
-    """Rename to <utc>-<identity>, with -2, -3 ... where another process was faster in this second."""
+    """Rename to <utc>-<identity>, with -2, -3 ... if another process took the name in this second."""
     name = f"{_now():%Y%m%dT%H%M%SZ}-{identity}"
     for ordinal in itertools.count(1):
         path = temporary.with_name(name if ordinal == 1 else f"{name}-{ordinal}")
         try:
-            # The kernel refuses to rename a directory over one that is not empty, and a run never is.
+            # The kernel refuses to rename a directory over a non-empty one, and a run is never empty.
             return temporary.rename(path)
         except OSError as error:
             if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):

@@ -1,8 +1,8 @@
-"""The identity of a run: 8 hexadecimal digits in its name that say what is trained.
+"""Run identity: 8 hexadecimal digits in a run's name, a hash of what is trained.
 
-An interrupted run is found again by it, and what a sweep has trained already. Until 0.1.0 it was a hash of
-every symbol of the tree, those of other models too; runs with such a name are still known by the values that
-they store.
+It finds an interrupted run to resume, and the runs that a sweep has trained already. Until 0.1.0 it hashed
+every symbol of the tree, those of other models too; runs with such names are still recognized by their
+stored values.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from lib.errors import ToolkitError
 from lib.kconf import Resolved, Value, values_from_json
 from lib.runs.directory import RunDir
 
-# Symbols that change no number of a training run: where, on how many devices and how often it is launched,
-# how its data are fetched, what is logged and kept; and groups of such symbols.
+# Symbols (and groups of them) that change no number of a training run: where it is launched, on how many
+# devices and how often, how its data are fetched, what is logged and kept.
 _NOT_OF_TRAINING = {
     "NUM_DEVICES",
     "DIST_NNODES",
@@ -39,7 +39,7 @@ _NOT_OF_TRAINING = {
     "RESUME",
 }
 _GROUPS = ("SLURM_", "SINK_")
-# What identities left out until 0.1.0, when they were made of every symbol of the tree, by beginnings.
+# Symbol prefixes that identities left out until 0.1.0, when they hashed every symbol of the tree.
 _NOT_OF_TRAINING_FORMERLY = (
     "NUM_DEVICES",
     "DIST_NNODES",
@@ -51,19 +51,20 @@ _NOT_OF_TRAINING_FORMERLY = (
 
 
 def identity(in_effect: Mapping[str, Value]) -> str:
-    """8 hexadecimal digits that are the same for the same training, however it was configured.
+    """Return 8 hexadecimal digits that are equal for equal training, however it was configured.
 
-    in_effect: of a `lib.kconf.Resolved`; so neither another model or data set nor a new option at its neutral
-    value changes the identity. What changes no number of a run is left out, for it may change on the way.
+    in_effect: of a `lib.kconf.Resolved`; so symbols of other models or data sets, and new options at their
+    neutral value, do not change the identity. Symbols that change no number of a run are left out, because
+    they may change when it resumes.
     """
     return _digest(_of_training(in_effect))
 
 
 def is_identity(known: str, resolved: Resolved, *, stored: Callable[[], Mapping[str, Value] | None]) -> bool:
-    """Whether a run of the identity `known` trains what `resolved` says.
+    """Return True if a run with the identity `known` trains the configuration `resolved`.
 
-    stored: the values of every symbol as the run stored them, None where it has none. They are asked for only
-    where `known` may come from a tree that hashed all of them, and must have that hash.
+    stored: reads the values of every symbol as the run stored them, None if it has none. Called only if
+    `known` may come from a tree that hashed all of them; they must then have that hash.
     """
     if known == identity(resolved.in_effect):
         return True
@@ -76,7 +77,7 @@ def is_identity(known: str, resolved: Resolved, *, stored: Callable[[], Mapping[
 
 
 def former_identity(values: Mapping[str, Value]) -> str:
-    """The identity of a run up to 0.1.0, of the values of every symbol that its tree had."""
+    """Return the identity used up to 0.1.0, from the values of every symbol that the tree had."""
     kept = {name: value for name, value in values.items() if not name.startswith(_NOT_OF_TRAINING_FORMERLY)}
     return _digest(kept)
 
@@ -95,12 +96,12 @@ def _digest(values: Mapping[str, Value]) -> str:
 
 
 def trains(run: RunDir, resolved: Resolved) -> bool:
-    """Whether `run` is one of that configuration."""
+    """Return True if `run` is a run of that configuration."""
     return bool(run.identity) and is_identity(run.identity, resolved, stored=lambda: _values(run))
 
 
 def has_former_identity(run: RunDir) -> bool:
-    """Whether an older tree named `run`, by the values of every symbol that it had."""
+    """Return True if the name of `run` has an identity of 0.1.0 or older, by its stored values."""
     values = _values(run)
     return values is not None and run.identity == former_identity(values)
 
@@ -109,4 +110,4 @@ def _values(run: RunDir) -> dict[str, Value] | None:
     try:
         return values_from_json(run.read_json("values"))
     except ToolkitError:
-        return None  # without them it can only be known by a name of today
+        return None  # without them only a current identity can match

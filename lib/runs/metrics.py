@@ -1,4 +1,4 @@
-"""metrics.jsonl: one flat JSON object a line, one per measurement, appended in few large writes."""
+"""metrics.jsonl: one flat JSON object per line and measurement, appended in few large writes."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ _BLOCK_BYTES = 1 << 16
 
 
 class MetricsWriter:
-    """Appends rows to a file. Rows wait in memory until `flush`.
+    """Buffered appender of rows to a file; rows stay in memory until `flush`.
 
-    All methods but `write` raise ToolkitError where the file cannot be written. What could not
-    be written is kept, so that a later `flush` goes on at the very byte where the last one failed.
+    All methods but `write` raise ToolkitError if the file cannot be written. Unwritten bytes are
+    kept, so that a later `flush` continues at the byte where the last one failed.
     """
 
     def __init__(self, path: Path) -> None:
@@ -35,7 +35,7 @@ class MetricsWriter:
             raise os_error("write", error) from error
 
     def write(self, row: Mapping[str, Scalar]) -> None:
-        """Add one row. A number that is not finite becomes null, and the field "note" says what it was."""
+        """Add one row. Non-finite numbers become null, and the field "note" names their values."""
         self._rows.append(_line(row))
 
     def flush(self) -> None:
@@ -47,6 +47,7 @@ class MetricsWriter:
         self._hand_over()
 
     def close(self) -> None:
+        """Flush, and close the file even if that fails."""
         try:
             self._hand_over()
         finally:
@@ -64,24 +65,24 @@ class MetricsWriter:
 
 
 def read(path: Path) -> list[dict[str, Any]]:
-    """All rows. A last line without its end is one that is just being written, and is left out.
+    """Read all rows. A last line without a newline is still being written and is left out.
 
-    Raises ToolkitError where the file is missing or a line in it is not a row.
+    Raises ToolkitError if the file is missing or a line is not a row.
     """
     return [row for rows in Follower(path).batches() for row in rows]
 
 
 class Follower:
-    """Reads a file of rows that grows: each row once, from the first on."""
+    """Incremental reader of a growing file: each row once, from the first on."""
 
     def __init__(self, path: Path) -> None:
         self._path, self._offset, self._lines = path, 0, 0
 
     def batches(self) -> Iterator[list[dict[str, Any]]]:
-        """What was appended since the last call, BATCH_ROWS rows at a time; the last batch may be empty.
+        """Yield the rows appended since the last call, BATCH_ROWS at a time; the last batch may be empty.
 
-        A last line without its end waits for the next call.
-        Raises ToolkitError where the file cannot be read or a line in it is not a row.
+        A last line without a newline waits for the next call.
+        Raises ToolkitError if the file cannot be read or a line is not a row.
         """
         rows: list[dict[str, Any]] = []
         try:
@@ -107,11 +108,11 @@ class Follower:
 
 
 def truncate_after(path: Path, step: int) -> int:
-    """Drop the rows of later steps, and lines that are no rows, before a run resumes from `step`.
+    """Drop the rows of later steps, and damaged lines, before a run resumes from `step`.
 
-    Steps do not fall in a file: it is read from its end until a row that stays, and what is before is only
-    looked at for what a power cut may have left. Atomic. Returns how many whole lines were dropped; a file
-    that is not there has none. Raises ToolkitError where the file cannot be read or written.
+    Steps ascend in a file, so it is read backwards to the first row that stays; the lines before it are only
+    checked for damage by a power cut. Atomic. Returns how many whole lines were dropped, 0 if there is no
+    file. Raises ToolkitError if the file cannot be read or written.
     """
     if not path.exists():
         return 0
@@ -131,7 +132,7 @@ def truncate_after(path: Path, step: int) -> int:
 
 
 def _end_of(file: BinaryIO, step: int) -> tuple[int, int, bool]:
-    """Where the last row up to `step` ends, how many whole lines follow it, and whether all of them go."""
+    """Return the end of the last row up to `step`, the number of whole lines after it, and if all go."""
     dropped = 0
     for offset, line in _backwards(file):
         row = _parsed(line)
@@ -144,13 +145,13 @@ def _end_of(file: BinaryIO, step: int) -> tuple[int, int, bool]:
 
 
 def _backwards(file: BinaryIO) -> Iterator[tuple[int, bytes]]:
-    """Lines from the last to the first, with their ends, and where they begin."""
+    """Yield (offset, line) from the last line to the first."""
     begin, rest = file.seek(0, os.SEEK_END), b""
     while begin:
         start = max(0, begin - _BLOCK_BYTES)
         file.seek(start)
         lines = io.BytesIO(file.read(begin - start) + rest).readlines()
-        rest = lines.pop(0) if start else b""  # it may begin in the block before
+        rest = lines.pop(0) if start else b""  # its beginning may be in the previous block
         offset, begin = start + len(rest) + sum(map(len, lines)), start
         for line in reversed(lines):
             offset -= len(line)
@@ -158,12 +159,12 @@ def _backwards(file: BinaryIO) -> Iterator[tuple[int, bytes]]:
 
 
 def _is_undamaged(file: BinaryIO, end: int) -> bool:
-    """Whether all lines before `end` begin and end as rows do. Parsing them would take many times as long."""
+    """Return True if all lines before `end` begin and end like rows; parsing would be many times slower."""
     file.seek(0)
     before = b"}\n"
     while block := file.read(min(_BLOCK_BYTES, end - file.tell())):
         block = before + block
-        is_line = block.endswith(b"\n")  # what follows its end is in the next block
+        is_line = block.endswith(b"\n")  # the rest of the line is in the next block
         if b"\0" in block or block.count(b"}\n{") != block.count(b"\n") - is_line:
             return False
         before = block[-2:] if is_line else block[-1:]
@@ -171,7 +172,7 @@ def _is_undamaged(file: BinaryIO, end: int) -> bool:
 
 
 def _parsed(line: bytes) -> dict[str, Any] | None:
-    """The row of a whole line, None for a line that is none."""
+    """Parse a whole line; None if it is not a row."""
     try:
         row = json.loads(line) if line.endswith(b"\n") else None
     except ValueError:

@@ -1,4 +1,4 @@
-"""Pictures of a run: loss, accuracy, learning rate and throughput over optimizer steps."""
+"""Plots of a run: loss, accuracy, learning rate and throughput over optimizer steps."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ _TRAIN_COLOUR, _EVAL_COLOUR = "#2a6f97", "#d1495b"
 _INCHES, _DOTS_PER_INCH = (8.0, 4.6), 120
 _LOG_ABOVE = 30.0  # a positive column that spans more than this factor gets a logarithmic axis
 _SMOOTH_ABOVE = 40  # points
-_AFTER = "exact_after_"  # of the columns of a recursive model's evaluation
+_AFTER = "exact_after_"  # column prefix in a recursive model's evaluation
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plot:
-    """One picture: a column of metrics.jsonl, its unit, and how to draw it."""
+    """One plot: a column of metrics.jsonl, its unit and style."""
 
     column: str
     label: str
@@ -53,9 +53,9 @@ def write_plots(
 ) -> list[Path]:
     """Write directory/{loss,accuracy,learning_rate,throughput}.png and return their paths.
 
-    A picture whose column is in no row is left out, and `say` is told. A recursive model has one more,
+    A plot without data is left out and reported through `say`. A recursive model also gets
     supervision_steps.png: how many samples are solved after how many steps, by the last evaluation.
-    Raises ToolkitError where a file cannot be written.
+    Raises ToolkitError if a file cannot be written.
     """
     written = []
     for name, plot in PLOTS.items():
@@ -81,7 +81,7 @@ def _written(path: Path, data: bytes) -> Path:
 
 
 def _solved_after(rows: Iterable[Mapping[str, Any]]) -> Points:
-    """Supervision steps, and the share of samples (%) that the last evaluation found solved after them."""
+    """Supervision steps, and the share of samples (%) that the last evaluation found solved after each."""
     last: Mapping[str, Any] = {}
     for row in rows:
         if row.get("kind") == "eval":
@@ -120,7 +120,7 @@ def _epochs_per_step(rows: Iterable[Mapping[str, Any]]) -> float | None:
 
 def _draw(plot: Plot, series: Mapping[str, Points], *, title: str, epochs_per_step: float | None) -> bytes:
     figure = Figure(figsize=_INCHES, dpi=_DOTS_PER_INCH, layout="constrained")
-    FigureCanvasAgg(figure)  # without pyplot, which keeps figures and may look for a display
+    FigureCanvasAgg(figure)  # not pyplot: it keeps figures and may look for a display
     axes = figure.add_subplot()
     if "train" in series:
         _draw_train(axes, series["train"], smooth=plot.smooth)
@@ -149,7 +149,7 @@ def _png(figure: Figure) -> bytes:
 
 
 def _scaling(ratio: float) -> tuple[Callable[[Any], Any], Callable[[Any], Any]]:
-    """Times `ratio`, and back; of numbers or arrays."""
+    """Return the functions that multiply and divide numbers or arrays by `ratio`."""
     return lambda x: x * ratio, lambda x: x / ratio
 
 
@@ -159,7 +159,7 @@ def _draw_train(axes: Axes, points: Points, *, smooth: bool) -> None:
         axes.plot(steps, values, color=_TRAIN_COLOUR, linewidth=0.8, alpha=0.3, label="training")
         axes.plot(steps, _smoothed(values), color=_TRAIN_COLOUR, linewidth=1.8, label="training, smoothed")
     else:
-        marker = "." if len(values) == 1 else ""  # a line through one point cannot be seen
+        marker = "." if len(values) == 1 else ""  # a single point draws no line
         axes.plot(steps, values, marker=marker, color=_TRAIN_COLOUR, linewidth=1.5, label="training")
 
 

@@ -1,11 +1,11 @@
-"""A run on object storage, which has no renaming: a checkpoint is there when its manifest is.
+"""Runs on object storage, which cannot rename: a checkpoint exists once its manifest does.
 
     URL/<model>/<run>/config ...                      the files of the run directory
-    URL/<model>/<run>/sinks/events...                 those of TensorBoard
+    URL/<model>/<run>/sinks/events...                 TensorBoard event files
     URL/<model>/<run>/ckpt/step-00001234/state.pt     first
     URL/<model>/<run>/ckpt/step-00001234/manifest.json   last
 
-What is kept and which checkpoint is the best is asked of the manifests there, every time.
+The remote manifests are read anew each time to decide which checkpoints to keep and which is the best.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _CONCURRENT_REQUESTS = 16
 
 
 def contents(run: RunDir) -> dict[str, bytes]:
-    """The files of a run directory and TensorBoard's, without checkpoints and what is made of them."""
+    """Read the files of a run directory and its event files, without checkpoints and files made from them."""
     files = [path for path in run.path.iterdir() if path.is_file() and not path.name.startswith(".")]
     files = [path for path in files if path.name != LOCK] + sorted(run.sinks.glob(f"{EVENTS}*"))
     return {path.relative_to(run.path).as_posix(): path.read_bytes() for path in files}
@@ -47,19 +47,20 @@ def contents(run: RunDir) -> dict[str, bytes]:
 
 @dataclass(frozen=True, slots=True)
 class RemoteRun:
-    """One run on storage. All methods raise StorageError where the storage fails."""
+    """One run on storage. All methods raise StorageError if the storage fails."""
 
     name: str
-    storage: Storage  # of this run
+    storage: Storage  # at the run's own URL
 
     def is_done(self) -> bool:
+        """Return True if the stored status says "done"; False if it is missing or damaged."""
         try:
             return bool(json.loads(self.storage.read(STATUS))["state"] == "done")
         except (MissingError, ValueError, KeyError, TypeError):
             return False
 
     def trains(self, resolved: Resolved) -> bool:
-        """As `RunDir.trains`."""
+        """Same as `RunDir.trains`, for a remote run."""
         known = RunDir(Path(self.name)).identity
         return bool(known) and is_identity(known, resolved, stored=self._values)
 
@@ -67,10 +68,10 @@ class RemoteRun:
         try:
             return values_from_json(json.loads(self.storage.read("values.json")))
         except (MissingError, ValueError, AttributeError):
-            return None  # without them it can only be known by a name of today
+            return None  # without them only a current identity can match
 
     def manifests(self) -> dict[int, dict[str, Any]]:
-        """What the manifests that are as they were written say, by step."""
+        """Return step -> content of the valid manifests."""
         found = {}
         for step in self._folders():
             try:
@@ -78,17 +79,17 @@ class RemoteRun:
                     self.storage.read(_place(step, checkpoint_manifest.NAME)), step=step
                 )
             except (MissingError, DamagedError):
-                continue  # a copy that was cut off, or is not for this version
+                continue  # an interrupted copy, or one of another version
         return found
 
     def copy(self, directory: Path, files: Mapping[str, bytes], *, keep_last: int) -> str:
-        """Bring the newest and the best checkpoint of `directory` there, if they are not, and `files`.
+        """Upload the latest and the best checkpoint of `directory`, unless they are there, and `files`.
 
-        Older than the `keep_last` newest, cut off or left from a course that was given up: these are removed.
-        Returns in what way the best one is damaged on the disk, "" where it is not.
+        Removes remote checkpoints that are older than the `keep_last` newest, incomplete, or from a history
+        that was dropped. Returns the damage of the best checkpoint on disk, "" if it is valid.
 
-        Raises FileNotFoundError where a checkpoint was removed from the disk meanwhile, for a newer one;
-        CheckpointError where the newest one is damaged, when all else is there.
+        Raises FileNotFoundError if a checkpoint was removed from the disk meanwhile, for a newer one;
+        CheckpointError if the newest one is damaged, after everything else was uploaded.
         """
         local = checkpoint.steps(directory)
         wanted = [step for step in local if step in (local[-1], checkpoint.best_step(directory))]
@@ -113,27 +114,28 @@ class RemoteRun:
             self.storage.write(_place(step, checkpoint_manifest.NAME), data)
         if local and local[-1] in damaged:
             raise CheckpointError(damaged[local[-1]])
-        # It may say that the run is done, which its last checkpoint is needed for.
+        # Last, because a status "done" promises that the last checkpoint is there.
         self.storage.write(STATUS, files[STATUS])
         if local:
             self._retire(newest=local[-1], keep_last=keep_last)
         return "".join(damaged.values())
 
     def fetch(self, run: RunDir, *, say: Callable[[str], object]) -> None:
-        """Bring `run` its newest sound checkpoint, its files and the best one, if it has no sound one as new.
+        """Download the latest valid checkpoint, the files and the best one, unless `run` has one as new.
 
-        A damaged one there is told, and the one before is taken. Raises CheckpointError where there are
-        damaged ones only and `run` has no sound one of its own, ToolkitError where the disk fails.
+        Damaged remote checkpoints are reported and the previous one is taken. Raises CheckpointError if all
+        are damaged and `run` has no valid one of its own, ToolkitError if the disk fails.
         """
         here, own = checkpoint.steps(run.checkpoints), checkpoint.newest_sound(run.checkpoints)
         there = self.manifests()
         newer = sorted(step for step in there if own is None or step > own)
         if not newer:
             return
-        # First: rows of later steps than the checkpoint's are dropped, rows that are missing are not made up.
+        # First, because rows after the checkpoint's step can be dropped later, but missing rows cannot be
+        # made.
         self._fetch_files(run.path)
         best = _best(there)
-        # From old to new: what is installed takes later ones for a course that was given up.
+        # In ascending order, because installing a step drops later ones.
         had = best is not None and best in newer[:-1] and self._receive(run.checkpoints, best, say)
         for step in reversed(newer):
             if (had and step == best) or self._receive(run.checkpoints, step, say):
@@ -148,9 +150,9 @@ class RemoteRun:
             )
 
     def adopt(self, runs: Path, *, say: Callable[[str], object]) -> RunDir:
-        """Make its run directory in `runs`, the directory of its model's runs, with a checkpoint; locked.
+        """Create its run directory, with a checkpoint, in `runs`, the directory of the model's runs; locked.
 
-        Raises ToolkitError where another process does so, or the disk fails.
+        Raises ToolkitError if another process does the same, or the disk fails.
         """
         run = RunDir(runs / f".fetching-{self.name}")
         try:
@@ -183,14 +185,14 @@ class RemoteRun:
                 raise os_error("write", error) from error
 
     def _events(self) -> list[str]:
-        """TensorBoard's files that are there."""
+        """Names of the remote event files."""
         return [f"{SINKS}/{name}" for name in self.storage.entries(SINKS) if name.startswith(EVENTS)]
 
     def _upload_state(self, path: Path, step: int) -> None:
         try:
             self.storage.upload(path, _place(step, checkpoint_manifest.STATE))
         except MissingError:
-            path.stat()  # raises where it is this one that has gone
+            path.stat()  # raises if it is this one that has gone
             raise
 
     def _receive(self, directory: Path, step: int, say: Callable[[str], object]) -> bool:
@@ -221,26 +223,26 @@ class RemoteRun:
 
 
 def unfinished(storage: Storage, resolved: Resolved) -> list[RemoteRun]:
-    """The runs of one model on `storage` that train `resolved` and are not done, from old to new.
+    """Return the unfinished runs of one model on `storage` that train `resolved`, from old to new.
 
-    Raises StorageError where the storage fails.
+    Raises StorageError if the storage fails.
     """
     found = [RemoteRun(name, storage.below(name)) for name in storage.entries()]
-    # Each run of another configuration costs a request, which takes long where there are hundreds.
+    # Each run of another configuration costs a request, which is slow one by one where there are hundreds.
     with ThreadPoolExecutor(_CONCURRENT_REQUESTS) as pool:
         wanted = pool.map(lambda run: run.trains(resolved) and not run.is_done(), found)
         return [run for run, is_wanted in zip(found, wanted, strict=True) if is_wanted]
 
 
 def _manifest(path: Path, *, step: int) -> tuple[bytes, dict[str, Any]]:
-    """The manifest of a checkpoint on the disk, and what it says.
+    """Return the bytes and the content of a local checkpoint's manifest.
 
-    Raises DamagedError where it is not as it was written, FileNotFoundError where the checkpoint has gone.
+    Raises DamagedError if it is damaged, FileNotFoundError if the checkpoint is gone.
     """
     try:
         data = (path / checkpoint_manifest.NAME).read_bytes()
     except OSError as error:
-        if not path.is_dir():  # it goes as a whole
+        if not path.is_dir():  # checkpoints are removed as a whole
             raise
         raise DamagedError(f"{checkpoint_manifest.NAME}: {error.strerror or error}") from error
     return data, checkpoint_manifest.decode(data, step=step)
@@ -251,7 +253,7 @@ def _place(step: int, name: str = "") -> str:
 
 
 def _best(manifests: Mapping[int, Mapping[str, Any]]) -> int | None:
-    """The step of the best checkpoint: each that is called so was better than those before."""
+    """The step of the best checkpoint: the last one marked so, as each was better than those before."""
     return max(
         (step for step, content in manifests.items() if checkpoint_manifest.is_best(content)), default=None
     )

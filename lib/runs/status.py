@@ -1,4 +1,4 @@
-"""How a run is: the content of its status.json, which lib/runs/directory.py reads and writes."""
+"""Run status: the content of status.json, which lib/runs/directory.py reads and writes."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ State: TypeAlias = Literal["running", "done", "failed", "preempted", "unknown"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Status:
-    """How a run is, or was when it last said so.
+    """The last recorded status of a run.
 
-    state:  "unknown" where status.json is missing or damaged; `reason` then says which. A run that
+    state:  "unknown" if status.json is missing or damaged; `reason` then says which. A run that
             was killed stays "running" and holds no lock.
-    facts:  what else the run has to tell, such as its final metrics.
+    facts:  further facts of the run, such as its final metrics.
     """
 
     state: State

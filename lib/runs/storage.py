@@ -1,4 +1,4 @@
-"""Files at a URL: whatever fsspec opens. It is imported where a URL is opened, and not before."""
+"""Files at a URL, through fsspec, which is imported only when a URL is opened."""
 
 from __future__ import annotations
 
@@ -15,38 +15,39 @@ _OURS = ("lib", "train", "models", "scripts")
 
 
 class StorageError(ToolkitError):
-    """Storage cannot be reached, or does not do what it was asked for."""
+    """The storage cannot be reached, or an operation on it failed."""
 
 
 class MissingError(StorageError):
-    """There is no such file, or no place for one."""
+    """The file or folder does not exist."""
 
 
 def is_url(text: str) -> bool:
+    """Return True if `text` has a protocol, such as s3://."""
     return "://" in text
 
 
 @dataclass(frozen=True, slots=True)
 class Storage:
-    """What is below one URL. Names are relative to it, with slashes.
+    """Files below one URL. Names are relative to it, with slashes.
 
-    All methods raise StorageError where the storage fails, MissingError where a file is not there.
+    All methods raise StorageError if the storage fails, MissingError if a file does not exist.
     """
 
     url: str  # without a slash at its end
     _files: Any  # an fsspec.AbstractFileSystem
     _root: str  # of the URL, as that file system names it
-    _on_disk: bool  # where files can be seen half written; an object is there or not
+    _on_disk: bool  # a half-written file can be seen on a disk, but not on object storage
 
     def below(self, name: str) -> Storage:
-        """The part of the storage below `name`."""
+        """Return the part of the storage below `name`."""
         return Storage(f"{self.url}/{name}", self._files, self._path(name), self._on_disk)
 
     def entries(self, folder: str = "") -> list[str]:
-        """The names of files and folders directly in a folder, sorted; none where it is not there."""
+        """Return the names of files and folders directly in a folder, sorted; empty if it does not exist."""
         path = self._path(folder)
         with _errors(f"list {self.url}/{folder}"):
-            self._files.invalidate_cache()  # others may have been here
+            self._files.invalidate_cache()  # other processes may have written
             try:
                 found = self._files.ls(path, detail=False)
             except FileNotFoundError:
@@ -59,7 +60,7 @@ class Storage:
         return sorted(names - {""})
 
     def sizes(self) -> dict[str, int]:
-        """The size in bytes of every file, at any depth; a URL of one file has that of "" alone."""
+        """Return the size in bytes of every file, at any depth; a URL of one file has the name ""."""
         with _errors(f"list {self.url}"):
             self._files.invalidate_cache()
             found = self._files.find(self._root, detail=True)
@@ -67,15 +68,16 @@ class Storage:
         return {
             str(path).strip("/").removeprefix(root).lstrip("/"): int(facts["size"])
             for path, facts in found.items()
-            if not str(path).endswith("/")  # what some programs write to have an empty folder
+            if not str(path).endswith("/")  # placeholder objects of empty folders
         }
 
     def read(self, name: str) -> bytes:
+        """Return the content of a file."""
         with _errors(f"read {self.url}/{name}"):
             return bytes(self._files.cat_file(self._path(name)))
 
     def write(self, name: str, data: bytes) -> None:
-        """Make or replace a small file, at once."""
+        """Create or replace a small file in one operation."""
         path = self._path(name)
         with _errors(f"write {self.url}/{name}"):
             if self._on_disk:
@@ -86,15 +88,17 @@ class Storage:
                 self._files.pipe_file(path, data)
 
     def upload(self, path: Path, name: str) -> None:
+        """Copy the local file `path` to `name`."""
         with _errors(f"write {self.url}/{name}"):
             self._files.put_file(str(path), self._path(name))
 
     def download(self, name: str, path: Path) -> None:
+        """Copy the file `name` to the local `path`."""
         with _errors(f"read {self.url}/{name} into {path}"):
             self._files.get_file(self._path(name), str(path))
 
     def remove(self, name: str) -> None:
-        """Remove a file, or a folder with all that is in it. What is not there is removed."""
+        """Remove a file, or a folder with its content; succeeds if it does not exist."""
         with _errors(f"remove {self.url}/{name}"):
             try:
                 self._files.rm(self._path(name), recursive=True)
@@ -102,7 +106,7 @@ class Storage:
                 return
 
     def check(self) -> None:
-        """Write a small file, read it, and remove it again."""
+        """Check access: write a small file, read it, and remove it."""
         name, data = f".check-{os.urandom(4).hex()}", b"anneal\n"
         self.write(name, data)
         try:
@@ -116,21 +120,21 @@ class Storage:
 
 
 def open_storage(url: str, *, asked: str) -> Storage:
-    """What is below `url`. asked: the option that names it.
+    """Open the storage at `url`. asked: the option that names it.
 
-    Raises ConfigError where that is no URL, or the package that opens it is not installed.
+    Raises ConfigError if it is no URL, or the package for it is not installed.
     """
     if not is_url(url):
         raise ConfigError(f'{asked}="{url}" is not a URL', todo=f"a path is written file://{url}")
     from fsspec.core import url_to_fs
 
     if not url.partition("://")[2].strip("/"):
-        # Without its slashes it would be a path, in the directory where this program runs.
+        # Without its slashes it would be a path relative to the working directory.
         raise ConfigError(f'{asked}="{url}" names no place', todo="give a bucket or a folder after ://")
     url = url.rstrip("/")
     protocol = url.partition(":")[0]
     on_disk = protocol in ("file", "local")
-    # On a disk somebody has to make the folders; elsewhere that might make a bucket.
+    # Disks need their folders created; on object storage this might create a bucket.
     options = {"auto_mkdir": True} if on_disk else {}
     try:
         with _errors(f"open {url}"):
@@ -147,19 +151,19 @@ def open_storage(url: str, *, asked: str) -> Storage:
 
 
 def _package_of(protocol: str, error: ImportError) -> str:
-    """The package that opens such URLs."""
+    """The package that opens URLs of this protocol."""
     from fsspec.registry import known_implementations
 
     package = str(known_implementations[protocol]["class"]).partition(".")[0]
     if package != "fsspec":
         return package
-    cause = error.__cause__  # its own error names several in a sentence
+    cause = error.__cause__  # the cause names one package, fsspec's own message several
     return (isinstance(cause, ImportError) and cause.name) or error.name or f"for {protocol}://"
 
 
 @contextmanager
 def _errors(action: str) -> Iterator[None]:
-    """Tell what storage raises in one line; a mistake of ours stays what it is."""
+    """Convert errors of the storage to StorageError; programming errors pass through."""
     try:
         yield
     except FileNotFoundError as error:
@@ -173,7 +177,7 @@ def _errors(action: str) -> Iterator[None]:
 
 
 def _is_of_storage(error: Exception) -> bool:
-    """Packages below fsspec have errors of their own (botocore, aiohttp), without a common class."""
+    """True for errors of packages below fsspec (botocore, aiohttp), which have no common base class."""
     if isinstance(error, ImportError):
         return False
     if isinstance(error, OSError | RuntimeError | ValueError):

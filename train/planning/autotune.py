@@ -1,4 +1,4 @@
-"""`make probe`, and the measurements that CONFIG_AUTO_METHOD_PROBE plans by."""
+"""Probe runs for `make probe` and CONFIG_AUTO_METHOD_PROBE: measure micro-batches on the devices."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ from train.planning.memory_estimate import Footprints
 from train.stored_run import say
 from train.training_data import Subject, open_to_train
 
-MOST_SECONDS = 900.0  # that a trial may take, start and compilation included
+MOST_SECONDS = 900.0  # limit of a probe run, start and compilation included
 COMMAND = (sys.executable, "-m", "train", "trial")
 
-# What changes neither the memory of a step nor its speed; whatever else there is may.
+# Symbols that change neither the memory nor the speed of a step; all others may.
 IRRELEVANT = frozenset(
     {
         "auto_method", "data_dir", "data_download", "oom_retry", "seed",
@@ -53,12 +53,12 @@ IRRELEVANT = frozenset(
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Bench:
-    """What is measured, and where."""
+    """The configuration, data and hardware that are measured."""
 
     resolved: kconf.Resolved
     config: Config
     subject: Subject
-    hardware: Hardware  # of this very machine
+    hardware: Hardware  # of this machine
     predict: MemoryEstimator
     root: Path
 
@@ -72,7 +72,7 @@ class Bench:
         root: Path,
         predict: MemoryEstimator | None = None,
     ) -> Bench:
-        """predict: a predictor that has found something already; None for a new one."""
+        """Create a bench. predict: a predictor with cached results; None for a new one."""
         config = config_from_values(resolved.values)
         return cls(
             resolved=resolved,
@@ -84,7 +84,7 @@ class Bench:
         )
 
     def plan(self, probed: Probed | None = None) -> Plan:
-        """The plan by what was measured; without, by prediction."""
+        """Plan by measurements, or by prediction without them."""
         config = dataclasses.replace(self.config, auto_method="predict", batch_table_strict=False)
         return apply_hyperparams(
             config,
@@ -96,16 +96,16 @@ class Bench:
         )
 
     def memory(self, decided: Plan, size: int) -> Memory:
-        """What is predicted for micro-batches of `size`, whatever else `decided` says."""
+        """Predict the memory of micro-batches of `size`, all else as in `decided`."""
         accumulates = size < decided.effective_batch // decided.world
         trial = dataclasses.replace(trial_of(decided), micro_batch=size, accumulates=accumulates)
         return predicted(trial, self.predict, free_bytes=place(self.config, self.hardware).free_bytes)
 
 
 def probe_command(asked: kconf.Resolved, *, root: Path) -> int:
-    """`make probe`: measure, keep what was found, and show the plan that follows from it.
+    """Run `make probe`: measure, store the results, and print the resulting plan.
 
-    Raises ConfigError where the batch is set by hand, PlanError where nothing that was tried fits.
+    Raises ConfigError if the batch is set by hand, PlanError if no micro-batch that was tried fits.
     """
     resolved = with_tier(asked, root=root, say=say)
     config = config_from_values(resolved.values)
@@ -124,7 +124,7 @@ def probe_command(asked: kconf.Resolved, *, root: Path) -> int:
 
 
 def known(bench: Bench) -> Kept | None:
-    """What was measured of this very thing before, if there is room for it now."""
+    """Return an earlier measurement of the same configuration, if it fits into memory now."""
     kept = load(cache_file(), key_of(facts_of(bench)))
     if kept is None:
         return None
@@ -134,7 +134,7 @@ def known(bench: Bench) -> Kept | None:
 
 
 def known_or_measured(bench: Bench) -> Probed:
-    """What to plan by; measured now where nothing is known. Raises what `measure` does."""
+    """Return stored measurements, or measure now. Raises what `measure` does."""
     kept = known(bench)
     if kept is None:
         return measure(bench)
@@ -143,9 +143,9 @@ def known_or_measured(bench: Bench) -> Probed:
 
 
 def measure(bench: Bench) -> Probed:
-    """Try micro-batches out on the devices, and keep what is found.
+    """Measure micro-batches on the devices, and store the results.
 
-    Raises PlanError where none that was tried fits, ToolkitError where a trial fails for another reason.
+    Raises PlanError if none that was tried fits, ToolkitError if a probe run fails for another reason.
     """
     refuse_on_xla(bench.hardware.kind, what="measuring (make probe)")
     decided = bench.plan()
@@ -153,7 +153,7 @@ def measure(bench: Bench) -> Probed:
     step, _ = smallest_accepted(
         lambda size: bench.memory(decided, size), share=share, step=decided.norm_batch or 1
     )
-    # What is predicted to be best may be no divisor: then the last micro-batch is smaller.
+    # The size predicted to be best may be no divisor: then the last micro-batch is smaller.
     sizes = sorted({decided.micro_batch, *(step * size for size in divisors(share // step))})
 
     def try_out(size: int) -> Measurement | Failure:
@@ -164,7 +164,7 @@ def measure(bench: Bench) -> Probed:
 
     def may_fit(size: int, measured: Measurement) -> bool:
         memory, known_memory = (bench.memory(decided, each) for each in (size, measured.micro_batch))
-        more = memory.need_bytes - known_memory.need_bytes  # with gaps: what was measured has some, too
+        more = memory.need_bytes - known_memory.need_bytes  # with fragmentation, which measurements include
         return measured.need_bytes + more <= memory.usable_bytes
 
     probed = search(decided.micro_batch, sizes, try_out, may_fit=may_fit)
@@ -179,9 +179,9 @@ def measure(bench: Bench) -> Probed:
 
 
 def trial(bench: Bench, decided: Plan, size: int) -> Measurement | Failure:
-    """Train with micro-batches of `size` for some steps, in processes that may come to grief.
+    """Train for a few steps with micro-batches of `size`, in processes of their own, which may crash.
 
-    Every size makes steps of about as many samples, so that the update weighs the same in all of them.
+    Every size makes steps of about as many samples, so that the update has the same weight in all of them.
     """
     share = decided.effective_batch // decided.world
     wanted = max(1 + (size < share), round(2 * decided.micro_batch / size))
@@ -207,7 +207,7 @@ def trial(bench: Bench, decided: Plan, size: int) -> Measurement | Failure:
 
 
 def facts_of(bench: Bench) -> dict[str, Any]:
-    """All that a measurement depends on."""
+    """Return everything that a measurement depends on."""
     asked = {field.name: getattr(bench.config, field.name) for field in dataclasses.fields(Config)}
     asked |= {name: dict(asked[name]) for name in OF_PLUG_INS}  # JSON has no read-only mappings
     found = bench.hardware
@@ -222,7 +222,7 @@ def facts_of(bench: Bench) -> dict[str, Any]:
 
 
 def _run(bench: Bench, plan: Plan, *, usable_bytes: int) -> list[dict[str, Any]] | str:
-    """What each rank tells, or why memory did not suffice."""
+    """Return each rank's results, or the reason why memory did not suffice."""
     with tempfile.TemporaryDirectory(prefix="anneal-trial-") as folder:
         order, output = Path(folder) / "order.json", Path(folder) / "output"
         told = {
@@ -254,9 +254,9 @@ def _run(bench: Bench, plan: Plan, *, usable_bytes: int) -> list[dict[str, Any]]
 def _judged(
     outcomes: list[dict[str, Any]], world: int, *, status: int, output: str
 ) -> list[dict[str, Any]] | str:
-    """The minimum over ranks: a size works where it works on all of them.
+    """Combine the ranks' outcomes: a size works only if it works on all of them.
 
-    Raises ToolkitError where a rank failed for another reason than memory.
+    Raises ToolkitError if a rank failed for another reason than memory.
     """
     for outcome in outcomes:
         if outcome["status"] == "out_of_memory":
@@ -266,7 +266,7 @@ def _judged(
             raise ToolkitError("a trial failed, and not for want of memory", why=outcome["reason"])
     if len(outcomes) == world:
         return outcomes
-    # Killed by the kernel when memory ran out, most often; that leaves no word.
+    # Mostly killed by the kernel for lack of memory, which leaves no message.
     last = next((line for line in reversed(output.splitlines()) if line.strip()), "")
     if status < 0:
         return f"its process was ended by signal {-status}"
@@ -285,12 +285,12 @@ def _keep(bench: Bench, probed: Probed) -> None:
     facts, made = facts_of(bench), datetime.now(UTC).strftime("%Y-%m-%d %H:%M:%S")
     try:
         store(cache_file(), key_of(facts), Kept(probed, made), facts=facts)
-    except ToolkitError as error:  # what was measured is good all the same
+    except ToolkitError as error:  # the measurement is good even if it cannot be stored
         say(f"note: {error}; the next run will measure again")
 
 
 def digest_of_sources(root: Path, model: str) -> str:
-    """Of all sources that a step of `model` may run."""
+    """Digest of all sources that a step of `model` may run."""
     digest = hashlib.sha256()
     for file in sources_of(root, model):
         digest.update(file.relative_to(root).as_posix().encode() + b"\0" + file.read_bytes())

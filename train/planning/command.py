@@ -1,4 +1,4 @@
-"""`make plan`: what would be decided, on this machine or on one that is only named, and what it rests on."""
+"""`make plan`: the plan for this machine or a named one, and its basis."""
 
 from __future__ import annotations
 
@@ -41,32 +41,33 @@ from train.stored_run import say
 from train.training_data import Subject, unopened_subject
 
 BAR_COLUMNS = 40
-UNBOUNDED = 10**6  # columns of what is no terminal
+UNBOUNDED = 10**6  # columns if the output is no terminal
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outlook:
-    """A plan, and what it means before anything is run."""
+    """A plan and its consequences, before anything is run."""
 
     plan: Plan
     steps_per_epoch: float
-    warm_up: str  # in words; "" where there is none
-    step_flop: int  # of one device
-    step_time: StepTime | None  # None where the device is not in the catalogue
-    gpu_origin: str | None  # of the figures of the device that the catalogue has
+    warm_up: str  # formatted; "" for none
+    step_flop: int  # per device
+    step_time: StepTime | None  # None if the device is not in the catalogue
+    gpu_origin: str | None  # source of the catalogue's figures
     alternatives: tuple[str, ...]
     ways: tuple[WayToSpread, ...]  # empty for one device
-    asked_method: str  # manual, or what CONFIG_AUTO_METHOD says
-    measured: str | None  # when the micro-batch was measured here; None where it was not
+    asked_method: str  # manual, or the value of CONFIG_AUTO_METHOD
+    measured: str | None  # when the micro-batch was measured here; None if it was not
 
     @property
     def method(self) -> str:
-        """Where the micro-batch comes from."""
+        """The method that chose the micro-batch."""
         if self.measured is not None:
             return "measured"
         return self.asked_method if self.asked_method in ("table", "manual") else "predicted"
 
     def to_json(self) -> dict[str, Any]:
+        """Return the JSON object that `make plan` prints."""
         return {
             "plan": self.plan.to_json(),
             "steps_per_epoch": self.steps_per_epoch,
@@ -83,9 +84,9 @@ class Outlook:
 
 
 def plan(asked: kconf.Resolved, *, root: Path, gpu: str, as_json: bool) -> int:
-    """Print what would be decided, and why: for this machine, or for what `gpu` names.
+    """Print the plan and its reasons, for this machine or for those that `gpu` names.
 
-    Raises PlanError where nothing fits, with what would; ConfigError for a warm-up without an end, a wrong
+    Raises PlanError if nothing fits, with remedies; ConfigError for a warmup that does not end, a wrong
     endpoint, or initial weights that this machine cannot read.
     """
     names = machine_names(gpu) if gpu else ()
@@ -93,7 +94,7 @@ def plan(asked: kconf.Resolved, *, root: Path, gpu: str, as_json: bool) -> int:
     resolved = _at_tier(asked, names, root=root, tell=tell)
     config = config_from_values(resolved.values)
     gathering_of(nodes=config.dist_nnodes, endpoint=config.dist_endpoint)
-    if not names:  # the file may be on the machine that is only named
+    if not names:  # a named machine may have files that this one lacks
         check_file(config, root)
     subject = unopened_subject(config, root=root, say=tell)
     if len(names) > 1:
@@ -117,7 +118,7 @@ def plan(asked: kconf.Resolved, *, root: Path, gpu: str, as_json: bool) -> int:
 def _at_tier(
     resolved: kconf.Resolved, names: tuple[str, ...], *, root: Path, tell: Callable[[str], None]
 ) -> kconf.Resolved:
-    """With the compute tier of the machine that is named, or of this one."""
+    """Set the compute tier of the named machine, or of this one."""
     if len(names) > 1 and config_from_values(resolved.values).tier == "auto":
         raise PlanError(
             "CONFIG_TIER_AUTO=y means another configuration on each machine",
@@ -136,9 +137,9 @@ def look_ahead(
     kept: Kept | None = None,
     ways_out: bool = True,
 ) -> Outlook:
-    """The plan of `config` on `hardware`, and what follows from it.
+    """Return the plan of `config` on `hardware`, and its consequences.
 
-    kept: what was measured there. ways_out: also try what would need less memory, which takes as long again.
+    kept: a measurement made there. ways_out: also try changes that need less memory, which doubles the time.
     """
     predict, probed = footprints.predictor(hardware), kept.probed if kept is not None else None
     decided = apply_hyperparams(
@@ -185,7 +186,7 @@ def _step_time(decided: Plan, found: Footprint, gpu: Gpu, *, step_flop: int) -> 
 
 
 def _alternatives(config: Config, subject: Subject, hardware: Hardware, decided: Plan) -> Iterator[str]:
-    """What one change of the configuration would make of the peak, at the same micro-batch."""
+    """Yield the peak after each single change of the configuration, at the same micro-batch."""
     if decided.memory is None:
         return
     trial, now = trial_of(decided), decided.memory.peak_bytes
@@ -237,7 +238,7 @@ def _lines(outlook: Outlook, *, columns: int) -> Iterator[str]:
 
 
 def _methods(outlook: Outlook) -> str:
-    """Where each number comes from."""
+    """Format the source of each number."""
     origin = {
         "measured": f"measured here on {outlook.measured} (make probe)",
         "predicted": "predicted",
@@ -264,7 +265,7 @@ def _bars(memory: Memory, *, columns: int) -> Iterator[str]:
 
 
 def _compare(config: Config, subject: Subject, names: tuple[str, ...], *, as_json: bool) -> int:
-    """One line for each machine of the catalogue."""
+    """Print one line per machine of the catalogue."""
     footprints = Footprints(config, subject)
     outlooks: dict[str, Outlook | PlanError] = {}
     for name in names:
@@ -274,7 +275,7 @@ def _compare(config: Config, subject: Subject, names: tuple[str, ...], *, as_jso
             outlooks[name] = error
     errors = {str(found) for found in outlooks.values() if isinstance(found, PlanError)}
     if len(errors) == 1 and all(isinstance(found, PlanError) for found in outlooks.values()):
-        raise PlanError(f"on none of {len(outlooks)} machines: {errors.pop()}")  # no fault of a machine
+        raise PlanError(f"on none of {len(outlooks)} machines: {errors.pop()}")  # no machine's fault
     status = 2 if all(isinstance(found, PlanError) for found in outlooks.values()) else 0
     if as_json:
         everything = {

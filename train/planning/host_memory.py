@@ -1,4 +1,4 @@
-"""What the processes of a run take of main memory, for a sweep that trains several runs at a time."""
+"""Host memory estimate of a run, for sweeps that train several runs concurrently."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from train.training_data import unopened_subject
 
 
 def run_demand(order: Path, *, root: Path) -> int:
-    """Write what the hungriest configuration of `order` takes beside it, as a `concurrency.Demand`."""
+    """Write the peak host memory over the configurations in `order` beside it, as a `concurrency.Demand`."""
     asked = [kconf.Resolved.from_json(each) for each in json.loads(order.read_text(encoding="utf-8"))]
     hardware = probe(config_from_values(asked[0].values).device)
     found: dict[str, Any] = {"run_bytes": None, "processes": 1, "why": f"on {hardware.kind}"}
@@ -32,7 +32,7 @@ def run_demand(order: Path, *, root: Path) -> int:
 
 
 def _hungriest(asked: list[kconf.Resolved], hardware: Hardware, *, root: Path) -> dict[str, Any]:
-    """The most of all. One that has no plan here will say so when it is trained, and takes nothing."""
+    """Return the peak of all. One without a plan fails when it is trained, and counts nothing."""
     needs, problems = list[tuple[int, int]](), list[str]()
     for each in asked:
         config = config_from_values(with_tier(each, root=root, say=_say_nothing, hardware=hardware).values)
@@ -44,7 +44,7 @@ def _hungriest(asked: list[kconf.Resolved], hardware: Hardware, *, root: Path) -
             reason = str(error).partition("\n")[0]
             return {"run_bytes": None, "processes": 1, "why": reason or type(error).__name__}
         else:
-            # Beside tensors each process has what this one has by now: libraries, and what predicting took.
+            # Besides tensors each process has what this one has by now: libraries, and what predicting took.
             needs.append((world * (resident_bytes() + need_bytes), world))
     if not needs:
         return {"run_bytes": None, "processes": 1, "why": problems[0]}
@@ -53,8 +53,8 @@ def _hungriest(asked: list[kconf.Resolved], hardware: Hardware, *, root: Path) -
 
 
 def _need(config: Config, hardware: Hardware, *, root: Path) -> tuple[int, int]:
-    """Bytes that each process needs beside libraries, and how many processes there are."""
-    # What is measured would be measured first, which is no help in finding out whether there is room.
+    """Bytes that each process needs besides libraries, and the number of processes."""
+    # Predicted, because probing would train first, which is no help in finding out if there is room.
     method = "predict" if config.auto_method == "probe" else config.auto_method
     config = dataclasses.replace(config, auto_method=method)
     subject = unopened_subject(config, root=root, say=_say_nothing)

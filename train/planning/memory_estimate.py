@@ -1,4 +1,4 @@
-"""What a run will need of the memory of a device, found by running the loop's own step without one."""
+"""Device memory estimate of a run, by tracing the training loop's own step without the device."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _IN_MAIN_MEMORY: tuple[Kind, ...] = ("cpu", "mps")
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Footprint:
-    """What two optimizer steps and a batch of evaluation leave: storages, and arithmetic of the second.
+    """Memory traces of two optimizer steps and an evaluation batch, and the FLOP of the second step.
 
     Of several devices each is that of the one with most of it.
     """
@@ -48,22 +48,22 @@ class Footprint:
 
 
 class Footprints:
-    """Footprints of training `config` on `subject` by the ways of doing it, each found once."""
+    """Cached footprints of training `config` on `subject`, one per execution mode."""
 
     def __init__(self, config: Config, subject: Subject) -> None:
         self._config, self._subject = config, subject
         self._found: dict[tuple[Trial, str], Footprint | RefusedBatchError] = {}
 
     def of(self, trial: Trial, hardware: Hardware) -> Footprint:
-        """hardware: where; all that matters of it is whether the data are kept on the device.
+        """Return the footprint of `trial`. hardware: matters only for data kept on the device.
 
-        Raises RefusedBatchError where the model cannot take such a micro-batch.
+        Raises RefusedBatchError if the model does not accept such a micro-batch.
         """
         world = 1 + trial.several_devices
         placement, _ = placement_of(
             self._config, self._subject, hardware, world=min(world, len(hardware.devices))
         )
-        # Shares of a layout are taken from what a copy does, and what a compiler does is not traced.
+        # Shares of a layout are scaled from a replica's trace; the compiler's memory is not traced.
         splits = trial.layout is not None and trial.layout.strategy == "split"
         whole = dataclasses.replace(trial, layout=SPLIT if splits else None, compile=False)
         if (whole, placement) not in self._found:
@@ -81,16 +81,16 @@ class Footprints:
         return found
 
     def predictor(self, hardware: Hardware) -> MemoryEstimator:
-        """Says what an optimizer step needs of a device of `hardware`, without any."""
+        """Return a predictor of the memory of an optimizer step on `hardware`, without a device."""
         units = self._subject.facts.units
 
-        @functools.cache  # the ways to spread a run ask again for what the plan asked for
+        @functools.cache  # parallelism strategies ask again for the plan's own
         def predict(trial: Trial) -> Parts:
             cut = {} if trial.layout is None or units is None else shares(units, trial.layout)
             trace = self.of(trial, hardware).trace
             parts = with_gaps(trace, trial.device, cut)
             if self._config.checkpoint_async and trial.device in _IN_MAIN_MEMORY:
-                # What one process puts together of all, while the next step is made.
+                # One process gathers the full state while the next step runs.
                 parts["checkpoint"] = sum(trace.at_peak().get(category, 0) for category in _SAVED)
             return parts
 
@@ -98,9 +98,9 @@ class Footprints:
 
 
 def footprint(config: Config, plan: Plan, subject: Subject, *, hardware: Hardware) -> Footprint:
-    """Go through training of one rank as `plan` has it. Nothing is computed and no device is needed.
+    """Trace the training of one rank under `plan`. Nothing is computed and no device is needed.
 
-    Raises RefusedBatchError where the model cannot take such a micro-batch.
+    Raises RefusedBatchError if the model does not accept such a micro-batch.
     """
     what = f"{config.model} refuses a micro-batch of {plan.micro_batch}"
 
@@ -125,14 +125,14 @@ def footprint(config: Config, plan: Plan, subject: Subject, *, hardware: Hardwar
             with ModelCode(config.model, refused, torchs=True):
                 step_flop = run_traced(job, live)
             traces = [live.trace_on(device) for device in backend.devices]
-            del resident  # only now: the data lie on the device all along
+            del resident  # only now: the data stay on the device throughout
     return Footprint(fullest(traces, plan.device), step_flop)
 
 
 def run_traced(job: Job, live: LiveBytes) -> int:
-    """Run `job` for STEPS steps and a batch of evaluation, and say what its storages are for.
+    """Run `job` for STEPS steps and a batch of evaluation, and categorize its storages.
 
-    Returns the operations of the last step, on the device that has most of them.
+    Returns the FLOP of the last step, on the device that has most of them.
     """
     live.add([*job.model.parameters(), *job.model.buffers()], "parameters")
     if isinstance(job.task, HoldsWeights):
@@ -158,7 +158,7 @@ def run_traced(job: Job, live: LiveBytes) -> int:
 def with_gaps(
     trace: Trace, device: Kind, shares: Mapping[str, float] = MappingProxyType({})
 ) -> dict[str, int]:
-    """What is alive at the peak, and what an allocator that keeps segments loses between tensors."""
+    """Return bytes by category at the peak, and what the allocator loses to fragmentation."""
     parts = trace.at_peak(shares)
     if device in OWN_MEMORY:
         parts[GAPS] = max(0, least_capacity(trace.history(shares)) - sum(parts.values()))
@@ -166,14 +166,14 @@ def with_gaps(
 
 
 def fullest(traces: Sequence[Trace], device: Kind) -> Trace:
-    """That of the device which needs most: where less is alive at the peak, more may be lost in gaps."""
+    """Return the trace of the device that needs most: fragmentation can outweigh a higher live peak."""
     if len(traces) == 1:
         return traces[0]
     return max(traces, key=lambda trace: sum(with_gaps(trace, device).values()))
 
 
 def plan_of(trial: Trial) -> Plan:
-    """A plan for as few micro-batches as there can be: a third one finds the same memory as the second."""
+    """Return a plan with as few micro-batches as possible: a third one reuses the memory of the second."""
     accumulation, world = 1 + trial.accumulates, 1 + trial.several_devices
     effective = trial.micro_batch * accumulation * world
     strategy: Strategy = "ddp" if world > 1 else "single"
@@ -192,14 +192,14 @@ def plan_of(trial: Trial) -> Plan:
         norm_batch=trial.norm_batch,
         precision=trial.precision,
         channels_last=trial.channels_last,
-        compile=False,  # the planner adds a share for what it does
+        compile=False,  # the planner adds its share
         memory=None,
         reasons=one_reason("tried out"),
     )
 
 
 def _resident(config: Config, plan: Plan, subject: Subject, hardware: Hardware) -> list[torch.Tensor]:
-    """What the data take on the device, where they are kept there."""
+    """Allocate the data that are kept on the device."""
     placement, _ = placement_of(config, subject, hardware, world=plan.world)
     if placement != "resident":
         return []
@@ -209,7 +209,7 @@ def _resident(config: Config, plan: Plan, subject: Subject, hardware: Hardware) 
 
 @dataclasses.dataclass(slots=True)
 class _Watched:
-    """A task whose storages that outlive a forward pass in training are activations."""
+    """Task wrapper that counts storages which outlive a training forward pass as activations."""
 
     task: Task
     live: LiveBytes

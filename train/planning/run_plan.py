@@ -1,4 +1,4 @@
-"""What was asked of a run, and the plan for it: a new one, or that of the run that is gone on with."""
+"""Plan of a run: a new one, or the stored plan of the run that is resumed."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from train.training_data import Subject, built
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Order:
-    """What was asked, and where from."""
+    """A requested run: configuration and origin."""
 
     resolved: kconf.Resolved
     config: Config
@@ -41,10 +41,10 @@ class Order:
 def plan_for(
     order: Order, subject: Subject, hardware: Hardware, run: RunDir | None, *, of_many: bool = False
 ) -> Plan:
-    """The plan for these devices: that of `run`, which is gone on with, if it is for the same ones.
+    """Return the plan for these devices: that of `run`, which is resumed, if it is for the same ones.
 
-    of_many: several machines have met, and decide again whenever one comes or goes. Raises PlanError where
-    nothing fits, and where `run` would go on with another effective batch.
+    of_many: several nodes take part, and plan again whenever one joins or leaves. Raises PlanError if nothing
+    fits, or if `run` would resume with another effective batch.
     """
     plan = None if run is None or of_many else _kept(run, order, hardware)
     if plan is None:
@@ -57,7 +57,7 @@ def plan_for(
 
 
 def check_run(config: Config, plan: Plan, subject: Subject) -> None:
-    """Raise ConfigError, before there is a run directory, for what the plan leaves to training to find."""
+    """Check, before there is a run directory, what would fail in training only. Raises ConfigError."""
     warm_up_text(config, train_size=subject.dataset.train.size, effective_batch=plan.effective_batch)
     epochs_ahead(config, plan, subject.dataset.train, say=lambda _: None)
     if plan.channels_last and plan.device == "cpu":
@@ -66,13 +66,13 @@ def check_run(config: Config, plan: Plan, subject: Subject) -> None:
 
 
 def _kept(run: RunDir, order: Order, hardware: Hardware) -> Plan | None:
-    """The plan of `run`, if it is for this machine and as many of its devices as are asked for now."""
+    """Return the plan of `run`, if it is for this machine and the requested number of devices."""
     if not _same_machine(stored(run, "hardware", Hardware.from_json), hardware):
         return None
     plan = stored(run, "plan", Plan.from_json)
     if plan.layout.devices != place(order.config, hardware).world.value:
         return None
-    # Another cut into micro-batches would be the same mathematics, but not the same bits.
+    # Another split into micro-batches would be the same mathematics, but not bit-identical.
     say(f"Plan of {run.path}, for it was made for this machine")
     return plan
 
@@ -92,7 +92,7 @@ def _check_effective_batch(run: RunDir, plan: Plan, *, of_many: bool) -> None:
     before = stored(run, "plan", Plan.from_json)
     if before.effective_batch == plan.effective_batch:
         return
-    # Several machines go on from a checkpoint whenever one comes or goes.
+    # Several nodes resume from a checkpoint whenever one joins or leaves.
     anew = "without that directory" if of_many else "with make train CONFIG_RESUME_NEVER=y"
     raise PlanError(
         f"{run.path} was trained with {before.effective_batch} samples a step, and now it would be "
@@ -103,7 +103,7 @@ def _check_effective_batch(run: RunDir, plan: Plan, *, of_many: bool) -> None:
 
 
 def _same_machine(one: Hardware, other: Hardware) -> bool:
-    """Whether they differ in nothing but how much memory is free."""
+    """True if they differ only in the amount of free memory."""
     return (one.kind, one.cpu_name, [device.name for device in one.devices]) == (
         other.kind,
         other.cpu_name,
@@ -112,7 +112,7 @@ def _same_machine(one: Hardware, other: Hardware) -> bool:
 
 
 def _probed(order: Order, subject: Subject, hardware: Hardware, predict: MemoryEstimator) -> Probed | None:
-    """What was measured, if that is how the micro-batch is to be found."""
+    """Return the measurements, if the micro-batch is to be chosen by probing."""
     if order.config.auto_method != "probe":
         return None
     return known_or_measured(Bench.of(order.resolved, subject, hardware, root=order.root, predict=predict))

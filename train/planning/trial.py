@@ -1,4 +1,4 @@
-"""One trial of a micro-batch, in a process of its own: what it takes of memory, and how fast it is."""
+"""One probe run of a micro-batch, in a process of its own: its memory and speed."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ from train.job import Job, Progress
 from train.record import SilentRecord
 from train.training_data import open_subject
 
-WARM_UP_STEPS = 2  # the optimizer's state is made in the first; compiling happens there, too
-FEWEST_STEPS, MOST_STEPS = 3, 5  # whose median counts
-LONG_SECONDS = 10.0  # of steps, after which the fewest will do
+WARM_UP_STEPS = 2  # the first creates the optimizer's state and compiles
+FEWEST_STEPS, MOST_STEPS = 3, 5  # the median of which counts
+LONG_SECONDS = 10.0  # after this many seconds of steps the fewest suffice
 
 
 def run_trial(order: Path, *, root: Path) -> int:
-    """Do what the file `order` says (autotune.py) and leave what came of it beside it, as RANK.json.
+    """Run the probe in the file `order` (autotune.py) and write the outcome beside it, as RANK.json.
 
-    Becomes several processes where the plan is for several devices.
+    Starts several processes if the plan is for several devices.
     """
     told = json.loads(order.read_text(encoding="utf-8"))
     plan, hardware = Plan.from_json(told["plan"]), Hardware.from_json(told["hardware"])
@@ -56,7 +56,7 @@ def _outcome(
     told: dict[str, Any], plan: Plan, hardware: Hardware, backend: Backend, *, root: Path
 ) -> dict[str, Any]:
     config = config_from_values(kconf.Resolved.from_json(told["configuration"]).values)
-    # What does not fit is to be told, not to be cut smaller.
+    # Running out of memory is to be reported, not retried with a smaller micro-batch.
     config = dataclasses.replace(config, oom_retry=False)
     try:
         subject = open_subject(config, root=root, say=lambda _: None)
@@ -77,7 +77,8 @@ def _outcome(
 
 
 def step_seconds(job: Job) -> float:
-    """Seconds of an optimizer step, once a batch of evaluation has found room beside everything else."""
+    """Return seconds per optimizer step, measured after an evaluation batch has fitted into memory, too.
+    """
     progress = Progress()
     for _ in range(WARM_UP_STEPS):
         _seconds_of_step(job, progress)

@@ -1,4 +1,4 @@
-"""`make preflight`: checks that a configuration trains as it says, before it trains for long.
+"""`make preflight`: checks of a configuration before a long run.
 
 Nothing here is part of a run. Imported by the command line of train.
 """

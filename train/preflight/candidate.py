@@ -1,4 +1,4 @@
-"""A configuration with its data and machine, to be tried on a few samples before it is trained."""
+"""The configuration under test, with its data and hardware, scaled down to a few samples."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from train.job import Job
 from train.record import SilentRecord
 from train.training_data import Subject
 
-ROWS = 10  # of the batches that are tried, the fewest to cut so; 16 where they are normalised together
+ROWS = 10  # samples per batch: the fewest with three splits; 16 if they are normalised together
 NO_WARM_UP: dict[str, Any] = {"warmup_unit": "percent", "warmup_pct": 0}
 GROUP = 2  # of batch normalisation, in place of a NORM_BATCH that is larger than these batches
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidate:
-    """What is checked."""
+    """The configuration, data, hardware and plan to be checked."""
 
     config: Config
     subject: Subject
@@ -35,7 +35,7 @@ class Candidate:
     runs: Path
 
     def cuts(self) -> tuple[tuple[int, ...], ...]:
-        """Ways to cut one batch into micro-batches."""
+        """Splits of one batch into micro-batches."""
         if self.plan.norm_batch:
             return (16,), (8, 8), (4, 4, 4, 4)
         return (ROWS,), (5, 5), (4, 4, 2), (3, 3, 3, 1), (2, 2, 2, 2, 2)
@@ -48,7 +48,7 @@ class Candidate:
         backend: Backend | None = None,
         **changes: Any,
     ) -> Job:
-        """A job with these micro-batches; in double precision on the CPU, or as it would run there."""
+        """Build a job with these micro-batches: double precision on the CPU, or with `device` as configured."""
         plain: dict[str, Any] = {
             "data_placement": "stream",
             "num_workers": 1,
@@ -69,7 +69,7 @@ class Candidate:
 
 
 def small_plan(plan: Plan, micro_batches: Sequence[int], *, world: int, device: bool) -> Plan:
-    """`plan` for these micro-batches on each of `world` ranks; on a CPU unless `device`."""
+    """Shrink `plan` to these micro-batches on each of `world` ranks; on the CPU unless `device`."""
     effective = sum(micro_batches) * world
     own: dict[str, Any] = {} if device else {"device": "cpu", "precision": "fp32", "channels_last": False}
     return dataclasses.replace(

@@ -1,4 +1,4 @@
-"""The checks of `make preflight` that one process can make: whether each passed, and what it found."""
+"""Single-process checks of `make preflight`; each returns whether it passed, and its finding."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ from train.tasks.base import Totals
 from train.upload import check_storage
 
 FALL, FALL_STEPS, FALL_RATE = 0.3, 30, 3e-3
-CLOSE = 1e-5  # relative, of gradients
-EXPECTED_LOSS = 0.35  # how far the first loss may be from that of a model that knows nothing
+CLOSE = 1e-5  # relative difference of gradients
+EXPECTED_LOSS = 0.35  # tolerance of the first loss around that of a uniform guess
 EVALUATED_AT_ONCE = 509
-STEPS_OF_SECONDS = 1000  # that a budget of seconds is taken for
+STEPS_OF_SECONDS = 1000  # assumed for a budget in seconds
 
 
 def first_loss(candidate: Candidate) -> tuple[bool, str]:
-    """The loss of random weights is about that of a model that knows nothing."""
+    """Check that the loss of random weights is about that of a uniform guess."""
     job = candidate.job(*candidate.cuts()[0], device=True)
     (found,) = _losses(job, 1)
     spec = candidate.subject.dataset.spec
@@ -48,7 +48,7 @@ def first_loss(candidate: Candidate) -> tuple[bool, str]:
 
 
 def expected_loss(spec: Spec) -> float:
-    """Of a model that takes every answer for as likely as every other one."""
+    """Return the loss of a model for which all answers are equally likely."""
     if isinstance(spec, ImageSpec | TextClassSpec):
         return math.log(spec.classes)
     halting = 0.5 * math.log1p(math.exp(-5)) if isinstance(spec, PuzzleSpec) else 0.0
@@ -56,7 +56,7 @@ def expected_loss(spec: Spec) -> float:
 
 
 def loss_falls(candidate: Candidate) -> tuple[bool, str]:
-    """By Adam on one batch that stays the same."""
+    """Check that Adam lowers the loss on one fixed batch."""
     rule: dict[str, Any] = {
         "optimizer": "adam",
         "adam_beta1": 0.9,
@@ -82,7 +82,7 @@ def loss_falls(candidate: Candidate) -> tuple[bool, str]:
 
 @dataclass(frozen=True, slots=True)
 class _Same:
-    """A loader that always has the same batch."""
+    """A loader that always yields the same batch."""
 
     batch: Batch
 
@@ -91,7 +91,7 @@ class _Same:
 
 
 def _losses(job: Job, steps: int) -> Iterator[float]:
-    """The mean loss of each of the first steps."""
+    """Yield the mean loss of each of the first steps."""
     for step in range(steps):
         totals = Totals()
         for sums in loop.optimizer_step(job, Progress(step=step)):
@@ -100,7 +100,7 @@ def _losses(job: Job, steps: int) -> Iterator[float]:
 
 
 def shards(candidate: Candidate) -> tuple[bool, str]:
-    """Ranks see the parts of the batch that one sees, and evaluation counts every sample once."""
+    """Check that ranks see the shards of one process's batch, and evaluation counts every sample once."""
     job, target = candidate.job(*candidate.cuts()[0]), 8
     whole = _inputs(job, target=target, world=1)
     same = all(torch.equal(_inputs(job, target=target, world=world), whole) for world in (2, 4, 8))
@@ -123,7 +123,7 @@ def _inputs(job: Job, *, target: int, world: int) -> Tensor:
 
 
 def _evaluated(job: Job, *, world: int) -> float:
-    """Samples that count. Raises ToolkitError where ranks have different numbers of batches."""
+    """Count the evaluated samples. Raises ToolkitError if ranks have different numbers of batches."""
     batches = [list(_weights(job, rank=rank, world=world)) for rank in range(world)]
     lengths = [len(one) for one in batches]
     if len(set(lengths)) > 1:
@@ -138,11 +138,11 @@ def _weights(job: Job, *, rank: int, world: int) -> Iterator[float]:
 
 
 def accumulation(candidate: Candidate) -> tuple[bool, str]:
-    """Gradients of the second step are the same, however the batch is cut."""
+    """Check that the gradients of the second step do not depend on the split into micro-batches."""
     cuts = candidate.cuts()
     gradients = [_gradients(candidate.job(*cut), steps=2) for cut in cuts]
     differences = torch.tensor([relative_difference(one, gradients[0]) for one in gradients[1:]])
-    worst = float(differences.max())  # NaN where one of them is, unlike Python's
+    worst = float(differences.max())  # NaN if one of them is, unlike Python's max
     pieces = ", ".join(str(len(cut)) for cut in cuts)
     return worst < CLOSE, f"{worst:.1e} at most between {pieces} micro-batches"
 
@@ -160,13 +160,13 @@ def _gradients(job: Job, *, steps: int) -> list[Tensor]:
 
 
 def relative_difference(one: Sequence[Tensor], other: Sequence[Tensor]) -> float:
-    """|one - other| / |other| over all of them."""
+    """Return |one - other| / |other| over all tensors together."""
     difference = torch.stack([(a - b).norm() for a, b in zip(one, other, strict=True)]).norm()
     return float(difference / torch.stack([b.norm() for b in other]).norm())
 
 
 def round_trip(candidate: Candidate) -> tuple[bool, str]:
-    """A job that goes on from a checkpoint makes the same step, to the bit."""
+    """Check that a job resumed from a checkpoint makes the same step, bit for bit."""
     cut = candidate.cuts()[0]
     job, other = candidate.job(*cut, device=True), candidate.job(*cut, device=True)
     for step in range(2):
@@ -190,7 +190,7 @@ def round_trip(candidate: Candidate) -> tuple[bool, str]:
 
 
 def static_graph(candidate: Candidate) -> tuple[bool, str]:
-    """Steps after the first are one graph that asks the host nothing."""
+    """Check that steps after the first are one graph without host synchronization."""
     job = candidate.job(*candidate.cuts()[0], device=True)
     if isinstance(job.model, Settling):
         return True, "none: states are iterated until they have settled, which the device is asked"
@@ -199,10 +199,10 @@ def static_graph(candidate: Candidate) -> tuple[bool, str]:
 
 
 def learning_rates(candidate: Candidate) -> tuple[bool, str]:
-    """Positive from the first step on, never above the peak, and lowest at the end."""
+    """Check that learning rates are positive, never above the peak, and lowest at the end."""
     config, rows = candidate.config, candidate.plan.effective_batch
     job = candidate.job(*candidate.cuts()[0])
-    # Those of the run, whose batch is another one.
+    # Those of the run, because the batch here is another one.
     asked = budget_of(config, train_size=candidate.subject.dataset.train.size, effective_batch=rows)
     job.warmup_fraction = warm_up_of(config, asked, effective_batch=rows)
     total = asked.total_steps or STEPS_OF_SECONDS
@@ -218,7 +218,7 @@ def learning_rates(candidate: Candidate) -> tuple[bool, str]:
 
 
 def storage(runs: Path, config: Config) -> tuple[bool, str]:
-    """What is written where runs are kept, and where they are copied to, can be read and removed."""
+    """Check that the directory of runs and the remote storage can be written, read and cleaned up."""
     content = b"preflight" * 1000
     try:
         runs.mkdir(parents=True, exist_ok=True)
@@ -237,7 +237,7 @@ def storage(runs: Path, config: Config) -> tuple[bool, str]:
 
 
 def memory(plan: Plan) -> tuple[bool, str]:
-    """What the plan needs is there."""
+    """Check that the memory that the plan needs is free."""
     if plan.memory is None:
         return True, "not predicted: CONFIG_AUTO_METHOD_TABLE is set"
     need, usable = plan.memory.need_bytes, plan.memory.usable_bytes

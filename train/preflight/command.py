@@ -1,7 +1,7 @@
-"""`make preflight`: whether a run would do what it says, found out in a minute before days are spent on it.
+"""`make preflight`: a minute of checks before days of training.
 
-Eleven checks of the configured model, data and machine, each on a few samples. What concerns the arithmetic
-is checked in double precision on the CPU, what concerns the device on the device.
+Eleven checks of the configured model, data and machine, each on a few samples. Arithmetic is checked in
+double precision on the CPU, device behaviour on the device.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ from train.preflight.ranks import OF_RANKS, two_ranks
 from train.stored_run import say
 from train.training_data import open_to_train
 
-Outcome: TypeAlias = tuple[bool, str]  # whether it passed, and what it found
+Outcome: TypeAlias = tuple[bool, str]  # passed, and the finding
 
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """What one check has found."""
+    """The result of one check."""
 
     name: str
     passed: bool
@@ -45,7 +45,7 @@ class Check:
 
 
 def preflight(asked: kconf.Resolved, *, root: Path, runs: Path, as_json: bool) -> int:
-    """Print a table of all checks, or JSON; 1 where one has failed."""
+    """Run all checks and print a table, or JSON; return 1 if one has failed."""
     tell = _say_nothing if as_json else say
     resolved = with_tier(asked, root=root, say=tell)
     found = []
@@ -63,7 +63,7 @@ def preflight(asked: kconf.Resolved, *, root: Path, runs: Path, as_json: bool) -
 def _checks(
     resolved: kconf.Resolved, *, root: Path, runs: Path, tell: Callable[[str], None]
 ) -> Iterator[Check]:
-    """All of them; or that of the model alone, which cannot even be measured."""
+    """Run all checks, or only report the model that cannot even be measured."""
     started = time.perf_counter()
     try:
         candidate = candidate_of(resolved, root=root, runs=runs, tell=tell)
@@ -78,13 +78,13 @@ def _checks(
 def candidate_of(
     resolved: kconf.Resolved, *, root: Path, runs: Path, tell: Callable[[str], None]
 ) -> Candidate:
-    """What is configured, with its data and a plan. Raises ToolkitError where there is none."""
+    """Return the configuration with its data and a plan. Raises ToolkitError if there is no plan."""
     config = config_from_values(resolved.values)
     subject = open_to_train(config, root=root, say=tell)
     hardware = probe(config.device)
     refuse_on_xla(hardware.kind, what="make preflight")
     plan = apply_hyperparams(
-        # What is measured would be measured first, which takes longer than all checks.
+        # Predicted, because probing would take longer than all checks.
         dataclasses.replace(config, auto_method="predict") if config.auto_method == "probe" else config,
         False,
         hardware=hardware,
@@ -96,7 +96,7 @@ def candidate_of(
 
 
 def run_checks(candidate: Candidate, resolved: kconf.Resolved) -> Iterator[Check]:
-    """All of them, one after the other; what a check cannot do for an error counts as failed."""
+    """Run all checks in order; a check that raises an error counts as failed."""
     named: list[tuple[str, Callable[[], Outcome]]] = [
         ("first loss", lambda: checks.first_loss(candidate)),
         ("loss falls", lambda: checks.loss_falls(candidate)),
@@ -118,7 +118,7 @@ def _alone(name: str, check: Callable[[], Outcome]) -> dict[str, Outcome]:
 
 
 def timed(names: Sequence[str], check: Callable[[], Mapping[str, Outcome]], *, root: Path) -> Iterator[Check]:
-    """The checks `names`, which are made together."""
+    """Run the checks `names`, which are made together."""
     started = time.perf_counter()
     found = _outcomes(names, check, root=root)
     seconds = (time.perf_counter() - started) / len(names)
@@ -137,9 +137,9 @@ def _outcomes(
 
 
 def failure(error: Exception, *, root: Path) -> str:
-    """Why a check could not be made; "" for what is a mistake of the toolkit's own.
+    """Format why a check could not be made; "" for an error of the toolkit itself.
 
-    What is raised below models/ is the model's, and so is what torch cannot do with what it returns.
+    What is raised below models/ is the model's error, and so is what torch cannot do with its output.
     """
     if isinstance(error, ToolkitError):
         return str(error)

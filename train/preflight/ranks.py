@@ -1,7 +1,7 @@
-"""Two processes for `make preflight`: what they have after two steps, beside what one process has.
+"""Two-rank checks of `make preflight`: the state after two steps, compared with that of one process.
 
-`python -m train.preflight.ranks FOLDER` is one of them. Norms of gradients alone would not tell a sum from a
-mean, nor would Adam, which does not care for their scale: the rule is SGD, and the weights are compared.
+`python -m train.preflight.ranks FOLDER` is one of the ranks. Norms of gradients alone would not tell a sum
+from a mean, nor would Adam, which ignores their scale; so the optimizer is SGD, and weights are compared.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ Results = dict[str, dict[str, Tensor]]  # "weights" and "averages", by name
 
 
 def two_ranks(candidate: Candidate, resolved: kconf.Resolved) -> dict[str, tuple[bool, str]]:
-    """What is to be said of gradients and of averages. Raises ToolkitError where a process fails."""
+    """Check gradients and averages on two ranks. Raises ToolkitError if a process fails."""
     with tempfile.TemporaryDirectory(prefix="anneal-preflight-") as name:
         folder = Path(name)
         order = {
@@ -60,7 +60,7 @@ def two_ranks(candidate: Candidate, resolved: kconf.Resolved) -> dict[str, tuple
 def judged(
     ranks: list[Results], alone: Results, *, before: Mapping[str, Tensor]
 ) -> dict[str, tuple[bool, str]]:
-    """Ranks have the same, to the bit, and it is what one process has."""
+    """Check that ranks have the same to the bit, and the same as one process within tolerance."""
     one, other = ranks
     same = {
         kind: all(torch.equal(one[kind][name], other[kind][name]) for name in one[kind]) for kind in alone
@@ -79,7 +79,7 @@ def judged(
 
 
 def outcome(candidate: Candidate, *, world: int = 1, backend: Any = None) -> Results:
-    """Weights and averages after STEPS steps."""
+    """Return weights and averages after STEPS steps."""
     job = _job_of(candidate, world=world, backend=backend)
     for step in range(STEPS):
         loop.optimizer_step(job, Progress(step=step))
@@ -110,11 +110,11 @@ def _run(folder: Path, *, root: Path) -> None:
 
 
 def _wait(processes: Sequence[subprocess.Popen[bytes]], folder: Path) -> None:
-    """Until both have ended well. Raises ToolkitError for the first to fail: the other would wait for it."""
+    """Wait for both. Raises ToolkitError for the first to fail: the other would wait for it."""
     deadline = time.monotonic() + PATIENCE_SECONDS
     while None in (statuses := [process.poll() for process in processes]) or any(statuses):
         if failed := [rank for rank, status in enumerate(statuses) if status]:
-            # Where both have, the other one did so for want of the first.
+            # If both failed, the second did so for want of the first.
             rank = min(failed, key=lambda rank: _log(folder, rank).stat().st_mtime_ns)
             told = told_in(_log(folder, rank).read_text(encoding="utf-8", errors="replace"))
             why = told or f"it ended with status {statuses[rank]} and no word"
@@ -129,6 +129,7 @@ def _log(folder: Path, rank: int) -> Path:
 
 
 def main() -> int:
+    """Run one rank and save its results to the folder."""
     folder = Path(sys.argv[1])
     order = json.loads((folder / "order.json").read_text())
     config = config_from_values(kconf.Resolved.from_json(order["configuration"]).values)

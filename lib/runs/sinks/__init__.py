@@ -1,4 +1,4 @@
-"""Sinks of the rows of metrics.jsonl: event files of TensorBoard, Weights & Biases, trackio.
+"""Sinks of the rows of metrics.jsonl: TensorBoard event files, Weights & Biases, trackio.
 
-Each follows the file and knows nothing of the loop. Imported by train.
+Each follows the file and is independent of the training loop. Imported by train.
 """

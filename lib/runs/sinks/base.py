@@ -1,7 +1,7 @@
-"""Rows of metrics.jsonl for other programs, kept up while a run goes.
+"""Sinks: rows of metrics.jsonl passed on to other programs during a run.
 
-metrics.jsonl comes first and is what counts. A sink is given what has been written there, so that a resumed
-run, whose later rows were cut off, reports no step twice.
+metrics.jsonl is written first and is authoritative. Sinks read from it, so that a resumed run,
+whose later rows were dropped, reports no step twice.
 """
 
 from __future__ import annotations
@@ -17,21 +17,23 @@ Row: TypeAlias = Mapping[str, Any]
 
 
 class Sink(Protocol):
+    """Interface of a consumer of metric rows."""
+
     def send(self, rows: Sequence[Row]) -> None:
-        """Take the rows that follow those of the last call; the first ones are those of earlier starts."""
+        """Take the rows that follow those of the last call, beginning with those of earlier starts."""
 
     def close(self, *, done: bool) -> None:
-        """Nothing comes any more. done: the run has come to its end."""
+        """Close the sink. done: the run has finished."""
 
 
 class Sinks:
-    """Sinks that are kept up with a file of rows, which is there."""
+    """The open sinks of one run, fed from its metrics file, which must exist."""
 
     def __init__(self, path: Path, sinks: Sequence[Sink]) -> None:
         self._path, self._follower, self._sinks = path, Follower(path), sinks
 
     def catch_up(self) -> None:
-        """Give every sink what has been written since the last time; at first, what is there from earlier."""
+        """Send every sink the rows written since the last call; the first call sends all existing rows."""
         if not self._sinks:
             return
         for rows in self._follower.batches():
@@ -39,9 +41,9 @@ class Sinks:
                 sink.send(rows)
 
     def close(self, *, done: bool) -> None:
-        """Close every sink, even where one of them fails. done: the run has come to its end.
+        """Close every sink, even if one of them fails. done: the run has finished.
 
-        A run whose directory was removed has an error of its own to tell.
+        A missing file is not reported here: a run whose directory was removed has an error of its own.
         """
         with ExitStack() as closing:
             for sink in self._sinks:
@@ -51,7 +53,7 @@ class Sinks:
 
 
 def scalars(row: Row) -> dict[str, float]:
-    """The numbers of a row but its step, by names such as train/loss."""
+    """The numbers of a row except its step, under names such as train/loss."""
     return {
         f"{row['kind']}/{name}": float(value)
         for name, value in row.items()

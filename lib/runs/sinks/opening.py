@@ -1,4 +1,4 @@
-"""The sinks that a configuration chooses."""
+"""Construction of the sinks that a configuration selects."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from lib.runs.sinks.base import Sink
 
 
 def check_packages(config: Config) -> None:
-    """Raises ConfigError where a sink was chosen whose package is not installed."""
+    """Check the packages of the selected sinks. Raises ConfigError if one is not installed."""
     for name in _services(config):
         found = importlib.util.find_spec(name)
-        # A directory of that name, such as the one that wandb writes, can be imported, but is no package.
+        # A plain directory of that name, such as the one that wandb writes, is importable but is no package.
         if found is None or found.origin is None:
             raise ConfigError(
                 f"the package {name} is not installed",
@@ -24,9 +24,9 @@ def check_packages(config: Config) -> None:
 
 
 def open_sinks(config: Config, run: RunDir) -> list[Sink]:
-    """The sinks that were chosen; what they keep is in a directory of the run. None is imported before.
+    """Open the selected sinks; their files are in the run directory. Their packages are imported only here.
 
-    Raises ToolkitError where one of them cannot be used.
+    Raises ToolkitError if one of them cannot be used.
     """
     sinks: list[Sink] = []
     if chosen := _services(config):
@@ -41,7 +41,7 @@ def open_sinks(config: Config, run: RunDir) -> list[Sink]:
 
 
 def _services(config: Config) -> dict[str, str]:
-    """Chosen sinks that are packages of others, by name, with the project that they file the run under."""
+    """Selected sinks that need a third-party package: name -> project to log to."""
     chosen = {"wandb": config.sink_wandb, "trackio": config.sink_trackio}
     if not any(chosen.values()):
         return {}

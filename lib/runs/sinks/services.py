@@ -1,4 +1,4 @@
-"""Weights & Biases and trackio, which keep what they were sent: each row is sent once."""
+"""Sinks for Weights & Biases and trackio, which keep what they receive: each row is sent once."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ from lib.errors import ToolkitError, os_error
 from lib.runs.directory import RunDir
 from lib.runs.sinks.base import Row, scalars
 
-_NONE = [-1, False]  # stands before every row
+_NONE = [-1, False]  # sorts before every row
 
 
 class Service:
-    """Sends rows, and keeps in a file which was the last one.
+    """Sink that sends each row once, recording the last one in a file.
 
-    The file is written first: a run that is killed there may leave out a row, but tells none twice.
-    What is measured again after a kill is not sent: to the step it is what was sent.
+    The file is written before sending: a killed run may omit a row, but sends none twice. Steps measured
+    again after a kill are not sent again.
     """
 
     def __init__(
         self, file: Path, *, log: Callable[[dict[str, float], int], Any], finish: Callable[[bool], Any]
     ) -> None:
-        """file: for the last row. log: takes the numbers of a row and its step. finish: takes "done"."""
+        """file: records the last row. log: takes a row's numbers and step. finish: takes "done"."""
         self._file, self._log, self._finish = file, log, finish
         self._last = _read(file)
 
     def send(self, rows: Sequence[Row]) -> None:
-        """Raises ToolkitError where the file cannot be written."""
+        """Send new rows in order. Raises ToolkitError if the file cannot be written."""
         new = [row for row in rows if _place(row) > self._last]
         if not new:
             return
@@ -44,11 +44,12 @@ class Service:
             self._log(scalars(row), row["step"])
 
     def close(self, *, done: bool) -> None:
+        """Finish the run at the service."""
         self._finish(done)
 
 
 def open_wandb(run: RunDir, *, project: str) -> Service:
-    """The run of that name at Weights & Biases. Raises ToolkitError where it cannot be used."""
+    """Open the run of that name at Weights & Biases. Raises ToolkitError if it cannot be used."""
     wandb = importlib.import_module("wandb")
     folder = _folder(run)
     try:
@@ -60,7 +61,7 @@ def open_wandb(run: RunDir, *, project: str) -> Service:
             config=run.read_json("values"),
             dir=str(folder),
             resume="allow",
-            settings=wandb.Settings(console="off"),  # the run keeps what it says itself
+            settings=wandb.Settings(console="off"),  # the run logs its own output
         )
     except wandb.Error as error:
         reason = " ".join(str(error).split())
@@ -69,7 +70,7 @@ def open_wandb(run: RunDir, *, project: str) -> Service:
             why=reason,
             todo="log in by wandb login, or set WANDB_MODE=offline",
         ) from error
-    # By its own count of calls, which only grows, the last evaluation of a run that goes on would be dropped.
+    # wandb's default x axis, its own growing count of calls, would drop the last evaluation of a resumed run.
     logged.define_metric("step")
     logged.define_metric("*", step_metric="step")
     return Service(
@@ -80,7 +81,7 @@ def open_wandb(run: RunDir, *, project: str) -> Service:
 
 
 def open_trackio(run: RunDir, *, project: str) -> Service:
-    """The run of that name in trackio's files, or wherever its own settings say."""
+    """Open the run of that name in trackio, wherever trackio's own settings store it."""
     trackio = importlib.import_module("trackio")
     trackio.init(
         project=project, name=run.name, group=run.model, config=run.read_json("values"), resume="allow"
@@ -96,7 +97,7 @@ OPENING = {"wandb": open_wandb, "trackio": open_trackio}
 
 
 def _place(row: Row) -> list[Any]:
-    """Sorts the rows of a run: at one step training comes before evaluation."""
+    """Sort key of a run's rows: at one step training comes before evaluation."""
     return [row["step"], row["kind"] == "eval"]
 
 

@@ -1,8 +1,8 @@
-"""Event files of TensorBoard, written without its package: a TFRecord file of protocol buffers.
+"""TensorBoard event files, written without its package: a TFRecord file of protocol buffers.
 
 A record is the length of its data (8 bytes, little-endian), the masked CRC-32C of these 8 bytes, the data,
-and their masked CRC-32C. The data are an Event, of which this is needed (tensorflow/core/util/event.proto
-and framework/summary.proto):
+and their masked CRC-32C. The data are an Event, of which these fields are used
+(tensorflow/core/util/event.proto and framework/summary.proto):
 
     Event       1 wall_time: double   2 step: int64   3 file_version: string   5 summary   7 session_log
     Summary     1 value, repeated
@@ -24,23 +24,23 @@ from lib.runs.sinks.base import Row, scalars
 
 _FILE_VERSION = b"brain.Event:2"
 _POLYNOMIAL = 0x82F63B78  # Castagnoli's, lowest bit first
-_MASK_DELTA = 0xA282EAD8  # of TFRecord, so that a checksum of data that hold checksums is a good one
-_FLOAT_MAX = 3.4028234663852886e38  # a larger one, such as a perplexity, is infinite
+_MASK_DELTA = 0xA282EAD8  # TFRecord masks checksums, as data may contain checksums
+_FLOAT_MAX = 3.4028234663852886e38  # larger values, such as a perplexity, become infinite
 _VARINT, _DOUBLE, _BYTES, _FLOAT = 0, 1, 2, 5  # wire types of protocol buffers
 
 
 class EventFile:
-    """The rows of a run in one event file, which is new each time that the run begins or goes on.
+    """Sink that writes the rows of a run to one event file, new each time the run starts or resumes.
 
-    A TensorBoard that has read an earlier one takes the second event of the new one for a restart at step 0,
-    and forgets what it has. It goes on to the new one only from a file that is there: the last of the
-    earlier ones is emptied, the others are removed.
+    A TensorBoard that has read an earlier file takes the second event of a new one for a restart at step 0
+    and forgets what it has. It moves to the new file only from one that still exists: the last of the
+    earlier files is emptied, the others are removed.
     """
 
     def __init__(self, folder: Path, *, began: float) -> None:
-        """began: seconds since the epoch. A row is dated by it and the seconds of training that it tells.
+        """began: seconds since the epoch. A row's wall time is this plus its seconds of training.
 
-        Raises ToolkitError where the file cannot be written.
+        Raises ToolkitError if the file cannot be written.
         """
         self._seconds = self._began = began
         try:
@@ -55,7 +55,7 @@ class EventFile:
         )
 
     def send(self, rows: Sequence[Row]) -> None:
-        """Raises ToolkitError where the file cannot be written."""
+        """Append rows as events. Raises ToolkitError if the file cannot be written."""
         self._write(*map(self._event, rows))
         try:
             for path in self._earlier[-1:]:
@@ -67,6 +67,7 @@ class EventFile:
         self._earlier.clear()
 
     def close(self, *, done: bool) -> None:  # noqa: ARG002
+        """Close the file."""
         self._file.close()
 
     def _event(self, row: Row) -> bytes:
@@ -87,13 +88,13 @@ class EventFile:
 
 
 def record(data: bytes) -> bytes:
-    """One record of a TFRecord file."""
+    """Encode one record of a TFRecord file."""
     length = struct.pack("<Q", len(data))
     return length + _masked_checksum(length) + data + _masked_checksum(data)
 
 
 def crc32c(data: bytes) -> int:
-    """The cyclic redundancy check with Castagnoli's polynomial (RFC 3720, appendix B.4)."""
+    """CRC-32C, the cyclic redundancy check with Castagnoli's polynomial (RFC 3720, appendix B.4)."""
     crc = 0xFFFFFFFF
     for byte in data:
         crc = crc >> 8 ^ _TABLE[(crc ^ byte) & 0xFF]
@@ -136,7 +137,7 @@ def _field(number: int, wire_type: int) -> bytes:
 
 
 def _varint(value: int) -> bytes:
-    """Seven bits a byte, lowest first; the eighth says that more follow. value: not negative."""
+    """Encode an integer >= 0: seven bits a byte, lowest first; the eighth bit says that more follow."""
     groups = bytearray()
     while value > 0x7F:
         groups.append(value & 0x7F | 0x80)
