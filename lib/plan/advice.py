@@ -15,7 +15,7 @@ NEAR, ROOMY = 0.15, 0.60  # the batch grows below target - NEAR and below ROOMY
 
 
 def advised(micro_batch: int, *, share: int, norm_batch: int, filled: float, target: float = TARGET) -> int:
-    """Return the micro-batch to start with: a divisor of `share`, a multiple of NORM_BATCH.
+    """Return `micro_batch`, or the divisor of `share` and multiple of NORM_BATCH to start with instead.
 
     share: samples per device and optimizer step. norm_batch: 0 for none. filled: share of the device's memory
     in use at the peak. target: share of it to use. Memory grows by less than the micro-batch does, so that a

@@ -79,9 +79,8 @@ def predicted(trial: Trial, predict: MemoryEstimator, *, free_bytes: int) -> Mem
     gaps = parts.pop(GAPS, 0)
     peak = sum(parts.values())
     factor = PEAK_FACTOR * (COMPILED_PEAK_FACTOR if trial.compile else 1.0)
-    # Main memory is shared with other programs, and what XLA keeps has not been measured, so a margin is
-    # kept.
-    # A GPU has a context instead, and libraries that need workspace.
+    # Main memory is shared with other programs, and what XLA keeps has not been measured, hence the
+    # margin. A GPU has a context instead, and libraries that need workspace.
     shared = trial.device not in OWN_MEMORY
     usable = round(free_bytes * FREE_MEMORY_MARGIN) if shared else free_bytes
     return Memory(

@@ -90,9 +90,8 @@ COMPILE_CAPABILITY = (7, 0)  # minimum of Triton, torch.compile's code generator
 BF16_CAPABILITY = (8, 0)  # CUDA compute capability of the first GPUs with bf16 units (Ampere)
 FP16_CAPABILITY = (7, 0)  # first with fp16 tensor cores (Volta)
 
-# AMD GPUs have no CUDA capability: those with fast bf16 matrix units are listed by name, as substrings of the
-# device name, case-insensitive. Instinct from CDNA 2 on, and of the Radeons (RDNA 3) those with the largest
-# chip.
+# AMD GPUs have no CUDA capability: those with fast bf16 units are listed as case-insensitive substrings of
+# the device name: Instinct from CDNA 2 on, and of the Radeons (RDNA 3) those with the largest chip.
 BF16_ROCM_PATTERNS = ("MI200", "MI210", "MI250", "MI300", "MI308", "MI325", "MI350", "MI355", "7900")
 
 # Estimate of training memory: fp32 weight, gradient and two optimizer moments; activations with room

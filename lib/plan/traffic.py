@@ -107,8 +107,7 @@ def _of_parts(units: Units, layout: Layout, accumulation: int) -> Iterator[Excha
     trained = [trained for unit in units if (trained := [weight for weight in unit if weight.trainable])]
     for _ in range(accumulation):
         for number, unit in enumerate(units):
-            # One all-gather for forward and backward, or one for each; the root unit (the first) stays
-            # gathered.
+            # One all-gather for forward and backward, or one each; the root unit (first) stays gathered.
             times = 1 if number == 0 or layout.strategy == "zero2" else 2
             for _ in range(times if unit else 0):
                 yield Exchange(kind="all_gather", elements=_filled_up(unit, layout.shard), **group)

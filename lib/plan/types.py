@@ -57,7 +57,7 @@ class Hardware:
 
 @dataclass(frozen=True, slots=True)
 class Weight:
-    """Shape of one parameter of a model."""
+    """One parameter of a model: its shape, and whether it is trained."""
 
     shape: tuple[int, ...]
     trainable: bool
@@ -72,12 +72,15 @@ class Weight:
 class Layout:
     """Layout of a run over its processes.
 
-    single: one process. ddp: each has everything. zero1: each keeps the optimizer state of some weights.
-    zero2: weights, gradients and state are sharded over `shard` processes, and weights are gathered once per
-        micro-batch. fsdp: they are gathered unit by unit, in forward and again in backward. hsdp: the same
-        within groups of `shard` processes, which are replicas as with ddp. split: each process has two
-        devices, with one of two frozen models on each, and the trained model on the first; several are
-        replicas as with ddp.
+    single: one process.
+    ddp: each process has everything.
+    zero1: each process keeps the optimizer state of some weights.
+    zero2: weights, gradients and state are sharded over `shard` processes; weights are gathered once per
+        micro-batch.
+    fsdp: as zero2, but weights are gathered unit by unit, in forward and again in backward.
+    hsdp: as fsdp within groups of `shard` processes, which are replicas as with ddp.
+    split: each process has two devices, with one of two frozen models on each, and the trained model on the
+        first; several processes are replicas as with ddp.
     """
 
     strategy: Strategy
