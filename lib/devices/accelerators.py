@@ -1,6 +1,6 @@
-"""Devices that are asked in a process of their own: XLA devices by torch_xla, TPUs by torch_tpu.
+"""Discovery of accelerators in a subprocess: XLA devices by torch_xla, TPUs by torch_tpu.
 
-Both packages take the devices, which training is to have, and may wait for them for ever.
+Both packages acquire the devices, which training needs, and may wait for them forever.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ COMMANDS: dict[Package, tuple[str, ...]] = {
     "tpu": (sys.executable, "-m", "lib.devices.tpu"),
 }
 PCI_DEVICES = Path("/sys/bus/pci/devices")
-# Google's network and storage devices are of its vendor, too. The ids are those that torch_tpu 0.2 knows.
+# Google's network and storage devices have its vendor id, too. The device ids are those of torch_tpu 0.2.
 GOOGLE = "0x1ae0"
 GENERATIONS = {"0x005e": "v4", "0x0062": "v5p", "0x0063": "v5e", "0x006f": "v6e", "0x0076": "v7"}
 
 
 def xla_devices(memory: Device) -> tuple[Device, ...]:
-    """The XLA devices; what is the processor shares `memory`. Raises PlanError where they do not answer."""
+    """Return the XLA devices; a CPU device shares `memory`. Raises PlanError where torch_xla fails."""
     if importlib.util.find_spec("torch_xla") is None:
         todo = "install it beside a torch of its own (docs/distributed.md)"
         raise _unable("xla", why="torch_xla is not installed", todo=todo)
@@ -42,12 +42,12 @@ def xla_devices(memory: Device) -> tuple[Device, ...]:
 
 
 def tpu_devices() -> tuple[Device, ...]:
-    """The TPUs of this machine. Raises PlanError where there are none, or they do not answer."""
-    # First: it takes no time, and what torch_tpu does without one is its own affair.
+    """Return the TPUs of this node. Raises PlanError where there are none, or torch_tpu fails."""
+    # Checked first: it is fast, and avoids torch_tpu's behaviour without a TPU.
     if not _has_tpu():
         why = f"no PCI device here is a TPU (vendor {GOOGLE}, {', '.join(GENERATIONS.values())})"
         raise _unable("tpu", why=why, todo="train on a TPU VM")
-    for name in ("torch_tpu", "libtpu"):  # without the second the first aborts
+    for name in ("torch_tpu", "libtpu"):  # torch_tpu aborts without libtpu
         if importlib.util.find_spec(name) is None:
             todo = "install it in an environment of its own (docs/distributed.md)"
             raise _unable("tpu", why=f"{name} is not installed", todo=todo)
@@ -56,9 +56,9 @@ def tpu_devices() -> tuple[Device, ...]:
 
 
 def launch_variables(kind: Kind, *, processes: int) -> dict[str, str]:
-    """What the environment of `processes` processes with a device each has to say, before they start.
+    """Return environment variables for `processes` processes with one device each, set before they start.
 
-    Raises PlanError where torch_tpu does not tell.
+    Raises PlanError where torch_tpu fails.
     """
     if kind != "tpu":
         return {}
@@ -71,14 +71,14 @@ def _has_tpu() -> bool:
         try:
             vendor, number = ((device / name).read_text().strip() for name in ("vendor", "device"))
         except OSError:
-            continue  # a device that has gone, or is hidden
+            continue  # a device that was removed, or is hidden
         if vendor == GOOGLE and number in GENERATIONS:
             return True
     return False
 
 
 def _check_torch() -> None:
-    """Raises PlanError where the torch that is here is not for the torch_tpu that is here."""
+    """Raise PlanError where the installed torch is outside the range that torch_tpu requires."""
     wanted = next((one for one in metadata.requires("torch_tpu") or () if re.match(r"torch\b", one)), "")
     torch = metadata.version("torch")
     for bound, number in re.findall(r"([<>]=)\s*([\d.]+)", wanted):
@@ -89,13 +89,13 @@ def _check_torch() -> None:
 
 
 def _release(version: str) -> tuple[int, ...]:
-    """The first three numbers of a version, as 2.13.0+cpu has them."""
+    """Return the first three numbers of a version such as 2.13.0+cpu."""
     numbers = [int(number) for number in re.findall(r"\d+", version.partition("+")[0])[:3]]
     return (*numbers, *(0 for _ in range(3 - len(numbers))))
 
 
 def _last_line(package: Package, *arguments: str) -> str:
-    """What `python -m lib.PACKAGE ARGUMENTS` prints last: libraries may have talked before."""
+    """Return the last line printed by the package's command; libraries may print before it."""
     command = [*COMMANDS[package], *arguments]
     root = Path(__file__).resolve().parents[2]
     try:

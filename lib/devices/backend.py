@@ -1,4 +1,4 @@
-"""The backend of this process, and how the libraries under torch are to calculate."""
+"""Backend of this process, and numerics of the libraries under torch."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from lib.devices.base import Backend, DistributedBackend
 from lib.plan.types import Kind, Precision
 
-# What the libraries under torch say when memory runs out without raising OutOfMemoryError.
+# Messages of libraries under torch that run out of memory without raising OutOfMemoryError.
 _OUT_OF_MEMORY_TEXTS = (
     "out of memory",
     "CUDNN_STATUS_NOT_SUPPORTED",
@@ -20,9 +20,9 @@ _OUT_OF_MEMORY_TEXTS = (
 
 
 def open_backend(kind: Kind, *, world: int | None, devices: int = 1) -> Backend:
-    """The backend of this process; but for world = 1 it must have been started by `launch`.
+    """Open the backend of this process, which for world != 1 must have been started by `launch`.
 
-    world: None stands for as many as were started. devices: how many GPUs each of them has.
+    world: None for the number of processes that were started. devices: GPUs per process.
     """
     alone, one_of_several = _classes_for(kind)
     if world == 1:
@@ -42,7 +42,7 @@ def _classes_for(kind: Kind) -> tuple[type[Backend], type[DistributedBackend]]:
         return TpuBackend, DistributedTpuBackend
     if kind != "xla":
         return Backend, DistributedBackend
-    from lib.devices.xla import (  # loads torch_xla, which may take the devices
+    from lib.devices.xla import (  # loads torch_xla, which may acquire the devices
         DistributedXlaBackend,
         XlaBackend,
     )
@@ -51,10 +51,10 @@ def _classes_for(kind: Kind) -> tuple[type[Backend], type[DistributedBackend]]:
 
 
 def configure_numerics(precision: Precision, *, deterministic: bool) -> None:
-    """Decide how the libraries calculate what autocast leaves in single precision, and how exactly.
+    """Configure float32 precision and determinism of the libraries under torch.
 
-    precision:     fp32 keeps all 24 bits of it; the others may round factors to the 11 of TF32.
-    deterministic: refuse operations whose result depends on timing; otherwise the fastest are picked.
+    precision:     fp32 keeps all 24 mantissa bits; the others allow TF32, with 11.
+    deterministic: raise on nondeterministic operations; otherwise the fastest kernels are selected.
     """
     # Not the newer switches (fp32_precision): the compiler's convolutions cannot read those.
     with warnings.catch_warnings():
@@ -62,23 +62,23 @@ def configure_numerics(precision: Precision, *, deterministic: bool) -> None:
         torch.set_float32_matmul_precision("highest" if precision == "fp32" else "high")
         torch.backends.cudnn.allow_tf32 = precision != "fp32"
     if deterministic:
-        # cuBLAS reads it when it is first used and is not deterministic without it.
+        # cuBLAS reads it at first use and is not deterministic without it.
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(deterministic)
     torch.backends.cudnn.benchmark = not deterministic
 
 
 def configure_threads(kind: Kind, *, cpu_count: int, world: int) -> None:
-    """Share the processors that this process may use among the ranks, unless OMP_NUM_THREADS says otherwise.
+    """Divide the CPUs of this process among the ranks, unless OMP_NUM_THREADS is set.
 
-    Torch's own choice knows neither control groups nor other ranks. On a GPU it is left alone.
+    Torch's default ignores control groups and other ranks. With a GPU it is left alone.
     """
     if kind == "cpu" and "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(max(1, cpu_count // world))
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether `error` means that device or host memory ran out."""
+    """True if `error` means that device or host memory ran out."""
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
     return isinstance(error, RuntimeError) and any(text in str(error) for text in _OUT_OF_MEMORY_TEXTS)

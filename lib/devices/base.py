@@ -1,9 +1,9 @@
-"""The one seam to devices and process groups.
+"""Interface to devices and process groups.
 
-A `Backend` is one process of a run: where its tensors live, which of `world` ranks it
-is, and the few collectives that training needs. `FakeBackend` plays one rank of many
-inside a single process and records the collectives, for tests. What needs torch_xla is in `lib.devices.xla`,
-what needs torch_tpu in `lib.devices.tpu`.
+A `Backend` is one process of a run: the device of its tensors, its rank among `world`, and the few
+collectives that training needs. `FakeBackend` is one rank of many in a single process and records the
+collectives, for tests. Code that needs torch_xla is in `lib.devices.xla`, code that needs torch_tpu in
+`lib.devices.tpu`.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ _COLLECTIVE_TIMEOUT = datetime.timedelta(minutes=10)
 
 
 class Backend:
-    """A run of one process.
+    """Backend of a run with one process.
 
-    devices: how many GPUs it has; the first, `device`, is where all is that nobody places elsewhere.
+    devices: number of GPUs; the first one, `device`, is the default.
     """
 
     def __init__(
@@ -39,86 +39,86 @@ class Backend:
     ) -> None:
         self.kind = kind
         self.rank, self.world = rank, world
-        self.local_world = world  # processes on this machine
+        self.local_world = world  # processes on this node
         numbers = range(devices * local_rank, devices * (local_rank + 1))
         self.device, *self._others = (self._device(kind, number) for number in numbers)
         if self.device.type == "cuda":
             torch.cuda.set_device(self.device)
 
     def _device(self, kind: Kind, number: int) -> torch.device:
-        """Device `number` of this machine."""
+        """Return device `number` of this node."""
         return torch.device("cuda", number) if kind in ("cuda", "rocm") else torch.device(kind)
 
     @property
     def devices(self) -> tuple[torch.device, ...]:
-        """All that this process has: one, or what `devices` asked for."""
+        """All devices of this process."""
         return self.device, *self._others
 
     @property
     def is_main(self) -> bool:
-        """Whether this rank prints and writes files."""
+        """True if this rank prints and writes files."""
         return self.rank == 0
 
     def wrap(self, model: nn.Module, *, share_buffers: bool) -> nn.Module:  # noqa: ARG002
-        """The module whose backward pass averages gradients over ranks."""
+        """Wrap `model` so that its backward pass averages gradients over ranks."""
         return model
 
     def shard(self, model: nn.Module, layout: Layout) -> nn.Module:
-        """`model` with its weights cut into parts, moved to the device of this rank."""
+        """Shard the weights of `model` and move it to the device of this rank."""
         raise AssertionError(f"{layout.strategy} is for several processes, and {type(model)} is in one")
 
     def without_gradient_sync(self, model: nn.Module) -> contextlib.AbstractContextManager[Any]:  # noqa: ARG002
-        """Within it, backward passes leave gradients local (all micro-batches but the last)."""
+        """Return a context in which backward passes do not sync gradients (all but the last micro-batch)."""
         return contextlib.nullcontext()
 
     def average_gradients(self, model: nn.Module) -> None:
-        """Average gradients over ranks, where the backward pass of what `wrap` made has not done so."""
+        """Average gradients over ranks, where the backward pass of the wrapped model has not done so."""
 
     def all_reduce_sum(self, tensor: Tensor) -> None:
         """Sum `tensor` over ranks, in place."""
 
     def all_reduce_max(self, values: Sequence[float]) -> list[float]:
-        """Element-wise maximum over ranks of host numbers, the same on every rank."""
+        """Return the element-wise maximum over ranks of host numbers, the same on every rank."""
         return list(values)
 
     def broadcast(self, value: Any) -> Any:
-        """Rank 0's `value` (any picklable object), on every rank."""
+        """Return rank 0's `value` (any picklable object) on every rank."""
         return value
 
     def gather(self, tensor: Tensor) -> list[Tensor]:
-        """On rank 0 the tensors of all ranks, which are of one shape, on the CPU; on the others nothing."""
+        """Gather tensors of one shape from all ranks to rank 0, on the CPU; empty on other ranks."""
         return [tensor.cpu()]
 
     def gatherer(self, layout: Layout) -> Gatherer:  # noqa: ARG002
-        """What puts states together that are spread by `layout`. All ranks ask for it at the same time."""
+        """Return the gatherer of states sharded by `layout`; a collective of all ranks."""
         return Gatherer(rank=self.rank)
 
     def close(self) -> None:
-        """Leave the process group."""
+        """Destroy the process group."""
 
     def autocast(self, precision: Precision) -> contextlib.AbstractContextManager[Any]:
-        """Mixed precision for forward passes; nothing for fp32."""
+        """Return the autocast context of forward passes; a null context for fp32."""
         if precision == "fp32":
             return contextlib.nullcontext()
         dtype = torch.bfloat16 if precision == "bf16" else torch.float16
         return torch.autocast(self.device.type, dtype=dtype)
 
     def loss_scaler(self, precision: Precision) -> torch.amp.GradScaler:
-        """Dynamic loss scaling for fp16, a pass-through otherwise."""
+        """Return the gradient scaler: dynamic for fp16, disabled otherwise."""
         return torch.amp.GradScaler(self.device.type, enabled=precision == "fp16")
 
     def configure_products(self, precision: Precision) -> None:
-        """Have the device multiply as exactly as `precision` says, where `configure_numerics` does not."""
+        """Set the precision of matrix products on the device, where `configure_numerics` does not."""
 
     def mark_step(self) -> None:
-        """Here one graph ends: a device that has only collected operations carries them out now."""
+        """End a graph: a lazy device executes the recorded operations now."""
 
     def to_host(self, value: Any) -> Any:
-        """`value`, a state, in a form that can be saved and loaded anywhere."""
+        """Return the state `value` in a form that can be saved and loaded anywhere."""
         return value
 
     def synchronize(self) -> None:
-        """Wait for the device, so that the clock can be read."""
+        """Wait for the device, so that timings are valid."""
         if self.device.type == "cuda":
             for device in self.devices:
                 torch.cuda.synchronize(device)
@@ -126,87 +126,96 @@ class Backend:
             torch.mps.synchronize()
 
     def release_memory(self) -> None:
-        """Give cached memory back to the device after an out-of-memory error."""
+        """Return cached memory to the device after an out-of-memory error."""
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
         elif self.device.type == "mps":
             torch.mps.empty_cache()
 
     def peak_memory_bytes(self) -> int | None:
-        """Most memory that tensors held on one of the devices so far; None where it is not counted."""
+        """Peak bytes allocated by tensors, over the devices; None where it is not counted."""
         if self.device.type != "cuda":
             return None
         return max(torch.cuda.max_memory_allocated(device) for device in self.devices)
 
 
 class DistributedBackend(Backend):
-    """One of several processes, started by `launch`."""
+    """Backend of one of several processes, started by `launch`."""
 
     def __init__(self, kind: Kind, *, rank: int, world: int, local_rank: int, devices: int = 1) -> None:
         super().__init__(kind, rank=rank, world=world, local_rank=local_rank, devices=devices)
-        # torch_xla has ways of its own between devices.
+        # torch_xla has collectives of its own.
         name = "gloo" if kind == "xla" else dist.get_default_backend_for_device(self.device)
         store = open_rank_store(os.environ, rank=rank, world=world, timeout=_COLLECTIVE_TIMEOUT)
         options: dict[str, Any] = {"store": store, "rank": rank, "world_size": world}
         dist.init_process_group(name, timeout=_COLLECTIVE_TIMEOUT, **options)
-        # Decisions of the host go through a group of their own and never wait for the device.
+        # Host decisions use a group of their own and never wait for the device.
         self._host_group = dist.new_group(backend="gloo", timeout=_COLLECTIVE_TIMEOUT)
         self._gatherers: dict[int, Gatherer] = {}
 
     def wrap(self, model: nn.Module, *, share_buffers: bool) -> nn.Module:
+        """Wrap `model` in DistributedDataParallel."""
         ids = [self.device.index] if self.device.type == "cuda" else None
-        # The older of the two names warns where there is a newer one (torch 2.13).
+        # The older of the two names is deprecated (torch 2.13).
         known = inspect.signature(DistributedDataParallel).parameters
         name = "forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers"
         options: dict[str, Any] = {name: share_buffers}
         return DistributedDataParallel(model, device_ids=ids, gradient_as_bucket_view=True, **options)
 
     def shard(self, model: nn.Module, layout: Layout) -> nn.Module:
+        """Shard the weights of `model` with fully_shard, in place."""
         shard_model(model, layout, device_type=self.device.type)
         return model
 
     def without_gradient_sync(self, model: nn.Module) -> contextlib.AbstractContextManager[Any]:
+        """Return DDP's no_sync, or for sharded models a context that reduces within a replica only."""
         if isinstance(model, DistributedDataParallel):
             return model.no_sync()
-        return one_copy_only(model)  # whole gradients would be the memory that was to be saved
+        return one_copy_only(model)  # unsharded gradients would need the memory that sharding saves
 
     def all_reduce_sum(self, tensor: Tensor) -> None:
+        """Sum `tensor` over ranks, in place."""
         dist.all_reduce(tensor)
 
     def all_reduce_max(self, values: Sequence[float]) -> list[float]:
+        """Return the element-wise maximum over ranks, through the host group."""
         tensor = torch.tensor(values, dtype=torch.float64)
         dist.all_reduce(tensor, op=dist.ReduceOp.MAX, group=self._host_group)
         return [float(value) for value in tensor]
 
     def broadcast(self, value: Any) -> Any:
+        """Return rank 0's `value` on every rank, through the host group."""
         box = [value]
         dist.broadcast_object_list(box, src=0, group=self._host_group)
         return box[0]
 
     def gather(self, tensor: Tensor) -> list[Tensor]:
+        """Gather tensors of one shape from all ranks to rank 0; empty on other ranks."""
         return GroupGatherer(self._host_group, rank=self.rank, ranks=self.world).gather(tensor)
 
     def gatherer(self, layout: Layout) -> Gatherer:
+        """Return the gatherer of states sharded by `layout`; a collective that may create a process group."""
         if layout.strategy not in {"zero1", *SHARDS_WEIGHTS}:
             return super().gatherer(layout)
-        ranks = self.world if layout.strategy == "zero1" else layout.shard  # those of the first copy
+        ranks = self.world if layout.strategy == "zero1" else layout.shard  # those of the first replica
         if ranks not in self._gatherers:
             group = dist.new_group(list(range(ranks)), backend="gloo", timeout=_COLLECTIVE_TIMEOUT)
             self._gatherers[ranks] = GroupGatherer(group, rank=self.rank, ranks=ranks)
         return self._gatherers[ranks]
 
     def serve_store(self) -> None:
-        """Have a library that asks the environment for a store find one, and open none to everybody."""
+        """Serve a store for libraries that look for one in the environment, on one interface only."""
         host = "127.0.0.1" if STORE_VARIABLE in os.environ else os.environ["MASTER_ADDR"]
         self._served = serve_at(host, 0, timeout=_COLLECTIVE_TIMEOUT) if self.is_main else None
         port = self.broadcast(self._served and self._served.port)
         os.environ |= {
             "MASTER_ADDR": host,
             "MASTER_PORT": str(port),
-            "TORCHELASTIC_USE_AGENT_STORE": "True",  # somebody else serves it
+            "TORCHELASTIC_USE_AGENT_STORE": "True",  # the store is served here
         }
 
     def close(self) -> None:
+        """Wait for all ranks and destroy the process groups."""
         dist.barrier(group=self._host_group)
         dist.destroy_process_group()
 
@@ -219,26 +228,30 @@ class FakeBackend(Backend):
         self.calls: list[str] = []
 
     def all_reduce_sum(self, tensor: Tensor) -> None:
+        """Record the call."""
         self.calls.append(f"sum{tuple(tensor.shape)}")
 
     def all_reduce_max(self, values: Sequence[float]) -> list[float]:
+        """Record the call and return `values`."""
         self.calls.append(f"max({len(values)})")
         return list(values)
 
     def broadcast(self, value: Any) -> Any:
+        """Record the call and return `value`."""
         self.calls.append("broadcast")
         return value
 
     def gather(self, tensor: Tensor) -> list[Tensor]:
+        """Record the call; on rank 0 return `tensor` for every rank."""
         self.calls.append(f"gather{tuple(tensor.shape)}")
         return [tensor.cpu()] * self.world if self.is_main else []
 
 
 class SimulatedBackend(Backend):
-    """One rank on a device of `kind` that is not there, for `lib.memory.simulation`.
+    """Backend of a simulated device of `kind`, for `lib.memory.simulation`.
 
-    averages_gradients: there are other ranks, so that gradients live in the buckets that are reduced.
-    devices: how many it has. Fake tensors of the second are on "cpu:1", and no operation takes both.
+    averages_gradients: simulate other ranks, so that gradients live in DDP's buckets.
+    devices: number of devices. Fake tensors of the second are on "cpu:1", and no operation mixes the two.
     """
 
     def __init__(self, kind: Kind, *, averages_gradients: bool, devices: int = 1) -> None:
@@ -249,6 +262,7 @@ class SimulatedBackend(Backend):
         self._buckets: list[Tensor] = []
 
     def wrap(self, model: nn.Module, *, share_buffers: bool) -> nn.Module:  # noqa: ARG002
+        """Add a gradient bucket for each parameter, as DDP would."""
         if self._averages_gradients:
             for parameter in model.parameters():
                 self._buckets.append(bucket := torch.empty_like(parameter, requires_grad=False))
@@ -261,12 +275,13 @@ class SimulatedBackend(Backend):
         return model
 
     def loss_scaler(self, precision: Precision) -> torch.amp.GradScaler:  # noqa: ARG002
-        # Whether to skip a step would be asked of numbers that are not there.
+        """Return a disabled scaler."""
+        # Fake gradients have no values to check for overflow.
         return torch.amp.GradScaler("cpu", enabled=False)
 
 
 def host_copy(value: Any) -> Any:
-    """`value`, a state, with its tensors on the CPU and all else as it is."""
+    """Copy the tensors of the state `value` to the CPU; everything else stays as it is."""
     if isinstance(value, Tensor):
         return value.cpu()
     if isinstance(value, Mapping):

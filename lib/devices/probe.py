@@ -1,6 +1,6 @@
-"""What there is: devices, their free memory, and the processors and memory this process may use.
+"""Hardware discovery: devices, their free memory, and the CPUs and memory this process may use.
 
-Torch is imported only when a GPU is asked about.
+Torch is imported only to query a GPU.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ SPEED_VARIABLES = (
 
 
 def probe(device: Literal["auto", "cuda", "mps", "xla", "tpu", "cpu"]) -> Hardware:
-    """The hardware for that choice of device: its GPUs, or the memory that this process may use.
+    """Return the hardware for CONFIG_DEVICE: its GPUs, or the memory that this process may use.
 
-    Asking a CUDA or ROCm driver for free memory opens a context on each GPU, which takes some
-    of it. Raises PlanError where the device is not there or a GPU does not answer.
+    Querying a CUDA or ROCm driver for free memory opens a context on each GPU, which takes some of it. Raises
+    PlanError where the device does not exist or a GPU does not respond.
     """
     cpuinfo = _read(ROOT / "proc/cpuinfo")
     cpu_name = parse_cpu_name(cpuinfo) or _sysctl("machdep.cpu.brand_string") or platform.machine()
@@ -51,7 +51,7 @@ def probe(device: Literal["auto", "cuda", "mps", "xla", "tpu", "cpu"]) -> Hardwa
 
 
 def environment() -> dict[str, str | bool | None]:
-    """Versions and state of the sources, for the record of a run; None where there is none to tell.
+    """Return versions and the state of the sources, for the record of a run; None where unknown.
 
     Keys: python, platform, torch, numpy, git_commit, git_dirty.
     """
@@ -67,9 +67,9 @@ def environment() -> dict[str, str | bool | None]:
 
 
 def speed_settings() -> dict[str, str]:
-    """What memory and speed depend on besides devices and versions, "" where it is not there or not set.
+    """Return settings that memory and speed depend on besides devices and versions; "" where not set.
 
-    Keys: driver (of NVIDIA's or AMD's GPUs), and variables of the environment.
+    Keys: driver (of NVIDIA's or AMD's GPUs), and environment variables.
     """
     driver = _read(ROOT / "proc/driver/nvidia/version") or _read(ROOT / "sys/module/amdgpu/version")
     return {
@@ -79,9 +79,9 @@ def speed_settings() -> dict[str, str]:
 
 
 def git_state(tree: Path) -> tuple[str | None, bool | None]:
-    """Commit of the checkout at `tree` and whether tracked files differ from it.
+    """Return the commit of the checkout at `tree`, and true if tracked files differ from it.
 
-    (None, None) where `tree` is not the top of a checkout or there is no git.
+    (None, None) where `tree` is not the top of a checkout or git is not available.
     """
     top = _output("git", "-C", str(tree), "rev-parse", "--show-toplevel")
     commit = _output("git", "-C", str(tree), "rev-parse", "HEAD")
@@ -91,12 +91,12 @@ def git_state(tree: Path) -> tuple[str | None, bool | None]:
 
 
 def parse_cpu_name(cpuinfo: str) -> str:
-    """The model name in the text of /proc/cpuinfo, "" if there is none (as on ARM)."""
+    """Return the model name in the text of /proc/cpuinfo, "" if there is none (as on ARM)."""
     return _cpuinfo_field(cpuinfo, "model name")
 
 
 def parse_cpu_bf16(cpuinfo: str) -> Literal["none", "avx512", "amx"]:
-    """The bf16 instructions in the text of /proc/cpuinfo."""
+    """Return the bf16 instructions in the text of /proc/cpuinfo."""
     flags = _cpuinfo_field(cpuinfo, "flags").split()
     if "amx_bf16" in flags:
         return "amx"
@@ -104,15 +104,15 @@ def parse_cpu_bf16(cpuinfo: str) -> Literal["none", "avx512", "amx"]:
 
 
 def parse_meminfo(meminfo: str) -> dict[str, int]:
-    """Bytes by name from the text of /proc/meminfo."""
+    """Return bytes by name from the text of /proc/meminfo."""
     fields = (line.split() for line in meminfo.splitlines())
     return {name.rstrip(":"): int(rest[0]) * 1024 for name, *rest in fields if rest[1:] == ["kB"]}
 
 
 def linux_memory(root: Path = ROOT) -> tuple[int, int]:
-    """(total, free) bytes for this process: of the machine, or of its tightest control group.
+    """Return (total, free) bytes for this process: of the machine, or of its tightest control group.
 
-    root: where /proc and /sys are found. Page cache that the kernel can drop counts as free.
+    root: parent of /proc and /sys. Page cache that the kernel can drop counts as free.
     """
     meminfo = parse_meminfo(_read(root / "proc/meminfo"))
     total, free = meminfo["MemTotal"], meminfo["MemAvailable"]
@@ -134,7 +134,7 @@ def linux_memory(root: Path = ROOT) -> tuple[int, int]:
 
 
 def linux_cpu_quota(root: Path = ROOT) -> float | None:
-    """Processors' worth of time that control groups allow this process; None where not limited."""
+    """Return the CPU quota of this process's control groups, in CPUs; None where not limited."""
     quotas = [_read(path / "cpu.max").split() for path in _cgroups(root, controller="")]
     quotas += [
         [_read(path / "cpu.cfs_quota_us").strip(), _read(path / "cpu.cfs_period_us").strip()]
@@ -145,7 +145,7 @@ def linux_cpu_quota(root: Path = ROOT) -> float | None:
 
 
 def parse_vm_stat(text: str) -> int:
-    """Free bytes from the output of vm_stat (macOS): free, inactive and speculative pages."""
+    """Return free bytes from the output of vm_stat (macOS): free, inactive and speculative pages."""
     page_bytes = int(text.split("page size of ")[1].split()[0])
     counts = dict(line.split(":") for line in text.splitlines()[1:] if ":" in line)
     names = ("Pages free", "Pages inactive", "Pages speculative")
@@ -207,7 +207,7 @@ def _apple_gpus() -> tuple[Device, ...]:
 
 
 def main_memory(name: str) -> Device:
-    """The memory that this process may use, as a device called `name`."""
+    """Return the memory that this process may use, as a device called `name`."""
     if platform.system() == "Darwin":
         total_bytes, free_bytes = int(_sysctl("hw.memsize")), parse_vm_stat(_output("vm_stat"))
     else:
@@ -216,15 +216,15 @@ def main_memory(name: str) -> Device:
 
 
 def cpu_count() -> int:
-    """Processors that this process may use."""
-    # macOS knows neither affinity nor control groups.
+    """Return the number of CPUs that this process may use."""
+    # macOS has neither affinity nor control groups.
     affinity = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     quota = linux_cpu_quota()
     return affinity if quota is None else max(1, min(affinity, int(quota)))
 
 
 def _cgroups(root: Path, *, controller: str) -> Iterator[Path]:
-    """Directories of this process's group and of those around it; controller "" is version 2.
+    """Yield the directories of this process's control group and its parents; controller "" is version 2.
 
     In a container the group's own path may not be visible; the mount point then stands for it.
     """
@@ -250,7 +250,7 @@ def _number(path: Path) -> int | None:
 
 
 def _read(path: Path) -> str:
-    """The text of a file of the kernel's, "" where this kernel has none or hides it."""
+    """Read a file of the kernel, "" where this kernel has none or hides it."""
     try:
         return path.read_text()
     except OSError:
@@ -262,7 +262,7 @@ def _sysctl(name: str) -> str:
 
 
 def _output(*command: str) -> str:
-    """What a command prints, "" where there is no such command or it fails."""
+    """Return a command's output, "" where it does not exist or fails."""
     try:
         result = subprocess.run(command, capture_output=True, text=True, check=False)
     except OSError:

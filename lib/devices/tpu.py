@@ -1,15 +1,15 @@
-"""The part of the seam to devices that needs torch_tpu, written after the sources of its version 0.2.0.
+"""Backend for TPUs by torch_tpu, written from the sources of its version 0.2.0.
 
-EXPERIMENTAL, never run on TPU hardware. A TPU is a device of torch like a GPU: operations are carried out
-as they come, autocast and process groups are torch's own. What is not like on a GPU:
+EXPERIMENTAL, never run on TPU hardware. A TPU is a torch device like a GPU: execution is eager, autocast and
+process groups are torch's own. Differences from a GPU:
 
-- A process has one TPU, and it is told which by its environment, before it starts.
+- A process has one TPU, assigned by environment variables before it starts.
 - torch_tpu must be loaded before the first backward pass of a process, which counts the devices, and must not
-  be where memory is only predicted: that pass may take the TPUs. So torch does not load it
-  (`lib/__init__.py`), and `TpuBackend` does.
+    be loaded where memory is only predicted, since that pass may acquire the TPUs. So torch does not autoload
+    it (`lib/__init__.py`), and `TpuBackend` does.
 
-`python -m lib.devices.tpu` prints the TPUs; `python -m lib.devices.tpu launch N` the environment of N
-processes. Both are for a process that must neither take them nor wait for them.
+`python -m lib.devices.tpu` prints the TPUs; `python -m lib.devices.tpu launch N` prints the environment of N
+processes. Both are for callers that must neither acquire the TPUs nor wait for them.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _AUTOLOAD = "TORCH_DEVICE_BACKEND_AUTOLOAD"
 
 
 class TpuBackend(Backend):
-    """A run of one process on one TPU."""
+    """Backend of a run with one process on one TPU."""
 
     def _device(self, kind: Kind, local_rank: int) -> torch.device:  # noqa: ARG002
         load()
@@ -39,31 +39,35 @@ class TpuBackend(Backend):
         return found
 
     def to_host(self, value: Any) -> Any:
+        """Copy the tensors of a state to the CPU."""
         return host_copy(value)
 
     def synchronize(self) -> None:
+        """Wait for the TPU."""
         torch.accelerator.synchronize()
 
     def release_memory(self) -> None:
+        """Release cached device memory."""
         torch.accelerator.empty_cache()
 
     def peak_memory_bytes(self) -> int | None:
+        """Peak bytes allocated on the TPU; None where the runtime does not count."""
         # 0 where the runtime does not count.
         return torch.accelerator.max_memory_allocated() or None
 
 
 class DistributedTpuBackend(TpuBackend, DistributedBackend):
-    """One of several processes with a TPU each, whose environment `launch_environment` has made."""
+    """Backend of one of several processes with a TPU each, started with `launch_environment`."""
 
 
 def load() -> None:
-    """Have torch know the TPUs. Here and not where this module is imported, for it takes devices."""
-    os.environ[_AUTOLOAD] = "1"  # the package looks for devices only if that is so
+    """Register TPUs with torch. Not done at import, because it acquires devices."""
+    os.environ[_AUTOLOAD] = "1"  # torch_tpu looks for devices only if this is set
     import torch_tpu  # noqa: F401
 
 
 def launch_environment(processes: int) -> dict[str, str]:
-    """The variables that `processes` processes of this machine must agree on, before they start."""
+    """Return the variables that `processes` processes of this node must share before they start."""
     import torch_tpu  # noqa: F401 - without its devices
 
     before = dict(os.environ)
@@ -73,9 +77,9 @@ def launch_environment(processes: int) -> dict[str, str]:
 
 
 def described() -> list[dict[str, Any]]:
-    """The TPUs of this machine as name, total_bytes and free_bytes. A process sees the memory of one."""
+    """Return the TPUs of this node as name, total_bytes and free_bytes. A process sees the memory of one."""
     load()
-    count = torch.accelerator.device_count()  # before it is opened: of the machine, not of this process
+    count = torch.accelerator.device_count()  # of the node, as long as no device is opened
     free_bytes, total_bytes = torch.accelerator.get_memory_info()
     if not total_bytes:
         raise SystemExit("torch_tpu does not tell how much memory a TPU has")
@@ -84,7 +88,7 @@ def described() -> list[dict[str, Any]]:
 
 
 def main(arguments: list[str]) -> int:
-    """Print the TPUs as JSON, or variables as a shell takes them, and nothing that libraries say."""
+    """Print the TPUs as JSON, or variables in shell syntax; output of libraries goes to stderr."""
     with contextlib.redirect_stdout(sys.stderr):
         if arguments[:1] == ["launch"]:
             variables = launch_environment(int(arguments[1]))

@@ -1,4 +1,4 @@
-"""Several processes: launching and supervising them, rendezvous, sharded parameters, job files.
+"""Distributed training: launching and supervising processes, rendezvous, sharded parameters, job files.
 
 Nothing here knows data or models. Imported by train and scripts.
 """

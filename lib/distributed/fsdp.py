@@ -1,8 +1,8 @@
-"""Weights in parts on several ranks, by torch's fully_shard, and states that are the same however spread.
+"""Sharded parameters by torch's fully_shard, and state dicts that do not depend on the sharding.
 
-A state that is gathered has whole tensors in the form of one process, so that a checkpoint of any number of
-ranks is that of any other, and of any other way to spread. What torch needs for it takes a second to load and
-is loaded by those who cut only.
+A gathered state has full tensors in the form of a single process, so that a checkpoint can be loaded by any
+number of ranks with any parallelism strategy. The torch modules for it take a second to import, so they are
+imported on use.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 def blocks_of(model: nn.Module) -> list[nn.Module]:
-    """What is gathered at once: members of lists and sequences that are made of modules themselves."""
+    """Return the blocks that are FSDP units: composed members of ModuleLists and Sequentials."""
     found: list[nn.Module] = []
 
     def visit(module: nn.Module) -> None:
@@ -45,7 +45,7 @@ def blocks_of(model: nn.Module) -> list[nn.Module]:
 
 
 def weight_units(model: nn.Module) -> tuple[tuple[Weight, ...], ...]:
-    """The weights of `model` by what is gathered at once; first those that are in no block."""
+    """Return the weights of `model` by FSDP unit; the first unit has those that are in no block."""
     blocks = [list(block.parameters()) for block in blocks_of(model)]
     inside = {id(parameter) for block in blocks for parameter in block}
     root = [parameter for parameter in model.parameters() if id(parameter) not in inside]
@@ -53,7 +53,7 @@ def weight_units(model: nn.Module) -> tuple[tuple[Weight, ...], ...]:
 
 
 def shard_model(model: nn.Module, layout: Layout, *, device_type: str) -> None:
-    """Cut the weights of `model` into parts, in place, and move them to this rank's device."""
+    """Shard the weights of `model` in place and move them to this rank's device."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
@@ -62,15 +62,15 @@ def shard_model(model: nn.Module, layout: Layout, *, device_type: str) -> None:
     mesh = init_device_mesh(device_type, sizes, mesh_dim_names=names)
     for block in blocks_of(model):
         fully_shard(block, mesh=mesh, reshard_after_forward=layout.strategy != "zero2")
-    # Nothing is done in place to what a model returns.
+    # The warning is about in-place changes to a model's output, which training does not make.
     warnings.filterwarnings("ignore", "FSDP2-wrapped module .* returned a view tensor", UserWarning)
-    # What is in no block is needed at both ends of the forward pass.
+    # The root's weights are needed at both ends of the forward pass.
     fully_shard(model, mesh=mesh, reshard_after_forward=False)
 
 
 @contextlib.contextmanager
 def one_copy_only(model: nn.Module) -> Iterator[None]:
-    """Within it, backward passes sum gradients within a copy and not between copies."""
+    """Context in which backward passes reduce gradients within a replica, not between replicas."""
     sharded = cast("FSDPModule", model)
     sharded.set_requires_all_reduce(False)
     try:
@@ -80,7 +80,7 @@ def one_copy_only(model: nn.Module) -> Iterator[None]:
 
 
 def cut_again(model: nn.Module) -> None:
-    """Let go of weights that a forward pass without a backward pass has put together."""
+    """Reshard weights that a forward pass without a backward pass has gathered."""
     from torch.distributed.fsdp import FSDPModule
 
     for module in model.modules():
@@ -89,18 +89,18 @@ def cut_again(model: nn.Module) -> None:
 
 
 def is_cut(value: object) -> TypeGuard[DTensor]:
-    """Whether `value` is a tensor of which every rank has a part."""
-    loaded = sys.modules.get("torch.distributed.tensor")  # where it is not, there is none
+    """True if `value` is a sharded tensor (DTensor)."""
+    loaded = sys.modules.get("torch.distributed.tensor")  # a DTensor can only exist if this is loaded
     return loaded is not None and isinstance(value, loaded.DTensor)
 
 
 def local(tensor: Tensor) -> Tensor:
-    """The part of `tensor` that this rank holds, sharing its memory; all of a tensor that is not cut."""
+    """Return this rank's shard of `tensor`, sharing its memory; the tensor itself if it is not sharded."""
     return tensor.to_local() if is_cut(tensor) else tensor
 
 
 def part_like(whole: Tensor, like: Tensor) -> Tensor:
-    """Of `whole`, which every rank has, this rank's part, cut as `like` is."""
+    """Return this rank's shard of `whole`, which every rank has, sharded as `like` is."""
     if not is_cut(like):
         return whole
     from torch.distributed.tensor import distribute_tensor
@@ -110,7 +110,7 @@ def part_like(whole: Tensor, like: Tensor) -> Tensor:
 
 
 def as_part(part: Tensor, like: Tensor) -> Tensor:
-    """This rank's `part` of a tensor that is cut as `like` is, known to be one."""
+    """Wrap this rank's shard `part` as a tensor sharded like `like`."""
     if not is_cut(like):
         return part
     from torch.distributed.tensor import DTensor
@@ -123,7 +123,7 @@ def as_part(part: Tensor, like: Tensor) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """What this rank has of a tensor of `shape`: its rows, of which ranks in order have as many each."""
+    """This rank's rows of a tensor of `shape`, sharded over ranks in order along dimension 0."""
 
     own: Tensor
     shape: tuple[int, ...]
@@ -131,13 +131,13 @@ class Rows:
 
 @dataclass(frozen=True, slots=True)
 class Entries:
-    """What this rank has of a mapping; other ranks have the other entries."""
+    """This rank's entries of a mapping; other ranks have the others."""
 
     own: Mapping[Any, Any]
 
 
 class Gatherer:
-    """Brings to rank 0 what each of `ranks` processes has a part of. Here there is one, with everything."""
+    """Gathers sharded state from `ranks` processes to rank 0. The base class has one, with everything."""
 
     ranks = 1
 
@@ -146,22 +146,23 @@ class Gatherer:
 
     @property
     def takes_part(self) -> bool:
-        """Whether this rank has a part, or is the one that all come to."""
+        """True if this rank is in the group that gathers."""
         return self.rank < self.ranks
 
     def gather(self, tensor: Tensor) -> list[Tensor]:
-        """On rank 0 the tensors of all ranks, which are of one shape, on the CPU; on the others nothing."""
+        """Gather tensors of one shape from all ranks to rank 0, on the CPU; empty on other ranks."""
         return [tensor.cpu()]
 
     def gather_entries(self, entries: Mapping[Any, Any]) -> list[Mapping[Any, Any]]:
-        """On rank 0 the mappings of all ranks, their tensors on the CPU; on the others nothing."""
+        """Gather mappings from all ranks to rank 0, with tensors on the CPU; empty on other ranks."""
         return [entries]
 
 
 class GroupGatherer(Gatherer):
-    """The first `ranks` processes, over a process group that they use for nothing else.
+    """Gathers from the first `ranks` processes, over a process group used for nothing else.
 
-    So it may be used on another thread than the one that trains: what two threads send in one group mixes.
+    A group of its own allows use on another thread than the training one: collectives of two threads in one
+    group would mix.
     """
 
     def __init__(self, group: dist.ProcessGroup, *, rank: int, ranks: int) -> None:
@@ -170,13 +171,15 @@ class GroupGatherer(Gatherer):
         self._group = group
 
     def gather(self, tensor: Tensor) -> list[Tensor]:
-        # As bytes: not every type can be sent.
+        """Gather tensors of one shape and dtype to rank 0, on the CPU; empty on other ranks."""
+        # Sent as bytes: gloo cannot send every dtype.
         sent = tensor.cpu().contiguous().flatten().view(torch.uint8)
         received = [torch.empty_like(sent) for _ in range(self.ranks)] if self.rank == 0 else []
         dist.gather(sent, received or None, dst=0, group=self._group)
         return [part.view(tensor.dtype).view(tensor.shape) for part in received]
 
     def gather_entries(self, entries: Mapping[Any, Any]) -> list[Mapping[Any, Any]]:
+        """Gather mappings to rank 0, with tensors on the CPU; empty on other ranks."""
         sent = _each(entries, lambda leaf: leaf.cpu() if isinstance(leaf, Tensor) else leaf)
         received: list[Any] = [None] * self.ranks if self.rank == 0 else []
         dist.gather_object(sent, received or None, dst=0, group=self._group)
@@ -184,7 +187,7 @@ class GroupGatherer(Gatherer):
 
 
 def in_parts(state: Any) -> Any:
-    """`state` with what this rank has, sharing its memory, in place of tensors that are cut."""
+    """Replace sharded tensors in `state` by this rank's local part, sharing its memory."""
 
     def part(leaf: Any) -> Any:
         if not is_cut(leaf):
@@ -196,14 +199,14 @@ def in_parts(state: Any) -> Any:
 
 
 def snapshot(parts: Any, *, whole: bool) -> Any:
-    """A copy of a state `in_parts` in main memory, which training that goes on leaves as it is.
+    """Copy an `in_parts` state to main memory, so that training can continue meanwhile.
 
-    whole: with the tensors that every rank has; of several ranks one is enough.
+    whole: copy the tensors that every rank has, too; one of several ranks is enough for them.
     """
     copies: dict[tuple[Any, ...], Tensor] = {}
 
     def copy(tensor: Tensor) -> Tensor:
-        """One for each memory: weights that are tied stay so."""
+        """Copy each storage once, so that tied weights stay tied."""
         key = (tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride())
         if key not in copies or tensor.numel() == 0:
             copies[key] = tensor.detach().to("cpu", copy=True)
@@ -222,9 +225,9 @@ def snapshot(parts: Any, *, whole: bool) -> Any:
 
 
 def put_together(parts: Any, gatherer: Gatherer) -> Any:
-    """A state with whole tensors on rank 0, and None in place of those that were in parts on the others.
+    """Gather a state to rank 0; other ranks get None in place of sharded tensors.
 
-    All ranks that take part in `gatherer` must call it, with the same structure.
+    A collective of all ranks of `gatherer`, which must pass the same structure.
     """
 
     def whole(leaf: Any) -> Any:
@@ -251,19 +254,19 @@ def _of_all_rows(part: Rows, gatherer: Gatherer) -> Tensor | None:
 
 
 def gathered(value: Any) -> Any:
-    """`value` with whole tensors in place of parts. All ranks must call it, with the same structure."""
+    """Replace sharded tensors in `value` by full ones. A collective of all ranks, with the same structure."""
     return _each(value, lambda leaf: leaf.full_tensor() if is_cut(leaf) else leaf)
 
 
 def _each(value: Any, change: Callable[[Any], Any]) -> Any:
-    """`value` with everything changed that is in its mappings and lists."""
+    """Apply `change` to every leaf of nested mappings and lists."""
     if isinstance(value, Mapping):
         return {key: _each(item, change) for key, item in value.items()}
     return [_each(item, change) for item in value] if isinstance(value, list) else change(value)
 
 
 def clip_gradients(model: nn.Module, largest_norm: float) -> None:
-    """Scale gradients down to `largest_norm`, the norm being that over all ranks."""
+    """Clip gradients to the total norm `largest_norm`, computed over all ranks."""
     gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
     norm = gathered(nn.utils.get_total_norm(gradients))
     torch._foreach_mul_(
@@ -274,31 +277,31 @@ def clip_gradients(model: nn.Module, largest_norm: float) -> None:
 def shared_out(
     groups: Sequence[dict[str, Any]], rule: type[torch.optim.Optimizer], options: Mapping[str, Any]
 ) -> torch.optim.Optimizer:
-    """An optimizer of which every rank has the part for some whole weights (ZeRO-1)."""
+    """Make an optimizer whose state is distributed over ranks by whole weights (ZeRO-1)."""
     from torch.distributed.optim import ZeroRedundancyOptimizer
 
     return ZeroRedundancyOptimizer(groups, optimizer_class=rule, **options)
 
 
 def own_part(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
-    """What holds the state on this rank."""
+    """Return the optimizer that holds this rank's state."""
     return optimizer.optim if _is_shared_out(optimizer) else optimizer
 
 
 def optimizer_state(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    """The state as a process alone would have it, in parts where ranks have parts (`put_together`)."""
+    """Return the state dict of a single process, sharded where ranks have shards (`put_together`)."""
     if not _is_shared_out(optimizer):
         state: dict[str, Any] = in_parts(optimizer.state_dict())
         return state
     own, numbers = own_part(optimizer), _numbers(optimizer)
     entries = {numbers[id(weight)]: own.state[weight] for weight in _weights(own) if weight in own.state}
-    # Not its own `state_dict`, for which it would have to send the entries to one rank by then.
+    # Not its own `state_dict`, which requires the entries to be sent to one rank first.
     groups = torch.optim.Optimizer.state_dict(optimizer)["param_groups"]
     return {"state": Entries(entries), "param_groups": groups}
 
 
 def load_optimizer_state(optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> None:
-    """Take this rank's part of a whole state. Raises ValueError or KeyError where it does not fit."""
+    """Load this rank's shard of a full state. Raises ValueError or KeyError where it does not fit."""
     counts = [len(group["params"]) for group in optimizer.param_groups]
     if [len(group["params"]) for group in state["param_groups"]] != counts:
         raise ValueError("the state of the optimizer is for other weights")
@@ -326,7 +329,7 @@ def _is_shared_out(optimizer: torch.optim.Optimizer) -> TypeGuard[ZeroRedundancy
 
 
 def _numbers(optimizer: torch.optim.Optimizer) -> dict[int, int]:
-    """What a state calls each weight, by the weight's id."""
+    """Return the number of each weight in a state dict, by the weight's id."""
     return {id(weight): number for number, weight in enumerate(_weights(optimizer))}
 
 

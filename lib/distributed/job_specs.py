@@ -1,7 +1,7 @@
-"""Files with which other schedulers than SLURM train a configuration. Pure.
+"""Job files that train a configuration with schedulers other than SLURM. Pure.
 
-They follow published schemas, and none was run on such a cluster. What each of them starts on every
-machine is what make train does there; the configuration is part of the file.
+They follow published schemas, and none was run on such a cluster. On every node they start what make train
+does there; the configuration is part of the file.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from lib.errors import ConfigError
 
 Document: TypeAlias = dict[str, Any]
 
-RUNS = "/runs"  # where a machine of the cluster has the storage
-FIRST = "FIRST"  # stands for the first machine where its address is not known yet
+RUNS = "/runs"  # mount point of the storage on each node
+FIRST = "FIRST"  # stands for the first node while its address is unknown
 _END = "END_OF_CONFIGURATION"
 _IMAGE = re.compile(r"\S{1,500}")
 _IMAGE_MEANS = "a container image that has this source tree for working directory"
@@ -32,14 +32,14 @@ _ACCELERATOR = re.compile(r"[A-Za-z][\w.-]*")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """What a cluster is asked for.
+    """A job requested from a cluster.
 
-    gpus:          on each machine; 0 for processors alone.
+    gpus:          per node; 0 for CPUs only.
     configuration: in its minimal form.
-    finds_first:   whether the machines have yet to be told which one is the first, where all meet.
-    image:         a container image whose working directory is this source tree, with what it requires.
-    storage:       what holds the directory of runs, for all machines, in the words of the cluster.
-    accelerator:   what the cluster calls a GPU; "" where none are asked for.
+    finds_first:   true if the nodes must still learn which one is the rendezvous endpoint.
+    image:         container image whose working directory is this source tree, with its requirements.
+    storage:       storage for the directory of runs, shared by all nodes, in the cluster's terms.
+    accelerator:   the cluster's name of a GPU; "" without GPUs.
     """
 
     name: str
@@ -54,7 +54,7 @@ class Job:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Words:
-    """How a shell there says the first machine's address, this one's, and its number."""
+    """Shell expressions for the first node's address, this node's address, and its number."""
 
     first: str
     own: str
@@ -63,7 +63,7 @@ class _Words:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cluster:
-    """A kind of cluster: how its file is made, begun and used, and what its variables look like."""
+    """A kind of cluster: generator and heading of its file, and patterns of its variables."""
 
     called: str
     document: Callable[[Job], Document]
@@ -73,10 +73,10 @@ class Cluster:
 
 
 def emitted(job: Job, *, to: str, command: str) -> str:
-    """The text of the file for the cluster `to`, one of `CLUSTERS`.
+    """Return the text of the job file for the cluster `to`, one of `CLUSTERS`.
 
-    command: what training comes to on each machine, for the reader.
-    Raises ConfigError where a name that only the user can know is none.
+    command: the command that trains on each node, for the reader. Raises ConfigError where IMAGE, STORAGE or
+    ACCELERATOR is malformed.
     """
     cluster = CLUSTERS[to]
     _check(job, cluster)
@@ -89,10 +89,10 @@ def emitted(job: Job, *, to: str, command: str) -> str:
 
 
 def missing(*, to: str, gpus: bool, given: Mapping[str, str]) -> list[str]:
-    """What only the user can know and has not said, as lines of `NAME= (what it means)`.
+    """Return the variables that the user must still set, as lines of `NAME= (meaning)`.
 
-    to: the cluster, "" where that is missing, too. gpus: whether any are asked for. given: the image,
-    storage and accelerator of a `Job`.
+    to: the cluster, "" where it is missing, too. gpus: true if any are requested. given: image, storage and
+    accelerator of a `Job`.
     """
     cluster = CLUSTERS.get(to)
     means = {
@@ -125,7 +125,7 @@ def _check(job: Job, cluster: Cluster) -> None:
 
 
 def _kubernetes(job: Job) -> Document:
-    """A TrainJob of Kubeflow Trainer. Its runtime torch-distributed names the first machine."""
+    """Make a TrainJob of Kubeflow Trainer, whose runtime torch-distributed names the first node."""
     trainer: Document = {
         "image": job.image,
         "command": ["sh", "-c", _verbatim(_start(job, _IN_TRAINJOB))],
@@ -166,7 +166,7 @@ def _skypilot(job: Job) -> Document:
                 why="a bucket does not show to the others at once what one of them writes",
                 todo="name a volume of SkyPilot that all can mount",
             )
-        # The only mode in which files can be added to, as those of a run are.
+        # The only mode that allows appending, which the files of a run need.
         storage: Document = {"file_mounts": {RUNS: {"source": job.storage, "mode": "MOUNT_CACHED"}}}
     else:
         storage = {"volumes": {RUNS: job.storage}}
@@ -181,7 +181,7 @@ def _skypilot(job: Job) -> Document:
 
 
 def _ray(job: Job) -> Document:
-    """A RayJob of KubeRay, whose driver starts training on each worker; its head only looks on."""
+    """Make a RayJob of KubeRay, whose driver starts training on each worker; the head does not train."""
     head = {"name": "ray-head", "image": job.image}
     worker: Document = {
         "name": "ray-worker",
@@ -219,7 +219,7 @@ def _ray(job: Job) -> Document:
 
 
 def _start(job: Job, words: _Words) -> str:
-    """What a shell does on each machine."""
+    """Return the shell script that runs on each node."""
     return f"""\
 set -e
 directory=$(mktemp -d)
@@ -232,11 +232,11 @@ export KCONFIG_CONFIG="$directory/.config"
 
 
 def _meet(words: _Words) -> str:
-    """Tell training where all meet, as if that stood on make's command line.
+    """Return shell lines that set the rendezvous endpoint as if given on make's command line.
 
-    Each is told its own address, and the first one that it is there by that, at which alone it then listens:
-    torch knows neither an address that its own name does not lead to nor, for a while, a name that has just
-    been given.
+    Each node gets its own address, and the first one uses it as the endpoint, so that it listens there alone:
+    torch recognises neither an address that the node's own name does not resolve to nor, for a while, a name
+    that was just assigned.
     """
     return f"""\
 export PET_LOCAL_ADDR="{words.own}" # as torchrun --local-addr
@@ -247,12 +247,12 @@ export KCONFIG_MAKE_VARIABLES=CONFIG_DIST_ENDPOINT
 
 
 def _verbatim(script: str) -> str:
-    """`script` so that Kubernetes, which puts in the values of $(NAME), leaves it alone."""
+    """Escape `script` for Kubernetes, which would expand $(NAME)."""
     return script.replace("$", "$$")
 
 
 def _volumes(job: Job) -> list[Document]:
-    # Processes of one machine exchange data through shared memory, of which a container has 64 MB.
+    # Processes of one node exchange data through shared memory, of which a container has only 64 MB.
     shared = {"name": "shared-memory", "emptyDir": {"medium": "Memory"}}
     return [{"name": "runs", "persistentVolumeClaim": {"claimName": job.storage}}, shared]
 
@@ -262,7 +262,7 @@ def _mounts() -> list[Document]:
 
 
 class _Dumper(yaml.SafeDumper):
-    """PyYAML's safe one, with scripts line by line, and without references."""
+    """SafeDumper that writes scripts as literal blocks and uses no aliases."""
 
     def ignore_aliases(self, data: object) -> bool:  # noqa: ARG002
         return True

@@ -1,11 +1,10 @@
-"""Several processes that look like one: the user sees rank 0 and gets its exit status.
+"""Launch of several processes that look like one: the user sees rank 0 and gets its exit status.
 
-`launch` turns this process into the supervisor, which starts the workers, through torchrun where there
-are other nodes, and stays their parent. Notes in a directory of the launch go between them: launch.json
-(to all workers), and by the rank on this machine RANK.pid (it can take signals now), RANK.status (it has
-told how it ended, and ends), RANK.crash (the traceback of what nothing caught); kept.json (what a
-worker that takes its place after a restart is to know). No worker outlives the supervisor, however
-that ends.
+`launch` turns this process into the supervisor, which starts the workers, through torchrun where there are
+other nodes, and stays their parent. They communicate by files in a directory of the launch: launch.json (to
+all workers), and by local rank RANK.pid (it can take signals now), RANK.status (it has reported how it ended,
+and ends), RANK.crash (traceback of an uncaught exception); kept.json (state for a worker that replaces
+another after a restart). No worker outlives the supervisor, however that ends.
 """
 
 from __future__ import annotations
@@ -26,9 +25,9 @@ from typing import Any, NoReturn
 from lib.distributed.local_ranks import SHUTDOWN_SECONDS
 from lib.runs.directory import RunDir
 
-_NOTES_VARIABLE = "ANNEAL_LAUNCH"  # names the directory of notes to the workers
+_NOTES_VARIABLE = "ANNEAL_LAUNCH"  # holds the directory of the launch's files
 _PARENT_CHECK_SECONDS = 1.0
-_PATIENCE_SECONDS = 2.0  # of a failing worker with rank 0, which may be about to tell the same failure
+_PATIENCE_SECONDS = 2.0  # a failing worker waits for rank 0, which may be about to report the same failure
 LAUNCH, KEPT = "launch.json", "kept.json"
 
 
@@ -45,15 +44,15 @@ def launch(
 ) -> NoReturn:
     """Replace this process by a supervisor of `world` workers that run `python -m train ARGUMENTS`.
 
-    restarts: how many times all are started again after one was killed.
-    torchrun: its options, where there are other machines; they then have workers, too.
-    serve: HOST:PORT, where all meet at an address of this machine.
-    variables: of the environment of the workers, but for those that the user has set.
-    Replacing it frees the device memory that probing took. Does not return; the exit status is
-    the one that rank 0 gives to `end_process`.
+    restarts: how many times all workers are restarted after one was killed.
+    torchrun: its options, where there are other nodes, which then have workers, too.
+    serve: HOST:PORT of the rendezvous endpoint, where it is an address of this node.
+    variables: environment variables of the workers; those that the user has set take precedence. Replacing
+        the process frees the device memory that probing took. Does not return; the exit status is the one
+        that rank 0 passes to `end_process`.
     """
     notes = tempfile.mkdtemp(prefix="anneal-")
-    # The supervisor will have the number of this process.
+    # exec keeps the process id, so this is the supervisor's.
     launched = {"plan": plan, "supervisor": os.getpid(), "restarts": restarts, "serve": serve}
     launched["torchrun"] = None if torchrun is None else list(torchrun)
     (Path(notes) / LAUNCH).write_text(json.dumps(launched))
@@ -61,8 +60,8 @@ def launch(
     environment.setdefault("OMP_NUM_THREADS", str(max(1, cpu_count // world)))
     if torchrun is not None:
         environment.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", str(SHUTDOWN_SECONDS))
-        # The store that torch would share is one that a machine which joins later never finds, and one
-        # that listens on every interface.
+        # A node that joins later never finds the store that torch would share, which also listens on every
+        # interface.
         environment["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
     for variable, value in (variables or {}).items():
         environment.setdefault(variable, value)
@@ -73,14 +72,14 @@ def launch(
 
 
 def is_worker() -> bool:
-    """Whether this process was started by a launch."""
+    """True if this process was started by `launch`."""
     return _notes() is not None
 
 
 def become_worker() -> dict[str, Any] | None:
-    """Take up the duties of a worker; None in a process of its own.
+    """Set this process up as a worker; None in a process that was not launched.
 
-    Returns what `launch` was given, and after a restart what a worker has kept (`keep`).
+    Returns the plan given to `launch`, merged after a restart with what `keep` has saved.
     """
     notes = _notes()
     if notes is None:
@@ -88,10 +87,10 @@ def become_worker() -> dict[str, Any] | None:
     try:
         launched = json.loads((notes / LAUNCH).read_text())
     except FileNotFoundError:
-        os._exit(1)  # the supervisor has ended and taken the notes along
+        os._exit(1)  # the supervisor has ended and removed the files
     threading.Thread(target=_end_with, args=(launched["supervisor"], notes), daemon=True).start()
     sys.excepthook = _crash
-    for kind in ("status", "crash"):  # of one whose place this one takes
+    for kind in ("status", "crash"):  # left by the worker that this one replaces
         (notes / f"{os.environ['LOCAL_RANK']}.{kind}").unlink(missing_ok=True)
     _note("pid", str(os.getpid()))
     plan: dict[str, Any] = launched["plan"]
@@ -100,9 +99,9 @@ def become_worker() -> dict[str, Any] | None:
 
 
 def keep(run: RunDir, *, own: bool) -> None:
-    """Tell the supervisor, and `become_worker` after a restart, of the run; by the first of this machine's.
+    """Save the run for the supervisor and for `become_worker` after a restart; only local rank 0 does.
 
-    own: whether rank 0 is on this machine, which is to say then how the run ended.
+    own: true if rank 0 is on this node, so that the supervisor must set the run's final status.
     """
     notes = _notes()
     if notes is not None and os.environ["LOCAL_RANK"] == "0":
@@ -112,7 +111,7 @@ def keep(run: RunDir, *, own: bool) -> None:
 
 
 def end_process(status: int) -> NoReturn:
-    """End a worker that has told how it went, without the interpreter's clean-up.
+    """End a worker that has reported its result, without the interpreter's clean-up.
 
     During that clean-up gloo's threads can abort.
     """
@@ -120,7 +119,7 @@ def end_process(status: int) -> NoReturn:
 
 
 def _crash(kind: type[BaseException], error: BaseException, trace: types.TracebackType | None) -> NoReturn:
-    """Leave the traceback to the supervisor: it knows whose crash was the first and made the others."""
+    """Save the traceback for the supervisor, which knows the order of the crashes."""
     _end(1, "crash", "".join(traceback.format_exception(kind, error, trace)))
 
 
@@ -129,7 +128,7 @@ def _end(status: int, kind: str, text: str) -> NoReturn:
     sys.stderr.flush()
     rank_0 = _note(kind, text)
     if rank_0 is not None and status != 0:
-        # All workers are ended with the first that fails, and rank 0 has the files to put in order.
+        # The first failure ends all workers, and rank 0 must finish its files before.
         deadline = time.monotonic() + _PATIENCE_SECONDS
         while not any(rank_0.with_suffix(end).exists() for end in (".status", ".crash")):
             if time.monotonic() > deadline:
@@ -139,7 +138,7 @@ def _end(status: int, kind: str, text: str) -> NoReturn:
 
 
 def _note(kind: str, text: str) -> Path | None:
-    """Leave a note of this worker; returns where rank 0 leaves its own, None outside of a launch."""
+    """Write a file of this worker; returns the base path of rank 0's, None outside of a launch."""
     notes = _notes()
     if notes is None:
         return None
@@ -148,7 +147,7 @@ def _note(kind: str, text: str) -> Path | None:
         note.with_suffix(f".{kind}-part").write_text(text)
         note.with_suffix(f".{kind}-part").rename(note)
     except FileNotFoundError:
-        os._exit(1)  # as above
+        os._exit(1)  # as in become_worker
     return notes / "0"
 
 
@@ -158,7 +157,8 @@ def _notes() -> Path | None:
 
 
 def _end_with(supervisor: int, notes: Path) -> None:
-    """End this process when its parent is no longer the supervisor. Linux could do that by itself."""
+    """End this process when its parent is no longer the supervisor; portable, unlike Linux's
+    PR_SET_PDEATHSIG."""
     while os.getppid() == supervisor:
         time.sleep(_PARENT_CHECK_SECONDS)
     shutil.rmtree(notes, ignore_errors=True)  # nobody is left to read them

@@ -1,4 +1,4 @@
-"""What the ranks beside rank 0 have written to their streams, kept in the run directory."""
+"""Rank logs: output of the ranks other than rank 0, kept in the run directory."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ from pathlib import Path
 from lib.atomic import naming
 from lib.runs.directory import RunDir
 
-MOST_BYTES = 1_000_000  # of one stream of one attempt: the end of it is kept
+MOST_BYTES = 1_000_000  # per stream and attempt: only the tail is kept
 _CUT = b"... what was before is left out ...\n"
 
 
 def keep_outputs(notes: Path, run: RunDir, *, machine: str) -> None:
-    """Append to RUN/ranks/RANK.txt what torchrun has caught of each rank, where that is anything.
+    """Append non-empty rank logs of torchrun to RUN/ranks/RANK.txt.
 
-    notes: what was given to torchrun as --log-dir. machine: the name of this one where there are several,
-    which goes before the number of the rank among its own, for in the whole it may change; else "". The
-    first rank of each writes to the terminal, and rank 0 has a log of its own.
+    notes: torchrun's --log-dir. machine: hostname of this node where there are several, put before the local
+    rank because global ranks may change; else "". The first rank of each node writes to the terminal, and
+    rank 0 has a log of its own.
     """
     try:
         for log in sorted(notes.glob("*/attempt_*/*/std*.log")):
             name = f"{machine}-{log.parent.name}" if machine else log.parent.name
             _append(log, run.path / "ranks" / f"{name}.txt")
-    except OSError as error:  # told, for it must not hide how the run itself ended
+    except OSError as error:  # only printed, so that it does not hide how the run itself ended
         print(f"what other ranks wrote is not kept: {error}", file=sys.__stderr__, flush=True)
 
 

@@ -1,7 +1,7 @@
-"""Stores by which ranks find each other, which listen at no more than the address where they are asked.
+"""Rendezvous stores that listen at no more than the requested address.
 
-A TCPStore that opens its own socket listens on every interface, whatever host it is given. It knows no
-password, and torch unpickles what it finds there: who reaches the port can run code in the job.
+A TCPStore that opens its own socket listens on every interface, whatever host it is given. It has no
+password, and torch unpickles what it finds there: whoever reaches the port can run code in the job.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from lib.distributed.local_ranks import STORE_VARIABLE
 def open_rank_store(
     environment: Mapping[str, str], *, rank: int, world: int, timeout: datetime.timedelta
 ) -> Store:
-    """The store of a process group: a file on one node, else one that rank 0 serves at MASTER_ADDR."""
+    """Open a process group's store: a FileStore on one node, else rank 0's at MASTER_ADDR."""
     if file := environment.get(STORE_VARIABLE):
         return FileStore(file, world)
     host, port = environment["MASTER_ADDR"], int(environment["MASTER_PORT"])
@@ -30,11 +30,11 @@ def open_rank_store(
 
 
 def serve_at(host: str, port: int, *, timeout: datetime.timedelta, world: int | None = None) -> TCPStore:
-    """A store that listens at that address of this node alone; at all of them where it is only a name.
+    """Serve a TCPStore at that address of this node only; on all interfaces if `host` is a name.
 
-    What a name leads to here (127.0.1.1, say) need not be where it leads others. Port 0 is a free one.
-    Another store of this process with that port and multi_tenant=True, as torchrun's agent makes one, is a
-    client of it. world: how many to wait for. Raises OSError where the address is taken.
+    A name may resolve here (to 127.0.1.1, say) to another address than elsewhere. Port 0 is a free one.
+    Another store of this process with that port and multi_tenant=True, as torchrun's agent makes one, becomes
+    a client of it. world: number of ranks to wait for. Raises OSError where the address is in use.
     """
     with socket.socket() as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -52,7 +52,7 @@ def serve_at(host: str, port: int, *, timeout: datetime.timedelta, world: int | 
 
 
 def serve_unless_served(endpoint: str, *, timeout: datetime.timedelta) -> TCPStore | None:
-    """`serve_at` HOST:PORT; None where another launch on this node does so already."""
+    """Serve HOST:PORT as `serve_at` does; None where another launch on this node does so already."""
     host, _, port = endpoint.rpartition(":")
     try:
         return serve_at(host, int(port), timeout=timeout)

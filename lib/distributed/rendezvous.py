@@ -1,4 +1,4 @@
-"""Several machines that train one model: how many, where they meet, and how torchrun is told."""
+"""Rendezvous of several nodes: their number, the endpoint, and torchrun's options."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from lib.errors import ConfigError, PlanError
 _NODES = re.compile(r"(?P<least>[1-9][0-9]{0,3})(?::(?P<most>[1-9][0-9]{0,3}))?")
 _ENDPOINT = re.compile(r"[\w.-]+:(?P<port>[1-9][0-9]{0,4})")
 _LARGEST_PORT = 65535
-# Seconds: how long those that are enough wait for more; how often a machine says that it is there.
+# Seconds a sufficient number of nodes waits for more; seconds between keep-alives; missed ones allowed.
 LAST_CALL, KEEP_ALIVE, ATTEMPTS = 5, 2, 3
-_ANYWHERE = ("192.0.2.1", 9)  # of no machine (RFC 5737): what asks for the way there sends nothing
-_SIOCGIFADDR = 0x8915  # linux/sockios.h: the address of an interface
+_ANYWHERE = ("192.0.2.1", 9)  # TEST-NET-1 (RFC 5737): a UDP connect looks up the route and sends nothing
+_SIOCGIFADDR = 0x8915  # linux/sockios.h: request for the address of an interface
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gathering:
-    """From `least` to `most` machines that meet at `endpoint`, which is one of them."""
+    """Rendezvous of `least` to `most` nodes at `endpoint`, which is one of them."""
 
     least: int
     most: int
@@ -32,21 +32,22 @@ class Gathering:
 
     @property
     def is_elastic(self) -> bool:
+        """True if the number of nodes may vary."""
         return self.least < self.most
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Route:
-    """The way from this machine to the one where all meet.
+    """Network route from this node to the rendezvous endpoint.
 
-    Names do not tell it: Debian and Ubuntu have a machine's own name lead to 127.0.1.1, by which torchrun
-    overlooks that it is the one to meet at, and gloo tells the others to connect to themselves.
+    Host names do not give it: Debian and Ubuntu resolve a machine's own name to 127.0.1.1, so that torchrun
+    does not recognise its node as the endpoint, and gloo tells the others to connect to themselves.
     """
 
-    address: str  # of this machine, as the others reach it
-    interface: str | None  # the network device with that address; None where that is not known
-    is_host: bool | None  # whether all meet here; None where torchrun finds that out by itself
-    serves: str | None = None  # the endpoint's address where it is one of this machine, and known by number
+    address: str  # of this node, as the others reach it
+    interface: str | None  # the network interface with that address; None if unknown
+    is_host: bool | None  # true if this node is the endpoint; None where torchrun finds out
+    serves: str | None = None  # the endpoint's address if it is this node's and numeric
 
 
 def gathering_of(*, nodes: str, endpoint: str | None, default: str = "") -> Gathering | None:
@@ -83,7 +84,7 @@ def gathering_of(*, nodes: str, endpoint: str | None, default: str = "") -> Gath
 
 
 def check_shares(gathering: Gathering, *, processes: int, target: int) -> None:
-    """Raises PlanError where not every number of machines can share the effective batch evenly."""
+    """Raise PlanError where some allowed number of nodes cannot split the effective batch evenly."""
     for nodes in range(gathering.least, gathering.most + 1):
         if target % (nodes * processes):
             raise PlanError(
@@ -94,22 +95,22 @@ def check_shares(gathering: Gathering, *, processes: int, target: int) -> None:
 
 
 def route_to(endpoint: str) -> Route | None:
-    """How this machine reaches HOST:PORT; None where there is no way yet."""
+    """Find the route from this node to HOST:PORT; None where there is none yet."""
     host, _, port = endpoint.rpartition(":")
     if host == "localhost" or _is_loopback(host):
         address = "127.0.0.1" if host == "localhost" else host
         return Route(address=address, interface=LOOPBACK, is_host=None, serves=address)
     try:
         family, _, _, _, place = socket.getaddrinfo(host, int(port), type=socket.SOCK_DGRAM)[0]
-        hosted = _is_loopback(str(place[0]))  # the name is this machine's own
+        hosted = _is_loopback(str(place[0]))  # the name is this node's own
         with socket.socket(socket.AF_INET if hosted else family, socket.SOCK_DGRAM) as asking:
             asking.connect(_ANYWHERE if hosted else place)
             address = str(asking.getsockname()[0])
     except OSError:
-        return None  # torchrun tries for longer, and says what it could not reach
+        return None  # torchrun retries for longer, and reports what it could not reach
     end = str(place[0])
     is_host = None if hosted or end in _addresses_of_own_name() else address == end
-    # By which of its addresses the others know a machine whose own name leads to itself, it cannot know.
+    # A node whose own name resolves to loopback cannot know the address by which others reach it.
     serves = None if hosted or is_host is False else end
     return Route(address=address, interface=_interface_with(address), is_host=is_host, serves=serves)
 
@@ -135,15 +136,15 @@ def _interface_with(address: str) -> str | None:
                 request = struct.pack("256s", name.encode())
                 answer = fcntl.ioctl(asking, _SIOCGIFADDR, request)
             except OSError:
-                continue  # a device without an address
+                continue  # an interface without an address
             if socket.inet_ntoa(answer[20:24]) == address:
                 return name
     return None
 
 
 def environment_of(route: Route | None) -> Mapping[str, str]:
-    """Variables of torchrun and the workers where machines are several; what the user has set stays."""
-    # A store that is gone is told in one line, not by traces of C++.
+    """Return variables of torchrun and the workers on several nodes; the user's take precedence."""
+    # A lost store is reported in one line, without C++ stack traces.
     variables = {"TORCH_CPP_LOG_LEVEL": "ERROR"}
     if route is not None and route.interface is not None:
         variables |= on_interface(route.interface)
@@ -153,9 +154,9 @@ def environment_of(route: Route | None) -> Mapping[str, str]:
 def torchrun_options(
     gathering: Gathering, *, processes: int, restarts: int, name: str, route: Route | None = None
 ) -> Sequence[str]:
-    """Options of torchrun on each machine.
+    """Return torchrun's options on each node.
 
-    name: what the machines of one job have in common. route: of this machine; None to have names tell it.
+    name: rendezvous id, shared by the nodes of one job. route: of this node; None to resolve names instead.
     """
     nodes = f"{gathering.least}:{gathering.most}" if gathering.is_elastic else str(gathering.least)
     conf = f"last_call_timeout={LAST_CALL},keep_alive_interval={KEEP_ALIVE},keep_alive_max_attempt={ATTEMPTS}"

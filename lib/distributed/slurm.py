@@ -1,4 +1,4 @@
-"""The batch script with which SLURM trains a configuration, requeued when preempted or out of time. Pure."""
+"""The sbatch script that trains a configuration, requeued when preempted or out of time. Pure."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from pathlib import Path
 from lib.errors import ConfigError, Suspended
 
 PORT = 29500
-EARLY_SECONDS = 60  # so much earlier than asked may SLURM send the signal (sbatch(1), --signal)
-_TIMES = (  # as sbatch(1) lists them under --time
+EARLY_SECONDS = 60  # SLURM may send the signal this much early (sbatch(1), --signal)
+_TIMES = (  # as listed in sbatch(1) under --time
     r"(?P<minutes>\d+)(:(?P<seconds>\d+))?",
     r"(?P<hours>\d+):(?P<minutes>\d+):(?P<seconds>\d+)",
     r"(?P<days>\d+)-(?P<hours>\d+)(:(?P<minutes>\d+)(:(?P<seconds>\d+))?)?",
@@ -67,9 +67,9 @@ _SAVED_STATUS = Suspended.exit_code
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
-    """What SLURM is asked for. "" and 0 leave it to the site.
+    """Resources requested from SLURM. "" and 0 leave a setting to the site.
 
-    grace_seconds: before the time is up, when training is told to save and stop.
+    grace_seconds: time before the limit at which training is signalled to save and stop.
     """
 
     model: str
@@ -84,10 +84,10 @@ class Batch:
 def batch_script(
     batch: Batch, *, root: Path, python: str, configuration: str, folder: Path, runs: Path
 ) -> str:
-    """A script for sbatch that trains `configuration` (a .config's text) in the source tree `root`.
+    """Return an sbatch script that trains `configuration` (a .config's text) in the source tree `root`.
 
-    folder: where the output of a job and the configuration that it trains go; all its machines see it.
-    Raises ConfigError where no time would be left for training.
+    folder: directory for a job's output and configuration, shared by all its nodes. Raises ConfigError where
+    no time would be left for training.
     """
     _check_time(batch)
     asked = {
@@ -116,13 +116,13 @@ def batch_script(
 
 
 def _srun(batch: Batch, command: list[str]) -> str:
-    # Since SLURM 22.05 srun does not take over how many processors sbatch asked for.
+    # Since SLURM 22.05 srun does not inherit --cpus-per-task from sbatch.
     cpus = [f"--cpus-per-task={batch.cpus_per_node}"] if batch.cpus_per_node else []
     return shlex.join(["srun", "--kill-on-bad-exit=1", *cpus, *command])
 
 
 def _quoted(path: Path) -> str:
-    """`path` in a line for sbatch, which replaces what follows a percent sign."""
+    """Quote `path` for an #SBATCH line, in which sbatch expands percent signs."""
     return shlex.quote(str(path).replace("%", "%%"))
 
 
@@ -139,7 +139,7 @@ def _check_time(batch: Batch) -> None:
 
 
 def seconds_of(time: str) -> int | None:
-    """What sbatch makes of a time limit; None for one that it knows by name ("", UNLIMITED)."""
+    """Return the seconds of a time limit as sbatch parses it; None for a word ("", UNLIMITED)."""
     for form in _TIMES:
         if match := re.fullmatch(form, time):
             return sum(_SECONDS[unit] * int(value) for unit, value in match.groupdict().items() if value)

@@ -1,4 +1,4 @@
-"""The process that `launcher.launch` turns itself into: workers, signals and how the whole ended."""
+"""Supervisor that `launcher.launch` becomes: workers, signals and the exit status."""
 
 from __future__ import annotations
 
@@ -22,23 +22,23 @@ from lib.distributed.rank_logs import keep_outputs
 from lib.runs.directory import RunDir
 
 _TAIL_LINES = 30
-_STORE_TIMEOUT = datetime.timedelta(seconds=60)  # of torchrun's agents
+_STORE_TIMEOUT = datetime.timedelta(seconds=60)  # for torchrun's agents
 
 
 class Supervisor:
-    """The process that starts the workers, passes signals on to them, and ends as rank 0 says."""
+    """Parent of the workers: forwards signals to them and exits with rank 0's status."""
 
     def __init__(self, notes: Path, *, world: int) -> None:
         self._notes, self._world = notes, world
         self._launched = json.loads((notes / LAUNCH).read_text())
         self._machine = socket.gethostname() if self._launched["torchrun"] is not None else ""
-        self._lost = ""  # why the other machines cannot be reached any more
-        self._signal = 0  # number of the signal that came, 0 = none
+        self._lost = ""  # why the other nodes are unreachable
+        self._signal = 0  # last signal received, 0 = none
         self._keeping = threading.Lock()
-        self._has_kept = False  # what the ranks of this attempt have written
+        self._has_kept = False  # this attempt's rank logs were kept
 
     def run(self, arguments: Sequence[str]) -> int:
-        """Run the workers to their end. Returns the exit status of the whole."""
+        """Run the workers to their end. Returns the exit status of the launch."""
         _listen((signal.SIGINT, signal.SIGTERM), self._pass_on)
         restarts = self._launched["restarts"]
         failed = self._attempt(arguments)
@@ -53,11 +53,11 @@ class Supervisor:
         return self._verdict(failed)
 
     def _was_killed(self, failed: Mapping[int, int]) -> bool:
-        """Whether somebody else ended a worker, and nobody asked for an end."""
+        """True if a signal from elsewhere ended a worker and no end was requested."""
         return bool(failed) and not self._signal and failed.get(self._culprit(failed), 0) < 0
 
     def _forget(self) -> None:
-        """Remove what the workers of before have left, but for what they kept for those who come."""
+        """Remove files of the previous workers, except for kept.json."""
         for path in self._notes.iterdir():
             if path.is_dir():
                 shutil.rmtree(path)
@@ -65,29 +65,29 @@ class Supervisor:
                 path.unlink()
 
     def _attempt(self, arguments: Sequence[str]) -> dict[int, int]:
-        """Exit statuses (negative: signals) of the workers of this machine that failed, by rank."""
+        """Run the workers once; returns exit statuses (negative: signals) of failed ones by local rank."""
         self._has_kept = False
         program = ["-m", "train", *arguments]
         try:
             if self._launched["torchrun"] is not None:
                 return self._torchrun(program)
-            folder = self._notes / "local" / "attempt_0"  # as torchrun calls it
+            folder = self._notes / "local" / "attempt_0"  # torchrun's naming
             return run_ranks([sys.executable, "-u", *program], world=self._world, folder=folder)
         finally:
             self._keep_outputs()
 
     def _torchrun(self, program: Sequence[str]) -> dict[int, int]:
         log = (self._notes / "torchrun.log").open("a")
-        # File descriptor 2 stays what it is: rank 0 inherits it.
+        # File descriptor 2 is not redirected: rank 0 inherits it.
         with contextlib.redirect_stderr(log):
-            # Here, because its loggers keep the stderr that they find.
+            # Imported here, because its loggers keep the stderr that they find.
             from torch.distributed import run
             from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
             from torch.distributed.elastic.rendezvous.api import RendezvousError
 
             from lib.distributed.rank_stores import serve_unless_served
 
-            # Of which torchrun's agent, in this process, will be a client.
+            # torchrun's agent, in this process, becomes a client of it.
             serve = self._launched["serve"]
             store = serve_unless_served(serve, timeout=_STORE_TIMEOUT) if serve else None  # noqa: F841
             options = [
@@ -101,13 +101,13 @@ class Supervisor:
             except ChildFailedError as error:
                 return {failure.local_rank: failure.exitcode for failure in error.failures.values()}
             except RendezvousError as error:
-                # torch says in the first that the second is to be seen, which ends in frames of C++.
+                # The RendezvousError only points to its cause, whose message ends in C++ frames.
                 cause = str(error.__cause__ or error).partition("\n")[0]
                 self._lost = cause or type(error).__name__
         return {}
 
     def _keep_outputs(self) -> None:
-        """Once for each attempt, though the thread that leaves may come to it beside the main one."""
+        """Keep rank logs once per attempt, although `_leave` may call this from its thread, too."""
         with self._keeping:
             if not self._has_kept and (kept := self._kept()):
                 keep_outputs(self._notes, RunDir(Path(kept["run"])), machine=self._machine)
@@ -118,9 +118,9 @@ class Supervisor:
         return dict(json.loads(kept.read_text())) if kept.exists() else {}
 
     def _pass_on(self, number: int) -> None:
-        """Tell rank 0 the first signal, which the others learn from it; end everything at a SIGINT after it.
+        """Forward the first signal to rank 0, which informs the others; kill everything at a later SIGINT.
 
-        SLURM sends SIGTERM to workers, too, and to some processes twice: those that follow change nothing.
+        SLURM sends SIGTERM to workers, too, and to some processes twice, so a repeated SIGTERM is ignored.
         """
         again = self._signal != 0
         if again and number == signal.SIGTERM:
@@ -138,7 +138,7 @@ class Supervisor:
         os._exit(128 + number)
 
     def _leave(self) -> None:
-        """End this machine's part once its workers have saved; torchrun would start them again."""
+        """End this node's part once its workers have saved; torchrun would restart them."""
         told = self._notes / "0.status"
         while not told.exists():
             time.sleep(0.05)
@@ -148,7 +148,7 @@ class Supervisor:
         os._exit(status)
 
     def _kill_workers(self) -> None:
-        # Who is not there yet will find its parent gone.
+        # A worker that has not written its pid yet will notice that its parent is gone.
         for pid in filter(None, map(self._pid, range(self._world))):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
@@ -159,7 +159,7 @@ class Supervisor:
         return int(note.read_text()) if note.exists() else None
 
     def _verdict(self, failed: Mapping[int, int]) -> int:
-        """The exit status of the whole; tells why, unless rank 0 has done so."""
+        """Return the exit status of the launch; reports the failure unless rank 0 has done so."""
         told = self._notes / "0.status"
         if self._lost:
             gone = f"error: the other machines are gone, or too few: {self._lost}"
@@ -183,19 +183,19 @@ class Supervisor:
         return max(status, 1)
 
     def _end_run(self, reason: str) -> None:
-        """Say in the run how it ended, unless rank 0 has: it may be what died, or gloo aborted it."""
+        """Set the run's final status unless rank 0 has: it may have been killed, or aborted by gloo."""
         kept = self._kept()
         run = RunDir(Path(kept["run"])) if kept.get("own") else None
         if run is not None and run.status().state == "running":
             run.set_status("failed", step=run.status().step, reason=reason)
 
     def _culprit(self, failed: Mapping[int, int]) -> int:
-        """The rank that made the others fail: one that died without a word, or the first that spoke."""
+        """Return the rank that failed first: one killed without a report, or the earliest report."""
         notes = [*self._notes.glob("*.crash"), *self._notes.glob("*.status")]
         notes.sort(key=lambda note: note.stat().st_mtime_ns)
         spoke = [int(note.stem) for note in notes]
         silent = sorted(failed.keys() - spoke)
-        # The others are ended by SIGTERM, and that may be before they are asked how they fare.
+        # The others get SIGTERM, possibly before their status is read.
         died = [rank for rank in silent if failed[rank] != -signal.SIGTERM]
         return next(iter([*died, *spoke, *silent]), 0)
 
@@ -213,14 +213,14 @@ class Supervisor:
 def _listen(numbers: Sequence[int], heard: Callable[[int], None]) -> None:
     """Call `heard` with the number of each of these signals, on a thread of its own.
 
-    Python's handlers wait until the main thread is back in Python; in the constructor of torch's store,
-    which connects to the other machines, it may be for ever.
+    Python's handlers wait until the main thread is back in Python, which may never happen in the constructor
+    of torch's store, which connects to the other nodes.
     """
     ear, mouth = socket.socketpair()
     mouth.setblocking(False)
     signal.set_wakeup_fd(mouth.detach())
     for number in numbers:
-        signal.signal(number, lambda *_: None)  # SIG_IGN would not be told
+        signal.signal(number, lambda *_: None)  # with SIG_IGN the wakeup fd would get nothing
 
     def attend() -> None:
         while told := ear.recv(1):

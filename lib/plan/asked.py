@@ -1,7 +1,7 @@
-"""What planning reads of a configuration, and the shape of one decision.
+"""Protocol of the configuration fields that planning reads, and the type of one decision.
 
-`lib.config.Config` fits `Asked` as it is; `lib.hyperparams` has a second kind for
-objects that are not a Config.
+`lib.config.Config` satisfies `Asked`; `lib.hyperparams` has a second implementation for objects that are not
+a Config.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class Decision(Generic[T]):
 
 
 class Asked(Protocol):
-    """The fields of Config that a plan depends on, by the same names."""
+    """Fields of Config that a plan depends on, by the same names."""
 
     @property
     def model(self) -> str: ...
@@ -76,7 +76,7 @@ class Asked(Protocol):
 
 
 def least_effective_batch(config: Asked) -> int | None:
-    """The effective batch on one device, the least of all; None where it depends on the machine."""
+    """Return the smallest effective batch, that of one device; None where it depends on the hardware."""
     if config.hyper_param == "manual" and config.batch_size and config.gradient_accumulation:
         return config.batch_size * config.gradient_accumulation
     if config.batch_table_strict or config.elastic_policy == "latentwire":
@@ -85,7 +85,7 @@ def least_effective_batch(config: Asked) -> int | None:
 
 
 def grows_with_devices(config: Asked) -> str:
-    """The option by which the effective batch depends on how many devices there are; "" where none does."""
+    """Return the option by which the effective batch grows with the number of devices; "" where none does."""
     if config.elastic_scale_batch:
         return "CONFIG_ELASTIC_SCALE_BATCH=y"
     if config.hyper_param == "auto":

@@ -1,9 +1,9 @@
-"""Hardware that is not there: what `GPU=` names, as a machine to plan for.
+"""Named hardware: parser of `GPU=`, which names a machine to plan for without having it.
 
     NAME[xN][:FREE]    h100-80g    h100-80gx4    h100-80gx4:70G    rtx3090:20.5Gi
     cpu-SIZEg[-BF16]   cpu-24g     cpu-24g-amxx16    cpu-64g-avx512:40Gi
 
-N devices (of a CPU: processors) of one model, each with FREE memory: G is decimal (1e9), Gi is 2**30.
+N devices of one model (for a CPU: cores), each with FREE memory: G is decimal (1e9), Gi is 2**30.
 """
 
 from __future__ import annotations
@@ -17,31 +17,32 @@ from lib.plan.types import Device, Hardware
 
 ALL = "all"
 
-# What the driver of an idle GPU keeps for itself: on the machines recorded under tests/fixtures/hardware
-# 0.2 to 2.4 % of the memory, half of them up to 0.8 %. A desktop on the same GPU takes more (4 % there).
-# Apple's total is already what the system grants. Of main memory a system that does little else takes 7 %.
+# Memory in use on an idle machine. GPUs: on the machines recorded under tests/fixtures/hardware the driver
+# holds 0.2 to 2.4 %, for half of them up to 0.8 %; a desktop on the same GPU takes more (4 % there). Apple's
+# total is already what the system grants. Main memory: 7 % on a mostly idle system.
 IDLE_SHARE = {"cuda": 0.01, "rocm": 0.01, "mps": 0.0, "cpu": 0.07}
 
-MOST_DEVICES = 1024  # the range of CONFIG_NUM_DEVICES ends here
+MOST_DEVICES = 1024  # upper end of the range of CONFIG_NUM_DEVICES
 MOST_PROCESSORS = 4096
-ASSUMED_PROCESSORS = 8  # of a machine that is only named; nothing about a GPU's batch depends on it
+ASSUMED_PROCESSORS = 8  # for machines known by name only; no GPU batch size depends on it
 LONGEST_TEXT = 60
 
 _UNITS = {"g": 10**9, "gi": 2**30}
-_COUNTED = re.compile(r"(?P<name>.*[0-9].*?)x(?P<count>[0-9]+)")  # the x of rtx3090 counts nothing
+_COUNTED = re.compile(r"(?P<name>.*[0-9].*?)x(?P<count>[0-9]+)")  # the x of rtx3090 starts no count
 _FREE = re.compile(r"(?P<number>[0-9]+(?:\.[0-9]+)?)(?P<unit>gi|g)")
 _CPU = re.compile(r"cpu-(?P<gib>[0-9]{1,5})g(?:-(?P<bf16>amx|avx512))?")
 
 
 def machine_names(text: str) -> tuple[str, ...]:
-    """The machines that `text` stands for: every GPU of the catalogue for "all", else `text` itself."""
+    """Return the machine names that `text` stands for: every GPU of the catalogue for "all", else `text`
+    itself."""
     return tuple(CATALOGUE) if text.strip().lower() == ALL else (text,)
 
 
 def parse_gpu(text: str) -> Hardware:
-    """The machine that `text` names, in either case.
+    """Return the hardware that `text` names, in either case.
 
-    Raises ConfigError where the model is not in the catalogue, or count or free memory make no sense.
+    Raises ConfigError where the model is not in the catalogue, or the count or the free memory is invalid.
     """
     name, count, free = _parts(text)
     cpu = _CPU.fullmatch(name)
@@ -71,7 +72,7 @@ def parse_gpu(text: str) -> Hardware:
 
 
 def _parts(text: str) -> tuple[str, int | None, str | None]:
-    """(name, count, free memory) as they are written, in lower case."""
+    """Split `text` into (name, count, free memory) as written, in lower case. Raises ConfigError."""
     plain = text.lower()
     if not plain.strip():
         raise _refused(
@@ -111,7 +112,7 @@ def _free_bytes(text: str, free: str | None, *, total_bytes: int, idle_share: fl
 
 
 def _cpu_machine(text: str, cpu: re.Match[str], *, count: int | None, free: str | None) -> Hardware:
-    total_bytes = int(cpu["gib"]) * 2**30  # main memory is sold in powers of two
+    total_bytes = int(cpu["gib"]) * 2**30  # memory modules come in powers of two
     processors = ASSUMED_PROCESSORS if count is None else count
     if not total_bytes:
         raise _refused(text, "a machine cannot have 0 GiB of memory", todo="write it as in GPU=cpu-24g")

@@ -1,8 +1,7 @@
-"""Cutting one device's share of the effective batch into micro-batches: integers only.
+"""Split of one device's share of the effective batch into micro-batches, in integers only.
 
-`per_device` is the share (target / devices), `bound` the most samples that fit the
-device at once. Every micro-batch is a multiple of `step`. The sizes add
-up to `per_device` exactly, or there is no split.
+`per_device` is the share (target / devices), `bound` the most samples that fit on the device at once. Every
+micro-batch is a multiple of `step`. The sizes add up to `per_device` exactly, or there is no split.
 """
 
 from __future__ import annotations
@@ -14,12 +13,12 @@ from functools import lru_cache
 from itertools import islice
 from math import isqrt
 
-LARGEST_TARGET = 1_048_576  # the range of CONFIG_TARGET_EFFECTIVE_BATCH ends here
+LARGEST_TARGET = 1_048_576  # upper end of the range of CONFIG_TARGET_EFFECTIVE_BATCH
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Split:
-    """`accumulation` micro-batches: all of `micro_batch` samples, the last of `last_micro_batch`."""
+    """`accumulation` micro-batches: all of `micro_batch` samples except the last, of `last_micro_batch`."""
 
     micro_batch: int
     accumulation: int
@@ -27,11 +26,12 @@ class Split:
 
     @property
     def samples(self) -> int:
+        """Samples per device and optimizer step."""
         return self.micro_batch * (self.accumulation - 1) + self.last_micro_batch
 
     @classmethod
     def of(cls, per_device: int, *, micro_batch: int) -> Split:
-        """Cut `per_device` samples into micro-batches of `micro_batch` and what remains."""
+        """Split `per_device` samples into micro-batches of `micro_batch` and a remainder."""
         full, rest = divmod(per_device, micro_batch)
         return cls(
             micro_batch=micro_batch,
@@ -41,11 +41,11 @@ class Split:
 
 
 def largest_micro_batch(per_device: int, *, bound: int, step: int, divisor_only: bool) -> int | None:
-    """The micro-batch to use, in samples; None where the share cannot be cut well.
+    """Return the micro-batch to use, in samples; None where no good split exists.
 
-    A divisor if one is at least 80 % of what fits, else what fits, with a smaller last
-    micro-batch. With `divisor_only` a divisor in any case, unless the best one leaves more
-    than half of what fits unused. Needs 1 <= bound and step <= bound.
+    A divisor if one is at least 80 % of what fits, else what fits, with a smaller last micro-batch. With
+    `divisor_only` always a divisor, or None if the best one leaves more than half of what fits unused. Needs
+    1 <= bound and step <= bound.
     """
     step = step or 1
     if per_device % step:
@@ -64,7 +64,7 @@ def split_under(per_device: int, *, bound: int, step: int = 0, divisor_only: boo
 
 
 def split_by(per_device: int, *, micro_batch: int, divisor_only: bool = False) -> Split | None:
-    """Cut the share into micro-batches of a size set by hand."""
+    """Split the share into micro-batches of a size set by hand; None where that is impossible."""
     if micro_batch > per_device or (divisor_only and per_device % micro_batch):
         return None
     return Split.of(per_device, micro_batch=micro_batch)
@@ -73,10 +73,10 @@ def split_by(per_device: int, *, micro_batch: int, divisor_only: bool = False) -
 def nearest_targets(
     target: int, *, world: int, works: Callable[[int], bool], largest: int = LARGEST_TARGET
 ) -> tuple[int, ...]:
-    """The nearest effective batch below `target` and the nearest above it that can be planned.
+    """Return the nearest effective batch below `target` and the nearest above it that can be planned.
 
-    works: whether a share of that many samples per device can be cut. Fewer than two are
-    returned where a side has none between 1 and `largest`.
+    works: predicate, true if a share of so many samples per device can be split. Fewer than two are returned
+    where one side has none between 1 and `largest`.
     """
     top = min(largest, LARGEST_TARGET) // world
     below = filter(works, range(min((target - 1) // world, top), 0, -1))
@@ -86,7 +86,7 @@ def nearest_targets(
 
 @lru_cache(maxsize=4096)
 def divisors(number: int) -> tuple[int, ...]:
-    """All divisors of `number`, rising."""
+    """Return all divisors of `number` in ascending order."""
     small = [divisor for divisor in range(1, isqrt(number) + 1) if number % divisor == 0]
     return tuple(sorted({*small, *(number // divisor for divisor in small)}))
 

@@ -1,4 +1,4 @@
-"""The most samples that one micro-batch may have on a device."""
+"""Upper bound of the micro-batch on a device, from the free-memory table."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from lib.units import GB
 
 
 def table_batch(free_bytes: int, *, scale: float, compiled: bool) -> int:
-    """Samples per micro-batch on a GPU with that much free memory, by the free-memory table."""
+    """Return the micro-batch that the free-memory table gives for a GPU with `free_bytes` of free memory."""
     tier = _tier(free_bytes)
     return _scaled(tier.compiled if compiled else tier.eager, scale)
 
 
 def cpu_table_batch(*, scale: float) -> int:
-    """Samples per micro-batch on a processor, by the free-memory table."""
+    """Return the micro-batch that the free-memory table gives for a CPU."""
     return _scaled(CPU_BATCH, scale)
 
 
 def table_bound(config: Asked, placement: Placement, *, compiled: bool) -> Decision[int]:
-    """The table's answer for this device, and how it came about. Raises PlanError without a scale."""
+    """Return the table's micro-batch for this device and its reason. Raises PlanError without a scale."""
     scale, free = config.table_scale, placement.free_bytes
     if scale is None:
         raise PlanError(
@@ -57,9 +57,9 @@ def table_bound(config: Asked, placement: Placement, *, compiled: bool) -> Decis
 def raise_to_norm_batch(
     bound: Decision[int], placement: Placement, facts: ModelFacts, *, norm_batch: int
 ) -> Decision[int]:
-    """The bound, or NORM_BATCH where that is more and is estimated to fit.
+    """Return the bound, or NORM_BATCH where that is larger and estimated to fit.
 
-    Raises PlanError where it does not fit, or where the estimate cannot be made.
+    Raises PlanError where it does not fit, or where it cannot be estimated.
     """
     if bound.value >= norm_batch:
         return bound

@@ -1,4 +1,4 @@
-"""The largest micro-batch that a device has memory for, by what a step is said to need. Pure."""
+"""Search for the largest micro-batch that fits into a device's memory, by predicted peaks. Pure."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from lib.plan.types import OWN_MEMORY, Kind, Layout, Memory, Plan, Precision
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trial:
-    """One way to make an optimizer step, as far as memory depends on it."""
+    """Properties of an optimizer step that its memory depends on."""
 
     device: Kind
     several_devices: bool  # gradients are averaged over ranks
@@ -25,11 +25,11 @@ class Trial:
     precision: Precision
     channels_last: bool
     compile: bool
-    layout: Layout | None = None  # None: each process has everything
+    layout: Layout | None = None  # None: each process holds all state
 
 
 class NoRoomError(PlanError):
-    """Not even `trial`, the smallest there is, fits: it needs `memory`."""
+    """PlanError for a model of which not even `trial`, the smallest one, fits: it needs `memory`."""
 
     def __init__(self, what: str, *, why: str, todo: str, trial: Trial, memory: Memory) -> None:
         super().__init__(what, why=why, todo=todo)
@@ -37,11 +37,11 @@ class NoRoomError(PlanError):
 
 
 class RefusedBatchError(PlanError):
-    """The model itself refuses the micro-batch of a trial."""
+    """PlanError for a micro-batch that the model itself refuses."""
 
 
 def trial_of(plan: Plan) -> Trial:
-    """How `plan` makes its steps."""
+    """Return the Trial that describes the steps of `plan`."""
     return Trial(
         device=plan.device,
         several_devices=plan.world > 1,
@@ -55,32 +55,32 @@ def trial_of(plan: Plan) -> Trial:
     )
 
 
-# Among the parts of a prediction: what is no tensor, but lost between tensors in the allocator's segments.
+# Key of a prediction for bytes that are in no tensor but lost between tensors in the allocator's segments.
 GAPS = "gaps"
 Parts: TypeAlias = Mapping[str, int]
 
 
 class MemoryEstimator(Protocol):
-    """The one step back up from planning: what an optimizer step takes is asked of the step itself.
+    """Memory prediction by the real optimizer step, which planning, being pure, gets passed in.
 
-    `train.planning.memory_estimate` implements it with the real optimizer step on simulated tensors.
+    `train.planning.memory_estimate` implements it with the optimizer step on simulated tensors.
     """
 
     def __call__(self, trial: Trial, /) -> Parts:
-        """Return the bytes at the peak by what they are for, and GAPS if known.
+        """Return bytes at the peak by category, and GAPS if known.
 
         Raises RefusedBatchError where the model cannot take such a micro-batch.
         """
 
 
 def predicted(trial: Trial, predict: MemoryEstimator, *, free_bytes: int) -> Memory:
-    """What `trial` is predicted to need of a device with `free_bytes`."""
+    """Return the predicted need of `trial` on a device with `free_bytes`, reserve included."""
     parts = dict(predict(trial))
     gaps = parts.pop(GAPS, 0)
     peak = sum(parts.values())
     factor = PEAK_FACTOR * (COMPILED_PEAK_FACTOR if trial.compile else 1.0)
-    # Main memory is shared with other programs, and what XLA keeps nobody has measured; a GPU has a context,
-    # and libraries that want scratch.
+    # Main memory is shared with other programs, and what XLA keeps has not been measured, hence the
+    # margin. A GPU has a context instead, and libraries that need workspace.
     shared = trial.device not in OWN_MEMORY
     usable = round(free_bytes * FREE_MEMORY_MARGIN) if shared else free_bytes
     return Memory(
@@ -92,9 +92,9 @@ def predicted(trial: Trial, predict: MemoryEstimator, *, free_bytes: int) -> Mem
 
 
 def smallest_accepted(memory_of: Callable[[int], Memory], *, share: int, step: int) -> tuple[int, str]:
-    """The first divisor of `share` from `step` on that the model accepts, and why not those before it.
+    """Return the first divisor of `share`, from `step` on, that the model accepts, and why not less.
 
-    Its multiples are taken for accepted. Raises RefusedBatchError where the model accepts no divisor.
+    Its multiples are assumed to be accepted. Raises RefusedBatchError where the model accepts no divisor.
     """
     refused: dict[int, str] = {}
     for size in (step * divisor for divisor in divisors(max(1, share // step))):
@@ -113,23 +113,23 @@ def smallest_accepted(memory_of: Callable[[int], Memory], *, share: int, step: i
 
 
 def largest_fitting(memory_of: Callable[[int], Memory], *, most: int, step: int = 1) -> int:
-    """The largest multiple of `step` up to `most` samples that fits, or 0. Need grows with the batch.
+    """Return the largest multiple of `step` up to `most` samples that fits, or 0. Need grows with the batch.
 
-    It is nearly a straight line: the line through two sizes says where to look next, and halving what
-    is left keeps that from taking long where it is none. Small sizes come first: they are found sooner.
+    The need is nearly linear in the batch: the line through two sizes gives the next guess, and bisection
+    takes over where it is not. Small sizes come first, since they are predicted sooner.
     """
     top = most // step
     below = memory_of(step) if top else None
     if below is None or not below.fits:
         return 0
-    low, high = 1, top + 1  # the first fits; the second does not, or is none
-    above, origin = None, (0, 0)  # need at `high` if it was looked at; the last size that was `low`
-    slow = 0  # how many times on end the line has left more than half
+    low, high = 1, top + 1  # the first fits; the second does not, or was never tried
+    above, origin = None, (0, 0)  # need at `high` if predicted; the previous `low` and its need
+    slow = 0  # consecutive guesses that left more than half of the interval
     while high - low > 1:
         other, need = (high, above.need_bytes) if above is not None else origin
         per_size = (need - below.need_bytes) / (other - low)
         guess = (low + high) // 2
-        if slow < 3:  # the first line, from nothing, falls short, and the second may by a little
+        if slow < 3:  # the first guess, from one point, falls short, and the second may by a little
             left = below.usable_bytes - below.need_bytes
             guess = low + int(left / per_size) if per_size * (high - low) > left else high - 1
         guess = min(max(guess, low + 1), high - 1)

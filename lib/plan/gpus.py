@@ -1,9 +1,9 @@
-"""The GPU catalogue: what is known of a GPU from its name alone. Data and look-up only.
+"""The GPU catalogue: facts about a GPU from its name alone. Data and look-up only.
 
-Memory is what the driver tells a program (`cudaMemGetInfo`), not what is printed on the box or by
-nvidia-smi, and differs by up to 2 % between drivers. Rates are peaks of the vendor's papers: dense (no
-structured sparsity), products of 16-bit numbers summed in fp32 as PyTorch does, which GeForce cards do
-at half the rate of sums in fp16. `Gpu.estimated` names the figures that are from no such source.
+Memory is what the driver reports to a program (`cudaMemGetInfo`), not what the box or nvidia-smi says, and
+differs by up to 2 % between drivers. Rates are peaks from the vendor's papers: dense (no structured
+sparsity), products of 16-bit numbers accumulated in fp32 as PyTorch does, which GeForce cards do at half the
+rate of fp16 accumulation. `Gpu.estimated` names the figures that come from no such source.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ VENDOR_WORDS = ("nvidia", "geforce", "tesla", "amd", "instinct", "apple")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gpu:
-    """One model of GPU."""
+    """One GPU model of the catalogue."""
 
-    key: str  # what GPU= takes
+    key: str  # value of GPU=
     name: str  # as the driver spells it
     patterns: tuple[str, ...]  # other spellings, in lower case and without VENDOR_WORDS, with * and ?
     kind: GpuKind
-    capability: tuple[int, int] | None  # CUDA compute capability, None elsewhere
-    formats: tuple[Format, ...]  # with matrix units of their own
+    capability: tuple[int, int] | None  # CUDA compute capability; None for other kinds
+    formats: tuple[Format, ...]  # with matrix units
     total_bytes: int
-    half_flop_per_second: float | None  # bf16 or fp16 products summed in fp32; None without units for them
-    fp32_flop_per_second: float  # all 24 bits kept: no TF32
+    half_flop_per_second: float | None  # bf16 or fp16 with fp32 accumulation; None without matrix units
+    fp32_flop_per_second: float  # full fp32, no TF32
     bandwidth_bytes_per_second: float
     source: str
-    estimated: tuple[str, ...]  # fields that no paper and no driver's answer stands behind
+    estimated: tuple[str, ...]  # fields that neither a paper nor a driver reports
 
     @property
     def memory(self) -> str:
@@ -47,16 +47,16 @@ class Gpu:
 
     @property
     def origin(self) -> str:
-        """Where its figures come from, and which of them from no paper."""
+        """Source of the figures, and which of them are estimates."""
         guessed = ", ".join(_IN_WORDS[name] for name in self.estimated)
         return f"{self.source}; by our own estimate its {guessed}" if guessed else self.source
 
 
 def find_gpu(driver_name: str) -> Gpu | None:
-    """The row for a device's name as its driver gives it; None if it is not in the catalogue.
+    """Return the row for a device's name as its driver reports it; None if it is not in the catalogue.
 
-    Only whole names fit: an "RTX 3090 Ti" or a MIG slice of another size is not taken for its neighbour.
-    The memory of the row is that of one such GPU; a device that is there tells its own.
+    Only whole names match: an "RTX 3090 Ti" or a MIG slice of another size is not taken for its neighbour.
+    The memory of the row is that of one such GPU; a device that is present reports its own.
     """
     wanted = _without_vendor(driver_name)
     for gpu in CATALOGUE.values():
@@ -67,7 +67,8 @@ def find_gpu(driver_name: str) -> Gpu | None:
 
 
 def gpu_of(key: str) -> Gpu:
-    """The row with that key, in either case. Raises ConfigError, with those near it, where there is none."""
+    """Return the row with that key, in either case. Raises ConfigError, with suggestions, where there is
+    none."""
     gpu = CATALOGUE.get(key.lower())
     if gpu is None:
         near = suggestions(key)
@@ -77,7 +78,7 @@ def gpu_of(key: str) -> Gpu:
 
 
 def suggestions(text: str) -> tuple[str, ...]:
-    """Keys that `text` was probably meant to be: a driver's name, a part of a key, a slip."""
+    """Return keys that `text` probably means: from a driver's name, a prefix of a key, or a typing error."""
     named = find_gpu(text)
     if named is not None:
         return (named.key,)
@@ -87,13 +88,13 @@ def suggestions(text: str) -> tuple[str, ...]:
         near = [key for letters, key in keys.items() if letters.startswith(wanted)]
         if near:
             return tuple(near[:MOST_SUGGESTIONS])
-    import difflib  # only when something is wrong: the import is slow
+    import difflib  # only after an error: the import is slow
 
     return tuple(keys[letters] for letters in difflib.get_close_matches(wanted, keys, n=2, cutoff=0.6))
 
 
 def _without_vendor(name: str) -> str:
-    """A driver's name in lower case, without words that come and go with the driver's version."""
+    """Return a driver's name in lower case, without vendor words, which vary with the driver's version."""
     words = name.lower().split()
     while words and words[0] in VENDOR_WORDS:
         words = words[1:]
@@ -151,7 +152,7 @@ def _gpu(
     patterns: tuple[str, ...] = (),
     estimated: tuple[str, ...] = (),
 ) -> Gpu:
-    """A row. rates: 16-bit and fp32 peaks in TFLOP/s, memory bandwidth in GB/s."""
+    """Make a row. rates: 16-bit and fp32 peaks in TFLOP/s, memory bandwidth in GB/s."""
     half_tflops, fp32_tflops, gb_per_second = rates
     return Gpu(
         key=key,
@@ -169,8 +170,8 @@ def _gpu(
     )
 
 
-# Bytes written as so many MiB were printed by PyTorch, the others by deviceQuery, or recorded under
-# tests/fixtures/hardware. A MIG slice has 16 of 132 multiprocessors and an eighth of the memory's rate.
+# Bytes written in MiB were printed by PyTorch, the others by deviceQuery, or recorded under
+# tests/fixtures/hardware. A MIG slice has 16 of 132 multiprocessors and an eighth of the memory bandwidth.
 # fmt: off
 _ROWS = (
     _gpu("b200", "NVIDIA B200", _BLACKWELL, total_bytes=191_513_886_720, rates=(2250, 80, 8000),

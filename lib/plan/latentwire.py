@@ -1,13 +1,13 @@
 """LatentWire's elastic configuration of two frozen models on 1 to 4 and more GPUs, as a policy. Pure.
 
-Its rules go by the number of GPUs and whether all are H100s. They take sizes of the two models, of the
-optimizer and of a sample from a table, and divide a model by the GPUs that its layers are spread over as if
-the parts were even. What is different here: no batch is below one, H100s are asked whether they have the
-memory, and the samples of an optimizer step are what is asked for, on any number of GPUs, unless they are
-asked to grow. `document_batch` is what the rules say without that.
+Its rules depend on the number of GPUs and on whether all are H100s. They take the sizes of the two models, of
+the optimizer and of a sample from a table, and divide a model by the number of GPUs that hold its layers as
+if the parts were equal. Differences here: no batch is below one, the memory of H100s is checked too, and the
+effective batch is the requested one on any number of GPUs, unless it is set to grow. `document_batch` gives
+the rules unchanged.
 
-Two models are trained by models/latentwire, with layouts of the planner. `one_model` applies the rules to
-one model on each GPU.
+Two models are trained by models/latentwire, with the planner's layouts. `one_model` applies the rules to one
+model on each GPU.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ MODEL_GB: Mapping[str, float] = MappingProxyType({"llama": 14, "qwen": 13})
 OPTIMIZER_GB = 4  # the rules count it on a single GPU only
 SAMPLE_GB = 0.75  # activations of a sample of 256 tokens
 WEIGHT_BYTES = 4  # here weights are fp32
-FLOOR_GB = 1  # what is left for samples on a single GPU, at least
+FLOOR_GB = 1  # minimum memory for samples on a single GPU
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Elastic:
-    """What the policy makes of some GPUs.
+    """Result of the policy for some GPUs.
 
-    layout: component -> GPUs that its layers are spread over or copied to. Without a GPU it is empty.
-    copies: how many times both models are there; each copy computes its share of a step.
-    capacity: samples that one copy takes at once; never below one.
-    document_batch: samples at once on all GPUs by the rules as they were written; may be negative.
-    micro_batches: of each copy in one optimizer step. Together they are the effective batch exactly.
+    layout: component -> GPUs that its layers are spread over or copied to; empty without a GPU.
+    copies: replicas of both models; each computes its share of a step.
+    capacity: samples that one replica takes at once; at least one.
+    document_batch: samples at once on all GPUs by the unchanged rules; may be negative.
+    micro_batches: of each replica in one optimizer step. Their sum is exactly the effective batch.
     """
 
     strategy: str
@@ -60,7 +60,7 @@ class _Rule:
     layout: Mapping[str, tuple[int, ...]]
     copies: int
     share: float  # of the models that one GPU holds
-    document_per_copy: int | None = None  # where the rules do not ask the memory
+    document_per_copy: int | None = None  # where the rules ignore the memory
 
 
 def latentwire(
@@ -73,14 +73,14 @@ def latentwire(
     target_util: float = 0.75,
     scale_batch: bool = False,
 ) -> Elastic:
-    """The policy for GPUs called `gpu_name` with `total_bytes` of memory each; none for a processor.
+    """Apply the policy to GPUs called `gpu_name` with `total_bytes` of memory each; no GPUs: a CPU.
 
-    models:      which are trained for; "sequential": both, one after the other on the same GPUs.
-    target:      samples of an optimizer step; 0: `base_batch`.
+    models:      the models trained for; "sequential": both, one after the other on the same GPUs.
+    target:      samples per optimizer step; 0: `base_batch`.
     target_util: share of the memory to use.
-    scale_batch: `base_batch` samples for every copy instead. That changes the mathematics.
+    scale_batch: `base_batch` samples for every replica instead, which changes the mathematics.
 
-    Raises PlanError where not one sample fits.
+    Raises PlanError where not one sample fits, or the effective batch is smaller than the number of replicas.
     """
     rule = _rule(len(total_bytes), all_h100="H100" in gpu_name, base_batch=base_batch)
     raw = _samples(rule, total_bytes, model_gb=_model_gb(models), target_util=target_util)
@@ -116,7 +116,7 @@ def latentwire(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ruled:
-    """The sizes of training one model of this toolkit by the same rules, with the reasons."""
+    """Batch sizes for training one of Anneal's models by the same rules, with the reasons."""
 
     micro_batch: int
     target: int
@@ -126,9 +126,9 @@ class Ruled:
 
 
 def one_model(config: Asked, facts: ModelFacts, placement: Placement) -> Ruled:
-    """The rules for one model instead of two: its own weights and activations in place of their table.
+    """Apply the rules to one model instead of two: its own weights and activations replace their table.
 
-    Raises PlanError where the model's size is not known or not one sample fits.
+    Raises PlanError where the model's size is unknown or not one sample fits.
     """
     base, util = config.elastic_base_batch, config.elastic_target_util
     assert base is not None and util is not None
@@ -161,7 +161,7 @@ def one_model(config: Asked, facts: ModelFacts, placement: Placement) -> Ruled:
     elif not target:
         target, why_target = base, "CONFIG_ELASTIC_BASE_BATCH"
     step = (config.norm_batch or 1) if facts.has_batchnorm else 1
-    share = max(step, target // world)  # what cannot be shared is refused later, with offers
+    share = max(step, target // world)  # a share that cannot be split is refused later, with suggestions
     sizes = [size for size in range(step, share + 1, step) if share % size == 0 and size <= capacity]
     return Ruled(
         micro_batch=max(sizes, default=step),
@@ -173,7 +173,7 @@ def one_model(config: Asked, facts: ModelFacts, placement: Placement) -> Ruled:
 
 
 def as_ruled(config: Asked, ruled: Ruled) -> Asked:
-    """`config` with what the policy has decided in place of what it leaves open."""
+    """Return `config` with the policy's decisions in place of automatic settings."""
     assert dataclasses.is_dataclass(config) and not isinstance(config, type)
     changed: Asked = dataclasses.replace(
         config,
@@ -188,7 +188,7 @@ def as_ruled(config: Asked, ruled: Ruled) -> Asked:
 
 
 def document_batch(*, gpu_name: str, total_bytes: Sequence[int], models: Models = "both") -> int:
-    """Samples at once on all GPUs by the rules as they were written, whatever comes out."""
+    """Return samples at once on all GPUs by the unchanged rules; may be negative."""
     rule = _rule(len(total_bytes), all_h100="H100" in gpu_name, base_batch=64)
     if rule.document_per_copy is not None:
         return rule.document_per_copy * rule.copies
@@ -219,7 +219,7 @@ def _rule(count: int, *, all_h100: bool, base_batch: int) -> _Rule:
 
 
 def _samples(rule: _Rule, total_bytes: Sequence[int], *, model_gb: float, target_util: float) -> int:
-    """Samples that one copy has room for; zero or less where the models alone are too large."""
+    """Return the samples that one replica has room for; zero or less where the models alone are too large."""
     if not total_bytes:
         return 1
     available_gb = target_util * min(total_bytes) / GB
@@ -236,6 +236,6 @@ def _model_gb(models: Models) -> float:
 
 
 def _even(total: int, parts: int) -> list[int]:
-    """`total` as a sum of so many numbers that differ by one at most, the larger ones first."""
+    """Split `total` into `parts` numbers that differ by at most one, the larger ones first."""
     whole, rest = divmod(total, parts)
     return [whole + (part < rest) for part in range(parts)]

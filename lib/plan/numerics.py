@@ -1,4 +1,4 @@
-"""What the device computes with: compilation, precision and memory layout."""
+"""Numerics of the device: compilation, precision and memory format."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from lib.plan.types import ON_XLA, Hardware, Precision
 
 
 def choose_compile(config: Asked, placement: Placement) -> Decision[bool]:
-    """Whether to use torch.compile. Raises PlanError where it was asked for and cannot work."""
+    """Choose whether to use torch.compile. Raises PlanError where it is requested and cannot work."""
     denied = _deny_rule(placement)
     too_old = placement.capability is not None and placement.capability < COMPILE_CAPABILITY
     if placement.device.value in ON_XLA:
@@ -47,14 +47,14 @@ def choose_compile(config: Asked, placement: Placement) -> Decision[bool]:
 
 
 def choose_channels_last(config: Asked, placement: Placement) -> Decision[bool]:
-    """Whether images and filters are kept in channels-last order."""
+    """Choose the memory format of images and filters: channels_last or contiguous."""
     if config.channels_last and placement.device.value in ON_XLA:
         return Decision(False, "XLA lays tensors out by itself, whatever CONFIG_CHANNELS_LAST says")
     return Decision(config.channels_last, f"CONFIG_CHANNELS_LAST={'y' if config.channels_last else 'n'}")
 
 
 def choose_precision(config: Asked, placement: Placement, hardware: Hardware) -> Decision[Precision]:
-    """The number format of products. Raises PlanError where it was asked for and cannot work."""
+    """Choose the precision of matrix products. Raises PlanError where a requested one cannot work."""
     automatic = _automatic_precision(placement, hardware)
     if config.precision == "auto":
         return automatic
@@ -71,7 +71,7 @@ def choose_precision(config: Asked, placement: Placement, hardware: Hardware) ->
 
 
 def precision_problem(precision: Precision, placement: Placement) -> str:
-    """Why `precision` cannot be had there; "" where it can."""
+    """Return why `precision` is not available on the device; "" where it is."""
     device, capability = placement.device.value, placement.capability
     if precision == "fp16" and device in ("cpu", "mps", *ON_XLA):
         return "fp16 with loss scaling is for CUDA and ROCm GPUs"

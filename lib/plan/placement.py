@@ -1,4 +1,4 @@
-"""Which devices a run uses: the first ones of one machine, all of the same model."""
+"""Device placement: the first devices of one node, all of the same model."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ ACCEPTED_KINDS: dict[str, tuple[Kind, ...]] = {
     "tpu": ("tpu",),
     "cpu": ("cpu",),
 }
-TPU = "TPU"  # what torch_xla calls them; torch_tpu adds the generation
+TPU = "TPU"  # torch_xla's device name; torch_tpu appends the generation
 NAMES: dict[Kind, str] = {"xla": "XLA devices", "tpu": "TPUs"}
 EXPERIMENTAL_XLA = "; EXPERIMENTAL, never run on TPU hardware"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Placement:
-    """The devices of a run. Bytes are per process: of the fullest GPU, or a share of the machine's memory."""
+    """Devices of a run. Bytes are per process: of the fullest GPU, or a share of the node's main memory."""
 
     device: Decision[Kind]
     world: Decision[int]
@@ -68,7 +68,7 @@ def place(config: Asked, hardware: Hardware) -> Placement:
 
 
 def refuse_on_xla(kind: Kind, *, what: str) -> None:
-    """Raises PlanError on XLA devices and TPUs, for `what` computes on the processor first."""
+    """Raise PlanError on XLA devices and TPUs, because `what` computes on the CPU first."""
     if kind in ON_XLA:
         raise PlanError(
             f"{what} is not for {NAMES[kind]}",
@@ -78,7 +78,7 @@ def refuse_on_xla(kind: Kind, *, what: str) -> None:
 
 
 def check_machines(device: str) -> None:
-    """Raises PlanError for the device of CONFIG_DEVICE that several machines cannot train on together."""
+    """Raise PlanError for a CONFIG_DEVICE that cannot train on several nodes."""
     if device == "tpu":
         raise PlanError(
             "CONFIG_DEVICE_TPU is for one machine",
@@ -88,10 +88,10 @@ def check_machines(device: str) -> None:
 
 
 def identical_devices(hardware: Hardware, *, wanted: int) -> tuple[tuple[Device, ...], str]:
-    """The GPUs of the commonest model and a note on those left out ("" if none).
+    """Return the GPUs of the commonest model and a note on those left out ("" if none).
 
-    wanted: how many are needed (0 = all of one model). Raises PlanError where there are too
-    few, where no model is the commonest, or where those of it are not the first ones.
+    wanted: how many are needed (0 = all of one model). Raises PlanError where there are too few, where no
+    model is the commonest, or where those of the commonest are not the first ones.
     """
     if not hardware.devices:
         raise PlanError("there is no device to train on", todo="set CONFIG_DEVICE_CPU=y")

@@ -1,4 +1,4 @@
-"""The door of planning: what was asked + what there is -> what is done, and why."""
+"""Entry point of planning: configuration + hardware + model facts -> plan with reasons."""
 
 from __future__ import annotations
 
@@ -25,14 +25,13 @@ def plan(
     predict: MemoryEstimator | None = None,
     probed: Probed | None = None,
 ) -> Plan:
-    """Decide how `config` runs on `hardware`; pure, the same arguments give the same plan.
+    """Return the plan for `config` on `hardware`; pure, equal arguments give equal plans.
 
-    predict: says what a step needs of a device's memory. Only AUTO_METHOD_TABLE and a batch that is set
-        by hand do without.
-    probed: what was measured for this very configuration here; None where nothing was.
+    predict: predicts the memory of a step. Only AUTO_METHOD_TABLE and a batch set by hand work without it.
+    probed: measurements of this configuration on this hardware; None where there are none.
     even: never plan a smaller last micro-batch, for a caller that cannot run one.
 
-    Raises PlanError where no plan honours the configuration, with what to change.
+    Raises PlanError, with a remedy, where no plan honours the configuration.
     """
     placement, choice = _choice(config, hardware, facts, even=even, predict=predict, probed=probed)
     sizes, taken = choice.sizes, choice.taken
@@ -76,7 +75,7 @@ def ways_to_spread(
     predict: MemoryEstimator | None,
     probed: Probed | None = None,
 ) -> tuple[tuple[Candidate, str], ...]:
-    """Every way to spread the run over its devices that `plan` looks at, and what it makes of each."""
+    """Return every parallelism strategy that `plan` considers, with its verdict."""
     return _choice(config, hardware, facts, even=False, predict=predict, probed=probed)[1].verdicts
 
 
@@ -95,7 +94,7 @@ def _choice(
         ruled = one_model(config, facts, placement)
         config = as_ruled(config, ruled)
     way = Way(
-        # Before the batch: the table has one column with compilation and one without.
+        # Chosen before the batch: the table has one column with compilation and one without.
         compile=choose_compile(config, placement).value,
         precision=choose_precision(config, placement, hardware).value,
         channels_last=choose_channels_last(config, placement).value,
@@ -126,9 +125,9 @@ def _compiled(config: Asked, placement: Placement, taken: Candidate) -> Decision
 
 
 def with_smaller_micro_batch(plan: Plan) -> Plan | None:
-    """The plan with the next smaller micro-batch that divides a device's share, the effective batch kept.
+    """Return the plan with the next smaller divisor as micro-batch, at the same effective batch.
 
-    None where there is no smaller one (or none that is a multiple of the batch of normalisation).
+    None where there is no smaller one (or none that is a multiple of NORM_BATCH).
     """
     per_device, step = plan.effective_batch // plan.world, plan.norm_batch or 1
     smaller = [size for size in range(step, plan.micro_batch, step) if per_device % size == 0]

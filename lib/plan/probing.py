@@ -1,4 +1,4 @@
-"""The micro-batch that trains fastest, by trials of a few sizes. Pure: trying one out is a function."""
+"""Search for the micro-batch with the best throughput by probe runs of a few sizes. Pure."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-NEAR_BEST = 0.03  # how much throughput a smaller micro-batch may cost
+NEAR_BEST = 0.03  # throughput that a smaller micro-batch may cost, as a share
 MOST_MEASURED = 4  # sizes whose throughput is compared
 MOST_FAILED = 4  # sizes that may turn out not to fit
 AFTER_FAILURE = 0.9  # the next size is at most this share of one that did not fit
@@ -15,16 +15,16 @@ AFTER_FAILURE = 0.9  # the next size is at most this share of one that did not f
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measurement:
-    """What a trial found on the fullest and the slowest of its devices."""
+    """Result of a probe run on the fullest and the slowest of its devices."""
 
     micro_batch: int
-    need_bytes: int  # at most, of what was free before the model was made
-    samples_per_second: float  # of all devices together
+    need_bytes: int  # at most, of what was free before the model was created
+    samples_per_second: float  # summed over all devices
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failure:
-    """A size for which memory did not suffice."""
+    """A size that did not fit into memory."""
 
     micro_batch: int
     reason: str
@@ -32,24 +32,25 @@ class Failure:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Probed:
-    """What was tried, in that order."""
+    """Results of the probe runs, in the order in which they ran."""
 
     measurements: tuple[Measurement, ...]
     failures: tuple[Failure, ...]
 
     @property
     def chosen(self) -> Measurement:
-        """The smallest micro-batch within NEAR_BEST of the best throughput. There must be a measurement."""
+        """The smallest micro-batch within NEAR_BEST of the best throughput. Needs a measurement."""
         rates = {found.micro_batch: found.samples_per_second for found in self.measurements}
         size = smallest_near_best(rates)
         return next(found for found in self.measurements if found.micro_batch == size)
 
     def to_json(self) -> dict[str, Any]:
+        """Return the results as a dict that JSON can hold."""
         return dataclasses.asdict(self)
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Probed:
-        """Raises KeyError or TypeError where `data` are something else."""
+        """Make the results from `to_json` data. Raises KeyError or TypeError for anything else."""
         return cls(
             measurements=tuple(Measurement(**found) for found in data["measurements"]),
             failures=tuple(Failure(**failed) for failed in data["failures"]),
@@ -63,13 +64,13 @@ def search(
     *,
     may_fit: Callable[[int, Measurement], bool],
 ) -> Probed:
-    """Try `start`, then a half, a quarter and an eighth of it for as long as they are about as fast.
+    """Probe `start`, then a half, a quarter and an eighth of it while they are about as fast.
 
-    Where a half is clearly slower, twice the size is tried instead, if it may fit. A size that does not
-    fit is followed by the next that is a tenth smaller. No measurement comes back where none of them fits.
+    Where a half is clearly slower, twice the size is probed instead, if it may fit. A size that does not fit
+    is followed by the next one that is at least a tenth smaller. There is no measurement where none fits.
 
-    sizes: what a micro-batch can be, rising, with `start`.
-    may_fit: whether a larger size may fit by what is known of a measured one.
+    sizes: valid micro-batches in ascending order, with `start`.
+    may_fit: predicate, true if a larger size may fit given a measured one.
     """
     trials = _Trials(try_out)
     first = trials.measure(start)
@@ -85,13 +86,13 @@ def search(
 
 
 def smallest_near_best(rates: Mapping[int, float], *, share: float = NEAR_BEST) -> int:
-    """The smallest micro-batch whose rate (samples per second) is within `share` of the best."""
+    """Return the smallest micro-batch whose rate (samples per second) is within `share` of the best."""
     enough = (1 - share) * max(rates.values())
     return min(size for size, rate in rates.items() if rate >= enough)
 
 
 class _Trials:
-    """What has been tried so far; no size is tried twice."""
+    """Probe runs made so far; no size is probed twice."""
 
     def __init__(self, try_out: Callable[[int], Measurement | Failure]) -> None:
         self._try_out = try_out
@@ -100,9 +101,11 @@ class _Trials:
 
     @property
     def enough(self) -> bool:
+        """True if MOST_MEASURED sizes were measured."""
         return len(self.measurements) >= MOST_MEASURED
 
     def measure(self, size: int) -> Measurement | None:
+        """Probe `size` and record the outcome; None if it does not fit."""
         outcome = self._try_out(size)
         if isinstance(outcome, Failure):
             self.failures.append(outcome)
@@ -111,6 +114,7 @@ class _Trials:
         return outcome
 
     def found(self) -> Probed:
+        """Return the results so far."""
         return Probed(measurements=tuple(self.measurements.values()), failures=tuple(self.failures))
 
 
@@ -123,7 +127,7 @@ def _shrink(trials: _Trials, first: Measurement, sizes: Sequence[int]) -> None:
             continue
         smaller = trials.measure(size)
         if smaller is None or trials.found().chosen != smaller:
-            return  # smaller ones would be slower still
+            return  # smaller sizes are expected to be slower still
 
 
 def _grow(

@@ -1,4 +1,4 @@
-"""Sentences that explain sizes."""
+"""Sentences of a plan that explain its sizes."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from lib.units import bytes_text
 
 
 def told(memory: Memory) -> str:
-    """The need and what there is for it, in words."""
+    """Format the predicted need and the usable memory."""
     return f"{bytes_text(memory.need_bytes)} of {bytes_text(memory.usable_bytes)} usable"
 
 
 def why_memory(memory: Memory | None, probed: Probed | None) -> str:
-    """What the prediction is made of, and what was measured instead, if it was."""
+    """Explain the memory prediction by its parts, with the measurement if there is one."""
     if memory is None:
         return "not predicted"
     measured = f"measured: {bytes_text(probed.chosen.need_bytes)}" if probed is not None else "not measured"
@@ -30,7 +30,7 @@ def why_memory(memory: Memory | None, probed: Probed | None) -> str:
 
 
 def offload_note(config: Asked, placement: Placement) -> str:
-    """That activations are not offloaded, where that was asked for in vain."""
+    """Note that activations are not offloaded although that was requested; "" where it does not apply."""
     if not config.activation_offload or placement.device.value in OWN_MEMORY:
         return ""
     on_xla = placement.device.value in ON_XLA
@@ -41,7 +41,7 @@ def offload_note(config: Asked, placement: Placement) -> str:
 def ways_to_fit(
     config: Asked, placement: Placement, memory: Memory, *, norm_batch: int, precision: Precision
 ) -> str:
-    """What would make room for the smallest micro-batch, which needs `memory`."""
+    """Return changes that would make room for the smallest micro-batch, which needs `memory`."""
     ways = ["free some memory"]
     if norm_batch > 1:
         ways.append("set CONFIG_NORM_BATCH lower (on all machines alike)")
@@ -59,7 +59,7 @@ def ways_to_fit(
 
 
 def why_target(config: Asked) -> str:
-    """Where the effective batch that is aimed at comes from."""
+    """Explain the source of the target effective batch."""
     if config.target_effective_batch:
         return f"CONFIG_TARGET_EFFECTIVE_BATCH={config.target_effective_batch}"
     if config.hyper_param == "manual" and config.gradient_accumulation:
@@ -68,7 +68,7 @@ def why_target(config: Asked) -> str:
 
 
 def why_norm_batch(config: Asked, facts: ModelFacts) -> str:
-    """What batch normalisation takes its statistics over."""
+    """Explain over which samples batch normalisation computes its statistics."""
     if not facts.has_batchnorm:
         return "the model has no batch normalisation"
     if config.norm_batch:
@@ -83,7 +83,7 @@ def why_norm_batch(config: Asked, facts: ModelFacts) -> str:
 
 
 def norm_batch_remedy(config: Asked) -> str:
-    """Return what makes statistics those of groups, for a model that has them over the micro-batch."""
+    """Return the setting that gives normalisation over groups instead of over the micro-batch."""
     if config.norm_batch is None:
         return f"CONFIG_NORM_BATCH=32 (once models/{config.model}/Kconfig selects MODEL_HAS_BATCHNORM)"
     return "CONFIG_NORM_BATCH=32"

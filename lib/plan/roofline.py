@@ -1,8 +1,8 @@
-"""How long an optimizer step takes on a GPU of the catalogue, from what it computes and moves: an estimate.
+"""Roofline estimate of the time of an optimizer step on a GPU of the catalogue.
 
-A step cannot be faster than its arithmetic at the rate of the matrix units, nor than its bytes at the rate
-of memory (Williams, Waterman, Patterson 2009). Real programs reach a part of either rate, so the result is
-a range. Work of the host, of the data pipeline and between devices is not in it.
+A step cannot be faster than its arithmetic at the rate of the matrix units, nor than its bytes at the memory
+bandwidth (Williams, Waterman, Patterson 2009). Real programs reach a part of either rate, so the result is a
+range. Work of the host, of the data pipeline and between devices is not included.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from lib.plan.gpus import Gpu
 from lib.plan.types import Precision
 from lib.units import seconds_text
 
-# Share of the peak that well-made training programs reach, from the rates that they publish: compiled GPT-2
+# Share of the peak that optimised training programs reach, from the rates that they publish: compiled GPT-2
 # 29 % (modded-nanogpt, AdamW) to 41 % (llm.c) on H100, small ResNets on A100 25 to 37 % (cifar10-airbench).
 # Convolutions at 224 pixels with real data reach less, 13 to 20 % (ffcv, timm): there it is a floor.
 FLOP_SHARES = (0.25, 0.40)
 
-# Large copies within a GPU reach 90 % of the rate of memory (seen on H100 and H200). The lower end is an
-# assumption: kernels of training mix long reads with short ones.
+# Large copies within a GPU reach 90 % of the memory bandwidth (measured on H100 and H200). The lower end is
+# an assumption: training kernels mix long reads with short ones.
 BANDWIDTH_SHARES = (0.6, 0.9)
 
 SHORT_SECONDS = 5e-3  # hundreds of kernels at some ten microseconds each
@@ -29,11 +29,11 @@ SHORT_SECONDS = 5e-3  # hundreds of kernels at some ten microseconds each
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepWork:
-    """What one device does in one optimizer step.
+    """Work of one device in one optimizer step.
 
     flop:             operations of all its micro-batches, forward and backward.
-    activation_bytes: what all its micro-batches together keep for backward.
-    optimizer_bytes:  the optimizer's state, without weights and gradients.
+    activation_bytes: activations that all its micro-batches together keep for backward.
+    optimizer_bytes:  optimizer state, without weights and gradients.
     frozen_bytes:     weights that are not trained.
     """
 
@@ -47,11 +47,11 @@ class StepWork:
 
     @property
     def least_bytes_moved(self) -> int:
-        """Bytes that go to and from memory at least, where no cache holds the model.
+        """Lower bound of the bytes read and written, where no cache holds the model.
 
-        Each micro-batch reads the weights twice (forward, backward) and adds to the gradients (the first
-        one only writes them); the update reads gradients, and reads and writes weights and state. What is
-        kept for backward is written and read once. Whatever else a layer reads and writes comes on top.
+        Each micro-batch reads the weights twice (forward, backward) and adds to the gradients (the first one
+        only writes them); the update reads gradients, and reads and writes weights and state. What is kept
+        for backward is written and read once. Other reads and writes of layers are not counted.
         """
         weights = (2 * self.accumulation + 2) * self.weight_bytes + 2 * self.accumulation * self.frozen_bytes
         gradients = 2 * self.accumulation * self.gradient_bytes
@@ -60,7 +60,7 @@ class StepWork:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepTime:
-    """Seconds of one optimizer step, and what they are bounded by."""
+    """Estimated seconds of one optimizer step, and their bound."""
 
     fastest_seconds: float
     slowest_seconds: float
@@ -73,12 +73,12 @@ class StepTime:
 
     @property
     def span(self) -> str:
-        """From the fastest to the slowest."""
+        """The range in words, from the fastest to the slowest."""
         return f"{seconds_text(self.fastest_seconds)} to {seconds_text(self.slowest_seconds)}"
 
 
 def estimate_step_time(work: StepWork, gpu: Gpu, *, precision: Precision) -> StepTime:
-    """The range in which a step on `gpu` should lie, by the larger of its two bounds."""
+    """Estimate the range of a step's time on `gpu`, by the larger of its two bounds."""
     peak = peak_flop_per_second(gpu, precision=precision)
     bandwidth = gpu.bandwidth_bytes_per_second
     moved = work.least_bytes_moved
@@ -97,7 +97,7 @@ def estimate_step_time(work: StepWork, gpu: Gpu, *, precision: Precision) -> Ste
             bound, reason = "memory", carried
         case False, False:
             bound, reason = "arithmetic", computed
-        case _:  # near the ridge it depends on which share of which rate is reached
+        case _:  # near the ridge the bound depends on the shares reached
             bound, reason = "arithmetic or memory", f"{computed}; {carried}"
     return StepTime(
         fastest_seconds=max(fast),
@@ -115,12 +115,12 @@ def step_seconds(
     gpu: Gpu,
     precision: Precision,
 ) -> tuple[float, float]:
-    """The fastest and the slowest estimate of a step of what is trained and the frozen models behind it.
+    """Return the range, in seconds, of a step of a trained model and frozen ones.
 
-    trained:  the work of the former, with the activations of the device.
-    frozen:   operations in a step and bytes of weights of each of the latter.
-    at_once:  each of the latter has a device, and the slowest one counts, after what is trained; else one
-        device does it all.
+    trained:  work of the trained model, with the activations of the device.
+    frozen:   operations per step and bytes of weights of each frozen model.
+    at_once:  each frozen model has its own device, and the slowest one counts, after the trained model; else
+        one device does it all.
     """
     if not at_once:
         flop = trained.flop + sum(flop for flop, _ in frozen)
@@ -143,7 +143,7 @@ def step_seconds(
 
 
 def peak_flop_per_second(gpu: Gpu, *, precision: Precision) -> float:
-    """The rate of matrix products in `precision`; that of fp32 where the GPU has no units for it."""
+    """Return the peak of matrix products in `precision`; that of fp32 where the GPU has no units for it."""
     if precision == "fp32" or not _has_units(gpu, precision):
         return gpu.fp32_flop_per_second
     assert gpu.half_flop_per_second is not None, f"{gpu.key} has units without a rate"

@@ -1,8 +1,8 @@
-"""What one process of several holds, weight by weight. Pure.
+"""Sharded state of one process, weight by weight. Pure.
 
-Weights are cut along their first dimension, so the largest part of one has ceil(rows / processes) rows:
-where there are fewer rows than processes that is more than a quotient of the totals. Formulas: Rajbhandari
-et al. 2020 (arXiv:1910.02054) for what is cut, torch's fully_shard and ZeroRedundancyOptimizer for how.
+Weights are sharded along dimension 0, so the largest shard has ceil(rows / processes) rows, which is more
+than the quotient of the totals where there are fewer rows than processes. Formulas: Rajbhandari et al. 2020
+(arXiv:1910.02054) for what is sharded, torch's fully_shard and ZeroRedundancyOptimizer for how.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from lib.plan.types import SHARDS_WEIGHTS, Layout, Weight
 
 Units: TypeAlias = Sequence[Sequence[Weight]]
 
-DEVICES_PER_NODE = 8  # of a machine that is only named by a number of devices
+DEVICES_PER_NODE = 8  # for machines known by a number of devices only
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Held:
-    """Elements on the process that has the most of them.
+    """Elements on the process that holds the most.
 
-    parameters, gradients, optimizer: all the time; the last for one number that it keeps of a weight.
-    gathered_parameters, gathered_gradients: besides, at most, while a micro-batch is computed.
+    parameters, gradients, optimizer: held permanently; the last for one value of state per weight.
+    gathered_parameters, gathered_gradients: held in addition, at most, while a micro-batch is computed.
     """
 
     parameters: int
@@ -34,12 +34,12 @@ class Held:
     gathered_gradients: int = 0
 
     def state_bytes(self, *, element_bytes: int, optimizer_numbers: int) -> int:
-        """Weights, gradients, and so many numbers of the optimizer for each weight."""
+        """Return bytes of weights, gradients and `optimizer_numbers` values of optimizer state per weight."""
         return element_bytes * (self.parameters + self.gradients + optimizer_numbers * self.optimizer)
 
 
 def layouts(world: int) -> Iterator[Layout]:
-    """The ways to spread a run over `world` processes, the simplest first."""
+    """Return the parallelism strategies for `world` processes, the simplest first."""
     if world == 1:
         yield Layout(strategy="single", world=1, shard=1)
         return
@@ -53,19 +53,20 @@ def layouts(world: int) -> Iterator[Layout]:
 
 
 def split_over(devices: int) -> Layout:
-    """Two frozen models on each pair of so many devices; the odd one of an odd number has none."""
+    """Return the layout of two frozen models on each pair of devices; an odd last device stays unused."""
     return Layout(strategy="split", world=max(1, devices // 2), shard=1)
 
 
 def group_of(world: int) -> int | None:
-    """Processes that share one copy where there are several copies: a node's, or half of one."""
+    """Return processes per replica where there are several replicas: a node's or half of one; None for
+    neither."""
     if world > DEVICES_PER_NODE:
         return DEVICES_PER_NODE if world % DEVICES_PER_NODE == 0 else None
     return world // 2 if world >= 4 and world % 2 == 0 else None
 
 
 def held(units: Units, layout: Layout) -> Held:
-    """What the fullest process holds of a model with these parts."""
+    """Return what the fullest process holds of a model made of `units`."""
     weights = [weight for unit in units for weight in unit]
     trained = [weight for weight in weights if weight.trainable]
     parameters, gradients = _elements(weights), _elements(trained)
@@ -74,7 +75,7 @@ def held(units: Units, layout: Layout) -> Held:
         return Held(parameters=parameters, gradients=gradients, optimizer=optimizer)
     root, *others = units
     largest = max(map(_elements, others), default=0)
-    # The part that is computed, and the next one on its way.
+    # The unit that is computed, and the next one, prefetched.
     in_parts = _elements(root) + min(2, len(others)) * largest
     own = sum(part_elements(weight, layout.shard) for weight in trained)
     return Held(
@@ -82,20 +83,20 @@ def held(units: Units, layout: Layout) -> Held:
         gradients=own,
         optimizer=own,
         gathered_parameters=parameters if layout.strategy == "zero2" else in_parts,
-        # Whole gradients of one part, and their copy in the order in which they are sent.
+        # Unsharded gradients of one unit, and their copy in the reduce-scatter buffer.
         gathered_gradients=2 * max(_elements(w for w in unit if w.trainable) for unit in units),
     )
 
 
 def part_elements(weight: Weight, shard: int) -> int:
-    """Elements of the largest part of `weight` when its rows are dealt out to `shard` processes."""
+    """Return elements of the largest shard of `weight` when its rows are split over `shard` processes."""
     if not weight.shape:
         return 1
     return math.ceil(weight.shape[0] / shard) * math.prod(weight.shape[1:])
 
 
 def shares(units: Units, layout: Layout) -> Mapping[str, float]:
-    """What becomes of each kind of memory of a process that has everything; other kinds stay as they are."""
+    """Return the factor on each kind of memory of an unsharded process; kinds not named do not change."""
     whole = held(units, Layout(strategy="single", world=1, shard=1))
     own = held(units, layout)
     parameters = own.parameters / whole.parameters
@@ -108,9 +109,9 @@ def shares(units: Units, layout: Layout) -> Mapping[str, float]:
 
 
 def _fullest(weights: Sequence[Weight], world: int) -> int:
-    """Elements of the process with most of them when whole weights are dealt out, the largest first.
+    """Return elements on the fullest process when whole weights are distributed greedily, the largest first.
 
-    As torch's ZeroRedundancyOptimizer does it, one group of the optimizer after the other.
+    As torch's ZeroRedundancyOptimizer does, one parameter group after the other.
     """
     sizes = [0] * world
     for group in ([w for w in weights if len(w.shape) >= 2], [w for w in weights if len(w.shape) < 2]):

@@ -1,4 +1,4 @@
-"""A plan for the reader: every value with its reason."""
+"""Printed form of a plan: every value with its reason."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def show(plan: Plan, stream: TextIO) -> None:
 
 
 def plain_text(plan: Plan, *, columns: int = 100) -> str:
-    """The plan in lines of at most `columns` characters."""
+    """Format the plan in lines of at most `columns` characters."""
     rows = list(_rows(plan))
     name_width = max(len(name) for name, _, _ in rows)
     value_width = max(len(value) for _, value, _ in rows)

@@ -1,4 +1,4 @@
-"""The sizes of a run: how its effective batch is cut over devices and micro-batches."""
+"""Batch sizes of a run: the split of its effective batch over devices and micro-batches."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from lib.plan.types import ON_XLA, Layout, Memory, ModelFacts, Precision
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sizes:
-    """One optimizer step on each device, with the reasons by the names of the plan's fields."""
+    """Sizes of an optimizer step on each device, with reasons by the names of the plan's fields."""
 
     split: Split
     target: int
@@ -36,20 +36,20 @@ class Sizes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Way:
-    """How a step is computed, whatever its size."""
+    """Execution mode: how a step is computed, whatever its size."""
 
     compile: bool
     precision: Precision
     channels_last: bool
     even: bool  # the caller cannot run a smaller last micro-batch
     predict: MemoryEstimator | None
-    probed: Probed | None  # what trials on this machine found
+    probed: Probed | None  # probe runs on this hardware
     layout: Layout
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Situation:
-    """What every way of choosing sizes starts from."""
+    """Sizing context: the input of every method that chooses sizes."""
 
     config: Asked
     facts: ModelFacts
@@ -59,23 +59,27 @@ class Situation:
 
     @property
     def world(self) -> int:
+        """Number of processes."""
         return self.placement.world.value
 
     @property
     def sharers(self) -> str:
-        """Who has a share of the batch each."""
+        """The unit that gets a share of the batch, for messages."""
         return "devices" if self.way.layout.devices_per_process == 1 else "pairs of devices"
 
     @property
     def on_xla(self) -> bool:
+        """True if the devices are XLA devices or TPUs."""
         return self.placement.device.value in ON_XLA
 
     @property
     def divisor_only(self) -> bool:
+        """True if all micro-batches must be of one size."""
         return self.way.compile or self.on_xla or self.facts.has_batchnorm or self.way.even
 
     @property
     def why_divisor_only(self) -> str:
+        """The reason for `divisor_only`, for messages."""
         if self.facts.has_batchnorm:
             return "batch normalisation"
         if self.on_xla:
@@ -83,13 +87,14 @@ class Situation:
         return "torch.compile" if self.way.compile else "this caller"
 
     def memory(self, micro_batch: int, *, accumulates: bool) -> Memory | None:
-        """What a micro-batch is predicted to need; None where nobody can tell."""
+        """Predict the memory of a micro-batch; None without a predictor."""
         if self.way.predict is None:
             return None
         trial = self.trial(micro_batch, accumulates=accumulates)
         return predicted(trial, self.way.predict, free_bytes=self.placement.free_bytes)
 
     def trial(self, micro_batch: int, *, accumulates: bool) -> Trial:
+        """Return the Trial of a micro-batch in this context."""
         return Trial(
             device=self.placement.device.value,
             several_devices=self.world > 1,
@@ -104,7 +109,10 @@ class Situation:
 
 
 def choose_sizes(config: Asked, facts: ModelFacts, placement: Placement, way: Way) -> Sizes:
-    """Raises PlanError where there is no target, and with the nearest that work where it cannot be kept."""
+    """Choose micro-batch, accumulation and effective batch.
+
+    Raises PlanError where there is no target, and, with the nearest possible ones, where it cannot be kept.
+    """
     by_hand = config.hyper_param == "manual"
     if not config.target and not (by_hand and config.gradient_accumulation):
         raise PlanError(
@@ -142,7 +150,7 @@ def _automatic(situation: Situation) -> Sizes:
 
 
 def _measured(situation: Situation, probed: Probed) -> Sizes:
-    """The micro-batch that was measured to be best; it was chosen among those that cut the target."""
+    """Return sizes for the best measured micro-batch, which was chosen among those that split the target."""
     chosen = probed.chosen
 
     def cut(per_device: int) -> Split | None:
@@ -157,9 +165,9 @@ def _measured(situation: Situation, probed: Probed) -> Sizes:
 
 
 def _predicted_bound(situation: Situation) -> tuple[Decision[int], int]:
-    """The most samples that are predicted to fit, and what a micro-batch has to be a multiple of.
+    """Return the largest micro-batch predicted to fit, and what it must be a multiple of.
 
-    Raises PlanError, with figures, where none fit.
+    Raises PlanError, with figures, where none fits.
     """
     if situation.way.predict is None:
         raise PlanError(
@@ -178,9 +186,9 @@ def _predicted_bound(situation: Situation) -> tuple[Decision[int], int]:
     most, enough = share, ", the whole share of a device"
     scale = situation.config.table_scale
     if situation.placement.device.value == "cpu" and scale is not None:
-        # Caches, not memory, decide what is fast: residual networks were slower with all that fits.
+        # On a CPU caches, not memory, decide the speed: ResNets were slower with all that fits.
         most, enough = min(share, cpu_table_batch(scale=scale)), ", and more is no faster on a processor"
-    # A share that is no multiple of NORM_BATCH is refused later, with offers.
+    # A share that is no multiple of NORM_BATCH is refused later, with suggestions.
     most = max(step, most - most % step)
     bound = largest_fitting(memory_of, most=most, step=step)
     if not bound:
@@ -265,7 +273,7 @@ def _check_manual_product(situation: Situation, split: Split) -> None:
 
 
 def _cut_target(situation: Situation, cut: Callable[[int], Split | None], *, why_not: str) -> Split:
-    """Cut the target, or refuse with the nearest targets that can be cut."""
+    """Split the target. Raises PlanError with the nearest targets that can be split."""
 
     def works(per_device: int) -> bool:
         return cut(per_device) is not None
@@ -342,7 +350,7 @@ def _sizes(situation: Situation, split: Split, *, target: int, why_micro_batch: 
         "target": why_target(situation.config),
         "norm_batch": why_norm_batch(situation.config, situation.facts),
     }
-    if ragged:  # which the model may refuse
+    if ragged:  # the prediction raises where the model refuses this size
         situation.memory(split.last_micro_batch, accumulates=True)
     memory = situation.memory(split.micro_batch, accumulates=split.accumulation > 1)
     told_memory = why_memory(memory, situation.way.probed)

@@ -1,4 +1,4 @@
-"""How a run is spread over devices: the fastest way that fits, the simplest among equals, and why. Pure."""
+"""Choice of the parallelism strategy: the fastest that fits, the simplest among equals, and why. Pure."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from lib.plan.traffic import ELEMENT_BYTES, exposed_seconds, links_of, traffic_s
 from lib.plan.types import ON_XLA, OWN_MEMORY, SHARDS_WEIGHTS, Layout, ModelFacts
 from lib.units import GB, bytes_text
 
-TIE = 1.02  # what is this much slower is not slower: estimates are no better than that
+TIE = 1.02  # relative tolerance for a tie: the estimates are no more accurate
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidate:
-    """One way to spread a run, at the sizes that are best for it.
+    """One parallelism strategy at its best sizes.
 
-    sizes:   None where it cannot be.
-    seconds: fastest and slowest estimate of an optimizer step; None where nobody can tell.
-    why_not: why it cannot be; nearest: the smallest change found with which it could. "" where it can.
+    sizes:   None where it is not possible.
+    seconds: fastest and slowest estimate of an optimizer step; None where it cannot be estimated.
+    why_not: why it is not possible; nearest: the smallest change found that would make it so. "" otherwise.
     """
 
     way: Way
@@ -40,12 +40,13 @@ class Candidate:
 
     @property
     def layout(self) -> Layout:
+        """Layout over processes."""
         return self.way.layout
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
-    """The way that is taken, and every way that was looked at with what became of it."""
+    """The chosen strategy, and every candidate with its verdict."""
 
     taken: Candidate
     sizes: Sizes
@@ -54,19 +55,19 @@ class Choice:
 
 
 def choose_strategy(config: Asked, facts: ModelFacts, placement: Placement, way: Way) -> Choice:
-    """Raises PlanError where no way, or not the one that is asked for, can be."""
+    """Choose the parallelism strategy. Raises PlanError where none, or not the requested one, is possible."""
     world = placement.world.value
     _check_running_statistics(config, facts, placement)
     first, *others = (_way_of(way, layout) for layout in _layouts(config, facts, world))
     simplest = _candidate(first, config, facts, placement)
     if world == 1:
         return _only(simplest, config)
-    # Where no other way can be faster, they are looked at with its batch: a search of their own takes long.
+    # Where no other strategy can be faster, the others get its batch: a search for each takes long.
     like = simplest if _cannot_be_beaten(simplest, facts, placement) else None
     candidates = [
         simplest,
         *(
-            # Each process of a split has the samples of two devices.
+            # Each process of a split takes the samples of two devices.
             _candidate(
                 other, config, facts, placement, like=like if other.layout.strategy != "split" else None
             )
@@ -91,7 +92,7 @@ def choose_strategy(config: Asked, facts: ModelFacts, placement: Placement, way:
 
 
 def why_shard(layout: Layout) -> str:
-    """The sentence that explains `Plan.shard`."""
+    """Explain `Plan.shard` in one sentence."""
     if layout.shard == 1:
         return f"each process has all weights{' on its two devices' if layout.strategy == 'split' else ''}"
     copies = layout.world // layout.shard
@@ -131,11 +132,11 @@ def _way_of(way: Way, layout: Layout) -> Way:
 def _candidate(
     way: Way, config: Asked, facts: ModelFacts, placement: Placement, *, like: Candidate | None = None
 ) -> Candidate:
-    """What becomes of `way`, with the sizes of `like` or those that are best for it."""
+    """Evaluate `way`, with the sizes of `like` or the best of its own."""
     obstacle = _obstacle(config, facts, placement, way)
     if obstacle is not None:
         return Candidate(way=way, why_not=obstacle.value, nearest=obstacle.reason)
-    # What shares the batch is a process.
+    # The batch is shared by processes.
     placement = replace(placement, world=replace(placement.world, value=way.layout.world))
     try:
         if like is None or like.sizes is None:
@@ -155,7 +156,7 @@ def _candidate(
 
 
 def _same_sizes(sizes: Sizes, config: Asked, facts: ModelFacts, placement: Placement, way: Way) -> Sizes:
-    """`sizes` with the memory that they need by another way."""
+    """Return `sizes` with the memory that they need in `way`."""
     situation = Situation(
         config=config, facts=facts, placement=placement, way=way, norm_batch=sizes.norm_batch
     )
@@ -164,7 +165,7 @@ def _same_sizes(sizes: Sizes, config: Asked, facts: ModelFacts, placement: Place
 
 
 def _cannot_be_beaten(candidate: Candidate, facts: ModelFacts, placement: Placement) -> bool:
-    """Whether it fits and takes no longer than its arithmetic, or nobody can tell how long."""
+    """True if it fits and takes no longer than its arithmetic, or if no time can be estimated."""
     if candidate.sizes is None or not _fits(candidate):
         return False
     gpu = find_gpu(placement.name)
@@ -177,7 +178,8 @@ def _cannot_be_beaten(candidate: Candidate, facts: ModelFacts, placement: Placem
 
 
 def _obstacle(config: Asked, facts: ModelFacts, placement: Placement, way: Way) -> Decision[str] | None:
-    """Why `way` cannot be whatever the memory, and the setting that would allow it."""
+    """Return why `way` is impossible regardless of memory, and the setting that would allow it; None
+    otherwise."""
     layout = way.layout
     if layout.strategy in ("single", "ddp"):
         return None
@@ -225,12 +227,12 @@ def _obstacle_to_split(config: Asked, facts: ModelFacts, placement: Placement) -
 
 
 def _nearest(error: NoRoomError, config: Asked, way: Way, placement: Placement) -> str:
-    """The smaller of two changes: more devices of the same kind, or more free memory on each."""
+    """Return the smaller of two changes: more devices of the same kind, or more free memory on each."""
     more = f"{(error.memory.need_bytes - error.memory.usable_bytes) / GB:.2f} GB more on each device"
     if way.predict is None or way.layout.strategy not in {"zero1", *SHARDS_WEIGHTS}:
         return more
     world = 2 * way.layout.world
-    # As many as can share the batch.
+    # Only numbers of devices that divide the effective batch.
     while world <= MOST_DEVICES and config.target % world == 0:
         larger = next((each for each in layouts(world) if each.strategy == way.layout.strategy), None)
         trial = replace(error.trial, layout=larger)
@@ -258,7 +260,7 @@ def _seconds(sizes: Sizes, facts: ModelFacts, placement: Placement, way: Way) ->
     times = step_seconds(
         trained,
         [
-            # In the precision of products.
+            # Frozen weights are in the precision of products.
             (branch.flop_per_sample * samples, branch.parameters * (4 if way.precision == "fp32" else 2))
             for branch in facts.branches or ()
         ],
@@ -274,7 +276,7 @@ def _seconds(sizes: Sizes, facts: ModelFacts, placement: Placement, way: Way) ->
 
 
 def _fits(candidate: Candidate) -> bool:
-    """A batch that is set by hand, or by the table, may be more than there is room for."""
+    """True unless a batch set by hand, or by the table, needs more memory than there is."""
     memory = candidate.sizes.memory if candidate.sizes is not None else None
     return memory is None or memory.fits
 
@@ -287,7 +289,7 @@ def _best(possible: Sequence[Candidate]) -> Candidate:
 
 
 def _as_fast(seconds: float, fastest: float) -> bool:
-    """Whether the estimates tell no difference: launching kernels, which is not in them, takes a while."""
+    """True within the accuracy of the estimates, which do not count kernel launches."""
     return seconds <= max(TIE * fastest, SHORT_SECONDS)
 
 
@@ -322,7 +324,7 @@ def _refusal(
 ) -> PlanError:
     first = allowed[0] if allowed else None
     if first is not None and first.error is not None and not isinstance(first.error, NoRoomError):
-        return first.error  # nothing that another way would change
+        return first.error  # another strategy would fail alike
     if wanted != "auto":
         why_not, nearest = (
             (first.why_not, first.nearest)

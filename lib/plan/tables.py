@@ -1,6 +1,6 @@
-"""What planning looks up: free-memory table, models, deny-list, bf16 hardware, compute tiers. Data only.
+"""Look-up tables of planning: free-memory table, models, deny-list, bf16 hardware, compute tiers. Data only.
 
-Memory is in decimal GB (1e9 bytes), as in what GPU vendors print.
+Memory is in decimal GB (1e9 bytes), as GPU vendors print it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ FREE_MEMORY_MARGIN = 0.8  # share of the free memory that a plan may use
 class Tier:
     """One row of the free-memory table: samples per micro-batch before the model's scale."""
 
-    usable_gb: int  # inclusive lower end of the row, after the margin
+    usable_gb: int  # inclusive lower bound of the row, after the margin
     compiled: int
     eager: int
 
@@ -32,15 +32,15 @@ TIERS = (
     Tier(usable_gb=0, compiled=2, eager=1),
 )
 
-CPU_BATCH = 16  # samples per micro-batch on a processor, before the model's scale
+CPU_BATCH = 16  # samples per micro-batch on a CPU, before the model's scale
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelRow:
-    """A model known by name alone, for callers that bring no Config of their own.
+    """A model known by name alone, for callers without a Config of their own.
 
-    The last two are for 3x224x224 images and 1000 classes, and only given where
-    batch normalisation may make the planner estimate memory.
+    The last two are for 3x224x224 images and 1000 classes, and only given where batch normalisation may make
+    the planner estimate memory.
     """
 
     scale: float
@@ -74,9 +74,9 @@ MODELS: Mapping[str, ModelRow] = MappingProxyType(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DenyRule:
-    """A GPU on which torch.compile stays off unless it is asked for by hand."""
+    """A GPU on which torch.compile stays off unless it is set by hand."""
 
-    pattern: str  # found anywhere in the device name, in either case
+    pattern: str  # substring of the device name, case-insensitive
     reason: str
 
 
@@ -85,14 +85,13 @@ COMPILE_DENY_LIST = (
     DenyRule(pattern="MI210", reason="torch.compile is not stable on it"),
 )
 
-COMPILE_CAPABILITY = (7, 0)  # Triton, the compiler behind torch.compile, starts here
+COMPILE_CAPABILITY = (7, 0)  # minimum of Triton, torch.compile's code generator
 
 BF16_CAPABILITY = (8, 0)  # CUDA compute capability of the first GPUs with bf16 units (Ampere)
-FP16_CAPABILITY = (7, 0)  # and of the first with fp16 tensor cores (Volta)
+FP16_CAPABILITY = (7, 0)  # first with fp16 tensor cores (Volta)
 
-# AMD GPUs have no CUDA capability: those with fast bf16 matrix units go by name, found anywhere in the
-# device name, in either case. Instinct from CDNA 2 on, and of the Radeons (RDNA 3) those
-# with the largest chip.
+# AMD GPUs have no CUDA capability: those with fast bf16 units are listed as case-insensitive substrings of
+# the device name: Instinct from CDNA 2 on, and of the Radeons (RDNA 3) those with the largest chip.
 BF16_ROCM_PATTERNS = ("MI200", "MI210", "MI250", "MI300", "MI308", "MI325", "MI350", "MI355", "7900")
 
 # Estimate of training memory: fp32 weight, gradient and two optimizer moments; activations with room
@@ -101,16 +100,16 @@ BYTES_PER_PARAMETER = 16
 ACTIVATION_FACTOR = 1.5
 GPU_CONTEXT_BYTES = 1_500_000_000
 
-# What a prediction adds to the peak of live tensors: a share for what it does not see (kernels'
-# scratch), more where the compiler decides what lives when, and what a device's context and libraries
-# take. The GPU's is what half of a published list for a 24 GiB card asked for (docs/benchmarks/memory.md).
+# Added by a prediction to the peak of live tensors: a share for kernels' workspace, which it does not see,
+# more where the compiler decides lifetimes, and the memory of a device's context and libraries. The GPU's is
+# what half of a published list for a 24 GiB card asked for (docs/benchmarks/memory.md).
 PEAK_FACTOR = 1.02
 COMPILED_PEAK_FACTOR = 1.05
 GPU_RESERVE_BYTES = 1_610_612_736  # 1.5 GiB
 
 TINY_FREE_BYTES = 10**9  # below this a plan warns that even its smallest batch may not fit
 
-# Compute tiers (document 000): what a machine of each is given to do, where nothing else was asked for.
+# Compute tiers (document 000): settings for a machine of each tier where the configuration leaves them open.
 TIER_CONFIGS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
     {
         "CPU_ONLY": {
@@ -145,7 +144,7 @@ TIER_CONFIGS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
         },
     }
 )  # fmt: skip
-# Memory of the smallest device from which a tier begins, as it is advertised. Drivers report up to 7 % less.
+# Advertised memory of the smallest device at which a tier begins. Drivers report up to 7 % less.
 TIER_1_GB, TIER_2_GB, TIER_3_GB = 6, 16, 40
 TIER_4_DEVICES = 4  # of at least TIER_3_GB
 ADVERTISED_SHARE = 0.93

@@ -1,7 +1,7 @@
-"""What devices exchange in an optimizer step, and how long it takes: an estimate, from rates of papers.
+"""Communication of an optimizer step between devices, and its time: an estimate from published link rates.
 
-Rings: of N processes each sends and receives (N - 1) / N of what is reduced in parts or gathered, and twice
-that of what is reduced whole (Patarasuk and Yuan 2009).
+Ring collectives: each of N processes sends and receives (N - 1) / N of the data of a reduce-scatter or an
+all-gather, and twice that of an all-reduce (Patarasuk and Yuan 2009).
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from lib.plan.sharding import DEVICES_PER_NODE, Units, part_elements
 from lib.plan.types import SHARDS_WEIGHTS, Layout, Weight
 
 ELEMENT_BYTES = 4  # weights and gradients are fp32
-HIDDEN_SHARE = 0.5  # of the computation: that long an exchange goes on beside it. An assumption
+HIDDEN_SHARE = 0.5  # share of the computation that communication overlaps with; an assumption
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Links:
-    """Bytes per second that one device sends while it receives as many."""
+    """Link bandwidth: bytes per second that one device sends while it receives as many."""
 
     within_node: float
     between_nodes: float
@@ -29,9 +29,9 @@ class Links:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exchange:
-    """One collective operation of `processes`, which are some of `among` that follow each other.
+    """One collective of `processes`, which are among `among` consecutive devices.
 
-    elements: of the whole that is reduced, gathered or sent, with what fills it up to equal parts.
+    elements: of the whole tensor, with the padding to equal shards.
     """
 
     kind: Literal["all_gather", "reduce_scatter", "all_reduce", "broadcast"]
@@ -40,14 +40,14 @@ class Exchange:
     elements: int
 
     def seconds(self, links: Links) -> float:
-        """How long it takes a ring of them."""
+        """Estimate the seconds of this collective on a ring."""
         rate = links.within_node if self.among <= DEVICES_PER_NODE else links.between_nodes
         sent = (self.processes - 1) / self.processes * ELEMENT_BYTES * self.elements
         return (2 if self.kind == "all_reduce" else 1) * sent / rate
 
 
 # One direction, from the vendors' papers: NVLink, NVLink bridges of none, Infinity Fabric; the others have
-# PCIe 4.0 x16. Between nodes 400 Gbit/s for each device, as in the reference designs of H100 machines.
+# PCIe 4.0 x16. Between nodes 400 Gbit/s per device, as in the reference designs of H100 machines.
 _PCIE = 32e9
 _WITHIN: Mapping[str, float] = MappingProxyType(
     {
@@ -68,16 +68,16 @@ _BETWEEN = 50e9
 
 
 def links_of(gpu: Gpu) -> Links:
-    """What is assumed of the links of a GPU of the catalogue."""
+    """Return the assumed link bandwidth of a GPU of the catalogue."""
     within = _WITHIN.get(gpu.key, _PCIE)
     return Links(within_node=within, between_nodes=min(within, _BETWEEN))
 
 
 def exchanges(units: Units, layout: Layout, *, accumulation: int) -> Iterator[Exchange]:
-    """What each process takes part in during one step of `accumulation` micro-batches.
+    """Return the collectives of each process in one step of `accumulation` micro-batches.
 
-    Copies (ddp, zero1) average all gradients at once here; torch does so in pieces of 25 MiB, the first of 1.
-    What the two devices of a split exchange, a few vectors for each sample, is not counted.
+    Replicas (ddp, zero1) average all gradients at once here; torch does so in buckets of 25 MiB, the first of
+    1. What the two devices of a split exchange, a few vectors per sample, is not counted.
     """
     if layout.strategy in SHARDS_WEIGHTS:
         yield from _of_parts(units, layout, accumulation)
@@ -86,18 +86,18 @@ def exchanges(units: Units, layout: Layout, *, accumulation: int) -> Iterator[Ex
         elements = sum(weight.elements for weight in trained)
         everyone = {"processes": layout.world, "among": layout.devices}
         yield Exchange(kind="all_reduce", elements=elements, **everyone)
-        if layout.strategy == "zero1":  # each process sends the weights that it has updated
+        if layout.strategy == "zero1":  # each process broadcasts the weights that it has updated
             for weight in trained:
                 yield Exchange(kind="broadcast", elements=weight.elements, **everyone)
 
 
 def traffic_seconds(units: Units, layout: Layout, links: Links, *, accumulation: int) -> float:
-    """Seconds of all exchange in one step of `accumulation` micro-batches."""
+    """Estimate the seconds of all communication in one step of `accumulation` micro-batches."""
     return sum(each.seconds(links) for each in exchanges(units, layout, accumulation=accumulation))
 
 
 def exposed_seconds(traffic: float, *, compute: float) -> float:
-    """What of the exchange is not hidden behind the computation."""
+    """Return the seconds of communication that do not overlap with the computation."""
     return max(0.0, traffic - HIDDEN_SHARE * compute)
 
 
@@ -107,7 +107,7 @@ def _of_parts(units: Units, layout: Layout, accumulation: int) -> Iterator[Excha
     trained = [trained for unit in units if (trained := [weight for weight in unit if weight.trainable])]
     for _ in range(accumulation):
         for number, unit in enumerate(units):
-            # Once for forward and backward, or for each; what is in no block (the first) is kept between.
+            # One all-gather for forward and backward, or one each; the root unit (first) stays gathered.
             times = 1 if number == 0 or layout.strategy == "zero2" else 2
             for _ in range(times if unit else 0):
                 yield Exchange(kind="all_gather", elements=_filled_up(unit, layout.shard), **group)

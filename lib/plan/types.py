@@ -1,4 +1,4 @@
-"""The nouns of planning: what there is (Hardware), what is trained (ModelFacts), what was decided (Plan)."""
+"""Types of planning: hardware found (Hardware), model trained (ModelFacts), decisions (Plan)."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ Strategy: TypeAlias = Literal["single", "ddp", "zero1", "zero2", "fsdp", "hsdp",
 
 SHARDS_WEIGHTS: frozenset[Strategy] = frozenset({"zero2", "fsdp", "hsdp"})
 
-# Whose memory is known to be for tensors alone, and whose activations can wait in main memory.
+# Kinds whose memory holds tensors only, so that activations can be offloaded to main memory.
 OWN_MEMORY: tuple[Kind, ...] = ("cuda", "rocm")
 
-# Whose programs XLA compiles, each for tensors of one shape: by torch_xla, and by torch_tpu.
+# Kinds whose programs XLA compiles for one tensor shape each: by torch_xla, and by torch_tpu.
 ON_XLA: frozenset[Kind] = frozenset({"xla", "tpu"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Device:
-    """One device as its driver reports it. Bytes are exact; GB below is decimal (1e9)."""
+    """One device as its driver reports it. Bytes are exact; GB elsewhere is decimal (1e9)."""
 
     name: str
     total_bytes: int
@@ -33,19 +33,21 @@ class Device:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hardware:
-    """One machine. For kind "cpu" there is one device: the memory this process may use."""
+    """One node. For kind "cpu" there is one device: the memory this process may use."""
 
     kind: Kind
     devices: tuple[Device, ...]
     cpu_name: str
-    cpu_count: int  # processors this process may use (affinity and cgroup quota)
-    cpu_bf16: Literal["none", "avx512", "amx"] = "none"  # bf16 instructions of the processor
+    cpu_count: int  # CPUs this process may use (affinity and cgroup quota)
+    cpu_bf16: Literal["none", "avx512", "amx"] = "none"  # bf16 instructions of the CPU
 
     def to_json(self) -> dict[str, Any]:
+        """Return the fields as a dict that JSON can hold."""
         return dataclasses.asdict(self)
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Hardware:
+        """Make it from `to_json` data. Raises KeyError or TypeError for anything else."""
         devices = tuple(
             Device(**{**device, "capability": tuple(device["capability"]) if device["capability"] else None})
             for device in data["devices"]
@@ -55,30 +57,35 @@ class Hardware:
 
 @dataclass(frozen=True, slots=True)
 class Weight:
-    """One parameter of a model."""
+    """One parameter of a model: its shape, and whether it is trained."""
 
     shape: tuple[int, ...]
     trainable: bool
 
     @property
     def elements(self) -> int:
+        """Number of elements."""
         return math.prod(self.shape)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
-    """How a run is spread over its processes.
+    """Layout of a run over its processes.
 
-    single: one process. ddp: each has everything. zero1: each keeps the optimizer's state of some weights.
-    zero2: weights, gradients and state are cut into `shard` parts, and weights are put together once in a
-    micro-batch. fsdp: they are put together part by part, in forward and again in backward. hsdp: the same
-    within groups of `shard` processes, which train as with ddp. split: each process has two devices, with
-    one of two frozen models on each, and what is trained on the first; several train as with ddp.
+    single: one process.
+    ddp: each process has everything.
+    zero1: each process keeps the optimizer state of some weights.
+    zero2: weights, gradients and state are sharded over `shard` processes; weights are gathered once per
+        micro-batch.
+    fsdp: as zero2, but weights are gathered unit by unit, in forward and again in backward.
+    hsdp: as fsdp within groups of `shard` processes, which are replicas as with ddp.
+    split: each process has two devices, with one of two frozen models on each, and the trained model on the
+        first; several processes are replicas as with ddp.
     """
 
     strategy: Strategy
     world: int
-    shard: int  # processes that hold one copy together: 1, or `world`, or of hsdp a part of it
+    shard: int  # processes that hold one replica: 1, or `world`, or for hsdp a divisor of it
 
     def __post_init__(self) -> None:
         alone = self.strategy in ("single", "split") if self.world == 1 else self.strategy != "single"
@@ -88,46 +95,47 @@ class Layout:
 
     @property
     def devices_per_process(self) -> int:
+        """Devices of each process."""
         return 2 if self.strategy == "split" else 1
 
     @property
     def devices(self) -> int:
+        """Devices of all processes."""
         return self.world * self.devices_per_process
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Branch:
-    """A frozen model that what is trained is judged by."""
+    """A frozen model through which the trained one gets its loss."""
 
-    flop_per_sample: float  # forward, and backward to what it reads
+    flop_per_sample: float  # forward, and backward to its input
     parameters: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelFacts:
-    """What planning must know of the model and the data. None: not known, and nothing is decided from it."""
+    """Facts about the model and the data. None: unknown, and nothing is decided from it."""
 
     name: str
     parameters: int | None
     bytes_per_sample: int | None  # activations saved for backward, fp32, one sample
     train_size: int | None  # samples of one epoch
     has_batchnorm: bool
-    # Trainable and frozen weights by the part of the model that is gathered at once; the first part is what
-    # is in no other.
+    # Trainable and frozen weights by FSDP unit; the first is the root unit, of weights that are in no other.
     units: tuple[tuple[Weight, ...], ...] | None = None
     flop_per_sample: float | None = None  # of training: forward and backward
-    # Two frozen models that are independent of each other; what they take is not in the fields above.
+    # Two frozen models that are independent of each other; the fields above do not include them.
     branches: tuple[Branch, Branch] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Memory:
-    """What one device needs at the peak of a step, in bytes, and what there is for it.
+    """Predicted memory of one device at the peak of a step, and what is available, in bytes.
 
-    parts: what tensors take at that moment, by what they are for.
-    gaps_bytes: what an allocator that keeps segments loses between them.
-    reserve_bytes: left for what a prediction does not see, and for the context and libraries of a GPU.
-    usable_bytes: of what is free, what a run may take: on a processor other programs need some.
+    parts: tensors at the peak, by category.
+    gaps_bytes: lost between the segments of a caching allocator.
+    reserve_bytes: margin of the prediction, and context and libraries of a GPU.
+    usable_bytes: part of the free memory that a run may take: on a CPU other programs need some.
     """
 
     parts: Mapping[str, int]
@@ -137,17 +145,21 @@ class Memory:
 
     @property
     def peak_bytes(self) -> int:
+        """Bytes of tensors at the peak."""
         return sum(self.parts.values())
 
     @property
     def need_bytes(self) -> int:
+        """Bytes of tensors, gaps and reserve."""
         return self.peak_bytes + self.gaps_bytes + self.reserve_bytes
 
     @property
     def fits(self) -> bool:
+        """True if the need is at most the usable memory."""
         return self.need_bytes <= self.usable_bytes
 
     def to_json(self) -> dict[str, Any]:
+        """Return the fields as a dict that JSON can hold."""
         return {
             "parts": dict(self.parts),
             "reserve_bytes": self.reserve_bytes,
@@ -157,35 +169,36 @@ class Memory:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Memory:
+        """Make it from `to_json` data. Raises TypeError for anything else."""
         return cls(**data)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What was decided for this machine. Checked at construction, printed, stored, obeyed.
+    """The decisions for this hardware, validated at construction.
 
-    Each device runs `accumulation` micro-batches per optimizer step: all of
-    `micro_batch` samples except the last, which has `last_micro_batch`.
+    Each device runs `accumulation` micro-batches per optimizer step: all of `micro_batch` samples except the
+    last, which has `last_micro_batch`. Raises ValueError where the fields contradict each other.
     """
 
     device: Kind
     world: int  # processes; each has one device, or two of a split
     strategy: Strategy
-    shard: int  # processes that hold one copy of the weights together
+    shard: int  # processes that hold one replica of the weights
     micro_batch: int
     accumulation: int
     last_micro_batch: int
     effective_batch: int
     target: int
-    norm_batch: int  # 0: batch normalisation follows the micro-batch
+    norm_batch: int  # 0: batch normalisation over the micro-batch
     precision: Precision
     channels_last: bool
     compile: bool
-    memory: Memory | None  # of one device; None where nobody could tell
+    memory: Memory | None  # of one device; None where it was not predicted
     reasons: Mapping[str, str]  # one sentence for each of the fields above
 
     def __post_init__(self) -> None:
-        # A plan that is read from a file may be anything. Making the layout checks that the three agree.
+        # A plan from a file may hold anything. Making the layout checks strategy, world and shard.
         per_device = self.micro_batch * (self.accumulation - 1) + self.last_micro_batch
         adds_up = self.effective_batch == per_device * self.layout.world
         if not adds_up or self.accumulation < 1 or not 1 <= self.last_micro_batch <= self.micro_batch:
@@ -196,7 +209,7 @@ class Plan:
 
     @property
     def layout(self) -> Layout:
-        """How the run is spread over its processes."""
+        """Layout over processes."""
         return Layout(strategy=self.strategy, world=self.world, shard=self.shard)
 
     @property
@@ -205,14 +218,16 @@ class Plan:
         return (self.micro_batch,) * (self.accumulation - 1) + (self.last_micro_batch,)
 
     def to_json(self) -> dict[str, Any]:
+        """Return the fields as a dict that JSON can hold."""
         data = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
         memory = self.memory.to_json() if self.memory is not None else None
         return {**data, "memory": memory, "reasons": dict(self.reasons)}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Plan:
+        """Make a plan from `to_json` data. Raises KeyError, TypeError or ValueError for anything else."""
         memory = Memory.from_json(data["memory"]) if data["memory"] is not None else None
-        if "strategy" not in data:  # stored before there was more than one for several processes
+        if "strategy" not in data:  # stored by a version that knew only ddp
             strategy = "ddp" if data["world"] > 1 else "single"
             why = dict.fromkeys(("strategy", "shard"), "all there was in the version that made this plan")
             data = {**data, "strategy": strategy, "shard": 1, "reasons": {**data["reasons"], **why}}
@@ -220,5 +235,5 @@ class Plan:
 
 
 def one_reason(reason: str) -> dict[str, str]:
-    """`reasons` of a plan that was not decided: the same one for every field."""
+    """Return `reasons` for a plan that was not computed: the same one for every field."""
     return {field.name: reason for field in dataclasses.fields(Plan) if field.name != "reasons"}

@@ -1,4 +1,4 @@
-"""The ways to spread a run over devices, for the reader and for programs."""
+"""Parallelism strategies considered for a plan, as text and as JSON."""
 
 from __future__ import annotations
 
@@ -15,19 +15,20 @@ from lib.units import GB
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WayToSpread:
-    """One way, what it would take, and what was made of it."""
+    """One parallelism strategy, its predicted need and its verdict."""
 
     strategy: Strategy
     world: int  # processes
     shard: int
-    micro_batch: int | None  # None, as what follows, where it cannot be
+    micro_batch: int | None  # None, as the next three fields, where it is not possible
     accumulation: int | None
     memory: Memory | None
-    step_seconds: tuple[float, float] | None  # estimate of the fastest and the slowest
+    step_seconds: tuple[float, float] | None  # fastest and slowest estimate
     verdict: str
 
     @classmethod
     def of(cls, candidate: Candidate, verdict: str) -> WayToSpread:
+        """Make the row of a candidate of `choose_strategy`."""
         sizes = candidate.sizes
         return cls(
             strategy=candidate.layout.strategy,
@@ -41,6 +42,7 @@ class WayToSpread:
         )
 
     def to_json(self) -> dict[str, Any]:
+        """Return the fields as a dict that JSON can hold."""
         return {
             "strategy": self.strategy,
             "world": self.world,
@@ -54,7 +56,7 @@ class WayToSpread:
 
 
 def ways_text(ways: Sequence[WayToSpread], *, columns: int) -> Iterator[str]:
-    """A line for each way: batch, memory of the fullest device, seconds of a step, verdict."""
+    """Format a line per strategy: batch, memory of the fullest device, seconds of a step, verdict."""
     yield "Ways to share the work (seconds of a step are an estimate, and assume the rates between devices):"
     widest = max(7, *(len(_name(way)) for way in ways))
     for way in ways:
