@@ -32,8 +32,7 @@ class Budget:
 
 
 def budget_of(config: Config, *, train_size: int, effective_batch: int) -> Budget:
-    """Return the budget; epochs become the nearest whole number of optimizer steps, at least one.
-    """
+    """Return the budget; epochs become the nearest whole number of optimizer steps, at least one."""
     if config.budget == "seconds":
         assert config.max_seconds is not None
         return Budget(total_steps=None, total_seconds=float(config.max_seconds))

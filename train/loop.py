@@ -285,8 +285,7 @@ def _train_row(
 
 
 def _check_finite(job: Job, row: Mapping[str, float], *, weights: bool) -> None:
-    """Raise Diverged if the loss or, with `weights`, the weights to be saved are not finite.
-    """
+    """Raise Diverged if the loss or, with `weights`, the weights to be saved are not finite."""
     finite = math.isfinite(row["loss"])
     if finite and weights:
         norms = torch._foreach_norm([local(parameter.detach()) for parameter in job.model.parameters()])

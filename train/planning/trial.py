@@ -77,8 +77,7 @@ def _outcome(
 
 
 def step_seconds(job: Job) -> float:
-    """Return seconds per optimizer step, measured after an evaluation batch has fitted into memory, too.
-    """
+    """Return seconds per optimizer step, measured after an evaluation batch has fitted into memory, too."""
     progress = Progress()
     for _ in range(WARM_UP_STEPS):
         _seconds_of_step(job, progress)

@@ -48,7 +48,7 @@ class Candidate:
         backend: Backend | None = None,
         **changes: Any,
     ) -> Job:
-        """Build a job with these micro-batches: double precision on the CPU, or with `device` as configured."""
+        """Build a job with these micro-batches: in float64 on the CPU, or with `device` as configured."""
         plain: dict[str, Any] = {
             "data_placement": "stream",
             "num_workers": 1,
