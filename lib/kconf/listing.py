@@ -1,4 +1,4 @@
-"""The commands that look at configurations and change none."""
+"""Commands that read configurations and change none."""
 
 from __future__ import annotations
 
@@ -17,8 +17,10 @@ from lib.kconf.variables import check_variables, config_file_of, given_overrides
 
 
 def from_environment(root: Path) -> Resolved:
-    """The configuration that make asks for: KCONFIG_CONFIG (or `root`/.config) and the CONFIG_ variables of
-    make's command line. Notices go to stderr. Raises ConfigError."""
+    """Resolve the configuration from KCONFIG_CONFIG (or `root`/.config) and make's CONFIG_ variables.
+
+    Notices go to stderr. Raises ConfigError.
+    """
     tell(stray_variables(root, os.environ))
     return _asked(root)
 
@@ -63,7 +65,7 @@ def _list_defconfigs(project: Project, _: Namespace) -> None:
 
 
 def _listnewconfig(project: Project, options: Namespace) -> None:
-    """What the configuration does not mention, with its default, or (helpnewconfig) its help."""
+    """List options that the configuration does not mention, with default or (helpnewconfig) help."""
     tree = load_own_tree(project.root)
     load_file(tree, project.config_file, refresh=True)
     new = new_symbols(tree, read_own(project.root, project.config_file))
@@ -92,7 +94,7 @@ def _searchconfig(project: Project, options: Namespace) -> None:
 
 
 def _present(project: Project) -> StrictLoad:
-    """The configuration with the variables of the command line, or the defaults where there is none."""
+    """Load the configuration, or the defaults where there is none, with make's CONFIG_ variables."""
     tree = load_own_tree(project.root)
     if project.config_file.exists():
         configuration, notices = load_file(tree, project.config_file)
