@@ -158,8 +158,7 @@ def _notes() -> Path | None:
 
 
 def _end_with(supervisor: int, notes: Path) -> None:
-    """End this process when its parent is no longer the supervisor; portable, unlike Linux's
-    PR_SET_PDEATHSIG."""
+    """End this process once the supervisor is not its parent; portable, unlike PR_SET_PDEATHSIG."""
     while os.getppid() == supervisor:
         time.sleep(_PARENT_CHECK_SECONDS)
     shutil.rmtree(notes, ignore_errors=True)  # nobody is left to read them

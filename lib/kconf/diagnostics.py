@@ -16,8 +16,7 @@ _MOST_NAMED = 10  # limit for the undefined symbols that a file sets to n
 
 
 def unknown_symbol(tree: Any, name: str, value: str, *, near: bool = True) -> str:
-    """Return the error for an undefined `name` (without prefix), with the likeliest name (if `near`) or a
-    remedy."""
+    """Return the error for an undefined `name` (without prefix); with a likely name if `near`."""
     text = f"{tree.config_prefix}{name} is not a symbol"
     meant = suggest(tree, name, value) if near else None
     return f"{text}; did you mean {meant}?" if meant else f"{text}; leave it out"
@@ -128,8 +127,7 @@ def unmet(item: Any) -> str:
 
 
 def remedy(item: Any, seen: frozenset[str] = frozenset()) -> list[str] | None:
-    """Return assignments that make an invisible symbol or choice visible, outermost first; None if not so
-    simple."""
+    """Return assignments that make a symbol or choice visible, outermost first; None if none is found."""
     words: list[str] = []
     for part in _failing(item):
         found = _remedy_of(part, seen)

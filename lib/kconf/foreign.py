@@ -1,5 +1,4 @@
-"""Check of configurations of any Kconfig tree: assignments that are lost, and those that only break our
-rules."""
+"""Check of configurations of any Kconfig tree: lost assignments, and those that only break our rules."""
 
 from __future__ import annotations
 

@@ -44,8 +44,7 @@ class Legacy:
 
 
 def read_legacy(root: Path) -> Legacy:
-    """Parse `root`/Kconfig.legacy; empty where there is no such file. Raises ConfigError for a malformed
-    line."""
+    """Parse `root`/Kconfig.legacy; empty without such a file. Raises ConfigError for a malformed line."""
     path = root / FILE
     if not path.is_file():
         return Legacy({}, {})

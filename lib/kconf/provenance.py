@@ -44,8 +44,7 @@ class Provenance:
 
 
 def _names_member(symbol: Any, condition: Any) -> bool:
-    """True if `symbol` is the string that names the selected member of the choice that `condition` belongs
-    to."""
+    """True if `symbol` is the string that names the selected member of the choice of `condition`."""
     choice = condition.choice if isinstance(condition, kconfiglib.Symbol) else None
     return choice is not None and choice.name == f"{symbol.name}_CHOICE"
 

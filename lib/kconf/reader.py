@@ -143,8 +143,7 @@ def read_text(data: bytes, *, name: str, prefix: str = "CONFIG_") -> Layer:
 
 
 def shipped_assignments(layer: Layer, root: Path) -> dict[tuple[str, str], Assignment]:
-    """Return assignments of the files that `layer` was made from, by symbol and text; missing files are
-    skipped."""
+    """Return assignments of the existing files that `layer` was made from, by symbol and text."""
     return {
         (assignment.name, assignment.text): replace(assignment, file=name)
         for name in layer.made_from

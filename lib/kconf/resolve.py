@@ -233,7 +233,7 @@ def typed_value(symbol: Any) -> Value:
 
 
 def _in_effect(symbol: Any) -> bool:
-    """True if `symbol` belongs into `Resolved.in_effect`."""
+    """True if `symbol` belongs to `Resolved.in_effect`."""
     if symbol.orig_type == kconfiglib.BOOL:
         # A promptless bool follows from others; a hidden "n" belongs to another model.
         counts = has_prompt(symbol) and bool(symbol.visibility or symbol.tri_value)

@@ -52,8 +52,7 @@ def load_tree(
 
 
 def load_own_tree(root: Path, *, kind: type[Any] = kconfiglib.Kconfig) -> Any:
-    """Parse `root`/Kconfig independently of the environment. Raises ConfigError also for kconfiglib's
-    warnings."""
+    """Parse `root`/Kconfig independently of the environment. Raises ConfigError for warnings, too."""
     tree = load_tree("Kconfig", srctree=root, prefix="CONFIG_", kind=kind)
     if tree.warnings:
         findings = [" ".join(text.removeprefix("warning: ").split()) for text in tree.warnings]
