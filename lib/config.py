@@ -1,9 +1,8 @@
-"""What was asked: a frozen, typed view of a resolved configuration.
+"""Typed configuration: a frozen view of a resolved Kconfig configuration.
 
-The only place that maps Kconfig symbols to Python: the field ``learning_rate`` is
-the symbol ``LEARNING_RATE``. Kconfig owns every default, range and help text;
-there is none here. A field typed ``X | None`` belongs to a symbol that is hidden
-when its dependencies are not met, and is then ``None``.
+The only place that maps Kconfig symbols to Python: the field ``learning_rate`` is the symbol
+``LEARNING_RATE``. Kconfig owns every default, range and help text; there is none here. A field typed ``X |
+None`` belongs to a symbol that is hidden when its dependencies are not met, and is then ``None``.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ OF_PLUG_INS = ("model_options", "task_options")  # fields that are no symbols bu
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Config:
-    """Every value that a run may depend on, and nothing of the machine it runs on."""
+    """Every setting that a run may depend on, and no facts of the machine that it runs on."""
 
     # Model
     model: str
@@ -35,7 +34,7 @@ class Config:
 
     # Data
     dataset: str
-    data_dir: str | None  # None for a set that is generated
+    data_dir: str | None  # None for a generated data set
     data_download: bool
     data_limit: int
     holdout: int
@@ -48,13 +47,13 @@ class Config:
     sudoku_clues: int | None
     sudoku_train_size: int | None
     sudoku_test_size: int | None
-    source_bytes: int | None  # None where no frozen models answer
+    source_bytes: int | None  # None without frozen models
     frozen_model_a: str | None
     frozen_model_b: str | None
     augment: Literal["none", "shift", "crop_flip", "symmetries"] | None  # None for texts
     augment_pad: int | None  # 0: an eighth of the image's side
     augment_ahead: bool
-    trm_augment_fixed: int | None  # None where no puzzles are changed
+    trm_augment_fixed: int | None  # None where puzzles are not augmented
     data_placement: Literal["auto", "resident", "stream"]
     num_workers: int | None
     prefetch: int | None
@@ -82,7 +81,7 @@ class Config:
     dist_strategy: Literal["auto", "ddp", "zero1", "zero2", "fsdp", "hsdp", "split"]
     dist_max_restarts: int
     dist_nnodes: str
-    dist_endpoint: str | None  # None, as "": for one machine
+    dist_endpoint: str | None  # None, as "": for one node
     slurm_time: str | None  # None, as "": left to the site
     slurm_partition: str | None
     slurm_gpus_per_node: int
@@ -98,7 +97,7 @@ class Config:
     optimizer: Literal["sgd", "adam", "adamw", "muon", "adam_atan2"]
     learning_rate: float
     lr_scaling: Literal["none", "sqrt", "linear"]
-    lr_base_batch: int | None  # None where nothing is scaled
+    lr_base_batch: int | None  # None without scaling
     muon_learning_rate: float | None
     sign_learning_rate: float | None
     weight_decay: float
@@ -109,7 +108,7 @@ class Config:
     adam_eps: float | None
     schedule: Literal["constant", "cosine", "step", "one_cycle"]
     warmup_unit: Literal["percent", "steps", "samples"]
-    warmup_pct: int | None  # of the three the one that the unit names
+    warmup_pct: int | None  # of the three only the one that the unit names is set
     warmup_steps: int | None
     warmup_samples: int | None
     warmup_start_ratio: float
@@ -129,7 +128,7 @@ class Config:
     max_seconds: int | None
     eval_interval_steps: int
     log_interval_steps: int
-    initial_weights: str | None  # "" for random ones; None for models without a layout to read
+    initial_weights: str | None  # "" for random ones; None for models that cannot load weights
     seed: int
     deterministic: bool
     oom_retry: bool
@@ -139,18 +138,18 @@ class Config:
     keep_last: int
     keep_best: bool
     checkpoint_carry: bool
-    checkpoint_url: str  # "" where nothing is copied
+    checkpoint_url: str  # "" where checkpoints are not copied
     resume: Literal["auto", "never"]
 
-    # Where figures go besides metrics.jsonl
+    # Metric loggers besides metrics.jsonl
     sink_tensorboard: bool
     sink_wandb: bool
     sink_trackio: bool
-    sink_project: str | None  # None where nothing files runs under it
+    sink_project: str | None  # None for loggers without projects
 
     @property
     def target(self) -> int:
-        """The effective batch asked for: TARGET_EFFECTIVE_BATCH, the model's recommendation, or 0."""
+        """Target effective batch: TARGET_EFFECTIVE_BATCH, the model's recommendation, or 0."""
         return self.target_effective_batch or self.recommended_target or 0
 
 
@@ -184,8 +183,8 @@ def config_from_values(values: Mapping[str, Value]) -> Config:
     return Config(**fields)  # type: ignore[arg-type]
 
 
-@functools.cache  # for it evaluates every annotation of the class
+@functools.cache  # it evaluates every annotation of the class
 def _optional() -> frozenset[str]:
-    """The fields that may be None."""
+    """Return the fields that may be None."""
     hints = typing.get_type_hints(Config)
     return frozenset(name for name, hint in hints.items() if type(None) in typing.get_args(hint))

@@ -1,8 +1,7 @@
-"""Errors that speak to the reader: what is wrong, why, and what to do about it.
+"""User-facing errors: what is wrong, why, and what to do about it.
 
-A `ToolkitError` is for the user and is shown as one line, without a traceback;
-`assert` is for our own mistakes. Exit status: 2 for a configuration that cannot
-be honoured, 1 for a run that failed.
+A `ToolkitError` is for the user and is shown as one line, without a traceback; `assert` is for our own
+mistakes. Exit status: 2 for a configuration that cannot be honoured, 1 for a run that failed.
 """
 
 from __future__ import annotations
@@ -14,18 +13,18 @@ import sys
 from collections.abc import Callable, Sequence
 
 _ERROR = "error: "
-_RANK = re.compile(r"^\[rank\d+\]: ?")  # which torch.distributed puts before each line of a traceback
+_RANK = re.compile(r"^\[rank\d+\]: ?")  # prefix that torch.distributed adds to traceback lines
 _TRACEBACK = "Traceback (most recent call last):"
-# What tells more than the error below it: a finding, or the exception that ended one of several processes.
+# More specific than the error below it: a finding, or the exception that ended one of several processes.
 _TELLING = re.compile(r".+:\d+: |[A-Za-z_][\w.]*(?:Error|Exception)\b")
 
 
 class ToolkitError(Exception):
-    """A failed run, told in one line.
+    """A failed run, reported in one line.
 
     what: the fact, with its place (``file:line`` or a ``CONFIG_`` name).
-    why:  the reason, if the fact does not carry it.
-    todo: what the reader can do now.
+    why:  the reason, if the fact does not give it.
+    todo: the remedy.
     """
 
     exit_code = 1
@@ -35,14 +34,15 @@ class ToolkitError(Exception):
         super().__init__(self.one_line())
 
     def one_line(self) -> str:
+        """Format `what: why; todo`."""
         text = f"{self.what}: {self.why}" if self.why else self.what
         return f"{text}; {self.todo}" if self.todo else text
 
 
 class ConfigError(ToolkitError):
-    """Something asked for cannot be honoured. Nothing was written.
+    """A configuration that cannot be honoured. Nothing was written.
 
-    findings: one line per fault (``file:line: reason``) where there is more than one to tell.
+    findings: one line per fault (``file:line: reason``) where there are several.
     """
 
     exit_code = 2
@@ -53,33 +53,33 @@ class ConfigError(ToolkitError):
 
 
 class Suspended(ToolkitError):
-    """A signal asked for an end: what there is was kept, and the same command goes on from there."""
+    """A run stopped by a signal after saving: the same command resumes it."""
 
     exit_code = 75  # EX_TEMPFAIL: try again
 
 
 class OutOfMemory(ToolkitError):
-    """Memory ran out, and could not be made to suffice."""
+    """Memory ran out, and no retry with a smaller micro-batch was possible."""
 
 
 class Diverged(ToolkitError):
-    """The loss or a weight is not finite."""
+    """A loss or weight that is not finite."""
 
 
 class PlanError(ConfigError):
-    """The configuration is well formed, but no plan on this machine honours it."""
+    """A well-formed configuration that no plan on this hardware honours."""
 
 
 class DataError(ToolkitError):
-    """A data set is missing, damaged or unreadable."""
+    """A data set that is missing, damaged or unreadable."""
 
 
 class CheckpointError(ToolkitError):
-    """A checkpoint cannot be written, or none can be read."""
+    """A checkpoint that cannot be written, or none that can be read."""
 
 
 def os_error(action: str, error: OSError, *, todo: str = "") -> ToolkitError:
-    """Turn an `OSError` met while doing `action` into a one-line error that names the file."""
+    """Turn an `OSError` raised while doing `action` into a one-line error that names the file."""
     where = f" {error.filename}" if error.filename else ""
     return ToolkitError(f"cannot {action}{where}", why=error.strerror or str(error), todo=todo)
 
@@ -94,9 +94,9 @@ def report(error: ToolkitError) -> int:
 
 
 def told_in(output: str) -> str:
-    """The error in what a program of ours has written, whatever it wrote after it; "" where there is none.
+    """Return the error that one of our programs printed last; "" where there is none.
 
-    That is what `report` wrote last, or else the exception of the last traceback.
+    The last line by `report`, or else the exception of the last traceback.
     """
     lines = [line for each in output.splitlines() if (line := _RANK.sub("", each, count=1).rstrip())]
     errors = [number for number, line in enumerate(lines) if line.startswith(_ERROR)]
@@ -109,10 +109,10 @@ def told_in(output: str) -> str:
 
 
 def run_main(main: Callable[[], int]) -> int:
-    """Run a command line `main`; users see one-line errors, a closed pipe is no error."""
+    """Run a command line `main` and return its exit status; users see one-line errors."""
     _open_closed_streams()
     for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):  # a sign that the terminal lacks must not end a run
+        if isinstance(stream, io.TextIOWrapper):  # an unencodable character must not end a run
             stream.reconfigure(errors="replace")
     try:
         status = main()
@@ -124,10 +124,9 @@ def run_main(main: Callable[[], int]) -> int:
         print("interrupted", file=sys.stderr)
         return 130
     except BrokenPipeError:
-        return 0  # the reader (head, less) went away
+        return 0  # the reader (head, less) has exited
     except OSError as error:
-        # A right that is missing, a full disk: never a mistake of ours. Who knows more says more before it
-        # comes here.
+        # A missing permission or a full disk is no bug. Code that knows more raises a better error earlier.
         unknown = "" if error.filename else " standard output or an unnamed file"
         return report(os_error(f"read or write{unknown}", error))
     finally:
@@ -135,7 +134,7 @@ def run_main(main: Callable[[], int]) -> int:
 
 
 def _open_closed_streams() -> None:
-    """Where a program is started without a standard stream, the next file opened would take its place."""
+    """Open missing standard streams on /dev/null, so that the next opened file does not take their place."""
     for name, flag, mode in (
         ("stdin", os.O_RDONLY, "r"),
         ("stdout", os.O_WRONLY, "w"),
@@ -146,7 +145,7 @@ def _open_closed_streams() -> None:
 
 
 def _leave_stdout() -> None:
-    """What cannot be written is given up, lest the interpreter complains of it at exit."""
+    """Flush stdout, and discard what cannot be written, so that the interpreter does not fail at exit."""
     try:
         sys.stdout.flush()
     except OSError:

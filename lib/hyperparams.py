@@ -1,8 +1,8 @@
-"""The named door to automatic hyperparameters: for this toolkit's Config and for foreign objects.
+"""API of automatic hyperparameters: for Anneal's Config and for foreign objects.
 
-A foreign object is anything with upper-case attributes (BATCH_SIZE, COMPILE_AUTO ...). What it
-does not have counts as a symbol that a .config leaves out: not set. This is the only module that
-may test for absent attributes; everything is decided by `lib.plan`.
+A foreign object is anything with upper-case attributes (BATCH_SIZE, COMPILE_AUTO ...). A missing attribute
+counts as a symbol that .config does not set. This is the only module that may test for absent attributes; all
+decisions are made by `lib.plan`.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ DEVICE_NAMES: tuple[DeviceName, ...] = ("auto", "cuda", "mps", "cpu")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForeignConfig:
-    """What planning reads (`lib.plan.asked.Asked`), taken from an object that is no Config."""
+    """Planning inputs (`lib.plan.asked.Asked`) taken from an object that is no Config."""
 
     model: str
     table_scale: float | None
     recommended_target: int
     target_effective_batch: int
     hyper_param: Literal["auto", "manual"]
-    auto_method: Literal["table"] = "table"  # a foreign object brings no model to predict for
+    auto_method: Literal["table"] = "table"  # a foreign object has no model whose memory could be predicted
     elastic_policy: Literal["planner"] = "planner"
     elastic_base_batch: None = None
     elastic_target_util: None = None
@@ -58,19 +58,20 @@ class ForeignConfig:
     num_devices: int
     dist_strategy: Literal["auto"] = "auto"
     dist_nnodes: str = "1"
-    optimizer: str = ""  # not known; only ways that cut the weights would ask
+    optimizer: str = ""  # unknown; only strategies that shard weights depend on it
 
     @property
     def target(self) -> int:
+        """Effective batch to plan for."""
         return self.target_effective_batch or self.recommended_target
 
 
 def get_gpu_info() -> dict[str, Any]:
-    """The GPUs that a run would use: all of the commonest model.
+    """Return the GPUs that a run would use: all of the commonest model.
 
-    Keys: gpu_name, gpu_count, gpu_mem_gb and gpu_free_gb (decimal GB, of the fullest of them),
-    has_gpu, gpu_kind ("cuda", "rocm" or "mps"), gpu_capability (CUDA, else None). Without a GPU
-    the count and the sizes are 0. Raises PlanError where GPUs are too mixed to choose.
+    Keys: gpu_name, gpu_count, gpu_mem_gb and gpu_free_gb (decimal GB, of the fullest of them), has_gpu,
+    gpu_kind ("cuda", "rocm" or "mps"), gpu_capability (CUDA, else None). Without a GPU the count and the
+    sizes are 0, and the last two keys are missing. Raises PlanError where GPUs are too mixed to choose.
     """
     hardware = probe("auto")
     if hardware.kind == "cpu":
@@ -94,14 +95,14 @@ def auto_detect_hyperparams(
     model_type: str = "gpt2",
     gpu_info: GpuInfo | None = None,
 ) -> dict[str, Any]:
-    """Choose the batch by the table of free memory, whatever `config` says of how it is chosen.
+    """Choose the batch by the free-memory table, whatever method `config` selects.
 
     model_type: used for objects that are no Config; a Config names its own model.
     gpu_info: a mapping as from get_gpu_info (the default).
 
-    Keys: batch_size, gradient_accumulation, last_micro_batch, effective_batch, target, world,
-    compile, rationale (one line), plan. Raises ConfigError for an unknown model, PlanError where
-    no plan keeps the target.
+    Keys: batch_size, gradient_accumulation, last_micro_batch, effective_batch, target, world, compile,
+    rationale (one line), plan. Raises ConfigError for an unknown model, PlanError where no plan keeps the
+    target.
     """
     asked = _asked(config, model_type=model_type)
     asked = replace(asked, hyper_param="auto", auto_method="table")
@@ -123,7 +124,7 @@ def auto_detect_hyperparams(
 
 
 def auto_detect_compile(config: object, verbose: bool = True, *, gpu_info: GpuInfo | None = None) -> bool:
-    """Whether to use torch.compile; prints the reason if `verbose`."""
+    """Choose whether to use torch.compile; prints the reason if `verbose`."""
     asked = _asked(config, model_type="gpt2")
     decision = choose_compile(asked, place(asked, _hardware(asked, gpu_info=gpu_info)))
     if verbose:
@@ -144,17 +145,17 @@ def apply_hyperparams(
 ) -> Plan:
     """Plan the run, print two lines about it if `verbose`, and return the plan.
 
-    A frozen Config is left as it is. On any other object BATCH_SIZE, GRADIENT_ACCUMULATION and
-    COMPILE_MODEL are set; such a caller never gets an uneven last micro-batch.
+    A frozen Config is not changed. On any other object BATCH_SIZE, GRADIENT_ACCUMULATION and COMPILE_MODEL
+    are set; such a caller never gets an uneven last micro-batch.
 
     model_type: used for objects that are no Config; a Config names its own model.
-    hardware: from lib.devices.probe.probe; the default is what get_gpu_info (or `gpu_info`) says.
-    facts: of the model and its data; the default is what is known of the model by name.
-    predict: what a step needs of a device's memory. A Config that asks for a prediction needs it.
-    probed: what trials of this configuration on this machine found.
+    hardware: from lib.devices.probe.probe; default: from get_gpu_info (or `gpu_info`).
+    facts: of the model and its data; default: what is known of the model by name.
+    predict: predicts the device memory of a step. A Config that selects prediction needs it.
+    probed: results of probe runs of this configuration on this hardware.
 
-    Raises ConfigError for an unknown model or a malformed attribute, PlanError where no plan
-    honours what is asked; nothing is set then.
+    Raises ConfigError for an unknown model or a malformed attribute, PlanError where no plan honours the
+    configuration; nothing is set then.
     """
     asked = _asked(config, model_type=model_type)
     hardware = hardware or _hardware(asked, gpu_info=gpu_info)
@@ -212,7 +213,7 @@ def _model_row(model_type: str) -> ModelRow:
 def _facts(asked: Config | ForeignConfig) -> ModelFacts:
     row = MODELS.get(asked.model)
     if isinstance(asked, Config):
-        has_batchnorm = asked.norm_batch is not None  # a symbol of models with batch normalisation only
+        has_batchnorm = asked.norm_batch is not None  # defined only for models with batch normalisation
     else:
         has_batchnorm = _model_row(asked.model).has_batchnorm
     return ModelFacts(
@@ -246,7 +247,7 @@ def _kind_of(gpu_name: str) -> Kind:
 
 
 def _bytes(gigabytes: float) -> int:
-    return int(Fraction(gigabytes) * GB)  # exact: a hair below a tier stays below it
+    return int(Fraction(gigabytes) * GB)  # exact, so that rounding cannot lift a value into the next tier
 
 
 def _rationale(decided: Plan, model: str, *, placement: Placement) -> str:

@@ -1,4 +1,4 @@
-"""Which compute tier (document 000) a machine is of, and a configuration that leaves that open, at one."""
+"""Compute tier (document 000) of a machine, and configurations whose tier follows the machine."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ TIERS = tuple(TIER_CONFIGS)  # CONFIG_TIER_0 .. CONFIG_TIER_4
 
 
 def detect_compute_tier() -> str:
-    """The key of TIER_CONFIGS for this machine. Raises PlanError where a GPU does not answer."""
+    """Return the key of TIER_CONFIGS for this machine. Raises PlanError where a GPU does not respond."""
     return tier_of(probe("auto")).value
 
 
 def tier_of(hardware: Hardware) -> Decision[str]:
-    """The tier of a machine, and why: by the memory of its smallest GPU, then by how many there are.
+    """Return the tier of a machine, with the reason: by its smallest GPU's memory, then the number of GPUs.
 
-    Names are not asked: a part of a GPU (MIG) has the name of the whole, and the next GPU has another one.
+    Names are not used: a MIG slice is named like the whole GPU, and new GPUs have new names.
     """
     if hardware.kind == "cpu":
         return Decision(TIERS[0], "there is no GPU")
@@ -49,10 +49,10 @@ def tier_of(hardware: Hardware) -> Decision[str]:
 def with_tier(
     resolved: Resolved, *, root: Path, say: Callable[[str], None], hardware: Hardware | None = None
 ) -> Resolved:
-    """`resolved`; where it leaves the tier to the machine, with the defaults that follow from the tier of it.
+    """Return `resolved`, with CONFIG_TIER_AUTO replaced by the machine's tier and the defaults that follow.
 
-    hardware: the machine; None for this one. Nothing is written back, and a value that was set stays.
-    Raises ConfigError where such a value does not go with those defaults, and for a model that has none.
+    hardware: the machine; None for this one. Nothing is written back, and values set by a user are kept.
+    Raises ConfigError where such a value contradicts those defaults, and for a model that has none.
     """
     config = config_from_values(resolved.values)
     if config.tier != "none" and not resolved.values["MODEL_BY_TIER"]:
@@ -66,7 +66,7 @@ def with_tier(
     tier = tier_of(hardware or probe(config.device))
     say(f"Compute tier: {tier.value} ({tier.reason})")
     given = {f"CONFIG_{name}": value for name, value in resolved.given.items() if name != "TIER_AUTO"}
-    # Also what was given as it would have been without a tier: that is no default of the tier.
+    # Values set by a user are passed on even if they equal the default without a tier.
     chosen = {f"CONFIG_TIER_{TIERS.index(tier.value)}": "y"}
     places = {name: resolved.origins.get(name.removeprefix("CONFIG_"), "the configuration") for name in given}
     decided = load_written(resolved.text, root=root, overrides=given | chosen, places=places)
@@ -79,5 +79,5 @@ def with_tier(
 
 
 def with_changes(resolved: Resolved, changes: Mapping[str, str], *, root: Path) -> Resolved:
-    """`resolved` with CONFIG_NAME -> raw value on top, and the defaults that follow. Raises ConfigError."""
+    """Apply `changes`, CONFIG_NAME -> raw value, with the defaults that follow. Raises ConfigError."""
     return load_written(resolved.text, root=root, overrides=changes)

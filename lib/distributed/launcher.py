@@ -47,9 +47,10 @@ def launch(
     restarts: how many times all workers are restarted after one was killed.
     torchrun: its options, where there are other nodes, which then have workers, too.
     serve: HOST:PORT of the rendezvous endpoint, where it is an address of this node.
-    variables: environment variables of the workers; those that the user has set take precedence. Replacing
-        the process frees the device memory that probing took. Does not return; the exit status is the one
-        that rank 0 passes to `end_process`.
+    variables: environment variables of the workers; those that the user has set take precedence.
+
+    Replacing the process frees the device memory that probing took. Does not return; the exit status is the
+    one that rank 0 passes to `end_process`.
     """
     notes = tempfile.mkdtemp(prefix="anneal-")
     # exec keeps the process id, so this is the supervisor's.
@@ -157,8 +158,7 @@ def _notes() -> Path | None:
 
 
 def _end_with(supervisor: int, notes: Path) -> None:
-    """End this process when its parent is no longer the supervisor; portable, unlike Linux's
-    PR_SET_PDEATHSIG."""
+    """End this process once the supervisor is not its parent; portable, unlike PR_SET_PDEATHSIG."""
     while os.getppid() == supervisor:
         time.sleep(_PARENT_CHECK_SECONDS)
     shutil.rmtree(notes, ignore_errors=True)  # nobody is left to read them

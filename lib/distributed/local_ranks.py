@@ -73,7 +73,7 @@ def _start(command: Sequence[str], variables: dict[str, str], logs: Path | None)
 
 
 def _end(processes: Sequence[subprocess.Popen[bytes]]) -> None:
-    """Terminate running processes with SIGTERM, then their process groups with SIGKILL."""
+    """End running process groups with SIGTERM, and with SIGKILL after SHUTDOWN_SECONDS."""
     for number in (signal.SIGTERM, signal.SIGKILL):
         for process in processes:
             if process.poll() is None:

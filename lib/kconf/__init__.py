@@ -1,4 +1,4 @@
-"""The strict Kconfig front: every assignment takes, or is an error that says where, why and what to write.
+"""Strict Kconfig front end: every assignment takes effect, or is an error with place, reason and remedy.
 
 Only this package reads configuration files and the variables KCONFIG_* and CONFIG_*.
 """

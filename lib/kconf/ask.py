@@ -1,4 +1,4 @@
-"""Asking for values line by line: make config and make oldconfig."""
+"""Line-by-line configuration: make config and make oldconfig."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ _WORDS = {"y": "y", "yes": "y", "n": "n", "no": "n"}
 class Dialogue:
     """Questions about the options of `tree`, in the order of the menu.
 
-    known: names of symbols that are not asked for.
-    An empty answer leaves an option as it is, so that a default goes on following what it depends on.
+    known: names of symbols to skip. An empty answer leaves an option unset, so that its default still follows
+    its dependencies.
     """
 
     tree: Any
@@ -32,7 +32,7 @@ class Dialogue:
     _menu: Any = field(default=None, init=False)
 
     def run(self) -> int:
-        """Ask for everything visible, also for what an answer makes visible; how many questions that took.
+        """Ask for all visible options, also newly visible ones; returns the number of questions.
 
         Raises ConfigError where the answers end too early.
         """
@@ -46,7 +46,7 @@ class Dialogue:
         return asked
 
     def _is_open(self, node: Any) -> bool:
-        """Whether there is something to choose at this place of the menu, and nobody chose yet."""
+        """True if this menu entry offers a choice and was not answered yet."""
         item = node.item
         if not isinstance(item, kconfiglib.Symbol | kconfiglib.Choice) or not node.prompt:
             return False
@@ -74,7 +74,7 @@ class Dialogue:
             self._say(f"*\n* {menu.prompt[0]}\n*")
 
     def _take_value(self, node: Any) -> bool:
-        """One question and its answer; whether that settled it."""
+        """Ask one question; true if the answer was accepted."""
         symbol = node.item
         text = self._answer(f"{node.prompt[0]} ({symbol.name}) {_offer(symbol)} ", symbol)
         if text == "?":
@@ -129,7 +129,7 @@ class Dialogue:
             )
         text = line.rstrip("\n")
         if not self.answers.isatty():
-            self._say(text)  # a terminal shows what is typed
+            self._say(text)  # a terminal echoes the input
         # Blanks may be part of a string.
         keeps_blanks = isinstance(item, kconfiglib.Symbol) and item.orig_type == kconfiglib.STRING
         return text if keeps_blanks else text.strip()
@@ -150,7 +150,7 @@ def _title(item: Any) -> str:
 
 
 def _offer(symbol: Any) -> str:
-    """What can be answered, with the present value: `[Y/n/?]`, `(1..9) [3]`."""
+    """Format the possible answers with the current value: `[Y/n/?]`, `(1..9) [3]`."""
     if is_logical(symbol):
         return "[Y/n/?]" if symbol.tri_value else "[y/N/?]"
     rule, limits = rule_of(symbol), active_range(symbol)

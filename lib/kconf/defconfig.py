@@ -1,6 +1,6 @@
-"""Shipped configurations: defconfigs/NAME, and fragments put on top of one (NAME+FRAGMENT+...).
+"""Shipped configurations: defconfigs/NAME, and fragments merged on top of one (NAME+FRAGMENT+...).
 
-A fragment (NAME or NAME.config) is looked for in the directories of ANNEAL_CONFIG_PATH, separated by colons,
+A fragment (NAME or NAME.config) is searched in the directories of ANNEAL_CONFIG_PATH, separated by colons,
 and then in defconfigs/fragments.
 """
 
@@ -31,10 +31,10 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 def compose(
     tree: Any, spec: str, *, more: Sequence[Path] = (), strict: bool = False
 ) -> tuple[StrictLoad, list[str]]:
-    """The configuration `NAME` or `NAME+FRAGMENT+...` in our own `tree`, and the notices about it.
+    """Load the configuration `NAME` or `NAME+FRAGMENT+...` into our own `tree`; also returns its notices.
 
-    more:   files to put on top, in order.
-    strict: a fragment that replaces what is set below it is an error, not a notice.
+    more:   files to merge on top, in order.
+    strict: a fragment that overrides an earlier value is an error, not a notice.
 
     Raises ConfigError.
     """
@@ -51,13 +51,13 @@ def compose(
 
 
 def available(root: Path) -> tuple[list[Path], list[Path]]:
-    """The files of configurations, and of fragments in the order in which they are found; by name."""
+    """Return the files of configurations by name, and of fragments in search order."""
     fragments = [path for directory in _fragment_directories(root) for path in _files(directory)]
     return _files(root / DIRECTORY), fragments
 
 
 def path_of(root: Path, name: str) -> Path:
-    """Where the configuration `name` is, or would be. Raises ConfigError for what cannot be a name."""
+    """Return the path of the configuration `name`, existing or not. Raises ConfigError for invalid names."""
     if not _NAME.fullmatch(name):
         raise ConfigError(f"'{name}' cannot be the name of a configuration", todo="use FILE= for a path")
     for path in _files(root / FRAGMENTS):
@@ -67,13 +67,13 @@ def path_of(root: Path, name: str) -> Path:
 
 
 def find_fragment(root: Path, name: str) -> Path:
-    """The file of the fragment `name`. Raises ConfigError where there is none."""
+    """Return the file of the fragment `name`. Raises ConfigError where there is none."""
     configurations, fragments = available(root)
     return _pick(name, fragments, configurations, "fragment")
 
 
 def hidden(root: Path, found: Sequence[Path]) -> list[str]:
-    """A notice for each fragment that one of the same name in `found` keeps from being read."""
+    """Return a notice for each fragment that is shadowed by one of the same name in `found`."""
     _, fragments = available(root)
     return [
         f"{display(path)} is taken, and {display(other)} of the same name is not"
@@ -84,27 +84,27 @@ def hidden(root: Path, found: Sequence[Path]) -> list[str]:
 
 
 def read_shipped(root: Path, path: Path) -> Layer:
-    """The file as a layer that will be named in the configuration made of it, if it lies below `root`."""
+    """Read a shipped file as a layer, recorded in the configuration made from it if it lies below `root`."""
     layer = read_own(root, path)
     absolute, base = path.absolute(), root.absolute()
     if not absolute.is_relative_to(base):
-        return dataclasses.replace(layer, made_from=())  # a fact of this machine: values stand for themselves
+        return dataclasses.replace(layer, made_from=())  # a path outside is a fact of this machine
     name = str(absolute.relative_to(base))
-    # The line of such names is separated by commas.
+    # The names are separated by commas in the header line.
     return dataclasses.replace(layer, made_from=(name,) if name.isprintable() and "," not in name else ())
 
 
 def summary(path: Path) -> str:
-    """The comment in the first line of a configuration, or nothing."""
+    """Return the comment in the first line of a configuration, or ""."""
     with path.open(encoding="utf-8", errors="replace") as file:
         first = file.readline().strip()
     return first.lstrip("# ") if _is_comment(first) else ""
 
 
 def opening_comment(path: Path) -> str:
-    """The comment lines that a configuration begins with, to be kept when it is written anew.
+    """Return the leading comment lines of a configuration, which are kept when it is rewritten.
 
-    Raises ConfigError where there are comments further down, which have no place in the minimal form.
+    Raises ConfigError where there are comments further down, which the minimal form cannot keep.
     """
     if not path.is_file():
         return ""

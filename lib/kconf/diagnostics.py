@@ -1,4 +1,4 @@
-"""Why a symbol cannot have a value, and what to write instead, in words."""
+"""Diagnostics: why a symbol cannot have a value, and what to write instead."""
 
 from __future__ import annotations
 
@@ -12,19 +12,18 @@ from lib.kconf.spelling import expression
 from lib.kconf.tree import find, has_prompt, is_logical, option, shown
 
 _MOST_NAMES = 6
-_MOST_NAMED = 10  # of the symbols that a file says are off
+_MOST_NAMED = 10  # limit for the undefined symbols that a file sets to n
 
 
 def unknown_symbol(tree: Any, name: str, value: str, *, near: bool = True) -> str:
-    """That `name` (without prefix) is not defined, with the likeliest name (if `near`) or the way out."""
+    """Return the error for an undefined `name` (without prefix); with a likely name if `near`."""
     text = f"{tree.config_prefix}{name} is not a symbol"
     meant = suggest(tree, name, value) if near else None
     return f"{text}; did you mean {meant}?" if meant else f"{text}; leave it out"
 
 
 def absent_symbols(tree: Any, assignments: Sequence[Assignment], *, near: bool) -> str:
-    """That a file says of symbols that are not defined that they are off, which they are; with the likeliest
-    names, if `near`."""
+    """Return the notice that undefined symbols set to n are off anyway; with likely names if `near`."""
     names = [_absent(tree, assignment.name, near) for assignment in assignments[:_MOST_NAMED]]
     more = f" and {len(assignments) - _MOST_NAMED} more" if len(assignments) > _MOST_NAMED else ""
     are = "is not a symbol" if len(assignments) == 1 else "are not symbols"
@@ -37,8 +36,10 @@ def _absent(tree: Any, name: str, near: bool) -> str:
 
 
 def suggest(tree: Any, name: str, value: str = "") -> str | None:
-    """The symbol (with prefix) that `name` was probably meant to be: another spelling, an abbreviation
-    (LR, EPOCHS), a member of a choice (MODEL=resnet18), or the closest name. None if nothing is near."""
+    """Return the symbol (with prefix) that `name` probably means; None if nothing is near.
+
+    Tried: another spelling, an abbreviation (LR, EPOCHS), a choice member (MODEL=resnet18), the closest name.
+    """
     wanted = name.upper()
     if (member := _member(tree, wanted, value)) is not None:
         return f"{option(member)}=y"
@@ -53,7 +54,7 @@ def suggest(tree: Any, name: str, value: str = "") -> str | None:
 
 
 def _member(tree: Any, name: str, value: str) -> Any | None:
-    """The member of a choice that `name`=`value` means, as in MODEL=resnet18."""
+    """Return the choice member that `name`=`value` means, as in MODEL=resnet18."""
     member = find(tree, f"{name}_{value.strip(chr(34)).upper()}")
     return member if member is not None and member.choice else None
 
@@ -63,7 +64,7 @@ def _initials(name: str) -> str:
 
 
 def _with_words(wanted: str, names: list[str]) -> list[str]:
-    """The names that have all words of `wanted`, the shortest first."""
+    """Return the names that contain all words of `wanted`, the shortest first."""
     words = set(wanted.split("_"))
     return sorted(
         (name for name in names if words <= set(name.split("_"))), key=lambda name: (len(name), name)
@@ -71,14 +72,14 @@ def _with_words(wanted: str, names: list[str]) -> list[str]:
 
 
 def _close(wanted: str, names: list[str], cutoff: float) -> list[str]:
-    import difflib  # only when something is wrong: the import is slow
+    import difflib  # only after an error: the import is slow
 
     return difflib.get_close_matches(wanted, names, n=1, cutoff=cutoff)
 
 
 def close_names(name: str, names: list[str], *, cutoff: float = 0.75) -> list[str]:
-    """Names that `name` begins, or that begin it, or else those that a slip or two lead to; three at most."""
-    import difflib  # only when something is wrong: the import is slow
+    """Return at most three names that share a prefix with `name`, or else that differ by a typing error."""
+    import difflib  # only after an error: the import is slow
 
     wanted = name.lower()
     related = [one for one in names if wanted and (one.startswith(wanted) or wanted.startswith(one))]
@@ -86,7 +87,7 @@ def close_names(name: str, names: list[str], *, cutoff: float = 0.75) -> list[st
 
 
 def no_prompt(symbol: Any) -> str:
-    """Where the value of a symbol without a prompt comes from."""
+    """Explain the source of the value of a symbol without a prompt."""
     selectors = _selectors(symbol.rev_dep, symbol.kconfig)
     if selectors:
         return f"it is selected by {_names(selectors)}"
@@ -105,20 +106,20 @@ def no_prompt(symbol: Any) -> str:
 
 
 def instead(symbol: Any, value: str) -> str:
-    """The end of a sentence: what to set where `symbol`, without a prompt, names the member of a choice."""
+    """Return the end of a sentence that names the choice member to set instead of a promptless `symbol`."""
     member = _member(symbol.kconfig, symbol.name, value)
     return f"; set {option(member)}=y" if member is not None else ""
 
 
 def items_in(expr: Any) -> list[Any]:
-    """Symbols and choices in `expr`, in the order in which they are written."""
+    """Return symbols and choices in `expr`, in the order in which they are written."""
     if expr.__class__ is not tuple:
         return [expr]
     return [item for part in expr[1:] for item in items_in(part)]
 
 
 def unmet(item: Any) -> str:
-    """What an invisible symbol or choice needs and does not have: `needs CONFIG_A=y (now n)`."""
+    """Describe the unmet dependencies of an invisible symbol or choice: `needs CONFIG_A=y (now n)`."""
     failing = _failing(item)
     if not failing:
         return "cannot be set by hand"
@@ -126,7 +127,7 @@ def unmet(item: Any) -> str:
 
 
 def remedy(item: Any, seen: frozenset[str] = frozenset()) -> list[str] | None:
-    """Assignments that make an invisible symbol or choice visible, outermost first; None if not so simple."""
+    """Return assignments that make a symbol or choice visible, outermost first; None if none is found."""
     words: list[str] = []
     for part in _failing(item):
         found = _remedy_of(part, seen)
@@ -137,12 +138,12 @@ def remedy(item: Any, seen: frozenset[str] = frozenset()) -> list[str] | None:
 
 
 def selecting(symbol: Any) -> list[Any]:
-    """The symbols that select `symbol` now."""
+    """Return the symbols that currently select `symbol`."""
     return _selectors(symbol.rev_dep, symbol.kconfig, active=True)
 
 
 def not_taken(symbol: Any, value: str) -> str:
-    """Why a visible symbol has another value than the valid one it was given."""
+    """Explain why a visible symbol has another value than the valid one it was assigned."""
     now = f"{shown(symbol, value)} does not take: it is {symbol.str_value}"
     if symbol.choice and value == "n":
         others = [member for member in symbol.choice.syms if member is not symbol and member.visibility]
@@ -155,7 +156,7 @@ def not_taken(symbol: Any, value: str) -> str:
 
 
 def _failing(item: Any) -> list[Any]:
-    """The unmet parts of the prompt's condition, of the definition that has the fewest."""
+    """Return the unmet parts of the prompt's condition, of the definition with the fewest."""
     lists = [
         [
             part
@@ -169,7 +170,7 @@ def _failing(item: Any) -> list[Any]:
         return []
     parts: list[Any] = []
     for part in min(lists, key=len):
-        # A member's condition holds its choice as a whole: look through to what the choice lacks.
+        # A member's condition contains its choice as a whole, so the choice's unmet parts are listed instead.
         inner = _failing(part) if isinstance(part, kconfiglib.Choice) else [part]
         parts += [one for one in inner if one not in parts]
     return parts
@@ -194,7 +195,7 @@ def _is_variable(item: Any) -> bool:
 
 
 def _origin(symbol: Any) -> str:
-    """Of what nobody can set by hand: what to set instead."""
+    """Return, for a symbol without a prompt, the source of its value."""
     return "" if has_prompt(symbol) else f"; {no_prompt(symbol)}"
 
 
@@ -231,7 +232,10 @@ def _remedy_of(part: Any, seen: frozenset[str]) -> list[str] | None:
 
 
 def _remedy_by_selector(symbol: Any, seen: frozenset[str]) -> list[str] | None:
-    """What has a symbol that is on select `symbol`; None where none could: another one is a decision."""
+    """Return assignments by which a symbol that is already on selects `symbol`; None if there are none.
+
+    Turning on another symbol is the user's decision.
+    """
     for part in kconfiglib.split_expr(symbol.rev_dep, kconfiglib.OR):
         selector, *conditions = kconfiglib.split_expr(part, kconfiglib.AND)
         if conditions and kconfiglib.expr_value(selector):
@@ -242,7 +246,7 @@ def _remedy_by_selector(symbol: Any, seen: frozenset[str]) -> list[str] | None:
 
 
 def _selectors(reverse: Any, tree: Any, *, active: bool = False) -> list[Any]:
-    """Symbols that select or imply, from the OR of their conditions that kconfiglib keeps."""
+    """Return symbols that select or imply, from kconfiglib's OR of their conditions."""
     if reverse is tree.n:
         return []
     parts = kconfiglib.split_expr(reverse, kconfiglib.OR)

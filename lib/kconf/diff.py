@@ -1,4 +1,4 @@
-"""What two configurations have different: files, shipped configurations, run directories."""
+"""Differences between two configurations: files, shipped configurations, run directories."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from lib.kconf.resolve import accept, read_own, rejection
 from lib.kconf.strict import StrictLoad
 from lib.kconf.tree import find, load_own_tree
 
-RUN_CONFIG = "config"  # what a run directory calls its configuration
+RUN_CONFIG = "config"  # file name of the configuration in a run directory
 
 
 def differences(root: Path, old: str, new: str) -> Iterator[str]:
-    """`-NAME value`, `+NAME value` and ` NAME value -> value`, without prefix, in the order of the menu.
+    """Yield lines `-NAME value`, `+NAME value` and ` NAME value -> value`, in the order of the menu.
 
-    old, new: a file, the directory of a run, or the name of a shipped configuration, also with fragments.
-    Members of choices are left out: the name of the choice tells. Raises ConfigError.
+    old, new: a file, a run directory, or the name of a shipped configuration, also with fragments. Choice
+    members are omitted, since the string of the choice names them. Raises ConfigError.
     """
     tree = load_own_tree(root)
     before, after = _values(tree, old), _values(tree, new)
@@ -39,7 +39,7 @@ def differences(root: Path, old: str, new: str) -> Iterator[str]:
 
 
 def _values(tree: Any, place: str) -> dict[str, str]:
-    """Symbol -> right-hand side for everything that has a value in the full configuration of `place`."""
+    """Return symbol -> right-hand side for every value in the full configuration of `place`."""
     path = Path(place)
     if path.is_dir():
         path = path / RUN_CONFIG
@@ -49,7 +49,7 @@ def _values(tree: Any, place: str) -> dict[str, str]:
             raise rejection(layer.faults, "nothing was compared")
         configuration = StrictLoad(tree)
         configuration.add(layer)
-        # A full file speaks for itself, also where the Kconfig files have changed since.
+        # A full file is compared as it is, even if the Kconfig files have changed since.
         if configuration.is_by_tool(layer):
             return _pairs(layer)
         accept(configuration, "nothing was compared")

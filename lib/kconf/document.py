@@ -1,4 +1,4 @@
-"""docs/options.md: every option that can be set, from the Kconfig files."""
+"""Generator of docs/options.md: every option that can be set, from the Kconfig files."""
 
 from __future__ import annotations
 
@@ -28,8 +28,10 @@ _ENTRY = re.compile(r"^(?:###|-) `CONFIG_([A-Z0-9_]+)`", re.MULTILINE)
 
 
 def reference(root: Path) -> str:
-    """The text of the page. Raises ConfigError where a symbol that the present page has is gone and
-    Kconfig.legacy does not say what became of it."""
+    """Return the text of the page.
+
+    Raises ConfigError where a symbol of the current page is gone and Kconfig.legacy does not say why.
+    """
     tree = load_own_tree(root)
     _refuse_to_forget(tree, root)
     lines = [_HEAD]
@@ -117,7 +119,7 @@ def _while(condition: Any) -> str:
 
 
 def _needs(node: Any) -> Iterator[str]:
-    """What must hold for the prompt to be there, as written at this place and around it."""
+    """Yield the dependencies of the prompt, as written here and in enclosing menus."""
     item = node.item
     condition = item.direct_dep
     if isinstance(item, kconfiglib.Symbol) and item.choice:
@@ -130,7 +132,7 @@ def _needs(node: Any) -> Iterator[str]:
 
 
 def _prompt_conditions(node: Any) -> list[Any]:
-    """The conditions of the prompt alone (`int "Blocks" if CUSTOM`)."""
+    """Return the conditions of the prompt alone (`int "Blocks" if CUSTOM`)."""
     parts = kconfiglib.split_expr(node.prompt[1], kconfiglib.AND)
     return [part for part in parts if not _is_choice(part)]
 
@@ -145,5 +147,5 @@ def _help(node: Any) -> str:
 
 
 def _plain(text: str) -> str:
-    """Text that Markdown takes as it is."""
+    """Escape text for Markdown."""
     return re.sub(r"([*<>`])", r"\\\1", text)

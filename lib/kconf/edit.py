@@ -1,4 +1,4 @@
-"""The commands that write a configuration."""
+"""Commands that write a configuration."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def _olddefconfig(project: Project, _: Namespace) -> None:
 
 
 def _syncconfig(project: Project, _: Namespace) -> None:
-    """olddefconfig without a word, and what programs of a build tree read: auto.conf, a stamp per option."""
+    """Run olddefconfig quietly, and write include/config/auto.conf and a timestamp file per option."""
     tree = load_own_tree(project.root)
     configuration, notices = load_file(tree, project.config_file, refresh=True)
     tell(notices)
@@ -123,7 +123,7 @@ def _defconfig(project: Project, options: Namespace) -> None:
 
 
 def _merge(project: Project, options: Namespace) -> None:
-    """Fragments on top of the configuration that there is."""
+    """Merge fragments on top of the current configuration."""
     paths = [Path(word) for word in _words("FRAGMENT", options.fragments)]
     found = [defconfig.find_fragment(project.root, name) for name in options.names]
     paths += found
@@ -151,7 +151,7 @@ def _savedefconfig(project: Project, options: Namespace) -> None:
         raise ConfigError("FILE= and DEFCONFIG= both name a file", todo="give one of them")
     name, target = options.name, options.file or project.output / "defconfig"
     if os.path.realpath(target.parent) == os.path.realpath(project.root / defconfig.DIRECTORY):
-        name = target.name  # under any name of its place
+        name = target.name  # the directory may have another name
     if name:
         target = defconfig.path_of(project.root, name)
     text = defconfig.opening_comment(target) + write.minimal_text(tree)
@@ -164,7 +164,7 @@ def _savedefconfig(project: Project, options: Namespace) -> None:
 
 
 def _update_defconfigs(project: Project, _: Namespace) -> None:
-    """Every shipped configuration in its minimal form; first all are read, then they are written."""
+    """Rewrite every shipped configuration in minimal form; all are read before the first is written."""
     tree = load_own_tree(project.root)
     texts: dict[Path, str] = {}
     for path in defconfig.available(project.root)[0]:
@@ -185,7 +185,7 @@ def _setconfig(project: Project, options: Namespace) -> None:
 
 
 def _assignments(text: str) -> dict[str, str]:
-    """The words of SET=: NAME=value, with or without the prefix, quoted as in a shell."""
+    """Parse the words of SET=: NAME=value, with or without the prefix, quoted as in a shell."""
     given: dict[str, str] = {}
     for word in _words("SET", text):
         name, equals, value = word.partition("=")
@@ -206,7 +206,7 @@ def _words(variable: str, text: str) -> list[str]:
         raise ConfigError(f"{variable}: {text} cannot be read", why=str(error).lower()) from error
 
 
-# What changes the configuration, and what changes shipped ones.
+# Commands that change the configuration, and commands that change shipped ones.
 OF_CONFIGURATION: Mapping[str, Command] = {
     "menuconfig": _menuconfig,
     "nconfig": _menuconfig,

@@ -1,4 +1,4 @@
-"""All that is to be known of one option, and finding options by words."""
+"""Description of one option, and search for options by words."""
 
 from __future__ import annotations
 
@@ -24,8 +24,10 @@ _COLUMNS = 100
 
 
 def explain(configuration: StrictLoad, name: str) -> Iterator[str]:
-    """Lines on the symbol or choice `name`, with or without prefix: its value and where that comes from,
-    what it may be, what it needs, what forbids more, what depends on it. Raises ConfigError."""
+    """Yield lines on the symbol or choice `name`, with or without prefix.
+
+    Value and origin, possible values, dependencies, what hides it, and dependents. Raises ConfigError.
+    """
     tree = configuration.tree
     bare = name.removeprefix(tree.config_prefix)
     if not bare:
@@ -42,8 +44,10 @@ def explain(configuration: StrictLoad, name: str) -> Iterator[str]:
 
 
 def search(tree: Any, words: str) -> Iterator[str]:
-    """The options in whose name, prompt or help every one of `words` (regular expressions, in any case) is
-    found; those with all in name and prompt first. Raises ConfigError where there is none."""
+    """Yield the options whose name, prompt or help match all `words` (case-insensitive regular expressions).
+
+    Matches in name and prompt come first. Raises ConfigError where there are none.
+    """
     try:
         patterns = [re.compile(word, re.IGNORECASE) for word in words.split()]
     except re.error as error:
@@ -70,7 +74,7 @@ def search(tree: Any, words: str) -> Iterator[str]:
 
 
 def _successor(tree: Any, name: str) -> Any:
-    """The symbol that `name`, which is none, was renamed to. Raises ConfigError where it was not."""
+    """Return the symbol that the old `name` was renamed to. Raises ConfigError where there is none."""
     legacy, full = read_legacy(Path(tree.srctree)), f"{tree.config_prefix}{name}"
     if name in legacy.removed:
         raise ConfigError(f"{full} is no more", why=legacy.removed[name])
@@ -123,7 +127,7 @@ def _value(symbol: Any) -> str:
 
 
 def _origin(symbol: Any, provenance: Provenance) -> str:
-    """The origin; that of a default with the place of its definition."""
+    """Return the origin; for a default with the place of its definition."""
     origin = provenance.origin(symbol)
     return origin if is_given(origin) else f"{origin}, {_place(symbol)}"
 
@@ -148,7 +152,7 @@ def _defaults(symbol: Any) -> Iterator[tuple[str, str]]:
 
 
 def _needs(item: Any) -> Iterator[tuple[str, str]]:
-    """What it needs, and whether that forbids it now."""
+    """Yield the dependencies, and the unmet ones if the item is invisible."""
     if item.direct_dep is not item.kconfig.y:
         yield "needs", expression(item.direct_dep)
     if not has_prompt(item) or item.visibility:
@@ -160,7 +164,7 @@ def _needs(item: Any) -> Iterator[tuple[str, str]]:
 
 
 def _dependents(symbol: Any) -> Iterator[tuple[str, str]]:
-    """Who needs it, whose default or range follows it, whom it selects."""
+    """Yield the symbols that depend on it, whose default or range uses it, and that it selects."""
     groups: dict[str, list[Any]] = {"needed by": [], "default of": [], "range of": []}
     for other in symbol.kconfig.unique_defined_syms:
         if other is symbol:
@@ -199,7 +203,7 @@ def _help(item: Any) -> str:
 
 
 def _place(symbol: Any) -> str:
-    """The first definition: others of the same name add to it."""
+    """Return the place of the first definition; further ones of the same name extend it."""
     return f"{symbol.nodes[0].filename}:{symbol.nodes[0].linenr}"
 
 

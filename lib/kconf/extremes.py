@@ -1,7 +1,7 @@
-"""Whole configurations by rule: all defaults, everything off, everything on, at random.
+"""Whole configurations by rule: all defaults, all off, all on, random.
 
-As in the C tools numbers and strings keep their defaults, and KCONFIG_ALLCONFIG names a file of what is to
-be so in any case.
+As in the C tools, numbers and strings keep their defaults, and KCONFIG_ALLCONFIG names a file of fixed
+values.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from lib.kconf.resolve import accept
 from lib.kconf.strict import StrictLoad
 from lib.kconf.tree import has_prompt, is_logical
 
-# The command, and the name by which KCONFIG_ALLCONFIG=1 finds its file.
+# Command -> file name (without .config) for KCONFIG_ALLCONFIG=1.
 KINDS = {
     "alldefconfig": "alldef",
     "allnoconfig": "allno",
@@ -36,11 +36,11 @@ _DEFAULT_PERCENT = 50
 def make_extreme(
     tree: Any, command: str, environ: Mapping[str, str], *, seed: int = 0, percent: int = _DEFAULT_PERCENT
 ) -> tuple[StrictLoad, list[str]]:
-    """The configuration of one of KINDS in our own `tree`, and what is to be said of it.
+    """Make the configuration for one of KINDS in our own `tree`; also returns its notices.
 
-    seed, percent: of randconfig; how many of the options that can be on or off are on.
+    seed, percent: of randconfig; percentage of the free bool options that are on.
 
-    Raises ConfigError where the file of KCONFIG_ALLCONFIG does not hold.
+    Raises ConfigError where the file of KCONFIG_ALLCONFIG is not valid.
     """
     root = Path(tree.srctree)
     configuration = StrictLoad(tree)
@@ -63,7 +63,7 @@ def make_extreme(
 
 
 def seed_of(environ: Mapping[str, str]) -> int:
-    """KCONFIG_SEED, decimal or with 0x, or a fresh seed. Raises ConfigError."""
+    """Return KCONFIG_SEED, decimal or with 0x, or a fresh seed. Raises ConfigError."""
     text = environ.get("KCONFIG_SEED")
     if not text:
         return int.from_bytes(os.urandom(4), "big")
@@ -75,8 +75,10 @@ def seed_of(environ: Mapping[str, str]) -> int:
 
 
 def probability_of(environ: Mapping[str, str]) -> int:
-    """KCONFIG_PROBABILITY as the percentage of options that are on. The C tools take one to three numbers:
-    `bool`, `yes:module` (on is both), `bool:yes:module`. Raises ConfigError."""
+    """Return KCONFIG_PROBABILITY as the percentage of options that are on. Raises ConfigError.
+
+    The C tools take one to three numbers: `bool`, `yes:module` (both count as on), `bool:yes:module`.
+    """
     text = environ.get("KCONFIG_PROBABILITY")
     if not text:
         return _DEFAULT_PERCENT
@@ -91,7 +93,7 @@ def probability_of(environ: Mapping[str, str]) -> int:
 
 
 def _preset_files(root: Path, kind: str, environ: Mapping[str, str]) -> list[Path]:
-    """What KCONFIG_ALLCONFIG names: a file, or (empty or 1) that of the kind or else the common one."""
+    """Return the file of KCONFIG_ALLCONFIG: a path, or (empty or 1) that of the kind, else all.config."""
     text = environ.get("KCONFIG_ALLCONFIG")
     if text is None:
         return []
@@ -107,7 +109,7 @@ def _preset_files(root: Path, kind: str, environ: Mapping[str, str]) -> list[Pat
 
 
 def _free_symbols(configuration: StrictLoad) -> list[Any]:
-    """The bools that a user could set, are in no choice, and were not set by a file."""
+    """Return the bools with a prompt that are in no choice and not set by a file."""
     return [
         symbol
         for symbol in configuration.tree.unique_defined_syms
@@ -119,7 +121,7 @@ def _free_symbols(configuration: StrictLoad) -> list[Any]:
 def _set_randomly(tree: Any, free: list[Any], *, source: random.Random, percent: int) -> None:
     for symbol in free:
         symbol.set_value("y" if source.randrange(100) < percent else "n")
-    # What a file chose stays. Which members there are to choose from depends on other choices.
+    # Choices made by a file are kept. Repeated, since visible members depend on other choices.
     orders = [
         (choice, source.sample(choice.syms, len(choice.syms)))
         for choice in tree.unique_choices
@@ -136,7 +138,7 @@ def _set_randomly(tree: Any, free: list[Any], *, source: random.Random, percent:
 
 
 def _written_down(configuration: StrictLoad) -> StrictLoad:
-    """The configuration as it reads from its own file, without values that were set and have no effect."""
+    """Reload the configuration from its own file's text, which drops assignments without effect."""
     tree = configuration.tree
     text = write.full_text(tree, made_from=configuration.made_from)
     fresh = StrictLoad(tree)

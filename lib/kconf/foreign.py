@@ -1,4 +1,4 @@
-"""Configurations of any other Kconfig tree: what is lost of a file, and what only breaks our rules."""
+"""Check of configurations of any Kconfig tree: lost assignments, and those that only break our rules."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from lib.kconf.tree import find, shown
 
 
 def judge(tree: Any, path: Path) -> tuple[list[Finding], list[Finding]]:
-    """The lines at fault of a file: those that are lost or misspelled, and those that say what is so anyway.
+    """Return the findings of a file: lines that are lost or misspelled, and lines whose value holds anyway.
 
-    What is so is what kconfiglib, which such trees are used with, makes of the file. A line of which nothing
-    else is said, and that does not take all the same, is told with what has taken its place.
+    The reference is the state that kconfiglib, the usual tool of such trees, computes from the file. A lost
+    line without another finding is reported with the value that replaced it.
     """
     layer = read_file(path, prefix=tree.config_prefix)
     configuration = StrictLoad(tree)
@@ -45,7 +45,7 @@ def judge(tree: Any, path: Path) -> tuple[list[Finding], list[Finding]]:
 
 
 def _value(symbol: Any | None, assignment: Assignment) -> str | None:
-    """The value that the line gives; None where it is misspelled."""
+    """Return the value that the line assigns; None where it is misspelled."""
     if symbol is None:
         return assignment.text
     try:

@@ -1,4 +1,4 @@
-"""The command line behind the make targets. All policy is in the modules that it calls."""
+"""Command line behind the make targets. All policy is in the modules that it calls."""
 
 from __future__ import annotations
 
@@ -38,15 +38,15 @@ _SIMPLE = {
     "kconfig-lint": "check Kconfig files, configurations and fragments against the rules of the house",
     "check-variables": "check the variables of make's command line",
 }
-# Those that use the variables of the command line as a run would.
+# Commands that apply CONFIG_ variables of the command line, as a run does.
 _OF_RUNS = {"checkconfig", "explain", "searchconfig"}
-# Those that last until a person ends them: all, or where there is a terminal to answer at.
+# Commands that last until the user ends them: always, or if stdin is a terminal.
 _WINDOWS = {"guiconfig", "xconfig"}
 _DIALOGUES = {"menuconfig", "nconfig", "config", "oldconfig"}
 
 
 def main(arguments: Sequence[str], *, root: Path) -> int:
-    """Run one command for the tree at `root`; the exit status: 0, or 2 with one-line errors on stderr."""
+    """Run one command for the tree at `root`; returns 0, or 2 after one-line errors on stderr."""
     options = _parser().parse_args(arguments)
     return run_main(lambda: _run(options, root))
 
@@ -119,7 +119,7 @@ def _add_check(foreign: argparse.ArgumentParser) -> None:
 
 
 def _check(options: argparse.Namespace) -> int:
-    """What is lost is this command's output: one line each on stdout. With V=1 also what is so anyway."""
+    """Print lost assignments to stdout, one per line. With V=1 also those whose value holds anyway."""
     verbose = "1" in (os.environ.get("V"), os.environ.get("KCONFIG_VERBOSE"))
     tree = load_tree(options.kconfig, srctree=options.srctree, prefix=options.prefix, inside=True)
     lost = agreeing = 0

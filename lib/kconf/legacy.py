@@ -1,4 +1,4 @@
-"""The past of symbols: renamed ones migrate with a notice, removed ones are refused with advice."""
+"""Kconfig.legacy: renamed symbols migrate with a notice, removed ones are refused with advice."""
 
 from __future__ import annotations
 
@@ -20,29 +20,31 @@ _FATE = re.compile(r'\s+(?:renamed ([A-Z][A-Z0-9_]*)|removed "([^"]+)"|(overrule
 
 @dataclass(frozen=True, slots=True)
 class Legacy:
-    """`renamed`: old name -> new name. `removed`: old name -> advice. `overruled`: patterns of names that
-    could once be set where something else decided all the same. All without prefix."""
+    """Contents of Kconfig.legacy; names are without prefix.
+
+    `renamed`: old name -> new name. `removed`: old name -> advice. `overruled`: patterns of names that older
+    versions let a user set without effect.
+    """
 
     renamed: Mapping[str, str]
     removed: Mapping[str, str]
     overruled: tuple[str, ...] = ()
 
     def names(self) -> set[str]:
-        """Every symbol that is no more."""
+        """Return every old symbol name."""
         return {*self.renamed, *self.removed}
 
     def present(self, name: str) -> str:
-        """What `name` is called now."""
+        """Return the current name of `name`."""
         return self.renamed.get(name, name)
 
     def was_overruled(self, name: str) -> bool:
-        """Whether a full configuration of before may set `name` where it is hidden now, and lose nothing."""
+        """True if an older full configuration loses nothing by setting `name` where it is hidden now."""
         return any(fnmatch.fnmatchcase(name, pattern) for pattern in self.overruled)
 
 
 def read_legacy(root: Path) -> Legacy:
-    """What `root`/Kconfig.legacy says; nothing where there is no such file. Raises ConfigError for a line
-    that is not in its grammar."""
+    """Parse `root`/Kconfig.legacy; empty without such a file. Raises ConfigError for a malformed line."""
     path = root / FILE
     if not path.is_file():
         return Legacy({}, {})
@@ -78,7 +80,7 @@ def _text_of(path: Path) -> str:
 
 
 def migrate(layer: Layer, legacy: Legacy, *, prefix: str = "CONFIG_") -> Layer:
-    """`layer` without symbols that are no more: under their new names, or as faults of it."""
+    """Return `layer` without old symbols: under their new names, or as faults."""
     names = legacy.names()
     if not any(assignment.name in names for assignment in layer.assignments):
         return layer

@@ -1,6 +1,6 @@
-"""The rules of our own Kconfig files, configurations and fragments; docs/adr/0002-kconfig.md says why.
+"""Lint rules for our own Kconfig files, configurations and fragments; docs/adr/0002-kconfig.md gives reasons.
 
-A rule takes a tree and yields a line for each breach.
+A rule takes a tree and yields a line per violation.
 """
 
 from __future__ import annotations
@@ -29,19 +29,21 @@ _FEWEST_LINES, _MOST_LINES = 2, 16  # the comment, and 1 to 15 assignments
 
 
 def lint(root: Path) -> list[str]:
-    """Every breach of a rule in the tree at `root`. Raises ConfigError where it cannot be read at all."""
+    """Return every violation in the tree at `root`. Raises ConfigError where it cannot be parsed."""
     tree = load_own_tree(root)
     faults = [fault for rule in RULES for fault in rule(tree)]
     return faults or [fault for rule in FILE_RULES for fault in rule(tree)]
 
 
 def help_for_everything_in_the_menu(tree: Any) -> Faults:
+    """Require help for every symbol and choice with a prompt."""
     for item in _prompted(tree):
         if not any((node.help or "").strip() for node in item.nodes):
             yield f"{item.name} has a prompt and no help"
 
 
 def numbers_have_range_and_default(tree: Any) -> Faults:
+    """Require an unconditional range and default of int and hex options, and defaults within the ranges."""
     for symbol in _prompted(tree):
         if symbol.orig_type not in (kconfiglib.INT, kconfiglib.HEX):
             continue
@@ -58,6 +60,7 @@ def numbers_have_range_and_default(tree: Any) -> Faults:
 
 
 def strings_have_a_value_line_that_their_defaults_obey(tree: Any) -> Faults:
+    """Require a `Value:` line for every string, which its defaults match."""
     for symbol in tree.unique_defined_syms:
         if symbol.orig_type != kconfiglib.STRING:
             continue
@@ -74,6 +77,7 @@ def strings_have_a_value_line_that_their_defaults_obey(tree: Any) -> Faults:
 
 
 def settable_strings_have_a_default(tree: Any) -> Faults:
+    """Require an unconditional default for strings with a prompt, except free text."""
     for symbol in _prompted(tree):
         is_text = symbol.orig_type != kconfiglib.STRING or value_line(symbol) == "text"
         if not is_text and not any(condition is tree.y for _, condition in symbol.orig_defaults):
@@ -81,6 +85,7 @@ def settable_strings_have_a_default(tree: Any) -> Faults:
 
 
 def strings_are_not_compared(tree: Any) -> Faults:
+    """Forbid comparisons of strings in conditions."""
     for node in tree.node_iter():
         conditions = [node.dep, node.visibility] if hasattr(node, "visibility") else [node.dep]
         conditions += [node.prompt[1]] if node.prompt else []
@@ -92,6 +97,7 @@ def strings_are_not_compared(tree: Any) -> Faults:
 
 
 def nothing_of_the_machine(tree: Any) -> Faults:
+    """Forbid macro expansion in Kconfig files, which would read the machine's environment."""
     for name in tree.kconfig_filenames:
         path = Path(tree.srctree) / name
         for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
@@ -100,13 +106,14 @@ def nothing_of_the_machine(tree: Any) -> Faults:
 
 
 def two_valued(tree: Any) -> Faults:
+    """Forbid tristates."""
     for item in tree.unique_defined_syms + tree.unique_choices:
         if item.orig_type == kconfiglib.TRISTATE:
             yield f"{item.name} is a tristate"
 
 
 def defined_once(tree: Any) -> Faults:
-    """But a model may add its default to a symbol that all models share."""
+    """Require one full definition per symbol; a model may add its default to a shared symbol."""
     for symbol in tree.unique_defined_syms:
         full = [node for node in symbol.nodes if node.prompt or node.help or node.ranges or node.selects]
         adding = [node for node in symbol.nodes if node not in full and node.filename.startswith("models/")]
@@ -116,6 +123,7 @@ def defined_once(tree: Any) -> Faults:
 
 
 def only_what_is_hidden_is_selected(tree: Any) -> Faults:
+    """Forbid `select` of symbols that have a prompt."""
     for symbol in tree.unique_defined_syms:
         for target, _ in symbol.orig_selects:
             if has_prompt(target):
@@ -123,6 +131,7 @@ def only_what_is_hidden_is_selected(tree: Any) -> Faults:
 
 
 def choices_have_a_name_and_a_derived_symbol(tree: Any) -> Faults:
+    """Require that a choice X_CHOICE is a plain choice of bools with a string X that names its member."""
     for choice in tree.unique_choices:
         name = choice.name or "a choice"
         stem = name.removesuffix("_CHOICE")
@@ -132,7 +141,7 @@ def choices_have_a_name_and_a_derived_symbol(tree: Any) -> Faults:
             continue
         wanted = {member.name: member.name.removeprefix(stem + "_").lower() for member in choice.syms}
         given = [(condition.name, value.str_value) for value, condition in derived.orig_defaults]
-        # After them what holds where the choice cannot be made, which is one of them.
+        # A last default may name the member for when the choice is invisible.
         instead = given[len(wanted) :]
         if (
             given[: len(wanted)] != list(wanted.items())
@@ -145,6 +154,7 @@ def choices_have_a_name_and_a_derived_symbol(tree: Any) -> Faults:
 
 
 def plain_names(tree: Any) -> Faults:
+    """Require names in capitals, and forbid negations."""
     for symbol in tree.unique_defined_syms:
         if not re.fullmatch(r"[A-Z][A-Z0-9_]*", symbol.name):
             yield f"{symbol.name} is not in capitals"
@@ -153,6 +163,7 @@ def plain_names(tree: Any) -> Faults:
 
 
 def what_is_no_more_is_no_symbol(tree: Any) -> Faults:
+    """Check that Kconfig.legacy agrees with the symbols of the tree."""
     legacy = read_legacy(Path(tree.srctree))
     for name in sorted(legacy.names()):
         if find(tree, name) is not None:
@@ -166,10 +177,10 @@ def what_is_no_more_is_no_symbol(tree: Any) -> Faults:
 
 
 def files_say_what_they_are_for(tree: Any) -> Faults:
-    """A sentence in the first line, a few assignments below it, and nothing of a machine."""
+    """Require a sentence in the first line, a few assignments below it, and no facts of a machine."""
     configurations, fragments = _shipped(tree)
     for path in configurations + fragments:
-        text = path.read_text(encoding="utf-8", errors="replace")  # the next rules tell what is not UTF-8
+        text = path.read_text(encoding="utf-8", errors="replace")  # a later rule reports non-UTF-8
         lines = text.splitlines()
         if not lines or not _FIRST_LINE.fullmatch(lines[0]):
             yield f"{_name(tree, path)}:1: is not a comment of one sentence"
@@ -179,6 +190,7 @@ def files_say_what_they_are_for(tree: Any) -> Faults:
 
 
 def no_configuration_has_the_name_of_a_fragment(tree: Any) -> Faults:
+    """Forbid a configuration and a fragment of the same name."""
     for path in _shipped(tree)[0]:
         try:
             defconfig.path_of(Path(tree.srctree), path.name)
@@ -187,6 +199,7 @@ def no_configuration_has_the_name_of_a_fragment(tree: Any) -> Faults:
 
 
 def configurations_hold_and_are_minimal(tree: Any) -> Faults:
+    """Require that shipped configurations are valid and in minimal form."""
     for path in _shipped(tree)[0]:
         try:
             defconfig.compose(tree, path.name)
@@ -199,6 +212,7 @@ def configurations_hold_and_are_minimal(tree: Any) -> Faults:
 
 
 def fragments_take_on_every_configuration(tree: Any) -> Faults:
+    """Require that every fragment takes effect on every shipped configuration."""
     configurations, fragments = _shipped(tree)
     root = Path(tree.srctree)
     bases = [defconfig.read_shipped(root, path) for path in configurations]
@@ -250,7 +264,7 @@ def _compared_strings(expr: Any) -> Iterator[Any]:
 
 
 def _shipped(tree: Any) -> tuple[list[Path], list[Path]]:
-    """Configurations and fragments of the tree itself, whatever a user has elsewhere."""
+    """Return configurations and fragments of the tree itself, ignoring ANNEAL_CONFIG_PATH."""
     root = Path(tree.srctree)
     configurations, fragments = defconfig.available(root)
     return configurations, [path for path in fragments if path.parent == root / defconfig.FRAGMENTS]

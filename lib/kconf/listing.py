@@ -1,4 +1,4 @@
-"""The commands that look at configurations and change none."""
+"""Commands that read configurations and change none."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def _list_defconfigs(project: Project, _: Namespace) -> None:
 
 
 def _listnewconfig(project: Project, options: Namespace) -> None:
-    """What the configuration does not mention, with its default, or (helpnewconfig) its help."""
+    """List options that the configuration does not mention, with default or (helpnewconfig) help."""
     tree = load_own_tree(project.root)
     load_file(tree, project.config_file, refresh=True)
     new = new_symbols(tree, read_own(project.root, project.config_file))
@@ -76,7 +76,7 @@ def _searchconfig(project: Project, options: Namespace) -> None:
 
 
 def _present(project: Project) -> StrictLoad:
-    """The configuration with the variables of the command line, or the defaults where there is none."""
+    """Load the configuration, or the defaults where there is none, with make's CONFIG_ variables."""
     tree = load_own_tree(project.root)
     if project.config_file.exists():
         configuration, notices = load_file(tree, project.config_file)

@@ -1,7 +1,7 @@
-"""One command at a time changes a configuration: from before it is read until after it is written.
+"""Lock of a configuration: one command at a time changes it, from reading to writing.
 
-The lock is a file beside the configuration, gone when the command has ended. The kernel releases that of a
-command that was killed, and the next one removes it.
+The lock is a file beside the configuration, removed when the command ends. The kernel releases that of a
+killed command, and the next one removes it.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from lib.kconf.tree import display
 
 _PAUSE_SECONDS = 0.05
 _WITHOUT_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
-# Where no file can be made, none can be changed either: the command itself says so, if it comes to that.
+# Where no lock file can be created, the command itself cannot write either, and reports that.
 _NOT_WRITABLE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST)
 
 
 @contextlib.contextmanager
 def locked(path: Path, command: str, *, interactive: bool = False) -> Iterator[None]:
-    """Let no other command change `path` for the block; wait for one that does so now.
+    """Hold the lock of `path` for the block; wait for a command that holds it now.
 
-    interactive: this one lasts until a person ends it, so that others are refused and do not wait.
+    interactive: this command lasts until the user ends it, so that others are refused instead of waiting.
 
-    Raises ConfigError where such a one has it.
+    Raises ConfigError where an interactive command holds the lock.
     """
     made = [one for one in (path.parent, *path.parent.parents) if not one.exists()]
     real = Path(os.path.realpath(path))
@@ -55,7 +55,7 @@ def locked(path: Path, command: str, *, interactive: bool = False) -> Iterator[N
 
 
 def _acquire(lock: Path, path: Path, words: str) -> int | None:
-    """Open the lock, with `words` in it, as soon as nobody else has it; None where nothing can be written."""
+    """Open and acquire the lock, with `words` in it; None where nothing can be written."""
     told = False
     while (descriptor := _open(lock, path)) is not None:
         try:
@@ -92,7 +92,7 @@ def _open(lock: Path, path: Path) -> int | None:
         except FileNotFoundError:
             if path.is_symlink() and not lock.parent.is_dir():
                 return None
-            # Else a command that failed has removed the directory that it had made.
+            # Otherwise a failing command has just removed the directory that it had created.
         except IsADirectoryError as error:
             raise ConfigError(
                 f"{display(lock)} is a directory",
@@ -106,7 +106,7 @@ def _open(lock: Path, path: Path) -> int | None:
 
 
 def _is_at(descriptor: int, lock: Path) -> bool:
-    """Whether the file is still there: whoever had it may have removed it since it was opened here."""
+    """True if the open file is still at `lock`: its previous holder may have removed it meanwhile."""
     try:
         return os.path.samestat(os.fstat(descriptor), lock.stat())
     except FileNotFoundError:
@@ -114,7 +114,7 @@ def _is_at(descriptor: int, lock: Path) -> bool:
 
 
 def _tell_holder(words: str, path: Path, *, told: bool) -> bool:
-    """Say once for whom this waits, as soon as that is written. Raises ConfigError for whom it does not."""
+    """Print once which command this waits for. Raises ConfigError if that one is interactive."""
     if not words:
         return told
     interactive, command, process, machine = (*words.split(), "", "", "", "")[:4]

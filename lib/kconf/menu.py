@@ -1,4 +1,4 @@
-"""The interactive menu: kconfiglib's, with loading, saving and checking replaced by the strict ones."""
+"""Interactive menu: kconfiglib's, with strict loading, saving and checking."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ from lib.kconf.resolve import load_file, load_text, load_what_holds, read_own
 from lib.kconf.tree import display, load_own_tree
 from lib.kconf.values import rule_of
 
-NO_KEY = -1  # what curses reads where there is nothing to read; a signal may bring it once
+NO_KEY = -1  # curses' result without input; a signal may cause one
 MOST_SILENCES = 100
 
 
 def run_menu(root: Path, config_file: Path, *, command: str = "menuconfig") -> None:
-    """Edit `config_file` in a terminal. Of a file with faults it asks whether to go on without them.
+    """Edit `config_file` in a terminal. For a file with faults, ask whether to continue without them.
 
-    command: how it is called, for errors.
+    command: name for errors.
 
     Raises ConfigError without a terminal, or where the answer is no.
     """
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         way = "setconfig" if config_file.exists() else "defconfig-NAME"
         raise ConfigError(f"{command} needs a terminal", todo=f"use make {way}")
-    import curses  # only here: not every Python has it
+    import curses  # imported here: not every Python has it
 
     import menuconfig
 
@@ -43,12 +43,12 @@ def run_menu(root: Path, config_file: Path, *, command: str = "menuconfig") -> N
         raise ConfigError(f"{command} cannot use the terminal TERM='{name}'", todo="set TERM, say to xterm")
     tree = load_own_tree(root, kind=_MenuTree)
     tree.edit(config_file)
-    # What the menu offers no other way to replace; tests/lib/kconf/test_menu.py holds these names.
+    # The menu has no public hooks for these; tests/lib/kconf/test_menu.py checks that the names exist.
     menuconfig._check_valid = _checker(menuconfig._error)
     menuconfig._range_info = _value_info(menuconfig._range_info)
     menuconfig._needs_save = tree.needs_save
     menuconfig._getch_compat = _keys(menuconfig._getch_compat, command)
-    os.environ["KCONFIG_CONFIG"] = str(config_file)  # where the menu reads its file name
+    os.environ["KCONFIG_CONFIG"] = str(config_file)  # the menu reads its file name from it
     try:
         with tree.locks:
             menuconfig.menuconfig(tree)
@@ -57,7 +57,7 @@ def run_menu(root: Path, config_file: Path, *, command: str = "menuconfig") -> N
 
 
 def _keys(read: Callable[[Any], Any], command: str) -> Callable[[Any], Any]:
-    """`read`, but a terminal that has gone, where the menu would ask for ever, ends it."""
+    """Wrap `read` to raise ConfigError when the terminal is gone; the menu would poll forever."""
 
     def key(window: Any) -> Any:
         for _ in range(MOST_SILENCES):
@@ -70,7 +70,7 @@ def _keys(read: Callable[[Any], Any], command: str) -> Callable[[Any], Any]:
 
 
 def run_window(root: Path, config_file: Path, *, command: str = "guiconfig") -> None:
-    """As `run_menu`, in a window. Raises ConfigError where there is no display, or no tkinter."""
+    """Edit `config_file` in a window, as `run_menu` does. Raises ConfigError without a display or tkinter."""
     try:
         import tkinter
 
@@ -82,7 +82,7 @@ def run_window(root: Path, config_file: Path, *, command: str = "guiconfig") -> 
             todo="install it (Debian: python3-tk), or use make menuconfig",
         ) from error
     try:
-        tkinter.Tk().destroy()  # before anything is asked on the terminal
+        tkinter.Tk().destroy()  # checks the display before asking on the terminal
         tree = load_own_tree(root, kind=_MenuTree)
         tree.edit(config_file)
         guiconfig._check_valid = _window_checker(guiconfig.messagebox.showerror)
@@ -104,16 +104,16 @@ def _can_move_its_cursor(curses: ModuleType) -> bool:
 
 
 class _MenuTree(kconfiglib.Kconfig):  # type: ignore[misc]
-    """A tree for the menu to edit: its load and save methods are the strict ones."""
+    """Kconfig tree for the menu, with strict load and save methods."""
 
-    locks: contextlib.ExitStack  # of files that were loaded besides the one to edit, which the command has
+    locks: contextlib.ExitStack  # of files loaded in addition to the edited one, whose lock the command holds
     _file: Path
     _locked: set[str]
     _notices: list[str]
     _made_from: tuple[str, ...]
 
     def edit(self, config_file: Path) -> None:
-        """Start with the content of `config_file`, if it exists. Raises ConfigError where it has a fault."""
+        """Load `config_file`, if it exists. Raises ConfigError where it has a fault and the user declines."""
         self._file = config_file
         self.locks, self._locked = contextlib.ExitStack(), {os.path.realpath(config_file)}
         self._notices, self._made_from = [], ()
@@ -123,13 +123,13 @@ class _MenuTree(kconfiglib.Kconfig):  # type: ignore[misc]
             configuration, self._notices = load_file(self, config_file)
         except ConfigError as error:
             if not read_own(Path(self.srctree), config_file).assignments:
-                raise  # nothing can be read of it
+                raise  # no line of it is valid
             _ask_to_drop(error)
             configuration = load_what_holds(self, config_file)
         self._made_from = configuration.made_from
 
     def load_config(self, filename: str | None = None) -> str:
-        """Called by the menu at the start (without a name) and by its load dialog."""
+        """Load a file for the menu: at the start (without a name) and from its load dialog."""
         if filename is None:
             return "\n".join(self._notices) or f"Editing {display(self._file)}"
         before = write.full_text(self)
@@ -138,31 +138,31 @@ class _MenuTree(kconfiglib.Kconfig):  # type: ignore[misc]
             configuration, _ = load_file(self, Path(filename))
         except ConfigError as error:
             load_text(self, before)
-            # The dialog shows the text of an OSError, and wants a number with it.
+            # The dialog shows the text of an OSError, which needs an errno.
             raise OSError(errno.EINVAL, "\n".join([*error.findings[:8], str(error)])) from error
         self._file = Path(filename)
         self._made_from = configuration.made_from
         return f"Loaded {filename}"
 
     def _lock(self, path: Path) -> None:
-        """It will be what is saved to. Raises ConfigError where somebody else changes it."""
+        """Lock a file that will be saved to. Raises ConfigError where another command holds it."""
         if (name := os.path.realpath(path)) not in self._locked and path.exists():
             self.locks.enter_context(locked(path, "menuconfig", interactive=True))
             self._locked.add(name)
 
     def write_config(self, filename: str) -> str:
-        """Called by the menu with the name from its save dialog. Raises OSError, which the menu shows."""
+        """Save to the file of the menu's save dialog. Raises OSError, which the menu shows."""
         changed = write.write_configuration(Path(filename), self._text(), keep_old=True)
         self._file = Path(filename)
         return f"{'Saved' if changed else 'No change to'} {display(self._file)}"
 
     def write_min_config(self, filename: str) -> str:
-        """As `write_config`, for the minimal form."""
+        """Save the minimal form, as `write_config` does."""
         changed = write.write_configuration(Path(filename), write.minimal_text(self))
         return f"{'Saved' if changed else 'No change to'} {display(Path(filename))}"
 
     def needs_save(self) -> bool:
-        """Whether saving would change the file."""
+        """True if saving would change the file."""
         return not self._file.is_file() or self._file.read_bytes() != self._text().encode()
 
     def _text(self) -> str:
@@ -170,7 +170,7 @@ class _MenuTree(kconfiglib.Kconfig):  # type: ignore[misc]
 
 
 def _ask_to_drop(error: ConfigError) -> None:
-    """Ask whether to go on without the lines at fault. Raises `error` where the answer is not yes."""
+    """Ask whether to continue without the faulty lines. Raises `error` where the answer is not yes."""
     for finding in error.findings:
         print(finding, file=sys.stderr)
     print("These lines would be dropped. Edit the rest? [y/N] ", end="", flush=True)
@@ -179,7 +179,7 @@ def _ask_to_drop(error: ConfigError) -> None:
 
 
 def _window_checker(show_error: Callable[..., object]) -> Callable[[Any, Any, Any, str], bool]:
-    """The check of a value typed into a dialog of the window."""
+    """Return the check of a value typed into a dialog of the window."""
 
     def check(dialog: Any, entry: Any, symbol: Any, value: str) -> bool:
         def show(text: str) -> None:
@@ -192,7 +192,7 @@ def _window_checker(show_error: Callable[..., object]) -> Callable[[Any, Any, An
 
 
 def _checker(show_error: Callable[[str], None]) -> Callable[[Any, str], bool]:
-    """The check of a value typed into the menu's dialog."""
+    """Return the check of a value typed into the menu's dialog."""
 
     def check(symbol: Any, value: str) -> bool:
         try:
@@ -210,7 +210,7 @@ def _checker(show_error: Callable[[str], None]) -> Callable[[Any, str], bool]:
 
 
 def _value_info(range_info: Callable[[Any], str | None]) -> Callable[[Any], str | None]:
-    """What the dialog shows beside the field: the range, or the `Value:` line."""
+    """Return the dialog's hint for a value: the range, or the `Value:` line."""
 
     def info(symbol: Any) -> str | None:
         rule = rule_of(symbol) if symbol.orig_type == kconfiglib.STRING else None

@@ -1,4 +1,4 @@
-"""What must not be in a configuration that is shared: facts of a machine or of a day."""
+"""Check of shared configurations for facts of one machine or day."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from lib.kconf.values import rule_of
 
 _ABSOLUTE = re.compile(r"""(?:^|[\s"'=:,])(~?/[\w.-]+|~\w*/|[A-Za-z]:\\|(?:file|local):/)""")
 _DATE = re.compile(r"\b(?:19|20)\d\d-(?:0\d|1[0-2])-(?:[0-2]\d|3[01])\b|\b\d{8}T\d{6}Z?\b")
-_LEAST_HOST_NAME = 4  # shorter ones are also words
+_LEAST_HOST_NAME = 4  # shorter ones may be ordinary words
 
 
 def machine_facts(tree: Any, text: str, *, name: str) -> list[Finding]:
-    """Lines of the configuration `text` that hold on one machine or day only, called `name` in findings."""
-    import socket  # few commands need it, and it takes long to import
+    """Return findings for lines of `text` that hold on one machine or day only; `name` is the file's name."""
+    import socket  # slow to import, and few commands need it
 
     host = socket.gethostname().split(".")[0]
     findings = []
@@ -43,7 +43,7 @@ def _fault(tree: Any, line: str, host: str) -> str | None:
 
 
 def _free_text(tree: Any, line: str) -> str | None:
-    """A comment, or the value of a path or text: whatever else a line may hold is a number or a name."""
+    """Return a comment, or the value of a path or text; other values are numbers or names."""
     match = re.fullmatch(r'CONFIG_(\w+)="(.*)"', line)
     if match is None:
         return line if line.startswith("#") else None

@@ -1,4 +1,4 @@
-"""Where a configuration command works, and how it tells and writes."""
+"""Working context of a configuration command: its paths, and how it prints and writes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from lib.kconf.tree import display, load_own_tree, shown
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Project:
-    """A source tree, the configuration file, the directory for what is made of it (O=), and V=1."""
+    """Source tree, configuration file, output directory (O=), and V=1."""
 
     root: Path
     config_file: Path
@@ -31,7 +31,7 @@ class Project:
 
     @classmethod
     def of_environment(cls, root: Path) -> Project:
-        """As make says it: KCONFIG_CONFIG, KCONFIG_OUTPUT and KCONFIG_VERBOSE."""
+        """Make the context from make's variables KCONFIG_CONFIG, KCONFIG_OUTPUT and KCONFIG_VERBOSE."""
         return cls(
             root=root,
             config_file=variables.config_file_of(root, os.environ),
@@ -42,8 +42,7 @@ class Project:
     def save(
         self, configuration: StrictLoad, *, changed: str, same: str, differences: Iterable[str] = ()
     ) -> None:
-        """Write the full configuration and say in a line what became of the file, after what is different in
-        it. Raises ConfigError."""
+        """Write the full configuration, print `differences` and a line on the outcome. Raises ConfigError."""
         text = write.full_text(configuration.tree, made_from=configuration.made_from)
         is_new = write_file(self.config_file, text, keep_old=True)
         for line in differences:
@@ -57,13 +56,13 @@ Command: TypeAlias = Callable[[Project, Namespace], None]
 
 
 def write_file(path: Path, text: str, *, keep_old: bool = False) -> bool:
-    """`write.write_configuration`, with a ConfigError where the system or the file refuses."""
+    """Write a configuration; returns true if it changed. Raises ConfigError where it cannot be written."""
     with refusals(path):
         return write.write_configuration(path, text, keep_old=keep_old)
 
 
 def write_files(texts: Mapping[Path, str]) -> dict[Path, bool]:
-    """As `write_file` for each, but none is written where one refuses; whether each was changed."""
+    """Write several files, none if one is refused; returns true for each that changed. Raises ConfigError."""
     for path, text in texts.items():
         with refusals(path):
             write.would_change(path, text)
@@ -72,12 +71,12 @@ def write_files(texts: Mapping[Path, str]) -> dict[Path, bool]:
 
 @contextlib.contextmanager
 def refusals(path: Path) -> Iterator[None]:
-    """An OSError while `path` is written becomes a ConfigError."""
+    """Context that turns an OSError while writing `path` into a ConfigError."""
     try:
         yield
     except OSError as error:
         culprit = Path(error.filename or path)
-        # The file itself, or the temporary one beside it, which a user knows nothing of.
+        # The user does not know the temporary file beside the target, so it is not named.
         elsewhere = "" if culprit.parent == Path(os.path.realpath(path)).parent else f"{display(culprit)}: "
         raise ConfigError(f"cannot write {display(path)}", why=f"{elsewhere}{error.strerror}") from error
 
@@ -108,7 +107,7 @@ def load_environment(root: Path) -> Resolved:
 
 
 def tell_origins(root: Path, config_file: Path) -> None:
-    """Print to stderr where every value of a configuration file comes from that is not a default."""
+    """Print to stderr the origin of every value of a configuration file that is not a default."""
     configuration, _ = load_file(load_own_tree(root), config_file)
     provenance = Provenance(configuration)
     for symbol in configuration.tree.unique_defined_syms:

@@ -1,4 +1,4 @@
-"""Where the value of a symbol comes from."""
+"""Origin of a symbol's value."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from lib.kconf.tree import has_prompt, option
 
 
 def is_given(origin: str) -> bool:
-    """Whether somebody gave the value that has such an origin."""
+    """True if a value with that origin was set by a user."""
     return origin != "default" and not origin.startswith(("default if ", "selected by "))
 
 
 class Provenance:
-    """The origins of the values of one configuration, of which nothing is added any more."""
+    """Origins of the values of one configuration, which must not change any more."""
 
     def __init__(self, configuration: StrictLoad) -> None:
         self._configuration = configuration
 
     def origin(self, symbol: Any) -> str:
-        """`file:line`, `command line`, `selected by CONFIG_X`, `default if CONFIG_X` or `default`.
+        """Return `file:line`, `command line`, `selected by CONFIG_X`, `default if CONFIG_X` or `default`.
 
-        The name of a choice's member (MODEL) has the origin of that member.
+        The string that names a choice's member (MODEL) has the origin of that member.
         """
         assignment = self._configuration.assigned(symbol.name)
         if assignment is not None and has_prompt(symbol):
@@ -44,13 +44,13 @@ class Provenance:
 
 
 def _names_member(symbol: Any, condition: Any) -> bool:
-    """Whether `symbol` says in a word which member of its choice, `condition`, is on."""
+    """True if `symbol` is the string that names the selected member of the choice of `condition`."""
     choice = condition.choice if isinstance(condition, kconfiglib.Symbol) else None
     return choice is not None and choice.name == f"{symbol.name}_CHOICE"
 
 
 def _active_condition(symbol: Any) -> Any | None:
-    """The condition, as written, of the default that is in force; None where there is no such default."""
+    """Return the condition, as written, of the default in force; None where there is none."""
     for (_, condition), (_, written) in zip(symbol.defaults, symbol.orig_defaults, strict=True):
         if kconfiglib.expr_value(condition):
             return written

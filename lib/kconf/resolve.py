@@ -1,4 +1,4 @@
-"""From a configuration file and a command line to typed values."""
+"""Resolution of a configuration file and a command line into typed values."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ from lib.kconf.values import Value, neutral_line, rule_of
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resolved:
-    """A configuration that holds, for this process.
+    """A valid configuration, resolved for this process.
 
-    values:  symbol (without prefix) -> bool, int, float, str or tuple by its type and `Value:` line; None
-             where the symbol is hidden and has no value. Members of choices are left out: the derived
-             symbol of the choice names the member.
-    in_effect: the part of `values` that says what is trained: symbols that a user reaches in this
-             configuration and what the choices name, without options at the value that their `Neutral:` line
-             names. What belongs to a model or data set that was not chosen is not in it.
-    origins: symbol -> where its value comes from, in the words of `Provenance.origin`.
-    given:   symbol, members of choices among them -> raw value, where somebody gave it, be it its default.
-    text:    the full configuration; minimal: the least that reproduces it (savedefconfig form).
-    notices: what is to be said once: options new since the file was written, what a command line changed.
+    values:  symbol (without prefix) -> bool, int, float, str or tuple by its type and `Value:` line; None if
+        the symbol is hidden and has no value. Choice members are omitted: the choice's string names the
+        member.
+    in_effect: the part of `values` that defines what is trained: symbols visible in this configuration and
+        the strings of choices, without options at their `Neutral:` value. Symbols of other models and data
+        sets are not in it.
+    origins: symbol -> origin of its value, as from `Provenance.origin`.
+    given:   symbol, including choice members -> raw value set by a user, even if it is the default.
+    text:    the full configuration; minimal: its minimal form (savedefconfig).
+    notices: messages to print once: new options, changes by the command line.
     """
 
     values: Mapping[str, Value]
@@ -45,12 +45,12 @@ class Resolved:
     notices: tuple[str, ...] = ()
 
     def asked(self) -> list[str]:
-        """A line for each value that somebody gave, with where it comes from; in the order of the menu."""
+        """Return a line for each value set by a user, with its origin, in the order of the menu."""
         said = [(name, origin) for name, origin in self.origins.items() if is_given(origin)]
         return [f"asked: {name} = {self.values[name]} ({origin})" for name, origin in said]
 
     def to_json(self) -> dict[str, Any]:
-        """All but the notices, which were said."""
+        """Return everything but the notices, which were printed."""
         return {
             "values": dict(self.values),
             "in_effect": dict(self.in_effect),
@@ -62,13 +62,13 @@ class Resolved:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Resolved:
-        """What `to_json` gave, also after a way through JSON, which has lists for tuples."""
+        """Make it from `to_json` data, also after JSON has turned tuples into lists."""
         typed = {kind: values_from_json(data[kind]) for kind in ("values", "in_effect")}
         return cls(**{**data, **typed})
 
 
 def values_from_json(values: Mapping[str, Any]) -> dict[str, Value]:
-    """Typed values after a way through JSON, which has lists for tuples."""
+    """Restore typed values after JSON has turned tuples into lists."""
     return {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
 
 
@@ -79,12 +79,12 @@ def load(
     overrides: Mapping[str, str] = MappingProxyType({}),
     refresh: bool = False,
 ) -> Resolved:
-    """Load `config_file` strictly against `root`/Kconfig, then `overrides` on top (never written anywhere).
+    """Load `config_file` strictly against `root`/Kconfig, then apply `overrides`, which are never written.
 
-    refresh: compute anew what an older tree wrote for symbols that nobody can set, and give notice of it.
+    refresh: recompute promptless symbols that an older tree wrote, with a notice.
     overrides: `CONFIG_NAME` -> raw value, as on a command line (strings without quotes).
 
-    Raises ConfigError with one finding (`file:line: reason`) for each assignment that does not take.
+    Raises ConfigError with one finding (`file:line: reason`) for each assignment without effect.
     """
     tree = load_own_tree(root)
     configuration, notices = load_file(tree, config_file, refresh=refresh)
@@ -99,9 +99,9 @@ def load_written(
     overrides: Mapping[str, str] = MappingProxyType({}),
     places: Mapping[str, str] = MappingProxyType({}),
 ) -> Resolved:
-    """As `load`, of a configuration that was written from the tree at `root` and is at hand as `text`.
+    """Load a configuration written from the tree at `root` from its `text`, as `load` does.
 
-    places: `CONFIG_NAME` -> where it was given its value (`file:line`), for the findings.
+    places: `CONFIG_NAME` -> place of its assignment (`file:line`), for the findings.
     """
     layer = read_text(text.encode(), name="the configuration")
     configuration, notices = _load_layer(load_own_tree(root), layer, refresh=False, tell_new=False)
@@ -129,12 +129,12 @@ def _resolved(configuration: StrictLoad, notices: Sequence[str]) -> Resolved:
 def load_file(
     tree: Any, config_file: Path, *, refresh: bool = False, tell_new: bool = True
 ) -> tuple[StrictLoad, list[str]]:
-    """Load the configuration in `config_file` into `tree`; also gives the notices about it.
+    """Load the configuration in `config_file` into `tree`; also returns its notices.
 
-    A full file written by a tool names every symbol; those that have their default are left free to follow
-    it. With `refresh`, outdated values that such a file has for symbols without a prompt are computed anew;
-    with `tell_new` a notice names what such a file, written by an older tree, does not mention.
-    Raises ConfigError for a file that is missing or has a fault.
+    A full file written by a tool names every symbol; those at their default are left unset, so that they
+    follow it. With `refresh`, outdated values of symbols without a prompt in such a file are recomputed; with
+    `tell_new` a notice names options that such a file, written by an older tree, does not mention. Raises
+    ConfigError for a file that is missing or has a fault.
     """
     if not config_file.exists():
         raise ConfigError(
@@ -155,7 +155,7 @@ def override(
     place: str = "command line",
     places: Mapping[str, str] = MappingProxyType({}),
 ) -> list[str]:
-    """Put the NAME=value words `given` (raw values) on top; the notices of it all. Raises ConfigError."""
+    """Apply the NAME=value words `given` (raw values) on top; returns the notices. Raises ConfigError."""
     if not given:
         return []
     tree = configuration.tree
@@ -169,12 +169,12 @@ def override(
 
 
 def read_own(root: Path, path: Path) -> Layer:
-    """The configuration file `path`, with symbols that are no more in the tree at `root` migrated."""
+    """Read the configuration file `path`, with old symbols migrated by the tree at `root`."""
     return migrate(read_file(path), read_legacy(root))
 
 
 def load_what_holds(tree: Any, config_file: Path) -> StrictLoad:
-    """As `load_file`, without the lines that have a fault. Only after these were told."""
+    """Load the valid lines of a file whose faults were reported."""
     configuration = StrictLoad(tree)
     configuration.add(read_own(Path(tree.srctree), config_file))
     _release(configuration)
@@ -187,7 +187,7 @@ def load_text(tree: Any, text: str) -> None:
 
 
 def accept(configuration: StrictLoad, todo: str) -> Verdict:
-    """The verdict, if it has no findings; else ConfigError with them, ending in `todo`."""
+    """Return the verdict. Raises ConfigError with its findings, ending in `todo`, if there are any."""
     verdict = configuration.finish()
     if verdict.findings:
         raise rejection(verdict.findings, todo, notices=configuration.said_of_layers)
@@ -209,9 +209,9 @@ def rejection(
 
 
 def typed_value(symbol: Any) -> Value:
-    """The value of `symbol` by its type and `Value:` line; None if it is hidden and has none.
+    """Return the value of `symbol` by its type and `Value:` line; None if it is hidden and has none.
 
-    Raises ConfigError where a default of the Kconfig files breaks its own `Value:` line.
+    Raises ConfigError where a default of the Kconfig files violates its own `Value:` line.
     """
     if symbol.orig_type == kconfiglib.BOOL:
         return bool(symbol.tri_value)
@@ -233,9 +233,9 @@ def typed_value(symbol: Any) -> Value:
 
 
 def _in_effect(symbol: Any) -> bool:
-    """Whether the value of `symbol` says something of this configuration: see `Resolved.in_effect`."""
+    """True if `symbol` belongs to `Resolved.in_effect`."""
     if symbol.orig_type == kconfiglib.BOOL:
-        # One that nobody can set follows from those that can be; a hidden "n" is another model's.
+        # A promptless bool follows from others; a hidden "n" belongs to another model.
         counts = has_prompt(symbol) and bool(symbol.visibility or symbol.tri_value)
     else:
         counts = typed_value(symbol) is not None
@@ -273,14 +273,14 @@ def _is_setting(symbol: Any) -> bool:
 
 
 def mentioned(tree: Any, layer: Layer) -> set[str]:
-    """Names of the symbols that a file mentions; any member of a choice mentions them all."""
+    """Return names of symbols that a file mentions; any choice member mentions all members."""
     named = {assignment.name for assignment in layer.assignments}
     symbols = [symbol for name in named if (symbol := find(tree, name)) is not None]
     return named | {member.name for symbol in symbols if symbol.choice for member in symbol.choice.syms}
 
 
 def new_symbols(tree: Any, layer: Layer) -> list[Any]:
-    """The settings in effect in `tree` that the file does not mention; of a new choice its member."""
+    """Return visible options of `tree` that the file does not mention; for a new choice its member."""
     named = mentioned(tree, layer)
     return [
         symbol
@@ -291,7 +291,7 @@ def new_symbols(tree: Any, layer: Layer) -> list[Any]:
 
 
 def _tell_new(tree: Any, layer: Layer) -> list[str]:
-    """One line that names what the file, written by an older tree, does not mention."""
+    """Return a notice on options that the file, written by an older tree, does not mention."""
     new = [shown(symbol, symbol.str_value) for symbol in new_symbols(tree, layer)]
     if not new:
         return []
@@ -302,15 +302,17 @@ def _tell_new(tree: Any, layer: Layer) -> list[str]:
 
 
 def settings(tree: Any) -> dict[Any, str]:
-    """What can be set now, with its value: symbols, and choices with the name of their member."""
+    """Return visible options with their values: symbols, and choices with the name of their member."""
     choices = [choice for choice in tree.unique_choices if has_prompt(choice) and choice.visibility]
     symbols = [symbol for symbol in tree.unique_defined_syms if _is_setting(symbol)]
     return {item: _setting(item) for item in [*choices, *symbols]}
 
 
 def changes(before: Mapping[Any, str], names: Collection[str]) -> tuple[list[str], list[str]]:
-    """`NAME old -> new` for each of `before`, from `settings`, that is not as it was and still can be set:
-    first of those that `names` (without prefix) has, also by a member, then of the others."""
+    """Return `NAME old -> new` for settings in `before` that changed and are still visible.
+
+    First those that `names` (without prefix) has, also by a choice member, then the others.
+    """
     named: list[str] = []
     others: list[str] = []
     for item, value in before.items():

@@ -1,4 +1,4 @@
-"""How a value must be spelled for the type of its symbol. One spelling for each value, none guessed."""
+"""Spelling of values by the type of their symbol: one spelling per value, none guessed."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ _YES, _NO = ("y", "yes", "1", "true", "on"), ("n", "no", "0", "false", "off")
 
 
 class Misspelled(Exception):
-    """The text is no value of the symbol; says why, and how to write it where that is clear."""
+    """Text that is no value of the symbol; the message gives the reason, and the fix if clear."""
 
 
 def read_value(symbol: Any, assignment: Assignment) -> str:
-    """The value that `assignment` gives to `symbol`, as kconfiglib takes it. Raises Misspelled."""
+    """Return the value that `assignment` gives to `symbol`, in kconfiglib's form. Raises Misspelled."""
     text = assignment.text
     if symbol.orig_type == kconfiglib.UNKNOWN:
         raise Misspelled(f"{option(symbol)} has no type in the Kconfig files")
@@ -48,7 +48,7 @@ def check_spelling(symbol: Any, value: str) -> None:
 
 
 def range_fault(symbol: Any, value: str) -> str | None:
-    """Why the well-formed int or hex `value` is outside the range that is active now; None if it is not."""
+    """Explain why the well-formed int or hex `value` is outside the active range; None if it is inside."""
     limits = active_range(symbol)
     if limits is None:
         return None
@@ -64,7 +64,7 @@ def range_fault(symbol: Any, value: str) -> str | None:
 
 
 def expression(expr: Any) -> str:
-    """A Kconfig expression with the names of symbols as configuration files have them."""
+    """Format a Kconfig expression with prefixed symbol names."""
     return str(kconfiglib.expr_str(expr, _operand))
 
 
@@ -92,7 +92,7 @@ def _check_string(symbol: Any, value: str) -> None:
     for character, word in (("\n", "a line break"), ("\r", "a carriage return"), ("\0", "a NUL byte")):
         if character in value:
             raise Misspelled(f"{option(symbol)} has {word} in its value; a string is a single line")
-    if re.search("[\ud800-\udfff]", value):  # by which Python stands for bytes of a command line
+    if re.search("[\ud800-\udfff]", value):  # surrogates stand for undecodable bytes of argv
         raise Misspelled(f"{option(symbol)} has a byte in its value that is not UTF-8")
     rule = rule_of(symbol)
     if rule is None:
@@ -114,7 +114,7 @@ def _check_int(symbol: Any, value: str) -> None:
 
 
 def _nearest_int(value: str) -> int | None:
-    """What was meant by `0x200`, `1e3`, `+5`, `"512"`, `1_000`, `0064` or digits of other scripts."""
+    """Return the int meant by `0x200`, `1e3`, `+5`, `"512"`, `1_000`, `0064` or digits of other scripts."""
     bare = value.strip("\"' \t")
     for read in (int, lambda text: int(text, 16) if text.lower().startswith("0x") else None, _whole_float):
         try:
@@ -145,7 +145,7 @@ def _check_logical(symbol: Any, value: str) -> None:
     tristate = symbol.orig_type == kconfiglib.TRISTATE
     if value in (("n", "m", "y") if tristate else ("n", "y")):
         return
-    word = value.strip().strip("\"' \t").lower()  # also of blanks that are no spaces
+    word = value.strip().strip("\"' \t").lower()  # also blanks other than spaces
     better = "y" if word in _YES else "n" if word in _NO else None
     fix = f"; write {option(symbol)}={better}" if better else ""
     raise Misspelled(f"{option(symbol)}={value} is not {'n, m or y' if tristate else 'y or n'}{fix}")

@@ -1,7 +1,7 @@
-"""Applying assignments to a Kconfig tree so that each one either takes or is a finding.
+"""Strict application of assignments to a Kconfig tree: each one takes effect or is a finding.
 
-Layers (files, then the command line) are added in order; a later one wins over an earlier one. An
-assignment must take in the end, with all layers in place. What took in its own layer and only lost its
+Layers (files, then the command line) are added in order; a later one overrides an earlier one. An assignment
+must hold in the final state, with all layers applied. One that held in its own layer and only lost its
 dependencies to a later one is a notice: the later layer won.
 """
 
@@ -23,7 +23,7 @@ from lib.kconf.tree import find, has_prompt, is_logical, option, shown
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What came of all layers: faults in the order of their lines, and things to be said once."""
+    """Result of all layers: faults in the order of their lines, and notices."""
 
     findings: tuple[Finding, ...]
     notices: tuple[str, ...]
@@ -42,7 +42,7 @@ class _Entry:
 
 @dataclass(slots=True, eq=False)
 class _Fault:
-    """A finding that a line written by a tool may still be cleared of."""
+    """A finding that is dropped if the line was written by a tool and matches the tree."""
 
     layer: Layer
     assignment: Assignment
@@ -58,9 +58,9 @@ class _Problem:
 
 @dataclass(slots=True, eq=False)
 class StrictLoad:
-    """One configuration being put together in `tree`, whose previous values are forgotten.
+    """Configuration under construction in `tree`, whose previous values are discarded.
 
-    refuse_replacing: a later file that says otherwise than an earlier one is a finding, not a notice.
+    refuse_replacing: a later file that contradicts an earlier one is a finding, not a notice.
     """
 
     tree: Any
@@ -71,15 +71,15 @@ class StrictLoad:
     _findings: list[Finding] = field(default_factory=list, init=False)
     _unknown: int = field(default=0, init=False)
     _notices: list[str] = field(default_factory=list, init=False)
-    _contradictory: set[int] = field(default_factory=set, init=False)  # id of layers that say yes and no
+    _contradictory: set[int] = field(default_factory=set, init=False)  # id of self-contradicting layers
     _shipped: dict[int, Mapping[tuple[str, str], Assignment]] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
-        self.tree.warn = False  # every check is ours; those of kconfiglib come late or not at all
+        self.tree.warn = False  # kconfiglib's warnings are replaced by the checks here
         self.tree.unset_values()
 
     def add(self, layer: Layer) -> None:
-        """Apply the assignments of `layer` on top of what is there."""
+        """Apply the assignments of `layer` on top of earlier layers."""
         self._layers.append(layer)
         self._findings += layer.faults
         self._notices += layer.notices
@@ -95,7 +95,7 @@ class StrictLoad:
                 entry.took = _problem(entry) is None or (by_tool(layer) and _is_harmless(entry))
 
     def finish(self) -> Verdict:
-        """Judge every assignment against the final state. May be called again after more layers."""
+        """Check every assignment against the final state. May be called again after more layers."""
         by_tool = self._by_tool()
         findings = list(self._findings)
         notices = list(self._notices)
@@ -109,8 +109,8 @@ class StrictLoad:
             if problem is None or (by_tool(entry.layer) and _is_harmless(entry)):
                 continue
             if id(entry.layer) in self._contradictory and problem.derived:
-                continue  # it depends on which of the two is meant, and that is a finding already
-            # What took, and lost what it needs to a later layer, is told where it was written first.
+                continue  # it depends on the contradiction, which is a finding already
+            # A value that held and lost its dependencies to a later layer is reported at its original place.
             lost = problem.hidden and (entry.took or (by_tool(entry.layer) and self._was_overruled(entry)))
             at = self._written(entry) if lost else entry.assignment
             if lost and not self.refuse_replacing:
@@ -123,10 +123,10 @@ class StrictLoad:
         return Verdict(tuple(findings), tuple(dict.fromkeys(notices)))
 
     def release_defaults(self, keep: Mapping[str, object]) -> None:
-        """Forget every assignment but those to the symbols in `keep` (without prefix).
+        """Discard every assignment except those to the symbols in `keep` (without prefix).
 
-        A full configuration names every symbol. Those whose value is the default are then free to follow
-        when a later layer changes what the default depends on.
+        A full configuration names every symbol. Those at their default can then follow when a later layer
+        changes their dependencies.
         """
         entries = [entry for name, entry in self._entries.items() if name in keep]
         self._entries = {entry.symbol.name: entry for entry in entries}
@@ -135,7 +135,7 @@ class StrictLoad:
             _assign(entry)
 
     def refresh_derived(self) -> None:
-        """Forget outdated values that a tool wrote for symbols without a prompt. Each is a notice."""
+        """Discard outdated values that a tool wrote for symbols without a prompt, each with a notice."""
         for name, entry in list(self._entries.items()):
             if has_prompt(entry.symbol) or not self.is_by_tool(entry.layer):
                 continue
@@ -145,31 +145,31 @@ class StrictLoad:
                 self._notices.append(f"{entry.assignment.place}: {entry.assignment.source} is now {now}")
 
     def assigned(self, name: str) -> Assignment | None:
-        """The assignment in force to the symbol `name` (without prefix), where it was written first.
+        """Return the assignment in force to the symbol `name` (without prefix), at its original place.
 
-        A line of a full configuration that still is as in one of the files of which it was made has its place
-        there; what was changed since has it in the full configuration.
+        A line of a full configuration that is unchanged from one of the files it was made from is placed in
+        that file; a changed line is placed in the full configuration.
         """
         entry = self._entries.get(name)
         return self._written(entry) if entry is not None else None
 
     @property
     def made_from(self) -> tuple[str, ...]:
-        """The shipped files (relative to the source tree) of which this was put together."""
+        """Shipped files (relative to the source tree) that this was composed of."""
         return tuple(dict.fromkeys(name for layer in self._layers for name in layer.made_from))
 
     @property
     def said_of_layers(self) -> tuple[str, ...]:
-        """The notices of the layers themselves: under which name an old one was taken."""
+        """Notices of the layers themselves, as on renamed symbols."""
         return tuple(dict.fromkeys(notice for layer in self._layers for notice in layer.notices))
 
     def _read(self, layer: Layer) -> list[_Entry]:
-        """The well-spelled assignments to symbols that exist; the others become faults."""
+        """Return the well-spelled assignments to defined symbols; the others become faults."""
         entries, absent = [], []
         for assignment in layer.assignments:
             symbol = find(self.tree, assignment.name)
             if symbol is None and assignment.text == "n" and not layer.command_line:
-                absent.append(assignment)  # a file of another branch may name it, and off it is here
+                absent.append(assignment)  # may come from another branch; an undefined symbol is off anyway
                 continue
             if symbol is None:
                 self._add_unknown(assignment)
@@ -193,13 +193,13 @@ class StrictLoad:
 
     def _add_unknown(self, assignment: Assignment) -> None:
         self._unknown += 1
-        # To look for likely names takes long, and what comes after so many is only counted.
+        # Finding likely names is slow, and findings beyond MOST_TOLD are only counted.
         near = self._unknown <= MOST_TOLD
         text = diagnostics.unknown_symbol(self.tree, assignment.name, assignment.text, near=near)
         self._findings.append(Finding(assignment.file, assignment.line, text))
 
     def _find_contradictions(self, layer: Layer) -> None:
-        """Within one layer a symbol has one value and a choice one member."""
+        """Find symbols with two values and choices with two members within one layer."""
         values: dict[str, Assignment] = {}
         members: dict[str, Assignment] = {}
         for assignment in layer.assignments:
@@ -226,7 +226,7 @@ class StrictLoad:
         self._contradictory.add(id(layer))
 
     def _replace_earlier(self, entry: _Entry) -> None:
-        """Retire what earlier layers said of the same symbol or choice; between files that is a notice."""
+        """Drop earlier assignments to the same symbol or choice; between files that is a notice."""
         earlier = self._entries.pop(entry.symbol.name, None)
         if earlier is not None and earlier.layer is not entry.layer and earlier.value != entry.value:
             self._note_replaced(entry, earlier)
@@ -237,7 +237,7 @@ class StrictLoad:
             if other is entry.symbol or earlier is None or earlier.value != "y":
                 continue
             del self._entries[other.name]
-            if earlier.layer is not entry.layer:  # within one file it is a fault, found elsewhere
+            if earlier.layer is not entry.layer:  # within one file it is a contradiction, found separately
                 self._note_replaced(entry, earlier)
 
     def _written(self, entry: _Entry) -> Assignment:
@@ -249,7 +249,7 @@ class StrictLoad:
 
     def _note_replaced(self, entry: _Entry, earlier: _Entry) -> None:
         if entry.layer.command_line:
-            return  # to win over the file is what a command line is for
+            return  # overriding the file is the purpose of a command line
         now, before = shown(entry.symbol, entry.value), shown(earlier.symbol, earlier.value)
         text = f"{now} replaces {before} of {self._written(earlier).place}"
         if self.refuse_replacing:
@@ -258,18 +258,21 @@ class StrictLoad:
             self._notices.append(f"{entry.assignment.place}: {text}")
 
     def is_by_tool(self, layer: Layer) -> bool:
-        """Whether a tool wrote the file: by its header, or since it names at least half of all that a full
-        file would name (kconfiglib writes no header). Such a file also holds what nobody can set."""
+        """True if a tool wrote the file, judged by its header or its completeness.
+
+        Complete means at least half of the names of a full file, since kconfiglib writes no header. Such a
+        file also assigns symbols without a prompt.
+        """
         if layer.by_tool or layer.command_line:
             return layer.by_tool
         assigned = {assignment.name for assignment in layer.assignments}
         every = (symbol.name for symbol in self.tree.unique_defined_syms if symbol.config_string)
-        # With more names than these it is less than half: a short file, looked at often, ends early.
+        # Beyond this many names the file has less than half, so short files need only a short scan.
         written = list(islice(every, 2 * len(assigned) + 1))
         return 2 * sum(name in assigned for name in written) >= max(1, len(written))
 
     def _by_tool(self) -> Callable[[Layer], bool]:
-        """`is_by_tool`, once for each layer and only where it matters, for it asks all options."""
+        """Return `is_by_tool` with a cache, since it may scan all options."""
         known: dict[int, bool] = {}
 
         def by_tool(layer: Layer) -> bool:
@@ -300,18 +303,18 @@ def _assign(entry: _Entry) -> None:
 
 
 def _is_as_written(assignment: Assignment, symbol: Any) -> bool:
-    """Whether the line is exactly what writing the configuration would produce for the symbol."""
+    """True if the line is exactly what writing the configuration would produce for the symbol."""
     return bool(assignment.line) and assignment.source == symbol.config_string.rstrip("\n")
 
 
 def _is_harmless(entry: _Entry) -> bool:
-    """Whether an assignment that a tool wrote loses nothing: it is what the tree has anyway, set or not."""
+    """True if an assignment written by a tool loses nothing: the tree has that value anyway."""
     hidden_alike = not entry.symbol.visibility and entry.symbol.str_value == entry.value
     return _is_as_written(entry.assignment, entry.symbol) or hidden_alike or _is_named(entry)
 
 
 def _is_named(entry: _Entry) -> bool:
-    """Whether the choice cannot be made any more, and its string (X of X_CHOICE) names the member anyway."""
+    """True if the choice is invisible and its string (X of X_CHOICE) names the member anyway."""
     symbol, choice = entry.symbol, entry.symbol.choice
     if choice is None or choice.visibility or entry.value != "y":
         return False
@@ -323,7 +326,7 @@ def _is_named(entry: _Entry) -> bool:
 
 
 def _problem(entry: _Entry) -> _Problem | None:
-    """Why the assignment does not take in the present state; None if it does."""
+    """Return why the assignment has no effect in the current state; None if it has."""
     symbol, value = entry.symbol, entry.value
     if not has_prompt(symbol):
         now = "" if symbol.str_value == value else f" (now {symbol.str_value or 'without a value'})"

@@ -1,4 +1,4 @@
-"""Loading a Kconfig tree, and the few questions that the strict front asks of it."""
+"""Loading of a Kconfig tree, and queries on its symbols."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ def load_tree(
     kind: type[Any] = kconfiglib.Kconfig,
     inside: bool = False,
 ) -> Any:
-    """Parse a Kconfig tree into a `kconfiglib.Kconfig` with all warnings kept in its `warnings`.
+    """Parse a Kconfig tree into a `kconfiglib.Kconfig`, with all warnings kept in its `warnings`.
 
-    kconfig: the top file, as an absolute path or relative to `srctree` (or else to the current directory).
-    prefix:  what stands before symbol names in configuration files; None = the variable CONFIG_, as
-             kconfiglib has it, or "CONFIG_".
-    kind:    the class to make, `kconfiglib.Kconfig` or derived from it.
-    inside:  with `srctree` as the current directory, where $(shell ...) of a foreign tree finds its files.
+    kconfig: top file, as an absolute path or relative to `srctree` (or else to the current directory).
+    prefix:  prefix of symbol names in configuration files; None = the variable CONFIG_, as in kconfiglib, or
+        "CONFIG_".
+    kind:    class to create, `kconfiglib.Kconfig` or derived from it.
+    inside:  make `srctree` the current directory, so that $(shell ...) of a foreign tree finds its files.
 
     Raises ConfigError, in one line, for any fault of the Kconfig files.
     """
@@ -43,7 +43,7 @@ def load_tree(
         except kconfiglib.KconfigError as error:
             raise ConfigError(_one_line(str(error))) from error
         except OSError as error:
-            # kconfiglib's own subclass has a message with file and line; plain ones have a file name.
+            # kconfiglib's subclass has a message with file and line; a plain OSError has a file name.
             text = str(error) if hasattr(error, "msg") else f"{error.filename}: {error.strerror}"
             raise ConfigError(" ".join(text.split())) from error
         except RecursionError as error:
@@ -52,45 +52,45 @@ def load_tree(
 
 
 def load_own_tree(root: Path, *, kind: type[Any] = kconfiglib.Kconfig) -> Any:
-    """Parse `root`/Kconfig, deaf to the environment; here a warning of kconfiglib is an error."""
+    """Parse `root`/Kconfig independently of the environment. Raises ConfigError for warnings, too."""
     tree = load_tree("Kconfig", srctree=root, prefix="CONFIG_", kind=kind)
     if tree.warnings:
         findings = [" ".join(text.removeprefix("warning: ").split()) for text in tree.warnings]
         raise ConfigError("the Kconfig files have faults", findings=findings)
-    tree.warn = False  # what is assigned is checked by lib.kconf.strict, with reasons
+    tree.warn = False  # lib.kconf.strict checks assignments, with reasons
     return tree
 
 
 def option(symbol: Any) -> str:
-    """The symbol's name as configuration files have it: CONFIG_SEED."""
+    """Return the symbol's name with prefix, as in configuration files: CONFIG_SEED."""
     return f"{symbol.kconfig.config_prefix}{symbol.name}"
 
 
 def find(tree: Any, name: str) -> Any | None:
-    """The symbol that is defined under `name` (without prefix), or None."""
+    """Return the symbol that is defined under `name` (without prefix), or None."""
     symbol = tree.syms.get(name)
     return symbol if symbol is not None and symbol.nodes else None
 
 
 def has_prompt(item: Any) -> bool:
-    """Whether a symbol or choice can ever be set by a user."""
+    """True if a symbol or choice has a prompt, so that a user can set it."""
     return any(node.prompt for node in item.nodes)
 
 
 def is_logical(symbol: Any) -> bool:
-    """Whether the symbol is a bool or a tristate."""
+    """True if the symbol is a bool or a tristate."""
     return symbol.orig_type in (kconfiglib.BOOL, kconfiglib.TRISTATE)
 
 
 def shown(symbol: Any, value: str) -> str:
-    """`CONFIG_NAME=value` as a configuration file has it."""
+    """Format `CONFIG_NAME=value` as in a configuration file."""
     if symbol.orig_type == kconfiglib.STRING:
         return f'{option(symbol)}="{kconfiglib.escape(value)}"'
     return f"{option(symbol)}={value}"
 
 
 def active_range(symbol: Any) -> tuple[int, int, Any] | None:
-    """Lowest and highest value allowed now (both included) and the written condition; None = no limit."""
+    """Return the active bounds (inclusive) and the condition as written; None = no range."""
     base = 16 if symbol.orig_type == kconfiglib.HEX else 10
     # Entries have a fourth element in some versions of kconfiglib.
     for entry, written in zip(symbol.ranges, symbol.orig_ranges, strict=True):
@@ -101,7 +101,7 @@ def active_range(symbol: Any) -> tuple[int, int, Any] | None:
 
 
 def display(path: Path) -> str:
-    """How messages name a file: relative to the current directory where it is below it."""
+    """Return the name of a file for messages: relative to the current directory if below it."""
     absolute = Path(os.path.abspath(path))  # noqa: PTH100 - a symbolic link keeps its own name
     here = Path.cwd()
     return str(absolute.relative_to(here)) if absolute.is_relative_to(here) else str(absolute)
@@ -126,7 +126,7 @@ def _top_file(kconfig: str | Path, srctree: Path) -> str:
 
 @contextlib.contextmanager
 def _environment(**variables: str | None) -> Iterator[None]:
-    """Set environment variables, from which kconfiglib takes its settings, for the block. None: as it is."""
+    """Set environment variables, which configure kconfiglib, for the block; None leaves one unchanged."""
     wanted = {name: value for name, value in variables.items() if value is not None}
     before = {name: os.environ.get(name) for name in wanted}
     os.environ.update(wanted)
@@ -141,7 +141,7 @@ def _environment(**variables: str | None) -> Iterator[None]:
 
 
 def _one_line(text: str) -> str:
-    """kconfiglib explains loops and undecodable files over many lines; keep place and reason."""
+    """Reduce kconfiglib's multi-line errors on loops and undecodable files to place and reason."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     if lines[0] == "Dependency loop":
         items = _LOOP_ITEM.findall(text)

@@ -1,17 +1,17 @@
-"""The machine-read lines in the help of a symbol: `Value:` and `Neutral:`.
+"""Machine-read lines in the help of a symbol: `Value:` and `Neutral:`.
 
-Kconfig has no float, list or path. A line in the help text gives a string symbol one:
+Kconfig has no float, list or path type. A line in the help text adds one to a string symbol:
 
     Value: float, 0 < x <= 10        Value: int list, rising, 1 <= x <= 99
     Value: float                     Value: path
     Value: float list, x >= 0        Value: text
 
-Lists are comma-separated without spaces; in a rising one each element is more than the one before it.
-A path is not empty; a text may be.
+Lists are comma-separated without spaces; in a rising one each element exceeds the previous one. A path is not
+empty; a text may be.
 
-A line `Neutral: n` in the help of any symbol (of a choice, of the string that names its member) has the
-value, as .config would, at which training is as if the option did not exist. A new option that has one, with
-its default there, leaves the identity of every run as it is.
+A line `Neutral: n` in the help of any symbol (for a choice, of the string that names its member) gives the
+value, as in .config, at which training behaves as if the option did not exist. A new option with that value
+as its default leaves the identity of every run unchanged.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ _NEUTRAL_LINE = re.compile(r"^\s*Neutral: *(.*?)\s*$", re.MULTILINE)
 
 
 def is_plain_int(text: str) -> bool:
-    """Whether `text` is a decimal integer in its one spelling: no +, _ or leading zero, at most 19 digits."""
+    """True if `text` is a decimal integer in its one spelling: no +, _ or leading zero, at most 19 digits."""
     return _INT.fullmatch(text) is not None and text != "-0"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ValueRule:
-    """What a `Value:` line says. `text` is the line itself, without `Value: `."""
+    """Rule of a `Value:` line. `text` is the line itself, without `Value: `."""
 
     text: str
     kind: str  # float, int, path or text
@@ -52,7 +52,7 @@ class ValueRule:
     high_included: bool = True
 
     def parse(self, text: str) -> Value:
-        """The typed value of `text`. Raises ValueError saying what `text` is not."""
+        """Parse `text` into a typed value. Raises ValueError saying what is wrong with it."""
         if self.kind == "text":
             return text
         if self.kind == "path":
@@ -91,7 +91,7 @@ class ValueRule:
 
 
 def parse_rule(text: str) -> ValueRule:
-    """Read what follows `Value: `. Raises ValueError where it is not in the grammar above."""
+    """Parse the text after `Value: `. Raises ValueError where it is not in the grammar above."""
     match = _RULE.fullmatch(text)
     if match is None:
         raise ValueError(f"'Value: {text}' is not understood")
@@ -113,18 +113,18 @@ def parse_rule(text: str) -> ValueRule:
 
 
 def value_line(symbol: Any) -> str | None:
-    """The text after `Value: ` in the help of a kconfiglib symbol, from whichever definition has one."""
+    """Return the text after `Value: ` in the help of a kconfiglib symbol, from any of its definitions."""
     return _help_line(symbol, _HELP_LINE)
 
 
 def neutral_line(symbol: Any) -> str | None:
-    """The value after `Neutral: `, without quotes: there training is as if there were no such option."""
+    """Return the value after `Neutral: `, without quotes; None without such a line."""
     text = _help_line(symbol, _NEUTRAL_LINE)
     return text and text.strip('"')
 
 
 def is_machine_read(line: str) -> bool:
-    """Whether a line of a help text is for programs rather than for readers."""
+    """True if a line of a help text is for programs, not for readers."""
     return bool(_HELP_LINE.match(line) or _NEUTRAL_LINE.match(line))
 
 
@@ -134,12 +134,12 @@ def _help_line(symbol: Any, form: re.Pattern[str]) -> str | None:
 
 
 def rule_of(symbol: Any) -> ValueRule | None:
-    """The rule of a string symbol; None without a `Value:` line or where it is ordinary prose."""
+    """Return the rule of a string symbol; None without a `Value:` line or where it is ordinary prose."""
     text = value_line(symbol)
     if text is None:
         return None
     try:
         return parse_rule(text)
     except ValueError:
-        # A foreign tree may have prose that starts like this; over our own tree a lint refuses it.
+        # A foreign tree may have prose that starts like this; in our own tree lint rejects it.
         return None

@@ -1,4 +1,4 @@
-"""The variables of make's command line, and nothing else of the environment, reach the configuration.
+"""Variables of make's command line, the only part of the environment that reaches the configuration.
 
 The Makefile exports KCONFIG_MAKE_VARIABLES, the names of all variables given on its command line, separated
 by spaces; make puts their values into the environment. Before any recipe, scripts/check_goals.sh judges goals
@@ -23,13 +23,15 @@ from lib.kconf.resolve import rejection
 from lib.kconf.tree import find, load_own_tree
 
 _PREFIX = "CONFIG_"
-# What other programs have under this prefix.
+# Variables of other programs with this prefix.
 _OF_OTHERS = frozenset({"CONFIG_SITE", "CONFIG_SHELL"})
 
 
 def config_file_of(root: Path, environ: Mapping[str, str]) -> Path:
-    """The configuration file: KCONFIG_CONFIG, or `root`/.config. Raises ConfigError for a name with a line
-    break, which no message could show."""
+    """Return the configuration file: KCONFIG_CONFIG, or `root`/.config.
+
+    Raises ConfigError for a name with a line break, which no message could show.
+    """
     name = environ.get("KCONFIG_CONFIG", "")
     if not name.isprintable():
         raise ConfigError(f"KCONFIG_CONFIG={name!r} has a line break or another control character")
@@ -37,13 +39,12 @@ def config_file_of(root: Path, environ: Mapping[str, str]) -> Path:
 
 
 def given_overrides(environ: Mapping[str, str]) -> dict[str, str]:
-    """CONFIG_ variables of make's command line with their raw values."""
+    """Return CONFIG_ variables of make's command line with their raw values."""
     return {name: environ.get(name, "") for name in _given(environ) if name.startswith(_PREFIX)}
 
 
 def check_variables(root: Path, environ: Mapping[str, str]) -> None:
-    """Raise ConfigError for goals and variables of make's command line that mean nothing, each with a
-    suggestion."""
+    """Raise ConfigError, with suggestions, for unknown goals and variables of make's command line."""
     known = set(environ.get("KCONFIG_MAKE_KNOWN", "").split())
     doubtful = [name for name in _given(environ) if name.startswith(_PREFIX) or (known and name not in known)]
     goals = environ.get("KCONFIG_MAKE_GOALS", "").split()
@@ -78,7 +79,7 @@ def _strange(goal: str, targets: list[str]) -> str:
 
 
 def stray_variables(root: Path, environ: Mapping[str, str]) -> list[str]:
-    """A sentence for each CONFIG_ name that the environment has, but not make's command line."""
+    """Return a notice for each CONFIG_ variable of the environment that is not on make's command line."""
     given = {*_given(environ), *_OF_OTHERS, _PREFIX}
     names = sorted(name for name in environ if name.startswith(_PREFIX) and name not in given)
     if not names:
@@ -100,11 +101,11 @@ def _given(environ: Mapping[str, str]) -> list[str]:
 
 
 def _near_variable(name: str, known: set[str]) -> str | None:
-    """A variable of the Makefile that differs in case or by a slip only."""
+    """Return a variable of the Makefile that differs only in case or by a typing error."""
     for candidate in sorted(known):
         if candidate.lower() == name.lower():
             return candidate
-    import difflib  # only when something is wrong: the import is slow
+    import difflib  # only after an error: the import is slow
 
     close = difflib.get_close_matches(name, [word for word in known if len(word) > 3], n=1, cutoff=0.8)
     return close[0] if close else None

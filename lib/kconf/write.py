@@ -1,4 +1,4 @@
-"""Writing configuration files: all or nothing, the old one kept, an unchanged one untouched."""
+"""Atomic writing of configuration files, with a backup; unchanged files are not touched."""
 
 from __future__ import annotations
 
@@ -19,22 +19,23 @@ _WRITABLE = stat.S_IWUSR | stat.S_IWGRP | stat.S_IWOTH  # by anybody
 
 
 def full_text(tree: Any, *, made_from: Sequence[str] = ()) -> str:
-    """The full configuration: every symbol that has a value, under a header that says so, and of which
-    shipped files it was made."""
+    """Return the full configuration: every symbol with a value, and a header with the shipped files used."""
     header = f"{HEADER}\n{MADE_FROM}{', '.join(made_from)}\n" if made_from else f"{HEADER}\n"
     return _written(kconfiglib.Kconfig.write_config, tree, header=header, save_old=False)
 
 
 def minimal_text(tree: Any) -> str:
-    """The least that reproduces the configuration (savedefconfig form); without a header."""
+    """Return the minimal configuration (savedefconfig form), without a header."""
     return _written(kconfiglib.Kconfig.write_min_config, tree, header="")
 
 
 def would_change(path: Path, text: str) -> bool:
-    """Whether `text` (UTF-8) is not what `path` has already. Raises OSError where it must not be written
-    there: onto a file that is read-only or something that is no file, or by a symbolic link to nowhere."""
+    """True if `text` (UTF-8) differs from the content of `path`.
+
+    Raises OSError where it must not be written: read-only and special files, dangling symbolic links.
+    """
     name, path = path, Path(os.path.realpath(path))
-    if path.is_symlink():  # to itself, or it would have been followed
+    if path.is_symlink():  # a loop, since realpath did not resolve it
         raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(path))
     refuse_special(path)
     if not path.is_file():
@@ -47,8 +48,10 @@ def would_change(path: Path, text: str) -> bool:
 
 
 def write_configuration(path: Path, text: str, *, keep_old: bool = False) -> bool:
-    """As `write_atomically`, but not over a file of which nothing reads as a configuration: its name was a
-    slip. Raises OSError."""
+    """Write atomically, but not over a file that does not parse as a configuration: probably a wrong name.
+
+    Returns true if the file changed. Raises OSError.
+    """
     layer = read_file(path) if path.is_file() else None
     if layer is not None and layer.faults and not layer.assignments:
         raise OSError(errno.EEXIST, f"{path.name} is no configuration", os.path.realpath(path))
@@ -56,10 +59,10 @@ def write_configuration(path: Path, text: str, *, keep_old: bool = False) -> boo
 
 
 def write_atomically(path: Path, text: str, *, keep_old: bool = False) -> bool:
-    """Make `text` (UTF-8) the content of `path`; at every moment the file is whole, old or new.
+    """Make `text` (UTF-8) the content of `path`; at every moment the file is complete, old or new.
 
-    Returns False, and leaves even the modification time alone, where the content is already that. With
-    `keep_old` what was there goes to `<path>.old`. A symbolic link is followed. Raises OSError.
+    Returns False, and does not even change the modification time, where the content is the same. With
+    `keep_old` the previous content goes to `<path>.old`. A symbolic link is followed. Raises OSError.
     """
     if not would_change(path, text):
         return False
@@ -75,7 +78,7 @@ def write_atomically(path: Path, text: str, *, keep_old: bool = False) -> bool:
 
 
 def _refuse_link_to_nowhere(path: Path) -> None:
-    """Directories are made where somebody typed their names, not wherever a symbolic link points."""
+    """Raise FileNotFoundError for a symbolic link to a missing directory, which must not be created."""
     for link in (path, *path.parents):
         target = Path(os.path.realpath(link))
         if link.is_symlink() and not (target.parent if link == path else target).is_dir():
@@ -84,16 +87,17 @@ def _refuse_link_to_nowhere(path: Path) -> None:
 
 
 def _refuse_read_only(path: Path) -> None:
-    """Renaming would replace it all the same, and root may write anything, but whoever made it read-only
-    meant something by that."""
+    """Raise PermissionError for a read-only file, which renaming, or root, would replace anyway."""
     if not os.access(path, os.W_OK) or not path.stat().st_mode & _WRITABLE:
         raise PermissionError(errno.EACCES, f"{path.name} is read-only", str(path))
 
 
 def _written(write: Any, tree: Any, **arguments: object) -> str:
-    """What a method of kconfiglib writes: it knows files only. The menu replaces these methods on its tree,
-    hence those of the class."""
-    import tempfile  # not every command writes, and it takes long to import
+    """Return the output of kconfiglib's writer, which only writes to files.
+
+    The method is passed from the class, since the menu overrides it on its tree.
+    """
+    import tempfile  # slow to import, and not every command writes
 
     with tempfile.TemporaryDirectory(prefix="kconf-") as directory:
         path = Path(directory) / "config"

@@ -34,8 +34,7 @@ _CPU = re.compile(r"cpu-(?P<gib>[0-9]{1,5})g(?:-(?P<bf16>amx|avx512))?")
 
 
 def machine_names(text: str) -> tuple[str, ...]:
-    """Return the machine names that `text` stands for: every GPU of the catalogue for "all", else `text`
-    itself."""
+    """Return the machine names in `text`: every GPU of the catalogue for "all", else `text` itself."""
     return tuple(CATALOGUE) if text.strip().lower() == ALL else (text,)
 
 

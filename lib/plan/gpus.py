@@ -67,8 +67,7 @@ def find_gpu(driver_name: str) -> Gpu | None:
 
 
 def gpu_of(key: str) -> Gpu:
-    """Return the row with that key, in either case. Raises ConfigError, with suggestions, where there is
-    none."""
+    """Return the row with that key, in either case. Raises ConfigError, with suggestions, for others."""
     gpu = CATALOGUE.get(key.lower())
     if gpu is None:
         near = suggestions(key)

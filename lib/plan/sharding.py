@@ -58,8 +58,7 @@ def split_over(devices: int) -> Layout:
 
 
 def group_of(world: int) -> int | None:
-    """Return processes per replica where there are several replicas: a node's or half of one; None for
-    neither."""
+    """Return processes per replica of hsdp: those of a node, or half of all; None where neither fits."""
     if world > DEVICES_PER_NODE:
         return DEVICES_PER_NODE if world % DEVICES_PER_NODE == 0 else None
     return world // 2 if world >= 4 and world % 2 == 0 else None

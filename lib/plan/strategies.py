@@ -178,8 +178,7 @@ def _cannot_be_beaten(candidate: Candidate, facts: ModelFacts, placement: Placem
 
 
 def _obstacle(config: Asked, facts: ModelFacts, placement: Placement, way: Way) -> Decision[str] | None:
-    """Return why `way` is impossible regardless of memory, and the setting that would allow it; None
-    otherwise."""
+    """Return why `way` is impossible regardless of memory, and the setting that allows it; else None."""
     layout = way.layout
     if layout.strategy in ("single", "ddp"):
         return None
