@@ -74,7 +74,7 @@ def test_the_makefile_is_short() -> None:
 
 
 @pytest.mark.parametrize(
-    "how", [["-n"], ["-q"], ["-k"], ["-B"], ["-j4"], ["-f", str(ROOT / "Makefile")], ["MAKEFILE_LIST=x"]]
+    "how", [["-n"], ["-q"], ["-k"], ["-B"], ["-j4"], ["-nf", str(ROOT / "Makefile")], ["MAKEFILE_LIST=x"]]
 )
 def test_make_judges_whatever_its_options_are(tmp_path: Path, how: list[str]) -> None:
     """A refused variable begins nothing: neither a goal nor the making of an environment."""
