@@ -16,9 +16,7 @@ symbols() { # those with a prompt
 
 targets() { # those of the table, with the names of configurations and fragments put in
 	awk -v mode=targets -f scripts/targets.awk scripts/targets
-	names defconfigs | sed 's/^/defconfig-/'
-	names defconfigs | sed 's/$/_defconfig/'
-	names defconfigs | sed 's/^/train-/'
+	names defconfigs | sed 's/.*/defconfig-& &_defconfig train-&/' | tr ' ' '\n'
 	names defconfigs/fragments | sed 's/$/.config/'
 }
 

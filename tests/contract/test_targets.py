@@ -74,11 +74,19 @@ def test_the_makefile_is_short() -> None:
 
 
 @pytest.mark.parametrize(
-    "how", [["-n"], ["-q"], ["-k"], ["-B"], ["-j4"], ["-f", str(ROOT / "Makefile")], ["MAKEFILE_LIST=x"]]
+    "how", [["-n"], ["-q"], ["-k"], ["-B"], ["-j4"], ["-nf", str(ROOT / "Makefile")], ["MAKEFILE_LIST=x"]]
 )
 def test_make_judges_whatever_its_options_are(tmp_path: Path, how: list[str]) -> None:
     """A refused variable begins nothing: neither a goal nor the making of an environment."""
-    command = ["make", *how, "help", "list-defconfigs", "LR=3", f"VENV={tmp_path}/none"]
+    command = [
+        "make",
+        *how,
+        "help",
+        "list-defconfigs",
+        "LR=3",
+        f"VENV={tmp_path}/none",
+        "PYTHON=/nonexistent",
+    ]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (2, "")
     assert "is not a variable of this Makefile" in done.stderr
