@@ -1,10 +1,8 @@
 """Data sets, their order and their way to the device. Downloading and decoding are imported when used."""
 
-from lib.data.datasets.opening import NAMES, open_dataset
-from lib.data.datasets.question_answering.opening import AnswerOptions
+from lib.data.datasets.files import Place
+from lib.data.datasets.opening import open_dataset, outline
 from lib.data.datasets.question_answering.spec import AnswerSpec
-from lib.data.datasets.sudoku.opening import SudokuOptions
-from lib.data.datasets.text_files import TextOptions
 from lib.data.loader import Batch, Delivery, EvalLoader, TrainLoader, choose_placement
 from lib.data.sampler import epoch_order, sample_stream
 from lib.data.subset import restrict, subset
@@ -21,8 +19,6 @@ from lib.data.types import (
 )
 
 __all__ = [
-    "NAMES",
-    "AnswerOptions",
     "AnswerSpec",
     "ArrayPart",
     "Batch",
@@ -31,17 +27,17 @@ __all__ = [
     "EvalLoader",
     "ImageSpec",
     "Part",
+    "Place",
     "PuzzleSpec",
     "Spec",
-    "SudokuOptions",
     "TextClassSpec",
-    "TextOptions",
     "TextSpec",
     "TokenPart",
     "TrainLoader",
     "choose_placement",
     "epoch_order",
     "open_dataset",
+    "outline",
     "restrict",
     "sample_stream",
     "subset",
