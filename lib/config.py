@@ -16,9 +16,13 @@ from typing import Literal
 
 from lib.errors import ConfigError
 from lib.kconf.values import Value
-from lib.plugins import MODELS, TASKS, task_of
+from lib.plugins import DATASETS, MODELS, TASKS, task_of
 
-OF_PLUG_INS = ("model_options", "task_options")  # fields that are no symbols but hold those of a plug-in
+OF_PLUG_INS = (
+    "model_options",
+    "task_options",
+    "data_options",
+)  # fields that are no symbols but hold those of a plug-in
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,22 +38,14 @@ class Config:
 
     # Data
     dataset: str
+    data_options: Mapping[str, Value]  # the symbols of the data set's own Kconfig
     data_dir: str | None  # None for a generated data set
     data_download: bool
     data_limit: int
     holdout: int
     image_size: int | None
-    on_bad_sample: Literal["error", "skip"] | None  # None where nothing is decoded
     block_size: int | None  # None for images
     tokenizer: Literal["byte", "char", "gpt2"] | None  # None for images and ready-made tokens
-    vocab_size: int | None
-    sudoku_level: str | None  # None where no puzzles are generated
-    sudoku_clues: int | None
-    sudoku_train_size: int | None
-    sudoku_test_size: int | None
-    source_bytes: int | None  # None without frozen models
-    frozen_model_a: str | None
-    frozen_model_b: str | None
     augment: Literal["none", "shift", "crop_flip", "symmetries"] | None  # None for texts
     augment_pad: int | None  # 0: an eighth of the image's side
     augment_ahead: bool
@@ -179,6 +175,7 @@ def config_from_values(values: Mapping[str, Value]) -> Config:
         )
     task = task_of(model)
     fields["model_options"] = MODELS.own(model, values)
+    fields["data_options"] = DATASETS.own(str(values["DATASET"]), values)
     fields["task_options"] = TASKS.own(task, values) if task else {}  # to load such a model is refused
     return Config(**fields)  # type: ignore[arg-type]
 

@@ -109,6 +109,7 @@ class Kind:
 
 
 MODELS = Kind("model", "models", "model", ("TASK", "build"))
+DATASETS = Kind("data set", "lib.data.datasets", "data", ("outline", "open_set"), symbol="DATASET")
 TASKS = Kind("task", "train.tasks", "task", ("DATA", "build", "fault"))
 
 

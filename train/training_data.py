@@ -12,17 +12,15 @@ import torch
 
 from lib.config import Config
 from lib.data import (
-    AnswerOptions,
     AnswerSpec,
     Dataset,
     ImageSpec,
+    Place,
     PuzzleSpec,
-    SudokuOptions,
-    TextOptions,
     open_dataset,
+    outline,
     restrict,
 )
-from lib.data.metadata import unopened
 from lib.data.remote import copied, local_copy
 from lib.data.types import Spec
 from lib.errors import ConfigError, PlanError
@@ -71,13 +69,8 @@ def _unopened(config: Config, *, root: Path) -> Dataset | None:
         data_dir = copied(config.data_dir, cache_dir=cache_of(root))
     else:
         data_dir = _data_dir(config, root=root, say=lambda _: None)
-    dataset = unopened(
-        config.dataset,
-        data_dir=data_dir,
-        image_size=config.image_size or 0,
-        text=text_options(config),
-        sudoku=sudoku_options(config),
-    )
+    place = place_of(config, root=root, data_dir=data_dir, say=lambda _: None)
+    dataset = outline(place, config.data_options)
     if dataset is None:
         return None
     return restrict(dataset, limit=config.data_limit, holdout=config.holdout, opened=False)
@@ -127,18 +120,8 @@ def _opened(
 
     to_train: refuse what could not be trained before that.
     """
-    dataset = open_dataset(
-        config.dataset,
-        data_dir=_data_dir(config, root=root, say=say),
-        cache_dir=cache_of(root),
-        download=config.data_download,
-        image_size=config.image_size or 0,
-        skip_bad=config.on_bad_sample == "skip",
-        text=text_options(config),
-        sudoku=sudoku_options(config),
-        answers=answer_options(config, root=root),
-        say=say,
-    )
+    place = place_of(config, root=root, data_dir=_data_dir(config, root=root, say=say), say=say)
+    dataset = open_dataset(place, config.data_options)
     subject = measure(config, restrict(dataset, limit=config.data_limit, holdout=config.holdout))
     if to_train:
         check_sizes(config, subject.dataset.train.size)
@@ -157,6 +140,21 @@ def with_prepared(config: Config, subject: Subject, prepared: Prepared) -> Subje
     )
 
 
+def place_of(config: Config, *, root: Path, data_dir: Path | None, say: Callable[[str], None]) -> Place:
+    """Where the configured data set is looked for, and what it is asked."""
+    return Place(
+        name=config.dataset,
+        root=root,
+        data_dir=data_dir,
+        cache_dir=cache_of(root),
+        download=config.data_download,
+        say=say,
+        image_size=config.image_size,
+        block_size=config.block_size,
+        tokenizer=config.tokenizer,
+    )
+
+
 def _data_dir(config: Config, *, root: Path, say: Callable[[str], None]) -> Path | None:
     """Where files are looked for on this disk. Raises ToolkitError where a URL cannot be copied to it."""
     if not config.data_dir:
@@ -169,35 +167,6 @@ def _data_dir(config: Config, *, root: Path, say: Callable[[str], None]) -> Path
 def cache_of(root: Path) -> Path:
     """Where what is made of data sets is kept, for the source tree at `root`."""
     return root / "data"
-
-
-def text_options(config: Config) -> TextOptions | None:
-    """What is asked of a text, and None where images are trained on."""
-    if config.block_size is None:
-        return None
-    return TextOptions(tokenizer=config.tokenizer, vocab_size=config.vocab_size, block_size=config.block_size)
-
-
-def sudoku_options(config: Config) -> SudokuOptions | None:
-    """What is asked of puzzles, and None where none are generated."""
-    if config.sudoku_level is None:
-        return None
-    assert config.sudoku_train_size is not None and config.sudoku_test_size is not None
-    return SudokuOptions(
-        level=config.sudoku_level,
-        clues=config.sudoku_clues,
-        train_size=config.sudoku_train_size,
-        test_size=config.sudoku_test_size,
-    )
-
-
-def answer_options(config: Config, *, root: Path) -> AnswerOptions | None:
-    """What is asked of questions, and None where no frozen models answer."""
-    if config.source_bytes is None:
-        return None
-    assert config.frozen_model_a is not None and config.frozen_model_b is not None
-    models = config.frozen_model_a, config.frozen_model_b
-    return AnswerOptions(models=models, source_bytes=config.source_bytes, root=root)
 
 
 def measure(config: Config, dataset: Dataset) -> Subject:

@@ -3,11 +3,9 @@
 Nothing here knows models, tasks or plans. Imported by models, train and scripts.
 """
 
-from lib.data.datasets.opening import NAMES, open_dataset
-from lib.data.datasets.question_answering.opening import AnswerOptions
+from lib.data.datasets.files import Place
+from lib.data.datasets.opening import open_dataset, outline
 from lib.data.datasets.question_answering.spec import AnswerSpec
-from lib.data.datasets.sudoku.opening import SudokuOptions
-from lib.data.datasets.text_files import TextOptions
 from lib.data.loader import Batch, Delivery, EvalLoader, TrainLoader, choose_placement
 from lib.data.sampler import epoch_order, sample_stream
 from lib.data.subset import restrict, subset
@@ -24,8 +22,6 @@ from lib.data.types import (
 )
 
 __all__ = [
-    "NAMES",
-    "AnswerOptions",
     "AnswerSpec",
     "ArrayPart",
     "Batch",
@@ -34,17 +30,17 @@ __all__ = [
     "EvalLoader",
     "ImageSpec",
     "Part",
+    "Place",
     "PuzzleSpec",
     "Spec",
-    "SudokuOptions",
     "TextClassSpec",
-    "TextOptions",
     "TextSpec",
     "TokenPart",
     "TrainLoader",
     "choose_placement",
     "epoch_order",
     "open_dataset",
+    "outline",
     "restrict",
     "sample_stream",
     "subset",

@@ -25,6 +25,7 @@ Faults: TypeAlias = Iterator[str]
 Rule: TypeAlias = Callable[[Any], Faults]
 
 _FIRST_LINE = re.compile(r"# [A-Za-z].*[^.]\.")
+_PLUG_INS = ("models/", "lib/data/datasets/")
 _FEWEST_LINES, _MOST_LINES = 2, 16  # the comment, and 1 to 15 assignments
 
 
@@ -113,10 +114,10 @@ def two_valued(tree: Any) -> Faults:
 
 
 def defined_once(tree: Any) -> Faults:
-    """Require one full definition per symbol; a model may add its default to a shared symbol."""
+    """Require one full definition per symbol; a plug-in may add its default to a shared symbol."""
     for symbol in tree.unique_defined_syms:
         full = [node for node in symbol.nodes if node.prompt or node.help or node.ranges or node.selects]
-        adding = [node for node in symbol.nodes if node not in full and node.filename.startswith("models/")]
+        adding = [node for node in symbol.nodes if node not in full and node.filename.startswith(_PLUG_INS)]
         if len(symbol.nodes) > 1 and (len(full) != 1 or len(full) + len(adding) != len(symbol.nodes)):
             places = ", ".join(f"{node.filename}:{node.linenr}" for node in symbol.nodes)
             yield f"{symbol.name} is defined more than once: {places}"

@@ -14,9 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from lib.data import TextOptions, open_dataset
+from lib.data import Place, open_dataset
 from lib.data.cache import fingerprint
-from lib.data.datasets.markov import entropy_bits
+from lib.data.datasets.texts.markov import entropy_bits
 from lib.data.ngram_baseline import counting_floors
 from lib.data.types import Dataset, TextSpec
 from lib.errors import ConfigError, DataError, ToolkitError
@@ -96,11 +96,18 @@ class ScalingExperiments:
         if (path := corpus_path(self.corpus_name)) is not None:
             name, folder = "text_files", path
         tokenizer = "char" if name == "markov" else "byte"
-        options = TextOptions(tokenizer=tokenizer, vocab_size=None, block_size=BLOCK)  # type: ignore[arg-type]
+        place = Place(
+            name=name,
+            root=ROOT,
+            data_dir=folder,
+            cache_dir=cache,
+            download=False,
+            say=self.say,
+            block_size=BLOCK,
+            tokenizer=tokenizer,  # type: ignore[arg-type]
+        )
         try:
-            dataset = open_dataset(
-                name, data_dir=folder, cache_dir=cache, download=False, say=self.say, text=options
-            )
+            dataset = open_dataset(place, {})
         except DataError as error:
             raise ConfigError(f"CORPUS={self.corpus_name} cannot be used", why=str(error)) from error
         assert isinstance(dataset.spec, TextSpec)

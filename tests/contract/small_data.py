@@ -11,9 +11,11 @@ from unittest import mock
 import numpy as np
 from PIL import Image
 
-from lib.data.datasets import digits, markov, scenes
-from lib.data.datasets.corpus import Corpus, Texts
+from lib.data.datasets.digits import data as digits
 from lib.data.datasets.question_answering import key_values
+from lib.data.datasets.scenes import data as scenes
+from lib.data.datasets.texts import markov
+from lib.data.datasets.texts.corpus import Corpus, Texts
 
 TRAIN, TEST = 24, 8
 SQUAD = {"data": [{"paragraphs": [
@@ -35,7 +37,7 @@ def few_generated() -> Iterator[None]:
         patches.enter_context(mock.patch.multiple(markov, TRAIN_BYTES=4000, VALIDATION_BYTES=400))
         text = Path(__file__).read_bytes()
         library = Corpus("here", "here", lambda: Texts(text, text[:400], ""))
-        patches.enter_context(mock.patch("lib.data.datasets.text_files.python_library", lambda: library))
+        patches.enter_context(mock.patch("lib.data.datasets.texts.data.python_library", lambda: library))
         patches.enter_context(mock.patch("models.trm.model.HALT_BIAS", 5))
         yield
 

@@ -11,12 +11,12 @@ import kconfiglib
 import pytest
 
 from lib.config import OF_PLUG_INS, Config
-from lib.plugins import MODELS, TASKS, Kind, symbols_of
+from lib.plugins import DATASETS, MODELS, TASKS, Kind, symbols_of
 from tests.contract import house_rules as rules
 from tests.contract.house_rules import Module
 
 ROOT = Path(__file__).resolve().parents[2]
-KINDS: tuple[Kind, ...] = (MODELS, TASKS)
+KINDS: tuple[Kind, ...] = (MODELS, TASKS, DATASETS)
 
 
 @functools.cache

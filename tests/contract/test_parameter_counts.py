@@ -10,11 +10,11 @@ import torch
 
 from lib import kconf
 from lib.config import Config, config_from_values
-from lib.data.metadata import unopened
+from lib.data import outline
 from lib.data.types import PuzzleSpec, Spec, TextClassSpec, TextSpec
 from lib.kconf.defconfig import available, summary
 from tests.support.answers import answer_set
-from train.training_data import built, sudoku_options, text_options
+from train.training_data import built, place_of
 
 ROOT = Path(__file__).resolve().parents[2]
 DEFCONFIGS = available(ROOT)[0]
@@ -30,13 +30,7 @@ def parameters_of(config: Config) -> int:
 
 
 def spec_of(config: Config) -> Spec:
-    known = unopened(
-        config.dataset,
-        data_dir=None,
-        image_size=config.image_size or 0,
-        text=text_options(config),
-        sudoku=sudoku_options(config),
-    )
+    known = outline(place_of(config, root=ROOT, data_dir=None, say=print), config.data_options)
     if known is not None:
         return known.spec
     if config.model == "latentwire":

@@ -8,7 +8,7 @@ import pytest
 
 from lib import plugins
 from lib.errors import ConfigError
-from lib.plugins import MODELS, Kind, symbols_of
+from lib.plugins import DATASETS, MODELS, Kind, symbols_of
 
 TABLE = """\
 choice MODEL_CHOICE
@@ -90,3 +90,14 @@ def test_unknown_names_are_told() -> None:
         MODELS.home("tabel")
     with pytest.raises(ConfigError, match=r"no model '\.\.'.*there are table"):
         MODELS.home("..")
+
+
+def test_a_data_set_owns_its_symbols_by_its_file_too(table: Path) -> None:
+    home = table.parents[1] / "lib" / "data" / "datasets" / "table"
+    home.mkdir(parents=True)
+    (home / "data.py").write_text("")
+    kconfig = TABLE.replace("MODEL", "DATASET").replace('"table"', '"round_table"')
+    (home / "Kconfig").write_text(kconfig)
+    assert DATASETS.names() == ("round_table",)
+    values = {"DATASET": "round_table", "TABLE_SCALE": 1.0, "TABLE_LEGS": 3}
+    assert DATASETS.own("round_table", values) == {"legs": 3}

@@ -6,8 +6,8 @@ from functools import cache
 from pathlib import Path
 
 from lib.config import Config
+from lib.data.datasets.question_answering.data import Options, packed
 from lib.data.datasets.question_answering.key_values import ANCHOR, Question, questions
-from lib.data.datasets.question_answering.opening import AnswerOptions, packed
 from lib.data.datasets.question_answering.spec import AnswerSpec
 from lib.data.types import Dataset
 from tests.support.configs import changed
@@ -24,12 +24,19 @@ def some_questions(count: int) -> tuple[Question, ...]:
 
 
 def answer_set(train: int, test: int) -> Dataset:
-    options = AnswerOptions(
-        models=("toolkit:bytes", "toolkit:pairs"), source_bytes=SOURCE_BYTES, root=Path("nowhere")
+    options = Options(
+        frozen_model_a="toolkit:bytes", frozen_model_b="toolkit:pairs", source_bytes=SOURCE_BYTES
     )
     rows = some_questions(train + test)
     return packed(
-        "key_values", rows[:train], rows[train:], options, anchor=ANCHOR, source="some", synthetic=True
+        "key_values",
+        rows[:train],
+        rows[train:],
+        options,
+        root=Path("nowhere"),
+        anchor=ANCHOR,
+        source="some",
+        synthetic=True,
     )
 
 

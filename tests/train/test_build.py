@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import torch
 from torch import nn
 
 from lib.config import Config
-from lib.data import Dataset, Delivery, ImageSpec, Part, TextClassSpec, TextOptions, TrainLoader
+from lib.data import Dataset, Delivery, ImageSpec, Part, Place, TextClassSpec, TrainLoader
 from lib.devices.base import Backend, FakeBackend
 from lib.errors import ConfigError
 from lib.nn.batch_norm import GhostBatchNorm2d
@@ -99,8 +100,8 @@ def fake_data(
     dataset = dataclasses.replace(subject.dataset, spec=spec)
     asked: list[dict[str, Any]] = []
 
-    def open_dataset(name: str, **options: Any) -> Dataset:
-        asked.append({"name": name, **options})
+    def open_dataset(place: Place, options: Mapping[str, Any]) -> Dataset:
+        asked.append({"place": place, "options": options})
         return dataset
 
     monkeypatch.setattr("train.training_data.open_dataset", open_dataset)
@@ -111,24 +112,24 @@ def test_data_are_opened_as_configured(tmp_path: Path, monkeypatch: pytest.Monke
     dataset, asked = fake_data(monkeypatch)
     config = small_config(dataset="mnist", data_dir="elsewhere", data_download=False)
     subject = open_subject(config, root=tmp_path, say=print)
-    (options,) = asked
-    assert (options["name"], options["download"], options["image_size"]) == ("mnist", False, 0)
-    assert (options["data_dir"], options["cache_dir"]) == (tmp_path / "elsewhere", tmp_path / "data")
-    assert options["text"] is None
+    place: Place = asked[0]["place"]
+    assert (place.name, place.download, place.image_size, place.block_size) == ("mnist", False, None, None)
+    assert (place.data_dir, place.cache_dir) == (tmp_path / "elsewhere", tmp_path / "data")
     assert subject.dataset == dataset
     open_subject(small_config(dataset="image_folder", image_size=96), root=tmp_path, say=print)
-    assert asked[1]["image_size"] == 96
+    assert asked[1]["place"].image_size == 96
     assert (subject.facts.train_size, subject.facts.has_batchnorm) == (40, False)
     assert subject.to_json()["train_size"] == 40 and subject.to_json()["evaluation_size"] == 10
 
 
 def test_texts_are_opened_as_configured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _, asked = fake_data(monkeypatch)
-    config = small_config(dataset="token_bins", data_dir=None, block_size=64, vocab_size=300)
+    own = {"vocab_size": 300}
+    config = small_config(dataset="token_bins", data_dir=None, block_size=64, data_options=own)
     open_subject(config, root=tmp_path, say=print)
-    (options,) = asked
-    assert options["data_dir"] is None
-    assert options["text"] == TextOptions(tokenizer=None, vocab_size=300, block_size=64)
+    place: Place = asked[0]["place"]
+    assert place.data_dir is None and (place.tokenizer, place.block_size) == (None, 64)
+    assert asked[0]["options"] == own
 
 
 def test_without_a_holdout_the_test_part_is_evaluated(

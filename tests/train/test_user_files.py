@@ -11,7 +11,7 @@ import pytest
 from torch import nn
 
 from lib.data.augment import Kind
-from lib.data.datasets.token_files import open_bins
+from lib.data.datasets.token_bins.token_files import open_bins
 from lib.errors import CheckpointError, ConfigError, DataError, ToolkitError
 from lib.optim.factory import make_optimizer
 from lib.plan.types import Plan

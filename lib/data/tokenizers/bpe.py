@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from lib.data.datasets.mnist import damaged
+from lib.data.datasets.files import damaged
 from lib.data.tokenizers.byte_char import as_text, narrowest
 from lib.data.types import Tokens, Unit
 from lib.errors import os_error

@@ -7,13 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from lib import kconf
+from lib import kconf, plugins
 from lib.config import Config, config_from_values
-from lib.data import NAMES
 from lib.errors import ConfigError
-from train.training_data import text_options
+from lib.kconf.values import Value
+from lib.plugins import DATASETS, MODELS, TASKS
 
-ROOT = Path(__file__).resolve().parents[3]
+KINDS = (MODELS, TASKS, DATASETS)
+ROOT = Path(__file__).resolve().parents[2]
 MODEL = """choice MODEL_CHOICE
 
 config MODEL_TOY_{name}
@@ -39,9 +40,11 @@ config RECOMMENDED_TARGET
 
 
 @pytest.fixture
-def tree(tmp_path: Path) -> Path:
+def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The Kconfig tree with two more models: one that predicts tokens, one that puts labels on texts."""
-    for file in [ROOT / "Kconfig", *ROOT.glob("*/Kconfig"), *ROOT.glob("*/*/Kconfig")]:
+    names = {"Kconfig", *(f"{kind.file}.py" for kind in KINDS)}
+    files = [file for folder in ("lib", "models", "train") for file in (ROOT / folder).rglob("*")]
+    for file in [ROOT / "Kconfig", *(file for file in files if file.name in names)]:
         target = tmp_path / file.relative_to(ROOT)
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(file, target)
@@ -49,6 +52,8 @@ def tree(tmp_path: Path) -> Path:
         folder = tmp_path / "models" / f"toy_{name.lower()}"
         folder.mkdir(parents=True)
         (folder / "Kconfig").write_text(MODEL.format(name=name, lower=name.lower(), capability=capability))
+        (folder / "model.py").write_text('TASK = "lm"\n')
+    monkeypatch.setattr(plugins, "ROOT", tmp_path)
     return tmp_path
 
 
@@ -61,7 +66,7 @@ def _config(tree: Path, *assignments: str) -> Config:
 def _taken(tree: Path, model: str) -> set[str]:
     """The data sets that a model may be trained on."""
     found = set()
-    for name in NAMES:
+    for name in DATASETS.names():
         try:
             found.add(_config(tree, f"MODEL_{model}=y", f"DATASET_{name.upper()}=y").dataset)
         except ConfigError:
@@ -78,7 +83,7 @@ def test_each_model_has_the_sets_it_can_take(tree: Path) -> None:
     answers = {"key_values", "squad", "hotpot"}
     assert _taken(tree, "TRM") == puzzles
     assert _taken(tree, "LATENTWIRE") == answers
-    assert _taken(tree, "RESNET18") == set(NAMES) - texts - puzzles - answers - {"sst2"}
+    assert _taken(tree, "RESNET18") == set(DATASETS.names()) - texts - puzzles - answers - {"sst2"}
 
 
 def test_a_model_of_text_trains_offline_by_default_and_has_nothing_of_images(tree: Path) -> None:
@@ -86,8 +91,6 @@ def test_a_model_of_text_trains_offline_by_default_and_has_nothing_of_images(tre
     assert (config.dataset, config.tokenizer, config.block_size) == ("pysource", "byte", 128)
     assert config.data_dir is None and config.data_download is False
     assert config.augment is config.augment_pad is config.image_size is None
-    options = text_options(config)
-    assert options is not None and (options.tokenizer, options.block_size) == ("byte", 128)
     for setting in ("AUGMENT_SHIFT=y", "AUGMENT_PAD=2", 'DATA_DIR="x"', "VOCAB_SIZE=300"):
         with pytest.raises(ConfigError):
             _config(tree, "MODEL_TOY_WRITER=y", setting)
@@ -95,7 +98,7 @@ def test_a_model_of_text_trains_offline_by_default_and_has_nothing_of_images(tre
 
 def test_a_model_of_images_is_asked_nothing_about_text(tree: Path) -> None:
     config = _config(tree, "MODEL_RESNET18=y")
-    assert config.tokenizer is config.block_size is config.vocab_size is None and text_options(config) is None
+    assert config.tokenizer is config.block_size is None
     assert config.augment == "crop_flip"
     for setting in ("BLOCK_SIZE=64", "TOKENIZER_BYTE=y"):
         with pytest.raises(ConfigError):
@@ -103,9 +106,9 @@ def test_a_model_of_images_is_asked_nothing_about_text(tree: Path) -> None:
 
 
 def test_tokens_follow_the_set(tree: Path) -> None:
-    def tokens(*assignments: str) -> tuple[str | None, int | None, bool]:
+    def tokens(*assignments: str) -> tuple[str | None, Value, bool]:
         config = _config(tree, "MODEL_TOY_WRITER=y", *assignments)
-        return config.tokenizer, config.vocab_size, config.data_dir is not None
+        return config.tokenizer, config.data_options.get("vocab_size"), config.data_dir is not None
 
     assert tokens("DATASET_SHAKESPEARE=y") == ("char", None, True)
     assert tokens("DATASET_SHAKESPEARE=y", "TOKENIZER_GPT2=y") == ("gpt2", None, True)

@@ -10,14 +10,16 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from lib.data import Dataset, SudokuOptions, TextOptions, open_dataset
-from lib.data.metadata import unopened
+from lib.data import Dataset
 from lib.errors import ConfigError, DataError, PlanError
+from tests.support.datasets import looked, opened
 from tests.support.puzzles import small_trm_config
 from tests.support.training import small_config
 from train.training_data import check_sizes, open_subject, open_to_train, unopened_subject
 
 SILENT = [].append
+IMAGE_SIZE = 16
+ERRORS = {"on_bad_sample": "error"}
 
 
 def folder_of_images(root: Path, *, classes: int = 3, train: int = 4, val: int = 2) -> None:
@@ -50,10 +52,10 @@ def tokens(root: Path) -> None:
 
 
 SETS: dict[str, tuple[Any, dict[str, Any]]] = {
-    "image_folder": (folder_of_images, {"image_size": 16}),
+    "image_folder": (folder_of_images, ERRORS),
     "mnist": (mnist, {}),
     "cifar10": (cifar10, {}),
-    "token_bins": (tokens, {"text": TextOptions(tokenizer=None, vocab_size=100, block_size=4)}),
+    "token_bins": (tokens, {"vocab_size": 100}),
 }
 
 
@@ -61,15 +63,20 @@ SETS: dict[str, tuple[Any, dict[str, Any]]] = {
 def test_a_look_at_files_tells_what_opening_them_does(name: str, tmp_path: Path) -> None:
     make, options = SETS[name]
     make(tmp_path)
-    looked = unopened(name, data_dir=tmp_path, **{"image_size": 0, "text": None} | options)
-    assert isinstance(looked, Dataset) and str(tmp_path) in looked.source and "not opened" in looked.source
-    opened = open_dataset(
-        name, data_dir=tmp_path, cache_dir=tmp_path / "cache", download=False, say=SILENT, **options
+    seen = looked(name, options, data_dir=tmp_path, image_size=IMAGE_SIZE, block_size=4)
+    assert isinstance(seen, Dataset) and str(tmp_path) in seen.source and "not opened" in seen.source
+    there = opened(
+        name,
+        options,
+        data_dir=tmp_path,
+        cache_dir=tmp_path / "cache",
+        image_size=IMAGE_SIZE,
+        block_size=4,
     )
-    assert (looked.train.size, looked.test.size) == (opened.train.size, opened.test.size)
-    assert looked.spec.input_shape == opened.spec.input_shape
+    assert (seen.train.size, seen.test.size) == (there.train.size, there.test.size)
+    assert seen.spec.input_shape == there.spec.input_shape
     for number in ("classes", "vocab_size", "validation_tokens"):
-        assert getattr(looked.spec, number, None) == getattr(opened.spec, number, None)
+        assert getattr(seen.spec, number, None) == getattr(there.spec, number, None)
 
 
 @pytest.mark.parametrize(("name", "sizes"), [("mnist", (60_000, 10_000)), ("cifar10", (50_000, 10_000))])
@@ -77,8 +84,8 @@ def test_of_what_is_not_there_the_published_is_known(
     name: str, sizes: tuple[int, int], tmp_path: Path
 ) -> None:
     for data_dir in (None, tmp_path):
-        looked = unopened(name, data_dir=data_dir, image_size=0, text=None)
-        assert looked is not None and (looked.train.size, looked.test.size) == sizes
+        seen = looked(name, data_dir=data_dir)
+        assert seen is not None and (seen.train.size, seen.test.size) == sizes
 
 
 @pytest.mark.slow
@@ -86,7 +93,9 @@ def test_images_are_counted_and_not_decoded(tmp_path: Path) -> None:
     folder_of_images(tmp_path)
     for file in tmp_path.rglob("*.png"):
         file.write_bytes(b"no image")
-    config = small_config("resnet18", dataset="image_folder", image_size=16, data_dir=str(tmp_path))
+    config = small_config(
+        "resnet18", dataset="image_folder", data_options=ERRORS, image_size=16, data_dir=str(tmp_path)
+    )
     said = list[str]()
     subject = unopened_subject(config, root=tmp_path, say=said.append)
     assert (subject.facts.train_size, subject.dataset.spec.classes) == (12, 3)  # type: ignore[union-attr]
@@ -98,6 +107,7 @@ def test_a_plan_takes_limit_and_holdout_as_training_does(tmp_path: Path) -> None
     folder_of_images(tmp_path)
     asked = {
         "dataset": "image_folder",
+        "data_options": ERRORS,
         "image_size": 16,
         "data_dir": str(tmp_path),
         "data_limit": 5,
@@ -115,24 +125,23 @@ def test_a_plan_takes_limit_and_holdout_as_training_does(tmp_path: Path) -> None
 def test_what_is_wrong_with_files_is_told_by_a_plan(tmp_path: Path) -> None:
     folder_of_images(tmp_path, val=0)
     with pytest.raises(DataError, match="class0 has no images"):
-        unopened("image_folder", data_dir=tmp_path, image_size=16, text=None)
+        looked("image_folder", ERRORS, data_dir=tmp_path, image_size=16)
     (tmp_path / "train.bin").write_bytes(b"odd")
     with pytest.raises(DataError, match=r"no \*val\*\.bin"):
-        unopened("token_bins", data_dir=tmp_path, image_size=0, text=SETS["token_bins"][1]["text"])
+        looked("token_bins", {"vocab_size": 100}, data_dir=tmp_path, block_size=4)
     np.arange(9, dtype=np.uint16).tofile(tmp_path / "train.bin")
     np.arange(9, dtype=np.uint16).tofile(tmp_path / "val.bin")
     with pytest.raises(ConfigError, match="CONFIG_BLOCK_SIZE=5 is too large for token_bins"):
-        text = TextOptions(tokenizer=None, vocab_size=100, block_size=5)
-        unopened("token_bins", data_dir=tmp_path, image_size=0, text=text)
-    many = SudokuOptions(level="4x4", clues=None, train_size=10**6, test_size=1)
+        looked("token_bins", {"vocab_size": 100}, data_dir=tmp_path, block_size=5)
+    many = {"level": "4x4", "clues": None, "train_size": 10**6, "test_size": 1}
     with pytest.raises(ConfigError, match="CONFIG_SUDOKU_TRAIN_SIZE=1000000 is too many"):
-        unopened("sudoku", data_dir=None, image_size=0, text=None, sudoku=many)
+        looked("sudoku", many)
 
 
 @pytest.mark.slow
 def test_puzzles_held_out_are_planned(tmp_path: Path) -> None:
-    asked = {"dataset": "sudoku", "data_dir": None, "sudoku_level": "easy", "sudoku_clues": 60}
-    config = small_trm_config(**asked, sudoku_train_size=50, sudoku_test_size=5, holdout=10)
+    asked = {"level": "easy", "clues": 60, "train_size": 50, "test_size": 5}
+    config = small_trm_config(dataset="sudoku", data_dir=None, data_options=asked, holdout=10)
     dataset = unopened_subject(config, root=tmp_path, say=SILENT).dataset
     assert (dataset.train.size, dataset.test.size) == (40, 10)
 
@@ -140,7 +149,7 @@ def test_puzzles_held_out_are_planned(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_too_large_a_batch_is_refused_before_anything_is_packed(tmp_path: Path) -> None:
     folder_of_images(tmp_path)
-    asked = {"dataset": "image_folder", "image_size": 16, "data_dir": str(tmp_path)}
+    asked = {"dataset": "image_folder", "data_options": ERRORS, "image_size": 16, "data_dir": str(tmp_path)}
     for changes, message in (
         ({"target_effective_batch": 13}, "batch of 13 cannot be planned: there are only 12 .*BATCH=12"),
         ({"hyper_param": "manual", "batch_size": 7, "gradient_accumulation": 2}, "batch of 14 cannot"),

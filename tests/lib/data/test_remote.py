@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
-from lib.data.datasets.opening import open_dataset
 from lib.data.datasets.sudoku.generator import LEVELS, puzzles
 from lib.data.datasets.sudoku.table import write_table
 from lib.data.remote import local_copy
 from lib.errors import ConfigError, DataError, ToolkitError
 from lib.runs.storage import Storage, open_storage
 from tests.support.configs import make_config
+from tests.support.datasets import FROM_FILES, opened
 from tests.support.remote import clean_bucket
 from train.training_data import _data_dir
 
@@ -146,7 +146,5 @@ def test_a_data_set_is_read_from_its_copy(tmp_path: Path, bucket: Storage) -> No
     config = make_config("lenet5", data_dir=URL)
     folder = _data_dir(config, root=tmp_path, say=print)
     assert folder is not None and folder.parent.parent == tmp_path / "data"
-    opened = open_dataset(
-        "sudoku_csv", data_dir=folder, cache_dir=tmp_path / "data", download=False, say=print
-    )
-    assert (opened.train.size, opened.test.size) == (3, 3)
+    dataset = opened("sudoku_csv", FROM_FILES, data_dir=folder)
+    assert (dataset.train.size, dataset.test.size) == (3, 3)

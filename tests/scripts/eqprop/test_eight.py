@@ -9,7 +9,7 @@ from types import ModuleType, SimpleNamespace
 import numpy as np
 import pytest
 
-from lib.data.datasets.image_folder import open_folder
+from lib.data.datasets.image_folder.data import open_folder
 from lib.errors import ConfigError
 from scripts.eqprop.eight import write
 

@@ -13,13 +13,13 @@ import pytest
 import torch
 from torch._subclasses import fake_tensor
 
-from lib.data.metadata import unopened
 from lib.data.types import Dataset, TextSpec, TokenPart
 from lib.memory.allocator import LARGE_SEGMENT, MIB
 from lib.memory.live import Event, Trace
 from lib.plan.fitting import GAPS, Trial
 from lib.plan.types import Kind
 from tests.support.configs import load_hardware
+from tests.support.datasets import looked
 from tests.support.training import CPU, CPU_TRIAL, random_subject, small_config
 from train.planning import memory_estimate
 from train.planning.memory_estimate import Footprints, footprint, fullest, plan_of
@@ -180,7 +180,7 @@ def test_the_fullest_device_is_the_one_that_needs_most_gaps_included() -> None:
 
 def test_a_set_that_nobody_opened_is_enough_and_data_on_the_device_count() -> None:
     config = small_config("resnet18", dataset="cifar10")
-    dataset = unopened("cifar10", data_dir=None, image_size=0, text=None)
+    dataset = looked("cifar10")
     assert dataset is not None and (dataset.train.size, dataset.test.size) == (50_000, 10_000)
     footprints = Footprints(config, measure(config, dataset))
     found = footprints.predictor(CPU)(TRIAL)

@@ -12,8 +12,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
+from lib.data.datasets.question_answering.data import HUGGING_FACE, SIZES
 from lib.data.datasets.question_answering.huggingface import not_there, transformers
-from lib.data.datasets.question_answering.opening import HUGGING_FACE, SIZES
 from lib.data.datasets.question_answering.spec import AnswerSpec, Side
 from lib.data.types import Spec, TextSpec
 from lib.devices.base import Backend

@@ -15,7 +15,7 @@ import torch
 from lib import atomic
 from lib.config import Config
 from lib.data.cache import cached_folder, fingerprint
-from lib.data.datasets.question_answering.opening import HUGGING_FACE, folder_of
+from lib.data.datasets.question_answering.data import HUGGING_FACE, folder_of
 from lib.data.datasets.question_answering.spec import AnswerSpec
 from lib.data.loader import Batch
 from lib.data.types import ArrayPart, Dataset, TextSpec

@@ -11,8 +11,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from lib.data.datasets import catalogue, cifar, download, mnist
+from lib.data.datasets import catalogue, download
 from lib.data.datasets.catalogue import Remote
+from lib.data.datasets.cifar import records as cifar
+from lib.data.datasets.mnist import idx as mnist
 from lib.errors import DataError
 
 

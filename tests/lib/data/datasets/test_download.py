@@ -12,12 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from lib.data import open_dataset
-from lib.data.datasets import opening as opening_module
 from lib.data.datasets.catalogue import IDX_SETS, IdxSet, Remote
 from lib.data.datasets.download import fetch
 from lib.errors import DataError, ToolkitError
 from lib.runs import console
+from tests.support.datasets import opened
 
 CONTENT = bytes(range(256)) * 4000  # about one megabyte
 SHA256 = hashlib.sha256(CONTENT).hexdigest()
@@ -221,7 +220,7 @@ def test_a_disk_that_cannot_be_written_is_not_the_fault_of_the_mirror(
     assert not isinstance(caught.value, DataError)
 
 
-def test_open_dataset_downloads_what_is_missing(
+def test_opening_a_data_set_downloads_what_is_missing(
     server: _Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(console, "PLAIN_DOWNLOAD_INTERVAL_SECONDS", 0.0)
@@ -236,18 +235,18 @@ def test_open_dataset_downloads_what_is_missing(
         remote(old.file, content) for old, content in zip(IDX_SETS["mnist"].remotes, contents, strict=True)
     )
     wanted = IdxSet(IDX_SETS["mnist"].spec, ("mnist",), remotes)
-    monkeypatch.setitem(opening_module.IDX_SETS, "mnist", wanted)
+    monkeypatch.setitem(IDX_SETS, "mnist", wanted)
     options = {"data_dir": tmp_path, "cache_dir": tmp_path / "cache", "say": lambda _: None}
-    dataset = open_dataset("mnist", download=True, **options)
+    dataset = opened("mnist", download=True, **options)
     assert dataset.train.targets.tolist() == [3, 4]
     shown = capsys.readouterr().out.splitlines()
     assert {line.split()[0] for line in shown} == {remote.file for remote in remotes}
     assert f"{remotes[0].file} 100%  0.0 of 0.0 MB" in shown
-    assert open_dataset("mnist", download=False, **options).test.size == 2
+    assert opened("mnist", download=False, **options).test.size == 2
     (tmp_path / "mnist" / remotes[3].file).unlink()
     server.behaviours[remotes[3].file].status = 404
     with pytest.raises(DataError, match=r"is not there.*HTTP status 404.*CONFIG_DATASET_DIGITS"):
-        open_dataset("mnist", download=True, **options)
+        opened("mnist", download=True, **options)
 
 
 @pytest.mark.parametrize("tells", [True, False])

@@ -15,12 +15,13 @@ import numpy as np
 import pytest
 import torch
 
-from lib.data import Dataset, open_dataset
+from lib.data import Dataset
 from lib.data.cache import cached_folder
-from lib.data.datasets import digits as digits_module
-from lib.data.datasets import scenes as scenes_module
+from lib.data.datasets.digits import data as digits_module
+from lib.data.datasets.scenes import data as scenes_module
 from lib.data.datasets.warp import rotation
 from lib.errors import DataError, ToolkitError
+from tests.support.datasets import opened
 
 ROOT = Path(__file__).resolve().parents[4]
 
@@ -30,7 +31,7 @@ SCENES_TEST_SHA256 = "b728a97fbc817a5a2da5cc59f1c72655a0ba59de7fdf9d8e0e09fb4b6b
 
 def _open(name: str, folder: Path, said: list[str] | None = None) -> Dataset:
     say = (lambda _: None) if said is None else said.append
-    return open_dataset(name, data_dir=folder / "none", cache_dir=folder, download=False, say=say)
+    return opened(name, data_dir=folder / "none", cache_dir=folder, download=False, say=say)
 
 
 @pytest.fixture(scope="module")
@@ -78,7 +79,7 @@ def test_another_process_draws_the_same_digits_and_imports_matplotlib_only_then(
         import hashlib, sys
         import lib.data
         print([name for name in ("matplotlib", "PIL") if name in sys.modules])
-        from lib.data import digits
+        from lib.data.datasets.digits import data as digits
         print(hashlib.sha256(digits.generate("test")[0].tobytes()).hexdigest())
         print("matplotlib.pyplot" in sys.modules)
     """

@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from lib.data import Dataset, open_dataset
-from lib.data.datasets.decode import BadSampleError, decode
+from lib.data import Dataset
+from lib.data.datasets.image_folder.decode import BadSampleError, decode
 from lib.errors import DataError, ToolkitError
+from tests.support import datasets
 from tests.support.training import MemoryRecord, random_subject, small_config, small_job, small_plan
 
 SIZE = 8
@@ -104,15 +105,10 @@ def test_images_are_turned_upright(suffix: str, tmp_path: Path) -> None:
     assert [*seen.values()] == ["top", "top", "bottom", "bottom", "left", "right", "right", "left"]
 
 
-def opened(root: Path, said: list[str] | None = None, **options: Any) -> Dataset:
+def opened(root: Path, said: list[str] | None = None, *, on_bad: str = "error", **options: Any) -> Dataset:
     say = [].append if said is None else said.append
-    defaults: dict[str, Any] = {
-        "cache_dir": root / "cache",
-        "download": False,
-        "image_size": SIZE,
-        "say": say,
-    }
-    return open_dataset("image_folder", data_dir=root, **defaults | options)
+    asked: dict[str, Any] = {"cache_dir": root / "cache", "image_size": SIZE, "say": say, **options}
+    return datasets.opened("image_folder", {"on_bad_sample": on_bad}, data_dir=root, **asked)
 
 
 @pytest.fixture
@@ -150,7 +146,7 @@ def test_bad_files_are_skipped_counted_and_named(root: Path, tmp_path: Path) -> 
     whole = opened(root)
     files = damage(root)
     for _ in range(2):
-        dataset = opened(root, skip_bad=True)
+        dataset = opened(root, on_bad="skip")
         assert dataset.train.targets.tolist() == [0] * 4 + [1] * 4
         values = dataset.train.take()[0][:, 0, 0, 0].tolist()
         assert values == [0, 20, 30, 40, 100, 110, 120, 130] and dataset.test.size == 3
@@ -170,7 +166,7 @@ def test_a_class_of_bad_files_alone_is_an_error(root: Path) -> None:
     for number in range(2):
         (root / f"val/dog/{number}.png").write_bytes(BAD)
     with pytest.raises(DataError, match="val/dog has no image that can be decoded"):
-        opened(root, skip_bad=True)
+        opened(root, on_bad="skip")
 
 
 def test_a_disk_that_fails_makes_no_bad_file(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -179,7 +175,7 @@ def test_a_disk_that_fails_makes_no_bad_file(root: Path, monkeypatch: pytest.Mon
 
     monkeypatch.setattr(Image, "open", fails)
     with pytest.raises(ToolkitError, match=r"cannot read .*\.png: Input/output error"):
-        opened(root, skip_bad=True)
+        opened(root, on_bad="skip")
 
 
 def test_a_run_names_what_it_does_without() -> None:

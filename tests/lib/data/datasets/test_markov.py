@@ -9,10 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from lib.data import TextOptions, TextSpec, open_dataset
-from lib.data.datasets import markov as markov_module
-from lib.data.datasets.markov import ALPHABET, entropy_bits, markov, transitions
+from lib.data import TextSpec
+from lib.data.datasets.texts import markov as markov_module
+from lib.data.datasets.texts.markov import ALPHABET, entropy_bits, markov, transitions
 from lib.data.ngram_baseline import cross_entropies
+from tests.support.datasets import opened
 
 ROOT = Path(__file__).resolve().parents[4]
 SIZE = len(ALPHABET)
@@ -40,7 +41,7 @@ def test_the_entropy_rate_is_that_of_the_chain() -> None:
     rate = float(pairs @ surprise.sum(axis=2).ravel())
     assert entropy_bits() == pytest.approx(rate, abs=1e-12)
     assert 1 < entropy_bits() < 4
-    help_text = (ROOT / "lib" / "data" / "Kconfig").read_text()
+    help_text = (ROOT / "lib/data/datasets/texts/Kconfig").read_text()
     assert f"{entropy_bits() * np.log(2):.4f} nats per character" in " ".join(help_text.split())
 
 
@@ -73,10 +74,7 @@ def test_the_text_is_a_walk_of_the_chain(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_it_needs_no_files_and_is_labelled_synthetic(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(markov_module, "TRAIN_BYTES", 2_000)
     monkeypatch.setattr(markov_module, "VALIDATION_BYTES", 500)
-    options = TextOptions(tokenizer="char", vocab_size=None, block_size=8)
-    dataset = open_dataset(
-        "markov", data_dir=None, cache_dir=tmp_path, download=False, text=options, say=lambda _: None
-    )
+    dataset = opened("markov", cache_dir=tmp_path, tokenizer="char", block_size=8)
     spec = dataset.spec
     assert isinstance(spec, TextSpec) and spec.synthetic and spec.vocab_size <= SIZE
     assert re.search(r"2000 \+ 500 chars.*synthetic, entropy rate 2\.4\d+ bits per byte", dataset.source)

@@ -15,9 +15,10 @@ import pytest
 from PIL import Image
 
 from lib import atomic
-from lib.data import Dataset, open_dataset
-from lib.data.datasets import opening as opening_module
+from lib.data import Dataset
+from lib.data.datasets.mnist import data as mnist_module
 from lib.errors import DataError, ToolkitError
+from tests.support.datasets import opened
 
 RNG = np.random.default_rng(0)
 
@@ -25,7 +26,11 @@ RNG = np.random.default_rng(0)
 def _open(name: str, data_dir: Path, said: list[str] | None = None, **options: Any) -> Dataset:
     say = [].append if said is None else said.append
     defaults = {"cache_dir": data_dir / "cache", "download": False, "say": say}
-    return open_dataset(name, data_dir=data_dir, **{**defaults, **options})
+    return opened(name, data_dir=data_dir, **{**defaults, **options})
+
+
+def _folder(data_dir: Path, said: list[str] | None = None, **asked: Any) -> Dataset:
+    return _open("image_folder", data_dir, said, options={"on_bad_sample": "error"}, **asked)
 
 
 def _idx(array: np.ndarray) -> bytes:
@@ -108,10 +113,10 @@ def test_fashion_prefers_its_own_folder_and_refuses_mnist(
 ) -> None:
     arrays = _mnist(tmp_path)
     labels = _idx(arrays["train-labels-idx1-ubyte"])
-    known = dict(opening_module.MNIST_CONTENT) | {
-        "train-labels-idx1-ubyte": opening_module.hashlib.sha256(labels).hexdigest()
+    known = dict(mnist_module.MNIST_CONTENT) | {
+        "train-labels-idx1-ubyte": mnist_module.hashlib.sha256(labels).hexdigest()
     }
-    monkeypatch.setattr(opening_module, "MNIST_CONTENT", known)
+    monkeypatch.setattr(mnist_module, "MNIST_CONTENT", known)
     with pytest.raises(DataError, match=r"train-labels-idx1-ubyte\.gz is a file of MNIST"):
         _open("fashion_mnist", tmp_path)
     own = _mnist(tmp_path / "fashion_mnist", train=7)
@@ -254,39 +259,39 @@ def photographs(tmp_path: Path) -> Path:
 
 
 def test_a_folder_of_images_is_packed_once(photographs: Path) -> None:
-    dataset = _open("image_folder", photographs, image_size=16)
+    dataset = _folder(photographs, image_size=16)
     assert dataset.train.inputs.shape == (4, 3, 16, 16) and isinstance(dataset.train.inputs, np.memmap)
     assert dataset.train.targets.tolist() == [0, 0, 1, 1] and dataset.test.targets.tolist() == [0, 0, 1]
     assert dataset.spec.classes == 2 and (dataset.spec.height, dataset.spec.width) == (16, 16)
     assert (dataset.train.inputs[0] == np.array([200, 30, 90])[:, None, None]).all()
     assert (dataset.test.inputs[2] == 77).all()
     said: list[str] = []
-    again = _open("image_folder", photographs, said, image_size=16)
+    again = _folder(photographs, said, image_size=16)
     assert said == [] and np.array_equal(again.train.inputs, dataset.train.inputs)
 
 
 def test_a_folder_is_normalised_by_what_is_trained_on(photographs: Path) -> None:
     for _ in range(2):  # packed, and read again
-        dataset = _open("image_folder", photographs, image_size=16)
+        dataset = _folder(photographs, image_size=16)
         pixels = np.asarray(dataset.train.inputs) / 255
         assert dataset.spec.mean == pytest.approx(pixels.mean((0, 2, 3)), rel=1e-12)
         assert dataset.spec.std == pytest.approx(pixels.std((0, 2, 3)), rel=1e-12)
     for part in ("train", "val"):
         for file in (photographs / part).rglob("*.*"):
             _image(file, (8, 8), (9, 9, 9))
-    assert _open("image_folder", photographs, image_size=16).spec.std == (1 / 255,) * 3
+    assert _folder(photographs, image_size=16).spec.std == (1 / 255,) * 3
 
 
 def test_the_shorter_side_is_resized_and_the_longer_cropped_at_the_centre(photographs: Path) -> None:
     pixels = np.zeros((32, 96, 3), np.uint8)
     pixels[:, 30:66] = 255  # the centre square, and what the filter sees around it
     Image.fromarray(pixels).save(photographs / "train" / "cat" / "a.png")
-    dataset = _open("image_folder", photographs, image_size=16)
+    dataset = _folder(photographs, image_size=16)
     assert (dataset.train.inputs[0] == 255).all()
 
 
 def test_a_change_of_files_or_size_packs_again(photographs: Path) -> None:
-    _open("image_folder", photographs, image_size=8)
+    _folder(photographs, image_size=8)
     file = photographs / "train" / "dog" / "d.jpg"
     changes: list[Callable[[], object]] = [
         lambda: os.utime(file, (1, 1)),
@@ -296,9 +301,9 @@ def test_a_change_of_files_or_size_packs_again(photographs: Path) -> None:
     for change in changes:
         change()
         said: list[str] = []
-        _open("image_folder", photographs, said, image_size=8)
+        _folder(photographs, said, image_size=8)
         assert any("made from something else" in line for line in said)
-    assert _open("image_folder", photographs, image_size=12).train.inputs.shape[2] == 12
+    assert _folder(photographs, image_size=12).train.inputs.shape[2] == 12
 
 
 @pytest.mark.parametrize("content", [b"", b"no image", b"\x89PNG\r\n\x1a\n and then nothing"])
@@ -306,7 +311,7 @@ def test_a_broken_image_is_named(photographs: Path, content: bytes) -> None:
     file = photographs / "val" / "dog" / "broken.png"
     file.write_bytes(content)
     with pytest.raises(DataError, match="cannot be decoded") as caught:
-        _open("image_folder", photographs, image_size=8)
+        _folder(photographs, image_size=8)
     assert str(file) in str(caught.value)
 
 
@@ -318,22 +323,22 @@ def test_a_truncated_jpeg_is_named(photographs: Path) -> None:
     with pytest.raises(
         DataError, match=r"1 of 7 images cannot be decoded: .*b\.JPEG: image file is truncated"
     ):
-        _open("image_folder", photographs, image_size=8)
+        _folder(photographs, image_size=8)
 
 
 def test_what_is_wrong_with_the_folders_is_said(photographs: Path) -> None:
     (photographs / "train" / "cat" / "notes.txt").write_text("not an image")
     said: list[str] = []
-    _open("image_folder", photographs, said, image_size=8)
+    _folder(photographs, said, image_size=8)
     assert any("1 entries that are no images are left out" in line for line in said)
     (photographs / "val" / "bird").mkdir()
     with pytest.raises(DataError, match=r"different classes: only one of them has bird"):
-        _open("image_folder", photographs, image_size=8)
+        _folder(photographs, image_size=8)
     (photographs / "train" / "bird").mkdir()
     with pytest.raises(DataError, match="bird has no images"):
-        _open("image_folder", photographs, image_size=8)
+        _folder(photographs, image_size=8)
     with pytest.raises(DataError, match="no folder train"):
-        _open("image_folder", photographs / "val", image_size=8)
+        _folder(photographs / "val", image_size=8)
 
 
 @pytest.mark.skipif(

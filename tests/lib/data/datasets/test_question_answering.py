@@ -6,10 +6,12 @@ import json
 import re
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
+from lib.data.datasets.question_answering.data import Options, packed
 from lib.data.datasets.question_answering.huggingface import HuggingFaceTokenizer, sizes
 from lib.data.datasets.question_answering.key_values import (
     ANCHOR,
@@ -18,7 +20,6 @@ from lib.data.datasets.question_answering.key_values import (
     Question,
     questions,
 )
-from lib.data.datasets.question_answering.opening import AnswerOptions, open_answers, packed
 from lib.data.datasets.question_answering.packing import cut, pack
 from lib.data.datasets.question_answering.readers import read_published
 from lib.data.datasets.question_answering.spec import AnswerSpec
@@ -27,6 +28,7 @@ from lib.data.tokenizers.pairs import learned
 from lib.data.types import ArrayPart
 from lib.errors import ConfigError, DataError
 from lib.nn import IGNORED
+from tests.support import datasets
 from tests.support.answers import answer_set, some_questions
 
 FACT = re.compile(r"([a-d])=([a-p]{2}) ([a-d])=([a-p]{2}) \?([a-d])")
@@ -100,14 +102,14 @@ def test_targets_are_cut_by_their_columns_and_end_with_another_source() -> None:
     assert spec.sides[0].anchor != spec.sides[1].anchor, "the two do not share their tokens"
 
 
-def options(*models: str, root: Path) -> AnswerOptions:
+def options(*models: str) -> dict[str, Any]:
     first, second = models
-    return AnswerOptions(models=(first, second), source_bytes=16, root=root)
+    return {"frozen_model_a": first, "frozen_model_b": second, "source_bytes": 16}
 
 
 def opened(*models: str, root: Path) -> None:
-    packed("x", some_questions(4), some_questions(2), options(*models, root=root), anchor=" A", source="",
-           synthetic=True)  # fmt: skip
+    packed("x", some_questions(4), some_questions(2), Options(**options(*models)), root=root, anchor=" A",
+           source="", synthetic=True)  # fmt: skip
 
 
 def test_a_model_that_is_not_known_is_told(tmp_path: Path) -> None:
@@ -164,12 +166,7 @@ def test_squad_and_hotpot_are_read(tmp_path: Path) -> None:
     assert found == [
         Question("Who came first?\nAnn was first. She won. Bob was second.", " Ann\n"),
     ]
-    dataset = open_answers(
-        "hotpot",
-        options("toolkit:bytes", "toolkit:pairs", root=tmp_path),
-        data_dir=tmp_path,
-        say=lambda _: None,
-    )
+    dataset = datasets.opened("hotpot", options("toolkit:bytes", "toolkit:pairs"), data_dir=tmp_path)
     assert dataset.train.take()[0].tobytes() == b"Who came first?\n" and not dataset.spec.synthetic
 
 

@@ -13,22 +13,22 @@ from lib.data import (
     Delivery,
     EvalLoader,
     TextClassSpec,
-    TextOptions,
     TrainLoader,
-    open_dataset,
 )
-from lib.data.datasets.text_files import TokenizerName
+from lib.data.datasets.files import TokenizerName
 from lib.errors import DataError
+from tests.support.datasets import opened
 
 
 def _open(place: Path, tokenizer: TokenizerName = "byte") -> Dataset:
-    return open_dataset(
+    return opened(
         "sst2",
         data_dir=place,
         cache_dir=place / "cache",
         download=False,
         say=print,
-        text=TextOptions(tokenizer=tokenizer, vocab_size=None, block_size=8),
+        tokenizer=tokenizer,
+        block_size=8,
     )
 
 

@@ -11,23 +11,24 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lib.data import Dataset, TextOptions, TextSpec, TokenPart, open_dataset
-from lib.data.datasets import corpus
-from lib.data.datasets import text_files as text_module
-from lib.data.datasets.corpus import Corpus, python_library, split_by_content
+from lib.data import Dataset, TextSpec, TokenPart
+from lib.data.datasets.texts import corpus
+from lib.data.datasets.texts import data as text_module
+from lib.data.datasets.texts.corpus import Corpus, python_library, split_by_content
 from lib.data.tokenizers import bpe as bpe_module
 from lib.errors import ConfigError, DataError, ToolkitError
+from tests.support.datasets import opened
 
 
 def _open(name: str, place: Path, said: list[str] | None = None, **changes: Any) -> Dataset:
-    options = {"tokenizer": "byte", "vocab_size": None, "block_size": 8} | changes
-    return open_dataset(
+    asked = {"tokenizer": "byte", "block_size": 8} | changes
+    return opened(
         name,
         data_dir=place,
         cache_dir=place / "cache",
         download=False,
         say=(said if said is not None else []).append,
-        text=TextOptions(**options),
+        **asked,
     )
 
 
@@ -99,13 +100,14 @@ def test_the_embedded_text_needs_no_directory_of_data(
 ) -> None:
     _library(tmp_path / "library")
     monkeypatch.setattr(text_module, "python_library", lambda: python_library(tmp_path / "library"))
-    dataset = open_dataset(
+    dataset = opened(
         "pysource",
         data_dir=None,
         cache_dir=tmp_path,
         download=False,
         say=lambda _: None,
-        text=TextOptions(tokenizer="byte", vocab_size=None, block_size=16),
+        tokenizer="byte",
+        block_size=16,
     )
     train, test = _texts(dataset)
     assert isinstance(dataset.spec, TextSpec) and isinstance(dataset.test, TokenPart)
@@ -188,13 +190,14 @@ def test_a_folder_is_read_without_what_is_no_text(tmp_path: Path) -> None:
 def test_one_long_file_is_cut_into_pieces_at_ends_of_lines(tmp_path: Path) -> None:
     lines = [f"line {number}\n" for number in range(40_000)]
     (tmp_path / "book.txt").write_text("".join(lines))
-    dataset = open_dataset(
+    dataset = opened(
         "text_files",
         data_dir=tmp_path / "book.txt",
         cache_dir=tmp_path / "cache",
         download=False,
         say=lambda _: None,
-        text=TextOptions(tokenizer="byte", vocab_size=None, block_size=8),
+        tokenizer="byte",
+        block_size=8,
     )
     train, test = (text.splitlines(keepends=True) for text in _texts(dataset))
     assert sorted(train + test) == sorted(lines)
@@ -204,13 +207,14 @@ def test_one_long_file_is_cut_into_pieces_at_ends_of_lines(tmp_path: Path) -> No
 def test_the_folder_of_caches_is_not_read_as_text(tmp_path: Path) -> None:
     (tmp_path / "digits").mkdir()
     with pytest.raises(DataError, match="data set text_files is not there"):
-        open_dataset(
+        opened(
             "text_files",
             data_dir=tmp_path,
             cache_dir=tmp_path,
             download=False,
             say=lambda _: None,
-            text=TextOptions(tokenizer="byte", vocab_size=None, block_size=8),
+            tokenizer="byte",
+            block_size=8,
         )
 
 

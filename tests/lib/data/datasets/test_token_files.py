@@ -15,26 +15,26 @@ from lib.data import (
     Dataset,
     Delivery,
     EvalLoader,
-    TextOptions,
     TextSpec,
     TokenPart,
     TrainLoader,
-    open_dataset,
 )
 from lib.data.types import Shards
 from lib.errors import DataError
+from tests.support.datasets import opened
 
 
 def _open(
     data_dir: Path, said: list[str] | None = None, *, vocab_size: int = 1000, block_size: int = 4
 ) -> Dataset:
-    return open_dataset(
+    return opened(
         "token_bins",
+        {"vocab_size": vocab_size},
         data_dir=data_dir,
         cache_dir=data_dir / "cache",
         download=False,
         say=(said if said is not None else []).append,
-        text=TextOptions(tokenizer=None, vocab_size=vocab_size, block_size=block_size),
+        block_size=block_size,
     )
 
 

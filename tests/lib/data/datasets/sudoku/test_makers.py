@@ -9,9 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from lib.data import SudokuOptions
+from lib.data.datasets.sudoku.data import Options, open_sudoku
 from lib.data.datasets.sudoku.generator import LEVELS, Puzzle, puzzles
-from lib.data.datasets.sudoku.opening import open_sudoku
 from tests.support.puzzles import small_puzzles
 
 ROOT = Path(__file__).resolve().parents[5]
@@ -68,11 +67,11 @@ def test_puzzles_are_made_by_as_many_processes_as_are_worth_it(
         asked.append(processes)
         return small_puzzles("train", count)
 
-    monkeypatch.setattr("lib.data.datasets.sudoku.opening.puzzles", made)
-    monkeypatch.setattr("lib.data.datasets.sudoku.opening.cpu_count", lambda: 6)
+    monkeypatch.setattr("lib.data.datasets.sudoku.data.puzzles", made)
+    monkeypatch.setattr("lib.data.datasets.sudoku.data.cpu_count", lambda: 6)
     for level in ("easy", "hard"):
-        options = SudokuOptions(level=level, clues=None, train_size=400, test_size=50)
+        options = Options(level=level, clues=None, train_size=400, test_size=50)
         open_sudoku(options, cache_dir=tmp_path, say=lambda _: None)
-    options = SudokuOptions(level="hard", clues=None, train_size=1000, test_size=50)
+    options = Options(level="hard", clues=None, train_size=1000, test_size=50)
     open_sudoku(options, cache_dir=tmp_path, say=lambda _: None)
     assert asked == [1, 1, 4, 1, 6, 1]

@@ -12,9 +12,8 @@ import numpy as np
 import pytest
 import torch
 
-from lib.data import Delivery, SudokuOptions, TrainLoader
+from lib.data import Delivery, TrainLoader
 from lib.data.augment import draw
-from lib.data.datasets.opening import open_dataset
 from lib.data.datasets.sudoku.board import board_of
 from lib.data.datasets.sudoku.generator import LEVELS, VERSION, Puzzle, puzzles
 from lib.data.datasets.sudoku.solver import all_grids, places_of, prove, random_grid, unavoidable_set
@@ -24,6 +23,7 @@ from lib.data.store import Placement
 from lib.data.subset import restrict
 from lib.data.types import ArrayPart, PuzzleSpec
 from lib.errors import ConfigError, DataError
+from tests.support.datasets import FROM_FILES, opened
 from tests.support.puzzles import part_of, small_puzzles, solutions
 
 # Golay's puzzle with 17 clues, and one that has two solutions.
@@ -122,10 +122,8 @@ def test_puzzles_are_functions_of_their_number() -> None:
 
 
 def test_no_solution_is_on_both_sides(tmp_path: Path) -> None:
-    options = SudokuOptions(level="4x4", clues=None, train_size=400, test_size=100)
-    dataset = open_dataset(
-        "sudoku", data_dir=None, cache_dir=tmp_path, download=False, say=lambda _: None, sudoku=options
-    )
+    options = {"level": "4x4", "clues": None, "train_size": 400, "test_size": 100}
+    dataset = opened("sudoku", options, cache_dir=tmp_path)
     assert isinstance(dataset.train, ArrayPart) and isinstance(dataset.test, ArrayPart)
     assert (dataset.train.size, dataset.test.size) == (400, 100)
     sides = [{row.tobytes() for row in part.take()[1]} for part in (dataset.train, dataset.test)]
@@ -134,8 +132,7 @@ def test_no_solution_is_on_both_sides(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"holds out puzzles with .* solutions that are trained on"):
         restrict(dataset, holdout=50)
     with pytest.raises(ConfigError, match=r"SUDOKU_TEST_SIZE=5000 is too many .*at most 2900"):
-        options = SudokuOptions(level="4x4", clues=None, train_size=400, test_size=5000)
-        open_dataset("sudoku", data_dir=None, cache_dir=tmp_path, download=False, say=print, sudoku=options)
+        opened("sudoku", options | {"test_size": 5000}, cache_dir=tmp_path)
 
 
 def test_a_file_in_the_layout_of_sudoku_extreme(tmp_path: Path) -> None:
@@ -192,16 +189,16 @@ def test_answers_that_are_no_solutions_are_told(tmp_path: Path) -> None:
     (tmp_path / "test.csv").write_text("")
     write_table(file, [first], source="here")
     with pytest.raises(DataError, match="lacks the column"):
-        open_dataset("sudoku_csv", data_dir=tmp_path, cache_dir=tmp_path, download=False, say=print)
+        opened("sudoku_csv", FROM_FILES, data_dir=tmp_path)
     write_table(tmp_path / "test.csv", [first], source="here")
     with pytest.raises(DataError, match="share 1 solutions"):
-        open_dataset("sudoku_csv", data_dir=tmp_path, cache_dir=tmp_path, download=False, say=print)
+        opened("sudoku_csv", FROM_FILES, data_dir=tmp_path)
     write_table(tmp_path / "test.csv", small_puzzles("test", 1), source="here")
-    found = open_dataset("sudoku_csv", data_dir=tmp_path, cache_dir=tmp_path, download=False, say=print)
+    found = opened("sudoku_csv", FROM_FILES, data_dir=tmp_path)
     assert (found.train.size, found.test.size) == (1, 1)
     (tmp_path / "test.csv").unlink()
     with pytest.raises(DataError, match=r"no test\.csv"):
-        open_dataset("sudoku_csv", data_dir=tmp_path, cache_dir=tmp_path, download=False, say=print)
+        opened("sudoku_csv", FROM_FILES, data_dir=tmp_path)
 
 
 @pytest.fixture(scope="module")

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import numpy as np
 
+from lib.data.datasets.files import check_labels, damaged
 from lib.data.types import Images, Labels
-from lib.errors import DataError, os_error
+from lib.errors import os_error
 
 _GZIP_MAGIC = b"\x1f\x8b"
 _UNSIGNED_BYTES = 0x08
@@ -59,17 +60,6 @@ def parse_labels(content: bytes, file: Path, *, classes: int) -> Labels:
     labels = _parse(content, file, dimensions=1)
     check_labels(labels, file, classes=classes)
     return labels.astype(np.int64)
-
-
-def check_labels(labels: Images, file: Path, *, classes: int) -> None:
-    """Raise DataError where a label is out of range."""
-    wrong = np.flatnonzero(labels >= classes)
-    if len(wrong):
-        raise damaged(file, f"label {labels[wrong[0]]} of sample {wrong[0]} is not below {classes}")
-
-
-def damaged(file: Path, why: str) -> DataError:
-    return DataError(f"{file} is damaged", why=why, todo="delete it and fetch it again")
 
 
 def _shape(content: bytes, file: Path) -> tuple[int, ...]:

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from lib.data.datasets.mnist import damaged
+from lib.data.datasets.files import damaged
 from lib.data.tokenizers.byte_char import as_text
 from lib.data.types import ArrayPart, Labels, Tokenizer
 from lib.errors import os_error

@@ -15,8 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lib.data.cache import cached_folder, fingerprint
-from lib.data.datasets.files import marks
-from lib.data.datasets.mnist import damaged
+from lib.data.datasets.files import damaged, marks
 from lib.data.types import Shards, Tokens
 from lib.errors import DataError, os_error
 

@@ -6,13 +6,17 @@ turn of the object, so that a linear classifier is close to chance.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 
+from lib.data.datasets.embedded import open_embedded, outline_of
+from lib.data.datasets.files import Place
 from lib.data.datasets.warp import outer, pixel_centres, rotation
-from lib.data.types import Images, ImageSpec, Labels
+from lib.data.types import Dataset, Images, ImageSpec, Labels
 from lib.rng import Floats, integers, key, noise_bytes, uniform
 
 VERSION = 1  # raise it whenever a pixel changes
@@ -34,6 +38,21 @@ SPEC = ImageSpec(
 
 _SIZE = 32  # pixels of an image
 _CHUNK = 128  # images made together: their arrays stay in the second-level cache
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """No symbols of its own."""
+
+
+def outline(_: Options, place: Place) -> Dataset:  # noqa: ARG001
+    """As it will be generated."""
+    return outline_of(sys.modules[__name__])
+
+
+def open_set(_: Options, place: Place) -> Dataset:
+    """Generated into the cache on first use."""
+    return open_embedded(sys.modules[__name__], place)
 
 
 def identity() -> str:

@@ -13,7 +13,7 @@ import math
 import numpy as np
 import numpy.typing as npt
 
-from lib.data.datasets.corpus import Corpus, Texts
+from lib.data.datasets.texts.corpus import Corpus, Texts
 from lib.rng import integers, key
 
 VERSION = 1  # raise it whenever a character changes

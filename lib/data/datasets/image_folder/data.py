@@ -12,23 +12,59 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NoReturn
+from typing import Literal, NoReturn
 
 import numpy as np
 import numpy.typing as npt
 
 from lib.data.cache import cached_folder, fingerprint
-from lib.data.datasets.decode import BadSampleError, decode
+from lib.data.datasets.files import Place
+from lib.data.datasets.image_folder.decode import BadSampleError, decode
+from lib.data.metadata import outlined, told
 from lib.data.types import ArrayPart, Dataset, ImageSpec
 from lib.errors import DataError
 
 VERSION = 3  # raise it whenever a packed pixel changes, or what is kept beside them
 SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".webp", ".gif", ".tif", ".tiff", ".ppm", ".pgm"})
 
+IMAGENET_SIZES = (1_281_167, 50_000)  # of ILSVRC 2012, what a folder of images most often is
+IMAGENET_CLASSES = 1000
+
 _PARTS = ("train", "val")
 _SKIPPED = "skipped.json"  # [file, reason] of each that is no image
 _BLOCK = 1024  # images between two reports
 _LEAST_DEVIATION = 1 / 255  # of a colour that is the same in all images, and is divided by it
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """The symbols of lib/data/datasets/image_folder/Kconfig."""
+
+    on_bad_sample: Literal["error", "skip"]
+
+
+def outline(_: Options, place: Place) -> Dataset:
+    """By the names of the files, or as ImageNet has them. Raises DataError as `open_folder` does."""
+    assert place.image_size is not None
+    if place.data_dir is not None:
+        looked = look_into_folder(place.data_dir, image_size=place.image_size)
+        if looked is not None:
+            return outlined(*looked)
+    spec = _spec(place.image_size, IMAGENET_CLASSES, (0.5,) * 3, (0.25,) * 3)
+    what = f"as ImageNet has them, {IMAGENET_CLASSES} classes, {told(*IMAGENET_SIZES)}"
+    return outlined(spec, *IMAGENET_SIZES, f"image_folder: {what}")
+
+
+def open_set(options: Options, place: Place) -> Dataset:
+    """Packed into the cache on first use. Raises what `open_folder` does."""
+    assert place.image_size is not None
+    return open_folder(
+        place.files,
+        cache_dir=place.cache_dir,
+        image_size=place.image_size,
+        skip_bad=options.on_bad_sample == "skip",
+        say=place.say,
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from lib import atomic
-from lib.data.datasets.mnist import check_labels, damaged
+from lib.data.datasets.files import check_labels, damaged
 from lib.data.types import ArrayPart
 from lib.errors import os_error
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from lib.data.datasets.files import Place
 from lib.data.datasets.question_answering import huggingface, key_values
 from lib.data.datasets.question_answering.key_values import Question
 from lib.data.datasets.question_answering.packing import Encoder, pack, part_of, widen
@@ -16,7 +17,6 @@ from lib.data.tokenizers.pairs import learned
 from lib.data.types import Dataset
 from lib.errors import ConfigError
 
-NAMES = ("key_values", *PUBLISHED)
 HUGGING_FACE = "hf:"
 MERGES, LEARNED_FROM = 24, 4096  # pairs that are merged, and the texts they are learned from
 
@@ -35,15 +35,21 @@ SIZES = {"toolkit:bytes": Size(2, 4, 64), "toolkit:pairs": Size(3, 4, 48)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AnswerOptions:
-    """What is asked: the two language models by name, and how many bytes of a source are read.
+class Options:
+    """The symbols of lib/data/datasets/question_answering/Kconfig."""
 
-    root: where the relative path of a model starts.
-    """
-
-    models: tuple[str, str]
     source_bytes: int
-    root: Path
+    frozen_model_a: str
+    frozen_model_b: str
+
+    @property
+    def models(self) -> tuple[str, str]:
+        """The two language models by name."""
+        return self.frozen_model_a, self.frozen_model_b
+
+
+def outline(_: Options, place: Place) -> None:
+    """Only the questions tell how long an answer is in the tokens of a model."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,36 +61,45 @@ class _Known:
     width: int
 
 
-def open_answers(
-    name: str, options: AnswerOptions, *, data_dir: Path | None, say: Callable[[str], None]
-) -> Dataset:
-    """Open the questions `name` (one of NAMES). data_dir: where files are looked for.
+def open_set(options: Options, place: Place) -> Dataset:
+    """Questions in the tokens of both language models.
 
     Raises ConfigError for a language model that is not known or whose package is missing, DataError for one
     that is not there or damaged, and for such files.
     """
+    name, root = place.name, place.root
     if name in PUBLISHED:
-        assert data_dir is not None
-        train, test, folder = read_published(name, data_dir)
-        return packed(name, train, test, options, anchor=ANCHOR, source=f"from {folder}", synthetic=False)
-    say(f"{name}: making {key_values.TRAIN_SIZE} + {key_values.TEST_SIZE} synthetic questions")
+        train, test, folder = read_published(name, place.files)
+        source = f"from {folder}"
+        return packed(name, train, test, options, root=root, anchor=ANCHOR, source=source, synthetic=False)
+    place.say(f"{name}: making {key_values.TRAIN_SIZE} + {key_values.TEST_SIZE} synthetic questions")
     train, test = key_values.questions("train"), key_values.questions("test")
-    return packed(name, train, test, options, anchor=key_values.ANCHOR, source="generated", synthetic=True)
+    return packed(
+        name,
+        train,
+        test,
+        options,
+        root=root,
+        anchor=key_values.ANCHOR,
+        source="generated",
+        synthetic=True,
+    )
 
 
 def packed(
     name: str,
     train: Sequence[Question],
     test: Sequence[Question],
-    options: AnswerOptions,
+    options: Options,
     *,
+    root: Path,
     anchor: str,
     source: str,
     synthetic: bool,
 ) -> Dataset:
-    """A data set of these questions. source: where they come from, in words. Raises as `open_answers`."""
+    """A data set of these questions. source: where they come from, in words. Raises as `open_set`."""
     texts = [question.source + anchor + question.answer for question in train[:LEARNED_FROM]]
-    known = [_known(model, texts, root=options.root) for model in options.models]
+    known = [_known(model, texts, root=root) for model in options.models]
     encoders = [each.encoder for each in known]
     found = [
         pack(questions, encoders, anchor=anchor, source_bytes=options.source_bytes)

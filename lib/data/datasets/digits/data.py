@@ -7,6 +7,8 @@ distance, which makes strokes thinner or thicker. Five fonts occur in the test p
 
 from __future__ import annotations
 
+import sys
+from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Literal
@@ -14,8 +16,10 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
+from lib.data.datasets.embedded import open_embedded, outline_of
+from lib.data.datasets.files import Place
 from lib.data.datasets.warp import interpolate, outer, pixel_centres, rotation
-from lib.data.types import Images, ImageSpec, Labels
+from lib.data.types import Dataset, Images, ImageSpec, Labels
 from lib.errors import DataError
 from lib.rng import Floats, integers, key, noise_bytes, uniform
 
@@ -42,6 +46,21 @@ _FIELD = 112  # pixels of a distance field; a pixel of an image is about three o
 _REACH = 9  # distances are known up to this many field pixels
 _STEPS = 12  # steps of a stored distance per field pixel
 _CHUNK = 256  # images made together: their arrays stay in the second-level cache
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """No symbols of its own."""
+
+
+def outline(_: Options, place: Place) -> Dataset:  # noqa: ARG001
+    """As it will be generated."""
+    return outline_of(sys.modules[__name__])
+
+
+def open_set(_: Options, place: Place) -> Dataset:
+    """Generated into the cache on first use."""
+    return open_embedded(sys.modules[__name__], place)
 
 
 def identity() -> str:

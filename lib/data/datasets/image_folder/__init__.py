@@ -1,0 +1,1 @@
+"""A folder of images in the layout of ImageNet."""

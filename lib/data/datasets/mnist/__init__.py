@@ -1,0 +1,1 @@
+"""MNIST and what copies its layout."""

@@ -1,0 +1,1 @@
+"""Texts that are read as they are: Python's library, Shakespeare, WikiText, files, a Markov chain."""

@@ -1,0 +1,1 @@
+"""Files of tokens that were made elsewhere."""
