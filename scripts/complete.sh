@@ -11,7 +11,7 @@ names() { # DIRECTORY
 
 symbols() { # those with a prompt
 	awk '/^config /{name = $2} /^\t(bool|int|string|hex) "/{print name}' \
-		Kconfig lib/*/Kconfig train/Kconfig models/*/Kconfig | sort -u
+		Kconfig $(find lib train models -name Kconfig) | sort -u
 }
 
 targets() { # those of the table, with the names of configurations and fragments put in

@@ -157,11 +157,16 @@ def test_the_frozen_config_and_the_trainer_share_one_path(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     config, facts = make_config("resnet18"), make_facts("resnet18")
-    before = dataclasses.asdict(dataclasses.replace(config, model_options={}, task_options={}))
+    before = dataclasses.asdict(
+        dataclasses.replace(config, model_options={}, data_options={}, task_options={})
+    )
     found = machine(monkeypatch, "h100-80g-70g-free-x4")
     decided = apply_hyperparams(config, model_type="lenet5", hardware=found, facts=facts)
     assert decided == plan(config, found, facts) == apply_hyperparams(config, verbose=False)
-    assert dataclasses.asdict(dataclasses.replace(config, model_options={}, task_options={})) == before
+    assert (
+        dataclasses.asdict(dataclasses.replace(config, model_options={}, data_options={}, task_options={}))
+        == before
+    )
     assert "model=resnet18" in capsys.readouterr().out  # a Config names its own model
     assert auto_detect_hyperparams(config)["plan"] == decided
 

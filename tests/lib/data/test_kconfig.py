@@ -14,7 +14,7 @@ from lib.kconf.values import Value
 from lib.plugins import DATASETS, MODELS, TASKS
 
 KINDS = (MODELS, TASKS, DATASETS)
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 MODEL = """choice MODEL_CHOICE
 
 config MODEL_TOY_{name}

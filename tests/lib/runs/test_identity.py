@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -17,6 +16,29 @@ from lib.runs.identity import former_identity, has_former_identity, identity, is
 
 ROOT = Path(__file__).parents[3]
 MODELS = sorted(path.parent.name for path in ROOT.glob("models/*/model.py"))
+
+
+DATASET = """\
+choice DATASET_CHOICE
+
+config DATASET_MINE
+\tbool "Mine"
+\thelp
+\t  New.
+
+endchoice
+
+config DATASET
+\tstring
+\tdefault "mine" if DATASET_MINE
+
+config MINE_SIZE
+\tint "Size"
+\tdepends on DATASET_MINE
+\tdefault 7
+\thelp
+\t  New.
+"""
 
 
 @pytest.fixture
@@ -57,15 +79,9 @@ def test_no_model_is_part_of_anothers_identity(removed: str, kconfig: Path) -> N
 
 def test_a_data_set_is_no_part_of_the_identity_of_runs_on_others(kconfig: Path) -> None:
     before = identities(kconfig, ["lenet5", "gpt2"])
-    head = re.search(
-        r"^choice DATASET_CHOICE\n(?:.*\n)*?\nconfig ", (kconfig / "lib/data/Kconfig").read_text(), re.M
-    )
-    assert head
-    new = 'config DATASET_MINE\n\tbool "Mine"\n\thelp\n\t  New.\n\n'
-    edit(kconfig, "lib/data/Kconfig", head[0], head[0].removesuffix("config ") + new + "config ")
-    more = '\nconfig MINE_SIZE\n\tint "Size"\n\tdepends on DATASET_MINE\n\tdefault 7\n'
-    with (kconfig / "lib/data/Kconfig").open("a") as file:
-        file.write(more)
+    home = kconfig / "lib" / "data" / "datasets" / "mine"
+    home.mkdir()
+    (home / "Kconfig").write_text(DATASET)
     assert resolved(kconfig, DATASET_MINE="y").in_effect["MINE_SIZE"] == 7
     assert identities(kconfig, ["lenet5", "gpt2"]) == before
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from torch import nn
 
-from lib.data.datasets import corpus
+from lib.data.datasets.texts import corpus
 from lib.data.types import TextSpec
 from lib.errors import ConfigError, run_main
 from lib.memory.facts import model_facts
