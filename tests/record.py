@@ -212,9 +212,12 @@ def resumed_runs() -> dict[str, Any]:
 
 
 def functions() -> dict[str, Any]:
-    """Name -> signature of the public functions of lib.hyperparams."""
+    """Return the parameters, with kinds and defaults, of the public functions of lib.hyperparams."""
     return {
-        name: str(inspect.signature(value))
+        name: [
+            [parameter.name, str(parameter.kind), repr(parameter.default)]
+            for parameter in inspect.signature(value).parameters.values()
+        ]
         for name, value in vars(hyperparams).items()
         if inspect.isfunction(value) and not name.startswith("_") and value.__module__ == hyperparams.__name__
     }
