@@ -18,9 +18,9 @@ pytestmark = pytest.mark.slow
 ON_TPU_VM = """
 import sys
 from pathlib import Path
-from lib import chips
+from lib.devices import accelerators
 from lib.errors import run_main
-chips.PCI_DEVICES = Path({pci!r})
+accelerators.PCI_DEVICES = Path({pci!r})
 from train.__main__ import main
 sys.exit(run_main(main))
 """

@@ -111,7 +111,7 @@ def test_what_another_process_took_is_not_needed() -> None:
     """A process that is started by a large one, and what a process took before it began to count."""
     large = torch.ones(60_000_000)
     program = (
-        "from lib.devices.backend import Backend; from lib.memory.peak import Peak; import torch;"
+        "from lib.devices.base import Backend; from lib.memory.peak import Peak; import torch;"
         "torch.ones(30_000_000); found = Peak(Backend('cpu')); torch.ones(10_000_000);"
         "print(found.need_bytes())"
     )
