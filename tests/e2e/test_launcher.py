@@ -36,6 +36,17 @@ if os.environ.get("RANK") == {rank!r}:
 """
 
 
+# Workers that have not told their numbers yet, however long it takes the test to send a signal. The parent of
+# one that is started in that moment may be gone before it looks: hence the end.
+NOT_READY_YET = """
+import os, time
+if "RANK" in os.environ:
+    parent, begun = os.getppid(), time.monotonic()
+    while os.getppid() == parent and time.monotonic() < begun + 20:
+        time.sleep(0.05)
+"""
+
+
 @pytest.fixture
 def runner(tmp_path: Path) -> Runner:
     runner = Runner(tmp_path)
@@ -134,7 +145,8 @@ def catches(pid: int, number: signal.Signals) -> bool:
 
 
 def test_a_signal_before_there_are_workers_ends_at_once(runner: Runner) -> None:
-    process = runner.start("train")
+    (runner.folder / "sitecustomize.py").write_text(NOT_READY_YET)
+    process = runner.start("train", PYTHONPATH=os.pathsep.join([str(runner.folder), str(ROOT)]))
     wait_until(lambda: "lib.distributed.supervisor" in processes_of(runner).get(process.pid, ""), process)
     wait_until(lambda: catches(process.pid, signal.SIGTERM), process)
     process.send_signal(signal.SIGTERM)
