@@ -84,7 +84,7 @@ USE_TEMPERATURE := sample
 USE_TOP_K := sample
 USE_SEED := sample
 USE_TOKENS := sample
-USE_NAME := new-model
+USE_NAME := new-model new-task new-data
 USE_TASK := new-model
 USE_DEFCONFIG := defconfig savedefconfig
 USE_FRAGMENT := defconfig defconfig-% %_defconfig mergeconfig
@@ -338,7 +338,9 @@ train-%: ready
 ## test-faults: each test of a killed or interrupted run five times, counted
 ## test-slurm: submit, preempt, requeue and cancel on a SLURM of this machine, started for it; where there is one
 ## check: style, form and types
-## new-model: scaffold models/NAME for TASK=classify or TASK=lm
+## new-model: scaffold models/NAME for TASK=classify, TASK=lm or a task of your own
+## new-task: scaffold train/tasks/NAME
+## new-data: scaffold lib/data/datasets/NAME
 test: ready-dev symbols
 	$(quiet)$(PY) -m pytest -n 2 --dist worksteal
 
@@ -360,7 +362,10 @@ check: ready-dev symbols
 	$(quiet)$(PY) -m mypy
 
 new-model: ready symbols
-	$(quiet)$(PY) -m scripts.new_model $(or $(call given,NAME),'') $(or $(call given,TASK),'')
+	$(quiet)$(PY) -m scripts.scaffold model $(or $(call given,NAME),'') $(or $(call given,TASK),'')
+
+new-task new-data: ready symbols
+	$(quiet)$(PY) -m scripts.scaffold $(@:new-%=%) $(or $(call given,NAME),'')
 
 ##@ Housekeeping
 ## clean: remove caches
@@ -399,6 +404,7 @@ TARGETS := all $(CONFIGURATION) savedefconfig checkconfig defconfig mergeconfig 
 	searchconfig $(DEFCONFIGS) $(FRAGMENT_TARGETS) train resume rerun plan probe preflight eval sample export plots curve bench \
 	launch-print sbatch submit emit elastic-check elastic-demo sweep sweep-yaml $(SCALING) experiment \
 	$(TRAIN_NAMES) test test-fast test-light test-faults test-slurm check new-model \
+	new-task new-data \
 	clean mrproper distclean data-clean printvars help
 INTERNAL := variables symbols configured ready ready-dev
 .PHONY: $(TARGETS) $(INTERNAL)
