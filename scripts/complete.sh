@@ -11,7 +11,7 @@ names() { # DIRECTORY
 
 symbols() { # those with a prompt
 	awk '/^config /{name = $2} /^\t(bool|int|string|hex) "/{print name}' \
-		Kconfig lib/*/Kconfig train/Kconfig models/*/Kconfig | sort -u
+		Kconfig lib/*/Kconfig lib/data/datasets/*/Kconfig train/Kconfig train/tasks/*/Kconfig models/*/Kconfig | sort -u
 }
 
 targets() { # as make help has them, with the names of configurations and fragments put in

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -57,15 +56,11 @@ def test_no_model_is_part_of_anothers_identity(removed: str, kconfig: Path) -> N
 
 def test_a_data_set_is_no_part_of_the_identity_of_runs_on_others(kconfig: Path) -> None:
     before = identities(kconfig, ["lenet5", "gpt2"])
-    head = re.search(
-        r"^choice DATASET_CHOICE\n(?:.*\n)*?\nconfig ", (kconfig / "lib/data/Kconfig").read_text(), re.M
-    )
-    assert head
-    new = 'config DATASET_MINE\n\tbool "Mine"\n\thelp\n\t  New.\n\n'
-    edit(kconfig, "lib/data/Kconfig", head[0], head[0].removesuffix("config ") + new + "config ")
-    more = '\nconfig MINE_SIZE\n\tint "Size"\n\tdepends on DATASET_MINE\n\tdefault 7\n'
-    with (kconfig / "lib/data/Kconfig").open("a") as file:
-        file.write(more)
+    new = 'choice DATASET_CHOICE\n\nconfig DATASET_MINE\n\tbool "Mine"\n\thelp\n\t  New.\n\nendchoice\n'
+    new += '\nconfig MINE_SIZE\n\tint "Size"\n\tdepends on DATASET_MINE\n\tdefault 7\n'
+    folder = kconfig / "lib/data/datasets/a_new_one"
+    folder.mkdir()
+    (folder / "Kconfig").write_text(new)
     assert resolved(kconfig, DATASET_MINE="y").in_effect["MINE_SIZE"] == 7
     assert identities(kconfig, ["lenet5", "gpt2"]) == before
 
