@@ -181,8 +181,8 @@ check: ready-dev
 	$(RUN_PY) -m ruff check
 	$(RUN_PY) -m ruff format --check
 	$(RUN_PY) -m mypy
-new-model: ready
-	$(RUN_PY) -m scripts.new_model $(or $(call given,NAME),'') $(or $(call given,TASK),'')
+new-model new-task new-data: ready
+	$(RUN_PY) -m scripts.scaffold $(@:new-%=%) $(or $(call given,NAME),'') $(call given,TASK)
 
 # Housekeeping
 clean: always

@@ -122,7 +122,8 @@ def task_of(model: str) -> str:
 def symbols_of(home: Path) -> dict[str, str]:
     """Symbols that the Kconfig in the folder `home` defines, with the fields of `Options` that they are.
 
-    A definition has a prompt or a help: what has neither adds defaults to a symbol of another file.
+    A definition has a prompt or a help. What has neither adds defaults to a symbol of another file, or is a
+    capability that models select.
     """
     prefix = f"{home.name.upper()}_"
     owned = [name for name, body in _definitions(home / "Kconfig") if _OF_ITS_OWN.search(body)]

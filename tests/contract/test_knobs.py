@@ -43,6 +43,7 @@ def option_symbols(tree: kconfiglib.Kconfig) -> dict[Path, set[str]]:
             if symbol.nodes[0].filename == f"{home.relative_to(ROOT)}/Kconfig"
             and symbol.choice is None
             and symbol.name.lower() not in config_fields()
+            and any(node.prompt or node.help for node in symbol.nodes)  # else a capability
         }
         for home in homes
     }

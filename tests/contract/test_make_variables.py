@@ -23,7 +23,7 @@ USED_BY = {
     "TOP_K": {"sample"},
     "SEED": {"sample"},
     "TOKENS": {"sample"},
-    "NAME": {"new-model"},
+    "NAME": {"new-model", "new-task", "new-data"},
     "TASK": {"new-model"},
     "DEFCONFIG": {"defconfig", "savedefconfig"},
     "FRAGMENT": COMPOSE,

@@ -30,7 +30,9 @@ DOCUMENTS = [
 RUN, DRY, END_TO_END = "run", "dry", "tests/e2e"
 OWN_TORCH = "tests/contract/test_bootstrap.py::test_a_torch_of_an_existing_environment_is_kept"
 WITHOUT_VENV = "tests/contract/test_bootstrap.py::test_without_venv_nothing_is_installed"
-NEW_MODEL = "tests/contract/test_new_model.py::test_a_new_model_passes_the_tests_of_models"
+NEW_MODEL = "tests/contract/test_scaffold.py::test_a_new_model_passes_the_tests_of_models"
+NEW_DATA = "tests/contract/test_scaffold.py::test_a_new_data_set_trains_at_once"
+NEW_TASK = "tests/contract/test_scaffold.py::test_a_model_of_a_new_task_trains_at_once"
 COMMANDS = {
     "make defconfig-lenet5 && make train": END_TO_END,
     "make plots": END_TO_END,
@@ -66,11 +68,18 @@ COMMANDS = {
     "make train VENV=": WITHOUT_VENV,
     "make new-model NAME=my_net TASK=classify": NEW_MODEL,
     "make defconfig-my_net && make train": END_TO_END,
+    "make new-data NAME=my_data": NEW_DATA,
+    "make defconfig-my_data && make train": NEW_DATA,
+    "make new-task NAME=my_task": NEW_TASK,
+    "make new-model NAME=my_other TASK=my_task": NEW_TASK,
     "make test": DRY,
     "make test-long": DRY,
 }
 
-MADE_BY_USE = (".venv", "data", "runs", "build", "include", "defconfigs/my_net", "models/my_net")
+MADE_BY_USE = (
+    *(".venv", "data", "runs", "build", "include", "defconfigs/my_net", "models/my_net"),
+    *("lib/data/datasets/my_data", "train/tasks/my_task"),
+)
 PLACEHOLDERS = {"CONFIG_NAME", "CONFIG_X", "INDEX_URL"}
 # Variables of other Kconfig tools, of which docs/configuration.md says how it is here.
 OF_OTHER_TOOLS = {
@@ -121,7 +130,7 @@ def make_variables() -> set[str]:
 def unknown_make_words(text: str) -> list[str]:
     targets = set(re.findall(r"^([\w.+-]+):", make_database(), flags=re.M))
     targets |= {"defconfig-NAME", "NAME_defconfig", "train-NAME"}
-    targets |= {f"defconfig-{name}" for name in re.findall(r"make new-model NAME=(\w+)", text)}
+    targets |= {f"defconfig-{name}" for name in re.findall(r"make new-(?:model|data) NAME=(\w+)", text)}
     return [word for word in make_words(text) if not word_exists(word, targets, make_variables())]
 
 

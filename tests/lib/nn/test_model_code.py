@@ -20,7 +20,7 @@ from lib.errors import ConfigError, PlanError
 from lib.hyperparams import apply_hyperparams
 from lib.nn.model_code import ModelCode, build_model
 from lib.plan.types import Plan
-from scripts.model_templates import MODEL
+from scripts.scaffold_templates import MODEL
 from tests.support.training import CPU, random_subject, small_config
 from train.contract import check_channels_last
 from train.planning import autotune

@@ -1,0 +1,143 @@
+"""make new-model, new-task, new-data: what they write trains, what they cannot write they refuse whole."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+
+def new_model(tree: Path, name: str, task: str = "classify") -> subprocess.CompletedProcess[str]:
+    """As make new-model calls it."""
+    command = ["make", "new-model", f"NAME={name}", f"TASK={task}", "VENV=", f"PYTHON={sys.executable}"]
+    return subprocess.run(command, cwd=tree, capture_output=True, text=True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("task", ["classify", "lm"])
+def test_a_new_model_passes_the_tests_of_models(tree: Path, task: str) -> None:
+    done = new_model(tree, "my_net", task)
+    assert done.returncode == 0, done.stderr
+    written = [line.removeprefix("wrote ") for line in done.stdout.splitlines() if line.startswith("wrote ")]
+    assert all((tree / path).is_file() for path in written)
+    assert {path.split("/")[0] for path in written} == {"models", "defconfigs", "tests"}
+    of_models = [
+        f"tests/contract/{name}"
+        for name in ("test_models.py", "test_language_models.py", "test_parameter_counts.py")
+        if (tree / "tests/contract" / name).exists()
+    ]
+    checks = [
+        ["-m", "pytest", "-k", "not test_every_field", "tests/contract/test_knobs.py"],
+        ["-m", "pytest", "-k", "my_net", *of_models],
+        ["-m", "ruff", "check", "models/my_net"],
+        ["-m", "ruff", "format", "--check", "models/my_net"],
+    ]
+    for check in checks:
+        result = subprocess.run([sys.executable, *check], cwd=tree, capture_output=True, text=True)
+        assert result.returncode == 0, result.stdout + result.stderr
+
+
+@pytest.mark.parametrize(
+    ("name", "task", "told"),
+    [
+        ("", "classify", "cannot be the name of a model"),
+        ("My-Net", "classify", "cannot be the name of a model"),
+        ("../escape", "classify", "cannot be the name of a model"),
+        ("class", "classify", "cannot be the name of a model"),
+        ("net_", "classify", "cannot be the name of a model"),
+        ("lenet5", "classify", "models/lenet5 exists"),
+        ("data", "classify", "would mix with CONFIG_DATA_"),
+        ("choice", "classify", "would mix with CONFIG_MODEL_CHOICE"),
+        ("has_conv", "classify", "would mix with CONFIG_MODEL_HAS_CONV"),
+        ("resnet18_wide", "classify", "would mix with those of models/resnet18"),
+        ("my_net", "", "there is no task ''"),
+        ("my_net", "bridge", "no template of a model for the task 'bridge'"),
+        ("my_net", "clasify", "classify"),
+    ],
+)
+def test_what_cannot_be_a_model_is_refused(name: str, task: str, told: str, tree: Path) -> None:
+    command = [sys.executable, "-m", "scripts.scaffold", "model", name, task]
+    before = status(tree)
+    done = subprocess.run(command, cwd=tree, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert told in done.stderr and "Traceback" not in done.stderr
+    assert status(tree) == before
+
+
+def scaffold(tree: Path, kind: str, name: str) -> None:
+    """As make calls it; what is written obeys the rules of the house."""
+    command = ["make", f"new-{kind}", f"NAME={name}", "VENV=", f"PYTHON={sys.executable}"]
+    done = subprocess.run(command, cwd=tree, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    written = [line.removeprefix("wrote ") for line in done.stdout.splitlines() if line.startswith("wrote ")]
+    assert all((tree / path).is_file() for path in written)
+    code = [path for path in written if path.endswith(".py")]
+    for check in (
+        ["-m", "ruff", "check", *code],
+        ["-m", "ruff", "format", "--check", *code],
+        ["-m", "mypy"],
+        ["-m", "pytest", "-k", "not test_every_field", "tests/contract/test_knobs.py"],
+        ["-m", "scripts.kconf", "kconfig-docs"],
+        ["-m", "scripts.kconf", "kconfig-lint"],
+    ):
+        result = subprocess.run([sys.executable, *check], cwd=tree, capture_output=True, text=True)
+        assert result.returncode == 0, result.stdout + result.stderr
+
+
+def losses(tree: Path, defconfig: str, **settings: str) -> list[float]:
+    """Of a few steps of training by that configuration, in the order of metrics.jsonl."""
+    asked = {"BUDGET_STEPS": "y", "MAX_STEPS": "100", "DEVICE_CPU": "y", "AUTO_METHOD_TABLE": "y"} | settings
+    words = [f"CONFIG_{name}={value}" for name, value in ({"LOG_INTERVAL_STEPS": "1"} | asked).items()]
+    make = ["make", "VENV=", f"PYTHON={sys.executable}"]
+    for command in ([*make, f"defconfig-{defconfig}"], [*make, "train", *words]):
+        done = subprocess.run(command, cwd=tree, capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout + done.stderr
+    file = next((tree / "runs").glob("*/*/metrics.jsonl"))
+    rows = [json.loads(line) for line in file.read_text().splitlines()]
+    return [row["loss"] for row in rows if row["kind"] == "train"]
+
+
+@pytest.mark.slow
+def test_a_new_data_set_trains_at_once(tree: Path) -> None:
+    scaffold(tree, "data", "my_data")
+    found = losses(tree, "my_data", MY_DATA_TRAIN_SIZE="500", TARGET_EFFECTIVE_BATCH="50")
+    assert found[-1] < 0.7 * found[0]
+
+
+@pytest.mark.slow
+def test_a_model_of_a_new_task_trains_at_once(tree: Path) -> None:
+    scaffold(tree, "task", "my_task")
+    assert new_model(tree, "my_net", "my_task").returncode == 0
+    small = {"DATASET_SCENES": "y", "DATA_LIMIT": "500", "TARGET_EFFECTIVE_BATCH": "50"}
+    found = losses(tree, "my_net", MY_TASK_FOCUS="1.0", **small)
+    assert found[-1] < found[0] < 0.95 * 2.4, "a focus makes a loss smaller than ln 10"
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "told"),
+    [
+        ("task", "lm", "train/tasks/lm exists"),
+        ("task", "My", "cannot be the name of a task"),
+        ("task", "halt", "would mix with CONFIG_HALT_"),
+        ("data", "sudoku", "lib/data/datasets/sudoku exists"),
+        ("data", "slurm", "would mix with CONFIG_SLURM_"),
+        ("data", "choice", "would mix with CONFIG_DATASET_CHOICE"),
+        ("data", "cifar10", "would mix with CONFIG_DATASET_CIFAR10"),
+    ],
+)
+def test_what_cannot_be_a_plug_in_is_refused(kind: str, name: str, told: str, tree: Path) -> None:
+    before = status(tree)
+    command = [sys.executable, "-m", "scripts.scaffold", kind, name]
+    done = subprocess.run(command, cwd=tree, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert told in done.stderr and "Traceback" not in done.stderr
+    assert status(tree) == before
+
+
+def status(tree: Path) -> list[str]:
+    folders = ("models", "defconfigs", "tests/golden", "train/tasks", "lib/data/datasets")
+    places = [tree / folder for folder in folders]
+    return sorted(str(path) for place in places for path in place.glob("*"))
