@@ -1,18 +1,17 @@
-# Every target is a thin call; what a target means is written in the script that it calls.
-# .config is read by lib/kconf alone and never included here: make would expand $ and # in it.
-# Each has a row in scripts/targets, with the variables that it takes; make refuses others before it does anything.
+# Every target is a thin call of a script. Only lib/kconf reads .config; including it here would expand $ and #.
+# Each target has a row in scripts/targets with the variables that it takes; make refuses others before it starts.
 
-# Variables of the command line by name, which tells them from what the environment happens to hold. The loops'
-# variable is called =, the one name that nobody can give; what nobody may replace says override.
+# Names of the command-line variables, to tell them from environment variables. Loop variables are called =, the one
+# name that a user cannot set; what a user must not replace says override.
 override KCONFIG_MAKE_VARIABLES := $(foreach =,$(.VARIABLES),$(if $(filter command,$(origin $=)),$=))
 override PLACES := O VENV PYTHON KCONFIG_CONFIG
 override define newline
 
 
 endef
-# They, and what is used of the environment, are judged as they were written before anything expands them: make
-# takes a dollar sign for itself, and would run a shell function; a line break ends a recipe. Of a tilde that the
-# shell left alone would become a directory of that name.
+# Check these variables, and those used from the environment, before anything expands them: make would expand a dollar
+# sign and run a shell function, a line break would end a recipe, and a tilde that the shell has not expanded would
+# become a directory of that name.
 $(foreach =,$(PLACES) V $(KCONFIG_MAKE_VARIABLES) $(if $(filter environment%,$(origin MAKECMDGOALS)),MAKECMDGOALS),\
 	$(if $(findstring $$,$(subst $$$$,,$(value $=))),\
 		$(error $= has a dollar sign, which make takes for itself; write $$$$ for each))\
@@ -25,20 +24,20 @@ VENV ?= .venv
 GOMP_SPINCOUNT ?= 10000
 KCONFIG_CONFIG ?= .config
 config_is_named := $(filter-out file,$(origin KCONFIG_CONFIG))
-# A relative one lies below O=, as in the kernel; one that a make around this one put there already does.
+# A relative path is below O=, as in the kernel. An outer make may already have put it there.
 override KCONFIG_CONFIG := $(if $(O),$(if $(filter /% $(O)/%,$(firstword $(KCONFIG_CONFIG))),,$(O)/))$(or $(KCONFIG_CONFIG),.config)
 
-# Make hands variables of its command line to every program byte for byte (a dollar sign is written $$).
+# Make passes its command-line variables to every program byte for byte (a dollar sign is written $$).
 export KCONFIG_MAKE_VARIABLES KCONFIG_CONFIG
-# Threads that wait for work spin this long before they sleep. By default those of GNU OpenMP spin
-# for milliseconds, which other programs on a shared machine, and so the threads they wait for, lack.
+# How long waiting threads spin before they sleep. By default GNU OpenMP spins for milliseconds, which takes CPU time
+# from other programs on a shared machine, and so from the threads that the waiting ones need.
 export GOMP_SPINCOUNT
-# Where O= puts what is made of the configuration; V=1 also shows where values come from.
+# O= is the directory of .config and everything made from it; V=1 also shows where values come from.
 export KCONFIG_OUTPUT := $(or $(O),.)
 export KCONFIG_VERBOSE := $(V)
 
 $(if $(wildcard scripts/kconf.py),,$(error make works in the source tree: make -C DIRECTORY))
-# Make itself could not name the environment's files.
+# Make cannot handle a space in the file names of the environment.
 $(if $(word 2,$(VENV)),$(error VENV cannot have a space in its name))
 
 quiet := $(if $(filter 1,$(V)),,@)
@@ -50,16 +49,16 @@ RUN_PY := $(quiet)$(PY)
 KCONF := $(RUN_PY) scripts/kconf.py
 TRAIN := $(RUN_PY) -m train --runs $(call quote,$(RUNS))
 CLUSTER := $(RUN_PY) -m scripts.cluster --runs $(call quote,$(RUNS)) --config $(call quote,$(KCONFIG_CONFIG))
-# These count on the command line alone: NAME and the like mean other things in an environment.
+# These count only on the command line: NAME and the like mean other things in the environment.
 given = $(if $(filter command,$(origin $(1))),$(if $($(1)),$(call quote,$($(1)))))
-# Of words option=VARIABLE those that are given. A value stands behind an equals sign, and other words come
-# last: they may begin with a minus.
+# Options for those of the words option=VARIABLE whose variable is given. Values follow an equals sign, and other words
+# come last, because they may begin with a minus.
 options = $(foreach =,$(1),$(call option,$(word 1,$(subst =, ,$=)),$(word 2,$(subst =, ,$=))))
 option = $(if $(call given,$(2)),--$(1)=$(call given,$(2)))
 flag = $(if $(call given,$(2)),--$(1))
 last = $(if $(call given,$(1)),-- $(call given,$(1)))
 
-# One goal after the other, so that make -j defconfig-lenet5 train means what it says.
+# Run goals in order, so that make -j defconfig-lenet5 train works.
 .NOTPARALLEL:
 .SUFFIXES:
 MAKEFLAGS += --no-builtin-rules
@@ -91,8 +90,8 @@ defconfig: ready
 mergeconfig: ready
 	$(KCONF) merge $(on_top)
 
-# Static rules are what a shell completes; patterns take A+B, and answer a wrong name, but do not reach across a
-# slash, which no name has: the front says so.
+# Shells complete static rules. Pattern rules handle A+B and report a wrong name, but do not match a slash, which no
+# name has: the script reports that.
 NAMES := $(filter-out fragments sweeps %~,$(notdir $(wildcard defconfigs/*)))
 SLASHED := $(foreach =,$(MAKECMDGOALS),$(if $(findstring /,$=),$=))
 $(addprefix defconfig-,$(NAMES)) $(filter defconfig-%,$(SLASHED)): defconfig-%: ready
@@ -115,7 +114,7 @@ plan: configured ready
 	$(TRAIN) $@ $(call options,gpu=GPU) $(call flag,json,JSON)
 preflight: configured ready
 	$(TRAIN) $@ $(call flag,json,JSON)
-# A stored run brings its own configuration.
+# A stored run has its own configuration.
 resume rerun: ready
 	$(TRAIN) $@ $(call last,RUN)
 eval: ready
@@ -130,8 +129,10 @@ plots: ready
 curve: ready
 	$(RUN_PY) -m scripts.curve --runs $(call quote,$(RUNS)) \
 		$(call options,column=COLUMN threshold=THRESHOLD reference=REFERENCE tolerance=TOLERANCE out=OUT) $(call last,RUN)
+# plugin: looped
 experiment: configured ready
 	$(RUN_PY) -m scripts.eqprop $(call options,experiment=EXP) $(call flag,quick,QUICK) $(call options,out=OUT)
+# /plugin
 launch-print: configured ready
 	$(CLUSTER) print
 sbatch submit: configured ready
@@ -152,7 +153,7 @@ sweep: ready
 sweep-yaml: configured ready
 	$(RUN_PY) -m scripts.sweep --yaml $(call options,out=OUT)
 
-# train-NAME keeps to a directory of its own, unless O= or KCONFIG_CONFIG= names another place.
+# train-NAME uses a directory of its own, unless O= or KCONFIG_CONFIG= names another one.
 named_out = $(or $(O),build/$*)
 named_config = KCONFIG_CONFIG=$(call quote,$(if $(config_is_named),$(KCONFIG_CONFIG),$(named_out)/.config))
 define train_named
@@ -173,6 +174,8 @@ test-long: ready-dev
 	$(RUN_PY) -m pytest -n 2 --dist worksteal -m long
 test-light: ready
 	$(RUN_PY) -m scripts.light_matrix
+test-deletion: ready-dev
+	$(RUN_PY) -m scripts.deletion $(call given,PLUGIN)
 test-faults: ready-dev
 	$(RUN_PY) -m scripts.faults
 test-slurm: ready-dev
@@ -188,7 +191,7 @@ new-model new-task new-data: ready
 clean: always
 	$(quiet)rm -rf .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	$(quiet)find lib models train scripts tests -name __pycache__ -prune -exec rm -rf {} +
-# A virtual environment that was not made here is not removed here.
+# Only remove a virtual environment that this Makefile created.
 mrproper: clean
 	$(quiet)rm -f $(call quote,$(KCONFIG_CONFIG)) $(call quote,$(KCONFIG_CONFIG).old)
 	$(quiet)rm -rf $(call quote,$(KCONFIG_OUTPUT)/include/config)
@@ -202,20 +205,20 @@ printvars: always
 help: always
 	@awk -v mode=help -f scripts/targets.awk scripts/targets
 
-# Make looks after its own file before it begins any goal, also with -n: there goals and variables are judged. What
-# always has to be done waits for that, so that make -k does not go on after a refusal.
+# Make updates its own file before any goal, also with -n, so goals and variables are checked there. The targets that
+# always run depend on it, so that make -k stops after a refusal.
 $(sort Makefile $(lastword $(MAKEFILE_LIST))): force
 	@scripts/check_goals.sh $(call quote,$(PY)) $(call quote,$(GOALS))
 always: Makefile
 configured: always
 	@if [ ! -e $(call quote,$(KCONFIG_CONFIG)) ]; then printf '%s\n' \
-	      'error: there is no configuration; make one of these three ways:' \
+	      'error: there is no configuration; create one with:' \
 	      '  make defconfig-lenet5   start from one that is known to work (make list-defconfigs)' \
 	      '  make menuconfig         choose in a menu' \
 	      '  make alldefconfig       take every default' >&2; exit 2; fi
 
-# The Python environment: made when the lock changes, when its interpreter has gone, or checked
-# against a PYTHON that was asked for by name. With VENV= empty it is checked and never touched.
+# The Python environment: created when the lock changes or its interpreter is gone, or checked against an explicit
+# PYTHON. With VENV= empty it is checked and never changed.
 BOOTSTRAP = $(quiet)scripts/bootstrap.sh $(call quote,$(VENV)) $(call quote,$(PYTHON))
 SAME := $(if $(filter command,$(origin PYTHON)),--same-python)
 ifeq ($(VENV),)

@@ -2,5 +2,5 @@
 
 import os
 
-# torch is not to load packages for devices by itself: `lib/devices/tpu.py` says when torch_tpu may be.
+# torch must not load packages for devices by itself: `lib/devices` decides when.
 os.environ.setdefault("TORCH_DEVICE_BACKEND_AUTOLOAD", "0")

@@ -1,6 +1,6 @@
 """Typed configuration: a frozen view of a resolved Kconfig configuration.
 
-The only place that maps Kconfig symbols to Python: the field ``learning_rate`` is the symbol
+The only place that maps Kconfig symbols to Python: the field ``optim.learning_rate`` is the symbol
 ``LEARNING_RATE``. Kconfig owns every default, range and help text; there is none here. A field typed ``X |
 None`` belongs to a symbol that is hidden when its dependencies are not met, and is then ``None``.
 """
@@ -12,17 +12,94 @@ import functools
 import typing
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from lib.errors import ConfigError
 from lib.kconf.values import Value
 from lib.plugins import DATASETS, MODELS, TASKS, task_of
 
-OF_PLUG_INS = (
-    "model_options",
-    "task_options",
-    "data_options",
-)  # fields that are no symbols but hold those of a plug-in
+OF_PLUG_INS = ("model_options", "task_options", "data_options")  # fields that hold the symbols of a plug-in
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OptimOptions:
+    """Settings of the optimizer, of gradient clipping and of the exponential moving average."""
+
+    learning_rate: float
+    lr_scaling: Literal["none", "sqrt", "linear"]
+    lr_base_batch: int | None  # None without scaling
+    muon_learning_rate: float | None
+    sign_learning_rate: float | None
+    weight_decay: float
+    momentum: float | None
+    nesterov: bool
+    adam_beta1: float | None
+    adam_beta2: float | None
+    adam_eps: float | None
+    grad_clip: float
+    ema: bool
+    ema_decay: float | None
+    ema_base_batch: int | None  # None where the decay is not scaled
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LrScheduleOptions:
+    """Settings of the learning rate's course: warmup, then decay."""
+
+    schedule: Literal["constant", "cosine", "step", "one_cycle"]
+    warmup_unit: Literal["percent", "steps", "samples"]
+    warmup_pct: int | None  # of the three only the one that the unit names is set
+    warmup_steps: int | None
+    warmup_samples: int | None
+    warmup_start_ratio: float
+    lr_min_ratio: float | None
+    lr_step_pct_list: tuple[int, ...] | None
+    lr_step_gamma: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointOptions:
+    """Settings of checkpoints: when one is saved, which are kept, where they are copied to."""
+
+    checkpoint_interval_steps: int
+    checkpoint_seconds: int
+    checkpoint_async: bool
+    keep_last: int
+    keep_best: bool
+    checkpoint_carry: bool
+    checkpoint_url: str  # "" where checkpoints are not copied
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaunchOptions:
+    """Restarts, the rendezvous endpoint and what a SLURM job asks for."""
+
+    dist_max_restarts: int
+    dist_endpoint: str | None  # None, as "": for one node
+    slurm_time: str | None  # None, as "": left to the site
+    slurm_partition: str | None
+    slurm_gpus_per_node: int
+    slurm_cpus_per_node: int
+    slurm_grace_seconds: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SinkOptions:
+    """Metric loggers besides metrics.jsonl."""
+
+    sink_tensorboard: bool
+    sink_wandb: bool
+    sink_trackio: bool
+    sink_project: str | None  # None for loggers without projects
+
+
+GROUPS: dict[str, type] = {  # fields that hold symbols by the same rule as Config itself
+    "optim": OptimOptions,
+    "lr_schedule": LrScheduleOptions,
+    "checkpoints": CheckpointOptions,
+    "launch": LaunchOptions,
+    "sinks": SinkOptions,
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,47 +152,19 @@ class Config:
     device: Literal["auto", "cuda", "mps", "xla", "tpu", "cpu"]
     num_devices: int
     dist_strategy: Literal["auto", "ddp", "zero1", "zero2", "fsdp", "hsdp", "split"]
-    dist_max_restarts: int
     dist_nnodes: str
-    dist_endpoint: str | None  # None, as "": for one node
-    slurm_time: str | None  # None, as "": left to the site
-    slurm_partition: str | None
-    slurm_gpus_per_node: int
-    slurm_cpus_per_node: int
-    slurm_grace_seconds: int
+    launch: LaunchOptions
 
     # Memory
     grad_checkpoint: Literal["none", "blocks", "all"] | None  # None for models without blocks
     activation_offload: bool
     chunked_cross_entropy: bool
 
-    # Optimizer and schedule
+    # Optimizer and loss
     optimizer: Literal["sgd", "adam", "adamw", "muon", "adam_atan2"]
-    learning_rate: float
-    lr_scaling: Literal["none", "sqrt", "linear"]
-    lr_base_batch: int | None  # None without scaling
-    muon_learning_rate: float | None
-    sign_learning_rate: float | None
-    weight_decay: float
-    momentum: float | None
-    nesterov: bool
-    adam_beta1: float | None
-    adam_beta2: float | None
-    adam_eps: float | None
-    schedule: Literal["constant", "cosine", "step", "one_cycle"]
-    warmup_unit: Literal["percent", "steps", "samples"]
-    warmup_pct: int | None  # of the three only the one that the unit names is set
-    warmup_steps: int | None
-    warmup_samples: int | None
-    warmup_start_ratio: float
-    lr_min_ratio: float | None
-    lr_step_pct_list: tuple[int, ...] | None
-    lr_step_gamma: float | None
     label_smoothing: float
-    grad_clip: float
-    ema: bool
-    ema_decay: float | None
-    ema_base_batch: int | None  # None where the decay is not scaled
+    optim: OptimOptions
+    lr_schedule: LrScheduleOptions
 
     # Run and checkpoints
     budget: Literal["epochs", "steps", "seconds"]
@@ -128,25 +177,24 @@ class Config:
     seed: int
     deterministic: bool
     oom_retry: bool
-    checkpoint_interval_steps: int
-    checkpoint_seconds: int
-    checkpoint_async: bool
-    keep_last: int
-    keep_best: bool
-    checkpoint_carry: bool
-    checkpoint_url: str  # "" where checkpoints are not copied
+    checkpoints: CheckpointOptions
+    sinks: SinkOptions
     resume: Literal["auto", "never"]
-
-    # Metric loggers besides metrics.jsonl
-    sink_tensorboard: bool
-    sink_wandb: bool
-    sink_trackio: bool
-    sink_project: str | None  # None for loggers without projects
 
     @property
     def target(self) -> int:
         """Target effective batch: TARGET_EFFECTIVE_BATCH, the model's recommendation, or 0."""
         return self.target_effective_batch or self.recommended_target or 0
+
+    def replace(self, **changes: Any) -> Config:
+        """Return a copy with other values, given by the names of fields or of fields of the groups."""
+        for name, group in GROUPS.items():
+            own = {field.name for field in dataclasses.fields(group)} & changes.keys()
+            if own:
+                changes[name] = dataclasses.replace(
+                    changes.get(name, getattr(self, name)), **{field: changes.pop(field) for field in own}
+                )
+        return dataclasses.replace(self, **changes)
 
 
 def config_from_values(values: Mapping[str, Value]) -> Config:
@@ -158,30 +206,45 @@ def config_from_values(values: Mapping[str, Value]) -> Config:
     model = values.get("MODEL")
     if not isinstance(model, str) or not model:
         raise ConfigError("no model is selected", todo="use make menuconfig or make defconfig-NAME")
-    fields: dict[str, object] = {}
-    for field in dataclasses.fields(Config):
-        if field.name in OF_PLUG_INS:
-            continue
-        value = values[field.name.upper()]
-        if value is None and field.name not in _optional():
-            raise ConfigError(
-                f"CONFIG_{field.name.upper()} has no value", why=f"model {model} and its data need one"
-            )
-        fields[field.name] = value
     if values["NESTEROV"] and values["MOMENTUM"] == 0:
         raise ConfigError(
             "CONFIG_NESTEROV=y needs a momentum above 0, and CONFIG_MOMENTUM is 0",
             todo="raise CONFIG_MOMENTUM or set CONFIG_NESTEROV=n",
         )
     task = task_of(model)
-    fields["model_options"] = MODELS.own(model, values)
-    fields["data_options"] = DATASETS.own(str(values["DATASET"]), values)
-    fields["task_options"] = TASKS.own(task, values) if task else {}  # to load such a model is refused
-    return Config(**fields)  # type: ignore[arg-type]
+    options = {
+        "model_options": MODELS.own(model, values),
+        "data_options": DATASETS.own(str(values["DATASET"]), values),
+        "task_options": TASKS.own(task, values) if task else {},  # to load such a model is refused
+    }
+    groups = {name: group(**_settings(group, values)) for name, group in GROUPS.items()}
+    return Config(**_settings(Config, values), **groups, **options)  # type: ignore[arg-type]
+
+
+def flat(config: Config) -> dict[str, Any]:
+    """Return the fields of `config` with those of its groups in place of the groups."""
+    fields = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
+    for name in GROUPS:
+        group = fields.pop(name)
+        fields |= {field.name: getattr(group, field.name) for field in dataclasses.fields(group)}
+    return fields
+
+
+def _settings(kind: type, values: Mapping[str, Value]) -> dict[str, Value]:
+    """Return the values of the fields of `kind`, each of the symbol of its name."""
+    optional, settings = _optional(kind), {}
+    for field in dataclasses.fields(kind):
+        if field.name in GROUPS or field.name in OF_PLUG_INS:
+            continue
+        settings[field.name] = values[field.name.upper()]
+        if settings[field.name] is None and field.name not in optional:
+            needs = f"model {values['MODEL']} and its data need one"
+            raise ConfigError(f"CONFIG_{field.name.upper()} has no value", why=needs)
+    return settings
 
 
 @functools.cache  # it evaluates every annotation of the class
-def _optional() -> frozenset[str]:
-    """Return the fields that may be None."""
-    hints = typing.get_type_hints(Config)
+def _optional(kind: type) -> frozenset[str]:
+    """Return the fields of `kind` that may be None."""
+    hints = typing.get_type_hints(kind)
     return frozenset(name for name, hint in hints.items() if type(None) in typing.get_args(hint))

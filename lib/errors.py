@@ -10,7 +10,8 @@ import io
 import os
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 _ERROR = "error: "
 _RANK = re.compile(r"^\[rank\d+\]: ?")  # prefix that torch.distributed adds to traceback lines
@@ -84,6 +85,15 @@ def os_error(action: str, error: OSError, *, todo: str = "") -> ToolkitError:
     return ToolkitError(f"cannot {action}{where}", why=error.strerror or str(error), todo=todo)
 
 
+@contextmanager
+def os_errors(action: str, *, todo: str = "") -> Iterator[None]:
+    """Turn an `OSError` raised within into an error of `os_error`."""
+    try:
+        yield
+    except OSError as error:
+        raise os_error(action, error, todo=todo) from error
+
+
 def report(error: ToolkitError) -> int:
     """Print `error` to stderr and return its exit status."""
     if isinstance(error, ConfigError):
@@ -93,7 +103,7 @@ def report(error: ToolkitError) -> int:
     return error.exit_code
 
 
-def told_in(output: str) -> str:
+def error_in(output: str) -> str:
     """Return the error that one of our programs printed last; "" where there is none.
 
     The last line by `report`, or else the exception of the last traceback.

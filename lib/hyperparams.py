@@ -8,7 +8,7 @@ decisions are made by `lib.plan`.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from fractions import Fraction
 from typing import Any, Literal, TypeAlias
 
@@ -16,54 +16,17 @@ from lib.config import Config
 from lib.devices.probe import probe
 from lib.errors import ConfigError
 from lib.plan import plan
-from lib.plan.asked import Decision
+from lib.plan.config_view import Decision, DeviceName, ForeignConfig
 from lib.plan.fitting import MemoryEstimator
+from lib.plan.micro_batch_search import Probed
 from lib.plan.numerics import choose_compile
 from lib.plan.placement import Placement, identical_devices, place
-from lib.plan.probing import Probed
-from lib.plan.tables import MODELS, ModelRow
+from lib.plan.tables import MODELS
 from lib.plan.types import Device, Hardware, Kind, ModelFacts, Plan
 from lib.units import GB
 
 GpuInfo: TypeAlias = Mapping[str, Any]
-DeviceName: TypeAlias = Literal["auto", "cuda", "mps", "cpu"]
 DEVICE_NAMES: tuple[DeviceName, ...] = ("auto", "cuda", "mps", "cpu")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ForeignConfig:
-    """Planning inputs (`lib.plan.asked.Asked`) taken from an object that is no Config."""
-
-    model: str
-    table_scale: float | None
-    recommended_target: int
-    target_effective_batch: int
-    hyper_param: Literal["auto", "manual"]
-    auto_method: Literal["table"] = "table"  # a foreign object has no model whose memory could be predicted
-    elastic_policy: Literal["planner"] = "planner"
-    elastic_base_batch: None = None
-    elastic_target_util: None = None
-    elastic_scale_batch: bool = False
-    batch_size: int | None
-    gradient_accumulation: int | None
-    batch_table_strict: bool
-    norm_batch: int | None
-    compile: Literal["auto", "manual"]
-    compile_model: bool
-    precision: Literal["auto", "bf16", "fp16", "fp32"] = "auto"
-    grad_checkpoint: Literal["none", "blocks", "all"] | None = None
-    channels_last: bool = False
-    activation_offload: bool = False
-    device: DeviceName
-    num_devices: int
-    dist_strategy: Literal["auto"] = "auto"
-    dist_nnodes: str = "1"
-    optimizer: str = ""  # unknown; only strategies that shard weights depend on it
-
-    @property
-    def target(self) -> int:
-        """Effective batch to plan for."""
-        return self.target_effective_batch or self.recommended_target
 
 
 def get_gpu_info() -> dict[str, Any]:
@@ -76,7 +39,7 @@ def get_gpu_info() -> dict[str, Any]:
     hardware = probe("auto")
     if hardware.kind == "cpu":
         return {"gpu_name": "CPU", "gpu_count": 0, "gpu_mem_gb": 0.0, "gpu_free_gb": 0.0, "has_gpu": False}
-    devices, _ = identical_devices(hardware, wanted=0)
+    devices, _ = identical_devices(hardware, requested=0)
     fullest = min(devices, key=lambda device: device.free_bytes)
     return {
         "gpu_name": fullest.name,
@@ -104,12 +67,12 @@ def auto_detect_hyperparams(
     rationale (one line), plan. Raises ConfigError for an unknown model, PlanError where no plan keeps the
     target.
     """
-    asked = _asked(config, model_type=model_type)
-    asked = replace(asked, hyper_param="auto", auto_method="table")
+    requested = _requested(config, model_type=model_type)
+    requested = replace(requested, hyper_param="auto", auto_method="table")
     if target_effective_batch is not None:
-        asked = replace(asked, target_effective_batch=target_effective_batch)
-    hardware = _hardware(asked, gpu_info=gpu_info)
-    decided = plan(asked, hardware, _facts(asked), even=isinstance(asked, ForeignConfig))
+        requested = replace(requested, target_effective_batch=target_effective_batch)
+    hardware = _hardware(requested, gpu_info=gpu_info)
+    decided = plan(requested, hardware, _facts(requested), even=isinstance(requested, ForeignConfig))
     return {
         "batch_size": decided.micro_batch,
         "gradient_accumulation": decided.accumulation,
@@ -118,15 +81,15 @@ def auto_detect_hyperparams(
         "target": decided.target,
         "world": decided.world,
         "compile": decided.compile,
-        "rationale": _rationale(decided, asked.model, placement=place(asked, hardware)),
+        "rationale": _rationale(decided, requested.model, placement=place(requested, hardware)),
         "plan": decided,
     }
 
 
 def auto_detect_compile(config: object, verbose: bool = True, *, gpu_info: GpuInfo | None = None) -> bool:
     """Choose whether to use torch.compile; prints the reason if `verbose`."""
-    asked = _asked(config, model_type="gpt2")
-    decision = choose_compile(asked, place(asked, _hardware(asked, gpu_info=gpu_info)))
+    requested = _requested(config, model_type="gpt2")
+    decision = choose_compile(requested, place(requested, _hardware(requested, gpu_info=gpu_info)))
     if verbose:
         print(_compile_line(decision))
     return decision.value
@@ -157,34 +120,35 @@ def apply_hyperparams(
     Raises ConfigError for an unknown model or a malformed attribute, PlanError where no plan honours the
     configuration; nothing is set then.
     """
-    asked = _asked(config, model_type=model_type)
-    hardware = hardware or _hardware(asked, gpu_info=gpu_info)
+    requested = _requested(config, model_type=model_type)
+    hardware = hardware or _hardware(requested, gpu_info=gpu_info)
     decided = plan(
-        asked,
+        requested,
         hardware,
-        facts or _facts(asked),
-        even=isinstance(asked, ForeignConfig),
+        facts or _facts(requested),
+        even=isinstance(requested, ForeignConfig),
         predict=predict,
         probed=probed,
     )
     if verbose:
-        rationale = _rationale(decided, asked.model, placement=place(asked, hardware))
-        print(f"Hyperparams: {asked.hyper_param.upper()} mode - {rationale}")
+        rationale = _rationale(decided, requested.model, placement=place(requested, hardware))
+        print(f"Hyperparams: {requested.hyper_param.upper()} mode - {rationale}")
         print(_compile_line(Decision(decided.compile, decided.reasons["compile"])))
-    if isinstance(asked, ForeignConfig):
-        for name, value in (
-            ("BATCH_SIZE", decided.micro_batch),
-            ("GRADIENT_ACCUMULATION", decided.accumulation),
-            ("COMPILE_MODEL", decided.compile),
-        ):
-            setattr(config, name, value)
+    if isinstance(requested, ForeignConfig):
+        target: Any = config
+        target.BATCH_SIZE = decided.micro_batch
+        target.GRADIENT_ACCUMULATION = decided.accumulation
+        target.COMPILE_MODEL = decided.compile
     return decided
 
 
-def _asked(config: object, *, model_type: str) -> Config | ForeignConfig:
+def _requested(config: object, *, model_type: str) -> Config | ForeignConfig:
     if isinstance(config, Config):
         return config
-    row = _model_row(model_type)
+    if model_type not in MODELS:
+        todo = f"known are {', '.join(sorted(MODELS))}"
+        raise ConfigError(f"model_type {model_type!r} is not in the table", todo=todo)
+    row = MODELS[model_type]
     return ForeignConfig(
         model=model_type,
         table_scale=row.scale,
@@ -202,22 +166,14 @@ def _asked(config: object, *, model_type: str) -> Config | ForeignConfig:
     )
 
 
-def _model_row(model_type: str) -> ModelRow:
-    if model_type not in MODELS:
-        raise ConfigError(
-            f"model_type {model_type!r} is not in the table", todo=f"known are {', '.join(sorted(MODELS))}"
-        )
-    return MODELS[model_type]
-
-
-def _facts(asked: Config | ForeignConfig) -> ModelFacts:
-    row = MODELS.get(asked.model)
-    if isinstance(asked, Config):
-        has_batchnorm = asked.norm_batch is not None  # defined only for models with batch normalisation
+def _facts(requested: Config | ForeignConfig) -> ModelFacts:
+    row = MODELS.get(requested.model)
+    if isinstance(requested, Config):
+        has_batchnorm = requested.norm_batch is not None  # defined only for models with batch normalisation
     else:
-        has_batchnorm = _model_row(asked.model).has_batchnorm
+        has_batchnorm = MODELS[requested.model].has_batchnorm
     return ModelFacts(
-        name=asked.model,
+        name=requested.model,
         parameters=row.parameters if row else None,
         bytes_per_sample=row.bytes_per_sample if row else None,
         train_size=None,
@@ -225,37 +181,27 @@ def _facts(asked: Config | ForeignConfig) -> ModelFacts:
     )
 
 
-def _hardware(asked: Config | ForeignConfig, *, gpu_info: GpuInfo | None) -> Hardware:
-    if gpu_info is None and asked.device == "cpu":
+def _hardware(requested: Config | ForeignConfig, *, gpu_info: GpuInfo | None) -> Hardware:
+    if gpu_info is None and requested.device == "cpu":
         return probe("cpu")
     info = get_gpu_info() if gpu_info is None else gpu_info
-    processor = probe("cpu")
+    cpu = probe("cpu")
     if not info["has_gpu"]:
-        return processor
-    device = Device(
-        name=info["gpu_name"],
-        total_bytes=_bytes(info["gpu_mem_gb"]),
-        free_bytes=_bytes(info["gpu_free_gb"]),
-        capability=info.get("gpu_capability"),
-    )
-    kind = info.get("gpu_kind") or _kind_of(device.name)
-    return replace(processor, kind=kind, devices=(device,) * info["gpu_count"])
-
-
-def _kind_of(gpu_name: str) -> Kind:
-    return "rocm" if any(word in gpu_name for word in ("AMD", "Radeon", "Instinct")) else "cuda"
-
-
-def _bytes(gigabytes: float) -> int:
-    return int(Fraction(gigabytes) * GB)  # exact, so that rounding cannot lift a value into the next tier
+        return cpu
+    # Exact, so that rounding cannot lift a value into the next tier.
+    total_bytes, free_bytes = (int(Fraction(info[key]) * GB) for key in ("gpu_mem_gb", "gpu_free_gb"))
+    name, capability = info["gpu_name"], info.get("gpu_capability")
+    device = Device(name=name, total_bytes=total_bytes, free_bytes=free_bytes, capability=capability)
+    is_amd = any(word in device.name for word in ("AMD", "Radeon", "Instinct"))
+    kind: Kind = info.get("gpu_kind") or ("rocm" if is_amd else "cuda")
+    return replace(cpu, kind=kind, devices=(device,) * info["gpu_count"])
 
 
 def _rationale(decided: Plan, model: str, *, placement: Placement) -> str:
     free_gb, total_gb = placement.free_bytes / GB, placement.total_bytes / GB
     unit = {"cpu": "CPU", "xla": "XLA", "tpu": "TPU"}.get(decided.device, "GPU")
-    last, devices = "", decided.layout.devices
-    if decided.last_micro_batch != decided.micro_batch:
-        last = f", last micro-batch {decided.last_micro_batch}"
+    devices, is_even = decided.layout.devices, decided.last_micro_batch == decided.micro_batch
+    last = "" if is_even else f", last micro-batch {decided.last_micro_batch}"
     return (
         f"{unit}: {placement.name} ({total_gb:.1f}GB total, {free_gb:.1f}GB free) × {devices}, "
         f"model={model}, compile={'ON' if decided.compile else 'OFF'} → "
@@ -276,21 +222,19 @@ def _either(config: object, stem: str) -> Literal["auto", "manual"]:
 
 
 def _device(config: object) -> DeviceName:
-    asked = getattr(config, "DEVICE", None)
-    if asked is None:
+    requested = getattr(config, "DEVICE", None)
+    if requested is None:
         return "auto"
     for name in DEVICE_NAMES:
-        if asked == name:
+        if requested == name:
             return name
-    raise ConfigError(f"DEVICE is {asked!r}", todo=f"use one of {', '.join(DEVICE_NAMES)}")
+    raise ConfigError(f"DEVICE is {requested!r}", todo=f"use one of {', '.join(DEVICE_NAMES)}")
 
 
 def _truth(config: object, name: str) -> bool:
     value = getattr(config, name, None)
-    if value in (True, "y"):
-        return True
-    if value in (False, "n", None):
-        return False
+    if value in (True, "y", False, "n", None):
+        return value in (True, "y")
     raise ConfigError(f"{name} is {value!r}", todo="use True or False (or 'y' or 'n')")
 
 

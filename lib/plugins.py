@@ -8,7 +8,6 @@ plug-in or to tell its symbols, so that configuring stays light.
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import functools
 import importlib
 import re
@@ -27,15 +26,21 @@ _OF_ITS_OWN = re.compile(r"^\s+(?:help$|(?:bool|int|hex|string|prompt) \")", re.
 _NAMED = re.compile(r'^\s+default "(\w+)" if', re.MULTILINE)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NoOptions:
+    """`Options` of a plug-in without symbols of its own."""
+
+
 @dataclass(frozen=True, slots=True)
 class Kind:
     """One kind of plug-in.
 
-    package:  whose folders are plug-ins of it.
-    file:     what each of them has, without its suffix.
-    required: what that file must define besides `Options`.
-    symbol:   the string symbol that names the chosen plug-in, where one folder may have several names: those
-              that its Kconfig gives to the symbol. "" where a folder has its own name.
+    noun:     its name in messages.
+    package:  package whose folders are the plug-ins.
+    file:     name of the Python file of each, without suffix.
+    required: names that the file defines besides `Options`.
+    symbol:   string symbol that names the chosen plug-in, if a folder has the names that its Kconfig gives to
+              that symbol. "" if a folder has its own name.
     """
 
     noun: str
@@ -45,11 +50,11 @@ class Kind:
     symbol: str = ""
 
     def names(self) -> tuple[str, ...]:
-        """Names of all plug-ins of the kind, sorted."""
+        """Return the names of all plug-ins of the kind, sorted."""
         return tuple(sorted(self._homes()))
 
     def home(self, name: str) -> Path:
-        """The folder of plug-in `name`. Raises ConfigError if there is none."""
+        """Return the folder of plug-in `name`. Raises ConfigError if there is none."""
         homes = self._homes()
         if name not in homes:
             place = self.package.replace(".", "/")
@@ -57,7 +62,7 @@ class Kind:
         return homes[name]
 
     def load(self, name: str) -> Any:
-        """Import the file of plug-in `name`. Raises ConfigError if there is none, or a definition lacks."""
+        """Import the file of plug-in `name`. Raises ConfigError without one, or for a missing definition."""
         home = self.home(name)
         module = importlib.import_module(f"{self.package}.{home.name}.{self.file}")
         place = f"{self.package.replace('.', '/')}/{home.name}/{self.file}.py"
@@ -69,26 +74,26 @@ class Kind:
         return module
 
     def own(self, name: str, values: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Of `values` by symbol those that plug-in `name` owns, as fields of its `Options`.
+        """Return the values of the symbols of plug-in `name`, by fields of its `Options`.
 
-        A symbol belongs to the plug-in whose Kconfig defines it, whatever it is called.
+        A symbol belongs to the plug-in whose Kconfig defines it, whatever its prefix.
         """
         symbols = symbols_of(self.home(name))
         return MappingProxyType({f: values[s] for s, f in symbols.items() if s in values})
 
     def options(self, name: str, options: Mapping[str, Any]) -> Any:
-        """`Options` of plug-in `name`. Raises ConfigError where `options` are not exactly its fields."""
+        """Make the `Options` of plug-in `name`. Raises ConfigError unless they are exactly its fields."""
         module = self.load(name)
         declared = {field.name for field in dataclasses.fields(module.Options)}
         home = self.home(name)
         symbols = {field: symbol for symbol, field in symbols_of(home).items()}
 
-        def told(fields: set[str], fault: str) -> list[str]:
+        def describe(fields: set[str], fault: str) -> list[str]:
             names = sorted(f"CONFIG_{symbols.get(f, f'{home.name}_{f}'.upper())}" for f in fields)
             return [f"{', '.join(names)} {fault}"] if names else []
 
-        problems = told(declared - set(options), "are not set")
-        problems += told(set(options) - declared, f"are not known to the {self.noun}")
+        problems = describe(declared - set(options), "are not set")
+        problems += describe(set(options) - declared, f"are not known to the {self.noun}")
         if problems:
             place = f"{self.package.replace('.', '/')}/{home.name}"
             raise ConfigError(
@@ -99,31 +104,40 @@ class Kind:
         return module.Options(**options)
 
     def _homes(self) -> dict[str, Path]:
-        folder = ROOT / self.package.replace(".", "/")
-        homes = {}
-        for path in sorted(folder.glob(f"*/{self.file}.py")):
+        homes: dict[str, Path] = {}
+        for path in self.folders(ROOT, f"{self.file}.py"):
             kconfig = dict(_definitions(path.parent / "Kconfig")) if self.symbol else {}
-            names = _NAMED.findall(kconfig.get(self.symbol, "")) or [path.parent.name]
-            homes.update(dict.fromkeys(names, path.parent))
+            for name in _NAMED.findall(kconfig.get(self.symbol, "")) or [path.parent.name]:
+                if name in homes:
+                    both = f"{homes[name].relative_to(ROOT)} and {path.parent.relative_to(ROOT)}"
+                    raise ConfigError(
+                        f"{both} both have a {self.noun} {name!r}", todo="rename one of them in its Kconfig"
+                    )
+                homes[name] = path.parent
         return homes
+
+    def folders(self, root: Path, file: str) -> list[Path]:
+        """The `file` of each folder of the package below `root` that has one, sorted."""
+        return sorted((root / self.package.replace(".", "/")).glob(f"*/{file}"))
 
 
 MODELS = Kind("model", "models", "model", ("TASK", "build"))
-DATASETS = Kind("data set", "lib.data.datasets", "data", ("outline", "open_set"), symbol="DATASET")
+DATASETS = Kind("data set", "lib.data.datasets", "data", ("open_set",), symbol="DATASET")
 TASKS = Kind("task", "train.tasks", "task", ("DATA", "build", "fault"))
+KINDS = (MODELS, DATASETS, TASKS)
 
 
 def task_of(model: str) -> str:
-    """The task that the file of `model` names, read without importing it; "" where it has no such line."""
+    """Return the TASK of a model, read without importing its file; "" where it has no such line."""
     found = _TASK.search((MODELS.home(model) / "model.py").read_text(encoding="utf-8"))
     return found[1] if found else ""
 
 
 def symbols_of(home: Path) -> dict[str, str]:
-    """Symbols that the Kconfig in the folder `home` defines, with the fields of `Options` that they are.
+    """Return the symbols that the Kconfig in `home` defines, with their fields of `Options`.
 
-    A definition has a prompt or a help. What has neither adds defaults to a symbol of another file, or is a
-    capability that models select.
+    A definition has a prompt or a help. An entry with neither adds defaults to a symbol of another file, or
+    is a capability that models select.
     """
     prefix = f"{home.name.upper()}_"
     owned = [name for name, body in _definitions(home / "Kconfig") if _OF_ITS_OWN.search(body)]
@@ -131,12 +145,14 @@ def symbols_of(home: Path) -> dict[str, str]:
 
 
 def meant(name: object, known: Any) -> str:
-    """What to do about a `name` that is none of `known`."""
+    """Return advice for a `name` that is none of `known`."""
+    import difflib  # only after an error: the import is slow
+
     close = difflib.get_close_matches(str(name), known, n=1)
     return f"did you mean {close[0]}?" if close else f"there are {', '.join(sorted(known))}"
 
 
 @functools.cache
 def _definitions(kconfig: Path) -> tuple[tuple[str, str], ...]:
-    """(symbol, what follows it) of every definition in a file."""
+    """Return the symbol and body of every definition in a file."""
     return tuple(_DEFINITION.findall(kconfig.read_text(encoding="utf-8") + "\n")) if kconfig.is_file() else ()

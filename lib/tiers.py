@@ -11,7 +11,7 @@ from lib.config import config_from_values
 from lib.devices.probe import probe
 from lib.errors import ConfigError
 from lib.kconf import Resolved, load_written
-from lib.plan.asked import Decision
+from lib.plan.config_view import Decision
 from lib.plan.tables import ADVERTISED_SHARE, TIER_1_GB, TIER_2_GB, TIER_3_GB, TIER_4_DEVICES, TIER_CONFIGS
 from lib.plan.types import Hardware
 from lib.units import GB
@@ -33,21 +33,21 @@ def tier_of(hardware: Hardware) -> Decision[str]:
         return Decision(TIERS[0], "there is no GPU")
     count = len(hardware.devices)
     smallest_gb = min(device.total_bytes for device in hardware.devices) / GB
-    having = f"{count} GPU(s), the smallest with {smallest_gb:.1f} GB"
+    gpus = f"{count} GPU(s), the smallest with {smallest_gb:.1f} GB"
 
     def at_least(advertised_gb: int) -> bool:
         return smallest_gb >= ADVERTISED_SHARE * advertised_gb
 
     if at_least(TIER_3_GB) and count >= TIER_4_DEVICES:
-        return Decision(TIERS[4], f"{having}: {TIER_4_DEVICES} or more of {TIER_3_GB} GB")
+        return Decision(TIERS[4], f"{gpus}: {TIER_4_DEVICES} or more of {TIER_3_GB} GB")
     for tier, advertised_gb in ((3, TIER_3_GB), (2, TIER_2_GB), (1, TIER_1_GB)):
         if at_least(advertised_gb):
-            return Decision(TIERS[tier], f"{having}: from {advertised_gb} GB on")
-    return Decision(TIERS[0], f"{having}: below {TIER_1_GB} GB")
+            return Decision(TIERS[tier], f"{gpus}: from {advertised_gb} GB on")
+    return Decision(TIERS[0], f"{gpus}: below {TIER_1_GB} GB")
 
 
 def with_tier(
-    resolved: Resolved, *, root: Path, say: Callable[[str], None], hardware: Hardware | None = None
+    resolved: Resolved, *, root: Path, log: Callable[[str], None], hardware: Hardware | None = None
 ) -> Resolved:
     """Return `resolved`, with CONFIG_TIER_AUTO replaced by the machine's tier and the defaults that follow.
 
@@ -64,7 +64,7 @@ def with_tier(
     if config.tier != "auto":
         return resolved
     tier = tier_of(hardware or probe(config.device))
-    say(f"Compute tier: {tier.value} ({tier.reason})")
+    log(f"Compute tier: {tier.value} ({tier.reason})")
     given = {f"CONFIG_{name}": value for name, value in resolved.given.items() if name != "TIER_AUTO"}
     # Values set by a user are passed on even if they equal the default without a tier.
     chosen = {f"CONFIG_TIER_{TIERS.index(tier.value)}": "y"}

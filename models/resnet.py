@@ -1,9 +1,8 @@
 """Residual networks (He et al. 2015, arXiv:1512.03385) for images of any size.
 
-Bottleneck blocks have their stride in the 3x3 convolution (version 1.5, Goyal et al. 2017,
-arXiv:1706.02677, section 5.1). The last normalisation of a block starts at one, not at zero:
-Adam moves a weight by at most the learning rate in a step, and in a run of a hundred steps
-blocks that start switched off would stay nearly off for half of it.
+Bottleneck blocks have their stride in the 3x3 convolution (version 1.5, Goyal et al. 2017, arXiv:1706.02677,
+section 5.1). The last normalisation of a block starts at one, not zero, because Adam needs many steps to move
+weights away from zero.
 """
 
 from __future__ import annotations

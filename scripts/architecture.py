@@ -22,6 +22,7 @@ TREES = ("lib", "models", "train", "scripts")
 
 
 def main() -> int:
+    """Write the table of rooms into docs/architecture.md, or check it."""
     before, rest = PAGE.read_text(encoding="utf-8").split(BEGIN)
     _, after = rest.split(END)
     page = f"{before}{BEGIN}\n{table()}{END}{after}"

@@ -1,4 +1,4 @@
-"""How a configuration is launched: printed, written for SLURM or for another scheduler, or submitted."""
+"""Print the launch command of a configuration, or write its job file for SLURM or another scheduler."""
 
 from __future__ import annotations
 
@@ -13,32 +13,30 @@ from pathlib import Path
 from lib import kconf
 from lib.atomic import write_text
 from lib.config import Config, config_from_values
+from lib.devices.accelerators import launch_command
 from lib.devices.probe import probe
-from lib.distributed.job_specs import CLUSTERS, FIRST, RUNS, Job, emitted, missing
-from lib.distributed.rendezvous import Gathering, check_shares, gathering_of, torchrun_options
-from lib.distributed.slurm import PORT, Batch, batch_script
+from lib.distributed.job_specs import CLUSTERS, FIRST, PORT, RUNS, Job, batch_script, job_file, missing
+from lib.distributed.rendezvous import Rendezvous, check_shares, rendezvous_of, torchrun_options
 from lib.errors import ConfigError, ToolkitError, run_main
-from lib.plan.placement import TPU, check_machines, place
+from lib.plan.placement import check_machines, place
 from lib.plan.sharding import split_over
-from lib.plan.types import ON_XLA
+from lib.plan.types import STATIC_SHAPES, Kind
 from lib.runs.identity import identity
 
 ROOT = Path(__file__).resolve().parents[1]
-EXPERIMENTAL = "# Experimental, never run on TPU hardware."
-ON_TPU = f"{EXPERIMENTAL} On each host of the slice (gcloud: --worker=all):"
-TPU_ENVIRONMENT = "env $(python -m lib.devices.tpu launch {})"
 
 
 def main() -> int:
+    """Run one action: print, sbatch, submit or emit."""
     parser = argparse.ArgumentParser(prog="python -m scripts.cluster", description=__doc__)
     parser.add_argument("--runs", type=Path, default=ROOT / "runs", help="directory of run directories")
     parser.add_argument("--config", type=Path, default=ROOT / ".config", help="the configuration")
     parser.add_argument("action", choices=("print", "sbatch", "submit", "emit"))
-    of_emit = parser.add_argument_group("emit")
-    of_emit.add_argument("--to", default="", help=f"the cluster: {', '.join(CLUSTERS)}")
-    of_emit.add_argument("--image", default="", help="container image with the source tree")
-    of_emit.add_argument("--storage", default="", help="what holds the directory of runs there")
-    of_emit.add_argument("--accelerator", default="", help="what the cluster calls a GPU")
+    emit = parser.add_argument_group("emit")
+    emit.add_argument("--to", default="", help=f"the cluster: {', '.join(CLUSTERS)}")
+    emit.add_argument("--image", default="", help="container image with the source tree")
+    emit.add_argument("--storage", default="", help="storage for the directory of runs there")
+    emit.add_argument("--accelerator", default="", help="the cluster's name of a GPU")
     options = parser.parse_args()
     resolved = kconf.from_environment(ROOT)
     config = config_from_values(resolved.values)
@@ -63,149 +61,144 @@ def main() -> int:
 
 
 def command_line(config: Config, *, name: str, runs: Path) -> str:
-    """What runs on each machine, as a shell would be told it. `make train` does the same."""
-    gathering = gathering_of(nodes=config.dist_nnodes, endpoint=config.dist_endpoint)
-    if gathering is not None:
+    """Return the shell command of each node, equivalent to `make train`."""
+    rendezvous = rendezvous_of(nodes=config.dist_nnodes, endpoint=config.launch.dist_endpoint)
+    if rendezvous is not None:
         check_machines(config.device)
-    processes, on_tpu = _processes(config)
-    command = _command(config, gathering, processes=processes, name=name, runs=runs)
-    if config.device == "tpu":
-        return f"{EXPERIMENTAL}\n{TPU_ENVIRONMENT.format(processes)} {command}"
-    return f"{ON_TPU}\nPJRT_DEVICE=TPU {command}" if on_tpu else command
+    processes, kind, device = _processes(config)
+    command = _command(config, rendezvous, processes=processes, name=name, runs=runs)
+    return launch_command(command, kind, name=device, processes=processes)
 
 
-def _command(config: Config, gathering: Gathering | None, *, processes: int, name: str, runs: Path) -> str:
+def _command(config: Config, rendezvous: Rendezvous | None, *, processes: int, name: str, runs: Path) -> str:
     program = ["-m", "train", "--runs", str(runs), "train"]
-    if gathering is None:
+    if rendezvous is None:
         command = shlex.join(["python", *program])
         return command if processes == 1 else f"{command} # starts {processes} processes"
-    restarts = config.dist_max_restarts
-    options = torchrun_options(gathering, processes=processes, restarts=restarts, name=name)
+    restarts = config.launch.dist_max_restarts
+    options = torchrun_options(rendezvous, processes=processes, restarts=restarts, name=name)
     return shlex.join(["torchrun", *options, *program])
 
 
-def _processes(config: Config) -> tuple[int, bool]:
-    """How many each machine has, and whether torch_xla is to have the chips of a TPU."""
-    if config.device in ON_XLA and config.num_devices:
-        return config.num_devices, True  # of a machine that need not be this one
+def _processes(config: Config) -> tuple[int, Kind, str]:
+    """Return the number of processes per node, and the kind and the name of their devices."""
+    if config.device in STATIC_SHAPES and config.num_devices:
+        return config.num_devices, config.device, ""  # of a node that need not be this one
     placement = place(config, probe(config.device))
-    on_tpu = placement.device.value == "xla" and placement.name == TPU
-    return _processes_on(placement.world.value, config), on_tpu
+    return _processes_on(placement.world.value, config), placement.device.value, placement.name
 
 
 def _processes_on(devices: int, config: Config) -> int:
-    """How many have so many devices. What the plan decides by itself is not known here."""
+    """Return the number of processes on so many devices, as far as that is known without a plan."""
     return split_over(devices).world if config.dist_strategy == "split" else devices
 
 
 def script_of(config: Config, *, configuration: str, folder: Path, runs: Path) -> str:
-    """The batch script.
+    """Return the batch script.
 
-    Raises ConfigError for a number of machines that is none, too short a time, or GPUs that do not fit
-    the device.
+    Raises ConfigError for a malformed number of nodes, too short a time, or GPUs that contradict the device.
     """
     local = f"localhost:{PORT}"  # the script finds the real one
-    gathering = gathering_of(nodes=config.dist_nnodes, endpoint=config.dist_endpoint, default=local)
-    batch = Batch(
-        model=config.model,
-        nodes=gathering.least if gathering is not None else 1,
-        gpus_per_node=_gpus_for_slurm(config),
-        cpus_per_node=config.slurm_cpus_per_node,
-        time=config.slurm_time or "",
-        partition=config.slurm_partition or "",
-        grace_seconds=config.slurm_grace_seconds,
-    )
+    rendezvous = rendezvous_of(nodes=config.dist_nnodes, endpoint=config.launch.dist_endpoint, default=local)
     return batch_script(
-        batch, root=ROOT, python=sys.executable, configuration=configuration, folder=folder, runs=runs
+        config.launch,
+        model=config.model,
+        nodes=rendezvous.min_nodes if rendezvous is not None else 1,
+        gpus=_gpus_for_slurm(config),
+        root=ROOT,
+        python=sys.executable,
+        configuration=configuration,
+        folder=folder,
+        runs=runs,
     )
 
 
 def file_of(config: Config, *, to: str, name: str, configuration: str, given: Mapping[str, str]) -> str:
-    """The file for the cluster `to`, from the configuration alone.
+    """Return the job file for the cluster `to`, from the configuration alone.
 
     configuration: in its minimal form. given: the image, storage and accelerator of a `Job`.
-    Raises ConfigError for what is missing or cannot be honoured there, PlanError for a batch that the
-    machines could not share.
+    Raises ConfigError for what is missing or cannot be honoured there, PlanError for a batch that cannot be
+    split over the nodes.
     """
     if to and to not in CLUSTERS:
         raise ConfigError(
-            f"TO={to} is no cluster that a file can be written for",
+            f"TO={to} is not a supported cluster",
             todo=f"give TO={', TO='.join(CLUSTERS)}; make sbatch is for SLURM",
         )
-    asks_for_gpus = _asks_for_gpus(config)
-    lacking = missing(to=to, gpus=asks_for_gpus, given=given)
-    if asks_for_gpus and not config.num_devices:
-        lacking.append("CONFIG_NUM_DEVICES= (how many GPUs each machine has), or CONFIG_DEVICE_CPU=y")
-    if lacking:
+    needs_gpus = _needs_gpus(config)
+    unset = missing(to=to, gpus=needs_gpus, given=given)
+    if needs_gpus and not config.num_devices:
+        unset.append("CONFIG_NUM_DEVICES= (GPUs per node), or CONFIG_DEVICE_CPU=y")
+    if unset:
         of = f" TO={to}" if to else ""
-        raise ConfigError(f"make emit{of} needs {'; '.join(lacking)}", why="only you can know that")
+        raise ConfigError(f"make emit{of} needs {'; '.join(unset)}", why="only you can know that")
     processes = _processes_on(config.num_devices or 1, config)
     first = f"{FIRST}:{PORT}"
-    gathering = gathering_of(nodes=config.dist_nnodes, endpoint=config.dist_endpoint, default=first)
-    if gathering is not None:
-        if gathering.is_elastic:
+    rendezvous = rendezvous_of(nodes=config.dist_nnodes, endpoint=config.launch.dist_endpoint, default=first)
+    if rendezvous is not None:
+        if rendezvous.is_elastic:
             raise ConfigError(
                 f"CONFIG_DIST_NNODES={config.dist_nnodes} is not for make emit",
-                why="a cluster gives a job as many machines as its file says",
-                todo=f"set CONFIG_DIST_NNODES={gathering.most}",
+                why="a cluster gives a job a fixed number of nodes",
+                todo=f"set CONFIG_DIST_NNODES={rendezvous.max_nodes}",
             )
-        check_shares(gathering, processes=processes, target=config.target)
+        check_shares(rendezvous, processes=processes, target=config.target)
     job = Job(
         name=f"anneal-{name}".replace("_", "-"),
-        nodes=gathering.least if gathering is not None else 1,
-        gpus=config.num_devices if asks_for_gpus else 0,
+        nodes=rendezvous.min_nodes if rendezvous is not None else 1,
+        gpus=config.num_devices if needs_gpus else 0,
         configuration=configuration,
-        finds_first=gathering is not None and not config.dist_endpoint,
+        finds_first=rendezvous is not None and not config.launch.dist_endpoint,
         **given,
     )
-    command = _command(config, gathering, processes=processes, name=name, runs=Path(RUNS))
-    return emitted(job, to=to, command=command)
+    command = _command(config, rendezvous, processes=processes, name=name, runs=Path(RUNS))
+    return job_file(job, to=to, command=command)
 
 
-def _asks_for_gpus(config: Config) -> bool:
-    """Whether a file of make emit has its machines have GPUs, by the configuration."""
-    if config.device in ("mps", *ON_XLA):
+def _needs_gpus(config: Config) -> bool:
+    """Return True if a job file has to request GPUs."""
+    if config.device in ("mps", *STATIC_SHAPES):
         raise ConfigError(
             f"CONFIG_DEVICE_{config.device.upper()}=y is not for make emit",
-            why="its files ask for GPUs, or for processors alone",
+            why="its files request GPUs, or CPUs only",
             todo="set CONFIG_DEVICE_CUDA=y or CONFIG_DEVICE_CPU=y",
         )
     return config.device != "cpu"
 
 
 def _gpus_for_slurm(config: Config) -> int:
-    """How many each machine is to have; 0 to ask for none.
+    """Return the GPUs to request per node; 0 for none.
 
     Raises ConfigError where CONFIG_SLURM_GPUS_PER_NODE contradicts the devices that training is to use, or
-    neither tells how many.
+    neither gives a number.
     """
-    wanted, used = config.slurm_gpus_per_node, config.num_devices
-    asked = f"CONFIG_SLURM_GPUS_PER_NODE={wanted}"
+    wanted, used = config.launch.slurm_gpus_per_node, config.num_devices
+    requested = f"CONFIG_SLURM_GPUS_PER_NODE={wanted}"
     if config.device not in ("auto", "cuda"):
         if wanted:
             device = f"CONFIG_DEVICE_{config.device.upper()}=y"
             raise ConfigError(
-                f"{asked} is not for {device}",
+                f"{requested} is not for {device}",
                 why="training would use none of them",
                 todo="set CONFIG_SLURM_GPUS_PER_NODE=0 or CONFIG_DEVICE_CUDA=y",
             )
         return 0
     if wanted and wanted < used:
         raise ConfigError(
-            f"{asked} is fewer than CONFIG_NUM_DEVICES={used}",
-            why="training would use more GPUs than each machine is given",
-            todo="leave CONFIG_SLURM_GPUS_PER_NODE=0, which asks for as many as are used",
+            f"{requested} is fewer than CONFIG_NUM_DEVICES={used}",
+            why="training would use more GPUs than each node is given",
+            todo="leave CONFIG_SLURM_GPUS_PER_NODE=0, which requests as many as are used",
         )
     if config.device == "cuda" and not wanted and not used:
         raise ConfigError(
-            "CONFIG_DEVICE_CUDA=y with CONFIG_NUM_DEVICES=0 leaves open how many GPUs to ask SLURM for",
-            todo="set CONFIG_NUM_DEVICES, or CONFIG_SLURM_GPUS_PER_NODE to use all that a machine is given",
+            "CONFIG_DEVICE_CUDA=y with CONFIG_NUM_DEVICES=0 does not say how many GPUs to request from SLURM",
+            todo="set CONFIG_NUM_DEVICES, or CONFIG_SLURM_GPUS_PER_NODE to use all GPUs of a node",
         )
     return wanted or used
 
 
 def submit(script: Path) -> int:
-    """Hand `script` to SLURM. Raises ConfigError where there is none, ToolkitError where it refuses."""
+    """Submit `script` to SLURM. Raises ConfigError where there is none, ToolkitError where it refuses."""
     if shutil.which("sbatch") is None:
         raise ConfigError("there is no sbatch here", why="SLURM is not installed", todo=f"submit {script}")
     done = subprocess.run(["sbatch", str(script)], capture_output=True, text=True, check=False)

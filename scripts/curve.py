@@ -1,47 +1,174 @@
-"""make curve: a run's evaluations over examples: when it reached a bar, and how near it is to another run."""
+"""make curve: a run's evaluations over examples seen.
+
+Prints when the run reached a threshold, and compares it with a reference: a stored curve or another run.
+"""
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+import itertools
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, TypeAlias
 
-from lib.errors import ConfigError, ToolkitError, run_main
+from lib import atomic
+from lib.errors import ConfigError, ToolkitError, os_error, os_errors, run_main
 from lib.runs import metrics
-from lib.runs.curve import Comparison, Curve, compare, curve_of, store, stored
 from lib.runs.directory import RunDir, resolve_run
 
 THRESHOLD, TOLERANCE = 0.85, 0.05
+LOWER_IS_BETTER = ("loss", "perplexity", "bits_per_byte")
+PREFERRED = ("exact_accuracy", "accuracy", "loss")  # evaluation columns, in order, when none is requested
+
+Point: TypeAlias = tuple[int, float]  # examples seen, and the value then
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Curve:
+    """One column of each evaluation. Points ascend in examples: optimizer steps times the effective batch."""
+
+    run: str
+    column: str
+    points: tuple[Point, ...]
+
+    def examples_to(self, threshold: float) -> float | None:
+        """Return the examples needed to reach `threshold`, interpolated linearly; None if never reached.
+
+        If the first evaluation is already past it: the examples of that one, an upper bound.
+        """
+        sign = -1.0 if self.column in LOWER_IS_BETTER else 1.0
+        before: Point | None = None
+        for examples, value in self.points:
+            if sign * value >= sign * threshold:
+                if before is None:
+                    return float(examples)
+                share = (threshold - before[1]) / (value - before[1])
+                return before[0] + share * (examples - before[0])
+            before = examples, value
+        return None
+
+    def at(self, examples: int) -> float | None:
+        """Return the interpolated value; None before the first or after the last evaluation."""
+        for (start, before), (end, after) in itertools.pairwise([self.points[0], *self.points]):
+            if start <= examples <= end:
+                share = (examples - start) / max(end - start, 1)
+                return before + share * (after - before)
+        return None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """One point of the reference and the run's value there; None if no evaluations enclose the point."""
+
+    examples: int
+    reference: float
+    value: float | None
+
+    def within(self, tolerance: float) -> bool:
+        """Return True if the two differ by at most `tolerance`; False if the run has no value there."""
+        return self.value is not None and abs(self.value - self.reference) <= tolerance
+
+
+def curve_of(rows: Sequence[Mapping[str, Any]], *, run: str, column: str, effective_batch: int) -> Curve:
+    """Return the curve in rows of metrics.jsonl. column: "" takes the first of PREFERRED that is present.
+
+    Raises ConfigError if no evaluation has such a column.
+    """
+    evaluations = [row for row in rows if row.get("kind") == "eval"]
+    present = dict.fromkeys(
+        name for row in evaluations for name, value in row.items() if isinstance(value, int | float)
+    )
+    wanted = column or next((name for name in PREFERRED if name in present), "")
+    if wanted not in present:
+        known = ", ".join(name for name in present if name not in ("step", "epoch"))
+        raise ConfigError(
+            f"no evaluation of {run} has {column or 'a number'}",
+            todo=f"COLUMN= is one of {known}" if known else "",
+        )
+    points = tuple(
+        (row["step"] * effective_batch, row[wanted]) for row in evaluations if row.get(wanted) is not None
+    )
+    return Curve(run=run, column=wanted, points=points)
+
+
+def compare(curve: Curve, reference: Curve) -> list[Comparison]:
+    """Compare the run with each point of the reference, from the run's first evaluation on.
+
+    Raises ConfigError if the curves have different columns or no examples in common.
+    """
+    if curve.column != reference.column:
+        raise ConfigError(
+            f"{reference.run} is a curve of {reference.column}, not of {curve.column}",
+            todo=f"give COLUMN={reference.column}",
+        )
+    found = [
+        Comparison(examples=examples, reference=value, value=curve.at(examples))
+        for examples, value in reference.points
+        if examples >= curve.points[0][0]
+    ]
+    if not found:
+        raise ConfigError(
+            f"{curve.run} and {reference.run} have no examples in common",
+            why=f"one begins at {curve.points[0][0]:,}, the other ends at {reference.points[-1][0]:,}",
+        )
+    return found
+
+
+def store(curve: Curve, file: Path) -> None:
+    """Write a reference curve to a file. Raises ToolkitError if it cannot be written."""
+    content = {"run": curve.run, "column": curve.column, "points": curve.points}
+    with os_errors("write"):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        atomic.write_text(file, json.dumps(content, indent=1) + "\n")
+
+
+def read_stored(file: Path) -> Curve:
+    """Read a reference curve. Raises ToolkitError if the file is not one."""
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+        points = tuple((int(examples), float(value)) for examples, value in content["points"])
+        curve = Curve(run=str(content["run"]), column=str(content["column"]), points=points)
+    except OSError as error:
+        raise os_error("read", error) from error
+    except (ValueError, TypeError, KeyError) as error:
+        raise ToolkitError(f"{file} is not a stored curve", why=f"{type(error).__name__}: {error}") from error
+    if not points or not all(math.isfinite(value) for _, value in points):
+        raise ToolkitError(f"{file} is not a stored curve", why="no points, or one is not finite")
+    return curve
 
 
 def main() -> int:
+    """Print the curve of a run; with REFERENCE=, fail where it differs by more than the tolerance."""
     parser = argparse.ArgumentParser(prog="curve", description=__doc__)
     parser.add_argument(
         "run", nargs="?", default="", metavar="RUN", help="path, name or its beginning; newest"
     )
     parser.add_argument("--runs", type=Path, default=Path("runs"), metavar="DIR", help="where the runs are")
     parser.add_argument(
-        "--column", default="", help="a figure of evaluations; default: an accuracy, or the loss"
+        "--column", default="", help="column of evaluations; default: an accuracy, or the loss"
     )
-    parser.add_argument("--threshold", default="", help=f"the bar; default: {THRESHOLD}, of an accuracy")
-    parser.add_argument("--reference", default="", help="a file that OUT= has made, or another run")
+    parser.add_argument("--threshold", default="", help=f"default: {THRESHOLD}, of an accuracy")
+    parser.add_argument("--reference", default="", help="a file written by OUT=, or another run")
     parser.add_argument("--tolerance", default="", help=f"of the comparison; default: {TOLERANCE}")
     parser.add_argument(
         "--out", type=Path, default=None, metavar="FILE", help="store the curve as a reference"
     )
     options = parser.parse_args()
     if options.tolerance and not options.reference:
-        raise ConfigError("TOLERANCE= is of a comparison", todo="give REFERENCE=, too")
+        raise ConfigError("TOLERANCE= needs a comparison", todo="give REFERENCE=, too")
     tolerance = _number("TOLERANCE", options.tolerance, default=TOLERANCE)
     reference = _reference(options.runs, options.reference, column=options.column)
     column = options.column or (reference.column if reference else "")
     curve = _curve(resolve_run(options.runs, options.run), column=column)
-    _tell(curve, options.threshold)
+    _print_curve(curve, options.threshold)
     if options.out:
         store(curve, options.out)
         print(f"stored as {options.out}")
     if reference:
-        _judge(compare(curve, reference), curve, reference, tolerance=tolerance)
+        _print_comparison(compare(curve, reference), curve, reference, tolerance=tolerance)
     return 0
 
 
@@ -57,11 +184,11 @@ def _curve(run: RunDir, *, column: str) -> Curve:
 
 
 def _reference(runs: Path, name: str, *, column: str) -> Curve | None:
-    """A stored curve, or that of a run; None without a name."""
+    """Return a stored curve, or that of a run; None without a name."""
     if not name:
         return None
     if Path(name).is_file():
-        return stored(Path(name))
+        return read_stored(Path(name))
     try:
         run = resolve_run(runs, name)
     except ToolkitError as error:
@@ -69,13 +196,13 @@ def _reference(runs: Path, name: str, *, column: str) -> Curve | None:
     return _curve(run, column=column)
 
 
-def _tell(curve: Curve, asked: str) -> None:
+def _print_curve(curve: Curve, requested: str) -> None:
     print(f"{curve.run}, {curve.column}")
     for examples, value in curve.points:
         print(f"{examples:>14,}  {value:.4f}")
-    if not asked and not curve.column.endswith("accuracy"):
+    if not requested and not curve.column.endswith("accuracy"):
         return
-    threshold = _number("THRESHOLD", asked, default=THRESHOLD)
+    threshold = _number("THRESHOLD", requested, default=THRESHOLD)
     reached = curve.examples_to(threshold)
     if reached is None:
         print(f"{threshold:g} was not reached in {curve.points[-1][0]:,} examples")
@@ -85,10 +212,12 @@ def _tell(curve: Curve, asked: str) -> None:
         print(f"{threshold:g} was reached in about {reached:,.0f} examples")
 
 
-def _judge(points: Sequence[Comparison], curve: Curve, reference: Curve, *, tolerance: float) -> None:
-    print(f"beside {reference.run}")
+def _print_comparison(
+    points: Sequence[Comparison], curve: Curve, reference: Curve, *, tolerance: float
+) -> None:
+    print(f"compared with {reference.run}")
     for point in points:
-        here = "there is no evaluation" if point.value is None else f"{point.value:.4f}"
+        here = "no evaluation" if point.value is None else f"{point.value:.4f}"
         mark = "" if point.within(tolerance) else "  outside"
         print(f"{point.examples:>14,}  {here}  reference {point.reference:.4f}{mark}")
     outside = [point for point in points if not point.within(tolerance)]
@@ -108,7 +237,7 @@ def _number(variable: str, text: str, *, default: float) -> float:
     except ValueError:
         number = -1.0
     if not 0 <= number < float("inf"):
-        raise ConfigError(f"{variable}={text} is not a number from 0 on")
+        raise ConfigError(f"{variable}={text} is not a non-negative number")
     return number
 
 

@@ -1,4 +1,4 @@
-"""Run every test of a fault several times and count how often it passed: a flaky one shows as such."""
+"""Run each fault test several times and count how often it passes, to find flaky ones."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from types import MappingProxyType
 from lib.errors import run_main
 
 ROOT = Path(__file__).resolve().parents[1]
-# What happens, and how often: each of these tests is also one of `make test`.
+# Test -> number of runs. Each is also one of `make test`.
 TESTS: Mapping[str, int] = MappingProxyType(
     {
         "tests/e2e/test_faults.py::test_a_killed_process_costs_less_than_a_checkpoint_interval": 5,
@@ -21,14 +21,14 @@ TESTS: Mapping[str, int] = MappingProxyType(
         "tests/e2e/test_launcher.py::test_a_worker_that_is_killed_is_named": 5,
         "tests/e2e/test_launcher.py::test_nothing_outlives_a_killed_supervisor": 5,
         "tests/e2e/test_two_processes.py::test_an_interrupted_run_on_two_processes_ends_in_the_same_bits": 5,
-        # No fault, but the end of a run is where processes that talked through gloo can abort.
+        # Not a fault, but processes that used gloo can abort at the end of a run.
         "tests/e2e/test_train.py::test_a_run_on_two_processes_is_the_run_on_one": 20,
     }
 )
 
 
 def main() -> int:
-    """Exit status 1 where a test failed at least once; the output of each failure is shown."""
+    """Return 1 if a test failed at least once; print the output of each failure."""
     all_passed = True
     for test, times in TESTS.items():
         passed = sum(_passes(test) for _ in range(times))
@@ -52,7 +52,7 @@ def _passes(test: str) -> bool:
 
 
 def was_run(output: str) -> bool:
-    """Whether pytest, which is content with tests that are skipped, has run them all."""
+    """Return True if no test was skipped, which pytest reports as success, too."""
     last = output.splitlines()[-1] if output else ""
     return bool(re.search(r"\b[1-9]\d* passed\b", last)) and "skipped" not in last
 

@@ -6,7 +6,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[0] = str(ROOT)  # run as a file, Python would look for modules beside this one
 
-from lib.kconf.front import main  # noqa: E402
+from lib.kconf.cli import main  # noqa: E402
 
 if __name__ == "__main__":
     sys.exit(main(sys.argv[1:], root=ROOT))

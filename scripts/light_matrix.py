@@ -1,7 +1,7 @@
-"""make test-light: the tests of the configuration layer on every Python and kconfiglib that we promise.
+"""make test-light: the tests of the configuration layer on every supported Python and kconfiglib.
 
 Each pair gets an environment of its own under build/light, with kconfiglib and what the tests need, and no
-torch. An interpreter that is not installed is named, and is no failure.
+torch. A missing interpreter is reported and is not a failure.
 """
 
 from __future__ import annotations
@@ -26,42 +26,41 @@ TESTS = (
 
 
 def main() -> int:
-    missing = [version for version in PYTHONS if find_python(version) is None]
+    """Run the tests in every environment. Raises ToolkitError if they fail in one."""
     failed = []
     for version in PYTHONS:
-        python = find_python(version)
-        for kconfiglib in KCONFIGLIBS if python else ():
+        if (python := find_python(version)) is None:
+            print(f"Python {version}: missing; install it, for example with pyenv install {version}")
+            continue
+        for kconfiglib in KCONFIGLIBS:
             name = f"Python {version}, kconfiglib {kconfiglib}"
-            told = run_tests(environment(python, version, kconfiglib))
-            print(f"{name}: {told or 'ok'}", flush=True)
-            failed += [name] if told else []
-    for version in missing:
-        print(f"Python {version}: missing; install it, for example with pyenv install {version}")
+            failure = run_tests(environment(python, version, kconfiglib))
+            print(f"{name}: {failure or 'ok'}", flush=True)
+            failed += [name] if failure else []
     if failed:
         raise ToolkitError(f"the tests of the configuration layer fail on {'; '.join(failed)}")
     return 0
 
 
 def find_python(version: str) -> Path | None:
-    """An interpreter of that version: this one, one on PATH, or pyenv's newest."""
+    """Return an interpreter of that version: this one, one on PATH, or pyenv's newest."""
     if sys.version_info[:2] == tuple(map(int, version.split("."))):
         return Path(sys.executable)
     found = shutil.which(f"python{version}")
-    if found and version_of(Path(found)) == version:  # pyenv puts names on PATH that only complain
+    if found and version_of(Path(found)) == version:  # pyenv puts shims on PATH that only print an error
         return Path(found)
     versions = sorted((Path.home() / ".pyenv" / "versions").glob(f"{version}.*/bin/python"))
     return versions[-1] if versions else None
 
 
 def version_of(python: Path) -> str:
-    """Major and minor version of an interpreter, empty where it does not run."""
+    """Return major and minor version of an interpreter, "" where it does not run."""
     code = "import sys; print('%d.%d' % sys.version_info[:2])"
     return subprocess.run([python, "-c", code], capture_output=True, text=True).stdout.strip()
 
 
-def environment(python: Path | None, version: str, kconfiglib: str) -> Path:
-    """The interpreter of the environment for this pair, made where it is not there yet."""
-    assert python is not None
+def environment(python: Path, version: str, kconfiglib: str) -> Path:
+    """Return the interpreter of the environment for this pair, created if it is missing."""
     directory = ROOT / "build" / "light" / f"{version}-{kconfiglib}"
     own = directory / "bin" / "python"
     done = directory / ".done"
@@ -74,15 +73,15 @@ def environment(python: Path | None, version: str, kconfiglib: str) -> Path:
 
 
 def call(*command: str | Path) -> None:
-    """Run a command. Raises ToolkitError with the last thing it said."""
+    """Run a command. Raises ToolkitError with its last line of output."""
     done = subprocess.run([*map(str, command)], capture_output=True, text=True)
     if done.returncode:
-        said = (done.stderr or done.stdout).strip().splitlines()
-        raise ToolkitError(f"{' '.join(map(str, command))} failed", why=said[-1] if said else "")
+        last = (done.stderr or done.stdout).strip().rpartition("\n")[2]
+        raise ToolkitError(f"{' '.join(map(str, command))} failed", why=last)
 
 
 def run_tests(python: Path) -> str:
-    """Run the light tests; the last line of what failed, or nothing."""
+    """Run the light tests; return the last line of output if they fail, else ""."""
     command = [str(python), "-m", "pytest", "-q", "-m", "not slow", *TESTS]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     return done.stdout.strip().splitlines()[-1] if done.returncode else ""

@@ -1,16 +1,62 @@
-"""make plots: pictures of a run from its metrics.jsonl."""
+"""make plots: loss, accuracy, learning rate and throughput of a run over optimizer steps."""
 
 from __future__ import annotations
 
 import argparse
+import io
+import itertools
+from array import array
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any, TypeAlias
 
-from lib.errors import ToolkitError, run_main
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+from lib import atomic
+from lib.errors import ToolkitError, os_errors, run_main
 from lib.runs import metrics
 from lib.runs.directory import RunDir, resolve_run
 
+Points: TypeAlias = tuple[Sequence[int], Sequence[float]]  # steps and values
+
+_TRAIN_COLOUR, _EVAL_COLOUR = "#2a6f97", "#d1495b"
+_INCHES, _DOTS_PER_INCH = (8.0, 4.6), 120
+_LOG_ABOVE = 30.0  # a positive column that spans more than this factor gets a logarithmic axis
+_SMOOTH_ABOVE = 40  # points
+_MAX_DRAWN = 4000  # points of a line: more are no more to see
+_AFTER = "exact_after_"  # column prefix in a recursive model's evaluation
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plot:
+    """One plot: a column of metrics.jsonl, its unit and style."""
+
+    column: str
+    label: str
+    factor: float = 1.0  # from the unit of the row to that of the label
+    smooth: bool = False
+    may_be_log: bool = False
+    from_zero: bool = False
+
+
+PLOTS = {
+    "loss": Plot(column="loss", label="loss (mean per sample)", smooth=True, may_be_log=True),
+    "accuracy": Plot(column="accuracy", label="accuracy (%)", factor=100.0, smooth=True),
+    "learning_rate": Plot(column="learning_rate", label="learning rate (per optimizer step)"),
+    "throughput": Plot(
+        column="samples_per_second", label="training throughput (samples/s)", smooth=True, from_zero=True
+    ),
+}
+
 
 def main() -> int:
+    """Write the plots of a run and print their paths."""
     parser = argparse.ArgumentParser(prog="plots", description=__doc__)
     parser.add_argument(
         "run", nargs="?", default="", metavar="RUN", help="path, name or its beginning; newest"
@@ -18,19 +64,16 @@ def main() -> int:
     parser.add_argument("--runs", type=Path, default=Path("runs"), metavar="DIR", help="where the runs are")
     arguments = parser.parse_args()
     run = resolve_run(arguments.runs, arguments.run)
-    rows = metrics.read(run.metrics)
-    if not rows:
+    rows = (row for batch in metrics.Follower(run.metrics).batches() for row in batch)
+    if (first := next(rows, None)) is None:
         raise ToolkitError(f"{run.metrics} has no rows yet")
-
-    from lib.runs.plots import write_plots  # matplotlib takes half a second: not before the run is found
-
-    for path in write_plots(rows, run.plots, title=_title(run), say=print):
+    for path in write_plots(itertools.chain([first], rows), run.plots, title=_title(run), log=print):
         print(path)
     return 0
 
 
 def _title(run: RunDir) -> str:
-    """Model, data and run; embedded data are called synthetic."""
+    """Return model, data and run; embedded data are marked as synthetic."""
     data = run.read_json("data")
     try:
         synthetic, name = " (synthetic)" if data["synthetic"] else "", data["name"]
@@ -39,6 +82,154 @@ def _title(run: RunDir) -> str:
             f"data.json of {run.path} is of another version", why=f"{error} is missing"
         ) from error
     return f"{run.model} on {name}{synthetic}, run {run.name}"
+
+
+@dataclass
+class Curves:
+    """Columns of metrics.jsonl that are drawn, at 16 bytes a number, so that a long run fits in memory."""
+
+    points: dict[tuple[str, str], Points] = field(
+        default_factory=lambda: defaultdict(lambda: (array("q"), array("d")))
+    )  # by kind of row and column
+    epochs_per_step: float | None = None
+    solved: Points = ((), ())  # supervision steps, and samples (%) that the last evaluation solved after each
+
+    @classmethod
+    def of(cls, rows: Iterable[Mapping[str, Any]]) -> Curves:
+        """Collect the curves in one pass over the rows."""
+        found = cls()
+        last: Mapping[str, Any] = {}
+        for row in rows:
+            kind, step = row.get("kind"), row.get("step")
+            if row.get("epoch") and step:
+                found.epochs_per_step = row["epoch"] / step
+            for plot in PLOTS.values():
+                if kind in ("train", "eval") and step is not None and row.get(plot.column) is not None:
+                    steps, values = found.points[kind, plot.column]
+                    steps.append(step)  # type: ignore[attr-defined]
+                    values.append(row[plot.column] * plot.factor)  # type: ignore[attr-defined]
+            last = row if kind == "eval" else last
+        steps = sorted(int(name.removeprefix(_AFTER)) for name in last if name.startswith(_AFTER))
+        found.solved = steps, [100.0 * last[f"{_AFTER}{step}"] for step in steps]
+        return found
+
+
+def write_plots(
+    rows: Iterable[Mapping[str, Any]], directory: Path, *, title: str, log: Callable[[str], object]
+) -> list[Path]:
+    """Write directory/{loss,accuracy,learning_rate,throughput}.png and return their paths.
+
+    A plot without data is left out and reported through `log`. A recursive model also gets
+    supervision_steps.png: how many samples are solved after how many steps, by the last evaluation.
+    Raises ToolkitError if a file cannot be written.
+    """
+    written, curves = [], Curves.of(rows)
+    for name, plot in PLOTS.items():
+        series = {kind: points for (kind, column), points in curves.points.items() if column == plot.column}
+        if not series:
+            log(f"no {name} plot: no row has a number for {plot.column}")
+            continue
+        data = _draw(plot, series, title=title, epochs_per_step=curves.epochs_per_step)
+        written.append(_written(directory / f"{name}.png", data))
+    if curves.solved[0]:
+        data = _draw_solved(curves.solved, title=title)
+        written.append(_written(directory / "supervision_steps.png", data))
+    return written
+
+
+def _written(path: Path, data: bytes) -> Path:
+    with os_errors("write a plot"):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        atomic.write_bytes(path, data)
+    return path
+
+
+def _draw_solved(points: Points, *, title: str) -> bytes:
+    figure, axes = _figure(
+        title, x="supervision steps of an evaluation", y="samples with every cell right (%)"
+    )
+    axes.plot(*points, "o-", color=_EVAL_COLOUR, markersize=4, linewidth=1.5)
+    axes.set_xscale("log", base=2)
+    axes.set_ylim(bottom=0, top=100)
+    return _png(figure)
+
+
+def _figure(title: str, *, x: str, y: str) -> tuple[Figure, Axes]:
+    """Make an empty figure with labelled axes."""
+    figure = Figure(figsize=_INCHES, dpi=_DOTS_PER_INCH, layout="constrained")
+    FigureCanvasAgg(figure)  # not pyplot: it keeps figures and may look for a display
+    axes = figure.add_subplot()
+    axes.set_xlabel(x)
+    axes.set_ylabel(y)
+    axes.set_title(title, fontsize=10, color="#444444")
+    axes.grid(visible=True, which="major", color="#dddddd", linewidth=0.8)
+    return figure, axes
+
+
+def _draw(plot: Plot, series: Mapping[str, Points], *, title: str, epochs_per_step: float | None) -> bytes:
+    figure, axes = _figure(title, x="optimizer step", y=plot.label)
+    if "train" in series:
+        _draw_train(axes, series["train"], smooth=plot.smooth)
+    if "eval" in series:
+        line = _thin(*series["eval"])
+        axes.plot(*line, "o-", color=_EVAL_COLOUR, markersize=4, linewidth=1.5, label="evaluation")
+    _scale(axes, [end for _, values in series.values() for end in (min(values), max(values))], plot)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    if epochs_per_step:
+        top = axes.secondary_xaxis("top", functions=_scaling(epochs_per_step))
+        top.set_xlabel("epoch")
+    axes.spines["right"].set_visible(False)
+    axes.set_axisbelow(True)
+    if len(axes.lines) > 1:
+        axes.legend(frameon=False)
+    return _png(figure)
+
+
+def _png(figure: Figure) -> bytes:
+    data = io.BytesIO()
+    figure.savefig(data, format="png")
+    return data.getvalue()
+
+
+def _scaling(ratio: float) -> tuple[Callable[[Any], Any], Callable[[Any], Any]]:
+    """Return the functions that multiply and divide numbers or arrays by `ratio`."""
+    return lambda x: x * ratio, lambda x: x / ratio
+
+
+def _draw_train(axes: Axes, points: Points, *, smooth: bool) -> None:
+    steps, values = points
+    if smooth and len(values) > _SMOOTH_ABOVE:
+        line, mean = _thin(steps, values), _thin(steps, _smoothed(values))
+        axes.plot(*line, color=_TRAIN_COLOUR, linewidth=0.8, alpha=0.3, label="training")
+        axes.plot(*mean, color=_TRAIN_COLOUR, linewidth=1.8, label="training, smoothed")
+    else:
+        marker = "." if len(values) == 1 else ""  # a single point draws no line
+        axes.plot(*_thin(steps, values), marker=marker, color=_TRAIN_COLOUR, linewidth=1.5, label="training")
+
+
+def _smoothed(values: Sequence[float]) -> Sequence[float]:
+    """Return the centred running mean over about a thirtieth of the points, narrower at the ends."""
+    reach, places = max(len(values) // 60, 1), np.arange(len(values))
+    low, high = np.maximum(places - reach, 0), np.minimum(places + reach + 1, len(values))
+    sums = np.concatenate([[0.0], np.cumsum(values)])
+    return (sums[high] - sums[low]) / (high - low)  # type: ignore[no-any-return]
+
+
+def _thin(steps: Sequence[int], values: Sequence[float]) -> Points:
+    """Return all points, or the lowest and the highest of each of _MAX_DRAWN / 2 equal stretches."""
+    if len(values) <= _MAX_DRAWN:
+        return steps, values
+    x, y = np.asarray(steps), np.asarray(values)
+    stretches = np.array_split(np.arange(len(y)), _MAX_DRAWN // 2)
+    kept = np.unique([[part[y[part].argmin()], part[y[part].argmax()]] for part in stretches])
+    return x[kept], y[kept]
+
+
+def _scale(axes: Axes, values: Sequence[float], plot: Plot) -> None:
+    if plot.may_be_log and min(values) > 0 and max(values) / min(values) > _LOG_ABOVE:
+        axes.set_yscale("log")
+    elif plot.from_zero or 0 <= min(values) < 0.5 * max(values):
+        axes.set_ylim(bottom=0)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
-"""Start training on each of several machines of a Ray cluster, which are told the first one's address.
+"""Driver of run.ray.yaml (make emit TO=ray): starts training on each node of a Ray cluster.
 
-The driver of run.ray.yaml (make emit TO=ray). Tried on two nodes that Ray plays on one machine only.
+Tested only with two nodes that Ray simulates on one machine.
 """
 
 from __future__ import annotations
@@ -18,23 +18,24 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 def main() -> int:
+    """Start Ray and train on each node."""
     parser = argparse.ArgumentParser(prog="python -m scripts.ray_machines", description=__doc__)
-    parser.add_argument("--machines", type=int, required=True, help="how many")
-    parser.add_argument("--gpus", type=int, required=True, help="of each of them; 0 for processors alone")
+    parser.add_argument("--machines", type=int, required=True, help="number of nodes")
+    parser.add_argument("--gpus", type=int, required=True, help="per node; 0 for CPUs only")
     options = parser.parse_args()
     ray.init()
     return run_on_each(machines=options.machines, gpus=options.gpus)
 
 
 def run_on_each(*, machines: int, gpus: int) -> int:
-    """Run what ANNEAL_START says on as many different machines; the first exit status that is not 0, or 0."""
+    """Run the script in ANNEAL_START on each node; return the first exit status other than 0, or 0."""
     group = placement_group([{"CPU": 1, "GPU": gpus}] * machines, strategy="STRICT_SPREAD")
     ray.get(group.ready())
     places = [
         {
             "num_cpus": 1,
             "num_gpus": gpus,
-            "max_retries": 0,  # the launcher starts again what is worth it
+            "max_retries": 0,  # the launcher restarts workers
             "scheduling_strategy": PlacementGroupSchedulingStrategy(group, place),
         }
         for place in range(machines)
@@ -46,7 +47,7 @@ def run_on_each(*, machines: int, gpus: int) -> int:
         done, pending = ray.wait(pending)
         for status in ray.get(done):
             if status:
-                return int(status)  # with this process end the others
+                return int(status)  # the other tasks end with this process
     return 0
 
 
@@ -55,8 +56,8 @@ def _address() -> str:
 
 
 def _train(number: int, first: str) -> int:
-    told = (f"FIRST_MACHINE={first}", f"THIS_MACHINE={_address()}", f"MACHINE_NUMBER={number}")
-    command = ["env", *told, "sh", "-c", 'exec sh -c "$ANNEAL_START"']
+    variables = (f"FIRST_MACHINE={first}", f"THIS_MACHINE={_address()}", f"MACHINE_NUMBER={number}")
+    command = ["env", *variables, "sh", "-c", 'exec sh -c "$ANNEAL_START"']
     return subprocess.run(command, cwd=ROOT, check=False).returncode
 
 

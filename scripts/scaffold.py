@@ -2,7 +2,7 @@
 
 A model is models/x/, defconfigs/x and tests/golden/x.json: a small network that trains and passes every
 test of models. A data set is lib/data/datasets/x/ and defconfigs/x. A task is train/tasks/x/, for a model
-that is made with TASK=x. All are to be changed from there; nothing outside these files knows of them.
+that is made with TASK=x. The files come from scripts/templates/; edit the copies from there.
 """
 
 from __future__ import annotations
@@ -15,45 +15,40 @@ import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from string import Template
 from typing import TYPE_CHECKING, Any
 
 import kconfiglib
 
 from lib.errors import ConfigError, os_error, run_main
 from lib.plugins import DATASETS, MODELS, TASKS, Kind, meant
-from scripts.scaffold_templates import DATA, DATA_KCONFIG, KCONFIG, MODEL, TASK, TASK_KCONFIG
 
 if TYPE_CHECKING:
     from lib.data import Spec
 
 ROOT = Path(__file__).resolve().parents[1]
+TEMPLATES = Path(__file__).resolve().parent / "templates"
 KINDS = {"model": MODELS, "task": TASKS, "data": DATASETS}
+# Symbols that each kind of plug-in defines besides those that start with its name.
+CHOICE_PREFIX = {"model": "MODEL_", "task": "MODEL_LEARNS_", "data": "DATASET_"}
 WIDTH = 16  # the default of the scaffolded CONFIG_<NAME>_WIDTH
-
-DEFCONFIG = """\
-# {name}, {parameters:,} parameters, on the data set that its Kconfig makes the default.
-CONFIG_MODEL_{NAME}=y
-"""
-DATA_DEFCONFIG = """\
-# LeNet-5 on {name}.
-CONFIG_DATASET_{NAME}=y
-"""
 
 
 def main() -> int:
+    """Write the files of the plug-in that the command line names, and print them."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("kind", choices=KINDS)
-    parser.add_argument("name", metavar="NAME", help="a directory to be: a-z, 0-9 and _")
-    parser.add_argument("task", metavar="TASK", nargs="?", default="", help="of a model: what it learns")
+    parser.add_argument("name", metavar="NAME", help="name of the new directory: a-z, 0-9 and _")
+    parser.add_argument("task", metavar="TASK", nargs="?", default="", help="task of the model")
     arguments = parser.parse_args()
     name = arguments.name
     check(arguments.kind, name, task=arguments.task)
     for path in scaffold(arguments.kind, name, task=arguments.task):
         print(f"wrote {path.relative_to(ROOT)}")
-    made_by = f"make new-model NAME=my_{name} TASK={name}" if arguments.kind == "task" else ""
-    print(f"next: {made_by or f'make defconfig-{name} && make train'}")
+    make_model = f"make new-model NAME=my_{name} TASK={name}" if arguments.kind == "task" else ""
+    print(f"next: {make_model or f'make defconfig-{name} && make train'}")
     return 0
 
 
@@ -75,26 +70,26 @@ def check(kind: str, name: str, *, task: str = "") -> None:
 
 
 def template_of(task: str) -> str:
-    """Which of the templates of models is for `task`. Raises ConfigError where none is."""
+    """Return the model template for `task`, a folder of templates/model. Raises ConfigError without one."""
     if task not in TASKS.names():
         raise ConfigError(f"there is no task {task!r}", todo=f"give TASK=: {meant(task, TASKS.names())}")
-    if task in MODEL:
+    if (TEMPLATES / "model" / task).is_dir():
         return task
     from lib.data import ImageSpec, TextSpec
 
     _, kinds = TASKS.load(task).DATA
-    found = "classify" if ImageSpec in kinds else "lm" if TextSpec in kinds else ""
-    if not found:
+    template = "classify" if ImageSpec in kinds else "lm" if TextSpec in kinds else ""
+    if not template:
         raise ConfigError(
             f"there is no template of a model for the task {task!r}",
             why="it learns neither from images nor from text",
             todo="start from a model that has the task",
         )
-    return found
+    return template
 
 
 def files(kind: str, name: str) -> tuple[Path, ...]:
-    """What belongs to a plug-in, the directory first."""
+    """Return the paths of a plug-in, its directory first."""
     home = _folder(KINDS[kind]) / name
     defconfig, golden = ROOT / "defconfigs" / name, ROOT / "tests" / "golden" / f"{name}.json"
     return {"model": (home, defconfig, golden), "data": (home, defconfig), "task": (home,)}[kind]
@@ -107,66 +102,65 @@ def _folder(kind: Kind) -> Path:
 def scaffold(kind: str, name: str, *, task: str = "") -> list[Path]:
     """Write the files of a new plug-in and return them. Raises ToolkitError where they cannot be written."""
     directory, *others = files(kind, name)
-    filled = {"name": name, "NAME": name.upper(), "task": task, "width": WIDTH, "selects": ""}
-    filled["Name"] = name.title().replace("_", "")
+    names = {"name": name, "NAME": name.upper(), "Name": name.title().replace("_", "")}
+    names |= {"task": task, "width": str(WIDTH), "selects": ""}
+    templates = TEMPLATES / kind
     if kind == "model":
-        template = template_of(task)
-        selects = vars(TASKS.load(task)).get("SELECTS") if task != template else None
-        filled["selects"] = f"\tselect {selects}\n" if selects else ""
-        kconfig, code = KCONFIG[template], MODEL[template]
-    else:
-        kconfig, code = {"task": (TASK_KCONFIG, TASK), "data": (DATA_KCONFIG, DATA)}[kind]
-    texts = {
-        directory / "__init__.py": "",
-        directory / "Kconfig": kconfig,
-        directory / f"{KINDS[kind].file}.py": code,
-    }
+        templates /= template_of(task)
+        selects = vars(TASKS.load(task)).get("SELECTS") if task != templates.name else None
+        names["selects"] = f"\tselect {selects}\n" if selects else ""
+    written = [directory / name for name in ("__init__.py", "Kconfig", f"{KINDS[kind].file}.py")]
     try:
         directory.mkdir()
-        for path, text in texts.items():
-            path.write_text(text.format(**filled), encoding="utf-8")
-        if kind == "data":
-            others[0].write_text(DATA_DEFCONFIG.format(**filled), encoding="utf-8")
+        written[0].touch()
+        for path in written[1:]:
+            path.write_text(fill(templates / path.name, names), encoding="utf-8")
         if kind == "model":
-            defconfig, golden = others
-            cases = _counted(name, task=template)
+            cases = _golden_cases(name, template=templates.name)
+            names["parameters"] = f"{cases[0]['parameters']:,}"
             lines = ",\n".join(f"    {json.dumps(case)}" for case in cases)
-            golden.write_text(f'{{\n  "cases": [\n{lines}\n  ]\n}}\n', encoding="utf-8")
-            text = DEFCONFIG.format(**filled, parameters=cases[0]["parameters"])
-            defconfig.write_text(text, encoding="utf-8")
+            others[1].write_text(f'{{\n  "cases": [\n{lines}\n  ]\n}}\n', encoding="utf-8")
+        if others:
+            others[0].write_text(fill(TEMPLATES / kind / "defconfig", names), encoding="utf-8")
     except OSError as error:
         raise os_error(f"write the new {KINDS[kind].noun}", error) from error
-    return [*texts, *others]
+    return [*written, *others]
+
+
+def fill(template: Path, names: dict[str, str]) -> str:
+    """Return the text of `template` (without its suffix .tmpl) with each ${NAME} replaced."""
+    return Template(template.with_name(f"{template.name}.tmpl").read_text(encoding="utf-8")).substitute(names)
 
 
 def _check_symbols(kind: str, name: str) -> None:
-    """Symbols that start with the name must be free, in both directions: readers take them for its own."""
+    """Raise ConfigError where symbols of `name` and of another plug-in could be mixed up."""
     tree = kconfiglib.Kconfig(str(ROOT / "Kconfig"), warn_to_stderr=False)
-    chosen = {"model": "MODEL_", "task": "MODEL_LEARNS_", "data": "DATASET_"}[kind] + name.upper()
-    taken = [symbol for symbol in tree.syms if symbol.startswith(f"{name.upper()}_")]
-    taken += [symbol for symbol in tree.syms if symbol == chosen]
-    taken += [tree.named_choices[key].name for key in tree.named_choices if key == chosen]
+    choice_member = CHOICE_PREFIX[kind] + name.upper()
+    clashes = [f"CONFIG_{symbol}" for symbol in tree.syms if symbol.startswith(f"{name.upper()}_")]
+    clashes += [f"CONFIG_{key}" for key in (*tree.syms, *tree.named_choices) if key == choice_member]
     folder = _folder(KINDS[kind])
     homes = [path.parent.name for path in folder.glob("*/Kconfig")]
-    inside = [home for home in homes if name.startswith(f"{home}_")]
-    if taken or inside:
-        other = f"{folder.relative_to(ROOT)}/{inside[0]}" if inside else ""
-        clash = f"CONFIG_{taken[0]}" if taken else f"those of {other}"
+    clashes += [
+        f"those of {(folder / home).relative_to(ROOT)}" for home in homes if name.startswith(f"{home}_")
+    ]
+    if clashes:
         raise ConfigError(
             f"{name!r} cannot be the name of a {KINDS[kind].noun}",
-            why=f"its symbols would mix with {clash}",
+            why=f"its symbols would mix with {clashes[0]}",
             todo="choose another NAME=",
         )
 
 
-def _counted(name: str, *, task: str) -> list[dict[str, Any]]:
-    """The reference parameter counts of the scaffolded network, counted without memory for them. The first is
-    that of the data set by default."""
+def _golden_cases(name: str, *, template: str) -> list[dict[str, Any]]:
+    """Return reference parameter counts of the network, that of the default data set first.
+
+    The network is built on the meta device, which allocates nothing.
+    """
     import torch
 
     module = importlib.import_module(f"models.{name}.model")
     cases = []
-    for shape, spec in _specs(task):
+    for shape, spec in _golden_specs(template):
         with torch.device("meta"):
             model = module.build(module.Options(width=WIDTH), spec)
         parameters = sum(parameter.numel() for parameter in model.parameters())
@@ -174,11 +168,11 @@ def _counted(name: str, *, task: str) -> list[dict[str, Any]]:
     return cases
 
 
-def _specs(task: str) -> Iterator[tuple[dict[str, int], Spec]]:
-    """Two data sets for a model of `task`: their sizes as tests/golden has them, and what a model is told."""
+def _golden_specs(template: str) -> Iterator[tuple[dict[str, int], Spec]]:
+    """Yield the shapes and specs of two data sets, with the keys that tests/golden uses."""
     from lib.data import ImageSpec, TextSpec
 
-    if task == "lm":
+    if template == "lm":
         for vocab_size, block_size in ((256, 32), (50, 8)):
             spec = TextSpec(
                 name="golden",

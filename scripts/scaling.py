@@ -1,4 +1,4 @@
-"""make scaling: plan a sweep over model sizes, check for leaks, run it, fit its law, say what it shows."""
+"""make scaling: plan a sweep over model sizes, check for leaks, train, fit scaling laws and report."""
 
 from __future__ import annotations
 
@@ -9,35 +9,38 @@ from functools import partial
 from pathlib import Path
 
 from lib.devices.probe import probe
-from lib.errors import ConfigError, PlanError, ToolkitError, run_main
-from lib.scaling.experiments import ScalingExperiments, cost_of
-from lib.scaling.outlook import outlook
+from lib.errors import ConfigError, PlanError, run_main
+from lib.scaling.experiments import ScalingExperiments, format_cost, raise_failures
 from lib.scaling.planning import (
-    DOCUMENT,
+    FULL,
     HEADINGS,
     QUICK,
     Grid,
-    Planned,
+    PlannedRun,
     configs_of,
-    planned,
-    seconds_of,
-    within,
+    parse_budget,
+    plan_runs,
+    plan_warnings,
+    within_budget,
 )
 from lib.scaling.results import ARCHITECTURES, ScalingConfig
-from lib.scaling.sweep import failures
 
 COMMANDS = ("all", "plan", "run", "fit", "plot", "report")
 DEVICES = ("cpu", "cuda", "mps")
 
 
 def main() -> int:
+    """Run the scaling command of the command line."""
     options = parse()
     experiments = ScalingExperiments(options.out, corpus=options.corpus)
     if options.command in ("all", "plan", "run"):
-        whole = make_plan(options, experiments)
-        plan = within(whole, seconds=options.budget, workers=experiments.workers) if options.budget else whole
+        plan = whole = make_plan(options, experiments)
+        if options.budget:
+            plan = within_budget(whole, seconds=options.budget, workers=experiments.workers)
         show(plan, experiments)
-        for line in outlook(plan, whole, workers=experiments.workers, given=limits(options)):
+        reduced = {"QUICK=1": options.quick, "EPOCHS=": options.epochs, "BUDGET=": options.budget}
+        given = [name for name, value in reduced.items() if value]
+        for line in plan_warnings(plan, whole, workers=experiments.workers, given=given):
             print(line)
         if options.command == "plan":
             return 0
@@ -50,42 +53,43 @@ def main() -> int:
             print(path)
     if options.command in ("all", "report"):
         print(experiments.report(), end="")
-    return status(experiments)
+    raise_failures(experiments.results())
+    return 0
 
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
-    """Raises ConfigError for what a variable does not take, before anything is opened or timed."""
+    """Parse the command line. Raises ConfigError for invalid values before anything is opened or timed."""
     parser = argparse.ArgumentParser(prog="scaling", description=__doc__)
     parser.add_argument("command", choices=COMMANDS)
     parser.add_argument("--quick", action="store_true", help="four small shapes, minutes of a processor")
-    parser.add_argument("--budget", type=seconds_of, help="wall time that the sweep may take: 90s, 10m, 2h")
+    parser.add_argument("--budget", type=parse_budget, help="wall time that the sweep may take: 90s, 10m, 2h")
     parser.add_argument("--compare", type=compared, help="a second architecture at every point")
     parser.add_argument(
         "--epochs", type=partial(natural, "EPOCHS"), help="passes over the corpus, instead of tokens"
     )
     parser.add_argument("--batch", type=partial(natural, "BATCH"), help="samples of an optimizer step")
-    parser.add_argument("--device", type=there, default="cpu", help=", ".join(DEVICES))
+    parser.add_argument("--device", type=available_device, default="cpu", help=", ".join(DEVICES))
     parser.add_argument("--corpus", default="synthetic", help="synthetic, pysource, wikitext2 or file:PATH")
     parser.add_argument("--out", type=Path, default=Path("benchmark_results/scaling"), help="where to")
     return parser.parse_args(arguments)
 
 
 def natural(variable: str, text: str) -> int:
-    """A whole number from 1 on. Raises ConfigError for anything else."""
+    """Parse a positive integer. Raises ConfigError for anything else."""
     if not (text.isascii() and text.isdecimal() and int(text)):
         raise ConfigError(f"{variable}={text} is not possible", todo="it takes a whole number from 1 on")
     return int(text)
 
 
 def compared(name: str) -> str:
-    """A second architecture. Raises ConfigError for one that is not known."""
+    """Check the name of a second architecture. Raises ConfigError if it is unknown."""
     if name not in ARCHITECTURES[1:]:
         raise ConfigError(f"COMPARE={name} is not known", todo=f"one of {', '.join(ARCHITECTURES[1:])}")
     return name
 
 
-def there(device: str) -> str:
-    """A device of this machine. Raises ConfigError for another one."""
+def available_device(device: str) -> str:
+    """Check that this machine has the device. Raises ConfigError if it has not."""
     if device not in DEVICES:
         raise ConfigError(f"DEVICE={device} is not known", todo=f"one of {', '.join(DEVICES)}")
     try:
@@ -95,12 +99,11 @@ def there(device: str) -> str:
     return device
 
 
-def make_plan(options: argparse.Namespace, experiments: ScalingExperiments) -> list[Planned]:
-    """All runs of the grid, and what they cost. Raises ConfigError for what cannot be."""
+def make_plan(options: argparse.Namespace, experiments: ScalingExperiments) -> list[PlannedRun]:
+    """Return all runs of the grid with their costs. Raises ConfigError for impossible values."""
     grid = grid_of(options, experiments)
     base = ScalingConfig(
-        grid.shapes[0][0],
-        grid.shapes[0][1],
+        *grid.shapes[0],
         batch_size=grid.batch_size,
         epochs=options.epochs or 1,
         device=options.device,
@@ -109,50 +112,36 @@ def make_plan(options: argparse.Namespace, experiments: ScalingExperiments) -> l
     )
     architectures = [ARCHITECTURES[0], *([options.compare] if options.compare else [])]
     configs = configs_of(grid, architectures=architectures, base=base)
-    return planned(configs, experiments.corpus.spec, train_tokens=experiments.corpus.train_tokens)
+    return plan_runs(configs, experiments.corpus.spec, train_tokens=experiments.corpus.train_tokens)
 
 
 def grid_of(options: argparse.Namespace, experiments: ScalingExperiments) -> Grid:
-    """What is asked for, with as much data as the corpus has; where that is less, it is told."""
-    asked = QUICK if options.quick else DOCUMENT
-    asked = dataclasses.replace(
-        asked,
-        tokens=() if options.epochs else asked.tokens,
-        batch_size=options.batch or asked.batch_size,
+    """Return the requested grid, scaled down to one pass over the corpus, which is reported."""
+    requested = QUICK if options.quick else FULL
+    requested = dataclasses.replace(
+        requested,
+        tokens=() if options.epochs else requested.tokens,
+        batch_size=options.batch or requested.batch_size,
     )
     one_pass = experiments.corpus.train_tokens
-    grid = asked.fitted(one_pass)
-    if grid != asked:
-        before, after = (", ".join(f"{tokens:,}" for tokens in each.tokens) for each in (asked, grid))
-        experiments.say(
-            f"One pass over the corpus is {one_pass:,} tokens: runs take {after} of them instead of {before}"
+    grid = requested.fitted(one_pass)
+    if grid != requested:
+        before, after = (", ".join(f"{tokens:,}" for tokens in each.tokens) for each in (requested, grid))
+        experiments.log(
+            f"One pass over the corpus is {one_pass:,} tokens: runs train on {after} instead of {before}"
         )
     return grid
 
 
-def limits(options: argparse.Namespace) -> list[str]:
-    """The variables that made the plan smaller than the whole grid."""
-    given = {"QUICK=1": options.quick, "EPOCHS=": options.epochs, "BUDGET=": options.budget}
-    return [name for name, value in given.items() if value]
-
-
-def show(plan: Sequence[Planned], experiments: ScalingExperiments) -> None:
+def show(plan: Sequence[PlannedRun], experiments: ScalingExperiments) -> None:
+    """Print the plan as a table with its total cost."""
     print(f"Corpus: {experiments.corpus.dataset.source}")
     print(HEADINGS)
     for each in plan:
         print(each.line())
-    print(cost_of(plan, workers=experiments.workers))
+    print(format_cost(plan, workers=experiments.workers))
     if (device := plan[0].config.device) != "cpu":
-        print(f"The times are those of one thread of this processor; on {device} nothing was timed")
-
-
-def status(experiments: ScalingExperiments) -> int:
-    """1 where a run is no result, which is told."""
-    results = experiments.results()
-    if failed := failures(results):
-        why = "; ".join(failed)
-        raise ToolkitError(f"{len(failed)} of {len(results)} runs are no result", why=why)
-    return 0
+        print(f"Times are for one thread of this CPU; on {device} nothing was timed")
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
-"""How often the judge of `make scaling` errs: sweeps of laws that are known, with noise that is drawn.
+"""Error rates of the judge of `make scaling`, measured on simulated sweeps with known laws and noise.
 
-The grid is the default one, on the default corpus. Losses are E + A N^-0.34, and beside it B D^-0.28 for the
-law of data, E and B being those of Hoffmann et al. (2022), with normal noise. Such a sweep must be accepted.
-One whose loss does not change with size, rises with it, or stops falling at some size must be refused.
+The grid and corpus are the defaults. Losses are E + A N^-0.34, for the data law plus B D^-0.28, with E and B
+of Hoffmann et al. (2022) and normal noise. A sweep whose loss is constant in size, rises, or saturates at
+some size must be refused; any other must be accepted.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ import numpy as np
 from lib.data.types import TextSpec
 from lib.errors import ToolkitError, run_main
 from lib.nn.model_code import build_model
-from lib.scaling.counts import count
-from lib.scaling.judge import fitted, points_for, shortfalls
+from lib.scaling.costs import count
+from lib.scaling.judge import fit_law, points_for, shortfalls
 from lib.scaling.laws import LawName, Point
 from lib.scaling.noise import seed_noise
-from lib.scaling.planning import DOCUMENT, configs_of
+from lib.scaling.planning import FULL, configs_of
 from lib.scaling.results import ARCHITECTURES, BLOCK, ScalingConfig
 
 Kind: TypeAlias = Literal["true", "flat", "rising", "saturating"]
@@ -32,15 +32,15 @@ KINDS: tuple[Kind, ...] = get_args(Kind)
 LAWS: tuple[LawName, ...] = ("floor", "chinchilla")
 FACTORS, NOISES = (400.0, 100.0), (0.005, 0.01)
 FLOOR, DATA_FACTOR, SIZE_POWER, DATA_POWER = 1.69, 410.7, 0.34, 0.28
-KNEE = 8e5  # parameters from which on a saturating loss falls no further
+KNEE = 8e5  # parameters at which a saturating loss stops falling
 ONE_PASS = 3_999_872  # tokens of the synthetic corpus
-MOST_TRUE, LEAST_FALSE = 0.05, 0.95  # share of sweeps to be refused
+MAX_TRUE, MIN_FALSE = 0.05, 0.95  # bounds of the share of refused sweeps
 SWEEPS, STARTS, SAMPLES = 400, 8, 40
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """One kind of sweep. factor: A. noise: standard deviation of the loss. knee: where it stops falling."""
+    """One kind of sweep. factor: A. noise: standard deviation of the loss. knee: size at saturation."""
 
     law: LawName
     kind: Kind
@@ -49,52 +49,51 @@ class Case:
     knee: float = KNEE
 
     def loss(self, parameters: float, tokens: float) -> float:
-        """Without noise."""
+        """Return the loss without noise."""
         size = min(parameters, self.knee) if self.kind == "saturating" else parameters
-        of_size = 0.0 if self.kind == "flat" else self.factor * size**-SIZE_POWER
-        if self.kind == "rising":  # from E at the smallest size on: E - A N^-0.34 alone is negative there
-            of_size = self.factor * min(cells())[0] ** -SIZE_POWER - of_size
-        return FLOOR + of_size + (DATA_FACTOR * tokens**-DATA_POWER if self.law == "chinchilla" else 0.0)
+        size_term = 0.0 if self.kind == "flat" else self.factor * size**-SIZE_POWER
+        if self.kind == "rising":  # offset, because E - A N^-0.34 alone is negative at the smallest size
+            size_term = self.factor * min(cells())[0] ** -SIZE_POWER - size_term
+        return FLOOR + size_term + (DATA_FACTOR * tokens**-DATA_POWER if self.law == "chinchilla" else 0.0)
 
     def refused(self, seed: int) -> bool:
-        """Whether a sweep with the noise of that seed carries no law."""
+        """Return whether a sweep with the noise of that seed is refused."""
         own = KINDS.index(self.kind), LAWS.index(self.law), int(self.factor), round(1e4 * self.noise)
         noise = self.noise * np.random.default_rng((seed, *own)).standard_normal(len(cells()))
         points = [
             Point(parameters=size, tokens=tokens, loss=self.loss(size, tokens) + float(by), seed=number)
             for (size, tokens, number), by in zip(cells(), noise, strict=True)
         ]
-        # What is refused before any fit needs none, which takes most of the time.
+        # The cheap checks first: fits take most of the time.
         before = shortfalls(points_for(self.law, points), self.law, seed_noise(points))
-        return bool(before) or bool(fitted(points, self.law, starts=STARTS, samples=SAMPLES).reasons)
+        return bool(before) or bool(fit_law(points, self.law, starts=STARTS, samples=SAMPLES).reasons)
 
     def share_refused(self, sweeps: int) -> float:
+        """Return the share of refused sweeps."""
         return sum(self.refused(seed) for seed in range(sweeps)) / sweeps
 
     def holds(self, share: float) -> bool:
-        """Whether as many may be refused."""
-        return share <= MOST_TRUE if self.kind == "true" else share >= LEAST_FALSE
+        """Return whether that share of refusals is within the bounds."""
+        return share <= MAX_TRUE if self.kind == "true" else share >= MIN_FALSE
 
 
 @cache
 def cells() -> Sequence[tuple[int, int, int]]:
-    """Parameters without embeddings, tokens and seed of every run of the default sweep."""
-    spec = TextSpec(
-        name="x", vocab_size=32, block_size=BLOCK, unit="char", validation_tokens=1, validation_bytes=1
-    )
-    base = ScalingConfig(*DOCUMENT.shapes[0], batch_size=DOCUMENT.batch_size)
-    found = []
+    """Return (parameters without embeddings, tokens, seed) of every run of the default sweep."""
+    spec = TextSpec(name="x", vocab_size=32, block_size=BLOCK, unit="char")
+    base = ScalingConfig(*FULL.shapes[0], batch_size=FULL.batch_size)
+    cells = []
     sizes: dict[tuple[int, int], int] = {}
-    for config in configs_of(DOCUMENT.fitted(ONE_PASS), architectures=ARCHITECTURES[:1], base=base):
+    for config in configs_of(FULL.fitted(ONE_PASS), architectures=ARCHITECTURES[:1], base=base):
         shape = config.d_model, config.n_layers
         if shape not in sizes:
             sizes[shape] = count(partial(build_model, *config.model(), spec, seed=1)).nonembedding
-        found.append((sizes[shape], config.trained_tokens, config.seed))
-    return tuple(found)
+        cells.append((sizes[shape], config.trained_tokens, config.seed))
+    return tuple(cells)
 
 
 def cases() -> list[Case]:
-    """All whose share is bounded. A flat loss has no A."""
+    """Return all cases with a bound. A flat loss has no A."""
     return [
         Case(law=law, kind=kind, factor=factor, noise=noise)
         for law, kind, factor, noise in itertools.product(LAWS, KINDS, FACTORS, NOISES)
@@ -103,6 +102,7 @@ def cases() -> list[Case]:
 
 
 def main() -> int:
+    """Print how often the verdicts hold on sweeps with known laws."""
     parser = argparse.ArgumentParser(prog="scaling_power", description=__doc__)
     parser.add_argument("--sweeps", type=int, default=SWEEPS, help="of each kind")
     parser.add_argument("--knee", type=float, nargs="*", default=[], help="other sizes at which to saturate")

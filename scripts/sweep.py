@@ -1,6 +1,6 @@
-"""make sweep SWEEP=NAME: train the runs of defconfigs/sweeps/NAME.yaml and put what came out in a table.
+"""make sweep SWEEP=NAME: train the runs of defconfigs/sweeps/NAME.yaml and tabulate their results.
 
-make sweep-yaml: write the configuration as such a file.
+make sweep-yaml: write the configuration as an experiment file.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from pathlib import Path
 
 from lib import atomic, kconf
 from lib.errors import ConfigError, ToolkitError, run_main
-from lib.sweeps.concurrency import Crew, predicted
+from lib.sweeps.concurrency import Concurrency, predict_host_memory
 from lib.sweeps.experiment import read_experiment
 from lib.sweeps.optuna_search import run_search, verdict
 from lib.sweeps.runner import Run, known_result, resolved_runs, table, train_all, write_results
@@ -23,38 +23,38 @@ SWEEPS = ROOT / "defconfigs" / "sweeps"
 
 
 def main() -> int:
+    """Train the sweep of the command line and print its table, or write an experiment file."""
     parser = argparse.ArgumentParser(prog="sweep", description=__doc__)
     parser.add_argument(
         "sweep",
         metavar="SWEEP",
         nargs="?",
         default="",
-        help="a name of defconfigs/sweeps, or the path of a file",
+        help="a name in defconfigs/sweeps, or the path of a file",
     )
     parser.add_argument("--jobs", type=jobs_of, default=None, help="runs at a time; default: as many as fit")
-    parser.add_argument("--out", type=Path, default=None, help="where to; default: runs/sweeps/NAME")
-    parser.add_argument("--yaml", action="store_true", help="write the configuration as such a file")
+    parser.add_argument("--out", type=Path, default=None, help="output folder; default: runs/sweeps/NAME")
+    parser.add_argument("--yaml", action="store_true", help="write the configuration as an experiment file")
     options = parser.parse_args()
     if options.yaml:
         return write_yaml(options.out)
-    crew = Crew(options.jobs, partial(predicted, root=ROOT, say=say))
+    concurrency = Concurrency(options.jobs, partial(predict_host_memory, root=ROOT, log=log))
     experiment = read_experiment(file_of(options.sweep))
     out = (options.out or ROOT / "runs" / "sweeps" / experiment.name).absolute()
-    say(": ".join(filter(None, (experiment.name, experiment.about))))
-    train = partial(train_all, root=ROOT, out=out, crew=crew, say=say)
+    log(": ".join(filter(None, (experiment.name, experiment.about))))
+    train = partial(train_all, root=ROOT, out=out, concurrency=concurrency, log=log)
     seeds = len(experiment.seeds)
     if experiment.search is None:
         runs = resolved_runs(experiment, root=ROOT)
-        say(f"{len(experiment.points)} points, {seeds} seeds, in {out}")
-        ahead = [run.resolved for run in runs if known_result(run, out) is None]
-        if ahead:
-            say(crew.choose(ahead, most=len(ahead)))
+        log(f"{len(experiment.points)} points, {seeds} seeds, in {out}")
+        if new := [run.resolved for run in runs if known_result(run, out) is None]:
+            log(concurrency.choose(new, runs=len(new)))
         results = train(runs)
     else:
-        say(f"{experiment.search.samples} tries, {seeds} seeds, in {out}")
+        log(f"{experiment.search.samples} samples, {seeds} seeds, in {out}")
 
         def begin(ends: Sequence[Run]) -> None:
-            say(crew.choose([run.resolved for run in ends], most=seeds))
+            log(concurrency.choose([run.resolved for run in ends], runs=seeds))
 
         experiment, results = run_search(experiment, root=ROOT, train=train, begin=begin)
     write_results(out, results)
@@ -69,33 +69,35 @@ def main() -> int:
 
 
 def write_yaml(out: Path | None) -> int:
-    """The configuration as an experiment file: to standard output, or to a file that is not there yet."""
+    """Write the configuration as an experiment file to stdout or to a new file `out`. Raises ConfigError."""
     if out is not None and out.suffix != ".yaml":
-        raise ConfigError(f"OUT={out} does not end in .yaml", why="make sweep takes such a SWEEP= for a file")
+        raise ConfigError(f"OUT={out} does not end in .yaml", why="make sweep recognises a file by that")
     text = as_yaml(kconf.from_environment(ROOT), root=ROOT)
     if out is None:
         print(text, end="")
         return 0
     if out.exists() and out.read_text(encoding="utf-8", errors="replace") != text:
-        raise ConfigError(f"{out} is there already", todo="remove it, or name another OUT=")
+        raise ConfigError(f"{out} exists", todo="remove it, or give another OUT=")
     atomic.write_text(out, text)
     print(f"{out}: written; make sweep SWEEP={out} trains it")
     return 0
 
 
 def jobs_of(text: str) -> int:
-    """JOBS=. Raises ConfigError for what is no whole number; that 0 is too few is for the crew to say."""
+    """Parse JOBS=. Raises ConfigError for anything but a whole number; Concurrency refuses 0."""
     if not (text.isascii() and text.isdecimal()):
-        raise ConfigError(f"JOBS={text} is no number of runs at a time", todo="without it as many as fit")
+        todo = "leave it out to run as many as fit"
+        raise ConfigError(f"JOBS={text} is not a number of concurrent runs", todo=todo)
     return int(text)
 
 
-def say(text: str) -> None:
-    print(f"{text}\n", end="", flush=True)  # in one piece, for runs end at the same time
+def log(text: str) -> None:
+    """Print a line in one write, since concurrent runs log at the same time."""
+    print(f"{text}\n", end="", flush=True)
 
 
 def file_of(name: str) -> Path:
-    """Raises ConfigError where there is no such file, naming those that there are."""
+    """Return the experiment file called `name`. Raises ConfigError, with the known names, without one."""
     file = Path(name) if name.endswith(".yaml") else SWEEPS / f"{name}.yaml"
     if not file.is_file():
         known = ", ".join(path.stem for path in sorted(SWEEPS.glob("*.yaml")))

@@ -1,4 +1,4 @@
-"""`python -m train`: what train, resume, rerun, eval, sample, export, plan and probe of make call."""
+"""`python -m train`: the program behind make train, resume, rerun, eval, sample, export, plan and probe."""
 
 from __future__ import annotations
 
@@ -18,89 +18,85 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 def main() -> int:
+    """Run one command. Torch takes seconds to import, so arguments and .config are checked first."""
     started = time.monotonic()
+    options = _parser().parse_args()
+    command = options.command
+    if command in ("train", "plan", "probe", "preflight") and not is_worker():
+        return _with_configuration(options, kconf.from_environment(ROOT), started=started)
+    if command in ("eval", "sample", "export"):
+        return _with_stored_run(options)
+    with importing():
+        if command == "trial":
+            from train.planning.probe_run import run_probe as run_request
+        elif command == "host_memory":
+            from train.planning.host_memory import estimate_host_memory as run_request
+        else:
+            from train import commands as run
+    if command in ("trial", "host_memory"):
+        return run_request(options.request, root=ROOT)
+    where = {"root": ROOT, "runs": options.runs}
+    if is_worker():
+        return run.work(**where, started=started)
+    return (run.resume if command == "resume" else run.rerun)(options.run, **where, started=started)
+
+
+def _parser() -> argparse.ArgumentParser:
     parser = _Parser(prog="python -m train", description=__doc__)
     parser.add_argument("--runs", type=Path, default=ROOT / "runs", help="directory of run directories")
     commands = parser.add_subparsers(dest="command", required=True)
-    commands.add_parser(
-        "train", help="train what .config says; go on with the same run if it was interrupted"
-    )
-    resume = commands.add_parser("resume", help="go on with an interrupted run, by its own configuration")
-    rerun = commands.add_parser("rerun", help="train a run again by its own configuration")
+    commands.add_parser("train", help="train .config; resume its run if that was interrupted")
+    resume = commands.add_parser("resume", help="resume an interrupted run with its own configuration")
+    rerun = commands.add_parser("rerun", help="train a run again with its own configuration")
     evaluate = commands.add_parser("eval", help="evaluate a run's checkpoint")
-    sample = commands.add_parser("sample", help="let a language model continue a text")
+    sample = commands.add_parser("sample", help="continue a text with a language model")
     export = commands.add_parser("export", help="write weights in the layout of Hugging Face transformers")
     for command in (resume, rerun, evaluate, sample, export):
         command.add_argument("run", nargs="?", default="", help="path or unique prefix; default: the newest")
     for command in (evaluate, sample, export):
-        command.add_argument("--best", action="store_true", help="the best checkpoint instead of the newest")
+        command.add_argument("--best", action="store_true", help="the best checkpoint instead of the latest")
     sample.add_argument("--prompt", default="\n", help="the text to continue; default: a new line")
-    sample.add_argument("--temperature", type=not_negative, default=0.8, help="0: the likeliest token")
-    sample.add_argument("--top-k", type=natural, default=0, help="draw among this many tokens; 0: all")
-    sample.add_argument("--seed", type=natural, default=1, help="of the draws")
-    sample.add_argument("--tokens", type=natural, default=200, help="how many to add")
-    export.add_argument("--directory", type=Path, required=True, help="where to; made if it is missing")
-    plan = commands.add_parser("plan", help="print what would be decided, and why")
-    plan.add_argument("--gpu", default="", help="for a machine that is only named: NAME[xN][:FREE], or all")
-    plan.add_argument("--json", action="store_true", help="for programs")
+    sample.add_argument("--temperature", type=_non_negative, default=0.8, help="0: greedy")
+    sample.add_argument("--top-k", type=_natural, default=0, help="sample from this many tokens; 0: all")
+    sample.add_argument("--seed", type=_natural, default=1, help="random seed")
+    sample.add_argument("--tokens", type=_natural, default=200, help="number of new tokens")
+    export.add_argument("--directory", type=Path, required=True, help="target; created if it is missing")
+    plan = commands.add_parser("plan", help="print the decisions and their reasons")
+    plan.add_argument("--gpu", default="", help="plan for named hardware: NAME[xN][:FREE], or all")
+    plan.add_argument("--json", action="store_true", help="machine-readable output")
     commands.add_parser("probe", help="measure which micro-batch trains fastest here")
-    for name in ("trial", "demand"):  # processes that probe, and a sweep, start
-        commands.add_parser(name).add_argument("order", type=Path)
+    for name in ("trial", "host_memory"):  # processes started by probe runs and sweeps
+        commands.add_parser(name).add_argument("request", type=Path)
     preflight = commands.add_parser("preflight", help="check the configured run on a few samples")
-    preflight.add_argument("--json", action="store_true", help="for programs")
-    options = parser.parse_args()
-    # Torch takes seconds to import: what is wrong with words and files is told before.
-    if options.command in ("train", "plan", "probe", "preflight") and not is_worker():
-        return by_configuration(options, kconf.from_environment(ROOT), started=started)
-    if options.command == "trial":
-        with importing():
-            from train.planning.trial import run_trial
+    preflight.add_argument("--json", action="store_true", help="machine-readable output")
+    return parser
 
-        return run_trial(options.order, root=ROOT)
-    if options.command == "demand":
-        with importing():
-            from train.planning.host_memory import run_demand
 
-        return run_demand(options.order, root=ROOT)
+def _with_configuration(options: argparse.Namespace, requested: kconf.Resolved, *, started: float) -> int:
+    """Run a command on .config."""
     with importing():
-        from train import commands as run
-
-    if is_worker():
-        return run.work(root=ROOT, runs=options.runs, started=started)
-    if options.command == "resume":
-        return run.resume(options.run, root=ROOT, runs=options.runs, started=started)
-    if options.command == "rerun":
-        return run.rerun(options.run, root=ROOT, runs=options.runs, started=started)
-    return on_stored_run(options)
-
-
-def by_configuration(options: argparse.Namespace, asked: kconf.Resolved, *, started: float) -> int:
-    """The commands that do what .config says."""
-    if options.command == "plan":
-        with importing():
+        if options.command == "plan":
             from train.planning.command import plan
-
-        return plan(asked, root=ROOT, gpu=options.gpu, as_json=options.json)
-    if options.command == "probe":
-        with importing():
+        elif options.command == "probe":
             from train.planning.autotune import probe_command
-
-        return probe_command(asked, root=ROOT)
-    if options.command == "preflight":
-        with importing():
+        elif options.command == "preflight":
             from train.preflight.command import preflight
+        else:
+            from train.commands import train
+    if options.command == "plan":
+        return plan(requested, root=ROOT, gpu=options.gpu, as_json=options.json)
+    if options.command == "probe":
+        return probe_command(requested, root=ROOT)
+    if options.command == "preflight":
+        return preflight(requested, root=ROOT, runs=options.runs, as_json=options.json)
+    return train(requested, root=ROOT, runs=options.runs, started=started)
 
-        return preflight(asked, root=ROOT, runs=options.runs, as_json=options.json)
+
+def _with_stored_run(options: argparse.Namespace) -> int:
+    """Run a command on a stored run."""
     with importing():
-        from train.commands import train
-
-    return train(asked, root=ROOT, runs=options.runs, started=started)
-
-
-def on_stored_run(options: argparse.Namespace) -> int:
-    """The commands eval, sample and export."""
-    from train import stored_run
-    from train.generate import Sampling
+        from train import stored_run
+        from train.generate import Sampling
 
     which = {"root": ROOT, "runs": options.runs, "best": options.best}
     if options.command == "eval":
@@ -114,27 +110,25 @@ def on_stored_run(options: argparse.Namespace) -> int:
 
 
 class _Parser(argparse.ArgumentParser):
-    """Tells what is wrong in one line: make wrote the command line, and its usage is not the user's."""
+    """Reports errors in one line without its usage, because make wrote the command line."""
 
     def error(self, message: str) -> NoReturn:
         raise ConfigError(message)
 
 
-def natural(text: str) -> int:
-    """A whole number that is not negative, for argparse."""
+def _natural(text: str) -> int:
     if not (text.isascii() and text.isdecimal()):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 0 on")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a non-negative integer")
     return int(text)
 
 
-def not_negative(text: str) -> float:
-    """A number that is neither negative nor infinite, for argparse."""
+def _non_negative(text: str) -> float:
     try:
         number = float(text)
     except ValueError:
         number = -1.0
     if not 0 <= number < math.inf:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 0 on")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a non-negative number")
     return number
 
 

@@ -46,7 +46,7 @@ def budget_of(config: Config, *, train_size: int, effective_batch: int) -> Budge
 def warm_up_of(config: Config, budget: Budget, *, effective_batch: int) -> float:
     """Return the share of `budget` that is warmup; 1 or more if the run ends before."""
     return warmup_fraction(
-        config.warmup_unit,
+        config.lr_schedule.warmup_unit,
         _amount(config),
         total_steps=budget.total_steps,
         effective_batch=effective_batch,
@@ -68,17 +68,17 @@ def warm_up_text(config: Config, *, train_size: int, effective_batch: int) -> st
         "steps": "",
         "samples": f", {amount:,} samples in batches of {effective_batch:,}",
     }
-    length = f"{risen} of {total:,.0f} {unit}{given[config.warmup_unit]}"
+    length = f"{risen} of {total:,.0f} {unit}{given[config.lr_schedule.warmup_unit]}"
     if share >= 1:
         raise ConfigError(
-            f"CONFIG_WARMUP_{config.warmup_unit.upper()}={amount} is a warm-up of {length}",
-            why="the run is over before the learning rate is at its peak",
+            f"CONFIG_WARMUP_{config.lr_schedule.warmup_unit.upper()}={amount} is a warm-up of {length}",
+            why="the run ends before the learning rate reaches its peak",
             todo="lower it, or make the run longer",
         )
-    if amount and config.budget == "seconds" and config.warmup_start_ratio == 0:
+    if amount and config.budget == "seconds" and config.lr_schedule.warmup_start_ratio == 0:
         raise ConfigError(
-            "CONFIG_WARMUP_START_RATIO=0 is not for a budget of seconds",
-            why="the first step would have no learning rate",
+            "CONFIG_WARMUP_START_RATIO=0 cannot be used with a budget of seconds",
+            why="the first step would have a learning rate of 0",
             todo="set it above 0, or give the budget in steps or epochs",
         )
     return f"Warm-up: {length}" if amount else ""
@@ -87,10 +87,10 @@ def warm_up_text(config: Config, *, train_size: int, effective_batch: int) -> st
 def _amount(config: Config) -> int:
     """The length of warmup, in its unit."""
     amounts = {
-        "percent": config.warmup_pct,
-        "steps": config.warmup_steps,
-        "samples": config.warmup_samples,
+        "percent": config.lr_schedule.warmup_pct,
+        "steps": config.lr_schedule.warmup_steps,
+        "samples": config.lr_schedule.warmup_samples,
     }
-    amount = amounts[config.warmup_unit]
-    assert amount is not None, f"Kconfig gives no warm-up in {config.warmup_unit}"
+    amount = amounts[config.lr_schedule.warmup_unit]
+    assert amount is not None, f"no warmup in {config.lr_schedule.warmup_unit}"
     return amount

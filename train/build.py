@@ -1,4 +1,4 @@
-"""From a configuration to a job that is ready to run."""
+"""Build a job from a configuration and its plan."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ import torch
 from lib.config import Config
 from lib.data import (
     ArrayPart,
-    Delivery,
     EvalLoader,
     ImageSpec,
+    LoaderConfig,
     TrainLoader,
     choose_placement,
 )
-from lib.data.precompute import bytes_ahead
+from lib.data.augment import augmented_bytes
 from lib.data.types import Part
 from lib.devices.backend import configure_numerics, configure_threads
 from lib.devices.base import Backend
@@ -34,7 +34,7 @@ from lib.optim.adam_atan2 import sign_parameters
 from lib.optim.ema import Ema, decay_for, horizon
 from lib.optim.factory import make_optimizer
 from lib.optim.lr_schedule import batch_factor
-from lib.plan.types import ON_XLA, OWN_MEMORY, SHARDS_WEIGHTS, Hardware, ModelFacts, Plan
+from lib.plan.types import OWN_MEMORY, SHARDS_WEIGHTS, STATIC_SHAPES, Hardware, ModelFacts, Plan
 from train.budget import Budget, budget_of, warm_up_of, warm_up_text
 from train.contract import check_channels_last
 from train.initial_weights import load_weights
@@ -42,15 +42,15 @@ from train.job import Job
 from train.record import Record
 from train.tasks.base import Carries
 from train.tasks.opening import make_task
-from train.training_data import Subject, built
+from train.training_data import TrainingData, built
 
-MOST_OF_A_RUN = 1 / 3  # that averaged weights should reach back over
+_MAX_EMA_HORIZON = 1 / 3  # of a run; beyond it a warning is logged
 
 
 def make_job(
     config: Config,
     plan: Plan,
-    subject: Subject,
+    data: TrainingData,
     *,
     hardware: Hardware,
     backend: Backend,
@@ -63,28 +63,29 @@ def make_job(
 
     weights: a safetensors file to start from; None for random ones.
     dtype: of weights and images; float64 for checks of exactness.
-    whole_run: the job is going to be trained to its end: what AUGMENT_AHEAD and a warm-up are for.
-    Raises ConfigError where `weights` cannot be read or are not the model's, or a warm-up has no end.
+    whole_run: the job is trained to the end of its budget, which AUGMENT_AHEAD and warmup depend on.
+    Raises ConfigError where `weights` cannot be read or do not fit, or warmup is longer than the run.
     """
     if not simulated():
         configure_numerics(plan.precision, deterministic=config.deterministic)
         backend.configure_products(plan.precision)
         configure_threads(plan.device, cpu_count=hardware.cpu_count, world=plan.world)
     assert len(backend.devices) == plan.layout.devices_per_process, f"{plan.strategy}: {backend.devices}"
-    model = built(config, subject.dataset.spec)
+    model = built(config, data.dataset.spec)
     if weights is not None:
-        load_weights(model, weights, name=config.model, say=record.say)
+        load_weights(model, weights, name=config.model, log=record.log)
     configure_norm(model, norm_batch=plan.norm_batch, momentum=config.norm_momentum)
-    model, wrapped = _placed(model, plan, backend, subject.facts, dtype)
-    _say_rate(config, plan, record.say)
-    prepared = None if subject.prepared is None else subject.prepared.load(plan, backend, dtype)
-    task = make_task(config, subject.dataset.spec, prepared=prepared)
-    budget = budget_of(config, train_size=subject.dataset.train.size, effective_batch=plan.effective_batch)
-    delivery = _delivery(config, plan, subject, hardware, backend, record.say, dtype)
-    ahead = epochs_ahead(config, plan, subject.dataset.train, say=record.say) if whole_run else 0
-    if whole_run:
-        _say_warm_up(config, plan, subject.dataset.train, record.say)
-    _say_average(config, plan, budget, record.say)
+    model, wrapped = _placed(model, plan, backend, data.facts, dtype)
+    _log_rate(config, plan, record.log)
+    prepared = None if data.prepared is None else data.prepared.load(plan, backend, dtype)
+    task = make_task(config, data.dataset.spec, prepared=prepared)
+    batch = {"train_size": data.dataset.train.size, "effective_batch": plan.effective_batch}
+    budget = budget_of(config, **batch)
+    loader_config = _loader_config(config, plan, data, hardware, backend, record.log, dtype)
+    ahead = epochs_ahead(config, plan, data.dataset.train, log=record.log) if whole_run else 0
+    if whole_run and (line := warm_up_text(config, **batch)):
+        record.log(line)
+    _log_average(config, plan, budget, record.log)
     return Job(
         config=config,
         plan=plan,
@@ -99,8 +100,8 @@ def make_job(
         scaler=backend.loss_scaler(plan.precision),
         ema=_ema(config, plan, model),
         carry=task.carry if isinstance(task, Carries) else None,
-        train_loader=_train_loader(config, subject, delivery, epochs_ahead=ahead),
-        eval_loader=EvalLoader(subject.dataset.test, subject.dataset.spec, delivery),
+        train_loader=_train_loader(config, data, loader_config, epochs_ahead=ahead),
+        eval_loader=EvalLoader(data.dataset.test, data.dataset.spec, loader_config),
         budget=budget,
         warmup_fraction=warm_up_of(config, budget, effective_batch=plan.effective_batch),
         record=record,
@@ -110,9 +111,9 @@ def make_job(
 def _placed(
     model: torch.nn.Module, plan: Plan, backend: Backend, facts: ModelFacts, dtype: torch.dtype
 ) -> tuple[torch.nn.Module, torch.nn.Module]:
-    """The model on its device, and the module whose backward pass averages gradients."""
+    """Return the model on its device, and the module whose backward pass averages gradients."""
     if plan.strategy in SHARDS_WEIGHTS:
-        model = model.to(dtype=dtype)  # the whole of it need not fit on the device
+        model = model.to(dtype=dtype)  # unsharded it need not fit on the device
         return model, backend.shard(model, plan.layout)
     layout = torch.channels_last if plan.channels_last else torch.contiguous_format
     if simulated():
@@ -126,8 +127,8 @@ def _placed(
 
 
 def optimizer_of(config: Config, plan: Plan, model: torch.nn.Module) -> torch.optim.Optimizer:
-    """The configured update rule for `model`, which is on its device, with rates for the plan's batch."""
-    factor = _batch_factor(config, plan)
+    """Return the configured optimizer of `model`, which is on its device, scaled to the plan's batch."""
+    factor, optim = _batch_factor(config, plan), config.optim
 
     def scaled(rate: float | None) -> float | None:
         return None if rate is None else rate * factor
@@ -135,34 +136,36 @@ def optimizer_of(config: Config, plan: Plan, model: torch.nn.Module) -> torch.op
     return make_optimizer(
         model,
         name=config.optimizer,
-        learning_rate=config.learning_rate * factor,
-        weight_decay=config.weight_decay,
-        momentum=config.momentum,
-        nesterov=config.nesterov,
-        adam_beta1=config.adam_beta1,
-        adam_beta2=config.adam_beta2,
-        adam_eps=config.adam_eps,
-        muon_learning_rate=scaled(config.muon_learning_rate),
-        sign_learning_rate=scaled(config.sign_learning_rate),
+        learning_rate=optim.learning_rate * factor,
+        weight_decay=optim.weight_decay,
+        momentum=optim.momentum,
+        nesterov=optim.nesterov,
+        adam_beta1=optim.adam_beta1,
+        adam_beta2=optim.adam_beta2,
+        adam_eps=optim.adam_eps,
+        muon_learning_rate=scaled(optim.muon_learning_rate),
+        sign_learning_rate=scaled(optim.sign_learning_rate),
         product_dtype=torch.bfloat16 if plan.precision == "bf16" else None,
-        share_out=plan.strategy == "zero1",
+        shard_state=plan.strategy == "zero1",
     )
 
 
 def _batch_factor(config: Config, plan: Plan) -> float:
+    optim = config.optim
     return batch_factor(
-        config.lr_scaling, effective_batch=plan.effective_batch, base_batch=config.lr_base_batch
+        optim.lr_scaling, effective_batch=plan.effective_batch, base_batch=optim.lr_base_batch
     )
 
 
-def _say_rate(config: Config, plan: Plan, say: Callable[[str], None]) -> None:
-    """What LR_SCALING makes of the learning rate, and of the decay in a step that goes with it."""
-    if config.lr_scaling == "none":
+def _log_rate(config: Config, plan: Plan, log: Callable[[str], None]) -> None:
+    """Log the scaled learning rate and the weight decay per step that follows from it."""
+    optim = config.optim
+    if optim.lr_scaling == "none":
         return
-    rate = config.learning_rate * _batch_factor(config, plan)
-    say(
-        f"Learning rate {rate:.4g}: {config.learning_rate:g} for {config.lr_base_batch} samples, scaled "
-        f"({config.lr_scaling}) to {plan.effective_batch}; decay in a step {rate * config.weight_decay:.3g}"
+    rate = optim.learning_rate * _batch_factor(config, plan)
+    log(
+        f"Learning rate {rate:.4g}: {optim.learning_rate:g} for {optim.lr_base_batch} samples, scaled "
+        f"({optim.lr_scaling}) to {plan.effective_batch}; decay in a step {rate * optim.weight_decay:.3g}"
     )
 
 
@@ -173,70 +176,66 @@ def _keeping(config: Config, plan: Plan, model: torch.nn.Module) -> contextlib.A
 
 
 def _ema(config: Config, plan: Plan, model: torch.nn.Module) -> Ema | None:
-    if not config.ema:
+    if not config.optim.ema:
         return None
     return Ema(model, decay=_decay(config, plan), leave_out=sign_parameters(model))
 
 
 def _decay(config: Config, plan: Plan) -> float:
-    assert config.ema_decay is not None
-    return decay_for(config.ema_decay, effective_batch=plan.effective_batch, base_batch=config.ema_base_batch)
+    optim = config.optim
+    assert optim.ema_decay is not None
+    return decay_for(optim.ema_decay, effective_batch=plan.effective_batch, base_batch=optim.ema_base_batch)
 
 
-def _say_warm_up(config: Config, plan: Plan, part: Part, say: Callable[[str], None]) -> None:
-    if line := warm_up_text(config, train_size=part.size, effective_batch=plan.effective_batch):
-        say(line)
-
-
-def _say_average(config: Config, plan: Plan, budget: Budget, say: Callable[[str], None]) -> None:
-    """How far back the averaged weights reach, and whether that is too far for so short a run."""
-    if not config.ema:
+def _log_average(config: Config, plan: Plan, budget: Budget, log: Callable[[str], None]) -> None:
+    """Log the horizon of the averaged weights, with a warning where it is long for the run."""
+    if not config.optim.ema:
         return
     decay = _decay(config, plan)
-    steps, base = horizon(decay), config.ema_base_batch
-    scaled = f"{config.ema_decay:g} for {base} samples, scaled to {plan.effective_batch}; " if base else ""
-    say(
+    steps, base, given = horizon(decay), config.optim.ema_base_batch, config.optim.ema_decay
+    scaled = f"{given:g} for {base} samples, scaled to {plan.effective_batch}; " if base else ""
+    log(
         f"Average of the weights: decay {decay:.6g}; {scaled}it reaches back about {steps:,.1f} steps, "
         f"{steps * plan.effective_batch:,.0f} samples"
     )
-    if budget.total_steps is not None and steps > budget.total_steps * MOST_OF_A_RUN:
-        say(
-            f"That is more than a third of the {budget.total_steps} steps: weights of the beginning weigh on "
-            "the average to the end; lower CONFIG_EMA_DECAY"
+    if budget.total_steps is not None and steps > budget.total_steps * _MAX_EMA_HORIZON:
+        log(
+            f"The average spans more than a third of the {budget.total_steps} steps: the first weights still "
+            "count at the end; lower CONFIG_EMA_DECAY"
         )
 
 
 def placement_of(
-    config: Config, subject: Subject, hardware: Hardware, *, world: int
+    config: Config, data: TrainingData, hardware: Hardware, *, world: int
 ) -> tuple[Literal["resident", "stream"], str]:
-    """Where the data of each of `world` ranks are kept, and why."""
+    """Return where the data of each of `world` ranks are kept, and the reason."""
     if config.augment_ahead:
-        return "stream", "puzzles are changed ahead, in main memory"
-    if hardware.kind in ON_XLA and config.data_placement == "auto":
-        return "stream", "XLA would have all that is resident as an input of its programs"
+        return "stream", "puzzles are augmented ahead, in main memory"
+    if hardware.kind in STATIC_SHAPES and config.data_placement == "auto":
+        return "stream", "resident data would be an input of every compiled program"
     free_bytes = min(device.free_bytes for device in hardware.devices[:world])
     if hardware.kind == "cpu":  # one memory for all processes
         free_bytes //= world
-    parts = subject.dataset.train, subject.dataset.test
+    parts = data.dataset.train, data.dataset.test
     return choose_placement(config.data_placement, parts=parts, free_bytes=free_bytes)
 
 
-def _delivery(
+def _loader_config(
     config: Config,
     plan: Plan,
-    subject: Subject,
+    data: TrainingData,
     hardware: Hardware,
     backend: Backend,
-    say: Callable[[str], None],
+    log: Callable[[str], None],
     dtype: torch.dtype,
-) -> Delivery:
-    dataset = subject.dataset
-    placement, reason = placement_of(config, subject, hardware, world=plan.layout.devices)
+) -> LoaderConfig:
+    dataset = data.dataset
+    placement, reason = placement_of(config, data, hardware, world=plan.layout.devices)
     part = f"; training on {dataset.train.size}" if config.data_limit or config.holdout else ""
-    say(f"Data: {dataset.source}{part}; {placement}: {reason}")
+    log(f"Data: {dataset.source}{part}; {placement}: {reason}")
     for line in dataset.skipped:
-        say(f"Skipped: {line}")
-    return Delivery(
+        log(f"Skipped: {line}")
+    return LoaderConfig(
         device=backend.device,
         dtype=dtype,
         channels_last=plan.channels_last,
@@ -246,14 +245,16 @@ def _delivery(
     )
 
 
-def _train_loader(config: Config, subject: Subject, delivery: Delivery, *, epochs_ahead: int) -> TrainLoader:
-    spec, pad = subject.dataset.spec, config.augment_pad or 0
+def _train_loader(
+    config: Config, data: TrainingData, loader_config: LoaderConfig, *, epochs_ahead: int
+) -> TrainLoader:
+    spec, pad = data.dataset.spec, config.augment_pad or 0
     if config.augment_pad == 0 and isinstance(spec, ImageSpec):
         pad = max(1, min(spec.height, spec.width) // 8)
     return TrainLoader(
-        subject.dataset.train,
+        data.dataset.train,
         spec,
-        delivery,
+        loader_config,
         seed=config.seed,
         augment=config.augment or "none",
         pad=pad,
@@ -262,16 +263,16 @@ def _train_loader(config: Config, subject: Subject, delivery: Delivery, *, epoch
     )
 
 
-def epochs_ahead(config: Config, plan: Plan, part: Part, *, say: Callable[[str], None]) -> int:
-    """Return how many epochs of puzzles are changed ahead. Raises ConfigError without room for them."""
+def epochs_ahead(config: Config, plan: Plan, part: Part, *, log: Callable[[str], None]) -> int:
+    """Return how many epochs of puzzles are augmented ahead. Raises ConfigError without memory for them."""
     if not config.augment_ahead:
         return 0
     budget = budget_of(config, train_size=part.size, effective_batch=plan.effective_batch)
     assert isinstance(part, ArrayPart) and budget.total_steps is not None
     epochs = math.ceil(budget.total_steps * plan.effective_batch / part.size)
-    size = bytes_ahead(part, epochs=epochs)
+    size = augmented_bytes(part, epochs=epochs)
     _check_room(size * plan.world)
-    say(f"Puzzles of {epochs} epochs are changed ahead: {size / 1e6:.1f} MB for each process")
+    log(f"Puzzles of {epochs} epochs are augmented ahead: {size / 1e6:.1f} MB for each process")
     return epochs
 
 

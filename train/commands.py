@@ -1,4 +1,4 @@
-"""The commands of `python -m train`: each from its arguments to an exit status."""
+"""Commands of `python -m train` that train a run: each takes its arguments and returns an exit status."""
 
 from __future__ import annotations
 
@@ -13,92 +13,98 @@ from typing import Any
 from lib import kconf
 from lib.config import config_from_values
 from lib.devices.accelerators import launch_variables
-from lib.devices.backend import is_out_of_memory, open_backend
+from lib.devices.backend import open_backend
 from lib.devices.base import Backend
 from lib.devices.probe import environment, probe
 from lib.distributed.launcher import become_worker, end_process, keep, launch
-from lib.distributed.rendezvous import gathering_of
+from lib.distributed.rendezvous import rendezvous_of
 from lib.errors import ToolkitError, run_main
-from lib.plan.types import ON_XLA, Hardware, Plan
+from lib.plan.types import STATIC_SHAPES, Hardware, Plan
 from lib.runs import checkpoint
 from lib.runs.console import Console
 from lib.runs.directory import RunDir, resolve_run
 from lib.runs.identity import identity
-from lib.runs.sinks.opening import check_packages, open_sinks
+from lib.runs.sinks import check_packages, open_sinks
 from lib.tiers import with_tier
 from train import loop
 from train.build import make_job
 from train.initial_weights import initial_weights
 from train.job import Job, Progress
-from train.multi_node import check_one_directory, launch_on_many, meet
-from train.planning.run_plan import Order, plan_for
-from train.record import Record, RunRecord, SilentRecord
-from train.rerun import changes
+from train.multi_node import check_shared_directory, join_rendezvous, launch_multi_node
+from train.planning.run_plan import RunRequest, plan_for
+from train.record import Record, RunRecord
 from train.signals import Stopped, ended_once
-from train.stored_run import say, stored_configuration
-from train.summary import say_last_words, told_memory
-from train.training_data import Subject, evaluation_part, open_subject, open_to_train
+from train.stored_run import log, stored_configuration
+from train.summary import log_summary, report_memory
+from train.training_data import TrainingData, evaluation_part, open_to_train, open_training_data
 from train.upload import catch_up, check_storage, copier_of, interrupted
+
+_SAME = "nothing: versions, machine and plan are the same"
+# Facts whose difference does not matter: free memory varies, and is relevant only if the plan differs.
+_PASSING = {"free_bytes", "usable_bytes", "reasons"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Case:
-    """An order, and what was found and decided for it."""
+class PlannedRun:
+    """A requested run with its data, hardware and plan."""
 
-    order: Order
-    subject: Subject
+    request: RunRequest
+    data: TrainingData
     hardware: Hardware
     plan: Plan
 
 
-def train(asked: kconf.Resolved, *, root: Path, runs: Path, started: float) -> int:
-    """Train what is asked; go on with the same run if it was interrupted and RESUME allows it."""
-    resolved = with_tier(asked, root=root, say=say)
-    order = _order(resolved, root=root, runs=runs, started=started)
-    return _carry_out(order, lambda: _interrupted(order))
+def train(requested: kconf.Resolved, *, root: Path, runs: Path, started: float) -> int:
+    """Train the requested configuration; resume its run if it was interrupted and RESUME allows it."""
+    resolved = with_tier(requested, root=root, log=log)
+    request = _request(resolved, root=root, runs=runs, started=started)
+    return _plan_and_train(request, lambda: _interrupted(request))
 
 
-def _interrupted(order: Order) -> RunDir | None:
-    """The run of this configuration to go on with, locked."""
-    if order.config.resume == "never":
+def _interrupted(request: RunRequest) -> RunDir | None:
+    """Return the run of this configuration to resume, locked."""
+    if request.config.resume == "never":
         return None
-    return interrupted(order.config, order.resolved, runs=order.runs, say=say)
+    return interrupted(request.config, request.resolved, runs=request.runs, log=log)
 
 
 def resume(name: str, *, root: Path, runs: Path, started: float) -> int:
-    """Go on with run `name` ("": the newest that is not done) by the configuration that is stored in it."""
+    """Resume run `name` ("": the newest that is not done) with its stored configuration."""
     run = resolve_run(runs, name, unfinished=True)
-    order = _order(stored_configuration(run, root), root=root, runs=runs, started=started)
+    request = _request(stored_configuration(run, root), root=root, runs=runs, started=started)
 
-    # Not before: of several machines that begin at once none may find it taken by another one.
-    def taken() -> RunDir:
+    # Called late: nodes that start at once must not find the run locked by each other.
+    def lock() -> RunDir:
         run.lock()
-        return catch_up(run, order.config, say=say)
+        return catch_up(run, request.config, log=log)
 
-    return _carry_out(order, taken)
+    return _plan_and_train(request, lock)
 
 
 def rerun(name: str, *, root: Path, runs: Path, started: float) -> int:
-    """Train run `name` ("": the newest) again, in a directory of its own, by the configuration that is stored
-    in it; what is different now is told."""
+    """Train run `name` ("": the newest) again with its stored configuration, in a new run directory.
+
+    Versions, hardware and decisions that differ are logged.
+    """
     run = resolve_run(runs, name)
-    order = _order(stored_configuration(run, root), root=root, runs=runs, started=started)
-    say(f"Again: {run.path}")
-    return _carry_out(order, lambda: None, again=run)
+    request = _request(stored_configuration(run, root), root=root, runs=runs, started=started)
+    log(f"Again: {run.path}")
+    return _plan_and_train(request, lambda: None, original=run)
 
 
-def create_run(case: Case) -> RunDir:
-    """A new run directory that holds what was asked and what was decided."""
+def create_run(planned: PlannedRun) -> RunDir:
+    """Create the run directory, with the configuration, the plan and the environment."""
+    files = {**_configuration_files(planned), **_environment_files(planned), "data": planned.data.to_json()}
     return RunDir.create(
-        case.order.runs,
-        model=case.order.config.model,
-        identity=identity(case.order.resolved.in_effect),
-        files={**_asked(case), "data": case.subject.to_json(), **_of_this_machine(case)},
+        planned.request.runs,
+        model=planned.request.config.model,
+        identity=identity(planned.request.resolved.in_effect),
+        files=files,
     )
 
 
-def _asked(case: Case) -> dict[str, str | dict[str, Any]]:
-    resolved = case.order.resolved
+def _configuration_files(planned: PlannedRun) -> dict[str, str | dict[str, Any]]:
+    resolved = planned.request.resolved
     return {
         "config": resolved.text,
         "defconfig": resolved.minimal,
@@ -107,51 +113,54 @@ def _asked(case: Case) -> dict[str, str | dict[str, Any]]:
     }
 
 
-def _of_this_machine(case: Case) -> dict[str, dict[str, Any]]:
-    return {"plan": case.plan.to_json(), "hardware": case.hardware.to_json(), "env": environment()}
+def _environment_files(planned: PlannedRun) -> dict[str, dict[str, Any]]:
+    return {"plan": planned.plan.to_json(), "hardware": planned.hardware.to_json(), "env": environment()}
 
 
-def _order(resolved: kconf.Resolved, *, root: Path, runs: Path, started: float) -> Order:
+def _request(resolved: kconf.Resolved, *, root: Path, runs: Path, started: float) -> RunRequest:
     config = config_from_values(resolved.values)
-    return Order(resolved=resolved, config=config, root=root, runs=runs, started=started)
+    return RunRequest(resolved=resolved, config=config, root=root, runs=runs, started=started)
 
 
 @contextmanager
-def _reader_stays() -> Iterator[None]:
-    """A reader of standard output that leaves is how a listing ends, but a run is not done by that."""
+def _closed_output_is_an_error() -> Iterator[None]:
+    """Convert BrokenPipeError: a closed standard output is no reason to end a run silently."""
     try:
         yield
     except BrokenPipeError as error:
         raise ToolkitError(
-            "nobody reads standard output any more", todo="make train > FILE starts, or goes on, without"
+            "standard output was closed by its reader", todo="make train > FILE starts or resumes without one"
         ) from error
 
 
-@_reader_stays()
-def _carry_out(order: Order, find_run: Callable[[], RunDir | None], *, again: RunDir | None = None) -> int:
-    """Plan, become several processes if the plan says so, and run the loop.
+@_closed_output_is_an_error()
+def _plan_and_train(
+    request: RunRequest, find_run: Callable[[], RunDir | None], *, original: RunDir | None = None
+) -> int:
+    """Plan, launch several processes if the plan says so, and train.
 
-    find_run: the run to go on with, locked; None to begin a new one.
-    again:    an earlier run of the same configuration, to tell what is different.
+    find_run: returns the run to resume, locked; None to create one.
+    original: an earlier run of the same configuration, to log differences from.
     """
-    gathering = gathering_of(nodes=order.config.dist_nnodes, endpoint=order.config.dist_endpoint)
-    check_packages(order.config)
-    check_storage(order.config)
-    subject = open_to_train(order.config, root=order.root, say=say)
-    if gathering is not None:
-        launch_on_many(order.config, order.resolved, gathering)
+    rendezvous = rendezvous_of(nodes=request.config.dist_nnodes, endpoint=request.config.launch.dist_endpoint)
+    check_packages(request.config)
+    check_storage(request.config)
+    data = open_to_train(request.config, root=request.root, log=log)
+    if rendezvous is not None:
+        launch_multi_node(request.config, request.resolved, rendezvous)
     run = find_run()
-    hardware = probe(order.config.device)
-    plan = plan_for(order, subject, hardware, run)
-    case = Case(order=order, subject=subject, hardware=hardware, plan=plan)
-    if again is not None:
-        _tell_changes(again, case)
-    # No such device is given to a process in which memory was predicted: that made a backward pass.
-    if plan.world > 1 or plan.device in ON_XLA:
+    hardware = probe(request.config.device)
+    plan = plan_for(request, data, hardware, run)
+    planned = PlannedRun(request=request, data=data, hardware=hardware, plan=plan)
+    if original is not None:
+        for line in [*differences(original, now=_environment_files(planned))] or [_SAME]:
+            log(f"Different from {original.name}: {line}")
+    # Such devices need a new process: predicting memory has made a backward pass in this one.
+    if plan.world > 1 or plan.device in STATIC_SHAPES:
         if run is not None:
             run.release()  # for rank 0 to take
         payload = {
-            "configuration": order.resolved.to_json(),
+            "configuration": request.resolved.to_json(),
             "plan": plan.to_json(),
             "hardware": hardware.to_json(),
             "run": str(run.path) if run else None,
@@ -159,155 +168,178 @@ def _carry_out(order: Order, find_run: Callable[[], RunDir | None], *, again: Ru
         launch(
             payload,
             world=plan.world,
-            restarts=order.config.dist_max_restarts,
+            restarts=request.config.launch.dist_max_restarts,
             cpu_count=hardware.cpu_count,
             arguments=sys.argv[1:],
             variables=launch_variables(plan.device, processes=plan.world),
         )
-    return _as_main(case, Backend(plan.device, devices=plan.layout.devices_per_process), run)
+    return _train_as_rank_0(planned, Backend(plan.device, devices=plan.layout.devices_per_process), run)
 
 
-def _tell_changes(again: RunDir, case: Case) -> None:
-    lines = list(changes(again, now=_of_this_machine(case)))
-    for line in lines or ["nothing: versions, machine and plan are the same"]:
-        say(f"Different from {again.name}: {line}")
+def differences(run: RunDir, *, now: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
+    """Yield a line for each fact that differs between `run` and `now` (directory.OBJECTS -> content).
+
+    Raises ToolkitError if `run` lacks such a file.
+    """
+    for name, content in now.items():
+        before, after = dict(_facts(run.read_json(name))), dict(_facts(content))
+        for fact in {**before, **after}:
+            if before.get(fact) != after.get(fact):
+                yield f"{name}: {fact} {_fact_text(before.get(fact))} -> {_fact_text(after.get(fact))}"
+
+
+def _facts(content: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield every plain value in nested objects and lists, with its path in words."""
+    if isinstance(content, Mapping):
+        entries = [(str(key), value) for key, value in content.items() if key not in _PASSING]
+    elif isinstance(content, list | tuple):
+        entries = [(str(index), value) for index, value in enumerate(content)]
+    else:
+        yield path, content
+        return
+    for key, value in entries:
+        yield from _facts(value, f"{path} {key}".lstrip())
+
+
+def _fact_text(value: Any) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return "none" if value is None else str(value)
 
 
 def work(*, root: Path, runs: Path, started: float) -> int:
-    """One of several processes that were launched with all that was asked and decided. Does not return."""
+    """Train as one of several launched processes, which got the plan by `launch`. Does not return."""
     launched = become_worker()
-    assert launched is not None, "nobody launched this process"
+    assert launched is not None, "this process was not launched"
     resolved = kconf.Resolved.from_json(launched["configuration"])
-    order = _order(resolved, root=root, runs=runs, started=started)
-    subject = open_subject(order.config, root=order.root, say=lambda _: None)
-    ended_well = ExitStack()
+    request = _request(resolved, root=root, runs=runs, started=started)
+    data = open_training_data(request.config, root=request.root, log=lambda _: None)
+    on_success = ExitStack()
 
-    @_reader_stays()
+    @_closed_output_is_an_error()
     def main() -> int:
         if launched["plan"] is None:
-            case, backend, run = _as_one_of_many(order, subject, launched["hardware"])
+            planned, backend, run = _plan_after_rendezvous(request, data, launched["hardware"])
         else:
             plan, hardware = Plan.from_json(launched["plan"]), Hardware.from_json(launched["hardware"])
-            case = Case(order=order, subject=subject, hardware=hardware, plan=plan)
+            planned = PlannedRun(request=request, data=data, hardware=hardware, plan=plan)
             backend = open_backend(plan.device, world=plan.world, devices=plan.layout.devices_per_process)
             run = RunDir.open(Path(launched["run"])) if launched["run"] else None
             if run is not None and backend.is_main:
                 run.lock()
-        ended_well.callback(backend.close)
+        on_success.callback(backend.close)
         if not backend.is_main:
             keep(RunDir(Path(backend.broadcast(None))), own=False)
-            return _train(case, backend, SilentRecord(), None)
-        return _as_main(case, backend, run)
+            return _train(planned, backend, Record(), None)
+        return _train_as_rank_0(planned, backend, run)
 
     status = run_main(main)
     if status in (0, Stopped.exit_code):
-        ended_well.close()  # not before rank 0 has saved
+        on_success.close()  # not before rank 0 has saved
     end_process(status)
 
 
-def _as_one_of_many(
-    order: Order, subject: Subject, known: Mapping[str, Any] | None
-) -> tuple[Case, Backend, RunDir | None]:
-    """What is decided where the processes of all machines have met; rank 0 gets the run to go on with."""
-    backend, hardware = meet(order.config, known=known)
-    check_one_directory(backend, order.runs)
-    order = replace(order, config=replace(order.config, num_devices=backend.world))
-    run = _interrupted(order) if backend.is_main else None
-    decided = plan_for(order, subject, hardware, run, of_many=True) if backend.is_main else None
+def _plan_after_rendezvous(
+    request: RunRequest, data: TrainingData, known: Mapping[str, Any] | None
+) -> tuple[PlannedRun, Backend, RunDir | None]:
+    """Plan with the processes of all nodes; returns the run to resume on rank 0."""
+    backend, hardware = join_rendezvous(request.config, known=known)
+    check_shared_directory(backend, request.runs)
+    request = replace(request, config=request.config.replace(num_devices=backend.world))
+    run = _interrupted(request) if backend.is_main else None
+    decided = plan_for(request, data, hardware, run, of_many=True) if backend.is_main else None
     plan = Plan.from_json(backend.broadcast(decided.to_json() if decided else None))
-    return Case(order=order, subject=subject, hardware=hardware, plan=plan), backend, run
+    return PlannedRun(request=request, data=data, hardware=hardware, plan=plan), backend, run
 
 
-def _as_main(case: Case, backend: Backend, interrupted: RunDir | None) -> int:
-    """Train as the rank that writes the run directory, and leave a true status in it."""
-    run = interrupted or create_run(case)
-    backend.broadcast(str(run.path))  # for the logs of other machines
+def _train_as_rank_0(planned: PlannedRun, backend: Backend, interrupted: RunDir | None) -> int:
+    """Train as the rank that writes the run directory, and record there how the run ended."""
+    run = interrupted or create_run(planned)
+    backend.broadcast(str(run.path))  # for the rank logs of other nodes
     keep(run, own=True)
     record = RunRecord(
         run,
         Console(run.log),
-        started=case.order.started,
-        keep_last=case.order.config.keep_last,
-        open_sinks=partial(open_sinks, case.order.config, run),
-        copier=copier_of(run, case.order.config),
+        started=planned.request.started,
+        keep_last=planned.request.config.checkpoints.keep_last,
+        open_sinks=partial(open_sinks, planned.request.config, run),
+        copier=copier_of(run, planned.request.config),
     )
     try:
-        record.say(f"{'Going on with' if interrupted else 'Run'} {run.path}")
+        record.log(f"{'Resuming' if interrupted else 'Run'} {run.path}")
         if interrupted is not None:
-            # On other devices, say: make resume is to go on with those.
-            asked = _asked(case)
-            if run.identity != identity(case.order.resolved.in_effect):
-                del asked["values"]  # an older tree named the run by the hash of those that are there
-            for name, content in (asked | _of_this_machine(case)).items():
+            # The configuration may have changed where that is allowed, such as the number of devices.
+            requested = _configuration_files(planned)
+            if run.identity != identity(planned.request.resolved.in_effect):
+                del requested["values"]  # the identity of an older version is the hash of the stored values
+            for name, content in (requested | _environment_files(planned)).items():
                 run.write(name, content)
             run.set_status("running", step=run.status().step)
-        return _train(case, backend, record, interrupted)
+        return _train(planned, backend, record, interrupted)
     except BaseException as error:
-        _tell_end(run, error)
-        if not isinstance(error, KeyboardInterrupt):  # that ends at once
-            record.broken_off()
+        _log_end(run, error)
+        if not isinstance(error, KeyboardInterrupt):  # it ends at once
+            record.copy_final_status()
         raise
     finally:
         record.close()
 
 
-def _tell_end(run: RunDir, error: BaseException) -> None:
-    """Leave in a run what ended it, unless it was done by then or its directory is gone."""
+def _log_end(run: RunDir, error: BaseException) -> None:
+    """Set the status of a run by the error that ended it, unless it is done or its directory is gone."""
     status = run.status()
     if status.state == "done" or not run.config.is_file():
         return
     if isinstance(error, Stopped):
         run.set_status("preempted", step=error.step, reason=str(error))
     elif isinstance(error, KeyboardInterrupt):
-        run.set_status("preempted", step=status.step, reason="interrupted outside the loop of training")
+        run.set_status("preempted", step=status.step, reason="interrupted outside the training loop")
     else:
         run.set_status("failed", step=status.step, reason=str(error) or type(error).__name__)
 
 
 @ended_once()
-def _train(case: Case, backend: Backend, record: Record, interrupted: RunDir | None) -> int:
-    config = case.order.config
+def _train(planned: PlannedRun, backend: Backend, record: Record, interrupted: RunDir | None) -> int:
+    config = planned.request.config
     try:
         job = make_job(
             config,
-            case.plan,
-            case.subject,
-            hardware=case.hardware,
+            planned.plan,
+            planned.data,
+            hardware=planned.hardware,
             backend=backend,
             record=record,
-            weights=initial_weights(config, case.order.root),
+            weights=initial_weights(config, planned.request.root),
             whole_run=True,
         )
         progress = _restore(job, interrupted)
         record.begin(progress.step, job.budget.total_steps)
-        with job.train_loader, job.eval_loader, told_memory(job, case.hardware):
+        with job.train_loader, job.eval_loader, report_memory(job, planned.hardware):
             result = loop.train(job, progress)
-        say_last_words(job, case.subject.dataset, root=case.order.root)
+        log_summary(job, planned.data.dataset, root=planned.request.root)
     except (RuntimeError, MemoryError) as error:
-        # The loop deals with training itself; here it is the set-up, an evaluation or a checkpoint.
-        if not is_out_of_memory(error):
-            raise
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        # The loop handles training steps; this is the set-up, an evaluation or a checkpoint.
+        reason = loop.reason_if_out_of_memory(error)
         raise ToolkitError("out of memory outside the training step", why=reason) from error
-    part = evaluation_part(config, case.subject.dataset)
+    part = evaluation_part(config, planned.data.dataset)
     record.finish(progress.step, seconds=progress.seconds, result=result, part=part)
     return 0
 
 
 def _restore(job: Job, interrupted: RunDir | None) -> Progress:
-    """Bring every rank to the newest sound checkpoint that rank 0 finds."""
+    """Load on every rank the latest valid checkpoint that rank 0 finds."""
     path = job.backend.broadcast(interrupted.checkpoints if interrupted is not None else None)
     if path is None:
         return Progress()
-    found = checkpoint.load(path, say=job.record.say) if job.backend.is_main else None
+    found = checkpoint.load(path, log=job.record.log) if job.backend.is_main else None
     # The other ranks read only after rank 0 has verified which checkpoint it is.
     step = job.backend.broadcast(found[0] if found is not None else None)
     if found is None and step is not None:
-        found = checkpoint.load(path, which=step, say=job.record.say)
+        found = checkpoint.load(path, which=step, log=job.record.log)
     progress = Progress() if found is None else loop.load_state_dict(job, found[1])
     if found is not None and job.carry is not None and found[1]["carry"] is None:
-        job.record.say(
-            "The checkpoint has no carry: every sample starts afresh, and the run is not the same to the bit"
+        job.record.log(
+            "The checkpoint has no carry: every sample starts anew, and the run is not bitwise reproducible"
         )
-    job.record.say(f"Starting after step {progress.step}")
+    job.record.log(f"Starting after step {progress.step}")
     return progress

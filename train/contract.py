@@ -1,4 +1,4 @@
-"""What a model must be for its kind of learning: asked before anything is planned or trained."""
+"""Checks that a model fits its task and its data, made before anything is planned or trained."""
 
 from __future__ import annotations
 
@@ -20,24 +20,24 @@ _SIMD_CHANNELS = 8  # of single precision in a register of AVX2
 def check_task(config: Config, spec: Spec) -> None:
     """Raise ConfigError where the model's TASK is not for such data, or lacks the options of its kind."""
     task = load_model(config.model).TASK
-    words, kinds = load_task(config.model).DATA
+    expected, kinds = load_task(config.model).DATA
     if not isinstance(spec, kinds):
         raise ConfigError(
-            f'models/{config.model}/model.py: TASK = "{task}" does not learn from {spec.name}',
-            why=f"it wants {words}",
+            f'models/{config.model}/model.py: TASK = "{task}" does not train on {spec.name}',
+            why=f"it needs {expected}",
             todo=f"set another TASK, or select another MODEL_DATA_ symbol in models/{config.model}/Kconfig",
         )
     check_options(config)
 
 
 def checked(model: nn.Module, name: str, spec: Spec) -> nn.Module:
-    """`model`, which is called `name`, with a look at all that its forward pass returns.
+    """Return `model`, called `name`, with a hook that checks what its forward pass returns.
 
-    Where that is not what is learned from, the forward pass raises ConfigError.
+    The forward pass raises ConfigError where the task cannot use that.
     """
     task = load_task(name)
 
-    def look(_: nn.Module, inputs: tuple[Tensor, ...], returned: Any) -> None:
+    def check(_: nn.Module, inputs: tuple[Tensor, ...], returned: Any) -> None:
         wrong = task.fault(returned, spec, rows=len(inputs[0]))
         if wrong:
             raise ConfigError(f"models/{name}/model.py: forward returns {_shape(returned)}, {wrong}")
@@ -47,7 +47,7 @@ def checked(model: nn.Module, name: str, spec: Spec) -> nn.Module:
                 why="there is nothing to train",
             )
 
-    model.register_forward_hook(look)
+    model.register_forward_hook(check)
     return model
 
 

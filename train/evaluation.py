@@ -7,7 +7,7 @@ from collections.abc import Generator, Iterator
 
 import torch
 
-from lib.distributed.fsdp import cut_again
+from lib.distributed.fsdp import reshard
 from lib.plan.types import SHARDS_WEIGHTS
 from train.job import Job
 from train.tasks.base import Sums, Totals
@@ -25,7 +25,7 @@ def evaluated_weights(job: Job) -> Iterator[None]:
         job.model.train()
         job.backend.mark_step()
         if job.plan.strategy in SHARDS_WEIGHTS:
-            cut_again(job.model)
+            reshard(job.model)
 
 
 def evaluate(job: Job) -> dict[str, float]:

@@ -58,7 +58,7 @@ def continue_tokens(
 
     forward: int64 (1, T) tokens on `device` -> (1, T, V) logits.
     """
-    assert prompt, "there is nothing to go on from"
+    assert prompt, "the prompt is empty"
     generator = torch.Generator().manual_seed(sampling.seed)
     tokens = list(prompt)
     for _ in range(sampling.tokens):
@@ -72,6 +72,6 @@ def _draw(logits_V: Tensor, sampling: Sampling, generator: torch.Generator) -> i
     if sampling.temperature == 0:
         return int(logits_V.argmax())
     count = min(sampling.top_k or len(logits_V), len(logits_V))
-    likeliest = logits_V.topk(count)
-    chances = (likeliest.values / sampling.temperature).softmax(dim=0)
-    return int(likeliest.indices[torch.multinomial(chances, 1, generator=generator)])
+    top = logits_V.topk(count)
+    probabilities = (top.values / sampling.temperature).softmax(dim=0)
+    return int(top.indices[torch.multinomial(probabilities, 1, generator=generator)])

@@ -55,4 +55,4 @@ class Progress:
     step: int = 0  # optimizer steps made
     seconds: float = 0.0  # training time, without evaluation and saving
     best: float = -math.inf  # best task.score of an evaluation so far
-    owes_evaluation: bool = False  # a signal interrupted the evaluation of this step
+    evaluation_pending: bool = False  # a signal interrupted the evaluation of this step

@@ -1,8 +1,8 @@
 """The training loop: accumulate, reduce, step, log, evaluate, save, stop.
 
-It is independent of the task (`train/tasks/base.py`), of devices (`lib/devices/backend.py`) and
-of files (`train/record.py`). Each optimizer step sees exactly `plan.effective_batch` samples,
-whatever the micro-batch and the number of ranks.
+It is independent of the task (`train/tasks/base.py`), of devices (`lib/devices/base.py`) and of files
+(`train/record.py`). Each optimizer step sees exactly `plan.effective_batch` samples, whatever the micro-batch
+and the number of ranks.
 """
 
 from __future__ import annotations
@@ -19,26 +19,29 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lib.devices.backend import is_out_of_memory
 from lib.distributed.fsdp import (
     clip_gradients,
-    in_parts,
+    gather_full,
     load_optimizer_state,
     local,
     optimizer_state,
-    part_like,
-    put_together,
+    shard_of,
+    to_local,
 )
 from lib.errors import CheckpointError, Diverged, OutOfMemory
 from lib.nn.batch_norm import commit_statistics, discard_statistics
 from lib.nn.dropout import key_samples
 from lib.optim.lr_schedule import learning_rate_factor
-from lib.plan.types import SHARDS_WEIGHTS
-from train.async_checkpoint import Saver
+from lib.plan import with_smaller_micro_batch
+from lib.plan.types import SHARDS_WEIGHTS, Plan
+from train.async_checkpoint import AsyncCheckpointer
 from train.evaluation import evaluate, evaluation_sums
 from train.job import Job, Progress
-from train.oom import reason_if_out_of_memory, smaller_plan
 from train.signals import Stopped, StopRequest
 from train.tasks.base import Sums, Totals
+
+_RENAMED = {"owes_evaluation": "evaluation_pending"}  # fields of Progress in older checkpoints
 
 
 def train(job: Job, progress: Progress) -> dict[str, float]:
@@ -51,9 +54,9 @@ def train(job: Job, progress: Progress) -> dict[str, float]:
     evaluation: dict[str, float] = {}
     mark, logged_at = time.perf_counter(), (progress.step, progress.seconds)
     last = job.budget.spent(step=progress.step, seconds=progress.seconds)
-    saver = Saver(job.record, aside=job.config.checkpoint_async)
-    with StopRequest(told=job.backend.world == 1) as stop, saver:
-        if progress.owes_evaluation:
+    saver = AsyncCheckpointer(job.record, asynchronous=job.config.checkpoints.checkpoint_async)
+    with StopRequest(announce=job.backend.world == 1) as stop, saver:
+        if progress.evaluation_pending:
             evaluation, better = assess(job, progress, stop, saver)
             if better:
                 _save(job, progress, saver, best=True)
@@ -112,13 +115,36 @@ def optimizer_step(job: Job, progress: Progress) -> list[Sums]:
         if job.carry is not None:
             job.carry.discard()
         job.backend.release_memory()
-        job.plan = smaller_plan(job, reason)
+        job.plan = _smaller_plan(job, reason)
     try:
         _update(job, progress, count=sum(part.count for part in parts))
     except (RuntimeError, MemoryError) as error:
         reason = reason_if_out_of_memory(error)
         raise OutOfMemory("out of memory while the weights were being updated", why=reason) from error
     return parts
+
+
+def reason_if_out_of_memory(error: Exception) -> str:
+    """Return the first line of an out-of-memory `error`; raise any other error again."""
+    if not is_out_of_memory(error):
+        raise error
+    return str(error).splitlines()[0] if str(error) else type(error).__name__
+
+
+def _smaller_plan(job: Job, reason: str) -> Plan:
+    """Return a plan with a smaller micro-batch. Raises OutOfMemory if none exists or retries are disabled."""
+    used, plan = job.plan.micro_batch, with_smaller_micro_batch(job.plan)
+    what = f"out of memory at micro-batch {used}"
+    if plan is None:
+        raise OutOfMemory(f"{what}, and there is no smaller one", why=reason)
+    todo = f"set CONFIG_HYPER_PARAM_MANUAL=y CONFIG_BATCH_SIZE={plan.micro_batch}"
+    if job.backend.world > 1:
+        # The other ranks wait in the backward pass and cannot be notified.
+        raise OutOfMemory(f"{what} on one of several devices", why=reason, todo=todo)
+    if not job.config.oom_retry:
+        raise OutOfMemory(what, why=reason, todo=todo)
+    job.record.replan(plan, f"{what}: continuing with {plan.micro_batch}")
+    return plan
 
 
 def _accumulate(job: Job, progress: Progress) -> Iterator[Sums]:
@@ -176,9 +202,9 @@ def _update(job: Job, progress: Progress, *, count: Tensor | int) -> None:
     factor = rate_factor(job, progress)
     for group in job.optimizer.param_groups:
         group["lr"] = factor * group["peak_lr"]
-    if job.config.grad_clip > 0:
+    if job.config.optim.grad_clip > 0:
         job.scaler.unscale_(job.optimizer)
-        clip_gradients(job.model, job.config.grad_clip)
+        clip_gradients(job.model, job.config.optim.grad_clip)
     job.scaler.step(job.optimizer)
     job.scaler.update()
     job.optimizer.zero_grad(set_to_none=True)
@@ -200,24 +226,26 @@ def rate_factor(job: Job, progress: Progress) -> float:
     middle, end = (
         job.budget.fraction(step=progress.step + part, seconds=progress.seconds) for part in (0.5, 1)
     )
-    at_end = config.warmup_start_ratio == 0 and end <= job.warmup_fraction
+    at_end = config.lr_schedule.warmup_start_ratio == 0 and end <= job.warmup_fraction
     return learning_rate_factor(
         end if at_end else middle,
-        schedule=config.schedule,
+        schedule=config.lr_schedule.schedule,
         warmup_fraction=job.warmup_fraction,
-        warmup_start=config.warmup_start_ratio,
-        min_ratio=config.lr_min_ratio,
-        step_fractions=[percent / 100 for percent in config.lr_step_pct_list or ()],
-        gamma=config.lr_step_gamma,
+        warmup_start=config.lr_schedule.warmup_start_ratio,
+        min_ratio=config.lr_schedule.lr_min_ratio,
+        step_fractions=[percent / 100 for percent in config.lr_schedule.lr_step_pct_list or ()],
+        gamma=config.lr_schedule.lr_step_gamma,
     )
 
 
-def assess(job: Job, progress: Progress, stop: StopRequest, saver: Saver) -> tuple[dict[str, float], bool]:
+def assess(
+    job: Job, progress: Progress, stop: StopRequest, saver: AsyncCheckpointer
+) -> tuple[dict[str, float], bool]:
     """Evaluate; return the result and whether it is the best so far.
 
     A signal interrupts it: the run saves, raises Stopped, and evaluates when it resumes.
     """
-    progress.owes_evaluation = True
+    progress.evaluation_pending = True
     totals = Totals()
     # With sharded weights every forward pass is collective, so no rank may stop alone.
     alone = job.plan.strategy not in SHARDS_WEIGHTS
@@ -228,13 +256,13 @@ def assess(job: Job, progress: Progress, stop: StopRequest, saver: Saver) -> tup
     if number:
         _save(job, progress, saver, best=False)
         raise Stopped(int(number), progress.step)
-    progress.owes_evaluation = False
+    progress.evaluation_pending = False
     evaluation = job.task.report(totals.means(job.backend))
     job.record.row("eval", step=progress.step, epoch=_epoch(job, progress.step), **evaluation)
     better = job.task.score(evaluation) > progress.best
     if better:
         progress.best = job.task.score(evaluation)
-    return evaluation, better and job.config.keep_best
+    return evaluation, better and job.config.checkpoints.keep_best
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,8 +282,9 @@ def _due(job: Job, step: int, *, last: bool, stopping: bool, unsaved: float) -> 
         evaluation = step % config.eval_interval_steps == 0
     else:
         evaluation = math.floor(_epoch(job, step)) > math.floor(_epoch(job, step - 1))
-    by_steps = config.checkpoint_interval_steps and step % config.checkpoint_interval_steps == 0
-    by_time = config.checkpoint_seconds and unsaved >= config.checkpoint_seconds
+    interval, seconds = config.checkpoints.checkpoint_interval_steps, config.checkpoints.checkpoint_seconds
+    by_steps = interval and step % interval == 0
+    by_time = seconds and unsaved >= seconds
     save = bool(last or stopping or by_steps or by_time)
     evaluation = evaluation or last
     log = save or evaluation or step % config.log_interval_steps == 0
@@ -300,27 +329,26 @@ def _check_finite(job: Job, row: Mapping[str, float], *, weights: bool) -> None:
         )
 
 
-def _save(job: Job, progress: Progress, saver: Saver, *, best: bool) -> None:
+def _save(job: Job, progress: Progress, saver: AsyncCheckpointer, *, best: bool) -> None:
     # On every rank, because each may hold a shard.
-    parts = job.backend.to_host(_state_in_parts(job, progress))
+    parts = job.backend.to_host(_local_state(job, progress))
     saver.save(progress.step, parts, job.backend.gatherer(job.plan.layout), best=best)
 
 
 def state_dict(job: Job, progress: Progress) -> dict[str, Any]:
     """Return the state to resume from bit for bit. Collective; only rank 0 gets the full state."""
-    state: dict[str, Any] = put_together(
-        _state_in_parts(job, progress), job.backend.gatherer(job.plan.layout)
-    )
+    state: dict[str, Any] = gather_full(_local_state(job, progress), job.backend.gatherer(job.plan.layout))
     return state
 
 
-def _state_in_parts(job: Job, progress: Progress) -> dict[str, Any]:
+def _local_state(job: Job, progress: Progress) -> dict[str, Any]:
+    saves_carry = job.config.checkpoints.checkpoint_carry
     return {
-        "model": in_parts(job.model.state_dict()),
+        "model": to_local(job.model.state_dict()),
         "optimizer": optimizer_state(job.optimizer),
         "scaler": job.scaler.state_dict(),
-        "ema": in_parts(job.ema.state_dict()) if job.ema is not None else None,
-        "carry": job.carry.gathered(job.backend) if job.carry and job.config.checkpoint_carry else None,
+        "ema": to_local(job.ema.state_dict()) if job.ema is not None else None,
+        "carry": job.carry.gathered(job.backend) if job.carry and saves_carry else None,
         "progress": dataclasses.asdict(progress),
     }
 
@@ -330,7 +358,7 @@ def load_state_dict(job: Job, state: Mapping[str, Any]) -> Progress:
     try:
         own = job.model.state_dict()
         job.model.load_state_dict(
-            {name: part_like(value, own.get(name, value)) for name, value in state["model"].items()}
+            {name: shard_of(value, own.get(name, value)) for name, value in state["model"].items()}
         )
         load_optimizer_state(job.optimizer, state["optimizer"])
         if job.scaler.is_enabled() and state["scaler"]:  # empty if saved in another precision
@@ -340,7 +368,7 @@ def load_state_dict(job: Job, state: Mapping[str, Any]) -> Progress:
         if job.carry is not None:
             share = job.plan.effective_batch // job.plan.world
             job.carry.load(state["carry"], job.backend, share=share)
-        return Progress(**state["progress"])
+        return Progress(**{_RENAMED.get(name, name): value for name, value in state["progress"].items()})
     except (RuntimeError, ValueError, KeyError, TypeError, AttributeError) as error:
         reason = " ".join(str(error).split())
         raise CheckpointError("the checkpoint does not fit the model of this version", why=reason) from error

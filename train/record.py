@@ -1,10 +1,10 @@
-"""Records of a run: rank 0 writes files and prints, the other ranks are silent."""
+"""Records of a run: rank 0 writes files and prints, the other ranks do neither."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from lib.errors import ToolkitError
 from lib.plan.types import Plan
@@ -12,19 +12,19 @@ from lib.runs import checkpoint, metrics
 from lib.runs.console import Console
 from lib.runs.directory import RunDir
 from lib.runs.metrics import MetricsWriter, Scalar
-from lib.runs.sinks.base import Sink, Sinks
+from lib.runs.sinks import Sink, Sinks
 from lib.runs.storage import StorageError
 from train.signals import StopRequest
 from train.upload import Copier
 
 
-class Record(Protocol):
-    """Interface through which the training loop reports."""
+class Record:
+    """Interface through which the training loop reports. The base class, for ranks but 0, does nothing."""
 
     def begin(self, step: int, total_steps: int | None) -> None:
         """Start at `step`: drop rows of later steps."""
 
-    def say(self, text: str) -> None:
+    def log(self, text: str) -> None:
         """Print a message to the user."""
 
     def row(self, kind: str, **values: Scalar) -> None:
@@ -46,35 +46,7 @@ class Record(Protocol):
         """Finish the run: `result` is its last evaluation, on the part that `part` names."""
 
 
-class SilentRecord:
-    """Record of a rank that neither prints nor writes."""
-
-    def begin(self, step: int, total_steps: int | None) -> None:
-        """Do nothing."""
-
-    def say(self, text: str) -> None:
-        """Do nothing."""
-
-    def row(self, kind: str, **values: Scalar) -> None:
-        """Do nothing."""
-
-    def progress(self, step: int, fraction: float) -> None:
-        """Do nothing."""
-
-    def flush(self) -> None:
-        """Do nothing."""
-
-    def save(self, step: int, state: Mapping[str, Any], *, best: bool) -> None:
-        """Do nothing."""
-
-    def replan(self, plan: Plan, why: str) -> None:
-        """Do nothing."""
-
-    def finish(self, step: int, *, seconds: float, result: Mapping[str, float], part: str) -> None:
-        """Do nothing."""
-
-
-class RunRecord:
+class RunRecord(Record):
     """Record of rank 0: a run directory and the terminal."""
 
     def __init__(
@@ -108,9 +80,9 @@ class RunRecord:
         self._sinks.catch_up()
         self.console.start(total_steps, description=self.run.model)
 
-    def say(self, text: str) -> None:
+    def log(self, text: str) -> None:
         """Print and log a message."""
-        self.console.say(text)
+        self.console.log(text)
 
     def row(self, kind: str, **values: Scalar) -> None:
         """Write a row; an evaluation is also flushed and printed."""
@@ -122,14 +94,14 @@ class RunRecord:
             self._rate = numbers["samples_per_second"]
             return
         self.flush()
-        self.say(f"step {numbers['step']:.0f}, epoch {numbers['epoch']:.2f}: {told(numbers)}")
+        self.log(f"step {numbers['step']:.0f}, epoch {numbers['epoch']:.2f}: {format_evaluation(numbers)}")
 
     def progress(self, step: int, fraction: float) -> None:
         """Update the progress line, and print news of copies to storage."""
         if self._first_step is None:
             self._first_step = step
-            self.say(f"First optimizer step {time.monotonic() - self._started:.1f} s after the start")
-        self._tell_copies()
+            self.log(f"First optimizer step {time.monotonic() - self._started:.1f} s after the start")
+        self._log_copies()
         self.console.update(step, values=self._shown, fraction=fraction, samples_per_second=self._rate)
 
     def flush(self) -> None:
@@ -149,7 +121,7 @@ class RunRecord:
 
     def replan(self, plan: Plan, why: str) -> None:
         """Print the reason and store the plan."""
-        self.say(why)
+        self.log(why)
         self.run.write("plan", plan.to_json())
 
     def finish(self, step: int, *, seconds: float, result: Mapping[str, float], part: str) -> None:
@@ -158,7 +130,7 @@ class RunRecord:
         self.run.set_status("done", step=step, **facts)  # first, before "Done" is printed
         self._done = True
         self.console.stop()
-        self.say(f"Done: {told(result)} ({part}), {seconds:.1f} s of training")
+        self.log(f"Done: {format_evaluation(result)} ({part}), {seconds:.1f} s of training")
         if self._copier is not None:
             with StopRequest():  # the first signal does not interrupt it
                 failure = self._last_copy(self._copier)
@@ -168,28 +140,28 @@ class RunRecord:
                     why=failure,
                     todo=f"the run is done, and whole in {self.run.path}: copy it by hand",
                 )
-            self.say(f"Copied to {self._copier.url}")
-        self.say(f"Run: {self.run.path}")
+            self.log(f"Copied to {self._copier.url}")
+        self.log(f"Run: {self.run.path}")
 
-    def broken_off(self) -> None:
+    def copy_final_status(self) -> None:
         """Wait until storage has the final status of a run that ended early."""
         if self._copier is None or self._done or not self.run.config.is_file():
             return
         if failure := self._last_copy(self._copier):
-            self.say(f"The newest checkpoint is not in {self._copier.url}: {failure}")
+            self.log(f"The newest checkpoint is not in {self._copier.url}: {failure}")
 
     def _last_copy(self, copier: Copier) -> str:
         """Copy the run's current state and wait; return why that failed, or ""."""
         copier.begin()
-        failure = copier.wait(self.say)
+        failure = copier.wait(self.log)
         if not failure:  # the caller reports it
-            self._tell_copies()
+            self._log_copies()
         return failure
 
-    def _tell_copies(self) -> None:
+    def _log_copies(self) -> None:
         if self._copier is not None:
             for line in self._copier.news():
-                self.say(line)
+                self.log(line)
 
     def close(self) -> None:
         """End the progress line, and close metrics and sinks."""
@@ -202,7 +174,7 @@ class RunRecord:
                 self._sinks.close(done=self._done)
 
 
-def told(result: Mapping[str, float]) -> str:
+def format_evaluation(result: Mapping[str, float]) -> str:
     """Format an evaluation without its step; what it counts comes first (`Task.report`)."""
     numbers = {name: value for name, value in result.items() if name not in ("step", "epoch")}
     unit, *names = numbers

@@ -44,11 +44,11 @@ class StopRequest:
     A SIGTERM after it is ignored: schedulers send it to every process of a job, to some twice, and
     send SIGKILL to those that do not end.
 
-    told: print to standard error that the first signal was received, because a step may be long.
+    announce: print to standard error that the first signal was received, because a step may be long.
     """
 
-    def __init__(self, *, told: bool = False) -> None:
-        self._told = told
+    def __init__(self, *, announce: bool = False) -> None:
+        self._announce = announce
         self.signal = 0  # number of the signal received, 0 = none
         self._previous: dict[signal.Signals, signal._HANDLER] = {}
 
@@ -64,9 +64,9 @@ class StopRequest:
         if self.signal:
             return
         self.signal = number
-        if self._told:  # a stream may be in the middle of a write, a file descriptor cannot
+        if self._announce:  # a stream may be in the middle of a write, a file descriptor cannot
             with contextlib.suppress(OSError):
-                os.write(2, b"\nstopping after this step; SIGINT ends at once\n")
+                os.write(2, b"\nstopping after this step; SIGINT now ends at once\n")
         signal.signal(signal.SIGINT, self._previous.pop(signal.SIGINT))
 
     def _restore(self) -> None:
@@ -81,7 +81,7 @@ class Stopped(Suspended):
     def __init__(self, number: int, step: int) -> None:
         self.step = step
         name = signal.Signals(number).name
-        super().__init__(f"stopped by {name} after step {step}", todo="make resume goes on from there")
+        super().__init__(f"stopped by {name} after step {step}", todo="make resume continues from there")
 
 
 @contextmanager

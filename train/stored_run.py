@@ -25,9 +25,9 @@ from train import evaluation, loop
 from train.build import make_job
 from train.generate import Sampling, continued_text
 from train.job import Job
-from train.record import SilentRecord, told
-from train.tasks.lm.task import told_floors
-from train.training_data import Subject, cache_of, evaluation_part, open_subject
+from train.record import Record, format_evaluation
+from train.tasks.opening import baseline_of
+from train.training_data import TrainingData, cache_of, evaluation_part, open_training_data
 
 T = TypeVar("T")
 
@@ -39,7 +39,7 @@ class Restored:
     """A run restored from its checkpoint, in one process."""
 
     run: RunDir
-    subject: Subject
+    data: TrainingData
     job: Job
     step: int
 
@@ -50,19 +50,19 @@ def evaluate(name: str, *, root: Path, runs: Path, best: bool) -> int:
     job = restored.job
     with job.train_loader, job.eval_loader:
         result = evaluation.evaluate(job)
-    dataset = restored.subject.dataset
+    dataset = restored.data.dataset
     part = evaluation_part(job.config, dataset)
-    print(f"{restored.run.path}, step {restored.step}: {told(result)} ({part})")
-    floors = told_floors(dataset, cache_dir=cache_of(root), say=say)
-    if floors is not None:
-        print(floors)
+    print(f"{restored.run.path}, step {restored.step}: {format_evaluation(result)} ({part})")
+    baseline = baseline_of(job.config.model, dataset, cache_dir=cache_of(root), log=log)
+    if baseline is not None:
+        print(baseline)
     return 0
 
 
 def sample(name: str, *, root: Path, runs: Path, best: bool, prompt: str, sampling: Sampling) -> int:
     """Print `prompt` and its continuation by the language model of run `name`."""
     restored = _restore(name, root=root, runs=runs, best=best)
-    dataset = restored.subject.dataset
+    dataset = restored.data.dataset
     if not isinstance(dataset.spec, TextSpec):
         raise ConfigError(f"{restored.run.path} is no language model", todo="name one with RUN=")
     if dataset.tokenizer is None:
@@ -71,7 +71,7 @@ def sample(name: str, *, root: Path, runs: Path, best: bool, prompt: str, sampli
         )
     tokens = dataset.tokenizer.encode(prompt)
     if not tokens:
-        raise ConfigError("there is nothing to go on from", todo="give some text as PROMPT=")
+        raise ConfigError("the prompt is empty", todo="give some text as PROMPT=")
     with restored.job.train_loader, restored.job.eval_loader:
         print(continued_text(restored.job, dataset.tokenizer, tokens, sampling=sampling))
     return 0
@@ -121,7 +121,7 @@ def stored_configuration(run: RunDir, root: Path) -> kconf.Resolved:
             todo=f"{restore}accept it as it is: {accept}",
         )
     for notice in resolved.notices:
-        say(notice)
+        log(notice)
     return resolved
 
 
@@ -166,19 +166,19 @@ def stored(run: RunDir, name: str, read: Callable[[Mapping[str, Any]], T]) -> T:
 def _restore(name: str, *, root: Path, runs: Path, best: bool) -> Restored:
     """Restore run `name`. Raises ToolkitError if it has no such checkpoint."""
     run = resolve_run(runs, name)
-    asked = config_from_values(stored_configuration(run, root).values)
-    hardware = probe(asked.device)
+    requested = config_from_values(stored_configuration(run, root).values)
+    hardware = probe(requested.device)
     trained = stored(run, "plan", Plan.from_json)
-    config = for_one_process(asked, trained, devices=len(hardware.devices))
-    found = checkpoint.load(run.checkpoints, which="best" if best else "latest", say=say)
+    config = for_one_process(requested, trained, devices=len(hardware.devices))
+    found = checkpoint.load(run.checkpoints, which="best" if best else "latest", log=log)
     if found is None:
         raise ToolkitError(f"{run.path} has no {'best ' if best else ''}checkpoint")
-    subject = open_subject(config, root=root, say=say)
-    plan = decide(config, hardware, dataclasses.replace(subject.facts, train_size=None))
+    data = open_training_data(config, root=root, log=log)
+    plan = decide(config, hardware, dataclasses.replace(data.facts, train_size=None))
     backend = open_backend(plan.device, world=1, devices=plan.layout.devices_per_process)
-    job = make_job(config, plan, subject, hardware=hardware, backend=backend, record=SilentRecord())
+    job = make_job(config, plan, data, hardware=hardware, backend=backend, record=Record())
     state = {**found[1], "carry": None}  # evaluation starts every sample afresh
-    return Restored(run, subject, job, loop.load_state_dict(job, state).step)
+    return Restored(run, data, job, loop.load_state_dict(job, state).step)
 
 
 def for_one_process(config: Config, trained: Plan, *, devices: int) -> Config:
@@ -189,8 +189,7 @@ def for_one_process(config: Config, trained: Plan, *, devices: int) -> Config:
     """
     # Two frozen models on a device each may be too large for one device.
     splits = trained.strategy == "split" and devices > 1
-    return dataclasses.replace(
-        config,
+    return config.replace(
         num_devices=2 if splits else 1,
         dist_strategy="split" if splits else "auto",
         hyper_param="manual",
@@ -202,6 +201,6 @@ def for_one_process(config: Config, trained: Plan, *, devices: int) -> Config:
     )
 
 
-def say(text: str) -> None:
+def log(text: str) -> None:
     """Print a line and flush it."""
     print(text, flush=True)

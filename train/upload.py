@@ -16,34 +16,34 @@ from lib.runs.identity import trains
 from lib.runs.remote import RemoteRun, contents, unfinished
 from lib.runs.storage import Storage, StorageError, open_storage
 
-Say = Callable[[str], object]
+Log = Callable[[str], object]
 
-_PATIENCE_SECONDS = 2.0  # before a wait is reported
+_REPORT_AFTER_SECONDS = 2.0  # before a wait is reported
 
 
 def check_storage(config: Config) -> None:
     """Check that the requested storage can be written, read and cleaned up. Raises ConfigError."""
-    if not config.checkpoint_url:
+    if not config.checkpoints.checkpoint_url:
         return
     try:
         _storage(config).check()
     except StorageError as error:
-        asked = f'CONFIG_CHECKPOINT_URL="{config.checkpoint_url}" cannot be used'
-        raise ConfigError(asked, why=str(error)) from error
+        requested = f'CONFIG_CHECKPOINT_URL="{config.checkpoints.checkpoint_url}" cannot be used'
+        raise ConfigError(requested, why=str(error)) from error
 
 
-def interrupted(config: Config, resolved: Resolved, *, runs: Path, say: Say) -> RunDir | None:
+def interrupted(config: Config, resolved: Resolved, *, runs: Path, log: Log) -> RunDir | None:
     """Return the run of this configuration to resume, locked: on disk, or from storage if that is further.
 
     Raises ToolkitError if the storage fails or has damaged checkpoints only.
     """
     run = RunDir.find_interrupted(
-        runs, model=config.model, is_same=lambda known: trains(known, resolved), say=say
+        runs, model=config.model, is_same=lambda known: trains(known, resolved), log=log
     )
-    if not config.checkpoint_url:
+    if not config.checkpoints.checkpoint_url:
         return run
     if run is not None:
-        catch_up(run, config, say=say)
+        catch_up(run, config, log=log)
     reached = max(checkpoint.steps(run.checkpoints), default=0) if run is not None else 0
     here = runs / config.model
     # Local runs are handled above, or are in use or done.
@@ -53,16 +53,16 @@ def interrupted(config: Config, resolved: Resolved, *, runs: Path, say: Say) -> 
         return run
     if run is not None:
         run.release()
-    return further[-1].adopt(here, say=say)
+    return further[-1].adopt(here, log=log)
 
 
-def catch_up(run: RunDir, config: Config, *, say: Say) -> RunDir:
+def catch_up(run: RunDir, config: Config, *, log: Log) -> RunDir:
     """Fetch the checkpoint of a run, if the copy on storage is further or the only one. Returns the run.
 
     Raises ToolkitError if the storage fails.
     """
-    if config.checkpoint_url:
-        _remote(run, config).fetch(run, say=say)
+    if config.checkpoints.checkpoint_url:
+        _remote(run, config).fetch(run, log=log)
     return run
 
 
@@ -73,8 +73,8 @@ class Copier:
     """
 
     def __init__(self, run: RunDir, config: Config) -> None:
-        self.url = f"{config.checkpoint_url.rstrip('/')}/{run.model}/{run.name}"
-        self._run, self._remote, self._keep_last = run, _remote(run, config), config.keep_last
+        self.url = f"{config.checkpoints.checkpoint_url.rstrip('/')}/{run.model}/{run.name}"
+        self._run, self._remote, self._keep_last = run, _remote(run, config), config.checkpoints.keep_last
         self._lock = threading.Lock()
         self._wanted: Mapping[str, bytes] | None = None
         self._thread: threading.Thread | None = None
@@ -96,14 +96,14 @@ class Copier:
         """Return messages for the user since the last call."""
         return [self._news.popleft() for _ in range(len(self._news))]
 
-    def wait(self, say: Say) -> str:
+    def wait(self, log: Log) -> str:
         """Wait until no copy is running; return why the copy is incomplete, "" if it is complete."""
         if (thread := self._thread) is not None:
-            thread.join(_PATIENCE_SECONDS)
+            thread.join(_REPORT_AFTER_SECONDS)
             if thread.is_alive():
-                say(f"Waiting for the copy to {self.url}")
+                log(f"Waiting for the copy to {self.url}")
                 thread.join()
-        return "" if self._copied else self._failure or "the copy was broken off"
+        return "" if self._copied else self._failure or "the copy was interrupted"
 
     def _work(self) -> None:
         try:
@@ -142,11 +142,11 @@ class Copier:
 
 def copier_of(run: RunDir, config: Config) -> Copier | None:
     """Return the copier of `run`, or None if copies are not requested."""
-    return Copier(run, config) if config.checkpoint_url else None
+    return Copier(run, config) if config.checkpoints.checkpoint_url else None
 
 
 def _storage(config: Config) -> Storage:
-    return open_storage(config.checkpoint_url, asked="CONFIG_CHECKPOINT_URL")
+    return open_storage(config.checkpoints.checkpoint_url, requested="CONFIG_CHECKPOINT_URL")
 
 
 def _of_model(config: Config) -> Storage:

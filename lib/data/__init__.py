@@ -3,10 +3,9 @@
 Nothing here knows models, tasks or plans. Imported by models, train and scripts.
 """
 
-from lib.data.datasets.files import Place
-from lib.data.datasets.opening import open_dataset, outline
-from lib.data.datasets.question_answering.spec import AnswerSpec
-from lib.data.loader import Batch, Delivery, EvalLoader, TrainLoader, choose_placement
+from lib.data.datasets.files import DataLocation
+from lib.data.datasets.opening import describe_dataset, open_dataset
+from lib.data.loader import Batch, EvalLoader, LoaderConfig, TrainLoader, choose_placement
 from lib.data.sampler import epoch_order, sample_stream
 from lib.data.subset import restrict, subset
 from lib.data.types import (
@@ -14,7 +13,6 @@ from lib.data.types import (
     Dataset,
     ImageSpec,
     Part,
-    PuzzleSpec,
     Spec,
     TextClassSpec,
     TextSpec,
@@ -22,25 +20,23 @@ from lib.data.types import (
 )
 
 __all__ = [
-    "AnswerSpec",
     "ArrayPart",
     "Batch",
+    "DataLocation",
     "Dataset",
-    "Delivery",
     "EvalLoader",
     "ImageSpec",
+    "LoaderConfig",
     "Part",
-    "Place",
-    "PuzzleSpec",
     "Spec",
     "TextClassSpec",
     "TextSpec",
     "TokenPart",
     "TrainLoader",
     "choose_placement",
+    "describe_dataset",
     "epoch_order",
     "open_dataset",
-    "outline",
     "restrict",
     "sample_stream",
     "subset",

@@ -1,22 +1,36 @@
-"""Random change of training samples, a pure function of (seed, epoch, index) for each sample.
+"""Augmentation as a pure, vectorized function of (seed, epoch, index) of each sample.
 
-No per-sample loop and no generator with a state: whatever batch, worker, rank or device an
-sample is in, it comes out the same, bit for bit.
+A sample is augmented identically in every batch, worker, rank and device.
 """
 
 from __future__ import annotations
 
-from typing import Literal, TypeAlias
+from collections.abc import Sequence
+from typing import Literal, Protocol, TypeAlias, runtime_checkable
 
+import numpy as np
 import torch
 from torch.nn import functional
 
+from lib.data.types import ArrayPart
 from lib.memory.simulation import simulated
 from lib.rng import Words, key, mix
 
 Kind: TypeAlias = Literal["none", "shift", "crop_flip", "symmetries"]
 
-# Fields of the hash of a sample that its random numbers are cut from.
+
+@runtime_checkable
+class HasSymmetries(Protocol):
+    """A spec whose samples have symmetries, such as puzzles."""
+
+    def transformed(
+        self, inputs_NL: torch.Tensor, targets_NL: torch.Tensor, hashes_N: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Apply the symmetry that each hash (N,) selects to inputs and targets."""
+        ...
+
+
+# Bit fields of a sample's hash that serve as its random numbers.
 _FIELD_BITS = 20
 _FIELD_MASK = (1 << _FIELD_BITS) - 1
 
@@ -24,13 +38,11 @@ _FIELD_MASK = (1 << _FIELD_BITS) - 1
 def draw(
     epochs_N: Words, indices_N: Words, *, kind: Kind, pad: int, seed: int, fixed: int = 0
 ) -> tuple[Words, ...]:
-    """What happens to each sample: the row and column to cut at, in [0, 2 pad], and 1 to mirror, else 0;
-    of "symmetries" one hash, from which `lib.data.datasets.sudoku.symmetry` takes all that it needs.
+    """Draw row and column of the crop, in [0, 2 pad], and 1 to mirror, else 0; for "symmetries" a hash.
 
-    fixed: symmetries there are of each sample, the same in every epoch; 0 for a new one each. There is then a
-    second number: 0 for the sample as it is, which is as likely as each of its symmetries.
-
-    Takes and gives int64 arrays of NumPy or tensors of torch, with equal numbers.
+    fixed: number of symmetries of each sample, the same in every epoch; 0 for a new one each. With it a
+    second number is drawn, which is 0 for the unchanged sample, as likely as each of its symmetries. Works
+    on int64 NumPy arrays and torch tensors, with equal results.
     """
     assert kind != "none" and pad >= 0
     hashes = mix(mix(indices_N ^ mix(epochs_N ^ key("augment", seed))))
@@ -49,23 +61,59 @@ def draw(
 def apply(
     images_NCHW: torch.Tensor, draws: tuple[torch.Tensor, torch.Tensor, torch.Tensor], *, kind: Kind, pad: int
 ) -> torch.Tensor:
-    """Shift uint8 images by up to `pad` pixels (zeros come in) and mirror some, as `draw` drew.
+    """Shift uint8 images by up to `pad` pixels (padded with zeros) and mirror some.
 
-    draws: int64 tensors (N,) on the device of the images. Returns uint8 (N, C, H, W).
+    draws: from `draw`, int64 tensors (N,) on the device of the images. Returns uint8 (N, C, H, W).
     """
     row, column, mirror = draws
     count, _, height, width = images_NCHW.shape
     padded = functional.pad(images_NCHW, (pad, pad, pad, pad))
-    # Every window of every image as a view (N, row, column, C, H, W): cutting is then one gather.
+    # All crops of every image as a view (N, row, column, C, H, W): cropping is one gather.
     windows = padded.unfold(2, height, 1).unfold(3, width, 1).permute(0, 2, 3, 1, 4, 5)
     sample = torch.arange(count, device=images_NCHW.device)
     if images_NCHW.device.type == "cpu" and not simulated():
-        # The same gather on the same memory: NumPy copies a row of pixels at once, torch a byte.
-        cut = torch.from_numpy(windows.numpy()[sample.numpy(), row.numpy(), column.numpy()])
+        # The same gather in NumPy, which copies a row of pixels at a time, torch a byte.
+        cropped = torch.from_numpy(windows.numpy()[sample.numpy(), row.numpy(), column.numpy()])
     else:
-        cut = windows[sample, row, column]
+        cropped = windows[sample, row, column]
     if kind == "crop_flip":
-        # Choosing by a mask of all bits or none is faster than torch.where on bytes.
+        # Selecting by a bit mask is faster than torch.where on bytes.
         mask = mirror.neg().to(torch.uint8)[:, None, None, None]
-        cut = cut ^ ((cut ^ cut.flip(3)) & mask)
-    return cut
+        cropped = cropped ^ ((cropped ^ cropped.flip(3)) & mask)
+    return cropped
+
+
+def apply_symmetry(
+    inputs_NL: torch.Tensor, targets_NL: torch.Tensor, draws: Sequence[torch.Tensor], *, spec: HasSymmetries
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Apply the symmetries that `draw` drew; samples whose second number is 0 stay."""
+    inputs, targets = spec.transformed(inputs_NL, targets_NL, draws[0])
+    if len(draws) == 1:
+        return inputs, targets
+    same_N1 = draws[1][:, None] == 0
+    return torch.where(same_N1, inputs_NL, inputs), torch.where(same_N1, targets_NL, targets)
+
+
+_CHUNK = 8192  # samples
+
+
+def augmented_bytes(part: ArrayPart, *, epochs: int) -> int:
+    """Return the host memory that `augment_ahead` needs."""
+    return 2 * part.byte_size * epochs
+
+
+def augment_ahead(
+    part: ArrayPart, *, spec: HasSymmetries, seed: int, epochs: int, fixed: int = 0
+) -> ArrayPart:
+    """Augment every sample of `part` for epochs 0, 1, ...: sample i of epoch e is at e * size + i."""
+    inputs_NL, targets_NL = map(torch.from_numpy, part.take())
+    size, end = part.size, part.size * epochs
+    results = tuple(np.empty((end, inputs_NL.shape[1]), np.uint8) for _ in range(2))
+    for start in range(0, end, _CHUNK):
+        places = torch.arange(start, min(start + _CHUNK, end))
+        epochs_N, indices_N = places // size, places % size
+        draws = draw(epochs_N, indices_N, kind="symmetries", pad=0, seed=seed, fixed=fixed)
+        boards = apply_symmetry(inputs_NL[indices_N], targets_NL[indices_N], draws, spec=spec)
+        for whole, board_NL in zip(results, boards, strict=True):
+            whole[start : start + len(places)] = board_NL.numpy()
+    return ArrayPart(inputs=results[0], targets=results[1])

@@ -1,4 +1,4 @@
-"""Folders of files that are made once. Several processes may ask for the same one at a time."""
+"""Cached folders: filled once, verified, and safe to request from several processes at a time."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from lib.atomic import naming
-from lib.errors import ToolkitError, os_error
+from lib.errors import os_error
 
 _MANIFEST = "manifest.json"
-_VERIFIED_BYTES = 2**30  # what is beyond is trusted by its size: reading it would delay every start
+_VERIFIED_BYTES = 2**30  # beyond it only sizes are checked: hashing would delay every start
 
 
 def cached_folder(
@@ -22,13 +22,13 @@ def cached_folder(
     *,
     identity: str,
     fill: Callable[[Path], None],
-    say: Callable[[str], None],
+    log: Callable[[str], None],
 ) -> Path:
-    """`folder`, filled by `fill` (which gets the path of an empty folder) unless it already is.
+    """Return `folder`, filled by `fill`, which gets the path of an empty folder.
 
-    identity: all that the content follows from. A folder made from anything else, or with a file
-    that is not as it was written, is made again, and `say` is told why. Until the new one is complete
-    nobody sees it; one process makes it while others wait. Raises ToolkitError where it cannot be written.
+    identity: everything that the content depends on. A folder of another identity, or with a changed file, is
+    filled again, with the reason in `log`. It appears atomically; one process fills it while others wait.
+    Raises ToolkitError if it cannot be written.
     """
     if _fault(folder, identity) is None:
         return folder
@@ -38,22 +38,23 @@ def cached_folder(
             fault = _fault(folder, identity)  # another process may just have made it
             if fault is not None:
                 if fault:
-                    say(f"{folder}: {fault}; making it again")
+                    log(f"{folder}: {fault}; making it again")
                 _make(folder, identity, fill)
-    except BrokenPipeError:  # of `say`: nobody reads standard output
+    except BrokenPipeError:  # from `log`: standard output is closed
         raise
     except OSError as error:
-        raise _write_error(error) from error
+        todo = "free space or give write permission there"
+        raise os_error("write the data cache", error, todo=todo) from error
     return folder
 
 
 def fingerprint(*parts: object) -> str:
-    """SHA-256, in hexadecimal, of the text of `parts`."""
+    """Return the hexadecimal SHA-256 of the text of `parts`."""
     return hashlib.sha256("\n".join(map(str, parts)).encode()).hexdigest()
 
 
 def _fault(folder: Path, identity: str) -> str | None:
-    """None if the folder is as it should be, "" if there is none, else what is wrong with it."""
+    """Return None if the folder is valid, "" if there is none, else its fault."""
     if not folder.exists():
         return ""
     try:
@@ -64,7 +65,7 @@ def _fault(folder: Path, identity: str) -> str | None:
         for name, (size_bytes, digest) in sorted(manifest["files"].items(), key=lambda file: file[1]):
             if (folder / name).stat().st_size != size_bytes:
                 return f"{name} has another size than was written"
-            read_bytes += size_bytes  # small files first, of which most are read
+            read_bytes += size_bytes  # small files first, so that most files are read
             if read_bytes <= _VERIFIED_BYTES and _digest(folder / name) != digest:
                 return f"{name} has another content than was written"
     except FileNotFoundError as error:
@@ -80,7 +81,7 @@ def _digest(file: Path) -> str:
 
 
 def _make(folder: Path, identity: str, fill: Callable[[Path], None]) -> None:
-    """Fill a folder beside `folder` and rename it. Holding the lock, so leftovers of killed processes go."""
+    """Fill a folder beside `folder` and rename it. Under the lock, so leftovers can be removed."""
     new = folder.with_name(f".{folder.name}.new")
     for leftover in (new, folder):
         if leftover.is_dir():
@@ -101,16 +102,12 @@ def _make(folder: Path, identity: str, fill: Callable[[Path], None]) -> None:
             (new / _MANIFEST).write_text(json.dumps(manifest, indent=1) + "\n")
         new.rename(folder)
     finally:
-        shutil.rmtree(new, ignore_errors=True)  # there only if something failed
+        shutil.rmtree(new, ignore_errors=True)  # exists only after a failure
 
 
 @contextmanager
 def exclusive(path: Path) -> Iterator[None]:
-    """Hold the lock of `path`, a file beside it, once no other process does. It falls with its holder."""
+    """Hold the lock file of `path`, released at the latest when the process ends."""
     with path.with_name(f".{path.name}.lock").open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
-
-
-def _write_error(error: OSError) -> ToolkitError:
-    return os_error("write the data cache", error, todo="free space or give write permission there")

@@ -1,8 +1,7 @@
-"""From parts of a data set to batches on the device.
+"""Loaders: from parts of a data set to batches on the device.
 
-Both loaders ask a store for rows, and change and normalise images on the device. A
-resident store holds the whole part on the device; a stream reads ahead in background threads.
-Which of the two it is changes no bit of a batch.
+A loader reads rows from a store, resident on the device or streamed by background threads, and augments and
+normalises images on the device. The placement does not change any bit of a batch.
 """
 
 from __future__ import annotations
@@ -16,31 +15,28 @@ from typing import Literal, NamedTuple, Self, TypeAlias
 import numpy as np
 import torch
 
-from lib.data.augment import Kind, apply, draw
-from lib.data.datasets.sudoku.symmetry import changed
-from lib.data.precompute import changed_ahead
+from lib.data.augment import HasSymmetries, Kind, apply, apply_symmetry, augment_ahead, draw
 from lib.data.sampler import sample_stream, window_shifts
 from lib.data.store import Placement, Request, Store, open_store
-from lib.data.types import ArrayPart, ImageSpec, Indices, Part, PuzzleSpec, Spec
+from lib.data.types import ArrayPart, ImageSpec, Indices, Part, Spec
 from lib.errors import ConfigError
 
-AskedPlacement: TypeAlias = Literal["auto", "resident", "stream"]
+RequestedPlacement: TypeAlias = Literal["auto", "resident", "stream"]
 
-# A set that takes more than this share of the free memory is streamed.
+# Data that take more than this share of the free memory are streamed.
 RESIDENT_SHARE = 0.25
 
-# Order and augmentation are drawn for about this many samples at once: the fixed cost of
-# some thirty array operations would otherwise show in small batches.
+# Order and augmentation are drawn for about this many samples at once, to amortize small array operations.
 _POSITIONS_AT_ONCE = 8192
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Samples on the device.
+    """Batch on the device.
 
-    inputs:  images (N, C, H, W), normalised; or tokens, int64 (N, T).
-    targets: int64, labels (N,), or tokens (N, T) that follow or solve, where IGNORED counts nothing.
-    weights: float32 (N,), 1 for a sample and 0 for padding; None where every row counts.
+    inputs:  normalised images (N, C, H, W), or int64 tokens (N, T).
+    targets: int64 labels (N,), or tokens (N, T) with IGNORED.
+    weights: float32 (N,), 1 for a sample and 0 for padding; None: all 1.
     """
 
     inputs: torch.Tensor
@@ -49,11 +45,11 @@ class Batch:
 
 
 def choose_placement(
-    asked: AskedPlacement, *, parts: Sequence[Part], free_bytes: int
+    requested: RequestedPlacement, *, parts: Sequence[Part], free_bytes: int
 ) -> tuple[Literal["resident", "stream"], str]:
-    """Where to keep all of `parts` on a device that has `free_bytes` for this process, and the reason."""
-    if asked != "auto":
-        return asked, f"CONFIG_DATA_PLACEMENT_{asked.upper()} is set"
+    """Return where to keep `parts` for a device with `free_bytes` for this process, and the reason."""
+    if requested != "auto":
+        return requested, f"CONFIG_DATA_PLACEMENT_{requested.upper()} is set"
     byte_size = sum(part.byte_size for part in parts)
     size = f"{byte_size / 1e6:.1f} MB of data"
     share = f"a quarter of the {free_bytes / 1e9:.2f} GB that are free"
@@ -63,66 +59,66 @@ def choose_placement(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Delivery:
-    """How samples reach the device, which changes no bit of them but their type.
+class LoaderConfig:
+    """Settings of a loader.
 
-    dtype, channels_last: of the images that come out; the arithmetic is float32 throughout.
-    num_workers, prefetch: threads, and micro-batches kept ready (one a thread at least), of a stream.
+    dtype, channels_last: of images in batches; the arithmetic is float32.
+    num_workers, prefetch: threads, and micro-batches read ahead (at least one per thread), of a stream.
     """
 
     device: torch.device
-    dtype: torch.dtype
-    channels_last: bool
-    placement: Placement
-    num_workers: int
-    prefetch: int
+    dtype: torch.dtype = torch.float32
+    channels_last: bool = False
+    placement: Placement = "stream"
+    num_workers: int = 1
+    prefetch: int = 1
 
 
 class _Normaliser:
-    """Makes numbers of the bytes of images."""
+    """Normalisation of uint8 images."""
 
-    def __init__(self, spec: ImageSpec, delivery: Delivery) -> None:
-        self._dtype = delivery.dtype
-        self._layout = torch.channels_last if delivery.channels_last else torch.contiguous_format
+    def __init__(self, spec: ImageSpec, loader_config: LoaderConfig) -> None:
+        self._dtype = loader_config.dtype
+        self._layout = torch.channels_last if loader_config.channels_last else torch.contiguous_format
         mean = torch.tensor(spec.mean, dtype=torch.float64)
         std = torch.tensor(spec.std, dtype=torch.float64)
         # (x / 255 - mean) / std as one multiplication and one addition.
-        self._scale = self._whole_image(1 / (255 * std), spec).to(delivery.device)
-        self._offset = self._whole_image(-mean / std, spec).to(delivery.device)
+        self._scale = self._whole_image(1 / (255 * std), spec).to(loader_config.device)
+        self._offset = self._whole_image(-mean / std, spec).to(loader_config.device)
 
     def _whole_image(self, values_C: torch.Tensor, spec: ImageSpec) -> torch.Tensor:
-        """One value per channel as float32 (1, C, H, W): in channels-last faster than (C, 1, 1)."""
+        """Expand to float32 (1, C, H, W), which is faster than (C, 1, 1) in channels-last."""
         whole = values_C.float()[None, :, None, None].expand(1, spec.channels, spec.height, spec.width)
         return whole.contiguous(memory_format=self._layout)
 
     def __call__(self, images_NCHW: torch.Tensor) -> torch.Tensor:
-        # The layout is changed while there is one byte to a pixel.
+        # The layout is changed while a pixel is one byte.
         images = images_NCHW.contiguous(memory_format=self._layout).to(torch.float32)
         return images.mul_(self._scale).add_(self._offset).to(self._dtype)
 
 
-def _as_numbers(tokens_NT: torch.Tensor) -> torch.Tensor:
+def _to_int64(tokens_NT: torch.Tensor) -> torch.Tensor:
     return tokens_NT.to(torch.int64)
 
 
 class _Loader:
-    """What training and evaluation share: the store, and what becomes of its rows."""
+    """Store and normalisation, shared by training and evaluation."""
 
-    def __init__(self, part: Part, spec: Spec, delivery: Delivery) -> None:
+    def __init__(self, part: Part, spec: Spec, loader_config: LoaderConfig) -> None:
         self.size, self._stride = part.size, part.stride
         self._store: Store = open_store(
             part,
-            device=delivery.device,
-            placement=delivery.placement,
-            num_workers=delivery.num_workers,
-            prefetch=delivery.prefetch,
+            device=loader_config.device,
+            placement=loader_config.placement,
+            num_workers=loader_config.num_workers,
+            prefetch=loader_config.prefetch,
         )
         self._normalise: Callable[[torch.Tensor], torch.Tensor] = (
-            _Normaliser(spec, delivery) if isinstance(spec, ImageSpec) else _as_numbers
+            _Normaliser(spec, loader_config) if isinstance(spec, ImageSpec) else _to_int64
         )
 
     def close(self) -> None:
-        """Stop background threads. The loader cannot be used afterwards."""
+        """Stop background threads; the loader cannot be used afterwards."""
         self._store.close()
 
     def __enter__(self) -> Self:
@@ -135,7 +131,7 @@ class _Loader:
 
 
 class _Step(NamedTuple):
-    """What one rank wants of one optimizer step."""
+    """Micro-batches of one rank for one optimizer step."""
 
     step: int
     target: int
@@ -143,18 +139,15 @@ class _Step(NamedTuple):
     world: int
     sizes: tuple[int, ...]
 
-    def following(self) -> _Step:
-        return self._replace(step=self.step + 1)
-
 
 class TrainLoader(_Loader):
-    """Batches of the endless training stream (`lib.data.sampler`), augmented."""
+    """Augmented batches of the endless training stream (`lib.data.sampler`)."""
 
     def __init__(
         self,
         part: Part,
         spec: Spec,
-        delivery: Delivery,
+        loader_config: LoaderConfig,
         *,
         seed: int,
         augment: Kind,
@@ -162,24 +155,24 @@ class TrainLoader(_Loader):
         fixed: int = 0,
         epochs_ahead: int = 0,
     ) -> None:
-        """augment: "symmetries" of puzzles, "none" for anything else but images. pad: of images.
+        """Open the store. Raises ConfigError if the augmentation does not fit the data.
 
-        fixed: symmetries of each puzzle that there are, or 0 for a new one in every epoch.
-        epochs_ahead: so many epochs of puzzles are changed now, and no further one is there; 0: on the fly.
+        augment: "symmetries" for data that have some, else only images are augmented. pad: of images, in
+        pixels. fixed: number of symmetries per sample, 0 for a new one in every epoch. epochs_ahead: epochs
+        that are augmented in advance and must suffice; 0: augment on the fly.
         """
-        wanted = PuzzleSpec if augment == "symmetries" else ImageSpec
-        if augment != "none" and not isinstance(spec, wanted):  # a model may select several kinds of data
+        required = HasSymmetries if augment == "symmetries" else ImageSpec
+        if augment != "none" and not isinstance(spec, required):  # a model may support several kinds of data
             raise ConfigError(
                 f"CONFIG_AUGMENT_{augment.upper()}=y is not for {spec.name}", todo="set CONFIG_AUGMENT_NONE=y"
             )
-        self._box = round(spec.side**0.5) if isinstance(spec, PuzzleSpec) else 0
         size = part.size
         if epochs_ahead:
-            assert isinstance(part, ArrayPart) and augment == "symmetries"
-            part = changed_ahead(part, box=self._box, seed=seed, epochs=epochs_ahead, fixed=fixed)
+            assert isinstance(part, ArrayPart) and isinstance(spec, HasSymmetries)
+            part = augment_ahead(part, spec=spec, seed=seed, epochs=epochs_ahead, fixed=fixed)
             augment = "none"
-        super().__init__(part, spec, delivery)
-        self.size, self._epochs_ahead = size, epochs_ahead
+        super().__init__(part, spec, loader_config)
+        self.size, self._epochs_ahead, self._spec = size, epochs_ahead, spec
         self._seed, self._kind, self._pad, self._fixed = seed, augment, pad, fixed
         self._next: _Step | None = None
         self._reader: Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = iter(())
@@ -187,25 +180,24 @@ class TrainLoader(_Loader):
     def micro_batches(
         self, *, step: int, target: int, rank: int, world: int, sizes: Sequence[int]
     ) -> Iterator[Batch]:
-        """The micro-batches of `rank` for optimizer step `step`, in order.
+        """Yield the micro-batches of `rank` for optimizer step `step`.
 
-        target: samples of the step over all ranks. sizes: those of this rank's micro-batches; they
-        add up to target / world. A stream reads on into the following steps, and starts anew when
-        another step than the following one is asked for.
+        target: samples of the step over all ranks. sizes: of this rank's micro-batches, in sum target /
+        world. A stream reads ahead into the next steps, and restarts if another step is requested.
         """
         assert sum(sizes) * world == target and 0 <= rank < world, "micro-batches do not add up to the target"
         last = self._epochs_ahead * self.size
-        assert not last or (step + 1) * target <= last, "so many epochs were not changed ahead"
-        wanted = _Step(step, target, rank, world, tuple(sizes))
-        if wanted != self._next:
-            self._reader = self._store.read(self._requests(wanted))
-        self._next = None  # until every micro-batch is taken
+        assert not last or (step + 1) * target <= last, "step beyond the epochs augmented in advance"
+        request = _Step(step, target, rank, world, tuple(sizes))
+        if request != self._next:
+            self._reader = self._store.read(self._requests(request))
+        self._next = None  # until every micro-batch is consumed
         for _ in sizes:
             yield self._finish(*next(self._reader))
-        self._next = wanted.following()
+        self._next = request._replace(step=step + 1)
 
     def _requests(self, first: _Step) -> Iterator[Request]:
-        """The micro-batches of step `first` and of all that follow it."""
+        """Yield the requests of step `first` and all later ones."""
         share = first.target // first.world
         together = max(1, _POSITIONS_AT_ONCE // first.target)
         ends = np.cumsum(first.sizes)[:-1]
@@ -216,7 +208,7 @@ class TrainLoader(_Loader):
             epochs_SN, indices_SN = (
                 part.reshape(together, first.world, share)[:, first.rank] for part in stream
             )
-            rows_KSN = [self._places(epochs_SN, indices_SN)]
+            rows_KSN = [self._positions(epochs_SN, indices_SN)]
             if self._kind != "none":
                 rows_KSN += draw(
                     epochs_SN,
@@ -230,8 +222,8 @@ class TrainLoader(_Loader):
             for rows_KN in rows_SKN:
                 yield from np.split(rows_KN, ends, axis=1)
 
-    def _places(self, epochs_SN: Indices, indices_SN: Indices) -> Indices:
-        """Where samples are in the part. Windows of a text begin somewhere else in each epoch."""
+    def _positions(self, epochs_SN: Indices, indices_SN: Indices) -> Indices:
+        """Return the positions of samples in the part; windows of a text are shifted in each epoch."""
         if self._epochs_ahead:
             return epochs_SN * self.size + indices_SN
         if self._stride == 1:
@@ -240,31 +232,29 @@ class TrainLoader(_Loader):
 
     def _finish(self, inputs: torch.Tensor, targets: torch.Tensor, draws_KN: torch.Tensor) -> Batch:
         if self._kind == "symmetries":
-            inputs, targets = changed(inputs, targets, list(draws_KN), box=self._box)
+            assert isinstance(self._spec, HasSymmetries)
+            inputs, targets = apply_symmetry(inputs, targets, list(draws_KN), spec=self._spec)
         elif self._kind != "none":
             row, column, mirror = draws_KN
             inputs = apply(inputs, (row, column, mirror), kind=self._kind, pad=self._pad)
-        return Batch(self._normalise(inputs), _as_numbers(targets))
+        return Batch(self._normalise(inputs), _to_int64(targets))
 
 
 class EvalLoader(_Loader):
-    """Batches for evaluation: every sample once, unchanged but for normalisation."""
+    """Batches for evaluation: every sample once, normalised only."""
 
     def batches(self, *, rank: int, world: int, batch_size: int) -> Iterator[Batch]:
-        """This rank's batches. Over all ranks each sample has weight 1 exactly once.
+        """Yield this rank's batches; every rank gets the same number of batches of `batch_size` rows.
 
-        Every rank gets the same number of batches of `batch_size` rows; rows that pad the end have weight 0.
+        Over all ranks each sample has weight 1 exactly once; padding rows have weight 0.
         """
         assert 0 <= rank < world and batch_size > 0
-        starts = range(rank * batch_size, _round_up(self.size, world * batch_size), world * batch_size)
+        step = world * batch_size
+        starts = range(rank * batch_size, -(-self.size // step) * step, step)
         numbers = (np.arange(start, start + batch_size) for start in starts)
         requests = (
             np.stack((number.clip(max=self.size - 1) * self._stride, number < self.size))
             for number in numbers
         )
         for inputs, targets, weights_1N in self._store.read(requests):
-            yield Batch(self._normalise(inputs), _as_numbers(targets), weights_1N[0].to(torch.float32))
-
-
-def _round_up(size: int, multiple: int) -> int:
-    return -(-size // multiple) * multiple
+            yield Batch(self._normalise(inputs), _to_int64(targets), weights_1N[0].to(torch.float32))

@@ -1,6 +1,6 @@
-"""What counting alone achieves on a text: a language model that does worse has learnt nothing of use.
+"""N-gram baselines for language models.
 
-n-grams with interpolated Kneser-Ney smoothing, one discount an order (Chen and Goodman 1999, section 4.1.6).
+Interpolated Kneser-Ney smoothing with one discount per order (Chen and Goodman 1999, section 4.1.6).
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ from lib.data.types import Dataset, TextSpec, TokenPart, Tokens, Unit
 
 ORDERS = 4
 VERSION = 1  # raise it whenever a figure changes
-_MOST_TOKENS = 1 << 24  # of either part: its beginning tells enough, in seconds and a gigabyte
+_MAX_TOKENS = 1 << 24  # of either part; the beginning suffices, within seconds and a gigabyte
 
-Keys = npt.NDArray[np.unsignedinteger[Any]]  # n-grams as numbers, their first token counting most
+Keys = npt.NDArray[np.unsignedinteger[Any]]  # n-grams as numbers, first token most significant
 Floats = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Floors:
+class NgramBaseline:
     """Cross-entropies on the evaluation part, every token but the first predicted.
 
-    bits:                 per unit, of 1-grams, 2-grams and so on (4, fewer with a huge vocabulary).
-    bits_per_byte:        the same per byte of text; None where no tokenizer can tell.
-    train_tokens:         counted in the training part.
-    validation_tokens:    predicted in the evaluation part.
-    beginnings:           whether a part is longer than what is looked at of it.
+    bits:              per unit, of 1-grams, 2-grams and so on (up to 4; fewer with a huge vocabulary).
+    bits_per_byte:     the same per byte of text; None without a tokenizer.
+    train_tokens:      counted in the training part.
+    validation_tokens: predicted in the evaluation part.
+    truncated:         a part is longer than _MAX_TOKENS.
     """
 
     bits: tuple[float, ...]
@@ -42,55 +42,55 @@ class Floors:
     unit: Unit
     train_tokens: int
     validation_tokens: int
-    beginnings: bool
+    truncated: bool
 
     def __str__(self) -> str:
-        """One line for the user."""
+        """Return one line for the user."""
         figures, unit = (self.bits, self.unit) if self.bits_per_byte is None else (self.bits_per_byte, "byte")
         listed = " / ".join(f"{figure:.2f}" for figure in figures)
-        where = f", the first {_MOST_TOKENS} of a part" if self.beginnings else ""
+        where = f", the first {_MAX_TOKENS} of a part" if self.truncated else ""
         return f"{listed} bits per {unit} by counting 1- to {len(figures)}-grams of {self.unit}s{where}"
 
 
-def counting_floors(dataset: Dataset, *, cache_dir: Path, say: Callable[[str], None]) -> Floors:
-    """Of a text cut into windows; computed once, in seconds, and kept in `cache_dir`.
+def ngram_baseline(dataset: Dataset, *, cache_dir: Path, log: Callable[[str], None]) -> NgramBaseline:
+    """Return the baseline of a text, computed once and kept in `cache_dir`.
 
-    Raises ToolkitError where the cache cannot be written.
+    Raises ToolkitError if the cache cannot be written.
     """
     spec, train, test = dataset.spec, dataset.train, dataset.test
     assert isinstance(spec, TextSpec) and isinstance(train, TokenPart) and isinstance(test, TokenPart)
-    counted, predicted = (np.asarray(part.tokens[:_MOST_TOKENS]) for part in (train, test))
+    counted, predicted = (np.asarray(part.tokens[:_MAX_TOKENS]) for part in (train, test))
     content = hashlib.sha256(counted.tobytes())
     content.update(predicted.tobytes())
 
     def fill(folder: Path) -> None:
-        say(f"{spec.name}: counting n-grams of {len(counted)} {spec.unit}s")
+        log(f"{spec.name}: counting n-grams of {len(counted)} {spec.unit}s")
         bits = list(cross_entropies(counted, predicted, vocab_size=spec.vocab_size))
         (folder / "bits.json").write_text(json.dumps(bits))
 
-    identity = fingerprint("floors", VERSION, spec.vocab_size, content.hexdigest())
-    folder = cached_folder(cache_dir / f"floors-{identity[:8]}", identity=identity, fill=fill, say=say)
+    identity = fingerprint("baseline", VERSION, spec.vocab_size, content.hexdigest())
+    folder = cached_folder(cache_dir / f"baseline-{identity[:8]}", identity=identity, fill=fill, log=log)
     bits = tuple(json.loads((folder / "bits.json").read_text()))
     targets, per_byte = predicted[1:], None
     if dataset.tokenizer is not None:
         text_bytes = int(dataset.tokenizer.byte_lengths()[targets].sum())
         per_byte = tuple(figure * len(targets) / text_bytes for figure in bits)
-    return Floors(
+    return NgramBaseline(
         bits=bits,
         bits_per_byte=per_byte,
         unit=spec.unit,
         train_tokens=len(counted),
         validation_tokens=len(targets),
-        beginnings=max(len(train.tokens), len(test.tokens)) > _MOST_TOKENS,
+        truncated=max(len(train.tokens), len(test.tokens)) > _MAX_TOKENS,
     )
 
 
 def cross_entropies(counted: Tokens, predicted: Tokens, *, vocab_size: int) -> tuple[float, ...]:
-    """Bits per token of predicted[1:] by n-grams of `counted`, n = 1, 2, ... up to 4."""
+    """Return bits per token of predicted[1:] by n-grams of `counted`, n = 1, 2, ... up to 4."""
     orders = [order for order in range(1, ORDERS + 1) if vocab_size**order <= 1 << 64]
     tables = [_table(np.sort(_keys(counted, order, vocab_size))) for order in orders]
     bits = []
-    # Shorter contexts are for n-grams not seen: they count in how many longer ones a token occurs.
+    # For unseen n-grams: shorter contexts, weighted by the number of longer n-grams that end so.
     shorter = np.full(len(predicted), 1 / vocab_size)
     for order, table in zip(orders, tables, strict=True):
         keys = _keys(predicted, order, vocab_size)
@@ -105,25 +105,25 @@ def cross_entropies(counted: Tokens, predicted: Tokens, *, vocab_size: int) -> t
 
 @dataclass(frozen=True, slots=True)
 class _Table:
-    """Different n-grams, rising, and how often each one occurs."""
+    """Distinct n-grams in ascending order, and their counts."""
 
     keys: Keys
     counts: npt.NDArray[np.int64]
 
     def lookup(self, keys: Keys, values: npt.NDArray[np.int64]) -> Floats:
-        """The value of each of `keys`, 0 for those that are not here."""
+        """Return the value of each of `keys`, 0 for unknown ones."""
         places = np.minimum(np.searchsorted(self.keys, keys), len(self.keys) - 1)
         found: Floats = np.where(self.keys[places] == keys, values[places], 0).astype(np.float64)
         return found
 
 
 def _interpolated(table: _Table, keys: Keys, vocab_size: int, shorter: Floats) -> Floats:
-    """Probabilities of all tokens: those of `keys` by `table`, discounted in favour of `shorter`.
+    """Return the probabilities of `keys` by `table`, interpolated with those of shorter contexts.
 
-    shorter: of every token by shorter contexts; the first tokens have no longer ones.
+    shorter: probabilities of all tokens by shorter contexts, which the first tokens keep.
     """
     once, twice = ((table.counts == count).sum() for count in (1, 2))
-    # Where everything occurs often something must be left for what does not.
+    # Reserves mass for unseen n-grams even if every n-gram is frequent.
     discount = once / (once + 2 * twice) if once else 0.5
     radix = table.keys.dtype.type(vocab_size)
     contexts, starts = np.unique(table.keys // radix, return_index=True)
@@ -142,7 +142,7 @@ def _interpolated(table: _Table, keys: Keys, vocab_size: int, shorter: Floats) -
 
 
 def _keys(tokens: Tokens, order: int, vocab_size: int) -> Keys:
-    """The n-gram that ends at each token from the order-th on, as a number."""
+    """Encode the n-gram that ends at each token from the order-th on as a number."""
     dtype = np.uint32 if vocab_size**order <= 1 << 32 else np.uint64
     size = max(0, len(tokens) - order + 1)
     keys: Keys = np.zeros(size, dtype)
@@ -152,6 +152,6 @@ def _keys(tokens: Tokens, order: int, vocab_size: int) -> Keys:
 
 
 def _table(keys: Keys) -> _Table:
-    """keys: sorted."""
+    """Count sorted keys."""
     starts = np.flatnonzero(np.append(True, keys[1:] != keys[:-1]))
     return _Table(keys[starts], np.diff(np.append(starts, len(keys))))

@@ -1,4 +1,4 @@
-"""A data directory at a URL: copied to the disk once, and used from there."""
+"""Data directory at a URL, copied to the local disk once."""
 
 from __future__ import annotations
 
@@ -11,43 +11,41 @@ from lib.data.cache import cached_folder, fingerprint
 from lib.errors import DataError
 from lib.runs.storage import MissingError, Storage, open_storage
 
-_TOLD_BYTES = 10**9  # between two lines about a long copy
-_FOLDER, _FILE = "folder", "file"  # what is at the URL, and where the copy of it lies
+_LOG_BYTES = 10**9  # between two progress lines
+_FOLDER, _FILE = "folder", "file"  # subfolder of the copy, by what is at the URL
 
 
-def local_copy(url: str, *, cache_dir: Path, say: Callable[[str], None]) -> Path:
-    """The folder, or the file, at `url` on this disk, below `cache_dir`; copied there if it is not.
+def local_copy(url: str, *, cache_dir: Path, log: Callable[[str], None]) -> Path:
+    """Return the local copy of the folder or file at `url` in `cache_dir`, made if missing or damaged.
 
-    Storage is asked only then. A copy that is no longer as it was is made again (`cached_folder`). Raises
-    ConfigError where the URL cannot be opened, DataError where there is nothing at it or what came is not
-    complete, ToolkitError where the storage or the disk fails.
+    Raises ConfigError if the URL cannot be opened, DataError if there is nothing at it or the copy is
+    incomplete, ToolkitError if the storage or the disk fails.
     """
     url = url.rstrip("/")
-    folder = cached_folder(
-        _place(url, cache_dir),
-        identity=url,
-        fill=partial(_copy, url, say=say),
-        say=say,
-    )
-    say(f"Data: {url}, as it was copied to {folder}")
+    fill = partial(_copy, url, log=log)
+    folder = cached_folder(_folder_of(url, cache_dir), identity=url, fill=fill, log=log)
+    log(f"Data: {url}, as it was copied to {folder}")
+    return _content(url, folder)
+
+
+def copied(url: str, *, cache_dir: Path) -> Path | None:
+    """Return the local copy without access to the storage; None if there is none."""
+    url = url.rstrip("/")
+    folder = _folder_of(url, cache_dir)
+    return _content(url, folder) if folder.exists() else None
+
+
+def _content(url: str, folder: Path) -> Path:
     file = folder / _FILE / url.rpartition("/")[2]
     return file if file.exists() else folder / _FOLDER
 
 
-def copied(url: str, *, cache_dir: Path) -> Path | None:
-    """What `local_copy` would give without asking storage; None where nothing was copied yet."""
-    url = url.rstrip("/")
-    folder = _place(url, cache_dir)
-    file = folder / _FILE / url.rpartition("/")[2]
-    return file if file.exists() else folder / _FOLDER if folder.exists() else None
-
-
-def _place(url: str, cache_dir: Path) -> Path:
+def _folder_of(url: str, cache_dir: Path) -> Path:
     return cache_dir / f"copy-{fingerprint(url)[:12]}"
 
 
-def _copy(url: str, folder: Path, *, say: Callable[[str], None]) -> None:
-    storage = open_storage(url, asked="CONFIG_DATA_DIR")
+def _copy(url: str, folder: Path, *, log: Callable[[str], None]) -> None:
+    storage = open_storage(url, requested="CONFIG_DATA_DIR")
     sizes = _sizes(storage)
     free_bytes, all_bytes = shutil.disk_usage(folder).free, sum(sizes.values())
     if all_bytes > free_bytes:
@@ -55,8 +53,8 @@ def _copy(url: str, folder: Path, *, say: Callable[[str], None]) -> None:
             f"{url} does not fit on the disk of {folder.parent}",
             why=f"it has {all_bytes / 1e9:.1f} GB, and {free_bytes / 1e9:.1f} GB are free",
         )
-    say(f"Data: copying {len(sizes)} files, {all_bytes / 1e6:.1f} MB, from {url} to {folder.parent}")
-    done_bytes = told_bytes = 0
+    log(f"Data: copying {len(sizes)} files, {all_bytes / 1e6:.1f} MB, from {url} to {folder.parent}")
+    done_bytes = logged_bytes = 0
     for name, size_bytes in sizes.items():
         path = folder / _FOLDER / name if name else folder / _FILE / url.rpartition("/")[2]
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -68,9 +66,9 @@ def _copy(url: str, folder: Path, *, say: Callable[[str], None]) -> None:
                 todo="start again; somebody may be writing there",
             )
         done_bytes += size_bytes
-        if done_bytes - told_bytes >= _TOLD_BYTES:
-            say(f"Data: copied {done_bytes / 1e9:.1f} of {all_bytes / 1e9:.1f} GB")
-            told_bytes = done_bytes
+        if done_bytes - logged_bytes >= _LOG_BYTES:
+            log(f"Data: copied {done_bytes / 1e9:.1f} of {all_bytes / 1e9:.1f} GB")
+            logged_bytes = done_bytes
 
 
 def _sizes(storage: Storage) -> Mapping[str, int]:

@@ -1,8 +1,8 @@
-"""Which sample comes when: a pure function of (seed, epoch, size), never of worker, rank or micro-batch.
+"""Order of samples as a pure function of (seed, epoch, size), independent of worker, rank and micro-batch.
 
-The training stream is endless: its position p is in epoch p // size, at place p % size of
-that epoch's order. Optimizer step s of an effective batch T takes positions [s*T, (s+1)*T), and
-rank r of w the r-th of w equal slices of them. Resuming therefore needs only the step.
+Position p of the endless training stream is in epoch p // size, at index p % size of that epoch's order.
+Optimizer step s with effective batch T takes positions [s*T, (s+1)*T), and rank r of w the r-th of w equal
+slices. Resuming therefore needs only the step.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from lib.data.types import Indices
 from lib.rng import key, mix
 
 
-@lru_cache(maxsize=2)  # a step may straddle two epochs
+@lru_cache(maxsize=2)  # a step may span two epochs
 def epoch_order(*, seed: int, epoch: int, size: int) -> Indices:
-    """The order of one epoch: a permutation of range(size), int64, read-only."""
+    """Return the order of one epoch: a permutation of range(size), int64, read-only."""
     hashes = mix(mix(np.arange(size, dtype=np.int64) ^ key("order", seed, epoch)))
     order = np.argsort(hashes, kind="stable")
     order.setflags(write=False)
@@ -25,7 +25,7 @@ def epoch_order(*, seed: int, epoch: int, size: int) -> Indices:
 
 
 def sample_stream(*, start: int, count: int, seed: int, size: int) -> tuple[Indices, Indices]:
-    """Positions [start, start + count) of the endless stream: their epochs (N,) and sample indices (N,)."""
+    """Return the epochs (N,) and sample indices (N,) of positions [start, start + count) of the stream."""
     assert start >= 0 and count >= 0 and size > 0
     epochs, indices = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
     position, end = start, start + count
@@ -39,9 +39,6 @@ def sample_stream(*, start: int, count: int, seed: int, size: int) -> tuple[Indi
 
 
 def window_shifts(epochs_N: Indices, *, seed: int, stride: int) -> Indices:
-    """By how many tokens the windows of a text begin later in each epoch: (N,), each in [0, stride).
-
-    Otherwise every epoch would cut a text at the same places, and no window would go across them.
-    """
+    """Return the shift of a text's windows in each epoch: (N,), in [0, stride), so that boundaries differ."""
     hashes = mix(mix(epochs_N ^ key("window", seed)))
     return ((hashes >> 32) & 0x7FFFFFFF) * stride >> 31

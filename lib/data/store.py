@@ -1,4 +1,4 @@
-"""Where the bytes of a part are kept, and how rows of them reach the device."""
+"""Stores of a part: resident on the device or streamed from host memory."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ _ROWS = torch.contiguous_format
 
 Placement: TypeAlias = Literal["resident", "stream", "shapes"]
 
-# int64 (1 + K, N): the places of N samples, and K rows of notes that travel with them to the device.
+# int64 (1 + K, N): the positions of N samples, and K rows of notes that are copied to the device with them.
 Request: TypeAlias = Indices
 Rows: TypeAlias = tuple[torch.Tensor, torch.Tensor, torch.Tensor]  # inputs as stored, targets, notes
 
 
 class Store(Protocol):
-    """Gives rows of a part."""
+    """Source of rows of a part."""
 
     def read(self, requests: Iterator[Request]) -> Iterator[Rows]:
-        """Inputs, targets (as `Part.take` gives them) and notes (K, N) on the device, request by request."""
+        """Yield inputs, targets (as from `Part.take`) and notes (K, N) on the device for each request."""
         ...
 
     def close(self) -> None:
-        """Give up what is held."""
+        """Release resources."""
         ...
 
 
@@ -42,7 +42,7 @@ def open_store(
     num_workers: int,
     prefetch: int,
 ) -> Store:
-    """num_workers, at least 1, and prefetch (requests kept ready) are of the stream."""
+    """Open the store of `part`. num_workers (at least 1) and prefetch (requests) are for the stream."""
     if placement == "shapes":
         return _Shapes(part, device=device)
     if placement == "resident":
@@ -52,17 +52,25 @@ def open_store(
     return _Stream(part, device=device, num_workers=num_workers, prefetch=prefetch)
 
 
-class _Shapes:
-    """Rows of the right shapes and types that hold nothing in particular: for measuring what a step needs."""
+class _Store:
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+
+    def close(self) -> None:
+        """Release nothing."""
+
+
+class _Shapes(_Store):
+    """Uninitialized rows of the right shapes and types, for measuring the memory of a step."""
 
     def __init__(self, part: Part, *, device: torch.device) -> None:
+        super().__init__(device)
         self._kinds: list[tuple[torch.dtype, tuple[int, ...]]]
         if isinstance(part, TokenPart):
             self._kinds = [(torch.int64, (part.block_size,))] * 2
         else:
             arrays = part.inputs, part.targets
             self._kinds = [(getattr(torch, array.dtype.name), array.shape[1:]) for array in arrays]
-        self._device = device
 
     def read(self, requests: Iterator[Request]) -> Iterator[Rows]:
         for request in requests:
@@ -72,43 +80,37 @@ class _Shapes:
             )
             yield inputs, targets, torch.from_numpy(request[1:]).to(self._device)
 
-    def close(self) -> None:
-        pass
 
-
-class _ResidentRows:
-    """The whole part in the memory of the device."""
+class _ResidentRows(_Store):
+    """Arrays in device memory."""
 
     def __init__(self, part: ArrayPart, *, device: torch.device) -> None:
+        super().__init__(device)
         inputs, targets = (part.inputs, part.targets) if part.rows is None else part.take()
-        # torch wants arrays it might write to; an array read from a file may not be.
+        # torch warns about read-only arrays, such as memory maps.
         self._inputs = torch.from_numpy(np.require(inputs, requirements=["C", "W"])).to(device)
         self._targets = torch.from_numpy(np.require(targets, requirements=["C", "W"])).to(device)
-        self._device = device
 
     def read(self, requests: Iterator[Request]) -> Iterator[Rows]:
         for request in requests:
-            sent = torch.from_numpy(request).to(self._device)  # one copy for all that the batch needs
+            sent = torch.from_numpy(request).to(self._device)  # one copy for the whole request
             places = sent[0]
             yield self._inputs.index_select(0, places), self._targets.index_select(0, places), sent[1:]
 
-    def close(self) -> None:
-        pass
 
-
-class _ResidentTokens:
-    """A whole text in the memory of the device, as narrow as it is stored."""
+class _ResidentTokens(_Store):
+    """A text in device memory, in its stored type."""
 
     def __init__(self, part: TokenPart, *, device: torch.device) -> None:
+        super().__init__(device)
         tokens, self._length = np.asarray(part.tokens), len(part.tokens)
-        # Few devices compute with uint16 and uint32. An id never has the sign of int32.
+        # Few devices support uint16 and uint32. No id needs the sign bit of int32.
         signed = {1: np.uint8, 2: np.int16, 4: np.int32}[tokens.itemsize]
         filled = np.concatenate((tokens, np.zeros(part.block_size, tokens.dtype))).view(signed)
-        # Every window as a view (places, block_size + 1): cutting is then one gather.
+        # All windows as a view (positions, block_size + 1): a batch is one gather.
         self._windows = torch.from_numpy(filled).to(device).unfold(0, part.block_size + 1, 1)
         self._mask = 0xFFFF if tokens.itemsize == 2 else None
         self._steps = None if part.shifted else torch.arange(1, part.block_size + 1, device=device)
-        self._device = device
 
     def read(self, requests: Iterator[Request]) -> Iterator[Rows]:
         for request in requests:
@@ -116,27 +118,24 @@ class _ResidentTokens:
             windows = self._windows[sent[0]].to(torch.int64)
             if self._mask is not None:
                 windows.bitwise_and_(self._mask)
-            # Copies even of one row, whose slices are contiguous as they are and share their memory.
+            # clone also copies a single row, whose slices are contiguous views of shared memory.
             inputs, targets = (part.clone(memory_format=_ROWS) for part in (windows[:, :-1], windows[:, 1:]))
             if self._steps is not None:
                 targets.masked_fill_(sent[0][:, None] + self._steps >= self._length, IGNORED)
             yield inputs, targets, sent[1:]
 
-    def close(self) -> None:
-        pass
 
+class _Stream(_Store):
+    """Requests read ahead by threads, from memory or a memory map.
 
-class _Stream:
-    """A few requests read ahead by threads, from memory or a memory map.
-
-    The threads copy rows, which NumPy does without holding the interpreter lock, and for a CUDA device
-    into pinned memory. They compute nothing with torch, so that no second pool of OpenMP threads
-    competes with training.
+    The threads copy rows with NumPy, which releases the GIL, and for CUDA into pinned memory. They do not
+    compute with torch, so that no second pool of OpenMP threads competes with training.
     """
 
     def __init__(self, part: Part, *, device: torch.device, num_workers: int, prefetch: int) -> None:
-        self._part, self._device = part, device
-        self._ahead = max(prefetch, num_workers)  # with fewer requests than threads some would idle
+        super().__init__(device)
+        self._part = part
+        self._ahead = max(prefetch, num_workers)  # at least one request per thread
         self._pool = ThreadPoolExecutor(num_workers, thread_name_prefix="data")
 
     def read(self, requests: Iterator[Request]) -> Iterator[Rows]:
@@ -164,4 +163,5 @@ class _Stream:
         return inputs, targets, notes
 
     def close(self) -> None:
+        """Stop the threads."""
         self._pool.shutdown(wait=True, cancel_futures=True)

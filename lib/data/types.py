@@ -1,4 +1,4 @@
-"""What the rest of the toolkit must know of a data set."""
+"""Types of data sets: specs, parts and tokenizers."""
 
 from __future__ import annotations
 
@@ -6,12 +6,11 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any, Literal, Protocol, TypeAlias
+from typing import Any, ClassVar, Literal, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
 
-from lib.data.datasets.question_answering.spec import AnswerSpec
 from lib.nn import IGNORED
 
 Images = npt.NDArray[np.uint8]  # (N, C, H, W)
@@ -20,11 +19,36 @@ Indices = npt.NDArray[np.int64]  # (N,)
 Tokens = npt.NDArray[np.unsignedinteger[Any]]  # (n,), uint8, uint16 or uint32
 
 Unit: TypeAlias = Literal["byte", "char", "token"]
+InputDtype: TypeAlias = Literal["float32", "int64"]
+
+
+class Spec(Protocol):
+    """Facts about a data set that its model and task need: a frozen dataclass."""
+
+    __dataclass_fields__: ClassVar[dict[str, Any]]
+    input_dtype: ClassVar[InputDtype]
+
+    @property
+    def name(self) -> str:
+        """Name of the data set."""
+        ...
+
+    @property
+    def synthetic(self) -> bool:
+        """True for generated data."""
+        ...
+
+    @property
+    def input_shape(self) -> tuple[int, ...]:
+        """Shape of one sample."""
+        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImageSpec:
-    """What a model and its normalisation must know. mean and std are on the scale 0..1, one per channel."""
+    """Images with labels. mean, std: one per channel, for pixels in 0..1."""
+
+    input_dtype: ClassVar[InputDtype] = "float32"
 
     name: str
     channels: int
@@ -38,55 +62,69 @@ class ImageSpec:
     def __post_init__(self) -> None:
         assert len(self.mean) == len(self.std) == self.channels
 
-    @property
-    def input_shape(self) -> tuple[int, ...]:
-        """Of one sample."""
-        return self.channels, self.height, self.width
+    @classmethod
+    def square(
+        cls,
+        name: str,
+        size: int,
+        classes: int,
+        *,
+        mean: tuple[float, ...],
+        std: tuple[float, ...],
+        synthetic: bool = False,
+    ) -> ImageSpec:
+        """Return the spec of images of size x size pixels, with a channel per value of `mean`."""
+        return cls(
+            name=name,
+            channels=len(mean),
+            height=size,
+            width=size,
+            classes=classes,
+            mean=mean,
+            std=std,
+            synthetic=synthetic,
+        )
 
     @property
-    def input_dtype(self) -> Literal["float32"]:
-        """Of what a model is given, where nothing is said of precision."""
-        return "float32"
+    def input_shape(self) -> tuple[int, ...]:
+        """Shape of one sample."""
+        return self.channels, self.height, self.width
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TextSpec:
-    """What a language model must know, and what its evaluation is measured in.
+    """Text for language modelling.
 
-    Inputs are int64 (N, block_size), each below vocab_size; targets are the tokens that follow,
-    IGNORED where there is none.
-
-    unit: what one token is, and what a figure per token is per.
-    validation_tokens: targets of the evaluation part, each of which is predicted once.
-    validation_bytes: how long they are as text in UTF-8; None where no tokenizer can tell.
+    Inputs are int64 (N, block_size), each below vocab_size; targets are the next tokens, IGNORED where there
+    is none. unit: of tokens and per-token figures. validation_tokens: targets of the evaluation part.
+    validation_bytes: their length in UTF-8; None without a tokenizer.
     """
+
+    input_dtype: ClassVar[InputDtype] = "int64"
 
     name: str
     vocab_size: int
     block_size: int
     unit: Unit
-    validation_tokens: int
-    validation_bytes: int | None
+    validation_tokens: int = 0
+    validation_bytes: int | None = None
     synthetic: bool = False
 
     @property
     def input_shape(self) -> tuple[int, ...]:
-        """Of one sample."""
+        """Shape of one sample."""
         return (self.block_size,)
-
-    @property
-    def input_dtype(self) -> Literal["int64"]:
-        """Of what a model is given."""
-        return "int64"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TextClassSpec:
-    """What a classifier of texts must know.
+    """Texts with labels.
 
-    Inputs are int64 (N, block_size): the tokens of a text, then `pad` up to the end. `pad` is the last of
-    the vocab_size ids and stands for nothing else. Targets are one label for each text.
+    Inputs are int64 (N, block_size): the tokens of a text, padded with `pad`, which is the last of the
+    vocab_size ids and used for nothing else. Targets are one label per text.
     """
+
+    input_dtype: ClassVar[InputDtype] = "int64"
 
     name: str
     vocab_size: int
@@ -97,55 +135,18 @@ class TextClassSpec:
 
     @property
     def input_shape(self) -> tuple[int, ...]:
-        """Of one sample."""
+        """Shape of one sample."""
         return (self.block_size,)
-
-    @property
-    def input_dtype(self) -> Literal["int64"]:
-        """Of what a model is given."""
-        return "int64"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PuzzleSpec:
-    """What must be known of puzzles on a square board.
-
-    Inputs and targets are int64 (N, side * side): 0 stands for no cell, 1 for an empty one, and d + 1 for
-    the digit d. Targets hold a digit for every cell.
-    """
-
-    name: str
-    side: int
-    synthetic: bool
-
-    @property
-    def vocab_size(self) -> int:
-        """Tokens there are."""
-        return self.side + 2
-
-    @property
-    def input_shape(self) -> tuple[int, ...]:
-        """Of one sample."""
-        return (self.side * self.side,)
-
-    @property
-    def input_dtype(self) -> Literal["int64"]:
-        """Of what a model is given."""
-        return "int64"
-
-
-Spec: TypeAlias = ImageSpec | TextSpec | TextClassSpec | PuzzleSpec | AnswerSpec
 
 
 @dataclass(frozen=True, slots=True)
 class ArrayPart:
-    """Samples in rows: images or texts of one length with labels, or rows of tokens with rows of tokens.
+    """Samples as rows of two arrays.
 
-    inputs:  (N, ...), uint8 (N, C, H, W) for images, int64 (N, T) for tokens, uint8 (N, L) for puzzles and
-             bytes, possibly a memory map that does not fit in memory.
-    targets: labels, int64 (N,); of puzzles uint8 (N, L); other tokens int32 (N, K).
-    rows:    where the part is a selection, the N positions it takes from `inputs` and
-             `targets` (which then hold more than N samples); None means all of them.
+    inputs:  uint8 (N, C, H, W) for images, int64 (N, T) for tokens, uint8 (N, L) for puzzles and bytes;
+             possibly a memory map.
+    targets: int64 labels (N,), uint8 (N, L) for puzzles, or int32 tokens (N, K).
+    rows:    positions of the part's samples in the arrays; None: all.
     """
 
     inputs: npt.NDArray[Any]
@@ -162,21 +163,21 @@ class ArrayPart:
 
     @property
     def size(self) -> int:
-        """Samples in this part."""
+        """Number of samples."""
         return len(self.targets) if self.rows is None else len(self.rows)
 
     @property
     def byte_size(self) -> int:
-        """Memory that the inputs of this part take as they are stored."""
+        """Size of the inputs as they are stored."""
         return self.size * int(np.prod(self.inputs.shape[1:])) * self.inputs.itemsize
 
     @property
     def stride(self) -> int:
-        """From the place of a sample to that of the next: they are counted one by one."""
+        """Distance between the positions of consecutive samples."""
         return 1
 
     def take(self, places: Indices | None = None) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
-        """Copies of the inputs and targets at `places`, which count within this part (default: all)."""
+        """Return copies of the inputs and targets at positions `places` of this part (default: all)."""
         if places is None:
             places = np.arange(self.size)
         rows = places if self.rows is None else self.rows[places]
@@ -184,7 +185,7 @@ class ArrayPart:
 
 
 class Shards:
-    """Tokens in several arrays, read as if they were one."""
+    """Concatenation of several arrays of tokens without a copy."""
 
     def __init__(self, arrays: Sequence[Tokens]) -> None:
         assert arrays and len({array.dtype for array in arrays}) == 1
@@ -196,9 +197,9 @@ class Shards:
     def __len__(self) -> int:
         return self._ends[-1]
 
-    def __getitem__(self, cut: slice) -> Shards:
-        """Consecutive tokens, still where they are."""
-        start, stop, step = cut.indices(len(self))
+    def __getitem__(self, part: slice) -> Shards:
+        """Slice without a copy."""
+        start, stop, step = part.indices(len(self))
         assert step == 1
         pieces: list[Tokens] = []
         number = bisect_right(self._ends, start)
@@ -209,19 +210,18 @@ class Shards:
         return Shards(pieces or [self._arrays[0][:0]])
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Tokens:
-        """All of them in memory."""
+        """Copy all tokens into memory."""
         assert dtype is None and copy is not False
         return np.concatenate(self._arrays) if len(self._arrays) > 1 else self._arrays[0]
 
 
 @dataclass(frozen=True, slots=True)
 class TokenPart:
-    """A text as one row of tokens, cut into windows of block_size, the next token being the target.
+    """A text as one row of tokens (n,), split into windows of block_size; targets are the next tokens.
 
-    tokens:  (n,), possibly a memory map, or several one after the other.
-    shifted: for training. The windows of an epoch begin at some shift below block_size, and each
-             is whole. Otherwise they begin at 0 and predict every token but the first exactly once:
-             the last one is filled up with zeros, and targets that are not there are IGNORED.
+    shifted: for training: the windows of an epoch begin at a shift below block_size, and all are full.
+             Otherwise they begin at 0 and predict every token but the first exactly once; the last one is
+             padded with zeros, and its missing targets are IGNORED.
     """
 
     tokens: Tokens | Shards
@@ -234,25 +234,25 @@ class TokenPart:
 
     @property
     def size(self) -> int:
-        """Windows in this part."""
+        """Number of windows."""
         if self.shifted:
             return len(self.tokens) // self.block_size - 1
         return -(-(len(self.tokens) - 1) // self.block_size)
 
     @property
     def byte_size(self) -> int:
-        """Memory that the tokens take as they are stored."""
+        """Size of the tokens as they are stored."""
         return self.tokens.nbytes
 
     @property
     def stride(self) -> int:
-        """From the place of a window, its first token, to that of the next."""
+        """Distance between the first tokens of consecutive windows."""
         return self.block_size
 
     def take(self, places: Indices | None = None) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-        """Inputs and targets (N, block_size) of the windows that begin at the tokens `places` (default: all).
+        """Return inputs and targets (N, block_size) of the windows at the tokens `places` (default: all).
 
-        Sample i is at place i * block_size, plus the shift of the epoch.
+        Sample i begins at token i * block_size, plus the shift of the epoch.
         """
         if places is None:
             places = np.arange(self.size) * self.stride
@@ -272,39 +272,56 @@ class TokenPart:
 Part: TypeAlias = ArrayPart | TokenPart
 
 
+@runtime_checkable
+class ChecksHoldout(Protocol):
+    """A spec whose data cannot always be split for validation."""
+
+    def check_held_out(self, train: Part, held_out: Part) -> None:
+        """Raise ConfigError if samples of `held_out` leak from `train`."""
+        ...
+
+
 class Tokenizer(Protocol):
-    """Text to tokens and back."""
+    """Conversion of text to token ids and back."""
 
     @property
-    def name(self) -> str: ...
+    def name(self) -> str:
+        """Name in CONFIG_TOKENIZER."""
+        ...
+
     @property
-    def unit(self) -> Unit: ...
+    def unit(self) -> Unit:
+        """Kind of token, for figures."""
+        ...
+
     @property
-    def vocab_size(self) -> int: ...
+    def vocab_size(self) -> int:
+        """Number of token ids."""
+        ...
 
     def encode(self, text: str) -> list[int]:
-        """Raises DataError where `text` has what the vocabulary lacks."""
+        """Encode a text. Raises DataError for characters outside the vocabulary."""
         ...
 
     def encode_all(self, content: bytes) -> Tokens:
-        """The tokens of a whole text, as narrow as the vocabulary allows. Also where it is no UTF-8."""
+        """Encode a whole file in the narrowest type of the vocabulary."""
         ...
 
     def decode(self, tokens: npt.ArrayLike) -> str:
-        """Bytes that are no UTF-8 become the replacement character."""
+        """Decode tokens; invalid UTF-8 becomes the replacement character."""
         ...
 
     def byte_lengths(self) -> npt.NDArray[np.int64]:
-        """(vocab_size,): the bytes of text that each token stands for, 0 where it is a mark and no text."""
+        """Return the bytes of text per token id, (vocab_size,); 0 for special tokens."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Dataset:
-    """A data set. source: one line saying where it came from and how many samples it has.
+    """An open data set.
 
-    tokenizer: of a text. None for images, and where the tokens came ready-made from one that is not known.
-    skipped: files that training does without, because they are damaged, each with the reason.
+    source: one line with its origin and number of samples. tokenizer: None if there is none or it is unknown.
+    skipped: damaged files that are left out, each with the reason.
     """
 
     spec: Spec

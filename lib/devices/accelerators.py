@@ -16,11 +16,12 @@ from pathlib import Path
 from typing import Literal, TypeAlias
 
 from lib.errors import PlanError
-from lib.plan.types import Device, Kind
+from lib.plan.placement import TPU
+from lib.plan.types import STATIC_SHAPES, Device, Kind
 
 Package: TypeAlias = Literal["xla", "tpu"]
 
-SECONDS = 120.0
+TIMEOUT_SECONDS = 120.0
 COMMANDS: dict[Package, tuple[str, ...]] = {
     "xla": (sys.executable, "-m", "lib.devices.xla"),
     "tpu": (sys.executable, "-m", "lib.devices.tpu"),
@@ -35,7 +36,7 @@ def xla_devices(memory: Device) -> tuple[Device, ...]:
     """Return the XLA devices; a CPU device shares `memory`. Raises PlanError where torch_xla fails."""
     if importlib.util.find_spec("torch_xla") is None:
         todo = "install it beside a torch of its own (docs/distributed.md)"
-        raise _unable("xla", why="torch_xla is not installed", todo=todo)
+        raise _refusal("xla", why="torch_xla is not installed", todo=todo)
     found = json.loads(_last_line("xla"))
     own = {"total_bytes": memory.total_bytes, "free_bytes": memory.free_bytes // len(found)}
     return tuple(Device(**({**one, **own} if one["total_bytes"] is None else one)) for one in found)
@@ -46,11 +47,11 @@ def tpu_devices() -> tuple[Device, ...]:
     # Checked first: it is fast, and avoids torch_tpu's behaviour without a TPU.
     if not _has_tpu():
         why = f"no PCI device here is a TPU (vendor {GOOGLE}, {', '.join(GENERATIONS.values())})"
-        raise _unable("tpu", why=why, todo="train on a TPU VM")
+        raise _refusal("tpu", why=why, todo="train on a TPU VM")
     for name in ("torch_tpu", "libtpu"):  # torch_tpu aborts without libtpu
         if importlib.util.find_spec(name) is None:
             todo = "install it in an environment of its own (docs/distributed.md)"
-            raise _unable("tpu", why=f"{name} is not installed", todo=todo)
+            raise _refusal("tpu", why=f"{name} is not installed", todo=todo)
     _check_torch()
     return tuple(Device(**one) for one in json.loads(_last_line("tpu")))
 
@@ -66,6 +67,24 @@ def launch_variables(kind: Kind, *, processes: int) -> dict[str, str]:
     return {name: value for name, _, value in (word.partition("=") for word in words)}
 
 
+def probed_by_launcher(kind: Kind) -> bool:
+    """Return True for devices that a process cannot probe once others have opened them."""
+    return kind == "xla"
+
+
+def launch_command(command: str, kind: Kind, *, name: str, processes: int) -> str:
+    """Return `command` as a shell runs it on each host; on TPUs with their environment.
+
+    name: of the device; "" for a TPU of another host.
+    """
+    if kind not in STATIC_SHAPES or not (name or TPU).startswith(TPU):
+        return command
+    experimental = "# Experimental, never run on TPU hardware."
+    if kind == "tpu":
+        return f"{experimental}\nenv $(python -m lib.devices.tpu launch {processes}) {command}"
+    return f"{experimental} On each host of the slice (gcloud: --worker=all):\nPJRT_DEVICE=TPU {command}"
+
+
 def _has_tpu() -> bool:
     for device in sorted(PCI_DEVICES.glob("*")):
         try:
@@ -79,13 +98,13 @@ def _has_tpu() -> bool:
 
 def _check_torch() -> None:
     """Raise PlanError where the installed torch is outside the range that torch_tpu requires."""
-    wanted = next((one for one in metadata.requires("torch_tpu") or () if re.match(r"torch\b", one)), "")
+    required = next((one for one in metadata.requires("torch_tpu") or () if re.match(r"torch\b", one)), "")
     torch = metadata.version("torch")
-    for bound, number in re.findall(r"([<>]=)\s*([\d.]+)", wanted):
-        here, there = _release(torch), _release(number)
-        if here < there if bound == ">=" else here > there:
-            why = f"torch is {torch}, and torch_tpu {metadata.version('torch_tpu')} wants {wanted}"
-            raise _unable("tpu", why=why, todo="install a torch in that range beside it")
+    for bound, number in re.findall(r"([<>]=)\s*([\d.]+)", required):
+        installed, limit = _release(torch), _release(number)
+        if installed < limit if bound == ">=" else installed > limit:
+            why = f"torch is {torch}, and torch_tpu {metadata.version('torch_tpu')} requires {required}"
+            raise _refusal("tpu", why=why, todo="install a torch in that range beside it")
 
 
 def _release(version: str) -> tuple[int, ...]:
@@ -99,17 +118,19 @@ def _last_line(package: Package, *arguments: str) -> str:
     command = [*COMMANDS[package], *arguments]
     root = Path(__file__).resolve().parents[2]
     try:
-        done = subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=SECONDS, check=False)
+        done = subprocess.run(
+            command, cwd=root, capture_output=True, text=True, timeout=TIMEOUT_SECONDS, check=False
+        )
     except subprocess.TimeoutExpired as error:
-        why = f"torch_{package} did not answer within {SECONDS:g} s"
-        raise _unable(package, why=why, todo="end what is using the devices") from error
+        why = f"torch_{package} did not answer within {TIMEOUT_SECONDS:g} s"
+        raise _refusal(package, why=why, todo="end what is using the devices") from error
     if done.returncode:
         why = next(reversed(done.stderr.rstrip("\n").split("\n")), "") or f"status {done.returncode}"
-        ran = " ".join(["python", "-m", f"lib.{package}", *arguments])
-        raise _unable(package, why=why, todo=f"see whether `{ran}` runs")
+        ran = " ".join(["python", "-m", f"lib.devices.{package}", *arguments])
+        raise _refusal(package, why=why, todo=f"see whether `{ran}` runs")
     return done.stdout.strip().splitlines()[-1]
 
 
-def _unable(package: Package, *, why: str, todo: str) -> PlanError:
+def _refusal(package: Package, *, why: str, todo: str) -> PlanError:
     what = f"CONFIG_DEVICE_{package.upper()} cannot be honoured"
     return PlanError(what, why=why, todo=f"{todo}, or set CONFIG_DEVICE_AUTO=y")

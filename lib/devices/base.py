@@ -1,9 +1,8 @@
 """Interface to devices and process groups.
 
 A `Backend` is one process of a run: the device of its tensors, its rank among `world`, and the few
-collectives that training needs. `FakeBackend` is one rank of many in a single process and records the
-collectives, for tests. Code that needs torch_xla is in `lib.devices.xla`, code that needs torch_tpu in
-`lib.devices.tpu`.
+collectives that training needs. Code that needs torch_xla is in `lib.devices.xla`, code that needs torch_tpu
+in `lib.devices.tpu`.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from lib.distributed.fsdp import Gatherer, GroupGatherer, one_copy_only, shard_model
+from lib.distributed.fsdp import Gatherer, GroupGatherer, shard_model, single_replica
 from lib.distributed.local_ranks import STORE_VARIABLE
 from lib.distributed.rank_stores import open_rank_store, serve_at
 from lib.plan.types import SHARDS_WEIGHTS, Kind, Layout, Precision
@@ -171,7 +170,7 @@ class DistributedBackend(Backend):
         """Return DDP's no_sync, or for sharded models a context that reduces within a replica only."""
         if isinstance(model, DistributedDataParallel):
             return model.no_sync()
-        return one_copy_only(model)  # unsharded gradients would need the memory that sharding saves
+        return single_replica(model)  # unsharded gradients would need the memory that sharding saves
 
     def all_reduce_sum(self, tensor: Tensor) -> None:
         """Sum `tensor` over ranks, in place."""
@@ -218,33 +217,6 @@ class DistributedBackend(Backend):
         """Wait for all ranks and destroy the process groups."""
         dist.barrier(group=self._host_group)
         dist.destroy_process_group()
-
-
-class FakeBackend(Backend):
-    """Rank `rank` of `world` without the other ranks: collectives are recorded and change nothing."""
-
-    def __init__(self, *, rank: int, world: int) -> None:
-        super().__init__("cpu", rank=rank, world=world)
-        self.calls: list[str] = []
-
-    def all_reduce_sum(self, tensor: Tensor) -> None:
-        """Record the call."""
-        self.calls.append(f"sum{tuple(tensor.shape)}")
-
-    def all_reduce_max(self, values: Sequence[float]) -> list[float]:
-        """Record the call and return `values`."""
-        self.calls.append(f"max({len(values)})")
-        return list(values)
-
-    def broadcast(self, value: Any) -> Any:
-        """Record the call and return `value`."""
-        self.calls.append("broadcast")
-        return value
-
-    def gather(self, tensor: Tensor) -> list[Tensor]:
-        """Record the call; on rank 0 return `tensor` for every rank."""
-        self.calls.append(f"gather{tuple(tensor.shape)}")
-        return [tensor.cpu()] * self.world if self.is_main else []
 
 
 class SimulatedBackend(Backend):

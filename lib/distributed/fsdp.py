@@ -58,7 +58,9 @@ def shard_model(model: nn.Module, layout: Layout, *, device_type: str) -> None:
     from torch.distributed.fsdp import fully_shard
 
     copies = layout.world // layout.shard
-    sizes, names = ((copies, layout.shard), ("copy", "part")) if copies > 1 else ((layout.shard,), ("part",))
+    sizes, names = (
+        ((copies, layout.shard), ("replica", "shard")) if copies > 1 else ((layout.shard,), ("shard",))
+    )
     mesh = init_device_mesh(device_type, sizes, mesh_dim_names=names)
     for block in blocks_of(model):
         fully_shard(block, mesh=mesh, reshard_after_forward=layout.strategy != "zero2")
@@ -69,7 +71,7 @@ def shard_model(model: nn.Module, layout: Layout, *, device_type: str) -> None:
 
 
 @contextlib.contextmanager
-def one_copy_only(model: nn.Module) -> Iterator[None]:
+def single_replica(model: nn.Module) -> Iterator[None]:
     """Context in which backward passes reduce gradients within a replica, not between replicas."""
     sharded = cast("FSDPModule", model)
     sharded.set_requires_all_reduce(False)
@@ -79,7 +81,7 @@ def one_copy_only(model: nn.Module) -> Iterator[None]:
         sharded.set_requires_all_reduce(True)
 
 
-def cut_again(model: nn.Module) -> None:
+def reshard(model: nn.Module) -> None:
     """Reshard weights that a forward pass without a backward pass has gathered."""
     from torch.distributed.fsdp import FSDPModule
 
@@ -88,7 +90,7 @@ def cut_again(model: nn.Module) -> None:
             module.reshard()
 
 
-def is_cut(value: object) -> TypeGuard[DTensor]:
+def is_sharded(value: object) -> TypeGuard[DTensor]:
     """True if `value` is a sharded tensor (DTensor)."""
     loaded = sys.modules.get("torch.distributed.tensor")  # a DTensor can only exist if this is loaded
     return loaded is not None and isinstance(value, loaded.DTensor)
@@ -96,22 +98,22 @@ def is_cut(value: object) -> TypeGuard[DTensor]:
 
 def local(tensor: Tensor) -> Tensor:
     """Return this rank's shard of `tensor`, sharing its memory; the tensor itself if it is not sharded."""
-    return tensor.to_local() if is_cut(tensor) else tensor
+    return tensor.to_local() if is_sharded(tensor) else tensor
 
 
-def part_like(whole: Tensor, like: Tensor) -> Tensor:
+def shard_of(whole: Tensor, like: Tensor) -> Tensor:
     """Return this rank's shard of `whole`, which every rank has, sharded as `like` is."""
-    if not is_cut(like):
+    if not is_sharded(like):
         return whole
     from torch.distributed.tensor import distribute_tensor
 
-    there = whole.to(device=like.device, dtype=like.dtype)
-    return distribute_tensor(there, like.device_mesh, like.placements, src_data_rank=None)
+    moved = whole.to(device=like.device, dtype=like.dtype)
+    return distribute_tensor(moved, like.device_mesh, like.placements, src_data_rank=None)
 
 
-def as_part(part: Tensor, like: Tensor) -> Tensor:
+def from_local(part: Tensor, like: Tensor) -> Tensor:
     """Wrap this rank's shard `part` as a tensor sharded like `like`."""
-    if not is_cut(like):
+    if not is_sharded(like):
         return part
     from torch.distributed.tensor import DTensor
 
@@ -180,28 +182,28 @@ class GroupGatherer(Gatherer):
 
     def gather_entries(self, entries: Mapping[Any, Any]) -> list[Mapping[Any, Any]]:
         """Gather mappings to rank 0, with tensors on the CPU; empty on other ranks."""
-        sent = _each(entries, lambda leaf: leaf.cpu() if isinstance(leaf, Tensor) else leaf)
+        sent = _map_leaves(entries, lambda leaf: leaf.cpu() if isinstance(leaf, Tensor) else leaf)
         received: list[Any] = [None] * self.ranks if self.rank == 0 else []
         dist.gather_object(sent, received or None, dst=0, group=self._group)
         return received
 
 
-def in_parts(state: Any) -> Any:
+def to_local(state: Any) -> Any:
     """Replace sharded tensors in `state` by this rank's local part, sharing its memory."""
 
     def part(leaf: Any) -> Any:
-        if not is_cut(leaf):
+        if not is_sharded(leaf):
             return leaf
-        cut = any(placement.is_shard(0) for placement in leaf.placements)
-        return Rows(leaf.to_local(), tuple(leaf.shape)) if cut else leaf.to_local()
+        sharded = any(placement.is_shard(0) for placement in leaf.placements)
+        return Rows(leaf.to_local(), tuple(leaf.shape)) if sharded else leaf.to_local()
 
-    return _each(state, part)
+    return _map_leaves(state, part)
 
 
-def snapshot(parts: Any, *, whole: bool) -> Any:
-    """Copy an `in_parts` state to main memory, so that training can continue meanwhile.
+def snapshot(parts: Any, *, replicated: bool) -> Any:
+    """Copy a `to_local` state to main memory, so that training can continue meanwhile.
 
-    whole: copy the tensors that every rank has, too; one of several ranks is enough for them.
+    replicated: also copy the tensors that every rank has, which one rank has to do.
     """
     copies: dict[tuple[Any, ...], Tensor] = {}
 
@@ -212,69 +214,70 @@ def snapshot(parts: Any, *, whole: bool) -> Any:
             copies[key] = tensor.detach().to("cpu", copy=True)
         return copies[key]
 
-    def taken(leaf: Any) -> Any:
+    def copy_leaf(leaf: Any) -> Any:
         if isinstance(leaf, Rows):
             return Rows(copy(leaf.own), leaf.shape)
         if isinstance(leaf, Entries):
-            return Entries(_each(leaf.own, lambda item: copy(item) if isinstance(item, Tensor) else item))
+            return Entries(
+                _map_leaves(leaf.own, lambda item: copy(item) if isinstance(item, Tensor) else item)
+            )
         if isinstance(leaf, Tensor):
-            return copy(leaf) if whole else None
+            return copy(leaf) if replicated else None
         return leaf
 
-    return _each(parts, taken)
+    return _map_leaves(parts, copy_leaf)
 
 
-def put_together(parts: Any, gatherer: Gatherer) -> Any:
+def gather_full(parts: Any, gatherer: Gatherer) -> Any:
     """Gather a state to rank 0; other ranks get None in place of sharded tensors.
 
     A collective of all ranks of `gatherer`, which must pass the same structure.
     """
 
-    def whole(leaf: Any) -> Any:
+    def gather_leaf(leaf: Any) -> Any:
         if not isinstance(leaf, Rows | Entries):
             return leaf
         if not gatherer.takes_part:
             return None
         if isinstance(leaf, Rows):
-            return _of_all_rows(leaf, gatherer)
+            return _gather_rows(leaf, gatherer)
         entries = [item for own in gatherer.gather_entries(leaf.own) for item in own.items()]
         return dict(sorted(entries))
 
-    return _each(parts, whole)
+    return _map_leaves(parts, gather_leaf)
 
 
-def _of_all_rows(part: Rows, gatherer: Gatherer) -> Tensor | None:
+def _gather_rows(part: Rows, gatherer: Gatherer) -> Tensor | None:
     rows, *others = part.shape
-    each = math.ceil(rows / gatherer.ranks)
-    sent = part.own.new_zeros((each, *others))
-    sent[: len(part.own)] = part.own
-    gathered = gatherer.gather(sent)
-    own = [rows_of_one[: max(0, rows - rank * each)] for rank, rows_of_one in enumerate(gathered)]
-    return torch.cat(own) if own else None
+    per_rank = math.ceil(rows / gatherer.ranks)
+    padded = part.own.new_zeros((per_rank, *others))
+    padded[: len(part.own)] = part.own
+    shards = [shard[: max(0, rows - rank * per_rank)] for rank, shard in enumerate(gatherer.gather(padded))]
+    return torch.cat(shards) if shards else None
 
 
 def gathered(value: Any) -> Any:
     """Replace sharded tensors in `value` by full ones. A collective of all ranks, with the same structure."""
-    return _each(value, lambda leaf: leaf.full_tensor() if is_cut(leaf) else leaf)
+    return _map_leaves(value, lambda leaf: leaf.full_tensor() if is_sharded(leaf) else leaf)
 
 
-def _each(value: Any, change: Callable[[Any], Any]) -> Any:
+def _map_leaves(value: Any, change: Callable[[Any], Any]) -> Any:
     """Apply `change` to every leaf of nested mappings and lists."""
     if isinstance(value, Mapping):
-        return {key: _each(item, change) for key, item in value.items()}
-    return [_each(item, change) for item in value] if isinstance(value, list) else change(value)
+        return {key: _map_leaves(item, change) for key, item in value.items()}
+    return [_map_leaves(item, change) for item in value] if isinstance(value, list) else change(value)
 
 
-def clip_gradients(model: nn.Module, largest_norm: float) -> None:
-    """Clip gradients to the total norm `largest_norm`, computed over all ranks."""
+def clip_gradients(model: nn.Module, max_norm: float) -> None:
+    """Clip gradients to the total norm `max_norm`, computed over all ranks."""
     gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
     norm = gathered(nn.utils.get_total_norm(gradients))
     torch._foreach_mul_(
-        [local(gradient) for gradient in gradients], (largest_norm / (norm + 1e-6)).clamp(max=1.0)
+        [local(gradient) for gradient in gradients], (max_norm / (norm + 1e-6)).clamp(max=1.0)
     )
 
 
-def shared_out(
+def shard_optimizer_state(
     groups: Sequence[dict[str, Any]], rule: type[torch.optim.Optimizer], options: Mapping[str, Any]
 ) -> torch.optim.Optimizer:
     """Make an optimizer whose state is distributed over ranks by whole weights (ZeRO-1)."""
@@ -283,17 +286,17 @@ def shared_out(
     return ZeroRedundancyOptimizer(groups, optimizer_class=rule, **options)
 
 
-def own_part(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+def local_shard(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
     """Return the optimizer that holds this rank's state."""
-    return optimizer.optim if _is_shared_out(optimizer) else optimizer
+    return optimizer.optim if _is_sharded_state(optimizer) else optimizer
 
 
 def optimizer_state(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    """Return the state dict of a single process, sharded where ranks have shards (`put_together`)."""
-    if not _is_shared_out(optimizer):
-        state: dict[str, Any] = in_parts(optimizer.state_dict())
+    """Return the state dict of a single process, sharded where ranks have shards (`gather_full`)."""
+    if not _is_sharded_state(optimizer):
+        state: dict[str, Any] = to_local(optimizer.state_dict())
         return state
-    own, numbers = own_part(optimizer), _numbers(optimizer)
+    own, numbers = local_shard(optimizer), _numbers(optimizer)
     entries = {numbers[id(weight)]: own.state[weight] for weight in _weights(own) if weight in own.state}
     # Not its own `state_dict`, which requires the entries to be sent to one rank first.
     groups = torch.optim.Optimizer.state_dict(optimizer)["param_groups"]
@@ -305,13 +308,13 @@ def load_optimizer_state(optimizer: torch.optim.Optimizer, state: Mapping[str, A
     counts = [len(group["params"]) for group in optimizer.param_groups]
     if [len(group["params"]) for group in state["param_groups"]] != counts:
         raise ValueError("the state of the optimizer is for other weights")
-    own = own_part(optimizer)
+    own = local_shard(optimizer)
     numbers = _numbers(optimizer)
     kept: dict[int, Any] = {}
     for place, weight in enumerate(_weights(own)):
-        of_one = state["state"].get(numbers[id(weight)])
-        if of_one is not None:
-            kept[place] = {name: _part_of_state(value, weight) for name, value in of_one.items()}
+        entry = state["state"].get(numbers[id(weight)])
+        if entry is not None:
+            kept[place] = {name: _shard_state(value, weight) for name, value in entry.items()}
     groups, first = [], 0
     for group, saved in zip(own.param_groups, state["param_groups"], strict=True):
         count = len(group["params"])
@@ -323,7 +326,7 @@ def load_optimizer_state(optimizer: torch.optim.Optimizer, state: Mapping[str, A
             group.update({name: value for name, value in loaded.items() if name != "params"})
 
 
-def _is_shared_out(optimizer: torch.optim.Optimizer) -> TypeGuard[ZeroRedundancyOptimizer]:
+def _is_sharded_state(optimizer: torch.optim.Optimizer) -> TypeGuard[ZeroRedundancyOptimizer]:
     loaded = sys.modules.get("torch.distributed.optim")
     return loaded is not None and isinstance(optimizer, loaded.ZeroRedundancyOptimizer)
 
@@ -337,6 +340,6 @@ def _weights(optimizer: torch.optim.Optimizer) -> Iterator[Tensor]:
     return (weight for group in optimizer.param_groups for weight in group["params"])
 
 
-def _part_of_state(value: Any, weight: Tensor) -> Any:
+def _shard_state(value: Any, weight: Tensor) -> Any:
     shaped = isinstance(value, Tensor) and value.shape == weight.shape
-    return part_like(value, weight) if shaped else value
+    return shard_of(value, weight) if shaped else value

@@ -1,33 +1,131 @@
-"""Job files that train a configuration with schedulers other than SLURM. Pure.
+"""Job files that train a configuration by SLURM, Kubernetes, SkyPilot or Ray. Pure.
 
-They follow published schemas, and none was run on such a cluster. On every node they start what make train
-does there; the configuration is part of the file.
+On every node they start what make train does there; the configuration is part of the file. Those for other
+schedulers than SLURM follow published schemas, and none was run on such a cluster. Their frames are files in
+templates/: "@name" stands for a value.
 """
 
 from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Callable, Mapping
+import string
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from pathlib import Path
+from typing import Any
 
 import yaml
 
-from lib.distributed.slurm import PORT
-from lib.errors import ConfigError
+from lib.config import LaunchOptions
+from lib.errors import ConfigError, Suspended
 
-Document: TypeAlias = dict[str, Any]
-
+PORT = 29500
 RUNS = "/runs"  # mount point of the storage on each node
 FIRST = "FIRST"  # stands for the first node while its address is unknown
-_END = "END_OF_CONFIGURATION"
+EARLY_SECONDS = 60  # SLURM may send the signal this much early (sbatch(1), --signal)
+
+_TEMPLATES = Path(__file__).resolve().parent / "templates"
+_TIMES = (  # as listed in sbatch(1) under --time
+    r"(?P<minutes>\d+)(:(?P<seconds>\d+))?",
+    r"(?P<hours>\d+):(?P<minutes>\d+):(?P<seconds>\d+)",
+    r"(?P<days>\d+)-(?P<hours>\d+)(:(?P<minutes>\d+)(:(?P<seconds>\d+))?)?",
+)
+_SECONDS = {"days": 86400, "hours": 3600, "minutes": 60, "seconds": 1}
+_SLURM_RENDEZVOUS = f"""
+# The first node is the rendezvous endpoint; after a requeue it may be another one.
+export CONFIG_DIST_ENDPOINT="$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1):{PORT}"
+export KCONFIG_MAKE_VARIABLES=CONFIG_DIST_ENDPOINT # as if given on make's command line
+"""
+# Each node gets its own address, and the first one uses it as the endpoint, so that it listens there alone:
+# torch recognises neither an address that the node's own name does not resolve to nor, for a while, a name
+# that was just assigned.
+_RENDEZVOUS = """\
+export PET_LOCAL_ADDR="{own}" # as torchrun --local-addr
+export CONFIG_DIST_ENDPOINT="{first}:{port}"
+[ "{number}" != 0 ] || CONFIG_DIST_ENDPOINT="$PET_LOCAL_ADDR:{port}"
+export KCONFIG_MAKE_VARIABLES=CONFIG_DIST_ENDPOINT
+"""
 _IMAGE = re.compile(r"\S{1,500}")
 _IMAGE_MEANS = "a container image that has this source tree for working directory"
 _CLAIM = re.compile(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?")
 _BUCKET = re.compile(r"[a-z0-9]+://\S+")
-_RESOURCE = re.compile(r"[a-z0-9][a-z0-9.-]*/[A-Za-z0-9][\w.-]*")
-_ACCELERATOR = re.compile(r"[A-Za-z][\w.-]*")
+
+
+class _Template(string.Template):
+    delimiter = "@"  # shell scripts are full of dollar signs
+
+
+def _template(name: str, values: Mapping[str, object]) -> str:
+    return _Template((_TEMPLATES / name).read_text(encoding="utf-8")).substitute(values)
+
+
+def batch_script(
+    launch: LaunchOptions,
+    *,
+    model: str,
+    nodes: int,
+    gpus: int,
+    root: Path,
+    python: str,
+    configuration: str,
+    folder: Path,
+    runs: Path,
+) -> str:
+    """Return an sbatch script that trains `configuration` (a .config's text) in the source tree `root`.
+
+    The job is requeued when preempted or out of time. gpus: per node, 0 for none. folder: directory for a
+    job's output and configuration, shared by its nodes. Raises ConfigError where no time is left to train.
+    """
+    _check_time(launch)
+    # sbatch expands percent signs in #SBATCH lines.
+    output = shlex.quote(str(folder).replace("%", "%%"))
+    requested = {  # what is empty is left to the site
+        "job-name": f"anneal-{model}",
+        "nodes": nodes,
+        "ntasks-per-node": 1,
+        "gpus-per-node": gpus,
+        "cpus-per-task": launch.slurm_cpus_per_node,
+        "time": launch.slurm_time,
+        "partition": launch.slurm_partition,
+        "open-mode": "append",
+        "output": f"{output}/slurm-%j.log",
+        "signal": f"B:USR1@{launch.slurm_grace_seconds}",
+    }
+    # Since SLURM 22.05 srun does not inherit --cpus-per-task from sbatch.
+    cpus = [f"--cpus-per-task={launch.slurm_cpus_per_node}"] if launch.slurm_cpus_per_node else []
+    train = [python, "-m", "train", "--runs", str(runs), "train"]
+    values = {
+        "options": "\n".join(f"#SBATCH --{name}={value}" for name, value in requested.items() if value),
+        "root": shlex.quote(str(root)),
+        "folder": shlex.quote(str(folder)),
+        "configuration": configuration,
+        "many": _SLURM_RENDEZVOUS if nodes > 1 else "",
+        "srun": shlex.join(["srun", "--kill-on-bad-exit=1", *cpus, *train]),
+        "saved": Suspended.exit_code,
+        "runs": shlex.quote(str(runs / model)),
+    }
+    return _template("slurm.sbatch", values)
+
+
+def _check_time(launch: LaunchOptions) -> None:
+    seconds, grace_seconds = seconds_of(launch.slurm_time or ""), launch.slurm_grace_seconds
+    needed = grace_seconds + EARLY_SECONDS
+    if seconds is not None and seconds <= needed:
+        raise ConfigError(
+            f"CONFIG_SLURM_TIME={launch.slurm_time} leaves no time for training",
+            why=f"SLURM signals {grace_seconds} s (CONFIG_SLURM_GRACE_SECONDS) before the end, "
+            f"and may do so {EARLY_SECONDS} s earlier",
+            todo=f"set CONFIG_SLURM_TIME to more than {needed} s",
+        )
+
+
+def seconds_of(time: str) -> int | None:
+    """Return the seconds of a time limit as sbatch parses it; None for a word ("", UNLIMITED)."""
+    for form in _TIMES:
+        if match := re.fullmatch(form, time):
+            return sum(_SECONDS[unit] * int(value) for unit, value in match.groupdict().items() if value)
+    return None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,26 +151,55 @@ class Job:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Words:
-    """Shell expressions for the first node's address, this node's address, and its number."""
+class Cluster:
+    """A kind of cluster: heading of its file, patterns and meanings of its variables.
 
+    first, own, number: shell expressions for the first node's address, this node's address and its number.
+    """
+
+    title: str
+    usage: str
     first: str
     own: str
     number: str
+    storage: tuple[re.Pattern[str], str] = (
+        _CLAIM,
+        "the name of a PersistentVolumeClaim that every node can write to",
+    )
+    accelerator: tuple[re.Pattern[str], str] = (
+        re.compile(r"[a-z0-9][a-z0-9.-]*/[A-Za-z0-9][\w.-]*"),
+        "the cluster's name of a GPU, such as nvidia.com/gpu",
+    )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Cluster:
-    """A kind of cluster: generator and heading of its file, and patterns of its variables."""
+CLUSTERS: Mapping[str, Cluster] = {
+    "kubernetes": Cluster(
+        title="Kubernetes with Kubeflow Trainer",
+        usage="kubectl create -f run.kubernetes.yaml",
+        first="$PET_MASTER_ADDR",
+        own="$THIS_MACHINE",
+        number="$PET_NODE_RANK",
+    ),
+    "skypilot": Cluster(
+        title="SkyPilot",
+        usage="sky jobs launch run.skypilot.yaml, in the source tree",
+        first='$(echo "$SKYPILOT_NODE_IPS" | head -n 1)',
+        own='$(echo "$SKYPILOT_NODE_IPS" | sed -n "$((SKYPILOT_NODE_RANK + 1))p")',
+        number="$SKYPILOT_NODE_RANK",
+        storage=(re.compile(f"{_BUCKET.pattern}|{_CLAIM.pattern}"), "a volume of SkyPilot, or a bucket"),
+        accelerator=(re.compile(r"[A-Za-z][\w.-]*"), "SkyPilot's name of a GPU, such as H100"),
+    ),
+    "ray": Cluster(
+        title="Ray with KubeRay",
+        usage="kubectl create -f run.ray.yaml",
+        first="$FIRST_MACHINE",
+        own="$THIS_MACHINE",
+        number="$MACHINE_NUMBER",
+    ),
+}
 
-    called: str
-    document: Callable[[Job], Document]
-    storage: tuple[re.Pattern[str], str]
-    accelerator: tuple[re.Pattern[str], str]
-    used_by: str
 
-
-def emitted(job: Job, *, to: str, command: str) -> str:
+def job_file(job: Job, *, to: str, command: str) -> str:
     """Return the text of the job file for the cluster `to`, one of `CLUSTERS`.
 
     command: the command that trains on each node, for the reader. Raises ConfigError where IMAGE, STORAGE or
@@ -80,12 +207,14 @@ def emitted(job: Job, *, to: str, command: str) -> str:
     """
     cluster = CLUSTERS[to]
     _check(job, cluster)
+    values = _values(job, cluster)
+    document = _fill(yaml.safe_load((_TEMPLATES / f"{to}.yaml").read_text(encoding="utf-8")), values)
     heading = (
-        f"# Not run on {cluster.called}: this follows its published schema, and nobody has tried it.\n"
-        f"# Use it by: {cluster.used_by}\n"
-        f"# What python -m train comes to on each machine: {command}\n"
+        f"# Not run on {cluster.title}: this follows its published schema, and nobody has tried it.\n"
+        f"# Use it by: {cluster.usage}\n"
+        f"# python -m train is equivalent on each node to: {command}\n"
     )
-    return heading + yaml.dump(cluster.document(job), Dumper=_Dumper, sort_keys=False, width=110)
+    return heading + yaml.dump(document, Dumper=_Dumper, sort_keys=False, width=110)
 
 
 def missing(*, to: str, gpus: bool, given: Mapping[str, str]) -> list[str]:
@@ -98,18 +227,18 @@ def missing(*, to: str, gpus: bool, given: Mapping[str, str]) -> list[str]:
     means = {
         "to": f"the cluster: {', '.join(CLUSTERS)}",
         "image": _IMAGE_MEANS,
-        "storage": cluster.storage[1] if cluster else "what holds the directory of runs there",
+        "storage": cluster.storage[1] if cluster else "storage for the directory of runs there",
     }
     if gpus:
-        means["accelerator"] = cluster.accelerator[1] if cluster else "what the cluster calls a GPU"
-    said = {"to": to, **given}
-    return [f"{name.upper()}= ({meaning})" for name, meaning in means.items() if not said[name]]
+        means["accelerator"] = cluster.accelerator[1] if cluster else "the cluster's name of a GPU"
+    values = {"to": to, **given}
+    return [f"{name.upper()}= ({meaning})" for name, meaning in means.items() if not values[name]]
 
 
 def _check(job: Job, cluster: Cluster) -> None:
-    wanted = {"IMAGE": (job.image, _IMAGE, _IMAGE_MEANS), "STORAGE": (job.storage, *cluster.storage)}
+    expected = {"IMAGE": (job.image, _IMAGE, _IMAGE_MEANS), "STORAGE": (job.storage, *cluster.storage)}
     if job.gpus:
-        wanted["ACCELERATOR"] = (job.accelerator, *cluster.accelerator)
+        expected["ACCELERATOR"] = (job.accelerator, *cluster.accelerator)
     elif job.accelerator:
         raise ConfigError(
             f"ACCELERATOR={job.accelerator} is not used by CONFIG_DEVICE_CPU=y",
@@ -117,148 +246,67 @@ def _check(job: Job, cluster: Cluster) -> None:
         )
     wrong = [
         f"{name}={value} is not {meaning}"
-        for name, (value, pattern, meaning) in wanted.items()
+        for name, (value, pattern, meaning) in expected.items()
         if not pattern.fullmatch(value)
     ]
+    if cluster is CLUSTERS["skypilot"] and _BUCKET.fullmatch(job.storage) and job.nodes > 1:
+        raise ConfigError(
+            f"STORAGE={job.storage} is not for {job.nodes} nodes",
+            why="in a bucket the others do not see at once what one of them writes",
+            todo="name a volume of SkyPilot that all can mount",
+        )
     if wrong:
         raise ConfigError("; ".join(wrong))
 
 
-def _kubernetes(job: Job) -> Document:
-    """Make a TrainJob of Kubeflow Trainer, whose runtime torch-distributed names the first node."""
-    trainer: Document = {
-        "image": job.image,
-        "command": ["sh", "-c", _verbatim(_start(job, _IN_TRAINJOB))],
-        "numNodes": job.nodes,
-    }
-    if job.finds_first:
-        address = {"fieldRef": {"fieldPath": "status.podIP"}}
-        trainer["env"] = [{"name": "THIS_MACHINE", "valueFrom": address}]
-    if job.gpus:
-        trainer["resourcesPerNode"] = {"limits": {job.accelerator: job.gpus}}
-    pod = {"volumes": _volumes(job), "containers": [{"name": "node", "volumeMounts": _mounts()}]}
-    replicated = [{"name": "node", "template": {"spec": {"template": {"spec": pod}}}}]
-    return {
-        "apiVersion": "trainer.kubeflow.org/v1alpha1",
-        "kind": "TrainJob",
-        "metadata": {"name": job.name},
-        "spec": {
-            "runtimeRef": {"name": "torch-distributed"},
-            "trainer": trainer,
-            "runtimePatches": [
-                {
-                    "manager": "anneal",
-                    "trainingRuntimeSpec": {"template": {"spec": {"replicatedJobs": replicated}}},
-                }
-            ],
+def _values(job: Job, cluster: Cluster) -> dict[str, Any]:
+    """Return what "@name" stands for in the templates; None removes the field."""
+    words = {"first": cluster.first, "own": cluster.own, "number": cluster.number, "port": PORT}
+    script = _template(
+        "start.sh",
+        {
+            "configuration": job.configuration.rstrip(),
+            "rendezvous": _RENDEZVOUS.format(**words) if job.finds_first else "",
+            "runs": RUNS,
         },
-    }
-
-
-def _skypilot(job: Job) -> Document:
-    resources: Document = {"image_id": f"docker:{job.image}"}
-    if job.gpus:
-        resources["accelerators"] = f"{job.accelerator}:{job.gpus}"
-    if _BUCKET.fullmatch(job.storage):
-        if job.nodes > 1:
-            raise ConfigError(
-                f"STORAGE={job.storage} is not for {job.nodes} machines",
-                why="a bucket does not show to the others at once what one of them writes",
-                todo="name a volume of SkyPilot that all can mount",
-            )
-        # The only mode that allows appending, which the files of a run need.
-        storage: Document = {"file_mounts": {RUNS: {"source": job.storage, "mode": "MOUNT_CACHED"}}}
-    else:
-        storage = {"volumes": {RUNS: job.storage}}
-    return {
-        "name": job.name,
-        "workdir": ".",
-        "num_nodes": job.nodes,
-        "resources": resources,
-        **storage,
-        "run": _start(job, _ON_SKYPILOT),
-    }
-
-
-def _ray(job: Job) -> Document:
-    """Make a RayJob of KubeRay, whose driver starts training on each worker; the head does not train."""
-    head = {"name": "ray-head", "image": job.image}
-    worker: Document = {
-        "name": "ray-worker",
-        "image": job.image,
-        "env": [{"name": "ANNEAL_START", "value": _verbatim(_start(job, _ON_RAY))}],
-        "volumeMounts": _mounts(),
-    }
-    if job.gpus:
-        worker["resources"] = {"limits": {job.accelerator: job.gpus}}
-    workers = {
-        "groupName": "machines",
-        "replicas": job.nodes,
-        "minReplicas": job.nodes,
-        "maxReplicas": job.nodes,
-        "rayStartParams": {},
-        "template": {"spec": {"containers": [worker], "volumes": _volumes(job)}},
-    }
+    )
+    bucket = _BUCKET.fullmatch(job.storage)
+    pod_ip = {"name": "THIS_MACHINE", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}
     driver = ["python", "-m", "scripts.ray_machines", f"--machines={job.nodes}", f"--gpus={job.gpus}"]
     return {
-        "apiVersion": "ray.io/v1",
-        "kind": "RayJob",
-        "metadata": {"name": job.name},
-        "spec": {
-            "entrypoint": shlex.join(driver),
-            "shutdownAfterJobFinishes": True,
-            "rayClusterSpec": {
-                "headGroupSpec": {
-                    "rayStartParams": {"num-cpus": "0"},
-                    "template": {"spec": {"containers": [head]}},
-                },
-                "workerGroupSpecs": [workers],
-            },
-        },
+        "name": job.name,
+        "nodes": job.nodes,
+        "image": job.image,
+        "docker_image": f"docker:{job.image}",
+        "script": script,
+        "kubernetes_script": script.replace("$", "$$"),  # Kubernetes would expand $(NAME)
+        "driver": shlex.join(driver),
+        "address": [pod_ip] if job.finds_first else None,
+        "limits": {"limits": {job.accelerator: job.gpus}} if job.gpus else None,
+        "accelerators": f"{job.accelerator}:{job.gpus}" if job.gpus else None,
+        # The only mode that allows appending, which the files of a run need.
+        "bucket": {RUNS: {"source": job.storage, "mode": "MOUNT_CACHED"}} if bucket else None,
+        "volume": None if bucket else {RUNS: job.storage},
+        "volumes": [
+            {"name": "runs", "persistentVolumeClaim": {"claimName": job.storage}},
+            # Processes of one node exchange data through shared memory; a container has only 64 MB of it.
+            {"name": "shared-memory", "emptyDir": {"medium": "Memory"}},
+        ],
+        "mounts": [
+            {"name": "runs", "mountPath": RUNS},
+            {"name": "shared-memory", "mountPath": "/dev/shm"},
+        ],
     }
 
 
-def _start(job: Job, words: _Words) -> str:
-    """Return the shell script that runs on each node."""
-    return f"""\
-set -e
-directory=$(mktemp -d)
-cat > "$directory/.config" <<'{_END}'
-{job.configuration.rstrip()}
-{_END}
-export KCONFIG_CONFIG="$directory/.config"
-{_meet(words) if job.finds_first else ""}exec python -m train --runs {RUNS} train
-"""
-
-
-def _meet(words: _Words) -> str:
-    """Return shell lines that set the rendezvous endpoint as if given on make's command line.
-
-    Each node gets its own address, and the first one uses it as the endpoint, so that it listens there alone:
-    torch recognises neither an address that the node's own name does not resolve to nor, for a while, a name
-    that was just assigned.
-    """
-    return f"""\
-export PET_LOCAL_ADDR="{words.own}" # as torchrun --local-addr
-export CONFIG_DIST_ENDPOINT="{words.first}:{PORT}"
-[ "{words.number}" != 0 ] || CONFIG_DIST_ENDPOINT="$PET_LOCAL_ADDR:{PORT}"
-export KCONFIG_MAKE_VARIABLES=CONFIG_DIST_ENDPOINT
-"""
-
-
-def _verbatim(script: str) -> str:
-    """Escape `script` for Kubernetes, which would expand $(NAME)."""
-    return script.replace("$", "$$")
-
-
-def _volumes(job: Job) -> list[Document]:
-    # Processes of one node exchange data through shared memory, of which a container has only 64 MB.
-    shared = {"name": "shared-memory", "emptyDir": {"medium": "Memory"}}
-    return [{"name": "runs", "persistentVolumeClaim": {"claimName": job.storage}}, shared]
-
-
-def _mounts() -> list[Document]:
-    return [{"name": "runs", "mountPath": RUNS}, {"name": "shared-memory", "mountPath": "/dev/shm"}]
+def _fill(node: Any, values: Mapping[str, Any]) -> Any:
+    """Replace each string "@name" in a document by its value."""
+    if isinstance(node, dict):
+        filled = {key: _fill(item, values) for key, item in node.items()}
+        return {key: item for key, item in filled.items() if item is not None}
+    if isinstance(node, list):
+        return [_fill(item, values) for item in node]
+    return values[node[1:]] if isinstance(node, str) and node.startswith("@") else node
 
 
 class _Dumper(yaml.SafeDumper):
@@ -273,36 +321,3 @@ def _text(dumper: _Dumper, text: str) -> yaml.ScalarNode:
 
 
 _Dumper.add_representer(str, _text)
-
-_IN_TRAINJOB = _Words(first="$PET_MASTER_ADDR", own="$THIS_MACHINE", number="$PET_NODE_RANK")
-_ON_SKYPILOT = _Words(
-    first='$(echo "$SKYPILOT_NODE_IPS" | head -n 1)',
-    own='$(echo "$SKYPILOT_NODE_IPS" | sed -n "$((SKYPILOT_NODE_RANK + 1))p")',
-    number="$SKYPILOT_NODE_RANK",
-)
-_ON_RAY = _Words(first="$FIRST_MACHINE", own="$THIS_MACHINE", number="$MACHINE_NUMBER")
-_OF_KUBERNETES = {
-    "storage": (_CLAIM, "the name of a PersistentVolumeClaim that every machine can write to"),
-    "accelerator": (_RESOURCE, "what the cluster calls a GPU, such as nvidia.com/gpu"),
-}
-CLUSTERS: Mapping[str, Cluster] = {
-    "kubernetes": Cluster(
-        called="Kubernetes with Kubeflow Trainer",
-        document=_kubernetes,
-        used_by="kubectl create -f run.kubernetes.yaml",
-        **_OF_KUBERNETES,
-    ),
-    "skypilot": Cluster(
-        called="SkyPilot",
-        document=_skypilot,
-        storage=(re.compile(f"{_BUCKET.pattern}|{_CLAIM.pattern}"), "a volume of SkyPilot, or a bucket"),
-        accelerator=(_ACCELERATOR, "what SkyPilot calls a GPU, such as H100"),
-        used_by="sky jobs launch run.skypilot.yaml, in the source tree",
-    ),
-    "ray": Cluster(
-        called="Ray with KubeRay",
-        document=_ray,
-        used_by="kubectl create -f run.ray.yaml",
-        **_OF_KUBERNETES,
-    ),
-}

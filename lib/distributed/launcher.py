@@ -27,7 +27,7 @@ from lib.runs.directory import RunDir
 
 _NOTES_VARIABLE = "ANNEAL_LAUNCH"  # holds the directory of the launch's files
 _PARENT_CHECK_SECONDS = 1.0
-_PATIENCE_SECONDS = 2.0  # a failing worker waits for rank 0, which may be about to report the same failure
+_GRACE_SECONDS = 2.0  # a failing worker waits for rank 0, which may be about to report the same failure
 LAUNCH, KEPT = "launch.json", "kept.json"
 
 
@@ -54,8 +54,13 @@ def launch(
     """
     notes = tempfile.mkdtemp(prefix="anneal-")
     # exec keeps the process id, so this is the supervisor's.
-    launched = {"plan": plan, "supervisor": os.getpid(), "restarts": restarts, "serve": serve}
-    launched["torchrun"] = None if torchrun is None else list(torchrun)
+    launched = {
+        "plan": plan,
+        "supervisor": os.getpid(),
+        "restarts": restarts,
+        "serve": serve,
+        "torchrun": torchrun,
+    }
     (Path(notes) / LAUNCH).write_text(json.dumps(launched))
     environment = os.environ | {_NOTES_VARIABLE: notes}
     environment.setdefault("OMP_NUM_THREADS", str(max(1, cpu_count // world)))
@@ -89,7 +94,7 @@ def become_worker() -> dict[str, Any] | None:
         launched = json.loads((notes / LAUNCH).read_text())
     except FileNotFoundError:
         os._exit(1)  # the supervisor has ended and removed the files
-    threading.Thread(target=_end_with, args=(launched["supervisor"], notes), daemon=True).start()
+    threading.Thread(target=_end_with_supervisor, args=(launched["supervisor"], notes), daemon=True).start()
     sys.excepthook = _crash
     for kind in ("status", "crash"):  # left by the worker that this one replaces
         (notes / f"{os.environ['LOCAL_RANK']}.{kind}").unlink(missing_ok=True)
@@ -130,7 +135,7 @@ def _end(status: int, kind: str, text: str) -> NoReturn:
     rank_0 = _note(kind, text)
     if rank_0 is not None and status != 0:
         # The first failure ends all workers, and rank 0 must finish its files before.
-        deadline = time.monotonic() + _PATIENCE_SECONDS
+        deadline = time.monotonic() + _GRACE_SECONDS
         while not any(rank_0.with_suffix(end).exists() for end in (".status", ".crash")):
             if time.monotonic() > deadline:
                 break
@@ -157,7 +162,7 @@ def _notes() -> Path | None:
     return None if directory is None else Path(directory)
 
 
-def _end_with(supervisor: int, notes: Path) -> None:
+def _end_with_supervisor(supervisor: int, notes: Path) -> None:
     """End this process once the supervisor is not its parent; portable, unlike PR_SET_PDEATHSIG."""
     while os.getppid() == supervisor:
         time.sleep(_PARENT_CHECK_SECONDS)

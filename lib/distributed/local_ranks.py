@@ -48,7 +48,7 @@ def run_ranks(command: Sequence[str], *, world: int, folder: Path) -> dict[int, 
     but the first, which keeps the streams of this process. Returns the exit statuses other than 0 by rank
     (negative: signals).
     """
-    folder.mkdir(parents=True)
+    folder.mkdir()  # without parents: the launch's directory is gone once the launch is to end
     processes: list[subprocess.Popen[bytes]] = []
     try:
         for rank in range(world):
@@ -68,8 +68,8 @@ def _start(command: Sequence[str], variables: dict[str, str], logs: Path | None)
             logs.mkdir()
             out, err = (opened.enter_context((logs / f"std{end}.log").open("wb")) for end in ("out", "err"))
         # In its own session, since Ctrl-C is for the supervisor, which signals the first rank.
-        told = ["env", *(f"{name}={value}" for name, value in variables.items())]
-        return subprocess.Popen([*told, *command], stdout=out, stderr=err, start_new_session=True)
+        environment = ["env", *(f"{name}={value}" for name, value in variables.items())]
+        return subprocess.Popen([*environment, *command], stdout=out, stderr=err, start_new_session=True)
 
 
 def _end(processes: Sequence[subprocess.Popen[bytes]]) -> None:

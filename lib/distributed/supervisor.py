@@ -16,12 +16,14 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from lib.atomic import naming
 from lib.distributed.launcher import KEPT, LAUNCH
 from lib.distributed.local_ranks import run_ranks
-from lib.distributed.rank_logs import keep_outputs
 from lib.runs.directory import RunDir
 
 _TAIL_LINES = 30
+_MAX_LOG_BYTES = 1_000_000  # per stream and attempt: only the tail is kept
+_OMITTED = b"... what was before is left out ...\n"
 _STORE_TIMEOUT = datetime.timedelta(seconds=60)  # for torchrun's agents
 
 
@@ -31,32 +33,42 @@ class Supervisor:
     def __init__(self, notes: Path, *, world: int) -> None:
         self._notes, self._world = notes, world
         self._launched = json.loads((notes / LAUNCH).read_text())
-        self._machine = socket.gethostname() if self._launched["torchrun"] is not None else ""
+        self._hostname = socket.gethostname() if self._launched["torchrun"] is not None else ""
         self._lost = ""  # why the other nodes are unreachable
         self._signal = 0  # last signal received, 0 = none
         self._keeping = threading.Lock()
+        self._ending = threading.Lock()  # never released: the thread that gets it ends this process
         self._has_kept = False  # this attempt's rank logs were kept
 
     def run(self, arguments: Sequence[str]) -> int:
         """Run the workers to their end. Returns the exit status of the launch."""
-        _listen((signal.SIGINT, signal.SIGTERM), self._pass_on)
+        _handle_signals((signal.SIGINT, signal.SIGTERM), self._forward)
+        try:
+            failed = self._attempts(arguments)
+        finally:
+            # A thread that ends this process has removed the files that are missing here.
+            self._ending.acquire()
+        return self._exit_status(failed)
+
+    def _attempts(self, arguments: Sequence[str]) -> dict[int, int]:
+        """Run the workers, again after a killed one; returns the last failures, as `_attempt` does."""
         restarts = self._launched["restarts"]
         failed = self._attempt(arguments)
         for restart in range(1, restarts + 1):
             if not self._was_killed(failed):
                 break
-            rank = self._culprit(failed)
+            rank = self._first_failed(failed)
             killed = f"process {rank} of {self._world} was ended by signal {-failed[rank]}"
             print(f"{killed}: starting all again ({restart} of {restarts})", file=sys.stderr, flush=True)
-            self._forget()
+            self._remove_reports()
             failed = self._attempt(arguments)
-        return self._verdict(failed)
+        return failed
 
     def _was_killed(self, failed: Mapping[int, int]) -> bool:
         """True if a signal from elsewhere ended a worker and no end was requested."""
-        return bool(failed) and not self._signal and failed.get(self._culprit(failed), 0) < 0
+        return bool(failed) and not self._signal and failed.get(self._first_failed(failed), 0) < 0
 
-    def _forget(self) -> None:
+    def _remove_reports(self) -> None:
         """Remove files of the previous workers, except for kept.json."""
         for path in self._notes.iterdir():
             if path.is_dir():
@@ -72,6 +84,7 @@ class Supervisor:
             if self._launched["torchrun"] is not None:
                 return self._torchrun(program)
             folder = self._notes / "local" / "attempt_0"  # torchrun's naming
+            folder.parent.mkdir()
             return run_ranks([sys.executable, "-u", *program], world=self._world, folder=folder)
         finally:
             self._keep_outputs()
@@ -94,7 +107,7 @@ class Supervisor:
                 *self._launched["torchrun"],
                 f"--log-dir={self._notes}",
                 f"--redirects={','.join(['0:0', *(f'{rank}:3' for rank in range(1, self._world))])}",
-                "--signals-to-handle=SIGQUIT",  # the others are for `_pass_on`
+                "--signals-to-handle=SIGQUIT",  # the others are for `_forward`
             ]
             try:
                 run.main([*options, *program])
@@ -110,14 +123,14 @@ class Supervisor:
         """Keep rank logs once per attempt, although `_leave` may call this from its thread, too."""
         with self._keeping:
             if not self._has_kept and (kept := self._kept()):
-                keep_outputs(self._notes, RunDir(Path(kept["run"])), machine=self._machine)
+                keep_rank_logs(self._notes, RunDir(Path(kept["run"])), hostname=self._hostname)
                 self._has_kept = True
 
     def _kept(self) -> dict[str, Any]:
         kept = self._notes / KEPT
         return dict(json.loads(kept.read_text())) if kept.exists() else {}
 
-    def _pass_on(self, number: int) -> None:
+    def _forward(self, number: int) -> None:
         """Forward the first signal to rank 0, which informs the others; kill everything at a later SIGINT.
 
         SLURM sends SIGTERM to workers, too, and to some processes twice, so a repeated SIGTERM is ignored.
@@ -130,19 +143,21 @@ class Supervisor:
         if rank_0 is not None and not again:
             with contextlib.suppress(ProcessLookupError):  # it has just ended
                 os.kill(rank_0, number)
-            if self._machine:
+            if self._hostname:
                 threading.Thread(target=self._leave, daemon=True).start()
             return
+        self._ending.acquire()
         self._kill_workers()
         print("interrupted", file=sys.__stderr__, flush=True)
         os._exit(128 + number)
 
     def _leave(self) -> None:
         """End this node's part once its workers have saved; torchrun would restart them."""
-        told = self._notes / "0.status"
-        while not told.exists():
+        status_file = self._notes / "0.status"
+        while not status_file.exists():
             time.sleep(0.05)
-        status = int(told.read_text())
+        self._ending.acquire()
+        status = int(status_file.read_text())
         self._keep_outputs()
         self._kill_workers()
         os._exit(status)
@@ -158,27 +173,28 @@ class Supervisor:
         note = self._notes / f"{rank}.pid"
         return int(note.read_text()) if note.exists() else None
 
-    def _verdict(self, failed: Mapping[int, int]) -> int:
+    def _exit_status(self, failed: Mapping[int, int]) -> int:
         """Return the exit status of the launch; reports the failure unless rank 0 has done so."""
-        told = self._notes / "0.status"
+        status_file = self._notes / "0.status"
         if self._lost:
-            gone = f"error: the other machines are gone, or too few: {self._lost}"
-            print(f"{gone}; make train on all of them goes on", file=sys.stderr)
-            return int(told.read_text()) if told.exists() else 1
-        if told.exists():
-            return int(told.read_text())
+            lost = f"error: the other nodes are unreachable, or too few: {self._lost}"
+            print(f"{lost}; make train on all of them resumes", file=sys.stderr)
+        if status_file.exists():
+            return int(status_file.read_text())
+        if self._lost:
+            return 1
         if not failed:
             return 0
         if self._signal:
             print("interrupted", file=sys.stderr)
             return 128 + self._signal
-        rank = self._culprit(failed)
+        rank = self._first_failed(failed)
         status = failed.get(rank, 1)
         if rank != 0 or status < 0 or self._crash_of(rank).exists():
             how = f"was ended by signal {-status}" if status < 0 else f"ended with status {status}"
             reason = f"process {rank} of {self._world} {how}"
             self._end_run(reason)
-            print(self._last_words(rank), file=sys.stderr)
+            print(self._last_output(rank), file=sys.stderr)
             print(f"error: {reason}", file=sys.stderr)
         return max(status, 1)
 
@@ -189,20 +205,20 @@ class Supervisor:
         if run is not None and run.status().state == "running":
             run.set_status("failed", step=run.status().step, reason=reason)
 
-    def _culprit(self, failed: Mapping[int, int]) -> int:
+    def _first_failed(self, failed: Mapping[int, int]) -> int:
         """Return the rank that failed first: one killed without a report, or the earliest report."""
         notes = [*self._notes.glob("*.crash"), *self._notes.glob("*.status")]
         notes.sort(key=lambda note: note.stat().st_mtime_ns)
-        spoke = [int(note.stem) for note in notes]
-        silent = sorted(failed.keys() - spoke)
+        reported = [int(note.stem) for note in notes]
+        silent = sorted(failed.keys() - reported)
         # The others get SIGTERM, possibly before their status is read.
         died = [rank for rank in silent if failed[rank] != -signal.SIGTERM]
-        return next(iter([*died, *spoke, *silent]), 0)
+        return next(iter([*died, *reported, *silent]), 0)
 
     def _crash_of(self, rank: int) -> Path:
         return self._notes / f"{rank}.crash"
 
-    def _last_words(self, rank: int) -> str:
+    def _last_output(self, rank: int) -> str:
         if self._crash_of(rank).exists():
             return self._crash_of(rank).read_text().rstrip()
         logs = self._notes.glob(f"*/attempt_*/{rank}/stderr.log")
@@ -210,24 +226,46 @@ class Supervisor:
         return "\n".join(lines[-_TAIL_LINES:])
 
 
-def _listen(numbers: Sequence[int], heard: Callable[[int], None]) -> None:
-    """Call `heard` with the number of each of these signals, on a thread of its own.
+def _handle_signals(numbers: Sequence[int], handler: Callable[[int], None]) -> None:
+    """Call `handler` with the number of each of these signals, on a thread of its own.
 
     Python's handlers wait until the main thread is back in Python, which may never happen in the constructor
     of torch's store, which connects to the other nodes.
     """
-    ear, mouth = socket.socketpair()
-    mouth.setblocking(False)
-    signal.set_wakeup_fd(mouth.detach())
+    reader, writer = socket.socketpair()
+    writer.setblocking(False)
+    signal.set_wakeup_fd(writer.detach())
     for number in numbers:
         signal.signal(number, lambda *_: None)  # with SIG_IGN the wakeup fd would get nothing
 
-    def attend() -> None:
-        while told := ear.recv(1):
-            if told[0] in numbers:
-                heard(told[0])
+    def wait() -> None:
+        while received := reader.recv(1):
+            if received[0] in numbers:
+                handler(received[0])
 
-    threading.Thread(target=attend, daemon=True).start()
+    threading.Thread(target=wait, daemon=True).start()
+
+
+def keep_rank_logs(notes: Path, run: RunDir, *, hostname: str) -> None:
+    """Append the non-empty output of ranks, as torchrun names it in `notes`, to RUN/ranks/RANK.txt.
+
+    hostname: of this node where there are several, put before the local rank because global ranks may change;
+    else "". The first rank of each node writes to the terminal, and rank 0 has a log of its own.
+    """
+    try:
+        for log in sorted(notes.glob("*/attempt_*/*/std*.log")):
+            if not (size := log.stat().st_size):
+                continue
+            with log.open("rb") as stream:
+                stream.seek(max(0, size - _MAX_LOG_BYTES))
+                text = stream.read()
+            name = f"{hostname}-{log.parent.name}" if hostname else log.parent.name
+            kept = run.path / "ranks" / f"{name}.txt"
+            kept.parent.mkdir(exist_ok=True)
+            with naming(kept), kept.open("ab") as file:
+                file.write(text if size <= _MAX_LOG_BYTES else _OMITTED + text)
+    except OSError as error:  # only printed, so that it does not hide how the run itself ended
+        print(f"the output of other ranks is not kept: {error}", file=sys.__stderr__, flush=True)
 
 
 def _main(notes: str, world: str, *arguments: str) -> int:

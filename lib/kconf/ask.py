@@ -10,10 +10,10 @@ import kconfiglib
 
 from lib.errors import ConfigError
 from lib.kconf import spelling
-from lib.kconf.tree import active_range, is_logical, option
+from lib.kconf.tree import active_range, is_logical, menu_of, option, prompt_of
 from lib.kconf.values import rule_of
 
-_WORDS = {"y": "y", "yes": "y", "n": "n", "no": "n"}
+_YES_NO = {"y": "y", "yes": "y", "n": "n", "no": "n"}
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -32,18 +32,18 @@ class Dialogue:
     _menu: Any = field(default=None, init=False)
 
     def run(self) -> int:
-        """Ask for all visible options, also newly visible ones; returns the number of questions.
+        """Ask for all visible options, also for newly visible ones; returns the number of questions.
 
         Raises ConfigError where the answers end too early.
         """
-        asked = -1
-        while asked < len(self._done):
-            asked = len(self._done)
+        answered = -1
+        while answered < len(self._done):
+            answered = len(self._done)
             for node in self.tree.node_iter():
                 if node.item not in self._done and self._is_open(node):
                     self._done.add(node.item)
                     self._ask(node)
-        return asked
+        return answered
 
     def _is_open(self, node: Any) -> bool:
         """True if this menu entry offers a choice and was not answered yet."""
@@ -60,49 +60,36 @@ class Dialogue:
         return len(item.assignable) > 1 if is_logical(item) else True
 
     def _ask(self, node: Any) -> None:
-        self._show_menu(node)
-        take = self._take_member if isinstance(node.item, kconfiglib.Choice) else self._take_value
-        while not take(node):
+        if (menu := menu_of(node)) is not self._menu:
+            self._menu = menu
+            self._log(f"*\n* {menu.prompt[0]}\n*")
+        ask = self._ask_member if isinstance(node.item, kconfiglib.Choice) else self._ask_value
+        while not ask(node):
             pass
 
-    def _show_menu(self, node: Any) -> None:
-        menu = node.parent
-        while not menu.prompt or menu.item is not kconfiglib.MENU:
-            menu = menu.parent
-        if menu is not self._menu:
-            self._menu = menu
-            self._say(f"*\n* {menu.prompt[0]}\n*")
-
-    def _take_value(self, node: Any) -> bool:
+    def _ask_value(self, node: Any) -> bool:
         """Ask one question; true if the answer was accepted."""
         symbol = node.item
-        text = self._answer(f"{node.prompt[0]} ({symbol.name}) {_offer(symbol)} ", symbol)
+        text = self._answer(f"{node.prompt[0]} ({symbol.name}) {_possible_answers(symbol)} ", symbol)
         if text == "?":
-            self._help(node)
+            self._show_help(node)
             return False
         if text == "":
             return True
-        value = _WORDS.get(text.lower(), text) if is_logical(symbol) else text
-        try:
-            spelling.check_spelling(symbol, value)
-        except spelling.Misspelled as error:
-            self._say(str(error))
-            return False
-        is_number = symbol.orig_type in (kconfiglib.INT, kconfiglib.HEX)
-        fault = spelling.range_fault(symbol, value) if is_number else None
-        if fault:
-            self._say(fault)
+        value = _YES_NO.get(text.lower(), text) if is_logical(symbol) else text
+        if fault := spelling.fault_of(symbol, value):
+            self._log(fault)
             return False
         symbol.set_value(value)
         return True
 
-    def _take_member(self, node: Any) -> bool:
+    def _ask_member(self, node: Any) -> bool:
         choice = node.item
         members = _members(choice)
-        self._say(node.prompt[0])
+        self._log(node.prompt[0])
         for number, member in enumerate(members, 1):
             mark = ">" if member is choice.selection else " "
-            self._say(f"{mark} {number}. {_title(member)} ({member.name})")
+            self._log(f"{mark} {number}. {prompt_of(member)} ({member.name})")
         text = self._answer(f"choice[1-{len(members)}?]: ", choice)
         if text == "":
             return True
@@ -111,33 +98,33 @@ class Dialogue:
             return True
         if text == "?":
             for one in (node, *(member.nodes[0] for member in members)):
-                self._help(one)
+                self._show_help(one)
         else:
-            self._say(f"'{text}' is not one of 1 to {len(members)}")
+            self._log(f"'{text}' is not one of 1 to {len(members)}")
         return False
 
     def _answer(self, question: str, item: Any) -> str:
         print(question, end="", file=self.screen, flush=True)
         line = self.answers.readline()
         if not line:
-            self._say("")
+            self._log("")
             name = option(item) if isinstance(item, kconfiglib.Symbol) else item.name
             raise ConfigError(
                 f"the answers end at the question for {name}",
                 why="nothing was written",
-                todo="make olddefconfig takes the defaults of all that is new",
+                todo="make olddefconfig takes the defaults of all new options",
             )
         text = line.rstrip("\n")
         if not self.answers.isatty():
-            self._say(text)  # a terminal echoes the input
+            self._log(text)  # a terminal echoes the input
         # Blanks may be part of a string.
         keeps_blanks = isinstance(item, kconfiglib.Symbol) and item.orig_type == kconfiglib.STRING
         return text if keeps_blanks else text.strip()
 
-    def _help(self, node: Any) -> None:
-        self._say(f"{_title(node.item)}: {(node.help or 'no help').strip()}")
+    def _show_help(self, node: Any) -> None:
+        self._log(f"{prompt_of(node.item)}: {(node.help or 'no help').strip()}")
 
-    def _say(self, text: str) -> None:
+    def _log(self, text: str) -> None:
         print(text, file=self.screen)
 
 
@@ -145,11 +132,7 @@ def _members(choice: Any) -> list[Any]:
     return [member for member in choice.syms if member.visibility]
 
 
-def _title(item: Any) -> str:
-    return next(str(node.prompt[0]) for node in item.nodes if node.prompt)
-
-
-def _offer(symbol: Any) -> str:
+def _possible_answers(symbol: Any) -> str:
     """Format the possible answers with the current value: `[Y/n/?]`, `(1..9) [3]`."""
     if is_logical(symbol):
         return "[Y/n/?]" if symbol.tri_value else "[y/N/?]"

@@ -43,16 +43,19 @@ def compose(
     if fragments and not all((base, *fragments)):
         raise ConfigError(f"'{spec}' lacks a name beside a plus sign", todo=_HOW_TO_ADD)
     found = [find_fragment(root, name) for name in fragments]
-    paths = [_configuration(root, base), *found, *more]
     configuration = StrictLoad(tree, refuse_replacing=strict)
-    for path in paths:
+    for path in (_pick(base, *available(root), "configuration"), *found, *more):
         configuration.add(read_shipped(root, path))
     return configuration, [*hidden(root, found), *accept(configuration, "nothing was written").notices]
 
 
 def available(root: Path) -> tuple[list[Path], list[Path]]:
-    """Return the files of configurations by name, and of fragments in search order."""
-    fragments = [path for directory in _fragment_directories(root) for path in _files(directory)]
+    """Return the files of configurations by name, and of fragments in search order. Raises ConfigError."""
+    named = [Path(name) for name in os.environ.get(PATH_VARIABLE, "").split(":") if name]
+    for path in named:
+        if not path.is_dir():
+            raise ConfigError(f"{PATH_VARIABLE} names {path}, which is no directory")
+    fragments = [path for directory in (*named, root / FRAGMENTS) for path in _files(directory)]
     return _files(root / DIRECTORY), fragments
 
 
@@ -76,10 +79,10 @@ def hidden(root: Path, found: Sequence[Path]) -> list[str]:
     """Return a notice for each fragment that is shadowed by one of the same name in `found`."""
     _, fragments = available(root)
     return [
-        f"{display(path)} is taken, and {display(other)} of the same name is not"
+        f"{display(path)} is used, and {display(other)} of the same name is not"
         for path in found
         for other in fragments
-        if other != path and _stem(other) == _stem(path)
+        if other != path and other.name.removesuffix(".config") == path.name.removesuffix(".config")
     ]
 
 
@@ -87,11 +90,11 @@ def read_shipped(root: Path, path: Path) -> Layer:
     """Read a shipped file as a layer, recorded in the configuration made from it if it lies below `root`."""
     layer = read_own(root, path)
     absolute, base = path.absolute(), root.absolute()
-    if not absolute.is_relative_to(base):
-        return dataclasses.replace(layer, made_from=())  # a path outside is a fact of this machine
-    name = str(absolute.relative_to(base))
-    # The names are separated by commas in the header line.
-    return dataclasses.replace(layer, made_from=(name,) if name.isprintable() and "," not in name else ())
+    # A path outside is a fact of this machine. In the header line commas separate the names.
+    name = str(absolute.relative_to(base)) if absolute.is_relative_to(base) else ""
+    return dataclasses.replace(
+        layer, sources=(name,) if name.isprintable() and "," not in name and name else ()
+    )
 
 
 def summary(path: Path) -> str:
@@ -123,31 +126,14 @@ def _is_comment(line: str) -> bool:
     return line.startswith("#") and not line.endswith(" is not set")
 
 
-def _fragment_directories(root: Path) -> list[Path]:
-    named = [Path(name) for name in os.environ.get(PATH_VARIABLE, "").split(":") if name]
-    for path in named:
-        if not path.is_dir():
-            raise ConfigError(f"{PATH_VARIABLE} names {path}, which is no directory")
-    return [*named, root / FRAGMENTS]
-
-
 def _files(directory: Path) -> list[Path]:
     if not directory.is_dir():
         return []
     return sorted(path for path in directory.iterdir() if path.is_file() and _NAME.fullmatch(path.name))
 
 
-def _configuration(root: Path, name: str) -> Path:
-    configurations, fragments = available(root)
-    return _pick(name, configurations, fragments, "configuration")
-
-
 def _is_called(path: Path, name: str) -> bool:
     return path.name in (name, f"{name}.config")
-
-
-def _stem(path: Path) -> str:
-    return path.name.removesuffix(".config")
 
 
 def _pick(name: str, wanted: list[Path], others: list[Path], kind: str) -> Path:
@@ -158,12 +144,9 @@ def _pick(name: str, wanted: list[Path], others: list[Path], kind: str) -> Path:
         other = "fragment" if kind == "configuration" else "configuration"
         raise ConfigError(f"{name} is a {other}, not a {kind}", todo=_HOW_TO_ADD)
     if "/" in name and Path(name).is_file():
-        way = (
-            f"make alldefconfig KCONFIG_ALLCONFIG={name}"
-            if kind == "configuration"
-            else f"give FRAGMENT={name}"
-        )
-        raise ConfigError(f"{name} is a path, not the name of a {kind}", todo=way)
+        start = f"make alldefconfig KCONFIG_ALLCONFIG={name}"
+        todo = start if kind == "configuration" else f"give FRAGMENT={name}"
+        raise ConfigError(f"{name} is a path, not the name of a {kind}", todo=todo)
     close = close_names(name, [path.name for path in wanted])
     hint = f"did you mean {' or '.join(close)}?" if close else "make list-defconfigs shows what there is"
     raise ConfigError(f"there is no {kind} called '{name}'", todo=hint)

@@ -11,8 +11,8 @@ from lib.kconf.reader import Assignment
 from lib.kconf.spelling import expression
 from lib.kconf.tree import find, has_prompt, is_logical, option, shown
 
-_MOST_NAMES = 6
-_MOST_NAMED = 10  # limit for the undefined symbols that a file sets to n
+_MAX_NAMES = 6
+_MAX_ABSENT = 10  # limit for the undefined symbols that a file sets to n
 
 
 def unknown_symbol(tree: Any, name: str, value: str, *, near: bool = True) -> str:
@@ -24,15 +24,13 @@ def unknown_symbol(tree: Any, name: str, value: str, *, near: bool = True) -> st
 
 def absent_symbols(tree: Any, assignments: Sequence[Assignment], *, near: bool) -> str:
     """Return the notice that undefined symbols set to n are off anyway; with likely names if `near`."""
-    names = [_absent(tree, assignment.name, near) for assignment in assignments[:_MOST_NAMED]]
-    more = f" and {len(assignments) - _MOST_NAMED} more" if len(assignments) > _MOST_NAMED else ""
+    names = []
+    for one in assignments[:_MAX_ABSENT]:
+        meant = suggest(tree, one.name) if near else None
+        names.append(f"{tree.config_prefix}{one.name}{f' (did you mean {meant}?)' if meant else ''}")
+    more = f" and {len(assignments) - _MAX_ABSENT} more" if len(assignments) > _MAX_ABSENT else ""
     are = "is not a symbol" if len(assignments) == 1 else "are not symbols"
     return f"{assignments[0].place}: {', '.join(names)}{more} {are} here, and off anyway"
-
-
-def _absent(tree: Any, name: str, near: bool) -> str:
-    meant = suggest(tree, name) if near else None
-    return f"{tree.config_prefix}{name}{f' (did you mean {meant}?)' if meant else ''}"
 
 
 def suggest(tree: Any, name: str, value: str = "") -> str | None:
@@ -46,10 +44,10 @@ def suggest(tree: Any, name: str, value: str = "") -> str | None:
     names = [symbol.name for symbol in tree.unique_defined_syms if has_prompt(symbol)]
     plain = wanted.replace("_", "")
     same = [candidate for candidate in names if candidate.upper().replace("_", "") == plain]
-    initials = [candidate for candidate in names if _initials(candidate) == wanted and len(wanted) > 1]
+    initials = [name for name in names if "".join(word[:1] for word in name.split("_")) == wanted]
     settings = [candidate for candidate in names if not tree.syms[candidate].choice]
-    meant = same or initials or _close(wanted, names, 0.85) or _with_words(wanted, settings)
-    meant = meant or _close(wanted, names, 0.7)
+    meant = same or (initials if len(wanted) > 1 else []) or closest(wanted, names, 0.85)
+    meant = meant or _with_words(wanted, settings) or closest(wanted, names, 0.7)
     return f"{tree.config_prefix}{meant[0]}" if meant else None
 
 
@@ -59,19 +57,14 @@ def _member(tree: Any, name: str, value: str) -> Any | None:
     return member if member is not None and member.choice else None
 
 
-def _initials(name: str) -> str:
-    return "".join(word[:1] for word in name.split("_"))
-
-
 def _with_words(wanted: str, names: list[str]) -> list[str]:
     """Return the names that contain all words of `wanted`, the shortest first."""
     words = set(wanted.split("_"))
-    return sorted(
-        (name for name in names if words <= set(name.split("_"))), key=lambda name: (len(name), name)
-    )
+    return sorted((name for name in names if words <= {*name.split("_")}), key=lambda name: (len(name), name))
 
 
-def _close(wanted: str, names: list[str], cutoff: float) -> list[str]:
+def closest(wanted: str, names: list[str], cutoff: float) -> list[str]:
+    """Return the name most similar to `wanted`, if any has a ratio of at least `cutoff` (difflib)."""
     import difflib  # only after an error: the import is slow
 
     return difflib.get_close_matches(wanted, names, n=1, cutoff=cutoff)
@@ -88,20 +81,14 @@ def close_names(name: str, names: list[str], *, cutoff: float = 0.75) -> list[st
 
 def no_prompt(symbol: Any) -> str:
     """Explain the source of the value of a symbol without a prompt."""
-    selectors = _selectors(symbol.rev_dep, symbol.kconfig)
-    if selectors:
-        return f"it is selected by {_names(selectors)}"
-    implied = _selectors(symbol.weak_rev_dep, symbol.kconfig)
-    if implied:
-        return f"it is implied by {_names(implied)}"
-    sources = [
-        item
-        for value, condition in symbol.orig_defaults
-        for item in items_in(condition) + items_in(value)
-        if _is_variable(item)
-    ]
-    if sources:
-        return f"it follows from {_names(sources)}"
+    defaults = [items_in(condition) + items_in(value) for value, condition in symbol.orig_defaults]
+    for verb, sources in (
+        ("is selected by", _selectors(symbol.rev_dep, symbol.kconfig)),
+        ("is implied by", _selectors(symbol.weak_rev_dep, symbol.kconfig)),
+        ("follows from", [item for items in defaults for item in items if _is_variable(item)]),
+    ):
+        if sources:
+            return f"it {verb} {_names(sources)}"
     return "its value is fixed by the Kconfig files"
 
 
@@ -157,19 +144,13 @@ def not_taken(symbol: Any, value: str) -> str:
 
 def _failing(item: Any) -> list[Any]:
     """Return the unmet parts of the prompt's condition, of the definition with the fewest."""
-    lists = [
-        [
-            part
-            for part in kconfiglib.split_expr(node.prompt[1], kconfiglib.AND)
-            if not kconfiglib.expr_value(part)
-        ]
-        for node in item.nodes
-        if node.prompt
+    conditions = [node.prompt[1] for node in item.nodes if node.prompt]
+    unmet_parts = [
+        [part for part in kconfiglib.split_expr(one, kconfiglib.AND) if not kconfiglib.expr_value(part)]
+        for one in conditions
     ]
-    if not lists:
-        return []
     parts: list[Any] = []
-    for part in min(lists, key=len):
+    for part in min(unmet_parts, key=len, default=[]):
         # A member's condition contains its choice as a whole, so the choice's unmet parts are listed instead.
         inner = _failing(part) if isinstance(part, kconfiglib.Choice) else [part]
         parts += [one for one in inner if one not in parts]
@@ -182,11 +163,13 @@ def _describe(part: Any) -> str:
             return "a condition that is never true"
         if not part.nodes:
             return f"{option(part)}=y (which no Kconfig file defines)"
-        return f"{option(part)}=y (now {_now(part)}{_origin(part)})"
+        now = _chosen(part.choice) if part.choice else part.str_value or "without a value"
+        return f"{option(part)}=y (now {now}{_origin(part)})"
     if part[0] is kconfiglib.NOT and isinstance(part[1], kconfiglib.Symbol):
         return f"{option(part[1])}=n (now {part[1].str_value}{_origin(part[1])})"
     symbols = [item for item in items_in(part) if _is_variable(item)]
-    state = ", ".join(dict.fromkeys(_state(item) for item in symbols))
+    visible = [item for item in symbols if not item.choice or item.choice.selection]
+    state = ", ".join(dict.fromkeys(_state(item) for item in visible or symbols))
     return f"{expression(part)} (now {state})" if state else expression(part)
 
 
@@ -199,12 +182,11 @@ def _origin(symbol: Any) -> str:
     return "" if has_prompt(symbol) else f"; {no_prompt(symbol)}"
 
 
-def _now(symbol: Any) -> str:
-    return _chosen(symbol.choice) if symbol.choice else symbol.str_value or "without a value"
-
-
 def _state(symbol: Any) -> str:
-    return _chosen(symbol.choice) if symbol.choice else shown(symbol, symbol.str_value)
+    if symbol.choice:
+        return _chosen(symbol.choice)
+    by = "" if has_prompt(symbol) or not selecting(symbol) else f" by {_names(selecting(symbol))}"
+    return f"{shown(symbol, symbol.str_value)}{by}"
 
 
 def _chosen(choice: Any) -> str:
@@ -258,10 +240,7 @@ def _selectors(reverse: Any, tree: Any, *, active: bool = False) -> list[Any]:
 
 
 def _names(items: Iterable[Any]) -> str:
-    names = list(
-        dict.fromkeys(
-            option(item) if isinstance(item, kconfiglib.Symbol) else str(item.name) for item in items
-        )
-    )
-    more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
-    return ", ".join(names[:_MOST_NAMES]) + more
+    is_symbol = kconfiglib.Symbol
+    names = [*dict.fromkeys(option(one) if isinstance(one, is_symbol) else str(one.name) for one in items)]
+    more = f" and {len(names) - _MAX_NAMES} more" if len(names) > _MAX_NAMES else ""
+    return ", ".join(names[:_MAX_NAMES]) + more

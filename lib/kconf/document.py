@@ -13,15 +13,15 @@ from lib.errors import ConfigError
 from lib.kconf.legacy import FILE as LEGACY
 from lib.kconf.legacy import read_legacy
 from lib.kconf.spelling import expression
-from lib.kconf.tree import find, is_logical, load_own_tree, option
-from lib.kconf.values import is_machine_read, rule_of
+from lib.kconf.tree import find, is_logical, load_own_tree, menu_of, option
+from lib.kconf.values import help_text, rule_of
 
 FILE = "docs/options.md"
 
 _HEAD = """# Options
 
-Every option that can be set, in the order of the menu. `make kconfig-docs` writes this page from the Kconfig
-files. `make explain SYM=NAME` tells of one option what it is now, why, and what depends on it;
+Every option that you can set, in menu order. `make kconfig-docs` writes this page from the Kconfig
+files. `make explain SYM=NAME` shows the value of one option, its origin, and what depends on it;
 `make searchconfig Q=WORD` finds options.
 """
 _ENTRY = re.compile(r"^(?:###|-) `CONFIG_([A-Z0-9_]+)`", re.MULTILINE)
@@ -41,10 +41,10 @@ def reference(root: Path) -> str:
         is_symbol = isinstance(node.item, kconfiglib.Symbol) and not node.item.choice
         if not node.prompt or not (is_choice or is_symbol):
             continue
-        if (above := _menu_of(node)) is not menu:
+        if (above := menu_of(node)) is not menu:
             menu = above
             lines.append(f"## {menu.prompt[0]}\n")
-        lines += _choice(node) if is_choice else _symbol(node)
+        lines += _entry(node, is_choice=is_choice)
     return "\n".join(lines)
 
 
@@ -60,32 +60,21 @@ def _refuse_to_forget(tree: Any, root: Path) -> None:
         )
 
 
-def _menu_of(node: Any) -> Any:
-    menu = node.parent
-    while menu.item is not kconfiglib.MENU or not menu.prompt:
-        menu = menu.parent
-    return menu
-
-
-def _symbol(node: Any) -> Iterator[str]:
-    symbol = node.item
-    facts = [_kind(symbol), *_defaults(symbol), *_needs(node)]
-    yield f"### `{option(symbol)}`: {node.prompt[0]}\n"
+def _entry(node: Any, *, is_choice: bool) -> Iterator[str]:
+    item = node.item
+    if is_choice:
+        yield f"### {node.prompt[0]} (`{item.name}`)\n"
+    else:
+        yield f"### `{option(item)}`: {node.prompt[0]}\n"
+    facts = ["choice" if is_choice else _kind(item), *_defaults(item), *_needs(node)]
     yield f"{'; '.join(facts)}. In `{node.filename}`.\n"
-    yield f"{_help(node)}\n"
-
-
-def _choice(node: Any) -> Iterator[str]:
-    choice = node.item
-    facts = ["choice", *_choice_defaults(choice), *_needs(node)]
-    yield f"### {node.prompt[0]} (`{choice.name}`)\n"
-    yield f"{'; '.join(facts)}. In `{node.filename}`.\n"
-    yield f"{_help(node)}\n"
-    for member in choice.syms:
+    yield f"{_plain(help_text(node))}\n"
+    for member in item.syms if is_choice else ():
         own = next(one for one in member.nodes if one.prompt)
         needs = "".join(f" ({text})" for text in _needs(own))
-        yield f"- `{option(member)}`: {own.prompt[0]}{needs}. {_help(own)}"
-    yield ""
+        yield f"- `{option(member)}`: {own.prompt[0]}{needs}. {_plain(help_text(own))}"
+    if is_choice:
+        yield ""
 
 
 def _kind(symbol: Any) -> str:
@@ -99,18 +88,13 @@ def _kind(symbol: Any) -> str:
     return ", ".join([kind, *ranges])
 
 
-def _defaults(symbol: Any) -> Iterator[str]:
-    if is_logical(symbol) and not symbol.orig_defaults:
+def _defaults(item: Any) -> Iterator[str]:
+    if is_logical(item) and not item.orig_defaults and isinstance(item, kconfiglib.Symbol):
         yield "default n"
-    for value, condition in symbol.orig_defaults:
-        text = expression(value) if is_logical(symbol) else value.str_value
+    for value, condition in item.orig_defaults:
+        text = expression(value) if is_logical(item) else value.str_value
         shown = f"`{text}`" if text else "empty"
         yield f"default {shown}{_while(condition)}"
-
-
-def _choice_defaults(choice: Any) -> Iterator[str]:
-    for member, condition in choice.orig_defaults:
-        yield f"default `{option(member)}`{_while(condition)}"
 
 
 def _while(condition: Any) -> str:
@@ -121,29 +105,14 @@ def _while(condition: Any) -> str:
 def _needs(node: Any) -> Iterator[str]:
     """Yield the dependencies of the prompt, as written here and in enclosing menus."""
     item = node.item
-    condition = item.direct_dep
-    if isinstance(item, kconfiglib.Symbol) and item.choice:
-        condition = node.dep
-    parts = [part for part in kconfiglib.split_expr(condition, kconfiglib.AND) if not _is_choice(part)]
-    parts += [part for part in _prompt_conditions(node) if part not in parts]
-    text = " && ".join(expression(part) for part in parts if part is not item.kconfig.y)
-    if text:
-        yield f"needs `{text}`"
-
-
-def _prompt_conditions(node: Any) -> list[Any]:
-    """Return the conditions of the prompt alone (`int "Blocks" if CUSTOM`)."""
-    parts = kconfiglib.split_expr(node.prompt[1], kconfiglib.AND)
-    return [part for part in parts if not _is_choice(part)]
-
-
-def _is_choice(part: Any) -> bool:
-    return isinstance(part, kconfiglib.Choice)
-
-
-def _help(node: Any) -> str:
-    lines = [line for line in (node.help or "").splitlines() if not is_machine_read(line)]
-    return _plain(" ".join(" ".join(lines).split()))
+    is_member = isinstance(item, kconfiglib.Symbol) and item.choice
+    conditions = (node.dep if is_member else item.direct_dep, node.prompt[1])  # `int "Blocks" if CUSTOM`
+    parts = [part for one in conditions for part in kconfiglib.split_expr(one, kconfiglib.AND)]
+    needed = [
+        part for part in parts if not isinstance(part, kconfiglib.Choice) and part is not item.kconfig.y
+    ]
+    if needed:
+        yield f"needs `{' && '.join(dict.fromkeys(map(expression, needed)))}`"
 
 
 def _plain(text: str) -> str:

@@ -13,69 +13,49 @@ from lib.errors import ConfigError
 from lib.kconf import defconfig, write
 from lib.kconf.extremes import KINDS, make_extreme, probability_of, seed_of
 from lib.kconf.legacy import read_legacy
-from lib.kconf.project import Command, Project, tell, write_file, write_files
-from lib.kconf.resolve import (
-    accept,
-    changes,
-    load_file,
-    mentioned,
-    override,
-    read_own,
-    rejection,
-    settings,
-)
+from lib.kconf.project import Command, Project, refusals, report_notices, write_file
+from lib.kconf.resolve import accept, changes, load_file, mentioned, override, read_own, rejection, settings
 from lib.kconf.strict import StrictLoad
 from lib.kconf.tree import display, load_own_tree
 
 
-def _menuconfig(project: Project, options: Namespace) -> None:
-    from lib.kconf.menu import run_menu  # the only command that needs curses
+def _menu(project: Project, options: Namespace) -> None:
+    from lib.kconf import menu  # the only commands that need curses or tkinter
 
-    run_menu(project.root, project.config_file, command=options.command)
-
-
-def _guiconfig(project: Project, options: Namespace) -> None:
-    from lib.kconf.menu import run_window
-
-    run_window(project.root, project.config_file, command=options.command)
+    run = menu.run_menu if options.command in ("menuconfig", "nconfig") else menu.run_window
+    run(project.root, project.config_file, command=options.command)
 
 
 def _config(project: Project, options: Namespace) -> None:
     """Ask for every option, or (oldconfig) for those that the file does not mention."""
     from lib.kconf.ask import Dialogue
 
-    tree = load_own_tree(project.root)
     known: set[str] = set()
     if project.config_file.exists():
-        configuration, notices = load_file(tree, project.config_file, refresh=True, tell_new=False)
-        tell(notices)
+        configuration = project.load(refresh=True, notice_new=False)
         if options.command == "oldconfig":
-            known = mentioned(tree, read_own(project.root, project.config_file))
+            known = mentioned(configuration.tree, read_own(project.root, project.config_file))
     else:
-        configuration = StrictLoad(tree)
-    count = Dialogue(tree=tree, answers=sys.stdin, screen=sys.stdout, known=known).run()
+        configuration = StrictLoad(load_own_tree(project.root))
+    count = Dialogue(tree=configuration.tree, answers=sys.stdin, screen=sys.stdout, known=known).run()
     if not count:
         print("there is nothing new to ask for")
     project.save(configuration, changed="written", same="is up to date")
 
 
 def _olddefconfig(project: Project, _: Namespace) -> None:
-    tree = load_own_tree(project.root)
     if project.config_file.exists():
-        configuration, notices = load_file(tree, project.config_file, refresh=True)
-        tell(notices)
+        configuration = project.load(refresh=True)
     else:
-        configuration = StrictLoad(tree)
-        tell([f"there was no {display(project.config_file)}: every option has its default"])
+        configuration = StrictLoad(load_own_tree(project.root))
+        report_notices([f"there was no {display(project.config_file)}: every option has its default"])
     project.save(configuration, changed="brought up to date", same="is up to date")
 
 
 def _syncconfig(project: Project, _: Namespace) -> None:
     """Run olddefconfig quietly, and write include/config/auto.conf and a timestamp file per option."""
-    tree = load_own_tree(project.root)
-    configuration, notices = load_file(tree, project.config_file, refresh=True)
-    tell(notices)
-    text = write.full_text(tree, made_from=configuration.made_from)
+    configuration = project.load(refresh=True)
+    text = write.full_text(configuration.tree, sources=configuration.sources)
     unchanged = project.config_file.read_bytes() == text.encode()
     if os.environ.get("KCONFIG_NOSILENTUPDATE") and not unchanged:
         raise ConfigError(
@@ -86,7 +66,7 @@ def _syncconfig(project: Project, _: Namespace) -> None:
     directory = project.output / "include" / "config"
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        tree.sync_deps(str(directory))
+        configuration.tree.sync_deps(str(directory))
     except OSError as error:
         raise ConfigError(f"cannot write {display(directory)}", why=error.strerror or str(error)) from error
 
@@ -98,26 +78,24 @@ def _extreme(project: Project, options: Namespace) -> None:
         print(f"KCONFIG_SEED=0x{seed:X}")
     tree = load_own_tree(project.root)
     configuration, notices = make_extreme(tree, options.command, os.environ, seed=seed, percent=percent)
-    tell(notices)
-    project.save(
-        configuration, changed=f"written by {options.command}", same=f"already as {options.command} has it"
-    )
+    report_notices(notices)
+    command = options.command
+    project.save(configuration, changed=f"written by {command}", same=f"already as {command} has it")
 
 
 def _defconfig(project: Project, options: Namespace) -> None:
     if options.name is None:
         if options.fragments or options.strict:
-            raise ConfigError(
-                "FRAGMENT= and STRICT= go on top of a configuration", todo="give DEFCONFIG=NAME"
-            )
-        tell(["no DEFCONFIG= is given: every option has its default"])
+            todo = "give DEFCONFIG=NAME"
+            raise ConfigError("FRAGMENT= and STRICT= apply on top of a configuration", todo=todo)
+        report_notices(["no DEFCONFIG= is given: every option has its default"])
         options.command = "alldefconfig"
         _extreme(project, options)
         return
     more = [Path(word) for word in _words("FRAGMENT", options.fragments)]
     tree = load_own_tree(project.root)
     configuration, notices = defconfig.compose(tree, options.name, more=more, strict=options.strict)
-    tell(notices)
+    report_notices(notices)
     name = " + ".join([f"{defconfig.DIRECTORY}/{options.name}", *map(str, more)])
     project.save(configuration, changed=f"written from {name}", same=f"already as {name}")
 
@@ -136,17 +114,15 @@ def _merge(project: Project, options: Namespace) -> None:
     for path in paths:
         configuration.add(defconfig.read_shipped(project.root, path))
     notices += accept(configuration, "nothing was changed").notices
-    tell(dict.fromkeys(notices))
+    report_notices(dict.fromkeys(notices))
     names = ", ".join(display(path) for path in paths)
     project.save(configuration, changed=f"merged with {names}", same=f"already has {names}")
 
 
 def _savedefconfig(project: Project, options: Namespace) -> None:
-    from lib.kconf.portable import machine_facts
+    from lib.kconf.lint import machine_facts
 
-    tree = load_own_tree(project.root)
-    _, notices = load_file(tree, project.config_file)
-    tell(notices)
+    tree = project.load().tree
     if options.name and options.file:
         raise ConfigError("FILE= and DEFCONFIG= both name a file", todo="give one of them")
     name, target = options.name, options.file or project.output / "defconfig"
@@ -158,7 +134,7 @@ def _savedefconfig(project: Project, options: Namespace) -> None:
     findings = machine_facts(tree, text, name=display(target))
     if findings and name:
         raise rejection(findings, "a shipped configuration must hold on every machine; nothing was written")
-    tell(map(str, findings))
+    report_notices(map(str, findings))
     changed = write_file(target, text)
     print(f"{display(target)}: {'written' if changed else 'unchanged'}")
 
@@ -168,9 +144,13 @@ def _update_defconfigs(project: Project, _: Namespace) -> None:
     tree = load_own_tree(project.root)
     texts: dict[Path, str] = {}
     for path in defconfig.available(project.root)[0]:
-        tell(defconfig.compose(tree, path.name)[1])
+        report_notices(defconfig.compose(tree, path.name)[1])
         texts[path] = defconfig.opening_comment(path) + write.minimal_text(tree)
-    for path, changed in write_files(texts).items():
+    for path, text in texts.items():  # none is written if one is refused
+        with refusals(path):
+            write.would_change(path, text)
+    for path, text in texts.items():
+        changed = write_file(path, text)
         print(f"{display(path)}: {'written anew' if changed else 'unchanged'}")
 
 
@@ -179,7 +159,7 @@ def _setconfig(project: Project, options: Namespace) -> None:
     tree = load_own_tree(project.root)
     configuration, notices = load_file(tree, project.config_file)
     before, legacy = settings(tree), read_legacy(project.root)
-    tell(dict.fromkeys([*notices, *override(configuration, given, place="SET")]))
+    report_notices(dict.fromkeys([*notices, *override(configuration, given, place="SET")]))
     named, _ = changes(before, {legacy.present(name.removeprefix("CONFIG_")) for name in given})
     project.save(configuration, changed="written", same="already has that", differences=named)
 
@@ -208,20 +188,20 @@ def _words(variable: str, text: str) -> list[str]:
 
 # Commands that change the configuration, and commands that change shipped ones.
 OF_CONFIGURATION: Mapping[str, Command] = {
-    "menuconfig": _menuconfig,
-    "nconfig": _menuconfig,
-    "guiconfig": _guiconfig,
-    "xconfig": _guiconfig,
-    "config": _config,
-    "oldconfig": _config,
-    "olddefconfig": _olddefconfig,
-    "syncconfig": _syncconfig,
-    **dict.fromkeys(KINDS, _extreme),
-    "defconfig": _defconfig,
-    "merge": _merge,
-    "setconfig": _setconfig,
+    "menuconfig": (_menu, "edit the configuration in a terminal"),
+    "nconfig": (_menu, "the same"),
+    "guiconfig": (_menu, "edit the configuration in a window"),
+    "xconfig": (_menu, "the same"),
+    "config": (_config, "ask for every option"),
+    "oldconfig": (_config, "ask for the options that the configuration does not mention"),
+    "olddefconfig": (_olddefconfig, "bring the configuration up to date with the Kconfig files"),
+    "syncconfig": (_syncconfig, "olddefconfig, and include/config/auto.conf"),
+    **dict.fromkeys(KINDS, (_extreme, "a whole configuration by rule")),
+    "defconfig": (_defconfig, "start from a shipped configuration, or from all defaults"),
+    "merge": (_merge, "put fragments on top of the configuration"),
+    "setconfig": (_setconfig, "set options in the configuration"),
 }
 OF_SHIPPED: Mapping[str, Command] = {
-    "savedefconfig": _savedefconfig,
-    "update-defconfigs": _update_defconfigs,
+    "savedefconfig": (_savedefconfig, "write the minimal form"),
+    "update-defconfigs": (_update_defconfigs, "write every shipped configuration in its minimal form"),
 }

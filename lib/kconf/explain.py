@@ -13,11 +13,11 @@ import kconfiglib
 from lib.errors import ConfigError
 from lib.kconf import diagnostics
 from lib.kconf.legacy import read_legacy
-from lib.kconf.provenance import Provenance, is_given
+from lib.kconf.resolve import is_given, origin
 from lib.kconf.spelling import expression
 from lib.kconf.strict import StrictLoad
-from lib.kconf.tree import find, has_prompt, is_logical, option, shown
-from lib.kconf.values import is_machine_read, rule_of
+from lib.kconf.tree import find, has_prompt, is_logical, option, prompt_of, shown
+from lib.kconf.values import help_text, rule_of
 
 _LABEL = 12
 _COLUMNS = 100
@@ -37,8 +37,7 @@ def explain(configuration: StrictLoad, name: str) -> Iterator[str]:
     if symbol is None and choice is None:
         symbol = _successor(tree, bare)
         yield _renamed(tree, bare, symbol)
-    provenance = Provenance(configuration)
-    rows = _of_choice(choice, provenance) if symbol is None else _of_symbol(symbol, provenance)
+    rows = _choice_rows(choice, configuration) if symbol is None else _symbol_rows(symbol, configuration)
     for label, text in rows:
         yield from _wrapped(label, text)
 
@@ -56,7 +55,7 @@ def search(tree: Any, words: str) -> Iterator[str]:
         raise ConfigError("nothing is looked for", todo="give words, as in make searchconfig Q=momentum")
     near, far = [], []
     for symbol in tree.unique_defined_syms:
-        title = f"{option(symbol)} {_prompt(symbol)}"
+        title = f"{option(symbol)} {prompt_of(symbol)}"
         if all(pattern.search(title) for pattern in patterns):
             near.append(symbol)
         elif all(pattern.search(f"{title} {_help(symbol)}") for pattern in patterns):
@@ -70,7 +69,7 @@ def search(tree: Any, words: str) -> Iterator[str]:
         raise ConfigError(f"no option has '{words}'", todo=f"did you mean {meant}?" if meant else "")
     for symbol in near + far:
         hidden = "" if symbol.visibility or not has_prompt(symbol) else " (hidden)"
-        yield f"{_value(symbol)}{hidden}  {_prompt(symbol)}  {_place(symbol)}".rstrip()
+        yield f"{_value(symbol)}{hidden}  {prompt_of(symbol)}  {_place(symbol)}".rstrip()
 
 
 def _successor(tree: Any, name: str) -> Any:
@@ -90,11 +89,11 @@ def _renamed(tree: Any, name: str, symbol: Any) -> str:
     return f"{tree.config_prefix}{name} is called {option(symbol)} now"
 
 
-def _of_symbol(symbol: Any, provenance: Provenance) -> Iterator[tuple[str, str]]:
+def _symbol_rows(symbol: Any, configuration: StrictLoad) -> Iterator[tuple[str, str]]:
     yield "", _value(symbol)
-    yield "prompt", _prompt(symbol) or "none: it follows from others"
+    yield "prompt", prompt_of(symbol) or "none: it follows from others"
     if symbol.config_string:
-        yield "from", _origin(symbol, provenance)
+        yield "from", _origin(symbol, configuration)
     yield "kind", _kind(symbol)
     yield from _defaults(symbol)
     yield from _needs(symbol)
@@ -102,34 +101,33 @@ def _of_symbol(symbol: Any, provenance: Provenance) -> Iterator[tuple[str, str]]
         yield "held on by", f"{option(selector)} (now {selector.str_value}), which selects it"
     if symbol.choice:
         others = ", ".join(option(member) for member in symbol.choice.syms if member is not symbol)
-        yield "instead of", f"{others}: a choice has one member, now {_chosen(symbol.choice)}"
+        chosen = option(symbol.choice.selection) if symbol.choice.selection is not None else "none"
+        yield "instead of", f"{others}: a choice has one member, now {chosen}"
     yield from _dependents(symbol)
     yield "defined", ", ".join(f"{node.filename}:{node.linenr}" for node in symbol.nodes)
     yield "help", _help(symbol) or "none"
 
 
-def _of_choice(choice: Any, provenance: Provenance) -> Iterator[tuple[str, str]]:
-    yield "", f"{choice.name}: {_prompt(choice)}"
+def _choice_rows(choice: Any, configuration: StrictLoad) -> Iterator[tuple[str, str]]:
+    yield "", f"{choice.name}: {prompt_of(choice)}"
     for member in choice.syms:
         forbids = "" if member.visibility else f"; it {diagnostics.unmet(member)}"
         yield "chosen" if member is choice.selection else "member", f"{_value(member)}{forbids}"
     if choice.selection is not None:
-        yield "from", _origin(choice.selection, provenance)
+        yield "from", _origin(choice.selection, configuration)
     yield from _needs(choice)
     yield "defined", ", ".join(f"{node.filename}:{node.linenr}" for node in choice.nodes)
     yield "help", _help(choice) or "none"
 
 
 def _value(symbol: Any) -> str:
-    if not symbol.config_string:
-        return f"{option(symbol)} has no value"
-    return shown(symbol, symbol.str_value)
+    return shown(symbol, symbol.str_value) if symbol.config_string else f"{option(symbol)} has no value"
 
 
-def _origin(symbol: Any, provenance: Provenance) -> str:
+def _origin(symbol: Any, configuration: StrictLoad) -> str:
     """Return the origin; for a default with the place of its definition."""
-    origin = provenance.origin(symbol)
-    return origin if is_given(origin) else f"{origin}, {_place(symbol)}"
+    place = origin(configuration, symbol)
+    return place if is_given(place) else f"{place}, {_place(symbol)}"
 
 
 def _kind(symbol: Any) -> str:
@@ -138,10 +136,10 @@ def _kind(symbol: Any) -> str:
     if rule is not None:
         return f"{kind}, Value: {rule.text}"
     ranges = []
-    for low, high, condition in (entry[:3] for entry in symbol.orig_ranges):
-        while_so = "" if condition is symbol.kconfig.y else f" while {expression(condition)}"
-        ranges.append(f"{low.str_value}..{high.str_value}{while_so}")
-    return ", else ".join([", ".join([kind, *ranges[:1]]), *ranges[1:]])
+    for low, high, condition, *_ in symbol.orig_ranges:
+        when = "" if condition is symbol.kconfig.y else f" while {expression(condition)}"
+        ranges.append(f"{low.str_value}..{high.str_value}{when}")
+    return ", ".join(filter(None, [kind, ", else ".join(ranges)]))
 
 
 def _defaults(symbol: Any) -> Iterator[tuple[str, str]]:
@@ -165,41 +163,26 @@ def _needs(item: Any) -> Iterator[tuple[str, str]]:
 
 def _dependents(symbol: Any) -> Iterator[tuple[str, str]]:
     """Yield the symbols that depend on it, whose default or range uses it, and that it selects."""
-    groups: dict[str, list[Any]] = {"needed by": [], "default of": [], "range of": []}
-    for other in symbol.kconfig.unique_defined_syms:
-        if other is symbol:
-            continue
-        for node in other.nodes:
-            visible = node.prompt[1] if node.prompt else node.kconfig.n
-            if symbol in kconfiglib.expr_items(node.dep) | kconfiglib.expr_items(visible):
-                groups["needed by"].append(other)
-            elif any(symbol in _items(*entry) for entry in node.orig_defaults):
-                groups["default of"].append(other)
-            elif any(symbol in _items(*entry[:3]) for entry in node.orig_ranges):
-                groups["range of"].append(other)
-    for label, found in groups.items():
-        if found:
-            yield label, ", ".join(option(other) for other in dict.fromkeys(found))
+    groups: dict[str, dict[Any, None]] = {"needed by": {}, "default of": {}, "range of": {}}
+    for node in (node for other in symbol.kconfig.unique_defined_syms for node in other.nodes):
+        uses = {
+            "needed by": [node.dep, *(node.prompt or ())[1:]],
+            "default of": [part for entry in node.orig_defaults for part in entry],
+            "range of": [part for entry in node.orig_ranges for part in entry[:3]],
+        }
+        for label, expressions in uses.items():
+            if node.item is not symbol and any(symbol in kconfiglib.expr_items(one) for one in expressions):
+                groups[label][option(node.item)] = None
+                break
+    for label, names in groups.items():
+        if names:
+            yield label, ", ".join(names)
     if symbol.orig_selects:
         yield "selects", ", ".join(option(target) for target, _ in symbol.orig_selects)
 
 
-def _items(*expressions: Any) -> set[Any]:
-    return {item for one in expressions for item in kconfiglib.expr_items(one)}
-
-
-def _chosen(choice: Any) -> str:
-    return option(choice.selection) if choice.selection is not None else "none"
-
-
-def _prompt(item: Any) -> str:
-    return next((str(node.prompt[0]) for node in item.nodes if node.prompt), "")
-
-
 def _help(item: Any) -> str:
-    text = next((str(node.help) for node in item.nodes if node.help), "")
-    lines = [line for line in text.splitlines() if not is_machine_read(line)]
-    return " ".join(" ".join(lines).split())
+    return next((help_text(node) for node in item.nodes if node.help), "")
 
 
 def _place(symbol: Any) -> str:
@@ -210,11 +193,7 @@ def _place(symbol: Any) -> str:
 def _wrapped(label: str, text: str) -> list[str]:
     if not label:
         return [text]
-    head = f"  {label:<{_LABEL}}"
-    return textwrap.wrap(
-        head + text,
-        _COLUMNS,
-        subsequent_indent=" " * len(head),
-        break_long_words=False,
-        break_on_hyphens=False,
-    )
+    head, indent = f"  {label:<{_LABEL}}", " " * (_LABEL + 2)
+    wrapper = textwrap.TextWrapper(_COLUMNS, subsequent_indent=indent)
+    wrapper.break_long_words = wrapper.break_on_hyphens = False
+    return wrapper.wrap(head + text)

@@ -48,7 +48,12 @@ def make_extreme(
         configuration.add(read_shipped(root, find_fragment(root, "tiny")))
     for path in _preset_files(root, KINDS[command], environ):
         configuration.add(read_shipped(root, path))
-    free = _free_symbols(configuration)
+    free = [
+        symbol  # bools with a prompt that are in no choice and not set by a file
+        for symbol in tree.unique_defined_syms
+        if is_logical(symbol) and has_prompt(symbol) and not symbol.choice
+        if configuration.assigned(symbol.name) is None
+    ]
     notices = []
     if command == "randconfig":
         _set_randomly(tree, free, source=random.Random(seed), percent=percent)
@@ -59,7 +64,7 @@ def make_extreme(
     if command == "allmodconfig":
         notices.append("there are no modules here: allmodconfig is allyesconfig")
     notices += accept(configuration, "nothing was written").notices
-    return _written_down(configuration), notices
+    return _reloaded(configuration), notices
 
 
 def seed_of(environ: Mapping[str, str]) -> int:
@@ -108,16 +113,6 @@ def _preset_files(root: Path, kind: str, environ: Mapping[str, str]) -> list[Pat
     )
 
 
-def _free_symbols(configuration: StrictLoad) -> list[Any]:
-    """Return the bools with a prompt that are in no choice and not set by a file."""
-    return [
-        symbol
-        for symbol in configuration.tree.unique_defined_syms
-        if is_logical(symbol) and has_prompt(symbol) and not symbol.choice
-        if configuration.assigned(symbol.name) is None
-    ]
-
-
 def _set_randomly(tree: Any, free: list[Any], *, source: random.Random, percent: int) -> None:
     for symbol in free:
         symbol.set_value("y" if source.randrange(100) < percent else "n")
@@ -137,12 +132,12 @@ def _set_randomly(tree: Any, free: list[Any], *, source: random.Random, percent:
             break
 
 
-def _written_down(configuration: StrictLoad) -> StrictLoad:
+def _reloaded(configuration: StrictLoad) -> StrictLoad:
     """Reload the configuration from its own file's text, which drops assignments without effect."""
     tree = configuration.tree
-    text = write.full_text(tree, made_from=configuration.made_from)
+    text = write.full_text(tree, sources=configuration.sources)
     fresh = StrictLoad(tree)
     fresh.add(read_text(text.encode(), name="memory"))
-    survives = write.full_text(tree, made_from=fresh.made_from) == text
+    survives = write.full_text(tree, sources=fresh.sources) == text
     assert survives and not fresh.finish().findings, "it does not survive its own file"
     return fresh

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from lib.errors import ConfigError
 from lib.kconf.reader import Assignment, Finding, Layer
+from lib.plugins import KINDS
 
 FILE = "Kconfig.legacy"
 
@@ -44,15 +45,22 @@ class Legacy:
 
 
 def read_legacy(root: Path) -> Legacy:
-    """Parse `root`/Kconfig.legacy; empty without such a file. Raises ConfigError for a malformed line."""
-    path = root / FILE
-    if not path.is_file():
-        return Legacy({}, {})
-    renamed: dict[str, str] = {}
-    removed: dict[str, str] = {}
-    overruled: list[str] = []
+    """Parse Kconfig.legacy of `root` and of its plug-ins' folders, where they have one.
+
+    Raises ConfigError for a malformed line.
+    """
+    found = Legacy({}, {})
+    for path in (root / FILE, *(path for kind in KINDS for path in kind.folders(root, FILE))):
+        if path.is_file():
+            found = _parse(path, found, place=path.relative_to(root).as_posix())
+    return found
+
+
+def _parse(path: Path, known: Legacy, *, place: str) -> Legacy:
+    """Return `known` with what the file at `path` adds."""
+    renamed, removed, overruled = dict(known.renamed), dict(known.removed), list(known.overruled)
     name = ""
-    for number, line in enumerate(_text_of(path).splitlines(), 1):
+    for number, line in enumerate(_text_of(path, place).splitlines(), 1):
         if not line.strip() or line.startswith("#"):
             continue
         config, fate = _CONFIG.fullmatch(line), _FATE.fullmatch(line)
@@ -65,18 +73,18 @@ def read_legacy(root: Path) -> Legacy:
                 (renamed if fate[1] else removed)[name] = fate[1] or fate[2]
             name = ""
         else:
-            raise ConfigError(f"{FILE}:{number}: '{line.strip()}' is not expected here")
+            raise ConfigError(f"{place}:{number}: '{line.strip()}' is not expected here")
     if name:
-        raise ConfigError(f"{FILE}: config {name} says neither renamed, removed nor overruled")
+        raise ConfigError(f"{place}: config {name} says neither renamed, removed nor overruled")
     return Legacy(renamed, removed, tuple(overruled))
 
 
-def _text_of(path: Path) -> str:
+def _text_of(path: Path, place: str) -> str:
     try:
         return path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
         number = path.read_bytes()[: error.start].count(b"\n") + 1
-        raise ConfigError(f"{FILE}:{number}: is not UTF-8") from error
+        raise ConfigError(f"{place}:{number}: is not UTF-8") from error
 
 
 def migrate(layer: Layer, legacy: Legacy, *, prefix: str = "CONFIG_") -> Layer:

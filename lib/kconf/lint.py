@@ -16,17 +16,20 @@ import kconfiglib
 from lib.errors import ConfigError
 from lib.kconf import defconfig, write
 from lib.kconf.legacy import read_legacy
-from lib.kconf.portable import machine_facts
+from lib.kconf.reader import Finding
 from lib.kconf.strict import StrictLoad
 from lib.kconf.tree import find, has_prompt, load_own_tree
-from lib.kconf.values import parse_rule, value_line
+from lib.kconf.values import parse_rule, rule_of, value_line
 
 Faults: TypeAlias = Iterator[str]
 Rule: TypeAlias = Callable[[Any], Faults]
 
 _FIRST_LINE = re.compile(r"# [A-Za-z].*[^.]\.")
 _PLUG_INS = ("models/", "lib/data/datasets/")
-_FEWEST_LINES, _MOST_LINES = 2, 16  # the comment, and 1 to 15 assignments
+_MIN_LINES, _MAX_LINES = 2, 16  # the comment, and 1 to 15 assignments
+_ABSOLUTE = re.compile(r"""(?:^|[\s"'=:,])(~?/[\w.-]+|~\w*/|[A-Za-z]:\\|(?:file|local):/)""")
+_DATE = re.compile(r"\b(?:19|20)\d\d-(?:0\d|1[0-2])-(?:[0-2]\d|3[01])\b|\b\d{8}T\d{6}Z?\b")
+_MIN_HOST_NAME = 4  # shorter ones may be ordinary words
 
 
 def lint(root: Path) -> list[str]:
@@ -140,15 +143,11 @@ def choices_have_a_name_and_a_derived_symbol(tree: Any) -> Faults:
         if stem == name or derived is None or derived.orig_type != kconfiglib.STRING:
             yield f"{name} is not called X_CHOICE beside a string X"
             continue
-        wanted = {member.name: member.name.removeprefix(stem + "_").lower() for member in choice.syms}
-        given = [(condition.name, value.str_value) for value, condition in derived.orig_defaults]
+        members = [(one.name, one.name.removeprefix(stem + "_").lower()) for one in choice.syms]
+        defaults = [(condition.name, value.str_value) for value, condition in derived.orig_defaults]
         # A last default may name the member for when the choice is invisible.
-        instead = given[len(wanted) :]
-        if (
-            given[: len(wanted)] != list(wanted.items())
-            or len(instead) > 1
-            or (instead and instead[0][1] not in wanted.values())
-        ):
+        rest = [value for _, value in defaults[len(members) :]]
+        if defaults[: len(members)] != members or rest[1:] or not {*rest} <= {value for _, value in members}:
             yield f"{stem} is not the members of {name} in lower case"
         if any(member.orig_type != kconfiglib.BOOL for member in choice.syms) or choice.is_optional:
             yield f"{name} is not a plain choice"
@@ -177,7 +176,7 @@ def what_is_no_more_is_no_symbol(tree: Any) -> Faults:
             yield f"{old} is renamed {new} in Kconfig.legacy, which is not a symbol"
 
 
-def files_say_what_they_are_for(tree: Any) -> Faults:
+def files_have_an_opening_comment(tree: Any) -> Faults:
     """Require a sentence in the first line, a few assignments below it, and no facts of a machine."""
     configurations, fragments = _shipped(tree)
     for path in configurations + fragments:
@@ -185,8 +184,8 @@ def files_say_what_they_are_for(tree: Any) -> Faults:
         lines = text.splitlines()
         if not lines or not _FIRST_LINE.fullmatch(lines[0]):
             yield f"{_name(tree, path)}:1: is not a comment of one sentence"
-        if not _FEWEST_LINES <= len(lines) <= _MOST_LINES:
-            yield f"{_name(tree, path)}: has {len(lines)} lines, not {_FEWEST_LINES} to {_MOST_LINES}"
+        if not _MIN_LINES <= len(lines) <= _MAX_LINES:
+            yield f"{_name(tree, path)}: has {len(lines)} lines, not {_MIN_LINES} to {_MAX_LINES}"
         yield from map(str, machine_facts(tree, text, name=_name(tree, path)))
 
 
@@ -245,7 +244,7 @@ RULES: list[Rule] = [
     what_is_no_more_is_no_symbol,
 ]
 FILE_RULES: list[Rule] = [
-    files_say_what_they_are_for,
+    files_have_an_opening_comment,
     no_configuration_has_the_name_of_a_fragment,
     configurations_hold_and_are_minimal,
     fragments_take_on_every_configuration,
@@ -273,3 +272,41 @@ def _shipped(tree: Any) -> tuple[list[Path], list[Path]]:
 
 def _name(tree: Any, path: Path) -> str:
     return str(path.relative_to(tree.srctree))
+
+
+def machine_facts(tree: Any, text: str, *, name: str) -> list[Finding]:
+    """Return findings for lines of `text` that hold on one machine or day only; `name` is the file's name."""
+    import socket  # slow to import, and few commands need it
+
+    host = socket.gethostname().split(".")[0]
+    lines = enumerate(text.splitlines(), 1)
+    return [
+        Finding(name, number, f"{line} {fault}")
+        for number, line in lines
+        if (fault := _machine_fact(tree, line, host))
+    ]
+
+
+def _machine_fact(tree: Any, line: str, host: str) -> str | None:
+    value = _free_text(tree, line)
+    if value is None:
+        return None
+    if _ABSOLUTE.search(value):
+        return "has an absolute path; write it relative to the source tree"
+    if _DATE.search(value):
+        return "has a date"
+    if len(host) >= _MIN_HOST_NAME and re.search(rf"\b{re.escape(host)}\b", value):
+        return "has the name of this machine"
+    return None
+
+
+def _free_text(tree: Any, line: str) -> str | None:
+    """Return a comment, or the value of a path or text; other values are numbers or names."""
+    match = re.fullmatch(r'CONFIG_(\w+)="(.*)"', line)
+    if match is None:
+        return line if line.startswith("#") else None
+    symbol = find(tree, match[1])
+    rule = rule_of(symbol) if symbol is not None else None
+    if rule is not None and rule.kind not in ("path", "text"):
+        return None
+    return str(kconfiglib.unescape(match[2]))

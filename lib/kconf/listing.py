@@ -1,36 +1,41 @@
-"""Commands that read configurations and change none."""
+"""Commands that read configurations: check, list, explain, compare."""
 
 from __future__ import annotations
 
 import os
 from argparse import Namespace
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 from lib.errors import ConfigError
 from lib.kconf import defconfig, write
-from lib.kconf.project import Command, Project, load_environment, refusals, tell, tell_origins
-from lib.kconf.resolve import accept, load_file, new_symbols, override, read_own
+from lib.kconf.project import Command, Project, from_environment, refusals, report_notices, report_origins
+from lib.kconf.reader import read_text
+from lib.kconf.resolve import accept, load_file, new_symbols, override, read_own, rejection
 from lib.kconf.strict import StrictLoad
-from lib.kconf.tree import display, load_own_tree, shown
+from lib.kconf.tree import display, find, load_own_tree, shown
 from lib.kconf.variables import given_overrides
+
+RUN_CONFIG = "config"  # file name of the configuration in a run directory
 
 
 def _checkconfig(project: Project, options: Namespace) -> None:
     file = options.file
     if file is None:
-        load_environment(project.root)
+        from_environment(project.root, report_stray=False)
         file = project.config_file
     else:
         layer = read_own(project.root, file)
         configuration = StrictLoad(load_own_tree(project.root))
         configuration.add(layer)
-        tell(accept(configuration, "see above").notices)
-        tell(override(configuration, given_overrides(os.environ)))
-        tell([] if layer.assignments else [f"{layer.name} assigns nothing: every option has its default"])
+        report_notices(accept(configuration, "see above").notices)
+        report_notices(override(configuration, given_overrides(os.environ)))
+        if not layer.assignments:
+            report_notices([f"{layer.name} assigns nothing: every option has its default"])
     print(f"{display(file)}: ok")
     if project.verbose:
-        tell_origins(project.root, file)
+        report_origins(project.root, file)
 
 
 def _list_defconfigs(project: Project, _: Namespace) -> None:
@@ -62,16 +67,14 @@ def _listnewconfig(project: Project, options: Namespace) -> None:
 
 
 def _explain(project: Project, options: Namespace) -> None:
-    from lib.kconf.explain import explain
+    """Describe the option `symbol`, or (searchconfig) list those that match `words`."""
+    from lib.kconf.explain import explain, search
 
-    for line in explain(_present(project), options.symbol):
-        print(line)
-
-
-def _searchconfig(project: Project, options: Namespace) -> None:
-    from lib.kconf.explain import search
-
-    for line in search(_present(project).tree, options.words):
+    configuration = _present(project)
+    is_search = options.command == "searchconfig"
+    for line in (
+        search(configuration.tree, options.words) if is_search else explain(configuration, options.symbol)
+    ):
         print(line)
 
 
@@ -83,21 +86,60 @@ def _present(project: Project) -> StrictLoad:
     else:
         configuration = StrictLoad(tree)
         notices = [f"there is no {display(project.config_file)}: these are the defaults"]
-    tell(dict.fromkeys([*notices, *override(configuration, given_overrides(os.environ))]))
+    report_notices(dict.fromkeys([*notices, *override(configuration, given_overrides(os.environ))]))
     return configuration
 
 
 def _diffconfig(project: Project, options: Namespace) -> None:
-    from lib.kconf.diff import differences
-
     old, new = options.a or f"{project.config_file}.old", options.b or str(project.config_file)
     for place, given, variable in ((old, options.a, "A"), (new, options.b, "B")):
         if not given and not Path(place).exists():
             raise ConfigError(
                 f"there is no configuration at {display(Path(place))}", todo=f"give {variable}="
             )
-    for line in differences(project.root, old, new):
+    for line in _differences(load_own_tree(project.root), old, new):
         print(line)
+
+
+def _differences(tree: Any, old: str, new: str) -> Iterator[str]:
+    """Yield lines `-NAME value`, `+NAME value` and ` NAME value -> value`, in the order of the menu.
+
+    old, new: a file, a run directory, or the name of a shipped configuration, also with fragments. Choice
+    members are omitted, since the string of the choice names them. Raises ConfigError.
+    """
+    before, after = _assignments(tree, old), _assignments(tree, new)
+    order = {symbol.name: index for index, symbol in enumerate(tree.unique_defined_syms)}
+    for name in sorted(before.keys() | after.keys(), key=lambda one: (order.get(one, len(order)), one)):
+        symbol, one, other = find(tree, name), before.get(name), after.get(name)
+        if one == other or (symbol is not None and symbol.choice):
+            continue
+        if one is not None and other is not None:
+            yield f" {name} {one} -> {other}"
+        else:
+            yield f"-{name} {one}" if other is None else f"+{name} {other}"
+
+
+def _assignments(tree: Any, place: str) -> dict[str, str]:
+    """Return symbol -> right-hand side for every value in the full configuration of `place`."""
+    path = Path(place)
+    if path.is_dir():
+        path = path / RUN_CONFIG
+    if path.is_file():
+        layer = read_own(Path(tree.srctree), path)
+        if layer.faults:
+            raise rejection(layer.faults, "nothing was compared")
+        configuration = StrictLoad(tree)
+        configuration.add(layer)
+        # A full file is compared as it is, even if the Kconfig files have changed since.
+        if not configuration.is_by_tool(layer):
+            accept(configuration, "nothing was compared")
+            layer = read_text(write.full_text(tree).encode(), name=place)
+    elif "/" in place or place.startswith("."):
+        raise ConfigError(f"{place} is neither a configuration nor the directory of a run")
+    else:
+        defconfig.compose(tree, place)
+        layer = read_text(write.full_text(tree).encode(), name=place)
+    return {assignment.name: assignment.text for assignment in layer.assignments}
 
 
 def _kconfig_docs(project: Project, _: Namespace) -> None:
@@ -115,18 +157,21 @@ def _kconfig_lint(project: Project, _: Namespace) -> None:
 
     findings = lint(project.root)
     if findings:
-        raise ConfigError(f"{len(findings)} breaches of the rules of the house", findings=findings)
-    print("the Kconfig files, configurations and fragments are as they should be")
+        raise ConfigError(f"{len(findings)} violations of the lint rules", findings=findings)
+    print("the Kconfig files, configurations and fragments follow the lint rules")
 
 
 COMMANDS: Mapping[str, Command] = {
-    "checkconfig": _checkconfig,
-    "list-defconfigs": _list_defconfigs,
-    "listnewconfig": _listnewconfig,
-    "helpnewconfig": _listnewconfig,
-    "explain": _explain,
-    "searchconfig": _searchconfig,
-    "diffconfig": _diffconfig,
-    "kconfig-docs": _kconfig_docs,
-    "kconfig-lint": _kconfig_lint,
+    "checkconfig": (_checkconfig, "check the configuration, or FILE"),
+    "list-defconfigs": (_list_defconfigs, "shipped configurations and fragments"),
+    "listnewconfig": (_listnewconfig, "options that the configuration does not mention"),
+    "helpnewconfig": (_listnewconfig, "the same, with their help"),
+    "explain": (_explain, "all about one option"),
+    "searchconfig": (_explain, "find options"),
+    "diffconfig": (_diffconfig, "compare files, shipped configurations or runs"),
+    "kconfig-docs": (_kconfig_docs, "write docs/options.md"),
+    "kconfig-lint": (
+        _kconfig_lint,
+        "check Kconfig files, configurations and fragments against the lint rules",
+    ),
 }

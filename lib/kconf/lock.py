@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from lib.errors import ConfigError
-from lib.kconf.project import refusals, tell
+from lib.kconf.project import refusals, report_notices
 from lib.kconf.tree import display
 
 _PAUSE_SECONDS = 0.05
@@ -32,14 +32,13 @@ def locked(path: Path, command: str, *, interactive: bool = False) -> Iterator[N
 
     Raises ConfigError where an interactive command holds the lock.
     """
-    made = [one for one in (path.parent, *path.parent.parents) if not one.exists()]
+    created = [one for one in (path.parent, *path.parent.parents) if not one.exists()]
     real = Path(os.path.realpath(path))
     lock = real.parent / f".{real.name.removeprefix('.')}.lock"
     try:
         with refusals(path):
-            descriptor = _acquire(
-                lock, path, f"{int(interactive)} {command} {os.getpid()} {os.uname().nodename}"
-            )
+            holder = f"{int(interactive)} {command} {os.getpid()} {os.uname().nodename}"
+            descriptor = _acquire(lock, path, holder)
         try:
             yield
         finally:
@@ -47,34 +46,28 @@ def locked(path: Path, command: str, *, interactive: bool = False) -> Iterator[N
                 lock.unlink(missing_ok=True)
                 os.close(descriptor)
     finally:
-        for directory in made:
-            with contextlib.suppress(
-                OSError
-            ):  # it has what was written, or what another command has put there
+        for directory in created:
+            with contextlib.suppress(OSError):  # unless something was written there
                 directory.rmdir()
 
 
 def _acquire(lock: Path, path: Path, words: str) -> int | None:
     """Open and acquire the lock, with `words` in it; None where nothing can be written."""
-    told = False
+    reported = False
     while (descriptor := _open(lock, path)) is not None:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             holder = os.pread(descriptor, 1000, 0).decode(errors="replace")
             os.close(descriptor)
-            told = _tell_holder(holder, path, told=told)
+            reported = _report_holder(holder, path, reported=reported)
             time.sleep(_PAUSE_SECONDS)
             continue
         except OSError as error:
             if error.errno not in _WITHOUT_LOCKS:
                 raise
-            tell(
-                [
-                    f"{display(lock.parent)} is on a file system without locks: two commands that change"
-                    f" {display(path)} at one moment can lose a change"
-                ]
-            )
+            risk = f"two commands that change {display(path)} at one moment can lose a change"
+            report_notices([f"{display(lock.parent)} is on a file system without locks: {risk}"])
             return descriptor
         if _is_at(descriptor, lock):
             os.ftruncate(descriptor, 0)
@@ -113,14 +106,14 @@ def _is_at(descriptor: int, lock: Path) -> bool:
         return False
 
 
-def _tell_holder(words: str, path: Path, *, told: bool) -> bool:
+def _report_holder(words: str, path: Path, *, reported: bool) -> bool:
     """Print once which command this waits for. Raises ConfigError if that one is interactive."""
     if not words:
-        return told
+        return reported
     interactive, command, process, machine = (*words.split(), "", "", "", "")[:4]
     holder = f"{command} (process {process} on {machine})" if machine else "another program"
     if interactive == "1":
         raise ConfigError(f"{holder} has {display(path)} open", todo="end that first")
-    if not told:
-        tell([f"waiting for {holder}, which changes {display(path)}"])
+    if not reported:
+        report_notices([f"waiting for {holder}, which changes {display(path)}"])
     return True

@@ -8,7 +8,6 @@ import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import kconfiglib
@@ -16,12 +15,12 @@ import kconfiglib
 from lib.errors import ConfigError
 from lib.kconf import spelling, write
 from lib.kconf.lock import locked
-from lib.kconf.resolve import load_file, load_text, load_what_holds, read_own
+from lib.kconf.resolve import load_file, load_text, load_valid_lines, read_own
 from lib.kconf.tree import display, load_own_tree
 from lib.kconf.values import rule_of
 
 NO_KEY = -1  # curses' result without input; a signal may cause one
-MOST_SILENCES = 100
+MAX_SILENT_READS = 100
 
 
 def run_menu(root: Path, config_file: Path, *, command: str = "menuconfig") -> None:
@@ -32,23 +31,24 @@ def run_menu(root: Path, config_file: Path, *, command: str = "menuconfig") -> N
     Raises ConfigError without a terminal, or where the answer is no.
     """
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
-        way = "setconfig" if config_file.exists() else "defconfig-NAME"
-        raise ConfigError(f"{command} needs a terminal", todo=f"use make {way}")
+        target = "setconfig" if config_file.exists() else "defconfig-NAME"
+        raise ConfigError(f"{command} needs a terminal", todo=f"use make {target}")
     import curses  # imported here: not every Python has it
 
     import menuconfig
 
-    if not _can_move_its_cursor(curses):
+    try:
+        curses.setupterm()
+        usable = curses.tigetstr("cup") is not None  # it can move the cursor
+    except curses.error:
+        usable = False
+    if not usable:
         name = os.environ.get("TERM", "")
         raise ConfigError(f"{command} cannot use the terminal TERM='{name}'", todo="set TERM, say to xterm")
     tree = load_own_tree(root, kind=_MenuTree)
     tree.edit(config_file)
-    # The menu has no public hooks for these; tests/lib/kconf/test_menu.py checks that the names exist.
-    menuconfig._check_valid = _checker(menuconfig._error)
-    menuconfig._range_info = _value_info(menuconfig._range_info)
-    menuconfig._needs_save = tree.needs_save
+    _patch(menuconfig, tree, _checker(menuconfig._error))
     menuconfig._getch_compat = _keys(menuconfig._getch_compat, command)
-    os.environ["KCONFIG_CONFIG"] = str(config_file)  # the menu reads its file name from it
     try:
         with tree.locks:
             menuconfig.menuconfig(tree)
@@ -56,11 +56,22 @@ def run_menu(root: Path, config_file: Path, *, command: str = "menuconfig") -> N
         raise ConfigError(f"{command} cannot draw on this terminal", why=str(error)) from error
 
 
+def _patch(program: Any, tree: _MenuTree, check: Callable[..., bool]) -> None:
+    """Let kconfiglib's menuconfig or guiconfig check, describe and save values as `tree` does.
+
+    They have no public hooks for these; tests/lib/kconf/test_menu.py checks that the names exist.
+    """
+    program._check_valid = check
+    program._range_info = _value_info(program._range_info)
+    program._needs_save = tree.needs_save
+    os.environ["KCONFIG_CONFIG"] = str(tree.file)  # they read the file name from it
+
+
 def _keys(read: Callable[[Any], Any], command: str) -> Callable[[Any], Any]:
     """Wrap `read` to raise ConfigError when the terminal is gone; the menu would poll forever."""
 
     def key(window: Any) -> Any:
-        for _ in range(MOST_SILENCES):
+        for _ in range(MAX_SILENT_READS):
             pressed = read(window)
             if pressed != NO_KEY:
                 return pressed
@@ -85,38 +96,27 @@ def run_window(root: Path, config_file: Path, *, command: str = "guiconfig") -> 
         tkinter.Tk().destroy()  # checks the display before asking on the terminal
         tree = load_own_tree(root, kind=_MenuTree)
         tree.edit(config_file)
-        guiconfig._check_valid = _window_checker(guiconfig.messagebox.showerror)
-        guiconfig._range_info = _value_info(guiconfig._range_info)
-        guiconfig._needs_save = tree.needs_save
-        os.environ["KCONFIG_CONFIG"] = str(config_file)
+        _patch(guiconfig, tree, _window_checker(guiconfig.messagebox.showerror))
         with tree.locks:
             guiconfig.menuconfig(tree)
     except tkinter.TclError as error:
         raise ConfigError(f"{command} has no display", why=str(error), todo="use make menuconfig") from error
 
 
-def _can_move_its_cursor(curses: ModuleType) -> bool:
-    try:
-        curses.setupterm()
-    except curses.error:
-        return False
-    return curses.tigetstr("cup") is not None
-
-
 class _MenuTree(kconfiglib.Kconfig):  # type: ignore[misc]
     """Kconfig tree for the menu, with strict load and save methods."""
 
     locks: contextlib.ExitStack  # of files loaded in addition to the edited one, whose lock the command holds
-    _file: Path
+    file: Path
     _locked: set[str]
     _notices: list[str]
-    _made_from: tuple[str, ...]
+    _sources: tuple[str, ...]
 
     def edit(self, config_file: Path) -> None:
         """Load `config_file`, if it exists. Raises ConfigError where it has a fault and the user declines."""
-        self._file = config_file
+        self.file = config_file
         self.locks, self._locked = contextlib.ExitStack(), {os.path.realpath(config_file)}
-        self._notices, self._made_from = [], ()
+        self._notices, self._sources = [], ()
         if not config_file.exists():
             return
         try:
@@ -125,13 +125,13 @@ class _MenuTree(kconfiglib.Kconfig):  # type: ignore[misc]
             if not read_own(Path(self.srctree), config_file).assignments:
                 raise  # no line of it is valid
             _ask_to_drop(error)
-            configuration = load_what_holds(self, config_file)
-        self._made_from = configuration.made_from
+            configuration = load_valid_lines(self, config_file)
+        self._sources = configuration.sources
 
     def load_config(self, filename: str | None = None) -> str:
         """Load a file for the menu: at the start (without a name) and from its load dialog."""
         if filename is None:
-            return "\n".join(self._notices) or f"Editing {display(self._file)}"
+            return "\n".join(self._notices) or f"Editing {display(self.file)}"
         before = write.full_text(self)
         try:
             self._lock(Path(filename))
@@ -140,8 +140,8 @@ class _MenuTree(kconfiglib.Kconfig):  # type: ignore[misc]
             load_text(self, before)
             # The dialog shows the text of an OSError, which needs an errno.
             raise OSError(errno.EINVAL, "\n".join([*error.findings[:8], str(error)])) from error
-        self._file = Path(filename)
-        self._made_from = configuration.made_from
+        self.file = Path(filename)
+        self._sources = configuration.sources
         return f"Loaded {filename}"
 
     def _lock(self, path: Path) -> None:
@@ -153,8 +153,8 @@ class _MenuTree(kconfiglib.Kconfig):  # type: ignore[misc]
     def write_config(self, filename: str) -> str:
         """Save to the file of the menu's save dialog. Raises OSError, which the menu shows."""
         changed = write.write_configuration(Path(filename), self._text(), keep_old=True)
-        self._file = Path(filename)
-        return f"{'Saved' if changed else 'No change to'} {display(self._file)}"
+        self.file = Path(filename)
+        return f"{'Saved' if changed else 'No change to'} {display(self.file)}"
 
     def write_min_config(self, filename: str) -> str:
         """Save the minimal form, as `write_config` does."""
@@ -163,10 +163,10 @@ class _MenuTree(kconfiglib.Kconfig):  # type: ignore[misc]
 
     def needs_save(self) -> bool:
         """True if saving would change the file."""
-        return not self._file.is_file() or self._file.read_bytes() != self._text().encode()
+        return not self.file.is_file() or self.file.read_bytes() != self._text().encode()
 
     def _text(self) -> str:
-        return write.full_text(self, made_from=self._made_from)
+        return write.full_text(self, sources=self._sources)
 
 
 def _ask_to_drop(error: ConfigError) -> None:
@@ -195,14 +195,7 @@ def _checker(show_error: Callable[[str], None]) -> Callable[[Any, str], bool]:
     """Return the check of a value typed into the menu's dialog."""
 
     def check(symbol: Any, value: str) -> bool:
-        try:
-            spelling.check_spelling(symbol, value)
-        except spelling.Misspelled as error:
-            show_error(str(error))
-            return False
-        is_number = symbol.orig_type in (kconfiglib.INT, kconfiglib.HEX)
-        fault = spelling.range_fault(symbol, value) if is_number else None
-        if fault:
+        if fault := spelling.fault_of(symbol, value):
             show_error(fault)
         return fault is None
 

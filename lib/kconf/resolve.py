@@ -11,10 +11,10 @@ from typing import Any
 import kconfiglib
 
 from lib.errors import ConfigError
-from lib.kconf import write
+from lib.kconf import diagnostics, write
 from lib.kconf.legacy import migrate, read_legacy
-from lib.kconf.provenance import Provenance, is_given
 from lib.kconf.reader import Finding, Layer, command_line, foremost, read_file, read_text
+from lib.kconf.spelling import expression
 from lib.kconf.strict import StrictLoad, Verdict
 from lib.kconf.tree import display, find, has_prompt, load_own_tree, option, shown
 from lib.kconf.values import Value, neutral_line, rule_of
@@ -30,7 +30,7 @@ class Resolved:
     in_effect: the part of `values` that defines what is trained: symbols visible in this configuration and
         the strings of choices, without options at their `Neutral:` value. Symbols of other models and data
         sets are not in it.
-    origins: symbol -> origin of its value, as from `Provenance.origin`.
+    origins: symbol -> origin of its value, as from `origin`.
     given:   symbol, including choice members -> raw value set by a user, even if it is the default.
     text:    the full configuration; minimal: its minimal form (savedefconfig).
     notices: messages to print once: new options, changes by the command line.
@@ -44,27 +44,50 @@ class Resolved:
     minimal: str
     notices: tuple[str, ...] = ()
 
-    def asked(self) -> list[str]:
+    def requested(self) -> list[str]:
         """Return a line for each value set by a user, with its origin, in the order of the menu."""
-        said = [(name, origin) for name, origin in self.origins.items() if is_given(origin)]
-        return [f"asked: {name} = {self.values[name]} ({origin})" for name, origin in said]
+        given = [(name, place) for name, place in self.origins.items() if is_given(place)]
+        return [f"requested: {name} = {self.values[name]} ({place})" for name, place in given]
 
     def to_json(self) -> dict[str, Any]:
         """Return everything but the notices, which were printed."""
-        return {
-            "values": dict(self.values),
-            "in_effect": dict(self.in_effect),
-            "origins": dict(self.origins),
-            "given": dict(self.given),
-            "text": self.text,
-            "minimal": self.minimal,
-        }
+        mappings = ("values", "in_effect", "origins", "given")
+        data = {name: dict(getattr(self, name)) for name in mappings}
+        return {**data, "text": self.text, "minimal": self.minimal}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Resolved:
         """Make it from `to_json` data, also after JSON has turned tuples into lists."""
         typed = {kind: values_from_json(data[kind]) for kind in ("values", "in_effect")}
         return cls(**{**data, **typed})
+
+
+def origin(configuration: StrictLoad, symbol: Any) -> str:
+    """Return the origin of a value in a finished configuration.
+
+    One of `file:line`, `command line`, `selected by CONFIG_X`, `default if CONFIG_X` or `default`. The string
+    that names a choice's member (MODEL) has the origin of that member.
+    """
+    assignment = configuration.assigned(symbol.name)
+    if assignment is not None and has_prompt(symbol):
+        return assignment.place
+    if selecting := diagnostics.selecting(symbol):
+        return f"selected by {', '.join(option(one) for one in selecting)}"
+    written = zip(symbol.defaults, symbol.orig_defaults, strict=True)
+    active = (condition for (_, when), (_, condition) in written if kconfiglib.expr_value(when))
+    condition = next(active, symbol.kconfig.y)  # as written
+    if condition is symbol.kconfig.y:
+        return "default"
+    choice = condition.choice if isinstance(condition, kconfiglib.Symbol) else None
+    if choice is None or choice.name != f"{symbol.name}_CHOICE":
+        return f"default if {expression(condition)}"
+    member = configuration.assigned(condition.name)
+    return member.place if member is not None else "default"
+
+
+def is_given(origin: str) -> bool:
+    """True if a value with that origin was set by a user."""
+    return origin != "default" and not origin.startswith(("default if ", "selected by "))
 
 
 def values_from_json(values: Mapping[str, Any]) -> dict[str, Value]:
@@ -104,7 +127,7 @@ def load_written(
     places: `CONFIG_NAME` -> place of its assignment (`file:line`), for the findings.
     """
     layer = read_text(text.encode(), name="the configuration")
-    configuration, notices = _load_layer(load_own_tree(root), layer, refresh=False, tell_new=False)
+    configuration, notices = _load_layer(load_own_tree(root), layer, refresh=False, notice_new=False)
     notices += override(configuration, overrides, places=places)
     return _resolved(configuration, notices)
 
@@ -112,28 +135,29 @@ def load_written(
 def _resolved(configuration: StrictLoad, notices: Sequence[str]) -> Resolved:
     tree = configuration.tree
     symbols = [symbol for symbol in tree.unique_defined_syms if not symbol.choice]
-    provenance = Provenance(configuration)
     values = {symbol.name: typed_value(symbol) for symbol in symbols}
     in_effect = {symbol.name: values[symbol.name] for symbol in symbols if _in_effect(symbol)}
+    settable = [symbol for symbol in tree.unique_defined_syms if has_prompt(symbol)]
+    given = {symbol.name: symbol.str_value for symbol in settable if configuration.assigned(symbol.name)}
     return Resolved(
         values=MappingProxyType(values),
         in_effect=MappingProxyType(in_effect),
-        origins=MappingProxyType({symbol.name: provenance.origin(symbol) for symbol in symbols}),
-        given=MappingProxyType(_given(configuration)),
-        text=write.full_text(tree, made_from=configuration.made_from),
+        origins=MappingProxyType({symbol.name: origin(configuration, symbol) for symbol in symbols}),
+        given=MappingProxyType(given),
+        text=write.full_text(tree, sources=configuration.sources),
         minimal=write.minimal_text(tree),
         notices=tuple(dict.fromkeys(notices)),
     )
 
 
 def load_file(
-    tree: Any, config_file: Path, *, refresh: bool = False, tell_new: bool = True
+    tree: Any, config_file: Path, *, refresh: bool = False, notice_new: bool = True
 ) -> tuple[StrictLoad, list[str]]:
     """Load the configuration in `config_file` into `tree`; also returns its notices.
 
     A full file written by a tool names every symbol; those at their default are left unset, so that they
     follow it. With `refresh`, outdated values of symbols without a prompt in such a file are recomputed; with
-    `tell_new` a notice names options that such a file, written by an older tree, does not mention. Raises
+    `notice_new` a notice names options that such a file, written by an older tree, does not mention. Raises
     ConfigError for a file that is missing or has a fault.
     """
     if not config_file.exists():
@@ -142,7 +166,7 @@ def load_file(
             todo="use make defconfig-NAME (make list-defconfigs shows the names) or make menuconfig",
         )
     layer = read_own(Path(tree.srctree), config_file)
-    configuration, notices = _load_layer(tree, layer, refresh=refresh, tell_new=tell_new)
+    configuration, notices = _load_layer(tree, layer, refresh=refresh, notice_new=notice_new)
     if not layer.assignments:
         notices.append(f"{layer.name} assigns nothing: every option has its default")
     return configuration, notices
@@ -173,7 +197,7 @@ def read_own(root: Path, path: Path) -> Layer:
     return migrate(read_file(path), read_legacy(root))
 
 
-def load_what_holds(tree: Any, config_file: Path) -> StrictLoad:
+def load_valid_lines(tree: Any, config_file: Path) -> StrictLoad:
     """Load the valid lines of a file whose faults were reported."""
     configuration = StrictLoad(tree)
     configuration.add(read_own(Path(tree.srctree), config_file))
@@ -183,14 +207,14 @@ def load_what_holds(tree: Any, config_file: Path) -> StrictLoad:
 
 def load_text(tree: Any, text: str) -> None:
     """Load a configuration that was written from `tree` itself."""
-    _load_layer(tree, read_text(text.encode(), name="memory"), refresh=False, tell_new=False)
+    _load_layer(tree, read_text(text.encode(), name="memory"), refresh=False, notice_new=False)
 
 
 def accept(configuration: StrictLoad, todo: str) -> Verdict:
     """Return the verdict. Raises ConfigError with its findings, ending in `todo`, if there are any."""
     verdict = configuration.finish()
     if verdict.findings:
-        raise rejection(verdict.findings, todo, notices=configuration.said_of_layers)
+        raise rejection(verdict.findings, todo, notices=configuration.layer_notices)
     return verdict
 
 
@@ -203,9 +227,9 @@ def rejection(
 ) -> ConfigError:
     """Return the error that reports `findings`, after the `notices` that help to find them."""
     count = f"{len(findings)} faults" if len(findings) > 1 else "1 fault"
-    told = foremost([f"note: {notice}" for notice in notices], "notes")
-    told += foremost([str(finding) for finding in findings], "faults")
-    return ConfigError(f"{count} {where}", todo=todo, findings=told)
+    lines = foremost([f"note: {notice}" for notice in notices], "notes")
+    lines += foremost([str(finding) for finding in findings], "faults")
+    return ConfigError(f"{count} {where}", todo=todo, findings=lines)
 
 
 def typed_value(symbol: Any) -> Value:
@@ -242,14 +266,14 @@ def _in_effect(symbol: Any) -> bool:
     return counts and symbol.str_value != neutral_line(symbol)
 
 
-def _load_layer(tree: Any, layer: Layer, *, refresh: bool, tell_new: bool) -> tuple[StrictLoad, list[str]]:
+def _load_layer(tree: Any, layer: Layer, *, refresh: bool, notice_new: bool) -> tuple[StrictLoad, list[str]]:
     configuration = StrictLoad(tree)
     configuration.add(layer)
     if refresh:
         configuration.refresh_derived()
     notices = list(accept(configuration, "nothing was changed").notices)
     if configuration.is_by_tool(layer):
-        notices += _tell_new(tree, layer) if tell_new else []
+        notices += _report_new(tree, layer) if notice_new else []
         _release(configuration)
     return configuration, notices
 
@@ -263,11 +287,6 @@ def _release(configuration: StrictLoad) -> None:
     )
 
 
-def _given(configuration: StrictLoad) -> dict[str, str]:
-    symbols = [symbol for symbol in configuration.tree.unique_defined_syms if has_prompt(symbol)]
-    return {symbol.name: symbol.str_value for symbol in symbols if configuration.assigned(symbol.name)}
-
-
 def _is_setting(symbol: Any) -> bool:
     return has_prompt(symbol) and not symbol.choice and bool(symbol.visibility)
 
@@ -275,8 +294,8 @@ def _is_setting(symbol: Any) -> bool:
 def mentioned(tree: Any, layer: Layer) -> set[str]:
     """Return names of symbols that a file mentions; any choice member mentions all members."""
     named = {assignment.name for assignment in layer.assignments}
-    symbols = [symbol for name in named if (symbol := find(tree, name)) is not None]
-    return named | {member.name for symbol in symbols if symbol.choice for member in symbol.choice.syms}
+    choices = {symbol.choice for name in named if (symbol := find(tree, name)) is not None}
+    return named | {member.name for choice in choices - {None} for member in choice.syms}
 
 
 def new_symbols(tree: Any, layer: Layer) -> list[Any]:
@@ -290,15 +309,12 @@ def new_symbols(tree: Any, layer: Layer) -> list[Any]:
     ]
 
 
-def _tell_new(tree: Any, layer: Layer) -> list[str]:
+def _report_new(tree: Any, layer: Layer) -> list[str]:
     """Return a notice on options that the file, written by an older tree, does not mention."""
     new = [shown(symbol, symbol.str_value) for symbol in new_symbols(tree, layer)]
-    if not new:
-        return []
-    what = (
-        "a new option takes its default" if len(new) == 1 else f"{len(new)} new options take their defaults"
-    )
-    return [f"{layer.name}: {what}: {', '.join(new)} (make olddefconfig writes this down)"]
+    what = f"{len(new)} new options take their defaults" if len(new) > 1 else "a new option takes its default"
+    text = f"{layer.name}: {what}: {', '.join(new)} (make olddefconfig writes this down)"
+    return [text] if new else []
 
 
 def settings(tree: Any) -> dict[Any, str]:
@@ -317,9 +333,11 @@ def changes(before: Mapping[Any, str], names: Collection[str]) -> tuple[list[str
     others: list[str] = []
     for item, value in before.items():
         if item.visibility and _setting(item) != value:
-            symbols = [item] if isinstance(item, kconfiglib.Symbol) else item.syms
-            told = named if any(symbol.name in names for symbol in symbols) else others
-            told.append(f"{_name(item)} {value} -> {_setting(item)}")
+            is_symbol = isinstance(item, kconfiglib.Symbol)
+            symbols = [item] if is_symbol else item.syms
+            group = named if any(symbol.name in names for symbol in symbols) else others
+            name = option(item) if is_symbol else item.name or "a choice"
+            group.append(f"{name} {value} -> {_setting(item)}")
     return named, others
 
 
@@ -327,7 +345,3 @@ def _setting(item: Any) -> str:
     if isinstance(item, kconfiglib.Symbol):
         return str(item.str_value)
     return option(item.selection) if item.selection else "nothing"
-
-
-def _name(item: Any) -> str:
-    return option(item) if isinstance(item, kconfiglib.Symbol) else item.name or "a choice"

@@ -7,17 +7,16 @@ dependencies to a later one is a notice: the later layer won.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import functools
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
-import kconfiglib
-
 from lib.kconf import diagnostics, spelling
 from lib.kconf.legacy import read_legacy
-from lib.kconf.reader import MOST_TOLD, Assignment, Finding, Layer, shipped_assignments
+from lib.kconf.reader import MAX_LINES_SHOWN, Assignment, Finding, Layer, shipped_assignments
 from lib.kconf.tree import find, has_prompt, is_logical, option, shown
 
 
@@ -37,16 +36,7 @@ class _Entry:
     value: str
     assignment: Assignment
     layer: Layer
-    took: bool = False
-
-
-@dataclass(slots=True, eq=False)
-class _Fault:
-    """A finding that is dropped if the line was written by a tool and matches the tree."""
-
-    layer: Layer
-    assignment: Assignment
-    text: str
+    held: bool = False  # in its own layer
 
 
 @dataclass(slots=True)
@@ -67,12 +57,13 @@ class StrictLoad:
     refuse_replacing: bool = False
     _entries: dict[str, _Entry] = field(default_factory=dict, init=False)
     _layers: list[Layer] = field(default_factory=list, init=False)
-    _faults: list[_Fault] = field(default_factory=list, init=False)
+    # Findings that are dropped if a tool wrote the line and it matches the tree.
+    _faults: list[tuple[Layer, Assignment, str]] = field(default_factory=list, init=False)
     _findings: list[Finding] = field(default_factory=list, init=False)
     _unknown: int = field(default=0, init=False)
     _notices: list[str] = field(default_factory=list, init=False)
-    _contradictory: set[int] = field(default_factory=set, init=False)  # id of self-contradicting layers
-    _shipped: dict[int, Mapping[tuple[str, str], Assignment]] = field(default_factory=dict, init=False)
+    _contradictory: set[Layer] = field(default_factory=set, init=False)  # layers that contradict themselves
+    _shipped: dict[Layer, Mapping[tuple[str, str], Assignment]] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
         self.tree.warn = False  # kconfiglib's warnings are replaced by the checks here
@@ -89,30 +80,28 @@ class StrictLoad:
             self._replace_earlier(entry)
             self._entries[entry.symbol.name] = entry
             _assign(entry)
-        by_tool = self._by_tool()
+        by_tool = functools.cache(self.is_by_tool)  # it may scan all options
         for entry in self._entries.values():
             if entry.layer is layer:
-                entry.took = _problem(entry) is None or (by_tool(layer) and _is_harmless(entry))
+                entry.held = _problem(entry) is None or (by_tool(layer) and _is_harmless(entry))
 
     def finish(self) -> Verdict:
         """Check every assignment against the final state. May be called again after more layers."""
-        by_tool = self._by_tool()
+        by_tool = functools.cache(self.is_by_tool)  # it may scan all options
         findings = list(self._findings)
         notices = list(self._notices)
-        for fault in self._faults:
-            symbol = find(self.tree, fault.assignment.name)
-            if symbol is not None and by_tool(fault.layer) and _is_as_written(fault.assignment, symbol):
-                continue
-            findings.append(Finding(fault.assignment.file, fault.assignment.line, fault.text))
+        for layer, assignment, text in self._faults:
+            if not (by_tool(layer) and _is_as_written(assignment, self.tree.syms[assignment.name])):
+                findings.append(Finding(assignment.file, assignment.line, text))
         for entry in self._entries.values():
             problem = _problem(entry)
             if problem is None or (by_tool(entry.layer) and _is_harmless(entry)):
                 continue
-            if id(entry.layer) in self._contradictory and problem.derived:
+            if entry.layer in self._contradictory and problem.derived:
                 continue  # it depends on the contradiction, which is a finding already
             # A value that held and lost its dependencies to a later layer is reported at its original place.
-            lost = problem.hidden and (entry.took or (by_tool(entry.layer) and self._was_overruled(entry)))
-            at = self._written(entry) if lost else entry.assignment
+            lost = problem.hidden and (entry.held or (by_tool(entry.layer) and self._was_overruled(entry)))
+            at = self._original(entry) if lost else entry.assignment
             if lost and not self.refuse_replacing:
                 notices.append(f"{at.place}: {problem.text}")
             else:
@@ -128,10 +117,9 @@ class StrictLoad:
         A full configuration names every symbol. Those at their default can then follow when a later layer
         changes their dependencies.
         """
-        entries = [entry for name, entry in self._entries.items() if name in keep]
-        self._entries = {entry.symbol.name: entry for entry in entries}
+        self._entries = {name: entry for name, entry in self._entries.items() if name in keep}
         self.tree.unset_values()
-        for entry in entries:
+        for entry in self._entries.values():
             _assign(entry)
 
     def refresh_derived(self) -> None:
@@ -151,16 +139,16 @@ class StrictLoad:
         that file; a changed line is placed in the full configuration.
         """
         entry = self._entries.get(name)
-        return self._written(entry) if entry is not None else None
+        return self._original(entry) if entry is not None else None
 
     @property
-    def made_from(self) -> tuple[str, ...]:
+    def sources(self) -> tuple[str, ...]:
         """Shipped files (relative to the source tree) that this was composed of."""
-        return tuple(dict.fromkeys(name for layer in self._layers for name in layer.made_from))
+        return tuple(dict.fromkeys(name for layer in self._layers for name in layer.sources))
 
     @property
-    def said_of_layers(self) -> tuple[str, ...]:
-        """Notices of the layers themselves, as on renamed symbols."""
+    def layer_notices(self) -> tuple[str, ...]:
+        """Notices of the layers themselves, such as on renamed symbols."""
         return tuple(dict.fromkeys(notice for layer in self._layers for notice in layer.notices))
 
     def _read(self, layer: Layer) -> list[_Entry]:
@@ -172,7 +160,11 @@ class StrictLoad:
                 absent.append(assignment)  # may come from another branch; an undefined symbol is off anyway
                 continue
             if symbol is None:
-                self._add_unknown(assignment)
+                self._unknown += 1
+                # Finding likely names is slow, and findings beyond MAX_LINES_SHOWN are only counted.
+                near = self._unknown <= MAX_LINES_SHOWN
+                text = diagnostics.unknown_symbol(self.tree, assignment.name, assignment.text, near=near)
+                self._findings.append(Finding(assignment.file, assignment.line, text))
                 continue
             try:
                 value = spelling.read_value(symbol, assignment)
@@ -181,7 +173,7 @@ class StrictLoad:
                 if not has_prompt(symbol):
                     why = diagnostics.no_prompt(symbol) + diagnostics.instead(symbol, assignment.text)
                     text = f"{option(symbol)} cannot be set: {why}"
-                self._faults.append(_Fault(layer, assignment, text))
+                self._faults.append((layer, assignment, text))
                 continue
             entries.append(_Entry(symbol=symbol, value=value, assignment=assignment, layer=layer))
         if absent:
@@ -191,67 +183,51 @@ class StrictLoad:
     def _was_overruled(self, entry: _Entry) -> bool:
         return read_legacy(Path(self.tree.srctree)).was_overruled(entry.symbol.name)
 
-    def _add_unknown(self, assignment: Assignment) -> None:
-        self._unknown += 1
-        # Finding likely names is slow, and findings beyond MOST_TOLD are only counted.
-        near = self._unknown <= MOST_TOLD
-        text = diagnostics.unknown_symbol(self.tree, assignment.name, assignment.text, near=near)
-        self._findings.append(Finding(assignment.file, assignment.line, text))
-
     def _find_contradictions(self, layer: Layer) -> None:
         """Find symbols with two values and choices with two members within one layer."""
         values: dict[str, Assignment] = {}
-        members: dict[str, Assignment] = {}
+        members: dict[int, Assignment] = {}
         for assignment in layer.assignments:
             symbol = find(self.tree, assignment.name)
             if symbol is None:
                 continue
+            name, texts = option(symbol), []
             first = values.setdefault(assignment.name, assignment)
             if first.text != assignment.text:
-                text = (
-                    f"{option(symbol)} is set to {assignment.text}, but {first.place} sets it to {first.text}"
-                )
-                self._contradiction(layer, assignment, text)
+                texts.append(f"{name} is set to {assignment.text}, but {first.place} sets it to {first.text}")
             if symbol.choice and assignment.text == "y":
-                first = members.setdefault(str(id(symbol.choice)), assignment)
+                first = members.setdefault(id(symbol.choice), assignment)
                 if first.name != assignment.name:
-                    other = f"{self.tree.config_prefix}{first.name}"
-                    text = (
-                        f"{option(symbol)}=y, but the choice already has {other}=y ({first.place}); keep one"
-                    )
-                    self._contradiction(layer, assignment, text)
-
-    def _contradiction(self, layer: Layer, assignment: Assignment, text: str) -> None:
-        self._findings.append(Finding(assignment.file, assignment.line, text))
-        self._contradictory.add(id(layer))
+                    other = f"{self.tree.config_prefix}{first.name}=y ({first.place})"
+                    texts.append(f"{name}=y, but the choice already has {other}; keep one")
+            if texts:
+                self._findings += [Finding(assignment.file, assignment.line, text) for text in texts]
+                self._contradictory.add(layer)
 
     def _replace_earlier(self, entry: _Entry) -> None:
         """Drop earlier assignments to the same symbol or choice; between files that is a notice."""
         earlier = self._entries.pop(entry.symbol.name, None)
-        if earlier is not None and earlier.layer is not entry.layer and earlier.value != entry.value:
+        if earlier is not None and earlier.value != entry.value:
             self._note_replaced(entry, earlier)
-        if not (entry.symbol.choice and entry.value == "y"):
-            return
-        for other in entry.symbol.choice.syms:
-            earlier = self._entries.get(other.name)
-            if other is entry.symbol or earlier is None or earlier.value != "y":
-                continue
-            del self._entries[other.name]
-            if earlier.layer is not entry.layer:  # within one file it is a contradiction, found separately
-                self._note_replaced(entry, earlier)
+        members = entry.symbol.choice.syms if entry.symbol.choice and entry.value == "y" else ()
+        for member in members:
+            other = self._entries.get(member.name)
+            if other is not None and other.value == "y":
+                del self._entries[member.name]
+                self._note_replaced(entry, other)
 
-    def _written(self, entry: _Entry) -> Assignment:
-        key = id(entry.layer)
-        if key not in self._shipped:
-            self._shipped[key] = shipped_assignments(entry.layer, Path(self.tree.srctree))
-        assignment = entry.assignment
-        return self._shipped[key].get((assignment.name, assignment.text), assignment)
+    def _original(self, entry: _Entry) -> Assignment:
+        layer, assignment = entry.layer, entry.assignment
+        if layer not in self._shipped:
+            self._shipped[layer] = shipped_assignments(layer, Path(self.tree.srctree))
+        return self._shipped[layer].get((assignment.name, assignment.text), assignment)
 
     def _note_replaced(self, entry: _Entry, earlier: _Entry) -> None:
-        if entry.layer.command_line:
-            return  # overriding the file is the purpose of a command line
+        # Overriding files is the purpose of a command line; within one file it is a contradiction.
+        if entry.layer.command_line or entry.layer is earlier.layer:
+            return
         now, before = shown(entry.symbol, entry.value), shown(earlier.symbol, earlier.value)
-        text = f"{now} replaces {before} of {self._written(earlier).place}"
+        text = f"{now} replaces {before} of {self._original(earlier).place}"
         if self.refuse_replacing:
             self._findings.append(Finding(entry.assignment.file, entry.assignment.line, text))
         else:
@@ -270,17 +246,6 @@ class StrictLoad:
         # Beyond this many names the file has less than half, so short files need only a short scan.
         written = list(islice(every, 2 * len(assigned) + 1))
         return 2 * sum(name in assigned for name in written) >= max(1, len(written))
-
-    def _by_tool(self) -> Callable[[Layer], bool]:
-        """Return `is_by_tool` with a cache, since it may scan all options."""
-        known: dict[int, bool] = {}
-
-        def by_tool(layer: Layer) -> bool:
-            if id(layer) not in known:
-                known[id(layer)] = self.is_by_tool(layer)
-            return known[id(layer)]
-
-        return by_tool
 
     def _advice(self, entry: _Entry, problem: _Problem, by_tool: bool) -> str:
         if by_tool and not has_prompt(entry.symbol):
@@ -333,18 +298,18 @@ def _problem(entry: _Entry) -> _Problem | None:
         return _Problem(f"{option(symbol)} cannot be set{now}: {diagnostics.no_prompt(symbol)}", derived=True)
     if not symbol.visibility:
         return _Problem(
-            f"{_said(entry)} has no effect: it {diagnostics.unmet(symbol)}", hidden=True, derived=True
+            f"{_shown_as_written(entry)} has no effect: it {diagnostics.unmet(symbol)}",
+            hidden=True,
+            derived=True,
         )
-    if symbol.orig_type in (kconfiglib.INT, kconfiglib.HEX):
-        text = spelling.range_fault(symbol, value)
-        if text:
-            return _Problem(text)
+    if text := spelling.range_fault(symbol, value):
+        return _Problem(text)
     if symbol.str_value != value:
         return _Problem(diagnostics.not_taken(symbol, value), derived=True)
     return None
 
 
-def _said(entry: _Entry) -> str:
+def _shown_as_written(entry: _Entry) -> str:
     if is_logical(entry.symbol) and entry.value == "n" and entry.assignment.source.startswith("#"):
         return f"'{entry.assignment.source}'"
     return shown(entry.symbol, entry.value)

@@ -77,6 +77,19 @@ def has_prompt(item: Any) -> bool:
     return any(node.prompt for node in item.nodes)
 
 
+def prompt_of(item: Any) -> str:
+    """Return the prompt of a symbol or choice; "" without one."""
+    return next((str(node.prompt[0]) for node in item.nodes if node.prompt), "")
+
+
+def menu_of(node: Any) -> Any:
+    """Return the node of the menu that contains a menu entry."""
+    menu = node.parent
+    while menu.item is not kconfiglib.MENU or not menu.prompt:
+        menu = menu.parent
+    return menu
+
+
 def is_logical(symbol: Any) -> bool:
     """True if the symbol is a bool or a tristate."""
     return symbol.orig_type in (kconfiglib.BOOL, kconfiglib.TRISTATE)
@@ -93,8 +106,7 @@ def active_range(symbol: Any) -> tuple[int, int, Any] | None:
     """Return the active bounds (inclusive) and the condition as written; None = no range."""
     base = 16 if symbol.orig_type == kconfiglib.HEX else 10
     # Entries have a fourth element in some versions of kconfiglib.
-    for entry, written in zip(symbol.ranges, symbol.orig_ranges, strict=True):
-        low, high, condition = entry[:3]
+    for (low, high, condition, *_), written in zip(symbol.ranges, symbol.orig_ranges, strict=True):
         if kconfiglib.expr_value(condition):
             return _bound(low, base), _bound(high, base), written[2]
     return None
@@ -115,12 +127,10 @@ def _bound(symbol: Any, base: int) -> int:
 
 
 def _top_file(kconfig: str | Path, srctree: Path) -> str:
-    path = Path(kconfig)
-    if not path.is_absolute():
-        if (srctree / path).exists():
-            return str(path)
-        path = path.absolute()
-    root = srctree.absolute()
+    path, root = Path(kconfig), srctree.absolute()
+    if not path.is_absolute() and (srctree / path).exists():
+        return str(path)
+    path = path.absolute()
     return str(path.relative_to(root)) if path.is_relative_to(root) else str(path)
 
 
@@ -128,16 +138,14 @@ def _top_file(kconfig: str | Path, srctree: Path) -> str:
 def _environment(**variables: str | None) -> Iterator[None]:
     """Set environment variables, which configure kconfiglib, for the block; None leaves one unchanged."""
     wanted = {name: value for name, value in variables.items() if value is not None}
-    before = {name: os.environ.get(name) for name in wanted}
+    before = {name: value for name, value in os.environ.items() if name in wanted}
     os.environ.update(wanted)
     try:
         yield
     finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
+        for name in wanted.keys() - before.keys():
+            del os.environ[name]
+        os.environ.update(before)
 
 
 def _one_line(text: str) -> str:

@@ -29,7 +29,7 @@ _FLOAT = re.compile(r"-?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][-+]?[0-9]+)?")
 _NUMBER = r"(-?[0-9.]+(?:[eE][-+]?[0-9]+)?)"
 _INTERVAL = rf"(?:{_NUMBER} (<=?) )?x(?: (<=?) {_NUMBER})?"
 _RULE = re.compile(rf"(?:(path|text)|(float|int)( list(, rising)?)?(?:, {_INTERVAL}|, x (>=?) {_NUMBER})?)")
-_HELP_LINE = re.compile(r"^\s*Value: *(.*?)\s*$", re.MULTILINE)
+_VALUE_LINE = re.compile(r"^\s*Value: *(.*?)\s*$", re.MULTILINE)
 _NEUTRAL_LINE = re.compile(r"^\s*Neutral: *(.*?)\s*$", re.MULTILINE)
 
 
@@ -46,10 +46,8 @@ class ValueRule:
     kind: str  # float, int, path or text
     is_list: bool = False
     is_rising: bool = False
-    low: float = -math.inf
-    low_included: bool = True
+    low: float = -math.inf  # both included
     high: float = math.inf
-    high_included: bool = True
 
     def parse(self, text: str) -> Value:
         """Parse `text` into a typed value. Raises ValueError saying what is wrong with it."""
@@ -83,9 +81,7 @@ class ValueRule:
             digits = re.split("[eE]", text)[0]
             if math.isinf(number) or (number == 0 and re.search("[1-9]", digits)):
                 raise ValueError(f"{subject}is beyond what a float can hold {rule}")
-        above = number >= self.low if self.low_included else number > self.low
-        below = number <= self.high if self.high_included else number < self.high
-        if not (above and below):
+        if not self.low <= number <= self.high:
             raise ValueError(f"{subject}is out of range {rule}")
         return number
 
@@ -100,35 +96,40 @@ def parse_rule(text: str) -> ValueRule:
         return ValueRule(text=text, kind=word)
     if only_low_sign:
         low, low_sign = only_low, only_low_sign
+    bounds = []
+    for bound, sign, outwards in ((low, low_sign, -math.inf), (high, high_sign, math.inf)):
+        included = float(bound) if bound else outwards
+        # An excluded bound is the next float inwards.
+        bounds.append(math.nextafter(included, -outwards) if sign in ("<", ">") else included)
     return ValueRule(
         text=text,
         kind=number,
         is_list=bool(is_list),
         is_rising=bool(is_rising),
-        low=float(low) if low else -math.inf,
-        low_included=not low_sign or "=" in low_sign,
-        high=float(high) if high else math.inf,
-        high_included=not high_sign or "=" in high_sign,
+        low=bounds[0],
+        high=bounds[1],
     )
 
 
 def value_line(symbol: Any) -> str | None:
     """Return the text after `Value: ` in the help of a kconfiglib symbol, from any of its definitions."""
-    return _help_line(symbol, _HELP_LINE)
+    return _find_in_help(symbol, _VALUE_LINE)
 
 
 def neutral_line(symbol: Any) -> str | None:
     """Return the value after `Neutral: `, without quotes; None without such a line."""
-    text = _help_line(symbol, _NEUTRAL_LINE)
+    text = _find_in_help(symbol, _NEUTRAL_LINE)
     return text and text.strip('"')
 
 
-def is_machine_read(line: str) -> bool:
-    """True if a line of a help text is for programs, not for readers."""
-    return bool(_HELP_LINE.match(line) or _NEUTRAL_LINE.match(line))
+def help_text(node: Any) -> str:
+    """Return the help of a menu entry in one line, without the lines for programs."""
+    lines = (node.help or "").splitlines()
+    kept = (one for one in lines if not (_VALUE_LINE.match(one) or _NEUTRAL_LINE.match(one)))
+    return " ".join(" ".join(kept).split())
 
 
-def _help_line(symbol: Any, form: re.Pattern[str]) -> str | None:
+def _find_in_help(symbol: Any, form: re.Pattern[str]) -> str | None:
     found = (form.search(node.help or "") for node in symbol.nodes)
     return next((match[1] for match in found if match), None)
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from lib.errors import ConfigError
 from lib.kconf import diagnostics
@@ -53,26 +52,24 @@ def check_variables(root: Path, environ: Mapping[str, str]) -> None:
     tree = load_own_tree(root)
     legacy = read_legacy(root)
     targets = environ.get("KCONFIG_MAKE_TARGETS", "").split()
-    findings = [Finding("command line", 0, _strange(goal, targets)) for goal in goals]
+    findings = [Finding("command line", 0, _unknown_goal(goal, targets)) for goal in goals]
     for name in doubtful:
-        value = environ.get(name, "")
-        symbol = name.removeprefix(_PREFIX)
+        value, symbol, fault = environ.get(name, ""), name.removeprefix(_PREFIX), ""
         if not name.startswith(_PREFIX):
             bare = name.upper().removeprefix(_PREFIX)
             meant = _near_variable(name, known) or diagnostics.suggest(tree, bare, value)
             hint = f"; did you mean {meant}?" if meant else ""
-            findings.append(
-                Finding("command line", 0, f"{name}={value} is not a variable of this Makefile{hint}")
-            )
+            fault = f"{name}={value} is not a variable of this Makefile{hint}"
         elif symbol in legacy.removed:
-            findings.append(Finding("command line", 0, f"{name} is no more: {legacy.removed[symbol]}"))
-        elif find(tree, legacy.renamed.get(symbol, symbol)) is None:
-            findings.append(Finding("command line", 0, diagnostics.unknown_symbol(tree, symbol, value)))
+            fault = f"{name} is no more: {legacy.removed[symbol]}"
+        elif find(tree, legacy.present(symbol)) is None:
+            fault = diagnostics.unknown_symbol(tree, symbol, value)
+        findings += [Finding("command line", 0, fault)] if fault else []
     if findings:
         raise rejection(findings, "nothing was done", where="on the command line")
 
 
-def _strange(goal: str, targets: list[str]) -> str:
+def _unknown_goal(goal: str, targets: list[str]) -> str:
     close = diagnostics.close_names(goal, targets, cutoff=0.6)
     hint = f"did you mean {' or '.join(close)}?" if close else "make help shows what there is"
     return f"{goal} is not a target; {hint}"
@@ -84,16 +81,15 @@ def stray_variables(root: Path, environ: Mapping[str, str]) -> list[str]:
     names = sorted(name for name in environ if name.startswith(_PREFIX) and name not in given)
     if not names:
         return []
-    tree = load_own_tree(root)
-    return [_stray(tree, name) for name in names]
-
-
-def _stray(tree: Any, name: str) -> str:
-    unused = f"{name} in the environment is not used"
-    if find(tree, name.removeprefix(_PREFIX)) is not None:
-        return f"{unused}; give it on make's command line"
-    meant = diagnostics.suggest(tree, name.removeprefix(_PREFIX))
-    return f"{unused}, and is not a symbol{f'; did you mean {meant}?' if meant else ''}"
+    tree, notices = load_own_tree(root), []
+    for name in names:
+        symbol = name.removeprefix(_PREFIX)
+        known = find(tree, symbol) is not None
+        meant = None if known else diagnostics.suggest(tree, symbol)
+        hint = f"; did you mean {meant}?" if meant else ""
+        rest = "; give it on make's command line" if known else f", and is not a symbol{hint}"
+        notices.append(f"{name} in the environment is not used{rest}")
+    return notices
 
 
 def _given(environ: Mapping[str, str]) -> list[str]:
@@ -102,10 +98,6 @@ def _given(environ: Mapping[str, str]) -> list[str]:
 
 def _near_variable(name: str, known: set[str]) -> str | None:
     """Return a variable of the Makefile that differs only in case or by a typing error."""
-    for candidate in sorted(known):
-        if candidate.lower() == name.lower():
-            return candidate
-    import difflib  # only after an error: the import is slow
-
-    close = difflib.get_close_matches(name, [word for word in known if len(word) > 3], n=1, cutoff=0.8)
-    return close[0] if close else None
+    same = [word for word in sorted(known) if word.lower() == name.lower()]
+    near = same or diagnostics.closest(name, [word for word in known if len(word) > 3], 0.8)
+    return near[0] if near else None

@@ -18,9 +18,9 @@ from lib.kconf.tree import display
 _WRITABLE = stat.S_IWUSR | stat.S_IWGRP | stat.S_IWOTH  # by anybody
 
 
-def full_text(tree: Any, *, made_from: Sequence[str] = ()) -> str:
+def full_text(tree: Any, *, sources: Sequence[str] = ()) -> str:
     """Return the full configuration: every symbol with a value, and a header with the shipped files used."""
-    header = f"{HEADER}\n{MADE_FROM}{', '.join(made_from)}\n" if made_from else f"{HEADER}\n"
+    header = f"{HEADER}\n{MADE_FROM}{', '.join(sources)}\n" if sources else f"{HEADER}\n"
     return _written(kconfiglib.Kconfig.write_config, tree, header=header, save_old=False)
 
 

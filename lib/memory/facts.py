@@ -19,18 +19,21 @@ ROWS = (2, 960)  # batch sizes to try: some models take only multiples of a numb
 
 
 class Shape(Protocol):
-    """The input of a model: shape and type of one sample. (Every `lib.data.types.Spec` is one.)"""
+    """Input of a model. (Every `lib.data.types.Spec` is one.)"""
 
     @property
-    def input_shape(self) -> tuple[int, ...]: ...
+    def input_shape(self) -> tuple[int, ...]:
+        """Shape of one sample."""
+
     @property
-    def input_dtype(self) -> Literal["float32", "int64"]: ...
+    def input_dtype(self) -> Literal["float32", "int64"]:
+        """Type of its elements."""
 
 
 def model_facts(
     build: Callable[[], nn.Module], shape: Shape, *, name: str, train_size: int, rows: int = ROWS[0]
 ) -> ModelFacts:
-    """Parameters, saved bytes per extra sample in fp32, and the FLOP of training on one sample.
+    """Return parameters, saved bytes per extra sample in fp32, and the FLOP of training on one sample.
 
     build: makes the model on torch's default device, which is "meta" while it is called.
     rows: of the smaller of the two batches that it is given.

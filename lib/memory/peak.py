@@ -59,11 +59,11 @@ def limit_main_memory(usable_bytes: int) -> None:
     Beyond it an allocation fails with an error that can be reported, where the kernel would kill some
     process. If it comes to that, this process is marked as the first to be killed.
     """
-    taken = _status_bytes("VmData")
-    if taken is None:
+    allocated = _status_bytes("VmData")
+    if allocated is None:
         return
     _, hard = resource.getrlimit(resource.RLIMIT_DATA)
-    limit = taken + usable_bytes
+    limit = allocated + usable_bytes
     resource.setrlimit(resource.RLIMIT_DATA, (limit if hard < 0 else min(limit, hard), hard))
     with contextlib.suppress(OSError):  # not every kernel has it
         Path("/proc/self/oom_score_adj").write_text("1000")

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import tomllib
 import warnings
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -20,41 +22,10 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from lib.plan.types import Kind
 
-# Where autocast on CUDA (the lists of ATen/autocast_mode.h) differs from the CPU's. It casts the inputs of
-# these to half precision,
-HALF_ON_CUDA = (
-    "_convolution", "_convolution.deprecated", "convolution", "addmv", "addr", "mv",
-    "lstm_cell", "gru_cell", "rnn_tanh_cell", "rnn_relu_cell", "_scaled_dot_product_flash_attention",
-)  # fmt: skip
-# the inputs of these to single precision,
-FP32_ON_CUDA = (
-    "layer_norm", "native_layer_norm", "group_norm", "rms_norm", "renorm", "dist", "pdist", "logsumexp",
-    "exp", "expm1", "log", "log1p", "log2", "log10", "reciprocal", "rsqrt", "softplus",
-    "acos", "asin", "cosh", "erfinv", "sinh", "tan",
-    "pow.Tensor_Scalar", "pow.Tensor_Tensor", "pow.Scalar", "cosine_similarity",
-    "frobenius_norm.dim", "nuclear_norm", "nuclear_norm.dim", "norm.Scalar", "norm.ScalarOpt_dim",
-    "upsample_nearest1d", "upsample_nearest2d", "upsample_nearest3d",
-    "_upsample_nearest_exact1d", "_upsample_nearest_exact2d", "_upsample_nearest_exact3d",
-    "upsample_linear1d", "upsample_bilinear2d", "upsample_trilinear3d", "upsample_bicubic2d",
-    "_upsample_bilinear2d_aa", "_upsample_bicubic2d_aa",
-)  # fmt: skip
-# and the inputs of these to the widest type among them.
-WIDEST_ON_CUDA = (
-    "addcdiv", "addcmul", "atan2", "bilinear", "cross", "dot", "vdot", "grid_sampler",
-    "index_put", "tensordot", "scatter_add",
-)  # fmt: skip
-# These kernels compute in single precision internally, if no other type is given, without a copy.
-FP32_INSIDE_ON_CUDA = (
-    "softmax.int", "log_softmax.int", "sum", "sum.dim_IntList", "prod", "prod.dim_int", "cumsum", "cumprod",
-    "linalg_vector_norm", "linalg_matrix_norm", "linalg_matrix_norm.str_ord",
-)  # fmt: skip
-# Inputs that the CPU casts to single precision and CUDA leaves alone.
-UNCHANGED_ON_CUDA = (
-    "reflection_pad1d", "reflection_pad2d", "replication_pad1d", "replication_pad2d", "replication_pad3d",
-    "avg_pool3d", "adaptive_avg_pool3d", "max_pool3d", "adaptive_max_pool3d",
-    "fractional_max_pool2d", "fractional_max_pool3d",
-)  # fmt: skip
-
+# Operators by their treatment under autocast on CUDA, where it differs from the CPU's.
+AUTOCAST_ON_CUDA: dict[str, list[str]] = tomllib.loads(
+    Path(__file__).with_name("autocast_cuda.toml").read_text("utf-8")
+)
 _FLOATING = (torch.bfloat16, torch.float16, torch.float32)  # types that autocast converts
 _ATTENTION = F.scaled_dot_product_attention
 
@@ -70,8 +41,7 @@ def simulation(kind: Kind) -> Iterator[None]:
     outer, _kind = _kind, kind
     try:
         # Tensors from NumPy are real, and become fake in the first operation on them. Errors of operations
-        # are
-        # raised; torch would also log its own traceback.
+        # are raised; torch would also log its own traceback.
         quiet = mock.patch.object(logging.getLogger("torch._subclasses.fake_tensor"), "disabled", True)
         with (
             FakeTensorMode(allow_non_fake_inputs=True),
@@ -106,15 +76,15 @@ def _kernels_of(kind: Kind) -> Iterator[None]:
     with kernels, torch.library._scoped_library("aten", "IMPL") as library:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "Warning only once for all operators")
-            for name in UNCHANGED_ON_CUDA:
+            for name in AUTOCAST_ON_CUDA["unchanged"]:
                 library.impl(name, torch.library.fallthrough_kernel, "AutocastCPU")
-        for name in HALF_ON_CUDA:
+        for name in AUTOCAST_ON_CUDA["half"]:
             library.impl(name, _copied(name, lambda _: torch.get_autocast_dtype("cpu")), "AutocastCPU")
-        for name in FP32_ON_CUDA:
+        for name in AUTOCAST_ON_CUDA["fp32"]:
             library.impl(name, _copied(name, lambda _: torch.float32), "AutocastCPU")
-        for name in WIDEST_ON_CUDA:
+        for name in AUTOCAST_ON_CUDA["widest"]:
             library.impl(name, _copied(name, _widest), "AutocastCPU")
-        for name in FP32_INSIDE_ON_CUDA:
+        for name in AUTOCAST_ON_CUDA["fp32_inside"]:
             library.impl(name, _fp32_inside(name), "AutocastCPU")
         library.impl("binary_cross_entropy", _refused, "AutocastCPU")
         yield

@@ -13,15 +13,16 @@ from lib.errors import ToolkitError
 
 
 @runtime_checkable
-class Stepwise(Protocol):
+class CompilesPerIteration(Protocol):
     """A model iterated a variable number of times: one iteration is compiled instead of the whole."""
 
-    def compile_steps(self, compiler: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None: ...
+    def compile_steps(self, compiler: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+        """Compile one iteration with `compiler`."""
 
 
 def compiled_forward(model: nn.Module, wrapped: nn.Module) -> Callable[..., Any]:
     """Return the compiled forward of `wrapped`, which holds `model`, whole or per iteration."""
-    if not isinstance(model, Stepwise):
+    if not isinstance(model, CompilesPerIteration):
         return compiled(wrapped)
     model.compile_steps(compiled)
     return wrapped

@@ -1,6 +1,6 @@
 """Lint for whole-graph compilers on any device: record operations, find host syncs and changing graphs.
 
-Compilers of whole graphs (XLA, TPUs, CUDA graphs, torch.compile) need every step to be the same graph with
+Compilers of whole graphs (torch.compile, CUDA graphs, lazy devices) need every step to be the same graph with
 the same shapes and no host synchronization. A step that meets this on a CPU meets it elsewhere.
 """
 
@@ -39,7 +39,7 @@ INDEXED = frozenset({"index", "index_put", "index_put_", "_index_put_impl_", "_u
 
 
 @runtime_checkable
-class Settling(Protocol):
+class IteratesToConvergence(Protocol):
     """A model iterated to convergence: its steps read the test for convergence from the device."""
 
     settles: bool

@@ -1,4 +1,4 @@
-"""Code of models/: imported, built, and told in one line where it fails."""
+"""Loading and building of models/, with one-line errors for faults in their code."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ from lib.errors import ConfigError, ToolkitError
 from lib.kconf.values import Value
 
 _IMPORT = re.compile(r"^\s*from models\.(\w+)\.", re.MULTILINE)
-MOST_CHARACTERS = 400  # of what is told of a model's exception: a compiler's goes on for pages
+MAX_CHARACTERS = 400  # of a model's exception in messages; those of compilers fill pages
 
 
 class ModelModule(Protocol):
-    """What models/<name>/model.py must define."""
+    """Required definitions of models/<name>/model.py."""
 
-    TASK: str  # the kind of learning: a folder of train/tasks
+    TASK: str  # name of a folder of train/tasks
     Options: type[Any]  # a frozen dataclass; its fields are the model's own symbols
-    build: Callable[[Any, Any], nn.Module]  # of Options and the spec of the data that it takes
+    build: Callable[[Any, Any], nn.Module]  # takes Options and the spec of the data
 
 
 def sources_of(root: Path, *models: str) -> list[Path]:
-    """The sources of the tree at `root` that training `models` may run, sorted: none of other models.
+    """Return the sorted sources of the tree at `root` that training `models` may run, without other models.
 
-    A model that the code shared by all, or one of `models`, imports is one of them.
+    Models that are imported by shared code or by one of `models` are included.
     """
     shared = [path for folder in ("lib", "train") for path in _sources(root / folder)]
     shared += [*root.glob("Kconfig"), *(root / "models").glob("*.py")]
@@ -51,7 +51,7 @@ def _sources(folder: Path) -> list[Path]:
 
 
 def load_model(name: str) -> ModelModule:
-    """Import models/`name`/model.py. Raises ConfigError if there is none, or it is none of a model."""
+    """Import models/`name`/model.py. Raises ConfigError if it is missing or invalid."""
     with ModelCode(name):
         module = plugins.MODELS.load(name)
     place, tasks = f"models/{name}/model.py", plugins.TASKS.names()
@@ -68,10 +68,10 @@ def load_model(name: str) -> ModelModule:
 
 @dataclass(frozen=True, slots=True)
 class ModelCode(AbstractContextManager[None]):
-    """Within it an exception that models/`name` raises is told in one line, with the model's file and line.
+    """Context that turns exceptions from models/`name` into one line with the model's file and line.
 
-    error:  what it becomes.
-    torchs: also a RuntimeError or ValueError that comes from elsewhere, such as from a backward pass.
+    error:  class of the resulting error.
+    torchs: also convert RuntimeError and ValueError from elsewhere, such as from a backward pass.
     """
 
     name: str
@@ -88,12 +88,12 @@ class ModelCode(AbstractContextManager[None]):
             place = f"models/{self.name}"
         if place:
             text = error.msg if isinstance(error, SyntaxError) else str(error)
-            reason = " ".join(text.split())[:MOST_CHARACTERS]
+            reason = " ".join(text.split())[:MAX_CHARACTERS]
             raise self.error(f"{place}: {type(error).__name__}{reason and ': '}{reason}") from error
 
 
 def place_in_models(error: Exception, *, root: Path) -> str:
-    """The file and line below `root`/models where `error`, or the call that led to it, was; "" if none."""
+    """Return file and line below `root`/models of `error` or of the call that led to it; "" if none."""
     frames = [(frame.filename, frame.lineno) for frame in traceback.extract_tb(error.__traceback__)]
     if isinstance(error, SyntaxError):
         frames.append((error.filename or "", error.lineno))
@@ -104,9 +104,9 @@ def place_in_models(error: Exception, *, root: Path) -> str:
 
 
 class Layout(Protocol):
-    """What models/<name>/huggingface.py must define, where there is one."""
+    """Required definitions of models/<name>/huggingface.py."""
 
-    require_package: Callable[[], Any]  # raises ConfigError where it is not installed
+    require_package: Callable[[], Any]  # raises ConfigError if it is not installed
     save: Callable[[Any, str], None]  # of the model and the path of a safetensors file
     load: Callable[[Any, str], None]
     configuration: Callable[[Any], dict[str, Any]]  # of the model: the contents of config.json
@@ -123,12 +123,10 @@ def load_layout(name: str) -> Layout:
 def build_model(name: str, options: Mapping[str, Value], spec: Any, *, seed: int) -> nn.Module:
     """Build model `name` with initial weights that are a function of `seed` alone.
 
-    options: values of the model's own symbols without their prefix, lower case. spec: what the model is told
-    of the data. The weights are drawn by the CPU's generator, whose state is left as it was, on the device
-    that is torch's default; build on the CPU and move the model, so that all devices start from the same
-    weights.
-    Raises ConfigError where `options` are not exactly those that the model declares, and where the model's
-    own code fails.
+    options: values of the model's own symbols without their prefix, lower case. Weights are drawn by the
+    CPU's generator, whose state is restored, on torch's default device; build on the CPU and move the model,
+    so that all devices start from equal weights. Raises ConfigError if `options` are not those that the
+    model declares, or its code fails.
     """
     module = load_model(name)
     with torch.random.fork_rng(devices=[]):

@@ -6,8 +6,7 @@ import torch
 from torch import Tensor
 
 from lib.nn import IGNORED
-
-WITHOUT_DOUBLE = ("mps", "xla", "tpu")
+from lib.plan.types import WITHOUT_DOUBLE
 
 
 def stablemax_cross_entropy(logits_NV: Tensor, targets_N: Tensor) -> Tensor:

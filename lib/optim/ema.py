@@ -9,7 +9,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-from lib.distributed.fsdp import as_part, local, part_like
+from lib.distributed.fsdp import from_local, local, shard_of
 
 
 def decay_for(decay: float, *, effective_batch: int, base_batch: int | None) -> float:
@@ -66,7 +66,7 @@ class Ema:
 
     def state_dict(self) -> dict[str, Tensor]:
         """Return the averages by the names of their parameters: live tensors, not copies."""
-        parts = map(as_part, self._averages, self._weights)
+        parts = map(from_local, self._averages, self._weights)
         return dict(zip(self._names, parts, strict=True))
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
@@ -74,7 +74,7 @@ class Ema:
         if set(state) != set(self._names):
             raise KeyError(f"averages do not fit the model: {sorted(set(state) ^ set(self._names))}")
         parts = [
-            local(part_like(state[name], weight))
+            local(shard_of(state[name], weight))
             for name, weight in zip(self._names, self._weights, strict=True)
         ]
         torch._foreach_copy_(self._averages, parts)

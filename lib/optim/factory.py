@@ -8,7 +8,7 @@ from typing import Any, Literal, Protocol, runtime_checkable
 import torch
 from torch import nn
 
-from lib.distributed.fsdp import is_cut, own_part, shared_out
+from lib.distributed.fsdp import is_sharded, local_shard, shard_optimizer_state
 from lib.errors import ConfigError
 from lib.optim.adam_atan2 import AdamATan2, sign_parameters
 from lib.optim.muon import HasHiddenMatrices, Muon
@@ -38,42 +38,40 @@ def make_optimizer(
     muon_learning_rate: float | None = None,
     sign_learning_rate: float | None = None,
     product_dtype: torch.dtype | None = None,
-    share_out: bool = False,
+    shard_state: bool = False,
 ) -> torch.optim.Optimizer:
     """Create an optimizer for the trainable parameters of `model`, which is already on its device.
 
-    Two groups: parameters of two or more dimensions, which decay, and the others (biases,
-    normalisation), which do not. Muon takes the model's hidden matrices out of the first of them into a
-    third with `muon_learning_rate`; the other two follow AdamW. With Adam-atan2 all parameters decay, and
-    sign-updated ones are a second group with `sign_learning_rate`. The rates are stored as given, as "lr"
-    and, for schedules to start from, as "peak_lr". Options that the rule does not use are None.
+    Two groups: parameters of two or more dimensions, which decay, and the others, which do not. Muon moves
+    the model's hidden matrices into a third with `muon_learning_rate`; the other two follow AdamW. With
+    Adam-atan2 all parameters decay, and sign-updated ones are a second group with `sign_learning_rate`.
+    Rates are stored as "lr" and, for schedules, as "peak_lr". Options that the rule does not use are None. A
+    model that is Constrained is projected into its bounds after every step.
 
-    A model that is Constrained is projected into its bounds after every step.
-
-    product_dtype: of the matrix products that Muon makes; None: that of the weights.
-    share_out: shard the optimizer's state: each rank updates some weights and sends them to the others.
-    Raises ConfigError for Muon and a model that does not name its hidden matrices.
+    product_dtype: of Muon's matrix products; None: that of the weights. shard_state: each rank keeps the
+    state of some weights, updates them and sends them to the others. Raises ConfigError for Muon and a model
+    that does not name its hidden matrices.
     """
     if name == "adam_atan2":
         assert adam_beta1 is not None and adam_beta2 is not None
         groups = _atan2_groups(model, weight_decay, sign_learning_rate=sign_learning_rate)
         return _prepared(AdamATan2(groups, lr=learning_rate, betas=(adam_beta1, adam_beta2)), model)
-    optimizer = _plain(
-        _groups(model, weight_decay, leave_out=_hidden(model) if name == "muon" else []),
-        name="adamw" if name == "muon" else name,
-        learning_rate=learning_rate,
-        momentum=momentum,
-        nesterov=nesterov,
-        adam_beta1=adam_beta1,
-        adam_beta2=adam_beta2,
-        adam_eps=adam_eps,
-        share_out=share_out,
-    )
+    hidden = _hidden(model) if name == "muon" else []
+    groups = _groups(model, weight_decay, leave_out=hidden)
+    rule: type[torch.optim.Optimizer] = torch.optim.Adam if name == "adam" else torch.optim.AdamW
+    options: dict[str, Any] = {"betas": (adam_beta1, adam_beta2), "eps": adam_eps}
+    if name == "sgd":
+        rule, options = torch.optim.SGD, {"momentum": momentum, "nesterov": nesterov}
+    assert None not in options.values() and None not in options.get("betas", ())
+    options |= {"lr": learning_rate, "fused": _can_fuse(groups, rule)}
+    optimizer = shard_optimizer_state(groups, rule, options) if shard_state else rule(groups, **options)
+    if name == "sgd" and momentum:
+        _start_at_rest(local_shard(optimizer))
     if name == "muon":
         assert isinstance(optimizer, torch.optim.AdamW)
         assert muon_learning_rate is not None and momentum is not None
         optimizer = Muon(
-            _hidden(model),
+            hidden,
             optimizer,
             learning_rate=muon_learning_rate,
             weight_decay=weight_decay,
@@ -106,37 +104,12 @@ def _keeping_peaks(optimizer: torch.optim.Optimizer) -> Callable[[torch.optim.Op
     return fill_in
 
 
-def _plain(
-    groups: list[dict[str, Any]],
-    *,
-    name: Literal["sgd", "adam", "adamw"],
-    learning_rate: float,
-    momentum: float | None,
-    nesterov: bool,
-    adam_beta1: float | None,
-    adam_beta2: float | None,
-    adam_eps: float | None,
-    share_out: bool,
-) -> torch.optim.Optimizer:
-    """Create one of torch's own optimizers, fused where possible."""
+def _can_fuse(groups: list[dict[str, Any]], rule: type[torch.optim.Optimizer]) -> bool:
+    """Return whether the fused kernel supports the parameters; that of SGD does not support sharded ones."""
     parameters = [parameter for group in groups for parameter in group["params"]]
-    fused = all(parameter.device.type in FUSED_DEVICES for parameter in parameters)
-    rule: type[torch.optim.Optimizer]
-    options: dict[str, Any]
-    if name == "sgd":
-        assert momentum is not None
-        # The fused SGD, unlike fused Adam, does not support sharded weights.
-        fused = fused and not any(is_cut(parameter) for parameter in parameters)
-        rule, options = torch.optim.SGD, {"momentum": momentum, "nesterov": nesterov}
-    else:
-        assert adam_beta1 is not None and adam_beta2 is not None and adam_eps is not None
-        rule = torch.optim.AdamW if name == "adamw" else torch.optim.Adam
-        options = {"betas": (adam_beta1, adam_beta2), "eps": adam_eps}
-    options |= {"lr": learning_rate, "fused": fused}
-    optimizer = shared_out(groups, rule, options) if share_out else rule(groups, **options)
-    if momentum and name == "sgd":
-        _start_at_rest(own_part(optimizer))
-    return optimizer
+    if rule is torch.optim.SGD and any(is_sharded(parameter) for parameter in parameters):
+        return False
+    return all(parameter.device.type in FUSED_DEVICES for parameter in parameters)
 
 
 def _start_at_rest(optimizer: torch.optim.Optimizer) -> None:

@@ -91,6 +91,35 @@ def divisors(number: int) -> tuple[int, ...]:
     return tuple(sorted({*small, *(number // divisor for divisor in small)}))
 
 
+# LatentWire's rule for batches that follow the memory (document 001), as advice only: a run never changes
+# its own micro-batch by it, and the effective batch stays the same.
+TARGET_UTIL = 0.75  # share of the memory, where CONFIG_ELASTIC_TARGET_UTIL is not set
+TOO_FULL, FULL = 0.90, 0.80  # shares of the memory in use at the peak
+HALF, LESS, MORE = 0.5, 0.75, 1.2  # factors on the micro-batch
+NEAR, ROOMY = 0.15, 0.60  # the batch grows below target - NEAR and below ROOMY
+
+
+def advised_micro_batch(
+    micro_batch: int, *, share: int, norm_batch: int, filled: float, target: float = TARGET_UTIL
+) -> int:
+    """Return `micro_batch`, or the divisor of `share` and multiple of NORM_BATCH to start with instead.
+
+    share: samples per device and optimizer step. norm_batch: 0 for none. filled: share of the device's memory
+    in use at the peak. target: share of it to use. Memory grows by less than the micro-batch does, so that a
+    batch scaled in proportion to `target` fits.
+    """
+    if filled > FULL:
+        limit = micro_batch * (HALF if filled > TOO_FULL else LESS)
+    elif filled < min(target - NEAR, ROOMY):
+        limit = micro_batch * max(MORE, target / filled)
+    else:
+        return micro_batch
+    sizes = [size for size in divisors(share) if size <= limit and size % max(1, norm_batch) == 0]
+    if filled <= FULL:
+        sizes = [size for size in sizes if size > micro_batch]
+    return max(sizes, default=micro_batch)
+
+
 def _largest_divisor(number: int, *, limit: int) -> int:
     ascending = divisors(number)
     return ascending[bisect_right(ascending, limit) - 1]

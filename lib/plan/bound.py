@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from lib.errors import PlanError
-from lib.plan.asked import Asked, Decision
+from lib.plan.config_view import ConfigView, Decision
 from lib.plan.placement import Placement
 from lib.plan.tables import (
     ACTIVATION_FACTOR,
@@ -30,7 +30,7 @@ def cpu_table_batch(*, scale: float) -> int:
     return _scaled(CPU_BATCH, scale)
 
 
-def table_bound(config: Asked, placement: Placement, *, compiled: bool) -> Decision[int]:
+def table_bound(config: ConfigView, placement: Placement, *, compiled: bool) -> Decision[int]:
     """Return the table's micro-batch for this device and its reason. Raises PlanError without a scale."""
     scale, free = config.table_scale, placement.free_bytes
     if scale is None:
@@ -64,13 +64,13 @@ def raise_to_norm_batch(
     if bound.value >= norm_batch:
         return bound
     usable = placement.free_bytes * FREE_MEMORY_MARGIN
-    ways_out = (
+    remedies = (
         f"set CONFIG_NORM_BATCH to {bound.value} or less (on all machines alike), "
         "or to 0 for plain batch normalisation, which is not portable"
     )
     what = f"CONFIG_NORM_BATCH={norm_batch} is more than the free-memory table gives: {bound.reason}"
     if facts.parameters is None or facts.bytes_per_sample is None:
-        raise PlanError(what, why=f"what {facts.name} would need for it is not known", todo=ways_out)
+        raise PlanError(what, why=f"what {facts.name} would need for it is not known", todo=remedies)
     context = 0 if placement.device.value == "cpu" else GPU_CONTEXT_BYTES
     activations = norm_batch * facts.bytes_per_sample * ACTIVATION_FACTOR
     need = facts.parameters * BYTES_PER_PARAMETER + activations + context
@@ -80,7 +80,7 @@ def raise_to_norm_batch(
         f"{ACTIVATION_FACTOR}{f' + {_gb(context)} of GPU context' if context else ''})"
     )
     if need > usable:
-        raise PlanError(what, why=f"it would need {estimate}", todo=ways_out)
+        raise PlanError(what, why=f"it would need {estimate}", todo=remedies)
     raised = f"raised to NORM_BATCH = {norm_batch}, which needs {estimate}"
     return Decision(norm_batch, f"{bound.reason}; {raised}")
 

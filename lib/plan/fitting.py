@@ -14,13 +14,13 @@ from lib.plan.types import OWN_MEMORY, Kind, Layout, Memory, Plan, Precision
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Trial:
-    """Properties of an optimizer step that its memory depends on."""
+class StepSettings:
+    """Execution of an optimizer step: all that its memory depends on."""
 
     device: Kind
     several_devices: bool  # gradients are averaged over ranks
-    micro_batch: int
-    accumulates: bool  # there is more than one micro-batch
+    micro_batch: int = 1
+    accumulates: bool = False  # there is more than one micro-batch
     norm_batch: int
     precision: Precision
     channels_last: bool
@@ -29,20 +29,20 @@ class Trial:
 
 
 class NoRoomError(PlanError):
-    """PlanError for a model of which not even `trial`, the smallest one, fits: it needs `memory`."""
+    """PlanError for a model that does not fit even with the smallest micro-batch: `step` needs `memory`."""
 
-    def __init__(self, what: str, *, why: str, todo: str, trial: Trial, memory: Memory) -> None:
+    def __init__(self, what: str, *, why: str, todo: str, step: StepSettings, memory: Memory) -> None:
         super().__init__(what, why=why, todo=todo)
-        self.trial, self.memory = trial, memory
+        self.step, self.memory = step, memory
 
 
 class RefusedBatchError(PlanError):
     """PlanError for a micro-batch that the model itself refuses."""
 
 
-def trial_of(plan: Plan) -> Trial:
-    """Return the Trial that describes the steps of `plan`."""
-    return Trial(
+def step_settings(plan: Plan) -> StepSettings:
+    """Return the settings of the steps of `plan`."""
+    return StepSettings(
         device=plan.device,
         several_devices=plan.world > 1,
         micro_batch=plan.micro_batch,
@@ -66,22 +66,22 @@ class MemoryEstimator(Protocol):
     `train.planning.memory_estimate` implements it with the optimizer step on simulated tensors.
     """
 
-    def __call__(self, trial: Trial, /) -> Parts:
+    def __call__(self, step: StepSettings, /) -> Parts:
         """Return bytes at the peak by category, and GAPS if known.
 
         Raises RefusedBatchError where the model cannot take such a micro-batch.
         """
 
 
-def predicted(trial: Trial, predict: MemoryEstimator, *, free_bytes: int) -> Memory:
-    """Return the predicted need of `trial` on a device with `free_bytes`, reserve included."""
-    parts = dict(predict(trial))
+def predicted(step: StepSettings, predict: MemoryEstimator, *, free_bytes: int) -> Memory:
+    """Return the predicted need of `step` on a device with `free_bytes`, reserve included."""
+    parts = dict(predict(step))
     gaps = parts.pop(GAPS, 0)
     peak = sum(parts.values())
-    factor = PEAK_FACTOR * (COMPILED_PEAK_FACTOR if trial.compile else 1.0)
+    factor = PEAK_FACTOR * (COMPILED_PEAK_FACTOR if step.compile else 1.0)
     # Main memory is shared with other programs, and what XLA keeps has not been measured, hence the
     # margin. A GPU has a context instead, and libraries that need workspace.
-    shared = trial.device not in OWN_MEMORY
+    shared = step.device not in OWN_MEMORY
     usable = round(free_bytes * FREE_MEMORY_MARGIN) if shared else free_bytes
     return Memory(
         parts=MappingProxyType(parts),
@@ -112,19 +112,19 @@ def smallest_accepted(memory_of: Callable[[int], Memory], *, share: int, step: i
     )
 
 
-def largest_fitting(memory_of: Callable[[int], Memory], *, most: int, step: int = 1) -> int:
-    """Return the largest multiple of `step` up to `most` samples that fits, or 0. Need grows with the batch.
+def largest_fitting(memory_of: Callable[[int], Memory], *, limit: int, step: int = 1) -> int:
+    """Return the largest multiple of `step` up to `limit` samples that fits, or 0. Need grows with the batch.
 
     The need is nearly linear in the batch: the line through two sizes gives the next guess, and bisection
     takes over where it is not. Small sizes come first, since they are predicted sooner.
     """
-    top = most // step
+    top = limit // step
     below = memory_of(step) if top else None
     if below is None or not below.fits:
         return 0
     low, high = 1, top + 1  # the first fits; the second does not, or was never tried
     above, origin = None, (0, 0)  # need at `high` if predicted; the previous `low` and its need
-    slow = 0  # consecutive guesses that left more than half of the interval
+    slow = 0  # guesses that left more than half of the interval
     while high - low > 1:
         other, need = (high, above.need_bytes) if above is not None else origin
         per_size = (need - below.need_bytes) / (other - low)
@@ -139,5 +139,5 @@ def largest_fitting(memory_of: Callable[[int], Memory], *, most: int, step: int 
             low, below = guess, memory
         else:
             high, above = guess, memory
-        slow = slow + 1 if 2 * (high - low) > width else 0
+        slow += 2 * (high - low) > width
     return low * step

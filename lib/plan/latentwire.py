@@ -6,20 +6,20 @@ if the parts were equal. Differences here: no batch is below one, the memory of 
 effective batch is the requested one on any number of GPUs, unless it is set to grow. `document_batch` gives
 the rules unchanged.
 
-Two models are trained by models/latentwire, with the planner's layouts. `one_model` applies the rules to one
-model on each GPU.
+Two models are trained by models/latentwire, with the planner's layouts. `apply_policy` applies the rules to
+one model on each GPU.
 """
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Literal, TypeAlias
 
+from lib.config import Config
 from lib.errors import PlanError
-from lib.plan.asked import Asked
+from lib.plan.config_view import ConfigView
 from lib.plan.placement import Placement
 from lib.plan.types import ModelFacts
 from lib.units import GB
@@ -99,7 +99,7 @@ def latentwire(
         )
     shares = _even(effective, rule.copies)
     document = rule.document_per_copy if rule.document_per_copy is not None else capacity
-    note = "effective batch as asked on any number of GPUs"
+    note = "effective batch as requested on any number of GPUs"
     if scale_batch:
         note = f"GROWS with the GPUs ({rule.copies} x {base_batch}): other mathematics on every machine"
     return Elastic(
@@ -114,21 +114,13 @@ def latentwire(
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ruled:
-    """Batch sizes for training one of Anneal's models by the same rules, with the reasons."""
-
-    micro_batch: int
-    target: int
-    why_micro_batch: str
-    why_target: str
-    why_strategy: str
-
-
-def one_model(config: Asked, facts: ModelFacts, placement: Placement) -> Ruled:
+def apply_policy(
+    config: ConfigView, facts: ModelFacts, placement: Placement
+) -> tuple[ConfigView, dict[str, str]]:
     """Apply the rules to one model instead of two: its own weights and activations replace their table.
 
-    Raises PlanError where the model's size is unknown or not one sample fits.
+    Returns `config` with the policy's decisions in place of automatic settings, and the reasons. Raises
+    PlanError where the model's size is unknown or not one sample fits.
     """
     base, util = config.elastic_base_batch, config.elastic_target_util
     assert base is not None and util is not None
@@ -154,37 +146,24 @@ def one_model(config: Asked, facts: ModelFacts, placement: Placement) -> Ruled:
         )
     target, why_target = config.target_effective_batch, "CONFIG_TARGET_EFFECTIVE_BATCH"
     if config.elastic_scale_batch:
-        target, why_target = (
-            base * world,
-            f"CONFIG_ELASTIC_SCALE_BATCH=y: GROWS with the devices, {base} for each",
-        )
+        target = base * world
+        why_target = f"CONFIG_ELASTIC_SCALE_BATCH=y: GROWS with the devices, {base} for each"
     elif not target:
         target, why_target = base, "CONFIG_ELASTIC_BASE_BATCH"
     step = (config.norm_batch or 1) if facts.has_batchnorm else 1
     share = max(step, target // world)  # a share that cannot be split is refused later, with suggestions
     sizes = [size for size in range(step, share + 1, step) if share % size == 0 and size <= capacity]
-    return Ruled(
-        micro_batch=max(sizes, default=step),
-        target=target,
-        why_micro_batch=rule,
-        why_target=why_target,
-        why_strategy="LatentWire's policy copies a model to every device",
-    )
-
-
-def as_ruled(config: Asked, ruled: Ruled) -> Asked:
-    """Return `config` with the policy's decisions in place of automatic settings."""
-    assert dataclasses.is_dataclass(config) and not isinstance(config, type)
-    changed: Asked = dataclasses.replace(
-        config,
+    assert isinstance(config, Config)  # a foreign object has no such policy
+    changed = config.replace(
         hyper_param="manual",
         auto_method=None,
-        batch_size=ruled.micro_batch,
+        batch_size=max(sizes, default=step),
         gradient_accumulation=0,
-        target_effective_batch=ruled.target,
+        target_effective_batch=target,
         dist_strategy="ddp",
     )
-    return changed
+    strategy = "LatentWire's policy replicates the model on every device"
+    return changed, {"micro_batch": rule, "target": why_target, "strategy": strategy}
 
 
 def document_batch(*, gpu_name: str, total_bytes: Sequence[int], models: Models = "both") -> int:

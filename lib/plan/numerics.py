@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from lib.errors import PlanError
-from lib.plan.asked import Asked, Decision
+from lib.plan.config_view import ConfigView, Decision
 from lib.plan.placement import TPU, Placement
 from lib.plan.tables import (
     BF16_CAPABILITY,
@@ -11,16 +11,15 @@ from lib.plan.tables import (
     COMPILE_CAPABILITY,
     COMPILE_DENY_LIST,
     FP16_CAPABILITY,
-    DenyRule,
 )
-from lib.plan.types import ON_XLA, Hardware, Precision
+from lib.plan.types import STATIC_SHAPES, Hardware, Precision
 
 
-def choose_compile(config: Asked, placement: Placement) -> Decision[bool]:
+def choose_compile(config: ConfigView, placement: Placement) -> Decision[bool]:
     """Choose whether to use torch.compile. Raises PlanError where it is requested and cannot work."""
-    denied = _deny_rule(placement)
+    denied = _why_denied(placement)
     too_old = placement.capability is not None and placement.capability < COMPILE_CAPABILITY
-    if placement.device.value in ON_XLA:
+    if placement.device.value in STATIC_SHAPES:
         return _no_compile_on_xla(config, placement)
     if config.compile == "manual":
         if config.compile_model and too_old:
@@ -29,7 +28,7 @@ def choose_compile(config: Asked, placement: Placement) -> Decision[bool]:
                 why=f"torch.compile needs compute capability {_dotted(COMPILE_CAPABILITY)}",
                 todo="set CONFIG_COMPILE_AUTO=y",
             )
-        warning = f", in spite of {denied.reason}" if denied and config.compile_model else ""
+        warning = f", in spite of {denied}" if denied and config.compile_model else ""
         return Decision(config.compile_model, f"set by hand{warning}")
     if placement.device.value == "cpu":
         return Decision(
@@ -39,21 +38,21 @@ def choose_compile(config: Asked, placement: Placement) -> Decision[bool]:
     if placement.device.value == "mps":
         return Decision(False, f"GPU '{placement.name}': torch.compile is young on Apple GPUs")
     if denied:
-        return Decision(False, f"GPU '{placement.name}': {denied.reason}")
+        return Decision(False, f"GPU '{placement.name}': {denied}")
     if too_old:
         needed = _dotted(COMPILE_CAPABILITY)
         return Decision(False, f"GPU '{placement.name}': torch.compile needs compute capability {needed}")
     return Decision(True, f"GPU '{placement.name}' has good torch.compile support")
 
 
-def choose_channels_last(config: Asked, placement: Placement) -> Decision[bool]:
+def choose_channels_last(config: ConfigView, placement: Placement) -> Decision[bool]:
     """Choose the memory format of images and filters: channels_last or contiguous."""
-    if config.channels_last and placement.device.value in ON_XLA:
+    if config.channels_last and placement.device.value in STATIC_SHAPES:
         return Decision(False, "XLA lays tensors out by itself, whatever CONFIG_CHANNELS_LAST says")
     return Decision(config.channels_last, f"CONFIG_CHANNELS_LAST={'y' if config.channels_last else 'n'}")
 
 
-def choose_precision(config: Asked, placement: Placement, hardware: Hardware) -> Decision[Precision]:
+def choose_precision(config: ConfigView, placement: Placement, hardware: Hardware) -> Decision[Precision]:
     """Choose the precision of matrix products. Raises PlanError where a requested one cannot work."""
     automatic = _automatic_precision(placement, hardware)
     if config.precision == "auto":
@@ -66,14 +65,14 @@ def choose_precision(config: Asked, placement: Placement, hardware: Hardware) ->
             todo=f"set CONFIG_PRECISION_AUTO=y, which chooses {automatic.value} here",
         )
     slow = config.precision == "bf16" and placement.device.value == "cpu" and automatic.value != "bf16"
-    note = ", slowly: the processor has no bf16 instructions" if slow else ""
-    return Decision(config.precision, f"asked for{note}")
+    note = ", slowly: the CPU has no bf16 instructions" if slow else ""
+    return Decision(config.precision, f"CONFIG_PRECISION_{config.precision.upper()}=y{note}")
 
 
 def precision_problem(precision: Precision, placement: Placement) -> str:
     """Return why `precision` is not available on the device; "" where it is."""
     device, capability = placement.device.value, placement.capability
-    if precision == "fp16" and device in ("cpu", "mps", *ON_XLA):
+    if precision == "fp16" and device in ("cpu", "mps", *STATIC_SHAPES):
         return "fp16 with loss scaling is for CUDA and ROCm GPUs"
     if precision == "bf16" and device == "cuda" and capability is not None and capability < BF16_CAPABILITY:
         return f"bf16 starts at compute capability {_dotted(BF16_CAPABILITY)}, this is {_dotted(capability)}"
@@ -96,9 +95,9 @@ def _automatic_precision(placement: Placement, hardware: Hardware) -> Decision[P
             return Decision("fp32", f"XLA on a {placement.name}, which is no TPU")
         case "cpu":
             if hardware.cpu_bf16 == "none":
-                return Decision("fp32", "the processor has neither AMX nor AVX-512 bf16 instructions")
+                return Decision("fp32", "the CPU has neither AMX nor AVX-512 bf16 instructions")
             name = {"amx": "AMX", "avx512": "AVX-512"}[hardware.cpu_bf16]
-            return Decision("bf16", f"the processor has {name} bf16 instructions")
+            return Decision("bf16", f"the CPU has {name} bf16 instructions")
 
 
 def _cuda_precision(capability: tuple[int, int] | None) -> Decision[Precision]:
@@ -112,7 +111,7 @@ def _cuda_precision(capability: tuple[int, int] | None) -> Decision[Precision]:
     return Decision("fp32", f"{have} has no tensor cores")
 
 
-def _no_compile_on_xla(config: Asked, placement: Placement) -> Decision[bool]:
+def _no_compile_on_xla(config: ConfigView, placement: Placement) -> Decision[bool]:
     own = placement.device.value == "xla"
     why = "XLA compiles whole steps by itself" if own else "torch_tpu's compiler was never tried here"
     if config.compile == "manual" and config.compile_model:
@@ -121,9 +120,9 @@ def _no_compile_on_xla(config: Asked, placement: Placement) -> Decision[bool]:
     return Decision(False, why)
 
 
-def _deny_rule(placement: Placement) -> DenyRule | None:
+def _why_denied(placement: Placement) -> str:
     name = placement.name.upper()
-    return next((rule for rule in COMPILE_DENY_LIST if rule.pattern.upper() in name), None)
+    return next((why for pattern, why in COMPILE_DENY_LIST.items() if pattern in name), "")
 
 
 def _dotted(capability: tuple[int, int]) -> str:

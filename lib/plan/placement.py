@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from lib.errors import PlanError
-from lib.plan.asked import Asked, Decision
-from lib.plan.types import ON_XLA, Device, Hardware, Kind
+from lib.plan.config_view import ConfigView, Decision
+from lib.plan.types import STATIC_SHAPES, Device, Hardware, Kind
 from lib.units import GB
 
 ACCEPTED_KINDS: dict[str, tuple[Kind, ...]] = {
@@ -36,7 +36,7 @@ class Placement:
     capability: tuple[int, int] | None
 
 
-def place(config: Asked, hardware: Hardware) -> Placement:
+def place(config: ConfigView, hardware: Hardware) -> Placement:
     """Choose the devices. Raises PlanError where DEVICE or NUM_DEVICES cannot be honoured."""
     if hardware.kind not in ACCEPTED_KINDS[config.device]:
         raise PlanError(
@@ -46,8 +46,8 @@ def place(config: Asked, hardware: Hardware) -> Placement:
         )
     if hardware.kind == "cpu":
         return _place_on_cpu(config, hardware)
-    devices, note = identical_devices(hardware, wanted=config.num_devices)
-    if hardware.kind in ON_XLA and config.num_devices not in (0, 1, len(devices)):
+    devices, note = identical_devices(hardware, requested=config.num_devices)
+    if hardware.kind in STATIC_SHAPES and config.num_devices not in (0, 1, len(devices)):
         raise PlanError(
             f"CONFIG_NUM_DEVICES={config.num_devices} cannot be honoured on {NAMES[hardware.kind]}",
             why=f"one process has one of them, or all {len(devices)} have a process each",
@@ -67,9 +67,9 @@ def place(config: Asked, hardware: Hardware) -> Placement:
     )
 
 
-def refuse_on_xla(kind: Kind, *, what: str) -> None:
+def refuse_static_shapes(kind: Kind, *, what: str) -> None:
     """Raise PlanError on XLA devices and TPUs, because `what` computes on the CPU first."""
-    if kind in ON_XLA:
+    if kind in STATIC_SHAPES:
         raise PlanError(
             f"{what} is not for {NAMES[kind]}",
             why="torch takes no more devices in a process that has made a backward pass",
@@ -81,26 +81,26 @@ def check_machines(device: str) -> None:
     """Raise PlanError for a CONFIG_DEVICE that cannot train on several nodes."""
     if device == "tpu":
         raise PlanError(
-            "CONFIG_DEVICE_TPU is for one machine",
+            "CONFIG_DEVICE_TPU is for one node",
             why="torch_tpu numbers the hosts of a slice by their place in it, torchrun as they come",
             todo="set CONFIG_DIST_NNODES=1",
         )
 
 
-def identical_devices(hardware: Hardware, *, wanted: int) -> tuple[tuple[Device, ...], str]:
+def identical_devices(hardware: Hardware, *, requested: int) -> tuple[tuple[Device, ...], str]:
     """Return the GPUs of the commonest model and a note on those left out ("" if none).
 
-    wanted: how many are needed (0 = all of one model). Raises PlanError where there are too few, where no
+    requested: how many are needed (0 = all of one model). Raises PlanError where there are too few, where no
     model is the commonest, or where those of the commonest are not the first ones.
     """
     if not hardware.devices:
         raise PlanError("there is no device to train on", todo="set CONFIG_DEVICE_CPU=y")
     names = [device.name for device in hardware.devices]
     (name, count), *others = Counter(names).most_common()
-    if wanted > count:
+    if requested > count:
         mixed = f", not all of one model ({_listed(names)})" if others else ""
         raise PlanError(
-            f"CONFIG_NUM_DEVICES={wanted}, but there are {len(names)} device(s){mixed}",
+            f"CONFIG_NUM_DEVICES={requested}, but there are {len(names)} device(s){mixed}",
             todo=f"set it to {count} or less (0 = all of one model)",
         )
     if not others:
@@ -113,21 +113,21 @@ def identical_devices(hardware: Hardware, *, wanted: int) -> tuple[tuple[Device,
     return hardware.devices[:count], f"{left_out} left out, being of another model"
 
 
-def _place_on_cpu(config: Asked, hardware: Hardware) -> Placement:
+def _place_on_cpu(config: ConfigView, hardware: Hardware) -> Placement:
     memory = hardware.devices[0]
     world = config.num_devices or 1
     _check_free(memory, index=0)
-    asked = "asked for" if config.device == "cpu" else "there is no GPU"
+    requested = "CONFIG_DEVICE_CPU=y" if config.device == "cpu" else "there is no GPU"
     share = f", {memory.free_bytes / world / GB:.1f} GB of free memory for each" if world > 1 else ""
     if world > hardware.cpu_count:
-        share += f"; MORE than the {hardware.cpu_count} processor(s) there are, so they wait for each other"
+        share += f"; MORE than the {hardware.cpu_count} CPU(s) there are, so they wait for each other"
     return Placement(
-        device=Decision("cpu", f"{hardware.cpu_name}, {hardware.cpu_count} processor(s): {asked}"),
+        device=Decision("cpu", f"{hardware.cpu_name}, {hardware.cpu_count} CPU(s): {requested}"),
         world=Decision(
             world,
             f"CONFIG_NUM_DEVICES={config.num_devices}{share}"
             if config.num_devices
-            else "one process for the processor (CONFIG_NUM_DEVICES=0)",
+            else "one process on CPUs (CONFIG_NUM_DEVICES=0)",
         ),
         name=hardware.cpu_name,
         total_bytes=memory.total_bytes,
@@ -146,10 +146,12 @@ def _check_free(device: Device, *, index: int) -> None:
 
 def _mixed(names: Sequence[str], *, why: str) -> PlanError:
     groups = {name: [str(index) for index, other in enumerate(names) if other == name] for name in names}
-    ways = " or ".join(
+    strategies = " or ".join(
         f"CUDA_VISIBLE_DEVICES={','.join(indices)} ({name})" for name, indices in groups.items()
     )
-    return PlanError(f"the GPUs are mixed: {_listed(names)}", why=why, todo=f"set {ways} in the environment")
+    return PlanError(
+        f"the GPUs are mixed: {_listed(names)}", why=why, todo=f"set {strategies} in the environment"
+    )
 
 
 def _listed(names: Sequence[str]) -> str:
@@ -158,17 +160,19 @@ def _listed(names: Sequence[str]) -> str:
 
 def _described(hardware: Hardware) -> str:
     if hardware.kind == "cpu":
-        return "a processor without GPU"
+        return "a CPU without a GPU"
     return f"{hardware.kind} ({_listed([device.name for device in hardware.devices])})"
 
 
-def _why_device(config: Asked, device: Device, *, kind: Kind, note: str) -> str:
-    asked = "before the processor (CONFIG_DEVICE_AUTO=y)" if config.device == "auto" else "asked for"
+def _why_device(config: ConfigView, device: Device, *, kind: Kind, note: str) -> str:
+    requested = "before the CPU (CONFIG_DEVICE_AUTO=y)"
+    if config.device != "auto":
+        requested = f"CONFIG_DEVICE_{config.device.upper()}=y"
     note = f"; {note}" if note else ""
-    return f"{device.name}: {asked}{note}" + (EXPERIMENTAL_XLA if kind in ON_XLA else "")
+    return f"{device.name}: {requested}{note}" + (EXPERIMENTAL_XLA if kind in STATIC_SHAPES else "")
 
 
-def _why_world(config: Asked, *, available: int, note: str) -> str:
+def _why_world(config: ConfigView, *, available: int, note: str) -> str:
     if not config.num_devices:
         return f"all {available} of one model; {note}" if note else f"all {available} (CONFIG_NUM_DEVICES=0)"
     return f"CONFIG_NUM_DEVICES={config.num_devices}, the first of {available}" + (

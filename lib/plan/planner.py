@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from lib.plan.asked import Asked, Decision
-from lib.plan.fitting import MemoryEstimator
-from lib.plan.latentwire import as_ruled, one_model
+from lib.plan.config_view import ConfigView
+from lib.plan.fitting import MemoryEstimator, StepSettings
+from lib.plan.latentwire import apply_policy
+from lib.plan.micro_batch_search import Probed
 from lib.plan.numerics import choose_channels_last, choose_compile, choose_precision
-from lib.plan.placement import Placement, place
-from lib.plan.probing import Probed
+from lib.plan.placement import place
 from lib.plan.sharding import layouts
-from lib.plan.sizing import Way
-from lib.plan.strategies import Candidate, Choice, choose_strategy, why_shard
+from lib.plan.sizing import Candidate, SizingContext
+from lib.plan.strategies import choose_strategy
 from lib.plan.types import Hardware, ModelFacts, Plan
 
 
 def plan(
-    config: Asked,
+    config: ConfigView,
     hardware: Hardware,
     facts: ModelFacts,
     *,
@@ -33,95 +33,92 @@ def plan(
 
     Raises PlanError, with a remedy, where no plan honours the configuration.
     """
-    placement, choice = _choice(config, hardware, facts, even=even, predict=predict, probed=probed)
-    sizes, taken = choice.sizes, choice.taken
-    compiled = _compiled(config, placement, taken)
-    precision = choose_precision(config, placement, hardware)
-    channels_last = choose_channels_last(config, placement)
+    context = _context(config, hardware, facts, even=even, predict=predict, probed=probed)
+    chosen, _ = _choose(context)
+    split, layout = chosen.split, chosen.layout
+    assert split is not None
+    placement, step = context.placement, chosen.context.step
+    compiled = choose_compile(config, placement).reason
+    if context.step.compile and not step.compile:
+        compiled = f"not with sharded parameters ({layout.strategy}); else: {compiled}"
+    pairs = "" if layout.devices_per_process == 1 else "; each process has two of them"
     reasons = {
-        **sizes.reasons,
+        **chosen.reasons,
         "device": placement.device.reason,
-        "world": _why_processes(placement, taken),
-        "strategy": choice.reason,
-        "shard": why_shard(taken.layout),
-        "precision": precision.reason,
-        "channels_last": channels_last.reason,
-        "compile": compiled.reason,
+        "world": placement.world.reason + pairs,
+        "precision": choose_precision(config, placement, hardware).reason,
+        "channels_last": choose_channels_last(config, placement).reason,
+        "compile": compiled,
     }
     return Plan(
-        device=placement.device.value,
-        world=taken.layout.world,
-        strategy=taken.layout.strategy,
-        shard=taken.layout.shard,
-        micro_batch=sizes.split.micro_batch,
-        accumulation=sizes.split.accumulation,
-        last_micro_batch=sizes.split.last_micro_batch,
-        effective_batch=sizes.split.samples * taken.layout.world,
-        target=sizes.target,
-        norm_batch=sizes.norm_batch,
-        precision=precision.value,
-        channels_last=channels_last.value,
-        compile=compiled.value,
-        memory=sizes.memory,
+        device=step.device,
+        world=layout.world,
+        strategy=layout.strategy,
+        shard=layout.shard,
+        micro_batch=split.micro_batch,
+        accumulation=split.accumulation,
+        last_micro_batch=split.last_micro_batch,
+        effective_batch=split.samples * layout.world,
+        target=chosen.target,
+        norm_batch=step.norm_batch,
+        precision=step.precision,
+        channels_last=step.channels_last,
+        compile=step.compile,
+        memory=chosen.memory,
         reasons=reasons,
     )
 
 
-def ways_to_spread(
-    config: Asked,
+def compare_strategies(
+    config: ConfigView,
     hardware: Hardware,
     facts: ModelFacts,
     *,
     predict: MemoryEstimator | None,
     probed: Probed | None = None,
-) -> tuple[tuple[Candidate, str], ...]:
+) -> tuple[Candidate, ...]:
     """Return every parallelism strategy that `plan` considers, with its verdict."""
-    return _choice(config, hardware, facts, even=False, predict=predict, probed=probed)[1].verdicts
+    return _choose(_context(config, hardware, facts, even=False, predict=predict, probed=probed))[1]
 
 
-def _choice(
-    config: Asked,
+def _context(
+    config: ConfigView,
     hardware: Hardware,
     facts: ModelFacts,
     *,
     even: bool,
     predict: MemoryEstimator | None,
     probed: Probed | None,
-) -> tuple[Placement, Choice]:
+) -> SizingContext:
     placement = place(config, hardware)
-    ruled = None
-    if config.hyper_param == "auto" and config.elastic_policy == "latentwire":
-        ruled = one_model(config, facts, placement)
-        config = as_ruled(config, ruled)
-    way = Way(
-        # Chosen before the batch: the table has one column with compilation and one without.
-        compile=choose_compile(config, placement).value,
+    step = StepSettings(
+        device=placement.device.value,
+        several_devices=placement.world.value > 1,
+        norm_batch=(config.norm_batch or 0) if facts.has_batchnorm else 0,
         precision=choose_precision(config, placement, hardware).value,
         channels_last=choose_channels_last(config, placement).value,
+        # Chosen before the batch: the table has one column with compilation and one without.
+        compile=choose_compile(config, placement).value,
+        layout=next(layouts(placement.world.value)),
+    )
+    return SizingContext(
+        config=config,
+        facts=facts,
+        placement=placement,
+        step=step,
         even=even,
         predict=predict,
         probed=probed,
-        layout=next(layouts(placement.world.value)),
     )
-    choice = choose_strategy(config, facts, placement, way)
-    if ruled is not None:
-        reasons = {**choice.sizes.reasons, "micro_batch": ruled.why_micro_batch, "target": ruled.why_target}
-        choice = replace(choice, sizes=replace(choice.sizes, reasons=reasons), reason=ruled.why_strategy)
-    return placement, choice
 
 
-def _why_processes(placement: Placement, taken: Candidate) -> str:
-    pairs = "" if taken.layout.devices_per_process == 1 else "; each process has two of them"
-    return placement.world.reason + pairs
-
-
-def _compiled(config: Asked, placement: Placement, taken: Candidate) -> Decision[bool]:
-    compiled = choose_compile(config, placement)
-    if compiled.value and not taken.way.compile:
-        return Decision(
-            False, f"not with weights in parts ({taken.layout.strategy}); else: {compiled.reason}"
-        )
-    return compiled
+def _choose(context: SizingContext) -> tuple[Candidate, tuple[Candidate, ...]]:
+    """Choose a strategy, by LatentWire's policy where the configuration says so."""
+    if context.config.hyper_param != "auto" or context.config.elastic_policy != "latentwire":
+        return choose_strategy(context)
+    config, reasons = apply_policy(context.config, context.facts, context.placement)
+    chosen, candidates = choose_strategy(replace(context, config=config))
+    return replace(chosen, reasons={**chosen.reasons, **reasons}), candidates
 
 
 def with_smaller_micro_batch(plan: Plan) -> Plan | None:

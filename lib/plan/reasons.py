@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from lib.plan.asked import Asked
+from lib.plan.config_view import ConfigView
+from lib.plan.fitting import StepSettings
+from lib.plan.micro_batch_search import Probed
 from lib.plan.numerics import precision_problem
 from lib.plan.placement import Placement
-from lib.plan.probing import Probed
-from lib.plan.types import ON_XLA, OWN_MEMORY, Memory, ModelFacts, Precision
+from lib.plan.types import OWN_MEMORY, STATIC_SHAPES, Memory, ModelFacts
 from lib.units import bytes_text
 
 
-def told(memory: Memory) -> str:
+def format_need(memory: Memory) -> str:
     """Format the predicted need and the usable memory."""
     return f"{bytes_text(memory.need_bytes)} of {bytes_text(memory.usable_bytes)} usable"
 
@@ -26,39 +27,37 @@ def why_memory(memory: Memory | None, probed: Probed | None) -> str:
         listed += f", gaps between them {bytes_text(memory.gaps_bytes)}"
     more = "" if memory.fits else "MORE than there is: "
     reserve = f"in reserve {bytes_text(memory.reserve_bytes)}"
-    return f"{more}{told(memory)}, of which {listed} and {reserve}; predicted, {measured}"
+    return f"{more}{format_need(memory)}, of which {listed} and {reserve}; predicted, {measured}"
 
 
-def offload_note(config: Asked, placement: Placement) -> str:
+def offload_note(config: ConfigView, placement: Placement) -> str:
     """Note that activations are not offloaded although that was requested; "" where it does not apply."""
     if not config.activation_offload or placement.device.value in OWN_MEMORY:
         return ""
-    on_xla = placement.device.value in ON_XLA
-    why = "XLA says what waits where" if on_xla else "the device has no memory of its own"
+    on_xla = placement.device.value in STATIC_SHAPES
+    why = "XLA places tensors itself" if on_xla else "the device has no memory of its own"
     return f"; CONFIG_ACTIVATION_OFFLOAD=y does nothing here: {why}"
 
 
-def ways_to_fit(
-    config: Asked, placement: Placement, memory: Memory, *, norm_batch: int, precision: Precision
-) -> str:
+def memory_remedies(config: ConfigView, placement: Placement, memory: Memory, step: StepSettings) -> str:
     """Return changes that would make room for the smallest micro-batch, which needs `memory`."""
-    ways = ["free some memory"]
-    if norm_batch > 1:
-        ways.append("set CONFIG_NORM_BATCH lower (on all machines alike)")
+    remedies = ["free some memory"]
+    if step.norm_batch > 1:
+        remedies.append("set CONFIG_NORM_BATCH lower (on all machines alike)")
     largest = max(memory.parts, key=lambda part: memory.parts[part])
     if largest in ("activations", "temporaries"):
         if config.grad_checkpoint == "none":
-            ways.append("recompute activations (CONFIG_GRAD_CHECKPOINT_BLOCKS=y)")
-        if precision == "fp32" and not precision_problem("bf16", placement):
-            ways.append("use CONFIG_PRECISION_BF16=y")
+            remedies.append("recompute activations (CONFIG_GRAD_CHECKPOINT_BLOCKS=y)")
+        if step.precision == "fp32" and not precision_problem("bf16", placement):
+            remedies.append("use CONFIG_PRECISION_BF16=y")
     if largest == "optimizer":
-        ways.append("use CONFIG_OPTIMIZER_SGD=y")
+        remedies.append("use CONFIG_OPTIMIZER_SGD=y")
     if "checkpoint" in memory.parts:
-        ways.append("set CONFIG_CHECKPOINT_ASYNC=n")
-    return ", or ".join([*ways, "choose a smaller model"])
+        remedies.append("set CONFIG_CHECKPOINT_ASYNC=n")
+    return ", or ".join([*remedies, "choose a smaller model"])
 
 
-def why_target(config: Asked) -> str:
+def why_target(config: ConfigView) -> str:
     """Explain the source of the target effective batch."""
     if config.target_effective_batch:
         return f"CONFIG_TARGET_EFFECTIVE_BATCH={config.target_effective_batch}"
@@ -67,7 +66,7 @@ def why_target(config: Asked) -> str:
     return f"recommended for {config.model} (CONFIG_TARGET_EFFECTIVE_BATCH=0)"
 
 
-def why_norm_batch(config: Asked, facts: ModelFacts) -> str:
+def why_norm_batch(config: ConfigView, facts: ModelFacts) -> str:
     """Explain over which samples batch normalisation computes its statistics."""
     if not facts.has_batchnorm:
         return "the model has no batch normalisation"
@@ -82,7 +81,7 @@ def why_norm_batch(config: Asked, facts: ModelFacts) -> str:
     return follow
 
 
-def norm_batch_remedy(config: Asked) -> str:
+def norm_batch_remedy(config: ConfigView) -> str:
     """Return the setting that gives normalisation over groups instead of over the micro-batch."""
     if config.norm_batch is None:
         return f"CONFIG_NORM_BATCH=32 (once models/{config.model}/Kconfig selects MODEL_HAS_BATCHNORM)"

@@ -87,7 +87,7 @@ def estimate_step_time(work: StepWork, gpu: Gpu, *, precision: Precision) -> Ste
         for flop_share, bandwidth_share in zip(FLOP_SHARES, BANDWIDTH_SHARES, strict=True)
     )
     low, high = (f"{share:.0%}" for share in FLOP_SHARES)
-    units = precision if _has_units(gpu, precision) else f"fp32, for want of units for {precision}"
+    units = precision if _has_units(gpu, precision) else f"fp32 (no units for {precision})"
     computed = f"{work.flop / 1e12:.3g} TFLOP at {low} to {high} of {peak / 1e12:.4g} TFLOP/s in {units}"
     low, high = (f"{share:.0%}" for share in BANDWIDTH_SHARES)
     carried = f"at least {moved / 1e9:.3g} GB at {low} to {high} of {bandwidth / 1e9:.0f} GB/s"
@@ -111,18 +111,18 @@ def step_seconds(
     trained: StepWork,
     frozen: Sequence[tuple[float, int]],
     *,
-    at_once: bool,
+    concurrent: bool,
     gpu: Gpu,
     precision: Precision,
 ) -> tuple[float, float]:
     """Return the range, in seconds, of a step of a trained model and frozen ones.
 
-    trained:  work of the trained model, with the activations of the device.
-    frozen:   operations per step and bytes of weights of each frozen model.
-    at_once:  each frozen model has its own device, and the slowest one counts, after the trained model; else
-        one device does it all.
+    trained:    work of the trained model, with the activations of the device.
+    frozen:     operations per step and bytes of weights of each frozen model.
+    concurrent: each frozen model has its own device, and the slowest one counts, after the trained model;
+        else one device does it all.
     """
-    if not at_once:
+    if not concurrent:
         flop = trained.flop + sum(flop for flop, _ in frozen)
         frozen_bytes = sum(weight_bytes for _, weight_bytes in frozen)
         whole = replace(trained, flop=flop, frozen_bytes=frozen_bytes)

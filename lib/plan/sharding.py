@@ -20,7 +20,7 @@ DEVICES_PER_NODE = 8  # for machines known by a number of devices only
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Held:
+class RankElements:
     """Elements on the process that holds the most.
 
     parameters, gradients, optimizer: held permanently; the last for one value of state per weight.
@@ -64,24 +64,24 @@ def group_of(world: int) -> int | None:
     return world // 2 if world >= 4 and world % 2 == 0 else None
 
 
-def held(units: Units, layout: Layout) -> Held:
+def held(units: Units, layout: Layout) -> RankElements:
     """Return what the fullest process holds of a model made of `units`."""
     weights = [weight for unit in units for weight in unit]
     trained = [weight for weight in weights if weight.trainable]
     parameters, gradients = _elements(weights), _elements(trained)
     if layout.strategy not in SHARDS_WEIGHTS:
         optimizer = _fullest(trained, layout.world) if layout.strategy == "zero1" else gradients
-        return Held(parameters=parameters, gradients=gradients, optimizer=optimizer)
+        return RankElements(parameters=parameters, gradients=gradients, optimizer=optimizer)
     root, *others = units
     largest = max(map(_elements, others), default=0)
     # The unit that is computed, and the next one, prefetched.
-    in_parts = _elements(root) + min(2, len(others)) * largest
+    to_local = _elements(root) + min(2, len(others)) * largest
     own = sum(part_elements(weight, layout.shard) for weight in trained)
-    return Held(
+    return RankElements(
         parameters=sum(part_elements(weight, layout.shard) for weight in weights),
         gradients=own,
         optimizer=own,
-        gathered_parameters=parameters if layout.strategy == "zero2" else in_parts,
+        gathered_parameters=parameters if layout.strategy == "zero2" else to_local,
         # Unsharded gradients of one unit, and their copy in the reduce-scatter buffer.
         gathered_gradients=2 * max(_elements(w for w in unit if w.trainable) for unit in units),
     )

@@ -1,15 +1,16 @@
-"""Printed form of a plan: every value with its reason."""
+"""Printed form of a plan, every value with its reason, and of the strategies that it was chosen from."""
 
 from __future__ import annotations
 
 import dataclasses
 import shutil
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TextIO
 
+from lib.plan.sizing import Candidate
 from lib.plan.types import Memory, Plan
-from lib.units import bytes_text
+from lib.units import GB, bytes_text
 
 NARROW_COLUMNS = 72  # below this a reason goes under its value, not beside it
 
@@ -64,3 +65,28 @@ def _text(value: object) -> str:
     if isinstance(value, Memory):
         return bytes_text(value.need_bytes)
     return str(value)
+
+
+def format_strategies(strategies: Sequence[Candidate], *, columns: int) -> Iterator[str]:
+    """Format a line per strategy: batch, memory of the fullest device, seconds of a step, verdict."""
+    yield "Parallelism strategies (seconds of a step are estimated, with assumed link rates):"
+    widest = max(7, *(len(_name(row)) for row in strategies))
+    for row in strategies:
+        sizes = "" if row.split is None else f"{row.split.micro_batch} x {row.split.accumulation}"
+        need = "" if row.memory is None else f"{row.memory.need_bytes / GB:.2f} GB"
+        time = "" if row.seconds is None else f"{row.seconds[0]:.3g} to {row.seconds[1]:.3g} s"
+        head = f"  {_name(row):<{widest}} {sizes:>10} {need:>10}  {time:<18} "
+        if columns < NARROW_COLUMNS:
+            yield head.rstrip()
+            yield from textwrap.wrap(row.verdict, columns, initial_indent="    ", subsequent_indent="    ")
+        else:
+            yield from textwrap.wrap(
+                head + row.verdict, columns, subsequent_indent=" " * len(head), drop_whitespace=True
+            )
+
+
+def _name(row: Candidate) -> str:
+    layout = row.layout
+    if layout.strategy == "split" and layout.world > 1:
+        return "split+ddp"
+    return layout.strategy + (f"/{layout.shard}" if layout.strategy == "hsdp" else "")

@@ -2,117 +2,143 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
 
 from lib.errors import PlanError
-from lib.plan.asked import Asked, Decision
 from lib.plan.batch import LARGEST_TARGET, Split, nearest_targets, split_by, split_under
 from lib.plan.bound import cpu_table_batch, raise_to_norm_batch, table_bound
+from lib.plan.config_view import ConfigView, Decision
 from lib.plan.fitting import (
     MemoryEstimator,
     NoRoomError,
-    Trial,
+    StepSettings,
     largest_fitting,
     predicted,
     smallest_accepted,
 )
+from lib.plan.micro_batch_search import NEAR_BEST, Probed
 from lib.plan.placement import Placement
-from lib.plan.probing import NEAR_BEST, Probed
-from lib.plan.reasons import offload_note, told, ways_to_fit, why_memory, why_norm_batch, why_target
-from lib.plan.types import ON_XLA, Layout, Memory, ModelFacts, Precision
+from lib.plan.reasons import (
+    format_need,
+    memory_remedies,
+    offload_note,
+    why_memory,
+    why_norm_batch,
+    why_target,
+)
+from lib.plan.types import STATIC_SHAPES, Layout, Memory, ModelFacts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sizes:
-    """Sizes of an optimizer step on each device, with reasons by the names of the plan's fields."""
+class SizingContext:
+    """Input of every choice of sizes: what is trained where, and how its steps are computed.
 
-    split: Split
-    target: int
-    norm_batch: int
-    memory: Memory | None
-    reasons: dict[str, str]
+    `step` has everything but the micro-batch and the accumulation, which are chosen.
+    """
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Way:
-    """Execution mode: how a step is computed, whatever its size."""
-
-    compile: bool
-    precision: Precision
-    channels_last: bool
-    even: bool  # the caller cannot run a smaller last micro-batch
-    predict: MemoryEstimator | None
-    probed: Probed | None  # probe runs on this hardware
-    layout: Layout
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Situation:
-    """Sizing context: the input of every method that chooses sizes."""
-
-    config: Asked
+    config: ConfigView
     facts: ModelFacts
     placement: Placement
-    way: Way
-    norm_batch: int
+    step: StepSettings
+    even: bool = False  # the caller cannot run a smaller last micro-batch
+    predict: MemoryEstimator | None = None
+    probed: Probed | None = None  # probe runs on this hardware
+
+    @property
+    def layout(self) -> Layout:
+        """Layout over processes."""
+        assert self.step.layout is not None
+        return self.step.layout
 
     @property
     def world(self) -> int:
         """Number of processes."""
-        return self.placement.world.value
+        return self.layout.world
 
     @property
-    def sharers(self) -> str:
+    def norm_batch(self) -> int:
+        """Samples that are normalised together; 0: all of a micro-batch."""
+        return self.step.norm_batch
+
+    @property
+    def replica_noun(self) -> str:
         """The unit that gets a share of the batch, for messages."""
-        return "devices" if self.way.layout.devices_per_process == 1 else "pairs of devices"
-
-    @property
-    def on_xla(self) -> bool:
-        """True if the devices are XLA devices or TPUs."""
-        return self.placement.device.value in ON_XLA
-
-    @property
-    def divisor_only(self) -> bool:
-        """True if all micro-batches must be of one size."""
-        return self.way.compile or self.on_xla or self.facts.has_batchnorm or self.way.even
+        return "devices" if self.layout.devices_per_process == 1 else "pairs of devices"
 
     @property
     def why_divisor_only(self) -> str:
-        """The reason for `divisor_only`, for messages."""
+        """Reason why all micro-batches must be of one size; "" if they need not be."""
         if self.facts.has_batchnorm:
             return "batch normalisation"
-        if self.on_xla:
+        if self.step.device in STATIC_SHAPES:
             return "XLA"
-        return "torch.compile" if self.way.compile else "this caller"
+        if self.step.compile:
+            return "torch.compile"
+        return "this caller" if self.even else ""
 
     def memory(self, micro_batch: int, *, accumulates: bool) -> Memory | None:
         """Predict the memory of a micro-batch; None without a predictor."""
-        if self.way.predict is None:
+        if self.predict is None:
             return None
-        trial = self.trial(micro_batch, accumulates=accumulates)
-        return predicted(trial, self.way.predict, free_bytes=self.placement.free_bytes)
-
-    def trial(self, micro_batch: int, *, accumulates: bool) -> Trial:
-        """Return the Trial of a micro-batch in this context."""
-        return Trial(
-            device=self.placement.device.value,
-            several_devices=self.world > 1,
-            micro_batch=micro_batch,
-            accumulates=accumulates,
-            norm_batch=self.norm_batch,
-            precision=self.way.precision,
-            channels_last=self.way.channels_last,
-            compile=self.way.compile,
-            layout=self.way.layout,
-        )
+        step = replace(self.step, micro_batch=micro_batch, accumulates=accumulates)
+        return predicted(step, self.predict, free_bytes=self.placement.free_bytes)
 
 
-def choose_sizes(config: Asked, facts: ModelFacts, placement: Placement, way: Way) -> Sizes:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Candidate:
+    """One parallelism strategy with its best sizes, or with the reason why it is impossible.
+
+    split:   None if it is impossible; so are `memory` and `seconds` then.
+    reasons: by the names of the plan's fields.
+    seconds: fastest and slowest estimate of an optimizer step; None where it cannot be estimated.
+    why_not: why it is impossible; nearest: the smallest change found that would make it possible.
+    verdict: outcome of the comparison with the other strategies.
+    """
+
+    context: SizingContext
+    split: Split | None = None
+    target: int = 0
+    memory: Memory | None = None
+    reasons: Mapping[str, str] = field(default_factory=dict)
+    seconds: tuple[float, float] | None = None
+    why_not: str = ""
+    nearest: str = ""
+    error: PlanError | None = None
+    verdict: str = ""
+
+    @property
+    def layout(self) -> Layout:
+        """Layout over processes."""
+        return self.context.layout
+
+    @property
+    def fits(self) -> bool:
+        """False if a batch set by hand, or by the table, needs more memory than there is."""
+        return self.memory is None or self.memory.fits
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the strategy, its sizes and its verdict as a dict that JSON can hold."""
+        return {
+            "strategy": self.layout.strategy,
+            "world": self.layout.world,
+            "shard": self.layout.shard,
+            "micro_batch": self.split.micro_batch if self.split is not None else None,
+            "accumulation": self.split.accumulation if self.split is not None else None,
+            "need_bytes": self.memory.need_bytes if self.memory is not None else None,
+            "step_seconds_estimate": list(self.seconds) if self.seconds is not None else None,
+            "verdict": self.verdict,
+        }
+
+
+def choose_sizes(context: SizingContext) -> Candidate:
     """Choose micro-batch, accumulation and effective batch.
 
     Raises PlanError where there is no target, and, with the nearest possible ones, where it cannot be kept.
     """
+    config = context.config
     by_hand = config.hyper_param == "manual"
     if not config.target and not (by_hand and config.gradient_accumulation):
         raise PlanError(
@@ -120,148 +146,133 @@ def choose_sizes(config: Asked, facts: ModelFacts, placement: Placement, way: Wa
             why=f"models/{config.model}/Kconfig gives no RECOMMENDED_TARGET",
             todo="set CONFIG_TARGET_EFFECTIVE_BATCH",
         )
-    norm_batch = (config.norm_batch or 0) if facts.has_batchnorm else 0
-    situation = Situation(config=config, facts=facts, placement=placement, way=way, norm_batch=norm_batch)
     if by_hand:
-        return _manual(situation)
-    return _strict(situation) if config.batch_table_strict else _automatic(situation)
+        return _manual(context)
+    if config.batch_table_strict:
+        return _strict(context)
+    return _automatic(context) if context.probed is None else _measured(context, context.probed)
 
 
-def _automatic(situation: Situation) -> Sizes:
-    if situation.way.probed is not None:
-        return _measured(situation, situation.way.probed)
-    if situation.config.auto_method == "table":
-        bound = table_bound(situation.config, situation.placement, compiled=situation.way.compile)
-        step = situation.norm_batch
-        bound = raise_to_norm_batch(bound, situation.placement, situation.facts, norm_batch=step)
+def _automatic(context: SizingContext) -> Candidate:
+    if context.config.auto_method == "table":
+        bound = table_bound(context.config, context.placement, compiled=context.step.compile)
+        step = context.norm_batch
+        bound = raise_to_norm_batch(bound, context.placement, context.facts, norm_batch=step)
     else:
-        bound, step = _predicted_bound(situation)
-
-    def cut(per_device: int) -> Split | None:
-        return split_under(per_device, bound=bound.value, step=step, divisor_only=situation.divisor_only)
-
-    why_not = (
-        f"{situation.why_divisor_only} needs micro-batches of one size, and no divisor of it "
-        f"uses half of what fits ({bound.reason})"
+        bound, step = _predicted_bound(context)
+    only = context.why_divisor_only
+    split = _split_target(
+        context,
+        partial(split_under, bound=bound.value, step=step, divisor_only=bool(only)),
+        impossible=f"{only} needs micro-batches of one size, and no divisor of it uses half of what fits "
+        f"({bound.reason})",
     )
-    split = _cut_target(situation, cut, why_not=why_not)
-    micro_batch = f"{bound.reason}{_fitting(situation, split, bound=bound.value)}"
-    return _sizes(situation, split, target=situation.config.target, why_micro_batch=micro_batch)
+    return _sizes(context, split, why_micro_batch=bound.reason + _relation(context, split, bound=bound.value))
 
 
-def _measured(situation: Situation, probed: Probed) -> Sizes:
+def _measured(context: SizingContext, probed: Probed) -> Candidate:
     """Return sizes for the best measured micro-batch, which was chosen among those that split the target."""
-    chosen = probed.chosen
-
-    def cut(per_device: int) -> Split | None:
-        return split_by(per_device, micro_batch=chosen.micro_batch, divisor_only=situation.divisor_only)
-
-    split = _cut_target(situation, cut, why_not="it was measured for another one")
+    size = probed.chosen.micro_batch
+    split = _split_target(
+        context,
+        partial(split_by, micro_batch=size, divisor_only=bool(context.why_divisor_only)),
+        impossible="the measurements are for another one",
+    )
     rates = ", ".join(
         f"{found.samples_per_second:.4g} at {found.micro_batch}" for found in probed.measurements
     )
-    micro_batch = f"measured: samples/s {rates}; the smallest within {NEAR_BEST:.0%} of the best"
-    return _sizes(situation, split, target=situation.config.target, why_micro_batch=micro_batch)
+    why = f"measured: samples/s {rates}; the smallest within {NEAR_BEST:.0%} of the best"
+    return _sizes(context, split, why_micro_batch=why)
 
 
-def _predicted_bound(situation: Situation) -> tuple[Decision[int], int]:
-    """Return the largest micro-batch predicted to fit, and what it must be a multiple of.
+def _predicted_bound(context: SizingContext) -> tuple[Decision[int], int]:
+    """Return the largest micro-batch predicted to fit, and the number that it must be a multiple of.
 
     Raises PlanError, with figures, where none fits.
     """
-    if situation.way.predict is None:
+    config = context.config
+    if context.predict is None:
         raise PlanError(
             "there is no model to predict the memory of",
-            why=f"{situation.config.model} is known by name only",
+            why=f"{config.model} is known by name only",
             todo="set CONFIG_AUTO_METHOD_TABLE=y",
         )
-    share, step = max(1, situation.config.target // situation.world), situation.norm_batch or 1
+    share = max(1, config.target // context.world)
 
     def memory_of(micro_batch: int) -> Memory:
-        memory = situation.memory(micro_batch, accumulates=micro_batch < share)
+        memory = context.memory(micro_batch, accumulates=micro_batch < share)
         assert memory is not None
         return memory
 
-    step, refusal = smallest_accepted(memory_of, share=share, step=step)
-    most, enough = share, ", the whole share of a device"
-    scale = situation.config.table_scale
-    if situation.placement.device.value == "cpu" and scale is not None:
+    step, refusal = smallest_accepted(memory_of, share=share, step=context.norm_batch or 1)
+    limit, at_limit = share, "; the whole share of a device fits"
+    if context.step.device == "cpu" and config.table_scale is not None:
         # On a CPU caches, not memory, decide the speed: ResNets were slower with all that fits.
-        most, enough = min(share, cpu_table_batch(scale=scale)), ", and more is no faster on a processor"
+        limit, at_limit = (
+            min(share, cpu_table_batch(scale=config.table_scale)),
+            "; larger is no faster on CPUs",
+        )
     # A share that is no multiple of NORM_BATCH is refused later, with suggestions.
-    most = max(step, most - most % step)
-    bound = largest_fitting(memory_of, most=most, step=step)
+    limit = max(step, limit - limit % step)
+    bound = largest_fitting(memory_of, limit=limit, step=step)
     if not bound:
-        memory, trial = memory_of(step), situation.trial(step, accumulates=step < share)
+        memory = memory_of(step)
         raise NoRoomError(
-            f"{situation.config.model} does not fit on {situation.placement.name}",
-            why=f"a micro-batch of {step} is predicted to need {told(memory)}",
-            todo=ways_to_fit(
-                situation.config,
-                situation.placement,
-                memory,
-                norm_batch=situation.norm_batch,
-                precision=situation.way.precision,
-            ),
-            trial=trial,
+            f"{config.model} does not fit on {context.placement.name}",
+            why=f"a micro-batch of {step} is predicted to need {format_need(memory)}",
+            todo=memory_remedies(config, context.placement, memory, context.step),
+            step=replace(context.step, micro_batch=step, accumulates=step < share),
             memory=memory,
         )
-    fit = f"{bound} fit{enough if bound == most else ''}: predicted to need {told(memory_of(bound))}"
-    unmeasured = (
-        "nothing was measured here yet (make probe); " if situation.config.auto_method == "probe" else ""
-    )
-    return Decision(bound, unmeasured + fit + refusal), step
+    unmeasured = "nothing was measured here yet (make probe); " if config.auto_method == "probe" else ""
+    fit = f"{bound} is predicted to need {format_need(memory_of(bound))}"
+    return Decision(bound, f"{unmeasured}{fit}{at_limit if bound == limit else ''}{refusal}"), step
 
 
-def _strict(situation: Situation) -> Sizes:
-    bound = table_bound(situation.config, situation.placement, compiled=situation.way.compile)
-    batch, target = bound.value, situation.config.target
-    if situation.norm_batch and batch % situation.norm_batch:
+def _strict(context: SizingContext) -> Candidate:
+    bound = table_bound(context.config, context.placement, compiled=context.step.compile)
+    batch, target = bound.value, context.config.target
+    if context.norm_batch and batch % context.norm_batch:
         raise PlanError(
             f"CONFIG_BATCH_TABLE_STRICT=y gives micro-batches of {batch}, "
-            f"no multiple of CONFIG_NORM_BATCH={situation.norm_batch}",
+            f"no multiple of CONFIG_NORM_BATCH={context.norm_batch}",
             why=bound.reason,
             todo="set CONFIG_NORM_BATCH=0 (not portable), or CONFIG_BATCH_TABLE_STRICT=n",
         )
-    split = Split.of(batch * max(1, target // (batch * situation.world)), micro_batch=batch)
-    _check_data(situation, split.samples * situation.world, todo="set CONFIG_BATCH_TABLE_STRICT=n")
-    return _sizes(situation, split, target=target, why_micro_batch=f"{bound.reason}, as it is")
+    split = Split.of(batch * max(1, target // (batch * context.world)), micro_batch=batch)
+    _check_data(context, split, todo="set CONFIG_BATCH_TABLE_STRICT=n")
+    return _sizes(context, split, why_micro_batch=f"{bound.reason}, whatever the target")
 
 
-def _manual(situation: Situation) -> Sizes:
-    batch, accumulation = situation.config.batch_size, situation.config.gradient_accumulation
+def _manual(context: SizingContext) -> Candidate:
+    config, norm_batch = context.config, context.norm_batch
+    batch, accumulation = config.batch_size, config.gradient_accumulation
     if batch is None:
         raise PlanError("CONFIG_HYPER_PARAM_MANUAL=y without a batch size", todo="set CONFIG_BATCH_SIZE")
-    if situation.norm_batch and batch % situation.norm_batch:
-        multiple = -(-batch // situation.norm_batch) * situation.norm_batch
+    if norm_batch and batch % norm_batch:
         raise PlanError(
-            f"CONFIG_BATCH_SIZE={batch} is no multiple of CONFIG_NORM_BATCH={situation.norm_batch}",
-            todo=f"set it to {multiple}, or CONFIG_NORM_BATCH to "
+            f"CONFIG_BATCH_SIZE={batch} is no multiple of CONFIG_NORM_BATCH={norm_batch}",
+            todo=f"set it to {-(-batch // norm_batch) * norm_batch}, or CONFIG_NORM_BATCH to "
             f"a divisor of {batch}, or to 0 for plain batch normalisation, which is not portable",
         )
-    why_micro_batch = f"CONFIG_BATCH_SIZE={batch}, set by hand"
+    why = f"CONFIG_BATCH_SIZE={batch}, set by hand"
     if accumulation:
         split = Split.of(batch * accumulation, micro_batch=batch)
-        _check_manual_product(situation, split)
-        return _sizes(
-            situation, split, target=split.samples * situation.world, why_micro_batch=why_micro_batch
+        _check_manual_product(context, split)
+        return _sizes(context, split, target=split.samples * context.world, why_micro_batch=why)
+    only = context.why_divisor_only
+    impossible = f"CONFIG_BATCH_SIZE={batch} is more than that"
+    if batch * context.world <= config.target:
+        impossible = (
+            f"CONFIG_BATCH_SIZE={batch} does not divide it, and {only} needs micro-batches of one size"
         )
-
-    def cut(per_device: int) -> Split | None:
-        return split_by(per_device, micro_batch=batch, divisor_only=situation.divisor_only)
-
-    why_not = f"CONFIG_BATCH_SIZE={batch} is more than that"
-    if batch * situation.world <= situation.config.target:
-        why_not = (
-            f"CONFIG_BATCH_SIZE={batch} does not divide it, and {situation.why_divisor_only} "
-            "needs micro-batches of one size"
-        )
-    split = _cut_target(situation, cut, why_not=why_not)
-    return _sizes(situation, split, target=situation.config.target, why_micro_batch=why_micro_batch)
+    split_share = partial(split_by, micro_batch=batch, divisor_only=bool(only))
+    split = _split_target(context, split_share, impossible=impossible)
+    return _sizes(context, split, why_micro_batch=why)
 
 
-def _check_manual_product(situation: Situation, split: Split) -> None:
-    world, target = situation.world, situation.config.target_effective_batch
+def _check_manual_product(context: SizingContext, split: Split) -> None:
+    world, target = context.world, context.config.target_effective_batch
     effective = split.samples * world
     if target and target != effective:
         raise PlanError(
@@ -269,60 +280,64 @@ def _check_manual_product(situation: Situation, split: Split) -> None:
             f"CONFIG_GRADIENT_ACCUMULATION={split.accumulation} x {world} device(s) = {effective}",
             todo="make them agree, or set CONFIG_GRADIENT_ACCUMULATION or CONFIG_TARGET_EFFECTIVE_BATCH to 0",
         )
-    _check_data(situation, effective, todo="lower CONFIG_GRADIENT_ACCUMULATION or CONFIG_BATCH_SIZE")
+    _check_data(context, split, todo="lower CONFIG_GRADIENT_ACCUMULATION or CONFIG_BATCH_SIZE")
 
 
-def _cut_target(situation: Situation, cut: Callable[[int], Split | None], *, why_not: str) -> Split:
-    """Split the target. Raises PlanError with the nearest targets that can be split."""
+def _split_target(
+    context: SizingContext, split_share: Callable[[int], Split | None], *, impossible: str
+) -> Split:
+    """Split each device's share of the target.
 
-    def works(per_device: int) -> bool:
-        return cut(per_device) is not None
-
-    world, norm_batch, target = situation.world, situation.norm_batch, situation.config.target
+    impossible: why `split_share` returns None. Raises PlanError with the nearest targets that can be split.
+    """
+    world, norm_batch, target = context.world, context.norm_batch, context.config.target
     per_device, rest = divmod(target, world)
     share = f"a device's share of it is {per_device}" if world > 1 else f"it is {per_device}"
     split = None
-    if _exceeds_data(situation, target):
-        why = f"there are only {situation.facts.train_size} training samples"
+    if too_large := _exceeds_data(context, target):
+        why = too_large
     elif rest:
-        why = f"it cannot be shared by {world} {situation.sharers} evenly"
+        why = f"{world} {context.replica_noun} cannot share it evenly"
     elif norm_batch and per_device < norm_batch:
         why = f"{share}, less than CONFIG_NORM_BATCH={norm_batch}"
     elif norm_batch and per_device % norm_batch:
         why = f"{share}, no multiple of CONFIG_NORM_BATCH={norm_batch}"
     else:
-        split, why = cut(per_device), f"{share}, but {why_not}"
-    if split is None:
-        raise PlanError(_cannot(target), why=why, todo=_offers(situation, target, works=works))
-    return split
+        split, why = split_share(per_device), f"{share}, but {impossible}"
+    if split is not None:
+        return split
+    size = context.facts.train_size
+    targets = nearest_targets(
+        target,
+        world=world,
+        works=lambda per_device: split_share(per_device) is not None,
+        largest=LARGEST_TARGET if size is None else size,
+    )
+    todo = "the nearest that can: CONFIG_TARGET_EFFECTIVE_BATCH=" + " or ".join(map(str, targets))
+    if not targets:
+        todo = "no effective batch can be: use fewer devices, smaller batches or more training samples"
+    raise PlanError(_cannot(target), why=why, todo=todo)
 
 
-def _check_data(situation: Situation, effective: int, *, todo: str) -> None:
-    if _exceeds_data(situation, effective):
-        why = f"there are only {situation.facts.train_size} training samples"
+def _check_data(context: SizingContext, split: Split, *, todo: str) -> None:
+    effective = split.samples * context.world
+    if why := _exceeds_data(context, effective):
         raise PlanError(_cannot(effective), why=why, todo=todo)
 
 
-def _exceeds_data(situation: Situation, effective: int) -> bool:
-    return situation.facts.train_size is not None and effective > situation.facts.train_size
+def _exceeds_data(context: SizingContext, effective: int) -> str:
+    size = context.facts.train_size
+    return f"there are only {size} training samples" if size is not None and effective > size else ""
 
 
 def _cannot(effective: int) -> str:
     return f"an effective batch of {effective} cannot be planned"
 
 
-def _offers(situation: Situation, target: int, *, works: Callable[[int], bool]) -> str:
-    size = situation.facts.train_size
-    largest = LARGEST_TARGET if size is None else size
-    offers = nearest_targets(target, world=situation.world, works=works, largest=largest)
-    if not offers:
-        return "no effective batch can be: use fewer devices, smaller batches or more training samples"
-    return "the nearest that can: CONFIG_TARGET_EFFECTIVE_BATCH=" + " or ".join(map(str, offers))
-
-
-def _fitting(situation: Situation, split: Split, *, bound: int) -> str:
-    per_device = situation.config.target // situation.world
-    micro_batch, norm_batch = split.micro_batch, situation.norm_batch
+def _relation(context: SizingContext, split: Split, *, bound: int) -> str:
+    """Explain how the micro-batch follows from `bound`, the most that fits, and from a device's share."""
+    per_device = context.config.target // context.world
+    micro_batch, norm_batch = split.micro_batch, context.norm_batch
     if split.last_micro_batch < micro_batch:
         return f"; no divisor of {per_device} comes near, so the last micro-batch is smaller"
     if micro_batch == per_device < bound:
@@ -330,29 +345,31 @@ def _fitting(situation: Situation, split: Split, *, bound: int) -> str:
     if micro_batch < bound:
         multiple = f" and multiple of NORM_BATCH = {norm_batch}" if norm_batch else ""
         return f"; the largest divisor of {per_device}{multiple} is {micro_batch}"
-    return f", a divisor of {per_device}"
+    return f"; divides {per_device}"
 
 
-def _sizes(situation: Situation, split: Split, *, target: int, why_micro_batch: str) -> Sizes:
-    effective = split.samples * situation.world
+def _sizes(
+    context: SizingContext, split: Split, *, target: int | None = None, why_micro_batch: str
+) -> Candidate:
+    target = context.config.target if target is None else target
+    effective = split.samples * context.world
     ragged = split.last_micro_batch < split.micro_batch
-    full = split.accumulation - ragged
-    cut = f"{full} x {split.micro_batch}" + (f" + {split.last_micro_batch}" if ragged else "")
+    sizes = f"{split.accumulation - ragged} x {split.micro_batch}"
+    sizes += f" + {split.last_micro_batch}" if ragged else ""
     missed = (
-        "as asked" if effective == target else f"MISSES the target of {target} by {effective - target:+d}"
+        "as requested" if effective == target else f"MISSES the target of {target} by {effective - target:+d}"
     )
-    sharers = "device(s)" if situation.sharers == "devices" else "pair(s) of devices"
+    replica_noun = "device(s)" if context.replica_noun == "devices" else "pair(s) of devices"
+    if ragged:  # the prediction raises where the model refuses this size
+        context.memory(split.last_micro_batch, accumulates=True)
+    memory = context.memory(split.micro_batch, accumulates=split.accumulation > 1)
     reasons = {
         "micro_batch": why_micro_batch,
-        "accumulation": f"{cut} = {split.samples} samples per device and optimizer step",
+        "accumulation": f"{sizes} = {split.samples} samples per device and optimizer step",
         "last_micro_batch": "what remains; every sample weighs the same" if ragged else "all are of one size",
-        "effective_batch": f"{split.samples} on each of {situation.world} {sharers}, {missed}",
-        "target": why_target(situation.config),
-        "norm_batch": why_norm_batch(situation.config, situation.facts),
+        "effective_batch": f"{split.samples} on each of {context.world} {replica_noun}, {missed}",
+        "target": why_target(context.config),
+        "norm_batch": why_norm_batch(context.config, context.facts),
+        "memory": why_memory(memory, context.probed) + offload_note(context.config, context.placement),
     }
-    if ragged:  # the prediction raises where the model refuses this size
-        situation.memory(split.last_micro_batch, accumulates=True)
-    memory = situation.memory(split.micro_batch, accumulates=split.accumulation > 1)
-    told_memory = why_memory(memory, situation.way.probed)
-    reasons["memory"] = told_memory + offload_note(situation.config, situation.placement)
-    return Sizes(split=split, target=target, norm_batch=situation.norm_batch, memory=memory, reasons=reasons)
+    return Candidate(context=context, split=split, target=target, memory=memory, reasons=reasons)

@@ -2,282 +2,239 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 
 from lib.errors import PlanError
-from lib.plan.asked import Asked, Decision
-from lib.plan.assumed import MOST_DEVICES
+from lib.plan.config_view import ConfigView, Decision
 from lib.plan.fitting import NoRoomError, predicted
 from lib.plan.gpus import find_gpu
+from lib.plan.named_hardware import MAX_DEVICES
 from lib.plan.placement import NAMES, Placement
-from lib.plan.reasons import norm_batch_remedy, told, why_memory
+from lib.plan.reasons import format_need, norm_batch_remedy, why_memory
 from lib.plan.roofline import FLOP_SHARES, SHORT_SECONDS, StepWork, peak_flop_per_second, step_seconds
 from lib.plan.sharding import held, layouts, split_over
-from lib.plan.sizing import Situation, Sizes, Way, choose_sizes
-from lib.plan.traffic import ELEMENT_BYTES, exposed_seconds, links_of, traffic_seconds
-from lib.plan.types import ON_XLA, OWN_MEMORY, SHARDS_WEIGHTS, Layout, ModelFacts
+from lib.plan.sizing import Candidate, SizingContext, choose_sizes
+from lib.plan.traffic import ELEMENT_BYTES, exposed_seconds, traffic_seconds
+from lib.plan.types import OWN_MEMORY, SHARDS_WEIGHTS, STATIC_SHAPES, Layout, ModelFacts
 from lib.units import GB, bytes_text
 
 TIE = 1.02  # relative tolerance for a tie: the estimates are no more accurate
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Candidate:
-    """One parallelism strategy at its best sizes.
+def choose_strategy(context: SizingContext) -> tuple[Candidate, tuple[Candidate, ...]]:
+    """Choose the parallelism strategy; return the chosen candidate, and all candidates with their verdicts.
 
-    sizes:   None where it is not possible.
-    seconds: fastest and slowest estimate of an optimizer step; None where it cannot be estimated.
-    why_not: why it is not possible; nearest: the smallest change found that would make it so. "" otherwise.
+    `context` has the layout of the simplest strategy. The chosen candidate also has the reasons for the
+    plan's `strategy` and `shard`. Raises PlanError where none, or not the requested one, is possible.
     """
-
-    way: Way
-    sizes: Sizes | None = None
-    seconds: tuple[float, float] | None = None
-    why_not: str = ""
-    nearest: str = ""
-    error: PlanError | None = None
-
-    @property
-    def layout(self) -> Layout:
-        """Layout over processes."""
-        return self.way.layout
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Choice:
-    """The chosen strategy, and every candidate with its verdict."""
-
-    taken: Candidate
-    sizes: Sizes
-    reason: str
-    verdicts: tuple[tuple[Candidate, str], ...]
-
-
-def choose_strategy(config: Asked, facts: ModelFacts, placement: Placement, way: Way) -> Choice:
-    """Choose the parallelism strategy. Raises PlanError where none, or not the requested one, is possible."""
-    world = placement.world.value
-    _check_running_statistics(config, facts, placement)
-    first, *others = (_way_of(way, layout) for layout in _layouts(config, facts, world))
-    simplest = _candidate(first, config, facts, placement)
-    if world == 1:
-        return _only(simplest, config)
+    config, devices = context.config, context.placement.world.value
+    _check_running_statistics(context)
+    simplest = _candidate(context)
+    if devices == 1:
+        return _only(simplest)
+    others = [_with_layout(context, layout) for layout in _other_layouts(context)]
     # Where no other strategy can be faster, the others get its batch: a search for each takes long.
-    like = simplest if _cannot_be_beaten(simplest, facts, placement) else None
-    candidates = [
-        simplest,
-        *(
-            # Each process of a split takes the samples of two devices.
-            _candidate(
-                other, config, facts, placement, like=like if other.layout.strategy != "split" else None
-            )
-            for other in others
-        ),
-    ]
-    wanted = config.dist_strategy
-    if like is not None and wanted not in ("auto", "ddp"):
-        candidates = [
-            _candidate(each.way, config, facts, placement) if each.layout.strategy == wanted else each
-            for each in candidates
-        ]
-    allowed = [each for each in candidates if wanted in ("auto", each.layout.strategy)]
-    possible = [each for each in allowed if each.sizes is not None]
+    like = simplest if _cannot_be_beaten(simplest) else None
+    candidates = [simplest]
+    for other in others:
+        # Each process of a split takes the samples of two devices.
+        own = other.layout.strategy in ("split", config.dist_strategy)
+        candidates.append(_candidate(other, like=None if own else like))
+    requested = config.dist_strategy
+    allowed = [each for each in candidates if requested in ("auto", each.layout.strategy)]
+    possible = [each for each in allowed if each.split is not None]
     if not possible:
-        raise _refusal(allowed, candidates, wanted=wanted, world=world)
-    taken = _best([each for each in possible if _fits(each)] or possible[:1])
-    reason = f"CONFIG_DIST_STRATEGY_{wanted.upper()}=y" if wanted != "auto" else _why(taken, candidates)
-    assert taken.sizes is not None
-    verdicts = tuple((each, _verdict(each, taken, wanted=wanted)) for each in candidates)
-    return Choice(taken=taken, sizes=taken.sizes, reason=reason, verdicts=verdicts)
+        raise _refusal(allowed, candidates, requested=requested, world=devices)
+    chosen = _best([each for each in possible if each.fits] or possible[:1])
+    reason = (
+        f"CONFIG_DIST_STRATEGY_{requested.upper()}=y" if requested != "auto" else _why(chosen, candidates)
+    )
+    verdicts = tuple(
+        replace(each, verdict=_verdict(each, chosen, requested=requested)) for each in candidates
+    )
+    return _with_reasons(chosen, reason), verdicts
 
 
-def why_shard(layout: Layout) -> str:
-    """Explain `Plan.shard` in one sentence."""
+def _with_reasons(chosen: Candidate, reason: str) -> Candidate:
+    return replace(chosen, reasons={**chosen.reasons, "strategy": reason, "shard": _why_shard(chosen.layout)})
+
+
+def _why_shard(layout: Layout) -> str:
     if layout.shard == 1:
         return f"each process has all weights{' on its two devices' if layout.strategy == 'split' else ''}"
     copies = layout.world // layout.shard
     return f"{layout.shard} processes hold one copy together" + (f", {copies} copies" if copies > 1 else "")
 
 
-def _check_running_statistics(config: Asked, facts: ModelFacts, placement: Placement) -> None:
-    several = placement.device.value == "xla" and placement.world.value > 1
-    if several and facts.has_batchnorm and not config.norm_batch:
+def _check_running_statistics(context: SizingContext) -> None:
+    several = context.step.device == "xla" and context.placement.world.value > 1
+    if several and context.facts.has_batchnorm and not context.config.norm_batch:
         raise PlanError(
             "CONFIG_NORM_BATCH=0 cannot be honoured on several XLA devices",
             why="each would keep running statistics of its own",
-            todo=f"set {norm_batch_remedy(config)}, or CONFIG_NUM_DEVICES=1",
+            todo=f"set {norm_batch_remedy(context.config)}, or CONFIG_NUM_DEVICES=1",
         )
 
 
-def _only(candidate: Candidate, config: Asked) -> Choice:
-    if candidate.sizes is None:
-        assert candidate.error is not None
+def _only(candidate: Candidate) -> tuple[Candidate, tuple[Candidate, ...]]:
+    if candidate.error is not None:
         raise candidate.error
-    reason = "one device"
-    if config.dist_strategy not in ("auto", "single"):
-        reason += f", so that CONFIG_DIST_STRATEGY_{config.dist_strategy.upper()}=y has nothing to spread"
-    return Choice(taken=candidate, sizes=candidate.sizes, reason=reason, verdicts=((candidate, "taken"),))
+    reason, requested = "one device", candidate.context.config.dist_strategy
+    if requested not in ("auto", "single"):
+        reason += f", so that CONFIG_DIST_STRATEGY_{requested.upper()}=y has no effect"
+    return _with_reasons(candidate, reason), (replace(candidate, verdict="chosen"),)
 
 
-def _layouts(config: Asked, facts: ModelFacts, devices: int) -> Iterator[Layout]:
-    yield from layouts(devices)
-    if devices > 1 and (facts.branches is not None or config.dist_strategy == "split"):
-        yield split_over(devices)
+def _other_layouts(context: SizingContext) -> list[Layout]:
+    devices = context.placement.world.value
+    _, *others = layouts(devices)
+    if context.facts.branches is not None or context.config.dist_strategy == "split":
+        others.append(split_over(devices))
+    return others
 
 
-def _way_of(way: Way, layout: Layout) -> Way:
-    return replace(way, layout=layout, compile=way.compile and layout.strategy not in SHARDS_WEIGHTS)
+def _with_layout(context: SizingContext, layout: Layout) -> SizingContext:
+    compiled = context.step.compile and layout.strategy not in SHARDS_WEIGHTS
+    return replace(context, step=replace(context.step, layout=layout, compile=compiled))
 
 
-def _candidate(
-    way: Way, config: Asked, facts: ModelFacts, placement: Placement, *, like: Candidate | None = None
-) -> Candidate:
-    """Evaluate `way`, with the sizes of `like` or the best of its own."""
-    obstacle = _obstacle(config, facts, placement, way)
+def _candidate(context: SizingContext, *, like: Candidate | None = None) -> Candidate:
+    """Evaluate a strategy, with the sizes of `like` or the best of its own."""
+    obstacle = _obstacle(context)
     if obstacle is not None:
-        return Candidate(way=way, why_not=obstacle.value, nearest=obstacle.reason)
-    # The batch is shared by processes.
-    placement = replace(placement, world=replace(placement.world, value=way.layout.world))
+        return Candidate(context=context, why_not=obstacle.value, nearest=obstacle.reason)
     try:
-        if like is None or like.sizes is None:
-            sizes = choose_sizes(config, facts, placement, way)
-        else:
-            sizes = _same_sizes(like.sizes, config, facts, placement, way)
+        found = choose_sizes(context) if like is None else _same_sizes(like, context)
     except NoRoomError as error:
-        why_not = f"needs {told(error.memory)} at a micro-batch of {error.trial.micro_batch}"
+        why_not = f"needs {format_need(error.memory)} at a micro-batch of {error.step.micro_batch}"
         frozen = error.memory.parts.get("frozen models", 0)
-        if frozen and way.layout.strategy != "split":
+        if frozen and context.layout.strategy != "split":
             why_not += f", {bytes_text(frozen)} of it for frozen models, whole on each device"
-        nearest = _nearest(error, config, way, placement)
-        return Candidate(way=way, why_not=why_not, nearest=nearest, error=error)
+        return Candidate(context=context, why_not=why_not, nearest=_nearest(error, context), error=error)
     except PlanError as error:
-        return Candidate(way=way, why_not=error.why, nearest=error.todo, error=error)
-    return Candidate(way=way, sizes=sizes, seconds=_seconds(sizes, facts, placement, way))
+        return Candidate(context=context, why_not=error.why, nearest=error.todo, error=error)
+    return replace(found, seconds=_seconds(found))
 
 
-def _same_sizes(sizes: Sizes, config: Asked, facts: ModelFacts, placement: Placement, way: Way) -> Sizes:
-    """Return `sizes` with the memory that they need in `way`."""
-    situation = Situation(
-        config=config, facts=facts, placement=placement, way=way, norm_batch=sizes.norm_batch
-    )
-    memory = situation.memory(sizes.split.micro_batch, accumulates=sizes.split.accumulation > 1)
-    return replace(sizes, memory=memory, reasons={**sizes.reasons, "memory": why_memory(memory, way.probed)})
+def _same_sizes(like: Candidate, context: SizingContext) -> Candidate:
+    """Return the sizes of `like` with the memory that they need in `context`."""
+    assert like.split is not None
+    memory = context.memory(like.split.micro_batch, accumulates=like.split.accumulation > 1)
+    reasons = {**like.reasons, "memory": why_memory(memory, context.probed)}
+    return replace(like, context=context, memory=memory, reasons=reasons)
 
 
-def _cannot_be_beaten(candidate: Candidate, facts: ModelFacts, placement: Placement) -> bool:
+def _cannot_be_beaten(candidate: Candidate) -> bool:
     """True if it fits and takes no longer than its arithmetic, or if no time can be estimated."""
-    if candidate.sizes is None or not _fits(candidate):
+    if candidate.split is None or not candidate.fits:
         return False
-    gpu = find_gpu(placement.name)
+    facts, gpu = candidate.context.facts, find_gpu(candidate.context.placement.name)
     if candidate.seconds is None or gpu is None or facts.flop_per_sample is None:
         return True
     per_sample = facts.flop_per_sample + sum(branch.flop_per_sample for branch in facts.branches or ())
-    flop = per_sample * candidate.sizes.split.samples
-    least = flop / (FLOP_SHARES[1] * peak_flop_per_second(gpu, precision=candidate.way.precision))
-    return _as_fast(candidate.seconds[0], least)
+    peak = peak_flop_per_second(gpu, precision=candidate.context.step.precision)
+    return _as_fast(candidate.seconds[0], per_sample * candidate.split.samples / (FLOP_SHARES[1] * peak))
 
 
-def _obstacle(config: Asked, facts: ModelFacts, placement: Placement, way: Way) -> Decision[str] | None:
-    """Return why `way` is impossible regardless of memory, and the setting that allows it; else None."""
-    layout = way.layout
+def _obstacle(context: SizingContext) -> Decision[str] | None:
+    """Return why a strategy is impossible regardless of memory, and the setting that allows it; else None."""
+    config, facts, step, layout = context.config, context.facts, context.step, context.layout
     if layout.strategy in ("single", "ddp"):
         return None
     if layout.strategy == "split":
-        return _obstacle_to_split(config, facts, placement)
-    if placement.device.value in ON_XLA:
-        return Decision(f"{NAMES[placement.device.value]} hold copies", "other devices")
+        return _obstacle_to_split(config, facts, context.placement)
+    if step.device in STATIC_SHAPES:
+        return Decision(f"{NAMES[step.device]} hold replicas only", "other devices")
     if facts.units is None:
         return Decision("the shapes of the weights are not known", "plan with the model itself")
     if config.optimizer == "muon":
         return Decision("Muon works on whole matrices", "another optimizer (not the same mathematics)")
     if config.optimizer == "adam_atan2":
-        return Decision("Adam-atan2 knows no parts", "another optimizer (not the same mathematics)")
+        return Decision(
+            "Adam-atan2 works on whole parameters", "another optimizer (not the same mathematics)"
+        )
     if layout.strategy == "zero1":
         return None
     if config.grad_checkpoint is None:
-        return Decision(f"{config.model} is no chain of blocks", "another model")
+        return Decision(f"{config.model} is no sequence of blocks", "another model")
     if config.activation_offload:
         return Decision("activations are offloaded", "CONFIG_ACTIVATION_OFFLOAD=n")
     shapes = [weight.shape for unit in facts.units for weight in unit]
-    if way.precision == "fp16":
-        return Decision("no loss scaling for gradients in parts", "CONFIG_PRECISION_BF16=y or _FP32=y")
-    if way.channels_last and any(len(shape) == 4 for shape in shapes):
-        return Decision("filters in channels-last order cannot be cut", "CONFIG_CHANNELS_LAST=n")
+    if step.precision == "fp16":
+        return Decision("no loss scaling for sharded gradients", "CONFIG_PRECISION_BF16=y or _FP32=y")
+    if step.channels_last and any(len(shape) == 4 for shape in shapes):
+        return Decision("filters in channels-last order cannot be sharded", "CONFIG_CHANNELS_LAST=n")
     if facts.has_batchnorm and not config.norm_batch:
-        return Decision("plain batch normalisation needs whole copies", norm_batch_remedy(config))
+        return Decision("plain batch normalisation needs whole replicas", norm_batch_remedy(config))
     if () in shapes:
-        return Decision("a weight without dimensions cannot be cut", "a model whose weights have some")
+        return Decision("a weight without dimensions cannot be sharded", "a model whose weights have some")
     if config.compile == "manual" and config.compile_model:
-        return Decision("compiled models are not cut", "CONFIG_COMPILE_MODEL=n")
+        return Decision("compiled models are not sharded", "CONFIG_COMPILE_MODEL=n")
     return None
 
 
-def _obstacle_to_split(config: Asked, facts: ModelFacts, placement: Placement) -> Decision[str] | None:
+def _obstacle_to_split(config: ConfigView, facts: ModelFacts, placement: Placement) -> Decision[str] | None:
     devices = placement.world.value
     if facts.branches is None:
         return Decision(f"{config.model} has no two frozen models", "a model that has")
     if placement.device.value not in OWN_MEMORY:
-        return Decision("no two devices are there to split for", "two GPUs")
+        return Decision("a split is for devices with memory of their own", "two GPUs")
     if devices % 2:
         return Decision(f"{devices} devices are not pairs", f"CONFIG_NUM_DEVICES={devices - 1}")
     if config.dist_nnodes != "1":
-        return Decision("machines meet with a process for each device", "CONFIG_DIST_NNODES=1")
+        return Decision("several nodes need a process for each device", "CONFIG_DIST_NNODES=1")
     return None
 
 
-def _nearest(error: NoRoomError, config: Asked, way: Way, placement: Placement) -> str:
+def _nearest(error: NoRoomError, context: SizingContext) -> str:
     """Return the smaller of two changes: more devices of the same kind, or more free memory on each."""
+    strategy, world = context.layout.strategy, 2 * context.world
     more = f"{(error.memory.need_bytes - error.memory.usable_bytes) / GB:.2f} GB more on each device"
-    if way.predict is None or way.layout.strategy not in {"zero1", *SHARDS_WEIGHTS}:
+    if context.predict is None or strategy not in {"zero1", *SHARDS_WEIGHTS}:
         return more
-    world = 2 * way.layout.world
     # Only numbers of devices that divide the effective batch.
-    while world <= MOST_DEVICES and config.target % world == 0:
-        larger = next((each for each in layouts(world) if each.strategy == way.layout.strategy), None)
-        trial = replace(error.trial, layout=larger)
-        if larger and predicted(trial, way.predict, free_bytes=placement.free_bytes).fits:
+    while world <= MAX_DEVICES and context.config.target % world == 0:
+        larger = next((each for each in layouts(world) if each.strategy == strategy), None)
+        step = replace(error.step, layout=larger)
+        if larger and predicted(step, context.predict, free_bytes=context.placement.free_bytes).fits:
             return f"{world} devices, or {more}"
         world *= 2
     return more
 
 
-def _seconds(sizes: Sizes, facts: ModelFacts, placement: Placement, way: Way) -> tuple[float, float] | None:
-    layout = way.layout
-    gpu = find_gpu(placement.name) if placement.device.value != "cpu" else None
-    if gpu is None or facts.flop_per_sample is None or facts.units is None or sizes.memory is None:
+def _seconds(candidate: Candidate) -> tuple[float, float] | None:
+    context, layout, split = candidate.context, candidate.layout, candidate.split
+    facts, memory = context.facts, candidate.memory
+    gpu = find_gpu(context.placement.name) if context.step.device != "cpu" else None
+    if gpu is None or facts.flop_per_sample is None or facts.units is None or memory is None:
         return None
+    assert split is not None
     whole = held(facts.units, Layout(strategy="single", world=1, shard=1))
-    accumulation, samples = sizes.split.accumulation, sizes.split.samples
     trained = StepWork(
-        flop=facts.flop_per_sample * samples,
-        accumulation=accumulation,
+        flop=facts.flop_per_sample * split.samples,
+        accumulation=split.accumulation,
         weight_bytes=ELEMENT_BYTES * whole.parameters,
         gradient_bytes=ELEMENT_BYTES * whole.gradients,
-        optimizer_bytes=sizes.memory.parts.get("optimizer", 0),
-        activation_bytes=sizes.memory.parts.get("activations", 0) * accumulation,
+        optimizer_bytes=memory.parts.get("optimizer", 0),
+        activation_bytes=memory.parts.get("activations", 0) * split.accumulation,
     )
+    frozen_bytes = 4 if context.step.precision == "fp32" else 2  # frozen weights are in the products' type
     times = step_seconds(
         trained,
         [
-            # Frozen weights are in the precision of products.
-            (branch.flop_per_sample * samples, branch.parameters * (4 if way.precision == "fp32" else 2))
+            (branch.flop_per_sample * split.samples, branch.parameters * frozen_bytes)
             for branch in facts.branches or ()
         ],
-        at_once=layout.strategy == "split",
+        concurrent=layout.strategy == "split",
         gpu=gpu,
-        precision=way.precision,
+        precision=context.step.precision,
     )
     if layout.world == 1:
         return times
-    traffic = traffic_seconds(facts.units, layout, links_of(gpu), accumulation=accumulation)
+    traffic = traffic_seconds(facts.units, layout, gpu, accumulation=split.accumulation)
     fastest, slowest = (seconds + exposed_seconds(traffic, compute=seconds) for seconds in times)
     return fastest, slowest
-
-
-def _fits(candidate: Candidate) -> bool:
-    """True unless a batch set by hand, or by the table, needs more memory than there is."""
-    memory = candidate.sizes.memory if candidate.sizes is not None else None
-    return memory is None or memory.fits
 
 
 def _best(possible: Sequence[Candidate]) -> Candidate:
@@ -292,50 +249,48 @@ def _as_fast(seconds: float, fastest: float) -> bool:
     return seconds <= max(TIE * fastest, SHORT_SECONDS)
 
 
-def _why(taken: Candidate, candidates: Sequence[Candidate]) -> str:
-    before = candidates[: candidates.index(taken)]
-    reason = "the simplest that fits" if taken.seconds is None else "the simplest of the fastest, by estimate"
-    return "; ".join(
-        [reason, *(f"{each.layout.strategy} {_verdict(each, taken, wanted='auto')}" for each in before)]
+def _why(chosen: Candidate, candidates: Sequence[Candidate]) -> str:
+    simpler = candidates[: candidates.index(chosen)]
+    reason = (
+        "the simplest that fits" if chosen.seconds is None else "the simplest of the fastest, by estimate"
     )
+    verdicts = (f"{each.layout.strategy} {_verdict(each, chosen, requested='auto')}" for each in simpler)
+    return "; ".join([reason, *verdicts])
 
 
-def _verdict(candidate: Candidate, taken: Candidate, *, wanted: str) -> str:
-    if candidate is taken:
-        return "taken"
-    if candidate.sizes is None:
-        would_do = f"; would do with {candidate.nearest}" if candidate.nearest else ""
-        return candidate.why_not + would_do
-    if not _fits(candidate):
-        assert candidate.sizes.memory is not None
-        return f"needs {told(candidate.sizes.memory)} at that batch"
-    if wanted != "auto":
-        return f"not asked for (CONFIG_DIST_STRATEGY_{wanted.upper()}=y)"
-    if candidate.seconds is None or taken.seconds is None:
+def _verdict(candidate: Candidate, chosen: Candidate, *, requested: str) -> str:
+    if candidate is chosen:
+        return "chosen"
+    if candidate.split is None:
+        return candidate.why_not + (f"; possible with {candidate.nearest}" if candidate.nearest else "")
+    if not candidate.fits:
+        assert candidate.memory is not None
+        return f"needs {format_need(candidate.memory)} at that batch"
+    if requested != "auto":
+        return f"not requested (CONFIG_DIST_STRATEGY_{requested.upper()}=y)"
+    if candidate.seconds is None or chosen.seconds is None:
         return "fits, but is less simple"
-    if _as_fast(candidate.seconds[0], taken.seconds[0]):
+    if _as_fast(candidate.seconds[0], chosen.seconds[0]):
         return "no faster, and less simple"
-    return f"estimated to take {candidate.seconds[0] / taken.seconds[0]:.2f} times as long"
+    return f"estimated to take {candidate.seconds[0] / chosen.seconds[0]:.2f} times as long"
 
 
 def _refusal(
-    allowed: Sequence[Candidate], candidates: Sequence[Candidate], *, wanted: str, world: int
+    allowed: Sequence[Candidate], candidates: Sequence[Candidate], *, requested: str, world: int
 ) -> PlanError:
     first = allowed[0] if allowed else None
     if first is not None and first.error is not None and not isinstance(first.error, NoRoomError):
         return first.error  # another strategy would fail alike
-    if wanted != "auto":
-        why_not, nearest = (
-            (first.why_not, first.nearest)
-            if first is not None
-            else (f"not on {world} devices", "another number")
-        )
+    if requested != "auto":
+        why, nearest = f"not on {world} devices", "another number"
+        if first is not None:
+            why, nearest = first.why_not, first.nearest
         return PlanError(
-            f"CONFIG_DIST_STRATEGY_{wanted.upper()}=y cannot be honoured",
-            why=why_not,
-            todo=f"it would do with {nearest}; or set CONFIG_DIST_STRATEGY_AUTO=y",
+            f"CONFIG_DIST_STRATEGY_{requested.upper()}=y cannot be honoured",
+            why=why,
+            todo=f"it is possible with {nearest}; or set CONFIG_DIST_STRATEGY_AUTO=y",
         )
     assert first is not None and first.error is not None
-    ways = [f"{each.layout.strategy} with {each.nearest}" for each in candidates if each.nearest]
-    todo = f"{first.error.todo}; would do: {', '.join(ways)}"
+    strategies = [f"{each.layout.strategy} with {each.nearest}" for each in candidates if each.nearest]
+    todo = f"{first.error.todo}; possible: {', '.join(strategies)}"
     return PlanError(first.error.what, why=first.error.why, todo=todo)

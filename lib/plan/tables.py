@@ -5,8 +5,10 @@ Memory is in decimal GB (1e9 bytes), as GPU vendors print it.
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
@@ -72,18 +74,11 @@ MODELS: Mapping[str, ModelRow] = MappingProxyType(
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DenyRule:
-    """A GPU on which torch.compile stays off unless it is set by hand."""
-
-    pattern: str  # substring of the device name, case-insensitive
-    reason: str
-
-
-COMPILE_DENY_LIST = (
-    DenyRule(pattern="W7900", reason="known ROCm faults with torch.compile"),
-    DenyRule(pattern="MI210", reason="torch.compile is not stable on it"),
-)
+# GPUs on which torch.compile stays off unless it is set by hand: substring of the device name, and why.
+COMPILE_DENY_LIST = {
+    "W7900": "known ROCm faults with torch.compile",
+    "MI210": "torch.compile is not stable on it",
+}
 
 COMPILE_CAPABILITY = (7, 0)  # minimum of Triton, torch.compile's code generator
 
@@ -91,7 +86,7 @@ BF16_CAPABILITY = (8, 0)  # CUDA compute capability of the first GPUs with bf16 
 FP16_CAPABILITY = (7, 0)  # first with fp16 tensor cores (Volta)
 
 # AMD GPUs have no CUDA capability: those with fast bf16 units are listed as case-insensitive substrings of
-# the device name: Instinct from CDNA 2 on, and of the Radeons (RDNA 3) those with the largest chip.
+# the device name: Instinct from CDNA 2 on, and of the Radeons (RDNA 3) those with the largest die.
 BF16_ROCM_PATTERNS = ("MI200", "MI210", "MI250", "MI300", "MI308", "MI325", "MI350", "MI355", "7900")
 
 # Estimate of training memory: fp32 weight, gradient and two optimizer moments; activations with room
@@ -102,48 +97,20 @@ GPU_CONTEXT_BYTES = 1_500_000_000
 
 # Added by a prediction to the peak of live tensors: a share for kernels' workspace, which it does not see,
 # more where the compiler decides lifetimes, and the memory of a device's context and libraries. The GPU's is
-# what half of a published list for a 24 GiB card asked for (docs/benchmarks/memory.md).
+# what half of a published list for a 24 GiB card needed (docs/benchmarks/memory.md).
 PEAK_FACTOR = 1.02
 COMPILED_PEAK_FACTOR = 1.05
 GPU_RESERVE_BYTES = 1_610_612_736  # 1.5 GiB
 
 TINY_FREE_BYTES = 10**9  # below this a plan warns that even its smallest batch may not fit
 
-# Compute tiers (document 000): settings for a machine of each tier where the configuration leaves them open.
+# Settings of the compute tiers (document 000). TOML has lists only.
 TIER_CONFIGS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
     {
-        "CPU_ONLY": {
-            "d_model": 32, "n_heads": 2, "d_ff": 128,
-            "batch_size": 8, "max_iters": 20, "damping": 0.9,
-            "mixed_precision": False, "compile": False,
-            "dataset": "mnist_subset", "experiments": (1,),
-        },
-        "TIER_1_COMMODITY": {
-            "d_model": 64, "n_heads": 4, "d_ff": 256,
-            "batch_size": 32, "max_iters": 50, "damping": 0.9,
-            "mixed_precision": True, "compile": True, "grad_accum": 4,
-            "dataset": "mnist", "experiments": (1, 2),
-        },
-        "TIER_2_PROSUMER": {
-            "d_model": 128, "n_heads": 4, "d_ff": 512,
-            "batch_size": 64, "max_iters": 50, "damping": 0.9,
-            "mixed_precision": True, "compile": True,
-            "dataset": "cifar10", "experiments": (1, 2, 3),
-        },
-        "TIER_3_HIGH_END": {
-            "d_model": 256, "n_heads": 8, "d_ff": 1024,
-            "batch_size": 128, "max_iters": 100, "damping": 0.9,
-            "mixed_precision": True, "compile": True, "parallel_solver": True,
-            "dataset": "sst2", "experiments": (1, 2, 3, 4),
-        },
-        "TIER_4_DATACENTER": {
-            "d_model": 512, "n_heads": 16, "d_ff": 2048,
-            "batch_size": 512, "max_iters": 100, "damping": 0.9,
-            "mixed_precision": True, "compile": True, "distributed": True, "parallel_solver": True,
-            "dataset": "wikitext103", "experiments": (1, 2, 3, 4, "scaling_laws"),
-        },
+        tier: settings | {"experiments": tuple(settings["experiments"])}
+        for tier, settings in tomllib.loads(Path(__file__).with_name("tiers.toml").read_text("utf-8")).items()
     }
-)  # fmt: skip
+)
 # Advertised memory of the smallest device at which a tier begins. Drivers report up to 7 % less.
 TIER_1_GB, TIER_2_GB, TIER_3_GB = 6, 16, 40
 TIER_4_DEVICES = 4  # of at least TIER_3_GB

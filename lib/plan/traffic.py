@@ -6,9 +6,8 @@ all-gather, and twice that of an all-reduce (Patarasuk and Yuan 2009).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Literal
 
 from lib.plan.gpus import Gpu
@@ -16,15 +15,9 @@ from lib.plan.sharding import DEVICES_PER_NODE, Units, part_elements
 from lib.plan.types import SHARDS_WEIGHTS, Layout, Weight
 
 ELEMENT_BYTES = 4  # weights and gradients are fp32
+# Between nodes 400 Gbit/s per device, as in the reference designs of H100 machines.
+NETWORK_BYTES_PER_SECOND = 50e9
 HIDDEN_SHARE = 0.5  # share of the computation that communication overlaps with; an assumption
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Links:
-    """Link bandwidth: bytes per second that one device sends while it receives as many."""
-
-    within_node: float
-    between_nodes: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,38 +32,13 @@ class Exchange:
     among: int
     elements: int
 
-    def seconds(self, links: Links) -> float:
-        """Estimate the seconds of this collective on a ring."""
-        rate = links.within_node if self.among <= DEVICES_PER_NODE else links.between_nodes
+    def seconds(self, gpu: Gpu) -> float:
+        """Estimate the seconds of this collective on a ring of `gpu`."""
+        rate = gpu.link_bytes_per_second
+        if self.among > DEVICES_PER_NODE:
+            rate = min(rate, NETWORK_BYTES_PER_SECOND)
         sent = (self.processes - 1) / self.processes * ELEMENT_BYTES * self.elements
         return (2 if self.kind == "all_reduce" else 1) * sent / rate
-
-
-# One direction, from the vendors' papers: NVLink, NVLink bridges of none, Infinity Fabric; the others have
-# PCIe 4.0 x16. Between nodes 400 Gbit/s per device, as in the reference designs of H100 machines.
-_PCIE = 32e9
-_WITHIN: Mapping[str, float] = MappingProxyType(
-    {
-        "b200": 900e9,
-        "gh200-96g": 450e9,
-        "h200": 450e9,
-        "h100-80g": 450e9,
-        "a100-40g": 300e9,
-        "a100-80g": 300e9,
-        "v100-16g": 150e9,
-        "v100-32g": 150e9,
-        "mi300x": 448e9,
-        "mi325x": 448e9,
-        "mi250x": 200e9,
-    }
-)
-_BETWEEN = 50e9
-
-
-def links_of(gpu: Gpu) -> Links:
-    """Return the assumed link bandwidth of a GPU of the catalogue."""
-    within = _WITHIN.get(gpu.key, _PCIE)
-    return Links(within_node=within, between_nodes=min(within, _BETWEEN))
 
 
 def exchanges(units: Units, layout: Layout, *, accumulation: int) -> Iterator[Exchange]:
@@ -91,9 +59,9 @@ def exchanges(units: Units, layout: Layout, *, accumulation: int) -> Iterator[Ex
                 yield Exchange(kind="broadcast", elements=weight.elements, **everyone)
 
 
-def traffic_seconds(units: Units, layout: Layout, links: Links, *, accumulation: int) -> float:
+def traffic_seconds(units: Units, layout: Layout, gpu: Gpu, *, accumulation: int) -> float:
     """Estimate the seconds of all communication in one step of `accumulation` micro-batches."""
-    return sum(each.seconds(links) for each in exchanges(units, layout, accumulation=accumulation))
+    return sum(each.seconds(gpu) for each in exchanges(units, layout, accumulation=accumulation))
 
 
 def exposed_seconds(traffic: float, *, compute: float) -> float:

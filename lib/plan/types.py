@@ -18,7 +18,9 @@ SHARDS_WEIGHTS: frozenset[Strategy] = frozenset({"zero2", "fsdp", "hsdp"})
 OWN_MEMORY: tuple[Kind, ...] = ("cuda", "rocm")
 
 # Kinds whose programs XLA compiles for one tensor shape each: by torch_xla, and by torch_tpu.
-ON_XLA: frozenset[Kind] = frozenset({"xla", "tpu"})
+STATIC_SHAPES: frozenset[Kind] = frozenset({"xla", "tpu"})
+# Kinds without float64.
+WITHOUT_DOUBLE: frozenset[Kind] = frozenset({"mps", *STATIC_SHAPES})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,7 +93,7 @@ class Layout:
         alone = self.strategy in ("single", "split") if self.world == 1 else self.strategy != "single"
         parts = (self.shard > 1) == (self.strategy in SHARDS_WEIGHTS)
         if not alone or not parts or self.shard < 1 or self.world % self.shard:
-            raise ValueError(f"{self.strategy} on {self.world} in parts of {self.shard}")
+            raise ValueError(f"{self.strategy} on {self.world} in shards of {self.shard}")
 
     @property
     def devices_per_process(self) -> int:

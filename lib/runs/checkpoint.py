@@ -13,22 +13,23 @@ only if they were damaged or the run resumed from an earlier step.
 from __future__ import annotations
 
 import collections
+import contextlib
 import hashlib
+import json
 import os
 import pickle
 import re
 import shutil
 import zipfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any, BinaryIO, Literal, cast
 
 import torch
+from torch import nn
 
 from lib import atomic
 from lib.errors import CheckpointError
-from lib.runs import checkpoint_manifest
-from lib.runs.checkpoint_manifest import STATE, DamagedError
 from lib.runs.directory import checkpoint_name, checkpoint_step
 
 _SAVING, _REPLACED, _REMOVED = ".saving-", ".replaced-", ".removed-"
@@ -41,10 +42,18 @@ _LEAVES = (
     str,
     bytes,
     torch.Tensor,
-    torch.nn.Parameter,
+    nn.Parameter,
     torch.Size,
     torch.dtype,
 )
+
+FORMAT = 1
+MANIFEST = "manifest.json"
+STATE = "state.pt"  # the file that every checkpoint has
+
+
+class DamagedError(Exception):
+    """The reason why a checkpoint cannot be used."""
 
 
 def save(directory: Path, *, step: int, state: Mapping[str, Any], keep_last: int, best: bool) -> Path:
@@ -57,20 +66,11 @@ def save(directory: Path, *, step: int, state: Mapping[str, Any], keep_last: int
     """
     assert step >= 0 and keep_last >= 1, (step, keep_last)
     _check_loadable(state, "state")
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-        _clean(directory)
-        temporary = directory / (_SAVING + checkpoint_name(step))
-        try:
-            _write(temporary, step=step, state=state, best=best)
-            path = _install(temporary, step=step, best=best)
-        finally:
-            if temporary.exists():
-                _discard(temporary)
+    with _staged(directory, step) as temporary:
+        _write(temporary, step=step, state=state, best=best)
+        path = _install(temporary, step=step, best=best)
         _retire(directory, steps(directory)[:-keep_last])
         _clean(directory)
-    except OSError as error:
-        raise _cannot_save(directory, error) from error
     return path
 
 
@@ -79,7 +79,7 @@ def load(
     *,
     which: Literal["latest", "best"] | int = "latest",
     map_location: str | torch.device = "cpu",
-    say: Callable[[str], object],
+    log: Callable[[str], object],
 ) -> tuple[int, dict[str, Any]] | None:
     """Return the step and state of a verified checkpoint, or None if there is none.
 
@@ -90,19 +90,19 @@ def load(
     """
     try:
         found = _checkpoints(directory)
-        wanted = _wanted(directory, which, found)
+        candidates = _candidates(directory, which, found)
     except OSError as error:
         raise CheckpointError(f"cannot read {directory}", why=error.strerror or str(error)) from error
-    for step in wanted:
+    for step in candidates:
         try:
             return step, _read(found[step], step=step, map_location=map_location)
         except DamagedError as damage:
-            say(f"checkpoint {found[step].name} is damaged: {damage}")
-    if not wanted:
+            log(f"checkpoint {found[step].name} is damaged: {damage}")
+    if not candidates:
         return None
     raise CheckpointError(
-        f"no sound checkpoint in {directory}",
-        why=f"damaged: {', '.join(found[step].name for step in wanted)}",
+        f"no valid checkpoint in {directory}",
+        why=f"damaged: {', '.join(found[step].name for step in candidates)}",
         todo="remove that directory to start again",
     )
 
@@ -112,12 +112,12 @@ def steps(directory: Path) -> list[int]:
     return sorted(_checkpoints(directory))
 
 
-def newest_sound(directory: Path) -> int | None:
+def latest_valid(directory: Path) -> int | None:
     """Return the step of the latest valid checkpoint, or None if there is none."""
     found = _checkpoints(directory)
     for step in sorted(found, reverse=True):
         try:
-            checkpoint_manifest.verify(found[step], step=step)
+            verify(found[step], step=step)
         except (DamagedError, OSError):
             continue  # load() reports the reason
         return step
@@ -140,27 +140,86 @@ def receive(directory: Path, *, step: int, fetch: Callable[[str, Path], object])
     Raises DamagedError if the received files do not match the manifest, CheckpointError if they cannot be
     written, and whatever `fetch` raises. Earlier checkpoints are then untouched.
     """
+    with _staged(directory, step) as temporary:
+        for name in (MANIFEST, STATE):
+            fetch(name, temporary / name)
+        content = verify(temporary, step=step)
+        for name in (MANIFEST, STATE):
+            atomic.sync_file(temporary / name)
+        atomic.sync_directory(temporary)
+        _install(temporary, step=step, best=is_best(content))
+
+
+def encode_manifest(content: Mapping[str, Any]) -> bytes:
+    """Serialize a manifest, with its own checksum, to bytes."""
+    digest = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+    return (json.dumps({**content, "sha256": digest}, indent=2) + "\n").encode()
+
+
+def decode_manifest(data: bytes, *, step: int) -> dict[str, Any]:
+    """Parse the manifest of `step`. Raises DamagedError if it belongs to another step or a byte differs."""
+    try:
+        content: dict[str, Any] = json.loads(data)
+        content.pop("sha256")
+        valid = data == encode_manifest(content)
+    except (ValueError, TypeError, AttributeError, KeyError):
+        valid = False
+    if not valid:
+        raise DamagedError(f"{MANIFEST} is not as it was written")
+    if content.get("format") != FORMAT:
+        raise DamagedError(f"its format is {content.get('format')}, this version reads {FORMAT}")
+    if content.get("step") != step:
+        raise DamagedError(f"it is the checkpoint of step {content.get('step')}")
+    files = content.get("files")
+    if not isinstance(files, dict) or STATE not in files or not all(map(_has_checksum, files.values())):
+        raise DamagedError(f"{MANIFEST} does not give size and SHA-256 of {STATE}")
+    return content
+
+
+def _has_checksum(file: object) -> bool:
+    return isinstance(file, dict) and {"size_bytes", "sha256"} <= set(file)
+
+
+def is_best(content: Mapping[str, Any]) -> bool:
+    """Return True if it was the best so far when saved; False for older manifests without this field."""
+    return bool(content.get("best", False))
+
+
+def verify(path: Path, *, step: int) -> dict[str, Any]:
+    """Verify the files of the checkpoint in `path` against its manifest, and return the manifest.
+
+    Raises DamagedError if a file differs, OSError if one cannot be read.
+    """
+    content = decode_manifest((path / MANIFEST).read_bytes(), step=step)
+    for name, expected in content["files"].items():
+        found_bytes = (path / name).stat().st_size
+        if found_bytes != expected["size_bytes"]:
+            raise DamagedError(f"{name} has {found_bytes} bytes, not {expected['size_bytes']}")
+        with (path / name).open("rb") as file:
+            if hashlib.file_digest(file, "sha256").hexdigest() != expected["sha256"]:
+                raise DamagedError(f"the SHA-256 of {name} differs")
+    return content
+
+
+@contextlib.contextmanager
+def _staged(directory: Path, step: int) -> Iterator[Path]:
+    """Yield a new hidden directory for a checkpoint, removed unless installed. Raises CheckpointError."""
     try:
         directory.mkdir(parents=True, exist_ok=True)
         _clean(directory)
         temporary = directory / (_SAVING + checkpoint_name(step))
         temporary.mkdir()
         try:
-            for name in (checkpoint_manifest.NAME, STATE):
-                fetch(name, temporary / name)
-            checkpoint_manifest.verify(temporary, step=step)
-            content = checkpoint_manifest.decode(
-                (temporary / checkpoint_manifest.NAME).read_bytes(), step=step
-            )
-            for name in (checkpoint_manifest.NAME, STATE):
-                atomic.sync_file(temporary / name)
-            atomic.sync_directory(temporary)
-            _install(temporary, step=step, best=checkpoint_manifest.is_best(content))
+            yield temporary
         finally:
             if temporary.exists():
-                _discard(temporary)
+                shutil.rmtree(temporary)
     except OSError as error:
-        raise _cannot_save(directory, error) from error
+        raise CheckpointError(
+            f"cannot save a checkpoint in {error.filename or directory}",
+            why=error.strerror or str(error),
+            todo="earlier checkpoints are untouched",
+        ) from error
 
 
 class _HashingFile:
@@ -193,37 +252,24 @@ class _HashingFile:
         return self._digest.hexdigest()
 
 
-def _cannot_save(directory: Path, error: OSError) -> CheckpointError:
-    return CheckpointError(
-        f"cannot save a checkpoint in {error.filename or directory}",
-        why=error.strerror or str(error),
-        todo="the checkpoints from before are untouched",
-    )
-
-
 def _write(temporary: Path, *, step: int, state: Mapping[str, Any], best: bool) -> None:
-    """Write a complete checkpoint to a new directory and sync every file."""
-    temporary.mkdir()
+    """Write a complete checkpoint to an empty directory and sync every file."""
     path = temporary / STATE
-    try:
-        with path.open("wb") as file:
-            hashing = _HashingFile(file)
-            torch.save(dict(state), cast(IO[bytes], hashing))
-            if hashing.error is not None:
-                raise hashing.error
-            file.flush()
-            os.fsync(file.fileno())
-    except OSError as error:
-        error.filename = str(path)
-        raise
+    with atomic.naming(path), path.open("wb") as file:
+        hashing = _HashingFile(file)
+        torch.save(dict(state), cast(IO[bytes], hashing))
+        if hashing.error is not None:
+            raise hashing.error
+        file.flush()
+        os.fsync(file.fileno())
     content = {
-        "format": checkpoint_manifest.FORMAT,
+        "format": FORMAT,
         "step": step,
         "best": best,
         "torch": torch.__version__,
         "files": {STATE: {"size_bytes": hashing.size_bytes, "sha256": hashing.sha256()}},
     }
-    atomic.write_new(temporary / checkpoint_manifest.NAME, checkpoint_manifest.encode(content))
+    atomic.write_new(temporary / MANIFEST, encode_manifest(content))
     atomic.sync_directory(temporary)
 
 
@@ -266,14 +312,10 @@ def _clean(directory: Path) -> None:
         if original != path and not original.exists():
             path.rename(original)
         elif _LEFTOVER.fullmatch(path.name):
-            _discard(path)
-
-
-def _discard(path: Path) -> None:
-    if path.is_dir():
-        shutil.rmtree(path)
-    else:
-        path.unlink()
+            if path.is_dir():
+                shutil.rmtree(path)
+            else:
+                path.unlink()
 
 
 def _checkpoints(directory: Path) -> dict[int, Path]:
@@ -288,27 +330,27 @@ def _checkpoints(directory: Path) -> dict[int, Path]:
     return found
 
 
-def _wanted(directory: Path, which: Literal["latest", "best"] | int, found: Mapping[int, Path]) -> list[int]:
+def _candidates(
+    directory: Path, which: Literal["latest", "best"] | int, found: Mapping[int, Path]
+) -> list[int]:
     """Return the steps to try, in order."""
     if which == "latest":
         return sorted(found, reverse=True)
     step = best_step(directory) if which == "best" else which
     if step is None and (directory / "best").exists():
-        raise CheckpointError(
-            f"{directory / 'best'} does not name a checkpoint", todo="ask for the newest one"
-        )
+        raise CheckpointError(f"{directory / 'best'} does not name a checkpoint", todo="use the latest one")
     if step is None:
         return []
     if step not in found:
-        there = ", ".join(map(str, sorted(found))) or "none"
-        raise CheckpointError(f"no checkpoint of step {step} in {directory}", why=f"there: {there}")
+        available = ", ".join(map(str, sorted(found))) or "none"
+        raise CheckpointError(f"no checkpoint of step {step} in {directory}", why=f"available: {available}")
     return [step]
 
 
 def _read(path: Path, *, step: int, map_location: str | torch.device) -> dict[str, Any]:
     """Return the state of one checkpoint after verifying every byte."""
     try:
-        checkpoint_manifest.verify(path, step=step)
+        verify(path, step=step)
         if not _is_saved_by_torch(path / STATE):
             raise DamagedError(f"{STATE} is not a file of torch.save")
         state: dict[str, Any] = torch.load(path / STATE, map_location=map_location, weights_only=True)

@@ -1,7 +1,7 @@
 """Console output of a run: lines to standard output and to log.txt, and one progress line.
 
-On a terminal the progress line is redrawn in place, at most four times a second; elsewhere it is
-printed every ten seconds. It is display only: the numbers themselves go to metrics.jsonl.
+On a terminal the progress line is redrawn in place, at most four times a second; elsewhere it is printed
+every ten seconds. It is display only: the numbers themselves go to metrics.jsonl.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from lib.atomic import naming
 from lib.errors import os_error
@@ -35,15 +35,15 @@ _ROOMY_COLUMNS = 60  # a narrower terminal shows numbers instead of the descript
 class Console:
     """Console output of one process.
 
-    log_path:  file that `say` appends timestamped lines to; None for none.
+    log_path:  file that `log` appends timestamped lines to; None for none.
     """
 
     def __init__(self, log_path: Path | None = None) -> None:
         self._log_path = log_path
-        self._display: _Display | None = None
+        self._display: _Lines | _Bar | None = None
         self._next_seconds = float("inf")  # when the next progress line is due, on the monotonic clock
 
-    def say(self, text: str) -> None:
+    def log(self, text: str) -> None:
         """Print one or more lines above the progress line, if there is one, and log them.
 
         A log that cannot be written is reported once and then skipped: it is a copy. Raises
@@ -55,8 +55,9 @@ class Console:
     def start(self, total_steps: int | None, *, description: str) -> None:
         """Start a progress line. `total_steps` is None if the budget is in seconds."""
         assert self._display is None, "started already"
-        self._display = _display(description, total_steps)
+        self._display, self._description, self._total_steps = _display(), description, total_steps
         self._next_seconds = time.monotonic()
+        self._first: tuple[float, float] | None = None  # time and fraction of the first update
 
     def update(
         self, step: int, *, values: Mapping[str, float], fraction: float, samples_per_second: float
@@ -70,8 +71,21 @@ class Console:
         now = time.monotonic()
         if now < self._next_seconds or self._display is None:
             return
-        self._display.show(step, values, min(max(fraction, 0.0), 1.0), samples_per_second)
         self._next_seconds = now + self._display.interval_seconds
+        fraction = min(max(fraction, 0.0), 1.0)
+        # Measured since the first update, so that the estimate of a resumed run is right.
+        self._first = began, before = self._first or (now, fraction)
+        rest = (now - began) * (1 - fraction) / (fraction - before) if fraction > before else None
+        parts = [
+            f"step {step}/{self._total_steps}" if self._total_steps else f"step {step}",
+            *(
+                f"accuracy {value:.2%}" if name == "accuracy" else f"{name.replace('_', ' ')} {value:.4g}"
+                for name, value in values.items()
+            ),
+            f"{_short(samples_per_second)} samples/s" if samples_per_second else "",
+            f"{timedelta(seconds=round(rest))} left" if rest is not None else "",
+        ]
+        self._display.draw(self._description, fraction, parts)
 
     def stop(self) -> None:
         """End the progress line; does nothing if none was started."""
@@ -90,7 +104,7 @@ class Console:
                 file.write(lines)
         except OSError as error:
             self._log_path = None
-            print(f"warning: {os_error('write', error)}; going on without the log", file=sys.stderr)
+            print(f"warning: {os_error('write', error)}; continuing without the log", file=sys.stderr)
 
 
 @contextmanager
@@ -99,7 +113,7 @@ def download_progress() -> Iterator[Callable[[str, int, int], None]]:
 
     On a terminal it is a line that is cleared when the block ends, elsewhere a plain line every five seconds.
     """
-    display = _display("", None)
+    display = _display()
     is_plain = isinstance(display, _Lines)
     interval = PLAIN_DOWNLOAD_INTERVAL_SECONDS if is_plain else TERMINAL_INTERVAL_SECONDS
     due = time.monotonic() + (interval if is_plain else 0.0)  # the caller has printed that it begins
@@ -118,25 +132,14 @@ def download_progress() -> Iterator[Callable[[str, int, int], None]]:
         display.close()
 
 
-class _Display(Protocol):
-    interval_seconds: float
-
-    def print(self, text: str) -> None: ...
-    def show(
-        self, step: int, values: Mapping[str, float], fraction: float, samples_per_second: float
-    ) -> None: ...
-    def draw(self, head: str, fraction: float | None, parts: list[str]) -> None: ...
-    def close(self) -> None: ...
-
-
-def _display(description: str, total_steps: int | None) -> _Display:
+def _display() -> _Lines | _Bar:
     if sys.stdout.isatty():
         from rich.console import Console as RichConsole
 
         terminal = RichConsole(file=sys.stdout)
         if not terminal.is_dumb_terminal:
-            return _Bar(terminal, description, total_steps)
-    return _Lines(description, total_steps)
+            return _Bar(terminal)
+    return _Lines()
 
 
 class _Lines:
@@ -144,19 +147,8 @@ class _Lines:
 
     interval_seconds = PLAIN_INTERVAL_SECONDS
 
-    def __init__(self, description: str, total_steps: int | None) -> None:
-        self._description, self._total_steps = description, total_steps
-        self._left = _TimeLeft()
-
     def print(self, text: str) -> None:
         _print(text)
-
-    def show(
-        self, step: int, values: Mapping[str, float], fraction: float, samples_per_second: float
-    ) -> None:
-        total = f"/{self._total_steps}" if self._total_steps else ""
-        parts = [f"step {step}{total}", *_numbers(values)]
-        self.draw(self._description, fraction, [*parts, _rate(samples_per_second), self._left.text(fraction)])
 
     def draw(self, head: str, fraction: float | None, parts: list[str]) -> None:
         _print(f"{head} {_SEPARATOR.join(filter(None, [_percent(fraction), *parts]))}")
@@ -170,83 +162,44 @@ class _Bar:
 
     interval_seconds = TERMINAL_INTERVAL_SECONDS
 
-    def __init__(self, terminal: rich.console.Console, description: str, total_steps: int | None) -> None:
-        from rich.live import Live
+    def __init__(self, terminal: rich.console.Console) -> None:
+        from rich.progress import BarColumn, Progress, TextColumn
 
-        self._terminal, self._description, self._total_steps = terminal, description, total_steps
-        self._left = _TimeLeft()
+        self._terminal = terminal
+        self._bar = BarColumn()
+        columns = (TextColumn("{task.description}", markup=False), self._bar)
+        tail = TextColumn("{task.fields[tail]}", markup=False)
         # No refresh thread: it would compete with the training loop for the interpreter lock.
-        self._live = Live(console=terminal, auto_refresh=False, transient=True)
-        self._live.start()
+        self._progress = Progress(*columns, tail, console=terminal, auto_refresh=False, transient=True)
+        self._progress.start()
+        self._task = self._progress.add_task("", total=1.0, visible=False, tail="")
 
     def print(self, text: str) -> None:
         # soft_wrap leaves breaking lines to the terminal, so that they can be copied whole.
         shown = _encodable(text, self._terminal.encoding)
         self._terminal.print(shown, markup=False, highlight=False, emoji=False, soft_wrap=True)
 
-    def show(
-        self, step: int, values: Mapping[str, float], fraction: float, samples_per_second: float
-    ) -> None:
-        total = f"/{self._total_steps}" if self._total_steps else ""
-        parts = [self._left.text(fraction), *_numbers(values)]
-        self.draw(self._description, fraction, [*parts, _rate(samples_per_second), f"step {step}{total}"])
-
     def draw(self, head: str, fraction: float | None, parts: list[str]) -> None:
-        from rich.progress_bar import ProgressBar
-        from rich.table import Table
-        from rich.text import Text
-
-        width, encoding = self._terminal.width, self._terminal.encoding
-        bar_width = min(max(width // 6, 6), 30)
+        width = self._terminal.width
+        self._bar.bar_width = min(max(width // 6, 6), 30)
         head = head[: width // 4] if width >= _ROOMY_COLUMNS else ""
-        tail = _fit(list(filter(None, [_percent(fraction), *parts])), width - len(head) - bar_width - 2)
-        line = Table.grid(padding=(0, 1, 0, 0))
-        bar = ProgressBar(total=1.0, completed=fraction or 0.0, width=bar_width)
-        line.add_row(
-            Text(_encodable(head, encoding), no_wrap=True),
-            bar,
-            Text(_encodable(tail, encoding), no_wrap=True),
+        # The time left comes first and the step last: parts that do not fit are dropped from the end.
+        step, *rest = parts
+        shown = [part for part in (_percent(fraction), *rest[-1:], *rest[:-1], step) if part]
+        room = width - len(head) - self._bar.bar_width - 2
+        while len(shown) > 1 and len(_SEPARATOR.join(shown)) > room:
+            shown.pop()
+        head, tail = (_encodable(text, self._terminal.encoding) for text in (head, _SEPARATOR.join(shown)))
+        self._progress.update(
+            self._task, completed=fraction or 0.0, description=head, tail=tail, visible=True, refresh=True
         )
-        self._live.update(line, refresh=True)
 
     def close(self) -> None:
-        self._live.stop()
-
-
-class _TimeLeft:
-    """Estimate of the remaining time from progress since the first call, so that resumed runs are right."""
-
-    def __init__(self) -> None:
-        self._first: tuple[float, float] | None = None
-
-    def text(self, fraction: float) -> str:
-        """Return the formatted estimate; empty while there is none."""
-        now = time.monotonic()
-        if self._first is None:
-            self._first = now, fraction
-        seconds, done = now - self._first[0], fraction - self._first[1]
-        return f"{_duration(seconds * (1 - fraction) / done)} left" if done > 0 else ""
-
-
-def _duration(seconds: float) -> str:
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+        self._progress.stop()
 
 
 def _percent(fraction: float | None) -> str:
     return "" if fraction is None else f"{fraction:4.0%}"
-
-
-def _numbers(values: Mapping[str, float]) -> list[str]:
-    return [
-        f"accuracy {value:.2%}" if name == "accuracy" else f"{name.replace('_', ' ')} {value:.4g}"
-        for name, value in values.items()
-    ]
-
-
-def _rate(samples_per_second: float) -> str:
-    return f"{_short(samples_per_second)} samples/s" if samples_per_second else ""
 
 
 def _short(number: float) -> str:
@@ -254,13 +207,6 @@ def _short(number: float) -> str:
         if number >= factor:
             return f"{number / factor:.3g}{suffix}"
     return f"{number:.3g}"
-
-
-def _fit(parts: list[str], width: int) -> str:
-    """Join as many leading parts as fit into `width` columns."""
-    while len(parts) > 1 and len(_SEPARATOR.join(parts)) > width:
-        parts = parts[:-1]
-    return _SEPARATOR.join(parts)
 
 
 def _print(text: str) -> None:

@@ -7,7 +7,7 @@
         metrics.jsonl    flat rows
         log.txt          console output
         ckpt/            lib/runs/checkpoint.py
-        plots/           lib/runs/plots.py
+        plots/           scripts/plots.py
         sinks/           lib/runs/sinks: written from metrics.jsonl during the run
 
 A directory is filled under a hidden name and then renamed, so that every visible run
@@ -26,14 +26,13 @@ import re
 import shutil
 import socket
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 from lib import atomic
-from lib.errors import ConfigError, ToolkitError, os_error
-from lib.runs.status import State, Status
+from lib.errors import ConfigError, ToolkitError, os_error, os_errors
 
 TEXTS = (
     "config",  # the whole .config
@@ -67,12 +66,51 @@ def checkpoint_step(name: str) -> int | None:
     return int(match[1]) if match else None
 
 
+State: TypeAlias = Literal["running", "done", "failed", "preempted", "unknown"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Status:
+    """The last recorded status of a run, the content of status.json.
+
+    state:  "unknown" if status.json is missing or damaged; `reason` then says which. A run that
+            was killed stays "running" and holds no lock.
+    facts:  further facts of the run, such as its final metrics.
+    """
+
+    state: State
+    reason: str = ""
+    step: int = 0
+    pid: int = 0
+    host: str = ""
+    time: str = ""
+    facts: Mapping[str, Any] = field(default_factory=dict)
+
+
+class _Entry:
+    """A path in the run directory, as a property of `RunDir`."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __get__(self, run: RunDir, _: type[RunDir] | None = None) -> Path:
+        return run.path / self._name
+
+
 @dataclass(slots=True)
 class RunDir:
     """One run directory. Make one with `create`, `open` or `find_interrupted`."""
 
     path: Path
     _lock: int | None = None
+
+    config = _Entry("config")  # the whole .config
+    minimal = _Entry("defconfig")  # the minimal configuration
+    checkpoints = _Entry(CHECKPOINTS)
+    metrics = _Entry("metrics.jsonl")
+    log = _Entry("log.txt")
+    plots = _Entry("plots")
+    sinks = _Entry(SINKS)
 
     @classmethod
     def create(
@@ -97,13 +135,17 @@ class RunDir:
 
     @classmethod
     def find_interrupted(
-        cls, runs: Path, *, model: str, is_same: Callable[[RunDir], bool], say: Callable[[str], object]
+        cls, runs: Path, *, model: str, is_same: Callable[[RunDir], bool], log: Callable[[str], object]
     ) -> RunDir | None:
         """Lock and return the newest unfinished run that `is_same` accepts; report runs that are in use."""
+        for path in _entries(runs / model):
+            lost = _NAME.fullmatch(path.name) and not RunDir(path).config.is_file()
+            if lost and _entries(RunDir(path).checkpoints):
+                log(f"{path} is not resumed: its file config is missing. Restore it, or remove the directory")
         same = [run for run in _runs(runs / model) if is_same(run)]
         for run in sorted(same, key=_age, reverse=True):
             if not run._try_lock():
-                say(f"{run.path} has the same configuration and is in use by process {run.status().pid}")
+                log(f"{run.path} has the same configuration and is in use by process {run.status().pid}")
             elif run.status().state != "done":
                 return run
             else:
@@ -125,41 +167,6 @@ class RunDir:
         """The identity (lib.runs.identity) in the directory's name; empty if the name has another form."""
         match = _NAME.fullmatch(self.name)
         return match["identity"] if match else ""
-
-    @property
-    def config(self) -> Path:
-        """Path of the whole .config."""
-        return self.path / "config"
-
-    @property
-    def minimal(self) -> Path:
-        """Path of the minimal configuration."""
-        return self.path / "defconfig"
-
-    @property
-    def checkpoints(self) -> Path:
-        """Path of the checkpoints."""
-        return self.path / CHECKPOINTS
-
-    @property
-    def metrics(self) -> Path:
-        """Path of metrics.jsonl."""
-        return self.path / "metrics.jsonl"
-
-    @property
-    def log(self) -> Path:
-        """Path of log.txt."""
-        return self.path / "log.txt"
-
-    @property
-    def plots(self) -> Path:
-        """Path of the plots."""
-        return self.path / "plots"
-
-    @property
-    def sinks(self) -> Path:
-        """Path of the sinks' files."""
-        return self.path / SINKS
 
     @property
     def began(self) -> float:
@@ -239,10 +246,8 @@ class RunDir:
         return cls(path, temporary._lock)
 
     def _replace(self, file_name: str, text: str) -> None:
-        try:
+        with os_errors("write"):
             atomic.write_text(self.path / file_name, text)
-        except OSError as error:
-            raise os_error("write", error) from error
 
     def _try_lock(self) -> bool:
         assert self._lock is None, "locked already"
@@ -272,23 +277,23 @@ def resolve_run(runs: Path, name: str = "", *, unfinished: bool = False) -> RunD
     else:
         found = sorted((run for model in _entries(runs) for run in _runs(model)), key=_age, reverse=True)
         wanted = name.rstrip("/") or name
-    lacking = f"the directory {name} has no file called config" if name and Path(name).is_dir() else ""
+    missing = f"the directory {name} has no file called config" if name and Path(name).is_dir() else ""
     if not found:
-        why = "it is not a directory" if os.path.lexists(runs) and not runs.is_dir() else lacking
-        asked = f"RUN={name}: " if name else ""
-        raise ConfigError(f"{asked}there is no run in {runs}", why=why, todo="make one with make train")
-    going = [run for run in found if not unfinished or run.status().state != "done"]
-    matches = _matching(going, wanted)
+        why = "it is not a directory" if os.path.lexists(runs) and not runs.is_dir() else missing
+        requested = f"RUN={name}: " if name else ""
+        raise ConfigError(f"{requested}there is no run in {runs}", why=why, todo="make one with make train")
+    selectable = [run for run in found if not unfinished or run.status().state != "done"]
+    matches = _matching(selectable, wanted)
     if not matches and _matching(found, wanted):
-        what = f"RUN={name} is done" if name else "there is no run to go on with: all are done"
+        what = f"RUN={name} is done" if name else "there is no run to resume: all are done"
         raise ConfigError(what, todo="start one with make train")
     if len(matches) == 1 or (matches and not wanted):
         return matches[0]
-    listed = matches or going or found
+    listed = matches or selectable or found
     names = ", ".join(f"{run.model}/{run.name}" for run in listed[:_LISTED])
     more = f" and {len(listed) - _LISTED} more (ls {runs}/*)" if len(listed) > _LISTED else ""
     what = f"RUN={name} could be {len(matches)} runs" if matches else f"RUN={name} is no run in {runs}"
-    raise ConfigError(what, why="" if matches else lacking, todo=f"choose one of {names}{more}")
+    raise ConfigError(what, why="" if matches else missing, todo=f"choose one of {names}{more}")
 
 
 def _matching(runs: list[RunDir], wanted: str) -> list[RunDir]:

@@ -15,9 +15,8 @@ from lib.errors import ToolkitError
 from lib.kconf import Resolved, Value, values_from_json
 from lib.runs.directory import RunDir
 
-# Symbols (and groups of them) that change no number of a training run: where it is launched, on how many
-# devices and how often, how its data are fetched, what is logged and kept.
-_NOT_OF_TRAINING = {
+# Symbols that change no number of a training run: its launch, data loading, logging and checkpoints.
+_EXCLUDED = {
     "NUM_DEVICES",
     "DIST_NNODES",
     "DIST_ENDPOINT",
@@ -40,7 +39,7 @@ _NOT_OF_TRAINING = {
 }
 _GROUPS = ("SLURM_", "SINK_")
 # Symbol prefixes that identities left out until 0.1.0, when they hashed every symbol of the tree.
-_NOT_OF_TRAINING_FORMERLY = (
+_FORMERLY_EXCLUDED = (
     "NUM_DEVICES",
     "DIST_NNODES",
     "DIST_ENDPOINT",
@@ -57,7 +56,7 @@ def identity(in_effect: Mapping[str, Value]) -> str:
     neutral value, do not change the identity. Symbols that change no number of a run are left out, because
     they may change when it resumes.
     """
-    return _digest(_of_training(in_effect))
+    return _digest(_training_values(in_effect))
 
 
 def is_identity(known: str, resolved: Resolved, *, stored: Callable[[], Mapping[str, Value] | None]) -> bool:
@@ -71,22 +70,22 @@ def is_identity(known: str, resolved: Resolved, *, stored: Callable[[], Mapping[
     values = stored()
     if values is None or known != former_identity(values):
         return False
-    wanted = _of_training(resolved.in_effect)
+    wanted = _training_values(resolved.in_effect)
     removed = [value for name, value in values.items() if name not in resolved.values]
     return not any(removed) and all(name in values and values[name] == wanted[name] for name in wanted)
 
 
 def former_identity(values: Mapping[str, Value]) -> str:
     """Return the identity used up to 0.1.0, from the values of every symbol that the tree had."""
-    kept = {name: value for name, value in values.items() if not name.startswith(_NOT_OF_TRAINING_FORMERLY)}
+    kept = {name: value for name, value in values.items() if not name.startswith(_FORMERLY_EXCLUDED)}
     return _digest(kept)
 
 
-def _of_training(values: Mapping[str, Value]) -> dict[str, Value]:
+def _training_values(values: Mapping[str, Value]) -> dict[str, Value]:
     return {
         name: value
         for name, value in values.items()
-        if name not in _NOT_OF_TRAINING and not name.startswith(_GROUPS)
+        if name not in _EXCLUDED and not name.startswith(_GROUPS)
     }
 
 

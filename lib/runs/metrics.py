@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, TypeAlias
 
 from lib import atomic
-from lib.errors import ToolkitError, os_error
+from lib.errors import ToolkitError, os_error, os_errors
 
 Scalar: TypeAlias = str | int | float | bool | None
 
@@ -29,10 +29,8 @@ class MetricsWriter:
     def __init__(self, path: Path) -> None:
         self._pending = b""
         self._rows: list[str] = []
-        try:
+        with os_errors("write"):
             self._file = path.open("ab", buffering=0)
-        except OSError as error:
-            raise os_error("write", error) from error
 
     def write(self, row: Mapping[str, Scalar]) -> None:
         """Add one row. Non-finite numbers become null, and the field "note" names their values."""
@@ -56,12 +54,9 @@ class MetricsWriter:
     def _hand_over(self) -> None:
         self._pending += "".join(self._rows).encode()
         self._rows.clear()
-        try:
+        with os_errors("write", todo="free some space"), atomic.naming(Path(self._file.name)):
             while self._pending:
                 self._pending = self._pending[self._file.write(self._pending) :]
-        except OSError as error:
-            error.filename = self._file.name
-            raise os_error("write", error, todo="free some space") from error
 
 
 def read(path: Path) -> list[dict[str, Any]]:

@@ -18,10 +18,10 @@ from pathlib import Path
 from typing import Any
 
 from lib import atomic
-from lib.errors import CheckpointError, os_error
+from lib.errors import CheckpointError, os_errors
 from lib.kconf import Resolved, Value, values_from_json
-from lib.runs import checkpoint, checkpoint_manifest
-from lib.runs.checkpoint_manifest import DamagedError
+from lib.runs import checkpoint
+from lib.runs.checkpoint import MANIFEST, STATE, DamagedError, decode_manifest
 from lib.runs.directory import (
     CHECKPOINTS,
     EVENTS,
@@ -75,9 +75,7 @@ class RemoteRun:
         found = {}
         for step in self._folders():
             try:
-                found[step] = checkpoint_manifest.decode(
-                    self.storage.read(_place(step, checkpoint_manifest.NAME)), step=step
-                )
+                found[step] = decode_manifest(self.storage.read(_key(step, MANIFEST)), step=step)
             except (MissingError, DamagedError):
                 continue  # an interrupted copy, or one of another version
         return found
@@ -93,25 +91,25 @@ class RemoteRun:
         """
         local = checkpoint.steps(directory)
         wanted = [step for step in local if step in (local[-1], checkpoint.best_step(directory))]
-        there, missing, damaged = self.manifests(), dict[int, bytes](), dict[int, str]()
+        remote, missing, damaged = self.manifests(), dict[int, bytes](), dict[int, str]()
         for step in wanted:
             try:
                 data, content = _manifest(directory / checkpoint_name(step), step=step)
             except DamagedError as damage:
                 damaged[step] = f"checkpoint {checkpoint_name(step)} in {directory} is damaged: {damage}"
                 continue
-            if there.get(step) != content:
+            if remote.get(step) != content:
                 missing[step] = data
         for step in missing:
-            self.storage.remove(_place(step, checkpoint_manifest.NAME))
-            self._upload_state(directory / checkpoint_name(step) / checkpoint_manifest.STATE, step)
+            self.storage.remove(_key(step, MANIFEST))
+            self._upload_state(directory / checkpoint_name(step) / STATE, step)
         for name, data in files.items():
             if name != STATUS:
                 self.storage.write(name, data)
         for name in set(self._events()) - files.keys():
             self.storage.remove(name)
         for step, data in missing.items():
-            self.storage.write(_place(step, checkpoint_manifest.NAME), data)
+            self.storage.write(_key(step, MANIFEST), data)
         if local and local[-1] in damaged:
             raise CheckpointError(damaged[local[-1]])
         # Last, because a status "done" promises that the last checkpoint is there.
@@ -120,53 +118,48 @@ class RemoteRun:
             self._retire(newest=local[-1], keep_last=keep_last)
         return "".join(damaged.values())
 
-    def fetch(self, run: RunDir, *, say: Callable[[str], object]) -> None:
+    def fetch(self, run: RunDir, *, log: Callable[[str], object]) -> None:
         """Download the latest valid checkpoint, the files and the best one, unless `run` has one as new.
 
         Damaged remote checkpoints are reported and the previous one is taken. Raises CheckpointError if all
         are damaged and `run` has no valid one of its own, ToolkitError if the disk fails.
         """
-        here, own = checkpoint.steps(run.checkpoints), checkpoint.newest_sound(run.checkpoints)
-        there = self.manifests()
-        newer = sorted(step for step in there if own is None or step > own)
+        local, own = checkpoint.steps(run.checkpoints), checkpoint.latest_valid(run.checkpoints)
+        remote = self.manifests()
+        newer = sorted(step for step in remote if own is None or step > own)
         if not newer:
             return
-        # First, because rows after the checkpoint's step can be dropped later, but missing rows cannot be
-        # made.
+        # First, because rows after the checkpoint's step can be dropped later, missing ones cannot be made.
         self._fetch_files(run.path)
-        best = _best(there)
+        best = _best(remote)
         # In ascending order, because installing a step drops later ones.
-        had = best is not None and best in newer[:-1] and self._receive(run.checkpoints, best, say)
+        has_best = best is not None and best in newer[:-1] and self._receive(run.checkpoints, best, log)
         for step in reversed(newer):
-            if (had and step == best) or self._receive(run.checkpoints, step, say):
-                why = ", for the newest one here is damaged" if here and here[-1] != own else ""
-                say(f"Checkpoint {checkpoint_name(step)} comes from {self.storage.url}{why}")
+            if (has_best and step == best) or self._receive(run.checkpoints, step, log):
+                why = ", because the latest local one is damaged" if local and local[-1] != own else ""
+                log(f"Checkpoint {checkpoint_name(step)} comes from {self.storage.url}{why}")
                 return
         if own is None:
             raise CheckpointError(
-                f"no sound checkpoint in {self.storage.url}",
+                f"no valid checkpoint in {self.storage.url}",
                 why=f"damaged: {', '.join(map(checkpoint_name, newer))}",
                 todo="remove that folder to start again",
             )
 
-    def adopt(self, runs: Path, *, say: Callable[[str], object]) -> RunDir:
+    def adopt(self, runs: Path, *, log: Callable[[str], object]) -> RunDir:
         """Create its run directory, with a checkpoint, in `runs`, the directory of the model's runs; locked.
 
         Raises ToolkitError if another process does the same, or the disk fails.
         """
         run = RunDir(runs / f".fetching-{self.name}")
-        try:
+        with os_errors(f"fetch {self.storage.url} to"):
             run.path.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise os_error(f"fetch {self.storage.url} to", error) from error
         run.lock()
         try:
-            self.fetch(run, say=say)
-            run.path = run.path.rename(runs / self.name)
-            atomic.sync_directory(runs)
-        except OSError as error:
-            run.release()
-            raise os_error(f"fetch {self.storage.url} to", error) from error
+            with os_errors(f"fetch {self.storage.url} to"):
+                self.fetch(run, log=log)
+                run.path = run.path.rename(runs / self.name)
+                atomic.sync_directory(runs)
         except BaseException:
             run.release()
             raise
@@ -177,12 +170,10 @@ class RemoteRun:
         for name in [name for name in names if name not in (CHECKPOINTS, SINKS, LOCK)] + self._events():
             path = directory / name
             temporary = path.with_name(f".{path.name}.fetched")
-            try:
+            with os_errors("write"):
                 path.parent.mkdir(exist_ok=True)
                 self.storage.download(name, temporary)
                 atomic.publish(temporary, path)
-            except OSError as error:
-                raise os_error("write", error) from error
 
     def _events(self) -> list[str]:
         """Names of the remote event files."""
@@ -190,32 +181,32 @@ class RemoteRun:
 
     def _upload_state(self, path: Path, step: int) -> None:
         try:
-            self.storage.upload(path, _place(step, checkpoint_manifest.STATE))
+            self.storage.upload(path, _key(step, STATE))
         except MissingError:
             path.stat()  # raises if it is this one that has gone
             raise
 
-    def _receive(self, directory: Path, step: int, say: Callable[[str], object]) -> bool:
-        def bring(name: str, path: Path) -> None:
+    def _receive(self, directory: Path, step: int, log: Callable[[str], object]) -> bool:
+        def download(name: str, path: Path) -> None:
             try:
-                self.storage.download(_place(step, name), path)
+                self.storage.download(_key(step, name), path)
             except MissingError as error:
                 raise DamagedError(f"{name} is missing") from error
 
         try:
-            checkpoint.receive(directory, step=step, fetch=bring)
+            checkpoint.receive(directory, step=step, fetch=download)
         except DamagedError as damage:
-            say(f"checkpoint {checkpoint_name(step)} in {self.storage.url} is damaged: {damage}")
+            log(f"checkpoint {checkpoint_name(step)} in {self.storage.url} is damaged: {damage}")
             return False
         return True
 
     def _retire(self, *, newest: int, keep_last: int) -> None:
-        there = {step: content for step, content in self.manifests().items() if step <= newest}
-        keep = {*sorted(there)[-keep_last:], _best(there)}
+        remote = {step: content for step, content in self.manifests().items() if step <= newest}
+        keep = {*sorted(remote)[-keep_last:], _best(remote)}
         for step in self._folders():
             if step not in keep:
-                self.storage.remove(_place(step, checkpoint_manifest.NAME))
-                self.storage.remove(_place(step))
+                self.storage.remove(_key(step, MANIFEST))
+                self.storage.remove(_key(step))
 
     def _folders(self) -> list[int]:
         steps = map(checkpoint_step, self.storage.entries(CHECKPOINTS))
@@ -240,20 +231,18 @@ def _manifest(path: Path, *, step: int) -> tuple[bytes, dict[str, Any]]:
     Raises DamagedError if it is damaged, FileNotFoundError if the checkpoint is gone.
     """
     try:
-        data = (path / checkpoint_manifest.NAME).read_bytes()
+        data = (path / MANIFEST).read_bytes()
     except OSError as error:
         if not path.is_dir():  # checkpoints are removed as a whole
             raise
-        raise DamagedError(f"{checkpoint_manifest.NAME}: {error.strerror or error}") from error
-    return data, checkpoint_manifest.decode(data, step=step)
+        raise DamagedError(f"{MANIFEST}: {error.strerror or error}") from error
+    return data, decode_manifest(data, step=step)
 
 
-def _place(step: int, name: str = "") -> str:
+def _key(step: int, name: str = "") -> str:
     return "/".join(filter(None, (CHECKPOINTS, checkpoint_name(step), name)))
 
 
 def _best(manifests: Mapping[int, Mapping[str, Any]]) -> int | None:
     """The step of the best checkpoint: the last one marked so, as each was better than those before."""
-    return max(
-        (step for step, content in manifests.items() if checkpoint_manifest.is_best(content)), default=None
-    )
+    return max((step for step, content in manifests.items() if checkpoint.is_best(content)), default=None)

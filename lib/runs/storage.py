@@ -111,7 +111,9 @@ class Storage:
         self.write(name, data)
         try:
             if self.read(name) != data:
-                raise StorageError(f"cannot read {self.url}/{name}", why="it is not what was written there")
+                raise StorageError(
+                    f"cannot read {self.url}/{name}", why="the content differs from what was written"
+                )
         finally:
             self.remove(name)
 
@@ -119,18 +121,18 @@ class Storage:
         return f"{self._root}/{name}" if name else self._root
 
 
-def open_storage(url: str, *, asked: str) -> Storage:
-    """Open the storage at `url`. asked: the option that names it.
+def open_storage(url: str, *, requested: str) -> Storage:
+    """Open the storage at `url`. requested: the option that names it.
 
     Raises ConfigError if it is no URL, or the package for it is not installed.
     """
     if not is_url(url):
-        raise ConfigError(f'{asked}="{url}" is not a URL', todo=f"a path is written file://{url}")
+        raise ConfigError(f'{requested}="{url}" is not a URL', todo=f"a path is written file://{url}")
     from fsspec.core import url_to_fs
 
     if not url.partition("://")[2].strip("/"):
         # Without its slashes it would be a path relative to the working directory.
-        raise ConfigError(f'{asked}="{url}" names no place', todo="give a bucket or a folder after ://")
+        raise ConfigError(f'{requested}="{url}" names no bucket or folder', todo="give one after ://")
     url = url.rstrip("/")
     protocol = url.partition(":")[0]
     on_disk = protocol in ("file", "local")
@@ -142,11 +144,11 @@ def open_storage(url: str, *, asked: str) -> Storage:
     except ImportError as error:
         package = _package_of(protocol, error)
         raise ConfigError(
-            f'{asked}="{url}": the package {package} is not installed',
+            f'{requested}="{url}": the package {package} is not installed',
             todo=f"install it, for example with .venv/bin/pip install {package}",
         ) from error
     except StorageError as error:
-        raise ConfigError(f'{asked}="{url}" cannot be opened', why=error.why) from error
+        raise ConfigError(f'{requested}="{url}" cannot be opened', why=error.why) from error
     return Storage(url, files, str(root).rstrip("/"), on_disk)
 
 
@@ -167,16 +169,16 @@ def _errors(action: str) -> Iterator[None]:
     try:
         yield
     except FileNotFoundError as error:
-        raise MissingError(f"cannot {action}", why="there is no such place") from error
+        raise MissingError(f"cannot {action}", why="it does not exist") from error
     except Exception as error:
-        if _is_of_storage(error):
-            told = isinstance(error, OSError) and error.strerror
-            reason = " ".join(str(told or error).split())
+        if _is_storage_error(error):
+            message = (isinstance(error, OSError) and error.strerror) or error
+            reason = " ".join(str(message).split())
             raise StorageError(f"cannot {action}", why=reason or type(error).__name__) from error
         raise
 
 
-def _is_of_storage(error: Exception) -> bool:
+def _is_storage_error(error: Exception) -> bool:
     """True for errors of packages below fsspec (botocore, aiohttp), which have no common base class."""
     if isinstance(error, ImportError):
         return False

@@ -1,4 +1,4 @@
-"""A sweep from its plan to its verdict: what `make scaling` does, for programs too."""
+"""Scaling experiments from plan to verdict: what `make scaling` does, as a Python interface."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from typing import Any
 
 import numpy as np
 
-from lib.data import Place, open_dataset
+from lib.data import DataLocation, open_dataset
 from lib.data.cache import fingerprint
 from lib.data.datasets.texts.markov import entropy_bits
-from lib.data.ngram_baseline import counting_floors
+from lib.data.ngram_baseline import ngram_baseline
 from lib.data.types import Dataset, TextSpec
 from lib.errors import ConfigError, DataError, ToolkitError
 from lib.nn.model_code import build_model
@@ -25,20 +25,23 @@ from lib.scaling import gate
 from lib.scaling.judge import Verdict, judge
 from lib.scaling.laws import Point
 from lib.scaling.planning import (
-    DOCUMENT_LAYERS,
-    DOCUMENT_WIDTHS,
-    Planned,
-    learning_rate,
+    FULL,
+    LAYERS,
+    WIDTHS,
+    PlannedRun,
+    configs_of,
     names_of,
     wall_seconds,
 )
 from lib.scaling.results import (
     BLOCK,
-    LOWEST_LOSS_OF_TEXT,
+    MIN_TEXT_LOSS,
     ScalingConfig,
     ScalingResults,
+    by_architecture,
     code_hash,
     corpus_path,
+    points_of,
     read,
     write,
 )
@@ -46,31 +49,31 @@ from lib.scaling.sweep import Sweep, failures
 
 ROOT = Path(__file__).resolve().parents[2]
 ALL_RESULTS, LAW, REPORT, PLAN = "all_scaling_results.json", "scaling_law.json", "report.txt", "sweep.json"
-_LUCK_NATS = 0.01  # a loss so far below a known entropy rate can be chance: four deviations
+_CHANCE_NATS = 0.01  # a loss may be this far below a known entropy rate by chance: four deviations
 
 
 @dataclass(frozen=True, slots=True)
 class Corpus:
-    """What a sweep trains on. reachable: the entropy rate in nats, where it is known."""
+    """Text of a sweep. entropy_rate: in nats per token, if it is known."""
 
     dataset: Dataset
     spec: TextSpec
     sha256: str
     train_tokens: int
-    counting: tuple[float, ...]  # nats per token by counting n-grams
-    reachable: float | None
+    ngram_nats: tuple[float, ...]  # cross-entropy per token of n-gram models
+    entropy_rate: float | None
 
     @property
     def lowest(self) -> float:
-        """A loss below it is a leak."""
-        return LOWEST_LOSS_OF_TEXT if self.reachable is None else self.reachable - _LUCK_NATS
+        """Loss below which a model must have seen its targets."""
+        return MIN_TEXT_LOSS if self.entropy_rate is None else self.entropy_rate - _CHANCE_NATS
 
 
 class ScalingExperiments:
-    """Trains models of several sizes, one process each, and judges how their loss falls.
+    """Train models of several sizes, one process each, and fit scaling laws to their losses.
 
-    output_dir: where results, laws and pictures are kept; a sweep that was interrupted goes on there.
-    Raises ConfigError for a corpus that is not known, or whose files are not there.
+    output_dir: for results, laws and plots; an interrupted sweep resumes there. Raises ConfigError for an
+    unknown corpus or missing files.
     """
 
     def __init__(
@@ -79,98 +82,90 @@ class ScalingExperiments:
         *,
         corpus: str = "synthetic",
         workers: int | None = None,
-        say: Callable[[str], None] = print,
+        log: Callable[[str], None] = print,
     ) -> None:
-        self.out, self.corpus_name, self.say = Path(output_dir).resolve(), corpus, say
+        self.out, self.corpus_name, self.log = Path(output_dir).resolve(), corpus, log
         path = corpus_path(corpus)
         if path is not None and not path.exists():
             raise ConfigError(f"CORPUS={corpus} is not there", todo="file: takes a file or a folder of texts")
         self.workers = workers or len(os.sched_getaffinity(0))
-        self._judged: tuple[dict[str, tuple[Point, ...]], dict[str, Verdict]] = ({}, {})
+        self._cached: tuple[dict[str, tuple[Point, ...]], dict[str, Verdict]] = ({}, {})
 
     @cached_property
     def corpus(self) -> Corpus:
-        """Opened, and made if it has to be. Raises ConfigError where it cannot be used."""
-        cache = ROOT / "data"
-        name, folder = {"synthetic": "markov"}.get(self.corpus_name, self.corpus_name), cache
-        if (path := corpus_path(self.corpus_name)) is not None:
-            name, folder = "text_files", path
-        tokenizer = "char" if name == "markov" else "byte"
-        place = Place(
+        """The corpus, generated if necessary. Raises ConfigError if it cannot be used."""
+        cache, path = ROOT / "data", corpus_path(self.corpus_name)
+        name = "text_files" if path else {"synthetic": "markov"}.get(self.corpus_name, self.corpus_name)
+        place = DataLocation(
             name=name,
             root=ROOT,
-            data_dir=folder,
+            data_dir=path or cache,
             cache_dir=cache,
             download=False,
-            say=self.say,
+            log=self.log,
             block_size=BLOCK,
-            tokenizer=tokenizer,  # type: ignore[arg-type]
+            tokenizer="char" if name == "markov" else "byte",
         )
         try:
             dataset = open_dataset(place, {})
         except DataError as error:
             raise ConfigError(f"CORPUS={self.corpus_name} cannot be used", why=str(error)) from error
         assert isinstance(dataset.spec, TextSpec)
-        floors = counting_floors(dataset, cache_dir=cache, say=self.say)
+        baseline = ngram_baseline(dataset, cache_dir=cache, log=self.log)
         return Corpus(
             dataset=dataset,
             spec=dataset.spec,
             sha256=fingerprint(dataset.source),
             train_tokens=dataset.train.size * dataset.spec.block_size,
-            counting=tuple(bits * math.log(2) for bits in floors.bits),
-            reachable=entropy_bits() * math.log(2) if name == "markov" else None,
+            ngram_nats=tuple(bits * math.log(2) for bits in baseline.bits),
+            entropy_rate=entropy_bits() * math.log(2) if name == "markov" else None,
         )
 
     def run_all_experiments(
         self,
-        d_model_values: Sequence[int] = DOCUMENT_WIDTHS,
-        n_layers_values: Sequence[int] = DOCUMENT_LAYERS,
+        d_model_values: Sequence[int] = WIDTHS,
+        n_layers_values: Sequence[int] = LAYERS,
         epochs: int = 5,
         batch_size: int = 32,
         device: str = "auto",
     ) -> list[ScalingResults]:
-        """Every width with every number of layers. Raises ToolkitError if one of them failed."""
-        configs = [
-            ScalingConfig(
-                width,
-                layers,
-                batch_size=batch_size,
-                epochs=epochs,
-                device=device,
-                lr=learning_rate(width),
-                corpus=self.corpus_name,
-                data_sha256=self.corpus.sha256,
-            )
-            for width in d_model_values
-            for layers in n_layers_values
-        ]
-        results = self.run(configs)
-        if failed := failures(results):
-            raise ToolkitError(f"{len(failed)} of {len(results)} runs are no result", why="; ".join(failed))
+        """Train every width with every number of layers. Raises ToolkitError if a run failed."""
+        shapes = tuple((width, layers) for width in d_model_values for layers in n_layers_values)
+        grid = dataclasses.replace(FULL, shapes=shapes, tokens=(), seeds=(1,))
+        base = ScalingConfig(
+            *shapes[0], batch_size=batch_size, epochs=epochs, device=device, corpus=self.corpus_name
+        )
+        results = self.run(configs_of(grid, architectures=(base.arch,), base=base))
+        raise_failures(results)
         return results
 
     def check_gate(self, configs: Iterable[ScalingConfig]) -> None:
-        """Of every architecture and length. Raises ToolkitError where a model sees the future, or the gate is
-        blind."""
+        """Check every architecture and context length for leaks of future tokens.
+
+        Raises ToolkitError if a model leaks, or if the checks miss the block that is known to leak.
+        """
         kinds = {(config.arch, config.n_seq): config for config in configs}
         for (arch, length), config in kinds.items():
             name, options = dataclasses.replace(config, d_model=16, n_layers=2).model()
-            found = gate.faults(partial(build_model, name, options, seed=1), length=length)
+            found = gate.find_faults(partial(build_model, name, options, seed=1), length=length)
             if found:
-                raise ToolkitError(f"{arch} does not pass the gate", why="; ".join(found))
-            self.say(f"Gate: {arch} sees the past alone, {length} tokens long, and learns what comes next")
+                raise ToolkitError(f"{arch} does not pass the leak checks", why="; ".join(found))
+            self.log(f"Leak checks: {arch} is causal over {length} tokens and learns the next token")
         form = {"form": "upstream", "layers": 2, "width": 16, "ffn_ratio": 2, "dropout": 0.0}
         canary: dict[str, Any] = form | {"allow_leak": True}
-        for spec in (gate.spec_of(length) for length in dict.fromkeys(length for _, length in kinds)):
+        for spec in (gate.cycle_spec(length) for length in dict.fromkeys(length for _, length in kinds)):
             model = build_model("resnet_bk", canary, spec, seed=1)
             if not list(gate.leaks(model, spec)):
-                raise ToolkitError("the gate is blind", why="it lets the original, two-sided block pass")
-        self.say("Gate: the original, two-sided block is caught")
+                raise ToolkitError(
+                    "the leak checks are broken",
+                    why="it does not detect the leak of the original, bidirectional block",
+                )
+        self.log("Leak checks: the leak of the original, bidirectional block is detected")
 
     def run(self, configs: Sequence[ScalingConfig]) -> list[ScalingResults]:
-        """Train what is not there yet; the results of all, also of those that failed, are kept together.
+        """Train all configurations without a result, and write all results, failed ones included.
 
-        Raises ConfigError where a configuration is of another corpus, and where two would have one name.
+        Raises ConfigError if a configuration is of another corpus, or two would have the same name.
         """
         self._check_corpora((config.corpus for config in configs), "a configuration")
         names = names_of(configs)
@@ -182,7 +177,7 @@ class ScalingExperiments:
             floor=self.corpus.lowest,
             code=code_hash(ROOT),
             workers=self.workers,
-            say=self.say,
+            log=self.log,
         )
         hashes = [config.identity(sweep.code) for config in configs]
         write(self.out / PLAN, json.dumps(dict(zip(names, hashes, strict=True)), indent=1) + "\n")
@@ -192,23 +187,10 @@ class ScalingExperiments:
         return results
 
     def results(self) -> list[ScalingResults]:
-        """Those of the last sweep; what an earlier one left under the same name is none of them.
+        """Return the results of the last sweep; those of earlier sweeps have other hashes.
 
-        Raises ConfigError where there is none, or one of another corpus, ToolkitError where a run is missing.
+        Raises ConfigError if there is no sweep or it is of another corpus, ToolkitError if a run is missing.
         """
-        hashes = self._hashes()
-        found = {name: read(self.out / f"{name}_results.json") for name in hashes}
-        present = [result for name, result in found.items() if result and result.config_hash == hashes[name]]
-        if missing := [name for name, result in found.items() if result not in present]:
-            raise ToolkitError(
-                f"{len(missing)} of {len(hashes)} runs are missing: {missing[0]} ...",
-                todo="make scaling goes on",
-            )
-        self._check_corpora((result.config["corpus"] for result in present), f"the sweep in {self.out}")
-        return present
-
-    def _hashes(self) -> dict[str, str]:
-        """Of the configurations of the last sweep, by the names of their results."""
         none = ConfigError(f"there is no sweep in {self.out}", todo="make scaling makes one")
         try:
             hashes = json.loads((self.out / PLAN).read_text())
@@ -216,10 +198,18 @@ class ScalingExperiments:
             raise none from error
         if not isinstance(hashes, dict) or not hashes:
             raise none
-        return hashes
+        found = {name: read(self.out / f"{name}_results.json") for name in hashes}
+        present = [result for name, result in found.items() if result and result.config_hash == hashes[name]]
+        if missing := [name for name, result in found.items() if result not in present]:
+            raise ToolkitError(
+                f"{len(missing)} of {len(hashes)} runs are missing: {missing[0]} ...",
+                todo="make scaling resumes the sweep",
+            )
+        self._check_corpora((result.config["corpus"] for result in present), f"the sweep in {self.out}")
+        return present
 
     def _check_corpora(self, names: Iterable[str], what: str) -> None:
-        """Losses on a text say nothing beside the floors, the entropy rate and the vocabulary of another."""
+        """Raise ConfigError for another corpus, whose losses have other baselines and another vocabulary."""
         if others := set(names) - {self.corpus_name}:
             raise ConfigError(
                 f"{what} is of CORPUS={min(others)}, not of CORPUS={self.corpus_name}",
@@ -227,27 +217,30 @@ class ScalingExperiments:
             )
 
     def verdicts(self) -> dict[str, Verdict]:
-        """Of each architecture, from its sound results alone.
+        """Return the verdict on each architecture from its valid results.
 
-        Raises ConfigError where the text of the corpus is no longer the one that the models were trained on.
+        Raises ConfigError if the corpus has changed since the models were trained.
         """
         results = self.results()
         if any(result.config["data_sha256"] != self.corpus.sha256 for result in results):
             raise ConfigError(
                 f"CORPUS={self.corpus_name} has changed since the sweep in {self.out}",
-                todo="make scaling trains on what it is now",
+                todo="make scaling trains on the new text",
             )
-        points = {arch: tuple(points_of(sound)) for arch, sound in by_architecture(results).items()}
-        if points != self._judged[0]:
-            self._judged = points, {arch: judge(own) for arch, own in points.items()}
-        return self._judged[1]
+        points = {arch: tuple(points_of(group)) for arch, group in by_architecture(results).items()}
+        if points != self._cached[0]:
+            self._cached = points, {arch: judge(own) for arch, own in points.items()}
+        return self._cached[1]
 
     def analyze_scaling_laws(self) -> dict[str, Any]:
-        """Fit, doubt and write scaling_law.json, whose content it returns."""
-        groups, verdicts = by_architecture(self.results()), self.verdicts()
-        parts = {arch: law_of(groups[arch], verdicts[arch]) for arch in groups}
+        """Fit the laws, write scaling_law.json and return its content.
+
+        Raises ToolkitError without results.
+        """
+        results, verdicts = self.results(), self.verdicts()
+        parts = {arch: law_of(group, verdicts[arch]) for arch, group in by_architecture(results).items()}
         if not parts:
-            raise ToolkitError("there is no sound result to fit", why="; ".join(failures(self.results())))
+            raise ToolkitError("there is no valid result to fit", why="; ".join(failures(results)))
         first = next(iter(parts))
         content = {
             **parts[first],
@@ -255,58 +248,48 @@ class ScalingExperiments:
             "corpus": self.corpus_name,
             "synthetic": self.corpus.spec.synthetic,
             "unit": self.corpus.spec.unit,
-            "entropy_rate_nats": self.corpus.reachable,
-            "counting_nats": list(self.corpus.counting),
-            "excluded": failures(self.results()),
+            "entropy_rate_nats": self.corpus.entropy_rate,
+            "counting_nats": list(self.corpus.ngram_nats),
+            "excluded": failures(results),
         }
         write(self.out / LAW, json.dumps(content, indent=1, sort_keys=True) + "\n")
         return content
 
     def plot_scaling_laws(self) -> list[Path]:
-        """Write scaling_laws.png and, as a second page, scaling_laws_2.png."""
-        from lib.scaling.pictures import write_pictures  # matplotlib takes half a second
+        """Write scaling_laws.png and scaling_laws_2.png, and return their paths."""
+        from lib.scaling.pictures import write_pictures  # matplotlib takes half a second to import
 
         return write_pictures(by_architecture(self.results()), self.verdicts(), self.corpus_lines(), self.out)
 
     def report(self) -> str:
-        """Write report.txt, and return what it says."""
-        from lib.scaling.report import text_of
+        """Write report.txt and return its content."""
+        from lib.scaling.report import format_report
 
-        text = text_of(self.results(), self.verdicts(), self.corpus.dataset.source, self.corpus_lines())
+        text = format_report(self.results(), self.verdicts(), self.corpus.dataset.source, self.corpus_lines())
         write(self.out / REPORT, text)
         return text
 
     def corpus_lines(self) -> dict[str, float]:
-        """Losses to compare with, in nats: what counting reaches, and the entropy rate where it is known."""
-        lines = {f"counting {n}-grams": nats for n, nats in enumerate(self.corpus.counting, start=1)}
-        if self.corpus.reachable is not None:
-            lines["entropy rate (known)"] = self.corpus.reachable
+        """Return baseline losses in nats: of n-gram models, and the entropy rate if it is known."""
+        lines = {f"counting {n}-grams": nats for n, nats in enumerate(self.corpus.ngram_nats, start=1)}
+        if self.corpus.entropy_rate is not None:
+            lines["entropy rate (known)"] = self.corpus.entropy_rate
         return lines
 
 
-def by_architecture(results: Sequence[ScalingResults]) -> dict[str, list[ScalingResults]]:
-    """The sound results of each, in the order of the sweep."""
-    names = dict.fromkeys(result.arch for result in results if result.status == "done")
-    return {
-        arch: [result for result in results if result.arch == arch and result.status == "done"]
-        for arch in names
-    }
-
-
-def points_of(results: Sequence[ScalingResults]) -> list[Point]:
-    return [
-        Point(
-            parameters=result.num_params_nonembedding,
-            tokens=result.tokens,
-            loss=result.val_nats,
-            seed=result.seed,
+def raise_failures(results: Sequence[ScalingResults]) -> None:
+    """Raise ToolkitError if a run failed or is suspected of a leak."""
+    if failed := failures(results):
+        raise ToolkitError(
+            f"{len(failed)} of {len(results)} runs have no valid result", why="; ".join(failed)
         )
-        for result in results
-    ]
 
 
 def law_of(results: Sequence[ScalingResults], verdict: Verdict) -> dict[str, Any]:
-    """What the document keeps, of all parameters at the most data, fitted in logarithms; and all else."""
+    """Return the content of scaling_law.json for one architecture.
+
+    The law of the design, perplexity = a N^b with all parameters, is fitted in logarithms at the most data.
+    """
     most = max(result.tokens for result in results)
     pairs = [(result.num_params, math.exp(result.val_nats)) for result in results if result.tokens == most]
     logs = np.log(np.asarray(pairs))
@@ -324,10 +307,10 @@ def law_of(results: Sequence[ScalingResults], verdict: Verdict) -> dict[str, Any
     return content
 
 
-def cost_of(plan: Sequence[Planned], *, workers: int) -> str:
-    """Of a whole plan, in words."""
+def format_cost(plan: Sequence[PlannedRun], *, workers: int) -> str:
+    """Return the cost of a whole plan as a sentence."""
     seconds = sum(each.seconds for each in plan)
     return (
-        f"{len(plan)} runs, about {seconds / 60:.1f} minutes of processor, "
+        f"{len(plan)} runs, about {seconds / 60:.1f} minutes of CPU time, "
         f"{wall_seconds(plan, workers=workers) / 60:.1f} minutes with {workers} workers"
     )

@@ -1,7 +1,7 @@
-"""What must hold before a scaling law is worth its name: no output sees the future, targets are what follows.
+"""Leak checks before a sweep: no output depends on a later token, and targets are the next tokens.
 
-A model that sees what it is to predict has the best law of all. The three checks take seconds, at the length
-that the sweep trains with: a mask or a chunk may be sound in front of a leak.
+A model that sees its targets would have the best scaling law of all. The checks take seconds and use the
+context length of the sweep, because a mask or a chunk may be correct up to some position only.
 """
 
 from __future__ import annotations
@@ -12,41 +12,33 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from lib.data.loader import Delivery, TrainLoader
+from lib.data.loader import LoaderConfig, TrainLoader
 from lib.data.types import TextSpec, TokenPart
 from lib.nn.cross_entropy import cross_entropy
 
 VOCAB = 16
-LEARNED_NATS = 0.01  # per token of a text without surprise
-_STEPS, _TOKENS, _LEARNING_RATE = 400, 512, 0.01  # tokens of a step
-_MULTIPLIER, _INCREMENT = 5, 3  # of the text: the successor of each token
+LEARNED_NATS = 0.01  # per token of a deterministic text
+_STEPS, _TOKENS, _LEARNING_RATE = 400, 512, 0.01  # tokens per step
+_MULTIPLIER, _INCREMENT = 5, 3  # of the text: successor = 5 token + 3 mod 16
 
 
-def spec_of(length: int) -> TextSpec:
-    """Of the text that the checks are made on, for models that see so many tokens at once."""
-    return TextSpec(
-        name="cycle",
-        vocab_size=VOCAB,
-        block_size=length,
-        unit="token",
-        validation_tokens=1,
-        validation_bytes=None,
-        synthetic=True,
-    )
+def cycle_spec(length: int) -> TextSpec:
+    """Return the spec of the deterministic text, for models with a context of `length` tokens."""
+    return TextSpec(name="cycle", vocab_size=VOCAB, block_size=length, unit="token", synthetic=True)
 
 
-def faults(
+def find_faults(
     build: Callable[[TextSpec], nn.Module],
     *,
     length: int,
     targets: Callable[[Tensor], Tensor] = lambda targets: targets,
 ) -> list[str]:
-    """What is wrong with the small model that `build` makes for a text, in words; empty where nothing is.
+    """Return what is wrong with the model that `build` makes; empty if nothing is.
 
-    length: tokens that the sweep's models see at once. targets: a change of the targets of training, (B, T);
-    to see the last check fail.
+    length: context length in tokens. targets: a change of the training targets (B, T), to test the last
+    check.
     """
-    found, spec = [], spec_of(length)
+    found, spec = [], cycle_spec(length)
     if leaking := list(leaks(build(spec), spec)):
         found.append(
             f"{len(leaking)} outputs change with a later token, first: (changed, output) {leaking[0]}"
@@ -54,24 +46,27 @@ def faults(
     if leaking := list(gradient_leaks(build(spec), spec)):
         found.append(f"{len(leaking)} outputs have a gradient from a later token, first: {leaking[0]}")
     if (loss := loss_after_training(build(spec), spec, targets)) >= LEARNED_NATS:
-        found.append(f"trained on a text without surprise, the next token costs {loss:.3f} nats: misaligned")
+        found.append(f"trained on a deterministic text, the loss is {loss:.3f} nats: misaligned targets")
     return found
 
 
 def leaks(model: nn.Module, spec: TextSpec) -> Iterator[tuple[int, int]]:
-    """(changed position, earlier position whose output is not the same to the bit)."""
+    """Yield (changed position, earlier position whose output differs in any bit), in both modes."""
     changes = torch.arange(1, spec.block_size)
     tokens_BT = _tokens(spec).expand(len(changes), -1)
     others_BT = tokens_BT.clone()
     others_BT[range(len(changes)), changes] += 1
+    differs_BT = torch.zeros(len(changes), spec.block_size, dtype=torch.bool)
     with torch.no_grad():
-        differs_BT = (model(others_BT % spec.vocab_size) != model(tokens_BT)).any(dim=2)
+        for training in (False, True):
+            model.train(training)
+            differs_BT |= (model(others_BT % spec.vocab_size) != model(tokens_BT)).any(dim=2)
     for changed, differs_T in zip(changes.tolist(), differs_BT, strict=True):
         yield from ((changed, position) for position in range(changed) if differs_T[position])
 
 
 def gradient_leaks(model: nn.Module, spec: TextSpec) -> Iterator[tuple[int, int]]:
-    """(later position, earlier position whose output has a gradient with respect to its embedding)."""
+    """Yield (later position, earlier position whose output has a gradient by its embedding)."""
     embedded: list[Tensor] = []
 
     def keep(_module: nn.Module, _inputs: object, output: Tensor) -> None:
@@ -89,24 +84,17 @@ def gradient_leaks(model: nn.Module, spec: TextSpec) -> Iterator[tuple[int, int]
 
 
 def loss_after_training(model: nn.Module, spec: TextSpec, change: Callable[[Tensor], Tensor]) -> float:
-    """Nats a token of the text itself, by a model that was trained on what the loader says of it.
+    """Return the loss in nats per token after training through the loader.
 
-    The targets of the evaluation are read off the text, not taken from the loader.
+    Evaluation takes its targets from the text itself, so misaligned targets of the loader show.
     """
     text = _cycle(64 * spec.block_size)
     part = TokenPart(text, block_size=spec.block_size, shifted=True)
-    delivery = Delivery(
-        device=torch.device("cpu"),
-        dtype=torch.float32,
-        channels_last=False,
-        placement="resident",
-        num_workers=1,
-        prefetch=1,
-    )
+    loader_config = LoaderConfig(device=torch.device("cpu"), placement="resident")
     optimizer = torch.optim.Adam(model.parameters(), lr=_LEARNING_RATE)
     evaluated_1T = torch.from_numpy(text[: spec.block_size + 1].astype(np.int64))[None]
     loss, rows = float("inf"), max(1, _TOKENS // spec.block_size)
-    with TrainLoader(part, spec, delivery, seed=0, augment="none", pad=0) as loader:
+    with TrainLoader(part, spec, loader_config, seed=0, augment="none", pad=0) as loader:
         for step in range(_STEPS):
             (batch,) = loader.micro_batches(step=step, target=rows, rank=0, world=1, sizes=(rows,))
             logits_BTV = model(batch.inputs)
@@ -115,16 +103,12 @@ def loss_after_training(model: nn.Module, spec: TextSpec, change: Callable[[Tens
             torch.autograd.backward(loss_BT.mean())
             optimizer.step()
             if step % 20 == 19:
-                loss = _loss(model, evaluated_1T)
+                with torch.no_grad():
+                    logits_TV = model(evaluated_1T[:, :-1])[0]
+                    loss = cross_entropy(logits_TV, evaluated_1T[0, 1:]).mean().item()
                 if loss < LEARNED_NATS:
                     break
     return loss
-
-
-def _loss(model: nn.Module, text_1T: Tensor) -> float:
-    with torch.no_grad():
-        logits_TV = model(text_1T[:, :-1])[0]
-        return cross_entropy(logits_TV, text_1T[0, 1:]).mean().item()
 
 
 def _cycle(length: int) -> np.ndarray[tuple[int], np.dtype[np.uint8]]:

@@ -1,7 +1,7 @@
-"""The size of least loss at a given cost: a parabola over log size for each budget (Hoffmann et al. 2022).
+"""Compute-optimal model sizes: a parabola over log size for each FLOP budget (Hoffmann et al. 2022).
 
-Sweeps train on a few amounts of data; the loss at the amount that a budget leaves for a size is read off
-between those, on a line in logarithms, and never beyond them.
+Sweeps train on a few amounts of data; the loss at the amount that a budget leaves for a size is interpolated
+linearly in logarithms, never extrapolated.
 """
 
 from __future__ import annotations
@@ -15,14 +15,17 @@ import numpy as np
 from lib.scaling.laws import Point, interval
 from lib.scaling.noise import Noise
 
-BUDGETS, FEWEST_SIZES, FEWEST_OPTIMA = 5, 3, 3
+BUDGETS, MIN_SIZES, MIN_OPTIMA = 5, 3, 3
 NOISE_DRAWS, NOISE_LEVEL = 200, 0.95
 NO_SEEDS = "no cell has several seeds"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IsoFlop:
-    """One budget of 6 N D operations. optimum: the size of least loss; None, and why, where there is none."""
+    """One budget of 6 N D FLOPs.
+
+    optimum: the size of lowest loss; None, with the reason, if there is none.
+    """
 
     flops: float
     sizes: tuple[float, ...]
@@ -33,7 +36,7 @@ class IsoFlop:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Growth:
-    """a of optimum = constant x flops^a, with what noise makes of it; None, and why, where there is none."""
+    """a in optimal size = constant * FLOPs^a with its interval; None, with the reason, if there is none."""
 
     exponent: float | None = None
     interval: tuple[float, float] | None = None
@@ -41,97 +44,95 @@ class Growth:
 
 
 def isoflops(points: Sequence[Point]) -> list[IsoFlop]:
-    """Budgets at which at least three sizes can be read off, from low to high."""
+    """Return the budgets at which at least three sizes can be interpolated, in ascending order."""
     curves: dict[float, dict[float, list[float]]] = defaultdict(lambda: defaultdict(list))
     for point in points:
         curves[point.parameters][point.tokens].append(point.loss)
     return [
-        _parabola(flops, [(size, _read(curves[size], flops / (6 * size))) for size in sizes])
-        for flops, sizes in covered(points)
+        _parabola(flops, sizes, [_interpolate(curves[size], flops / (6 * size)) for size in sizes])
+        for flops, sizes in shared_budgets(points)
     ]
 
 
-def covered(points: Sequence[Point]) -> list[tuple[float, list[float]]]:
-    """Those budgets, each with the sizes to be read off, whatever the losses are."""
+def shared_budgets(points: Sequence[Point]) -> list[tuple[float, list[float]]]:
+    """Return those budgets with the sizes that can be interpolated, independent of the losses."""
     amounts: dict[float, set[float]] = defaultdict(set)
     for point in points:
         amounts[point.parameters].add(point.tokens)
     ranges = {size: (min(own), max(own)) for size, own in sorted(amounts.items())}
     spans = [6 * size * np.array(ends) for size, ends in ranges.items() if ends[0] < ends[1]]
-    if len(spans) < FEWEST_SIZES:
+    if len(spans) < MIN_SIZES:
         return []
     low, high = sorted(span[0] for span in spans), sorted(span[1] for span in spans)
-    least, most = low[FEWEST_SIZES - 1], high[-FEWEST_SIZES]
-    if least >= most:
+    smallest, largest = low[MIN_SIZES - 1], high[-MIN_SIZES]
+    if smallest >= largest:
         return []
-    found = []
-    for flops in np.geomspace(least, most, BUDGETS):
+    budgets = []
+    for flops in np.geomspace(smallest, largest, BUDGETS):
         sizes = [
             size
-            for size, (fewest, largest) in ranges.items()
-            if fewest * 0.999 <= flops / (6 * size) <= largest * 1.001
+            for size, (fewest, most) in ranges.items()
+            if fewest * 0.999 <= flops / (6 * size) <= most * 1.001
         ]
-        if len(sizes) >= FEWEST_SIZES:
-            found.append((float(flops), sizes))
-    return found
+        if len(sizes) >= MIN_SIZES:
+            budgets.append((float(flops), sizes))
+    return budgets
 
 
-def uncovered(points: Sequence[Point]) -> str:
-    """Why no exponent can follow, whatever the losses are; empty where one may."""
-    if (found := len(covered(points))) >= FEWEST_OPTIMA:
+def budget_shortfall(points: Sequence[Point]) -> str:
+    """Return the reason why no exponent can follow, independent of the losses; empty if one may."""
+    if (found := len(shared_budgets(points))) >= MIN_OPTIMA:
         return ""
     return (
-        f"{found} budgets of equal operations can be read off at {FEWEST_SIZES} sizes, "
-        f"and {FEWEST_OPTIMA} are needed"
+        f"{found} budgets of equal operations can be interpolated at {MIN_SIZES} sizes, "
+        f"and {MIN_OPTIMA} are needed"
     )
 
 
 def exponent(budgets: Sequence[IsoFlop]) -> float | None:
-    """a of optimum = constant x flops^a; None with fewer than three optima."""
+    """Return a of optimal size = constant * FLOPs^a; None with fewer than three optima."""
     optima = [(budget.flops, budget.optimum) for budget in budgets if budget.optimum is not None]
-    if len(optima) < FEWEST_OPTIMA:
+    if len(optima) < MIN_OPTIMA:
         return None
     logs = np.log(np.asarray(optima))
     return float(np.polyfit(logs[:, 0], logs[:, 1], 1)[0])
 
 
 def growth(points: Sequence[Point], noise: Noise | None) -> Growth:
-    """The exponent, if it outlives the noise: losses drawn anew (Porian et al. 2024)."""
+    """Return the exponent if it is robust to redrawn seed noise (Porian et al. 2024)."""
     budgets = isoflops(points)
     measured = exponent(budgets)
     if measured is None:
-        return Growth(reason=uncovered(points) or _border(budgets))
+        return Growth(reason=budget_shortfall(points) or _few_optima(budgets))
     if noise is None:
         return Growth(reason=NO_SEEDS)
     random = np.random.default_rng(0)
     drawn = []
     for _ in range(NOISE_DRAWS):
-        # The spread of few seeds may be less than the noise is: each draw has one that it may come from.
+        # The deviation is uncertain with few seeds, so each draw has its own.
         spread = noise.deviation * np.sqrt(noise.freedom / random.chisquare(noise.freedom))
         changes = spread * random.standard_normal(len(points))
         noisy = [replace(point, loss=point.loss + by) for point, by in zip(points, changes, strict=True)]
         if (found := exponent(isoflops(noisy))) is not None:
             drawn.append(found)
     if (kept := len(drawn) / NOISE_DRAWS) < NOISE_LEVEL:
-        return Growth(reason=f"optima stay inside the grid in {kept:.0%} of draws of the noise of seeds")
+        return Growth(reason=f"optima stay inside the grid in {kept:.0%} of draws of the seed noise")
     return Growth(exponent=measured, interval=interval(drawn, level=NOISE_LEVEL))
 
 
-def _border(budgets: Sequence[IsoFlop]) -> str:
-    """The optimal size must be seen, not extrapolated to."""
+def _few_optima(budgets: Sequence[IsoFlop]) -> str:
     found = sum(budget.optimum is not None for budget in budgets)
     reasons = sorted({budget.reason for budget in budgets if budget.reason})
     return f"only {found} budgets have their best size inside the grid ({'; '.join(reasons)})"
 
 
-def _read(curve: dict[float, list[float]], tokens: float) -> float:
+def _interpolate(curve: dict[float, list[float]], tokens: float) -> float:
     amounts = sorted(curve)
     losses = [np.log(np.mean(curve[amount])) for amount in amounts]
     return float(np.exp(np.interp(np.log(tokens), np.log(amounts), losses)))
 
 
-def _parabola(flops: float, there: list[tuple[float, float]]) -> IsoFlop:
-    sizes, losses = zip(*there, strict=True)
+def _parabola(flops: float, sizes: Sequence[float], losses: Sequence[float]) -> IsoFlop:
     log_sizes = np.log(sizes)
     curvature, slope, _ = np.polyfit(log_sizes - log_sizes.mean(), losses, 2)
     optimum, reason = None, "the losses do not curve upwards"
@@ -140,5 +141,5 @@ def _parabola(flops: float, there: list[tuple[float, float]]) -> IsoFlop:
         if log_sizes[0] < lowest < log_sizes[-1]:
             optimum, reason = float(np.exp(lowest)), ""
         else:
-            reason = f"the least loss is at the {'smallest' if lowest <= log_sizes[0] else 'largest'} size"
-    return IsoFlop(flops=flops, sizes=sizes, losses=losses, optimum=optimum, reason=reason)
+            reason = f"the lowest loss is at the {'smallest' if lowest <= log_sizes[0] else 'largest'} size"
+    return IsoFlop(flops=flops, sizes=tuple(sizes), losses=tuple(losses), optimum=optimum, reason=reason)

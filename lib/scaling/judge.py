@@ -1,6 +1,7 @@
-"""What a sweep can claim: fits with their doubt, a prediction of what was withheld, or a refusal.
+"""Conclusions that a sweep supports: fitted laws with intervals and a holdout test, or reasons for refusal.
 
-A fit that looks good says nothing: every claim here is tested on the dearest runs, which it has not seen.
+A good fit alone proves nothing: every law is also tested on the most expensive runs, which it was fitted
+without.
 """
 
 from __future__ import annotations
@@ -8,40 +9,35 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Any, get_args
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
-from lib.scaling.isoflop import NO_SEEDS, Growth, growth, uncovered
-from lib.scaling.laws import (
-    BOOTSTRAPS,
-    STARTS,
-    Law,
-    LawName,
-    Point,
-    bootstrap,
-    fit,
-    interval,
-    intervals,
-)
-from lib.scaling.noise import CHANCE, Noise, least_difference, rows, seed_noise
+from lib.scaling.isoflop import NO_SEEDS, Growth, budget_shortfall, growth
+from lib.scaling.laws import BOOTSTRAPS, STARTS, Law, LawName, Point, bootstrap, fit, interval, intervals
+from lib.scaling.noise import CHANCE, Noise, seed_noise, significant_difference, sizes_by_tokens
 
-FEWEST_POINTS, FEWEST_SIZES, FEWEST_AMOUNTS = 12, 3, 3
+MIN_POINTS, MIN_SIZES, MIN_AMOUNTS = 12, 3, 3
 LEVELS = (0.8, 0.95)
-HELD_OUT_LEVEL, HELD_OUT_SHARE = 0.9, 4  # a quarter of the cells
-LAST_FACTOR = 4  # of size, over which the loss has to fall still
-_ROUNDING = 1e-6  # what it makes of nothing is smaller
-LAWS: tuple[LawName, ...] = get_args(LawName)
+HOLDOUT_LEVEL, HOLDOUT_SHARE = 0.9, 4  # a quarter of the cells
+LAST_FACTOR = 4  # the loss must still fall over the last factor of this much in size
+_ROUNDING = 1e-6  # bound of rounding errors
+_FREE_PARAMETERS: dict[LawName, int] = {"power": 2, "floor": 3, "chinchilla": 5}
+TITLES: dict[LawName, str] = {
+    "power": "L = A N^-alpha, at the most data",
+    "floor": "L = E + A N^-alpha, at the most data",
+    "chinchilla": "L = E + A N^-alpha + B D^-beta",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HeldOut:
-    """How well a law predicts the dearest quarter of the cells, which it was fitted without.
+class Holdout:
+    """Prediction of the most expensive quarter of the cells by a law that was fitted without them.
 
-    flops: 6 N D of the cheapest of them. error: mean absolute error of the log of the loss. covered: share of
-    the points in the 90 % band. explained: share in that band made wider by what seeds explain; None where
-    that is not known.
+    flops: 6 N D of the cheapest of them. error, bias: mean absolute and mean error of the log of the loss.
+    covered: share of points in the 90 % band. explained: share in that band widened by seed noise; None if
+    the noise is unknown.
     """
 
     flops: float
@@ -53,108 +49,119 @@ class HeldOut:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Fitted:
-    """A law, and all that is to be said with it. status: "ok", or "insufficient" for `reasons`."""
+class FittedLaw:
+    """A law with bootstrap samples and holdout test. status: "ok", or "insufficient" for `reasons`."""
 
     law: Law | None
     samples: tuple[Law, ...] = ()
-    held_out: HeldOut | None = None
+    holdout: Holdout | None = None
     reasons: tuple[str, ...] = ()
 
     @property
     def status(self) -> str:
+        """Return "ok" or "insufficient"."""
         return "insufficient" if self.reasons else "ok"
 
     def to_json(self) -> dict[str, Any]:
+        """Return the entry of the law in scaling_law.json."""
         content: dict[str, Any] = {"status": self.status, "reasons": list(self.reasons)}
         if self.law is not None:
             content |= dataclasses.asdict(self.law)
         if self.samples:
+            ends = {level: intervals(self.samples, level=level) for level in LEVELS}
             content["ci"] = {
-                f"{level:.0%}": {
-                    name: list(ends) for name, ends in intervals(self.samples, level=level).items()
-                }
-                for level in LEVELS
+                f"{level:.0%}": {name: list(pair) for name, pair in ends[level].items()} for level in LEVELS
             }
-        content["holdout"] = dataclasses.asdict(self.held_out) if self.held_out else None
-        return content
+        return content | {"holdout": dataclasses.asdict(self.holdout) if self.holdout else None}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """Of one architecture.
+    """All conclusions about one architecture.
 
-    effect: loss of the smallest size minus that of the largest, at the most data. rise: where, at the most
-    data, a larger model is worse by more than seeds explain; empty where none is. least: the least effect
-    that is more than seeds explain. spread: standard deviation over seeds; None without repeated seeds.
-    growth: of the best size with the budget.
+    effect: loss of the smallest size minus that of the largest, at the most data. min_effect: the smallest
+    effect that exceeds seed noise. rise: where, at the most data, a larger model is significantly worse;
+    empty if nowhere. spread: standard deviation over seeds; None without repeated seeds. growth: of the
+    optimal size with the budget.
     """
 
-    fits: dict[LawName, Fitted]
+    fits: dict[LawName, FittedLaw]
     effect: float
-    least: float
+    min_effect: float
     rise: str
     spread: float | None
     growth: Growth
-    warnings: tuple[str, ...] = field(default=())
+    warnings: tuple[str, ...] = ()
 
     @property
     def falls_with_size(self) -> bool | None:
-        """None where it is not resolved."""
-        if self.spread is None or abs(self.effect) <= self.least:
+        """True or false if the effect is significant; None if it is not resolved."""
+        if self.spread is None or abs(self.effect) <= self.min_effect:
             return None
         return False if self.effect < 0 else (None if self.rise else True)
 
     def sentence(self) -> str:
-        """Whether the loss falls with size, in words."""
+        """Return whether the loss falls with size, as a sentence."""
         if self.spread is None:
             return f"not resolved: {NO_SEEDS}"
         measured = (
-            f"{self.effect:+.4f} nats from the smallest to the largest size, seeds spread {self.spread:.4f}"
+            f"{self.effect:+.4f} nats from the smallest to the largest size, "
+            f"standard deviation over seeds {self.spread:.4f}"
         )
-        if self.falls_with_size:
-            return f"the loss falls with size: {measured}"
-        if self.falls_with_size is False:
-            return f"the loss does not fall with size: {measured}"
-        if self.effect > self.least:
+        if self.falls_with_size is not None:
+            return f"the loss {'falls' if self.falls_with_size else 'does not fall'} with size: {measured}"
+        if self.effect > self.min_effect:
             return f"not resolved at this budget: {measured}, yet {self.rise}"
-        return f"not resolved at this budget: {measured}, and less than {self.least:.4f} can be chance"
+        return f"not resolved at this budget: {measured}, and less than {self.min_effect:.4f} can be chance"
 
 
 def judge(points: Sequence[Point], *, starts: int = STARTS, samples: int = BOOTSTRAPS) -> Verdict:
-    """All that can be said of the models of one architecture."""
-    noise, most = seed_noise(points), points_for("power", points)
-    effect, least = _effect(most, noise)
+    """Return all conclusions about the models of one architecture."""
+    noise, at_most_data = seed_noise(points), points_for("power", points)
+    effect = min_effect = 0.0
+    for row in sizes_by_tokens(at_most_data).values():
+        effect = row[0].loss - row[-1].loss
+        min_effect = significant_difference(row[0], row[-1], noise, chance=CHANCE / 2)
     return Verdict(
-        fits={name: fitted(points, name, starts=starts, samples=samples) for name in LAWS},
+        fits={name: fit_law(points, name, starts=starts, samples=samples) for name in TITLES},
         effect=effect,
-        least=least,
-        rise=_rise(most, noise),
+        min_effect=min_effect,
+        rise=_rise(at_most_data, noise),
         spread=noise.deviation if noise else None,
         growth=growth(points, noise),
         warnings=tuple(_warnings(points, noise)),
     )
 
 
-def fitted(
+def fit_law(
     points: Sequence[Point], name: LawName, *, starts: int = STARTS, samples: int = BOOTSTRAPS
-) -> Fitted:
-    """One law, of all that was trained."""
+) -> FittedLaw:
+    """Fit one law and collect the reasons against it."""
     noise, own = seed_noise(points), points_for(name, points)
     reasons = shortfalls(own, name, noise)
-    if len(own) < _size(name):
-        return Fitted(law=None, reasons=tuple(reasons) or ("fewer points than parameters",))
+    if len(own) < _FREE_PARAMETERS[name]:
+        return FittedLaw(law=None, reasons=tuple(reasons) or ("fewer points than parameters",))
     law = fit(own, name=name, starts=starts)
     drawn = bootstrap(own, law, samples=samples)
-    withheld = held_out(own, name, noise, starts=starts, samples=samples)
+    holdout = check_holdout(own, name, noise, starts=starts, samples=samples)
     if law.at_bound:
-        reasons.append("the floor E ended at its bound: the points know of none")
-    reasons += [*_unresolved(drawn), *_missed(withheld)]
-    return Fitted(law=law, samples=tuple(drawn), held_out=withheld, reasons=tuple(reasons))
+        reasons.append("the floor E ended at its bound: the points do not determine it")
+    ends = intervals(drawn, level=LEVELS[-1])
+    # A term that may be constant is no effect, and trades off against the floor.
+    reasons += [
+        f"{term} may be 0 or less: no fall with {what} is resolved"
+        for term, what in (("alpha", "size"), ("beta", "data"))
+        if term in ends and ends[term][0] <= _ROUNDING
+    ]
+    if holdout is not None and holdout.explained is not None and holdout.explained < 0.5:
+        reasons.append(
+            f"the holdout is missed by {holdout.error:.2%}, more than the band and seed noise explain"
+        )
+    return FittedLaw(law=law, samples=tuple(drawn), holdout=holdout, reasons=tuple(reasons))
 
 
 def points_for(name: LawName, points: Sequence[Point]) -> list[Point]:
-    """Those that the law is fitted to: without a term of the data it is one of the most data."""
+    """Return the points that the law is fitted to: without a data term, those of the most data."""
     if name == "chinchilla":
         return list(points)
     most = max((point.tokens for point in points), default=0.0)
@@ -162,62 +169,59 @@ def points_for(name: LawName, points: Sequence[Point]) -> list[Point]:
 
 
 def shortfalls(points: Sequence[Point], name: LawName, noise: Noise | None) -> list[str]:
-    """Why the points cannot carry the law, before any fit; empty where they may."""
-    found = [_rise(points, noise), _level(points, noise)]
-    return [*lacks(points, name), *(reason for reason in found if reason)]
+    """Return the reasons why the points cannot support the law, known before any fit."""
+    found = [_rise(points, noise), _plateau(points, noise)]
+    return [*missing_requirements(points, name), *(reason for reason in found if reason)]
 
 
-def lacks(points: Sequence[Point], name: LawName) -> list[str]:
-    """What the law needs and the points do not have, whatever their losses are; empty where nothing.
-
-    points: those that the law is fitted to, `points_for`.
-    """
+def missing_requirements(points: Sequence[Point], name: LawName) -> list[str]:
+    """Return what the law needs and `points` (from `points_for`) lack, independent of their losses."""
     sizes = {point.parameters for point in points}
     amounts = {point.tokens for point in points}
     reasons = []
     if name == "chinchilla":
-        if len(points) < FEWEST_POINTS:
-            reasons.append(f"{len(points)} points, and {FEWEST_POINTS} are needed")
-        if len(amounts) < FEWEST_AMOUNTS:
-            reasons.append(f"{len(amounts)} amounts of data, and {FEWEST_AMOUNTS} are needed")
-    # Three sizes would meet the three parameters of a floor exactly, and leave nothing to doubt them by.
-    fewest = FEWEST_SIZES + (name == "floor")
-    if len(sizes) < fewest:
-        reasons.append(f"{len(sizes)} sizes, and {fewest} are needed")
-    elif not _can_withhold(points, name):
-        reasons.append("too few points are left without the dearest quarter")
-    if name == "chinchilla" and (reason := uncovered(points)):
+        if len(points) < MIN_POINTS:
+            reasons.append(f"{len(points)} points, and {MIN_POINTS} are needed")
+        if len(amounts) < MIN_AMOUNTS:
+            reasons.append(f"{len(amounts)} amounts of data, and {MIN_AMOUNTS} are needed")
+    # Three sizes would determine the three parameters of a floor exactly, without a residual to test.
+    needed = MIN_SIZES + (name == "floor")
+    if len(sizes) < needed:
+        reasons.append(f"{len(sizes)} sizes, and {needed} are needed")
+    elif not _can_hold_out(points, name):
+        reasons.append("too few points are left without the most expensive quarter")
+    if name == "chinchilla" and (reason := budget_shortfall(points)):
         reasons.append(reason)
     return reasons
 
 
-def held_out(
+def check_holdout(
     points: Sequence[Point],
     name: LawName,
     noise: Noise | None,
     *,
     starts: int = STARTS,
     samples: int = BOOTSTRAPS,
-) -> HeldOut | None:
-    """The dearest quarter of the cells predicted by the rest; None where the rest cannot be fitted.
+) -> Holdout | None:
+    """Predict the most expensive quarter of the cells from the rest; None if the rest cannot be fitted.
 
-    The largest size alone would be one cell at each amount of data: a law that fits it by luck passes.
+    The largest size alone would be one cell per amount of data, which a wrong law can match by chance.
     """
-    if not _can_withhold(points, name):
+    if not _can_hold_out(points, name):
         return None
-    rest, dearest = _parted(points)
+    rest, heldout = _split(points)
     law = fit(rest, name=name, starts=starts)
     band = bootstrap(rest, law, samples=samples)
     slack = (noise.limit(CHANCE / 2) if noise else 0.0) + _ROUNDING
     errors, inside, near = [], [], []
-    for point in dearest:
+    for point in heldout:
         where = {"parameters": point.parameters, "tokens": point.tokens}
         errors.append(float(np.log(point.loss / law.loss(**where))))
-        low, high = interval([each.loss(**where) for each in band], level=HELD_OUT_LEVEL)
+        low, high = interval([each.loss(**where) for each in band], level=HOLDOUT_LEVEL)
         inside.append(low <= point.loss <= high)
         near.append(low - slack <= point.loss <= high + slack)
-    return HeldOut(
-        flops=min(6 * point.parameters * point.tokens for point in dearest),
+    return Holdout(
+        flops=min(6 * point.parameters * point.tokens for point in heldout),
         points=len(errors),
         error=float(np.abs(errors).mean()),
         bias=float(np.mean(errors)),
@@ -226,32 +230,16 @@ def held_out(
     )
 
 
-def _unresolved(samples: Sequence[Law]) -> list[str]:
-    """A term that may be constant is no effect, and what it takes from the floor is not determined."""
-    ends = intervals(samples, level=LEVELS[-1])
-    return [
-        f"{name} may be 0 or less: no fall with {what} is resolved"
-        for name, what in (("alpha", "size"), ("beta", "data"))
-        if name in ends and ends[name][0] <= _ROUNDING
-    ]
+def _can_hold_out(points: Sequence[Point], name: LawName) -> bool:
+    rest = _split(points)[0]
+    sizes = {point.parameters for point in rest}
+    return len(sizes) >= MIN_SIZES - 1 and len(rest) >= _FREE_PARAMETERS[name]
 
 
-def _missed(held: HeldOut | None) -> list[str]:
-    """A law that most of the withheld points are far from does not hold there."""
-    if held is None or held.explained is None or held.explained >= 0.5:
-        return []
-    return [f"what was withheld is missed by {held.error:.2%}, more than the band and seeds explain"]
-
-
-def _can_withhold(points: Sequence[Point], name: LawName) -> bool:
-    rest = _parted(points)[0]
-    return len({point.parameters for point in rest}) >= FEWEST_SIZES - 1 and len(rest) >= _size(name)
-
-
-def _parted(points: Sequence[Point]) -> tuple[list[Point], list[Point]]:
-    """Those of the cheaper cells, and those of the dearest quarter, which is at least one cell."""
+def _split(points: Sequence[Point]) -> tuple[list[Point], list[Point]]:
+    """Split off the points of the most expensive quarter of the cells, at least one cell."""
     cells = sorted({(p.parameters * p.tokens, p.parameters) for p in points})
-    kept = set(cells[: len(cells) - max(1, len(cells) // HELD_OUT_SHARE)])
+    kept = set(cells[: len(cells) - max(1, len(cells) // HOLDOUT_SHARE)])
     parts: tuple[list[Point], list[Point]] = ([], [])
     for point in points:
         parts[(point.parameters * point.tokens, point.parameters) not in kept].append(point)
@@ -259,29 +247,28 @@ def _parted(points: Sequence[Point]) -> tuple[list[Point], list[Point]]:
 
 
 def _rise(points: Sequence[Point], noise: Noise | None) -> str:
-    """Where a larger model is worse by more than seeds explain, the many comparisons allowed for."""
+    """Describe where a larger model is significantly worse, corrected for the number of comparisons."""
     pairs = [
         (tokens, size, larger)
-        for tokens, row in rows(points).items()
+        for tokens, row in sizes_by_tokens(points).items()
         for size, larger in itertools.pairwise(row)
     ]
     for tokens, size, larger in pairs:
         rise = larger.loss - size.loss
-        if rise > least_difference(size, larger, noise, chance=CHANCE / len(pairs)):
+        if rise > significant_difference(size, larger, noise, chance=CHANCE / len(pairs)):
             return (
                 f"at {tokens:.3g} tokens the loss rises from {size.parameters:.3g} to "
-                f"{larger.parameters:.3g} parameters by {rise:.4f}, more than seeds explain"
+                f"{larger.parameters:.3g} parameters by {rise:.4f}, more than seed noise explains"
             )
     return ""
 
 
-def _level(points: Sequence[Point], noise: Noise | None) -> str:
-    """Where the largest models, at the most data, are no better than those of a quarter of the size.
+def _plateau(points: Sequence[Point], noise: Noise | None) -> str:
+    """Describe a loss that no longer falls over the last factor of four in size, at the most data.
 
-    Of a loss that has stopped falling the laws make a steep power and a floor, which predict what was
-    withheld: this alone tells it.
+    The holdout test cannot detect it: a steep power with a floor predicts a saturated loss well.
     """
-    row = [*rows(points).values()][-1] if points else []
+    row = [*sizes_by_tokens(points).values()][-1] if points else []
     if len(row) < 2:
         return ""
     largest = row[-1]
@@ -291,11 +278,11 @@ def _level(points: Sequence[Point], noise: Noise | None) -> str:
         key=lambda size: size.parameters,
     )
     fall = start.loss - largest.loss
-    if fall > least_difference(start, largest, noise, chance=CHANCE / 2):
+    if fall > significant_difference(start, largest, noise, chance=CHANCE / 2):
         return ""
     return (
         f"from {start.parameters:.3g} to {largest.parameters:.3g} parameters the loss falls by {fall:.4f}, "
-        "no more than seeds explain: it may have stopped falling"
+        "no more than seed noise explains: it may have stopped falling"
     )
 
 
@@ -303,18 +290,7 @@ def _warnings(points: Sequence[Point], noise: Noise | None) -> list[str]:
     sizes = [point.parameters for point in points]
     found = []
     if sizes and max(sizes) / min(sizes) < 10:
-        found.append("sizes span less than a factor of ten: exponents are of these sizes only")
+        found.append("sizes span less than a factor of ten: exponents hold for these sizes only")
     if noise is None:
-        found.append(f"{NO_SEEDS}: noise is not known")
+        found.append(f"{NO_SEEDS}: the noise is unknown")
     return found
-
-
-def _effect(points: Sequence[Point], noise: Noise | None) -> tuple[float, float]:
-    """Loss of the smallest size minus that of the largest, and what more than seeds explain would be."""
-    for row in rows(points).values():
-        return row[0].loss - row[-1].loss, least_difference(row[0], row[-1], noise, chance=CHANCE / 2)
-    return 0.0, 0.0
-
-
-def _size(name: LawName) -> int:
-    return {"power": 2, "floor": 3, "chinchilla": 5}[name]

@@ -1,7 +1,7 @@
-"""What seeds tell of noise, and which difference between models is more than that.
+"""Seed noise of the loss, and the smallest difference between models that exceeds it.
 
-A spread that a few seeds give is itself uncertain: with three, one sweep in twenty has less than a quarter of
-the true one. Student's t allows for it.
+A standard deviation estimated from a few seeds is itself uncertain (with three, one sweep in twenty has less
+than a quarter of the true one), which Student's t accounts for.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ import numpy as np
 
 from lib.scaling.laws import Point
 
-CHANCE = 0.05  # that noise alone is told as more than noise, in one sweep
-NEAR = 1.1  # sizes within that factor are one size: noise is larger than what tells them apart
+CHANCE = 0.05  # significance level for all comparisons of one sweep together
+NEAR = 1.1  # sizes within this factor are compared as one: noise exceeds their difference
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Noise:
-    """Standard deviation of the loss over seeds, and the degrees of freedom that it is known with."""
+    """Standard deviation of the loss over seeds, and its degrees of freedom."""
 
     deviation: float
     freedom: int
 
     def limit(self, chance: float) -> float:
-        """What noise of one run exceeds upwards with that chance."""
+        """Return the upper limit that the noise of one run exceeds with probability `chance`."""
         low, high = 0.0, 1.0
         while _within(high, self.freedom) < 1 - 2 * chance:
             high *= 2
@@ -39,7 +39,7 @@ class Noise:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Size:
-    """Models of one size, or nearly, on one amount of data: their mean loss, and how many they are."""
+    """Models of (nearly) one size on one amount of data: their mean loss and number."""
 
     parameters: float
     loss: float
@@ -47,7 +47,7 @@ class Size:
 
 
 def seed_noise(points: Sequence[Point]) -> Noise | None:
-    """Pooled over cells of equal size and data; None where no cell has two seeds."""
+    """Return the noise pooled over cells of equal size and data; None if no cell has two seeds."""
     cells: dict[tuple[float, float], list[float]] = defaultdict(list)
     for point in points:
         cells[point.parameters, point.tokens].append(point.loss)
@@ -58,9 +58,9 @@ def seed_noise(points: Sequence[Point]) -> Noise | None:
     return Noise(deviation=math.sqrt(squares / freedom), freedom=freedom)
 
 
-def rows(points: Sequence[Point]) -> dict[float, list[Size]]:
-    """By amount of data, from the smallest size to the largest; near ones are together."""
-    found: dict[float, list[Size]] = {}
+def sizes_by_tokens(points: Sequence[Point]) -> dict[float, list[Size]]:
+    """Group points by amount of data, then by size in ascending order; near sizes are one group."""
+    rows: dict[float, list[Size]] = {}
     for tokens in sorted({point.tokens for point in points}):
         groups: list[list[Point]] = []
         for point in sorted((p for p in points if p.tokens == tokens), key=lambda p: p.parameters):
@@ -68,7 +68,7 @@ def rows(points: Sequence[Point]) -> dict[float, list[Size]]:
                 groups[-1].append(point)
             else:
                 groups.append([point])
-        found[tokens] = [
+        rows[tokens] = [
             Size(
                 parameters=float(np.mean([point.parameters for point in group])),
                 loss=float(np.mean([point.loss for point in group])),
@@ -76,18 +76,16 @@ def rows(points: Sequence[Point]) -> dict[float, list[Size]]:
             )
             for group in groups
         ]
-    return found
+    return rows
 
 
-def least_difference(one: Size, other: Size, noise: Noise | None, *, chance: float) -> float:
-    """Noise alone makes the one worse than the other by more with that chance; 0 where it is not known."""
-    if noise is None:
-        return 0.0
-    return noise.limit(chance) * math.sqrt(1 / one.runs + 1 / other.runs)
+def significant_difference(one: Size, other: Size, noise: Noise | None, *, chance: float) -> float:
+    """Return the loss difference that noise alone exceeds with probability `chance`; 0 if it is unknown."""
+    return noise.limit(chance) * math.sqrt(1 / one.runs + 1 / other.runs) if noise else 0.0
 
 
 def _within(t: float, freedom: int) -> float:
-    """Chance that Student's t is between -t and t: a finite sum (Abramowitz and Stegun, 26.7.3, 26.7.4)."""
+    """P(-t < T < t) for Student's t as a finite sum (Abramowitz and Stegun, 26.7.3, 26.7.4)."""
     angle, odd = math.atan(t / math.sqrt(freedom)), freedom % 2
     term, total = (math.cos(angle) if odd else 1.0), 0.0
     for k in range(0, freedom - odd, 2):

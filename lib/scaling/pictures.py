@@ -1,4 +1,4 @@
-"""Two pages of pictures: the document's four, and what shows whether to believe them."""
+"""Plots of a sweep: four of loss and time by size, and three diagnostics."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from matplotlib.figure import Figure
 from lib import atomic
 from lib.errors import os_error
 from lib.scaling.isoflop import isoflops
-from lib.scaling.judge import Fitted, Verdict
-from lib.scaling.laws import Point, interval, log_residuals
-from lib.scaling.results import ScalingResults
+from lib.scaling.judge import FittedLaw, Verdict
+from lib.scaling.laws import interval, log_residuals
+from lib.scaling.results import ScalingResults, points_of
 
-_INCHES, _DOTS_PER_INCH = (11.0, 8.0), 110
+_DOTS_PER_INCH = 110
 _COLOURS = ("#2a6f97", "#d1495b", "#4f772d")
 _BAND_LEVEL = 0.95
 
@@ -45,22 +45,27 @@ def write_pictures(
     paths = [out / "scaling_laws.png", out / "scaling_laws_2.png"]
     for path, draws in zip(paths, (first, second), strict=True):
         try:
-            atomic.write_bytes(path, _page(draws))
+            atomic.write_bytes(path, draw_page(draws, rows=2, inches=(11.0, 8.0), fontsize=7))
         except OSError as error:
             raise os_error("write a plot", error) from error
     return paths
 
 
-def _page(draws: Sequence[Draw]) -> bytes:
-    figure = Figure(figsize=_INCHES, dpi=_DOTS_PER_INCH, layout="constrained")
-    FigureCanvasAgg(figure)
+def draw_page(
+    draws: Sequence[Draw], *, rows: int, inches: tuple[float, float], fontsize: int, title: str = ""
+) -> bytes:
+    """Draw several plots on one page, and return it as PNG."""
+    figure = Figure(figsize=inches, dpi=_DOTS_PER_INCH, layout="constrained")
+    FigureCanvasAgg(figure)  # without pyplot, which keeps figures and may look for a display
     for number, draw in enumerate(draws, start=1):
-        axes = figure.add_subplot(2, 2, number)
+        axes = figure.add_subplot(rows, -(-len(draws) // rows), number)
         draw(axes)
         axes.grid(visible=True, which="major", color="#dddddd", linewidth=0.8)
         axes.set_axisbelow(True)
         if axes.get_legend_handles_labels()[0]:
-            axes.legend(frameon=False, fontsize=7)
+            axes.legend(frameon=False, fontsize=fontsize)
+    if title:
+        figure.suptitle(title, fontsize=10, color="#444444")
     data = io.BytesIO()
     figure.savefig(data, format="png")
     return data.getvalue()
@@ -68,15 +73,15 @@ def _page(draws: Sequence[Draw]) -> bytes:
 
 def _by_size(axes: Axes, groups: Groups, verdicts: Mapping[str, Verdict], lines: Mapping[str, float]) -> None:
     for colour, (arch, results) in zip(_COLOURS, groups.items(), strict=False):
-        most = _at_most(results)
+        most = _at_most_data(results)
         sizes = [result.num_params_nonembedding for result in most]
-        held = verdicts[arch].fits["power"].held_out
+        held = verdicts[arch].fits["power"].holdout
         for size, result in zip(sizes, most, strict=True):
             hollow = "none" if held and 6 * size * result.tokens >= held.flops else colour
             axes.plot(
                 size, math.exp(result.val_nats), "o", color=colour, markerfacecolor=hollow, markersize=5
             )
-        axes.plot([], [], "o", color=colour, markersize=5, label=f"{arch} (hollow: withheld)")
+        axes.plot([], [], "o", color=colour, markersize=5, label=f"{arch} (hollow: held out)")
         _band(axes, verdicts[arch].fits["power"], sizes, most[0].tokens, colour)
     for name, nats in lines.items():
         axes.axhline(math.exp(nats), linewidth=0.8, linestyle=":", color="#888888")
@@ -85,8 +90,8 @@ def _by_size(axes: Axes, groups: Groups, verdicts: Mapping[str, Verdict], lines:
     axes.set_title("Perplexity by size, at the most data", fontsize=9)
 
 
-def _band(axes: Axes, fitted: Fitted, sizes: Sequence[float], tokens: float, colour: str) -> None:
-    """The law of the loss, as perplexity, with what the bootstraps make of it; dashed where refused."""
+def _band(axes: Axes, fitted: FittedLaw, sizes: Sequence[float], tokens: float, colour: str) -> None:
+    """Draw the law as perplexity with its bootstrap band, dashed if the law is refused."""
     if fitted.law is None or not fitted.samples or min(sizes) == max(sizes):
         return
     across = np.geomspace(min(sizes), max(sizes), 40)
@@ -103,7 +108,7 @@ def _band(axes: Axes, fitted: Fitted, sizes: Sequence[float], tokens: float, col
 
 def _by_shape(axes: Axes, groups: Groups, *, across: str, each: str) -> None:
     for arch, results in groups.items():
-        most = [result for result in _at_most(results) if result.seed == results[0].seed]
+        most = [result for result in _at_most_data(results) if result.seed == results[0].seed]
         for fixed in sorted({getattr(result, each) for result in most}):
             row = sorted(
                 (getattr(r, across), math.exp(r.val_nats)) for r in most if getattr(r, each) == fixed
@@ -115,7 +120,7 @@ def _by_shape(axes: Axes, groups: Groups, *, across: str, each: str) -> None:
 
 def _by_time(axes: Axes, groups: Groups) -> None:
     for colour, (arch, results) in zip(_COLOURS, groups.items(), strict=False):
-        most = _at_most(results)
+        most = _at_most_data(results)
         row = [(result.num_params_nonembedding, result.training_time) for result in most]
         axes.plot(*zip(*row, strict=True), "o", color=colour, markersize=4, label=arch)
     axes.set(xscale="log", yscale="log", xlabel="parameters without embeddings", ylabel="training time (s)")
@@ -123,10 +128,10 @@ def _by_time(axes: Axes, groups: Groups) -> None:
 
 
 def _isoflop(axes: Axes, groups: Groups, verdicts: Mapping[str, Verdict]) -> None:
-    """An optimum is marked only where the noise of seeds leaves one."""
+    """Draw losses at equal budgets; an optimum is marked only if it is robust to seed noise."""
     for arch, results in groups.items():
         stands = verdicts[arch].growth.exponent is not None
-        for budget in isoflops(_points(results)):
+        for budget in isoflops(points_of(results)):
             (line,) = axes.plot(budget.sizes, budget.losses, "o-", markersize=3, label=f"{budget.flops:.1e}")
             if stands and budget.optimum is not None:
                 axes.axvline(budget.optimum, color=line.get_color(), linewidth=0.7, linestyle=":")
@@ -135,7 +140,7 @@ def _isoflop(axes: Axes, groups: Groups, verdicts: Mapping[str, Verdict]) -> Non
 
 
 def _frontier(axes: Axes, groups: Groups, verdicts: Mapping[str, Verdict]) -> None:
-    """Every run, and the best size that the law gives for each budget."""
+    """Draw every run, and the optimal size that the law gives for each budget."""
     for colour, (arch, results) in zip(_COLOURS, groups.items(), strict=False):
         costs = [6 * result.num_params_nonembedding * result.tokens for result in results]
         axes.plot(costs, [result.val_nats for result in results], "o", color=colour, markersize=3, label=arch)
@@ -159,20 +164,13 @@ def _residuals(axes: Axes, groups: Groups, verdicts: Mapping[str, Verdict]) -> N
         if law is not None:
             sizes = [result.num_params_nonembedding for result in results]
             axes.plot(
-                sizes, log_residuals(_points(results), law), "o", color=colour, markersize=4, label=arch
+                sizes, log_residuals(points_of(results), law), "o", color=colour, markersize=4, label=arch
             )
     axes.axhline(0, color="#888888", linewidth=0.8)
     axes.set(xscale="log", xlabel="parameters without embeddings", ylabel="log of loss over law")
     axes.set_title("What L = E + A N^-alpha + B D^-beta leaves", fontsize=9)
 
 
-def _at_most(results: Sequence[ScalingResults]) -> list[ScalingResults]:
+def _at_most_data(results: Sequence[ScalingResults]) -> list[ScalingResults]:
     most = max(result.tokens for result in results)
     return [result for result in results if result.tokens == most]
-
-
-def _points(results: Sequence[ScalingResults]) -> list[Point]:
-    return [
-        Point(parameters=r.num_params_nonembedding, tokens=r.tokens, loss=r.val_nats, seed=r.seed)
-        for r in results
-    ]

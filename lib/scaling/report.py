@@ -1,29 +1,23 @@
-"""The verdict of a sweep as plain text."""
+"""Plain-text report of a sweep."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
 from lib.scaling.isoflop import Growth
-from lib.scaling.judge import Fitted, Verdict
+from lib.scaling.judge import TITLES, FittedLaw, Verdict
 from lib.scaling.laws import intervals
 from lib.scaling.results import ScalingResults
 from lib.scaling.sweep import failures
 
-TITLES = {
-    "power": "L = A N^-alpha, at the most data",
-    "floor": "L = E + A N^-alpha, at the most data",
-    "chinchilla": "L = E + A N^-alpha + B D^-beta",
-}
 
-
-def text_of(
+def format_report(
     results: Sequence[ScalingResults],
     verdicts: Mapping[str, Verdict],
     source: str,
     lines: Mapping[str, float],
 ) -> str:
-    """lines: losses to compare with, in nats."""
+    """Return the report. source: of the data. lines: baseline losses in nats by name."""
     return "\n".join([*_runs(results, source, lines), *_verdicts(results, verdicts, lines)]) + "\n"
 
 
@@ -42,16 +36,19 @@ def _runs(results: Sequence[ScalingResults], source: str, lines: Mapping[str, fl
             )
     yield from ("", *(f"{name}: {nats:.4f} nats" for name, nats in lines.items()))
     if failed := failures(results):
-        yield from ("", f"{len(failed)} of {len(results)} runs are no result and are in no fit:", *failed)
+        yield from (
+            "",
+            f"{len(failed)} of {len(results)} runs have no valid result and are in no fit:",
+            *failed,
+        )
 
 
 def _verdicts(
     results: Sequence[ScalingResults], verdicts: Mapping[str, Verdict], lines: Mapping[str, float]
 ) -> Iterator[str]:
     for arch, verdict in verdicts.items():
-        sound = [result for result in results if result.arch == arch and result.status == "done"]
         yield from ("", f"{arch}: {verdict.sentence()}")
-        best = min(result.val_nats for result in sound)
+        best = min(each.val_nats for each in results if each.arch == arch and each.status == "done")
         better = [name for name, nats in lines.items() if nats < best and "known" not in name]
         if better:
             yield f"  Its best loss, {best:.4f}, is beaten by {', '.join(better)}."
@@ -66,11 +63,11 @@ def _growth(growth: Growth) -> str:
     if growth.exponent is None or growth.interval is None:
         return f"insufficient: {growth.reason}"
     figures = f"{growth.exponent:.2f} [{growth.interval[0]:.2f}, {growth.interval[1]:.2f}]"
-    return f"optimal N grows as C^{figures} (95 % of draws of the noise of seeds)"
+    return f"optimal N grows as C^{figures} (95 % of draws of the seed noise)"
 
 
-def _fitted(fitted: Fitted, lines: Mapping[str, float]) -> Iterator[str]:
-    """Figures only with their intervals, and after what speaks against them."""
+def _fitted(fitted: FittedLaw, lines: Mapping[str, float]) -> Iterator[str]:
+    """Format the reasons against a law, then its figures with their intervals."""
     if fitted.reasons:
         yield f"insufficient: {'; '.join(fitted.reasons)}"
     if fitted.law is None or not fitted.samples:
@@ -81,9 +78,9 @@ def _fitted(fitted: Fitted, lines: Mapping[str, float]) -> Iterator[str]:
         for name, value in fitted.law.figures().items()
     )
     yield f"{', '.join(figures)} (95 % of bootstraps)"
-    if (held := fitted.held_out) is not None:
+    if (held := fitted.holdout) is not None:
         yield (
-            f"withheld from 6 N D = {held.flops:.1e} on: predicted to {held.error:.2%} "
+            f"held out from 6 N D = {held.flops:.1e} on: error {held.error:.2%} "
             f"(bias {held.bias:+.2%}), {held.covered:.0%} of {held.points} points inside the 90 % band"
         )
     known = lines.get("entropy rate (known)")

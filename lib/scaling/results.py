@@ -1,4 +1,4 @@
-"""One model of a sweep: what is asked, what came out, and the file that keeps it."""
+"""Configuration and result of one run of a sweep, and their files."""
 
 from __future__ import annotations
 
@@ -6,25 +6,26 @@ import dataclasses
 import hashlib
 import json
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from lib import atomic
 from lib.errors import ConfigError, os_error
+from lib.scaling.laws import Point
 
 ARCHITECTURES = ("resnet_bk", "resnet_bk_features", "gpt")
-_MODELS = ("gpt2", "resnet_bk")  # that they are trained with
+_MODELS = ("gpt2", "resnet_bk")  # models behind the architectures
 CORPORA = ("synthetic", "pysource", "wikitext2")  # besides file:PATH
-# Below what any model of text has reached, in nats per byte: a smaller loss is a leak.
-LOWEST_LOSS_OF_TEXT = 0.5
-_HEAD_WIDTH = 16  # of attention, for a width that it divides
+MIN_TEXT_LOSS = 0.5  # nats per byte; no model of text has reached it, so a smaller loss is a leak
+_HEAD_WIDTH = 16  # of attention, if it divides the width
 
-BLOCK = 128  # tokens that a model sees at once, where nothing else is asked for
+BLOCK = 128  # default context length in tokens
 
-# Of a run, but no result of it.
+# Fields that differ between repetitions of a run.
 TIMINGS = ("training_time", "seconds_cpu", "peak_memory_mb", "host", "torch")
-# What a sound result is judged by.
+# Fields that are positive in a valid result.
 _POSITIVE = (
     *("d_model", "n_layers", "num_params", "num_params_nonembedding", "tokens"),
     *("val_nats", "final_perplexity", "training_time"),
@@ -33,10 +34,10 @@ _POSITIVE = (
 
 @dataclass(frozen=True, slots=True)
 class ScalingConfig:
-    """One model to be trained. Raises ConfigError for what no model has.
+    """Configuration of one run. Raises ConfigError for impossible values.
 
-    tokens: to train on; 0 means `epochs` passes over the corpus. data_sha256: of what the run will see.
-    compile: with torch.compile, which takes seconds that only a run of some hundred steps earns back.
+    tokens: to train on; 0 means `epochs` passes over the corpus. data_sha256: hash of the corpus.
+    compile: use torch.compile, which pays off after some hundred steps.
     """
 
     d_model: int
@@ -61,24 +62,24 @@ class ScalingConfig:
                 f"there is no architecture {self.arch!r}", todo=f"one of {', '.join(ARCHITECTURES)}"
             )
         for name in ("d_model", "n_layers", "n_seq", "batch_size", "epochs", "tokens"):
-            value, least = getattr(self, name), int(name != "tokens")
-            if not isinstance(value, int) or value < least:
+            value, minimum = getattr(self, name), int(name != "tokens")
+            if not isinstance(value, int) or value < minimum:
                 raise ConfigError(
-                    f"{name}={value!r} is not possible", todo=f"it takes a whole number from {least} on"
+                    f"{name}={value!r} is not possible", todo=f"it takes a whole number from {minimum} on"
                 )
 
     @property
     def steps(self) -> int:
-        """Optimizer steps of a run over `tokens`."""
+        """Number of optimizer steps for `tokens`, rounded."""
         return max(1, round(self.tokens / (self.batch_size * self.n_seq)))
 
     @property
     def trained_tokens(self) -> int:
-        """Of those steps, which are whole: `tokens` but for half a step."""
+        """Number of tokens in those steps."""
         return self.steps * self.batch_size * self.n_seq
 
     def model(self) -> tuple[str, dict[str, Any]]:
-        """The model of this tree, and its options."""
+        """Return the name in models/ and its options."""
         if self.arch == "gpt":
             heads = self.d_model // _HEAD_WIDTH if self.d_model % _HEAD_WIDTH == 0 else 1
             options = {"size": "custom", "layers": self.n_layers, "heads": heads, "width": self.d_model}
@@ -88,48 +89,41 @@ class ScalingConfig:
         return "resnet_bk", options | {"dropout": 0.0, "allow_leak": False}
 
     def assignments(self) -> str:
-        """The configuration of the run, as a defconfig."""
+        """Return the configuration of the run as a defconfig."""
         name, options = self.model()
-        lines = [f"MODEL_{name.upper()}=y", *_of_model(name, options), *_of_corpus(self.corpus)]
+        lines = [f"MODEL_{name.upper()}=y", *_model_symbols(name, options), *_corpus_symbols(self.corpus)]
         lines += [f"BLOCK_SIZE={self.n_seq}", f"TARGET_EFFECTIVE_BATCH={self.batch_size}"]
         lines += [f'LEARNING_RATE="{self.lr}"', f'WEIGHT_DECAY="{self.weight_decay}"']
         lines += [f'GRAD_CLIP="{self.grad_clip}"', 'ADAM_BETA2="0.95"', f"SEED={self.seed}"]
-        lines += [
-            "PRECISION_FP32=y",
-            f"DEVICE_{self.device.upper()}=y",
-            "KEEP_LAST=1",
-            "KEEP_BEST=n",
-            "AUTO_METHOD_TABLE=y",
-        ]
-        lines += ["CHECKPOINT_SECONDS=20", 'LR_MIN_RATIO="0.1"']
+        lines += ["PRECISION_FP32=y", f"DEVICE_{self.device.upper()}=y", "KEEP_LAST=1", "KEEP_BEST=n"]
+        lines += ["AUTO_METHOD_TABLE=y", "CHECKPOINT_SECONDS=20", 'LR_MIN_RATIO="0.1"']
         lines += ["COMPILE_MANUAL=y", f"COMPILE_MODEL={'y' if self.compile else 'n'}"]
-        lines += (
-            ["BUDGET_STEPS=y", f"MAX_STEPS={self.steps}"] if self.tokens else [f"NUM_EPOCHS={self.epochs}"]
-        )
+        steps = ["BUDGET_STEPS=y", f"MAX_STEPS={self.steps}"]
+        lines += steps if self.tokens else [f"NUM_EPOCHS={self.epochs}"]
         return "".join(f"CONFIG_{line}\n" for line in lines)
 
     def identity(self, code: str) -> str:
-        """Of all that the result follows from: this, what a run is told, and the code, by its hash."""
+        """Return a hash of everything that determines the result; `code` is a hash of the source code."""
         content = json.dumps([dataclasses.asdict(self), self.assignments(), code], sort_keys=True)
         return hashlib.sha256(content.encode()).hexdigest()[:16]
 
 
 @dataclass(frozen=True, slots=True)
 class ScalingResults:
-    """One trained model. Perplexities are of the validation part, exp of the loss per `perplexity_unit`.
+    """Result of one run. Perplexities are of the validation part, exp of the loss per `perplexity_unit`.
 
-    status: "done", "failed", or "suspect_leak" for a loss that no model of such a text has.
+    status: "done", "failed", or "suspect_leak" for an impossibly low loss.
     """
 
     d_model: int
     n_layers: int
     num_params: int
-    final_perplexity: float | None
-    best_perplexity: float | None
-    training_time: float
-    total_training_flops: int
-    peak_memory_mb: float
-    epoch_perplexities: list[float]
+    final_perplexity: float | None = None
+    best_perplexity: float | None = None
+    training_time: float = 0.0
+    total_training_flops: int = 0
+    peak_memory_mb: float = 0.0
+    epoch_perplexities: list[float] = field(default_factory=list)
     num_params_nonembedding: int = 0
     num_params_active: int = 0
     final_loss: float = 0.0
@@ -148,11 +142,29 @@ class ScalingResults:
     config: dict[str, Any] = field(default_factory=dict)
 
     def to_json(self) -> str:
+        """Return the content of the result's file."""
         return json.dumps(dataclasses.asdict(self), indent=1, sort_keys=True) + "\n"
 
 
+def by_architecture(results: Sequence[ScalingResults]) -> dict[str, list[ScalingResults]]:
+    """Group the valid results by architecture, in the order of the sweep."""
+    groups: dict[str, list[ScalingResults]] = {}
+    for result in results:
+        if result.status == "done":
+            groups.setdefault(result.arch, []).append(result)
+    return groups
+
+
+def points_of(results: Sequence[ScalingResults]) -> list[Point]:
+    """Return the points to fit."""
+    return [
+        Point(parameters=each.num_params_nonembedding, tokens=each.tokens, loss=each.val_nats, seed=each.seed)
+        for each in results
+    ]
+
+
 def write(path: Path, text: str) -> None:
-    """Replace a file of the sweep, whole or not at all. Raises ToolkitError."""
+    """Write a file of the sweep atomically. Raises ToolkitError."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         atomic.write_text(path, text)
@@ -161,7 +173,7 @@ def write(path: Path, text: str) -> None:
 
 
 def read(path: Path) -> ScalingResults | None:
-    """The result in a file; None where there is none, one of another version, or one that is damaged."""
+    """Read a result; None if the file is missing, damaged or of another version."""
     try:
         result = ScalingResults(**json.loads(path.read_text(encoding="utf-8")))
     except FileNotFoundError:
@@ -170,11 +182,11 @@ def read(path: Path) -> ScalingResults | None:
         raise os_error("read", error) from error
     except (ValueError, TypeError):
         return None
-    return result if _is_whole(result) else None
+    return result if _is_valid(result) else None
 
 
-def _is_whole(result: ScalingResults) -> bool:
-    """Whether it says what it was asked for, and is a number wherever it is fitted or drawn."""
+def _is_valid(result: ScalingResults) -> bool:
+    """Check that the result has its configuration, and positive numbers where fits and plots need them."""
     if not isinstance(result.config, dict) or not {"corpus", "data_sha256"} <= result.config.keys():
         return False
     numbers = [getattr(result, name) for name in _POSITIVE]
@@ -184,7 +196,7 @@ def _is_whole(result: ScalingResults) -> bool:
 
 
 def corpus_path(corpus: str) -> Path | None:
-    """Where a text in files is; None for a corpus of its own name. Raises ConfigError for what is neither."""
+    """Return the path of a corpus file:PATH, None for a named one. Raises ConfigError for an unknown name."""
     if corpus in CORPORA:
         return None
     path = corpus.removeprefix("file:")
@@ -195,7 +207,7 @@ def corpus_path(corpus: str) -> Path | None:
 
 
 def code_hash(root: Path) -> str:
-    """Of everything that the runs follow from; not of other models, nor of what only reads their results."""
+    """Return a hash of the code that runs depend on: without other models and without lib/scaling."""
     from lib.nn.model_code import sources_of  # which imports torch
 
     digest = hashlib.sha256()
@@ -206,8 +218,8 @@ def code_hash(root: Path) -> str:
     return digest.hexdigest()[:16]
 
 
-def _of_model(name: str, options: dict[str, Any]) -> list[str]:
-    """Symbols that can be set: what a choice names is set through its member."""
+def _model_symbols(name: str, options: dict[str, Any]) -> list[str]:
+    """Return assignments of the options; a choice is set through its member."""
     prefix, lines = name.upper(), []
     for option, value in options.items():
         if option in ("form", "size"):
@@ -217,10 +229,10 @@ def _of_model(name: str, options: dict[str, Any]) -> list[str]:
     return lines
 
 
-def _of_corpus(corpus: str) -> list[str]:
+def _corpus_symbols(corpus: str) -> list[str]:
     path = corpus_path(corpus)
     if path is not None:
-        # Absolute, for a run is in the source tree, wherever the path was given.
+        # Absolute, because runs have the source tree as working directory.
         escaped = str(path.absolute()).replace("\\", r"\\").replace('"', r"\"")
         return ["DATASET_TEXT_FILES=y", f'DATA_DIR="{escaped}"']
     return [f"DATASET_{'MARKOV' if corpus == 'synthetic' else corpus.upper()}=y"]

@@ -1,4 +1,4 @@
-"""How many runs of a sweep train at a time: as many as there are processors and memory for."""
+"""Number of runs of a sweep that train at a time: as many as CPUs and memory allow."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from pathlib import Path
 from typing import Any
 
 from lib import kconf
-from lib.errors import ConfigError, ToolkitError, told_in
+from lib.errors import ConfigError, ToolkitError, error_in
 from lib.plan.tables import FREE_MEMORY_MARGIN
 from lib.plan.types import Hardware
 from lib.units import bytes_text
 
-# What memory does not depend on. (Of a fraction only on whether it is 0: momentum, dropout.)
-_OF_LENGTH = {"SEED", "NUM_EPOCHS", "MAX_STEPS", "MAX_SECONDS"}
+# Symbols on which memory does not depend. Of fractions (momentum, dropout) only being 0 or not matters.
+_WITHOUT_MEMORY = {"SEED", "NUM_EPOCHS", "MAX_STEPS", "MAX_SECONDS"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Demand:
-    """What there is, and what the hungriest of some runs takes of it.
+class HostMemoryEstimate:
+    """Hardware, and the largest host memory of some runs.
 
-    run_bytes: of main memory, by all processes of a run; None where nobody could predict it.
+    run_bytes: of all processes of a run; None where it cannot be predicted.
     why: how that was found, or why it was not.
     """
 
@@ -39,36 +39,37 @@ class Demand:
 
     @property
     def usable_bytes(self) -> float:
+        """Free memory less a safety margin."""
         return self.hardware.devices[0].free_bytes * FREE_MEMORY_MARGIN
 
 
-Predict = Callable[[Sequence[kconf.Resolved]], Demand]
+Predict = Callable[[Sequence[kconf.Resolved]], HostMemoryEstimate]
 
 
-class Crew:
-    """Lets so many runs train at a time. jobs: how many are asked for; None: as many as fit."""
+class Concurrency:
+    """Limit on the runs that train at a time. jobs: the requested number; None for as many as fit."""
 
     def __init__(self, jobs: int | None, predict: Predict) -> None:
         if jobs is not None and jobs < 1:
-            raise ConfigError(f"JOBS={jobs} is no number of runs at a time")
-        self.workers, self.most = 1, 1
+            raise ConfigError(f"JOBS={jobs} is not a number of concurrent runs")
+        self.workers, self.max_workers = 1, 1
         self._jobs, self._predict = jobs, predict
-        self._demand: Demand | None = None
+        self._estimate: HostMemoryEstimate | None = None
         self._busy = 0
         self._changed = threading.Condition()
 
-    def choose(self, configurations: Sequence[kconf.Resolved], *, most: int) -> str:
-        """Decide for runs like these, `most` of which could train at a time; why, in a line."""
-        if self._jobs == 1 or most <= 1:
+    def choose(self, configurations: Sequence[kconf.Resolved], *, runs: int) -> str:
+        """Choose the number of workers for `runs` runs such as these; returns the reason in a line."""
+        if self._jobs == 1 or runs <= 1:
             return f"1 worker: {'JOBS=1' if self._jobs else 'there is 1 run to train'}"
-        self._demand = self._predict(distinct(configurations))
-        self.most = min(most, self._jobs or self._demand.hardware.cpu_count)
-        self.workers, line = decide(self._demand, jobs=self._jobs, most=most)
+        self._estimate = self._predict(distinct(configurations))
+        self.max_workers = min(runs, self._jobs or self._estimate.hardware.cpu_count)
+        self.workers, line = choose_workers(self._estimate, jobs=self._jobs, runs=runs)
         return line
 
     @contextlib.contextmanager
-    def place(self) -> Iterator[None]:
-        """Wait until one more may train; within, one does."""
+    def slot(self) -> Iterator[None]:
+        """Wait until a worker is free and hold it for the block."""
         with self._changed:
             self._changed.wait_for(lambda: self._busy < self.workers)
             self._busy += 1
@@ -79,82 +80,84 @@ class Crew:
                 self._busy -= 1
                 self._changed.notify_all()
 
-    def learn(self, peak_bytes: float) -> str:
-        """Decide again where a run, which still has its place, took more than was known.
+    def record_peak(self, peak_bytes: float) -> str:
+        """Choose again where a run, which still holds its slot, used more memory than estimated.
 
-        Returns a line where that changes something.
+        Returns a line where that changes something, "" otherwise.
         """
         with self._changed:
-            if self._demand is None or peak_bytes <= (self._demand.run_bytes or 0):
+            if self._estimate is None or peak_bytes <= (self._estimate.run_bytes or 0):
                 return ""
-            before, known = self.workers, self._demand.run_bytes
-            self._demand = dataclasses.replace(self._demand, run_bytes=peak_bytes, why="as one took")
-            self.workers, line = decide(self._demand, jobs=self._jobs, most=self.most)
-            full = self.workers * peak_bytes > self._demand.usable_bytes >= self.workers * (known or 0)
-            return line if self.workers != before or full else ""
+            before, known = self.workers, self._estimate.run_bytes
+            self._estimate = dataclasses.replace(self._estimate, run_bytes=peak_bytes, why="measured")
+            self.workers, line = choose_workers(self._estimate, jobs=self._jobs, runs=self.max_workers)
+            newly_full = (
+                self.workers * peak_bytes > self._estimate.usable_bytes >= self.workers * (known or 0)
+            )
+            return line if self.workers != before or newly_full else ""
 
 
-def decide(demand: Demand, *, jobs: int | None, most: int) -> tuple[int, str]:
-    """How many of `most` runs train at a time, and why."""
-    hardware = demand.hardware
+def choose_workers(estimate: HostMemoryEstimate, *, jobs: int | None, runs: int) -> tuple[int, str]:
+    """Return how many of `runs` runs train at a time, and the reason in a line."""
+    hardware, run_bytes = estimate.hardware, estimate.run_bytes
     if hardware.kind != "cpu":
         name = hardware.devices[0].name
         if jobs is None:
-            return 1, f"1 worker: runs on {name} train one at a time, each with all memory that is free"
-        shared = f"JOBS={jobs}; WARNING: they share {name}, and each plans with what is free when it begins"
+            return 1, f"1 worker: runs on {name} train one at a time, each with all free memory"
+        shared = f"JOBS={jobs}; WARNING: they share {name}, and each plans with what is free when it starts"
         return jobs, f"{jobs} workers: {shared}"
-    if demand.run_bytes is None:
+    if run_bytes is None:
         if jobs is not None:
-            return jobs, f"{jobs} workers: JOBS={jobs}; whether they fit is not known: {demand.why}"
-        return 1, f"1 worker until one run is measured: its memory is not predicted ({demand.why})"
-    usable_bytes = demand.usable_bytes
-    fit = max(1, int(usable_bytes // demand.run_bytes))
-    workers = min(most, jobs or max(1, min(hardware.cpu_count // demand.processes, fit)))
-    processors = f"{hardware.cpu_count} processor{'s' if hardware.cpu_count > 1 else ''}"
-    room = f"{bytes_text(usable_bytes)} of {bytes_text(hardware.devices[0].free_bytes)} free may be used"
-    parts = [processors, f"a run needs {bytes_text(demand.run_bytes)} ({demand.why}), {room}"]
-    if workers * demand.run_bytes > usable_bytes:
-        parts.append(f"WARNING: {workers} need {bytes_text(workers * demand.run_bytes)}")
-    if workers * demand.processes > hardware.cpu_count:
-        parts.append(f"WARNING: {workers * demand.processes} processes wait for each other")
-    asked = f"JOBS={jobs}; " if jobs else ""
-    return workers, f"{workers} worker{'s' if workers > 1 else ''}: {asked}{'; '.join(parts)}"
+            return jobs, f"{jobs} workers: JOBS={jobs}; whether they fit is not known: {estimate.why}"
+        return 1, f"1 worker until one run is measured: its memory is not predicted ({estimate.why})"
+    usable_bytes = estimate.usable_bytes
+    fitting = max(1, int(usable_bytes // run_bytes))
+    workers = min(runs, jobs or max(1, min(hardware.cpu_count // estimate.processes, fitting)))
+    free = bytes_text(hardware.devices[0].free_bytes)
+    parts = [
+        *([f"JOBS={jobs}"] if jobs else []),
+        f"{hardware.cpu_count} CPU{'s' if hardware.cpu_count > 1 else ''}",
+        f"a run needs {bytes_text(run_bytes)} ({estimate.why})",
+        f"{bytes_text(usable_bytes)} of {free} free are usable",
+    ]
+    if workers * run_bytes > usable_bytes:
+        parts.append(f"WARNING: {workers} need {bytes_text(workers * run_bytes)}")
+    if workers * estimate.processes > hardware.cpu_count:
+        parts.append(f"WARNING: {workers * estimate.processes} processes share them")
+    return workers, f"{workers} worker{'s' if workers > 1 else ''}: {'; '.join(parts)}"
 
 
 def distinct(configurations: Sequence[kconf.Resolved]) -> list[kconf.Resolved]:
-    """One of each kind that may differ in memory."""
+    """Return one configuration of each group that may differ in memory."""
 
     def key(values: Mapping[str, Any]) -> str:
         kept = {
             name: value != 0 if isinstance(value, float) else value
             for name, value in values.items()
-            if name not in _OF_LENGTH
+            if name not in _WITHOUT_MEMORY
         }
         return json.dumps(kept, sort_keys=True)
 
     return list({key(each.values): each for each in configurations}.values())
 
 
-def predicted(
-    configurations: Sequence[kconf.Resolved], *, root: Path, say: Callable[[str], object]
-) -> Demand:
-    """What `python -m train demand` says of them: this process stays small, for those that it starts count
-    its memory as theirs. Raises ToolkitError where it comes to no end."""
+def predict_host_memory(
+    configurations: Sequence[kconf.Resolved], *, root: Path, log: Callable[[str], object]
+) -> HostMemoryEstimate:
+    """Return the estimate that `python -m train host_memory` makes of the configurations.
+
+    It is made in another process, since the memory of this one counts as that of each child that it starts.
+    Raises ToolkitError where the prediction fails.
+    """
     if len(configurations) > 1:
-        say(f"Predicting what runs of {len(configurations)} kinds take of memory")  # seconds for each
-    with tempfile.TemporaryDirectory(prefix="anneal-demand-") as folder:
-        order = Path(folder, "order.json")
-        order.write_text(json.dumps([each.to_json() for each in configurations]), encoding="utf-8")
-        command = ["env", "OMP_NUM_THREADS=1", sys.executable, "-m", "train", "demand"]
-        done = subprocess.run(
-            [*command, str(order)],
-            cwd=root,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-        )
+        log(f"Predicting the memory of {len(configurations)} kinds of runs")  # seconds for each
+    with tempfile.TemporaryDirectory(prefix="anneal-host-memory-") as folder:
+        request = Path(folder, "request.json")
+        request.write_text(json.dumps([each.to_json() for each in configurations]), encoding="utf-8")
+        command = ["env", "OMP_NUM_THREADS=1", sys.executable, "-m", "train", "host_memory", str(request)]
+        done = subprocess.run(command, cwd=root, stdin=subprocess.DEVNULL, capture_output=True, text=True)
         if done.returncode:
-            why = told_in(done.stderr) or f"it ended with status {done.returncode}"
-            raise ToolkitError("what a run takes cannot be predicted", why=why, todo="JOBS=1 does without")
-        found = json.loads(order.with_name("answer.json").read_text(encoding="utf-8"))
-    return Demand(**{**found, "hardware": Hardware.from_json(found["hardware"])})
+            why = error_in(done.stderr) or f"it ended with status {done.returncode}"
+            raise ToolkitError("the memory of a run cannot be predicted", why=why, todo="use JOBS=1")
+        answer = json.loads(request.with_name("answer.json").read_text(encoding="utf-8"))
+    return HostMemoryEstimate(**{**answer, "hardware": Hardware.from_json(answer["hardware"])})

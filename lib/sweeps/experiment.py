@@ -1,20 +1,19 @@
-"""An experiment file: a configuration to start from, what is changed, and what is tried out.
+"""Experiment files: a base configuration, the settings changed in it, and the axes to sweep.
 
-    defaults: [_self_, other]      # files it is laid upon, or that are laid upon it (after _self_)
+    defaults: [_self_, other]      # files merged below this one, or (after _self_) on top of it
     about: one sentence
     config: trm-sudoku4+fp32       # a shipped configuration, or alldefconfig: all defaults
     set: {MAX_STEPS: 200}          # symbols without CONFIG_
-    sweep: grid                    # or zip, or random; or optuna, of which space.py tells more
+    sweep: grid                    # or zip, random or optuna; search_space.py describes the last
     axes: {EMA: [true, false]}
-    seeds: 3                       # how many, from 1 on, or a list
-    samples: 20                    # of a random sweep, drawn by draw_seed
+    seeds: 3                       # a number, counted from 1, or a list
+    samples: 20                    # of a random sweep, drawn with draw_seed
 
-Mappings are merged key by key, lists and values replaced; null takes a symbol out of what was set.
+Mappings are merged key by key, lists and values replaced; null removes a symbol from `set`.
 """
 
 from __future__ import annotations
 
-import difflib
 import itertools
 import math
 from collections.abc import Iterator, Mapping
@@ -24,23 +23,14 @@ from random import Random
 from typing import Any
 
 from lib.errors import ConfigError
-from lib.sweeps.search_space import Search, is_whole, search_of
+from lib.plugins import meant
+from lib.sweeps.search_space import Search, draws_of, is_whole, search_of
 from lib.sweeps.yaml12 import Document, Plain, Route, read_yaml
 
 SELF = "_self_"
-KEYS_OF_A_SEARCH = ("minimize", "maximize")
-KEYS_OF_DRAWING = ("samples", "draw_seed")
-KEYS = (
-    "defaults",
-    "about",
-    "config",
-    "set",
-    "sweep",
-    "axes",
-    "seeds",
-    *KEYS_OF_DRAWING,
-    *KEYS_OF_A_SEARCH,
-)
+SEARCH_KEYS = ("minimize", "maximize")
+DRAW_KEYS = ("samples", "draw_seed")
+KEYS = ("defaults", "about", "config", "set", "sweep", "axes", "seeds", *DRAW_KEYS, *SEARCH_KEYS)
 KINDS = ("grid", "zip", "random", "optuna")
 SEEDS = 3
 
@@ -49,10 +39,11 @@ Setting = dict[str, str]  # symbol without prefix -> raw value, as on a command 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Experiment:
-    """points: what differs between the arms of the study; each is trained with every seed.
+    """Contents of an experiment file.
 
-    search: what a search chooses the points from; there are none before.
-    places: a symbol and the value that it is given, or None -> where that is written (file:line).
+    points: settings of each point; each is trained with every seed.
+    search: search space from which Optuna proposes the points; None where the file lists them.
+    places: a symbol and its value, or None -> file:line of the assignment.
     """
 
     name: str
@@ -65,17 +56,17 @@ class Experiment:
     places: Mapping[tuple[str, str | None], str]
 
     def runs(self) -> Iterator[tuple[int, Setting]]:
-        """The number of the point, and all that is set, for each run."""
+        """Yield the index of the point and all settings of each run."""
         for (number, point), seed in itertools.product(enumerate(self.points), self.seeds):
             yield number, {**self.settings, **point, "SEED": str(seed)}
 
     def place(self, name: str, value: str) -> str:
-        """Where the symbol `name` is given that value."""
+        """Return file:line of the assignment of `value` to the symbol `name`."""
         return self.places.get((name, value)) or self.places[name, None]
 
 
 def read_experiment(file: Path) -> Experiment:
-    """Raises ConfigError, with file and line, for what is no experiment."""
+    """Read an experiment file. Raises ConfigError, with file and line, where it is malformed."""
     document = merged(file)
     content = document.content
     if not isinstance(content.get("config"), str):
@@ -85,167 +76,149 @@ def read_experiment(file: Path) -> Experiment:
     axes = _mapping(document, "axes")
     for key, symbols in (("set", settings), ("axes", axes)):
         if "SEED" in symbols:
-            place = document.place(key, "SEED")
-            raise ConfigError(f"{place}: SEED comes from seeds", todo="seeds: a number of them, or a list")
-    searched = content.get("sweep") == "optuna"
-    _check_keys_of(document)
+            todo = "write seeds: a number or a list"
+            raise document.error(key, "SEED", fault="SEED comes from seeds", todo=todo)
+    is_search = content.get("sweep") == "optuna"
+    _check_keys_of_kind(document)
     return Experiment(
         name=file.stem,
         about=str(content.get("about", "")),
         config=str(content["config"]),
         settings={name: raw(value) for name, value in settings.items()},
-        points=() if searched else tuple(_points(document, axes)),
+        points=() if is_search else tuple(_points(document, axes)),
         seeds=_seeds(document),
-        search=search_of(document, axes) if searched else None,
+        search=search_of(document, axes) if is_search else None,
         places=dict(_places(document, settings, axes)),
     )
+
+
+def merged(file: Path, *, above: tuple[Path, ...] = ()) -> Document:
+    """Return `file` merged with the files beside it that its `defaults` name, without that key.
+
+    Raises ConfigError for a cycle of defaults and for an unknown key.
+    """
+    real = file.resolve()
+    if real in above:
+        cycle = " -> ".join(path.name for path in (*above, real))
+        raise ConfigError(f"the defaults of {real.name} lead back to it", why=cycle)
+    own = read_yaml(file)
+    for key in own.content:
+        if key not in KEYS:
+            raise own.error(key, fault=f"there is no key {key}", todo=meant(key, KEYS))
+    layers = own.content.get("defaults", [])
+    if not isinstance(layers, list) or not all(isinstance(layer, str) for layer in layers):
+        raise own.error("defaults", fault="defaults is not a list of names")
+    names = [str(layer) for layer in layers]
+    content: dict[str, Plain] = {}
+    places: dict[Route, str] = {}
+    for name in names if SELF in names else [*names, SELF]:
+        layer = own if name == SELF else merged(_sibling(own, name), above=(*above, real))
+        content = _merge(content, layer.content)
+        places |= layer.places  # may keep items of a longer list that was replaced, which nothing looks up
+    content.pop("defaults", None)
+    return Document(file=file, content=content, places=places)
+
+
+def raw(value: Plain) -> str:
+    """Format a value as on a command line: y or n, a number, a string, or a list with commas."""
+    if isinstance(value, bool):
+        return "y" if value else "n"
+    return ",".join(map(raw, value)) if isinstance(value, list) else str(value)
+
+
+def _sibling(document: Document, name: str) -> Path:
+    path = document.file.parent / f"{name}.yaml"
+    if not path.is_file():
+        todo = "defaults names such files"
+        raise document.error("defaults", fault=f"there is no {path.name} beside it", todo=todo)
+    return path
+
+
+def _merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    """Merge mappings recursively; `above` replaces everything else."""
+    result = dict(below)
+    for key, value in above.items():
+        both = isinstance(value, dict) and isinstance(result.get(key), dict)
+        result[key] = _merge(result[key], value) if both else value
+    return result
 
 
 def _places(
     document: Document, settings: Mapping[str, Plain], axes: Mapping[str, Plain]
 ) -> Iterator[tuple[tuple[str, str | None], str]]:
-    """Of settings, then of axes, which win over them; where a search will propose a value, of its axis."""
+    """Yield the places of settings, then of axes, which override them."""
     yield ("SEED", None), document.place("seeds")
     for name in settings:
         yield (name, None), document.place("set", name)
     for name, axis in axes.items():
         yield (name, None), document.place("axes", name)
-        if isinstance(axis, list):
-            for number, value in enumerate(axis):
-                yield (name, raw(value)), document.place("axes", name, number)
+        for index, value in enumerate(axis if isinstance(axis, list) else ()):
+            yield (name, raw(value)), document.place("axes", name, index)
 
 
-def merged(file: Path, *, above: tuple[Path, ...] = ()) -> Document:
-    """`file` with its defaults, which are files beside it, laid under or over it. `defaults` is gone.
-
-    Raises ConfigError for a circle, and for a key that is not known.
-    """
-    real = file.resolve()
-    if real in above:
-        circle = " -> ".join(path.name for path in (*above, real))
-        raise ConfigError(f"{real.name} is laid upon itself", why=circle)
-    own = read_yaml(file)
-    for key in own.content:
-        if key not in KEYS:
-            close = difflib.get_close_matches(key, KEYS, n=1)
-            raise ConfigError(
-                f"{own.place(key)}: there is no key {key}",
-                todo=f"did you mean {close[0]}?" if close else f"there are {', '.join(KEYS)}",
-            )
-    layers = own.content.get("defaults", [])
-    if not isinstance(layers, list) or not all(isinstance(layer, str) for layer in layers):
-        raise ConfigError(f"{own.place('defaults')}: defaults is not a list of names")
-    names = [str(layer) for layer in layers]
-    content: dict[str, Plain] = {}
-    places: dict[Route, str] = {}
-    for name in names if SELF in names else [*names, SELF]:
-        layer = own if name == SELF else merged(_beside(own, name), above=(*above, real))
-        content = laid_over(content, layer.content)
-        places |= layer.places  # those of a list that was replaced by a shorter one lead to nothing
-    content.pop("defaults", None)
-    return Document(file=file, content=content, places=places)
-
-
-def _beside(document: Document, name: str) -> Path:
-    found = document.file.parent / f"{name}.yaml"
-    if not found.is_file():
-        place = document.place("defaults")
-        raise ConfigError(f"{place}: there is no {found.name} beside it", todo="defaults names such files")
-    return found
-
-
-def laid_over(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
-    """Mappings are merged, everything else is replaced."""
-    result = dict(below)
-    for key, value in above.items():
-        both = isinstance(value, dict) and isinstance(result.get(key), dict)
-        result[key] = laid_over(result[key], value) if both else value
-    return result
-
-
-def raw(value: Plain) -> str:
-    """As it is written on a command line."""
-    if isinstance(value, bool):
-        return "y" if value else "n"
-    if isinstance(value, list):
-        return ",".join(map(raw, value))
-    return str(value)
-
-
-def _check_keys_of(document: Document) -> None:
-    """Raises ConfigError for what another kind of sweep would read, and this one would not."""
-    given = [key for key, value in document.content.items() if value is not None]
+def _check_keys_of_kind(document: Document) -> None:
+    """Raise ConfigError for a key that only another kind of sweep reads."""
     kind = document.content.get("sweep", "grid")
-    for key in given:
-        if key in KEYS_OF_A_SEARCH and kind != "optuna":
-            raise ConfigError(f"{document.place(key)}: {key} is for sweep: optuna")
-        if key in KEYS_OF_DRAWING and kind in ("grid", "zip"):
-            raise ConfigError(f"{document.place(key)}: {key} is for sweep: random or optuna")
+    for key in (key for key, value in document.content.items() if value is not None):
+        if key in SEARCH_KEYS and kind != "optuna":
+            raise document.error(key, fault=f"{key} is for sweep: optuna")
+        if key in DRAW_KEYS and kind in ("grid", "zip"):
+            raise document.error(key, fault=f"{key} is for sweep: random or optuna")
 
 
 def _mapping(document: Document, key: str) -> Mapping[str, Plain]:
-    found = document.content.get(key)
-    if found is None:
+    mapping = document.content.get(key)
+    if mapping is None:
         return {}
-    if not isinstance(found, dict):
-        raise ConfigError(f"{document.place(key)}: {key} is not a mapping of symbols to values")
-    for name in found:
+    if not isinstance(mapping, dict):
+        raise document.error(key, fault=f"{key} is not a mapping of symbols to values")
+    for name in mapping:
         if name.startswith("CONFIG_"):
-            raise ConfigError(f"{document.place(key, name)}: {name} is written without CONFIG_ here")
-    return found
+            raise document.error(key, name, fault=f"{name} is written without CONFIG_ here")
+    return mapping
 
 
 def _points(document: Document, axes: Mapping[str, Plain]) -> Iterator[Setting]:
     kind = document.content.get("sweep", "grid")
     if kind not in KINDS:
-        todo = f"one of {', '.join(KINDS)}"
-        raise ConfigError(f"{document.place('sweep')}: there is no sweep {kind}", todo=todo)
+        raise document.error("sweep", fault=f"there is no sweep {kind}", todo=f"one of {', '.join(KINDS)}")
     values: dict[str, list[Plain]] = {}
     for name, axis in axes.items():
         if not isinstance(axis, list) or not axis:
-            raise ConfigError(f"{document.place('axes', name)}: the axis {name} is not a list of values")
+            raise document.error("axes", name, fault=f"the axis {name} is not a list of values")
         values[name] = axis
     lengths = sorted({len(axis) for axis in values.values()})
     if kind == "zip" and len(lengths) > 1:
-        raise ConfigError(f"{document.place('axes')}: axes that are zipped have one length, not {lengths}")
+        raise document.error("axes", fault=f"axes that are zipped have one length, not {lengths}")
     if kind == "random":
-        yield from _drawn(document, values)
+        samples, seed = draws_of(document, "random sweep")
+        count = math.prod(map(len, values.values()))
+        for number in Random(seed).sample(range(count), min(samples, count)):
+            yield _grid_point(values, number)
         return
     combine = zip if kind == "zip" else itertools.product
     for point in combine(*values.values()) if values else [()]:
         yield {name: raw(value) for name, value in zip(values, point, strict=True)}
 
 
-def _drawn(document: Document, values: dict[str, list[Plain]]) -> Iterator[Setting]:
-    """Different points of the grid at random."""
-    samples, seed = document.content.get("samples"), document.content.get("draw_seed", 1)
-    if not is_whole(samples) or samples < 1 or not is_whole(seed):
-        raise ConfigError(f"{document.place('samples')}: a random sweep needs samples: NUMBER")
-    count = math.prod(map(len, values.values()))
-    for number in Random(seed).sample(range(count), min(samples, count)):
-        yield _numbered(values, number)
-
-
-def _numbered(values: dict[str, list[Plain]], number: int) -> Setting:
-    """The point of the grid that would be the `number`-th of all, of which there may be too many to list."""
-    point = dict[str, str]()
+def _grid_point(values: dict[str, list[Plain]], number: int) -> Setting:
+    """Return the point at index `number` of the grid, which may be too large to list."""
+    point: Setting = {}
     for name in reversed(values):
-        number, place = divmod(number, len(values[name]))
-        point[name] = raw(values[name][place])
+        number, index = divmod(number, len(values[name]))
+        point[name] = raw(values[name][index])
     return {name: point[name] for name in values}
 
 
 def _seeds(document: Document) -> tuple[int, ...]:
-    asked = document.content.get("seeds", SEEDS)
-    if is_whole(asked) and asked > 0:
-        return tuple(range(1, asked + 1))
-    if isinstance(asked, list) and asked and all(map(is_whole, asked)):
-        seeds = tuple(seed for seed in asked if is_whole(seed))
-        if len(set(seeds)) < len(seeds):
-            raise ConfigError(
-                f"{document.place('seeds')}: a seed is there twice", why="the same run twice has no spread"
-            )
-        return seeds
-    raise ConfigError(
-        f"{document.place('seeds')}: seeds is a number of them or a list", todo="seeds: 3 is seeds: [1, 2, 3]"
-    )
+    seeds = document.content.get("seeds", SEEDS)
+    if is_whole(seeds) and seeds > 0:
+        return tuple(range(1, seeds + 1))
+    if not isinstance(seeds, list) or not seeds or not all(map(is_whole, seeds)):
+        todo = "seeds: 3 is seeds: [1, 2, 3]"
+        raise document.error("seeds", fault="seeds is neither a number of seeds nor a list", todo=todo)
+    numbers = tuple(seed for seed in seeds if is_whole(seed))
+    if len(set(numbers)) < len(numbers):
+        why = "the same run twice has no spread"
+        raise document.error("seeds", fault="a seed is given twice", why=why)
+    return numbers

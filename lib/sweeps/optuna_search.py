@@ -1,7 +1,7 @@
-"""A search for the best point of an experiment: Optuna proposes, all seeds are trained, Optuna is told.
+"""Search for the best point of an experiment with Optuna.
 
-One point at a time, its seeds side by side: what is proposed follows from what was found, not from which run
-was the first to end. So a search that is started again proposes the same, finds it there, and goes on.
+One point is trained at a time, its seeds side by side, so that proposals depend on results and not on which
+run ended first. A search that is started again proposes the same points, finds their results, and continues.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 
 from lib.errors import ConfigError
 from lib.sweeps.experiment import Experiment, Setting, raw
-from lib.sweeps.runner import Result, Run, resolved_runs, told
+from lib.sweeps.runner import Result, Run, format_settings, resolved_runs
 from lib.sweeps.search_space import Axis, Range, Search
 
 
@@ -26,15 +26,16 @@ def run_search(
     train: Callable[[Sequence[Run]], list[Result]],
     begin: Callable[[Sequence[Run]], None],
 ) -> tuple[Experiment, list[Result]]:
-    """The experiment with the points that were tried, and what became of their runs.
+    """Return the experiment with the points that were tried, and the results of their runs.
 
-    begin: is given runs at the ends of all axes before the first is trained.
+    begin: called with runs at the ends of all axes before the first run is trained.
 
-    Raises ConfigError where Optuna is missing, and before the first run where an end of an axis is refused.
+    Raises ConfigError where Optuna is missing, and before the first run where an end of an axis is not valid.
     """
-    search = _search(experiment)
+    search = experiment.search
+    assert search is not None, f"{experiment.name} has no search space"
     study = _study(search)
-    begin(resolved_runs(_at_the_ends(experiment), root=root))
+    begin(resolved_runs(_at_the_ends(experiment, search), root=root))
     points: list[Setting] = []
     results: list[Result] = []
     for _ in range(search.samples):
@@ -53,38 +54,34 @@ def run_search(
 
 
 def verdict(experiment: Experiment, results: Sequence[Result]) -> str:
-    """Which point is best, in a line."""
-    search = _search(experiment)
+    """Format the best point in a line."""
+    search = experiment.search
+    assert search is not None, f"{experiment.name} has no search space"
     figures = {number: _figure(number, results, search) for number in range(len(experiment.points))}
     known = {number: figure for number, figure in figures.items() if figure is not None}
     if not known:
         return f"No point has a {search.figure}"
     best = (max if search.maximize else min)(known, key=lambda number: known[number])
-    return f"Best of {len(known)} by {search.figure}, {known[best]:.4f}: {told(experiment.points[best])}"
-
-
-def _search(experiment: Experiment) -> Search:
-    if experiment.search is None:
-        raise ValueError(f"{experiment.name} is no search")
-    return experiment.search
+    point = format_settings(experiment.points[best])
+    return f"Best of {len(known)} by {search.figure}, {known[best]:.4f}: {point}"
 
 
 def _figure(number: int, results: Sequence[Result], search: Search) -> float | None:
-    """Mean over the seeds of a point; None where one failed. Raises ConfigError for one that is not told."""
+    """Return the mean over the seeds; None where one failed. Raises ConfigError for no such metric."""
     own = [result for result in results if result.number == number]
     if any(result.reason for result in own):
         return None
     for result in own:
         if search.figure not in result.metrics:
             known = ", ".join(result.metrics)
-            raise ConfigError(f"no evaluation tells {search.figure}", todo=f"search by one of {known}")
+            raise ConfigError(f"no evaluation reports {search.figure}", todo=f"search by one of {known}")
     return statistics.fmean(result.metrics[search.figure] for result in own)
 
 
-def _at_the_ends(experiment: Experiment) -> Experiment:
-    """With points that have every value of a list and both ends of a range, for one seed."""
-    axes = _search(experiment).axes
-    ends = {name: (axis.low, axis.high) if isinstance(axis, Range) else axis for name, axis in axes.items()}
+def _at_the_ends(experiment: Experiment, search: Search) -> Experiment:
+    """Return one seed of points that cover every value of each list and both ends of each range."""
+    axes = search.axes.items()
+    ends = {name: (axis.low, axis.high) if isinstance(axis, Range) else axis for name, axis in axes}
     points = (
         {name: raw(values[min(number, len(values) - 1)]) for name, values in ends.items()}
         for number in range(max(map(len, ends.values())))
@@ -98,7 +95,7 @@ def _proposed(trial: Any, name: str, axis: Axis) -> Any:
     if axis.is_whole:
         return trial.suggest_int(name, axis.low, axis.high, step=axis.step or 1, log=axis.log)
     proposed = trial.suggest_float(name, axis.low, axis.high, step=axis.step, log=axis.log)
-    return float(f"{proposed:.6g}")  # nobody reads or needs more digits
+    return float(f"{proposed:.6g}")  # more digits would only make names longer
 
 
 def _study(search: Search) -> Any:

@@ -1,4 +1,4 @@
-"""Training runs in processes of their own, as parts of a sweep: what each cost, and how it ended."""
+"""Training runs of a sweep in child processes, with their cost and how they ended."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Self, TypeVar
 
 from lib import atomic
-from lib.errors import Suspended, ToolkitError, told_in
+from lib.errors import Suspended, ToolkitError, error_in
 from lib.kconf import Resolved
 from lib.runs.directory import RunDir
 from lib.runs.identity import trains
@@ -25,14 +25,15 @@ _KIBIBYTES_PER_MEGABYTE = 1e6 / 1024
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 Item = TypeVar("Item")
-Found = TypeVar("Found")
+Out = TypeVar("Out")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChildRun:
-    """run: the run directory; None where training did not come to its end, which `reason` tells.
+    """Outcome of one training process.
 
-    stopped: a signal asked for that; trained again, it goes on.
+    run: the run directory; None where training did not finish, for the given `reason`.
+    stopped: a signal stopped it; training it again resumes it.
     """
 
     run: RunDir | None
@@ -42,10 +43,10 @@ class ChildRun:
     peak_memory_mb: float
 
 
-def left_over(place: Path, resolved: Resolved) -> RunDir | None:
-    """The run of `resolved` under `place` that is done, though nobody was there to take its result.
+def finished_run(place: Path, resolved: Resolved) -> RunDir | None:
+    """Return the finished run of `resolved` under `place`, whose sweep ended before it; None without one.
 
-    Raises ToolkitError where a process trains there that outlived the one that started it.
+    Raises ToolkitError where a process that outlived its sweep still trains there.
     """
     for run in _runs(place):
         run.lock()
@@ -56,15 +57,15 @@ def left_over(place: Path, resolved: Resolved) -> RunDir | None:
 
 
 class Children:
-    """Processes that train at the same time, while entered; no two at one place.
+    """Context that runs training processes concurrently, each in a place of its own.
 
-    The first SIGTERM or SIGINT is passed on to them as SIGTERM: they save and end, and none is begun after
-    it. So it is where one of them was told to stop by somebody else. A SIGINT after that kills what is left,
-    and is raised.
+    The first SIGTERM or SIGINT is passed on to them as SIGTERM: they save and exit, and no further one is
+    started. The same happens where another process stops one of them. A later SIGINT kills the rest and is
+    raised.
     """
 
     def __init__(self) -> None:
-        self.stopped_by = ""  # the name of the signal, or what else stopped all
+        self.stopped_by = ""  # the signal or other cause
         self._lock = threading.RLock()  # a signal may come while another one is handled
         self._running: set[int] = set()
         self._previous: dict[signal.Signals, signal._HANDLER] = {}
@@ -79,8 +80,8 @@ class Children:
             signal.signal(number, handler)
         self._previous.clear()
 
-    def each(self, function: Callable[[Item], Found], items: Iterable[Item], *, workers: int) -> list[Found]:
-        """What `function`, which may call `train`, returns for each of `items`; `workers` at a time."""
+    def map(self, function: Callable[[Item], Out], items: Iterable[Item], *, workers: int) -> list[Out]:
+        """Return `function`, which may call `train`, of each of `items`, with `workers` threads."""
         with ThreadPoolExecutor(workers) as pool:
             return list(pool.map(function, items))
 
@@ -90,17 +91,16 @@ class Children:
             raise Suspended(f"stopped by {self.stopped_by}", todo=todo)
 
     def train(self, place: Path, configuration: str, *, root: Path) -> ChildRun:
-        """Train `configuration` (assignments) under `place`; goes on with what was interrupted there.
+        """Train the text `configuration` under `place`, resuming an interrupted run. For use in `map`.
 
-        root: the source tree. To be called by `each`. Raises ToolkitError where a run says that it went well
-        and left nothing.
+        root: the source tree. Raises ToolkitError where training succeeds and leaves no finished run.
         """
         place.mkdir(parents=True, exist_ok=True)
         atomic.write_text(place / "config", configuration)
         log = place / "output.txt"
         before_bytes = log.stat().st_size if log.exists() else 0
         with self._lock:
-            process = None if self.stopped_by else _started(place, log, root=root)
+            process = None if self.stopped_by else _start(place, log, root=root)
             if process is not None:
                 self._running.add(process.pid)
         if process is None:
@@ -113,7 +113,9 @@ class Children:
             self._stop("a signal to one of the runs")
         reason = _reason(status, log, before_bytes=before_bytes) if status else ""
         if status == Suspended.exit_code:
-            reason = reason.partition(": ")[2].partition(";")[0]  # how a lone run goes on is not for a sweep
+            reason = reason.partition(": ")[2].partition(";")[
+                0
+            ]  # without the hint how to resume a single run
         return ChildRun(
             run=None if status else _done(place),
             reason=reason,
@@ -124,16 +126,16 @@ class Children:
 
     def _handle(self, number: int, _frame: types.FrameType | None) -> None:
         if not self.stopped_by:
-            # A terminal sends SIGINT to the children, too: to get it twice would end them at once.
+            # A terminal sends SIGINT to the children, too, and a second one would end them at once.
             count = self._stop(signal.Signals(number).name)
             with contextlib.suppress(OSError):  # a stream may be in the middle of a write
-                os.write(2, b"\nstopping: %d run(s) save and end; SIGINT ends at once\n" % count)
+                os.write(2, b"\nstopping: %d run(s) save and exit; SIGINT kills them\n" % count)
         elif number == signal.SIGINT:
             self._send(signal.SIGKILL)
             raise KeyboardInterrupt
 
     def _stop(self, why: str) -> int:
-        """Begin nothing more and have what is running end; how many that are."""
+        """Start no more processes and terminate the running ones; returns their number."""
         with self._lock:
             self.stopped_by = self.stopped_by or why
         return self._send(signal.SIGTERM)
@@ -146,14 +148,14 @@ class Children:
             return len(self._running)
 
 
-def _started(place: Path, log: Path, *, root: Path) -> subprocess.Popen[bytes]:
-    # One thread each: several threads of several runs would wait for each other.
+def _start(place: Path, log: Path, *, root: Path) -> subprocess.Popen[bytes]:
+    # One thread each: the threads of several runs would compete for the same CPUs.
     variables = f"KCONFIG_CONFIG={place / 'config'}", "OMP_NUM_THREADS=1"
     command = ["env", "-u", "KCONFIG_MAKE_VARIABLES", *variables]
     command += [sys.executable, "-m", "train", "--runs", str(place), "train"]
-    with log.open("ab") as opened:
+    with log.open("ab") as file:
         return subprocess.Popen(
-            command, cwd=root, stdin=subprocess.DEVNULL, stdout=opened, stderr=subprocess.STDOUT
+            command, cwd=root, stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT
         )
 
 
@@ -162,19 +164,19 @@ def _runs(place: Path) -> list[RunDir]:
 
 
 def _done(place: Path) -> RunDir:
-    done = [run for run in _runs(place) if run.status().state == "done"]
-    if not done:
-        raise ToolkitError(f"{place} holds no run that is done")
-    return done[0]
+    for run in _runs(place):
+        if run.status().state == "done":
+            return run
+    raise ToolkitError(f"{place} holds no finished run")
 
 
 def _reason(status: int, log: Path, *, before_bytes: int) -> str:
-    """How a run ended and why, by what it has written beyond `before_bytes`, where those before it ended."""
+    """Return how a run ended and why, by its output after the `before_bytes` of earlier attempts."""
     how = f"ended by signal {-status}" if status < 0 else f"exit status {status}"
-    with log.open("rb") as opened:
-        opened.seek(before_bytes)
-        written = opened.read().decode("utf-8", errors="replace")
-    if error := told_in(written):
+    with log.open("rb") as file:
+        file.seek(before_bytes)
+        written = file.read().decode("utf-8", errors="replace")
+    if error := error_in(written):
         return f"{how}: {error}"
     last = next((line.strip() for line in reversed(written.splitlines()) if line.strip()), "nothing")
-    return f"{how} without an error; the last that it wrote is: {last}"
+    return f"{how} without an error; its last output: {last}"

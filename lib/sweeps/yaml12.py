@@ -1,6 +1,6 @@
-"""YAML as its version 1.2 reads it: 4e-4 is a number, `on` and `yes` are words, 010 is ten.
+"""Reader of YAML 1.2 that knows the line of each key: 4e-4 is a number, `on` is a string, 010 is ten.
 
-Version 1.1, which PyYAML follows, has it the other way round, without a word.
+PyYAML follows version 1.1, which reads these three as a string, as true and as eight.
 """
 
 from __future__ import annotations
@@ -19,59 +19,41 @@ from lib.kconf.tree import display
 Plain: TypeAlias = "str | int | float | bool | list[Plain] | dict[str, Plain] | None"
 Route: TypeAlias = tuple[str | int, ...]
 
-# The core schema (YAML 1.2.2, 10.3.2).
-_RESOLVERS = (
-    ("tag:yaml.org,2002:null", r"~|null|Null|NULL|", "~nN\0"),
-    ("tag:yaml.org,2002:bool", r"true|True|TRUE|false|False|FALSE", "tTfF"),
-    ("tag:yaml.org,2002:int", r"[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+", "-+0123456789"),
-    (
-        "tag:yaml.org,2002:float",
-        r"[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)",
-        "-+.0123456789",
-    ),
-)
-
 
 class _Loader(yaml.SafeLoader):
-    """PyYAML's parser with the other schema, and keys that may be given once only."""
+    """PyYAML's safe loader with the core schema of YAML 1.2.2 (10.3.2), which refuses repeated keys."""
 
     yaml_implicit_resolvers: ClassVar[dict[str, Any]] = {}  # type: ignore[misc]
 
     def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:  # noqa: ARG002
-        seen: set[str] = set()
-        for key, _ in node.value:
-            if not isinstance(key, yaml.ScalarNode):
-                raise yaml.constructor.ConstructorError(None, None, "a key is not a word", key.start_mark)
-            if key.value in seen:
-                raise yaml.constructor.ConstructorError(
-                    None, None, f"{key.value} is there twice", key.start_mark
-                )
-            seen.add(key.value)
-        return {key.value: self.construct_object(value, deep=True) for key, value in node.value}
+        mapping: dict[str, Any] = {}
+        for key, value in node.value:
+            fault = "a key is not a word" if not isinstance(key, yaml.ScalarNode) else ""
+            if fault or key.value in mapping:
+                fault = fault or f"{key.value} is given twice"
+                raise yaml.constructor.ConstructorError(None, None, fault, key.start_mark)
+            mapping[key.value] = self.construct_object(value, deep=True)
+        return mapping
 
 
-def _int(loader: Any, node: Any) -> int:
-    text = loader.construct_scalar(node)
-    return int(text, 0) if text[:2] in ("0o", "0x") else int(text)
-
-
-def _float(loader: Any, node: Any) -> float:
-    return float(loader.construct_scalar(node).lower().replace(".inf", "inf").replace(".nan", "nan"))
-
-
-for _tag, _pattern, _first in _RESOLVERS:
-    _Loader.add_implicit_resolver(
-        _tag, re.compile(rf"^(?:{_pattern})$"), ["" if one == "\0" else one for one in _first]
-    )
-_Loader.add_constructor("tag:yaml.org,2002:int", _int)
-_Loader.add_constructor("tag:yaml.org,2002:float", _float)
+for _kind, _pattern in (
+    ("null", r"~|null|Null|NULL|"),
+    ("bool", r"true|True|TRUE|false|False|FALSE"),
+    ("int", r"[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+"),
+    ("float", r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)"),
+):
+    _Loader.add_implicit_resolver(f"tag:yaml.org,2002:{_kind}", re.compile(rf"^(?:{_pattern})$"), [None, ""])
+_Loader.add_constructor(
+    "tag:yaml.org,2002:int",
+    lambda _, node: int(node.value, {"0o": 8, "0x": 16}.get(node.value[:2], 10)),
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Document:
-    """A mapping, and where its parts are written.
+    """A mapping with the places of its parts.
 
-    places: the keys and numbers that lead to a key or to an item of a list -> file:line.
+    places: route of keys and list indices to a key or item -> file:line.
     """
 
     file: Path
@@ -79,50 +61,46 @@ class Document:
     places: Mapping[Route, str]
 
     def place(self, *route: str | int) -> str:
-        """Where that is written, or what is around it."""
+        """Return file:line of a part, or of the nearest part around it that has one."""
         while route and route not in self.places:
             route = route[:-1]
         return self.places[route] if route else display(self.file)
 
+    def error(self, *route: str | int, fault: str, why: str = "", todo: str = "") -> ConfigError:
+        """Return the error for the part at `route`, which starts with its place."""
+        return ConfigError(f"{self.place(*route)}: {fault}", why=why, todo=todo)
+
 
 def read_yaml(file: Path) -> Document:
-    """The mapping that `file` holds. Raises ConfigError, with the line, where it holds none."""
+    """Read the mapping in `file`. Raises ConfigError, with the line, where it holds none."""
     name = display(file)
     try:
         text = file.read_text(encoding="utf-8")
+        loader = _Loader(text)
+        node = loader.get_single_node()
+        content = None if node is None else loader.construct_document(node)
     except OSError as error:
         raise os_error("read", error) from error
     except UnicodeDecodeError as error:
         raise ConfigError(f"{name} is not in UTF-8", why=str(error)) from error
-    try:
-        loader = _Loader(text)  # a SafeLoader: it makes nothing but plain values
-        try:
-            node = loader.get_single_node()
-            found = None if node is None else loader.construct_document(node)
-        finally:
-            loader.dispose()
     except yaml.MarkedYAMLError as error:
         line = error.problem_mark.line + 1 if error.problem_mark else 1
         raise ConfigError(f"{name}:{line}: {error.problem}") from error
     except yaml.reader.ReaderError as error:
         line = text.count("\n", 0, error.position) + 1
         raise ConfigError(f"{name}:{line}: {error.reason}") from error
-    if found is None:
-        return Document(file=file, content={}, places={})
-    if not isinstance(found, dict):
+    if not isinstance(content, dict | None):
         raise ConfigError(f"{name} holds no mapping of names to values")
-    places = {route: f"{name}:{line}" for route, line in _lines(node, ())}
-    return Document(file=file, content=found, places=places)
+    return Document(file=file, content=content or {}, places=dict(_places(name, node, ())))
 
 
-def _lines(node: Any, route: Route) -> Iterator[tuple[Route, int]]:
-    """Of the keys and items below `node`."""
+def _places(name: str, node: Any, route: Route) -> Iterator[tuple[Route, str]]:
+    """Yield route and file:line of the keys and items below `node`."""
+    parts: list[tuple[str | int, Any, Any]] = []
     if isinstance(node, yaml.MappingNode):
         parts = [(key.value, key, value) for key, value in node.value]
     elif isinstance(node, yaml.SequenceNode):
-        parts = [(number, item, item) for number, item in enumerate(node.value)]
-    else:
-        return
-    for name, written, value in parts:
-        yield (*route, name), written.start_mark.line + 1
-        yield from _lines(value, (*route, name))
+        parts = [(index, item, item) for index, item in enumerate(node.value)]
+    for key, written, value in parts:
+        yield (*route, key), f"{name}:{written.start_mark.line + 1}"
+        yield from _places(name, value, (*route, key))

@@ -1,7 +1,7 @@
-"""GPT-2's weights in the layout of Hugging Face transformers (GPT2LMHeadModel), read and written.
+"""Conversion of GPT-2 weights to and from the layout of Hugging Face transformers (GPT2LMHeadModel).
 
-There linear layers are stored as (inputs, outputs), the transpose of torch's; the head is left out,
-for it is the embedding; and every layer has a bias, which is 0 here where there is none.
+That layout stores linear layers as (inputs, outputs), the transpose of torch's, omits the tied head, and has
+a bias in every layer, which is written as 0 if the model has none.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from lib.errors import ConfigError
 from models.gpt2.model import GPT2, TextClassifier
 
 PREFIX = "transformer."
-MODULES = {  # of a block: its name there -> here
+MODULES = {  # of a block: Hugging Face's name -> ours
     "ln_1": "norm1",
     "attn.c_attn": "qkv",
     "attn.c_proj": "attention_out",
@@ -24,20 +24,20 @@ MODULES = {  # of a block: its name there -> here
     "mlp.c_fc": "mlp_in",
     "mlp.c_proj": "mlp_out",
 }
-# What some versions also stored: the mask of attention, and the head a second time.
+# Some versions also stored the attention mask, and the head a second time.
 NOT_WEIGHTS = (".attn.bias", ".attn.masked_bias")
 HEAD = "lm_head.weight"
 
 
 def to_huggingface(model: GPT2) -> dict[str, Tensor]:
-    """The weights by their names there: copies on the CPU, without the rows that fill up the vocabulary.
+    """Return copies of the weights on the CPU by Hugging Face's names, without the padding of the vocabulary.
 
-    Raises ConfigError for a classifier of texts.
+    Raises ConfigError for a text classifier.
     """
     if not isinstance(model, GPT2):
         raise ConfigError(
             "a classifier of texts cannot be written in the layout of Hugging Face transformers",
-            why="theirs looks at the last token, and this one at the mean over all",
+            why="theirs reads the last token, and this one the mean over all",
         )
     return _tensors(model)
 
@@ -57,11 +57,10 @@ def _tensors(model: GPT2 | TextClassifier) -> dict[str, Tensor]:
 
 
 def from_huggingface(model: GPT2 | TextClassifier, tensors: Mapping[str, Tensor]) -> None:
-    """Give `model` the weights `tensors`, which go by their names there, with or without their prefix.
+    """Load weights by Hugging Face's names, with or without their prefix, into `model`.
 
-    Positions beyond those of `model` are left out, for it never sees them. The head of a classifier
-    stays as it is. Raises ConfigError where they are not those of this architecture; `model` is then
-    left as it was.
+    Positions beyond those of `model` are ignored; the head of a classifier is not changed. Raises
+    ConfigError, before anything is changed, if the weights do not fit the architecture.
     """
     given = {name.removeprefix(PREFIX): tensor for name, tensor in tensors.items()}
     given = {name: tensor for name, tensor in given.items() if not name.endswith(NOT_WEIGHTS)}
@@ -89,7 +88,7 @@ def from_huggingface(model: GPT2 | TextClassifier, tensors: Mapping[str, Tensor]
 
 
 def configuration(model: GPT2) -> dict[str, Any]:
-    """What config.json says of the architecture there."""
+    """Return the content of config.json."""
     backbone = model.backbone
     return {
         "model_type": "gpt2",
@@ -109,7 +108,7 @@ def configuration(model: GPT2) -> dict[str, Any]:
 
 
 def save(model: GPT2, path: str) -> None:
-    """Write the weights to a safetensors file. Raises ConfigError without the package."""
+    """Write the weights to a safetensors file. Raises ConfigError without the package safetensors."""
     weights = to_huggingface(model)
     require_package().torch.save_file(weights, path, metadata={"format": "pt"})
 
@@ -117,7 +116,7 @@ def save(model: GPT2, path: str) -> None:
 def load(model: GPT2 | TextClassifier, path: str) -> None:
     """Read the weights from a safetensors file.
 
-    Raises ConfigError without the package, for a file that is none, and for weights of another model.
+    Raises ConfigError without the package, for an invalid file, and for weights of another model.
     """
     package = require_package()
     try:
@@ -128,7 +127,7 @@ def load(model: GPT2 | TextClassifier, path: str) -> None:
 
 
 def _text_tokens(model: GPT2 | TextClassifier) -> int:
-    """Tokens that stand for text; the padding of a classifier does not, and comes after them."""
+    """Return the vocabulary size without the padding token of a classifier, which is the last."""
     return model.vocab_size if isinstance(model, GPT2) else model.pad
 
 
@@ -146,7 +145,7 @@ def _assign(model: GPT2 | TextClassifier, given: Mapping[str, Tensor]) -> None:
 
 
 def _parts(model: GPT2 | TextClassifier) -> Iterator[tuple[str, nn.Module, str]]:
-    """(name there without prefix, module here, weight or bias), also for biases that there are not here."""
+    """Yield (Hugging Face's name without prefix, our module, weight or bias), absent biases included."""
     backbone = model.backbone
     yield "wte.weight", backbone.token, "weight"
     yield "wpe.weight", backbone.position, "weight"

@@ -1,6 +1,6 @@
-"""GPT-2 (Radford et al. 2019): a pre-norm transformer that sees only the past, with a tied head.
+"""GPT-2 (Radford et al. 2019): a pre-norm causal transformer with a tied head.
 
-Shapes: B texts, T tokens, C channels, H heads, D channels of a head, V tokens of the vocabulary.
+Shapes: B texts, T tokens, C channels, H heads, D channels of a head, V vocabulary size.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ class Options:
 
 
 def build(options: Options, spec: TextSpec | TextClassSpec) -> nn.Module:
-    """A network from int64 (B, T) tokens to (B, T, V) logits of the tokens that follow, T <= block_size.
+    """Build a network from int64 (B, T) tokens to (B, T, V) logits of the next tokens, T <= block_size.
 
-    For texts with labels: to (B, classes) logits, read off the mean over the tokens before the padding.
-    Raises ConfigError where the width cannot be shared among the heads.
+    For texts with labels: to (B, classes) logits, from the mean over the tokens before the padding. Raises
+    ConfigError if the width is not a multiple of the number of heads.
     """
     if options.width % options.heads:
         raise ConfigError(
@@ -52,11 +52,11 @@ def build(options: Options, spec: TextSpec | TextClassSpec) -> nn.Module:
 
 
 class Backbone(nn.Module):
-    """Embeddings, blocks and the last normalisation: (B, T) tokens -> (B, T, C)."""
+    """Embeddings, blocks and the final normalisation: (B, T) tokens -> (B, T, C)."""
 
     def __init__(self, options: Options, *, vocab_size: int, block_size: int) -> None:
         super().__init__()
-        self.token = nn.Embedding(_round_up(vocab_size, options.pad_vocab), options.width)
+        self.token = nn.Embedding(-(-vocab_size // options.pad_vocab) * options.pad_vocab, options.width)
         self.position = nn.Embedding(block_size, options.width)
         self.dropout = Dropout(options.dropout, site=0)
         self.blocks = nn.ModuleList(Block(options, layer) for layer in range(options.layers))
@@ -65,50 +65,56 @@ class Backbone(nn.Module):
         self.chain = Chain()
 
     def forward(self, tokens_BT: Tensor) -> Tensor:
-        return self.of_embedded(self.token(tokens_BT))
+        return self.forward_embedded(self.token(tokens_BT))
 
-    def of_embedded(self, x_BTC: Tensor) -> Tensor:
-        """From what may be embedded tokens, without positions."""
+    def forward_embedded(self, x_BTC: Tensor) -> Tensor:
+        """Run on embeddings (B, T, C) without positions."""
         x_BTC = self.dropout(x_BTC + self.position.weight[: x_BTC.shape[1]])
         return self.norm(self.chain(x_BTC, *self.blocks))  # type: ignore[no-any-return]
 
 
-class GPT2(nn.Module):
-    """The language model. The head is the embedding of the tokens."""
+class _Model(nn.Module):
+    """A model with a backbone, whose matrices Muon may update."""
+
+    def __init__(self, options: Options, spec: TextSpec | TextClassSpec) -> None:
+        super().__init__()
+        self.backbone = Backbone(options, vocab_size=spec.vocab_size, block_size=spec.block_size)
+
+    def hidden_matrices(self) -> list[nn.Parameter]:
+        """Return the weights of attention and of the two-layer networks."""
+        return [parameter for parameter in self.backbone.blocks.parameters() if parameter.dim() == 2]
+
+
+class GPT2(_Model):
+    """Language model. The head is tied to the token embedding."""
 
     def __init__(self, options: Options, spec: TextSpec) -> None:
-        super().__init__()
+        super().__init__(options, spec)
         self.vocab_size = spec.vocab_size
-        self.backbone = Backbone(options, vocab_size=spec.vocab_size, block_size=spec.block_size)
         initialise(self, layers=options.layers)
 
     def forward(self, tokens_BT: Tensor) -> Tensor:
         """int64 (B, T) -> (B, T, V) logits of the next token at every position."""
         return self._head(self.backbone(tokens_BT))
 
-    def of_embedded(self, x_BTC: Tensor) -> Tensor:
-        """The same of (B, T, C), which may be embedded tokens, T <= block_size."""
-        return self._head(self.backbone.of_embedded(x_BTC))
+    def forward_embedded(self, x_BTC: Tensor) -> Tensor:
+        """Run on embeddings (B, T, C), T <= block_size."""
+        return self._head(self.backbone.forward_embedded(x_BTC))
 
     def _head(self, x_BTC: Tensor) -> Tensor:
-        # Rows that only fill up the table would be predicted: they end here.
+        # Without the rows that pad the vocabulary.
         return F.linear(x_BTC, self.backbone.token.weight)[..., : self.vocab_size]
 
-    def hidden_matrices(self) -> list[nn.Parameter]:
-        """The weights of attention and of the two-layer networks."""
-        return _matrices(self.backbone)
 
+class TextClassifier(_Model):
+    """Classifier with a linear head on the mean over the tokens of each text.
 
-class TextClassifier(nn.Module):
-    """The same backbone with a linear head on the mean over the tokens of each text.
-
-    The last token alone, as in fine-tuning, would have to learn first where to look.
+    The last token alone, as in fine-tuning, learns more slowly.
     """
 
     def __init__(self, options: Options, spec: TextClassSpec) -> None:
-        super().__init__()
+        super().__init__(options, spec)
         self.pad = spec.pad
-        self.backbone = Backbone(options, vocab_size=spec.vocab_size, block_size=spec.block_size)
         self.head = nn.Linear(options.width, spec.classes)
         initialise(self, layers=options.layers)
 
@@ -118,10 +124,6 @@ class TextClassifier(nn.Module):
         text_BT1 = (tokens_BT != self.pad)[:, :, None]
         mean_BC = x_BTC.where(text_BT1, 0.0).sum(dim=1) / text_BT1.sum(dim=1).clamp(min=1)
         return self.head(mean_BC)  # type: ignore[no-any-return]
-
-    def hidden_matrices(self) -> list[nn.Parameter]:
-        """The weights of attention and of the two-layer networks."""
-        return _matrices(self.backbone)
 
 
 class Block(nn.Module):
@@ -156,18 +158,10 @@ class Block(nn.Module):
 
 
 def initialise(model: nn.Module, *, layers: int) -> None:
-    """Weights from N(0, 0.02), those that write to the residual stream 1 / sqrt(2 layers) of it; biases 0."""
+    """Draw weights from N(0, 0.02), scaled by 1 / sqrt(2 layers) before the residual stream; zero biases."""
     for name, module in model.named_modules():
         if isinstance(module, nn.Linear | nn.Embedding):
             residual = name.endswith(("attention_out", "mlp_out"))
             nn.init.normal_(module.weight, std=INIT_STD / (2 * layers) ** 0.5 if residual else INIT_STD)
         if isinstance(module, nn.Linear) and module.bias is not None:
             nn.init.zeros_(module.bias)
-
-
-def _matrices(backbone: Backbone) -> list[nn.Parameter]:
-    return [parameter for parameter in backbone.blocks.parameters() if parameter.dim() == 2]
-
-
-def _round_up(size: int, multiple: int) -> int:
-    return -(-size // multiple) * multiple

@@ -1,7 +1,7 @@
-"""LatentWire: a text becomes a few vectors that two frozen language models take for embedded tokens.
+"""LatentWire: encodes a text into a few vectors that two frozen language models read as embedded tokens.
 
-What is here is all that is trained: an encoder of bytes, a pooler of what it makes into M latents, and for
-each language model an adapter from latents to its channels. The language models are the task's.
+This is the trained part: a byte encoder, a pooler into M latents, and an adapter from latents to the channels
+of each language model. The frozen language models belong to the task.
 
 Shapes: B sources, T bytes, D channels, H heads, K channels of a head, M latents, C channels of a language
 model.
@@ -23,7 +23,7 @@ from lib.nn.activation_checkpointing import Chain
 
 TASK = "bridge"
 
-LONGEST_WAVE = 1e4  # of the positions, in radians per turn (Vaswani et al. 2017)
+MAX_WAVELENGTH = 1e4  # of the sinusoidal positions (Vaswani et al. 2017)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,16 +37,16 @@ class Options:
 
 
 class Prefixes(NamedTuple):
-    """The latents as each of the two language models gets them, with numbers of about 1."""
+    """Latents in the channels of each language model, with values of about 1."""
 
     a_BMC: Tensor
     b_BMC: Tensor
 
 
 def build(options: Options, spec: AnswerSpec) -> nn.Module:
-    """A network from int64 (B, T) bytes to `Prefixes`.
+    """Build a network from int64 (B, T) bytes to `Prefixes`.
 
-    Raises ConfigError where the width cannot be cut into heads and waves.
+    Raises ConfigError if the width is odd or not a multiple of the number of heads.
     """
     if options.width % options.heads or options.width % 2:
         raise ConfigError(
@@ -57,13 +57,15 @@ def build(options: Options, spec: AnswerSpec) -> nn.Module:
 
 
 class LatentWire(nn.Module):
+    """Byte encoder, pooler and two adapters."""
+
     def __init__(self, options: Options, spec: AnswerSpec) -> None:
         super().__init__()
         width = options.width
         self.byte = nn.Embedding(spec.vocab_size, width)
         self.positions_TD: Tensor
-        # Not in a checkpoint: they follow from the sizes.
-        self.register_buffer("positions_TD", _waves(spec.source_bytes, width), persistent=False)
+        # Not in checkpoints, because they follow from the sizes.
+        self.register_buffer("positions_TD", _sinusoids(spec.source_bytes, width), persistent=False)
         self.blocks = nn.ModuleList(Block(width, heads=options.heads) for _ in range(options.layers))
         self.norm = nn.LayerNorm(width)
         self.pooler = Pooler(width, heads=options.heads, latents=options.latents)
@@ -73,14 +75,14 @@ class LatentWire(nn.Module):
         self.chain = Chain()
 
     def forward(self, bytes_BT: Tensor) -> Prefixes:
-        """What fills up a source, byte 0, is a byte like any other."""
+        """(B, T) bytes, zero-padded, -> prefixes (B, M, C). Padding is not masked."""
         x_BTD = self.byte(bytes_BT) + self.positions_TD
         z_BMD = self.pooler(self.norm(self.chain(x_BTD, *self.blocks)))
         return Prefixes(self.adapter_a(z_BMD), self.adapter_b(z_BMD))
 
 
 class Block(nn.Module):
-    """Attention between all bytes, then a network of two layers, each on normalised input."""
+    """Bidirectional attention, then a two-layer network, each on normalised input."""
 
     def __init__(self, width: int, *, heads: int) -> None:
         super().__init__()
@@ -93,12 +95,12 @@ class Block(nn.Module):
 
     def forward(self, x_BTD: Tensor) -> Tensor:
         q_BTD, k_BTD, v_BTD = self.qkv(self.norm1(x_BTD)).chunk(3, dim=2)
-        x_BTD = x_BTD + self.attention_out(_attended(q_BTD, k_BTD, v_BTD, heads=self.heads))
+        x_BTD = x_BTD + self.attention_out(_attention(q_BTD, k_BTD, v_BTD, heads=self.heads))
         return x_BTD + self.mlp_out(F.gelu(self.mlp_in(self.norm2(x_BTD))))  # type: ignore[no-any-return]
 
 
 class Pooler(nn.Module):
-    """M learned queries look at all bytes; a gate says how much of what they find each latent takes."""
+    """Cross-attention of M learned queries over all bytes, with gated residuals."""
 
     def __init__(self, width: int, *, heads: int, latents: int) -> None:
         super().__init__()
@@ -114,13 +116,13 @@ class Pooler(nn.Module):
         """(B, T, D) -> (B, M, D)."""
         q_BMD = self.query(self.queries_MD).expand(len(x_BTD), -1, -1)
         k_BTD, v_BTD = self.key_value(x_BTD).chunk(2, dim=2)
-        found_BMD = self.out(_attended(q_BMD, k_BTD, v_BTD, heads=self.heads))
+        found_BMD = self.out(_attention(q_BMD, k_BTD, v_BTD, heads=self.heads))
         z_BMD = self.queries_MD + torch.sigmoid(self.gate(found_BMD)) * found_BMD
         return z_BMD + self.mlp_out(F.gelu(self.mlp_in(self.norm(z_BMD))))  # type: ignore[no-any-return]
 
 
 class Adapter(nn.Module):
-    """Latents to the channels of a language model: a network with a way past it, scaled and shifted by z."""
+    """Map latents to the channels of a language model: a residual network with FiLM modulation by z."""
 
     def __init__(self, width: int, channels: int, *, latents: int) -> None:
         super().__init__()
@@ -142,7 +144,7 @@ class Adapter(nn.Module):
         return self.scale * self.norm_out(x_BMC)  # type: ignore[no-any-return]
 
 
-def _attended(q_BMD: Tensor, k_BTD: Tensor, v_BTD: Tensor, *, heads: int) -> Tensor:
+def _attention(q_BMD: Tensor, k_BTD: Tensor, v_BTD: Tensor, *, heads: int) -> Tensor:
     q_BHMK, k_BHTK, v_BHTK = (
         part.view(len(part), part.shape[1], heads, -1).transpose(1, 2) for part in (q_BMD, k_BTD, v_BTD)
     )
@@ -150,8 +152,8 @@ def _attended(q_BMD: Tensor, k_BTD: Tensor, v_BTD: Tensor, *, heads: int) -> Ten
     return found_BHMK.transpose(1, 2).reshape(q_BMD.shape)
 
 
-def _waves(count: int, width: int) -> Tensor:
-    """(count, width): sines and cosines of the position, of one radian a step to LONGEST_WAVE times less."""
-    rates_K = LONGEST_WAVE ** -(torch.arange(0, width, 2, dtype=torch.float64) / width)
+def _sinusoids(count: int, width: int) -> Tensor:
+    """Return sinusoidal positions (count, width)."""
+    rates_K = MAX_WAVELENGTH ** -(torch.arange(0, width, 2, dtype=torch.float64) / width)
     angles_TK = torch.arange(count, dtype=torch.float64)[:, None] * rates_K
     return torch.cat((angles_TK.sin(), angles_TK.cos()), dim=1).float()

@@ -1,9 +1,6 @@
-"""LeNet-5 (LeCun et al. 1998), with rectified linear units and max pooling in place of the
-saturating units, the trained subsampling and the sparse connections of the original."""
+"""LeNet-5 (LeCun et al. 1998) with ReLU, max pooling and dense connections in place of the original's."""
 
 from __future__ import annotations
-
-from dataclasses import dataclass
 
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -11,19 +8,15 @@ from torch import Tensor, nn
 from lib.data.types import ImageSpec
 from lib.errors import ConfigError
 from lib.nn.activation_checkpointing import Chain
+from lib.plugins import NoOptions as Options
 
 TASK = "classify"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
-    """LeNet-5 has no choices."""
-
-
 def build(options: Options, spec: ImageSpec) -> nn.Module:  # noqa: ARG001
-    """A network from (N, C, 28, 28) or (N, C, 32, 32) images to (N, classes) logits.
+    """Build a network from (N, C, 28, 28) or (N, C, 32, 32) images to (N, classes) logits.
 
-    Raises ConfigError for images of another size.
+    Raises ConfigError for other image sizes.
     """
     size = f"{spec.height}x{spec.width}"
     if size not in {"28x28", "32x32"}:
@@ -50,7 +43,7 @@ class LeNet5(nn.Module):
         """(N, C, H, W) images -> (N, classes) logits."""
         return self.chain(x_NCHW, self._first_maps, self._second_maps, self._classify)  # type: ignore[no-any-return]
 
-    # The maximum and the rectifier commute; in this order the rectifier has a quarter of the work.
+    # Max pooling and ReLU commute; in this order ReLU has a quarter of the work.
 
     def _first_maps(self, x_NCHW: Tensor) -> Tensor:
         return F.relu(F.max_pool2d(self.conv1(x_NCHW), 2))

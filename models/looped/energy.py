@@ -1,12 +1,12 @@
-"""The energy block: its state h rests at a minimum of an energy, which equilibrium propagation needs.
+"""The energy block, whose state h converges to a minimum of an energy, as equilibrium propagation requires.
 
     E(h) = <h, g> - L(h) - Phi(g; x)          g = dL/dh, the activation of the state
     Phi  = <g, x + bias> + 1/s sum_{heads, tokens i} log sum_j exp(s q_i . k_j) + sum G(W g + c)
 
 q = Wq g, s = 1 / sqrt(channels of a head), G the primitive of the unit of the two-layer network. Keys are
 k = Wk x ("cross": the states of different tokens do not touch) or k = Wk g ("self"; Hoover et al. 2023).
-Where dE/dh = 0, h = dPhi/dg. Everything here is written out: nothing differentiates automatically, and all
-but `energy` also takes complex states.
+Where dE/dh = 0, h = dPhi/dg. Derivatives are written out without autograd; all but `energy` also take complex
+states.
 
 Shapes: B samples, T tokens, D channels, H heads, Z channels of a head, F units.
 """
@@ -22,35 +22,66 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from models.looped.attention import attention, merge_heads, split_heads
+EPSILON = 1e-5  # added to the variance in the layer-norm activation
+MIN_GAIN, MAX_GAIN = 0.3, 1.0
 
-EPSILON = 1e-5  # of the variance, in the normalising activation
-LOWEST_GAIN, HIGHEST_GAIN = 0.3, 1.0
+
+def attention(q_BHTZ: Tensor, k_BHTZ: Tensor, allowed: Tensor | None) -> Tensor:
+    """Return softmax(q . k / sqrt(Z)) over allowed tokens: (B, H, T, T); analytic for complex arguments.
+
+    allowed: bool mask, broadcast; None: all. A token without allowed tokens has a row of zeros.
+    """
+    scores = q_BHTZ @ k_BHTZ.transpose(2, 3) * q_BHTZ.shape[-1] ** -0.5
+    if scores.is_complex():
+        return _complex_softmax(scores, allowed)
+    if allowed is None:
+        return scores.softmax(dim=3)  # type: ignore[no-any-return]
+    return scores.masked_fill(~allowed, torch.finfo(scores.dtype).min).softmax(dim=3) * allowed  # type: ignore[no-any-return]
+
+
+def split_heads(x_BTD: Tensor, heads: int) -> Tensor:
+    """Split the channels into heads: (B, T, D) -> (B, H, T, Z)."""
+    batch, length, width = x_BTD.shape
+    return x_BTD.view(batch, length, heads, width // heads).transpose(1, 2)
+
+
+def merge_heads(x_BHTZ: Tensor) -> Tensor:
+    """Invert `split_heads`: (B, H, T, Z) -> (B, T, D)."""
+    return x_BHTZ.transpose(1, 2).flatten(2)
+
+
+def _complex_softmax(scores: Tensor, allowed: Tensor | None) -> Tensor:
+    if allowed is None:
+        allowed = torch.ones((), dtype=torch.bool, device=scores.device)
+    size = scores.real.masked_fill(~allowed, torch.finfo(scores.real.dtype).min)
+    grown = torch.exp(scores - size.amax(dim=3, keepdim=True)) * allowed
+    total = grown.sum(dim=3, keepdim=True)
+    return grown / total.where(allowed.any(dim=-1, keepdim=True), torch.ones_like(total))
 
 
 class Weights(NamedTuple):
-    """What is learned, and in the same places its gradient."""
+    """Weights of the block, or their gradients."""
 
     query_DD: Tensor
     key_DD: Tensor
     units_FD: Tensor
     unit_bias_F: Tensor
     bias_D: Tensor
-    gain: Tensor  # scalar: of the activation, one for all channels, or it would have no energy
+    gain: Tensor  # scalar, shared by all channels: otherwise there is no energy
     shift_D: Tensor
 
 
 class Source(NamedTuple):
-    """What drives the states and stays as it is while they settle."""
+    """Input of the block, constant while the states converge."""
 
     x_BTD: Tensor
-    keys_BHTZ: Tensor | None  # None: they are made of the states
+    keys_BHTZ: Tensor | None  # None: computed from the states
     allowed: Tensor | None  # bool, broadcast to (B, H, T, T): whether token i sees token j
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EnergyForm:
-    """Which energy. All methods are functions of the weights, the states and the source alone."""
+    """Form of the energy; all methods are pure functions of weights, states and source."""
 
     heads: int
     keys: Literal["cross", "self"]
@@ -58,19 +89,20 @@ class EnergyForm:
     mlp: Literal["gelu", "tanh", "relu"]
 
     def source(self, weights: Weights, x_BTD: Tensor, allowed: Tensor | None) -> Source:
+        """Return the source of input x, with keys if they do not depend on the states."""
         keys = split_heads(F.linear(x_BTD, weights.key_DD), self.heads) if self.keys == "cross" else None
         return Source(x_BTD, keys, allowed)
 
     def activate(self, weights: Weights, h_BTD: Tensor) -> Tensor:
-        """g = dL/dh."""
+        """Return the activation g = dL/dh."""
         return weights.gain * self._base(h_BTD) + weights.shift_D
 
     def step(self, weights: Weights, h_BTD: Tensor, source: Source) -> Tensor:
-        """dPhi/dg at g(h), where a state at rest is itself."""
+        """Return dPhi/dg at g(h), whose fixed points are the minima."""
         return self.slope(weights, self.activate(weights, h_BTD), source)
 
     def slope(self, weights: Weights, g_BTD: Tensor, source: Source) -> Tensor:
-        """dPhi/dg."""
+        """Return dPhi/dg."""
         q_BHTZ, k_BHTZ = self._queries_and_keys(weights, g_BTD, source)
         seen_BHTT = attention(q_BHTZ, k_BHTZ, source.allowed)
         result_BTD = source.x_BTD + weights.bias_D + merge_heads(seen_BHTT @ k_BHTZ) @ weights.query_DD
@@ -82,19 +114,19 @@ class EnergyForm:
     def gradient(
         self, weights: Weights, h_BTD: Tensor, source: Source, share: Tensor
     ) -> tuple[Weights, Tensor]:
-        """Sum over samples and tokens of share * dE/d(weights), and (B, T, D) share * dE/dx, at fixed h.
+        """Return share * dE/d(weights) summed over tokens, and share * dE/dx (B, T, D), at fixed h.
 
-        share: broadcast to (B, T, 1); with "self" keys, which mix tokens, the same for all of a sample.
-        E depends on gain and shift through L alone where h rests, for dE/dg is zero there.
+        share: broadcast to (B, T, 1); constant within a sample for "self" keys, which mix tokens. At a fixed
+        point E depends on gain and shift only through L, because dE/dg is zero there.
         """
         g_BTD = self.activate(weights, h_BTD)
         units_FD, unit_bias_F = self._units_gradient(weights, g_BTD, share)
         shared_g_BTD = share * g_BTD
-        read_BTD, asked_BTD = self._attended(weights, g_BTD, source, share)
+        read_BTD, queried_BTD = self._attended(weights, g_BTD, source, share)
         keyed_BTD = g_BTD if source.keys_BHTZ is None else source.x_BTD
         result = Weights(
             query_DD=-_outer(read_BTD, shared_g_BTD),
-            key_DD=-_outer(asked_BTD, keyed_BTD),
+            key_DD=-_outer(queried_BTD, keyed_BTD),
             units_FD=units_FD,
             unit_bias_F=unit_bias_F,
             bias_D=-shared_g_BTD.sum(dim=(0, 1)),
@@ -103,18 +135,18 @@ class EnergyForm:
         )
         x_BTD = shared_g_BTD.neg_()
         if source.keys_BHTZ is not None:
-            x_BTD -= asked_BTD @ weights.key_DD
+            x_BTD -= queried_BTD @ weights.key_DD
         return result, x_BTD
 
     def energy(self, weights: Weights, h_BTD: Tensor, source: Source) -> Tensor:
-        """E: (B,), real states only. Lower is nearer to rest, as far as Phi is convex."""
+        """Return E: (B,), for real states. Lower is nearer to the fixed point if Phi is convex."""
         g_BTD = self.activate(weights, h_BTD)
         lagrangian_BT = weights.gain * self._base_lagrangian(h_BTD) + h_BTD @ weights.shift_D
         bound_BT = (h_BTD * g_BTD).sum(dim=2) - lagrangian_BT
         return bound_BT.sum(dim=1) - self.potential(weights, g_BTD, source)
 
     def potential(self, weights: Weights, g_BTD: Tensor, source: Source) -> Tensor:
-        """Phi: (B,), real."""
+        """Return Phi: (B,), for real states."""
         q_BHTZ, k_BHTZ = self._queries_and_keys(weights, g_BTD, source)
         inverse_heat = q_BHTZ.shape[-1] ** -0.5
         scores_BHTT = inverse_heat * q_BHTZ @ k_BHTZ.transpose(2, 3)
@@ -128,18 +160,18 @@ class EnergyForm:
         return driven_B + attention_B + self._primitive(u_BTF).sum(dim=(1, 2))  # type: ignore[no-any-return]
 
     def _units_gradient(self, weights: Weights, g_BTD: Tensor, share: Tensor) -> tuple[Tensor, Tensor]:
-        """Of the units' weights and biases. By itself: what is widest is gone before the rest begins."""
+        """Return the gradients of units and biases; a function of its own frees the widest tensor early."""
         active_BTF = self._unit(F.linear(g_BTD, weights.units_FD, weights.unit_bias_F)).mul_(share)
         return -_outer(active_BTF, g_BTD), -active_BTF.sum(dim=(0, 1))
 
     def _attended(
         self, weights: Weights, g_BTD: Tensor, source: Source, share: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """A k, and A' q with the share of each query."""
+        """Return A k, and A' q weighted by the share of each query."""
         q_BHTZ, k_BHTZ = self._queries_and_keys(weights, g_BTD, source)
         seen_BHTT = attention(q_BHTZ, k_BHTZ, source.allowed)
-        asked_BHTZ = seen_BHTT.transpose(2, 3) @ (q_BHTZ * share[:, None])
-        return merge_heads(seen_BHTT @ k_BHTZ), merge_heads(asked_BHTZ)
+        queried_BHTZ = seen_BHTT.transpose(2, 3) @ (q_BHTZ * share[:, None])
+        return merge_heads(seen_BHTT @ k_BHTZ), merge_heads(queried_BHTZ)
 
     def _queries_and_keys(self, weights: Weights, g_BTD: Tensor, source: Source) -> tuple[Tensor, Tensor]:
         keys = source.keys_BHTZ
@@ -158,7 +190,7 @@ class EnergyForm:
                 return h_BTD
 
     def _base_lagrangian(self, h_BTD: Tensor) -> Tensor:
-        """(B, T): what `_base` is the gradient of."""
+        """Return the (B, T) potential whose gradient is `_base`."""
         match self.activation:
             case "layernorm":
                 centred_BTD = h_BTD - h_BTD.mean(dim=2, keepdim=True)
@@ -192,12 +224,12 @@ FormStep: TypeAlias = Callable[[EnergyForm, Weights, Tensor, Source], Tensor]
 
 
 class EnergyBlock(nn.Module):
-    """The weights of an energy, inside the bounds within which its states settle."""
+    """Weights of an energy, within bounds in which the states converge."""
 
     def __init__(self, form: EnergyForm, *, width: int, hidden: int, spectral_cap: float) -> None:
         super().__init__()
         self.form, self.spectral_cap = form, spectral_cap
-        self.form_step: FormStep = EnergyForm.step  # or the same, compiled
+        self.form_step: FormStep = EnergyForm.step  # or its compiled version
         self.query = nn.Parameter(torch.randn(width, width) / width**0.5)
         self.key = nn.Parameter(torch.randn(width, width) / width**0.5)
         self.units = nn.Parameter(torch.randn(hidden, width) / hidden**0.5)
@@ -209,21 +241,25 @@ class EnergyBlock(nn.Module):
 
     @property
     def weights(self) -> Weights:
+        """All weights as one tuple."""
         own = (self.query, self.key, self.units, self.unit_bias, self.bias, self.gain, self.shift)
         return Weights(*own)
 
     def source(self, x_BTD: Tensor, allowed: Tensor | None) -> Source:
+        """Return the source of input x (`EnergyForm.source`)."""
         return self.form.source(self.weights, x_BTD, allowed)
 
     def activate(self, h_BTD: Tensor) -> Tensor:
+        """Return the activation of a state."""
         return self.form.activate(self.weights, h_BTD)
 
     def step(self, h_BTD: Tensor, source: Source) -> Tensor:
+        """Apply one undamped iteration, compiled where no gradient is taken."""
         step = EnergyForm.step if torch.is_grad_enabled() else self.form_step
         return step(self.form, self.weights, h_BTD, source)
 
     def compile_step(self, compiler: Callable[[FormStep], FormStep]) -> None:
-        """Of what is not differentiated automatically."""
+        """Compile the iteration for use without autograd."""
         self.form_step = compiler(EnergyForm.step)
 
     @torch.no_grad()
@@ -231,27 +267,27 @@ class EnergyBlock(nn.Module):
         """Scale matrices down to a largest singular value of `spectral_cap`; keep the gain in its range."""
         for matrix in (self.query, self.key, self.units):
             matrix.mul_((self.spectral_cap / largest_singular_value(matrix)).clamp(max=1.0))
-        self.gain.clamp_(LOWEST_GAIN, HIGHEST_GAIN)
+        self.gain.clamp_(MIN_GAIN, MAX_GAIN)
 
 
 def largest_singular_value(matrix: Tensor) -> Tensor:
-    """Scalar; by the eigenvalues of the smaller of the two Gram matrices."""
+    """Return the largest singular value, from the smaller of the two Gram matrices."""
     thin = matrix if matrix.shape[0] <= matrix.shape[1] else matrix.t()
     return torch.linalg.eigvalsh(thin @ thin.t())[-1].clamp(min=torch.finfo(matrix.dtype).tiny).sqrt()  # type: ignore[no-any-return]
 
 
 def _outer(one_BTX: Tensor, other_BTY: Tensor) -> Tensor:
-    """(X, Y): the sum over samples and tokens of products, without conjugation."""
+    """Return the (X, Y) sum of outer products over samples and tokens, without conjugation."""
     return one_BTX.flatten(0, 1).t() @ other_BTY.flatten(0, 1)
 
 
 def _spread(centred_BTD: Tensor) -> Tensor:
-    """sqrt(variance + EPSILON), (B, T, 1); of complex numbers too, analytically."""
+    """Return sqrt(variance + EPSILON), (B, T, 1); analytic for complex arguments."""
     return ((centred_BTD * centred_BTD).mean(dim=2, keepdim=True) + EPSILON).sqrt()
 
 
 def _log_cosh(x: Tensor) -> Tensor:
     if x.is_complex():
         return torch.log(torch.cosh(x))
-    size = x.abs()  # not by cosh, which overflows
+    size = x.abs()  # avoids the overflow of cosh
     return size + F.softplus(-2 * size) - math.log(2)

@@ -1,49 +1,83 @@
-"""A block at rest, as a function of its source that can be differentiated, and the ways of doing so.
+"""The fixed point of a block as a differentiable function of its source, with six gradient estimators.
 
-The state is found without a graph. How the gradient of the loss gets from the state at rest to the weights:
+The fixed point is found without a graph. Estimators of the gradient of the weights:
 
-    ep           Equilibrium propagation: the states settle again under a small force along the gradient, and
-                 the difference that it makes to dE/d(weights) is the gradient. Needs an energy. Exact up to
-                 a power of the force (`nudging`), for any loss: the force is what the loss says at rest.
-    ep_vf        The same difference of states where there is no energy (Scellier et al. 2018). Biased: it
-                 takes the Jacobian for its transpose, however small the force.
-    ep_adjoint   ep_vf with the Jacobian at rest put right (Scurria et al. 2026). Exact up to a power.
-    implicit     Implicit differentiation (Bai et al. 2019): a linear system instead of a second settling.
-    bptt         Backpropagation through every iteration. Memory in proportion to their number.
+    ep           Equilibrium propagation: the states converge again under a small force along the gradient of
+                 the loss, and the change of dE/d(weights) is the gradient. Needs an energy. Exact up to a
+                 power of the force (`stencil`).
+    ep_vf        The change of the states, for a block without an energy (Scellier et al. 2018). Biased: it
+                 uses the Jacobian in place of its transpose.
+    ep_adjoint   ep_vf with the Jacobian corrected (Scurria et al. 2026). Exact up to a power of the force.
+    implicit     Implicit differentiation (Bai et al. 2019): solves a linear system.
+    bptt         Backpropagation through every iteration; memory is proportional to their number.
     one_step     The last iteration alone. Biased.
 
-Forces are scaled to `beta` in the root mean square for each unit of a solution (`solver.Unit`), and the
-gradient is scaled back: the estimate does not depend on the scale of the loss, the size of the batch or
-what else is in it. Shapes: B samples, T tokens, D channels.
+Forces are scaled to a root mean square of `beta` for each unit of a solution (`solver.Unit`), and the
+gradient is scaled back, so the estimate does not depend on the scale of the loss or on the rest of the
+batch. Shapes: B samples, T tokens, D channels.
 """
 
 from __future__ import annotations
 
+import cmath
 import contextlib
 import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor, nn
 
 from models.looped.energy import EnergyBlock, EnergyForm, FormStep, Source, Weights
-from models.looped.nudging import Nudge, Point, points
 from models.looped.plain import PlainBlock
 from models.looped.solver import Solution, SolverOptions, Step, Unit, solve
 
 Estimator: TypeAlias = Literal["ep", "ep_vf", "ep_adjoint", "implicit", "bptt", "one_step"]
-HALF_TOLERANCE = 1e-2  # what half precision is trusted with, before single precision goes on
+HALF_TOLERANCE = 1e-2  # to converge to in half precision, before single precision continues
+Nudge: TypeAlias = Literal["one_sided", "symmetric", "four_point", "holomorphic"]
+
+
+class Point(NamedTuple):
+    """One point of a stencil of d/db F(b) at b = 0: sum of a_k F(b z_k) / b."""
+
+    at: complex  # z
+    coefficient: complex  # a
+
+
+def stencil(nudge: Nudge, count: int) -> tuple[Point, ...]:
+    """Return the stencil of a nudge; for a real F the real part of the sum counts. count: N of "holomorphic".
+
+    Errors: one_sided O(b) (Scellier and Bengio 2017), symmetric O(b^2) (Laborieux et al. 2021), four_point
+    O(b^4), holomorphic O(b^N) with N points on a circle in the complex plane (Laborieux and Zenke 2022).
+    """
+    match nudge:
+        case "one_sided":
+            return Point(1, 1), Point(0, -1)
+        case "symmetric":
+            return Point(1, 1 / 2), Point(-1, -1 / 2)
+        case "four_point":
+            return Point(1, 2 / 3), Point(-1, -2 / 3), Point(2, -1 / 12), Point(-2, 1 / 12)
+        case "holomorphic":
+            return tuple(_on_circle(place, count) for place in range(count // 2 + 1))
+
+
+def _on_circle(place: int, count: int) -> Point:
+    """Return a point on or above the real axis, which stands for its conjugate as well."""
+    if place == 0 or 2 * place == count:
+        sign = 1 if place == 0 else -1
+        return Point(sign, sign / count)
+    at = cmath.exp(2j * cmath.pi * place / count)
+    return Point(at, 2 / (at * count))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EquilibriumOptions:
-    """beta: root mean square of the force on the states. nudged_iterations: fewest under a force.
+    """Options of the gradient.
 
-    together: forces on an energy settle side by side in one larger batch. watch: is told the residuals of
-    states under a force.
+    beta: root mean square of the force on the states. nudged_iterations: minimum under a force. together:
+    states under all forces converge in one larger batch. watch: called with the residuals under a force.
     """
 
     estimator: Estimator
@@ -57,23 +91,23 @@ class EquilibriumOptions:
 
     @property
     def nudged_solver(self) -> SolverOptions:
-        """States under a force begin next to where they end: half of the iterations are enough."""
-        most = max(self.nudged_iterations, self.solver.max_iterations // 2)
-        return dataclasses.replace(self.solver, max_iterations=most)
+        """Solver options under a force: half of the iterations suffice, for the states start near the end."""
+        limit = max(self.nudged_iterations, self.solver.max_iterations // 2)
+        return dataclasses.replace(self.solver, max_iterations=limit)
 
 
 class Equilibrium(nn.Module):
-    """A block and its state at rest."""
+    """A block that is iterated to its fixed point."""
 
     def __init__(self, block: EnergyBlock | PlainBlock, options: EquilibriumOptions) -> None:
         super().__init__()
         self.block = block
-        self.solution: Solution | None = None  # of the last call, without a graph
+        self.solution: Solution | None = None  # of the last forward pass, without a graph
         self.forced: list[Tensor] = []  # residuals under the forces of the last gradient
         self.options = dataclasses.replace(options, watch=self.forced.append)
 
     def forward(self, x_BTD: Tensor, allowed: Tensor | None) -> Tensor:
-        """(B, T, D) source -> (B, T, D) activation of the state at rest."""
+        """(B, T, D) source -> (B, T, D) activation of the fixed point."""
         block, options = self.block, self.options
         x_BTD = x_BTD.to(next(block.parameters()).dtype)
         if torch.is_grad_enabled():
@@ -85,14 +119,14 @@ class Equilibrium(nn.Module):
                 self._keep(solution)
                 return block.activate(solution.state)
         with torch.no_grad():
-            self._keep(solution := self._settle(x_BTD, allowed))
+            self._keep(solution := self._converge(x_BTD, allowed))
         with _full_precision(x_BTD):
             return self._attached(solution.state, x_BTD, allowed)
 
     def _keep(self, solution: Solution) -> None:
         self.solution = Solution(*(part.detach() for part in solution))
 
-    def _settle(self, x_BTD: Tensor, allowed: Tensor | None) -> Solution:
+    def _converge(self, x_BTD: Tensor, allowed: Tensor | None) -> Solution:
         block, options, start, before = self.block, self.options.solver, x_BTD, None
         if not x_BTD.is_meta and torch.is_autocast_enabled(x_BTD.device.type):
             source = block.source(x_BTD, allowed)
@@ -107,14 +141,15 @@ class Equilibrium(nn.Module):
         return solution._replace(iterations=solution.iterations + before.iterations)
 
     def _attached(self, state: Tensor, x_BTD: Tensor, allowed: Tensor | None) -> Tensor:
-        """The activation of `state`, with the chosen gradient."""
+        """Return the activation of `state` with the chosen gradient estimator attached."""
         block, options = self.block, self.options
         if not torch.is_grad_enabled():
             return block.activate(state)
         if options.estimator == "ep":
             assert isinstance(block, EnergyBlock), "equilibrium propagation needs an energy"
-            how = options, block.form, block.form_step
-            return _Propagated.apply(*how, state, x_BTD, allowed, *block.weights)  # type: ignore[no-any-return, no-untyped-call]
+            return _Propagated.apply(  # type: ignore[no-any-return, no-untyped-call]
+                options, block.form, block.form_step, state, x_BTD, allowed, *block.weights
+            )
         source = block.source(x_BTD, allowed)
         image = block.step(state, source)
         if options.estimator != "one_step":
@@ -138,14 +173,13 @@ def contrast(
     share: Tensor,
     form_step: FormStep = EnergyForm.step,
 ) -> tuple[Weights, Tensor]:
-    """The derivative of dE/d(weights) and dE/dx at rest by the size of a force, times `share`.
+    """Return the gradients of a loss by the weights and by x, by equilibrium propagation.
 
-    The force is along -gradient / share. If that is the gradient of a loss by the activation, what is
-    returned is its gradient by the weights and by x. share: broadcast to (B, T, 1), from
-    `root_mean_square`. form_step: that of the form, or the same compiled. Nothing differentiates
-    automatically.
+    gradient_BTD: the gradient of the loss by the activation. share: broadcast to (B, T, 1), from
+    `root_mean_square`; the force is along -gradient / share. form_step: the step of the form, or its compiled
+    version.
     """
-    found: list[Tensor] = []
+    sums: list[Tensor] = []
     per_share = torch.where(share > 0, options.beta / share, 0.0)
     for group in _groups(options):
         count = len(group)
@@ -153,26 +187,25 @@ def contrast(
         if any(isinstance(point.at, complex) for point in group):
             dtype = dtype.to_complex()
         own = Weights(*(weight.to(dtype) for weight in weights))
-        sees = allowed.repeat(count, 1, 1, 1) if allowed is not None and allowed.dim() == 4 else allowed
-        source = form.source(own, _repeated(x_BTD.to(dtype), count), sees)
+        mask = allowed.repeat(count, 1, 1, 1) if allowed is not None and allowed.dim() == 4 else allowed
+        source = form.source(own, _repeated(x_BTD.to(dtype), count), mask)
         reached = _repeated(state.to(dtype), count)
         if group[0].at != 0:
             size = torch.stack([-point.at * per_share for point in group])
-            at_rest = partial(form_step, form, own)
-            reached = _nudged(_pushed(at_rest, source, size, gradient_BTD), reached, options)
+            free_step = partial(form_step, form, own)
+            reached = _nudged(_pushed(free_step, source, size, gradient_BTD), reached, options)
         shares = torch.cat([point.coefficient / options.beta * share for point in group])
         gradient, x_gradient = form.gradient(own, reached, source, shares)
         parts = [*gradient, x_gradient.view(count, *x_BTD.shape).sum(dim=0) if count > 1 else x_gradient]
         parts = [part.real if part.is_complex() else part for part in parts]
-        found = parts if not found else [one.add_(other) for one, other in zip(found, parts, strict=True)]
-    return Weights(*found[:-1]), found[-1]
+        sums = [one.add_(other) for one, other in zip(sums, parts, strict=True)] if sums else parts
+    return Weights(*sums[:-1]), sums[-1]
 
 
 def _pushed(
     step: Callable[[Tensor, Source], Tensor], source: Source, size: Tensor, gradient_BTD: Tensor
 ) -> Step:
-    """`step` under forces of `size` (points, B, T, 1) along the gradient, which are made anew each time: kept
-    ones would take memory."""
+    """Add forces of `size` (points, B, T, 1) along the gradient to `step`; recomputed to save memory."""
     return lambda h_BTD: step(h_BTD, source) + (size * gradient_BTD).flatten(0, 1)
 
 
@@ -181,16 +214,16 @@ def _repeated(x_BTD: Tensor, count: int) -> Tensor:
 
 
 def _groups(options: EquilibriumOptions) -> list[list[Point]]:
-    """The forces that settle side by side, as one batch. No force is rest as it was found."""
-    stencil = points(options.nudge, options.nudge_points)
+    """Group the forces that form one batch. The zero force needs no iterations."""
+    all_points = stencil(options.nudge, options.nudge_points)
     if not options.together:
-        return [[point] for point in stencil]
-    parts = [[point for point in stencil if (point.at != 0) == moved] for moved in (True, False)]
+        return [[point] for point in all_points]
+    parts = [[point for point in all_points if (point.at != 0) == moved] for moved in (True, False)]
     return [part for part in parts if part]
 
 
 class _Propagated(torch.autograd.Function):
-    """The activation at rest, with equilibrium propagation for its gradient."""
+    """Activation of the fixed point with equilibrium propagation as its gradient."""
 
     @staticmethod
     def forward(
@@ -221,7 +254,7 @@ class _Propagated(torch.autograd.Function):
 
 
 class _Corrected(torch.autograd.Function):
-    """The same state, with a gradient that is corrected on its way back."""
+    """Identity with a corrected gradient."""
 
     @staticmethod
     def forward(ctx: Any, state: Tensor, correct: Callable[[Tensor], Tensor]) -> Tensor:
@@ -235,9 +268,9 @@ class _Corrected(torch.autograd.Function):
 
 
 def root_mean_square(gradient_BTD: Tensor, unit: Unit) -> Tensor:
-    """Of each token ("token"), (B, T, 1), or each sample, (B, 1, 1)."""
+    """Return the root mean square of each token ("token"), (B, T, 1), or each sample, (B, 1, 1)."""
     over = (2,) if unit == "token" else (1, 2)
-    # By the largest first: what a scaled loss makes of it may be too large or too small to be squared.
+    # Divided by the largest first, because a scaled loss may overflow or underflow when squared.
     largest = gradient_BTD.abs().amax(dim=over, keepdim=True)
     return largest * (gradient_BTD / largest.where(largest > 0, 1)).square().mean(over, keepdim=True).sqrt()
 
@@ -251,18 +284,18 @@ def _nudged(step: Step, start: Tensor, options: EquilibriumOptions) -> Tensor:
 def _by_implicit_differentiation(
     step: Step, state: Tensor, gradient_BTD: Tensor, options: EquilibriumOptions
 ) -> Tensor:
-    """u with u = J' u + gradient."""
+    """Solve u = J' u + gradient."""
     pull = transposed_product(step, state)
     solver = dataclasses.replace(options.solver, unit="sample")
     return solve(lambda u: pull(u) + gradient_BTD, gradient_BTD, solver).state
 
 
 def _by_vector_field(step: Step, state: Tensor, gradient_BTD: Tensor, options: EquilibriumOptions) -> Tensor:
-    """(I - J)^-1 gradient, by the states that a force leads to."""
+    """Estimate (I - J)^-1 gradient from the states under a force."""
     share = root_mean_square(gradient_BTD, options.solver.unit)
     direction = gradient_BTD * torch.where(share > 0, options.beta / share, 0.0)
     result = torch.zeros_like(state)
-    for at, coefficient in points(options.nudge, options.nudge_points):
+    for at, coefficient in stencil(options.nudge, options.nudge_points):
         reached = state
         if at != 0:
             reached = _nudged(lambda h, force=at * direction: step(h) - force, state, options)  # type: ignore[misc]
@@ -273,7 +306,7 @@ def _by_vector_field(step: Step, state: Tensor, gradient_BTD: Tensor, options: E
 def _by_adjoint_correction(
     step: Step, state: Tensor, gradient_BTD: Tensor, options: EquilibriumOptions
 ) -> Tensor:
-    """(I - J')^-1 gradient, by the states that a force leads to where J is replaced by J' to first order."""
+    """Estimate (I - J')^-1 gradient from the states under a force, with J replaced by J' to first order."""
     pull, push = jacobian_products(step, state)
 
     def corrected(h_BTD: Tensor) -> Tensor:
@@ -284,7 +317,7 @@ def _by_adjoint_correction(
 
 
 def transposed_product(step: Step, state: Tensor) -> Step:
-    """v -> J' v, J being the Jacobian of `step` at `state`."""
+    """Return v -> J' v for the Jacobian J of `step` at `state`."""
     with torch.enable_grad():
         leaf = state.detach().requires_grad_()
         image = step(leaf)
@@ -292,11 +325,11 @@ def transposed_product(step: Step, state: Tensor) -> Step:
 
 
 def jacobian_products(step: Step, state: Tensor) -> tuple[Step, Step]:
-    """v -> J' v and v -> J v."""
+    """Return v -> J' v and v -> J v."""
     with torch.enable_grad():
         leaf = state.detach().requires_grad_()
         image = step(leaf)
-        # Linear in what it is pulled by, so that its transpose is the product with J itself.
+        # J' v is linear in v, and its transpose is the product with J.
         by = torch.zeros_like(image).requires_grad_()
         (pulled,) = torch.autograd.grad(image, leaf, by, create_graph=True)
 
@@ -310,8 +343,8 @@ def jacobian_products(step: Step, state: Tensor) -> tuple[Step, Step]:
 
 
 def _full_precision(like: Tensor) -> contextlib.AbstractContextManager[object]:
-    """The differences of states are small: half precision would lose them."""
-    if like.is_meta:  # only measured
+    """Disable autocast: half precision would lose small differences of states."""
+    if like.is_meta:  # shapes only
         return contextlib.nullcontext()
     return torch.autocast(like.device.type, enabled=False)
 

@@ -1,7 +1,7 @@
-"""A looped transformer: blocks that are applied to their own output until it no longer changes.
+"""A looped transformer: blocks that are iterated to a fixed point.
 
-What drives them are tokens: rows or patches of an image, or those of a text. Trained by equilibrium
-propagation, or by five other ways of differentiating a state at rest: docs/eqprop.md.
+Inputs are tokens: rows or patches of an image, or those of a text. Gradients come from equilibrium
+propagation or one of five other estimators: docs/eqprop.md.
 
 Shapes: B samples, T tokens, D channels, V tokens of the vocabulary.
 """
@@ -23,11 +23,11 @@ from models.looped.equilibrium import Equilibrium, EquilibriumOptions
 from models.looped.plain import PlainBlock
 from models.looped.solver import Solution, SolverOptions, Unit
 
-TASK = "lm"  # and with labels, of images or of texts, it classifies
+TASK = "lm"  # with labels, of images or texts, it classifies
 
-Seen: TypeAlias = ImageSpec | TextSpec | TextClassSpec
+DataSpec: TypeAlias = ImageSpec | TextSpec | TextClassSpec
 
-SOURCE_SCALE = 2.0  # of embeddings and positions, against states whose activations are about 1
+SOURCE_SCALE = 2.0  # of embeddings and positions, relative to activations of about 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,28 +58,26 @@ class Options:
     max_iterations: int
 
 
-def build(options: Options, spec: Seen) -> nn.Module:
-    """A network from (B, C, H, W) images or (B, T) tokens to (B, classes) logits.
+def build(options: Options, spec: DataSpec) -> nn.Module:
+    """Build a network from (B, C, H, W) images or (B, T) tokens to (B, classes) logits.
 
-    Where texts have no labels: to (B, T, V) logits of the tokens that follow.
-
-    Raises ConfigError where the width cannot be shared among the heads, where one patch is the whole image,
-    and for what Kconfig refuses.
+    For texts without labels: to (B, T, V) logits of the next tokens. Raises ConfigError for options that do
+    not fit each other or the data.
     """
     check(options, spec)
     return LoopedTransformer(options, spec)
 
 
 class LoopedTransformer(nn.Module):
-    """Tokens, blocks at rest one behind the other, and a linear head."""
+    """Embedding, blocks at their fixed points in sequence, and a linear head."""
 
-    settles = True  # lib.nn.graph_lint: how many iterations a step has is not known before
+    settles = True  # for lib.nn.graph_lint: the number of iterations is not known in advance
 
-    def __init__(self, options: Options, spec: Seen) -> None:
+    def __init__(self, options: Options, spec: DataSpec) -> None:
         super().__init__()
         self.pad = spec.pad if isinstance(spec, TextClassSpec) else None
         self.causal = options.causal
-        self.settling = solver_of(options)
+        self.tolerance = options.tolerance
         self.embedding: ImageTokens | TextTokens
         if isinstance(spec, ImageSpec):
             self.embedding = ImageTokens(spec, patch=options.patch, width=options.width)
@@ -87,12 +85,12 @@ class LoopedTransformer(nn.Module):
             self.embedding = TextTokens(spec, width=options.width)
         self.blocks = nn.ModuleList(equilibrium(options) for _ in range(options.layers))
         outputs = spec.vocab_size if isinstance(spec, TextSpec) else spec.classes
-        self.side_by_side = options.readout == "tokens"
-        tokens = len(self.embedding.position) if self.side_by_side else 1
+        self.reads_tokens = options.readout == "tokens"
+        tokens = len(self.embedding.position) if self.reads_tokens else 1
         self.head = nn.Linear(tokens * options.width, outputs)
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Logits: (B, classes), or (B, T, V) of the next token at every position."""
+        """Return logits: (B, classes), or (B, T, V) of the next token at every position."""
         state_BTD = self.embedding(inputs)
         allowed = self.allowed(inputs)
         for block in self.blocks:
@@ -100,58 +98,57 @@ class LoopedTransformer(nn.Module):
         return self.read(state_BTD, inputs)
 
     def read(self, state_BTD: Tensor, inputs: Tensor) -> Tensor:
-        """Logits of the activations of the last block, which `inputs` led to."""
-        if self.side_by_side:
+        """Return the logits for the activations of the last block; `inputs` tell padding."""
+        if self.reads_tokens:
             return self.head(state_BTD.flatten(1))  # type: ignore[no-any-return]
         return self.head(state_BTD if self.causal else self._mean(state_BTD, inputs))  # type: ignore[no-any-return]
 
     def solutions(self) -> list[Solution]:
-        """How each block came to rest in the last call."""
-        found = [block.solution for block in self.blocks if isinstance(block, Equilibrium)]
-        return [solution for solution in found if solution is not None]
+        """Return the solutions of the blocks in the last forward pass."""
+        return [block.solution for block in self._equilibria() if block.solution is not None]
 
     def forced(self) -> list[Tensor]:
-        """Residuals under the forces of the last gradient, of those that have forces."""
-        return [
-            residual for block in self.blocks if isinstance(block, Equilibrium) for residual in block.forced
-        ]
+        """Return the residuals under the forces of the last gradient, for estimators with forces."""
+        return [residual for block in self._equilibria() for residual in block.forced]
 
-    def remark(self) -> str | None:
-        """What had not settled in the last batch, whose gradient is not exact; None where all had."""
+    def _equilibria(self) -> list[Equilibrium]:
+        return [block for block in self.blocks if isinstance(block, Equilibrium)]
+
+    def run_note(self) -> str | None:
+        """Return a warning if states of the last batch did not converge, which makes gradients inexact."""
         shares = (
             (self._unsettled([solution.residual for solution in self.solutions()]), ""),
             (self._unsettled(self.forced()), " under a force"),
         )
-        told = [f"{share:.2%} of the states{where}" for share, where in shares if share]
-        if not told:
+        parts = [f"{share:.2%} of the states{where}" for share, where in shares if share]
+        if not parts:
             return None
         return (
-            f"Unsettled: {' and '.join(told)} in the last batch, after as many iterations as they may take "
+            f"Unsettled: {' and '.join(parts)} in the last batch, after as many iterations as they may take "
             "(CONFIG_LOOPED_MAX_ITERATIONS); the gradient of such states is not exact: docs/eqprop.md"
         )
 
     def _unsettled(self, residuals: list[Tensor]) -> float:
-        """The share of states beyond the tolerance."""
+        """Return the share of states beyond the tolerance."""
         if not residuals:
             return 0.0
-        return float(
-            (torch.cat([each.flatten() for each in residuals]) > self.settling.tolerance).double().mean()
-        )
+        flat = torch.cat([each.flatten() for each in residuals])
+        return float((flat > self.tolerance).double().mean())
 
     def constrain_weights(self) -> None:
-        """Bring the weights back to where states settle. After every update."""
+        """Project the weights into the bounds in which states converge."""
         for block in self.modules():
             if isinstance(block, EnergyBlock):
                 block.constrain_weights()
 
     def compile_steps(self, compiler: Callable[[Callable[..., Tensor]], Callable[..., Tensor]]) -> None:
-        """Have one step of each block compiled: how many there will be is no graph's to know."""
+        """Compile one iteration of each block, because their number varies."""
         for block in self.modules():
             if isinstance(block, EnergyBlock | PlainBlock):
                 block.compile_step(compiler)
 
     def allowed(self, inputs: Tensor) -> Tensor | None:
-        """Which token sees which: the past in a causal model, and no padding; None: all."""
+        """Return the attention mask: causal, or without padding; None: all."""
         if self.causal:
             length = inputs.shape[1]
             return torch.ones(length, length, dtype=torch.bool, device=inputs.device).tril()
@@ -168,7 +165,7 @@ class LoopedTransformer(nn.Module):
 
 
 class ImageTokens(nn.Module):
-    """Rows of an image, or square patches of it filled up with zeros, as (B, T, D) tokens with positions."""
+    """Embedding of rows of an image, or of zero-padded square patches: (B, C, H, W) -> (B, T, D)."""
 
     def __init__(self, spec: ImageSpec, *, patch: int, width: int) -> None:
         super().__init__()
@@ -193,7 +190,7 @@ class ImageTokens(nn.Module):
 
 
 class TextTokens(nn.Module):
-    """(B, T) tokens as (B, T, D), with positions."""
+    """Embedding of tokens with positions: (B, T) -> (B, T, D)."""
 
     def __init__(self, spec: TextSpec | TextClassSpec, *, width: int) -> None:
         super().__init__()
@@ -205,7 +202,7 @@ class TextTokens(nn.Module):
 
 
 def equilibrium(options: Options) -> Equilibrium:
-    """One block with the way in which it comes to rest and is differentiated."""
+    """Build one block with its solver and gradient estimator."""
     block: EnergyBlock | PlainBlock
     if options.block == "plain":
         block = PlainBlock(width=options.width, heads=options.heads, hidden=options.hidden)
@@ -215,7 +212,7 @@ def equilibrium(options: Options) -> Equilibrium:
         block = EnergyBlock(
             form, width=options.width, hidden=options.hidden, spectral_cap=options.spectral_cap
         )
-    way = EquilibriumOptions(
+    equilibrium_options = EquilibriumOptions(
         estimator=options.gradient,  # type: ignore[arg-type]
         nudge=options.nudge,  # type: ignore[arg-type]
         nudge_points=options.nudge_points,
@@ -224,11 +221,11 @@ def equilibrium(options: Options) -> Equilibrium:
         together=options.together,
         solver=solver_of(options),
     )
-    return Equilibrium(block, way)
+    return Equilibrium(block, equilibrium_options)
 
 
 def solver_of(options: Options) -> SolverOptions:
-    """How states come to rest, and what of them settles as one."""
+    """Return the solver options; the unit depends on which tokens interact."""
     unit: Unit = "prefix" if options.causal else "sample"
     return SolverOptions(
         method=options.solver,  # type: ignore[arg-type]
@@ -239,8 +236,8 @@ def solver_of(options: Options) -> SolverOptions:
     )
 
 
-def check(options: Options, spec: Seen) -> None:
-    """What Kconfig refuses, for callers that do not come from there. Raises ConfigError."""
+def check(options: Options, spec: DataSpec) -> None:
+    """Raise ConfigError for combinations that Kconfig refuses, for callers that bypass it."""
     energy = options.block != "plain"
     refused = {
         f"CONFIG_LOOPED_WIDTH={options.width} is no multiple of CONFIG_LOOPED_HEADS={options.heads}": (
@@ -265,6 +262,5 @@ def check(options: Options, spec: Seen) -> None:
             options.causal != isinstance(spec, TextSpec)
         ),
     }
-    found = [text for text, is_so in refused.items() if is_so]
-    if found:
-        raise ConfigError("the looped transformer cannot be built", why="; ".join(found))
+    if faults := [text for text, applies in refused.items() if applies]:
+        raise ConfigError("the looped transformer cannot be built", why="; ".join(faults))

@@ -1,8 +1,8 @@
-"""The plain block: a transformer layer that is applied to its own output. It has no energy.
+"""The plain block: a transformer layer that is iterated and has no energy.
 
     f(h; x) = LN(x + a + MLP(LN(a)))          a = h + attention(LN(h))
 
-The source x and the last normalisation are both needed: without them the state grows without bound.
+Without the source x or the last normalisation the state would grow without bound.
 Shapes: B samples, T tokens, D channels, H heads.
 """
 
@@ -14,12 +14,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from models.looped.attention import attention, merge_heads, split_heads
-from models.looped.energy import Source
+from models.looped.energy import Source, attention, merge_heads, split_heads
 
 
 class PlainBlock(nn.Module):
-    """One step of the vector field f."""
+    """Weights of the vector field f."""
 
     def __init__(self, *, width: int, heads: int, hidden: int) -> None:
         super().__init__()
@@ -29,24 +28,26 @@ class PlainBlock(nn.Module):
         self.attention_out = nn.Linear(width, width)
         self.mlp_in = nn.Linear(width, hidden)
         self.mlp_out = nn.Linear(hidden, width)
-        self.fast_step: PlainStep = PlainBlock.once  # or the same, compiled
+        self.fast_step: PlainStep = PlainBlock.once  # or its compiled version
 
     def source(self, x_BTD: Tensor, allowed: Tensor | None) -> Source:
+        """Return the source of input x."""
         return Source(x_BTD, None, allowed)
 
     def activate(self, h_BTD: Tensor) -> Tensor:
-        """The state itself: what the energy blocks pass through an activation."""
+        """Return the state itself, which energy blocks pass through an activation."""
         return h_BTD
 
     def step(self, h_BTD: Tensor, source: Source) -> Tensor:
+        """Apply one iteration, compiled where no gradient is taken."""
         return self.once(h_BTD, source) if torch.is_grad_enabled() else self.fast_step(self, h_BTD, source)
 
     def compile_step(self, compiler: Callable[[PlainStep], PlainStep]) -> None:
-        """Of what is not differentiated automatically."""
+        """Compile the iteration for use without autograd."""
         self.fast_step = compiler(PlainBlock.once)
 
     def once(self, h_BTD: Tensor, source: Source) -> Tensor:
-        """f(h; x)."""
+        """Return f(h; x)."""
         a_BTD = h_BTD + self._attend(self.norm1(h_BTD), source.allowed)
         hidden_BTF = F.gelu(self.mlp_in(self.norm2(a_BTD)))
         return self.norm3(source.x_BTD + a_BTD + self.mlp_out(hidden_BTF))  # type: ignore[no-any-return]

@@ -1,7 +1,7 @@
-"""Fixed points h = f(h), iterated until each part that stands for itself has settled.
+"""Fixed points h = f(h), iterated until each independent unit has converged.
 
-What has settled stays as it is, so that a sample's state does not depend on those that it is batched with,
-and a causal state not on tokens that come later. Shapes: B samples, T tokens, D channels.
+A converged unit is frozen, so that a sample does not depend on its batch, nor a causal state on later
+tokens. Shapes: B samples, T tokens, D channels.
 """
 
 from __future__ import annotations
@@ -15,20 +15,21 @@ import torch
 from torch import Tensor
 
 from lib.memory.simulation import simulated
+from lib.nn.precision import full_precision
 
 Step = Callable[[Tensor], Tensor]
-# What settles as one: a token whose state touches no other, the tokens up to each one's place, a sample.
+# What converges as one: a token independent of others, the tokens up to each position, or a whole sample.
 Unit = Literal["token", "prefix", "sample"]
 
-HISTORY = 5  # earlier states that Anderson's method mixes
-GROWTH_LIMIT = 2.0  # of the residual over its best, at which Anderson's method begins anew
-# Where shapes alone are gone through: as many as fill the history, for what comes then needs no more memory.
+HISTORY = 5  # previous states that Anderson mixing uses
+GROWTH_LIMIT = 2.0  # of the residual over its minimum, at which Anderson mixing restarts
+# In a simulation without data: as many iterations as fill the history, after which memory is constant.
 SHAPES_ITERATIONS = HISTORY + 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SolverOptions:
-    """method: how; step_size: 1 is undamped. tolerance: |f(h) - h| / |f(h)| at which a unit has settled."""
+    """Options of the solver. step_size: 1 is undamped. tolerance: of |f(h) - h| / |f(h)| over a unit."""
 
     method: Literal["damped", "anderson"]
     step_size: float
@@ -38,46 +39,46 @@ class SolverOptions:
 
 
 class Solution(NamedTuple):
-    """state: (B, T, D). The others are of each unit: (B, T), or (B, 1) where it is the sample."""
+    """Solution of a batch. state: (B, T, D); the others per unit: (B, T), or (B, 1) for whole samples."""
 
     state: Tensor
     residual: Tensor  # at the last iteration
-    iterations: Tensor  # evaluations of f until it had settled, or all of them
+    iterations: Tensor  # evaluations of f until convergence, or all of them
 
 
 def solve(step: Step, start: Tensor, options: SolverOptions, *, min_iterations: int = 1) -> Solution:
     """Iterate from `start`, at least `min_iterations` and at most `options.max_iterations` times."""
     state, mixer = start, _mixer(options, start)
-    settled = residual = iterations = None
-    most = max(min_iterations, options.max_iterations)
-    known = not (start.is_meta or simulated())
-    if not (known or torch.is_grad_enabled()):
-        most = min(most, SHAPES_ITERATIONS)
-    for number in range(1, most + 1):
+    converged = residual = iterations = None
+    limit = max(min_iterations, options.max_iterations)
+    has_values = not (start.is_meta or simulated())
+    if not (has_values or torch.is_grad_enabled()):
+        limit = min(limit, SHAPES_ITERATIONS)
+    for number in range(1, limit + 1):
         image = step(state)
         residual_now = relative_residual(image.detach(), state.detach(), options.unit)
-        if settled is None or residual is None or iterations is None:
-            settled = torch.zeros_like(residual_now, dtype=torch.bool)
+        if converged is None or residual is None or iterations is None:
+            converged = torch.zeros_like(residual_now, dtype=torch.bool)
             residual, iterations = residual_now, torch.zeros_like(residual_now, dtype=torch.int64)
-        residual = residual_now.where(~settled, residual)
-        iterations = iterations + (~settled).long()
-        state = mixer(state, image, residual_now).where(~settled[..., None], state)
+        residual = residual_now.where(~converged, residual)
+        iterations = iterations + (~converged).long()
+        state = mixer(state, image, residual_now).where(~converged[..., None], state)
         if number >= min_iterations:
-            settled = settled | (residual <= options.tolerance)
-            if known and bool(settled.all()):
+            converged = converged | (residual <= options.tolerance)
+            if has_values and bool(converged.all()):
                 break
     assert residual is not None and iterations is not None
     return Solution(state, residual, iterations)
 
 
 def relative_residual(image: Tensor, state: Tensor, unit: Unit) -> Tensor:
-    """|image - state| / |image| over each unit: (B, T), or (B, 1) for a whole sample."""
+    """Return |image - state| / |image| of each unit: (B, T), or (B, 1) for whole samples."""
     moved_BT = _square(image - state).sum(dim=2)
     size_BT = _square(image).sum(dim=2)
     if unit == "sample":
         moved_BT, size_BT = moved_BT.sum(dim=1, keepdim=True), size_BT.sum(dim=1, keepdim=True)
     ratio = (moved_BT / size_BT.clamp(min=torch.finfo(size_BT.dtype).tiny)).sqrt()
-    # A token that looks settled while those before it still move is not.
+    # A token has not converged while those before it have not.
     return ratio.cummax(dim=1).values if unit == "prefix" else ratio
 
 
@@ -96,18 +97,16 @@ class _Damped:
 
 
 class AndersonMixer:
-    """The mixture of the last states and their images whose residual is least (Anderson 1965), guarded.
+    """Anderson mixing of the last states (Anderson 1965) for each sample, or each token of a causal model.
 
-    Each sample, or in a causal model each token, is mixed by itself. One whose residual has grown to
-    GROWTH_LIMIT times its best forgets its history and takes a damped step.
+    A unit whose residual grows to GROWTH_LIMIT times its minimum drops its history and takes a damped step.
     """
 
     def __init__(self, step_size: float, start: Tensor, unit: Unit) -> None:
         self.step_size, self.unit = step_size, unit
-        self.damped = _Damped(step_size)
         self.states: list[Tensor] = []  # each (G, E): groups, elements
         self.moves: list[Tensor] = []
-        self.kept: list[Tensor] = []  # whether a group still counts that state, (G,)
+        self.kept: list[Tensor] = []  # bool (G,): the group still uses that state
         self.best = torch.full((), torch.inf, dtype=start.real.dtype, device=start.device)
 
     def __call__(self, state: Tensor, image: Tensor, residual: Tensor) -> Tensor:
@@ -127,7 +126,7 @@ class AndersonMixer:
         self.kept = [*self.kept[-HISTORY:], torch.ones_like(state_GE[:, 0].real, dtype=torch.bool)]
 
     def _mixture(self) -> Tensor:
-        """In single precision at the least: nothing solves the few equations of a group in less."""
+        """Mix in single precision or better, which the linear solver requires."""
         device = self.states[0].device.type
         available = torch.amp.is_autocast_available(device)  # "meta" has none
         with torch.autocast(device, enabled=False) if available else contextlib.nullcontext():
@@ -135,23 +134,21 @@ class AndersonMixer:
 
     def _mixed(self) -> Tensor:
         kept_GM = torch.stack(self.kept, dim=1)
-        states_GME, moves_GME = (_single(torch.stack(each, dim=1)) for each in (self.states, self.moves))
+        states_GME, moves_GME = (
+            full_precision(torch.stack(each, dim=1)) for each in (self.states, self.moves)
+        )
         moves_GME = moves_GME * kept_GM[..., None]
         products_GMM = moves_GME.conj() @ moves_GME.transpose(1, 2)
         trace_G = products_GMM.diagonal(dim1=1, dim2=2).real.sum(dim=1)
         products_GMM = products_GMM / trace_G.clamp(min=torch.finfo(trace_G.dtype).tiny)[:, None, None]
         ridge = 1e-5 if trace_G.dtype == torch.float32 else 1e-10
-        # A state that is forgotten has an equation of its own, and no say.
+        # A dropped state gets an equation of its own and no weight.
         diagonal_GM = torch.where(kept_GM, ridge, 1.0).to(products_GMM.dtype)
         ones_GM = kept_GM.to(products_GMM.dtype)
-        # Without a check: moves that are not finite give a loss that is none, and that is told by the loop.
+        # solve_ex does not raise for non-finite values, which the loop reports as a diverged loss.
         alpha_GM, _ = torch.linalg.solve_ex(products_GMM + torch.diag_embed(diagonal_GM), ones_GM)
         alpha_GM = alpha_GM / alpha_GM.sum(dim=1, keepdim=True)
         return (alpha_GM[..., None] * (states_GME + self.step_size * moves_GME)).sum(dim=1)  # type: ignore[no-any-return]
-
-
-def _single(tensor: Tensor) -> Tensor:
-    return tensor.float() if tensor.dtype in (torch.bfloat16, torch.float16) else tensor
 
 
 def _mixer(options: SolverOptions, start: Tensor) -> _Damped | AndersonMixer:

@@ -13,5 +13,5 @@ TASK = "classify"
 
 
 def build(options: Options, spec: ImageSpec) -> nn.Module:
-    """A network from (N, C, H, W) images of any size to (N, classes) logits."""
+    """Build a network from (N, C, H, W) images of any size to (N, classes) logits."""
     return ResNet(BasicBlock, (2, 2, 2, 2), options=options, spec=spec)

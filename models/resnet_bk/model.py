@@ -1,9 +1,9 @@
-"""ResNet-BK: a residual network that mixes positions by entries of a resolvent (H - zI)^-1 of its own making.
+"""ResNet-BK: a residual network that mixes positions by entries of a learned resolvent (H - zI)^-1.
 
-Three forms: "value" carries values along the text, "features" only the resolvent itself, both seeing the
-past alone; "upstream" is the original block, whose resolvent sees both sides (models/resnet_bk/upstream.py).
+Three forms: "value" carries values along the text and "features" the resolvent alone, both causal; "upstream"
+is the original, bidirectional block (models/resnet_bk/upstream.py).
 
-Shapes: B texts, T tokens, C channels, H heads of W channels, V tokens of the vocabulary.
+Shapes: B texts, T tokens, C channels, H heads of W channels, V vocabulary size.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from lib.data.types import TextClassSpec, TextSpec
 from lib.errors import ConfigError
 from lib.nn.activation_checkpointing import Chain
 from lib.nn.dropout import Dropout
+from lib.nn.precision import full_precision
 from models.resnet_bk.scan import continued_fraction, linear_recurrence
 from models.resnet_bk.upstream import UpstreamBlock
 
@@ -26,8 +27,8 @@ TASK = "lm"
 
 HEAD_WIDTH = 4  # channels that share a resolvent
 SMALL_STD = 0.02
-# A small imaginary part remembers long (up to about sqrt(1 / k) / eta tokens), a large one is sharp.
-LARGEST_ETA, SMALLEST_ETA = 1.0, 0.03
+# A small imaginary part has a long memory (up to about sqrt(1 / k) / eta tokens), a large one is sharp.
+MAX_ETA, MIN_ETA = 1.0, 0.03
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,11 +44,10 @@ class Options:
 
 
 def build(options: Options, spec: TextSpec | TextClassSpec) -> nn.Module:
-    """A network from int64 (B, T) tokens to (B, T, V) logits of the tokens that follow.
+    """Build a network from int64 (B, T) tokens to (B, T, V) logits of the next tokens.
 
-    For texts with labels: to (B, classes) logits, read off at the last token before the padding.
-    Raises ConfigError where the width cannot be shared among heads, and where the original form, which
-    sees what it is to predict, is to model a language.
+    For texts with labels: to (B, classes) logits at the last token before the padding. Raises ConfigError if
+    the width is not a multiple of the head width, and for a language model of the bidirectional form.
     """
     if options.width % HEAD_WIDTH:
         raise ConfigError(
@@ -65,12 +65,24 @@ def build(options: Options, spec: TextSpec | TextClassSpec) -> nn.Module:
     return LanguageModel(options, spec)
 
 
-class LanguageModel(nn.Module):
-    """Logits of the next token. The head is the embedding; the original has one of its own, with a bias."""
+class _Model(nn.Module):
+    """A model with a backbone, whose matrices Muon may update."""
 
-    def __init__(self, options: Options, spec: TextSpec) -> None:
+    def __init__(self, options: Options, spec: TextSpec | TextClassSpec) -> None:
         super().__init__()
         self.backbone = Backbone(options, vocab_size=spec.vocab_size, block_size=spec.block_size)
+
+    def hidden_matrices(self) -> list[nn.Parameter]:
+        """Return the trainable weights of the mixers and of the two-layer networks."""
+        matrices = (parameter for parameter in self.backbone.blocks.parameters() if parameter.dim() == 2)
+        return [matrix for matrix in matrices if matrix.requires_grad]
+
+
+class LanguageModel(_Model):
+    """Language model. The head is tied to the embedding; the original form has its own, with a bias."""
+
+    def __init__(self, options: Options, spec: TextSpec) -> None:
+        super().__init__(options, spec)
         self.head = nn.Linear(options.width, spec.vocab_size) if options.form == "upstream" else None
         initialise(self, layers=options.layers)
 
@@ -81,18 +93,13 @@ class LanguageModel(nn.Module):
             return self.head(x_BTC)  # type: ignore[no-any-return]
         return F.linear(x_BTC, self.backbone.token.weight)
 
-    def hidden_matrices(self) -> list[nn.Parameter]:
-        """The weights of the mixers and of the two-layer networks."""
-        return _matrices(self.backbone)
 
-
-class TextClassifier(nn.Module):
-    """The same backbone with a linear head on the last token of each text."""
+class TextClassifier(_Model):
+    """Classifier with a linear head on the last token of each text."""
 
     def __init__(self, options: Options, spec: TextClassSpec) -> None:
-        super().__init__()
+        super().__init__(options, spec)
         self.pad = spec.pad
-        self.backbone = Backbone(options, vocab_size=spec.vocab_size, block_size=spec.block_size)
         self.head = nn.Linear(options.width, spec.classes)
         initialise(self, layers=options.layers)
 
@@ -103,15 +110,11 @@ class TextClassifier(nn.Module):
         last_B1C = last_B[:, None, None].expand(-1, 1, x_BTC.shape[2])
         return self.head(x_BTC.gather(1, last_B1C)[:, 0])  # type: ignore[no-any-return]
 
-    def hidden_matrices(self) -> list[nn.Parameter]:
-        """The weights of the mixers and of the two-layer networks."""
-        return _matrices(self.backbone)
-
 
 class Backbone(nn.Module):
-    """Embeddings, blocks and the last normalisation: (B, T) tokens -> (B, T, C).
+    """Embeddings, blocks and the final normalisation: (B, T) tokens -> (B, T, C).
 
-    The causal forms know where they are by what they carry; only the original has learned positions.
+    Only the original form has learned positions.
     """
 
     def __init__(self, options: Options, *, vocab_size: int, block_size: int) -> None:
@@ -157,27 +160,27 @@ class Block(nn.Module):
 
 
 class Resolvent(nn.Module):
-    """From the input the matrix H of every head, and the last diagonal entries of its leading blocks."""
+    """Matrix H of every head from the input, and the last diagonal entries of its leading resolvents."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
         heads = width // HEAD_WIDTH
         self.potential = nn.Linear(width, heads)
         self.coupling = nn.Linear(width, heads)
-        # As a logarithm, for eta stays positive; one head has the largest.
-        self.log_eta = nn.Parameter(torch.linspace(math.log(LARGEST_ETA), math.log(SMALLEST_ETA), heads))
+        # As a logarithm, so that eta stays positive.
+        self.log_eta = nn.Parameter(torch.linspace(math.log(MAX_ETA), math.log(MIN_ETA), heads))
 
     def forward(self, x_BTC: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """g (T, B, H) complex, the couplings k (T, B, H) and eta (H,), in single precision at least."""
-        a_TBH = 2.5 * torch.tanh(_exact(self.potential(x_BTC)).transpose(0, 1))
-        k_TBH = torch.sigmoid(_exact(self.coupling(x_BTC)).transpose(0, 1) + 1.0)
+        """Return g (T, B, H) complex, couplings k (T, B, H) and eta (H,), in single precision at least."""
+        a_TBH = 2.5 * torch.tanh(full_precision(self.potential(x_BTC)).transpose(0, 1))
+        k_TBH = torch.sigmoid(full_precision(self.coupling(x_BTC)).transpose(0, 1) + 1.0)
         eta_H = self.log_eta.exp()
         s_TBH = torch.complex(a_TBH, -eta_H.expand_as(a_TBH))
         return continued_fraction(s_TBH, k_TBH), k_TBH, eta_H
 
 
 class ValueMixer(nn.Module):
-    """Values carried along the text: forward elimination of (H - zI) y = v, read off at every position.
+    """Mixing by forward elimination of (H - zI) y = v, read at every position.
 
     u_t = sqrt(eta) g_t v_t + sqrt(k_t) g_t u_{t-1}: sqrt(eta) times the last entry of
     (H[1..t] - zI)^-1 v[1..t], where the entries beside the diagonal of H are -sqrt(k).
@@ -191,7 +194,7 @@ class ValueMixer(nn.Module):
 
     def forward(self, x_BTC: Tensor) -> Tensor:
         g_TBH, k_TBH, eta_H = self.resolvent(x_BTC)
-        v_TBC = _exact(self.values(x_BTC)).transpose(0, 1)
+        v_TBC = full_precision(self.values(x_BTC)).transpose(0, 1)
         v_TBHW = v_TBC.reshape(*g_TBH.shape, HEAD_WIDTH)
         entering_TBHW = (eta_H.sqrt() * g_TBH)[..., None] * v_TBHW
         u_TBHW = linear_recurrence(entering_TBHW, k_TBH.sqrt() * g_TBH)
@@ -199,7 +202,7 @@ class ValueMixer(nn.Module):
 
 
 class FeatureMixer(nn.Module):
-    """The real and imaginary part of g alone."""
+    """Mixing by the real and imaginary part of g."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -212,10 +215,9 @@ class FeatureMixer(nn.Module):
 
 
 def initialise(model: nn.Module, *, layers: int) -> None:
-    """Weights that keep the variance of what they map; biases 0.
+    """Draw weights that preserve variance, scaled by 1 / sqrt(2 layers) before the residual stream.
 
-    What writes to the residual stream is smaller by sqrt(2 layers). From N(0, 0.02) are embeddings, a head
-    of its own, and what makes a resolvent, whose entries are steep where a is large.
+    Embeddings, an untied head and the inputs of resolvents are drawn from N(0, 0.02); biases are 0.
     """
     for name, module in model.named_modules():
         if isinstance(module, nn.Linear):
@@ -229,16 +231,6 @@ def initialise(model: nn.Module, *, layers: int) -> None:
             nn.init.normal_(module.weight, std=SMALL_STD)
 
 
-def _exact(x: Tensor) -> Tensor:
-    """The recursions are not for half precision."""
-    return x if x.dtype == torch.float64 else x.float()
-
-
 def _real_parts(u_TBX: Tensor) -> Tensor:
-    """Complex (T, B, ...) -> real (B, T, 2 x the rest)."""
+    """Convert complex (T, B, ...) to real (B, T, 2 * rest)."""
     return torch.view_as_real(u_TBX).flatten(2).transpose(0, 1)
-
-
-def _matrices(backbone: Backbone) -> list[nn.Parameter]:
-    matrices = (parameter for parameter in backbone.blocks.parameters() if parameter.dim() == 2)
-    return [matrix for matrix in matrices if matrix.requires_grad]

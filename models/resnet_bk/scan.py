@@ -1,4 +1,4 @@
-"""Entries of (H - zI)^-1 along a text, each from those before it: O(T), and no overflow at any length.
+"""Recursions for entries of (H - zI)^-1 along a text: O(T), without overflow at any length.
 
 H is tridiagonal with a real diagonal a_t; z_t = i eta_t with eta_t > 0. Only a_t - z_t =: s_t and the
 products k_t >= 0 of the two entries beside the diagonal, between t - 1 and t, matter. H[1..t] is the
@@ -9,7 +9,7 @@ leading block of t rows.
 Im g_t > 0 and |g_t| <= 1 / eta_t for every t, because Im s_t = -eta_t and -Im k_t g_{t-1} <= 0 have one
 sign: nothing has to be clamped or rescaled. All tensors have the T positions first.
 
-The loops are operators of torch of their own: a compiler that unrolled them would take minutes.
+The loops are custom torch operators, because a compiler would take minutes to unroll them.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ _ROWS_AT_ONCE = 128
 
 
 def continued_fraction(s_TX: Tensor, k_TX: Tensor) -> Tensor:
-    """g_TX, complex as `s_TX` is; k_TX is real and at least 0, and k_TX[0] has no effect."""
+    """Return g_TX, complex; k_TX is real and non-negative, and k_TX[0] has no effect."""
     g_TX: Tensor = torch.ops.anneal.continued_fraction(s_TX.contiguous(), k_TX.contiguous())
     return g_TX
 
 
 def linear_recurrence(x_THC: Tensor, factor_TH: Tensor) -> Tensor:
-    """u_t = x_t + factor_t u_{t-1}, the channels C of a head sharing its factor; factor_TH[0] has no effect.
+    """Return u_t = x_t + factor_t u_{t-1}; the channels C of a head share its factor; factor_TH[0] is unused.
 
     H may be several dimensions. Both are complex.
     """
@@ -39,7 +39,7 @@ def linear_recurrence(x_THC: Tensor, factor_TH: Tensor) -> Tensor:
 
 
 def both_sides(s_TX: Tensor) -> Tensor:
-    """The whole diagonal of (H - zI)^-1 with products of 1: every entry depends on every position."""
+    """Return the diagonal of (H - zI)^-1 with products of 1: every entry depends on every position."""
     ones_TX = torch.ones_like(s_TX.real)
     before_TX = continued_fraction(s_TX, ones_TX)
     after_TX = continued_fraction(s_TX.flip(0), ones_TX).flip(0)
@@ -58,7 +58,7 @@ def _fraction(s_TX: Tensor, k_TX: Tensor) -> Tensor:
 
 
 def _recurrence(x_THC: Tensor, factor_TH: Tensor, backwards: bool) -> Tensor:
-    """Backwards: u_t = x_t + factor_{t+1} u_{t+1}."""
+    """Compute the recurrence; backwards: u_t = x_t + factor_{t+1} u_{t+1}."""
     u_THC = torch.empty_like(x_THC)
     first, rest = (-1, slice(None, -1)) if backwards else (0, slice(1, None))
     u_THC[first] = previous_HC = x_THC[first]
@@ -69,16 +69,15 @@ def _recurrence(x_THC: Tensor, factor_TH: Tensor, backwards: bool) -> Tensor:
 
 
 def _rows(x: Tensor, factor: Tensor, result: Tensor, *, backwards: bool) -> Iterator[tuple[Tensor, ...]]:
-    """The rows of each, side by side, factors in the type of `x`.
+    """Yield the rows of the three tensors together, factors in the type of `x`.
 
-    Few are alive at a time, or Python would search them for garbage again and again.
+    In groups, because many live tensors slow down Python's garbage collector.
     """
     starts = range(0, len(x), _ROWS_AT_ONCE)
     for start in reversed(starts) if backwards else starts:
-        cut = slice(start, start + _ROWS_AT_ONCE)
-        rows = zip(
-            x[cut].unbind(), factor[cut].to(x.dtype).contiguous().unbind(), result[cut].unbind(), strict=True
-        )
+        part = slice(start, start + _ROWS_AT_ONCE)
+        factors = factor[part].to(x.dtype).contiguous()
+        rows = zip(x[part].unbind(), factors.unbind(), result[part].unbind(), strict=True)
         yield from reversed(list(rows)) if backwards else rows
 
 
@@ -91,7 +90,7 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 
 
 def _fraction_backward(ctx: Any, gradient_TX: Tensor) -> tuple[Tensor, Tensor]:
-    """Through dg_t/ds_t = -g_t^2, dg_t/dg_{t-1} = k_t g_t^2 and dg_t/dk_t = g_{t-1} g_t^2."""
+    """Differentiate through dg_t/ds_t = -g_t^2, dg_t/dg_{t-1} = k_t g_t^2 and dg_t/dk_t = g_{t-1} g_t^2."""
     k_TX, g_TX = ctx.saved_tensors
     square_TX = (g_TX * g_TX).conj_physical_()
     whole_TX = _from_the_end(gradient_TX[..., None], k_TX * square_TX)[..., 0]
@@ -100,14 +99,14 @@ def _fraction_backward(ctx: Any, gradient_TX: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _recurrence_backward(ctx: Any, gradient_THC: Tensor) -> tuple[Tensor, Tensor, None]:
-    """Of the recurrence that goes forwards; the other one is only used here."""
+    """Differentiate the forward recurrence; the backward one is only used here."""
     factor_TH, u_THC = ctx.saved_tensors
     x_gradient_THC = _from_the_end(gradient_THC, factor_TH.conj_physical())
     return x_gradient_THC, (x_gradient_THC * _previous(u_THC).conj()).sum(-1), None
 
 
 def _from_the_end(gradient_THC: Tensor, factor_TH: Tensor) -> Tensor:
-    """What each position gets from itself and all later ones."""
+    """Accumulate gradients from each position and all later ones."""
     whole_THC: Tensor = torch.ops.anneal.linear_recurrence(
         gradient_THC.contiguous(), factor_TH.contiguous(), True
     )
@@ -118,7 +117,7 @@ def _previous(rows_TX: Tensor) -> Tensor:
     return torch.cat((torch.zeros_like(rows_TX[:1]), rows_TX[:-1]))
 
 
-# The low-level interface: the other one loads the compiler, which takes a second.
+# The low-level interface, because torch.library.custom_op loads the compiler, which takes a second.
 _LIBRARY: Any = torch.library.Library("anneal", "DEF")  # type: ignore[no-untyped-call]
 for _name, _arguments, _forward, _backward in (
     ("continued_fraction", "Tensor s, Tensor k", _fraction, _fraction_backward),

@@ -1,7 +1,7 @@
-"""The original block: its resolvent sees both sides of a text, so that it can only classify, or show a leak.
+"""The original, bidirectional ResNet-BK block, which can only classify, or demonstrate a leak.
 
-What it computes is the original's; how is not: its diagonal comes from two continued fractions, which do
-not overflow, instead of quotients of determinants, and its gradient is the derivative.
+The diagonal comes from two continued fractions, which do not overflow, in place of the original's quotients
+of determinants, and the gradient is exact.
 """
 
 from __future__ import annotations
@@ -11,10 +11,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lib.nn.dropout import Dropout
+from lib.nn.precision import full_precision
 from models.resnet_bk.scan import both_sides
 
 EXPERTS = 4
-LARGEST_POTENTIAL = 3.0
+MAX_POTENTIAL = 3.0
 
 
 class UpstreamBlock(nn.Module):
@@ -34,17 +35,16 @@ class UpstreamBlock(nn.Module):
 
     def forward(self, x_BTC: Tensor) -> Tensor:
         f_BTC = self.experts(self.norm(x_BTC))
-        v_BT = self.potential(f_BTC)[..., 0].clamp(-LARGEST_POTENTIAL, LARGEST_POTENTIAL)
-        v_TB = (v_BT if v_BT.dtype == torch.float64 else v_BT.float()).t()
+        v_BT = self.potential(f_BTC)[..., 0].clamp(-MAX_POTENTIAL, MAX_POTENTIAL)
+        v_TB = full_precision(v_BT).t()
         g_TB = both_sides(torch.complex(v_TB - 2.0, -torch.ones_like(v_TB)))
         return x_BTC + f_BTC + self.scale * self.out(torch.view_as_real(g_TB).transpose(0, 1))  # type: ignore[no-any-return]
 
 
 class Experts(nn.Module):
-    """Each token passes one of four two-layer networks, the one that the router scores highest.
+    """Mixture of four two-layer networks with top-1 routing.
 
-    The original weighs the chosen network by a softmax over its one score, which is 1 whatever the
-    score: no gradient reaches the router. It keeps its first weights, here as there.
+    As in the original, the router is not trained: its softmax over the single chosen score is always 1.
     """
 
     def __init__(self, *, width: int, ratio: int, dropout: float, site: int) -> None:
@@ -56,7 +56,7 @@ class Experts(nn.Module):
 
     def forward(self, x_BTC: Tensor) -> Tensor:
         chosen_BT = self.router(x_BTC).argmax(-1)
-        # All four compute and one is read, so that no shape depends on the data.
+        # All networks are computed, so that no shape depends on the data.
         outputs = []
         for into, out in zip(self.into, self.out, strict=True):
             outputs.append(out(self.dropout(F.relu(into(x_BTC)))))
@@ -64,6 +64,6 @@ class Experts(nn.Module):
         return torch.stack(outputs, -1).gather(-1, index_BTC1)[..., 0]
 
     def idle_parameters(self) -> int:
-        """Those of the networks that a token does not pass."""
+        """Return the number of parameters of the networks that a token does not use."""
         own = sum(parameter.numel() for parameter in (*self.into[0].parameters(), *self.out[0].parameters()))
         return (EXPERTS - 1) * own

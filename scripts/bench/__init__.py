@@ -1,1 +1,1 @@
-"""Benchmarks: throughput, mixers, what memory options cost, and comparisons with published code."""
+"""Benchmarks: throughput, what memory options cost, and comparisons with published code."""

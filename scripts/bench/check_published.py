@@ -60,6 +60,7 @@ class _NoTorchvision(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 
 def main() -> int:
+    """Predict for the listed models that have no row yet, and print the report."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("list", type=Path)
     parser.add_argument("rows", type=Path)
@@ -91,11 +92,12 @@ def main() -> int:
 
 
 def half(name: str) -> str:
+    """Return the half of the list, "first" or "second", that a model belongs to."""
     return "first" if hashlib.sha256(name.encode()).digest()[-1] % 2 else "second"
 
 
 def report(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
-    """Decisions by the rule that plans go by, and by others."""
+    """Yield the decisions by the rule of plans, and by others."""
     used = [row for row in rows if "fits" in row]
     yield f"{len(rows)} models, {len(used)} used: " + ", ".join(
         f"{sum(row.get('dropped') == why for row in rows)} {why}" for why in _reasons(rows)
@@ -172,8 +174,8 @@ def _need(model: nn.Module, size: int, batch: int) -> dict[str, int]:
         return F.cross_entropy(output.float(), torch.zeros(rows, dtype=torch.int64))
 
     # torch 1.12 left what is scaled in half precision.
-    in_fp32 = tuple(name for name in simulation.FP32_ON_CUDA if "upsample" not in name)
-    with mock.patch.object(simulation, "FP32_ON_CUDA", in_fp32):
+    in_fp32 = [name for name in simulation.AUTOCAST_ON_CUDA["fp32"] if "upsample" not in name]
+    with mock.patch.dict(simulation.AUTOCAST_ON_CUDA, fp32=in_fp32):
         trace = predict_peak(
             lambda: _without_contents(model),
             loss,

@@ -1,4 +1,4 @@
-"""Timing several things beside other programs: in turn, so that all of them meet the same disturbances."""
+"""Interleaved timing, so that all that is compared meets the same disturbances by other programs."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import TypeAlias
 Run: TypeAlias = Callable[[int], float]  # steps -> seconds
 
 
-def in_turn(
+def interleaved(
     runs: Mapping[str, Run], *, rounds: int, round_seconds: float, warm_up: int
 ) -> tuple[int, dict[str, list[float]]]:
-    """Steps of a round, and for each run the seconds of a step in every round.
+    """Return the steps of a round, and for each run the seconds of a step in every round.
 
     round_seconds: about how long a round of the slowest is. warm_up: steps that do not count, made twice.
     """

@@ -1,18 +1,19 @@
 """Measure the loop against a bare hand-written one, and bf16 against fp32: `make bench`.
 
-What is compared runs in one process, in turn, and trains the configured model on the configured data,
+What is compared runs in one process, interleaved, and trains the configured model on the configured data,
 with the micro-batch that the plan finds for this machine. The loop and the bare loop work in fp32 on the
 same resident data with the same optimizer, one micro-batch a step, without augmentation and compilation;
 the toolkit's side has everything else on: schedule, metrics rows, progress, console, checks. Then the
 toolkit's fp32 is compared with its bf16. Times are minima over rounds; the ratio is what counts.
 
-A recursive model has no loop by hand: its two ways to mix the cells are compared (`scripts/bench/mixers.py`).
+A task without a loop by hand may have a comparison of its own, which is made instead: `scripts/bench/tasks`.
 """
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
+import importlib
 import statistics
 import sys
 import tempfile
@@ -31,7 +32,7 @@ from torch import Tensor
 from lib import kconf
 from lib.config import Config, config_from_values
 from lib.data import ArrayPart, Dataset, ImageSpec, TextSpec
-from lib.data.subset import measured
+from lib.data.subset import with_lengths
 from lib.devices.base import Backend
 from lib.devices.probe import probe
 from lib.errors import ConfigError, run_main
@@ -39,36 +40,35 @@ from lib.hyperparams import apply_hyperparams
 from lib.nn.dropout import dropouts, key_samples
 from lib.nn.model_code import build_model, load_model
 from lib.plan import plan as make_plan
-from lib.plan.placement import refuse_on_xla
+from lib.plan.placement import refuse_static_shapes
 from lib.runs.console import Console
 from lib.tiers import with_tier
-from scripts.bench.interleaved_timing import Run, in_turn
-from scripts.bench.mixers import compare_mixers
+from scripts.bench.interleaved_timing import Run, interleaved
 from train import loop
 from train.budget import Budget
 from train.build import make_job, optimizer_of
-from train.commands import Case, create_run
+from train.commands import PlannedRun, create_run
 from train.job import Progress
-from train.planning.memory_estimate import Footprints
-from train.planning.run_plan import Order
+from train.planning.memory_estimate import MemoryTraces
+from train.planning.run_plan import RunRequest
 from train.record import RunRecord
-from train.training_data import open_subject
+from train.training_data import open_training_data
 
 ROOT = Path(__file__).resolve().parents[2]
 WARM_UP = 5  # steps
 NEVER = 10**9  # steps
 BY_HAND = ("classify", "lm")  # kinds of learning
-MOST_TOKENS = 1 << 24  # that the bare loop holds
+MAX_TOKENS = 1 << 24  # that the bare loop holds
 
 
-def bare_loop(case: Case) -> Run:
-    """The loop one would write by hand."""
-    config, spec, rows = case.order.config, case.subject.dataset.spec, case.plan.micro_batch
-    backend = Backend(case.plan.device)
+def bare_loop(planned: PlannedRun) -> Run:
+    """Return a hand-written training loop."""
+    config, spec, rows = planned.request.config, planned.data.dataset.spec, planned.plan.micro_batch
+    backend = Backend(planned.plan.device)
     model = build_model(config.model, config.model_options, spec, seed=config.seed).to(backend.device)
     masks = dropouts(model)
-    optimizer = optimizer_of(config, case.plan, model)
-    batches = bare_batches(case.subject.dataset, rows, device=backend.device)
+    optimizer = optimizer_of(config, planned.plan, model)
+    batches = bare_batches(planned.data.dataset, rows, device=backend.device)
 
     def run(steps: int) -> float:
         started = time.perf_counter()
@@ -81,8 +81,8 @@ def bare_loop(case: Case) -> Run:
             )
             optimizer.zero_grad(set_to_none=True)
             torch.autograd.backward(loss)
-            if config.grad_clip:
-                torch.nn.utils.clip_grad_norm_(model.parameters(), config.grad_clip)
+            if config.optim.grad_clip:
+                torch.nn.utils.clip_grad_norm_(model.parameters(), config.optim.grad_clip)
             optimizer.step()
         backend.synchronize()
         return time.perf_counter() - started
@@ -94,7 +94,7 @@ def bare_batches(dataset: Dataset, rows: int, *, device: torch.device) -> Iterat
     """Endless inputs and targets: images and sentences in random order, texts from random places."""
     part, spec = dataset.train, dataset.spec
     if not isinstance(part, ArrayPart):
-        tokens = torch.from_numpy(np.asarray(part.tokens[:MOST_TOKENS]).astype(np.int64)).to(device)
+        tokens = torch.from_numpy(np.asarray(part.tokens[:MAX_TOKENS]).astype(np.int64)).to(device)
         offsets = torch.arange(part.block_size, device=device)
         while True:
             starts = torch.randint(len(tokens) - part.block_size, (rows, 1), device=device)
@@ -109,14 +109,14 @@ def bare_batches(dataset: Dataset, rows: int, *, device: torch.device) -> Iterat
 
 
 def normalised(images: Tensor, spec: ImageSpec) -> Tensor:
-    """uint8 (N, C, H, W) -> the same in float32 with the mean and deviation of `spec` taken out."""
+    """Normalise uint8 images (N, C, H, W) to float32 with the mean and deviation of `spec`."""
     shape = (1, spec.channels, 1, 1)
     mean, std = (torch.tensor(values, device=images.device).view(shape) for values in (spec.mean, spec.std))
     return images.float().mul_(1 / (255 * std)).sub_(mean / std)
 
 
 class Stopwatch:
-    """Adds up the time that a function takes, to be left out."""
+    """Wrapper that adds up the seconds of a function, to be subtracted."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self.function, self.seconds = function, 0.0
@@ -129,16 +129,19 @@ class Stopwatch:
             self.seconds += time.perf_counter() - started
 
 
-def toolkit_loop(case: Case) -> Run:
-    """`train.loop` with all that `make train` has.
+def toolkit_loop(planned: PlannedRun) -> Run:
+    """Return `train.loop` with all that `make train` has.
 
     The last step of each call evaluates and saves, which the bare loop does not: that time is left out.
     """
-    run = create_run(case)
-    config = case.order.config
-    record = RunRecord(run, Console(run.log), started=case.order.started, keep_last=config.keep_last)
-    backend = Backend(case.plan.device)
-    job = make_job(config, case.plan, case.subject, hardware=case.hardware, backend=backend, record=record)
+    run = create_run(planned)
+    config = planned.request.config
+    keep_last = config.checkpoints.keep_last
+    record = RunRecord(run, Console(run.log), started=planned.request.started, keep_last=keep_last)
+    backend = Backend(planned.plan.device)
+    job = make_job(
+        config, planned.plan, planned.data, hardware=planned.hardware, backend=backend, record=record
+    )
     progress = Progress()
     record.begin(0, None)
     loop.assess, record.save = left_out = Stopwatch(loop.assess), Stopwatch(record.save)  # type: ignore[method-assign]
@@ -154,42 +157,47 @@ def toolkit_loop(case: Case) -> Run:
 
 
 def configured() -> tuple[kconf.Resolved, Config]:
-    """What make asks for."""
-    resolved = with_tier(kconf.from_environment(ROOT), root=ROOT, say=print)
+    """Return the configuration that `make bench` was called with."""
+    resolved = with_tier(kconf.from_environment(ROOT), root=ROOT, log=print)
     return resolved, config_from_values(resolved.values)
 
 
-def show_mixers(config: Config, *, rounds: int, round_seconds: float) -> None:
-    """Compare the ways of a recursive model to mix the cells."""
-    subject, hardware = open_subject(config, root=ROOT, say=print), probe(config.device)
-    refuse_on_xla(hardware.kind, what="make bench")
-    for line in compare_mixers(config, subject, hardware, rounds=rounds, round_seconds=round_seconds):
+def has_comparison(task: str) -> bool:
+    """True if `task` has a comparison of its own in scripts/bench/tasks."""
+    return (Path(__file__).parent / "tasks" / f"{task}.py").is_file()
+
+
+def show_comparison(config: Config, *, rounds: int, round_seconds: float) -> None:
+    """Print what the comparison of the model's task finds."""
+    compare_variants = importlib.import_module(f"scripts.bench.tasks.{load_model(config.model).TASK}").compare
+    data, hardware = open_training_data(config, root=ROOT, log=print), probe(config.device)
+    refuse_static_shapes(hardware.kind, what="make bench")
+    for line in compare_variants(config, data, hardware, rounds=rounds, round_seconds=round_seconds):
         print(line)
 
 
-def plain_case(folder: Path, resolved: kconf.Resolved, asked: Config) -> Case:
-    """`asked` with its runs under `folder`: one micro-batch a step, on one device, in fp32.
+def plain_case(folder: Path, resolved: kconf.Resolved, requested: Config) -> PlannedRun:
+    """`requested` with its runs under `folder`: one micro-batch a step, on one device, in fp32.
 
     Raises ConfigError for a model that the bare loop cannot train.
     """
-    if load_model(asked.model).TASK not in BY_HAND:
+    if load_model(requested.model).TASK not in BY_HAND:
         raise ConfigError(
-            f"make bench has no loop by hand for {asked.model}",
+            f"make bench has no loop by hand for {requested.model}",
             why="a step of it is more than a forward pass and a cross-entropy",
         )
-    subject = open_subject(asked, root=ROOT, say=print)
-    subject = dataclasses.replace(subject, dataset=with_short_evaluation(subject.dataset))
-    hardware = probe(asked.device)
-    refuse_on_xla(hardware.kind, what="make bench")
-    asked = dataclasses.replace(asked, num_devices=1, norm_batch=0 if asked.norm_batch is not None else None)
-    config = dataclasses.replace(
-        asked,
+    data = open_training_data(requested, root=ROOT, log=print)
+    data = dataclasses.replace(data, dataset=with_short_evaluation(data.dataset))
+    hardware = probe(requested.device)
+    refuse_static_shapes(hardware.kind, what="make bench")
+    requested = requested.replace(num_devices=1, norm_batch=0 if requested.norm_batch is not None else None)
+    config = requested.replace(
         hyper_param="manual",
         batch_size=apply_hyperparams(
-            asked,
+            requested,
             hardware=hardware,
-            facts=subject.facts,
-            predict=Footprints(asked, subject).predictor(hardware),
+            facts=data.facts,
+            predict=MemoryTraces(requested, data).predictor(hardware),
         ).micro_batch,
         gradient_accumulation=1,
         target_effective_batch=0,
@@ -204,9 +212,9 @@ def plain_case(folder: Path, resolved: kconf.Resolved, asked: Config) -> Case:
         checkpoint_interval_steps=NEVER,
         checkpoint_seconds=0,
     )
-    order = Order(resolved=resolved, config=config, root=ROOT, runs=folder, started=time.monotonic())
-    plan = make_plan(config, hardware, subject.facts)
-    return Case(order=order, subject=subject, hardware=hardware, plan=plan)
+    request = RunRequest(resolved=resolved, config=config, root=ROOT, runs=folder, started=time.monotonic())
+    plan = make_plan(config, hardware, data.facts)
+    return PlannedRun(request=request, data=data, hardware=hardware, plan=plan)
 
 
 def with_short_evaluation(dataset: Dataset) -> Dataset:
@@ -216,20 +224,22 @@ def with_short_evaluation(dataset: Dataset) -> Dataset:
         return dataclasses.replace(dataset, test=ArrayPart(*test.take(np.arange(min(test.size, 8)))))
     assert isinstance(dataset.spec, TextSpec)
     test = dataclasses.replace(test, tokens=test.tokens[: test.block_size])
-    return dataclasses.replace(dataset, test=test, spec=measured(dataset.spec, test, dataset.tokenizer))
+    return dataclasses.replace(dataset, test=test, spec=with_lengths(dataset.spec, test, dataset.tokenizer))
 
 
-def in_bf16(case: Case) -> Case:
-    """The same case in bf16, with the memory layout that was asked for."""
-    channels_last = bool(case.order.resolved.values["CHANNELS_LAST"])
-    config = dataclasses.replace(case.order.config, precision="bf16", channels_last=channels_last)
-    plan = make_plan(config, case.hardware, case.subject.facts)
-    return dataclasses.replace(case, order=dataclasses.replace(case.order, config=config), plan=plan)
+def in_bf16(planned: PlannedRun) -> PlannedRun:
+    """The same case in bf16, with the configured memory format."""
+    channels_last = bool(planned.request.resolved.values["CHANNELS_LAST"])
+    config = planned.request.config.replace(precision="bf16", channels_last=channels_last)
+    plan = make_plan(config, planned.hardware, planned.data.facts)
+    return dataclasses.replace(
+        planned, request=dataclasses.replace(planned.request, config=config), plan=plan
+    )
 
 
 def compare(loops: Mapping[str, Run], *, rounds: int, round_seconds: float) -> None:
-    """Run two loops in turn and print how their step rates relate."""
-    steps, seconds = in_turn(loops, rounds=rounds, round_seconds=round_seconds, warm_up=WARM_UP)
+    """Run two loops interleaved and print how their step rates relate."""
+    steps, seconds = interleaved(loops, rounds=rounds, round_seconds=round_seconds, warm_up=WARM_UP)
     for name, times in seconds.items():
         print(f"{name:24} {min(times) * 1e3:8.3f} ms/step (median {statistics.median(times) * 1e3:.3f})")
     (one, first), (other, second) = seconds.items()
@@ -241,25 +251,26 @@ def compare(loops: Mapping[str, Run], *, rounds: int, round_seconds: float) -> N
 
 
 def main() -> int:
+    """Compare the toolkit's loop with a bare one, and its bf16 with its fp32."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--seconds", type=float, default=1.0, help="about how long a round of one loop takes")
     options = parser.parse_args()
-    resolved, asked = configured()
-    if load_model(asked.model).TASK == "recursive":
-        show_mixers(asked, rounds=options.rounds, round_seconds=options.seconds)
+    resolved, requested = configured()
+    if has_comparison(load_model(requested.model).TASK):
+        show_comparison(requested, rounds=options.rounds, round_seconds=options.seconds)
         return 0
     with tempfile.TemporaryDirectory() as name:
-        case = plain_case(Path(name), resolved, asked)
-        config, plan = case.order.config, case.plan
+        planned = plain_case(Path(name), resolved, requested)
+        config, plan = planned.request.config, planned.plan
         print(f"{config.model} on {config.dataset}, {plan.micro_batch} samples a step, {plan.device}")
-        plain = toolkit_loop(case)
-        loops = {"a bare loop": bare_loop(case), "the toolkit": plain}
+        plain = toolkit_loop(planned)
+        loops = {"a bare loop": bare_loop(planned), "the toolkit": plain}
         compare(loops, rounds=options.rounds, round_seconds=options.seconds)
-        if plan.device == "cpu" and case.hardware.cpu_bf16 == "none":
-            print("this processor has no bf16 instructions: bf16 is not measured")
+        if plan.device == "cpu" and planned.hardware.cpu_bf16 == "none":
+            print("this CPU has no bf16 instructions: bf16 is not measured")
             return 0
-        fast = in_bf16(case)
+        fast = in_bf16(planned)
         bf16 = "bf16 with channels last" if fast.plan.channels_last else "bf16"
         compare(
             {"fp32": plain, bf16: toolkit_loop(fast)}, rounds=options.rounds, round_seconds=options.seconds

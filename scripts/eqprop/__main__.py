@@ -15,32 +15,32 @@ from lib.tiers import TIERS, with_tier
 
 if TYPE_CHECKING:
     from scripts.eqprop.report import Report
-    from scripts.eqprop.subject import Setting
+    from scripts.eqprop.setting import Setting
 
 ROOT = Path(__file__).resolve().parents[2]
 NAMES = ("1", "2", "3", "4", "ablation", "scaling_laws")
-OF_ANY_BLOCK = ("1", "4")  # these choose their blocks themselves
-ALONG_WITH = {"ablation": "2"}  # enabled where that is
+ANY_BLOCK = ("1", "4")  # experiments that choose their blocks themselves
 
 
 def main() -> int:
+    """Run the experiment that the command line names."""
     options = parse()
-    resolved = with_tier(kconf.from_environment(ROOT), root=ROOT, say=print)
+    resolved = with_tier(kconf.from_environment(ROOT), root=ROOT, log=print)
     check(options.experiment, config_from_values(resolved.values))
 
     from scripts.eqprop.pictures import pictures_of  # torch and matplotlib take a second
-    from scripts.eqprop.subject import Setting
+    from scripts.eqprop.setting import Setting
 
     setting = Setting(
-        resolved=resolved, quick=options.quick, out=options.out, say=lambda text: print(text, flush=True)
+        resolved=resolved, quick=options.quick, out=options.out, log=lambda text: print(text, flush=True)
     )
     prepare(options.out)
     try:
         report = experiments()[options.experiment](setting)
-    except Suspended as error:  # there is no run to resume, which a training would say
+    except Suspended as error:  # replaces the hint to resume a run, which an experiment has not
         raise Suspended(
             f"EXP={options.experiment} was stopped",
-            todo="the same command goes on with the trainings of EXP=2 and ablation that had ended",
+            todo="the same command resumes; finished trainings of EXP=2 and ablation are reused",
         ) from error
     for path in report.write(pictures_of(report)):
         print(path)
@@ -48,7 +48,7 @@ def main() -> int:
 
 
 def prepare(out: Path) -> None:
-    """Make the folder of reports before the work is done. Raises ToolkitError where that cannot be."""
+    """Create the folder of reports before the work. Raises ToolkitError if it is not writable."""
     try:
         out.mkdir(parents=True, exist_ok=True)
         atomic.write_bytes(out / ".writable", b"")
@@ -58,6 +58,7 @@ def prepare(out: Path) -> None:
 
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+    """Parse the command line."""
     parser = argparse.ArgumentParser(prog="experiment", description=__doc__)
     parser.add_argument("--experiment", default="", help=", ".join(NAMES))
     parser.add_argument("--quick", action="store_true", help="fewer repetitions, for a look")
@@ -66,7 +67,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def check(name: str, config: Config) -> None:
-    """Raises ConfigError for an experiment that is not known, or not enabled where a tier was chosen."""
+    """Raise ConfigError for an experiment that is unknown, unsuitable, or not enabled at the compute tier."""
     if not name:
         raise ConfigError("EXP= is not given", todo=f"one of {', '.join(NAMES)}")
     if name not in NAMES:
@@ -77,7 +78,7 @@ def check(name: str, config: Config) -> None:
             todo="make defconfig-looped; where a tier chooses texts without labels CONFIG_DATASET_SST2=y, or "
             "CONFIG_LOOPED_INPUT_IMAGES=y",
         )
-    if name not in OF_ANY_BLOCK and config.model_options["block"] == "plain":
+    if name not in ANY_BLOCK and config.model_options["block"] == "plain":
         raise ConfigError(
             f"EXP={name} is on the configured block, and a plain one has no energy to propagate",
             todo="CONFIG_LOOPED_BLOCK_ENERGY_CROSS=y, or EXP=1 and EXP=4, which try the plain block, too",
@@ -86,7 +87,7 @@ def check(name: str, config: Config) -> None:
         return
     tier = TIERS[int(config.tier)]
     enabled = [str(number) for number in TIER_CONFIGS[tier]["experiments"]]
-    if ALONG_WITH.get(name, name) not in enabled:
+    if {"ablation": "2"}.get(name, name) not in enabled:  # the ablation is enabled with experiment 2
         raise ConfigError(
             f"EXP={name} is not enabled at {tier}",
             why=f"that tier is for {', '.join(enabled)}",
@@ -95,6 +96,7 @@ def check(name: str, config: Config) -> None:
 
 
 def experiments() -> dict[str, Callable[[Setting], Report]]:
+    """Return the experiments by name."""
     from scripts.eqprop import adaptive, gradients, scale, training
 
     runs = (gradients.run, training.run, scale.run, adaptive.run, training.ablate, scale.laws)

@@ -1,4 +1,4 @@
-"""Experiment 4: do hard samples take more iterations, and what do few iterations cost?"""
+"""Experiment 4: iterations by difficulty of a sample, and accuracy with few iterations."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from torch import Tensor
 from lib.errors import Diverged
 from models.looped.model import LoopedTransformer
 from scripts.eqprop.report import Report
-from scripts.eqprop.subject import Setting, batch_of, with_options
+from scripts.eqprop.setting import Setting, batch_of, with_options
 from scripts.eqprop.training import trained_model
 
 ROWS = 1000
-MOST = 300
+MAX_ITERATIONS = 300
 BUDGETS = (1, 2, 3, 5, 8, 12, 20, 50)
-FEWEST = 0.05  # of a significance level
+SIGNIFICANCE = 0.05
 COLUMNS = ("way", "samples", "q05", "q50", "q95", "most", "unsettled", "spearman", "p")
 # The comparison is a deep equilibrium model: an ordinary layer trained by implicit differentiation.
-WAYS = {
+METHODS = {
     "ep, keys from input": {
         "LOOPED_GRADIENT_EP": "y",
         "LOOPED_BLOCK_ENERGY_CROSS": "y",
@@ -41,16 +41,17 @@ WAYS = {
 
 
 def run(setting: Setting) -> Report:
-    subject = setting.subject(setting.config())
-    report = Report("4", "Do hard samples take more iterations?", setting, subject, COLUMNS)
-    for way, symbols in WAYS.items():
+    """Correlate iterations with margins for three methods."""
+    data = setting.data(setting.config())
+    report = Report("4", "Do hard samples take more iterations?", setting, data, COLUMNS)
+    for way, symbols in METHODS.items():
         try:
             config, model = trained_model(setting, seed=1, symbols=symbols)
-        except Diverged as error:  # the other ways are worth knowing
+        except Diverged as error:  # the other methods still run
             report.note(f"{way}: not measured, for {error}")
             continue
-        inputs, targets = batch_of(subject, rows=min(ROWS, subject.dataset.test.size))
-        patient = with_options(model, config, subject, max_iterations=MOST, tolerance=1e-5)
+        inputs, targets = batch_of(data, rows=min(ROWS, data.dataset.test.size))
+        patient = with_options(model, config, data, max_iterations=MAX_ITERATIONS, tolerance=1e-5)
         iterations, margins, unsettled = per_sample(patient, inputs, targets)
         correlation, p = spearman(iterations, margins)
         quantiles = np.quantile(iterations, (0.05, 0.5, 0.95, 1.0))
@@ -60,7 +61,7 @@ def run(setting: Setting) -> Report:
         )
         report.series += [{"way": way, "iterations": int(count)} for count in iterations]
         accuracies = {
-            budget: accuracy_within(model, config, subject, inputs, targets, budget) for budget in BUDGETS
+            budget: accuracy_within(model, config, data, inputs, targets, budget) for budget in BUDGETS
         }
         report.series += [{"way": way, "budget": k, "accuracy": v} for k, v in accuracies.items()]
         report.note(
@@ -70,7 +71,7 @@ def run(setting: Setting) -> Report:
         censored = (
             f"; {unsettled:.1%} never settled, so that the count is cut off" if unsettled > 0.01 else ""
         )
-        related = p < FEWEST and correlation < 0
+        related = p < SIGNIFICANCE and correlation < 0
         report.verdict(
             related,
             f"{way}: a smaller margin means more iterations "
@@ -83,9 +84,9 @@ def run(setting: Setting) -> Report:
 def per_sample(
     model: LoopedTransformer, inputs: Tensor, targets: Tensor
 ) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64], float]:
-    """Iterations of each sample (of its slowest token), its margin, and the share that had not settled.
+    """Return the iterations of each sample's slowest token, its margin, and the share that did not converge.
 
-    What fills up a sentence does not count.
+    Padding does not count.
     """
     logits = model(inputs)
     own = logits.gather(1, targets[:, None])[:, 0]
@@ -100,24 +101,24 @@ def per_sample(
     return iterations.double().numpy(), (own - others).double().numpy(), unsettled
 
 
-def accuracy_within(model, config, subject, inputs, targets, budget: int) -> float:  # type: ignore[no-untyped-def]
-    """Accuracy where no state is iterated more than `budget` times."""
-    hasty = with_options(model, config, subject, max_iterations=budget)
+def accuracy_within(model, config, data, inputs, targets, budget: int) -> float:  # type: ignore[no-untyped-def]
+    """Return the accuracy with at most `budget` iterations."""
+    hasty = with_options(model, config, data, max_iterations=budget)
     with torch.no_grad():
         return float((hasty(inputs).argmax(dim=1) == targets).double().mean())
 
 
 def spearman(one: npt.NDArray[np.float64], other: npt.NDArray[np.float64]) -> tuple[float, float]:
-    """Rank correlation, and the probability of one as large by chance, by the normal distribution."""
+    """Return the rank correlation and its p-value in the normal approximation."""
     ranks = [ranks_of(values) for values in (one, other)]
     if min(float(np.std(own)) for own in ranks) == 0:
-        return 0.0, 1.0  # all are alike
+        return 0.0, 1.0  # constant values
     correlation = float(np.corrcoef(ranks[0], ranks[1])[0, 1])
     return correlation, math.erfc(abs(correlation) * math.sqrt((len(one) - 1) / 2))
 
 
 def ranks_of(values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """Places in ascending order; equal values share the mean of theirs."""
+    """Return ranks in ascending order; equal values share their mean rank."""
     _, inverse, counts = np.unique(values, return_inverse=True, return_counts=True)
     ends = np.cumsum(counts)
     means: npt.NDArray[np.float64] = ends - (counts - 1) / 2

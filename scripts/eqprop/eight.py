@@ -1,7 +1,6 @@
-"""The handwritten digits of scikit-learn as a folder of images: python -m scripts.eqprop.eight FOLDER
+"""Handwritten digits of scikit-learn as a folder of images: python -m scripts.eqprop.eight FOLDER
 
-1,797 pictures of 8 x 8 pixels with values of 0 to 16, the test part of the set of that name at the UCI.
-Each fifth is kept for the test: 1,437 to train on and 360 to test on.
+1,797 images of 8 x 8 pixels with values 0 to 16; every fifth is for testing (1,437 + 360).
 """
 
 from __future__ import annotations
@@ -15,10 +14,11 @@ from PIL import Image
 from lib.errors import ConfigError, run_main
 
 TEST_EVERY = 5
-LOUDEST, WHITE = 16, 240  # of a pixel there, and of one in the files
+MAX_VALUE, WHITE = 16, 240  # largest value of a pixel in scikit-learn and in the files
 
 
 def main() -> int:
+    """Train the eight configurations and write their table."""
     parser = argparse.ArgumentParser(prog="scripts.eqprop.eight", description=__doc__)
     parser.add_argument("folder", type=Path)
     write(parser.parse_args().folder)
@@ -26,7 +26,7 @@ def main() -> int:
 
 
 def write(folder: Path) -> None:
-    """folder/train/DIGIT/NUMBER.png and folder/val/DIGIT/NUMBER.png. ConfigError without the package."""
+    """Write folder/{train,val}/DIGIT/NUMBER.png. Raises ConfigError without scikit-learn."""
     try:
         from sklearn.datasets import load_digits
     except ImportError as error:
@@ -38,7 +38,7 @@ def write(folder: Path) -> None:
         part = "train" if number % TEST_EVERY else "val"
         path = folder / part / str(label) / f"{number:04}.png"
         path.parent.mkdir(parents=True, exist_ok=True)
-        Image.fromarray((image * (WHITE // LOUDEST)).astype(np.uint8)).save(path)
+        Image.fromarray((image * (WHITE // MAX_VALUE)).astype(np.uint8)).save(path)
 
 
 if __name__ == "__main__":

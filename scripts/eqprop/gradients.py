@@ -1,4 +1,4 @@
-"""Experiment 1: is the gradient right? Every estimator against the exact gradient, with two controls."""
+"""Experiment 1: error of every gradient estimator against the exact gradient, with two controls."""
 
 from __future__ import annotations
 
@@ -16,31 +16,30 @@ from models.looped.energy import EnergyBlock
 from models.looped.equilibrium import contrast, root_mean_square
 from models.looped.model import SOURCE_SCALE, LoopedTransformer
 from scripts.eqprop.report import Report
-from scripts.eqprop.subject import (
+from scripts.eqprop.setting import (
     REFERENCE,
     TIGHT,
     Agreement,
     Setting,
     batch_of,
+    convergence,
     core_gradient,
     equilibria,
     in_precision,
     loss_of,
     model_of,
-    settling,
-    shape_of,
     spectral_radius,
 )
-from train.training_data import Subject
+from train.training_data import TrainingData
 
 BETAS = (0.1, 0.03, 0.01, 0.003, 0.001, 0.0001)
 PLAIN_BETAS = (0.01, 0.001)
-NUDGES = {"one_sided": 1, "symmetric": 2, "four_point": 4}  # the power of beta that their errors fall with
+NUDGES = {"one_sided": 1, "symmetric": 2, "four_point": 4}  # order of the error in beta
 ROWS = 16
 DIRECTIONS = 3
 CONTROL_LIMIT = 1e-3
-SLOPE_BETAS = (0.1, 0.01)  # between which the power is taken
-LOSS_BETA = 0.1  # of the gradient of a sample's loss, for one of the bars
+SLOPE_BETAS = (0.1, 0.01)  # between which the order is measured
+LOSS_BETA = 0.1  # relative to the gradient of a sample's loss
 COLUMNS = (
     "block", "gradient", "beta", "dtype", "cosine", "relative_error", "norm_ratio", "iterations", "residual",
     "forced", "unsettled", "control",
@@ -48,23 +47,24 @@ COLUMNS = (
 
 
 def run(setting: Setting) -> Report:
+    """Measure the error of every estimator for three kinds of blocks."""
     config = setting.config()
-    subject = setting.subject(config)
-    report = Report("1", "Is the gradient right?", setting, subject, COLUMNS)
-    report.note(
-        f"{shape_of(config)}, one block, {ROWS} samples, at the initial weights; errors are against implicit"
-    )
+    data = setting.data(config)
+    report = Report("1", "Is the gradient right?", setting, data, COLUMNS)
+    options = config.model_options
+    shape = f"d={options['width']} heads={options['heads']} hidden={options['hidden']}"
+    report.note(f"{shape}, one block, {ROWS} samples, at the initial weights; errors are against implicit")
     report.note("differentiation in float64 at a tolerance of 1e-13, over all weights but the head's.")
     for block in ("energy_cross", "energy_self", "plain"):
-        _block(block, config, subject, report)
+        _block(block, config, data, report)
     _verdict(report)
     return report
 
 
-def _block(block: str, config: Config, subject: Subject, report: Report) -> None:
+def _block(block: str, config: Config, data: TrainingData, report: Report) -> None:
     step = {"step_size": 1.0 if block == "energy_cross" else 0.9}
-    exact_model = model_of(config, subject, seed=1, block=block, layers=1, **REFERENCE, **step).double()
-    inputs, targets = batch_of(subject, rows=ROWS, dtype=torch.float64)
+    exact_model = model_of(config, data, seed=1, block=block, layers=1, **REFERENCE, **step).double()
+    inputs, targets = batch_of(data, rows=ROWS, dtype=torch.float64)
     exact = core_gradient(exact_model, inputs, targets)
     rho = spectral_radius(exact_model, inputs)
     worst = differences(exact_model, exact, inputs, targets)
@@ -75,32 +75,37 @@ def _block(block: str, config: Config, subject: Subject, report: Report) -> None
     report.facts[f"differences {block}"] = worst
     if block != "plain":
         own = {"block": block, "layers": 1, **step, "gradient": "ep", "nudge": "symmetric", "beta": LOSS_BETA}
-        model = model_of(config, subject, seed=1, **own, **TIGHT).double()
-        report.facts[f"force of the loss {block}"] = by_force_of_the_loss(exact_model, model, inputs, targets)
-    for way, beta, dtype in _ways(block, report.setting.quick):
-        changes: dict[str, Any] = {"block": block, "layers": 1, **step, **way, "beta": beta or 0.01}
+        model = model_of(config, data, seed=1, **own, **TIGHT).double()
+        report.facts[f"force of the loss {block}"] = error_with_unit_share(
+            exact_model, model, inputs, targets
+        )
+    for estimator, beta, dtype in _estimators(block, report.setting.quick):
+        changes: dict[str, Any] = {"block": block, "layers": 1, **step, **estimator, "beta": beta or 0.01}
         if dtype == torch.float64:
             changes |= TIGHT
-        model = model_of(config, subject, seed=1, **changes).to(dtype)
+        model = model_of(config, data, seed=1, **changes).to(dtype)
         found = core_gradient(model, in_precision(inputs, dtype), targets)
         row = {
             "block": block,
-            "gradient": _name(way),
+            "gradient": _name(estimator),
             "beta": beta,
             "dtype": str(dtype).removeprefix("torch."),
         }
-        row |= asdict(Agreement.between(found, exact)) | settling(model)
-        if way["gradient"] == "ep":
+        row |= asdict(Agreement.between(found, exact)) | convergence(model)
+        if estimator["gradient"] == "ep":
             row["control"] = without_force(model, in_precision(inputs, dtype), targets)
         report.row(row)
 
 
-def _ways(block: str, quick: bool) -> Iterator[tuple[dict[str, str], float | None, torch.dtype]]:
+def _estimators(block: str, quick: bool) -> Iterator[tuple[dict[str, str], float | None, torch.dtype]]:
     dtypes = (torch.float64, torch.float32)
     betas = BETAS[::2] if quick else BETAS
     if block == "plain":
-        ways = [{"gradient": "ep_vf", "nudge": "symmetric"}, {"gradient": "ep_adjoint", "nudge": "symmetric"}]
-        yield from itertools.product(ways, PLAIN_BETAS, dtypes)
+        found = [
+            {"gradient": "ep_vf", "nudge": "symmetric"},
+            {"gradient": "ep_adjoint", "nudge": "symmetric"},
+        ]
+        yield from itertools.product(found, PLAIN_BETAS, dtypes)
     else:
         for nudge in NUDGES:
             yield from itertools.product([{"gradient": "ep", "nudge": nudge}], betas, dtypes)
@@ -108,12 +113,12 @@ def _ways(block: str, quick: bool) -> Iterator[tuple[dict[str, str], float | Non
         yield from (({"gradient": gradient, "nudge": "symmetric"}, None, dtype) for dtype in dtypes)
 
 
-def _name(way: dict[str, str]) -> str:
-    return f"{way['gradient']} {way['nudge']}" if way["gradient"] == "ep" else way["gradient"]
+def _name(options: dict[str, str]) -> str:
+    return "ep " + options["nudge"] if options["gradient"] == "ep" else options["gradient"]
 
 
 def differences(model: LoopedTransformer, gradient: Tensor, inputs: Tensor, targets: Tensor) -> float:
-    """The worst relative error of `gradient` against central differences along random directions."""
+    """Return the worst relative error of `gradient` against central differences in random directions."""
     core = [p for name, p in model.named_parameters() if not name.startswith("head")]
     start = torch.nn.utils.parameters_to_vector(core).detach()
     worst, size = 0.0, 1e-5
@@ -133,23 +138,29 @@ def differences(model: LoopedTransformer, gradient: Tensor, inputs: Tensor, targ
 
 
 def without_force(model: LoopedTransformer, inputs: Tensor, targets: Tensor) -> float:
-    """|estimate without a force| / |estimate|: the share that is what had not settled, and no gradient."""
-    none, whole = (float(by_contrast(model, inputs, targets, forced=forced).norm()) for forced in (0.0, 1.0))
+    """Return |estimate without a force| / |estimate|: the share that comes from unconverged states."""
+    none, whole = (
+        float(contrast_estimate(model, inputs, targets, forced=forced).norm()) for forced in (0.0, 1.0)
+    )
     return none / whole
 
 
-def by_force_of_the_loss(
+def error_with_unit_share(
     exact: LoopedTransformer, model: LoopedTransformer, inputs: Tensor, targets: Tensor
 ) -> float:
-    """The relative error of `model` for the weights of the block, where a force is beta times the gradient of
-    a sample's loss: beta is then what it is in papers. exact: has the gradient."""
+    """Return the relative error for the block's weights if the force is beta times the gradient of the loss.
+
+    This is beta as in the literature. exact: holds the exact gradient.
+    """
     [rest] = equilibria(exact)
     expected = torch.cat([weight.grad.flatten() for weight in rest.block.weights])  # type: ignore[union-attr]
-    found = by_contrast(model, inputs, targets, share=torch.ones(len(inputs), 1, 1, dtype=expected.dtype))
+    found = contrast_estimate(
+        model, inputs, targets, share=torch.ones(len(inputs), 1, 1, dtype=expected.dtype)
+    )
     return Agreement.between(found, expected).relative_error
 
 
-def by_contrast(
+def contrast_estimate(
     model: LoopedTransformer,
     inputs: Tensor,
     targets: Tensor,
@@ -157,9 +168,9 @@ def by_contrast(
     forced: float = 1.0,
     share: Tensor | None = None,
 ) -> Tensor:
-    """The estimate for the weights of the block, as one row, with `forced` of the force.
+    """Return the estimate for the block's weights, flattened, with the force scaled by `forced`.
 
-    share: what the force is divided by and the estimate multiplied; None: as in training.
+    share: divisor of the force and factor of the estimate; None: as in training.
     """
     [rest] = equilibria(model)
     assert isinstance(rest.block, EnergyBlock)
@@ -180,7 +191,7 @@ def by_contrast(
 
 
 def _verdict(report: Report) -> None:
-    """What a reader may take from the table, by bars that are said."""
+    """Judge the table by the bars."""
     for block in ("energy_cross", "energy_self"):
         _verdicts_of_energy(block, report)
     void = [row for row in report.rows if row.get("control", 0.0) > CONTROL_LIMIT]

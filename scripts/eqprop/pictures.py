@@ -1,26 +1,24 @@
-"""Pictures of what the experiments found."""
+"""Plots of the experiments' results."""
 
 from __future__ import annotations
 
-import io
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
 
+from lib.scaling.pictures import draw_page
 from scripts.eqprop.report import Report
 
-_INCHES, _DOTS_PER_INCH = (11.0, 4.6), 110
 _COLOURS = ("#2a6f97", "#d1495b", "#4f772d", "#7f5539", "#5a189a")
 
-Draw = Callable[[Axes, Report], None]
+Draw = Callable[..., None]  # of axes and report
 Rows = Iterable[Mapping[str, Any]]
 
 
 def pictures_of(report: Report) -> dict[str, Callable[[], bytes]]:
-    """Name -> how to draw it as PNG."""
+    """Return a function for each plot, by name, that draws it as PNG."""
     draws: dict[str, Sequence[Draw]] = {
         "1": (_errors("float64"), _errors("float32")),
         "2": (_over_steps("loss"), _over_steps("cosine")),
@@ -29,27 +27,13 @@ def pictures_of(report: Report) -> dict[str, Callable[[], bytes]]:
         "4": (_histogram, _budgets),
         "scaling_laws": (_iterations, _memory),
     }
-    return {"picture": lambda: _page(draws[report.number], report)}
-
-
-def _page(draws: Sequence[Draw], report: Report) -> bytes:
-    figure = Figure(figsize=_INCHES, dpi=_DOTS_PER_INCH, layout="constrained")
-    FigureCanvasAgg(figure)  # without pyplot, which keeps figures and may look for a display
-    for number, draw in enumerate(draws, start=1):
-        axes = figure.add_subplot(1, len(draws), number)
-        draw(axes, report)
-        axes.grid(visible=True, color="#dddddd", linewidth=0.8)
-        axes.set_axisbelow(True)
-        if axes.get_legend_handles_labels()[0]:
-            axes.legend(frameon=False, fontsize=8)
-    figure.suptitle(f"experiment {report.number}, {report.data}", fontsize=10, color="#444444")
-    data = io.BytesIO()
-    figure.savefig(data, format="png")
-    return data.getvalue()
+    page = [partial(draw, report=report) for draw in draws[report.number]]
+    title = f"experiment {report.number}, {report.data}"
+    return {"picture": lambda: draw_page(page, rows=1, inches=(11.0, 4.6), fontsize=8, title=title)}
 
 
 def _lines(axes: Axes, rows: Rows, *, x: str, y: str, each: str, marker: str = "o") -> None:
-    """A line for each value of the column `each`, through the rows that have x and y."""
+    """Draw a line for each value of the column `each`, through the rows that have x and y."""
     whole = [row for row in rows if row.get(x) is not None and row.get(y) is not None]
     for number, name in enumerate(dict.fromkeys(row[each] for row in whole)):
         own = [row for row in whole if row[each] == name]

@@ -1,11 +1,7 @@
-"""Experiment 2: does it train? Equilibrium propagation beside what it is to be compared with, over seeds.
-
-And the ablation: one thing changed at a time.
-"""
+"""Experiment 2: accuracy of equilibrium propagation and other estimators over seeds; and the ablation."""
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import math
 import statistics
@@ -20,39 +16,38 @@ from lib.devices.probe import environment, probe
 from lib.errors import Diverged
 from lib.hyperparams import apply_hyperparams
 from models.looped.model import LoopedTransformer
-from scripts.eqprop.report import Report, spread
-from scripts.eqprop.subject import (
+from scripts.eqprop.report import Report, Trained, spread
+from scripts.eqprop.setting import (
     REFERENCE,
     ROOT,
     Agreement,
     Setting,
     batch_of,
+    convergence,
     core_gradient,
     in_precision,
-    settling,
     spectral_radius,
     with_options,
 )
-from scripts.eqprop.unfinished import Trained
 from train.build import make_job
 from train.job import Job, Progress
 from train.loop import train
 from train.planning.autotune import digest_of_sources
-from train.record import SilentRecord
-from train.training_data import Subject
+from train.record import Record
+from train.training_data import TrainingData
 
 LOOK_EVERY = 50  # steps
 LOOK_ROWS = 64
 SEEDS = 3
 FROZEN = "frozen core"
-WAYS: dict[str, dict[str, str]] = {
+METHODS: dict[str, dict[str, str]] = {
     "ep": {"LOOPED_GRADIENT_EP": "y"},
     "implicit": {"LOOPED_GRADIENT_IMPLICIT": "y"},
     "bptt": {"LOOPED_GRADIENT_BPTT": "y"},
     "frozen blocks": {"LOOPED_GRADIENT_IMPLICIT": "y"},
     FROZEN: {"LOOPED_GRADIENT_ONE_STEP": "y"},
 }
-# What is trained all the same: with frozen blocks, what leads to them and away from them.
+# Parameters that are trained, by prefix, where not all are.
 TRAINED = {"frozen blocks": ("embedding", "head"), FROZEN: ("head",)}
 ABLATION: dict[str, dict[str, str]] = {
     "as it is": {},
@@ -82,11 +77,12 @@ COLUMNS = (
 
 
 def run(setting: Setting) -> Report:
-    subject = setting.subject(setting.config())
-    report = Report("2", "Does it train?", setting, subject, COLUMNS)
+    """Train every method over seeds and compare accuracies."""
+    data = setting.data(setting.config())
+    report = Report("2", "Does it train?", setting, data, COLUMNS)
     seeds = range(1, 2 if setting.quick else SEEDS + 1)
     found = {
-        way: [_one(way, symbols, seed, setting, report) for seed in seeds] for way, symbols in WAYS.items()
+        way: [_one(way, symbols, seed, setting, report) for seed in seeds] for way, symbols in METHODS.items()
     }
     for way, accuracies in found.items():
         report.note(f"{way}: {spread(accuracies, factor=100)} %")
@@ -95,11 +91,11 @@ def run(setting: Setting) -> Report:
 
 
 def _verdicts(report: Report, found: Mapping[str, Sequence[float]]) -> None:
-    """By the means over seeds; between two ways seed by seed. One that diverged (nan) holds nothing."""
+    """Judge means over seeds, and differences seed by seed. A diverged training (nan) fails every bar."""
     ep = [100 * accuracy for accuracy in found["ep"]]
     behind = [100 * other - own for own, other in zip(ep, found["implicit"], strict=True)]
     above = [own - 100 * other for own, other in zip(ep, found[FROZEN], strict=True)]
-    told = "" if len(ep) > 1 else ": a look, no result"
+    remark = "" if len(ep) > 1 else ": a look, no result"
     for passed, text in (
         (statistics.fmean(ep) >= 95, f"equilibrium propagation reaches {spread(ep)} %, bar 95 %"),
         (
@@ -108,13 +104,13 @@ def _verdicts(report: Report, found: Mapping[str, Sequence[float]]) -> None:
         ),
         (statistics.fmean(above) >= 10, f"it is {spread(above)} points above a frozen core, bar 10 points"),
     ):
-        report.verdict(passed, text + told)
+        report.verdict(passed, text + remark)
 
 
 def ablate(setting: Setting) -> Report:
-    """One thing changed at a time, with a seed each: differences below two points are no finding."""
-    subject = setting.subject(setting.config())
-    report = Report("ablation", "What does it need?", setting, subject, COLUMNS)
+    """Change one option at a time, with one seed each; differences below two points are not significant."""
+    data = setting.data(setting.config())
+    report = Report("ablation", "What does it need?", setting, data, COLUMNS)
     for way, symbols in ABLATION.items():
         if symbols and setting.config(**symbols) == setting.config():
             report.note(f"{way}: as it is")
@@ -125,8 +121,10 @@ def ablate(setting: Setting) -> Report:
 
 
 def _one(way: str, symbols: Mapping[str, str], seed: int, setting: Setting, report: Report) -> float:
-    """Train once, or take it from an earlier start, with a row in the table; the accuracy on the evaluation
-    part, and nan where training diverged."""
+    """Train once, or reuse an earlier training, and add a row.
+
+    Returns the accuracy on the evaluation part, nan if training diverged.
+    """
     key = _key(way, config_of(setting, seed, symbols))
     trained = report.unfinished.get(key)
     if trained is not None:
@@ -134,7 +132,7 @@ def _one(way: str, symbols: Mapping[str, str], seed: int, setting: Setting, repo
     else:
         try:
             trained = train_once(setting, seed=seed, symbols=symbols, way=way, watched=True)
-        except Diverged as error:  # the others are worth knowing
+        except Diverged as error:  # the other methods still run
             report.note(f"{way}, seed {seed}: no figure, for {error}")
             report.row({"way": way, "seed": seed})
             return math.nan
@@ -145,24 +143,27 @@ def _one(way: str, symbols: Mapping[str, str], seed: int, setting: Setting, repo
 
 
 def _key(way: str, config: Config) -> str:
-    """Of all that a training depends on."""
+    """Return a hash of everything that a training depends on."""
     facts = way, config, environment(), digest_of_sources(ROOT, config.model)
     return hashlib.sha256(repr(facts).encode()).hexdigest()
 
 
 def config_of(setting: Setting, seed: int, symbols: Mapping[str, str]) -> Config:
-    """What was configured with `symbols` changed, and no evaluation but that at the end."""
+    """Return the configuration with `symbols` changed and a single evaluation, at the end."""
     return setting.config(SEED=str(seed), EVAL_INTERVAL_STEPS="100000000", **symbols)
 
 
 def train_once(
     setting: Setting, *, seed: int, symbols: Mapping[str, str], way: str = "", watched: bool = False
 ) -> Trained:
-    """What a model with `symbols` changed comes to. watched: also on the way, not at the end alone."""
+    """Train a model with `symbols` changed.
+
+    watched: measure it every LOOK_EVERY steps, not only at the end.
+    """
     config = config_of(setting, seed, symbols)
-    subject = setting.subject(config)
-    look = Look(config, subject, every=LOOK_EVERY if watched else 0, compare=way not in TRAINED)
-    job = job_of(config, subject, look)
+    data = setting.data(config)
+    look = Look(config, data, every=LOOK_EVERY if watched else 0, compare=way not in TRAINED)
+    job = job_of(config, data, look)
     for name, parameter in job.model.named_parameters():
         parameter.requires_grad_(name.startswith(TRAINED.get(way, "")))
     progress = Progress()
@@ -177,22 +178,22 @@ def train_once(
 def trained_model(
     setting: Setting, *, seed: int, symbols: Mapping[str, str]
 ) -> tuple[Config, LoopedTransformer]:
-    """A model with `symbols` changed after its training, and its configuration."""
+    """Return the configuration with `symbols` changed, and its model after training."""
     config = config_of(setting, seed, symbols)
-    job = job_of(config, setting.subject(config), SilentRecord())
+    job = job_of(config, setting.data(config), Record())
     with job.train_loader, job.eval_loader:
         train(job, Progress())
     assert isinstance(job.model, LoopedTransformer)
     return config, job.model
 
 
-def job_of(config: Config, subject: Subject, record: SilentRecord) -> Job:
-    """A job on the processor, with the micro-batch of the table: nothing has to be predicted."""
-    config = dataclasses.replace(config, auto_method="table")
+def job_of(config: Config, data: TrainingData, record: Record) -> Job:
+    """Make a job on the CPU with the micro-batch of the table, without memory prediction."""
+    config = config.replace(auto_method="table")
     hardware = probe("cpu")
-    plan = apply_hyperparams(config, False, hardware=hardware, facts=subject.facts)
+    plan = apply_hyperparams(config, False, hardware=hardware, facts=data.facts)
     job = make_job(
-        config, plan, subject, hardware=hardware, backend=Backend("cpu"), record=record, whole_run=True
+        config, plan, data, hardware=hardware, backend=Backend("cpu"), record=record, whole_run=True
     )
     if isinstance(record, Look):
         assert isinstance(job.model, LoopedTransformer)
@@ -200,36 +201,39 @@ def job_of(config: Config, subject: Subject, record: SilentRecord) -> Job:
     return job
 
 
-class Look(SilentRecord):
-    """Looks every so many steps (0: at the end alone) at the gradient beside the exact one, and at settling.
+class Look(Record):
+    """Record that measures convergence and the gradient's error every so many steps (0: only on `now`).
 
-    On samples of the evaluation part, but what is seen decides nothing.
+    It uses samples of the evaluation part and does not influence training.
     """
 
-    def __init__(self, config: Config, subject: Subject, *, every: int, compare: bool) -> None:
-        self.config, self.subject, self.every, self.compare = config, subject, every, compare
-        self.inputs, self.targets = batch_of(subject, rows=LOOK_ROWS)
+    def __init__(self, config: Config, data: TrainingData, *, every: int, compare: bool) -> None:
+        self.config, self.data, self.every, self.compare = config, data, every, compare
+        self.inputs, self.targets = batch_of(data, rows=LOOK_ROWS)
         self.model: LoopedTransformer | None = None
         self.rows: list[dict[str, float]] = []
 
     def row(self, kind: str, **values: Any) -> None:
+        """Keep step and loss of a training row."""
         if kind == "train":
             self.rows.append({"step": values["step"], "loss": values["loss"]})
 
     def progress(self, step: int, fraction: float) -> None:  # noqa: ARG002
+        """Measure if it is time to."""
         if self.every and step % self.every == 0:
             self.now(step)
 
     def now(self, step: int) -> None:
+        """Measure the model as it is."""
         assert self.model is not None
         model, row = self.model, {"step": float(step)}
         with torch.no_grad():
             model(self.inputs)
-        row |= settling(model)
+        row |= convergence(model)
         row["rho"] = spectral_radius(model, self.inputs)
         if self.compare:
-            own = with_options(model, self.config, self.subject)
-            exact = with_options(model, self.config, self.subject, **REFERENCE).double()
+            own = with_options(model, self.config, self.data)
+            exact = with_options(model, self.config, self.data, **REFERENCE).double()
             found = core_gradient(own, self.inputs, self.targets)
             expected = core_gradient(exact, in_precision(self.inputs, torch.float64), self.targets)
             row["cosine"] = Agreement.between(found, expected).cosine

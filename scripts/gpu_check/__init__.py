@@ -1,1 +1,1 @@
-"""Checks on a real GPU of what is planned without one; see scripts/gpu_check.sh."""
+"""Checks of plans and predictions on a real GPU; see scripts/gpu_check.sh."""

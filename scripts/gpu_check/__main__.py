@@ -15,12 +15,11 @@ PART_SECONDS = 510.0  # of the nine minutes that a part may take
 
 
 def main(arguments: Sequence[str]) -> int:
+    """Run one part of the checks. Raises ConfigError without a GPU."""
     options = parse(arguments)
     machine = describe_machine()
-    from scripts.gpu_check.child import Child
-    from scripts.gpu_check.parts import PARTS, Bench
-    from scripts.gpu_check.rows import Rows
-    from scripts.gpu_check.search import Deadline
+    from scripts.gpu_check.parts import PARTS, Bench, Deadline, Rows
+    from scripts.gpu_check.worker import Child
 
     deadline = Deadline(options.seconds)
     options.directory.mkdir(parents=True, exist_ok=True)
@@ -36,7 +35,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
-    """part: 1, 2 or 3; directory: a path; seconds: after which nothing new is begun."""
+    """Parse the arguments: part (1, 2 or 3), directory, and seconds after which nothing new is begun."""
     parser = argparse.ArgumentParser(prog="scripts/gpu_check.sh", description=__doc__)
     parser.add_argument("part", type=int, choices=(1, 2, 3))
     parser.add_argument("directory", type=Path, metavar="OUTDIR")
@@ -45,7 +44,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
 
 
 def describe_machine() -> dict[str, Any]:
-    """The first GPU and what drives it. Raises ConfigError where there is none."""
+    """Describe the first GPU and its software. Raises ConfigError where there is none."""
     import torch
 
     if not torch.cuda.is_available():

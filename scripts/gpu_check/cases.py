@@ -1,22 +1,45 @@
-"""What is measured: models at the sizes that people train them at, on random data of the right shape."""
+"""Cases of the checks on a real GPU: models at the sizes at which people train them, on random data.
+
+Only this module uses the rest of the toolkit to train and to predict.
+"""
 
 from __future__ import annotations
 
+import dataclasses
+import tempfile
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
+from typing import Literal
 
 import numpy as np
 
+from lib import kconf
+from lib.config import Config, config_from_values
 from lib.data import ArrayPart, Dataset, ImageSpec, TextSpec, TokenPart
+from lib.devices.base import Backend
+from lib.devices.probe import probe
+from lib.plan import plan as make_plan
+from lib.plan.bound import table_batch
+from lib.plan.fitting import Parts, predicted, step_settings
+from lib.plan.types import Hardware, Plan, Precision
+from train import loop
+from train.budget import Budget
+from train.build import make_job
+from train.job import Job, Progress
+from train.planning.memory_estimate import trace_memory, with_gaps
+from train.record import Record
+from train.training_data import TrainingData, make_training_data
 
+ROOT = Path(__file__).resolve().parents[2]
 ROWS = 256  # samples of a training part; longer runs go through it several times
 TEST_ROWS = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """A model by its symbols, its data, and the steps in which a micro-batch of it can change."""
+    """A model: its symbols, its data, and the number that its micro-batches must be a multiple of."""
 
     settings: Mapping[str, str]
     dataset: Callable[[], Dataset]
@@ -24,27 +47,34 @@ class Case:
     lacks: tuple[str, ...] = ()  # symbols that every other case has
 
 
+def random_image_spec(channels: int, height: int, width: int, *, classes: int) -> ImageSpec:
+    """Return the spec of random images (C, H, W)."""
+    return ImageSpec(
+        name="random",
+        channels=channels,
+        height=height,
+        width=width,
+        classes=classes,
+        mean=(0.5,) * channels,
+        std=(0.25,) * channels,
+        synthetic=True,
+    )
+
+
 def random_images(size: int, *, channels: int, classes: int) -> Dataset:
+    """Make a data set of random square images (C, size, size) with labels."""
     random = np.random.default_rng(0)
 
     def part(rows: int) -> ArrayPart:
         images = random.integers(0, 256, (rows, channels, size, size), dtype=np.uint8)
         return ArrayPart(images, random.integers(0, classes, rows, dtype=np.int64))
 
-    spec = ImageSpec(
-        name="random",
-        channels=channels,
-        height=size,
-        width=size,
-        classes=classes,
-        mean=(0.5,) * channels,
-        std=(0.25,) * channels,
-        synthetic=True,
-    )
+    spec = random_image_spec(channels, size, size, classes=classes)
     return Dataset(spec=spec, train=part(ROWS), test=part(TEST_ROWS), source="random images")
 
 
 def random_text(block_size: int, *, vocab_size: int) -> Dataset:
+    """Make a data set of random tokens in blocks of `block_size`."""
     random = np.random.default_rng(0)
 
     def part(rows: int, *, shifted: bool) -> TokenPart:
@@ -87,3 +117,118 @@ CASES: Mapping[str, Case] = {
         lacks=("CONFIG_AUGMENT_NONE",),
     ),
 }
+
+# Nothing but steps: no evaluation, log row or checkpoint in between.
+SETTINGS = {
+    "CONFIG_AUGMENT_NONE": "y",
+    "CONFIG_DATA_PLACEMENT_RESIDENT": "y",
+    "CONFIG_EVAL_INTERVAL_STEPS": "1000000",
+    "CONFIG_LOG_INTERVAL_STEPS": "1000000",
+    "CONFIG_CHECKPOINT_SECONDS": "0",
+    "CONFIG_KEEP_BEST": "n",
+    "CONFIG_HYPER_PARAM_MANUAL": "y",
+    "CONFIG_COMPILE_MANUAL": "y",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """Settings for training a case."""
+
+    case: str
+    micro_batch: int
+    precision: Precision = "bf16"
+    accumulation: int = 1
+    compile: bool = False
+    any_batch: bool = False  # not a multiple of NORM_BATCH: batch normalisation follows the micro-batch
+    device: Literal["cuda", "cpu"] = "cuda"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Opened:
+    """A setting, resolved and planned for this machine."""
+
+    config: Config
+    data: TrainingData
+    hardware: Hardware
+    plan: Plan
+
+
+def open_setting(setting: Setting) -> Opened:
+    """Resolve `setting` by the Kconfig tree and plan it as it stands."""
+    config = _config(setting)
+    dataset = CASES[setting.case].dataset()
+    data = make_training_data(config, dataset)
+    # The few samples there are stand for as many as a step may want.
+    data = dataclasses.replace(data, facts=dataclasses.replace(data.facts, train_size=None))
+    hardware = probe(setting.device)
+    plan = make_plan(config, hardware, data.facts)
+    return Opened(config=config, data=data, hardware=hardware, plan=plan)
+
+
+@dataclass(slots=True)
+class Training:
+    """A job and its progress."""
+
+    job: Job
+    progress: Progress = field(default_factory=Progress)
+
+    def run(self, *, steps: int) -> float:
+        """Make `steps` optimizer steps, then evaluate; return the seconds of training alone.
+
+        Raises ToolkitError where memory does not suffice: a batch set by hand is not made smaller.
+        """
+        before = self.progress.seconds
+        self.job.budget = Budget(total_steps=self.progress.step + steps, total_seconds=None)
+        loop.train(self.job, self.progress)
+        return self.progress.seconds - before
+
+
+def training_of(opened: Opened) -> Training:
+    """Create model, optimizer and data on the device."""
+    job = make_job(
+        opened.config,
+        opened.plan,
+        opened.data,
+        hardware=opened.hardware,
+        backend=Backend(opened.plan.device),
+        record=Record(),
+    )
+    return Training(job)
+
+
+def predicted_parts(opened: Opened) -> Parts:
+    """Predict the bytes of tensors at the peak of a step, by category, and GAPS."""
+    found = trace_memory(opened.config, opened.plan, opened.data, hardware=opened.hardware)
+    return with_gaps(found.trace, opened.plan.device)
+
+
+def is_predicted_to_fit(opened: Opened, parts: Parts, *, free_bytes: int) -> bool:
+    """Return True if a plan would use this micro-batch, whose peak is `parts`, with `free_bytes` free."""
+    step = dataclasses.replace(step_settings(opened.plan), several_devices=False)
+    return predicted(step, lambda _: parts, free_bytes=free_bytes).fits
+
+
+def table_choice(setting: Setting, *, free_bytes: int) -> int:
+    """Return the micro-batch that the free-memory table gives."""
+    scale = _config(setting).table_scale
+    assert scale is not None, f"{setting.case} has no scale"
+    return table_batch(free_bytes, scale=scale, compiled=setting.compile)
+
+
+def _config(setting: Setting) -> Config:
+    overrides = {
+        **CASES[setting.case].settings,
+        **{name: value for name, value in SETTINGS.items() if name not in CASES[setting.case].lacks},
+        f"CONFIG_PRECISION_{setting.precision.upper()}": "y",
+        "CONFIG_BATCH_SIZE": str(setting.micro_batch),
+        "CONFIG_GRADIENT_ACCUMULATION": str(setting.accumulation),
+        "CONFIG_COMPILE_MODEL": "y" if setting.compile else "n",
+    }
+    if setting.any_batch and CASES[setting.case].step > 1:
+        overrides["CONFIG_NORM_BATCH"] = "0"
+    with tempfile.TemporaryDirectory() as folder:
+        empty = Path(folder) / "config"
+        empty.write_text("")
+        resolved = kconf.load(root=ROOT, config_file=empty, overrides=overrides)
+    return config_from_values(resolved.values)

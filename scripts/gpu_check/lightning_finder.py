@@ -1,4 +1,4 @@
-"""Lightning's batch size finder on one of our cases, to stand beside what is planned."""
+"""Lightning's batch size finder on one of the cases, for comparison with plans."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from lib.data.loader import Batch
-from lib.data.types import ImageSpec, Spec
+from lib.data.types import ImageSpec, Spec, TextSpec
 from lib.errors import ToolkitError
-from scripts.gpu_check.doors import Setting, Training, open_setting, training_of
+from scripts.gpu_check.cases import Setting, Training, open_setting, training_of
 
 PACKAGES = ("lightning.pytorch", "pytorch_lightning")
 SAMPLES = 1 << 16
 
 
 def installed() -> str | None:
-    """The name of the package that has the finder, if one is installed."""
+    """Return the name of the package that has the finder, if one is installed."""
     for name in PACKAGES:
         if importlib.util.find_spec(name.partition(".")[0]) is not None:
             return name
@@ -29,11 +29,11 @@ def installed() -> str | None:
 
 
 def find_batch_size(setting: dict[str, Any], mode: str, limit_bytes: int) -> dict[str, Any]:
-    """The batch that the finder chooses in `mode` (power or binsearch), and how long it took.
+    """Return the batch that the finder chooses in `mode` (power or binsearch), and its time.
 
     It gets the network, loss, optimizer and precision of `setting`, and Lightning's own loop.
 
-    limit_bytes: what the allocator may take. Raises ToolkitError where Lightning is not installed.
+    limit_bytes: limit of the allocator. Raises ToolkitError where Lightning is not installed.
     """
     package = installed()
     if package is None:
@@ -43,7 +43,7 @@ def find_batch_size(setting: dict[str, Any], mode: str, limit_bytes: int) -> dic
     total = torch.cuda.get_device_properties(0).total_memory
     torch.cuda.set_per_process_memory_fraction(limit_bytes / total)
     opened = open_setting(Setting(**setting))
-    data = _data_module(lightning, opened.subject.dataset.spec, batch_size=2)
+    data = _data_module(lightning, opened.data.dataset.spec, batch_size=2)
     module = _module(lightning, training_of(opened))
     with tempfile.TemporaryDirectory() as folder:
         trainer = lightning.Trainer(
@@ -67,6 +67,7 @@ class _RandomSamples(Dataset[tuple[torch.Tensor, torch.Tensor]]):
         if isinstance(spec, ImageSpec):
             self._sample = torch.randn(spec.input_shape), torch.tensor(0)
         else:
+            assert isinstance(spec, TextSpec)
             tokens = torch.randint(spec.vocab_size, spec.input_shape)
             self._sample = tokens, tokens.roll(-1)
 

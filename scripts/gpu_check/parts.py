@@ -1,26 +1,29 @@
-"""The three parts: which measurements are made, in which order, until the time is up."""
+"""The three parts: their measurements in order, until the time is up."""
 
 from __future__ import annotations
 
 import dataclasses
+import json
+import os
+import time
 from collections.abc import Iterator
+from pathlib import Path
+from types import TracebackType
 from typing import Any
 
-from lib.plan.probing import smallest_near_best
+from lib.plan.micro_batch_search import smallest_near_best
 from lib.plan.types import Precision
-from scripts.gpu_check.cases import CASES
-from scripts.gpu_check.child import Answer, Child
-from scripts.gpu_check.doors import Setting
+from scripts.gpu_check.cases import CASES, Setting
 from scripts.gpu_check.lightning_finder import installed
-from scripts.gpu_check.rows import Rows
-from scripts.gpu_check.search import Deadline, ladder, largest
+from scripts.gpu_check.trials import largest
+from scripts.gpu_check.worker import Answer, Child
 
 GIB = 2**30
 CARDS_GIB = (8, 16, 24, 40, 80)
 PRECISIONS: tuple[Precision, ...] = ("bf16", "fp32")
 TRIAL_SECONDS = 120.0  # after which a measurement is given up
 COMPILE_SECONDS = 240.0
-MOST_SAMPLES = 1 << 16
+MAX_SAMPLES = 1 << 16
 COMPARED = ("resnet50", "gpt2")  # with Lightning
 COMPARED_CARD_GIB = 40
 
@@ -35,30 +38,76 @@ SIZES = {
 BUSY = {"lenet5": 8192, "resnet18": 2048, "resnet50": 256, "gpt2": 32}
 
 
-class Bench:
-    """What the parts share: where rows go, who measures, and how long there is."""
+class Rows:
+    """Results as JSON lines in a file; each is flushed to the disk before `add` returns."""
 
-    def __init__(self, rows: Rows, child: Child, deadline: Deadline) -> None:
-        self.rows, self.child, self.deadline = rows, child, deadline
+    def __init__(self, path: Path, *, part: int) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._file = path.open("a", encoding="utf-8")
+        self._part = part
+
+    def add(self, kind: str, **values: Any) -> None:
+        """Append a row, and print it."""
+        line = json.dumps({"part": self._part, "kind": kind, **values})
+        self._file.write(line + "\n")
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        print(line, flush=True)
+
+    def __enter__(self) -> Rows:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._file.close()
+
+
+def ladder(size: int, *, step: int) -> tuple[int, ...]:
+    """Return an eighth, a quarter, a half and all of `size`, in multiples of `step`, in ascending order."""
+    sizes = {max(step, size // part // step * step) for part in (8, 4, 2, 1)}
+    return tuple(sorted(sizes))
+
+
+class Deadline:
+    """The end of a time budget in seconds."""
+
+    def __init__(self, seconds: float) -> None:
+        self._end = time.monotonic() + seconds
+
+    @property
+    def left_seconds(self) -> float:
+        """Seconds left, at least 0."""
+        return max(0.0, self._end - time.monotonic())
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Bench:
+    """Environment of the parts: where rows go, the process that measures, and the time left."""
+
+    rows: Rows
+    child: Child
+    deadline: Deadline
 
     def ask(self, what: str, *, seconds: float = TRIAL_SECONDS, **arguments: Any) -> Answer:
-        """The answer of the worker, which must come before the time is up."""
+        """Return the worker's answer, which must come before the time is up."""
         return self.child.ask({"what": what, **arguments}, seconds=min(seconds, self.deadline.left_seconds))
 
     def measure(self, setting: Setting, *, seconds: float = TRIAL_SECONDS, **arguments: Any) -> Answer:
+        """Measure `setting`."""
         return self.ask("measure", seconds=seconds, setting=dataclasses.asdict(setting), **arguments)
 
     def in_time(self, *things: Any) -> Iterator[Any]:
-        """`things`, until the time is up; those that are left out are told."""
+        """Yield `things` until the time is up, and report those that are left out."""
         for number, thing in enumerate(things):
-            if self.deadline.passed:
+            if self.deadline.left_seconds == 0:
                 self.rows.add("out_of_time", left_out=[str(rest) for rest in things[number:]])
                 return
             yield thing
 
 
 def part_1(bench: Bench) -> None:
-    """What the device keeps for itself; the simulated allocator; predicted against allocated memory."""
+    """Measure the device's own memory, the simulated allocator, and predicted against allocated memory."""
     for dtype in bench.in_time("float32", "bfloat16", "float16"):
         bench.child.close()  # what a first use takes is only seen in a process that has used nothing
         bench.rows.add("context", dtype=dtype, **bench.ask("context", dtype=dtype))
@@ -86,7 +135,7 @@ def part_1(bench: Bench) -> None:
 
 
 def part_2(bench: Bench) -> None:
-    """The true largest micro-batch of each case under each card, beside what table and prediction choose."""
+    """Measure the largest micro-batch of each case and card, beside the choices of table and prediction."""
     outside = bench.ask("context", dtype="bfloat16")
     bench.rows.add("context", dtype="bfloat16", **outside)
     # The limit of a process is on its allocator; a real card of that size holds the context, too.
@@ -97,7 +146,7 @@ def part_2(bench: Bench) -> None:
         setting = Setting(case=case, micro_batch=CASES[case].step)
         cards_bytes = [card * GIB for card in CARDS_GIB]
         chosen = bench.ask(
-            "choose", setting=dataclasses.asdict(setting), free_bytes=cards_bytes, most=MOST_SAMPLES
+            "choose", setting=dataclasses.asdict(setting), free_bytes=cards_bytes, most=MAX_SAMPLES
         )
         bench.rows.add("chosen", case=case, cards_gib=CARDS_GIB, **chosen)
         starts = chosen["predicted"] if chosen["status"] == "ok" else [CASES[case].step] * len(CARDS_GIB)
@@ -118,7 +167,7 @@ def part_2(bench: Bench) -> None:
 def largest_under(
     bench: Bench, setting: Setting, *, limit_bytes: int, start: int
 ) -> tuple[int, list[dict[str, Any]]]:
-    """The largest micro-batch of `setting` that the allocator finds room for, and all that were tried."""
+    """Return the largest micro-batch of `setting` that fits, and all sizes that were measured."""
     trials: list[dict[str, Any]] = []
 
     def works(size: int) -> bool:
@@ -126,12 +175,12 @@ def largest_under(
         trials.append({"micro_batch": size, **answer})
         return bool(answer["status"] == "ok")
 
-    found = largest(works, start=start, step=CASES[setting.case].step, most=MOST_SAMPLES)
+    found = largest(works, start=start, step=CASES[setting.case].step, most=MAX_SAMPLES)
     return found, trials
 
 
 def part_3(bench: Bench) -> None:
-    """Compilation, the throughput rule, and Lightning's finder."""
+    """Measure compilation, the throughput rule, and Lightning's finder."""
     for case in bench.in_time(*CASES):
         rates: dict[int, float] = {}
         for size in bench.in_time(*ladder(BUSY[case], step=CASES[case].step)):

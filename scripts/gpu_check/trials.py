@@ -1,4 +1,4 @@
-"""What a worker does for a request, on the GPU: each function takes and gives what JSON can carry."""
+"""The worker's handlers, on the GPU: arguments and results are what JSON can hold."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ import torch
 
 from lib.memory.allocator import replay
 from lib.plan.fitting import GAPS, Parts
-from scripts.gpu_check.cases import CASES
-from scripts.gpu_check.doors import (
+from scripts.gpu_check.cases import (
+    CASES,
     Opened,
     Setting,
     is_predicted_to_fit,
@@ -26,13 +26,13 @@ from scripts.gpu_check.doors import (
     training_of,
 )
 from scripts.gpu_check.lightning_finder import find_batch_size
-from scripts.gpu_check.search import largest
 
 TIMED_STEPS = 5
+RESOLUTION = 50  # a search ends within a fiftieth of the largest size
 
 
 def context(dtype: str) -> dict[str, Any]:
-    """Bytes in use outside of the allocator: before the context, and after each first use of a library."""
+    """Measure bytes in use outside of the allocator: before the context, after first uses of libraries."""
     used_before = device_used_bytes()
     stages: dict[str, int] = {}
 
@@ -55,7 +55,7 @@ def context(dtype: str) -> dict[str, Any]:
 
 
 def measure(setting: dict[str, Any], limit_bytes: int | None = None, timed: bool = False) -> dict[str, Any]:
-    """Three optimizer steps and an evaluation of `setting`: what they took of the memory, and how long."""
+    """Measure memory and time of three optimizer steps and an evaluation of `setting`."""
     _start_afresh(limit_bytes)
     training = training_of(open_setting(Setting(**setting)))
     first_seconds = training.run(steps=1)
@@ -69,7 +69,7 @@ def measure(setting: dict[str, Any], limit_bytes: int | None = None, timed: bool
 
 
 def history(setting: dict[str, Any]) -> dict[str, Any]:
-    """Two optimizer steps, recorded by the allocator itself and replayed by the simulated one."""
+    """Record two optimizer steps with torch's allocator, and replay them with the simulated one."""
     _start_afresh(None)
     torch.cuda.memory._record_memory_history(context=None, max_entries=2_000_000)
     training_of(open_setting(Setting(**setting))).run(steps=2)
@@ -88,7 +88,7 @@ def history(setting: dict[str, Any]) -> dict[str, Any]:
 
 
 def predict(setting: dict[str, Any]) -> dict[str, Any]:
-    """The predicted peak of `setting`, what it is made of, and how long it took to say so."""
+    """Predict the peak of `setting` by category, and time the prediction."""
     started = time.perf_counter()
     parts = dict(predicted_parts(open_setting(Setting(**setting))))
     gaps = parts.pop(GAPS, 0)
@@ -101,28 +101,45 @@ def predict(setting: dict[str, Any]) -> dict[str, Any]:
 
 
 def choose(setting: dict[str, Any], free_bytes: list[int], most: int) -> dict[str, Any]:
-    """The micro-batches that table and prediction choose for each of several sizes of free memory."""
-    asked = Setting(**setting)
-    table = [table_choice(asked, free_bytes=free) for free in free_bytes]
+    """Return the micro-batches that table and prediction choose for several sizes of free memory."""
+    requested = Setting(**setting)
+    table = [table_choice(requested, free_bytes=free) for free in free_bytes]
 
     @functools.cache  # one size is asked about for several cards
     def opened(size: int) -> tuple[Opened, Parts]:
-        this = open_setting(dataclasses.replace(asked, micro_batch=size))
+        this = open_setting(dataclasses.replace(requested, micro_batch=size))
         return this, predicted_parts(this)
 
     def predicted(free: int, start: int) -> int:
         return largest(
             lambda size: is_predicted_to_fit(*opened(size), free_bytes=free),
             start=start,
-            step=CASES[asked.case].step,
+            step=CASES[requested.case].step,
             most=most,
         )
 
     return {"table": table, "predicted": [predicted(*pair) for pair in zip(free_bytes, table, strict=True)]}
 
 
+def largest(works: Callable[[int], bool], *, start: int, step: int, most: int) -> int:
+    """Return the largest multiple of `step` up to `most` that works, to within 2 %; 0 if `step` does not.
+
+    works: true up to some size and false from there on. The better `start` is, the fewer calls it takes.
+    """
+    low, high, failed = 0, (most // step + 1) * step, False  # low works, high does not or is too large
+    size = max(step, min(start, most) // step * step)
+    jump = max(step, size // 16 // step * step)
+    while high - low > max(step, low // RESOLUTION // step * step):
+        if works(size):
+            low, jump = size, 2 * jump
+        else:
+            high, failed = size, True
+        size = _middle(low, high, step) if failed else min(low + jump, high - step)
+    return low
+
+
 def events_of(trace: Iterable[Mapping[str, Any]]) -> list[tuple[int, int | None]]:
-    """Of the entries of an allocator's recorded history those that `lib.memory.allocator.replay` takes."""
+    """Convert an allocator's recorded history to events for `lib.memory.allocator.replay`."""
     events: list[tuple[int, int | None]] = []
     for entry in trace:
         if entry["action"] == "alloc":
@@ -133,7 +150,7 @@ def events_of(trace: Iterable[Mapping[str, Any]]) -> list[tuple[int, int | None]
 
 
 def device_used_bytes() -> int:
-    """What nvidia-smi says is in use on the first GPU; asking it opens no context here."""
+    """Return the bytes in use on the first GPU by nvidia-smi, which opens no context here."""
     query = ("nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits", "--id=0")
     shown = subprocess.run(query, capture_output=True, text=True, check=False)
     if shown.returncode:
@@ -169,6 +186,10 @@ def _memory() -> dict[str, Any]:
         "reserved_bytes": torch.cuda.max_memory_reserved(),
         "retries": torch.cuda.memory_stats()["num_alloc_retries"],
     }
+
+
+def _middle(low: int, high: int, step: int) -> int:
+    return max(low + step, (low + high) // 2 // step * step)
 
 
 HANDLERS: Mapping[str, Callable[..., dict[str, Any]]] = {

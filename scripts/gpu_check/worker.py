@@ -1,24 +1,90 @@
-"""`python -m scripts.gpu_check.worker`: reads requests, a JSON line each, and answers them.
+"""A worker process that answers requests, one JSON line each, and the client that starts it.
 
 {"what": "measure", ...} -> {"status": "ok", ...} | {"status": "out_of_memory" | "failed", "reason": ...}
+
+`python -m scripts.gpu_check.worker` is the worker.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import select
+import subprocess
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
 from typing import Any, TextIO
 
 from lib.devices.backend import is_out_of_memory
 from lib.errors import OutOfMemory, ToolkitError
 
+ROOT = Path(__file__).resolve().parents[2]
+WORKER = (sys.executable, "-m", "scripts.gpu_check.worker")
+
+Answer = dict[str, Any]
 Handler = Callable[..., dict[str, Any]]
 
 
+class Child:
+    """Client of a worker, which it starts at the first request and again after each answer that is not "ok".
+
+    After running out of memory a process may still hold some through leaked references; a new one does not.
+    """
+
+    def __init__(self, *, log: TextIO | int, command: Sequence[str] = WORKER) -> None:
+        self._command, self._log = command, log
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def ask(self, request: dict[str, Any], *, seconds: float) -> Answer:
+        """Return the answer to `request`: its "status" is ok, out_of_memory, failed, died or timed_out."""
+        process = self._process or self._start()
+        answer = _answer_of(process, request, seconds=seconds)
+        if answer["status"] != "ok":
+            self.close()
+        return answer
+
+    def close(self) -> None:
+        """End the worker, if there is one."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.communicate()
+            self._process = None
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        self._process = subprocess.Popen(
+            self._command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._log
+        )
+        return self._process
+
+    def __enter__(self) -> Child:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _answer_of(process: subprocess.Popen[bytes], request: dict[str, Any], *, seconds: float) -> Answer:
+    assert process.stdin is not None and process.stdout is not None
+    try:
+        process.stdin.write(json.dumps(request).encode() + b"\n")
+        process.stdin.flush()
+    except BrokenPipeError:
+        return {"status": "died", "exit_status": process.wait()}
+    if not select.select([process.stdout], [], [], seconds)[0]:
+        return {"status": "timed_out", "seconds": seconds}
+    line = process.stdout.readline()
+    if not line.endswith(b"\n"):
+        return {"status": "died", "exit_status": process.wait()}
+    answer: Answer = json.loads(line)
+    return answer
+
+
 def serve(handlers: Mapping[str, Handler], requests: Iterable[str], answers: TextIO) -> None:
-    """Answer each of `requests` by the handler that it names, with the rest of it as arguments."""
+    """Answer each of `requests` by the handler named in "what", with the other values as arguments."""
     for line in requests:
         request = json.loads(line)
         answer = _answer(handlers[request.pop("what")], request)
@@ -35,6 +101,7 @@ def _answer(handler: Handler, arguments: dict[str, Any]) -> dict[str, Any]:
 
 
 def main() -> int:
+    """Answer requests from stdin until it ends."""
     # What libraries print must not come between the answers.
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)

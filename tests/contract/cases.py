@@ -10,11 +10,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lib.data.datasets.question_answering.spec import AnswerSpec, Side
-from lib.data.types import ImageSpec, PuzzleSpec, Spec, TextClassSpec, TextSpec
+from lib.data.types import ImageSpec, Spec, TextClassSpec, TextSpec
 from lib.nn.model_code import build_model, load_model
 from lib.plugins import MODELS
-from models.latentwire.model import Prefixes
+from tests.support.examples import examples, told_of
 
 ROOT = Path(__file__).resolve().parents[2]
 NAMES = MODELS.names()
@@ -29,27 +28,26 @@ def golden(name: str) -> list[dict[str, Any]]:
 
 
 def spec_of(case: dict[str, Any]) -> Spec:
-    """Images, puzzles, questions, texts with labels or without: by what the case tells of its data."""
+    """Images, texts with labels or without, or what an example has: by what the case tells of its data."""
     if "channels" in case:
         shape = {name: case[name] for name in ("channels", "height", "width", "classes")}
         constant = (0.5,) * case["channels"]
         return ImageSpec(name="noise", mean=constant, std=constant, synthetic=True, **shape)
-    if "source_bytes" in case:
-        first, second = (side_of(width) for width in case["widths"])
-        return AnswerSpec(
-            name="noise", source_bytes=case["source_bytes"], sides=(first, second), synthetic=True
-        )
-    if "side" in case:
-        return PuzzleSpec(name="noise", side=case["side"], synthetic=True)
+    for known in told_of("spec_of_case"):
+        if (spec := known(case)) is not None:
+            return spec  # type: ignore[no-any-return]
     sizes = {name: case[name] for name in ("vocab_size", "block_size")}
     if "classes" in case:
         return TextClassSpec(name="noise", classes=case["classes"], pad=case["vocab_size"] - 1, **sizes)
     return TextSpec(name="noise", unit="token", validation_tokens=1, validation_bytes=None, **sizes)
 
 
-def side_of(width: int) -> Side:
-    """A language model of so many channels, of which nothing else is wanted."""
-    return Side(name="noise", vocab_size=256, width=width, anchor=(65,), answer_tokens=3, text_tokens=15)
+def example_of(kind: str, value: object) -> Any:
+    """The example whose SPEC or OUTPUT `value` is; None where it is of the kinds that the core knows."""
+    return next(
+        (one for one in examples().values() if hasattr(one, kind) and isinstance(value, vars(one)[kind])),
+        None,
+    )
 
 
 def tiny(name: str, *, seed: int = 0) -> tuple[nn.Module, Spec]:
@@ -62,45 +60,36 @@ def inputs_of(spec: Spec, rows: int) -> Tensor:
     generator = torch.Generator().manual_seed(0)
     if isinstance(spec, ImageSpec):
         return torch.randn(rows, *spec.input_shape, generator=generator)
-    return torch.randint(0, spec.vocab_size, (rows, *spec.input_shape), generator=generator)
+    vocab_size: int = spec.vocab_size  # type: ignore[attr-defined]
+    return torch.randint(0, vocab_size, (rows, *spec.input_shape), generator=generator)
 
 
 def targets_of(spec: Spec, rows: int) -> Tensor:
-    if isinstance(spec, AnswerSpec):
-        return torch.arange(rows)
-    if isinstance(spec, PuzzleSpec):
-        return 2 + inputs_of(spec, rows) % spec.side
+    if example := example_of("SPEC", spec):
+        return example.targets_of(spec, inputs_of(spec, rows))  # type: ignore[no-any-return]
     if isinstance(spec, TextSpec):
         return torch.arange(rows * spec.block_size).view(rows, -1) % spec.vocab_size
     return torch.arange(rows) % spec.classes
 
 
 def output_shape(spec: Spec, rows: int) -> tuple[int, ...]:
-    if isinstance(spec, AnswerSpec):
-        return rows, spec.sides[0].width
-    if isinstance(spec, PuzzleSpec):
-        return rows, *spec.input_shape, spec.vocab_size
+    if example := example_of("SPEC", spec):
+        return example.output_shape(spec, rows)  # type: ignore[no-any-return]
     if isinstance(spec, TextSpec):
         return rows, spec.block_size, spec.vocab_size
     return rows, spec.classes
 
 
 def logits_of(output: Any) -> Tensor:
-    """What a model predicts; one that learns recursively gives it with more. Of a prefix the mean."""
-    if isinstance(output, Prefixes):
-        return output.a_BMC.mean(dim=1)
-    logits: Tensor = output[0] if isinstance(output, tuple) else output
+    """What a model predicts, which may be given with more."""
+    example = example_of("OUTPUT", output)
+    logits: Tensor = example.logits_of(output) if example else output
     return logits
 
 
 def loss_of(output: Any, targets: Tensor, *, reduction: str = "mean") -> Tensor:
-    """The halting logits of a recursive model, too, are in it, and the second prefix of a bridge."""
+    """All that a model gives is in it."""
     loss = F.cross_entropy(logits_of(output).flatten(0, -2), targets.flatten(), reduction=reduction)
-    if isinstance(output, Prefixes):
-        loss = loss + F.cross_entropy(output.b_BMC.mean(dim=1), targets, reduction=reduction)
-    elif isinstance(output, tuple):
-        halting = F.binary_cross_entropy_with_logits(
-            output[1], torch.ones_like(output[1]), reduction=reduction
-        )
-        loss = loss + halting
+    if example := example_of("OUTPUT", output):
+        loss = loss + example.further_loss(output, targets, reduction=reduction)
     return loss

@@ -23,13 +23,13 @@ from lib.config import Config, config_from_values
 from lib.devices.base import Backend
 from lib.errors import ToolkitError
 from lib.kconf import Resolved
-from lib.plan.fitting import trial_of
+from lib.plan.fitting import step_settings
 from lib.tiers import with_tier
 from scripts import cluster
 from tests.contract.options import ROOT
 from tests.contract.small_runs import (
     MACHINES,
-    Place,
+    DataLocation,
     anonymous,
     emptied,
     first_rows,
@@ -48,7 +48,7 @@ from tests.contract.small_runs import (
 from tests.support.training import Wrapped
 from train import commands, loop
 from train.job import Progress
-from train.planning.memory_estimate import Footprints
+from train.planning.memory_estimate import MemoryTraces
 
 Outcome: TypeAlias = Any
 Witness: TypeAlias = Callable[..., Outcome]
@@ -56,27 +56,27 @@ Witness: TypeAlias = Callable[..., Outcome]
 REFUSED = "refused"
 
 
-def outcome(witness: Witness, place: Place, asked: Resolved) -> Outcome:
+def outcome(witness: Witness, place: DataLocation, requested: Resolved) -> Outcome:
     try:
-        return witness(place, asked if witness is tiers else config_from_values(asked.values))  # type: ignore[arg-type]
+        return witness(place, requested if witness is tiers else config_from_values(requested.values))  # type: ignore[arg-type]
     except ToolkitError:
         return REFUSED
 
 
-def tiers(place: Place, asked: Resolved) -> Outcome:  # noqa: ARG001
+def tiers(place: DataLocation, requested: Resolved) -> Outcome:  # noqa: ARG001
     """The values on a machine of each tier."""
     machines = ("cpu-8g", "rtx3090", "h100-80g-70g-free-x4")
-    found = [with_tier(asked, root=ROOT, say=say_nothing, hardware=machine(name)) for name in machines]
-    return [one.values["TIER"] if asked.values["TIER"] == "auto" else None for one in found]
+    found = [with_tier(requested, root=ROOT, log=say_nothing, hardware=machine(name)) for name in machines]
+    return [one.values["TIER"] if requested.values["TIER"] == "auto" else None for one in found]
 
 
-def data(place: Place, config: Config) -> Outcome:
+def data(place: DataLocation, config: Config) -> Outcome:
     """The first rows of both parts, and what they are."""
-    dataset = place.subject(config).dataset
+    dataset = place.data(config).dataset
     return dataset.spec, *(first_rows(part) for part in (dataset.train, dataset.test))
 
 
-def data_nowhere(place: Place, config: Config) -> Outcome:
+def data_nowhere(place: DataLocation, config: Config) -> Outcome:
     """What is fetched where no file is there."""
     wanted: list[str] = []
 
@@ -85,11 +85,11 @@ def data_nowhere(place: Place, config: Config) -> Outcome:
         raise ToolkitError("no network")
 
     with mock.patch("lib.data.datasets.download.fetch", fetch), contextlib.suppress(ToolkitError):
-        Place(place.root / "empty").subject(config)
+        DataLocation(place.root / "empty").data(config)
     return wanted
 
 
-def data_damaged(place: Place, config: Config) -> Outcome:
+def data_damaged(place: DataLocation, config: Config) -> Outcome:
     """What becomes of a folder of images, one of which cannot be decoded."""
     if config.dataset != "image_folder":
         return None
@@ -98,22 +98,22 @@ def data_damaged(place: Place, config: Config) -> Outcome:
     if not folder.exists():
         shutil.copytree(place.root / "data" / "image_folder", folder)
         (folder / "train" / "a" / "broken.png").write_bytes(b"no image")
-    return Place(damaged).subject(config).facts
+    return DataLocation(damaged).data(config).facts
 
 
-def model(place: Place, config: Config) -> Outcome:
+def model(place: DataLocation, config: Config) -> Outcome:
     """The shapes of its weights, what a sample takes of it, and of what data."""
-    subject = place.subject(config)
-    return subject.facts, subject.dataset.spec
+    training_data = place.data(config)
+    return training_data.facts, training_data.dataset.spec
 
 
-def plans(place: Place, config: Config) -> Outcome:
+def plans(place: DataLocation, config: Config) -> Outcome:
     """What is decided on each machine."""
-    subject = place.subject(config)
-    return {name: tried(planned, place, config, subject, machine(name)) for name in MACHINES}
+    training_data = place.data(config)
+    return {name: tried(planned, place, config, training_data, machine(name)) for name in MACHINES}
 
 
-def job(place: Place, config: Config) -> Outcome:
+def job(place: DataLocation, config: Config) -> Outcome:
     """How samples reach the device where it has room for them and where not, and torch's own settings."""
     found = []
     for free_bytes in (1 << 40, 1 << 10):
@@ -127,7 +127,7 @@ def job(place: Place, config: Config) -> Outcome:
     return *found, torch.are_deterministic_algorithms_enabled()
 
 
-def training(place: Place, config: Config) -> Outcome:
+def training(place: DataLocation, config: Config) -> Outcome:
     """Rows and checkpoints of the whole run, by a clock that ticks once whenever it is read."""
     made, record = job_of(place, config)
     ticks = map(float, itertools.count())
@@ -137,24 +137,24 @@ def training(place: Place, config: Config) -> Outcome:
     return record.rows, record.states
 
 
-def memory(place: Place, config: Config) -> Outcome:
+def memory(place: DataLocation, config: Config) -> Outcome:
     """What two steps need of a GPU and of a processor, and their arithmetic."""
-    subject, found = place.subject(config), []
+    training_data, found = place.data(config), []
     for name in ("h100-80g-70g-free-x4", "cpu-8g"):
         hardware = machine(name)
-        alone = dataclasses.replace(config, num_devices=1, dist_strategy="auto", dist_nnodes="1")
-        plan = tried(plan_on, place, alone, subject, hardware)
+        alone = config.replace(num_devices=1, dist_strategy="auto", dist_nnodes="1")
+        plan = tried(plan_on, place, alone, training_data, hardware)
         if plan != REFUSED:
-            footprints = Footprints(config, subject)
-            trial = dataclasses.replace(trial_of(plan), compile=False)
+            memory_traces = MemoryTraces(config, training_data)
+            trial = dataclasses.replace(step_settings(plan), compile=False)
             with mock.patch("lib.nn.activation_offload.SMALLEST_BYTES", 1):
                 found.append(
-                    (footprints.predictor(hardware)(trial), footprints.of(trial, hardware).step_flop)
+                    (memory_traces.predictor(hardware)(trial), memory_traces.of(trial, hardware).step_flop)
                 )
     return found
 
 
-def shortage(place: Place, config: Config) -> Outcome:
+def shortage(place: DataLocation, config: Config) -> Outcome:
     """What becomes of a run whose memory runs out once."""
     made, record = job_of(place, config)
     failures = iter([torch.OutOfMemoryError("out of memory")])
@@ -171,7 +171,7 @@ def shortage(place: Place, config: Config) -> Outcome:
     return [plan.micro_batches for plan in record.plans]
 
 
-def launch(place: Place, config: Config) -> Outcome:
+def launch(place: DataLocation, config: Config) -> Outcome:
     """What several processes and machines are told, and the files for schedulers."""
     found = [tried(launched, place, config, machine(name)) for name in MACHINES]
     name, folder = "name", Path("/folder")
@@ -183,21 +183,21 @@ def launch(place: Place, config: Config) -> Outcome:
     return *found, tried(of_slurm, config), tried(of_ray, config)
 
 
-def files(place: Place, config: Config) -> Outcome:
+def files(place: DataLocation, config: Config) -> Outcome:
     """What a run leaves: files by kind and checkpoints; what sinks are told; whether it is resumed."""
     runs, storage = (place.root / name for name in ("runs", "storage"))
     for folder in (runs, storage):
         emptied(folder)
-    asked, told = place.order(config), list[Any]()
+    requested, told = place.request(config), list[Any]()
     with services(told), silence():
         commands.check_packages(config)
         commands.check_storage(config)
-        subject = place.subject(config)
-        plan, hardware = plan_here(place, config, subject)
-        case = commands.Case(order=asked, subject=subject, hardware=hardware, plan=plan)
-        commands._as_main(case, Backend("cpu"), None)
+        training_data = place.data(config)
+        plan, hardware = plan_here(place, config, training_data)
+        prepared = commands.PlannedRun(request=requested, data=training_data, hardware=hardware, plan=plan)
+        commands._train_as_rank_0(prepared, Backend("cpu"), None)
         with mock.patch.object(commands, "interrupted", lambda *_, **__: "the run"):
-            found = commands._interrupted(asked)
+            found = commands._interrupted(requested)
     written = sorted(
         anonymous(path.relative_to(place.root)) for folder in (runs, storage) for path in folder.rglob("*")
     )

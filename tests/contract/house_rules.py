@@ -55,7 +55,8 @@ RUN_DIRECTORY_NAMES = {
     "log.txt",
 }
 BACKEND_ONLY_IMPORTS = {"torch_xla", "torch_tpu"}
-CONFIG_NAMES = {"config", "cfg", "conf", "asked"}
+CONFIG_NAMES = {"config", "cfg", "conf", "requested"}
+OPTION_GROUPS = {"optim", "lr_schedule", "checkpoints", "launch", "sinks"}  # nested in Config
 CLOSED_TO_MODELS = {
     "lib.config",
     "lib.kconf",
@@ -296,7 +297,8 @@ def config_reads(module: Module) -> set[str]:
     return {
         node.attr
         for node in module.nodes
-        if isinstance(node, ast.Attribute) and dotted(node.value).rpartition(".")[2] in CONFIG_NAMES
+        if isinstance(node, ast.Attribute)
+        and dotted(node.value).rpartition(".")[2] in CONFIG_NAMES | OPTION_GROUPS
     }
 
 

@@ -45,6 +45,27 @@ def prompted() -> list[Any]:
     return [symbol for symbol in tree().unique_defined_syms if has_prompt(symbol)]
 
 
+def can_be_set(symbol: Any) -> bool:
+    """False where an option needs a capability that no model or data set of the tree has.
+
+    Such are those of the core that a deleted plug-in would show.
+    """
+    return _may_hold(symbol)
+
+
+def _may_hold(condition: Any) -> bool:
+    """False where nothing can make `condition` true; what is negated or compared always may be."""
+    if isinstance(condition, tuple):
+        if condition[0] is kconfiglib.AND:
+            return all(map(_may_hold, condition[1:]))
+        return condition[0] is not kconfiglib.OR or any(map(_may_hold, condition[1:]))
+    if isinstance(condition, kconfiglib.Symbol) and condition.is_constant:
+        return bool(condition.tri_value)
+    if has_prompt(condition):
+        return any(node.prompt and _may_hold(node.prompt[1]) for node in condition.nodes)
+    return _may_hold(condition.rev_dep) or any(_may_hold(when) for _, when in condition.orig_defaults)
+
+
 def settle(assignments: Mapping[str, str]) -> Pins:
     """`assignments` as far as they can be set, and the values that everything else that can be set has then.
 

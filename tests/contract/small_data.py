@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -12,33 +11,27 @@ import numpy as np
 from PIL import Image
 
 from lib.data.datasets.digits import data as digits
-from lib.data.datasets.question_answering import key_values
 from lib.data.datasets.scenes import data as scenes
 from lib.data.datasets.texts import markov
 from lib.data.datasets.texts.corpus import Corpus, Texts
+from tests.support.examples import told_of
 
 TRAIN, TEST = 24, 8
-SQUAD = {"data": [{"paragraphs": [
-    {"context": f"It rained {place}.", "qas": [{"question": "Where?", "answers": [{"text": place}]}]}
-    for place in ("in Bergen", "here", "there", "in Rome") * 6
-]}]}  # fmt: skip
-HOTPOT = [
-    {"question": "Who came first?", "answer": name, "context": [[name, [f"{name} was first."]]]}
-    for name in ("Ann", "Bob", "Eve", "Tom") * 6
-]
 
 
 @contextmanager
 def few_generated() -> Iterator[None]:
-    """What is generated, or found with Python, is little; puzzles are taken for solved as soon as may be."""
+    """What is generated, or found with Python, is little."""
     with ExitStack() as patches:
-        for module in (digits, scenes, key_values):
+        for module in (digits, scenes):
             patches.enter_context(mock.patch.multiple(module, TRAIN_SIZE=TRAIN, TEST_SIZE=TEST))
         patches.enter_context(mock.patch.multiple(markov, TRAIN_BYTES=4000, VALIDATION_BYTES=400))
         text = Path(__file__).read_bytes()
         library = Corpus("here", "here", lambda: Texts(text, text[:400], ""))
         patches.enter_context(mock.patch("lib.data.datasets.texts.data.python_library", lambda: library))
-        patches.enter_context(mock.patch("models.trm.model.HALT_BIAS", 5))
+        for few in told_of("few_generated"):
+            for patch in few():
+                patches.enter_context(patch)
         yield
 
 
@@ -76,12 +69,8 @@ def write_files(data: Path) -> None:
     for part, size in (("train", TRAIN), ("dev", TEST)):
         lines = [f"{'good' if row % 2 else 'bad'} film {row}\t{row % 2}" for row in range(size)]
         _write(data / "SST-2" / f"{part}.tsv", "\n".join(lines).encode())
-    for name, content, *files in (
-        ("squad", SQUAD, "train-v1.1.json", "dev-v1.1.json"),
-        ("hotpot", HOTPOT, "hotpot_train_v1.1.json", "hotpot_dev_distractor_v1.json"),
-    ):
-        for file in files:
-            _write(data / name / file, json.dumps(content).encode())
+    for write in told_of("write_files"):
+        write(data)
 
 
 def _idx(array: np.ndarray) -> bytes:

@@ -16,6 +16,7 @@ from typing import Any, TypeAlias
 from unittest import mock
 
 import numpy as np
+import pytest
 import torch
 
 from lib.config import Config
@@ -23,19 +24,20 @@ from lib.data.types import Part
 from lib.devices.base import Backend
 from lib.errors import ToolkitError
 from lib.kconf import Resolved
-from lib.plan.fitting import GAPS, Trial
-from lib.plan.probing import Measurement, Probed
+from lib.plan.fitting import GAPS, StepSettings
+from lib.plan.micro_batch_search import Measurement, Probed
 from lib.plan.sharding import shares
 from lib.plan.types import Hardware, Layout, Plan
 from tests.support.configs import load_hardware
+from tests.support.event_files import use_stand_in
 from tests.support.training import MemoryRecord
 from train import commands, multi_node
 from train.build import make_job
 from train.initial_weights import initial_weights
 from train.job import Job
 from train.planning import run_plan
-from train.planning.run_plan import Order, plan_for
-from train.training_data import Subject, open_subject
+from train.planning.run_plan import RunRequest, plan_for
+from train.training_data import TrainingData, open_training_data
 
 Outcome: TypeAlias = Any
 
@@ -50,24 +52,26 @@ SAMPLE_BYTES, WEIGHT_BYTES = 500_000_000, 800_000_000
 
 
 @dataclasses.dataclass(frozen=True)
-class Place:
+class DataLocation:
     """A source tree of its own, where the data of tests are."""
 
     root: Path
-    subjects: dict[Any, Subject] = dataclasses.field(default_factory=dict)
+    subjects: dict[Any, TrainingData] = dataclasses.field(default_factory=dict)
 
-    def subject(self, config: Config) -> Subject:
+    def data(self, config: Config) -> TrainingData:
         """Of all that Config has before the tier, and what else a model is built by."""
         key = repr([getattr(config, name) for name in _OF_SUBJECTS])
         if key not in self.subjects:
-            self.subjects[key] = open_subject(config, root=self.root, say=say_nothing)
+            self.subjects[key] = open_training_data(config, root=self.root, log=say_nothing)
         return self.subjects[key]
 
-    def order(self, config: Config, *, runs: str = "runs") -> Order:
+    def request(self, config: Config, *, runs: str = "runs") -> RunRequest:
         resolved = Resolved(
             values={"MODEL": config.model}, in_effect={}, origins={}, given={}, text="", minimal=""
         )
-        return Order(resolved=resolved, config=config, root=self.root, runs=self.root / runs, started=0.0)
+        return RunRequest(
+            resolved=resolved, config=config, root=self.root, runs=self.root / runs, started=0.0
+        )
 
 
 @cache
@@ -104,12 +108,12 @@ def first_rows(part: Part) -> tuple[int, str]:
     return part.size, content.hexdigest()
 
 
-def _needed(trial: Trial, *, subject: Subject) -> dict[str, int]:
+def _needed(trial: StepSettings, *, data: TrainingData) -> dict[str, int]:
     """In place of a simulation, which `memory` makes: bytes that go with samples and weights."""
-    assert subject.facts.units is not None
+    assert data.facts.units is not None
     layout = trial.layout or Layout(strategy="single", world=1, shard=1)
     parts = {"parameters": WEIGHT_BYTES, "gradients": WEIGHT_BYTES, "optimizer": 2 * WEIGHT_BYTES}
-    shared = shares(subject.facts.units, layout)
+    shared = shares(data.facts.units, layout)
     half = 1 if trial.precision == "fp32" else 2
     activations = SAMPLE_BYTES * trial.micro_batch // half
     return {name: round(size * shared.get(name, 1)) for name, size in parts.items()} | {
@@ -118,35 +122,35 @@ def _needed(trial: Trial, *, subject: Subject) -> dict[str, int]:
     }
 
 
-def plan_on(place: Place, config: Config, subject: Subject, hardware: Hardware) -> Plan:
-    facts = dataclasses.replace(subject.facts, bytes_per_sample=SAMPLE_BYTES)
+def plan_on(place: DataLocation, config: Config, data: TrainingData, hardware: Hardware) -> Plan:
+    facts = dataclasses.replace(data.facts, bytes_per_sample=SAMPLE_BYTES)
     probed = Probed(
         measurements=(Measurement(micro_batch=2, need_bytes=1, samples_per_second=1),), failures=()
     )
-    predictor = SimpleNamespace(predictor=lambda _: partial(_needed, subject=subject))
+    predictor = SimpleNamespace(predictor=lambda _: partial(_needed, data=data))
     with (
-        mock.patch.object(run_plan, "Footprints", lambda *_: predictor),
-        mock.patch.object(run_plan, "Bench"),
-        mock.patch.object(run_plan, "known_or_measured", lambda _: probed),
+        mock.patch.object(run_plan, "MemoryTraces", lambda *_: predictor),
+        mock.patch.object(run_plan, "ProbeTarget"),
+        mock.patch.object(run_plan, "cached_or_measured", lambda _: probed),
         mock.patch.object(run_plan, "show"),
         silence(),
     ):
-        return plan_for(place.order(config), dataclasses.replace(subject, facts=facts), hardware, None)
+        return plan_for(place.request(config), dataclasses.replace(data, facts=facts), hardware, None)
 
 
-def planned(place: Place, config: Config, subject: Subject, hardware: Hardware) -> Outcome:
-    plan = plan_on(place, config, subject, hardware).to_json()
+def planned(place: DataLocation, config: Config, data: TrainingData, hardware: Hardware) -> Outcome:
+    plan = plan_on(place, config, data, hardware).to_json()
     return {name: value for name, value in plan.items() if name not in ("reasons", "memory", "target")}
 
 
 def plan_here(
-    place: Place, config: Config, subject: Subject, *, free_bytes: int | None = None
+    place: DataLocation, config: Config, data: TrainingData, *, free_bytes: int | None = None
 ) -> tuple[Plan, Hardware]:
     """The plan of one device of a machine that will do, to be carried out by a processor in its place."""
-    alone = dataclasses.replace(config, num_devices=1, dist_strategy="auto", dist_nnodes="1")
+    alone = config.replace(num_devices=1, dist_strategy="auto", dist_nnodes="1")
     for name in reversed(MACHINES):
         hardware = machine(name)
-        plan = tried(plan_on, place, alone, subject, hardware)
+        plan = tried(plan_on, place, alone, data, hardware)
         if plan != REFUSED:
             break
     else:
@@ -158,14 +162,14 @@ def plan_here(
     return dataclasses.replace(plan, device="cpu", compile=False, precision="fp32"), hardware
 
 
-def job_of(place: Place, config: Config, *, free_bytes: int | None = None) -> tuple[Job, Remembering]:
-    subject = place.subject(config)
-    plan, hardware = plan_here(place, config, subject, free_bytes=free_bytes)
+def job_of(place: DataLocation, config: Config, *, free_bytes: int | None = None) -> tuple[Job, Remembering]:
+    data = place.data(config)
+    plan, hardware = plan_here(place, config, data, free_bytes=free_bytes)
     record = Remembering()
     made = make_job(
         config,
         plan,
-        subject,
+        data,
         hardware=hardware,
         backend=Backend("cpu"),
         record=record,
@@ -196,26 +200,26 @@ class _Launched(Exception):
     """What a launch was told."""
 
 
-def launched(place: Place, config: Config, hardware: Hardware) -> Outcome:
+def launched(place: DataLocation, config: Config, hardware: Hardware) -> Outcome:
     """What becomes of a run that is started on `hardware`: its processes, or none besides this one."""
 
     def caught(*_: object, **told: object) -> None:
         raise _Launched({name: value for name, value in told.items() if name not in ("arguments", "plan")})
 
-    subject = place.subject(config)
+    data = place.data(config)
     with (
-        mock.patch.object(commands, "open_subject", lambda *_, **__: subject),
-        mock.patch.object(commands, "plan_for", lambda *_, **__: plan_on(place, config, subject, hardware)),
+        mock.patch.object(commands, "open_training_data", lambda *_, **__: data),
+        mock.patch.object(commands, "plan_for", lambda *_, **__: plan_on(place, config, data, hardware)),
         mock.patch.object(commands, "probe", lambda _: hardware),
         mock.patch.object(multi_node, "probe", lambda _: hardware),
         mock.patch.object(commands, "launch", caught),
         mock.patch.object(multi_node, "launch", caught),
-        mock.patch.object(commands, "_as_main", caught),
+        mock.patch.object(commands, "_train_as_rank_0", caught),
         mock.patch.object(commands, "Backend"),
         silence(),
     ):
         try:
-            return commands._carry_out(place.order(config), lambda: None)
+            return commands._plan_and_train(place.request(config), lambda: None)
         except _Launched as told:
             return told.args
 
@@ -238,7 +242,7 @@ def anonymous(path: Path) -> str:
 
 @contextlib.contextmanager
 def services(told: list[Any]) -> Iterator[None]:
-    """wandb and trackio that write down what they are told."""
+    """wandb and trackio that record what they receive, and a tensorboard that writes JSON."""
 
     class Service(ModuleType):
         def __init__(self, name: str) -> None:
@@ -253,5 +257,6 @@ def services(told: list[Any]) -> Iterator[None]:
             return mock.MagicMock()
 
     fakes = {name: Service(name) for name in ("wandb", "trackio")}
-    with mock.patch.dict(sys.modules, fakes):
+    with pytest.MonkeyPatch.context() as patch, mock.patch.dict(sys.modules, fakes):
+        use_stand_in(patch)
         yield

@@ -14,20 +14,22 @@ is none. For a new option there is mostly nothing to do. Where the test names it
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from lib.config import Config
 from lib.errors import ToolkitError
 from lib.kconf import Resolved
-from lib.plan.strategies import Choice, choose_strategy
+from lib.plan.sizing import Candidate, SizingContext
+from lib.plan.strategies import choose_strategy
 from tests.contract import effects, options, small_data
-from tests.contract.effects import REFUSED, WITNESSES, Place, Witness, outcome
+from tests.contract.effects import REFUSED, WITNESSES, DataLocation, Witness, outcome
+from tests.support.examples import merged, told_of
 
 LIKELY = Path(__file__).resolve().parents[1] / "golden" / "option_witnesses.json"
 
@@ -55,14 +57,6 @@ SMALL = {
     "BLOCK_SIZE": "16",
     "VOCAB_SIZE": "97",
     "IMAGE_SIZE": "32",
-    "SUDOKU_TRAIN_SIZE": "24",
-    "SUDOKU_TEST_SIZE": "8",
-    "SUDOKU_CLUES": "70",
-    "SOURCE_BYTES": "64",
-    "FROZEN_STEPS": "1",
-    "HALT_MAX_STEPS": "3",
-    "HALT_EXPLORATION": "0.5",
-    "EVAL_STEPS": "2",
     "GPT2_SIZE_CUSTOM": "y",
     "GPT2_LAYERS": "2",
     "GPT2_HEADS": "2",
@@ -71,25 +65,7 @@ SMALL = {
     "RESNET50_WIDTH": "8",
     "RESNET_BK_LAYERS": "1",
     "RESNET_BK_WIDTH": "8",
-    "LATENTWIRE_LATENTS": "2",
-    "LATENTWIRE_LAYERS": "1",
-    "LATENTWIRE_HEADS": "2",
-    "LATENTWIRE_WIDTH": "8",
-    "LOOPED_LAYERS": "1",
-    "LOOPED_HEADS": "2",
-    "LOOPED_WIDTH": "8",
-    "LOOPED_HIDDEN": "8",
-    "LOOPED_MAX_ITERATIONS": "6",
-    "LOOPED_NUDGED_ITERATIONS": "4",
-    "TRM_SIZE_CUSTOM": "y",
-    "TRM_LAYERS": "1",
-    "TRM_HEADS": "2",
-    "TRM_WIDTH": "8",
-    "TRM_MULTIPLE": "4",
-    "TRM_PUZZLE_TOKENS": "2",
-    "TRM_H_CYCLES": "2",
-    "TRM_L_CYCLES": "1",
-}
+} | merged("SMALL")
 
 # Model and options; together they show every option, each in the first that shows it.
 SHOWN = (
@@ -106,14 +82,7 @@ SHOWN = (
     "GPT2 DATASET_TOKEN_BINS",
     "RESNET_BK RESNET_BK_FORM_UPSTREAM RESNET_BK_ALLOW_LEAK",
     "RESNET_BK",
-    "TRM TRM_MIXER_ATTENTION EMA",
-    "TRM SUDOKU_LEVEL_4X4",
-    "LATENTWIRE",
-    "LOOPED",
-    "LOOPED LOOPED_MLP_TANH LOOPED_NUDGE_HOLOMORPHIC",
-    "LOOPED LOOPED_BLOCK_PLAIN LOOPED_GRADIENT_EP_VF LOOPED_NUDGE_FOUR_POINT",
-    "LOOPED LOOPED_INPUT_TEXT DATASET_SST2",
-    "LOOPED LOOPED_INPUT_TEXT DATASET_MARKOV",
+    *(shown for example in told_of("SHOWN") for shown in example),
 )
 
 # What could overrule other options, some of it at a time. What is in OF_ALL is changed in each.
@@ -126,8 +95,7 @@ MIXED = (
     "GPT2 DATASET_SST2 DIST_STRATEGY_FSDP WARMUP_UNIT_SAMPLES GRAD_CHECKPOINT_ALL",
     "GPT2 DATASET_TOKEN_BINS OPTIMIZER_MUON DETERMINISTIC",
     "RESNET_BK DATASET_SST2 RESNET_BK_FORM_UPSTREAM DATA_PLACEMENT_RESIDENT",
-    "TRM TRM_SIZE_SMALL AUGMENT_AHEAD EMA HALT_MAX_STEPS=1",
-    "TRM DATASET_SUDOKU SUDOKU_LEVEL_4X4 OPTIMIZER_SGD",
+    *(mixed for example in told_of("MIXED") for mixed in example),
 )
 # AUTO, table and one device may well decide what another value asks for: such pairs are not in it.
 OF_ALL = {
@@ -137,8 +105,8 @@ OF_ALL = {
     *("LABEL_SMOOTHING", "LR_MIN_RATIO", "WARMUP_PCT", "LR_BASE_BATCH", "EMA_DECAY", "MAX_SECONDS"),
     *("NUM_EPOCHS", "DATA_LIMIT", "HOLDOUT", "NUM_WORKERS", "PREFETCH", "AUGMENT_NONE", "SEED", "OOM_RETRY"),
     *("DETERMINISTIC", "CHECKPOINT_INTERVAL_STEPS", "RESNET_BK_DROPOUT", "RESNET_BK_ALLOW_LEAK"),
-    *("TRM_HEADS", "SIGN_LEARNING_RATE", "HALT_EXPLORATION", "HALT_MAX_STEPS", "EVAL_STEPS"),
-    *("LOOPED_TOGETHER", "LOOPED_TOLERANCE", "LOOPED_SPECTRAL_CAP", "GPT2_PAD_VOCAB", "GPT2_DROPOUT"),
+    *("GPT2_PAD_VOCAB", "GPT2_DROPOUT"),
+    *(name for of_all in told_of("OF_ALL") for name in of_all),
 }
 
 
@@ -149,7 +117,7 @@ class Examination:
     So is the one that LIKELY names, which saves the time of the others and decides nothing.
     """
 
-    place: Place
+    place: DataLocation
     witnesses: tuple[Witness, ...] = WITNESSES
     witnessed: dict[str, str] = field(default_factory=lambda: json.loads(LIKELY.read_text()))
     refused: set[str] = field(default_factory=set)
@@ -192,7 +160,7 @@ class Examination:
 class Base:
     """What the witnesses say of a configuration before anything is changed."""
 
-    place: Place
+    place: DataLocation
     resolved: Resolved
     known: dict[Witness, str] = field(default_factory=dict)
 
@@ -214,28 +182,29 @@ def assignments(shown: str) -> Mapping[str, str]:
     } | wanted
 
 
-def _chosen_alone(config: Config, *rest: Any) -> Choice:
-    """In place of how a run is asked to be spread."""
-    return choose_strategy(replace(config, dist_strategy="auto"), *rest)
+def _chosen_alone(context: SizingContext) -> tuple[Candidate, tuple[Candidate, ...]]:
+    """`choose_strategy` without the requested one."""
+    assert isinstance(context.config, Config)
+    return choose_strategy(dataclasses.replace(context, config=context.config.replace(dist_strategy="auto")))
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
+def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DataLocation]:
     root = tmp_path_factory.mktemp("options")
     small_data.write_files(root / "data")
     with small_data.few_generated(), pytest.MonkeyPatch.context() as patch:
         patch.setitem(options.TEXTS, "CHECKPOINT_URL", (f"file://{root / 'storage'}",))
-        yield Place(root)
+        yield DataLocation(root)
 
 
 @pytest.fixture(scope="module")
-def examination(place: Place) -> Examination:
+def examination(place: DataLocation) -> Examination:
     return Examination(place)
 
 
 def shares() -> Iterator[tuple[str, set[str]]]:
     """Each of SHOWN with the options that it is the first to show; "" with those that none shows."""
-    left = {symbol.name for symbol in options.prompted()}
+    left = {symbol.name for symbol in options.prompted() if options.can_be_set(symbol)}
     for shown in SHOWN:
         pins = options.settle(assignments(shown))
         # The members that are chosen are what the others differ from.
@@ -272,7 +241,7 @@ def test_no_option_overrules_another(shown: str, examination: Examination) -> No
     ],
 )
 def test_an_option_that_is_ignored_is_found(
-    name: str, broken: str, by: object, place: Place, monkeypatch: pytest.MonkeyPatch
+    name: str, broken: str, by: object, place: DataLocation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     examination = Examination(place, witnesses=(effects.plans, effects.training))
     assert list(examination.dead("LENET5 EMA", {name})) == []

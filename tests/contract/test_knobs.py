@@ -10,7 +10,7 @@ from pathlib import Path
 import kconfiglib
 import pytest
 
-from lib.config import OF_PLUG_INS, Config
+from lib.config import GROUPS, OF_PLUG_INS, Config
 from lib.plugins import DATASETS, MODELS, TASKS, Kind, symbols_of
 from tests.contract import house_rules as rules
 from tests.contract.house_rules import Module
@@ -30,7 +30,9 @@ def kconfig() -> kconfiglib.Kconfig:
 
 
 def config_fields() -> set[str]:
-    return {field.name for field in dataclasses.fields(Config)}
+    """Names of the fields of Config and of its groups."""
+    names = {field.name for kind in (Config, *GROUPS.values()) for field in dataclasses.fields(kind)}
+    return names - GROUPS.keys()
 
 
 def option_symbols(tree: kconfiglib.Kconfig) -> dict[Path, set[str]]:
@@ -40,10 +42,12 @@ def option_symbols(tree: kconfiglib.Kconfig) -> dict[Path, set[str]]:
         home: {
             symbol.name
             for symbol in tree.unique_defined_syms
-            if symbol.nodes[0].filename == f"{home.relative_to(ROOT)}/Kconfig"
-            and symbol.choice is None
+            if symbol.choice is None
             and symbol.name.lower() not in config_fields()
-            and any(node.prompt or node.help for node in symbol.nodes)  # else a capability
+            and any(  # else a capability
+                node.filename == f"{home.relative_to(ROOT)}/Kconfig" and (node.prompt or node.help)
+                for node in symbol.nodes
+            )
         }
         for home in homes
     }

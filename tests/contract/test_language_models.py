@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
 
 import pytest
@@ -15,7 +14,7 @@ from lib.data.types import TextSpec
 from lib.nn.model_code import build_model
 from models.gpt2 import model as gpt2
 from tests.contract.cases import LANGUAGE_MODELS, golden, inputs_of, spec_of
-from tests.support.tokens import BLOCK, VOCAB, small_lm_config, successor, text_subject
+from tests.support.tokens import BLOCK, VOCAB, small_lm_config, successor, text_data
 from tests.support.training import Wrapped, small_job, small_plan, trained
 from train.generate import Sampling, continue_tokens
 from train.tasks.base import Forward, Sums, Task
@@ -107,11 +106,11 @@ def continued(change: Callable[[Tensor, Tensor], Tensor]) -> list[int]:
     config = small_lm_config(
         max_steps=60, optimizer="adamw", momentum=None, nesterov=False, adam_beta1=0.9, adam_beta2=0.95
     )
-    config = dataclasses.replace(config, adam_eps=1e-8, learning_rate=0.01, weight_decay=0.0)
+    config = config.replace(adam_eps=1e-8, learning_rate=0.01, weight_decay=0.0)
     job = small_job(
         config,
         small_plan(BLOCK),
-        text_subject(config),
+        text_data(config),
         task=lambda task: Misaligned(task, change),
         dtype=torch.float32,
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,12 +14,11 @@ from lib.config import Config, config_from_values
 from lib.data.loader import Batch
 from lib.plan import plan as make_plan
 from lib.plan.types import Plan
-from tests.support.answers import answers_subject
-from tests.support.puzzles import puzzle_subject
-from tests.support.tokens import BLOCK, VOCAB, sentences_subject, text_subject
-from tests.support.training import CPU, Wrapped, random_subject, small_job, trained
+from tests.support.examples import examples
+from tests.support.tokens import BLOCK, VOCAB, sentences_data, text_data
+from tests.support.training import CPU, Wrapped, random_data, small_job, trained
 from train.tasks.base import Forward, Sums, Task
-from train.training_data import Subject
+from train.training_data import TrainingData
 
 ROOT = Path(__file__).resolve().parents[2]
 DEFCONFIGS = sorted(path.name for path in (ROOT / "defconfigs").iterdir() if path.is_file())
@@ -51,33 +49,24 @@ def narrow_config(defconfig: str) -> Config:
         values |= {"CONFIG_GPT2_SIZE_CUSTOM": "y"} | {f"CONFIG_GPT2_{k}": v for k, v in sizes.items()}
     if "CONFIG_MODEL_RESNET_BK=y" in file.read_text():
         values |= {"CONFIG_RESNET_BK_LAYERS": "2", "CONFIG_RESNET_BK_WIDTH": "16"}
-    if "CONFIG_MODEL_LOOPED=y" in file.read_text():
-        sizes = {"WIDTH": "8", "HIDDEN": "16", "MAX_ITERATIONS": "5", "NUDGED_ITERATIONS": "3"}
-        values |= {f"CONFIG_LOOPED_{k}": v for k, v in sizes.items()}
-    if "CONFIG_MODEL_LATENTWIRE=y" in file.read_text():
-        sizes = {"LATENTS": "3", "WIDTH": "8", "LAYERS": "1", "HEADS": "2"}
-        values |= {f"CONFIG_LATENTWIRE_{name}": value for name, value in sizes.items()}
-    if "CONFIG_MODEL_TRM=y" in file.read_text():
-        sizes = {"WIDTH": "8", "MULTIPLE": "8", "PUZZLE_TOKENS": "2"}
-        values |= {"CONFIG_TRM_SIZE_CUSTOM": "y", "CONFIG_AUGMENT_NONE": "y"}
-        values |= {f"CONFIG_TRM_{name}": value for name, value in sizes.items()}
-        # There is no epsilon to spare in an arctangent of two numbers near zero.
-        values |= {"CONFIG_OPTIMIZER_ADAMW": "y", "CONFIG_TRM_H_CYCLES": "2", "CONFIG_TRM_L_CYCLES": "1"}
+    for model, example in examples().items():
+        if f"CONFIG_MODEL_{model.upper()}=y" in file.read_text():
+            values |= {f"CONFIG_{name}": value for name, value in example.NARROW.items()}
     return config_from_values(kconf.load(root=ROOT, config_file=file, overrides=values).values)
 
 
-def subject_of(config: Config) -> Subject:
-    if config.model == "latentwire":
-        return answers_subject(config, train=3 * TARGET)
-    if config.model == "trm":
-        return puzzle_subject(config, train=3 * TARGET)
+def data_of(config: Config) -> TrainingData:
+    example = examples().get(config.model)
+    if example is not None and hasattr(example, "data"):
+        data: TrainingData = example.data(config, train=3 * TARGET)
+        return data
     if config.dataset == "sst2":
-        return sentences_subject(config, size=3 * TARGET)
+        return sentences_data(config, size=3 * TARGET)
     if config.block_size is not None:
         noise = np.random.default_rng(0).integers(0, VOCAB, (3 * TARGET + 1) * BLOCK, dtype=np.uint8)
-        return text_subject(config, train=noise)
+        return text_data(config, train=noise)
     grey = config.dataset in ("digits", "mnist", "fashion_mnist")
-    return random_subject(config, shape=(1, 28, 28) if grey else (3, 32, 32), train_size=3 * TARGET)
+    return random_data(config, shape=(1, 28, 28) if grey else (3, 32, 32), train_size=3 * TARGET)
 
 
 class Spy(Wrapped):
@@ -92,9 +81,9 @@ class Spy(Wrapped):
         return super().training(forward, batch)
 
 
-def run(config: Config, plan: Plan, subject: Subject) -> tuple[dict[str, torch.Tensor], list[int]]:
+def run(config: Config, plan: Plan, data: TrainingData) -> tuple[dict[str, torch.Tensor], list[int]]:
     """State of the model after STEPS steps in float64, and samples per optimizer step."""
-    job = small_job(config, plan, subject, task=Spy)
+    job = small_job(config, plan, data, task=Spy)
     spy = job.task
     assert isinstance(spy, Spy)
     updates: list[int] = []
@@ -114,12 +103,12 @@ def micro_batches(config: Config) -> Iterator[int]:
 def test_optimizer_sees_the_target_and_the_cut_changes_nothing(defconfig: str) -> None:
     reference: dict[str, torch.Tensor] = {}
     config = narrow_config(defconfig)
-    subject = subject_of(config)
+    data = data_of(config)
     sizes = list(micro_batches(config))
     assert len(sizes) >= 4
     for size in reversed(sizes):
-        cut = dataclasses.replace(config, batch_size=size)
-        state, updates = run(cut, make_plan(cut, CPU, subject.facts), subject)
+        cut = config.replace(batch_size=size)
+        state, updates = run(cut, make_plan(cut, CPU, data.facts), data)
         assert updates == [TARGET] * STEPS
         reference = reference or state
         assert state.keys() == reference.keys()

@@ -10,10 +10,10 @@ import torch
 
 from lib import kconf
 from lib.config import Config, config_from_values
-from lib.data import outline
-from lib.data.types import PuzzleSpec, Spec, TextClassSpec, TextSpec
+from lib.data import describe_dataset
+from lib.data.types import Spec, TextClassSpec, TextSpec
 from lib.kconf.defconfig import available, summary
-from tests.support.answers import answer_set
+from tests.support.examples import examples
 from train.training_data import built, place_of
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -30,13 +30,12 @@ def parameters_of(config: Config) -> int:
 
 
 def spec_of(config: Config) -> Spec:
-    known = outline(place_of(config, root=ROOT, data_dir=None, say=print), config.data_options)
+    known = describe_dataset(place_of(config, root=ROOT, data_dir=None, log=print), config.data_options)
     if known is not None:
         return known.spec
-    if config.model == "latentwire":
-        return answer_set(1, 1).spec
-    if config.dataset == "sudoku_csv":
-        return PuzzleSpec(name="sudoku", side=9, synthetic=False)
+    if config.model in examples():
+        spec: Spec = examples()[config.model].spec_of_config(config)
+        return spec
     assert config.tokenizer is not None and config.block_size is not None
     vocab_size = VOCABULARY[config.tokenizer]
     if config.dataset == "sst2":  # one more token fills short sentences

@@ -12,7 +12,7 @@ from lib.kconf.defconfig import available, compose
 from lib.kconf.resolve import typed_value
 from lib.kconf.tree import load_own_tree
 from lib.plan import plan
-from lib.plan.fitting import Parts, Trial
+from lib.plan.fitting import Parts, StepSettings
 from lib.plan.types import ModelFacts, Plan
 from tests.support.configs import SMALL_IMAGE_FACTS, hardware_names, load_hardware, make_facts
 
@@ -25,7 +25,7 @@ NOT_KNOWN = ModelFacts(
 ASKS_WHICH = "CUDA_VISIBLE_DEVICES="
 
 
-def predicted(trial: Trial) -> Parts:
+def predicted(trial: StepSettings) -> Parts:
     """What a step takes of memory: a network of 30 million parameters, 30 MB a sample."""
     return {"parameters": 480_000_000, "activations": 30_000_000 * trial.micro_batch}
 

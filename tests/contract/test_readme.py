@@ -15,6 +15,7 @@ import kconfiglib
 import pytest
 
 from tests.contract.making import table
+from tests.support.examples import told_of
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCUMENTS = [
@@ -48,20 +49,13 @@ COMMANDS = {
     "make plan": END_TO_END,
     "make plan GPU=h100-80gx4": END_TO_END,
     "make preflight": END_TO_END,
-    "make sweep SWEEP=trm-ema": DRY,
     "make train CONFIG_SEED=7": END_TO_END,
     "make train-resnet50": END_TO_END,
     "make help": RUN,
     "make defconfig-gpt2-tiny && make train": END_TO_END,
-    "make defconfig-trm-sudoku && make train": END_TO_END,
-    "make defconfig-trm-sudoku4 && make train": END_TO_END,
     "make sample PROMPT=import": END_TO_END,
     "make export DIRECTORY=exported": DRY,
     "make bench": DRY,
-    "make defconfig-looped && make train": END_TO_END,
-    "make defconfig-looped+tier1": RUN,
-    "make defconfig-latentwire-tiny && make train": END_TO_END,
-    "make experiment EXP=1": END_TO_END,
     "python3 -m venv .venv": OWN_TORCH,
     ".venv/bin/pip install torch --index-url INDEX_URL": OWN_TORCH,
     "make train": END_TO_END,
@@ -73,7 +67,11 @@ COMMANDS = {
     "make new-task NAME=my_task": NEW_TASK,
     "make new-model NAME=my_other TASK=my_task": NEW_TASK,
     "make test": DRY,
+    "make test-deletion": DRY,
     "make test-long": DRY,
+    **{command: END_TO_END for commands in told_of("README_END_TO_END") for command, *_ in commands},
+    **dict.fromkeys((command for commands in told_of("README_RUN") for command in commands), RUN),
+    **dict.fromkeys((command for commands in told_of("README_DRY") for command in commands), DRY),
 }
 
 MADE_BY_USE = (
@@ -211,7 +209,8 @@ def test_a_test_runs_the_command(command: str) -> None:
     if function:
         assert f"def {function}(" in (ROOT / place).read_text(encoding="utf-8")
     else:
-        assert any(command in file.read_text(encoding="utf-8") for file in (ROOT / place).glob("test_*.py"))
+        files = [*(ROOT / place).glob("test_*.py"), *(ROOT / "tests" / "models").glob("*/example.py")]
+        assert any(command in file.read_text(encoding="utf-8") for file in files)
 
 
 @pytest.mark.slow
@@ -232,7 +231,7 @@ def test_the_command_is_understood(command: str) -> None:
 def test_ci_runs_the_test_command_of_the_readme() -> None:
     lines = (ROOT / ".ci" / "run").read_text(encoding="utf-8").splitlines()
     section = (ROOT / "README.md").read_text(encoding="utf-8").partition("## Tests")[2]
-    assert lines[-3:] == ["make check", *commands_of(section)[:2]]
+    assert lines[-4:] == ["make check", *commands_of(section)[:3]]
     assert "run: .ci/run" in (ROOT / ".github" / "workflows" / "test.yml").read_text(encoding="utf-8")
 
 

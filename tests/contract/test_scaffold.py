@@ -9,6 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from lib.plugins import TASKS
+from scripts.scaffold import TEMPLATES
+
+# Tasks whose models are not to be had by a template.
+WITHOUT_TEMPLATE = [task for task in TASKS.names() if not (TEMPLATES / "model" / task).is_dir()]
+
 
 def new_model(tree: Path, name: str, task: str = "classify") -> subprocess.CompletedProcess[str]:
     """As make new-model calls it."""
@@ -41,7 +47,7 @@ def test_a_new_model_passes_the_tests_of_models(tree: Path, task: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "task", "told"),
+    ("name", "task", "message"),
     [
         ("", "classify", "cannot be the name of a model"),
         ("My-Net", "classify", "cannot be the name of a model"),
@@ -54,16 +60,16 @@ def test_a_new_model_passes_the_tests_of_models(tree: Path, task: str) -> None:
         ("has_conv", "classify", "would mix with CONFIG_MODEL_HAS_CONV"),
         ("resnet18_wide", "classify", "would mix with those of models/resnet18"),
         ("my_net", "", "there is no task ''"),
-        ("my_net", "bridge", "no template of a model for the task 'bridge'"),
+        *(("my_net", task, f"no template of a model for the task {task!r}") for task in WITHOUT_TEMPLATE),
         ("my_net", "clasify", "classify"),
     ],
 )
-def test_what_cannot_be_a_model_is_refused(name: str, task: str, told: str, tree: Path) -> None:
+def test_what_cannot_be_a_model_is_refused(name: str, task: str, message: str, tree: Path) -> None:
     command = [sys.executable, "-m", "scripts.scaffold", "model", name, task]
     before = status(tree)
     done = subprocess.run(command, cwd=tree, capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (2, "")
-    assert told in done.stderr and "Traceback" not in done.stderr
+    assert message in done.stderr and "Traceback" not in done.stderr
     assert status(tree) == before
 
 
@@ -89,8 +95,13 @@ def scaffold(tree: Path, kind: str, name: str) -> None:
 
 def losses(tree: Path, defconfig: str, **settings: str) -> list[float]:
     """Of a few steps of training by that configuration, in the order of metrics.jsonl."""
-    asked = {"BUDGET_STEPS": "y", "MAX_STEPS": "100", "DEVICE_CPU": "y", "AUTO_METHOD_TABLE": "y"} | settings
-    words = [f"CONFIG_{name}={value}" for name, value in ({"LOG_INTERVAL_STEPS": "1"} | asked).items()]
+    requested = {
+        "BUDGET_STEPS": "y",
+        "MAX_STEPS": "100",
+        "DEVICE_CPU": "y",
+        "AUTO_METHOD_TABLE": "y",
+    } | settings
+    words = [f"CONFIG_{name}={value}" for name, value in ({"LOG_INTERVAL_STEPS": "1"} | requested).items()]
     make = ["make", "VENV=", f"PYTHON={sys.executable}"]
     for command in ([*make, f"defconfig-{defconfig}"], [*make, "train", *words]):
         done = subprocess.run(command, cwd=tree, capture_output=True, text=True)
@@ -117,23 +128,23 @@ def test_a_model_of_a_new_task_trains_at_once(tree: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "name", "told"),
+    ("kind", "name", "message"),
     [
         ("task", "lm", "train/tasks/lm exists"),
         ("task", "My", "cannot be the name of a task"),
-        ("task", "halt", "would mix with CONFIG_HALT_"),
-        ("data", "sudoku", "lib/data/datasets/sudoku exists"),
+        ("task", "warmup", "would mix with CONFIG_WARMUP_"),
+        ("data", "digits", "lib/data/datasets/digits exists"),
         ("data", "slurm", "would mix with CONFIG_SLURM_"),
         ("data", "choice", "would mix with CONFIG_DATASET_CHOICE"),
         ("data", "cifar10", "would mix with CONFIG_DATASET_CIFAR10"),
     ],
 )
-def test_what_cannot_be_a_plug_in_is_refused(kind: str, name: str, told: str, tree: Path) -> None:
+def test_what_cannot_be_a_plug_in_is_refused(kind: str, name: str, message: str, tree: Path) -> None:
     before = status(tree)
     command = [sys.executable, "-m", "scripts.scaffold", kind, name]
     done = subprocess.run(command, cwd=tree, capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (2, "")
-    assert told in done.stderr and "Traceback" not in done.stderr
+    assert message in done.stderr and "Traceback" not in done.stderr
     assert status(tree) == before
 
 

@@ -1,19 +1,18 @@
 """Every model's training step is one graph from the second on: nothing in it asks the host what to do.
 
-But for the looped transformer, which asks whether its states have settled.
+But for models that ask whether their states have settled.
 """
 
 from __future__ import annotations
 
-import dataclasses
-
 import pytest
 import torch
 
-from lib.nn.graph_lint import LintReport, Settling, lint
+from lib.nn.graph_lint import IteratesToConvergence, LintReport, lint
 from lib.plan import plan as make_plan
 from lib.plugins import MODELS
-from tests.contract.test_life_of_a_value import narrow_config, subject_of
+from tests.contract.test_life_of_a_value import data_of, narrow_config
+from tests.support.examples import examples, merged
 from tests.support.training import CPU, Wrapped, small_job
 from train import loop
 from train.job import Job, Progress
@@ -27,19 +26,17 @@ DEFCONFIGS = {
     "gpt2": "gpt2-tiny",
     "gpt2 with labels and dropout": "gpt2-sst2",
     "resnet_bk": "resnet_bk",
-    "trm": "trm-sudoku",
-    "trm with an embedding": "trm-sudoku-extreme",
-    "latentwire": "latentwire-tiny",
+    **merged("STATIC_GRAPH"),
 }
+SETTLING = merged("NO_STATIC_GRAPH")  # the same for models of which no graph could hold a step
 
 
 def job_of(defconfig: str) -> Job:
     """Two micro-batches a step, averaged weights, and the optimizer that the configuration has."""
-    config = dataclasses.replace(narrow_config(defconfig), batch_size=32, ema=True, ema_decay=0.9)
-    if config.model == "trm":
-        config = dataclasses.replace(config, optimizer="adam_atan2", sign_learning_rate=0.1)
-    subject = subject_of(config)
-    return small_job(config, make_plan(config, CPU, subject.facts), subject, dtype=torch.float32)
+    config = narrow_config(defconfig).replace(batch_size=32, ema=True, ema_decay=0.9)
+    config = config.replace(**getattr(examples().get(config.model), "OWN_OPTIMIZER", {}))
+    data = data_of(config)
+    return small_job(config, make_plan(config, CPU, data.facts), data, dtype=torch.float32)
 
 
 def report_of(job: Job) -> LintReport:
@@ -47,15 +44,18 @@ def report_of(job: Job) -> LintReport:
 
 
 def test_every_model_is_there() -> None:
-    assert {name.split()[0] for name in DEFCONFIGS} | {"looped"} == set(MODELS.names())
+    assert {name.split()[0] for name in DEFCONFIGS} | SETTLING.keys() == set(MODELS.names())
 
 
 @pytest.mark.slow
-def test_states_that_settle_are_looked_at() -> None:
-    """How many iterations the looped transformer makes is for its states to say: no graph could hold it."""
-    job = job_of("looped")
-    assert isinstance(job.model, Settling) and not report_of(job).is_static
-    assert not isinstance(job_of("lenet5").model, Settling)
+@pytest.mark.parametrize("name", SETTLING)
+def test_states_that_settle_are_looked_at(name: str) -> None:
+    job = job_of(SETTLING[name])
+    assert isinstance(job.model, IteratesToConvergence) and not report_of(job).is_static
+
+
+def test_others_do_not_settle() -> None:
+    assert not isinstance(job_of("lenet5").model, IteratesToConvergence)
 
 
 @pytest.mark.parametrize(
@@ -68,11 +68,6 @@ def test_a_step_is_one_graph(name: str) -> None:
 
 
 @pytest.mark.slow
-def test_adam_atan2_keeps_what_changes_in_tensors() -> None:
-    assert report_of(job_of("trm-sudoku-extreme")).constants == 1
-
-
-@pytest.mark.slow
 def test_a_task_that_looks_at_its_loss_is_found_out() -> None:
     class Looks(Wrapped):
         def training(self, *arguments: object) -> Sums:  # type: ignore[override]
@@ -80,7 +75,7 @@ def test_a_task_that_looks_at_its_loss_is_found_out() -> None:
             assert sums.loss.detach() > 0
             return sums
 
-    job = job_of("trm-sudoku")
+    job = job_of("gpt2-tiny")
     job.task = Looks(job.task)
     report = report_of(job)
     assert not report.is_static and sum(report.faults.values()) == 3 * 2

@@ -20,14 +20,13 @@ from lib.data.loader import Batch
 from lib.devices.base import Backend
 from lib.plan.types import Plan
 from tests.e2e.ranks import fork_ranks
-from tests.support.answers import answers_subject, small_bridge_config
-from tests.support.puzzles import puzzle_subject, small_trm_config
+from tests.support.examples import examples, merged
 from tests.support.training import (
     Clock,
     MemoryRecord,
     Timed,
     clone,
-    random_subject,
+    random_data,
     small_config,
     small_job,
     small_plan,
@@ -36,7 +35,6 @@ from train.job import Progress
 from train.loop import train
 from train.signals import Stopped
 from train.tasks.base import Forward, Sums, Task
-from train.tasks.bridge.task import _Part
 
 EFFECTIVE, TRAIN_SIZE = 24, 48  # two steps to an epoch
 TEST_SIZE = 37  # divided by no number of processes
@@ -61,20 +59,13 @@ CASES = {
     "ghost": Case(model="resnet18", norm_batch=4, settings={"ema": True, "ema_decay": 0.5}),
     "ragged": Case(micro_batch=5, settings={}),
     "counted": Case(micro_batch=5, counted=True, settings={"grad_clip": 0.05}),
-    "looped": Case(model="looped", micro_batch=5, settings={"ema": True, "ema_decay": 0.5, "grad_clip": 0.5}),
     "plain batch norm": Case(model="resnet18", settings={}),
     "clocks": Case(settings={"max_steps": 12, "checkpoint_seconds": 10, "eval_interval_steps": 100}),
     "seconds": Case(
         settings={"budget": "seconds", "max_seconds": 30, "schedule": "cosine", "lr_min_ratio": 0.0}
     ),
-    # Samples that stay for several steps, on whichever process their row is.
-    "recursive": Case(
-        model="trm",
-        micro_batch=5,
-        settings={"halt_max_steps": 2, "halt_exploration": 0.5, "learning_rate": 0.3, "max_steps": 4},
-    ),
     "signal": Case(signalled=True, settings={"eval_interval_steps": 100}),
-    "split": Case(model="latentwire", micro_batch=5, split=True, settings={"grad_clip": 0.5}),
+    **{name: Case(**case) for name, case in merged("DISTRIBUTED").items()},
 }
 
 
@@ -118,29 +109,27 @@ def plan_of(case: Case, world: int) -> Plan:
 def outcome(case: Case, backend: Backend) -> dict[str, Any]:
     """What one process has at the end of its run."""
     settings: dict[str, Any] = {"max_steps": STEPS} | case.settings
-    if case.model == "trm":
-        config = small_trm_config(**settings)
-        subject = puzzle_subject(config, train=TRAIN_SIZE, test=TEST_SIZE)
-    elif case.model == "latentwire":
-        config = small_bridge_config(**settings)
-        subject = answers_subject(config, train=TRAIN_SIZE, test=TEST_SIZE)
+    example = examples().get(case.model)
+    if example is not None and hasattr(example, "data"):
+        config = example.config(**settings)
+        data = example.data(config, train=TRAIN_SIZE, test=TEST_SIZE)
     else:
         config = small_config(case.model, norm_batch=case.norm_batch or None, augment="none", **settings)
         shape = (3, 8, 8) if case.model == "resnet18" else (1, 28, 28)
-        subject = random_subject(config, shape=shape, train_size=TRAIN_SIZE, test_size=TEST_SIZE)
+        data = random_data(config, shape=shape, train_size=TRAIN_SIZE, test_size=TEST_SIZE)
     plan, record, stopped = plan_of(case, backend.world), MemoryRecord(), 0
     with pytest.MonkeyPatch.context() as patched:
         clock, last = Clock(patched), backend.rank == backend.world - 1
         if plan.strategy == "split":
             second = torch.device("cpu", 0)  # a copy to it is one to autograd
             patched.setattr(backend, "_others", [second])
-            patched.setattr(_Part, "device", property(lambda _: second))
+            examples()[case.model].second_device(patched, second)
         signal_at = plan.accumulation if case.signalled and last else -1
 
         def watched(task: Task) -> Task:
             return Watched(task, case, clock, rank=backend.rank, signal_at=signal_at)
 
-        job = small_job(config, plan, subject, backend=backend, record=record, task=watched)
+        job = small_job(config, plan, data, backend=backend, record=record, task=watched)
         progress, result = Progress(), dict[str, float]()
         try:
             result = train(job, progress)

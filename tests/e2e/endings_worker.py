@@ -18,12 +18,12 @@ from lib.distributed.launcher import end_process
 from lib.plan.sharding import layouts
 from lib.plan.types import Layout
 from tests.e2e.ranks import endings
-from tests.support.training import random_subject, small_config, small_job, small_plan
+from tests.support.training import random_data, small_config, small_job, small_plan
 from train.job import Progress
 from train.loop import train
 
 CONFIG = small_config(max_steps=2)
-SUBJECT = random_subject(CONFIG, shape=(1, 28, 28), train_size=16, test_size=4)
+SUBJECT = random_data(CONFIG, shape=(1, 28, 28), train_size=16, test_size=4)
 
 
 def run(backend: Backend, layout: Layout, *, aborts: bool = False) -> None:

@@ -65,7 +65,7 @@ class Runner:
         return resolve_run(self.runs)
 
     def weights(self) -> dict[str, torch.Tensor]:
-        found = checkpoint.load(self.newest().checkpoints, say=print)
+        found = checkpoint.load(self.newest().checkpoints, log=print)
         assert found is not None
         model: dict[str, Any] = found[1]["model"]
         return model

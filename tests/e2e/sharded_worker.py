@@ -6,7 +6,6 @@ The test calls `gradients_of` itself for the one process that the others are com
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import hashlib
 import sys
@@ -19,16 +18,16 @@ from torch import Tensor
 
 from lib.data.loader import Batch
 from lib.devices.base import Backend
-from lib.distributed.fsdp import gathered, local, own_part
+from lib.distributed.fsdp import gathered, local, local_shard
 from lib.plan.sharding import layouts
 from lib.plan.types import Layout, Plan
 from tests.e2e.ranks import fork_ranks
-from tests.support.tokens import BLOCK, VOCAB, small_lm_config, text_subject
+from tests.support.tokens import BLOCK, VOCAB, small_lm_config, text_data
 from tests.support.training import MemoryRecord, Wrapped, small_job, small_plan
 from train.job import Job, Progress
 from train.loop import load_state_dict, optimizer_step, state_dict, train
 from train.tasks.base import Forward, Sums
-from train.training_data import Subject
+from train.training_data import TrainingData
 
 EFFECTIVE = 24
 ACCUMULATIONS = (1, 2, 3)
@@ -65,9 +64,9 @@ def losses(forward: Forward, batch: Batch) -> tuple[Tensor, Tensor]:
 
 
 @functools.cache
-def subject() -> Subject:
+def data() -> TrainingData:
     noise = np.random.default_rng(0).integers(0, VOCAB, 60 * BLOCK).astype(np.uint8)
-    return text_subject(small_lm_config(), train=noise)
+    return text_data(small_lm_config(), train=noise)
 
 
 def plan_of(layout: Layout, accumulation: int) -> Plan:
@@ -82,7 +81,7 @@ def gradients_of(
 ) -> dict[str, Tensor]:
     """What the optimizer is given in the first step."""
     config = small_lm_config(momentum=0.0)
-    job = small_job(config, plan_of(layout, accumulation), subject(), backend=backend, task=task)
+    job = small_job(config, plan_of(layout, accumulation), data(), backend=backend, task=task)
     found: dict[str, Tensor] = {}
 
     def take(*_: object) -> None:
@@ -97,14 +96,14 @@ def gradients_of(
 def saving_job(
     layout: Layout, backend: Backend, *, record: MemoryRecord | None = None, **changes: Any
 ) -> Job:
-    config = dataclasses.replace(small_lm_config(), **SAVED | changes)
-    return small_job(config, plan_of(layout, 1), subject(), backend=backend, record=record, task=Ragged)
+    config = small_lm_config().replace(**SAVED | changes)
+    return small_job(config, plan_of(layout, 1), data(), backend=backend, record=record, task=Ragged)
 
 
 def state_bytes(job: Job) -> int:
     """Weights, gradients and the optimizer's numbers of each weight, on this rank."""
     gradients = [torch.zeros_like(parameter) for parameter in job.model.parameters()]
-    state = [value for of_one in own_part(job.optimizer).state.values() for value in of_one.values()]
+    state = [value for of_one in local_shard(job.optimizer).state.values() for value in of_one.values()]
     numbers = [value for value in state if isinstance(value, Tensor) and value.dim() > 0]
     return sum(
         local(tensor).numel() * tensor.element_size()
@@ -192,7 +191,7 @@ def load(layout: Layout, backend: Backend, directory: Path, found: dict[str, Any
 def main() -> None:
     directory, world = Path(sys.argv[1]), int(sys.argv[2])
 
-    subject()  # once, before there are several
+    data()  # once, before there are several
 
     def work(backend: Backend) -> None:
         found = outcome(backend, directory)

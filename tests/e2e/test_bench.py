@@ -51,4 +51,4 @@ def test_rates_are_compared(defconfig: str, settings: Mapping[str, str], layout:
     rate = r"step rate of {} over {}: \d+\.\d{{3}} by minima"
     assert re.search(rate.format("the toolkit", "a bare loop"), said)
     told = re.search(rate.format(f"bf16{layout}", "fp32"), said)
-    assert told or "this processor has no bf16 instructions" in said
+    assert told or "this CPU has no bf16 instructions" in said

@@ -11,6 +11,7 @@ import torch
 from lib.devices.base import Backend
 from tests.e2e.ddp_worker import CASES, EFFECTIVE, STEPS, TEST_SIZE, TRAIN_SIZE, outcome
 from tests.e2e.workers import run_worker
+from tests.support.examples import merged, told_of
 from tests.support.once import made_once
 from tests.support.training import largest_difference
 
@@ -18,7 +19,8 @@ pytestmark = pytest.mark.slow
 
 EXACT = 1e-12
 # Plain batch normalisation depends on the micro-batch, and the others end by their clocks.
-PORTABLE = ["ghost", "ragged", "counted", "recursive", "looped", "split"]
+PORTABLE = ["ghost", "ragged", "counted", *merged("DISTRIBUTED")]
+WITH_A_CARRY = [name for names in told_of("WITH_A_CARRY") for name in names]
 
 Outcome = dict[str, Any]
 
@@ -96,14 +98,15 @@ def test_all_processes_end_with_the_same_weights_at_the_same_step(
             assert rank[case][part] == first[part], part
 
 
+@pytest.mark.parametrize("case", WITH_A_CARRY)
 def test_the_carry_of_all_processes_is_saved_in_the_order_of_the_batch(
-    one: dict[str, Outcome], ranks: list[dict[str, Outcome]]
+    case: str, one: dict[str, Outcome], ranks: list[dict[str, Outcome]]
 ) -> None:
-    expected, found = one["recursive"]["carry"], ranks[0]["recursive"]["carry"]
+    expected, found = one[case]["carry"], ranks[0][case]["carry"]
     assert {len(part) for part in found.values()} == {EFFECTIVE}
     assert len(found["inputs_BL"].unique(dim=0)) > EFFECTIVE // 2, "rows are told apart"
     assert largest_difference(found, expected) <= EXACT
-    assert not ranks[1]["recursive"]["carry"], "the others have nothing to write"
+    assert not ranks[1][case]["carry"], "the others have nothing to write"
 
 
 def test_gradients_are_exchanged_once_in_a_step(ranks: list[dict[str, Outcome]]) -> None:

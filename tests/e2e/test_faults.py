@@ -19,6 +19,8 @@ COURSE = {
     "CONFIG_CHECKPOINT_INTERVAL_STEPS": str(EVERY),
     "CONFIG_LOG_INTERVAL_STEPS": "1",
     "CONFIG_CHANNELS_LAST": "n",
+    "CONFIG_NUM_DEVICES": "2",
+    "CONFIG_DIST_STRATEGY_FSDP": "y",
 }
 # Python runs it in every process when it starts. Only the first process to come to that step is killed.
 KILL_ONCE = """
@@ -45,9 +47,9 @@ def test_a_killed_process_costs_less_than_a_checkpoint_interval(tmp_path: Path) 
     for folder in folders:
         folder.mkdir()
     one, two = map(Runner, folders)
-    one.configure("lenet5", TINY | COURSE)
+    for runner in (one, two):  # both on two devices: another split rounds differently
+        runner.configure("lenet5", TINY | COURSE)
     one.run("train")
-    two.configure("lenet5", TINY | COURSE | {"CONFIG_NUM_DEVICES": "2", "CONFIG_DIST_STRATEGY_FSDP": "y"})
     code = KILL_ONCE.format(marker=str(tmp_path / "killed"), step=KILLED_AT)
     (two.folder / "sitecustomize.py").write_text(code)
     output = two.run("train", PYTHONPATH=os.pathsep.join([str(two.folder), str(ROOT)]))
@@ -55,7 +57,5 @@ def test_a_killed_process_costs_less_than_a_checkpoint_interval(tmp_path: Path) 
     lost = KILLED_AT - 1 - (KILLED_AT - 1) // EVERY * EVERY
     assert f"Starting after step {KILLED_AT - 1 - lost}" in output and lost <= EVERY - 1
     assert two.newest().status().state == "done"
-    found, expected = losses(two), losses(one)
-    assert [step for step, _ in found] == [step for step, _ in expected] == list(range(1, STEPS + 1))
-    for (_, loss), (_, reference) in zip(found, expected, strict=True):
-        assert loss == pytest.approx(reference, abs=1e-5)
+    assert [step for step, _ in losses(two)] == list(range(1, STEPS + 1))
+    assert losses(two) == losses(one)

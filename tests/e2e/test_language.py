@@ -28,7 +28,7 @@ SMALL = {
     "CONFIG_LOG_INTERVAL_STEPS": "5",
     "CONFIG_PRECISION_FP32": "y",
 }
-FLOORS = r"Floors: \d\.\d\d( / \d\.\d\d){3} bits per byte by counting 1- to 4-grams of bytes$"
+BASELINE = r"N-gram baseline: \d\.\d\d( / \d\.\d\d){3} bits per byte by counting 1- to 4-grams of bytes$"
 
 
 def a_runner(folder: Path, settings: Mapping[str, str] = MappingProxyType({})) -> Runner:
@@ -51,7 +51,7 @@ def runner(tmp_path_factory: pytest.TempPathFactory) -> Runner:
 def test_a_run_ends_with_a_sample_and_bits_per_byte_beside_the_floors(runner: Runner) -> None:
     run = runner.newest()
     log = run.log.read_text()
-    assert "Sample: " in log and re.search(FLOORS, log, re.MULTILINE)
+    assert "Sample: " in log and re.search(BASELINE, log, re.MULTILINE)
     last = metrics.read(run.metrics)[-1]
     assert last["kind"] == "eval" and last["loss"] < math.log(256) / 1.5
     assert last["bits_per_byte"] == pytest.approx(last["loss"] / math.log(2), rel=1e-9)
@@ -59,7 +59,7 @@ def test_a_run_ends_with_a_sample_and_bits_per_byte_beside_the_floors(runner: Ru
     assert told and float(told[1]) == pytest.approx(last["loss"], abs=1e-4)
     evaluated = runner.run("eval")
     assert f"bits per byte {last['bits_per_byte']:.4f}" in evaluated
-    assert re.search(FLOORS, evaluated, re.MULTILINE) and "counting n-grams" not in evaluated
+    assert re.search(BASELINE, evaluated, re.MULTILINE) and "counting n-grams" not in evaluated
 
 
 def test_a_run_that_is_stopped_goes_on_to_the_same_bits(runner: Runner, tmp_path: Path) -> None:
@@ -131,7 +131,7 @@ def test_sentences_are_classified_and_have_no_floors(tmp_path: Path) -> None:
         },
     )
     done = runner.run("train")
-    assert "Floors" not in done and "Sample" not in done
+    assert "NgramBaseline" not in done and "Sample" not in done
     assert metrics.read(runner.newest().metrics)[-1]["accuracy"] > 0.9
     refused = runner.run("export", "--directory", str(tmp_path / "out"), status=2)
     assert "a classifier of texts cannot be written" in refused and not (tmp_path / "out").exists()

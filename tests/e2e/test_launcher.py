@@ -46,6 +46,26 @@ if "RANK" in os.environ:
         time.sleep(0.05)
 """
 
+# The thread that got the signal has removed the folder of the workers, and takes its time to exit.
+ENDING = """
+import os, shutil, subprocess, sys, threading, time
+if "RANK" not in os.environ and "lib.distributed.supervisor" in sys.orig_argv:
+    notes = sys.orig_argv[sys.orig_argv.index("lib.distributed.supervisor") + 1]
+    remove, begin = shutil.rmtree, subprocess.Popen.__init__
+
+    def slow_rmtree(*arguments, **keywords):
+        remove(*arguments, **keywords)
+        if threading.current_thread() is not threading.main_thread():
+            time.sleep(2)
+
+    def late_init(*arguments, **keywords):
+        while os.path.exists(notes):
+            time.sleep(0.01)
+        begin(*arguments, **keywords)
+
+    shutil.rmtree, subprocess.Popen.__init__ = slow_rmtree, late_init
+"""
+
 
 @pytest.fixture
 def runner(tmp_path: Path) -> Runner:
@@ -138,20 +158,17 @@ def parent_and_rank(pid: int) -> tuple[int, str]:
     return parent, variables.get("RANK", "")
 
 
-def catches(pid: int, number: signal.Signals) -> bool:
-    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-    (mask,) = [line.split()[1] for line in lines if line.startswith("SigCgt:")]
-    return bool(int(mask, 16) >> (number - 1) & 1)
-
-
-def test_a_signal_before_there_are_workers_ends_at_once(runner: Runner) -> None:
-    (runner.folder / "sitecustomize.py").write_text(NOT_READY_YET)
+@pytest.mark.parametrize("meanwhile", [NOT_READY_YET, ENDING])
+def test_a_signal_before_there_are_workers_ends_at_once(runner: Runner, meanwhile: str) -> None:
+    (runner.folder / "sitecustomize.py").write_text(meanwhile)
     process = runner.start("train", PYTHONPATH=os.pathsep.join([str(runner.folder), str(ROOT)]))
     wait_until(lambda: "lib.distributed.supervisor" in processes_of(runner).get(process.pid, ""), process)
-    wait_until(lambda: catches(process.pid, signal.SIGTERM), process)
+    notes = Path(processes_of(runner)[process.pid].split()[3])
+    wait_until((notes / "local" / "attempt_0").exists, process)
     process.send_signal(signal.SIGTERM)
     output = process.communicate(timeout=60)[0]
     assert process.returncode == 143 and output.splitlines()[-1] == "interrupted", output
+    assert "Traceback" not in output and not notes.exists()
     assert_nothing_is_left(runner)
 
 

@@ -11,8 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from lib.runs.directory import RunDir
-from lib.runs.status import State
+from lib.runs.directory import RunDir, State
 from tests.e2e.runner import ROOT, TINY, Runner
 
 pytestmark = pytest.mark.slow
@@ -35,7 +34,7 @@ def test_a_run_that_nobody_listens_to_is_not_done(tmp_path: Path) -> None:
     )
     os.close(writing)
     assert done.returncode == 1
-    assert done.stderr.startswith("error: nobody reads standard output any more; make train > FILE")
+    assert done.stderr.startswith("error: standard output was closed by its reader; make train > FILE")
 
 
 def test_a_run_whose_configuration_was_changed_is_refused_until_that_is_accepted(tmp_path: Path) -> None:
@@ -102,9 +101,9 @@ def test_another_model_in_the_tree_changes_no_identity(tmp_path: Path, tree: Pat
     (run,) = (RunDir.open(path) for path in runs.glob("lenet5/*"))
     set_state(run, "preempted")
     call(*make, "new-model", "NAME=my_net", "TASK=classify")
-    assert f"Going on with {run.path}" in (said := call(*train, "train")) and "after step 40" in said
+    assert f"Resuming {run.path}" in (said := call(*train, "train")) and "after step 40" in said
     assert "already there" in call(*sweep)
     set_state(run, "preempted")
-    shutil.rmtree(tree / "models/looped")
-    assert f"Going on with {run.path}" in call(*train, "resume")
+    shutil.rmtree(tree / "models/resnet50")
+    assert f"Resuming {run.path}" in call(*train, "resume")
     assert "accuracy" in call(*train, "eval")

@@ -13,8 +13,8 @@ from lib.config import config_from_values
 from lib.devices.probe import probe
 from tests.e2e.runner import ROOT, TINY, Runner
 from train.planning import autotune
-from train.planning.autotune import Bench
-from train.training_data import open_subject
+from train.planning.autotune import ProbeTarget
+from train.training_data import open_training_data
 
 pytestmark = pytest.mark.slow
 
@@ -24,13 +24,13 @@ def test_a_run_measures_first_and_the_plan_knows_it_afterwards(tmp_path: Path) -
     steps = {"CONFIG_AUTO_METHOD_PROBE": "y", "CONFIG_MAX_STEPS": "2", "CONFIG_TARGET_EFFECTIVE_BATCH": "2"}
     runner.configure("lenet5", {**TINY, **steps, "CONFIG_DEVICE_CPU": "y"})
     output = runner.run("train", **home)
-    assert "Trial: micro-batch 2" in output and "measured: samples/s" in output
+    assert "Probe run: micro-batch 2" in output and "measured: samples/s" in output
     plan = json.loads((runner.newest().path / "plan.json").read_text())
     assert plan["effective_batch"] == 2 and "measured: " in plan["reasons"]["memory"]
     shown = runner.run("plan", "--json", **home)
     outlook = json.loads(shown[shown.index("{") :])
     assert outlook["method"] == "measured" and outlook["plan"]["micro_batch"] == plan["micro_batch"]
-    assert "Trial" not in shown
+    assert "StepSettings" not in shown
 
 
 @pytest.mark.long
@@ -40,8 +40,8 @@ def test_every_rank_is_tried_and_a_size_without_room_is_told(tmp_path: Path) -> 
     chosen = {**TINY, "CONFIG_NUM_DEVICES": "2", "CONFIG_DEVICE_CPU": "y"}
     resolved = kconf.load(root=ROOT, config_file=empty, overrides=chosen)
     config, hardware = config_from_values(resolved.values), probe("cpu")
-    subject = open_subject(config, root=ROOT, say=print)
-    bench = Bench.of(resolved, subject, hardware, root=ROOT)
+    data = open_training_data(config, root=ROOT, log=print)
+    bench = ProbeTarget.of(resolved, data, hardware, root=ROOT)
     decided = bench.plan()
     assert decided.world == 2
     outcomes = autotune._run(bench, decided, usable_bytes=2 * 10**9)

@@ -10,17 +10,13 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.examples import told_of
+
 pytestmark = pytest.mark.slow
 
 # What MAKEFLAGS holds counts as if it stood on the command line of every make.
 SHORT = "CONFIG_BUDGET_STEPS=y CONFIG_MAX_STEPS=2 CONFIG_DATA_LIMIT=512 CONFIG_TARGET_EFFECTIVE_BATCH=32"
 SMALL_TEXT = "CONFIG_GPT2_SIZE_CUSTOM=y CONFIG_GPT2_LAYERS=1 CONFIG_GPT2_HEADS=2 CONFIG_GPT2_WIDTH=16"
-PUZZLES = (
-    "CONFIG_TRM_SIZE_CUSTOM=y CONFIG_TRM_WIDTH=8 CONFIG_MAX_STEPS=2"
-    " CONFIG_TARGET_EFFECTIVE_BATCH=16 CONFIG_SUDOKU_TEST_SIZE=20"
-)
-BRIDGE = "CONFIG_FROZEN_STEPS=2 CONFIG_MAX_STEPS=2 CONFIG_LATENTWIRE_LAYERS=1 CONFIG_LATENTWIRE_WIDTH=8"
-SMALL_LOOP = "CONFIG_LOOPED_MAX_ITERATIONS=8 CONFIG_LOOPED_WIDTH=8"
 PICTURES = [
     ("make defconfig-lenet5 && make train", SHORT, "Done: "),
     ("make plots", "", "loss.png"),
@@ -35,22 +31,24 @@ PICTURES = [
 WORDS = [
     ("make defconfig-resnet18 && make train", f"{SHORT} CONFIG_RESNET18_WIDTH=8", "Done: "),
     ("make train-resnet50", f"{SHORT} CONFIG_RESNET50_WIDTH=8", "Run: build/resnet50/runs/"),
-    ("make defconfig-gpt2-tiny && make train", f"{SHORT} {SMALL_TEXT} CONFIG_HOLDOUT=64", "Floors: "),
+    (
+        "make defconfig-gpt2-tiny && make train",
+        f"{SHORT} {SMALL_TEXT} CONFIG_HOLDOUT=64",
+        "N-gram baseline: ",
+    ),
     ("make sample PROMPT=import", "TOKENS=5", "import"),
     ("make new-model NAME=my_net TASK=classify", "", "my_net"),
     ("make defconfig-my_net && make train", SHORT, "Done: "),
 ]
-LOOPS = [
-    ("make defconfig-looped && make train", f"{SHORT} {SMALL_LOOP}", "Done: "),
-    ("make experiment EXP=1", "QUICK=1 CONFIG_LOOPED_WIDTH=8", "holds: "),
-    ("make defconfig-trm-sudoku && make train", f"{PUZZLES} CONFIG_SUDOKU_TRAIN_SIZE=64", "exact accuracy"),
-    ("make defconfig-trm-sudoku4 && make train", f"{PUZZLES} CONFIG_SUDOKU_TRAIN_SIZE=100", "exact accuracy"),
-    ("make defconfig-latentwire-tiny && make train", f"{BRIDGE} CONFIG_DATA_LIMIT=512", "shuffled prefix b"),
+EXAMPLES = [
+    (command, flags.format(short=SHORT), expected)
+    for commands in told_of("README_END_TO_END")
+    for command, flags, expected in commands
 ]
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("commands", [WORDS, LOOPS], ids=["words", "loops"])
+@pytest.mark.parametrize("commands", [WORDS, EXAMPLES], ids=["words", "examples"])
 def test_every_command_does_what_it_says(
     commands: list[tuple[str, str, str]], tree_at: Callable[[Path], Path], tmp_path: Path
 ) -> None:

@@ -36,11 +36,11 @@ def test_a_plan_shows_what_was_asked_and_where(tmp_path: Path) -> None:
     runner = Runner(tmp_path)
     runner.configure("lenet5", {})
     output = runner.run("plan", KCONFIG_MAKE_VARIABLES="CONFIG_SEED", CONFIG_SEED="7")
-    asked = [line for line in output.splitlines() if line.startswith("asked: ")]
+    requested = [line for line in output.splitlines() if line.startswith("requested: ")]
     line = line_of(tmp_path / ".config", "LEARNING_RATE=")
-    assert f"asked: LEARNING_RATE = 0.012 ({tmp_path}/.config:{line})" in asked
-    assert "asked: SEED = 7 (command line)" in asked
-    assert not [text for text in asked if "MOMENTUM" in text or "MODEL_DATA_GRAY" in text]
+    assert f"requested: LEARNING_RATE = 0.012 ({tmp_path}/.config:{line})" in requested
+    assert "requested: SEED = 7 (command line)" in requested
+    assert not [text for text in requested if "MOMENTUM" in text or "MODEL_DATA_GRAY" in text]
 
 
 def line_of(file: Path, text: str) -> str:

@@ -14,9 +14,8 @@ from pathlib import Path
 import pytest
 
 from lib.errors import ToolkitError
-from lib.scaling.experiments import ROOT, ScalingExperiments
+from lib.scaling.experiments import ROOT, ScalingExperiments, raise_failures
 from lib.scaling.results import TIMINGS, ScalingConfig
-from scripts.scaling import status
 
 pytestmark = pytest.mark.slow
 
@@ -77,11 +76,11 @@ def test_a_failed_run_is_listed_and_the_others_are_kept(tmp_path: Path, text: Pa
         16, 1, batch_size=4, tokens=5_000, device="cpu", corpus=f"file:{text}", compile=False
     )
     experiments.run([good, dataclasses.replace(good, n_layers=2, lr=1000.0)])
-    with pytest.raises(ToolkitError, match=r"1 of 2 runs are no result.*d16 l2.*LEARNING_RATE"):
-        status(experiments)
+    with pytest.raises(ToolkitError, match=r"1 of 2 runs have no valid result.*d16 l2.*LEARNING_RATE"):
+        raise_failures(experiments.results())
     law = experiments.analyze_scaling_laws()
     assert law["num_data_points"] == 1 and len(law["excluded"]) == 1
-    assert "1 of 2 runs are no result" in experiments.report()
+    assert "1 of 2 runs have no valid result" in experiments.report()
     assert [path.name for path in experiments.plot_scaling_laws()] == [
         "scaling_laws.png",
         "scaling_laws_2.png",
@@ -92,7 +91,7 @@ def test_a_failed_run_is_listed_and_the_others_are_kept(tmp_path: Path, text: Pa
 
 def test_a_loss_below_the_floor_is_a_leak(tmp_path: Path, text: Path) -> None:
     experiments = ScalingExperiments(tmp_path / "out", corpus=f"file:{text}", workers=1)
-    experiments.corpus = dataclasses.replace(experiments.corpus, reachable=100.0)
+    experiments.corpus = dataclasses.replace(experiments.corpus, entropy_rate=100.0)
     config = ScalingConfig(
         16, 1, batch_size=4, tokens=2_000, device="cpu", corpus=f"file:{text}", compile=False
     )

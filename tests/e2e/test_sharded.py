@@ -17,9 +17,9 @@ from tests.e2e.sharded_worker import (
     LOADED,
     SAVED_BY,
     STEPS,
+    data,
     gradients_of,
     load,
-    subject,
 )
 from tests.e2e.workers import run_worker
 from tests.support.once import made_once
@@ -88,7 +88,7 @@ def test_a_mean_of_means_would_be_told(
 
 @pytest.mark.parametrize("way", WAYS[4])
 def test_what_is_held_is_what_was_predicted(way: str, outcomes: dict[int, Outcome]) -> None:
-    units = subject().facts.units
+    units = data().facts.units
     assert units is not None
     layout = next(each for each in layouts(4) if each.strategy == way)
     expected = held(units, layout).state_bytes(element_bytes=8, optimizer_numbers=2)

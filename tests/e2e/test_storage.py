@@ -75,7 +75,7 @@ def test_a_run_goes_on_elsewhere_to_the_same_bits(tmp_path: Path) -> None:
     found = runner_in(tmp_path / "found", f"file://{bucket}")
     output = found.run("train")
     run = found.newest()
-    assert run.name == name and f"Going on with {run.path}" in output
+    assert run.name == name and f"Resuming {run.path}" in output
     assert f"comes from file://{bucket}/lenet5/{name}" in output and "Starting after step 0\n" not in output
     assert_same_bits(reference.weights(), found.weights())
     rows = {row["step"]: row["loss"] for row in metrics.read(run.metrics) if row["kind"] == "train"}

@@ -49,5 +49,5 @@ def test_a_run_on_two_devices(tmp_path: Path) -> None:
     assert run.status().state == "done"
     plan = run.read_json("plan")
     assert (plan["device"], plan["world"], plan["precision"]) == ("tpu", 2, "fp32")
-    found = checkpoint.load(run.checkpoints, say=print)
+    found = checkpoint.load(run.checkpoints, log=print)
     assert found is not None and found[0] == 4

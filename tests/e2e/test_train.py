@@ -67,7 +67,7 @@ def test_an_interrupted_run_is_left_alone_where_that_is_asked_for(runner: Runner
     runner.run("train")
     first = runner.newest()
     first.set_status("preempted", step=5)
-    assert "Going on with" not in runner.run("train")
+    assert "Resuming" not in runner.run("train")
     assert runner.newest().name != first.name and first.status().state == "preempted"
 
 
@@ -211,7 +211,7 @@ def test_a_plan_is_kept_on_the_same_machine_and_made_anew_on_another(runner: Run
         return process.communicate()[0]
 
     output = resumed("plan", {"micro_batch": 16, "accumulation": 4, "last_micro_batch": 16})
-    assert "for it was made for this machine" in output and "Hyperparams" not in output
+    assert "made for this machine" in output and "Hyperparams" not in output
     assert run.read_json("plan")["micro_batch"] == 16
     devices = run.read_json("hardware")["devices"]
     for changes in (
@@ -231,7 +231,7 @@ def test_a_plan_is_kept_on_the_same_machine_and_made_anew_on_another(runner: Run
     assert "make train CONFIG_RESUME_NEVER=y" in told
     runner.configure("lenet5", settings | {"CONFIG_NUM_DEVICES": "2"})
     output = resumed("plan", plan, command="train")
-    assert f"Going on with {run.path}" in output and "Hyperparams: " in output
+    assert f"Resuming {run.path}" in output and "Hyperparams: " in output
     assert (run.read_json("plan")["world"], run.read_json("plan")["micro_batch"]) == (2, 32)
     assert run.read_json("values")["NUM_DEVICES"] == 2, "make resume goes on with those"
     assert "CONFIG_NUM_DEVICES=2" in run.config.read_text()

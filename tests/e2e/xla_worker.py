@@ -11,9 +11,10 @@ from torch import nn
 from lib.devices.base import Backend
 from tests.e2e.ddp_worker import CASES, outcome
 from tests.e2e.ranks import fork_ranks
+from tests.support.examples import told_of
 from tests.support.stubbed import XLA_STUB
 
-NAMES = ("ghost", "counted", "recursive")
+NAMES = ("ghost", "counted", *(name for names in told_of("STATIC_SHAPES") for name in names))
 
 
 def main() -> None:

@@ -24,7 +24,7 @@ def test_nesterov_needs_momentum(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"CONFIG_NESTEROV=y needs a momentum above 0.*CONFIG_NESTEROV=n"):
         config_from_values(values_of(tmp_path, without))
     plain = config_from_values(values_of(tmp_path, f"{without}# CONFIG_NESTEROV is not set\n"))
-    assert (plain.momentum, plain.nesterov) == (0.0, False)
+    assert (plain.optim.momentum, plain.optim.nesterov) == (0.0, False)
 
 
 def test_a_model_may_leave_the_table_and_the_target_open(tmp_path: Path, tree: Path) -> None:

@@ -55,13 +55,13 @@ def test_what_is_made_of_data_is_named(fill: Callable[[Path], None], tmp_path: P
         limited(),
         pytest.raises(ToolkitError, match=f"cannot write the data cache {tmp_path}/set.*: .*; free"),
     ):
-        cached_folder(tmp_path / "set", identity="", fill=fill, say=print)
+        cached_folder(tmp_path / "set", identity="", fill=fill, log=print)
 
 
 def test_a_log_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     console = Console(tmp_path / "log.txt")
     with limited():
-        console.say("x" * 2 * BYTES)
+        console.log("x" * 2 * BYTES)
     assert f"warning: cannot write {tmp_path}/log.txt: File too large" in capsys.readouterr().err
 
 

@@ -157,16 +157,11 @@ def test_the_frozen_config_and_the_trainer_share_one_path(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     config, facts = make_config("resnet18"), make_facts("resnet18")
-    before = dataclasses.asdict(
-        dataclasses.replace(config, model_options={}, data_options={}, task_options={})
-    )
+    before = dataclasses.asdict(config.replace(model_options={}, data_options={}, task_options={}))
     found = machine(monkeypatch, "h100-80g-70g-free-x4")
     decided = apply_hyperparams(config, model_type="lenet5", hardware=found, facts=facts)
     assert decided == plan(config, found, facts) == apply_hyperparams(config, verbose=False)
-    assert (
-        dataclasses.asdict(dataclasses.replace(config, model_options={}, data_options={}, task_options={}))
-        == before
-    )
+    assert dataclasses.asdict(config.replace(model_options={}, data_options={}, task_options={})) == before
     assert "model=resnet18" in capsys.readouterr().out  # a Config names its own model
     assert auto_detect_hyperparams(config)["plan"] == decided
 
@@ -176,7 +171,7 @@ def test_a_config_without_facts_uses_what_is_known_by_name(monkeypatch: pytest.M
     decided = apply_hyperparams(make_config("resnet50"), verbose=False)
     assert (decided.micro_batch, decided.norm_batch) == (32, 32)
     with pytest.raises(PlanError, match="what newnet would need for it is not known"):
-        apply_hyperparams(dataclasses.replace(make_config("resnet50"), model="newnet"), verbose=False)
+        apply_hyperparams(make_config("resnet50").replace(model="newnet"), verbose=False)
 
 
 def test_a_config_for_the_processor_does_not_ask_for_gpus(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -101,3 +101,16 @@ def test_a_data_set_owns_its_symbols_by_its_file_too(table: Path) -> None:
     assert DATASETS.names() == ("round_table",)
     values = {"DATASET": "round_table", "TABLE_SCALE": 1.0, "TABLE_LEGS": 3}
     assert DATASETS.own("round_table", values) == {"legs": 3}
+
+
+def test_two_folders_of_one_name_are_refused(table: Path) -> None:
+    """The later one would be opened in the place of the other, and nobody would know."""
+    for folder in ("one", "two"):
+        home = table.parents[1] / "lib" / "data" / "datasets" / folder
+        home.mkdir(parents=True)
+        (home / "data.py").write_text("")
+        (home / "Kconfig").write_text('config DATASET\n\tstring\n\tdefault "same" if DATASET_SAME\n')
+    refusal = r"datasets/one and lib/data/datasets/two both have a data set 'same'; rename one of them"
+    for ask in (DATASETS.names, lambda: DATASETS.home("same")):
+        with pytest.raises(ConfigError, match=refusal):
+            ask()

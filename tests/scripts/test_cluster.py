@@ -9,59 +9,56 @@ from pathlib import Path
 
 import pytest
 
+from lib.distributed.job_specs import batch_script, seconds_of
 from lib.distributed.local_ranks import LOOPBACK
 from lib.distributed.rendezvous import (
-    Gathering,
+    Rendezvous,
     Route,
     check_shares,
     environment_of,
-    gathering_of,
+    rendezvous_of,
     route_to,
     torchrun_options,
 )
-from lib.distributed.slurm import Batch, batch_script, seconds_of
 from lib.errors import ConfigError, PlanError
 from lib.kconf.variables import given_overrides
 from lib.runs.identity import identity
 from scripts import cluster
 from tests.support.configs import make_config
 
-BATCH = Batch(
-    model="lenet5", nodes=1, gpus_per_node=0, cpus_per_node=0, time="", partition="", grace_seconds=120
-)
 RUNNING, TAKEN = (f"JobState=RUNNING PreemptTime={time}" for time in ("None", "2026-11-22T00:46:56"))
-THREE = Gathering(least=2, most=3, endpoint="here:29500")
+THREE = Rendezvous(min_nodes=2, max_nodes=3, endpoint="here:29500")
 
 
 def test_machines_are_counted() -> None:
-    assert gathering_of(nodes="1", endpoint=None) is None
-    assert gathering_of(nodes="2:3", endpoint="here:29500") == THREE and THREE.is_elastic
-    fixed = gathering_of(nodes="4", endpoint="here:1")
-    assert fixed is not None and (fixed.least, fixed.most, fixed.is_elastic) == (4, 4, False)
+    assert rendezvous_of(nodes="1", endpoint=None) is None
+    assert rendezvous_of(nodes="2:3", endpoint="here:29500") == THREE and THREE.is_elastic
+    fixed = rendezvous_of(nodes="4", endpoint="here:1")
+    assert fixed is not None and (fixed.min_nodes, fixed.max_nodes, fixed.is_elastic) == (4, 4, False)
 
 
 @pytest.mark.parametrize("nodes", ["", "0", "3:2", "two", "2:", ":2", "2:3:4", "-1"])
 def test_no_number_of_machines_is_refused(nodes: str) -> None:
-    with pytest.raises(ConfigError, match="is no number of machines"):
-        gathering_of(nodes=nodes, endpoint="here:29500")
+    with pytest.raises(ConfigError, match="is not a number of nodes"):
+        rendezvous_of(nodes=nodes, endpoint="here:29500")
 
 
 @pytest.mark.parametrize("endpoint", [None, "", "here", "here:", ":29500", "here:x", "here:65536"])
 def test_no_place_to_meet_is_refused(endpoint: str | None) -> None:
-    with pytest.raises(ConfigError, match="is no place to meet"):
-        gathering_of(nodes="2", endpoint=endpoint)
+    with pytest.raises(ConfigError, match="is not a rendezvous endpoint"):
+        rendezvous_of(nodes="2", endpoint=endpoint)
 
 
 def test_every_number_of_machines_must_share_the_batch() -> None:
     check_shares(THREE, processes=4, target=24)
-    with pytest.raises(PlanError, match="64 cannot be shared by 3 x 4"):
+    with pytest.raises(PlanError, match="64 cannot be split over 3 x 4"):
         check_shares(THREE, processes=4, target=64)
 
 
 def test_torchrun_is_told() -> None:
     options = torchrun_options(THREE, processes=4, restarts=3, name="x")
     assert {"--nnodes=2:3", "--max-restarts=3", "--rdzv-endpoint=here:29500", "--rdzv-id=x"} <= set(options)
-    fixed = replace(THREE, most=2)
+    fixed = replace(THREE, max_nodes=2)
     assert "--nnodes=2" in torchrun_options(fixed, processes=4, restarts=3, name="x")
 
 
@@ -95,10 +92,10 @@ def test_the_command_is_printed() -> None:
     config = make_config("lenet5", device="cpu")
     runs = Path("runs")
     assert cluster.command_line(config, name="x", runs=runs) == "python -m train --runs runs train"
-    two = replace(config, num_devices=2)
+    two = config.replace(num_devices=2)
     shown = cluster.command_line(two, name="x", runs=runs)
     assert shown == "python -m train --runs runs train # starts 2 processes"
-    many = replace(two, dist_nnodes="2", dist_endpoint="here:29500")
+    many = two.replace(dist_nnodes="2", dist_endpoint="here:29500")
     assert "--rdzv-endpoint=here:29500" in cluster.command_line(many, name="x", runs=runs)
 
 
@@ -111,23 +108,23 @@ def test_where_a_run_is_launched_is_no_part_of_what_it_is() -> None:
 
 def asked_of_slurm(tmp_path: Path, **changes: object) -> str:
     """How many GPUs a machine, by the script that is written; "" where none are asked for."""
-    config = replace(make_config("lenet5"), **changes)  # type: ignore[arg-type]
+    config = make_config("lenet5").replace(**changes)  # type: ignore[arg-type]
     text = cluster.script_of(config, configuration="", folder=tmp_path, runs=tmp_path)
     return "".join(line.partition("--gpus-per-node=")[2] for line in text.splitlines())
 
 
 @pytest.mark.parametrize(
-    ("device", "used", "wanted", "asked"),
+    ("device", "used", "wanted", "requested"),
     [
         *(("cuda", 4, 0, "4"), ("cuda", 4, 8, "8"), ("cuda", 0, 8, "8"), ("auto", 4, 0, "4")),
         *(("auto", 0, 0, ""), ("cpu", 4, 0, ""), ("xla", 4, 0, "")),
     ],
 )
 def test_slurm_is_asked_for_the_gpus_that_are_used(
-    device: str, used: int, wanted: int, asked: str, tmp_path: Path
+    device: str, used: int, wanted: int, requested: str, tmp_path: Path
 ) -> None:
     changes = {"device": device, "num_devices": used, "slurm_gpus_per_node": wanted}
-    assert asked_of_slurm(tmp_path, **changes) == asked
+    assert asked_of_slurm(tmp_path, **changes) == requested
 
 
 @pytest.mark.parametrize(
@@ -136,7 +133,7 @@ def test_slurm_is_asked_for_the_gpus_that_are_used(
         ("cuda", 4, 2, "CONFIG_SLURM_GPUS_PER_NODE=2 is fewer than CONFIG_NUM_DEVICES=4"),
         ("cpu", 0, 2, "CONFIG_SLURM_GPUS_PER_NODE=2 is not for CONFIG_DEVICE_CPU=y"),
         ("tpu", 4, 4, "CONFIG_SLURM_GPUS_PER_NODE=4 is not for CONFIG_DEVICE_TPU=y"),
-        ("cuda", 0, 0, "CONFIG_NUM_DEVICES=0 leaves open how many GPUs"),
+        ("cuda", 0, 0, "CONFIG_NUM_DEVICES=0 does not say how many GPUs"),
     ],
 )
 def test_gpus_that_contradict_the_devices_are_refused(
@@ -146,9 +143,12 @@ def test_gpus_that_contradict_the_devices_are_refused(
         asked_of_slurm(tmp_path, device=device, num_devices=used, slurm_gpus_per_node=wanted)
 
 
-def script(tmp_path: Path, **changes: object) -> str:
+def script(tmp_path: Path, *, nodes: int = 1, gpus: int = 0, **changes: object) -> str:
     return batch_script(
-        replace(BATCH, **changes),  # type: ignore[arg-type]
+        replace(make_config().launch, slurm_grace_seconds=120, **changes),  # type: ignore[arg-type]
+        model="lenet5",
+        nodes=nodes,
+        gpus=gpus,
         root=tmp_path,
         python="python",
         configuration="CONFIG_MAX_STEPS=7\n",
@@ -161,11 +161,11 @@ def test_the_script_asks_for_what_is_set_and_no_more(tmp_path: Path) -> None:
     text = script(tmp_path)
     assert "--gpus-per-node" not in text and "--partition" not in text and "DIST_ENDPOINT" not in text
     assert "#SBATCH --requeue" in text and "#SBATCH --signal=B:USR1@120" in text
-    text = script(tmp_path, nodes=2, gpus_per_node=8, time="1:00:00", partition="long")
+    text = script(tmp_path, nodes=2, gpus=8, slurm_time="1:00:00", slurm_partition="long")
     for line in ("--nodes=2", "--gpus-per-node=8", "--time=1:00:00", "--partition=long"):
         assert f"#SBATCH {line}\n" in text
     assert 'head -n 1):29500"' in text
-    assert "srun --kill-on-bad-exit=1 --cpus-per-task=6 python" in script(tmp_path, cpus_per_node=6)
+    assert "srun --kill-on-bad-exit=1 --cpus-per-task=6 python" in script(tmp_path, slurm_cpus_per_node=6)
 
 
 @pytest.mark.parametrize(
@@ -188,8 +188,8 @@ def test_times_are_read_as_sbatch_reads_them(time: str, seconds: int | None) -> 
 def test_a_time_that_is_up_before_it_begins_is_refused(tmp_path: Path) -> None:
     # A job that is told to stop at once would be requeued for ever.
     with pytest.raises(ConfigError, match="CONFIG_SLURM_TIME=3:00 leaves no time for training"):
-        script(tmp_path, time="3:00")
-    assert "--time=3:01" in script(tmp_path, time="3:01")
+        script(tmp_path, slurm_time="3:00")
+    assert "--time=3:01" in script(tmp_path, slurm_time="3:01")
 
 
 def run_script(

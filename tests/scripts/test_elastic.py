@@ -36,11 +36,19 @@ def test_without_a_gpu_one_must_be_named(monkeypatch: pytest.MonkeyPatch) -> Non
         elastic.show("")
 
 
-@pytest.mark.parametrize(("two", "alike"), [((64, 0.70001), True), ((64, 0.71), False), ((128, 0.7), False)])
+@pytest.mark.parametrize(
+    ("two", "alike"),
+    [
+        ((64, [0.7] * 10 + [0.8]), True),
+        ((64, [0.71] * 11), False),
+        ((64, [0.7] * 10), False),
+        ((128, [0.7] * 11), False),
+    ],
+)
 def test_the_demonstration_fails_where_two_do_not_train_as_one(
-    two: tuple[int, float], alike: bool, monkeypatch: pytest.MonkeyPatch
+    two: tuple[int, list[float]], alike: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(elastic, "_trained", {1: (64, 0.7), 2: two}.__getitem__)
+    monkeypatch.setattr(elastic, "_trained", {1: (64, [0.7] * 11), 2: two}.__getitem__)
     if alike:
         assert elastic.demonstrate() == 0
         return

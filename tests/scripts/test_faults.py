@@ -12,16 +12,16 @@ from scripts import faults
 def test_it_counts_and_fails_where_one_failed(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    asked: list[str] = []
+    requested: list[str] = []
     failing = list(faults.TESTS)[1]
 
     def passes(test: str) -> bool:
-        asked.append(test)
-        return (test, asked.count(test)) != (failing, 2)
+        requested.append(test)
+        return (test, requested.count(test)) != (failing, 2)
 
     monkeypatch.setattr(faults, "_passes", passes)
     assert faults.main() == 1
-    assert {test: asked.count(test) for test in asked} == dict(faults.TESTS)
+    assert {test: requested.count(test) for test in requested} == dict(faults.TESTS)
     lines = capsys.readouterr().out.splitlines()
     assert [line.split("  ")[0] for line in lines] == [
         f"{times - (test == failing)} of {times}" for test, times in faults.TESTS.items()

@@ -32,13 +32,13 @@ def make_config(model: str = "lenet5", **changes: object) -> Config:
 
     The method is the table, for which no model has to be built, unless `changes` say otherwise.
     """
-    return dataclasses.replace(_defaults(model), **{"auto_method": "table"} | changes)
+    return _defaults(model).replace(**{"auto_method": "table"} | changes)
 
 
 def changed(config: Config, **changes: Any) -> Config:
     """`config` with fields changed, and options of the task by their names in it."""
     own = {name: changes.pop(name) for name in config.task_options if name in changes}
-    return dataclasses.replace(config, task_options={**config.task_options, **own}, **changes)
+    return config.replace(task_options={**config.task_options, **own}, **changes)
 
 
 def make_facts(model: str = "lenet5", **changes: Any) -> ModelFacts:

@@ -7,23 +7,23 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from lib.data import Dataset, Place, open_dataset, outline
+from lib.data import DataLocation, Dataset, describe_dataset, open_dataset
 
 # Symbols of puzzles that are generated, where they are not.
 FROM_FILES = dict.fromkeys(("level", "clues", "train_size", "test_size"))
 NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
-def place_of(name: str, asked: Mapping[str, Any]) -> Place:
-    """Nothing is downloaded and nothing said, unless `asked` otherwise."""
-    silent: dict[str, Any] = {"root": Path("nowhere"), "download": False, "say": lambda _: None}
-    return Place(name=name, **silent | {"cache_dir": Path("nowhere"), "data_dir": None} | asked)
+def place_of(name: str, requested: Mapping[str, Any]) -> DataLocation:
+    """Nothing is downloaded and nothing said, unless `requested` otherwise."""
+    silent: dict[str, Any] = {"root": Path("nowhere"), "download": False, "log": lambda _: None}
+    return DataLocation(name=name, **silent | {"cache_dir": Path("nowhere"), "data_dir": None} | requested)
 
 
-def opened(name: str, options: Mapping[str, Any] = NOTHING, **asked: Any) -> Dataset:
+def opened(name: str, options: Mapping[str, Any] = NOTHING, **requested: Any) -> Dataset:
     """options: values of the data set's own symbols."""
-    return open_dataset(place_of(name, asked), options)
+    return open_dataset(place_of(name, requested), options)
 
 
-def looked(name: str, options: Mapping[str, Any] = NOTHING, **asked: Any) -> Dataset | None:
-    return outline(place_of(name, asked), options)
+def looked(name: str, options: Mapping[str, Any] = NOTHING, **requested: Any) -> Dataset | None:
+    return describe_dataset(place_of(name, requested), options)

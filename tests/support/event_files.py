@@ -1,12 +1,57 @@
-"""Reads event files of TensorBoard with neither its package nor our writer."""
+"""Event files of TensorBoard for tests: a stand-in for its package, and a reader of files of either."""
 
 from __future__ import annotations
 
-import struct
-from collections.abc import Iterator
+import importlib.util
+import json
+import sys
 from dataclasses import dataclass, field
+from importlib.machinery import ModuleSpec
 from pathlib import Path
-from typing import Any
+from types import ModuleType
+from typing import Any, BinaryIO
+
+import pytest
+
+INSTALLED = importlib.util.find_spec("tensorboard") is not None
+
+
+class _Message(dict[str, Any]):
+    """Stands for a protocol buffer: its fields, serialized as JSON."""
+
+    START = 1
+
+    def __init__(self, **fields: Any) -> None:
+        super().__init__(fields)
+
+    def SerializeToString(self) -> bytes:
+        return json.dumps(self).encode()
+
+
+class _RecordWriter:
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+
+    def write(self, data: bytes) -> None:
+        self._file.write(data + b"\n")
+
+    def flush(self) -> None:
+        self._file.flush()
+
+
+def use_stand_in(patch: pytest.MonkeyPatch) -> None:
+    """Put modules that write JSON lines in place of those of tensorboard that the sink imports."""
+    contents = {
+        "tensorboard": {},
+        "tensorboard.compat.proto.event_pb2": {"Event": _Message, "SessionLog": _Message},
+        "tensorboard.compat.proto.summary_pb2": {"Summary": _Message},
+        "tensorboard.summary.writer.record_writer": {"RecordWriter": _RecordWriter},
+    }
+    for name, members in contents.items():
+        module = ModuleType(name)
+        module.__spec__ = ModuleSpec(name, None, origin="a test")
+        vars(module).update(members)
+        patch.setitem(sys.modules, name, module)
 
 
 @dataclass
@@ -19,78 +64,32 @@ class Event:
 
 
 def read_events(file: Path) -> list[Event]:
-    """Every event, with both checksums of its record verified."""
-    data, events = file.read_bytes(), []
-    while data:
-        (length,) = struct.unpack("<Q", data[:8])
-        verify(data[:8], data[8:12])
-        verify(data[12 : 12 + length], data[12 + length : 16 + length])
-        events.append(event_of(data[12 : 12 + length]))
-        data = data[16 + length :]
-    return events
+    """Every event of a file that the stand-in or the package has written."""
+    data = file.read_bytes()
+    if data and not data.startswith(b"{"):
+        return _read_by_package(file)
+    return [
+        Event(
+            wall_time=one["wall_time"],
+            step=one.get("step", 0),
+            file_version=one.get("file_version", ""),
+            starts_session="session_log" in one,
+            values={value["tag"]: value["simple_value"] for value in one.get("summary", {}).get("value", ())},
+        )
+        for one in map(json.loads, data.splitlines())
+    ]
 
 
-def verify(data: bytes, stored: bytes) -> None:
-    (masked,) = struct.unpack("<I", stored)
-    rotated = (masked - 0xA282EAD8) % 2**32
-    assert (rotated >> 17 | rotated << 15) % 2**32 == slow_crc32c(data)
+def _read_by_package(file: Path) -> list[Event]:
+    from tensorboard.backend.event_processing.event_file_loader import LegacyEventFileLoader
 
-
-def slow_crc32c(data: bytes) -> int:
-    """By division of polynomials, bit by bit, highest power first."""
-    bits = [byte >> place & 1 for byte in data for place in range(8)] + [0] * 32
-    for place in range(32):
-        bits[place] ^= 1
-    divisor = [1, *(0x1EDC6F41 >> place & 1 for place in range(31, -1, -1))]
-    for start in range(len(bits) - 32):
-        if bits[start]:
-            for place, bit in enumerate(divisor):
-                bits[start + place] ^= bit
-    remainder = [bit ^ 1 for bit in bits[-32:]]
-    return sum(bit << place for place, bit in enumerate(remainder))
-
-
-def event_of(data: bytes) -> Event:
-    event = Event()
-    for number, value in fields(data):
-        if number == 1:
-            (event.wall_time,) = struct.unpack("<d", value)
-        elif number == 2:
-            event.step = value
-        elif number == 3:
-            event.file_version = value.decode()
-        elif number == 5:
-            event.values |= dict(scalar_of(one) for _, one in fields(value))
-        elif number == 7:
-            event.starts_session = dict(fields(value)) == {1: 1}
-    return event
-
-
-def scalar_of(data: bytes) -> tuple[str, float]:
-    found = dict(fields(data))
-    return found[1].decode(), struct.unpack("<f", found[2])[0]
-
-
-def fields(data: bytes) -> Iterator[tuple[int, Any]]:
-    """(number, value) of a message: an int, or the bytes of anything else."""
-    while data:
-        key, data = varint(data)
-        if key & 7 == 0:
-            value, data = varint(data)
-            yield key >> 3, value
-            continue
-        if key & 7 == 2:
-            length, data = varint(data)
-        else:
-            length = {1: 8, 5: 4}[key & 7]
-        yield key >> 3, data[:length]
-        data = data[length:]
-
-
-def varint(data: bytes) -> tuple[int, bytes]:
-    value = 0
-    for place, byte in enumerate(data):
-        value |= (byte & 0x7F) << 7 * place
-        if byte < 0x80:
-            return value, data[place + 1 :]
-    raise AssertionError("a number without its end")
+    return [
+        Event(
+            wall_time=one.wall_time,
+            step=one.step,
+            file_version=one.file_version,
+            starts_session=one.session_log.status == 1,
+            values={value.tag: value.simple_value for value in one.summary.value},
+        )
+        for one in LegacyEventFileLoader(str(file)).Load()
+    ]

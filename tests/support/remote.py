@@ -49,7 +49,7 @@ def save(run: RunDir, step: int, *, best: bool = False, keep_last: int = 3, valu
 
 
 def remote_of(run: RunDir, storage: Storage | None = None) -> RemoteRun:
-    whole = storage or open_storage(URL, asked="X")
+    whole = storage or open_storage(URL, requested="X")
     return RemoteRun(run.name, whole.below(f"lenet5/{run.name}"))
 
 

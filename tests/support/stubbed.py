@@ -11,7 +11,7 @@ from lib.config import Config
 from lib.devices.base import Backend
 from lib.plan.types import Hardware
 from scripts import cluster
-from tests.support.training import MemoryRecord, random_subject, small_config, small_job, small_plan
+from tests.support.training import MemoryRecord, random_data, small_config, small_job, small_plan
 from train.job import Job, Progress
 from train.loop import optimizer_step
 
@@ -22,8 +22,8 @@ XLA_STUB, TPU_STUB = (
 
 def job_on(backend: Backend, *cut: int, task: Any = lambda task: task, **changes: Any) -> Job:
     config = small_config(**changes)
-    subject = random_subject(config, shape=(1, 28, 28), train_size=40, test_size=10)
-    return small_job(config, small_plan(*cut), subject, backend=backend, record=MemoryRecord(), task=task)
+    data = random_data(config, shape=(1, 28, 28), train_size=40, test_size=10)
+    return small_job(config, small_plan(*cut), data, backend=backend, record=MemoryRecord(), task=task)
 
 
 def asked_for_in_a_step(job: Job, calls: list[str]) -> list[str]:

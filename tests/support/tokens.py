@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import numpy as np
 import torch
 
 from lib.config import Config
 from lib.data.types import ArrayPart, Dataset, TextClassSpec, TextSpec, TokenPart
 from tests.support.training import small_config
-from train.training_data import Subject, measure
+from train.training_data import TrainingData, make_training_data
 
 VOCAB = 16
 BLOCK = 8
@@ -42,12 +40,12 @@ def text_spec(*, vocab_size: int = VOCAB, block_size: int = BLOCK, tokens: int =
 def small_lm_config(**changes: object) -> Config:
     config = small_config("gpt2")
     options = {**config.model_options, "layers": 2, "heads": 2, "width": 16}
-    return dataclasses.replace(config, **{"model_options": options, "augment": "none"} | changes)
+    return config.replace(**{"model_options": options, "augment": "none"} | changes)
 
 
-def text_subject(
+def text_data(
     config: Config, *, train: np.ndarray | None = None, test: np.ndarray | None = None
-) -> Subject:
+) -> TrainingData:
     """The cycle, or noise where tokens are given; the last window of the evaluation part is ragged."""
     train = cycle(40 * BLOCK) if train is None else train
     test = cycle(3 * BLOCK + 4) if test is None else test
@@ -57,17 +55,17 @@ def text_subject(
         test=TokenPart(test, block_size=BLOCK),
         source="a cycle",
     )
-    return measure(config, dataset)
+    return make_training_data(config, dataset)
 
 
-def sentences_subject(config: Config, *, size: int) -> Subject:
+def sentences_data(config: Config, *, size: int) -> TrainingData:
     """Random tokens of every length, with the label that the first one has."""
     random, pad = np.random.default_rng(0), VOCAB - 1
     tokens = random.integers(0, pad, (size, BLOCK))
     tokens[np.arange(BLOCK) > random.integers(0, BLOCK, (size, 1))] = pad
     part = ArrayPart(tokens, tokens[:, 0] % 2)
     spec = TextClassSpec(name="noise", vocab_size=VOCAB, block_size=BLOCK, classes=2, pad=pad)
-    return measure(config, Dataset(spec=spec, train=part, test=part, source="noise"))
+    return make_training_data(config, Dataset(spec=spec, train=part, test=part, source="noise"))
 
 
 def oracle(tokens_BT: torch.Tensor) -> torch.Tensor:

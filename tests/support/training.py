@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import signal
 from collections.abc import Callable, Mapping
@@ -13,18 +12,19 @@ import torch
 from torch import Tensor
 
 from lib.config import Config
-from lib.data import ArrayPart, Dataset, ImageSpec
+from lib.data import ArrayPart, Dataset
 from lib.data.loader import Batch
 from lib.devices.base import Backend
-from lib.plan.fitting import Trial
+from lib.plan.fitting import StepSettings
 from lib.plan.types import Hardware, Plan
+from scripts.gpu_check.cases import random_image_spec
 from tests.support.configs import make_config
 from train.build import make_job
 from train.job import Job, Progress
 from train.loop import train
-from train.record import Record, SilentRecord
+from train.record import Record
 from train.tasks.base import Forward, Sums, Task
-from train.training_data import Subject, measure
+from train.training_data import TrainingData, make_training_data
 
 CLASSES = 10
 CPU = Hardware.from_json(
@@ -36,7 +36,7 @@ CPU = Hardware.from_json(
         "cpu_bf16": "none",
     }
 )
-CPU_TRIAL = Trial(
+CPU_TRIAL = StepSettings(
     device="cpu",
     several_devices=False,
     micro_batch=8,
@@ -48,9 +48,9 @@ CPU_TRIAL = Trial(
 )
 
 
-def random_subject(
+def random_data(
     config: Config, *, shape: tuple[int, int, int], train_size: int, test_size: int | None = None
-) -> Subject:
+) -> TrainingData:
     """Random images (C, H, W) and labels; without `test_size` the same for training and evaluation."""
     random = torch.Generator().manual_seed(0)
 
@@ -58,20 +58,10 @@ def random_subject(
         images = torch.randint(0, 256, (size, *shape), generator=random, dtype=torch.uint8)
         return ArrayPart(images.numpy(), torch.randint(0, CLASSES, (size,), generator=random).numpy())
 
-    channels, height, width = shape
-    spec = ImageSpec(
-        name="random",
-        channels=channels,
-        height=height,
-        width=width,
-        classes=CLASSES,
-        mean=(0.5,) * channels,
-        std=(0.25,) * channels,
-        synthetic=True,
-    )
+    spec = random_image_spec(*shape, classes=CLASSES)
     train_part = part(train_size)
     test_part = train_part if test_size is None else part(test_size)
-    return measure(config, Dataset(spec=spec, train=train_part, test=test_part, source="random"))
+    return make_training_data(config, Dataset(spec=spec, train=train_part, test=test_part, source="random"))
 
 
 def small_config(model: str = "lenet5", **changes: Any) -> Config:
@@ -92,7 +82,7 @@ def small_config(model: str = "lenet5", **changes: Any) -> Config:
     if "width" in config.model_options:
         narrow = {"width": 8 if model.startswith("resnet") else 4, "heads": 2, "layers": 2}
         settings |= {"model_options": {n: narrow.get(n, v) for n, v in config.model_options.items()}}
-    return dataclasses.replace(config, **(settings | changes))
+    return config.replace(**(settings | changes))
 
 
 def small_plan(
@@ -119,7 +109,7 @@ def small_plan(
     return Plan(**settings, reasons=dict.fromkeys(settings, "a test wants it"))
 
 
-class MemoryRecord(SilentRecord):
+class MemoryRecord(Record):
     """A record that remembers what it was told."""
 
     def __init__(self) -> None:
@@ -130,7 +120,7 @@ class MemoryRecord(SilentRecord):
         self.said: list[str] = []
         self.fractions: list[float] = []
 
-    def say(self, text: str) -> None:
+    def log(self, text: str) -> None:
         self.said.append(text)
 
     def row(self, kind: str, **values: Any) -> None:
@@ -173,7 +163,7 @@ class Wrapped:
 def small_job(
     config: Config,
     plan: Plan,
-    subject: Subject,
+    data: TrainingData,
     *,
     backend: Backend | None = None,
     record: Record | None = None,
@@ -181,8 +171,8 @@ def small_job(
     dtype: torch.dtype = torch.float64,
 ) -> Job:
     """A job on the CPU; `task` wraps the one that the model's folder names."""
-    backend, record = backend or Backend("cpu"), record or SilentRecord()
-    job = make_job(config, plan, subject, hardware=CPU, backend=backend, record=record, dtype=dtype)
+    backend, record = backend or Backend("cpu"), record or Record()
+    job = make_job(config, plan, data, hardware=CPU, backend=backend, record=record, dtype=dtype)
     job.task = task(job.task)
     return job
 

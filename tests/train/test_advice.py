@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from lib.devices.base import FakeBackend
-from lib.plan.advice import advised
+from lib.plan.batch import advised_micro_batch
 from tests.support.configs import load_hardware
-from tests.support.training import MemoryRecord, random_subject, small_config, small_job, small_plan
+from tests.support.fake_backend import FakeBackend
+from tests.support.training import MemoryRecord, random_data, small_config, small_job, small_plan
 from train.signals import Stopped
-from train.summary import told_memory
+from train.summary import report_memory
 
 GPU = load_hardware("rtx3090")
 TOTAL_BYTES = GPU.devices[0].total_bytes
@@ -33,13 +33,15 @@ TOTAL_BYTES = GPU.devices[0].total_bytes
     ],
 )
 def test_a_micro_batch_follows_the_memory(filled: float, norm_batch: int, expected: int) -> None:
-    assert advised(64, share=512, norm_batch=norm_batch, filled=filled) == expected
+    assert advised_micro_batch(64, share=512, norm_batch=norm_batch, filled=filled) == expected
 
 
 def test_what_is_too_full_is_never_raised_and_one_sample_stays() -> None:
-    assert advised(1, share=8, norm_batch=0, filled=0.99) == 1
-    assert advised(8, share=8, norm_batch=0, filled=0.1) == 8
-    full, roomy = (advised(3, share=12, norm_batch=0, filled=filled, target=0.95) for filled in (0.7, 0.59))
+    assert advised_micro_batch(1, share=8, norm_batch=0, filled=0.99) == 1
+    assert advised_micro_batch(8, share=8, norm_batch=0, filled=0.1) == 8
+    full, roomy = (
+        advised_micro_batch(3, share=12, norm_batch=0, filled=filled, target=0.95) for filled in (0.7, 0.59)
+    )
     assert (full, roomy) == (3, 4), "a high target raises nothing that has little room"
 
 
@@ -54,13 +56,13 @@ class Filled(FakeBackend):
 
 def told(share: float, *, stopped: bool = False, rank: int = 0, **changes: Any) -> list[str]:
     config = small_config(**{"hyper_param": "manual", "auto_method": None} | changes)
-    subject = random_subject(config, shape=(1, 28, 28), train_size=64)
+    data = random_data(config, shape=(1, 28, 28), train_size=64)
     backend = Filled(rank=rank, world=2)
     backend.share = share
     record = MemoryRecord()
-    job = small_job(config, small_plan(8, 8, world=2), subject, backend=backend, record=record)
+    job = small_job(config, small_plan(8, 8, world=2), data, backend=backend, record=record)
     try:
-        with told_memory(job, GPU):
+        with report_memory(job, GPU):
             if stopped:
                 raise Stopped(15, 3)
     except Stopped:
@@ -80,6 +82,6 @@ def test_a_run_says_what_would_use_its_memory_better() -> None:
 def test_a_prediction_stands_beside_what_was_taken() -> None:
     predicting = {"hyper_param": "auto", "auto_method": "predict"}
     (line,) = told(0.3, **predicting)
-    assert line.endswith("(30%); predicted was nothing"), "the plan of this test has no memory"
+    assert line.endswith("(30%); predicted: nothing"), "the plan of this test has no memory"
     (policy,) = told(0.3, **predicting, elastic_target_util=75)
     assert "16 at a time" in policy

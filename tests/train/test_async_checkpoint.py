@@ -22,15 +22,15 @@ from tests.support.training import (
     Clock,
     MemoryRecord,
     Timed,
-    random_subject,
+    random_data,
     small_config,
     small_job,
     small_plan,
 )
-from train.async_checkpoint import Saver
+from train.async_checkpoint import AsyncCheckpointer
 from train.job import Job, Progress
 from train.loop import load_state_dict, state_dict, train
-from train.record import Record, RunRecord, SilentRecord
+from train.record import Record, RunRecord
 from train.signals import Stopped
 
 PATIENCE_SECONDS = 60
@@ -41,8 +41,8 @@ ALONE = Gatherer(rank=0)
 def job_of(record: Record, *, aside: bool, **changes: Any) -> Job:
     settings = {"max_steps": STEPS, "checkpoint_interval_steps": EVERY, "ema": True, "ema_decay": 0.5}
     config = small_config(checkpoint_async=aside, eval_interval_steps=100, **settings | changes)
-    subject = random_subject(config, shape=(1, 28, 28), train_size=24, test_size=5)
-    return small_job(config, small_plan(4, 4), subject, record=record)
+    data = random_data(config, shape=(1, 28, 28), train_size=24, test_size=5)
+    return small_job(config, small_plan(4, 4), data, record=record)
 
 
 def without_seconds(state: Mapping[str, Any]) -> dict[str, Any]:
@@ -88,11 +88,11 @@ def test_a_run_goes_on_from_it_to_the_same_bits(tmp_path: Path) -> None:
         train(job := job_of(record, aside=aside), progress := Progress())
         record.close()
         digests[aside] = digest(without_seconds(state_dict(job, progress)))
-        loaded = checkpoint.load(run.checkpoints, which=EVERY, say=print)
+        loaded = checkpoint.load(run.checkpoints, which=EVERY, log=print)
         assert loaded is not None
         found[aside] = loaded[1]
     assert digest(without_seconds(found[True])) == digest(without_seconds(found[False]))
-    resumed = job_of(SilentRecord(), aside=True)
+    resumed = job_of(Record(), aside=True)
     progress = load_state_dict(resumed, found[True])
     assert progress.step == EVERY
     train(resumed, progress)
@@ -129,7 +129,7 @@ def test_a_signal_waits_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
     assert record.saved == [(2, False)]
 
 
-class Full(SilentRecord):
+class Full(Record):
     """There is no room on the disk from some step on."""
 
     def __init__(self, *, from_step: int) -> None:
@@ -139,7 +139,7 @@ class Full(SilentRecord):
         if step >= self.from_step:
             raise CheckpointError(f"no room for step {step}")
 
-    def say(self, text: str) -> None:
+    def log(self, text: str) -> None:
         self.said.append(text)
 
 
@@ -150,29 +150,35 @@ def test_what_goes_wrong_ends_the_run(step: int) -> None:
 
 
 def test_what_went_wrong_is_raised_at_the_next_boundary() -> None:
-    with pytest.raises(CheckpointError, match="step 1"), Saver(Full(from_step=1), aside=True) as saver:
+    with (
+        pytest.raises(CheckpointError, match="step 1"),
+        AsyncCheckpointer(Full(from_step=1), asynchronous=True) as saver,
+    ):
         saver.check()
         saver.save(1, {}, ALONE, best=False)
-        under_way = saver._under_way
-        assert under_way is not None
-        wait([under_way], timeout=PATIENCE_SECONDS)
+        pending = saver._pending
+        assert pending is not None
+        wait([pending], timeout=PATIENCE_SECONDS)
         saver.check()
         raise AssertionError("the run went on")
 
 
 def test_the_next_one_raises_what_went_wrong_before() -> None:
-    with pytest.raises(CheckpointError, match="step 1"), Saver(Full(from_step=1), aside=True) as saver:
+    with (
+        pytest.raises(CheckpointError, match="step 1"),
+        AsyncCheckpointer(Full(from_step=1), asynchronous=True) as saver,
+    ):
         saver.save(1, {}, ALONE, best=False)
         saver.save(2, {}, ALONE, best=False)
 
 
 def test_of_two_errors_the_one_that_ended_the_run_is_raised_and_both_are_told() -> None:
     record = Full(from_step=1)
-    with pytest.raises(ToolkitError, match="diverged"), Saver(record, aside=True) as saver:
+    with pytest.raises(ToolkitError, match="diverged"), AsyncCheckpointer(record, asynchronous=True) as saver:
         saver.save(1, {}, ALONE, best=False)
         raise ToolkitError("training has diverged")
     assert record.said == ["The last checkpoint was not kept: no room for step 1"]
-    with pytest.raises(CheckpointError), Saver(record, aside=True) as saver:
+    with pytest.raises(CheckpointError), AsyncCheckpointer(record, asynchronous=True) as saver:
         saver.save(1, {}, ALONE, best=False)
         raise Stopped(15, 1)
 
@@ -180,10 +186,10 @@ def test_of_two_errors_the_one_that_ended_the_run_is_raised_and_both_are_told() 
 def test_a_snapshot_shares_no_memory_but_keeps_what_was_tied() -> None:
     weight = torch.arange(6.0).view(2, 3).t()
     state = {"a": weight, "list": [weight.view_as(weight), {"rate": 0.1}], "empty": torch.empty(0)}
-    taken = snapshot(state, whole=True)
+    copied = snapshot(state, replicated=True)
     kept = weight.clone()
     weight.zero_()
-    assert torch.equal(taken["a"], kept) and taken["a"].stride() == weight.stride()
-    assert taken["a"].data_ptr() == taken["list"][0].data_ptr() != weight.data_ptr()
-    assert taken["list"][1] == {"rate": 0.1} and isinstance(taken["empty"], Tensor)
-    assert snapshot(state, whole=False) == {"a": None, "list": [None, {"rate": 0.1}], "empty": None}
+    assert torch.equal(copied["a"], kept) and copied["a"].stride() == weight.stride()
+    assert copied["a"].data_ptr() == copied["list"][0].data_ptr() != weight.data_ptr()
+    assert copied["list"][1] == {"rate": 0.1} and isinstance(copied["empty"], Tensor)
+    assert snapshot(state, replicated=False) == {"a": None, "list": [None, {"rate": 0.1}], "empty": None}

@@ -14,20 +14,20 @@ import torch
 from torch import nn
 
 from lib.config import Config
-from lib.data import Dataset, Delivery, ImageSpec, Part, Place, TextClassSpec, TrainLoader
-from lib.devices.base import Backend, FakeBackend
+from lib.data import DataLocation, Dataset, ImageSpec, LoaderConfig, Part, TextClassSpec, TrainLoader
+from lib.devices.base import Backend
 from lib.errors import ConfigError
 from lib.nn.batch_norm import GhostBatchNorm2d
 from lib.plan.types import Hardware
 from models.gpt2 import huggingface
-from models.looped.energy import EnergyForm
 from tests.support.configs import make_config
-from tests.support.tokens import small_lm_config, text_spec, text_subject
+from tests.support.fake_backend import FakeBackend
+from tests.support.tokens import small_lm_config, text_data, text_spec
 from tests.support.training import (
     CPU,
     MemoryRecord,
     largest_difference,
-    random_subject,
+    random_data,
     small_config,
     small_plan,
 )
@@ -38,7 +38,7 @@ from train.job import Job
 from train.tasks.classify.task import Classify
 from train.tasks.lm.task import LanguageModel
 from train.tasks.opening import make_task
-from train.training_data import Subject, evaluation_part, open_subject
+from train.training_data import TrainingData, evaluation_part, open_training_data
 
 
 def make_job_of_text(
@@ -47,7 +47,7 @@ def make_job_of_text(
     return make_job(
         config,
         small_plan(2),
-        text_subject(config),
+        text_data(config),
         hardware=CPU,
         backend=Backend("cpu"),
         record=record or MemoryRecord(),
@@ -71,7 +71,7 @@ def job_of(
     model: str = "resnet18",
     *,
     norm_batch: int = 4,
-    subject: Subject | None = None,
+    data: TrainingData | None = None,
     backend: Backend | None = None,
     plan: dict[str, Any] | None = None,
     hardware: Hardware = CPU,
@@ -82,7 +82,7 @@ def job_of(
     return make_job(
         config,
         small_plan(8, 8, norm_batch=norm_batch, **(plan or {})),
-        subject or random_subject(config, shape=shape, train_size=40, test_size=10),
+        data or random_data(config, shape=shape, train_size=40, test_size=10),
         hardware=hardware,
         backend=backend or Backend("cpu"),
         record=MemoryRecord(),
@@ -95,41 +95,41 @@ def job_of(
 def fake_data(
     monkeypatch: pytest.MonkeyPatch, *, synthetic: bool = True
 ) -> tuple[Dataset, list[dict[str, Any]]]:
-    subject = random_subject(small_config(), shape=(1, 28, 28), train_size=40, test_size=10)
-    spec = dataclasses.replace(subject.dataset.spec, synthetic=synthetic)
-    dataset = dataclasses.replace(subject.dataset, spec=spec)
-    asked: list[dict[str, Any]] = []
+    data = random_data(small_config(), shape=(1, 28, 28), train_size=40, test_size=10)
+    spec = dataclasses.replace(data.dataset.spec, synthetic=synthetic)
+    dataset = dataclasses.replace(data.dataset, spec=spec)
+    requested: list[dict[str, Any]] = []
 
-    def open_dataset(place: Place, options: Mapping[str, Any]) -> Dataset:
-        asked.append({"place": place, "options": options})
+    def open_dataset(place: DataLocation, options: Mapping[str, Any]) -> Dataset:
+        requested.append({"place": place, "options": options})
         return dataset
 
     monkeypatch.setattr("train.training_data.open_dataset", open_dataset)
-    return dataset, asked
+    return dataset, requested
 
 
 def test_data_are_opened_as_configured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    dataset, asked = fake_data(monkeypatch)
+    dataset, requested = fake_data(monkeypatch)
     config = small_config(dataset="mnist", data_dir="elsewhere", data_download=False)
-    subject = open_subject(config, root=tmp_path, say=print)
-    place: Place = asked[0]["place"]
+    data = open_training_data(config, root=tmp_path, log=print)
+    place: DataLocation = requested[0]["place"]
     assert (place.name, place.download, place.image_size, place.block_size) == ("mnist", False, None, None)
     assert (place.data_dir, place.cache_dir) == (tmp_path / "elsewhere", tmp_path / "data")
-    assert subject.dataset == dataset
-    open_subject(small_config(dataset="image_folder", image_size=96), root=tmp_path, say=print)
-    assert asked[1]["place"].image_size == 96
-    assert (subject.facts.train_size, subject.facts.has_batchnorm) == (40, False)
-    assert subject.to_json()["train_size"] == 40 and subject.to_json()["evaluation_size"] == 10
+    assert data.dataset == dataset
+    open_training_data(small_config(dataset="image_folder", image_size=96), root=tmp_path, log=print)
+    assert requested[1]["place"].image_size == 96
+    assert (data.facts.train_size, data.facts.has_batchnorm) == (40, False)
+    assert data.to_json()["train_size"] == 40 and data.to_json()["evaluation_size"] == 10
 
 
 def test_texts_are_opened_as_configured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    _, asked = fake_data(monkeypatch)
+    _, requested = fake_data(monkeypatch)
     own = {"vocab_size": 300}
     config = small_config(dataset="token_bins", data_dir=None, block_size=64, data_options=own)
-    open_subject(config, root=tmp_path, say=print)
-    place: Place = asked[0]["place"]
+    open_training_data(config, root=tmp_path, log=print)
+    place: DataLocation = requested[0]["place"]
     assert place.data_dir is None and (place.tokenizer, place.block_size) == (None, 64)
-    assert asked[0]["options"] == own
+    assert requested[0]["options"] == own
 
 
 def test_without_a_holdout_the_test_part_is_evaluated(
@@ -137,15 +137,15 @@ def test_without_a_holdout_the_test_part_is_evaluated(
 ) -> None:
     dataset, _ = fake_data(monkeypatch, synthetic=False)
     config = small_config(data_limit=30)
-    subject = open_subject(config, root=tmp_path, say=print)
-    assert subject.dataset.test is dataset.test and subject.dataset.train.size == 30
-    assert evaluation_part(config, subject.dataset) == "test part of random"
+    data = open_training_data(config, root=tmp_path, log=print)
+    assert data.dataset.test is dataset.test and data.dataset.train.size == 30
+    assert evaluation_part(config, data.dataset) == "test part of random"
 
 
 def test_a_holdout_is_evaluated_and_never_trained_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fake_data(monkeypatch)
     config = small_config(holdout=8)
-    dataset = open_subject(config, root=tmp_path, say=print).dataset
+    dataset = open_training_data(config, root=tmp_path, log=print).dataset
     assert (dataset.train.size, dataset.test.size) == (32, 8)
     trained, evaluated = (part.rows for part in (dataset.train, dataset.test))
     assert trained is not None and evaluated is not None
@@ -157,7 +157,7 @@ def test_a_holdout_is_evaluated_and_never_trained_on(tmp_path: Path, monkeypatch
 
 
 def test_the_model_names_its_task() -> None:
-    images = random_subject(small_config(), shape=(1, 28, 28), train_size=4).dataset.spec
+    images = random_data(small_config(), shape=(1, 28, 28), train_size=4).dataset.spec
     task = make_task(small_config(label_smoothing=0.25), images)
     assert isinstance(task, Classify) and task.label_smoothing == 0.25
     labelled = TextClassSpec(name="t", vocab_size=9, block_size=4, classes=2, pad=8)
@@ -175,7 +175,7 @@ def test_training_starts_from_the_weights_that_are_given(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = small_lm_config(ema=True, ema_decay=0.5)
-    other = make_job_of_text(dataclasses.replace(config, seed=7)).model
+    other = make_job_of_text(config.replace(seed=7)).model
     file = tmp_path / "weights"
     torch.save(huggingface.to_huggingface(other), file)  # type: ignore[arg-type]
     monkeypatch.setattr(
@@ -247,8 +247,6 @@ def test_a_planned_compilation_is_of_the_wrapped_model(monkeypatch: pytest.Monke
     monkeypatch.setattr("lib.nn.compile.compiled", fake)
     job = job_of(plan={"compile": True}, backend=Wrapping())
     assert compiled == [job.wrapped] and job.wrapped is not job.model and isinstance(job.forward, nn.Identity)
-    job = job_of("looped", norm_batch=0, plan={"compile": True}, backend=Wrapping())
-    assert set(compiled[1:]) == {EnergyForm.step} and job.forward is job.wrapped
 
 
 def test_the_optimizer_and_the_average_are_as_configured() -> None:
@@ -269,12 +267,12 @@ def test_epochs_count_what_is_trained_on() -> None:
     assert job.budget == Budget(total_steps=5, total_seconds=None)
 
 
-@pytest.mark.parametrize("asked", ["resident", "stream", "auto"])
-def test_where_the_data_are_kept_is_told_and_changes_no_bit(asked: str) -> None:
-    job = job_of("lenet5", norm_batch=0, data_placement=asked, num_workers=2, prefetch=2)
+@pytest.mark.parametrize("requested", ["resident", "stream", "auto"])
+def test_where_the_data_are_kept_is_told_and_changes_no_bit(requested: str) -> None:
+    job = job_of("lenet5", norm_batch=0, data_placement=requested, num_workers=2, prefetch=2)
     reference = job_of("lenet5", norm_batch=0, data_placement="resident")
     assert isinstance(job.record, MemoryRecord)
-    placement = "stream" if asked == "stream" else "resident"
+    placement = "stream" if requested == "stream" else "resident"
     assert any(text.startswith(f"Data: random; {placement}: ") for text in job.record.said)
     options: dict[str, Any] = {"step": 1, "target": 16, "rank": 0, "world": 1, "sizes": (8, 8)}
     with job.train_loader, job.eval_loader:
@@ -284,18 +282,18 @@ def test_where_the_data_are_kept_is_told_and_changes_no_bit(asked: str) -> None:
 
 
 def test_delivery_and_augmentation_are_as_configured(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[tuple[Delivery, dict[str, Any]]] = []
+    requested: list[tuple[LoaderConfig, dict[str, Any]]] = []
 
-    def loader(part: Part, spec: ImageSpec, delivery: Delivery, **options: Any) -> TrainLoader:
-        asked.append((delivery, options))
-        return TrainLoader(part, spec, delivery, **options)
+    def loader(part: Part, spec: ImageSpec, loader_config: LoaderConfig, **options: Any) -> TrainLoader:
+        requested.append((loader_config, options))
+        return TrainLoader(part, spec, loader_config, **options)
 
     monkeypatch.setattr("train.build.TrainLoader", loader)
     config = {"data_placement": "stream", "num_workers": 3, "prefetch": 5, "augment": "shift", "seed": 7}
     job = job_of("lenet5", norm_batch=0, augment_pad=2, **config)
     with job.train_loader, job.eval_loader:
-        ((delivery, options),) = asked
-    assert (delivery.placement, delivery.num_workers, delivery.prefetch) == ("stream", 3, 5)
+        ((loader_config, options),) = requested
+    assert (loader_config.placement, loader_config.num_workers, loader_config.prefetch) == ("stream", 3, 5)
     assert options == {"seed": 7, "augment": "shift", "pad": 2, "fixed": 0, "epochs_ahead": 0}
 
 

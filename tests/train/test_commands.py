@@ -14,7 +14,7 @@ from lib.errors import ConfigError
 from lib.runs.directory import RunDir
 from tests.support.configs import load_hardware
 from train import __main__ as start
-from train.commands import _tell_end
+from train.commands import _log_end
 from train.planning.run_plan import _same_machine
 from train.preflight import command as preflight
 from train.signals import Stopped
@@ -36,21 +36,21 @@ def test_a_run_says_what_ended_it(run: RunDir) -> None:
     }
     for error, (state, step, reason) in expected.items():
         run.set_status("running", step=5)
-        _tell_end(run, error)
+        _log_end(run, error)
         status = run.status()
         assert (status.state, status.step) == (state, step) and status.reason.startswith(reason)
 
 
 def test_a_run_that_is_done_stays_done(run: RunDir) -> None:
     run.set_status("done", step=9)
-    _tell_end(run, KeyboardInterrupt())
+    _log_end(run, KeyboardInterrupt())
     assert (run.status().state, run.status().step) == ("done", 9)
 
 
 def test_of_a_run_that_is_gone_nothing_is_left(run: RunDir) -> None:
     for path in run.path.iterdir():
         path.unlink()
-    _tell_end(run, ValueError("bad"))
+    _log_end(run, ValueError("bad"))
     assert not list(run.path.iterdir())
 
 
@@ -82,6 +82,6 @@ def test_one_failed_check_fails_all(
 ) -> None:
     found = [preflight.Check(f"check {n}", each, "told", 0.1) for n, each in enumerate(passed)]
     monkeypatch.setattr(preflight, "_checks", lambda *_, **__: iter(found))
-    monkeypatch.setattr(preflight, "with_tier", lambda asked, **_: asked)
+    monkeypatch.setattr(preflight, "with_tier", lambda requested, **_: requested)
     nothing: Any = None
     assert preflight.preflight(nothing, root=tmp_path, runs=tmp_path, as_json=True) == status

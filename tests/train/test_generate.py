@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from lib.optim.ema import Ema
-from tests.support.tokens import BLOCK, VOCAB, oracle, small_lm_config, successor, text_subject
+from tests.support.tokens import BLOCK, VOCAB, oracle, small_lm_config, successor, text_data
 from tests.support.training import small_job, small_plan
 from train.generate import Sampling, continue_tokens, continued_text
 
@@ -92,7 +92,7 @@ class Letters:
 
 def test_a_job_speaks_with_the_weights_that_it_evaluates() -> None:
     config = small_lm_config()
-    job = small_job(config, small_plan(2), text_subject(config))
+    job = small_job(config, small_plan(2), text_data(config))
     greedy = Sampling(temperature=0.0, top_k=0, tokens=BLOCK, seed=0)
 
     def text() -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import pickle
 import sys
@@ -17,13 +16,10 @@ from lib import kconf
 from lib.config import Config
 from lib.errors import ConfigError
 from models.gpt2 import huggingface
-from tests.support.puzzles import puzzle_subject, small_trm_config
-from tests.support.tokens import small_lm_config, text_spec, text_subject
-from tests.support.training import small_plan
+from tests.support.tokens import small_lm_config, text_data, text_spec
 from train import commands
 from train.initial_weights import check_file, check_weights
-from train.planning import run_plan as orders
-from train.planning.run_plan import Order
+from train.planning.run_plan import RunRequest
 from train.training_data import open_to_train
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -52,11 +48,11 @@ def contents(data: bytes) -> Callable[[Path], object]:
     ("make", "message"),
     [
         (lambda _: None, "cannot be read: No such file"),
-        (a_directory(), "is a directory; give one file of safetensors .* as make export writes it"),
+        (a_directory(), "is a directory; give one safetensors file .* as make export writes it"),
         (a_directory("model.safetensors"), "is a directory; name the file in it: .*/w/model.safetensors"),
         (
             a_directory("a.safetensors", "b.safetensors"),
-            r"is a directory: its 2 parts \(a.safetensors, .*merged",
+            r"is a directory: its 2 shards \(a.safetensors, .*merged",
         ),
         (
             lambda path: torch.save({"a": torch.zeros(2)}, path),
@@ -66,10 +62,10 @@ def contents(data: bytes) -> Callable[[Path], object]:
             contents(pickle.dumps({"a": 1}, protocol=2)),
             "a pickle as old versions of torch.save.*; convert it",
         ),
-        (contents(b"version https://git-lfs.github.com/spec/v1\n"), "pointer of Git LFS.*git lfs pull"),
-        (contents(b""), "is empty; give one file of safetensors"),
-        (contents(b"weights, perhaps"), "is no file of safetensors, or damaged; give one file"),
-        (contents(header({"a": 1})[:-1]), "is no file of safetensors, or damaged"),
+        (contents(b"version https://git-lfs.github.com/spec/v1\n"), "Git LFS pointer.*git lfs pull"),
+        (contents(b""), "is empty; give one safetensors file"),
+        (contents(b"weights, perhaps"), "is not a safetensors file, or damaged; give one safetensors file"),
+        (contents(header({"a": 1})[:-1]), "is not a safetensors file, or damaged"),
     ],
 )
 def test_a_file_of_another_kind_is_told_as_such(
@@ -98,13 +94,13 @@ def test_a_package_that_is_not_installed_is_missed_before_data_are_made(
     (tmp_path / "w").write_bytes(header({}))
     config = small_lm_config(initial_weights="w", dataset="pysource", data_dir=None)
     with pytest.raises(ConfigError, match="the package safetensors is not installed"):
-        open_to_train(config, root=tmp_path, say=print)
+        open_to_train(config, root=tmp_path, log=print)
     assert not (tmp_path / "data").exists()
 
 
-def an_order(config: Config, root: Path) -> Order:
+def an_order(config: Config, root: Path) -> RunRequest:
     resolved = kconf.Resolved(values={}, in_effect={}, origins={}, given={}, text="", minimal="")
-    return Order(resolved=resolved, config=config, root=root, runs=root / "runs", started=0.0)
+    return RunRequest(resolved=resolved, config=config, root=root, runs=root / "runs", started=0.0)
 
 
 def refuse_directories(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -120,7 +116,7 @@ def test_weights_of_another_kind_are_refused_before_there_is_a_run(
     torch.save({}, tmp_path / "w.pt")
     config = small_lm_config(initial_weights="w.pt", dataset="pysource", data_dir=None)
     with pytest.raises(ConfigError, match=r"w\.pt is an archive as torch\.save writes it"):
-        commands._carry_out(an_order(config, tmp_path), lambda: None)
+        commands._plan_and_train(an_order(config, tmp_path), lambda: None)
     assert not (tmp_path / "runs").exists() and not (tmp_path / "data").exists(), "nor are data made"
 
 
@@ -135,27 +131,18 @@ def test_weights_of_another_model_are_refused_with_the_file(
     )
     config = small_lm_config(initial_weights="w")
     with pytest.raises(
-        ConfigError, match=rf"{tmp_path}/w cannot be taken: these are not the weights"
+        ConfigError, match=rf"{tmp_path}/w cannot be used: these are not the weights"
     ) as caught:
         check_weights(config, text_spec(), tmp_path)
     assert "wte.weight is missing" in caught.value.findings
-    check_weights(dataclasses.replace(config, initial_weights=""), text_spec(), tmp_path)
-
-
-def test_puzzles_that_have_no_room_are_refused_before_there_is_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    config = small_trm_config(augment="symmetries", augment_ahead=True, max_steps=10**9, warmup_pct=0)
-    monkeypatch.setattr(orders, "apply_hyperparams", lambda *_, **__: small_plan(6, 6))
-    monkeypatch.setattr(commands, "open_to_train", lambda *_, **__: puzzle_subject(config))
-    refuse_directories(monkeypatch)
-    with pytest.raises(ConfigError, match=r"CONFIG_AUGMENT_AHEAD=y takes .* GB of main memory"):
-        commands._carry_out(an_order(config, ROOT), lambda: None)
+    check_weights(config.replace(initial_weights=""), text_spec(), tmp_path)
 
 
 def test_weights_are_matched_when_the_data_are_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "w").write_bytes(header({}))
     monkeypatch.setattr(huggingface, "require_package", lambda: None)
     config = small_lm_config(initial_weights="w", dataset="pysource", data_dir=None, target_effective_batch=4)
-    monkeypatch.setattr("train.training_data._opened", lambda *_, **__: text_subject(config))
+    monkeypatch.setattr("train.training_data._open", lambda *_, **__: text_data(config))
     monkeypatch.setattr(huggingface, "load", lambda model, _: huggingface.from_huggingface(model, {}))
-    with pytest.raises(ConfigError, match="cannot be taken: these are not the weights of this GPT-2"):
-        open_to_train(config, root=tmp_path, say=print)
+    with pytest.raises(ConfigError, match="cannot be used: these are not the weights of this GPT-2"):
+        open_to_train(config, root=tmp_path, log=print)

@@ -18,7 +18,7 @@ from tests.support.training import (
     Wrapped,
     clone,
     largest_difference,
-    random_subject,
+    random_data,
     small_config,
     small_job,
     small_plan,
@@ -28,7 +28,7 @@ from train.evaluation import evaluate
 from train.job import Job, Progress
 from train.loop import load_state_dict, state_dict, train
 from train.tasks.base import Forward, Sums, Task
-from train.training_data import Subject
+from train.training_data import TrainingData
 
 EXACT = 1e-12
 CUTS = {"whole": (24,), "even": (8, 8, 8), "ragged": (10, 10, 4), "single": (1,) * 24}
@@ -52,20 +52,20 @@ class MeanOfMeans(Masked):
         return Sums(sums.loss / sums.count.clamp(min=1) * rows, rows, {})
 
 
-def lenet_subject(**sizes: int) -> Subject:
-    return random_subject(small_config(), shape=(1, 28, 28), **({"train_size": 40, "test_size": 10} | sizes))
+def lenet_data(**sizes: int) -> TrainingData:
+    return random_data(small_config(), shape=(1, 28, 28), **({"train_size": 40, "test_size": 10} | sizes))
 
 
 def lenet_job(cut: tuple[int, ...] = (8, 8), **options: Any) -> Job:
     config_changes = options.pop("config", {})
-    subject = options.pop("subject", None) or lenet_subject()
-    return small_job(small_config(**config_changes), small_plan(*cut), subject, **options)
+    data = options.pop("data", None) or lenet_data()
+    return small_job(small_config(**config_changes), small_plan(*cut), data, **options)
 
 
 def resnet_job(cut: tuple[int, ...], *, norm_batch: int, **changes: Any) -> Job:
     config = small_config("resnet18", norm_batch=norm_batch, **changes)
-    subject = random_subject(config, shape=(3, 8, 8), train_size=40, test_size=10)
-    return small_job(config, small_plan(*cut, norm_batch=norm_batch), subject, record=MemoryRecord())
+    data = random_data(config, shape=(3, 8, 8), train_size=40, test_size=10)
+    return small_job(config, small_plan(*cut, norm_batch=norm_batch), data, record=MemoryRecord())
 
 
 def parameters(job: Job) -> list[Tensor]:
@@ -192,7 +192,7 @@ def reference(job: Job) -> dict[str, float]:
 
 @pytest.mark.parametrize("size", [1, 7, 8, 9, 37])
 def test_evaluation_is_the_mean_over_every_sample(size: int) -> None:
-    job = lenet_job(subject=lenet_subject(test_size=size))
+    job = lenet_job(data=lenet_data(test_size=size))
     trained(job)
     result = evaluate(job)
     assert result.pop("samples") == size

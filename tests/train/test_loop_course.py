@@ -16,13 +16,13 @@ from tests.support.training import (
     MemoryRecord,
     Timed,
     Wrapped,
-    random_subject,
+    random_data,
     small_config,
     small_job,
     small_plan,
 )
 from train.job import Job, Progress
-from train.loop import load_state_dict, train
+from train.loop import load_state_dict, state_dict, train
 from train.signals import Stopped
 from train.tasks.base import Forward, Sums, Task
 
@@ -44,10 +44,8 @@ def job_of(
     backend: Backend | None = None, task: Any = lambda task: task, **changes: Any
 ) -> tuple[Job, MemoryRecord]:
     record, config = MemoryRecord(), small_config(**changes)
-    subject = random_subject(config, shape=(1, 28, 28), train_size=TRAIN_SIZE, test_size=9)
-    return small_job(
-        config, small_plan(EFFECTIVE), subject, backend=backend, record=record, task=task
-    ), record
+    data = random_data(config, shape=(1, 28, 28), train_size=TRAIN_SIZE, test_size=9)
+    return small_job(config, small_plan(EFFECTIVE), data, backend=backend, record=record, task=task), record
 
 
 def steps_of(record: MemoryRecord, kind: str) -> list[int]:
@@ -68,9 +66,9 @@ def test_an_epoch_is_evaluated_once_wherever_its_end_falls_and_so_is_the_last_st
 
 def test_a_step_of_many_epochs_is_evaluated_once() -> None:
     config = small_config(max_steps=2)
-    subject = random_subject(config, shape=(1, 28, 28), train_size=5, test_size=9)
+    data = random_data(config, shape=(1, 28, 28), train_size=5, test_size=9)
     record = MemoryRecord()
-    train(small_job(config, small_plan(16), subject, record=record), Progress())
+    train(small_job(config, small_plan(16), data, record=record), Progress())
     assert steps_of(record, "eval") == [1, 2]
 
 
@@ -252,9 +250,9 @@ def test_an_evaluation_that_a_signal_cuts_short_is_made_when_the_run_goes_on(max
     assert step == 2
     again, later = job_of(**changes)
     progress = load_state_dict(again, state)
-    assert progress.owes_evaluation
+    assert progress.evaluation_pending
     assert train(again, progress) == result
-    assert of_steps(later, "eval") == of_steps(expected, "eval") and not progress.owes_evaluation
+    assert of_steps(later, "eval") == of_steps(expected, "eval") and not progress.evaluation_pending
     assert progress.best == max(job.task.score(row) for row in of_steps(expected, "eval"))
 
 
@@ -268,3 +266,10 @@ def test_a_signal_in_the_last_step_leaves_only_the_evaluation(monkeypatch: pytes
     again, later = job_of()
     assert train(again, load_state_dict(again, state))["samples"] == 9
     assert steps_of(later, "eval") == [3] and not steps_of(later, "train")
+
+
+def test_a_checkpoint_with_former_names_of_fields_is_resumed() -> None:
+    job, _ = job_of()
+    state = state_dict(job, Progress(step=3, evaluation_pending=True))
+    state["progress"]["owes_evaluation"] = state["progress"].pop("evaluation_pending")
+    assert load_state_dict(job, state) == Progress(step=3, evaluation_pending=True)

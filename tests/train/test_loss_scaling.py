@@ -14,7 +14,7 @@ from tests.support.training import (
     MemoryRecord,
     Wrapped,
     clone,
-    random_subject,
+    random_data,
     small_config,
     small_job,
     small_plan,
@@ -49,11 +49,11 @@ class Overflowing(Wrapped):
 
 def scaled_job(precision: str = "fp16", *, at: int = -1, **changes: Any) -> Job:
     config = small_config("resnet18", norm_batch=4, **({"max_steps": 1} | changes))
-    subject = random_subject(config, shape=(3, 8, 8), train_size=40, test_size=10)
+    data = random_data(config, shape=(3, 8, 8), train_size=40, test_size=10)
     job = small_job(
         config,
         small_plan(16, norm_batch=4, precision=precision),
-        subject,
+        data,
         record=MemoryRecord(),
         task=lambda task: Overflowing(task, at=at),
         dtype=torch.float32,
@@ -89,9 +89,9 @@ class Watched(Wrapped):
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
 def test_forward_passes_alone_are_in_half_precision(precision: str) -> None:
     config, half = small_config(max_steps=1), precision != "fp32"
-    subject = random_subject(config, shape=(1, 28, 28), train_size=16, test_size=8)
+    data = random_data(config, shape=(1, 28, 28), train_size=16, test_size=8)
     plan = small_plan(8, 8, precision=precision)
-    job = small_job(config, plan, subject, task=Watched, dtype=torch.float32)
+    job = small_job(config, plan, data, task=Watched, dtype=torch.float32)
     train(job, Progress())
     assert isinstance(job.task, Watched)
     assert job.task.half == {"training": {half}, "backward": {False}, "evaluation": {half}}

@@ -12,7 +12,7 @@ import pytest
 
 from lib.devices.base import Backend
 from lib.errors import ToolkitError
-from train.multi_node import check_one_directory
+from train.multi_node import check_shared_directory
 
 
 class Ranks:
@@ -47,7 +47,7 @@ def refusals(*directories: Path) -> list[str]:
 
     def told(rank: int) -> str:
         try:
-            check_one_directory(cast(Backend, Rank(ranks, rank)), directories[rank])
+            check_shared_directory(cast(Backend, Rank(ranks, rank)), directories[rank])
         except ToolkitError as error:
             return str(error)
         return ""
@@ -63,7 +63,7 @@ def test_machines_see_one_directory_of_runs(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.chdir(tmp_path)
     assert refusals(Path("shared"), shared) == ["", ""]
     for told in refusals(tmp_path / "one", tmp_path / "two"):
-        assert told.startswith("the machines do not see one directory of runs: "), told
+        assert told.startswith("the nodes do not share one directory of runs: "), told
     assert not list(tmp_path.glob("*/*")), "nothing is left"
 
 
@@ -72,12 +72,12 @@ def test_one_directory_by_two_paths_is_refused(tmp_path: Path) -> None:
 
     class Other:
         is_main = False
-        broadcast = staticmethod(lambda _: "/only/there/.meeting-name")
+        broadcast = staticmethod(lambda _: "/only/there/.rendezvous-name")
         all_reduce_max = staticmethod(tuple)
 
-    (tmp_path / ".meeting-name").touch()
+    (tmp_path / ".rendezvous-name").touch()
     with pytest.raises(ToolkitError, match="the same path"):
-        check_one_directory(cast(Backend, Other()), tmp_path)
+        check_shared_directory(cast(Backend, Other()), tmp_path)
 
 
 def test_a_directory_of_runs_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
@@ -87,4 +87,4 @@ def test_a_directory_of_runs_that_cannot_be_written_is_one_line(tmp_path: Path) 
         is_main = True
 
     with pytest.raises(ToolkitError, match=r"cannot write to .*: "):
-        check_one_directory(cast(Backend, Main()), tmp_path / "file" / "runs")
+        check_shared_directory(cast(Backend, Main()), tmp_path / "file" / "runs")

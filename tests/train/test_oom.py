@@ -10,14 +10,15 @@ import torch
 from lib.config import Config
 from lib.data.loader import Batch
 from lib.devices.backend import is_out_of_memory
-from lib.devices.base import Backend, FakeBackend
+from lib.devices.base import Backend
 from lib.errors import ToolkitError
 from lib.plan.types import Plan
+from tests.support.fake_backend import FakeBackend
 from tests.support.training import (
     MemoryRecord,
     Wrapped,
     largest_difference,
-    random_subject,
+    random_data,
     small_config,
     small_job,
     small_plan,
@@ -26,7 +27,7 @@ from tests.support.training import (
 from train.job import Job, Progress
 from train.loop import train
 from train.tasks.base import Forward, Sums, Task
-from train.training_data import Subject
+from train.training_data import TrainingData
 
 EFFECTIVE = 16
 NORM_BATCH = 2
@@ -57,9 +58,9 @@ class Cramped(Wrapped):
         return sums
 
 
-def subject_of(config: Config) -> Subject:
+def data_of(config: Config) -> TrainingData:
     shape = (3, 8, 8) if config.model == "resnet18" else (1, 28, 28)
-    return random_subject(config, shape=shape, train_size=40, test_size=10)
+    return random_data(config, shape=shape, train_size=40, test_size=10)
 
 
 def cramped_job(
@@ -70,7 +71,7 @@ def cramped_job(
     def cramped(task: Task) -> Task:
         return Cramped(task, rows=rows, error=error or ERRORS["device"])
 
-    return small_job(config, plan, subject_of(config), record=MemoryRecord(), task=cramped)
+    return small_job(config, plan, data_of(config), record=MemoryRecord(), task=cramped)
 
 
 def record_of(job: Job) -> MemoryRecord:
@@ -85,8 +86,8 @@ def test_training_goes_on_in_smaller_pieces_to_the_same_weights(kind: str) -> No
     assert isinstance(job.task, Cramped) and job.task.failures == 2
     assert job.plan.micro_batches == (2,) * 8 and job.plan.effective_batch == EFFECTIVE
     assert [plan.micro_batch for plan in record_of(job).plans] == [4, 2]
-    assert "out of memory at micro-batch 8: going on with 4" in record_of(job).said
-    small = small_job(job.config, small_plan(*(2,) * 8), subject_of(job.config))
+    assert "out of memory at micro-batch 8: continuing with 4" in record_of(job).said
+    small = small_job(job.config, small_plan(*(2,) * 8), data_of(job.config))
     assert largest_difference(state, trained(small)) <= EXACT
 
 
@@ -101,9 +102,7 @@ def test_the_optimizer_is_asked_once_for_every_step() -> None:
 
 
 def test_samples_of_an_abandoned_step_are_not_counted_twice() -> None:
-    steady = small_job(
-        small_config(), small_plan(4, 4, 4, 4), subject_of(small_config()), record=MemoryRecord()
-    )
+    steady = small_job(small_config(), small_plan(4, 4, 4, 4), data_of(small_config()), record=MemoryRecord())
     cramped = cramped_job(small_plan(8, 8), rows=4)
     train(steady, Progress())
     train(cramped, Progress())
@@ -118,7 +117,7 @@ def ghost_state(*, discard: bool, monkeypatch: pytest.MonkeyPatch) -> float:
     changes = {"model": "resnet18", "norm_batch": NORM_BATCH}
     # Memory runs out in the second of three: groups that were all counted twice would have the same mean.
     job = cramped_job(small_plan(8, 8, 8, norm_batch=NORM_BATCH), rows=4, **changes)  # type: ignore[arg-type]
-    small = small_job(job.config, small_plan(*(4,) * 6, norm_batch=NORM_BATCH), subject_of(job.config))
+    small = small_job(job.config, small_plan(*(4,) * 6, norm_batch=NORM_BATCH), data_of(job.config))
     one, other = trained(job), trained(small)
     assert isinstance(job.task, Cramped) and job.task.failures >= 1
     assert largest_difference(one, other, only="weight") <= EXACT
@@ -180,7 +179,7 @@ def test_one_rank_of_several_cannot_retry_alone() -> None:
     def cramped(task: Task) -> Task:
         return Cramped(task, rows=4, error=ERRORS["device"])
 
-    job = small_job(config, small_plan(8, 8, world=2), subject_of(config), backend=backend, task=cramped)
+    job = small_job(config, small_plan(8, 8, world=2), data_of(config), backend=backend, task=cramped)
     with pytest.raises(ToolkitError, match="on one of several devices"):
         train(job, Progress())
 

@@ -9,13 +9,13 @@ import pytest
 from torch import Tensor, nn
 
 from lib.data.loader import Batch
-from lib.devices.base import FakeBackend
+from tests.support.fake_backend import FakeBackend
 from tests.support.training import (
     Clock,
     MemoryRecord,
     Timed,
     Wrapped,
-    random_subject,
+    random_data,
     small_config,
     small_job,
     small_plan,
@@ -80,7 +80,7 @@ def course(backend: Rank, monkeypatch: pytest.MonkeyPatch, name: str) -> tuple[l
         config,
         small_plan(4, world=WORLD),
         # No rank sees padding alone.
-        random_subject(config, shape=(1, 28, 28), train_size=40, test_size=4 * WORLD + 1),
+        random_data(config, shape=(1, 28, 28), train_size=40, test_size=4 * WORLD + 1),
         backend=backend,
         record=(record := MemoryRecord()),
         task=lambda task: Timed(task, clock, step=3.1 + backend.rank, evaluation=1, signal_at=signal_at),
@@ -117,11 +117,9 @@ def test_ghost_statistics_and_counts_are_one_collective_each() -> None:
             return Sums(sums.loss, sums.loss.new_tensor(len(batch.targets)), sums.metrics)
 
     config = small_config("resnet18", norm_batch=2, max_steps=1)
-    subject = random_subject(config, shape=(3, 8, 8), train_size=40, test_size=9)
+    data = random_data(config, shape=(3, 8, 8), train_size=40, test_size=9)
     backend = FakeBackend(rank=2, world=WORLD)
-    job = small_job(
-        config, small_plan(2, 2, world=WORLD, norm_batch=2), subject, backend=backend, task=Counted
-    )
+    job = small_job(config, small_plan(2, 2, world=WORLD, norm_batch=2), data, backend=backend, task=Counted)
     train(job, Progress())
     channels = sum(
         module.num_features for module in job.model.modules() if isinstance(module, nn.BatchNorm2d)

@@ -17,7 +17,7 @@ from lib.runs import checkpoint, metrics
 from lib.runs.console import Console
 from lib.runs.directory import RunDir
 from tests.support.training import small_plan
-from train.record import Record, RunRecord, SilentRecord, told
+from train.record import Record, RunRecord, format_evaluation
 
 TRAIN_ROW = {"step": 4, "epoch": 0.5, "loss": 1.5, "accuracy": 0.25, "samples_per_second": 100.0}
 EVAL_ROW = {"step": 4, "epoch": 0.5, "samples": 10.0, "loss": 1.25, "accuracy": 0.5}
@@ -70,7 +70,7 @@ def test_a_checkpoint_is_kept_with_the_rows_up_to_it(run: RunDir, record: RunRec
     for step in (4, 6, 8, 10):
         record.save(step, {"weight": torch.ones(2)}, best=step == 4)
     assert checkpoint.steps(run.checkpoints) == [4, 8, 10], "two, and the best"
-    found = checkpoint.load(run.checkpoints, which="best", say=print)
+    found = checkpoint.load(run.checkpoints, which="best", log=print)
     assert found is not None and found[0] == 4 and torch.equal(found[1]["weight"], torch.ones(2))
     assert (run.status().state, run.status().step) == ("running", 10)
 
@@ -86,10 +86,10 @@ def test_a_changed_plan_is_told_and_stored(
     run: RunDir, record: RunRecord, capsys: pytest.CaptureFixture[str]
 ) -> None:
     plan = small_plan(4, 4, 4)
-    record.replan(plan, "going on with 4")
+    record.replan(plan, "continuing with 4")
     assert json.loads((run.path / "plan.json").read_text()) == plan.to_json()
-    assert "going on with 4" in capsys.readouterr().out
-    assert "going on with 4" in run.log.read_text()
+    assert "continuing with 4" in capsys.readouterr().out
+    assert "continuing with 4" in run.log.read_text()
 
 
 def test_the_time_to_the_first_step_is_told_once(
@@ -118,19 +118,19 @@ def test_a_finished_run_is_done_and_says_what_came_out(
 def test_a_run_is_done_even_if_nobody_can_be_told(
     run: RunDir, record: RunRecord, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def say(_: str) -> None:
+    def log(_: str) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(record, "say", say)
+    monkeypatch.setattr(record, "log", log)
     with pytest.raises(KeyboardInterrupt):
         record.finish(10, seconds=1.0, result={"samples": 10.0}, part="test part")
     assert run.status().state == "done"
 
 
 def test_other_ranks_neither_print_nor_write(capsys: pytest.CaptureFixture[str]) -> None:
-    silent: Record = SilentRecord()
+    silent: Record = Record()
     silent.begin(0, None)
-    silent.say("hello")
+    silent.log("hello")
     silent.row("train", **TRAIN_ROW)
     silent.progress(1, 0.5)
     silent.flush()
@@ -142,4 +142,4 @@ def test_other_ranks_neither_print_nor_write(capsys: pytest.CaptureFixture[str])
 
 
 def test_an_evaluation_in_words() -> None:
-    assert told(EVAL_ROW) == "loss 1.2500, accuracy 0.5000 over 10 samples"
+    assert format_evaluation(EVAL_ROW) == "loss 1.2500, accuracy 0.5000 over 10 samples"

@@ -10,7 +10,7 @@ import pytest
 
 from lib.errors import ToolkitError
 from lib.runs.directory import RunDir
-from train.rerun import changes
+from train.commands import differences
 
 STORED: dict[str, dict[str, Any]] = {
     "env": {"torch": "2.12.0", "git_commit": None, "git_dirty": False},
@@ -31,7 +31,7 @@ def test_nothing_is_told_where_all_is_the_same(run: RunDir) -> None:
     # Free memory differs from one moment to the next, and so do sentences about it.
     now["hardware"]["devices"][0]["free_bytes"] = 12
     now["plan"]["reasons"]["micro_batch"] = "it fits well"
-    assert list(changes(run, now=now)) == []
+    assert list(differences(run, now=now)) == []
 
 
 def test_versions_machine_and_plan_are_told(run: RunDir) -> None:
@@ -41,7 +41,7 @@ def test_versions_machine_and_plan_are_told(run: RunDir) -> None:
         "hardware": {"kind": "cuda", "devices": devices},
         "plan": {"micro_batch": 16, "reasons": {}},
     }
-    assert list(changes(run, now=now)) == [
+    assert list(differences(run, now=now)) == [
         "env: torch 2.12.0 -> 2.13.0",
         "env: git_commit none -> abc",
         "env: git_dirty no -> yes",
@@ -53,9 +53,9 @@ def test_versions_machine_and_plan_are_told(run: RunDir) -> None:
 
 def test_a_tuple_is_the_list_that_it_was_stored_as(run: RunDir) -> None:
     now = STORED | {"hardware": {"kind": "cuda", "devices": ({"name": "T4", "free_bytes": 15},)}}
-    assert list(changes(run, now=now)) == []
+    assert list(differences(run, now=now)) == []
 
 
 def test_a_run_without_its_files_is_one_error(tmp_path: Path) -> None:
     with pytest.raises(ToolkitError):
-        list(changes(RunDir(tmp_path), now=STORED))
+        list(differences(RunDir(tmp_path), now=STORED))

@@ -61,7 +61,7 @@ def test_the_first_is_remembered_and_an_interrupt_after_it_goes_through(
 
 def test_the_first_is_answered_where_that_is_wanted(capfd: pytest.CaptureFixture[str]) -> None:
     for told in (True, False):
-        with StopRequest(told=told):
+        with StopRequest(announce=told):
             send(signal.SIGTERM)
         assert ("stopping after this step" in capfd.readouterr().err) == told
 
@@ -129,4 +129,4 @@ def test_a_stopped_run_says_how_to_go_on(capsys: pytest.CaptureFixture[str]) -> 
 
     assert run_main(stopped) == 75
     told = capsys.readouterr().err
-    assert told == "error: stopped by SIGTERM after step 7; make resume goes on from there\n"
+    assert told == "error: stopped by SIGTERM after step 7; make resume continues from there\n"

@@ -40,12 +40,12 @@ class Bucket:
     """What storage does with what is written to it, one file after the other."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.is_full, self.opened, self.asked = False, threading.Event(), threading.Event()
+        self.is_full, self.opened, self.requested = False, threading.Event(), threading.Event()
         self.opened.set()
         monkeypatch.setattr(MemoryFileSystem, "pipe_file", lambda *arguments: self._put(*arguments))
 
     def _put(self, files: MemoryFileSystem, path: str, data: bytes) -> None:
-        self.asked.set()
+        self.requested.set()
         assert self.opened.wait(PATIENCE_SECONDS)
         if self.is_full:
             raise OSError(28, "No space left on device")
@@ -82,7 +82,7 @@ def copier_of(record: RunRecord) -> Copier:
 def test_training_does_not_wait_and_what_is_newest_is_copied(record: RunRecord, held: Bucket) -> None:
     held.opened.clear()
     keep(record, 1)
-    assert held.asked.wait(PATIENCE_SECONDS)
+    assert held.requested.wait(PATIENCE_SECONDS)
     for step in (2, 3, 4, 5):  # the disk keeps two, and 1 is not there any more
         keep(record, step)
     assert there(record.run) == []
@@ -123,7 +123,7 @@ def test_a_run_whose_end_is_not_on_storage_does_not_end_well(record: RunRecord, 
         record.finish(2, seconds=1.0, result={"samples": 1.0, "loss": 0.5}, part="test part")
     assert record.run.status().state == "done" and there(record.run) == [1]
     assert not remote_of(record.run).is_done()
-    record.broken_off()
+    record.copy_final_status()
     assert "The newest checkpoint is not" not in record.run.log.read_text(), "told twice"
 
 
@@ -134,12 +134,12 @@ def test_a_run_that_is_stopped_waits_for_its_copy_and_says_where_it_is_not(
     keep(record, 1)
     record.run.set_status("preempted", step=1)
     threading.Timer(0.05, held.opened.set).start()
-    record.broken_off()
+    record.copy_final_status()
     assert there(record.run) == [1]
     assert b"preempted" in remote_of(record.run).storage.read("status.json")
     held.is_full = True
     keep(record, 2)
-    record.broken_off()
+    record.copy_final_status()
     assert log(record)[-1].startswith(f"The newest checkpoint is not in {URL}/lenet5/")
 
 
@@ -147,10 +147,10 @@ def test_a_first_signal_does_not_cut_the_last_copy_off(record: RunRecord, held: 
     keep(record, 1)
     assert copier_of(record).wait(print) == ""
     held.opened.clear()
-    held.asked.clear()
+    held.requested.clear()
 
     def signal_then_open() -> None:
-        assert held.asked.wait(PATIENCE_SECONDS)
+        assert held.requested.wait(PATIENCE_SECONDS)
         os.kill(os.getpid(), signal.SIGTERM)
         held.opened.set()
 
@@ -173,12 +173,12 @@ def test_a_checkpoint_that_the_disk_gave_up_meanwhile_is_no_failure(
     with monkeypatch.context() as patch:
         patch.setattr(Storage, "upload", late)
         keep(record, 1)
-        assert copier_of(record).wait(print) == "the copy was broken off"
+        assert copier_of(record).wait(print) == "the copy was interrupted"
     assert copier_of(record).news() == []
     with monkeypatch.context() as patch:
         patch.setattr(checkpoint, "steps", lambda _: [1, 2])  # seen before it was given up
         copier_of(record).begin()
-        assert copier_of(record).wait(print) == "the copy was broken off" and copier_of(record).news() == []
+        assert copier_of(record).wait(print) == "the copy was interrupted" and copier_of(record).news() == []
     keep(record, 2)
     assert copier_of(record).wait(print) == "" and there(record.run) == [2]
 
@@ -223,7 +223,7 @@ def test_a_mistake_of_ours_is_no_copy(record: RunRecord, monkeypatch: pytest.Mon
     with monkeypatch.context() as patch:
         patch.setattr(RemoteRun, "copy", None)
         keep(record, 1)
-        assert copier_of(record).wait(print) == "the copy was broken off"
+        assert copier_of(record).wait(print) == "the copy was interrupted"
     keep(record, 2)
     assert copier_of(record).wait(print) == "" and there(record.run) == [2]
 

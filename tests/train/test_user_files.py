@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +10,12 @@ import pytest
 from torch import nn
 
 from lib.data.augment import Kind
-from lib.data.datasets.token_bins.token_files import open_bins
+from lib.data.datasets.token_bins.data import open_bins
 from lib.errors import CheckpointError, ConfigError, DataError, ToolkitError
 from lib.optim.factory import make_optimizer
 from lib.plan.types import Plan
 from lib.runs.directory import RunDir
-from tests.support.training import random_subject, small_config, small_job, small_plan
+from tests.support.training import random_data, small_config, small_job, small_plan
 from train.job import Progress
 from train.loop import load_state_dict, state_dict
 from train.stored_run import stored
@@ -63,7 +62,7 @@ def test_files_of_tokens_of_two_widths_are_told(tmp_path: Path) -> None:
     shard("x_train_2.bin", 20240801, 7, np.uint32)
     shard("x_val_1.bin", 20240520, 1, np.uint16)
     with pytest.raises(DataError, match=r"x_train_1.bin and .*x_train_2.bin have tokens of 2 and 4 bytes"):
-        open_bins(tmp_path, cache_dir=tmp_path / "cache", vocab_size=300, say=lambda _: None)
+        open_bins(tmp_path, cache_dir=tmp_path / "cache", vocab_size=300, log=lambda _: None)
 
 
 class Convolution(nn.Conv2d):
@@ -98,7 +97,7 @@ def test_weights_that_an_optimizer_is_not_for_are_told(name: str, told: str) -> 
             muon_learning_rate=0.1,
             sign_learning_rate=None,
             product_dtype=None,
-            share_out=False,
+            shard_state=False,
         )
 
 
@@ -107,19 +106,19 @@ def test_a_change_of_samples_that_is_not_for_the_data_is_told() -> None:
     """A model's Kconfig may select several kinds of data."""
     kind: Kind = "symmetries"
     config = small_config(augment=kind)
-    subject = random_subject(small_config(), shape=(1, 28, 28), train_size=8)
+    data = random_data(small_config(), shape=(1, 28, 28), train_size=8)
     with pytest.raises(
         ConfigError, match="CONFIG_AUGMENT_SYMMETRIES=y is not for random; set CONFIG_AUGMENT_NO"
     ):
-        small_job(config, small_plan(4), subject)
+        small_job(config, small_plan(4), data)
 
 
 @pytest.mark.parametrize("part", ["model", "optimizer", "ema", "progress"])
 @pytest.mark.parametrize("value", [None, 3, [], {}])
 def test_a_checkpoint_that_holds_something_else_is_told(part: str, value: Any) -> None:
-    config = dataclasses.replace(small_config(), ema=True, ema_decay=0.9)
-    subject = random_subject(config, shape=(1, 28, 28), train_size=8)
-    job = small_job(config, small_plan(4), subject)
+    config = small_config().replace(ema=True, ema_decay=0.9)
+    data = random_data(config, shape=(1, 28, 28), train_size=8)
+    job = small_job(config, small_plan(4), data)
     state = state_dict(job, Progress())
     if part == "progress" and value == {}:
         assert load_state_dict(job, {**state, part: value}) == Progress()

@@ -8,30 +8,30 @@ import json
 import subprocess
 import sys
 import tempfile
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from lib import kconf
-from lib.config import OF_PLUG_INS, Config, config_from_values
+from lib import atomic, kconf
+from lib.config import OF_PLUG_INS, Config, config_from_values, flat
 from lib.devices.probe import environment, probe, speed_settings
-from lib.errors import ConfigError, PlanError, ToolkitError
+from lib.errors import ConfigError, PlanError, ToolkitError, os_error
 from lib.hyperparams import apply_hyperparams
-from lib.memory.measured import Kept, cache_file, key_of, load, store
 from lib.nn.model_code import sources_of
 from lib.plan.batch import divisors
-from lib.plan.fitting import MemoryEstimator, predicted, smallest_accepted, trial_of
-from lib.plan.placement import place, refuse_on_xla
-from lib.plan.probing import Failure, Measurement, Probed, search
+from lib.plan.fitting import MemoryEstimator, predicted, smallest_accepted, step_settings
+from lib.plan.micro_batch_search import Failure, Measurement, Probed, search
+from lib.plan.placement import place, refuse_static_shapes
 from lib.plan.show import show
 from lib.plan.types import Hardware, Memory, Plan
 from lib.tiers import with_tier
 from lib.units import bytes_text
-from train.planning.memory_estimate import Footprints
-from train.stored_run import say
-from train.training_data import Subject, open_to_train
+from train.planning.memory_estimate import MemoryTraces
+from train.stored_run import log
+from train.training_data import TrainingData, open_to_train
 
-MOST_SECONDS = 900.0  # limit of a probe run, start and compilation included
+MAX_SECONDS = 900.0  # limit of a probe run, start and compilation included
 COMMAND = (sys.executable, "-m", "train", "trial")
 
 # Symbols that change neither the memory nor the speed of a step; all others may.
@@ -51,13 +51,21 @@ IRRELEVANT = frozenset(
 )  # fmt: skip
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class CachedProbe:
+    """Results of probe runs, and when they ran (a date and time in UTC)."""
+
+    probed: Probed
+    made: str
+
+
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Bench:
+class ProbeTarget:
     """The configuration, data and hardware that are measured."""
 
     resolved: kconf.Resolved
     config: Config
-    subject: Subject
+    data: TrainingData
     hardware: Hardware  # of this machine
     predict: MemoryEstimator
     root: Path
@@ -66,48 +74,37 @@ class Bench:
     def of(
         cls,
         resolved: kconf.Resolved,
-        subject: Subject,
+        data: TrainingData,
         hardware: Hardware,
         *,
         root: Path,
         predict: MemoryEstimator | None = None,
-    ) -> Bench:
-        """Create a bench. predict: a predictor with cached results; None for a new one."""
+    ) -> ProbeTarget:
+        """Create a target. predict: a predictor with cached results; None for a new one."""
         config = config_from_values(resolved.values)
-        return cls(
-            resolved=resolved,
-            config=config,
-            subject=subject,
-            hardware=hardware,
-            predict=predict or Footprints(config, subject).predictor(hardware),
-            root=root,
-        )
+        predict = predict or MemoryTraces(config, data).predictor(hardware)
+        return cls(resolved=resolved, config=config, data=data, hardware=hardware, predict=predict, root=root)
 
     def plan(self, probed: Probed | None = None) -> Plan:
         """Plan by measurements, or by prediction without them."""
-        config = dataclasses.replace(self.config, auto_method="predict", batch_table_strict=False)
+        config = self.config.replace(auto_method="predict", batch_table_strict=False)
         return apply_hyperparams(
-            config,
-            False,
-            hardware=self.hardware,
-            facts=self.subject.facts,
-            predict=self.predict,
-            probed=probed,
+            config, False, hardware=self.hardware, facts=self.data.facts, predict=self.predict, probed=probed
         )
 
     def memory(self, decided: Plan, size: int) -> Memory:
         """Predict the memory of micro-batches of `size`, all else as in `decided`."""
         accumulates = size < decided.effective_batch // decided.world
-        trial = dataclasses.replace(trial_of(decided), micro_batch=size, accumulates=accumulates)
-        return predicted(trial, self.predict, free_bytes=place(self.config, self.hardware).free_bytes)
+        step = dataclasses.replace(step_settings(decided), micro_batch=size, accumulates=accumulates)
+        return predicted(step, self.predict, free_bytes=place(self.config, self.hardware).free_bytes)
 
 
-def probe_command(asked: kconf.Resolved, *, root: Path) -> int:
+def probe_command(requested: kconf.Resolved, *, root: Path) -> int:
     """Run `make probe`: measure, store the results, and print the resulting plan.
 
-    Raises ConfigError if the batch is set by hand, PlanError if no micro-batch that was tried fits.
+    Raises ConfigError if the batch is set by hand, PlanError if no micro-batch that was probed fits.
     """
-    resolved = with_tier(asked, root=root, say=say)
+    resolved = with_tier(requested, root=root, log=log)
     config = config_from_values(resolved.values)
     if config.hyper_param == "manual":
         raise ConfigError(
@@ -115,77 +112,77 @@ def probe_command(asked: kconf.Resolved, *, root: Path) -> int:
             why="CONFIG_HYPER_PARAM_MANUAL=y gives the micro-batch",
             todo="set CONFIG_HYPER_PARAM_AUTO=y",
         )
-    subject = open_to_train(config, root=root, say=say)
-    bench = Bench.of(resolved, subject, probe(config.device), root=root)
-    show(bench.plan(measure(bench)), sys.stdout)
+    data = open_to_train(config, root=root, log=log)
+    target = ProbeTarget.of(resolved, data, probe(config.device), root=root)
+    show(target.plan(measure(target)), sys.stdout)
     if config.auto_method != "probe":
-        say("CONFIG_AUTO_METHOD_PROBE=y makes runs go by it")
+        log("CONFIG_AUTO_METHOD_PROBE=y makes runs go by it")
     return 0
 
 
-def known(bench: Bench) -> Kept | None:
+def cached(target: ProbeTarget) -> CachedProbe | None:
     """Return an earlier measurement of the same configuration, if it fits into memory now."""
-    kept = load(cache_file(), key_of(facts_of(bench)))
-    if kept is None:
+    found = load(cache_file(), key_of(cache_facts(target)))
+    if found is None:
         return None
-    memory = bench.plan(kept.probed).memory
+    memory = target.plan(found.probed).memory
     assert memory is not None
-    return kept if kept.probed.chosen.need_bytes <= memory.usable_bytes else None
+    return found if found.probed.chosen.need_bytes <= memory.usable_bytes else None
 
 
-def known_or_measured(bench: Bench) -> Probed:
-    """Return stored measurements, or measure now. Raises what `measure` does."""
-    kept = known(bench)
-    if kept is None:
-        return measure(bench)
-    say(f"Measured on {kept.made}: {cache_file()}")
-    return kept.probed
+def cached_or_measured(target: ProbeTarget) -> Probed:
+    """Return cached measurements, or measure now. Raises what `measure` does."""
+    found = cached(target)
+    if found is None:
+        return measure(target)
+    log(f"Measured on {found.made}: {cache_file()}")
+    return found.probed
 
 
-def measure(bench: Bench) -> Probed:
+def measure(target: ProbeTarget) -> Probed:
     """Measure micro-batches on the devices, and store the results.
 
-    Raises PlanError if none that was tried fits, ToolkitError if a probe run fails for another reason.
+    Raises PlanError if none that was probed fits, ToolkitError if a probe run fails for another reason.
     """
-    refuse_on_xla(bench.hardware.kind, what="measuring (make probe)")
-    decided = bench.plan()
+    refuse_static_shapes(target.hardware.kind, what="measuring (make probe)")
+    decided = target.plan()
     share = decided.effective_batch // decided.world
     step, _ = smallest_accepted(
-        lambda size: bench.memory(decided, size), share=share, step=decided.norm_batch or 1
+        lambda size: target.memory(decided, size), share=share, step=decided.norm_batch or 1
     )
     # The size predicted to be best may be no divisor: then the last micro-batch is smaller.
     sizes = sorted({decided.micro_batch, *(step * size for size in divisors(share // step))})
 
-    def try_out(size: int) -> Measurement | Failure:
-        say(f"Trial: micro-batch {size} ...")
-        outcome = trial(bench, decided, size)
-        say(f"  {_told(outcome)}")
+    def probe_size(size: int) -> Measurement | Failure:
+        log(f"Probe run: micro-batch {size} ...")
+        outcome = probe_run(target, decided, size)
+        log(f"  {_format_outcome(outcome)}")
         return outcome
 
     def may_fit(size: int, measured: Measurement) -> bool:
-        memory, known_memory = (bench.memory(decided, each) for each in (size, measured.micro_batch))
-        more = memory.need_bytes - known_memory.need_bytes  # with fragmentation, which measurements include
+        memory, before = (target.memory(decided, each) for each in (size, measured.micro_batch))
+        more = memory.need_bytes - before.need_bytes  # with fragmentation, which measurements include
         return measured.need_bytes + more <= memory.usable_bytes
 
-    probed = search(decided.micro_batch, sizes, try_out, may_fit=may_fit)
+    probed = search(decided.micro_batch, sizes, probe_size, may_fit=may_fit)
     if not probed.measurements:
         raise PlanError(
-            f"no micro-batch of {bench.config.model} that was tried fits",
+            f"no micro-batch of {target.config.model} that was probed fits",
             why="; ".join(f"{failed.micro_batch}: {failed.reason}" for failed in probed.failures),
             todo="set CONFIG_GRAD_CHECKPOINT_BLOCKS=y where there is one, or choose a smaller model",
         )
-    _keep(bench, probed)
+    _store(target, probed)
     return probed
 
 
-def trial(bench: Bench, decided: Plan, size: int) -> Measurement | Failure:
+def probe_run(target: ProbeTarget, decided: Plan, size: int) -> Measurement | Failure:
     """Train for a few steps with micro-batches of `size`, in processes of their own, which may crash.
 
     Every size makes steps of about as many samples, so that the update has the same weight in all of them.
     """
     share = decided.effective_batch // decided.world
-    wanted = max(1 + (size < share), round(2 * decided.micro_batch / size))
-    accumulation = min(wanted, max(1, share // size))
+    preferred = max(1 + (size < share), round(2 * decided.micro_batch / size))
+    accumulation = min(preferred, max(1, share // size))
     effective = size * accumulation * decided.world
     plan = dataclasses.replace(
         decided,
@@ -195,63 +192,63 @@ def trial(bench: Bench, decided: Plan, size: int) -> Measurement | Failure:
         effective_batch=effective,
         memory=None,
     )
-    usable = bench.memory(decided, size).usable_bytes
-    outcomes = _run(bench, plan, usable_bytes=usable)
+    usable = target.memory(decided, size).usable_bytes
+    outcomes = _run(target, plan, usable_bytes=usable)
     if isinstance(outcomes, str):
         return Failure(micro_batch=size, reason=outcomes)
     need = max(outcome["need_bytes"] for outcome in outcomes)
     if need > usable:
-        return Failure(micro_batch=size, reason=f"it took {bytes_text(need)} of {bytes_text(usable)} usable")
+        return Failure(micro_batch=size, reason=f"needs {bytes_text(need)} of {bytes_text(usable)} usable")
     slowest = max(outcome["step_seconds"] for outcome in outcomes)
     return Measurement(micro_batch=size, need_bytes=need, samples_per_second=effective / slowest)
 
 
-def facts_of(bench: Bench) -> dict[str, Any]:
+def cache_facts(target: ProbeTarget) -> dict[str, Any]:
     """Return everything that a measurement depends on."""
-    asked = {field.name: getattr(bench.config, field.name) for field in dataclasses.fields(Config)}
-    asked |= {name: dict(asked[name]) for name in OF_PLUG_INS}  # JSON has no read-only mappings
-    found = bench.hardware
+    requested = flat(target.config)
+    requested |= {name: dict(requested[name]) for name in OF_PLUG_INS}  # JSON has no read-only mappings
+    hardware = target.hardware
     return {
-        "configuration": {name: value for name, value in asked.items() if name not in IRRELEVANT},
-        "sources": digest_of_sources(bench.root, bench.config.model),
-        "devices": [[device.name, device.total_bytes] for device in found.devices],
-        "processor": [found.cpu_name, found.cpu_count],
+        "configuration": {name: value for name, value in requested.items() if name not in IRRELEVANT},
+        "sources": digest_of_sources(target.root, target.config.model),
+        "devices": [[device.name, device.total_bytes] for device in hardware.devices],
+        "processor": [hardware.cpu_name, hardware.cpu_count],
         "torch": environment()["torch"],
         **speed_settings(),
     }
 
 
-def _run(bench: Bench, plan: Plan, *, usable_bytes: int) -> list[dict[str, Any]] | str:
+def _run(target: ProbeTarget, plan: Plan, *, usable_bytes: int) -> list[dict[str, Any]] | str:
     """Return each rank's results, or the reason why memory did not suffice."""
-    with tempfile.TemporaryDirectory(prefix="anneal-trial-") as folder:
-        order, output = Path(folder) / "order.json", Path(folder) / "output"
-        told = {
-            "configuration": bench.resolved.to_json(),
+    with tempfile.TemporaryDirectory(prefix="anneal-probe-") as folder:
+        request, output = Path(folder) / "request.json", Path(folder) / "output"
+        content = {
+            "configuration": target.resolved.to_json(),
             "plan": plan.to_json(),
-            "hardware": bench.hardware.to_json(),
+            "hardware": target.hardware.to_json(),
             "usable_bytes": usable_bytes,
         }
-        order.write_text(json.dumps(told))
+        request.write_text(json.dumps(content))
         with output.open("w") as stream:
             try:
                 done = subprocess.run(
-                    [*COMMAND, str(order)],
-                    cwd=bench.root,
+                    [*COMMAND, str(request)],
+                    cwd=target.root,
                     stdout=stream,
                     stderr=stream,
-                    timeout=MOST_SECONDS,
+                    timeout=MAX_SECONDS,
                     check=False,
                 )
             except subprocess.TimeoutExpired:
-                return f"it took more than {MOST_SECONDS:.0f} s"
-        files = [order.with_name(f"{rank}.json") for rank in range(plan.world)]
+                return f"it took more than {MAX_SECONDS:.0f} s"
+        files = [request.with_name(f"{rank}.json") for rank in range(plan.world)]
         outcomes = [json.loads(file.read_text()) for file in files if file.exists()]
-        return _judged(
+        return _combined(
             outcomes, plan.world, status=done.returncode, output=output.read_text(errors="replace")
         )
 
 
-def _judged(
+def _combined(
     outcomes: list[dict[str, Any]], world: int, *, status: int, output: str
 ) -> list[dict[str, Any]] | str:
     """Combine the ranks' outcomes: a size works only if it works on all of them.
@@ -263,7 +260,7 @@ def _judged(
             return str(outcome["reason"])
     for outcome in outcomes:
         if outcome["status"] == "failed":
-            raise ToolkitError("a trial failed, and not for want of memory", why=outcome["reason"])
+            raise ToolkitError("a probe run failed, and not for lack of memory", why=outcome["reason"])
     if len(outcomes) == world:
         return outcomes
     # Mostly killed by the kernel for lack of memory, which leaves no message.
@@ -272,21 +269,21 @@ def _judged(
         return f"its process was ended by signal {-status}"
     if world > 1 and "was ended by signal" in last:
         return last
-    raise ToolkitError(f"a trial ended with status {status} and told nothing", why=last)
+    raise ToolkitError(f"a probe run ended with status {status} and without a result", why=last)
 
 
-def _told(outcome: Measurement | Failure) -> str:
+def _format_outcome(outcome: Measurement | Failure) -> str:
     if isinstance(outcome, Failure):
         return f"does not fit: {outcome.reason}"
     return f"{outcome.samples_per_second:.4g} samples/s, {bytes_text(outcome.need_bytes)}"
 
 
-def _keep(bench: Bench, probed: Probed) -> None:
-    facts, made = facts_of(bench), datetime.now(UTC).strftime("%Y-%m-%d %H:%M:%S")
+def _store(target: ProbeTarget, probed: Probed) -> None:
+    facts, made = cache_facts(target), datetime.now(UTC).strftime("%Y-%m-%d %H:%M:%S")
     try:
-        store(cache_file(), key_of(facts), Kept(probed, made), facts=facts)
+        store(cache_file(), key_of(facts), CachedProbe(probed, made), facts=facts)
     except ToolkitError as error:  # the measurement is good even if it cannot be stored
-        say(f"note: {error}; the next run will measure again")
+        log(f"note: {error}; the next run will measure again")
 
 
 def digest_of_sources(root: Path, model: str) -> str:
@@ -295,3 +292,50 @@ def digest_of_sources(root: Path, model: str) -> str:
     for file in sources_of(root, model):
         digest.update(file.relative_to(root).as_posix().encode() + b"\0" + file.read_bytes())
     return digest.hexdigest()
+
+
+def cache_file() -> Path:
+    """Path of this user's cache of measurements."""
+    return Path.home() / ".cache" / "anneal" / "probe.json"
+
+
+def key_of(facts: Mapping[str, Any]) -> str:
+    """Return the cache key for `facts`, which must hold everything that the result depends on."""
+    canonical = json.dumps(facts, sort_keys=True, separators=(",", ":"), default=list)
+    return hashlib.sha256(canonical.encode()).hexdigest()
+
+
+def load(file: Path, key: str) -> CachedProbe | None:
+    """Return the entry of `key`, or None if there is none or it cannot be read."""
+    entry = _read(file).get(key)
+    if entry is None:
+        return None
+    try:
+        return CachedProbe(Probed.from_json(entry["probed"]), entry["made"])
+    except (KeyError, TypeError):  # written by another version
+        return None
+
+
+def store(file: Path, key: str, found: CachedProbe, *, facts: Mapping[str, Any]) -> None:
+    """Store a measurement. Raises ToolkitError if it cannot be written."""
+    entries = _read(file)
+    entries[key] = {"made": found.made, "probed": found.probed.to_json(), "facts": dict(facts)}
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        atomic.write_text(file, json.dumps(entries, indent=1, default=list) + "\n")
+    except OSError as error:
+        raise os_error(f"store the measurement in {file}", error) from error
+
+
+def _read(file: Path) -> dict[str, Any]:
+    try:
+        entries = json.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    except OSError as error:
+        raise os_error(f"read the measurements in {file}", error) from error
+    except ValueError as error:
+        raise ToolkitError(
+            f"{file} is damaged", why=str(error), todo="remove it; make probe measures again"
+        ) from error
+    return entries if isinstance(entries, dict) else {}

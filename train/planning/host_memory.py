@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -13,29 +12,31 @@ from lib.devices.probe import probe
 from lib.errors import PlanError, ToolkitError
 from lib.hyperparams import apply_hyperparams
 from lib.memory.peak import resident_bytes
-from lib.plan.fitting import predicted, trial_of
+from lib.plan.fitting import predicted, step_settings
 from lib.plan.types import Hardware
 from lib.tiers import with_tier
-from train.planning.memory_estimate import Footprints
-from train.training_data import unopened_subject
+from train.planning.memory_estimate import MemoryTraces
+from train.training_data import describe_training_data
 
 
-def run_demand(order: Path, *, root: Path) -> int:
-    """Write the peak host memory over the configurations in `order` beside it, as a `concurrency.Demand`."""
-    asked = [kconf.Resolved.from_json(each) for each in json.loads(order.read_text(encoding="utf-8"))]
-    hardware = probe(config_from_values(asked[0].values).device)
-    found: dict[str, Any] = {"run_bytes": None, "processes": 1, "why": f"on {hardware.kind}"}
+def estimate_host_memory(request: Path, *, root: Path) -> int:
+    """Write the peak host memory of the configurations in `request` beside it, as a HostMemoryEstimate."""
+    requested = [kconf.Resolved.from_json(each) for each in json.loads(request.read_text(encoding="utf-8"))]
+    hardware = probe(config_from_values(requested[0].values).device)
+    answer: dict[str, Any] = {"run_bytes": None, "processes": 1, "why": f"on {hardware.kind}"}
     if hardware.kind == "cpu":
-        found = _hungriest(asked, hardware, root=root)
-    atomic.write_text(order.with_name("answer.json"), json.dumps({"hardware": hardware.to_json(), **found}))
+        answer = _peak_demand(requested, hardware, root=root)
+    atomic.write_text(
+        request.with_name("answer.json"), json.dumps({"hardware": hardware.to_json(), **answer})
+    )
     return 0
 
 
-def _hungriest(asked: list[kconf.Resolved], hardware: Hardware, *, root: Path) -> dict[str, Any]:
+def _peak_demand(requested: list[kconf.Resolved], hardware: Hardware, *, root: Path) -> dict[str, Any]:
     """Return the peak of all. One without a plan fails when it is trained, and counts nothing."""
     needs, problems = list[tuple[int, int]](), list[str]()
-    for each in asked:
-        config = config_from_values(with_tier(each, root=root, say=_say_nothing, hardware=hardware).values)
+    for each in requested:
+        config = config_from_values(with_tier(each, root=root, log=lambda _: None, hardware=hardware).values)
         try:
             need_bytes, world = _need(config, hardware, root=root)
         except PlanError as error:
@@ -56,13 +57,9 @@ def _need(config: Config, hardware: Hardware, *, root: Path) -> tuple[int, int]:
     """Bytes that each process needs besides libraries, and the number of processes."""
     # Predicted, because probing would train first, which is no help in finding out if there is room.
     method = "predict" if config.auto_method == "probe" else config.auto_method
-    config = dataclasses.replace(config, auto_method=method)
-    subject = unopened_subject(config, root=root, say=_say_nothing)
-    predict = Footprints(config, subject).predictor(hardware)
-    plan = apply_hyperparams(config, False, hardware=hardware, facts=subject.facts, predict=predict)
-    memory = predicted(trial_of(plan), predict, free_bytes=hardware.devices[0].free_bytes)
+    config = config.replace(auto_method=method)
+    data = describe_training_data(config, root=root, log=lambda _: None)
+    predict = MemoryTraces(config, data).predictor(hardware)
+    plan = apply_hyperparams(config, False, hardware=hardware, facts=data.facts, predict=predict)
+    memory = predicted(step_settings(plan), predict, free_bytes=hardware.devices[0].free_bytes)
     return memory.need_bytes, plan.world
-
-
-def _say_nothing(_: str) -> None:
-    pass

@@ -18,17 +18,17 @@ from lib.memory.live import LiveBytes, Trace
 from lib.memory.predict import CUDA_GRANULARITY, STEPS, add_state, watch_gradients
 from lib.memory.simulation import simulation
 from lib.nn.model_code import ModelCode
-from lib.plan.fitting import GAPS, MemoryEstimator, Parts, RefusedBatchError, Trial
+from lib.plan.fitting import GAPS, MemoryEstimator, Parts, RefusedBatchError, StepSettings
 from lib.plan.sharding import shares
 from lib.plan.types import OWN_MEMORY, Hardware, Kind, Layout, Plan, Strategy, one_reason
 from train import loop
 from train.build import make_job, placement_of
 from train.evaluation import evaluation_sums
 from train.job import Job, Progress
-from train.record import SilentRecord
+from train.record import Record
 from train.tasks.base import Forward, HoldsWeights, Sums, Task
 from train.tasks.opening import to_measure
-from train.training_data import Subject
+from train.training_data import TrainingData
 
 SINGLE = Layout(strategy="single", world=1, shard=1)
 SPLIT = Layout(strategy="split", world=1, shard=1)
@@ -37,7 +37,7 @@ _IN_MAIN_MEMORY: tuple[Kind, ...] = ("cpu", "mps")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Footprint:
+class MemoryTrace:
     """Memory traces of two optimizer steps and an evaluation batch, and the FLOP of the second step.
 
     Of several devices each is that of the one with most of it.
@@ -47,30 +47,30 @@ class Footprint:
     step_flop: int
 
 
-class Footprints:
-    """Cached footprints of training `config` on `subject`, one per execution mode."""
+class MemoryTraces:
+    """Cached traces of training `config` on `data`, one per execution mode."""
 
-    def __init__(self, config: Config, subject: Subject) -> None:
-        self._config, self._subject = config, subject
-        self._found: dict[tuple[Trial, str], Footprint | RefusedBatchError] = {}
+    def __init__(self, config: Config, data: TrainingData) -> None:
+        self._config, self._training_data = config, data
+        self._found: dict[tuple[StepSettings, str], MemoryTrace | RefusedBatchError] = {}
 
-    def of(self, trial: Trial, hardware: Hardware) -> Footprint:
-        """Return the footprint of `trial`. hardware: matters only for data kept on the device.
+    def of(self, step: StepSettings, hardware: Hardware) -> MemoryTrace:
+        """Return the traces of `step`. hardware: matters only for data kept on the device.
 
         Raises RefusedBatchError if the model does not accept such a micro-batch.
         """
-        world = 1 + trial.several_devices
+        world = 1 + step.several_devices
         placement, _ = placement_of(
-            self._config, self._subject, hardware, world=min(world, len(hardware.devices))
+            self._config, self._training_data, hardware, world=min(world, len(hardware.devices))
         )
         # Shares of a layout are scaled from a replica's trace; the compiler's memory is not traced.
-        splits = trial.layout is not None and trial.layout.strategy == "split"
-        whole = dataclasses.replace(trial, layout=SPLIT if splits else None, compile=False)
+        splits = step.layout is not None and step.layout.strategy == "split"
+        whole = dataclasses.replace(step, layout=SPLIT if splits else None, compile=False)
         if (whole, placement) not in self._found:
-            plan = plan_of(trial)
+            plan = plan_of(step)
             try:
-                found: Footprint | RefusedBatchError = footprint(
-                    self._config, plan, self._subject, hardware=hardware
+                found: MemoryTrace | RefusedBatchError = trace_memory(
+                    self._config, plan, self._training_data, hardware=hardware
                 )
             except RefusedBatchError as error:
                 found = error
@@ -82,14 +82,14 @@ class Footprints:
 
     def predictor(self, hardware: Hardware) -> MemoryEstimator:
         """Return a predictor of the memory of an optimizer step on `hardware`, without a device."""
-        units = self._subject.facts.units
+        units = self._training_data.facts.units
 
         @functools.cache  # parallelism strategies ask again for the plan's own
-        def predict(trial: Trial) -> Parts:
-            cut = {} if trial.layout is None or units is None else shares(units, trial.layout)
-            trace = self.of(trial, hardware).trace
-            parts = with_gaps(trace, trial.device, cut)
-            if self._config.checkpoint_async and trial.device in _IN_MAIN_MEMORY:
+        def predict(step: StepSettings) -> Parts:
+            factors = {} if step.layout is None or units is None else shares(units, step.layout)
+            trace = self.of(step, hardware).trace
+            parts = with_gaps(trace, step.device, factors)
+            if self._config.checkpoints.checkpoint_async and step.device in _IN_MAIN_MEMORY:
                 # One process gathers the full state while the next step runs.
                 parts["checkpoint"] = sum(trace.at_peak().get(category, 0) for category in _SAVED)
             return parts
@@ -97,7 +97,7 @@ class Footprints:
         return predict
 
 
-def footprint(config: Config, plan: Plan, subject: Subject, *, hardware: Hardware) -> Footprint:
+def trace_memory(config: Config, plan: Plan, data: TrainingData, *, hardware: Hardware) -> MemoryTrace:
     """Trace the training of one rank under `plan`. Nothing is computed and no device is needed.
 
     Raises RefusedBatchError if the model does not accept such a micro-batch.
@@ -119,14 +119,14 @@ def footprint(config: Config, plan: Plan, subject: Subject, *, hardware: Hardwar
             plan.device, averages_gradients=plan.world > 1, devices=layout.devices_per_process
         )
         with live:
-            resident = _resident(config, plan, subject, hardware)
+            resident = _resident(config, plan, data, hardware)
             live.add(resident, "data")
-            job = make_job(config, alone, subject, hardware=hardware, backend=backend, record=SilentRecord())
+            job = make_job(config, alone, data, hardware=hardware, backend=backend, record=Record())
             with ModelCode(config.model, refused, torchs=True):
                 step_flop = run_traced(job, live)
             traces = [live.trace_on(device) for device in backend.devices]
             del resident  # only now: the data stay on the device throughout
-    return Footprint(fullest(traces, plan.device), step_flop)
+    return MemoryTrace(fullest(traces, plan.device), step_flop)
 
 
 def run_traced(job: Job, live: LiveBytes) -> int:
@@ -172,38 +172,38 @@ def fullest(traces: Sequence[Trace], device: Kind) -> Trace:
     return max(traces, key=lambda trace: sum(with_gaps(trace, device).values()))
 
 
-def plan_of(trial: Trial) -> Plan:
+def plan_of(step: StepSettings) -> Plan:
     """Return a plan with as few micro-batches as possible: a third one reuses the memory of the second."""
-    accumulation, world = 1 + trial.accumulates, 1 + trial.several_devices
-    effective = trial.micro_batch * accumulation * world
+    accumulation, world = 1 + step.accumulates, 1 + step.several_devices
+    effective = step.micro_batch * accumulation * world
     strategy: Strategy = "ddp" if world > 1 else "single"
-    if trial.layout is not None and trial.layout.strategy == "split":
+    if step.layout is not None and step.layout.strategy == "split":
         strategy = "split"
     return Plan(
-        device=trial.device,
+        device=step.device,
         world=world,
         strategy=strategy,
         shard=1,
-        micro_batch=trial.micro_batch,
+        micro_batch=step.micro_batch,
         accumulation=accumulation,
-        last_micro_batch=trial.micro_batch,
+        last_micro_batch=step.micro_batch,
         effective_batch=effective,
         target=effective,
-        norm_batch=trial.norm_batch,
-        precision=trial.precision,
-        channels_last=trial.channels_last,
+        norm_batch=step.norm_batch,
+        precision=step.precision,
+        channels_last=step.channels_last,
         compile=False,  # the planner adds its share
         memory=None,
-        reasons=one_reason("tried out"),
+        reasons=one_reason("estimated"),
     )
 
 
-def _resident(config: Config, plan: Plan, subject: Subject, hardware: Hardware) -> list[torch.Tensor]:
+def _resident(config: Config, plan: Plan, data: TrainingData, hardware: Hardware) -> list[torch.Tensor]:
     """Allocate the data that are kept on the device."""
-    placement, _ = placement_of(config, subject, hardware, world=plan.world)
+    placement, _ = placement_of(config, data, hardware, world=plan.world)
     if placement != "resident":
         return []
-    parts = subject.dataset.train, subject.dataset.test
+    parts = data.dataset.train, data.dataset.test
     return [torch.empty(part.byte_size, dtype=torch.uint8) for part in parts]
 
 

@@ -12,23 +12,21 @@ from lib import kconf
 from lib.config import Config
 from lib.errors import PlanError
 from lib.hyperparams import apply_hyperparams
-from lib.plan.fitting import MemoryEstimator
 from lib.plan.placement import place
-from lib.plan.probing import Probed
 from lib.plan.show import show
 from lib.plan.types import Hardware, Plan
 from lib.runs.directory import RunDir
 from train.budget import warm_up_text
 from train.build import epochs_ahead
 from train.contract import check_channels_last
-from train.planning.autotune import Bench, known_or_measured
-from train.planning.memory_estimate import Footprints
-from train.stored_run import say, stored
-from train.training_data import Subject, built
+from train.planning.autotune import ProbeTarget, cached_or_measured
+from train.planning.memory_estimate import MemoryTraces
+from train.stored_run import log, stored
+from train.training_data import TrainingData, built
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Order:
+class RunRequest:
     """A requested run: configuration and origin."""
 
     resolved: kconf.Resolved
@@ -39,53 +37,52 @@ class Order:
 
 
 def plan_for(
-    order: Order, subject: Subject, hardware: Hardware, run: RunDir | None, *, of_many: bool = False
+    request: RunRequest, data: TrainingData, hardware: Hardware, run: RunDir | None, *, of_many: bool = False
 ) -> Plan:
     """Return the plan for these devices: that of `run`, which is resumed, if it is for the same ones.
 
     of_many: several nodes take part, and plan again whenever one joins or leaves. Raises PlanError if nothing
     fits, or if `run` would resume with another effective batch.
     """
-    plan = None if run is None or of_many else _kept(run, order, hardware)
+    plan = None if run is None or of_many else _stored_plan(run, request, hardware)
     if plan is None:
-        plan = _decided(order, subject, hardware)
+        plan = _decided(request, data, hardware)
         if run is not None:
             _check_effective_batch(run, plan, of_many=of_many)
-    check_run(order.config, plan, subject)
+    check_run(request.config, plan, data)
     show(plan, sys.stdout)
     return plan
 
 
-def check_run(config: Config, plan: Plan, subject: Subject) -> None:
+def check_run(config: Config, plan: Plan, data: TrainingData) -> None:
     """Check, before there is a run directory, what would fail in training only. Raises ConfigError."""
-    warm_up_text(config, train_size=subject.dataset.train.size, effective_batch=plan.effective_batch)
-    epochs_ahead(config, plan, subject.dataset.train, say=lambda _: None)
+    warm_up_text(config, train_size=data.dataset.train.size, effective_batch=plan.effective_batch)
+    epochs_ahead(config, plan, data.dataset.train, log=lambda _: None)
     if plan.channels_last and plan.device == "cpu":
         with torch.device("meta"):
-            check_channels_last(built(config, subject.dataset.spec))
+            check_channels_last(built(config, data.dataset.spec))
 
 
-def _kept(run: RunDir, order: Order, hardware: Hardware) -> Plan | None:
+def _stored_plan(run: RunDir, request: RunRequest, hardware: Hardware) -> Plan | None:
     """Return the plan of `run`, if it is for this machine and the requested number of devices."""
     if not _same_machine(stored(run, "hardware", Hardware.from_json), hardware):
         return None
     plan = stored(run, "plan", Plan.from_json)
-    if plan.layout.devices != place(order.config, hardware).world.value:
+    if plan.layout.devices != place(request.config, hardware).world.value:
         return None
     # Another split into micro-batches would be the same mathematics, but not bit-identical.
-    say(f"Plan of {run.path}, for it was made for this machine")
+    log(f"Plan: that of {run.path}, made for this machine")
     return plan
 
 
-def _decided(order: Order, subject: Subject, hardware: Hardware) -> Plan:
-    predict = Footprints(order.config, subject).predictor(hardware)
-    return apply_hyperparams(
-        order.config,
-        hardware=hardware,
-        facts=subject.facts,
-        predict=predict,
-        probed=_probed(order, subject, hardware, predict),
-    )
+def _decided(request: RunRequest, data: TrainingData, hardware: Hardware) -> Plan:
+    config, predict = request.config, MemoryTraces(request.config, data).predictor(hardware)
+    probed = None
+    if config.auto_method == "probe":
+        probed = cached_or_measured(
+            ProbeTarget.of(request.resolved, data, hardware, root=request.root, predict=predict)
+        )
+    return apply_hyperparams(config, hardware=hardware, facts=data.facts, predict=predict, probed=probed)
 
 
 def _check_effective_batch(run: RunDir, plan: Plan, *, of_many: bool) -> None:
@@ -98,7 +95,7 @@ def _check_effective_batch(run: RunDir, plan: Plan, *, of_many: bool) -> None:
         f"{run.path} was trained with {before.effective_batch} samples a step, and now it would be "
         f"{plan.effective_batch}",
         why=plan.reasons["effective_batch"],
-        todo=f"go on with {before.layout.devices} device(s), or start anew {anew}",
+        todo=f"resume with {before.layout.devices} device(s), or start a new run {anew}",
     )
 
 
@@ -109,10 +106,3 @@ def _same_machine(one: Hardware, other: Hardware) -> bool:
         other.cpu_name,
         [device.name for device in other.devices],
     )
-
-
-def _probed(order: Order, subject: Subject, hardware: Hardware, predict: MemoryEstimator) -> Probed | None:
-    """Return the measurements, if the micro-batch is to be chosen by probing."""
-    if order.config.auto_method != "probe":
-        return None
-    return known_or_measured(Bench.of(order.resolved, subject, hardware, root=order.root, predict=predict))

@@ -15,8 +15,8 @@ from lib.devices.base import Backend
 from lib.plan.types import Hardware, Plan
 from train.build import make_job
 from train.job import Job
-from train.record import SilentRecord
-from train.training_data import Subject
+from train.record import Record
+from train.training_data import TrainingData
 
 ROWS = 10  # samples per batch: the fewest with three splits; 16 if they are normalised together
 NO_WARM_UP: dict[str, Any] = {"warmup_unit": "percent", "warmup_pct": 0}
@@ -28,13 +28,13 @@ class Candidate:
     """The configuration, data, hardware and plan to be checked."""
 
     config: Config
-    subject: Subject
+    data: TrainingData
     hardware: Hardware
     plan: Plan
     root: Path
     runs: Path
 
-    def cuts(self) -> tuple[tuple[int, ...], ...]:
+    def splits(self) -> tuple[tuple[int, ...], ...]:
         """Splits of one batch into micro-batches."""
         if self.plan.norm_batch:
             return (16,), (8, 8), (4, 4, 4, 4)
@@ -55,15 +55,15 @@ class Candidate:
             "prefetch": 1,
             "grad_clip": 0.0,
         }
-        config = dataclasses.replace(self.config, **plain | changes)
+        config = self.config.replace(**plain | changes)
         plan = small_plan(self.plan, micro_batches, world=world, device=device)
         return make_job(
             config,
             plan,
-            self.subject,
+            self.data,
             hardware=self.hardware,
             backend=backend or Backend(plan.device),
-            record=SilentRecord(),
+            record=Record(),
             dtype=torch.float32 if device else torch.float64,
         )
 

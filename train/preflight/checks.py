@@ -14,11 +14,9 @@ import torch
 from torch import Tensor
 
 from lib.config import Config
-from lib.data.datasets.question_answering.spec import AnswerSpec
 from lib.data.loader import Batch
-from lib.data.types import ImageSpec, PuzzleSpec, Spec, TextClassSpec
 from lib.errors import ConfigError, ToolkitError
-from lib.nn.graph_lint import Settling, lint
+from lib.nn.graph_lint import IteratesToConvergence, lint
 from lib.plan.types import Plan
 from lib.runs import checkpoint
 from train import loop
@@ -26,6 +24,7 @@ from train.budget import Budget, budget_of, warm_up_of
 from train.job import Job, Progress
 from train.preflight.candidate import NO_WARM_UP, Candidate
 from train.tasks.base import Totals
+from train.tasks.opening import naive_loss_of
 from train.upload import check_storage
 
 FALL, FALL_STEPS, FALL_RATE = 0.3, 30, 3e-3
@@ -37,22 +36,13 @@ STEPS_OF_SECONDS = 1000  # assumed for a budget in seconds
 
 def first_loss(candidate: Candidate) -> tuple[bool, str]:
     """Check that the loss of random weights is about that of a uniform guess."""
-    job = candidate.job(*candidate.cuts()[0], device=True)
+    job = candidate.job(*candidate.splits()[0], device=True)
     (found,) = _losses(job, 1)
-    spec = candidate.subject.dataset.spec
-    if isinstance(spec, AnswerSpec):
-        return math.isfinite(found), f"{found:.4f}; what it is to be is for the frozen models to say"
-    expected = expected_loss(spec)
-    told = f"{found:.4f}, of a model that knows nothing {expected:.4f}"
-    return abs(found - expected) < EXPECTED_LOSS * expected, told
-
-
-def expected_loss(spec: Spec) -> float:
-    """Return the loss of a model for which all answers are equally likely."""
-    if isinstance(spec, ImageSpec | TextClassSpec):
-        return math.log(spec.classes)
-    halting = 0.5 * math.log1p(math.exp(-5)) if isinstance(spec, PuzzleSpec) else 0.0
-    return math.log(spec.vocab_size) + halting
+    expected = naive_loss_of(candidate.config.model, candidate.data.dataset.spec)
+    if expected is None:
+        return math.isfinite(found), f"{found:.4f}; the task cannot predict it"
+    finding = f"{found:.4f}, a uniform guess has {expected:.4f}"
+    return abs(found - expected) < EXPECTED_LOSS * expected, finding
 
 
 def loss_falls(candidate: Candidate) -> tuple[bool, str]:
@@ -65,7 +55,12 @@ def loss_falls(candidate: Candidate) -> tuple[bool, str]:
         "weight_decay": 0.0,
     }
     job = candidate.job(
-        *candidate.cuts()[0], device=True, learning_rate=FALL_RATE, schedule="constant", **NO_WARM_UP, **rule
+        *candidate.splits()[0],
+        device=True,
+        learning_rate=FALL_RATE,
+        schedule="constant",
+        **NO_WARM_UP,
+        **rule,
     )
     (batch,) = job.train_loader.micro_batches(
         step=0, target=job.plan.effective_batch, rank=0, world=1, sizes=job.plan.micro_batches
@@ -76,8 +71,8 @@ def loss_falls(candidate: Candidate) -> tuple[bool, str]:
         found.append(loss)
         if loss < (1 - FALL) * found[0]:
             break
-    told = f"{found[0]:.4f} to {found[-1]:.4f} in {len(found)} steps on one batch"
-    return found[-1] < (1 - FALL) * found[0], told
+    finding = f"{found[0]:.4f} to {found[-1]:.4f} in {len(found)} steps on one batch"
+    return found[-1] < (1 - FALL) * found[0], finding
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,13 +96,13 @@ def _losses(job: Job, steps: int) -> Iterator[float]:
 
 def shards(candidate: Candidate) -> tuple[bool, str]:
     """Check that ranks see the shards of one process's batch, and evaluation counts every sample once."""
-    job, target = candidate.job(*candidate.cuts()[0]), 8
+    job, target = candidate.job(*candidate.splits()[0]), 8
     whole = _inputs(job, target=target, world=1)
     same = all(torch.equal(_inputs(job, target=target, world=world), whole) for world in (2, 4, 8))
     sizes = [_evaluated(job, world=world) for world in (1, 2, 3)]
-    told = f"1 to 8 ranks train on the same stream; {sizes[0]:.0f} samples are evaluated by 1, 2 and 3"
+    finding = f"1 to 8 ranks train on the same stream; {sizes[0]:.0f} samples are evaluated by 1, 2 and 3"
     if same and set(sizes) == {float(job.eval_loader.size)}:
-        return True, told
+        return True, finding
     return False, f"the streams of several ranks {'agree' if same else 'differ'}; evaluated are {sizes}"
 
 
@@ -139,11 +134,11 @@ def _weights(job: Job, *, rank: int, world: int) -> Iterator[float]:
 
 def accumulation(candidate: Candidate) -> tuple[bool, str]:
     """Check that the gradients of the second step do not depend on the split into micro-batches."""
-    cuts = candidate.cuts()
-    gradients = [_gradients(candidate.job(*cut), steps=2) for cut in cuts]
+    splits = candidate.splits()
+    gradients = [_gradients(candidate.job(*split), steps=2) for split in splits]
     differences = torch.tensor([relative_difference(one, gradients[0]) for one in gradients[1:]])
     worst = float(differences.max())  # NaN if one of them is, unlike Python's max
-    pieces = ", ".join(str(len(cut)) for cut in cuts)
+    pieces = ", ".join(str(len(split)) for split in splits)
     return worst < CLOSE, f"{worst:.1e} at most between {pieces} micro-batches"
 
 
@@ -167,17 +162,17 @@ def relative_difference(one: Sequence[Tensor], other: Sequence[Tensor]) -> float
 
 def round_trip(candidate: Candidate) -> tuple[bool, str]:
     """Check that a job resumed from a checkpoint makes the same step, bit for bit."""
-    cut = candidate.cuts()[0]
-    job, other = candidate.job(*cut, device=True), candidate.job(*cut, device=True)
+    split = candidate.splits()[0]
+    job, other = candidate.job(*split, device=True), candidate.job(*split, device=True)
     for step in range(2):
         loop.optimizer_step(job, Progress(step=step))
     with tempfile.TemporaryDirectory() as folder:
         state = loop.state_dict(job, Progress(step=2))
         checkpoint.save(Path(folder), step=2, state=state, keep_last=1, best=False)
         damage: list[str] = []
-        found = checkpoint.load(Path(folder), say=damage.append)
+        found = checkpoint.load(Path(folder), log=damage.append)
         if found is None:
-            return False, "; ".join(damage) or "what was saved is not there"
+            return False, "; ".join(damage) or "the saved checkpoint is missing"
         loop.load_state_dict(other, copy.deepcopy(found[1]))
     losses = [
         float(sum(part.loss.detach() for part in loop.optimizer_step(each, Progress(step=2))))
@@ -185,15 +180,18 @@ def round_trip(candidate: Candidate) -> tuple[bool, str]:
     ]
     pairs = list(zip(job.model.state_dict().values(), other.model.state_dict().values(), strict=True))
     same = losses[0] == losses[1] and all(torch.equal(one, two) for one, two in pairs)
-    told = f"losses of the next step {losses[0]:.9g} and {losses[1]:.9g}"
-    return same, f"{told}, weights {'the same' if same else 'not the same'}"
+    finding = f"losses of the next step {losses[0]:.9g} and {losses[1]:.9g}"
+    return same, f"{finding}, weights {'the same' if same else 'not the same'}"
 
 
 def static_graph(candidate: Candidate) -> tuple[bool, str]:
     """Check that steps after the first are one graph without host synchronization."""
-    job = candidate.job(*candidate.cuts()[0], device=True)
-    if isinstance(job.model, Settling):
-        return True, "none: states are iterated until they have settled, which the device is asked"
+    job = candidate.job(*candidate.splits()[0], device=True)
+    if isinstance(job.model, IteratesToConvergence):
+        return (
+            True,
+            "not checked: states are iterated until they converge, with synchronization",
+        )
     report = lint(lambda step: loop.optimizer_step(job, Progress(step=step)))
     return report.is_static, "; ".join(report.lines())
 
@@ -201,20 +199,20 @@ def static_graph(candidate: Candidate) -> tuple[bool, str]:
 def learning_rates(candidate: Candidate) -> tuple[bool, str]:
     """Check that learning rates are positive, never above the peak, and lowest at the end."""
     config, rows = candidate.config, candidate.plan.effective_batch
-    job = candidate.job(*candidate.cuts()[0])
+    job = candidate.job(*candidate.splits()[0])
     # Those of the run, because the batch here is another one.
-    asked = budget_of(config, train_size=candidate.subject.dataset.train.size, effective_batch=rows)
-    job.warmup_fraction = warm_up_of(config, asked, effective_batch=rows)
-    total = asked.total_steps or STEPS_OF_SECONDS
+    requested = budget_of(config, train_size=candidate.data.dataset.train.size, effective_batch=rows)
+    job.warmup_fraction = warm_up_of(config, requested, effective_batch=rows)
+    total = requested.total_steps or STEPS_OF_SECONDS
     job.budget = Budget(total_steps=total, total_seconds=None)
     warm = min(total - 1, round(total * job.warmup_fraction))
     steps = sorted({0, min(1, total - 1), warm, total // 4, total // 2, 3 * total // 4, total - 1})
     factors = {step: loop.rate_factor(job, Progress(step=step)) for step in steps}
     peak = job.optimizer.param_groups[0]["peak_lr"]
     after = [factor for step, factor in factors.items() if step >= warm]
-    told = ", ".join(f"{step + 1}: {factor * peak:.3g}" for step, factor in factors.items())
+    finding = ", ".join(f"{step + 1}: {factor * peak:.3g}" for step, factor in factors.items())
     passed = min(factors.values()) > 0 and max(factors.values()) <= 1 and after[-1] == min(after)
-    return passed, f"by step {told}"
+    return passed, f"by step {finding}"
 
 
 def storage(runs: Path, config: Config) -> tuple[bool, str]:
@@ -232,8 +230,8 @@ def storage(runs: Path, config: Config) -> tuple[bool, str]:
         check_storage(config)
     except ConfigError as error:
         return False, str(error)
-    places = " and ".join(filter(None, (str(runs), config.checkpoint_url)))
-    return same, f"{places} can be written, read and tidied"
+    places = " and ".join(filter(None, (str(runs), config.checkpoints.checkpoint_url)))
+    return same, f"{places} can be written, read and deleted"
 
 
 def memory(plan: Plan) -> tuple[bool, str]:

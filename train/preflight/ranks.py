@@ -22,15 +22,15 @@ from lib import kconf
 from lib.config import config_from_values
 from lib.devices.backend import open_backend
 from lib.distributed.local_ranks import environment
-from lib.errors import ToolkitError, run_main, told_in
+from lib.errors import ToolkitError, error_in, run_main
 from lib.plan.types import Hardware, Plan
 from train import loop
 from train.job import Progress
 from train.preflight.candidate import NO_WARM_UP, Candidate
-from train.training_data import open_subject
+from train.training_data import open_training_data
 
 STEPS = 2
-PATIENCE_SECONDS = 120
+TIMEOUT_SECONDS = 120
 _POLL_SECONDS = 0.05
 OF_RANKS = ("gradients of 2 ranks", "averages of 2 ranks")
 SGD: dict[str, Any] = {"optimizer": "sgd", "momentum": 0.0, "nesterov": False, "learning_rate": 0.01}
@@ -44,20 +44,20 @@ def two_ranks(candidate: Candidate, resolved: kconf.Resolved) -> dict[str, tuple
     """Check gradients and averages on two ranks. Raises ToolkitError if a process fails."""
     with tempfile.TemporaryDirectory(prefix="anneal-preflight-") as name:
         folder = Path(name)
-        order = {
+        request = {
             "configuration": resolved.to_json(),
             "plan": candidate.plan.to_json(),
             "hardware": candidate.hardware.to_json(),
             "root": str(candidate.root),
         }
-        (folder / "order.json").write_text(json.dumps(order))
+        (folder / "request.json").write_text(json.dumps(request))
         _run(folder, root=candidate.root)
         ranks = [torch.load(folder / f"{rank}.pt", weights_only=True) for rank in range(2)]
     before = {name: tensor.clone() for name, tensor in _job_of(candidate).model.state_dict().items()}
-    return judged(ranks, outcome(candidate), before=before)
+    return compare_ranks(ranks, outcome(candidate), before=before)
 
 
-def judged(
+def compare_ranks(
     ranks: list[Results], alone: Results, *, before: Mapping[str, Tensor]
 ) -> dict[str, tuple[bool, str]]:
     """Check that ranks have the same to the bit, and the same as one process within tolerance."""
@@ -89,7 +89,7 @@ def outcome(candidate: Candidate, *, world: int = 1, backend: Any = None) -> Res
 
 
 def _job_of(candidate: Candidate, *, world: int = 1, backend: Any = None) -> Any:
-    rows = sum(candidate.cuts()[0]) // world
+    rows = sum(candidate.splits()[0]) // world
     return candidate.job(rows, world=world, backend=backend, **RULE)
 
 
@@ -111,16 +111,16 @@ def _run(folder: Path, *, root: Path) -> None:
 
 def _wait(processes: Sequence[subprocess.Popen[bytes]], folder: Path) -> None:
     """Wait for both. Raises ToolkitError for the first to fail: the other would wait for it."""
-    deadline = time.monotonic() + PATIENCE_SECONDS
+    deadline = time.monotonic() + TIMEOUT_SECONDS
     while None in (statuses := [process.poll() for process in processes]) or any(statuses):
         if failed := [rank for rank, status in enumerate(statuses) if status]:
-            # If both failed, the second did so for want of the first.
+            # If both failed, the second did so because of the first.
             rank = min(failed, key=lambda rank: _log(folder, rank).stat().st_mtime_ns)
-            told = told_in(_log(folder, rank).read_text(encoding="utf-8", errors="replace"))
-            why = told or f"it ended with status {statuses[rank]} and no word"
+            message = error_in(_log(folder, rank).read_text(encoding="utf-8", errors="replace"))
+            why = message or f"it ended with status {statuses[rank]} and no message"
             raise ToolkitError(f"process {rank} of two failed", why=why)
         if time.monotonic() > deadline:
-            raise ToolkitError(f"two processes did not come to an end in {PATIENCE_SECONDS} s")
+            raise ToolkitError(f"two processes did not end within {TIMEOUT_SECONDS} s")
         time.sleep(_POLL_SECONDS)
 
 
@@ -131,14 +131,14 @@ def _log(folder: Path, rank: int) -> Path:
 def main() -> int:
     """Run one rank and save its results to the folder."""
     folder = Path(sys.argv[1])
-    order = json.loads((folder / "order.json").read_text())
-    config = config_from_values(kconf.Resolved.from_json(order["configuration"]).values)
-    root = Path(order["root"])
+    request = json.loads((folder / "request.json").read_text())
+    config = config_from_values(kconf.Resolved.from_json(request["configuration"]).values)
+    root = Path(request["root"])
     candidate = Candidate(
         config=config,
-        subject=open_subject(config, root=root, say=lambda _: None),
-        hardware=Hardware.from_json(order["hardware"]),
-        plan=Plan.from_json(order["plan"]),
+        data=open_training_data(config, root=root, log=lambda _: None),
+        hardware=Hardware.from_json(request["hardware"]),
+        plan=Plan.from_json(request["plan"]),
         root=root,
         runs=folder,
     )

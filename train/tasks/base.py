@@ -1,4 +1,4 @@
-"""What one kind of learning must say to the loop."""
+"""Interfaces between tasks and the training loop."""
 
 from __future__ import annotations
 
@@ -15,37 +15,33 @@ from lib.data.loader import Batch
 from lib.data.types import Dataset, Spec
 from lib.devices.base import Backend
 from lib.errors import ConfigError
-from lib.nn.stablemax import WITHOUT_DOUBLE
-from lib.plan.types import Branch, Plan
+from lib.plan.types import WITHOUT_DOUBLE, Branch, Plan
 
 Forward = Callable[..., Any]  # a module, perhaps wrapped or compiled
 
 
 @dataclass(frozen=True, slots=True)
 class Sums:
-    """Totals over one micro-batch. Means are taken by the loop, over the global count.
-
-    A mean of micro-batch means would weigh the samples of a small micro-batch more.
-    """
+    """Sums over one micro-batch; the loop divides by the global count, so all samples weigh the same."""
 
     loss: Tensor  # scalar, differentiable in training
-    count: Tensor | int  # what the loss is a sum over; an int is known without the device
-    metrics: Mapping[str, Tensor]  # further sums over `count`, without gradient
+    count: Tensor | int  # number of summands; an int needs no synchronization with the device
+    metrics: Mapping[str, Tensor]  # further sums, without gradient
 
 
 class Totals:
-    """Sums on the device, taken together when they are read: that makes the device finish its work."""
+    """Sums that stay on the device until they are read, which synchronizes."""
 
     def __init__(self) -> None:
         self._parts: list[Sums] = []
 
     def add(self, sums: Sums) -> None:
-        # Without the graph that made it: its tensors would live as long as the sum.
+        """Add the sums of a micro-batch, detached, so that its graph is freed."""
         self._parts.append(Sums(sums.loss.detach(), sums.count, sums.metrics))
 
     def means(self, backend: Backend) -> dict[str, float]:
-        """Means over all ranks' counts, on the host; also the count itself."""
-        # Sums over a whole evaluation outgrow fp32, which is all that some devices have.
+        """Return the means over all ranks, and the global count as "count"."""
+        # Sums over an evaluation exceed the precision of float32, but some devices lack float64.
         dtype = torch.float32 if backend.kind in WITHOUT_DOUBLE else torch.float64
         first = self._parts[0]
         names = ["loss", *first.metrics]
@@ -63,35 +59,40 @@ class Totals:
 
 
 class Task(Protocol):
-    """One kind of learning: classification, language modelling, ..."""
+    """A kind of learning: classification, language modelling, ..."""
 
-    targets_per_sample: int  # what `Sums.count` counts in a sample where it is an int
+    targets_per_sample: int  # `Sums.count` per sample if it is an int
 
     def training(self, forward: Forward, batch: Batch) -> Sums:
-        """The objective on one micro-batch."""
+        """Return the training loss of one micro-batch."""
 
     def evaluation(self, forward: Forward, batch: Batch) -> Sums:
-        """The same without regularisation; each row counts `batch.weights` times."""
+        """Return the loss without regularisation; rows are weighted by `batch.weights`."""
 
     def report(self, means: Mapping[str, float]) -> dict[str, float]:
-        """An evaluation as it is told, from its means and their "count", which comes first by its unit."""
+        """Return the figures of an evaluation from its means; "count" comes first, named by its unit."""
 
     def score(self, evaluation: Mapping[str, float]) -> float:
-        """How good a `report` is: a larger one is better."""
+        """Return the score of a `report`; larger is better."""
 
 
 class Carry(Protocol):
-    """What rows of the effective batch keep from one optimizer step to the next, where samples stay."""
+    """State of the rows of the effective batch between optimizer steps."""
 
-    def seek(self, *, step: int, first: int, offset: int, count: int) -> None: ...
+    def seek(self, *, step: int, first: int, offset: int, count: int) -> None:
+        """Select the rows of the next micro-batch."""
 
-    def commit(self) -> None: ...
+    def commit(self) -> None:
+        """Keep the state of the finished step."""
 
-    def discard(self) -> None: ...
+    def discard(self) -> None:
+        """Discard the state of an abandoned step."""
 
-    def gathered(self, backend: Backend) -> dict[str, Tensor] | None: ...
+    def gathered(self, backend: Backend) -> dict[str, Tensor] | None:
+        """Gather the state of all ranks for a checkpoint."""
 
-    def load(self, state: Mapping[str, Tensor] | None, backend: Backend, *, share: int) -> None: ...
+    def load(self, state: Mapping[str, Tensor] | None, backend: Backend, *, share: int) -> None:
+        """Load the state of a checkpoint. share: rows per rank."""
 
 
 @runtime_checkable
@@ -99,45 +100,57 @@ class Carries(Protocol):
     """A task whose samples stay for several steps."""
 
     @property
-    def carry(self) -> Carry: ...
+    def carry(self) -> Carry:
+        """State of the rows."""
 
 
 @runtime_checkable
 class HoldsWeights(Protocol):
-    """A task with models of its own that are not trained."""
+    """A task with frozen models."""
 
-    def weights(self) -> list[Tensor]: ...
+    def weights(self) -> list[Tensor]:
+        """Return the weights of the frozen models."""
 
 
 class Prepared(Protocol):
-    """What a task has made before the first job, such as models that are trained and then frozen."""
+    """Result of a task's preparation, such as pretrained frozen models."""
 
     def branches(self, build: Callable[[], torch.nn.Module], spec: Spec) -> tuple[Branch, Branch]:
-        """What planning has to know of it; `build` makes the model that is trained."""
+        """Return the two branches for the planner; `build` makes the trained model."""
 
     def load(self, plan: Plan, backend: Backend, dtype: torch.dtype) -> Any:
-        """What the task's `build` is given, on the devices of the plan."""
+        """Load onto the devices of the plan what the task's `build` takes as `prepared`."""
 
 
 class TaskModule(Protocol):
-    """What train/tasks/NAME/task.py must define; `train/tasks/opening.py` has what it may define besides."""
+    """Required definitions of train/tasks/NAME/task.py; see `train/tasks/opening.py` for optional ones."""
 
     Options: type[Any]  # a frozen dataclass; its fields are the task's own symbols
-    DATA: tuple[str, tuple[type, ...]]  # what it learns from, in words and by what a model is told of it
-    build: Callable[..., Task]  # of Options and the spec; by name config, and prepared where there is any
-    fault: Callable[..., str]  # of what a model returns, the spec and rows: why it is no use, "" where it is
+    DATA: tuple[str, tuple[type, ...]]  # data that it learns from: description and specs
+    build: Callable[
+        ..., Task
+    ]  # takes Options and the spec; keywords config, and prepared if there is a preparation
+    fault: Callable[..., str]  # takes what a model returns, the spec and rows: the fault, or ""
 
 
 class Prepare(Protocol):
-    """An optional function of a task module: what must be made once, before any job."""
+    """Optional function of a task module that prepares it once, before any job."""
 
     def __call__(
-        self, config: Config, dataset: Dataset, *, root: Path, learned: bool, say: Callable[[str], None]
-    ) -> Prepared: ...
+        self, config: Config, dataset: Dataset, *, root: Path, learned: bool, log: Callable[[str], None]
+    ) -> Prepared:
+        """Prepare the task. learned: false for random weights."""
+
+
+class Baseline(Protocol):
+    """Optional function of a task module that computes a baseline."""
+
+    def __call__(self, dataset: Dataset, *, cache_dir: Path, log: Callable[[str], None]) -> str | None:
+        """Return the baseline as a line of text, None if there is none."""
 
 
 def refuse_label_smoothing(config: Config, predicts: str) -> None:
-    """Raise ConfigError where label smoothing is asked of a task without labels."""
+    """Raise ConfigError if label smoothing is requested of a task without labels."""
     if config.label_smoothing:
         raise ConfigError(
             f"CONFIG_LABEL_SMOOTHING={config.label_smoothing:g} is for labels",
@@ -147,15 +160,10 @@ def refuse_label_smoothing(config: Config, predicts: str) -> None:
 
 
 def no_logits(returned: Any, before: tuple[int, ...], classes: int) -> str:
-    """Why `returned` is no (*before, at least `classes`) of floating-point numbers; "" where it is."""
+    """Return the fault if `returned` is no floating-point (*before, >= classes) tensor, else ""."""
     shaped = (
         isinstance(returned, Tensor) and returned.is_floating_point() and returned.dim() == len(before) + 1
     )
     if shaped and tuple(returned.shape[:-1]) == before and returned.shape[-1] >= classes:
         return ""
     return f"not logits {(*before, classes)}"
-
-
-def full_precision(logits: Tensor) -> Tensor:
-    """Autocast leaves logits in half precision, too coarse for a softmax."""
-    return logits.float() if logits.dtype in (torch.bfloat16, torch.float16) else logits

@@ -1,28 +1,26 @@
-"""The kind of learning that a model names: found, checked and built."""
+"""Tasks as plug-ins: loaded by model, and their optional functions."""
 
 from __future__ import annotations
 
-import dataclasses
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any, cast
 
 from lib.config import Config
-from lib.data.types import Spec
+from lib.data.types import Dataset, Spec
 from lib.errors import ConfigError
 from lib.nn.model_code import load_model
 from lib.plugins import TASKS
-from train.tasks.base import Prepare, Task, TaskModule
+from train.tasks.base import Baseline, Prepare, Task, TaskModule
 
 
 def load_task(model: str) -> TaskModule:
-    """The module of the task that `model` names. Raises ConfigError where one of the two is wrong."""
+    """Load the task module of `model`. Raises ConfigError if one of the two is invalid."""
     return cast(TaskModule, TASKS.load(load_model(model).TASK))
 
 
 def make_task(config: Config, spec: Spec, *, prepared: Any = None) -> Task:
-    """The configured task for such data.
-
-    prepared: what `Prepared.load` gave, for a task that has something made before.
-    """
+    """Build the configured task. prepared: from `Prepared.load`, for a task with a preparation."""
     module = load_task(config.model)
     options = TASKS.options(load_model(config.model).TASK, config.task_options)
     given = {} if preparation_of(config.model) is None else {"prepared": prepared}
@@ -30,20 +28,35 @@ def make_task(config: Config, spec: Spec, *, prepared: Any = None) -> Task:
 
 
 def preparation_of(model: str) -> Prepare | None:
-    """What has to be called before a job of `model` is made; None where its task has nothing to prepare."""
+    """Return the preparation of the task of `model`, None if it has none."""
     return cast("Prepare | None", vars(load_task(model)).get("prepare"))
 
 
 def to_measure(config: Config) -> Config:
-    """`config` with the cheapest options of its task that take as much memory."""
+    """Return `config` with the cheapest options of its task that need the same memory."""
     shorten = vars(load_task(config.model)).get("to_measure")
     if shorten is None:
         return config
-    return dataclasses.replace(config, task_options=shorten(config.task_options))
+    return config.replace(task_options=shorten(config.task_options))
+
+
+def baseline_of(model: str, dataset: Dataset, *, cache_dir: Path, log: Callable[[str], None]) -> str | None:
+    """Return the baseline for `model` as a line of text, cached in `cache_dir`; None if there is none.
+
+    Raises ToolkitError if the cache cannot be written.
+    """
+    baseline = cast("Baseline | None", vars(load_task(model)).get("baseline"))
+    return None if baseline is None else baseline(dataset, cache_dir=cache_dir, log=log)
+
+
+def naive_loss_of(model: str, spec: Spec) -> float | None:
+    """Return the expected loss of an untrained `model`; None if its task cannot tell."""
+    naive_loss = cast("Callable[[Spec], float] | None", vars(load_task(model)).get("naive_loss"))
+    return None if naive_loss is None else naive_loss(spec)
 
 
 def check_options(config: Config) -> None:
-    """Raise ConfigError where a symbol of the task is hidden: the model's Kconfig does not select it."""
+    """Raise ConfigError if a symbol of the task is hidden because the model's Kconfig does not select it."""
     hidden = [name for name, value in config.task_options.items() if value is None]
     if hidden:
         task = load_model(config.model).TASK

@@ -1,4 +1,4 @@
-"""Fetch a file from the first mirror that gives it whole: resumed, verified, renamed only then."""
+"""Resumable, verified download of a file from the first mirror that serves it completely."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import http.client
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TypeAlias
 
@@ -14,12 +15,12 @@ from lib import atomic
 from lib.data.cache import exclusive
 from lib.errors import DataError, os_error
 
-# Called with the file's name, the bytes so far, and the bytes in all (0 where the server does not say).
+# Called with the name of the file, the bytes so far, and the total (0 if the server does not tell).
 Progress: TypeAlias = Callable[[str, int, int], None]
 
 _BLOCK_BYTES = 1 << 18
-LARGEST_BYTES = 2**30  # no file of the catalogue is larger; more fills the disk for nothing
-_TRIES = 3  # on one mirror, and again whenever a try got further
+LARGEST_BYTES = 2**30  # upper bound of what a server may send; no published file is larger
+_TRIES = 3  # per mirror without any progress
 
 
 class _MirrorError(Exception):
@@ -27,7 +28,7 @@ class _MirrorError(Exception):
 
 
 class _TooLargeError(_MirrorError):
-    """It sends more than any file that is asked for has."""
+    """The mirror sends more than LARGEST_BYTES."""
 
 
 def fetch(
@@ -35,60 +36,48 @@ def fetch(
     *,
     urls: Sequence[str],
     sha256: str,
-    say: Callable[[str], None],
-    progress: Progress | None = None,
+    log: Callable[[str], None],
+    progress: Progress = lambda *_: None,
     timeout_seconds: float = 30.0,
 ) -> None:
-    """Have the file `target`, with the given SHA-256, from the first of `urls` that serves it.
+    """Download the file `target` with the given SHA-256 from the first of `urls` that serves it.
 
-    An interrupted download stays as `target`.part and is resumed, also from another mirror. Bytes with
-    a wrong hash are deleted. Nothing is called `target` before its hash was right. Raises DataError
-    that names each mirror and its reason, ToolkitError where the disk fails.
+    An interrupted download stays as `target`.part and is resumed, also from another mirror. Bytes with a
+    wrong hash are deleted. Raises DataError with each mirror and its reason, ToolkitError if the disk fails.
     """
+    part, failures = target.with_name(target.name + ".part"), list[str]()
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         with exclusive(target):
-            if not target.exists():
-                _fetch(target, urls, sha256, say, progress or _ignore, timeout_seconds)
+            for url in urls if not target.exists() else ():
+                if failures:  # the last one is part of the error
+                    log(failures[-1])
+                log(f"downloading {target.name} from {url}")
+                transfer = partial(_transfer, url, part, progress=progress, timeout_seconds=timeout_seconds)
+                try:
+                    _complete(transfer, part, sha256)
+                except _MirrorError as failure:
+                    failures.append(f"{url}: {failure}")
+                else:
+                    atomic.publish(part, target)
+                    break
+            if target.exists():
+                return
     except OSError as error:
         raise os_error("write", error, todo="free space or give write permission there") from error
-
-
-def _ignore(name: str, done: int, total: int) -> None:
-    pass
-
-
-def _fetch(
-    target: Path,
-    urls: Sequence[str],
-    sha256: str,
-    say: Callable[[str], None],
-    progress: Progress,
-    timeout_seconds: float,
-) -> None:
-    part = target.with_name(target.name + ".part")
-    failures: list[str] = []
-    for url in urls:
-        if failures:  # the last one is told by the error
-            say(failures[-1])
-        say(f"downloading {target.name} from {url}")
-        try:
-            _from_mirror(url, part, sha256, progress=progress, timeout_seconds=timeout_seconds)
-        except _MirrorError as failure:
-            failures.append(f"{url}: {failure}")
-        else:
-            atomic.publish(part, target)
-            return
     raise DataError(f"cannot download {target.name}", why="; ".join(failures))
 
 
-def _from_mirror(url: str, part: Path, sha256: str, *, progress: Progress, timeout_seconds: float) -> None:
-    """Complete and verify `part`, or raise _MirrorError. A cut connection is resumed while that helps."""
+def _complete(transfer: Callable[[], None], part: Path, sha256: str) -> None:
+    """Complete and verify `part`, or raise _MirrorError.
+
+    Cut connections are resumed while there is progress.
+    """
     tries, furthest = 0, _size(part)
     while True:
-        begun = _size(part)
+        start = _size(part)
         try:
-            _transfer(url, part, progress=progress, timeout_seconds=timeout_seconds)
+            transfer()
         except _TooLargeError:
             part.unlink(missing_ok=True)
             raise
@@ -103,14 +92,14 @@ def _from_mirror(url: str, part: Path, sha256: str, *, progress: Progress, timeo
         if found == sha256:
             return
         part.unlink()
-        if begun == 0:
+        if start == 0:
             raise _MirrorError(f"SHA-256 is {found}, not {sha256}; the download was deleted")
-        # The bytes that were there before may be what is wrong: once more from the start.
+        # The bytes of an earlier start may be wrong: try once more from the beginning.
         furthest = 0
 
 
 def _transfer(url: str, part: Path, *, progress: Progress, timeout_seconds: float) -> None:
-    """One request: append what `part` lacks, or begin anew where the server does not resume."""
+    """Make one request: append what `part` lacks, or begin anew if the server does not resume."""
     have = _size(part)
     request = urllib.request.Request(url, headers={"Range": f"bytes={have}-"} if have else {})
     try:
@@ -119,7 +108,7 @@ def _transfer(url: str, part: Path, *, progress: Progress, timeout_seconds: floa
         error.close()
         if error.code != 416:
             raise _MirrorError(f"HTTP status {error.code} {error.reason}") from error
-        # Nothing comes after what is there: it is complete, or longer than the file. The hash tells.
+        # Nothing follows the bytes that are there: the file is complete or too long, which the hash tells.
         return
     except (OSError, http.client.HTTPException) as error:
         raise _MirrorError(_reason(error)) from error
@@ -148,7 +137,7 @@ def _check_size(size_bytes: int) -> None:
 
 
 def _blocks(response: http.client.HTTPResponse) -> Iterator[bytes]:
-    """What the server sends. Errors of the network are the mirror's; errors of the disk are not met here."""
+    """Yield what the server sends; network errors become _MirrorError, unlike errors of the disk."""
     try:
         while block := response.read(_BLOCK_BYTES):
             yield block
@@ -157,8 +146,7 @@ def _blocks(response: http.client.HTTPResponse) -> Iterator[bytes]:
 
 
 def _reason(error: Exception) -> str:
-    reason = getattr(error, "reason", None) or error
-    return str(reason) or type(error).__name__
+    return str(getattr(error, "reason", None) or error) or type(error).__name__
 
 
 def _size(file: Path) -> int:

@@ -1,61 +1,95 @@
-"""The embedded sets: generated on first use, kept on disk, the same on every machine."""
+"""Embedded data sets: generated on first use, cached on disk, identical on every machine."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Literal, TypeAlias
 
 import numpy as np
 
 from lib.data.cache import cached_folder
-from lib.data.datasets.files import Place
-from lib.data.metadata import outlined, told
+from lib.data.datasets.files import DataLocation, describe_images, format_sizes
 from lib.data.types import ArrayPart, Dataset, Images, ImageSpec, Labels
+from lib.rng import Floats
+
+PartName: TypeAlias = Literal["train", "test"]
 
 
-class Generator(Protocol):
-    """What data.py of such a set has."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EmbeddedSet:
+    """A generated set of images; its methods are the functions of a data-set plug-in.
 
-    VERSION: int
-    TRAIN_SIZE: int
-    TEST_SIZE: int
-    SPEC: ImageSpec
-    identity: Callable[[], str]  # all that the pixels follow from
-    generate: Callable[[Literal["train", "test"]], tuple[Images, Labels]]
-
-
-def outline_of(generator: Generator) -> Dataset:
-    """As it will be generated."""
-    sizes, name = (generator.TRAIN_SIZE, generator.TEST_SIZE), generator.SPEC.name
-    return outlined(generator.SPEC, *sizes, f"{name}: as it is generated, {told(*sizes)}")
-
-
-def open_embedded(generator: Generator, place: Place) -> Dataset:
-    """Open an embedded set, generating it into the cache if it is not there.
-
-    Raises DataError where matplotlib lacks a font, ToolkitError where the cache cannot be written.
+    version: raise it whenever a pixel changes. identity: everything that the pixels depend on.
     """
-    name, cache_dir, say = generator.SPEC.name, place.cache_dir, place.say
-    parts: tuple[Literal["train", "test"], ...] = ("train", "test")
 
-    def fill(folder: Path) -> None:
-        say(f"{name}: making {generator.TRAIN_SIZE} + {generator.TEST_SIZE} synthetic images in {cache_dir}")
-        for part in parts:
-            images, labels = generator.generate(part)
-            np.save(folder / f"{part}-images.npy", images)
-            np.save(folder / f"{part}-labels.npy", labels)
+    spec: ImageSpec
+    version: int
+    train_size: int
+    test_size: int
+    identity: str
+    generate: Callable[[PartName], tuple[Images, Labels]]
 
-    folder = cached_folder(
-        cache_dir / f"{name}-v{generator.VERSION}", identity=generator.identity(), fill=fill, say=say
-    )
-    train, test = (
-        ArrayPart(np.load(folder / f"{part}-images.npy"), np.load(folder / f"{part}-labels.npy"))
-        for part in ("train", "test")
-    )
-    return Dataset(
-        generator.SPEC,
-        train,
-        test,
-        f"{name}: {train.size} + {test.size} images, generated, synthetic ({folder})",
-    )
+    def describe(self, options: object, location: DataLocation) -> Dataset:  # noqa: ARG002
+        """Return the metadata of the set."""
+        sizes, name = (self.train_size, self.test_size), self.spec.name
+        return describe_images(self.spec, *sizes, f"{name}: as it is generated, {format_sizes(*sizes)}")
+
+    def open_set(self, options: object, location: DataLocation) -> Dataset:  # noqa: ARG002
+        """Open the set, generating it into the cache if it is not there.
+
+        Raises DataError if matplotlib lacks a font, ToolkitError if the cache cannot be written.
+        """
+        name, cache_dir = self.spec.name, location.cache_dir
+        parts: tuple[PartName, ...] = ("train", "test")
+
+        def fill(folder: Path) -> None:
+            location.log(
+                f"{name}: making {self.train_size} + {self.test_size} synthetic images in {cache_dir}"
+            )
+            for part in parts:
+                images, labels = self.generate(part)
+                np.save(folder / f"{part}-images.npy", images)
+                np.save(folder / f"{part}-labels.npy", labels)
+
+        folder = cached_folder(
+            cache_dir / f"{name}-v{self.version}", identity=self.identity, fill=fill, log=location.log
+        )
+        train, test = (
+            ArrayPart(np.load(folder / f"{part}-images.npy"), np.load(folder / f"{part}-labels.npy"))
+            for part in parts
+        )
+        source = f"{name}: {train.size} + {test.size} images, generated, synthetic ({folder})"
+        return Dataset(self.spec, train, test, source)
+
+
+def rotation(degrees: Floats) -> tuple[Floats, Floats]:
+    """Cosine and sine by their Taylor series: exact to 1e-6 up to 90 degrees."""
+    angle = degrees.astype(np.float64) * 0.017453292519943295
+    square = angle * angle
+    cosine, sine, term = np.ones_like(angle), angle.copy(), np.ones_like(angle)
+    for order in range(1, 8):
+        term = -term * square / ((2 * order - 1) * (2 * order))
+        cosine += term
+        sine += term * angle / (2 * order + 1)
+    return cosine.astype(np.float32), sine.astype(np.float32)
+
+
+def pixel_centres(size: int) -> Floats:
+    """Coordinates of pixel centres with the origin in the middle of the image: (size,)."""
+    return np.arange(size, dtype=np.float32) - np.float32((size - 1) / 2)
+
+
+def interpolate(controls_NK: Floats, size: int) -> Floats:
+    """Straight lines through K evenly spaced control values, at `size` places: (N, size)."""
+    place = np.arange(size, dtype=np.float32) * np.float32((controls_NK.shape[1] - 1) / (size - 1))
+    left = np.minimum(place.astype(np.int64), controls_NK.shape[1] - 2)
+    weight = place - left.astype(np.float32)
+    line: Floats = controls_NK[:, left] * (1 - weight) + controls_NK[:, left + 1] * weight
+    return line
+
+
+def outer(rows_NH: Floats, columns_NW: Floats) -> Floats:
+    """Sum of a function of the row and one of the column: (N, H, W)."""
+    return rows_NH[:, :, None] + columns_NW[:, None, :]

@@ -1,33 +1,45 @@
-"""Where a data set is: its files, or how they come there."""
+"""Location of data sets: their files, and how missing ones are downloaded."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Literal, TypeAlias
 
 import numpy as np
 
-from lib.data.datasets.catalogue import Remote
-from lib.data.types import Images
+from lib.data.types import ArrayPart, Dataset, Images, ImageSpec
 from lib.errors import DataError, os_error
 from lib.runs.console import download_progress
 
 TokenizerName: TypeAlias = Literal["byte", "char", "gpt2"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
-    """Where a data set is looked for, and what is asked of it whichever it is. None: it is asked nothing.
+@dataclass(frozen=True, slots=True)
+class Remote:
+    """A file to download: its name, its SHA-256, and the URLs of the folders that have it."""
 
-    name:       of the data set, as CONFIG_DATASET has it.
-    root:       of the source tree, where a relative path starts.
-    data_dir:   where its files are looked for, if anywhere. cache_dir: where what is made is kept.
-    download:   whether what is missing may be fetched into `data_dir`.
-    image_size: height and width of images that are packed.
-    block_size: tokens that a model sees at once. tokenizer: None where there are tokens already.
+    file: str
+    sha256: str
+    folders: tuple[str, ...]
+
+    @property
+    def urls(self) -> tuple[str, ...]:
+        """URLs of the file, in the order they are tried."""
+        return tuple(f"{folder}/{self.file}" for folder in self.folders)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DataLocation:
+    """Location of a data set, and settings that all data sets share (None: not applicable).
+
+    name:       in CONFIG_DATASET.
+    root:       of the source tree, to which relative paths refer.
+    data_dir:   CONFIG_DATA_DIR. cache_dir: for generated and packed data.
+    download:   whether missing files may be downloaded into `data_dir`.
+    image_size: height and width of packed images.
+    block_size: context length in tokens. tokenizer: None for data that are tokens already.
     """
 
     name: str
@@ -35,85 +47,67 @@ class Place:
     data_dir: Path | None
     cache_dir: Path
     download: bool
-    say: Callable[[str], None]
+    log: Callable[[str], None]
     image_size: int | None = None
     block_size: int | None = None
     tokenizer: TokenizerName | None = None
 
     @property
     def files(self) -> Path:
-        """DATA_DIR, for what is made of files."""
+        """`data_dir` of a data set that needs one."""
         assert self.data_dir is not None, f"{self.name} is made of files"
         return self.data_dir
 
-    def have(
+    def find_all(
         self, remotes: tuple[Remote, ...], folders: tuple[str, ...], *, name: str, instead: str
     ) -> list[Path]:
-        """The files of `remotes`, all from one of `folders` below DATA_DIR, or fetched into the first."""
+        """Return all `remotes` from the first of `folders` that has them, or download them into the first."""
         for folder in folders:
             found = [self.files / folder / remote.file for remote in remotes]
             if all(file.is_file() for file in found):
                 return found
-        get = partial(find_or_fetch, name=name, download=self.download, instead=instead, say=self.say)
-        return [get(remote, self.files / folders[0]) for remote in remotes]
+        return [self._find(remote, self.files / folders[0], name=name, instead=instead) for remote in remotes]
 
-    def image_file(self, remote: Remote, looked_for: str = "") -> Path:
-        """A file of a published set of images, fetched if it is not in DATA_DIR/NAME."""
-        return find_or_fetch(
-            remote,
-            self.files / self.name,
-            name=f"data set {self.name}",
-            download=self.download,
-            instead="an embedded set (CONFIG_DATASET_DIGITS=y or CONFIG_DATASET_SCENES=y)",
-            say=self.say,
-            looked_for=looked_for,
+    def find_image_file(self, remote: Remote, content: str = "") -> Path:
+        """Return a file of a published image set, downloaded if it is not in DATA_DIR/NAME.
+
+        content: what an archive unpacks to, for the message.
+        """
+        instead = "an embedded set (CONFIG_DATASET_DIGITS=y or CONFIG_DATASET_SCENES=y)"
+        folder = self.files / self.name
+        return self._find(remote, folder, name=f"data set {self.name}", instead=instead, content=content)
+
+    def _find(self, remote: Remote, folder: Path, *, name: str, instead: str, content: str = "") -> Path:
+        """Return `folder`/FILE, downloaded if allowed. Raises DataError with the alternatives."""
+        target = folder / remote.file
+        if target.is_file():
+            return target
+        reason = "CONFIG_DATA_DOWNLOAD is off"
+        if self.download:
+            from lib.data.datasets.download import fetch
+
+            try:
+                with download_progress() as progress:
+                    fetch(target, urls=remote.urls, sha256=remote.sha256, log=self.log, progress=progress)
+                return target
+            except DataError as error:
+                reason = str(error)
+        file = content or remote.file.removesuffix(".gz")
+        allow = "" if self.download else ", or set CONFIG_DATA_DOWNLOAD=y"
+        raise DataError(
+            f"{name} is not there: no {file} in {folder} or {folder.parent}",
+            why=reason,
+            todo=f"put its files into {folder}{allow}, or use {instead}",
         )
 
 
 def first_file(files: Iterable[Path]) -> Path | None:
-    """The first of `files` that is there."""
+    """Return the first of `files` that exists."""
     return next((file for file in files if file.is_file()), None)
 
 
-def find_or_fetch(
-    remote: Remote,
-    folder: Path,
-    *,
-    name: str,
-    download: bool,
-    instead: str,
-    say: Callable[[str], None],
-    looked_for: str = "",
-) -> Path:
-    """`folder`/FILE, downloaded if it is not there and may be.
-
-    name, instead: what the file is of, and what needs no file. looked_for: what is to be there instead of an
-    archive. Raises DataError that names the ways out.
-    """
-    target = folder / remote.file
-    if target.is_file():
-        return target
-    reason = "CONFIG_DATA_DOWNLOAD is off"
-    if download:
-        from lib.data.datasets.download import fetch
-
-        try:
-            with download_progress() as progress:
-                fetch(target, urls=remote.urls, sha256=remote.sha256, say=say, progress=progress)
-            return target
-        except DataError as error:
-            reason = str(error)
-    file = looked_for or remote.file.removesuffix(".gz")
-    allow = "" if download else ", or set CONFIG_DATA_DOWNLOAD=y"
-    raise DataError(
-        f"{name} is not there: no {file} in {folder} or {folder.parent}",
-        why=reason,
-        todo=f"put its files into {folder}{allow}, or use {instead}",
-    )
-
-
 def marks(files: Iterable[Path]) -> Iterator[str]:
-    """What tells that files are as they were, without reading them. Raises ToolkitError where one is gone."""
+    """Yield name, size and modification time of each file. Raises ToolkitError if one is missing."""
     for file in files:
         try:
             status = file.stat()
@@ -123,11 +117,28 @@ def marks(files: Iterable[Path]) -> Iterator[str]:
 
 
 def damaged(file: Path, why: str) -> DataError:
+    """Return the error for a damaged file."""
     return DataError(f"{file} is damaged", why=why, todo="delete it and fetch it again")
 
 
 def check_labels(labels: Images, file: Path, *, classes: int) -> None:
-    """Raise DataError where a label is out of range."""
+    """Raise DataError if a label is out of range."""
     wrong = np.flatnonzero(labels >= classes)
     if len(wrong):
         raise damaged(file, f"label {labels[wrong[0]]} of sample {wrong[0]} is not below {classes}")
+
+
+def describe_images(spec: ImageSpec, train_size: int, test_size: int, source: str) -> Dataset:
+    """Return the metadata of a set of images: all are zero, and share one byte of memory."""
+    train, test = (
+        ArrayPart(
+            np.broadcast_to(np.uint8(0), (size, *spec.input_shape)), np.broadcast_to(np.int64(0), (size,))
+        )
+        for size in (train_size, test_size)
+    )
+    return Dataset(spec, train, test, source)
+
+
+def format_sizes(train_size: int, test_size: int) -> str:
+    """Format the sizes of a set of images that is not opened."""
+    return f"{train_size} + {test_size} images, not opened"

@@ -1,33 +1,38 @@
-"""Open a data set by name: the folder beside this file that has the name in its Kconfig."""
+"""Open data sets by name, as plug-ins."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
-from lib.data.datasets.files import Place
+from lib.data.datasets.files import DataLocation
 from lib.data.types import Dataset
 from lib.plugins import DATASETS
 
 
-def open_dataset(place: Place, options: Mapping[str, Any]) -> Dataset:
-    """Open the data set `place.name`, with the values of its own symbols as `options`.
+def open_dataset(location: DataLocation, options: Mapping[str, Any]) -> Dataset:
+    """Open the data set `location.name`; `options` are the values of its own symbols.
 
-    Files are looked for in `place.data_dir` (None will do for an embedded set) and in a folder of the set's
-    name in it, and fetched to the latter if they are missing and may be. What is generated or packed is kept
-    in `place.cache_dir`. `place.say` gets lines for the user; a download shows on standard output how far it
-    is. Raises DataError where the set is missing or damaged, ConfigError where there is none of the name, a
-    text is too short, more puzzles are asked for than there are or a language model is not known,
-    ToolkitError where the disk fails.
+    Files are looked for in `location.data_dir` and in a folder of the set's name in it, and downloaded to the
+    latter if that is allowed. Generated or packed data are kept in `location.cache_dir`. `location.log` gets
+    lines for the user; downloads show their progress on standard output. Raises DataError if the set is
+    missing or damaged, ConfigError if it is unknown or cannot meet the request, ToolkitError if the disk
+    fails.
     """
-    opened: Dataset = DATASETS.load(place.name).open_set(DATASETS.options(place.name, options), place)
-    return opened
+    dataset: Dataset = DATASETS.load(location.name).open_set(_options(location, options), location)
+    return dataset
 
 
-def outline(place: Place, options: Mapping[str, Any]) -> Dataset | None:
-    """The shapes and sizes of a data set; its samples are all zero. None: only its contents can tell.
+def describe_dataset(location: DataLocation, options: Mapping[str, Any]) -> Dataset | None:
+    """Return the metadata of a data set: its spec and sizes, with zeros for samples.
 
-    Raises what `open_dataset` does, as far as a look can tell.
+    None if only the contents tell them. Raises what `open_dataset` does, as far as file names and headers
+    tell.
     """
-    looked: Dataset | None = DATASETS.load(place.name).outline(DATASETS.options(place.name, options), place)
-    return looked
+    describe = getattr(DATASETS.load(location.name), "describe", None)
+    metadata: Dataset | None = describe and describe(_options(location, options), location)
+    return metadata
+
+
+def _options(location: DataLocation, options: Mapping[str, Any]) -> Any:
+    return DATASETS.options(location.name, options)

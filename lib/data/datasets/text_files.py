@@ -1,12 +1,11 @@
-"""What sets of text share: their tokenizer, and how tokens are cut into windows."""
+"""Tokenizers and windows, shared by all data sets of text."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from lib.data.datasets.catalogue import GPT2_FOLDERS, GPT2_REMOTES
-from lib.data.datasets.files import Place
-from lib.data.subset import measured
+from lib.data.datasets.files import DataLocation, Remote
+from lib.data.subset import with_lengths
 from lib.data.tokenizers.bpe import load_gpt2
 from lib.data.tokenizers.byte_char import ByteTokenizer, CharTokenizer
 from lib.data.types import Dataset, Shards, TextSpec, Tokenizer, TokenPart, Tokens, Unit
@@ -14,15 +13,22 @@ from lib.errors import ConfigError
 
 INSTEAD = "a language model on CONFIG_DATASET_PYSOURCE=y, which needs no files"
 
+_GPT2 = ("https://openaipublic.blob.core.windows.net/gpt-2/encodings/main",)
+GPT2_FOLDERS = ("gpt2_bpe", "gpt2", "")
+GPT2_REMOTES = (
+    Remote("encoder.json", "196139668be63f3b5d6574427317ae82f612a97c5d1cdaf36ed2256dbf636783", _GPT2),
+    Remote("vocab.bpe", "1ce1664773c50f3e0cc8842619a93edc4624525b728b188a9e0be33b7726adc5", _GPT2),
+)
 
-def block_size_of(place: Place) -> int:
-    """Tokens that a model sees at once, which is asked of every text."""
-    assert place.block_size is not None
-    return place.block_size
+
+def block_size_of(location: DataLocation) -> int:
+    """Return the context length, which every text needs."""
+    assert location.block_size is not None
+    return location.block_size
 
 
 def check_lengths(name: str, train: int, validation: int, *, block_size: int) -> None:
-    """Raise ConfigError where so many tokens are too few."""
+    """Raise ConfigError if there are too few tokens."""
     if train < 2 * block_size or validation < 2:
         raise ConfigError(
             f"CONFIG_BLOCK_SIZE={block_size} is too large for {name}",
@@ -30,23 +36,25 @@ def check_lengths(name: str, train: int, validation: int, *, block_size: int) ->
         )
 
 
-def tokenizer_of(place: Place, *, characters: str | None) -> Tokenizer:
-    """The tokenizer that is asked for; characters: those that a text has, for one of characters."""
-    if place.tokenizer == "byte":
+def tokenizer_of(location: DataLocation, *, characters: str | None) -> Tokenizer:
+    """Return the requested tokenizer; characters: of the text, for a character tokenizer."""
+    if location.tokenizer == "byte":
         return ByteTokenizer()
-    if place.tokenizer == "char":
+    if location.tokenizer == "char":
         assert characters is not None
         return CharTokenizer(characters)
-    return load_gpt2(*gpt2_files(place))
+    return load_gpt2(*gpt2_files(location))
 
 
-def gpt2_files(place: Place) -> list[Path]:
-    """Those of GPT-2's tokenizer, found or fetched. Raises DataError where that is not possible."""
-    return place.have(GPT2_REMOTES, GPT2_FOLDERS, name="GPT-2's tokenizer", instead="CONFIG_TOKENIZER_BYTE=y")
+def gpt2_files(location: DataLocation) -> list[Path]:
+    """Return the files of GPT-2's tokenizer, downloaded if missing. Raises DataError."""
+    return location.find_all(
+        GPT2_REMOTES, GPT2_FOLDERS, name="GPT-2's tokenizer", instead="CONFIG_TOKENIZER_BYTE=y"
+    )
 
 
 def windows(
-    place: Place,
+    location: DataLocation,
     train: Tokens | Shards,
     validation: Tokens | Shards,
     *,
@@ -54,11 +62,11 @@ def windows(
     vocab_size: int,
     source: str,
 ) -> Dataset:
-    """Both parts, cut into windows of block_size. Raises ConfigError where they are too short.
+    """Return both parts split into windows of block_size. Raises ConfigError if they are too short.
 
-    tokenizer: None where the tokens cannot be read as text.
+    tokenizer: None if the tokens cannot be decoded.
     """
-    name, block_size = place.name, block_size_of(place)
+    name, block_size = location.name, block_size_of(location)
     check_lengths(name, len(train), len(validation), block_size=block_size)
     unit: Unit = "token" if tokenizer is None else tokenizer.unit
     spec = TextSpec(
@@ -66,10 +74,8 @@ def windows(
         vocab_size=vocab_size,
         block_size=block_size,
         unit=unit,
-        validation_tokens=0,
-        validation_bytes=None,
         synthetic=name == "markov",
     )
     test = TokenPart(validation, block_size)
     part = TokenPart(train, block_size, shifted=True)
-    return Dataset(measured(spec, test, tokenizer), part, test, source, tokenizer)
+    return Dataset(with_lengths(spec, test, tokenizer), part, test, source, tokenizer)

@@ -1,7 +1,7 @@
-"""GPT-2's tokenizer: pairs of bytes, merged in the order that its vocabulary was made (Radford et al. 2019).
+"""Byte-pair encoding: GPT-2's tokenizer (Radford et al. 2019), and one learned from texts.
 
-A text is first cut into words (`pieces`), with a pattern of Unicode's letters, numbers and white
-space. The bytes of a word are then merged pair by pair, always the pair that was learned first.
+A text is first split into words (`pieces`) by a pattern of Unicode letters, numbers and white space. Then
+byte pairs of each word are merged in the order in which they were learned.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ import json
 import re
 import sys
 import unicodedata
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from functools import lru_cache
 from itertools import chain, pairwise
 from pathlib import Path
@@ -26,20 +27,20 @@ from lib.errors import os_error
 
 END_OF_TEXT = "<|endoftext|>"
 
-# White_Space of Unicode; Python's \s also has the separators U+001C to U+001F.
+# Unicode White_Space; Python's \s also matches U+001C to U+001F.
 _SPACE = r"\t-\r \x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000"
-_CHUNK = 1 << 20  # characters cut into words at once
+_CHUNK = 1 << 20  # characters split into words at a time
 _LARGEST_CACHE = 1 << 20  # words
 
 
 class GPT2Tokenizer:
-    """Reads and writes GPT-2's tokens. `merges` in the order learned; `ids` of what they make."""
+    """Byte-pair tokenizer with `ids` of byte strings and `merges` in the order learned."""
 
     name = "gpt2"
     unit: Unit = "token"
 
     def __init__(self, ids: dict[bytes, int], merges: list[tuple[bytes, bytes]], *, end: int | None) -> None:
-        """end: the id of END_OF_TEXT, which is no text and never made of one; None if there is none."""
+        """end: id of END_OF_TEXT, which encoding never produces; None if there is none."""
         self.end = end
         self.vocab_size = len(ids) + (end is not None)
         self._ids = ids
@@ -48,28 +49,30 @@ class GPT2Tokenizer:
         self._words = _Words(self)
 
     def encode(self, text: str) -> list[int]:
+        """Return the token ids of `text`."""
         return list(chain.from_iterable(map(self._words.__getitem__, pieces(text))))
 
     def encode_all(self, content: bytes) -> Tokens:
-        """Some two megabytes a second."""
+        """Encode a UTF-8 file, at about two megabytes per second."""
         text, dtype = as_text(content), narrowest(self.vocab_size)
         rows = [np.array(self.encode(chunk), dtype) for chunk in _chunks(text)]
         ids: Tokens = np.concatenate(rows) if rows else np.empty(0, dtype)
         return ids
 
     def decode(self, tokens: npt.ArrayLike) -> str:
+        """Decode tokens; invalid UTF-8 becomes the replacement character."""
         mark = {self.end: END_OF_TEXT.encode()}
         parts = (self._bytes.get(token) or mark[token] for token in np.asarray(tokens).tolist())
         return b"".join(parts).decode(errors="replace")
 
     def byte_lengths(self) -> npt.NDArray[np.int64]:
-        """END_OF_TEXT counts 0."""
+        """Return the bytes per token id; 0 for END_OF_TEXT."""
         return np.array([len(self._bytes.get(number, b"")) for number in range(self.vocab_size)], np.int64)
 
     def merged(self, word: bytes) -> tuple[int, ...]:
-        """The ids of one word, in time n log n: a word may be long, such as a line of dashes."""
+        """Return the ids of one word in time n log n; words such as lines of dashes are long."""
         parts: list[bytes | None] = [word[place : place + 1] for place in range(len(word))]
-        after = list(range(1, len(parts) + 1))  # the place of the part that follows
+        after = list(range(1, len(parts) + 1))  # index of the next part
         before = list(range(-1, len(parts) - 1))
         heap = [
             (self._ranks[pair], place, pair)
@@ -81,7 +84,7 @@ class GPT2Tokenizer:
             _, place, (left, right) = heapq.heappop(heap)
             following = after[place]
             if parts[place] != left or following >= len(parts) or parts[following] != right:
-                continue  # one of the two has been merged with another
+                continue  # one of the two is already merged
             parts[place], parts[following] = left + right, None
             after[place] = after[following]
             if after[place] < len(parts):
@@ -95,7 +98,7 @@ class GPT2Tokenizer:
 
 
 class _Words(dict[str, tuple[int, ...]]):
-    """Words that were met, and their ids: a text has few words that are new."""
+    """Cache of the ids of words."""
 
     def __init__(self, tokenizer: GPT2Tokenizer) -> None:
         self._tokenizer = tokenizer
@@ -108,10 +111,9 @@ class _Words(dict[str, tuple[int, ...]]):
 
 
 def load_gpt2(encoder: Path, merges: Path) -> GPT2Tokenizer:
-    """Read the published files encoder.json (a token's text -> its id) and vocab.bpe (a merge a line).
+    """Read the published files encoder.json (text of a token -> id) and vocab.bpe (a merge per line).
 
-    Raises DataError where they are damaged or do not belong together, ToolkitError where they cannot
-    be read.
+    Raises DataError if they are damaged or inconsistent, ToolkitError if they cannot be read.
     """
     try:
         spelled = json.loads(encoder.read_text(encoding="utf-8"))
@@ -140,20 +142,20 @@ def load_gpt2(encoder: Path, merges: Path) -> GPT2Tokenizer:
 
 
 def pieces(text: str) -> list[str]:
-    """The words that GPT-2 cuts a text into; joined, they are the text.
+    """Split a text into words as GPT-2 does.
 
-    A contraction's end; letters, numbers or other signs, each with a space before them if there is
-    one; white space, whose last space goes to the word that follows.
+    Words are ends of contractions; letters, numbers or other characters, each with one preceding space; and
+    white space, whose last space belongs to the next word.
     """
     return _pattern().findall(text)
 
 
 def _chunks(text: str) -> Iterator[str]:
-    """`text` in parts that are cut as it is: no word goes on from a sign into white space."""
-    cut = re.compile(f"[^{_SPACE}](?=[{_SPACE}])")
+    """Split `text` before white space, where no word continues."""
+    boundary = re.compile(f"[^{_SPACE}](?=[{_SPACE}])")
     start = 0
     while start < len(text):
-        found = cut.search(text, start + _CHUNK)
+        found = boundary.search(text, start + _CHUNK)
         end = found.end() if found else len(text)
         yield text[start:end]
         start = end
@@ -171,16 +173,60 @@ def _pattern() -> re.Pattern[str]:
 
 
 def _class(categories: str, kind: str) -> str:
-    """The code points of general category `kind`, as ranges of a character class."""
+    """Return the code points of general category `kind` as ranges of a character class."""
     runs = (run.span() for run in re.finditer(f"{kind}+", categories))
     return "".join(f"\\U{start:08x}-\\U{end - 1:08x}" for start, end in runs)
 
 
 def _spelling() -> dict[int, str]:
-    """How encoder.json and vocab.bpe spell each byte: as a character that can be seen.
+    """Return the character that represents each byte in encoder.json and vocab.bpe.
 
-    Printable characters of Latin-1 stand for themselves, the others for U+0100 and up in their order.
+    Printable Latin-1 characters represent themselves, other bytes U+0100 and up.
     """
-    seen = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
-    hidden = [byte for byte in range(256) if byte not in seen]
-    return {byte: chr(byte) for byte in seen} | {byte: chr(256 + n) for n, byte in enumerate(hidden)}
+    printable = [
+        *range(ord("!"), ord("~") + 1),
+        *range(ord("¡"), ord("¬") + 1),
+        *range(ord("®"), ord("ÿ") + 1),
+    ]
+    hidden = [byte for byte in range(256) if byte not in printable]
+    return {byte: chr(byte) for byte in printable} | {byte: chr(256 + n) for n, byte in enumerate(hidden)}
+
+
+Pair = tuple[bytes, bytes]
+
+
+def learned(texts: Iterable[str], *, merges: int) -> GPT2Tokenizer:
+    """Learn a tokenizer with at most `merges` merges of the most frequent pair (Sennrich et al. 2016).
+
+    Ties are resolved by the bytes of the pairs.
+    """
+    counts = Counter(word.encode() for text in texts for word in pieces(text))
+    words = [([bytes((byte,)) for byte in word], count) for word, count in sorted(counts.items())]
+    found: list[Pair] = []
+    for _ in range(merges):
+        frequency: Counter[Pair] = Counter()
+        for parts, count in words:
+            for pair in pairwise(parts):
+                frequency[pair] += count
+        if not frequency:
+            break
+        best = min(frequency, key=lambda pair: (-frequency[pair], pair))
+        found.append(best)
+        words = [(_merged(parts, best), count) for parts, count in words]
+    ids = {bytes((byte,)): byte for byte in range(256)}
+    for left, right in found:
+        ids.setdefault(left + right, len(ids))  # two pairs may yield the same bytes
+    return GPT2Tokenizer(ids, found, end=None)
+
+
+def _merged(parts: list[bytes], pair: Pair) -> list[bytes]:
+    made: list[bytes] = []
+    place = 0
+    while place < len(parts):
+        if tuple(parts[place : place + 2]) == pair:
+            made.append(pair[0] + pair[1])
+            place += 2
+        else:
+            made.append(parts[place])
+            place += 1
+    return made

@@ -1,4 +1,4 @@
-"""Text to tokens and back: bytes, or the characters that occur. (GPT-2's pairs of bytes: `bpe`.)"""
+"""Byte and character tokenizers."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ _SHOWN = 5  # characters named in a message
 
 
 def narrowest(vocab_size: int) -> type[np.uint8] | type[np.uint16] | type[np.uint32]:
-    """The narrowest type that holds every id below vocab_size."""
+    """Return the narrowest unsigned type for ids below vocab_size."""
     if vocab_size <= 1 << 8:
         return np.uint8
     return np.uint16 if vocab_size <= 1 << 16 else np.uint32
 
 
 def as_text(content: bytes) -> str:
-    """`content` as UTF-8. Raises DataError where it is something else."""
+    """Decode UTF-8. Raises DataError if `content` is not UTF-8."""
     try:
         return content.decode()
     except UnicodeDecodeError as error:
@@ -32,27 +32,31 @@ def as_text(content: bytes) -> str:
 
 
 class ByteTokenizer:
-    """Each byte of UTF-8 is a token."""
+    """Tokenizer whose tokens are the bytes of UTF-8."""
 
     name = "byte"
     unit: Unit = "byte"
     vocab_size = 256
 
     def encode(self, text: str) -> list[int]:
+        """Return the bytes of `text`."""
         return list(text.encode())
 
     def encode_all(self, content: bytes) -> Tokens:
+        """Encode a whole file."""
         return np.frombuffer(content, np.uint8)
 
     def decode(self, tokens: npt.ArrayLike) -> str:
+        """Decode tokens."""
         return np.asarray(tokens).astype(np.uint8).tobytes().decode(errors="replace")
 
     def byte_lengths(self) -> npt.NDArray[np.int64]:
+        """Return the bytes per token id."""
         return np.ones(self.vocab_size, np.int64)
 
 
 class CharTokenizer:
-    """Each of `characters`, which are in rising order, is a token: its position among them."""
+    """Tokenizer whose ids are positions in `characters`, which are sorted."""
 
     name = "char"
     unit: Unit = "char"
@@ -64,26 +68,30 @@ class CharTokenizer:
 
     @property
     def vocab_size(self) -> int:
+        """Number of characters."""
         return len(self.characters)
 
     def encode(self, text: str) -> list[int]:
-        """Raises DataError where `text` has a character that is not in the vocabulary."""
+        """Return the ids of `text`. Raises DataError for an unknown character."""
         ids: list[int] = self._ids(text).tolist()
         return ids
 
     def encode_all(self, content: bytes) -> Tokens:
+        """Encode a whole file."""
         return self._ids(as_text(content))
 
     def decode(self, tokens: npt.ArrayLike) -> str:
+        """Decode tokens."""
         return "".join(self.characters[token] for token in np.asarray(tokens).tolist())
 
     def byte_lengths(self) -> npt.NDArray[np.int64]:
+        """Return the bytes per token id."""
         return np.array([len(character.encode()) for character in self.characters], np.int64)
 
     def _ids(self, text: str) -> Tokens:
         codes = _codes(text)
         places = np.searchsorted(self._codes, codes)
-        known = np.append(self._codes, 0)[places] == codes  # 0 for what is beyond the last one
+        known = np.append(self._codes, 0)[places] == codes  # 0 for codes beyond the last
         if not known.all():
             unknown = [chr(code) for code in np.unique(codes[~known])]
             raise DataError(
@@ -95,5 +103,5 @@ class CharTokenizer:
 
 
 def _codes(text: str) -> npt.NDArray[Any]:
-    """Code points of `text`, (N,)."""
+    """Return the code points of `text`, (N,)."""
     return np.frombuffer(text.encode("utf-32-le", "surrogatepass"), np.uint32)

@@ -12,6 +12,7 @@ from lib.config import Config, config_from_values
 from lib.errors import ConfigError
 from lib.kconf.values import Value
 from lib.plugins import DATASETS, MODELS, TASKS
+from tests.support.examples import examples
 
 KINDS = (MODELS, TASKS, DATASETS)
 ROOT = Path(__file__).resolve().parents[3]
@@ -79,11 +80,10 @@ def test_each_model_has_the_sets_it_can_take(tree: Path) -> None:
     texts = {"pysource", "markov", "shakespeare", "wikitext2", "wikitext103", "text_files", "token_bins"}
     assert _taken(tree, "TOY_WRITER") == texts
     assert _taken(tree, "TOY_READER") == {"sst2"}
-    puzzles = {"sudoku", "sudoku_csv"}
-    answers = {"key_values", "squad", "hotpot"}
-    assert _taken(tree, "TRM") == puzzles
-    assert _taken(tree, "LATENTWIRE") == answers
-    assert _taken(tree, "RESNET18") == set(DATASETS.names()) - texts - puzzles - answers - {"sst2"}
+    own = {model: set(getattr(example, "DATASETS", texts)) for model, example in examples().items()}
+    for model, names in own.items():
+        assert names == texts or _taken(tree, model.upper()) == names
+    assert _taken(tree, "RESNET18") == set(DATASETS.names()) - texts.union({"sst2"}, *own.values())
 
 
 def test_a_model_of_text_trains_offline_by_default_and_has_nothing_of_images(tree: Path) -> None:

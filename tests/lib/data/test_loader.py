@@ -18,9 +18,9 @@ from hypothesis import strategies as st
 from lib.data import (
     ArrayPart,
     Batch,
-    Delivery,
     EvalLoader,
     ImageSpec,
+    LoaderConfig,
     TrainLoader,
     choose_placement,
     sample_stream,
@@ -41,7 +41,7 @@ SPEC = ImageSpec(
 )
 
 
-DELIVERY = Delivery(
+DELIVERY = LoaderConfig(
     device=CPU,
     dtype=torch.float32,
     channels_last=True,
@@ -58,8 +58,8 @@ def _part(size: int = 37) -> ArrayPart:
 
 
 def _loader(part: ArrayPart, *, kind: Kind = "crop_flip", pad: int = 1, **changes: Any) -> TrainLoader:
-    delivery = replace(DELIVERY, **changes)
-    return TrainLoader(part, SPEC, delivery, seed=3, augment=kind, pad=pad)
+    loader_config = replace(DELIVERY, **changes)
+    return TrainLoader(part, SPEC, loader_config, seed=3, augment=kind, pad=pad)
 
 
 def _steps(
@@ -210,8 +210,8 @@ def test_close_and_another_step_are_prompt_while_much_is_wanted() -> None:
 def test_evaluation_counts_every_sample_once(placement: Any, world: int, size: int) -> None:
     part, seen, counts = _part(size), [], set()
     for rank in range(world):
-        delivery = replace(DELIVERY, placement=placement, num_workers=1, prefetch=2)
-        loader = EvalLoader(part, SPEC, delivery)
+        loader_config = replace(DELIVERY, placement=placement, num_workers=1, prefetch=2)
+        loader = EvalLoader(part, SPEC, loader_config)
         with loader:
             batches = list(loader.batches(rank=rank, world=world, batch_size=4))
         counts.add(len(batches))

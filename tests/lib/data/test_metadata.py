@@ -13,9 +13,8 @@ from PIL import Image
 from lib.data import Dataset
 from lib.errors import ConfigError, DataError, PlanError
 from tests.support.datasets import looked, opened
-from tests.support.puzzles import small_trm_config
 from tests.support.training import small_config
-from train.training_data import check_sizes, open_subject, open_to_train, unopened_subject
+from train.training_data import check_sizes, describe_training_data, open_to_train, open_training_data
 
 SILENT = [].append
 IMAGE_SIZE = 16
@@ -97,15 +96,15 @@ def test_images_are_counted_and_not_decoded(tmp_path: Path) -> None:
         "resnet18", dataset="image_folder", data_options=ERRORS, image_size=16, data_dir=str(tmp_path)
     )
     said = list[str]()
-    subject = unopened_subject(config, root=tmp_path, say=said.append)
-    assert (subject.facts.train_size, subject.dataset.spec.classes) == (12, 3)  # type: ignore[union-attr]
+    data = describe_training_data(config, root=tmp_path, log=said.append)
+    assert (data.facts.train_size, data.dataset.spec.classes) == (12, 3)  # type: ignore[union-attr]
     assert said == [f"Data: image_folder: 12 + 6 files of 3 classes in {tmp_path}, not opened"]
 
 
 @pytest.mark.slow
 def test_a_plan_takes_limit_and_holdout_as_training_does(tmp_path: Path) -> None:
     folder_of_images(tmp_path)
-    asked = {
+    requested = {
         "dataset": "image_folder",
         "data_options": ERRORS,
         "image_size": 16,
@@ -113,13 +112,16 @@ def test_a_plan_takes_limit_and_holdout_as_training_does(tmp_path: Path) -> None
         "data_limit": 5,
         "holdout": 3,
     }
-    config = small_config("resnet18", **asked)
+    config = small_config("resnet18", **requested)
     looked, opened = (
-        find(config, root=tmp_path, say=SILENT).dataset for find in (unopened_subject, open_subject)
+        find(config, root=tmp_path, log=SILENT).dataset
+        for find in (describe_training_data, open_training_data)
     )
     assert (looked.train.size, looked.test.size) == (opened.train.size, opened.test.size) == (5, 3)
     with pytest.raises(ConfigError, match="need more samples than there are"):
-        unopened_subject(small_config("resnet18", **asked | {"data_limit": 10}), root=tmp_path, say=SILENT)
+        describe_training_data(
+            small_config("resnet18", **requested | {"data_limit": 10}), root=tmp_path, log=SILENT
+        )
 
 
 def test_what_is_wrong_with_files_is_told_by_a_plan(tmp_path: Path) -> None:
@@ -133,35 +135,29 @@ def test_what_is_wrong_with_files_is_told_by_a_plan(tmp_path: Path) -> None:
     np.arange(9, dtype=np.uint16).tofile(tmp_path / "val.bin")
     with pytest.raises(ConfigError, match="CONFIG_BLOCK_SIZE=5 is too large for token_bins"):
         looked("token_bins", {"vocab_size": 100}, data_dir=tmp_path, block_size=5)
-    many = {"level": "4x4", "clues": None, "train_size": 10**6, "test_size": 1}
-    with pytest.raises(ConfigError, match="CONFIG_SUDOKU_TRAIN_SIZE=1000000 is too many"):
-        looked("sudoku", many)
-
-
-@pytest.mark.slow
-def test_puzzles_held_out_are_planned(tmp_path: Path) -> None:
-    asked = {"level": "easy", "clues": 60, "train_size": 50, "test_size": 5}
-    config = small_trm_config(dataset="sudoku", data_dir=None, data_options=asked, holdout=10)
-    dataset = unopened_subject(config, root=tmp_path, say=SILENT).dataset
-    assert (dataset.train.size, dataset.test.size) == (40, 10)
 
 
 @pytest.mark.slow
 def test_too_large_a_batch_is_refused_before_anything_is_packed(tmp_path: Path) -> None:
     folder_of_images(tmp_path)
-    asked = {"dataset": "image_folder", "data_options": ERRORS, "image_size": 16, "data_dir": str(tmp_path)}
+    requested = {
+        "dataset": "image_folder",
+        "data_options": ERRORS,
+        "image_size": 16,
+        "data_dir": str(tmp_path),
+    }
     for changes, message in (
         ({"target_effective_batch": 13}, "batch of 13 cannot be planned: there are only 12 .*BATCH=12"),
         ({"hyper_param": "manual", "batch_size": 7, "gradient_accumulation": 2}, "batch of 14 cannot"),
         ({"target_effective_batch": 12, "data_limit": 11}, "there are only 11 training samples"),
     ):
         with pytest.raises(PlanError, match=message):
-            open_to_train(small_config("resnet18", **asked | changes), root=tmp_path, say=SILENT)
+            open_to_train(small_config("resnet18", **requested | changes), root=tmp_path, log=SILENT)
     warm = {"target_effective_batch": 6, "warmup_unit": "steps", "warmup_steps": 3}
     with pytest.raises(ConfigError, match="CONFIG_WARMUP_STEPS=3 is a warm-up of 3 of 3 steps"):
-        open_to_train(small_config("resnet18", **asked | warm), root=tmp_path, say=SILENT)
+        open_to_train(small_config("resnet18", **requested | warm), root=tmp_path, log=SILENT)
     assert not (tmp_path / "data").exists()
-    open_to_train(small_config("resnet18", **asked, target_effective_batch=12), root=tmp_path, say=SILENT)
+    open_to_train(small_config("resnet18", **requested, target_effective_batch=12), root=tmp_path, log=SILENT)
     assert (tmp_path / "data").exists()
 
 

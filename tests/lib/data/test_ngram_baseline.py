@@ -11,7 +11,7 @@ import pytest
 
 from lib.data import Dataset, TextSpec, TokenPart
 from lib.data import ngram_baseline as floors_module
-from lib.data.ngram_baseline import counting_floors, cross_entropies
+from lib.data.ngram_baseline import cross_entropies, ngram_baseline
 from lib.data.tokenizers.byte_char import ByteTokenizer, CharTokenizer
 
 
@@ -107,18 +107,18 @@ def _dataset() -> Dataset:
 
 def test_floors_are_kept_and_made_again_for_another_text(tmp_path: Path) -> None:
     said: list[str] = []
-    first = counting_floors(_dataset(), cache_dir=tmp_path, say=said.append)
-    again = counting_floors(_dataset(), cache_dir=tmp_path, say=said.append)
+    first = ngram_baseline(_dataset(), cache_dir=tmp_path, log=said.append)
+    again = ngram_baseline(_dataset(), cache_dir=tmp_path, log=said.append)
     assert first == again and len(said) == 1 and "counting n-grams of 500 bytes" in said[0]
     assert first.bits == first.bits_per_byte and first.validation_tokens == 89 and first.train_tokens == 500
     assert str(first).endswith("bits per byte by counting 1- to 4-grams of bytes")
     dataset = _dataset()
     other = Dataset(dataset.spec, TokenPart(_text(500, 7, seed=9), 8, shifted=True), dataset.test, "toy")
-    found = counting_floors(other, cache_dir=tmp_path, say=said.append)
+    found = ngram_baseline(other, cache_dir=tmp_path, log=said.append)
     assert len(said) == 2 and found.bits != first.bits
     assert found.bits_per_byte is None and "bits per byte by" in str(found), "its unit is the byte"
     evaluated = Dataset(dataset.spec, dataset.train, TokenPart(_text(90, 7, seed=4), 8), "toy")
-    assert counting_floors(evaluated, cache_dir=tmp_path, say=said.append).bits != first.bits
+    assert ngram_baseline(evaluated, cache_dir=tmp_path, log=said.append).bits != first.bits
     assert len(said) == 3
 
 
@@ -129,17 +129,17 @@ def test_bits_per_byte_weigh_tokens_by_their_bytes(tmp_path: Path) -> None:
     )
     text = tokenizer.encode_all(("aéé" * 30).encode())
     dataset = Dataset(spec, TokenPart(text, 4, shifted=True), TokenPart(text[:10], 4), "toy", tokenizer)
-    found = counting_floors(dataset, cache_dir=tmp_path, say=lambda _: None)
+    found = ngram_baseline(dataset, cache_dir=tmp_path, log=lambda _: None)
     assert found.bits_per_byte == pytest.approx([bits * 9 / (6 * 2 + 3 * 1) for bits in found.bits])
 
 
 def test_only_the_beginning_of_a_long_text_is_counted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(floors_module, "_MOST_TOKENS", 50)
-    found = counting_floors(_dataset(), cache_dir=tmp_path, say=lambda _: None)
+    monkeypatch.setattr(floors_module, "_MAX_TOKENS", 50)
+    found = ngram_baseline(_dataset(), cache_dir=tmp_path, log=lambda _: None)
     assert (found.train_tokens, found.validation_tokens) == (50, 49)
     assert str(found).endswith("of bytes, the first 50 of a part")
     dataset = _dataset()
     short = Dataset(dataset.spec, TokenPart(_text(40, 7), 8, shifted=True), dataset.test, "toy")
-    assert counting_floors(short, cache_dir=tmp_path, say=lambda _: None).beginnings
+    assert ngram_baseline(short, cache_dir=tmp_path, log=lambda _: None).truncated

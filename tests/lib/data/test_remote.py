@@ -8,15 +8,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
-from lib.data.datasets.sudoku.generator import LEVELS, puzzles
-from lib.data.datasets.sudoku.table import write_table
 from lib.data.remote import local_copy
 from lib.errors import ConfigError, DataError, ToolkitError
 from lib.runs.storage import Storage, open_storage
 from tests.support.configs import make_config
-from tests.support.datasets import FROM_FILES, opened
+from tests.support.datasets import opened
 from tests.support.remote import clean_bucket
 from train.training_data import _data_dir
 
@@ -26,16 +25,16 @@ URL = "memory://sets/some"
 @pytest.fixture(autouse=True)
 def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[Storage]:
     with clean_bucket(monkeypatch):
-        storage = open_storage(URL, asked="X")
+        storage = open_storage(URL, requested="X")
         storage.write("a.txt", b"1")
         storage.write("deep/er/b.txt", b"22")
-        open_storage("memory://sets", asked="X").write("something/else", b"333")
+        open_storage("memory://sets", requested="X").write("something/else", b"333")
         yield storage
 
 
 def copied(cache: Path, url: str = URL) -> tuple[Path, list[str]]:
     said: list[str] = []
-    return local_copy(url, cache_dir=cache, say=said.append), said
+    return local_copy(url, cache_dir=cache, log=said.append), said
 
 
 def test_everything_is_copied_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -139,12 +138,12 @@ def test_what_cannot_be_had_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 def test_a_data_set_is_read_from_its_copy(tmp_path: Path, bucket: Storage) -> None:
-    for part in ("train", "test"):
-        rows = puzzles(LEVELS["4x4"], part=part, count=3, processes=1)
-        write_table(tmp_path / f"{part}.csv", rows, source="x")
-        bucket.upload(tmp_path / f"{part}.csv", f"sudoku_csv/{part}.csv")
+    for part in ("train", "val"):
+        np.arange(20, dtype=np.uint16).tofile(tmp_path / f"{part}.bin")
+        bucket.upload(tmp_path / f"{part}.bin", f"token_bins/{part}.bin")
     config = make_config("lenet5", data_dir=URL)
-    folder = _data_dir(config, root=tmp_path, say=print)
+    folder = _data_dir(config, root=tmp_path, log=print)
     assert folder is not None and folder.parent.parent == tmp_path / "data"
-    dataset = opened("sudoku_csv", FROM_FILES, data_dir=folder)
-    assert (dataset.train.size, dataset.test.size) == (3, 3)
+    cache_dir = tmp_path / "cache"
+    dataset = opened("token_bins", {"vocab_size": 20}, data_dir=folder, cache_dir=cache_dir, block_size=4)
+    assert (dataset.train.size, dataset.test.size) == (4, 5)

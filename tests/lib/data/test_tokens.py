@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from lib.data import (
     Batch,
     Dataset,
-    Delivery,
     EvalLoader,
+    LoaderConfig,
     TextSpec,
     TokenPart,
     TrainLoader,
@@ -33,7 +33,7 @@ BLOCK = 5
 SPEC = TextSpec(
     name="toy", vocab_size=256, block_size=BLOCK, unit="byte", validation_tokens=0, validation_bytes=0
 )
-DELIVERY = Delivery(
+DELIVERY = LoaderConfig(
     device=torch.device("cpu"),
     dtype=torch.float32,
     channels_last=True,

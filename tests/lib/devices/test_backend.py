@@ -14,9 +14,10 @@ import torch
 from torch import nn
 
 from lib.devices import backend
-from lib.devices.base import Backend, FakeBackend
+from lib.devices.base import Backend
 from lib.errors import ToolkitError
 from lib.nn.compile import compiled
+from tests.support.fake_backend import FakeBackend
 
 ROOT = Path(__file__).resolve().parents[3]
 

@@ -44,8 +44,8 @@ def tpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
 
 
 def calls_of_stub() -> list[str]:
-    asked: list[str] = sys.modules["torch_tpu"].CALLS  # type: ignore[attr-defined]
-    return asked
+    requested: list[str] = sys.modules["torch_tpu"].CALLS  # type: ignore[attr-defined]
+    return requested
 
 
 # Training
@@ -108,18 +108,18 @@ def test_processes_talk_by_what_torch_has_for_the_device(
     variables = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_PORT": "0"}
     for name, value in ({"MASTER_ADDR": "127.0.0.1"} | variables).items():
         monkeypatch.setenv(name, value)
-    asked: list[str] = []
+    requested: list[str] = []
     begin = dist.init_process_group
 
     def noted(name: str, **options: Any) -> None:
-        asked.append(name)
+        requested.append(name)
         begin("gloo", **options)
 
     monkeypatch.setattr(dist, "init_process_group", noted)
     monkeypatch.setitem(dist.Backend.default_device_backend_map, "cpu", "tpu_dist")
     backend = open_backend("tpu", world=None)
     monkeypatch.undo()
-    assert isinstance(backend, tpu.DistributedTpuBackend) and asked == ["tpu_dist"]
+    assert isinstance(backend, tpu.DistributedTpuBackend) and requested == ["tpu_dist"]
     try:
         wrapped = backend.wrap(torch.nn.Linear(2, 2), share_buffers=True)
         assert isinstance(wrapped, torch.nn.parallel.DistributedDataParallel)
@@ -188,7 +188,11 @@ def test_the_torch_must_be_in_the_range_that_the_package_names(
         accelerators.metadata, "version", lambda name: torch_version if name == "torch" else there(name)
     )
     monkeypatch.setitem(accelerators.COMMANDS, "tpu", ("sh", "-c", "echo was asked >&2; exit 1"))
-    why = "was asked" if fits else f"torch is {torch_version}, and torch_tpu 0.2.0 wants torch>=2.11.0,<=2.15"
+    why = (
+        "was asked"
+        if fits
+        else f"torch is {torch_version}, and torch_tpu 0.2.0 requires torch>=2.11.0,<=2.15"
+    )
     with pytest.raises(PlanError) as refused:
         probe.probe("tpu")
     assert why in str(refused.value)
@@ -197,7 +201,7 @@ def test_the_torch_must_be_in_the_range_that_the_package_names(
 @pytest.mark.usefixtures("tpu_vm")
 def test_a_package_that_does_not_answer_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(accelerators.COMMANDS, "tpu", ("sleep", "600"))
-    monkeypatch.setattr(accelerators, "SECONDS", 0.1)
+    monkeypatch.setattr(accelerators, "TIMEOUT_SECONDS", 0.1)
     with pytest.raises(PlanError, match=r"torch_tpu did not answer within 0.1 s; end what is using"):
         probe.probe("tpu")
 

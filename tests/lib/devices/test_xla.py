@@ -24,7 +24,7 @@ from tests.support.training import (
     MemoryRecord,
     Wrapped,
     largest_difference,
-    random_subject,
+    random_data,
     small_config,
     trained,
 )
@@ -49,8 +49,8 @@ def xla(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
 @pytest.fixture
 def calls(xla: ModuleType) -> list[str]:
     """What the stand-in was asked for."""
-    asked: list[str] = xla.torch_xla.CALLS
-    return asked
+    requested: list[str] = xla.torch_xla.CALLS
+    return requested
 
 
 class Counted(Wrapped):
@@ -188,7 +188,7 @@ def test_without_torch_xla_it_is_one_line(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_a_torch_xla_that_hangs_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     answering(monkeypatch, "sleep", "600")
-    monkeypatch.setattr(accelerators, "SECONDS", 0.1)
+    monkeypatch.setattr(accelerators, "TIMEOUT_SECONDS", 0.1)
     with pytest.raises(PlanError, match=r"did not answer within 0.1 s; end what is using the devices"):
         probe.probe("xla")
 
@@ -236,8 +236,8 @@ def test_the_processor_shares_its_memory_among_its_devices(
 
 def test_data_are_streamed_unless_asked_otherwise() -> None:
     machine, config = load_hardware("tpu-v4-8"), make_config()
-    subject = random_subject(small_config(), shape=(1, 28, 28), train_size=4)
-    place, why = placement_of(config, subject, machine, world=4)
-    assert place == "stream" and "XLA" in why
-    asked = make_config(data_placement="resident")
-    assert placement_of(asked, subject, machine, world=4)[0] == "resident"
+    data = random_data(small_config(), shape=(1, 28, 28), train_size=4)
+    place, why = placement_of(config, data, machine, world=4)
+    assert place == "stream" and "compiled program" in why
+    requested = make_config(data_placement="resident")
+    assert placement_of(requested, data, machine, world=4)[0] == "resident"

@@ -184,13 +184,13 @@ def test_it_starts_what_launch_print_shows(
     to: str, number: int, endpoint: str, meets: str, tmp_path: Path
 ) -> None:
     """The script runs with a stand-in for python, and what that is told is resolved again."""
-    asked = resolved(CONFIGURATION + (f'CONFIG_DIST_ENDPOINT="{endpoint}"\n' if endpoint else ""), {})
-    name = f"lenet5-{identity(asked.in_effect)}"
+    requested = resolved(CONFIGURATION + (f'CONFIG_DIST_ENDPOINT="{endpoint}"\n' if endpoint else ""), {})
+    name = f"lenet5-{identity(requested.in_effect)}"
     text = cluster.file_of(
-        config_from_values(asked.values),
+        config_from_values(requested.values),
         to=to,
         name=name,
-        configuration=asked.minimal,
+        configuration=requested.minimal,
         given=GIVEN[to] | {"accelerator": ""},
     )
     python = tmp_path / "python"
@@ -212,16 +212,16 @@ def test_it_starts_what_launch_print_shows(
     told = given_overrides(variables)
     there = resolved((tmp_path / "seen").read_text(), told)
     assert there.values["DIST_ENDPOINT"] == meets
-    assert {**there.values, "DIST_ENDPOINT": ""} == {**asked.values, "DIST_ENDPOINT": ""}
+    assert {**there.values, "DIST_ENDPOINT": ""} == {**requested.values, "DIST_ENDPOINT": ""}
     shown = cluster.command_line(config_from_values(there.values), name=name, runs=Path(RUNS))
     assert "--nnodes=2 --nproc-per-node=2 --max-restarts=5" in shown
-    assert f"on each machine: {shown.replace(meets, endpoint or 'FIRST:29500')}\n" in text
+    assert f"on each node to: {shown.replace(meets, endpoint or 'FIRST:29500')}\n" in text
 
 
 @pytest.mark.parametrize(
     ("to", "given", "changes", "message"),
     [
-        ("slurm", {}, {}, "TO=slurm is no cluster"),
+        ("slurm", {}, {}, "TO=slurm is not a supported cluster"),
         ("", {}, {}, r"make emit needs TO= \(the cluster: kubernetes, skypilot, ray\): only you can know"),
         (
             "",
@@ -231,9 +231,9 @@ def test_it_starts_what_launch_print_shows(
         ),
         ("ray", {"image": "", "storage": ""}, {}, "TO=ray needs IMAGE= .*; STORAGE= .*: only you can know"),
         ("skypilot", {"accelerator": ""}, {}, "needs ACCELERATOR= "),
-        ("kubernetes", {"accelerator": "H100"}, {}, "ACCELERATOR=H100 is not what the cluster calls a GPU"),
+        ("kubernetes", {"accelerator": "H100"}, {}, "ACCELERATOR=H100 is not the cluster's name of a GPU"),
         ("kubernetes", {"storage": "s3://bucket"}, {}, "STORAGE=s3://bucket is not the name of a Persistent"),
-        ("skypilot", {"storage": "s3://bucket"}, {}, "is not for 2 machines"),
+        ("skypilot", {"storage": "s3://bucket"}, {}, "is not for 2 nodes"),
         ("ray", {"image": "two words"}, {}, "IMAGE=two words is not a container image"),
         ("ray", {"image": "two words", "storage": "A"}, {}, "IMAGE=two words .*; STORAGE=A is not"),
         ("ray", {}, {"device": "cpu"}, "ACCELERATOR=nvidia.com/gpu is not used by CONFIG_DEVICE_CPU=y"),
@@ -248,7 +248,7 @@ def test_what_is_missing_or_cannot_be_is_told(
     config = make_config(device="cuda", num_devices=4, dist_nnodes="2", target_effective_batch=64)
     with pytest.raises(ConfigError, match=message) as told:
         cluster.file_of(
-            replace(config, **changes),
+            config.replace(**changes),
             to=to,
             name="lenet5-0a1b2c3d",
             configuration=CONFIGURATION,
@@ -258,7 +258,7 @@ def test_what_is_missing_or_cannot_be_is_told(
 
 
 def test_a_batch_that_the_machines_cannot_share_is_told_before_they_are_asked_for() -> None:
-    with pytest.raises(PlanError, match="64 cannot be shared by 3 x 4"):
+    with pytest.raises(PlanError, match="64 cannot be split over 3 x 4"):
         file_for("ray", dist_nnodes="3")
 
 

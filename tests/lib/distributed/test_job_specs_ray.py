@@ -21,8 +21,8 @@ class StandIn:
     tasks: list[dict[str, Any]] = field(default_factory=list)
 
     def remote(self, function: Callable[..., Any]) -> Any:
-        def options(**asked: Any) -> Any:
-            self.tasks.append(asked)
+        def options(**requested: Any) -> Any:
+            self.tasks.append(requested)
             return types.SimpleNamespace(remote=function)
 
         return types.SimpleNamespace(options=options)
@@ -63,8 +63,8 @@ def test_each_machine_is_another_and_is_told_the_first(
     ray: tuple[StandIn, Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     stand_in, driver = ray
-    say = f'echo "$MACHINE_NUMBER $FIRST_MACHINE $THIS_MACHINE $PWD" >> {tmp_path}/said'
-    monkeypatch.setenv("ANNEAL_START", say)
+    log = f'echo "$MACHINE_NUMBER $FIRST_MACHINE $THIS_MACHINE $PWD" >> {tmp_path}/said'
+    monkeypatch.setenv("ANNEAL_START", log)
     assert driver.run_on_each(machines=2, gpus=4) == 0
     assert stand_in.groups == [([{"CPU": 1, "GPU": 4}] * 2, "STRICT_SPREAD")]
     assert [task["scheduling_strategy"] for task in stand_in.tasks] == [0, 0, 1]  # the first: for its address

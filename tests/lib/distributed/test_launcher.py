@@ -145,7 +145,7 @@ class Failing(supervisor.Supervisor):
 
 @pytest.fixture
 def restarting(notes: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(supervisor, "_listen", lambda *_: None)
+    monkeypatch.setattr(supervisor, "_handle_signals", lambda *_: None)
     launched = {"plan": {}, "supervisor": 1, "restarts": 2, "torchrun": [], "serve": None}
     (notes / "launch.json").write_text(json.dumps(launched))
     return notes
@@ -251,7 +251,7 @@ def test_a_machine_that_is_told_to_go_keeps_what_its_ranks_wrote_once(
             found.append((run / "ranks" / "node7-1.txt").read_text())
             machine._keep_outputs()  # torchrun has ended, too
 
-    monkeypatch.setattr(machine, "_machine", "node7")
+    monkeypatch.setattr(machine, "_hostname", "node7")
     monkeypatch.setattr(machine, "_kill_workers", kill)
     with pytest.raises(Left, match="75"):
         machine._leave()
@@ -271,5 +271,5 @@ def test_why_machines_could_not_meet_is_told(
 
     monkeypatch.setattr(run, "main", main)
     assert supervisor.Supervisor(restarting, world=1).run([]) == 1
-    error = "error: the other machines are gone, or too few: no host of that name; make train"
+    error = "error: the other nodes are unreachable, or too few: no host of that name; make train"
     assert capsys.readouterr().err.startswith(error)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from lib.kconf.front import main
+from lib.kconf.cli import main
 
 ROOT = Path(__file__).resolve().parents[3]
 DEFCONFIGS = {

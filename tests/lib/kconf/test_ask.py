@@ -62,7 +62,7 @@ def test_the_end_of_the_answers_writes_nothing(kconf_project, kconf, answer):
     assert status == 2
     assert err[-1] == (
         "error: the answers end at the question for CONFIG_NEW: nothing was written; "
-        "make olddefconfig takes the defaults of all that is new"
+        "make olddefconfig takes the defaults of all new options"
     )
     assert (
         (kconf_project / ".config").read_bytes(),

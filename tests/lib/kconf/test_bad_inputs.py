@@ -1,4 +1,4 @@
-"""Every bad line of the corpus is told, exactly, by the loader and by the command line."""
+"""Every bad line of the corpus is reported, exactly, by the loader and by the command line."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from lib.kconf.front import main
+from lib.kconf.cli import main
 from lib.kconf.reader import read_file, read_text
 from lib.kconf.strict import StrictLoad
 from lib.kconf.tree import load_tree
@@ -112,7 +112,8 @@ OWN = {
     ),
     "no files": (
         'CONFIG_DATASET_SCENES=y\nCONFIG_DATA_DIR="elsewhere"',
-        'CONFIG_DATA_DIR="elsewhere" has no effect: it needs CONFIG_DATASET_SCENES=n (now y)',
+        'CONFIG_DATA_DIR="elsewhere" has no effect: it needs !CONFIG_DATASET_IS_GENERATED || '
+        "CONFIG_TOKENIZER_GPT2 (now CONFIG_DATASET_IS_GENERATED=y by CONFIG_DATASET_SCENES)",
     ),
 }
 

@@ -197,7 +197,7 @@ def test_a_file_whose_name_begins_like_an_origin_counts_as_asked(kconf_project, 
     monkeypatch.setenv("KCONFIG_ALLCONFIG", "default.config")
     kconf("alldefconfig")
     resolved = load(root=kconf_project, config_file=kconf_project / ".config")
-    assert resolved.asked() == ["asked: EMA = True (default.config:1)"]
+    assert resolved.requested() == ["requested: EMA = True (default.config:1)"]
     assert "  from        default.config:1" in kconf("explain", "EMA")[1]
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from lib.kconf.document import reference
-from lib.kconf.portable import machine_facts
+from lib.kconf.lint import machine_facts
 from lib.kconf.tree import load_own_tree
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -101,8 +101,8 @@ def test_nothing_of_a_machine_gets_into_a_shipped_configuration(kconf_project, k
 def test_what_is_a_fact_of_a_machine_or_a_day(kconf_project, monkeypatch, line, fault):
     monkeypatch.setattr(socket, "gethostname", lambda: "box7.example.org")
     findings = machine_facts(load_own_tree(kconf_project), f"\n{line}\n", name="x")
-    told = [str(finding) for finding in findings]
-    assert len(told) == bool(fault) and all(f"x:2: {line} has {fault}" in one for one in told), told
+    message = [str(finding) for finding in findings]
+    assert len(message) == bool(fault) and all(f"x:2: {line} has {fault}" in one for one in message), message
 
 
 def test_update_defconfigs_rewrites_all_or_none(kconf_project, kconf):

@@ -12,7 +12,7 @@ from lib.kconf.lint import (
     choices_have_a_name_and_a_derived_symbol,
     configurations_hold_and_are_minimal,
     defined_once,
-    files_say_what_they_are_for,
+    files_have_an_opening_comment,
     fragments_take_on_every_configuration,
     help_for_everything_in_the_menu,
     no_configuration_has_the_name_of_a_fragment,
@@ -118,7 +118,7 @@ def test_broken_rule_is_found(tmp_path, rule, text, fault):
 
 
 SHIPPED = {
-    files_say_what_they_are_for: [
+    files_have_an_opening_comment: [
         ("a", "CONFIG_DEBUG=y\n", "defconfigs/a:1: is not a comment of one sentence"),
         ("a", "# A sentence.\n", "defconfigs/a: has 1 lines, not 2 to 16"),
         (
@@ -179,4 +179,4 @@ def test_the_command_tells_every_breach(kconf):
     status, out, err = kconf("kconfig-lint")
     assert (status, out) == (2, [])
     assert "EMA has a prompt and no help" in err
-    assert err[-1] == f"error: {len(err) - 1} breaches of the rules of the house"
+    assert err[-1] == f"error: {len(err) - 1} violations of the lint rules"

@@ -18,36 +18,36 @@ def rows(lines: list[str]) -> dict[str, str]:
 
 def test_a_value_and_where_it_comes_from(kconf):
     kconf("defconfig", "gpt2")
-    told = rows(kconf("explain", "EMA_DECAY")[1])
-    assert told[""] == 'CONFIG_EMA_DECAY="0.5"'
-    assert told["from"] == "defconfigs/gpt2:4"
-    assert told["kind"] == "string, Value: float, 0 < x < 1"
-    assert told["default"] == '"0.99"' and told["needs"] == "CONFIG_EMA"
-    assert "forbidden" not in told and told["defined"].startswith("Kconfig:")
+    shown = rows(kconf("explain", "EMA_DECAY")[1])
+    assert shown[""] == 'CONFIG_EMA_DECAY="0.5"'
+    assert shown["from"] == "defconfigs/gpt2:4"
+    assert shown["kind"] == "string, Value: float, 0 < x < 1"
+    assert shown["default"] == '"0.99"' and shown["needs"] == "CONFIG_EMA"
+    assert "forbidden" not in shown and shown["defined"].startswith("Kconfig:")
 
 
 def test_what_forbids_a_value_and_what_would_allow_it(kconf):
     kconf("defconfig", "lenet5")
-    told = rows(kconf("explain", "CONFIG_BATCH_SIZE")[1])
-    assert told[""] == "CONFIG_BATCH_SIZE has no value" and "from" not in told
-    assert told["kind"] == "int, 1..1048576"
-    assert told["forbidden"] == "it needs CONFIG_HYPER_PARAM_MANUAL=y (now CONFIG_HYPER_PARAM_AUTO=y)"
-    assert told["allowed by"] == "CONFIG_HYPER_PARAM_MANUAL=y"
+    shown = rows(kconf("explain", "CONFIG_BATCH_SIZE")[1])
+    assert shown[""] == "CONFIG_BATCH_SIZE has no value" and "from" not in shown
+    assert shown["kind"] == "int, 1..1048576"
+    assert shown["forbidden"] == "it needs CONFIG_HYPER_PARAM_MANUAL=y (now CONFIG_HYPER_PARAM_AUTO=y)"
+    assert shown["allowed by"] == "CONFIG_HYPER_PARAM_MANUAL=y"
 
 
 def test_what_depends_on_an_option(kconf_project, kconf):
     kconfig = kconf_project / "Kconfig"
     kconfig.write_text(kconfig.read_text() + "\nconfig DERIVED\n\tint\n\tdepends on DEBUG\n\tdefault 1\n")
     kconf("defconfig", "gpt2")
-    told = rows(kconf("explain", "DEBUG")[1])
-    assert told["needed by"] == "CONFIG_TRACE, CONFIG_DERIVED" and told["range of"] == "CONFIG_NUM_WORKERS"
-    told = rows(kconf("explain", "HYPER_PARAM_MANUAL")[1])
-    assert told["needed by"] == "CONFIG_BATCH_SIZE" and told["default of"] == "CONFIG_LEARNING_RATE"
+    shown = rows(kconf("explain", "DEBUG")[1])
+    assert shown["needed by"] == "CONFIG_TRACE, CONFIG_DERIVED" and shown["range of"] == "CONFIG_NUM_WORKERS"
+    shown = rows(kconf("explain", "HYPER_PARAM_MANUAL")[1])
+    assert shown["needed by"] == "CONFIG_BATCH_SIZE" and shown["default of"] == "CONFIG_LEARNING_RATE"
     assert (
-        told["instead of"] == "CONFIG_HYPER_PARAM_AUTO: a choice has one member, now CONFIG_HYPER_PARAM_AUTO"
+        shown["instead of"] == "CONFIG_HYPER_PARAM_AUTO: a choice has one member, now CONFIG_HYPER_PARAM_AUTO"
     )
-    told = rows(kconf("explain", "FAST_ATTENTION")[1])
-    assert told["held on by"] == "CONFIG_MODEL_GPT2 (now y), which selects it"
+    shown = rows(kconf("explain", "FAST_ATTENTION")[1])
+    assert shown["held on by"] == "CONFIG_MODEL_GPT2 (now y), which selects it"
     assert (
         rows(kconf("explain", "MODEL_GPT2")[1])["selects"]
         == "CONFIG_MODEL_HAS_ATTENTION, CONFIG_FAST_ATTENTION"
@@ -57,20 +57,20 @@ def test_what_depends_on_an_option(kconf_project, kconf):
 def test_a_default_is_told_with_its_condition_and_place(kconf):
     kconf("defconfig", "lenet5")
     kconf("setconfig", "HYPER_PARAM_MANUAL=y")
-    told = rows(kconf("explain", "LEARNING_RATE")[1])
-    assert told["from"].startswith("default if CONFIG_HYPER_PARAM_MANUAL, Kconfig:")
-    assert told["default"] == '"0.1" if CONFIG_HYPER_PARAM_MANUAL "0.001"'
-    told = rows(kconf("explain", "NUM_WORKERS")[1])
-    assert told["kind"] == "int, 0..4 while CONFIG_DEBUG, else 0..256"
+    shown = rows(kconf("explain", "LEARNING_RATE")[1])
+    assert shown["from"].startswith("default if CONFIG_HYPER_PARAM_MANUAL, Kconfig:")
+    assert shown["default"] == '"0.1" if CONFIG_HYPER_PARAM_MANUAL "0.001"'
+    shown = rows(kconf("explain", "NUM_WORKERS")[1])
+    assert shown["kind"] == "int, 0..4 while CONFIG_DEBUG, else 0..256"
 
 
 def test_a_choice_is_explained_by_its_members(kconf):
     kconf("defconfig", "lenet5")
-    told = rows(kconf("explain", "MODEL_CHOICE")[1])
-    assert told[""] == "MODEL_CHOICE: Model" and told["chosen"] == "CONFIG_MODEL_LENET5=y"
-    assert told["member"] == "CONFIG_MODEL_GPT2=n CONFIG_MODEL_MLP=n"
-    told = rows(kconf("explain", "GPT2_SIZE_CHOICE")[1])
-    assert told["forbidden"] == "it needs CONFIG_MODEL_GPT2=y (now CONFIG_MODEL_LENET5=y)"
+    shown = rows(kconf("explain", "MODEL_CHOICE")[1])
+    assert shown[""] == "MODEL_CHOICE: Model" and shown["chosen"] == "CONFIG_MODEL_LENET5=y"
+    assert shown["member"] == "CONFIG_MODEL_GPT2=n CONFIG_MODEL_MLP=n"
+    shown = rows(kconf("explain", "GPT2_SIZE_CHOICE")[1])
+    assert shown["forbidden"] == "it needs CONFIG_MODEL_GPT2=y (now CONFIG_MODEL_LENET5=y)"
 
 
 def test_the_command_line_counts_and_a_missing_file_is_told(kconf, monkeypatch):

@@ -21,8 +21,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[3]
 COMMAND = (
-    "import sys, pathlib; from lib.kconf.front import main;"
-    "sys.exit(main(['menuconfig'], root=pathlib.Path()))"
+    "import sys, pathlib; from lib.kconf.cli import main;sys.exit(main(['menuconfig'], root=pathlib.Path()))"
 )
 ESCAPES = re.compile(rb"\x1b(?:[()][A-Z0-9]|\[[0-9;?]*[A-Za-z]|[=>])")
 DOWN, ENTER, BACKSPACE = b"j", b"\r", b"\x7f"

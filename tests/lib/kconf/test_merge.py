@@ -1,4 +1,4 @@
-"""Putting configurations together: what wins, what is said, where each value comes from afterwards."""
+"""Merging configurations: which value wins, what is reported, and the origin of each value afterwards."""
 
 from __future__ import annotations
 
@@ -94,9 +94,9 @@ def test_fragments_of_a_user_come_first(kconf_project, kconf, monkeypatch, tmp_p
     (mine / "long").write_text("CONFIG_NUM_EPOCHS=91\n")
     (mine / "site.config").write_text("CONFIG_NUM_WORKERS=1\n")
     monkeypatch.setenv("ANNEAL_CONFIG_PATH", f"{tmp_path_factory.mktemp('empty')}:{mine}")
-    status, _, told = kconf("defconfig", "lenet5+long+site")
-    hides = f"note: {mine / 'long'} is taken, and defconfigs/fragments/long of the same name is not"
-    assert (status, told[0]) == (0, hides)
+    status, _, reported = kconf("defconfig", "lenet5+long+site")
+    hides = f"note: {mine / 'long'} is used, and defconfigs/fragments/long of the same name is not"
+    assert (status, reported[0]) == (0, hides)
     assert kconf("merge", "site")[2] == [] and kconf("merge", "long")[2] == [hides]
     found = values(kconf_project)
     assert (found["NUM_EPOCHS"], found["NUM_WORKERS"]) == (91, 1)
@@ -107,7 +107,7 @@ def test_fragments_of_a_user_come_first(kconf_project, kconf, monkeypatch, tmp_p
 
 
 def test_a_place_for_fragments_that_is_not_there_is_told(kconf_project, kconf, monkeypatch):
-    """Else the shipped fragment of the same name would be taken."""
+    """Otherwise the shipped fragment of the same name would be used."""
     monkeypatch.setenv("ANNEAL_CONFIG_PATH", "nope")
     assert kconf("defconfig", "lenet5+long")[2] == [
         "error: ANNEAL_CONFIG_PATH names nope, which is no directory"

@@ -9,6 +9,7 @@ import pytest
 
 from lib import kconf
 from lib.errors import ConfigError
+from tests.support.examples import told_of
 
 ROOT = Path(__file__).resolve().parents[3]
 DECIDED = (
@@ -19,10 +20,7 @@ DECIDED = (
     ("DEVICE_CPU ACTIVATION_OFFLOAD", "ACTIVATION_OFFLOAD"),
     ("MODEL_GPT2 DATASET_SST2 CHUNKED_CROSS_ENTROPY=n", "CHUNKED_CROSS_ENTROPY"),
     ("MODEL_RESNET_BK DATASET_SST2 RESNET_BK_FORM_UPSTREAM RESNET_BK_ALLOW_LEAK", "RESNET_BK_ALLOW_LEAK"),
-    ("MODEL_TRM TRM_HEADS=4", "TRM_HEADS"),
-    ("MODEL_TRM TRM_SIZE_SMALL SIGN_LEARNING_RATE=0.5", "SIGN_LEARNING_RATE"),
-    ("MODEL_TRM HALT_MAX_STEPS=1 HALT_EXPLORATION=0.5", "HALT_EXPLORATION"),
-    ("MODEL_LOOPED LOOPED_NUDGE_ONE_SIDED LOOPED_TOGETHER", "LOOPED_TOGETHER"),
+    *(decided for example in told_of("DECIDED") for decided in example),
 )
 
 
@@ -68,6 +66,6 @@ def test_in_a_full_file_of_before_it_is_a_notice(words: str, name: str, tmp_path
 def test_what_was_never_shown_is_a_fault_in_a_full_file_too(tmp_path: Path) -> None:
     file = tmp_path / "config"
     text = kconf.load(root=ROOT, config_file=ROOT / "defconfigs/lenet5").text
-    file.write_text(text + "CONFIG_LOOPED_WIDTH=16\n")
+    file.write_text(text + "CONFIG_RESNET50_WIDTH=16\n")
     with pytest.raises(ConfigError, match="1 fault"):
         kconf.load(root=ROOT, config_file=file)

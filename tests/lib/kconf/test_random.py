@@ -1,4 +1,4 @@
-"""Random configurations: what a tool wrote always loads, and what does not take is always told."""
+"""Random configurations: files of tools always load, and lost assignments are always reported."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ SET = re.compile(r"CONFIG_([^=]+)=(.*)")
 UNSET = re.compile(r"# CONFIG_([^ ]+) is not set")
 
 
-def asked(text: str) -> list[tuple[str, str]]:
+def requested(text: str) -> list[tuple[str, str]]:
     """Symbol and value of each line as kconfiglib would read it; ("", line) for what it would skip."""
     found = []
     for line in text.split("\n"):
@@ -120,11 +120,11 @@ def asked(text: str) -> list[tuple[str, str]]:
 
 
 def some_assignment_is_lost(tree, text: str, directory: Path) -> bool:
-    """Judged from outside: load with kconfiglib itself, and compare what was asked with what is there."""
+    """Judged from outside: load with kconfiglib itself, and compare what was requested with the result."""
     file = directory / "mutated"
     file.write_text(text)
     tree.load_config(str(file))
-    for name, value in asked(text):
+    for name, value in requested(text):
         symbol = tree.syms.get(name)
         if symbol is None or not symbol.nodes or symbol.str_value != value:
             return True

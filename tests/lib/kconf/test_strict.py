@@ -1,4 +1,4 @@
-"""Layers: what wins, what is said, and what a file written by a tool may hold."""
+"""Layers: which wins, what is reported, and what a file written by a tool may hold."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def judge(tree, *files: str | bytes, overrides: dict[str, str] | None = None) ->
     return configuration.finish()
 
 
-def told(verdict: Verdict) -> list[str]:
+def lines_of(verdict: Verdict) -> list[str]:
     return [str(finding) for finding in verdict.findings]
 
 
@@ -44,7 +44,7 @@ GOOD = {
     "default member n with another y": b"# CONFIG_MODEL_LENET5 is not set\nCONFIG_MODEL_MLP=y\n",
     "member that is not the default n": b"CONFIG_MODEL_MLP=n\n",
     "what it depends on comes later": b"CONFIG_BATCH_SIZE=8\nCONFIG_HYPER_PARAM_MANUAL=y\n",
-    "selected symbol said y": b"CONFIG_MODEL_GPT2=y\nCONFIG_FAST_ATTENTION=y\n",
+    "the selected symbol was y": b"CONFIG_MODEL_GPT2=y\nCONFIG_FAST_ATTENTION=y\n",
     "floats": b'CONFIG_LEARNING_RATE="1e-4"\n',
     "negative": b"CONFIG_OFFSET=-10\n",
     "separators that are no line ends": 'CONFIG_NOTE="a\u2028b\x0bc\x85d"\n'.encode(),
@@ -60,7 +60,7 @@ def test_a_line_of_blanks_takes_no_time(tree):
     """Where a comment is looked for at each of them, and again up to the end, it is half a minute."""
     blanks = " " * 100_000
     started = time.process_time()
-    [finding] = told(judge(tree, f"CONFIG_NUM_EPOCHS=1{blanks}x\n"))
+    [finding] = lines_of(judge(tree, f"CONFIG_NUM_EPOCHS=1{blanks}x\n"))
     assert finding.endswith("x is not a plain decimal number")
     assert time.process_time() - started < 5
 
@@ -88,7 +88,7 @@ def test_whether_a_tool_wrote_a_short_file_is_seen_from_a_few_symbols():
 
 
 def test_string_arrives_byte_for_byte(tree):
-    assert told(judge(tree, r'CONFIG_NOTE="q\"uote \\ $HOME #x"')) == []
+    assert lines_of(judge(tree, r'CONFIG_NOTE="q\"uote \\ $HOME #x"')) == []
     assert tree.syms["NOTE"].str_value == 'q"uote \\ $HOME #x'
 
 
@@ -110,7 +110,7 @@ def test_same_value_in_a_later_file_is_not_worth_a_word(tree):
 
 def test_what_a_later_file_hides_is_a_notice(tree):
     verdict = judge(tree, 'CONFIG_EMA=y\nCONFIG_EMA_DECAY="0.9"\n', "# CONFIG_EMA is not set\n")
-    assert told(verdict) == []
+    assert lines_of(verdict) == []
     assert verdict.notices == (
         "b:1: CONFIG_EMA=n replaces CONFIG_EMA=y of a:1",
         'a:2: CONFIG_EMA_DECAY="0.9" has no effect: it needs CONFIG_EMA=y (now n)',
@@ -119,16 +119,16 @@ def test_what_a_later_file_hides_is_a_notice(tree):
 
 def test_what_never_took_is_a_finding_however_many_files(tree):
     verdict = judge(tree, 'CONFIG_EMA_DECAY="0.9"\n', "# CONFIG_EMA is not set\n")
-    assert told(verdict) == ['a:1: CONFIG_EMA_DECAY="0.9" has no effect: it needs CONFIG_EMA=y (now n)']
+    assert lines_of(verdict) == ['a:1: CONFIG_EMA_DECAY="0.9" has no effect: it needs CONFIG_EMA=y (now n)']
 
 
 def test_later_file_may_bring_what_an_earlier_one_needs(tree):
-    assert told(judge(tree, 'CONFIG_EMA_DECAY="0.9"\n', "CONFIG_EMA=y\n")) == []
+    assert lines_of(judge(tree, 'CONFIG_EMA_DECAY="0.9"\n', "CONFIG_EMA=y\n")) == []
 
 
 def test_range_that_a_later_file_tightens_is_a_finding(tree):
     verdict = judge(tree, "CONFIG_NUM_WORKERS=9\n", "CONFIG_DEBUG=y\n")
-    assert told(verdict) == ["a:1: CONFIG_NUM_WORKERS=9 is outside 0..4 (the range while CONFIG_DEBUG)"]
+    assert lines_of(verdict) == ["a:1: CONFIG_NUM_WORKERS=9 is outside 0..4 (the range while CONFIG_DEBUG)"]
 
 
 def test_command_line_wins_silently_and_moves_choices(tree):
@@ -164,24 +164,24 @@ def test_command_line_wins_silently_and_moves_choices(tree):
     ],
 )  # fmt: skip
 def test_command_line_is_checked_like_a_file(tree, name, value, finding):
-    assert told(judge(tree, "", overrides={f"CONFIG_{name}": value})) == [f"command line: {finding}"]
+    assert lines_of(judge(tree, "", overrides={f"CONFIG_{name}": value})) == [f"command line: {finding}"]
 
 
 @pytest.mark.parametrize("name", ["BATCH_SIZE", "TRACE", "GPT2_SIZE_LARGE", "EMA_DECAY"])
 def test_command_that_is_offered_works(tree, name):
     value = {"BATCH_SIZE": "64", "EMA_DECAY": "0.5"}.get(name, "y")
-    [finding] = told(judge(tree, "", overrides={f"CONFIG_{name}": value}))
+    [finding] = lines_of(judge(tree, "", overrides={f"CONFIG_{name}": value}))
     words = finding.split("; give ")[1].split()
     assert len(words) == 2
     offered = dict(word.split("=", 1) for word in words)
-    assert told(judge(tree, "", overrides=offered)) == []
+    assert lines_of(judge(tree, "", overrides=offered)) == []
 
 
 def test_offered_command_turns_off_what_is_in_the_way(tree):
-    [finding] = told(judge(tree, "CONFIG_EMA=y\n", overrides={"CONFIG_TRACE": "y"}))
+    [finding] = lines_of(judge(tree, "CONFIG_EMA=y\n", overrides={"CONFIG_TRACE": "y"}))
     assert finding.endswith("; give CONFIG_DEBUG=y CONFIG_EMA=n CONFIG_TRACE=y")
     offered = {"CONFIG_DEBUG": "y", "CONFIG_EMA": "n", "CONFIG_TRACE": "y"}
-    assert told(judge(tree, "CONFIG_EMA=y\n", overrides=offered)) == []
+    assert lines_of(judge(tree, "CONFIG_EMA=y\n", overrides=offered)) == []
 
 
 def full_file(tree, text: str = "") -> str:
@@ -197,7 +197,7 @@ def test_full_file_may_name_what_nobody_can_set(tree):
 
 
 def test_derived_value_in_a_short_file_is_an_error_even_if_right(tree):
-    assert told(judge(tree, 'CONFIG_MODEL="lenet5"\n')) == [
+    assert lines_of(judge(tree, 'CONFIG_MODEL="lenet5"\n')) == [
         "a:1: CONFIG_MODEL cannot be set: it follows from "
         "CONFIG_MODEL_LENET5, CONFIG_MODEL_GPT2, CONFIG_MODEL_MLP; set CONFIG_MODEL_LENET5=y"
     ]
@@ -206,7 +206,7 @@ def test_derived_value_in_a_short_file_is_an_error_even_if_right(tree):
 def test_edited_derived_value_in_a_full_file_is_an_error(tree):
     text = full_file(tree).replace('CONFIG_MODEL="lenet5"', 'CONFIG_MODEL="gpt2"')
     line = text.splitlines().index('CONFIG_MODEL="gpt2"') + 1
-    assert told(judge(tree, text)) == [
+    assert lines_of(judge(tree, text)) == [
         f"a:{line}: CONFIG_MODEL cannot be set (now lenet5): it follows from CONFIG_MODEL_LENET5, "
         "CONFIG_MODEL_GPT2, CONFIG_MODEL_MLP; remove the line or run make olddefconfig"
     ]
@@ -214,7 +214,7 @@ def test_edited_derived_value_in_a_full_file_is_an_error(tree):
 
 def test_one_bad_line_in_a_full_file_is_one_finding(tree):
     text = full_file(tree).replace("CONFIG_NUM_EPOCHS=10", "CONFIG_NUM_EPOCH=10")
-    [finding] = told(judge(tree, text))
+    [finding] = lines_of(judge(tree, text))
     assert finding.endswith("CONFIG_NUM_EPOCH is not a symbol; did you mean CONFIG_NUM_EPOCHS?")
 
 

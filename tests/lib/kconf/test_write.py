@@ -90,6 +90,6 @@ def test_a_link_to_a_file_that_is_not_there_yet_makes_it(kconf_project, kconf):
 def test_a_name_with_a_line_break_is_refused(kconf_project, kconf, monkeypatch):
     monkeypatch.setenv("KCONFIG_CONFIG", "a\nb")
     before = sorted(kconf_project.iterdir())
-    said = "error: KCONFIG_CONFIG='a\\nb' has a line break or another control character"
-    assert kconf("defconfig", "lenet5") == (2, [], [said])
+    logged = "error: KCONFIG_CONFIG='a\\nb' has a line break or another control character"
+    assert kconf("defconfig", "lenet5") == (2, [], [logged])
     assert sorted(kconf_project.iterdir()) == before

@@ -271,6 +271,6 @@ def test_the_allocator_of_the_cpu_says_the_same_within_two_percent(name: str, tm
     ],
 )
 def test_what_cannot_be_predicted_is_refused(changed: dict[str, Any], told: str) -> None:
-    asked: dict[str, Any] = {"build": lambda: nn.Linear(2, 2), "micro_batch": 1, **changed}
+    requested: dict[str, Any] = {"build": lambda: nn.Linear(2, 2), "micro_batch": 1, **changed}
     with pytest.raises(ConfigError, match=re.escape(told)):
-        predict_peak(loss=lambda model, rows: model(torch.zeros(rows, 2)).sum(), **asked)
+        predict_peak(loss=lambda model, rows: model(torch.zeros(rows, 2)).sum(), **requested)

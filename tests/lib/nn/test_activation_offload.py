@@ -14,12 +14,12 @@ from lib.nn import activation_offload
 from lib.nn.activation_checkpointing import Recompute, configure_recomputation
 from lib.nn.activation_offload import offloading
 from lib.plan import plan as make_plan
-from lib.plan.fitting import Trial
+from lib.plan.fitting import StepSettings
 from tests.contract.cases import inputs_of, loss_of, targets_of, tiny
 from tests.support.configs import load_hardware, make_config, make_facts
-from tests.support.tokens import small_lm_config, text_subject
-from tests.support.training import CPU, CPU_TRIAL, random_subject, small_config, small_job, small_plan
-from train.planning.memory_estimate import Footprints
+from tests.support.tokens import small_lm_config, text_data
+from tests.support.training import CPU, CPU_TRIAL, random_data, small_config, small_job, small_plan
+from train.planning.memory_estimate import MemoryTraces
 
 
 @pytest.fixture(autouse=True)
@@ -75,18 +75,18 @@ def test_a_view_that_repeats_is_not_spread_out(moved: list[Tensor]) -> None:
     assert x.grad is not None and x.grad.shape == (1, 8)
 
 
-def trial(device: str) -> Trial:
+def trial(device: str) -> StepSettings:
     return dataclasses.replace(CPU_TRIAL, device=device, micro_batch=16, accumulates=False)
 
 
 @pytest.mark.slow
 def test_the_prediction_sees_what_has_gone() -> None:
     config = small_lm_config()
-    subject = text_subject(config)
+    data = text_data(config)
 
     def activations(device: str, **changes: Any) -> int:
-        changed = dataclasses.replace(config, **changes)
-        return Footprints(changed, subject).predictor(CPU)(trial(device)).get("activations", 0)
+        changed = config.replace(**changes)
+        return MemoryTraces(changed, data).predictor(CPU)(trial(device)).get("activations", 0)
 
     for device, less in (("cuda", True), ("cpu", False)):
         here, away = (activations(device, activation_offload=choice) for choice in (False, True))
@@ -95,14 +95,14 @@ def test_the_prediction_sees_what_has_gone() -> None:
 
 def test_where_there_is_no_other_memory_nothing_happens_and_the_plan_says_so(moved: list[Tensor]) -> None:
     config = small_config("lenet5", activation_offload=True)
-    job = small_job(config, small_plan(8), random_subject(config, shape=(1, 28, 28), train_size=8))
+    job = small_job(config, small_plan(8), random_data(config, shape=(1, 28, 28), train_size=8))
     with job.keeping:
         job.forward(torch.randn(8, 1, 28, 28, dtype=torch.float64))
     assert not moved
 
     def why(machine: str) -> str:
-        asked = make_config("lenet5", activation_offload=True)
-        return make_plan(asked, load_hardware(machine), make_facts("lenet5")).reasons["memory"]
+        requested = make_config("lenet5", activation_offload=True)
+        return make_plan(requested, load_hardware(machine), make_facts("lenet5")).reasons["memory"]
 
     assert "CONFIG_ACTIVATION_OFFLOAD=y does nothing here" in why("cpu-24g-amx")
     assert "CONFIG_ACTIVATION_OFFLOAD" not in why("rtx3090")

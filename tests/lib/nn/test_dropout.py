@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import pytest
 import torch
 from torch import Tensor, nn
 
-from lib.devices.base import Backend, FakeBackend
+from lib.devices.base import Backend
 from lib.nn.dropout import Dropout, dropouts, key_samples
 from tests.support.configs import make_config
-from tests.support.tokens import small_lm_config, text_subject
+from tests.support.fake_backend import FakeBackend
+from tests.support.tokens import small_lm_config, text_data
 from tests.support.training import largest_difference, small_job, small_plan, trained
 from train.job import Job, Progress
 from train.loop import load_state_dict, state_dict, train
@@ -73,9 +72,9 @@ def test_training_without_keys_is_our_mistake() -> None:
 
 def job_of(*micro_batches: int, rate: float = 0.3, backend: Backend | None = None, **changes: object) -> Job:
     config = small_lm_config(**changes)
-    config = dataclasses.replace(config, model_options={**config.model_options, "dropout": rate})
+    config = config.replace(model_options={**config.model_options, "dropout": rate})
     plan = small_plan(*micro_batches, world=backend.world if backend is not None else 1)
-    return small_job(config, plan, text_subject(config), backend=backend)
+    return small_job(config, plan, text_data(config), backend=backend)
 
 
 @pytest.mark.slow

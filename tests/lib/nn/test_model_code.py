@@ -16,17 +16,19 @@ from torch import nn
 import models
 from lib import plugins
 from lib.config import Config
+from lib.data.types import ImageSpec
 from lib.errors import ConfigError, PlanError
 from lib.hyperparams import apply_hyperparams
 from lib.nn.model_code import ModelCode, build_model
 from lib.plan.types import Plan
-from scripts.scaffold_templates import MODEL
-from tests.support.training import CPU, random_subject, small_config
+from lib.plugins import TASKS
+from scripts.scaffold import TEMPLATES, fill
+from tests.support.training import CPU, random_data, small_config
 from train.contract import check_channels_last
 from train.planning import autotune
-from train.planning.autotune import Bench
-from train.planning.memory_estimate import Footprints
-from train.training_data import Subject
+from train.planning.autotune import ProbeTarget
+from train.planning.memory_estimate import MemoryTraces
+from train.training_data import TrainingData
 
 pytestmark = pytest.mark.slow
 
@@ -44,34 +46,35 @@ def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Writes models/net/model.py: what make new-model writes, with one text in place of another."""
     folder = tmp_path / "models" / "net"
     folder.mkdir(parents=True)
+    plain = small_config("lenet5")  # while its folder is found
     (tmp_path / "train").symlink_to(plugins.ROOT / "train")
     monkeypatch.setattr(plugins, "ROOT", tmp_path)
     monkeypatch.setattr(models, "__path__", [str(folder.parent)])
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
 
     def write(old: str = "", new: str = "", **changes: Any) -> Config:
-        text = MODEL["classify"].format(name="net", task="classify")
+        text = fill(TEMPLATES / "model" / "classify" / "model.py", {"name": "net", "task": "classify"})
         assert old in text
         (folder / "model.py").write_text(text.replace(old, new))
         for module in [name for name in sys.modules if name.startswith("models.net")]:
             del sys.modules[module]
         options: dict[str, Any] = {"model": "net", "model_options": {"width": 4}, "norm_batch": None}
-        return dataclasses.replace(small_config("lenet5"), **options | changes)
+        return plain.replace(**options | changes)
 
     yield write
     for module in [name for name in sys.modules if name.startswith("models.net")]:
         del sys.modules[module]
 
 
-def subject_of(config: Config) -> Subject:
-    return random_subject(config, shape=SHAPE, train_size=48)
+def data_of(config: Config) -> TrainingData:
+    return random_data(config, shape=SHAPE, train_size=48)
 
 
 def planned(config: Config) -> Plan:
-    config = dataclasses.replace(config, auto_method="predict", device="cpu")
-    subject = subject_of(config)
-    predict = Footprints(config, subject).predictor(CPU)
-    return apply_hyperparams(config, False, hardware=CPU, facts=subject.facts, predict=predict)
+    config = config.replace(auto_method="predict", device="cpu")
+    data = data_of(config)
+    predict = MemoryTraces(config, data).predictor(CPU)
+    return apply_hyperparams(config, False, hardware=CPU, facts=data.facts, predict=predict)
 
 
 @pytest.mark.parametrize(
@@ -79,11 +82,14 @@ def planned(config: Config) -> Plan:
     [
         (TASK, "", "models/net/model.py does not define TASK"),
         ("def build(", "def built(", "models/net/model.py does not define build"),
-        (TASK, 'TASK = "regress"', "there is no task 'regress'; there are bridge, classify, lm, recursive"),
+        (TASK, 'TASK = "regress"', f"there is no task 'regress'; there are {', '.join(TASKS.names())}"),
         (TASK, 'TASK = "clasify"', "there is no task 'clasify'; did you mean classify?"),
         (TASK, "TASK = [3]", r"there is no task \[3\]"),
-        (TASK, 'TASK = "recursive"', 'TASK = "recursive" does not learn from random: it wants puzzles'),
-        (TASK, 'TASK = "bridge"', 'TASK = "bridge" does not learn from random: it wants questions'),
+        *(
+            (TASK, f'TASK = "{name}"', f'TASK = "{name}" does not train on random: it needs {words}')
+            for name, (words, kinds) in ((name, TASKS.load(name).DATA) for name in TASKS.names())
+            if ImageSpec not in kinds
+        ),
         ("@dataclass(frozen=True, slots=True, kw_only=True)", "", "Options is no dataclass"),
         ("class Network(nn.Module):", "class Network(nn.Module:", r"models/net/model.py:\d+: SyntaxError: "),
         ("import torch.nn.functional as F", "import nowhere", "model.py:7: ModuleNotFoundError: No module"),
@@ -108,7 +114,7 @@ def planned(config: Config) -> Plan:
 def test_a_model_that_is_wrong_is_told_in_one_line(write: Write, old: str, new: str, told: str) -> None:
     config = write(old, new)
     with pytest.raises(ConfigError, match=told) as raised:
-        subject_of(config)
+        data_of(config)
     assert "\n" not in str(raised.value) and "models/net" in str(raised.value)
 
 
@@ -122,7 +128,7 @@ def test_what_the_toolkit_itself_does_wrong_keeps_its_traceback(write: Write) ->
 
 def test_memory_that_runs_out_is_no_fault_of_the_model(write: Write) -> None:
     with pytest.raises(MemoryError):
-        subject_of(write(BUILD, "    raise MemoryError"))
+        data_of(write(BUILD, "    raise MemoryError"))
 
 
 NORMALISED = LINEAR + "\n        self.norm = nn.BatchNorm1d(2 * options.width)"
@@ -195,22 +201,22 @@ def test_a_size_that_the_model_refuses_is_not_measured(write: Write, monkeypatch
     config = dataclasses.replace(
         with_norm(write, target_effective_batch=8), device="cpu", auto_method="probe"
     )
-    subject, tried = subject_of(config), list[int]()
-    bench = Bench(
+    data, tried = data_of(config), list[int]()
+    bench = ProbeTarget(
         resolved=None,  # type: ignore[arg-type]
         config=config,
-        subject=subject,
+        data=data,
         hardware=CPU,
-        predict=Footprints(config, subject).predictor(CPU),
+        predict=MemoryTraces(config, data).predictor(CPU),
         root=Path(),
     )
 
-    def trial(_: Bench, __: Plan, size: int) -> autotune.Measurement:
+    def probe_run(_: ProbeTarget, __: Plan, size: int) -> autotune.Measurement:
         tried.append(size)
         return autotune.Measurement(micro_batch=size, need_bytes=1, samples_per_second=1.0)
 
-    monkeypatch.setattr(autotune, "trial", trial)
-    monkeypatch.setattr(autotune, "_keep", lambda *_: None)
+    monkeypatch.setattr(autotune, "probe_run", probe_run)
+    monkeypatch.setattr(autotune, "_store", lambda *_: None)
     autotune.measure(bench)
     assert tried == [8, 4, 2]
 
@@ -222,9 +228,9 @@ def test_gradients_of_a_planned_step_are_the_same_however_the_batch_is_split(wri
     from train.loop import optimizer_step
 
     config = with_norm(write, norm_batch=4, norm_momentum=0.1, max_steps=1)
-    subject, found = subject_of(config), []
+    data, found = data_of(config), []
     for sizes in ((16,), (8, 8), (4, 4, 4, 4), (12, 4)):
-        job = small_job(config, small_plan(*sizes, norm_batch=4), subject, dtype=torch.float64)
+        job = small_job(config, small_plan(*sizes, norm_batch=4), data, dtype=torch.float64)
         optimizer_step(job, Progress())
         found.append(job.model.state_dict())
     assert set(found[0]) >= {"norm.weight", "norm.running_mean", "norm.num_batches_tracked"}

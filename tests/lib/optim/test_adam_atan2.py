@@ -11,8 +11,6 @@ from torch import nn
 
 from lib.optim.adam_atan2 import AdamATan2, sign_parameters
 from lib.optim.factory import make_optimizer
-from tests.support.puzzles import puzzle_subject, small_trm_config
-from tests.support.training import small_job, small_plan
 
 GRADIENTS = [0.3, -0.01, 2.0, 0.0, -0.5]
 
@@ -110,10 +108,6 @@ def test_a_state_goes_on_to_the_bit() -> None:
     assert torch.equal(first, second)
 
 
-def test_what_follows_the_sign_is_not_averaged() -> None:
+def test_what_follows_the_sign_is_known_by_its_model() -> None:
     model = Model()
     assert sign_parameters(model) == [model.row] and sign_parameters(nn.Linear(1, 1)) == []
-    config = small_trm_config(ema=True, ema_decay=0.5, optimizer="adam_atan2", sign_learning_rate=0.1)
-    job = small_job(config, small_plan(4), puzzle_subject(config))
-    assert job.ema is not None
-    assert set(job.ema.state_dict()) == set(dict(job.model.named_parameters())) - {"puzzle"}

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from lib.optim.ema import Ema, decay_for, horizon
-from tests.support.training import MemoryRecord, random_subject, small_config, small_job, small_plan
+from tests.support.training import MemoryRecord, random_data, small_config, small_job, small_plan
 from train.job import Progress
 from train.loop import optimizer_step
 
@@ -126,8 +126,8 @@ def averaging(**changes: object) -> tuple[float, list[str]]:
     """The decay that a step of a job with 12 samples shows, and what was said of it."""
     record = MemoryRecord()
     config = small_config(ema=True, **{"ema_decay": 0.9} | changes)
-    subject = random_subject(config, shape=(1, 28, 28), train_size=24)
-    job = small_job(config, small_plan(6, 6), subject, record=record)
+    data = random_data(config, shape=(1, 28, 28), train_size=24)
+    job = small_job(config, small_plan(6, 6), data, record=record)
     assert job.ema is not None
     name, weight = next(iter(job.model.named_parameters()))
     before = weight.detach().clone()

@@ -13,18 +13,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lib import kconf
-from lib.config import config_from_values
+from lib.config import Config, config_from_values
 from lib.devices.base import Backend
 from lib.errors import ConfigError
 from lib.optim.lr_schedule import batch_factor, learning_rate_factor, warmup_fraction
-from tests.support.puzzles import puzzle_subject, small_trm_config
-from tests.support.training import CPU, MemoryRecord, small_job, small_plan
+from tests.support.training import CPU, MemoryRecord, random_data, small_config, small_job, small_plan
 from train import commands, loop
 from train.budget import warm_up_text
 from train.build import make_job
 from train.job import Progress
 from train.planning import run_plan as orders
-from train.planning.run_plan import Order
+from train.planning.run_plan import RunRequest
+from train.training_data import TrainingData
 
 FIRST_RATIO = 0.01
 NAMES = ("constant", "cosine", "step", "one_cycle")
@@ -32,16 +32,20 @@ ROOT = Path(__file__).resolve().parents[3]
 GRID = [i / 1000 for i in range(1001)]
 
 
+def data_of(config: Config) -> TrainingData:
+    return random_data(config, shape=(1, 28, 28), train_size=48, test_size=10)
+
+
 def factor(progress: float, schedule: Any, **changes: Any) -> float:
-    asked: dict[str, Any] = {
+    requested: dict[str, Any] = {
         "warmup_fraction": 0.2, "warmup_start": FIRST_RATIO,
         "min_ratio": 0.1, "step_fractions": (0.5, 0.75), "gamma": 0.3,
     }  # fmt: skip
     if schedule not in ("cosine", "one_cycle"):
-        asked["min_ratio"] = None
+        requested["min_ratio"] = None
     if schedule != "step":
-        asked |= {"step_fractions": (), "gamma": None}
-    return learning_rate_factor(progress, schedule=schedule, **asked | changes)
+        requested |= {"step_fractions": (), "gamma": None}
+    return learning_rate_factor(progress, schedule=schedule, **requested | changes)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -109,17 +113,16 @@ def test_rates_follow_the_batch_as_asked(scaling: Literal["none", "sqrt", "linea
 
 @pytest.mark.slow
 def test_every_rate_of_a_job_is_scaled_and_the_run_says_so() -> None:
-    settings: dict[str, Any] = {"optimizer": "adam_atan2", "sign_learning_rate": 0.2, "weight_decay": 0.5}
-    settings["learning_rate"] = 0.1
+    settings: dict[str, Any] = {"learning_rate": 0.1, "weight_decay": 0.5}
     record = MemoryRecord()
-    config = small_trm_config(**settings, lr_scaling="sqrt", lr_base_batch=3)
-    job = small_job(config, small_plan(6, 6), puzzle_subject(config), record=record)
-    assert [group["peak_lr"] for group in job.optimizer.param_groups] == [0.2, 0.4]
+    config = small_config(**settings, lr_scaling="sqrt", lr_base_batch=3)
+    job = small_job(config, small_plan(6, 6), data_of(config), record=record)
+    assert [group["peak_lr"] for group in job.optimizer.param_groups] == [0.2, 0.2]
     told = "Learning rate 0.2: 0.1 for 3 samples, scaled (sqrt) to 12; decay in a step 0.1"
     assert told in record.said
-    plain = small_trm_config(**settings)
-    job = small_job(plain, small_plan(6, 6), puzzle_subject(plain))
-    assert [group["peak_lr"] for group in job.optimizer.param_groups] == [0.1, 0.2]
+    plain = small_config(**settings)
+    job = small_job(plain, small_plan(6, 6), data_of(plain))
+    assert [group["peak_lr"] for group in job.optimizer.param_groups] == [0.1, 0.1]
 
 
 def test_a_warm_up_in_steps_or_samples_is_a_share_of_the_run() -> None:
@@ -140,8 +143,8 @@ def test_a_warm_up_that_is_longer_than_the_run_only_rises(name: str) -> None:
 
 def steps_to_peak(unit: str, amount: int, *, batch: int) -> int:
     """How many steps of a run of 40 are below the peak."""
-    config = small_trm_config(max_steps=40, warmup_unit=unit, **{f"warmup_{unit}": amount})
-    job = small_job(config, small_plan(batch), puzzle_subject(config))
+    config = small_config(max_steps=40, warmup_unit=unit, **{f"warmup_{unit}": amount})
+    job = small_job(config, small_plan(batch), data_of(config))
     return sum(loop.rate_factor(job, Progress(step=step)) < 1 for step in range(40))
 
 
@@ -163,8 +166,8 @@ def test_samples_keep_their_meaning_when_the_batch_changes_and_steps_do_not() ->
     ],
 )
 def test_a_run_says_how_long_its_warm_up_is(changes: Mapping[str, Any], told: str) -> None:
-    config, record = small_trm_config(**{"max_steps": 40} | changes), MemoryRecord()
-    parts = config, small_plan(6, 6), puzzle_subject(config)
+    config, record = small_config(**{"max_steps": 40} | changes), MemoryRecord()
+    parts = config, small_plan(6, 6), data_of(config)
     make_job(*parts, hardware=CPU, backend=Backend("cpu"), record=record, whole_run=True)
     assert [line for line in record.said if "Warm-up" in line] == [f"Warm-up: {told}"] * bool(told)
 
@@ -172,7 +175,7 @@ def test_a_run_says_how_long_its_warm_up_is(changes: Mapping[str, Any], told: st
 @pytest.mark.parametrize(
     ("unit", "amount", "told"),
     [
-        ("steps", 40, "CONFIG_WARMUP_STEPS=40 is a warm-up of 40 of 40 steps: the run is over before"),
+        ("steps", 40, "CONFIG_WARMUP_STEPS=40 is a warm-up of 40 of 40 steps: the run ends before"),
         (
             "samples",
             999,
@@ -181,8 +184,8 @@ def test_a_run_says_how_long_its_warm_up_is(changes: Mapping[str, Any], told: st
     ],
 )
 def test_a_warm_up_that_is_longer_than_the_run_is_refused(unit: str, amount: int, told: str) -> None:
-    config = small_trm_config(max_steps=40, warmup_unit=unit, **{f"warmup_{unit}": amount})
-    parts = config, small_plan(6, 6), puzzle_subject(config)
+    config = small_config(max_steps=40, warmup_unit=unit, **{f"warmup_{unit}": amount})
+    parts = config, small_plan(6, 6), data_of(config)
     with pytest.raises(ConfigError, match=told):
         make_job(*parts, hardware=CPU, backend=Backend("cpu"), record=MemoryRecord(), whole_run=True)
     make_job(*parts, hardware=CPU, backend=Backend("cpu"), record=MemoryRecord())  # an evaluation goes on
@@ -191,11 +194,11 @@ def test_a_warm_up_that_is_longer_than_the_run_is_refused(unit: str, amount: int
 
 
 def test_a_run_with_a_warm_up_without_an_end_is_not_begun(monkeypatch: pytest.MonkeyPatch) -> None:
-    config = small_trm_config(max_steps=40, warmup_unit="steps", warmup_steps=40)
+    config = small_config(max_steps=40, warmup_unit="steps", warmup_steps=40)
     monkeypatch.setattr(orders, "apply_hyperparams", lambda *_, **__: small_plan(6, 6))
-    monkeypatch.setattr(commands, "open_to_train", lambda *_, **__: puzzle_subject(config))
+    monkeypatch.setattr(commands, "open_to_train", lambda *_, **__: data_of(config))
     monkeypatch.setattr(commands, "create_run", lambda _: pytest.fail("there is a run directory"))
-    order = Order(
+    request = RunRequest(
         resolved=kconf.Resolved(values={}, in_effect={}, origins={}, given={}, text="", minimal=""),
         config=config,
         root=ROOT,
@@ -203,7 +206,7 @@ def test_a_run_with_a_warm_up_without_an_end_is_not_begun(monkeypatch: pytest.Mo
         started=0.0,
     )
     with pytest.raises(ConfigError, match="CONFIG_WARMUP_STEPS=40 is a warm-up of 40 of 40 steps"):
-        commands._carry_out(order, lambda: None)
+        commands._plan_and_train(request, lambda: None)
 
 
 def shipped(name: str) -> Any:
@@ -213,14 +216,18 @@ def shipped(name: str) -> Any:
 
 
 def job_of_steps(total: int, warmup_steps: int, **changes: Any) -> Any:
-    asked = {"warmup_unit": "steps", "warmup_steps": warmup_steps, "max_steps": total, "schedule": "constant"}
-    config = small_trm_config(**asked | changes)
-    return small_job(config, small_plan(6), puzzle_subject(config))
+    requested = {
+        "warmup_unit": "steps",
+        "warmup_steps": warmup_steps,
+        "max_steps": total,
+        "schedule": "constant",
+    }
+    config = small_config(**requested | changes)
+    return small_job(config, small_plan(6), data_of(config))
 
 
 @pytest.mark.slow
 def test_a_warm_up_from_0_has_a_step_over_the_steps_of_it() -> None:
-    assert shipped("trm-sudoku-extreme").warmup_start_ratio == 0
     job = job_of_steps(65_104, 2000, warmup_start_ratio=0.0)
     for step in (1, 2, 1000, 1999, 2000, 2001, 65_104):
         found = loop.rate_factor(job, Progress(step=step - 1))
@@ -234,11 +241,10 @@ def test_a_warm_up_from_0_has_a_step_over_the_steps_of_it() -> None:
 
 @pytest.mark.slow
 def test_other_warm_ups_begin_where_they_did() -> None:
-    names = [path.name for path in (ROOT / "defconfigs").iterdir() if path.is_file()]
-    starts = {name: shipped(name).warmup_start_ratio for name in names}
-    assert len(names) > 10 and {name for name, start in starts.items() if start != 0.01} == {
-        "trm-sudoku-extreme"
-    }
+    paths = [path for path in (ROOT / "defconfigs").iterdir() if path.is_file()]
+    starts = {path: shipped(path.name).lr_schedule.warmup_start_ratio for path in paths}
+    others = {path for path in paths if "CONFIG_WARMUP_START_RATIO=" in path.read_text()}
+    assert len(paths) > 10 and {path for path, start in starts.items() if start != 0.01} == others
     job = job_of_steps(65_104, 2000)
     for step in (0, 1, 1999, 2000):
         before = min(1.0, 0.01 + (1 - 0.01) * (((step + 0.5) / 65_104) / (2000 / 65_104)))
@@ -246,31 +252,32 @@ def test_other_warm_ups_begin_where_they_did() -> None:
 
 
 def test_a_budget_of_seconds_has_no_warm_up_from_0() -> None:
-    config = small_trm_config(budget="seconds", max_seconds=60, warmup_pct=5, warmup_start_ratio=0.0)
-    with pytest.raises(ConfigError, match=r"^CONFIG_WARMUP_START_RATIO=0 is not for a budget of seconds"):
+    config = small_config(budget="seconds", max_seconds=60, warmup_pct=5, warmup_start_ratio=0.0)
+    with pytest.raises(ConfigError, match=r"^CONFIG_WARMUP_START_RATIO=0 cannot be used with a budget of"):
         warm_up_text(config, train_size=40, effective_batch=4)
 
 
 def test_the_unit_of_a_warm_up_is_chosen_and_not_for_seconds(tmp_path: Path) -> None:
-    (tmp_path / "config").write_text("CONFIG_MODEL_TRM=y\n")
+    (tmp_path / "config").write_text("CONFIG_MODEL_LENET5=y\n")
 
-    def asked(**symbols: str) -> Any:
+    def requested(**symbols: str) -> Any:
         overrides = {f"CONFIG_{name}": value for name, value in symbols.items()}
         return config_from_values(
             kconf.load(root=ROOT, config_file=tmp_path / "config", overrides=overrides).values
         )
 
-    plain = asked()
-    assert (plain.warmup_unit, plain.warmup_pct, plain.warmup_steps, plain.warmup_samples) == (
-        "percent",
-        5,
+    plain = requested()
+    found = plain.lr_schedule
+    assert (found.warmup_unit, found.warmup_pct) == ("percent", 5)
+    assert (found.warmup_steps, found.warmup_samples) == (None, None)
+    steps = requested(WARMUP_UNIT_STEPS="y", WARMUP_STEPS="2000")
+    assert (steps.lr_schedule.warmup_unit, steps.lr_schedule.warmup_pct, steps.lr_schedule.warmup_steps) == (
+        "steps",
         None,
-        None,
+        2000,
     )
-    steps = asked(WARMUP_UNIT_STEPS="y", WARMUP_STEPS="2000")
-    assert (steps.warmup_unit, steps.warmup_pct, steps.warmup_steps) == ("steps", None, 2000)
-    samples = asked(WARMUP_UNIT_SAMPLES="y", WARMUP_SAMPLES="1536000")
-    assert (samples.warmup_unit, samples.warmup_samples) == ("samples", 1536000)
+    samples = requested(WARMUP_UNIT_SAMPLES="y", WARMUP_SAMPLES="1536000")
+    assert (samples.lr_schedule.warmup_unit, samples.lr_schedule.warmup_samples) == ("samples", 1536000)
     with pytest.raises(ConfigError) as error:
-        asked(WARMUP_UNIT_STEPS="y", BUDGET_SECONDS="y")
+        requested(WARMUP_UNIT_STEPS="y", BUDGET_SECONDS="y")
     assert "BUDGET_SECONDS" in " ".join(error.value.findings)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import dataclasses
 from typing import Any
 
 import pytest
@@ -13,7 +12,7 @@ from torch import Tensor, nn
 from lib.errors import ConfigError
 from lib.optim.factory import make_optimizer
 from lib.optim.muon import Muon, orthogonal, orthogonal_all
-from tests.support.tokens import small_lm_config, text_subject
+from tests.support.tokens import small_lm_config, text_data
 from tests.support.training import MemoryRecord, small_job, small_plan, trained
 from train.job import Job
 from train.loop import load_state_dict, train
@@ -210,8 +209,8 @@ def muon_job(steps: int) -> Job:
     rates = {"learning_rate": 0.002, "muon_learning_rate": 0.03, "schedule": "step"}
     constants = {"adam_beta1": 0.9, "adam_beta2": 0.95, "adam_eps": 1e-8}
     steps_down = {"lr_step_pct_list": (50,), "lr_step_gamma": 0.5}
-    config = dataclasses.replace(config, **rates, **constants, **steps_down)
-    return small_job(config, small_plan(4), text_subject(config))
+    config = config.replace(**rates, **constants, **steps_down)
+    return small_job(config, small_plan(4), text_data(config))
 
 
 def test_a_schedule_scales_each_group_from_its_own_peak() -> None:
@@ -227,7 +226,7 @@ def test_a_schedule_scales_each_group_from_its_own_peak() -> None:
 def test_a_resumed_run_ends_with_the_same_bits() -> None:
     record = MemoryRecord()
     job = muon_job(4)
-    job.record, job.config = record, dataclasses.replace(job.config, checkpoint_interval_steps=1)
+    job.record, job.config = record, job.config.replace(checkpoint_interval_steps=1)
     whole = trained(job)
     resumed = muon_job(4)
     train(resumed, load_state_dict(resumed, record.states[2]))

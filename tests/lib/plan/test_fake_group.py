@@ -25,11 +25,11 @@ from lib.plan.sharding import held, layouts, part_elements
 from lib.plan.traffic import exchanges
 from lib.plan.types import Layout
 from tests.e2e.sharded_worker import state_bytes
-from tests.support.tokens import small_lm_config, text_subject
+from tests.support.tokens import small_lm_config, text_data
 from tests.support.training import small_job, small_plan
 from train.job import Job, Progress
 from train.loop import optimizer_step
-from train.training_data import Subject
+from train.training_data import TrainingData
 
 # torch.distributed.optim, where ZeRO-1 is, uses what torch 2.13 warns of.
 pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")
@@ -92,8 +92,8 @@ def described(function: Any, args: Any) -> Call:
 
 
 @functools.cache
-def subject() -> Subject:
-    return text_subject(CONFIG)
+def data() -> TrainingData:
+    return text_data(CONFIG)
 
 
 def layout_of(strategy: str, world: int) -> Layout:
@@ -106,7 +106,7 @@ def job_on(layout: Layout, *, rank: int = 0) -> Iterator[Job]:
     dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=layout.world)
     try:
         plan = small_plan(*MICRO_BATCHES, world=layout.world, strategy=layout.strategy, shard=layout.shard)
-        yield small_job(CONFIG, plan, subject(), backend=FakeRank(rank=rank, world=layout.world))
+        yield small_job(CONFIG, plan, data(), backend=FakeRank(rank=rank, world=layout.world))
     finally:
         dist.destroy_process_group()
 
@@ -120,7 +120,7 @@ def exchanged_by(layout: Layout) -> tuple[Counter[Call], int]:
 
 
 def predicted(layout: Layout) -> tuple[Counter[Call], int]:
-    units = subject().facts.units
+    units = data().facts.units
     assert units is not None
     every = exchanges(units, layout, accumulation=len(MICRO_BATCHES))
     calls = Counter((each.kind, each.processes, each.elements) for each in every)
@@ -141,7 +141,7 @@ def test_all_ranks_together_hold_every_weight(strategy: str) -> None:
     for rank in range(layout.world):
         with job_on(layout, rank=rank) as job:
             counts.append(sum(local(parameter).numel() for parameter in job.model.parameters()))
-    units = subject().facts.units
+    units = data().facts.units
     assert units is not None
     copies = layout.world // layout.shard
     assert sum(counts) == copies * sum(weight.elements for unit in units for weight in unit)
@@ -151,7 +151,7 @@ def test_all_ranks_together_hold_every_weight(strategy: str) -> None:
 def test_with_more_processes_than_rows_parts_are_filled_up() -> None:
     """A share of the totals would be less than what is held and sent."""
     layout = layout_of("fsdp", 1024)
-    units = subject().facts.units
+    units = data().facts.units
     assert units is not None
     whole = [weight for unit in units for weight in unit]
     rows = {weight.shape[0] for weight in whole}

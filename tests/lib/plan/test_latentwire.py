@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from lib.errors import PlanError
 from lib.plan import plan
-from lib.plan.assumed import parse_gpu
 from lib.plan.latentwire import Models, document_batch, latentwire
+from lib.plan.named_hardware import parse_gpu
 from lib.plan.types import Plan
 from lib.units import GB
 from tests.support.configs import make_config, make_facts
@@ -185,7 +185,7 @@ def test_the_policy_refuses_what_it_has_no_batch_for() -> None:
         decide("rtx4090", facts={"parameters": 6 * 10**9})
     with pytest.raises(PlanError, match="needs the size of the model"):
         decide("rtx4090", facts={"bytes_per_sample": None})
-    with pytest.raises(PlanError, match="cannot be shared by 3 devices evenly"):
+    with pytest.raises(PlanError, match="3 devices cannot share it evenly"):
         decide("a100-40gx3")
 
 

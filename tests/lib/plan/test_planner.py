@@ -43,7 +43,7 @@ def test_the_worked_example() -> None:
     assert decided.compile and decided.precision == "bf16" and decided.norm_batch == 32
     assert decided.reasons["micro_batch"] == (
         "free memory 70.0 GB x 0.8 = 56.0 GB is in the 32 GB tier: "
-        "32 with compile, x 2.0 for resnet18 = 64, a divisor of 512"
+        "32 with compile, x 2.0 for resnet18 = 64; divides 512"
     )
 
 

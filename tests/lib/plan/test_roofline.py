@@ -69,9 +69,9 @@ def test_frozen_models_behind_what_is_trained_by_hand() -> None:
     """On devices of their own the slower one counts, and the activations are theirs."""
     trained = work(flop=40e12, activation_bytes=900 * 10**9)
     frozen = [(80e12, 0), (40e12, 0)]
-    at_once = step_seconds(trained, frozen, at_once=True, gpu=ROUND_GPU, precision="bf16")
+    at_once = step_seconds(trained, frozen, concurrent=True, gpu=ROUND_GPU, precision="bf16")
     assert at_once == pytest.approx((1.0 + 2.0, 1.6 + 3.2))
-    on_one = step_seconds(trained, frozen, at_once=False, gpu=ROUND_GPU, precision="bf16")
+    on_one = step_seconds(trained, frozen, concurrent=False, gpu=ROUND_GPU, precision="bf16")
     assert on_one == pytest.approx((4.0, 6.4))
 
 
@@ -98,7 +98,7 @@ def test_a_format_without_units_runs_at_the_rate_of_fp32() -> None:
         assert peak_flop_per_second(gpu, precision="bf16") == gpu.fp32_flop_per_second
         assert peak_flop_per_second(gpu, precision="fp16") == gpu.half_flop_per_second
         time = estimate_step_time(work(flop=1e12), gpu, precision="bf16")
-        assert time.reason.endswith("TFLOP/s in fp32, for want of units for bf16")
+        assert time.reason.endswith("TFLOP/s in fp32 (no units for bf16)")
     for key in ("p100-16g", "m2-max"):
         assert peak_flop_per_second(gpu_of(key), precision="fp16") == gpu_of(key).fp32_flop_per_second
 

@@ -73,7 +73,7 @@ def check_refusal(text: str, config: Config, machine: Hardware, facts: ModelFact
         assert "CONFIG_NORM_BATCH to " in text and "more than the free-memory table gives" in text, text
         return
     for offer in filter(None, offers.groups()):
-        offered = dataclasses.replace(config, target_effective_batch=int(offer))
+        offered = config.replace(target_effective_batch=int(offer))
         check_plan(plan(offered, machine, facts), offered, machine)
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from lib.memory.live import Event, Trace
 from lib.plan.gpus import gpu_of
 from lib.plan.sharding import Units, group_of, held, layouts, part_elements, shares
-from lib.plan.traffic import exchanges, exposed_seconds, links_of, traffic_seconds
+from lib.plan.traffic import exchanges, exposed_seconds, traffic_seconds
 from lib.plan.types import SHARDS_WEIGHTS, Layout, Weight
 
 ALONE = Layout(strategy="single", world=1, shard=1)
@@ -140,10 +140,10 @@ def test_frozen_weights_are_gathered_and_nothing_else() -> None:
 
 
 def test_how_long_an_exchange_takes() -> None:
-    links = links_of(gpu_of("h100-80g"))
+    gpu = gpu_of("h100-80g")
 
     def seconds(strategy: str, *, world: int = 4, accumulation: int = 1) -> float:
-        return traffic_seconds(SMALL, layout(strategy, world), links, accumulation=accumulation)
+        return traffic_seconds(SMALL, layout(strategy, world), gpu, accumulation=accumulation)
 
     ring = 3 / 4 * 400 / 450e9  # 100 elements of 4 bytes
     assert seconds("ddp") == pytest.approx(2 * ring) == seconds("ddp", accumulation=5)

@@ -1,4 +1,4 @@
-"""Which way to spread a run is taken, and what is said of the others."""
+"""The parallelism strategy that is chosen, and the verdicts on the others."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from hypothesis import strategies as st
 
 from lib.errors import PlanError
 from lib.plan import plan
-from lib.plan.assumed import parse_gpu
-from lib.plan.fitting import MemoryEstimator, Parts, Trial
+from lib.plan.fitting import MemoryEstimator, Parts, StepSettings
 from lib.plan.gpus import gpu_of
-from lib.plan.planner import ways_to_spread
+from lib.plan.named_hardware import parse_gpu
+from lib.plan.planner import compare_strategies
 from lib.plan.roofline import SHORT_SECONDS, StepWork, estimate_step_time
 from lib.plan.sharding import Units, shares
+from lib.plan.show import format_strategies
 from lib.plan.strategies import TIE
 from lib.plan.types import ModelFacts, Plan, Weight
-from lib.plan.ways import WayToSpread, ways_text
 from tests.support.configs import load_hardware, make_config, make_facts
 
 MB = 10**6
@@ -47,7 +47,7 @@ def adam(facts: ModelFacts, *, per_sample: int = 100 * MB) -> MemoryEstimator:
     assert facts.units is not None
     elements = sum(weight.elements for unit in facts.units for weight in unit)
 
-    def predict(trial: Trial) -> Parts:
+    def predict(trial: StepSettings) -> Parts:
         assert trial.layout is not None and facts.units is not None
         cut = shares(facts.units, trial.layout)
         whole = {"parameters": 4, "gradients": 4, "optimizer": 8}
@@ -70,8 +70,8 @@ def decide(machine: str, parameters: float, *, per_sample: int = 100 * MB, **cha
 
 def verdicts(machine: str, parameters: float, **changes: Any) -> dict[str, str]:
     facts = facts_of(parameters)
-    found = ways_to_spread(config_of(**changes), parse_gpu(machine), facts, predict=adam(facts))
-    return {candidate.layout.strategy: verdict for candidate, verdict in found}
+    found = compare_strategies(config_of(**changes), parse_gpu(machine), facts, predict=adam(facts))
+    return {candidate.layout.strategy: candidate.verdict for candidate in found}
 
 
 # 16 bytes for each weight of a copy, of 42 GB free less 1.6 in reserve.
@@ -87,7 +87,7 @@ TABLE = {
 
 
 @pytest.mark.parametrize(("machine", "parameters"), TABLE)
-def test_the_table_of_what_is_taken(machine: str, parameters: float) -> None:
+def test_the_table_of_choices(machine: str, parameters: float) -> None:
     decided = decide(machine, parameters)
     assert decided.strategy == TABLE[machine, parameters]
     assert decided.effective_batch == 64 and decided.memory is not None and decided.memory.fits
@@ -96,11 +96,11 @@ def test_the_table_of_what_is_taken(machine: str, parameters: float) -> None:
 
 def test_every_rival_is_told_why_it_lost() -> None:
     found = verdicts("a100-40gx4", 6e9)
-    assert list(found) == ["ddp", "zero1", "zero2", "fsdp", "hsdp"] and found["fsdp"] == "taken"
+    assert list(found) == ["ddp", "zero1", "zero2", "fsdp", "hsdp"] and found["fsdp"] == "chosen"
     assert found["ddp"].startswith("needs 104.53 GB of 41.88 GB usable at a micro-batch of 1")
-    assert "would do with 62.66 GB more on each device" in found["ddp"]
-    assert "would do with" in found["zero1"] and "devices, or" not in found["zero1"], "weights stay whole"
-    assert "would do with 8 devices, or" in found["hsdp"]
+    assert "possible with 62.66 GB more on each device" in found["ddp"]
+    assert "possible with" in found["zero1"] and "devices, or" not in found["zero1"], "weights stay whole"
+    assert "possible with 8 devices, or" in found["hsdp"]
     shared_by_four = verdicts("a100-40gx4", 6e9, target_effective_batch=12)
     assert "devices, or" not in shared_by_four["hsdp"] and "more on each device" in shared_by_four["hsdp"]
     reason = decide("a100-40gx4", 6e9).reasons["strategy"]
@@ -109,7 +109,7 @@ def test_every_rival_is_told_why_it_lost() -> None:
 
 def test_what_fits_loses_by_time_or_by_simplicity() -> None:
     found = verdicts("a100-40gx4", 0.5e9)
-    assert found["ddp"] == "taken"
+    assert found["ddp"] == "chosen"
     assert all(
         "estimated to take" in verdict or "less simple" in verdict for verdict in list(found.values())[1:]
     )
@@ -118,10 +118,10 @@ def test_what_fits_loses_by_time_or_by_simplicity() -> None:
 def test_steps_too_short_to_be_told_apart_are_as_fast() -> None:
     # Some hundred microseconds, in which hardly a kernel is launched.
     found = verdicts("rtx4090x2", 1e6, target_effective_batch=2)
-    assert found["ddp"] == "taken" and set(found.values()) == {"taken", "no faster, and less simple"}
+    assert found["ddp"] == "chosen" and set(found.values()) == {"chosen", "no faster, and less simple"}
 
 
-def test_without_an_estimate_the_simplest_that_fits_is_taken() -> None:
+def test_without_an_estimate_the_simplest_that_fits_is_chosen() -> None:
     facts = dataclasses.replace(facts_of(3e9), flop_per_sample=None)
     decided = plan(config_of(), parse_gpu("a100-40gx4"), facts, predict=adam(facts))
     assert decided.strategy == "zero1" and decided.reasons["strategy"].startswith("the simplest that fits")
@@ -142,32 +142,32 @@ def test_what_is_asked_for_is_done_or_refused() -> None:
     with pytest.raises(PlanError, match="CONFIG_DIST_STRATEGY_HSDP=y cannot be honoured: not on 2 devices"):
         decide("a100-40gx2", 0.5e9, dist_strategy="hsdp")
     alone = decide("a100-40g", 0.5e9, dist_strategy="fsdp")
-    assert alone.strategy == "single" and "has nothing to spread" in alone.reasons["strategy"]
+    assert alone.strategy == "single" and "has no effect" in alone.reasons["strategy"]
 
 
 OBSTACLES: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "Muon works on whole matrices": ({"optimizer": "muon"}, {}, "zero1"),
-    "no loss scaling for gradients in parts": ({"precision": "fp16"}, {}, "zero2"),
-    "plain batch normalisation needs whole copies": ({}, {"has_batchnorm": True}, "fsdp"),
-    "filters in channels-last order cannot be cut": (
+    "no loss scaling for sharded gradients": ({"precision": "fp16"}, {}, "zero2"),
+    "plain batch normalisation needs whole replicas": ({}, {"has_batchnorm": True}, "fsdp"),
+    "filters in channels-last order cannot be sharded": (
         {"channels_last": True},
         {"units": ((Weight((8, 4, 3, 3), True),),)},
         "fsdp",
     ),
-    "a weight without dimensions cannot be cut": ({}, {"units": ((Weight((), True),),)}, "fsdp"),
-    "compiled models are not cut": ({"compile": "manual", "compile_model": True}, {}, "zero2"),
+    "a weight without dimensions cannot be sharded": ({}, {"units": ((Weight((), True),),)}, "fsdp"),
+    "compiled models are not sharded": ({"compile": "manual", "compile_model": True}, {}, "zero2"),
     "the shapes of the weights are not known": ({}, {"units": None}, "zero1"),
 }
 
 
 @pytest.mark.parametrize("obstacle", OBSTACLES)
 def test_what_cannot_be_says_so(obstacle: str) -> None:
-    asked, known, strategy = OBSTACLES[obstacle]
+    requested, known, strategy = OBSTACLES[obstacle]
     facts = dataclasses.replace(facts_of(0.5e9), **known)
     config = config_of(dist_strategy=strategy, channels_last=False, norm_batch=None)
-    config = dataclasses.replace(config, **asked)
+    config = config.replace(**requested)
 
-    def predict(trial: Trial) -> Parts:
+    def predict(trial: StepSettings) -> Parts:
         return {"parameters": MB, "activations": MB * trial.micro_batch}
 
     with pytest.raises(PlanError, match=obstacle):
@@ -176,7 +176,7 @@ def test_what_cannot_be_says_so(obstacle: str) -> None:
 
 def test_weights_in_parts_run_without_compilation_and_the_plan_says_so() -> None:
     decided = decide("a100-40gx4", 0.5e9, dist_strategy="fsdp")
-    assert not decided.compile and decided.reasons["compile"].startswith("not with weights in parts (fsdp)")
+    assert not decided.compile and decided.reasons["compile"].startswith("not with sharded parameters (fsdp)")
     assert decide("a100-40gx4", 0.5e9, dist_strategy="zero1").compile
 
 
@@ -187,25 +187,25 @@ def test_weights_in_parts_run_without_compilation_and_the_plan_says_so() -> None
     gpu=st.sampled_from(["a100-40g", "h100-80g", "rtx4090"]),
     per_sample=st.integers(1, 2000).map(lambda count: count * MB),
 )
-def test_what_is_taken_fits_and_nothing_that_fits_is_faster(
+def test_what_is_chosen_fits_and_nothing_that_fits_is_faster(
     parameters: float, world: int, gpu: str, per_sample: int
 ) -> None:
     facts, machine = facts_of(parameters), parse_gpu(f"{gpu}x{world}")
     config, predict = config_of(target_effective_batch=64 * 3), adam(facts, per_sample=per_sample)
     try:
-        found = ways_to_spread(config, machine, facts, predict=predict)
+        found = compare_strategies(config, machine, facts, predict=predict)
     except PlanError:
         return
-    taken = next(candidate for candidate, verdict in found if verdict == "taken")
-    assert taken.sizes is not None and taken.sizes.memory is not None and taken.sizes.memory.fits
-    assert taken.seconds is not None
-    for candidate, verdict in found:
-        assert verdict
-        if candidate.sizes is None:
+    chosen = next(candidate for candidate in found if candidate.verdict == "chosen")
+    assert chosen.split is not None and chosen.memory is not None and chosen.memory.fits
+    assert chosen.seconds is not None
+    for candidate in found:
+        assert candidate.verdict
+        if candidate.split is None:
             assert candidate.why_not and candidate.nearest
         else:
             assert candidate.seconds is not None
-            assert max(SHORT_SECONDS, candidate.seconds[0] * TIE) >= taken.seconds[0]
+            assert max(SHORT_SECONDS, candidate.seconds[0] * TIE) >= chosen.seconds[0]
 
 
 def test_plans_from_before_there_was_a_choice_are_read() -> None:
@@ -217,25 +217,27 @@ def test_plans_from_before_there_was_a_choice_are_read() -> None:
     assert Plan.from_json(one).strategy == "single"
 
 
-def test_the_ways_are_shown_in_lines_and_for_programs() -> None:
+def test_strategies_are_shown_in_lines_and_for_programs() -> None:
     facts = facts_of(6e9)
-    found = ways_to_spread(config_of(), parse_gpu("a100-40gx4"), facts, predict=adam(facts))
-    ways = [WayToSpread.of(candidate, verdict) for candidate, verdict in found]
-    wide, narrow = list(ways_text(ways, columns=100)), list(ways_text(ways, columns=50))
-    assert all(len(line) <= 100 for line in wide) and any("taken" in line for line in wide)
+    found = compare_strategies(config_of(), parse_gpu("a100-40gx4"), facts, predict=adam(facts))
+    wide, narrow = (
+        list(format_strategies(found, columns=100)),
+        list(format_strategies(found, columns=50)),
+    )
+    assert all(len(line) <= 100 for line in wide) and any("chosen" in line for line in wide)
     assert any(line.startswith("  hsdp/2") for line in narrow)
-    assert ways[3].to_json()["step_seconds_estimate"][0] > 0 and ways[0].to_json()["micro_batch"] is None
+    assert found[3].to_json()["step_seconds_estimate"][0] > 0 and found[0].to_json()["micro_batch"] is None
 
 
 def test_an_estimate_moves_what_every_micro_batch_keeps() -> None:
     facts = dataclasses.replace(facts_of(1.2e8), flop_per_sample=1.0)
     elements = 10_000 + 120_000_000
     predict = adam(facts, per_sample=1000 * MB)
-    ((one, _),) = ways_to_spread(config_of(precision="bf16"), parse_gpu("a100-40g"), facts, predict=predict)
-    assert one.sizes is not None and one.seconds is not None and one.sizes.split.accumulation > 1
+    (one,) = compare_strategies(config_of(precision="bf16"), parse_gpu("a100-40g"), facts, predict=predict)
+    assert one.split is not None and one.seconds is not None and one.split.accumulation > 1
     work = StepWork(
         flop=64.0,
-        accumulation=one.sizes.split.accumulation,
+        accumulation=one.split.accumulation,
         weight_bytes=4 * elements,
         gradient_bytes=4 * elements,
         optimizer_bytes=8 * elements,

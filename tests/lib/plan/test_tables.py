@@ -42,7 +42,7 @@ def test_every_cell_inside_its_tier(model: str, compiled: bool, row: int) -> Non
         table_batch(int(free_gb * GB), scale=MODELS[model].scale, compiled=compiled)
         == CELLS[model, compiled][row]
     )
-    asked = Foreign(
+    requested = Foreign(
         BATCH_TABLE_STRICT=True, COMPILE_MANUAL=True, COMPILE_MODEL=compiled, TARGET_EFFECTIVE_BATCH=4096
     )
     info = {
@@ -52,7 +52,7 @@ def test_every_cell_inside_its_tier(model: str, compiled: bool, row: int) -> Non
         "gpu_free_gb": free_gb,
         "has_gpu": True,
     }
-    found = auto_detect_hyperparams(asked, model_type=model, gpu_info=info)
+    found = auto_detect_hyperparams(requested, model_type=model, gpu_info=info)
     assert found["batch_size"] == CELLS[model, compiled][row]
     assert found["gradient_accumulation"] == max(1, 4096 // CELLS[model, compiled][row])
 

@@ -8,19 +8,19 @@ from typing import Any
 
 import pytest
 
-from lib.distributed.rendezvous import Gathering
+from lib.distributed.rendezvous import Rendezvous
 from lib.errors import ConfigError, PlanError
 from lib.hyperparams import apply_hyperparams
 from lib.plan import plan
-from lib.plan.placement import ACCEPTED_KINDS, refuse_on_xla
+from lib.plan.placement import ACCEPTED_KINDS, refuse_static_shapes
 from lib.plan.types import Device, Hardware, Plan
 from scripts import cluster
 from tests.support.configs import load_hardware, make_config, make_facts
 from tests.support.stubbed import no_probe, printed_elsewhere
-from tests.support.training import random_subject, small_config
+from tests.support.training import random_data, small_config
 from train import commands, multi_node
 from train.build import placement_of
-from train.planning.run_plan import Order
+from train.planning.run_plan import RunRequest
 
 CHIP = Device(name="TPU v5e", total_bytes=16 * 10**9, free_bytes=15 * 10**9)
 HOST = dataclasses.replace(load_hardware("tpu-v5e-8"), kind="tpu", devices=(CHIP,) * 4)
@@ -46,7 +46,7 @@ def test_what_is_decided_for_a_host() -> None:
         ({"precision": "fp16"}, "PRECISION_FP16 cannot .*loss scaling is for CUDA"),
         ({"compile": "manual", "compile_model": True}, "COMPILE_MODEL=y cannot .*compiler was never tried"),
         ({"num_devices": 2}, r"NUM_DEVICES=2 cannot be honoured on TPUs: .*all 4 have a process each"),
-        ({"dist_strategy": "fsdp"}, "DIST_STRATEGY_FSDP=y cannot .*TPUs hold copies"),
+        ({"dist_strategy": "fsdp"}, "DIST_STRATEGY_FSDP=y cannot .*TPUs hold replicas"),
     ],
 )
 def test_what_cannot_be_is_refused(changes: dict[str, Any], why: str) -> None:
@@ -59,12 +59,12 @@ def test_it_is_asked_for_by_name() -> None:
         decide(load_hardware("tpu-v5e-8"))  # of torch_xla
     assert ACCEPTED_KINDS["xla"] == ("xla",)
     with pytest.raises(PlanError, match=r"^make bench is not for TPUs: torch takes no more devices"):
-        refuse_on_xla("tpu", what="make bench")
+        refuse_static_shapes("tpu", what="make bench")
 
 
 def test_data_are_streamed() -> None:
-    subject = random_subject(small_config(), shape=(1, 28, 28), train_size=4)
-    assert placement_of(make_config(), subject, HOST, world=4)[0] == "stream"
+    data = random_data(small_config(), shape=(1, 28, 28), train_size=4)
+    assert placement_of(make_config(), data, HOST, world=4)[0] == "stream"
 
 
 def test_it_is_called_what_it_is(capsys: pytest.CaptureFixture[str]) -> None:
@@ -88,13 +88,13 @@ def test_the_command_of_a_host_is_printed_anywhere(monkeypatch: pytest.MonkeyPat
 def test_several_machines_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     config = make_config(device="tpu", num_devices=4, dist_nnodes="2", dist_endpoint="here:29500")
     monkeypatch.setattr(multi_node, "probe", no_probe)
-    with pytest.raises(PlanError, match=r"^CONFIG_DEVICE_TPU is for one machine: .*CONFIG_DIST_NNODES=1$"):
+    with pytest.raises(PlanError, match=r"^CONFIG_DEVICE_TPU is for one node: .*CONFIG_DIST_NNODES=1$"):
         cluster.command_line(config, name="x", runs=Path("runs"))
-    gathering = Gathering(least=2, most=2, endpoint="here:29500")
-    with pytest.raises(PlanError, match=r"^CONFIG_DEVICE_TPU is for one machine"):
-        multi_node.launch_on_many(config, None, gathering)  # type: ignore[arg-type]
+    rendezvous = Rendezvous(min_nodes=2, max_nodes=2, endpoint="here:29500")
+    with pytest.raises(PlanError, match=r"^CONFIG_DEVICE_TPU is for one node"):
+        multi_node.launch_multi_node(config, None, rendezvous)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match=r"^CONFIG_DEVICE_TPU=y is not for make emit"):
-        cluster._asks_for_gpus(config)
+        cluster._needs_gpus(config)
 
 
 class Launched(Exception):
@@ -118,13 +118,13 @@ def test_processes_are_told_their_devices_before_they_start(
     monkeypatch.setattr(commands, "probe", lambda _: HOST)
     monkeypatch.setattr(commands, "plan_for", lambda *_: plan(config, HOST, make_facts()))
     with pytest.raises(Launched):
-        commands._carry_out(order_of(config), lambda: None)
+        commands._plan_and_train(order_of(config), lambda: None)
     assert told == [wanted, {"tpu": str(wanted)}]
 
 
-def order_of(config: Any) -> Order:
+def order_of(config: Any) -> RunRequest:
     class Settings:
         def to_json(self) -> dict[str, Any]:
             return {}
 
-    return Order(resolved=Settings(), config=config, root=Path(), runs=Path(), started=0.0)  # type: ignore[arg-type]
+    return RunRequest(resolved=Settings(), config=config, root=Path(), runs=Path(), started=0.0)  # type: ignore[arg-type]

@@ -9,21 +9,21 @@ from typing import Any
 
 import pytest
 
-from lib.distributed.rendezvous import Gathering
+from lib.distributed.rendezvous import Rendezvous
 from lib.errors import ConfigError, PlanError
 from lib.hyperparams import apply_hyperparams
 from lib.plan import plan
-from lib.plan.fitting import Parts, Trial
-from lib.plan.placement import refuse_on_xla
+from lib.plan.fitting import Parts, StepSettings
+from lib.plan.placement import refuse_static_shapes
 from lib.plan.types import Hardware, Plan
 from scripts import cluster
 from scripts.bench import throughput
 from tests.support.configs import load_hardware, make_config, make_facts
 from tests.support.stubbed import no_probe, printed_elsewhere
-from tests.support.training import random_subject
+from tests.support.training import random_data
 from train import commands, multi_node
 from train.planning import autotune
-from train.planning.run_plan import Order
+from train.planning.run_plan import RunRequest
 from train.preflight import command as preflight
 
 CHIPS = {"tpu-v4-8": 4, "tpu-v5e-8": 8}
@@ -47,7 +47,7 @@ def test_what_is_decided_for_a_host_of_tpus(name: str) -> None:
 
 def test_what_is_left_out_is_said() -> None:
     found = decide(model="lenet5", activation_offload=True)
-    assert "XLA says what waits where" in found.reasons["memory"]
+    assert "XLA places tensors itself" in found.reasons["memory"]
     assert decide(model="lenet5", channels_last=False).reasons["channels_last"] == "CONFIG_CHANNELS_LAST=n"
     manual = decide(compile="manual", compile_model=False)
     assert not manual.compile
@@ -66,7 +66,7 @@ def test_a_processor_behind_xla_is_no_tpu() -> None:
         ({"compile": "manual", "compile_model": True}, "COMPILE_MODEL=y cannot .*compiles whole steps"),
         ({"num_devices": 2}, r"NUM_DEVICES=2 cannot .*all 4 have a process each; set it to 0, 1 or 4"),
         ({"norm_batch": 0}, "NORM_BATCH=0 cannot .*running statistics of its own"),
-        ({"dist_strategy": "fsdp"}, "DIST_STRATEGY_FSDP=y cannot .*XLA devices hold copies"),
+        ({"dist_strategy": "fsdp"}, "DIST_STRATEGY_FSDP=y cannot .*XLA devices hold replicas"),
     ],
 )
 def test_what_cannot_be_is_refused(changes: dict[str, Any], why: str) -> None:
@@ -85,16 +85,16 @@ def test_it_is_asked_for_by_name() -> None:
 
 
 def test_others_may_compute_on_the_processor_first() -> None:
-    refuse_on_xla("cuda", what="make bench")
+    refuse_static_shapes("cuda", what="make bench")
 
 
 def test_memory_is_predicted_for_what_is_decided() -> None:
-    def predict(trial: Trial) -> Parts:
+    def predict(trial: StepSettings) -> Parts:
         assert (trial.device, trial.channels_last, trial.compile) == ("xla", False, False)
         return {"activations": trial.micro_batch}
 
-    asked = make_config("resnet18", device="xla", auto_method="predict")
-    memory = plan(asked, V4, make_facts("resnet18"), predict=predict).memory
+    requested = make_config("resnet18", device="xla", auto_method="predict")
+    memory = plan(requested, V4, make_facts("resnet18"), predict=predict).memory
     assert memory is not None and memory.usable_bytes == round(0.8 * V4.devices[0].free_bytes)
 
 
@@ -104,12 +104,12 @@ def test_memory_is_predicted_for_what_is_decided() -> None:
 def test_micro_batches_are_of_one_size(machine: str, sizes: tuple[int, ...]) -> None:
     """Another one would be another graph."""
 
-    def ten_fit(trial: Trial) -> Parts:
+    def ten_fit(trial: StepSettings) -> Parts:
         return {"activations": 0 if trial.micro_batch <= 10 else 10**12}
 
-    asked = make_config("lenet5", auto_method="predict", compile="manual", compile_model=False)
-    asked = dataclasses.replace(asked, target_effective_batch=4 * 28)
-    assert plan(asked, load_hardware(machine), make_facts(), predict=ten_fit).micro_batches == sizes
+    requested = make_config("lenet5", auto_method="predict", compile="manual", compile_model=False)
+    requested = requested.replace(target_effective_batch=4 * 28)
+    assert plan(requested, load_hardware(machine), make_facts(), predict=ten_fit).micro_batches == sizes
 
 
 def test_what_would_compute_first_asks_before_it_does(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -117,7 +117,7 @@ def test_what_would_compute_first_asks_before_it_does(monkeypatch: pytest.Monkey
     for module in (throughput, preflight):
         monkeypatch.setattr(module, "with_tier", lambda *_, **__: Settings())
         monkeypatch.setattr(module, "config_from_values", lambda _: make_config(device="xla"))
-        opens = "open_subject" if module is throughput else "open_to_train"
+        opens = "open_training_data" if module is throughput else "open_to_train"
         monkeypatch.setattr(module, opens, lambda *_, **__: SUBJECT)
         monkeypatch.setattr(module, "probe", lambda _: V4)
     with pytest.raises(PlanError, match=r"^make bench is not for XLA devices"):
@@ -131,7 +131,7 @@ def test_what_would_compute_first_asks_before_it_does(monkeypatch: pytest.Monkey
 # How it is launched
 
 
-SUBJECT = random_subject(make_config(), shape=(1, 28, 28), train_size=4)
+SUBJECT = random_data(make_config(), shape=(1, 28, 28), train_size=4)
 
 
 def test_the_command_of_a_host_is_printed_anywhere(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -139,7 +139,7 @@ def test_the_command_of_a_host_is_printed_anywhere(monkeypatch: pytest.MonkeyPat
     label, command = printed_elsewhere(config, monkeypatch)
     assert label.startswith("# Experimental, never run on TPU hardware")
     assert command == "PJRT_DEVICE=TPU python -m train --runs runs train # starts 4 processes"
-    slice_of_two = dataclasses.replace(config, dist_nnodes="2", dist_endpoint="here:29500")
+    slice_of_two = config.replace(dist_nnodes="2", dist_endpoint="here:29500")
     _, command = printed_elsewhere(slice_of_two, monkeypatch)
     assert command.startswith("PJRT_DEVICE=TPU torchrun --nnodes=2 --nproc-per-node=4 ")
 
@@ -177,15 +177,15 @@ def test_processes_of_several_hosts_are_told_their_devices(monkeypatch: pytest.M
     monkeypatch.setattr(multi_node, "launch", launch)
     monkeypatch.setattr(multi_node, "probe", lambda _: V4)
     config = make_config(device="xla", dist_nnodes="2", dist_endpoint="here:1", target_effective_batch=512)
-    two, elastic = (Gathering(least=least, most=2, endpoint="here:1") for least in (2, 1))
+    two, elastic = (Rendezvous(min_nodes=least, max_nodes=2, endpoint="here:1") for least in (2, 1))
     with pytest.raises(Launched):
-        multi_node.launch_on_many(config, Settings(), two)  # type: ignore[arg-type]
+        multi_node.launch_multi_node(config, Settings(), two)  # type: ignore[arg-type]
     assert Hardware.from_json(told["hardware"]) == V4
-    with pytest.raises(ConfigError, match=r"is not for XLA devices: a slice .*CONFIG_DIST_NNODES=2$"):
-        multi_node.launch_on_many(config, Settings(), elastic)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=r"is not for XLA devices: the number .*CONFIG_DIST_NNODES=2$"):
+        multi_node.launch_multi_node(config, Settings(), elastic)  # type: ignore[arg-type]
     monkeypatch.setattr(multi_node, "probe", lambda _: load_hardware("rtx3090"))
     with pytest.raises(Launched):
-        multi_node.launch_on_many(dataclasses.replace(config, device="auto"), Settings(), two)  # type: ignore[arg-type]
+        multi_node.launch_multi_node(config.replace(device="auto"), Settings(), two)  # type: ignore[arg-type]
     assert told["hardware"] is None, "others are asked anew"
 
 
@@ -205,14 +205,14 @@ def test_machines_that_come_and_go_do_not_change_the_batch(
 ) -> None:
     monkeypatch.setattr(multi_node, "launch", lambda *_, **__: (_ for _ in ()).throw(Launched))
     config = make_config(device="cpu", dist_nnodes="1:2", dist_endpoint="here:1", target_effective_batch=512)
-    one, elastic = (Gathering(least=least, most=2, endpoint="here:1") for least in (2, 1))
+    one, elastic = (Rendezvous(min_nodes=least, max_nodes=2, endpoint="here:1") for least in (2, 1))
     with pytest.raises(Launched):
-        multi_node.launch_on_many(config, Settings(), elastic)  # type: ignore[arg-type]
-    config = dataclasses.replace(config, **changes)
+        multi_node.launch_multi_node(config, Settings(), elastic)  # type: ignore[arg-type]
+    config = config.replace(**changes)
     with pytest.raises(Launched):
-        multi_node.launch_on_many(config, Settings(), one)  # type: ignore[arg-type]
+        multi_node.launch_multi_node(config, Settings(), one)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match=f"^{option} is not for CONFIG_DIST_NNODES=1:2: "):
-        multi_node.launch_on_many(config, Settings(), elastic)  # type: ignore[arg-type]
+        multi_node.launch_multi_node(config, Settings(), elastic)  # type: ignore[arg-type]
 
 
 class Alone:
@@ -232,7 +232,7 @@ def test_who_was_told_does_not_ask(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(multi_node, "probe", no_probe)
     monkeypatch.setattr(multi_node, "open_backend", lambda kind, **_: opened.append(kind) or Alone())
     one = dataclasses.replace(V4, devices=V4.devices[:1])
-    _, found = multi_node.meet(make_config(device="xla"), known=one.to_json())
+    _, found = multi_node.join_rendezvous(make_config(device="xla"), known=one.to_json())
     assert found == one and opened == ["xla"]
 
 
@@ -246,16 +246,16 @@ def test_even_one_device_is_for_a_process_of_its_own(monkeypatch: pytest.MonkeyP
         raise Launched
 
     monkeypatch.setattr(commands, "launch", launch)
-    monkeypatch.setattr(commands, "open_subject", lambda *_, **__: None)
+    monkeypatch.setattr(commands, "open_training_data", lambda *_, **__: None)
     monkeypatch.setattr(commands, "probe", lambda _: V4)
     monkeypatch.setattr(commands, "plan_for", lambda *_: plan(config, V4, make_facts()))
-    order = Order(resolved=Settings(), config=config, root=Path(), runs=Path(), started=0.0)  # type: ignore[arg-type]
+    request = RunRequest(resolved=Settings(), config=config, root=Path(), runs=Path(), started=0.0)  # type: ignore[arg-type]
     with pytest.raises(Launched):
-        commands._carry_out(order, lambda: None)
+        commands._plan_and_train(request, lambda: None)
     assert worlds == [1]
-    lost = dataclasses.replace(order, config=dataclasses.replace(config, dist_endpoint="here:1"))
-    with pytest.raises(ConfigError, match="CONFIG_DIST_ENDPOINT=here:1 is for several machines"):
-        commands._carry_out(lost, lambda: None)
+    lost = dataclasses.replace(request, config=config.replace(dist_endpoint="here:1"))
+    with pytest.raises(ConfigError, match="CONFIG_DIST_ENDPOINT=here:1 is for several nodes"):
+        commands._plan_and_train(lost, lambda: None)
 
 
 def test_it_is_called_what_it_is(capsys: pytest.CaptureFixture[str]) -> None:

@@ -14,7 +14,6 @@ import torch
 
 from lib.errors import CheckpointError
 from lib.runs import checkpoint
-from lib.runs import checkpoint_manifest as manifest
 
 
 def state(step: int, *, version: int = 0, size: int = 256) -> dict[str, Any]:
@@ -35,7 +34,7 @@ def save(directory: Path, step: int, *, version: int = 0, keep_last: int = 3, be
 def load(directory: Path, **options: Any) -> tuple[int, int, list[str]]:
     """Step, version and what was said; the content must be exactly what was saved."""
     said: list[str] = []
-    found = checkpoint.load(directory, say=said.append, **options)
+    found = checkpoint.load(directory, log=said.append, **options)
     assert found is not None
     step, loaded = found
     expected = state(step, version=loaded["version"], size=len(loaded["nested"]["weights"]))
@@ -78,7 +77,7 @@ def test_saving_an_earlier_step_drops_the_later_ones(tmp_path: Path) -> None:
     save(tmp_path, 2, version=1)
     assert visible(tmp_path) == ["latest", "step-00000001", "step-00000002"]
     assert load(tmp_path) == (2, 1, [])
-    assert checkpoint.load(tmp_path, which="best", say=print) is None
+    assert checkpoint.load(tmp_path, which="best", log=print) is None
 
 
 def test_steps_beyond_eight_digits_are_still_in_order(tmp_path: Path) -> None:
@@ -88,12 +87,12 @@ def test_steps_beyond_eight_digits_are_still_in_order(tmp_path: Path) -> None:
 
 
 def test_there_may_be_none(tmp_path: Path) -> None:
-    assert checkpoint.load(tmp_path, say=print) is None
-    assert checkpoint.load(tmp_path / "nowhere", which="best", say=print) is None
+    assert checkpoint.load(tmp_path, log=print) is None
+    assert checkpoint.load(tmp_path / "nowhere", which="best", log=print) is None
     assert checkpoint.steps(tmp_path / "nowhere") == []
     save(tmp_path, 1)
-    with pytest.raises(CheckpointError, match=r"step 5 .* there: 1"):
-        checkpoint.load(tmp_path, which=5, say=print)
+    with pytest.raises(CheckpointError, match=r"step 5 .* available: 1"):
+        checkpoint.load(tmp_path, which=5, log=print)
 
 
 def test_what_could_not_be_loaded_is_not_saved(tmp_path: Path) -> None:
@@ -109,7 +108,7 @@ def test_optimizer_and_generator_states_survive(tmp_path: Path) -> None:
     optimizer.step()
     saved = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "rng": torch.get_rng_state()}
     checkpoint.save(tmp_path, step=1, state=saved, keep_last=1, best=False)
-    found = checkpoint.load(tmp_path, say=print)
+    found = checkpoint.load(tmp_path, log=print)
     assert found is not None
     other = torch.optim.AdamW(torch.nn.Linear(3, 2).parameters(), lr=1.0)
     other.load_state_dict(found[1]["optimizer"])
@@ -149,7 +148,7 @@ def test_damage_is_told_and_the_one_before_is_used(tmp_path: Path, name: str) ->
     assert step == 1
     assert len(said) == 1 and said[0].startswith("checkpoint step-00000002 is damaged: ")
     with pytest.raises(CheckpointError, match="damaged: step-00000002"):
-        checkpoint.load(tmp_path, which="best", say=print)
+        checkpoint.load(tmp_path, which="best", log=print)
     save(tmp_path, 2, version=5)
     assert load(tmp_path) == (2, 5, [])
 
@@ -175,8 +174,8 @@ def test_every_byte_of_the_manifest_counts(tmp_path: Path) -> None:
 
 def test_a_renamed_checkpoint_is_not_that_step(tmp_path: Path) -> None:
     save(tmp_path, 1).rename(tmp_path / "step-00000002")
-    with pytest.raises(CheckpointError, match="no sound checkpoint"):
-        checkpoint.load(tmp_path, say=print)
+    with pytest.raises(CheckpointError, match="no valid checkpoint"):
+        checkpoint.load(tmp_path, log=print)
 
 
 def test_a_state_that_would_run_code_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -187,16 +186,16 @@ def test_a_state_that_would_run_code_is_refused(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(checkpoint, "_LEAVES", (*checkpoint._LEAVES, Attack))
     checkpoint.save(tmp_path / "ckpt", step=1, state={"a": Attack()}, keep_last=1, best=False)
     said: list[str] = []
-    with pytest.raises(CheckpointError, match="no sound checkpoint"):
-        checkpoint.load(tmp_path / "ckpt", say=said.append)
+    with pytest.raises(CheckpointError, match="no valid checkpoint"):
+        checkpoint.load(tmp_path / "ckpt", log=said.append)
     assert said == ["checkpoint step-00000001 is damaged: state.pt holds more than tensors and numbers"]
     assert not (tmp_path / "attacked").exists()
 
 
 def rewrite(path: Path, **changes: Any) -> None:
     """Another manifest, whose own SHA-256 is right."""
-    content = {**manifest.decode((path / "manifest.json").read_bytes(), step=2), **changes}
-    (path / "manifest.json").write_bytes(manifest.encode(content))
+    content = {**checkpoint.decode_manifest((path / "manifest.json").read_bytes(), step=2), **changes}
+    (path / "manifest.json").write_bytes(checkpoint.encode_manifest(content))
 
 
 @pytest.mark.parametrize(
@@ -209,7 +208,7 @@ def test_a_manifest_that_does_not_name_the_state_is_damage(changes: dict[str, An
     rewrite(save(tmp_path, 2), **changes)
     step, _, said = load(tmp_path)
     assert step == 1 and len(said) == 1 and said[0].startswith("checkpoint step-00000002 is damaged: ")
-    assert checkpoint.newest_sound(tmp_path) == 1
+    assert checkpoint.latest_valid(tmp_path) == 1
 
 
 def zip_of(text: str) -> bytes:
@@ -240,11 +239,11 @@ def test_a_state_that_is_no_dict_of_torch_is_damage(content: bytes, tmp_path: Pa
 
 def test_a_newer_format_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(manifest, "FORMAT", 2)
+        patch.setattr(checkpoint, "FORMAT", 2)
         save(tmp_path, 1)
     said: list[str] = []
-    with pytest.raises(CheckpointError, match="no sound checkpoint"):
-        checkpoint.load(tmp_path, say=said.append)
+    with pytest.raises(CheckpointError, match="no valid checkpoint"):
+        checkpoint.load(tmp_path, log=said.append)
     assert "format is 2" in said[0]
 
 
@@ -252,7 +251,7 @@ def test_a_damaged_pointer_is_an_error(tmp_path: Path) -> None:
     save(tmp_path, 1, best=True)
     (tmp_path / "best").write_bytes(b"\xff\xfe")
     with pytest.raises(CheckpointError, match="does not name a checkpoint"):
-        checkpoint.load(tmp_path, which="best", say=print)
+        checkpoint.load(tmp_path, which="best", log=print)
 
 
 # A disk that does not take it
@@ -324,4 +323,4 @@ def test_a_file_in_place_of_the_directory(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="ckpt: File exists"):
         save(tmp_path / "ckpt", 1)
     with pytest.raises(CheckpointError, match="Not a directory"):
-        checkpoint.load(tmp_path / "ckpt", say=print)
+        checkpoint.load(tmp_path / "ckpt", log=print)

@@ -117,7 +117,7 @@ def kill_at_every_change(directory: Path) -> None:
             _, status = os.waitpid(child, 0)
             step, version, said = load(ckpt)
             assert (step, version) in allowed and said == [], (name, point, step, version, said)
-            best = checkpoint.load(ckpt, which="best", say=print)
+            best = checkpoint.load(ckpt, which="best", log=print)
             assert best is None or best[0] in {options["step"] for options in [*before, killed]}
             os.fsync = refuse  # the next save finds the disk full: cleaning up must not have cost anything
             with pytest.raises(CheckpointError):

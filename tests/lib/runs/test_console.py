@@ -15,7 +15,7 @@ import pytest
 from lib.errors import ToolkitError
 from lib.runs import console
 from lib.runs.console import Console
-from tests.support.machine import slowness
+from tests.support.work import calls
 
 ROOT = Path(__file__).parents[3]
 
@@ -41,8 +41,8 @@ def test_lines_are_printed_and_logged_with_the_time(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     log = tmp_path / "log.txt"
-    Console(log).say("64 × 8 → 512\nsecond")
-    Console(log).say("[bold]as it is[/bold]")
+    Console(log).log("64 × 8 → 512\nsecond")
+    Console(log).log("[bold]as it is[/bold]")
     assert capsys.readouterr().out == "64 × 8 → 512\nsecond\n[bold]as it is[/bold]\n"
     lines = log.read_text(encoding="utf-8").splitlines()
     assert [line.partition(" ")[2] for line in lines] == ["64 × 8 → 512", "second", "[bold]as it is[/bold]"]
@@ -51,11 +51,11 @@ def test_lines_are_printed_and_logged_with_the_time(
 
 def test_a_log_that_fails_is_told_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     shown = Console(tmp_path)  # a directory
-    shown.say("one")
-    shown.say("two")
+    shown.log("one")
+    shown.log("two")
     captured = capsys.readouterr()
     assert captured.out == "one\ntwo\n"
-    assert captured.err.count("\n") == 1 and "Is a directory; going on without the log" in captured.err
+    assert captured.err.count("\n") == 1 and "Is a directory; continuing without the log" in captured.err
 
 
 @pytest.mark.parametrize(
@@ -73,7 +73,7 @@ def test_any_encoding_of_the_output_will_do(
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(raw, encoding=encoding))
     text = "64 × 8 → 512 \N{SNOWMAN} \udcff"  # the last one is a byte of a file name that is not UTF-8
     shown = Console(tmp_path / "log.txt")
-    shown.say(text)
+    shown.log(text)
     shown.start(10, description="modèle")
     update(shown, 1)
     shown.stop()
@@ -85,7 +85,7 @@ def test_a_full_standard_output_is_one_line(monkeypatch: pytest.MonkeyPatch) -> 
     with open("/dev/full", "wb", buffering=0) as full:  # noqa: PTH123
         monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(full, write_through=True))
         with pytest.raises(ToolkitError, match=r"cannot write to standard output: No space left"):
-            Console().say("text")
+            Console().log("text")
 
 
 def test_a_reader_that_left_is_not_an_error_of_ours(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -94,7 +94,7 @@ def test_a_reader_that_left_is_not_an_error_of_ours(monkeypatch: pytest.MonkeyPa
     with os.fdopen(writer, "wb", buffering=0) as pipe:
         monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(pipe, write_through=True))
         with pytest.raises(BrokenPipeError):
-            Console().say("text")
+            Console().log("text")
 
 
 # Progress where there is no terminal
@@ -113,7 +113,7 @@ def test_plain_lines_come_at_most_every_ten_seconds(
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 3  # after 0, 10 and 20 seconds
     assert lines[0] == "lenet5   0%  step 1/200  loss 0.1235  accuracy 50.00%  21.3k samples/s"
-    assert lines[1].startswith("lenet5  20%  step 41/200") and lines[1].endswith("  0:40 left")
+    assert lines[1].startswith("lenet5  20%  step 41/200") and lines[1].endswith("  0:00:40 left")
 
 
 def test_a_resumed_run_estimates_from_where_it_began(
@@ -135,15 +135,11 @@ def test_a_progress_line_between_two_updates_is_nearly_free(capsys: pytest.Captu
     shown = Console()
     shown.start(10, description="x")
     values = {"loss": 0.1}
-    best_seconds = 1.0
-    for _ in range(20):
-        began = time.perf_counter()
-        for step in range(500):
-            shown.update(step, values=values, fraction=0.5, samples_per_second=1.0)
-        best_seconds = min(best_seconds, (time.perf_counter() - began) / 500)
+    shown.update(0, values=values, fraction=0.5, samples_per_second=1.0)
+    between = calls(lambda: shown.update(1, values=values, fraction=0.5, samples_per_second=1.0))
     shown.stop()
     assert capsys.readouterr().out.count("\n") == 1
-    assert best_seconds < 5e-6 * slowness()
+    assert between <= 5
 
 
 def test_a_download_is_a_plain_line_every_five_seconds(
@@ -166,7 +162,7 @@ def test_a_download_is_a_plain_line_every_five_seconds(
 def test_rich_is_left_alone_without_a_terminal() -> None:
     code = (
         "import sys; from lib.runs.console import Console; c = Console();"
-        "c.start(1, description='x'); c.say('x');"
+        "c.start(1, description='x'); c.log('x');"
         "c.update(1, values={}, fraction=1.0, samples_per_second=1.0); c.stop();"
         "assert 'rich' not in sys.modules"
     )
@@ -185,11 +181,11 @@ SHORT_RUN = """if True:
             values = {"loss": 0.0123456, "accuracy": 0.98765, "learning_rate": 0.001}
             shown.update(step, values=values, fraction=step / 500, samples_per_second=21345.0)
             if step == 250:
-                shown.say("evaluation × [b] " + "long " * 12)
-                shown.say(f"{threading.active_count()} thread")
+                shown.log("evaluation × [b] " + "long " * 12)
+                shown.log(f"{threading.active_count()} thread")
             time.sleep(0.0006)
         shown.stop()
-        shown.say("the end")
+        shown.log("the end")
 """
 
 DOWNLOAD = """if True:

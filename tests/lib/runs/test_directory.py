@@ -176,7 +176,7 @@ def test_files_that_cannot_be_read_are_named(tmp_path: Path) -> None:
 
 
 def find(runs: Path) -> str | None:
-    run = RunDir.find_interrupted(runs, model="lenet5", is_same=lambda run: run.identity == HASH, say=print)
+    run = RunDir.find_interrupted(runs, model="lenet5", is_same=lambda run: run.identity == HASH, log=print)
     if run is None:
         return None
     run.release()
@@ -301,7 +301,7 @@ def test_a_run_that_is_done_is_known_but_not_gone_on_with(tmp_path: Path, three:
     with pytest.raises(ToolkitError, match=f"choose one of resnet18/{going.name}$"):
         resolve_run(tmp_path, "nothing", unfinished=True)
     going.set_status("done", step=3)
-    with pytest.raises(ToolkitError, match="there is no run to go on with: all are done"):
+    with pytest.raises(ToolkitError, match="there is no run to resume: all are done"):
         resolve_run(tmp_path, unfinished=True)
 
 
@@ -346,3 +346,11 @@ def test_every_file_is_json_or_text(tmp_path: Path) -> None:
     for name in directory.OBJECTS:
         assert run.read_json(name) == {"a": [1, 2]}
     run.release()
+
+
+def test_an_interrupted_run_without_its_configuration_is_reported(tmp_path: Path) -> None:
+    lost = tmp_path / "lenet5" / "20260102T030405Z-0123abcd"
+    (RunDir(lost).checkpoints / "step-00000040").mkdir(parents=True)
+    logged: list[str] = []
+    found = RunDir.find_interrupted(tmp_path, model="lenet5", is_same=lambda _: True, log=logged.append)
+    assert found is None and len(logged) == 1 and "its file config is missing" in logged[0]

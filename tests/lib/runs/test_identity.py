@@ -52,8 +52,8 @@ def kconfig(tmp_path: Path) -> Path:
 
 
 def resolved(tree: Path, **overrides: str) -> kconf.Resolved:
-    asked = {f"CONFIG_{name}": value for name, value in overrides.items()}
-    return kconf.load_written("", root=tree, overrides=asked)
+    requested = {f"CONFIG_{name}": value for name, value in overrides.items()}
+    return kconf.load_written("", root=tree, overrides=requested)
 
 
 def identities(tree: Path, models: list[str]) -> dict[str, str]:
@@ -143,19 +143,22 @@ def old_run(runs: Path, values: Mapping[str, Any]) -> RunDir:
 
 
 def test_a_run_of_an_older_tree_is_known_by_its_values(tmp_path: Path) -> None:
-    asked = resolved(ROOT)
-    older = {**asked.values, "OTHER_WIDTH": None, "MODEL_OTHER_HAS": False}  # of a model that is no more
+    requested = resolved(ROOT)
+    older = {**requested.values, "OTHER_WIDTH": None, "MODEL_OTHER_HAS": False}  # of a model that is no more
     del older["CHANNELS_LAST"]
     without = kconf.Resolved.from_json(
-        {**asked.to_json(), "in_effect": {k: v for k, v in asked.in_effect.items() if k != "CHANNELS_LAST"}}
+        {
+            **requested.to_json(),
+            "in_effect": {k: v for k, v in requested.in_effect.items() if k != "CHANNELS_LAST"},
+        }
     )
     run = old_run(tmp_path / "older", older)
     assert trains(run, without) and has_former_identity(run)
-    assert not trains(run, asked), "an option at a value that is not neutral is new"
-    other = old_run(tmp_path / "other", {**asked.values, "SEED": 2})
-    assert not trains(other, asked)
-    removed = old_run(tmp_path / "removed", {**asked.values, "GONE": 3})
-    assert not trains(removed, asked), "an option that it was trained with is no more"
+    assert not trains(run, requested), "an option at a value that is not neutral is new"
+    other = old_run(tmp_path / "other", {**requested.values, "SEED": 2})
+    assert not trains(other, requested)
+    removed = old_run(tmp_path / "removed", {**requested.values, "GONE": 3})
+    assert not trains(removed, requested), "an option that it was trained with is no more"
     run.write("values", {**older, "SEED": 2})
     assert not trains(run, without), "its values are not those that named it"
     (run.path / "values.json").unlink()
@@ -163,25 +166,25 @@ def test_a_run_of_an_older_tree_is_known_by_its_values(tmp_path: Path) -> None:
 
 
 def test_values_that_went_through_json_are_the_same(tmp_path: Path) -> None:
-    asked = resolved(ROOT, SCHEDULE_STEP="y")
-    assert isinstance(asked.in_effect["LR_STEP_PCT_LIST"], tuple)
-    run = old_run(tmp_path, dict(asked.values))
+    requested = resolved(ROOT, SCHEDULE_STEP="y")
+    assert isinstance(requested.in_effect["LR_STEP_PCT_LIST"], tuple)
+    run = old_run(tmp_path, dict(requested.values))
     assert json.loads((run.path / "values.json").read_text())["LR_STEP_PCT_LIST"] == [50, 75]
-    assert trains(run, asked)
-    assert kconf.Resolved.from_json(json.loads(json.dumps(asked.to_json()))) == asked
+    assert trains(run, requested)
+    assert kconf.Resolved.from_json(json.loads(json.dumps(requested.to_json()))) == requested
 
 
 def test_values_are_asked_for_only_where_the_name_is_another() -> None:
-    asked = resolved(ROOT)
+    requested = resolved(ROOT)
 
     def never() -> None:
         raise AssertionError
 
-    assert is_identity(identity(asked.in_effect), asked, stored=never)
+    assert is_identity(identity(requested.in_effect), requested, stored=never)
 
 
 def test_an_option_of_a_model_with_a_name_that_begins_like_a_symbol_counts() -> None:
-    asked = dict(resolved(ROOT).in_effect)
-    assert "PREFETCH" in asked and "KEEP_LAST" in asked
-    one, other = ({**asked, "PREFETCH_WIDTH": width} for width in (8, 16))
+    requested = dict(resolved(ROOT).in_effect)
+    assert "PREFETCH" in requested and "KEEP_LAST" in requested
+    one, other = ({**requested, "PREFETCH_WIDTH": width} for width in (8, 16))
     assert identity(one) != identity(other)

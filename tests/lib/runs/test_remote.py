@@ -26,20 +26,23 @@ def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def found_again(runs: Path, said: list[str] | None = None) -> RunDir:
-    say = print if said is None else said.append
-    run = interrupted(config(), ASKED, runs=runs, say=say)
+    log = print if said is None else said.append
+    run = interrupted(config(), ASKED, runs=runs, log=log)
     assert run is not None
     return run
 
 
 def newest(run: RunDir) -> tuple[int, float]:
-    found = checkpoint.load(run.checkpoints, say=print)
+    found = checkpoint.load(run.checkpoints, log=print)
     assert found is not None
     return found[0], float(found[1]["a"][0])
 
 
 def damage(run: RunDir, step: int, name: str = "state.pt") -> None:
-    storage, place = open_storage(URL, asked="X"), f"lenet5/{run.name}/ckpt/{checkpoint_name(step)}/{name}"
+    storage, place = (
+        open_storage(URL, requested="X"),
+        f"lenet5/{run.name}/ckpt/{checkpoint_name(step)}/{name}",
+    )
     data = storage.read(place)
     storage.write(place, data[:200] + bytes([data[200] ^ 1]) + data[201:])
 
@@ -172,7 +175,7 @@ def test_a_damaged_one_is_told_and_the_one_before_is_taken(tmp_path: Path) -> No
         copy(run)
     run.release()
     damage(run, 4)
-    open_storage(URL, asked="X").remove(f"lenet5/{run.name}/ckpt/step-00000003/state.pt")
+    open_storage(URL, requested="X").remove(f"lenet5/{run.name}/ckpt/step-00000003/state.pt")
     said: list[str] = []
     assert newest(found_again(tmp_path / "two", said)) == (2, 2.0)
     where = f"{URL}/lenet5/{run.name}"
@@ -190,10 +193,10 @@ def test_where_all_are_damaged_nothing_begins_in_silence(tmp_path: Path) -> None
     run.release()
     damage(run, 1)
     for _ in range(2):  # the first attempt is not in the way of the second
-        with pytest.raises(CheckpointError, match="no sound checkpoint in memory://bucket/lenet5/"):
+        with pytest.raises(CheckpointError, match="no valid checkpoint in memory://bucket/lenet5/"):
             found_again(tmp_path / "two")
     damage(run, 1, "manifest.json")
-    assert interrupted(config(), ASKED, runs=tmp_path / "two", say=print) is None
+    assert interrupted(config(), ASKED, runs=tmp_path / "two", log=print) is None
 
 
 def test_a_disk_that_has_as_new_a_checkpoint_fetches_nothing(
@@ -206,7 +209,7 @@ def test_a_disk_that_has_as_new_a_checkpoint_fetches_nothing(
     monkeypatch.setattr(Storage, "download", None)
     again = found_again(tmp_path)
     assert again.path == run.path and newest(again) == (1, 1.0)
-    catch_up(again, config(), say=print)
+    catch_up(again, config(), log=print)
     with pytest.raises(TypeError):
         found_again(tmp_path / "empty")
 
@@ -236,7 +239,7 @@ def test_what_is_damaged_on_the_disk_comes_from_storage(gone: list[int], how: st
     again = found_again(tmp_path, said)
     assert again.path == run.path and newest(again) == (3, 3.0)
     where = f"{URL}/lenet5/{run.name}"
-    assert said == [f"Checkpoint step-00000003 comes from {where}, for the newest one here is damaged"]
+    assert said == [f"Checkpoint step-00000003 comes from {where}, because the latest local one is damaged"]
 
 
 def test_what_is_damaged_in_both_places_is_told_and_the_one_before_is_taken(tmp_path: Path) -> None:
@@ -251,7 +254,7 @@ def test_what_is_damaged_in_both_places_is_told_and_the_one_before_is_taken(tmp_
         spoil(run, step, how="another byte")
     said: list[str] = []
     again = found_again(tmp_path, said)
-    found = checkpoint.load(again.checkpoints, say=said.append)
+    found = checkpoint.load(again.checkpoints, log=said.append)
     assert found is not None and found[0] == 1
     assert [line.split(":")[0].partition(" is ")[0] for line in said] == [
         f"checkpoint step-00000002 in {URL}/lenet5/{run.name}".split(":")[0],
@@ -261,7 +264,7 @@ def test_what_is_damaged_in_both_places_is_told_and_the_one_before_is_taken(tmp_
     again.release()
     damage(run, 1)
     spoil(run, 1, how="another byte")
-    with pytest.raises(CheckpointError, match="no sound checkpoint in memory://bucket/lenet5/"):
+    with pytest.raises(CheckpointError, match="no valid checkpoint in memory://bucket/lenet5/"):
         found_again(tmp_path)
 
 
@@ -276,7 +279,7 @@ def test_a_run_that_went_further_elsewhere_is_caught_up_with(tmp_path: Path) -> 
     save(second, 2)
     second.set_status("done", step=2)
     copy(second)
-    assert newest(catch_up(found_again(tmp_path / "one"), config(), say=print)) == (2, 2.0)
+    assert newest(catch_up(found_again(tmp_path / "one"), config(), log=print)) == (2, 2.0)
     assert [row["step"] for row in metrics.read(run.metrics)] == [1, 2]
 
 
@@ -284,7 +287,7 @@ def test_a_run_that_is_done_or_in_use_is_not_taken_up_again(tmp_path: Path) -> N
     run = a_run(tmp_path / "one")
     save(run, 1)
     copy(run)
-    look = {"resolved": ASKED, "runs": tmp_path / "one", "say": print}
+    look = {"resolved": ASKED, "runs": tmp_path / "one", "log": print}
     assert interrupted(config(), **look) is None, "in use by this process"
     run.release()
     assert interrupted(config(), **look | {"resolved": replace(ASKED, in_effect={})}) is None

@@ -22,7 +22,7 @@ ROOT = Path(__file__).resolve().parents[3]
 @pytest.fixture(params=["file", "memory"])
 def storage(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Storage]:
     url = f"file://{tmp_path}/a b/c/" if request.param == "file" else "memory://bucket/c/"
-    yield open_storage(url, asked="X")
+    yield open_storage(url, requested="X")
     MemoryFileSystem.store.clear()
     MemoryFileSystem.pseudo_dirs[:] = [""]
 
@@ -48,7 +48,7 @@ def test_files_come_back_as_they_went(storage: Storage, tmp_path: Path) -> None:
 
 
 def test_what_is_not_there_is_told_by_url(storage: Storage, tmp_path: Path) -> None:
-    with pytest.raises(MissingError, match=f"cannot read {storage.url}/q: there is no such place"):
+    with pytest.raises(MissingError, match=f"cannot read {storage.url}/q: it does not exist"):
         storage.read("q")
     with pytest.raises(MissingError, match=f"cannot read {storage.url}/q"):
         storage.download("q", tmp_path / "q")
@@ -80,7 +80,7 @@ class OfAPackage(Exception):
         (OfAPackage("no\ncredentials"), "no credentials"),
         (RuntimeError(), "RuntimeError"),
         (NotImplementedError("read-only"), "read-only"),
-        (FileNotFoundError("bucket"), "there is no such place"),
+        (FileNotFoundError("bucket"), "it does not exist"),
     ],
 )
 def test_what_storage_raises_is_one_line(error: Exception, why: str) -> None:
@@ -99,9 +99,9 @@ def test_a_mistake_of_ours_stays_one() -> None:
 
 
 def test_what_reads_back_otherwise_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    storage = open_storage("memory://b", asked="X")
+    storage = open_storage("memory://b", requested="X")
     monkeypatch.setattr(MemoryFileSystem, "cat_file", lambda *_: b"else")
-    with pytest.raises(StorageError, match="it is not what was written there"):
+    with pytest.raises(StorageError, match="the content differs from what was written"):
         storage.check()
 
 
@@ -112,9 +112,9 @@ def test_what_reads_back_otherwise_is_refused(monkeypatch: pytest.MonkeyPatch) -
         ("s3://b/x", r"the package s3fs is not installed; "),
         ("sftp://b/x", r"the package paramiko is not installed; "),
         ("foo://b", r'X="foo://b" cannot be opened: Protocol not known: foo'),
-        ("gs://", 'X="gs://" names no place'),
-        ("memory://", 'X="memory://" names no place'),
-        ("file:///", 'X="file:///" names no place'),
+        ("gs://", 'X="gs://" names no bucket or folder'),
+        ("memory://", 'X="memory://" names no bucket or folder'),
+        ("file:///", 'X="file:///" names no bucket or folder'),
         ("data/x", r'X="data/x" is not a URL; a path is written file://'),
     ],
 )
@@ -124,18 +124,18 @@ def test_what_cannot_be_opened_is_told_in_one_line(
     for package in ("gcsfs", "s3fs", "paramiko"):  # whether or not they are here
         monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(ConfigError, match=told) as error:
-        open_storage(url, asked="X")
+        open_storage(url, requested="X")
     assert error.value.exit_code == 2 and "\n" not in str(error.value)
 
 
 def test_a_place_that_cannot_be_written_is_told(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(StorageError, match=r"cannot write .*: (Not a directory|File exists)"):
-        open_storage(f"file://{tmp_path}/file/x", asked="X").check()
+        open_storage(f"file://{tmp_path}/file/x", requested="X").check()
 
 
 def test_on_a_disk_a_file_is_replaced_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    storage = open_storage(f"file://{tmp_path}", asked="X")
+    storage = open_storage(f"file://{tmp_path}", requested="X")
     storage.write("a", b"old")
 
     def killed(*_: object) -> None:

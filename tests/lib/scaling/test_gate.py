@@ -12,14 +12,14 @@ from lib.data.types import TextSpec
 from lib.errors import ToolkitError
 from lib.nn.model_code import build_model
 from lib.scaling.experiments import ScalingExperiments
-from lib.scaling.gate import VOCAB, faults, gradient_leaks, leaks, spec_of
+from lib.scaling.gate import VOCAB, cycle_spec, find_faults, gradient_leaks, leaks
 from lib.scaling.results import BLOCK, ScalingConfig
 from tests.support.tokens import small_lm_config
 
 pytestmark = pytest.mark.slow
 
 Build = Callable[[TextSpec], nn.Module]
-SPEC = spec_of(BLOCK)
+SPEC = cycle_spec(BLOCK)
 
 
 def bk(form: str) -> Build:
@@ -33,7 +33,7 @@ def gpt2(spec: TextSpec) -> nn.Module:
 
 @pytest.mark.parametrize("build", [bk("value"), bk("features"), gpt2], ids=["value", "features", "gpt2"])
 def test_sound_models_pass(build: Build) -> None:
-    assert faults(build, length=BLOCK) == []
+    assert find_faults(build, length=BLOCK) == []
 
 
 def test_the_original_is_caught_both_ways(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -42,7 +42,7 @@ def test_the_original_is_caught_both_ways(monkeypatch: pytest.MonkeyPatch) -> No
     seen = set(leaks(model, SPEC))
     assert {(later, later - 1) for later in range(1, SPEC.block_size)} <= seen
     assert set(gradient_leaks(model, SPEC)) >= seen
-    assert any("change with a later token" in fault for fault in faults(bk("upstream"), length=BLOCK))
+    assert any("change with a later token" in fault for fault in find_faults(bk("upstream"), length=BLOCK))
 
 
 @pytest.mark.parametrize(
@@ -54,7 +54,7 @@ def test_the_original_is_caught_both_ways(monkeypatch: pytest.MonkeyPatch) -> No
     ],
 )
 def test_misaligned_targets_are_caught(change: Callable[[Tensor], Tensor]) -> None:
-    (fault,) = faults(gpt2, length=BLOCK, targets=change)
+    (fault,) = find_faults(gpt2, length=BLOCK, targets=change)
     assert "misaligned" in fault
 
 
@@ -74,6 +74,19 @@ class Peeking(nn.Module):
         return logits_BTV + peeks_T1 * later_BTV
 
 
+class PeekingInEvaluation(Peeking):
+    """A model that sees the next token in evaluation mode only."""
+
+    def forward(self, tokens_BT: Tensor) -> Tensor:
+        return self.sound(tokens_BT) if self.training else super().forward(tokens_BT)  # type: ignore[no-any-return]
+
+
+def test_a_leak_in_evaluation_mode_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lib.scaling.gate.loss_after_training", lambda *_: 0.0)
+    (fault,) = find_faults(lambda spec: PeekingInEvaluation(spec, range(3, 4)), length=BLOCK)
+    assert "change with a later token" in fault
+
+
 @pytest.mark.parametrize(
     "places",
     [
@@ -89,13 +102,17 @@ def test_a_leak_anywhere_in_the_length_of_the_sweep_is_caught(
     monkeypatch.setattr("lib.scaling.gate.loss_after_training", lambda *_: 0.0)
     built = "lib.scaling.experiments.build_model"
     monkeypatch.setattr(built, lambda _name, _options, spec, **_: Peeking(spec, places))
-    with pytest.raises(ToolkitError, match=rf"gpt does not pass the gate: {len(places)} outputs change"):
+    with pytest.raises(
+        ToolkitError, match=rf"gpt does not pass the leak checks: {len(places)} outputs change"
+    ):
         ScalingExperiments(workers=1).check_gate([ScalingConfig(64, 4, arch="gpt")])
 
 
 def test_the_gate_is_as_long_as_each_run(monkeypatch: pytest.MonkeyPatch) -> None:
     lengths: list[int] = []
-    monkeypatch.setattr("lib.scaling.gate.faults", lambda _build, *, length: lengths.append(length) or [])
+    monkeypatch.setattr(
+        "lib.scaling.gate.find_faults", lambda _build, *, length: lengths.append(length) or []
+    )
     configs = [ScalingConfig(64, layers, n_seq=length) for layers in (4, 8) for length in (24, 40)]
-    ScalingExperiments(workers=1, say=lambda _: None).check_gate(configs)
+    ScalingExperiments(workers=1, log=lambda _: None).check_gate(configs)
     assert lengths == [24, 40]

@@ -10,10 +10,10 @@ import re
 import numpy as np
 import pytest
 
-from lib.scaling.isoflop import NO_SEEDS, covered, exponent, growth, isoflops, uncovered
-from lib.scaling.judge import held_out, judge, lacks, shortfalls
+from lib.scaling.isoflop import NO_SEEDS, budget_shortfall, exponent, growth, isoflops, shared_budgets
+from lib.scaling.judge import check_holdout, judge, missing_requirements, shortfalls
 from lib.scaling.laws import Point, fit
-from lib.scaling.noise import Noise, rows, seed_noise
+from lib.scaling.noise import Noise, seed_noise, sizes_by_tokens
 from scripts.scaling_power import Case, cases
 
 SIZES = (3e5, 1e6, 3e6, 1e7, 3e7)
@@ -55,8 +55,8 @@ def test_sound_points_carry_every_law_and_predict_what_was_withheld() -> None:
     fitted = verdict.fits["chinchilla"]
     assert fitted.status == "ok" and fitted.law is not None
     assert fitted.law.floor == pytest.approx(1.8, abs=0.1)
-    assert fitted.held_out is not None and fitted.held_out.flops == 6 * SIZES[-1] * TOKENS[-3]
-    assert fitted.held_out.error < 0.005 and fitted.held_out.points == 2 * len(SIZES) * len(TOKENS) // 4
+    assert fitted.holdout is not None and fitted.holdout.flops == 6 * SIZES[-1] * TOKENS[-3]
+    assert fitted.holdout.error < 0.005 and fitted.holdout.points == 2 * len(SIZES) * len(TOKENS) // 4
     assert verdict.falls_with_size and "the loss falls with size" in verdict.sentence()
     assert verdict.spread == pytest.approx(0.003, rel=0.5)
     content = fitted.to_json()
@@ -66,7 +66,7 @@ def test_sound_points_carry_every_law_and_predict_what_was_withheld() -> None:
 def test_a_wrong_law_is_found_out_by_what_was_withheld() -> None:
     """The document's law has no floor: it fits what it saw, and is too optimistic beyond it."""
     points = only(grid(), tokens=TOKENS[-1])
-    without, with_floor = (held_out(points, name, None, **QUICK) for name in ("power", "floor"))
+    without, with_floor = (check_holdout(points, name, None, **QUICK) for name in ("power", "floor"))
     assert without is not None and with_floor is not None
     assert without.error > 10 * with_floor.error and without.bias > 0
     unseen = fit(points[:-1], name="power", starts=QUICK["starts"]).loss(
@@ -86,11 +86,16 @@ def test_too_few_points_sizes_or_amounts_are_refused() -> None:
     assert any("2 amounts" in reason for reason in shortfalls(short, "chinchilla", known(0.01)))
     assert shortfalls(points, "chinchilla", known(0.01)) == []
     three = [point for point in only(points, tokens=TOKENS[0]) if point.parameters in SIZES[:3]]
-    assert lacks(three, "floor") == ["3 sizes, and 4 are needed"] and lacks(three, "power") == []
+    assert (
+        missing_requirements(three, "floor") == ["3 sizes, and 4 are needed"]
+        and missing_requirements(three, "power") == []
+    )
     one_size = [dataclasses.replace(points[0], tokens=tokens) for tokens in np.geomspace(1e7, 3e8, 10)]
     one_size += only(points, parameters=SIZES[3], tokens=TOKENS[3])
     one_size += only(points, parameters=SIZES[4], tokens=TOKENS[3])
-    assert "too few points are left without the dearest quarter" in lacks(one_size, "chinchilla")
+    assert "too few points are left without the most expensive quarter" in missing_requirements(
+        one_size, "chinchilla"
+    )
     assert judge(few, **QUICK).fits["chinchilla"].status == "insufficient"
 
 
@@ -155,7 +160,7 @@ def test_an_optimum_that_is_noise_is_refused() -> None:
     ]
     assert exponent(isoflops(noise)) is not None
     refused = growth(noise, known(0.01))
-    assert refused.exponent is None and "draws of the noise of seeds" in refused.reason
+    assert refused.exponent is None and "draws of the seed noise" in refused.reason
     assert growth(noise, None).reason == NO_SEEDS
 
 
@@ -181,7 +186,7 @@ def test_a_fall_from_end_to_end_with_a_rise_between_is_none() -> None:
     assert judge(points + seeds, starts=8, samples=20).falls_with_size
     points[-1] = dataclasses.replace(points[-1], loss=points[-2].loss + 0.04)
     verdict = judge(points + seeds, starts=8, samples=20)
-    assert verdict.effect > verdict.least and verdict.falls_with_size is None
+    assert verdict.effect > verdict.min_effect and verdict.falls_with_size is None
     assert re.search(r"^not resolved .* yet at 3e\+08 tokens the loss rises from", verdict.sentence())
 
 
@@ -215,7 +220,7 @@ def test_a_law_that_misses_what_was_withheld_by_more_than_seeds_is_refused() -> 
     assert [fits[name].status for name in ("floor", "chinchilla")] == ["ok", "ok"]
     (reason,) = fits["power"].reasons
     assert re.fullmatch(
-        r"what was withheld is missed by \d+\.\d+%, more than the band and seeds explain", reason
+        r"the holdout is missed by \d+\.\d+%, more than the band and seed noise explain", reason
     )
 
 
@@ -237,19 +242,19 @@ def test_budgets_that_too_few_sizes_meet_are_refused_before_any_loss() -> None:
         Point(parameters=size, tokens=tokens, loss=math.nan)
         for size, tokens in itertools.product(sizes, (1e6, 2e6, 4e6))
     ]
-    assert [len(near) for _, near in covered(points)] == [3, 3]
-    assert uncovered(points).startswith("2 budgets")
-    assert lacks(points, "chinchilla") == [uncovered(points)]
+    assert [len(near) for _, near in shared_budgets(points)] == [3, 3]
+    assert budget_shortfall(points).startswith("2 budgets")
+    assert missing_requirements(points, "chinchilla") == [budget_shortfall(points)]
     rounded = [
         Point(parameters=5547 * size, tokens=6870 * tokens, loss=math.nan)
         for size, tokens in itertools.product((1, 1.1, 1.2), (1, 4))
     ]
-    assert len(covered(rounded)) == 5, "the least data is in a range, whatever rounding makes of it"
+    assert len(shared_budgets(rounded)) == 5, "the least data is in a range, whatever rounding makes of it"
     alike = [point for point in points if point.parameters < 1e6]
-    assert len(covered(alike)) == 5 and not uncovered(alike)
+    assert len(shared_budgets(alike)) == 5 and not budget_shortfall(alike)
     apart = [dataclasses.replace(point, parameters=2e4 * point.tokens / 1e6) for point in points]
     apart = [dataclasses.replace(point, tokens=tokens) for point in apart for tokens in (1e6, 4e6)]
-    assert covered(apart) == [], "sizes a factor of four apart meet at one budget, which is no law"
+    assert shared_budgets(apart) == [], "sizes a factor of four apart meet at one budget, which is no law"
 
 
 @pytest.mark.parametrize(
@@ -272,7 +277,7 @@ def test_sizes_within_a_tenth_are_one() -> None:
         Point(parameters=size, tokens=1e6, loss=loss)
         for size, loss in ((1000, 3.0), (1099, 4.0), (1101, 2.0), (5000, 1.0))
     ]
-    (row,) = rows(points).values()
+    (row,) = sizes_by_tokens(points).values()
     assert [(size.parameters, size.loss, size.runs) for size in row] == [
         (1049.5, 3.5, 2),
         (1101, 2.0, 1),
@@ -290,7 +295,7 @@ def test_a_loss_that_has_stopped_falling_carries_no_law() -> None:
     ]
     fits = judge(points, starts=8, samples=20).fits
     assert all(any("may have stopped falling" in r for r in fit.reasons) for fit in fits.values())
-    assert held_out(points, "floor", known(0.002), **QUICK).explained == 1.0  # type: ignore[union-attr]
+    assert check_holdout(points, "floor", known(0.002), **QUICK).explained == 1.0  # type: ignore[union-attr]
 
 
 def test_the_dearest_quarter_is_withheld_and_not_the_largest_size_alone() -> None:
@@ -301,7 +306,7 @@ def test_the_dearest_quarter_is_withheld_and_not_the_largest_size_alone() -> Non
         dataclasses.replace(point, loss=point.loss * (1.1 if number in (9, 10) else 1))
         for number, point in enumerate(points)
     ]
-    held = held_out(spoiled, "power", known(0.001), **QUICK)
+    held = check_holdout(spoiled, "power", known(0.001), **QUICK)
     assert held is not None and held.points == 3 and held.flops == 6e7 * points[9].parameters
     assert held.explained is not None and held.explained < 0.5
 

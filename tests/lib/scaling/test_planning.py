@@ -20,25 +20,25 @@ from lib.errors import ConfigError, run_main
 from lib.memory.facts import model_facts
 from lib.nn.model_code import build_model
 from lib.scaling import costs
-from lib.scaling.counts import Counts, count, training_flops
+from lib.scaling.costs import Counts, count, training_flops
 from lib.scaling.experiments import ROOT, ScalingExperiments
 from lib.scaling.isoflop import exponent, isoflops
-from lib.scaling.judge import judge
+from lib.scaling.judge import TITLES, judge
 from lib.scaling.laws import Point
-from lib.scaling.outlook import insufficient, outlook
 from lib.scaling.planning import (
-    DOCUMENT,
+    FULL,
     QUICK,
     Grid,
-    Planned,
+    PlannedRun,
     configs_of,
+    insufficient,
     names_of,
-    planned,
+    parse_budget,
+    plan_runs,
+    plan_warnings,
     reductions,
-    seconds_of,
-    within,
+    within_budget,
 )
-from lib.scaling.report import TITLES
 from lib.scaling.results import ARCHITECTURES, ScalingConfig, ScalingResults, write
 from scripts.scaling import main, parse
 
@@ -54,7 +54,7 @@ def counts(width: int, layers: int, arch: str) -> Counts:
     return count(partial(build_model, name, options, SPEC, seed=0))
 
 
-def plan_of(grid: Grid, *, arch: str = ARCHITECTURES[0]) -> list[Planned]:
+def plan_of(grid: Grid, *, arch: str = ARCHITECTURES[0]) -> list[PlannedRun]:
     """With invented times, in proportion to size and data."""
     configs = configs_of(
         grid, architectures=(arch,), base=ScalingConfig(16, 2, batch_size=grid.batch_size, epochs=3)
@@ -64,7 +64,7 @@ def plan_of(grid: Grid, *, arch: str = ARCHITECTURES[0]) -> list[Planned]:
         own = counts(config.d_model, config.n_layers, arch)
         tokens = config.trained_tokens if config.tokens else config.epochs * ONE_PASS
         plan.append(
-            Planned(
+            PlannedRun(
                 name=name,
                 config=config,
                 counts=own,
@@ -78,7 +78,7 @@ def plan_of(grid: Grid, *, arch: str = ARCHITECTURES[0]) -> list[Planned]:
     return plan
 
 
-def missing(plan: Sequence[Planned]) -> set[str]:
+def missing(plan: Sequence[PlannedRun]) -> set[str]:
     (titles,) = insufficient(plan).values()
     return set(titles)
 
@@ -86,10 +86,10 @@ def missing(plan: Sequence[Planned]) -> set[str]:
 @pytest.mark.slow
 @pytest.mark.parametrize("arch", ARCHITECTURES)
 def test_the_whole_grid_can_carry_every_law_on_the_default_corpus(arch: str) -> None:
-    grid = DOCUMENT.fitted(ONE_PASS)
+    grid = FULL.fitted(ONE_PASS)
     assert len(grid.tokens) == 3 and grid.tokens[2] / grid.tokens[0] == pytest.approx(4)
     assert missing(plan_of(grid, arch=arch)) == set()
-    assert missing(plan_of(replace(DOCUMENT, tokens=(2_000_000,)), arch=arch)) == {
+    assert missing(plan_of(replace(FULL, tokens=(2_000_000,)), arch=arch)) == {
         TITLES["chinchilla"],
         "isoFLOP",
     }
@@ -98,16 +98,16 @@ def test_the_whole_grid_can_carry_every_law_on_the_default_corpus(arch: str) -> 
 @pytest.mark.slow
 def test_amounts_of_data_shrink_together_and_no_run_is_longer_than_a_pass() -> None:
     assert QUICK.fitted(ONE_PASS) == QUICK
-    assert DOCUMENT.fitted(8_001_536) == DOCUMENT
+    assert FULL.fitted(8_001_536) == FULL
     for one_pass in (*range(8_192, 12_000, 128), 1_000_064, 8_000_000, 8_000_128):
-        grid = DOCUMENT.fitted(one_pass)
+        grid = FULL.fitted(one_pass)
         plan = plan_of(grid)
         amounts = sorted({each.tokens for each in plan})
         assert len(amounts) == 3 and amounts[-1] <= one_pass, one_pass
         assert missing(plan) == set(), one_pass
     with pytest.raises(ConfigError, match=r"BATCH=16 is too large .* takes 2048 tokens, .* is 1536"):
-        DOCUMENT.fitted(4 * 2_048 - 1)
-    epochs = replace(DOCUMENT, tokens=())
+        FULL.fitted(4 * 2_048 - 1)
+    epochs = replace(FULL, tokens=())
     assert epochs.fitted(2_048) == epochs
     with pytest.raises(ConfigError, match="BATCH=16 is too large"):
         epochs.fitted(2_047)
@@ -115,10 +115,10 @@ def test_amounts_of_data_shrink_together_and_no_run_is_longer_than_a_pass() -> N
 
 @pytest.mark.slow
 def test_what_a_plan_cannot_show_is_what_the_fitter_will_refuse() -> None:
-    """Losses that follow a law exactly: nothing but what the plan lacks is left to refuse."""
-    short = replace(DOCUMENT, tokens=(1_000_000, 2_000_000), repeated=(0, 0))
-    few = replace(DOCUMENT.fitted(ONE_PASS), shapes=DOCUMENT.shapes[::6])
-    for grid in (QUICK, DOCUMENT.fitted(ONE_PASS), short, few, replace(QUICK, tokens=())):
+    """Losses that follow a law exactly: nothing but what the plan missing_requirements is left to refuse."""
+    short = replace(FULL, tokens=(1_000_000, 2_000_000), repeated=(0, 0))
+    few = replace(FULL.fitted(ONE_PASS), shapes=FULL.shapes[::6])
+    for grid in (QUICK, FULL.fitted(ONE_PASS), short, few, replace(QUICK, tokens=())):
         plan = plan_of(grid)
         points = [
             Point(
@@ -147,7 +147,7 @@ def test_what_a_plan_cannot_show_is_what_the_fitter_will_refuse() -> None:
     ("grid", "given", "expected"),
     [
         (QUICK, "QUICK=1", {TITLES["chinchilla"], "isoFLOP"}),
-        (replace(DOCUMENT, tokens=()), "EPOCHS=", {TITLES["chinchilla"], "isoFLOP"}),
+        (replace(FULL, tokens=()), "EPOCHS=", {TITLES["chinchilla"], "isoFLOP"}),
     ],
 )
 def test_a_smaller_grid_says_what_it_cannot_show_and_what_it_leaves_out(
@@ -155,7 +155,7 @@ def test_a_smaller_grid_says_what_it_cannot_show_and_what_it_leaves_out(
 ) -> None:
     plan = plan_of(grid)
     assert missing(plan) == expected
-    lines = list(outlook(plan, plan, workers=2, given=[given]))
+    lines = list(plan_warnings(plan, plan, workers=2, given=[given]))
     assert len(lines) == len(expected)
     assert all(line.startswith("resnet_bk: the plan is insufficient for ") for line in lines)
     assert all(line.endswith(f"leave out {given}") for line in lines)
@@ -165,20 +165,20 @@ def test_a_smaller_grid_says_what_it_cannot_show_and_what_it_leaves_out(
 @pytest.mark.parametrize("data_first", [False, True])
 def test_a_budget_that_is_too_small_says_from_which_on_it_is_enough(data_first: bool) -> None:
     """data_first: where more data is dearer than any size, the first run of more data is one size alone."""
-    whole = plan_of(DOCUMENT.fitted(ONE_PASS))
+    whole = plan_of(FULL.fitted(ONE_PASS))
     if data_first:
         whole = [replace(each, seconds=each.tokens * 1e-3 + each.counts.total * 1e-6) for each in whole]
     all_cuts = list(reductions(whole))
-    assert list(outlook(whole, whole, workers=2, given=[])) == []
+    assert list(plan_warnings(whole, whole, workers=2, given=[])) == []
     poor = [cut for cut in all_cuts if missing(cut)]
     for plan in (poor[0], poor[-1]):
         told = dict.fromkeys(missing(plan), "")
-        for line in outlook(plan, whole, workers=2, given=["BUDGET="]):
+        for line in plan_warnings(plan, whole, workers=2, given=["BUDGET="]):
             (title,) = re.findall(r"insufficient for (.*?): ", line)
             (told[title],) = re.findall(r"; about BUDGET=(\w+) is enough$", line)
         assert all(told.values())
         for title, budget in told.items():
-            enough = within(whole, seconds=seconds_of(budget), workers=2)
+            enough = within_budget(whole, seconds=parse_budget(budget), workers=2)
             larger = all_cuts[: all_cuts.index(enough) + 1]
             assert all(title not in missing(cut) for cut in larger)
             assert title in missing(all_cuts[len(larger)]), "a smaller one is not"
@@ -186,7 +186,7 @@ def test_a_budget_that_is_too_small_says_from_which_on_it_is_enough(data_first: 
 
 def test_the_most_data_of_few_sizes_carries_no_law_of_size() -> None:
     """However many sizes there are at less data."""
-    plan = plan_of(DOCUMENT.fitted(ONE_PASS))
+    plan = plan_of(FULL.fitted(ONE_PASS))
     most = max(each.tokens for each in plan)
     cut = [each for each in plan if each.tokens < most or each.config.d_model == 64]
     assert missing(cut) == set()
@@ -220,7 +220,7 @@ def test_two_shapes_of_a_width_are_timed_and_the_others_follow(monkeypatch: pyte
         for tokens in (1000, 2000)
         for seed in (1, 2)
     ]
-    plan = planned(configs, SPEC, train_tokens=5000)
+    plan = plan_runs(configs, SPEC, train_tokens=5000)
     assert timed == [1, 2]
     assert [each.tokens for each in plan] == [992, 992, 1984, 1984] * 4 and "992" in plan[0].line()
     for each in plan:
@@ -231,7 +231,7 @@ def test_two_shapes_of_a_width_are_timed_and_the_others_follow(monkeypatch: pyte
         kept = model_facts(build, SPEC, name=name, train_size=1).bytes_per_sample
         assert kept and each.ram_bytes == 400_000_000 + 16 * each.counts.total + 2 * kept
         assert each.seconds == pytest.approx(4 + 1e-3 * own.n_layers * (each.tokens + 10 / 3))
-    (passes,) = planned([ScalingConfig(16, 1, batch_size=2, epochs=3)], SPEC, train_tokens=5000)
+    (passes,) = plan_runs([ScalingConfig(16, 1, batch_size=2, epochs=3)], SPEC, train_tokens=5000)
     assert passes.tokens == 15_000 and "15,000" in passes.line()
     assert lengths == [16, 16, 128], "a run is timed at its own length"
 
@@ -304,13 +304,13 @@ def test_results_without_a_sweep_are_no_configuration(
 def test_a_text_that_cannot_be_used_is_refused_by_the_name_it_was_given(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     with pytest.raises(ConfigError, match=r"CORPUS=file:\S+/empty cannot be used: there is too little text"):
-        _ = ScalingExperiments(tmp_path, corpus=f"file:{tmp_path / 'empty'}", say=lambda _: None).corpus
+        _ = ScalingExperiments(tmp_path, corpus=f"file:{tmp_path / 'empty'}", log=lambda _: None).corpus
 
 
 def test_the_totals_on_the_default_corpus_are_as_documented() -> None:
     own = counts(64, 4, "resnet_bk").total
     text = (ROOT / "docs" / "scaling.md").read_text()
-    assert own == 207_680 - 224 * 64 and f"224 x d_model fewer: {own:,} at d64 l4" in text
+    assert own == 207_680 - 224 * 64 and f"224 x d_model lower: {own:,} at d64 l4" in text
 
 
 @pytest.mark.parametrize("gone", ["listed", "read"])

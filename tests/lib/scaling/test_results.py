@@ -17,21 +17,30 @@ from lib.config import config_from_values
 from lib.data.types import TextSpec
 from lib.errors import ConfigError, ToolkitError
 from lib.nn.model_code import build_model
-from lib.scaling.counts import training_flops
-from lib.scaling.experiments import ROOT, ScalingExperiments, by_architecture, law_of, points_of
+from lib.scaling.costs import training_flops
+from lib.scaling.experiments import ROOT, ScalingExperiments, law_of
 from lib.scaling.judge import judge
 from lib.scaling.planning import (
-    DOCUMENT,
+    FULL,
     QUICK,
-    Planned,
+    PlannedRun,
     configs_of,
     learning_rate,
     names_of,
-    planned,
-    seconds_of,
-    within,
+    parse_budget,
+    plan_runs,
+    within_budget,
 )
-from lib.scaling.results import ARCHITECTURES, ScalingConfig, ScalingResults, code_hash, read, write
+from lib.scaling.results import (
+    ARCHITECTURES,
+    ScalingConfig,
+    ScalingResults,
+    by_architecture,
+    code_hash,
+    points_of,
+    read,
+    write,
+)
 from lib.scaling.sweep import failures
 
 SPEC = TextSpec(
@@ -76,12 +85,12 @@ def test_the_interface_is_that_of_the_document() -> None:
 
 @pytest.mark.parametrize("arch", ARCHITECTURES)
 def test_a_configuration_resolves_to_the_model_that_is_counted(arch: str, tmp_path: Path) -> None:
-    asked = ScalingConfig(32, 2, tokens=50_000, batch_size=4, arch=arch, lr=0.016, seed=3, device="cpu")
-    (tmp_path / "config").write_text(asked.assignments())
+    requested = ScalingConfig(32, 2, tokens=50_000, batch_size=4, arch=arch, lr=0.016, seed=3, device="cpu")
+    (tmp_path / "config").write_text(requested.assignments())
     config = config_from_values(kconf.load(root=ROOT, config_file=tmp_path / "config").values)
-    name, options = asked.model()
+    name, options = requested.model()
     assert (config.model, dict(config.model_options)) == (name, options)
-    assert (config.max_steps, config.target, config.learning_rate, config.seed) == (98, 4, 0.016, 3)
+    assert (config.max_steps, config.target, config.optim.learning_rate, config.seed) == (98, 4, 0.016, 3)
     assert (config.dataset, config.block_size, config.precision) == ("markov", 128, "fp32")
     build_model(name, options, SPEC, seed=0)
 
@@ -161,30 +170,30 @@ def test_points_are_paired_repeated_once_and_named_as_in_the_document() -> None:
     ]
     assert cells[0] == cells[1]
     assert {"d64_l4", "d16_l2", "d64_l4_gpt", "d32_l2_600k_s2", "d16_l2_300k_gpt"} <= set(names)
-    assert len(configs_of(DOCUMENT, architectures=("resnet_bk",), base=ScalingConfig(64, 4))) == 16 * 3 + 2
+    assert len(configs_of(FULL, architectures=("resnet_bk",), base=ScalingConfig(64, 4))) == 16 * 3 + 2
     assert learning_rate(64) == learning_rate(128) * 2 and learning_rate(8) == 0.02
 
 
 @pytest.mark.slow
 def test_a_plan_tells_exact_counts_and_the_budget_drops_the_dearest() -> None:
     configs = [ScalingConfig(width, 1, tokens=width * 100, batch_size=2, n_seq=16) for width in (16, 32)]
-    plan = planned(configs, SPEC, train_tokens=1000)
+    plan = plan_runs(configs, SPEC, train_tokens=1000)
     for each in plan:
         name, options = each.config.model()
         model = build_model(name, options, SPEC, seed=0)
         assert each.counts.total == sum(parameter.numel() for parameter in model.parameters())
     assert plan[1].flops > 2 * plan[0].flops > 0 and f"{plan[0].counts.total:,}" in plan[0].line()
     costs = [dataclasses.replace(each, seconds=cost) for each, cost in zip(plan, (60.0, 240.0), strict=True)]
-    assert within(costs, seconds=150.0, workers=2) == costs
-    assert within(costs, seconds=149.0, workers=2) == costs[:1]
+    assert within_budget(costs, seconds=150.0, workers=2) == costs
+    assert within_budget(costs, seconds=149.0, workers=2) == costs[:1]
     with pytest.raises(ConfigError, match="not one run"):
-        within(costs, seconds=10.0, workers=2)
+        within_budget(costs, seconds=10.0, workers=2)
 
 
 def test_budgets() -> None:
-    assert [seconds_of(text) for text in ("90s", "10m", "2h")] == [90, 600, 7200]
+    assert [parse_budget(text) for text in ("90s", "10m", "2h")] == [90, 600, 7200]
     with pytest.raises(ConfigError, match="BUDGET=10 is no time"):
-        seconds_of("10")
+        parse_budget("10")
 
 
 def test_results_come_back_from_their_file(tmp_path: Path) -> None:
@@ -252,5 +261,5 @@ def test_operations_are_six_a_weight_and_token() -> None:
 
 
 def test_a_plan_line_is_one_line() -> None:
-    fields = {field.name for field in dataclasses.fields(Planned)}
+    fields = {field.name for field in dataclasses.fields(PlannedRun)}
     assert {"counts", "flops", "seconds", "disk_bytes", "ram_bytes"} <= fields

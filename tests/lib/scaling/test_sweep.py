@@ -15,14 +15,14 @@ from matplotlib.figure import Figure
 
 from lib.data.types import TextSpec
 from lib.errors import ConfigError, ToolkitError
-from lib.scaling.counts import training_flops
-from lib.scaling.experiments import ROOT, ScalingExperiments, points_of
+from lib.scaling.costs import training_flops
+from lib.scaling.experiments import ROOT, ScalingExperiments
 from lib.scaling.isoflop import NO_SEEDS, Growth, isoflops
-from lib.scaling.judge import Fitted, judge
+from lib.scaling.judge import FittedLaw, judge
 from lib.scaling.laws import Point, fit
 from lib.scaling.pictures import _isoflop
-from lib.scaling.report import text_of
-from lib.scaling.results import ScalingConfig, ScalingResults, code_hash, write
+from lib.scaling.report import format_report
+from lib.scaling.results import ScalingConfig, ScalingResults, code_hash, points_of, write
 from lib.scaling.sweep import Sweep
 
 SPEC = TextSpec(
@@ -32,8 +32,8 @@ CONFIG = ScalingConfig(16, 1, n_seq=16, batch_size=2, tokens=64)
 
 
 def result(width: int = 64, *, nats: float = 2.0, config_hash: str = "") -> ScalingResults:
-    asked = {"corpus": "synthetic", "data_sha256": "x"}
-    plain = ScalingResults(width, 4, width**2, 7.0, 7.0, 1.0, 10, 1.0, [7.0], config=asked)
+    requested = {"corpus": "synthetic", "data_sha256": "x"}
+    plain = ScalingResults(width, 4, width**2, 7.0, 7.0, 1.0, 10, 1.0, [7.0], config=requested)
     return dataclasses.replace(
         plain, num_params_nonembedding=width**2, val_nats=nats, tokens=1000, config_hash=config_hash
     )
@@ -54,7 +54,9 @@ def test_what_an_earlier_sweep_left_is_no_result_of_the_last(tmp_path: Path) -> 
     experiments = sweep_of(tmp_path, mine, stale)
     assert experiments.results() == [mine, stale]
     write(tmp_path / "sweep.json", '{"d32_l4": "a", "d64_l4": "c"}')
-    with pytest.raises(ToolkitError, match=r"1 of 2 runs are missing: d64_l4 \.\.\.; make scaling goes on"):
+    with pytest.raises(
+        ToolkitError, match=r"1 of 2 runs are missing: d64_l4 \.\.\.; make scaling resumes the sweep"
+    ):
         experiments.results()
 
 
@@ -87,7 +89,7 @@ def test_a_run_is_known_by_the_text_that_is_there(tmp_path: Path, monkeypatch: p
 
 
 def sweep_in(out: Path) -> Sweep:
-    return Sweep(root=ROOT, out=out, spec=SPEC, floor=0.0, code="", workers=1, say=lambda _: None)
+    return Sweep(root=ROOT, out=out, spec=SPEC, floor=0.0, code="", workers=1, log=lambda _: None)
 
 
 def read_off(out: Path, *evaluated: float | None) -> ScalingResults:
@@ -140,7 +142,7 @@ def test_an_exponent_is_told_with_its_interval_or_with_what_it_lacks() -> None:
         (Growth(reason=NO_SEEDS), f"insufficient: {NO_SEEDS}"),
     ):
         verdict = dataclasses.replace(sound, growth=growth)
-        assert f"  isoFLOP: {told}" in text_of([result()], {"resnet_bk": verdict}, "a text", {})
+        assert f"  isoFLOP: {told}" in format_report([result()], {"resnet_bk": verdict}, "a text", {})
 
 
 @pytest.mark.parametrize("exponent", [0.5, None])
@@ -162,7 +164,7 @@ def test_counting_that_does_better_is_told_and_the_known_floor_is_no_rival() -> 
     results = [result(), result(32, nats=2.5)]
     verdicts = {"resnet_bk": judge(points_of(results), starts=4, samples=4)}
     lines = {"counting 2-grams": 2.1, "counting 3-grams": 1.9, "entropy rate (known)": 1.5}
-    text = text_of(results, verdicts, "a text", lines)
+    text = format_report(results, verdicts, "a text", lines)
     assert "Its best loss, 2.0000, is beaten by counting 3-grams.\n" in text
 
 
@@ -173,6 +175,6 @@ def test_a_known_floor_is_told_beside_that_of_the_fit(known: float, place: str) 
     )
     near = [dataclasses.replace(law, floor=1.5 + by) for by in (-0.1, 0.1)]
     sound = judge(points_of([result()]), starts=4, samples=4)
-    verdict = dataclasses.replace(sound, fits={"floor": Fitted(law=law, samples=tuple(near))})
-    text = text_of([result()], {"resnet_bk": verdict}, "a text", {"entropy rate (known)": known})
+    verdict = dataclasses.replace(sound, fits={"floor": FittedLaw(law=law, samples=tuple(near))})
+    text = format_report([result()], {"resnet_bk": verdict}, "a text", {"entropy rate (known)": known})
     assert f"the known floor {known:.4f} is {place} the interval of E" in text

@@ -1,4 +1,4 @@
-"""How many runs train at a time: by processors, by memory, by what was asked, and by what a run has taken."""
+"""Number of concurrent runs: by CPUs, by memory, by JOBS=, and by the measured peak of a run."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 from lib import kconf
 from lib.errors import ConfigError
-from lib.sweeps.concurrency import Crew, Demand, decide, distinct
+from lib.sweeps.concurrency import Concurrency, HostMemoryEstimate, choose_workers, distinct
 from lib.sweeps.runner import compose_text
 from scripts.sweep import jobs_of
 from tests.support.configs import load_hardware
@@ -20,104 +20,108 @@ ROOT = Path(__file__).resolve().parents[3]
 GB = 10**9
 
 
-def demand(
+def host_memory(
     run_gb: float | None,
     *,
     free_gb: float = 20.0,
     processors: int = 4,
     processes: int = 1,
     why: str = "predicted",
-) -> Demand:
+) -> HostMemoryEstimate:
     machine = load_hardware("cpu-8g")
     memory = dataclasses.replace(machine.devices[0], free_bytes=round(free_gb * GB))
     hardware = dataclasses.replace(machine, devices=(memory,), cpu_count=processors)
     run_bytes = None if run_gb is None else run_gb * GB
-    return Demand(hardware=hardware, run_bytes=run_bytes, processes=processes, why=why)
+    return HostMemoryEstimate(hardware=hardware, run_bytes=run_bytes, processes=processes, why=why)
 
 
 @pytest.mark.parametrize(
-    ("found", "most", "workers"),
+    ("found", "runs", "workers"),
     [
-        (demand(0.5), 9, 4),  # processors
-        (demand(0.5), 3, 3),  # runs
-        (demand(7.0), 9, 2),  # memory: 16 GB may be used
-        (demand(8.1), 9, 1),
-        (demand(30.0), 9, 1),
-        (demand(0.5, processes=2), 9, 2),
-        (demand(0.5, processes=8), 9, 1),
+        (host_memory(0.5), 9, 4),  # processors
+        (host_memory(0.5), 3, 3),  # runs
+        (host_memory(7.0), 9, 2),  # memory: 16 GB may be used
+        (host_memory(8.1), 9, 1),
+        (host_memory(30.0), 9, 1),
+        (host_memory(0.5, processes=2), 9, 2),
+        (host_memory(0.5, processes=8), 9, 1),
     ],
 )
-def test_as_many_as_there_is_room_for(found: Demand, most: int, workers: int) -> None:
-    assert decide(found, jobs=None, most=most)[0] == workers
+def test_workers_are_limited_by_cpus_runs_and_memory(
+    found: HostMemoryEstimate, runs: int, workers: int
+) -> None:
+    assert choose_workers(found, jobs=None, runs=runs)[0] == workers
 
 
-def test_the_reason_is_told_in_a_line() -> None:
-    room = "16.00 GB of 20.00 GB free may be used"
-    assert decide(demand(7.0), jobs=None, most=9)[1] == (
-        f"2 workers: 4 processors; a run needs 7.00 GB (predicted), {room}"
+def test_the_reason_is_a_line() -> None:
+    room = "16.00 GB of 20.00 GB free are usable"
+    assert choose_workers(host_memory(7.0), jobs=None, runs=9)[1] == (
+        f"2 workers: 4 CPUs; a run needs 7.00 GB (predicted); {room}"
     )
-    assert decide(demand(30.0, processors=1), jobs=None, most=9)[1] == (
-        f"1 worker: 1 processor; a run needs 30.00 GB (predicted), {room}; WARNING: 1 need 30.00 GB"
+    assert choose_workers(host_memory(30.0, processors=1), jobs=None, runs=9)[1] == (
+        f"1 worker: 1 CPU; a run needs 30.00 GB (predicted); {room}; WARNING: 1 need 30.00 GB"
     )
 
 
 @pytest.mark.parametrize(
     ("found", "jobs", "warned"),
     [
-        (demand(4.0), 4, ""),
-        (demand(4.1), 4, "; WARNING: 4 need 16.40 GB"),
-        (demand(0.1), 5, "; WARNING: 5 processes wait for each other"),
-        (demand(0.1, processes=2), 3, "; WARNING: 6 processes wait for each other"),
+        (host_memory(4.0), 4, ""),
+        (host_memory(4.1), 4, "; WARNING: 4 need 16.40 GB"),
+        (host_memory(0.1), 5, "; WARNING: 5 processes share them"),
+        (host_memory(0.1, processes=2), 3, "; WARNING: 6 processes share them"),
     ],
 )
-def test_what_is_asked_for_holds_and_warns_where_it_does_not_fit(
-    found: Demand, jobs: int, warned: str
+def test_jobs_are_honoured_with_a_warning_where_they_do_not_fit(
+    found: HostMemoryEstimate, jobs: int, warned: str
 ) -> None:
-    workers, line = decide(found, jobs=jobs, most=9)
-    assert workers == jobs and line.startswith(f"{jobs} workers: JOBS={jobs}; 4 processors; a run needs ")
-    assert line.endswith(f"may be used{warned}")
+    workers, line = choose_workers(found, jobs=jobs, runs=9)
+    assert workers == jobs and line.startswith(f"{jobs} workers: JOBS={jobs}; 4 CPUs; a run needs ")
+    assert line.endswith(f"are usable{warned}")
 
 
 def test_on_a_gpu_runs_train_one_at_a_time() -> None:
-    found = dataclasses.replace(demand(None), hardware=load_hardware("h200"))
-    workers, line = decide(found, jobs=None, most=9)
+    found = dataclasses.replace(host_memory(None), hardware=load_hardware("h200"))
+    workers, line = choose_workers(found, jobs=None, runs=9)
     assert workers == 1 and "train one at a time" in line
-    workers, line = decide(found, jobs=2, most=9)
+    workers, line = choose_workers(found, jobs=2, runs=9)
     assert workers == 2 and "WARNING: they share NVIDIA H200" in line
 
 
-def crew_of(jobs: int | None, found: Demand, *, most: int) -> tuple[Crew, str]:
-    crew = Crew(jobs, lambda _: found)
-    return crew, crew.choose([], most=most)
+def limited(jobs: int | None, found: HostMemoryEstimate, *, runs: int) -> tuple[Concurrency, str]:
+    concurrency = Concurrency(jobs, lambda _: found)
+    return concurrency, concurrency.choose([], runs=runs)
 
 
-def test_one_is_measured_where_nobody_can_predict() -> None:
-    crew, line = crew_of(None, demand(None, why="it asks the device"), most=9)
-    assert (crew.workers, crew.most) == (1, 4) and "(it asks the device)" in line
-    assert crew.learn(3.0 * GB).startswith("4 workers: ") and crew.workers == 4
-    assert crew.learn(2.0 * GB) == crew.learn(3.5 * GB) == "", "as much as was known, or enough still"
-    assert crew.learn(7.0 * GB).startswith("2 workers: ") and crew.workers == 2
+def test_one_run_is_measured_where_memory_is_not_predicted() -> None:
+    concurrency, line = limited(None, host_memory(None, why="it asks the device"), runs=9)
+    assert (concurrency.workers, concurrency.max_workers) == (1, 4) and "(it asks the device)" in line
+    assert concurrency.record_peak(3.0 * GB).startswith("4 workers: ") and concurrency.workers == 4
+    assert concurrency.record_peak(2.0 * GB) == concurrency.record_peak(3.5 * GB) == "", (
+        "as much as was known, or enough still"
+    )
+    assert concurrency.record_peak(7.0 * GB).startswith("2 workers: ") and concurrency.workers == 2
 
 
-def test_what_was_asked_for_is_not_changed_by_what_a_run_took() -> None:
-    crew, _ = crew_of(2, demand(0.5), most=9)
-    assert crew.learn(9.0 * GB).endswith("WARNING: 2 need 18.00 GB") and crew.workers == 2
-    assert crew.learn(9.5 * GB) == "", "told once"
-    with pytest.raises(ConfigError, match="JOBS=two is no number of runs at a time; without it as many"):
+def test_jobs_are_not_changed_by_a_measured_peak() -> None:
+    concurrency, _ = limited(2, host_memory(0.5), runs=9)
+    assert concurrency.record_peak(9.0 * GB).endswith("WARNING: 2 need 18.00 GB") and concurrency.workers == 2
+    assert concurrency.record_peak(9.5 * GB) == "", "reported once"
+    with pytest.raises(ConfigError, match="JOBS=two is not a number of concurrent runs; leave it out"):
         jobs_of("two")
-    with pytest.raises(ConfigError, match="JOBS=0 is no number of runs"):
-        Crew(0, lambda _: demand(1.0))
+    with pytest.raises(ConfigError, match="JOBS=0 is not a number"):
+        Concurrency(0, lambda _: host_memory(1.0))
 
 
 def test_no_more_train_at_a_time_than_there_are_workers() -> None:
-    crew, _ = crew_of(None, demand(None), most=9)
+    concurrency, _ = limited(None, host_memory(None), runs=9)
     begun, done = list[int](), threading.Event()
 
     def train(number: int) -> None:
-        with crew.place():
+        with concurrency.slot():
             begun.append(number)
             assert done.wait(30)
-            crew.learn(7.0 * GB)
+            concurrency.record_peak(7.0 * GB)
 
     def at_a_time() -> int:
         """Of four that want to."""
@@ -134,11 +138,11 @@ def test_no_more_train_at_a_time_than_there_are_workers() -> None:
         begun.clear()
         return found
 
-    assert at_a_time() == 1, "nobody knows yet what one takes"
-    assert crew.workers == at_a_time() == 2
+    assert at_a_time() == 1, "no run was measured yet"
+    assert concurrency.workers == at_a_time() == 2
 
 
-def test_memory_is_predicted_once_for_runs_that_take_the_same() -> None:
+def test_memory_is_predicted_once_for_runs_of_equal_memory() -> None:
     base = compose_text(ROOT, "lenet5")
 
     def resolved(**settings: str) -> kconf.Resolved:

@@ -1,4 +1,4 @@
-"""Searches: what may be chosen from, what Optuna is asked and told, and that nothing is trained twice."""
+"""Searches: search spaces, the calls to Optuna, and that nothing is trained twice."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def study(folder: Path, text: str) -> Experiment:
     return read_experiment(file)
 
 
-class Trial:
+class StepSettings:
     """Draws at random from what Optuna's would draw from."""
 
     def __init__(self, draw: random.Random) -> None:
@@ -50,14 +50,14 @@ class Trial:
 class Study:
     def __init__(self, seed: int) -> None:
         self._draw = random.Random(seed)
-        self.told: list[float | str] = []
+        self.values: list[float | str] = []
 
-    def ask(self) -> Trial:
-        return Trial(self._draw)
+    def ask(self) -> StepSettings:
+        return StepSettings(self._draw)
 
-    def tell(self, trial: Trial, value: float | None = None, *, state: str = "") -> None:
-        assert isinstance(trial, Trial)
-        self.told.append(state if value is None else value)
+    def tell(self, trial: StepSettings, value: float | None = None, *, state: str = "") -> None:
+        assert isinstance(trial, StepSettings)
+        self.values.append(state if value is None else value)
 
 
 @pytest.fixture
@@ -107,12 +107,12 @@ def ends(runs: Sequence[Run]) -> None:
 
 
 @pytest.mark.slow
-def test_all_seeds_of_a_point_are_trained_and_their_mean_is_told(
+def test_all_seeds_of_a_point_are_trained_and_optuna_gets_their_mean(
     tmp_path: Path, studies: list[Study]
 ) -> None:
     kept: list[Run] = []
-    asked = study(tmp_path, SEARCH + AXES + ", EMA: [true, false]}")
-    done, results = run_search(asked, root=ROOT, begin=ends, train=partial(trained, kept=kept))
+    requested = study(tmp_path, SEARCH + AXES + ", EMA: [true, false]}")
+    done, results = run_search(requested, root=ROOT, begin=ends, train=partial(trained, kept=kept))
     assert len(done.points) == 12 and len(kept) == len(results) == 24
     assert [run.number for run in kept] == [number for number in range(12) for _ in range(2)]
     assert {run.settings["MAX_STEPS"] for run in kept} == {"2", "4", "6", "8"}
@@ -122,14 +122,14 @@ def test_all_seeds_of_a_point_are_trained_and_their_mean_is_told(
         "failed" if point["MAX_STEPS"] == "6" else abs(float(point["LEARNING_RATE"]) - 0.03) + 0.015
         for point in done.points
     ]
-    for found, wanted in zip(own.told, expected, strict=True):
+    for found, wanted in zip(own.values, expected, strict=True):
         assert found == (wanted if wanted == "failed" else pytest.approx(wanted))
     assert all(len(point["LEARNING_RATE"].lstrip("0.")) <= 6 for point in done.points)
     best = min((value, number) for number, value in enumerate(expected) if value != "failed")[1]
     rate = done.points[best]["LEARNING_RATE"]
     assert f"LEARNING_RATE={rate} " in verdict(done, results) and "by loss, 0." in verdict(done, results)
     assert len(table(done, results)) == 13
-    again, _ = run_search(asked, root=ROOT, begin=ends, train=partial(trained, kept=[]))
+    again, _ = run_search(requested, root=ROOT, begin=ends, train=partial(trained, kept=[]))
     assert again.points == done.points, "what is started again proposes the same"
 
 
@@ -141,40 +141,40 @@ def test_the_best_may_be_the_most_and_a_point_is_trained_once(tmp_path: Path, st
     done, results = run_search(
         read_experiment(file), root=ROOT, begin=ends, train=partial(trained, kept=kept)
     )
-    assert len(kept) == len(done.points) == 2 and len(studies[0].told) == 6
+    assert len(kept) == len(done.points) == 2 and len(studies[0].values) == 6
     results[1].metrics["loss"] = 5.0
     assert verdict(done, results).endswith(f"EMA={done.points[1]['EMA']}")
 
 
-def test_what_cannot_be_is_told_before_the_first_run(tmp_path: Path, studies: list[Study]) -> None:
+def test_faults_are_reported_before_the_first_run(tmp_path: Path, studies: list[Study]) -> None:
     kept: list[Run] = []
-    asked = study(tmp_path, SEARCH + "axes: {LEARNING_RATE: {low: -1.0, high: 1.0}}")
+    requested = study(tmp_path, SEARCH + "axes: {LEARNING_RATE: {low: -1.0, high: 1.0}}")
     with pytest.raises(ConfigError, match="cannot be configured") as error:
-        run_search(asked, root=ROOT, begin=ends, train=partial(trained, kept=kept))
+        run_search(requested, root=ROOT, begin=ends, train=partial(trained, kept=kept))
     assert "LEARNING_RATE" in error.value.findings[0] and not kept
-    asked = study(tmp_path, SEARCH + AXES + "}")
+    requested = study(tmp_path, SEARCH + AXES + "}")
     named_otherwise = partial(trained, kept=kept, figure="accuracy")
-    with pytest.raises(ConfigError, match="no evaluation tells loss; search by one of accuracy"):
-        run_search(asked, root=ROOT, begin=ends, train=named_otherwise)
+    with pytest.raises(ConfigError, match="no evaluation reports loss; search by one of accuracy"):
+        run_search(requested, root=ROOT, begin=ends, train=named_otherwise)
     assert len(kept) <= 4 and studies
 
 
-def test_a_missing_package_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_package_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "optuna", None)
     with pytest.raises(ConfigError, match=r"the package optuna is not installed.*install the extra optuna"):
         run_search(study(tmp_path, SEARCH + AXES + "}"), root=ROOT, begin=ends, train=list)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "message"),
     [
         ("sweep: optuna\nminimize: loss\naxes: {EMA: [true]}", "needs samples"),
         ("sweep: optuna\nsamples: 0\nminimize: loss\naxes: {EMA: [true]}", "needs samples"),
         ("sweep: optuna\nsamples: 3\naxes: {EMA: [true]}", "needs minimize: FIGURE or maximize"),
         (f"{SEARCH}maximize: loss\naxes: {{EMA: [true]}}", "needs minimize: FIGURE or maximize"),
         (f"{SEARCH}", "needs axes"),
-        (f"{SEARCH}axes: {{EMA: []}}", "EMA is nothing to choose from"),
-        (f"{SEARCH}axes: {{EMA: {{low: 1, height: 2}}}}", "EMA is nothing to choose from"),
+        (f"{SEARCH}axes: {{EMA: []}}", "EMA offers no choice"),
+        (f"{SEARCH}axes: {{EMA: {{low: 1, height: 2}}}}", "EMA offers no choice"),
         (f"{SEARCH}axes: {{NUM_EPOCHS: {{low: 2, high: 1}}}}", "does not go from a number to a larger one"),
         (f"{SEARCH}axes: {{NUM_EPOCHS: {{low: 1, high: 2, log: 10}}}}", "log is not true or false"),
         (f"{SEARCH}axes: {{NUM_EPOCHS: {{low: 1, high: 2, step: -1}}}}", "above 0"),
@@ -183,8 +183,8 @@ def test_a_missing_package_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         ("minimize: loss\naxes: {EMA: [true]}", "minimize is for sweep: optuna"),
     ],
 )
-def test_what_is_no_search_is_told(tmp_path: Path, text: str, told: str) -> None:
-    with pytest.raises(ConfigError, match=told):
+def test_malformed_searches_are_refused(tmp_path: Path, text: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
         study(tmp_path, text)
 
 
@@ -192,8 +192,10 @@ def test_optuna_itself_finds_the_lowest_point(tmp_path: Path) -> None:
     pytest.importorskip("optuna", reason="needs the extra optuna")
     kept: list[Run] = []
     text = "sweep: optuna\nsamples: 25\nminimize: loss\nseeds: 1\n"
-    asked = study(tmp_path, f"{text}{AXES}, EMA: [true, false]}}")
-    outcomes = [run_search(asked, root=ROOT, begin=ends, train=partial(trained, kept=kept)) for _ in range(2)]
+    requested = study(tmp_path, f"{text}{AXES}, EMA: [true, false]}}")
+    outcomes = [
+        run_search(requested, root=ROOT, begin=ends, train=partial(trained, kept=kept)) for _ in range(2)
+    ]
     (done, results), (again, _) = outcomes
     assert done.points == again.points
     best = min(result.metrics["loss"] for result in results if not result.reason)

@@ -1,4 +1,4 @@
-"""Experiment files: YAML of version 1.2, laid upon each other, and the runs that follow from them."""
+"""Experiment files: YAML 1.2, merging by defaults, and the runs that follow from them."""
 
 from __future__ import annotations
 
@@ -9,11 +9,9 @@ from typing import Any
 import pytest
 
 from lib.errors import ConfigError, Suspended
-from lib.kconf import load
 from lib.runs.directory import RunDir, Status
-from lib.runs.identity import identity
 from lib.sweeps import runner
-from lib.sweeps.concurrency import Crew, Demand
+from lib.sweeps.concurrency import Concurrency, HostMemoryEstimate
 from lib.sweeps.experiment import Experiment, merged, read_experiment
 from lib.sweeps.runner import known_result, resolved_runs, table, train_all, write_results
 from lib.sweeps.subprocess_run import Children, ChildRun
@@ -55,17 +53,17 @@ def test_values_are_those_of_yaml_1_2(tmp_path: Path, text: str, value: Any) -> 
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "message"),
     [
-        ("a: 1\nb: 2\na: 3\n", "study.yaml:3: a is there twice"),
+        ("a: 1\nb: 2\na: 3\n", "study.yaml:3: a is given twice"),
         ("a: [1\n", "study.yaml:2"),
         ("- a\n", "holds no mapping"),
         ("a: !!python/object/apply:os.system [ls]\n", "could not determine a constructor"),
         ("a: 1\nb: \x01\n", "study.yaml:2: special characters are not allowed"),
     ],
 )
-def test_files_that_are_none_are_told(tmp_path: Path, text: str, told: str) -> None:
-    with pytest.raises(ConfigError, match=told.replace("[", r"\[")):
+def test_malformed_files_are_refused(tmp_path: Path, text: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message.replace("[", r"\[")):
         read_yaml(written(tmp_path, text))
 
 
@@ -77,8 +75,8 @@ def test_a_byte_order_mark_is_read_over(tmp_path: Path) -> None:
         read_experiment(file)
 
 
-def test_a_fault_is_told_where_it_is_written(tmp_path: Path) -> None:
-    """In the file that it is laid upon, in a list over several lines, for the axis of a search."""
+def test_a_fault_has_the_line_where_it_is_written(tmp_path: Path) -> None:
+    """In a file of its defaults, in a list over several lines, for the axis of a search."""
     base = written(
         tmp_path, "config: lenet5\nset:\n  MAX_STEPS:\n    1\naxes: {EMA: [true, false]}\n", "base"
     )
@@ -92,14 +90,14 @@ def test_a_fault_is_told_where_it_is_written(tmp_path: Path) -> None:
             read_experiment(written(tmp_path, f"config: lenet5\n{text}\n"))
 
 
-def test_a_file_in_another_encoding_is_told(tmp_path: Path) -> None:
+def test_a_file_in_another_encoding_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "study.yaml"
     file.write_bytes("about: café\n".encode("latin-1"))
     with pytest.raises(ConfigError, match=r"study\.yaml is not in UTF-8"):
         read_yaml(file)
 
 
-def test_defaults_are_laid_below_and_what_follows_self_above(tmp_path: Path) -> None:
+def test_defaults_are_merged_below_and_after_self_above(tmp_path: Path) -> None:
     written(tmp_path, "config: lenet5\nset: {MAX_SAMPLES: 1, MAX_STEPS: 5}\naxes: {EMA: [true]}\n", "base")
     written(tmp_path, "set: {MAX_SAMPLES: 7}\n", "last")
     own = "set: {MAX_SAMPLES: 2, GRAD_CLIP: 1.5, MAX_STEPS: null}\naxes: {EMA: [false, true]}\n"
@@ -114,18 +112,20 @@ def test_defaults_are_laid_below_and_what_follows_self_above(tmp_path: Path) -> 
     assert read_experiment(file).settings == {"MAX_SAMPLES": "7", "GRAD_CLIP": "1.5"}
 
 
-def test_a_file_that_is_laid_upon_itself_is_told(tmp_path: Path) -> None:
+def test_a_cycle_of_defaults_is_refused(tmp_path: Path) -> None:
     written(tmp_path, "defaults: [two]\n", "one")
     file = written(tmp_path, "defaults: [one]\n", "two")
-    with pytest.raises(ConfigError, match=r"laid upon itself: two\.yaml -> one\.yaml -> two\.yaml"):
+    with pytest.raises(
+        ConfigError, match=r"the defaults of two\.yaml lead back to it: two\.yaml -> one\.yaml -> two\.yaml"
+    ):
         merged(file)
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "message"),
     [
         ("sed: 1", "no key sed; did you mean se"),
-        ("seeds: none", "seeds is a number of them or a list"),
+        ("seeds: none", "seeds is neither a number of seeds nor a list"),
         ("sweep: all", "no sweep all; one of grid, zip, random, optuna"),
         ("axes: {EMA: true}", "the axis EMA is not a list"),
         ("axes: {MAX_STEPS: [1], EMA: [true, false]}\nsweep: zip", r"one length, not \[1, 2\]"),
@@ -134,8 +134,8 @@ def test_a_file_that_is_laid_upon_itself_is_told(tmp_path: Path) -> None:
         ("axes: {EMA: [true]}\nsweep: random\nsamples: true", "needs samples"),
         ("axes: {EMA: [true]}\nsamples: 3", "samples is for sweep: random"),
         ("sweep: zip\ndraw_seed: 3", "draw_seed is for sweep: random"),
-        ("seeds: [true]", "seeds is a number of them or a list"),
-        ("seeds: [2, 3, 2]", "a seed is there twice"),
+        ("seeds: [true]", "seeds is neither a number of seeds nor a list"),
+        ("seeds: [2, 3, 2]", "a seed is given twice"),
         ("set: {SEED: 7}", "SEED comes from seeds"),
         ("axes: {SEED: [7, 8]}", "SEED comes from seeds"),
         ("defaults: [nowhere]", r"there is no nowhere\.yaml beside it"),
@@ -143,8 +143,8 @@ def test_a_file_that_is_laid_upon_itself_is_told(tmp_path: Path) -> None:
         ("defaults: base", "defaults is not a list"),
     ],
 )
-def test_what_is_no_experiment_is_told(tmp_path: Path, text: str, told: str) -> None:
-    with pytest.raises(ConfigError, match=told):
+def test_malformed_experiments_are_refused(tmp_path: Path, text: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
         read_experiment(written(tmp_path, f"config: lenet5\n{text}\n"))
     with pytest.raises(ConfigError, match="names no configuration"):
         read_experiment(written(tmp_path, "seeds: 1\n"))
@@ -222,7 +222,7 @@ def trained(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return found
 
 
-def nobody(_: object) -> Demand:
+def nobody(_: object) -> HostMemoryEstimate:
     raise AssertionError("nothing is predicted for one run at a time")
 
 
@@ -231,10 +231,12 @@ def test_a_failure_does_not_stop_the_rest_and_only_it_is_run_again(
 ) -> None:
     experiment = study(tmp_path, "axes: {MAX_STEPS: [1, 2, 3]}\nseeds: 2")
     runs = resolved_runs(experiment, root=ROOT)
-    said: list[str] = []
+    logged: list[str] = []
 
     def results() -> list[runner.Result]:
-        done = train_all(runs, root=ROOT, out=tmp_path / "out", crew=Crew(1, nobody), say=said.append)
+        done = train_all(
+            runs, root=ROOT, out=tmp_path / "out", concurrency=Concurrency(1, nobody), log=logged.append
+        )
         write_results(tmp_path / "out", done)
         return done
 
@@ -248,17 +250,17 @@ def test_a_failure_does_not_stop_the_rest_and_only_it_is_run_again(
     trained.append("mended")
     second = results()
     assert len(trained) == 6 + 1 + 2 and not any(result.reason for result in second)
-    assert second[0] == first[0] and sum("already there" in line for line in said) == 4
+    assert second[0] == first[0] and sum("already there" in line for line in logged) == 4
     rows = [json.loads(line) for line in (tmp_path / "out" / "results.jsonl").read_text().splitlines()]
     assert [row["identity"] for row in rows] == [run.identity for run in runs]
 
 
-def test_a_run_that_was_stopped_is_no_failure_and_goes_on_next_time(
+def test_a_stopped_run_is_no_failure_and_resumes_next_time(
     tmp_path: Path, trained: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     experiment = study(tmp_path, "axes: {MAX_STEPS: [1, 3, 4]}\nseeds: 1")
     runs, out = resolved_runs(experiment, root=ROOT), tmp_path / "out"
-    whole, said = Children.train, list[str]()
+    whole, logged = Children.train, list[str]()
 
     def stops(children: Children, place: Path, configuration: str, *, root: Path) -> ChildRun:
         if "CONFIG_MAX_STEPS=1\n" in configuration:
@@ -269,12 +271,12 @@ def test_a_run_that_was_stopped_is_no_failure_and_goes_on_next_time(
         )
 
     monkeypatch.setattr(Children, "train", stops)
-    with pytest.raises(Suspended, match="stopped by SIGTERM; 1 of 3 runs are there") as error:
-        train_all(runs, root=ROOT, out=out, crew=Crew(1, nobody), say=said.append)
-    assert error.value.exit_code == 75 and any(line.endswith("stopped after step 7") for line in said)
+    with pytest.raises(Suspended, match="stopped by SIGTERM; 1 of 3 runs are done") as error:
+        train_all(runs, root=ROOT, out=out, concurrency=Concurrency(1, nobody), log=logged.append)
+    assert error.value.exit_code == 75 and any(line.endswith("stopped after step 7") for line in logged)
     assert [known_result(run, out) is None for run in runs] == [False, True, True]
     monkeypatch.setattr(Children, "train", whole)
-    again = train_all(runs, root=ROOT, out=out, crew=Crew(1, nobody), say=said.append)
+    again = train_all(runs, root=ROOT, out=out, concurrency=Concurrency(1, nobody), log=logged.append)
     assert len(trained) == 3 and not any(result.reason for result in again)
 
 
@@ -289,7 +291,7 @@ def test_a_run_that_outlived_its_sweep_is_not_trained_twice(tmp_path: Path, trai
     other.release()
 
     def results() -> list[runner.Result]:
-        return train_all(runs, root=ROOT, out=out, crew=Crew(1, nobody), say=print)
+        return train_all(runs, root=ROOT, out=out, concurrency=Concurrency(1, nobody), log=print)
 
     first = results()
     assert "is in use: process" in first[0].reason and not trained
@@ -315,21 +317,3 @@ def test_shipped_studies_can_be_run(file: Path) -> None:
     assert experiment.about and len(experiment.seeds) >= 3
     runs = resolved_runs(experiment, root=ROOT)
     assert len(runs) == len(experiment.points) * len(experiment.seeds)
-
-
-def test_the_control_is_trained_beside_the_model_as_both_ship() -> None:
-    runs = resolved_runs(read_experiment(ROOT / "defconfigs" / "sweeps" / "trm-control.yaml"), root=ROOT)
-    shipped = [
-        identity(
-            load(root=ROOT, config_file=ROOT / "defconfigs" / name, overrides={"CONFIG_SEED": "2"}).in_effect
-        )
-        for name in ("trm-sudoku", "trm-sudoku-flat")
-    ]
-    assert [run.identity for run in runs if run.settings["SEED"] == "2"] == shipped
-
-
-def test_the_studies_of_the_document_are_shipped() -> None:
-    studies = {file.stem: read_experiment(file) for file in SHIPPED}
-    assert studies["trm-ema"].points == ({"EMA": "y"}, {"EMA": "n"})
-    schedules = [tuple(point.values()) for point in studies["trm-cycles"].points]
-    assert schedules == [("2", "2"), ("2", "6"), ("3", "4"), ("3", "6"), ("4", "6")]

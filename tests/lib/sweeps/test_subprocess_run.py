@@ -1,4 +1,4 @@
-"""Processes that train at the same time: how they end, by themselves and by signals, and what is told."""
+"""Concurrent training processes: how they end, by themselves and by signals, and what is reported."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from lib.errors import Suspended, told_in
+from lib.errors import Suspended, error_in
 from lib.sweeps.subprocess_run import Children, ChildRun
 
 # What stands for `python -m train`, which takes seconds to begin: its configuration is what it does.
@@ -21,7 +21,7 @@ place = pathlib.Path(sys.argv[2])
 todo = pathlib.Path(os.environ["KCONFIG_CONFIG"]).read_text()
 
 def stop(number, _):
-    print("error: stopped by SIGTERM after step 7; make resume goes on from there", file=sys.stderr)
+    print("error: stopped by SIGTERM after step 7; make resume continues from there", file=sys.stderr)
     sys.exit(75)
 
 if todo == "waits":
@@ -60,7 +60,7 @@ def trained(root: Path, *todos: str, workers: int = 2) -> tuple[Children, list[C
         def train(number: int) -> ChildRun:
             return children.train(root / str(number), todos[number], root=root)
 
-        return children, children.each(train, range(len(todos)), workers=workers)
+        return children, children.map(train, range(len(todos)), workers=workers)
 
 
 def when(root: Path, *numbers: int, do: Callable[[], object]) -> threading.Thread:
@@ -83,7 +83,7 @@ def test_what_went_well_and_what_failed(root: Path) -> None:
     assert failed.reason == "exit status 1: training has diverged", (
         "not the progress that was written after it"
     )
-    assert killed.reason == "ended by signal 9 without an error; the last that it wrote is: 12 % of 5 steps"
+    assert killed.reason == "ended by signal 9 without an error; its last output: 12 % of 5 steps"
     assert not any(each.stopped for each in (done, failed, killed))
 
 
@@ -154,4 +154,4 @@ TRACE = 'Traceback (most recent call last):\n  File "x.py", line 1\n    x\nRunti
     ],
 )
 def test_the_error_in_what_was_written(output: str, error: str) -> None:
-    assert told_in(output) == error
+    assert error_in(output) == error

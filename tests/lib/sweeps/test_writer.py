@@ -20,7 +20,7 @@ from scripts.sweep import write_yaml
 ROOT = Path(__file__).resolve().parents[3]
 
 
-def made_from(spec: str, *files: str, **settings: str) -> kconf.Resolved:
+def sources(spec: str, *files: str, **settings: str) -> kconf.Resolved:
     """The configuration `spec`, changed, whose header names these files."""
     header, _, rest = compose_text(ROOT, spec).partition("\n")
     text = f"{header}\n# Made from: {', '.join(files)}\n{rest}" if files else f"{header}\n{rest}"
@@ -36,43 +36,43 @@ def round_trip(resolved: kconf.Resolved, folder: Path) -> tuple[list[str], Run]:
     return file.read_text(encoding="utf-8").splitlines(), run
 
 
-def test_what_was_changed_is_on_top_of_what_it_was_made_from(tmp_path: Path) -> None:
-    files = "defconfigs/trm-sudoku4", "defconfigs/fragments/fp32"
-    asked = made_from("trm-sudoku4+fp32", *files, MAX_STEPS="7", SEED="12", SCHEDULE_COSINE="y")
-    lines, run = round_trip(asked, tmp_path)
-    assert run.identity == identity(asked.in_effect) and run.resolved.values == asked.values
+def test_changes_are_set_on_top_of_the_shipped_files(tmp_path: Path) -> None:
+    files = "defconfigs/resnet18", "defconfigs/fragments/fp32"
+    requested = sources("resnet18+fp32", *files, NUM_EPOCHS="7", SEED="12", SCHEDULE_COSINE="y")
+    lines, run = round_trip(requested, tmp_path)
+    assert run.identity == identity(requested.in_effect) and run.resolved.values == requested.values
     assert lines[1:-1] == [
-        "config: trm-sudoku4+fp32",
+        "config: resnet18+fp32",
         "set:",
-        "  MAX_STEPS: 7",
+        "  NUM_EPOCHS: 7",
         "  SCHEDULE_COSINE: true",
         "seeds: [12]",
     ], "cosine is the default, which the configuration below does not have"
 
 
 @pytest.mark.parametrize("files", [("defconfigs/gone",), ("defconfigs/lenet5", "other/place")])
-def test_without_what_it_was_made_from_it_is_on_top_of_all_defaults(
+def test_without_the_shipped_files_it_is_on_top_of_all_defaults(
     files: tuple[str, ...], tmp_path: Path
 ) -> None:
-    asked = made_from("lenet5", *files, EMA="n", LEARNING_RATE="4e-4", GRAD_CLIP="1.0")
-    lines, run = round_trip(asked, tmp_path)
+    requested = sources("lenet5", *files, EMA="n", LEARNING_RATE="4e-4", GRAD_CLIP="1.0")
+    lines, run = round_trip(requested, tmp_path)
     assert {"config: alldefconfig", '  LEARNING_RATE: "4e-4"', "  GRAD_CLIP: 1.0"} < set(lines)
-    assert run.resolved.values == asked.values and "seeds: [1]" in lines
+    assert run.resolved.values == requested.values and "seeds: [1]" in lines
 
 
 @pytest.mark.parametrize("folder", ['a "b" \\c: #d {e} é', "007", "1.50", "y", "null"])
 def test_any_text_is_a_value(folder: str, tmp_path: Path) -> None:
-    asked = made_from("lenet5", "defconfigs/lenet5", DATASET_MNIST="y", DATA_DIR=folder)
-    assert round_trip(asked, tmp_path)[1].resolved.values["DATA_DIR"] == folder
+    requested = sources("lenet5", "defconfigs/lenet5", DATASET_MNIST="y", DATA_DIR=folder)
+    assert round_trip(requested, tmp_path)[1].resolved.values["DATA_DIR"] == folder
 
 
-def test_a_configuration_at_random_that_says_it_was_made_from_another(tmp_path: Path) -> None:
+def test_a_random_configuration_with_the_header_of_another(tmp_path: Path) -> None:
     tree = load_own_tree(ROOT)
     make_extreme(tree, "randconfig", {}, seed=1, percent=50)
-    text = full_text(tree, made_from=("defconfigs/gpt2-shakespeare",))
-    asked = kconf.load_written(text, root=ROOT)
-    lines, run = round_trip(asked, tmp_path)
-    assert lines[1] == "config: gpt2-shakespeare" and run.resolved.values == asked.values
+    text = full_text(tree, sources=("defconfigs/gpt2-shakespeare",))
+    requested = kconf.load_written(text, root=ROOT)
+    lines, run = round_trip(requested, tmp_path)
+    assert lines[1] == "config: gpt2-shakespeare" and run.resolved.values == requested.values
 
 
 @pytest.mark.slow
@@ -88,7 +88,7 @@ def test_the_command_writes_a_file_that_is_not_there_yet(
         assert write_yaml(out) == 0 and out.read_text() == shown
     assert capsys.readouterr().out.count(f"{out}: written; make sweep SWEEP={out} trains it") == 2
     out.write_text(shown + "axes: {EMA: [true, false]}\n")
-    with pytest.raises(ConfigError, match=r"mine\.yaml is there already"):
+    with pytest.raises(ConfigError, match=r"mine\.yaml exists"):
         write_yaml(out)
     with pytest.raises(ConfigError, match=r"OUT=.*mine does not end in \.yaml"):
         write_yaml(tmp_path / "mine")

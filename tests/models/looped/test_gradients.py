@@ -12,7 +12,7 @@ from torch import Tensor
 from models.looped.energy import EnergyForm
 from models.looped.equilibrium import Equilibrium, contrast, root_mean_square
 from models.looped.model import LoopedTransformer
-from tests.support.looped import (
+from tests.models.looped.small import (
     IMAGES,
     TEXT,
     TEXTS,

@@ -14,9 +14,9 @@ from torch import Tensor
 from lib.errors import ConfigError
 from lib.memory.live import LiveBytes
 from lib.optim.factory import make_optimizer
-from models.looped.energy import HIGHEST_GAIN, LOWEST_GAIN, EnergyBlock, EnergyForm, largest_singular_value
+from models.looped.energy import MAX_GAIN, MIN_GAIN, EnergyBlock, EnergyForm, largest_singular_value
 from models.looped.solver import AndersonMixer, SolverOptions, relative_residual, solve
-from tests.support.looped import IMAGES, TEXT, TEXTS, batch, estimated, gradient, looped, relative_error
+from tests.models.looped.small import IMAGES, TEXT, TEXTS, batch, estimated, gradient, looped, relative_error
 
 
 def source_of(model: Any, inputs: Tensor) -> Tensor:
@@ -244,7 +244,7 @@ def test_what_has_not_settled_is_told() -> None:
         model = looped(block="energy_self", step_size=0.9, max_iterations=most, tolerance=1e-3).double()
         with torch.no_grad():
             model(inputs)
-        told[most] = model.remark()
+        told[most] = model.run_note()
     assert told[50] is None
     assert told[1] is not None and told[1].startswith("Unsettled: 100.00% of the states in the last batch")
 
@@ -267,7 +267,7 @@ def test_what_does_not_settle_under_a_force_is_told(form: dict[str, Any], most: 
         assert len(model.forced()) == (1 if "together" in form else 2), "of the last gradient alone"
         with torch.no_grad():
             model(inputs)
-        told[step_size] = model.remark()
+        told[step_size] = model.run_note()
     assert told[0.3] is None
     assert re.match(r"Unsettled: [0-9.]+% of the states under a force in the last", told[0.1] or "")
 
@@ -285,11 +285,11 @@ def test_weights_stay_within_their_bounds() -> None:
     optimizer.step()
     for matrix in (block.query, block.key, block.units):
         assert float(torch.linalg.matrix_norm(matrix.detach(), 2)) == pytest.approx(0.8, rel=1e-4)
-    assert float(block.gain.detach()) == pytest.approx(LOWEST_GAIN)
+    assert float(block.gain.detach()) == pytest.approx(MIN_GAIN)
     assert float(torch.linalg.matrix_norm(model.head.weight.detach(), 2)) > 1
     block.gain.grad = -torch.ones(())  # type: ignore[union-attr]
     optimizer.step()
-    assert float(block.gain.detach()) == pytest.approx(HIGHEST_GAIN)
+    assert float(block.gain.detach()) == pytest.approx(MAX_GAIN)
     tall = torch.randn(7, 3)
     expected = float(torch.linalg.matrix_norm(tall, 2))
     assert float(largest_singular_value(tall)) == pytest.approx(expected, rel=1e-5)

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from lib.data.types import TextClassSpec
-from tests.support.looped import looped
+from tests.models.looped.small import looped
 
 PAD = 0
 SENTENCES = TextClassSpec(name="noise", classes=3, vocab_size=11, block_size=8, pad=PAD)

@@ -10,15 +10,14 @@ import pytest
 import torch
 from torch import Tensor
 
+from lib.data.datasets.sudoku.spec import PuzzleSpec
 from lib.data.loader import Batch
-from lib.data.types import PuzzleSpec
 from lib.errors import ConfigError
 from lib.nn.model_code import build_model
 from lib.nn.stablemax import stablemax_cross_entropy
-from models.trm.layers import rms_norm, truncated_normal_
-from models.trm.model import TinyRecursiveModel
-from tests.support import trm_reference as reference
-from tests.support.puzzles import SPEC
+from models.trm.model import TinyRecursiveModel, rms_norm, truncated_normal_
+from tests.models.trm import reference
+from tests.models.trm.puzzles import SPEC
 from train.tasks.recursive.task import Recursive
 
 GOLDEN = json.loads((Path(__file__).resolve().parents[2] / "golden" / "trm_losses.json").read_text())

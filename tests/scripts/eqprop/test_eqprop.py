@@ -21,14 +21,13 @@ from scripts.eqprop import __main__ as command
 from scripts.eqprop import adaptive, gradients, scale, training
 from scripts.eqprop.adaptive import ranks_of, spearman
 from scripts.eqprop.pictures import pictures_of
-from scripts.eqprop.report import Report, spread
+from scripts.eqprop.report import Report, Trained, Unfinished, spread
 from scripts.eqprop.scale import information_criteria
-from scripts.eqprop.subject import Setting
-from scripts.eqprop.unfinished import Trained, Unfinished
-from tests.support.training import random_subject
+from scripts.eqprop.setting import Setting
+from tests.support.training import random_data
 from train.job import Job, Progress
 from train.loop import train
-from train.training_data import Subject
+from train.training_data import TrainingData
 
 pytestmark = pytest.mark.slow
 
@@ -60,15 +59,15 @@ def resolved(**changes: str) -> kconf.Resolved:
 class Small(Setting):
     """On random images of 7x6 pixels."""
 
-    def subject(self, config: Any) -> Subject:
-        subject = random_subject(config, shape=(1, 6, 7), train_size=64)
-        assert isinstance(subject.dataset, Dataset)
-        return subject
+    def data(self, config: Any) -> TrainingData:
+        data = random_data(config, shape=(1, 6, 7), train_size=64)
+        assert isinstance(data.dataset, Dataset)
+        return data
 
 
 @pytest.fixture
 def setting(tmp_path: Path) -> Setting:
-    return Small(resolved=resolved(), quick=True, out=tmp_path, say=lambda _: None)
+    return Small(resolved=resolved(), quick=True, out=tmp_path, log=lambda _: None)
 
 
 def test_the_gradients_are_told_apart(setting: Setting, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -147,13 +146,13 @@ def test_an_interrupted_experiment_goes_on(setting: Setting, monkeypatch: pytest
 
 def test_a_stopped_experiment_names_no_run_to_resume(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def stopped(_: Setting) -> Report:
-        raise Suspended("stopped by SIGINT after step 3", todo="make resume goes on from there")
+        raise Suspended("stopped by SIGINT after step 3", todo="make resume continues from there")
 
     (tmp_path / "config").write_text("CONFIG_MODEL_LOOPED=y\n")
     monkeypatch.setenv("KCONFIG_CONFIG", str(tmp_path / "config"))
     monkeypatch.setattr("sys.argv", ["experiment", "--experiment", "2", "--out", str(tmp_path / "out")])
     monkeypatch.setattr(command, "experiments", lambda: {"2": stopped})
-    with pytest.raises(Suspended, match=r"EXP=2 was stopped.*the same command goes on"):
+    with pytest.raises(Suspended, match=r"EXP=2 was stopped.*the same command resumes"):
         command.main()
 
 
@@ -183,7 +182,7 @@ def test_what_is_frozen_stays_as_it_is(
         return train(job, progress)
 
     monkeypatch.setattr(training, "train", watched)
-    training.train_once(setting, seed=1, symbols=training.WAYS[way], way=way)
+    training.train_once(setting, seed=1, symbols=training.METHODS[way], way=way)
     # Bounded weights are brought back to their bound after every step, which rounds.
     changed = {
         name.split(".")[0] for name, tensor in after.items() if not tensor.allclose(before[name], rtol=1e-5)

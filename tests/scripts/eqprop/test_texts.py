@@ -10,10 +10,10 @@ import torch
 
 from scripts.eqprop import __main__ as command
 from scripts.eqprop import adaptive, gradients, training
-from scripts.eqprop.subject import Setting, batch_of, model_of
+from scripts.eqprop.setting import Setting, batch_of, model_of
 from tests.scripts.eqprop.test_eqprop import resolved
-from tests.support.tokens import sentences_subject
-from train.training_data import Subject
+from tests.support.tokens import sentences_data
+from train.training_data import TrainingData
 
 SENTENCES = {"LOOPED_PATCH": "", "LOOPED_INPUT_TEXT": "y", "DATASET_SST2": "y", "BLOCK_SIZE": "6"}
 
@@ -21,13 +21,13 @@ SENTENCES = {"LOOPED_PATCH": "", "LOOPED_INPUT_TEXT": "y", "DATASET_SST2": "y", 
 class Sentences(Setting):
     """Random ones."""
 
-    def subject(self, config: Any) -> Subject:
-        return sentences_subject(config, size=64)
+    def data(self, config: Any) -> TrainingData:
+        return sentences_data(config, size=64)
 
 
 @pytest.fixture
 def setting(tmp_path: Path) -> Setting:
-    return Sentences(resolved=resolved(**SENTENCES), quick=True, out=tmp_path, say=lambda _: None)
+    return Sentences(resolved=resolved(**SENTENCES), quick=True, out=tmp_path, log=lambda _: None)
 
 
 @pytest.mark.slow
@@ -49,11 +49,11 @@ def test_sentences_train(setting: Setting) -> None:
 @pytest.mark.slow
 def test_what_fills_up_a_sentence_does_not_count(setting: Setting) -> None:
     config = setting.config()
-    subject = setting.subject(config)
-    model = model_of(config, subject, seed=1)
+    data = setting.data(config)
+    model = model_of(config, data, seed=1)
     with torch.no_grad():
         model.embedding.token.weight[: model.pad] *= 100  # type: ignore[union-attr, operator, index, misc]
-    inputs, targets = batch_of(subject, rows=8)
+    inputs, targets = batch_of(data, rows=8)
     short = inputs[:, 1:].eq(model.pad).all(dim=1)  # one token, and one that sees only itself
     assert 0 < short.sum() < len(inputs)
     whole, _, _ = adaptive.per_sample(model, inputs, targets)

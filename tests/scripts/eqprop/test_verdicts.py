@@ -11,21 +11,21 @@ import torch
 
 from scripts.eqprop import adaptive, gradients, scale, training
 from scripts.eqprop.report import Report
-from scripts.eqprop.subject import Setting
+from scripts.eqprop.setting import Setting
+from tests.models.looped.small import batch, looped
 from tests.scripts.eqprop.test_eqprop import Small, resolved
-from tests.support.looped import batch, looped
 
 
 @pytest.fixture
 def setting(tmp_path: Path) -> Setting:
-    return Small(resolved=resolved(), quick=True, out=tmp_path, say=lambda _: None)
+    return Small(resolved=resolved(), quick=True, out=tmp_path, log=lambda _: None)
 
 
 class Noted(Report):
     """A report of what a test says was found."""
 
     def __init__(self, number: str, setting: Setting) -> None:
-        super().__init__(number, "?", setting, setting.subject(setting.config()), ("way", "seed", "accuracy"))
+        super().__init__(number, "?", setting, setting.data(setting.config()), ("way", "seed", "accuracy"))
 
 
 @pytest.mark.slow
@@ -137,7 +137,7 @@ def test_memory_is_held_to_the_bars(
     monkeypatch.setattr(scale, "fixed", lambda *_, **__: None)
     monkeypatch.setattr(scale, "peak_bytes", lambda *_, **__: next(peaks))
     report = Noted("scaling_laws", setting)
-    scale._law_of_memory(setting.config(), setting.subject(setting.config()), report)
+    scale._law_of_memory(setting.config(), setting.data(setting.config()), report)
     assert [passed for passed, _ in report.passed] == held
 
 

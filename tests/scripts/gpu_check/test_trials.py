@@ -13,9 +13,15 @@ import pytest
 import torch
 
 from lib.memory.allocator import MIB, replay
-from scripts.gpu_check import doors, lightning_finder, trials
-from scripts.gpu_check.cases import CASES, random_text
-from scripts.gpu_check.doors import Setting, open_setting, table_choice, training_of
+from scripts.gpu_check import cases, lightning_finder, trials
+from scripts.gpu_check.cases import (
+    CASES,
+    Setting,
+    open_setting,
+    random_text,
+    table_choice,
+    training_of,
+)
 from scripts.gpu_check.parts import BUSY, SIZES
 from scripts.gpu_check.trials import HANDLERS, events_of
 
@@ -23,7 +29,7 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.mark.parametrize("case", ["lenet5", "resnet18"])
-def test_the_doors_train(case: str) -> None:
+def test_cases_train(case: str) -> None:
     step = CASES[case].step
     setting = Setting(case=case, micro_batch=step, accumulation=2, precision="fp32", device="cpu")
     opened = open_setting(setting)
@@ -41,7 +47,7 @@ def test_every_case_is_what_it_says_and_planned_as_asked(case: str) -> None:
     setting = Setting(case=case, micro_batch=max(SIZES[case]), precision="fp32", compile=True, device="cpu")
     opened = open_setting(setting)
     plan, options = opened.plan, opened.config.model_options
-    assert opened.subject.facts.parameters == PARAMETERS[case]
+    assert opened.data.facts.parameters == PARAMETERS[case]
     assert options.get("stem") == {"resnet18": "cifar", "resnet50": "imagenet"}.get(case)
     assert (plan.micro_batch, plan.precision, plan.compile) == (max(SIZES[case]), "fp32", True)
     assert all(size % CASES[case].step == 0 for size in (*SIZES[case], BUSY[case]))
@@ -165,7 +171,7 @@ def test_lightning_is_given_what_we_train(
     tiny = {"CONFIG_GPT2_SIZE_TINY": "y"} if case == "gpt2" else {}
     dataset = partial(random_text, 16, vocab_size=64) if case == "gpt2" else CASES[case].dataset
     small = dataclasses.replace(CASES[case], settings=CASES[case].settings | tiny, dataset=dataset)
-    monkeypatch.setattr(doors, "CASES", {case: small})
+    monkeypatch.setattr(cases, "CASES", {case: small})
     setting = {**SMALL, "case": case, "any_batch": True}
     answer = HANDLERS["lightning"](setting=setting, mode="power", limit_bytes=40 * 2**30)
     assert (answer["batch"], answer["version"]) == (3, "1") and played_gpu.fractions == [0.5]

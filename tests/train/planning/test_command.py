@@ -8,12 +8,12 @@ import pytest
 
 from lib import kconf
 from lib.errors import ConfigError, PlanError
-from lib.plan.assumed import parse_gpu
 from lib.plan.gpus import CATALOGUE
+from lib.plan.named_hardware import parse_gpu
 from lib.plan.roofline import BANDWIDTH_SHARES
-from tests.support.training import random_subject, small_config
+from tests.support.training import random_data, small_config
 from train.planning.command import Outlook, _compare, _lines, look_ahead, plan
-from train.planning.memory_estimate import Footprints
+from train.planning.memory_estimate import MemoryTraces
 
 BATCH = 64
 
@@ -30,8 +30,8 @@ def outlook(gpu: str, micro_batch: int, **changes: object) -> Outlook:
         data_placement="stream",
         **changes,
     )
-    subject = random_subject(config, shape=(1, 28, 28), train_size=640)
-    return look_ahead(config, subject, parse_gpu(gpu), Footprints(config, subject))
+    data = random_data(config, shape=(1, 28, 28), train_size=640)
+    return look_ahead(config, data, parse_gpu(gpu), MemoryTraces(config, data))
 
 
 @pytest.mark.slow
@@ -67,24 +67,24 @@ def test_only_what_the_device_can_do_is_advised(gpu: str, advised: bool) -> None
 
 def test_what_is_no_fault_of_a_machine_is_told_once() -> None:
     config = small_config(target_effective_batch=10**6, norm_batch=0)
-    subject = random_subject(config, shape=(1, 28, 28), train_size=640)
+    data = random_data(config, shape=(1, 28, 28), train_size=640)
     with pytest.raises(PlanError, match="on none of 2 machines: "):
-        _compare(config, subject, ("t4", "rtx3090"), as_json=True)
+        _compare(config, data, ("t4", "rtx3090"), as_json=True)
 
 
 def test_a_batch_by_hand_that_is_too_large_is_marked_among_machines(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = small_config(hyper_param="manual", batch_size=64, gradient_accumulation=1)
-    subject = random_subject(config, shape=(1, 28, 28), train_size=640)
-    real = Footprints.predictor
+    data = random_data(config, shape=(1, 28, 28), train_size=640)
+    real = MemoryTraces.predictor
     twenty = {"activations": 20 * 10**9}
     monkeypatch.setattr(
-        Footprints,
+        MemoryTraces,
         "predictor",
         lambda self, hardware: lambda trial: {**real(self, hardware)(trial), **twenty},
     )
-    assert _compare(config, subject, ("t4", "rtx3090"), as_json=False) == 0
+    assert _compare(config, data, ("t4", "rtx3090"), as_json=False) == 0
     small, large = capsys.readouterr().out.splitlines()
     assert "usable, MORE than there is" in small and "MORE" not in large
 
@@ -92,16 +92,16 @@ def test_a_batch_by_hand_that_is_too_large_is_marked_among_machines(
 @pytest.mark.parametrize(
     ("shipped", "option", "gpu", "message"),
     [
-        ("lenet5", "DIST_ENDPOINT=here:1", "", "DIST_ENDPOINT=here:1 is for several machines"),
-        ("lenet5", "DIST_ENDPOINT=here:1", "h100-80g", "DIST_ENDPOINT=here:1 is for several machines"),
-        ("lenet5", "DIST_NNODES=2", "", "CONFIG_DIST_ENDPOINT= is no place to meet"),
+        ("lenet5", "DIST_ENDPOINT=here:1", "", "DIST_ENDPOINT=here:1 is for several nodes"),
+        ("lenet5", "DIST_ENDPOINT=here:1", "h100-80g", "DIST_ENDPOINT=here:1 is for several nodes"),
+        ("lenet5", "DIST_NNODES=2", "", "CONFIG_DIST_ENDPOINT= is not a rendezvous endpoint"),
         ("gpt2-tiny", "INITIAL_WEIGHTS=nothing", "", "INITIAL_WEIGHTS=.*nothing cannot be read"),
     ],
 )
 def test_what_training_refuses_is_not_planned(shipped: str, option: str, gpu: str, message: str) -> None:
     name, _, value = option.partition("=")
-    asked = kconf.load(
+    requested = kconf.load(
         root=ROOT, config_file=ROOT / "defconfigs" / shipped, overrides={f"CONFIG_{name}": value}
     )
     with pytest.raises(ConfigError, match=message):
-        plan(asked, root=ROOT, gpu=gpu, as_json=True)
+        plan(requested, root=ROOT, gpu=gpu, as_json=True)

@@ -11,7 +11,7 @@ import pytest
 
 from lib import kconf
 from lib.errors import PlanError
-from lib.sweeps.concurrency import Demand
+from lib.sweeps.concurrency import HostMemoryEstimate
 from lib.sweeps.runner import compose_text
 from tests.support.configs import load_hardware
 from tests.support.training import CPU
@@ -22,7 +22,7 @@ ROOT = Path(__file__).resolve().parents[3]
 
 LIBRARIES_BYTES = 10**9
 
-Ask: TypeAlias = Callable[..., Demand]
+Ask: TypeAlias = Callable[..., HostMemoryEstimate]
 
 
 @pytest.fixture
@@ -30,11 +30,11 @@ def ask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ask:
     monkeypatch.setattr(host_memory, "probe", lambda _: CPU)
     monkeypatch.setattr(host_memory, "resident_bytes", lambda: LIBRARIES_BYTES)
 
-    def ask(*configurations: kconf.Resolved) -> Demand:
-        order, answer = tmp_path / "order.json", tmp_path / "answer.json"
-        order.write_text(json.dumps([each.to_json() for each in configurations]))
-        assert host_memory.run_demand(order, root=ROOT) == 0
-        return Demand(**{**json.loads(answer.read_text()), "hardware": CPU})
+    def ask(*configurations: kconf.Resolved) -> HostMemoryEstimate:
+        request, answer = tmp_path / "order.json", tmp_path / "answer.json"
+        request.write_text(json.dumps([each.to_json() for each in configurations]))
+        assert host_memory.estimate_host_memory(request, root=ROOT) == 0
+        return HostMemoryEstimate(**{**json.loads(answer.read_text()), "hardware": CPU})
 
     return ask
 

@@ -16,24 +16,27 @@ from torch._subclasses import fake_tensor
 from lib.data.types import Dataset, TextSpec, TokenPart
 from lib.memory.allocator import LARGE_SEGMENT, MIB
 from lib.memory.live import Event, Trace
-from lib.plan.fitting import GAPS, Trial
+from lib.plan.fitting import GAPS, StepSettings
 from lib.plan.types import Kind
 from tests.support.configs import load_hardware
 from tests.support.datasets import looked
-from tests.support.training import CPU, CPU_TRIAL, random_subject, small_config
+from tests.support.examples import examples
+from tests.support.training import CPU, CPU_TRIAL, random_data, small_config
 from train.planning import memory_estimate
-from train.planning.memory_estimate import Footprints, footprint, fullest, plan_of
-from train.training_data import Subject, measure
+from train.planning.memory_estimate import MemoryTraces, fullest, plan_of, trace_memory
+from train.training_data import TrainingData, make_training_data
 
 pytestmark = pytest.mark.slow
 
 TRIAL = CPU_TRIAL
+# Those of the plug-ins that learn from images, too.
+IMAGE_MODELS = [name for name, example in examples().items() if not hasattr(example, "data")]
 
 
-def subject_of(config: Any) -> Subject:
+def data_of(config: Any) -> TrainingData:
     if config.block_size is None:
-        shape = (1, 28, 28) if config.model in ("lenet5", "looped") else (3, 32, 32)
-        return random_subject(config, shape=shape, train_size=64)
+        shape = (3, 32, 32) if config.model.startswith("resnet") else (1, 28, 28)
+        return random_data(config, shape=shape, train_size=64)
     random = np.random.default_rng(0)
     parts = [
         TokenPart(random.integers(0, 50, 4000).astype(np.uint8), config.block_size, shifted=shifted)
@@ -43,11 +46,11 @@ def subject_of(config: Any) -> Subject:
         name="random", vocab_size=50, block_size=config.block_size, unit="byte", validation_tokens=3999,
         validation_bytes=3999,
     )  # fmt: skip
-    return measure(config, Dataset(spec=spec, train=parts[0], test=parts[1], source="random"))
+    return make_training_data(config, Dataset(spec=spec, train=parts[0], test=parts[1], source="random"))
 
 
-def at_peak(config: Any, trial: Trial, subject: Subject) -> Mapping[str, int]:
-    return footprint(config, plan_of(trial), subject, hardware=CPU).trace.at_peak()
+def at_peak(config: Any, trial: StepSettings, data: TrainingData) -> Mapping[str, int]:
+    return trace_memory(config, plan_of(trial), data, hardware=CPU).trace.at_peak()
 
 
 @pytest.mark.parametrize(
@@ -61,7 +64,7 @@ def at_peak(config: Any, trial: Trial, subject: Subject) -> Mapping[str, int]:
         ("gpt2", "all"),
         ("resnet_bk", "none"),
         ("resnet_bk", "blocks"),
-        ("looped", "none"),
+        *((name, "none") for name in IMAGE_MODELS),
     ],
 )
 def test_without_contents_a_step_takes_what_it_takes_with_them(model: str, recompute: str) -> None:
@@ -76,27 +79,27 @@ def test_without_contents_a_step_takes_what_it_takes_with_them(model: str, recom
         grad_clip=1.0,
     )
     trial = dataclasses.replace(TRIAL, norm_batch=4 if model in ("resnet18", "resnet50") else 0)
-    subject = subject_of(config)
-    found = dict(at_peak(config, trial, subject))
+    data = data_of(config)
+    found = dict(at_peak(config, trial, data))
     with mock.patch.object(memory_estimate, "simulation", lambda _: contextlib.nullcontext()):
         threads = torch.get_num_threads()
-        real = dict(at_peak(config, trial, subject))
+        real = dict(at_peak(config, trial, data))
         torch.set_num_threads(threads)
     # Real rows come in NumPy's memory, which no operation of torch has made. Targets of a text are seen
     # when they are flattened.
-    inputs, targets = subject.dataset.train.take(np.zeros(TRIAL.micro_batch, np.int64))
+    inputs, targets = data.dataset.train.take(np.zeros(TRIAL.micro_batch, np.int64))
     found["activations"] -= inputs.nbytes + (0 if config.block_size is not None else targets.nbytes)
     assert found == real
 
 
 def test_each_choice_shows_where_it_should() -> None:
     config = small_config("gpt2", optimizer="adamw", ema=True, ema_decay=0.99)
-    config = dataclasses.replace(config, block_size=64)
-    subject = subject_of(config)
-    parameters = 4 * (subject.facts.parameters or 0)
+    config = config.replace(block_size=64)
+    data = data_of(config)
+    parameters = 4 * (data.facts.parameters or 0)
 
-    def found(trial: Trial = TRIAL, **changes: object) -> Mapping[str, int]:
-        return at_peak(dataclasses.replace(config, **changes), trial, subject)
+    def found(trial: StepSettings = TRIAL, **changes: object) -> Mapping[str, int]:
+        return at_peak(config.replace(**changes), trial, data)
 
     plain = found()
     assert plain["optimizer"] == pytest.approx(2 * parameters, rel=0.02)
@@ -135,20 +138,20 @@ def test_nothing_is_computed_on_tensors_of_full_size(model: str, optimizer: str)
     }
     config = small_config(model, optimizer=optimizer, **defaults, data_placement="stream")
     with mock.patch.object(fake_tensor, "FakeTensorMode", Strict):
-        assert at_peak(config, dataclasses.replace(TRIAL, device="cuda"), subject_of(config))
+        assert at_peak(config, dataclasses.replace(TRIAL, device="cuda"), data_of(config))
 
 
 def test_a_checkpoint_beside_training_is_a_copy_in_main_memory() -> None:
     config = small_config("lenet5", optimizer="adamw", ema=True, ema_decay=0.99)
-    subject = subject_of(config)
+    data = data_of(config)
 
     def found(device: Kind, *, aside: bool) -> Mapping[str, int]:
-        footprints = Footprints(dataclasses.replace(config, checkpoint_async=aside), subject)
+        memory_traces = MemoryTraces(config.replace(checkpoint_async=aside), data)
         hardware = CPU if device == "cpu" else load_hardware("rtx3090")
-        return footprints.predictor(hardware)(dataclasses.replace(TRIAL, device=device))
+        return memory_traces.predictor(hardware)(dataclasses.replace(TRIAL, device=device))
 
     waiting, aside = found("cpu", aside=False), dict(found("cpu", aside=True))
-    parameters = 4 * (subject.facts.parameters or 0)
+    parameters = 4 * (data.facts.parameters or 0)
     assert aside.pop("checkpoint") == pytest.approx(4 * parameters, rel=0.01), "with averages and two moments"
     assert aside == waiting
     assert found("cuda", aside=True) == found("cuda", aside=False), "the device has nothing of it"
@@ -156,9 +159,9 @@ def test_a_checkpoint_beside_training_is_a_copy_in_main_memory() -> None:
 
 def test_a_gpu_loses_memory_between_tensors() -> None:
     config = small_config("resnet18")
-    footprints = Footprints(config, subject_of(config))
+    memory_traces = MemoryTraces(config, data_of(config))
     on_cpu, on_gpu = (
-        footprints.predictor(hardware)(dataclasses.replace(TRIAL, device=device))
+        memory_traces.predictor(hardware)(dataclasses.replace(TRIAL, device=device))
         for device, hardware in (("cpu", CPU), ("cuda", load_hardware("rtx3090")))
     )
     assert GAPS not in on_cpu
@@ -182,10 +185,10 @@ def test_a_set_that_nobody_opened_is_enough_and_data_on_the_device_count() -> No
     config = small_config("resnet18", dataset="cifar10")
     dataset = looked("cifar10")
     assert dataset is not None and (dataset.train.size, dataset.test.size) == (50_000, 10_000)
-    footprints = Footprints(config, measure(config, dataset))
-    found = footprints.predictor(CPU)(TRIAL)
+    memory_traces = MemoryTraces(config, make_training_data(config, dataset))
+    found = memory_traces.predictor(CPU)(TRIAL)
     assert found["data"] >= 60_000 * 3 * 32 * 32
-    streamed = Footprints(dataclasses.replace(config, data_placement="stream"), measure(config, dataset))
+    streamed = MemoryTraces(config.replace(data_placement="stream"), make_training_data(config, dataset))
     without = streamed.predictor(CPU)(TRIAL)
     assert without.get("data", 0) < 1e6
     # They lie there from before the model to after the last step.
@@ -195,15 +198,15 @@ def test_a_set_that_nobody_opened_is_enough_and_data_on_the_device_count() -> No
 
 def test_what_is_found_once_is_not_looked_for_again() -> None:
     config = small_config("lenet5")
-    footprints = Footprints(config, subject_of(config))
-    first = footprints.of(TRIAL, CPU)
-    predict, on_gpu = footprints.predictor(CPU), dataclasses.replace(TRIAL, device="cuda")
+    memory_traces = MemoryTraces(config, data_of(config))
+    first = memory_traces.of(TRIAL, CPU)
+    predict, on_gpu = memory_traces.predictor(CPU), dataclasses.replace(TRIAL, device="cuda")
     parts = predict(on_gpu)
     with (
-        mock.patch.object(memory_estimate, "footprint", side_effect=AssertionError),
+        mock.patch.object(memory_estimate, "trace_memory", side_effect=AssertionError),
         mock.patch.object(memory_estimate, "least_capacity", side_effect=AssertionError),
     ):
-        assert footprints.of(TRIAL, CPU) is first
+        assert memory_traces.of(TRIAL, CPU) is first
         assert predict(on_gpu) == parts
     # A convolution of K x K and C channels to H x W x D takes 2 K K C H W D, forwards; LeNet-5 on 8 images.
     forward = 2 * 8 * (25 * 28 * 28 * 6 + 25 * 6 * 10 * 10 * 16 + 400 * 120 + 120 * 84 + 84 * 10)

@@ -15,16 +15,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lib.data.loader import Batch, Delivery, EvalLoader, TrainLoader
+from lib.data.loader import Batch, EvalLoader, LoaderConfig, TrainLoader
 from lib.data.types import TokenPart
 from lib.nn import IGNORED, cross_entropy
-from tests.support.tokens import BLOCK, VOCAB, cycle, oracle, small_lm_config, text_spec, text_subject
+from tests.support.tokens import BLOCK, VOCAB, cycle, oracle, small_lm_config, text_data, text_spec
 from tests.support.training import (
     CPU,
     MemoryRecord,
     Wrapped,
     largest_difference,
-    random_subject,
+    random_data,
     small_config,
     small_job,
     small_plan,
@@ -33,12 +33,12 @@ from tests.support.training import (
 from train.evaluation import evaluate
 from train.job import Progress
 from train.loop import train
-from train.planning.memory_estimate import footprint
-from train.record import told
+from train.planning.memory_estimate import trace_memory
+from train.record import format_evaluation
 from train.tasks.base import Forward, Sums
-from train.tasks.lm.task import LanguageModel, told_floors
+from train.tasks.lm.task import LanguageModel, baseline
 
-DELIVERY = Delivery(
+DELIVERY = LoaderConfig(
     device=torch.device("cpu"),
     dtype=torch.float32,
     channels_last=False,
@@ -83,8 +83,8 @@ def test_the_loss_in_parts_takes_less_memory_and_the_prediction_sees_it(
     plan = small_plan(4096, device="cuda", precision="bf16")
 
     def peak(*, chunked: bool) -> int:
-        changed = dataclasses.replace(config, chunked_cross_entropy=chunked)
-        return footprint(changed, plan, text_subject(config), hardware=CPU).trace.peak_bytes
+        changed = config.replace(chunked_cross_entropy=chunked)
+        return trace_memory(changed, plan, text_data(config), hardware=CPU).trace.peak_bytes
 
     # In single precision, once as logits and once as their gradient.
     assert peak(chunked=False) - peak(chunked=True) > 4096 * BLOCK * VOCAB * 4
@@ -109,7 +109,7 @@ def test_with_weights_what_is_ignored_does_not_count(chunked: bool) -> None:
 @pytest.mark.parametrize("batch_size", [1, 3, 8])
 def test_evaluation_predicts_every_token_but_the_first_once(length: int, batch_size: int) -> None:
     config, tokens = small_lm_config(), noise(length)
-    job = small_job(config, small_plan(batch_size), text_subject(config, test=tokens))
+    job = small_job(config, small_plan(batch_size), text_data(config, test=tokens))
     job.forward = forward_of()
     result = evaluate(job)
     nats = sum(losses_of(forward_of(), tokens))
@@ -124,7 +124,7 @@ def test_bits_are_of_the_bytes_and_units_are_named() -> None:
     task = LanguageModel(dataclasses.replace(spec, unit="token", validation_bytes=200), chunked=True)
     result = task.report({"count": 50.0, "loss": 2.0})
     assert result["bits_per_byte"] == pytest.approx(50 * 2.0 / math.log(2) / 200)
-    assert told(result) == (
+    assert format_evaluation(result) == (
         "loss 2.0000 nats per token, perplexity 7.3891 per token, bits per byte 0.7213 over 50 tokens"
     )
     unknown = LanguageModel(dataclasses.replace(spec, validation_bytes=None), chunked=True).report(
@@ -138,7 +138,7 @@ def test_bits_are_of_the_bytes_and_units_are_named() -> None:
 def test_the_best_checkpoint_has_the_smallest_loss() -> None:
     config = small_lm_config(max_steps=4, learning_rate=1.0, eval_interval_steps=1)
     record = MemoryRecord()
-    job = small_job(config, small_plan(2), text_subject(config), record=record)
+    job = small_job(config, small_plan(2), text_data(config), record=record)
     progress = Progress()
     train(job, progress)
     rows = record.of_kind("eval")
@@ -149,14 +149,14 @@ def test_the_best_checkpoint_has_the_smallest_loss() -> None:
 
 def test_floors_are_told_of_a_text_and_of_nothing_else(tmp_path: Path) -> None:
     said: list[str] = []
-    text = text_subject(small_lm_config()).dataset
-    line = told_floors(text, cache_dir=tmp_path, say=said.append)
+    text = text_data(small_lm_config()).dataset
+    line = baseline(text, cache_dir=tmp_path, log=said.append)
     assert line is not None and re.fullmatch(
-        r"Floors: \d\.\d\d( / \d\.\d\d){3} bits per byte by counting 1- to 4-grams of bytes", line
+        r"N-gram baseline: \d\.\d\d( / \d\.\d\d){3} bits per byte by counting 1- to 4-grams of bytes", line
     )
-    assert told_floors(text, cache_dir=tmp_path, say=said.append) == line and len(said) == 1
-    images = random_subject(small_config(), shape=(1, 28, 28), train_size=4).dataset
-    assert told_floors(images, cache_dir=tmp_path, say=said.append) is None
+    assert baseline(text, cache_dir=tmp_path, log=said.append) == line and len(said) == 1
+    images = random_data(small_config(), shape=(1, 28, 28), train_size=4).dataset
+    assert baseline(images, cache_dir=tmp_path, log=said.append) is None
 
 
 class Ragged(Wrapped):
@@ -178,8 +178,8 @@ class Ragged(Wrapped):
 def test_the_cut_into_micro_batches_changes_nothing(wrap: type[Wrapped]) -> None:
     def state(*micro_batches: int) -> dict[str, Tensor]:
         config = small_lm_config()
-        subject = text_subject(config, train=noise(40 * BLOCK))
-        return trained(small_job(config, small_plan(*micro_batches), subject, task=wrap))
+        data = text_data(config, train=noise(40 * BLOCK))
+        return trained(small_job(config, small_plan(*micro_batches), data, task=wrap))
 
     whole = state(6)
     assert largest_difference(whole, state(1, 1, 1, 1, 1, 1)) <= 1e-12
@@ -189,8 +189,8 @@ def test_the_cut_into_micro_batches_changes_nothing(wrap: type[Wrapped]) -> None
 @pytest.mark.parametrize("wrap", [Wrapped, Ragged])
 def test_gradients_are_of_the_mean_over_counted_tokens(wrap: type[Wrapped]) -> None:
     config = small_lm_config(max_steps=1, momentum=0.0, nesterov=False, weight_decay=0.0)
-    subject = text_subject(config, train=noise(40 * BLOCK))
-    job = small_job(config, small_plan(4, 2), subject, task=wrap)
+    data = text_data(config, train=noise(40 * BLOCK))
+    job = small_job(config, small_plan(4, 2), data, task=wrap)
     before = {name: p.detach().clone() for name, p in job.model.named_parameters()}
 
     [batch] = job.train_loader.micro_batches(step=0, target=6, rank=0, world=1, sizes=[6])
@@ -215,12 +215,12 @@ def lost_by_the_oracle(
 ) -> list[float]:
     """Mean loss in training and in evaluation, with every batch changed."""
     tokens, spec, task = cycle(20 * BLOCK + 5), text_spec(), LanguageModel(text_spec(), chunked=True)
-    delivery = dataclasses.replace(DELIVERY, placement=placement)
+    loader_config = dataclasses.replace(DELIVERY, placement=placement)
     train_part = TokenPart(tokens, block_size=BLOCK, shifted=True)
-    with TrainLoader(train_part, spec, delivery, seed=3, augment="none", pad=0) as loader:
+    with TrainLoader(train_part, spec, loader_config, seed=3, augment="none", pad=0) as loader:
         batches = [*loader.micro_batches(step=0, target=BLOCK, rank=0, world=1, sizes=[BLOCK])]
         sums = [task.training(oracle, change(batch)) for batch in batches]
-    with EvalLoader(TokenPart(tokens, block_size=BLOCK), spec, delivery) as evaluation:
+    with EvalLoader(TokenPart(tokens, block_size=BLOCK), spec, loader_config) as evaluation:
         whole = [*evaluation.batches(rank=0, world=1, batch_size=BLOCK)]
         sums += [task.evaluation(oracle, change(batch)) for batch in whole]
     return [float(part.loss / part.count) for part in sums]

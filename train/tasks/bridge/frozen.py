@@ -1,4 +1,4 @@
-"""Language models that are not trained: what the bridge asks of them, and where they come from."""
+"""Frozen language models: their interface and sources."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from lib.data.datasets.question_answering.data import HUGGING_FACE, SIZES
-from lib.data.datasets.question_answering.huggingface import not_there, transformers
+from lib.data.datasets.question_answering.huggingface import missing_error, transformers
 from lib.data.datasets.question_answering.spec import AnswerSpec, Side
 from lib.data.types import Spec, TextSpec
 from lib.devices.base import Backend
@@ -24,44 +24,45 @@ from lib.nn.model_code import build_model
 from lib.plan.types import Branch, Plan
 from models.gpt2.model import GPT2
 
-ROWS = 2  # that operations are counted for
-BACK_AND_FORTH = 2  # a product of which one factor is frozen has one more in its derivative
+ROWS = 2  # for which FLOPs are counted
+BACKWARD_FACTOR = 2  # FLOPs of forward and backward over those of forward, with one frozen factor per product
 
 
 class FrozenLM(Protocol):
-    """A language model of which gradients are wanted with respect to what it reads, and no others.
+    """A frozen language model; gradients are taken by its input only.
 
-    positions: the longest sequence that it takes; None where there is no bound that is known.
-    embedding_rms: (), the root mean square of the embeddings of its tokens.
+    positions: maximum sequence length, None if unknown. embedding_rms: (), root mean square of its
+    embeddings.
     """
 
     positions: int | None
     embedding_rms: Tensor
 
     def embed(self, tokens_BT: Tensor) -> Tensor:
-        """int64 (B, T) -> (B, T, C)."""
+        """Embed tokens: int64 (B, T) -> (B, T, C)."""
         ...
 
     def logits(self, embedded_BTC: Tensor) -> Tensor:
-        """(B, T, C) -> (B, T, V), of the token that follows at every position."""
+        """Return the logits of the next tokens: (B, T, C) -> (B, T, V)."""
         ...
 
     def weights(self) -> list[Tensor]:
-        """All that it holds on the device."""
+        """Return all tensors that it holds on the device."""
         ...
 
 
 class _Frozen:
-    """What both kinds share: a module whose weights stay."""
+    """A module with frozen weights."""
 
     def __init__(self, model: nn.Module, table_VC: Tensor, *, positions: int | None) -> None:
         self.positions = positions
         single = torch.promote_types(table_VC.dtype, torch.float32)
-        norm = torch.linalg.vector_norm(table_VC.detach(), dtype=single)  # makes no second table
+        norm = torch.linalg.vector_norm(table_VC.detach(), dtype=single)  # without a copy of the table
         self.embedding_rms = norm / math.sqrt(table_VC.numel())
         self._model = model
 
     def weights(self) -> list[Tensor]:
+        """Return parameters and buffers."""
         return [*self._model.parameters(), *self._model.buffers()]
 
 
@@ -74,10 +75,12 @@ class ToolkitLM(_Frozen):
         super().__init__(model, backbone.token.weight, positions=backbone.position.num_embeddings)
 
     def embed(self, tokens_BT: Tensor) -> Tensor:
+        """Embed tokens."""
         return self._gpt2.backbone.token(tokens_BT)  # type: ignore[no-any-return]
 
     def logits(self, embedded_BTC: Tensor) -> Tensor:
-        return self._gpt2.of_embedded(embedded_BTC)
+        """Return logits for embeddings."""
+        return self._gpt2.forward_embedded(embedded_BTC)
 
 
 class HuggingFaceLM(_Frozen):
@@ -91,30 +94,32 @@ class HuggingFaceLM(_Frozen):
         super().__init__(model, self._embedding.weight, positions=longest)
 
     def embed(self, tokens_BT: Tensor) -> Tensor:
+        """Embed tokens."""
         return self._embedding(tokens_BT)  # type: ignore[no-any-return]
 
     def logits(self, embedded_BTC: Tensor) -> Tensor:
+        """Return logits for embeddings."""
         return self._causal(inputs_embeds=embedded_BTC, use_cache=False).logits  # type: ignore[no-any-return]
 
 
 @dataclass(frozen=True, slots=True)
 class FrozenSource:
-    """Where a frozen language model comes from.
+    """Source of a frozen language model.
 
-    path: the file of weights of a model of the toolkit, None for random ones, which will do to measure what
-    a run needs; of one of Hugging Face its directory.
+    path: weights of a toolkit model, None for random ones, which suffice for measurements; or the directory
+    of a Hugging Face model.
     """
 
     side: Side
     path: Path | None
 
     def load(self, device: torch.device, dtype: torch.dtype) -> FrozenLM:
-        """The model on `device`; within a simulation without contents. Raises DataError, ConfigError."""
-        with _made_as(device, dtype) if simulated() else contextlib.nullcontext():
+        """Load the model onto `device`; in a simulation without data. Raises DataError, ConfigError."""
+        with _defaults(device, dtype) if simulated() else contextlib.nullcontext():
             if self.side.name.startswith(HUGGING_FACE):
                 assert self.path is not None
-                return HuggingFaceLM(_placed(_of_hugging_face(self.path, dtype), device, dtype))
-            model = unlearned(self.side)
+                return HuggingFaceLM(_placed(_load_hugging_face(self.path, dtype), device, dtype))
+            model = untrained(self.side)
             if self.path is not None and not simulated():
                 model.load_state_dict(torch.load(self.path, weights_only=True))
             return ToolkitLM(_placed(model, device, dtype))
@@ -122,43 +127,36 @@ class FrozenSource:
 
 @dataclass(frozen=True, slots=True)
 class FrozenPair:
-    """Two frozen language models, made before the first job (`train.tasks.base.Prepared`)."""
+    """Two frozen language models (`train.tasks.base.Prepared`)."""
 
     sources: tuple[FrozenSource, FrozenSource]
 
     def branches(self, build: Callable[[], nn.Module], spec: Spec) -> tuple[Branch, Branch]:
-        """What each of the two takes. Raises DataError, ConfigError."""
+        """Count FLOPs per sample and parameters of both models, without data and memory.
+
+        build: makes the model whose prefixes they read. Raises DataError, ConfigError.
+        """
         assert isinstance(spec, AnswerSpec)
-        return branches_of(build, spec, self.sources)
+        found = []
+        with simulation("cpu"), LiveBytes() as live, torch.no_grad():
+            bytes_BT = torch.zeros(ROWS, *spec.input_shape, dtype=torch.int64)
+            for source, prefix_BMC in zip(self.sources, build().eval()(bytes_BT), strict=True):
+                side, lm = source.side, source.load(torch.device("cpu"), torch.float32)
+                tokens_BT = torch.zeros(ROWS, len(side.anchor) + side.answer_tokens - 1, dtype=torch.int64)
+                _check_room(lm, side.name, needed=prefix_BMC.shape[1] + tokens_BT.shape[1])
+                before = live.flop
+                lm.logits(torch.cat((prefix_BMC, lm.embed(tokens_BT)), dim=1))
+                flop = BACKWARD_FACTOR * (live.flop - before) / ROWS
+                parameters = sum(weight.numel() for weight in lm.weights())
+                found.append(Branch(flop_per_sample=flop, parameters=parameters))
+        return found[0], found[1]
 
     def load(self, plan: Plan, backend: Backend, dtype: torch.dtype) -> tuple[FrozenLM, FrozenLM]:
-        """The first on the first of the backend's devices, the second on the last one."""
+        """Load the first onto the first of the backend's devices, the second onto the last."""
         first, second = self.sources
-        # Autocast would make a copy of each weight whenever it is used, and keep it until backward.
+        # Autocast would copy each weight at every use, and keep the copy until backward.
         dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(plan.precision, dtype)
         return first.load(backend.devices[0], dtype), second.load(backend.devices[-1], dtype)
-
-
-def branches_of(
-    build: Callable[[], nn.Module], spec: AnswerSpec, sources: tuple[FrozenSource, FrozenSource]
-) -> tuple[Branch, Branch]:
-    """What each of the two computes for a sample, and its size, found without data and without memory.
-
-    build: makes the model whose prefixes they read. Raises DataError, ConfigError.
-    """
-    found = []
-    with simulation("cpu"), LiveBytes() as live, torch.no_grad():
-        bytes_BT = torch.zeros(ROWS, *spec.input_shape, dtype=torch.int64)
-        for source, prefix_BMC in zip(sources, build().eval()(bytes_BT), strict=True):
-            side, lm = source.side, source.load(torch.device("cpu"), torch.float32)
-            tokens_BT = torch.zeros(ROWS, len(side.anchor) + side.answer_tokens - 1, dtype=torch.int64)
-            _check_room(lm, side.name, needed=prefix_BMC.shape[1] + tokens_BT.shape[1])
-            before = live.flop
-            lm.logits(torch.cat((prefix_BMC, lm.embed(tokens_BT)), dim=1))
-            flop = BACK_AND_FORTH * (live.flop - before) / ROWS
-            parameters = sum(weight.numel() for weight in lm.weights())
-            found.append(Branch(flop_per_sample=flop, parameters=parameters))
-    return found[0], found[1]
 
 
 def _check_room(lm: FrozenLM, name: str, *, needed: int) -> None:
@@ -170,35 +168,31 @@ def _check_room(lm: FrozenLM, name: str, *, needed: int) -> None:
 
 
 def text_spec(side: Side) -> TextSpec:
-    """The texts of `side` for a language model that learns to write them."""
+    """Return the spec of the texts of `side` for pretraining."""
     return TextSpec(
         name=side.name,
         vocab_size=side.vocab_size,
         block_size=side.text_tokens,
         unit="token",
-        validation_tokens=1,
-        validation_bytes=None,
         synthetic=True,
     )
 
 
 def size_options(side: Side) -> dict[str, Any]:
-    """The options of models/gpt2 for a model of the toolkit."""
-    size = SIZES[side.name]
-    sizes = {"layers": size.layers, "heads": size.heads, "width": size.width}
-    return {"size": "custom", "bias": True, "dropout": 0.0, "pad_vocab": 1, **sizes}
+    """Return the options of models/gpt2 for a toolkit model."""
+    return {"size": "custom", "bias": True, "dropout": 0.0, "pad_vocab": 1, **SIZES[side.name]}
 
 
-def unlearned(side: Side) -> GPT2:
-    """A model of the toolkit with random weights."""
+def untrained(side: Side) -> GPT2:
+    """Build a toolkit model with random weights."""
     model = build_model("gpt2", size_options(side), text_spec(side), seed=0)
     assert isinstance(model, GPT2)
     return model
 
 
 @contextlib.contextmanager
-def _made_as(device: torch.device, dtype: torch.dtype) -> Iterator[None]:
-    """Fake tensors are made where and as they are to be: Module.to refuses them."""
+def _defaults(device: torch.device, dtype: torch.dtype) -> Iterator[None]:
+    """Set default device and dtype, because Module.to does not support fake tensors."""
     usual = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
     try:
@@ -208,7 +202,7 @@ def _made_as(device: torch.device, dtype: torch.dtype) -> Iterator[None]:
         torch.set_default_dtype(usual)
 
 
-def _of_hugging_face(folder: Path, dtype: torch.dtype) -> nn.Module:
+def _load_hugging_face(folder: Path, dtype: torch.dtype) -> nn.Module:
     package = transformers()
     try:
         if simulated():
@@ -217,7 +211,7 @@ def _of_hugging_face(folder: Path, dtype: torch.dtype) -> nn.Module:
         else:
             model = package.AutoModelForCausalLM.from_pretrained(str(folder), local_files_only=True)
     except (OSError, ValueError) as error:
-        raise not_there(folder, "causal language model", error) from error
+        raise missing_error(folder, "causal language model", error) from error
     assert isinstance(model, nn.Module)
     return model
 

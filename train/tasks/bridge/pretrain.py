@@ -1,4 +1,4 @@
-"""The small language models of the toolkit, which are trained by the one loop before they are frozen."""
+"""Pretraining of the toolkit's small language models, which are then frozen."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ from lib.plan.types import Plan, one_reason
 from train import loop
 from train.build import make_job
 from train.job import Progress
-from train.record import SilentRecord
+from train.record import Record
 from train.signals import Stopped
 from train.tasks.base import Forward, Sums
 from train.tasks.bridge.frozen import FrozenSource, size_options, text_spec
 from train.tasks.lm.task import LanguageModel
-from train.training_data import cache_of, measure
+from train.training_data import cache_of, make_training_data
 
 VERSION = 1
 SEED, BATCH, LEARNING_RATE = 1, 64, 3e-3
@@ -45,13 +45,12 @@ def frozen_sources(
     *,
     root: Path,
     learned: bool,
-    say: Callable[[str], None],
+    log: Callable[[str], None],
 ) -> tuple[FrozenSource, FrozenSource]:
-    """The two models that `config` names, those of the toolkit trained on the texts of `dataset`.
+    """Return the two models that `config` names; those of the toolkit are trained on the texts of `dataset`.
 
-    learned: false where random weights will do. What is trained is kept in the data cache of the source tree
-    at `root`, by all that it follows from. Raises ToolkitError where training is stopped or the cache cannot
-    be written.
+    learned: false for random weights. Weights are cached in the source tree at `root`. Raises ToolkitError if
+    training is stopped or the cache cannot be written.
     """
     spec = dataset.spec
     assert isinstance(spec, AnswerSpec)
@@ -60,17 +59,17 @@ def frozen_sources(
         if side.name.startswith(HUGGING_FACE):
             paths.append(folder_of(side.name, root=root))
         elif learned:
-            paths.append(_learned(config, dataset, number, cache_dir=cache_of(root), say=say))
+            paths.append(_pretrained(config, dataset, number, cache_dir=cache_of(root), log=log))
         else:
             paths.append(None)
     first, second = (FrozenSource(side, path) for side, path in zip(spec.sides, paths, strict=True))
     return first, second
 
 
-def _learned(
-    config: Config, dataset: Dataset, number: int, *, cache_dir: Path, say: Callable[[str], None]
+def _pretrained(
+    config: Config, dataset: Dataset, number: int, *, cache_dir: Path, log: Callable[[str], None]
 ) -> Path:
-    """The file of weights of one model."""
+    """Return the file of weights of one model, trained if necessary."""
     assert isinstance(dataset.spec, AnswerSpec)
     side, steps = dataset.spec.sides[number], _steps(config)
     texts = texts_of(dataset, number)
@@ -79,18 +78,17 @@ def _learned(
     identity = fingerprint(*recipe, *(hashlib.sha256(content).hexdigest() for content in contents))
 
     def fill(folder: Path) -> None:
-        say(f"{side.name}: training it for {steps} steps, to be frozen, into {cache_dir}")
-        told = _train(_recipe(config, size_options(side)), texts, folder / WEIGHTS)
-        say(f"{side.name}: {told}")
+        log(f"{side.name}: training it for {steps} steps, to be frozen, into {cache_dir}")
+        log(f"{side.name}: {_train(_recipe(config, size_options(side)), texts, folder / WEIGHTS)}")
 
     name = f"frozen-{side.name.partition(':')[2]}-{identity[:8]}"
-    return cached_folder(cache_dir / name, identity=identity, fill=fill, say=say) / WEIGHTS
+    return cached_folder(cache_dir / name, identity=identity, fill=fill, log=log) / WEIGHTS
 
 
 def texts_of(dataset: Dataset, number: int) -> Dataset:
-    """The whole texts of `dataset` in the tokens of one of the two models, with the answers as targets.
+    """Return the whole texts of `dataset` in the tokens of one model, with the answers as targets.
 
-    The rest of a text says little that could be learned, and would be most of the gradient's noise.
+    The rest of a text is unpredictable, and would dominate the noise of the gradient.
     """
     assert isinstance(dataset.spec, AnswerSpec)
     columns = dataset.spec.columns
@@ -103,29 +101,30 @@ def texts_of(dataset: Dataset, number: int) -> Dataset:
         ends, counts = ((rows != IGNORED).sum(axis=1, keepdims=True) for rows in (texts, answers))
         following = np.pad(texts[:, 1:], ((0, 0), (0, 1)), constant_values=IGNORED)
         places = np.arange(1, texts.shape[1] + 1)
-        asked = np.where(places >= ends - counts, following, IGNORED).astype(np.int32)
-        parts.append(ArrayPart(texts.clip(min=0).astype(np.int64), asked))
+        requested = np.where(places >= ends - counts, following, IGNORED).astype(np.int32)
+        parts.append(ArrayPart(texts.clip(min=0).astype(np.int64), requested))
     spec = text_spec(dataset.spec.sides[number])
     return Dataset(spec, parts[0], parts[1], f"the texts of {dataset.spec.name}")
 
 
 class _Answers(LanguageModel):
-    """A language model that learns from the targets that are there, and counts them."""
+    """Language modelling of the targets that are not IGNORED."""
 
     def training(self, forward: Forward, batch: Batch) -> Sums:
+        """Return the loss of all rows."""
         every = torch.ones(len(batch.inputs), device=batch.inputs.device)
         return self.evaluation(forward, dataclasses.replace(batch, weights=every))
 
 
 def _train(config: Config, texts: Dataset, file: Path) -> str:
-    """Train by the one loop on a CPU, and write the weights. Returns how it ended, in words."""
+    """Train on a CPU by the training loop, write the weights, and return a summary line."""
     job = make_job(
         config,
         _plan(),
-        measure(config, texts),
+        make_training_data(config, texts),
         hardware=probe("cpu"),
         backend=Backend("cpu"),
-        record=SilentRecord(),
+        record=Record(),
     )
     assert isinstance(texts.spec, TextSpec)
     job.task = _Answers(texts.spec, chunked=False)
@@ -138,16 +137,15 @@ def _train(config: Config, texts: Dataset, file: Path) -> str:
                 f"stopped while {texts.spec.name} was trained, to be frozen",
                 todo="make train begins with it again",
             ) from error
-    weights = io.BytesIO()  # torch's own writer of files would hide an error of the disk
+    weights = io.BytesIO()  # torch.save to a file would hide errors of the disk
     torch.save(job.model.state_dict(), weights)
     atomic.write_new(file, weights.getvalue())
     return f"loss {result['loss']:.4f} nats per token after {progress.step} steps, {progress.seconds:.0f} s"
 
 
 def _recipe(config: Config, options: Mapping[str, Any]) -> Config:
-    """`config` with all that a small GPT-2 is trained by: nothing of the run itself but FROZEN_STEPS."""
-    return dataclasses.replace(
-        config,
+    """Return the fixed training configuration, which depends on the run only through FROZEN_STEPS."""
+    return config.replace(
         model="gpt2",
         model_options=options,
         task_options={},

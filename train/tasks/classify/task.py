@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import torch.nn.functional as F
@@ -11,26 +11,29 @@ import torch.nn.functional as F
 from lib.config import Config
 from lib.data.loader import Batch
 from lib.data.types import ImageSpec, Spec, TextClassSpec
-from train.tasks.base import Forward, Sums, full_precision, no_logits
+from lib.nn.precision import full_precision
+from lib.plugins import NoOptions as Options
+from train.tasks.base import Forward, Sums, no_logits
 
 DATA = ("images or texts with labels", (ImageSpec, TextClassSpec))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
-    """No symbols of its own: LABEL_SMOOTHING is there for every model."""
-
-
 def build(_: Options, spec: Spec, *, config: Config) -> Classify:
-    """Classification of such data."""
+    """Return the task."""
     assert isinstance(spec, DATA[1])
     return Classify(label_smoothing=config.label_smoothing)
 
 
 def fault(returned: Any, spec: Spec, *, rows: int) -> str:
-    """Why what a model `returned` for `rows` samples are no logits of classes; "" where they are."""
+    """Return the fault if a model did not return logits of the classes, else ""."""
     assert isinstance(spec, ImageSpec | TextClassSpec)
     return no_logits(returned, (rows,), spec.classes)
+
+
+def naive_loss(spec: Spec) -> float:
+    """Return the cross-entropy of a uniform guess of the class."""
+    assert isinstance(spec, ImageSpec | TextClassSpec)
+    return math.log(spec.classes)
 
 
 class Classify:
@@ -42,6 +45,7 @@ class Classify:
         self.label_smoothing = label_smoothing
 
     def training(self, forward: Forward, batch: Batch) -> Sums:
+        """Return the smoothed loss, and the number of correct predictions as "accuracy"."""
         logits_NK = full_precision(forward(batch.inputs))
         loss = F.cross_entropy(
             logits_NK, batch.targets, reduction="sum", label_smoothing=self.label_smoothing
@@ -50,6 +54,7 @@ class Classify:
         return Sums(loss, len(batch.targets), {"accuracy": correct})
 
     def evaluation(self, forward: Forward, batch: Batch) -> Sums:
+        """Return the weighted loss and accuracy without label smoothing."""
         assert batch.weights is not None
         logits_NK = full_precision(forward(batch.inputs))
         loss_N = F.cross_entropy(logits_NK, batch.targets, reduction="none")
@@ -61,7 +66,9 @@ class Classify:
         )
 
     def report(self, means: Mapping[str, float]) -> dict[str, float]:
+        """Return samples, loss and accuracy."""
         return {"samples": means["count"], "loss": means["loss"], "accuracy": means["accuracy"]}
 
     def score(self, evaluation: Mapping[str, float]) -> float:
+        """Return the accuracy."""
         return evaluation["accuracy"]

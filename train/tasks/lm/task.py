@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,57 +12,55 @@ from torch import Tensor
 
 from lib.config import Config
 from lib.data.loader import Batch
-from lib.data.ngram_baseline import counting_floors
+from lib.data.ngram_baseline import ngram_baseline
 from lib.data.types import Dataset, ImageSpec, Spec, TextClassSpec, TextSpec
 from lib.nn import IGNORED
 from lib.nn.cross_entropy import cross_entropy
-from train.tasks.base import Forward, Sums, Task, full_precision, no_logits, refuse_label_smoothing
+from lib.nn.precision import full_precision
+from lib.plugins import NoOptions as Options
+from train.tasks.base import Forward, Sums, Task, no_logits, refuse_label_smoothing
 from train.tasks.classify import task as classify
 
 DATA = ("a text, or images or texts with labels", (TextSpec, ImageSpec, TextClassSpec))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
-    """No symbols of its own."""
-
-
-def build(_: Options, spec: Spec, *, config: Config) -> Task:
-    """Language modelling of texts. With labels, a language model classifies."""
+def build(options: Options, spec: Spec, *, config: Config) -> Task:
+    """Return language modelling for texts, classification for data with labels."""
     if not isinstance(spec, TextSpec):
-        return classify.build(classify.Options(), spec, config=config)
+        return classify.build(options, spec, config=config)
     refuse_label_smoothing(config, "tokens")
     return LanguageModel(spec, chunked=config.chunked_cross_entropy)
 
 
 def fault(returned: Any, spec: Spec, *, rows: int) -> str:
-    """Why what a model `returned` for `rows` samples are no logits; "" where they are."""
+    """Return the fault if a model did not return logits, else ""."""
     if not isinstance(spec, TextSpec):
         return classify.fault(returned, spec, rows=rows)
     return no_logits(returned, (rows, *spec.input_shape), spec.vocab_size)
 
 
 class LanguageModel:
-    """Sums are over target tokens, so that every token weighs the same wherever its text was cut."""
+    """Cross-entropy of the next token, summed over target tokens, so that every token weighs the same."""
 
     def __init__(self, spec: TextSpec, *, chunked: bool) -> None:
-        """chunked: have the loss computed some rows at a time (`lib.nn.cross_entropy`)."""
+        """chunked: compute the loss in chunks of rows (`lib.nn.cross_entropy`)."""
         self.spec = spec
         self._losses = _chunked_losses if chunked else _losses
         self.targets_per_sample = spec.block_size
 
     def training(self, forward: Forward, batch: Batch) -> Sums:
-        """A batch without weights has no IGNORED target, and its count is known without the device."""
+        """Return the loss. Without weights there are no IGNORED targets: the count is known on the host."""
         loss_BT = self._losses(forward, batch)
         if batch.weights is None:
             return Sums(loss_BT.sum(), batch.targets.numel(), {})
         return _weighted(loss_BT, batch)
 
     def evaluation(self, forward: Forward, batch: Batch) -> Sums:
+        """Return the weighted loss."""
         return _weighted(self._losses(forward, batch), batch)
 
     def report(self, means: Mapping[str, float]) -> dict[str, float]:
-        """loss: in nats per token. bits_per_byte: of the text itself, where its length is known."""
+        """Return loss in nats per token, perplexity, and bits per byte if the text's length is known."""
         tokens, loss = means["count"], means["loss"]
         result = {f"{self.spec.unit}s": tokens, "loss": loss, "perplexity": _exp(loss)}
         if self.spec.validation_bytes is not None:
@@ -71,18 +68,23 @@ class LanguageModel:
         return result
 
     def score(self, evaluation: Mapping[str, float]) -> float:
+        """Return the negative loss."""
         return -evaluation["loss"]
 
 
-def told_floors(dataset: Dataset, *, cache_dir: Path, say: Callable[[str], None]) -> str | None:
-    """A line to read a language model's figures by: what counting achieves on the same text.
+def naive_loss(spec: Spec) -> float:
+    """Return the cross-entropy of a uniform guess: of the next token, or with labels of the class."""
+    return math.log(spec.vocab_size) if isinstance(spec, TextSpec) else classify.naive_loss(spec)
 
-    None where no text is predicted. Counted once and kept in `cache_dir`; `say` is told of the work.
-    Raises ToolkitError where the cache cannot be written.
+
+def baseline(dataset: Dataset, *, cache_dir: Path, log: Callable[[str], None]) -> str | None:
+    """Return the n-gram baseline as a line of text, cached in `cache_dir`; None for data with labels.
+
+    Raises ToolkitError if the cache cannot be written.
     """
     if not isinstance(dataset.spec, TextSpec):
         return None
-    return f"Floors: {counting_floors(dataset, cache_dir=cache_dir, say=say)}"
+    return f"N-gram baseline: {ngram_baseline(dataset, cache_dir=cache_dir, log=log)}"
 
 
 def _losses(forward: Forward, batch: Batch) -> Tensor:

@@ -1,11 +1,12 @@
 """Deep supervision of a model that improves its own answer, with adaptive computation time.
 
-One optimizer step is one supervision step of every row of the batch. A row whose sample is done takes the
-new sample of that row; the other new samples are thrown away, so that epochs are nominal.
+One optimizer step is one supervision step of every row. A row whose sample is finished takes the new sample
+of that row; other new samples are dropped, so epochs are nominal.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -15,8 +16,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lib.config import Config
+from lib.data.datasets.sudoku.spec import PuzzleSpec
 from lib.data.loader import Batch
-from lib.data.types import PuzzleSpec, Spec
+from lib.data.types import Spec
 from lib.nn import IGNORED
 from lib.nn.stablemax import stablemax_cross_entropy
 from train.tasks.base import Forward, Sums, no_logits, refuse_label_smoothing
@@ -25,8 +27,9 @@ from train.tasks.recursive.carry import Carry, Rows
 DATA = ("puzzles", (PuzzleSpec,))
 SELECTS = "MODEL_LEARNS_RECURSIVELY"
 HALT_WEIGHT = 0.5  # of the loss of the halting logit
-_OF_A_THOUGHT = ("logits", "halt", "y_BTD", "z_BTD")
-_REPEATS = 2  # of a step of evaluation: another one takes the memory that the second took
+FIRST_HALT = -5.0  # the initial halting logit of models/trm
+_THOUGHT_FIELDS = ("logits", "halt", "y_BTD", "z_BTD")
+_REPEATS = 2  # of an evaluation step, after which memory is constant
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,7 +42,7 @@ class Options:
 
 
 def build(options: Options, spec: Spec, *, config: Config) -> Recursive:
-    """Deep supervision on puzzles."""
+    """Return the task. Raises ConfigError for label smoothing."""
     assert isinstance(spec, PuzzleSpec)
     refuse_label_smoothing(config, "cells")
     return Recursive(
@@ -51,36 +54,42 @@ def build(options: Options, spec: Spec, *, config: Config) -> Recursive:
 
 
 def fault(returned: Any, spec: Spec, *, rows: int) -> str:
-    """Why what a model `returned` for `rows` puzzles is no `Thought`; "" where it is."""
+    """Return the fault if a model did not return a `Thought`, else ""."""
     assert isinstance(spec, PuzzleSpec)
-    missing = [name for name in _OF_A_THOUGHT if not isinstance(getattr(returned, name, None), Tensor)]
+    missing = [name for name in _THOUGHT_FIELDS if not isinstance(getattr(returned, name, None), Tensor)]
     if missing:
         return f"which has no {', '.join(missing)}"
     return no_logits(returned.logits, (rows, *spec.input_shape), spec.vocab_size)
 
 
+def naive_loss(spec: Spec) -> float:
+    """Return the loss of a uniform guess of each cell with the initial halting logit."""
+    assert isinstance(spec, PuzzleSpec)
+    return math.log(spec.vocab_size) + HALT_WEIGHT * math.log1p(math.exp(FIRST_HALT))
+
+
 def to_measure(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Options under which a step and an evaluation take as much memory as under `options`."""
+    """Return cheaper options that need the same memory as `options`."""
     return {**options, "eval_steps": min(options["eval_steps"], _REPEATS)}
 
 
 class Recursive:
-    """The model's forward pass is that of models/trm: tokens, and where it left off, to a `Thought`."""
+    """Task of a model such as models/trm: tokens and latents to a `Thought`."""
 
     targets_per_sample = 1
 
     def __init__(self, *, seed: int, max_steps: int, exploration: float, eval_steps: int) -> None:
-        """max_steps: of a sample in training. exploration: share of rows that may not stop too early.
+        """max_steps: per sample in training. exploration: share of rows with a minimum number of steps.
 
-        eval_steps: of every sample in evaluation.
+        eval_steps: per sample in evaluation.
         """
         self.carry = Carry()
         self._seed, self._max_steps, self._exploration = seed, max_steps, exploration
         self._eval_steps = eval_steps
 
     def training(self, forward: Forward, batch: Batch) -> Sums:
-        """Sums over rows. Metrics: cells that are right, and rows that stop now, and are right then."""
-        before = self.carry.taken()
+        """Return the loss. Metrics: accuracy of cells, rows that halt, and halted rows that are solved."""
+        before = self.carry.selected()
         if before is None:
             inputs_BL, targets_BL = batch.inputs, batch.targets
             thought = forward(inputs_BL)
@@ -91,12 +100,12 @@ class Recursive:
             targets_BL = torch.where(fresh_B[:, None], batch.targets, before.targets_BL)
             thought = forward(inputs_BL, before.y_BTD, before.z_BTD, fresh_B)
             steps_B = before.steps_B.masked_fill(fresh_B, 0) + 1
-        loss_B, right_B, exact_B = _judged(thought.logits, targets_BL)
+        loss_B, right_B, exact_B = _scores(thought.logits, targets_BL)
         halt_loss_B = F.binary_cross_entropy_with_logits(
             thought.halt, exact_B.to(thought.halt.dtype), reduction="none"
         )
         halted_B = self._halted(thought.halt.detach(), steps_B)
-        self.carry.leave(Rows(thought.y_BTD, thought.z_BTD, steps_B, halted_B, inputs_BL, targets_BL))
+        self.carry.store(Rows(thought.y_BTD, thought.z_BTD, steps_B, halted_B, inputs_BL, targets_BL))
         metrics = {
             "accuracy": right_B.sum(),
             "halted": halted_B.sum(),
@@ -105,15 +114,15 @@ class Recursive:
         return Sums(loss_B.sum() + HALT_WEIGHT * halt_loss_B.sum(), len(loss_B), metrics)
 
     def evaluation(self, forward: Forward, batch: Batch) -> Sums:
-        """All of EVAL_STEPS, from the start. Exact: every cell is right; and so after 1, 2, 4, ... steps."""
+        """Run EVAL_STEPS steps. Exact: every cell is right; also reported after 1, 2, 4, ... steps."""
         assert batch.weights is not None
         weights_B, metrics = batch.weights, dict[str, Tensor]()
         thought = forward(batch.inputs)
-        goes_on_B = torch.zeros_like(weights_B, dtype=torch.bool)
+        not_fresh_B = torch.zeros_like(weights_B, dtype=torch.bool)
         for step in range(1, self._eval_steps + 1):
             if step > 1:
-                thought = forward(batch.inputs, thought.y_BTD, thought.z_BTD, goes_on_B)
-            loss_B, right_B, exact_B = _judged(thought.logits, batch.targets)
+                thought = forward(batch.inputs, thought.y_BTD, thought.z_BTD, not_fresh_B)
+            loss_B, right_B, exact_B = _scores(thought.logits, batch.targets)
             if step & (step - 1) == 0 or step == self._eval_steps:
                 metrics[f"exact_after_{step}"] = (exact_B * weights_B).sum()
         metrics["accuracy"] = (right_B * weights_B).sum()
@@ -121,22 +130,25 @@ class Recursive:
         return Sums((loss_B * weights_B).sum(), weights_B.sum(), metrics)
 
     def report(self, means: Mapping[str, float]) -> dict[str, float]:
-        """The loss is that of the cells alone, after the last step."""
+        """Return the figures; the loss is that of the cells after the last step."""
         first = {"samples": means["count"], "loss": means["loss"], "accuracy": means["accuracy"]}
         exact = {"exact_accuracy": means["exact_accuracy"]}
         return first | exact | {name: value for name, value in means.items() if "after" in name}
 
     def score(self, evaluation: Mapping[str, float]) -> float:
+        """Return the exact accuracy."""
         return evaluation["exact_accuracy"]
 
     def _halted(self, halt_B: Tensor, steps_B: Tensor) -> Tensor:
         halted_B = (steps_B >= self._max_steps) | ((halt_B > 0) & (self._max_steps > 1))
-        least_B = self.carry.least_steps(seed=self._seed, most=self._max_steps, probability=self._exploration)
-        return halted_B & (steps_B >= least_B.to(steps_B.device))
+        minimum_B = self.carry.min_steps(
+            seed=self._seed, limit=self._max_steps, probability=self._exploration
+        )
+        return halted_B & (steps_B >= minimum_B.to(steps_B.device))
 
 
-def _judged(logits_BLV: Tensor, targets_BL: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """For each row: the mean loss of its cells, the share of them that are right, and whether all are."""
+def _scores(logits_BLV: Tensor, targets_BL: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return per row the mean loss of its cells, the share of right cells, and whether all are right."""
     counts_BL = targets_BL != IGNORED
     counts_B = counts_BL.sum(dim=1)
     loss_BL = stablemax_cross_entropy(logits_BLV.flatten(0, 1), targets_BL.flatten()).view_as(targets_BL)

@@ -7,8 +7,6 @@ distance, which makes strokes thinner or thicker. Five fonts occur in the test p
 
 from __future__ import annotations
 
-import sys
-from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Literal
@@ -16,19 +14,16 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from lib.data.datasets.embedded import open_embedded, outline_of
-from lib.data.datasets.files import Place
-from lib.data.datasets.warp import interpolate, outer, pixel_centres, rotation
-from lib.data.types import Dataset, Images, ImageSpec, Labels
+from lib.data.datasets.embedded import EmbeddedSet, interpolate, outer, pixel_centres, rotation
+from lib.data.types import Images, ImageSpec, Labels
 from lib.errors import DataError
+from lib.plugins import NoOptions
 from lib.rng import Floats, integers, key, noise_bytes, uniform
 
 VERSION = 1  # raise it whenever a pixel changes
 TRAIN_SIZE, TEST_SIZE = 20_000, 4_000
 
-SPEC = ImageSpec(
-    name="digits", channels=1, height=28, width=28, classes=10, mean=(0.163,), std=(0.292,), synthetic=True
-)
+SPEC = ImageSpec.square("digits", 28, 10, mean=(0.163,), std=(0.292,), synthetic=True)
 
 TRAIN_FONTS = (
     *("DejaVuSans", "DejaVuSans-Bold", "DejaVuSans-Oblique"),
@@ -45,31 +40,11 @@ _FONT_PIXELS = 80  # the em square of the large drawing
 _FIELD = 112  # pixels of a distance field; a pixel of an image is about three of them
 _REACH = 9  # distances are known up to this many field pixels
 _STEPS = 12  # steps of a stored distance per field pixel
-_CHUNK = 256  # images made together: their arrays stay in the second-level cache
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
-    """No symbols of its own."""
-
-
-def outline(_: Options, place: Place) -> Dataset:  # noqa: ARG001
-    """As it will be generated."""
-    return outline_of(sys.modules[__name__])
-
-
-def open_set(_: Options, place: Place) -> Dataset:
-    """Generated into the cache on first use."""
-    return open_embedded(sys.modules[__name__], place)
-
-
-def identity() -> str:
-    """All that the pixels follow from: the font files and their rasteriser come with matplotlib."""
-    return f"digits {VERSION} {TRAIN_SIZE} {TEST_SIZE} matplotlib {version('matplotlib')}"
+_CHUNK = 256  # images per step, so that arrays stay in the L2 cache
 
 
 def generate(part: Literal["train", "test"]) -> tuple[Images, Labels]:
-    """One part: uint8 (N, 1, 28, 28) and int64 (N,). Raises DataError where matplotlib lacks a font."""
+    """Return images uint8 (N, 1, 28, 28) and labels int64 (N,). Raises DataError if a font is missing."""
     size, fonts = (TRAIN_SIZE, TRAIN_FONTS) if part == "train" else (TEST_SIZE, TEST_FONTS)
     fields, field_per_pixel = _distance_fields(fonts)
     labels = np.arange(size, dtype=np.int64) % 10
@@ -207,3 +182,15 @@ def _strike(ink_NHW: Floats, seed: int) -> None:
     centres = pixel_centres(_SIZE)
     line = width - np.abs(outer(normal[0][:, None] * centres + away, normal[1][:, None] * centres))
     ink_NHW[struck] = np.maximum(ink_NHW[struck], np.clip(line, 0, 1))
+
+
+# The font files and their rasteriser come with matplotlib, so its version is part of the identity.
+_SET = EmbeddedSet(
+    spec=SPEC,
+    version=VERSION,
+    train_size=TRAIN_SIZE,
+    test_size=TEST_SIZE,
+    identity=f"digits {VERSION} {TRAIN_SIZE} {TEST_SIZE} matplotlib {version('matplotlib')}",
+    generate=lambda part: generate(part),
+)
+Options, describe, open_set = NoOptions, _SET.describe, _SET.open_set

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import struct
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -16,24 +17,78 @@ from typing import Literal, NoReturn
 
 import numpy as np
 import numpy.typing as npt
+from PIL import Image, ImageOps, UnidentifiedImageError
 
 from lib.data.cache import cached_folder, fingerprint
-from lib.data.datasets.files import Place
-from lib.data.datasets.image_folder.decode import BadSampleError, decode
-from lib.data.metadata import outlined, told
-from lib.data.types import ArrayPart, Dataset, ImageSpec
-from lib.errors import DataError
+from lib.data.datasets.files import DataLocation, describe_images, format_sizes
+from lib.data.types import ArrayPart, Dataset, Images, ImageSpec
+from lib.errors import DataError, os_error
 
-VERSION = 3  # raise it whenever a packed pixel changes, or what is kept beside them
+_WHITE_16 = 65535
+_SIXTEEN_BITS_IN_32 = ("PPM", "PNG")  # formats whose mode "I" holds 16 bits, scaled to all of them
+
+
+class BadSampleError(Exception):
+    """The file is no image, or damaged; the text says why."""
+
+
+def decode(file: Path, size: int) -> Images:
+    """Return the centre square of an image as uint8 (3, size, size), upright as its EXIF data say.
+
+    The shorter side is resized to `size`; 16-bit grey is scaled to 8 bits, transparency becomes white, and
+    only the first frame is used. Raises BadSampleError, and ToolkitError if the disk fails.
+    """
+    try:
+        with Image.open(file) as image:
+            image.draft("RGB", (size, size))  # JPEG only: decode at the lowest sufficient resolution
+            ImageOps.exif_transpose(image, in_place=True)
+            width, height = image.size
+            short = min(width, height)
+            left, top = (width - short) / 2, (height - short) / 2
+            # Equal to resizing the whole image and cropping, with less work.
+            square = _rgb(image).resize(
+                (size, size), Image.Resampling.BILINEAR, box=(left, top, left + short, top + short)
+            )
+    except UnidentifiedImageError as error:
+        raise BadSampleError("it is no image of a known format") from error
+    except (
+        *(OSError, SyntaxError, ValueError, EOFError, struct.error),  # Pillow's errors for damaged files
+        Image.DecompressionBombError,
+    ) as error:
+        if isinstance(error, OSError) and error.errno is not None:  # an error of the disk
+            raise os_error(f"read {file}", error) from error
+        raise BadSampleError(str(error) or type(error).__name__) from error
+    return np.asarray(square).transpose(2, 0, 1)
+
+
+def _rgb(image: Image.Image) -> Image.Image:
+    """Convert to RGB. Image.convert would clip 16 bits at 255, and drop transparency."""
+    sixteen = image.mode.startswith("I;16") or (image.mode == "I" and image.format in _SIXTEEN_BITS_IN_32)
+    if sixteen:
+        values = np.asarray(image).astype(np.uint32)
+        clear = image.info.get("transparency")
+        if isinstance(clear, int):
+            values[values == clear] = _WHITE_16
+        return Image.fromarray(((values * 255 + _WHITE_16 // 2) // _WHITE_16).astype(np.uint8)).convert("RGB")
+    if image.mode in ("I", "F"):
+        kind = "integers" if image.mode == "I" else "floats"
+        raise ValueError(f"its pixels are 32-bit {kind}, without a known white: store 8 or 16 bits")
+    if image.has_transparency_data:
+        whole = image.convert("RGBA")
+        return Image.alpha_composite(Image.new("RGBA", image.size, "white"), whole).convert("RGB")
+    return image.convert("RGB")
+
+
+VERSION = 3  # raise it whenever the packed data change
 SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".webp", ".gif", ".tif", ".tiff", ".ppm", ".pgm"})
 
-IMAGENET_SIZES = (1_281_167, 50_000)  # of ILSVRC 2012, what a folder of images most often is
+IMAGENET_SIZES = (1_281_167, 50_000)  # of ILSVRC 2012, assumed without files
 IMAGENET_CLASSES = 1000
 
 _PARTS = ("train", "val")
-_SKIPPED = "skipped.json"  # [file, reason] of each that is no image
-_BLOCK = 1024  # images between two reports
-_LEAST_DEVIATION = 1 / 255  # of a colour that is the same in all images, and is divided by it
+_SKIPPED = "skipped.json"  # [file, reason] of each file that cannot be decoded
+_BLOCK = 1024  # images between two progress lines
+_MIN_DEVIATION = 1 / 255  # against division by zero
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,43 +98,46 @@ class Options:
     on_bad_sample: Literal["error", "skip"]
 
 
-def outline(_: Options, place: Place) -> Dataset:
-    """By the names of the files, or as ImageNet has them. Raises DataError as `open_folder` does."""
-    assert place.image_size is not None
-    if place.data_dir is not None:
-        looked = look_into_folder(place.data_dir, image_size=place.image_size)
-        if looked is not None:
-            return outlined(*looked)
-    spec = _spec(place.image_size, IMAGENET_CLASSES, (0.5,) * 3, (0.25,) * 3)
-    what = f"as ImageNet has them, {IMAGENET_CLASSES} classes, {told(*IMAGENET_SIZES)}"
-    return outlined(spec, *IMAGENET_SIZES, f"image_folder: {what}")
+def describe(_: Options, location: DataLocation) -> Dataset:
+    """Return the metadata by the names of the files, or those of ImageNet.
+
+    Raises DataError as `open_folder`.
+    """
+    assert location.image_size is not None
+    if location.data_dir is not None:
+        found = describe_folder(location.data_dir, image_size=location.image_size)
+        if found is not None:
+            return describe_images(*found)
+    spec = _spec(location.image_size, IMAGENET_CLASSES, (0.5,) * 3, (0.25,) * 3)
+    what = f"as ImageNet has them, {IMAGENET_CLASSES} classes, {format_sizes(*IMAGENET_SIZES)}"
+    return describe_images(spec, *IMAGENET_SIZES, f"image_folder: {what}")
 
 
-def open_set(options: Options, place: Place) -> Dataset:
-    """Packed into the cache on first use. Raises what `open_folder` does."""
-    assert place.image_size is not None
+def open_set(options: Options, location: DataLocation) -> Dataset:
+    """Open the images, packed into the cache on first use (`open_folder`)."""
+    assert location.image_size is not None
     return open_folder(
-        place.files,
-        cache_dir=place.cache_dir,
-        image_size=place.image_size,
+        location.files,
+        cache_dir=location.cache_dir,
+        image_size=location.image_size,
         skip_bad=options.on_bad_sample == "skip",
-        say=place.say,
+        log=location.log,
     )
 
 
 @dataclass(frozen=True, slots=True)
 class _Listing:
-    """The files of one part in the order they are packed, and their labels."""
+    """Files of one part in the order they are packed, and their labels."""
 
     files: list[Path]
     labels: list[int]
-    marks: list[str]  # name, size and time of change of each file
+    marks: list[str]  # name, size and modification time of each file
 
 
-def look_into_folder(data_dir: Path, *, image_size: int) -> tuple[ImageSpec, int, int, str] | None:
-    """What names of files tell: the spec but for mean and deviation, images of both parts, and all in words.
+def describe_folder(data_dir: Path, *, image_size: int) -> tuple[ImageSpec, int, int, str] | None:
+    """Return spec (with placeholders for mean and deviation), sizes and source line, by the names of files.
 
-    None where there is no folder of images. Raises DataError as `open_folder` does, but for images.
+    None if there is no folder of images. Raises DataError as `open_folder`, except for damaged images.
     """
     root = _root(data_dir)
     if root is None:
@@ -87,20 +145,19 @@ def look_into_folder(data_dir: Path, *, image_size: int) -> tuple[ImageSpec, int
     classes = _classes(root)
     sizes = [sum(len(_images(root / part / name)[0]) for name in classes) for part in _PARTS]
     spec = _spec(image_size, len(classes), (0.5,) * 3, (0.25,) * 3)
-    told = f"image_folder: {sizes[0]} + {sizes[1]} files of {len(classes)} classes in {root}, not opened"
-    return spec, sizes[0], sizes[1], told
+    source = f"image_folder: {sizes[0]} + {sizes[1]} files of {len(classes)} classes in {root}, not opened"
+    return spec, sizes[0], sizes[1], source
 
 
 def open_folder(
-    data_dir: Path, *, cache_dir: Path, image_size: int, skip_bad: bool = False, say: Callable[[str], None]
+    data_dir: Path, *, cache_dir: Path, image_size: int, skip_bad: bool = False, log: Callable[[str], None]
 ) -> Dataset:
     """Open `data_dir` (or image_folder in it), packed into `cache_dir` at image_size x image_size pixels.
 
-    The shorter side is resized to image_size and the longer one cropped at the centre. Pixels are
-    normalised by the mean and deviation of each colour over the training part, which need not be of
-    photographs. The pack is made again when the name, size or time of change of any file differs.
-    skip_bad: do without files that cannot be decoded, and name them in Dataset.skipped. Raises DataError
-    where a part or class is missing or has no image left, and for such files unless they are skipped.
+    The shorter side is resized to image_size and the longer one cropped at the centre. Mean and deviation are
+    those of the training part. The pack is made again if the name, size or modification time of any file
+    changes. skip_bad: leave out files that cannot be decoded, and list them in Dataset.skipped. Raises
+    DataError if a part or class is missing or empty, and for undecodable files unless they are skipped.
     """
     assert image_size > 0
     root = _root(data_dir)
@@ -110,7 +167,7 @@ def open_folder(
             todo="point CONFIG_DATA_DIR to a folder with train/CLASS/*.jpg and val/CLASS/*.jpg",
         )
     classes = _classes(root)
-    listings = {part: _list(root / part, classes, say) for part in _PARTS}
+    listings = {part: _list(root / part, classes, log) for part in _PARTS}
     marks = (mark for listing in listings.values() for mark in listing.marks)
     identity = fingerprint("image_folder", VERSION, image_size, root, *classes, *marks)
 
@@ -118,7 +175,7 @@ def open_folder(
         (folder / "classes.json").write_text(json.dumps(classes, indent=1) + "\n")
         skipped = []
         for part, listing in listings.items():
-            colours, bad = _pack(listing.files, folder / f"{part}-images.npy", image_size, part, say)
+            colours, bad = _pack(listing.files, folder / f"{part}-images.npy", image_size, part, log)
             labels = [label for row, label in enumerate(listing.labels) if row not in bad]
             np.save(folder / f"{part}-labels.npy", np.array(labels, np.int64))
             np.save(folder / f"{part}-colours.npy", colours)
@@ -129,16 +186,16 @@ def open_folder(
         cache_dir / f"image_folder-{fingerprint(root)[:8]}-{image_size}",
         identity=identity,
         fill=fill,
-        say=say,
+        log=log,
     )
     skipped = [f"{root / file}: {reason}" for file, reason in json.loads((folder / _SKIPPED).read_text())]
     labels = {part: np.load(folder / f"{part}-labels.npy") for part in _PARTS}
     if skipped and not skip_bad:
-        _refuse(skipped, sum(len(listing.files) for listing in listings.values()), say)
+        _refuse(skipped, sum(len(listing.files) for listing in listings.values()), log)
     if skipped:
         _check_classes(root, classes, labels)
     train, test = (
-        # Rows of images that were skipped are left at the end.
+        # Rows of skipped images are left at the end.
         ArrayPart(np.load(folder / f"{part}-images.npy", mmap_mode="r")[: len(labels[part])], labels[part])
         for part in _PARTS
     )
@@ -148,9 +205,9 @@ def open_folder(
     return Dataset(spec, train, test, source, skipped=tuple(skipped))
 
 
-def _refuse(skipped: list[str], count: int, say: Callable[[str], None]) -> NoReturn:
+def _refuse(skipped: list[str], count: int, log: Callable[[str], None]) -> NoReturn:
     for line in skipped:
-        say(f"Cannot be decoded: {line}")
+        log(f"Cannot be decoded: {line}")
     raise DataError(
         f"{len(skipped)} of {count} images cannot be decoded",
         why=skipped[0] if len(skipped) == 1 else f"{skipped[0]}; all are named above",
@@ -166,16 +223,7 @@ def _check_classes(root: Path, classes: list[str], labels: Mapping[str, npt.NDAr
 
 
 def _spec(image_size: int, classes: int, mean: tuple[float, ...], std: tuple[float, ...]) -> ImageSpec:
-    return ImageSpec(
-        name="image_folder",
-        channels=3,
-        height=image_size,
-        width=image_size,
-        classes=classes,
-        mean=mean,
-        std=std,
-        synthetic=False,
-    )
+    return ImageSpec.square("image_folder", image_size, classes, mean=mean, std=std)
 
 
 def _root(data_dir: Path) -> Path | None:
@@ -183,7 +231,7 @@ def _root(data_dir: Path) -> Path | None:
 
 
 def _classes(root: Path) -> list[str]:
-    """The names of the classes, which must be the same in both parts."""
+    """Return the names of the classes, which must be equal in both parts."""
     names = {}
     for part in _PARTS:
         if not (root / part).is_dir():
@@ -201,7 +249,7 @@ def _classes(root: Path) -> list[str]:
 
 
 def _images(folder: Path) -> tuple[list[os.DirEntry[str]], int]:
-    """The images in the folder of a class, and how many other entries there are."""
+    """Return the images in the folder of a class, and the number of other entries."""
     entries = list(os.scandir(folder))
     images = [entry for entry in entries if Path(entry.name).suffix.lower() in SUFFIXES and entry.is_file()]
     if not images:
@@ -209,7 +257,7 @@ def _images(folder: Path) -> tuple[list[os.DirEntry[str]], int]:
     return images, len(entries) - len(images)
 
 
-def _list(folder: Path, classes: list[str], say: Callable[[str], None]) -> _Listing:
+def _list(folder: Path, classes: list[str], log: Callable[[str], None]) -> _Listing:
     listing, others = _Listing([], [], []), 0
     for label, name in enumerate(classes):
         images, more = _images(folder / name)
@@ -220,17 +268,16 @@ def _list(folder: Path, classes: list[str], say: Callable[[str], None]) -> _List
             listing.labels.append(label)
             listing.marks.append(f"{name}/{entry.name} {status.st_size} {status.st_mtime_ns}")
     if others:
-        say(f"{folder}: {others} entries that are no images are left out")
+        log(f"{folder}: {others} entries that are no images are left out")
     return listing
 
 
 def _pack(
-    files: list[Path], target: Path, image_size: int, part: str, say: Callable[[str], None]
+    files: list[Path], target: Path, image_size: int, part: str, log: Callable[[str], None]
 ) -> tuple[npt.NDArray[np.int64], dict[int, str]]:
-    """Decode `files` into one uint8 array (N, 3, image_size, image_size) on disk, bad ones left out.
+    """Decode `files` into one uint8 array (N, 3, image_size, image_size) on disk, without undecodable ones.
 
-    Returns (3, 256): how many pixels there are of each brightness of each colour; and why a file is bad, by
-    its place in `files`.
+    Returns a histogram of pixel values per colour, (3, 256), and the reasons of undecodable files by index.
     """
     colours, bad = np.zeros((3, 256), np.int64), dict[int, str]()
     packed = np.lib.format.open_memmap(
@@ -258,15 +305,15 @@ def _pack(
                 block = packed[filled : filled + len(good), colour]
                 counts += np.bincount(block.ravel(), minlength=256)
             filled += len(good)
-            say(f"image_folder: packed {numbers.stop} of {len(files)} images of {part}")
+            log(f"image_folder: packed {numbers.stop} of {len(files)} images of {part}")
     packed.flush()
     return colours, bad
 
 
 def _normalisation(colours: npt.NDArray[np.int64]) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Mean and standard deviation of each colour, of pixels between 0 and 1, from their counts (3, 256)."""
+    """Return mean and standard deviation per colour, for pixels in 0..1, from histograms (3, 256)."""
     brightness = np.arange(256) / 255
     shares = colours / colours.sum(axis=1, keepdims=True)
     mean = shares @ brightness
     deviation = np.sqrt((shares * (brightness - mean[:, None]) ** 2).sum(axis=1))
-    return tuple(mean.tolist()), tuple(np.maximum(deviation, _LEAST_DEVIATION).tolist())
+    return tuple(mean.tolist()), tuple(np.maximum(deviation, _MIN_DEVIATION).tolist())

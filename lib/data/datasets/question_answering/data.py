@@ -1,37 +1,101 @@
-"""Open questions for two frozen language models, each in the tokens of its own."""
+"""Questions for two frozen language models, each in its own tokens."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
-from lib.data.datasets.files import Place
-from lib.data.datasets.question_answering import huggingface, key_values
-from lib.data.datasets.question_answering.key_values import Question
-from lib.data.datasets.question_answering.packing import Encoder, pack, part_of, widen
-from lib.data.datasets.question_answering.readers import ANCHOR, PUBLISHED, read_published
+import numpy as np
+import numpy.typing as npt
+
+from lib.data.datasets.files import DataLocation
+from lib.data.datasets.question_answering import huggingface
+from lib.data.datasets.question_answering.questions import (
+    ANCHOR,
+    PUBLISHED,
+    PUBLISHED_ANCHOR,
+    TEST_SIZE,
+    TRAIN_SIZE,
+    Question,
+    questions,
+    read_published,
+)
 from lib.data.datasets.question_answering.spec import AnswerSpec, Side
+from lib.data.tokenizers.bpe import learned
 from lib.data.tokenizers.byte_char import ByteTokenizer
-from lib.data.tokenizers.pairs import learned
-from lib.data.types import Dataset
+from lib.data.types import ArrayPart, Dataset
 from lib.errors import ConfigError
+from lib.nn import IGNORED
+
+Row = list[int]
+Ids = npt.NDArray[np.int32]
+
+
+class Encoder(Protocol):
+    """A tokenizer that only encodes."""
+
+    def encode(self, text: str) -> list[int]:
+        """Return the token ids of `text`."""
+        ...
+
+
+def truncated(source: str, *, source_bytes: int) -> str:
+    """Return the beginning of `source` within `source_bytes` bytes of UTF-8."""
+    return source.encode()[:source_bytes].decode(errors="ignore")
+
+
+def pack(
+    questions: Sequence[Question], encoders: Sequence[Encoder], *, anchor: str, source_bytes: int
+) -> tuple[npt.NDArray[np.uint8], list[tuple[Ids, Ids]]]:
+    """Return sources as zero-padded bytes (N, source_bytes); for each encoder answers and whole texts.
+
+    A whole text is source, anchor and answer. Both are int32 (N, longest), padded with IGNORED. Sources are
+    truncated first, so that all see the same.
+    """
+    sources = [truncated(question.source, source_bytes=source_bytes) for question in questions]
+    contents = np.zeros((len(questions), source_bytes), np.uint8)
+    for row, source in enumerate(sources):
+        content = source.encode()
+        contents[row, : len(content)] = np.frombuffer(content, np.uint8)
+    packed = []
+    for encoder in encoders:
+        between = encoder.encode(anchor)
+        answers = [encoder.encode(question.answer) for question in questions]
+        texts = [
+            encoder.encode(source) + between + answer for source, answer in zip(sources, answers, strict=True)
+        ]
+        packed.append((_filled(answers), _filled(texts)))
+    return contents, packed
+
+
+def widen(ids_NL: Ids, width: int) -> Ids:
+    """Pad `ids_NL` with IGNORED to `width` columns."""
+    missing = width - ids_NL.shape[1]
+    return np.pad(ids_NL, ((0, 0), (0, missing)), constant_values=IGNORED)
+
+
+def part_of(contents: npt.NDArray[np.uint8], columns: Sequence[Ids]) -> ArrayPart:
+    """Return rows as in `AnswerSpec`; the last columns are the next sample's source."""
+    others = np.roll(contents, -1, axis=0).astype(np.int32)
+    return ArrayPart(contents, np.concatenate([*columns, others], axis=1))
+
+
+def _filled(rows: Sequence[Row]) -> Ids:
+    longest = max(map(len, rows))
+    return np.array([row + [IGNORED] * (longest - len(row)) for row in rows], np.int32)
+
 
 HUGGING_FACE = "hf:"
-MERGES, LEARNED_FROM = 24, 4096  # pairs that are merged, and the texts they are learned from
+MERGES, LEARNED_FROM = 24, 4096  # byte pairs to merge, and texts to learn them from
 
 
-@dataclass(frozen=True, slots=True)
-class Size:
-    """Of a GPT-2 that the toolkit trains to be frozen."""
-
-    layers: int
-    heads: int
-    width: int
-
-
-# Two families: other tokens, another width, another depth.
-SIZES = {"toolkit:bytes": Size(2, 4, 64), "toolkit:pairs": Size(3, 4, 48)}
+# Two families of GPT-2 that the toolkit trains and freezes, with different tokens, width and depth.
+SIZES = {
+    "toolkit:bytes": {"layers": 2, "heads": 4, "width": 64},
+    "toolkit:pairs": {"layers": 3, "heads": 4, "width": 48},
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,45 +108,41 @@ class Options:
 
     @property
     def models(self) -> tuple[str, str]:
-        """The two language models by name."""
+        """Names of the two language models."""
         return self.frozen_model_a, self.frozen_model_b
-
-
-def outline(_: Options, place: Place) -> None:
-    """Only the questions tell how long an answer is in the tokens of a model."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Known:
-    """What has to be known of a language model before it is there."""
+    """Facts about a language model that is not loaded."""
 
     encoder: Encoder
     vocab_size: int
     width: int
 
 
-def open_set(options: Options, place: Place) -> Dataset:
-    """Questions in the tokens of both language models.
+def open_set(options: Options, location: DataLocation) -> Dataset:
+    """Open questions in the tokens of both language models.
 
-    Raises ConfigError for a language model that is not known or whose package is missing, DataError for one
-    that is not there or damaged, and for such files.
+    Raises ConfigError for an unknown language model or a missing package, DataError for missing or damaged
+    models and files.
     """
-    name, root = place.name, place.root
-    if name in PUBLISHED:
-        train, test, folder = read_published(name, place.files)
-        source = f"from {folder}"
-        return packed(name, train, test, options, root=root, anchor=ANCHOR, source=source, synthetic=False)
-    place.say(f"{name}: making {key_values.TRAIN_SIZE} + {key_values.TEST_SIZE} synthetic questions")
-    train, test = key_values.questions("train"), key_values.questions("test")
+    name, synthetic = location.name, location.name not in PUBLISHED
+    if synthetic:
+        location.log(f"{name}: making {TRAIN_SIZE} + {TEST_SIZE} synthetic questions")
+        train, test, source, anchor = questions("train"), questions("test"), "generated", ANCHOR
+    else:
+        train, test, folder = read_published(name, location.files)
+        source, anchor = f"from {folder}", PUBLISHED_ANCHOR
     return packed(
         name,
         train,
         test,
         options,
-        root=root,
-        anchor=key_values.ANCHOR,
-        source="generated",
-        synthetic=True,
+        root=location.root,
+        anchor=anchor,
+        source=source,
+        synthetic=synthetic,
     )
 
 
@@ -97,7 +157,7 @@ def packed(
     source: str,
     synthetic: bool,
 ) -> Dataset:
-    """A data set of these questions. source: where they come from, in words. Raises as `open_set`."""
+    """Return a data set of these questions. source: their origin, for messages. Raises as `open_set`."""
     texts = [question.source + anchor + question.answer for question in train[:LEARNED_FROM]]
     known = [_known(model, texts, root=root) for model in options.models]
     encoders = [each.encoder for each in known]
@@ -128,12 +188,11 @@ def packed(
     spec = AnswerSpec(
         name=name, source_bytes=options.source_bytes, sides=(sides[0], sides[1]), synthetic=synthetic
     )
-    told = f"{name}: {len(train)} + {len(test)} questions, {source}"
-    return Dataset(spec, parts[0], parts[1], told)
+    return Dataset(spec, parts[0], parts[1], f"{name}: {len(train)} + {len(test)} questions, {source}")
 
 
 def folder_of(model: str, *, root: Path) -> Path:
-    """The directory that the name of a model of Hugging Face stands for."""
+    """Return the directory in the name of a Hugging Face model."""
     return (root / Path(model.removeprefix(HUGGING_FACE)).expanduser()).resolve()
 
 
@@ -146,7 +205,7 @@ def _known(model: str, texts: Sequence[str], *, root: Path) -> _Known:
             f"there is no language model {model!r}",
             todo=f"name {', '.join(SIZES)} or {HUGGING_FACE}DIRECTORY (CONFIG_FROZEN_MODEL_A, _B)",
         )
-    width = SIZES[model].width
+    width = SIZES[model]["width"]
     if model == "toolkit:bytes":
         return _Known(ByteTokenizer(), ByteTokenizer.vocab_size, width)
     tokenizer = learned(texts, merges=MERGES)

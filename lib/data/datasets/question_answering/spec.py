@@ -1,17 +1,19 @@
-"""What must be known of questions for two frozen language models."""
+"""Spec of questions for two frozen language models."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar
+
+from lib.data.types import InputDtype
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Side:
-    """One of two frozen language models: what it takes for tokens, and what is asked of it in them.
+    """One of two frozen language models with the lengths of its questions in tokens.
 
-    width: channels of its embedding. anchor: the tokens between a source and the answer.
-    answer_tokens, text_tokens: of the longest answer, and of the longest source, anchor and answer.
+    width: channels of its embedding. anchor: tokens between source and answer. answer_tokens, text_tokens: of
+    the longest answer, and of the longest source with anchor and answer.
     """
 
     name: str
@@ -24,11 +26,13 @@ class Side:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnswerSpec:
-    """Questions about sources, to be answered by two frozen language models that do not see the sources.
+    """Questions that two frozen language models answer without seeing the sources.
 
-    Inputs are int64 (N, source_bytes): the bytes of a source, and 0 after its end. Targets are int64
-    (N, sum of `columns`).
+    Inputs are int64 (N, source_bytes): the zero-padded bytes of a source. Targets are int64 (N, sum of
+    `columns`).
     """
+
+    input_dtype: ClassVar[InputDtype] = "int64"
 
     name: str
     source_bytes: int
@@ -37,24 +41,19 @@ class AnswerSpec:
 
     @property
     def vocab_size(self) -> int:
-        """Bytes there are."""
+        """Number of byte values."""
         return 256
 
     @property
     def input_shape(self) -> tuple[int, ...]:
-        """Of one sample."""
+        """Shape of one sample."""
         return (self.source_bytes,)
 
     @property
-    def input_dtype(self) -> Literal["int64"]:
-        """Of what a model is given."""
-        return "int64"
-
-    @property
     def columns(self) -> tuple[int, ...]:
-        """Of the targets: for each side the answer and the whole text, then the source of another sample.
+        """Widths of the targets: answer and whole text of each side, then another sample's source.
 
-        Tokens are IGNORED after their end, bytes 0.
+        Tokens are padded with IGNORED, bytes with 0.
         """
         tokens = (count for side in self.sides for count in (side.answer_tokens, side.text_tokens))
         return *tokens, self.source_bytes

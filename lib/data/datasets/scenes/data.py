@@ -1,22 +1,19 @@
 """Synthetic scenes: a shape with a texture in random colours among clutter; 3x32x32, 10 classes.
 
-Class = 2 x shape + texture. Colours say nothing of the class, and neither does the place or the
-turn of the object, so that a linear classifier is close to chance.
+Class = 2 x shape + texture. Colours, position and rotation are independent of the class, so that a linear
+classifier is close to chance.
 """
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 
-from lib.data.datasets.embedded import open_embedded, outline_of
-from lib.data.datasets.files import Place
-from lib.data.datasets.warp import outer, pixel_centres, rotation
-from lib.data.types import Dataset, Images, ImageSpec, Labels
+from lib.data.datasets.embedded import EmbeddedSet, outer, pixel_centres, rotation
+from lib.data.types import Images, ImageSpec, Labels
+from lib.plugins import NoOptions
 from lib.rng import Floats, integers, key, noise_bytes, uniform
 
 VERSION = 1  # raise it whenever a pixel changes
@@ -25,43 +22,21 @@ TRAIN_SIZE, TEST_SIZE = 10_000, 2_000
 SHAPES = ("disc", "square", "triangle", "star", "cross")
 TEXTURES = ("stripes", "checker")
 
-SPEC = ImageSpec(
-    name="scenes",
-    channels=3,
-    height=32,
-    width=32,
-    classes=len(SHAPES) * len(TEXTURES),
+SPEC = ImageSpec.square(
+    "scenes",
+    32,
+    len(SHAPES) * len(TEXTURES),
     mean=(0.501, 0.501, 0.501),
     std=(0.277, 0.277, 0.277),
     synthetic=True,
 )
 
 _SIZE = 32  # pixels of an image
-_CHUNK = 128  # images made together: their arrays stay in the second-level cache
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
-    """No symbols of its own."""
-
-
-def outline(_: Options, place: Place) -> Dataset:  # noqa: ARG001
-    """As it will be generated."""
-    return outline_of(sys.modules[__name__])
-
-
-def open_set(_: Options, place: Place) -> Dataset:
-    """Generated into the cache on first use."""
-    return open_embedded(sys.modules[__name__], place)
-
-
-def identity() -> str:
-    """All that the pixels follow from."""
-    return f"scenes {VERSION} {TRAIN_SIZE} {TEST_SIZE}"
+_CHUNK = 128  # images per step, so that arrays stay in the L2 cache
 
 
 def generate(part: Literal["train", "test"]) -> tuple[Images, Labels]:
-    """One part: uint8 (N, 3, 32, 32) and int64 (N,)."""
+    """Return images uint8 (N, 3, 32, 32) and labels int64 (N,)."""
     size = TRAIN_SIZE if part == "train" else TEST_SIZE
     labels = np.arange(size, dtype=np.int64) % SPEC.classes
     images = np.empty((size, 3, _SIZE, _SIZE), np.uint8)
@@ -125,14 +100,14 @@ def _object(labels_N: Labels, seed: int) -> tuple[Floats, Floats]:
     count = len(labels_N)
     shift = uniform(key("shift", seed), (2, count, 1), low=-3.5, high=3.5)
     row, column = pixel_centres(_SIZE) - shift
-    x_NHW, y_NHW = _turned(row, column, uniform(key("turn", seed), (count,), low=-25, high=25))
+    x_NHW, y_NHW = _rotated(row, column, uniform(key("turn", seed), (count,), low=-25, high=25))
     radius = uniform(key("radius", seed), (count,), low=9, high=13)[:, None, None]
     inside = np.empty_like(x_NHW)
     for number, shape in enumerate(SHAPES):
         members = np.flatnonzero(labels_N // len(TEXTURES) == number)
         inside[members] = _DEPTH[shape](x_NHW[members], y_NHW[members], radius[members])
     np.clip(inside + np.float32(0.5), 0, 1, out=inside)
-    u_NHW, v_NHW = _turned(row, column, uniform(key("grain", seed), (count,), low=-25, high=25))
+    u_NHW, v_NHW = _rotated(row, column, uniform(key("grain", seed), (count,), low=-25, high=25))
     period = uniform(key("period", seed), (count,), low=4.2, high=6.5)[:, None, None]
     phase = uniform(key("phase", seed), (2, count, 1, 1))
     across, along = _wave(u_NHW / period + phase[0]), _wave(v_NHW / period + phase[1])
@@ -143,7 +118,7 @@ def _object(labels_N: Labels, seed: int) -> tuple[Floats, Floats]:
     return inside, np.clip(texture + np.float32(0.5), 0, 1)
 
 
-def _turned(row_NH: Floats, column_NW: Floats, degrees_N: Floats) -> tuple[Floats, Floats]:
+def _rotated(row_NH: Floats, column_NW: Floats, degrees_N: Floats) -> tuple[Floats, Floats]:
     """Coordinates of all pixels in a system turned by `degrees_N`."""
     cosine, sine = (part[:, None] for part in rotation(degrees_N))
     return outer(-sine * row_NH, cosine * column_NW), outer(cosine * row_NH, sine * column_NW)
@@ -204,3 +179,14 @@ _DEPTH: dict[str, Callable[[Floats, Floats, Floats], Floats]] = {
     "star": _star,
     "cross": _cross,
 }
+
+
+_SET = EmbeddedSet(
+    spec=SPEC,
+    version=VERSION,
+    train_size=TRAIN_SIZE,
+    test_size=TEST_SIZE,
+    identity=f"scenes {VERSION} {TRAIN_SIZE} {TEST_SIZE}",
+    generate=lambda part: generate(part),
+)
+Options, describe, open_set = NoOptions, _SET.describe, _SET.open_set

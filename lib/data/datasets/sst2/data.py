@@ -1,42 +1,79 @@
-"""SST-2: sentences of film reviews, negative or positive."""
+"""SST-2: sentences of film reviews, labelled negative or positive."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from pathlib import Path
 
-from lib.data.datasets.catalogue import SST2_FOLDERS, SST2_REMOTES
-from lib.data.datasets.files import Place
-from lib.data.datasets.sst2 import sentences
+import numpy as np
+import numpy.typing as npt
+
+from lib.data.datasets.files import DataLocation, Remote, damaged
 from lib.data.datasets.text_files import INSTEAD, block_size_of, tokenizer_of
-from lib.data.types import Dataset, TextClassSpec
+from lib.data.tokenizers.byte_char import as_text
+from lib.data.types import ArrayPart, Dataset, Labels, TextClassSpec, Tokenizer
+from lib.errors import os_error
+from lib.plugins import NoOptions as Options
+
+CLASSES = 2
+_HEADINGS = "sentence\tlabel"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
-    """No symbols of its own."""
+def read_sentences(file: Path) -> tuple[list[str], Labels]:
+    """Read sentences and labels (N,): a sentence, a tab and 0 or 1 per line. Raises DataError."""
+    try:
+        lines = as_text(file.read_bytes()).splitlines()
+    except OSError as error:
+        raise os_error("read", error) from error
+    start = 1 if lines and lines[0] == _HEADINGS else 0
+    sentences, labels = list[str](), list[int]()
+    for number, line in enumerate(lines[start:], start=start + 1):
+        sentence, _, label = line.rpartition("\t")
+        if label not in ("0", "1") or not sentence.strip():
+            raise damaged(file, f"line {number} is not a sentence, a tab and 0 or 1")
+        sentences.append(sentence.strip())
+        labels.append(int(label))
+    if not sentences:
+        raise damaged(file, "it holds no sentences")
+    return sentences, np.array(labels, np.int64)
 
 
-def outline(_: Options, place: Place) -> None:
-    """Only the sentences tell how many there are, and of which characters."""
+def rows(
+    sentences: list[str], labels: Labels, *, tokenizer: Tokenizer, block_size: int, pad: int
+) -> tuple[ArrayPart, int]:
+    """Return the sentences as padded rows of tokens, and the number of truncated ones."""
+    tokens: npt.NDArray[np.int64] = np.full((len(sentences), block_size), pad, np.int64)
+    truncated = 0
+    for row, sentence in zip(tokens, sentences, strict=True):
+        ids = tokenizer.encode(sentence)
+        truncated += len(ids) > block_size
+        row[: len(ids)] = ids[:block_size]
+    return ArrayPart(tokens, labels), truncated
 
 
-def open_set(_: Options, place: Place) -> Dataset:
-    """Sentences as rows of tokens. Raises DataError where files are missing or damaged."""
-    block_size = block_size_of(place)
-    files = place.have(SST2_REMOTES, SST2_FOLDERS, name="data set sst2", instead=INSTEAD)
-    read = [sentences.read_sentences(file) for file in files]
+_SST2 = ("https://raw.githubusercontent.com/clairett/pytorch-sentiment-classification/master/data/SST2",)
+SST2_FOLDERS = ("sst2", "SST-2", "SST2", "")
+SST2_REMOTES = (
+    Remote("train.tsv", "ec192f833a64da08f475488a77b0d0b47db47acd0f458bd18433fc793b569920", _SST2),
+    Remote("dev.tsv", "eddea6b39e601dd4e7a672b53cc40fdf6019fa80522f351206c24340ca5d9359", _SST2),
+)
+
+
+def open_set(_: Options, location: DataLocation) -> Dataset:
+    """Open sentences as rows of tokens. Raises DataError if files are missing or damaged."""
+    block_size = block_size_of(location)
+    files = location.find_all(SST2_REMOTES, SST2_FOLDERS, name="data set sst2", instead=INSTEAD)
+    read = [read_sentences(file) for file in files]
     characters = sorted({character for texts, _ in read for text in texts for character in text})
-    tokenizer = tokenizer_of(place, characters="".join(characters))
+    tokenizer = tokenizer_of(location, characters="".join(characters))
     pad = tokenizer.vocab_size
     (train, train_cut), (test, test_cut) = (
-        sentences.rows(texts, labels, tokenizer=tokenizer, block_size=block_size, pad=pad)
-        for texts, labels in read
+        rows(texts, labels, tokenizer=tokenizer, block_size=block_size, pad=pad) for texts, labels in read
     )
     spec = TextClassSpec(
         name="sst2",
         vocab_size=pad + 1,
         block_size=block_size,
-        classes=sentences.CLASSES,
+        classes=CLASSES,
         pad=pad,
     )
     source = (

@@ -1,30 +1,138 @@
-"""Open Sudoku: generated once and kept, or from files."""
+"""Sudoku puzzles: generated once and cached, or from CSV files.
+
+CSV columns are those of sudoku-extreme: source, question (cells row by row, a dot or 0 for an empty one),
+answer, rating (defined by the source).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import csv
+from array import array
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 
 from lib.data.cache import cached_folder
-from lib.data.datasets.files import Place, first_file
-from lib.data.datasets.sudoku.generator import LEVELS, VERSION, Level, most_puzzles, puzzles
-from lib.data.datasets.sudoku.table import Table, read_table, write_table
-from lib.data.types import ArrayPart, Dataset, PuzzleSpec
+from lib.data.datasets.files import DataLocation, first_file
+from lib.data.datasets.sudoku.generator import LEVELS, VERSION, Level, Puzzle, max_puzzles, puzzles
+from lib.data.datasets.sudoku.solver import SIDES, board_of
+from lib.data.datasets.sudoku.spec import BLANK, PuzzleSpec
+from lib.data.types import ArrayPart, Dataset
 from lib.devices.probe import cpu_count
-from lib.errors import ConfigError, DataError
+from lib.errors import ConfigError, DataError, os_error
+
+COLUMNS = ("source", "question", "answer", "rating")
+
+Cells = npt.NDArray[np.uint8]
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """Tokens of puzzles and solutions, (N, side * side), and ratings (N,)."""
+
+    side: int
+    inputs: Cells
+    targets: Cells
+    ratings: npt.NDArray[np.int64]
+
+
+def write_table(file: Path, puzzles: Iterable[Puzzle], *, source: str) -> None:
+    """Write `puzzles` of origin `source`. Raises OSError."""
+    with file.open("w", encoding="ascii", newline="") as opened:
+        writer = csv.writer(opened, lineterminator="\n")
+        writer.writerow(COLUMNS)
+        for puzzle in puzzles:
+            question = "".join(str(digit) if digit else "." for digit in puzzle.question)
+            writer.writerow((source, question, "".join(map(str, puzzle.answer)), puzzle.rating))
+
+
+def read_table(file: Path) -> Table:
+    """Read puzzles of one size. Raises DataError with the line of an invalid row."""
+    questions, answers, ratings = bytearray(), bytearray(), array("q")
+    cells = 0
+    try:
+        # Spreadsheets write a byte order mark.
+        with file.open(encoding="utf-8-sig", newline="") as opened:
+            reader = csv.reader(opened)
+            places = _places(file, next(reader, []))
+            for row in reader:
+                question, answer, rating = _row(file, reader.line_num, row, places, cells=cells)
+                cells = cells or len(question)
+                questions += question
+                answers += answer
+                ratings.append(rating)
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        if isinstance(error, OSError):
+            raise os_error("read", error) from error
+        raise _damaged(file, str(error)) from error
+    if not ratings:
+        raise _damaged(file, "it holds no puzzles")
+    side = round(cells**0.5)
+    inputs, targets = (np.frombuffer(part, np.uint8).reshape(-1, cells) for part in (questions, answers))
+    table = Table(side, _tokens(inputs), _tokens(targets), np.frombuffer(ratings, np.int64))
+    _check(file, table)
+    return table
+
+
+def _places(file: Path, headings: list[str]) -> tuple[int, int, int]:
+    missing = [column for column in COLUMNS[1:] if column not in headings]
+    if missing:
+        raise _damaged(file, f"its first line lacks the column {missing[0]}")
+    question, answer, rating = (headings.index(column) for column in COLUMNS[1:])
+    return question, answer, rating
+
+
+def _row(
+    file: Path, line: int, row: list[str], places: tuple[int, int, int], *, cells: int
+) -> tuple[bytes, bytes, int]:
+    try:
+        question, answer, rating = (row[place] for place in places)
+        texts = question.encode("ascii"), answer.encode("ascii")
+        number = int(np.int64(int(rating)))
+    except (IndexError, ValueError, OverflowError) as error:
+        raise _damaged(file, f"line {line} is no puzzle, solution and rating") from error
+    lengths = (cells,) if cells else tuple(side * side for side in SIDES)
+    if len(question) not in lengths or len(answer) != len(question):
+        raise _damaged(file, f"line {line} has {len(question)} and {len(answer)} cells, not {lengths[-1]}")
+    return *texts, number
+
+
+def _tokens(text: Cells) -> Cells:
+    """Convert ASCII digits and dots to tokens; other characters become invalid tokens."""
+    tokens: Cells = np.where(text == ord("."), BLANK, text - (ord("0") - 1)).astype(np.uint8)
+    return tokens
+
+
+def _check(file: Path, table: Table) -> None:
+    """Raise DataError if an answer does not solve its puzzle."""
+    side, units = table.side, board_of(table.side).units
+    complete = np.arange(BLANK + 1, BLANK + 1 + side, dtype=np.uint8)
+    blank = table.inputs == BLANK
+    wrong = ~(blank | (table.inputs == table.targets)).all(axis=1)
+    for unit in units:
+        wrong |= (np.sort(table.targets[:, unit], axis=1) != complete).any(axis=1)
+    if wrong.any():
+        row = int(np.flatnonzero(wrong)[0])
+        raise _damaged(file, f"puzzle {row + 1} is not answered by its solution")
+
+
+def _damaged(file: Path, why: str) -> DataError:
+    columns = ",".join(COLUMNS)
+    return DataError(f"{file} is no file of puzzles", why=why, todo=f"its columns are to be {columns}")
+
 
 PARTS = ("train", "test")
-WORTH_A_PROCESS = 100  # puzzles that are not easy
+PUZZLES_PER_PROCESS = 100  # at least, of levels that are not easy
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """The symbols of lib/data/datasets/sudoku/Kconfig: None for puzzles that are in files.
+    """The symbols of lib/data/datasets/sudoku/Kconfig; None for puzzles from files.
 
-    clues: for the easy level, else None.
+    clues: of the easy level, else None.
     """
 
     level: str | None
@@ -32,24 +140,24 @@ class Options:
     train_size: int | None
     test_size: int | None
 
-    def asked(self) -> Level:
-        """The level, with as many clues as are asked for."""
+    def requested(self) -> Level:
+        """Return the level with the requested number of clues."""
         assert self.level is not None
         return replace(LEVELS[self.level], clues=self.clues or 0)
 
     @property
     def sizes(self) -> tuple[int, int]:
-        """Puzzles to train and to test on."""
+        """Numbers of training and test puzzles."""
         assert self.train_size is not None and self.test_size is not None
         return self.train_size, self.test_size
 
 
-def outline(options: Options, place: Place) -> Dataset | None:
-    """As they will be generated; None for files. Raises ConfigError where there are not so many."""
-    if place.name == "sudoku_csv":
+def describe(options: Options, location: DataLocation) -> Dataset | None:
+    """Return the metadata of generated puzzles; None for files. Raises ConfigError if there are too few."""
+    if location.name == "sudoku_csv":
         return None
     check_sizes(options)
-    level = options.asked()
+    level = options.requested()
     spec = PuzzleSpec(name="sudoku", side=level.side, synthetic=True)
     train, test = (
         ArrayPart(rows, rows)
@@ -60,53 +168,53 @@ def outline(options: Options, place: Place) -> Dataset | None:
     return Dataset(spec, train, test, source)
 
 
-def open_set(options: Options, place: Place) -> Dataset:
-    """Generated puzzles, or those of files. Raises what `open_sudoku` and `open_csv` do."""
-    if place.name == "sudoku_csv":
-        return open_csv(place.files)
-    return open_sudoku(options, cache_dir=place.cache_dir, say=place.say)
+def open_set(options: Options, location: DataLocation) -> Dataset:
+    """Open generated puzzles or those of files. Raises what `open_sudoku` and `open_csv` do."""
+    if location.name == "sudoku_csv":
+        return open_csv(location.files)
+    return open_sudoku(options, cache_dir=location.cache_dir, log=location.log)
 
 
-def open_sudoku(options: Options, *, cache_dir: Path, say: Callable[[str], None]) -> Dataset:
-    """Puzzles as `options` has them, generated into `cache_dir` if they are not there.
+def open_sudoku(options: Options, *, cache_dir: Path, log: Callable[[str], None]) -> Dataset:
+    """Return puzzles by `options`, generated into `cache_dir` if they are not there.
 
-    Raises ConfigError where there are not so many of 4x4, ToolkitError where the cache cannot be written.
+    Raises ConfigError if there are too few of 4x4, ToolkitError if the cache cannot be written.
     """
     check_sizes(options)
-    level = options.asked()
+    level = options.requested()
     train, test = options.sizes
     sizes = {"train": train, "test": test}
 
     def fill(folder: Path) -> None:
-        say(f"sudoku: generating {sizes['train']} + {sizes['test']} puzzles of level {options.level}")
+        log(f"sudoku: generating {sizes['train']} + {sizes['test']} puzzles of level {options.level}")
         for part, size in sizes.items():
-            processes = max(1, min(cpu_count(), size // WORTH_A_PROCESS)) if level.lowest else 1
+            processes = max(1, min(cpu_count(), size // PUZZLES_PER_PROCESS)) if level.lowest else 1
             rows = puzzles(level, part=part, count=size, processes=processes)
             write_table(folder / f"{part}.csv", rows, source=f"anneal-{VERSION}")
 
     name = "-".join(map(str, (options.level, options.clues or "", *sizes.values(), f"v{VERSION}")))
-    # As a class of that name was shown that older trees had: what they generated is found again.
-    shown = f"level={options.level!r}, clues={options.clues}, train_size={train}, test_size={test}"
-    identity = f"{VERSION} SudokuOptions({shown})"
-    folder = cached_folder(cache_dir / f"sudoku-{name}", identity=identity, fill=fill, say=say)
+    # The repr of a former class, so that caches of earlier versions stay valid.
+    former = f"level={options.level!r}, clues={options.clues}, train_size={train}, test_size={test}"
+    identity = f"{VERSION} SudokuOptions({former})"
+    folder = cached_folder(cache_dir / f"sudoku-{name}", identity=identity, fill=fill, log=log)
     tables = [read_table(folder / f"{part}.csv") for part in PARTS]
     source = f"sudoku: {train} + {test} puzzles of level {options.level}, generated ({folder})"
     return _dataset("sudoku", tables, source, synthetic=True)
 
 
 def check_sizes(options: Options) -> None:
-    """Raise ConfigError where there are not so many puzzles of 4x4."""
+    """Raise ConfigError if there are too few puzzles of 4x4."""
     for part, size in zip(PARTS, options.sizes, strict=True):
-        most = most_puzzles(options.asked(), part=part)
-        if most is not None and size > most:
+        limit = max_puzzles(options.requested(), part=part)
+        if limit is not None and size > limit:
             name = f"CONFIG_SUDOKU_{part.upper()}_SIZE={size}"
-            raise ConfigError(f"{name} is too many puzzles of level {options.level}", todo=f"at most {most}")
+            raise ConfigError(f"{name} is too many puzzles of level {options.level}", todo=f"at most {limit}")
 
 
 def open_csv(data_dir: Path) -> Dataset:
-    """train.csv and test.csv from DATA_DIR/sudoku_csv or DATA_DIR.
+    """Open train.csv and test.csv in DATA_DIR/sudoku_csv or DATA_DIR.
 
-    Raises DataError where one is missing or damaged, or where they share a solution.
+    Raises DataError if one is missing or damaged, or if they share a solution.
     """
     files = []
     for part in PARTS:

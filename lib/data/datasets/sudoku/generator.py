@@ -1,9 +1,8 @@
-"""Puzzles of a wanted difficulty, each proved to have one solution, and each a function of its number.
+"""Generator of Sudoku puzzles by difficulty; each has a unique solution and is a function of its number.
 
-A puzzle is dug out of a solved board: clues are taken away in random order as long as the solution stays
-the only one. Its rating is the number of branches that the solver had to close for the proof
-(`solver.prove`). A rare rating is reached by a walk: a few clues are put back, others are taken away, and
-what comes out is kept where it is no further from what is wanted.
+Clues of a solved board are removed in random order while the solution stays unique. The rating is the number
+of branches that the solver refuted (`solver.prove`). Rare ratings are reached by a random walk: a few clues
+are restored, others removed, and the result is kept if it is no further from the level.
 """
 
 from __future__ import annotations
@@ -18,22 +17,29 @@ from multiprocessing import get_context, parent_process
 from random import Random
 from threading import Thread
 
-from lib.data.datasets.sudoku.board import Board, board_of
-from lib.data.datasets.sudoku.solver import all_grids, places_of, prove, random_grid, unavoidable_set
+from lib.data.datasets.sudoku.solver import (
+    Board,
+    all_grids,
+    board_of,
+    places_of,
+    prove,
+    random_grid,
+    unavoidable_set,
+)
 from lib.rng import key
 
 VERSION = 1  # raise it whenever a puzzle changes
 
-GRIDS, HELD_OUT_GRIDS = 288, 58  # solved boards of 4x4, and those of the test part
-PUZZLES_OF_A_GRID = 50  # of 4x4, that are looked for: about a sixth of those that digging can leave
-_WALK_STEPS = 100  # before another solved board is tried
-_CLUES_BACK = (2, 3, 4)
-_AT_ONCE = 16  # puzzles handed to each process
+GRIDS, HELD_OUT_GRIDS = 288, 58  # solved 4x4 boards, and those of the test part
+PUZZLES_PER_GRID = 50  # of 4x4: about a sixth of those that exist
+_WALK_STEPS = 100  # before another solved board
+_RESTORED_CLUES = (2, 3, 4)
+_CHUNK = 16  # puzzles per process and round
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Level:
-    """lowest, highest: ratings. clues: left in a puzzle; 0 = as few as digging leaves."""
+    """Difficulty. lowest, highest: ratings. clues: in a puzzle; 0: as few as possible."""
 
     side: int
     lowest: int
@@ -41,14 +47,14 @@ class Level:
     clues: int = 0
 
     def distance(self, rating: int) -> int:
-        """How far `rating` is from what is wanted."""
+        """Return the distance of `rating` from the level."""
         return max(self.lowest - rating, rating - self.highest, 0)
 
 
 _ANY = 1 << 30
 LEVELS = {
     "4x4": Level(side=4, lowest=0, highest=_ANY),
-    "easy": Level(side=9, lowest=0, highest=0),  # its clues are asked for
+    "easy": Level(side=9, lowest=0, highest=0),  # with a requested number of clues
     "medium": Level(side=9, lowest=1, highest=4),
     "hard": Level(side=9, lowest=5, highest=19),
     "extreme": Level(side=9, lowest=20, highest=_ANY),
@@ -57,7 +63,7 @@ LEVELS = {
 
 @dataclass(frozen=True, slots=True)
 class Puzzle:
-    """Digits cell by cell, 0 for an empty one; the solution; the rating."""
+    """A puzzle (0 for an empty cell), its solution and rating."""
 
     question: tuple[int, ...]
     answer: tuple[int, ...]
@@ -65,43 +71,43 @@ class Puzzle:
 
 
 def puzzles(level: Level, *, part: str, count: int, processes: int = 1) -> Iterator[Puzzle]:
-    """`count` different puzzles for `part` ("train", "test"), whose solutions are in no other part.
+    """Yield `count` distinct puzzles for `part` ("train", "test") with solutions that no other part has.
 
-    Each of 9x9 has a solution of its own. Of 4x4 there are 288, most of which are for training.
-    processes: that work on them; what comes out does not depend on it.
+    Each 9x9 puzzle has its own solution; 4x4 has only 288 solutions. The result does not depend on
+    `processes`.
     """
     make = partial(_numbered, level, part)
     seen: set[tuple[int, ...]] = set()
-    for puzzle in _made(make, processes=processes):
-        # Where solved boards are drawn, one might come twice; a part would lose its promise.
-        mark = puzzle.question if level.side == 4 else puzzle.answer
-        if mark not in seen:
-            seen.add(mark)
+    for puzzle in _numbered_puzzles(make, processes=processes):
+        # A drawn board may repeat.
+        identity = puzzle.question if level.side == 4 else puzzle.answer
+        if identity not in seen:
+            seen.add(identity)
             yield puzzle
         if len(seen) == count:
             return
 
 
-def most_puzzles(level: Level, *, part: str) -> int | None:
-    """How many different puzzles may be asked for; None where there is no end of them."""
+def max_puzzles(level: Level, *, part: str) -> int | None:
+    """Return the number of distinct puzzles that may be requested; None if unlimited."""
     if level.side != 4:
         return None
-    return PUZZLES_OF_A_GRID * (HELD_OUT_GRIDS if part == "test" else GRIDS - HELD_OUT_GRIDS)
+    return PUZZLES_PER_GRID * (HELD_OUT_GRIDS if part == "test" else GRIDS - HELD_OUT_GRIDS)
 
 
-def _made(make: Callable[[int], Puzzle], *, processes: int) -> Iterator[Puzzle]:
-    """Puzzles 0, 1, 2 and so on, without end."""
+def _numbered_puzzles(make: Callable[[int], Puzzle], *, processes: int) -> Iterator[Puzzle]:
+    """Yield puzzles 0, 1, 2 and so on, endlessly."""
     if processes == 1:
         yield from map(make, count_from(0))
-    # Not forked: this process may have threads, of torch among others.
+    # Not forked, because this process may have threads.
     context = get_context("spawn")
     with ProcessPoolExecutor(processes, mp_context=context, initializer=_end_with_parent) as pool:
-        for first in count_from(0, _AT_ONCE * processes):
-            yield from pool.map(make, range(first, first + _AT_ONCE * processes))
+        for first in count_from(0, _CHUNK * processes):
+            yield from pool.map(make, range(first, first + _CHUNK * processes))
 
 
 def _end_with_parent() -> None:
-    """A process of a pool waits for work for ever, also where the one that gives it was killed."""
+    """Exit with the parent; a pool's process would otherwise wait forever."""
 
     def watch() -> None:
         parent = parent_process()
@@ -113,14 +119,14 @@ def _end_with_parent() -> None:
 
 
 def _numbered(level: Level, part: str, number: int) -> Puzzle:
-    """The puzzle with that number: a function of nothing else."""
+    """Return the puzzle with that number."""
     grids = _grids_of(part) if level.side == 4 else None
     return _puzzle(board_of(level.side), level, Random(key("sudoku", part, number)), grids)
 
 
 @cache
 def _grids_of(part: str) -> list[tuple[int, ...]]:
-    """Solved boards of 4x4."""
+    """Return the solved 4x4 boards of a part."""
     grids = all_grids(board_of(4))
     Random(key("sudoku", "grids")).shuffle(grids)
     return grids[:HELD_OUT_GRIDS] if part == "test" else grids[HELD_OUT_GRIDS:]
@@ -130,12 +136,12 @@ def _puzzle(board: Board, level: Level, random: Random, grids: Sequence[tuple[in
     while True:
         answer = random_grid(board, random) if grids is None else grids[random.randrange(len(grids))]
         digger = _Digger(board, answer)
-        question = digger.dug(answer, random, clues=level.clues)
+        question = digger.dig(answer, random, clues=level.clues)
         rating = prove(board, question).backtracks
         for _ in range(0 if level.clues else _WALK_STEPS):
             if not level.distance(rating):
                 break
-            other = digger.dug(_filled(question, answer, random), random, clues=0)
+            other = digger.dig(_with_more_clues(question, answer, random), random, clues=0)
             other_rating = prove(board, other).backtracks
             if level.distance(other_rating) <= level.distance(rating):
                 question, rating = other, other_rating
@@ -143,21 +149,20 @@ def _puzzle(board: Board, level: Level, random: Random, grids: Sequence[tuple[in
             return Puzzle(question, answer, rating)
 
 
-def _filled(question: Sequence[int], answer: Sequence[int], random: Random) -> list[int]:
-    """`question` with a few more clues."""
+def _with_more_clues(question: Sequence[int], answer: Sequence[int], random: Random) -> list[int]:
+    """Return `question` with a few more clues."""
     filled = list(question)
     empty = [cell for cell, digit in enumerate(question) if not digit]
-    for cell in random.sample(empty, _CLUES_BACK[random.randrange(len(_CLUES_BACK))]):
+    for cell in random.sample(empty, _RESTORED_CLUES[random.randrange(len(_RESTORED_CLUES))]):
         filled[cell] = answer[cell]
     return filled
 
 
 class _Digger:
-    """Takes clues of one solved board away.
+    """Removes clues of one solved board.
 
-    It remembers where other solutions that it came across differ from the board: a puzzle with no clue
-    in one of these sets has that other solution, too. And it remembers the puzzles that it has dug: one with
-    all of their clues has no other solution either. Neither needs to be searched for one.
+    It caches unavoidable sets (a puzzle without a clue in one has another solution) and clues of unique
+    puzzles (a puzzle with all of them is unique), which save searches.
     """
 
     def __init__(self, board: Board, answer: tuple[int, ...]) -> None:
@@ -166,8 +171,8 @@ class _Digger:
         self._unavoidable: list[int] = []  # sets of cells, as bits
         self._enough: list[int] = []
 
-    def dug(self, question: Sequence[int], random: Random, *, clues: int) -> tuple[int, ...]:
-        """`question` without clues that its one solution does not need, down to `clues` of them."""
+    def dig(self, question: Sequence[int], random: Random, *, clues: int) -> tuple[int, ...]:
+        """Remove clues from `question` while its solution stays unique, down to `clues`."""
         cells = [cell for cell, digit in enumerate(question) if digit]
         kept = sum(1 << cell for cell in cells)
         random.shuffle(cells)
@@ -180,7 +185,7 @@ class _Digger:
         return tuple(digit if kept >> cell & 1 else 0 for cell, digit in enumerate(self._answer))
 
     def _is_needed(self, cell: int, kept: int) -> bool:
-        """Whether there is another solution without a clue in `cell`."""
+        """Return whether there is another solution without the clue in `cell`."""
         for cells in self._unavoidable:
             if not cells & kept:
                 return True

@@ -1,9 +1,9 @@
-"""A solver that proves how many solutions a puzzle has, and says how hard the proof was.
+"""Sudoku solver that counts solutions and measures the difficulty of the proof.
 
-What is still possible is one integer: bit (digit - 1) * cells + cell says that the cell may hold the digit.
-An operation on it works on all of them at once. What follows without guessing is found by naked singles
-(one digit left for a cell) and hidden singles (one cell left for a digit in a row, column or box); where
-nothing follows, the first of the cells with the fewest digits left is tried with each of them.
+Candidates are one integer: bit (digit - 1) * cells + cell is set if the cell may hold the digit, so that one
+operation works on all of them. Naked singles (one digit left for a cell) and hidden singles (one cell left
+for a digit in a row, column or box) are propagated; then the first cell with the fewest candidates is
+branched on.
 """
 
 from __future__ import annotations
@@ -14,19 +14,58 @@ from functools import cache
 from random import Random
 from typing import TypeAlias
 
-from lib.data.datasets.sudoku.board import Board, board_of
+SIDES = (4, 9)
 
-MANY = 2  # solutions, at which counting stops
 
-# What is possible, and what of it is settled, with all that follows from it.
-Settled: TypeAlias = tuple[int, int]
+@dataclass(frozen=True, slots=True)
+class Board:
+    """A board of side * side cells, numbered row by row, with square boxes of box * box.
+
+    units: rows, columns and boxes. peers: for each cell the other cells of its units.
+    """
+
+    side: int
+    box: int
+    units: tuple[tuple[int, ...], ...]
+    peers: tuple[tuple[int, ...], ...]
+
+    @property
+    def cells(self) -> int:
+        """Number of cells."""
+        return self.side * self.side
+
+
+@cache
+def board_of(side: int) -> Board:
+    """Return the 4x4 or 9x9 board."""
+    assert side in SIDES, side
+    box, lines = round(side**0.5), range(side)
+    rows = [tuple(row * side + column for column in lines) for row in lines]
+    columns = [tuple(row * side + column for row in lines) for column in lines]
+    corners = [(top, left) for top in range(0, side, box) for left in range(0, side, box)]
+    boxes = [
+        tuple((top + row) * side + left + column for row in range(box) for column in range(box))
+        for top, left in corners
+    ]
+    units = (*rows, *columns, *boxes)
+    peers = tuple(
+        tuple(sorted({other for unit in units if cell in unit for other in unit} - {cell}))
+        for cell in range(side * side)
+    )
+    return Board(side=side, box=box, units=units, peers=peers)
+
+
+MANY = 2  # solutions at which counting stops
+
+# Candidates, and those that are propagated singles.
+Propagated: TypeAlias = tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True)
 class Proof:
-    """solutions: 0, 1, or MANY for any number above. solution: digits of the first one, if there is one.
+    """Result of a proof.
 
-    backtracks: branches that ended in a contradiction on the way to the whole proof.
+    solutions: 0, 1, or MANY for more. solution: digits of the first one. backtracks: refuted branches.
     """
 
     solutions: int
@@ -35,23 +74,23 @@ class Proof:
 
 
 def prove(board: Board, puzzle: Sequence[int]) -> Proof:
-    """How many solutions `puzzle` has: digits cell by cell, 0 for an empty one."""
+    """Count the solutions of `puzzle`: digits cell by cell, 0 for an empty one."""
     search, clues = _Search(board, limit=MANY), places_of(board, puzzle)
-    if not search.run(_without_rivals(board, clues), clues):
+    if not search.run(_candidates(board, clues), clues):
         return Proof(0, None, 1)
     found = search.found
     return Proof(len(found), _digits(board, found[0]) if found else None, search.backtracks)
 
 
 def unavoidable_set(board: Board, solution: int, kept: int, cell: int) -> int:
-    """Where another solution of a puzzle, with something else in `cell`, differs from `solution`.
+    """Return the cells, as bits, in which another solution with a different digit in `cell` differs.
 
-    solution: as `places_of` makes it. kept: the cells that have clues, as bits; `cell` is not one of them.
-    What comes out are cells as bits, none of which has a clue; 0 where there is no such solution.
+    solution: from `places_of`. kept: bits of the cells with clues, without `cell`. 0 if there is no such
+    solution.
     """
     bits = _bits_of(board.side)
     clues = solution & kept * bits.digits
-    possible = _without_rivals(board, clues) & ~(solution & bits.digits << cell)
+    possible = _candidates(board, clues) & ~(solution & bits.digits << cell)
     if not possible & bits.digits << cell:  # the usual case while there are many clues
         return 0
     search = _Search(board, limit=1)
@@ -60,17 +99,17 @@ def unavoidable_set(board: Board, solution: int, kept: int, cell: int) -> int:
 
 
 def random_grid(board: Board, random: Random) -> tuple[int, ...]:
-    """A solved board. Every one can come out; they are not all equally likely."""
+    """Draw a solved board (not uniformly)."""
     first = list(range(1, board.side + 1))
     random.shuffle(first)
     clues = places_of(board, first)
     search = _Search(board, limit=1, random=random)
-    search.run(_without_rivals(board, clues), clues)
+    search.run(_candidates(board, clues), clues)
     return _digits(board, search.found[0])
 
 
 def all_grids(board: Board) -> list[tuple[int, ...]]:
-    """Every solved board, in rising order: 288 of 4x4. (Of 9x9 there are too many.)"""
+    """Return every solved 4x4 board in ascending order: 288."""
     assert board.side == 4
     search = _Search(board, limit=1 << 30)
     search.run(_bits_of(board.side).every, 0)
@@ -78,26 +117,26 @@ def all_grids(board: Board) -> list[tuple[int, ...]]:
 
 
 def places_of(board: Board, puzzle: Sequence[int]) -> int:
-    """The digits of `puzzle` as bits, without the empty cells."""
+    """Encode the digits of `puzzle` as bits."""
     return sum(1 << (digit - 1) * board.cells + cell for cell, digit in enumerate(puzzle) if digit)
 
 
 class _Search:
-    """Depth first through what singles leave open."""
+    """Depth-first search with propagation of singles."""
 
     def __init__(self, board: Board, *, limit: int, random: Random | None = None) -> None:
         self.found: list[int] = []
         self.backtracks = 0
         self._board, self._limit, self._random = board, limit, random
-        self._bits, self._settle = _bits_of(board.side), _settling(board.side)
+        self._bits, self._propagate = _bits_of(board.side), _propagation(board.side)
 
     def run(self, possible: int, settled: int) -> bool:
-        """Go through all that is `possible`; False where it is a contradiction without a guess."""
-        concluded = self._settle(possible, settled)
-        if concluded is None:
+        """Search the candidates; False if propagation alone finds a contradiction."""
+        propagated = self._propagate(possible, settled)
+        if propagated is None:
             return False
-        possible, settled = concluded
-        cell = _narrowest(self._board, possible)
+        possible, settled = propagated
+        cell = _branch_cell(self._board, possible)
         if cell is None:
             self.found.append(possible)
             return True
@@ -115,11 +154,10 @@ class _Search:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Bits:
-    """Constants of a board.
+    """Bit masks of a board.
 
-    every:  all digits in all cells.
-    cells:  one digit in all cells. digits: all digits in the first cell.
-    beside: by place, what is still possible beside the digit that is in the cell.
+    every: all digits in all cells. cells: one digit in all cells. digits: all digits in the first cell.
+    beside: by place, the candidates that remain if the digit is in the cell.
     """
 
     every: int
@@ -142,8 +180,8 @@ def _bits_of(side: int) -> _Bits:
     return _Bits(every=every, cells=(1 << cells) - 1, digits=digits, beside=tuple(beside))
 
 
-def _without_rivals(board: Board, clues: int) -> int:
-    """What the rules leave possible beside `clues`."""
+def _candidates(board: Board, clues: int) -> int:
+    """Return the candidates that `clues` leave."""
     bits = _bits_of(board.side)
     possible = bits.every
     while clues:
@@ -154,13 +192,11 @@ def _without_rivals(board: Board, clues: int) -> int:
 
 
 @cache
-def _settling(side: int) -> Callable[[int, int], Settled | None]:
-    """A function that draws all conclusions by singles, of what is possible and what of it is settled.
+def _propagation(side: int) -> Callable[[int, int], Propagated | None]:
+    """Return a function that propagates singles among candidates; it returns None at a contradiction.
 
-    It gives None at a contradiction. For each place it counts how often the digit is possible in the row,
-    the column and the box, and how many digits are in the cell: once, or twice and more. That is found for
-    all of them at once, by adding threes (twos on 4x4) of neighbours and then threes of these sums, and is
-    read at the first place of each.
+    For all units and cells at once it counts whether a digit is possible once, or twice and more, by adding
+    threes (twos on 4x4) of neighbours and then threes of these sums; a count is read at the first place.
     """
     bits, box, cells = _bits_of(side), board_of(side).box, side * side
     steps = {step: (step, 2 * step if box == 3 else side * cells) for step in _steps(side)}
@@ -172,7 +208,7 @@ def _settling(side: int) -> Callable[[int, int], Settled | None]:
     boxes = bits.digits * sum(1 << box * (side * down + right) for down in range(box) for right in range(box))
     firsts, all_digits, beside = bits.cells, bits.digits, bits.beside
 
-    def settle(possible: int, settled: int) -> Settled | None:
+    def propagate(possible: int, settled: int) -> Propagated | None:
         while True:
             once, twice = _sum(*_sum(possible, 0, *digit), *digits)
             if once & firsts != firsts:  # a cell without a digit: the usual contradiction
@@ -201,25 +237,25 @@ def _settling(side: int) -> Callable[[int, int], Settled | None]:
                 possible &= beside[place.bit_length() - 1]
                 new ^= place
 
-    return settle
+    return propagate
 
 
 def _steps(side: int) -> tuple[int, ...]:
-    """To the next column, stack, row, band, digit, and digits by threes."""
+    """Return the bit distances to the next column, stack, row, band, digit, and third digit."""
     box = board_of(side).box
     return 1, box, side, side * box, side * side, side * side * box
 
 
 def _sum(once: int, twice: int, step: int, leap: int) -> tuple[int, int]:
-    """At each place: whether something is here, a step or a leap further, and whether it is so twice."""
+    """Add three places at each: bits set at least once, and at least twice."""
     second, third = once >> step, once >> leap
     both = once | second
     twice |= twice >> step | twice >> leap | once & second | both & third
     return both | third, twice
 
 
-def _narrowest(board: Board, possible: int) -> int | None:
-    """The first open cell with the fewest digits left; None where there is no open one."""
+def _branch_cell(board: Board, possible: int) -> int | None:
+    """Return the first open cell with the fewest candidates; None if all are solved."""
     bits = _bits_of(board.side)
     once = twice = thrice = 0
     rest = possible
@@ -236,7 +272,7 @@ def _narrowest(board: Board, possible: int) -> int | None:
 
 
 def _cells(board: Board, places: int) -> int:
-    """The cells of `places`, as bits."""
+    """Return the cells of `places` as bits."""
     cells = 0
     while places:
         cells |= places
@@ -245,6 +281,6 @@ def _cells(board: Board, places: int) -> int:
 
 
 def _digits(board: Board, solution: int) -> tuple[int, ...]:
-    """The digits of a solution, cell by cell."""
+    """Return the digits of a solution, cell by cell."""
     digits = _bits_of(board.side).digits
     return tuple((solution >> cell & digits).bit_length() // board.cells + 1 for cell in range(board.cells))

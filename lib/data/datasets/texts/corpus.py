@@ -1,7 +1,7 @@
-"""Texts in files: what is trained on, and what is held back from it for evaluation, always the same.
+"""Texts in files, split into training and validation.
 
-Published texts have a published split. Others are cut into pieces, and a piece is for evaluation
-if its hash says so: adding a file moves no other, and copies of a text are on the same side.
+Published texts have a published split. Others are split into pieces by their hashes, so that adding a file
+moves no other piece, and copies of a text are in the same part.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from lib.data.cache import fingerprint
 from lib.data.datasets.files import marks
 from lib.errors import DataError, os_error
 
-# Not of the library itself, or different on each machine (what it was built with).
-_LEFT_OUT = frozenset(("test", "tests", "idlelib", "lib2to3", "site-packages", "dist-packages"))
-_OF_THE_MACHINE = ("config-", "_sysconfigdata")
-_PYTHON_ONE_IN = 20  # pieces for one that is evaluated on
+# Not part of the library itself, or specific to the machine.
+_EXCLUDED = frozenset(("test", "tests", "idlelib", "lib2to3", "site-packages", "dist-packages"))
+_MACHINE_SPECIFIC = ("config-", "_sysconfigdata")
+_PYTHON_ONE_IN = 20  # one of so many pieces is for validation
 _FILES_ONE_IN = 10
-_PIECE_BYTES = 1 << 14  # larger files are cut at the end of a line
-_LOOKED_AT_BYTES = 1 << 13  # a file with a zero byte in its beginning is no text
+_PIECE_BYTES = 1 << 14  # larger files are split at line ends
+_PROBE_BYTES = 1 << 13  # a file with a zero byte at its beginning is not text
 
 
 @dataclass(frozen=True, slots=True)
 class Texts:
-    """What was read. remark: what the user should know of it."""
+    """Contents of both parts. remark: for the user."""
 
     train: bytes
     validation: bytes
@@ -40,28 +40,27 @@ class Texts:
 
 @dataclass(frozen=True, slots=True)
 class Corpus:
-    """Texts that are there and not read yet.
+    """Texts that are not read yet.
 
-    place:    where they are, in words.
-    identity: all that their content follows from; it changes whenever a file does.
-    read:     raises DataError where there is too little, ToolkitError where the disk fails.
+    location: for messages. identity: changes whenever a file does. read: raises DataError if there is too
+    little text, ToolkitError if the disk fails.
     """
 
-    place: str
+    location: str
     identity: str
     read: Callable[[], Texts]
 
 
 def python_library(root: Path | None = None) -> Corpus:
-    """The sources of the running Python's standard library, in the order of their paths.
+    """Return the sources of Python's standard library, sorted by path.
 
-    Without tests, IDLE, lib2to3 and installed packages. root: where it is, if not where Python says.
-    Raises DataError where this Python came without sources.
+    Without tests, IDLE, lib2to3 and installed packages. root: overrides the location. Raises DataError if
+    this Python has no sources.
     """
     root = root or Path(sysconfig.get_path("stdlib"))
 
     def ours(name: str) -> bool:
-        return name not in _LEFT_OUT and not name.startswith(_OF_THE_MACHINE)
+        return name not in _EXCLUDED and not name.startswith(_MACHINE_SPECIFIC)
 
     files = [file for file in _walk(root, ours) if file.suffix == ".py" and ours(file.name)]
     if not files:
@@ -74,14 +73,14 @@ def python_library(root: Path | None = None) -> Corpus:
         train, validation = split_by_content([_content(file) for file in files], one_in=_PYTHON_ONE_IN)
         return Texts(train, validation, f"{len(files)} files under the licence of the PSF")
 
-    place = f"the standard library of Python {platform.python_version()}"
-    return Corpus(place, fingerprint("python_library", *marks(files)), read)
+    location = f"the standard library of Python {platform.python_version()}"
+    return Corpus(location, fingerprint("python_library", *marks(files)), read)
 
 
-def text_files(root: Path, *, say: Callable[[str], None]) -> Corpus:
-    """The file `root`, or all texts in the folder `root` and below it in the order of their paths.
+def text_files(root: Path, *, log: Callable[[str], None]) -> Corpus:
+    """Return the file `root`, or all texts below the folder `root`, sorted by path.
 
-    Hidden files are left out, and, which `say` is told, what does not look like text.
+    Hidden files are left out, and files that are not text, with a line in `log`.
     """
     hidden = "."
     found = [root] if root.is_file() else _walk(root, lambda name: not name.startswith(hidden))
@@ -89,9 +88,9 @@ def text_files(root: Path, *, say: Callable[[str], None]) -> Corpus:
 
     def read() -> Texts:
         contents = [_content(file) for file in files]
-        texts = [content for content in contents if b"\0" not in content[:_LOOKED_AT_BYTES]]
+        texts = [content for content in contents if b"\0" not in content[:_PROBE_BYTES]]
         if len(texts) < len(contents):
-            say(f"{root}: {len(contents) - len(texts)} files that are no text are left out")
+            log(f"{root}: {len(contents) - len(texts)} files that are no text are left out")
         pieces = [piece for text in texts for piece in _pieces(text)]
         train, validation = split_by_content(pieces, one_in=_FILES_ONE_IN)
         return Texts(train, validation, f"{len(texts)} files")
@@ -100,7 +99,7 @@ def text_files(root: Path, *, say: Callable[[str], None]) -> Corpus:
 
 
 def one_file(file: Path, *, train_share: float) -> Corpus:
-    """`file`, whose first `train_share`, counted in characters, is trained on."""
+    """Return `file`, whose first `train_share` of characters is for training."""
 
     def read() -> Texts:
         content = _content(file)
@@ -112,7 +111,7 @@ def one_file(file: Path, *, train_share: float) -> Corpus:
 
 
 def two_files(train: Path, validation: Path, *, words: tuple[int, int]) -> Corpus:
-    """A published split. words: how many words and ends of lines the two files have if they are whole."""
+    """Return a published split. words: words and line ends of the two complete files."""
 
     def read() -> Texts:
         contents = _content(train), _content(validation)
@@ -126,10 +125,10 @@ def two_files(train: Path, validation: Path, *, words: tuple[int, int]) -> Corpu
 
 
 def split_by_content(pieces: Sequence[bytes], *, one_in: int) -> tuple[bytes, bytes]:
-    """The pieces to train on and, about one in `one_in`, those to evaluate on, joined in their order.
+    """Join the pieces of both parts; about one in `one_in` is for validation.
 
-    A piece is for evaluation if its SHA-256 is a multiple of one_in; where none is, the lowest one.
-    Raises DataError where fewer than two pieces differ.
+    A piece is for validation if its SHA-256 is a multiple of one_in, or the lowest if none is. Raises
+    DataError if fewer than two pieces differ.
     """
     hashes = [int.from_bytes(hashlib.sha256(piece).digest()) for piece in pieces]
     held = {number for number in hashes if number % one_in == 0} or {min(hashes, default=0)}
@@ -152,7 +151,7 @@ def _pieces(content: bytes) -> Iterator[bytes]:
 
 
 def _walk(root: Path, enter: Callable[[str], bool]) -> list[Path]:
-    """The files in `root` and in the folders below it whose names `enter` accepts, by their paths."""
+    """Return the files below `root`, in folders whose names `enter` accepts, sorted by path."""
 
     def fail(error: OSError) -> None:
         raise os_error("read", error) from error
@@ -172,7 +171,7 @@ def _content(file: Path) -> bytes:
 
 
 def _words(content: bytes) -> int:
-    """Words between white space, and ends of lines, which count as words in figures for WikiText."""
+    """Count words and line ends, as figures for WikiText do."""
     octets = np.frombuffer(content, np.uint8)
     space = np.append(np.isin(octets, np.frombuffer(b" \t\n\r\v\f", np.uint8)), True)
     return int((space[1:] & ~space[:-1]).sum() + (octets == ord("\n")).sum())

@@ -1,4 +1,4 @@
-"""Texts for language models: found, made tokens of once, cut into windows."""
+"""Texts for language models: tokenized once, split into windows."""
 
 from __future__ import annotations
 
@@ -10,103 +10,116 @@ from pathlib import Path
 import numpy as np
 
 from lib.data.cache import cached_folder, fingerprint
-from lib.data.datasets.catalogue import (
-    SHAKESPEARE_FOLDERS,
-    SHAKESPEARE_REMOTES,
-    SHAKESPEARE_TRAIN_SHARE,
-    WIKITEXT,
-    WIKITEXT_FILES,
-)
-from lib.data.datasets.files import Place, marks
+from lib.data.datasets.files import DataLocation, Remote, marks
 from lib.data.datasets.text_files import INSTEAD, gpt2_files, tokenizer_of, windows
 from lib.data.datasets.texts.corpus import Corpus, one_file, python_library, text_files, two_files
 from lib.data.datasets.texts.markov import markov
 from lib.data.tokenizers.byte_char import as_text
 from lib.data.types import Dataset
 from lib.errors import DataError
+from lib.plugins import NoOptions as Options
 
 VERSION = 1  # raise it whenever a token changes
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
-    """No symbols of its own."""
+@dataclass(frozen=True, slots=True)
+class TextSet:
+    """A published text in two files, for training and validation."""
+
+    folders: tuple[str, ...]  # below DATA_DIR, in search order
+    words: tuple[int, int]  # of the two files, line ends included
 
 
-def outline(_: Options, place: Place) -> None:
-    """Of a text only the contents tell the vocabulary and the length."""
+# File names of WikiText; no mirror with a published SHA-256 is known.
+WIKITEXT_FILES = tuple(
+    (name.format("train"), name.format("valid")) for name in ("wiki.{}.tokens", "wiki.{}.raw", "{}.txt")
+)
+WIKITEXT = {
+    "wikitext2": TextSet(("wikitext2", "wikitext-2", "wikitext-2-raw", ""), (2_088_628, 217_646)),
+    "wikitext103": TextSet(("wikitext103", "wikitext-103", "wikitext-103-raw", ""), (103_227_021, 217_646)),
+}
+
+SHAKESPEARE_FOLDERS = ("shakespeare", "tinyshakespeare", "")
+SHAKESPEARE_REMOTES = (
+    Remote(
+        "input.txt",
+        "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed",
+        ("https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare",),
+    ),
+)
+SHAKESPEARE_TRAIN_SHARE = 0.9  # of its characters, as in nanoGPT
 
 
-def open_set(_: Options, place: Place) -> Dataset:
-    """Tokens of the text, made into the cache on first use.
+def open_set(_: Options, location: DataLocation) -> Dataset:
+    """Open a text, tokenized into the cache on first use.
 
-    Raises DataError where it or the files of its tokenizer are missing or damaged, ConfigError where
-    it is shorter than block_size, ToolkitError where the disk fails.
+    Raises DataError if it or the files of its tokenizer are missing or damaged, ConfigError if it is shorter
+    than block_size, ToolkitError if the disk fails.
     """
-    corpus = _corpus(place)
-    folder = _packed(corpus, place)
+    corpus = _corpus(location)
+    folder = _packed(corpus, location)
     known = json.loads((folder / "text.json").read_text())
-    tokenizer = tokenizer_of(place, characters=known["characters"])
+    tokenizer = tokenizer_of(location, characters=known["characters"])
     train, validation = (np.load(folder / f"{part}.npy", mmap_mode="r") for part in ("train", "validation"))
     source = (
-        f"{place.name}: {len(train)} + {len(validation)} {tokenizer.unit}s from {corpus.place}, "
+        f"{location.name}: {len(train)} + {len(validation)} {tokenizer.unit}s from {corpus.location}, "
         f"{known['remark']}SHA-256 {known['sha256'][:16]}"
     )
     vocab_size = tokenizer.vocab_size
-    return windows(place, train, validation, tokenizer=tokenizer, vocab_size=vocab_size, source=source)
+    return windows(location, train, validation, tokenizer=tokenizer, vocab_size=vocab_size, source=source)
 
 
-def _corpus(place: Place) -> Corpus:
-    name = place.name
+def _corpus(location: DataLocation) -> Corpus:
+    name = location.name
     if name == "pysource":
         return python_library()
     if name == "markov":
         return markov()
     if name == "text_files":
-        return text_files(_text_root(place), say=place.say)
+        return text_files(_text_root(location), log=location.log)
     if name == "shakespeare":
-        (file,) = place.have(
+        (file,) = location.find_all(
             SHAKESPEARE_REMOTES, SHAKESPEARE_FOLDERS, name=f"data set {name}", instead=INSTEAD
         )
         return one_file(file, train_share=SHAKESPEARE_TRAIN_SHARE)
-    wanted = WIKITEXT[name]
-    for folder in wanted.folders:
+    known_set, files = WIKITEXT[name], location.files
+    for folder in known_set.folders:
         for train, validation in WIKITEXT_FILES:
-            files = place.files / folder / train, place.files / folder / validation
-            if all(file.is_file() for file in files):
-                return two_files(*files, words=wanted.words)
+            parts = files / folder / train, files / folder / validation
+            if all(file.is_file() for file in parts):
+                return two_files(*parts, words=known_set.words)
     spellings = ", or ".join(f"{train} and {validation}" for train, validation in WIKITEXT_FILES)
     raise DataError(
-        f"data set {name} is not there: no {spellings} in {place.files / wanted.folders[0]} or {place.files}",
+        f"data set {name} is not there: no {spellings} in {files / known_set.folders[0]} or {files}",
         why="it cannot be downloaded: no mirror of it with a published hash is known",
         todo=f"put them there, or use {INSTEAD}",
     )
 
 
-def _text_root(place: Place) -> Path:
-    """DATA_DIR/text_files, or DATA_DIR itself, which must then not be where caches are kept."""
-    own = place.files / "text_files"
+def _text_root(location: DataLocation) -> Path:
+    """Return DATA_DIR/text_files, or DATA_DIR itself unless it holds the caches."""
+    own = location.files / "text_files"
     if own.exists():
         return own
-    if place.files.exists() and place.files.resolve() != place.cache_dir.resolve():
-        return place.files
+    if location.files.exists() and location.files.resolve() != location.cache_dir.resolve():
+        return location.files
     raise DataError(
         f"data set text_files is not there: no {own}",
         todo="put a file or a folder of texts there, or point CONFIG_DATA_DIR to one",
     )
 
 
-def _packed(corpus: Corpus, place: Place) -> Path:
-    """A folder with the tokens of both parts, made once."""
-    name = place.name
-    vocabulary = gpt2_files(place) if place.tokenizer == "gpt2" else []
+def _packed(corpus: Corpus, location: DataLocation) -> Path:
+    """Return the cached folder with the tokens of both parts."""
+    name = location.name
+    vocabulary = gpt2_files(location) if location.tokenizer == "gpt2" else []
 
     def fill(folder: Path) -> None:
         texts = corpus.read()
         whole = texts.train + texts.validation
-        place.say(f"{name}: making tokens of {len(whole)} bytes in {place.cache_dir}")
-        characters = "".join(sorted(set(as_text(whole)))) if place.tokenizer == "char" else None
-        tokenizer = tokenizer_of(place, characters=characters)
+        location.log(f"{name}: making tokens of {len(whole)} bytes in {location.cache_dir}")
+        characters = "".join(sorted(set(as_text(whole)))) if location.tokenizer == "char" else None
+        tokenizer = tokenizer_of(location, characters=characters)
         np.save(folder / "train.npy", tokenizer.encode_all(texts.train))
         np.save(folder / "validation.npy", tokenizer.encode_all(texts.validation))
         remark = f"{texts.remark}, " if texts.remark else ""
@@ -114,8 +127,8 @@ def _packed(corpus: Corpus, place: Place) -> Path:
         (folder / "text.json").write_text(json.dumps(known))
 
     return cached_folder(
-        place.cache_dir / f"{name}-{place.tokenizer}-{fingerprint(corpus.place)[:8]}",
-        identity=fingerprint("text", VERSION, place.tokenizer, corpus.identity, *marks(vocabulary)),
+        location.cache_dir / f"{name}-{location.tokenizer}-{fingerprint(corpus.location)[:8]}",
+        identity=fingerprint("text", VERSION, location.tokenizer, corpus.identity, *marks(vocabulary)),
         fill=fill,
-        say=place.say,
+        log=location.log,
     )

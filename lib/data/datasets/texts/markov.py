@@ -1,9 +1,8 @@
-"""A synthetic text of exactly known entropy rate: what no language model can do better than.
+"""A synthetic text of exactly known entropy rate, the lower bound of any language model's loss.
 
-A Markov chain of order 2 over 32 characters. After any two characters the next is one of eight, with the
-chances COUNTS / 64: four that follow from the last one alone and four from both. Which ones differs from
-pair to pair, but the chances do not: the entropy of the next character is the same after every pair, so
-that it is the entropy rate, whatever the stationary distribution.
+A Markov chain of order 2 over 32 characters. After any two characters the next is one of eight, with
+probabilities COUNTS / 64: four depend on the last character alone and four on both. The entropy of the next
+character is the same after every pair, and so is the entropy rate.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ VERSION = 1  # raise it whenever a character changes
 TRAIN_BYTES, VALIDATION_BYTES = 4_000_000, 250_000
 
 ALPHABET = b"abcdefghijklmnopqrstuvwxyz ,.;:-"
-# How many of 64 equally likely slots each follower has: those of the last character, then of both.
+# Probabilities in 64ths of the followers by the last character, then of those by both.
 COUNTS = (24, 10, 4, 2), (14, 6, 3, 1)
 
 _SLOTS = 64
@@ -29,13 +28,13 @@ Table = npt.NDArray[np.int64]
 
 
 def entropy_bits() -> float:
-    """The entropy rate, in bits per character."""
+    """Return the entropy rate in bits per character."""
     chances = [count / _SLOTS for half in COUNTS for count in half]
     return -sum(chance * math.log2(chance) for chance in chances)
 
 
 def markov() -> Corpus:
-    """The text, which is the same on every machine; the parts are one after the other."""
+    """Return the text, identical on every machine; validation follows training."""
 
     def read() -> Texts:
         text = _walk(transitions(), TRAIN_BYTES + VALIDATION_BYTES)
@@ -46,7 +45,7 @@ def markov() -> Corpus:
 
 
 def transitions() -> Table:
-    """(32, 32, 64): the slots of the character that follows the one before the last, and the last."""
+    """Return the next characters by the last two, (32, 32, 64) equally likely slots."""
     size, own = len(ALPHABET), len(COUNTS[0])
     slots = np.empty((size, size, _SLOTS), np.int64)
     for last in range(size):
@@ -58,13 +57,13 @@ def transitions() -> Table:
 
 
 def _order(seed: int) -> list[int]:
-    """All characters in an order drawn by `seed`, the first ones of the alphabet tending to be earlier.
+    """Draw an order of the characters in which the first ones of the alphabet tend to be earlier.
 
-    Frequent pairs are learned from little text, rare ones from much.
+    So that some pairs are frequent and learned from little text, and others rare.
     """
     size = len(ALPHABET)
     draws = (integers(seed, (size,), below=1 << 20) + 1) / (1 << 20)
-    # Times to a first event at rates 1 / (rank + 1): the earliest is each with a chance by its rate.
+    # Exponential times at rates 1 / (rank + 1) give a weighted random order.
     return [int(symbol) for symbol in np.argsort(-np.log(draws) * (np.arange(size) + 1), kind="stable")]
 
 

@@ -1,17 +1,150 @@
-"""Tokens that were made elsewhere, as a data set."""
+"""Pretokenized data in files of uint16 or uint32, read through memory maps.
+
+Either nothing but tokens (nanoGPT's train.bin and val.bin), or shards with a header of 256 int32: a magic
+number, a version and the number of tokens (FineWeb in modded-nanogpt and llm.c).
+"""
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 
-from lib.data.datasets.catalogue import GPT2_FOLDERS, GPT2_REMOTES
-from lib.data.datasets.files import Place, first_file
-from lib.data.datasets.text_files import block_size_of, check_lengths, windows
-from lib.data.datasets.token_bins.token_files import map_bins, open_bins
+from lib.data.cache import cached_folder, fingerprint
+from lib.data.datasets.files import DataLocation, damaged, first_file, marks
+from lib.data.datasets.text_files import GPT2_FOLDERS, GPT2_REMOTES, windows
 from lib.data.tokenizers.bpe import load_gpt2
-from lib.data.types import Dataset, TextSpec, TokenPart
+from lib.data.types import Dataset, Shards, Tokens
+from lib.errors import DataError, os_error
+
+_HEADER_BYTES = 1024
+# (magic number, version) of a header, and the type of the tokens that follow it.
+_LAYOUTS: dict[tuple[int, int], type[np.uint16] | type[np.uint32]] = {
+    (20240520, 1): np.uint16,
+    (20240801, 7): np.uint32,
+}
+_AT_ONCE = 1 << 26  # tokens scanned at a time
+
+
+@dataclass(frozen=True, slots=True)
+class Bins:
+    """Both parts of a set of token files, and their location."""
+
+    train: Tokens | Shards
+    validation: Tokens | Shards
+    location: str
+
+
+def open_bins(data_dir: Path, *, cache_dir: Path, vocab_size: int, log: Callable[[str], None]) -> Bins:
+    """Open the files *train*.bin and *val*.bin of `data_dir`/token_bins or `data_dir`.
+
+    They are scanned once, remembered in `cache_dir`, for tokens beyond vocab_size. Raises DataError if there
+    is one, or if files are missing or damaged.
+    """
+    parts = _files(data_dir)
+    if parts is None:
+        raise DataError(
+            f"data set token_bins is not there: no *train*.bin in {data_dir / 'token_bins'} or {data_dir}",
+            todo="put train.bin and val.bin there, or shards such as fineweb_train_000001.bin",
+        )
+    shards = [[_read(file, vocab_size) for file in files] for files in parts]
+    folder = parts[0][0].parent
+    _check(folder, [*parts[0], *parts[1]], [*shards[0], *shards[1]], vocab_size, cache_dir, log)
+    return _bins(parts, shards)
+
+
+def map_bins(data_dir: Path, *, vocab_size: int) -> Bins | None:
+    """Open the files as `open_bins` without a scan; None if there are none."""
+    parts = _files(data_dir)
+    if parts is None:
+        return None
+    return _bins(parts, [[_read(file, vocab_size) for file in files] for files in parts])
+
+
+def _files(data_dir: Path) -> list[list[Path]] | None:
+    """Return the files of the training and of the validation part."""
+    folders = (data_dir / "token_bins", data_dir)
+    folder = next((path for path in folders if any(path.glob("*train*.bin"))), None)
+    if folder is None:
+        return None
+    parts = [sorted(folder.glob(f"*{part}*.bin")) for part in ("train", "val")]
+    if not parts[1]:
+        raise DataError(f"{folder} has no *val*.bin", todo="token_bins needs a validation part, too")
+    return parts
+
+
+def _bins(parts: list[list[Path]], shards: list[list[Tokens]]) -> Bins:
+    for files, arrays in zip(parts, shards, strict=True):
+        other = next((n for n, array in enumerate(arrays) if array.dtype != arrays[0].dtype), None)
+        if other is not None:
+            raise DataError(
+                f"{files[0]} and {files[other]} have tokens of {arrays[0].itemsize} and "
+                f"{arrays[other].itemsize} bytes",
+                todo="make all files of a part alike",
+            )
+    train, validation = (arrays[0] if len(arrays) == 1 else Shards(arrays) for arrays in shards)
+    return Bins(train, validation, f"{len(parts[0])} + {len(parts[1])} files in {parts[0][0].parent}")
+
+
+def _read(file: Path, vocab_size: int) -> Tokens:
+    """Memory-map the tokens of one file."""
+    try:
+        with file.open("rb") as opened:
+            start = opened.read(_HEADER_BYTES)
+        size_bytes = file.stat().st_size
+    except OSError as error:
+        raise os_error("read", error) from error
+    head: npt.NDArray[np.int32] = np.frombuffer(start[: len(start) // 4 * 4], np.int32)[:3]
+    magic, version, count = (*head.tolist(), 0, 0, 0)[:3]
+    if magic in (known for known, _ in _LAYOUTS):
+        if (magic, version) not in _LAYOUTS:
+            raise damaged(file, f"version {version} of its layout is not known")
+        layout, offset = np.dtype(_LAYOUTS[magic, version]), _HEADER_BYTES
+    else:
+        layout, offset = np.dtype(np.uint16 if vocab_size <= 1 << 16 else np.uint32), 0
+        count = size_bytes // layout.itemsize
+    if count < 1 or size_bytes != offset + count * layout.itemsize:
+        expected = f"{count} tokens of {layout.itemsize} bytes after {offset} bytes"
+        raise damaged(file, f"it has {size_bytes} bytes, and should have {expected}")
+    return np.memmap(file, layout, mode="r", offset=offset, shape=(count,))
+
+
+def _check(
+    folder: Path,
+    files: Sequence[Path],
+    shards: Sequence[Tokens],
+    vocab_size: int,
+    cache_dir: Path,
+    log: Callable[[str], None],
+) -> None:
+    """Raise DataError for a token beyond the vocabulary, which on a device is an obscure error."""
+
+    def fill(target: Path) -> None:
+        log(f"token_bins: looking through {sum(map(len, shards))} tokens, once")
+        largest = [
+            max(int(shard[start : start + _AT_ONCE].max()) for start in range(0, len(shard), _AT_ONCE))
+            for shard in shards
+        ]
+        (target / "largest.json").write_text(json.dumps(largest))
+
+    checked = cached_folder(
+        cache_dir / f"token_bins-{fingerprint(folder)[:8]}",
+        identity=fingerprint("token_bins", *marks(files)),
+        fill=fill,
+        log=log,
+    )
+    for file, largest in zip(files, json.loads((checked / "largest.json").read_text()), strict=True):
+        if largest >= vocab_size:
+            raise DataError(
+                f"{file} has the token {largest}",
+                why=f"CONFIG_VOCAB_SIZE={vocab_size}",
+                todo="set CONFIG_VOCAB_SIZE to the size of the vocabulary it was made with",
+            )
+
 
 _GPT2_VOCAB_SIZE = 50_257
 
@@ -23,49 +156,40 @@ class Options:
     vocab_size: int
 
 
-def outline(options: Options, place: Place) -> Dataset:
-    """As many as the files have; where there are none, as many as never end.
+def describe(options: Options, location: DataLocation) -> Dataset:
+    """Return the metadata by the sizes of the files, or of a large set without files.
 
-    Raises what `open_set` does, but for tokens.
+    Raises what `open_set` does, except for the scan of tokens.
     """
-    vocab_size, block_size, data_dir = options.vocab_size, block_size_of(place), place.data_dir
+    vocab_size, data_dir = options.vocab_size, location.data_dir
     dtype = np.uint16 if vocab_size <= 1 << 16 else np.uint32
-    lengths, told = (10**8, 10**7), f"any number of tokens below {vocab_size}"
+    lengths, content = (10**8, 10**7), f"any number of tokens below {vocab_size}"
     bins = map_bins(data_dir, vocab_size=vocab_size) if data_dir is not None else None
     if bins is not None:
         lengths = len(bins.train), len(bins.validation)
-        told = f"{lengths[0]} + {lengths[1]} tokens in {bins.place}, not opened"
-    check_lengths("token_bins", *lengths, block_size=block_size)
-    train, test = (
-        TokenPart(np.broadcast_to(dtype(0), (length,)), block_size, shifted=shifted)
-        for length, shifted in zip(lengths, (True, False), strict=True)
-    )
-    spec = TextSpec(
-        name="token_bins",
-        vocab_size=vocab_size,
-        block_size=block_size,
-        unit="token",
-        validation_tokens=lengths[1] - 1,
-        validation_bytes=None,
-    )
-    return Dataset(spec, train, test, f"token_bins: {told}")
+        content = f"{lengths[0]} + {lengths[1]} tokens in {bins.location}, not opened"
+    zeros: list[Tokens] = [np.broadcast_to(dtype(0), (length,)) for length in lengths]
+    source = f"token_bins: {content}"
+    return windows(location, zeros[0], zeros[1], tokenizer=None, vocab_size=vocab_size, source=source)
 
 
-def open_set(options: Options, place: Place) -> Dataset:
-    """Memory maps of the files. Tokens of GPT-2's vocabulary can be read as text where its tokenizer is.
+def open_set(options: Options, location: DataLocation) -> Dataset:
+    """Memory-map the files, with GPT-2's tokenizer for its vocabulary if it is there.
 
-    Raises DataError where files are missing or damaged, or a token is not below VOCAB_SIZE.
+    Raises DataError if files are missing or damaged, or a token is not below VOCAB_SIZE.
     """
-    bins = open_bins(place.files, cache_dir=place.cache_dir, vocab_size=options.vocab_size, say=place.say)
+    bins = open_bins(
+        location.files, cache_dir=location.cache_dir, vocab_size=options.vocab_size, log=location.log
+    )
     tokenizer, note = None, "no tokenizer is known for them"
     if options.vocab_size == _GPT2_VOCAB_SIZE:
-        folders = [place.files / folder for folder in GPT2_FOLDERS]
+        folders = [location.files / folder for folder in GPT2_FOLDERS]
         files = [first_file(folder / remote.file for folder in folders) for remote in GPT2_REMOTES]
         if files[0] is not None and files[1] is not None:
             tokenizer, note = load_gpt2(files[0], files[1]), "read with GPT-2's tokenizer"
-    source = f"token_bins: {len(bins.train)} + {len(bins.validation)} tokens from {bins.place}, {note}"
+    source = f"token_bins: {len(bins.train)} + {len(bins.validation)} tokens from {bins.location}, {note}"
     return windows(
-        place,
+        location,
         bins.train,
         bins.validation,
         tokenizer=tokenizer,

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gzip
 import io
 import tarfile
 import tracemalloc
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
-from lib.data.datasets import catalogue, download
-from lib.data.datasets.catalogue import Remote
-from lib.data.datasets.cifar import records as cifar
-from lib.data.datasets.mnist import idx as mnist
+from lib.data.datasets import download, text_files
+from lib.data.datasets.cifar import data as cifar
+from lib.data.datasets.cifar.data import BINARY_SETS
+from lib.data.datasets.files import Remote
+from lib.data.datasets.mnist import data as mnist
 from lib.errors import DataError
+from lib.plugins import DATASETS
 
 
 def idx_file(file: Path, shape: tuple[int, ...], content: bytes) -> Path:
@@ -63,22 +68,30 @@ def archive(file: Path, sizes: dict[str, int], *, pax: int = 0) -> Path:
 def test_an_archive_is_unpacked_up_to_a_bound(sizes: dict[str, int], pax: int, tmp_path: Path) -> None:
     bomb = archive(tmp_path / "set.tar.gz", sizes, pax=pax)
     with pytest.raises(DataError, match="is damaged: it would unpack to more than 1000000 bytes"):
-        cifar.unpack(bomb, tmp_path, names=["test.bin"], most_bytes=1_000_000)
+        cifar.unpack(bomb, tmp_path, names=["test.bin"], max_bytes=1_000_000)
     assert [path.name for path in tmp_path.iterdir()] == ["set.tar.gz"]
-    cifar.unpack(bomb, tmp_path, names=["test.bin"], most_bytes=5_000_000)
+    cifar.unpack(bomb, tmp_path, names=["test.bin"], max_bytes=5_000_000)
     assert (tmp_path / "test.bin").stat().st_size == sizes["test.bin"]
 
 
-def test_every_address_of_the_catalogue_is_encrypted() -> None:
-    remotes = [remote for known in catalogue.IDX_SETS.values() for remote in known.remotes]
-    remotes += [known.remote for known in catalogue.BINARY_SETS.values()]
-    for group in vars(catalogue).values():
-        if isinstance(group, tuple):
-            remotes += [each for each in group if isinstance(each, Remote)]
-    urls = [url for remote in remotes for url in remote.urls]
+def remotes_in(value: Any) -> Iterator[Remote]:
+    """Every Remote in a constant of a module, however deep."""
+    if isinstance(value, Remote):
+        yield value
+    elif isinstance(value, tuple | dict):
+        for one in value.values() if isinstance(value, dict) else value:
+            yield from remotes_in(one)
+    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+        yield from remotes_in(tuple(getattr(value, field.name) for field in dataclasses.fields(value)))
+
+
+def test_every_address_of_a_data_set_is_encrypted() -> None:
+    modules = [DATASETS.load(name) for name in DATASETS.names()] + [text_files]
+    constants = (value for module in modules for name, value in vars(module).items() if name.isupper())
+    urls = {url for value in constants for remote in remotes_in(value) for url in remote.urls}
     assert len(urls) > 10 and {url.partition("://")[0] for url in urls} == {"https"}
 
 
 def test_the_largest_download_is_larger_than_any_set() -> None:
-    published = (known.train_size + known.test_size for known in catalogue.BINARY_SETS.values())
+    published = (known.train_size + known.test_size for known in BINARY_SETS.values())
     assert max(published) * cifar.record_bytes(2) < download.LARGEST_BYTES

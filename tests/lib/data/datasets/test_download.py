@@ -12,8 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from lib.data.datasets.catalogue import IDX_SETS, IdxSet, Remote
 from lib.data.datasets.download import fetch
+from lib.data.datasets.files import Remote
+from lib.data.datasets.mnist.data import IDX_SETS, IdxSet
 from lib.errors import DataError, ToolkitError
 from lib.runs import console
 from tests.support.datasets import opened
@@ -33,7 +34,7 @@ class Behaviour:
     stall: bool = False
     wrong_range: bool = False
     tells_length: bool = True
-    asked: list[str | None] = field(default_factory=list)  # the Range header of each request
+    requested: list[str | None] = field(default_factory=list)  # the Range header of each request
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -41,8 +42,8 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         behaviour = self.server.behaviours[self.path.split("/")[1]]
-        asked = self.headers.get("Range")
-        behaviour.asked.append(asked)
+        requested = self.headers.get("Range")
+        behaviour.requested.append(requested)
         if behaviour.stall:
             self.server.released.wait(10)
             return
@@ -50,7 +51,7 @@ class _Handler(BaseHTTPRequestHandler):
             self.send_error(behaviour.status)
             return
         content = behaviour.content
-        start = int(asked.removeprefix("bytes=").rstrip("-")) if asked and behaviour.ranges else 0
+        start = int(requested.removeprefix("bytes=").rstrip("-")) if requested and behaviour.ranges else 0
         if start >= len(content) > 0 and start:
             self.send_response(416)
             self.send_header("Content-Length", "0")
@@ -96,8 +97,8 @@ def server() -> Iterator[_Server]:
 def _fetch(
     target: Path, *urls: str, said: list[str] | None = None, sha256: str = SHA256, seconds: float = 5
 ) -> None:
-    say = [].append if said is None else said.append
-    fetch(target, urls=[f"{url}/file" for url in urls], sha256=sha256, say=say, timeout_seconds=seconds)
+    log = [].append if said is None else said.append
+    fetch(target, urls=[f"{url}/file" for url in urls], sha256=sha256, log=log, timeout_seconds=seconds)
 
 
 def _left(folder: Path) -> list[str]:
@@ -110,7 +111,7 @@ def test_a_file_is_fetched_with_progress(server: _Server, tmp_path: Path) -> Non
         tmp_path / "new" / "file",
         urls=[server.url("good") + "/file"],
         sha256=SHA256,
-        say=lambda _: None,
+        log=lambda _: None,
         progress=lambda *report: reports.append(report),
     )
     assert (tmp_path / "new" / "file").read_bytes() == CONTENT and _left(tmp_path / "new") == ["file"]
@@ -123,14 +124,14 @@ def test_a_cut_connection_is_resumed(server: _Server, tmp_path: Path) -> None:
     _fetch(tmp_path / "file", url)
     assert (tmp_path / "file").read_bytes() == CONTENT
     starts = [None, 300_000, 500_000, 600_000, 600_001, 600_002]
-    assert server.behaviours["cut"].asked == [start and f"bytes={start}-" for start in starts]
+    assert server.behaviours["cut"].requested == [start and f"bytes={start}-" for start in starts]
 
 
 def test_what_an_earlier_run_left_is_resumed(server: _Server, tmp_path: Path) -> None:
     (tmp_path / "file.part").write_bytes(CONTENT[:700_000])
     _fetch(tmp_path / "file", server.url("good"))
     assert (tmp_path / "file").read_bytes() == CONTENT
-    assert server.behaviours["good"].asked == ["bytes=700000-"]
+    assert server.behaviours["good"].requested == ["bytes=700000-"]
 
 
 def test_a_server_without_ranges_starts_again(server: _Server, tmp_path: Path) -> None:
@@ -142,7 +143,7 @@ def test_a_server_without_ranges_starts_again(server: _Server, tmp_path: Path) -
 def test_a_server_without_ranges_that_always_cuts_is_given_up(server: _Server, tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"connection cut after 1000 of 1024000 bytes"):
         _fetch(tmp_path / "file", server.url("plain", ranges=False, cuts=[1000] * 99))
-    assert len(server.behaviours["plain"].asked) < 10
+    assert len(server.behaviours["plain"].requested) < 10
 
 
 @pytest.mark.parametrize("ranges", [True, False])
@@ -159,7 +160,7 @@ def test_a_wrong_part_is_noticed_and_fetched_whole(server: _Server, tmp_path: Pa
     (tmp_path / "file.part").write_bytes(b"x" * 1000)
     _fetch(tmp_path / "file", server.url("good"))
     assert (tmp_path / "file").read_bytes() == CONTENT
-    assert server.behaviours["good"].asked == ["bytes=1000-", None]
+    assert server.behaviours["good"].requested == ["bytes=1000-", None]
 
 
 def test_a_wrong_hash_deletes_the_download_and_says_so(server: _Server, tmp_path: Path) -> None:
@@ -181,7 +182,7 @@ def test_the_next_mirror_takes_over(server: _Server, tmp_path: Path) -> None:
     ]
     _fetch(tmp_path / "file", *urls)
     assert (tmp_path / "file").read_bytes() == CONTENT
-    assert server.behaviours["good"].asked == ["bytes=400000-"]
+    assert server.behaviours["good"].requested == ["bytes=400000-"]
 
 
 def test_a_wrong_range_is_not_trusted(server: _Server, tmp_path: Path) -> None:
@@ -208,7 +209,7 @@ def test_a_stalled_server_times_out(server: _Server, tmp_path: Path) -> None:
 def test_a_file_that_is_there_is_not_asked_for(server: _Server, tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"mine")
     _fetch(tmp_path / "file", server.url("good"))
-    assert (tmp_path / "file").read_bytes() == b"mine" and not server.behaviours["good"].asked
+    assert (tmp_path / "file").read_bytes() == b"mine" and not server.behaviours["good"].requested
 
 
 def test_a_disk_that_cannot_be_written_is_not_the_fault_of_the_mirror(
@@ -236,7 +237,7 @@ def test_opening_a_data_set_downloads_what_is_missing(
     )
     wanted = IdxSet(IDX_SETS["mnist"].spec, ("mnist",), remotes)
     monkeypatch.setitem(IDX_SETS, "mnist", wanted)
-    options = {"data_dir": tmp_path, "cache_dir": tmp_path / "cache", "say": lambda _: None}
+    options = {"data_dir": tmp_path, "cache_dir": tmp_path / "cache", "log": lambda _: None}
     dataset = opened("mnist", download=True, **options)
     assert dataset.train.targets.tolist() == [3, 4]
     shown = capsys.readouterr().out.splitlines()

@@ -18,8 +18,8 @@ import torch
 from lib.data import Dataset
 from lib.data.cache import cached_folder
 from lib.data.datasets.digits import data as digits_module
+from lib.data.datasets.embedded import rotation
 from lib.data.datasets.scenes import data as scenes_module
-from lib.data.datasets.warp import rotation
 from lib.errors import DataError, ToolkitError
 from tests.support.datasets import opened
 
@@ -30,8 +30,8 @@ SCENES_TEST_SHA256 = "b728a97fbc817a5a2da5cc59f1c72655a0ba59de7fdf9d8e0e09fb4b6b
 
 
 def _open(name: str, folder: Path, said: list[str] | None = None) -> Dataset:
-    say = (lambda _: None) if said is None else said.append
-    return opened(name, data_dir=folder / "none", cache_dir=folder, download=False, say=say)
+    log = (lambda _: None) if said is None else said.append
+    return opened(name, data_dir=folder / "none", cache_dir=folder, download=False, log=log)
 
 
 @pytest.fixture(scope="module")
@@ -136,7 +136,7 @@ def _fill(folder: Path) -> None:
 
 
 def _make(folder: Path, identity: str, said: list[str]) -> Path:
-    return cached_folder(folder, identity=identity, fill=_fill, say=said.append)
+    return cached_folder(folder, identity=identity, fill=_fill, log=said.append)
 
 
 def test_a_stale_or_damaged_cache_is_made_again_and_said(tmp_path: Path) -> None:
@@ -170,7 +170,7 @@ def test_a_failed_making_leaves_nothing_behind(tmp_path: Path) -> None:
         raise DataError("no")
 
     with pytest.raises(DataError):
-        cached_folder(tmp_path / "set", identity="x", fill=fail, say=print)
+        cached_folder(tmp_path / "set", identity="x", fill=fail, log=print)
     assert [path.name for path in tmp_path.iterdir()] == [".set.lock"]
 
 
@@ -189,7 +189,7 @@ def _count(folder: str, log: str) -> None:
         _fill(new)
 
     for _ in range(5):
-        path = cached_folder(Path(folder), identity="x", fill=fill, say=lambda _: None)
+        path = cached_folder(Path(folder), identity="x", fill=fill, log=lambda _: None)
         assert (path / "a.bin").read_bytes() == b"content"
 
 

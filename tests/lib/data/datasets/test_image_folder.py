@@ -12,10 +12,10 @@ import pytest
 from PIL import Image
 
 from lib.data import Dataset
-from lib.data.datasets.image_folder.decode import BadSampleError, decode
+from lib.data.datasets.image_folder.data import BadSampleError, decode
 from lib.errors import DataError, ToolkitError
 from tests.support import datasets
-from tests.support.training import MemoryRecord, random_subject, small_config, small_job, small_plan
+from tests.support.training import MemoryRecord, random_data, small_config, small_job, small_plan
 
 SIZE = 8
 COLOUR = (200, 30, 90)
@@ -106,9 +106,9 @@ def test_images_are_turned_upright(suffix: str, tmp_path: Path) -> None:
 
 
 def opened(root: Path, said: list[str] | None = None, *, on_bad: str = "error", **options: Any) -> Dataset:
-    say = [].append if said is None else said.append
-    asked: dict[str, Any] = {"cache_dir": root / "cache", "image_size": SIZE, "say": say, **options}
-    return datasets.opened("image_folder", {"on_bad_sample": on_bad}, data_dir=root, **asked)
+    log = [].append if said is None else said.append
+    requested: dict[str, Any] = {"cache_dir": root / "cache", "image_size": SIZE, "log": log, **options}
+    return datasets.opened("image_folder", {"on_bad_sample": on_bad}, data_dir=root, **requested)
 
 
 @pytest.fixture
@@ -180,20 +180,20 @@ def test_a_disk_that_fails_makes_no_bad_file(root: Path, monkeypatch: pytest.Mon
 
 def test_a_run_names_what_it_does_without() -> None:
     config, record = small_config(), MemoryRecord()
-    subject = random_subject(config, shape=(1, 28, 28), train_size=8)
-    dataset = dataclasses.replace(subject.dataset, skipped=("a.png: bad", "b.png: worse"))
-    subject = dataclasses.replace(subject, dataset=dataset)
-    small_job(config, small_plan(4), subject, record=record)
+    data = random_data(config, shape=(1, 28, 28), train_size=8)
+    dataset = dataclasses.replace(data.dataset, skipped=("a.png: bad", "b.png: worse"))
+    data = dataclasses.replace(data, dataset=dataset)
+    small_job(config, small_plan(4), data, record=record)
     assert [line for line in record.said if "Skipped" in line] == [
         "Skipped: a.png: bad",
         "Skipped: b.png: worse",
     ]
-    assert subject.to_json()["skipped"] == ["a.png: bad", "b.png: worse"]
+    assert data.to_json()["skipped"] == ["a.png: bad", "b.png: worse"]
 
 
-@pytest.mark.parametrize(("asked", "side", "pad"), [(0, 224, 28), (0, 32, 4), (0, 7, 1), (16, 224, 16)])
+@pytest.mark.parametrize(("requested", "side", "pad"), [(0, 224, 28), (0, 32, 4), (0, 7, 1), (16, 224, 16)])
 def test_the_largest_shift_is_an_eighth_of_the_side(
-    asked: int, side: int, pad: int, monkeypatch: pytest.MonkeyPatch
+    requested: int, side: int, pad: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     given = list[int]()
 
@@ -205,8 +205,8 @@ def test_the_largest_shift_is_an_eighth_of_the_side(
         raise Seen
 
     monkeypatch.setattr("train.build.TrainLoader", loader)
-    config = small_config("resnet18", augment="crop_flip", augment_pad=asked)
-    subject = random_subject(config, shape=(3, side, side), train_size=4)
+    config = small_config("resnet18", augment="crop_flip", augment_pad=requested)
+    data = random_data(config, shape=(3, side, side), train_size=4)
     with pytest.raises(Seen):
-        small_job(config, small_plan(4), subject)
+        small_job(config, small_plan(4), data)
     assert given == [pad]

@@ -24,13 +24,13 @@ RNG = np.random.default_rng(0)
 
 
 def _open(name: str, data_dir: Path, said: list[str] | None = None, **options: Any) -> Dataset:
-    say = [].append if said is None else said.append
-    defaults = {"cache_dir": data_dir / "cache", "download": False, "say": say}
+    log = [].append if said is None else said.append
+    defaults = {"cache_dir": data_dir / "cache", "download": False, "log": log}
     return opened(name, data_dir=data_dir, **{**defaults, **options})
 
 
-def _folder(data_dir: Path, said: list[str] | None = None, **asked: Any) -> Dataset:
-    return _open("image_folder", data_dir, said, options={"on_bad_sample": "error"}, **asked)
+def _folder(data_dir: Path, said: list[str] | None = None, **requested: Any) -> Dataset:
+    return _open("image_folder", data_dir, said, options={"on_bad_sample": "error"}, **requested)
 
 
 def _idx(array: np.ndarray) -> bytes:

@@ -10,8 +10,8 @@ import torch
 from lib.data import (
     ArrayPart,
     Dataset,
-    Delivery,
     EvalLoader,
+    LoaderConfig,
     TextClassSpec,
     TrainLoader,
 )
@@ -26,7 +26,7 @@ def _open(place: Path, tokenizer: TokenizerName = "byte") -> Dataset:
         data_dir=place,
         cache_dir=place / "cache",
         download=False,
-        say=print,
+        log=print,
         tokenizer=tokenizer,
         block_size=8,
     )
@@ -65,7 +65,7 @@ def test_sentences_reach_the_device_like_images_do(tmp_path: Path) -> None:
     _sst2(tmp_path / "sst2")
     dataset = _open(tmp_path)
     for placement in ("resident", "stream"):
-        delivery = Delivery(
+        loader_config = LoaderConfig(
             device=torch.device("cpu"),
             dtype=torch.float32,
             channels_last=True,
@@ -73,10 +73,10 @@ def test_sentences_reach_the_device_like_images_do(tmp_path: Path) -> None:
             num_workers=1,
             prefetch=1,
         )
-        with TrainLoader(dataset.train, dataset.spec, delivery, seed=1, augment="none", pad=0) as loader:
+        with TrainLoader(dataset.train, dataset.spec, loader_config, seed=1, augment="none", pad=0) as loader:
             (batch,) = loader.micro_batches(step=0, target=2, rank=0, world=1, sizes=[2])
         assert batch.inputs.dtype == torch.int64 and sorted(batch.targets.tolist()) == [0, 1]
-        with EvalLoader(dataset.test, dataset.spec, delivery) as evaluation:
+        with EvalLoader(dataset.test, dataset.spec, loader_config) as evaluation:
             (batch,) = evaluation.batches(rank=0, world=1, batch_size=2)
         assert batch.weights is not None and batch.weights.tolist() == [1, 0]
         assert batch.inputs[0].tolist() == [*b"fine", *[256] * 4]

@@ -21,14 +21,14 @@ from tests.support.datasets import opened
 
 
 def _open(name: str, place: Path, said: list[str] | None = None, **changes: Any) -> Dataset:
-    asked = {"tokenizer": "byte", "block_size": 8} | changes
+    requested = {"tokenizer": "byte", "block_size": 8} | changes
     return opened(
         name,
         data_dir=place,
         cache_dir=place / "cache",
         download=False,
-        say=(said if said is not None else []).append,
-        **asked,
+        log=(said if said is not None else []).append,
+        **requested,
     )
 
 
@@ -86,7 +86,7 @@ def test_the_library_is_read_in_the_order_of_paths_without_tests_and_machine_fac
     contents = [(tmp_path / name).read_bytes() for name in sorted(names)]
     assert (texts.train, texts.validation) == split_by_content(contents, one_in=20)
     assert b"secret" not in texts.train + texts.validation
-    assert texts.remark == "60 files under the licence of the PSF" and "Python 3." in found.place
+    assert texts.remark == "60 files under the licence of the PSF" and "Python 3." in found.location
 
 
 def test_python_without_sources_is_told(tmp_path: Path) -> None:
@@ -105,7 +105,7 @@ def test_the_embedded_text_needs_no_directory_of_data(
         data_dir=None,
         cache_dir=tmp_path,
         download=False,
-        say=lambda _: None,
+        log=lambda _: None,
         tokenizer="byte",
         block_size=16,
     )
@@ -195,7 +195,7 @@ def test_one_long_file_is_cut_into_pieces_at_ends_of_lines(tmp_path: Path) -> No
         data_dir=tmp_path / "book.txt",
         cache_dir=tmp_path / "cache",
         download=False,
-        say=lambda _: None,
+        log=lambda _: None,
         tokenizer="byte",
         block_size=8,
     )
@@ -212,7 +212,7 @@ def test_the_folder_of_caches_is_not_read_as_text(tmp_path: Path) -> None:
             data_dir=tmp_path,
             cache_dir=tmp_path,
             download=False,
-            say=lambda _: None,
+            log=lambda _: None,
             tokenizer="byte",
             block_size=8,
         )

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from lib.data import (
     Dataset,
-    Delivery,
     EvalLoader,
+    LoaderConfig,
     TextSpec,
     TokenPart,
     TrainLoader,
@@ -33,7 +33,7 @@ def _open(
         data_dir=data_dir,
         cache_dir=data_dir / "cache",
         download=False,
-        say=(said if said is not None else []).append,
+        log=(said if said is not None else []).append,
         block_size=block_size,
     )
 
@@ -90,7 +90,7 @@ def test_shards_with_a_header_are_read_as_one_text(
     assert "41 + 11 tokens from 5 + 1 files" in dataset.source
     batches = []
     for placement in ("resident", "stream"):
-        delivery = Delivery(
+        loader_config = LoaderConfig(
             device=torch.device("cpu"),
             dtype=torch.float32,
             channels_last=False,
@@ -98,7 +98,7 @@ def test_shards_with_a_header_are_read_as_one_text(
             num_workers=1,
             prefetch=1,
         )
-        with TrainLoader(dataset.train, dataset.spec, delivery, seed=1, augment="none", pad=0) as loader:
+        with TrainLoader(dataset.train, dataset.spec, loader_config, seed=1, augment="none", pad=0) as loader:
             steps = [
                 loader.micro_batches(step=step, target=3, rank=0, world=1, sizes=[3]) for step in range(9)
             ]
@@ -106,7 +106,7 @@ def test_shards_with_a_header_are_read_as_one_text(
             assert all(row == list(range(row[0], row[0] + 4)) for row in batches[-1].tolist()), (
                 "across shards, too"
             )
-        with EvalLoader(dataset.test, dataset.spec, delivery) as evaluation:
+        with EvalLoader(dataset.test, dataset.spec, loader_config) as evaluation:
             (batch,) = evaluation.batches(rank=0, world=1, batch_size=3)
             assert batch.targets[2].tolist() == [509, 510, -100, -100]
     assert torch.equal(*batches)

@@ -11,18 +11,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lib.data.datasets.question_answering.key_values import ANCHOR
+from lib.data.datasets.question_answering.questions import ANCHOR
 from lib.data.datasets.question_answering.spec import AnswerSpec, Side
 from lib.data.loader import Batch
 from lib.errors import ConfigError, ToolkitError
 from lib.nn import IGNORED
-from tests.support.answers import answer_set, answers_subject, small_bridge_config, some_questions
+from tests.models.latentwire.answers import answer_set, answers_data, small_bridge_config, some_questions
 from tests.support.training import MemoryRecord, small_job, small_plan, trained
 from train import loop
 from train.evaluation import evaluate
 from train.signals import Stopped
 from train.tasks.bridge import pretrain
-from train.tasks.bridge.frozen import FrozenSource, HuggingFaceLM, ToolkitLM, unlearned
+from train.tasks.bridge.frozen import FrozenSource, HuggingFaceLM, ToolkitLM, untrained
 from train.tasks.bridge.task import Bridge
 
 CPU_DEVICE = torch.device("cpu")
@@ -108,8 +108,8 @@ def frozen_of(dtype: torch.dtype) -> tuple[AnswerSpec, tuple[ToolkitLM, ToolkitL
 def test_a_prefix_of_embedded_tokens_has_the_loss_of_the_text() -> None:
     """The oracle: what the language model itself makes of the source as tokens."""
     spec, frozen = frozen_of(torch.float64)
-    subject = answers_subject(small_bridge_config(), train=4, test=2)
-    targets = torch.from_numpy(subject.dataset.train.take()[1]).long()
+    data = answers_data(small_bridge_config(), train=4, test=2)
+    targets = torch.from_numpy(data.dataset.train.take()[1]).long()
     answer_a, text_a, answer_b, text_b, _ = targets.split(spec.columns, dim=1)
     weight, expected, prefixes = 0.25, torch.zeros(4, dtype=torch.float64), []
     told = zip(frozen, spec.sides, (text_a, text_b), (answer_a, answer_b), strict=True)
@@ -119,7 +119,7 @@ def test_a_prefix_of_embedded_tokens_has_the_loss_of_the_text() -> None:
             text = text_BT[number][text_BT[number] != IGNORED]
             answer = int((answer_BL[number] != IGNORED).sum())
             source = len(text) - len(side.anchor) - answer
-            model = unlearned(side).double()
+            model = untrained(side).double()
             losses = F.cross_entropy(model(text[None, :-1])[0], text[1:], reduction="none")[-answer:]
             expected[number] += (losses.mean() + weight * losses[0]).detach() / 2
             rows.append(lm.embed(text[:source]) / lm.embedding_rms)
@@ -138,7 +138,7 @@ def test_nothing_but_the_bridge_is_trained_and_its_loss_falls() -> None:
         optimizer="adamw", learning_rate=0.01, max_steps=12, log_interval_steps=1, adam_beta1=0.9,
         adam_beta2=0.99, adam_eps=1e-8, momentum=None,
     )  # fmt: skip
-    job = small_job(config, small_plan(16), answers_subject(config, train=16), record=record)
+    job = small_job(config, small_plan(16), answers_data(config, train=16), record=record)
     assert isinstance(job.task, Bridge)
     before = [weight.clone() for weight in job.task.weights()]
     trained(job)
@@ -153,7 +153,7 @@ def test_figures_do_not_depend_on_the_micro_batch() -> None:
     found = []
     for rows in (1, 4, 10):
         config = small_bridge_config()
-        job = small_job(config, small_plan(rows), answers_subject(config))
+        job = small_job(config, small_plan(rows), answers_data(config))
         found.append(evaluate(job))
     assert all(each == pytest.approx(found[0], rel=1e-12) for each in found)
     assert {"latent_a", "zero_prefix_a", "shuffled_prefix_b", "text_budget_a", "text_b"} <= found[0].keys()
@@ -163,12 +163,12 @@ def test_figures_do_not_depend_on_the_micro_batch() -> None:
 def test_a_prefix_that_does_not_fit_is_refused() -> None:
     config = small_bridge_config(model_options={"latents": 30, "width": 8, "layers": 1, "heads": 2})
     with pytest.raises(ConfigError, match=r"toolkit:bytes has 18 positions.*CONFIG_LATENTWIRE_LATENTS"):
-        answers_subject(config)
+        answers_data(config)
 
 
 def learned(folder: Path, said: list[str], **changes: Any) -> tuple[FrozenSource, FrozenSource]:
     config = small_bridge_config(frozen_steps=2, **changes)
-    return pretrain.frozen_sources(config, answer_set(64, 8), root=folder, learned=True, say=said.append)
+    return pretrain.frozen_sources(config, answer_set(64, 8), root=folder, learned=True, log=said.append)
 
 
 @pytest.mark.slow
@@ -180,7 +180,7 @@ def test_models_are_trained_once_and_kept_by_what_they_follow_from(tmp_path: Pat
     # Another bridge with another seed has the same frozen models.
     assert learned(tmp_path, said, seed=5, learning_rate=0.5) == first and len(said) == told
     longer = small_bridge_config(frozen_steps=3)
-    again = pretrain.frozen_sources(longer, answer_set(64, 8), root=tmp_path, learned=True, say=said.append)
+    again = pretrain.frozen_sources(longer, answer_set(64, 8), root=tmp_path, learned=True, log=said.append)
     assert {source.path for source in again}.isdisjoint(source.path for source in first)
     weights = [source.load(CPU_DEVICE, torch.float32).weights() for source in (first[0], again[0])]
     assert any(not torch.equal(*pair) for pair in zip(*weights, strict=True))
@@ -192,12 +192,14 @@ def test_texts_to_learn_from_are_whole_and_ask_for_the_answer_alone() -> None:
         dataset = answer_set(6, 2)
         inputs, targets = pretrain.texts_of(dataset, number).train.take()
         for row, question in enumerate(some_questions(6)):
-            asked = targets[row] != IGNORED
-            last = int(asked.nonzero()[0][-1])
-            assert (targets[row][asked][:-1] == inputs[row][1:][asked[:-1]][: asked.sum() - 1]).all()
-            assert targets[row][last] == ord("\n") and asked[last - asked.sum() + 1 : last + 1].all()
+            requested = targets[row] != IGNORED
+            last = int(requested.nonzero()[0][-1])
+            assert (
+                targets[row][requested][:-1] == inputs[row][1:][requested[:-1]][: requested.sum() - 1]
+            ).all()
+            assert targets[row][last] == ord("\n") and requested[last - requested.sum() + 1 : last + 1].all()
             if side == "bytes":
-                assert bytes(targets[row][asked].astype("u1")).decode() == question.answer
+                assert bytes(targets[row][requested].astype("u1")).decode() == question.answer
                 told = bytes(inputs[row].astype("u1")).decode()
                 assert told == question.source + ANCHOR + question.answer
 

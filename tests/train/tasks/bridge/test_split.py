@@ -23,13 +23,13 @@ from lib.devices.base import Backend, SimulatedBackend
 from lib.memory.simulation import simulation
 from lib.nn import activation_offload
 from lib.plan.types import Layout
-from tests.support.answers import answer_set, answers_subject, small_bridge_config
+from tests.models.latentwire.answers import answer_set, answers_data, small_bridge_config
 from tests.support.configs import ROOT
 from tests.support.training import CPU, CPU_TRIAL, small_job, small_plan
 from train import commands
 from train.job import Job, Progress
 from train.loop import _accumulate
-from train.planning.memory_estimate import Footprints
+from train.planning.memory_estimate import MemoryTraces
 from train.tasks.bridge import task as bridge
 from train.tasks.bridge.frozen import FrozenSource
 from train.tasks.bridge.task import Bridge
@@ -84,7 +84,7 @@ def columns_left(self: Bridge, targets_BN: Tensor) -> Any:
 
 LEFT_BEHIND: dict[str, Any] = {
     "tokens": lambda _: mock.patch.object(Bridge, "_columns", columns_left),
-    "prefix": lambda _: mock.patch.object(bridge._Part, "device", property(lambda _: FIRST)),
+    "prefix": lambda _: mock.patch.object(bridge._Branch, "device", property(lambda _: FIRST)),
     "loudness": lambda task: mock.patch.object(task.frozen[1], "embedding_rms", torch.ones((), device=FIRST)),
 }
 
@@ -138,12 +138,12 @@ def gradients(job: Job) -> dict[str, Tensor]:
 def test_gradients_are_those_of_one_device() -> None:
     """In double precision, with copies that autograd takes back."""
     config = small_bridge_config()
-    subject = answers_subject(config, train=12, test=2)
-    whole = gradients(small_job(config, small_plan(8), subject))
-    elsewhere = mock.patch.object(bridge._Part, "device", property(lambda _: torch.device("cpu", 0)))
+    data = answers_data(config, train=12, test=2)
+    whole = gradients(small_job(config, small_plan(8), data))
+    elsewhere = mock.patch.object(bridge._Branch, "device", property(lambda _: torch.device("cpu", 0)))
     with elsewhere:
         backend = Backend("cpu", devices=2)
-        job = small_job(config, small_plan(4, 4, strategy="split"), subject, backend=backend)
+        job = small_job(config, small_plan(4, 4, strategy="split"), data, backend=backend)
         parted = gradients(job)
     largest = max(float(each.abs().max()) for each in whole.values())
     assert whole.keys() == parted.keys() and largest > 0
@@ -153,11 +153,11 @@ def test_gradients_are_those_of_one_device() -> None:
 @pytest.mark.slow
 def test_a_job_needs_as_many_devices_as_its_plan_has() -> None:
     config = small_bridge_config()
-    subject = answers_subject(config, train=12, test=2)
+    data = answers_data(config, train=12, test=2)
     with pytest.raises(AssertionError, match="split"):
-        small_job(config, small_plan(4, strategy="split"), subject)
+        small_job(config, small_plan(4, strategy="split"), data)
     with pytest.raises(AssertionError, match="single"):
-        small_job(config, small_plan(4), subject, backend=Backend("cpu", devices=2))
+        small_job(config, small_plan(4), data, backend=Backend("cpu", devices=2))
 
 
 class Opened(Exception):
@@ -169,7 +169,7 @@ def test_a_process_that_was_launched_takes_the_devices_of_its_plan(monkeypatch: 
         raise Opened(given["world"], given["devices"])
 
     monkeypatch.setattr(commands, "open_backend", opened)
-    monkeypatch.setattr(commands, "open_subject", lambda *_, **__: None)
+    monkeypatch.setattr(commands, "open_training_data", lambda *_, **__: None)
     resolved = kconf.load(root=ROOT, config_file=ROOT / "defconfigs/latentwire-tiny", overrides={})
     for strategy, expected in (("split", (2, 2)), ("ddp", (2, 1))):
         launched = {
@@ -201,11 +201,11 @@ def test_the_fuller_device_is_predicted() -> None:
     config = small_bridge_config(
         optimizer="adamw", adam_beta1=0.9, adam_beta2=0.99, adam_eps=1e-8, momentum=None
     )
-    subject = answers_subject(config)
-    branches = subject.facts.branches
+    data = answers_data(config)
+    branches = data.facts.branches
     assert branches is not None and branches[0].parameters > branches[1].parameters
     alone = dataclasses.replace(CPU_TRIAL, accumulates=False)
-    found = Footprints(config, subject)
+    found = MemoryTraces(config, data)
     both, one = (found.of(dataclasses.replace(alone, layout=layout), CPU) for layout in (None, SPLIT))
     whole, parted = both.trace.at_peak(), one.trace.at_peak()
     sizes = [4 * branch.parameters for branch in branches]
@@ -213,7 +213,7 @@ def test_the_fuller_device_is_predicted() -> None:
     assert all(whole[name] == parted[name] for name in ("parameters", "optimizer"))
     assert parted["activations"] < 0.7 * whole["activations"]
     # The estimate counts the same work: for each sample what is trained and the model beside it.
-    known = alone.micro_batch * (subject.facts.flop_per_sample or 0)
+    known = alone.micro_batch * (data.facts.flop_per_sample or 0)
     assert one.step_flop == pytest.approx(known + 8 * branches[0].flop_per_sample, rel=0.05)
     assert both.step_flop == pytest.approx(
         known + 8 * sum(each.flop_per_sample for each in branches), rel=0.05
@@ -223,6 +223,15 @@ def test_the_fuller_device_is_predicted() -> None:
     half = dataclasses.replace(alone, device="cuda", precision="bf16", layout=SPLIT)
     in_half = found.of(half, CPU).trace.at_peak()
     assert in_half["frozen models"] < 0.55 * parted["frozen models"]
-    away = Footprints(dataclasses.replace(config, activation_offload=True), subject)
+    away = MemoryTraces(config.replace(activation_offload=True), data)
     with mock.patch.object(activation_offload, "SMALLEST_BYTES", 1024):
         assert away.of(half, CPU).trace.at_peak()["activations"] < in_half["activations"]
+
+
+def test_a_model_with_frozen_ones_is_offered_it() -> None:
+    requested = kconf.load(
+        root=ROOT,
+        config_file=ROOT / "defconfigs/latentwire-tiny",
+        overrides={"CONFIG_DIST_STRATEGY_SPLIT": "y"},
+    )
+    assert requested.values["DIST_STRATEGY"] == "split"

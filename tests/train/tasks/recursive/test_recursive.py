@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from lib.data.loader import Batch
-from lib.devices.base import FakeBackend
 from lib.memory.live import LiveBytes
 from models.trm.model import Thought
-from tests.support.puzzles import puzzle_subject, small_trm_config
+from tests.models.trm.puzzles import puzzle_data, small_trm_config
+from tests.support.fake_backend import FakeBackend
 from tests.support.training import MemoryRecord, Wrapped, largest_difference, small_job, small_plan
 from train import loop
 from train.evaluation import evaluation_sums
@@ -92,7 +92,7 @@ def test_exploration_is_a_function_of_seed_step_and_row() -> None:
     def drawn(*, step: int, first: int, count: int, seed: int = 1) -> list[int]:
         carry = Carry()
         carry.seek(step=step, first=first, offset=0, count=count)
-        found: list[int] = carry.least_steps(seed=seed, most=16, probability=0.1).tolist()
+        found: list[int] = carry.min_steps(seed=seed, limit=16, probability=0.1).tolist()
         return found
 
     whole = drawn(step=5, first=0, count=2000)
@@ -130,7 +130,7 @@ def test_evaluation_makes_all_steps_and_counts_by_weight() -> None:
         *("exact_after_1", "exact_after_2", "exact_after_4", "exact_after_6"),
     ]
     assert report["exact_accuracy"] == task.score(report) == 1.0
-    assert task.carry.taken() is None, "evaluation leaves nothing"
+    assert task.carry.selected() is None, "evaluation leaves nothing"
 
 
 @pytest.mark.slow
@@ -157,9 +157,7 @@ def job_of(
     settings = {"max_steps": 6, "halt_max_steps": 3, "halt_exploration": 0.5, "learning_rate": 0.3} | changes
     config = small_trm_config(**settings)
     backend = FakeBackend(rank=rank, world=world)
-    return small_job(
-        config, small_plan(*cuts, world=world), puzzle_subject(config), task=task, backend=backend
-    )
+    return small_job(config, small_plan(*cuts, world=world), puzzle_data(config), task=task, backend=backend)
 
 
 def weights_after(*cuts: int, steps: int = 5, **changes: Any) -> dict[str, Tensor]:
@@ -268,7 +266,7 @@ def test_a_carry_is_gathered_from_all_ranks_and_handed_out_again() -> None:
             return [tensor, ~tensor if tensor.dtype == torch.bool else -tensor]
 
     carry, numbers = Carry(), torch.arange(1.0, 7.0).view(2, 3, 1)
-    carry.leave(Rows(numbers, numbers, numbers[:, 0, 0].long(), numbers[:, 0, 0] > 2, *[numbers.long()] * 2))
+    carry.store(Rows(numbers, numbers, numbers[:, 0, 0].long(), numbers[:, 0, 0] > 2, *[numbers.long()] * 2))
     carry.commit()
     state = carry.gathered(Two(rank=0, world=2))
     assert state is not None and {len(part) for part in state.values()} == {4}
@@ -276,7 +274,7 @@ def test_a_carry_is_gathered_from_all_ranks_and_handed_out_again() -> None:
         other = Carry()
         other.load(state, FakeBackend(rank=rank, world=2), share=2)
         other.seek(step=0, first=0, offset=0, count=2)
-        taken = other.taken()
+        taken = other.selected()
         assert taken is not None and torch.equal(taken.y_BTD, sign * numbers)
         assert taken.halted_B.tolist() == ([False, True] if rank == 0 else [True, False])
     with pytest.raises(ValueError, match="4 rows of a carry, not 6"):

@@ -11,7 +11,7 @@ import pytest
 
 from lib.data.datasets.sudoku.data import Options, open_sudoku
 from lib.data.datasets.sudoku.generator import LEVELS, Puzzle, puzzles
-from tests.support.puzzles import small_puzzles
+from tests.models.trm.puzzles import small_puzzles
 
 ROOT = Path(__file__).resolve().parents[5]
 
@@ -61,17 +61,17 @@ def is_running(pid: str) -> bool:
 def test_puzzles_are_made_by_as_many_processes_as_are_worth_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked = list[int]()
+    requested = list[int]()
 
     def made(*_: object, count: int, processes: int, **__: object) -> list[Puzzle]:
-        asked.append(processes)
+        requested.append(processes)
         return small_puzzles("train", count)
 
     monkeypatch.setattr("lib.data.datasets.sudoku.data.puzzles", made)
     monkeypatch.setattr("lib.data.datasets.sudoku.data.cpu_count", lambda: 6)
     for level in ("easy", "hard"):
         options = Options(level=level, clues=None, train_size=400, test_size=50)
-        open_sudoku(options, cache_dir=tmp_path, say=lambda _: None)
+        open_sudoku(options, cache_dir=tmp_path, log=lambda _: None)
     options = Options(level="hard", clues=None, train_size=1000, test_size=50)
-    open_sudoku(options, cache_dir=tmp_path, say=lambda _: None)
-    assert asked == [1, 1, 4, 1, 6, 1]
+    open_sudoku(options, cache_dir=tmp_path, log=lambda _: None)
+    assert requested == [1, 1, 4, 1, 6, 1]
