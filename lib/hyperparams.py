@@ -10,20 +10,21 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from fractions import Fraction
-from typing import Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from lib.config import Config
 from lib.devices.probe import probe
 from lib.errors import ConfigError
 from lib.plan import plan
-from lib.plan.config_view import Decision, DeviceName, ForeignConfig
 from lib.plan.fitting import MemoryEstimator
-from lib.plan.micro_batch_search import Probed
 from lib.plan.numerics import choose_compile
 from lib.plan.placement import Placement, identical_devices, place
 from lib.plan.tables import MODELS
-from lib.plan.types import Device, Hardware, Kind, ModelFacts, Plan
+from lib.plan.types import Decision, Device, DeviceName, ForeignConfig, Hardware, Kind, ModelFacts, Plan
 from lib.units import GB
+
+if TYPE_CHECKING:
+    from lib.plan.micro_batch_search import Probed
 
 GpuInfo: TypeAlias = Mapping[str, Any]
 DEVICE_NAMES: tuple[DeviceName, ...] = ("auto", "cuda", "mps", "cpu")

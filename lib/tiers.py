@@ -11,9 +11,8 @@ from lib.config import config_from_values
 from lib.devices.probe import probe
 from lib.errors import ConfigError
 from lib.kconf import Resolved, load_written
-from lib.plan.config_view import Decision
 from lib.plan.tables import ADVERTISED_SHARE, TIER_1_GB, TIER_2_GB, TIER_3_GB, TIER_4_DEVICES, TIER_CONFIGS
-from lib.plan.types import Hardware
+from lib.plan.types import Decision, Hardware
 from lib.units import GB
 
 TIERS = tuple(TIER_CONFIGS)  # CONFIG_TIER_0 .. CONFIG_TIER_4

@@ -6,19 +6,13 @@ import contextlib
 import math
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import torch
+from torch import nn
 
 from lib.config import Config
-from lib.data import (
-    ArrayPart,
-    EvalLoader,
-    ImageSpec,
-    LoaderConfig,
-    TrainLoader,
-    choose_placement,
-)
+from lib.data import ArrayPart, EvalLoader, ImageSpec, LoaderConfig, TrainLoader, choose_placement
 from lib.data.augment import augmented_bytes
 from lib.data.types import Part
 from lib.devices.backend import configure_numerics, configure_threads
@@ -26,24 +20,22 @@ from lib.devices.base import Backend
 from lib.devices.probe import main_memory
 from lib.errors import ConfigError
 from lib.memory.simulation import lay_out, simulated
-from lib.nn.activation_offload import offloading
 from lib.nn.batch_norm import configure_norm
-from lib.nn.compile import compiled_forward
 from lib.nn.dropout import dropouts
-from lib.optim.adam_atan2 import sign_parameters
-from lib.optim.ema import Ema, decay_for, horizon
 from lib.optim.factory import make_optimizer
 from lib.optim.lr_schedule import batch_factor
 from lib.plan.types import OWN_MEMORY, SHARDS_WEIGHTS, STATIC_SHAPES, Hardware, ModelFacts, Plan
-from train.budget import Budget, budget_of, warm_up_of, warm_up_text
-from train.contract import check_channels_last
-from train.initial_weights import load_weights
-from train.job import Job
+from train.job import Budget, Job, budget_of, warm_up_of, warm_up_text
 from train.record import Record
-from train.tasks.base import Carries
-from train.tasks.opening import make_task
+from train.tasks.base import Carries, Forward, make_task
 from train.training_data import TrainingData, built
 
+if TYPE_CHECKING:
+    from lib.optim.ema import Ema
+
+Log: TypeAlias = Callable[[str], object]
+
+_SIMD_CHANNELS = 8  # of single precision in a register of AVX2
 _MAX_EMA_HORIZON = 1 / 3  # of a run; beyond it a warning is logged
 
 
@@ -73,6 +65,8 @@ def make_job(
     assert len(backend.devices) == plan.layout.devices_per_process, f"{plan.strategy}: {backend.devices}"
     model = built(config, data.dataset.spec)
     if weights is not None:
+        from train.initial_weights import load_weights
+
         load_weights(model, weights, name=config.model, log=record.log)
     configure_norm(model, norm_batch=plan.norm_batch, momentum=config.norm_momentum)
     model, wrapped = _placed(model, plan, backend, data.facts, dtype)
@@ -85,7 +79,6 @@ def make_job(
     ahead = epochs_ahead(config, plan, data.dataset.train, log=record.log) if whole_run else 0
     if whole_run and (line := warm_up_text(config, **batch)):
         record.log(line)
-    _log_average(config, plan, budget, record.log)
     return Job(
         config=config,
         plan=plan,
@@ -93,12 +86,12 @@ def make_job(
         task=task,
         model=model,
         wrapped=wrapped,
-        forward=compiled_forward(model, wrapped) if plan.compile else wrapped,
+        forward=_forward(plan, model, wrapped),
         keeping=_keeping(config, plan, model),
         dropouts=dropouts(model),
         optimizer=optimizer_of(config, plan, model),
         scaler=backend.loss_scaler(plan.precision),
-        ema=_ema(config, plan, model),
+        ema=_ema(config, plan, model, budget, record.log),
         carry=task.carry if isinstance(task, Carries) else None,
         train_loader=_train_loader(config, data, loader_config, epochs_ahead=ahead),
         eval_loader=EvalLoader(data.dataset.test, data.dataset.spec, loader_config),
@@ -109,8 +102,8 @@ def make_job(
 
 
 def _placed(
-    model: torch.nn.Module, plan: Plan, backend: Backend, facts: ModelFacts, dtype: torch.dtype
-) -> tuple[torch.nn.Module, torch.nn.Module]:
+    model: nn.Module, plan: Plan, backend: Backend, facts: ModelFacts, dtype: torch.dtype
+) -> tuple[nn.Module, nn.Module]:
     """Return the model on its device, and the module whose backward pass averages gradients."""
     if plan.strategy in SHARDS_WEIGHTS:
         model = model.to(dtype=dtype)  # unsharded it need not fit on the device
@@ -126,7 +119,26 @@ def _placed(
     return model, backend.wrap(model, share_buffers=plan.norm_batch == 0 and facts.has_batchnorm)
 
 
-def optimizer_of(config: Config, plan: Plan, model: torch.nn.Module) -> torch.optim.Optimizer:
+def check_channels_last(model: nn.Module) -> None:
+    """Raise ConfigError where the CPU's kernels corrupt memory in the layout of CONFIG_CHANNELS_LAST.
+
+    Without AVX-512, the backward pass of a 1x1 convolution of stride 2 with fewer than 8 input channels
+    writes beyond its buffer (seen with torch 2.13.0: segmentation faults, bus errors and aborts).
+    """
+    if torch.backends.cpu.get_cpu_capability().startswith("AVX512"):
+        return
+    for name, module in model.named_modules():
+        strided = isinstance(module, nn.Conv2d) and module.kernel_size == (1, 1) and module.stride != (1, 1)
+        if strided and module.in_channels < _SIMD_CHANNELS:
+            raise ConfigError(
+                f"CONFIG_CHANNELS_LAST=y cannot be honoured on this CPU: {name} is a 1x1 convolution with a "
+                f"stride and {module.in_channels} input channels",
+                why="PyTorch's kernel for CPUs without AVX-512 corrupts memory there",
+                todo=f"set CONFIG_CHANNELS_LAST=n, or give it {_SIMD_CHANNELS} channels",
+            )
+
+
+def optimizer_of(config: Config, plan: Plan, model: nn.Module) -> torch.optim.Optimizer:
     """Return the configured optimizer of `model`, which is on its device, scaled to the plan's batch."""
     factor, optim = _batch_factor(config, plan), config.optim
 
@@ -157,7 +169,7 @@ def _batch_factor(config: Config, plan: Plan) -> float:
     )
 
 
-def _log_rate(config: Config, plan: Plan, log: Callable[[str], None]) -> None:
+def _log_rate(config: Config, plan: Plan, log: Log) -> None:
     """Log the scaled learning rate and the weight decay per step that follows from it."""
     optim = config.optim
     if optim.lr_scaling == "none":
@@ -169,30 +181,34 @@ def _log_rate(config: Config, plan: Plan, log: Callable[[str], None]) -> None:
     )
 
 
-def _keeping(config: Config, plan: Plan, model: torch.nn.Module) -> contextlib.AbstractContextManager[Any]:
-    if config.activation_offload and plan.device in OWN_MEMORY:
-        return offloading(model)
-    return contextlib.nullcontext()
+# What one device without these options never uses is imported where the option is found to be set.
+def _forward(plan: Plan, model: nn.Module, wrapped: nn.Module) -> Forward:
+    if not plan.compile:
+        return wrapped
+    from lib.nn.compile import compiled_forward
+
+    return compiled_forward(model, wrapped)
 
 
-def _ema(config: Config, plan: Plan, model: torch.nn.Module) -> Ema | None:
+def _keeping(config: Config, plan: Plan, model: nn.Module) -> contextlib.AbstractContextManager[Any]:
+    if not config.activation_offload or plan.device not in OWN_MEMORY:
+        return contextlib.nullcontext()
+    from lib.nn.activation_offload import offloading
+
+    return offloading(model)
+
+
+def _ema(config: Config, plan: Plan, model: nn.Module, budget: Budget, log: Log) -> Ema | None:
+    """Return the average of the weights, and log its horizon, with a warning where it is long for the run."""
     if not config.optim.ema:
         return None
-    return Ema(model, decay=_decay(config, plan), leave_out=sign_parameters(model))
+    from lib.optim.adam_atan2 import sign_parameters
+    from lib.optim.ema import Ema, decay_for, horizon
 
-
-def _decay(config: Config, plan: Plan) -> float:
-    optim = config.optim
-    assert optim.ema_decay is not None
-    return decay_for(optim.ema_decay, effective_batch=plan.effective_batch, base_batch=optim.ema_base_batch)
-
-
-def _log_average(config: Config, plan: Plan, budget: Budget, log: Callable[[str], None]) -> None:
-    """Log the horizon of the averaged weights, with a warning where it is long for the run."""
-    if not config.optim.ema:
-        return
-    decay = _decay(config, plan)
-    steps, base, given = horizon(decay), config.optim.ema_base_batch, config.optim.ema_decay
+    given, base = config.optim.ema_decay, config.optim.ema_base_batch
+    assert given is not None
+    decay = decay_for(given, effective_batch=plan.effective_batch, base_batch=base)
+    steps = horizon(decay)
     scaled = f"{given:g} for {base} samples, scaled to {plan.effective_batch}; " if base else ""
     log(
         f"Average of the weights: decay {decay:.6g}; {scaled}it reaches back about {steps:,.1f} steps, "
@@ -203,6 +219,7 @@ def _log_average(config: Config, plan: Plan, budget: Budget, log: Callable[[str]
             f"The average spans more than a third of the {budget.total_steps} steps: the first weights still "
             "count at the end; lower CONFIG_EMA_DECAY"
         )
+    return Ema(model, decay=decay, leave_out=sign_parameters(model))
 
 
 def placement_of(
@@ -226,7 +243,7 @@ def _loader_config(
     data: TrainingData,
     hardware: Hardware,
     backend: Backend,
-    log: Callable[[str], None],
+    log: Log,
     dtype: torch.dtype,
 ) -> LoaderConfig:
     dataset = data.dataset
@@ -263,7 +280,7 @@ def _train_loader(
     )
 
 
-def epochs_ahead(config: Config, plan: Plan, part: Part, *, log: Callable[[str], None]) -> int:
+def epochs_ahead(config: Config, plan: Plan, part: Part, *, log: Log) -> int:
     """Return how many epochs of puzzles are augmented ahead. Raises ConfigError without memory for them."""
     if not config.augment_ahead:
         return 0

@@ -12,36 +12,25 @@ from typing import Any
 
 from lib import kconf
 from lib.config import config_from_values
-from lib.devices.accelerators import launch_variables
 from lib.devices.backend import open_backend
 from lib.devices.base import Backend
 from lib.devices.probe import environment, probe
 from lib.distributed.launcher import become_worker, end_process, keep, launch
-from lib.distributed.rendezvous import rendezvous_of
 from lib.errors import ToolkitError, run_main
 from lib.plan.types import STATIC_SHAPES, Hardware, Plan
 from lib.runs import checkpoint
 from lib.runs.console import Console
 from lib.runs.directory import RunDir, resolve_run
-from lib.runs.identity import identity
+from lib.runs.identity import identity, trains
 from lib.runs.sinks import check_packages, open_sinks
-from lib.tiers import with_tier
 from train import loop
 from train.build import make_job
-from train.initial_weights import initial_weights
 from train.job import Job, Progress
-from train.multi_node import check_shared_directory, join_rendezvous, launch_multi_node
 from train.planning.run_plan import RunRequest, plan_for
-from train.record import Record, RunRecord
+from train.record import Record, RunRecord, log
 from train.signals import Stopped, ended_once
-from train.stored_run import log, stored_configuration
 from train.summary import log_summary, report_memory
 from train.training_data import TrainingData, evaluation_part, open_to_train, open_training_data
-from train.upload import catch_up, check_storage, copier_of, interrupted
-
-_SAME = "nothing: versions, machine and plan are the same"
-# Facts whose difference does not matter: free memory varies, and is relevant only if the plan differs.
-_PASSING = {"free_bytes", "usable_bytes", "reasons"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,27 +45,42 @@ class PlannedRun:
 
 def train(requested: kconf.Resolved, *, root: Path, runs: Path, started: float) -> int:
     """Train the requested configuration; resume its run if it was interrupted and RESUME allows it."""
-    resolved = with_tier(requested, root=root, log=log)
+    resolved = requested
+    if requested.values["TIER"] != "none":
+        from lib.tiers import with_tier
+
+        resolved = with_tier(requested, root=root, log=log)
     request = _request(resolved, root=root, runs=runs, started=started)
     return _plan_and_train(request, lambda: _interrupted(request))
 
 
 def _interrupted(request: RunRequest) -> RunDir | None:
     """Return the run of this configuration to resume, locked."""
-    if request.config.resume == "never":
+    config, resolved = request.config, request.resolved
+    if config.resume == "never":
         return None
-    return interrupted(request.config, request.resolved, runs=request.runs, log=log)
+    if config.checkpoints.checkpoint_url:
+        from train.upload import interrupted
+
+        return interrupted(config, resolved, runs=request.runs, log=log)
+    return RunDir.find_interrupted(
+        request.runs, model=config.model, is_same=lambda run: trains(run, resolved), log=log
+    )
 
 
 def resume(name: str, *, root: Path, runs: Path, started: float) -> int:
     """Resume run `name` ("": the newest that is not done) with its stored configuration."""
     run = resolve_run(runs, name, unfinished=True)
-    request = _request(stored_configuration(run, root), root=root, runs=runs, started=started)
+    request = _request_of(run, root=root, runs=runs, started=started)
 
     # Called late: nodes that start at once must not find the run locked by each other.
     def lock() -> RunDir:
         run.lock()
-        return catch_up(run, request.config, log=log)
+        if request.config.checkpoints.checkpoint_url:
+            from train.upload import catch_up
+
+            catch_up(run, request.config, log=log)
+        return run
 
     return _plan_and_train(request, lock)
 
@@ -87,7 +91,7 @@ def rerun(name: str, *, root: Path, runs: Path, started: float) -> int:
     Versions, hardware and decisions that differ are logged.
     """
     run = resolve_run(runs, name)
-    request = _request(stored_configuration(run, root), root=root, runs=runs, started=started)
+    request = _request_of(run, root=root, runs=runs, started=started)
     log(f"Again: {run.path}")
     return _plan_and_train(request, lambda: None, original=run)
 
@@ -122,6 +126,12 @@ def _request(resolved: kconf.Resolved, *, root: Path, runs: Path, started: float
     return RunRequest(resolved=resolved, config=config, root=root, runs=runs, started=started)
 
 
+def _request_of(run: RunDir, *, root: Path, runs: Path, started: float) -> RunRequest:
+    from train.stored_run import stored_configuration
+
+    return _request(stored_configuration(run, root), root=root, runs=runs, started=started)
+
+
 @contextmanager
 def _closed_output_is_an_error() -> Iterator[None]:
     """Convert BrokenPipeError: a closed standard output is no reason to end a run silently."""
@@ -142,21 +152,33 @@ def _plan_and_train(
     find_run: returns the run to resume, locked; None to create one.
     original: an earlier run of the same configuration, to log differences from.
     """
-    rendezvous = rendezvous_of(nodes=request.config.dist_nnodes, endpoint=request.config.launch.dist_endpoint)
-    check_packages(request.config)
-    check_storage(request.config)
-    data = open_to_train(request.config, root=request.root, log=log)
+    config, rendezvous = request.config, None
+    if config.dist_nnodes != "1" or config.launch.dist_endpoint:
+        from lib.distributed.rendezvous import rendezvous_of
+
+        rendezvous = rendezvous_of(nodes=config.dist_nnodes, endpoint=config.launch.dist_endpoint)
+    check_packages(config)
+    if config.checkpoints.checkpoint_url:
+        from train.upload import check_storage
+
+        check_storage(config)
+    data = open_to_train(config, root=request.root, log=log)
     if rendezvous is not None:
-        launch_multi_node(request.config, request.resolved, rendezvous)
+        from train.multi_node import launch_multi_node
+
+        launch_multi_node(config, request.resolved, rendezvous)
     run = find_run()
-    hardware = probe(request.config.device)
+    hardware = probe(config.device)
     plan = plan_for(request, data, hardware, run)
     planned = PlannedRun(request=request, data=data, hardware=hardware, plan=plan)
     if original is not None:
-        for line in [*differences(original, now=_environment_files(planned))] or [_SAME]:
-            log(f"Different from {original.name}: {line}")
+        from train.stored_run import log_differences
+
+        log_differences(original, now=_environment_files(planned))
     # Such devices need a new process: predicting memory has made a backward pass in this one.
     if plan.world > 1 or plan.device in STATIC_SHAPES:
+        from lib.devices.accelerators import launch_variables
+
         if run is not None:
             run.release()  # for rank 0 to take
         payload = {
@@ -168,43 +190,12 @@ def _plan_and_train(
         launch(
             payload,
             world=plan.world,
-            restarts=request.config.launch.dist_max_restarts,
+            restarts=config.launch.dist_max_restarts,
             cpu_count=hardware.cpu_count,
             arguments=sys.argv[1:],
             variables=launch_variables(plan.device, processes=plan.world),
         )
     return _train_as_rank_0(planned, Backend(plan.device, devices=plan.layout.devices_per_process), run)
-
-
-def differences(run: RunDir, *, now: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
-    """Yield a line for each fact that differs between `run` and `now` (directory.OBJECTS -> content).
-
-    Raises ToolkitError if `run` lacks such a file.
-    """
-    for name, content in now.items():
-        before, after = dict(_facts(run.read_json(name))), dict(_facts(content))
-        for fact in {**before, **after}:
-            if before.get(fact) != after.get(fact):
-                yield f"{name}: {fact} {_fact_text(before.get(fact))} -> {_fact_text(after.get(fact))}"
-
-
-def _facts(content: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield every plain value in nested objects and lists, with its path in words."""
-    if isinstance(content, Mapping):
-        entries = [(str(key), value) for key, value in content.items() if key not in _PASSING]
-    elif isinstance(content, list | tuple):
-        entries = [(str(index), value) for index, value in enumerate(content)]
-    else:
-        yield path, content
-        return
-    for key, value in entries:
-        yield from _facts(value, f"{path} {key}".lstrip())
-
-
-def _fact_text(value: Any) -> str:
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    return "none" if value is None else str(value)
 
 
 def work(*, root: Path, runs: Path, started: float) -> int:
@@ -243,6 +234,8 @@ def _plan_after_rendezvous(
     request: RunRequest, data: TrainingData, known: Mapping[str, Any] | None
 ) -> tuple[PlannedRun, Backend, RunDir | None]:
     """Plan with the processes of all nodes; returns the run to resume on rank 0."""
+    from train.multi_node import check_shared_directory, join_rendezvous
+
     backend, hardware = join_rendezvous(request.config, known=known)
     check_shared_directory(backend, request.runs)
     request = replace(request, config=request.config.replace(num_devices=backend.world))
@@ -257,13 +250,18 @@ def _train_as_rank_0(planned: PlannedRun, backend: Backend, interrupted: RunDir 
     run = interrupted or create_run(planned)
     backend.broadcast(str(run.path))  # for the rank logs of other nodes
     keep(run, own=True)
+    config, copier = planned.request.config, None
+    if config.checkpoints.checkpoint_url:
+        from train.upload import Copier
+
+        copier = Copier(run, config)
     record = RunRecord(
         run,
         Console(run.log),
         started=planned.request.started,
-        keep_last=planned.request.config.checkpoints.keep_last,
-        open_sinks=partial(open_sinks, planned.request.config, run),
-        copier=copier_of(run, planned.request.config),
+        keep_last=config.checkpoints.keep_last,
+        open_sinks=partial(open_sinks, config, run),
+        copier=copier,
     )
     try:
         record.log(f"{'Resuming' if interrupted else 'Run'} {run.path}")
@@ -300,7 +298,11 @@ def _log_end(run: RunDir, error: BaseException) -> None:
 
 @ended_once()
 def _train(planned: PlannedRun, backend: Backend, record: Record, interrupted: RunDir | None) -> int:
-    config = planned.request.config
+    config, weights = planned.request.config, None
+    if config.initial_weights:
+        from train.initial_weights import initial_weights
+
+        weights = initial_weights(config, planned.request.root)
     try:
         job = make_job(
             config,
@@ -309,7 +311,7 @@ def _train(planned: PlannedRun, backend: Backend, record: Record, interrupted: R
             hardware=planned.hardware,
             backend=backend,
             record=record,
-            weights=initial_weights(config, planned.request.root),
+            weights=weights,
             whole_run=True,
         )
         progress = _restore(job, interrupted)

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from lib.data.types import Tokenizer
-from train.evaluation import evaluated_weights
-from train.job import Job
+from train.job import Job, evaluated_weights
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,11 +1,13 @@
-"""Training job and its progress."""
+"""Training job, its budget, its progress and its evaluation."""
 
 from __future__ import annotations
 
+import contextlib
 import math
+from collections.abc import Generator, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -13,12 +15,103 @@ from torch import nn
 from lib.config import Config
 from lib.data.loader import EvalLoader, TrainLoader
 from lib.devices.base import Backend
+from lib.distributed.fsdp import reshard
+from lib.errors import ConfigError
 from lib.nn.dropout import Dropout
-from lib.optim.ema import Ema
-from lib.plan.types import Plan
-from train.budget import Budget
+from lib.optim.lr_schedule import warmup_fraction
+from lib.plan.types import SHARDS_WEIGHTS, Plan
 from train.record import Record
-from train.tasks.base import Carry, Forward, Task
+from train.tasks.base import Carry, Forward, Sums, Task, Totals
+
+if TYPE_CHECKING:
+    from lib.optim.ema import Ema
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Budget:
+    """Budget of a run; exactly one of the two limits is set."""
+
+    total_steps: int | None
+    total_seconds: float | None
+
+    def fraction(self, *, step: float, seconds: float) -> float:
+        """Return the share of the budget spent after `step` steps (may be fractional), in [0, 1]."""
+        if self.total_steps is not None:
+            return min(1.0, step / self.total_steps)
+        assert self.total_seconds is not None
+        return min(1.0, seconds / self.total_seconds)
+
+    def spent(self, *, step: int, seconds: float) -> bool:
+        """Return True if a run that has made `step` steps in `seconds` of training is over."""
+        if self.total_steps is not None:
+            return step >= self.total_steps
+        assert self.total_seconds is not None
+        return step > 0 and seconds >= self.total_seconds
+
+
+def budget_of(config: Config, *, train_size: int, effective_batch: int) -> Budget:
+    """Return the budget; epochs become the nearest whole number of optimizer steps, at least one."""
+    if config.budget == "seconds":
+        assert config.max_seconds is not None
+        return Budget(total_steps=None, total_seconds=float(config.max_seconds))
+    if config.budget == "steps":
+        return Budget(total_steps=config.max_steps, total_seconds=None)
+    assert config.num_epochs is not None
+    steps = round(config.num_epochs * train_size / effective_batch)
+    return Budget(total_steps=max(1, steps), total_seconds=None)
+
+
+def warm_up_of(config: Config, budget: Budget, *, effective_batch: int) -> float:
+    """Return the share of `budget` that is warmup; 1 or more if the run ends before."""
+    return warmup_fraction(
+        config.lr_schedule.warmup_unit,
+        _amount(config),
+        total_steps=budget.total_steps,
+        effective_batch=effective_batch,
+    )
+
+
+def warm_up_text(config: Config, *, train_size: int, effective_batch: int) -> str:
+    """Format the length of warmup, in steps unless the budget is in seconds; "" for none.
+
+    Raises ConfigError if the run ends before the learning rate reaches its peak.
+    """
+    budget = budget_of(config, train_size=train_size, effective_batch=effective_batch)
+    share, amount = warm_up_of(config, budget, effective_batch=effective_batch), _amount(config)
+    total, unit = (budget.total_steps, "steps") if budget.total_steps else (budget.total_seconds, "seconds")
+    assert total is not None
+    risen = f"{share * total:,.1f}".removesuffix(".0")
+    given = {
+        "percent": f", {amount} % of the budget",
+        "steps": "",
+        "samples": f", {amount:,} samples in batches of {effective_batch:,}",
+    }
+    length = f"{risen} of {total:,.0f} {unit}{given[config.lr_schedule.warmup_unit]}"
+    if share >= 1:
+        raise ConfigError(
+            f"CONFIG_WARMUP_{config.lr_schedule.warmup_unit.upper()}={amount} is a warm-up of {length}",
+            why="the run ends before the learning rate reaches its peak",
+            todo="lower it, or make the run longer",
+        )
+    if amount and config.budget == "seconds" and config.lr_schedule.warmup_start_ratio == 0:
+        raise ConfigError(
+            "CONFIG_WARMUP_START_RATIO=0 cannot be used with a budget of seconds",
+            why="the first step would have a learning rate of 0",
+            todo="set it above 0, or give the budget in steps or epochs",
+        )
+    return f"Warm-up: {length}" if amount else ""
+
+
+def _amount(config: Config) -> int:
+    """The length of warmup, in its unit."""
+    amounts = {
+        "percent": config.lr_schedule.warmup_pct,
+        "steps": config.lr_schedule.warmup_steps,
+        "samples": config.lr_schedule.warmup_samples,
+    }
+    amount = amounts[config.lr_schedule.warmup_unit]
+    assert amount is not None, f"no warmup in {config.lr_schedule.warmup_unit}"
+    return amount
 
 
 @dataclass(slots=True, kw_only=True)
@@ -56,3 +149,40 @@ class Progress:
     seconds: float = 0.0  # training time, without evaluation and saving
     best: float = -math.inf  # best task.score of an evaluation so far
     evaluation_pending: bool = False  # a signal interrupted the evaluation of this step
+
+
+@contextlib.contextmanager
+def evaluated_weights(job: Job) -> Iterator[None]:
+    """Use the averaged weights, if there are any, within the context."""
+    job.model.eval()
+    try:
+        with job.ema.averaged() if job.ema is not None else contextlib.nullcontext():
+            job.backend.mark_step()  # keeps the swap of weights out of the graph of a batch
+            yield
+    finally:
+        job.model.train()
+        job.backend.mark_step()
+        if job.plan.strategy in SHARDS_WEIGHTS:
+            reshard(job.model)
+
+
+def evaluate(job: Job) -> dict[str, float]:
+    """Return means over the evaluation part; every sample counts exactly once on any number of ranks."""
+    totals = Totals()
+    for sums in evaluation_sums(job):
+        totals.add(sums)
+    return job.task.report(totals.means(job.backend))
+
+
+@torch.no_grad()
+def evaluation_sums(job: Job) -> Generator[Sums, None, None]:
+    """Evaluate this rank's part, yielding sums batch by batch."""
+    plan, backend = job.plan, job.backend
+    with evaluated_weights(job):
+        for batch in job.eval_loader.batches(
+            rank=backend.rank, world=backend.world, batch_size=plan.micro_batch
+        ):
+            with backend.autocast(plan.precision):
+                sums = job.task.evaluation(job.forward, batch)
+            backend.mark_step()
+            yield sums

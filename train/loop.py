@@ -35,9 +35,8 @@ from lib.nn.dropout import key_samples
 from lib.optim.lr_schedule import learning_rate_factor
 from lib.plan import with_smaller_micro_batch
 from lib.plan.types import SHARDS_WEIGHTS, Plan
-from train.async_checkpoint import AsyncCheckpointer
-from train.evaluation import evaluate, evaluation_sums
-from train.job import Job, Progress
+from train.job import Job, Progress, evaluate, evaluation_sums
+from train.record import AsyncCheckpointer
 from train.signals import Stopped, StopRequest
 from train.tasks.base import Sums, Totals
 

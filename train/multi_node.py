@@ -19,9 +19,8 @@ from lib.devices.probe import probe
 from lib.distributed.launcher import launch
 from lib.distributed.rendezvous import Rendezvous, check_shares, environment_of, route_to, torchrun_options
 from lib.errors import ConfigError, PlanError, ToolkitError, os_errors
-from lib.plan.config_view import grows_with_devices
 from lib.plan.placement import NAMES, check_machines, place
-from lib.plan.types import STATIC_SHAPES, Hardware
+from lib.plan.types import STATIC_SHAPES, Hardware, grows_with_devices
 from lib.runs.identity import identity
 
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any, Self
 
+from lib.distributed.fsdp import Gatherer, gather_full, snapshot
 from lib.errors import ToolkitError
 from lib.plan.types import Plan
 from lib.runs import checkpoint, metrics
@@ -13,9 +15,10 @@ from lib.runs.console import Console
 from lib.runs.directory import RunDir
 from lib.runs.metrics import MetricsWriter, Scalar
 from lib.runs.sinks import Sink, Sinks
-from lib.runs.storage import StorageError
-from train.signals import StopRequest
-from train.upload import Copier
+from train.signals import Stopped, StopRequest
+
+if TYPE_CHECKING:
+    from train.upload import Copier
 
 
 class Record:
@@ -135,6 +138,8 @@ class RunRecord(Record):
             with StopRequest():  # the first signal does not interrupt it
                 failure = self._last_copy(self._copier)
             if failure:
+                from lib.runs.storage import StorageError
+
                 raise StorageError(
                     f"the newest checkpoint is not in {self._copier.url}",
                     why=failure,
@@ -174,6 +179,61 @@ class RunRecord(Record):
                 self._sinks.close(done=self._done)
 
 
+class AsyncCheckpointer:
+    """Checkpoint writer of a job. Used on every rank, because each may hold a shard of the state.
+
+    asynchronous: a state is copied to host memory, and a thread gathers the copies of all ranks and
+    saves them. One at a time: the next save waits for it, and so does the end of the `with` statement.
+    """
+
+    def __init__(self, record: Record, *, asynchronous: bool) -> None:
+        self._record = record
+        self._writer = ThreadPoolExecutor(1, "checkpoint") if asynchronous else None
+        self._pending: Future[None] | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
+        pending, self._pending = self._pending, None
+        try:
+            failure = pending.exception() if pending is not None else None  # waits for its end
+        finally:  # also if a signal interrupts the wait
+            if self._writer is not None:
+                self._writer.shutdown()
+        if failure is None:
+            return
+        if error is None or isinstance(error, Stopped):
+            raise failure
+        self._record.log(f"The last checkpoint was not kept: {failure}")  # the other error ends the run
+
+    def save(self, step: int, parts: Mapping[str, Any], gatherer: Gatherer, *, best: bool) -> None:
+        """Save the state after `step` steps; `parts` is this rank's shard (`fsdp.to_local`).
+
+        Raises errors of saving; if asynchronous, those of the previous save.
+        """
+        self._record.flush()  # so that metrics up to the checkpoint survive a crash
+        if self._writer is None:
+            self._write(step, parts, gatherer, best)
+            return
+        self._wait()
+        copy = snapshot(parts, replicated=gatherer.rank == 0)
+        self._pending = self._writer.submit(self._write, step, copy, gatherer, best)
+
+    def check(self) -> None:
+        """Raise the error of the last asynchronous save, if it has ended with one."""
+        if self._pending is not None and self._pending.done():
+            self._wait()
+
+    def _wait(self) -> None:
+        pending, self._pending = self._pending, None
+        if pending is not None:
+            pending.result()
+
+    def _write(self, step: int, parts: Mapping[str, Any], gatherer: Gatherer, best: bool) -> None:
+        self._record.save(step, gather_full(parts, gatherer), best=best)
+
+
 def format_evaluation(result: Mapping[str, float]) -> str:
     """Format an evaluation without its step; what it counts comes first (`Task.report`)."""
     numbers = {name: value for name, value in result.items() if name not in ("step", "epoch")}
@@ -183,3 +243,8 @@ def format_evaluation(result: Mapping[str, float]) -> str:
     per = {} if one == "sample" else {"loss": f" nats per {one}", "perplexity": f" per {one}"}
     means = [f"{name.replace('_', ' ')} {numbers[name]:.4f}{per.get(name, '')}" for name in names]
     return f"{', '.join(means)} over {numbers[unit]:.0f} {unit}"
+
+
+def log(text: str) -> None:
+    """Print a line and flush it."""
+    print(text, flush=True)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import dataclasses
 import json
 import shlex
-from collections.abc import Callable, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from lib import atomic, kconf
 from lib.config import Config, config_from_values
@@ -21,17 +21,19 @@ from lib.plan.types import Plan
 from lib.runs import checkpoint
 from lib.runs.directory import RunDir, resolve_run
 from lib.runs.identity import identity, trains
-from train import evaluation, loop
+from train import loop
 from train.build import make_job
 from train.generate import Sampling, continued_text
-from train.job import Job
-from train.record import Record, format_evaluation
-from train.tasks.opening import baseline_of
+from train.job import Job, evaluated_weights
+from train.job import evaluate as evaluate_job
+from train.planning.run_plan import stored
+from train.record import Record, format_evaluation, log
+from train.tasks.base import baseline_of
 from train.training_data import TrainingData, cache_of, evaluation_part, open_training_data
 
-T = TypeVar("T")
-
 _DIFFERENCES = 5  # number listed in a refusal
+# Facts whose difference does not matter: free memory varies, and is relevant only if the plan differs.
+_PASSING = {"free_bytes", "usable_bytes", "reasons"}
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -49,7 +51,7 @@ def evaluate(name: str, *, root: Path, runs: Path, best: bool) -> int:
     restored = _restore(name, root=root, runs=runs, best=best)
     job = restored.job
     with job.train_loader, job.eval_loader:
-        result = evaluation.evaluate(job)
+        result = evaluate_job(job)
     dataset = restored.data.dataset
     part = evaluation_part(job.config, dataset)
     print(f"{restored.run.path}, step {restored.step}: {format_evaluation(result)} ({part})")
@@ -81,7 +83,7 @@ def export(name: str, *, root: Path, runs: Path, best: bool, directory: Path) ->
     """Write the weights of run `name` to `directory` in the layout of Hugging Face transformers."""
     restored = _restore(name, root=root, runs=runs, best=best)
     job, layout = restored.job, load_layout(restored.job.config.model)
-    with job.train_loader, job.eval_loader, evaluation.evaluated_weights(job):
+    with job.train_loader, job.eval_loader, evaluated_weights(job):
         there = directory.exists()
         try:
             directory.mkdir(parents=True, exist_ok=True)
@@ -125,6 +127,43 @@ def stored_configuration(run: RunDir, root: Path) -> kconf.Resolved:
     return resolved
 
 
+def log_differences(run: RunDir, *, now: Mapping[str, Mapping[str, Any]]) -> None:
+    """Log what differs between `run` and `now`. Raises what `differences` does."""
+    for line in [*differences(run, now=now)] or ["nothing: versions, machine and plan are the same"]:
+        log(f"Different from {run.name}: {line}")
+
+
+def differences(run: RunDir, *, now: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
+    """Yield a line for each fact that differs between `run` and `now` (directory.OBJECTS -> content).
+
+    Raises ToolkitError if `run` lacks such a file.
+    """
+    for name, content in now.items():
+        before, after = dict(_facts(run.read_json(name))), dict(_facts(content))
+        for fact in {**before, **after}:
+            if before.get(fact) != after.get(fact):
+                yield f"{name}: {fact} {_fact_text(before.get(fact))} -> {_fact_text(after.get(fact))}"
+
+
+def _facts(content: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield every plain value in nested objects and lists, with its path in words."""
+    if isinstance(content, Mapping):
+        entries = [(str(key), value) for key, value in content.items() if key not in _PASSING]
+    elif isinstance(content, list | tuple):
+        entries = [(str(index), value) for index, value in enumerate(content)]
+    else:
+        yield path, content
+        return
+    for key, value in entries:
+        yield from _facts(value, f"{path} {key}".lstrip())
+
+
+def _fact_text(value: Any) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return "none" if value is None else str(value)
+
+
 def _restores(run: RunDir, root: Path) -> bool:
     """Return True if the minimal configuration resolves to what the run was made with."""
     try:
@@ -149,18 +188,6 @@ def _differences(run: RunDir, resolved: kconf.Resolved) -> str:
         return f"it was changed, and {run.path / 'values.json'} has no value of it"
     more = f" and {len(found) - _DIFFERENCES} more" if len(found) > _DIFFERENCES else ""
     return ", ".join(found[:_DIFFERENCES]) + more or "it was changed"
-
-
-def stored(run: RunDir, name: str, read: Callable[[Mapping[str, Any]], T]) -> T:
-    """Read `run`'s JSON file `name` through `read`; raises ToolkitError if it is malformed."""
-    try:
-        return read(run.read_json(name))
-    except (TypeError, KeyError, ValueError, AttributeError) as error:
-        raise ToolkitError(
-            f"the {name} of {run.path} cannot be read",
-            why=f"it was written by another version, or changed ({error})",
-            todo="start again with make train CONFIG_RESUME_NEVER=y",
-        ) from error
 
 
 def _restore(name: str, *, root: Path, runs: Path, best: bool) -> Restored:
@@ -199,8 +226,3 @@ def for_one_process(config: Config, trained: Plan, *, devices: int) -> Config:
         norm_batch=0,
         data_placement="stream",
     )
-
-
-def log(text: str) -> None:
-    """Print a line and flush it."""
-    print(text, flush=True)

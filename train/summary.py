@@ -10,13 +10,12 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 
 from lib.data.types import Dataset, TokenPart
-from lib.plan.batch import TARGET_UTIL, advised_micro_batch
+from lib.plan.fitting import TARGET_UTIL, advised_micro_batch
 from lib.plan.types import SHARDS_WEIGHTS, Hardware
 from lib.units import bytes_text
-from train.generate import Sampling, continued_text
 from train.job import Job
 from train.signals import Stopped
-from train.tasks.opening import baseline_of
+from train.tasks.base import baseline_of
 from train.training_data import cache_of
 
 PROMPT_TOKENS = 16
@@ -93,6 +92,8 @@ def log_sample(job: Job, dataset: Dataset) -> None:
         return
     if not job.backend.is_main and job.plan.strategy not in SHARDS_WEIGHTS:
         return  # with sharded weights a forward pass is collective
+    from train.generate import Sampling, continued_text
+
     inputs_1T, _ = dataset.test.take(np.zeros(1, np.int64))
     prompt = inputs_1T[0, :PROMPT_TOKENS].tolist()
     sampling = Sampling(temperature=0.8, top_k=0, tokens=SAMPLE_TOKENS, seed=job.config.seed)

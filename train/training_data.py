@@ -8,30 +8,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 from lib.config import Config
-from lib.data import (
-    DataLocation,
-    Dataset,
-    describe_dataset,
-    open_dataset,
-    restrict,
-)
-from lib.data.remote import copied, local_copy
+from lib.data import DataLocation, Dataset, describe_dataset, open_dataset, restrict
 from lib.data.types import Spec, TextClassSpec, TextSpec
 from lib.errors import ConfigError, PlanError
 from lib.memory.facts import ROWS, model_facts
 from lib.nn.activation_checkpointing import configure_recomputation
-from lib.nn.model_code import ModelCode, build_model
-from lib.plan.config_view import least_effective_batch
-from lib.plan.types import ModelFacts
-from lib.runs.storage import is_url
-from train.budget import warm_up_text
-from train.contract import check_task, checked
-from train.initial_weights import check_file, check_weights
-from train.tasks.base import Prepared
-from train.tasks.opening import preparation_of
+from lib.nn.model_code import ModelCode, build_model, load_model
+from lib.plan.types import ModelFacts, least_effective_batch
+from train.job import warm_up_text
+from train.tasks.base import Prepared, check_options, load_task, preparation_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,10 +52,7 @@ def describe_training_data(config: Config, *, root: Path, log: Callable[[str], N
 
 def _metadata(config: Config, *, root: Path) -> Dataset | None:
     """Return the data set by its metadata, limited by DATA_LIMIT and HOLDOUT; None if contents are needed."""
-    if config.data_dir and is_url(config.data_dir):
-        data_dir = copied(config.data_dir, cache_dir=cache_of(root))
-    else:
-        data_dir = _data_dir(config, root=root, log=lambda _: None)
+    data_dir = _data_dir(config, root=root, log=lambda _: None, fetch=False)
     place = place_of(config, root=root, data_dir=data_dir, log=lambda _: None)
     dataset = describe_dataset(place, config.data_options)
     if dataset is None:
@@ -80,11 +66,15 @@ def open_to_train(config: Config, *, root: Path, log: Callable[[str], None]) -> 
     Raises ConfigError for initial weights that are missing or do not fit the model, or a warmup longer than
     the run; PlanError where the effective batch is larger than the data.
     """
-    check_file(config, root)
+    if config.initial_weights:
+        from train.initial_weights import check_file, check_weights
+
+        check_file(config, root)
     if (known := _metadata(config, root=root)) is not None:
         check_sizes(config, known.train.size)
     data = _open(config, root=root, trained=True, log=log, check=True)
-    check_weights(config, data.dataset.spec, root)
+    if config.initial_weights:
+        check_weights(config, data.dataset.spec, root)
     return data
 
 
@@ -156,13 +146,20 @@ def place_of(
     )
 
 
-def _data_dir(config: Config, *, root: Path, log: Callable[[str], None]) -> Path | None:
-    """Return the local directory of data files. Raises ToolkitError where a URL cannot be copied to it."""
+def _data_dir(config: Config, *, root: Path, log: Callable[[str], None], fetch: bool = True) -> Path | None:
+    """Return the local directory of data files, None for data without files, or where nothing is fetched.
+
+    Raises ToolkitError where a URL cannot be copied to it.
+    """
     if not config.data_dir:
         return None
-    if is_url(config.data_dir):
-        return local_copy(config.data_dir, cache_dir=cache_of(root), log=log)
-    return (root / Path(config.data_dir).expanduser()).resolve()  # relative to the source tree
+    if "://" not in config.data_dir:
+        return (root / Path(config.data_dir).expanduser()).resolve()  # relative to the source tree
+    from lib.data.remote import copied, local_copy
+
+    if not fetch:
+        return copied(config.data_dir, cache_dir=cache_of(root))
+    return local_copy(config.data_dir, cache_dir=cache_of(root), log=log)
 
 
 def cache_of(root: Path) -> Path:
@@ -204,8 +201,46 @@ def evaluation_part(config: Config, dataset: Dataset) -> str:
     return f"{part} of {spec.name}{', synthetic' if spec.synthetic else ''}"
 
 
-def built(config: Config, spec: Spec) -> torch.nn.Module:
+def built(config: Config, spec: Spec) -> nn.Module:
     """Build the configured model for data of `spec`."""
     model = build_model(config.model, config.model_options, spec, seed=config.seed)
     configure_recomputation(model, config.grad_checkpoint or "none")
     return model
+
+
+def check_task(config: Config, spec: Spec) -> None:
+    """Raise ConfigError where the model's TASK is not for such data, or lacks the options of its kind."""
+    task = load_model(config.model).TASK
+    expected, kinds = load_task(config.model).DATA
+    if not isinstance(spec, kinds):
+        raise ConfigError(
+            f'models/{config.model}/model.py: TASK = "{task}" does not train on {spec.name}',
+            why=f"it needs {expected}",
+            todo=f"set another TASK, or select another MODEL_DATA_ symbol in models/{config.model}/Kconfig",
+        )
+    check_options(config)
+
+
+def checked(model: nn.Module, name: str, spec: Spec) -> nn.Module:
+    """Return `model`, called `name`, with a hook that checks what its forward pass returns.
+
+    The forward pass raises ConfigError where the task cannot use that.
+    """
+    task = load_task(name)
+
+    def check(_: nn.Module, inputs: tuple[Tensor, ...], returned: Any) -> None:
+        wrong = task.fault(returned, spec, rows=len(inputs[0]))
+        if wrong:
+            raise ConfigError(f"models/{name}/model.py: forward returns {_shape(returned)}, {wrong}")
+        if not any(leaf.requires_grad for leaf in tree_leaves(returned) if isinstance(leaf, Tensor)):
+            raise ConfigError(
+                f"models/{name}/model.py: what forward returns depends on no weight",
+                why="there is nothing to train",
+            )
+
+    model.register_forward_hook(check)
+    return model
+
+
+def _shape(returned: Any) -> str:
+    return str(tuple(returned.shape)) if isinstance(returned, Tensor) else type(returned).__name__

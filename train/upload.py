@@ -140,11 +140,6 @@ class Copier:
             self._copied = self._wanted is None
 
 
-def copier_of(run: RunDir, config: Config) -> Copier | None:
-    """Return the copier of `run`, or None if copies are not requested."""
-    return Copier(run, config) if config.checkpoints.checkpoint_url else None
-
-
 def _storage(config: Config) -> Storage:
     return open_storage(config.checkpoints.checkpoint_url, requested="CONFIG_CHECKPOINT_URL")
 

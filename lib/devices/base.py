@@ -20,8 +20,6 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from lib.distributed.fsdp import Gatherer, GroupGatherer, shard_model, single_replica
-from lib.distributed.local_ranks import STORE_VARIABLE
-from lib.distributed.rank_stores import open_rank_store, serve_at
 from lib.plan.types import SHARDS_WEIGHTS, Kind, Layout, Precision
 
 _COLLECTIVE_TIMEOUT = datetime.timedelta(minutes=10)
@@ -142,6 +140,8 @@ class DistributedBackend(Backend):
     """Backend of one of several processes, started by `launch`."""
 
     def __init__(self, kind: Kind, *, rank: int, world: int, local_rank: int, devices: int = 1) -> None:
+        from lib.distributed.rank_stores import open_rank_store
+
         super().__init__(kind, rank=rank, world=world, local_rank=local_rank, devices=devices)
         # torch_xla has collectives of its own.
         name = "gloo" if kind == "xla" else dist.get_default_backend_for_device(self.device)
@@ -204,6 +204,9 @@ class DistributedBackend(Backend):
 
     def serve_store(self) -> None:
         """Serve a store for libraries that look for one in the environment, on one interface only."""
+        from lib.distributed.local_ranks import STORE_VARIABLE
+        from lib.distributed.rank_stores import serve_at
+
         host = "127.0.0.1" if STORE_VARIABLE in os.environ else os.environ["MASTER_ADDR"]
         self._served = serve_at(host, 0, timeout=_COLLECTIVE_TIMEOUT) if self.is_main else None
         port = self.broadcast(self._served and self._served.port)

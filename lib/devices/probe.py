@@ -13,7 +13,6 @@ from importlib import metadata
 from pathlib import Path
 from typing import Literal
 
-from lib.devices.accelerators import tpu_devices, xla_devices
 from lib.errors import PlanError
 from lib.plan.types import Device, Hardware, Kind
 
@@ -153,10 +152,10 @@ def parse_vm_stat(text: str) -> int:
 
 
 def _accelerators(device: str, cpu_name: str) -> tuple[Kind, tuple[Device, ...]]:
-    if device == "xla":
-        return "xla", xla_devices(main_memory(cpu_name))
-    if device == "tpu":
-        return "tpu", tpu_devices()
+    if device in ("xla", "tpu"):
+        from lib.devices.accelerators import tpu_devices, xla_devices
+
+        return ("xla", xla_devices(main_memory(cpu_name))) if device == "xla" else ("tpu", tpu_devices())
     if device in ("auto", "cuda"):
         kind, devices = _cuda_gpus()
         if devices:

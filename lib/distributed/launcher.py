@@ -22,7 +22,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from lib.distributed.local_ranks import SHUTDOWN_SECONDS
 from lib.runs.directory import RunDir
 
 _NOTES_VARIABLE = "ANNEAL_LAUNCH"  # holds the directory of the launch's files
@@ -65,6 +64,8 @@ def launch(
     environment = os.environ | {_NOTES_VARIABLE: notes}
     environment.setdefault("OMP_NUM_THREADS", str(max(1, cpu_count // world)))
     if torchrun is not None:
+        from lib.distributed.local_ranks import SHUTDOWN_SECONDS
+
         environment.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", str(SHUTDOWN_SECONDS))
         # A node that joins later never finds the store that torch would share, which also listens on every
         # interface.

@@ -10,8 +10,6 @@ from torch import nn
 
 from lib.distributed.fsdp import is_sharded, local_shard, shard_optimizer_state
 from lib.errors import ConfigError
-from lib.optim.adam_atan2 import AdamATan2, sign_parameters
-from lib.optim.muon import HasHiddenMatrices, Muon
 
 FUSED_DEVICES = frozenset({"cpu", "cuda", "mps"})  # torch's "cuda" includes ROCm
 
@@ -53,6 +51,8 @@ def make_optimizer(
     that does not name its hidden matrices.
     """
     if name == "adam_atan2":
+        from lib.optim.adam_atan2 import AdamATan2
+
         assert adam_beta1 is not None and adam_beta2 is not None
         groups = _atan2_groups(model, weight_decay, sign_learning_rate=sign_learning_rate)
         return _prepared(AdamATan2(groups, lr=learning_rate, betas=(adam_beta1, adam_beta2)), model)
@@ -68,6 +68,8 @@ def make_optimizer(
     if name == "sgd" and momentum:
         _start_at_rest(local_shard(optimizer))
     if name == "muon":
+        from lib.optim.muon import Muon
+
         assert isinstance(optimizer, torch.optim.AdamW)
         assert muon_learning_rate is not None and momentum is not None
         optimizer = Muon(
@@ -124,6 +126,8 @@ def _start_at_rest(optimizer: torch.optim.Optimizer) -> None:
 
 
 def _hidden(model: nn.Module) -> list[nn.Parameter]:
+    from lib.optim.muon import HasHiddenMatrices
+
     if not isinstance(model, HasHiddenMatrices):
         raise ConfigError(
             f"{type(model).__name__} does not name its hidden matrices, which Muon is for",
@@ -143,6 +147,8 @@ def _hidden(model: nn.Module) -> list[nn.Parameter]:
 def _atan2_groups(
     model: nn.Module, weight_decay: float, *, sign_learning_rate: float | None
 ) -> list[dict[str, Any]]:
+    from lib.optim.adam_atan2 import sign_parameters
+
     by_sign = [parameter for parameter in sign_parameters(model) if parameter.requires_grad]
     without = {id(parameter) for parameter in by_sign}
     rest = [p for p in model.parameters() if p.requires_grad and id(p) not in without]

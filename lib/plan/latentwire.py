@@ -19,9 +19,8 @@ from typing import Literal, TypeAlias
 
 from lib.config import Config
 from lib.errors import PlanError
-from lib.plan.config_view import ConfigView
 from lib.plan.placement import Placement
-from lib.plan.types import ModelFacts
+from lib.plan.types import ConfigView, ModelFacts
 from lib.units import GB
 
 Models: TypeAlias = Literal["both", "llama", "qwen", "sequential"]

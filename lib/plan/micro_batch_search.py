@@ -44,6 +44,14 @@ class Probed:
         size = smallest_near_best(rates)
         return next(found for found in self.measurements if found.micro_batch == size)
 
+    @property
+    def why(self) -> str:
+        """Explain the choice."""
+        rates = ", ".join(
+            f"{found.samples_per_second:.4g} at {found.micro_batch}" for found in self.measurements
+        )
+        return f"measured: samples/s {rates}; the smallest within {NEAR_BEST:.0%} of the best"
+
     def to_json(self) -> dict[str, Any]:
         """Return the results as a dict that JSON can hold."""
         return dataclasses.asdict(self)

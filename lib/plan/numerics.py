@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from lib.errors import PlanError
-from lib.plan.config_view import ConfigView, Decision
 from lib.plan.placement import TPU, Placement
 from lib.plan.tables import (
     BF16_CAPABILITY,
@@ -12,7 +11,7 @@ from lib.plan.tables import (
     COMPILE_DENY_LIST,
     FP16_CAPABILITY,
 )
-from lib.plan.types import STATIC_SHAPES, Hardware, Precision
+from lib.plan.types import STATIC_SHAPES, ConfigView, Decision, Hardware, Precision
 
 
 def choose_compile(config: ConfigView, placement: Placement) -> Decision[bool]:

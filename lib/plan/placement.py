@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from lib.errors import PlanError
-from lib.plan.config_view import ConfigView, Decision
-from lib.plan.types import STATIC_SHAPES, Device, Hardware, Kind
+from lib.plan.types import STATIC_SHAPES, ConfigView, Decision, Device, Hardware, Kind
 from lib.units import GB
 
 ACCEPTED_KINDS: dict[str, tuple[Kind, ...]] = {

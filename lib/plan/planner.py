@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
-from lib.plan.config_view import ConfigView
 from lib.plan.fitting import MemoryEstimator, StepSettings
-from lib.plan.latentwire import apply_policy
-from lib.plan.micro_batch_search import Probed
 from lib.plan.numerics import choose_channels_last, choose_compile, choose_precision
 from lib.plan.placement import place
-from lib.plan.sharding import layouts
-from lib.plan.sizing import Candidate, SizingContext
-from lib.plan.strategies import choose_strategy
-from lib.plan.types import Hardware, ModelFacts, Plan
+from lib.plan.sizing import Candidate, SizingContext, choose_sizes
+from lib.plan.types import ConfigView, Hardware, Layout, ModelFacts, Plan
+
+if TYPE_CHECKING:
+    from lib.plan.micro_batch_search import Probed
 
 
 def plan(
@@ -91,15 +90,16 @@ def _context(
     probed: Probed | None,
 ) -> SizingContext:
     placement = place(config, hardware)
+    world = placement.world.value
     step = StepSettings(
         device=placement.device.value,
-        several_devices=placement.world.value > 1,
+        several_devices=world > 1,
         norm_batch=(config.norm_batch or 0) if facts.has_batchnorm else 0,
         precision=choose_precision(config, placement, hardware).value,
         channels_last=choose_channels_last(config, placement).value,
         # Chosen before the batch: the table has one column with compilation and one without.
         compile=choose_compile(config, placement).value,
-        layout=next(layouts(placement.world.value)),
+        layout=Layout(strategy="single" if world == 1 else "ddp", world=world, shard=1),
     )
     return SizingContext(
         config=config,
@@ -114,11 +114,33 @@ def _context(
 
 def _choose(context: SizingContext) -> tuple[Candidate, tuple[Candidate, ...]]:
     """Choose a strategy, by LatentWire's policy where the configuration says so."""
-    if context.config.hyper_param != "auto" or context.config.elastic_policy != "latentwire":
-        return choose_strategy(context)
-    config, reasons = apply_policy(context.config, context.facts, context.placement)
-    chosen, candidates = choose_strategy(replace(context, config=config))
+    reasons: dict[str, str] = {}
+    if context.config.hyper_param == "auto" and context.config.elastic_policy == "latentwire":
+        from lib.plan.latentwire import apply_policy
+
+        config, reasons = apply_policy(context.config, context.facts, context.placement)
+        context = replace(context, config=config)
+    if context.placement.world.value == 1:
+        chosen, candidates = _on_one_device(context)
+    else:  # their comparison needs a module for each of rates, traffic and sharding
+        from lib.plan.strategies import choose_strategy
+
+        chosen, candidates = choose_strategy(context)
     return replace(chosen, reasons={**chosen.reasons, **reasons}), candidates
+
+
+def _on_one_device(context: SizingContext) -> tuple[Candidate, tuple[Candidate, ...]]:
+    reason, requested = "one device", context.config.dist_strategy
+    if requested not in ("auto", "single"):
+        reason += f", so that CONFIG_DIST_STRATEGY_{requested.upper()}=y has no effect"
+    chosen = choose_sizes(context)
+    if context.step.device != "cpu":  # the catalogue has rates of GPUs only
+        from lib.plan.strategies import seconds_of
+
+        chosen = replace(chosen, seconds=seconds_of(chosen))
+    own = {"strategy": reason, "shard": "each process has all weights"}
+    chosen = replace(chosen, reasons={**chosen.reasons, **own}, verdict="chosen")
+    return chosen, (chosen,)
 
 
 def with_smaller_micro_batch(plan: Plan) -> Plan | None:

@@ -1,16 +1,21 @@
-"""Printed form of a plan, every value with its reason, and of the strategies that it was chosen from."""
+"""Printed form of a plan, every value with its reason, and the reasons for its sizes."""
 
 from __future__ import annotations
 
 import dataclasses
 import shutil
 import textwrap
-from collections.abc import Iterator, Sequence
-from typing import TextIO
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, TextIO
 
-from lib.plan.sizing import Candidate
-from lib.plan.types import Memory, Plan
-from lib.units import GB, bytes_text
+from lib.plan.fitting import StepSettings
+from lib.plan.numerics import precision_problem
+from lib.plan.placement import Placement
+from lib.plan.types import OWN_MEMORY, STATIC_SHAPES, ConfigView, Memory, ModelFacts, Plan
+from lib.units import bytes_text
+
+if TYPE_CHECKING:
+    from lib.plan.micro_batch_search import Probed
 
 NARROW_COLUMNS = 72  # below this a reason goes under its value, not beside it
 
@@ -67,26 +72,78 @@ def _text(value: object) -> str:
     return str(value)
 
 
-def format_strategies(strategies: Sequence[Candidate], *, columns: int) -> Iterator[str]:
-    """Format a line per strategy: batch, memory of the fullest device, seconds of a step, verdict."""
-    yield "Parallelism strategies (seconds of a step are estimated, with assumed link rates):"
-    widest = max(7, *(len(_name(row)) for row in strategies))
-    for row in strategies:
-        sizes = "" if row.split is None else f"{row.split.micro_batch} x {row.split.accumulation}"
-        need = "" if row.memory is None else f"{row.memory.need_bytes / GB:.2f} GB"
-        time = "" if row.seconds is None else f"{row.seconds[0]:.3g} to {row.seconds[1]:.3g} s"
-        head = f"  {_name(row):<{widest}} {sizes:>10} {need:>10}  {time:<18} "
-        if columns < NARROW_COLUMNS:
-            yield head.rstrip()
-            yield from textwrap.wrap(row.verdict, columns, initial_indent="    ", subsequent_indent="    ")
-        else:
-            yield from textwrap.wrap(
-                head + row.verdict, columns, subsequent_indent=" " * len(head), drop_whitespace=True
-            )
+def format_need(memory: Memory) -> str:
+    """Format the predicted need and the usable memory."""
+    return f"{bytes_text(memory.need_bytes)} of {bytes_text(memory.usable_bytes)} usable"
 
 
-def _name(row: Candidate) -> str:
-    layout = row.layout
-    if layout.strategy == "split" and layout.world > 1:
-        return "split+ddp"
-    return layout.strategy + (f"/{layout.shard}" if layout.strategy == "hsdp" else "")
+def why_memory(memory: Memory | None, probed: Probed | None) -> str:
+    """Explain the memory prediction by its parts, with the measurement if there is one."""
+    if memory is None:
+        return "not predicted"
+    measured = f"measured: {bytes_text(probed.chosen.need_bytes)}" if probed is not None else "not measured"
+    parts = sorted(memory.parts.items(), key=lambda part: -part[1])
+    listed = ", ".join(f"{name} {bytes_text(byte_count)}" for name, byte_count in parts)
+    if memory.gaps_bytes:
+        listed += f", gaps between them {bytes_text(memory.gaps_bytes)}"
+    more = "" if memory.fits else "MORE than there is: "
+    reserve = f"in reserve {bytes_text(memory.reserve_bytes)}"
+    return f"{more}{format_need(memory)}, of which {listed} and {reserve}; predicted, {measured}"
+
+
+def offload_note(config: ConfigView, placement: Placement) -> str:
+    """Note that activations are not offloaded although that was requested; "" where it does not apply."""
+    if not config.activation_offload or placement.device.value in OWN_MEMORY:
+        return ""
+    on_xla = placement.device.value in STATIC_SHAPES
+    why = "XLA places tensors itself" if on_xla else "the device has no memory of its own"
+    return f"; CONFIG_ACTIVATION_OFFLOAD=y does nothing here: {why}"
+
+
+def memory_remedies(config: ConfigView, placement: Placement, memory: Memory, step: StepSettings) -> str:
+    """Return changes that would make room for the smallest micro-batch, which needs `memory`."""
+    remedies = ["free some memory"]
+    if step.norm_batch > 1:
+        remedies.append("set CONFIG_NORM_BATCH lower (on all machines alike)")
+    largest = max(memory.parts, key=lambda part: memory.parts[part])
+    if largest in ("activations", "temporaries"):
+        if config.grad_checkpoint == "none":
+            remedies.append("recompute activations (CONFIG_GRAD_CHECKPOINT_BLOCKS=y)")
+        if step.precision == "fp32" and not precision_problem("bf16", placement):
+            remedies.append("use CONFIG_PRECISION_BF16=y")
+    if largest == "optimizer":
+        remedies.append("use CONFIG_OPTIMIZER_SGD=y")
+    if "checkpoint" in memory.parts:
+        remedies.append("set CONFIG_CHECKPOINT_ASYNC=n")
+    return ", or ".join([*remedies, "choose a smaller model"])
+
+
+def why_target(config: ConfigView) -> str:
+    """Explain the source of the target effective batch."""
+    if config.target_effective_batch:
+        return f"CONFIG_TARGET_EFFECTIVE_BATCH={config.target_effective_batch}"
+    if config.hyper_param == "manual" and config.gradient_accumulation:
+        return "follows from CONFIG_BATCH_SIZE and CONFIG_GRADIENT_ACCUMULATION"
+    return f"recommended for {config.model} (CONFIG_TARGET_EFFECTIVE_BATCH=0)"
+
+
+def why_norm_batch(config: ConfigView, facts: ModelFacts) -> str:
+    """Explain over which samples batch normalisation computes its statistics."""
+    if not facts.has_batchnorm:
+        return "the model has no batch normalisation"
+    if config.norm_batch:
+        return (
+            f"every batch normalisation takes its statistics over groups of {config.norm_batch} samples, on "
+            "every machine alike"
+        )
+    follow = "statistics follow the micro-batch: not portable to machines that split the batch differently"
+    if config.norm_batch is None:  # hidden
+        follow += f"; select MODEL_HAS_BATCHNORM in models/{config.model}/Kconfig to have CONFIG_NORM_BATCH"
+    return follow
+
+
+def norm_batch_remedy(config: ConfigView) -> str:
+    """Return the setting that gives normalisation over groups instead of over the micro-batch."""
+    if config.norm_batch is None:
+        return f"CONFIG_NORM_BATCH=32 (once models/{config.model}/Kconfig selects MODEL_HAS_BATCHNORM)"
+    return "CONFIG_NORM_BATCH=32"

@@ -5,23 +5,24 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from lib.errors import PlanError
-from lib.plan.batch import LARGEST_TARGET, Split, nearest_targets, split_by, split_under
-from lib.plan.bound import cpu_table_batch, raise_to_norm_batch, table_bound
-from lib.plan.config_view import ConfigView, Decision
 from lib.plan.fitting import (
+    LARGEST_TARGET,
     MemoryEstimator,
     NoRoomError,
+    Split,
     StepSettings,
     largest_fitting,
+    nearest_targets,
     predicted,
     smallest_accepted,
+    split_by,
+    split_under,
 )
-from lib.plan.micro_batch_search import NEAR_BEST, Probed
 from lib.plan.placement import Placement
-from lib.plan.reasons import (
+from lib.plan.show import (
     format_need,
     memory_remedies,
     offload_note,
@@ -29,7 +30,11 @@ from lib.plan.reasons import (
     why_norm_batch,
     why_target,
 )
-from lib.plan.types import STATIC_SHAPES, Layout, Memory, ModelFacts
+from lib.plan.tables import cpu_table_batch, raise_to_norm_batch, table_bound
+from lib.plan.types import STATIC_SHAPES, ConfigView, Decision, Layout, Memory, ModelFacts
+
+if TYPE_CHECKING:
+    from lib.plan.micro_batch_search import Probed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -178,11 +183,7 @@ def _measured(context: SizingContext, probed: Probed) -> Candidate:
         partial(split_by, micro_batch=size, divisor_only=bool(context.why_divisor_only)),
         impossible="the measurements are for another one",
     )
-    rates = ", ".join(
-        f"{found.samples_per_second:.4g} at {found.micro_batch}" for found in probed.measurements
-    )
-    why = f"measured: samples/s {rates}; the smallest within {NEAR_BEST:.0%} of the best"
-    return _sizes(context, split, why_micro_batch=why)
+    return _sizes(context, split, why_micro_batch=probed.why)
 
 
 def _predicted_bound(context: SizingContext) -> tuple[Decision[int], int]:

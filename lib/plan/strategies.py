@@ -2,28 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import textwrap
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from lib.errors import PlanError
-from lib.plan.config_view import ConfigView, Decision
 from lib.plan.fitting import NoRoomError, predicted
 from lib.plan.gpus import find_gpu
 from lib.plan.named_hardware import MAX_DEVICES
 from lib.plan.placement import NAMES, Placement
-from lib.plan.reasons import format_need, norm_batch_remedy, why_memory
 from lib.plan.roofline import FLOP_SHARES, SHORT_SECONDS, StepWork, peak_flop_per_second, step_seconds
 from lib.plan.sharding import held, layouts, split_over
+from lib.plan.show import NARROW_COLUMNS, format_need, norm_batch_remedy, why_memory
 from lib.plan.sizing import Candidate, SizingContext, choose_sizes
 from lib.plan.traffic import ELEMENT_BYTES, exposed_seconds, traffic_seconds
-from lib.plan.types import OWN_MEMORY, SHARDS_WEIGHTS, STATIC_SHAPES, Layout, ModelFacts
+from lib.plan.types import OWN_MEMORY, SHARDS_WEIGHTS, STATIC_SHAPES, ConfigView, Decision, Layout, ModelFacts
 from lib.units import GB, bytes_text
 
 TIE = 1.02  # relative tolerance for a tie: the estimates are no more accurate
 
 
 def choose_strategy(context: SizingContext) -> tuple[Candidate, tuple[Candidate, ...]]:
-    """Choose the parallelism strategy; return the chosen candidate, and all candidates with their verdicts.
+    """Choose the parallelism strategy on several devices; return it, and all candidates with their verdicts.
 
     `context` has the layout of the simplest strategy. The chosen candidate also has the reasons for the
     plan's `strategy` and `shard`. Raises PlanError where none, or not the requested one, is possible.
@@ -31,8 +31,6 @@ def choose_strategy(context: SizingContext) -> tuple[Candidate, tuple[Candidate,
     config, devices = context.config, context.placement.world.value
     _check_running_statistics(context)
     simplest = _candidate(context)
-    if devices == 1:
-        return _only(simplest)
     others = [_with_layout(context, layout) for layout in _other_layouts(context)]
     # Where no other strategy can be faster, the others get its batch: a search for each takes long.
     like = simplest if _cannot_be_beaten(simplest) else None
@@ -77,15 +75,6 @@ def _check_running_statistics(context: SizingContext) -> None:
         )
 
 
-def _only(candidate: Candidate) -> tuple[Candidate, tuple[Candidate, ...]]:
-    if candidate.error is not None:
-        raise candidate.error
-    reason, requested = "one device", candidate.context.config.dist_strategy
-    if requested not in ("auto", "single"):
-        reason += f", so that CONFIG_DIST_STRATEGY_{requested.upper()}=y has no effect"
-    return _with_reasons(candidate, reason), (replace(candidate, verdict="chosen"),)
-
-
 def _other_layouts(context: SizingContext) -> list[Layout]:
     devices = context.placement.world.value
     _, *others = layouts(devices)
@@ -114,7 +103,7 @@ def _candidate(context: SizingContext, *, like: Candidate | None = None) -> Cand
         return Candidate(context=context, why_not=why_not, nearest=_nearest(error, context), error=error)
     except PlanError as error:
         return Candidate(context=context, why_not=error.why, nearest=error.todo, error=error)
-    return replace(found, seconds=_seconds(found))
+    return replace(found, seconds=seconds_of(found))
 
 
 def _same_sizes(like: Candidate, context: SizingContext) -> Candidate:
@@ -203,7 +192,8 @@ def _nearest(error: NoRoomError, context: SizingContext) -> str:
     return more
 
 
-def _seconds(candidate: Candidate) -> tuple[float, float] | None:
+def seconds_of(candidate: Candidate) -> tuple[float, float] | None:
+    """Return the fastest and the slowest estimate of a step; None where it cannot be estimated."""
     context, layout, split = candidate.context, candidate.layout, candidate.split
     facts, memory = context.facts, candidate.memory
     gpu = find_gpu(context.placement.name) if context.step.device != "cpu" else None
@@ -294,3 +284,28 @@ def _refusal(
     strategies = [f"{each.layout.strategy} with {each.nearest}" for each in candidates if each.nearest]
     todo = f"{first.error.todo}; possible: {', '.join(strategies)}"
     return PlanError(first.error.what, why=first.error.why, todo=todo)
+
+
+def format_strategies(strategies: Sequence[Candidate], *, columns: int) -> Iterator[str]:
+    """Format a line per strategy: batch, memory of the fullest device, seconds of a step, verdict."""
+    yield "Parallelism strategies (seconds of a step are estimated, with assumed link rates):"
+    widest = max(7, *(len(_name(row)) for row in strategies))
+    for row in strategies:
+        sizes = "" if row.split is None else f"{row.split.micro_batch} x {row.split.accumulation}"
+        need = "" if row.memory is None else f"{row.memory.need_bytes / GB:.2f} GB"
+        time = "" if row.seconds is None else f"{row.seconds[0]:.3g} to {row.seconds[1]:.3g} s"
+        head = f"  {_name(row):<{widest}} {sizes:>10} {need:>10}  {time:<18} "
+        if columns < NARROW_COLUMNS:
+            yield head.rstrip()
+            yield from textwrap.wrap(row.verdict, columns, initial_indent="    ", subsequent_indent="    ")
+        else:
+            yield from textwrap.wrap(
+                head + row.verdict, columns, subsequent_indent=" " * len(head), drop_whitespace=True
+            )
+
+
+def _name(row: Candidate) -> str:
+    layout = row.layout
+    if layout.strategy == "split" and layout.world > 1:
+        return "split+ddp"
+    return layout.strategy + (f"/{layout.shard}" if layout.strategy == "hsdp" else "")

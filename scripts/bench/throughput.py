@@ -45,10 +45,9 @@ from lib.runs.console import Console
 from lib.tiers import with_tier
 from scripts.bench.interleaved_timing import Run, interleaved
 from train import loop
-from train.budget import Budget
 from train.build import make_job, optimizer_of
 from train.commands import PlannedRun, create_run
-from train.job import Progress
+from train.job import Budget, Progress
 from train.planning.memory_estimate import MemoryTraces
 from train.planning.run_plan import RunRequest
 from train.record import RunRecord

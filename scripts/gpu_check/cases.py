@@ -21,13 +21,12 @@ from lib.data import ArrayPart, Dataset, ImageSpec, TextSpec, TokenPart
 from lib.devices.base import Backend
 from lib.devices.probe import probe
 from lib.plan import plan as make_plan
-from lib.plan.bound import table_batch
 from lib.plan.fitting import Parts, predicted, step_settings
+from lib.plan.tables import table_batch
 from lib.plan.types import Hardware, Plan, Precision
 from train import loop
-from train.budget import Budget
 from train.build import make_job
-from train.job import Job, Progress
+from train.job import Budget, Job, Progress
 from train.planning.memory_estimate import trace_memory, with_gaps
 from train.record import Record
 from train.training_data import TrainingData, make_training_data

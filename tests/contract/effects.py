@@ -24,6 +24,7 @@ from lib.devices.base import Backend
 from lib.errors import ToolkitError
 from lib.kconf import Resolved
 from lib.plan.fitting import step_settings
+from lib.runs.directory import RunDir
 from lib.tiers import with_tier
 from scripts import cluster
 from tests.contract.options import ROOT
@@ -46,7 +47,7 @@ from tests.contract.small_runs import (
     tried,
 )
 from tests.support.training import Wrapped
-from train import commands, loop
+from train import commands, loop, upload
 from train.job import Progress
 from train.planning.memory_estimate import MemoryTraces
 
@@ -191,12 +192,15 @@ def files(place: DataLocation, config: Config) -> Outcome:
     requested, told = place.request(config), list[Any]()
     with services(told), silence():
         commands.check_packages(config)
-        commands.check_storage(config)
+        upload.check_storage(config)
         training_data = place.data(config)
         plan, hardware = plan_here(place, config, training_data)
         prepared = commands.PlannedRun(request=requested, data=training_data, hardware=hardware, plan=plan)
         commands._train_as_rank_0(prepared, Backend("cpu"), None)
-        with mock.patch.object(commands, "interrupted", lambda *_, **__: "the run"):
+        with (
+            mock.patch.object(RunDir, "find_interrupted", lambda *_, **__: "the run"),
+            mock.patch.object(upload, "interrupted", lambda *_, **__: "the run"),
+        ):
             found = commands._interrupted(requested)
     written = sorted(
         anonymous(path.relative_to(place.root)) for folder in (runs, storage) for path in folder.rglob("*")

@@ -35,7 +35,7 @@ from train import commands, multi_node
 from train.build import make_job
 from train.initial_weights import initial_weights
 from train.job import Job
-from train.planning import run_plan
+from train.planning import autotune, run_plan
 from train.planning.run_plan import RunRequest, plan_for
 from train.training_data import TrainingData, open_training_data
 
@@ -130,8 +130,8 @@ def plan_on(place: DataLocation, config: Config, data: TrainingData, hardware: H
     predictor = SimpleNamespace(predictor=lambda _: partial(_needed, data=data))
     with (
         mock.patch.object(run_plan, "MemoryTraces", lambda *_: predictor),
-        mock.patch.object(run_plan, "ProbeTarget"),
-        mock.patch.object(run_plan, "cached_or_measured", lambda _: probed),
+        mock.patch.object(autotune, "ProbeTarget"),
+        mock.patch.object(autotune, "cached_or_measured", lambda _: probed),
         mock.patch.object(run_plan, "show"),
         silence(),
     ):

@@ -237,7 +237,7 @@ def test_no_option_overrules_another(shown: str, examination: Examination) -> No
     [
         ("GRAD_CLIP", "train.loop.clip_gradients", lambda *_: None),
         ("EMA_DECAY", "train.build.decay_for", lambda *_, **__: 0.5),
-        ("DIST_STRATEGY_ZERO1", "lib.plan.planner.choose_strategy", _chosen_alone),
+        ("DIST_STRATEGY_ZERO1", "lib.plan.strategies.choose_strategy", _chosen_alone),
     ],
 )
 def test_an_option_that_is_ignored_is_found(

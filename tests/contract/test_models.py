@@ -36,7 +36,7 @@ from tests.contract.cases import (
     targets_of,
     tiny,
 )
-from train.contract import check_channels_last
+from train.build import check_channels_last
 
 SCALES = {"resnet18": 2.0, "resnet50": 1.5, "lenet5": 4.0, "gpt2": 1.0}  # of the free-memory table
 TARGETS = {"resnet18": 512, "resnet50": 256, "lenet5": 512, "gpt2": 1024}

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from lib.plan.batch import advised_micro_batch
+from lib.plan.fitting import advised_micro_batch
 from tests.support.configs import load_hardware
 from tests.support.fake_backend import FakeBackend
 from tests.support.training import MemoryRecord, random_data, small_config, small_job, small_plan

@@ -27,10 +27,9 @@ from tests.support.training import (
     small_job,
     small_plan,
 )
-from train.async_checkpoint import AsyncCheckpointer
 from train.job import Job, Progress
 from train.loop import load_state_dict, state_dict, train
-from train.record import Record, RunRecord
+from train.record import AsyncCheckpointer, Record, RunRecord
 from train.signals import Stopped
 
 PATIENCE_SECONDS = 60

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.support.configs import make_config
-from train.budget import Budget, budget_of
+from train.job import Budget, budget_of
 
 
 def budget(*, train_size: int = 1000, effective_batch: int = 100, **changes: Any) -> Budget:

@@ -31,13 +31,12 @@ from tests.support.training import (
     small_config,
     small_plan,
 )
-from train.budget import Budget
 from train.build import make_job
 from train.initial_weights import initial_weights
-from train.job import Job
+from train.job import Budget, Job
+from train.tasks.base import make_task
 from train.tasks.classify.task import Classify
 from train.tasks.lm.task import LanguageModel
-from train.tasks.opening import make_task
 from train.training_data import TrainingData, evaluation_part, open_training_data
 
 

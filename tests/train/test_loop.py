@@ -24,8 +24,7 @@ from tests.support.training import (
     small_plan,
     trained,
 )
-from train.evaluation import evaluate
-from train.job import Job, Progress
+from train.job import Job, Progress, evaluate
 from train.loop import load_state_dict, state_dict, train
 from train.tasks.base import Forward, Sums, Task
 from train.training_data import TrainingData

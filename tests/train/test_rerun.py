@@ -10,7 +10,7 @@ import pytest
 
 from lib.errors import ToolkitError
 from lib.runs.directory import RunDir
-from train.commands import differences
+from train.stored_run import differences
 
 STORED: dict[str, dict[str, Any]] = {
     "env": {"torch": "2.12.0", "git_commit": None, "git_dirty": False},

@@ -18,7 +18,7 @@ from lib.runs.directory import RunDir
 from tests.support.training import random_data, small_config, small_job, small_plan
 from train.job import Progress
 from train.loop import load_state_dict, state_dict
-from train.stored_run import stored
+from train.planning.run_plan import stored
 
 
 @pytest.mark.parametrize(

@@ -19,8 +19,7 @@ from lib.devices.probe import environment, probe, speed_settings
 from lib.errors import ConfigError, PlanError, ToolkitError, os_error
 from lib.hyperparams import apply_hyperparams
 from lib.nn.model_code import sources_of
-from lib.plan.batch import divisors
-from lib.plan.fitting import MemoryEstimator, predicted, smallest_accepted, step_settings
+from lib.plan.fitting import MemoryEstimator, divisors, predicted, smallest_accepted, step_settings
 from lib.plan.micro_batch_search import Failure, Measurement, Probed, search
 from lib.plan.placement import place, refuse_static_shapes
 from lib.plan.show import show
@@ -28,7 +27,7 @@ from lib.plan.types import Hardware, Memory, Plan
 from lib.tiers import with_tier
 from lib.units import bytes_text
 from train.planning.memory_estimate import MemoryTraces
-from train.stored_run import log
+from train.record import log
 from train.training_data import TrainingData, open_to_train
 
 MAX_SECONDS = 900.0  # limit of a probe run, start and compilation included

@@ -25,18 +25,18 @@ from lib.plan.named_hardware import machine_names, parse_gpu
 from lib.plan.numerics import precision_problem
 from lib.plan.placement import place
 from lib.plan.planner import compare_strategies
-from lib.plan.reasons import format_need
 from lib.plan.roofline import StepTime, StepWork, estimate_step_time
-from lib.plan.show import format_strategies, show
+from lib.plan.show import format_need, show
 from lib.plan.sizing import Candidate
+from lib.plan.strategies import format_strategies
 from lib.plan.types import OWN_MEMORY, Hardware, Memory, Plan
 from lib.tiers import with_tier
 from lib.units import bytes_text
-from train.budget import warm_up_text
 from train.initial_weights import check_file
+from train.job import warm_up_text
 from train.planning.autotune import CachedProbe, ProbeTarget, cached
 from train.planning.memory_estimate import MemoryTrace, MemoryTraces
-from train.stored_run import log
+from train.record import log
 from train.training_data import TrainingData, describe_training_data
 
 BAR_COLUMNS = 40

@@ -13,21 +13,17 @@ import torch
 
 from lib.config import Config
 from lib.devices.base import SimulatedBackend
-from lib.memory.allocator import least_capacity
 from lib.memory.live import LiveBytes, Trace
 from lib.memory.predict import CUDA_GRANULARITY, STEPS, add_state, watch_gradients
 from lib.memory.simulation import simulation
 from lib.nn.model_code import ModelCode
 from lib.plan.fitting import GAPS, MemoryEstimator, Parts, RefusedBatchError, StepSettings
-from lib.plan.sharding import shares
 from lib.plan.types import OWN_MEMORY, Hardware, Kind, Layout, Plan, Strategy, one_reason
 from train import loop
 from train.build import make_job, placement_of
-from train.evaluation import evaluation_sums
-from train.job import Job, Progress
+from train.job import Job, Progress, evaluation_sums
 from train.record import Record
-from train.tasks.base import Forward, HoldsWeights, Sums, Task
-from train.tasks.opening import to_measure
+from train.tasks.base import Forward, HoldsWeights, Sums, Task, to_measure
 from train.training_data import TrainingData
 
 SINGLE = Layout(strategy="single", world=1, shard=1)
@@ -86,7 +82,11 @@ class MemoryTraces:
 
         @functools.cache  # parallelism strategies ask again for the plan's own
         def predict(step: StepSettings) -> Parts:
-            factors = {} if step.layout is None or units is None else shares(units, step.layout)
+            factors: Mapping[str, float] = {}
+            if step.layout is not None and step.layout.world > 1 and units is not None:
+                from lib.plan.sharding import shares
+
+                factors = shares(units, step.layout)
             trace = self.of(step, hardware).trace
             parts = with_gaps(trace, step.device, factors)
             if self._config.checkpoints.checkpoint_async and step.device in _IN_MAIN_MEMORY:
@@ -161,6 +161,8 @@ def with_gaps(
     """Return bytes by category at the peak, and what the allocator loses to fragmentation."""
     parts = trace.at_peak(shares)
     if device in OWN_MEMORY:
+        from lib.memory.allocator import least_capacity
+
         parts[GAPS] = max(0, least_capacity(trace.history(shares)) - sum(parts.values()))
     return parts
 

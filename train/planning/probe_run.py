@@ -19,8 +19,7 @@ from lib.nn.model_code import ModelCode
 from lib.plan.types import Hardware, Plan
 from train import loop
 from train.build import make_job
-from train.evaluation import evaluation_sums
-from train.job import Job, Progress
+from train.job import Job, Progress, evaluation_sums
 from train.record import Record
 from train.training_data import open_training_data
 

@@ -3,26 +3,28 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, TypeVar
 
 import torch
 
 from lib import kconf
 from lib.config import Config
-from lib.errors import PlanError
+from lib.errors import PlanError, ToolkitError
 from lib.hyperparams import apply_hyperparams
 from lib.plan.placement import place
 from lib.plan.show import show
 from lib.plan.types import Hardware, Plan
 from lib.runs.directory import RunDir
-from train.budget import warm_up_text
-from train.build import epochs_ahead
-from train.contract import check_channels_last
-from train.planning.autotune import ProbeTarget, cached_or_measured
+from train.build import check_channels_last, epochs_ahead
+from train.job import warm_up_text
 from train.planning.memory_estimate import MemoryTraces
-from train.stored_run import log, stored
+from train.record import log
 from train.training_data import TrainingData, built
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,10 +81,24 @@ def _decided(request: RunRequest, data: TrainingData, hardware: Hardware) -> Pla
     config, predict = request.config, MemoryTraces(request.config, data).predictor(hardware)
     probed = None
     if config.auto_method == "probe":
+        from train.planning.autotune import ProbeTarget, cached_or_measured
+
         probed = cached_or_measured(
             ProbeTarget.of(request.resolved, data, hardware, root=request.root, predict=predict)
         )
     return apply_hyperparams(config, hardware=hardware, facts=data.facts, predict=predict, probed=probed)
+
+
+def stored(run: RunDir, name: str, read: Callable[[Mapping[str, Any]], T]) -> T:
+    """Read `run`'s JSON file `name` through `read`; raises ToolkitError if it is malformed."""
+    try:
+        return read(run.read_json(name))
+    except (TypeError, KeyError, ValueError, AttributeError) as error:
+        raise ToolkitError(
+            f"the {name} of {run.path} cannot be read",
+            why=f"it was written by another version, or changed ({error})",
+            todo="start again with make train CONFIG_RESUME_NEVER=y",
+        ) from error
 
 
 def _check_effective_batch(run: RunDir, plan: Plan, *, of_many: bool) -> None:

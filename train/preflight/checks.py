@@ -20,11 +20,9 @@ from lib.nn.graph_lint import IteratesToConvergence, lint
 from lib.plan.types import Plan
 from lib.runs import checkpoint
 from train import loop
-from train.budget import Budget, budget_of, warm_up_of
-from train.job import Job, Progress
+from train.job import Budget, Job, Progress, budget_of, warm_up_of
 from train.preflight.candidate import NO_WARM_UP, Candidate
-from train.tasks.base import Totals
-from train.tasks.opening import naive_loss_of
+from train.tasks.base import Totals, naive_loss_of
 from train.upload import check_storage
 
 FALL, FALL_STEPS, FALL_RATE = 0.3, 30, 3e-3

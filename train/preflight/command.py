@@ -27,7 +27,7 @@ from train.planning.run_plan import check_run
 from train.preflight import checks as checks
 from train.preflight.candidate import Candidate
 from train.preflight.ranks import OF_RANKS, two_ranks
-from train.stored_run import log
+from train.record import log
 from train.training_data import open_to_train
 
 Outcome: TypeAlias = tuple[bool, str]  # passed, and the finding

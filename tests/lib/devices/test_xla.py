@@ -29,8 +29,7 @@ from tests.support.training import (
     trained,
 )
 from train.build import placement_of
-from train.evaluation import evaluate
-from train.job import Progress
+from train.job import Progress, evaluate
 from train.loop import train
 from train.tasks.base import Sums
 

@@ -24,7 +24,7 @@ from lib.plan.types import Plan
 from lib.plugins import TASKS
 from scripts.scaffold import TEMPLATES, fill
 from tests.support.training import CPU, random_data, small_config
-from train.contract import check_channels_last
+from train.build import check_channels_last
 from train.planning import autotune
 from train.planning.autotune import ProbeTarget
 from train.planning.memory_estimate import MemoryTraces

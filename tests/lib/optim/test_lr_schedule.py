@@ -19,9 +19,8 @@ from lib.errors import ConfigError
 from lib.optim.lr_schedule import batch_factor, learning_rate_factor, warmup_fraction
 from tests.support.training import CPU, MemoryRecord, random_data, small_config, small_job, small_plan
 from train import commands, loop
-from train.budget import warm_up_text
 from train.build import make_job
-from train.job import Progress
+from train.job import Progress, warm_up_text
 from train.planning import run_plan as orders
 from train.planning.run_plan import RunRequest
 from train.training_data import TrainingData

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from lib.plan.batch import Split, largest_micro_batch, nearest_targets, split_by, split_under
+from lib.plan.fitting import Split, largest_micro_batch, nearest_targets, split_by, split_under
 
 MODES = [(norm_batch, divisor_only) for norm_batch in (0, 8, 32) for divisor_only in (False, True)]
 

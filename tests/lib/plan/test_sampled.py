@@ -11,7 +11,7 @@ import pytest
 from lib.config import Config
 from lib.errors import PlanError
 from lib.plan import plan
-from lib.plan.bound import cpu_table_batch, table_batch
+from lib.plan.tables import cpu_table_batch, table_batch
 from lib.plan.types import Hardware, ModelFacts, Plan
 from tests.support.configs import hardware_names, load_hardware, make_config, make_facts
 

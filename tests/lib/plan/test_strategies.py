@@ -17,8 +17,7 @@ from lib.plan.named_hardware import parse_gpu
 from lib.plan.planner import compare_strategies
 from lib.plan.roofline import SHORT_SECONDS, StepWork, estimate_step_time
 from lib.plan.sharding import Units, shares
-from lib.plan.show import format_strategies
-from lib.plan.strategies import TIE
+from lib.plan.strategies import TIE, format_strategies
 from lib.plan.types import ModelFacts, Plan, Weight
 from tests.support.configs import load_hardware, make_config, make_facts
 

@@ -7,8 +7,7 @@ import math
 import pytest
 
 from lib.hyperparams import auto_detect_hyperparams
-from lib.plan.bound import cpu_table_batch, table_batch
-from lib.plan.tables import MODELS, TIERS
+from lib.plan.tables import MODELS, TIERS, cpu_table_batch, table_batch
 from lib.units import GB
 from tests.support.configs import make_config
 

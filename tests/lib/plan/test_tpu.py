@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from lib.devices import accelerators
 from lib.distributed.rendezvous import Rendezvous
 from lib.errors import ConfigError, PlanError
 from lib.hyperparams import apply_hyperparams
@@ -113,7 +114,7 @@ def test_processes_are_told_their_devices_before_they_start(
         raise Launched
 
     monkeypatch.setattr(commands, "launch", launch)
-    monkeypatch.setattr(commands, "launch_variables", lambda kind, *, processes: {kind: str(processes)})
+    monkeypatch.setattr(accelerators, "launch_variables", lambda kind, *, processes: {kind: str(processes)})
     monkeypatch.setattr(commands, "open_to_train", lambda *_, **__: None)
     monkeypatch.setattr(commands, "probe", lambda _: HOST)
     monkeypatch.setattr(commands, "plan_for", lambda *_: plan(config, HOST, make_facts()))

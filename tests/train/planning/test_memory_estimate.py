@@ -204,7 +204,7 @@ def test_what_is_found_once_is_not_looked_for_again() -> None:
     parts = predict(on_gpu)
     with (
         mock.patch.object(memory_estimate, "trace_memory", side_effect=AssertionError),
-        mock.patch.object(memory_estimate, "least_capacity", side_effect=AssertionError),
+        mock.patch("lib.memory.allocator.least_capacity", side_effect=AssertionError),
     ):
         assert memory_traces.of(TRIAL, CPU) is first
         assert predict(on_gpu) == parts

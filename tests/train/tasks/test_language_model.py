@@ -30,8 +30,7 @@ from tests.support.training import (
     small_plan,
     trained,
 )
-from train.evaluation import evaluate
-from train.job import Progress
+from train.job import Progress, evaluate
 from train.loop import train
 from train.planning.memory_estimate import trace_memory
 from train.record import format_evaluation

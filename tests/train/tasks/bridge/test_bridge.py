@@ -19,7 +19,7 @@ from lib.nn import IGNORED
 from tests.models.latentwire.answers import answer_set, answers_data, small_bridge_config, some_questions
 from tests.support.training import MemoryRecord, small_job, small_plan, trained
 from train import loop
-from train.evaluation import evaluate
+from train.job import evaluate
 from train.signals import Stopped
 from train.tasks.bridge import pretrain
 from train.tasks.bridge.frozen import FrozenSource, HuggingFaceLM, ToolkitLM, untrained

@@ -16,8 +16,7 @@ from tests.models.trm.puzzles import puzzle_data, small_trm_config
 from tests.support.fake_backend import FakeBackend
 from tests.support.training import MemoryRecord, Wrapped, largest_difference, small_job, small_plan
 from train import loop
-from train.evaluation import evaluation_sums
-from train.job import Job, Progress
+from train.job import Job, Progress, evaluation_sums
 from train.tasks.base import Forward, Sums, Task
 from train.tasks.recursive.carry import Carry, Rows
 from train.tasks.recursive.task import Recursive
