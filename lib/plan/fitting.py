@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import islice
 from math import isqrt
-from types import MappingProxyType
 from typing import Protocol, TypeAlias
 
 from lib.errors import PlanError
@@ -93,7 +92,7 @@ def predicted(step: StepSettings, predict: MemoryEstimator, *, free_bytes: int) 
     shared = step.device not in OWN_MEMORY
     usable = round(free_bytes * FREE_MEMORY_MARGIN) if shared else free_bytes
     return Memory(
-        parts=MappingProxyType(parts),
+        parts=parts,
         reserve_bytes=round(peak * (factor - 1)) + (0 if shared else GPU_RESERVE_BYTES),
         usable_bytes=usable,
         gaps_bytes=gaps,

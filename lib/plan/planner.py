@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from lib.plan.fitting import MemoryEstimator, StepSettings
 from lib.plan.numerics import choose_channels_last, choose_compile, choose_precision
@@ -77,18 +77,10 @@ def compare_strategies(
     probed: Probed | None = None,
 ) -> tuple[Candidate, ...]:
     """Return every parallelism strategy that `plan` considers, with its verdict."""
-    return _choose(_context(config, hardware, facts, even=False, predict=predict, probed=probed))[1]
+    return _choose(_context(config, hardware, facts, predict=predict, probed=probed))[1]
 
 
-def _context(
-    config: ConfigView,
-    hardware: Hardware,
-    facts: ModelFacts,
-    *,
-    even: bool,
-    predict: MemoryEstimator | None,
-    probed: Probed | None,
-) -> SizingContext:
+def _context(config: ConfigView, hardware: Hardware, facts: ModelFacts, **options: Any) -> SizingContext:
     placement = place(config, hardware)
     world = placement.world.value
     step = StepSettings(
@@ -101,15 +93,7 @@ def _context(
         compile=choose_compile(config, placement).value,
         layout=Layout(strategy="single" if world == 1 else "ddp", world=world, shard=1),
     )
-    return SizingContext(
-        config=config,
-        facts=facts,
-        placement=placement,
-        step=step,
-        even=even,
-        predict=predict,
-        probed=probed,
-    )
+    return SizingContext(config=config, facts=facts, placement=placement, step=step, **options)
 
 
 def _choose(context: SizingContext) -> tuple[Candidate, tuple[Candidate, ...]]:

@@ -12,10 +12,9 @@ from lib.plan.gpus import find_gpu
 from lib.plan.named_hardware import MAX_DEVICES
 from lib.plan.placement import NAMES, Placement
 from lib.plan.roofline import FLOP_SHARES, SHORT_SECONDS, StepWork, peak_flop_per_second, step_seconds
-from lib.plan.sharding import held, layouts, split_over
+from lib.plan.sharding import ELEMENT_BYTES, exposed_seconds, held, layouts, split_over, traffic_seconds
 from lib.plan.show import NARROW_COLUMNS, format_need, norm_batch_remedy, why_memory
 from lib.plan.sizing import Candidate, SizingContext, choose_sizes
-from lib.plan.traffic import ELEMENT_BYTES, exposed_seconds, traffic_seconds
 from lib.plan.types import OWN_MEMORY, SHARDS_WEIGHTS, STATIC_SHAPES, ConfigView, Decision, Layout, ModelFacts
 from lib.units import GB, bytes_text
 

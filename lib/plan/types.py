@@ -212,20 +212,6 @@ class Memory:
         """True if the need is at most the usable memory."""
         return self.need_bytes <= self.usable_bytes
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the fields as a dict that JSON can hold."""
-        return {
-            "parts": dict(self.parts),
-            "reserve_bytes": self.reserve_bytes,
-            "usable_bytes": self.usable_bytes,
-            "gaps_bytes": self.gaps_bytes,
-        }
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Memory:
-        """Make it from `to_json` data. Raises TypeError for anything else."""
-        return cls(**data)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
@@ -273,14 +259,12 @@ class Plan:
 
     def to_json(self) -> dict[str, Any]:
         """Return the fields as a dict that JSON can hold."""
-        data = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
-        memory = self.memory.to_json() if self.memory is not None else None
-        return {**data, "memory": memory, "reasons": dict(self.reasons)}
+        return dataclasses.asdict(self)
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Plan:
         """Make a plan from `to_json` data. Raises KeyError, TypeError or ValueError for anything else."""
-        memory = Memory.from_json(data["memory"]) if data["memory"] is not None else None
+        memory = Memory(**data["memory"]) if data["memory"] is not None else None
         if "strategy" not in data:  # stored by a version that knew only ddp
             strategy = "ddp" if data["world"] > 1 else "single"
             why = dict.fromkeys(("strategy", "shard"), "all there was in the version that made this plan")
@@ -288,9 +272,16 @@ class Plan:
         return cls(**{**data, "memory": memory})
 
 
-def one_reason(reason: str) -> dict[str, str]:
-    """Return `reasons` for a plan that was not computed: the same one for every field."""
-    return {field.name: reason for field in dataclasses.fields(Plan) if field.name != "reasons"}
+def fixed_plan(reason: str, *, micro_batch: int, accumulation: int = 1, **fields: Any) -> Plan:
+    """Return a plan that was not computed: of one process on the CPU in fp32, but for `fields`."""
+    world = fields.get("world", 1)
+    effective = micro_batch * accumulation * world
+    batch = {"micro_batch": micro_batch, "accumulation": accumulation, "last_micro_batch": micro_batch}
+    batch |= {"effective_batch": effective, "target": effective, "norm_batch": 0}
+    layout = {"world": 1, "strategy": "ddp" if world > 1 else "single", "shard": 1}
+    numerics = {"device": "cpu", "precision": "fp32", "channels_last": False, "compile": False}
+    fields = {**batch, **layout, **numerics, "memory": None, **fields}
+    return Plan(**fields, reasons=dict.fromkeys(fields, reason))
 
 
 def least_effective_batch(config: ConfigView) -> int | None:

@@ -6,8 +6,8 @@ import dataclasses
 import functools
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from types import MappingProxyType
-from typing import Any
+from types import MappingProxyType, SimpleNamespace
+from typing import Any, cast
 
 import torch
 
@@ -18,7 +18,7 @@ from lib.memory.predict import CUDA_GRANULARITY, STEPS, add_state, watch_gradien
 from lib.memory.simulation import simulation
 from lib.nn.model_code import ModelCode
 from lib.plan.fitting import GAPS, MemoryEstimator, Parts, RefusedBatchError, StepSettings
-from lib.plan.types import OWN_MEMORY, Hardware, Kind, Layout, Plan, Strategy, one_reason
+from lib.plan.types import OWN_MEMORY, Hardware, Kind, Layout, Plan, fixed_plan
 from train import loop
 from train.build import make_job, placement_of
 from train.job import Job, Progress, evaluation_sums
@@ -141,7 +141,15 @@ def run_traced(job: Job, live: LiveBytes) -> int:
     if job.ema is not None:
         live.add(job.ema.state_dict().values(), "averages")
     watch_gradients(job.model, live)
-    job.task = _Watched(job.task, live, job.task.targets_per_sample)
+    task = job.task
+
+    def watched(forward: Forward, batch: Any) -> Sums:
+        sums = task.training(forward, batch)
+        live.name_the_rest("activations")  # storages that outlive a forward pass
+        return sums
+
+    own = {"targets_per_sample": task.targets_per_sample, "evaluation": task.evaluation}
+    job.task = cast("Task", SimpleNamespace(training=watched, **own))
     progress = Progress()
     before = Counter[torch.device]()
     for _ in range(STEPS):
@@ -176,27 +184,19 @@ def fullest(traces: Sequence[Trace], device: Kind) -> Trace:
 
 def plan_of(step: StepSettings) -> Plan:
     """Return a plan with as few micro-batches as possible: a third one reuses the memory of the second."""
-    accumulation, world = 1 + step.accumulates, 1 + step.several_devices
-    effective = step.micro_batch * accumulation * world
-    strategy: Strategy = "ddp" if world > 1 else "single"
+    own: dict[str, Any] = {}
     if step.layout is not None and step.layout.strategy == "split":
-        strategy = "split"
-    return Plan(
+        own["strategy"] = "split"
+    return fixed_plan(
+        "estimated",
         device=step.device,
-        world=world,
-        strategy=strategy,
-        shard=1,
+        world=1 + step.several_devices,
         micro_batch=step.micro_batch,
-        accumulation=accumulation,
-        last_micro_batch=step.micro_batch,
-        effective_batch=effective,
-        target=effective,
+        accumulation=1 + step.accumulates,
         norm_batch=step.norm_batch,
         precision=step.precision,
-        channels_last=step.channels_last,
-        compile=False,  # the planner adds its share
-        memory=None,
-        reasons=one_reason("estimated"),
+        channels_last=step.channels_last,  # not compiled: the planner adds its share
+        **own,
     )
 
 
@@ -207,26 +207,3 @@ def _resident(config: Config, plan: Plan, data: TrainingData, hardware: Hardware
         return []
     parts = data.dataset.train, data.dataset.test
     return [torch.empty(part.byte_size, dtype=torch.uint8) for part in parts]
-
-
-@dataclasses.dataclass(slots=True)
-class _Watched:
-    """Task wrapper that counts storages which outlive a training forward pass as activations."""
-
-    task: Task
-    live: LiveBytes
-    targets_per_sample: int
-
-    def training(self, forward: Forward, batch: Any) -> Sums:
-        sums = self.task.training(forward, batch)
-        self.live.name_the_rest("activations")
-        return sums
-
-    def evaluation(self, forward: Forward, batch: Any) -> Sums:
-        return self.task.evaluation(forward, batch)
-
-    def report(self, means: Mapping[str, float]) -> dict[str, float]:
-        return self.task.report(means)
-
-    def score(self, evaluation: Mapping[str, float]) -> float:
-        return self.task.score(evaluation)

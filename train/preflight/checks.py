@@ -1,12 +1,17 @@
-"""Single-process checks of `make preflight`; each returns whether it passed, and its finding."""
+"""The configuration under test, scaled down to a few samples, and its checks in a single process.
+
+Each check returns whether it passed, and its finding.
+"""
 
 from __future__ import annotations
 
 import copy
+import dataclasses
 import math
 import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +20,17 @@ from torch import Tensor
 
 from lib.config import Config
 from lib.data.loader import Batch
+from lib.devices.base import Backend
 from lib.errors import ConfigError, ToolkitError
 from lib.nn.graph_lint import IteratesToConvergence, lint
-from lib.plan.types import Plan
+from lib.plan.types import Hardware, Plan
 from lib.runs import checkpoint
 from train import loop
+from train.build import make_job
 from train.job import Budget, Job, Progress, budget_of, warm_up_of
-from train.preflight.candidate import NO_WARM_UP, Candidate
+from train.record import Record
 from train.tasks.base import Totals, naive_loss_of
+from train.training_data import TrainingData
 from train.upload import check_storage
 
 FALL, FALL_STEPS, FALL_RATE = 0.3, 30, 3e-3
@@ -30,6 +38,65 @@ CLOSE = 1e-5  # relative difference of gradients
 EXPECTED_LOSS = 0.35  # tolerance of the first loss around that of a uniform guess
 EVALUATED_AT_ONCE = 509
 STEPS_OF_SECONDS = 1000  # assumed for a budget in seconds
+ROWS = 10  # samples per batch: the fewest with three splits; 16 if they are normalised together
+NO_WARM_UP: dict[str, Any] = {"warmup_unit": "percent", "warmup_pct": 0}
+GROUP = 2  # of batch normalisation, in place of a NORM_BATCH that is larger than these batches
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Candidate:
+    """The configuration, data, hardware and plan to be checked."""
+
+    config: Config
+    data: TrainingData
+    hardware: Hardware
+    plan: Plan
+    root: Path
+    runs: Path
+
+    def splits(self) -> tuple[tuple[int, ...], ...]:
+        """Splits of one batch into micro-batches."""
+        if self.plan.norm_batch:
+            return (16,), (8, 8), (4, 4, 4, 4)
+        return (ROWS,), (5, 5), (4, 4, 2), (3, 3, 3, 1), (2, 2, 2, 2, 2)
+
+    def job(
+        self, *micro_batches: int, device: bool = False, world: int = 1, backend: Any = None, **changes: Any
+    ) -> Job:
+        """Build a job with these micro-batches: in float64 on the CPU, or with `device` as configured."""
+        plain = {"data_placement": "stream", "num_workers": 1, "prefetch": 1, "grad_clip": 0.0}
+        config = self.config.replace(**plain | changes)
+        plan = small_plan(self.plan, micro_batches, world=world, device=device)
+        return make_job(
+            config,
+            plan,
+            self.data,
+            hardware=self.hardware,
+            backend=backend or Backend(plan.device),
+            record=Record(),
+            dtype=torch.float32 if device else torch.float64,
+        )
+
+
+def small_plan(plan: Plan, micro_batches: Sequence[int], *, world: int, device: bool) -> Plan:
+    """Shrink `plan` to these micro-batches on each of `world` ranks; on the CPU unless `device`."""
+    effective = sum(micro_batches) * world
+    own: dict[str, Any] = {} if device else {"device": "cpu", "precision": "fp32", "channels_last": False}
+    return dataclasses.replace(
+        plan,
+        world=world,
+        strategy="ddp" if world > 1 else "single",
+        shard=1,
+        micro_batch=micro_batches[0],
+        accumulation=len(micro_batches),
+        last_micro_batch=micro_batches[-1],
+        effective_batch=effective,
+        target=effective,
+        norm_batch=GROUP if plan.norm_batch else 0,
+        compile=False,
+        memory=None,
+        **own,
+    )
 
 
 def first_loss(candidate: Candidate) -> tuple[bool, str]:
@@ -45,21 +112,9 @@ def first_loss(candidate: Candidate) -> tuple[bool, str]:
 
 def loss_falls(candidate: Candidate) -> tuple[bool, str]:
     """Check that Adam lowers the loss on one fixed batch."""
-    rule: dict[str, Any] = {
-        "optimizer": "adam",
-        "adam_beta1": 0.9,
-        "adam_beta2": 0.999,
-        "adam_eps": 1e-8,
-        "weight_decay": 0.0,
-    }
-    job = candidate.job(
-        *candidate.splits()[0],
-        device=True,
-        learning_rate=FALL_RATE,
-        schedule="constant",
-        **NO_WARM_UP,
-        **rule,
-    )
+    adam = {"optimizer": "adam", "adam_beta1": 0.9, "adam_beta2": 0.999, "adam_eps": 1e-8}
+    rule = NO_WARM_UP | adam | {"weight_decay": 0.0, "learning_rate": FALL_RATE, "schedule": "constant"}
+    job = candidate.job(*candidate.splits()[0], device=True, **rule)
     (batch,) = job.train_loader.micro_batches(
         step=0, target=job.plan.effective_batch, rank=0, world=1, sizes=job.plan.micro_batches
     )
@@ -106,28 +161,18 @@ def shards(candidate: Candidate) -> tuple[bool, str]:
 
 def _inputs(job: Job, *, target: int, world: int) -> Tensor:
     sizes = (target // world,)
-    parts = [
-        next(
-            job.train_loader.micro_batches(step=3, target=target, rank=rank, world=world, sizes=sizes)
-        ).inputs
-        for rank in range(world)
-    ]
-    return torch.cat(parts)
+    loaded = partial(job.train_loader.micro_batches, step=3, target=target, world=world, sizes=sizes)
+    return torch.cat([next(loaded(rank=rank)).inputs for rank in range(world)])
 
 
 def _evaluated(job: Job, *, world: int) -> float:
     """Count the evaluated samples. Raises ToolkitError if ranks have different numbers of batches."""
-    batches = [list(_weights(job, rank=rank, world=world)) for rank in range(world)]
+    loaded = partial(job.eval_loader.batches, world=world, batch_size=EVALUATED_AT_ONCE)
+    batches = [[batch.weights for batch in loaded(rank=rank)] for rank in range(world)]
     lengths = [len(one) for one in batches]
     if len(set(lengths)) > 1:
         raise ToolkitError(f"{world} ranks evaluate {lengths} batches and would wait for each other")
-    return float(sum(sum(one) for one in batches))
-
-
-def _weights(job: Job, *, rank: int, world: int) -> Iterator[float]:
-    for batch in job.eval_loader.batches(rank=rank, world=world, batch_size=EVALUATED_AT_ONCE):
-        assert batch.weights is not None
-        yield float(batch.weights.sum())
+    return float(sum(float(weights.sum()) for one in batches for weights in one if weights is not None))
 
 
 def accumulation(candidate: Candidate) -> tuple[bool, str]:
@@ -186,10 +231,7 @@ def static_graph(candidate: Candidate) -> tuple[bool, str]:
     """Check that steps after the first are one graph without host synchronization."""
     job = candidate.job(*candidate.splits()[0], device=True)
     if isinstance(job.model, IteratesToConvergence):
-        return (
-            True,
-            "not checked: states are iterated until they converge, with synchronization",
-        )
+        return True, "not checked: states are iterated until they converge, with synchronization"
     report = lint(lambda step: loop.optimizer_step(job, Progress(step=step)))
     return report.is_static, "; ".join(report.lines())
 

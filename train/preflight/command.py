@@ -25,7 +25,7 @@ from lib.tiers import with_tier
 from train.planning.memory_estimate import MemoryTraces
 from train.planning.run_plan import check_run
 from train.preflight import checks as checks
-from train.preflight.candidate import Candidate
+from train.preflight.checks import Candidate
 from train.preflight.ranks import OF_RANKS, two_ranks
 from train.record import log
 from train.training_data import open_to_train
@@ -62,15 +62,13 @@ def preflight(requested: kconf.Resolved, *, root: Path, runs: Path, as_json: boo
     return int(not all(check.passed for check in found))
 
 
-def _checks(
-    resolved: kconf.Resolved, *, root: Path, runs: Path, log: Callable[[str], None]
-) -> Iterator[Check]:
+def _checks(resolved: kconf.Resolved, **options: Any) -> Iterator[Check]:
     """Run all checks, or only report the model that cannot even be measured."""
     started = time.perf_counter()
     try:
-        candidate = candidate_of(resolved, root=root, runs=runs, log=log)
+        candidate = candidate_of(resolved, **options)
     except Exception as error:
-        if not isinstance(error, ToolkitError) and (reason := failure(error, root=root)):
+        if not isinstance(error, ToolkitError) and (reason := failure(error, root=options["root"])):
             yield Check("model", False, reason, time.perf_counter() - started)
             return
         raise
@@ -99,24 +97,24 @@ def candidate_of(
 
 def run_checks(candidate: Candidate, resolved: kconf.Resolved) -> Iterator[Check]:
     """Run all checks in order; a check that raises an error counts as failed."""
-    alone: dict[str, Callable[[], Outcome]] = {
-        "first loss": lambda: checks.first_loss(candidate),
-        "loss falls": lambda: checks.loss_falls(candidate),
-        "shards": lambda: checks.shards(candidate),
-        "accumulation": lambda: checks.accumulation(candidate),
-        "checkpoint": lambda: checks.round_trip(candidate),
-        "static graph": lambda: checks.static_graph(candidate),
-        "learning rate": lambda: checks.learning_rates(candidate),
-        "storage": lambda: checks.storage(candidate.runs, candidate.config),
-        "memory": lambda: checks.memory(candidate.plan),
+    alone: dict[str, Callable[[Candidate], Outcome]] = {
+        "first loss": checks.first_loss,
+        "loss falls": checks.loss_falls,
+        "shards": checks.shards,
+        "accumulation": checks.accumulation,
+        "checkpoint": checks.round_trip,
+        "static graph": checks.static_graph,
+        "learning rate": checks.learning_rates,
+        "storage": lambda of: checks.storage(of.runs, of.config),
+        "memory": lambda of: checks.memory(of.plan),
     }
     for name, check in alone.items():
-        yield from timed((name,), partial(_named, name, check), root=candidate.root)
+        yield from timed((name,), partial(_named, name, check, candidate), root=candidate.root)
     yield from timed(OF_RANKS, lambda: two_ranks(candidate, resolved), root=candidate.root)
 
 
-def _named(name: str, check: Callable[[], Outcome]) -> dict[str, Outcome]:
-    return {name: check()}
+def _named(name: str, check: Callable[[Candidate], Outcome], candidate: Candidate) -> dict[str, Outcome]:
+    return {name: check(candidate)}
 
 
 def timed(names: Sequence[str], check: Callable[[], Mapping[str, Outcome]], *, root: Path) -> Iterator[Check]:

@@ -26,7 +26,7 @@ from lib.errors import ToolkitError, error_in, run_main
 from lib.plan.types import Hardware, Plan
 from train import loop
 from train.job import Progress
-from train.preflight.candidate import NO_WARM_UP, Candidate
+from train.preflight.checks import NO_WARM_UP, Candidate
 from train.training_data import open_training_data
 
 STEPS = 2

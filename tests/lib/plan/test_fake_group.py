@@ -21,8 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from lib.devices.base import Backend, DistributedBackend
 from lib.distributed.fsdp import local
-from lib.plan.sharding import held, layouts, part_elements
-from lib.plan.traffic import exchanges
+from lib.plan.sharding import exchanges, held, layouts, part_elements
 from lib.plan.types import Layout
 from tests.e2e.sharded_worker import state_bytes
 from tests.support.tokens import small_lm_config, text_data

@@ -11,8 +11,17 @@ from hypothesis import strategies as st
 
 from lib.memory.live import Event, Trace
 from lib.plan.gpus import gpu_of
-from lib.plan.sharding import Units, group_of, held, layouts, part_elements, shares
-from lib.plan.traffic import exchanges, exposed_seconds, traffic_seconds
+from lib.plan.sharding import (
+    Units,
+    exchanges,
+    exposed_seconds,
+    group_of,
+    held,
+    layouts,
+    part_elements,
+    shares,
+    traffic_seconds,
+)
 from lib.plan.types import SHARDS_WEIGHTS, Layout, Weight
 
 ALONE = Layout(strategy="single", world=1, shard=1)

@@ -13,10 +13,9 @@ from lib.plan import plan
 from lib.plan.fitting import Parts, StepSettings
 from lib.plan.named_hardware import parse_gpu
 from lib.plan.planner import compare_strategies
-from lib.plan.sharding import shares, split_over
+from lib.plan.sharding import exchanges, shares, split_over
 from lib.plan.sizing import Candidate
 from lib.plan.strategies import format_strategies
-from lib.plan.traffic import exchanges
 from lib.plan.types import Branch, Layout, ModelFacts, Plan, Weight
 from scripts import cluster
 from tests.support.configs import ROOT, load_hardware, make_config, make_facts

@@ -22,7 +22,7 @@ from train import loop
 from train.preflight import checks as checks
 from train.preflight import command as preflight
 from train.preflight import ranks as preflight_ranks
-from train.preflight.candidate import ROWS, Candidate
+from train.preflight.checks import ROWS, Candidate
 from train.preflight.ranks import RULE, Results, compare_ranks, outcome
 
 ROOT = Path(__file__).resolve().parents[3]

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -28,45 +29,34 @@ ROWS = 2  # for which FLOPs are counted
 BACKWARD_FACTOR = 2  # FLOPs of forward and backward over those of forward, with one frozen factor per product
 
 
-class FrozenLM(Protocol):
+class FrozenLM(ABC):
     """A frozen language model; gradients are taken by its input only.
 
     positions: maximum sequence length, None if unknown. embedding_rms: (), root mean square of its
     embeddings.
     """
 
-    positions: int | None
-    embedding_rms: Tensor
-
-    def embed(self, tokens_BT: Tensor) -> Tensor:
-        """Embed tokens: int64 (B, T) -> (B, T, C)."""
-        ...
-
-    def logits(self, embedded_BTC: Tensor) -> Tensor:
-        """Return the logits of the next tokens: (B, T, C) -> (B, T, V)."""
-        ...
-
-    def weights(self) -> list[Tensor]:
-        """Return all tensors that it holds on the device."""
-        ...
-
-
-class _Frozen:
-    """A module with frozen weights."""
-
     def __init__(self, model: nn.Module, table_VC: Tensor, *, positions: int | None) -> None:
         self.positions = positions
         single = torch.promote_types(table_VC.dtype, torch.float32)
         norm = torch.linalg.vector_norm(table_VC.detach(), dtype=single)  # without a copy of the table
-        self.embedding_rms = norm / math.sqrt(table_VC.numel())
+        self.embedding_rms: Tensor = norm / math.sqrt(table_VC.numel())
         self._model = model
 
+    @abstractmethod
+    def embed(self, tokens_BT: Tensor) -> Tensor:
+        """Embed tokens: int64 (B, T) -> (B, T, C)."""
+
+    @abstractmethod
+    def logits(self, embedded_BTC: Tensor) -> Tensor:
+        """Return the logits of the next tokens: (B, T, C) -> (B, T, V)."""
+
     def weights(self) -> list[Tensor]:
-        """Return parameters and buffers."""
+        """Return all tensors that it holds on the device."""
         return [*self._model.parameters(), *self._model.buffers()]
 
 
-class ToolkitLM(_Frozen):
+class ToolkitLM(FrozenLM):
     """A GPT-2 of models/gpt2."""
 
     def __init__(self, model: GPT2) -> None:
@@ -83,13 +73,12 @@ class ToolkitLM(_Frozen):
         return self._gpt2.forward_embedded(embedded_BTC)
 
 
-class HuggingFaceLM(_Frozen):
+class HuggingFaceLM(FrozenLM):
     """A causal language model of Hugging Face transformers."""
 
     def __init__(self, model: Any) -> None:
         self._embedding, self._causal = model.get_input_embeddings(), model
-        published = model.config
-        known = published.to_dict()
+        known = model.config.to_dict()
         longest = known.get("max_position_embeddings", known.get("n_positions"))
         super().__init__(model, self._embedding.weight, positions=longest)
 

@@ -23,7 +23,7 @@ from lib.devices.base import Backend
 from lib.devices.probe import probe
 from lib.errors import ToolkitError
 from lib.nn import IGNORED
-from lib.plan.types import Plan, one_reason
+from lib.plan.types import fixed_plan
 from train import loop
 from train.build import make_job
 from train.job import Progress
@@ -37,6 +37,15 @@ from train.training_data import cache_of, make_training_data
 VERSION = 1
 SEED, BATCH, LEARNING_RATE = 1, 64, 3e-3
 WEIGHTS = "weights.pt"
+RECIPE: Mapping[str, Any] = {
+    "seed": SEED, "optimizer": "adamw", "learning_rate": LEARNING_RATE, "lr_scaling": "none",
+    "weight_decay": 0.01, "adam_beta1": 0.9, "adam_beta2": 0.99, "adam_eps": 1e-8, "schedule": "cosine",
+    "lr_min_ratio": 0.0, "warmup_unit": "percent", "warmup_pct": 10, "warmup_start_ratio": 0.01,
+    "grad_clip": 1.0, "label_smoothing": 0.0, "ema": False, "budget": "steps",
+    "checkpoint_interval_steps": 0, "checkpoint_seconds": 0, "log_interval_steps": 10,
+    "data_limit": 0, "holdout": 0, "data_placement": "resident", "deterministic": False,
+    "grad_checkpoint": "none", "activation_offload": False, "chunked_cross_entropy": False,
+}  # fmt: skip
 
 
 def frozen_sources(
@@ -120,7 +129,7 @@ def _train(config: Config, texts: Dataset, file: Path) -> str:
     """Train on a CPU by the training loop, write the weights, and return a summary line."""
     job = make_job(
         config,
-        _plan(),
+        fixed_plan("the same for every run, so that it is made once", micro_batch=BATCH),
         make_training_data(config, texts),
         hardware=probe("cpu"),
         backend=Backend("cpu"),
@@ -145,63 +154,14 @@ def _train(config: Config, texts: Dataset, file: Path) -> str:
 
 def _recipe(config: Config, options: Mapping[str, Any]) -> Config:
     """Return the fixed training configuration, which depends on the run only through FROZEN_STEPS."""
+    steps = _steps(config)
     return config.replace(
-        model="gpt2",
-        model_options=options,
-        task_options={},
-        seed=SEED,
-        optimizer="adamw",
-        learning_rate=LEARNING_RATE,
-        lr_scaling="none",
-        weight_decay=0.01,
-        adam_beta1=0.9,
-        adam_beta2=0.99,
-        adam_eps=1e-8,
-        schedule="cosine",
-        lr_min_ratio=0.0,
-        warmup_unit="percent",
-        warmup_pct=10,
-        warmup_start_ratio=0.01,
-        grad_clip=1.0,
-        label_smoothing=0.0,
-        ema=False,
-        budget="steps",
-        max_steps=_steps(config),
-        eval_interval_steps=_steps(config),
-        checkpoint_interval_steps=0,
-        checkpoint_seconds=0,
-        log_interval_steps=10,
-        data_limit=0,
-        holdout=0,
-        data_placement="resident",
-        deterministic=False,
-        grad_checkpoint="none",
-        activation_offload=False,
-        chunked_cross_entropy=False,
-    )
+        model="gpt2", model_options=options, task_options={}, **RECIPE,
+        max_steps=steps, eval_interval_steps=steps,
+    )  # fmt: skip
 
 
 def _steps(config: Config) -> int:
     steps = config.task_options["frozen_steps"]
     assert isinstance(steps, int)
     return steps
-
-
-def _plan() -> Plan:
-    return Plan(
-        device="cpu",
-        world=1,
-        strategy="single",
-        shard=1,
-        micro_batch=BATCH,
-        accumulation=1,
-        last_micro_batch=BATCH,
-        effective_batch=BATCH,
-        target=BATCH,
-        norm_batch=0,
-        precision="fp32",
-        channels_last=False,
-        compile=False,
-        memory=None,
-        reasons=one_reason("the same for every run, so that it is made once"),
-    )

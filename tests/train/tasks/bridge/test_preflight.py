@@ -9,7 +9,7 @@ import pytest
 from tests.models.latentwire.answers import answers_data, small_bridge_config
 from tests.support.training import CPU, small_plan
 from train.preflight import checks as checks
-from train.preflight.candidate import ROWS, Candidate
+from train.preflight.checks import ROWS, Candidate
 
 
 @pytest.mark.slow

@@ -13,7 +13,7 @@ from tests.models.trm.puzzles import puzzle_data, small_trm_config
 from tests.support.training import CPU, small_plan
 from tests.train.preflight.test_preflight import breaks
 from train.preflight import checks as checks
-from train.preflight.candidate import ROWS, Candidate
+from train.preflight.checks import ROWS, Candidate
 from train.tasks.recursive.carry import Carry
 
 
