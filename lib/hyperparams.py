@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from fractions import Fraction
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
 
 from lib.config import Config
 from lib.devices.probe import probe
@@ -226,9 +226,8 @@ def _device(config: object) -> DeviceName:
     requested = getattr(config, "DEVICE", None)
     if requested is None:
         return "auto"
-    for name in DEVICE_NAMES:
-        if requested == name:
-            return name
+    if requested in DEVICE_NAMES:
+        return cast("DeviceName", requested)
     raise ConfigError(f"DEVICE is {requested!r}", todo=f"use one of {', '.join(DEVICE_NAMES)}")
 
 

@@ -288,16 +288,12 @@ def epochs_ahead(config: Config, plan: Plan, part: Part, *, log: Log) -> int:
     assert isinstance(part, ArrayPart) and budget.total_steps is not None
     epochs = math.ceil(budget.total_steps * plan.effective_batch / part.size)
     size = augmented_bytes(part, epochs=epochs)
-    _check_room(size * plan.world)
-    log(f"Puzzles of {epochs} epochs are augmented ahead: {size / 1e6:.1f} MB for each process")
-    return epochs
-
-
-def _check_room(wanted_bytes: int) -> None:
-    free_bytes = main_memory("main memory").free_bytes
+    wanted_bytes, free_bytes = size * plan.world, main_memory("main memory").free_bytes
     if wanted_bytes > free_bytes / 4:
         raise ConfigError(
             f"CONFIG_AUGMENT_AHEAD=y takes {wanted_bytes / 1e9:.1f} GB of main memory",
             why=f"that is more than a quarter of the {free_bytes / 1e9:.1f} GB that are free",
             todo="set CONFIG_AUGMENT_AHEAD=n: the same samples are then made on the fly",
         )
+    log(f"Puzzles of {epochs} epochs are augmented ahead: {size / 1e6:.1f} MB for each process")
+    return epochs

@@ -8,10 +8,11 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from lib import kconf
-from lib.config import config_from_values
+from lib.config import Config, config_from_values
 from lib.devices.backend import open_backend
 from lib.devices.base import Backend
 from lib.devices.probe import environment, probe
@@ -59,13 +60,22 @@ def _interrupted(request: RunRequest) -> RunDir | None:
     config, resolved = request.config, request.resolved
     if config.resume == "never":
         return None
-    if config.checkpoints.checkpoint_url:
-        from train.upload import interrupted
+    found: RunDir | None
+    if (upload := _upload(config)) is not None:
+        found = upload.interrupted(config, resolved, runs=request.runs, log=log)
+    else:
+        same = partial(trains, resolved=resolved)
+        found = RunDir.find_interrupted(request.runs, model=config.model, is_same=same, log=log)
+    return found
 
-        return interrupted(config, resolved, runs=request.runs, log=log)
-    return RunDir.find_interrupted(
-        request.runs, model=config.model, is_same=lambda run: trains(run, resolved), log=log
-    )
+
+def _upload(config: Config) -> ModuleType | None:
+    """Return `train.upload` where copies of runs are requested: other runs do without its imports."""
+    if not config.checkpoints.checkpoint_url:
+        return None
+    from train import upload
+
+    return upload
 
 
 def resume(name: str, *, root: Path, runs: Path, started: float) -> int:
@@ -76,10 +86,8 @@ def resume(name: str, *, root: Path, runs: Path, started: float) -> int:
     # Called late: nodes that start at once must not find the run locked by each other.
     def lock() -> RunDir:
         run.lock()
-        if request.config.checkpoints.checkpoint_url:
-            from train.upload import catch_up
-
-            catch_up(run, request.config, log=log)
+        if (upload := _upload(request.config)) is not None:
+            upload.catch_up(run, request.config, log=log)
         return run
 
     return _plan_and_train(request, lock)
@@ -87,9 +95,7 @@ def resume(name: str, *, root: Path, runs: Path, started: float) -> int:
 
 def rerun(name: str, *, root: Path, runs: Path, started: float) -> int:
     """Train run `name` ("": the newest) again with its stored configuration, in a new run directory.
-
-    Versions, hardware and decisions that differ are logged.
-    """
+    Versions, hardware and decisions that differ are logged."""
     run = resolve_run(runs, name)
     request = _request_of(run, root=root, runs=runs, started=started)
     log(f"Again: {run.path}")
@@ -158,10 +164,8 @@ def _plan_and_train(
 
         rendezvous = rendezvous_of(nodes=config.dist_nnodes, endpoint=config.launch.dist_endpoint)
     check_packages(config)
-    if config.checkpoints.checkpoint_url:
-        from train.upload import check_storage
-
-        check_storage(config)
+    if (upload := _upload(config)) is not None:
+        upload.check_storage(config)
     data = open_to_train(config, root=request.root, log=log)
     if rendezvous is not None:
         from train.multi_node import launch_multi_node
@@ -250,18 +254,15 @@ def _train_as_rank_0(planned: PlannedRun, backend: Backend, interrupted: RunDir 
     run = interrupted or create_run(planned)
     backend.broadcast(str(run.path))  # for the rank logs of other nodes
     keep(run, own=True)
-    config, copier = planned.request.config, None
-    if config.checkpoints.checkpoint_url:
-        from train.upload import Copier
-
-        copier = Copier(run, config)
+    config = planned.request.config
+    upload = _upload(config)
     record = RunRecord(
         run,
         Console(run.log),
         started=planned.request.started,
         keep_last=config.checkpoints.keep_last,
         open_sinks=partial(open_sinks, config, run),
-        copier=copier,
+        copier=None if upload is None else upload.Copier(run, config),
     )
     try:
         record.log(f"{'Resuming' if interrupted else 'Run'} {run.path}")

@@ -50,14 +50,8 @@ def launch_multi_node(config: Config, resolved: kconf.Resolved, rendezvous: Rend
     check_shares(rendezvous, processes=processes, target=config.target)
     route = route_to(rendezvous.endpoint)
     port = rendezvous.endpoint.rpartition(":")[2]
-    name = f"{config.model}-{identity(resolved.in_effect)}"
-    options = torchrun_options(
-        rendezvous,
-        processes=processes,
-        restarts=config.launch.dist_max_restarts,
-        name=name,
-        route=route,
-    )
+    name, restarts = f"{config.model}-{identity(resolved.in_effect)}", config.launch.dist_max_restarts
+    options = torchrun_options(rendezvous, processes=processes, restarts=restarts, name=name, route=route)
     # Printed so that a node waiting in vain can be compared with what the others wait for.
     print(f"Rendezvous at {rendezvous.endpoint}: {config.dist_nnodes} nodes train {name}")
     # Each process probes its hardware again, unless that is possible only before they start.
@@ -103,9 +97,7 @@ def join_rendezvous(config: Config, *, known: Mapping[str, Any] | None) -> tuple
 
 def check_shared_directory(backend: Backend, runs: Path) -> None:
     """Check that every process sees what rank 0 writes to `runs`. Raises ToolkitError on all of them.
-
-    Each reads checkpoints there when a node joins or leaves, and any of them may be rank 0 after that.
-    """
+    Each reads checkpoints there when a node joins or leaves, and any of them may be rank 0 after that."""
     with ExitStack() as removed:
         token = None
         if backend.is_main:

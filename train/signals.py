@@ -58,7 +58,9 @@ class StopRequest:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._restore()
+        for number, handler in self._previous.items():
+            signal.signal(number, handler)
+        self._previous.clear()
 
     def _remember(self, number: int, _frame: types.FrameType | None) -> None:
         if self.signal:
@@ -68,11 +70,6 @@ class StopRequest:
             with contextlib.suppress(OSError):
                 os.write(2, b"\nstopping after this step; SIGINT now ends at once\n")
         signal.signal(signal.SIGINT, self._previous.pop(signal.SIGINT))
-
-    def _restore(self) -> None:
-        for number, handler in self._previous.items():
-            signal.signal(number, handler)
-        self._previous.clear()
 
 
 class Stopped(Suspended):

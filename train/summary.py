@@ -71,39 +71,27 @@ def _log_memory(job: Job, hardware: Hardware) -> None:
 
 
 def log_summary(job: Job, dataset: Dataset, *, root: Path) -> None:
-    """Print the summary of the trained model."""
-    log_run_note(job)
-    log_sample(job, dataset)
-    log_baseline(job, dataset, root=root)
-
-
-def log_run_note(job: Job) -> None:
-    """Print the model's note on the last batch of evaluation."""
-    if not job.backend.is_main or not isinstance(job.model, HasRunNote):
-        return
-    run_note = job.model.run_note()
+    """Print the model's note on the last batch of evaluation, a sample of its text, and its baseline."""
+    is_main = job.backend.is_main
+    run_note = job.model.run_note() if is_main and isinstance(job.model, HasRunNote) else None
     if run_note is not None:
         job.record.log(run_note)
+    if is_main or job.plan.strategy in SHARDS_WEIGHTS:  # with those a forward pass is collective
+        _log_sample(job, dataset)
+    baseline = None
+    if is_main:
+        baseline = baseline_of(job.config.model, dataset, cache_dir=cache_of(root), log=job.record.log)
+    if baseline is not None:
+        job.record.log(baseline)
 
 
-def log_sample(job: Job, dataset: Dataset) -> None:
+def _log_sample(job: Job, dataset: Dataset) -> None:
     """Print the language model's continuation of the beginning of its evaluation part."""
     if not isinstance(dataset.test, TokenPart) or dataset.tokenizer is None:
         return
-    if not job.backend.is_main and job.plan.strategy not in SHARDS_WEIGHTS:
-        return  # with sharded weights a forward pass is collective
     from train.generate import Sampling, continued_text
 
     inputs_1T, _ = dataset.test.take(np.zeros(1, np.int64))
     prompt = inputs_1T[0, :PROMPT_TOKENS].tolist()
     sampling = Sampling(temperature=0.8, top_k=0, tokens=SAMPLE_TOKENS, seed=job.config.seed)
     job.record.log(f"Sample: {continued_text(job, dataset.tokenizer, prompt, sampling=sampling)}")
-
-
-def log_baseline(job: Job, dataset: Dataset, *, root: Path) -> None:
-    """Print what the task compares its figures with."""
-    if not job.backend.is_main:
-        return
-    baseline = baseline_of(job.config.model, dataset, cache_dir=cache_of(root), log=job.record.log)
-    if baseline is not None:
-        job.record.log(baseline)

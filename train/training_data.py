@@ -40,12 +40,10 @@ class TrainingData:
 
 def describe_training_data(config: Config, *, root: Path, log: Callable[[str], None]) -> TrainingData:
     """Return what a plan needs, from metadata where they suffice; texts and questions are opened.
-
-    Raises what `open_training_data` does.
-    """
+    Raises what `open_training_data` does."""
     dataset = _metadata(config, root=root)
     if dataset is None:
-        return _open(config, root=root, trained=False, log=log)
+        return open_training_data(config, root=root, trained=False, log=log)
     log(f"Data: {dataset.source}")
     return make_training_data(config, dataset)
 
@@ -72,7 +70,7 @@ def open_to_train(config: Config, *, root: Path, log: Callable[[str], None]) -> 
         check_file(config, root)
     if (known := _metadata(config, root=root)) is not None:
         check_sizes(config, known.train.size)
-    data = _open(config, root=root, trained=True, log=log, check=True)
+    data = open_training_data(config, root=root, log=log, check=True)
     if config.initial_weights:
         check_weights(config, data.dataset.spec, root)
     return data
@@ -96,19 +94,15 @@ def check_sizes(config: Config, train_size: int) -> None:
     warm_up_text(config, train_size=train_size, effective_batch=effective_batch)
 
 
-def open_training_data(config: Config, *, root: Path, log: Callable[[str], None]) -> TrainingData:
+def open_training_data(
+    config: Config, *, root: Path, log: Callable[[str], None], trained: bool = True, check: bool = False
+) -> TrainingData:
     """Open, generate or download the data, and determine the model facts.
 
-    Frozen language models of the toolkit are pretrained first, unless they are cached. Raises DataError if
-    the data are not available, ConfigError if the model does not fit them.
+    trained: models that the task prepares need their trained weights, and are pretrained unless they are
+    cached. check: the sizes. Raises DataError if the data are not available, ConfigError if the model does
+    not fit them.
     """
-    return _open(config, root=root, trained=True, log=log)
-
-
-def _open(
-    config: Config, *, root: Path, trained: bool, log: Callable[[str], None], check: bool = False
-) -> TrainingData:
-    """Open the data. trained: models that the task prepares need their trained weights. check: the sizes."""
     place = place_of(config, root=root, data_dir=_data_dir(config, root=root, log=log), log=log)
     dataset = open_dataset(place, config.data_options)
     data = make_training_data(config, restrict(dataset, limit=config.data_limit, holdout=config.holdout))
@@ -148,9 +142,7 @@ def place_of(
 
 def _data_dir(config: Config, *, root: Path, log: Callable[[str], None], fetch: bool = True) -> Path | None:
     """Return the local directory of data files, None for data without files, or where nothing is fetched.
-
-    Raises ToolkitError where a URL cannot be copied to it.
-    """
+    Raises ToolkitError where a URL cannot be copied to it."""
     if not config.data_dir:
         return None
     if "://" not in config.data_dir:
@@ -169,28 +161,20 @@ def cache_of(root: Path) -> Path:
 
 def make_training_data(config: Config, dataset: Dataset) -> TrainingData:
     """Return the training data of the configured model on `dataset`.
-
-    Raises ConfigError where the two do not fit together, or the model's own code fails.
-    """
-    check_task(config, dataset.spec)
+    Raises ConfigError where the two do not fit together, or the model's own code fails."""
+    check_task(config, spec := dataset.spec)
+    known: dict[str, Any] = {"name": config.model, "train_size": dataset.train.size}
     errors = list[ConfigError]()
     for rows in ROWS:
         try:
-            return TrainingData(dataset=dataset, facts=_facts(config, dataset, rows=rows))
+            with ModelCode(config.model, torchs=True):
+                facts = model_facts(
+                    lambda: checked(built(config, spec), config.model, spec), spec, rows=rows, **known
+                )
+            return TrainingData(dataset=dataset, facts=facts)
         except ConfigError as error:
             errors.append(error)
     raise errors[0]
-
-
-def _facts(config: Config, dataset: Dataset, *, rows: int) -> ModelFacts:
-    with ModelCode(config.model, torchs=True):
-        return model_facts(
-            lambda: checked(built(config, dataset.spec), config.model, dataset.spec),
-            dataset.spec,
-            name=config.model,
-            train_size=dataset.train.size,
-            rows=rows,
-        )
 
 
 def evaluation_part(config: Config, dataset: Dataset) -> str:
@@ -223,9 +207,7 @@ def check_task(config: Config, spec: Spec) -> None:
 
 def checked(model: nn.Module, name: str, spec: Spec) -> nn.Module:
     """Return `model`, called `name`, with a hook that checks what its forward pass returns.
-
-    The forward pass raises ConfigError where the task cannot use that.
-    """
+    The forward pass raises ConfigError where the task cannot use that."""
     task = load_task(name)
 
     def check(_: nn.Module, inputs: tuple[Tensor, ...], returned: Any) -> None:

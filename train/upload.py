@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 
 from lib.config import Config
@@ -34,12 +35,9 @@ def check_storage(config: Config) -> None:
 
 def interrupted(config: Config, resolved: Resolved, *, runs: Path, log: Log) -> RunDir | None:
     """Return the run of this configuration to resume, locked: on disk, or from storage if that is further.
-
-    Raises ToolkitError if the storage fails or has damaged checkpoints only.
-    """
-    run = RunDir.find_interrupted(
-        runs, model=config.model, is_same=lambda known: trains(known, resolved), log=log
-    )
+    Raises ToolkitError if the storage fails or has damaged checkpoints only."""
+    same = partial(trains, resolved=resolved)
+    run = RunDir.find_interrupted(runs, model=config.model, is_same=same, log=log)
     if not config.checkpoints.checkpoint_url:
         return run
     if run is not None:
@@ -47,7 +45,8 @@ def interrupted(config: Config, resolved: Resolved, *, runs: Path, log: Log) -> 
     reached = max(checkpoint.steps(run.checkpoints), default=0) if run is not None else 0
     here = runs / config.model
     # Local runs are handled above, or are in use or done.
-    others = [other for other in unfinished(_of_model(config), resolved) if not (here / other.name).exists()]
+    others = unfinished(_storage(config).below(config.model), resolved)
+    others = [other for other in others if not (here / other.name).exists()]
     further = [other for other in others if max(other.manifests(), default=0) > reached]
     if not further:
         return run
@@ -58,9 +57,7 @@ def interrupted(config: Config, resolved: Resolved, *, runs: Path, log: Log) -> 
 
 def catch_up(run: RunDir, config: Config, *, log: Log) -> RunDir:
     """Fetch the checkpoint of a run, if the copy on storage is further or the only one. Returns the run.
-
-    Raises ToolkitError if the storage fails.
-    """
+    Raises ToolkitError if the storage fails."""
     if config.checkpoints.checkpoint_url:
         _remote(run, config).fetch(run, log=log)
     return run
@@ -68,9 +65,7 @@ def catch_up(run: RunDir, config: Config, *, log: Log) -> RunDir:
 
 class Copier:
     """Background thread that copies a run to storage, one copy at a time.
-
-    A newer request replaces one that waits. Only `wait` blocks; a process that exits cuts a copy off.
-    """
+    A newer request replaces one that waits. Only `wait` blocks; a process that exits cuts a copy off."""
 
     def __init__(self, run: RunDir, config: Config) -> None:
         self.url = f"{config.checkpoints.checkpoint_url.rstrip('/')}/{run.model}/{run.name}"
@@ -144,9 +139,5 @@ def _storage(config: Config) -> Storage:
     return open_storage(config.checkpoints.checkpoint_url, requested="CONFIG_CHECKPOINT_URL")
 
 
-def _of_model(config: Config) -> Storage:
-    return _storage(config).below(config.model)
-
-
 def _remote(run: RunDir, config: Config) -> RemoteRun:
-    return RemoteRun(run.name, _of_model(config).below(run.name))
+    return RemoteRun(run.name, _storage(config).below(config.model).below(run.name))

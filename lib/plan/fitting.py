@@ -70,15 +70,11 @@ Parts: TypeAlias = Mapping[str, int]
 
 class MemoryEstimator(Protocol):
     """Memory prediction by the real optimizer step, which planning, being pure, gets passed in.
-
-    `train.planning.memory_estimate` implements it with the optimizer step on simulated tensors.
-    """
+    `train.planning.memory_estimate` implements it with the optimizer step on simulated tensors."""
 
     def __call__(self, step: StepSettings, /) -> Parts:
         """Return bytes at the peak by category, and GAPS if known.
-
-        Raises RefusedBatchError where the model cannot take such a micro-batch.
-        """
+        Raises RefusedBatchError where the model cannot take such a micro-batch."""
 
 
 def predicted(step: StepSettings, predict: MemoryEstimator, *, free_bytes: int) -> Memory:
@@ -101,9 +97,7 @@ def predicted(step: StepSettings, predict: MemoryEstimator, *, free_bytes: int) 
 
 def smallest_accepted(memory_of: Callable[[int], Memory], *, share: int, step: int) -> tuple[int, str]:
     """Return the first divisor of `share`, from `step` on, that the model accepts, and why not less.
-
-    Its multiples are assumed to be accepted. Raises RefusedBatchError where the model accepts no divisor.
-    """
+    Its multiples are assumed to be accepted. Raises RefusedBatchError where the model accepts no divisor."""
     refused: dict[int, str] = {}
     for size in (step * divisor for divisor in divisors(max(1, share // step))):
         try:
@@ -169,9 +163,7 @@ class Split:
         """Split `per_device` samples into micro-batches of `micro_batch` and a remainder."""
         full, rest = divmod(per_device, micro_batch)
         return cls(
-            micro_batch=micro_batch,
-            accumulation=full + bool(rest),
-            last_micro_batch=rest or micro_batch,
+            micro_batch=micro_batch, accumulation=full + bool(rest), last_micro_batch=rest or micro_batch
         )
 
 
@@ -186,7 +178,8 @@ def largest_micro_batch(per_device: int, *, bound: int, step: int, divisor_only:
     if per_device % step:
         return None
     fits = min(bound, per_device)
-    divisor = step * _largest_divisor(per_device // step, limit=fits // step)
+    ascending = divisors(per_device // step)
+    divisor = step * ascending[bisect_right(ascending, fits // step) - 1]
     if divisor_only:
         return divisor if 2 * divisor >= fits else None
     return divisor if 5 * divisor >= 4 * fits else fits - fits % step
@@ -253,8 +246,3 @@ def advised_micro_batch(
     if filled <= FULL:
         sizes = [size for size in sizes if size > micro_batch]
     return max(sizes, default=micro_batch)
-
-
-def _largest_divisor(number: int, *, limit: int) -> int:
-    ascending = divisors(number)
-    return ascending[bisect_right(ascending, limit) - 1]

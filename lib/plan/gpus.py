@@ -108,14 +108,6 @@ def _letters(text: str) -> str:
     return "".join(character for character in _without_vendor(text) if character.isalnum())
 
 
-def _read_catalogue() -> Mapping[str, Gpu]:
-    data = tomllib.loads(Path(__file__).with_name("gpus.toml").read_text(encoding="utf-8"))
-    architectures = data["architectures"]
-    return MappingProxyType(
-        {key: _gpu(key, row, architectures[row["architecture"]]) for key, row in data["gpus"].items()}
-    )
-
-
 def _gpu(key: str, row: Mapping[str, Any], architecture: Mapping[str, Any]) -> Gpu:
     capability = architecture.get("capability")
     link = row.get("link_gb_per_s")
@@ -136,4 +128,7 @@ def _gpu(key: str, row: Mapping[str, Any], architecture: Mapping[str, Any]) -> G
     )
 
 
-CATALOGUE: Mapping[str, Gpu] = _read_catalogue()
+_DATA = tomllib.loads(Path(__file__).with_name("gpus.toml").read_text(encoding="utf-8"))
+CATALOGUE: Mapping[str, Gpu] = MappingProxyType(
+    {key: _gpu(key, row, _DATA["architectures"][row["architecture"]]) for key, row in _DATA["gpus"].items()}
+)

@@ -80,79 +80,44 @@ def search(
     sizes: valid micro-batches in ascending order, with `start`.
     may_fit: predicate, true if a larger size may fit given a measured one.
     """
-    runs = _ProbeRuns(probe)
-    first = runs.measure(start)
-    while first is None:
-        start = _largest(sizes, limit=int(AFTER_FAILURE * start))
-        if not start or len(runs.failures) == MAX_FAILED:
-            return runs.results()
-        first = runs.measure(start)
-    _shrink(runs, first, sizes)
-    if runs.results().chosen == first:
-        _grow(runs, first, sizes, may_fit)
-    return runs.results()
+    measurements, failures = list[Measurement](), list[Failure]()
+
+    def results() -> Probed:
+        return Probed(measurements=tuple(measurements), failures=tuple(failures))
+
+    def is_best(size: int) -> bool:
+        """Probe `size`; true if it is the one to choose by now."""
+        outcome = probe(size)
+        if isinstance(outcome, Failure):
+            failures.append(outcome)
+            return False
+        measurements.append(outcome)
+        return results().chosen == outcome
+
+    def largest(limit: int) -> int:
+        return max((size for size in sizes if size <= limit), default=0)
+
+    while not is_best(start):  # the first that fits is the best
+        start = largest(int(AFTER_FAILURE * start))
+        if not start or len(failures) == MAX_FAILED:
+            return results()
+    for part in (2, 4, 8):
+        size = largest(start // part)
+        if not size or len(measurements) == MAX_MEASURED:
+            break
+        known = any(measured.micro_batch == size for measured in measurements)
+        if not known and not is_best(size):
+            break  # smaller sizes are expected to be slower still
+    best = results().chosen
+    while best.micro_batch >= start and len(measurements) < MAX_MEASURED and not failures:
+        size = next((size for size in sizes if size >= 2 * best.micro_batch), 0)
+        if not size or not may_fit(size, best) or not is_best(size):
+            break
+        best = results().chosen
+    return results()
 
 
 def smallest_near_best(rates: Mapping[int, float], *, share: float = NEAR_BEST) -> int:
     """Return the smallest micro-batch whose rate (samples per second) is within `share` of the best."""
     enough = (1 - share) * max(rates.values())
     return min(size for size, rate in rates.items() if rate >= enough)
-
-
-class _ProbeRuns:
-    """Probe runs made so far; no size is probed twice."""
-
-    def __init__(self, probe: Callable[[int], Measurement | Failure]) -> None:
-        self._probe = probe
-        self.measurements: dict[int, Measurement] = {}
-        self.failures: list[Failure] = []
-
-    @property
-    def enough(self) -> bool:
-        """True if MAX_MEASURED sizes were measured."""
-        return len(self.measurements) >= MAX_MEASURED
-
-    def measure(self, size: int) -> Measurement | None:
-        """Probe `size` and record the outcome; None if it does not fit."""
-        outcome = self._probe(size)
-        if isinstance(outcome, Failure):
-            self.failures.append(outcome)
-            return None
-        self.measurements[size] = outcome
-        return outcome
-
-    def results(self) -> Probed:
-        """Return the results so far."""
-        return Probed(measurements=tuple(self.measurements.values()), failures=tuple(self.failures))
-
-
-def _shrink(runs: _ProbeRuns, first: Measurement, sizes: Sequence[int]) -> None:
-    for part in (2, 4, 8):
-        size = _largest(sizes, limit=first.micro_batch // part)
-        if not size or runs.enough:
-            return
-        if size in runs.measurements:
-            continue
-        smaller = runs.measure(size)
-        if smaller is None or runs.results().chosen != smaller:
-            return  # smaller sizes are expected to be slower still
-
-
-def _grow(
-    runs: _ProbeRuns,
-    largest: Measurement,
-    sizes: Sequence[int],
-    may_fit: Callable[[int, Measurement], bool],
-) -> None:
-    while not runs.enough and not runs.failures:
-        size = next((size for size in sizes if size >= 2 * largest.micro_batch), 0)
-        if not size or not may_fit(size, largest):
-            return
-        larger = runs.measure(size)
-        if larger is None or runs.results().chosen != larger:
-            return
-        largest = larger
-
-
-def _largest(sizes: Sequence[int], *, limit: int) -> int:
-    return max((size for size in sizes if size <= limit), default=0)

@@ -40,9 +40,7 @@ def machine_names(text: str) -> tuple[str, ...]:
 
 def parse_gpu(text: str) -> Hardware:
     """Return the hardware that `text` names, in either case.
-
-    Raises ConfigError where the model is not in the catalogue, or the count or the free memory is invalid.
-    """
+    Raises ConfigError where the model is not in the catalogue, or the count or the free memory is invalid."""
     name, count, free = _parts(text)
     cpu = _CPU.fullmatch(name)
     if cpu:
@@ -62,12 +60,7 @@ def parse_gpu(text: str) -> Hardware:
         free_bytes=_free_bytes(text, free, total_bytes=gpu.total_bytes, idle_share=IDLE_SHARE[gpu.kind]),
         capability=gpu.capability,
     )
-    return Hardware(
-        kind=gpu.kind,
-        devices=(device,) * world,
-        cpu_name="unknown CPU",
-        cpu_count=ASSUMED_CPUS,
-    )
+    return Hardware(kind=gpu.kind, devices=(device,) * world, cpu_name="unknown CPU", cpu_count=ASSUMED_CPUS)
 
 
 def _parts(text: str) -> tuple[str, int | None, str | None]:

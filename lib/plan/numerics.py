@@ -16,7 +16,8 @@ from lib.plan.types import STATIC_SHAPES, ConfigView, Decision, Hardware, Precis
 
 def choose_compile(config: ConfigView, placement: Placement) -> Decision[bool]:
     """Choose whether to use torch.compile. Raises PlanError where it is requested and cannot work."""
-    denied = _why_denied(placement)
+    name = placement.name.upper()
+    denied = next((why for pattern, why in COMPILE_DENY_LIST.items() if pattern in name), "")
     too_old = placement.capability is not None and placement.capability < COMPILE_CAPABILITY
     if placement.device.value in STATIC_SHAPES:
         return _no_compile_on_xla(config, placement)
@@ -30,17 +31,14 @@ def choose_compile(config: ConfigView, placement: Placement) -> Decision[bool]:
         warning = f", in spite of {denied}" if denied and config.compile_model else ""
         return Decision(config.compile_model, f"set by hand{warning}")
     if placement.device.value == "cpu":
-        return Decision(
-            False,
-            "CPU: compiling costs a short run more than it saves; CONFIG_COMPILE_MANUAL=y allows it",
-        )
+        why = "CPU: compiling costs a short run more than it saves; CONFIG_COMPILE_MANUAL=y allows it"
+        return Decision(False, why)
     if placement.device.value == "mps":
-        return Decision(False, f"GPU '{placement.name}': torch.compile is young on Apple GPUs")
+        denied = "torch.compile is young on Apple GPUs"
+    elif too_old and not denied:
+        denied = f"torch.compile needs compute capability {_dotted(COMPILE_CAPABILITY)}"
     if denied:
         return Decision(False, f"GPU '{placement.name}': {denied}")
-    if too_old:
-        needed = _dotted(COMPILE_CAPABILITY)
-        return Decision(False, f"GPU '{placement.name}': torch.compile needs compute capability {needed}")
     return Decision(True, f"GPU '{placement.name}' has good torch.compile support")
 
 
@@ -117,11 +115,6 @@ def _no_compile_on_xla(config: ConfigView, placement: Placement) -> Decision[boo
         what = f"CONFIG_COMPILE_MODEL=y cannot be honoured on {placement.name}"
         raise PlanError(what, why=why, todo="set CONFIG_COMPILE_AUTO=y")
     return Decision(False, why)
-
-
-def _why_denied(placement: Placement) -> str:
-    name = placement.name.upper()
-    return next((why for pattern, why in COMPILE_DENY_LIST.items() if pattern in name), "")
 
 
 def _dotted(capability: tuple[int, int]) -> str:

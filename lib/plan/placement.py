@@ -38,9 +38,10 @@ class Placement:
 def place(config: ConfigView, hardware: Hardware) -> Placement:
     """Choose the devices. Raises PlanError where DEVICE or NUM_DEVICES cannot be honoured."""
     if hardware.kind not in ACCEPTED_KINDS[config.device]:
+        found = f"{hardware.kind} ({_listed([device.name for device in hardware.devices])})"
         raise PlanError(
             f"CONFIG_DEVICE_{config.device.upper()} cannot be honoured",
-            why=f"the hardware to plan for is {_described(hardware)}",
+            why=f"the hardware to plan for is {'a CPU without a GPU' if hardware.kind == 'cpu' else found}",
             todo="set CONFIG_DEVICE_AUTO=y, or plan for other hardware",
         )
     if hardware.kind == "cpu":
@@ -155,12 +156,6 @@ def _mixed(names: Sequence[str], *, why: str) -> PlanError:
 
 def _listed(names: Sequence[str]) -> str:
     return ", ".join(f"{count} x {name}" for name, count in Counter(names).items())
-
-
-def _described(hardware: Hardware) -> str:
-    if hardware.kind == "cpu":
-        return "a CPU without a GPU"
-    return f"{hardware.kind} ({_listed([device.name for device in hardware.devices])})"
 
 
 def _why_device(config: ConfigView, device: Device, *, kind: Kind, note: str) -> str:

@@ -99,12 +99,7 @@ def estimate_step_time(work: StepWork, gpu: Gpu, *, precision: Precision) -> Ste
             bound, reason = "arithmetic", computed
         case _:  # near the ridge the bound depends on the shares reached
             bound, reason = "arithmetic or memory", f"{computed}; {carried}"
-    return StepTime(
-        fastest_seconds=max(fast),
-        slowest_seconds=max(slow),
-        bound=bound,
-        reason=reason,
-    )
+    return StepTime(fastest_seconds=max(fast), slowest_seconds=max(slow), bound=bound, reason=reason)
 
 
 def step_seconds(

@@ -22,14 +22,7 @@ from lib.plan.fitting import (
     split_under,
 )
 from lib.plan.placement import Placement
-from lib.plan.show import (
-    format_need,
-    memory_remedies,
-    offload_note,
-    why_memory,
-    why_norm_batch,
-    why_target,
-)
+from lib.plan.show import format_need, memory_remedies, offload_note, why_memory, why_norm_batch, why_target
 from lib.plan.tables import cpu_table_batch, raise_to_norm_batch, table_bound
 from lib.plan.types import STATIC_SHAPES, ConfigView, Decision, Layout, Memory, ModelFacts
 
@@ -40,9 +33,7 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SizingContext:
     """Input of every choice of sizes: what is trained where, and how its steps are computed.
-
-    `step` has everything but the micro-batch and the accumulation, which are chosen.
-    """
+    `step` has everything but the micro-batch and the accumulation, which are chosen."""
 
     config: ConfigView
     facts: ModelFacts
@@ -188,9 +179,7 @@ def _measured(context: SizingContext, probed: Probed) -> Candidate:
 
 def _predicted_bound(context: SizingContext) -> tuple[Decision[int], int]:
     """Return the largest micro-batch predicted to fit, and the number that it must be a multiple of.
-
-    Raises PlanError, with figures, where none fits.
-    """
+    Raises PlanError, with figures, where none fits."""
     config = context.config
     if context.predict is None:
         raise PlanError(

@@ -10,12 +10,12 @@ from lib.errors import PlanError
 from lib.plan.fitting import NoRoomError, predicted
 from lib.plan.gpus import find_gpu
 from lib.plan.named_hardware import MAX_DEVICES
-from lib.plan.placement import NAMES, Placement
+from lib.plan.placement import NAMES
 from lib.plan.roofline import FLOP_SHARES, SHORT_SECONDS, StepWork, peak_flop_per_second, step_seconds
 from lib.plan.sharding import ELEMENT_BYTES, exposed_seconds, held, layouts, split_over, traffic_seconds
 from lib.plan.show import NARROW_COLUMNS, format_need, norm_batch_remedy, why_memory
 from lib.plan.sizing import Candidate, SizingContext, choose_sizes
-from lib.plan.types import OWN_MEMORY, SHARDS_WEIGHTS, STATIC_SHAPES, ConfigView, Decision, Layout, ModelFacts
+from lib.plan.types import OWN_MEMORY, SHARDS_WEIGHTS, STATIC_SHAPES, Decision, Layout
 from lib.units import GB, bytes_text
 
 TIE = 1.02  # relative tolerance for a tie: the estimates are no more accurate
@@ -27,34 +27,26 @@ def choose_strategy(context: SizingContext) -> tuple[Candidate, tuple[Candidate,
     `context` has the layout of the simplest strategy. The chosen candidate also has the reasons for the
     plan's `strategy` and `shard`. Raises PlanError where none, or not the requested one, is possible.
     """
-    config, devices = context.config, context.placement.world.value
     _check_running_statistics(context)
+    requested = context.config.dist_strategy
     simplest = _candidate(context)
-    others = [_with_layout(context, layout) for layout in _other_layouts(context)]
     # Where no other strategy can be faster, the others get its batch: a search for each takes long.
     like = simplest if _cannot_be_beaten(simplest) else None
     candidates = [simplest]
-    for other in others:
+    for other in _other_layouts(context):
         # Each process of a split takes the samples of two devices.
-        own = other.layout.strategy in ("split", config.dist_strategy)
+        own = other.layout.strategy in ("split", requested)
         candidates.append(_candidate(other, like=None if own else like))
-    requested = config.dist_strategy
     allowed = [each for each in candidates if requested in ("auto", each.layout.strategy)]
     possible = [each for each in allowed if each.split is not None]
     if not possible:
-        raise _refusal(allowed, candidates, requested=requested, world=devices)
+        raise _refusal(allowed, candidates, requested=requested, world=context.placement.world.value)
     chosen = _best([each for each in possible if each.fits] or possible[:1])
-    reason = (
-        f"CONFIG_DIST_STRATEGY_{requested.upper()}=y" if requested != "auto" else _why(chosen, candidates)
-    )
-    verdicts = tuple(
-        replace(each, verdict=_verdict(each, chosen, requested=requested)) for each in candidates
-    )
-    return _with_reasons(chosen, reason), verdicts
-
-
-def _with_reasons(chosen: Candidate, reason: str) -> Candidate:
-    return replace(chosen, reasons={**chosen.reasons, "strategy": reason, "shard": _why_shard(chosen.layout)})
+    by_hand = f"CONFIG_DIST_STRATEGY_{requested.upper()}=y"
+    strategy = _why(chosen, candidates) if requested == "auto" else by_hand
+    verdicts = (replace(each, verdict=_verdict(each, chosen, requested=requested)) for each in candidates)
+    reasons = {**chosen.reasons, "strategy": strategy, "shard": _why_shard(chosen.layout)}
+    return replace(chosen, reasons=reasons), tuple(verdicts)
 
 
 def _why_shard(layout: Layout) -> str:
@@ -74,17 +66,15 @@ def _check_running_statistics(context: SizingContext) -> None:
         )
 
 
-def _other_layouts(context: SizingContext) -> list[Layout]:
-    devices = context.placement.world.value
+def _other_layouts(context: SizingContext) -> Iterator[SizingContext]:
+    """Yield `context` with each strategy but the simplest; sharded models are not compiled."""
+    devices, step = context.placement.world.value, context.step
     _, *others = layouts(devices)
     if context.facts.branches is not None or context.config.dist_strategy == "split":
         others.append(split_over(devices))
-    return others
-
-
-def _with_layout(context: SizingContext, layout: Layout) -> SizingContext:
-    compiled = context.step.compile and layout.strategy not in SHARDS_WEIGHTS
-    return replace(context, step=replace(context.step, layout=layout, compile=compiled))
+    for layout in others:
+        compiled = step.compile and layout.strategy not in SHARDS_WEIGHTS
+        yield replace(context, step=replace(step, layout=layout, compile=compiled))
 
 
 def _candidate(context: SizingContext, *, like: Candidate | None = None) -> Candidate:
@@ -127,52 +117,46 @@ def _cannot_be_beaten(candidate: Candidate) -> bool:
 
 def _obstacle(context: SizingContext) -> Decision[str] | None:
     """Return why a strategy is impossible regardless of memory, and the setting that allows it; else None."""
-    config, facts, step, layout = context.config, context.facts, context.step, context.layout
-    if layout.strategy in ("single", "ddp"):
+    strategy = context.layout.strategy
+    if strategy in ("single", "ddp"):
         return None
-    if layout.strategy == "split":
-        return _obstacle_to_split(config, facts, context.placement)
-    if step.device in STATIC_SHAPES:
-        return Decision(f"{NAMES[step.device]} hold replicas only", "other devices")
-    if facts.units is None:
-        return Decision("the shapes of the weights are not known", "plan with the model itself")
-    if config.optimizer == "muon":
-        return Decision("Muon works on whole matrices", "another optimizer (not the same mathematics)")
-    if config.optimizer == "adam_atan2":
-        return Decision(
-            "Adam-atan2 works on whole parameters", "another optimizer (not the same mathematics)"
-        )
-    if layout.strategy == "zero1":
-        return None
-    if config.grad_checkpoint is None:
-        return Decision(f"{config.model} is no sequence of blocks", "another model")
-    if config.activation_offload:
-        return Decision("activations are offloaded", "CONFIG_ACTIVATION_OFFLOAD=n")
-    shapes = [weight.shape for unit in facts.units for weight in unit]
-    if step.precision == "fp16":
-        return Decision("no loss scaling for sharded gradients", "CONFIG_PRECISION_BF16=y or _FP32=y")
-    if step.channels_last and any(len(shape) == 4 for shape in shapes):
-        return Decision("filters in channels-last order cannot be sharded", "CONFIG_CHANNELS_LAST=n")
-    if facts.has_batchnorm and not config.norm_batch:
-        return Decision("plain batch normalisation needs whole replicas", norm_batch_remedy(config))
-    if () in shapes:
-        return Decision("a weight without dimensions cannot be sharded", "a model whose weights have some")
-    if config.compile == "manual" and config.compile_model:
-        return Decision("compiled models are not sharded", "CONFIG_COMPILE_MODEL=n")
-    return None
+    found = _obstacles_to_split(context) if strategy == "split" else _obstacles_to_sharding(context)
+    return next((Decision(why, nearest) for stands, why, nearest in found if stands), None)
 
 
-def _obstacle_to_split(config: ConfigView, facts: ModelFacts, placement: Placement) -> Decision[str] | None:
-    devices = placement.world.value
-    if facts.branches is None:
-        return Decision(f"{config.model} has no two frozen models", "a model that has")
-    if placement.device.value not in OWN_MEMORY:
-        return Decision("a split is for devices with memory of their own", "two GPUs")
-    if devices % 2:
-        return Decision(f"{devices} devices are not pairs", f"CONFIG_NUM_DEVICES={devices - 1}")
-    if config.dist_nnodes != "1":
-        return Decision("several nodes need a process for each device", "CONFIG_DIST_NNODES=1")
-    return None
+def _obstacles_to_sharding(context: SizingContext) -> Iterator[tuple[bool, str, str]]:
+    """Yield what would be in the way of sharding: whether it is, why, and the setting that allows it."""
+    config, facts, step = context.config, context.facts, context.step
+    yield step.device in STATIC_SHAPES, f"{NAMES.get(step.device)} hold replicas only", "other devices"
+    yield facts.units is None, "the shapes of the weights are not known", "plan with the model itself"
+    other = "another optimizer (not the same mathematics)"
+    yield config.optimizer == "muon", "Muon works on whole matrices", other
+    yield config.optimizer == "adam_atan2", "Adam-atan2 works on whole parameters", other
+    if context.layout.strategy == "zero1":
+        return
+    yield config.grad_checkpoint is None, f"{config.model} is no sequence of blocks", "another model"
+    yield config.activation_offload, "activations are offloaded", "CONFIG_ACTIVATION_OFFLOAD=n"
+    by_precision = "CONFIG_PRECISION_BF16=y or _FP32=y"
+    yield step.precision == "fp16", "no loss scaling for sharded gradients", by_precision
+    shapes = [weight.shape for unit in facts.units or () for weight in unit]
+    filters = step.channels_last and any(len(shape) == 4 for shape in shapes)
+    yield filters, "filters in channels-last order cannot be sharded", "CONFIG_CHANNELS_LAST=n"
+    whole = facts.has_batchnorm and not config.norm_batch
+    yield whole, "plain batch normalisation needs whole replicas", norm_batch_remedy(config)
+    why = "a weight without dimensions cannot be sharded"
+    yield () in shapes, why, "a model whose weights have some"
+    compiles = config.compile == "manual" and config.compile_model
+    yield compiles, "compiled models are not sharded", "CONFIG_COMPILE_MODEL=n"
+
+
+def _obstacles_to_split(context: SizingContext) -> Iterator[tuple[bool, str, str]]:
+    config, devices = context.config, context.placement.world.value
+    yield context.facts.branches is None, f"{config.model} has no two frozen models", "a model that has"
+    own = context.placement.device.value in OWN_MEMORY
+    yield not own, "a split is for devices with memory of their own", "two GPUs"
+    yield devices % 2 == 1, f"{devices} devices are not pairs", f"CONFIG_NUM_DEVICES={devices - 1}"
+    several = config.dist_nnodes != "1"
+    yield several, "several nodes need a process for each device", "CONFIG_DIST_NNODES=1"
 
 
 def _nearest(error: NoRoomError, context: SizingContext) -> str:

@@ -125,12 +125,12 @@ ADVERTISED_SHARE = 0.93
 def table_batch(free_bytes: int, *, scale: float, compiled: bool) -> int:
     """Return the micro-batch that the free-memory table gives for a GPU with `free_bytes` of free memory."""
     tier = _tier(free_bytes)
-    return _scaled(tier.compiled if compiled else tier.eager, scale)
+    return max(1, int((tier.compiled if compiled else tier.eager) * scale))
 
 
 def cpu_table_batch(*, scale: float) -> int:
     """Return the micro-batch that the free-memory table gives for a CPU."""
-    return _scaled(CPU_BATCH, scale)
+    return max(1, int(CPU_BATCH * scale))
 
 
 def table_bound(config: ConfigView, placement: Placement, *, compiled: bool) -> Decision[int]:
@@ -161,9 +161,7 @@ def raise_to_norm_batch(
     bound: Decision[int], placement: Placement, facts: ModelFacts, *, norm_batch: int
 ) -> Decision[int]:
     """Return the bound, or NORM_BATCH where that is larger and estimated to fit.
-
-    Raises PlanError where it does not fit, or where it cannot be estimated.
-    """
+    Raises PlanError where it does not fit, or where it cannot be estimated."""
     if bound.value >= norm_batch:
         return bound
     usable = placement.free_bytes * FREE_MEMORY_MARGIN
@@ -191,10 +189,6 @@ def raise_to_norm_batch(
 def _tier(free_bytes: int) -> Tier:
     usable_bytes = free_bytes * FREE_MEMORY_MARGIN
     return next(tier for tier in TIERS if usable_bytes >= tier.usable_gb * GB)
-
-
-def _scaled(base: int, scale: float) -> int:
-    return max(1, int(base * scale))
 
 
 def _gb(count_bytes: float) -> str:

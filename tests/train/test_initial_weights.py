@@ -142,7 +142,7 @@ def test_weights_are_matched_when_the_data_are_known(tmp_path: Path, monkeypatch
     (tmp_path / "w").write_bytes(header({}))
     monkeypatch.setattr(huggingface, "require_package", lambda: None)
     config = small_lm_config(initial_weights="w", dataset="pysource", data_dir=None, target_effective_batch=4)
-    monkeypatch.setattr("train.training_data._open", lambda *_, **__: text_data(config))
+    monkeypatch.setattr("train.training_data.open_training_data", lambda *_, **__: text_data(config))
     monkeypatch.setattr(huggingface, "load", lambda model, _: huggingface.from_huggingface(model, {}))
     with pytest.raises(ConfigError, match="cannot be used: these are not the weights of this GPT-2"):
         open_to_train(config, root=tmp_path, log=print)

@@ -100,9 +100,7 @@ class ProbeTarget:
 
 def probe_command(requested: kconf.Resolved, *, root: Path) -> int:
     """Run `make probe`: measure, store the results, and print the resulting plan.
-
-    Raises ConfigError if the batch is set by hand, PlanError if no micro-batch that was probed fits.
-    """
+    Raises ConfigError if the batch is set by hand, PlanError if no micro-batch that was probed fits."""
     resolved = with_tier(requested, root=root, log=log)
     config = config_from_values(resolved.values)
     if config.hyper_param == "manual":
@@ -140,9 +138,7 @@ def cached_or_measured(target: ProbeTarget) -> Probed:
 
 def measure(target: ProbeTarget) -> Probed:
     """Measure micro-batches on the devices, and store the results.
-
-    Raises PlanError if none that was probed fits, ToolkitError if a probe run fails for another reason.
-    """
+    Raises PlanError if none that was probed fits, ToolkitError if a probe run fails for another reason."""
     refuse_static_shapes(target.hardware.kind, what="measuring (make probe)")
     decided = target.plan()
     share = decided.effective_batch // decided.world
@@ -176,21 +172,13 @@ def measure(target: ProbeTarget) -> Probed:
 
 def probe_run(target: ProbeTarget, decided: Plan, size: int) -> Measurement | Failure:
     """Train for a few steps with micro-batches of `size`, in processes of their own, which may crash.
-
-    Every size makes steps of about as many samples, so that the update has the same weight in all of them.
-    """
+    Every size makes steps of about as many samples, so that the update has the same weight in all of them."""
     share = decided.effective_batch // decided.world
     preferred = max(1 + (size < share), round(2 * decided.micro_batch / size))
     accumulation = min(preferred, max(1, share // size))
     effective = size * accumulation * decided.world
-    plan = dataclasses.replace(
-        decided,
-        micro_batch=size,
-        last_micro_batch=size,
-        accumulation=accumulation,
-        effective_batch=effective,
-        memory=None,
-    )
+    sizes: dict[str, Any] = {"micro_batch": size, "last_micro_batch": size, "accumulation": accumulation}
+    plan = dataclasses.replace(decided, **sizes, effective_batch=effective, memory=None)
     usable = target.memory(decided, size).usable_bytes
     outcomes = _run(target, plan, usable_bytes=usable)
     if isinstance(outcomes, str):
@@ -229,15 +217,9 @@ def _run(target: ProbeTarget, plan: Plan, *, usable_bytes: int) -> list[dict[str
         }
         request.write_text(json.dumps(content))
         with output.open("w") as stream:
+            into: dict[str, Any] = {"stdout": stream, "stderr": stream, "timeout": MAX_SECONDS}
             try:
-                done = subprocess.run(
-                    [*COMMAND, str(request)],
-                    cwd=target.root,
-                    stdout=stream,
-                    stderr=stream,
-                    timeout=MAX_SECONDS,
-                    check=False,
-                )
+                done = subprocess.run([*COMMAND, str(request)], cwd=target.root, check=False, **into)
             except subprocess.TimeoutExpired:
                 return f"it took more than {MAX_SECONDS:.0f} s"
         files = [request.with_name(f"{rank}.json") for rank in range(plan.world)]
@@ -251,15 +233,12 @@ def _combined(
     outcomes: list[dict[str, Any]], world: int, *, status: int, output: str
 ) -> list[dict[str, Any]] | str:
     """Combine the ranks' outcomes: a size works only if it works on all of them.
-
-    Raises ToolkitError if a rank failed for another reason than memory.
-    """
-    for outcome in outcomes:
-        if outcome["status"] == "out_of_memory":
-            return str(outcome["reason"])
-    for outcome in outcomes:
-        if outcome["status"] == "failed":
-            raise ToolkitError("a probe run failed, and not for lack of memory", why=outcome["reason"])
+    Raises ToolkitError if a rank failed for another reason than memory."""
+    reasons = {outcome["status"]: outcome.get("reason") for outcome in reversed(outcomes)}  # of the first
+    if "out_of_memory" in reasons:
+        return str(reasons["out_of_memory"])
+    if "failed" in reasons:
+        raise ToolkitError("a probe run failed, and not for lack of memory", why=str(reasons["failed"]))
     if len(outcomes) == world:
         return outcomes
     # Mostly killed by the kernel for lack of memory, which leaves no message.

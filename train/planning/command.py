@@ -19,7 +19,7 @@ from lib.distributed.rendezvous import rendezvous_of
 from lib.errors import PlanError
 from lib.hyperparams import apply_hyperparams
 from lib.nn.activation_checkpointing import CHOICES
-from lib.plan.fitting import GAPS, Parts, StepSettings, predicted, step_settings
+from lib.plan.fitting import GAPS, StepSettings, predicted, step_settings
 from lib.plan.gpus import Gpu, find_gpu
 from lib.plan.named_hardware import machine_names, parse_gpu
 from lib.plan.numerics import precision_problem
@@ -67,13 +67,12 @@ class Outlook:
 
     def to_json(self) -> dict[str, Any]:
         """Return the JSON object that `make plan` prints."""
+        time = self.step_time
         return {
             "plan": self.plan.to_json(),
             "steps_per_epoch": self.steps_per_epoch,
             "step_flop": self.step_flop,
-            "step_seconds_estimate": None
-            if self.step_time is None
-            else [self.step_time.fastest_seconds, self.step_time.slowest_seconds],
+            "step_seconds_estimate": time and [time.fastest_seconds, time.slowest_seconds],
             "gpu_figures_from": self.gpu_origin,
             "alternatives": list(self.alternatives),
             "ways_to_spread": [each.to_json() for each in self.strategies],
@@ -142,26 +141,22 @@ def look_ahead(
     doubles the time.
     """
     predict, probed = memory_traces.predictor(hardware), measured.probed if measured is not None else None
-    decided = apply_hyperparams(
-        config, False, hardware=hardware, facts=data.facts, predict=predict, probed=probed
-    )
+    options: dict[str, Any] = {"predict": predict, "probed": probed}
+    decided = apply_hyperparams(config, False, hardware=hardware, facts=data.facts, **options)
+    size, several = data.dataset.train.size, decided.layout.devices > 1
     found = memory_traces.of(step_settings(decided), hardware)
     micro_batches = 2 if decided.accumulation > 1 else 1
     step_flop = found.step_flop * decided.accumulation // micro_batches
     gpu = find_gpu(hardware.devices[0].name) if hardware.kind != "cpu" else None
     return Outlook(
         plan=decided,
-        steps_per_epoch=data.dataset.train.size / decided.effective_batch,
-        warm_up=warm_up_text(
-            config, train_size=data.dataset.train.size, effective_batch=decided.effective_batch
-        ),
+        steps_per_epoch=size / decided.effective_batch,
+        warm_up=warm_up_text(config, train_size=size, effective_batch=decided.effective_batch),
         step_flop=step_flop,
         step_time=None if gpu is None else _step_time(decided, found, gpu, step_flop=step_flop),
         gpu_origin=None if gpu is None else gpu.origin,
         alternatives=tuple(_alternatives(config, data, hardware, decided)) if alternatives else (),
-        strategies=compare_strategies(config, hardware, data.facts, predict=predict, probed=probed)
-        if decided.layout.devices > 1
-        else (),
+        strategies=compare_strategies(config, hardware, data.facts, **options) if several else (),
         requested_method=config.auto_method or "manual",
         measured=measured.made if measured is not None else None,
     )
@@ -200,8 +195,7 @@ def _changes(
             name = f"CONFIG_GRAD_CHECKPOINT_{recompute.upper()}=y"
             yield name, config.replace(grad_checkpoint=recompute), step
     if config.block_size is not None and not config.chunked_cross_entropy:
-        changed = config.replace(chunked_cross_entropy=True)
-        yield "CONFIG_CHUNKED_CROSS_ENTROPY=y", changed, step
+        yield "CONFIG_CHUNKED_CROSS_ENTROPY=y", config.replace(chunked_cross_entropy=True), step
     bf16_helps = step.precision == "fp32" and step.device != "cpu"
     if bf16_helps and not precision_problem("bf16", place(config, hardware)):
         yield "CONFIG_PRECISION_BF16=y", config, dataclasses.replace(step, precision="bf16")
@@ -250,11 +244,10 @@ def _methods(outlook: Outlook) -> str:
 
 
 def _bars(memory: Memory, *, columns: int) -> Iterator[str]:
-    parts = sorted(memory.parts.items(), key=lambda part: -part[1])
-    gaps: Parts = {GAPS: memory.gaps_bytes} if memory.gaps_bytes else {}
-    rows: Parts = {**dict(parts), **gaps, "reserve": memory.reserve_bytes}
-    free = memory.usable_bytes - memory.need_bytes
-    rows = {**rows, "left": max(0, free)}
+    rows = dict(sorted(memory.parts.items(), key=lambda part: -part[1]))
+    if memory.gaps_bytes:
+        rows[GAPS] = memory.gaps_bytes
+    rows |= {"reserve": memory.reserve_bytes, "left": max(0, memory.usable_bytes - memory.need_bytes)}
     widest = max(map(len, rows))
     longest = max(1, min(BAR_COLUMNS, columns - widest - len("  1234.56 GB  ")))
     for name, byte_count in rows.items():
@@ -271,21 +264,18 @@ def _compare(config: Config, data: TrainingData, names: tuple[str, ...], *, as_j
             outlooks[name] = look_ahead(config, data, parse_gpu(name), memory_traces, alternatives=False)
         except PlanError as error:
             outlooks[name] = error
-    errors = {str(found) for found in outlooks.values() if isinstance(found, PlanError)}
-    if len(errors) == 1 and all(isinstance(found, PlanError) for found in outlooks.values()):
-        raise PlanError(f"on none of {len(outlooks)} machines: {errors.pop()}")  # no machine's fault
-    status = 2 if all(isinstance(found, PlanError) for found in outlooks.values()) else 0
-    if as_json:
-        everything = {
-            name: {"error": str(found)} if isinstance(found, PlanError) else found.to_json()
-            for name, found in outlooks.items()
-        }
-        print(json.dumps(everything, indent=2))
-        return status
-    widest = max(map(len, names))
+    errors = [str(found) for found in outlooks.values() if isinstance(found, PlanError)]
+    none = len(errors) == len(outlooks)
+    if none and len(set(errors)) == 1:
+        raise PlanError(f"on none of {len(outlooks)} machines: {errors[0]}")  # no machine's fault
+    everything, widest = {}, max(map(len, names))
     for name, found in outlooks.items():
-        print(f"{name:<{widest}}  {_summary(found)}")
-    return status
+        everything[name] = {"error": str(found)} if isinstance(found, PlanError) else found.to_json()
+        if not as_json:
+            print(f"{name:<{widest}}  {_summary(found)}")
+    if as_json:
+        print(json.dumps(everything, indent=2))
+    return 2 if none else 0
 
 
 def _summary(found: Outlook | PlanError) -> str:
@@ -294,9 +284,7 @@ def _summary(found: Outlook | PlanError) -> str:
     decided, memory = found.plan, found.plan.memory
     sizes = f"{decided.micro_batch:>5} x {decided.accumulation:<4} {decided.precision}"
     compiled = "compiled" if decided.compile else "eager   "
-    need = (
-        "" if memory is None else f"{format_need(memory):>29}{'' if memory.fits else ', MORE than there is'}"
-    )
-    time = found.step_time
-    seconds = "" if time is None else f"  {time.span} (estimate)"
-    return f"{sizes}  {compiled}  {need}{seconds}"
+    need = "" if memory is None else f"{format_need(memory):>29}"
+    more = "" if memory is None or memory.fits else ", MORE than there is"
+    seconds = "" if found.step_time is None else f"  {found.step_time.span} (estimate)"
+    return f"{sizes}  {compiled}  {need}{more}{seconds}"

@@ -10,12 +10,11 @@ from lib import atomic, kconf
 from lib.config import Config, config_from_values
 from lib.devices.probe import probe
 from lib.errors import PlanError, ToolkitError
-from lib.hyperparams import apply_hyperparams
 from lib.memory.peak import resident_bytes
 from lib.plan.fitting import predicted, step_settings
 from lib.plan.types import Hardware
 from lib.tiers import with_tier
-from train.planning.memory_estimate import MemoryTraces
+from train.planning.memory_estimate import predicted_plan
 from train.training_data import describe_training_data
 
 
@@ -55,11 +54,7 @@ def _peak_demand(requested: list[kconf.Resolved], hardware: Hardware, *, root: P
 
 def _need(config: Config, hardware: Hardware, *, root: Path) -> tuple[int, int]:
     """Bytes that each process needs besides libraries, and the number of processes."""
-    # Predicted, because probing would train first, which is no help in finding out if there is room.
-    method = "predict" if config.auto_method == "probe" else config.auto_method
-    config = config.replace(auto_method=method)
     data = describe_training_data(config, root=root, log=lambda _: None)
-    predict = MemoryTraces(config, data).predictor(hardware)
-    plan = apply_hyperparams(config, False, hardware=hardware, facts=data.facts, predict=predict)
+    plan, predict = predicted_plan(config, data, hardware)
     memory = predicted(step_settings(plan), predict, free_bytes=hardware.devices[0].free_bytes)
     return memory.need_bytes, plan.world

@@ -13,13 +13,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
 from lib.config import Config
-from lib.data.loader import Batch
+from lib.data.loader import TrainLoader
 from lib.devices.base import Backend
 from lib.errors import ConfigError, ToolkitError
 from lib.nn.graph_lint import IteratesToConvergence, lint
@@ -118,7 +119,7 @@ def loss_falls(candidate: Candidate) -> tuple[bool, str]:
     (batch,) = job.train_loader.micro_batches(
         step=0, target=job.plan.effective_batch, rank=0, world=1, sizes=job.plan.micro_batches
     )
-    job.train_loader = _Same(batch)  # type: ignore[assignment]
+    job.train_loader = cast("TrainLoader", SimpleNamespace(micro_batches=lambda **_: [batch]))
     found = list[float]()
     for loss in _losses(job, FALL_STEPS):
         found.append(loss)
@@ -126,16 +127,6 @@ def loss_falls(candidate: Candidate) -> tuple[bool, str]:
             break
     finding = f"{found[0]:.4f} to {found[-1]:.4f} in {len(found)} steps on one batch"
     return found[-1] < (1 - FALL) * found[0], finding
-
-
-@dataclass(frozen=True, slots=True)
-class _Same:
-    """A loader that always yields the same batch."""
-
-    batch: Batch
-
-    def micro_batches(self, **_: object) -> Iterator[Batch]:
-        yield self.batch
 
 
 def _losses(job: Job, steps: int) -> Iterator[float]:

@@ -18,11 +18,10 @@ from lib import kconf
 from lib.config import config_from_values
 from lib.devices.probe import probe
 from lib.errors import ToolkitError
-from lib.hyperparams import apply_hyperparams
 from lib.nn.model_code import place_in_models
 from lib.plan.placement import refuse_static_shapes
 from lib.tiers import with_tier
-from train.planning.memory_estimate import MemoryTraces
+from train.planning.memory_estimate import predicted_plan
 from train.planning.run_plan import check_run
 from train.preflight import checks as checks
 from train.preflight.checks import Candidate
@@ -83,14 +82,7 @@ def candidate_of(
     data = open_to_train(config, root=root, log=log)
     hardware = probe(config.device)
     refuse_static_shapes(hardware.kind, what="make preflight")
-    plan = apply_hyperparams(
-        # Predicted, because probing would take longer than all checks.
-        config.replace(auto_method="predict") if config.auto_method == "probe" else config,
-        False,
-        hardware=hardware,
-        facts=data.facts,
-        predict=MemoryTraces(config, data).predictor(hardware),
-    )
+    plan, _ = predicted_plan(config, data, hardware)
     check_run(config, plan, data)
     return Candidate(config=config, data=data, hardware=hardware, plan=plan, root=root, runs=runs)
 
@@ -138,9 +130,7 @@ def _outcomes(
 
 def failure(error: Exception, *, root: Path) -> str:
     """Format why a check could not be made; "" for an error of the toolkit itself.
-
-    What is raised below models/ is the model's error, and so is what torch cannot do with its output.
-    """
+    What is raised below models/ is the model's error, and so is what torch cannot do with its output."""
     if isinstance(error, ToolkitError):
         return str(error)
     place = place_in_models(error, root=root)

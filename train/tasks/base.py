@@ -129,26 +129,8 @@ class TaskModule(Protocol):
 
     Options: type[Any]  # a frozen dataclass; its fields are the task's own symbols
     DATA: tuple[str, tuple[type, ...]]  # data that it learns from: description and specs
-    build: Callable[
-        ..., Task
-    ]  # takes Options and the spec; keywords config, and prepared if there is a preparation
+    build: Callable[..., Task]  # takes Options and spec; keywords config, and prepared after a preparation
     fault: Callable[..., str]  # takes what a model returns, the spec and rows: the fault, or ""
-
-
-class Prepare(Protocol):
-    """Optional function of a task module that prepares it once, before any job."""
-
-    def __call__(
-        self, config: Config, dataset: Dataset, *, root: Path, learned: bool, log: Callable[[str], None]
-    ) -> Prepared:
-        """Prepare the task. learned: false for random weights."""
-
-
-class Baseline(Protocol):
-    """Optional function of a task module that computes a baseline."""
-
-    def __call__(self, dataset: Dataset, *, cache_dir: Path, log: Callable[[str], None]) -> str | None:
-        """Return the baseline as a line of text, None if there is none."""
 
 
 def load_task(model: str) -> TaskModule:
@@ -164,31 +146,35 @@ def make_task(config: Config, spec: Spec, *, prepared: Any = None) -> Task:
     return module.build(options, spec, config=config, **given)
 
 
-def preparation_of(model: str) -> Prepare | None:
-    """Return the preparation of the task of `model`, None if it has none."""
-    return cast("Prepare | None", vars(load_task(model)).get("prepare"))
+def _optional(model: str, name: str) -> Callable[..., Any] | None:
+    """Return a function that the task of `model` may define, None if it does not."""
+    return vars(load_task(model)).get(name)
+
+
+def preparation_of(model: str) -> Callable[..., Prepared] | None:
+    """Return the preparation of the task of `model`, None if it has none.
+
+    It takes configuration, data set, root, learned (false for random weights) and log.
+    """
+    return _optional(model, "prepare")
 
 
 def to_measure(config: Config) -> Config:
     """Return `config` with the cheapest options of its task that need the same memory."""
-    shorten = vars(load_task(config.model)).get("to_measure")
-    if shorten is None:
-        return config
-    return config.replace(task_options=shorten(config.task_options))
+    shorten = _optional(config.model, "to_measure")
+    return config if shorten is None else config.replace(task_options=shorten(config.task_options))
 
 
 def baseline_of(model: str, dataset: Dataset, *, cache_dir: Path, log: Callable[[str], None]) -> str | None:
     """Return the baseline for `model` as a line of text, cached in `cache_dir`; None if there is none.
-
-    Raises ToolkitError if the cache cannot be written.
-    """
-    baseline = cast("Baseline | None", vars(load_task(model)).get("baseline"))
+    Raises ToolkitError if the cache cannot be written."""
+    baseline = _optional(model, "baseline")
     return None if baseline is None else baseline(dataset, cache_dir=cache_dir, log=log)
 
 
 def naive_loss_of(model: str, spec: Spec) -> float | None:
     """Return the expected loss of an untrained `model`; None if its task cannot tell."""
-    naive_loss = cast("Callable[[Spec], float] | None", vars(load_task(model)).get("naive_loss"))
+    naive_loss = _optional(model, "naive_loss")
     return None if naive_loss is None else naive_loss(spec)
 
 

@@ -122,9 +122,7 @@ class FrozenPair:
 
     def branches(self, build: Callable[[], nn.Module], spec: Spec) -> tuple[Branch, Branch]:
         """Count FLOPs per sample and parameters of both models, without data and memory.
-
-        build: makes the model whose prefixes they read. Raises DataError, ConfigError.
-        """
+        build: makes the model whose prefixes they read. Raises DataError, ConfigError."""
         assert isinstance(spec, AnswerSpec)
         found = []
         with simulation("cpu"), LiveBytes() as live, torch.no_grad():
@@ -159,11 +157,7 @@ def _check_room(lm: FrozenLM, name: str, *, needed: int) -> None:
 def text_spec(side: Side) -> TextSpec:
     """Return the spec of the texts of `side` for pretraining."""
     return TextSpec(
-        name=side.name,
-        vocab_size=side.vocab_size,
-        block_size=side.text_tokens,
-        unit="token",
-        synthetic=True,
+        name=side.name, vocab_size=side.vocab_size, block_size=side.text_tokens, unit="token", synthetic=True
     )
 
 

@@ -49,12 +49,7 @@ RECIPE: Mapping[str, Any] = {
 
 
 def frozen_sources(
-    config: Config,
-    dataset: Dataset,
-    *,
-    root: Path,
-    learned: bool,
-    log: Callable[[str], None],
+    config: Config, dataset: Dataset, *, root: Path, learned: bool, log: Callable[[str], None]
 ) -> tuple[FrozenSource, FrozenSource]:
     """Return the two models that `config` names; those of the toolkit are trained on the texts of `dataset`.
 
@@ -96,9 +91,7 @@ def _pretrained(
 
 def texts_of(dataset: Dataset, number: int) -> Dataset:
     """Return the whole texts of `dataset` in the tokens of one model, with the answers as targets.
-
-    The rest of a text is unpredictable, and would dominate the noise of the gradient.
-    """
+    The rest of a text is unpredictable, and would dominate the noise of the gradient."""
     assert isinstance(dataset.spec, AnswerSpec)
     columns = dataset.spec.columns
     edges = np.cumsum((0, *columns))[2 * number :]

@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lib.config import Config
-from lib.data.datasets.question_answering.spec import AnswerSpec, Side
+from lib.data.datasets.question_answering.spec import AnswerSpec
 from lib.data.loader import Batch
 from lib.data.types import Dataset, Spec
 from lib.nn import IGNORED
@@ -75,14 +75,7 @@ class _Branch(NamedTuple):
 
     lm: FrozenLM
     anchor: Tensor
-
-    @classmethod
-    def create(cls, lm: FrozenLM, side: Side) -> _Branch:
-        return cls(lm, torch.tensor(side.anchor).to(lm.embedding_rms.device))
-
-    @property
-    def device(self) -> torch.device:
-        return self.lm.embedding_rms.device
+    device: torch.device
 
 
 class Bridge:
@@ -96,7 +89,11 @@ class Bridge:
         """first_token_weight: of the first token's loss, added to the mean over the answer."""
         self.frozen = frozen
         self._spec, self._first_weight = spec, first_token_weight
-        self._parts = tuple(_Branch.create(lm, side) for lm, side in zip(frozen, spec.sides, strict=True))
+        devices = [lm.embedding_rms.device for lm in frozen]
+        anchors = [
+            torch.tensor(side.anchor).to(device) for side, device in zip(spec.sides, devices, strict=True)
+        ]
+        self._parts = tuple(map(_Branch, frozen, anchors, devices))
 
     def training(self, forward: Forward, batch: Batch) -> Sums:
         """Return sums of the mean loss of both models. Metrics: exactly right answers."""
@@ -117,17 +114,13 @@ class Bridge:
         found: dict[str, Sequence[Tensor]] = {"latent": [each.exact_B for each in scores]}
         for kind, given in (("zero_prefix", zeros), ("shuffled_prefix", shuffled)):
             found[kind] = [each.exact_B for each in self._score_all(given, answers)]
-        latents = prefixes[0].shape[1]
-        found["text_budget"] = [
-            _reads(
-                part.lm, _last_tokens(text_BT, answer_BL, tokens=latents + part.anchor.numel()), answer_BL
-            ).to(home)
-            for part, text_BT, answer_BL in zip(self._parts, texts, answers, strict=True)
-        ]
-        found["text"] = [
-            _reads(part.lm, text_BT, answer_BL).to(home)
-            for part, text_BT, answer_BL in zip(self._parts, texts, answers, strict=True)
-        ]
+        budgeted, whole = list[Tensor](), list[Tensor]()
+        for part, text_BT, answer_BL in zip(self._parts, texts, answers, strict=True):
+            tokens = prefixes[0].shape[1] + part.anchor.numel()
+            last_BW = _last_tokens(text_BT, answer_BL, tokens=tokens)
+            budgeted.append(_reads(part.lm, last_BW, answer_BL).to(home))
+            whole.append(_reads(part.lm, text_BT, answer_BL).to(home))
+        found |= {"text_budget": budgeted, "text": whole}
         metrics = {
             f"{kind}_{name}": (exact_B * weights_B).sum()
             for kind in KINDS

@@ -62,7 +62,8 @@ class LanguageModel:
     def report(self, means: Mapping[str, float]) -> dict[str, float]:
         """Return loss in nats per token, perplexity, and bits per byte if the text's length is known."""
         tokens, loss = means["count"], means["loss"]
-        result = {f"{self.spec.unit}s": tokens, "loss": loss, "perplexity": _exp(loss)}
+        perplexity = math.exp(loss) if loss < 700 else math.inf
+        result = {f"{self.spec.unit}s": tokens, "loss": loss, "perplexity": perplexity}
         if self.spec.validation_bytes is not None:
             result["bits_per_byte"] = loss * tokens / math.log(2) / self.spec.validation_bytes
         return result
@@ -79,9 +80,7 @@ def naive_loss(spec: Spec) -> float:
 
 def baseline(dataset: Dataset, *, cache_dir: Path, log: Callable[[str], None]) -> str | None:
     """Return the n-gram baseline as a line of text, cached in `cache_dir`; None for data with labels.
-
-    Raises ToolkitError if the cache cannot be written.
-    """
+    Raises ToolkitError if the cache cannot be written."""
     if not isinstance(dataset.spec, TextSpec):
         return None
     return f"N-gram baseline: {ngram_baseline(dataset, cache_dir=cache_dir, log=log)}"
@@ -103,7 +102,3 @@ def _weighted(loss_BT: Tensor, batch: Batch) -> Sums:
     assert batch.weights is not None
     weights_BT = batch.weights[:, None] * (batch.targets != IGNORED)
     return Sums((loss_BT * weights_BT).sum(), weights_BT.sum(), {})
-
-
-def _exp(loss: float) -> float:
-    return math.exp(loss) if loss < 700 else math.inf

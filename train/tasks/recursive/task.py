@@ -1,7 +1,8 @@
 """Deep supervision of a model that improves its own answer, with adaptive computation time.
 
 One optimizer step is one supervision step of every row. A row whose sample is finished takes the new sample
-of that row; other new samples are dropped, so epochs are nominal.
+of that row; other new samples are dropped, so epochs are nominal. A sample continues from its latents,
+whichever micro-batch or rank its row belongs to.
 """
 
 from __future__ import annotations
@@ -9,8 +10,9 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -19,10 +21,11 @@ from lib.config import Config
 from lib.data.datasets.sudoku.spec import PuzzleSpec
 from lib.data.loader import Batch
 from lib.data.types import Spec
+from lib.devices.base import Backend
 from lib.nn import IGNORED
 from lib.nn.stablemax import stablemax_cross_entropy
+from lib.rng import key, mix
 from train.tasks.base import Forward, Sums, no_logits, refuse_label_smoothing
-from train.tasks.recursive.carry import Carry, Rows
 
 DATA = ("puzzles", (PuzzleSpec,))
 SELECTS = "MODEL_LEARNS_RECURSIVELY"
@@ -30,6 +33,8 @@ HALT_WEIGHT = 0.5  # of the loss of the halting logit
 FIRST_HALT = -5.0  # the initial halting logit of models/trm
 _THOUGHT_FIELDS = ("logits", "halt", "y_BTD", "z_BTD")
 _REPEATS = 2  # of an evaluation step, after which memory is constant
+_FIELD_BITS = 20
+_FIELD_MASK = (1 << _FIELD_BITS) - 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,9 +85,7 @@ class Recursive:
 
     def __init__(self, *, seed: int, max_steps: int, exploration: float, eval_steps: int) -> None:
         """max_steps: per sample in training. exploration: share of rows with a minimum number of steps.
-
-        eval_steps: per sample in evaluation.
-        """
+        eval_steps: per sample in evaluation."""
         self.carry = Carry()
         self._seed, self._max_steps, self._exploration = seed, max_steps, exploration
         self._eval_steps = eval_steps
@@ -104,13 +107,13 @@ class Recursive:
         halt_loss_B = F.binary_cross_entropy_with_logits(
             thought.halt, exact_B.to(thought.halt.dtype), reduction="none"
         )
-        halted_B = self._halted(thought.halt.detach(), steps_B)
+        halted_B = (steps_B >= self._max_steps) | ((thought.halt.detach() > 0) & (self._max_steps > 1))
+        minimum_B = self.carry.min_steps(
+            seed=self._seed, limit=self._max_steps, probability=self._exploration
+        )
+        halted_B &= steps_B >= minimum_B.to(steps_B.device)
         self.carry.store(Rows(thought.y_BTD, thought.z_BTD, steps_B, halted_B, inputs_BL, targets_BL))
-        metrics = {
-            "accuracy": right_B.sum(),
-            "halted": halted_B.sum(),
-            "solved": (halted_B & exact_B).sum(),
-        }
+        metrics = {"accuracy": right_B.sum(), "halted": halted_B.sum(), "solved": (halted_B & exact_B).sum()}
         return Sums(loss_B.sum() + HALT_WEIGHT * halt_loss_B.sum(), len(loss_B), metrics)
 
     def evaluation(self, forward: Forward, batch: Batch) -> Sums:
@@ -139,12 +142,82 @@ class Recursive:
         """Return the exact accuracy."""
         return evaluation["exact_accuracy"]
 
-    def _halted(self, halt_B: Tensor, steps_B: Tensor) -> Tensor:
-        halted_B = (steps_B >= self._max_steps) | ((halt_B > 0) & (self._max_steps > 1))
-        minimum_B = self.carry.min_steps(
-            seed=self._seed, limit=self._max_steps, probability=self._exploration
-        )
-        return halted_B & (steps_B >= minimum_B.to(steps_B.device))
+
+class Rows(NamedTuple):
+    """State of B rows; T tokens and D channels of the model, L cells of the sample."""
+
+    y_BTD: Tensor
+    z_BTD: Tensor
+    steps_B: Tensor  # int64: supervision steps of the sample so far
+    halted_B: Tensor  # bool: finished, the next sample replaces it
+    inputs_BL: Tensor
+    targets_BL: Tensor
+
+
+class Carry:
+    """Rows of one rank. The state of a step takes effect once it is committed."""
+
+    def __init__(self) -> None:
+        self._rows: Rows | None = None  # None before the first step
+        self._stored: list[Rows] = []
+        self._step = self._first = self._offset = self._count = 0
+
+    def seek(self, *, step: int, first: int, offset: int, count: int) -> None:
+        """Select `count` rows of optimizer step `step`.
+        first: index of the first in the effective batch. offset: in this rank's part of it."""
+        self._step, self._first, self._offset, self._count = step, first, offset, count
+
+    def selected(self) -> Rows | None:
+        """Return the state of the selected rows; None before the first step."""
+        if self._rows is None:
+            return None
+        return Rows(*(part[self._offset : self._offset + self._count] for part in self._rows))
+
+    def store(self, rows: Rows) -> None:
+        """Keep `rows`, without gradients, for the next step."""
+        self._stored.append(rows)
+
+    def min_steps(self, *, seed: int, limit: int, probability: float) -> Tensor:
+        """Draw the minimum number of steps of each selected row: 2 to `limit`, or 0; int64, on the CPU.
+        Non-zero with `probability`, as a function of (seed, step, row)."""
+        rows = np.arange(self._first, self._first + self._count, dtype=np.int64)
+        words = mix(mix(rows ^ key("halt", seed, self._step)))
+        explores = (words & _FIELD_MASK) < probability * (1 << _FIELD_BITS)
+        drawn = 2 + (((words >> _FIELD_BITS) & _FIELD_MASK) * (limit - 1) >> _FIELD_BITS)
+        return torch.from_numpy(np.where(explores & (limit > 1), drawn, 0))
+
+    def commit(self) -> None:
+        """Keep the state that the step stored."""
+        stored, self._stored = self._stored, []
+        if stored:
+            self._rows = stored[0] if len(stored) == 1 else Rows(*map(torch.cat, zip(*stored, strict=True)))
+
+    def discard(self) -> None:
+        """Discard the state of an abandoned step."""
+        self._stored = []
+
+    def gathered(self, backend: Backend) -> dict[str, Tensor] | None:
+        """Gather all rows on the CPU of rank 0. Called by every rank."""
+        if self._rows is None:
+            return None
+        parts = [backend.gather(part) for part in self._rows]
+        return {
+            name: torch.cat(part) if len(part) > 1 else part[0]
+            for name, part in zip(Rows._fields, parts, strict=True)
+            if part
+        }
+
+    def load(self, state: Mapping[str, Tensor] | None, backend: Backend, *, share: int) -> None:
+        """Load a `gathered` state; None: start anew.
+        share: rows per rank. Raises ValueError for other sizes."""
+        if state is None:
+            self._rows = None
+            return
+        rows = Rows(**state)
+        if len(rows.steps_B) != share * backend.world:
+            raise ValueError(f"{len(rows.steps_B)} rows of a carry, not {share * backend.world}")
+        own = slice(backend.rank * share, (backend.rank + 1) * share)
+        self._rows = Rows(*(part[own].to(backend.device) for part in rows))
 
 
 def _scores(logits_BLV: Tensor, targets_BL: Tensor) -> tuple[Tensor, Tensor, Tensor]:

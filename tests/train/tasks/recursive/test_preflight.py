@@ -14,7 +14,7 @@ from tests.support.training import CPU, small_plan
 from tests.train.preflight.test_preflight import breaks
 from train.preflight import checks as checks
 from train.preflight.checks import ROWS, Candidate
-from train.tasks.recursive.carry import Carry
+from train.tasks.recursive.task import Carry
 
 
 @pytest.fixture

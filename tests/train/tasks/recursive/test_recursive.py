@@ -18,8 +18,7 @@ from tests.support.training import MemoryRecord, Wrapped, largest_difference, sm
 from train import loop
 from train.job import Job, Progress, evaluation_sums
 from train.tasks.base import Forward, Sums, Task
-from train.tasks.recursive.carry import Carry, Rows
-from train.tasks.recursive.task import Recursive
+from train.tasks.recursive.task import Carry, Recursive, Rows
 
 EFFECTIVE = 14
 
