@@ -13,8 +13,8 @@ from pathlib import Path
 from lib import kconf
 from lib.devices.probe import probe
 from lib.errors import ConfigError, PlanError, ToolkitError, run_main
+from lib.plan.gpus import parse_gpu
 from lib.plan.latentwire import Elastic, document_batch, latentwire
-from lib.plan.named_hardware import parse_gpu
 from lib.plan.types import Device
 from lib.runs import metrics
 from lib.runs.directory import resolve_run

@@ -40,7 +40,7 @@ from lib.errors import ConfigError
 from lib.kconf.extremes import make_extreme
 from lib.kconf.tree import load_own_tree
 from lib.kconf.write import full_text
-from lib.plan.named_hardware import parse_gpu
+from lib.plan.gpus import parse_gpu
 
 ROOT = Path(__file__).resolve().parents[1]
 FOLDER = ROOT / "tests" / "fixtures" / "record"

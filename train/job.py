@@ -43,10 +43,7 @@ class Budget:
 
     def spent(self, *, step: int, seconds: float) -> bool:
         """Return True if a run that has made `step` steps in `seconds` of training is over."""
-        if self.total_steps is not None:
-            return step >= self.total_steps
-        assert self.total_seconds is not None
-        return step > 0 and seconds >= self.total_seconds
+        return step > 0 and self.fraction(step=step, seconds=seconds) == 1
 
 
 def budget_of(config: Config, *, train_size: int, effective_batch: int) -> Budget:

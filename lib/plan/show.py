@@ -37,12 +37,15 @@ def plain_text(plan: Plan, *, columns: int = 100) -> str:
     lines: list[str] = []
     for name, value, reason in rows:
         head = f"{name:<{name_width}}  {value:<{value_width}}  "
-        if columns < NARROW_COLUMNS:
-            lines.append(head.rstrip())
-            lines += textwrap.wrap(reason, columns, initial_indent="  ", subsequent_indent="  ")
-        else:
-            lines += textwrap.wrap(head + reason, columns, subsequent_indent=" " * len(head))
+        lines += hanging(head, reason, columns=columns, indent="  ")
     return "\n".join(lines)
+
+
+def hanging(head: str, text: str, *, columns: int, indent: str) -> list[str]:
+    """Wrap `text` beside `head`, or under it, with `indent`, where there are too few columns."""
+    if columns >= NARROW_COLUMNS:
+        return textwrap.wrap(head + text, columns, subsequent_indent=" " * len(head))
+    return [head.rstrip(), *textwrap.wrap(text, columns, initial_indent=indent, subsequent_indent=indent)]
 
 
 def _show_table(plan: Plan, stream: TextIO, *, columns: int) -> None:

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from lib.errors import PlanError
 from lib.plan.fitting import NoRoomError, predicted
-from lib.plan.gpus import find_gpu
-from lib.plan.named_hardware import MAX_DEVICES
+from lib.plan.gpus import MAX_DEVICES, find_gpu
 from lib.plan.placement import NAMES
 from lib.plan.roofline import FLOP_SHARES, SHORT_SECONDS, StepWork, peak_flop_per_second, step_seconds
 from lib.plan.sharding import ELEMENT_BYTES, exposed_seconds, held, layouts, split_over, traffic_seconds
-from lib.plan.show import NARROW_COLUMNS, format_need, norm_batch_remedy, why_memory
+from lib.plan.show import format_need, hanging, norm_batch_remedy, why_memory
 from lib.plan.sizing import Candidate, SizingContext, choose_sizes
 from lib.plan.types import OWN_MEMORY, SHARDS_WEIGHTS, STATIC_SHAPES, Decision, Layout
 from lib.units import GB, bytes_text
@@ -278,13 +276,7 @@ def format_strategies(strategies: Sequence[Candidate], *, columns: int) -> Itera
         need = "" if row.memory is None else f"{row.memory.need_bytes / GB:.2f} GB"
         time = "" if row.seconds is None else f"{row.seconds[0]:.3g} to {row.seconds[1]:.3g} s"
         head = f"  {_name(row):<{widest}} {sizes:>10} {need:>10}  {time:<18} "
-        if columns < NARROW_COLUMNS:
-            yield head.rstrip()
-            yield from textwrap.wrap(row.verdict, columns, initial_indent="    ", subsequent_indent="    ")
-        else:
-            yield from textwrap.wrap(
-                head + row.verdict, columns, subsequent_indent=" " * len(head), drop_whitespace=True
-            )
+        yield from hanging(head, row.verdict, columns=columns, indent="    ")
 
 
 def _name(row: Candidate) -> str:

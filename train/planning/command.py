@@ -20,8 +20,7 @@ from lib.errors import PlanError
 from lib.hyperparams import apply_hyperparams
 from lib.nn.activation_checkpointing import CHOICES
 from lib.plan.fitting import GAPS, StepSettings, predicted, step_settings
-from lib.plan.gpus import Gpu, find_gpu
-from lib.plan.named_hardware import machine_names, parse_gpu
+from lib.plan.gpus import Gpu, find_gpu, machine_names, parse_gpu
 from lib.plan.numerics import precision_problem
 from lib.plan.placement import place
 from lib.plan.planner import compare_strategies

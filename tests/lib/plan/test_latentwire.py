@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from lib.errors import PlanError
 from lib.plan import plan
+from lib.plan.gpus import parse_gpu
 from lib.plan.latentwire import Models, document_batch, latentwire
-from lib.plan.named_hardware import parse_gpu
 from lib.plan.types import Plan
 from lib.units import GB
 from tests.support.configs import make_config, make_facts

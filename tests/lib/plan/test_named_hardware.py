@@ -6,8 +6,7 @@ import pytest
 
 from lib.errors import ConfigError
 from lib.plan import plan
-from lib.plan.gpus import CATALOGUE, find_gpu
-from lib.plan.named_hardware import machine_names, parse_gpu
+from lib.plan.gpus import CATALOGUE, find_gpu, machine_names, parse_gpu
 from tests.support.configs import hardware_names, load_hardware, make_config, make_facts
 
 # What to write for each recorded machine. Mixed machines have no name.

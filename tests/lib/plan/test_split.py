@@ -11,7 +11,7 @@ from lib import kconf
 from lib.errors import ConfigError, PlanError
 from lib.plan import plan
 from lib.plan.fitting import Parts, StepSettings
-from lib.plan.named_hardware import parse_gpu
+from lib.plan.gpus import parse_gpu
 from lib.plan.planner import compare_strategies
 from lib.plan.sharding import exchanges, shares, split_over
 from lib.plan.sizing import Candidate

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from lib.errors import PlanError
 from lib.plan import plan
 from lib.plan.fitting import MemoryEstimator, Parts, StepSettings
-from lib.plan.gpus import gpu_of
-from lib.plan.named_hardware import parse_gpu
+from lib.plan.gpus import gpu_of, parse_gpu
 from lib.plan.planner import compare_strategies
 from lib.plan.roofline import SHORT_SECONDS, StepWork, estimate_step_time
 from lib.plan.sharding import Units, shares

@@ -10,7 +10,7 @@ import pytest
 
 from lib import kconf
 from lib.errors import ConfigError, PlanError
-from lib.plan.named_hardware import parse_gpu
+from lib.plan.gpus import parse_gpu
 from lib.plan.tables import TIER_CONFIGS
 from lib.tiers import TIERS, with_tier
 from train.planning import command as planning

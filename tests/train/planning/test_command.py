@@ -8,8 +8,7 @@ import pytest
 
 from lib import kconf
 from lib.errors import ConfigError, PlanError
-from lib.plan.gpus import CATALOGUE
-from lib.plan.named_hardware import parse_gpu
+from lib.plan.gpus import CATALOGUE, parse_gpu
 from lib.plan.roofline import BANDWIDTH_SHARES
 from tests.support.training import random_data, small_config
 from train.planning.command import Outlook, _compare, _lines, look_ahead, plan
