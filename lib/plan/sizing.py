@@ -198,10 +198,8 @@ def _predicted_bound(context: SizingContext) -> tuple[Decision[int], int]:
     limit, at_limit = share, "; the whole share of a device fits"
     if context.step.device == "cpu" and config.table_scale is not None:
         # On a CPU caches, not memory, decide the speed: ResNets were slower with all that fits.
-        limit, at_limit = (
-            min(share, cpu_table_batch(scale=config.table_scale)),
-            "; larger is no faster on CPUs",
-        )
+        limit = min(share, cpu_table_batch(scale=config.table_scale))
+        at_limit = "; larger is no faster on CPUs"
     # A share that is no multiple of NORM_BATCH is refused later, with suggestions.
     limit = max(step, limit - limit % step)
     bound = largest_fitting(memory_of, limit=limit, step=step)
@@ -346,9 +344,8 @@ def _sizes(
     ragged = split.last_micro_batch < split.micro_batch
     sizes = f"{split.accumulation - ragged} x {split.micro_batch}"
     sizes += f" + {split.last_micro_batch}" if ragged else ""
-    missed = (
-        "as requested" if effective == target else f"MISSES the target of {target} by {effective - target:+d}"
-    )
+    missed = f"MISSES the target of {target} by {effective - target:+d}"
+    missed = missed if effective != target else "as requested"
     replica_noun = "device(s)" if context.replica_noun == "devices" else "pair(s) of devices"
     if ragged:  # the prediction raises where the model refuses this size
         context.memory(split.last_micro_batch, accumulates=True)

@@ -26,7 +26,7 @@ from lib.errors import ToolkitError, error_in, run_main
 from lib.plan.types import Hardware, Plan
 from train import loop
 from train.job import Progress
-from train.preflight.checks import NO_WARM_UP, Candidate
+from train.preflight.checks import NO_WARM_UP, Candidate, relative_difference
 from train.training_data import open_training_data
 
 STEPS = 2
@@ -65,12 +65,8 @@ def compare_ranks(
     same = {
         kind: all(torch.equal(one[kind][name], other[kind][name]) for name in one[kind]) for kind in alone
     }
-    moved = [
-        (one["weights"][name] - before[name], alone["weights"][name] - before[name])
-        for name in alone["weights"]
-    ]
-    difference = torch.stack([(a - b).norm() for a, b in moved]).norm()
-    relative = float(difference / torch.stack([b.norm() for _, b in moved]).norm())
+    moved = [[of["weights"][name] - before[name] for name in alone["weights"]] for of in (one, alone)]
+    relative = relative_difference(*moved)
     words = {kind: "the same" if alike else "not the same" for kind, alike in same.items()}
     weights = f"weights of the two are {words['weights']}, {relative:.1e} from those of one"
     averages = f"averages of the two are {words['averages']}"
