@@ -192,12 +192,11 @@ def _parts(text: str) -> tuple[str, int | None, str | None]:
         raise _error(text, "that is no name of a machine", todo="write it as in GPU=h100-80gx4:70G")
     if plain == ALL:
         raise _error(text, "that is every machine, and one is needed", todo="name one, as in GPU=h100-80g")
-    machine, colon, free = plain.partition(":")
-    if machine in CATALOGUE:
-        return machine, None, free if colon else None
-    counted = _COUNTED.fullmatch(machine)
-    name, count = (counted["name"], int(counted["count"])) if counted else (machine, None)
-    return name, count, free if colon else None
+    machine, colon, size = plain.partition(":")
+    free, counted = size if colon else None, _COUNTED.fullmatch(machine)
+    if machine in CATALOGUE or not counted:
+        return machine, None, free
+    return counted["name"], int(counted["count"]), free
 
 
 def _free_bytes(text: str, free: str | None, *, total_bytes: int, idle_share: float) -> int:

@@ -117,24 +117,18 @@ def step_seconds(
     concurrent: each frozen model has its own device, and the slowest one counts, after the trained model;
         else one device does it all.
     """
+
+    def span(work: StepWork) -> tuple[float, float]:
+        time = estimate_step_time(work, gpu, precision=precision)
+        return time.fastest_seconds, time.slowest_seconds
+
     if not concurrent:
         flop = trained.flop + sum(flop for flop, _ in frozen)
-        frozen_bytes = sum(weight_bytes for _, weight_bytes in frozen)
-        whole = replace(trained, flop=flop, frozen_bytes=frozen_bytes)
-        time = estimate_step_time(whole, gpu, precision=precision)
-        return time.fastest_seconds, time.slowest_seconds
-    none = {"weight_bytes": 0, "gradient_bytes": 0, "optimizer_bytes": 0}
-    branches = [
-        estimate_step_time(
-            replace(trained, flop=flop, frozen_bytes=weight_bytes, **none), gpu, precision=precision
-        )
-        for flop, weight_bytes in frozen
-    ]
-    before = estimate_step_time(replace(trained, activation_bytes=0), gpu, precision=precision)
-    return (
-        before.fastest_seconds + max(branch.fastest_seconds for branch in branches),
-        before.slowest_seconds + max(branch.slowest_seconds for branch in branches),
-    )
+        return span(replace(trained, flop=flop, frozen_bytes=sum(weight_bytes for _, weight_bytes in frozen)))
+    alone = replace(trained, weight_bytes=0, gradient_bytes=0, optimizer_bytes=0)
+    branches = [span(replace(alone, flop=flop, frozen_bytes=weight_bytes)) for flop, weight_bytes in frozen]
+    before, (fastest, slowest) = span(replace(trained, activation_bytes=0)), zip(*branches, strict=True)
+    return before[0] + max(fastest), before[1] + max(slowest)
 
 
 def peak_flop_per_second(gpu: Gpu, *, precision: Precision) -> float:

@@ -54,15 +54,8 @@ class Outlook:
     gpu_origin: str | None  # source of the catalogue's figures
     alternatives: tuple[str, ...]
     strategies: tuple[Candidate, ...]  # empty for one device
-    requested_method: str  # manual, or the value of CONFIG_AUTO_METHOD
+    method: str  # that chose the micro-batch: manual, table, predicted or measured
     measured: str | None  # when the micro-batch was measured here; None if it was not
-
-    @property
-    def method(self) -> str:
-        """The method that chose the micro-batch."""
-        if self.measured is not None:
-            return "measured"
-        return self.requested_method if self.requested_method in ("table", "manual") else "predicted"
 
     def to_json(self) -> dict[str, Any]:
         """Return the JSON object that `make plan` prints."""
@@ -142,6 +135,7 @@ def look_ahead(
     predict, probed = memory_traces.predictor(hardware), measured.probed if measured is not None else None
     options: dict[str, Any] = {"predict": predict, "probed": probed}
     decided = apply_hyperparams(config, False, hardware=hardware, facts=data.facts, **options)
+    methods = {None: "manual", "table": "table"}
     size, several = data.dataset.train.size, decided.layout.devices > 1
     found = memory_traces.of(step_settings(decided), hardware)
     micro_batches = 2 if decided.accumulation > 1 else 1
@@ -156,7 +150,7 @@ def look_ahead(
         gpu_origin=None if gpu is None else gpu.origin,
         alternatives=tuple(_alternatives(config, data, hardware, decided)) if alternatives else (),
         strategies=compare_strategies(config, hardware, data.facts, **options) if several else (),
-        requested_method=config.auto_method or "manual",
+        method="measured" if measured is not None else methods.get(config.auto_method, "predicted"),
         measured=measured.made if measured is not None else None,
     )
 
