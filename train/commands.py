@@ -1,4 +1,7 @@
-"""Commands of `python -m train` that train a run: each takes its arguments and returns an exit status."""
+"""Commands of `python -m train` that train a run: each takes its arguments and returns an exit status.
+
+What a run on one device with local files does not use is imported where an option or the plan asks for it.
+"""
 
 from __future__ import annotations
 
