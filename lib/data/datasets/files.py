@@ -1,16 +1,17 @@
-"""Location of data sets: their files, and how missing ones are downloaded."""
+"""Data sets by name: opening them as plug-ins, their location, and how missing files are downloaded."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
 from lib.data.types import ArrayPart, Dataset, Images, ImageSpec
-from lib.errors import DataError, os_error
+from lib.errors import DataError, os_errors
+from lib.plugins import DATASETS
 from lib.runs.console import download_progress
 
 TokenizerName: TypeAlias = Literal["byte", "char", "gpt2"]
@@ -101,6 +102,29 @@ class DataLocation:
         )
 
 
+def open_dataset(location: DataLocation, options: Mapping[str, Any]) -> Dataset:
+    """Open the data set `location.name`; `options` are the values of its own symbols.
+
+    Files are looked for in `location.data_dir` and in a folder of the set's name in it, and downloaded to the
+    latter if that is allowed. Generated or packed data are kept in `location.cache_dir`. Raises DataError if
+    the set is missing or damaged, ConfigError if it cannot meet the request, ToolkitError if the disk fails.
+    """
+    chosen = DATASETS.options(location.name, options)
+    dataset: Dataset = DATASETS.load(location.name).open_set(chosen, location)
+    return dataset
+
+
+def describe_dataset(location: DataLocation, options: Mapping[str, Any]) -> Dataset | None:
+    """Return the metadata of a data set, with zeros for samples; None if only the contents tell them.
+
+    Raises what `open_dataset` does, as far as file names and headers tell.
+    """
+    chosen = DATASETS.options(location.name, options)
+    describe = getattr(DATASETS.load(location.name), "describe", None)
+    metadata: Dataset | None = describe and describe(chosen, location)
+    return metadata
+
+
 def first_file(files: Iterable[Path]) -> Path | None:
     """Return the first of `files` that exists."""
     return next((file for file in files if file.is_file()), None)
@@ -109,10 +133,8 @@ def first_file(files: Iterable[Path]) -> Path | None:
 def marks(files: Iterable[Path]) -> Iterator[str]:
     """Yield name, size and modification time of each file. Raises ToolkitError if one is missing."""
     for file in files:
-        try:
+        with os_errors("read"):
             status = file.stat()
-        except OSError as error:
-            raise os_error("read", error) from error
         yield f"{file} {status.st_size} {status.st_mtime_ns}"
 
 
@@ -128,17 +150,10 @@ def check_labels(labels: Images, file: Path, *, classes: int) -> None:
         raise damaged(file, f"label {labels[wrong[0]]} of sample {wrong[0]} is not below {classes}")
 
 
-def describe_images(spec: ImageSpec, train_size: int, test_size: int, source: str) -> Dataset:
-    """Return the metadata of a set of images: all are zero, and share one byte of memory."""
+def describe_images(spec: ImageSpec, sizes: tuple[int, int], where: str) -> Dataset:
+    """Return the metadata of images (training, test) whose sizes come from `where`: zeros in one byte."""
     train, test = (
-        ArrayPart(
-            np.broadcast_to(np.uint8(0), (size, *spec.input_shape)), np.broadcast_to(np.int64(0), (size,))
-        )
-        for size in (train_size, test_size)
+        ArrayPart(np.broadcast_to(np.uint8(0), (n, *spec.input_shape)), np.broadcast_to(np.int64(0), (n,)))
+        for n in sizes
     )
-    return Dataset(spec, train, test, source)
-
-
-def format_sizes(train_size: int, test_size: int) -> str:
-    """Format the sizes of a set of images that is not opened."""
-    return f"{train_size} + {test_size} images, not opened"
+    return Dataset(spec, train, test, f"{spec.name}: {where}, {sizes[0]} + {sizes[1]} images, not opened")

@@ -27,15 +27,6 @@ def block_size_of(location: DataLocation) -> int:
     return location.block_size
 
 
-def check_lengths(name: str, train: int, validation: int, *, block_size: int) -> None:
-    """Raise ConfigError if there are too few tokens."""
-    if train < 2 * block_size or validation < 2:
-        raise ConfigError(
-            f"CONFIG_BLOCK_SIZE={block_size} is too large for {name}",
-            why=f"it has {train} + {validation} tokens, and training needs two blocks",
-        )
-
-
 def tokenizer_of(location: DataLocation, *, characters: str | None) -> Tokenizer:
     """Return the requested tokenizer; characters: of the text, for a character tokenizer."""
     if location.tokenizer == "byte":
@@ -67,14 +58,14 @@ def windows(
     tokenizer: None if the tokens cannot be decoded.
     """
     name, block_size = location.name, block_size_of(location)
-    check_lengths(name, len(train), len(validation), block_size=block_size)
+    if len(train) < 2 * block_size or len(validation) < 2:
+        raise ConfigError(
+            f"CONFIG_BLOCK_SIZE={block_size} is too large for {name}",
+            why=f"it has {len(train)} + {len(validation)} tokens, and training needs two blocks",
+        )
     unit: Unit = "token" if tokenizer is None else tokenizer.unit
     spec = TextSpec(
-        name=name,
-        vocab_size=vocab_size,
-        block_size=block_size,
-        unit=unit,
-        synthetic=name == "markov",
+        name=name, vocab_size=vocab_size, block_size=block_size, unit=unit, synthetic=name == "markov"
     )
     test = TokenPart(validation, block_size)
     part = TokenPart(train, block_size, shifted=True)

@@ -11,7 +11,7 @@ import os
 import struct
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, NoReturn
 
@@ -20,12 +20,16 @@ import numpy.typing as npt
 from PIL import Image, ImageOps, UnidentifiedImageError
 
 from lib.data.cache import cached_folder, fingerprint
-from lib.data.datasets.files import DataLocation, describe_images, format_sizes
+from lib.data.datasets.files import DataLocation, describe_images
 from lib.data.types import ArrayPart, Dataset, Images, ImageSpec
 from lib.errors import DataError, os_error
 
 _WHITE_16 = 65535
 _SIXTEEN_BITS_IN_32 = ("PPM", "PNG")  # formats whose mode "I" holds 16 bits, scaled to all of them
+
+
+# For damaged files.
+_PILLOW_ERRORS = OSError, SyntaxError, ValueError, EOFError, struct.error, Image.DecompressionBombError
 
 
 class BadSampleError(Exception):
@@ -51,10 +55,7 @@ def decode(file: Path, size: int) -> Images:
             )
     except UnidentifiedImageError as error:
         raise BadSampleError("it is no image of a known format") from error
-    except (
-        *(OSError, SyntaxError, ValueError, EOFError, struct.error),  # Pillow's errors for damaged files
-        Image.DecompressionBombError,
-    ) as error:
+    except _PILLOW_ERRORS as error:
         if isinstance(error, OSError) and error.errno is not None:  # an error of the disk
             raise os_error(f"read {file}", error) from error
         raise BadSampleError(str(error) or type(error).__name__) from error
@@ -99,30 +100,27 @@ class Options:
 
 
 def describe(_: Options, location: DataLocation) -> Dataset:
-    """Return the metadata by the names of the files, or those of ImageNet.
+    """Return the metadata (mean and deviation are placeholders) by the names of the files, or of ImageNet.
 
-    Raises DataError as `open_folder`.
+    Raises DataError as `open_folder`, except for damaged images.
     """
     assert location.image_size is not None
-    if location.data_dir is not None:
-        found = describe_folder(location.data_dir, image_size=location.image_size)
-        if found is not None:
-            return describe_images(*found)
-    spec = _spec(location.image_size, IMAGENET_CLASSES, (0.5,) * 3, (0.25,) * 3)
-    what = f"as ImageNet has them, {IMAGENET_CLASSES} classes, {format_sizes(*IMAGENET_SIZES)}"
-    return describe_images(spec, *IMAGENET_SIZES, f"image_folder: {what}")
+    root = _root(location.data_dir) if location.data_dir is not None else None
+    if root is None:
+        spec = _spec(location.image_size, IMAGENET_CLASSES, (0.5,) * 3, (0.25,) * 3)
+        return describe_images(spec, IMAGENET_SIZES, f"as ImageNet has them, {IMAGENET_CLASSES} classes")
+    classes = _classes(root)
+    train, test = (sum(len(_images(root / part / name)[0]) for name in classes) for part in _PARTS)
+    spec = _spec(location.image_size, len(classes), (0.5,) * 3, (0.25,) * 3)
+    source = f"image_folder: {train} + {test} files of {len(classes)} classes in {root}, not opened"
+    return replace(describe_images(spec, (train, test), ""), source=source)
 
 
 def open_set(options: Options, location: DataLocation) -> Dataset:
     """Open the images, packed into the cache on first use (`open_folder`)."""
     assert location.image_size is not None
-    return open_folder(
-        location.files,
-        cache_dir=location.cache_dir,
-        image_size=location.image_size,
-        skip_bad=options.on_bad_sample == "skip",
-        log=location.log,
-    )
+    folders, skip_bad = (location.files, location.cache_dir), options.on_bad_sample == "skip"
+    return open_folder(*folders, image_size=location.image_size, skip_bad=skip_bad, log=location.log)
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,23 +132,8 @@ class _Listing:
     marks: list[str]  # name, size and modification time of each file
 
 
-def describe_folder(data_dir: Path, *, image_size: int) -> tuple[ImageSpec, int, int, str] | None:
-    """Return spec (with placeholders for mean and deviation), sizes and source line, by the names of files.
-
-    None if there is no folder of images. Raises DataError as `open_folder`, except for damaged images.
-    """
-    root = _root(data_dir)
-    if root is None:
-        return None
-    classes = _classes(root)
-    sizes = [sum(len(_images(root / part / name)[0]) for name in classes) for part in _PARTS]
-    spec = _spec(image_size, len(classes), (0.5,) * 3, (0.25,) * 3)
-    source = f"image_folder: {sizes[0]} + {sizes[1]} files of {len(classes)} classes in {root}, not opened"
-    return spec, sizes[0], sizes[1], source
-
-
 def open_folder(
-    data_dir: Path, *, cache_dir: Path, image_size: int, skip_bad: bool = False, log: Callable[[str], None]
+    data_dir: Path, cache_dir: Path, *, image_size: int, skip_bad: bool = False, log: Callable[[str], None]
 ) -> Dataset:
     """Open `data_dir` (or image_folder in it), packed into `cache_dir` at image_size x image_size pixels.
 
@@ -169,7 +152,6 @@ def open_folder(
     classes = _classes(root)
     listings = {part: _list(root / part, classes, log) for part in _PARTS}
     marks = (mark for listing in listings.values() for mark in listing.marks)
-    identity = fingerprint("image_folder", VERSION, image_size, root, *classes, *marks)
 
     def fill(folder: Path) -> None:
         (folder / "classes.json").write_text(json.dumps(classes, indent=1) + "\n")
@@ -182,17 +164,14 @@ def open_folder(
             skipped += [(str(listing.files[row].relative_to(root)), reason) for row, reason in bad.items()]
         (folder / _SKIPPED).write_text(json.dumps(skipped, indent=1) + "\n")
 
-    folder = cached_folder(
-        cache_dir / f"image_folder-{fingerprint(root)[:8]}-{image_size}",
-        identity=identity,
-        fill=fill,
-        log=log,
-    )
+    folder = cache_dir / f"image_folder-{fingerprint(root)[:8]}-{image_size}"
+    identity = fingerprint("image_folder", VERSION, image_size, root, *classes, *marks)
+    cached_folder(folder, identity=identity, fill=fill, log=log)
     skipped = [f"{root / file}: {reason}" for file, reason in json.loads((folder / _SKIPPED).read_text())]
     labels = {part: np.load(folder / f"{part}-labels.npy") for part in _PARTS}
-    if skipped and not skip_bad:
-        _refuse(skipped, sum(len(listing.files) for listing in listings.values()), log)
     if skipped:
+        if not skip_bad:
+            _refuse(skipped, sum(len(listing.files) for listing in listings.values()), log)
         _check_classes(root, classes, labels)
     train, test = (
         # Rows of skipped images are left at the end.

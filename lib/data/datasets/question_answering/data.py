@@ -70,12 +70,6 @@ def pack(
     return contents, packed
 
 
-def widen(ids_NL: Ids, width: int) -> Ids:
-    """Pad `ids_NL` with IGNORED to `width` columns."""
-    missing = width - ids_NL.shape[1]
-    return np.pad(ids_NL, ((0, 0), (0, missing)), constant_values=IGNORED)
-
-
 def part_of(contents: npt.NDArray[np.uint8], columns: Sequence[Ids]) -> ArrayPart:
     """Return rows as in `AnswerSpec`; the last columns are the next sample's source."""
     others = np.roll(contents, -1, axis=0).astype(np.int32)
@@ -110,15 +104,6 @@ class Options:
     def models(self) -> tuple[str, str]:
         """Names of the two language models."""
         return self.frozen_model_a, self.frozen_model_b
-
-
-@dataclass(frozen=True, slots=True)
-class _Known:
-    """Facts about a language model that is not loaded."""
-
-    encoder: Encoder
-    vocab_size: int
-    width: int
 
 
 def open_set(options: Options, location: DataLocation) -> Dataset:
@@ -160,35 +145,31 @@ def packed(
     """Return a data set of these questions. source: their origin, for messages. Raises as `open_set`."""
     texts = [question.source + anchor + question.answer for question in train[:LEARNED_FROM]]
     known = [_known(model, texts, root=root) for model in options.models]
-    encoders = [each.encoder for each in known]
-    found = [
-        pack(questions, encoders, anchor=anchor, source_bytes=options.source_bytes)
-        for questions in (train, test)
-    ]
-    # The two parts share their columns.
-    widths = [[max(each[1][side][kind].shape[1] for each in found) for kind in (0, 1)] for side in (0, 1)]
-    sides = [
+    encoders = [encoder for encoder, *_ in known]
+    # Both parts at once, because they share their columns.
+    contents, tokens = pack([*train, *test], encoders, anchor=anchor, source_bytes=options.source_bytes)
+    first, second = (
         Side(
-            name=options.models[number],
-            vocab_size=each.vocab_size,
-            width=each.width,
-            anchor=tuple(each.encoder.encode(anchor)),
-            answer_tokens=widths[number][0],
-            text_tokens=widths[number][1],
+            name=model,
+            vocab_size=vocab_size,
+            width=width,
+            anchor=tuple(encoder.encode(anchor)),
+            answer_tokens=answers.shape[1],
+            text_tokens=texts.shape[1],
         )
-        for number, each in enumerate(known)
-    ]
-    parts = [
-        part_of(
-            contents,
-            [widen(rows[side][kind], widths[side][kind]) for side in (0, 1) for kind in (0, 1)],
+        for model, (encoder, vocab_size, width), (answers, texts) in zip(
+            options.models, known, tokens, strict=True
         )
-        for contents, rows in found
-    ]
-    spec = AnswerSpec(
-        name=name, source_bytes=options.source_bytes, sides=(sides[0], sides[1]), synthetic=synthetic
     )
-    return Dataset(spec, parts[0], parts[1], f"{name}: {len(train)} + {len(test)} questions, {source}")
+    spec = AnswerSpec(
+        name=name, source_bytes=options.source_bytes, sides=(first, second), synthetic=synthetic
+    )
+    train_part, test_part = (
+        part_of(contents[rows], [ids[rows] for answers_and_texts in tokens for ids in answers_and_texts])
+        for rows in (slice(len(train)), slice(len(train), None))
+    )
+    source = f"{name}: {len(train)} + {len(test)} questions, {source}"
+    return Dataset(spec, train_part, test_part, source)
 
 
 def folder_of(model: str, *, root: Path) -> Path:
@@ -196,17 +177,15 @@ def folder_of(model: str, *, root: Path) -> Path:
     return (root / Path(model.removeprefix(HUGGING_FACE)).expanduser()).resolve()
 
 
-def _known(model: str, texts: Sequence[str], *, root: Path) -> _Known:
+def _known(model: str, texts: Sequence[str], *, root: Path) -> tuple[Encoder, int, int]:
+    """Return tokenizer, vocabulary size and width of a language model, which is not loaded."""
     if model.startswith(HUGGING_FACE):
         folder = folder_of(model, root=root)
-        return _Known(huggingface.HuggingFaceTokenizer(folder), *huggingface.sizes(folder))
+        return huggingface.HuggingFaceTokenizer(folder), *huggingface.sizes(folder)
     if model not in SIZES:
         raise ConfigError(
             f"there is no language model {model!r}",
             todo=f"name {', '.join(SIZES)} or {HUGGING_FACE}DIRECTORY (CONFIG_FROZEN_MODEL_A, _B)",
         )
-    width = SIZES[model]["width"]
-    if model == "toolkit:bytes":
-        return _Known(ByteTokenizer(), ByteTokenizer.vocab_size, width)
-    tokenizer = learned(texts, merges=MERGES)
-    return _Known(tokenizer, tokenizer.vocab_size, width)
+    tokenizer = ByteTokenizer() if model == "toolkit:bytes" else learned(texts, merges=MERGES)
+    return tokenizer, tokenizer.vocab_size, SIZES[model]["width"]

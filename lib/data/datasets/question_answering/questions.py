@@ -17,7 +17,7 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 
 from lib.data.datasets.files import first_file
-from lib.errors import DataError, os_error
+from lib.errors import DataError, os_errors
 from lib.rng import integers, key
 
 VERSION = 1
@@ -48,9 +48,7 @@ def questions(part: PartName) -> list[Question]:
 
 def _drawn(part: PartName, count: int) -> list[Question]:
     below = (len(KEYS), len(KEYS) - 1, 2, *[len(LETTERS)] * 4)
-    columns = [
-        integers(key("facts", part, number), (count,), below=limit) for number, limit in enumerate(below)
-    ]
+    columns = [integers(key("facts", part, n), (count,), below=limit) for n, limit in enumerate(below)]
     return [_question(*row) for row in np.stack(columns, axis=1).tolist()]
 
 
@@ -65,24 +63,13 @@ def _question(first: int, further: int, requested: int, *values: int) -> Questio
 PUBLISHED_ANCHOR = "\nAnswer:"
 
 
-@dataclass(frozen=True, slots=True)
-class Published:
-    """A published set: the names that its two files may have, and their reader."""
-
-    train: tuple[str, ...]
-    test: tuple[str, ...]
-    read: Callable[[Any], Iterator[Question]]
-
-
 def squad(content: Any) -> Iterator[Question]:
     """Yield the answerable questions of a SQuAD file with their first answers."""
     for article in content["data"]:
         for paragraph in article["paragraphs"]:
             for entry in paragraph["qas"]:
-                if entry["answers"]:
-                    yield _published_question(
-                        entry["question"], paragraph["context"], entry["answers"][0]["text"]
-                    )
+                if answers := entry["answers"]:
+                    yield _published_question(entry["question"], paragraph["context"], answers[0]["text"])
 
 
 def hotpot(content: Any) -> Iterator[Question]:
@@ -92,10 +79,13 @@ def hotpot(content: Any) -> Iterator[Question]:
         yield _published_question(entry["question"], context, entry["answer"])
 
 
-PUBLISHED = {
-    "squad": Published(("train-v1.1.json", "train-v2.0.json"), ("dev-v1.1.json", "dev-v2.0.json"), squad),
-    "hotpot": Published(
-        ("hotpot_train_v1.1.json",), ("hotpot_dev_distractor_v1.json", "hotpot_dev_fullwiki_v1.json"), hotpot
+# The names that the training and the test file may have, and their reader.
+PUBLISHED: dict[str, tuple[tuple[str, ...], tuple[str, ...], Callable[[Any], Iterator[Question]]]] = {
+    "squad": (("train-v1.1.json", "train-v2.0.json"), ("dev-v1.1.json", "dev-v2.0.json"), squad),
+    "hotpot": (
+        ("hotpot_train_v1.1.json",),
+        ("hotpot_dev_distractor_v1.json", "hotpot_dev_fullwiki_v1.json"),
+        hotpot,
     ),
 }
 
@@ -105,9 +95,9 @@ def read_published(name: str, data_dir: Path) -> tuple[list[Question], list[Ques
 
     Raises DataError if a file is missing or damaged.
     """
-    known, folders = PUBLISHED[name], (data_dir / name, data_dir)
-    files = []
-    for spellings in (known.train, known.test):
+    train_names, test_names, read = PUBLISHED[name]
+    folders, files = (data_dir / name, data_dir), []
+    for spellings in (train_names, test_names):
         file = first_file(folder / spelling for folder in folders for spelling in spellings)
         if file is None:
             raise DataError(
@@ -115,16 +105,15 @@ def read_published(name: str, data_dir: Path) -> tuple[list[Question], list[Ques
                 todo="put it there, or set CONFIG_DATASET_KEY_VALUES=y, which needs no files",
             )
         files.append(file)
-    train, test = (read_file(file, known.read) for file in files)
+    train, test = (read_file(file, read) for file in files)
     return train, test, files[0].parent
 
 
 def read_file(file: Path, read: Callable[[Any], Iterator[Question]]) -> list[Question]:
     """Return all questions of a file. Raises DataError if it is not as published."""
     try:
-        questions = list(read(json.loads(file.read_text(encoding="utf-8"))))
-    except OSError as error:
-        raise os_error("read", error) from error
+        with os_errors("read"):
+            questions = list(read(json.loads(file.read_text(encoding="utf-8"))))
     except (ValueError, KeyError, TypeError, IndexError) as error:
         raise DataError(f"{file} is not as published", why=f"{type(error).__name__}: {error}") from error
     if not questions:

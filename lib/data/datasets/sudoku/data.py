@@ -22,7 +22,7 @@ from lib.data.datasets.sudoku.solver import SIDES, board_of
 from lib.data.datasets.sudoku.spec import BLANK, PuzzleSpec
 from lib.data.types import ArrayPart, Dataset
 from lib.devices.probe import cpu_count
-from lib.errors import ConfigError, DataError, os_error
+from lib.errors import ConfigError, DataError, os_errors
 
 COLUMNS = ("source", "question", "answer", "rating")
 
@@ -55,7 +55,7 @@ def read_table(file: Path) -> Table:
     cells = 0
     try:
         # Spreadsheets write a byte order mark.
-        with file.open(encoding="utf-8-sig", newline="") as opened:
+        with os_errors("read"), file.open(encoding="utf-8-sig", newline="") as opened:
             reader = csv.reader(opened)
             places = _places(file, next(reader, []))
             for row in reader:
@@ -64,9 +64,7 @@ def read_table(file: Path) -> Table:
                 questions += question
                 answers += answer
                 ratings.append(rating)
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        if isinstance(error, OSError):
-            raise os_error("read", error) from error
+    except (UnicodeDecodeError, csv.Error) as error:
         raise _damaged(file, str(error)) from error
     if not ratings:
         raise _damaged(file, "it holds no puzzles")
@@ -157,13 +155,9 @@ def describe(options: Options, location: DataLocation) -> Dataset | None:
     if location.name == "sudoku_csv":
         return None
     check_sizes(options)
-    level = options.requested()
-    spec = PuzzleSpec(name="sudoku", side=level.side, synthetic=True)
-    train, test = (
-        ArrayPart(rows, rows)
-        for size in options.sizes
-        for rows in (np.broadcast_to(np.uint8(0), (size, *spec.input_shape)),)
-    )
+    spec = PuzzleSpec(name="sudoku", side=options.requested().side, synthetic=True)
+    zeros = (np.broadcast_to(np.uint8(0), (size, *spec.input_shape)) for size in options.sizes)
+    train, test = (ArrayPart(rows, rows) for rows in zeros)
     source = f"sudoku: as it is generated, {train.size} + {test.size} puzzles of level {options.level}"
     return Dataset(spec, train, test, source)
 
@@ -230,13 +224,11 @@ def open_csv(data_dir: Path) -> Dataset:
     if tables[0].side != tables[1].side:
         raise DataError(f"{files[0]} and {files[1]} have puzzles of different sizes")
     if shared := len(_solutions(tables[0]) & _solutions(tables[1])):
-        raise DataError(
-            f"{files[0]} and {files[1]} share {shared} solutions", why="a test would prove nothing"
-        )
+        why = "a test would prove nothing"
+        raise DataError(f"{files[0]} and {files[1]} share {shared} solutions", why=why)
     sizes = " + ".join(str(len(table.ratings)) for table in tables)
-    return _dataset(
-        "sudoku_csv", tables, f"sudoku_csv: {sizes} puzzles from {files[0].parent}", synthetic=False
-    )
+    source = f"sudoku_csv: {sizes} puzzles from {files[0].parent}"
+    return _dataset("sudoku_csv", tables, source, synthetic=False)
 
 
 def _dataset(name: str, tables: list[Table], source: str, *, synthetic: bool) -> Dataset:

@@ -18,7 +18,7 @@ import numpy as np
 
 from lib.data.cache import fingerprint
 from lib.data.datasets.files import marks
-from lib.errors import DataError, os_error
+from lib.errors import DataError, os_error, os_errors
 
 # Not part of the library itself, or specific to the machine.
 _EXCLUDED = frozenset(("test", "tests", "idlelib", "lib2to3", "site-packages", "dist-packages"))
@@ -164,10 +164,8 @@ def _walk(root: Path, enter: Callable[[str], bool]) -> list[Path]:
 
 
 def _content(file: Path) -> bytes:
-    try:
+    with os_errors("read"):
         return file.read_bytes()
-    except OSError as error:
-        raise os_error("read", error) from error
 
 
 def _words(content: bytes) -> int:
