@@ -23,7 +23,7 @@ import shutil
 import zipfile
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import IO, Any, BinaryIO, Literal, cast
+from typing import IO, Any, BinaryIO, Literal, TypeAlias, cast
 
 import torch
 from torch import nn
@@ -35,17 +35,11 @@ from lib.runs.directory import checkpoint_name, checkpoint_step
 _SAVING, _REPLACED, _REMOVED = ".saving-", ".replaced-", ".removed-"
 _LEFTOVER = re.compile(r"\.(saving|replaced|removed)-step-\d+|\.(latest|best)\.[0-9a-f]+\.tmp")
 _LEAVES = (
-    type(None),
-    bool,
-    int,
-    float,
-    str,
-    bytes,
-    torch.Tensor,
-    nn.Parameter,
-    torch.Size,
-    torch.dtype,
+    *(type(None), bool, int, float, str, bytes),
+    *(torch.Tensor, nn.Parameter, torch.Size, torch.dtype),
 )
+
+Which: TypeAlias = Literal["latest", "best"] | int
 
 FORMAT = 1
 MANIFEST = "manifest.json"
@@ -77,7 +71,7 @@ def save(directory: Path, *, step: int, state: Mapping[str, Any], keep_last: int
 def load(
     directory: Path,
     *,
-    which: Literal["latest", "best"] | int = "latest",
+    which: Which = "latest",
     map_location: str | torch.device = "cpu",
     log: Callable[[str], object],
 ) -> tuple[int, dict[str, Any]] | None:
@@ -330,9 +324,7 @@ def _checkpoints(directory: Path) -> dict[int, Path]:
     return found
 
 
-def _candidates(
-    directory: Path, which: Literal["latest", "best"] | int, found: Mapping[int, Path]
-) -> list[int]:
+def _candidates(directory: Path, which: Which, found: Mapping[int, Path]) -> list[int]:
     """Return the steps to try, in order."""
     if which == "latest":
         return sorted(found, reverse=True)

@@ -97,12 +97,17 @@ class RemoteRun:
                 data, content = _manifest(directory / checkpoint_name(step), step=step)
             except DamagedError as damage:
                 damaged[step] = f"checkpoint {checkpoint_name(step)} in {directory} is damaged: {damage}"
-                continue
-            if remote.get(step) != content:
-                missing[step] = data
+            else:
+                if remote.get(step) != content:
+                    missing[step] = data
         for step in missing:
             self.storage.remove(_key(step, MANIFEST))
-            self._upload_state(directory / checkpoint_name(step) / STATE, step)
+            path = directory / checkpoint_name(step) / STATE
+            try:
+                self.storage.upload(path, _key(step, STATE))
+            except MissingError:
+                path.stat()  # raises if it is this one that has gone
+                raise
         for name, data in files.items():
             if name != STATUS:
                 self.storage.write(name, data)
@@ -154,15 +159,14 @@ class RemoteRun:
         run = RunDir(runs / f".fetching-{self.name}")
         with os_errors(f"fetch {self.storage.url} to"):
             run.path.mkdir(parents=True, exist_ok=True)
-        run.lock()
-        try:
-            with os_errors(f"fetch {self.storage.url} to"):
+            run.lock()
+            try:
                 self.fetch(run, log=log)
                 run.path = run.path.rename(runs / self.name)
                 atomic.sync_directory(runs)
-        except BaseException:
-            run.release()
-            raise
+            except BaseException:
+                run.release()
+                raise
         return run
 
     def _fetch_files(self, directory: Path) -> None:
@@ -178,13 +182,6 @@ class RemoteRun:
     def _events(self) -> list[str]:
         """Names of the remote event files."""
         return [f"{SINKS}/{name}" for name in self.storage.entries(SINKS) if name.startswith(EVENTS)]
-
-    def _upload_state(self, path: Path, step: int) -> None:
-        try:
-            self.storage.upload(path, _key(step, STATE))
-        except MissingError:
-            path.stat()  # raises if it is this one that has gone
-            raise
 
     def _receive(self, directory: Path, step: int, log: Callable[[str], object]) -> bool:
         def download(name: str, path: Path) -> None:

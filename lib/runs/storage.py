@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -52,11 +52,8 @@ class Storage:
                 found = self._files.ls(path, detail=False)
             except FileNotFoundError:
                 return []
-        names = {
-            str(entry).rstrip("/").rpartition("/")[2]
-            for entry in found
-            if str(entry).strip("/") != path.strip("/")
-        }
+        inside = (str(entry).strip("/") for entry in found)
+        names = {entry.rpartition("/")[2] for entry in inside if entry != path.strip("/")}
         return sorted(names - {""})
 
     def sizes(self) -> dict[str, int]:
@@ -99,11 +96,8 @@ class Storage:
 
     def remove(self, name: str) -> None:
         """Remove a file, or a folder with its content; succeeds if it does not exist."""
-        with _errors(f"remove {self.url}/{name}"):
-            try:
-                self._files.rm(self._path(name), recursive=True)
-            except FileNotFoundError:
-                return
+        with _errors(f"remove {self.url}/{name}"), suppress(FileNotFoundError):
+            self._files.rm(self._path(name), recursive=True)
 
     def check(self) -> None:
         """Check access: write a small file, read it, and remove it."""
@@ -111,9 +105,8 @@ class Storage:
         self.write(name, data)
         try:
             if self.read(name) != data:
-                raise StorageError(
-                    f"cannot read {self.url}/{name}", why="the content differs from what was written"
-                )
+                why = "the content differs from what was written"
+                raise StorageError(f"cannot read {self.url}/{name}", why=why)
         finally:
             self.remove(name)
 
@@ -171,11 +164,11 @@ def _errors(action: str) -> Iterator[None]:
     except FileNotFoundError as error:
         raise MissingError(f"cannot {action}", why="it does not exist") from error
     except Exception as error:
-        if _is_storage_error(error):
-            message = (isinstance(error, OSError) and error.strerror) or error
-            reason = " ".join(str(message).split())
-            raise StorageError(f"cannot {action}", why=reason or type(error).__name__) from error
-        raise
+        if not _is_storage_error(error):
+            raise
+        message = (isinstance(error, OSError) and error.strerror) or error
+        why = " ".join(str(message).split()) or type(error).__name__
+        raise StorageError(f"cannot {action}", why=why) from error
 
 
 def _is_storage_error(error: Exception) -> bool:

@@ -14,9 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from lib.errors import ConfigError
-from lib.sweeps.experiment import Experiment, Setting, raw
+from lib.sweeps.experiment import Axis, Experiment, Range, Search, Setting, raw
 from lib.sweeps.runner import Result, Run, format_settings, resolved_runs
-from lib.sweeps.search_space import Axis, Range, Search
 
 
 def run_search(

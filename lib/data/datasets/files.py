@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -123,6 +124,16 @@ def describe_dataset(location: DataLocation, options: Mapping[str, Any]) -> Data
     describe = getattr(DATASETS.load(location.name), "describe", None)
     metadata: Dataset | None = describe and describe(chosen, location)
     return metadata
+
+
+def read_published(folder: Path) -> dict[str, Any]:
+    """Read published.toml in the folder of a data-set plug-in: facts about its published sets."""
+    return tomllib.loads((folder / "published.toml").read_text(encoding="utf-8"))
+
+
+def remotes_of(known: Mapping[str, Any]) -> tuple[Remote, ...]:
+    """Return the files of a published set by their names and SHA-256; each of its URLs has all."""
+    return tuple(Remote(file, sha256, tuple(known["urls"])) for file, sha256 in known["files"].items())
 
 
 def first_file(files: Iterable[Path]) -> Path | None:

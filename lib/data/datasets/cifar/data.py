@@ -6,9 +6,10 @@ import gzip
 import io
 import tarfile
 import zlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -20,6 +21,8 @@ from lib.data.datasets.files import (
     damaged,
     describe_images,
     first_file,
+    read_published,
+    remotes_of,
 )
 from lib.data.types import ArrayPart, Dataset, Images, ImageSpec
 from lib.errors import os_error, os_errors
@@ -67,44 +70,26 @@ _BESIDE_BYTES = 1 << 24  # in an archive, beside its records
 
 @dataclass(frozen=True, slots=True)
 class BinarySet:
-    """A data set in the binary format of CIFAR."""
+    """A data set in the binary format of CIFAR, with fields as in published.toml."""
 
     spec: ImageSpec
     folders: tuple[str, ...]
-    train: tuple[str, ...]  # training files, any of which suffice
-    test: tuple[str, ...]  # test files, of which the first present is used
-    label_bytes: int  # of a record; the last one counts (in CIFAR-100 the fine label)
+    train: tuple[str, ...]
+    test: tuple[str, ...]
+    label_bytes: int
     remote: Remote
 
 
-_CIFAR = ("https://www.cs.toronto.edu/~kriz",)
-_CIFAR10_MORE = ("https://mindspore-website.obs.cn-north-4.myhuaweicloud.com/notebook/datasets",)
+def _binary_set(name: str, known: Mapping[str, Any]) -> BinarySet:
+    mean, std = tuple(known["mean"]), tuple(known["std"])
+    spec = ImageSpec.square(name, 32, known["classes"], mean=mean, std=std)
+    folders, train, test = (tuple(known[field]) for field in ("folders", "train", "test"))
+    (remote,) = remotes_of(known)
+    return BinarySet(spec, folders, train, test, known["label_bytes"], remote)
+
 
 BINARY_SETS = {
-    "cifar10": BinarySet(
-        ImageSpec.square("cifar10", 32, 10, mean=(0.4914, 0.4822, 0.4465), std=(0.2470, 0.2435, 0.2616)),
-        ("cifar10", "cifar10/cifar-10-batches-bin", "", "cifar-10-batches-bin"),
-        tuple(f"data_batch_{number}.bin" for number in range(1, 6)),
-        ("test_batch.bin", "test_first1000.bin"),  # the second is a part, and reported as one
-        1,
-        Remote(
-            "cifar-10-binary.tar.gz",
-            "c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd",
-            _CIFAR + _CIFAR10_MORE,
-        ),
-    ),
-    "cifar100": BinarySet(
-        ImageSpec.square("cifar100", 32, 100, mean=(0.5071, 0.4865, 0.4409), std=(0.2673, 0.2564, 0.2762)),
-        ("cifar100", "cifar100/cifar-100-binary", "", "cifar-100-binary"),
-        ("train.bin",),
-        ("test.bin",),
-        2,
-        Remote(
-            "cifar-100-binary.tar.gz",
-            "58a81ae192c23a4be8b1804d68e518ed807d710a4eb253b1f2a199162a40d8ec",
-            _CIFAR,
-        ),
-    ),
+    name: _binary_set(name, known) for name, known in read_published(Path(__file__).parent).items()
 }
 
 

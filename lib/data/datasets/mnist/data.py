@@ -18,6 +18,8 @@ from lib.data.datasets.files import (
     damaged,
     describe_images,
     first_file,
+    read_published,
+    remotes_of,
 )
 from lib.data.types import ArrayPart, Dataset, Images, ImageSpec, Labels
 from lib.errors import DataError, os_error
@@ -106,12 +108,6 @@ def _parse(content: bytes, file: Path, *, magic: str) -> Images:
 
 
 PUBLISHED_SIZES = (60_000, 10_000)  # of MNIST and Fashion-MNIST
-IDX_FILES = (
-    "train-images-idx3-ubyte",
-    "train-labels-idx1-ubyte",
-    "t10k-images-idx3-ubyte",
-    "t10k-labels-idx1-ubyte",
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,49 +119,16 @@ class IdxSet:
     remotes: tuple[Remote, ...]
 
 
-_MNIST = (
-    "https://storage.googleapis.com/cvdf-datasets/mnist",
-    "https://ossci-datasets.s3.amazonaws.com/mnist",
-)
-_FASHION = ("https://github.com/zalandoresearch/fashion-mnist/raw/master/data/fashion",)
-
-# SHA-256 of the unpacked files, compared with those of two independent sources.
-MNIST_CONTENT = {
-    "train-images-idx3-ubyte": "ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a2fc25776db",
-    "train-labels-idx1-ubyte": "65a50cbbf4e906d70832878ad85ccda5333a97f0f4c3dd2ef09a8a9eef7101c5",
-    "t10k-images-idx3-ubyte": "0fa7898d509279e482958e8ce81c8e77db3f2f8254e26661ceb7762c4d494ce7",
-    "t10k-labels-idx1-ubyte": "ff7bcfd416de33731a308c3f266cc351222c34898ecbeaf847f06e48f7ec33f2",
-}
-
-
-def _idx_remotes(folders: tuple[str, ...], *hashes: str) -> tuple[Remote, ...]:
-    pairs = zip(IDX_FILES, hashes, strict=True)
-    return tuple(Remote(f"{name}.gz", sha256, folders) for name, sha256 in pairs)
-
-
+_PUBLISHED = read_published(Path(__file__).parent)
+MNIST_CONTENT = _PUBLISHED.pop("mnist_content")  # SHA-256 of the unpacked files
+IDX_FILES = tuple(MNIST_CONTENT)  # images and labels of the training part, then those of the test part
 IDX_SETS = {
-    "mnist": IdxSet(
-        ImageSpec.square("mnist", 28, 10, mean=(0.1307,), std=(0.3081,)),
-        ("mnist", "", "MNIST/raw"),
-        _idx_remotes(
-            _MNIST,
-            "440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609",
-            "3552534a0a558bbed6aed32b30c495cca23d567ec52cac8be1a0730e8010255c",
-            "8d422c7b0a1c1c79245a5bcf07fe86e33eeafee792b84584aec276f5a2dbc4e6",
-            "f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6",
-        ),
-    ),
-    "fashion_mnist": IdxSet(
-        ImageSpec.square("fashion_mnist", 28, 10, mean=(0.2860,), std=(0.3530,)),
-        ("fashion_mnist", "", "FashionMNIST/raw"),
-        _idx_remotes(
-            _FASHION,
-            "3aede38d61863908ad78613f6a32ed271626dd12800ba2636569512369268a84",
-            "a04f17134ac03560a47e3764e11b92fc97de4d1bfaf8ba1a3aa29af54cc90845",
-            "346e55b948d973a97e58d2351dde16a484bd415d4595297633bb08f03db6a073",
-            "67da17c76eaffca5446c3361aaab5c3cd6d1c2608764d35dfb1850b086bf8dd5",
-        ),
-    ),
+    name: IdxSet(
+        ImageSpec.square(name, 28, 10, mean=tuple(known["mean"]), std=tuple(known["std"])),
+        tuple(known["folders"]),
+        remotes_of(known),
+    )
+    for name, known in _PUBLISHED.items()
 }
 
 
