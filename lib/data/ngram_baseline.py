@@ -130,11 +130,8 @@ def _interpolated(table: _Table, keys: Keys, vocab_size: int, shorter: Floats) -
     totals = np.add.reduceat(table.counts, starts)
     context = _Table(contexts, totals)
     kinds = np.diff(np.append(starts, len(table.keys)))
-    count, total, kind = (
-        table.lookup(keys, table.counts),
-        context.lookup(keys // radix, totals),
-        context.lookup(keys // radix, kinds),
-    )
+    count = table.lookup(keys, table.counts)
+    total, kind = (context.lookup(keys // radix, values) for values in (totals, kinds))
     alone = len(shorter) - len(keys)
     backed_off = shorter[alone:]
     mixed = (np.maximum(count - discount, 0) + discount * kind * backed_off) / np.maximum(total, 1)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Literal, Protocol, TypeAlias
+from typing import Literal, TypeAlias
 
 import numpy as np
 import torch
@@ -22,25 +22,22 @@ Request: TypeAlias = Indices
 Rows: TypeAlias = tuple[torch.Tensor, torch.Tensor, torch.Tensor]  # inputs as stored, targets, notes
 
 
-class Store(Protocol):
-    """Source of rows of a part."""
+class Store:
+    """Source of rows of a part, on `device`."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
 
     def read(self, requests: Iterator[Request]) -> Iterator[Rows]:
         """Yield inputs, targets (as from `Part.take`) and notes (K, N) on the device for each request."""
-        ...
+        raise NotImplementedError
 
     def close(self) -> None:
         """Release resources."""
-        ...
 
 
 def open_store(
-    part: Part,
-    *,
-    device: torch.device,
-    placement: Placement,
-    num_workers: int,
-    prefetch: int,
+    part: Part, *, device: torch.device, placement: Placement, num_workers: int, prefetch: int
 ) -> Store:
     """Open the store of `part`. num_workers (at least 1) and prefetch (requests) are for the stream."""
     if placement == "shapes":
@@ -52,15 +49,7 @@ def open_store(
     return _Stream(part, device=device, num_workers=num_workers, prefetch=prefetch)
 
 
-class _Store:
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-
-    def close(self) -> None:
-        """Release nothing."""
-
-
-class _Shapes(_Store):
+class _Shapes(Store):
     """Uninitialized rows of the right shapes and types, for measuring the memory of a step."""
 
     def __init__(self, part: Part, *, device: torch.device) -> None:
@@ -81,15 +70,15 @@ class _Shapes(_Store):
             yield inputs, targets, torch.from_numpy(request[1:]).to(self._device)
 
 
-class _ResidentRows(_Store):
+class _ResidentRows(Store):
     """Arrays in device memory."""
 
     def __init__(self, part: ArrayPart, *, device: torch.device) -> None:
         super().__init__(device)
-        inputs, targets = (part.inputs, part.targets) if part.rows is None else part.take()
+        arrays = (part.inputs, part.targets) if part.rows is None else part.take()
         # torch warns about read-only arrays, such as memory maps.
-        self._inputs = torch.from_numpy(np.require(inputs, requirements=["C", "W"])).to(device)
-        self._targets = torch.from_numpy(np.require(targets, requirements=["C", "W"])).to(device)
+        writable = (np.require(array, requirements=["C", "W"]) for array in arrays)
+        self._inputs, self._targets = (torch.from_numpy(array).to(device) for array in writable)
 
     def read(self, requests: Iterator[Request]) -> Iterator[Rows]:
         for request in requests:
@@ -98,7 +87,7 @@ class _ResidentRows(_Store):
             yield self._inputs.index_select(0, places), self._targets.index_select(0, places), sent[1:]
 
 
-class _ResidentTokens(_Store):
+class _ResidentTokens(Store):
     """A text in device memory, in its stored type."""
 
     def __init__(self, part: TokenPart, *, device: torch.device) -> None:
@@ -125,7 +114,7 @@ class _ResidentTokens(_Store):
             yield inputs, targets, sent[1:]
 
 
-class _Stream(_Store):
+class _Stream(Store):
     """Requests read ahead by threads, from memory or a memory map.
 
     The threads copy rows with NumPy, which releases the GIL, and for CUDA into pinned memory. They do not

@@ -20,6 +20,7 @@ Tokens = npt.NDArray[np.unsignedinteger[Any]]  # (n,), uint8, uint16 or uint32
 
 Unit: TypeAlias = Literal["byte", "char", "token"]
 InputDtype: TypeAlias = Literal["float32", "int64"]
+Channels: TypeAlias = tuple[float, ...]  # a number per channel
 
 
 class Spec(Protocol):
@@ -55,8 +56,8 @@ class ImageSpec:
     height: int
     width: int
     classes: int
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
+    mean: Channels
+    std: Channels
     synthetic: bool
 
     def __post_init__(self) -> None:
@@ -64,26 +65,11 @@ class ImageSpec:
 
     @classmethod
     def square(
-        cls,
-        name: str,
-        size: int,
-        classes: int,
-        *,
-        mean: tuple[float, ...],
-        std: tuple[float, ...],
-        synthetic: bool = False,
+        cls, name: str, size: int, classes: int, *, mean: Channels, std: Channels, synthetic: bool = False
     ) -> ImageSpec:
         """Return the spec of images of size x size pixels, with a channel per value of `mean`."""
-        return cls(
-            name=name,
-            channels=len(mean),
-            height=size,
-            width=size,
-            classes=classes,
-            mean=mean,
-            std=std,
-            synthetic=synthetic,
-        )
+        shape = {"channels": len(mean), "height": size, "width": size}
+        return cls(name=name, **shape, classes=classes, mean=mean, std=std, synthetic=synthetic)
 
     @property
     def input_shape(self) -> tuple[int, ...]:
