@@ -53,10 +53,7 @@ class NgramBaseline:
 
 
 def ngram_baseline(dataset: Dataset, *, cache_dir: Path, log: Callable[[str], None]) -> NgramBaseline:
-    """Return the baseline of a text, computed once and kept in `cache_dir`.
-
-    Raises ToolkitError if the cache cannot be written.
-    """
+    """Return the baseline of a text, computed once and kept in `cache_dir`. Raises ToolkitError."""
     spec, train, test = dataset.spec, dataset.train, dataset.test
     assert isinstance(spec, TextSpec) and isinstance(train, TokenPart) and isinstance(test, TokenPart)
     counted, predicted = (np.asarray(part.tokens[:_MAX_TOKENS]) for part in (train, test))

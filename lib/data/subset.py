@@ -14,8 +14,7 @@ from lib.errors import ConfigError
 def restrict(dataset: Dataset, *, limit: int = 0, holdout: int = 0, opened: bool = True) -> Dataset:
     """Apply DATA_LIMIT and HOLDOUT (0 = off); held-out samples replace the test part.
 
-    opened: false for metadata, whose samples are zeros. Raises ConfigError if there are too few samples or
-    they cannot be held out.
+    opened: false for metadata. Raises ConfigError for too few samples, or ones that cannot be held out.
     """
     train, held_out = subset(dataset.train, limit=limit, holdout=holdout)
     if held_out is None:

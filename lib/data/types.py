@@ -268,22 +268,14 @@ class ChecksHoldout(Protocol):
 
 
 class Tokenizer(Protocol):
-    """Conversion of text to token ids and back."""
+    """Conversion of text to token ids and back.
 
-    @property
-    def name(self) -> str:
-        """Name in CONFIG_TOKENIZER."""
-        ...
+    name: in CONFIG_TOKENIZER. unit: kind of token, for figures. vocab_size: number of token ids.
+    """
 
-    @property
-    def unit(self) -> Unit:
-        """Kind of token, for figures."""
-        ...
-
-    @property
-    def vocab_size(self) -> int:
-        """Number of token ids."""
-        ...
+    name: str
+    unit: Unit
+    vocab_size: int
 
     def encode(self, text: str) -> list[int]:
         """Encode a text. Raises DataError for characters outside the vocabulary."""

@@ -152,10 +152,9 @@ class Job:
 
 
 def job_file(job: Job, *, to: str, command: str) -> str:
-    """Return the text of the job file for the cluster `to`, one of `CLUSTERS`.
+    """Return the job file for the cluster `to`, one of `CLUSTERS`; `command` is for its reader.
 
-    command: the command that trains on each node, for the reader. Raises ConfigError where IMAGE, STORAGE or
-    ACCELERATOR is malformed.
+    Raises ConfigError where IMAGE, STORAGE or ACCELERATOR is malformed.
     """
     cluster = CLUSTERS[to]
     _check(job, to)

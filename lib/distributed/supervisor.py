@@ -55,26 +55,18 @@ class Supervisor:
         restarts = self._launched["restarts"]
         failed = self._attempt(arguments)
         for restart in range(1, restarts + 1):
-            if not self._was_killed(failed):
-                break
             rank = self._first_failed(failed)
+            if self._signal or failed.get(rank, 0) >= 0:  # not killed by a signal from elsewhere
+                break
             killed = f"process {rank} of {self._world} was ended by signal {-failed[rank]}"
             print(f"{killed}: starting all again ({restart} of {restarts})", file=sys.stderr, flush=True)
-            self._remove_reports()
+            for path in self._notes.iterdir():  # files of the previous workers, except for kept.json
+                if path.is_dir():
+                    shutil.rmtree(path)
+                elif path.suffix in (".pid", ".status", ".crash"):
+                    path.unlink()
             failed = self._attempt(arguments)
         return failed
-
-    def _was_killed(self, failed: Mapping[int, int]) -> bool:
-        """True if a signal from elsewhere ended a worker and no end was requested."""
-        return bool(failed) and not self._signal and failed.get(self._first_failed(failed), 0) < 0
-
-    def _remove_reports(self) -> None:
-        """Remove files of the previous workers, except for kept.json."""
-        for path in self._notes.iterdir():
-            if path.is_dir():
-                shutil.rmtree(path)
-            elif path.suffix in (".pid", ".status", ".crash"):
-                path.unlink()
 
     def _attempt(self, arguments: Sequence[str]) -> dict[int, int]:
         """Run the workers once; returns exit statuses (negative: signals) of failed ones by local rank."""

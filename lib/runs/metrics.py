@@ -60,10 +60,7 @@ class MetricsWriter:
 
 
 def read(path: Path) -> list[dict[str, Any]]:
-    """Read all rows. A last line without a newline is still being written and is left out.
-
-    Raises ToolkitError if the file is missing or a line is not a row.
-    """
+    """Read all rows but a last line that is still being written. Raises ToolkitError."""
     return [row for rows in Follower(path).batches() for row in rows]
 
 
@@ -76,8 +73,7 @@ class Follower:
     def batches(self) -> Iterator[list[dict[str, Any]]]:
         """Yield the rows appended since the last call, BATCH_ROWS at a time; the last batch may be empty.
 
-        A last line without a newline waits for the next call.
-        Raises ToolkitError if the file cannot be read or a line is not a row.
+        Raises ToolkitError if the file cannot be read or a whole line is not a row.
         """
         rows: list[dict[str, Any]] = []
         with os_errors("read"), self._path.open("rb") as file:

@@ -152,10 +152,7 @@ class RemoteRun:
             )
 
     def adopt(self, runs: Path, *, log: Callable[[str], object]) -> RunDir:
-        """Create its run directory, with a checkpoint, in `runs`, the directory of the model's runs; locked.
-
-        Raises ToolkitError if another process does the same, or the disk fails.
-        """
+        """Create its run directory in the model's `runs`, with a checkpoint; locked. Raises ToolkitError."""
         run = RunDir(runs / f".fetching-{self.name}")
         with os_errors(f"fetch {self.storage.url} to"):
             run.path.mkdir(parents=True, exist_ok=True)
@@ -211,10 +208,7 @@ class RemoteRun:
 
 
 def unfinished(storage: Storage, resolved: Resolved) -> list[RemoteRun]:
-    """Return the unfinished runs of one model on `storage` that train `resolved`, from old to new.
-
-    Raises StorageError if the storage fails.
-    """
+    """Return a model's unfinished runs that train `resolved`, from old to new. Raises StorageError."""
     found = [RemoteRun(name, storage.below(name)) for name in storage.entries()]
     # Each run of another configuration costs a request, which is slow one by one where there are hundreds.
     with ThreadPoolExecutor(_CONCURRENT_REQUESTS) as pool:
@@ -223,10 +217,7 @@ def unfinished(storage: Storage, resolved: Resolved) -> list[RemoteRun]:
 
 
 def _manifest(path: Path, *, step: int) -> tuple[bytes, dict[str, Any]]:
-    """Return the bytes and the content of a local checkpoint's manifest.
-
-    Raises DamagedError if it is damaged, FileNotFoundError if the checkpoint is gone.
-    """
+    """Return bytes and content of a local manifest. Raises DamagedError, FileNotFoundError if all is gone."""
     try:
         data = (path / MANIFEST).read_bytes()
     except OSError as error:

@@ -29,10 +29,7 @@ def is_url(text: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Storage:
-    """Files below one URL. Names are relative to it, with slashes.
-
-    All methods raise StorageError if the storage fails, MissingError if a file does not exist.
-    """
+    """Files below one URL, named relative to it. All methods raise StorageError, or MissingError."""
 
     url: str  # without a slash at its end
     _files: Any  # an fsspec.AbstractFileSystem
@@ -115,10 +112,7 @@ class Storage:
 
 
 def open_storage(url: str, *, requested: str) -> Storage:
-    """Open the storage at `url`. requested: the option that names it.
-
-    Raises ConfigError if it is no URL, or the package for it is not installed.
-    """
+    """Open `url`, from the option `requested`. Raises ConfigError if it is none or lacks its package."""
     if not is_url(url):
         raise ConfigError(f'{requested}="{url}" is not a URL', todo=f"a path is written file://{url}")
     from fsspec.core import url_to_fs

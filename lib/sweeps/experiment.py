@@ -132,10 +132,7 @@ def read_experiment(file: Path) -> Experiment:
 
 
 def merged(file: Path, *, above: tuple[Path, ...] = ()) -> Document:
-    """Return `file` merged with the files beside it that its `defaults` name, without that key.
-
-    Raises ConfigError for a cycle of defaults and for an unknown key.
-    """
+    """Return `file` merged with those that its `defaults` name. Raises ConfigError for a cycle or bad key."""
     real = file.resolve()
     if real in above:
         cycle = " -> ".join(path.name for path in (*above, real))

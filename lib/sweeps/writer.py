@@ -23,8 +23,7 @@ _NUMBER = re.compile(r"-?[0-9]+(\.[0-9]+)?")
 def as_yaml(resolved: kconf.Resolved, *, root: Path) -> str:
     """Return an experiment file whose only run is `resolved`.
 
-    It sets what differs from the shipped files that the configuration was made from or, where there are none
-    or they have changed, from all defaults.
+    It sets what differs from the shipped files it was made from, or from all defaults if they have changed.
     """
     for base in (*_base_of(resolved, root), ALL_DEFAULTS):
         text = compose_text(root, base)

@@ -37,10 +37,7 @@ class EmbeddedSet:
         return describe_images(self.spec, self.sizes, "as it is generated")
 
     def open_set(self, options: object, location: DataLocation) -> Dataset:  # noqa: ARG002
-        """Open the set, generating it into the cache if it is not there.
-
-        Raises DataError if matplotlib lacks a font, ToolkitError if the cache cannot be written.
-        """
+        """Open the set, generated into the cache once. Raises DataError without a font, ToolkitError."""
         name, cache_dir = self.spec.name, location.cache_dir
         train_size, test_size = self.sizes
 

@@ -71,10 +71,7 @@ class DataLocation:
         return [self._find(remote, self.files / folders[0], name=name, instead=instead) for remote in remotes]
 
     def find_image_file(self, remote: Remote, content: str = "") -> Path:
-        """Return a file of a published image set, downloaded if it is not in DATA_DIR/NAME.
-
-        content: what an archive unpacks to, for the message.
-        """
+        """Return a file of an image set, downloaded if missing. content: of an archive, for messages."""
         instead = "an embedded set (CONFIG_DATASET_DIGITS=y or CONFIG_DATASET_SCENES=y)"
         folder = self.files / self.name
         return self._find(remote, folder, name=f"data set {self.name}", instead=instead, content=content)

@@ -53,10 +53,7 @@ def windows(
     vocab_size: int,
     source: str,
 ) -> Dataset:
-    """Return both parts split into windows of block_size. Raises ConfigError if they are too short.
-
-    tokenizer: None if the tokens cannot be decoded.
-    """
+    """Return both parts split into windows of block_size. Raises ConfigError if they are too short."""
     name, block_size = location.name, block_size_of(location)
     if len(train) < 2 * block_size or len(validation) < 2:
         raise ConfigError(

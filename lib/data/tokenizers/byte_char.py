@@ -62,14 +62,9 @@ class CharTokenizer:
     unit: Unit = "char"
 
     def __init__(self, characters: str) -> None:
-        self.characters = characters
+        self.characters, self.vocab_size = characters, len(characters)
         self._codes = _codes(characters)
         assert (np.diff(self._codes.astype(np.int64)) > 0).all(), "characters rise"
-
-    @property
-    def vocab_size(self) -> int:
-        """Number of characters."""
-        return len(self.characters)
 
     def encode(self, text: str) -> list[int]:
         """Return the ids of `text`. Raises DataError for an unknown character."""

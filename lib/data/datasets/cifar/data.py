@@ -38,9 +38,9 @@ def record_bytes(label_bytes: int) -> int:
 
 
 def unpack(archive: Path, folder: Path, *, names: Sequence[str], max_bytes: int) -> None:
-    """Extract the files `names`, in that order, from a .tar.gz into `folder`, and delete the archive.
+    """Extract `names`, in that order, from a .tar.gz of at most `max_bytes`, and delete the archive.
 
-    max_bytes: bound of the unpacked size. Raises DataError for a damaged archive, ToolkitError for the disk.
+    Raises DataError for a damaged archive, ToolkitError for the disk.
     """
     try:
         with gzip.open(archive) as opened:

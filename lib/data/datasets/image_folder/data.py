@@ -100,10 +100,7 @@ class Options:
 
 
 def describe(_: Options, location: DataLocation) -> Dataset:
-    """Return the metadata (mean and deviation are placeholders) by the names of the files, or of ImageNet.
-
-    Raises DataError as `open_folder`, except for damaged images.
-    """
+    """Return the metadata by the names of the files, or of ImageNet. Raises DataError as `open_folder`."""
     assert location.image_size is not None
     root = _root(location.data_dir) if location.data_dir is not None else None
     if root is None:

@@ -32,10 +32,9 @@ LARGEST_BYTES = 2**30  # unpacked; twenty times MNIST
 
 
 def read_idx(file: Path, *, limit: int | None = None) -> bytes:
-    """Read an idx file, gzipped (by its magic number) or not.
+    """Read an idx file, gzipped (by its magic number) or not; `limit` bytes, for the header, or all.
 
-    At most one byte more than the header promises is unpacked, and never more than LARGEST_BYTES. limit:
-    bytes to read, for the header.
+    At most one byte more than the header promises is unpacked, and never more than LARGEST_BYTES.
     """
     try:
         with file.open("rb") as opened:
@@ -144,10 +143,7 @@ def describe(_: Options, location: DataLocation) -> Dataset:
 
 
 def open_set(_: Options, location: DataLocation) -> Dataset:
-    """Open the four files, downloaded if missing.
-
-    Raises DataError for missing, damaged or MNIST's own files.
-    """
+    """Open the four files, downloaded if missing. Raises DataError for damaged or MNIST's own files."""
     known, data_dir = IDX_SETS[location.name], location.files
     spec = known.spec
     files = [

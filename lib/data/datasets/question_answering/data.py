@@ -109,8 +109,7 @@ class Options:
 def open_set(options: Options, location: DataLocation) -> Dataset:
     """Open questions in the tokens of both language models.
 
-    Raises ConfigError for an unknown language model or a missing package, DataError for missing or damaged
-    models and files.
+    Raises ConfigError for an unknown model or a missing package, DataError for damaged models and files.
     """
     name, synthetic = location.name, location.name not in PUBLISHED
     if synthetic:

@@ -91,10 +91,7 @@ PUBLISHED: dict[str, tuple[tuple[str, ...], tuple[str, ...], Callable[[Any], Ite
 
 
 def read_published(name: str, data_dir: Path) -> tuple[list[Question], list[Question], Path]:
-    """Return the training and test questions of set `name`, and their folder: DATA_DIR/`name` or DATA_DIR.
-
-    Raises DataError if a file is missing or damaged.
-    """
+    """Return training and test questions of set `name`, and their folder. Raises DataError."""
     train_names, test_names, read = PUBLISHED[name]
     folders, files = (data_dir / name, data_dir), []
     for spellings in (train_names, test_names):

@@ -128,10 +128,7 @@ PUZZLES_PER_PROCESS = 100  # at least, of levels that are not easy
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """The symbols of lib/data/datasets/sudoku/Kconfig; None for puzzles from files.
-
-    clues: of the easy level, else None.
-    """
+    """The symbols of lib/data/datasets/sudoku/Kconfig; None for files. clues: of the easy level only."""
 
     level: str | None
     clues: int | None
@@ -170,10 +167,7 @@ def open_set(options: Options, location: DataLocation) -> Dataset:
 
 
 def open_sudoku(options: Options, *, cache_dir: Path, log: Callable[[str], None]) -> Dataset:
-    """Return puzzles by `options`, generated into `cache_dir` if they are not there.
-
-    Raises ConfigError if there are too few of 4x4, ToolkitError if the cache cannot be written.
-    """
+    """Return puzzles, generated into `cache_dir` once. Raises ConfigError for too many, ToolkitError."""
     check_sizes(options)
     level = options.requested()
     train, test = options.sizes
@@ -206,10 +200,7 @@ def check_sizes(options: Options) -> None:
 
 
 def open_csv(data_dir: Path) -> Dataset:
-    """Open train.csv and test.csv in DATA_DIR/sudoku_csv or DATA_DIR.
-
-    Raises DataError if one is missing or damaged, or if they share a solution.
-    """
+    """Open train.csv and test.csv. Raises DataError if one is damaged, or they share a solution."""
     files = []
     for part in PARTS:
         file = first_file(folder / f"{part}.csv" for folder in (data_dir / "sudoku_csv", data_dir))

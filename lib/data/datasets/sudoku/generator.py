@@ -73,8 +73,7 @@ class Puzzle:
 def puzzles(level: Level, *, part: str, count: int, processes: int = 1) -> Iterator[Puzzle]:
     """Yield `count` distinct puzzles for `part` ("train", "test") with solutions that no other part has.
 
-    Each 9x9 puzzle has its own solution; 4x4 has only 288 solutions. The result does not depend on
-    `processes`.
+    Each 9x9 puzzle has its own solution; 4x4 has only 288. `processes` do not change the result.
     """
     make = partial(_numbered, level, part)
     seen: set[tuple[int, ...]] = set()

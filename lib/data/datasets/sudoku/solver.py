@@ -74,10 +74,7 @@ Propagated: TypeAlias = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class Proof:
-    """Result of a proof.
-
-    solutions: 0, 1, or MANY for more. solution: digits of the first one. backtracks: refuted branches.
-    """
+    """Number of solutions (0, 1 or MANY), digits of the first one, and number of refuted branches."""
 
     solutions: int
     solution: tuple[int, ...] | None
@@ -96,8 +93,7 @@ def prove(board: Board, puzzle: Sequence[int]) -> Proof:
 def unavoidable_set(board: Board, solution: int, kept: int, cell: int) -> int:
     """Return the cells, as bits, in which another solution with a different digit in `cell` differs.
 
-    solution: from `places_of`. kept: bits of the cells with clues, without `cell`. 0 if there is no such
-    solution.
+    solution: from `places_of`. kept: bits of the cells with clues but `cell`. 0 without such a solution.
     """
     clues = solution & kept * board.digits
     possible = _candidates(board, clues) & ~(solution & board.digits << cell)

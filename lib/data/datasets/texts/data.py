@@ -43,8 +43,7 @@ SHAKESPEARE_TRAIN_SHARE = 0.9  # of its characters, as in nanoGPT
 def open_set(_: Options, location: DataLocation) -> Dataset:
     """Open a text, tokenized into the cache on first use.
 
-    Raises DataError if it or the files of its tokenizer are missing or damaged, ConfigError if it is shorter
-    than block_size, ToolkitError if the disk fails.
+    Raises DataError for missing or damaged files, ConfigError if it is shorter than block_size, ToolkitError.
     """
     corpus = _corpus(location)
     folder = _packed(corpus, location)

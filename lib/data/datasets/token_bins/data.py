@@ -128,10 +128,7 @@ class Options:
 
 
 def describe(options: Options, location: DataLocation) -> Dataset:
-    """Return the metadata by the sizes of the files, or of a large set without files.
-
-    Raises what `open_set` does, except for the scan of tokens.
-    """
+    """Return the metadata by the sizes of the files, or of a large set without files. Raises DataError."""
     vocab_size, data_dir = options.vocab_size, location.data_dir
     dtype = np.uint16 if vocab_size <= 1 << 16 else np.uint32
     lengths, content = (10**8, 10**7), f"any number of tokens below {vocab_size}"
