@@ -28,7 +28,6 @@ class HasSymmetries(Protocol):
         self, inputs_NL: torch.Tensor, targets_NL: torch.Tensor, hashes_N: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Apply the symmetry that each hash (N,) selects to inputs and targets."""
-        ...
 
 
 # Bit fields of a sample's hash that serve as its random numbers.

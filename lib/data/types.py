@@ -32,17 +32,14 @@ class Spec(Protocol):
     @property
     def name(self) -> str:
         """Name of the data set."""
-        ...
 
     @property
     def synthetic(self) -> bool:
         """True for generated data."""
-        ...
 
     @property
     def input_shape(self) -> tuple[int, ...]:
         """Shape of one sample."""
-        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -264,7 +261,6 @@ class ChecksHoldout(Protocol):
 
     def check_held_out(self, train: Part, held_out: Part) -> None:
         """Raise ConfigError if samples of `held_out` leak from `train`."""
-        ...
 
 
 class Tokenizer(Protocol):
@@ -279,19 +275,15 @@ class Tokenizer(Protocol):
 
     def encode(self, text: str) -> list[int]:
         """Encode a text. Raises DataError for characters outside the vocabulary."""
-        ...
 
     def encode_all(self, content: bytes) -> Tokens:
         """Encode a whole file in the narrowest type of the vocabulary."""
-        ...
 
     def decode(self, tokens: npt.ArrayLike) -> str:
         """Decode tokens; invalid UTF-8 becomes the replacement character."""
-        ...
 
     def byte_lengths(self) -> npt.NDArray[np.int64]:
         """Return the bytes of text per token id, (vocab_size,); 0 for special tokens."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -167,14 +167,10 @@ def _cuda_gpus() -> tuple[Kind, tuple[Device, ...]]:
                 why=str(error).splitlines()[0],
                 todo="end what is using it, or hide it with CUDA_VISIBLE_DEVICES",
             ) from error
-        devices.append(
-            Device(
-                name=torch.cuda.get_device_name(index),
-                total_bytes=total_bytes,
-                free_bytes=free_bytes,
-                capability=torch.cuda.get_device_capability(index) if kind == "cuda" else None,
-            )
-        )
+        name = torch.cuda.get_device_name(index)
+        capability = torch.cuda.get_device_capability(index) if kind == "cuda" else None
+        device = Device(name=name, total_bytes=total_bytes, free_bytes=free_bytes, capability=capability)
+        devices.append(device)
     return kind, tuple(devices)
 
 

@@ -185,17 +185,14 @@ class Supervisor:
         if rank != 0 or status < 0 or self._crash_of(rank).exists():
             how = f"was ended by signal {-status}" if status < 0 else f"ended with status {status}"
             reason = f"process {rank} of {self._world} {how}"
-            self._end_run(reason)
+            kept = self._kept()
+            run = RunDir(Path(kept["run"])) if kept.get("own") else None
+            # Unless rank 0 has set the final status: it may have been killed, or aborted by gloo.
+            if run is not None and run.status().state == "running":
+                run.set_status("failed", step=run.status().step, reason=reason)
             print(self._last_output(rank), file=sys.stderr)
             print(f"error: {reason}", file=sys.stderr)
         return max(status, 1)
-
-    def _end_run(self, reason: str) -> None:
-        """Set the run's final status unless rank 0 has: it may have been killed, or aborted by gloo."""
-        kept = self._kept()
-        run = RunDir(Path(kept["run"])) if kept.get("own") else None
-        if run is not None and run.status().state == "running":
-            run.set_status("failed", step=run.status().step, reason=reason)
 
     def _first_failed(self, failed: Mapping[int, int]) -> int:
         """Return the rank that failed first: one killed without a report, or the earliest report."""
@@ -260,12 +257,9 @@ def keep_rank_logs(notes: Path, run: RunDir, *, hostname: str) -> None:
         print(f"the output of other ranks is not kept: {error}", file=sys.__stderr__, flush=True)
 
 
-def _main(notes: str, world: str, *arguments: str) -> int:
-    try:
-        return Supervisor(Path(notes), world=int(world)).run(arguments)
-    finally:
-        shutil.rmtree(notes, ignore_errors=True)
-
-
 if __name__ == "__main__":
-    sys.exit(_main(*sys.argv[1:]))
+    _notes, _world, *_arguments = sys.argv[1:]
+    try:
+        sys.exit(Supervisor(Path(_notes), world=int(_world)).run(_arguments))
+    finally:
+        shutil.rmtree(_notes, ignore_errors=True)

@@ -63,7 +63,11 @@ def save(directory: Path, *, step: int, state: Mapping[str, Any], keep_last: int
     with _staged(directory, step) as temporary:
         _write(temporary, step=step, state=state, best=best)
         path = _install(temporary, step=step, best=best)
-        _retire(directory, steps(directory)[:-keep_last])
+        kept = {*steps(directory)[-keep_last:], best_step(directory)}
+        for old in steps(directory):
+            if old not in kept:
+                _hide(directory, old, _REMOVED)
+        atomic.sync_directory(directory)
         _clean(directory)
     return path
 
@@ -281,14 +285,6 @@ def _install(temporary: Path, *, step: int, best: bool) -> Path:
     if best:
         atomic.write_text(directory / "best", path.name + "\n")
     return path
-
-
-def _retire(directory: Path, old: list[int]) -> None:
-    best = best_step(directory)
-    for step in old:
-        if step != best:
-            _hide(directory, step, _REMOVED)
-    atomic.sync_directory(directory)
 
 
 def _hide(directory: Path, step: int, prefix: str) -> None:

@@ -34,18 +34,10 @@ from typing import Any, Literal, TypeAlias
 from lib import atomic
 from lib.errors import ConfigError, ToolkitError, os_error, os_errors
 
-TEXTS = (
-    "config",  # the whole .config
-    "defconfig",  # its minimal form
-)
-OBJECTS = (  # stored as NAME.json
-    "values",  # symbol -> typed value
-    "origins",  # symbol -> where the value came from
-    "plan",  # decisions, with reasons
-    "hardware",  # the hardware that the plan is for
-    "data",  # facts about the data set
-    "env",  # package versions
-)
+TEXTS = ("config", "defconfig")  # the whole .config and its minimal form
+# Stored as NAME.json: typed values of symbols, and where they came from; decisions with reasons, and the
+# hardware that they are for; facts about the data set; package versions.
+OBJECTS = ("values", "origins", "plan", "hardware", "data", "env")
 
 STATUS, LOCK, CHECKPOINTS, SINKS = "status.json", "lock", "ckpt", "sinks"
 EVENTS = "events.out.tfevents."  # prefix by which TensorBoard recognizes event files

@@ -148,7 +148,13 @@ def merged(file: Path, *, above: tuple[Path, ...] = ()) -> Document:
     content: dict[str, Plain] = {}
     places: dict[Route, str] = {}
     for name in names if SELF in names else [*names, SELF]:
-        layer = own if name == SELF else merged(_sibling(own, name), above=(*above, real))
+        layer = own
+        if name != SELF:
+            path = file.parent / f"{name}.yaml"
+            if not path.is_file():
+                fault, todo = f"there is no {path.name} beside it", "defaults names such files"
+                raise own.error("defaults", fault=fault, todo=todo)
+            layer = merged(path, above=(*above, real))
         content = _merge(content, layer.content)
         places |= layer.places  # may keep items of a longer list that was replaced, which nothing looks up
     content.pop("defaults", None)
@@ -160,14 +166,6 @@ def raw(value: Plain) -> str:
     if isinstance(value, bool):
         return "y" if value else "n"
     return ",".join(map(raw, value)) if isinstance(value, list) else str(value)
-
-
-def _sibling(document: Document, name: str) -> Path:
-    path = document.file.parent / f"{name}.yaml"
-    if not path.is_file():
-        todo = "defaults names such files"
-        raise document.error("defaults", fault=f"there is no {path.name} beside it", todo=todo)
-    return path
 
 
 def _merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:

@@ -58,7 +58,10 @@ def _base_of(resolved: kconf.Resolved, root: Path) -> list[str]:
 
 def _differences(requested: kconf.Resolved, base: kconf.Resolved, *, root: Path) -> dict[str, str]:
     """Return the assignments, as in a configuration file, that turn `base` into `requested`."""
-    wanted, present, full = (_assigned(text) for text in (requested.minimal, base.minimal, requested.text))
+    wanted, present, full = (
+        {each.name: each.text for each in read_text(text.encode(), name="the configuration").assignments}
+        for text in (requested.minimal, base.minimal, requested.text)
+    )
     given = {name: value for name, value in wanted.items() if present.get(name) != value}
     tree = load_own_tree(root)
     load_text(tree, requested.text)
@@ -70,10 +73,6 @@ def _differences(requested: kconf.Resolved, base: kconf.Resolved, *, root: Path)
         elif symbol.visibility:
             given[name] = full[name]
     return given
-
-
-def _assigned(text: str) -> dict[str, str]:
-    return {each.name: each.text for each in read_text(text.encode(), name="the configuration").assignments}
 
 
 def _raw(value: str) -> str:

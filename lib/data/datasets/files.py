@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
@@ -136,6 +136,16 @@ def remotes_of(known: Mapping[str, Any]) -> tuple[Remote, ...]:
 def first_file(files: Iterable[Path]) -> Path | None:
     """Return the first of `files` that exists."""
     return next((file for file in files if file.is_file()), None)
+
+
+def find_file(data_dir: Path, name: str, spellings: Sequence[str], *, why: str = "", instead: str) -> Path:
+    """Return the first of `spellings` in DATA_DIR/`name` or DATA_DIR. Raises DataError, with `instead`."""
+    folders = data_dir / name, data_dir
+    file = first_file(folder / spelling for folder in folders for spelling in spellings)
+    if file is None:
+        what = f"there is no {' or '.join(spellings)} in {folders[0]} or {folders[1]}"
+        raise DataError(what, why=why, todo=f"put it there, or {instead}")
+    return file
 
 
 def marks(files: Iterable[Path]) -> Iterator[str]:

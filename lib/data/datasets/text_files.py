@@ -6,8 +6,7 @@ from pathlib import Path
 
 from lib.data.datasets.files import DataLocation, Remote
 from lib.data.subset import with_lengths
-from lib.data.tokenizers.bpe import load_gpt2
-from lib.data.tokenizers.byte_char import ByteTokenizer, CharTokenizer
+from lib.data.tokenizers import ByteTokenizer, CharTokenizer, load_gpt2
 from lib.data.types import Dataset, Shards, TextSpec, Tokenizer, TokenPart, Tokens, Unit
 from lib.errors import ConfigError
 

@@ -6,14 +6,15 @@ packed into one file of bytes, which is then read through a memory map.
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal, NoReturn
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -86,7 +87,7 @@ SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".webp", ".gif", ".tif", 
 IMAGENET_SIZES = (1_281_167, 50_000)  # of ILSVRC 2012, assumed without files
 IMAGENET_CLASSES = 1000
 
-_PARTS = ("train", "val")
+_NAME, _PARTS = "image_folder", ("train", "val")
 _SKIPPED = "skipped.json"  # [file, reason] of each file that cannot be decoded
 _BLOCK = 1024  # images between two progress lines
 _MIN_DEVIATION = 1 / 255  # against division by zero
@@ -103,12 +104,13 @@ def describe(_: Options, location: DataLocation) -> Dataset:
     """Return the metadata by the names of the files, or of ImageNet. Raises DataError as `open_folder`."""
     assert location.image_size is not None
     root = _root(location.data_dir) if location.data_dir is not None else None
+    classes = [] if root is None else _classes(root)
+    count = len(classes) or IMAGENET_CLASSES
+    # Mean and deviation are placeholders.
+    spec = ImageSpec.square(_NAME, location.image_size, count, mean=(0.5,) * 3, std=(0.25,) * 3)
     if root is None:
-        spec = _spec(location.image_size, IMAGENET_CLASSES, (0.5,) * 3, (0.25,) * 3)
         return describe_images(spec, IMAGENET_SIZES, f"as ImageNet has them, {IMAGENET_CLASSES} classes")
-    classes = _classes(root)
     train, test = (sum(len(_images(root / part / name)[0]) for name in classes) for part in _PARTS)
-    spec = _spec(location.image_size, len(classes), (0.5,) * 3, (0.25,) * 3)
     source = f"image_folder: {train} + {test} files of {len(classes)} classes in {root}, not opened"
     return replace(describe_images(spec, (train, test), ""), source=source)
 
@@ -166,40 +168,28 @@ def open_folder(
     cached_folder(folder, identity=identity, fill=fill, log=log)
     skipped = [f"{root / file}: {reason}" for file, reason in json.loads((folder / _SKIPPED).read_text())]
     labels = {part: np.load(folder / f"{part}-labels.npy") for part in _PARTS}
-    if skipped:
-        if not skip_bad:
-            _refuse(skipped, sum(len(listing.files) for listing in listings.values()), log)
-        _check_classes(root, classes, labels)
+    if skipped and not skip_bad:
+        count = sum(len(listing.files) for listing in listings.values())
+        for line in skipped:
+            log(f"Cannot be decoded: {line}")
+        raise DataError(
+            f"{len(skipped)} of {count} images cannot be decoded",
+            why=skipped[0] if len(skipped) == 1 else f"{skipped[0]}; all are named above",
+            todo="remove or replace them, or set CONFIG_ON_BAD_SAMPLE_SKIP=y to train without them",
+        )
+    for part, (label, name) in itertools.product(_PARTS if skipped else (), enumerate(classes)):
+        if label not in labels[part]:
+            raise DataError(f"{root / part / name} has no image that can be decoded")
     train, test = (
         # Rows of skipped images are left at the end.
         ArrayPart(np.load(folder / f"{part}-images.npy", mmap_mode="r")[: len(labels[part])], labels[part])
         for part in _PARTS
     )
-    spec = _spec(image_size, len(classes), *_normalisation(np.load(folder / "train-colours.npy")))
+    mean, std = _normalisation(np.load(folder / "train-colours.npy"))
+    spec = ImageSpec.square(_NAME, image_size, len(classes), mean=mean, std=std)
     without = f" without {len(skipped)} that cannot be decoded" if skipped else ""
     source = f"image_folder: {train.size} + {test.size} images from {root}{without}, packed in {folder}"
     return Dataset(spec, train, test, source, skipped=tuple(skipped))
-
-
-def _refuse(skipped: list[str], count: int, log: Callable[[str], None]) -> NoReturn:
-    for line in skipped:
-        log(f"Cannot be decoded: {line}")
-    raise DataError(
-        f"{len(skipped)} of {count} images cannot be decoded",
-        why=skipped[0] if len(skipped) == 1 else f"{skipped[0]}; all are named above",
-        todo="remove or replace them, or set CONFIG_ON_BAD_SAMPLE_SKIP=y to train without them",
-    )
-
-
-def _check_classes(root: Path, classes: list[str], labels: Mapping[str, npt.NDArray[np.int64]]) -> None:
-    for part in _PARTS:
-        for label, name in enumerate(classes):
-            if label not in labels[part]:
-                raise DataError(f"{root / part / name} has no image that can be decoded")
-
-
-def _spec(image_size: int, classes: int, mean: tuple[float, ...], std: tuple[float, ...]) -> ImageSpec:
-    return ImageSpec.square("image_folder", image_size, classes, mean=mean, std=std)
 
 
 def _root(data_dir: Path) -> Path | None:
@@ -256,9 +246,8 @@ def _pack(
     Returns a histogram of pixel values per colour, (3, 256), and the reasons of undecodable files by index.
     """
     colours, bad = np.zeros((3, 256), np.int64), dict[int, str]()
-    packed = np.lib.format.open_memmap(
-        target, mode="w+", dtype=np.uint8, shape=(len(files), 3, image_size, image_size)
-    )
+    shape = len(files), 3, image_size, image_size
+    packed = np.lib.format.open_memmap(target, mode="w+", dtype=np.uint8, shape=shape)
 
     def decode_to(row: int, number: int) -> str:
         try:
@@ -278,8 +267,7 @@ def _pack(
                 bad |= {number: reason for number, reason in zip(numbers, reasons, strict=True) if reason}
                 packed[filled : filled + len(good)] = packed[good]
             for colour, counts in enumerate(colours):
-                block = packed[filled : filled + len(good), colour]
-                counts += np.bincount(block.ravel(), minlength=256)
+                counts += np.bincount(packed[filled : filled + len(good), colour].ravel(), minlength=256)
             filled += len(good)
             log(f"image_folder: packed {numbers.stop} of {len(files)} images of {part}")
     packed.flush()

@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from lib.data.datasets.files import DataLocation, Remote, damaged
 from lib.data.datasets.text_files import INSTEAD, block_size_of, tokenizer_of
-from lib.data.tokenizers.byte_char import as_text
+from lib.data.tokenizers import as_text
 from lib.data.types import ArrayPart, Dataset, Labels, TextClassSpec, Tokenizer
 from lib.errors import os_errors
 from lib.plugins import NoOptions as Options

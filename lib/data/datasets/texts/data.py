@@ -14,7 +14,7 @@ from lib.data.datasets.files import DataLocation, Remote, marks
 from lib.data.datasets.text_files import INSTEAD, gpt2_files, tokenizer_of, windows
 from lib.data.datasets.texts.corpus import Corpus, one_file, python_library, text_files, two_files
 from lib.data.datasets.texts.markov import markov
-from lib.data.tokenizers.byte_char import as_text
+from lib.data.tokenizers import as_text
 from lib.data.types import Dataset
 from lib.errors import DataError
 from lib.plugins import NoOptions as Options

@@ -12,9 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lib.data.tokenizers import bpe
-from lib.data.tokenizers.bpe import GPT2Tokenizer, load_gpt2, pieces
-from lib.data.tokenizers.byte_char import ByteTokenizer, CharTokenizer, narrowest
+from lib.data import tokenizers as bpe
+from lib.data.tokenizers import ByteTokenizer, CharTokenizer, GPT2Tokenizer, load_gpt2, narrowest, pieces
 from lib.errors import DataError, ToolkitError
 
 # The published files, where a checkout has them.
