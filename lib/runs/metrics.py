@@ -34,7 +34,15 @@ class MetricsWriter:
 
     def write(self, row: Mapping[str, Scalar]) -> None:
         """Add one row. Non-finite numbers become null, and the field "note" names their values."""
-        self._rows.append(_line(row))
+        try:
+            line = json.dumps(row, allow_nan=False)
+        except ValueError:
+            floats = {name: value for name, value in row.items() if isinstance(value, float)}
+            odd = {name: value for name, value in floats.items() if not math.isfinite(value)}
+            notes = [str(row["note"])] if "note" in row else []
+            notes += [f"{name} is {value}" for name, value in odd.items()]
+            line = json.dumps({**row, **dict.fromkeys(odd), "note": ", ".join(notes)}, allow_nan=False)
+        self._rows.append(line + "\n")
 
     def flush(self) -> None:
         """Hand all rows to the operating system, so that they survive the end of this process."""
@@ -161,14 +169,3 @@ def _parsed(line: bytes) -> dict[str, Any] | None:
     except ValueError:
         return None
     return row if isinstance(row, dict) and isinstance(row.get("step", 0), int | float) else None
-
-
-def _line(row: Mapping[str, Scalar]) -> str:
-    try:
-        return json.dumps(row, allow_nan=False) + "\n"
-    except ValueError:
-        floats = {name: value for name, value in row.items() if isinstance(value, float)}
-        odd = {name: value for name, value in floats.items() if not math.isfinite(value)}
-        notes = [str(row["note"])] if "note" in row else []
-        notes += [f"{name} is {value}" for name, value in odd.items()]
-        return json.dumps({**row, **dict.fromkeys(odd), "note": ", ".join(notes)}, allow_nan=False) + "\n"

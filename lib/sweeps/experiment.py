@@ -117,8 +117,13 @@ def read_experiment(file: Path) -> Experiment:
         if "SEED" in symbols:
             todo = "write seeds: a number or a list"
             raise document.error(key, "SEED", fault="SEED comes from seeds", todo=todo)
-    is_search = content.get("sweep") == "optuna"
-    _check_keys_of_kind(document)
+    kind = content.get("sweep", "grid")
+    for key in (key for key, value in content.items() if value is not None):  # read by some kinds only
+        if key in SEARCH_KEYS and kind != "optuna":
+            raise document.error(key, fault=f"{key} is for sweep: optuna")
+        if key in DRAW_KEYS and kind in ("grid", "zip"):
+            raise document.error(key, fault=f"{key} is for sweep: random or optuna")
+    is_search = kind == "optuna"
     return Experiment(
         name=file.stem,
         about=str(content.get("about", "")),
@@ -188,16 +193,6 @@ def _places(
         yield (name, None), document.place("axes", name)
         for index, value in enumerate(axis if isinstance(axis, list) else ()):
             yield (name, raw(value)), document.place("axes", name, index)
-
-
-def _check_keys_of_kind(document: Document) -> None:
-    """Raise ConfigError for a key that only another kind of sweep reads."""
-    kind = document.content.get("sweep", "grid")
-    for key in (key for key, value in document.content.items() if value is not None):
-        if key in SEARCH_KEYS and kind != "optuna":
-            raise document.error(key, fault=f"{key} is for sweep: optuna")
-        if key in DRAW_KEYS and kind in ("grid", "zip"):
-            raise document.error(key, fault=f"{key} is for sweep: random or optuna")
 
 
 def _mapping(document: Document, key: str) -> Mapping[str, Plain]:

@@ -122,15 +122,6 @@ def open_set(options: Options, location: DataLocation) -> Dataset:
     return open_folder(*folders, image_size=location.image_size, skip_bad=skip_bad, log=location.log)
 
 
-@dataclass(frozen=True, slots=True)
-class _Listing:
-    """Files of one part in the order they are packed, and their labels."""
-
-    files: list[Path]
-    labels: list[int]
-    marks: list[str]  # name, size and modification time of each file
-
-
 def open_folder(
     data_dir: Path, cache_dir: Path, *, image_size: int, skip_bad: bool = False, log: Callable[[str], None]
 ) -> Dataset:
@@ -150,17 +141,18 @@ def open_folder(
         )
     classes = _classes(root)
     listings = {part: _list(root / part, classes, log) for part in _PARTS}
-    marks = (mark for listing in listings.values() for mark in listing.marks)
+    marks = (mark for listing in listings.values() for *_, mark in listing)
 
     def fill(folder: Path) -> None:
         (folder / "classes.json").write_text(json.dumps(classes, indent=1) + "\n")
         skipped = []
         for part, listing in listings.items():
-            colours, bad = _pack(listing.files, folder / f"{part}-images.npy", image_size, part, log)
-            labels = [label for row, label in enumerate(listing.labels) if row not in bad]
+            files = [file for file, *_ in listing]
+            colours, bad = _pack(files, folder / f"{part}-images.npy", image_size, part, log)
+            labels = [label for row, (_, label, _) in enumerate(listing) if row not in bad]
             np.save(folder / f"{part}-labels.npy", np.array(labels, np.int64))
             np.save(folder / f"{part}-colours.npy", colours)
-            skipped += [(str(listing.files[row].relative_to(root)), reason) for row, reason in bad.items()]
+            skipped += [(str(files[row].relative_to(root)), reason) for row, reason in bad.items()]
         (folder / _SKIPPED).write_text(json.dumps(skipped, indent=1) + "\n")
 
     folder = cache_dir / f"image_folder-{fingerprint(root)[:8]}-{image_size}"
@@ -169,7 +161,7 @@ def open_folder(
     skipped = [f"{root / file}: {reason}" for file, reason in json.loads((folder / _SKIPPED).read_text())]
     labels = {part: np.load(folder / f"{part}-labels.npy") for part in _PARTS}
     if skipped and not skip_bad:
-        count = sum(len(listing.files) for listing in listings.values())
+        count = sum(map(len, listings.values()))
         for line in skipped:
             log(f"Cannot be decoded: {line}")
         raise DataError(
@@ -223,16 +215,16 @@ def _images(folder: Path) -> tuple[list[os.DirEntry[str]], int]:
     return images, len(entries) - len(images)
 
 
-def _list(folder: Path, classes: list[str], log: Callable[[str], None]) -> _Listing:
-    listing, others = _Listing([], [], []), 0
+def _list(folder: Path, classes: list[str], log: Callable[[str], None]) -> list[tuple[Path, int, str]]:
+    """Return each file in the order they are packed, its label, and its name, size and modification time."""
+    listing, others = [], 0
     for label, name in enumerate(classes):
         images, more = _images(folder / name)
         others += more
         for entry in sorted(images, key=lambda entry: entry.name):
             status = entry.stat()
-            listing.files.append(Path(entry.path))
-            listing.labels.append(label)
-            listing.marks.append(f"{name}/{entry.name} {status.st_size} {status.st_mtime_ns}")
+            mark = f"{name}/{entry.name} {status.st_size} {status.st_mtime_ns}"
+            listing.append((Path(entry.path), label, mark))
     if others:
         log(f"{folder}: {others} entries that are no images are left out")
     return listing

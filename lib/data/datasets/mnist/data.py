@@ -21,7 +21,7 @@ from lib.data.datasets.files import (
     read_published,
     remotes_of,
 )
-from lib.data.types import ArrayPart, Dataset, Images, ImageSpec, Labels
+from lib.data.types import ArrayPart, Dataset, Images, ImageSpec
 from lib.errors import DataError, os_error
 from lib.plugins import NoOptions as Options
 
@@ -68,13 +68,6 @@ def parse_images(content: bytes, file: Path, *, height: int, width: int) -> Imag
     if array.shape[1:] != (height, width):
         raise damaged(file, f"images of {array.shape[1]}x{array.shape[2]} pixels, {height}x{width} expected")
     return array[:, None]
-
-
-def parse_labels(content: bytes, file: Path, *, classes: int) -> Labels:
-    """Parse labels into int64 (N,), each below `classes`."""
-    labels = _parse(content, file, magic=_LABELS)
-    check_labels(labels, file, classes=classes)
-    return labels.astype(np.int64)
 
 
 def _shape(content: bytes, file: Path) -> tuple[int, ...]:
@@ -168,11 +161,12 @@ def open_set(_: Options, location: DataLocation) -> Dataset:
 def _part(spec: ImageSpec, files: list[Path], contents: list[bytes], first: int) -> ArrayPart:
     """Return the part whose images are in file number `first`, and whose labels are in the next one."""
     images = parse_images(contents[first], files[first], height=spec.height, width=spec.width)
-    labels = parse_labels(contents[first + 1], files[first + 1], classes=spec.classes)
+    labels = _parse(contents[first + 1], files[first + 1], magic=_LABELS)
+    check_labels(labels, files[first + 1], classes=spec.classes)
     if len(images) != len(labels):
         why = f"{len(labels)} labels for the {len(images)} images of {IDX_FILES[first]}"
         raise damaged(files[first + 1], why)
-    return ArrayPart(images, labels)
+    return ArrayPart(images, labels.astype(np.int64))
 
 
 def _find(known: IdxSet, data_dir: Path, name: str) -> Path | None:

@@ -129,7 +129,6 @@ def _line(text: str) -> str:
     return " ".join(text.split()).replace("\0", "")
 
 
-Row = list[int]
 Ids = npt.NDArray[np.int32]
 
 
@@ -169,13 +168,7 @@ def pack(
     return contents, packed
 
 
-def part_of(contents: npt.NDArray[np.uint8], columns: Sequence[Ids]) -> ArrayPart:
-    """Return rows as in `AnswerSpec`; the last columns are the next sample's source."""
-    others = np.roll(contents, -1, axis=0).astype(np.int32)
-    return ArrayPart(contents, np.concatenate([*columns, others], axis=1))
-
-
-def _filled(rows: Sequence[Row]) -> Ids:
+def _filled(rows: Sequence[list[int]]) -> Ids:
     longest = max(map(len, rows))
     return np.array([row + [IGNORED] * (longest - len(row)) for row in rows], np.int32)
 
@@ -262,12 +255,15 @@ def packed(
     spec = AnswerSpec(
         name=name, source_bytes=options.source_bytes, sides=(first, second), synthetic=synthetic
     )
-    train_part, test_part = (
-        part_of(contents[rows], [ids[rows] for answers_and_texts in tokens for ids in answers_and_texts])
-        for rows in (slice(len(train)), slice(len(train), None))
-    )
+
+    def part(rows: slice) -> ArrayPart:
+        """Return rows as in `AnswerSpec`; the last columns are the next sample's source."""
+        columns = [ids[rows] for answers_and_texts in tokens for ids in answers_and_texts]
+        others = np.roll(contents[rows], -1, axis=0).astype(np.int32)
+        return ArrayPart(contents[rows], np.concatenate([*columns, others], axis=1))
+
     source = f"{name}: {len(train)} + {len(test)} questions, {source}"
-    return Dataset(spec, train_part, test_part, source)
+    return Dataset(spec, part(slice(len(train))), part(slice(len(train), None)), source)
 
 
 def folder_of(model: str, *, root: Path) -> Path:
