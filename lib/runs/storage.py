@@ -158,11 +158,11 @@ def _errors(action: str) -> Iterator[None]:
     except FileNotFoundError as error:
         raise MissingError(f"cannot {action}", why="it does not exist") from error
     except Exception as error:
-        if not _is_storage_error(error):
-            raise
-        message = (isinstance(error, OSError) and error.strerror) or error
-        why = " ".join(str(message).split()) or type(error).__name__
-        raise StorageError(f"cannot {action}", why=why) from error
+        if _is_storage_error(error):
+            message = (isinstance(error, OSError) and error.strerror) or error
+            why = " ".join(str(message).split()) or type(error).__name__
+            raise StorageError(f"cannot {action}", why=why) from error
+        raise
 
 
 def _is_storage_error(error: Exception) -> bool:

@@ -17,7 +17,7 @@ from lib.data.tokenizers import ByteTokenizer, CharTokenizer, GPT2Tokenizer, loa
 from lib.errors import DataError, ToolkitError
 
 # The published files, where a checkout has them.
-FOLDER = Path(__file__).resolve().parents[4] / "data" / "gpt2_bpe"
+FOLDER = Path(__file__).resolve().parents[3] / "data" / "gpt2_bpe"
 PUBLISHED = FOLDER / "encoder.json", FOLDER / "vocab.bpe"
 MERGES = (
     *("l l", "h e", "Ġ w", "ll o", "he llo", "o r", "Ġw or", "d s"),
