@@ -17,6 +17,7 @@ from lib.memory.simulation import simulated
 from lib.rng import Words, key, mix
 
 Kind: TypeAlias = Literal["none", "shift", "crop_flip", "symmetries"]
+Draws: TypeAlias = Sequence[torch.Tensor] | torch.Tensor  # K tensors (N,)
 
 
 @runtime_checkable
@@ -27,7 +28,6 @@ class HasSymmetries(Protocol):
         self, inputs_NL: torch.Tensor, targets_NL: torch.Tensor, hashes_N: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Apply the symmetry that each hash (N,) selects to inputs and targets."""
-        ...
 
 
 # Bit fields of a sample's hash that serve as its random numbers.
@@ -58,12 +58,10 @@ def draw(
     return row, column, mirror
 
 
-def apply(
-    images_NCHW: torch.Tensor, draws: tuple[torch.Tensor, torch.Tensor, torch.Tensor], *, kind: Kind, pad: int
-) -> torch.Tensor:
-    """Shift uint8 images by up to `pad` pixels (padded with zeros) and mirror some.
+def apply(images_NCHW: torch.Tensor, draws: Draws, *, kind: Kind, pad: int) -> torch.Tensor:
+    """Shift uint8 images (N, C, H, W) by up to `pad` pixels (padded with zeros) and mirror some.
 
-    draws: from `draw`, int64 tensors (N,) on the device of the images. Returns uint8 (N, C, H, W).
+    draws: from `draw`, int64 tensors (N,) on the device of the images.
     """
     row, column, mirror = draws
     count, _, height, width = images_NCHW.shape
@@ -84,7 +82,7 @@ def apply(
 
 
 def apply_symmetry(
-    inputs_NL: torch.Tensor, targets_NL: torch.Tensor, draws: Sequence[torch.Tensor], *, spec: HasSymmetries
+    inputs_NL: torch.Tensor, targets_NL: torch.Tensor, draws: Draws, *, spec: HasSymmetries
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Apply the symmetries that `draw` drew; samples whose second number is 0 stay."""
     inputs, targets = spec.transformed(inputs_NL, targets_NL, draws[0])

@@ -18,11 +18,7 @@ _VERIFIED_BYTES = 2**30  # beyond it only sizes are checked: hashing would delay
 
 
 def cached_folder(
-    folder: Path,
-    *,
-    identity: str,
-    fill: Callable[[Path], None],
-    log: Callable[[str], None],
+    folder: Path, *, identity: str, fill: Callable[[Path], None], log: Callable[[str], None]
 ) -> Path:
     """Return `folder`, filled by `fill`, which gets the path of an empty folder.
 

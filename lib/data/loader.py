@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import count
-from types import TracebackType
 from typing import Literal, NamedTuple, Self, TypeAlias
 
 import numpy as np
@@ -17,7 +16,7 @@ import torch
 
 from lib.data.augment import HasSymmetries, Kind, apply, apply_symmetry, augment_ahead, draw
 from lib.data.sampler import sample_stream, window_shifts
-from lib.data.store import Placement, Request, Store, open_store
+from lib.data.store import Placement, Request, open_store
 from lib.data.types import ArrayPart, ImageSpec, Indices, Part, Spec
 from lib.errors import ConfigError
 
@@ -74,27 +73,26 @@ class LoaderConfig:
     prefetch: int = 1
 
 
-class _Normaliser:
-    """Normalisation of uint8 images."""
+def _normaliser(spec: ImageSpec, loader_config: LoaderConfig) -> Callable[[torch.Tensor], torch.Tensor]:
+    """Return the normalisation of uint8 images (N, C, H, W)."""
+    layout = torch.channels_last if loader_config.channels_last else torch.contiguous_format
 
-    def __init__(self, spec: ImageSpec, loader_config: LoaderConfig) -> None:
-        self._dtype = loader_config.dtype
-        self._layout = torch.channels_last if loader_config.channels_last else torch.contiguous_format
-        mean = torch.tensor(spec.mean, dtype=torch.float64)
-        std = torch.tensor(spec.std, dtype=torch.float64)
-        # (x / 255 - mean) / std as one multiplication and one addition.
-        self._scale = self._whole_image(1 / (255 * std), spec).to(loader_config.device)
-        self._offset = self._whole_image(-mean / std, spec).to(loader_config.device)
-
-    def _whole_image(self, values_C: torch.Tensor, spec: ImageSpec) -> torch.Tensor:
+    def whole_image(values_C: torch.Tensor) -> torch.Tensor:
         """Expand to float32 (1, C, H, W), which is faster than (C, 1, 1) in channels-last."""
-        whole = values_C.float()[None, :, None, None].expand(1, spec.channels, spec.height, spec.width)
-        return whole.contiguous(memory_format=self._layout)
+        whole = values_C.float()[None, :, None, None].expand(1, *spec.input_shape)
+        return whole.contiguous(memory_format=layout).to(loader_config.device)
 
-    def __call__(self, images_NCHW: torch.Tensor) -> torch.Tensor:
+    mean = torch.tensor(spec.mean, dtype=torch.float64)
+    std = torch.tensor(spec.std, dtype=torch.float64)
+    # (x / 255 - mean) / std as one multiplication and one addition.
+    scale, offset = whole_image(1 / (255 * std)), whole_image(-mean / std)
+
+    def normalise(images_NCHW: torch.Tensor) -> torch.Tensor:
         # The layout is changed while a pixel is one byte.
-        images = images_NCHW.contiguous(memory_format=self._layout).to(torch.float32)
-        return images.mul_(self._scale).add_(self._offset).to(self._dtype)
+        images = images_NCHW.contiguous(memory_format=layout).to(torch.float32)
+        return images.mul_(scale).add_(offset).to(loader_config.dtype)
+
+    return normalise
 
 
 def _to_int64(tokens_NT: torch.Tensor) -> torch.Tensor:
@@ -106,16 +104,14 @@ class _Loader:
 
     def __init__(self, part: Part, spec: Spec, loader_config: LoaderConfig) -> None:
         self.size, self._stride = part.size, part.stride
-        self._store: Store = open_store(
+        self._store = open_store(
             part,
             device=loader_config.device,
             placement=loader_config.placement,
             num_workers=loader_config.num_workers,
             prefetch=loader_config.prefetch,
         )
-        self._normalise: Callable[[torch.Tensor], torch.Tensor] = (
-            _Normaliser(spec, loader_config) if isinstance(spec, ImageSpec) else _to_int64
-        )
+        self._normalise = _normaliser(spec, loader_config) if isinstance(spec, ImageSpec) else _to_int64
 
     def close(self) -> None:
         """Stop background threads; the loader cannot be used afterwards."""
@@ -124,9 +120,7 @@ class _Loader:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 
@@ -202,24 +196,16 @@ class TrainLoader(_Loader):
         together = max(1, _POSITIONS_AT_ONCE // first.target)
         ends = np.cumsum(first.sizes)[:-1]
         for step in count(first.step, together):
-            stream = sample_stream(
-                start=step * first.target, count=together * first.target, seed=self._seed, size=self.size
-            )
+            start, positions = step * first.target, together * first.target
+            stream = sample_stream(start=start, count=positions, seed=self._seed, size=self.size)
             epochs_SN, indices_SN = (
                 part.reshape(together, first.world, share)[:, first.rank] for part in stream
             )
             rows_KSN = [self._positions(epochs_SN, indices_SN)]
             if self._kind != "none":
-                rows_KSN += draw(
-                    epochs_SN,
-                    indices_SN,
-                    kind=self._kind,
-                    pad=self._pad,
-                    seed=self._seed,
-                    fixed=self._fixed,
-                )
-            rows_SKN = np.stack(rows_KSN, axis=1)
-            for rows_KN in rows_SKN:
+                further = {"pad": self._pad, "seed": self._seed, "fixed": self._fixed}
+                rows_KSN += draw(epochs_SN, indices_SN, kind=self._kind, **further)
+            for rows_KN in np.stack(rows_KSN, axis=1):
                 yield from np.split(rows_KN, ends, axis=1)
 
     def _positions(self, epochs_SN: Indices, indices_SN: Indices) -> Indices:
@@ -233,10 +219,9 @@ class TrainLoader(_Loader):
     def _finish(self, inputs: torch.Tensor, targets: torch.Tensor, draws_KN: torch.Tensor) -> Batch:
         if self._kind == "symmetries":
             assert isinstance(self._spec, HasSymmetries)
-            inputs, targets = apply_symmetry(inputs, targets, list(draws_KN), spec=self._spec)
+            inputs, targets = apply_symmetry(inputs, targets, draws_KN, spec=self._spec)
         elif self._kind != "none":
-            row, column, mirror = draws_KN
-            inputs = apply(inputs, (row, column, mirror), kind=self._kind, pad=self._pad)
+            inputs = apply(inputs, draws_KN, kind=self._kind, pad=self._pad)
         return Batch(self._normalise(inputs), _to_int64(targets))
 
 

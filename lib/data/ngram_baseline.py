@@ -23,6 +23,7 @@ VERSION = 1  # raise it whenever a figure changes
 _MAX_TOKENS = 1 << 24  # of either part; the beginning suffices, within seconds and a gigabyte
 
 Keys = npt.NDArray[np.unsignedinteger[Any]]  # n-grams as numbers, first token most significant
+Counts = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 
 
@@ -53,10 +54,7 @@ class NgramBaseline:
 
 
 def ngram_baseline(dataset: Dataset, *, cache_dir: Path, log: Callable[[str], None]) -> NgramBaseline:
-    """Return the baseline of a text, computed once and kept in `cache_dir`.
-
-    Raises ToolkitError if the cache cannot be written.
-    """
+    """Return the baseline of a text, computed once and kept in `cache_dir`. Raises ToolkitError."""
     spec, train, test = dataset.spec, dataset.train, dataset.test
     assert isinstance(spec, TextSpec) and isinstance(train, TokenPart) and isinstance(test, TokenPart)
     counted, predicted = (np.asarray(part.tokens[:_MAX_TOKENS]) for part in (train, test))
@@ -88,53 +86,35 @@ def ngram_baseline(dataset: Dataset, *, cache_dir: Path, log: Callable[[str], No
 def cross_entropies(counted: Tokens, predicted: Tokens, *, vocab_size: int) -> tuple[float, ...]:
     """Return bits per token of predicted[1:] by n-grams of `counted`, n = 1, 2, ... up to 4."""
     orders = [order for order in range(1, ORDERS + 1) if vocab_size**order <= 1 << 64]
-    tables = [_table(np.sort(_keys(counted, order, vocab_size))) for order in orders]
+    tables = [np.unique(_keys(counted, order, vocab_size), return_counts=True) for order in orders]
     bits = []
     # For unseen n-grams: shorter contexts, weighted by the number of longer n-grams that end so.
     shorter = np.full(len(predicted), 1 / vocab_size)
     for order, table in zip(orders, tables, strict=True):
         keys = _keys(predicted, order, vocab_size)
-        longest = _interpolated(table, keys, vocab_size, shorter)
+        longest = _interpolated(*table, keys, vocab_size, shorter)
         bits.append(float(-np.log2(longest[1:]).mean()))
         if order < len(orders):
-            longer = tables[order].keys
-            endings = (longer % longer.dtype.type(vocab_size**order)).astype(table.keys.dtype)
-            shorter = _interpolated(_table(np.sort(endings)), keys, vocab_size, shorter)
+            longer, _ = tables[order]
+            endings = (longer % longer.dtype.type(vocab_size**order)).astype(keys.dtype)
+            shorter = _interpolated(*np.unique(endings, return_counts=True), keys, vocab_size, shorter)
     return tuple(bits)
 
 
-@dataclass(frozen=True, slots=True)
-class _Table:
-    """Distinct n-grams in ascending order, and their counts."""
+def _interpolated(known: Keys, counts: Counts, keys: Keys, vocab_size: int, shorter: Floats) -> Floats:
+    """Return the probabilities of `keys`, interpolated with those of shorter contexts.
 
-    keys: Keys
-    counts: npt.NDArray[np.int64]
-
-    def lookup(self, keys: Keys, values: npt.NDArray[np.int64]) -> Floats:
-        """Return the value of each of `keys`, 0 for unknown ones."""
-        places = np.minimum(np.searchsorted(self.keys, keys), len(self.keys) - 1)
-        found: Floats = np.where(self.keys[places] == keys, values[places], 0).astype(np.float64)
-        return found
-
-
-def _interpolated(table: _Table, keys: Keys, vocab_size: int, shorter: Floats) -> Floats:
-    """Return the probabilities of `keys` by `table`, interpolated with those of shorter contexts.
-
-    shorter: probabilities of all tokens by shorter contexts, which the first tokens keep.
+    known: distinct n-grams in ascending order, with their counts. shorter: probabilities of all tokens by
+    shorter contexts, which the first tokens keep.
     """
-    once, twice = ((table.counts == count).sum() for count in (1, 2))
+    once, twice = ((counts == count).sum() for count in (1, 2))
     # Reserves mass for unseen n-grams even if every n-gram is frequent.
     discount = once / (once + 2 * twice) if once else 0.5
-    radix = table.keys.dtype.type(vocab_size)
-    contexts, starts = np.unique(table.keys // radix, return_index=True)
-    totals = np.add.reduceat(table.counts, starts)
-    context = _Table(contexts, totals)
-    kinds = np.diff(np.append(starts, len(table.keys)))
-    count, total, kind = (
-        table.lookup(keys, table.counts),
-        context.lookup(keys // radix, totals),
-        context.lookup(keys // radix, kinds),
-    )
+    radix = known.dtype.type(vocab_size)
+    contexts, starts = np.unique(known // radix, return_index=True)
+    totals, kinds = np.add.reduceat(counts, starts), np.diff(np.append(starts, len(known)))
+    count = _lookup(known, counts, keys)
+    total, kind = (_lookup(contexts, values, keys // radix) for values in (totals, kinds))
     alone = len(shorter) - len(keys)
     backed_off = shorter[alone:]
     mixed = (np.maximum(count - discount, 0) + discount * kind * backed_off) / np.maximum(total, 1)
@@ -151,7 +131,8 @@ def _keys(tokens: Tokens, order: int, vocab_size: int) -> Keys:
     return keys
 
 
-def _table(keys: Keys) -> _Table:
-    """Count sorted keys."""
-    starts = np.flatnonzero(np.append(True, keys[1:] != keys[:-1]))
-    return _Table(keys[starts], np.diff(np.append(starts, len(keys))))
+def _lookup(known: Keys, values: Counts, keys: Keys) -> Floats:
+    """Return the value of each of `keys` among the ascending `known`, 0 for unknown ones."""
+    places = np.minimum(np.searchsorted(known, keys), len(known) - 1)
+    found: Floats = np.where(known[places] == keys, values[places], 0).astype(np.float64)
+    return found

@@ -7,15 +7,14 @@ from dataclasses import replace
 import numpy as np
 
 from lib.data.sampler import epoch_order
-from lib.data.types import ArrayPart, ChecksHoldout, Dataset, Part, TextSpec, Tokenizer, TokenPart
+from lib.data.types import ChecksHoldout, Dataset, Part, TextSpec, Tokenizer, TokenPart
 from lib.errors import ConfigError
 
 
 def restrict(dataset: Dataset, *, limit: int = 0, holdout: int = 0, opened: bool = True) -> Dataset:
     """Apply DATA_LIMIT and HOLDOUT (0 = off); held-out samples replace the test part.
 
-    opened: false for metadata, whose samples are zeros. Raises ConfigError if there are too few samples or
-    they cannot be held out.
+    opened: false for metadata. Raises ConfigError for too few samples, or ones that cannot be held out.
     """
     train, held_out = subset(dataset.train, limit=limit, holdout=holdout)
     if held_out is None:
@@ -46,8 +45,16 @@ def subset(part: Part, *, limit: int = 0, holdout: int = 0) -> tuple[Part, Part 
         return part, None
     kept = limit or part.size - holdout
     if isinstance(part, TokenPart):
-        return _split_tokens(part, kept=kept, holdout=holdout)
-    return _split_rows(part, kept=kept, holdout=holdout)
+        assert part.shifted, "only training parts are split"
+        windows = (kept + 1) * part.block_size  # one more for the shift
+        end = holdout * part.block_size + 1  # includes the token that predicts the first held-out one
+        tokens = TokenPart(part.tokens[-end:], part.block_size) if holdout else None
+        return replace(part, tokens=part.tokens[:windows]), tokens
+    order = epoch_order(seed=0, epoch=0, size=part.size)
+    rows = order if part.rows is None else part.rows[order]
+    # Sorted, so that a memory map is read sequentially.
+    held_out = replace(part, rows=np.sort(rows[part.size - holdout :])) if holdout else None
+    return replace(part, rows=np.sort(rows[:kept])), held_out
 
 
 def with_lengths(spec: TextSpec, part: TokenPart, tokenizer: Tokenizer | None) -> TextSpec:
@@ -58,20 +65,3 @@ def with_lengths(spec: TextSpec, part: TokenPart, tokenizer: Tokenizer | None) -
         counts = np.bincount(targets, minlength=tokenizer.vocab_size)
         text_bytes = int(counts @ tokenizer.byte_lengths())
     return replace(spec, validation_tokens=len(targets), validation_bytes=text_bytes)
-
-
-def _split_rows(part: ArrayPart, *, kept: int, holdout: int) -> tuple[ArrayPart, ArrayPart | None]:
-    order = epoch_order(seed=0, epoch=0, size=part.size)
-    rows = order if part.rows is None else part.rows[order]
-    held_out = replace(part, rows=np.sort(rows[part.size - holdout :])) if holdout else None
-    # Sorted, so that a memory map is read sequentially.
-    return replace(part, rows=np.sort(rows[:kept])), held_out
-
-
-def _split_tokens(part: TokenPart, *, kept: int, holdout: int) -> tuple[TokenPart, TokenPart | None]:
-    assert part.shifted, "only training parts are split"
-    windows = (kept + 1) * part.block_size  # one more for the shift
-    train = replace(part, tokens=part.tokens[:windows])
-    # Includes the token that predicts the first held-out one.
-    end = holdout * part.block_size + 1
-    return train, TokenPart(part.tokens[-end:], part.block_size) if holdout else None

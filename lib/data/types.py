@@ -20,6 +20,7 @@ Tokens = npt.NDArray[np.unsignedinteger[Any]]  # (n,), uint8, uint16 or uint32
 
 Unit: TypeAlias = Literal["byte", "char", "token"]
 InputDtype: TypeAlias = Literal["float32", "int64"]
+Channels: TypeAlias = tuple[float, ...]  # a number per channel
 
 
 class Spec(Protocol):
@@ -31,17 +32,14 @@ class Spec(Protocol):
     @property
     def name(self) -> str:
         """Name of the data set."""
-        ...
 
     @property
     def synthetic(self) -> bool:
         """True for generated data."""
-        ...
 
     @property
     def input_shape(self) -> tuple[int, ...]:
         """Shape of one sample."""
-        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,8 +53,8 @@ class ImageSpec:
     height: int
     width: int
     classes: int
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
+    mean: Channels
+    std: Channels
     synthetic: bool
 
     def __post_init__(self) -> None:
@@ -64,26 +62,11 @@ class ImageSpec:
 
     @classmethod
     def square(
-        cls,
-        name: str,
-        size: int,
-        classes: int,
-        *,
-        mean: tuple[float, ...],
-        std: tuple[float, ...],
-        synthetic: bool = False,
+        cls, name: str, size: int, classes: int, *, mean: Channels, std: Channels, synthetic: bool = False
     ) -> ImageSpec:
         """Return the spec of images of size x size pixels, with a channel per value of `mean`."""
-        return cls(
-            name=name,
-            channels=len(mean),
-            height=size,
-            width=size,
-            classes=classes,
-            mean=mean,
-            std=std,
-            synthetic=synthetic,
-        )
+        shape = {"channels": len(mean), "height": size, "width": size}
+        return cls(name=name, **shape, classes=classes, mean=mean, std=std, synthetic=synthetic)
 
     @property
     def input_shape(self) -> tuple[int, ...]:
@@ -278,42 +261,29 @@ class ChecksHoldout(Protocol):
 
     def check_held_out(self, train: Part, held_out: Part) -> None:
         """Raise ConfigError if samples of `held_out` leak from `train`."""
-        ...
 
 
 class Tokenizer(Protocol):
-    """Conversion of text to token ids and back."""
+    """Conversion of text to token ids and back.
 
-    @property
-    def name(self) -> str:
-        """Name in CONFIG_TOKENIZER."""
-        ...
+    name: in CONFIG_TOKENIZER. unit: kind of token, for figures. vocab_size: number of token ids.
+    """
 
-    @property
-    def unit(self) -> Unit:
-        """Kind of token, for figures."""
-        ...
-
-    @property
-    def vocab_size(self) -> int:
-        """Number of token ids."""
-        ...
+    name: str
+    unit: Unit
+    vocab_size: int
 
     def encode(self, text: str) -> list[int]:
         """Encode a text. Raises DataError for characters outside the vocabulary."""
-        ...
 
     def encode_all(self, content: bytes) -> Tokens:
         """Encode a whole file in the narrowest type of the vocabulary."""
-        ...
 
     def decode(self, tokens: npt.ArrayLike) -> str:
         """Decode tokens; invalid UTF-8 becomes the replacement character."""
-        ...
 
     def byte_lengths(self) -> npt.NDArray[np.int64]:
         """Return the bytes of text per token id, (vocab_size,); 0 for special tokens."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

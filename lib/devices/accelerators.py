@@ -57,10 +57,7 @@ def tpu_devices() -> tuple[Device, ...]:
 
 
 def launch_variables(kind: Kind, *, processes: int) -> dict[str, str]:
-    """Return environment variables for `processes` processes with one device each, set before they start.
-
-    Raises PlanError where torch_tpu fails.
-    """
+    """Return variables for `processes` processes, one device each. Raises PlanError if torch_tpu fails."""
     if kind != "tpu":
         return {}
     words = shlex.split(_last_line("tpu", "launch", str(processes)))
@@ -73,10 +70,7 @@ def probed_by_launcher(kind: Kind) -> bool:
 
 
 def launch_command(command: str, kind: Kind, *, name: str, processes: int) -> str:
-    """Return `command` as a shell runs it on each host; on TPUs with their environment.
-
-    name: of the device; "" for a TPU of another host.
-    """
+    """Return `command` for a shell on each host. name: of the device; "" for another host's TPU."""
     if kind not in STATIC_SHAPES or not (name or TPU).startswith(TPU):
         return command
     experimental = "# Experimental, never run on TPU hardware."

@@ -69,10 +69,7 @@ def configure_numerics(precision: Precision, *, deterministic: bool) -> None:
 
 
 def configure_threads(kind: Kind, *, cpu_count: int, world: int) -> None:
-    """Divide the CPUs of this process among the ranks, unless OMP_NUM_THREADS is set.
-
-    Torch's default ignores control groups and other ranks. With a GPU it is left alone.
-    """
+    """Divide the CPUs of this process among the ranks, unless OMP_NUM_THREADS is set or there is a GPU."""
     if kind == "cpu" and "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(max(1, cpu_count // world))
 

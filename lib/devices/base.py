@@ -19,17 +19,14 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from lib.distributed.fsdp import Gatherer, GroupGatherer, shard_model, single_replica
+from lib.distributed.fsdp import Gatherer, shard_model, single_replica
 from lib.plan.types import SHARDS_WEIGHTS, Kind, Layout, Precision
 
 _COLLECTIVE_TIMEOUT = datetime.timedelta(minutes=10)
 
 
 class Backend:
-    """Backend of a run with one process.
-
-    devices: number of GPUs; the first one, `device`, is the default.
-    """
+    """Backend of a run with one process. devices: number of GPUs; the first one, `device`, is the default."""
 
     def __init__(
         self, kind: Kind, *, rank: int = 0, world: int = 1, local_rank: int = 0, devices: int = 1
@@ -190,7 +187,7 @@ class DistributedBackend(Backend):
 
     def gather(self, tensor: Tensor) -> list[Tensor]:
         """Gather tensors of one shape from all ranks to rank 0; empty on other ranks."""
-        return GroupGatherer(self._host_group, rank=self.rank, ranks=self.world).gather(tensor)
+        return Gatherer(self._host_group, rank=self.rank, ranks=self.world).gather(tensor)
 
     def gatherer(self, layout: Layout) -> Gatherer:
         """Return the gatherer of states sharded by `layout`; a collective that may create a process group."""
@@ -199,7 +196,7 @@ class DistributedBackend(Backend):
         ranks = self.world if layout.strategy == "zero1" else layout.shard  # those of the first replica
         if ranks not in self._gatherers:
             group = dist.new_group(list(range(ranks)), backend="gloo", timeout=_COLLECTIVE_TIMEOUT)
-            self._gatherers[ranks] = GroupGatherer(group, rank=self.rank, ranks=ranks)
+            self._gatherers[ranks] = Gatherer(group, rank=self.rank, ranks=ranks)
         return self._gatherers[ranks]
 
     def serve_store(self) -> None:

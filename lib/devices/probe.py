@@ -23,6 +23,12 @@ SPEED_VARIABLES = (
     "PYTORCH_CUDA_ALLOC_CONF",
     "PYTORCH_HIP_ALLOC_CONF",
 )
+# Controller of a control group ("": version 2) -> its files of the limit and the usage, and the name of the
+# page cache that the kernel can drop in memory.stat.
+_CGROUP_MEMORY = {
+    "": ("memory.max", "memory.current", "inactive_file"),
+    "memory": ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+}
 
 
 def probe(device: Literal["auto", "cuda", "mps", "xla", "tpu", "cpu"]) -> Hardware:
@@ -50,10 +56,7 @@ def probe(device: Literal["auto", "cuda", "mps", "xla", "tpu", "cpu"]) -> Hardwa
 
 
 def environment() -> dict[str, str | bool | None]:
-    """Return versions and the state of the sources, for the record of a run; None where unknown.
-
-    Keys: python, platform, torch, numpy, git_commit, git_dirty.
-    """
+    """Return versions and the state of the sources, for the record of a run; None where unknown."""
     commit, dirty = git_state(Path(__file__).resolve().parents[2])
     return {
         "python": platform.python_version(),
@@ -66,10 +69,7 @@ def environment() -> dict[str, str | bool | None]:
 
 
 def speed_settings() -> dict[str, str]:
-    """Return settings that memory and speed depend on besides devices and versions; "" where not set.
-
-    Keys: driver (of NVIDIA's or AMD's GPUs), and environment variables.
-    """
+    """Return the GPUs' driver and the variables that memory and speed depend on; "" where not set."""
     driver = _read(ROOT / "proc/driver/nvidia/version") or _read(ROOT / "sys/module/amdgpu/version")
     return {
         "driver": driver.partition("\n")[0],
@@ -78,10 +78,7 @@ def speed_settings() -> dict[str, str]:
 
 
 def git_state(tree: Path) -> tuple[str | None, bool | None]:
-    """Return the commit of the checkout at `tree`, and true if tracked files differ from it.
-
-    (None, None) where `tree` is not the top of a checkout or git is not available.
-    """
+    """Return commit and whether tracked files differ; None where `tree` is not the top of a checkout."""
     top = _output("git", "-C", str(tree), "rev-parse", "--show-toplevel")
     commit = _output("git", "-C", str(tree), "rev-parse", "HEAD")
     if not top or not commit or Path(top).resolve() != tree.resolve():
@@ -102,33 +99,21 @@ def parse_cpu_bf16(cpuinfo: str) -> Literal["none", "avx512", "amx"]:
     return "avx512" if "avx512_bf16" in flags else "none"
 
 
-def parse_meminfo(meminfo: str) -> dict[str, int]:
-    """Return bytes by name from the text of /proc/meminfo."""
-    fields = (line.split() for line in meminfo.splitlines())
-    return {name.rstrip(":"): int(rest[0]) * 1024 for name, *rest in fields if rest[1:] == ["kB"]}
-
-
 def linux_memory(root: Path = ROOT) -> tuple[int, int]:
     """Return (total, free) bytes for this process: of the machine, or of its tightest control group.
 
     root: parent of /proc and /sys. Page cache that the kernel can drop counts as free.
     """
-    meminfo = parse_meminfo(_read(root / "proc/meminfo"))
-    total, free = meminfo["MemTotal"], meminfo["MemAvailable"]
-    groups = [
-        *((path, "memory.max", "memory.current", "inactive_file") for path in _cgroups(root, controller="")),
-        *(
-            (path, "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
-            for path in _cgroups(root, controller="memory")
-        ),
-    ]
-    for path, limit_file, usage_file, droppable_name in groups:
-        limit, usage = _number(path / limit_file), _number(path / usage_file)
-        if limit is None or usage is None:
-            continue
-        stat = dict(line.split() for line in _read(path / "memory.stat").splitlines())
-        usage -= int(stat.get(droppable_name, 0))
-        total, free = min(total, limit), min(free, limit - usage)
+    fields = (line.split() for line in _read(root / "proc/meminfo").splitlines())
+    meminfo = {name: int(rest[0]) * 1024 for name, *rest in fields if rest[1:] == ["kB"]}
+    total, free = meminfo["MemTotal:"], meminfo["MemAvailable:"]
+    for controller, (limit_file, usage_file, droppable_name) in _CGROUP_MEMORY.items():
+        for path in _cgroups(root, controller=controller):
+            limit, usage = _number(path / limit_file), _number(path / usage_file)
+            if limit is not None and usage is not None:
+                stat = dict(line.split() for line in _read(path / "memory.stat").splitlines())
+                usage -= int(stat.get(droppable_name, 0))
+                total, free = min(total, limit), min(free, limit - usage)
     return total, max(free, 0)
 
 
@@ -160,10 +145,8 @@ def _accelerators(device: str, cpu_name: str) -> tuple[Kind, tuple[Device, ...]]
         kind, devices = _cuda_gpus()
         if devices:
             return kind, devices
-    if device in ("auto", "mps"):
-        devices = _apple_gpus()
-        if devices:
-            return "mps", devices
+    if device in ("auto", "mps") and (devices := _apple_gpus()):
+        return "mps", devices
     return "cpu", ()
 
 
@@ -183,14 +166,10 @@ def _cuda_gpus() -> tuple[Kind, tuple[Device, ...]]:
                 why=str(error).splitlines()[0],
                 todo="end what is using it, or hide it with CUDA_VISIBLE_DEVICES",
             ) from error
-        devices.append(
-            Device(
-                name=torch.cuda.get_device_name(index),
-                total_bytes=total_bytes,
-                free_bytes=free_bytes,
-                capability=torch.cuda.get_device_capability(index) if kind == "cuda" else None,
-            )
-        )
+        name = torch.cuda.get_device_name(index)
+        capability = torch.cuda.get_device_capability(index) if kind == "cuda" else None
+        device = Device(name=name, total_bytes=total_bytes, free_bytes=free_bytes, capability=capability)
+        devices.append(device)
     return kind, tuple(devices)
 
 

@@ -117,10 +117,8 @@ def from_local(part: Tensor, like: Tensor) -> Tensor:
         return part
     from torch.distributed.tensor import DTensor
 
-    size, stride = like.shape, like.stride()
-    return DTensor.from_local(
-        part, like.device_mesh, like.placements, run_check=False, shape=size, stride=stride
-    )
+    mesh, placements, size, stride = like.device_mesh, like.placements, like.shape, like.stride()
+    return DTensor.from_local(part, mesh, placements, run_check=False, shape=size, stride=stride)
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,41 +137,19 @@ class Entries:
 
 
 class Gatherer:
-    """Gathers sharded state from `ranks` processes to rank 0. The base class has one, with everything."""
-
-    ranks = 1
-
-    def __init__(self, *, rank: int) -> None:
-        self.rank = rank
-
-    @property
-    def takes_part(self) -> bool:
-        """True if this rank is in the group that gathers."""
-        return self.rank < self.ranks
-
-    def gather(self, tensor: Tensor) -> list[Tensor]:
-        """Gather tensors of one shape from all ranks to rank 0, on the CPU; empty on other ranks."""
-        return [tensor.cpu()]
-
-    def gather_entries(self, entries: Mapping[Any, Any]) -> list[Mapping[Any, Any]]:
-        """Gather mappings from all ranks to rank 0, with tensors on the CPU; empty on other ranks."""
-        return [entries]
-
-
-class GroupGatherer(Gatherer):
-    """Gathers from the first `ranks` processes, over a process group used for nothing else.
+    """Gathers sharded state from the first `ranks` processes to rank 0, over a group used for nothing else.
 
     A group of its own allows use on another thread than the training one: collectives of two threads in one
-    group would mix.
+    group would mix. None: one process, which has everything.
     """
 
-    def __init__(self, group: dist.ProcessGroup, *, rank: int, ranks: int) -> None:
-        super().__init__(rank=rank)
-        self.ranks = ranks
-        self._group = group
+    def __init__(self, group: dist.ProcessGroup | None = None, *, rank: int, ranks: int = 1) -> None:
+        self.rank, self.ranks, self._group = rank, ranks, group
 
     def gather(self, tensor: Tensor) -> list[Tensor]:
         """Gather tensors of one shape and dtype to rank 0, on the CPU; empty on other ranks."""
+        if self._group is None:
+            return [tensor.cpu()]
         # Sent as bytes: gloo cannot send every dtype.
         sent = tensor.cpu().contiguous().flatten().view(torch.uint8)
         received = [torch.empty_like(sent) for _ in range(self.ranks)] if self.rank == 0 else []
@@ -182,6 +158,8 @@ class GroupGatherer(Gatherer):
 
     def gather_entries(self, entries: Mapping[Any, Any]) -> list[Mapping[Any, Any]]:
         """Gather mappings to rank 0, with tensors on the CPU; empty on other ranks."""
+        if self._group is None:
+            return [entries]
         sent = _map_leaves(entries, lambda leaf: leaf.cpu() if isinstance(leaf, Tensor) else leaf)
         received: list[Any] = [None] * self.ranks if self.rank == 0 else []
         dist.gather_object(sent, received or None, dst=0, group=self._group)
@@ -218,9 +196,8 @@ def snapshot(parts: Any, *, replicated: bool) -> Any:
         if isinstance(leaf, Rows):
             return Rows(copy(leaf.own), leaf.shape)
         if isinstance(leaf, Entries):
-            return Entries(
-                _map_leaves(leaf.own, lambda item: copy(item) if isinstance(item, Tensor) else item)
-            )
+            own = _map_leaves(leaf.own, lambda item: copy(item) if isinstance(item, Tensor) else item)
+            return Entries(own)
         if isinstance(leaf, Tensor):
             return copy(leaf) if replicated else None
         return leaf
@@ -237,7 +214,7 @@ def gather_full(parts: Any, gatherer: Gatherer) -> Any:
     def gather_leaf(leaf: Any) -> Any:
         if not isinstance(leaf, Rows | Entries):
             return leaf
-        if not gatherer.takes_part:
+        if gatherer.rank >= gatherer.ranks:
             return None
         if isinstance(leaf, Rows):
             return _gather_rows(leaf, gatherer)
@@ -272,9 +249,7 @@ def clip_gradients(model: nn.Module, max_norm: float) -> None:
     """Clip gradients to the total norm `max_norm`, computed over all ranks."""
     gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
     norm = gathered(nn.utils.get_total_norm(gradients))
-    torch._foreach_mul_(
-        [local(gradient) for gradient in gradients], (max_norm / (norm + 1e-6)).clamp(max=1.0)
-    )
+    torch._foreach_mul_([*map(local, gradients)], (max_norm / (norm + 1e-6)).clamp(max=1.0))
 
 
 def shard_optimizer_state(

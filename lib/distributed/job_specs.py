@@ -26,6 +26,8 @@ FIRST = "FIRST"  # stands for the first node while its address is unknown
 EARLY_SECONDS = 60  # SLURM may send the signal this much early (sbatch(1), --signal)
 
 _TEMPLATES = Path(__file__).resolve().parent / "templates"
+# Kinds of clusters: heading of the job file, expressions of its shell, patterns and meanings of variables.
+CLUSTERS: Mapping[str, Any] = yaml.safe_load((_TEMPLATES / "clusters.yaml").read_text(encoding="utf-8"))
 _TIMES = (  # as listed in sbatch(1) under --time
     r"(?P<minutes>\d+)(:(?P<seconds>\d+))?",
     r"(?P<hours>\d+):(?P<minutes>\d+):(?P<seconds>\d+)",
@@ -46,9 +48,8 @@ export CONFIG_DIST_ENDPOINT="{first}:{port}"
 [ "{number}" != 0 ] || CONFIG_DIST_ENDPOINT="$PET_LOCAL_ADDR:{port}"
 export KCONFIG_MAKE_VARIABLES=CONFIG_DIST_ENDPOINT
 """
-_IMAGE = re.compile(r"\S{1,500}")
+_IMAGE = r"\S{1,500}"
 _IMAGE_MEANS = "a container image that has this source tree for working directory"
-_CLAIM = re.compile(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?")
 _BUCKET = re.compile(r"[a-z0-9]+://\S+")
 
 
@@ -150,68 +151,18 @@ class Job:
     accelerator: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Cluster:
-    """A kind of cluster: heading of its file, patterns and meanings of its variables.
-
-    first, own, number: shell expressions for the first node's address, this node's address and its number.
-    """
-
-    title: str
-    usage: str
-    first: str
-    own: str
-    number: str
-    storage: tuple[re.Pattern[str], str] = (
-        _CLAIM,
-        "the name of a PersistentVolumeClaim that every node can write to",
-    )
-    accelerator: tuple[re.Pattern[str], str] = (
-        re.compile(r"[a-z0-9][a-z0-9.-]*/[A-Za-z0-9][\w.-]*"),
-        "the cluster's name of a GPU, such as nvidia.com/gpu",
-    )
-
-
-CLUSTERS: Mapping[str, Cluster] = {
-    "kubernetes": Cluster(
-        title="Kubernetes with Kubeflow Trainer",
-        usage="kubectl create -f run.kubernetes.yaml",
-        first="$PET_MASTER_ADDR",
-        own="$THIS_MACHINE",
-        number="$PET_NODE_RANK",
-    ),
-    "skypilot": Cluster(
-        title="SkyPilot",
-        usage="sky jobs launch run.skypilot.yaml, in the source tree",
-        first='$(echo "$SKYPILOT_NODE_IPS" | head -n 1)',
-        own='$(echo "$SKYPILOT_NODE_IPS" | sed -n "$((SKYPILOT_NODE_RANK + 1))p")',
-        number="$SKYPILOT_NODE_RANK",
-        storage=(re.compile(f"{_BUCKET.pattern}|{_CLAIM.pattern}"), "a volume of SkyPilot, or a bucket"),
-        accelerator=(re.compile(r"[A-Za-z][\w.-]*"), "SkyPilot's name of a GPU, such as H100"),
-    ),
-    "ray": Cluster(
-        title="Ray with KubeRay",
-        usage="kubectl create -f run.ray.yaml",
-        first="$FIRST_MACHINE",
-        own="$THIS_MACHINE",
-        number="$MACHINE_NUMBER",
-    ),
-}
-
-
 def job_file(job: Job, *, to: str, command: str) -> str:
-    """Return the text of the job file for the cluster `to`, one of `CLUSTERS`.
+    """Return the job file for the cluster `to`, one of `CLUSTERS`; `command` is for its reader.
 
-    command: the command that trains on each node, for the reader. Raises ConfigError where IMAGE, STORAGE or
-    ACCELERATOR is malformed.
+    Raises ConfigError where IMAGE, STORAGE or ACCELERATOR is malformed.
     """
     cluster = CLUSTERS[to]
-    _check(job, cluster)
-    values = _values(job, cluster)
-    document = _fill(yaml.safe_load((_TEMPLATES / f"{to}.yaml").read_text(encoding="utf-8")), values)
+    _check(job, to)
+    template = yaml.safe_load((_TEMPLATES / f"{to}.yaml").read_text(encoding="utf-8"))
+    document = _fill(template, _values(job, cluster))
     heading = (
-        f"# Not run on {cluster.title}: this follows its published schema, and nobody has tried it.\n"
-        f"# Use it by: {cluster.usage}\n"
+        f"# Not run on {cluster['title']}: this follows its published schema, and nobody has tried it.\n"
+        f"# Use it by: {cluster['usage']}\n"
         f"# python -m train is equivalent on each node to: {command}\n"
     )
     return heading + yaml.dump(document, Dumper=_Dumper, sort_keys=False, width=110)
@@ -227,18 +178,19 @@ def missing(*, to: str, gpus: bool, given: Mapping[str, str]) -> list[str]:
     means = {
         "to": f"the cluster: {', '.join(CLUSTERS)}",
         "image": _IMAGE_MEANS,
-        "storage": cluster.storage[1] if cluster else "storage for the directory of runs there",
+        "storage": cluster["storage"][1] if cluster else "storage for the directory of runs there",
     }
     if gpus:
-        means["accelerator"] = cluster.accelerator[1] if cluster else "the cluster's name of a GPU"
+        means["accelerator"] = cluster["accelerator"][1] if cluster else "the cluster's name of a GPU"
     values = {"to": to, **given}
     return [f"{name.upper()}= ({meaning})" for name, meaning in means.items() if not values[name]]
 
 
-def _check(job: Job, cluster: Cluster) -> None:
-    expected = {"IMAGE": (job.image, _IMAGE, _IMAGE_MEANS), "STORAGE": (job.storage, *cluster.storage)}
+def _check(job: Job, to: str) -> None:
+    cluster = CLUSTERS[to]
+    expected = {"IMAGE": (job.image, _IMAGE, _IMAGE_MEANS), "STORAGE": (job.storage, *cluster["storage"])}
     if job.gpus:
-        expected["ACCELERATOR"] = (job.accelerator, *cluster.accelerator)
+        expected["ACCELERATOR"] = (job.accelerator, *cluster["accelerator"])
     elif job.accelerator:
         raise ConfigError(
             f"ACCELERATOR={job.accelerator} is not used by CONFIG_DEVICE_CPU=y",
@@ -247,9 +199,9 @@ def _check(job: Job, cluster: Cluster) -> None:
     wrong = [
         f"{name}={value} is not {meaning}"
         for name, (value, pattern, meaning) in expected.items()
-        if not pattern.fullmatch(value)
+        if not re.fullmatch(pattern, value)
     ]
-    if cluster is CLUSTERS["skypilot"] and _BUCKET.fullmatch(job.storage) and job.nodes > 1:
+    if to == "skypilot" and _BUCKET.fullmatch(job.storage) and job.nodes > 1:
         raise ConfigError(
             f"STORAGE={job.storage} is not for {job.nodes} nodes",
             why="in a bucket the others do not see at once what one of them writes",
@@ -259,17 +211,11 @@ def _check(job: Job, cluster: Cluster) -> None:
         raise ConfigError("; ".join(wrong))
 
 
-def _values(job: Job, cluster: Cluster) -> dict[str, Any]:
+def _values(job: Job, cluster: Mapping[str, Any]) -> dict[str, Any]:
     """Return what "@name" stands for in the templates; None removes the field."""
-    words = {"first": cluster.first, "own": cluster.own, "number": cluster.number, "port": PORT}
-    script = _template(
-        "start.sh",
-        {
-            "configuration": job.configuration.rstrip(),
-            "rendezvous": _RENDEZVOUS.format(**words) if job.finds_first else "",
-            "runs": RUNS,
-        },
-    )
+    rendezvous = _RENDEZVOUS.format(**cluster, port=PORT) if job.finds_first else ""
+    start = {"configuration": job.configuration.rstrip(), "rendezvous": rendezvous, "runs": RUNS}
+    script = _template("start.sh", start)
     bucket = _BUCKET.fullmatch(job.storage)
     pod_ip = {"name": "THIS_MACHINE", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}
     driver = ["python", "-m", "scripts.ray_machines", f"--machines={job.nodes}", f"--gpus={job.gpus}"]
@@ -287,15 +233,8 @@ def _values(job: Job, cluster: Cluster) -> dict[str, Any]:
         # The only mode that allows appending, which the files of a run need.
         "bucket": {RUNS: {"source": job.storage, "mode": "MOUNT_CACHED"}} if bucket else None,
         "volume": None if bucket else {RUNS: job.storage},
-        "volumes": [
-            {"name": "runs", "persistentVolumeClaim": {"claimName": job.storage}},
-            # Processes of one node exchange data through shared memory; a container has only 64 MB of it.
-            {"name": "shared-memory", "emptyDir": {"medium": "Memory"}},
-        ],
-        "mounts": [
-            {"name": "runs", "mountPath": RUNS},
-            {"name": "shared-memory", "mountPath": "/dev/shm"},
-        ],
+        "storage": job.storage,
+        "runs": RUNS,
     }
 
 

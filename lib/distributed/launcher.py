@@ -53,13 +53,8 @@ def launch(
     """
     notes = tempfile.mkdtemp(prefix="anneal-")
     # exec keeps the process id, so this is the supervisor's.
-    launched = {
-        "plan": plan,
-        "supervisor": os.getpid(),
-        "restarts": restarts,
-        "serve": serve,
-        "torchrun": torchrun,
-    }
+    launched = {"plan": plan, "supervisor": os.getpid(), "restarts": restarts}
+    launched |= {"serve": serve, "torchrun": torchrun}
     (Path(notes) / LAUNCH).write_text(json.dumps(launched))
     environment = os.environ | {_NOTES_VARIABLE: notes}
     environment.setdefault("OMP_NUM_THREADS", str(max(1, cpu_count // world)))
@@ -118,10 +113,7 @@ def keep(run: RunDir, *, own: bool) -> None:
 
 
 def end_process(status: int) -> NoReturn:
-    """End a worker that has reported its result, without the interpreter's clean-up.
-
-    During that clean-up gloo's threads can abort.
-    """
+    """End a worker that has reported, without clean-up, during which gloo's threads can abort."""
     _end(status, "status", str(status))
 
 
@@ -137,9 +129,8 @@ def _end(status: int, kind: str, text: str) -> NoReturn:
     if rank_0 is not None and status != 0:
         # The first failure ends all workers, and rank 0 must finish its files before.
         deadline = time.monotonic() + _GRACE_SECONDS
-        while not any(rank_0.with_suffix(end).exists() for end in (".status", ".crash")):
-            if time.monotonic() > deadline:
-                break
+        ends = rank_0.with_suffix(".status"), rank_0.with_suffix(".crash")
+        while not any(end.exists() for end in ends) and time.monotonic() <= deadline:
             time.sleep(0.02)
     os._exit(status)
 

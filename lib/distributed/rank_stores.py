@@ -36,9 +36,13 @@ def serve_at(host: str, port: int, *, timeout: datetime.timedelta, world: int | 
     Another store of this process with that port and multi_tenant=True, as torchrun's agent makes one, becomes
     a client of it. world: number of ranks to wait for. Raises OSError where the address is in use.
     """
+    try:
+        is_address = ipaddress.ip_address(host).version == 4
+    except ValueError:
+        is_address = False
     with socket.socket() as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind((host if _is_number(host) else "", port))
+        listener.bind((host if is_address else "", port))
         return TCPStore(
             host,
             listener.getsockname()[1],
@@ -60,10 +64,3 @@ def serve_unless_served(endpoint: str, *, timeout: datetime.timedelta) -> TCPSto
         if error.errno != errno.EADDRINUSE:
             raise
         return None
-
-
-def _is_number(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).version == 4
-    except ValueError:
-        return False

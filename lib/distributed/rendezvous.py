@@ -53,8 +53,7 @@ class Route:
 def rendezvous_of(*, nodes: str, endpoint: str | None, default: str = "") -> Rendezvous | None:
     """Return what CONFIG_DIST_NNODES and CONFIG_DIST_ENDPOINT request; None for one node.
 
-    default: the endpoint of several nodes where none is requested. Raises ConfigError where
-    they are malformed or contradict each other.
+    default: endpoint of several nodes. Raises ConfigError where they are malformed or contradict.
     """
     found = _NODES.fullmatch(nodes)
     min_nodes = int(found["min"]) if found else 0
@@ -154,10 +153,7 @@ def environment_of(route: Route | None) -> Mapping[str, str]:
 def torchrun_options(
     rendezvous: Rendezvous, *, processes: int, restarts: int, name: str, route: Route | None = None
 ) -> Sequence[str]:
-    """Return torchrun's options on each node.
-
-    name: rendezvous id, shared by the nodes of one job. route: of this node; None to resolve names instead.
-    """
+    """Return torchrun's options on a node. name: rendezvous id of the job. route: None to resolve names."""
     nodes = (
         f"{rendezvous.min_nodes}:{rendezvous.max_nodes}"
         if rendezvous.is_elastic

@@ -55,26 +55,18 @@ class Supervisor:
         restarts = self._launched["restarts"]
         failed = self._attempt(arguments)
         for restart in range(1, restarts + 1):
-            if not self._was_killed(failed):
-                break
             rank = self._first_failed(failed)
+            if self._signal or failed.get(rank, 0) >= 0:  # not killed by a signal from elsewhere
+                break
             killed = f"process {rank} of {self._world} was ended by signal {-failed[rank]}"
             print(f"{killed}: starting all again ({restart} of {restarts})", file=sys.stderr, flush=True)
-            self._remove_reports()
+            for path in self._notes.iterdir():  # files of the previous workers, except for kept.json
+                if path.is_dir():
+                    shutil.rmtree(path)
+                elif path.suffix in (".pid", ".status", ".crash"):
+                    path.unlink()
             failed = self._attempt(arguments)
         return failed
-
-    def _was_killed(self, failed: Mapping[int, int]) -> bool:
-        """True if a signal from elsewhere ended a worker and no end was requested."""
-        return bool(failed) and not self._signal and failed.get(self._first_failed(failed), 0) < 0
-
-    def _remove_reports(self) -> None:
-        """Remove files of the previous workers, except for kept.json."""
-        for path in self._notes.iterdir():
-            if path.is_dir():
-                shutil.rmtree(path)
-            elif path.suffix in (".pid", ".status", ".crash"):
-                path.unlink()
 
     def _attempt(self, arguments: Sequence[str]) -> dict[int, int]:
         """Run the workers once; returns exit statuses (negative: signals) of failed ones by local rank."""
@@ -193,17 +185,14 @@ class Supervisor:
         if rank != 0 or status < 0 or self._crash_of(rank).exists():
             how = f"was ended by signal {-status}" if status < 0 else f"ended with status {status}"
             reason = f"process {rank} of {self._world} {how}"
-            self._end_run(reason)
+            kept = self._kept()
+            run = RunDir(Path(kept["run"])) if kept.get("own") else None
+            # Unless rank 0 has set the final status: it may have been killed, or aborted by gloo.
+            if run is not None and run.status().state == "running":
+                run.set_status("failed", step=run.status().step, reason=reason)
             print(self._last_output(rank), file=sys.stderr)
             print(f"error: {reason}", file=sys.stderr)
         return max(status, 1)
-
-    def _end_run(self, reason: str) -> None:
-        """Set the run's final status unless rank 0 has: it may have been killed, or aborted by gloo."""
-        kept = self._kept()
-        run = RunDir(Path(kept["run"])) if kept.get("own") else None
-        if run is not None and run.status().state == "running":
-            run.set_status("failed", step=run.status().step, reason=reason)
 
     def _first_failed(self, failed: Mapping[int, int]) -> int:
         """Return the rank that failed first: one killed without a report, or the earliest report."""
@@ -268,12 +257,9 @@ def keep_rank_logs(notes: Path, run: RunDir, *, hostname: str) -> None:
         print(f"the output of other ranks is not kept: {error}", file=sys.__stderr__, flush=True)
 
 
-def _main(notes: str, world: str, *arguments: str) -> int:
-    try:
-        return Supervisor(Path(notes), world=int(world)).run(arguments)
-    finally:
-        shutil.rmtree(notes, ignore_errors=True)
-
-
 if __name__ == "__main__":
-    sys.exit(_main(*sys.argv[1:]))
+    _notes, _world, *_arguments = sys.argv[1:]
+    try:
+        sys.exit(Supervisor(Path(_notes), world=int(_world)).run(_arguments))
+    finally:
+        shutil.rmtree(_notes, ignore_errors=True)

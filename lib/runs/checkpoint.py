@@ -23,7 +23,7 @@ import shutil
 import zipfile
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import IO, Any, BinaryIO, Literal, cast
+from typing import IO, Any, BinaryIO, Literal, TypeAlias, cast
 
 import torch
 from torch import nn
@@ -35,17 +35,11 @@ from lib.runs.directory import checkpoint_name, checkpoint_step
 _SAVING, _REPLACED, _REMOVED = ".saving-", ".replaced-", ".removed-"
 _LEFTOVER = re.compile(r"\.(saving|replaced|removed)-step-\d+|\.(latest|best)\.[0-9a-f]+\.tmp")
 _LEAVES = (
-    type(None),
-    bool,
-    int,
-    float,
-    str,
-    bytes,
-    torch.Tensor,
-    nn.Parameter,
-    torch.Size,
-    torch.dtype,
+    *(type(None), bool, int, float, str, bytes),
+    *(torch.Tensor, nn.Parameter, torch.Size, torch.dtype),
 )
+
+Which: TypeAlias = Literal["latest", "best"] | int
 
 FORMAT = 1
 MANIFEST = "manifest.json"
@@ -69,7 +63,11 @@ def save(directory: Path, *, step: int, state: Mapping[str, Any], keep_last: int
     with _staged(directory, step) as temporary:
         _write(temporary, step=step, state=state, best=best)
         path = _install(temporary, step=step, best=best)
-        _retire(directory, steps(directory)[:-keep_last])
+        kept = {*steps(directory)[-keep_last:], best_step(directory)}
+        for old in steps(directory):
+            if old not in kept:
+                _hide(directory, old, _REMOVED)
+        atomic.sync_directory(directory)
         _clean(directory)
     return path
 
@@ -77,7 +75,7 @@ def save(directory: Path, *, step: int, state: Mapping[str, Any], keep_last: int
 def load(
     directory: Path,
     *,
-    which: Literal["latest", "best"] | int = "latest",
+    which: Which = "latest",
     map_location: str | torch.device = "cpu",
     log: Callable[[str], object],
 ) -> tuple[int, dict[str, Any]] | None:
@@ -186,10 +184,7 @@ def is_best(content: Mapping[str, Any]) -> bool:
 
 
 def verify(path: Path, *, step: int) -> dict[str, Any]:
-    """Verify the files of the checkpoint in `path` against its manifest, and return the manifest.
-
-    Raises DamagedError if a file differs, OSError if one cannot be read.
-    """
+    """Return the manifest of the checkpoint in `path`. Raises DamagedError if a file differs, OSError."""
     content = decode_manifest((path / MANIFEST).read_bytes(), step=step)
     for name, expected in content["files"].items():
         found_bytes = (path / name).stat().st_size
@@ -292,14 +287,6 @@ def _install(temporary: Path, *, step: int, best: bool) -> Path:
     return path
 
 
-def _retire(directory: Path, old: list[int]) -> None:
-    best = best_step(directory)
-    for step in old:
-        if step != best:
-            _hide(directory, step, _REMOVED)
-    atomic.sync_directory(directory)
-
-
 def _hide(directory: Path, step: int, prefix: str) -> None:
     name = checkpoint_name(step)
     (directory / name).rename(directory / (prefix + name))
@@ -330,9 +317,7 @@ def _checkpoints(directory: Path) -> dict[int, Path]:
     return found
 
 
-def _candidates(
-    directory: Path, which: Literal["latest", "best"] | int, found: Mapping[int, Path]
-) -> list[int]:
+def _candidates(directory: Path, which: Which, found: Mapping[int, Path]) -> list[int]:
     """Return the steps to try, in order."""
     if which == "latest":
         return sorted(found, reverse=True)

@@ -33,10 +33,7 @@ _ROOMY_COLUMNS = 60  # a narrower terminal shows numbers instead of the descript
 
 
 class Console:
-    """Console output of one process.
-
-    log_path:  file that `log` appends timestamped lines to; None for none.
-    """
+    """Console output of one process. log_path: file for timestamped lines; None for none."""
 
     def __init__(self, log_path: Path | None = None) -> None:
         self._log_path = log_path

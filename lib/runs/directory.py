@@ -34,18 +34,10 @@ from typing import Any, Literal, TypeAlias
 from lib import atomic
 from lib.errors import ConfigError, ToolkitError, os_error, os_errors
 
-TEXTS = (
-    "config",  # the whole .config
-    "defconfig",  # its minimal form
-)
-OBJECTS = (  # stored as NAME.json
-    "values",  # symbol -> typed value
-    "origins",  # symbol -> where the value came from
-    "plan",  # decisions, with reasons
-    "hardware",  # the hardware that the plan is for
-    "data",  # facts about the data set
-    "env",  # package versions
-)
+TEXTS = ("config", "defconfig")  # the whole .config and its minimal form
+# Stored as NAME.json: typed values of symbols, and where they came from; decisions with reasons, and the
+# hardware that they are for; facts about the data set; package versions.
+OBJECTS = ("values", "origins", "plan", "hardware", "data", "env")
 
 STATUS, LOCK, CHECKPOINTS, SINKS = "status.json", "lock", "ckpt", "sinks"
 EVENTS = "events.out.tfevents."  # prefix by which TensorBoard recognizes event files
@@ -121,10 +113,24 @@ class RunDir:
         Raises ToolkitError if it cannot be written.
         """
         assert set(files) <= {*TEXTS, *OBJECTS} and "config" in files, sorted(files)
-        try:
-            return cls._create(runs / model, identity, files)
-        except OSError as error:
-            raise os_error("create a run directory", error, todo="O= names another place") from error
+        temporary = cls(runs / model / f".new-{os.urandom(4).hex()}")
+        with os_errors("create a run directory", todo="O= names another place"):
+            temporary.path.mkdir(parents=True)
+            try:
+                held = temporary._try_lock()
+                assert held, "nobody else knows the name"
+                for name, content in files.items():
+                    atomic.write_new(temporary.path / _file_name(name), _text(content).encode())
+                status = _status_text("running", 0, "", {})
+                atomic.write_new(temporary.path / STATUS, status.encode())
+                atomic.sync_directory(temporary.path)
+                path = _rename_to_free_name(temporary.path, identity)
+            except BaseException:
+                temporary.release()
+                shutil.rmtree(temporary.path)
+                raise
+            atomic.sync_directory(path.parent)
+        return cls(path, temporary._lock)
 
     @classmethod
     def open(cls, path: Path) -> RunDir:
@@ -215,35 +221,13 @@ class RunDir:
         """Read one of OBJECTS. Raises ToolkitError if it is missing or damaged."""
         path = self.path / _file_name(name)
         try:
-            content = json.loads(path.read_text(encoding="utf-8"))
-        except OSError as error:
-            raise os_error("read", error) from error
+            with os_errors("read"):
+                content = json.loads(path.read_text(encoding="utf-8"))
         except ValueError as error:
             raise ToolkitError(f"{path} is damaged", why=str(error)) from error
         if not isinstance(content, dict):
             raise ToolkitError(f"{path} is damaged", why="not a JSON object")
         return content
-
-    @classmethod
-    def _create(cls, parent: Path, identity: str, files: Mapping[str, str | Mapping[str, Any]]) -> RunDir:
-        parent.mkdir(parents=True, exist_ok=True)
-        temporary = cls(parent / f".new-{os.urandom(4).hex()}")
-        temporary.path.mkdir()
-        try:
-            held = temporary._try_lock()
-            assert held, "nobody else knows the name"
-            for name, content in files.items():
-                atomic.write_new(temporary.path / _file_name(name), _text(content).encode())
-            status = _status_text("running", 0, "", {})
-            atomic.write_new(temporary.path / STATUS, status.encode())
-            atomic.sync_directory(temporary.path)
-            path = _rename_to_free_name(temporary.path, identity)
-        except BaseException:
-            temporary.release()
-            shutil.rmtree(temporary.path)
-            raise
-        atomic.sync_directory(parent)
-        return cls(path, temporary._lock)
 
     def _replace(self, file_name: str, text: str) -> None:
         with os_errors("write"):
@@ -310,10 +294,8 @@ def _runs(model: Path) -> list[RunDir]:
 
 
 def _entries(directory: Path) -> list[Path]:
-    try:
+    with os_errors("list"):
         return sorted(directory.iterdir()) if directory.is_dir() else []
-    except OSError as error:
-        raise os_error("list", error) from error
 
 
 def _age(run: RunDir) -> tuple[str, int, int]:

@@ -16,45 +16,23 @@ from lib.kconf import Resolved, Value, values_from_json
 from lib.runs.directory import RunDir
 
 # Symbols that change no number of a training run: its launch, data loading, logging and checkpoints.
+_LAUNCH = ("NUM_DEVICES", "DIST_NNODES", "DIST_ENDPOINT", "DIST_MAX_RESTARTS")
 _EXCLUDED = {
-    "NUM_DEVICES",
-    "DIST_NNODES",
-    "DIST_ENDPOINT",
-    "DIST_MAX_RESTARTS",
-    "TABLE_SCALE",
-    "DATA_DOWNLOAD",
-    "DATA_PLACEMENT",
-    "NUM_WORKERS",
-    "PREFETCH",
-    "AUGMENT_AHEAD",
-    "OOM_RETRY",
-    "LOG_INTERVAL_STEPS",
-    "CHECKPOINT_INTERVAL_STEPS",
-    "CHECKPOINT_SECONDS",
-    "CHECKPOINT_ASYNC",
-    "CHECKPOINT_URL",
-    "KEEP_LAST",
-    "KEEP_BEST",
-    "RESUME",
+    *_LAUNCH,
+    *("TABLE_SCALE", "DATA_DOWNLOAD", "DATA_PLACEMENT", "NUM_WORKERS", "PREFETCH", "AUGMENT_AHEAD"),
+    *("OOM_RETRY", "LOG_INTERVAL_STEPS", "CHECKPOINT_INTERVAL_STEPS", "CHECKPOINT_SECONDS"),
+    *("CHECKPOINT_ASYNC", "CHECKPOINT_URL", "KEEP_LAST", "KEEP_BEST", "RESUME"),
 }
 _GROUPS = ("SLURM_", "SINK_")
 # Symbol prefixes that identities left out until 0.1.0, when they hashed every symbol of the tree.
-_FORMERLY_EXCLUDED = (
-    "NUM_DEVICES",
-    "DIST_NNODES",
-    "DIST_ENDPOINT",
-    "DIST_MAX_RESTARTS",
-    "CHECKPOINT_URL",
-    *_GROUPS,
-)
+_FORMERLY_EXCLUDED = (*_LAUNCH, "CHECKPOINT_URL", *_GROUPS)
 
 
 def identity(in_effect: Mapping[str, Value]) -> str:
     """Return 8 hexadecimal digits that are equal for equal training, however it was configured.
 
-    in_effect: of a `lib.kconf.Resolved`; so symbols of other models or data sets, and new options at their
-    neutral value, do not change the identity. Symbols that change no number of a run are left out, because
-    they may change when it resumes.
+    in_effect: of a `lib.kconf.Resolved`, so that symbols of other models or data sets, and new options at
+    their neutral value, do not matter. What may change when a run resumes is left out.
     """
     return _digest(_training_values(in_effect))
 
@@ -82,11 +60,8 @@ def former_identity(values: Mapping[str, Value]) -> str:
 
 
 def _training_values(values: Mapping[str, Value]) -> dict[str, Value]:
-    return {
-        name: value
-        for name, value in values.items()
-        if name not in _EXCLUDED and not name.startswith(_GROUPS)
-    }
+    kept = (name for name in values if name not in _EXCLUDED and not name.startswith(_GROUPS))
+    return {name: values[name] for name in kept}
 
 
 def _digest(values: Mapping[str, Value]) -> str:

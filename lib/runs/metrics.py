@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, TypeAlias
 
 from lib import atomic
-from lib.errors import ToolkitError, os_error, os_errors
+from lib.errors import ToolkitError, os_errors
 
 Scalar: TypeAlias = str | int | float | bool | None
 
@@ -34,7 +34,15 @@ class MetricsWriter:
 
     def write(self, row: Mapping[str, Scalar]) -> None:
         """Add one row. Non-finite numbers become null, and the field "note" names their values."""
-        self._rows.append(_line(row))
+        try:
+            line = json.dumps(row, allow_nan=False)
+        except ValueError:
+            floats = {name: value for name, value in row.items() if isinstance(value, float)}
+            odd = {name: value for name, value in floats.items() if not math.isfinite(value)}
+            notes = [str(row["note"])] if "note" in row else []
+            notes += [f"{name} is {value}" for name, value in odd.items()]
+            line = json.dumps({**row, **dict.fromkeys(odd), "note": ", ".join(notes)}, allow_nan=False)
+        self._rows.append(line + "\n")
 
     def flush(self) -> None:
         """Hand all rows to the operating system, so that they survive the end of this process."""
@@ -60,10 +68,7 @@ class MetricsWriter:
 
 
 def read(path: Path) -> list[dict[str, Any]]:
-    """Read all rows. A last line without a newline is still being written and is left out.
-
-    Raises ToolkitError if the file is missing or a line is not a row.
-    """
+    """Read all rows but a last line that is still being written. Raises ToolkitError."""
     return [row for rows in Follower(path).batches() for row in rows]
 
 
@@ -76,30 +81,23 @@ class Follower:
     def batches(self) -> Iterator[list[dict[str, Any]]]:
         """Yield the rows appended since the last call, BATCH_ROWS at a time; the last batch may be empty.
 
-        A last line without a newline waits for the next call.
-        Raises ToolkitError if the file cannot be read or a line is not a row.
+        Raises ToolkitError if the file cannot be read or a whole line is not a row.
         """
         rows: list[dict[str, Any]] = []
-        try:
-            with self._path.open("rb") as file:
-                file.seek(self._offset)
-                for line in file:
-                    if not line.endswith(b"\n"):
-                        break
-                    rows.append(self._row(line))
-                    self._offset, self._lines = self._offset + len(line), self._lines + 1
-                    if len(rows) == BATCH_ROWS:
-                        yield rows
-                        rows = []
-        except OSError as error:
-            raise os_error("read", error) from error
+        with os_errors("read"), self._path.open("rb") as file:
+            file.seek(self._offset)
+            for line in file:
+                if not line.endswith(b"\n"):
+                    break
+                if (row := _parsed(line)) is None:
+                    where = f"{self._path}:{self._lines + 1}"
+                    raise ToolkitError(f"{where} is not a JSON object with a step", todo="remove the line")
+                rows.append(row)
+                self._offset, self._lines = self._offset + len(line), self._lines + 1
+                if len(rows) == BATCH_ROWS:
+                    yield rows
+                    rows = []
         yield rows
-
-    def _row(self, line: bytes) -> dict[str, Any]:
-        if (row := _parsed(line)) is None:
-            where = f"{self._path}:{self._lines + 1}"
-            raise ToolkitError(f"{where} is not a JSON object with a step", todo="remove the line")
-        return row
 
 
 def truncate_after(path: Path, step: int) -> int:
@@ -111,7 +109,7 @@ def truncate_after(path: Path, step: int) -> int:
     """
     if not path.exists():
         return 0
-    try:
+    with os_errors("write"):
         with path.open("r+b") as file:
             end, dropped, is_plain = _end_of(file, step)
             if is_plain and _is_undamaged(file, end):
@@ -121,8 +119,6 @@ def truncate_after(path: Path, step: int) -> int:
             lines = [(line, _parsed(line)) for line in file if line.endswith(b"\n")]
         kept = [line for line, row in lines if row is not None and row.get("step", step) <= step]
         atomic.write_bytes(path, b"".join(kept))
-    except OSError as error:
-        raise os_error("write", error) from error
     return len(lines) - len(kept)
 
 
@@ -173,17 +169,3 @@ def _parsed(line: bytes) -> dict[str, Any] | None:
     except ValueError:
         return None
     return row if isinstance(row, dict) and isinstance(row.get("step", 0), int | float) else None
-
-
-def _line(row: Mapping[str, Scalar]) -> str:
-    try:
-        return json.dumps(row, allow_nan=False) + "\n"
-    except ValueError:
-        odd = {
-            name: value
-            for name, value in row.items()
-            if isinstance(value, float) and not math.isfinite(value)
-        }
-        notes = [str(row["note"])] if "note" in row else []
-        notes += [f"{name} is {value}" for name, value in odd.items()]
-        return json.dumps({**row, **dict.fromkeys(odd), "note": ", ".join(notes)}, allow_nan=False) + "\n"

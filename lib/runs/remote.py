@@ -97,12 +97,17 @@ class RemoteRun:
                 data, content = _manifest(directory / checkpoint_name(step), step=step)
             except DamagedError as damage:
                 damaged[step] = f"checkpoint {checkpoint_name(step)} in {directory} is damaged: {damage}"
-                continue
-            if remote.get(step) != content:
-                missing[step] = data
+            else:
+                if remote.get(step) != content:
+                    missing[step] = data
         for step in missing:
             self.storage.remove(_key(step, MANIFEST))
-            self._upload_state(directory / checkpoint_name(step) / STATE, step)
+            path = directory / checkpoint_name(step) / STATE
+            try:
+                self.storage.upload(path, _key(step, STATE))
+            except MissingError:
+                path.stat()  # raises if it is this one that has gone
+                raise
         for name, data in files.items():
             if name != STATUS:
                 self.storage.write(name, data)
@@ -147,22 +152,18 @@ class RemoteRun:
             )
 
     def adopt(self, runs: Path, *, log: Callable[[str], object]) -> RunDir:
-        """Create its run directory, with a checkpoint, in `runs`, the directory of the model's runs; locked.
-
-        Raises ToolkitError if another process does the same, or the disk fails.
-        """
+        """Create its run directory in the model's `runs`, with a checkpoint; locked. Raises ToolkitError."""
         run = RunDir(runs / f".fetching-{self.name}")
         with os_errors(f"fetch {self.storage.url} to"):
             run.path.mkdir(parents=True, exist_ok=True)
-        run.lock()
-        try:
-            with os_errors(f"fetch {self.storage.url} to"):
+            run.lock()
+            try:
                 self.fetch(run, log=log)
                 run.path = run.path.rename(runs / self.name)
                 atomic.sync_directory(runs)
-        except BaseException:
-            run.release()
-            raise
+            except BaseException:
+                run.release()
+                raise
         return run
 
     def _fetch_files(self, directory: Path) -> None:
@@ -178,13 +179,6 @@ class RemoteRun:
     def _events(self) -> list[str]:
         """Names of the remote event files."""
         return [f"{SINKS}/{name}" for name in self.storage.entries(SINKS) if name.startswith(EVENTS)]
-
-    def _upload_state(self, path: Path, step: int) -> None:
-        try:
-            self.storage.upload(path, _key(step, STATE))
-        except MissingError:
-            path.stat()  # raises if it is this one that has gone
-            raise
 
     def _receive(self, directory: Path, step: int, log: Callable[[str], object]) -> bool:
         def download(name: str, path: Path) -> None:
@@ -214,10 +208,7 @@ class RemoteRun:
 
 
 def unfinished(storage: Storage, resolved: Resolved) -> list[RemoteRun]:
-    """Return the unfinished runs of one model on `storage` that train `resolved`, from old to new.
-
-    Raises StorageError if the storage fails.
-    """
+    """Return a model's unfinished runs that train `resolved`, from old to new. Raises StorageError."""
     found = [RemoteRun(name, storage.below(name)) for name in storage.entries()]
     # Each run of another configuration costs a request, which is slow one by one where there are hundreds.
     with ThreadPoolExecutor(_CONCURRENT_REQUESTS) as pool:
@@ -226,10 +217,7 @@ def unfinished(storage: Storage, resolved: Resolved) -> list[RemoteRun]:
 
 
 def _manifest(path: Path, *, step: int) -> tuple[bytes, dict[str, Any]]:
-    """Return the bytes and the content of a local checkpoint's manifest.
-
-    Raises DamagedError if it is damaged, FileNotFoundError if the checkpoint is gone.
-    """
+    """Return bytes and content of a local manifest. Raises DamagedError, FileNotFoundError if all is gone."""
     try:
         data = (path / MANIFEST).read_bytes()
     except OSError as error:

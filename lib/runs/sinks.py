@@ -44,21 +44,16 @@ class Sinks:
 
     def catch_up(self) -> None:
         """Send every sink the rows written since the last call; the first call sends all existing rows."""
-        if not self._sinks:
-            return
-        for rows in self._follower.batches():
+        for rows in self._follower.batches() if self._sinks else ():
             for sink in self._sinks:
                 sink.send(rows)
 
     def close(self, *, done: bool) -> None:
-        """Close every sink, even if one of them fails. done: the run has finished.
-
-        A missing file is not reported here: a run whose directory was removed has an error of its own.
-        """
+        """Close every sink, even if one of them fails. done: the run has finished."""
         with ExitStack() as closing:
             for sink in self._sinks:
                 closing.callback(sink.close, done=done)
-            if self._path.exists():
+            if self._path.exists():  # a run whose directory was removed has an error of its own
                 self.catch_up()
 
 
@@ -76,15 +71,11 @@ def check_packages(config: Config) -> None:
 
 
 def open_sinks(config: Config, run: RunDir) -> list[Sink]:
-    """Open the selected sinks; their files are in the run directory.
-
-    Raises ToolkitError if one of them cannot be used.
-    """
+    """Open the selected sinks, with files in the run directory. Raises ToolkitError if one cannot be used."""
     selected = _selected(config)
-    if not selected:
-        return []
-    with os_errors("create"):
-        run.sinks.mkdir(parents=True, exist_ok=True)
+    if selected:
+        with os_errors("create"):
+            run.sinks.mkdir(parents=True, exist_ok=True)
     return [_OPEN[name](run, config.sinks.sink_project) for name in selected]
 
 
@@ -97,11 +88,8 @@ def _selected(config: Config) -> list[str]:
 
 def _scalars(row: Row) -> dict[str, float]:
     """Return the numbers of a row except its step, under names such as train/loss."""
-    return {
-        f"{row['kind']}/{name}": float(value)
-        for name, value in row.items()
-        if isinstance(value, int | float) and name != "step"
-    }
+    numbers = {name: value for name, value in row.items() if isinstance(value, int | float)}
+    return {f"{row['kind']}/{name}": float(value) for name, value in numbers.items() if name != "step"}
 
 
 class EventFile:
@@ -172,11 +160,10 @@ class Service:
     def send(self, rows: Sequence[Row]) -> None:
         """Send new rows in order. Raises ToolkitError if the file cannot be written."""
         new = [row for row in rows if _sort_key(row) > self._last]
-        if not new:
-            return
-        self._last = _sort_key(new[-1])
-        with os_errors("write"):
-            atomic.write_text(self._file, json.dumps(self._last) + "\n")
+        if new:
+            self._last = _sort_key(new[-1])
+            with os_errors("write"):
+                atomic.write_text(self._file, json.dumps(self._last) + "\n")
         for row in new:
             self._log(_scalars(row), row["step"])
 
@@ -233,9 +220,8 @@ def _open_wandb(run: RunDir, project: str | None) -> Service:
 def _open_trackio(run: RunDir, project: str | None) -> Service:
     """Open the run of that name in trackio, wherever trackio's own settings store it."""
     trackio = importlib.import_module("trackio")
-    trackio.init(
-        project=project, name=run.name, group=run.model, config=run.read_json("values"), resume="allow"
-    )
+    values = run.read_json("values")
+    trackio.init(project=project, name=run.name, group=run.model, config=values, resume="allow")
     return Service(
         run.sinks / "trackio.json",
         log=lambda values, step: trackio.log(values, step=step),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,10 +29,7 @@ def is_url(text: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Storage:
-    """Files below one URL. Names are relative to it, with slashes.
-
-    All methods raise StorageError if the storage fails, MissingError if a file does not exist.
-    """
+    """Files below one URL, named relative to it. All methods raise StorageError, or MissingError."""
 
     url: str  # without a slash at its end
     _files: Any  # an fsspec.AbstractFileSystem
@@ -52,11 +49,8 @@ class Storage:
                 found = self._files.ls(path, detail=False)
             except FileNotFoundError:
                 return []
-        names = {
-            str(entry).rstrip("/").rpartition("/")[2]
-            for entry in found
-            if str(entry).strip("/") != path.strip("/")
-        }
+        inside = (str(entry).strip("/") for entry in found)
+        names = {entry.rpartition("/")[2] for entry in inside if entry != path.strip("/")}
         return sorted(names - {""})
 
     def sizes(self) -> dict[str, int]:
@@ -99,11 +93,8 @@ class Storage:
 
     def remove(self, name: str) -> None:
         """Remove a file, or a folder with its content; succeeds if it does not exist."""
-        with _errors(f"remove {self.url}/{name}"):
-            try:
-                self._files.rm(self._path(name), recursive=True)
-            except FileNotFoundError:
-                return
+        with _errors(f"remove {self.url}/{name}"), suppress(FileNotFoundError):
+            self._files.rm(self._path(name), recursive=True)
 
     def check(self) -> None:
         """Check access: write a small file, read it, and remove it."""
@@ -111,9 +102,8 @@ class Storage:
         self.write(name, data)
         try:
             if self.read(name) != data:
-                raise StorageError(
-                    f"cannot read {self.url}/{name}", why="the content differs from what was written"
-                )
+                why = "the content differs from what was written"
+                raise StorageError(f"cannot read {self.url}/{name}", why=why)
         finally:
             self.remove(name)
 
@@ -122,10 +112,7 @@ class Storage:
 
 
 def open_storage(url: str, *, requested: str) -> Storage:
-    """Open the storage at `url`. requested: the option that names it.
-
-    Raises ConfigError if it is no URL, or the package for it is not installed.
-    """
+    """Open `url`, from the option `requested`. Raises ConfigError if it is none or lacks its package."""
     if not is_url(url):
         raise ConfigError(f'{requested}="{url}" is not a URL', todo=f"a path is written file://{url}")
     from fsspec.core import url_to_fs
@@ -173,8 +160,8 @@ def _errors(action: str) -> Iterator[None]:
     except Exception as error:
         if _is_storage_error(error):
             message = (isinstance(error, OSError) and error.strerror) or error
-            reason = " ".join(str(message).split())
-            raise StorageError(f"cannot {action}", why=reason or type(error).__name__) from error
+            why = " ".join(str(message).split()) or type(error).__name__
+            raise StorageError(f"cannot {action}", why=why) from error
         raise
 
 

@@ -91,9 +91,8 @@ class Concurrency:
             before, known = self.workers, self._estimate.run_bytes
             self._estimate = dataclasses.replace(self._estimate, run_bytes=peak_bytes, why="measured")
             self.workers, line = choose_workers(self._estimate, jobs=self._jobs, runs=self.max_workers)
-            newly_full = (
-                self.workers * peak_bytes > self._estimate.usable_bytes >= self.workers * (known or 0)
-            )
+            usable_bytes = self._estimate.usable_bytes
+            newly_full = self.workers * peak_bytes > usable_bytes >= self.workers * (known or 0)
             return line if self.workers != before or newly_full else ""
 
 

@@ -4,12 +4,18 @@
     about: one sentence
     config: trm-sudoku4+fp32       # a shipped configuration, or alldefconfig: all defaults
     set: {MAX_STEPS: 200}          # symbols without CONFIG_
-    sweep: grid                    # or zip, random or optuna; search_space.py describes the last
+    sweep: grid                    # or zip, random or optuna
     axes: {EMA: [true, false]}
     seeds: 3                       # a number, counted from 1, or a list
-    samples: 20                    # of a random sweep, drawn with draw_seed
+    samples: 20                    # of a random sweep or a search, drawn with draw_seed
 
-Mappings are merged key by key, lists and values replaced; null removes a symbol from `set`.
+Mappings are merged key by key, lists and values replaced; null removes a symbol from `set`. An optuna sweep
+is a search: it has an objective, and its axes may be ranges:
+
+    minimize: loss                 # or maximize: a metric of the last evaluation
+    axes:
+      LEARNING_RATE: {low: 1e-4, high: 1e-1, log: true}
+      LENGTH: {low: 2, high: 8, step: 2}        # a whole number where low and high are
 """
 
 from __future__ import annotations
@@ -20,11 +26,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
-from typing import Any
+from typing import Any, TypeGuard
 
 from lib.errors import ConfigError
 from lib.plugins import meant
-from lib.sweeps.search_space import Search, draws_of, is_whole, search_of
 from lib.sweeps.yaml12 import Document, Plain, Route, read_yaml
 
 SELF = "_self_"
@@ -33,8 +38,42 @@ DRAW_KEYS = ("samples", "draw_seed")
 KEYS = ("defaults", "about", "config", "set", "sweep", "axes", "seeds", *DRAW_KEYS, *SEARCH_KEYS)
 KINDS = ("grid", "zip", "random", "optuna")
 SEEDS = 3
+_RANGE_KEYS = {"low", "high", "log", "step"}
 
 Setting = dict[str, str]  # symbol without prefix -> raw value, as on a command line
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Range:
+    """Numbers from `low` to `high`, both included, in steps of `step`; whole where all three are."""
+
+    low: float
+    high: float
+    step: float | None
+    log: bool
+
+    @property
+    def is_whole(self) -> bool:
+        """True if only whole numbers are proposed."""
+        return all(isinstance(number, int) for number in (self.low, self.high, self.step or 0))
+
+
+Axis = tuple[Plain, ...] | Range
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Search:
+    """A search space and its objective.
+
+    samples: number of points to try.
+    figure:  metric of the last evaluation, whose mean over the seeds is optimised.
+    """
+
+    axes: Mapping[str, Axis]
+    samples: int
+    figure: str
+    maximize: bool
+    draw_seed: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,8 +117,13 @@ def read_experiment(file: Path) -> Experiment:
         if "SEED" in symbols:
             todo = "write seeds: a number or a list"
             raise document.error(key, "SEED", fault="SEED comes from seeds", todo=todo)
-    is_search = content.get("sweep") == "optuna"
-    _check_keys_of_kind(document)
+    kind = content.get("sweep", "grid")
+    for key in (key for key, value in content.items() if value is not None):  # read by some kinds only
+        if key in SEARCH_KEYS and kind != "optuna":
+            raise document.error(key, fault=f"{key} is for sweep: optuna")
+        if key in DRAW_KEYS and kind in ("grid", "zip"):
+            raise document.error(key, fault=f"{key} is for sweep: random or optuna")
+    is_search = kind == "optuna"
     return Experiment(
         name=file.stem,
         about=str(content.get("about", "")),
@@ -87,16 +131,13 @@ def read_experiment(file: Path) -> Experiment:
         settings={name: raw(value) for name, value in settings.items()},
         points=() if is_search else tuple(_points(document, axes)),
         seeds=_seeds(document),
-        search=search_of(document, axes) if is_search else None,
+        search=_search(document, axes) if is_search else None,
         places=dict(_places(document, settings, axes)),
     )
 
 
 def merged(file: Path, *, above: tuple[Path, ...] = ()) -> Document:
-    """Return `file` merged with the files beside it that its `defaults` name, without that key.
-
-    Raises ConfigError for a cycle of defaults and for an unknown key.
-    """
+    """Return `file` merged with those that its `defaults` name. Raises ConfigError for a cycle or bad key."""
     real = file.resolve()
     if real in above:
         cycle = " -> ".join(path.name for path in (*above, real))
@@ -112,7 +153,13 @@ def merged(file: Path, *, above: tuple[Path, ...] = ()) -> Document:
     content: dict[str, Plain] = {}
     places: dict[Route, str] = {}
     for name in names if SELF in names else [*names, SELF]:
-        layer = own if name == SELF else merged(_sibling(own, name), above=(*above, real))
+        layer = own
+        if name != SELF:
+            path = file.parent / f"{name}.yaml"
+            if not path.is_file():
+                fault, todo = f"there is no {path.name} beside it", "defaults names such files"
+                raise own.error("defaults", fault=fault, todo=todo)
+            layer = merged(path, above=(*above, real))
         content = _merge(content, layer.content)
         places |= layer.places  # may keep items of a longer list that was replaced, which nothing looks up
     content.pop("defaults", None)
@@ -124,14 +171,6 @@ def raw(value: Plain) -> str:
     if isinstance(value, bool):
         return "y" if value else "n"
     return ",".join(map(raw, value)) if isinstance(value, list) else str(value)
-
-
-def _sibling(document: Document, name: str) -> Path:
-    path = document.file.parent / f"{name}.yaml"
-    if not path.is_file():
-        todo = "defaults names such files"
-        raise document.error("defaults", fault=f"there is no {path.name} beside it", todo=todo)
-    return path
 
 
 def _merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
@@ -154,16 +193,6 @@ def _places(
         yield (name, None), document.place("axes", name)
         for index, value in enumerate(axis if isinstance(axis, list) else ()):
             yield (name, raw(value)), document.place("axes", name, index)
-
-
-def _check_keys_of_kind(document: Document) -> None:
-    """Raise ConfigError for a key that only another kind of sweep reads."""
-    kind = document.content.get("sweep", "grid")
-    for key in (key for key, value in document.content.items() if value is not None):
-        if key in SEARCH_KEYS and kind != "optuna":
-            raise document.error(key, fault=f"{key} is for sweep: optuna")
-        if key in DRAW_KEYS and kind in ("grid", "zip"):
-            raise document.error(key, fault=f"{key} is for sweep: random or optuna")
 
 
 def _mapping(document: Document, key: str) -> Mapping[str, Plain]:
@@ -191,7 +220,7 @@ def _points(document: Document, axes: Mapping[str, Plain]) -> Iterator[Setting]:
     if kind == "zip" and len(lengths) > 1:
         raise document.error("axes", fault=f"axes that are zipped have one length, not {lengths}")
     if kind == "random":
-        samples, seed = draws_of(document, "random sweep")
+        samples, seed = _draws(document, "random sweep")
         count = math.prod(map(len, values.values()))
         for number in Random(seed).sample(range(count), min(samples, count)):
             yield _grid_point(values, number)
@@ -212,13 +241,66 @@ def _grid_point(values: dict[str, list[Plain]], number: int) -> Setting:
 
 def _seeds(document: Document) -> tuple[int, ...]:
     seeds = document.content.get("seeds", SEEDS)
-    if is_whole(seeds) and seeds > 0:
+    if _is_whole(seeds) and seeds > 0:
         return tuple(range(1, seeds + 1))
-    if not isinstance(seeds, list) or not seeds or not all(map(is_whole, seeds)):
+    if not isinstance(seeds, list) or not seeds or not all(map(_is_whole, seeds)):
         todo = "seeds: 3 is seeds: [1, 2, 3]"
         raise document.error("seeds", fault="seeds is neither a number of seeds nor a list", todo=todo)
-    numbers = tuple(seed for seed in seeds if is_whole(seed))
+    numbers = tuple(seed for seed in seeds if _is_whole(seed))
     if len(set(numbers)) < len(numbers):
         why = "the same run twice has no spread"
         raise document.error("seeds", fault="a seed is given twice", why=why)
     return numbers
+
+
+def _search(document: Document, axes: Mapping[str, Plain]) -> Search:
+    samples, draw_seed = _draws(document, "search")
+    goals = [(key, document.content[key]) for key in SEARCH_KEYS if key in document.content]
+    if len(goals) != 1 or not isinstance(goals[0][1], str):
+        raise document.error("sweep", fault="a search needs minimize: FIGURE or maximize: FIGURE")
+    if not axes:
+        raise document.error("sweep", fault="a search needs axes")
+    return Search(
+        axes={name: _axis(document, name, axis) for name, axis in axes.items()},
+        samples=samples,
+        figure=goals[0][1],
+        maximize=goals[0][0] == "maximize",
+        draw_seed=draw_seed,
+    )
+
+
+def _draws(document: Document, noun: str) -> tuple[int, int]:
+    """Return `samples` and `draw_seed`. Raises ConfigError where the `noun` lacks a number of samples."""
+    samples, seed = document.content.get("samples"), document.content.get("draw_seed", 1)
+    if not _is_whole(samples) or samples < 1 or not _is_whole(seed):
+        raise document.error("samples", fault=f"a {noun} needs samples: NUMBER")
+    return samples, seed
+
+
+def _is_whole(value: Plain) -> TypeGuard[int]:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _axis(document: Document, name: str, axis: Plain) -> Axis:
+    if isinstance(axis, list) and axis:
+        return tuple(axis)
+    if not isinstance(axis, dict) or not {"low", "high"} <= set(axis) <= _RANGE_KEYS:
+        why = "it is neither a list of values nor a mapping with low and high, and log or step"
+        raise document.error("axes", name, fault=f"the axis {name} offers no choice", why=why)
+    why = ""
+    low, high, step, log = axis["low"], axis["high"], axis.get("step"), axis.get("log", False)
+    if not (_is_number(low) and _is_number(high) and low < high):
+        fault = "does not go from a number to a larger one"
+    elif not (isinstance(log, bool) and (step is None or _is_number(step))):
+        fault = "has no number as step, or log is not true or false"
+    elif step is not None and (log or step <= 0):
+        fault, why = "has a step", "it must be above 0, without log"
+    elif log and low <= 0:
+        fault, why = f"begins at {low}", "a logarithm needs more than 0"
+    else:
+        return Range(low=low, high=high, step=step, log=log)
+    raise document.error("axes", name, fault=f"the axis {name} {fault}", why=why)
+
+
+def _is_number(value: Plain) -> TypeGuard[float]:
+    return isinstance(value, int | float) and not isinstance(value, bool)

@@ -14,9 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from lib.errors import ConfigError
-from lib.sweeps.experiment import Experiment, Setting, raw
+from lib.sweeps.experiment import Axis, Experiment, Range, Search, Setting, raw
 from lib.sweeps.runner import Result, Run, format_settings, resolved_runs
-from lib.sweeps.search_space import Axis, Range, Search
 
 
 def run_search(
@@ -34,7 +33,10 @@ def run_search(
     """
     search = experiment.search
     assert search is not None, f"{experiment.name} has no search space"
-    study = _study(search)
+    optuna = _optuna()
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    sampler = optuna.samplers.TPESampler(seed=search.draw_seed)
+    study = optuna.create_study(direction="maximize" if search.maximize else "minimize", sampler=sampler)
     begin(resolved_runs(_at_the_ends(experiment, search), root=root))
     points: list[Setting] = []
     results: list[Result] = []
@@ -47,7 +49,7 @@ def run_search(
             results += train([replace(run, number=len(points) - 1) for run in runs])
         figure = _figure(points.index(point), results, search)
         if figure is None:
-            study.tell(trial, state=_optuna().trial.TrialState.FAIL)
+            study.tell(trial, state=optuna.trial.TrialState.FAIL)
         else:
             study.tell(trial, figure)
     return replace(experiment, points=tuple(points)), results
@@ -96,15 +98,6 @@ def _proposed(trial: Any, name: str, axis: Axis) -> Any:
         return trial.suggest_int(name, axis.low, axis.high, step=axis.step or 1, log=axis.log)
     proposed = trial.suggest_float(name, axis.low, axis.high, step=axis.step, log=axis.log)
     return float(f"{proposed:.6g}")  # more digits would only make names longer
-
-
-def _study(search: Search) -> Any:
-    optuna = _optuna()
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
-    return optuna.create_study(
-        direction="maximize" if search.maximize else "minimize",
-        sampler=optuna.samplers.TPESampler(seed=search.draw_seed),
-    )
 
 
 def _optuna() -> Any:

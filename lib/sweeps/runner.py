@@ -13,6 +13,7 @@ import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import TypeAlias
 
 from lib import atomic, kconf
 from lib.config import config_from_values
@@ -25,6 +26,7 @@ from lib.sweeps.subprocess_run import Children, finished_run
 
 RESULT = "result.json"
 ALL_DEFAULTS = "alldefconfig"
+Log: TypeAlias = Callable[[str], None]
 _NOT_METRICS = ("seconds", "samples", "bytes", "chars", "tokens")
 
 
@@ -44,10 +46,7 @@ class Run:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """Metrics of the last evaluation of a run, or the reason why there are none.
-
-    seconds_cpu and peak_memory_mb are None where another sweep trained the run.
-    """
+    """Metrics of the last evaluation of a run, or the reason for none; costs, if this sweep trained it."""
 
     number: int
     identity: str
@@ -114,7 +113,7 @@ def compose_text(root: Path, spec: str) -> str:
 
 
 def train_all(
-    runs: Sequence[Run], *, root: Path, out: Path, concurrency: Concurrency, log: Callable[[str], None]
+    runs: Sequence[Run], *, root: Path, out: Path, concurrency: Concurrency, log: Log
 ) -> list[Result]:
     """Train the runs that have no result below `out`, as many at a time as `concurrency` allows.
 
@@ -126,9 +125,8 @@ def train_all(
             with concurrency.slot():
                 return _result(run, children, root=root, out=out, concurrency=concurrency, log=log)
 
-        results = [
-            one for one in children.map(result, runs, workers=concurrency.max_workers) if one is not None
-        ]
+        found = children.map(result, runs, workers=concurrency.max_workers)
+        results = [one for one in found if one is not None]
     children.check(todo=f"{len(results)} of {len(runs)} runs are done, and the same command resumes the rest")
     return results
 
@@ -140,13 +138,7 @@ def write_results(out: Path, results: Sequence[Result]) -> None:
 
 
 def _result(
-    run: Run,
-    children: Children,
-    *,
-    root: Path,
-    out: Path,
-    concurrency: Concurrency,
-    log: Callable[[str], None],
+    run: Run, children: Children, *, root: Path, out: Path, concurrency: Concurrency, log: Log
 ) -> Result | None:
     """Return the result of a run, trained now unless it is known; None where it was stopped."""
     place = run_folder(run, out)

@@ -59,9 +59,8 @@ def finished_run(place: Path, resolved: Resolved) -> RunDir | None:
 class Children:
     """Context that runs training processes concurrently, each in a place of its own.
 
-    The first SIGTERM or SIGINT is passed on to them as SIGTERM: they save and exit, and no further one is
-    started. The same happens where another process stops one of them. A later SIGINT kills the rest and is
-    raised.
+    The first SIGTERM or SIGINT, or a stop of one of them, is passed on as SIGTERM: they save and exit, and no
+    further one is started. A later SIGINT kills the rest and is raised.
     """
 
     def __init__(self) -> None:
@@ -112,10 +111,8 @@ class Children:
         if status == Suspended.exit_code and not self.stopped_by:
             self._stop("a signal to one of the runs")
         reason = _reason(status, log, before_bytes=before_bytes) if status else ""
-        if status == Suspended.exit_code:
-            reason = reason.partition(": ")[2].partition(";")[
-                0
-            ]  # without the hint how to resume a single run
+        if status == Suspended.exit_code:  # without the hint how to resume a single run
+            reason = reason.partition(": ")[2].partition(";")[0]
         return ChildRun(
             run=None if status else _done(place),
             reason=reason,

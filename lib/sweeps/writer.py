@@ -23,8 +23,7 @@ _NUMBER = re.compile(r"-?[0-9]+(\.[0-9]+)?")
 def as_yaml(resolved: kconf.Resolved, *, root: Path) -> str:
     """Return an experiment file whose only run is `resolved`.
 
-    It sets what differs from the shipped files that the configuration was made from or, where there are none
-    or they have changed, from all defaults.
+    It sets what differs from the shipped files it was made from, or from all defaults if they have changed.
     """
     for base in (*_base_of(resolved, root), ALL_DEFAULTS):
         text = compose_text(root, base)
@@ -59,7 +58,10 @@ def _base_of(resolved: kconf.Resolved, root: Path) -> list[str]:
 
 def _differences(requested: kconf.Resolved, base: kconf.Resolved, *, root: Path) -> dict[str, str]:
     """Return the assignments, as in a configuration file, that turn `base` into `requested`."""
-    wanted, present, full = (_assigned(text) for text in (requested.minimal, base.minimal, requested.text))
+    wanted, present, full = (
+        {each.name: each.text for each in read_text(text.encode(), name="the configuration").assignments}
+        for text in (requested.minimal, base.minimal, requested.text)
+    )
     given = {name: value for name, value in wanted.items() if present.get(name) != value}
     tree = load_own_tree(root)
     load_text(tree, requested.text)
@@ -71,10 +73,6 @@ def _differences(requested: kconf.Resolved, base: kconf.Resolved, *, root: Path)
         elif symbol.visibility:
             given[name] = full[name]
     return given
-
-
-def _assigned(text: str) -> dict[str, str]:
-    return {each.name: each.text for each in read_text(text.encode(), name="the configuration").assignments}
 
 
 def _raw(value: str) -> str:

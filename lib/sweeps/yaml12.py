@@ -51,10 +51,7 @@ _Loader.add_constructor(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Document:
-    """A mapping with the places of its parts.
-
-    places: route of keys and list indices to a key or item -> file:line.
-    """
+    """A mapping with the places of its parts: route of keys and list indices to an item -> file:line."""
 
     file: Path
     content: Mapping[str, Plain]

@@ -10,7 +10,7 @@ import pytest
 from torch import nn
 
 from lib.data.augment import Kind
-from lib.data.datasets.token_bins.data import open_bins
+from lib.data.datasets.token_bins.data import map_bins
 from lib.errors import CheckpointError, ConfigError, DataError, ToolkitError
 from lib.optim.factory import make_optimizer
 from lib.plan.types import Plan
@@ -62,7 +62,7 @@ def test_files_of_tokens_of_two_widths_are_told(tmp_path: Path) -> None:
     shard("x_train_2.bin", 20240801, 7, np.uint32)
     shard("x_val_1.bin", 20240520, 1, np.uint16)
     with pytest.raises(DataError, match=r"x_train_1.bin and .*x_train_2.bin have tokens of 2 and 4 bytes"):
-        open_bins(tmp_path, cache_dir=tmp_path / "cache", vocab_size=300, log=lambda _: None)
+        map_bins(tmp_path, vocab_size=300)
 
 
 class Convolution(nn.Conv2d):

@@ -69,10 +69,7 @@ def fetch(
 
 
 def _complete(transfer: Callable[[], None], part: Path, sha256: str) -> None:
-    """Complete and verify `part`, or raise _MirrorError.
-
-    Cut connections are resumed while there is progress.
-    """
+    """Complete and verify `part`, resuming while there is progress. Raises _MirrorError."""
     tries, furthest = 0, _size(part)
     while True:
         start = _size(part)

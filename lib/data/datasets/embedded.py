@@ -10,55 +10,51 @@ from typing import Literal, TypeAlias
 import numpy as np
 
 from lib.data.cache import cached_folder
-from lib.data.datasets.files import DataLocation, describe_images, format_sizes
+from lib.data.datasets.files import DataLocation, describe_images
 from lib.data.types import ArrayPart, Dataset, Images, ImageSpec, Labels
 from lib.rng import Floats
 
 PartName: TypeAlias = Literal["train", "test"]
+_PARTS: tuple[PartName, ...] = ("train", "test")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class EmbeddedSet:
     """A generated set of images; its methods are the functions of a data-set plug-in.
 
-    version: raise it whenever a pixel changes. identity: everything that the pixels depend on.
+    version: raise it whenever a pixel changes. sizes: of training and test.
+    made_with: what else the pixels depend on.
     """
 
     spec: ImageSpec
     version: int
-    train_size: int
-    test_size: int
-    identity: str
+    sizes: tuple[int, int]
     generate: Callable[[PartName], tuple[Images, Labels]]
+    made_with: str = ""
 
     def describe(self, options: object, location: DataLocation) -> Dataset:  # noqa: ARG002
         """Return the metadata of the set."""
-        sizes, name = (self.train_size, self.test_size), self.spec.name
-        return describe_images(self.spec, *sizes, f"{name}: as it is generated, {format_sizes(*sizes)}")
+        return describe_images(self.spec, self.sizes, "as it is generated")
 
     def open_set(self, options: object, location: DataLocation) -> Dataset:  # noqa: ARG002
-        """Open the set, generating it into the cache if it is not there.
-
-        Raises DataError if matplotlib lacks a font, ToolkitError if the cache cannot be written.
-        """
+        """Open the set, generated into the cache once. Raises DataError without a font, ToolkitError."""
         name, cache_dir = self.spec.name, location.cache_dir
-        parts: tuple[PartName, ...] = ("train", "test")
+        train_size, test_size = self.sizes
 
         def fill(folder: Path) -> None:
-            location.log(
-                f"{name}: making {self.train_size} + {self.test_size} synthetic images in {cache_dir}"
-            )
-            for part in parts:
+            location.log(f"{name}: making {train_size} + {test_size} synthetic images in {cache_dir}")
+            for part in _PARTS:
                 images, labels = self.generate(part)
                 np.save(folder / f"{part}-images.npy", images)
                 np.save(folder / f"{part}-labels.npy", labels)
 
+        identity = f"{name} {self.version} {train_size} {test_size}{self.made_with}"
         folder = cached_folder(
-            cache_dir / f"{name}-v{self.version}", identity=self.identity, fill=fill, log=location.log
+            cache_dir / f"{name}-v{self.version}", identity=identity, fill=fill, log=location.log
         )
         train, test = (
             ArrayPart(np.load(folder / f"{part}-images.npy"), np.load(folder / f"{part}-labels.npy"))
-            for part in parts
+            for part in _PARTS
         )
         source = f"{name}: {train.size} + {test.size} images, generated, synthetic ({folder})"
         return Dataset(self.spec, train, test, source)
@@ -81,15 +77,6 @@ def pixel_centres(size: int) -> Floats:
     return np.arange(size, dtype=np.float32) - np.float32((size - 1) / 2)
 
 
-def interpolate(controls_NK: Floats, size: int) -> Floats:
-    """Straight lines through K evenly spaced control values, at `size` places: (N, size)."""
-    place = np.arange(size, dtype=np.float32) * np.float32((controls_NK.shape[1] - 1) / (size - 1))
-    left = np.minimum(place.astype(np.int64), controls_NK.shape[1] - 2)
-    weight = place - left.astype(np.float32)
-    line: Floats = controls_NK[:, left] * (1 - weight) + controls_NK[:, left + 1] * weight
-    return line
-
-
 def outer(rows_NH: Floats, columns_NW: Floats) -> Floats:
-    """Sum of a function of the row and one of the column: (N, H, W)."""
-    return rows_NH[:, :, None] + columns_NW[:, None, :]
+    """Sum of a function of the row and one of the column: (..., H) and (..., W) to (..., H, W)."""
+    return rows_NH[..., :, None] + columns_NW[..., None, :]

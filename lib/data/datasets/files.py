@@ -1,16 +1,18 @@
-"""Location of data sets: their files, and how missing ones are downloaded."""
+"""Data sets by name: opening them as plug-ins, their location, and how missing files are downloaded."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+import tomllib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
 from lib.data.types import ArrayPart, Dataset, Images, ImageSpec
-from lib.errors import DataError, os_error
+from lib.errors import DataError, os_errors
+from lib.plugins import DATASETS
 from lib.runs.console import download_progress
 
 TokenizerName: TypeAlias = Literal["byte", "char", "gpt2"]
@@ -69,10 +71,7 @@ class DataLocation:
         return [self._find(remote, self.files / folders[0], name=name, instead=instead) for remote in remotes]
 
     def find_image_file(self, remote: Remote, content: str = "") -> Path:
-        """Return a file of a published image set, downloaded if it is not in DATA_DIR/NAME.
-
-        content: what an archive unpacks to, for the message.
-        """
+        """Return a file of an image set, downloaded if missing. content: of an archive, for messages."""
         instead = "an embedded set (CONFIG_DATASET_DIGITS=y or CONFIG_DATASET_SCENES=y)"
         folder = self.files / self.name
         return self._find(remote, folder, name=f"data set {self.name}", instead=instead, content=content)
@@ -101,18 +100,59 @@ class DataLocation:
         )
 
 
+def open_dataset(location: DataLocation, options: Mapping[str, Any]) -> Dataset:
+    """Open the data set `location.name`; `options` are the values of its own symbols.
+
+    Files are looked for in `location.data_dir` and in a folder of the set's name in it, and downloaded to the
+    latter if that is allowed. Generated or packed data are kept in `location.cache_dir`. Raises DataError if
+    the set is missing or damaged, ConfigError if it cannot meet the request, ToolkitError if the disk fails.
+    """
+    chosen = DATASETS.options(location.name, options)
+    dataset: Dataset = DATASETS.load(location.name).open_set(chosen, location)
+    return dataset
+
+
+def describe_dataset(location: DataLocation, options: Mapping[str, Any]) -> Dataset | None:
+    """Return the metadata of a data set, with zeros for samples; None if only the contents tell them.
+
+    Raises what `open_dataset` does, as far as file names and headers tell.
+    """
+    chosen = DATASETS.options(location.name, options)
+    describe = getattr(DATASETS.load(location.name), "describe", None)
+    metadata: Dataset | None = describe and describe(chosen, location)
+    return metadata
+
+
+def read_published(folder: Path) -> dict[str, Any]:
+    """Read published.toml in the folder of a data-set plug-in: facts about its published sets."""
+    return tomllib.loads((folder / "published.toml").read_text(encoding="utf-8"))
+
+
+def remotes_of(known: Mapping[str, Any]) -> tuple[Remote, ...]:
+    """Return the files of a published set by their names and SHA-256; each of its URLs has all."""
+    return tuple(Remote(file, sha256, tuple(known["urls"])) for file, sha256 in known["files"].items())
+
+
 def first_file(files: Iterable[Path]) -> Path | None:
     """Return the first of `files` that exists."""
     return next((file for file in files if file.is_file()), None)
 
 
+def find_file(data_dir: Path, name: str, spellings: Sequence[str], *, why: str = "", instead: str) -> Path:
+    """Return the first of `spellings` in DATA_DIR/`name` or DATA_DIR. Raises DataError, with `instead`."""
+    folders = data_dir / name, data_dir
+    file = first_file(folder / spelling for folder in folders for spelling in spellings)
+    if file is None:
+        what = f"there is no {' or '.join(spellings)} in {folders[0]} or {folders[1]}"
+        raise DataError(what, why=why, todo=f"put it there, or {instead}")
+    return file
+
+
 def marks(files: Iterable[Path]) -> Iterator[str]:
     """Yield name, size and modification time of each file. Raises ToolkitError if one is missing."""
     for file in files:
-        try:
+        with os_errors("read"):
             status = file.stat()
-        except OSError as error:
-            raise os_error("read", error) from error
         yield f"{file} {status.st_size} {status.st_mtime_ns}"
 
 
@@ -128,17 +168,10 @@ def check_labels(labels: Images, file: Path, *, classes: int) -> None:
         raise damaged(file, f"label {labels[wrong[0]]} of sample {wrong[0]} is not below {classes}")
 
 
-def describe_images(spec: ImageSpec, train_size: int, test_size: int, source: str) -> Dataset:
-    """Return the metadata of a set of images: all are zero, and share one byte of memory."""
+def describe_images(spec: ImageSpec, sizes: tuple[int, int], where: str) -> Dataset:
+    """Return the metadata of images (training, test) whose sizes come from `where`: zeros in one byte."""
     train, test = (
-        ArrayPart(
-            np.broadcast_to(np.uint8(0), (size, *spec.input_shape)), np.broadcast_to(np.int64(0), (size,))
-        )
-        for size in (train_size, test_size)
+        ArrayPart(np.broadcast_to(np.uint8(0), (n, *spec.input_shape)), np.broadcast_to(np.int64(0), (n,)))
+        for n in sizes
     )
-    return Dataset(spec, train, test, source)
-
-
-def format_sizes(train_size: int, test_size: int) -> str:
-    """Format the sizes of a set of images that is not opened."""
-    return f"{train_size} + {test_size} images, not opened"
+    return Dataset(spec, train, test, f"{spec.name}: {where}, {sizes[0]} + {sizes[1]} images, not opened")

@@ -6,8 +6,7 @@ from pathlib import Path
 
 from lib.data.datasets.files import DataLocation, Remote
 from lib.data.subset import with_lengths
-from lib.data.tokenizers.bpe import load_gpt2
-from lib.data.tokenizers.byte_char import ByteTokenizer, CharTokenizer
+from lib.data.tokenizers import ByteTokenizer, CharTokenizer, load_gpt2
 from lib.data.types import Dataset, Shards, TextSpec, Tokenizer, TokenPart, Tokens, Unit
 from lib.errors import ConfigError
 
@@ -25,15 +24,6 @@ def block_size_of(location: DataLocation) -> int:
     """Return the context length, which every text needs."""
     assert location.block_size is not None
     return location.block_size
-
-
-def check_lengths(name: str, train: int, validation: int, *, block_size: int) -> None:
-    """Raise ConfigError if there are too few tokens."""
-    if train < 2 * block_size or validation < 2:
-        raise ConfigError(
-            f"CONFIG_BLOCK_SIZE={block_size} is too large for {name}",
-            why=f"it has {train} + {validation} tokens, and training needs two blocks",
-        )
 
 
 def tokenizer_of(location: DataLocation, *, characters: str | None) -> Tokenizer:
@@ -62,19 +52,16 @@ def windows(
     vocab_size: int,
     source: str,
 ) -> Dataset:
-    """Return both parts split into windows of block_size. Raises ConfigError if they are too short.
-
-    tokenizer: None if the tokens cannot be decoded.
-    """
+    """Return both parts split into windows of block_size. Raises ConfigError if they are too short."""
     name, block_size = location.name, block_size_of(location)
-    check_lengths(name, len(train), len(validation), block_size=block_size)
+    if len(train) < 2 * block_size or len(validation) < 2:
+        raise ConfigError(
+            f"CONFIG_BLOCK_SIZE={block_size} is too large for {name}",
+            why=f"it has {len(train)} + {len(validation)} tokens, and training needs two blocks",
+        )
     unit: Unit = "token" if tokenizer is None else tokenizer.unit
     spec = TextSpec(
-        name=name,
-        vocab_size=vocab_size,
-        block_size=block_size,
-        unit=unit,
-        synthetic=name == "markov",
+        name=name, vocab_size=vocab_size, block_size=block_size, unit=unit, synthetic=name == "markov"
     )
     test = TokenPart(validation, block_size)
     part = TokenPart(train, block_size, shifted=True)

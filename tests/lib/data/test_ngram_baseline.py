@@ -12,7 +12,7 @@ import pytest
 from lib.data import Dataset, TextSpec, TokenPart
 from lib.data import ngram_baseline as floors_module
 from lib.data.ngram_baseline import cross_entropies, ngram_baseline
-from lib.data.tokenizers.byte_char import ByteTokenizer, CharTokenizer
+from lib.data.tokenizers import ByteTokenizer, CharTokenizer
 
 
 def _text(length: int, vocab_size: int, seed: int = 0) -> np.ndarray[tuple[int], np.dtype[np.uint8]]:

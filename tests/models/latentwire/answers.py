@@ -6,8 +6,7 @@ from functools import cache
 from pathlib import Path
 
 from lib.config import Config
-from lib.data.datasets.question_answering.data import Options, packed
-from lib.data.datasets.question_answering.questions import ANCHOR, Question, questions
+from lib.data.datasets.question_answering.data import ANCHOR, Options, Question, packed, questions
 from lib.data.datasets.question_answering.spec import AnswerSpec
 from lib.data.types import Dataset
 from tests.support.configs import changed

@@ -26,7 +26,7 @@ def test_each_fifth_is_tested_on_and_no_grey_is_lost(tmp_path: Path, monkeypatch
     images = np.random.default_rng(0).integers(0, 17, (20, 8, 8)).astype(float)
     monkeypatch.setitem(sys.modules, "sklearn.datasets", stand_in(images, LABELS))
     write(tmp_path / "digits")
-    dataset = open_folder(tmp_path / "digits", cache_dir=tmp_path, image_size=8, log=lambda _: None)
+    dataset = open_folder(tmp_path / "digits", tmp_path, image_size=8, log=lambda _: None)
     tested = np.arange(20) % 5 == 0
     for part, chosen in ((dataset.train, ~tested), (dataset.test, tested)):
         by_label = np.argsort(LABELS[chosen], kind="stable")  # as folders are read

@@ -14,7 +14,7 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from lib.data.datasets.embedded import EmbeddedSet, interpolate, outer, pixel_centres, rotation
+from lib.data.datasets.embedded import EmbeddedSet, outer, pixel_centres, rotation
 from lib.data.types import Images, ImageSpec, Labels
 from lib.errors import DataError
 from lib.plugins import NoOptions
@@ -77,9 +77,8 @@ def _font_files(fonts: tuple[str, ...]) -> list[Path]:
     files = [folder / f"{font}.ttf" for font in fonts]
     for file in files:
         if not file.is_file():
-            raise DataError(
-                f"{file} is missing", why="the embedded digits are drawn with it", todo="reinstall matplotlib"
-            )
+            why = "the embedded digits are drawn with it"
+            raise DataError(f"{file} is missing", why=why, todo="reinstall matplotlib")
     return files
 
 
@@ -147,8 +146,7 @@ def _coordinates(field_per_pixel_N: Floats, seed: int) -> tuple[Floats, Floats]:
     shear = uniform(key("shear", seed), (count,), low=-0.25, high=0.25)
     scale = uniform(key("scale", seed), (2, count), low=0.85, high=1.17) * field_per_pixel_N
     shift = uniform(key("shift", seed), (2, count, 1), low=-2.5, high=2.5)
-    wiggle = uniform(key("wiggle", seed), (4 * count, 5), low=-0.9, high=0.9)
-    wiggle_4NS = interpolate(wiggle, _SIZE).reshape(4, count, _SIZE)
+    wiggle_4NS = _interpolate(uniform(key("wiggle", seed), (4, count, 5), low=-0.9, high=0.9))
     row, column = pixel_centres(_SIZE) - shift
     centre = np.float32(_FIELD / 2)
 
@@ -158,6 +156,16 @@ def _coordinates(field_per_pixel_N: Floats, seed: int) -> tuple[Floats, Floats]:
         return outer(rows, columns)
 
     return along(0, cosine + shear * sine, shear * cosine - sine), along(1, sine, cosine)
+
+
+def _interpolate(controls: Floats) -> Floats:
+    """Straight lines through K evenly spaced control values (..., K), at every pixel: (..., _SIZE)."""
+    intervals = controls.shape[-1] - 1
+    place = np.arange(_SIZE, dtype=np.float32) * np.float32(intervals / (_SIZE - 1))
+    left = np.minimum(place.astype(np.int64), intervals - 1)
+    weight = place - left.astype(np.float32)
+    line: Floats = controls[..., left] * (1 - weight) + controls[..., left + 1] * weight
+    return line
 
 
 def _occlude(ink_NHW: Floats, seed: int) -> None:
@@ -184,13 +192,7 @@ def _strike(ink_NHW: Floats, seed: int) -> None:
     ink_NHW[struck] = np.maximum(ink_NHW[struck], np.clip(line, 0, 1))
 
 
-# The font files and their rasteriser come with matplotlib, so its version is part of the identity.
-_SET = EmbeddedSet(
-    spec=SPEC,
-    version=VERSION,
-    train_size=TRAIN_SIZE,
-    test_size=TEST_SIZE,
-    identity=f"digits {VERSION} {TRAIN_SIZE} {TEST_SIZE} matplotlib {version('matplotlib')}",
-    generate=lambda part: generate(part),
-)
+# The font files and their rasteriser come with matplotlib.
+_FONTS_OF = f" matplotlib {version('matplotlib')}"
+_SET = EmbeddedSet(SPEC, VERSION, (TRAIN_SIZE, TEST_SIZE), lambda part: generate(part), _FONTS_OF)
 Options, describe, open_set = NoOptions, _SET.describe, _SET.open_set

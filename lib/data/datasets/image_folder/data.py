@@ -6,26 +6,31 @@ packed into one file of bytes, which is then read through a memory map.
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal, NoReturn
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 from PIL import Image, ImageOps, UnidentifiedImageError
 
 from lib.data.cache import cached_folder, fingerprint
-from lib.data.datasets.files import DataLocation, describe_images, format_sizes
+from lib.data.datasets.files import DataLocation, describe_images
 from lib.data.types import ArrayPart, Dataset, Images, ImageSpec
 from lib.errors import DataError, os_error
 
 _WHITE_16 = 65535
 _SIXTEEN_BITS_IN_32 = ("PPM", "PNG")  # formats whose mode "I" holds 16 bits, scaled to all of them
+
+
+# For damaged files.
+_PILLOW_ERRORS = OSError, SyntaxError, ValueError, EOFError, struct.error, Image.DecompressionBombError
 
 
 class BadSampleError(Exception):
@@ -51,10 +56,7 @@ def decode(file: Path, size: int) -> Images:
             )
     except UnidentifiedImageError as error:
         raise BadSampleError("it is no image of a known format") from error
-    except (
-        *(OSError, SyntaxError, ValueError, EOFError, struct.error),  # Pillow's errors for damaged files
-        Image.DecompressionBombError,
-    ) as error:
+    except _PILLOW_ERRORS as error:
         if isinstance(error, OSError) and error.errno is not None:  # an error of the disk
             raise os_error(f"read {file}", error) from error
         raise BadSampleError(str(error) or type(error).__name__) from error
@@ -85,7 +87,7 @@ SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".webp", ".gif", ".tif", 
 IMAGENET_SIZES = (1_281_167, 50_000)  # of ILSVRC 2012, assumed without files
 IMAGENET_CLASSES = 1000
 
-_PARTS = ("train", "val")
+_NAME, _PARTS = "image_folder", ("train", "val")
 _SKIPPED = "skipped.json"  # [file, reason] of each file that cannot be decoded
 _BLOCK = 1024  # images between two progress lines
 _MIN_DEVIATION = 1 / 255  # against division by zero
@@ -99,58 +101,29 @@ class Options:
 
 
 def describe(_: Options, location: DataLocation) -> Dataset:
-    """Return the metadata by the names of the files, or those of ImageNet.
-
-    Raises DataError as `open_folder`.
-    """
+    """Return the metadata by the names of the files, or of ImageNet. Raises DataError as `open_folder`."""
     assert location.image_size is not None
-    if location.data_dir is not None:
-        found = describe_folder(location.data_dir, image_size=location.image_size)
-        if found is not None:
-            return describe_images(*found)
-    spec = _spec(location.image_size, IMAGENET_CLASSES, (0.5,) * 3, (0.25,) * 3)
-    what = f"as ImageNet has them, {IMAGENET_CLASSES} classes, {format_sizes(*IMAGENET_SIZES)}"
-    return describe_images(spec, *IMAGENET_SIZES, f"image_folder: {what}")
+    root = _root(location.data_dir) if location.data_dir is not None else None
+    classes = [] if root is None else _classes(root)
+    count = len(classes) or IMAGENET_CLASSES
+    # Mean and deviation are placeholders.
+    spec = ImageSpec.square(_NAME, location.image_size, count, mean=(0.5,) * 3, std=(0.25,) * 3)
+    if root is None:
+        return describe_images(spec, IMAGENET_SIZES, f"as ImageNet has them, {IMAGENET_CLASSES} classes")
+    train, test = (sum(len(_images(root / part / name)[0]) for name in classes) for part in _PARTS)
+    source = f"image_folder: {train} + {test} files of {len(classes)} classes in {root}, not opened"
+    return replace(describe_images(spec, (train, test), ""), source=source)
 
 
 def open_set(options: Options, location: DataLocation) -> Dataset:
     """Open the images, packed into the cache on first use (`open_folder`)."""
     assert location.image_size is not None
-    return open_folder(
-        location.files,
-        cache_dir=location.cache_dir,
-        image_size=location.image_size,
-        skip_bad=options.on_bad_sample == "skip",
-        log=location.log,
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class _Listing:
-    """Files of one part in the order they are packed, and their labels."""
-
-    files: list[Path]
-    labels: list[int]
-    marks: list[str]  # name, size and modification time of each file
-
-
-def describe_folder(data_dir: Path, *, image_size: int) -> tuple[ImageSpec, int, int, str] | None:
-    """Return spec (with placeholders for mean and deviation), sizes and source line, by the names of files.
-
-    None if there is no folder of images. Raises DataError as `open_folder`, except for damaged images.
-    """
-    root = _root(data_dir)
-    if root is None:
-        return None
-    classes = _classes(root)
-    sizes = [sum(len(_images(root / part / name)[0]) for name in classes) for part in _PARTS]
-    spec = _spec(image_size, len(classes), (0.5,) * 3, (0.25,) * 3)
-    source = f"image_folder: {sizes[0]} + {sizes[1]} files of {len(classes)} classes in {root}, not opened"
-    return spec, sizes[0], sizes[1], source
+    folders, skip_bad = (location.files, location.cache_dir), options.on_bad_sample == "skip"
+    return open_folder(*folders, image_size=location.image_size, skip_bad=skip_bad, log=location.log)
 
 
 def open_folder(
-    data_dir: Path, *, cache_dir: Path, image_size: int, skip_bad: bool = False, log: Callable[[str], None]
+    data_dir: Path, cache_dir: Path, *, image_size: int, skip_bad: bool = False, log: Callable[[str], None]
 ) -> Dataset:
     """Open `data_dir` (or image_folder in it), packed into `cache_dir` at image_size x image_size pixels.
 
@@ -168,62 +141,47 @@ def open_folder(
         )
     classes = _classes(root)
     listings = {part: _list(root / part, classes, log) for part in _PARTS}
-    marks = (mark for listing in listings.values() for mark in listing.marks)
-    identity = fingerprint("image_folder", VERSION, image_size, root, *classes, *marks)
+    marks = (mark for listing in listings.values() for *_, mark in listing)
 
     def fill(folder: Path) -> None:
         (folder / "classes.json").write_text(json.dumps(classes, indent=1) + "\n")
         skipped = []
         for part, listing in listings.items():
-            colours, bad = _pack(listing.files, folder / f"{part}-images.npy", image_size, part, log)
-            labels = [label for row, label in enumerate(listing.labels) if row not in bad]
+            files = [file for file, *_ in listing]
+            colours, bad = _pack(files, folder / f"{part}-images.npy", image_size, part, log)
+            labels = [label for row, (_, label, _) in enumerate(listing) if row not in bad]
             np.save(folder / f"{part}-labels.npy", np.array(labels, np.int64))
             np.save(folder / f"{part}-colours.npy", colours)
-            skipped += [(str(listing.files[row].relative_to(root)), reason) for row, reason in bad.items()]
+            skipped += [(str(files[row].relative_to(root)), reason) for row, reason in bad.items()]
         (folder / _SKIPPED).write_text(json.dumps(skipped, indent=1) + "\n")
 
-    folder = cached_folder(
-        cache_dir / f"image_folder-{fingerprint(root)[:8]}-{image_size}",
-        identity=identity,
-        fill=fill,
-        log=log,
-    )
+    folder = cache_dir / f"image_folder-{fingerprint(root)[:8]}-{image_size}"
+    identity = fingerprint("image_folder", VERSION, image_size, root, *classes, *marks)
+    cached_folder(folder, identity=identity, fill=fill, log=log)
     skipped = [f"{root / file}: {reason}" for file, reason in json.loads((folder / _SKIPPED).read_text())]
     labels = {part: np.load(folder / f"{part}-labels.npy") for part in _PARTS}
     if skipped and not skip_bad:
-        _refuse(skipped, sum(len(listing.files) for listing in listings.values()), log)
-    if skipped:
-        _check_classes(root, classes, labels)
+        count = sum(map(len, listings.values()))
+        for line in skipped:
+            log(f"Cannot be decoded: {line}")
+        raise DataError(
+            f"{len(skipped)} of {count} images cannot be decoded",
+            why=skipped[0] if len(skipped) == 1 else f"{skipped[0]}; all are named above",
+            todo="remove or replace them, or set CONFIG_ON_BAD_SAMPLE_SKIP=y to train without them",
+        )
+    for part, (label, name) in itertools.product(_PARTS if skipped else (), enumerate(classes)):
+        if label not in labels[part]:
+            raise DataError(f"{root / part / name} has no image that can be decoded")
     train, test = (
         # Rows of skipped images are left at the end.
         ArrayPart(np.load(folder / f"{part}-images.npy", mmap_mode="r")[: len(labels[part])], labels[part])
         for part in _PARTS
     )
-    spec = _spec(image_size, len(classes), *_normalisation(np.load(folder / "train-colours.npy")))
+    mean, std = _normalisation(np.load(folder / "train-colours.npy"))
+    spec = ImageSpec.square(_NAME, image_size, len(classes), mean=mean, std=std)
     without = f" without {len(skipped)} that cannot be decoded" if skipped else ""
     source = f"image_folder: {train.size} + {test.size} images from {root}{without}, packed in {folder}"
     return Dataset(spec, train, test, source, skipped=tuple(skipped))
-
-
-def _refuse(skipped: list[str], count: int, log: Callable[[str], None]) -> NoReturn:
-    for line in skipped:
-        log(f"Cannot be decoded: {line}")
-    raise DataError(
-        f"{len(skipped)} of {count} images cannot be decoded",
-        why=skipped[0] if len(skipped) == 1 else f"{skipped[0]}; all are named above",
-        todo="remove or replace them, or set CONFIG_ON_BAD_SAMPLE_SKIP=y to train without them",
-    )
-
-
-def _check_classes(root: Path, classes: list[str], labels: Mapping[str, npt.NDArray[np.int64]]) -> None:
-    for part in _PARTS:
-        for label, name in enumerate(classes):
-            if label not in labels[part]:
-                raise DataError(f"{root / part / name} has no image that can be decoded")
-
-
-def _spec(image_size: int, classes: int, mean: tuple[float, ...], std: tuple[float, ...]) -> ImageSpec:
-    return ImageSpec.square("image_folder", image_size, classes, mean=mean, std=std)
 
 
 def _root(data_dir: Path) -> Path | None:
@@ -257,16 +215,16 @@ def _images(folder: Path) -> tuple[list[os.DirEntry[str]], int]:
     return images, len(entries) - len(images)
 
 
-def _list(folder: Path, classes: list[str], log: Callable[[str], None]) -> _Listing:
-    listing, others = _Listing([], [], []), 0
+def _list(folder: Path, classes: list[str], log: Callable[[str], None]) -> list[tuple[Path, int, str]]:
+    """Return each file in the order they are packed, its label, and its name, size and modification time."""
+    listing, others = [], 0
     for label, name in enumerate(classes):
         images, more = _images(folder / name)
         others += more
         for entry in sorted(images, key=lambda entry: entry.name):
             status = entry.stat()
-            listing.files.append(Path(entry.path))
-            listing.labels.append(label)
-            listing.marks.append(f"{name}/{entry.name} {status.st_size} {status.st_mtime_ns}")
+            mark = f"{name}/{entry.name} {status.st_size} {status.st_mtime_ns}"
+            listing.append((Path(entry.path), label, mark))
     if others:
         log(f"{folder}: {others} entries that are no images are left out")
     return listing
@@ -280,9 +238,8 @@ def _pack(
     Returns a histogram of pixel values per colour, (3, 256), and the reasons of undecodable files by index.
     """
     colours, bad = np.zeros((3, 256), np.int64), dict[int, str]()
-    packed = np.lib.format.open_memmap(
-        target, mode="w+", dtype=np.uint8, shape=(len(files), 3, image_size, image_size)
-    )
+    shape = len(files), 3, image_size, image_size
+    packed = np.lib.format.open_memmap(target, mode="w+", dtype=np.uint8, shape=shape)
 
     def decode_to(row: int, number: int) -> str:
         try:
@@ -302,8 +259,7 @@ def _pack(
                 bad |= {number: reason for number, reason in zip(numbers, reasons, strict=True) if reason}
                 packed[filled : filled + len(good)] = packed[good]
             for colour, counts in enumerate(colours):
-                block = packed[filled : filled + len(good), colour]
-                counts += np.bincount(block.ravel(), minlength=256)
+                counts += np.bincount(packed[filled : filled + len(good), colour].ravel(), minlength=256)
             filled += len(good)
             log(f"image_folder: packed {numbers.stop} of {len(files)} images of {part}")
     packed.flush()

@@ -1,35 +1,134 @@
-"""Questions for two frozen language models, each in its own tokens."""
+"""Questions about short texts, for two frozen language models, each in its own tokens.
+
+A synthetic text has two facts and a key: "k=vv m=ww ?m" is answered by "ww". Texts are generated from their
+numbers, identical on every machine, and no test text is in the training part. The JSON files of SQuAD
+(Rajpurkar et al. 2016) and HotpotQA (Yang et al. 2018) give the question followed by its context, so that
+truncation drops context.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Literal, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from lib.data.datasets.files import DataLocation
+from lib.data.datasets.files import DataLocation, find_file
 from lib.data.datasets.question_answering import huggingface
-from lib.data.datasets.question_answering.questions import (
-    ANCHOR,
-    PUBLISHED,
-    PUBLISHED_ANCHOR,
-    TEST_SIZE,
-    TRAIN_SIZE,
-    Question,
-    questions,
-    read_published,
-)
 from lib.data.datasets.question_answering.spec import AnswerSpec, Side
-from lib.data.tokenizers.bpe import learned
-from lib.data.tokenizers.byte_char import ByteTokenizer
+from lib.data.tokenizers import ByteTokenizer, learned
 from lib.data.types import ArrayPart, Dataset
-from lib.errors import ConfigError
+from lib.errors import ConfigError, DataError, os_errors
 from lib.nn import IGNORED
+from lib.rng import integers, key
 
-Row = list[int]
+KEYS, LETTERS = "abcd", "abcdefghijklmnop"  # more keys take longer to learn
+TRAIN_SIZE, TEST_SIZE = 65_536, 512
+ANCHOR = " A="  # text between a source and its answer
+
+PartName: TypeAlias = Literal["train", "test"]
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """A text that ends in a question, and the answer that follows the anchor, with its line end."""
+
+    source: str
+    answer: str
+
+
+def questions(part: PartName) -> list[Question]:
+    """Return the TRAIN_SIZE or TEST_SIZE questions of a part."""
+    train = _drawn("train", TRAIN_SIZE)
+    if part == "train":
+        return train
+    seen = {question.source for question in train}
+    # About one in 25 is in the training part.
+    fresh = [question for question in _drawn("test", 2 * TEST_SIZE) if question.source not in seen]
+    return fresh[:TEST_SIZE]
+
+
+def _drawn(part: PartName, count: int) -> list[Question]:
+    below = (len(KEYS), len(KEYS) - 1, 2, *[len(LETTERS)] * 4)
+    columns = [integers(key("facts", part, n), (count,), below=limit) for n, limit in enumerate(below)]
+    return [_question(*row) for row in np.stack(columns, axis=1).tolist()]
+
+
+def _question(first: int, further: int, requested: int, *values: int) -> Question:
+    keys = KEYS[first], KEYS[(first + 1 + further) % len(KEYS)]
+    a, b, c, d = (LETTERS[value] for value in values)
+    pairs = a + b, c + d
+    facts = " ".join(f"{name}={value}" for name, value in zip(keys, pairs, strict=True))
+    return Question(f"{facts} ?{keys[requested]}", f"{pairs[requested]}\n")
+
+
+Reader: TypeAlias = Callable[[Any], Iterator[Question]]
+PUBLISHED_ANCHOR = "\nAnswer:"
+
+
+def squad(content: Any) -> Iterator[Question]:
+    """Yield the answerable questions of a SQuAD file with their first answers."""
+    for article in content["data"]:
+        for paragraph in article["paragraphs"]:
+            for entry in paragraph["qas"]:
+                if answers := entry["answers"]:
+                    yield _published_question(entry["question"], paragraph["context"], answers[0]["text"])
+
+
+def hotpot(content: Any) -> Iterator[Question]:
+    """Yield the questions of a HotpotQA file with all their paragraphs."""
+    for entry in content:
+        context = " ".join("".join(sentences) for _, sentences in entry["context"])
+        yield _published_question(entry["question"], context, entry["answer"])
+
+
+# The names that the training and the test file may have, and their reader.
+PUBLISHED: dict[str, tuple[tuple[str, ...], tuple[str, ...], Reader]] = {
+    "squad": (("train-v1.1.json", "train-v2.0.json"), ("dev-v1.1.json", "dev-v2.0.json"), squad),
+    "hotpot": (
+        ("hotpot_train_v1.1.json",),
+        ("hotpot_dev_distractor_v1.json", "hotpot_dev_fullwiki_v1.json"),
+        hotpot,
+    ),
+}
+
+
+def read_published(name: str, data_dir: Path) -> tuple[list[Question], list[Question], Path]:
+    """Return training and test questions of set `name`, and their folder. Raises DataError."""
+    *names, read = PUBLISHED[name]
+    instead = "set CONFIG_DATASET_KEY_VALUES=y, which needs no files"
+    files = [find_file(data_dir, name, spellings, instead=instead) for spellings in names]
+    train, test = (read_file(file, read) for file in files)
+    return train, test, files[0].parent
+
+
+def read_file(file: Path, read: Reader) -> list[Question]:
+    """Return all questions of a file. Raises DataError if it is not as published."""
+    try:
+        with os_errors("read"):
+            questions = list(read(json.loads(file.read_text(encoding="utf-8"))))
+    except (ValueError, KeyError, TypeError, IndexError) as error:
+        raise DataError(f"{file} is not as published", why=f"{type(error).__name__}: {error}") from error
+    if not questions:
+        raise DataError(f"{file} has no question with an answer")
+    return questions
+
+
+def _published_question(question: str, context: str, answer: str) -> Question:
+    """Return a question with each text on one line, because an answer ends with its line."""
+    return Question(f"{_line(question)}\n{_line(context)}", f" {_line(answer)}\n")
+
+
+def _line(text: str) -> str:
+    if not isinstance(text, str):
+        raise TypeError(f"{text!r} is no text")
+    return " ".join(text.split()).replace("\0", "")
+
+
 Ids = npt.NDArray[np.int32]
 
 
@@ -38,7 +137,6 @@ class Encoder(Protocol):
 
     def encode(self, text: str) -> list[int]:
         """Return the token ids of `text`."""
-        ...
 
 
 def truncated(source: str, *, source_bytes: int) -> str:
@@ -70,19 +168,7 @@ def pack(
     return contents, packed
 
 
-def widen(ids_NL: Ids, width: int) -> Ids:
-    """Pad `ids_NL` with IGNORED to `width` columns."""
-    missing = width - ids_NL.shape[1]
-    return np.pad(ids_NL, ((0, 0), (0, missing)), constant_values=IGNORED)
-
-
-def part_of(contents: npt.NDArray[np.uint8], columns: Sequence[Ids]) -> ArrayPart:
-    """Return rows as in `AnswerSpec`; the last columns are the next sample's source."""
-    others = np.roll(contents, -1, axis=0).astype(np.int32)
-    return ArrayPart(contents, np.concatenate([*columns, others], axis=1))
-
-
-def _filled(rows: Sequence[Row]) -> Ids:
+def _filled(rows: Sequence[list[int]]) -> Ids:
     longest = max(map(len, rows))
     return np.array([row + [IGNORED] * (longest - len(row)) for row in rows], np.int32)
 
@@ -112,20 +198,10 @@ class Options:
         return self.frozen_model_a, self.frozen_model_b
 
 
-@dataclass(frozen=True, slots=True)
-class _Known:
-    """Facts about a language model that is not loaded."""
-
-    encoder: Encoder
-    vocab_size: int
-    width: int
-
-
 def open_set(options: Options, location: DataLocation) -> Dataset:
     """Open questions in the tokens of both language models.
 
-    Raises ConfigError for an unknown language model or a missing package, DataError for missing or damaged
-    models and files.
+    Raises ConfigError for an unknown model or a missing package, DataError for damaged models and files.
     """
     name, synthetic = location.name, location.name not in PUBLISHED
     if synthetic:
@@ -160,35 +236,34 @@ def packed(
     """Return a data set of these questions. source: their origin, for messages. Raises as `open_set`."""
     texts = [question.source + anchor + question.answer for question in train[:LEARNED_FROM]]
     known = [_known(model, texts, root=root) for model in options.models]
-    encoders = [each.encoder for each in known]
-    found = [
-        pack(questions, encoders, anchor=anchor, source_bytes=options.source_bytes)
-        for questions in (train, test)
-    ]
-    # The two parts share their columns.
-    widths = [[max(each[1][side][kind].shape[1] for each in found) for kind in (0, 1)] for side in (0, 1)]
-    sides = [
+    encoders = [encoder for encoder, *_ in known]
+    # Both parts at once, because they share their columns.
+    contents, tokens = pack([*train, *test], encoders, anchor=anchor, source_bytes=options.source_bytes)
+    first, second = (
         Side(
-            name=options.models[number],
-            vocab_size=each.vocab_size,
-            width=each.width,
-            anchor=tuple(each.encoder.encode(anchor)),
-            answer_tokens=widths[number][0],
-            text_tokens=widths[number][1],
+            name=model,
+            vocab_size=vocab_size,
+            width=width,
+            anchor=tuple(encoder.encode(anchor)),
+            answer_tokens=answers.shape[1],
+            text_tokens=texts.shape[1],
         )
-        for number, each in enumerate(known)
-    ]
-    parts = [
-        part_of(
-            contents,
-            [widen(rows[side][kind], widths[side][kind]) for side in (0, 1) for kind in (0, 1)],
+        for model, (encoder, vocab_size, width), (answers, texts) in zip(
+            options.models, known, tokens, strict=True
         )
-        for contents, rows in found
-    ]
-    spec = AnswerSpec(
-        name=name, source_bytes=options.source_bytes, sides=(sides[0], sides[1]), synthetic=synthetic
     )
-    return Dataset(spec, parts[0], parts[1], f"{name}: {len(train)} + {len(test)} questions, {source}")
+    spec = AnswerSpec(
+        name=name, source_bytes=options.source_bytes, sides=(first, second), synthetic=synthetic
+    )
+
+    def part(rows: slice) -> ArrayPart:
+        """Return rows as in `AnswerSpec`; the last columns are the next sample's source."""
+        columns = [ids[rows] for answers_and_texts in tokens for ids in answers_and_texts]
+        others = np.roll(contents[rows], -1, axis=0).astype(np.int32)
+        return ArrayPart(contents[rows], np.concatenate([*columns, others], axis=1))
+
+    source = f"{name}: {len(train)} + {len(test)} questions, {source}"
+    return Dataset(spec, part(slice(len(train))), part(slice(len(train), None)), source)
 
 
 def folder_of(model: str, *, root: Path) -> Path:
@@ -196,17 +271,15 @@ def folder_of(model: str, *, root: Path) -> Path:
     return (root / Path(model.removeprefix(HUGGING_FACE)).expanduser()).resolve()
 
 
-def _known(model: str, texts: Sequence[str], *, root: Path) -> _Known:
+def _known(model: str, texts: Sequence[str], *, root: Path) -> tuple[Encoder, int, int]:
+    """Return tokenizer, vocabulary size and width of a language model, which is not loaded."""
     if model.startswith(HUGGING_FACE):
         folder = folder_of(model, root=root)
-        return _Known(huggingface.HuggingFaceTokenizer(folder), *huggingface.sizes(folder))
+        return huggingface.HuggingFaceTokenizer(folder), *huggingface.sizes(folder)
     if model not in SIZES:
         raise ConfigError(
             f"there is no language model {model!r}",
             todo=f"name {', '.join(SIZES)} or {HUGGING_FACE}DIRECTORY (CONFIG_FROZEN_MODEL_A, _B)",
         )
-    width = SIZES[model]["width"]
-    if model == "toolkit:bytes":
-        return _Known(ByteTokenizer(), ByteTokenizer.vocab_size, width)
-    tokenizer = learned(texts, merges=MERGES)
-    return _Known(tokenizer, tokenizer.vocab_size, width)
+    tokenizer = ByteTokenizer() if model == "toolkit:bytes" else learned(texts, merges=MERGES)
+    return tokenizer, tokenizer.vocab_size, SIZES[model]["width"]

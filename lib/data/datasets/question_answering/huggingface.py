@@ -43,10 +43,7 @@ class HuggingFaceTokenizer:
 
 
 def sizes(folder: Path) -> tuple[int, int]:
-    """Return vocabulary size and width by the config.json in `folder`.
-
-    Raises DataError if they are missing.
-    """
+    """Return vocabulary size and width by the config.json in `folder`. Raises DataError without them."""
     try:
         known = json.loads((folder / "config.json").read_text(encoding="utf-8"))
         width = known["hidden_size"] if "hidden_size" in known else known["n_embd"]

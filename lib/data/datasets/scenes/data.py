@@ -6,7 +6,6 @@ classifier is close to chance.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Literal
 
 import numpy as np
@@ -22,14 +21,8 @@ TRAIN_SIZE, TEST_SIZE = 10_000, 2_000
 SHAPES = ("disc", "square", "triangle", "star", "cross")
 TEXTURES = ("stripes", "checker")
 
-SPEC = ImageSpec.square(
-    "scenes",
-    32,
-    len(SHAPES) * len(TEXTURES),
-    mean=(0.501, 0.501, 0.501),
-    std=(0.277, 0.277, 0.277),
-    synthetic=True,
-)
+_CLASSES = len(SHAPES) * len(TEXTURES)
+SPEC = ImageSpec.square("scenes", 32, _CLASSES, mean=(0.501,) * 3, std=(0.277,) * 3, synthetic=True)
 
 _SIZE = 32  # pixels of an image
 _CHUNK = 128  # images per step, so that arrays stay in the L2 cache
@@ -49,20 +42,14 @@ def generate(part: Literal["train", "test"]) -> tuple[Images, Labels]:
 def _draw(labels_N: Labels, seed: int) -> Images:
     """Images (N, 3, 32, 32) of the given classes: background, clutter, object, more clutter, noise."""
     count = len(labels_N)
-    ground_3N, first_3N, second_3N = _colours(count, seed)
-    scene = np.empty((3, count, _SIZE, _SIZE), np.float32)
-    centres = pixel_centres(_SIZE)
-    slopes = uniform(key("slopes", seed), (2, 3, count, 1), low=-0.006, high=0.006) * centres
-    for channel in range(3):
-        rows = ground_3N[channel][:, None] + slopes[0, channel]
-        scene[channel] = outer(rows, slopes[1, channel])
+    ground_3N1, first_3N1, second_3N1 = (colour[:, :, None] for colour in _colours(count, seed))
+    slopes = uniform(key("slopes", seed), (2, 3, count, 1), low=-0.006, high=0.006) * pixel_centres(_SIZE)
+    scene = outer(ground_3N1 + slopes[0], slopes[1])
     _clutter(scene, key("behind", seed))
     inside, texture = _object(labels_N, seed)
-    for channel in range(3):
-        colour = first_3N[channel][:, None, None] * texture + second_3N[channel][:, None, None] * (
-            1 - texture
-        )
-        scene[channel] += inside * (colour - scene[channel])
+    for channel, first_N1, second_N1 in zip(scene, first_3N1, second_3N1, strict=True):
+        colour = first_N1[:, :, None] * texture + second_N1[:, :, None] * (1 - texture)
+        channel += inside * (colour - channel)
     _clutter(scene, key("before", seed))
     noise = noise_bytes(key("noise", seed), scene.shape).astype(np.float32)
     scene = scene * 255 + (noise - np.float32(127.5)) * np.float32(0.15)
@@ -91,8 +78,8 @@ def _clutter(scene_3NHW: Floats, seed: int) -> None:
     colour = uniform(key("colour", seed), (3, count))
     cover = np.clip(extent - np.abs(pixel_centres(_SIZE) - centre) + np.float32(0.5), 0, 1)
     painted = cover[0][:, :, None] * cover[1][:, None, :]
-    for channel in range(3):
-        scene_3NHW[channel] += painted * (colour[channel][:, None, None] - scene_3NHW[channel])
+    for channel, colour_N in zip(scene_3NHW, colour, strict=True):
+        channel += painted * (colour_N[:, None, None] - channel)
 
 
 def _object(labels_N: Labels, seed: int) -> tuple[Floats, Floats]:
@@ -105,7 +92,7 @@ def _object(labels_N: Labels, seed: int) -> tuple[Floats, Floats]:
     inside = np.empty_like(x_NHW)
     for number, shape in enumerate(SHAPES):
         members = np.flatnonzero(labels_N // len(TEXTURES) == number)
-        inside[members] = _DEPTH[shape](x_NHW[members], y_NHW[members], radius[members])
+        inside[members] = _depth(shape, x_NHW[members], y_NHW[members], radius[members])
     np.clip(inside + np.float32(0.5), 0, 1, out=inside)
     u_NHW, v_NHW = _rotated(row, column, uniform(key("grain", seed), (count,), low=-25, high=25))
     period = uniform(key("period", seed), (count,), low=4.2, high=6.5)[:, None, None]
@@ -130,24 +117,28 @@ def _wave(turns: Floats) -> Floats:
     return wave
 
 
-# Depth inside each shape in pixels (negative outside) at x, y from its centre; y points down.
+# Outward normals of the five sides of a pentagon.
+_PENTAGON = (
+    *((0.0, 1.0), (0.9510565, 0.3090170), (0.5877853, -0.8090170)),
+    *((-0.5877853, -0.8090170), (-0.9510565, 0.3090170)),
+)
 
 
-def _disc(x: Floats, y: Floats, radius: Floats) -> Floats:
-    return np.asarray(radius - np.sqrt(x * x + y * y))
-
-
-def _square(x: Floats, y: Floats, radius: Floats) -> Floats:
-    return np.asarray(np.float32(0.86) * radius - np.maximum(np.abs(x), np.abs(y)))
-
-
-def _triangle(x: Floats, y: Floats, radius: Floats) -> Floats:
-    sides = np.abs(x) * np.float32(0.8660254) - y * np.float32(0.5)
-    return np.asarray(np.float32(0.62) * radius - np.maximum(sides, y))
-
-
-def _star(x: Floats, y: Floats, radius: Floats) -> Floats:
-    """A pentagram: its points lie inside at least four of its five sides."""
+def _depth(shape: str, x: Floats, y: Floats, radius: Floats) -> Floats:
+    """Depth inside a shape in pixels (negative outside) at x, y from its centre; y points down."""
+    wide, tall = np.abs(x), np.abs(y)
+    if shape == "disc":
+        return np.asarray(radius - np.sqrt(x * x + y * y))
+    if shape == "square":
+        return np.asarray(np.float32(0.86) * radius - np.maximum(wide, tall))
+    if shape == "triangle":
+        sides = wide * np.float32(0.8660254) - y * np.float32(0.5)
+        return np.asarray(np.float32(0.62) * radius - np.maximum(sides, y))
+    if shape == "cross":
+        arm, reach = np.float32(0.38) * radius, np.float32(1.05) * radius
+        upright, level = np.minimum(arm - wide, reach - tall), np.minimum(reach - wide, arm - tall)
+        return np.asarray(np.maximum(upright, level))
+    assert shape == "star"  # a pentagram: its points lie inside at least four of its five sides
     distance = np.float32(0.3090170) * np.float32(1.25) * radius
     least = second = np.full_like(x, np.inf)
     for side_x, side_y in _PENTAGON:
@@ -157,36 +148,5 @@ def _star(x: Floats, y: Floats, radius: Floats) -> Floats:
     return second
 
 
-def _cross(x: Floats, y: Floats, radius: Floats) -> Floats:
-    arm, reach = np.float32(0.38) * radius, np.float32(1.05) * radius
-    wide, tall = np.abs(x), np.abs(y)
-    upright, level = np.minimum(arm - wide, reach - tall), np.minimum(reach - wide, arm - tall)
-    return np.asarray(np.maximum(upright, level))
-
-
-# Outward normals of the five sides of a pentagon.
-_PENTAGON = (
-    (0.0, 1.0),
-    (0.9510565, 0.3090170),
-    (0.5877853, -0.8090170),
-    (-0.5877853, -0.8090170),
-    (-0.9510565, 0.3090170),
-)
-_DEPTH: dict[str, Callable[[Floats, Floats, Floats], Floats]] = {
-    "disc": _disc,
-    "square": _square,
-    "triangle": _triangle,
-    "star": _star,
-    "cross": _cross,
-}
-
-
-_SET = EmbeddedSet(
-    spec=SPEC,
-    version=VERSION,
-    train_size=TRAIN_SIZE,
-    test_size=TEST_SIZE,
-    identity=f"scenes {VERSION} {TRAIN_SIZE} {TEST_SIZE}",
-    generate=lambda part: generate(part),
-)
+_SET = EmbeddedSet(SPEC, VERSION, (TRAIN_SIZE, TEST_SIZE), lambda part: generate(part))
 Options, describe, open_set = NoOptions, _SET.describe, _SET.open_set

@@ -9,9 +9,9 @@ import numpy.typing as npt
 
 from lib.data.datasets.files import DataLocation, Remote, damaged
 from lib.data.datasets.text_files import INSTEAD, block_size_of, tokenizer_of
-from lib.data.tokenizers.byte_char import as_text
+from lib.data.tokenizers import as_text
 from lib.data.types import ArrayPart, Dataset, Labels, TextClassSpec, Tokenizer
-from lib.errors import os_error
+from lib.errors import os_errors
 from lib.plugins import NoOptions as Options
 
 CLASSES = 2
@@ -20,10 +20,8 @@ _HEADINGS = "sentence\tlabel"
 
 def read_sentences(file: Path) -> tuple[list[str], Labels]:
     """Read sentences and labels (N,): a sentence, a tab and 0 or 1 per line. Raises DataError."""
-    try:
+    with os_errors("read"):
         lines = as_text(file.read_bytes()).splitlines()
-    except OSError as error:
-        raise os_error("read", error) from error
     start = 1 if lines and lines[0] == _HEADINGS else 0
     sentences, labels = list[str](), list[int]()
     for number, line in enumerate(lines[start:], start=start + 1):
@@ -69,13 +67,7 @@ def open_set(_: Options, location: DataLocation) -> Dataset:
     (train, train_cut), (test, test_cut) = (
         rows(texts, labels, tokenizer=tokenizer, block_size=block_size, pad=pad) for texts, labels in read
     )
-    spec = TextClassSpec(
-        name="sst2",
-        vocab_size=pad + 1,
-        block_size=block_size,
-        classes=CLASSES,
-        pad=pad,
-    )
+    spec = TextClassSpec(name="sst2", vocab_size=pad + 1, block_size=block_size, classes=CLASSES, pad=pad)
     source = (
         f"sst2: {train.size} + {test.size} sentences from {files[0].parent}, "
         f"{train_cut} + {test_cut} of them cut at {block_size} {tokenizer.unit}s"

@@ -16,13 +16,13 @@ import numpy as np
 import numpy.typing as npt
 
 from lib.data.cache import cached_folder
-from lib.data.datasets.files import DataLocation, first_file
+from lib.data.datasets.files import DataLocation, find_file
 from lib.data.datasets.sudoku.generator import LEVELS, VERSION, Level, Puzzle, max_puzzles, puzzles
 from lib.data.datasets.sudoku.solver import SIDES, board_of
 from lib.data.datasets.sudoku.spec import BLANK, PuzzleSpec
 from lib.data.types import ArrayPart, Dataset
 from lib.devices.probe import cpu_count
-from lib.errors import ConfigError, DataError, os_error
+from lib.errors import ConfigError, DataError, os_errors
 
 COLUMNS = ("source", "question", "answer", "rating")
 
@@ -55,18 +55,19 @@ def read_table(file: Path) -> Table:
     cells = 0
     try:
         # Spreadsheets write a byte order mark.
-        with file.open(encoding="utf-8-sig", newline="") as opened:
+        with os_errors("read"), file.open(encoding="utf-8-sig", newline="") as opened:
             reader = csv.reader(opened)
-            places = _places(file, next(reader, []))
+            headings = next(reader, [])
+            if missing := [column for column in COLUMNS[1:] if column not in headings]:
+                raise _damaged(file, f"its first line lacks the column {missing[0]}")
+            places = [headings.index(column) for column in COLUMNS[1:]]
             for row in reader:
                 question, answer, rating = _row(file, reader.line_num, row, places, cells=cells)
                 cells = cells or len(question)
                 questions += question
                 answers += answer
                 ratings.append(rating)
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        if isinstance(error, OSError):
-            raise os_error("read", error) from error
+    except (UnicodeDecodeError, csv.Error) as error:
         raise _damaged(file, str(error)) from error
     if not ratings:
         raise _damaged(file, "it holds no puzzles")
@@ -77,17 +78,7 @@ def read_table(file: Path) -> Table:
     return table
 
 
-def _places(file: Path, headings: list[str]) -> tuple[int, int, int]:
-    missing = [column for column in COLUMNS[1:] if column not in headings]
-    if missing:
-        raise _damaged(file, f"its first line lacks the column {missing[0]}")
-    question, answer, rating = (headings.index(column) for column in COLUMNS[1:])
-    return question, answer, rating
-
-
-def _row(
-    file: Path, line: int, row: list[str], places: tuple[int, int, int], *, cells: int
-) -> tuple[bytes, bytes, int]:
+def _row(file: Path, line: int, row: list[str], places: list[int], *, cells: int) -> tuple[bytes, bytes, int]:
     try:
         question, answer, rating = (row[place] for place in places)
         texts = question.encode("ascii"), answer.encode("ascii")
@@ -110,8 +101,7 @@ def _check(file: Path, table: Table) -> None:
     """Raise DataError if an answer does not solve its puzzle."""
     side, units = table.side, board_of(table.side).units
     complete = np.arange(BLANK + 1, BLANK + 1 + side, dtype=np.uint8)
-    blank = table.inputs == BLANK
-    wrong = ~(blank | (table.inputs == table.targets)).all(axis=1)
+    wrong = ((table.inputs != BLANK) & (table.inputs != table.targets)).any(axis=1)
     for unit in units:
         wrong |= (np.sort(table.targets[:, unit], axis=1) != complete).any(axis=1)
     if wrong.any():
@@ -130,10 +120,7 @@ PUZZLES_PER_PROCESS = 100  # at least, of levels that are not easy
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """The symbols of lib/data/datasets/sudoku/Kconfig; None for puzzles from files.
-
-    clues: of the easy level, else None.
-    """
+    """The symbols of lib/data/datasets/sudoku/Kconfig; None for files. clues: of the easy level only."""
 
     level: str | None
     clues: int | None
@@ -157,13 +144,9 @@ def describe(options: Options, location: DataLocation) -> Dataset | None:
     if location.name == "sudoku_csv":
         return None
     check_sizes(options)
-    level = options.requested()
-    spec = PuzzleSpec(name="sudoku", side=level.side, synthetic=True)
-    train, test = (
-        ArrayPart(rows, rows)
-        for size in options.sizes
-        for rows in (np.broadcast_to(np.uint8(0), (size, *spec.input_shape)),)
-    )
+    spec = PuzzleSpec(name="sudoku", side=options.requested().side, synthetic=True)
+    zeros = (np.broadcast_to(np.uint8(0), (size, *spec.input_shape)) for size in options.sizes)
+    train, test = (ArrayPart(rows, rows) for rows in zeros)
     source = f"sudoku: as it is generated, {train.size} + {test.size} puzzles of level {options.level}"
     return Dataset(spec, train, test, source)
 
@@ -176,23 +159,19 @@ def open_set(options: Options, location: DataLocation) -> Dataset:
 
 
 def open_sudoku(options: Options, *, cache_dir: Path, log: Callable[[str], None]) -> Dataset:
-    """Return puzzles by `options`, generated into `cache_dir` if they are not there.
-
-    Raises ConfigError if there are too few of 4x4, ToolkitError if the cache cannot be written.
-    """
+    """Return puzzles, generated into `cache_dir` once. Raises ConfigError for too many, ToolkitError."""
     check_sizes(options)
     level = options.requested()
     train, test = options.sizes
-    sizes = {"train": train, "test": test}
 
     def fill(folder: Path) -> None:
-        log(f"sudoku: generating {sizes['train']} + {sizes['test']} puzzles of level {options.level}")
-        for part, size in sizes.items():
+        log(f"sudoku: generating {train} + {test} puzzles of level {options.level}")
+        for part, size in zip(PARTS, options.sizes, strict=True):
             processes = max(1, min(cpu_count(), size // PUZZLES_PER_PROCESS)) if level.lowest else 1
             rows = puzzles(level, part=part, count=size, processes=processes)
             write_table(folder / f"{part}.csv", rows, source=f"anneal-{VERSION}")
 
-    name = "-".join(map(str, (options.level, options.clues or "", *sizes.values(), f"v{VERSION}")))
+    name = "-".join(map(str, (options.level, options.clues or "", train, test, f"v{VERSION}")))
     # The repr of a former class, so that caches of earlier versions stay valid.
     former = f"level={options.level!r}, clues={options.clues}, train_size={train}, test_size={test}"
     identity = f"{VERSION} SudokuOptions({former})"
@@ -212,31 +191,19 @@ def check_sizes(options: Options) -> None:
 
 
 def open_csv(data_dir: Path) -> Dataset:
-    """Open train.csv and test.csv in DATA_DIR/sudoku_csv or DATA_DIR.
-
-    Raises DataError if one is missing or damaged, or if they share a solution.
-    """
-    files = []
-    for part in PARTS:
-        file = first_file(folder / f"{part}.csv" for folder in (data_dir / "sudoku_csv", data_dir))
-        if file is None:
-            raise DataError(
-                f"there is no {part}.csv in {data_dir / 'sudoku_csv'} or {data_dir}",
-                why="it holds the puzzles of sudoku-extreme, or others in its columns",
-                todo="put it there, or generate puzzles (CONFIG_DATASET_SUDOKU=y)",
-            )
-        files.append(file)
+    """Open train.csv and test.csv. Raises DataError if one is damaged, or they share a solution."""
+    instead = "generate puzzles (CONFIG_DATASET_SUDOKU=y)"
+    why = "it holds the puzzles of sudoku-extreme, or others in its columns"
+    files = [find_file(data_dir, "sudoku_csv", [f"{part}.csv"], why=why, instead=instead) for part in PARTS]
     tables = [read_table(file) for file in files]
     if tables[0].side != tables[1].side:
         raise DataError(f"{files[0]} and {files[1]} have puzzles of different sizes")
     if shared := len(_solutions(tables[0]) & _solutions(tables[1])):
-        raise DataError(
-            f"{files[0]} and {files[1]} share {shared} solutions", why="a test would prove nothing"
-        )
+        why = "a test would prove nothing"
+        raise DataError(f"{files[0]} and {files[1]} share {shared} solutions", why=why)
     sizes = " + ".join(str(len(table.ratings)) for table in tables)
-    return _dataset(
-        "sudoku_csv", tables, f"sudoku_csv: {sizes} puzzles from {files[0].parent}", synthetic=False
-    )
+    source = f"sudoku_csv: {sizes} puzzles from {files[0].parent}"
+    return _dataset("sudoku_csv", tables, source, synthetic=False)
 
 
 def _dataset(name: str, tables: list[Table], source: str, *, synthetic: bool) -> Dataset:

@@ -17,15 +17,8 @@ from multiprocessing import get_context, parent_process
 from random import Random
 from threading import Thread
 
-from lib.data.datasets.sudoku.solver import (
-    Board,
-    all_grids,
-    board_of,
-    places_of,
-    prove,
-    random_grid,
-    unavoidable_set,
-)
+from lib.data.datasets.sudoku import solver
+from lib.data.datasets.sudoku.solver import Board
 from lib.rng import key
 
 VERSION = 1  # raise it whenever a puzzle changes
@@ -73,10 +66,9 @@ class Puzzle:
 def puzzles(level: Level, *, part: str, count: int, processes: int = 1) -> Iterator[Puzzle]:
     """Yield `count` distinct puzzles for `part` ("train", "test") with solutions that no other part has.
 
-    Each 9x9 puzzle has its own solution; 4x4 has only 288 solutions. The result does not depend on
-    `processes`.
+    Each 9x9 puzzle has its own solution; 4x4 has only 288. `processes` do not change the result.
     """
-    make = partial(_numbered, level, part)
+    make = partial(_puzzle, level, part)
     seen: set[tuple[int, ...]] = set()
     for puzzle in _numbered_puzzles(make, processes=processes):
         # A drawn board may repeat.
@@ -118,31 +110,28 @@ def _end_with_parent() -> None:
     Thread(target=watch, daemon=True).start()
 
 
-def _numbered(level: Level, part: str, number: int) -> Puzzle:
-    """Return the puzzle with that number."""
-    grids = _grids_of(part) if level.side == 4 else None
-    return _puzzle(board_of(level.side), level, Random(key("sudoku", part, number)), grids)
-
-
 @cache
 def _grids_of(part: str) -> list[tuple[int, ...]]:
     """Return the solved 4x4 boards of a part."""
-    grids = all_grids(board_of(4))
+    grids = solver.all_grids(solver.board_of(4))
     Random(key("sudoku", "grids")).shuffle(grids)
     return grids[:HELD_OUT_GRIDS] if part == "test" else grids[HELD_OUT_GRIDS:]
 
 
-def _puzzle(board: Board, level: Level, random: Random, grids: Sequence[tuple[int, ...]] | None) -> Puzzle:
+def _puzzle(level: Level, part: str, number: int) -> Puzzle:
+    """Return the puzzle with that number."""
+    board, random = solver.board_of(level.side), Random(key("sudoku", part, number))
+    grids = _grids_of(part) if level.side == 4 else None
     while True:
-        answer = random_grid(board, random) if grids is None else grids[random.randrange(len(grids))]
+        answer = solver.random_grid(board, random) if grids is None else grids[random.randrange(len(grids))]
         digger = _Digger(board, answer)
         question = digger.dig(answer, random, clues=level.clues)
-        rating = prove(board, question).backtracks
+        rating = solver.prove(board, question).backtracks
         for _ in range(0 if level.clues else _WALK_STEPS):
             if not level.distance(rating):
                 break
             other = digger.dig(_with_more_clues(question, answer, random), random, clues=0)
-            other_rating = prove(board, other).backtracks
+            other_rating = solver.prove(board, other).backtracks
             if level.distance(other_rating) <= level.distance(rating):
                 question, rating = other, other_rating
         if not level.distance(rating):
@@ -167,7 +156,7 @@ class _Digger:
 
     def __init__(self, board: Board, answer: tuple[int, ...]) -> None:
         self._board, self._answer = board, answer
-        self._solution = places_of(board, answer)
+        self._solution = solver.places_of(board, answer)
         self._unavoidable: list[int] = []  # sets of cells, as bits
         self._enough: list[int] = []
 
@@ -192,7 +181,7 @@ class _Digger:
         for cells in self._enough:
             if cells & kept == cells:
                 return False
-        found = unavoidable_set(self._board, self._solution, kept, cell)
+        found = solver.unavoidable_set(self._board, self._solution, kept, cell)
         if found:
             self._unavoidable.append(found)
         return bool(found)

@@ -17,29 +17,31 @@ from typing import TypeAlias
 SIDES = (4, 9)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Board:
-    """A board of side * side cells, numbered row by row, with square boxes of box * box.
+    """A board of side * side cells, numbered row by row, with square boxes of box * box, and its bit masks.
 
-    units: rows, columns and boxes. peers: for each cell the other cells of its units.
+    units: rows, columns and boxes. peers: for each cell the other cells of its units. every: all digits in
+    all cells. firsts: one digit in all cells. digits: all digits in the first cell. beside: by place, the
+    candidates that remain if the digit is in the cell.
     """
 
     side: int
     box: int
+    cells: int
     units: tuple[tuple[int, ...], ...]
     peers: tuple[tuple[int, ...], ...]
-
-    @property
-    def cells(self) -> int:
-        """Number of cells."""
-        return self.side * self.side
+    every: int
+    firsts: int
+    digits: int
+    beside: tuple[int, ...]
 
 
 @cache
 def board_of(side: int) -> Board:
     """Return the 4x4 or 9x9 board."""
     assert side in SIDES, side
-    box, lines = round(side**0.5), range(side)
+    box, cells, lines = round(side**0.5), side * side, range(side)
     rows = [tuple(row * side + column for column in lines) for row in lines]
     columns = [tuple(row * side + column for row in lines) for column in lines]
     corners = [(top, left) for top in range(0, side, box) for left in range(0, side, box)]
@@ -50,9 +52,18 @@ def board_of(side: int) -> Board:
     units = (*rows, *columns, *boxes)
     peers = tuple(
         tuple(sorted({other for unit in units if cell in unit for other in unit} - {cell}))
-        for cell in range(side * side)
+        for cell in range(cells)
     )
-    return Board(side=side, box=box, units=units, peers=peers)
+    every, digits = (1 << side * cells) - 1, sum(1 << digit * cells for digit in lines)
+    beside = tuple(
+        every & ~(digits << cell | sum(1 << digit * cells + peer for peer in peers[cell]))
+        | 1 << digit * cells + cell
+        for digit in lines
+        for cell in range(cells)
+    )
+    sizes = {"side": side, "box": box, "cells": cells}
+    masks = {"every": every, "firsts": (1 << cells) - 1, "digits": digits}
+    return Board(**sizes, **masks, units=units, peers=peers, beside=beside)
 
 
 MANY = 2  # solutions at which counting stops
@@ -63,10 +74,7 @@ Propagated: TypeAlias = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class Proof:
-    """Result of a proof.
-
-    solutions: 0, 1, or MANY for more. solution: digits of the first one. backtracks: refuted branches.
-    """
+    """Number of solutions (0, 1 or MANY), digits of the first one, and number of refuted branches."""
 
     solutions: int
     solution: tuple[int, ...] | None
@@ -85,13 +93,11 @@ def prove(board: Board, puzzle: Sequence[int]) -> Proof:
 def unavoidable_set(board: Board, solution: int, kept: int, cell: int) -> int:
     """Return the cells, as bits, in which another solution with a different digit in `cell` differs.
 
-    solution: from `places_of`. kept: bits of the cells with clues, without `cell`. 0 if there is no such
-    solution.
+    solution: from `places_of`. kept: bits of the cells with clues but `cell`. 0 without such a solution.
     """
-    bits = _bits_of(board.side)
-    clues = solution & kept * bits.digits
-    possible = _candidates(board, clues) & ~(solution & bits.digits << cell)
-    if not possible & bits.digits << cell:  # the usual case while there are many clues
+    clues = solution & kept * board.digits
+    possible = _candidates(board, clues) & ~(solution & board.digits << cell)
+    if not possible & board.digits << cell:  # the usual case while there are many clues
         return 0
     search = _Search(board, limit=1)
     search.run(possible, clues)
@@ -112,7 +118,7 @@ def all_grids(board: Board) -> list[tuple[int, ...]]:
     """Return every solved 4x4 board in ascending order: 288."""
     assert board.side == 4
     search = _Search(board, limit=1 << 30)
-    search.run(_bits_of(board.side).every, 0)
+    search.run(board.every, 0)
     return sorted(_digits(board, found) for found in search.found)
 
 
@@ -128,7 +134,7 @@ class _Search:
         self.found: list[int] = []
         self.backtracks = 0
         self._board, self._limit, self._random = board, limit, random
-        self._bits, self._propagate = _bits_of(board.side), _propagation(board.side)
+        self._propagate = _propagation(board.side)
 
     def run(self, possible: int, settled: int) -> bool:
         """Search the candidates; False if propagation alone finds a contradiction."""
@@ -145,48 +151,19 @@ class _Search:
         if self._random is not None:
             self._random.shuffle(places)
         for place in places:
-            if not self.run(possible & self._bits.beside[place], settled):
+            if not self.run(possible & self._board.beside[place], settled):
                 self.backtracks += 1
             if len(self.found) >= self._limit:
                 break
         return True
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Bits:
-    """Bit masks of a board.
-
-    every: all digits in all cells. cells: one digit in all cells. digits: all digits in the first cell.
-    beside: by place, the candidates that remain if the digit is in the cell.
-    """
-
-    every: int
-    cells: int
-    digits: int
-    beside: tuple[int, ...]
-
-
-@cache
-def _bits_of(side: int) -> _Bits:
-    board = board_of(side)
-    cells, every = board.cells, (1 << side * board.cells) - 1
-    digits = sum(1 << digit * cells for digit in range(side))
-    beside = [
-        every & ~(digits << cell | sum(1 << digit * cells + peer for peer in board.peers[cell]))
-        | 1 << digit * cells + cell
-        for digit in range(side)
-        for cell in range(cells)
-    ]
-    return _Bits(every=every, cells=(1 << cells) - 1, digits=digits, beside=tuple(beside))
-
-
 def _candidates(board: Board, clues: int) -> int:
     """Return the candidates that `clues` leave."""
-    bits = _bits_of(board.side)
-    possible = bits.every
+    possible = board.every
     while clues:
         clue = clues & -clues
-        possible &= bits.beside[clue.bit_length() - 1]
+        possible &= board.beside[clue.bit_length() - 1]
         clues ^= clue
     return possible
 
@@ -198,15 +175,21 @@ def _propagation(side: int) -> Callable[[int, int], Propagated | None]:
     For all units and cells at once it counts whether a digit is possible once, or twice and more, by adding
     threes (twos on 4x4) of neighbours and then threes of these sums; a count is read at the first place.
     """
-    bits, box, cells = _bits_of(side), board_of(side).box, side * side
-    steps = {step: (step, 2 * step if box == 3 else side * cells) for step in _steps(side)}
-    column, stack, row, band, digit, digits = (steps[step] for step in _steps(side))
+    board = board_of(side)
+    box, cells = board.box, board.cells
+    # Bit distances to the next column, stack, row, band, digit and third digit, once and twice.
+    steps = (1, box, side, side * box, cells, cells * box)
+    column, stack, row, band, digit, digits = (
+        (step, 2 * step if box == 3 else side * cells) for step in steps
+    )
     line, tower = (1 << side) - 1, sum(1 << side * number for number in range(side))
     square = sum(1 << side * down + right for down in range(box) for right in range(box))
-    rows = bits.digits * tower
-    columns = bits.digits * line
-    boxes = bits.digits * sum(1 << box * (side * down + right) for down in range(box) for right in range(box))
-    firsts, all_digits, beside = bits.cells, bits.digits, bits.beside
+    rows = board.digits * tower
+    columns = board.digits * line
+    boxes = board.digits * sum(
+        1 << box * (side * down + right) for down in range(box) for right in range(box)
+    )
+    firsts, all_digits, beside = board.firsts, board.digits, board.beside
 
     def propagate(possible: int, settled: int) -> Propagated | None:
         while True:
@@ -240,12 +223,6 @@ def _propagation(side: int) -> Callable[[int, int], Propagated | None]:
     return propagate
 
 
-def _steps(side: int) -> tuple[int, ...]:
-    """Return the bit distances to the next column, stack, row, band, digit, and third digit."""
-    box = board_of(side).box
-    return 1, box, side, side * box, side * side, side * side * box
-
-
 def _sum(once: int, twice: int, step: int, leap: int) -> tuple[int, int]:
     """Add three places at each: bits set at least once, and at least twice."""
     second, third = once >> step, once >> leap
@@ -256,11 +233,10 @@ def _sum(once: int, twice: int, step: int, leap: int) -> tuple[int, int]:
 
 def _branch_cell(board: Board, possible: int) -> int | None:
     """Return the first open cell with the fewest candidates; None if all are solved."""
-    bits = _bits_of(board.side)
     once = twice = thrice = 0
     rest = possible
     while rest:
-        here = rest & bits.cells
+        here = rest & board.firsts
         thrice |= twice & here
         twice |= once & here
         once |= here
@@ -268,7 +244,7 @@ def _branch_cell(board: Board, possible: int) -> int | None:
     if pairs := twice ^ thrice:
         return (pairs & -pairs).bit_length() - 1
     open_cells = [cell for cell in range(board.cells) if thrice >> cell & 1]
-    return min(open_cells, key=lambda cell: (possible >> cell & bits.digits).bit_count(), default=None)
+    return min(open_cells, key=lambda cell: (possible >> cell & board.digits).bit_count(), default=None)
 
 
 def _cells(board: Board, places: int) -> int:
@@ -277,10 +253,11 @@ def _cells(board: Board, places: int) -> int:
     while places:
         cells |= places
         places >>= board.cells
-    return cells & _bits_of(board.side).cells
+    return cells & board.firsts
 
 
 def _digits(board: Board, solution: int) -> tuple[int, ...]:
     """Return the digits of a solution, cell by cell."""
-    digits = _bits_of(board.side).digits
-    return tuple((solution >> cell & digits).bit_length() // board.cells + 1 for cell in range(board.cells))
+    return tuple(
+        (solution >> cell & board.digits).bit_length() // board.cells + 1 for cell in range(board.cells)
+    )

@@ -23,24 +23,6 @@ _DIGITS, _BANDS, _ROWS, _STACKS, _COLUMNS = range(5)
 _USES = 128  # hashes for each use
 
 
-def transformed(
-    inputs_NL: Tensor, targets_NL: Tensor, hashes_N: Tensor, *, box: int
-) -> tuple[Tensor, Tensor]:
-    """Apply the symmetry of each hash (N,) to tokens (N, L) of puzzles and solutions."""
-    side = box * box
-    rows_NS = _lines(hashes_N, box, bands=_BANDS, within=_ROWS)
-    columns_NS = _lines(hashes_N, box, bands=_STACKS, within=_COLUMNS)
-    cells_NSS = rows_NS[:, :, None] * side + columns_NS[:, None, :]
-    transposed_N = (hashes_N & 1).to(torch.bool)
-    cells_NSS = torch.where(transposed_N[:, None, None], cells_NSS.transpose(1, 2), cells_NSS)
-    cells_NL = cells_NSS.flatten(1)
-    digits_NS = _permutation(hashes_N, side, use=_DIGITS) + BLANK + 1
-    kept = torch.arange(BLANK + 1, device=hashes_N.device).expand(len(hashes_N), -1)
-    names_NV = torch.cat((kept, digits_NS), dim=1)
-    one, other = (names_NV.gather(1, part.gather(1, cells_NL).long()) for part in (inputs_NL, targets_NL))
-    return one, other
-
-
 def _lines(hashes_N: Tensor, box: int, *, bands: int, within: int) -> Tensor:
     """Return the permutation of rows or columns: (N, side)."""
     bands_NB = _permutation(hashes_N, box, use=bands)
@@ -92,5 +74,16 @@ class PuzzleSpec:
             )
 
     def transformed(self, inputs_NL: Tensor, targets_NL: Tensor, hashes_N: Tensor) -> tuple[Tensor, Tensor]:
-        """Apply the symmetry of each hash (N,) to puzzles and solutions."""
-        return transformed(inputs_NL, targets_NL, hashes_N, box=round(self.side**0.5))
+        """Apply the symmetry of each hash (N,) to tokens (N, L) of puzzles and solutions."""
+        side, box = self.side, round(self.side**0.5)
+        rows_NS = _lines(hashes_N, box, bands=_BANDS, within=_ROWS)
+        columns_NS = _lines(hashes_N, box, bands=_STACKS, within=_COLUMNS)
+        cells_NSS = rows_NS[:, :, None] * side + columns_NS[:, None, :]
+        transposed_N = (hashes_N & 1).to(torch.bool)
+        cells_NSS = torch.where(transposed_N[:, None, None], cells_NSS.transpose(1, 2), cells_NSS)
+        cells_NL = cells_NSS.flatten(1)
+        digits_NS = _permutation(hashes_N, side, use=_DIGITS) + BLANK + 1
+        kept = torch.arange(BLANK + 1, device=hashes_N.device).expand(len(hashes_N), -1)
+        names_NV = torch.cat((kept, digits_NS), dim=1)
+        one, other = (names_NV.gather(1, part.gather(1, cells_NL).long()) for part in (inputs_NL, targets_NL))
+        return one, other

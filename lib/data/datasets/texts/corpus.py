@@ -18,7 +18,7 @@ import numpy as np
 
 from lib.data.cache import fingerprint
 from lib.data.datasets.files import marks
-from lib.errors import DataError, os_error
+from lib.errors import DataError, os_error, os_errors
 
 # Not part of the library itself, or specific to the machine.
 _EXCLUDED = frozenset(("test", "tests", "idlelib", "lib2to3", "site-packages", "dist-packages"))
@@ -52,10 +52,9 @@ class Corpus:
 
 
 def python_library(root: Path | None = None) -> Corpus:
-    """Return the sources of Python's standard library, sorted by path.
+    """Return the sources of Python's standard library, or of `root`, sorted by path.
 
-    Without tests, IDLE, lib2to3 and installed packages. root: overrides the location. Raises DataError if
-    this Python has no sources.
+    Without tests, IDLE, lib2to3 and installed packages. Raises DataError if there are no sources.
     """
     root = root or Path(sysconfig.get_path("stdlib"))
 
@@ -78,10 +77,7 @@ def python_library(root: Path | None = None) -> Corpus:
 
 
 def text_files(root: Path, *, log: Callable[[str], None]) -> Corpus:
-    """Return the file `root`, or all texts below the folder `root`, sorted by path.
-
-    Hidden files are left out, and files that are not text, with a line in `log`.
-    """
+    """Return the file `root`, or all texts below it but hidden ones; `log` tells what is left out."""
     hidden = "."
     found = [root] if root.is_file() else _walk(root, lambda name: not name.startswith(hidden))
     files = [file for file in found if not file.name.startswith(hidden)]
@@ -164,10 +160,8 @@ def _walk(root: Path, enter: Callable[[str], bool]) -> list[Path]:
 
 
 def _content(file: Path) -> bytes:
-    try:
+    with os_errors("read"):
         return file.read_bytes()
-    except OSError as error:
-        raise os_error("read", error) from error
 
 
 def _words(content: bytes) -> int:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +14,7 @@ from lib.data.datasets.files import DataLocation, Remote, marks
 from lib.data.datasets.text_files import INSTEAD, gpt2_files, tokenizer_of, windows
 from lib.data.datasets.texts.corpus import Corpus, one_file, python_library, text_files, two_files
 from lib.data.datasets.texts.markov import markov
-from lib.data.tokenizers.byte_char import as_text
+from lib.data.tokenizers import as_text
 from lib.data.types import Dataset
 from lib.errors import DataError
 from lib.plugins import NoOptions as Options
@@ -22,30 +22,20 @@ from lib.plugins import NoOptions as Options
 VERSION = 1  # raise it whenever a token changes
 
 
-@dataclass(frozen=True, slots=True)
-class TextSet:
-    """A published text in two files, for training and validation."""
-
-    folders: tuple[str, ...]  # below DATA_DIR, in search order
-    words: tuple[int, int]  # of the two files, line ends included
-
-
 # File names of WikiText; no mirror with a published SHA-256 is known.
 WIKITEXT_FILES = tuple(
     (name.format("train"), name.format("valid")) for name in ("wiki.{}.tokens", "wiki.{}.raw", "{}.txt")
 )
+# Folders below DATA_DIR, in search order; words of the training and the validation file, line ends included.
 WIKITEXT = {
-    "wikitext2": TextSet(("wikitext2", "wikitext-2", "wikitext-2-raw", ""), (2_088_628, 217_646)),
-    "wikitext103": TextSet(("wikitext103", "wikitext-103", "wikitext-103-raw", ""), (103_227_021, 217_646)),
+    "wikitext2": (("wikitext2", "wikitext-2", "wikitext-2-raw", ""), (2_088_628, 217_646)),
+    "wikitext103": (("wikitext103", "wikitext-103", "wikitext-103-raw", ""), (103_227_021, 217_646)),
 }
 
 SHAKESPEARE_FOLDERS = ("shakespeare", "tinyshakespeare", "")
+_SHAKESPEARE = ("https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare",)
 SHAKESPEARE_REMOTES = (
-    Remote(
-        "input.txt",
-        "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed",
-        ("https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare",),
-    ),
+    Remote("input.txt", "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed", _SHAKESPEARE),
 )
 SHAKESPEARE_TRAIN_SHARE = 0.9  # of its characters, as in nanoGPT
 
@@ -53,8 +43,7 @@ SHAKESPEARE_TRAIN_SHARE = 0.9  # of its characters, as in nanoGPT
 def open_set(_: Options, location: DataLocation) -> Dataset:
     """Open a text, tokenized into the cache on first use.
 
-    Raises DataError if it or the files of its tokenizer are missing or damaged, ConfigError if it is shorter
-    than block_size, ToolkitError if the disk fails.
+    Raises DataError for missing or damaged files, ConfigError if it is shorter than block_size, ToolkitError.
     """
     corpus = _corpus(location)
     folder = _packed(corpus, location)
@@ -82,15 +71,14 @@ def _corpus(location: DataLocation) -> Corpus:
             SHAKESPEARE_REMOTES, SHAKESPEARE_FOLDERS, name=f"data set {name}", instead=INSTEAD
         )
         return one_file(file, train_share=SHAKESPEARE_TRAIN_SHARE)
-    known_set, files = WIKITEXT[name], location.files
-    for folder in known_set.folders:
-        for train, validation in WIKITEXT_FILES:
-            parts = files / folder / train, files / folder / validation
-            if all(file.is_file() for file in parts):
-                return two_files(*parts, words=known_set.words)
+    (folders, words), files = WIKITEXT[name], location.files
+    for folder, (train, validation) in itertools.product(folders, WIKITEXT_FILES):
+        parts = files / folder / train, files / folder / validation
+        if all(file.is_file() for file in parts):
+            return two_files(*parts, words=words)
     spellings = ", or ".join(f"{train} and {validation}" for train, validation in WIKITEXT_FILES)
     raise DataError(
-        f"data set {name} is not there: no {spellings} in {files / known_set.folders[0]} or {files}",
+        f"data set {name} is not there: no {spellings} in {files / folders[0]} or {files}",
         why="it cannot be downloaded: no mirror of it with a published hash is known",
         todo=f"put them there, or use {INSTEAD}",
     )

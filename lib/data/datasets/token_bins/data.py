@@ -7,7 +7,6 @@ number, a version and the number of tokens (FineWeb in modded-nanogpt and llm.c)
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,9 +16,9 @@ import numpy.typing as npt
 from lib.data.cache import cached_folder, fingerprint
 from lib.data.datasets.files import DataLocation, damaged, first_file, marks
 from lib.data.datasets.text_files import GPT2_FOLDERS, GPT2_REMOTES, windows
-from lib.data.tokenizers.bpe import load_gpt2
+from lib.data.tokenizers import load_gpt2
 from lib.data.types import Dataset, Shards, Tokens
-from lib.errors import DataError, os_error
+from lib.errors import DataError, os_errors
 
 _HEADER_BYTES = 1024
 # (magic number, version) of a header, and the type of the tokens that follow it.
@@ -32,72 +31,51 @@ _AT_ONCE = 1 << 26  # tokens scanned at a time
 
 @dataclass(frozen=True, slots=True)
 class Bins:
-    """Both parts of a set of token files, and their location."""
+    """Files of the training and of the validation part, and the memory-mapped tokens of each."""
 
-    train: Tokens | Shards
-    validation: Tokens | Shards
-    location: str
+    files: tuple[list[Path], list[Path]]
+    shards: tuple[list[Tokens], list[Tokens]]
 
+    @property
+    def parts(self) -> tuple[Tokens | Shards, Tokens | Shards]:
+        """Tokens of both parts."""
+        train, validation = (each[0] if len(each) == 1 else Shards(each) for each in self.shards)
+        return train, validation
 
-def open_bins(data_dir: Path, *, cache_dir: Path, vocab_size: int, log: Callable[[str], None]) -> Bins:
-    """Open the files *train*.bin and *val*.bin of `data_dir`/token_bins or `data_dir`.
-
-    They are scanned once, remembered in `cache_dir`, for tokens beyond vocab_size. Raises DataError if there
-    is one, or if files are missing or damaged.
-    """
-    parts = _files(data_dir)
-    if parts is None:
-        raise DataError(
-            f"data set token_bins is not there: no *train*.bin in {data_dir / 'token_bins'} or {data_dir}",
-            todo="put train.bin and val.bin there, or shards such as fineweb_train_000001.bin",
-        )
-    shards = [[_read(file, vocab_size) for file in files] for files in parts]
-    folder = parts[0][0].parent
-    _check(folder, [*parts[0], *parts[1]], [*shards[0], *shards[1]], vocab_size, cache_dir, log)
-    return _bins(parts, shards)
+    @property
+    def location(self) -> str:
+        """Number and folder of the files."""
+        return f"{len(self.files[0])} + {len(self.files[1])} files in {self.files[0][0].parent}"
 
 
 def map_bins(data_dir: Path, *, vocab_size: int) -> Bins | None:
-    """Open the files as `open_bins` without a scan; None if there are none."""
-    parts = _files(data_dir)
-    if parts is None:
-        return None
-    return _bins(parts, [[_read(file, vocab_size) for file in files] for files in parts])
+    """Map the files *train*.bin and *val*.bin of `data_dir`/token_bins or `data_dir`; None without any.
 
-
-def _files(data_dir: Path) -> list[list[Path]] | None:
-    """Return the files of the training and of the validation part."""
+    Raises DataError if files are missing, damaged or do not belong together.
+    """
     folders = (data_dir / "token_bins", data_dir)
     folder = next((path for path in folders if any(path.glob("*train*.bin"))), None)
     if folder is None:
         return None
-    parts = [sorted(folder.glob(f"*{part}*.bin")) for part in ("train", "val")]
-    if not parts[1]:
+    train, validation = (sorted(folder.glob(f"*{part}*.bin")) for part in ("train", "val"))
+    if not validation:
         raise DataError(f"{folder} has no *val*.bin", todo="token_bins needs a validation part, too")
-    return parts
-
-
-def _bins(parts: list[list[Path]], shards: list[list[Tokens]]) -> Bins:
-    for files, arrays in zip(parts, shards, strict=True):
-        other = next((n for n, array in enumerate(arrays) if array.dtype != arrays[0].dtype), None)
-        if other is not None:
-            raise DataError(
-                f"{files[0]} and {files[other]} have tokens of {arrays[0].itemsize} and "
-                f"{arrays[other].itemsize} bytes",
-                todo="make all files of a part alike",
-            )
-    train, validation = (arrays[0] if len(arrays) == 1 else Shards(arrays) for arrays in shards)
-    return Bins(train, validation, f"{len(parts[0])} + {len(parts[1])} files in {parts[0][0].parent}")
+    shards = [_read(file, vocab_size) for file in train], [_read(file, vocab_size) for file in validation]
+    for files, arrays in zip((train, validation), shards, strict=True):
+        for file, array in zip(files, arrays, strict=True):
+            if array.dtype != arrays[0].dtype:
+                sizes = f"{arrays[0].itemsize} and {array.itemsize} bytes"
+                todo = "make all files of a part alike"
+                raise DataError(f"{files[0]} and {file} have tokens of {sizes}", todo=todo)
+    return Bins((train, validation), shards)
 
 
 def _read(file: Path, vocab_size: int) -> Tokens:
     """Memory-map the tokens of one file."""
-    try:
+    with os_errors("read"):
         with file.open("rb") as opened:
             start = opened.read(_HEADER_BYTES)
         size_bytes = file.stat().st_size
-    except OSError as error:
-        raise os_error("read", error) from error
     head: npt.NDArray[np.int32] = np.frombuffer(start[: len(start) // 4 * 4], np.int32)[:3]
     magic, version, count = (*head.tolist(), 0, 0, 0)[:3]
     if magic in (known for known, _ in _LAYOUTS):
@@ -113,31 +91,24 @@ def _read(file: Path, vocab_size: int) -> Tokens:
     return np.memmap(file, layout, mode="r", offset=offset, shape=(count,))
 
 
-def _check(
-    folder: Path,
-    files: Sequence[Path],
-    shards: Sequence[Tokens],
-    vocab_size: int,
-    cache_dir: Path,
-    log: Callable[[str], None],
-) -> None:
-    """Raise DataError for a token beyond the vocabulary, which on a device is an obscure error."""
+def _check(bins: Bins, location: DataLocation, vocab_size: int) -> None:
+    """Raise DataError for a token beyond the vocabulary, which on a device is an obscure error.
+
+    The files are scanned once, remembered in the cache.
+    """
+    files, shards = [*bins.files[0], *bins.files[1]], [*bins.shards[0], *bins.shards[1]]
 
     def fill(target: Path) -> None:
-        log(f"token_bins: looking through {sum(map(len, shards))} tokens, once")
+        location.log(f"token_bins: looking through {sum(map(len, shards))} tokens, once")
         largest = [
             max(int(shard[start : start + _AT_ONCE].max()) for start in range(0, len(shard), _AT_ONCE))
             for shard in shards
         ]
         (target / "largest.json").write_text(json.dumps(largest))
 
-    checked = cached_folder(
-        cache_dir / f"token_bins-{fingerprint(folder)[:8]}",
-        identity=fingerprint("token_bins", *marks(files)),
-        fill=fill,
-        log=log,
-    )
-    for file, largest in zip(files, json.loads((checked / "largest.json").read_text()), strict=True):
+    folder = location.cache_dir / f"token_bins-{fingerprint(files[0].parent)[:8]}"
+    cached_folder(folder, identity=fingerprint("token_bins", *marks(files)), fill=fill, log=location.log)
+    for file, largest in zip(files, json.loads((folder / "largest.json").read_text()), strict=True):
         if largest >= vocab_size:
             raise DataError(
                 f"{file} has the token {largest}",
@@ -157,16 +128,13 @@ class Options:
 
 
 def describe(options: Options, location: DataLocation) -> Dataset:
-    """Return the metadata by the sizes of the files, or of a large set without files.
-
-    Raises what `open_set` does, except for the scan of tokens.
-    """
+    """Return the metadata by the sizes of the files, or of a large set without files. Raises DataError."""
     vocab_size, data_dir = options.vocab_size, location.data_dir
     dtype = np.uint16 if vocab_size <= 1 << 16 else np.uint32
     lengths, content = (10**8, 10**7), f"any number of tokens below {vocab_size}"
     bins = map_bins(data_dir, vocab_size=vocab_size) if data_dir is not None else None
     if bins is not None:
-        lengths = len(bins.train), len(bins.validation)
+        lengths = len(bins.parts[0]), len(bins.parts[1])
         content = f"{lengths[0]} + {lengths[1]} tokens in {bins.location}, not opened"
     zeros: list[Tokens] = [np.broadcast_to(dtype(0), (length,)) for length in lengths]
     source = f"token_bins: {content}"
@@ -178,21 +146,20 @@ def open_set(options: Options, location: DataLocation) -> Dataset:
 
     Raises DataError if files are missing or damaged, or a token is not below VOCAB_SIZE.
     """
-    bins = open_bins(
-        location.files, cache_dir=location.cache_dir, vocab_size=options.vocab_size, log=location.log
-    )
+    data_dir, vocab_size = location.files, options.vocab_size
+    bins = map_bins(data_dir, vocab_size=vocab_size)
+    if bins is None:
+        raise DataError(
+            f"data set token_bins is not there: no *train*.bin in {data_dir / 'token_bins'} or {data_dir}",
+            todo="put train.bin and val.bin there, or shards such as fineweb_train_000001.bin",
+        )
+    _check(bins, location, vocab_size)
     tokenizer, note = None, "no tokenizer is known for them"
-    if options.vocab_size == _GPT2_VOCAB_SIZE:
-        folders = [location.files / folder for folder in GPT2_FOLDERS]
+    if vocab_size == _GPT2_VOCAB_SIZE:
+        folders = [data_dir / folder for folder in GPT2_FOLDERS]
         files = [first_file(folder / remote.file for folder in folders) for remote in GPT2_REMOTES]
         if files[0] is not None and files[1] is not None:
             tokenizer, note = load_gpt2(files[0], files[1]), "read with GPT-2's tokenizer"
-    source = f"token_bins: {len(bins.train)} + {len(bins.validation)} tokens from {bins.location}, {note}"
-    return windows(
-        location,
-        bins.train,
-        bins.validation,
-        tokenizer=tokenizer,
-        vocab_size=options.vocab_size,
-        source=source,
-    )
+    train, validation = bins.parts
+    source = f"token_bins: {len(train)} + {len(validation)} tokens from {bins.location}, {note}"
+    return windows(location, train, validation, tokenizer=tokenizer, vocab_size=vocab_size, source=source)

@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 
 from lib.data import Dataset, TextSpec, TokenPart
+from lib.data import tokenizers as bpe_module
 from lib.data.datasets.texts import corpus
 from lib.data.datasets.texts import data as text_module
 from lib.data.datasets.texts.corpus import Corpus, python_library, split_by_content
-from lib.data.tokenizers import bpe as bpe_module
 from lib.errors import ConfigError, DataError, ToolkitError
 from tests.support.datasets import opened
 

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lib.data.datasets.question_answering.questions import ANCHOR
+from lib.data.datasets.question_answering.data import ANCHOR
 from lib.data.datasets.question_answering.spec import AnswerSpec, Side
 from lib.data.loader import Batch
 from lib.errors import ConfigError, ToolkitError

@@ -11,19 +11,21 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lib.data.datasets.question_answering.data import Options, pack, packed, truncated
-from lib.data.datasets.question_answering.huggingface import HuggingFaceTokenizer, sizes
-from lib.data.datasets.question_answering.questions import (
+from lib.data.datasets.question_answering.data import (
     ANCHOR,
     TEST_SIZE,
     TRAIN_SIZE,
+    Options,
     Question,
+    pack,
+    packed,
     questions,
     read_published,
+    truncated,
 )
+from lib.data.datasets.question_answering.huggingface import HuggingFaceTokenizer, sizes
 from lib.data.datasets.question_answering.spec import AnswerSpec
-from lib.data.tokenizers.bpe import learned
-from lib.data.tokenizers.byte_char import ByteTokenizer
+from lib.data.tokenizers import ByteTokenizer, learned
 from lib.data.types import ArrayPart
 from lib.errors import ConfigError, DataError
 from lib.nn import IGNORED

@@ -23,7 +23,7 @@ from lib.data.datasets.sudoku.solver import (
     random_grid,
     unavoidable_set,
 )
-from lib.data.datasets.sudoku.spec import PuzzleSpec, transformed
+from lib.data.datasets.sudoku.spec import PuzzleSpec
 from lib.data.store import Placement
 from lib.data.subset import restrict
 from lib.data.types import ArrayPart
@@ -219,7 +219,7 @@ def many() -> tuple[torch.Tensor, torch.Tensor]:
     )
     numbers = np.arange(4000)
     (hashes,) = draw(numbers * 0, numbers, kind="symmetries", pad=0, seed=1)
-    return transformed(inputs, targets, torch.from_numpy(hashes), box=3)
+    return EASY.transformed(inputs, targets, torch.from_numpy(hashes))
 
 
 def test_a_transformed_solution_is_one(many: tuple[torch.Tensor, torch.Tensor]) -> None:
@@ -331,7 +331,7 @@ def test_puzzles_that_are_changed_ahead_are_those_of_the_fly(placement: Placemen
 def test_puzzles_are_transformed_many_at_a_time() -> None:
     inputs = torch.ones(768, 81, dtype=torch.uint8)
     hashes = torch.arange(768)
-    assert calls(lambda: transformed(inputs, inputs, hashes, box=3)) < 768
+    assert calls(lambda: EASY.transformed(inputs, inputs, hashes)) < 768
 
 
 def test_more_puzzles_than_there_are_are_refused_by_a_look() -> None:

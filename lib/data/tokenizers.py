@@ -1,7 +1,7 @@
-"""Byte-pair encoding: GPT-2's tokenizer (Radford et al. 2019), and one learned from texts.
+"""Tokenizers: bytes, characters and byte pairs, GPT-2's (Radford et al. 2019) or learned from texts.
 
-A text is first split into words (`pieces`) by a pattern of Unicode letters, numbers and white space. Then
-byte pairs of each word are merged in the order in which they were learned.
+For byte pairs a text is first split into words (`pieces`) by a pattern of Unicode letters, numbers and white
+space. Then byte pairs of each word are merged in the order in which they were learned.
 """
 
 from __future__ import annotations
@@ -16,21 +16,111 @@ from collections.abc import Iterable, Iterator
 from functools import lru_cache
 from itertools import chain, pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from lib.data.datasets.files import damaged
-from lib.data.tokenizers.byte_char import as_text, narrowest
 from lib.data.types import Tokens, Unit
-from lib.errors import os_error
+from lib.errors import DataError, os_errors
 
 END_OF_TEXT = "<|endoftext|>"
 
 # Unicode White_Space; Python's \s also matches U+001C to U+001F.
 _SPACE = r"\t-\r \x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000"
 _CHUNK = 1 << 20  # characters split into words at a time
-_LARGEST_CACHE = 1 << 20  # words
+_LARGEST_CACHE = 1 << 20  # words whose ids are kept
+_SHOWN = 5  # characters named in a message
+
+
+def narrowest(vocab_size: int) -> type[np.uint8] | type[np.uint16] | type[np.uint32]:
+    """Return the narrowest unsigned type for ids below vocab_size."""
+    if vocab_size <= 1 << 8:
+        return np.uint8
+    return np.uint16 if vocab_size <= 1 << 16 else np.uint32
+
+
+def as_text(content: bytes) -> str:
+    """Decode UTF-8. Raises DataError if `content` is not UTF-8."""
+    try:
+        return content.decode()
+    except UnicodeDecodeError as error:
+        raise DataError(
+            f"the text is not UTF-8: byte {error.start} is {content[error.start]:#04x}",
+            todo="convert it, or set CONFIG_TOKENIZER_BYTE=y, which takes any bytes",
+        ) from error
+
+
+class ByteTokenizer:
+    """Tokenizer whose tokens are the bytes of UTF-8."""
+
+    name = "byte"
+    unit: Unit = "byte"
+    vocab_size = 256
+
+    def encode(self, text: str) -> list[int]:
+        """Return the bytes of `text`."""
+        return list(text.encode())
+
+    def encode_all(self, content: bytes) -> Tokens:
+        """Encode a whole file."""
+        return np.frombuffer(content, np.uint8)
+
+    def decode(self, tokens: npt.ArrayLike) -> str:
+        """Decode tokens."""
+        return np.asarray(tokens).astype(np.uint8).tobytes().decode(errors="replace")
+
+    def byte_lengths(self) -> npt.NDArray[np.int64]:
+        """Return the bytes per token id."""
+        return np.ones(self.vocab_size, np.int64)
+
+
+class CharTokenizer:
+    """Tokenizer whose ids are positions in `characters`, which are sorted."""
+
+    name = "char"
+    unit: Unit = "char"
+
+    def __init__(self, characters: str) -> None:
+        self.characters, self.vocab_size = characters, len(characters)
+        self._codes = _codes(characters)
+        assert (np.diff(self._codes.astype(np.int64)) > 0).all(), "characters rise"
+
+    def encode(self, text: str) -> list[int]:
+        """Return the ids of `text`. Raises DataError for an unknown character."""
+        ids: list[int] = self._ids(text).tolist()
+        return ids
+
+    def encode_all(self, content: bytes) -> Tokens:
+        """Encode a whole file."""
+        return self._ids(as_text(content))
+
+    def decode(self, tokens: npt.ArrayLike) -> str:
+        """Decode tokens."""
+        return "".join(self.characters[token] for token in np.asarray(tokens).tolist())
+
+    def byte_lengths(self) -> npt.NDArray[np.int64]:
+        """Return the bytes per token id."""
+        return np.array([len(character.encode()) for character in self.characters], np.int64)
+
+    def _ids(self, text: str) -> Tokens:
+        codes = _codes(text)
+        places = np.searchsorted(self._codes, codes)
+        known = np.append(self._codes, 0)[places] == codes  # 0 for codes beyond the last
+        if not known.all():
+            unknown = [chr(code) for code in np.unique(codes[~known])]
+            raise DataError(
+                f"characters that the vocabulary lacks: {', '.join(map(repr, unknown[:_SHOWN]))}",
+                why=f"it has the {self.vocab_size} of the data",
+            )
+        ids: Tokens = places.astype(narrowest(self.vocab_size))
+        return ids
+
+
+def _codes(text: str) -> npt.NDArray[Any]:
+    """Return the code points of `text`, (N,)."""
+    return np.frombuffer(text.encode("utf-32-le", "surrogatepass"), np.uint32)
 
 
 class GPT2Tokenizer:
@@ -46,11 +136,11 @@ class GPT2Tokenizer:
         self._ids = ids
         self._ranks = {pair: rank for rank, pair in enumerate(merges)}
         self._bytes = {number: content for content, number in ids.items()}
-        self._words = _Words(self)
+        self._word_ids = lru_cache(maxsize=_LARGEST_CACHE)(self.merged)
 
     def encode(self, text: str) -> list[int]:
         """Return the token ids of `text`."""
-        return list(chain.from_iterable(map(self._words.__getitem__, pieces(text))))
+        return list(chain.from_iterable(map(self._word_ids, pieces(text))))
 
     def encode_all(self, content: bytes) -> Tokens:
         """Encode a UTF-8 file, at about two megabytes per second."""
@@ -69,16 +159,14 @@ class GPT2Tokenizer:
         """Return the bytes per token id; 0 for END_OF_TEXT."""
         return np.array([len(self._bytes.get(number, b"")) for number in range(self.vocab_size)], np.int64)
 
-    def merged(self, word: bytes) -> tuple[int, ...]:
+    def merged(self, text: str) -> tuple[int, ...]:
         """Return the ids of one word in time n log n; words such as lines of dashes are long."""
+        word = text.encode("utf-8", "surrogatepass")
         parts: list[bytes | None] = [word[place : place + 1] for place in range(len(word))]
         after = list(range(1, len(parts) + 1))  # index of the next part
         before = list(range(-1, len(parts) - 1))
-        heap = [
-            (self._ranks[pair], place, pair)
-            for place, pair in enumerate(pairwise(parts))
-            if pair in self._ranks
-        ]
+        pairs = enumerate(pairwise(parts))
+        heap = [(self._ranks[pair], place, pair) for place, pair in pairs if pair in self._ranks]
         heapq.heapify(heap)
         while heap:
             _, place, (left, right) = heapq.heappop(heap)
@@ -97,37 +185,20 @@ class GPT2Tokenizer:
         return tuple(self._ids[part] for part in parts if part is not None)
 
 
-class _Words(dict[str, tuple[int, ...]]):
-    """Cache of the ids of words."""
-
-    def __init__(self, tokenizer: GPT2Tokenizer) -> None:
-        self._tokenizer = tokenizer
-
-    def __missing__(self, word: str) -> tuple[int, ...]:
-        ids = self._tokenizer.merged(word.encode("utf-8", "surrogatepass"))
-        if len(self) < _LARGEST_CACHE:
-            self[word] = ids
-        return ids
-
-
 def load_gpt2(encoder: Path, merges: Path) -> GPT2Tokenizer:
     """Read the published files encoder.json (text of a token -> id) and vocab.bpe (a merge per line).
 
     Raises DataError if they are damaged or inconsistent, ToolkitError if they cannot be read.
     """
-    try:
-        spelled = json.loads(encoder.read_text(encoding="utf-8"))
-        lines = merges.read_text(encoding="utf-8").splitlines()
-    except ValueError as error:
-        raise damaged(encoder, f"it or {merges.name} is not as published ({error})") from error
-    except OSError as error:
-        raise os_error("read", error) from error
     octets = {character: byte for byte, character in _spelling().items()}
 
     def content(token: str) -> bytes:
         return bytes(octets[character] for character in token)
 
     try:
+        with os_errors("read"):
+            spelled = json.loads(encoder.read_text(encoding="utf-8"))
+            lines = merges.read_text(encoding="utf-8").splitlines()
         end = spelled.pop(END_OF_TEXT, None)
         ids = {content(token): int(number) for token, number in spelled.items()}
         pairs = [line.split(" ") for line in lines if line and not line.startswith("#version")]
@@ -183,11 +254,7 @@ def _spelling() -> dict[int, str]:
 
     Printable Latin-1 characters represent themselves, other bytes U+0100 and up.
     """
-    printable = [
-        *range(ord("!"), ord("~") + 1),
-        *range(ord("¡"), ord("¬") + 1),
-        *range(ord("®"), ord("ÿ") + 1),
-    ]
+    printable = [byte for first, last in ("!~", "¡¬", "®ÿ") for byte in range(ord(first), ord(last) + 1)]
     hidden = [byte for byte in range(256) if byte not in printable]
     return {byte: chr(byte) for byte in printable} | {byte: chr(256 + n) for n, byte in enumerate(hidden)}
 
@@ -196,10 +263,7 @@ Pair = tuple[bytes, bytes]
 
 
 def learned(texts: Iterable[str], *, merges: int) -> GPT2Tokenizer:
-    """Learn a tokenizer with at most `merges` merges of the most frequent pair (Sennrich et al. 2016).
-
-    Ties are resolved by the bytes of the pairs.
-    """
+    """Learn at most `merges` merges of the most frequent pair, ties by bytes (Sennrich et al. 2016)."""
     counts = Counter(word.encode() for text in texts for word in pieces(text))
     words = [([bytes((byte,)) for byte in word], count) for word, count in sorted(counts.items())]
     found: list[Pair] = []
