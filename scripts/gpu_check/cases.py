@@ -6,12 +6,11 @@ Only this module uses the rest of the toolkit to train and to predict.
 from __future__ import annotations
 
 import dataclasses
-import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 
@@ -47,20 +46,6 @@ class Case:
     lacks: tuple[str, ...] = ()  # symbols that every other case has
 
 
-def random_image_spec(channels: int, height: int, width: int, *, classes: int) -> ImageSpec:
-    """Return the spec of random images (C, H, W)."""
-    return ImageSpec(
-        name="random",
-        channels=channels,
-        height=height,
-        width=width,
-        classes=classes,
-        mean=(0.5,) * channels,
-        std=(0.25,) * channels,
-        synthetic=True,
-    )
-
-
 def random_images(size: int, *, channels: int, classes: int) -> Dataset:
     """Make a data set of random square images (C, size, size) with labels."""
     random = np.random.default_rng(0)
@@ -69,7 +54,8 @@ def random_images(size: int, *, channels: int, classes: int) -> Dataset:
         images = random.integers(0, 256, (rows, channels, size, size), dtype=np.uint8)
         return ArrayPart(images, random.integers(0, classes, rows, dtype=np.int64))
 
-    spec = random_image_spec(channels, size, size, classes=classes)
+    mean, std = (0.5,) * channels, (0.25,) * channels
+    spec = ImageSpec.square("random", size, classes, mean=mean, std=std, synthetic=True)
     return Dataset(spec=spec, train=part(ROWS), test=part(TEST_ROWS), source="random images")
 
 
@@ -94,7 +80,7 @@ def random_text(block_size: int, *, vocab_size: int) -> Dataset:
     return Dataset(spec=spec, train=part(ROWS, shifted=True), test=test, source="random tokens")
 
 
-CASES: Mapping[str, Case] = {
+CASES: dict[str, Case] = {
     "lenet5": Case(
         settings={"CONFIG_MODEL_LENET5": "y"},
         dataset=partial(random_images, 28, channels=1, classes=10),
@@ -144,8 +130,7 @@ class Setting:
     device: Literal["cuda", "cpu"] = "cuda"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Opened:
+class Opened(NamedTuple):
     """A setting, resolved and planned for this machine."""
 
     config: Config
@@ -157,13 +142,11 @@ class Opened:
 def open_setting(setting: Setting) -> Opened:
     """Resolve `setting` by the Kconfig tree and plan it as it stands."""
     config = _config(setting)
-    dataset = CASES[setting.case].dataset()
-    data = make_training_data(config, dataset)
+    data = make_training_data(config, CASES[setting.case].dataset())
     # The few samples there are stand for as many as a step may want.
     data = dataclasses.replace(data, facts=dataclasses.replace(data.facts, train_size=None))
     hardware = probe(setting.device)
-    plan = make_plan(config, hardware, data.facts)
-    return Opened(config=config, data=data, hardware=hardware, plan=plan)
+    return Opened(config, data, hardware, make_plan(config, hardware, data.facts))
 
 
 @dataclass(slots=True)
@@ -186,15 +169,9 @@ class Training:
 
 def training_of(opened: Opened) -> Training:
     """Create model, optimizer and data on the device."""
-    job = make_job(
-        opened.config,
-        opened.plan,
-        opened.data,
-        hardware=opened.hardware,
-        backend=Backend(opened.plan.device),
-        record=Record(),
-    )
-    return Training(job)
+    config, data, hardware, plan = opened
+    backend = Backend(plan.device)
+    return Training(make_job(config, plan, data, hardware=hardware, backend=backend, record=Record()))
 
 
 def predicted_parts(opened: Opened) -> Parts:
@@ -217,18 +194,15 @@ def table_choice(setting: Setting, *, free_bytes: int) -> int:
 
 
 def _config(setting: Setting) -> Config:
+    case = CASES[setting.case]
     overrides = {
-        **CASES[setting.case].settings,
-        **{name: value for name, value in SETTINGS.items() if name not in CASES[setting.case].lacks},
+        **case.settings,
+        **{name: value for name, value in SETTINGS.items() if name not in case.lacks},
         f"CONFIG_PRECISION_{setting.precision.upper()}": "y",
         "CONFIG_BATCH_SIZE": str(setting.micro_batch),
         "CONFIG_GRADIENT_ACCUMULATION": str(setting.accumulation),
         "CONFIG_COMPILE_MODEL": "y" if setting.compile else "n",
     }
-    if setting.any_batch and CASES[setting.case].step > 1:
+    if setting.any_batch and case.step > 1:
         overrides["CONFIG_NORM_BATCH"] = "0"
-    with tempfile.TemporaryDirectory() as folder:
-        empty = Path(folder) / "config"
-        empty.write_text("")
-        resolved = kconf.load(root=ROOT, config_file=empty, overrides=overrides)
-    return config_from_values(resolved.values)
+    return config_from_values(kconf.load_written("", root=ROOT, overrides=overrides).values)

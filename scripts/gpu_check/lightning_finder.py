@@ -9,7 +9,7 @@ import time
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader
 
 from lib.data.loader import Batch
 from lib.data.types import ImageSpec, Spec, TextSpec
@@ -62,30 +62,24 @@ def find_batch_size(setting: dict[str, Any], mode: str, limit_bytes: int) -> dic
     return {"batch": found, "seconds": seconds, "version": lightning.__version__}
 
 
-class _RandomSamples(Dataset[tuple[torch.Tensor, torch.Tensor]]):
-    def __init__(self, spec: Spec) -> None:
-        if isinstance(spec, ImageSpec):
-            self._sample = torch.randn(spec.input_shape), torch.tensor(0)
-        else:
-            assert isinstance(spec, TextSpec)
-            tokens = torch.randint(spec.vocab_size, spec.input_shape)
-            self._sample = tokens, tokens.roll(-1)
-
-    def __len__(self) -> int:
-        return SAMPLES
-
-    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
-        return self._sample
+def _sample(spec: Spec) -> tuple[torch.Tensor, torch.Tensor]:
+    if isinstance(spec, ImageSpec):
+        return torch.randn(spec.input_shape), torch.tensor(0)
+    assert isinstance(spec, TextSpec)
+    tokens = torch.randint(spec.vocab_size, spec.input_shape)
+    return tokens, tokens.roll(-1)
 
 
 def _data_module(lightning: Any, spec: Spec, *, batch_size: int) -> Any:
+    samples: Any = [_sample(spec)] * SAMPLES  # any sequence is a data set to a DataLoader
+
     class Data(lightning.LightningDataModule):  # type: ignore[misc, unused-ignore]
         def __init__(self) -> None:
             super().__init__()
             self.batch_size = batch_size  # the finder changes it
 
         def train_dataloader(self) -> DataLoader[tuple[torch.Tensor, torch.Tensor]]:
-            return DataLoader(_RandomSamples(spec), batch_size=self.batch_size)
+            return DataLoader(samples, batch_size=self.batch_size)
 
     return Data()
 

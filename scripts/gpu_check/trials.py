@@ -63,8 +63,8 @@ def measure(setting: dict[str, Any], limit_bytes: int | None = None, timed: bool
     answer = {"first_step_seconds": first_seconds, **_memory()}
     if timed:
         seconds = statistics.median(training.run(steps=1) for _ in range(TIMED_STEPS))
-        answer["step_seconds"] = seconds
-        answer["samples_per_second"] = training.job.plan.effective_batch / seconds
+        rate = training.job.plan.effective_batch / seconds
+        answer |= {"step_seconds": seconds, "samples_per_second": rate}
     return answer
 
 
@@ -111,12 +111,10 @@ def choose(setting: dict[str, Any], free_bytes: list[int], most: int) -> dict[st
         return this, predicted_parts(this)
 
     def predicted(free: int, start: int) -> int:
-        return largest(
-            lambda size: is_predicted_to_fit(*opened(size), free_bytes=free),
-            start=start,
-            step=CASES[requested.case].step,
-            most=most,
-        )
+        def fits(size: int) -> bool:
+            return is_predicted_to_fit(*opened(size), free_bytes=free)
+
+        return largest(fits, start=start, step=CASES[requested.case].step, most=most)
 
     return {"table": table, "predicted": [predicted(*pair) for pair in zip(free_bytes, table, strict=True)]}
 
@@ -134,7 +132,8 @@ def largest(works: Callable[[int], bool], *, start: int, step: int, most: int) -
             low, jump = size, 2 * jump
         else:
             high, failed = size, True
-        size = _middle(low, high, step) if failed else min(low + jump, high - step)
+        middle = max(low + step, (low + high) // 2 // step * step)
+        size = middle if failed else min(low + jump, high - step)
     return low
 
 
@@ -186,10 +185,6 @@ def _memory() -> dict[str, Any]:
         "reserved_bytes": torch.cuda.max_memory_reserved(),
         "retries": torch.cuda.memory_stats()["num_alloc_retries"],
     }
-
-
-def _middle(low: int, high: int, step: int) -> int:
-    return max(low + step, (low + high) // 2 // step * step)
 
 
 HANDLERS: Mapping[str, Callable[..., dict[str, Any]]] = {
