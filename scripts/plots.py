@@ -9,8 +9,9 @@ from array import array
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -33,8 +34,7 @@ _MAX_DRAWN = 4000  # points of a line: more are no more to see
 _AFTER = "exact_after_"  # column prefix in a recursive model's evaluation
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Plot:
+class Plot(NamedTuple):
     """One plot: a column of metrics.jsonl, its unit and style."""
 
     column: str
@@ -46,12 +46,10 @@ class Plot:
 
 
 PLOTS = {
-    "loss": Plot(column="loss", label="loss (mean per sample)", smooth=True, may_be_log=True),
-    "accuracy": Plot(column="accuracy", label="accuracy (%)", factor=100.0, smooth=True),
-    "learning_rate": Plot(column="learning_rate", label="learning rate (per optimizer step)"),
-    "throughput": Plot(
-        column="samples_per_second", label="training throughput (samples/s)", smooth=True, from_zero=True
-    ),
+    "loss": Plot("loss", "loss (mean per sample)", smooth=True, may_be_log=True),
+    "accuracy": Plot("accuracy", "accuracy (%)", factor=100.0, smooth=True),
+    "learning_rate": Plot("learning_rate", "learning rate (per optimizer step)"),
+    "throughput": Plot("samples_per_second", "training throughput (samples/s)", smooth=True, from_zero=True),
 }
 
 
@@ -173,10 +171,16 @@ def _draw(plot: Plot, series: Mapping[str, Points], *, title: str, epochs_per_st
     if "eval" in series:
         line = _thin(*series["eval"])
         axes.plot(*line, "o-", color=_EVAL_COLOUR, markersize=4, linewidth=1.5, label="evaluation")
-    _scale(axes, [end for _, values in series.values() for end in (min(values), max(values))], plot)
+    low = min(min(values) for _, values in series.values())
+    high = max(max(values) for _, values in series.values())
+    if plot.may_be_log and low > 0 and high / low > _LOG_ABOVE:
+        axes.set_yscale("log")
+    elif plot.from_zero or 0 <= low < 0.5 * high:
+        axes.set_ylim(bottom=0)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     if epochs_per_step:
-        top = axes.secondary_xaxis("top", functions=_scaling(epochs_per_step))
+        both_ways = partial(np.multiply, epochs_per_step), partial(np.multiply, 1 / epochs_per_step)
+        top = axes.secondary_xaxis("top", functions=both_ways)
         top.set_xlabel("epoch")
     axes.spines["right"].set_visible(False)
     axes.set_axisbelow(True)
@@ -189,11 +193,6 @@ def _png(figure: Figure) -> bytes:
     data = io.BytesIO()
     figure.savefig(data, format="png")
     return data.getvalue()
-
-
-def _scaling(ratio: float) -> tuple[Callable[[Any], Any], Callable[[Any], Any]]:
-    """Return the functions that multiply and divide numbers or arrays by `ratio`."""
-    return lambda x: x * ratio, lambda x: x / ratio
 
 
 def _draw_train(axes: Axes, points: Points, *, smooth: bool) -> None:
@@ -223,13 +222,6 @@ def _thin(steps: Sequence[int], values: Sequence[float]) -> Points:
     stretches = np.array_split(np.arange(len(y)), _MAX_DRAWN // 2)
     kept = np.unique([[part[y[part].argmin()], part[y[part].argmax()]] for part in stretches])
     return x[kept], y[kept]
-
-
-def _scale(axes: Axes, values: Sequence[float], plot: Plot) -> None:
-    if plot.may_be_log and min(values) > 0 and max(values) / min(values) > _LOG_ABOVE:
-        axes.set_yscale("log")
-    elif plot.from_zero or 0 <= min(values) < 0.5 * max(values):
-        axes.set_ylim(bottom=0)
 
 
 if __name__ == "__main__":

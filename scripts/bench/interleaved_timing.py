@@ -5,7 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TypeAlias
 
+from lib.config import Config
+from lib.devices.base import Backend
+from lib.plan.types import Hardware, Plan
+from train.build import make_job
+from train.job import Job
+from train.record import Record
+from train.training_data import TrainingData
+
 Run: TypeAlias = Callable[[int], float]  # steps -> seconds
+
+
+def job_of(config: Config, plan: Plan, data: TrainingData, hardware: Hardware) -> Job:
+    """Build a job on the plan's device that records nothing."""
+    return make_job(config, plan, data, hardware=hardware, backend=Backend(plan.device), record=Record())
 
 
 def interleaved(

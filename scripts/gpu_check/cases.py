@@ -17,18 +17,16 @@ import numpy as np
 from lib import kconf
 from lib.config import Config, config_from_values
 from lib.data import ArrayPart, Dataset, ImageSpec, TextSpec, TokenPart
-from lib.devices.base import Backend
 from lib.devices.probe import probe
 from lib.plan import plan as make_plan
 from lib.plan.bound import table_batch
 from lib.plan.fitting import Parts, predicted, step_settings
 from lib.plan.types import Hardware, Plan, Precision
+from scripts.bench.interleaved_timing import job_of
 from train import loop
 from train.budget import Budget
-from train.build import make_job
 from train.job import Job, Progress
 from train.planning.memory_estimate import trace_memory, with_gaps
-from train.record import Record
 from train.training_data import TrainingData, make_training_data
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -169,9 +167,7 @@ class Training:
 
 def training_of(opened: Opened) -> Training:
     """Create model, optimizer and data on the device."""
-    config, data, hardware, plan = opened
-    backend = Backend(plan.device)
-    return Training(make_job(config, plan, data, hardware=hardware, backend=backend, record=Record()))
+    return Training(job_of(opened.config, opened.plan, opened.data, opened.hardware))
 
 
 def predicted_parts(opened: Opened) -> Parts:

@@ -14,15 +14,12 @@ from dataclasses import dataclass
 import torch
 
 from lib.config import Config
-from lib.devices.base import Backend
 from lib.plan.types import Hardware
-from scripts.bench.interleaved_timing import Run, interleaved
+from scripts.bench.interleaved_timing import Run, interleaved, job_of
 from train import loop
-from train.build import make_job
 from train.job import Job, Progress
 from train.planning.command import look_ahead
 from train.planning.memory_estimate import MemoryTraces
-from train.record import Record
 from train.training_data import TrainingData, make_training_data
 
 MIXERS = ("mlp", "attention")
@@ -31,16 +28,11 @@ WARM_UP = 2  # steps: the first has no carry
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """Measurements of one mixer.
+    """Measurements of one mixer."""
 
-    parameters: number of trained parameters. step_flop: of an optimizer step, as the plan counts it.
-
-    step_seconds: of an optimizer step, in each round.
-    """
-
-    parameters: int
-    step_flop: int
-    step_seconds: tuple[float, ...]
+    parameters: int  # trained ones
+    step_flop: int  # of an optimizer step, as the plan counts it
+    step_seconds: tuple[float, ...]  # of an optimizer step, in each round
 
     @property
     def seconds(self) -> float:
@@ -57,45 +49,29 @@ def compare(
     config: Config, data: TrainingData, hardware: Hardware, *, rounds: int, round_seconds: float
 ) -> Iterator[str]:
     """Train both for a few steps; yield the lines of a table of their parameters, FLOP and times."""
-    config = config.replace(num_devices=1)
-    variants = {
-        mixer: config.replace(model_options={**config.model_options, "mixer": mixer}) for mixer in MIXERS
-    }
-    data_of = {mixer: make_training_data(variant, data.dataset) for mixer, variant in variants.items()}
-    outlooks = {
-        mixer: look_ahead(
-            variant, data_of[mixer], hardware, MemoryTraces(variant, data_of[mixer]), alternatives=False
-        )
-        for mixer, variant in variants.items()
-    }
-    plan = min((outlook.plan for outlook in outlooks.values()), key=lambda one: one.micro_batch)
-    jobs = {
-        mixer: make_job(
-            variant,
-            plan,
-            data_of[mixer],
-            hardware=hardware,
-            backend=Backend(plan.device),
-            record=Record(),
-        )
-        for mixer, variant in variants.items()
-    }
+    variants = {}
+    for mixer in MIXERS:
+        options = {**config.model_options, "mixer": mixer}
+        variant = config.replace(num_devices=1, model_options=options)
+        own = make_training_data(variant, data.dataset)
+        outlook = look_ahead(variant, own, hardware, MemoryTraces(variant, own), alternatives=False)
+        variants[mixer] = variant, own, outlook
+    plan = min((outlook.plan for _, _, outlook in variants.values()), key=lambda one: one.micro_batch)
+    jobs = {mixer: job_of(variant, plan, own, hardware) for mixer, (variant, own, _) in variants.items()}
     runs = {mixer: _steps_of(job) for mixer, job in jobs.items()}
     steps, seconds = interleaved(runs, rounds=rounds, round_seconds=round_seconds, warm_up=WARM_UP)
     yield (
         f"{config.model} on {config.dataset}: {plan.effective_batch} samples a step, {plan.micro_batch} at a "
         f"time, {plan.device}, {plan.precision}, {'' if plan.compile else 'not '}compiled"
     )
-    yield from table(
-        {
-            mixer: Measured(
-                parameters=sum(weight.numel() for weight in job.model.parameters()),
-                step_flop=outlooks[mixer].step_flop,
-                step_seconds=tuple(seconds[mixer]),
-            )
-            for mixer, job in jobs.items()
-        }
-    )
+    found = {}
+    for mixer, job in jobs.items():
+        parameters = sum(weight.numel() for weight in job.model.parameters())
+        step_flop = variants[mixer][2].step_flop
+        found[mixer] = Measured(
+            parameters=parameters, step_flop=step_flop, step_seconds=tuple(seconds[mixer])
+        )
+    yield from table(found)
     yield f"{rounds} interleaved rounds of {steps} steps, {torch.get_num_threads()} threads"
 
 
