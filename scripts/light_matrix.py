@@ -62,8 +62,7 @@ def version_of(python: Path) -> str:
 def environment(python: Path, version: str, kconfiglib: str) -> Path:
     """Return the interpreter of the environment for this pair, created if it is missing."""
     directory = ROOT / "build" / "light" / f"{version}-{kconfiglib}"
-    own = directory / "bin" / "python"
-    done = directory / ".done"
+    own, done = directory / "bin" / "python", directory / ".done"
     if not done.exists():
         shutil.rmtree(directory, ignore_errors=True)
         call(python, "-m", "venv", str(directory))
