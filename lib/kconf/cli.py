@@ -72,8 +72,8 @@ def main(arguments: Sequence[str], *, root: Path) -> int:
 def _run(options: argparse.Namespace, root: Path) -> int:
     if options.command == "check":
         return check_files(options)
-    check_variables(root, os.environ)
-    report_notices(stray_variables(root, os.environ))
+    check_variables(root)
+    report_notices(stray_variables(root))
     if options.command == "check-variables":
         return 0
     if options.command not in _OF_RUNS and (names := " ".join(given_overrides(os.environ))):

@@ -43,11 +43,9 @@ def make_extreme(
     Raises ConfigError where the file of KCONFIG_ALLCONFIG is not valid.
     """
     root = Path(tree.srctree)
-    configuration = StrictLoad(tree)
-    if command == "tinyconfig":
-        configuration.add(read_shipped(root, find_fragment(root, "tiny")))
-    for path in _preset_files(root, KINDS[command], environ):
-        configuration.add(read_shipped(root, path))
+    tiny = [find_fragment(root, "tiny")] if command == "tinyconfig" else []
+    paths = [*tiny, *_preset_files(root, KINDS[command], environ)]
+    configuration = StrictLoad(tree, *(read_shipped(root, path) for path in paths))
     free = [
         symbol  # bools with a prompt that are in no choice and not set by a file
         for symbol in tree.unique_defined_syms
@@ -136,8 +134,7 @@ def _reloaded(configuration: StrictLoad) -> StrictLoad:
     """Reload the configuration from its own file's text, which drops assignments without effect."""
     tree = configuration.tree
     text = write.full_text(tree, sources=configuration.sources)
-    fresh = StrictLoad(tree)
-    fresh.add(read_text(text.encode(), name="memory"))
+    fresh = StrictLoad(tree, read_text(text.encode(), name="memory"))
     survives = write.full_text(tree, sources=fresh.sources) == text
     assert survives and not fresh.finish().findings, "it does not survive its own file"
     return fresh

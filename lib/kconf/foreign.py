@@ -44,9 +44,7 @@ def judge(tree: Any, path: Path) -> tuple[list[Finding], list[Finding]]:
     line without another finding is reported with the value that replaced it.
     """
     layer = read_file(path, prefix=tree.config_prefix)
-    configuration = StrictLoad(tree)
-    configuration.add(layer)
-    findings = list(configuration.finish().findings)
+    findings = list(StrictLoad(tree, layer).finish().findings)
     reported = {finding.line for finding in findings}
     if layer.assignments:
         tree.load_config(str(path.absolute()))
@@ -59,11 +57,9 @@ def judge(tree: Any, path: Path) -> tuple[list[Finding], list[Finding]]:
         if one.line in reported or value is None:
             continue
         if symbol is None:
-            text = diagnostics.unknown_symbol(tree, one.name, value, near=False)
-            findings.append(Finding(one.file, one.line, text))
+            findings.append(one.finding(diagnostics.unknown_symbol(tree, one.name, value, near=False)))
         elif value != now:
-            text = f"{one.source} does not take: it is {shown(symbol, now)}"
-            findings.append(Finding(one.file, one.line, text))
+            findings.append(one.finding(f"{one.source} does not take: it is {shown(symbol, now)}"))
     findings.sort(key=lambda finding: finding.line)
     lost = [finding for finding in findings if finding.line not in held]
     return lost, [finding for finding in findings if finding.line in held]

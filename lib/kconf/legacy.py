@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lib.errors import ConfigError
-from lib.kconf.reader import Assignment, Finding, Layer
+from lib.kconf.reader import Assignment, Layer
 from lib.plugins import KINDS
 
 FILE = "Kconfig.legacy"
@@ -87,19 +87,17 @@ def _text_of(path: Path, place: str) -> str:
         raise ConfigError(f"{place}:{number}: is not UTF-8") from error
 
 
-def migrate(layer: Layer, legacy: Legacy, *, prefix: str = "CONFIG_") -> Layer:
-    """Return `layer` without old symbols: under their new names, or as faults."""
-    names = legacy.names()
-    if not any(assignment.name in names for assignment in layer.assignments):
-        return layer
+def migrate(layer: Layer, root: Path) -> Layer:
+    """Return `layer` without old symbols of the tree at `root`: under their new names, or as faults."""
+    legacy = read_legacy(root)
     kept: list[Assignment] = []
     faults, notices = list(layer.faults), list(layer.notices)
     for assignment in layer.assignments:
-        old = f"{prefix}{assignment.name}"
-        if assignment.name in legacy.renamed:
-            new = f"{prefix}{legacy.renamed[assignment.name]}"
+        old = f"CONFIG_{assignment.name}"
+        if (name := legacy.renamed.get(assignment.name)) is not None:
+            new = f"CONFIG_{name}"
             source = assignment.source.replace(old, new, 1)
-            kept.append(dataclasses.replace(assignment, name=new.removeprefix(prefix), source=source))
+            kept.append(dataclasses.replace(assignment, name=name, source=source))
             notices.append(f"{assignment.place}: {old} is called {new} now; it was taken as that")
         elif assignment.name not in legacy.removed:
             kept.append(assignment)
@@ -107,5 +105,5 @@ def migrate(layer: Layer, legacy: Legacy, *, prefix: str = "CONFIG_") -> Layer:
             notices.append(f"{assignment.place}: {old} is no more, and was off")
         else:
             advice = legacy.removed[assignment.name]
-            faults.append(Finding(assignment.file, assignment.line, f"{old} is no more: {advice}"))
+            faults.append(assignment.finding(f"{old} is no more: {advice}"))
     return dataclasses.replace(layer, assignments=tuple(kept), faults=tuple(faults), notices=tuple(notices))

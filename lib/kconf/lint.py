@@ -221,10 +221,7 @@ def fragments_take_on_every_configuration(tree: Any) -> Faults:
             if one.text == "n" and find(tree, one.name) is None:
                 yield f"{one.place}: {one.source}, which is not a symbol"
         for base in bases:
-            configuration = StrictLoad(tree)
-            configuration.add(base)
-            configuration.add(fragment)
-            for finding in configuration.finish().findings:
+            for finding in StrictLoad(tree, base, fragment).finish().findings:
                 if finding.file == fragment.name:
                     yield f"{finding} (on {base.name})"
 
@@ -279,34 +276,22 @@ def machine_facts(tree: Any, text: str, *, name: str) -> list[Finding]:
     import socket  # slow to import, and few commands need it
 
     host = socket.gethostname().split(".")[0]
-    lines = enumerate(text.splitlines(), 1)
-    return [
-        Finding(name, number, f"{line} {fault}")
-        for number, line in lines
-        if (fault := _machine_fact(tree, line, host))
-    ]
+    facts = {_ABSOLUTE: "has an absolute path; write it relative to the source tree", _DATE: "has a date"}
+    if len(host) >= _MIN_HOST_NAME:
+        facts[re.compile(rf"\b{re.escape(host)}\b")] = "has the name of this machine"
+    findings = []
+    for number, line in enumerate(text.splitlines(), 1):
+        value = _free_text(tree, line)
+        fault = next((fault for pattern, fault in facts.items() if pattern.search(value)), None)
+        findings += [Finding(name, number, f"{line} {fault}")] if fault else []
+    return findings
 
 
-def _machine_fact(tree: Any, line: str, host: str) -> str | None:
-    value = _free_text(tree, line)
-    if value is None:
-        return None
-    if _ABSOLUTE.search(value):
-        return "has an absolute path; write it relative to the source tree"
-    if _DATE.search(value):
-        return "has a date"
-    if len(host) >= _MIN_HOST_NAME and re.search(rf"\b{re.escape(host)}\b", value):
-        return "has the name of this machine"
-    return None
-
-
-def _free_text(tree: Any, line: str) -> str | None:
-    """Return a comment, or the value of a path or text; other values are numbers or names."""
+def _free_text(tree: Any, line: str) -> str:
+    """Return a comment, or the value of a path or text; "" for other values, which are numbers or names."""
     match = re.fullmatch(r'CONFIG_(\w+)="(.*)"', line)
     if match is None:
-        return line if line.startswith("#") else None
+        return line if line.startswith("#") else ""
     symbol = find(tree, match[1])
     rule = rule_of(symbol) if symbol is not None else None
-    if rule is not None and rule.kind not in ("path", "text"):
-        return None
-    return str(kconfiglib.unescape(match[2]))
+    return "" if rule is not None and rule.kind not in ("path", "text") else kconfiglib.unescape(match[2])

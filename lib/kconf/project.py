@@ -33,7 +33,7 @@ class Project:
         """Make the context from make's variables KCONFIG_CONFIG, KCONFIG_OUTPUT and KCONFIG_VERBOSE."""
         return cls(
             root=root,
-            config_file=variables.config_file_of(root, os.environ),
+            config_file=variables.config_file_of(root),
             output=Path(os.environ.get("KCONFIG_OUTPUT") or "."),
             verbose=os.environ.get("KCONFIG_VERBOSE") == "1",
         )
@@ -93,10 +93,10 @@ def from_environment(root: Path, *, report_stray: bool = True) -> Resolved:
     Raises ConfigError.
     """
     if report_stray:
-        report_notices(variables.stray_variables(root, os.environ))
-    variables.check_variables(root, os.environ)
-    config_file = variables.config_file_of(root, os.environ)
-    resolved = load(root=root, config_file=config_file, overrides=variables.given_overrides(os.environ))
+        report_notices(variables.stray_variables(root))
+    variables.check_variables(root)
+    overrides = variables.given_overrides(os.environ)
+    resolved = load(root=root, config_file=variables.config_file_of(root), overrides=overrides)
     report_notices(resolved.notices)
     return resolved
 

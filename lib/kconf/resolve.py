@@ -12,7 +12,7 @@ import kconfiglib
 
 from lib.errors import ConfigError
 from lib.kconf import diagnostics, write
-from lib.kconf.legacy import migrate, read_legacy
+from lib.kconf.legacy import migrate
 from lib.kconf.reader import Finding, Layer, command_line, foremost, read_file, read_text
 from lib.kconf.spelling import expression
 from lib.kconf.strict import StrictLoad, Verdict
@@ -184,8 +184,7 @@ def override(
         return []
     tree = configuration.tree
     before = settings(tree)
-    layer = command_line(given, place=place, places=places)
-    layer = migrate(layer, read_legacy(Path(tree.srctree)))
+    layer = migrate(command_line(given, place=place, places=places), Path(tree.srctree))
     configuration.add(layer)
     notices = accept(configuration, "nothing was changed").notices
     _, followers = changes(before, {assignment.name for assignment in layer.assignments})
@@ -194,13 +193,12 @@ def override(
 
 def read_own(root: Path, path: Path) -> Layer:
     """Read the configuration file `path`, with old symbols migrated by the tree at `root`."""
-    return migrate(read_file(path), read_legacy(root))
+    return migrate(read_file(path), root)
 
 
 def load_valid_lines(tree: Any, config_file: Path) -> StrictLoad:
     """Load the valid lines of a file whose faults were reported."""
-    configuration = StrictLoad(tree)
-    configuration.add(read_own(Path(tree.srctree), config_file))
+    configuration = StrictLoad(tree, read_own(Path(tree.srctree), config_file))
     _release(configuration)
     return configuration
 
@@ -250,10 +248,8 @@ def typed_value(symbol: Any) -> Value:
     try:
         return rule.parse(text)
     except ValueError as error:
-        node = symbol.nodes[0]
-        raise ConfigError(
-            f"{node.filename}:{node.linenr}: the default {shown(symbol, text)} {error}"
-        ) from error
+        place = f"{symbol.nodes[0].filename}:{symbol.nodes[0].linenr}"
+        raise ConfigError(f"{place}: the default {shown(symbol, text)} {error}") from error
 
 
 def _in_effect(symbol: Any) -> bool:
@@ -267,8 +263,7 @@ def _in_effect(symbol: Any) -> bool:
 
 
 def _load_layer(tree: Any, layer: Layer, *, refresh: bool, notice_new: bool) -> tuple[StrictLoad, list[str]]:
-    configuration = StrictLoad(tree)
-    configuration.add(layer)
+    configuration = StrictLoad(tree, layer)
     if refresh:
         configuration.refresh_derived()
     notices = list(accept(configuration, "nothing was changed").notices)

@@ -11,6 +11,7 @@ Without these only the names of options, CONFIG_, are checked.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -26,12 +27,12 @@ _PREFIX = "CONFIG_"
 _OF_OTHERS = frozenset({"CONFIG_SITE", "CONFIG_SHELL"})
 
 
-def config_file_of(root: Path, environ: Mapping[str, str]) -> Path:
+def config_file_of(root: Path) -> Path:
     """Return the configuration file: KCONFIG_CONFIG, or `root`/.config.
 
     Raises ConfigError for a name with a line break, which no message could show.
     """
-    name = environ.get("KCONFIG_CONFIG", "")
+    name = os.environ.get("KCONFIG_CONFIG", "")
     if not name.isprintable():
         raise ConfigError(f"KCONFIG_CONFIG={name!r} has a line break or another control character")
     return Path(name or root / ".config")
@@ -42,30 +43,30 @@ def given_overrides(environ: Mapping[str, str]) -> dict[str, str]:
     return {name: environ.get(name, "") for name in _given(environ) if name.startswith(_PREFIX)}
 
 
-def check_variables(root: Path, environ: Mapping[str, str]) -> None:
+def check_variables(root: Path) -> None:
     """Raise ConfigError, with suggestions, for unknown goals and variables of make's command line."""
+    environ = os.environ
     known = set(environ.get("KCONFIG_MAKE_KNOWN", "").split())
     doubtful = [name for name in _given(environ) if name.startswith(_PREFIX) or (known and name not in known)]
     goals = environ.get("KCONFIG_MAKE_GOALS", "").split()
     if not doubtful and not goals:
         return
-    tree = load_own_tree(root)
-    legacy = read_legacy(root)
+    tree, legacy = load_own_tree(root), read_legacy(root)
     targets = environ.get("KCONFIG_MAKE_TARGETS", "").split()
-    findings = [Finding("command line", 0, _unknown_goal(goal, targets)) for goal in goals]
+    faults = [_unknown_goal(goal, targets) for goal in goals]
     for name in doubtful:
-        value, symbol, fault = environ.get(name, ""), name.removeprefix(_PREFIX), ""
+        value, symbol = environ.get(name, ""), name.removeprefix(_PREFIX)
         if not name.startswith(_PREFIX):
             bare = name.upper().removeprefix(_PREFIX)
             meant = _near_variable(name, known) or diagnostics.suggest(tree, bare, value)
             hint = f"; did you mean {meant}?" if meant else ""
-            fault = f"{name}={value} is not a variable of this Makefile{hint}"
+            faults.append(f"{name}={value} is not a variable of this Makefile{hint}")
         elif symbol in legacy.removed:
-            fault = f"{name} is no more: {legacy.removed[symbol]}"
+            faults.append(f"{name} is no more: {legacy.removed[symbol]}")
         elif find(tree, legacy.present(symbol)) is None:
-            fault = diagnostics.unknown_symbol(tree, symbol, value)
-        findings += [Finding("command line", 0, fault)] if fault else []
-    if findings:
+            faults.append(diagnostics.unknown_symbol(tree, symbol, value))
+    if faults:
+        findings = [Finding("command line", 0, fault) for fault in faults]
         raise rejection(findings, "nothing was done", where="on the command line")
 
 
@@ -75,10 +76,10 @@ def _unknown_goal(goal: str, targets: list[str]) -> str:
     return f"{goal} is not a target; {hint}"
 
 
-def stray_variables(root: Path, environ: Mapping[str, str]) -> list[str]:
+def stray_variables(root: Path) -> list[str]:
     """Return a notice for each CONFIG_ variable of the environment that is not on make's command line."""
-    given = {*_given(environ), *_OF_OTHERS, _PREFIX}
-    names = sorted(name for name in environ if name.startswith(_PREFIX) and name not in given)
+    given = {*_given(os.environ), *_OF_OTHERS, _PREFIX}
+    names = sorted(name for name in os.environ if name.startswith(_PREFIX) and name not in given)
     if not names:
         return []
     tree, notices = load_own_tree(root), []
