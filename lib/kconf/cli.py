@@ -13,10 +13,8 @@ from typing import Any
 from lib.errors import run_main
 from lib.kconf import edit, listing
 from lib.kconf.defconfig import DIRECTORY
-from lib.kconf.foreign import check_files
 from lib.kconf.lock import locked
-from lib.kconf.project import Project, report_notices
-from lib.kconf.variables import check_variables, given_overrides, stray_variables
+from lib.kconf.project import Project, check_variables, given_overrides, report_notices, stray_variables
 
 COMMANDS = {**edit.OF_CONFIGURATION, **edit.OF_SHIPPED, **listing.COMMANDS}
 # Commands that apply CONFIG_ variables of the command line, as a run does.
@@ -71,7 +69,7 @@ def main(arguments: Sequence[str], *, root: Path) -> int:
 
 def _run(options: argparse.Namespace, root: Path) -> int:
     if options.command == "check":
-        return check_files(options)
+        return listing.check_files(options)
     check_variables(root)
     report_notices(stray_variables(root))
     if options.command == "check-variables":
