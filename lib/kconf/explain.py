@@ -174,7 +174,7 @@ def _needs(item: Any) -> Iterator[tuple[str, str]]:
 
 def _dependents(symbol: Any) -> Iterator[tuple[str, str]]:
     """Yield the symbols that depend on it, whose default or range uses it, and that it selects."""
-    groups: dict[str, dict[Any, None]] = {"needed by": {}, "default of": {}, "range of": {}}
+    groups: dict[str, dict[str, None]] = {"needed by": {}, "default of": {}, "range of": {}}
     for node in (node for other in symbol.kconfig.unique_defined_syms for node in other.nodes):
         uses = {
             "needed by": [node.dep, *(node.prompt or ())[1:]],
@@ -204,10 +204,10 @@ def _place(symbol: Any) -> str:
 def _wrapped(label: str, text: str) -> list[str]:
     if not label:
         return [text]
-    head, indent = f"  {label:<{_LABEL}}", " " * (_LABEL + 2)
+    line, indent = f"  {label:<{_LABEL}}{text}", " " * (_LABEL + 2)
     wrapper = textwrap.TextWrapper(_COLUMNS, subsequent_indent=indent)
     wrapper.break_long_words = wrapper.break_on_hyphens = False
-    return wrapper.wrap(head + text)
+    return wrapper.wrap(line)
 
 
 def reference(root: Path) -> str:
@@ -244,11 +244,8 @@ def _refuse_to_forget(tree: Any, root: Path) -> None:
 
 
 def _entry(node: Any, *, is_choice: bool) -> Iterator[str]:
-    item = node.item
-    if is_choice:
-        yield f"### {node.prompt[0]} (`{item.name}`)\n"
-    else:
-        yield f"### `{option(item)}`: {node.prompt[0]}\n"
+    item, title = node.item, node.prompt[0]
+    yield f"### {title} (`{item.name}`)\n" if is_choice else f"### `{option(item)}`: {title}\n"
     facts = ["choice" if is_choice else _kind_in_page(item), *_defaults_in_page(item), *_needs_in_page(node)]
     yield f"{'; '.join(facts)}. In `{node.filename}`.\n"
     yield f"{_plain(help_text(node))}\n"
@@ -264,11 +261,9 @@ def _kind_in_page(symbol: Any) -> str:
     rule = rule_of(symbol)
     if rule is not None:
         return _plain(rule.text)
-    kind = str(kconfiglib.TYPE_TO_STR[symbol.orig_type])
-    ranges = [
-        f"{entry[0].str_value} to {entry[1].str_value}{_while(entry[2])}" for entry in symbol.orig_ranges
-    ]
-    return ", ".join([kind, *ranges])
+    bounds = symbol.orig_ranges
+    ranges = [f"{low.str_value} to {high.str_value}{_while(when)}" for low, high, when, *_ in bounds]
+    return ", ".join([str(kconfiglib.TYPE_TO_STR[symbol.orig_type]), *ranges])
 
 
 def _defaults_in_page(item: Any) -> Iterator[str]:
@@ -291,11 +286,10 @@ def _needs_in_page(node: Any) -> Iterator[str]:
     is_member = isinstance(item, kconfiglib.Symbol) and item.choice
     conditions = (node.dep if is_member else item.direct_dep, node.prompt[1])  # `int "Blocks" if CUSTOM`
     parts = [part for one in conditions for part in kconfiglib.split_expr(one, kconfiglib.AND)]
-    needed = [
-        part for part in parts if not isinstance(part, kconfiglib.Choice) and part is not item.kconfig.y
-    ]
-    if needed:
-        yield f"needs `{' && '.join(dict.fromkeys(map(expression, needed)))}`"
+    needed = [part for part in parts if not isinstance(part, kconfiglib.Choice)]
+    texts = dict.fromkeys(expression(part) for part in needed if part is not item.kconfig.y)
+    if texts:
+        yield f"needs `{' && '.join(texts)}`"
 
 
 def _plain(text: str) -> str:

@@ -22,8 +22,7 @@ from lib.plan.gpus import find_gpu
 from lib.plan.micro_batch_search import smallest_near_best
 from lib.plan.types import Precision
 from scripts.gpu_check.cases import CASES, Setting
-from scripts.gpu_check.lightning_finder import installed
-from scripts.gpu_check.trials import largest
+from scripts.gpu_check.trials import installed, largest
 from scripts.gpu_check.worker import Answer, Child
 
 GIB = 2**30
