@@ -60,7 +60,13 @@ def _parse(path: Path, known: Legacy, *, place: str) -> Legacy:
     """Return `known` with what the file at `path` adds."""
     renamed, removed, overruled = dict(known.renamed), dict(known.removed), list(known.overruled)
     name = ""
-    for number, line in enumerate(_text_of(path, place).splitlines(), 1):
+    data = path.read_bytes()
+    try:
+        text = data.decode()
+    except UnicodeDecodeError as error:
+        number = data[: error.start].count(b"\n") + 1
+        raise ConfigError(f"{place}:{number}: is not UTF-8") from error
+    for number, line in enumerate(text.splitlines(), 1):
         if not line.strip() or line.startswith("#"):
             continue
         config, fate = _CONFIG.fullmatch(line), _FATE.fullmatch(line)
@@ -77,14 +83,6 @@ def _parse(path: Path, known: Legacy, *, place: str) -> Legacy:
     if name:
         raise ConfigError(f"{place}: config {name} says neither renamed, removed nor overruled")
     return Legacy(renamed, removed, tuple(overruled))
-
-
-def _text_of(path: Path, place: str) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        number = path.read_bytes()[: error.start].count(b"\n") + 1
-        raise ConfigError(f"{place}:{number}: is not UTF-8") from error
 
 
 def migrate(layer: Layer, root: Path) -> Layer:

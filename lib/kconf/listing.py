@@ -34,8 +34,7 @@ def _checkconfig(project: Project, options: Namespace) -> None:
         file = project.config_file
     else:
         layer = read_own(project.root, file)
-        configuration = StrictLoad(load_own_tree(project.root))
-        configuration.add(layer)
+        configuration = StrictLoad(load_own_tree(project.root), layer)
         report_notices(accept(configuration, "see above").notices)
         report_notices(override(configuration, given_overrides(os.environ)))
         if not layer.assignments:
@@ -78,10 +77,11 @@ def _explain(project: Project, options: Namespace) -> None:
     from lib.kconf.explain import explain, search
 
     configuration = _present(project)
-    is_search = options.command == "searchconfig"
-    for line in (
-        search(configuration.tree, options.words) if is_search else explain(configuration, options.symbol)
-    ):
+    if options.command == "searchconfig":
+        lines = search(configuration.tree, options.words)
+    else:
+        lines = explain(configuration, options.symbol)
+    for line in lines:
         print(line)
 
 
@@ -101,9 +101,8 @@ def _diffconfig(project: Project, options: Namespace) -> None:
     old, new = options.a or f"{project.config_file}.old", options.b or str(project.config_file)
     for place, given, variable in ((old, options.a, "A"), (new, options.b, "B")):
         if not given and not Path(place).exists():
-            raise ConfigError(
-                f"there is no configuration at {display(Path(place))}", todo=f"give {variable}="
-            )
+            what = f"there is no configuration at {display(Path(place))}"
+            raise ConfigError(what, todo=f"give {variable}=")
     for line in _differences(load_own_tree(project.root), old, new):
         print(line)
 
@@ -135,8 +134,7 @@ def _assignments(tree: Any, place: str) -> dict[str, str]:
         layer = read_own(Path(tree.srctree), path)
         if layer.faults:
             raise rejection(layer.faults, "nothing was compared")
-        configuration = StrictLoad(tree)
-        configuration.add(layer)
+        configuration = StrictLoad(tree, layer)
         # A full file is compared as it is, even if the Kconfig files have changed since.
         if not configuration.is_by_tool(layer):
             accept(configuration, "nothing was compared")
@@ -162,8 +160,7 @@ def _kconfig_docs(project: Project, _: Namespace) -> None:
 def _kconfig_lint(project: Project, _: Namespace) -> None:
     from lib.kconf.lint import lint
 
-    findings = lint(project.root)
-    if findings:
+    if findings := lint(project.root):
         raise ConfigError(f"{len(findings)} violations of the lint rules", findings=findings)
     print("the Kconfig files, configurations and fragments follow the lint rules")
 

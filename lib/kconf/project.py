@@ -145,7 +145,11 @@ def check_variables(root: Path) -> None:
         return
     tree, legacy = load_own_tree(root), read_legacy(root)
     targets = environ.get("KCONFIG_MAKE_TARGETS", "").split()
-    faults = [_unknown_goal(goal, targets) for goal in goals]
+    faults = []
+    for goal in goals:
+        close = diagnostics.close_names(goal, targets, cutoff=0.6)
+        hint = f"did you mean {' or '.join(close)}?" if close else "make help shows what there is"
+        faults.append(f"{goal} is not a target; {hint}")
     for name in doubtful:
         value, symbol = environ.get(name, ""), name.removeprefix(_PREFIX)
         if not name.startswith(_PREFIX):
@@ -160,12 +164,6 @@ def check_variables(root: Path) -> None:
     if faults:
         findings = [Finding("command line", 0, fault) for fault in faults]
         raise rejection(findings, "nothing was done", where="on the command line")
-
-
-def _unknown_goal(goal: str, targets: list[str]) -> str:
-    close = diagnostics.close_names(goal, targets, cutoff=0.6)
-    hint = f"did you mean {' or '.join(close)}?" if close else "make help shows what there is"
-    return f"{goal} is not a target; {hint}"
 
 
 def stray_variables(root: Path) -> list[str]:

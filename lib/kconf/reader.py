@@ -129,12 +129,13 @@ def read_text(data: bytes, *, name: str, prefix: str = "CONFIG_") -> Layer:
         if found is not None:
             symbol, value = found
             assignments.append(Assignment(symbol, value, name, number, line))
+    is_composed = lines[0] == HEADER and len(lines) > 1 and lines[1].startswith(MADE_FROM)
     return Layer(
         name=name,
         assignments=tuple(assignments),
         faults=tuple(faults),
         by_tool=any(line.startswith(_TOOL_HEADERS) for line in lines[:3]),
-        sources=_sources(lines),
+        sources=tuple(lines[1].removeprefix(MADE_FROM).split(", ")) if is_composed else (),
     )
 
 
@@ -168,11 +169,6 @@ def command_line(
         for name, value in overrides.items()
     )
     return Layer(name=place, assignments=assignments, command_line=True)
-
-
-def _sources(lines: list[str]) -> tuple[str, ...]:
-    is_composed = lines[0] == HEADER and len(lines) > 1 and lines[1].startswith(MADE_FROM)
-    return tuple(lines[1].removeprefix(MADE_FROM).split(", ")) if is_composed else ()
 
 
 def _read_line(line: str, prefix: str) -> tuple[str, str] | None:
