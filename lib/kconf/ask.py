@@ -48,16 +48,15 @@ class Dialogue:
     def _is_open(self, node: Any) -> bool:
         """True if this menu entry offers a choice and was not answered yet."""
         item = node.item
-        if not isinstance(item, kconfiglib.Symbol | kconfiglib.Choice) or not node.prompt:
-            return False
-        if not kconfiglib.expr_value(node.prompt[1]):
+        has_values = isinstance(item, kconfiglib.Symbol | kconfiglib.Choice)
+        if not has_values or not node.prompt or not kconfiglib.expr_value(node.prompt[1]):
             return False
         if isinstance(item, kconfiglib.Choice):
             members = _members(item)
             return len(members) > 1 and not any(member.name in self.known for member in item.syms)
         if item.choice or item.name in self.known:
             return False
-        return len(item.assignable) > 1 if is_logical(item) else True
+        return not is_logical(item) or len(item.assignable) > 1
 
     def _ask(self, node: Any) -> None:
         if (menu := menu_of(node)) is not self._menu:

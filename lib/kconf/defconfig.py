@@ -33,10 +33,8 @@ def compose(
 ) -> tuple[StrictLoad, list[str]]:
     """Load the configuration `NAME` or `NAME+FRAGMENT+...` into our own `tree`; also returns its notices.
 
-    more:   files to merge on top, in order.
-    strict: a fragment that overrides an earlier value is an error, not a notice.
-
-    Raises ConfigError.
+    more: files to merge on top, in order. strict: a fragment that overrides an earlier value is an error, not
+    a notice. Raises ConfigError.
     """
     root = Path(tree.srctree)
     base, *fragments = spec.split("+")

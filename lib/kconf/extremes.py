@@ -39,7 +39,6 @@ def make_extreme(
     """Make the configuration for one of KINDS in our own `tree`; also returns its notices.
 
     seed, percent: of randconfig; percentage of the free bool options that are on.
-
     Raises ConfigError where the file of KCONFIG_ALLCONFIG is not valid.
     """
     root = Path(tree.srctree)
@@ -71,9 +70,8 @@ def seed_of(environ: Mapping[str, str]) -> int:
     if not text:
         return int.from_bytes(os.urandom(4), "big")
     if not re.fullmatch(r"0[xX][0-9a-fA-F]{1,8}|0|[1-9][0-9]{,9}", text) or int(text, 0) >= 2**32:
-        raise ConfigError(
-            f"KCONFIG_SEED={text} is not a number of 0..{2**32 - 1:#x}", todo="give one such as 42 or 0x2A"
-        )
+        what = f"KCONFIG_SEED={text} is not a number of 0..{2**32 - 1:#x}"
+        raise ConfigError(what, todo="give one such as 42 or 0x2A")
     return int(text, 0)
 
 
@@ -105,10 +103,8 @@ def _preset_files(root: Path, kind: str, environ: Mapping[str, str]) -> list[Pat
     for name in (f"{kind}.config", "all.config"):
         if (root / name).is_file():
             return [root / name]
-    raise ConfigError(
-        f"KCONFIG_ALLCONFIG={text}, but there is neither {kind}.config nor all.config",
-        todo="make one, or name a file",
-    )
+    what = f"KCONFIG_ALLCONFIG={text}, but there is neither {kind}.config nor all.config"
+    raise ConfigError(what, todo="make one, or name a file")
 
 
 def _set_randomly(tree: Any, free: list[Any], *, source: random.Random, percent: int) -> None:

@@ -182,11 +182,12 @@ def files_have_an_opening_comment(tree: Any) -> Faults:
     for path in configurations + fragments:
         text = path.read_text(encoding="utf-8", errors="replace")  # a later rule reports non-UTF-8
         lines = text.splitlines()
+        name = _name(tree, path)
         if not lines or not _FIRST_LINE.fullmatch(lines[0]):
-            yield f"{_name(tree, path)}:1: is not a comment of one sentence"
+            yield f"{name}:1: is not a comment of one sentence"
         if not _MIN_LINES <= len(lines) <= _MAX_LINES:
-            yield f"{_name(tree, path)}: has {len(lines)} lines, not {_MIN_LINES} to {_MAX_LINES}"
-        yield from map(str, machine_facts(tree, text, name=_name(tree, path)))
+            yield f"{name}: has {len(lines)} lines, not {_MIN_LINES} to {_MAX_LINES}"
+        yield from map(str, machine_facts(tree, text, name=name))
 
 
 def no_configuration_has_the_name_of_a_fragment(tree: Any) -> Faults:

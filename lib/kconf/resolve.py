@@ -25,11 +25,9 @@ class Resolved:
     """A valid configuration, resolved for this process.
 
     values:  symbol (without prefix) -> bool, int, float, str or tuple by its type and `Value:` line; None if
-        the symbol is hidden and has no value. Choice members are omitted: the choice's string names the
-        member.
+        hidden and without a value. Choice members are omitted: the choice's string names the member.
     in_effect: the part of `values` that defines what is trained: symbols visible in this configuration and
-        the strings of choices, without options at their `Neutral:` value. Symbols of other models and data
-        sets are not in it.
+        the strings of choices, without options at their `Neutral:` value.
     origins: symbol -> origin of its value, as from `origin`.
     given:   symbol, including choice members -> raw value set by a user, even if it is the default.
     text:    the full configuration; minimal: its minimal form (savedefconfig).
@@ -106,13 +104,10 @@ def load(
 
     refresh: recompute promptless symbols that an older tree wrote, with a notice.
     overrides: `CONFIG_NAME` -> raw value, as on a command line (strings without quotes).
-
     Raises ConfigError with one finding (`file:line: reason`) for each assignment without effect.
     """
-    tree = load_own_tree(root)
-    configuration, notices = load_file(tree, config_file, refresh=refresh)
-    notices += override(configuration, overrides)
-    return _resolved(configuration, notices)
+    configuration, notices = load_file(load_own_tree(root), config_file, refresh=refresh)
+    return _resolved(configuration, notices + override(configuration, overrides))
 
 
 def load_written(
@@ -127,9 +122,8 @@ def load_written(
     places: `CONFIG_NAME` -> place of its assignment (`file:line`), for the findings.
     """
     layer = read_text(text.encode(), name="the configuration")
-    configuration, notices = _load_layer(load_own_tree(root), layer, refresh=False, notice_new=False)
-    notices += override(configuration, overrides, places=places)
-    return _resolved(configuration, notices)
+    configuration, notices = _load_layer(load_own_tree(root), layer)
+    return _resolved(configuration, notices + override(configuration, overrides, places=places))
 
 
 def _resolved(configuration: StrictLoad, notices: Sequence[str]) -> Resolved:
@@ -205,7 +199,7 @@ def load_valid_lines(tree: Any, config_file: Path) -> StrictLoad:
 
 def load_text(tree: Any, text: str) -> None:
     """Load a configuration that was written from `tree` itself."""
-    _load_layer(tree, read_text(text.encode(), name="memory"), refresh=False, notice_new=False)
+    _load_layer(tree, read_text(text.encode(), name="memory"))
 
 
 def accept(configuration: StrictLoad, todo: str) -> Verdict:
@@ -262,13 +256,19 @@ def _in_effect(symbol: Any) -> bool:
     return counts and symbol.str_value != neutral_line(symbol)
 
 
-def _load_layer(tree: Any, layer: Layer, *, refresh: bool, notice_new: bool) -> tuple[StrictLoad, list[str]]:
+def _load_layer(
+    tree: Any, layer: Layer, *, refresh: bool = False, notice_new: bool = False
+) -> tuple[StrictLoad, list[str]]:
     configuration = StrictLoad(tree, layer)
     if refresh:
         configuration.refresh_derived()
     notices = list(accept(configuration, "nothing was changed").notices)
     if configuration.is_by_tool(layer):
-        notices += _report_new(tree, layer) if notice_new else []
+        new = [shown(symbol, symbol.str_value) for symbol in new_symbols(tree, layer)] if notice_new else []
+        many = f"{len(new)} new options take their defaults"
+        what = many if len(new) > 1 else "a new option takes its default"
+        if new:
+            notices.append(f"{layer.name}: {what}: {', '.join(new)} (make olddefconfig writes this down)")
         _release(configuration)
     return configuration, notices
 
@@ -276,10 +276,9 @@ def _load_layer(tree: Any, layer: Layer, *, refresh: bool, notice_new: bool) -> 
 def _release(configuration: StrictLoad) -> None:
     minimal = read_text(write.minimal_text(configuration.tree).encode(), name="minimal")
     before = write.full_text(configuration.tree)
-    configuration.release_defaults({assignment.name: None for assignment in minimal.assignments})
-    assert write.full_text(configuration.tree) == before, (
-        "the minimal configuration does not reproduce the full one"
-    )
+    configuration.release_defaults({assignment.name for assignment in minimal.assignments})
+    same = write.full_text(configuration.tree) == before
+    assert same, "the minimal configuration does not reproduce the full one"
 
 
 def _is_setting(symbol: Any) -> bool:
@@ -304,14 +303,6 @@ def new_symbols(tree: Any, layer: Layer) -> list[Any]:
     ]
 
 
-def _report_new(tree: Any, layer: Layer) -> list[str]:
-    """Return a notice on options that the file, written by an older tree, does not mention."""
-    new = [shown(symbol, symbol.str_value) for symbol in new_symbols(tree, layer)]
-    what = f"{len(new)} new options take their defaults" if len(new) > 1 else "a new option takes its default"
-    text = f"{layer.name}: {what}: {', '.join(new)} (make olddefconfig writes this down)"
-    return [text] if new else []
-
-
 def settings(tree: Any) -> dict[Any, str]:
     """Return visible options with their values: symbols, and choices with the name of their member."""
     choices = [choice for choice in tree.unique_choices if has_prompt(choice) and choice.visibility]
@@ -324,8 +315,7 @@ def changes(before: Mapping[Any, str], names: Collection[str]) -> tuple[list[str
 
     First those that `names` (without prefix) has, also by a choice member, then the others.
     """
-    named: list[str] = []
-    others: list[str] = []
+    named, others = list[str](), list[str]()
     for item, value in before.items():
         if item.visibility and _setting(item) != value:
             is_symbol = isinstance(item, kconfiglib.Symbol)

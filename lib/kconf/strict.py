@@ -8,7 +8,7 @@ dependencies to a later one is a notice: the later layer won.
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Collection
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -109,7 +109,7 @@ class StrictLoad:
         findings.sort(key=lambda finding: (order.get(finding.file, 0), finding.line))
         return Verdict(tuple(findings), tuple(dict.fromkeys(notices)))
 
-    def release_defaults(self, keep: Mapping[str, object]) -> None:
+    def release_defaults(self, keep: Collection[str]) -> None:
         """Discard every assignment except those to the symbols in `keep` (without prefix).
 
         A full configuration names every symbol. Those at their default can then follow when a later layer

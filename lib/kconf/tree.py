@@ -27,11 +27,9 @@ def load_tree(
     """Parse a Kconfig tree into a `kconfiglib.Kconfig`, with all warnings kept in its `warnings`.
 
     kconfig: top file, as an absolute path or relative to `srctree` (or else to the current directory).
-    prefix:  prefix of symbol names in configuration files; None = the variable CONFIG_, as in kconfiglib, or
-        "CONFIG_".
+    prefix:  prefix of symbol names in configuration files; None = the variable CONFIG_, or "CONFIG_".
     kind:    class to create, `kconfiglib.Kconfig` or derived from it.
     inside:  make `srctree` the current directory, so that $(shell ...) of a foreign tree finds its files.
-
     Raises ConfigError, in one line, for any fault of the Kconfig files.
     """
     top, root = Path(kconfig), srctree.absolute()
