@@ -127,29 +127,31 @@ def write_plots(
         if not series:
             log(f"no {name} plot: no row has a number for {plot.column}")
             continue
-        data = _draw(plot, series, title=title, epochs_per_step=curves.epochs_per_step)
-        written.append(_written(directory / f"{name}.png", data))
+        figure = _draw(plot, series, title=title, epochs_per_step=curves.epochs_per_step)
+        written.append(_write(directory / f"{name}.png", figure))
     if curves.solved[0]:
-        data = _draw_solved(curves.solved, title=title)
-        written.append(_written(directory / "supervision_steps.png", data))
+        figure = _draw_solved(curves.solved, title=title)
+        written.append(_write(directory / "supervision_steps.png", figure))
     return written
 
 
-def _written(path: Path, data: bytes) -> Path:
+def _write(path: Path, figure: Figure) -> Path:
+    data = io.BytesIO()
+    figure.savefig(data, format="png")
     with os_errors("write a plot"):
         path.parent.mkdir(parents=True, exist_ok=True)
-        atomic.write_bytes(path, data)
+        atomic.write_bytes(path, data.getvalue())
     return path
 
 
-def _draw_solved(points: Points, *, title: str) -> bytes:
+def _draw_solved(points: Points, *, title: str) -> Figure:
     figure, axes = _figure(
         title, x="supervision steps of an evaluation", y="samples with every cell right (%)"
     )
     axes.plot(*points, "o-", color=_EVAL_COLOUR, markersize=4, linewidth=1.5)
     axes.set_xscale("log", base=2)
     axes.set_ylim(bottom=0, top=100)
-    return _png(figure)
+    return figure
 
 
 def _figure(title: str, *, x: str, y: str) -> tuple[Figure, Axes]:
@@ -164,7 +166,7 @@ def _figure(title: str, *, x: str, y: str) -> tuple[Figure, Axes]:
     return figure, axes
 
 
-def _draw(plot: Plot, series: Mapping[str, Points], *, title: str, epochs_per_step: float | None) -> bytes:
+def _draw(plot: Plot, series: Mapping[str, Points], *, title: str, epochs_per_step: float | None) -> Figure:
     figure, axes = _figure(title, x="optimizer step", y=plot.label)
     if "train" in series:
         _draw_train(axes, series["train"], smooth=plot.smooth)
@@ -186,13 +188,7 @@ def _draw(plot: Plot, series: Mapping[str, Points], *, title: str, epochs_per_st
     axes.set_axisbelow(True)
     if len(axes.lines) > 1:
         axes.legend(frameon=False)
-    return _png(figure)
-
-
-def _png(figure: Figure) -> bytes:
-    data = io.BytesIO()
-    figure.savefig(data, format="png")
-    return data.getvalue()
+    return figure
 
 
 def _draw_train(axes: Axes, points: Points, *, smooth: bool) -> None:

@@ -70,7 +70,14 @@ def main() -> int:
     parser.add_argument("--most", type=int, default=10_000, help="models to predict for in this call")
     options = parser.parse_args()
     sys.meta_path.insert(0, _NoTorchvision())
-    _check_timm()
+    import timm  # type: ignore[import-not-found]  # not among the toolkit's packages
+
+    if timm.__version__ != TIMM_VERSION:
+        raise ToolkitError(
+            f"this is timm {timm.__version__}",
+            why="the list was made with models that take other memory today",
+            todo=f"pip install --no-deps timm=={TIMM_VERSION}",
+        )
     torch.set_num_threads(1)
     rows = csv.DictReader(options.list.open())
     listed = {row["model"]: row for row in rows if options.half in (None, half(row["model"]))}
@@ -116,17 +123,6 @@ def report(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
         yield f"{name}: {right} of {len(need)} decisions right ({right / len(need):.1%})"
         yield f"  {len(refused)} refused that ran: {', '.join(refused)}"
         yield f"  {len(unsafe)} allowed that did not: {', '.join(unsafe)}"
-
-
-def _check_timm() -> None:
-    import timm  # type: ignore[import-not-found]  # not among the toolkit's packages
-
-    if timm.__version__ != TIMM_VERSION:
-        raise ToolkitError(
-            f"this is timm {timm.__version__}",
-            why="the list was made with models that take other memory today",
-            todo=f"pip install --no-deps timm=={TIMM_VERSION}",
-        )
 
 
 def _predict(row: dict[str, str]) -> dict[str, Any]:

@@ -34,7 +34,7 @@ ROWS = 256  # samples of a training part; longer runs go through it several time
 TEST_ROWS = 64
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Case:
     """A model: its symbols, its data, and the number that its micro-batches must be a multiple of."""
 
@@ -80,14 +80,10 @@ def random_text(block_size: int, *, vocab_size: int) -> Dataset:
 
 CASES: dict[str, Case] = {
     "lenet5": Case(
-        settings={"CONFIG_MODEL_LENET5": "y"},
-        dataset=partial(random_images, 28, channels=1, classes=10),
-        step=1,
+        {"CONFIG_MODEL_LENET5": "y"}, dataset=partial(random_images, 28, channels=1, classes=10), step=1
     ),
     "resnet18": Case(
-        settings={"CONFIG_MODEL_RESNET18": "y"},
-        dataset=partial(random_images, 32, channels=3, classes=10),
-        step=32,
+        {"CONFIG_MODEL_RESNET18": "y"}, dataset=partial(random_images, 32, channels=3, classes=10), step=32
     ),
     "resnet50": Case(
         settings={"CONFIG_MODEL_RESNET50": "y", "CONFIG_RESNET50_STEM_IMAGENET": "y"},

@@ -39,11 +39,6 @@ class Measured:
         """Seconds of the fastest step."""
         return min(self.step_seconds)
 
-    @property
-    def flop_per_second(self) -> float:
-        """FLOP per second of the fastest step."""
-        return self.step_flop / self.seconds
-
 
 def compare(
     config: Config, data: TrainingData, hardware: Hardware, *, rounds: int, round_seconds: float
@@ -79,17 +74,13 @@ def table(found: Mapping[str, Measured]) -> Iterator[str]:
     """Yield a line for each, and the ratio of the second to the first. Times are minima over rounds."""
     yield f"{'':16}{'parameters':>12}{'GFLOP/step':>12}{'s/step':>10}{'median':>10}{'GFLOP/s':>10}"
     for name, one in found.items():
-        median = statistics.median(one.step_seconds)
-        yield (
-            f"{name:16}{one.parameters:>12,}{one.step_flop / 1e9:>12.4g}{one.seconds:>10.4g}{median:>10.4g}"
-            f"{one.flop_per_second / 1e9:>10.4g}"
-        )
+        work, median = one.step_flop / 1e9, statistics.median(one.step_seconds)
+        times = f"{one.seconds:>10.4g}{median:>10.4g}{work / one.seconds:>10.4g}"
+        yield f"{name:16}{one.parameters:>12,}{work:>12.4g}{times}"
     (first, one), (second, other) = found.items()
-    yield (
-        f"{f'{second}/{first}':16}{other.parameters / one.parameters:>12.3f}"
-        f"{other.step_flop / one.step_flop:>12.3f}{other.seconds / one.seconds:>10.3f}{'':10}"
-        f"{other.flop_per_second / one.flop_per_second:>10.3f}"
-    )
+    work, time_taken = other.step_flop / one.step_flop, other.seconds / one.seconds
+    times = f"{time_taken:>10.3f}{'':10}{work / time_taken:>10.3f}"
+    yield f"{f'{second}/{first}':16}{other.parameters / one.parameters:>12.3f}{work:>12.3f}{times}"
 
 
 def _steps_of(job: Job) -> Run:
