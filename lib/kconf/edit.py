@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shlex
-import sys
 from argparse import Namespace
 from collections.abc import Mapping
 from pathlib import Path
@@ -37,7 +36,7 @@ def _config(project: Project, options: Namespace) -> None:
             known = mentioned(configuration.tree, read_own(project.root, project.config_file))
     else:
         configuration = StrictLoad(load_own_tree(project.root))
-    if not Dialogue(tree=configuration.tree, answers=sys.stdin, screen=sys.stdout, known=known).run():
+    if not Dialogue(tree=configuration.tree, known=known).run():
         print("there is nothing new to ask for")
     project.save(configuration, changed="written", same="is up to date")
 

@@ -16,8 +16,7 @@ from typing import Any
 from lib.errors import ConfigError
 from lib.kconf import write
 from lib.kconf.defconfig import find_fragment, read_shipped
-from lib.kconf.reader import read_text
-from lib.kconf.resolve import accept
+from lib.kconf.resolve import accept, load_text
 from lib.kconf.strict import StrictLoad
 from lib.kconf.tree import has_prompt, is_logical
 
@@ -61,7 +60,10 @@ def make_extreme(
     if command == "allmodconfig":
         notices.append("there are no modules here: allmodconfig is allyesconfig")
     notices += accept(configuration, "nothing was written").notices
-    return _reloaded(configuration), notices
+    text = write.full_text(tree, sources=configuration.sources)
+    fresh = load_text(tree, text)  # drops assignments without effect
+    assert write.full_text(tree, sources=fresh.sources) == text, "it does not survive its own file"
+    return fresh, notices
 
 
 def seed_of(environ: Mapping[str, str]) -> int:
@@ -124,13 +126,3 @@ def _set_randomly(tree: Any, free: list[Any], *, source: random.Random, percent:
                 member.set_value("y")
         if before == [choice.selection for choice, _ in orders]:
             break
-
-
-def _reloaded(configuration: StrictLoad) -> StrictLoad:
-    """Reload the configuration from its own file's text, which drops assignments without effect."""
-    tree = configuration.tree
-    text = write.full_text(tree, sources=configuration.sources)
-    fresh = StrictLoad(tree, read_text(text.encode(), name="memory"))
-    survives = write.full_text(tree, sources=fresh.sources) == text
-    assert survives and not fresh.finish().findings, "it does not survive its own file"
-    return fresh

@@ -23,7 +23,7 @@ NO_KEY = -1  # curses' result without input; a signal may cause one
 MAX_SILENT_READS = 100
 
 
-def run_menu(root: Path, config_file: Path, *, command: str = "menuconfig") -> None:
+def run_menu(root: Path, config_file: Path, *, command: str) -> None:
     """Edit `config_file` in a terminal. For a file with faults, ask whether to continue without them.
 
     command: name for errors. Raises ConfigError without a terminal, or where the answer is no.
@@ -78,7 +78,7 @@ def _keys(read: Callable[[Any], Any], command: str) -> Callable[[Any], Any]:
     return key
 
 
-def run_window(root: Path, config_file: Path, *, command: str = "guiconfig") -> None:
+def run_window(root: Path, config_file: Path, *, command: str) -> None:
     """Edit `config_file` in a window, as `run_menu` does. Raises ConfigError without a display or tkinter."""
     try:
         import tkinter

@@ -197,9 +197,9 @@ def load_valid_lines(tree: Any, config_file: Path) -> StrictLoad:
     return configuration
 
 
-def load_text(tree: Any, text: str) -> None:
+def load_text(tree: Any, text: str) -> StrictLoad:
     """Load a configuration that was written from `tree` itself."""
-    _load_layer(tree, read_text(text.encode(), name="memory"))
+    return _load_layer(tree, read_text(text.encode(), name="memory"))[0]
 
 
 def accept(configuration: StrictLoad, todo: str) -> Verdict:
