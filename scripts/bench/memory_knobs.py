@@ -25,9 +25,7 @@ from lib.nn.activation_checkpointing import CHOICES, Recompute
 from lib.plan.fitting import step_settings
 from lib.plan.micro_batch_search import Failure
 from lib.plan.types import Plan
-from scripts.bench.interleaved_timing import job_of
-from train import loop
-from train.job import Progress
+from scripts.bench.interleaved_timing import Run, interleaved, job_of, steps_of
 from train.planning.autotune import ProbeTarget, probe_run
 from train.planning.memory_estimate import MemoryTraces
 from train.training_data import open_training_data
@@ -97,19 +95,15 @@ def case_of(name: str, settings: Mapping[str, str], choice: Recompute, *, micro_
     return PlannedRun(target, plan, memory_traces)
 
 
-def cpu_seconds(cases: Mapping[Recompute, PlannedRun], *, rounds: int) -> dict[Recompute, float]:
+def cpu_seconds(cases: Mapping[Recompute, PlannedRun], *, rounds: int) -> dict[str, float]:
     """Return the CPU seconds of the fastest optimizer step of each choice."""
-    jobs = {
-        choice: job_of(target.config, plan, target.data, target.hardware)
-        for choice, (target, plan, _) in cases.items()
-    }
-    times: dict[Recompute, list[float]] = {choice: [] for choice in cases}
-    for step in range(1 + rounds):  # the first one makes the optimizer's state
-        for choice, job in jobs.items():
-            started = time.process_time()
-            loop.optimizer_step(job, Progress(step=step))
-            times[choice].append(time.process_time() - started)
-    return {choice: min(seconds[1:]) for choice, seconds in times.items()}
+    runs: dict[str, Run] = {}
+    for choice, (target, plan, _) in cases.items():
+        job = job_of(target.config, plan, target.data, target.hardware)
+        runs[choice] = steps_of(job, clock=time.process_time)
+    # The steps that warm up make the optimizer's state.
+    _, seconds = interleaved(runs, rounds=rounds, round_seconds=0, warm_up=1)
+    return {choice: min(times) for choice, times in seconds.items()}
 
 
 if __name__ == "__main__":

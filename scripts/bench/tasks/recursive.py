@@ -7,7 +7,6 @@ turn. Both obey one plan: that of the smaller micro-batch, where the two would h
 from __future__ import annotations
 
 import statistics
-import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
@@ -15,9 +14,7 @@ import torch
 
 from lib.config import Config
 from lib.plan.types import Hardware
-from scripts.bench.interleaved_timing import Run, interleaved, job_of
-from train import loop
-from train.job import Job, Progress
+from scripts.bench.interleaved_timing import interleaved, job_of, steps_of
 from train.planning.command import look_ahead
 from train.planning.memory_estimate import MemoryTraces
 from train.training_data import TrainingData, make_training_data
@@ -53,7 +50,7 @@ def compare(
         variants[mixer] = variant, own, outlook
     plan = min((outlook.plan for _, _, outlook in variants.values()), key=lambda one: one.micro_batch)
     jobs = {mixer: job_of(variant, plan, own, hardware) for mixer, (variant, own, _) in variants.items()}
-    runs = {mixer: _steps_of(job) for mixer, job in jobs.items()}
+    runs = {mixer: steps_of(job) for mixer, job in jobs.items()}
     steps, seconds = interleaved(runs, rounds=rounds, round_seconds=round_seconds, warm_up=WARM_UP)
     yield (
         f"{config.model} on {config.dataset}: {plan.effective_batch} samples a step, {plan.micro_batch} at a "
@@ -81,17 +78,3 @@ def table(found: Mapping[str, Measured]) -> Iterator[str]:
     work, time_taken = other.step_flop / one.step_flop, other.seconds / one.seconds
     times = f"{time_taken:>10.3f}{'':10}{work / time_taken:>10.3f}"
     yield f"{f'{second}/{first}':16}{other.parameters / one.parameters:>12.3f}{work:>12.3f}{times}"
-
-
-def _steps_of(job: Job) -> Run:
-    progress = Progress()
-
-    def run(steps: int) -> float:
-        started = time.perf_counter()
-        for _ in range(steps):
-            loop.optimizer_step(job, progress)
-            progress.step += 1
-        job.backend.synchronize()
-        return time.perf_counter() - started
-
-    return run
