@@ -5,8 +5,7 @@ from __future__ import annotations
 import dataclasses
 import fnmatch
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from lib.errors import ConfigError
@@ -27,9 +26,9 @@ class Legacy:
     versions let a user set without effect.
     """
 
-    renamed: Mapping[str, str]
-    removed: Mapping[str, str]
-    overruled: tuple[str, ...] = ()
+    renamed: dict[str, str] = field(default_factory=dict)
+    removed: dict[str, str] = field(default_factory=dict)
+    overruled: list[str] = field(default_factory=list)
 
     def names(self) -> set[str]:
         """Return every old symbol name."""
@@ -49,16 +48,15 @@ def read_legacy(root: Path) -> Legacy:
 
     Raises ConfigError for a malformed line.
     """
-    found = Legacy({}, {})
+    found = Legacy()
     for path in (root / FILE, *(path for kind in KINDS for path in kind.folders(root, FILE))):
         if path.is_file():
-            found = _parse(path, found, place=path.relative_to(root).as_posix())
+            _parse(path, found, place=path.relative_to(root).as_posix())
     return found
 
 
-def _parse(path: Path, known: Legacy, *, place: str) -> Legacy:
-    """Return `known` with what the file at `path` adds."""
-    renamed, removed, overruled = dict(known.renamed), dict(known.removed), list(known.overruled)
+def _parse(path: Path, found: Legacy, *, place: str) -> None:
+    """Add the contents of the file at `path` to `found`."""
     name = ""
     data = path.read_bytes()
     try:
@@ -70,19 +68,18 @@ def _parse(path: Path, known: Legacy, *, place: str) -> Legacy:
         if not line.strip() or line.startswith("#"):
             continue
         config, fate = _CONFIG.fullmatch(line), _FATE.fullmatch(line)
-        if config and not name and config[1] not in {*renamed, *removed, *overruled}:
+        if config and not name and config[1] not in {*found.names(), *found.overruled}:
             name = config[1]
         elif fate and name and (fate[3] or "*" not in name):
             if fate[3]:
-                overruled.append(name)
+                found.overruled.append(name)
             else:
-                (renamed if fate[1] else removed)[name] = fate[1] or fate[2]
+                (found.renamed if fate[1] else found.removed)[name] = fate[1] or fate[2]
             name = ""
         else:
             raise ConfigError(f"{place}:{number}: '{line.strip()}' is not expected here")
     if name:
         raise ConfigError(f"{place}: config {name} says neither renamed, removed nor overruled")
-    return Legacy(renamed, removed, tuple(overruled))
 
 
 def migrate(layer: Layer, root: Path) -> Layer:
