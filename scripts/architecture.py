@@ -23,17 +23,15 @@ TREES = ("lib", "models", "train", "scripts")
 
 def main() -> int:
     """Write the table of rooms into docs/architecture.md, or check it."""
-    before, rest = PAGE.read_text(encoding="utf-8").split(BEGIN)
+    written = PAGE.read_text(encoding="utf-8")
+    before, rest = written.split(BEGIN)
     _, after = rest.split(END)
     page = f"{before}{BEGIN}\n{table()}{END}{after}"
-    if sys.argv[1:] == ["check"]:
-        if page != PAGE.read_text(encoding="utf-8"):
-            raise ToolkitError(
-                "docs/architecture.md has not the rooms of the tree",
-                todo="run python -m scripts.architecture",
-            )
-        return 0
-    PAGE.write_text(page, encoding="utf-8")
+    if sys.argv[1:] != ["check"]:
+        PAGE.write_text(page, encoding="utf-8")
+    elif page != written:
+        todo = "run python -m scripts.architecture"
+        raise ToolkitError("docs/architecture.md has not the rooms of the tree", todo=todo)
     return 0
 
 
@@ -48,9 +46,7 @@ def table() -> str:
             raise ToolkitError(f"rooms import each other: {', '.join(sorted(set(wanted) - done))}")
         for room in ready:
             # What another import brings along anyway is left out, so that the arrows can be followed.
-            direct = {
-                other for other in wanted[room] if not any(other in wanted[via] for via in wanted[room])
-            }
+            direct = wanted[room].difference(*(wanted[via] for via in wanted[room]))
             rows.append(f"| `{room}` | {purpose(room)} | {', '.join(sorted(direct))} |")
         done |= set(ready)
     return "\n".join(rows) + "\n"

@@ -44,30 +44,37 @@ def main() -> int:
     if options.action == "print":
         print(command_line(config, name=name, runs=options.runs))
         return 0
+    folder, minimal = options.config.resolve().parent, resolved.minimal
     if options.action == "emit":
         given = {name: getattr(options, name) for name in ("image", "storage", "accelerator")}
-        text = file_of(config, to=options.to, name=name, configuration=resolved.minimal, given=given)
-        file = options.config.resolve().with_name(f"run.{options.to}.yaml")
-        write_text(file, text)
-        print(file)
-        return 0
-    script = options.config.resolve().with_name("run.sbatch")
-    text = script_of(
-        config, configuration=resolved.minimal, folder=script.parent, runs=options.runs.resolve()
-    )
-    write_text(script, text)
-    print(script)
-    return submit(script) if options.action == "submit" else 0
+        text = file_of(config, to=options.to, name=name, configuration=minimal, given=given)
+        file = folder / f"run.{options.to}.yaml"
+    else:
+        text = script_of(config, configuration=minimal, folder=folder, runs=options.runs.resolve())
+        file = folder / "run.sbatch"
+    write_text(file, text)
+    print(file)
+    return submit(file) if options.action == "submit" else 0
 
 
 def command_line(config: Config, *, name: str, runs: Path) -> str:
     """Return the shell command of each node, equivalent to `make train`."""
-    rendezvous = rendezvous_of(nodes=config.dist_nnodes, endpoint=config.launch.dist_endpoint)
+    rendezvous = _rendezvous(config)
     if rendezvous is not None:
         check_machines(config.device)
-    processes, kind, device = _processes(config)
+    kind: Kind
+    if config.device in STATIC_SHAPES and config.num_devices:  # of a node that need not be this one
+        processes, kind, device = config.num_devices, config.device, ""
+    else:
+        placement = place(config, probe(config.device))
+        processes = _processes_on(placement.world.value, config)
+        kind, device = placement.device.value, placement.name
     command = _command(config, rendezvous, processes=processes, name=name, runs=runs)
     return launch_command(command, kind, name=device, processes=processes)
+
+
+def _rendezvous(config: Config, default: str = "") -> Rendezvous | None:
+    return rendezvous_of(nodes=config.dist_nnodes, endpoint=config.launch.dist_endpoint, default=default)
 
 
 def _command(config: Config, rendezvous: Rendezvous | None, *, processes: int, name: str, runs: Path) -> str:
@@ -80,14 +87,6 @@ def _command(config: Config, rendezvous: Rendezvous | None, *, processes: int, n
     return shlex.join(["torchrun", *options, *program])
 
 
-def _processes(config: Config) -> tuple[int, Kind, str]:
-    """Return the number of processes per node, and the kind and the name of their devices."""
-    if config.device in STATIC_SHAPES and config.num_devices:
-        return config.num_devices, config.device, ""  # of a node that need not be this one
-    placement = place(config, probe(config.device))
-    return _processes_on(placement.world.value, config), placement.device.value, placement.name
-
-
 def _processes_on(devices: int, config: Config) -> int:
     """Return the number of processes on so many devices, as far as that is known without a plan."""
     return split_over(devices).world if config.dist_strategy == "split" else devices
@@ -98,8 +97,7 @@ def script_of(config: Config, *, configuration: str, folder: Path, runs: Path) -
 
     Raises ConfigError for a malformed number of nodes, too short a time, or GPUs that contradict the device.
     """
-    local = f"localhost:{PORT}"  # the script finds the real one
-    rendezvous = rendezvous_of(nodes=config.dist_nnodes, endpoint=config.launch.dist_endpoint, default=local)
+    rendezvous = _rendezvous(config, f"localhost:{PORT}")  # the script finds the real one
     return batch_script(
         config.launch,
         model=config.model,
@@ -133,8 +131,7 @@ def file_of(config: Config, *, to: str, name: str, configuration: str, given: Ma
         of = f" TO={to}" if to else ""
         raise ConfigError(f"make emit{of} needs {'; '.join(unset)}", why="only you can know that")
     processes = _processes_on(config.num_devices or 1, config)
-    first = f"{FIRST}:{PORT}"
-    rendezvous = rendezvous_of(nodes=config.dist_nnodes, endpoint=config.launch.dist_endpoint, default=first)
+    rendezvous = _rendezvous(config, f"{FIRST}:{PORT}")
     if rendezvous is not None:
         if rendezvous.is_elastic:
             raise ConfigError(
@@ -175,14 +172,13 @@ def _gpus_for_slurm(config: Config) -> int:
     wanted, used = config.launch.slurm_gpus_per_node, config.num_devices
     requested = f"CONFIG_SLURM_GPUS_PER_NODE={wanted}"
     if config.device not in ("auto", "cuda"):
-        if wanted:
-            device = f"CONFIG_DEVICE_{config.device.upper()}=y"
-            raise ConfigError(
-                f"{requested} is not for {device}",
-                why="training would use none of them",
-                todo="set CONFIG_SLURM_GPUS_PER_NODE=0 or CONFIG_DEVICE_CUDA=y",
-            )
-        return 0
+        if not wanted:
+            return 0
+        raise ConfigError(
+            f"{requested} is not for CONFIG_DEVICE_{config.device.upper()}=y",
+            why="training would use none of them",
+            todo="set CONFIG_SLURM_GPUS_PER_NODE=0 or CONFIG_DEVICE_CUDA=y",
+        )
     if wanted and wanted < used:
         raise ConfigError(
             f"{requested} is fewer than CONFIG_NUM_DEVICES={used}",

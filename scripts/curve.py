@@ -6,13 +6,15 @@ Prints when the run reached a threshold, and compares it with a reference: a sto
 from __future__ import annotations
 
 import argparse
-import itertools
 import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
 
 from lib import atomic
 from lib.errors import ConfigError, ToolkitError, os_error, os_errors, run_main
@@ -40,27 +42,22 @@ class Curve:
         If the first evaluation is already past it: the examples of that one, an upper bound.
         """
         sign = -1.0 if self.column in LOWER_IS_BETTER else 1.0
-        before: Point | None = None
+        start, before = self.points[0]
         for examples, value in self.points:
             if sign * value >= sign * threshold:
-                if before is None:
-                    return float(examples)
-                share = (threshold - before[1]) / (value - before[1])
-                return before[0] + share * (examples - before[0])
-            before = examples, value
+                share = (threshold - before) / (value - before) if examples > start else 0.0
+                return start + share * (examples - start)
+            start, before = examples, value
         return None
 
     def at(self, examples: int) -> float | None:
         """Return the interpolated value; None before the first or after the last evaluation."""
-        for (start, before), (end, after) in itertools.pairwise([self.points[0], *self.points]):
-            if start <= examples <= end:
-                share = (examples - start) / max(end - start, 1)
-                return before + share * (after - before)
-        return None
+        where, values = zip(*self.points, strict=True)
+        inside = where[0] <= examples <= where[-1]
+        return float(np.interp(examples, where, values)) if inside else None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Comparison:
+class Comparison(NamedTuple):
     """One point of the reference and the run's value there; None if no evaluations enclose the point."""
 
     examples: int
@@ -104,15 +101,12 @@ def compare(curve: Curve, reference: Curve) -> list[Comparison]:
             f"{reference.run} is a curve of {reference.column}, not of {curve.column}",
             todo=f"give COLUMN={reference.column}",
         )
-    found = [
-        Comparison(examples=examples, reference=value, value=curve.at(examples))
-        for examples, value in reference.points
-        if examples >= curve.points[0][0]
-    ]
+    begin, end = curve.points[0][0], reference.points[-1][0]
+    found = [Comparison(at, value, curve.at(at)) for at, value in reference.points if at >= begin]
     if not found:
         raise ConfigError(
             f"{curve.run} and {reference.run} have no examples in common",
-            why=f"one begins at {curve.points[0][0]:,}, the other ends at {reference.points[-1][0]:,}",
+            why=f"one begins at {begin:,}, the other ends at {end:,}",
         )
     return found
 
@@ -147,19 +141,18 @@ def main() -> int:
         "run", nargs="?", default="", metavar="RUN", help="path, name or its beginning; newest"
     )
     parser.add_argument("--runs", type=Path, default=Path("runs"), metavar="DIR", help="where the runs are")
+    parser.add_argument("--column", default="", help="of evaluations; default: an accuracy, or the loss")
     parser.add_argument(
-        "--column", default="", help="column of evaluations; default: an accuracy, or the loss"
+        "--threshold", type=partial(_number, "THRESHOLD"), help=f"default: {THRESHOLD}, of an accuracy"
     )
-    parser.add_argument("--threshold", default="", help=f"default: {THRESHOLD}, of an accuracy")
     parser.add_argument("--reference", default="", help="a file written by OUT=, or another run")
-    parser.add_argument("--tolerance", default="", help=f"of the comparison; default: {TOLERANCE}")
     parser.add_argument(
-        "--out", type=Path, default=None, metavar="FILE", help="store the curve as a reference"
+        "--tolerance", type=partial(_number, "TOLERANCE"), help=f"of the comparison; default: {TOLERANCE}"
     )
+    parser.add_argument("--out", type=Path, metavar="FILE", help="store the curve as a reference")
     options = parser.parse_args()
-    if options.tolerance and not options.reference:
+    if options.tolerance is not None and not options.reference:
         raise ConfigError("TOLERANCE= needs a comparison", todo="give REFERENCE=, too")
-    tolerance = _number("TOLERANCE", options.tolerance, default=TOLERANCE)
     reference = _reference(options.runs, options.reference, column=options.column)
     column = options.column or (reference.column if reference else "")
     curve = _curve(resolve_run(options.runs, options.run), column=column)
@@ -168,6 +161,7 @@ def main() -> int:
         store(curve, options.out)
         print(f"stored as {options.out}")
     if reference:
+        tolerance = TOLERANCE if options.tolerance is None else options.tolerance
         _print_comparison(compare(curve, reference), curve, reference, tolerance=tolerance)
     return 0
 
@@ -196,13 +190,13 @@ def _reference(runs: Path, name: str, *, column: str) -> Curve | None:
     return _curve(run, column=column)
 
 
-def _print_curve(curve: Curve, requested: str) -> None:
+def _print_curve(curve: Curve, threshold: float | None) -> None:
     print(f"{curve.run}, {curve.column}")
     for examples, value in curve.points:
         print(f"{examples:>14,}  {value:.4f}")
-    if not requested and not curve.column.endswith("accuracy"):
+    if threshold is None and not curve.column.endswith("accuracy"):
         return
-    threshold = _number("THRESHOLD", requested, default=THRESHOLD)
+    threshold = THRESHOLD if threshold is None else threshold
     reached = curve.examples_to(threshold)
     if reached is None:
         print(f"{threshold:g} was not reached in {curve.points[-1][0]:,} examples")
@@ -220,18 +214,13 @@ def _print_comparison(
         here = "no evaluation" if point.value is None else f"{point.value:.4f}"
         mark = "" if point.within(tolerance) else "  outside"
         print(f"{point.examples:>14,}  {here}  reference {point.reference:.4f}{mark}")
-    outside = [point for point in points if not point.within(tolerance)]
-    if outside:
-        raise ToolkitError(
-            f"{len(outside)} of {len(points)} points of {curve.run} are not within {tolerance:g} of "
-            f"{reference.run}"
-        )
+    if outside := sum(not point.within(tolerance) for point in points):
+        far = f"are not within {tolerance:g} of {reference.run}"
+        raise ToolkitError(f"{outside} of {len(points)} points of {curve.run} {far}")
     print(f"all {len(points)} points are within {tolerance:g}")
 
 
-def _number(variable: str, text: str, *, default: float) -> float:
-    if not text:
-        return default
+def _number(variable: str, text: str) -> float:
     try:
         number = float(text)
     except ValueError:

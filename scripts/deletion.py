@@ -17,31 +17,28 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path, PurePosixPath
-from types import MappingProxyType
 
 from lib.errors import ToolkitError, run_main
 
 ROOT = Path(__file__).resolve().parents[1]
-EXPERIMENTS: Mapping[str, tuple[str, ...]] = MappingProxyType(
-    {
-        "trm": (
-            "models/trm",
-            "train/tasks/recursive",
-            "lib/data/datasets/sudoku",
-            "scripts/bench/tasks/recursive.py",
-            "defconfigs/trm-*",
-            "defconfigs/sweeps/trm-*",
-            "docs/benchmarks/curves/trm-*",
-        ),
-        "latentwire": (
-            "models/latentwire",
-            "train/tasks/bridge",
-            "lib/data/datasets/question_answering",
-            "defconfigs/latentwire-*",
-        ),
-        "looped": ("models/looped", "scripts/eqprop", "defconfigs/looped"),
-    }
-)
+EXPERIMENTS: dict[str, tuple[str, ...]] = {
+    "trm": (
+        "models/trm",
+        "train/tasks/recursive",
+        "lib/data/datasets/sudoku",
+        "scripts/bench/tasks/recursive.py",
+        "defconfigs/trm-*",
+        "defconfigs/sweeps/trm-*",
+        "docs/benchmarks/curves/trm-*",
+    ),
+    "latentwire": (
+        "models/latentwire",
+        "train/tasks/bridge",
+        "lib/data/datasets/question_answering",
+        "defconfigs/latentwire-*",
+    ),
+    "looped": ("models/looped", "scripts/eqprop", "defconfigs/looped"),
+}
 SHOWN_LINES = 300  # of what fails
 MARKED = ("*.md", "Makefile", "scripts/targets")
 # Everything is imported, and every shipped configuration is read and typed.
@@ -63,24 +60,20 @@ for path in sorted(root.glob("defconfigs/*")):
     if path.is_file():
         config_from_values(kconf.load(root=root, config_file=path).values)
 """
-QUICK: Mapping[str, tuple[str, ...]] = MappingProxyType(
-    {
-        "docs/options.md is written": ("scripts/kconf.py", "kconfig-docs"),
-        "the table of rooms is written": ("-m", "scripts.architecture"),
-        "everything is imported and configured": ("-c", IMPORTS),
-        "Kconfig files and configurations": ("scripts/kconf.py", "kconfig-lint"),
-    }
-)
-WHOLE: Mapping[str, tuple[str, ...]] = MappingProxyType(
-    {
-        "types": ("-m", "mypy"),
-        "documents": (
-            *("-m", "pytest", "tests/contract/test_readme.py", "-k"),
-            "test_what_a_document_names_exists and not CHANGELOG",  # which tells of what was
-        ),
-        "tests": ("-m", "pytest", "-n", "2", "--dist", "worksteal", "-m", "not slow"),
-    }
-)
+QUICK: dict[str, tuple[str, ...]] = {
+    "docs/options.md is written": ("scripts/kconf.py", "kconfig-docs"),
+    "the table of rooms is written": ("-m", "scripts.architecture"),
+    "everything is imported and configured": ("-c", IMPORTS),
+    "Kconfig files and configurations": ("scripts/kconf.py", "kconfig-lint"),
+}
+WHOLE: dict[str, tuple[str, ...]] = {
+    "types": ("-m", "mypy"),
+    "documents": (
+        *("-m", "pytest", "tests/contract/test_readme.py", "-k"),
+        "test_what_a_document_names_exists and not CHANGELOG",  # which tells of what was
+    ),
+    "tests": ("-m", "pytest", "-n", "2", "--dist", "worksteal", "-m", "not slow"),
+}
 
 
 def main() -> int:

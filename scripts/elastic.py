@@ -14,7 +14,7 @@ from lib import kconf
 from lib.devices.probe import probe
 from lib.errors import ConfigError, PlanError, ToolkitError, run_main
 from lib.plan.gpus import parse_gpu
-from lib.plan.latentwire import Elastic, document_batch, latentwire
+from lib.plan.latentwire import document_batch, latentwire
 from lib.plan.types import Device
 from lib.runs import metrics
 from lib.runs.directory import resolve_run
@@ -68,23 +68,16 @@ def _lines(device: Device, count: int) -> Iterator[str]:
     except PlanError as error:
         yield f"{count:>3}  none: {error.why} (as written: {written} at once)"
         return
-    _check(found)
+    every = [size for micro_batches in found.micro_batches for size in micro_batches]
+    assert sum(every) == found.effective_batch and all(1 <= size <= found.capacity for size in every), found
     layout = ", ".join(f"{name} on {_listed(gpus)}" for name, gpus in found.layout.items())
-    counted = Counter(found.micro_batches[0]).items()
-    sizes = " + ".join(f"{times} x {size}" for size, times in counted)
+    sizes = " + ".join(f"{times} x {size}" for size, times in Counter(found.micro_batches[0]).items())
     yield f"{count:>3}  {found.strategy:<12} {layout}"
     yield f"     {found.copies} x ({sizes}) = {found.effective_batch} samples (as written: {written} at once)"
 
 
-def _check(found: Elastic) -> None:
-    sizes = [size for micro_batches in found.micro_batches for size in micro_batches]
-    assert sum(sizes) == found.effective_batch and all(1 <= size <= found.capacity for size in sizes), found
-
-
 def _listed(gpus: tuple[int, ...]) -> str:
-    if len(gpus) > 2:
-        return f"{gpus[0]}-{gpus[-1]}"
-    return ",".join(map(str, gpus))
+    return f"{gpus[0]}-{gpus[-1]}" if len(gpus) > 2 else ",".join(map(str, gpus))
 
 
 def demonstrate() -> int:
@@ -103,21 +96,15 @@ def demonstrate() -> int:
 def _trained(count: int) -> tuple[int, list[float]]:
     """Return the effective batch and the training loss of each step of LeNet-5 on the embedded digits."""
     settings = {**DEMO, "CONFIG_NUM_DEVICES": str(count)}
+    resolved = kconf.load(root=ROOT, config_file=ROOT / "defconfigs" / "lenet5", overrides=settings)
     with tempfile.TemporaryDirectory(prefix="anneal-elastic-") as name:
-        resolved = kconf.load(root=ROOT, config_file=ROOT / "defconfigs" / "lenet5", overrides=settings)
         (Path(name) / ".config").write_text(resolved.text)
-        runs = Path(name) / "runs"
-        done = subprocess.run(
-            ["env", f"KCONFIG_CONFIG={name}/.config", *TRAIN, "--runs", str(runs), "train"],
-            cwd=ROOT,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        command = ["env", f"KCONFIG_CONFIG={name}/.config", *TRAIN, "--runs", f"{name}/runs", "train"]
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
         if done.returncode:
             last = done.stderr.strip().splitlines()[-1:] or ["no message"]
             raise ToolkitError(f"training on {count} process(es) failed", why=last[0])
-        run = resolve_run(runs)
+        run = resolve_run(Path(name) / "runs")
         rows = [row for row in metrics.read(run.metrics) if row["kind"] == "train"]
         return run.read_json("plan")["effective_batch"], [row["loss"] for row in rows]
 

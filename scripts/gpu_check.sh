@@ -17,4 +17,4 @@ venv=${VENV-.venv} python=${PYTHON:-python3}
 scripts/bootstrap.sh "$venv" "$python" requirements.txt
 [ -z "$venv" ] || python=$venv/bin/python
 # The program ends by itself in time; this is for a device that hangs.
-exec timeout -k 10 535 "$python" -m scripts.gpu_check "$@"
+exec timeout -k 10 535 "$python" -m scripts.gpu_check.parts "$@"

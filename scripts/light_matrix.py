@@ -46,24 +46,19 @@ def find_python(version: str) -> Path | None:
     """Return an interpreter of that version: this one, one on PATH, or pyenv's newest."""
     if sys.version_info[:2] == tuple(map(int, version.split("."))):
         return Path(sys.executable)
-    found = shutil.which(f"python{version}")
-    if found and version_of(Path(found)) == version:  # pyenv puts shims on PATH that only print an error
-        return Path(found)
+    if found := shutil.which(f"python{version}"):
+        code = "import sys; print('%d.%d' % sys.version_info[:2])"
+        answer = subprocess.run([found, "-c", code], capture_output=True, text=True).stdout
+        if answer.strip() == version:  # pyenv puts shims on PATH that only print an error
+            return Path(found)
     versions = sorted((Path.home() / ".pyenv" / "versions").glob(f"{version}.*/bin/python"))
     return versions[-1] if versions else None
-
-
-def version_of(python: Path) -> str:
-    """Return major and minor version of an interpreter, "" where it does not run."""
-    code = "import sys; print('%d.%d' % sys.version_info[:2])"
-    return subprocess.run([python, "-c", code], capture_output=True, text=True).stdout.strip()
 
 
 def environment(python: Path, version: str, kconfiglib: str) -> Path:
     """Return the interpreter of the environment for this pair, created if it is missing."""
     directory = ROOT / "build" / "light" / f"{version}-{kconfiglib}"
-    own = directory / "bin" / "python"
-    done = directory / ".done"
+    own, done = directory / "bin" / "python", directory / ".done"
     if not done.exists():
         shutil.rmtree(directory, ignore_errors=True)
         call(python, "-m", "venv", str(directory))

@@ -9,8 +9,9 @@ from array import array
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -33,8 +34,7 @@ _MAX_DRAWN = 4000  # points of a line: more are no more to see
 _AFTER = "exact_after_"  # column prefix in a recursive model's evaluation
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Plot:
+class Plot(NamedTuple):
     """One plot: a column of metrics.jsonl, its unit and style."""
 
     column: str
@@ -46,12 +46,10 @@ class Plot:
 
 
 PLOTS = {
-    "loss": Plot(column="loss", label="loss (mean per sample)", smooth=True, may_be_log=True),
-    "accuracy": Plot(column="accuracy", label="accuracy (%)", factor=100.0, smooth=True),
-    "learning_rate": Plot(column="learning_rate", label="learning rate (per optimizer step)"),
-    "throughput": Plot(
-        column="samples_per_second", label="training throughput (samples/s)", smooth=True, from_zero=True
-    ),
+    "loss": Plot("loss", "loss (mean per sample)", smooth=True, may_be_log=True),
+    "accuracy": Plot("accuracy", "accuracy (%)", factor=100.0, smooth=True),
+    "learning_rate": Plot("learning_rate", "learning rate (per optimizer step)"),
+    "throughput": Plot("samples_per_second", "training throughput (samples/s)", smooth=True, from_zero=True),
 }
 
 
@@ -129,29 +127,31 @@ def write_plots(
         if not series:
             log(f"no {name} plot: no row has a number for {plot.column}")
             continue
-        data = _draw(plot, series, title=title, epochs_per_step=curves.epochs_per_step)
-        written.append(_written(directory / f"{name}.png", data))
+        figure = _draw(plot, series, title=title, epochs_per_step=curves.epochs_per_step)
+        written.append(_write(directory / f"{name}.png", figure))
     if curves.solved[0]:
-        data = _draw_solved(curves.solved, title=title)
-        written.append(_written(directory / "supervision_steps.png", data))
+        figure = _draw_solved(curves.solved, title=title)
+        written.append(_write(directory / "supervision_steps.png", figure))
     return written
 
 
-def _written(path: Path, data: bytes) -> Path:
+def _write(path: Path, figure: Figure) -> Path:
+    data = io.BytesIO()
+    figure.savefig(data, format="png")
     with os_errors("write a plot"):
         path.parent.mkdir(parents=True, exist_ok=True)
-        atomic.write_bytes(path, data)
+        atomic.write_bytes(path, data.getvalue())
     return path
 
 
-def _draw_solved(points: Points, *, title: str) -> bytes:
+def _draw_solved(points: Points, *, title: str) -> Figure:
     figure, axes = _figure(
         title, x="supervision steps of an evaluation", y="samples with every cell right (%)"
     )
     axes.plot(*points, "o-", color=_EVAL_COLOUR, markersize=4, linewidth=1.5)
     axes.set_xscale("log", base=2)
     axes.set_ylim(bottom=0, top=100)
-    return _png(figure)
+    return figure
 
 
 def _figure(title: str, *, x: str, y: str) -> tuple[Figure, Axes]:
@@ -166,34 +166,29 @@ def _figure(title: str, *, x: str, y: str) -> tuple[Figure, Axes]:
     return figure, axes
 
 
-def _draw(plot: Plot, series: Mapping[str, Points], *, title: str, epochs_per_step: float | None) -> bytes:
+def _draw(plot: Plot, series: Mapping[str, Points], *, title: str, epochs_per_step: float | None) -> Figure:
     figure, axes = _figure(title, x="optimizer step", y=plot.label)
     if "train" in series:
         _draw_train(axes, series["train"], smooth=plot.smooth)
     if "eval" in series:
         line = _thin(*series["eval"])
         axes.plot(*line, "o-", color=_EVAL_COLOUR, markersize=4, linewidth=1.5, label="evaluation")
-    _scale(axes, [end for _, values in series.values() for end in (min(values), max(values))], plot)
+    low = min(min(values) for _, values in series.values())
+    high = max(max(values) for _, values in series.values())
+    if plot.may_be_log and low > 0 and high / low > _LOG_ABOVE:
+        axes.set_yscale("log")
+    elif plot.from_zero or 0 <= low < 0.5 * high:
+        axes.set_ylim(bottom=0)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     if epochs_per_step:
-        top = axes.secondary_xaxis("top", functions=_scaling(epochs_per_step))
+        both_ways = partial(np.multiply, epochs_per_step), partial(np.multiply, 1 / epochs_per_step)
+        top = axes.secondary_xaxis("top", functions=both_ways)
         top.set_xlabel("epoch")
     axes.spines["right"].set_visible(False)
     axes.set_axisbelow(True)
     if len(axes.lines) > 1:
         axes.legend(frameon=False)
-    return _png(figure)
-
-
-def _png(figure: Figure) -> bytes:
-    data = io.BytesIO()
-    figure.savefig(data, format="png")
-    return data.getvalue()
-
-
-def _scaling(ratio: float) -> tuple[Callable[[Any], Any], Callable[[Any], Any]]:
-    """Return the functions that multiply and divide numbers or arrays by `ratio`."""
-    return lambda x: x * ratio, lambda x: x / ratio
+    return figure
 
 
 def _draw_train(axes: Axes, points: Points, *, smooth: bool) -> None:
@@ -223,13 +218,6 @@ def _thin(steps: Sequence[int], values: Sequence[float]) -> Points:
     stretches = np.array_split(np.arange(len(y)), _MAX_DRAWN // 2)
     kept = np.unique([[part[y[part].argmin()], part[y[part].argmax()]] for part in stretches])
     return x[kept], y[kept]
-
-
-def _scale(axes: Axes, values: Sequence[float], plot: Plot) -> None:
-    if plot.may_be_log and min(values) > 0 and max(values) / min(values) > _LOG_ABOVE:
-        axes.set_yscale("log")
-    elif plot.from_zero or 0 <= min(values) < 0.5 * max(values):
-        axes.set_ylim(bottom=0)
 
 
 if __name__ == "__main__":

@@ -31,15 +31,9 @@ def run_on_each(*, machines: int, gpus: int) -> int:
     """Run the script in ANNEAL_START on each node; return the first exit status other than 0, or 0."""
     group = placement_group([{"CPU": 1, "GPU": gpus}] * machines, strategy="STRICT_SPREAD")
     ray.get(group.ready())
-    places = [
-        {
-            "num_cpus": 1,
-            "num_gpus": gpus,
-            "max_retries": 0,  # the launcher restarts workers
-            "scheduling_strategy": PlacementGroupSchedulingStrategy(group, place),
-        }
-        for place in range(machines)
-    ]
+    same = {"num_cpus": 1, "num_gpus": gpus, "max_retries": 0}  # the launcher restarts workers
+    strategies = [PlacementGroupSchedulingStrategy(group, place) for place in range(machines)]
+    places = [{**same, "scheduling_strategy": strategy} for strategy in strategies]
     first = ray.get(ray.remote(_address).options(**places[0]).remote())
     train = ray.remote(_train)
     pending = [train.options(**place).remote(number, first) for number, place in enumerate(places)]

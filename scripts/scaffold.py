@@ -13,18 +13,14 @@ import json
 import keyword
 import re
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from string import Template
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import kconfiglib
 
 from lib.errors import ConfigError, os_error, run_main
-from lib.plugins import DATASETS, MODELS, TASKS, Kind, meant
-
-if TYPE_CHECKING:
-    from lib.data import Spec
+from lib.plugins import DATASETS, MODELS, TASKS, meant
 
 ROOT = Path(__file__).resolve().parents[1]
 TEMPLATES = Path(__file__).resolve().parent / "templates"
@@ -90,13 +86,9 @@ def template_of(task: str) -> str:
 
 def files(kind: str, name: str) -> tuple[Path, ...]:
     """Return the paths of a plug-in, its directory first."""
-    home = _folder(KINDS[kind]) / name
+    home = ROOT / KINDS[kind].package.replace(".", "/") / name
     defconfig, golden = ROOT / "defconfigs" / name, ROOT / "tests" / "golden" / f"{name}.json"
     return {"model": (home, defconfig, golden), "data": (home, defconfig), "task": (home,)}[kind]
-
-
-def _folder(kind: Kind) -> Path:
-    return ROOT / kind.package.replace(".", "/")
 
 
 def scaffold(kind: str, name: str, *, task: str = "") -> list[Path]:
@@ -138,11 +130,8 @@ def _check_symbols(kind: str, name: str) -> None:
     choice_member = CHOICE_PREFIX[kind] + name.upper()
     clashes = [f"CONFIG_{symbol}" for symbol in tree.syms if symbol.startswith(f"{name.upper()}_")]
     clashes += [f"CONFIG_{key}" for key in (*tree.syms, *tree.named_choices) if key == choice_member]
-    folder = _folder(KINDS[kind])
-    homes = [path.parent.name for path in folder.glob("*/Kconfig")]
-    clashes += [
-        f"those of {(folder / home).relative_to(ROOT)}" for home in homes if name.startswith(f"{home}_")
-    ]
+    homes = [path.parent for path in KINDS[kind].folders(ROOT, "Kconfig")]
+    clashes += [f"those of {home.relative_to(ROOT)}" for home in homes if name.startswith(f"{home.name}_")]
     if clashes:
         raise ConfigError(
             f"{name!r} cannot be the name of a {KINDS[kind].noun}",
@@ -154,40 +143,30 @@ def _check_symbols(kind: str, name: str) -> None:
 def _golden_cases(name: str, *, template: str) -> list[dict[str, Any]]:
     """Return reference parameter counts of the network, that of the default data set first.
 
-    The network is built on the meta device, which allocates nothing.
+    The network is built on the meta device, which allocates nothing. Shapes have the keys of tests/golden.
     """
     import torch
 
+    from lib.data import ImageSpec, Spec, TextSpec
+
+    made: list[tuple[dict[str, int], Spec]] = []
+    if template == "lm":
+        for vocab_size, block_size in ((256, 32), (50, 8)):
+            spec = TextSpec(name="golden", vocab_size=vocab_size, block_size=block_size, unit="token")
+            made.append(({"vocab_size": vocab_size, "block_size": block_size}, spec))
+    else:
+        for channels, size, classes in ((3, 32, 10), (1, 28, 10)):
+            half = (0.5,) * channels
+            shape = {"channels": channels, "height": size, "width": size, "classes": classes}
+            made.append((shape, ImageSpec(name="golden", mean=half, std=half, synthetic=True, **shape)))
     module = importlib.import_module(f"models.{name}.model")
     cases = []
-    for shape, spec in _golden_specs(template):
+    for shape, built_for in made:
         with torch.device("meta"):
-            model = module.build(module.Options(width=WIDTH), spec)
+            model = module.build(module.Options(width=WIDTH), built_for)
         parameters = sum(parameter.numel() for parameter in model.parameters())
         cases.append({"options": {"width": WIDTH}, **shape, "parameters": parameters})
     return cases
-
-
-def _golden_specs(template: str) -> Iterator[tuple[dict[str, int], Spec]]:
-    """Yield the shapes and specs of two data sets, with the keys that tests/golden uses."""
-    from lib.data import ImageSpec, TextSpec
-
-    if template == "lm":
-        for vocab_size, block_size in ((256, 32), (50, 8)):
-            spec = TextSpec(
-                name="golden",
-                vocab_size=vocab_size,
-                block_size=block_size,
-                unit="token",
-                validation_tokens=1,
-                validation_bytes=None,
-            )
-            yield {"vocab_size": vocab_size, "block_size": block_size}, spec
-        return
-    for channels, size, classes in ((3, 32, 10), (1, 28, 10)):
-        half = (0.5,) * channels
-        shape = {"channels": channels, "height": size, "width": size, "classes": classes}
-        yield shape, ImageSpec(name="golden", mean=half, std=half, synthetic=True, **shape)
 
 
 if __name__ == "__main__":

@@ -64,9 +64,8 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="four small shapes, minutes of a processor")
     parser.add_argument("--budget", type=parse_budget, help="wall time that the sweep may take: 90s, 10m, 2h")
     parser.add_argument("--compare", type=compared, help="a second architecture at every point")
-    parser.add_argument(
-        "--epochs", type=partial(natural, "EPOCHS"), help="passes over the corpus, instead of tokens"
-    )
+    epochs = partial(natural, "EPOCHS")
+    parser.add_argument("--epochs", type=epochs, help="passes over the corpus, instead of tokens")
     parser.add_argument("--batch", type=partial(natural, "BATCH"), help="samples of an optimizer step")
     parser.add_argument("--device", type=available_device, default="cpu", help=", ".join(DEVICES))
     parser.add_argument("--corpus", default="synthetic", help="synthetic, pysource, wikitext2 or file:PATH")
@@ -117,12 +116,9 @@ def make_plan(options: argparse.Namespace, experiments: ScalingExperiments) -> l
 
 def grid_of(options: argparse.Namespace, experiments: ScalingExperiments) -> Grid:
     """Return the requested grid, scaled down to one pass over the corpus, which is reported."""
-    requested = QUICK if options.quick else FULL
-    requested = dataclasses.replace(
-        requested,
-        tokens=() if options.epochs else requested.tokens,
-        batch_size=options.batch or requested.batch_size,
-    )
+    whole = QUICK if options.quick else FULL
+    tokens = () if options.epochs else whole.tokens
+    requested = dataclasses.replace(whole, tokens=tokens, batch_size=options.batch or whole.batch_size)
     one_pass = experiments.corpus.train_tokens
     grid = requested.fitted(one_pass)
     if grid != requested:

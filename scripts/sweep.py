@@ -25,13 +25,8 @@ SWEEPS = ROOT / "defconfigs" / "sweeps"
 def main() -> int:
     """Train the sweep of the command line and print its table, or write an experiment file."""
     parser = argparse.ArgumentParser(prog="sweep", description=__doc__)
-    parser.add_argument(
-        "sweep",
-        metavar="SWEEP",
-        nargs="?",
-        default="",
-        help="a name in defconfigs/sweeps, or the path of a file",
-    )
+    what = "a name in defconfigs/sweeps, or the path of a file"
+    parser.add_argument("sweep", metavar="SWEEP", nargs="?", default="", help=what)
     parser.add_argument("--jobs", type=jobs_of, default=None, help="runs at a time; default: as many as fit")
     parser.add_argument("--out", type=Path, default=None, help="output folder; default: runs/sweeps/NAME")
     parser.add_argument("--yaml", action="store_true", help="write the configuration as an experiment file")

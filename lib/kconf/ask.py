@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Collection
 from dataclasses import dataclass, field
-from typing import Any, TextIO
+from typing import Any
 
 import kconfiglib
 
@@ -25,8 +26,6 @@ class Dialogue:
     """
 
     tree: Any
-    answers: TextIO
-    screen: TextIO
     known: Collection[str] = ()
     _done: set[Any] = field(default_factory=set, init=False)
     _menu: Any = field(default=None, init=False)
@@ -48,21 +47,20 @@ class Dialogue:
     def _is_open(self, node: Any) -> bool:
         """True if this menu entry offers a choice and was not answered yet."""
         item = node.item
-        if not isinstance(item, kconfiglib.Symbol | kconfiglib.Choice) or not node.prompt:
-            return False
-        if not kconfiglib.expr_value(node.prompt[1]):
+        has_values = isinstance(item, kconfiglib.Symbol | kconfiglib.Choice)
+        if not has_values or not node.prompt or not kconfiglib.expr_value(node.prompt[1]):
             return False
         if isinstance(item, kconfiglib.Choice):
             members = _members(item)
             return len(members) > 1 and not any(member.name in self.known for member in item.syms)
         if item.choice or item.name in self.known:
             return False
-        return len(item.assignable) > 1 if is_logical(item) else True
+        return not is_logical(item) or len(item.assignable) > 1
 
     def _ask(self, node: Any) -> None:
         if (menu := menu_of(node)) is not self._menu:
             self._menu = menu
-            self._log(f"*\n* {menu.prompt[0]}\n*")
+            print(f"*\n* {menu.prompt[0]}\n*")
         ask = self._ask_member if isinstance(node.item, kconfiglib.Choice) else self._ask_value
         while not ask(node):
             pass
@@ -78,7 +76,7 @@ class Dialogue:
             return True
         value = _YES_NO.get(text.lower(), text) if is_logical(symbol) else text
         if fault := spelling.fault_of(symbol, value):
-            self._log(fault)
+            print(fault)
             return False
         symbol.set_value(value)
         return True
@@ -86,10 +84,10 @@ class Dialogue:
     def _ask_member(self, node: Any) -> bool:
         choice = node.item
         members = _members(choice)
-        self._log(node.prompt[0])
+        print(node.prompt[0])
         for number, member in enumerate(members, 1):
             mark = ">" if member is choice.selection else " "
-            self._log(f"{mark} {number}. {prompt_of(member)} ({member.name})")
+            print(f"{mark} {number}. {prompt_of(member)} ({member.name})")
         text = self._answer(f"choice[1-{len(members)}?]: ", choice)
         if text == "":
             return True
@@ -100,14 +98,14 @@ class Dialogue:
             for one in (node, *(member.nodes[0] for member in members)):
                 self._show_help(one)
         else:
-            self._log(f"'{text}' is not one of 1 to {len(members)}")
+            print(f"'{text}' is not one of 1 to {len(members)}")
         return False
 
     def _answer(self, question: str, item: Any) -> str:
-        print(question, end="", file=self.screen, flush=True)
-        line = self.answers.readline()
+        print(question, end="", flush=True)
+        line = sys.stdin.readline()
         if not line:
-            self._log("")
+            print()
             name = option(item) if isinstance(item, kconfiglib.Symbol) else item.name
             raise ConfigError(
                 f"the answers end at the question for {name}",
@@ -115,17 +113,14 @@ class Dialogue:
                 todo="make olddefconfig takes the defaults of all new options",
             )
         text = line.rstrip("\n")
-        if not self.answers.isatty():
-            self._log(text)  # a terminal echoes the input
+        if not sys.stdin.isatty():
+            print(text)  # a terminal echoes the input
         # Blanks may be part of a string.
         keeps_blanks = isinstance(item, kconfiglib.Symbol) and item.orig_type == kconfiglib.STRING
         return text if keeps_blanks else text.strip()
 
     def _show_help(self, node: Any) -> None:
-        self._log(f"{prompt_of(node.item)}: {(node.help or 'no help').strip()}")
-
-    def _log(self, text: str) -> None:
-        print(text, file=self.screen)
+        print(f"{prompt_of(node.item)}: {(node.help or 'no help').strip()}")
 
 
 def _members(choice: Any) -> list[Any]:

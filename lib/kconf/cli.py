@@ -13,10 +13,8 @@ from typing import Any
 from lib.errors import run_main
 from lib.kconf import edit, listing
 from lib.kconf.defconfig import DIRECTORY
-from lib.kconf.foreign import check_files
 from lib.kconf.lock import locked
-from lib.kconf.project import Project, report_notices
-from lib.kconf.variables import check_variables, given_overrides, stray_variables
+from lib.kconf.project import Project, check_variables, given_overrides, report_notices, stray_variables
 
 COMMANDS = {**edit.OF_CONFIGURATION, **edit.OF_SHIPPED, **listing.COMMANDS}
 # Commands that apply CONFIG_ variables of the command line, as a run does.
@@ -71,9 +69,9 @@ def main(arguments: Sequence[str], *, root: Path) -> int:
 
 def _run(options: argparse.Namespace, root: Path) -> int:
     if options.command == "check":
-        return check_files(options)
-    check_variables(root, os.environ)
-    report_notices(stray_variables(root, os.environ))
+        return listing.check_files(options)
+    check_variables(root)
+    report_notices(stray_variables(root))
     if options.command == "check-variables":
         return 0
     if options.command not in _OF_RUNS and (names := " ".join(given_overrides(os.environ))):

@@ -33,19 +33,17 @@ def compose(
 ) -> tuple[StrictLoad, list[str]]:
     """Load the configuration `NAME` or `NAME+FRAGMENT+...` into our own `tree`; also returns its notices.
 
-    more:   files to merge on top, in order.
-    strict: a fragment that overrides an earlier value is an error, not a notice.
-
-    Raises ConfigError.
+    more: files to merge on top, in order. strict: a fragment that overrides an earlier value is an error, not
+    a notice. Raises ConfigError.
     """
     root = Path(tree.srctree)
     base, *fragments = spec.split("+")
     if fragments and not all((base, *fragments)):
         raise ConfigError(f"'{spec}' lacks a name beside a plus sign", todo=_HOW_TO_ADD)
     found = [find_fragment(root, name) for name in fragments]
-    configuration = StrictLoad(tree, refuse_replacing=strict)
-    for path in (_pick(base, *available(root), "configuration"), *found, *more):
-        configuration.add(read_shipped(root, path))
+    paths = [_pick(base, *available(root), "configuration"), *found, *more]
+    layers = [read_shipped(root, path) for path in paths]
+    configuration = StrictLoad(tree, *layers, refuse_replacing=strict)
     return configuration, [*hidden(root, found), *accept(configuration, "nothing was written").notices]
 
 
@@ -93,7 +91,7 @@ def read_shipped(root: Path, path: Path) -> Layer:
     # A path outside is a fact of this machine. In the header line commas separate the names.
     name = str(absolute.relative_to(base)) if absolute.is_relative_to(base) else ""
     return dataclasses.replace(
-        layer, sources=(name,) if name.isprintable() and "," not in name and name else ()
+        layer, sources=(name,) if name and name.isprintable() and "," not in name else ()
     )
 
 

@@ -17,9 +17,9 @@ _MAX_ABSENT = 10  # limit for the undefined symbols that a file sets to n
 
 def unknown_symbol(tree: Any, name: str, value: str, *, near: bool = True) -> str:
     """Return the error for an undefined `name` (without prefix); with a likely name if `near`."""
-    text = f"{tree.config_prefix}{name} is not a symbol"
     meant = suggest(tree, name, value) if near else None
-    return f"{text}; did you mean {meant}?" if meant else f"{text}; leave it out"
+    hint = f"did you mean {meant}?" if meant else "leave it out"
+    return f"{tree.config_prefix}{name} is not a symbol; {hint}"
 
 
 def absent_symbols(tree: Any, assignments: Sequence[Assignment], *, near: bool) -> str:
@@ -46,8 +46,12 @@ def suggest(tree: Any, name: str, value: str = "") -> str | None:
     same = [candidate for candidate in names if candidate.upper().replace("_", "") == plain]
     initials = [name for name in names if "".join(word[:1] for word in name.split("_")) == wanted]
     settings = [candidate for candidate in names if not tree.syms[candidate].choice]
+    words = set(wanted.split("_"))
+    with_words = sorted(
+        (one for one in settings if words <= {*one.split("_")}), key=lambda one: (len(one), one)
+    )
     meant = same or (initials if len(wanted) > 1 else []) or closest(wanted, names, 0.85)
-    meant = meant or _with_words(wanted, settings) or closest(wanted, names, 0.7)
+    meant = meant or with_words or closest(wanted, names, 0.7)
     return f"{tree.config_prefix}{meant[0]}" if meant else None
 
 
@@ -55,12 +59,6 @@ def _member(tree: Any, name: str, value: str) -> Any | None:
     """Return the choice member that `name`=`value` means, as in MODEL=resnet18."""
     member = find(tree, f"{name}_{value.strip(chr(34)).upper()}")
     return member if member is not None and member.choice else None
-
-
-def _with_words(wanted: str, names: list[str]) -> list[str]:
-    """Return the names that contain all words of `wanted`, the shortest first."""
-    words = set(wanted.split("_"))
-    return sorted((name for name in names if words <= {*name.split("_")}), key=lambda name: (len(name), name))
 
 
 def closest(wanted: str, names: list[str], cutoff: float) -> list[str]:
@@ -107,21 +105,14 @@ def items_in(expr: Any) -> list[Any]:
 
 def unmet(item: Any) -> str:
     """Describe the unmet dependencies of an invisible symbol or choice: `needs CONFIG_A=y (now n)`."""
-    failing = _failing(item)
-    if not failing:
-        return "cannot be set by hand"
-    return "needs " + " and ".join(_describe(part) for part in failing)
+    parts = " and ".join(_describe(part) for part in _failing(item))
+    return f"needs {parts}" if parts else "cannot be set by hand"
 
 
 def remedy(item: Any, seen: frozenset[str] = frozenset()) -> list[str] | None:
     """Return assignments that make a symbol or choice visible, outermost first; None if none is found."""
-    words: list[str] = []
-    for part in _failing(item):
-        found = _remedy_of(part, seen)
-        if found is None:
-            return None
-        words += [word for word in found if word not in words]
-    return words
+    found = [_remedy_of(part, seen) for part in _failing(item)]
+    return None if None in found else [*dict.fromkeys(word for words in found for word in words or [])]
 
 
 def selecting(symbol: Any) -> list[Any]:
@@ -144,11 +135,8 @@ def not_taken(symbol: Any, value: str) -> str:
 
 def _failing(item: Any) -> list[Any]:
     """Return the unmet parts of the prompt's condition, of the definition with the fewest."""
-    conditions = [node.prompt[1] for node in item.nodes if node.prompt]
-    unmet_parts = [
-        [part for part in kconfiglib.split_expr(one, kconfiglib.AND) if not kconfiglib.expr_value(part)]
-        for one in conditions
-    ]
+    conditions = [kconfiglib.split_expr(node.prompt[1], kconfiglib.AND) for node in item.nodes if node.prompt]
+    unmet_parts = [[part for part in one if not kconfiglib.expr_value(part)] for one in conditions]
     parts: list[Any] = []
     for part in min(unmet_parts, key=len, default=[]):
         # A member's condition contains its choice as a whole, so the choice's unmet parts are listed instead.

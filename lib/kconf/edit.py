@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shlex
-import sys
 from argparse import Namespace
 from collections.abc import Mapping
 from pathlib import Path
@@ -37,8 +36,7 @@ def _config(project: Project, options: Namespace) -> None:
             known = mentioned(configuration.tree, read_own(project.root, project.config_file))
     else:
         configuration = StrictLoad(load_own_tree(project.root))
-    count = Dialogue(tree=configuration.tree, answers=sys.stdin, screen=sys.stdout, known=known).run()
-    if not count:
+    if not Dialogue(tree=configuration.tree, known=known).run():
         print("there is nothing new to ask for")
     project.save(configuration, changed="written", same="is up to date")
 
@@ -72,14 +70,12 @@ def _syncconfig(project: Project, _: Namespace) -> None:
 
 
 def _extreme(project: Project, options: Namespace) -> None:
-    seed = percent = 0
-    if options.command == "randconfig":
-        percent, seed = probability_of(os.environ), seed_of(os.environ)
-        print(f"KCONFIG_SEED=0x{seed:X}")
-    tree = load_own_tree(project.root)
-    configuration, notices = make_extreme(tree, options.command, os.environ, seed=seed, percent=percent)
+    command, drawn = options.command, dict[str, int]()
+    if command == "randconfig":
+        drawn = {"percent": probability_of(os.environ), "seed": seed_of(os.environ)}
+        print(f"KCONFIG_SEED=0x{drawn['seed']:X}")
+    configuration, notices = make_extreme(load_own_tree(project.root), command, os.environ, **drawn)
     report_notices(notices)
-    command = options.command
     project.save(configuration, changed=f"written by {command}", same=f"already as {command} has it")
 
 
@@ -102,9 +98,8 @@ def _defconfig(project: Project, options: Namespace) -> None:
 
 def _merge(project: Project, options: Namespace) -> None:
     """Merge fragments on top of the current configuration."""
-    paths = [Path(word) for word in _words("FRAGMENT", options.fragments)]
     found = [defconfig.find_fragment(project.root, name) for name in options.names]
-    paths += found
+    paths = [*(Path(word) for word in _words("FRAGMENT", options.fragments)), *found]
     if not paths:
         raise ConfigError("no fragment is named", todo="give FRAGMENT=FILE, or make NAME.config")
     tree = load_own_tree(project.root)

@@ -1,4 +1,4 @@
-"""Description of one option, and search for options by words."""
+"""Descriptions of options: of one, of those that words find, and docs/options.md of all that can be set."""
 
 from __future__ import annotations
 
@@ -12,15 +12,26 @@ import kconfiglib
 
 from lib.errors import ConfigError
 from lib.kconf import diagnostics
+from lib.kconf.legacy import FILE as LEGACY_FILE
 from lib.kconf.legacy import read_legacy
 from lib.kconf.resolve import is_given, origin
 from lib.kconf.spelling import expression
 from lib.kconf.strict import StrictLoad
-from lib.kconf.tree import find, has_prompt, is_logical, option, prompt_of, shown
+from lib.kconf.tree import find, has_prompt, is_logical, load_own_tree, menu_of, option, prompt_of, shown
 from lib.kconf.values import help_text, rule_of
 
 _LABEL = 12
 _COLUMNS = 100
+
+PAGE = "docs/options.md"
+
+_HEAD = """# Options
+
+Every option that you can set, in menu order. `make kconfig-docs` writes this page from the Kconfig
+files. `make explain SYM=NAME` shows the value of one option, its origin, and what depends on it;
+`make searchconfig Q=WORD` finds options.
+"""
+_ENTRY = re.compile(r"^(?:###|-) `CONFIG_([A-Z0-9_]+)`", re.MULTILINE)
 
 
 def explain(configuration: StrictLoad, name: str) -> Iterator[str]:
@@ -163,7 +174,7 @@ def _needs(item: Any) -> Iterator[tuple[str, str]]:
 
 def _dependents(symbol: Any) -> Iterator[tuple[str, str]]:
     """Yield the symbols that depend on it, whose default or range uses it, and that it selects."""
-    groups: dict[str, dict[Any, None]] = {"needed by": {}, "default of": {}, "range of": {}}
+    groups: dict[str, dict[str, None]] = {"needed by": {}, "default of": {}, "range of": {}}
     for node in (node for other in symbol.kconfig.unique_defined_syms for node in other.nodes):
         uses = {
             "needed by": [node.dep, *(node.prompt or ())[1:]],
@@ -193,7 +204,94 @@ def _place(symbol: Any) -> str:
 def _wrapped(label: str, text: str) -> list[str]:
     if not label:
         return [text]
-    head, indent = f"  {label:<{_LABEL}}", " " * (_LABEL + 2)
+    line, indent = f"  {label:<{_LABEL}}{text}", " " * (_LABEL + 2)
     wrapper = textwrap.TextWrapper(_COLUMNS, subsequent_indent=indent)
     wrapper.break_long_words = wrapper.break_on_hyphens = False
-    return wrapper.wrap(head + text)
+    return wrapper.wrap(line)
+
+
+def reference(root: Path) -> str:
+    """Return the text of the page.
+
+    Raises ConfigError where a symbol of the current page is gone and Kconfig.legacy does not say why.
+    """
+    tree = load_own_tree(root)
+    _refuse_to_forget(tree, root)
+    lines = [_HEAD]
+    menu = None
+    for node in tree.node_iter():
+        is_choice = isinstance(node.item, kconfiglib.Choice)
+        is_symbol = isinstance(node.item, kconfiglib.Symbol) and not node.item.choice
+        if not node.prompt or not (is_choice or is_symbol):
+            continue
+        if (above := menu_of(node)) is not menu:
+            menu = above
+            lines.append(f"## {menu.prompt[0]}\n")
+        lines += _entry(node, is_choice=is_choice)
+    return "\n".join(lines)
+
+
+def _refuse_to_forget(tree: Any, root: Path) -> None:
+    path = root / PAGE
+    known = set(_ENTRY.findall(path.read_text(encoding="utf-8"))) if path.is_file() else set()
+    legacy = read_legacy(root).names()
+    gone = sorted(name for name in known - legacy if find(tree, name) is None)
+    if gone:
+        raise ConfigError(
+            f"{', '.join(gone)} left the Kconfig files without a word in {LEGACY_FILE}",
+            todo="say there what it was renamed to, or why it was removed",
+        )
+
+
+def _entry(node: Any, *, is_choice: bool) -> Iterator[str]:
+    item, title = node.item, node.prompt[0]
+    yield f"### {title} (`{item.name}`)\n" if is_choice else f"### `{option(item)}`: {title}\n"
+    facts = ["choice" if is_choice else _kind_in_page(item), *_defaults_in_page(item), *_needs_in_page(node)]
+    yield f"{'; '.join(facts)}. In `{node.filename}`.\n"
+    yield f"{_plain(help_text(node))}\n"
+    for member in item.syms if is_choice else ():
+        own = next(one for one in member.nodes if one.prompt)
+        needs = "".join(f" ({text})" for text in _needs_in_page(own))
+        yield f"- `{option(member)}`: {own.prompt[0]}{needs}. {_plain(help_text(own))}"
+    if is_choice:
+        yield ""
+
+
+def _kind_in_page(symbol: Any) -> str:
+    rule = rule_of(symbol)
+    if rule is not None:
+        return _plain(rule.text)
+    bounds = symbol.orig_ranges
+    ranges = [f"{low.str_value} to {high.str_value}{_while(when)}" for low, high, when, *_ in bounds]
+    return ", ".join([str(kconfiglib.TYPE_TO_STR[symbol.orig_type]), *ranges])
+
+
+def _defaults_in_page(item: Any) -> Iterator[str]:
+    if is_logical(item) and not item.orig_defaults and isinstance(item, kconfiglib.Symbol):
+        yield "default n"
+    for value, condition in item.orig_defaults:
+        text = expression(value) if is_logical(item) else value.str_value
+        shown = f"`{text}`" if text else "empty"
+        yield f"default {shown}{_while(condition)}"
+
+
+def _while(condition: Any) -> str:
+    text = expression(condition)
+    return "" if text == "y" else f" if `{text}`"
+
+
+def _needs_in_page(node: Any) -> Iterator[str]:
+    """Yield the dependencies of the prompt, as written here and in enclosing menus."""
+    item = node.item
+    is_member = isinstance(item, kconfiglib.Symbol) and item.choice
+    conditions = (node.dep if is_member else item.direct_dep, node.prompt[1])  # `int "Blocks" if CUSTOM`
+    parts = [part for one in conditions for part in kconfiglib.split_expr(one, kconfiglib.AND)]
+    needed = [part for part in parts if not isinstance(part, kconfiglib.Choice)]
+    texts = dict.fromkeys(expression(part) for part in needed if part is not item.kconfig.y)
+    if texts:
+        yield f"needs `{' && '.join(texts)}`"
+
+
+def _plain(text: str) -> str:
+    """Escape text for Markdown."""
+    return re.sub(r"([*<>`])", r"\\\1", text)

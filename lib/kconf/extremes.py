@@ -16,8 +16,7 @@ from typing import Any
 from lib.errors import ConfigError
 from lib.kconf import write
 from lib.kconf.defconfig import find_fragment, read_shipped
-from lib.kconf.reader import read_text
-from lib.kconf.resolve import accept
+from lib.kconf.resolve import accept, load_text
 from lib.kconf.strict import StrictLoad
 from lib.kconf.tree import has_prompt, is_logical
 
@@ -39,15 +38,12 @@ def make_extreme(
     """Make the configuration for one of KINDS in our own `tree`; also returns its notices.
 
     seed, percent: of randconfig; percentage of the free bool options that are on.
-
     Raises ConfigError where the file of KCONFIG_ALLCONFIG is not valid.
     """
     root = Path(tree.srctree)
-    configuration = StrictLoad(tree)
-    if command == "tinyconfig":
-        configuration.add(read_shipped(root, find_fragment(root, "tiny")))
-    for path in _preset_files(root, KINDS[command], environ):
-        configuration.add(read_shipped(root, path))
+    tiny = [find_fragment(root, "tiny")] if command == "tinyconfig" else []
+    paths = [*tiny, *_preset_files(root, KINDS[command], environ)]
+    configuration = StrictLoad(tree, *(read_shipped(root, path) for path in paths))
     free = [
         symbol  # bools with a prompt that are in no choice and not set by a file
         for symbol in tree.unique_defined_syms
@@ -64,7 +60,10 @@ def make_extreme(
     if command == "allmodconfig":
         notices.append("there are no modules here: allmodconfig is allyesconfig")
     notices += accept(configuration, "nothing was written").notices
-    return _reloaded(configuration), notices
+    text = write.full_text(tree, sources=configuration.sources)
+    fresh = load_text(tree, text)  # drops assignments without effect
+    assert write.full_text(tree, sources=fresh.sources) == text, "it does not survive its own file"
+    return fresh, notices
 
 
 def seed_of(environ: Mapping[str, str]) -> int:
@@ -73,9 +72,8 @@ def seed_of(environ: Mapping[str, str]) -> int:
     if not text:
         return int.from_bytes(os.urandom(4), "big")
     if not re.fullmatch(r"0[xX][0-9a-fA-F]{1,8}|0|[1-9][0-9]{,9}", text) or int(text, 0) >= 2**32:
-        raise ConfigError(
-            f"KCONFIG_SEED={text} is not a number of 0..{2**32 - 1:#x}", todo="give one such as 42 or 0x2A"
-        )
+        what = f"KCONFIG_SEED={text} is not a number of 0..{2**32 - 1:#x}"
+        raise ConfigError(what, todo="give one such as 42 or 0x2A")
     return int(text, 0)
 
 
@@ -107,10 +105,8 @@ def _preset_files(root: Path, kind: str, environ: Mapping[str, str]) -> list[Pat
     for name in (f"{kind}.config", "all.config"):
         if (root / name).is_file():
             return [root / name]
-    raise ConfigError(
-        f"KCONFIG_ALLCONFIG={text}, but there is neither {kind}.config nor all.config",
-        todo="make one, or name a file",
-    )
+    what = f"KCONFIG_ALLCONFIG={text}, but there is neither {kind}.config nor all.config"
+    raise ConfigError(what, todo="make one, or name a file")
 
 
 def _set_randomly(tree: Any, free: list[Any], *, source: random.Random, percent: int) -> None:
@@ -130,14 +126,3 @@ def _set_randomly(tree: Any, free: list[Any], *, source: random.Random, percent:
                 member.set_value("y")
         if before == [choice.selection for choice, _ in orders]:
             break
-
-
-def _reloaded(configuration: StrictLoad) -> StrictLoad:
-    """Reload the configuration from its own file's text, which drops assignments without effect."""
-    tree = configuration.tree
-    text = write.full_text(tree, sources=configuration.sources)
-    fresh = StrictLoad(tree)
-    fresh.add(read_text(text.encode(), name="memory"))
-    survives = write.full_text(tree, sources=fresh.sources) == text
-    assert survives and not fresh.finish().findings, "it does not survive its own file"
-    return fresh

@@ -5,12 +5,11 @@ from __future__ import annotations
 import dataclasses
 import fnmatch
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from lib.errors import ConfigError
-from lib.kconf.reader import Assignment, Finding, Layer
+from lib.kconf.reader import Assignment, Layer
 from lib.plugins import KINDS
 
 FILE = "Kconfig.legacy"
@@ -27,9 +26,9 @@ class Legacy:
     versions let a user set without effect.
     """
 
-    renamed: Mapping[str, str]
-    removed: Mapping[str, str]
-    overruled: tuple[str, ...] = ()
+    renamed: dict[str, str] = field(default_factory=dict)
+    removed: dict[str, str] = field(default_factory=dict)
+    overruled: list[str] = field(default_factory=list)
 
     def names(self) -> set[str]:
         """Return every old symbol name."""
@@ -49,57 +48,51 @@ def read_legacy(root: Path) -> Legacy:
 
     Raises ConfigError for a malformed line.
     """
-    found = Legacy({}, {})
+    found = Legacy()
     for path in (root / FILE, *(path for kind in KINDS for path in kind.folders(root, FILE))):
         if path.is_file():
-            found = _parse(path, found, place=path.relative_to(root).as_posix())
+            _parse(path, found, place=path.relative_to(root).as_posix())
     return found
 
 
-def _parse(path: Path, known: Legacy, *, place: str) -> Legacy:
-    """Return `known` with what the file at `path` adds."""
-    renamed, removed, overruled = dict(known.renamed), dict(known.removed), list(known.overruled)
+def _parse(path: Path, found: Legacy, *, place: str) -> None:
+    """Add the contents of the file at `path` to `found`."""
     name = ""
-    for number, line in enumerate(_text_of(path, place).splitlines(), 1):
+    data = path.read_bytes()
+    try:
+        text = data.decode()
+    except UnicodeDecodeError as error:
+        number = data[: error.start].count(b"\n") + 1
+        raise ConfigError(f"{place}:{number}: is not UTF-8") from error
+    for number, line in enumerate(text.splitlines(), 1):
         if not line.strip() or line.startswith("#"):
             continue
         config, fate = _CONFIG.fullmatch(line), _FATE.fullmatch(line)
-        if config and not name and config[1] not in {*renamed, *removed, *overruled}:
+        if config and not name and config[1] not in {*found.names(), *found.overruled}:
             name = config[1]
         elif fate and name and (fate[3] or "*" not in name):
             if fate[3]:
-                overruled.append(name)
+                found.overruled.append(name)
             else:
-                (renamed if fate[1] else removed)[name] = fate[1] or fate[2]
+                (found.renamed if fate[1] else found.removed)[name] = fate[1] or fate[2]
             name = ""
         else:
             raise ConfigError(f"{place}:{number}: '{line.strip()}' is not expected here")
     if name:
         raise ConfigError(f"{place}: config {name} says neither renamed, removed nor overruled")
-    return Legacy(renamed, removed, tuple(overruled))
 
 
-def _text_of(path: Path, place: str) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        number = path.read_bytes()[: error.start].count(b"\n") + 1
-        raise ConfigError(f"{place}:{number}: is not UTF-8") from error
-
-
-def migrate(layer: Layer, legacy: Legacy, *, prefix: str = "CONFIG_") -> Layer:
-    """Return `layer` without old symbols: under their new names, or as faults."""
-    names = legacy.names()
-    if not any(assignment.name in names for assignment in layer.assignments):
-        return layer
+def migrate(layer: Layer, root: Path) -> Layer:
+    """Return `layer` without old symbols of the tree at `root`: under their new names, or as faults."""
+    legacy = read_legacy(root)
     kept: list[Assignment] = []
     faults, notices = list(layer.faults), list(layer.notices)
     for assignment in layer.assignments:
-        old = f"{prefix}{assignment.name}"
-        if assignment.name in legacy.renamed:
-            new = f"{prefix}{legacy.renamed[assignment.name]}"
+        old = f"CONFIG_{assignment.name}"
+        if (name := legacy.renamed.get(assignment.name)) is not None:
+            new = f"CONFIG_{name}"
             source = assignment.source.replace(old, new, 1)
-            kept.append(dataclasses.replace(assignment, name=new.removeprefix(prefix), source=source))
+            kept.append(dataclasses.replace(assignment, name=name, source=source))
             notices.append(f"{assignment.place}: {old} is called {new} now; it was taken as that")
         elif assignment.name not in legacy.removed:
             kept.append(assignment)
@@ -107,5 +100,5 @@ def migrate(layer: Layer, legacy: Legacy, *, prefix: str = "CONFIG_") -> Layer:
             notices.append(f"{assignment.place}: {old} is no more, and was off")
         else:
             advice = legacy.removed[assignment.name]
-            faults.append(Finding(assignment.file, assignment.line, f"{old} is no more: {advice}"))
+            faults.append(assignment.finding(f"{old} is no more: {advice}"))
     return dataclasses.replace(layer, assignments=tuple(kept), faults=tuple(faults), notices=tuple(notices))

@@ -182,11 +182,12 @@ def files_have_an_opening_comment(tree: Any) -> Faults:
     for path in configurations + fragments:
         text = path.read_text(encoding="utf-8", errors="replace")  # a later rule reports non-UTF-8
         lines = text.splitlines()
+        name = _name(tree, path)
         if not lines or not _FIRST_LINE.fullmatch(lines[0]):
-            yield f"{_name(tree, path)}:1: is not a comment of one sentence"
+            yield f"{name}:1: is not a comment of one sentence"
         if not _MIN_LINES <= len(lines) <= _MAX_LINES:
-            yield f"{_name(tree, path)}: has {len(lines)} lines, not {_MIN_LINES} to {_MAX_LINES}"
-        yield from map(str, machine_facts(tree, text, name=_name(tree, path)))
+            yield f"{name}: has {len(lines)} lines, not {_MIN_LINES} to {_MAX_LINES}"
+        yield from map(str, machine_facts(tree, text, name=name))
 
 
 def no_configuration_has_the_name_of_a_fragment(tree: Any) -> Faults:
@@ -221,10 +222,7 @@ def fragments_take_on_every_configuration(tree: Any) -> Faults:
             if one.text == "n" and find(tree, one.name) is None:
                 yield f"{one.place}: {one.source}, which is not a symbol"
         for base in bases:
-            configuration = StrictLoad(tree)
-            configuration.add(base)
-            configuration.add(fragment)
-            for finding in configuration.finish().findings:
+            for finding in StrictLoad(tree, base, fragment).finish().findings:
                 if finding.file == fragment.name:
                     yield f"{finding} (on {base.name})"
 
@@ -279,34 +277,22 @@ def machine_facts(tree: Any, text: str, *, name: str) -> list[Finding]:
     import socket  # slow to import, and few commands need it
 
     host = socket.gethostname().split(".")[0]
-    lines = enumerate(text.splitlines(), 1)
-    return [
-        Finding(name, number, f"{line} {fault}")
-        for number, line in lines
-        if (fault := _machine_fact(tree, line, host))
-    ]
+    facts = {_ABSOLUTE: "has an absolute path; write it relative to the source tree", _DATE: "has a date"}
+    if len(host) >= _MIN_HOST_NAME:
+        facts[re.compile(rf"\b{re.escape(host)}\b")] = "has the name of this machine"
+    findings = []
+    for number, line in enumerate(text.splitlines(), 1):
+        value = _free_text(tree, line)
+        fault = next((fault for pattern, fault in facts.items() if pattern.search(value)), None)
+        findings += [Finding(name, number, f"{line} {fault}")] if fault else []
+    return findings
 
 
-def _machine_fact(tree: Any, line: str, host: str) -> str | None:
-    value = _free_text(tree, line)
-    if value is None:
-        return None
-    if _ABSOLUTE.search(value):
-        return "has an absolute path; write it relative to the source tree"
-    if _DATE.search(value):
-        return "has a date"
-    if len(host) >= _MIN_HOST_NAME and re.search(rf"\b{re.escape(host)}\b", value):
-        return "has the name of this machine"
-    return None
-
-
-def _free_text(tree: Any, line: str) -> str | None:
-    """Return a comment, or the value of a path or text; other values are numbers or names."""
+def _free_text(tree: Any, line: str) -> str:
+    """Return a comment, or the value of a path or text; "" for other values, which are numbers or names."""
     match = re.fullmatch(r'CONFIG_(\w+)="(.*)"', line)
     if match is None:
-        return line if line.startswith("#") else None
+        return line if line.startswith("#") else ""
     symbol = find(tree, match[1])
     rule = rule_of(symbol) if symbol is not None else None
-    if rule is not None and rule.kind not in ("path", "text"):
-        return None
-    return str(kconfiglib.unescape(match[2]))
+    return "" if rule is not None and rule.kind not in ("path", "text") else kconfiglib.unescape(match[2])

@@ -1,4 +1,4 @@
-"""Commands that read configurations: check, list, explain, compare."""
+"""Commands that read configurations: check, list, explain, compare; also files of any Kconfig tree."""
 
 from __future__ import annotations
 
@@ -9,13 +9,20 @@ from pathlib import Path
 from typing import Any
 
 from lib.errors import ConfigError
-from lib.kconf import defconfig, write
-from lib.kconf.project import Command, Project, from_environment, refusals, report_notices, report_origins
-from lib.kconf.reader import read_text
+from lib.kconf import defconfig, diagnostics, spelling, write
+from lib.kconf.project import (
+    Command,
+    Project,
+    from_environment,
+    given_overrides,
+    refusals,
+    report_notices,
+    report_origins,
+)
+from lib.kconf.reader import Assignment, Finding, foremost, read_file, read_text
 from lib.kconf.resolve import accept, load_file, new_symbols, override, read_own, rejection
 from lib.kconf.strict import StrictLoad
-from lib.kconf.tree import display, find, load_own_tree, shown
-from lib.kconf.variables import given_overrides
+from lib.kconf.tree import display, find, load_own_tree, load_tree, shown
 
 RUN_CONFIG = "config"  # file name of the configuration in a run directory
 
@@ -27,8 +34,7 @@ def _checkconfig(project: Project, options: Namespace) -> None:
         file = project.config_file
     else:
         layer = read_own(project.root, file)
-        configuration = StrictLoad(load_own_tree(project.root))
-        configuration.add(layer)
+        configuration = StrictLoad(load_own_tree(project.root), layer)
         report_notices(accept(configuration, "see above").notices)
         report_notices(override(configuration, given_overrides(os.environ)))
         if not layer.assignments:
@@ -71,10 +77,11 @@ def _explain(project: Project, options: Namespace) -> None:
     from lib.kconf.explain import explain, search
 
     configuration = _present(project)
-    is_search = options.command == "searchconfig"
-    for line in (
-        search(configuration.tree, options.words) if is_search else explain(configuration, options.symbol)
-    ):
+    if options.command == "searchconfig":
+        lines = search(configuration.tree, options.words)
+    else:
+        lines = explain(configuration, options.symbol)
+    for line in lines:
         print(line)
 
 
@@ -94,9 +101,8 @@ def _diffconfig(project: Project, options: Namespace) -> None:
     old, new = options.a or f"{project.config_file}.old", options.b or str(project.config_file)
     for place, given, variable in ((old, options.a, "A"), (new, options.b, "B")):
         if not given and not Path(place).exists():
-            raise ConfigError(
-                f"there is no configuration at {display(Path(place))}", todo=f"give {variable}="
-            )
+            what = f"there is no configuration at {display(Path(place))}"
+            raise ConfigError(what, todo=f"give {variable}=")
     for line in _differences(load_own_tree(project.root), old, new):
         print(line)
 
@@ -128,8 +134,7 @@ def _assignments(tree: Any, place: str) -> dict[str, str]:
         layer = read_own(Path(tree.srctree), path)
         if layer.faults:
             raise rejection(layer.faults, "nothing was compared")
-        configuration = StrictLoad(tree)
-        configuration.add(layer)
+        configuration = StrictLoad(tree, layer)
         # A full file is compared as it is, even if the Kconfig files have changed since.
         if not configuration.is_by_tool(layer):
             accept(configuration, "nothing was compared")
@@ -143,9 +148,9 @@ def _assignments(tree: Any, place: str) -> dict[str, str]:
 
 
 def _kconfig_docs(project: Project, _: Namespace) -> None:
-    from lib.kconf.document import FILE, reference
+    from lib.kconf.explain import PAGE, reference
 
-    path = project.root / FILE
+    path = project.root / PAGE
     text = reference(project.root)
     with refusals(path):
         changed = write.write_atomically(path, text)
@@ -155,10 +160,70 @@ def _kconfig_docs(project: Project, _: Namespace) -> None:
 def _kconfig_lint(project: Project, _: Namespace) -> None:
     from lib.kconf.lint import lint
 
-    findings = lint(project.root)
-    if findings:
+    if findings := lint(project.root):
         raise ConfigError(f"{len(findings)} violations of the lint rules", findings=findings)
     print("the Kconfig files, configurations and fragments follow the lint rules")
+
+
+def check_files(options: Namespace) -> int:
+    """Print lost assignments to stdout, one per line; with V=1 also those whose value holds anyway.
+
+    options: kconfig, srctree, prefix and files of the command line. Returns the exit status: 2 for losses.
+    """
+    verbose = "1" in (os.environ.get("V"), os.environ.get("KCONFIG_VERBOSE"))
+    tree = load_tree(options.kconfig, srctree=options.srctree, prefix=options.prefix, inside=True)
+    lost = held = 0
+    for path in options.files:
+        losses, others = judge(tree, path)
+        lost, held = lost + len(losses), held + len(others)
+        lines = [*map(str, losses)]
+        for line in lines if verbose else foremost(lines, f"faults in {display(path)}"):
+            print(line)
+        for finding in others if verbose else ():
+            report_notices([f"{finding} (it is so anyway)"])
+    if held:
+        seen = "" if verbose else " (V=1 shows them)"
+        counts = f"lines that are lost or wrong: {lost}; others of which the value is so anyway: {held}"
+        report_notices([f"{counts}{seen}"])
+    return 2 if lost else 0
+
+
+def judge(tree: Any, path: Path) -> tuple[list[Finding], list[Finding]]:
+    """Return the findings of a file: lines that are lost or misspelled, and lines whose value holds anyway.
+
+    The reference is the state that kconfiglib, the usual tool of such trees, computes from the file. A lost
+    line without another finding is reported with the value that replaced it.
+    """
+    layer = read_file(path, prefix=tree.config_prefix)
+    findings = list(StrictLoad(tree, layer).finish().findings)
+    reported = {finding.line for finding in findings}
+    if layer.assignments:
+        tree.load_config(str(path.absolute()))
+    held = set()
+    for one in layer.assignments:
+        symbol = find(tree, one.name)
+        value, now = _value(symbol, one), symbol.str_value if symbol else "n"
+        if value == now:
+            held.add(one.line)
+        if one.line in reported or value is None:
+            continue
+        if symbol is None:
+            findings.append(one.finding(diagnostics.unknown_symbol(tree, one.name, value, near=False)))
+        elif value != now:
+            findings.append(one.finding(f"{one.source} does not take: it is {shown(symbol, now)}"))
+    findings.sort(key=lambda finding: finding.line)
+    lost = [finding for finding in findings if finding.line not in held]
+    return lost, [finding for finding in findings if finding.line in held]
+
+
+def _value(symbol: Any | None, assignment: Assignment) -> str | None:
+    """Return the value that the line assigns; None where it is misspelled."""
+    if symbol is None:
+        return assignment.text
+    try:
+        return spelling.read_value(symbol, assignment)
+    except spelling.Misspelled:
+        return None
 
 
 COMMANDS: Mapping[str, Command] = {

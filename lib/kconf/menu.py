@@ -23,12 +23,10 @@ NO_KEY = -1  # curses' result without input; a signal may cause one
 MAX_SILENT_READS = 100
 
 
-def run_menu(root: Path, config_file: Path, *, command: str = "menuconfig") -> None:
+def run_menu(root: Path, config_file: Path, *, command: str) -> None:
     """Edit `config_file` in a terminal. For a file with faults, ask whether to continue without them.
 
-    command: name for errors.
-
-    Raises ConfigError without a terminal, or where the answer is no.
+    command: name for errors. Raises ConfigError without a terminal, or where the answer is no.
     """
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         target = "setconfig" if config_file.exists() else "defconfig-NAME"
@@ -80,23 +78,25 @@ def _keys(read: Callable[[Any], Any], command: str) -> Callable[[Any], Any]:
     return key
 
 
-def run_window(root: Path, config_file: Path, *, command: str = "guiconfig") -> None:
+def run_window(root: Path, config_file: Path, *, command: str) -> None:
     """Edit `config_file` in a window, as `run_menu` does. Raises ConfigError without a display or tkinter."""
     try:
         import tkinter
 
         import guiconfig
     except ImportError as error:
-        raise ConfigError(
-            f"{command} needs tkinter",
-            why=str(error),
-            todo="install it (Debian: python3-tk), or use make menuconfig",
-        ) from error
+        todo = "install it (Debian: python3-tk), or use make menuconfig"
+        raise ConfigError(f"{command} needs tkinter", why=str(error), todo=todo) from error
+
+    def show_error(text: str, dialog: Any, entry: Any) -> None:
+        guiconfig.messagebox.showerror("Bad value", text, parent=dialog)
+        entry.focus_set()
+
     try:
         tkinter.Tk().destroy()  # checks the display before asking on the terminal
         tree = load_own_tree(root, kind=_MenuTree)
         tree.edit(config_file)
-        _patch(guiconfig, tree, _window_checker(guiconfig.messagebox.showerror))
+        _patch(guiconfig, tree, _checker(show_error))
         with tree.locks:
             guiconfig.menuconfig(tree)
     except tkinter.TclError as error:
@@ -178,25 +178,13 @@ def _ask_to_drop(error: ConfigError) -> None:
         raise ConfigError(error.what, why=error.why, todo=error.todo) from error
 
 
-def _window_checker(show_error: Callable[..., object]) -> Callable[[Any, Any, Any, str], bool]:
-    """Return the check of a value typed into a dialog of the window."""
+def _checker(show_error: Callable[..., None]) -> Callable[..., bool]:
+    """Return the check of a value typed into a dialog of the menu, or of the window with its entry."""
 
-    def check(dialog: Any, entry: Any, symbol: Any, value: str) -> bool:
-        def show(text: str) -> None:
-            show_error("Bad value", text, parent=dialog)
-            entry.focus_set()
-
-        return _checker(show)(symbol, value)
-
-    return check
-
-
-def _checker(show_error: Callable[[str], None]) -> Callable[[Any, str], bool]:
-    """Return the check of a value typed into the menu's dialog."""
-
-    def check(symbol: Any, value: str) -> bool:
+    def check(*arguments: Any) -> bool:
+        *of_window, symbol, value = arguments
         if fault := spelling.fault_of(symbol, value):
-            show_error(fault)
+            show_error(fault, *of_window)
         return fault is None
 
     return check

@@ -7,6 +7,7 @@ comment that looks like an assignment, is a fault that says how the line should 
 from __future__ import annotations
 
 import errno
+import functools
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -22,6 +23,7 @@ _TOOL_HEADERS = (HEADER, "# Automatically generated file; DO NOT EDIT.", "# Gene
 
 MAX_LINES_SHOWN = 50
 
+_NAME = "([A-Za-z0-9_]+)"
 _STRING = re.compile(r'"(?:[^\\"]|\\.)*"')
 _COMMENT_AFTER_VALUE = re.compile(r"\s#")
 
@@ -38,7 +40,7 @@ class Finding:
         return f"{self.file}:{self.line}: {self.text}" if self.line else f"{self.file}: {self.text}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Assignment:
     """Assignment of text to one symbol (name without prefix).
 
@@ -57,22 +59,21 @@ class Assignment:
         """`file:line`, or the file's name alone."""
         return f"{self.file}:{self.line}" if self.line else self.file
 
+    def finding(self, text: str) -> Finding:
+        """Return a fault of this assignment."""
+        return Finding(self.file, self.line, text)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Layer:
-    """Assignments of one file or of the command line.
-
-    notices:   messages to print in any case.
-    by_tool:   its header says that a tool wrote it.
-    sources: shipped files (relative to the source tree) that it was composed of.
-    """
+    """Assignments of one file or of the command line."""
 
     name: str
     assignments: tuple[Assignment, ...]
     faults: tuple[Finding, ...] = ()
-    notices: tuple[str, ...] = ()
-    by_tool: bool = False
-    sources: tuple[str, ...] = ()
+    notices: tuple[str, ...] = ()  # messages to print in any case
+    by_tool: bool = False  # its header says that a tool wrote it
+    sources: tuple[str, ...] = ()  # shipped files (relative to the source tree) that it was composed of
     command_line: bool = False
 
 
@@ -127,13 +128,14 @@ def read_text(data: bytes, *, name: str, prefix: str = "CONFIG_") -> Layer:
             continue
         if found is not None:
             symbol, value = found
-            assignments.append(Assignment(name=symbol, text=value, file=name, line=number, source=line))
+            assignments.append(Assignment(symbol, value, name, number, line))
+    is_composed = lines[0] == HEADER and len(lines) > 1 and lines[1].startswith(MADE_FROM)
     return Layer(
         name=name,
         assignments=tuple(assignments),
         faults=tuple(faults),
         by_tool=any(line.startswith(_TOOL_HEADERS) for line in lines[:3]),
-        sources=_sources(lines),
+        sources=tuple(lines[1].removeprefix(MADE_FROM).split(", ")) if is_composed else (),
     )
 
 
@@ -141,6 +143,7 @@ def _unreadable(name: str, line: int, fault: str) -> Layer:
     return Layer(name=name, assignments=(), faults=(Finding(name, line, fault),))
 
 
+@functools.lru_cache(maxsize=16)  # once for each layer
 def shipped_assignments(layer: Layer, root: Path) -> dict[tuple[str, str], Assignment]:
     """Return assignments of the existing files that `layer` was made from, by symbol and text."""
     return {
@@ -154,30 +157,18 @@ def shipped_assignments(layer: Layer, root: Path) -> dict[tuple[str, str], Assig
 def command_line(
     overrides: Mapping[str, str],
     *,
-    prefix: str = "CONFIG_",
     place: str = "command line",
     places: Mapping[str, str] = MappingProxyType({}),
 ) -> Layer:
-    """Make the layer of NAME=value words (names with prefix, values raw: strings without quotes).
+    """Make the layer of CONFIG_NAME=value words (values raw: strings without quotes).
 
     places: where a name was assigned, if not at `place`.
     """
     assignments = tuple(
-        Assignment(
-            name=name.removeprefix(prefix),
-            text=value,
-            file=places.get(name, place),
-            line=0,
-            source=f"{name}={value}",
-        )
+        Assignment(name.removeprefix("CONFIG_"), value, places.get(name, place), 0, f"{name}={value}")
         for name, value in overrides.items()
     )
     return Layer(name=place, assignments=assignments, command_line=True)
-
-
-def _sources(lines: list[str]) -> tuple[str, ...]:
-    is_composed = lines[0] == HEADER and len(lines) > 1 and lines[1].startswith(MADE_FROM)
-    return tuple(lines[1].removeprefix(MADE_FROM).split(", ")) if is_composed else ()
 
 
 def _read_line(line: str, prefix: str) -> tuple[str, str] | None:
@@ -190,14 +181,14 @@ def _read_line(line: str, prefix: str) -> tuple[str, str] | None:
         return None
     if line.lstrip().startswith("#"):
         return _read_comment(line, prefix)
-    match = re.fullmatch(rf"{re.escape(prefix)}([A-Za-z0-9_]+)=(.*)", line)
+    match = re.fullmatch(rf"{re.escape(prefix)}{_NAME}=(.*)", line)
     if match is None or match[2] != match[2].lstrip():
         raise _NotAnAssignment(_why_malformed(line, prefix))
     return match[1], _right_hand_side(match[1], match[2], prefix)
 
 
 def _read_comment(line: str, prefix: str) -> tuple[str, str] | None:
-    symbol = rf"{re.escape(prefix)}([A-Za-z0-9_]+)"
+    symbol = rf"{re.escape(prefix)}{_NAME}"
     if exact := re.fullmatch(rf"# {symbol} is not set", line):
         return exact[1], "n"
     near = re.match(rf"\s*#+\s*{symbol}\s+(?:is\s+)?not\s+set\b", line, re.IGNORECASE)
@@ -219,9 +210,8 @@ def _right_hand_side(name: str, text: str, prefix: str) -> str:
     if rest.lstrip().startswith("#"):
         raise _NotAnAssignment(_no_comment(f"{prefix}{name}={match[0]}"))
     if rest:
-        raise _NotAnAssignment(
-            f'{prefix}{name}={text} continues after the closing quote; inside a string write \\" for a quote'
-        )
+        remedy = 'inside a string write \\" for a quote'
+        raise _NotAnAssignment(f"{prefix}{name}={text} continues after the closing quote; {remedy}")
     return text
 
 
@@ -231,7 +221,7 @@ def _no_comment(right: str) -> str:
 
 def _why_malformed(line: str, prefix: str) -> str:
     words = line.strip().removeprefix("export ").strip()
-    match = re.fullmatch(r"([A-Za-z0-9_]+)\s*[:+?]?=\s*(.*)", words)
+    match = re.fullmatch(rf"{_NAME}\s*[:+?]?=\s*(.*)", words)
     match = match or re.fullmatch(rf"({re.escape(prefix)}[A-Za-z0-9_]+):\s*(.*)", words)
     if match is None:
         return f"'{line}' is not an assignment; write {prefix}NAME=value, or # before a comment"

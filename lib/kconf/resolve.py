@@ -12,7 +12,7 @@ import kconfiglib
 
 from lib.errors import ConfigError
 from lib.kconf import diagnostics, write
-from lib.kconf.legacy import migrate, read_legacy
+from lib.kconf.legacy import migrate
 from lib.kconf.reader import Finding, Layer, command_line, foremost, read_file, read_text
 from lib.kconf.spelling import expression
 from lib.kconf.strict import StrictLoad, Verdict
@@ -25,11 +25,9 @@ class Resolved:
     """A valid configuration, resolved for this process.
 
     values:  symbol (without prefix) -> bool, int, float, str or tuple by its type and `Value:` line; None if
-        the symbol is hidden and has no value. Choice members are omitted: the choice's string names the
-        member.
+        hidden and without a value. Choice members are omitted: the choice's string names the member.
     in_effect: the part of `values` that defines what is trained: symbols visible in this configuration and
-        the strings of choices, without options at their `Neutral:` value. Symbols of other models and data
-        sets are not in it.
+        the strings of choices, without options at their `Neutral:` value.
     origins: symbol -> origin of its value, as from `origin`.
     given:   symbol, including choice members -> raw value set by a user, even if it is the default.
     text:    the full configuration; minimal: its minimal form (savedefconfig).
@@ -106,13 +104,10 @@ def load(
 
     refresh: recompute promptless symbols that an older tree wrote, with a notice.
     overrides: `CONFIG_NAME` -> raw value, as on a command line (strings without quotes).
-
     Raises ConfigError with one finding (`file:line: reason`) for each assignment without effect.
     """
-    tree = load_own_tree(root)
-    configuration, notices = load_file(tree, config_file, refresh=refresh)
-    notices += override(configuration, overrides)
-    return _resolved(configuration, notices)
+    configuration, notices = load_file(load_own_tree(root), config_file, refresh=refresh)
+    return _resolved(configuration, notices + override(configuration, overrides))
 
 
 def load_written(
@@ -127,9 +122,8 @@ def load_written(
     places: `CONFIG_NAME` -> place of its assignment (`file:line`), for the findings.
     """
     layer = read_text(text.encode(), name="the configuration")
-    configuration, notices = _load_layer(load_own_tree(root), layer, refresh=False, notice_new=False)
-    notices += override(configuration, overrides, places=places)
-    return _resolved(configuration, notices)
+    configuration, notices = _load_layer(load_own_tree(root), layer)
+    return _resolved(configuration, notices + override(configuration, overrides, places=places))
 
 
 def _resolved(configuration: StrictLoad, notices: Sequence[str]) -> Resolved:
@@ -184,8 +178,7 @@ def override(
         return []
     tree = configuration.tree
     before = settings(tree)
-    layer = command_line(given, place=place, places=places)
-    layer = migrate(layer, read_legacy(Path(tree.srctree)))
+    layer = migrate(command_line(given, place=place, places=places), Path(tree.srctree))
     configuration.add(layer)
     notices = accept(configuration, "nothing was changed").notices
     _, followers = changes(before, {assignment.name for assignment in layer.assignments})
@@ -194,20 +187,19 @@ def override(
 
 def read_own(root: Path, path: Path) -> Layer:
     """Read the configuration file `path`, with old symbols migrated by the tree at `root`."""
-    return migrate(read_file(path), read_legacy(root))
+    return migrate(read_file(path), root)
 
 
 def load_valid_lines(tree: Any, config_file: Path) -> StrictLoad:
     """Load the valid lines of a file whose faults were reported."""
-    configuration = StrictLoad(tree)
-    configuration.add(read_own(Path(tree.srctree), config_file))
+    configuration = StrictLoad(tree, read_own(Path(tree.srctree), config_file))
     _release(configuration)
     return configuration
 
 
-def load_text(tree: Any, text: str) -> None:
+def load_text(tree: Any, text: str) -> StrictLoad:
     """Load a configuration that was written from `tree` itself."""
-    _load_layer(tree, read_text(text.encode(), name="memory"), refresh=False, notice_new=False)
+    return _load_layer(tree, read_text(text.encode(), name="memory"))[0]
 
 
 def accept(configuration: StrictLoad, todo: str) -> Verdict:
@@ -250,10 +242,8 @@ def typed_value(symbol: Any) -> Value:
     try:
         return rule.parse(text)
     except ValueError as error:
-        node = symbol.nodes[0]
-        raise ConfigError(
-            f"{node.filename}:{node.linenr}: the default {shown(symbol, text)} {error}"
-        ) from error
+        place = f"{symbol.nodes[0].filename}:{symbol.nodes[0].linenr}"
+        raise ConfigError(f"{place}: the default {shown(symbol, text)} {error}") from error
 
 
 def _in_effect(symbol: Any) -> bool:
@@ -266,14 +256,19 @@ def _in_effect(symbol: Any) -> bool:
     return counts and symbol.str_value != neutral_line(symbol)
 
 
-def _load_layer(tree: Any, layer: Layer, *, refresh: bool, notice_new: bool) -> tuple[StrictLoad, list[str]]:
-    configuration = StrictLoad(tree)
-    configuration.add(layer)
+def _load_layer(
+    tree: Any, layer: Layer, *, refresh: bool = False, notice_new: bool = False
+) -> tuple[StrictLoad, list[str]]:
+    configuration = StrictLoad(tree, layer)
     if refresh:
         configuration.refresh_derived()
     notices = list(accept(configuration, "nothing was changed").notices)
     if configuration.is_by_tool(layer):
-        notices += _report_new(tree, layer) if notice_new else []
+        new = [shown(symbol, symbol.str_value) for symbol in new_symbols(tree, layer)] if notice_new else []
+        many = f"{len(new)} new options take their defaults"
+        what = many if len(new) > 1 else "a new option takes its default"
+        if new:
+            notices.append(f"{layer.name}: {what}: {', '.join(new)} (make olddefconfig writes this down)")
         _release(configuration)
     return configuration, notices
 
@@ -281,10 +276,9 @@ def _load_layer(tree: Any, layer: Layer, *, refresh: bool, notice_new: bool) -> 
 def _release(configuration: StrictLoad) -> None:
     minimal = read_text(write.minimal_text(configuration.tree).encode(), name="minimal")
     before = write.full_text(configuration.tree)
-    configuration.release_defaults({assignment.name: None for assignment in minimal.assignments})
-    assert write.full_text(configuration.tree) == before, (
-        "the minimal configuration does not reproduce the full one"
-    )
+    configuration.release_defaults({assignment.name for assignment in minimal.assignments})
+    same = write.full_text(configuration.tree) == before
+    assert same, "the minimal configuration does not reproduce the full one"
 
 
 def _is_setting(symbol: Any) -> bool:
@@ -309,14 +303,6 @@ def new_symbols(tree: Any, layer: Layer) -> list[Any]:
     ]
 
 
-def _report_new(tree: Any, layer: Layer) -> list[str]:
-    """Return a notice on options that the file, written by an older tree, does not mention."""
-    new = [shown(symbol, symbol.str_value) for symbol in new_symbols(tree, layer)]
-    what = f"{len(new)} new options take their defaults" if len(new) > 1 else "a new option takes its default"
-    text = f"{layer.name}: {what}: {', '.join(new)} (make olddefconfig writes this down)"
-    return [text] if new else []
-
-
 def settings(tree: Any) -> dict[Any, str]:
     """Return visible options with their values: symbols, and choices with the name of their member."""
     choices = [choice for choice in tree.unique_choices if has_prompt(choice) and choice.visibility]
@@ -329,8 +315,7 @@ def changes(before: Mapping[Any, str], names: Collection[str]) -> tuple[list[str
 
     First those that `names` (without prefix) has, also by a choice member, then the others.
     """
-    named: list[str] = []
-    others: list[str] = []
+    named, others = list[str](), list[str]()
     for item, value in before.items():
         if item.visibility and _setting(item) != value:
             is_symbol = isinstance(item, kconfiglib.Symbol)

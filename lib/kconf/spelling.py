@@ -120,7 +120,11 @@ def _string_fault(symbol: Any, value: str) -> str | None:
 def _nearest_int(value: str) -> str | None:
     """Return the int meant by `0x200`, `1e3`, `+5`, `"512"`, `1_000`, `0064` or digits of other scripts."""
     bare = value.strip("\"' \t")
-    for read in (int, lambda text: int(text, 16) if text.lower().startswith("0x") else None, _whole_float):
+    for read in (
+        int,
+        lambda text: int(text, 16) if text.lower().startswith("0x") else None,
+        lambda text: int(float(text)) if float(text).is_integer() else None,
+    ):
         try:
             number = str(read(bare))
         except ValueError:
@@ -128,8 +132,3 @@ def _nearest_int(value: str) -> str | None:
         if is_plain_int(number):
             return number
     return None
-
-
-def _whole_float(text: str) -> int | None:
-    number = float(text)
-    return int(number) if number.is_integer() else None

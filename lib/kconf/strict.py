@@ -8,8 +8,8 @@ dependencies to a later one is a notice: the later layer won.
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,7 @@ class Verdict:
     notices: tuple[str, ...]
 
 
-@dataclass(slots=True, kw_only=True, eq=False)
+@dataclass(slots=True, eq=False)
 class _Entry:
     """A well-spelled assignment in force."""
 
@@ -46,28 +46,26 @@ class _Problem:
     derived: bool = False  # it follows from the state of other symbols
 
 
-@dataclass(slots=True, eq=False)
 class StrictLoad:
     """Configuration under construction in `tree`, whose previous values are discarded.
 
     refuse_replacing: a later file that contradicts an earlier one is a finding, not a notice.
     """
 
-    tree: Any
-    refuse_replacing: bool = False
-    _entries: dict[str, _Entry] = field(default_factory=dict, init=False)
-    _layers: list[Layer] = field(default_factory=list, init=False)
-    # Findings that are dropped if a tool wrote the line and it matches the tree.
-    _faults: list[tuple[Layer, Assignment, str]] = field(default_factory=list, init=False)
-    _findings: list[Finding] = field(default_factory=list, init=False)
-    _unknown: int = field(default=0, init=False)
-    _notices: list[str] = field(default_factory=list, init=False)
-    _contradictory: set[Layer] = field(default_factory=set, init=False)  # layers that contradict themselves
-    _shipped: dict[Layer, Mapping[tuple[str, str], Assignment]] = field(default_factory=dict, init=False)
-
-    def __post_init__(self) -> None:
-        self.tree.warn = False  # kconfiglib's warnings are replaced by the checks here
-        self.tree.unset_values()
+    def __init__(self, tree: Any, *layers: Layer, refuse_replacing: bool = False) -> None:
+        self.tree, self.refuse_replacing = tree, refuse_replacing
+        self._entries: dict[str, _Entry] = {}
+        self._layers: list[Layer] = []
+        # Findings that are dropped if a tool wrote the line and it matches the tree.
+        self._faults: list[tuple[Layer, Assignment, str]] = []
+        self._findings: list[Finding] = []
+        self._unknown = 0
+        self._notices: list[str] = []
+        self._contradictory: set[Layer] = set()  # layers that contradict themselves
+        tree.warn = False  # kconfiglib's warnings are replaced by the checks here
+        tree.unset_values()
+        for layer in layers:
+            self.add(layer)
 
     def add(self, layer: Layer) -> None:
         """Apply the assignments of `layer` on top of earlier layers."""
@@ -92,7 +90,7 @@ class StrictLoad:
         notices = list(self._notices)
         for layer, assignment, text in self._faults:
             if not (by_tool(layer) and _is_as_written(assignment, self.tree.syms[assignment.name])):
-                findings.append(Finding(assignment.file, assignment.line, text))
+                findings.append(assignment.finding(text))
         for entry in self._entries.values():
             problem = _problem(entry)
             if problem is None or (by_tool(entry.layer) and _is_harmless(entry)):
@@ -106,12 +104,12 @@ class StrictLoad:
                 notices.append(f"{at.place}: {problem.text}")
             else:
                 text = problem.text + self._advice(entry, problem, by_tool(entry.layer))
-                findings.append(Finding(at.file, at.line, text))
+                findings.append(at.finding(text))
         order = {layer.name: index for index, layer in enumerate(self._layers)}
         findings.sort(key=lambda finding: (order.get(finding.file, 0), finding.line))
         return Verdict(tuple(findings), tuple(dict.fromkeys(notices)))
 
-    def release_defaults(self, keep: Mapping[str, object]) -> None:
+    def release_defaults(self, keep: Collection[str]) -> None:
         """Discard every assignment except those to the symbols in `keep` (without prefix).
 
         A full configuration names every symbol. Those at their default can then follow when a later layer
@@ -164,7 +162,7 @@ class StrictLoad:
                 # Finding likely names is slow, and findings beyond MAX_LINES_SHOWN are only counted.
                 near = self._unknown <= MAX_LINES_SHOWN
                 text = diagnostics.unknown_symbol(self.tree, assignment.name, assignment.text, near=near)
-                self._findings.append(Finding(assignment.file, assignment.line, text))
+                self._findings.append(assignment.finding(text))
                 continue
             try:
                 value = spelling.read_value(symbol, assignment)
@@ -175,7 +173,7 @@ class StrictLoad:
                     text = f"{option(symbol)} cannot be set: {why}"
                 self._faults.append((layer, assignment, text))
                 continue
-            entries.append(_Entry(symbol=symbol, value=value, assignment=assignment, layer=layer))
+            entries.append(_Entry(symbol, value, assignment, layer))
         if absent:
             self._notices.append(diagnostics.absent_symbols(self.tree, absent, near=not layer.by_tool))
         return entries
@@ -201,7 +199,7 @@ class StrictLoad:
                     other = f"{self.tree.config_prefix}{first.name}=y ({first.place})"
                     texts.append(f"{name}=y, but the choice already has {other}; keep one")
             if texts:
-                self._findings += [Finding(assignment.file, assignment.line, text) for text in texts]
+                self._findings += [assignment.finding(text) for text in texts]
                 self._contradictory.add(layer)
 
     def _replace_earlier(self, entry: _Entry) -> None:
@@ -217,10 +215,8 @@ class StrictLoad:
                 self._note_replaced(entry, other)
 
     def _original(self, entry: _Entry) -> Assignment:
-        layer, assignment = entry.layer, entry.assignment
-        if layer not in self._shipped:
-            self._shipped[layer] = shipped_assignments(layer, Path(self.tree.srctree))
-        return self._shipped[layer].get((assignment.name, assignment.text), assignment)
+        shipped = shipped_assignments(entry.layer, Path(self.tree.srctree))
+        return shipped.get((entry.assignment.name, entry.assignment.text), entry.assignment)
 
     def _note_replaced(self, entry: _Entry, earlier: _Entry) -> None:
         # Overriding files is the purpose of a command line; within one file it is a contradiction.
@@ -229,7 +225,7 @@ class StrictLoad:
         now, before = shown(entry.symbol, entry.value), shown(earlier.symbol, earlier.value)
         text = f"{now} replaces {before} of {self._original(earlier).place}"
         if self.refuse_replacing:
-            self._findings.append(Finding(entry.assignment.file, entry.assignment.line, text))
+            self._findings.append(entry.assignment.finding(text))
         else:
             self._notices.append(f"{entry.assignment.place}: {text}")
 
@@ -252,11 +248,9 @@ class StrictLoad:
             return "; remove the line or run make olddefconfig"
         if not has_prompt(entry.symbol):
             return diagnostics.instead(entry.symbol, entry.value)
-        if entry.layer.command_line and problem.hidden:
-            words = diagnostics.remedy(entry.symbol)
-            if words:
-                return f"; give {' '.join([*words, entry.assignment.source])}"
-        return ""
+        on_top = entry.layer.command_line and problem.hidden
+        words = diagnostics.remedy(entry.symbol) if on_top else None
+        return f"; give {' '.join([*words, entry.assignment.source])}" if words else ""
 
 
 def _assign(entry: _Entry) -> None:
@@ -297,13 +291,10 @@ def _problem(entry: _Entry) -> _Problem | None:
         now = "" if symbol.str_value == value else f" (now {symbol.str_value or 'without a value'})"
         return _Problem(f"{option(symbol)} cannot be set{now}: {diagnostics.no_prompt(symbol)}", derived=True)
     if not symbol.visibility:
-        return _Problem(
-            f"{_shown_as_written(entry)} has no effect: it {diagnostics.unmet(symbol)}",
-            hidden=True,
-            derived=True,
-        )
-    if text := spelling.range_fault(symbol, value):
-        return _Problem(text)
+        text = f"{_shown_as_written(entry)} has no effect: it {diagnostics.unmet(symbol)}"
+        return _Problem(text, hidden=True, derived=True)
+    if fault := spelling.range_fault(symbol, value):
+        return _Problem(fault)
     if symbol.str_value != value:
         return _Problem(diagnostics.not_taken(symbol, value), derived=True)
     return None

@@ -27,19 +27,20 @@ def load_tree(
     """Parse a Kconfig tree into a `kconfiglib.Kconfig`, with all warnings kept in its `warnings`.
 
     kconfig: top file, as an absolute path or relative to `srctree` (or else to the current directory).
-    prefix:  prefix of symbol names in configuration files; None = the variable CONFIG_, as in kconfiglib, or
-        "CONFIG_".
+    prefix:  prefix of symbol names in configuration files; None = the variable CONFIG_, or "CONFIG_".
     kind:    class to create, `kconfiglib.Kconfig` or derived from it.
     inside:  make `srctree` the current directory, so that $(shell ...) of a foreign tree finds its files.
-
     Raises ConfigError, in one line, for any fault of the Kconfig files.
     """
-    top = _top_file(kconfig, srctree)
-    srctree = srctree.absolute() if inside else srctree
+    top, root = Path(kconfig), srctree.absolute()
+    if top.is_absolute() or not (srctree / top).exists():
+        top = top.absolute()
+        top = top.relative_to(root) if top.is_relative_to(root) else top
+    srctree = root if inside else srctree
     with _environment(srctree=str(srctree), CONFIG_=prefix):
         try:
             with contextlib.chdir(srctree) if inside else contextlib.nullcontext():
-                tree = kind(top, warn_to_stderr=False)
+                tree = kind(str(top), warn_to_stderr=False)
         except kconfiglib.KconfigError as error:
             raise ConfigError(_one_line(str(error))) from error
         except OSError as error:
@@ -126,14 +127,6 @@ def _bound(symbol: Any, base: int) -> int:
         return 0  # as kconfiglib and the C tools read an empty bound
 
 
-def _top_file(kconfig: str | Path, srctree: Path) -> str:
-    path, root = Path(kconfig), srctree.absolute()
-    if not path.is_absolute() and (srctree / path).exists():
-        return str(path)
-    path = path.absolute()
-    return str(path.relative_to(root)) if path.is_relative_to(root) else str(path)
-
-
 @contextlib.contextmanager
 def _environment(**variables: str | None) -> Iterator[None]:
     """Set environment variables, which configure kconfiglib, for the block; None leaves one unchanged."""
@@ -156,7 +149,6 @@ def _one_line(text: str) -> str:
         chain = " -> ".join(name for name, _ in items)
         return f"{items[0][1]}: dependency loop: {chain}"
     if lines[0].startswith("Malformed"):
-        return (
-            f"{lines[0].split(' in ', 1)[1].strip(chr(39))}: not UTF-8 ({lines[-1].removeprefix('Reason: ')})"
-        )
+        place = lines[0].split(" in ", 1)[1].strip("'")
+        return f"{place}: not UTF-8 ({lines[-1].removeprefix('Reason: ')})"
     return lines[0].replace(": error: ", ": ", 1)

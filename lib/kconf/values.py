@@ -38,7 +38,7 @@ def is_plain_int(text: str) -> bool:
     return _INT.fullmatch(text) is not None and text != "-0"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class ValueRule:
     """Rule of a `Value:` line. `text` is the line itself, without `Value: `."""
 
@@ -93,7 +93,7 @@ def parse_rule(text: str) -> ValueRule:
         raise ValueError(f"'Value: {text}' is not understood")
     word, number, is_list, is_rising, low, low_sign, high_sign, high, only_low_sign, only_low = match.groups()
     if word:
-        return ValueRule(text=text, kind=word)
+        return ValueRule(text, word)
     if only_low_sign:
         low, low_sign = only_low, only_low_sign
     bounds = []
@@ -101,14 +101,7 @@ def parse_rule(text: str) -> ValueRule:
         included = float(bound) if bound else outwards
         # An excluded bound is the next float inwards.
         bounds.append(math.nextafter(included, -outwards) if sign in ("<", ">") else included)
-    return ValueRule(
-        text=text,
-        kind=number,
-        is_list=bool(is_list),
-        is_rising=bool(is_rising),
-        low=bounds[0],
-        high=bounds[1],
-    )
+    return ValueRule(text, number, bool(is_list), bool(is_rising), *bounds)
 
 
 def value_line(symbol: Any) -> str | None:

@@ -39,7 +39,11 @@ def would_change(path: Path, text: str) -> bool:
         raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(path))
     refuse_special(path)
     if not path.is_file():
-        _refuse_link_to_nowhere(name)
+        for link in (name, *name.parents):  # a missing directory behind a symbolic link must not be created
+            target = Path(os.path.realpath(link))
+            if link.is_symlink() and not (target.parent if link == name else target).is_dir():
+                what = f"{display(link)} is a symbolic link to {target}, and there is no such directory"
+                raise FileNotFoundError(errno.ENOENT, what, os.path.realpath(name))
         return True
     if path.read_bytes() == text.encode():
         return False
@@ -75,15 +79,6 @@ def write_atomically(path: Path, text: str, *, keep_old: bool = False) -> bool:
         atomic.write_bytes(old, path.read_bytes())
     atomic.write_bytes(path, text.encode())
     return True
-
-
-def _refuse_link_to_nowhere(path: Path) -> None:
-    """Raise FileNotFoundError for a symbolic link to a missing directory, which must not be created."""
-    for link in (path, *path.parents):
-        target = Path(os.path.realpath(link))
-        if link.is_symlink() and not (target.parent if link == path else target).is_dir():
-            what = f"{display(link)} is a symbolic link to {target}, and there is no such directory"
-            raise FileNotFoundError(errno.ENOENT, what, os.path.realpath(path))
 
 
 def _refuse_read_only(path: Path) -> None:

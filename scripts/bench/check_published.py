@@ -20,7 +20,9 @@ import importlib.abc
 import importlib.machinery
 import json
 import sys
+from collections import Counter
 from collections.abc import Iterator, Sequence
+from copy import copy
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -68,25 +70,26 @@ def main() -> int:
     parser.add_argument("--most", type=int, default=10_000, help="models to predict for in this call")
     options = parser.parse_args()
     sys.meta_path.insert(0, _NoTorchvision())
-    _check_timm()
+    import timm  # type: ignore[import-not-found]  # not among the toolkit's packages
+
+    if timm.__version__ != TIMM_VERSION:
+        raise ToolkitError(
+            f"this is timm {timm.__version__}",
+            why="the list was made with models that take other memory today",
+            todo=f"pip install --no-deps timm=={TIMM_VERSION}",
+        )
     torch.set_num_threads(1)
-    listed = [
-        row for row in csv.DictReader(options.list.open()) if options.half in (None, half(row["model"]))
-    ]
+    rows = csv.DictReader(options.list.open())
+    listed = {row["model"]: row for row in rows if options.half in (None, half(row["model"]))}
     # In an order that has nothing to do with the list's, so that a part of them is a sample.
-    listed.sort(key=lambda row: hashlib.sha256(row["model"].encode()).hexdigest())
-    known = _read(options.rows)
-    done = 0
+    names = sorted(listed, key=lambda name: hashlib.sha256(name.encode()).hexdigest())
+    lines = options.rows.read_text().splitlines() if options.rows.exists() else []
+    known: dict[str, dict[str, Any]] = {row["model"]: row for row in map(json.loads, lines)}
     with options.rows.open("a") as stream:
-        for row in listed:
-            if row["model"] in known or done >= options.most:
-                continue
-            known[row["model"]] = found = _predict(row)
-            stream.write(json.dumps(found) + "\n")
-            stream.flush()
-            done += 1
-    wanted = {row["model"] for row in listed}
-    for line in report([row for name, row in known.items() if name in wanted]):
+        for name in [name for name in names if name not in known][: options.most]:
+            known[name] = _predict(listed[name])
+            print(json.dumps(known[name]), file=stream, flush=True)
+    for line in report([row for name, row in known.items() if name in listed]):
         print(line)
     return 0
 
@@ -99,9 +102,9 @@ def half(name: str) -> str:
 def report(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
     """Yield the decisions by the rule of plans, and by others."""
     used = [row for row in rows if "fits" in row]
-    yield f"{len(rows)} models, {len(used)} used: " + ", ".join(
-        f"{sum(row.get('dropped') == why for row in rows)} {why}" for why in _reasons(rows)
-    )
+    dropped = Counter(row["dropped"] for row in rows if "dropped" in row)
+    reasons = ", ".join(f"{count} {why}" for why, count in sorted(dropped.items()))
+    yield f"{len(rows)} models, {len(used)} used: {reasons}"
     for name, gaps, factor, reserve in (
         ("the plan's rule", 1, PEAK_FACTOR, GPU_RESERVE_BYTES),
         ("without gaps between tensors", 0, PEAK_FACTOR, GPU_RESERVE_BYTES),
@@ -116,26 +119,10 @@ def report(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
         }
         refused = [model for (model, batch), size in need.items() if batch == "fits" and size > room]
         unsafe = [model for (model, batch), size in need.items() if batch == "fails" and size <= room]
-        total = len(need)
-        right = total - len(refused) - len(unsafe)
-        yield f"{name}: {right} of {total} decisions right ({right / total:.1%})"
+        right = len(need) - len(refused) - len(unsafe)
+        yield f"{name}: {right} of {len(need)} decisions right ({right / len(need):.1%})"
         yield f"  {len(refused)} refused that ran: {', '.join(refused)}"
         yield f"  {len(unsafe)} allowed that did not: {', '.join(unsafe)}"
-
-
-def _reasons(rows: Sequence[dict[str, Any]]) -> list[str]:
-    return sorted({row["dropped"] for row in rows if "dropped" in row})
-
-
-def _check_timm() -> None:
-    import timm  # type: ignore[import-not-found]  # not among the toolkit's packages
-
-    if timm.__version__ != TIMM_VERSION:
-        raise ToolkitError(
-            f"this is timm {timm.__version__}",
-            why="the list was made with models that take other memory today",
-            todo=f"pip install --no-deps timm=={TIMM_VERSION}",
-        )
 
 
 def _predict(row: dict[str, str]) -> dict[str, Any]:
@@ -192,8 +179,6 @@ def _need(model: nn.Module, size: int, batch: int) -> dict[str, int]:
 
 def _without_contents(model: nn.Module) -> nn.Module:
     """`model` again, which was made outside the simulation (some compute their shapes from numbers)."""
-    from copy import copy
-
     made: dict[int, nn.Module] = {}
 
     def again(module: nn.Module) -> nn.Module:
@@ -213,13 +198,6 @@ def _without_contents(model: nn.Module) -> nn.Module:
         return made[id(module)]
 
     return again(model)
-
-
-def _read(path: Path) -> dict[str, dict[str, Any]]:
-    if not path.exists():
-        return {}
-    rows = [json.loads(line) for line in path.read_text().splitlines()]
-    return {row["model"]: row for row in rows}
 
 
 if __name__ == "__main__":

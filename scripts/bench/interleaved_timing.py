@@ -2,10 +2,40 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
 from typing import TypeAlias
 
+from lib.config import Config
+from lib.devices.base import Backend
+from lib.plan.types import Hardware, Plan
+from train import loop
+from train.build import make_job
+from train.job import Job, Progress
+from train.record import Record
+from train.training_data import TrainingData
+
 Run: TypeAlias = Callable[[int], float]  # steps -> seconds
+
+
+def job_of(config: Config, plan: Plan, data: TrainingData, hardware: Hardware) -> Job:
+    """Build a job on the plan's device that records nothing."""
+    return make_job(config, plan, data, hardware=hardware, backend=Backend(plan.device), record=Record())
+
+
+def steps_of(job: Job, *, clock: Callable[[], float] = time.perf_counter) -> Run:
+    """Return a run that makes optimizer steps of `job`, timed by `clock`."""
+    progress = Progress()
+
+    def run(steps: int) -> float:
+        started = clock()
+        for _ in range(steps):
+            loop.optimizer_step(job, progress)
+            progress.step += 1
+        job.backend.synchronize()
+        return clock() - started
+
+    return run
 
 
 def interleaved(

@@ -14,32 +14,27 @@ import dataclasses
 import sys
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from lib import kconf
 from lib.config import config_from_values
-from lib.devices.base import Backend
 from lib.devices.probe import probe
 from lib.errors import ToolkitError, run_main
 from lib.nn.activation_checkpointing import CHOICES, Recompute
 from lib.plan.fitting import step_settings
 from lib.plan.micro_batch_search import Failure
 from lib.plan.types import Plan
-from train import loop
-from train.build import make_job
-from train.job import Job, Progress
+from scripts.bench.interleaved_timing import Run, interleaved, job_of, steps_of
 from train.planning.autotune import ProbeTarget, probe_run
 from train.planning.memory_estimate import MemoryTraces
-from train.record import Record
 from train.training_data import open_training_data
 
 ROOT = Path(__file__).resolve().parents[2]
 MICRO_BATCHES = 2  # of a step: with more the first ones weigh more, and nothing else changes
 
 
-@dataclass(frozen=True, slots=True)
-class PlannedRun:
+class PlannedRun(NamedTuple):
     """One choice of GRAD_CHECKPOINT and its plan."""
 
     target: ProbeTarget
@@ -71,12 +66,15 @@ def compare(name: str, settings: Mapping[str, str], *, micro_batch: int, rounds:
     """Print a row for each choice of GRAD_CHECKPOINT."""
     cases = {choice: case_of(name, settings, choice, micro_batch=micro_batch) for choice in CHOICES}
     seconds = cpu_seconds(cases, rounds=rounds)
-    flop = {choice: _step_flop(case) for choice, case in cases.items()}
-    for choice, case in cases.items():
-        outcome = probe_run(case.target, case.plan, micro_batch)
+    flop = {
+        choice: traces.of(step_settings(plan), target.hardware).step_flop
+        for choice, (target, plan, traces) in cases.items()
+    }
+    for choice, (target, plan, _) in cases.items():
+        outcome = probe_run(target, plan, micro_batch)
         if isinstance(outcome, Failure):
             raise ToolkitError(f"{name} with {choice} did not run", why=outcome.reason)
-        tensors = case.target.memory(case.plan, micro_batch).peak_bytes
+        tensors = target.memory(plan, micro_batch).peak_bytes
         sizes = f"{tensors / 1e6:.0f} MB | {outcome.need_bytes / 1e6:.0f} MB"
         work, took = flop[choice] / flop["none"] - 1, seconds[choice] / seconds["none"] - 1
         cost = f"{work:+.0%} | {took:+.0%}" if choice != "none" else f" | {seconds[choice]:.2f} s"
@@ -97,32 +95,15 @@ def case_of(name: str, settings: Mapping[str, str], choice: Recompute, *, micro_
     return PlannedRun(target, plan, memory_traces)
 
 
-def cpu_seconds(cases: Mapping[Recompute, PlannedRun], *, rounds: int) -> dict[Recompute, float]:
+def cpu_seconds(cases: Mapping[Recompute, PlannedRun], *, rounds: int) -> dict[str, float]:
     """Return the CPU seconds of the fastest optimizer step of each choice."""
-    jobs = {choice: _job(case) for choice, case in cases.items()}
-    times: dict[Recompute, list[float]] = {choice: [] for choice in cases}
-    for step in range(1 + rounds):  # the first one makes the optimizer's state
-        for choice, job in jobs.items():
-            started = time.process_time()
-            loop.optimizer_step(job, Progress(step=step))
-            times[choice].append(time.process_time() - started)
-    return {choice: min(seconds[1:]) for choice, seconds in times.items()}
-
-
-def _job(case: PlannedRun) -> Job:
-    target = case.target
-    return make_job(
-        target.config,
-        case.plan,
-        target.data,
-        hardware=target.hardware,
-        backend=Backend("cpu"),
-        record=Record(),
-    )
-
-
-def _step_flop(case: PlannedRun) -> int:
-    return case.memory_traces.of(step_settings(case.plan), case.target.hardware).step_flop
+    runs: dict[str, Run] = {}
+    for choice, (target, plan, _) in cases.items():
+        job = job_of(target.config, plan, target.data, target.hardware)
+        runs[choice] = steps_of(job, clock=time.process_time)
+    # The steps that warm up make the optimizer's state.
+    _, seconds = interleaved(runs, rounds=rounds, round_seconds=0, warm_up=1)
+    return {choice: min(times) for choice, times in seconds.items()}
 
 
 if __name__ == "__main__":

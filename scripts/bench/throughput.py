@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import importlib
+import importlib.util
 import statistics
 import sys
 import tempfile
@@ -21,8 +21,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import numpy as np
 import torch
@@ -134,13 +132,11 @@ def toolkit_loop(planned: PlannedRun) -> Run:
     The last step of each call evaluates and saves, which the bare loop does not: that time is left out.
     """
     run = create_run(planned)
-    config = planned.request.config
-    keep_last = config.checkpoints.keep_last
-    record = RunRecord(run, Console(run.log), started=planned.request.started, keep_last=keep_last)
-    backend = Backend(planned.plan.device)
-    job = make_job(
-        config, planned.plan, planned.data, hardware=planned.hardware, backend=backend, record=record
-    )
+    request, data, hardware, plan = planned.request, planned.data, planned.hardware, planned.plan
+    keep_last = request.config.checkpoints.keep_last
+    record = RunRecord(run, Console(run.log), started=request.started, keep_last=keep_last)
+    backend = Backend(plan.device)
+    job = make_job(request.config, plan, data, hardware=hardware, backend=backend, record=record)
     progress = Progress()
     record.begin(0, None)
     loop.assess, record.save = left_out = Stopwatch(loop.assess), Stopwatch(record.save)  # type: ignore[method-assign]
@@ -161,16 +157,11 @@ def configured() -> tuple[kconf.Resolved, Config]:
     return resolved, config_from_values(resolved.values)
 
 
-def has_comparison(task: str) -> bool:
-    """True if `task` has a comparison of its own in scripts/bench/tasks."""
-    return (Path(__file__).parent / "tasks" / f"{task}.py").is_file()
-
-
-def show_comparison(config: Config, *, rounds: int, round_seconds: float) -> None:
-    """Print what the comparison of the model's task finds."""
-    compare_variants = importlib.import_module(f"scripts.bench.tasks.{load_model(config.model).TASK}").compare
+def show_comparison(module: str, config: Config, *, rounds: int, round_seconds: float) -> None:
+    """Print what the comparison in `module`, of the model's task, finds."""
     data, hardware = open_training_data(config, root=ROOT, log=print), probe(config.device)
     refuse_static_shapes(hardware.kind, what="make bench")
+    compare_variants = importlib.import_module(module).compare
     for line in compare_variants(config, data, hardware, rounds=rounds, round_seconds=round_seconds):
         print(line)
 
@@ -190,14 +181,11 @@ def plain_case(folder: Path, resolved: kconf.Resolved, requested: Config) -> Pla
     hardware = probe(requested.device)
     refuse_static_shapes(hardware.kind, what="make bench")
     requested = requested.replace(num_devices=1, norm_batch=0 if requested.norm_batch is not None else None)
+    predict = MemoryTraces(requested, data).predictor(hardware)
+    found = apply_hyperparams(requested, hardware=hardware, facts=data.facts, predict=predict)
     config = requested.replace(
         hyper_param="manual",
-        batch_size=apply_hyperparams(
-            requested,
-            hardware=hardware,
-            facts=data.facts,
-            predict=MemoryTraces(requested, data).predictor(hardware),
-        ).micro_batch,
+        batch_size=found.micro_batch,
         gradient_accumulation=1,
         target_effective_batch=0,
         compile="manual",
@@ -230,10 +218,9 @@ def in_bf16(planned: PlannedRun) -> PlannedRun:
     """The same case in bf16, with the configured memory format."""
     channels_last = bool(planned.request.resolved.values["CHANNELS_LAST"])
     config = planned.request.config.replace(precision="bf16", channels_last=channels_last)
+    request = dataclasses.replace(planned.request, config=config)
     plan = make_plan(config, planned.hardware, planned.data.facts)
-    return dataclasses.replace(
-        planned, request=dataclasses.replace(planned.request, config=config), plan=plan
-    )
+    return dataclasses.replace(planned, request=request, plan=plan)
 
 
 def compare(loops: Mapping[str, Run], *, rounds: int, round_seconds: float) -> None:
@@ -256,8 +243,9 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=1.0, help="about how long a round of one loop takes")
     options = parser.parse_args()
     resolved, requested = configured()
-    if has_comparison(load_model(requested.model).TASK):
-        show_comparison(requested, rounds=options.rounds, round_seconds=options.seconds)
+    own = f"scripts.bench.tasks.{load_model(requested.model).TASK}"
+    if importlib.util.find_spec(own) is not None:
+        show_comparison(own, requested, rounds=options.rounds, round_seconds=options.seconds)
         return 0
     with tempfile.TemporaryDirectory() as name:
         planned = plain_case(Path(name), resolved, requested)

@@ -6,29 +6,26 @@ Only this module uses the rest of the toolkit to train and to predict.
 from __future__ import annotations
 
 import dataclasses
-import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 
 from lib import kconf
 from lib.config import Config, config_from_values
 from lib.data import ArrayPart, Dataset, ImageSpec, TextSpec, TokenPart
-from lib.devices.base import Backend
 from lib.devices.probe import probe
 from lib.plan import plan as make_plan
 from lib.plan.fitting import Parts, predicted, step_settings
 from lib.plan.tables import table_batch
 from lib.plan.types import Hardware, Plan, Precision
+from scripts.bench.interleaved_timing import job_of
 from train import loop
-from train.build import make_job
 from train.job import Budget, Job, Progress
 from train.planning.memory_estimate import trace_memory, with_gaps
-from train.record import Record
 from train.training_data import TrainingData, make_training_data
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -36,7 +33,7 @@ ROWS = 256  # samples of a training part; longer runs go through it several time
 TEST_ROWS = 64
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Case:
     """A model: its symbols, its data, and the number that its micro-batches must be a multiple of."""
 
@@ -44,20 +41,6 @@ class Case:
     dataset: Callable[[], Dataset]
     step: int  # NORM_BATCH where there is batch normalisation
     lacks: tuple[str, ...] = ()  # symbols that every other case has
-
-
-def random_image_spec(channels: int, height: int, width: int, *, classes: int) -> ImageSpec:
-    """Return the spec of random images (C, H, W)."""
-    return ImageSpec(
-        name="random",
-        channels=channels,
-        height=height,
-        width=width,
-        classes=classes,
-        mean=(0.5,) * channels,
-        std=(0.25,) * channels,
-        synthetic=True,
-    )
 
 
 def random_images(size: int, *, channels: int, classes: int) -> Dataset:
@@ -68,7 +51,8 @@ def random_images(size: int, *, channels: int, classes: int) -> Dataset:
         images = random.integers(0, 256, (rows, channels, size, size), dtype=np.uint8)
         return ArrayPart(images, random.integers(0, classes, rows, dtype=np.int64))
 
-    spec = random_image_spec(channels, size, size, classes=classes)
+    mean, std = (0.5,) * channels, (0.25,) * channels
+    spec = ImageSpec.square("random", size, classes, mean=mean, std=std, synthetic=True)
     return Dataset(spec=spec, train=part(ROWS), test=part(TEST_ROWS), source="random images")
 
 
@@ -93,16 +77,12 @@ def random_text(block_size: int, *, vocab_size: int) -> Dataset:
     return Dataset(spec=spec, train=part(ROWS, shifted=True), test=test, source="random tokens")
 
 
-CASES: Mapping[str, Case] = {
+CASES: dict[str, Case] = {
     "lenet5": Case(
-        settings={"CONFIG_MODEL_LENET5": "y"},
-        dataset=partial(random_images, 28, channels=1, classes=10),
-        step=1,
+        {"CONFIG_MODEL_LENET5": "y"}, dataset=partial(random_images, 28, channels=1, classes=10), step=1
     ),
     "resnet18": Case(
-        settings={"CONFIG_MODEL_RESNET18": "y"},
-        dataset=partial(random_images, 32, channels=3, classes=10),
-        step=32,
+        {"CONFIG_MODEL_RESNET18": "y"}, dataset=partial(random_images, 32, channels=3, classes=10), step=32
     ),
     "resnet50": Case(
         settings={"CONFIG_MODEL_RESNET50": "y", "CONFIG_RESNET50_STEM_IMAGENET": "y"},
@@ -143,8 +123,7 @@ class Setting:
     device: Literal["cuda", "cpu"] = "cuda"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Opened:
+class Opened(NamedTuple):
     """A setting, resolved and planned for this machine."""
 
     config: Config
@@ -156,13 +135,11 @@ class Opened:
 def open_setting(setting: Setting) -> Opened:
     """Resolve `setting` by the Kconfig tree and plan it as it stands."""
     config = _config(setting)
-    dataset = CASES[setting.case].dataset()
-    data = make_training_data(config, dataset)
+    data = make_training_data(config, CASES[setting.case].dataset())
     # The few samples there are stand for as many as a step may want.
     data = dataclasses.replace(data, facts=dataclasses.replace(data.facts, train_size=None))
     hardware = probe(setting.device)
-    plan = make_plan(config, hardware, data.facts)
-    return Opened(config=config, data=data, hardware=hardware, plan=plan)
+    return Opened(config, data, hardware, make_plan(config, hardware, data.facts))
 
 
 @dataclass(slots=True)
@@ -185,15 +162,7 @@ class Training:
 
 def training_of(opened: Opened) -> Training:
     """Create model, optimizer and data on the device."""
-    job = make_job(
-        opened.config,
-        opened.plan,
-        opened.data,
-        hardware=opened.hardware,
-        backend=Backend(opened.plan.device),
-        record=Record(),
-    )
-    return Training(job)
+    return Training(job_of(opened.config, opened.plan, opened.data, opened.hardware))
 
 
 def predicted_parts(opened: Opened) -> Parts:
@@ -216,18 +185,15 @@ def table_choice(setting: Setting, *, free_bytes: int) -> int:
 
 
 def _config(setting: Setting) -> Config:
+    case = CASES[setting.case]
     overrides = {
-        **CASES[setting.case].settings,
-        **{name: value for name, value in SETTINGS.items() if name not in CASES[setting.case].lacks},
+        **case.settings,
+        **{name: value for name, value in SETTINGS.items() if name not in case.lacks},
         f"CONFIG_PRECISION_{setting.precision.upper()}": "y",
         "CONFIG_BATCH_SIZE": str(setting.micro_batch),
         "CONFIG_GRADIENT_ACCUMULATION": str(setting.accumulation),
         "CONFIG_COMPILE_MODEL": "y" if setting.compile else "n",
     }
-    if setting.any_batch and CASES[setting.case].step > 1:
+    if setting.any_batch and case.step > 1:
         overrides["CONFIG_NORM_BATCH"] = "0"
-    with tempfile.TemporaryDirectory() as folder:
-        empty = Path(folder) / "config"
-        empty.write_text("")
-        resolved = kconf.load(root=ROOT, config_file=empty, overrides=overrides)
-    return config_from_values(resolved.values)
+    return config_from_values(kconf.load_written("", root=ROOT, overrides=overrides).values)

@@ -5,30 +5,39 @@ from __future__ import annotations
 import dataclasses
 import functools
 import gc
+import importlib
+import importlib.util
 import statistics
 import subprocess
+import tempfile
 import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
+from torch.utils.data import DataLoader
 
+from lib.data.loader import Batch
+from lib.data.types import Spec, TextSpec
+from lib.errors import ToolkitError
 from lib.memory.allocator import replay
 from lib.plan.fitting import GAPS, Parts
 from scripts.gpu_check.cases import (
     CASES,
     Opened,
     Setting,
+    Training,
     is_predicted_to_fit,
     open_setting,
     predicted_parts,
     table_choice,
     training_of,
 )
-from scripts.gpu_check.lightning_finder import find_batch_size
 
 TIMED_STEPS = 5
 RESOLUTION = 50  # a search ends within a fiftieth of the largest size
+PACKAGES = ("lightning.pytorch", "pytorch_lightning")
+SAMPLES = 1 << 16
 
 
 def context(dtype: str) -> dict[str, Any]:
@@ -63,8 +72,8 @@ def measure(setting: dict[str, Any], limit_bytes: int | None = None, timed: bool
     answer = {"first_step_seconds": first_seconds, **_memory()}
     if timed:
         seconds = statistics.median(training.run(steps=1) for _ in range(TIMED_STEPS))
-        answer["step_seconds"] = seconds
-        answer["samples_per_second"] = training.job.plan.effective_batch / seconds
+        rate = training.job.plan.effective_batch / seconds
+        answer |= {"step_seconds": seconds, "samples_per_second": rate}
     return answer
 
 
@@ -111,12 +120,10 @@ def choose(setting: dict[str, Any], free_bytes: list[int], most: int) -> dict[st
         return this, predicted_parts(this)
 
     def predicted(free: int, start: int) -> int:
-        return largest(
-            lambda size: is_predicted_to_fit(*opened(size), free_bytes=free),
-            start=start,
-            step=CASES[requested.case].step,
-            most=most,
-        )
+        def fits(size: int) -> bool:
+            return is_predicted_to_fit(*opened(size), free_bytes=free)
+
+        return largest(fits, start=start, step=CASES[requested.case].step, most=most)
 
     return {"table": table, "predicted": [predicted(*pair) for pair in zip(free_bytes, table, strict=True)]}
 
@@ -134,7 +141,8 @@ def largest(works: Callable[[int], bool], *, start: int, step: int, most: int) -
             low, jump = size, 2 * jump
         else:
             high, failed = size, True
-        size = _middle(low, high, step) if failed else min(low + jump, high - step)
+        middle = max(low + step, (low + high) // 2 // step * step)
+        size = middle if failed else min(low + jump, high - step)
     return low
 
 
@@ -188,8 +196,79 @@ def _memory() -> dict[str, Any]:
     }
 
 
-def _middle(low: int, high: int, step: int) -> int:
-    return max(low + step, (low + high) // 2 // step * step)
+def installed() -> str | None:
+    """Return the name of the package that has the finder, if one is installed."""
+    found = (name for name in PACKAGES if importlib.util.find_spec(name.partition(".")[0]) is not None)
+    return next(found, None)
+
+
+def find_batch_size(setting: dict[str, Any], mode: str, limit_bytes: int) -> dict[str, Any]:
+    """Return the batch that the finder chooses in `mode` (power or binsearch), and its time.
+
+    It gets the network, loss, optimizer and precision of `setting`, and Lightning's own loop.
+
+    limit_bytes: limit of the allocator. Raises ToolkitError where Lightning is not installed.
+    """
+    package = installed()
+    if package is None:
+        raise ToolkitError("Lightning is not installed")
+    lightning = importlib.import_module(package)
+    tuner_of = importlib.import_module(f"{package}.tuner").Tuner
+    total = torch.cuda.get_device_properties(0).total_memory
+    torch.cuda.set_per_process_memory_fraction(limit_bytes / total)
+    opened = open_setting(Setting(**setting))
+    data = _data_module(lightning, opened.data.dataset.spec)
+    module = _module(lightning, training_of(opened))
+    with tempfile.TemporaryDirectory() as folder:
+        trainer = lightning.Trainer(
+            accelerator="gpu",
+            devices=1,
+            precision="bf16-mixed" if opened.plan.precision == "bf16" else "32-true",
+            max_epochs=1,
+            default_root_dir=folder,
+            logger=False,
+            enable_checkpointing=False,
+            enable_progress_bar=False,
+        )
+        started = time.perf_counter()
+        found = tuner_of(trainer).scale_batch_size(module, datamodule=data, mode=mode)
+        seconds = time.perf_counter() - started
+    return {"batch": found, "seconds": seconds, "version": lightning.__version__}
+
+
+def _data_module(lightning: Any, spec: Spec) -> Any:
+    if isinstance(spec, TextSpec):
+        tokens = torch.randint(spec.vocab_size, spec.input_shape)
+        sample = tokens, tokens.roll(-1)
+    else:
+        sample = torch.randn(spec.input_shape), torch.tensor(0)
+    samples: Any = [sample] * SAMPLES  # any sequence is a data set to a DataLoader
+
+    class Data(lightning.LightningDataModule):  # type: ignore[misc, unused-ignore]
+        batch_size = 2  # the finder changes it
+
+        def train_dataloader(self) -> DataLoader[tuple[torch.Tensor, torch.Tensor]]:
+            return DataLoader(samples, batch_size=self.batch_size)
+
+    return Data()
+
+
+def _module(lightning: Any, training: Training) -> Any:
+    job = training.job
+
+    class Module(lightning.LightningModule):  # type: ignore[misc, unused-ignore]
+        def __init__(self) -> None:
+            super().__init__()
+            self.network = job.model
+
+        def training_step(self, batch: tuple[torch.Tensor, torch.Tensor], index: int) -> torch.Tensor:  # noqa: ARG002
+            sums = job.task.training(self.network, Batch(*batch))
+            return sums.loss / sums.count
+
+        def configure_optimizers(self) -> torch.optim.Optimizer:
+            return job.optimizer
+
+    return Module()
 
 
 HANDLERS: Mapping[str, Callable[..., dict[str, Any]]] = {

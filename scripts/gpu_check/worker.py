@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import select
@@ -14,7 +15,6 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any, TextIO
 
 from lib.devices.backend import is_out_of_memory
@@ -39,8 +39,12 @@ class Child:
 
     def ask(self, request: dict[str, Any], *, seconds: float) -> Answer:
         """Return the answer to `request`: its "status" is ok, out_of_memory, failed, died or timed_out."""
-        process = self._process or self._start()
-        answer = _answer_of(process, request, seconds=seconds)
+        if self._process is None:
+            pipe = subprocess.PIPE
+            self._process = subprocess.Popen(
+                self._command, cwd=ROOT, stdin=pipe, stdout=pipe, stderr=self._log
+            )
+        answer = _answer_of(self._process, request, seconds=seconds)
         if answer["status"] != "ok":
             self.close()
         return answer
@@ -52,35 +56,27 @@ class Child:
             self._process.communicate()
             self._process = None
 
-    def _start(self) -> subprocess.Popen[bytes]:
-        self._process = subprocess.Popen(
-            self._command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._log
-        )
-        return self._process
-
     def __enter__(self) -> Child:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 
 def _answer_of(process: subprocess.Popen[bytes], request: dict[str, Any], *, seconds: float) -> Answer:
     assert process.stdin is not None and process.stdout is not None
     try:
-        process.stdin.write(json.dumps(request).encode() + b"\n")
+        line = json.dumps(request, default=dataclasses.asdict)
+        process.stdin.write(line.encode() + b"\n")
         process.stdin.flush()
     except BrokenPipeError:
         return {"status": "died", "exit_status": process.wait()}
     if not select.select([process.stdout], [], [], seconds)[0]:
         return {"status": "timed_out", "seconds": seconds}
-    line = process.stdout.readline()
-    if not line.endswith(b"\n"):
+    answer = process.stdout.readline()
+    if not answer.endswith(b"\n"):
         return {"status": "died", "exit_status": process.wait()}
-    answer: Answer = json.loads(line)
-    return answer
+    return json.loads(answer)  # type: ignore[no-any-return]
 
 
 def serve(handlers: Mapping[str, Handler], requests: Iterable[str], answers: TextIO) -> None:

@@ -21,7 +21,7 @@ from lib.distributed.rendezvous import (
     torchrun_options,
 )
 from lib.errors import ConfigError, PlanError
-from lib.kconf.variables import given_overrides
+from lib.kconf.project import given_overrides
 from lib.runs.identity import identity
 from scripts import cluster
 from tests.support.configs import make_config

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import signal
 from collections.abc import Callable, Mapping
@@ -12,12 +13,11 @@ import torch
 from torch import Tensor
 
 from lib.config import Config
-from lib.data import ArrayPart, Dataset
+from lib.data import ArrayPart, Dataset, ImageSpec
 from lib.data.loader import Batch
 from lib.devices.base import Backend
 from lib.plan.fitting import StepSettings
 from lib.plan.types import Hardware, Plan
-from scripts.gpu_check.cases import random_image_spec
 from tests.support.configs import make_config
 from train.build import make_job
 from train.job import Job, Progress
@@ -58,7 +58,10 @@ def random_data(
         images = torch.randint(0, 256, (size, *shape), generator=random, dtype=torch.uint8)
         return ArrayPart(images.numpy(), torch.randint(0, CLASSES, (size,), generator=random).numpy())
 
-    spec = random_image_spec(*shape, classes=CLASSES)
+    channels, height, width = shape
+    mean, std = (0.5,) * channels, (0.25,) * channels
+    spec = ImageSpec.square("random", height, CLASSES, mean=mean, std=std, synthetic=True)
+    spec = dataclasses.replace(spec, width=width)
     train_part = part(train_size)
     test_part = train_part if test_size is None else part(test_size)
     return make_training_data(config, Dataset(spec=spec, train=train_part, test=test_part, source="random"))

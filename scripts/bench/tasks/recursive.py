@@ -7,22 +7,16 @@ turn. Both obey one plan: that of the smaller micro-batch, where the two would h
 from __future__ import annotations
 
 import statistics
-import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
 
 from lib.config import Config
-from lib.devices.base import Backend
 from lib.plan.types import Hardware
-from scripts.bench.interleaved_timing import Run, interleaved
-from train import loop
-from train.build import make_job
-from train.job import Job, Progress
+from scripts.bench.interleaved_timing import interleaved, job_of, steps_of
 from train.planning.command import look_ahead
 from train.planning.memory_estimate import MemoryTraces
-from train.record import Record
 from train.training_data import TrainingData, make_training_data
 
 MIXERS = ("mlp", "attention")
@@ -31,71 +25,45 @@ WARM_UP = 2  # steps: the first has no carry
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """Measurements of one mixer.
+    """Measurements of one mixer."""
 
-    parameters: number of trained parameters. step_flop: of an optimizer step, as the plan counts it.
-
-    step_seconds: of an optimizer step, in each round.
-    """
-
-    parameters: int
-    step_flop: int
-    step_seconds: tuple[float, ...]
+    parameters: int  # trained ones
+    step_flop: int  # of an optimizer step, as the plan counts it
+    step_seconds: tuple[float, ...]  # of an optimizer step, in each round
 
     @property
     def seconds(self) -> float:
         """Seconds of the fastest step."""
         return min(self.step_seconds)
 
-    @property
-    def flop_per_second(self) -> float:
-        """FLOP per second of the fastest step."""
-        return self.step_flop / self.seconds
-
 
 def compare(
     config: Config, data: TrainingData, hardware: Hardware, *, rounds: int, round_seconds: float
 ) -> Iterator[str]:
     """Train both for a few steps; yield the lines of a table of their parameters, FLOP and times."""
-    config = config.replace(num_devices=1)
-    variants = {
-        mixer: config.replace(model_options={**config.model_options, "mixer": mixer}) for mixer in MIXERS
-    }
-    data_of = {mixer: make_training_data(variant, data.dataset) for mixer, variant in variants.items()}
-    outlooks = {
-        mixer: look_ahead(
-            variant, data_of[mixer], hardware, MemoryTraces(variant, data_of[mixer]), alternatives=False
-        )
-        for mixer, variant in variants.items()
-    }
-    plan = min((outlook.plan for outlook in outlooks.values()), key=lambda one: one.micro_batch)
-    jobs = {
-        mixer: make_job(
-            variant,
-            plan,
-            data_of[mixer],
-            hardware=hardware,
-            backend=Backend(plan.device),
-            record=Record(),
-        )
-        for mixer, variant in variants.items()
-    }
-    runs = {mixer: _steps_of(job) for mixer, job in jobs.items()}
+    variants = {}
+    for mixer in MIXERS:
+        options = {**config.model_options, "mixer": mixer}
+        variant = config.replace(num_devices=1, model_options=options)
+        own = make_training_data(variant, data.dataset)
+        outlook = look_ahead(variant, own, hardware, MemoryTraces(variant, own), alternatives=False)
+        variants[mixer] = variant, own, outlook
+    plan = min((outlook.plan for _, _, outlook in variants.values()), key=lambda one: one.micro_batch)
+    jobs = {mixer: job_of(variant, plan, own, hardware) for mixer, (variant, own, _) in variants.items()}
+    runs = {mixer: steps_of(job) for mixer, job in jobs.items()}
     steps, seconds = interleaved(runs, rounds=rounds, round_seconds=round_seconds, warm_up=WARM_UP)
     yield (
         f"{config.model} on {config.dataset}: {plan.effective_batch} samples a step, {plan.micro_batch} at a "
         f"time, {plan.device}, {plan.precision}, {'' if plan.compile else 'not '}compiled"
     )
-    yield from table(
-        {
-            mixer: Measured(
-                parameters=sum(weight.numel() for weight in job.model.parameters()),
-                step_flop=outlooks[mixer].step_flop,
-                step_seconds=tuple(seconds[mixer]),
-            )
-            for mixer, job in jobs.items()
-        }
-    )
+    found = {}
+    for mixer, job in jobs.items():
+        parameters = sum(weight.numel() for weight in job.model.parameters())
+        step_flop = variants[mixer][2].step_flop
+        found[mixer] = Measured(
+            parameters=parameters, step_flop=step_flop, step_seconds=tuple(seconds[mixer])
+        )
+    yield from table(found)
     yield f"{rounds} interleaved rounds of {steps} steps, {torch.get_num_threads()} threads"
 
 
@@ -103,28 +71,10 @@ def table(found: Mapping[str, Measured]) -> Iterator[str]:
     """Yield a line for each, and the ratio of the second to the first. Times are minima over rounds."""
     yield f"{'':16}{'parameters':>12}{'GFLOP/step':>12}{'s/step':>10}{'median':>10}{'GFLOP/s':>10}"
     for name, one in found.items():
-        median = statistics.median(one.step_seconds)
-        yield (
-            f"{name:16}{one.parameters:>12,}{one.step_flop / 1e9:>12.4g}{one.seconds:>10.4g}{median:>10.4g}"
-            f"{one.flop_per_second / 1e9:>10.4g}"
-        )
+        work, median = one.step_flop / 1e9, statistics.median(one.step_seconds)
+        times = f"{one.seconds:>10.4g}{median:>10.4g}{work / one.seconds:>10.4g}"
+        yield f"{name:16}{one.parameters:>12,}{work:>12.4g}{times}"
     (first, one), (second, other) = found.items()
-    yield (
-        f"{f'{second}/{first}':16}{other.parameters / one.parameters:>12.3f}"
-        f"{other.step_flop / one.step_flop:>12.3f}{other.seconds / one.seconds:>10.3f}{'':10}"
-        f"{other.flop_per_second / one.flop_per_second:>10.3f}"
-    )
-
-
-def _steps_of(job: Job) -> Run:
-    progress = Progress()
-
-    def run(steps: int) -> float:
-        started = time.perf_counter()
-        for _ in range(steps):
-            loop.optimizer_step(job, progress)
-            progress.step += 1
-        job.backend.synchronize()
-        return time.perf_counter() - started
-
-    return run
+    work, time_taken = other.step_flop / one.step_flop, other.seconds / one.seconds
+    times = f"{time_taken:>10.3f}{'':10}{work / time_taken:>10.3f}"
+    yield f"{f'{second}/{first}':16}{other.parameters / one.parameters:>12.3f}{work:>12.3f}{times}"

@@ -20,7 +20,7 @@ from lib import kconf
 from lib.config import config_from_values
 from lib.distributed.job_specs import CLUSTERS, RUNS
 from lib.errors import ConfigError, PlanError
-from lib.kconf.variables import given_overrides
+from lib.kconf.project import given_overrides
 from lib.runs.identity import identity
 from scripts import cluster
 from tests.support.configs import ROOT, make_config

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from lib.kconf.document import reference
+from lib.kconf.explain import reference
 from lib.kconf.lint import machine_facts
 from lib.kconf.tree import load_own_tree
 

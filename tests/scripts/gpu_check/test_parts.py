@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +18,8 @@ import pytest
 from lib.errors import OutOfMemory, ToolkitError
 from lib.memory.allocator import MIB
 from lib.plan.micro_batch_search import smallest_near_best
-from scripts.gpu_check.__main__ import parse
 from scripts.gpu_check.cases import Setting
-from scripts.gpu_check.parts import Bench, Deadline, Rows, ladder, part_1, part_2, part_3
+from scripts.gpu_check.parts import Bench, ladder, parse, part_1, part_2, part_3
 from scripts.gpu_check.trials import HANDLERS, largest
 from scripts.gpu_check.worker import Child, serve
 from tests.support.configs import ROOT
@@ -42,16 +44,22 @@ def played() -> Child:
     return Child(log=subprocess.DEVNULL, command=(sys.executable, "-c", PLAYED))
 
 
+@contextmanager
+def bench(path: Path, child: Any = None, *, part: int = 1, seconds: float = 60) -> Iterator[Bench]:
+    with path.open("a") as file:
+        yield Bench(file, child, part=part, seconds=seconds)
+
+
 # Rows
 
 
 def test_rows_are_appended_and_on_the_disk_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     synchronised: list[str] = []
-    path = tmp_path / "new" / "part1.jsonl"
+    path = tmp_path / "part1.jsonl"
     monkeypatch.setattr(os, "fsync", lambda _: synchronised.append(path.read_text()))
     for number in (1, 2):
-        with Rows(path, part=1) as rows:
-            rows.add("context", number=number)
+        with bench(path) as one:
+            one.add("context", number=number)
     assert [json.loads(line) for line in path.read_text().splitlines()] == [
         {"part": 1, "kind": "context", "number": 1},
         {"part": 1, "kind": "context", "number": 2},
@@ -100,8 +108,9 @@ def test_the_ladder() -> None:
     assert ladder(1, step=1) == (1,)
 
 
-def test_a_deadline_passes() -> None:
-    assert Deadline(0).left_seconds == 0 and 59 < Deadline(60).left_seconds <= 60
+def test_a_deadline_passes(tmp_path: Path) -> None:
+    with bench(tmp_path / "rows", seconds=0) as none, bench(tmp_path / "rows") as some:
+        assert none.left_seconds == 0 and 59 < some.left_seconds <= 60
 
 
 # Child and worker
@@ -174,6 +183,7 @@ class PlayedChild:
 
     def ask(self, request: dict[str, Any], *, seconds: float) -> dict[str, Any]:
         assert 0 <= seconds < 300
+        request = json.loads(json.dumps(request, default=dataclasses.asdict))  # as a worker reads it
         self.requested.append(request)
         answers: dict[str, dict[str, Any]] = {
             "context": {"outside_allocator_bytes": {"context": 400 * MIB, "backward": 512 * MIB}},
@@ -200,8 +210,8 @@ def rows_of(path: Path) -> list[dict[str, Any]]:
 @pytest.mark.parametrize("part", [part_1, part_2, part_3])
 def test_every_part_asks_only_what_a_worker_knows_and_writes_rows(part: Any, tmp_path: Path) -> None:
     child: Any = PlayedChild()
-    with Rows(tmp_path / "rows", part=1) as rows:
-        part(Bench(rows, child, Deadline(60)))
+    with bench(tmp_path / "rows", child) as one:
+        part(one)
     assert child.requested and {request["what"] for request in child.requested} <= set(HANDLERS)
     for request in child.requested:
         if "setting" in request:
@@ -213,8 +223,8 @@ def test_every_part_asks_only_what_a_worker_knows_and_writes_rows(part: Any, tmp
 
 def test_the_largest_under_an_emulated_card_leaves_room_for_the_context(tmp_path: Path) -> None:
     child: Any = PlayedChild()
-    with Rows(tmp_path / "rows", part=2) as rows:
-        part_2(Bench(rows, child, Deadline(60)))
+    with bench(tmp_path / "rows", child, part=2) as one:
+        part_2(one)
     largest_rows = [row for row in rows_of(tmp_path / "rows") if row["kind"] == "largest"]
     found = {(row["card_gib"], row["case"]): row["largest"] for row in largest_rows}
     # Half a GiB of each card is the context's; residual networks go by 32.
@@ -224,8 +234,8 @@ def test_the_largest_under_an_emulated_card_leaves_room_for_the_context(tmp_path
 
 def test_when_time_is_up_what_is_left_out_is_told(tmp_path: Path) -> None:
     child: Any = PlayedChild()
-    with Rows(tmp_path / "rows", part=3) as rows:
-        part_3(Bench(rows, child, Deadline(0)))
+    with bench(tmp_path / "rows", child, part=3, seconds=0) as one:
+        part_3(one)
     rows_found = rows_of(tmp_path / "rows")
     assert rows_found[0]["kind"] == "out_of_time" and "gpt2" in rows_found[0]["left_out"]
     assert not any(row["kind"] == "throughput" for row in rows_found)

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from lib.memory.allocator import MIB, replay
-from scripts.gpu_check import cases, lightning_finder, trials
+from scripts.gpu_check import cases, trials
 from scripts.gpu_check.cases import (
     CASES,
     Setting,
@@ -165,7 +165,7 @@ def test_lightning_is_given_what_we_train(
         LightningDataModule=object,
         Trainer=lambda **options: SimpleNamespace(**options),
     )
-    monkeypatch.setattr(lightning_finder, "installed", lambda: "played")
+    monkeypatch.setattr(trials, "installed", lambda: "played")
     monkeypatch.setitem(sys.modules, "played", lightning)
     monkeypatch.setitem(sys.modules, "played.tuner", SimpleNamespace(Tuner=Tuner))
     tiny = {"CONFIG_GPT2_SIZE_TINY": "y"} if case == "gpt2" else {}
