@@ -57,7 +57,7 @@ def make_optimizer(
         groups = _atan2_groups(model, weight_decay, sign_learning_rate=sign_learning_rate)
         return _prepared(AdamATan2(groups, lr=learning_rate, betas=(adam_beta1, adam_beta2)), model)
     hidden = _hidden(model) if name == "muon" else []
-    groups = _groups(model, weight_decay, leave_out=hidden)
+    groups = _groups(model, weight_decay, hidden)
     rule: type[torch.optim.Optimizer] = torch.optim.Adam if name == "adam" else torch.optim.AdamW
     options: dict[str, Any] = {"betas": (adam_beta1, adam_beta2), "eps": adam_eps}
     if name == "sgd":
@@ -144,26 +144,25 @@ def _atan2_groups(
     model: nn.Module, weight_decay: float, *, sign_learning_rate: float | None
 ) -> list[dict[str, Any]]:
     by_sign = [parameter for parameter in sign_parameters(model) if parameter.requires_grad]
-    without = {id(parameter) for parameter in by_sign}
-    rest = [p for p in model.parameters() if p.requires_grad and id(p) not in without]
-    groups: list[dict[str, Any]] = [{"params": rest, "weight_decay": weight_decay}]
+    groups: list[dict[str, Any]] = [{"params": _trained(model, by_sign), "weight_decay": weight_decay}]
     if by_sign:
         if sign_learning_rate is None:
             raise ConfigError(
                 f"{type(model).__name__} names sign_parameters, and there is no CONFIG_SIGN_LEARNING_RATE",
                 todo="select MODEL_LEARNS_RECURSIVELY in the model's Kconfig, or choose another optimizer",
             )
-        signed = {"params": by_sign, "weight_decay": weight_decay, "lr": sign_learning_rate, "sign": True}
-        groups.append(signed)
+        groups.append(groups[0] | {"params": by_sign, "lr": sign_learning_rate, "sign": True})
     return groups
 
 
-def _groups(
-    model: nn.Module, weight_decay: float, *, leave_out: Sequence[nn.Parameter]
-) -> list[dict[str, Any]]:
-    without = {id(parameter) for parameter in leave_out}
-    rest = [p for p in model.parameters() if p.requires_grad and id(p) not in without]
+def _groups(model: nn.Module, weight_decay: float, leave_out: Sequence[nn.Parameter]) -> list[dict[str, Any]]:
+    rest = _trained(model, leave_out)
     return [
         {"params": [p for p in rest if p.dim() >= 2], "weight_decay": weight_decay},
         {"params": [p for p in rest if p.dim() < 2], "weight_decay": 0.0},
     ]
+
+
+def _trained(model: nn.Module, leave_out: Sequence[nn.Parameter]) -> list[nn.Parameter]:
+    without = {id(parameter) for parameter in leave_out}
+    return [p for p in model.parameters() if p.requires_grad and id(p) not in without]

@@ -6,7 +6,7 @@ import dataclasses
 import json
 import math
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
@@ -22,17 +22,9 @@ from lib.data.types import Dataset, TextSpec
 from lib.errors import ConfigError, DataError, ToolkitError
 from lib.nn.model_code import build_model
 from lib.scaling import gate
-from lib.scaling.judge import Verdict, judge
-from lib.scaling.laws import Point
-from lib.scaling.planning import (
-    FULL,
-    LAYERS,
-    WIDTHS,
-    PlannedRun,
-    configs_of,
-    names_of,
-    wall_seconds,
-)
+from lib.scaling.judge import TITLES, FittedLaw, Verdict, judge
+from lib.scaling.laws import Point, intervals
+from lib.scaling.planning import FULL, LAYERS, WIDTHS, PlannedRun, configs_of, names_of, wall_seconds
 from lib.scaling.results import (
     BLOCK,
     MIN_TEXT_LOSS,
@@ -263,8 +255,6 @@ class ScalingExperiments:
 
     def report(self) -> str:
         """Write report.txt and return its content."""
-        from lib.scaling.report import format_report
-
         text = format_report(self.results(), self.verdicts(), self.corpus.dataset.source, self.corpus_lines())
         write(self.out / REPORT, text)
         return text
@@ -314,3 +304,78 @@ def format_cost(plan: Sequence[PlannedRun], *, workers: int) -> str:
         f"{len(plan)} runs, about {seconds / 60:.1f} minutes of CPU time, "
         f"{wall_seconds(plan, workers=workers) / 60:.1f} minutes with {workers} workers"
     )
+
+
+def format_report(
+    results: Sequence[ScalingResults],
+    verdicts: Mapping[str, Verdict],
+    source: str,
+    lines: Mapping[str, float],
+) -> str:
+    """Return the report of a sweep. source: of the data. lines: baseline losses in nats by name."""
+    return "\n".join([*_runs(results, source, lines), *_verdicts(results, verdicts, lines)]) + "\n"
+
+
+def _runs(results: Sequence[ScalingResults], source: str, lines: Mapping[str, float]) -> Iterator[str]:
+    unit = results[0].perplexity_unit
+    yield f"Data: {source}"
+    yield f"Losses in nats per {unit}, of the validation part. N: parameters without embeddings. D: tokens.\n"
+    yield f"{'architecture':18}    d   l           N          D seed     loss perplexity"
+    for result in results:
+        if result.status == "done":
+            yield (
+                f"{result.arch:18} {result.d_model:>4} {result.n_layers:>3} "
+                f"{result.num_params_nonembedding:>11,} {result.tokens:>10,} {result.seed:>4} "
+                f"{result.val_nats:>8.4f} {result.final_perplexity:>10.4f}"
+            )
+    yield from ("", *(f"{name}: {nats:.4f} nats" for name, nats in lines.items()))
+    if failed := failures(results):
+        yield from (
+            "",
+            f"{len(failed)} of {len(results)} runs have no valid result and are in no fit:",
+            *failed,
+        )
+
+
+def _verdicts(
+    results: Sequence[ScalingResults], verdicts: Mapping[str, Verdict], lines: Mapping[str, float]
+) -> Iterator[str]:
+    for arch, verdict in verdicts.items():
+        yield from ("", f"{arch}: {verdict.sentence()}")
+        best = min(each.val_nats for each in results if each.arch == arch and each.status == "done")
+        better = [name for name, nats in lines.items() if nats < best and "known" not in name]
+        if better:
+            yield f"  Its best loss, {best:.4f}, is beaten by {', '.join(better)}."
+        for name, fitted in verdict.fits.items():
+            yield f"  {TITLES[name]}"
+            yield from (f"    {line}" for line in _fitted(fitted, lines))
+        growth = verdict.growth
+        if growth.exponent is None or growth.interval is None:
+            yield f"  isoFLOP: insufficient: {growth.reason}"
+        else:
+            figures = f"{growth.exponent:.2f} [{growth.interval[0]:.2f}, {growth.interval[1]:.2f}]"
+            yield f"  isoFLOP: optimal N grows as C^{figures} (95 % of draws of the seed noise)"
+        yield from (f"  Note: {warning}" for warning in verdict.warnings)
+
+
+def _fitted(fitted: FittedLaw, lines: Mapping[str, float]) -> Iterator[str]:
+    """Format the reasons against a law, then its figures with their intervals."""
+    if fitted.reasons:
+        yield f"insufficient: {'; '.join(fitted.reasons)}"
+    if fitted.law is None or not fitted.samples:
+        return
+    ends = intervals(fitted.samples, level=0.95)
+    figures = (
+        f"{name} {value:.4g} [{ends[name][0]:.4g}, {ends[name][1]:.4g}]"
+        for name, value in fitted.law.figures().items()
+    )
+    yield f"{', '.join(figures)} (95 % of bootstraps)"
+    if (held := fitted.holdout) is not None:
+        yield (
+            f"held out from 6 N D = {held.flops:.1e} on: error {held.error:.2%} "
+            f"(bias {held.bias:+.2%}), {held.covered:.0%} of {held.points} points inside the 90 % band"
+        )
+    known = lines.get("entropy rate (known)")
+    if known is not None and "E" in ends:
+        inside = ends["E"][0] <= known <= ends["E"][1]
+        yield f"the known floor {known:.4f} is {'inside' if inside else 'outside'} the interval of E"

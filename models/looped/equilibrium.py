@@ -20,7 +20,6 @@ batch. Shapes: B samples, T tokens, D channels.
 from __future__ import annotations
 
 import cmath
-import contextlib
 import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -30,8 +29,8 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from models.looped.energy import EnergyBlock, EnergyForm, FormStep, Source, Weights
-from models.looped.plain import PlainBlock
+from lib.nn.precision import without_autocast
+from models.looped.blocks import EnergyBlock, EnergyForm, FormStep, PlainBlock, Source, Weights
 from models.looped.solver import Solution, SolverOptions, Step, Unit, solve
 
 Estimator: TypeAlias = Literal["ep", "ep_vf", "ep_adjoint", "implicit", "bptt", "one_step"]
@@ -113,14 +112,14 @@ class Equilibrium(nn.Module):
         if torch.is_grad_enabled():
             self.forced.clear()
         if options.estimator == "bptt" and torch.is_grad_enabled():
-            with _full_precision(x_BTD):
+            with without_autocast(x_BTD):
                 source = block.source(x_BTD, allowed)
                 solution = solve(lambda h: block.step(h, source), x_BTD, options.solver)
                 self._keep(solution)
                 return block.activate(solution.state)
         with torch.no_grad():
             self._keep(solution := self._converge(x_BTD, allowed))
-        with _full_precision(x_BTD):
+        with without_autocast(x_BTD):
             return self._attached(solution.state, x_BTD, allowed)
 
     def _keep(self, solution: Solution) -> None:
@@ -133,7 +132,7 @@ class Equilibrium(nn.Module):
             coarse = dataclasses.replace(options, tolerance=HALF_TOLERANCE)
             before = solve(lambda h: block.step(h, source), start, coarse)
             start = before.state.to(x_BTD.dtype)
-        with _full_precision(x_BTD):
+        with without_autocast(x_BTD):
             source = block.source(x_BTD, allowed)
             solution = solve(lambda h: block.step(h, source), start, options)
         if before is None:
@@ -243,7 +242,7 @@ class _Propagated(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient_BTD: Tensor) -> tuple[Tensor | None, ...]:
         state, x_BTD, allowed, *weights = ctx.saved_tensors
-        with _full_precision(x_BTD):
+        with without_autocast(x_BTD):
             gradient_BTD = gradient_BTD.to(x_BTD.dtype)
             share = root_mean_square(gradient_BTD, ctx.options.solver.unit)
             found, x_gradient = contrast(
@@ -263,7 +262,7 @@ class _Corrected(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient_BTD: Tensor) -> tuple[Tensor, None]:
-        with _full_precision(gradient_BTD):
+        with without_autocast(gradient_BTD):
             return ctx.correct(gradient_BTD), None
 
 
@@ -285,9 +284,14 @@ def _by_implicit_differentiation(
     step: Step, state: Tensor, gradient_BTD: Tensor, options: EquilibriumOptions
 ) -> Tensor:
     """Solve u = J' u + gradient."""
-    pull = transposed_product(step, state)
-    solver = dataclasses.replace(options.solver, unit="sample")
-    return solve(lambda u: pull(u) + gradient_BTD, gradient_BTD, solver).state
+    with torch.enable_grad():
+        leaf = state.detach().requires_grad_()
+        image = step(leaf)
+
+    def pulled(u_BTD: Tensor) -> Tensor:
+        return torch.autograd.grad(image, leaf, u_BTD, retain_graph=True)[0] + gradient_BTD
+
+    return solve(pulled, gradient_BTD, dataclasses.replace(options.solver, unit="sample")).state
 
 
 def _by_vector_field(step: Step, state: Tensor, gradient_BTD: Tensor, options: EquilibriumOptions) -> Tensor:
@@ -316,14 +320,6 @@ def _by_adjoint_correction(
     return _by_vector_field(corrected, state, gradient_BTD, options)
 
 
-def transposed_product(step: Step, state: Tensor) -> Step:
-    """Return v -> J' v for the Jacobian J of `step` at `state`."""
-    with torch.enable_grad():
-        leaf = state.detach().requires_grad_()
-        image = step(leaf)
-    return lambda v: torch.autograd.grad(image, leaf, v, retain_graph=True)[0]
-
-
 def jacobian_products(step: Step, state: Tensor) -> tuple[Step, Step]:
     """Return v -> J' v and v -> J v."""
     with torch.enable_grad():
@@ -340,13 +336,6 @@ def jacobian_products(step: Step, state: Tensor) -> tuple[Step, Step]:
         return torch.autograd.grad(pulled, by, v, retain_graph=True)[0]
 
     return pull, push
-
-
-def _full_precision(like: Tensor) -> contextlib.AbstractContextManager[object]:
-    """Disable autocast: half precision would lose small differences of states."""
-    if like.is_meta:  # shapes only
-        return contextlib.nullcontext()
-    return torch.autocast(like.device.type, enabled=False)
 
 
 _CORRECTIONS = {

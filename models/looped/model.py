@@ -18,9 +18,8 @@ from torch import Tensor, nn
 
 from lib.data.types import ImageSpec, TextClassSpec, TextSpec
 from lib.errors import ConfigError
-from models.looped.energy import EnergyBlock, EnergyForm
+from models.looped.blocks import EnergyBlock, EnergyForm, PlainBlock
 from models.looped.equilibrium import Equilibrium, EquilibriumOptions
-from models.looped.plain import PlainBlock
 from models.looped.solver import Solution, SolverOptions, Unit
 
 TASK = "lm"  # with labels, of images or texts, it classifies
@@ -105,13 +104,14 @@ class LoopedTransformer(nn.Module):
 
     def solutions(self) -> list[Solution]:
         """Return the solutions of the blocks in the last forward pass."""
-        return [block.solution for block in self._equilibria() if block.solution is not None]
+        return [block.solution for block in self.equilibria() if block.solution is not None]
 
     def forced(self) -> list[Tensor]:
         """Return the residuals under the forces of the last gradient, for estimators with forces."""
-        return [residual for block in self._equilibria() for residual in block.forced]
+        return [residual for block in self.equilibria() for residual in block.forced]
 
-    def _equilibria(self) -> list[Equilibrium]:
+    def equilibria(self) -> list[Equilibrium]:
+        """Return the blocks."""
         return [block for block in self.blocks if isinstance(block, Equilibrium)]
 
     def run_note(self) -> str | None:
@@ -212,6 +212,14 @@ def equilibrium(options: Options) -> Equilibrium:
         block = EnergyBlock(
             form, width=options.width, hidden=options.hidden, spectral_cap=options.spectral_cap
         )
+    unit: Unit = "prefix" if options.causal else "sample"  # by which tokens interact
+    solver = SolverOptions(
+        method=options.solver,  # type: ignore[arg-type]
+        step_size=options.step_size,
+        tolerance=options.tolerance,
+        max_iterations=options.max_iterations,
+        unit="token" if options.block == "energy_cross" else unit,
+    )
     equilibrium_options = EquilibriumOptions(
         estimator=options.gradient,  # type: ignore[arg-type]
         nudge=options.nudge,  # type: ignore[arg-type]
@@ -219,21 +227,9 @@ def equilibrium(options: Options) -> Equilibrium:
         beta=options.beta,
         nudged_iterations=options.nudged_iterations,
         together=options.together,
-        solver=solver_of(options),
+        solver=solver,
     )
     return Equilibrium(block, equilibrium_options)
-
-
-def solver_of(options: Options) -> SolverOptions:
-    """Return the solver options; the unit depends on which tokens interact."""
-    unit: Unit = "prefix" if options.causal else "sample"
-    return SolverOptions(
-        method=options.solver,  # type: ignore[arg-type]
-        step_size=options.step_size,
-        tolerance=options.tolerance,
-        max_iterations=options.max_iterations,
-        unit="token" if options.block == "energy_cross" else unit,
-    )
 
 
 def check(options: Options, spec: DataSpec) -> None:

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from lib.data.datasets.sudoku.spec import PuzzleSpec
 from lib.errors import ConfigError
 from lib.nn.activation_checkpointing import Chain
-from lib.nn.attention import full_attention
+from lib.nn.attention import full_attention, merge_heads, split_heads
 from lib.nn.precision import full_precision
 
 TASK = "recursive"
@@ -212,13 +212,11 @@ class Attention(nn.Module):
         self.register_buffer("sines_TK", angles_TK.sin().float(), persistent=False)
 
     def forward(self, x_BTD: Tensor) -> Tensor:
-        batch, length, width = x_BTD.shape
         q_BHTK, k_BHTK, v_BHTK = (
-            part_BTD.view(batch, length, self.heads, -1).transpose(1, 2)
-            for part_BTD in self.qkv(x_BTD).split(width, dim=2)
+            split_heads(part_BTD, self.heads) for part_BTD in self.qkv(x_BTD).chunk(3, dim=2)
         )
         mixed_BHTK = full_attention(self._rotated(q_BHTK), self._rotated(k_BHTK), v_BHTK)
-        return self.out(mixed_BHTK.transpose(1, 2).reshape(batch, length, width))  # type: ignore[no-any-return]
+        return self.out(merge_heads(mixed_BHTK))  # type: ignore[no-any-return]
 
     def _rotated(self, x_BHTK: Tensor) -> Tensor:
         first, second = x_BHTK.chunk(2, dim=-1)

@@ -42,8 +42,8 @@ METHODS = {
 
 def run(setting: Setting) -> Report:
     """Correlate iterations with margins for three methods."""
-    data = setting.data(setting.config())
-    report = Report("4", "Do hard samples take more iterations?", setting, data, COLUMNS)
+    report = Report("4", "Do hard samples take more iterations?", setting, COLUMNS)
+    data = report.data
     for way, symbols in METHODS.items():
         try:
             config, model = trained_model(setting, seed=1, symbols=symbols)

@@ -5,32 +5,27 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator
-from dataclasses import asdict
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from lib.config import Config
-from models.looped.energy import EnergyBlock
+from models.looped.blocks import EnergyBlock
 from models.looped.equilibrium import contrast, root_mean_square
 from models.looped.model import SOURCE_SCALE, LoopedTransformer
 from scripts.eqprop.report import Report
 from scripts.eqprop.setting import (
     REFERENCE,
     TIGHT,
-    Agreement,
     Setting,
+    agreement,
     batch_of,
     convergence,
     core_gradient,
-    equilibria,
-    in_precision,
     loss_of,
     model_of,
     spectral_radius,
 )
-from train.training_data import TrainingData
 
 BETAS = (0.1, 0.03, 0.01, 0.003, 0.001, 0.0001)
 PLAIN_BETAS = (0.01, 0.001)
@@ -48,20 +43,19 @@ COLUMNS = (
 
 def run(setting: Setting) -> Report:
     """Measure the error of every estimator for three kinds of blocks."""
-    config = setting.config()
-    data = setting.data(config)
-    report = Report("1", "Is the gradient right?", setting, data, COLUMNS)
-    options = config.model_options
+    report = Report("1", "Is the gradient right?", setting, COLUMNS)
+    options = report.config.model_options
     shape = f"d={options['width']} heads={options['heads']} hidden={options['hidden']}"
     report.note(f"{shape}, one block, {ROWS} samples, at the initial weights; errors are against implicit")
     report.note("differentiation in float64 at a tolerance of 1e-13, over all weights but the head's.")
     for block in ("energy_cross", "energy_self", "plain"):
-        _block(block, config, data, report)
+        _block(block, report)
     _verdict(report)
     return report
 
 
-def _block(block: str, config: Config, data: TrainingData, report: Report) -> None:
+def _block(block: str, report: Report) -> None:
+    config, data = report.config, report.data
     step = {"step_size": 1.0 if block == "energy_cross" else 0.9}
     exact_model = model_of(config, data, seed=1, block=block, layers=1, **REFERENCE, **step).double()
     inputs, targets = batch_of(data, rows=ROWS, dtype=torch.float64)
@@ -84,16 +78,16 @@ def _block(block: str, config: Config, data: TrainingData, report: Report) -> No
         if dtype == torch.float64:
             changes |= TIGHT
         model = model_of(config, data, seed=1, **changes).to(dtype)
-        found = core_gradient(model, in_precision(inputs, dtype), targets)
+        found = core_gradient(model, inputs, targets)
         row = {
             "block": block,
             "gradient": _name(estimator),
             "beta": beta,
             "dtype": str(dtype).removeprefix("torch."),
         }
-        row |= asdict(Agreement.between(found, exact)) | convergence(model)
+        row |= agreement(found, exact) | convergence(model)
         if estimator["gradient"] == "ep":
-            row["control"] = without_force(model, in_precision(inputs, dtype), targets)
+            row["control"] = without_force(model, inputs, targets)
         report.row(row)
 
 
@@ -152,12 +146,12 @@ def error_with_unit_share(
 
     This is beta as in the literature. exact: holds the exact gradient.
     """
-    [rest] = equilibria(exact)
+    [rest] = exact.equilibria()
     expected = torch.cat([weight.grad.flatten() for weight in rest.block.weights])  # type: ignore[union-attr]
     found = contrast_estimate(
         model, inputs, targets, share=torch.ones(len(inputs), 1, 1, dtype=expected.dtype)
     )
-    return Agreement.between(found, expected).relative_error
+    return agreement(found, expected)["relative_error"]
 
 
 def contrast_estimate(
@@ -172,8 +166,9 @@ def contrast_estimate(
 
     share: divisor of the force and factor of the estimate; None: as in training.
     """
-    [rest] = equilibria(model)
+    [rest] = model.equilibria()
     assert isinstance(rest.block, EnergyBlock)
+    inputs = inputs.to(rest.block.gain.dtype) if inputs.is_floating_point() else inputs
     x_BTD = (SOURCE_SCALE * model.embedding(inputs)).detach()
     allowed = model.allowed(inputs)
     activity = rest(x_BTD, allowed).detach().requires_grad_()

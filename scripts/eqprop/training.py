@@ -20,12 +20,11 @@ from scripts.eqprop.report import Report, Trained, spread
 from scripts.eqprop.setting import (
     REFERENCE,
     ROOT,
-    Agreement,
     Setting,
+    agreement,
     batch_of,
     convergence,
     core_gradient,
-    in_precision,
     spectral_radius,
     with_options,
 )
@@ -78,8 +77,7 @@ COLUMNS = (
 
 def run(setting: Setting) -> Report:
     """Train every method over seeds and compare accuracies."""
-    data = setting.data(setting.config())
-    report = Report("2", "Does it train?", setting, data, COLUMNS)
+    report = Report("2", "Does it train?", setting, COLUMNS)
     seeds = range(1, 2 if setting.quick else SEEDS + 1)
     found = {
         way: [_one(way, symbols, seed, setting, report) for seed in seeds] for way, symbols in METHODS.items()
@@ -109,10 +107,9 @@ def _verdicts(report: Report, found: Mapping[str, Sequence[float]]) -> None:
 
 def ablate(setting: Setting) -> Report:
     """Change one option at a time, with one seed each; differences below two points are not significant."""
-    data = setting.data(setting.config())
-    report = Report("ablation", "What does it need?", setting, data, COLUMNS)
+    report = Report("ablation", "What does it need?", setting, COLUMNS)
     for way, symbols in ABLATION.items():
-        if symbols and setting.config(**symbols) == setting.config():
+        if symbols and setting.config(**symbols) == report.config:
             report.note(f"{way}: as it is")
         else:
             _one(way, symbols, 1, setting, report)
@@ -164,6 +161,8 @@ def train_once(
     data = setting.data(config)
     look = Look(config, data, every=LOOK_EVERY if watched else 0, compare=way not in TRAINED)
     job = job_of(config, data, look)
+    assert isinstance(job.model, LoopedTransformer)
+    look.model = job.model
     for name, parameter in job.model.named_parameters():
         parameter.requires_grad_(name.startswith(TRAINED.get(way, "")))
     progress = Progress()
@@ -192,13 +191,9 @@ def job_of(config: Config, data: TrainingData, record: Record) -> Job:
     config = config.replace(auto_method="table")
     hardware = probe("cpu")
     plan = apply_hyperparams(config, False, hardware=hardware, facts=data.facts)
-    job = make_job(
+    return make_job(
         config, plan, data, hardware=hardware, backend=Backend("cpu"), record=record, whole_run=True
     )
-    if isinstance(record, Look):
-        assert isinstance(job.model, LoopedTransformer)
-        record.model = job.model
-    return job
 
 
 class Look(Record):
@@ -235,6 +230,5 @@ class Look(Record):
             own = with_options(model, self.config, self.data)
             exact = with_options(model, self.config, self.data, **REFERENCE).double()
             found = core_gradient(own, self.inputs, self.targets)
-            expected = core_gradient(exact, in_precision(self.inputs, torch.float64), self.targets)
-            row["cosine"] = Agreement.between(found, expected).cosine
+            row["cosine"] = agreement(found, core_gradient(exact, self.inputs, self.targets))["cosine"]
         self.rows.append(row)

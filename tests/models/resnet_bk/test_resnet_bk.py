@@ -15,9 +15,8 @@ from lib.errors import ConfigError
 from lib.memory.facts import saved_bytes
 from lib.nn.model_code import build_model
 from lib.scaling.costs import Counts, count
-from models.resnet_bk.model import ValueMixer
+from models.resnet_bk.model import UpstreamBlock, ValueMixer
 from models.resnet_bk.scan import both_sides, continued_fraction, linear_recurrence
-from models.resnet_bk.upstream import UpstreamBlock
 from tests.support.tokens import text_spec
 from tests.support.work import ElementsComputed
 

@@ -20,7 +20,7 @@ from lib.data.datasets.sudoku.spec import PuzzleSpec
 from lib.data.loader import Batch
 from lib.data.types import Spec
 from lib.nn import IGNORED
-from lib.nn.stablemax import stablemax_cross_entropy
+from lib.nn.cross_entropy import stablemax_cross_entropy
 from train.tasks.base import Forward, Sums, no_logits, refuse_label_smoothing
 from train.tasks.recursive.carry import Carry, Rows
 

@@ -1,12 +1,13 @@
-"""The energy block, whose state h converges to a minimum of an energy, as equilibrium propagation requires.
+"""The blocks that are iterated: the energy block, and a plain transformer layer without an energy.
+
+The state h of the energy block converges to a minimum of E, as equilibrium propagation requires:
 
     E(h) = <h, g> - L(h) - Phi(g; x)          g = dL/dh, the activation of the state
     Phi  = <g, x + bias> + 1/s sum_{heads, tokens i} log sum_j exp(s q_i . k_j) + sum G(W g + c)
 
 q = Wq g, s = 1 / sqrt(channels of a head), G the primitive of the unit of the two-layer network. Keys are
 k = Wk x ("cross": the states of different tokens do not touch) or k = Wk g ("self"; Hoover et al. 2023).
-Where dE/dh = 0, h = dPhi/dg. Derivatives are written out without autograd; all but `energy` also take complex
-states.
+Where dE/dh = 0, h = dPhi/dg. Derivatives are written out without autograd, and also take complex states.
 
 Shapes: B samples, T tokens, D channels, H heads, Z channels of a head, F units.
 """
@@ -22,8 +23,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from lib.nn.attention import merge_heads, split_heads
+
 EPSILON = 1e-5  # added to the variance in the layer-norm activation
 MIN_GAIN, MAX_GAIN = 0.3, 1.0
+_UNITS: dict[str, Callable[[Tensor], Tensor]] = {"gelu": F.gelu, "tanh": torch.tanh, "relu": F.relu}
 
 
 def attention(q_BHTZ: Tensor, k_BHTZ: Tensor, allowed: Tensor | None) -> Tensor:
@@ -37,17 +41,6 @@ def attention(q_BHTZ: Tensor, k_BHTZ: Tensor, allowed: Tensor | None) -> Tensor:
     if allowed is None:
         return scores.softmax(dim=3)  # type: ignore[no-any-return]
     return scores.masked_fill(~allowed, torch.finfo(scores.dtype).min).softmax(dim=3) * allowed  # type: ignore[no-any-return]
-
-
-def split_heads(x_BTD: Tensor, heads: int) -> Tensor:
-    """Split the channels into heads: (B, T, D) -> (B, H, T, Z)."""
-    batch, length, width = x_BTD.shape
-    return x_BTD.view(batch, length, heads, width // heads).transpose(1, 2)
-
-
-def merge_heads(x_BHTZ: Tensor) -> Tensor:
-    """Invert `split_heads`: (B, H, T, Z) -> (B, T, D)."""
-    return x_BHTZ.transpose(1, 2).flatten(2)
 
 
 def _complex_softmax(scores: Tensor, allowed: Tensor | None) -> Tensor:
@@ -108,7 +101,7 @@ class EnergyForm:
         result_BTD = source.x_BTD + weights.bias_D + merge_heads(seen_BHTT @ k_BHTZ) @ weights.query_DD
         if source.keys_BHTZ is None:
             result_BTD = result_BTD + merge_heads(seen_BHTT.transpose(2, 3) @ q_BHTZ) @ weights.key_DD
-        units_BTF = self._unit(F.linear(g_BTD, weights.units_FD, weights.unit_bias_F))
+        units_BTF = _UNITS[self.mlp](F.linear(g_BTD, weights.units_FD, weights.unit_bias_F))
         return result_BTD + units_BTF @ weights.units_FD
 
     def gradient(
@@ -138,30 +131,9 @@ class EnergyForm:
             x_BTD -= queried_BTD @ weights.key_DD
         return result, x_BTD
 
-    def energy(self, weights: Weights, h_BTD: Tensor, source: Source) -> Tensor:
-        """Return E: (B,), for real states. Lower is nearer to the fixed point if Phi is convex."""
-        g_BTD = self.activate(weights, h_BTD)
-        lagrangian_BT = weights.gain * self._base_lagrangian(h_BTD) + h_BTD @ weights.shift_D
-        bound_BT = (h_BTD * g_BTD).sum(dim=2) - lagrangian_BT
-        return bound_BT.sum(dim=1) - self.potential(weights, g_BTD, source)
-
-    def potential(self, weights: Weights, g_BTD: Tensor, source: Source) -> Tensor:
-        """Return Phi: (B,), for real states."""
-        q_BHTZ, k_BHTZ = self._queries_and_keys(weights, g_BTD, source)
-        inverse_heat = q_BHTZ.shape[-1] ** -0.5
-        scores_BHTT = inverse_heat * q_BHTZ @ k_BHTZ.transpose(2, 3)
-        sees_something: Tensor | float = 1.0
-        if source.allowed is not None:
-            scores_BHTT = scores_BHTT.masked_fill(~source.allowed, torch.finfo(scores_BHTT.dtype).min)
-            sees_something = source.allowed.any(dim=-1).expand(scores_BHTT.shape[:3])
-        attention_B = (scores_BHTT.logsumexp(dim=3) * sees_something).sum(dim=(1, 2)) / inverse_heat
-        u_BTF = F.linear(g_BTD, weights.units_FD, weights.unit_bias_F)
-        driven_B = (g_BTD * (source.x_BTD + weights.bias_D)).sum(dim=(1, 2))
-        return driven_B + attention_B + self._primitive(u_BTF).sum(dim=(1, 2))  # type: ignore[no-any-return]
-
     def _units_gradient(self, weights: Weights, g_BTD: Tensor, share: Tensor) -> tuple[Tensor, Tensor]:
         """Return the gradients of units and biases; a function of its own frees the widest tensor early."""
-        active_BTF = self._unit(F.linear(g_BTD, weights.units_FD, weights.unit_bias_F)).mul_(share)
+        active_BTF = _UNITS[self.mlp](F.linear(g_BTD, weights.units_FD, weights.unit_bias_F)).mul_(share)
         return -_outer(active_BTF, g_BTD), -active_BTF.sum(dim=(0, 1))
 
     def _attended(
@@ -199,25 +171,6 @@ class EnergyForm:
                 return _log_cosh(h_BTD).sum(dim=2)
             case "identity":
                 return 0.5 * (h_BTD * h_BTD).sum(dim=2)
-
-    def _unit(self, u_BTF: Tensor) -> Tensor:
-        match self.mlp:
-            case "gelu":
-                return F.gelu(u_BTF)
-            case "tanh":
-                return torch.tanh(u_BTF)
-            case "relu":
-                return F.relu(u_BTF)
-
-    def _primitive(self, u_BTF: Tensor) -> Tensor:
-        match self.mlp:
-            case "gelu":
-                density = torch.exp(-0.5 * u_BTF * u_BTF) / math.sqrt(2 * math.pi)
-                return 0.5 * ((u_BTF * u_BTF - 1) * torch.special.ndtr(u_BTF) + u_BTF * density)  # type: ignore[no-any-return]
-            case "tanh":
-                return _log_cosh(u_BTF)
-            case "relu":
-                return 0.5 * F.relu(u_BTF) ** 2
 
 
 FormStep: TypeAlias = Callable[[EnergyForm, Weights, Tensor, Source], Tensor]
@@ -268,6 +221,54 @@ class EnergyBlock(nn.Module):
         for matrix in (self.query, self.key, self.units):
             matrix.mul_((self.spectral_cap / largest_singular_value(matrix)).clamp(max=1.0))
         self.gain.clamp_(MIN_GAIN, MAX_GAIN)
+
+
+class PlainBlock(nn.Module):
+    """A transformer layer f(h; x) = LN(x + a + MLP(LN(a))), a = h + attention(LN(h)), without an energy.
+
+    Without the source x or the last normalisation the state would grow without bound.
+    """
+
+    def __init__(self, *, width: int, heads: int, hidden: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.norm1, self.norm2, self.norm3 = (nn.LayerNorm(width) for _ in range(3))
+        self.qkv = nn.Linear(width, 3 * width)
+        self.attention_out = nn.Linear(width, width)
+        self.mlp_in = nn.Linear(width, hidden)
+        self.mlp_out = nn.Linear(hidden, width)
+        self.fast_step: PlainStep = PlainBlock.once  # or its compiled version
+
+    def source(self, x_BTD: Tensor, allowed: Tensor | None) -> Source:
+        """Return the source of input x."""
+        return Source(x_BTD, None, allowed)
+
+    def activate(self, h_BTD: Tensor) -> Tensor:
+        """Return the state itself, which energy blocks pass through an activation."""
+        return h_BTD
+
+    def step(self, h_BTD: Tensor, source: Source) -> Tensor:
+        """Apply one iteration, compiled where no gradient is taken."""
+        return self.once(h_BTD, source) if torch.is_grad_enabled() else self.fast_step(self, h_BTD, source)
+
+    def compile_step(self, compiler: Callable[[PlainStep], PlainStep]) -> None:
+        """Compile the iteration for use without autograd."""
+        self.fast_step = compiler(PlainBlock.once)
+
+    def once(self, h_BTD: Tensor, source: Source) -> Tensor:
+        """Return f(h; x)."""
+        a_BTD = h_BTD + self._attend(self.norm1(h_BTD), source.allowed)
+        hidden_BTF = F.gelu(self.mlp_in(self.norm2(a_BTD)))
+        return self.norm3(source.x_BTD + a_BTD + self.mlp_out(hidden_BTF))  # type: ignore[no-any-return]
+
+    def _attend(self, h_BTD: Tensor, allowed: Tensor | None) -> Tensor:
+        q_BHTZ, k_BHTZ, v_BHTZ = (
+            split_heads(part_BTD, self.heads) for part_BTD in self.qkv(h_BTD).split(h_BTD.shape[2], dim=2)
+        )
+        return self.attention_out(merge_heads(attention(q_BHTZ, k_BHTZ, allowed) @ v_BHTZ))  # type: ignore[no-any-return]
+
+
+PlainStep = Callable[[PlainBlock, Tensor, Source], Tensor]
 
 
 def largest_singular_value(matrix: Tensor) -> Tensor:
