@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -13,8 +13,6 @@ from torch import Tensor, nn
 from lib.memory.simulation import simulated
 
 SMALLEST_BYTES = 1 << 20  # smaller tensors stay: a copy costs more than it saves
-
-Pack: TypeAlias = Callable[[Tensor], Any]
 
 
 def offloading(model: nn.Module) -> contextlib.AbstractContextManager[Any]:

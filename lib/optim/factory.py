@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Literal, Protocol, runtime_checkable
 
 import torch
@@ -84,24 +84,19 @@ def make_optimizer(
 
 def _prepared(optimizer: torch.optim.Optimizer, model: nn.Module) -> torch.optim.Optimizer:
     """Add the peak rates, and the hook that keeps the model's weights in bounds."""
-    for group in optimizer.param_groups:
-        group["peak_lr"] = group["lr"]
-    optimizer.register_load_state_dict_post_hook(_keeping_peaks(optimizer))
+    peaks = [group["lr"] for group in optimizer.param_groups]
+
+    def fill_in(loaded: torch.optim.Optimizer) -> None:
+        """Give states of versions without stored peaks the current ones."""
+        for group, peak in zip(loaded.param_groups, peaks, strict=True):
+            group.setdefault("peak_lr", peak)
+
+    fill_in(optimizer)
+    optimizer.register_load_state_dict_post_hook(fill_in)
     if isinstance(model, Constrained):
         constrain = model.constrain_weights
         optimizer.register_step_post_hook(lambda *_: constrain())
     return optimizer
-
-
-def _keeping_peaks(optimizer: torch.optim.Optimizer) -> Callable[[torch.optim.Optimizer], None]:
-    """Return a load hook: states of versions without stored peaks keep the current ones."""
-    peaks = [group["peak_lr"] for group in optimizer.param_groups]
-
-    def fill_in(loaded: torch.optim.Optimizer) -> None:
-        for group, peak in zip(loaded.param_groups, peaks, strict=True):
-            group.setdefault("peak_lr", peak)
-
-    return fill_in
 
 
 def _can_fuse(groups: list[dict[str, Any]], rule: type[torch.optim.Optimizer]) -> bool:

@@ -103,9 +103,12 @@ def costs_of(configs: Iterable[ScalingConfig], spec: TextSpec) -> dict[Shape, Co
         shallow, *deeper = sorted(by_depth)
         costs[shape_of(by_depth[shallow])] = first = _measure(by_depth[shallow], spec)
         second = _measure(by_depth[deeper[0]], spec) if deeper else first
+        pairs = list(zip(astuple(first), astuple(second), strict=True))
         for layers in deeper:
+            # The line through both never falls, whatever timing says.
             distance = (layers - shallow) / (deeper[0] - shallow)
-            costs[shape_of(by_depth[layers])] = _extrapolate(first, second, distance)
+            extended = (start + distance * max(end - start, 0.0) for start, end in pairs)
+            costs[shape_of(by_depth[layers])] = Costs(*extended)
     return costs
 
 
@@ -116,12 +119,6 @@ def _measure(config: ScalingConfig, spec: TextSpec) -> Costs:
         flops_per_token=training_flops(build, block_size=config.n_seq),
         bytes_per_sample=model_facts(build, spec, name=config.arch, train_size=1).bytes_per_sample or 0,
     )
-
-
-def _extrapolate(first: Costs, second: Costs, distance: float) -> Costs:
-    """Extend the line through `first` (distance 0) and `second` (1); it never falls, whatever timing says."""
-    pairs = zip(astuple(first), astuple(second), strict=True)
-    return Costs(*(start + distance * max(end - start, 0.0) for start, end in pairs))
 
 
 def seconds_per_token(build: Callable[[], nn.Module], spec: TextSpec, *, rows: int) -> float:

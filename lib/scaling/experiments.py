@@ -8,7 +8,7 @@ import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cache, cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -81,7 +81,6 @@ class ScalingExperiments:
         if path is not None and not path.exists():
             raise ConfigError(f"CORPUS={corpus} is not there", todo="file: takes a file or a folder of texts")
         self.workers = workers or len(os.sched_getaffinity(0))
-        self._cached: tuple[dict[str, tuple[Point, ...]], dict[str, Verdict]] = ({}, {})
 
     @cached_property
     def corpus(self) -> Corpus:
@@ -143,15 +142,13 @@ class ScalingExperiments:
             if found:
                 raise ToolkitError(f"{arch} does not pass the leak checks", why="; ".join(found))
             self.log(f"Leak checks: {arch} is causal over {length} tokens and learns the next token")
-        form = {"form": "upstream", "layers": 2, "width": 16, "ffn_ratio": 2, "dropout": 0.0}
-        canary: dict[str, Any] = form | {"allow_leak": True}
+        canary: dict[str, Any] = {"form": "upstream", "layers": 2, "width": 16, "ffn_ratio": 2}
+        canary |= {"dropout": 0.0, "allow_leak": True}
         for spec in (gate.cycle_spec(length) for length in dict.fromkeys(length for _, length in kinds)):
             model = build_model("resnet_bk", canary, spec, seed=1)
             if not list(gate.leaks(model, spec)):
-                raise ToolkitError(
-                    "the leak checks are broken",
-                    why="it does not detect the leak of the original, bidirectional block",
-                )
+                why = "it does not detect the leak of the original, bidirectional block"
+                raise ToolkitError("the leak checks are broken", why=why)
         self.log("Leak checks: the leak of the original, bidirectional block is detected")
 
     def run(self, configs: Sequence[ScalingConfig]) -> list[ScalingResults]:
@@ -219,10 +216,8 @@ class ScalingExperiments:
                 f"CORPUS={self.corpus_name} has changed since the sweep in {self.out}",
                 todo="make scaling trains on the new text",
             )
-        points = {arch: tuple(points_of(group)) for arch, group in by_architecture(results).items()}
-        if points != self._cached[0]:
-            self._cached = points, {arch: judge(own) for arch, own in points.items()}
-        return self._cached[1]
+        groups = by_architecture(results)
+        return {arch: _judged(tuple(points_of(group))) for arch, group in groups.items()}
 
     def analyze_scaling_laws(self) -> dict[str, Any]:
         """Fit the laws, write scaling_law.json and return its content.
@@ -265,6 +260,12 @@ class ScalingExperiments:
         if self.corpus.entropy_rate is not None:
             lines["entropy rate (known)"] = self.corpus.entropy_rate
         return lines
+
+
+@cache
+def _judged(points: tuple[Point, ...]) -> Verdict:
+    """Judge the points once; fit, plots and report of one command need the verdict."""
+    return judge(points)
 
 
 def raise_failures(results: Sequence[ScalingResults]) -> None:

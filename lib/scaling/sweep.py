@@ -8,6 +8,7 @@ import socket
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from lib.data.types import TextSpec
 from lib.runs import metrics
@@ -67,9 +68,8 @@ class Sweep:
         child = children.train(self.out / "runs" / f"{name}-{identity}", config.assignments(), root=self.root)
         if child.stopped:
             return None
-        empty = dataclasses.replace(
-            self._empty(config, identity), seconds_cpu=child.seconds_cpu, peak_memory_mb=child.peak_memory_mb
-        )
+        used: dict[str, Any] = {"seconds_cpu": child.seconds_cpu, "peak_memory_mb": child.peak_memory_mb}
+        empty = dataclasses.replace(self._empty(config, identity), **used)
         if child.run is None:
             return dataclasses.replace(empty, status="failed", reason=child.reason)
         return self._read(empty, child.run, config)

@@ -59,16 +59,10 @@ def stencil(nudge: Nudge, count: int) -> tuple[Point, ...]:
         case "four_point":
             return Point(1, 2 / 3), Point(-1, -2 / 3), Point(2, -1 / 12), Point(-2, 1 / 12)
         case "holomorphic":
-            return tuple(_on_circle(place, count) for place in range(count // 2 + 1))
-
-
-def _on_circle(place: int, count: int) -> Point:
-    """Return a point on or above the real axis, which stands for its conjugate as well."""
-    if place == 0 or 2 * place == count:
-        sign = 1 if place == 0 else -1
-        return Point(sign, sign / count)
-    at = cmath.exp(2j * cmath.pi * place / count)
-    return Point(at, 2 / (at * count))
+            # Points above the real axis stand for their conjugates as well.
+            circle = [cmath.exp(2j * cmath.pi * place / count) for place in range(1, (count + 1) // 2)]
+            ends = [Point(1, 1 / count), *([Point(-1, -1 / count)] if count % 2 == 0 else [])]
+            return ends[0], *(Point(at, 2 / (at * count)) for at in circle), *ends[1:]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,12 +81,6 @@ class EquilibriumOptions:
     together: bool
     solver: SolverOptions
     watch: Callable[[Tensor], None] = lambda _: None
-
-    @property
-    def nudged_solver(self) -> SolverOptions:
-        """Solver options under a force: half of the iterations suffice, for the states start near the end."""
-        limit = max(self.nudged_iterations, self.solver.max_iterations // 2)
-        return dataclasses.replace(self.solver, max_iterations=limit)
 
 
 class Equilibrium(nn.Module):
@@ -275,7 +263,10 @@ def root_mean_square(gradient_BTD: Tensor, unit: Unit) -> Tensor:
 
 
 def _nudged(step: Step, start: Tensor, options: EquilibriumOptions) -> Tensor:
-    solution = solve(step, start, options.nudged_solver, min_iterations=options.nudged_iterations)
+    # Half of the iterations suffice under a force, for the states start near the end.
+    limit = max(options.nudged_iterations, options.solver.max_iterations // 2)
+    solver = dataclasses.replace(options.solver, max_iterations=limit)
+    solution = solve(step, start, solver, min_iterations=options.nudged_iterations)
     options.watch(solution.residual)
     return solution.state
 

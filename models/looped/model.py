@@ -99,8 +99,13 @@ class LoopedTransformer(nn.Module):
     def read(self, state_BTD: Tensor, inputs: Tensor) -> Tensor:
         """Return the logits for the activations of the last block; `inputs` tell padding."""
         if self.reads_tokens:
-            return self.head(state_BTD.flatten(1))  # type: ignore[no-any-return]
-        return self.head(state_BTD if self.causal else self._mean(state_BTD, inputs))  # type: ignore[no-any-return]
+            state_BTD = state_BTD.flatten(1)
+        elif self.pad is not None:
+            text_BT1 = (inputs != self.pad)[:, :, None]
+            state_BTD = state_BTD.where(text_BT1, 0.0).sum(dim=1) / text_BT1.sum(dim=1).clamp(min=1)
+        elif not self.causal:
+            state_BTD = state_BTD.mean(dim=1)
+        return self.head(state_BTD)  # type: ignore[no-any-return]
 
     def solutions(self) -> list[Solution]:
         """Return the solutions of the blocks in the last forward pass."""
@@ -116,10 +121,8 @@ class LoopedTransformer(nn.Module):
 
     def run_note(self) -> str | None:
         """Return a warning if states of the last batch did not converge, which makes gradients inexact."""
-        shares = (
-            (self._unsettled([solution.residual for solution in self.solutions()]), ""),
-            (self._unsettled(self.forced()), " under a force"),
-        )
+        free = self._unsettled([solution.residual for solution in self.solutions()])
+        shares = ((free, ""), (self._unsettled(self.forced()), " under a force"))
         parts = [f"{share:.2%} of the states{where}" for share, where in shares if share]
         if not parts:
             return None
@@ -137,15 +140,14 @@ class LoopedTransformer(nn.Module):
 
     def constrain_weights(self) -> None:
         """Project the weights into the bounds in which states converge."""
-        for block in self.modules():
-            if isinstance(block, EnergyBlock):
-                block.constrain_weights()
+        for rest in self.equilibria():
+            if isinstance(rest.block, EnergyBlock):
+                rest.block.constrain_weights()
 
     def compile_steps(self, compiler: Callable[[Callable[..., Tensor]], Callable[..., Tensor]]) -> None:
         """Compile one iteration of each block, because their number varies."""
-        for block in self.modules():
-            if isinstance(block, EnergyBlock | PlainBlock):
-                block.compile_step(compiler)
+        for rest in self.equilibria():
+            rest.block.compile_step(compiler)
 
     def allowed(self, inputs: Tensor) -> Tensor | None:
         """Return the attention mask: causal, or without padding; None: all."""
@@ -156,12 +158,6 @@ class LoopedTransformer(nn.Module):
             return None
         text_BT = inputs != self.pad
         return (text_BT[:, :, None] & text_BT[:, None, :])[:, None]
-
-    def _mean(self, state_BTD: Tensor, inputs: Tensor) -> Tensor:
-        if self.pad is None:
-            return state_BTD.mean(dim=1)
-        text_BT1 = (inputs != self.pad)[:, :, None]
-        return state_BTD.where(text_BT1, 0.0).sum(dim=1) / text_BT1.sum(dim=1).clamp(min=1)
 
 
 class ImageTokens(nn.Module):

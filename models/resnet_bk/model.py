@@ -73,9 +73,8 @@ class _Model(nn.Module):
         self.backbone = Backbone(options, vocab_size=spec.vocab_size, block_size=spec.block_size)
 
     def hidden_matrices(self) -> list[nn.Parameter]:
-        """Return the trainable weights of the mixers and of the two-layer networks."""
-        matrices = (parameter for parameter in self.backbone.blocks.parameters() if parameter.dim() == 2)
-        return [matrix for matrix in matrices if matrix.requires_grad]
+        """Return the weights of the mixers and of the two-layer networks."""
+        return [parameter for parameter in self.backbone.blocks.parameters() if parameter.dim() == 2]
 
 
 class LanguageModel(_Model):
@@ -124,9 +123,7 @@ class Backbone(nn.Module):
         self.position = nn.Embedding(block_size, options.width) if upstream else None
         self.dropout = Dropout(options.dropout, site=0)
         self.blocks = nn.ModuleList(
-            UpstreamBlock(width=options.width, ratio=options.ffn_ratio, dropout=options.dropout, layer=layer)
-            if upstream
-            else Block(options, layer)
+            UpstreamBlock(options, layer) if upstream else Block(options, layer)
             for layer in range(options.layers)
         )
         self.chain = Chain()
@@ -223,12 +220,12 @@ class UpstreamBlock(nn.Module):
     is exact. It is below 1 in absolute value, so that the original's limits on it never act.
     """
 
-    def __init__(self, *, width: int, ratio: int, dropout: float, layer: int) -> None:
+    def __init__(self, options: Options, layer: int) -> None:
         super().__init__()
-        self.norm = nn.LayerNorm(width)
-        self.experts = Experts(width=width, ratio=ratio, dropout=dropout, site=layer + 1)
-        self.potential = nn.Linear(width, 1)
-        self.out = nn.Linear(2, width)
+        self.norm = nn.LayerNorm(options.width)
+        self.experts = Experts(options, site=layer + 1)
+        self.potential = nn.Linear(options.width, 1)
+        self.out = nn.Linear(2, options.width)
         self.scale = nn.Parameter(torch.ones(1))
 
     def forward(self, x_BTC: Tensor) -> Tensor:
@@ -245,19 +242,19 @@ class Experts(nn.Module):
     As in the original, the router is not trained: its softmax over the single chosen score is always 1.
     """
 
-    def __init__(self, *, width: int, ratio: int, dropout: float, site: int) -> None:
+    def __init__(self, options: Options, *, site: int) -> None:
         super().__init__()
+        width, hidden = options.width, options.ffn_ratio * options.width
         self.router = nn.Linear(width, EXPERTS).requires_grad_(False)
-        self.into = nn.ModuleList(nn.Linear(width, ratio * width) for _ in range(EXPERTS))
-        self.out = nn.ModuleList(nn.Linear(ratio * width, width) for _ in range(EXPERTS))
-        self.dropout = Dropout(dropout, site=site)
+        self.into = nn.ModuleList(nn.Linear(width, hidden) for _ in range(EXPERTS))
+        self.out = nn.ModuleList(nn.Linear(hidden, width) for _ in range(EXPERTS))
+        self.dropout = Dropout(options.dropout, site=site)
 
     def forward(self, x_BTC: Tensor) -> Tensor:
         chosen_BT = self.router(x_BTC).argmax(-1)
         # All networks are computed, so that no shape depends on the data.
-        outputs = []
-        for into, out in zip(self.into, self.out, strict=True):
-            outputs.append(out(self.dropout(F.relu(into(x_BTC)))))
+        experts = zip(self.into, self.out, strict=True)
+        outputs = [out(self.dropout(F.relu(into(x_BTC)))) for into, out in experts]
         index_BTC1 = chosen_BT[..., None, None].expand(*x_BTC.shape, 1)
         return torch.stack(outputs, -1).gather(-1, index_BTC1)[..., 0]
 

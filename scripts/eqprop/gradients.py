@@ -70,21 +70,17 @@ def _block(block: str, report: Report) -> None:
     if block != "plain":
         own = {"block": block, "layers": 1, **step, "gradient": "ep", "nudge": "symmetric", "beta": LOSS_BETA}
         model = model_of(config, data, seed=1, **own, **TIGHT).double()
-        report.facts[f"force of the loss {block}"] = error_with_unit_share(
-            exact_model, model, inputs, targets
-        )
+        error = error_with_unit_share(exact_model, model, inputs, targets)
+        report.facts[f"force of the loss {block}"] = error
     for estimator, beta, dtype in _estimators(block, report.setting.quick):
         changes: dict[str, Any] = {"block": block, "layers": 1, **step, **estimator, "beta": beta or 0.01}
         if dtype == torch.float64:
             changes |= TIGHT
         model = model_of(config, data, seed=1, **changes).to(dtype)
         found = core_gradient(model, inputs, targets)
-        row = {
-            "block": block,
-            "gradient": _name(estimator),
-            "beta": beta,
-            "dtype": str(dtype).removeprefix("torch."),
-        }
+        precision = str(dtype).removeprefix("torch.")
+        name = " ".join(estimator.values()) if estimator["gradient"] == "ep" else estimator["gradient"]
+        row = {"block": block, "gradient": name, "beta": beta, "dtype": precision}
         row |= agreement(found, exact) | convergence(model)
         if estimator["gradient"] == "ep":
             row["control"] = without_force(model, inputs, targets)
@@ -95,20 +91,13 @@ def _estimators(block: str, quick: bool) -> Iterator[tuple[dict[str, str], float
     dtypes = (torch.float64, torch.float32)
     betas = BETAS[::2] if quick else BETAS
     if block == "plain":
-        found = [
-            {"gradient": "ep_vf", "nudge": "symmetric"},
-            {"gradient": "ep_adjoint", "nudge": "symmetric"},
-        ]
+        found = [{"gradient": gradient, "nudge": "symmetric"} for gradient in ("ep_vf", "ep_adjoint")]
         yield from itertools.product(found, PLAIN_BETAS, dtypes)
     else:
         for nudge in NUDGES:
             yield from itertools.product([{"gradient": "ep", "nudge": nudge}], betas, dtypes)
     for gradient in ("implicit", "one_step"):
         yield from (({"gradient": gradient, "nudge": "symmetric"}, None, dtype) for dtype in dtypes)
-
-
-def _name(options: dict[str, str]) -> str:
-    return "ep " + options["nudge"] if options["gradient"] == "ep" else options["gradient"]
 
 
 def differences(model: LoopedTransformer, gradient: Tensor, inputs: Tensor, targets: Tensor) -> float:
@@ -133,10 +122,8 @@ def differences(model: LoopedTransformer, gradient: Tensor, inputs: Tensor, targ
 
 def without_force(model: LoopedTransformer, inputs: Tensor, targets: Tensor) -> float:
     """Return |estimate without a force| / |estimate|: the share that comes from unconverged states."""
-    none, whole = (
-        float(contrast_estimate(model, inputs, targets, forced=forced).norm()) for forced in (0.0, 1.0)
-    )
-    return none / whole
+    none, whole = (contrast_estimate(model, inputs, targets, forced=forced) for forced in (0.0, 1.0))
+    return float(none.norm()) / float(whole.norm())
 
 
 def error_with_unit_share(
@@ -148,9 +135,8 @@ def error_with_unit_share(
     """
     [rest] = exact.equilibria()
     expected = torch.cat([weight.grad.flatten() for weight in rest.block.weights])  # type: ignore[union-attr]
-    found = contrast_estimate(
-        model, inputs, targets, share=torch.ones(len(inputs), 1, 1, dtype=expected.dtype)
-    )
+    ones = torch.ones(len(inputs), 1, 1, dtype=expected.dtype)
+    found = contrast_estimate(model, inputs, targets, share=ones)
     return agreement(found, expected)["relative_error"]
 
 
@@ -191,10 +177,8 @@ def _verdict(report: Report) -> None:
         _verdicts_of_energy(block, report)
     void = [row for row in report.rows if row.get("control", 0.0) > CONTROL_LIMIT]
     for row in void:
-        report.note(
-            f"void: {row['block']} {row['gradient']} beta {row['beta']} {row['dtype']}: without a force "
-            f"{row['control']:.1e} of it is still there"
-        )
+        named = f"{row['block']} {row['gradient']} beta {row['beta']} {row['dtype']}"
+        report.note(f"void: {named}: without a force {row['control']:.1e} of it is still there")
     biased = _found(report, "relative_error", block="plain", gradient="ep_vf", dtype="float64")
     report.verdict(
         min(biased) > 0.05 and max(biased) / min(biased) < 1.01,

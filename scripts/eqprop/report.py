@@ -215,12 +215,12 @@ class Report:
         axes.set(xlabel="iterations of a sample", ylabel="samples")
 
 
-def spread(values: Sequence[float], *, factor: float = 1.0, digits: int = 2) -> str:
+def spread(values: Sequence[float], *, factor: float = 1.0) -> str:
     """Format the mean and, with several seeds, the standard deviation; nan if a value is missing."""
     mean, count = factor * statistics.fmean(values), len(values)
     if count < 2 or math.isnan(mean):
-        return f"{mean:.{digits}f} ({'one seed' if count < 2 else f'{count} seeds'})"
-    return f"{mean:.{digits}f} +- {factor * statistics.stdev(values):.{digits}f} ({count} seeds)"
+        return f"{mean:.2f} ({'one seed' if count < 2 else f'{count} seeds'})"
+    return f"{mean:.2f} +- {factor * statistics.stdev(values):.2f} ({count} seeds)"
 
 
 def _width(name: str) -> int:

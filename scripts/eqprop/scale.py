@@ -57,12 +57,8 @@ def run(setting: Setting) -> Report:
     torch.set_num_threads(threads)
     for layers in (1, 2) if setting.quick else (1, 2, 3, 4):
         trained = train_once(setting, seed=1, symbols={"LOOPED_LAYERS": str(layers)})
-        own = {
-            "width": config.model_options["width"],
-            "layers": layers,
-            "gradient": config.model_options["gradient"],
-            "accuracy": trained.accuracy,
-        }
+        own = {name: config.model_options[name] for name in ("width", "gradient")}
+        own |= {"layers": layers, "accuracy": trained.accuracy}
         report.row(own | {"iterations": trained.last["iterations"]})
     _verdicts(report)
     return report
@@ -93,21 +89,14 @@ def widths(known: Sequence[int], config: Config, *, quick: bool) -> list[int]:
     return chosen[:2] if quick else chosen
 
 
-def sized(width: int) -> dict[str, int]:
-    """Return the options of a model of that width."""
-    return {"width": width, "hidden": 4 * width}
-
-
 def _cost(width: int, report: Report) -> None:
     config, data = report.config, report.data
-    gradients = ("bptt", "ep", "implicit", "one_step")
-    models = [fixed(config, data, iterations=20, gradient=gradient, **sized(width)) for gradient in gradients]
-    settled = [model_of(config, data, seed=1, gradient=gradient, **sized(width)) for gradient in gradients]
-    seconds = step_seconds(models, data)
-    free_seconds = step_seconds(settled, data)
-    for gradient, model, free, own, free_own in zip(
-        gradients, models, settled, seconds, free_seconds, strict=True
-    ):
+    gradients, size = ("bptt", "ep", "implicit", "one_step"), {"width": width, "hidden": 4 * width}
+    models = [fixed(config, data, iterations=20, gradient=name, **size) for name in gradients]
+    settled = [model_of(config, data, seed=1, gradient=name, **size) for name in gradients]
+    seconds, free_seconds = step_seconds(models, data), step_seconds(settled, data)
+    columns = zip(gradients, models, settled, seconds, free_seconds, strict=True)
+    for gradient, model, free, own, free_own in columns:
         report.row(
             {
                 "width": width, "layers": 1, "gradient": gradient, "ms_fixed": 1000 * own,
@@ -134,7 +123,7 @@ def laws(setting: Setting) -> Report:
 def _at_width(width: int, block: str, report: Report) -> float:
     """Add a row to the table and return the mean number of iterations to the tolerance."""
     config, data = report.config, report.data
-    changes: dict[str, Any] = {"block": block, **sized(width), "max_iterations": 500}
+    changes: dict[str, Any] = {"block": block, "width": width, "hidden": 4 * width, "max_iterations": 500}
     changes["step_size"] = 1.0 if block == "energy_cross" else 0.9
     gradient = "implicit" if block == "plain" else "ep"
     model = model_of(config, data, seed=1, **changes, gradient=gradient)
@@ -173,10 +162,8 @@ def _law_of_iterations(block: str, sizes: Sequence[int], counts: Sequence[float]
     best = min(criteria, key=lambda name: criteria[name])
     report.facts |= {f"AICc {block} {name}": value for name, value in criteria.items()}
     report.note(f"{block}: iterations differ by {change:.0%} over the widths; AICc: {listed}; least: {best}")
-    logarithm = criteria["logarithm"] + 2 < criteria["constant"]
-    report.verdict(
-        logarithm, f"{block}: T ~ log d describes it better than a constant (hypothesis of document 000)"
-    )
+    text = f"{block}: T ~ log d describes it better than a constant (hypothesis of document 000)"
+    report.verdict(criteria["logarithm"] + 2 < criteria["constant"], text)
 
 
 def information_criteria(sizes: Sequence[int], values: Sequence[float]) -> dict[str, float]:
@@ -205,13 +192,10 @@ def _law_of_memory(report: Report) -> None:
         report.note(f"peak MiB of {gradient} by iterations: {listed}")
         report.series += [{"gradient": gradient, "iterations": n, "peak_bytes": peak} for n, peak in pairs]
     alone = peak_bytes(fixed(config, data, iterations=5), data, train=False)
-    report.verdict(
-        len(set(peaks["ep"])) == 1,
-        "memory of equilibrium propagation does not depend on iterations, to the byte",
-    )
-    report.verdict(
-        peaks["ep"][0] <= 1.25 * alone, f"it is {peaks['ep'][0] / alone:.2f} of that of inference (bar 1.25)"
-    )
+    constant = "memory of equilibrium propagation does not depend on iterations, to the byte"
+    report.verdict(len(set(peaks["ep"])) == 1, constant)
+    share = peaks["ep"][0] / alone
+    report.verdict(share <= 1.25, f"it is {share:.2f} of that of inference (bar 1.25)")
     slope = statistics.linear_regression(ITERATIONS, peaks["bptt"])
     fit = statistics.correlation(ITERATIONS, peaks["bptt"]) ** 2
     report.verdict(
