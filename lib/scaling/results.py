@@ -93,13 +93,10 @@ class ScalingConfig:
         name, options = self.model()
         model = name.upper()
         lines = [f"MODEL_{model}=y"]
-        lines += [  # a choice is set through its member
-            f"{model}_{key.upper()}_{value.upper()}=y"
-            if isinstance(value, str)
-            else f"{model}_{key.upper()}={value}"
-            for key, value in options.items()
-            if key in ("form", "size", "layers", "heads", "width")
-        ]
+        for key in options.keys() & {"form", "size"}:  # a choice, of which each model has one
+            lines.append(f"{model}_{key.upper()}_{options[key].upper()}=y")
+        for key in ("layers", "heads", "width"):
+            lines += [f"{model}_{key.upper()}={options[key]}"] if key in options else []
         lines += _corpus_symbols(self.corpus)
         lines += [f"BLOCK_SIZE={self.n_seq}", f"TARGET_EFFECTIVE_BATCH={self.batch_size}"]
         lines += [f'LEARNING_RATE="{self.lr}"', f'WEIGHT_DECAY="{self.weight_decay}"']

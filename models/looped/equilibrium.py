@@ -59,10 +59,11 @@ def stencil(nudge: Nudge, count: int) -> tuple[Point, ...]:
         case "four_point":
             return Point(1, 2 / 3), Point(-1, -2 / 3), Point(2, -1 / 12), Point(-2, 1 / 12)
         case "holomorphic":
-            # Points above the real axis stand for their conjugates as well.
-            circle = [cmath.exp(2j * cmath.pi * place / count) for place in range(1, (count + 1) // 2)]
-            ends = [Point(1, 1 / count), *([Point(-1, -1 / count)] if count % 2 == 0 else [])]
-            return ends[0], *(Point(at, 2 / (at * count)) for at in circle), *ends[1:]
+            points = [Point(1, 1 / count)]
+            for place in range(1, (count + 1) // 2):  # above the real axis, for their conjugates as well
+                at = cmath.exp(2j * cmath.pi * place / count)
+                points.append(Point(at, 2 / (at * count)))
+            return (*points, Point(-1, -1 / count)) if count % 2 == 0 else tuple(points)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -97,15 +97,10 @@ def _cost(width: int, report: Report) -> None:
     seconds, free_seconds = step_seconds(models, data), step_seconds(settled, data)
     columns = zip(gradients, models, settled, seconds, free_seconds, strict=True)
     for gradient, model, free, own, free_own in columns:
-        report.row(
-            {
-                "width": width, "layers": 1, "gradient": gradient, "ms_fixed": 1000 * own,
-                "over_bptt": own / seconds[0], "ms_settled": 1000 * free_own,
-                "over_bptt_settled": free_own / free_seconds[0],
-                "peak_mib": peak_bytes(model, data) / 2**20,
-                "iterations": convergence(free)["iterations"],
-            }
-        )  # fmt: skip
+        row = {"width": width, "layers": 1, "gradient": gradient, "ms_fixed": 1000 * own}
+        row |= {"over_bptt": own / seconds[0], "ms_settled": 1000 * free_own}
+        row |= {"over_bptt_settled": free_own / free_seconds[0], "peak_mib": peak_bytes(model, data) / 2**20}
+        report.row(row | {"iterations": convergence(free)["iterations"]})
 
 
 def laws(setting: Setting) -> Report:
