@@ -17,7 +17,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import torch
 import torch.nn.functional as F
@@ -52,6 +52,34 @@ def _complex_softmax(scores: Tensor, allowed: Tensor | None) -> Tensor:
     return grown / total.where(allowed.any(dim=-1, keepdim=True), torch.ones_like(total))
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """The symbols of models/looped/Kconfig."""
+
+    input: str
+    causal: bool
+    patch: int
+    readout: str
+    width: int
+    heads: int
+    hidden: int
+    layers: int
+    block: str
+    activation: str
+    mlp: str
+    spectral_cap: float
+    gradient: str
+    nudge: str
+    nudge_points: int
+    beta: float
+    nudged_iterations: int
+    together: bool
+    solver: str
+    step_size: float
+    tolerance: float
+    max_iterations: int
+
+
 class Weights(NamedTuple):
     """Weights of the block, or their gradients."""
 
@@ -72,18 +100,16 @@ class Source(NamedTuple):
     allowed: Tensor | None  # bool, broadcast to (B, H, T, T): whether token i sees token j
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class EnergyForm:
     """Form of the energy; all methods are pure functions of weights, states and source."""
 
-    heads: int
-    keys: Literal["cross", "self"]
-    activation: Literal["layernorm", "tanh", "identity"]
-    mlp: Literal["gelu", "tanh", "relu"]
+    options: Options
 
     def source(self, weights: Weights, x_BTD: Tensor, allowed: Tensor | None) -> Source:
         """Return the source of input x, with keys if they do not depend on the states."""
-        keys = split_heads(F.linear(x_BTD, weights.key_DD), self.heads) if self.keys == "cross" else None
+        crosses, heads = self.options.block == "energy_cross", self.options.heads
+        keys = split_heads(F.linear(x_BTD, weights.key_DD), heads) if crosses else None
         return Source(x_BTD, keys, allowed)
 
     def activate(self, weights: Weights, h_BTD: Tensor) -> Tensor:
@@ -101,8 +127,7 @@ class EnergyForm:
         result_BTD = source.x_BTD + weights.bias_D + merge_heads(seen_BHTT @ k_BHTZ) @ weights.query_DD
         if source.keys_BHTZ is None:
             result_BTD = result_BTD + merge_heads(seen_BHTT.transpose(2, 3) @ q_BHTZ) @ weights.key_DD
-        units_BTF = _UNITS[self.mlp](F.linear(g_BTD, weights.units_FD, weights.unit_bias_F))
-        return result_BTD + units_BTF @ weights.units_FD
+        return result_BTD + self._units(weights, g_BTD) @ weights.units_FD
 
     def gradient(
         self, weights: Weights, h_BTD: Tensor, source: Source, share: Tensor
@@ -131,9 +156,14 @@ class EnergyForm:
             x_BTD -= queried_BTD @ weights.key_DD
         return result, x_BTD
 
+    def _units(self, weights: Weights, g_BTD: Tensor) -> Tensor:
+        return _UNITS[self.options.mlp](F.linear(g_BTD, weights.units_FD, weights.unit_bias_F))
+
     def _units_gradient(self, weights: Weights, g_BTD: Tensor, share: Tensor) -> tuple[Tensor, Tensor]:
         """Return the gradients of units and biases; a function of its own frees the widest tensor early."""
-        active_BTF = _UNITS[self.mlp](F.linear(g_BTD, weights.units_FD, weights.unit_bias_F)).mul_(share)
+        active_BTF = _UNITS[self.options.mlp](F.linear(g_BTD, weights.units_FD, weights.unit_bias_F)).mul_(
+            share
+        )
         return -_outer(active_BTF, g_BTD), -active_BTF.sum(dim=(0, 1))
 
     def _attended(
@@ -146,30 +176,30 @@ class EnergyForm:
         return merge_heads(seen_BHTT @ k_BHTZ), merge_heads(queried_BHTZ)
 
     def _queries_and_keys(self, weights: Weights, g_BTD: Tensor, source: Source) -> tuple[Tensor, Tensor]:
-        keys = source.keys_BHTZ
+        keys, heads = source.keys_BHTZ, self.options.heads
         if keys is None:
-            keys = split_heads(F.linear(g_BTD, weights.key_DD), self.heads)
-        return split_heads(F.linear(g_BTD, weights.query_DD), self.heads), keys
+            keys = split_heads(F.linear(g_BTD, weights.key_DD), heads)
+        return split_heads(F.linear(g_BTD, weights.query_DD), heads), keys
 
     def _base(self, h_BTD: Tensor) -> Tensor:
-        match self.activation:
+        match self.options.activation:
             case "layernorm":
                 centred_BTD = h_BTD - h_BTD.mean(dim=2, keepdim=True)
                 return centred_BTD / _spread(centred_BTD)
             case "tanh":
                 return torch.tanh(h_BTD)
-            case "identity":
+            case _:  # identity
                 return h_BTD
 
     def _base_lagrangian(self, h_BTD: Tensor) -> Tensor:
         """Return the (B, T) potential whose gradient is `_base`."""
-        match self.activation:
+        match self.options.activation:
             case "layernorm":
                 centred_BTD = h_BTD - h_BTD.mean(dim=2, keepdim=True)
                 return h_BTD.shape[2] * _spread(centred_BTD)[..., 0]
             case "tanh":
                 return _log_cosh(h_BTD).sum(dim=2)
-            case "identity":
+            case _:  # identity
                 return 0.5 * (h_BTD * h_BTD).sum(dim=2)
 
 
@@ -179,9 +209,10 @@ FormStep: TypeAlias = Callable[[EnergyForm, Weights, Tensor, Source], Tensor]
 class EnergyBlock(nn.Module):
     """Weights of an energy, within bounds in which the states converge."""
 
-    def __init__(self, form: EnergyForm, *, width: int, hidden: int, spectral_cap: float) -> None:
+    def __init__(self, options: Options) -> None:
         super().__init__()
-        self.form, self.spectral_cap = form, spectral_cap
+        width, hidden = options.width, options.hidden
+        self.form, self.spectral_cap = EnergyForm(options), options.spectral_cap
         self.form_step: FormStep = EnergyForm.step  # or its compiled version
         self.query = nn.Parameter(torch.randn(width, width) / width**0.5)
         self.key = nn.Parameter(torch.randn(width, width) / width**0.5)
@@ -229,9 +260,9 @@ class PlainBlock(nn.Module):
     Without the source x or the last normalisation the state would grow without bound.
     """
 
-    def __init__(self, *, width: int, heads: int, hidden: int) -> None:
+    def __init__(self, options: Options) -> None:
         super().__init__()
-        self.heads = heads
+        width, hidden, self.heads = options.width, options.hidden, options.heads
         self.norm1, self.norm2, self.norm3 = (nn.LayerNorm(width) for _ in range(3))
         self.qkv = nn.Linear(width, 3 * width)
         self.attention_out = nn.Linear(width, width)

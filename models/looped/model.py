@@ -9,7 +9,6 @@ Shapes: B samples, T tokens, D channels, V tokens of the vocabulary.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TypeAlias
 
 import torch
@@ -18,43 +17,15 @@ from torch import Tensor, nn
 
 from lib.data.types import ImageSpec, TextClassSpec, TextSpec
 from lib.errors import ConfigError
-from models.looped.blocks import EnergyBlock, EnergyForm, PlainBlock
-from models.looped.equilibrium import Equilibrium, EquilibriumOptions
-from models.looped.solver import Solution, SolverOptions, Unit
+from models.looped.blocks import EnergyBlock, Options
+from models.looped.equilibrium import Equilibrium
+from models.looped.solver import Solution
 
 TASK = "lm"  # with labels, of images or texts, it classifies
 
 DataSpec: TypeAlias = ImageSpec | TextSpec | TextClassSpec
 
 SOURCE_SCALE = 2.0  # of embeddings and positions, relative to activations of about 1
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
-    """The symbols of models/looped/Kconfig."""
-
-    input: str
-    causal: bool
-    patch: int
-    readout: str
-    width: int
-    heads: int
-    hidden: int
-    layers: int
-    block: str
-    activation: str
-    mlp: str
-    spectral_cap: float
-    gradient: str
-    nudge: str
-    nudge_points: int
-    beta: float
-    nudged_iterations: int
-    together: bool
-    solver: str
-    step_size: float
-    tolerance: float
-    max_iterations: int
 
 
 def build(options: Options, spec: DataSpec) -> nn.Module:
@@ -82,7 +53,7 @@ class LoopedTransformer(nn.Module):
             self.embedding = ImageTokens(spec, patch=options.patch, width=options.width)
         else:
             self.embedding = TextTokens(spec, width=options.width)
-        self.blocks = nn.ModuleList(equilibrium(options) for _ in range(options.layers))
+        self.blocks = nn.ModuleList(Equilibrium(options) for _ in range(options.layers))
         outputs = spec.vocab_size if isinstance(spec, TextSpec) else spec.classes
         self.reads_tokens = options.readout == "tokens"
         tokens = len(self.embedding.position) if self.reads_tokens else 1
@@ -195,37 +166,6 @@ class TextTokens(nn.Module):
 
     def forward(self, tokens_BT: Tensor) -> Tensor:
         return self.token(tokens_BT) + self.position[: tokens_BT.shape[1]]  # type: ignore[no-any-return]
-
-
-def equilibrium(options: Options) -> Equilibrium:
-    """Build one block with its solver and gradient estimator."""
-    block: EnergyBlock | PlainBlock
-    if options.block == "plain":
-        block = PlainBlock(width=options.width, heads=options.heads, hidden=options.hidden)
-    else:
-        keys = "cross" if options.block == "energy_cross" else "self"
-        form = EnergyForm(heads=options.heads, keys=keys, activation=options.activation, mlp=options.mlp)  # type: ignore[arg-type]
-        block = EnergyBlock(
-            form, width=options.width, hidden=options.hidden, spectral_cap=options.spectral_cap
-        )
-    unit: Unit = "prefix" if options.causal else "sample"  # by which tokens interact
-    solver = SolverOptions(
-        method=options.solver,  # type: ignore[arg-type]
-        step_size=options.step_size,
-        tolerance=options.tolerance,
-        max_iterations=options.max_iterations,
-        unit="token" if options.block == "energy_cross" else unit,
-    )
-    equilibrium_options = EquilibriumOptions(
-        estimator=options.gradient,  # type: ignore[arg-type]
-        nudge=options.nudge,  # type: ignore[arg-type]
-        nudge_points=options.nudge_points,
-        beta=options.beta,
-        nudged_iterations=options.nudged_iterations,
-        together=options.together,
-        solver=solver,
-    )
-    return Equilibrium(block, equilibrium_options)
 
 
 def check(options: Options, spec: DataSpec) -> None:

@@ -161,11 +161,11 @@ def contrast_estimate(
     loss = torch.nn.functional.cross_entropy(model.read(activity, inputs), targets, reduction="sum")
     (gradient,) = torch.autograd.grad(loss, activity)
     if share is None:
-        share = root_mean_square(gradient, rest.options.solver.unit)
+        share = root_mean_square(gradient, rest.solver.unit)
     assert rest.solution is not None
     with torch.no_grad():
         parts, _ = contrast(
-            rest.options, rest.block.form, rest.block.weights, rest.solution.state, x_BTD, allowed,
+            rest, rest.block.weights, rest.solution.state, x_BTD, allowed,
             gradient_BTD=forced * gradient, share=share,
         )  # fmt: skip
     return torch.cat([part.flatten() for part in parts])

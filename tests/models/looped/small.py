@@ -115,7 +115,7 @@ def potential(form: EnergyForm, weights: Weights, g_BTD: Tensor, source: Source)
     attention_B = (scores_BHTT.logsumexp(dim=3) * sees_something).sum(dim=(1, 2)) / inverse_heat
     u_BTF = F.linear(g_BTD, weights.units_FD, weights.unit_bias_F)
     driven_B = (g_BTD * (source.x_BTD + weights.bias_D)).sum(dim=(1, 2))
-    return driven_B + attention_B + primitive(form.mlp, u_BTF).sum(dim=(1, 2))
+    return driven_B + attention_B + primitive(form.options.mlp, u_BTF).sum(dim=(1, 2))
 
 
 def primitive(unit: str, u_BTF: Tensor) -> Tensor:

@@ -155,7 +155,7 @@ def contrasted(
         share = root_mean_square(activity.grad, "sample")
     with torch.no_grad():
         parts, _ = contrast(
-            rest.options, rest.block.form, rest.block.weights, rest.solution.state, x, None,
+            rest, rest.block.weights, rest.solution.state, x, None,
             gradient_BTD=activity.grad * forced, share=share,
         )  # fmt: skip
     return torch.cat([part.flatten() for part in parts])
