@@ -7,6 +7,7 @@ released under pressure; so the requirement of a history is the smallest capacit
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left, insort
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -89,10 +90,11 @@ class CachingAllocator:
 
     def _new_segment(self, size: int) -> _Block:
         segment_bytes = segment_bytes_for(size)
-        if not self._has_room(segment_bytes):
+        capacity = math.inf if self.capacity_bytes is None else self.capacity_bytes
+        if self.reserved_bytes + segment_bytes > capacity:
             self.retries += 1
             self._give_back_unused_segments()
-        if not self._has_room(segment_bytes):
+        if self.reserved_bytes + segment_bytes > capacity:
             raise DoesNotFit(
                 f"{size} bytes beside {self.allocated_bytes} allocated and {self.reserved_bytes} reserved "
                 f"of {self.capacity_bytes}"
@@ -103,14 +105,11 @@ class CachingAllocator:
         self._next_address += segment_bytes
         return block
 
-    def _has_room(self, segment_bytes: int) -> bool:
-        return self.capacity_bytes is None or self.reserved_bytes + segment_bytes <= self.capacity_bytes
-
     def _give_back_unused_segments(self) -> None:
         for small, unused in self._unused.items():
-            whole = [size for size, _, block in unused if not (block.previous or block.following)]
-            self.reserved_bytes -= sum(whole)
-            self._unused[small] = [entry for entry in unused if entry[2].previous or entry[2].following]
+            parts = [entry for entry in unused if entry[2].previous or entry[2].following]
+            self.reserved_bytes -= sum(entry[0] for entry in unused) - sum(entry[0] for entry in parts)
+            self._unused[small] = parts
 
     def _split(self, block: _Block, size: int) -> None:
         """Split the unneeded end off `block`, if it is large enough for a block of its own."""

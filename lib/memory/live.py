@@ -6,6 +6,7 @@ import weakref
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from itertools import accumulate
 from types import MappingProxyType
 from typing import Any, TypeAlias
 
@@ -52,20 +53,15 @@ class Trace:
 
         shares: factor for each category's bytes; 1 for those not listed.
         """
-        totals = self._totals(shares)
-        if not totals:
+        if not self.events:
             return {}
-        alive: dict[int, int] = {}
+        factors = self._factors(shares)
+        totals = list(accumulate(event.byte_count * factors.get(event.storage, 1) for event in self.events))
+        sums: Counter[Category] = Counter()
         for event in self.events[: totals.index(max(totals)) + 1]:
-            alive[event.storage] = alive.get(event.storage, 0) + event.byte_count
-        sums: dict[Category, int] = {}
-        for storage, byte_count in alive.items():
-            category = self.categories.get(storage, "temporaries")
-            sums[category] = sums.get(category, 0) + byte_count
-        counted = {
-            category: round(byte_count * shares.get(category, 1)) for category, byte_count in sums.items()
-        }
-        return {category: byte_count for category, byte_count in counted.items() if byte_count}
+            sums[self.categories.get(event.storage, "temporaries")] += event.byte_count
+        counted = {name: round(byte_count * shares.get(name, 1)) for name, byte_count in sums.items()}
+        return {name: byte_count for name, byte_count in counted.items() if byte_count}
 
     def history(
         self, shares: Mapping[Category, float] = MappingProxyType({})
@@ -81,14 +77,6 @@ class Trace:
 
     def _factors(self, shares: Mapping[Category, float]) -> dict[int, float]:
         return {number: shares.get(category, 1) for number, category in self.categories.items()}
-
-    def _totals(self, shares: Mapping[Category, float] = MappingProxyType({})) -> list[float]:
-        factors = self._factors(shares)
-        totals, total = list[float](), 0.0
-        for event in self.events:
-            total += event.byte_count * factors.get(event.storage, 1)
-            totals.append(total)
-        return totals
 
 
 class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch has no types here
@@ -139,13 +127,10 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch ha
         for number, _ in self._alive.values():
             self._categories.setdefault(number, category)
 
-    def trace(self) -> Trace:
-        """Return what was recorded so far."""
-        return Trace(tuple(self._events), dict(self._categories))
-
-    def trace_on(self, device: torch.device) -> Trace:
-        """Return what was recorded so far on `device`."""
-        events = tuple(event for event in self._events if self._devices[event.storage] == device)
+    def trace(self, device: torch.device | None = None) -> Trace:
+        """Return what was recorded so far on `device` (None: on all)."""
+        on = self._devices
+        events = tuple(event for event in self._events if device is None or on[event.storage] == device)
         return Trace(events, dict(self._categories))
 
     def _born(self, storage: torch.UntypedStorage, address: int, device: torch.device) -> None:

@@ -78,12 +78,9 @@ def _kernels_of(kind: Kind) -> Iterator[None]:
             warnings.filterwarnings("ignore", "Warning only once for all operators")
             for name in AUTOCAST_ON_CUDA["unchanged"]:
                 library.impl(name, torch.library.fallthrough_kernel, "AutocastCPU")
-        for name in AUTOCAST_ON_CUDA["half"]:
-            library.impl(name, _copied(name, lambda _: torch.get_autocast_dtype("cpu")), "AutocastCPU")
-        for name in AUTOCAST_ON_CUDA["fp32"]:
-            library.impl(name, _copied(name, lambda _: torch.float32), "AutocastCPU")
-        for name in AUTOCAST_ON_CUDA["widest"]:
-            library.impl(name, _copied(name, _widest), "AutocastCPU")
+        for group, dtype_of in (("half", _half), ("fp32", lambda _: torch.float32), ("widest", _widest)):
+            for name in AUTOCAST_ON_CUDA[group]:
+                library.impl(name, _copied(name, dtype_of), "AutocastCPU")
         for name in AUTOCAST_ON_CUDA["fp32_inside"]:
             library.impl(name, _fp32_inside(name), "AutocastCPU")
         library.impl("binary_cross_entropy", _refused, "AutocastCPU")
@@ -133,9 +130,12 @@ def _copied(name: str, dtype_of: Callable[[list[Tensor]], torch.dtype]) -> Calla
     return run
 
 
+def _half(_: list[Tensor]) -> torch.dtype:
+    return torch.get_autocast_dtype("cpu")
+
+
 def _widest(tensors: list[Tensor]) -> torch.dtype:
-    half = torch.get_autocast_dtype("cpu")
-    return torch.float32 if any(tensor.dtype == torch.float32 for tensor in tensors) else half
+    return torch.float32 if any(tensor.dtype == torch.float32 for tensor in tensors) else _half(tensors)
 
 
 def _refused(*_: Any) -> Any:

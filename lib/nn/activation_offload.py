@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -13,8 +12,6 @@ from torch import Tensor, nn
 from lib.memory.simulation import simulated
 
 SMALLEST_BYTES = 1 << 20  # smaller tensors stay: a copy costs more than it saves
-
-Pack: TypeAlias = Callable[[Tensor], Any]
 
 
 def offloading(model: nn.Module) -> contextlib.AbstractContextManager[Any]:
@@ -36,27 +33,21 @@ def offloading(model: nn.Module) -> contextlib.AbstractContextManager[Any]:
     return torch.autograd.graph.saved_tensors_hooks(pack, _unpack)
 
 
-@dataclass(frozen=True, slots=True)
-class _Away:
-    """Placeholder that autograd saves in place of an offloaded tensor."""
-
-    fetch: Callable[[], Tensor]
+def _unpack(kept: Tensor | Callable[[], Tensor]) -> Tensor:
+    return kept if isinstance(kept, Tensor) else kept()
 
 
-def _unpack(kept: Tensor | _Away) -> Tensor:
-    return kept.fetch() if isinstance(kept, _Away) else kept
-
-
-def _to_host(tensor: Tensor) -> _Away:
+def _to_host(tensor: Tensor) -> Callable[[], Tensor]:
+    """Copy to host memory; return what copies back."""
     device = tensor.device
     # Pinned memory makes the copy asynchronous; torch caches it for the next time.
     host = torch.empty_like(tensor, device="cpu", pin_memory=device.type == "cuda")
     host.copy_(tensor)
     # Without copy=True `to` would return the saved copy itself.
-    return _Away(lambda: host.to(device, non_blocking=True, copy=device.type == "cpu"))
+    return lambda: host.to(device, non_blocking=True, copy=device.type == "cpu")
 
 
-def _forget(tensor: Tensor) -> _Away:
+def _forget(tensor: Tensor) -> Callable[[], Tensor]:
     """Offload in a simulation, where host memory is not counted."""
     shape, strides, dtype, device = tensor.shape, tensor.stride(), tensor.dtype, tensor.device
-    return _Away(lambda: torch.empty_strided(shape, strides, dtype=dtype, device=device))
+    return lambda: torch.empty_strided(shape, strides, dtype=dtype, device=device)

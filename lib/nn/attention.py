@@ -30,3 +30,14 @@ def _attention(q_BHTD: Tensor, k_BHTD: Tensor, v_BHTD: Tensor, *, is_causal: boo
             q_BHTD.float(), k_BHTD.float(), v_BHTD.float(), is_causal=is_causal
         )
     return mixed_BHTD.to(q_BHTD.dtype)
+
+
+def split_heads(x_BTC: Tensor, heads: int) -> Tensor:
+    """Split the channels into heads: (B, T, C) -> (B, H, T, D)."""
+    batch, length, _ = x_BTC.shape
+    return x_BTC.view(batch, length, heads, -1).transpose(1, 2)
+
+
+def merge_heads(x_BHTD: Tensor) -> Tensor:
+    """Invert `split_heads`: (B, H, T, D) -> (B, T, C)."""
+    return x_BHTD.transpose(1, 2).flatten(2)

@@ -1,4 +1,4 @@
-"""Softmax cross-entropy without a single-precision copy of all logits."""
+"""Cross-entropy by softmax, without a single-precision copy of all logits, and by stablemax."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from torch import Tensor
 
 from lib.memory.simulation import kernels_for, simulated
 from lib.nn import IGNORED
+from lib.plan.types import WITHOUT_DOUBLE
 
 # Logits per chunk: what stays in a CPU's cache, and what fills a GPU.
 CPU_ELEMENTS = 1 << 18
@@ -23,8 +24,23 @@ def cross_entropy(logits_NV: Tensor, targets_N: Tensor) -> Tensor:
     Logits may be in half precision; the arithmetic is single. Besides the logits and, in backward,
     their gradient in their own type, memory is needed only for one chunk of rows.
     """
-    losses_N: Tensor = _CrossEntropy.apply(logits_NV, targets_N)  # type: ignore[no-untyped-call]
-    return losses_N
+    return _CrossEntropy.apply(logits_NV, targets_N)  # type: ignore[no-any-return, no-untyped-call]
+
+
+def stablemax_cross_entropy(logits_NV: Tensor, targets_N: Tensor) -> Tensor:
+    """-log(s(x_target) / sum of s(x)) with s(x) = x + 1 for x >= 0 and 1 / (1 - x) below: (N,).
+
+    (Prieto et al. 2025.) 0 where the target is IGNORED. Calculated in double precision where the device has
+    it: as s grows only linearly, differences of probabilities are small.
+    """
+    exact = torch.float32 if logits_NV.device.type in WITHOUT_DOUBLE else torch.float64
+    x_NV = logits_NV.to(exact)
+    # Clamped, because the branch not taken would divide by zero and make the gradient NaN.
+    share_NV = torch.where(x_NV < 0, 1 / (1 - x_NV.clamp(max=0)), x_NV + 1)
+    counts_N = targets_N != IGNORED
+    chosen_N = share_NV.gather(1, targets_N.clamp(min=0)[:, None])[:, 0]
+    loss_N = (share_NV.sum(dim=1) / chosen_N).log()
+    return torch.where(counts_N, loss_N, 0)
 
 
 class _CrossEntropy(torch.autograd.Function):

@@ -8,33 +8,23 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 # Operations whose result the host waits for, or whose output shape depends on data.
 HOST_ASKS = frozenset({"_local_scalar_dense", "is_nonzero", "equal", "allclose", "_linalg_check_errors"})
 # Methods by which the host reads values; on the CPU they dispatch no operation. `numpy`, by which
 # data are made on the host, is left out: on a device it is an error.
 HOST_READS = frozenset({"tolist", "cpu", "__repr__"})
-SHAPE_OF_NUMBERS = frozenset(
-    {
-        "nonzero",
-        "nonzero_numpy",
-        "_unique",
-        "_unique2",
-        "unique_dim",
-        "unique_consecutive",
-        "masked_select",
-        "bincount",
-        "repeat_interleave",
-    }
-)
+SHAPE_OF_NUMBERS = frozenset({"nonzero", "nonzero_numpy", "masked_select", "bincount", "repeat_interleave"})
+UNIQUE = frozenset({"_unique", "_unique2", "unique_dim", "unique_consecutive"})  # their shapes, too
 INDEXED = frozenset({"index", "index_put", "index_put_", "_index_put_impl_", "_unsafe_index"})
 
 
@@ -43,15 +33,6 @@ class IteratesToConvergence(Protocol):
     """A model iterated to convergence: its steps read the test for convergence from the device."""
 
     settles: bool
-
-
-@dataclass(slots=True)
-class _Step:
-    """Digests of the operations of one step, with and without the constants that are part of the graph."""
-
-    structure: Any = field(default_factory=hashlib.sha256)
-    whole: Any = field(default_factory=hashlib.sha256)
-    operations: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,14 +67,14 @@ class LintReport:
 
 def lint(step: Callable[[int], object], *, steps: int = 4, skip: int = 1) -> LintReport:
     """Run step(0), step(1), ... and report on all but the first `skip`, which may initialize things."""
-    seen: list[_Step] = []
+    seen: list[_Listener] = []
     faults: Counter[str] = Counter()
     for number in range(steps):
         listener = _Listener()
         with listener, _Reads(listener.faults):
             step(number)
         if number >= skip:
-            seen.append(listener.step)
+            seen.append(listener)
             faults += listener.faults
     return LintReport(
         steps=len(seen),
@@ -105,9 +86,12 @@ def lint(step: Callable[[int], object], *, steps: int = 4, skip: int = 1) -> Lin
 
 
 class _Listener(TorchDispatchMode):
+    """Digests of the operations of one step, with and without the constants that are part of the graph."""
+
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.step, self.faults = _Step(), Counter[str]()
+        self.structure, self.whole = hashlib.sha256(), hashlib.sha256()
+        self.operations, self.faults = 0, Counter[str]()
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -116,11 +100,12 @@ class _Listener(TorchDispatchMode):
         values = (*args, *(kwargs or {}).values())
         if name in HOST_ASKS:
             self.faults[f"{name} asks the host"] += 1
-        elif name in SHAPE_OF_NUMBERS or (name in INDEXED and any(map(_is_mask, values))):
+        elif name in SHAPE_OF_NUMBERS | UNIQUE or (name in INDEXED and any(map(_is_mask, values))):
             self.faults[f"{name} has a shape that numbers decide"] += 1
-        self.step.operations += 1
-        self.step.structure.update(f"{func}{_structure(values)}".encode())
-        self.step.whole.update(f"{func}{_structure(values)}{_constants(values)}".encode())
+        constants = [value for value in tree_leaves(values) if isinstance(value, float)]
+        self.operations += 1
+        self.structure.update(f"{func}{_structure(values)}".encode())
+        self.whole.update(f"{func}{_structure(values)}{constants}".encode())
         return func(*args, **(kwargs or {}))
 
 
@@ -153,13 +138,3 @@ def _structure(value: Any) -> str:
         return f"[{','.join(map(_structure, value))}]"
     # Integers are mostly sizes or dimensions and change the graph; floats never do.
     return "number" if isinstance(value, float) else str(value)
-
-
-def _constants(values: Sequence[Any]) -> list[Any]:
-    found: list[Any] = []
-    for value in values:
-        if isinstance(value, list | tuple):
-            found += _constants(value)
-        elif isinstance(value, float):
-            found.append(value)
-    return found

@@ -56,9 +56,8 @@ def load_model(name: str) -> ModelModule:
         module = plugins.MODELS.load(name)
     place, tasks = f"models/{name}/model.py", plugins.TASKS.names()
     if module.TASK not in tasks:
-        raise ConfigError(
-            f"{place}: there is no task {module.TASK!r}", todo=plugins.meant(module.TASK, tasks)
-        )
+        todo = plugins.meant(module.TASK, tasks)
+        raise ConfigError(f"{place}: there is no task {module.TASK!r}", todo=todo)
     if plugins.task_of(name) != module.TASK:
         raise ConfigError(
             f'{place} has no line TASK = "{module.TASK}"', why="it is read without importing the file"

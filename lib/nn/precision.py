@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import torch
 from torch import Tensor
 
@@ -9,3 +11,8 @@ from torch import Tensor
 def full_precision(x: Tensor) -> Tensor:
     """Convert half precision, which autocast produces, to float32; other types stay."""
     return x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
+
+
+def without_autocast(like: Tensor) -> contextlib.AbstractContextManager[object]:
+    """Disable autocast on the device of `like`; the meta device has none."""
+    return contextlib.nullcontext() if like.is_meta else torch.autocast(like.device.type, enabled=False)

@@ -57,22 +57,17 @@ class AdamATan2(torch.optim.Optimizer):
                     parameter.sub_(rate * self._direction(parameter, *group["betas"]))
 
     def _direction(self, parameter: nn.Parameter, beta1: float, beta2: float) -> Tensor:
-        gradient, state = parameter.grad, self._state_of(parameter)
+        gradient, state = parameter.grad, self.state[parameter]
         assert gradient is not None
+        if not state:
+            state["step"] = torch.zeros((), dtype=_exact(parameter.dtype), device=parameter.device)
+            state["mean"], state["square"] = torch.zeros_like(parameter), torch.zeros_like(parameter)
         step, mean, square = state["step"], state["mean"], state["square"]
         step += 1
         mean.lerp_(gradient, 1 - beta1)
         square.mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
         root = (square / (1 - beta2**step)).sqrt_()
         return torch.atan2(mean, root).div_(1 - beta1**step)
-
-    def _state_of(self, parameter: nn.Parameter) -> dict[str, Tensor]:
-        state: dict[str, Tensor] = self.state[parameter]
-        if not state:
-            state["step"] = torch.zeros((), dtype=_exact(parameter.dtype), device=parameter.device)
-            state["mean"] = torch.zeros_like(parameter)
-            state["square"] = torch.zeros_like(parameter)
-        return state
 
 
 def _exact(dtype: torch.dtype) -> torch.dtype:

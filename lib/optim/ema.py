@@ -56,12 +56,12 @@ class Ema:
         """
         assert not self._inside, "the model already holds the averages"
         own = [weight.clone() for weight in self._own()]
-        self._set(self._averages)
+        torch._foreach_copy_(self._own(), self._averages)
         self._inside = True
         try:
             yield
         finally:
-            self._set(own)
+            torch._foreach_copy_(self._own(), own)
             self._inside = False
 
     def state_dict(self) -> dict[str, Tensor]:
@@ -73,15 +73,8 @@ class Ema:
         """Load averages from `state`. Raises KeyError if its names are not those of the model."""
         if set(state) != set(self._names):
             raise KeyError(f"averages do not fit the model: {sorted(set(state) ^ set(self._names))}")
-        parts = [
-            local(shard_of(state[name], weight))
-            for name, weight in zip(self._names, self._weights, strict=True)
-        ]
-        torch._foreach_copy_(self._averages, parts)
-
-    @torch.no_grad()
-    def _set(self, values: list[Tensor]) -> None:
-        torch._foreach_copy_(self._own(), values)
+        pairs = zip(self._names, self._weights, strict=True)
+        torch._foreach_copy_(self._averages, [local(shard_of(state[name], weight)) for name, weight in pairs])
 
     def _own(self) -> list[Tensor]:
         """Local shards of this rank's weights, sharing their memory."""

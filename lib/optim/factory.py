@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Literal, Protocol, runtime_checkable
 
 import torch
@@ -57,7 +57,7 @@ def make_optimizer(
         groups = _atan2_groups(model, weight_decay, sign_learning_rate=sign_learning_rate)
         return _prepared(AdamATan2(groups, lr=learning_rate, betas=(adam_beta1, adam_beta2)), model)
     hidden = _hidden(model) if name == "muon" else []
-    groups = _groups(model, weight_decay, leave_out=hidden)
+    groups = _groups(model, weight_decay, hidden)
     rule: type[torch.optim.Optimizer] = torch.optim.Adam if name == "adam" else torch.optim.AdamW
     options: dict[str, Any] = {"betas": (adam_beta1, adam_beta2), "eps": adam_eps}
     if name == "sgd":
@@ -86,24 +86,19 @@ def make_optimizer(
 
 def _prepared(optimizer: torch.optim.Optimizer, model: nn.Module) -> torch.optim.Optimizer:
     """Add the peak rates, and the hook that keeps the model's weights in bounds."""
-    for group in optimizer.param_groups:
-        group["peak_lr"] = group["lr"]
-    optimizer.register_load_state_dict_post_hook(_keeping_peaks(optimizer))
+    peaks = [group["lr"] for group in optimizer.param_groups]
+
+    def fill_in(loaded: torch.optim.Optimizer) -> None:
+        """Give states of versions without stored peaks the current ones."""
+        for group, peak in zip(loaded.param_groups, peaks, strict=True):
+            group.setdefault("peak_lr", peak)
+
+    fill_in(optimizer)
+    optimizer.register_load_state_dict_post_hook(fill_in)
     if isinstance(model, Constrained):
         constrain = model.constrain_weights
         optimizer.register_step_post_hook(lambda *_: constrain())
     return optimizer
-
-
-def _keeping_peaks(optimizer: torch.optim.Optimizer) -> Callable[[torch.optim.Optimizer], None]:
-    """Return a load hook: states of versions without stored peaks keep the current ones."""
-    peaks = [group["peak_lr"] for group in optimizer.param_groups]
-
-    def fill_in(loaded: torch.optim.Optimizer) -> None:
-        for group, peak in zip(loaded.param_groups, peaks, strict=True):
-            group.setdefault("peak_lr", peak)
-
-    return fill_in
 
 
 def _can_fuse(groups: list[dict[str, Any]], rule: type[torch.optim.Optimizer]) -> bool:
@@ -150,26 +145,25 @@ def _atan2_groups(
     from lib.optim.adam_atan2 import sign_parameters
 
     by_sign = [parameter for parameter in sign_parameters(model) if parameter.requires_grad]
-    without = {id(parameter) for parameter in by_sign}
-    rest = [p for p in model.parameters() if p.requires_grad and id(p) not in without]
-    groups: list[dict[str, Any]] = [{"params": rest, "weight_decay": weight_decay}]
+    groups: list[dict[str, Any]] = [{"params": _trained(model, by_sign), "weight_decay": weight_decay}]
     if by_sign:
         if sign_learning_rate is None:
             raise ConfigError(
                 f"{type(model).__name__} names sign_parameters, and there is no CONFIG_SIGN_LEARNING_RATE",
                 todo="select MODEL_LEARNS_RECURSIVELY in the model's Kconfig, or choose another optimizer",
             )
-        signed = {"params": by_sign, "weight_decay": weight_decay, "lr": sign_learning_rate, "sign": True}
-        groups.append(signed)
+        groups.append(groups[0] | {"params": by_sign, "lr": sign_learning_rate, "sign": True})
     return groups
 
 
-def _groups(
-    model: nn.Module, weight_decay: float, *, leave_out: Sequence[nn.Parameter]
-) -> list[dict[str, Any]]:
-    without = {id(parameter) for parameter in leave_out}
-    rest = [p for p in model.parameters() if p.requires_grad and id(p) not in without]
+def _groups(model: nn.Module, weight_decay: float, leave_out: Sequence[nn.Parameter]) -> list[dict[str, Any]]:
+    rest = _trained(model, leave_out)
     return [
         {"params": [p for p in rest if p.dim() >= 2], "weight_decay": weight_decay},
         {"params": [p for p in rest if p.dim() < 2], "weight_decay": 0.0},
     ]
+
+
+def _trained(model: nn.Module, leave_out: Sequence[nn.Parameter]) -> list[nn.Parameter]:
+    without = {id(parameter) for parameter in leave_out}
+    return [p for p in model.parameters() if p.requires_grad and id(p) not in without]

@@ -81,22 +81,18 @@ class Muon(torch.optim.Optimizer):
         if not matrices:
             return
         gradients = [matrix.grad for matrix in matrices]
-        buffers = [self._buffer(matrix) for matrix in matrices]
+        for matrix in matrices:
+            if not self.state[matrix]:
+                self.state[matrix]["momentum_buffer"] = torch.zeros_like(matrix)
+        buffers = [self.state[matrix]["momentum_buffer"] for matrix in matrices]
         torch._foreach_lerp_(buffers, gradients, 1 - group["momentum"])
+        updates = buffers
         if group["nesterov"]:
             updates = list(torch._foreach_lerp(gradients, buffers, group["momentum"]))
-        else:
-            updates = buffers
         updates = orthogonal_all(updates, dtype=self._product_dtype)
         torch._foreach_mul_(updates, [math.sqrt(max(1.0, u.shape[0] / u.shape[1])) for u in updates])
         torch._foreach_mul_(matrices, 1 - group["lr"] * group["weight_decay"])
         torch._foreach_add_(matrices, updates, alpha=-group["lr"])
-
-    def _buffer(self, matrix: Tensor) -> Tensor:
-        state: dict[str, Tensor] = self.state[matrix]
-        if not state:
-            state["momentum_buffer"] = torch.zeros_like(matrix)
-        return state["momentum_buffer"]
 
 
 def orthogonal_all(matrices: Sequence[Tensor], *, dtype: torch.dtype | None) -> list[Tensor]:
@@ -107,13 +103,13 @@ def orthogonal_all(matrices: Sequence[Tensor], *, dtype: torch.dtype | None) -> 
     stacks: dict[tuple[int, ...], list[int]] = defaultdict(list)
     for number, matrix in enumerate(matrices):
         stacks[tuple(sorted(matrix.shape))].append(number)
+    tall = [matrix.shape[0] > matrix.shape[1] for matrix in matrices]
     results: list[Tensor] = list(matrices)
     for numbers in stacks.values():
-        wide_KMN = torch.stack([_wide(matrices[number]) for number in numbers])
+        wide_KMN = torch.stack([matrices[n].t() if tall[n] else matrices[n] for n in numbers])
         done_KMN = orthogonal(wide_KMN.to(dtype)).to(wide_KMN.dtype)
-        for number, done_MN in zip(numbers, done_KMN.unbind(), strict=True):
-            tall = matrices[number].shape[0] > matrices[number].shape[1]
-            results[number] = done_MN.mT if tall else done_MN
+        for n, done_MN in zip(numbers, done_KMN.unbind(), strict=True):
+            results[n] = done_MN.mT if tall[n] else done_MN
     return results
 
 
@@ -132,7 +128,3 @@ def orthogonal(wide_KMN: Tensor) -> Tensor:
         polynomial_KMM = torch.baddbmm(gram_KMM, gram_KMM, gram_KMM, beta=b, alpha=c)
         x_KMN = torch.baddbmm(x_KMN, polynomial_KMM, x_KMN, beta=a)
     return x_KMN
-
-
-def _wide(matrix: Tensor) -> Tensor:
-    return matrix.t() if matrix.shape[0] > matrix.shape[1] else matrix

@@ -55,6 +55,12 @@ class Costs:
     bytes_per_sample: float
 
 
+def builder(config: ScalingConfig, spec: TextSpec) -> Callable[[], nn.Module]:
+    """Return a function that builds the model of a run for texts of `spec`."""
+    name, options = config.model()
+    return partial(build_model, name, options, replace(spec, block_size=config.n_seq), seed=config.seed)
+
+
 def count(build: Callable[[], nn.Module]) -> Counts:
     """Count the parameters of the model that `build` makes on torch's default device, "meta" here."""
     with torch.device("meta"):
@@ -64,9 +70,7 @@ def count(build: Callable[[], nn.Module]) -> Counts:
     outside += [module for name, module in model.named_children() if name == HEAD]  # type: ignore[misc]
     embedded = {id(parameter): parameter.numel() for module in outside for parameter in module.parameters()}
     nonembedding = total - sum(embedded.values())
-    idle = sum(
-        module.idle_parameters() for module in model.modules() if isinstance(module, HasIdleParameters)
-    )
+    idle = sum(each.idle_parameters() for each in model.modules() if isinstance(each, HasIdleParameters))
     return Counts(total=total, nonembedding=nonembedding, active=nonembedding - idle)
 
 
@@ -99,27 +103,22 @@ def costs_of(configs: Iterable[ScalingConfig], spec: TextSpec) -> dict[Shape, Co
         shallow, *deeper = sorted(by_depth)
         costs[shape_of(by_depth[shallow])] = first = _measure(by_depth[shallow], spec)
         second = _measure(by_depth[deeper[0]], spec) if deeper else first
+        pairs = list(zip(astuple(first), astuple(second), strict=True))
         for layers in deeper:
+            # The line through both never falls, whatever timing says.
             distance = (layers - shallow) / (deeper[0] - shallow)
-            costs[shape_of(by_depth[layers])] = _extrapolate(first, second, distance)
+            extended = (start + distance * max(end - start, 0.0) for start, end in pairs)
+            costs[shape_of(by_depth[layers])] = Costs(*extended)
     return costs
 
 
 def _measure(config: ScalingConfig, spec: TextSpec) -> Costs:
-    model, options = config.model()
-    spec = replace(spec, block_size=config.n_seq)
-    build = partial(build_model, model, options, spec, seed=config.seed)
+    build, spec = builder(config, spec), replace(spec, block_size=config.n_seq)
     return Costs(
         seconds_per_token=seconds_per_token(build, spec, rows=min(_TIMED_ROWS, config.batch_size)),
         flops_per_token=training_flops(build, block_size=config.n_seq),
-        bytes_per_sample=model_facts(build, spec, name=model, train_size=1).bytes_per_sample or 0,
+        bytes_per_sample=model_facts(build, spec, name=config.arch, train_size=1).bytes_per_sample or 0,
     )
-
-
-def _extrapolate(first: Costs, second: Costs, distance: float) -> Costs:
-    """Extend the line through `first` (distance 0) and `second` (1); it never falls, whatever timing says."""
-    pairs = zip(astuple(first), astuple(second), strict=True)
-    return Costs(*(start + distance * max(end - start, 0.0) for start, end in pairs))
 
 
 def seconds_per_token(build: Callable[[], nn.Module], spec: TextSpec, *, rows: int) -> float:

@@ -6,9 +6,9 @@ import dataclasses
 import json
 import math
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cache, cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -22,17 +22,9 @@ from lib.data.types import Dataset, TextSpec
 from lib.errors import ConfigError, DataError, ToolkitError
 from lib.nn.model_code import build_model
 from lib.scaling import gate
-from lib.scaling.judge import Verdict, judge
-from lib.scaling.laws import Point
-from lib.scaling.planning import (
-    FULL,
-    LAYERS,
-    WIDTHS,
-    PlannedRun,
-    configs_of,
-    names_of,
-    wall_seconds,
-)
+from lib.scaling.judge import TITLES, FittedLaw, Verdict, judge
+from lib.scaling.laws import Point, intervals
+from lib.scaling.planning import FULL, LAYERS, WIDTHS, PlannedRun, configs_of, names_of, wall_seconds
 from lib.scaling.results import (
     BLOCK,
     MIN_TEXT_LOSS,
@@ -89,7 +81,6 @@ class ScalingExperiments:
         if path is not None and not path.exists():
             raise ConfigError(f"CORPUS={corpus} is not there", todo="file: takes a file or a folder of texts")
         self.workers = workers or len(os.sched_getaffinity(0))
-        self._cached: tuple[dict[str, tuple[Point, ...]], dict[str, Verdict]] = ({}, {})
 
     @cached_property
     def corpus(self) -> Corpus:
@@ -151,15 +142,13 @@ class ScalingExperiments:
             if found:
                 raise ToolkitError(f"{arch} does not pass the leak checks", why="; ".join(found))
             self.log(f"Leak checks: {arch} is causal over {length} tokens and learns the next token")
-        form = {"form": "upstream", "layers": 2, "width": 16, "ffn_ratio": 2, "dropout": 0.0}
-        canary: dict[str, Any] = form | {"allow_leak": True}
+        canary: dict[str, Any] = {"form": "upstream", "layers": 2, "width": 16, "ffn_ratio": 2}
+        canary |= {"dropout": 0.0, "allow_leak": True}
         for spec in (gate.cycle_spec(length) for length in dict.fromkeys(length for _, length in kinds)):
             model = build_model("resnet_bk", canary, spec, seed=1)
             if not list(gate.leaks(model, spec)):
-                raise ToolkitError(
-                    "the leak checks are broken",
-                    why="it does not detect the leak of the original, bidirectional block",
-                )
+                why = "it does not detect the leak of the original, bidirectional block"
+                raise ToolkitError("the leak checks are broken", why=why)
         self.log("Leak checks: the leak of the original, bidirectional block is detected")
 
     def run(self, configs: Sequence[ScalingConfig]) -> list[ScalingResults]:
@@ -227,10 +216,8 @@ class ScalingExperiments:
                 f"CORPUS={self.corpus_name} has changed since the sweep in {self.out}",
                 todo="make scaling trains on the new text",
             )
-        points = {arch: tuple(points_of(group)) for arch, group in by_architecture(results).items()}
-        if points != self._cached[0]:
-            self._cached = points, {arch: judge(own) for arch, own in points.items()}
-        return self._cached[1]
+        groups = by_architecture(results)
+        return {arch: _judged(tuple(points_of(group))) for arch, group in groups.items()}
 
     def analyze_scaling_laws(self) -> dict[str, Any]:
         """Fit the laws, write scaling_law.json and return its content.
@@ -263,8 +250,6 @@ class ScalingExperiments:
 
     def report(self) -> str:
         """Write report.txt and return its content."""
-        from lib.scaling.report import format_report
-
         text = format_report(self.results(), self.verdicts(), self.corpus.dataset.source, self.corpus_lines())
         write(self.out / REPORT, text)
         return text
@@ -275,6 +260,12 @@ class ScalingExperiments:
         if self.corpus.entropy_rate is not None:
             lines["entropy rate (known)"] = self.corpus.entropy_rate
         return lines
+
+
+@cache
+def _judged(points: tuple[Point, ...]) -> Verdict:
+    """Judge the points once; fit, plots and report of one command need the verdict."""
+    return judge(points)
 
 
 def raise_failures(results: Sequence[ScalingResults]) -> None:
@@ -314,3 +305,78 @@ def format_cost(plan: Sequence[PlannedRun], *, workers: int) -> str:
         f"{len(plan)} runs, about {seconds / 60:.1f} minutes of CPU time, "
         f"{wall_seconds(plan, workers=workers) / 60:.1f} minutes with {workers} workers"
     )
+
+
+def format_report(
+    results: Sequence[ScalingResults],
+    verdicts: Mapping[str, Verdict],
+    source: str,
+    lines: Mapping[str, float],
+) -> str:
+    """Return the report of a sweep. source: of the data. lines: baseline losses in nats by name."""
+    return "\n".join([*_runs(results, source, lines), *_verdicts(results, verdicts, lines)]) + "\n"
+
+
+def _runs(results: Sequence[ScalingResults], source: str, lines: Mapping[str, float]) -> Iterator[str]:
+    unit = results[0].perplexity_unit
+    yield f"Data: {source}"
+    yield f"Losses in nats per {unit}, of the validation part. N: parameters without embeddings. D: tokens.\n"
+    yield f"{'architecture':18}    d   l           N          D seed     loss perplexity"
+    for result in results:
+        if result.status == "done":
+            yield (
+                f"{result.arch:18} {result.d_model:>4} {result.n_layers:>3} "
+                f"{result.num_params_nonembedding:>11,} {result.tokens:>10,} {result.seed:>4} "
+                f"{result.val_nats:>8.4f} {result.final_perplexity:>10.4f}"
+            )
+    yield from ("", *(f"{name}: {nats:.4f} nats" for name, nats in lines.items()))
+    if failed := failures(results):
+        yield from (
+            "",
+            f"{len(failed)} of {len(results)} runs have no valid result and are in no fit:",
+            *failed,
+        )
+
+
+def _verdicts(
+    results: Sequence[ScalingResults], verdicts: Mapping[str, Verdict], lines: Mapping[str, float]
+) -> Iterator[str]:
+    for arch, verdict in verdicts.items():
+        yield from ("", f"{arch}: {verdict.sentence()}")
+        best = min(each.val_nats for each in results if each.arch == arch and each.status == "done")
+        better = [name for name, nats in lines.items() if nats < best and "known" not in name]
+        if better:
+            yield f"  Its best loss, {best:.4f}, is beaten by {', '.join(better)}."
+        for name, fitted in verdict.fits.items():
+            yield f"  {TITLES[name]}"
+            yield from (f"    {line}" for line in _fitted(fitted, lines))
+        growth = verdict.growth
+        if growth.exponent is None or growth.interval is None:
+            yield f"  isoFLOP: insufficient: {growth.reason}"
+        else:
+            figures = f"{growth.exponent:.2f} [{growth.interval[0]:.2f}, {growth.interval[1]:.2f}]"
+            yield f"  isoFLOP: optimal N grows as C^{figures} (95 % of draws of the seed noise)"
+        yield from (f"  Note: {warning}" for warning in verdict.warnings)
+
+
+def _fitted(fitted: FittedLaw, lines: Mapping[str, float]) -> Iterator[str]:
+    """Format the reasons against a law, then its figures with their intervals."""
+    if fitted.reasons:
+        yield f"insufficient: {'; '.join(fitted.reasons)}"
+    if fitted.law is None or not fitted.samples:
+        return
+    ends = intervals(fitted.samples, level=0.95)
+    figures = (
+        f"{name} {value:.4g} [{ends[name][0]:.4g}, {ends[name][1]:.4g}]"
+        for name, value in fitted.law.figures().items()
+    )
+    yield f"{', '.join(figures)} (95 % of bootstraps)"
+    if (held := fitted.holdout) is not None:
+        yield (
+            f"held out from 6 N D = {held.flops:.1e} on: error {held.error:.2%} "
+            f"(bias {held.bias:+.2%}), {held.covered:.0%} of {held.points} points inside the 90 % band"
+        )
+    known = lines.get("entropy rate (known)")
+    if known is not None and "E" in ends:
+        inside = ends["E"][0] <= known <= ends["E"][1]
+        yield f"the known floor {known:.4f} is {'inside' if inside else 'outside'} the interval of E"

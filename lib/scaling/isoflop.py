@@ -103,7 +103,10 @@ def growth(points: Sequence[Point], noise: Noise | None) -> Growth:
     budgets = isoflops(points)
     measured = exponent(budgets)
     if measured is None:
-        return Growth(reason=budget_shortfall(points) or _few_optima(budgets))
+        optima = sum(budget.optimum is not None for budget in budgets)
+        reasons = "; ".join(sorted({budget.reason for budget in budgets if budget.reason}))
+        few = f"only {optima} budgets have their best size inside the grid ({reasons})"
+        return Growth(reason=budget_shortfall(points) or few)
     if noise is None:
         return Growth(reason=NO_SEEDS)
     random = np.random.default_rng(0)
@@ -118,12 +121,6 @@ def growth(points: Sequence[Point], noise: Noise | None) -> Growth:
     if (kept := len(drawn) / NOISE_DRAWS) < NOISE_LEVEL:
         return Growth(reason=f"optima stay inside the grid in {kept:.0%} of draws of the seed noise")
     return Growth(exponent=measured, interval=interval(drawn, level=NOISE_LEVEL))
-
-
-def _few_optima(budgets: Sequence[IsoFlop]) -> str:
-    found = sum(budget.optimum is not None for budget in budgets)
-    reasons = sorted({budget.reason for budget in budgets if budget.reason})
-    return f"only {found} budgets have their best size inside the grid ({'; '.join(reasons)})"
 
 
 def _interpolate(curve: dict[float, list[float]], tokens: float) -> float:

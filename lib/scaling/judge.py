@@ -68,10 +68,7 @@ class FittedLaw:
         if self.law is not None:
             content |= dataclasses.asdict(self.law)
         if self.samples:
-            ends = {level: intervals(self.samples, level=level) for level in LEVELS}
-            content["ci"] = {
-                f"{level:.0%}": {name: list(pair) for name, pair in ends[level].items()} for level in LEVELS
-            }
+            content["ci"] = {f"{level:.0%}": intervals(self.samples, level=level) for level in LEVELS}
         return content | {"holdout": dataclasses.asdict(self.holdout) if self.holdout else None}
 
 
@@ -133,9 +130,7 @@ def judge(points: Sequence[Point], *, starts: int = STARTS, samples: int = BOOTS
     )
 
 
-def fit_law(
-    points: Sequence[Point], name: LawName, *, starts: int = STARTS, samples: int = BOOTSTRAPS
-) -> FittedLaw:
+def fit_law(points: Sequence[Point], name: LawName, *, starts: int, samples: int) -> FittedLaw:
     """Fit one law and collect the reasons against it."""
     noise, own = seed_noise(points), points_for(name, points)
     reasons = shortfalls(own, name, noise)
@@ -196,12 +191,7 @@ def missing_requirements(points: Sequence[Point], name: LawName) -> list[str]:
 
 
 def check_holdout(
-    points: Sequence[Point],
-    name: LawName,
-    noise: Noise | None,
-    *,
-    starts: int = STARTS,
-    samples: int = BOOTSTRAPS,
+    points: Sequence[Point], name: LawName, noise: Noise | None, *, starts: int, samples: int
 ) -> Holdout | None:
     """Predict the most expensive quarter of the cells from the rest; None if the rest cannot be fitted.
 
@@ -248,11 +238,8 @@ def _split(points: Sequence[Point]) -> tuple[list[Point], list[Point]]:
 
 def _rise(points: Sequence[Point], noise: Noise | None) -> str:
     """Describe where a larger model is significantly worse, corrected for the number of comparisons."""
-    pairs = [
-        (tokens, size, larger)
-        for tokens, row in sizes_by_tokens(points).items()
-        for size, larger in itertools.pairwise(row)
-    ]
+    rows = sizes_by_tokens(points)
+    pairs = [(tokens, *pair) for tokens, row in rows.items() for pair in itertools.pairwise(row)]
     for tokens, size, larger in pairs:
         rise = larger.loss - size.loss
         if rise > significant_difference(size, larger, noise, chance=CHANCE / len(pairs)):
@@ -272,11 +259,8 @@ def _plateau(points: Sequence[Point], noise: Noise | None) -> str:
     if len(row) < 2:
         return ""
     largest = row[-1]
-    start = max(
-        (size for size in row if LAST_FACTOR * size.parameters <= largest.parameters),
-        default=row[0],
-        key=lambda size: size.parameters,
-    )
+    starts = [size for size in row if LAST_FACTOR * size.parameters <= largest.parameters]
+    start = starts[-1] if starts else row[0]
     fall = start.loss - largest.loss
     if fall > significant_difference(start, largest, noise, chance=CHANCE / 2):
         return ""
@@ -287,8 +271,7 @@ def _plateau(points: Sequence[Point], noise: Noise | None) -> str:
 
 
 def _warnings(points: Sequence[Point], noise: Noise | None) -> list[str]:
-    sizes = [point.parameters for point in points]
-    found = []
+    sizes, found = [point.parameters for point in points], []
     if sizes and max(sizes) / min(sizes) < 10:
         found.append("sizes span less than a factor of ten: exponents hold for these sizes only")
     if noise is None:

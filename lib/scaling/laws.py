@@ -3,6 +3,10 @@
 power       y = A N^-alpha, of perplexity or loss
 floor       L = E + A N^-alpha, at one amount of data
 chinchilla  L = E + A N^-alpha + B D^-beta (Hoffmann et al. 2022)
+
+Fits are robust and made many at a time: batched Levenberg-Marquardt on a Huber loss of the logarithm. Array
+dimensions: S starts or bootstrap samples, P points, J terms (the floor, without a power, first), V terms with
+a variable.
 """
 
 from __future__ import annotations
@@ -12,12 +16,17 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 
-from lib.scaling.least_squares import Floats, Problem, predict, solve
-
+Floats: TypeAlias = npt.NDArray[np.float64]
 LawName: TypeAlias = Literal["power", "floor", "chinchilla"]
 
 STARTS, BOOTSTRAPS = 300, 1000
+HUBER_DELTA = 1e-3  # in log y: Hoffmann et al. 2022
+_MAX_STEPS = 400
+_CONVERGED = 1e-13  # relative to the objective
+_PATIENCE = 12  # steps in a row without a gain
+_MAX_POWER = 8.0
 _MIN_FLOOR = 1e-3  # relative to the lowest loss: a fitted floor that low means that there is none
 _VARIABLES: dict[LawName, int] = {"power": 1, "floor": 1, "chinchilla": 2}
 
@@ -80,7 +89,7 @@ class Law:
 def fit(points: Sequence[Point], *, name: LawName, starts: int = STARTS, seed: int = 0) -> Law:
     """Return the best of many local optima. For its uncertainty see `bootstrap` and lib.scaling.judge."""
     problem = _problem(points, name)
-    parameters, objectives = solve(problem, _starts(problem, starts, seed), np.ones((1, len(points))))
+    parameters, objectives = _solve(problem, _starts(problem, starts, seed), np.ones((1, len(points))))
     best = int(objectives.argmin())
     reached = float((objectives <= objectives[best] * 1.001 + 1e-15).mean())
     return _law(problem, name, parameters[best], objective=float(objectives[best]), reached=reached)
@@ -100,7 +109,7 @@ def bootstrap(points: Sequence[Point], law: Law, *, samples: int = BOOTSTRAPS, s
     weights = np.stack([np.bincount(row, minlength=count)[numbers] for row in draws]).astype(float)
     around = np.tile(_parameters(problem, law), (samples, 1))
     first, second = (
-        solve(problem, start, weights)
+        _solve(problem, start, weights)
         for start in (around, around + random.normal(0, 0.2, size=around.shape))
     )
     better = (second[1] < first[1])[:, None]
@@ -126,16 +135,37 @@ def intervals(laws: Sequence[Law], *, level: float) -> Mapping[str, tuple[float,
 def log_residuals(points: Sequence[Point], law: Law) -> Floats:
     """Return the log of the loss over the law's prediction, (points,)."""
     problem = _problem(points, law.name)
-    residuals: Floats = problem.log_y - predict(problem, _parameters(problem, law)[None])[0]
+    residuals: Floats = problem.log_y - _log_terms(problem, _parameters(problem, law)[None])[0][0]
     return residuals
 
 
-def _problem(points: Sequence[Point], name: LawName) -> Problem:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Problem:
+    """Points to fit by a sum of powers: log y = log(sum_j exp(constant_j - power_j x_j)) over terms j.
+
+    log_x: (V, P), centred: `means` (V,) are subtracted. log_y: (P,). has_floor: the first term has no
+    variable. min_floor, max_floor: bounds of the log of the floor.
+    """
+
+    log_x: Floats
+    means: Floats
+    log_y: Floats
+    has_floor: bool
+    min_floor: float
+    max_floor: float
+
+    @property
+    def terms(self) -> int:
+        """Number of terms, floor included."""
+        return len(self.log_x) + self.has_floor
+
+
+def _problem(points: Sequence[Point], name: LawName) -> _Problem:
     columns = [[point.parameters for point in points], [point.tokens for point in points]]
     log_x = np.log(np.asarray(columns[: _VARIABLES[name]], dtype=float))
     log_y = np.log(np.asarray([point.loss for point in points], dtype=float))
     means = log_x.mean(axis=1, keepdims=True)
-    return Problem(
+    return _Problem(
         log_x=log_x - means,
         means=means[:, 0],
         log_y=log_y,
@@ -145,7 +175,7 @@ def _problem(points: Sequence[Point], name: LawName) -> Problem:
     )
 
 
-def _starts(problem: Problem, count: int, seed: int) -> Floats:
+def _starts(problem: _Problem, count: int, seed: int) -> Floats:
     """Draw irreducible losses below the lowest loss, shares of the rest for the terms, powers up to 1.5."""
     random = np.random.default_rng(seed)
     variables = len(problem.log_x)
@@ -159,7 +189,7 @@ def _starts(problem: Problem, count: int, seed: int) -> Floats:
     return np.hstack((np.log(floor), constants, powers))
 
 
-def _law(problem: Problem, name: LawName, parameters: Floats, *, objective: float, reached: float) -> Law:
+def _law(problem: _Problem, name: LawName, parameters: Floats, *, objective: float, reached: float) -> Law:
     powers = parameters[problem.terms :]
     constants = parameters[problem.has_floor : problem.terms] + powers * problem.means
     log_floor = float(parameters[0]) if problem.has_floor else None
@@ -178,9 +208,86 @@ def _law(problem: Problem, name: LawName, parameters: Floats, *, objective: floa
     )
 
 
-def _parameters(problem: Problem, law: Law) -> Floats:
+def _parameters(problem: _Problem, law: Law) -> Floats:
     """Invert `_law`."""
     powers = [power for power in (law.size_power, law.data_power) if power is not None]
     factors = [factor for factor in (law.size_factor, law.data_factor) if factor is not None]
     constants = np.log(factors) - np.asarray(powers) * problem.means
     return np.concatenate(([] if law.floor is None else [np.log(law.floor)], constants, powers))
+
+
+def _solve(problem: _Problem, starts: Floats, weights: Floats) -> tuple[Floats, Floats]:
+    """Return local optima from `starts` (S, J + V) and their objectives (S,); weights of points: (S or 1, P).
+
+    Parameters are ordered constants (floor first), powers. The objective is the weighted sum of Huber losses
+    (a mean would stop early).
+    """
+    parameters = _clip(problem, starts.copy())
+    weights = np.broadcast_to(weights, (len(starts), problem.log_y.size))
+    damping, idle = np.full(len(starts), 1e-2), np.zeros(len(starts), int)
+    residual, jacobian = _residual(problem, parameters)
+    objective = _huber(residual, weights)
+    for _ in range(_MAX_STEPS):
+        active = np.flatnonzero(idle < _PATIENCE)
+        if not active.size:
+            break
+        step = _step(residual[active], jacobian[active], weights[active], damping[active])
+        trial = _clip(problem, parameters[active] + step)
+        trial_residual, trial_jacobian = _residual(problem, trial)
+        trial_objective = _huber(trial_residual, weights[active])
+        better = trial_objective < objective[active]
+        gained = objective[active] - trial_objective > _CONVERGED * objective[active]
+        idle[active] = np.where(gained, 0, idle[active] + 1)
+        damping[active] = np.clip(np.where(better, damping[active] / 3, damping[active] * 4), 1e-12, 1e12)
+        kept = active[better]
+        parameters[kept], objective[kept] = trial[better], trial_objective[better]
+        residual[kept], jacobian[kept] = trial_residual[better], trial_jacobian[better]
+    return parameters, objective
+
+
+def _log_terms(problem: _Problem, parameters: Floats) -> tuple[Floats, Floats]:
+    """Return log y (S, P) and the share of each term in y (S, P, J)."""
+    terms = np.repeat(parameters[:, None, : problem.terms], problem.log_y.size, axis=1)
+    powers = parameters[:, None, problem.terms :]
+    terms[:, :, problem.has_floor :] -= powers * problem.log_x.T
+    largest = terms.max(axis=2, keepdims=True)
+    shares = np.exp(terms - largest)
+    whole = shares.sum(axis=2, keepdims=True)
+    return (np.log(whole) + largest)[:, :, 0], shares / whole
+
+
+def _residual(problem: _Problem, parameters: Floats) -> tuple[Floats, Floats]:
+    """Return log y - model (S, P) and the Jacobian of the model (S, P, J + V)."""
+    predicted, shares = _log_terms(problem, parameters)
+    by_powers = -shares[:, :, problem.has_floor :] * problem.log_x.T
+    return problem.log_y - predicted, np.concatenate((shares, by_powers), axis=2)
+
+
+def _huber(residual: Floats, weights: Floats) -> Floats:
+    size = np.abs(residual)
+    inside = np.minimum(size, HUBER_DELTA)
+    total: Floats = (weights * (inside * (size - inside / 2))).sum(axis=1)
+    return total
+
+
+def _step(residual: Floats, jacobian: Floats, weights: Floats, damping: Floats) -> Floats:
+    """Return the damped Gauss-Newton step, with points beyond the Huber limit weighted down."""
+    robust = weights * np.minimum(1.0, HUBER_DELTA / np.maximum(np.abs(residual), HUBER_DELTA))
+    weighted = jacobian * robust[:, :, None]
+    curvature = np.einsum("spi,spj->sij", weighted, jacobian)
+    gradient = np.einsum("spi,sp->si", weighted, residual)
+    diagonal = np.einsum("sii->si", curvature)
+    # A parameter that no point determines still needs a finite step.
+    damped = damping[:, None] * np.maximum(diagonal, 1e-12 * diagonal.max(axis=1, keepdims=True) + 1e-30)
+    curvature[:, np.arange(jacobian.shape[2]), np.arange(jacobian.shape[2])] += damped + 1e-30
+    step: Floats = np.linalg.solve(curvature, gradient[:, :, None])[:, :, 0]
+    return np.clip(step, -2.0, 2.0)
+
+
+def _clip(problem: _Problem, parameters: Floats) -> Floats:
+    powers = parameters[:, problem.terms :]
+    np.clip(powers, -_MAX_POWER, _MAX_POWER, out=powers)
+    if problem.has_floor:
+        floor = parameters[:, 0]
+        np.clip(floor, problem.min_floor, problem.max_floor, out=floor)
+    return parameters

@@ -77,10 +77,8 @@ def _by_size(axes: Axes, groups: Groups, verdicts: Mapping[str, Verdict], lines:
         sizes = [result.num_params_nonembedding for result in most]
         held = verdicts[arch].fits["power"].holdout
         for size, result in zip(sizes, most, strict=True):
-            hollow = "none" if held and 6 * size * result.tokens >= held.flops else colour
-            axes.plot(
-                size, math.exp(result.val_nats), "o", color=colour, markerfacecolor=hollow, markersize=5
-            )
+            face = "none" if held and 6 * size * result.tokens >= held.flops else colour
+            axes.plot(size, math.exp(result.val_nats), "o", color=colour, mfc=face, markersize=5)
         axes.plot([], [], "o", color=colour, markersize=5, label=f"{arch} (hollow: held out)")
         _band(axes, verdicts[arch].fits["power"], sizes, most[0].tokens, colour)
     for name, nats in lines.items():
@@ -96,13 +94,10 @@ def _band(axes: Axes, fitted: FittedLaw, sizes: Sequence[float], tokens: float, 
         return
     across = np.geomspace(min(sizes), max(sizes), 40)
     line = [math.exp(fitted.law.loss(parameters=size, tokens=tokens)) for size in across]
-    ends = [
-        interval([law.loss(parameters=size, tokens=tokens) for law in fitted.samples], level=_BAND_LEVEL)
-        for size in across
-    ]
+    drawn = [[law.loss(parameters=size, tokens=tokens) for law in fitted.samples] for size in across]
     style = "--" if fitted.reasons else "-"
     axes.plot(across, line, style, color=colour, linewidth=1.2)
-    low, high = np.exp(np.asarray(ends)).T
+    low, high = np.exp([interval(losses, level=_BAND_LEVEL) for losses in drawn]).T
     axes.fill_between(across, low, high, color=colour, alpha=0.15)
 
 
@@ -110,9 +105,8 @@ def _by_shape(axes: Axes, groups: Groups, *, across: str, each: str) -> None:
     for arch, results in groups.items():
         most = [result for result in _at_most_data(results) if result.seed == results[0].seed]
         for fixed in sorted({getattr(result, each) for result in most}):
-            row = sorted(
-                (getattr(r, across), math.exp(r.val_nats)) for r in most if getattr(r, each) == fixed
-            )
+            own = [result for result in most if getattr(result, each) == fixed]
+            row = sorted((getattr(result, across), math.exp(result.val_nats)) for result in own)
             axes.plot(*zip(*row, strict=True), "o-", markersize=4, label=f"{arch}, {each} {fixed}")
     axes.set(xlabel=across, ylabel="perplexity")
     axes.set_title(f"Perplexity by {across}", fontsize=9)
@@ -163,9 +157,8 @@ def _residuals(axes: Axes, groups: Groups, verdicts: Mapping[str, Verdict]) -> N
         law = verdicts[arch].fits["chinchilla"].law
         if law is not None:
             sizes = [result.num_params_nonembedding for result in results]
-            axes.plot(
-                sizes, log_residuals(points_of(results), law), "o", color=colour, markersize=4, label=arch
-            )
+            rest = log_residuals(points_of(results), law)
+            axes.plot(sizes, rest, "o", color=colour, markersize=4, label=arch)
     axes.axhline(0, color="#888888", linewidth=0.8)
     axes.set(xscale="log", xlabel="parameters without embeddings", ylabel="log of loss over law")
     axes.set_title("What L = E + A N^-alpha + B D^-beta leaves", fontsize=9)

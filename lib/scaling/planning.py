@@ -9,12 +9,10 @@ import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 
 from lib.data.types import TextSpec
 from lib.errors import ConfigError
-from lib.nn.model_code import build_model
-from lib.scaling.costs import Counts, Shape, costs_of, count, shape_of
+from lib.scaling.costs import Counts, Shape, builder, costs_of, count, shape_of
 from lib.scaling.isoflop import NO_SEEDS, budget_shortfall
 from lib.scaling.judge import TITLES, missing_requirements, points_for
 from lib.scaling.laws import Point
@@ -88,6 +86,11 @@ class PlannedRun:
     disk_bytes: int
     ram_bytes: int
 
+    @property
+    def cell(self) -> tuple[int, int, int]:
+        """Shape and amount of data, which runs of other seeds and architectures share."""
+        return self.config.d_model, self.config.n_layers, self.config.tokens
+
     def line(self) -> str:
         """Return the row of the run in the table below HEADINGS."""
         return (
@@ -155,8 +158,7 @@ def plan_runs(configs: Sequence[ScalingConfig], spec: TextSpec, *, train_tokens:
     for name, config in zip(names_of(configs), configs, strict=True):
         shape = shape_of(config)
         if shape not in counts:
-            model, options = config.model()
-            counts[shape] = count(partial(build_model, model, options, spec, seed=config.seed))
+            counts[shape] = count(builder(config, spec))
         total, cost = counts[shape].total, costs[shape]
         tokens = config.trained_tokens if config.tokens else config.epochs * train_tokens
         runs.append(
@@ -185,12 +187,8 @@ def reductions(plan: Sequence[PlannedRun]) -> Iterator[list[PlannedRun]]:
     kept = list(plan)
     while kept:
         yield kept
-        dearest = _cell(max(kept, key=lambda each: each.seconds))
-        kept = [each for each in kept if _cell(each) != dearest]
-
-
-def _cell(run: PlannedRun) -> tuple[int, int, int]:
-    return run.config.d_model, run.config.n_layers, run.config.tokens
+        dearest = max(kept, key=lambda each: each.seconds).cell
+        kept = [each for each in kept if each.cell != dearest]
 
 
 def within_budget(plan: Sequence[PlannedRun], *, seconds: float, workers: int) -> list[PlannedRun]:
@@ -234,8 +232,14 @@ def plan_warnings(
     """
     for arch, missing in insufficient(plan).items():
         for title, reasons in missing.items():
-            todo = _sufficient_budget(arch, title, whole, workers=workers)
-            todo = todo or f"the whole grid has what it needs: leave out {' and '.join(given)}"
+            enough: Sequence[PlannedRun] = ()  # the cheapest reduction that is sufficient
+            for kept in reductions(whole):
+                if title in insufficient(kept).get(arch, {}):
+                    break
+                enough = kept
+            todo = f"about {format_budget(wall_seconds(enough, workers=workers))} is enough"
+            if not enough:
+                todo = f"the whole grid has what it needs: leave out {' and '.join(given)}"
             yield f"{arch}: the plan is insufficient for {title}: {'; '.join(reasons)}; {todo}"
 
 
@@ -243,25 +247,13 @@ def insufficient(plan: Sequence[PlannedRun]) -> Mapping[str, Mapping[str, Sequen
     """Return, by architecture and title of a law, the requirements that the plan lacks."""
     points: dict[str, list[Point]] = defaultdict(list)
     for each in plan:
-        points[each.config.arch].append(
-            Point(parameters=each.counts.nonembedding, tokens=each.tokens, loss=math.nan)
-        )
-    return {arch: _missing(own) for arch, own in points.items()}
-
-
-def _missing(points: Sequence[Point]) -> dict[str, list[str]]:
-    missing = {title: missing_requirements(points_for(name, points), name) for name, title in TITLES.items()}
-    seeds = [NO_SEEDS] if seed_noise(points) is None else []
-    missing["isoFLOP"] = [*([reason] if (reason := budget_shortfall(points)) else []), *seeds]
-    missing["telling whether the loss falls with size"] = seeds
-    return {title: reasons for title, reasons in missing.items() if reasons}
-
-
-def _sufficient_budget(arch: str, title: str, whole: Sequence[PlannedRun], *, workers: int) -> str:
-    """Return the smallest sufficient budget as a sentence; empty if the whole grid is insufficient."""
-    enough: Sequence[PlannedRun] = ()
-    for kept in reductions(whole):
-        if title in insufficient(kept).get(arch, {}):
-            break
-        enough = kept
-    return f"about {format_budget(wall_seconds(enough, workers=workers))} is enough" if enough else ""
+        point = Point(parameters=each.counts.nonembedding, tokens=each.tokens, loss=math.nan)
+        points[each.config.arch].append(point)
+    found: dict[str, dict[str, list[str]]] = {}
+    for arch, own in points.items():
+        missing = {title: missing_requirements(points_for(name, own), name) for name, title in TITLES.items()}
+        seeds = [NO_SEEDS] if seed_noise(own) is None else []
+        missing["isoFLOP"] = [*filter(None, [budget_shortfall(own)]), *seeds]
+        missing["telling whether the loss falls with size"] = seeds
+        found[arch] = {title: reasons for title, reasons in missing.items() if reasons}
+    return found

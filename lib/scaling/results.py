@@ -91,7 +91,13 @@ class ScalingConfig:
     def assignments(self) -> str:
         """Return the configuration of the run as a defconfig."""
         name, options = self.model()
-        lines = [f"MODEL_{name.upper()}=y", *_model_symbols(name, options), *_corpus_symbols(self.corpus)]
+        model = name.upper()
+        lines = [f"MODEL_{model}=y"]
+        for key in options.keys() & {"form", "size"}:  # a choice, of which each model has one
+            lines.append(f"{model}_{key.upper()}_{options[key].upper()}=y")
+        for key in ("layers", "heads", "width"):
+            lines += [f"{model}_{key.upper()}={options[key]}"] if key in options else []
+        lines += _corpus_symbols(self.corpus)
         lines += [f"BLOCK_SIZE={self.n_seq}", f"TARGET_EFFECTIVE_BATCH={self.batch_size}"]
         lines += [f'LEARNING_RATE="{self.lr}"', f'WEIGHT_DECAY="{self.weight_decay}"']
         lines += [f'GRAD_CLIP="{self.grad_clip}"', 'ADAM_BETA2="0.95"', f"SEED={self.seed}"]
@@ -173,7 +179,10 @@ def write(path: Path, text: str) -> None:
 
 
 def read(path: Path) -> ScalingResults | None:
-    """Read a result; None if the file is missing, damaged or of another version."""
+    """Read a result; None if the file is missing, damaged or of another version.
+
+    A valid result has its configuration, and positive numbers where fits and plots need them.
+    """
     try:
         result = ScalingResults(**json.loads(path.read_text(encoding="utf-8")))
     except FileNotFoundError:
@@ -182,17 +191,11 @@ def read(path: Path) -> ScalingResults | None:
         raise os_error("read", error) from error
     except (ValueError, TypeError):
         return None
-    return result if _is_valid(result) else None
-
-
-def _is_valid(result: ScalingResults) -> bool:
-    """Check that the result has its configuration, and positive numbers where fits and plots need them."""
     if not isinstance(result.config, dict) or not {"corpus", "data_sha256"} <= result.config.keys():
-        return False
-    numbers = [getattr(result, name) for name in _POSITIVE]
-    return result.status != "done" or all(
-        isinstance(number, int | float) and 0 < number < math.inf for number in numbers
-    )
+        return None
+    numbers = [getattr(result, name) for name in _POSITIVE] if result.status == "done" else []
+    valid = all(isinstance(number, int | float) and 0 < number < math.inf for number in numbers)
+    return result if valid else None
 
 
 def corpus_path(corpus: str) -> Path | None:
@@ -216,17 +219,6 @@ def code_hash(root: Path) -> str:
         if not path.is_relative_to(own):
             digest.update(path.relative_to(root).as_posix().encode() + b"\0" + path.read_bytes())
     return digest.hexdigest()[:16]
-
-
-def _model_symbols(name: str, options: dict[str, Any]) -> list[str]:
-    """Return assignments of the options; a choice is set through its member."""
-    prefix, lines = name.upper(), []
-    for option, value in options.items():
-        if option in ("form", "size"):
-            lines.append(f"{prefix}_{option.upper()}_{value.upper()}=y")
-        elif option in ("layers", "heads", "width"):
-            lines.append(f"{prefix}_{option.upper()}={value}")
-    return lines
 
 
 def _corpus_symbols(corpus: str) -> list[str]:

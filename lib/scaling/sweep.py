@@ -7,15 +7,13 @@ import math
 import socket
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from lib.data.types import TextSpec
-from lib.nn.model_code import build_model
 from lib.runs import metrics
 from lib.runs.directory import RunDir
-from lib.scaling.costs import count, training_flops
+from lib.scaling.costs import builder, count, training_flops
 from lib.scaling.results import ScalingConfig, ScalingResults, read, write
 from lib.sweeps.subprocess_run import Children
 
@@ -70,9 +68,8 @@ class Sweep:
         child = children.train(self.out / "runs" / f"{name}-{identity}", config.assignments(), root=self.root)
         if child.stopped:
             return None
-        empty = dataclasses.replace(
-            self._empty(config, identity), seconds_cpu=child.seconds_cpu, peak_memory_mb=child.peak_memory_mb
-        )
+        used: dict[str, Any] = {"seconds_cpu": child.seconds_cpu, "peak_memory_mb": child.peak_memory_mb}
+        empty = dataclasses.replace(self._empty(config, identity), **used)
         if child.run is None:
             return dataclasses.replace(empty, status="failed", reason=child.reason)
         return self._read(empty, child.run, config)
@@ -80,7 +77,7 @@ class Sweep:
     def _empty(self, config: ScalingConfig, identity: str) -> ScalingResults:
         import torch
 
-        counts = count(self.builder(config))
+        counts = count(builder(config, self.spec))
         return ScalingResults(
             d_model=config.d_model,
             n_layers=config.n_layers,
@@ -112,17 +109,11 @@ class Sweep:
             best_perplexity=math.exp(min(losses)),
             epoch_perplexities=[math.exp(loss) for loss in losses],
             training_time=status.facts["seconds"],
-            total_training_flops=tokens * training_flops(self.builder(config), block_size=config.n_seq),
+            total_training_flops=tokens * training_flops(builder(config, self.spec), block_size=config.n_seq),
             tokens=tokens,
             status="suspect_leak" if leak else "done",
             reason=f"below {self.floor:.4f} nats, which no model reaches" if leak else "",
         )
-
-    def builder(self, config: ScalingConfig) -> Callable[[], Any]:
-        """Return a function that builds the model of a run."""
-        name, options = config.model()
-        spec = dataclasses.replace(self.spec, block_size=config.n_seq)
-        return partial(build_model, name, options, spec, seed=config.seed)
 
 
 def failures(results: Iterable[ScalingResults]) -> list[str]:

@@ -39,7 +39,7 @@ def to_huggingface(model: GPT2) -> dict[str, Tensor]:
             "a classifier of texts cannot be written in the layout of Hugging Face transformers",
             why="theirs reads the last token, and this one the mean over all",
         )
-    return _tensors(model)
+    return {PREFIX + name: tensor for name, tensor in _tensors(model).items()}
 
 
 def _tensors(model: GPT2 | TextClassifier) -> dict[str, Tensor]:
@@ -50,9 +50,9 @@ def _tensors(model: GPT2 | TextClassifier) -> dict[str, Tensor]:
             weight = torch.zeros(len(getattr(module, "weight")))  # noqa: B009
         if name == "wte.weight":
             weight = weight[: _text_tokens(model)]
-        if _transposed(module) and part == "weight":
-            weight = weight.t()
-        tensors[PREFIX + name] = weight.detach().cpu().clone(memory_format=torch.contiguous_format)
+        if isinstance(module, nn.Linear):
+            weight = weight.t()  # of a bias the same
+        tensors[name] = weight.detach().cpu().clone(memory_format=torch.contiguous_format)
     return tensors
 
 
@@ -69,7 +69,7 @@ def from_huggingface(model: GPT2 | TextClassifier, tensors: Mapping[str, Tensor]
         raise ConfigError(f"{HEAD} is not the embedding", why="GPT-2's head is tied to it")
     if "wpe.weight" in given:
         given["wpe.weight"] = given["wpe.weight"][: model.backbone.position.num_embeddings]
-    expected = {name.removeprefix(PREFIX): tensor for name, tensor in _tensors(model).items()}
+    expected = _tensors(model)
     faults = [f"{name} is missing" for name in sorted(expected.keys() - given.keys())]
     faults += [f"{name} is not known" for name in sorted(given.keys() - expected.keys())]
     faults += [
@@ -84,7 +84,16 @@ def from_huggingface(model: GPT2 | TextClassifier, tensors: Mapping[str, Tensor]
     ]
     if faults:
         raise ConfigError("these are not the weights of this GPT-2", why=faults[0], findings=faults)
-    _assign(model, given)
+    with torch.no_grad():
+        for name, module, part in _parts(model):
+            parameter = getattr(module, part)
+            if parameter is None:
+                continue
+            tensor = given[name].t() if isinstance(module, nn.Linear) else given[name]
+            if name == "wte.weight":
+                parameter[_text_tokens(model) :].zero_()
+                parameter = parameter[: _text_tokens(model)]
+            parameter.copy_(tensor)
 
 
 def configuration(model: GPT2) -> dict[str, Any]:
@@ -131,19 +140,6 @@ def _text_tokens(model: GPT2 | TextClassifier) -> int:
     return model.vocab_size if isinstance(model, GPT2) else model.pad
 
 
-def _assign(model: GPT2 | TextClassifier, given: Mapping[str, Tensor]) -> None:
-    with torch.no_grad():
-        for name, module, part in _parts(model):
-            parameter = getattr(module, part)
-            if parameter is None:
-                continue
-            tensor = given[name].t() if _transposed(module) and part == "weight" else given[name]
-            if name == "wte.weight":
-                parameter[_text_tokens(model) :].zero_()
-                parameter = parameter[: _text_tokens(model)]
-            parameter.copy_(tensor)
-
-
 def _parts(model: GPT2 | TextClassifier) -> Iterator[tuple[str, nn.Module, str]]:
     """Yield (Hugging Face's name without prefix, our module, weight or bias), absent biases included."""
     backbone = model.backbone
@@ -155,10 +151,6 @@ def _parts(model: GPT2 | TextClassifier) -> Iterator[tuple[str, nn.Module, str]]
                 yield f"h.{number}.{theirs}.{part}", getattr(block, ours), part
     for part in ("weight", "bias"):
         yield f"ln_f.{part}", backbone.norm, part
-
-
-def _transposed(module: nn.Module) -> bool:
-    return isinstance(module, nn.Linear)
 
 
 def require_package() -> Any:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from lib.data.types import TextClassSpec, TextSpec
 from lib.errors import ConfigError
 from lib.nn.activation_checkpointing import Chain
-from lib.nn.attention import causal_attention
+from lib.nn.attention import causal_attention, merge_heads, split_heads
 from lib.nn.dropout import Dropout
 
 TASK = "lm"
@@ -148,13 +148,10 @@ class Block(nn.Module):
         return x_BTC + self.dropout2(self.mlp_out(hidden_BTF))  # type: ignore[no-any-return]
 
     def _attend(self, x_BTC: Tensor) -> Tensor:
-        batch, length, width = x_BTC.shape
         q_BHTD, k_BHTD, v_BHTD = (
-            part_BTC.view(batch, length, self.heads, -1).transpose(1, 2)
-            for part_BTC in self.qkv(x_BTC).split(width, dim=2)
+            split_heads(part_BTC, self.heads) for part_BTC in self.qkv(x_BTC).chunk(3, dim=2)
         )
-        mixed_BHTD = causal_attention(q_BHTD, k_BHTD, v_BHTD)
-        return mixed_BHTD.transpose(1, 2).reshape(batch, length, width)
+        return merge_heads(causal_attention(q_BHTD, k_BHTD, v_BHTD))
 
 
 def initialise(model: nn.Module, *, layers: int) -> None:

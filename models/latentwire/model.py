@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from lib.data.datasets.question_answering.spec import AnswerSpec
 from lib.errors import ConfigError
 from lib.nn.activation_checkpointing import Chain
+from lib.nn.attention import merge_heads, split_heads
 
 TASK = "bridge"
 
@@ -145,11 +146,8 @@ class Adapter(nn.Module):
 
 
 def _attention(q_BMD: Tensor, k_BTD: Tensor, v_BTD: Tensor, *, heads: int) -> Tensor:
-    q_BHMK, k_BHTK, v_BHTK = (
-        part.view(len(part), part.shape[1], heads, -1).transpose(1, 2) for part in (q_BMD, k_BTD, v_BTD)
-    )
-    found_BHMK = F.scaled_dot_product_attention(q_BHMK, k_BHTK, v_BHTK)
-    return found_BHMK.transpose(1, 2).reshape(q_BMD.shape)
+    q_BHMK, k_BHTK, v_BHTK = (split_heads(part, heads) for part in (q_BMD, k_BTD, v_BTD))
+    return merge_heads(F.scaled_dot_product_attention(q_BHMK, k_BHTK, v_BHTK))
 
 
 def _sinusoids(count: int, width: int) -> Tensor:

@@ -20,23 +20,19 @@ batch. Shapes: B samples, T tokens, D channels.
 from __future__ import annotations
 
 import cmath
-import contextlib
 import dataclasses
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from models.looped.energy import EnergyBlock, EnergyForm, FormStep, Source, Weights
-from models.looped.plain import PlainBlock
+from lib.nn.precision import without_autocast
+from models.looped.blocks import EnergyBlock, Options, PlainBlock, Source, Weights
 from models.looped.solver import Solution, SolverOptions, Step, Unit, solve
 
-Estimator: TypeAlias = Literal["ep", "ep_vf", "ep_adjoint", "implicit", "bptt", "one_step"]
 HALF_TOLERANCE = 1e-2  # to converge to in half precision, before single precision continues
-Nudge: TypeAlias = Literal["one_sided", "symmetric", "four_point", "holomorphic"]
 
 
 class Point(NamedTuple):
@@ -46,65 +42,45 @@ class Point(NamedTuple):
     coefficient: complex  # a
 
 
-def stencil(nudge: Nudge, count: int) -> tuple[Point, ...]:
+def stencil(nudge: str, count: int) -> tuple[Point, ...]:
     """Return the stencil of a nudge; for a real F the real part of the sum counts. count: N of "holomorphic".
 
     Errors: one_sided O(b) (Scellier and Bengio 2017), symmetric O(b^2) (Laborieux et al. 2021), four_point
     O(b^4), holomorphic O(b^N) with N points on a circle in the complex plane (Laborieux and Zenke 2022).
     """
-    match nudge:
-        case "one_sided":
-            return Point(1, 1), Point(0, -1)
-        case "symmetric":
-            return Point(1, 1 / 2), Point(-1, -1 / 2)
-        case "four_point":
-            return Point(1, 2 / 3), Point(-1, -2 / 3), Point(2, -1 / 12), Point(-2, 1 / 12)
-        case "holomorphic":
-            return tuple(_on_circle(place, count) for place in range(count // 2 + 1))
+    if nudge in _REAL_STENCILS:
+        return _REAL_STENCILS[nudge]
+    points = [Point(1, 1 / count)]
+    for place in range(1, (count + 1) // 2):  # above the real axis, for their conjugates as well
+        at = cmath.exp(2j * cmath.pi * place / count)
+        points.append(Point(at, 2 / (at * count)))
+    return (*points, Point(-1, -1 / count)) if count % 2 == 0 else tuple(points)
 
 
-def _on_circle(place: int, count: int) -> Point:
-    """Return a point on or above the real axis, which stands for its conjugate as well."""
-    if place == 0 or 2 * place == count:
-        sign = 1 if place == 0 else -1
-        return Point(sign, sign / count)
-    at = cmath.exp(2j * cmath.pi * place / count)
-    return Point(at, 2 / (at * count))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EquilibriumOptions:
-    """Options of the gradient.
-
-    beta: root mean square of the force on the states. nudged_iterations: minimum under a force. together:
-    states under all forces converge in one larger batch. watch: called with the residuals under a force.
-    """
-
-    estimator: Estimator
-    nudge: Nudge
-    nudge_points: int
-    beta: float
-    nudged_iterations: int
-    together: bool
-    solver: SolverOptions
-    watch: Callable[[Tensor], None] = lambda _: None
-
-    @property
-    def nudged_solver(self) -> SolverOptions:
-        """Solver options under a force: half of the iterations suffice, for the states start near the end."""
-        limit = max(self.nudged_iterations, self.solver.max_iterations // 2)
-        return dataclasses.replace(self.solver, max_iterations=limit)
+_REAL_STENCILS = {
+    "one_sided": (Point(1, 1), Point(0, -1)),
+    "symmetric": (Point(1, 1 / 2), Point(-1, -1 / 2)),
+    "four_point": (Point(1, 2 / 3), Point(-1, -2 / 3), Point(2, -1 / 12), Point(-2, 1 / 12)),
+}
 
 
 class Equilibrium(nn.Module):
     """A block that is iterated to its fixed point."""
 
-    def __init__(self, block: EnergyBlock | PlainBlock, options: EquilibriumOptions) -> None:
+    def __init__(self, options: Options) -> None:
         super().__init__()
-        self.block = block
+        self.block = PlainBlock(options) if options.block == "plain" else EnergyBlock(options)
         self.solution: Solution | None = None  # of the last forward pass, without a graph
         self.forced: list[Tensor] = []  # residuals under the forces of the last gradient
-        self.options = dataclasses.replace(options, watch=self.forced.append)
+        self.options = options
+        unit: Unit = "prefix" if options.causal else "sample"  # by which tokens interact
+        self.solver = SolverOptions(
+            method=options.solver,  # type: ignore[arg-type]
+            step_size=options.step_size,
+            tolerance=options.tolerance,
+            max_iterations=options.max_iterations,
+            unit="token" if options.block == "energy_cross" else unit,
+        )
 
     def forward(self, x_BTD: Tensor, allowed: Tensor | None) -> Tensor:
         """(B, T, D) source -> (B, T, D) activation of the fixed point."""
@@ -112,28 +88,28 @@ class Equilibrium(nn.Module):
         x_BTD = x_BTD.to(next(block.parameters()).dtype)
         if torch.is_grad_enabled():
             self.forced.clear()
-        if options.estimator == "bptt" and torch.is_grad_enabled():
-            with _full_precision(x_BTD):
+        if options.gradient == "bptt" and torch.is_grad_enabled():
+            with without_autocast(x_BTD):
                 source = block.source(x_BTD, allowed)
-                solution = solve(lambda h: block.step(h, source), x_BTD, options.solver)
+                solution = solve(lambda h: block.step(h, source), x_BTD, self.solver)
                 self._keep(solution)
                 return block.activate(solution.state)
         with torch.no_grad():
             self._keep(solution := self._converge(x_BTD, allowed))
-        with _full_precision(x_BTD):
+        with without_autocast(x_BTD):
             return self._attached(solution.state, x_BTD, allowed)
 
     def _keep(self, solution: Solution) -> None:
         self.solution = Solution(*(part.detach() for part in solution))
 
     def _converge(self, x_BTD: Tensor, allowed: Tensor | None) -> Solution:
-        block, options, start, before = self.block, self.options.solver, x_BTD, None
+        block, options, start, before = self.block, self.solver, x_BTD, None
         if not x_BTD.is_meta and torch.is_autocast_enabled(x_BTD.device.type):
             source = block.source(x_BTD, allowed)
             coarse = dataclasses.replace(options, tolerance=HALF_TOLERANCE)
             before = solve(lambda h: block.step(h, source), start, coarse)
             start = before.state.to(x_BTD.dtype)
-        with _full_precision(x_BTD):
+        with without_autocast(x_BTD):
             source = block.source(x_BTD, allowed)
             solution = solve(lambda h: block.step(h, source), start, options)
         if before is None:
@@ -145,25 +121,22 @@ class Equilibrium(nn.Module):
         block, options = self.block, self.options
         if not torch.is_grad_enabled():
             return block.activate(state)
-        if options.estimator == "ep":
+        if options.gradient == "ep":
             assert isinstance(block, EnergyBlock), "equilibrium propagation needs an energy"
             return _Propagated.apply(  # type: ignore[no-any-return, no-untyped-call]
-                options, block.form, block.form_step, state, x_BTD, allowed, *block.weights
+                self, state, x_BTD, allowed, *block.weights
             )
         source = block.source(x_BTD, allowed)
         image = block.step(state, source)
-        if options.estimator != "one_step":
+        if options.gradient != "one_step":
             fixed = Source(*(part.detach() if part is not None else None for part in source))  # type: ignore[arg-type]
-            correct = _CORRECTIONS[options.estimator]
-            image = _Corrected.apply(
-                image, lambda c: correct(lambda h: block.step(h, fixed), state, c, options)
-            )  # type: ignore[no-untyped-call]
+            correct = _CORRECTIONS[options.gradient]
+            image = _Corrected.apply(image, lambda c: correct(lambda h: block.step(h, fixed), state, c, self))  # type: ignore[no-untyped-call]
         return block.activate(image)
 
 
 def contrast(
-    options: EquilibriumOptions,
-    form: EnergyForm,
+    rest: Equilibrium,
     weights: Weights,
     state: Tensor,
     x_BTD: Tensor,
@@ -171,14 +144,14 @@ def contrast(
     *,
     gradient_BTD: Tensor,
     share: Tensor,
-    form_step: FormStep = EnergyForm.step,
 ) -> tuple[Weights, Tensor]:
     """Return the gradients of a loss by the weights and by x, by equilibrium propagation.
 
-    gradient_BTD: the gradient of the loss by the activation. share: broadcast to (B, T, 1), from
-    `root_mean_square`; the force is along -gradient / share. form_step: the step of the form, or its compiled
-    version.
+    rest: holds an energy block. gradient_BTD: the gradient of the loss by the activation. share: broadcast to
+    (B, T, 1), from `root_mean_square`; the force is along -gradient / share.
     """
+    assert isinstance(rest.block, EnergyBlock)
+    options, form = rest.options, rest.block.form
     sums: list[Tensor] = []
     per_share = torch.where(share > 0, options.beta / share, 0.0)
     for group in _groups(options):
@@ -192,8 +165,8 @@ def contrast(
         reached = _repeated(state.to(dtype), count)
         if group[0].at != 0:
             size = torch.stack([-point.at * per_share for point in group])
-            free_step = partial(form_step, form, own)
-            reached = _nudged(_pushed(free_step, source, size, gradient_BTD), reached, options)
+            free_step = partial(rest.block.form_step, form, own)
+            reached = _nudged(_pushed(free_step, source, size, gradient_BTD), reached, rest)
         shares = torch.cat([point.coefficient / options.beta * share for point in group])
         gradient, x_gradient = form.gradient(own, reached, source, shares)
         parts = [*gradient, x_gradient.view(count, *x_BTD.shape).sum(dim=0) if count > 1 else x_gradient]
@@ -213,7 +186,7 @@ def _repeated(x_BTD: Tensor, count: int) -> Tensor:
     return x_BTD if count == 1 else x_BTD.repeat(count, 1, 1)
 
 
-def _groups(options: EquilibriumOptions) -> list[list[Point]]:
+def _groups(options: Options) -> list[list[Point]]:
     """Group the forces that form one batch. The zero force needs no iterations."""
     all_points = stencil(options.nudge, options.nudge_points)
     if not options.together:
@@ -228,29 +201,27 @@ class _Propagated(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,
-        options: EquilibriumOptions,
-        form: EnergyForm,
-        form_step: FormStep,
+        rest: Equilibrium,
         state: Tensor,
         x_BTD: Tensor,
         allowed: Tensor | None,
         *weights: Tensor,
     ) -> Tensor:
-        ctx.options, ctx.form, ctx.form_step = options, form, form_step
+        assert isinstance(rest.block, EnergyBlock)
+        ctx.rest = rest
         ctx.save_for_backward(state, x_BTD, allowed, *weights)
-        return form.activate(Weights(*weights), state)
+        return rest.block.form.activate(Weights(*weights), state)
 
     @staticmethod
     def backward(ctx: Any, gradient_BTD: Tensor) -> tuple[Tensor | None, ...]:
         state, x_BTD, allowed, *weights = ctx.saved_tensors
-        with _full_precision(x_BTD):
+        with without_autocast(x_BTD):
             gradient_BTD = gradient_BTD.to(x_BTD.dtype)
-            share = root_mean_square(gradient_BTD, ctx.options.solver.unit)
+            share = root_mean_square(gradient_BTD, ctx.rest.solver.unit)
             found, x_gradient = contrast(
-                ctx.options, ctx.form, Weights(*weights), state, x_BTD, allowed,
-                gradient_BTD=gradient_BTD, share=share, form_step=ctx.form_step,
-            )  # fmt: skip
-        return None, None, None, None, x_gradient, None, *found
+                ctx.rest, Weights(*weights), state, x_BTD, allowed, gradient_BTD=gradient_BTD, share=share
+            )
+        return None, None, x_gradient, None, *found
 
 
 class _Corrected(torch.autograd.Function):
@@ -263,7 +234,7 @@ class _Corrected(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient_BTD: Tensor) -> tuple[Tensor, None]:
-        with _full_precision(gradient_BTD):
+        with without_autocast(gradient_BTD):
             return ctx.correct(gradient_BTD), None
 
 
@@ -275,37 +246,44 @@ def root_mean_square(gradient_BTD: Tensor, unit: Unit) -> Tensor:
     return largest * (gradient_BTD / largest.where(largest > 0, 1)).square().mean(over, keepdim=True).sqrt()
 
 
-def _nudged(step: Step, start: Tensor, options: EquilibriumOptions) -> Tensor:
-    solution = solve(step, start, options.nudged_solver, min_iterations=options.nudged_iterations)
-    options.watch(solution.residual)
+def _nudged(step: Step, start: Tensor, rest: Equilibrium) -> Tensor:
+    # Half of the iterations suffice under a force, for the states start near the end.
+    fewest = rest.options.nudged_iterations
+    solver = dataclasses.replace(rest.solver, max_iterations=max(fewest, rest.solver.max_iterations // 2))
+    solution = solve(step, start, solver, min_iterations=fewest)
+    rest.forced.append(solution.residual)
     return solution.state
 
 
 def _by_implicit_differentiation(
-    step: Step, state: Tensor, gradient_BTD: Tensor, options: EquilibriumOptions
+    step: Step, state: Tensor, gradient_BTD: Tensor, rest: Equilibrium
 ) -> Tensor:
     """Solve u = J' u + gradient."""
-    pull = transposed_product(step, state)
-    solver = dataclasses.replace(options.solver, unit="sample")
-    return solve(lambda u: pull(u) + gradient_BTD, gradient_BTD, solver).state
+    with torch.enable_grad():
+        leaf = state.detach().requires_grad_()
+        image = step(leaf)
+
+    def pulled(u_BTD: Tensor) -> Tensor:
+        return torch.autograd.grad(image, leaf, u_BTD, retain_graph=True)[0] + gradient_BTD
+
+    return solve(pulled, gradient_BTD, dataclasses.replace(rest.solver, unit="sample")).state
 
 
-def _by_vector_field(step: Step, state: Tensor, gradient_BTD: Tensor, options: EquilibriumOptions) -> Tensor:
+def _by_vector_field(step: Step, state: Tensor, gradient_BTD: Tensor, rest: Equilibrium) -> Tensor:
     """Estimate (I - J)^-1 gradient from the states under a force."""
-    share = root_mean_square(gradient_BTD, options.solver.unit)
+    options = rest.options
+    share = root_mean_square(gradient_BTD, rest.solver.unit)
     direction = gradient_BTD * torch.where(share > 0, options.beta / share, 0.0)
     result = torch.zeros_like(state)
     for at, coefficient in stencil(options.nudge, options.nudge_points):
         reached = state
         if at != 0:
-            reached = _nudged(lambda h, force=at * direction: step(h) - force, state, options)  # type: ignore[misc]
+            reached = _nudged(lambda h, force=at * direction: step(h) - force, state, rest)  # type: ignore[misc]
         result = result - coefficient * reached
     return result * share / options.beta
 
 
-def _by_adjoint_correction(
-    step: Step, state: Tensor, gradient_BTD: Tensor, options: EquilibriumOptions
-) -> Tensor:
+def _by_adjoint_correction(step: Step, state: Tensor, gradient_BTD: Tensor, rest: Equilibrium) -> Tensor:
     """Estimate (I - J')^-1 gradient from the states under a force, with J replaced by J' to first order."""
     pull, push = jacobian_products(step, state)
 
@@ -313,15 +291,7 @@ def _by_adjoint_correction(
         moved = h_BTD - state
         return step(h_BTD) + pull(moved) - push(moved)
 
-    return _by_vector_field(corrected, state, gradient_BTD, options)
-
-
-def transposed_product(step: Step, state: Tensor) -> Step:
-    """Return v -> J' v for the Jacobian J of `step` at `state`."""
-    with torch.enable_grad():
-        leaf = state.detach().requires_grad_()
-        image = step(leaf)
-    return lambda v: torch.autograd.grad(image, leaf, v, retain_graph=True)[0]
+    return _by_vector_field(corrected, state, gradient_BTD, rest)
 
 
 def jacobian_products(step: Step, state: Tensor) -> tuple[Step, Step]:
@@ -340,13 +310,6 @@ def jacobian_products(step: Step, state: Tensor) -> tuple[Step, Step]:
         return torch.autograd.grad(pulled, by, v, retain_graph=True)[0]
 
     return pull, push
-
-
-def _full_precision(like: Tensor) -> contextlib.AbstractContextManager[object]:
-    """Disable autocast: half precision would lose small differences of states."""
-    if like.is_meta:  # shapes only
-        return contextlib.nullcontext()
-    return torch.autocast(like.device.type, enabled=False)
 
 
 _CORRECTIONS = {

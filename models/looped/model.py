@@ -9,7 +9,6 @@ Shapes: B samples, T tokens, D channels, V tokens of the vocabulary.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TypeAlias
 
 import torch
@@ -18,44 +17,15 @@ from torch import Tensor, nn
 
 from lib.data.types import ImageSpec, TextClassSpec, TextSpec
 from lib.errors import ConfigError
-from models.looped.energy import EnergyBlock, EnergyForm
-from models.looped.equilibrium import Equilibrium, EquilibriumOptions
-from models.looped.plain import PlainBlock
-from models.looped.solver import Solution, SolverOptions, Unit
+from models.looped.blocks import EnergyBlock, Options
+from models.looped.equilibrium import Equilibrium
+from models.looped.solver import Solution
 
 TASK = "lm"  # with labels, of images or texts, it classifies
 
 DataSpec: TypeAlias = ImageSpec | TextSpec | TextClassSpec
 
 SOURCE_SCALE = 2.0  # of embeddings and positions, relative to activations of about 1
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
-    """The symbols of models/looped/Kconfig."""
-
-    input: str
-    causal: bool
-    patch: int
-    readout: str
-    width: int
-    heads: int
-    hidden: int
-    layers: int
-    block: str
-    activation: str
-    mlp: str
-    spectral_cap: float
-    gradient: str
-    nudge: str
-    nudge_points: int
-    beta: float
-    nudged_iterations: int
-    together: bool
-    solver: str
-    step_size: float
-    tolerance: float
-    max_iterations: int
 
 
 def build(options: Options, spec: DataSpec) -> nn.Module:
@@ -83,7 +53,7 @@ class LoopedTransformer(nn.Module):
             self.embedding = ImageTokens(spec, patch=options.patch, width=options.width)
         else:
             self.embedding = TextTokens(spec, width=options.width)
-        self.blocks = nn.ModuleList(equilibrium(options) for _ in range(options.layers))
+        self.blocks = nn.ModuleList(Equilibrium(options) for _ in range(options.layers))
         outputs = spec.vocab_size if isinstance(spec, TextSpec) else spec.classes
         self.reads_tokens = options.readout == "tokens"
         tokens = len(self.embedding.position) if self.reads_tokens else 1
@@ -100,26 +70,30 @@ class LoopedTransformer(nn.Module):
     def read(self, state_BTD: Tensor, inputs: Tensor) -> Tensor:
         """Return the logits for the activations of the last block; `inputs` tell padding."""
         if self.reads_tokens:
-            return self.head(state_BTD.flatten(1))  # type: ignore[no-any-return]
-        return self.head(state_BTD if self.causal else self._mean(state_BTD, inputs))  # type: ignore[no-any-return]
+            state_BTD = state_BTD.flatten(1)
+        elif self.pad is not None:
+            text_BT1 = (inputs != self.pad)[:, :, None]
+            state_BTD = state_BTD.where(text_BT1, 0.0).sum(dim=1) / text_BT1.sum(dim=1).clamp(min=1)
+        elif not self.causal:
+            state_BTD = state_BTD.mean(dim=1)
+        return self.head(state_BTD)  # type: ignore[no-any-return]
 
     def solutions(self) -> list[Solution]:
         """Return the solutions of the blocks in the last forward pass."""
-        return [block.solution for block in self._equilibria() if block.solution is not None]
+        return [block.solution for block in self.equilibria() if block.solution is not None]
 
     def forced(self) -> list[Tensor]:
         """Return the residuals under the forces of the last gradient, for estimators with forces."""
-        return [residual for block in self._equilibria() for residual in block.forced]
+        return [residual for block in self.equilibria() for residual in block.forced]
 
-    def _equilibria(self) -> list[Equilibrium]:
+    def equilibria(self) -> list[Equilibrium]:
+        """Return the blocks."""
         return [block for block in self.blocks if isinstance(block, Equilibrium)]
 
     def run_note(self) -> str | None:
         """Return a warning if states of the last batch did not converge, which makes gradients inexact."""
-        shares = (
-            (self._unsettled([solution.residual for solution in self.solutions()]), ""),
-            (self._unsettled(self.forced()), " under a force"),
-        )
+        free = self._unsettled([solution.residual for solution in self.solutions()])
+        shares = ((free, ""), (self._unsettled(self.forced()), " under a force"))
         parts = [f"{share:.2%} of the states{where}" for share, where in shares if share]
         if not parts:
             return None
@@ -137,15 +111,14 @@ class LoopedTransformer(nn.Module):
 
     def constrain_weights(self) -> None:
         """Project the weights into the bounds in which states converge."""
-        for block in self.modules():
-            if isinstance(block, EnergyBlock):
-                block.constrain_weights()
+        for rest in self.equilibria():
+            if isinstance(rest.block, EnergyBlock):
+                rest.block.constrain_weights()
 
     def compile_steps(self, compiler: Callable[[Callable[..., Tensor]], Callable[..., Tensor]]) -> None:
         """Compile one iteration of each block, because their number varies."""
-        for block in self.modules():
-            if isinstance(block, EnergyBlock | PlainBlock):
-                block.compile_step(compiler)
+        for rest in self.equilibria():
+            rest.block.compile_step(compiler)
 
     def allowed(self, inputs: Tensor) -> Tensor | None:
         """Return the attention mask: causal, or without padding; None: all."""
@@ -156,12 +129,6 @@ class LoopedTransformer(nn.Module):
             return None
         text_BT = inputs != self.pad
         return (text_BT[:, :, None] & text_BT[:, None, :])[:, None]
-
-    def _mean(self, state_BTD: Tensor, inputs: Tensor) -> Tensor:
-        if self.pad is None:
-            return state_BTD.mean(dim=1)
-        text_BT1 = (inputs != self.pad)[:, :, None]
-        return state_BTD.where(text_BT1, 0.0).sum(dim=1) / text_BT1.sum(dim=1).clamp(min=1)
 
 
 class ImageTokens(nn.Module):
@@ -199,41 +166,6 @@ class TextTokens(nn.Module):
 
     def forward(self, tokens_BT: Tensor) -> Tensor:
         return self.token(tokens_BT) + self.position[: tokens_BT.shape[1]]  # type: ignore[no-any-return]
-
-
-def equilibrium(options: Options) -> Equilibrium:
-    """Build one block with its solver and gradient estimator."""
-    block: EnergyBlock | PlainBlock
-    if options.block == "plain":
-        block = PlainBlock(width=options.width, heads=options.heads, hidden=options.hidden)
-    else:
-        keys = "cross" if options.block == "energy_cross" else "self"
-        form = EnergyForm(heads=options.heads, keys=keys, activation=options.activation, mlp=options.mlp)  # type: ignore[arg-type]
-        block = EnergyBlock(
-            form, width=options.width, hidden=options.hidden, spectral_cap=options.spectral_cap
-        )
-    equilibrium_options = EquilibriumOptions(
-        estimator=options.gradient,  # type: ignore[arg-type]
-        nudge=options.nudge,  # type: ignore[arg-type]
-        nudge_points=options.nudge_points,
-        beta=options.beta,
-        nudged_iterations=options.nudged_iterations,
-        together=options.together,
-        solver=solver_of(options),
-    )
-    return Equilibrium(block, equilibrium_options)
-
-
-def solver_of(options: Options) -> SolverOptions:
-    """Return the solver options; the unit depends on which tokens interact."""
-    unit: Unit = "prefix" if options.causal else "sample"
-    return SolverOptions(
-        method=options.solver,  # type: ignore[arg-type]
-        step_size=options.step_size,
-        tolerance=options.tolerance,
-        max_iterations=options.max_iterations,
-        unit="token" if options.block == "energy_cross" else unit,
-    )
 
 
 def check(options: Options, spec: DataSpec) -> None:

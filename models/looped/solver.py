@@ -6,7 +6,6 @@ tokens. Shapes: B samples, T tokens, D channels.
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
@@ -15,7 +14,7 @@ import torch
 from torch import Tensor
 
 from lib.memory.simulation import simulated
-from lib.nn.precision import full_precision
+from lib.nn.precision import full_precision, without_autocast
 
 Step = Callable[[Tensor], Tensor]
 # What converges as one: a token independent of others, the tokens up to each position, or a whole sample.
@@ -48,7 +47,9 @@ class Solution(NamedTuple):
 
 def solve(step: Step, start: Tensor, options: SolverOptions, *, min_iterations: int = 1) -> Solution:
     """Iterate from `start`, at least `min_iterations` and at most `options.max_iterations` times."""
-    state, mixer = start, _mixer(options, start)
+    anderson = options.method == "anderson"
+    mixer = AndersonMixer(options.step_size, start, options.unit) if anderson else None
+    state = start
     converged = residual = iterations = None
     limit = max(min_iterations, options.max_iterations)
     has_values = not (start.is_meta or simulated())
@@ -62,7 +63,11 @@ def solve(step: Step, start: Tensor, options: SolverOptions, *, min_iterations: 
             residual, iterations = residual_now, torch.zeros_like(residual_now, dtype=torch.int64)
         residual = residual_now.where(~converged, residual)
         iterations = iterations + (~converged).long()
-        state = mixer(state, image, residual_now).where(~converged[..., None], state)
+        if mixer is not None:
+            image = mixer(state, image, residual_now)
+        elif options.step_size != 1:
+            image = torch.lerp(state, image, options.step_size)
+        state = image.where(~converged[..., None], state)
         if number >= min_iterations:
             converged = converged | (residual <= options.tolerance)
             if has_values and bool(converged.all()):
@@ -86,16 +91,6 @@ def _square(x: Tensor) -> Tensor:
     return x.real**2 + x.imag**2 if x.is_complex() else x**2
 
 
-class _Damped:
-    """h + step_size * (f(h) - h)."""
-
-    def __init__(self, step_size: float) -> None:
-        self.step_size = step_size
-
-    def __call__(self, state: Tensor, image: Tensor, residual: Tensor) -> Tensor:  # noqa: ARG002
-        return image if self.step_size == 1 else torch.lerp(state, image, self.step_size)
-
-
 class AndersonMixer:
     """Anderson mixing of the last states (Anderson 1965) for each sample, or each token of a causal model.
 
@@ -115,7 +110,8 @@ class AndersonMixer:
         fresh = diverges.flatten()
         self.kept = [kept & ~fresh for kept in self.kept]
         self._remember(self._grouped(state), self._grouped(image - state))
-        return self._mixture().view_as(state)
+        with without_autocast(state):  # the linear solver requires single precision or better
+            return self._mixed().to(state.dtype).view_as(state)
 
     def _grouped(self, x_BTD: Tensor) -> Tensor:
         return x_BTD.flatten(1) if self.unit == "sample" else x_BTD.flatten(0, 1)
@@ -124,13 +120,6 @@ class AndersonMixer:
         self.states = [*self.states[-HISTORY:], state_GE]
         self.moves = [*self.moves[-HISTORY:], move_GE]
         self.kept = [*self.kept[-HISTORY:], torch.ones_like(state_GE[:, 0].real, dtype=torch.bool)]
-
-    def _mixture(self) -> Tensor:
-        """Mix in single precision or better, which the linear solver requires."""
-        device = self.states[0].device.type
-        available = torch.amp.is_autocast_available(device)  # "meta" has none
-        with torch.autocast(device, enabled=False) if available else contextlib.nullcontext():
-            return self._mixed().to(self.states[0].dtype)
 
     def _mixed(self) -> Tensor:
         kept_GM = torch.stack(self.kept, dim=1)
@@ -149,9 +138,3 @@ class AndersonMixer:
         alpha_GM, _ = torch.linalg.solve_ex(products_GMM + torch.diag_embed(diagonal_GM), ones_GM)
         alpha_GM = alpha_GM / alpha_GM.sum(dim=1, keepdim=True)
         return (alpha_GM[..., None] * (states_GME + self.step_size * moves_GME)).sum(dim=1)  # type: ignore[no-any-return]
-
-
-def _mixer(options: SolverOptions, start: Tensor) -> _Damped | AndersonMixer:
-    if options.method == "damped":
-        return _Damped(options.step_size)
-    return AndersonMixer(options.step_size, start, options.unit)

@@ -1,7 +1,7 @@
 """ResNet-BK: a residual network that mixes positions by entries of a learned resolvent (H - zI)^-1.
 
 Three forms: "value" carries values along the text and "features" the resolvent alone, both causal; "upstream"
-is the original, bidirectional block (models/resnet_bk/upstream.py).
+is the original, bidirectional block.
 
 Shapes: B texts, T tokens, C channels, H heads of W channels, V vocabulary size.
 """
@@ -20,8 +20,7 @@ from lib.errors import ConfigError
 from lib.nn.activation_checkpointing import Chain
 from lib.nn.dropout import Dropout
 from lib.nn.precision import full_precision
-from models.resnet_bk.scan import continued_fraction, linear_recurrence
-from models.resnet_bk.upstream import UpstreamBlock
+from models.resnet_bk.scan import both_sides, continued_fraction, linear_recurrence
 
 TASK = "lm"
 
@@ -29,6 +28,7 @@ HEAD_WIDTH = 4  # channels that share a resolvent
 SMALL_STD = 0.02
 # A small imaginary part has a long memory (up to about sqrt(1 / k) / eta tokens), a large one is sharp.
 MAX_ETA, MIN_ETA = 1.0, 0.03
+EXPERTS, MAX_POTENTIAL = 4, 3.0  # of the original block
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,9 +73,8 @@ class _Model(nn.Module):
         self.backbone = Backbone(options, vocab_size=spec.vocab_size, block_size=spec.block_size)
 
     def hidden_matrices(self) -> list[nn.Parameter]:
-        """Return the trainable weights of the mixers and of the two-layer networks."""
-        matrices = (parameter for parameter in self.backbone.blocks.parameters() if parameter.dim() == 2)
-        return [matrix for matrix in matrices if matrix.requires_grad]
+        """Return the weights of the mixers and of the two-layer networks."""
+        return [parameter for parameter in self.backbone.blocks.parameters() if parameter.dim() == 2]
 
 
 class LanguageModel(_Model):
@@ -124,9 +123,7 @@ class Backbone(nn.Module):
         self.position = nn.Embedding(block_size, options.width) if upstream else None
         self.dropout = Dropout(options.dropout, site=0)
         self.blocks = nn.ModuleList(
-            UpstreamBlock(width=options.width, ratio=options.ffn_ratio, dropout=options.dropout, layer=layer)
-            if upstream
-            else Block(options, layer)
+            UpstreamBlock(options, layer) if upstream else Block(options, layer)
             for layer in range(options.layers)
         )
         self.chain = Chain()
@@ -212,6 +209,59 @@ class FeatureMixer(nn.Module):
     def forward(self, x_BTC: Tensor) -> Tensor:
         g_TBH, _, _ = self.resolvent(x_BTC)
         return self.out(_real_parts(g_TBH))  # type: ignore[no-any-return]
+
+
+class UpstreamBlock(nn.Module):
+    """x + f + scale W (Re G, Im G), where f = experts(norm(x)) and G is the diagonal of (H - i)^-1.
+
+    The original, bidirectional block, which can only classify, or demonstrate a leak.
+    H = tridiag(1, -2 + v, 1) with one number v for each position, from f. G comes from two continued
+    fractions, which do not overflow, in place of the original's quotients of determinants, and its gradient
+    is exact. It is below 1 in absolute value, so that the original's limits on it never act.
+    """
+
+    def __init__(self, options: Options, layer: int) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(options.width)
+        self.experts = Experts(options, site=layer + 1)
+        self.potential = nn.Linear(options.width, 1)
+        self.out = nn.Linear(2, options.width)
+        self.scale = nn.Parameter(torch.ones(1))
+
+    def forward(self, x_BTC: Tensor) -> Tensor:
+        f_BTC = self.experts(self.norm(x_BTC))
+        v_BT = self.potential(f_BTC)[..., 0].clamp(-MAX_POTENTIAL, MAX_POTENTIAL)
+        v_TB = full_precision(v_BT).t()
+        g_TB = both_sides(torch.complex(v_TB - 2.0, -torch.ones_like(v_TB)))
+        return x_BTC + f_BTC + self.scale * self.out(torch.view_as_real(g_TB).transpose(0, 1))  # type: ignore[no-any-return]
+
+
+class Experts(nn.Module):
+    """Mixture of four two-layer networks with top-1 routing.
+
+    As in the original, the router is not trained: its softmax over the single chosen score is always 1.
+    """
+
+    def __init__(self, options: Options, *, site: int) -> None:
+        super().__init__()
+        width, hidden = options.width, options.ffn_ratio * options.width
+        self.router = nn.Linear(width, EXPERTS).requires_grad_(False)
+        self.into = nn.ModuleList(nn.Linear(width, hidden) for _ in range(EXPERTS))
+        self.out = nn.ModuleList(nn.Linear(hidden, width) for _ in range(EXPERTS))
+        self.dropout = Dropout(options.dropout, site=site)
+
+    def forward(self, x_BTC: Tensor) -> Tensor:
+        chosen_BT = self.router(x_BTC).argmax(-1)
+        # All networks are computed, so that no shape depends on the data.
+        experts = zip(self.into, self.out, strict=True)
+        outputs = [out(self.dropout(F.relu(into(x_BTC)))) for into, out in experts]
+        index_BTC1 = chosen_BT[..., None, None].expand(*x_BTC.shape, 1)
+        return torch.stack(outputs, -1).gather(-1, index_BTC1)[..., 0]
+
+    def idle_parameters(self) -> int:
+        """Return the number of parameters of the networks that a token does not use."""
+        own = sum(parameter.numel() for parameter in (*self.into[0].parameters(), *self.out[0].parameters()))
+        return (EXPERTS - 1) * own
 
 
 def initialise(model: nn.Module, *, layers: int) -> None:

@@ -25,8 +25,7 @@ _ROWS_AT_ONCE = 128
 
 def continued_fraction(s_TX: Tensor, k_TX: Tensor) -> Tensor:
     """Return g_TX, complex; k_TX is real and non-negative, and k_TX[0] has no effect."""
-    g_TX: Tensor = torch.ops.anneal.continued_fraction(s_TX.contiguous(), k_TX.contiguous())
-    return g_TX
+    return torch.ops.anneal.continued_fraction(s_TX.contiguous(), k_TX.contiguous())  # type: ignore[no-any-return]
 
 
 def linear_recurrence(x_THC: Tensor, factor_TH: Tensor) -> Tensor:
@@ -34,8 +33,7 @@ def linear_recurrence(x_THC: Tensor, factor_TH: Tensor) -> Tensor:
 
     H may be several dimensions. Both are complex.
     """
-    u_THC: Tensor = torch.ops.anneal.linear_recurrence(x_THC.contiguous(), factor_TH.contiguous(), False)
-    return u_THC
+    return _recurred(x_THC, factor_TH, backwards=False)
 
 
 def both_sides(s_TX: Tensor) -> Tensor:
@@ -93,7 +91,7 @@ def _fraction_backward(ctx: Any, gradient_TX: Tensor) -> tuple[Tensor, Tensor]:
     """Differentiate through dg_t/ds_t = -g_t^2, dg_t/dg_{t-1} = k_t g_t^2 and dg_t/dk_t = g_{t-1} g_t^2."""
     k_TX, g_TX = ctx.saved_tensors
     square_TX = (g_TX * g_TX).conj_physical_()
-    whole_TX = _from_the_end(gradient_TX[..., None], k_TX * square_TX)[..., 0]
+    whole_TX = _recurred(gradient_TX[..., None], k_TX * square_TX, backwards=True)[..., 0]
     s_gradient_TX = square_TX.mul_(whole_TX).neg_()
     return s_gradient_TX, -(s_gradient_TX * _previous(g_TX).conj()).real
 
@@ -101,16 +99,14 @@ def _fraction_backward(ctx: Any, gradient_TX: Tensor) -> tuple[Tensor, Tensor]:
 def _recurrence_backward(ctx: Any, gradient_THC: Tensor) -> tuple[Tensor, Tensor, None]:
     """Differentiate the forward recurrence; the backward one is only used here."""
     factor_TH, u_THC = ctx.saved_tensors
-    x_gradient_THC = _from_the_end(gradient_THC, factor_TH.conj_physical())
+    x_gradient_THC = _recurred(gradient_THC, factor_TH.conj_physical(), backwards=True)
     return x_gradient_THC, (x_gradient_THC * _previous(u_THC).conj()).sum(-1), None
 
 
-def _from_the_end(gradient_THC: Tensor, factor_TH: Tensor) -> Tensor:
-    """Accumulate gradients from each position and all later ones."""
-    whole_THC: Tensor = torch.ops.anneal.linear_recurrence(
-        gradient_THC.contiguous(), factor_TH.contiguous(), True
-    )
-    return whole_THC
+def _recurred(x_THC: Tensor, factor_TH: Tensor, *, backwards: bool) -> Tensor:
+    """Apply the operator; backwards accumulates from each position and all later ones."""
+    x_THC, factor_TH = x_THC.contiguous(), factor_TH.contiguous()
+    return torch.ops.anneal.linear_recurrence(x_THC, factor_TH, backwards)  # type: ignore[no-any-return]
 
 
 def _previous(rows_TX: Tensor) -> Tensor:

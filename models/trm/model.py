@@ -21,14 +21,12 @@ from torch import Tensor, nn
 from lib.data.datasets.sudoku.spec import PuzzleSpec
 from lib.errors import ConfigError
 from lib.nn.activation_checkpointing import Chain
-from lib.nn.attention import full_attention
+from lib.nn.attention import full_attention, merge_heads, split_heads
 from lib.nn.precision import full_precision
 
 TASK = "recursive"
 
 HALT_BIAS = -5.0  # an untrained model does not stop
-
-
 EPSILON = 1e-5
 ROTARY_BASE = 1e4
 # Standard deviation of a standard normal distribution truncated at +-2.
@@ -84,17 +82,7 @@ class TinyRecursiveModel(nn.Module):
         tokens = cells + options.puzzle_tokens
         self.token = nn.Embedding(spec.vocab_size, width)
         self.puzzle = nn.Parameter(torch.zeros(1, width)) if options.puzzle_tokens else None
-        self.blocks = nn.ModuleList(
-            Block(
-                mixer=options.mixer,
-                width=width,
-                tokens=tokens,
-                heads=options.heads,
-                expansion=options.expansion,
-                multiple=options.multiple,
-            )
-            for _ in range(options.layers)
-        )
+        self.blocks = nn.ModuleList(Block(options, tokens) for _ in range(options.layers))
         self.chain = Chain()
         self.head = nn.Linear(width, spec.vocab_size, bias=False)
         self.halt = nn.Linear(width, 2)  # the second logit is unused, as in the original
@@ -158,21 +146,18 @@ class TinyRecursiveModel(nn.Module):
 class Block(nn.Module):
     """Mix tokens, then channels, with a residual connection and normalisation after each."""
 
-    def __init__(
-        self, *, mixer: str, width: int, tokens: int, heads: int, expansion: float, multiple: int
-    ) -> None:
+    def __init__(self, options: Options, tokens: int) -> None:
         super().__init__()
-        self.mixes_tokens = mixer == "mlp"
+        self.mixes_tokens = options.mixer == "mlp"
         self.mixer: nn.Module
         if self.mixes_tokens:
-            self.mixer = GatedNetwork(tokens, expansion=expansion, multiple=multiple)
+            self.mixer = GatedNetwork(tokens, options)
         else:
-            self.mixer = Attention(width, heads=heads, tokens=tokens)
-        self.network = GatedNetwork(width, expansion=expansion, multiple=multiple)
+            self.mixer = Attention(options.width, heads=options.heads, tokens=tokens)
+        self.network = GatedNetwork(options.width, options)
 
     def forward(self, x_BTD: Tensor) -> Tensor:
-        if self.mixes_tokens:
-            # Normalised over the tokens of each channel, as in the original.
+        if self.mixes_tokens:  # normalised over the tokens of each channel, as in the original
             x_BDT = x_BTD.transpose(1, 2)
             x_BTD = rms_norm(x_BDT + self.mixer(x_BDT)).transpose(1, 2)
         else:
@@ -183,9 +168,9 @@ class Block(nn.Module):
 class GatedNetwork(nn.Module):
     """SwiGLU (Shazeer 2020): down(silu(gate(x)) * up(x))."""
 
-    def __init__(self, width: int, *, expansion: float, multiple: int) -> None:
+    def __init__(self, width: int, options: Options) -> None:
         super().__init__()
-        inner = -(-round(expansion * width * 2 / 3) // multiple) * multiple
+        inner = -(-round(options.expansion * width * 2 / 3) // options.multiple) * options.multiple
         self.gate_up = nn.Linear(width, 2 * inner, bias=False)
         self.down = nn.Linear(inner, width, bias=False)
 
@@ -212,13 +197,11 @@ class Attention(nn.Module):
         self.register_buffer("sines_TK", angles_TK.sin().float(), persistent=False)
 
     def forward(self, x_BTD: Tensor) -> Tensor:
-        batch, length, width = x_BTD.shape
         q_BHTK, k_BHTK, v_BHTK = (
-            part_BTD.view(batch, length, self.heads, -1).transpose(1, 2)
-            for part_BTD in self.qkv(x_BTD).split(width, dim=2)
+            split_heads(part_BTD, self.heads) for part_BTD in self.qkv(x_BTD).chunk(3, dim=2)
         )
         mixed_BHTK = full_attention(self._rotated(q_BHTK), self._rotated(k_BHTK), v_BHTK)
-        return self.out(mixed_BHTK.transpose(1, 2).reshape(batch, length, width))  # type: ignore[no-any-return]
+        return self.out(merge_heads(mixed_BHTK))  # type: ignore[no-any-return]
 
     def _rotated(self, x_BHTK: Tensor) -> Tensor:
         first, second = x_BHTK.chunk(2, dim=-1)

@@ -28,8 +28,7 @@ def main() -> int:
     resolved = with_tier(kconf.from_environment(ROOT), root=ROOT, log=print)
     check(options.experiment, config_from_values(resolved.values))
 
-    from scripts.eqprop.pictures import pictures_of  # torch and matplotlib take a second
-    from scripts.eqprop.setting import Setting
+    from scripts.eqprop.setting import Setting  # torch takes a second
 
     setting = Setting(
         resolved=resolved, quick=options.quick, out=options.out, log=lambda text: print(text, flush=True)
@@ -42,7 +41,7 @@ def main() -> int:
             f"EXP={options.experiment} was stopped",
             todo="the same command resumes; finished trainings of EXP=2 and ablation are reused",
         ) from error
-    for path in report.write(pictures_of(report)):
+    for path in report.write():
         print(path)
     return 0
 

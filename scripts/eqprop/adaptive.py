@@ -21,30 +21,19 @@ BUDGETS = (1, 2, 3, 5, 8, 12, 20, 50)
 SIGNIFICANCE = 0.05
 COLUMNS = ("way", "samples", "q05", "q50", "q95", "most", "unsettled", "spearman", "p")
 # The comparison is a deep equilibrium model: an ordinary layer trained by implicit differentiation.
-METHODS = {
-    "ep, keys from input": {
-        "LOOPED_GRADIENT_EP": "y",
-        "LOOPED_BLOCK_ENERGY_CROSS": "y",
-        "LOOPED_STEP_SIZE": "1.0",
-    },
-    "ep, keys from states": {
-        "LOOPED_GRADIENT_EP": "y",
-        "LOOPED_BLOCK_ENERGY_SELF": "y",
-        "LOOPED_STEP_SIZE": "0.9",
-    },
-    "plain, implicit": {
-        "LOOPED_GRADIENT_IMPLICIT": "y",
-        "LOOPED_BLOCK_PLAIN": "y",
-        "LOOPED_STEP_SIZE": "0.9",
-    },
+METHODS = {  # options of the gradient and of the block, and LOOPED_STEP_SIZE
+    "ep, keys from input": ("LOOPED_GRADIENT_EP", "LOOPED_BLOCK_ENERGY_CROSS", "1.0"),
+    "ep, keys from states": ("LOOPED_GRADIENT_EP", "LOOPED_BLOCK_ENERGY_SELF", "0.9"),
+    "plain, implicit": ("LOOPED_GRADIENT_IMPLICIT", "LOOPED_BLOCK_PLAIN", "0.9"),
 }
 
 
 def run(setting: Setting) -> Report:
     """Correlate iterations with margins for three methods."""
-    data = setting.data(setting.config())
-    report = Report("4", "Do hard samples take more iterations?", setting, data, COLUMNS)
-    for way, symbols in METHODS.items():
+    report = Report("4", "Do hard samples take more iterations?", setting, COLUMNS)
+    data = report.data
+    for way, (gradient, block, step_size) in METHODS.items():
+        symbols = {gradient: "y", block: "y", "LOOPED_STEP_SIZE": step_size}
         try:
             config, model = trained_model(setting, seed=1, symbols=symbols)
         except Diverged as error:  # the other methods still run
@@ -60,23 +49,18 @@ def run(setting: Setting) -> Report:
             | dict(zip(("q05", "q50", "q95", "most"), map(float, quantiles), strict=True))
         )
         report.series += [{"way": way, "iterations": int(count)} for count in iterations]
-        accuracies = {
-            budget: accuracy_within(model, config, data, inputs, targets, budget) for budget in BUDGETS
-        }
+        accuracies = {}
+        for budget in BUDGETS:
+            hasty = with_options(model, config, data, max_iterations=budget)
+            with torch.no_grad():
+                accuracies[budget] = float((hasty(inputs).argmax(dim=1) == targets).double().mean())
         report.series += [{"way": way, "budget": k, "accuracy": v} for k, v in accuracies.items()]
-        report.note(
-            f"{way}, accuracy by most iterations: "
-            + ", ".join(f"{k}: {v:.4f}" for k, v in accuracies.items())
-        )
-        censored = (
-            f"; {unsettled:.1%} never settled, so that the count is cut off" if unsettled > 0.01 else ""
-        )
-        related = p < SIGNIFICANCE and correlation < 0
-        report.verdict(
-            related,
-            f"{way}: a smaller margin means more iterations "
-            f"(Spearman {correlation:+.3f}, p {p:.2g}){censored}",
-        )
+        listed = ", ".join(f"{k}: {v:.4f}" for k, v in accuracies.items())
+        report.note(f"{way}, accuracy by most iterations: {listed}")
+        text = f"{way}: a smaller margin means more iterations (Spearman {correlation:+.3f}, p {p:.2g})"
+        if unsettled > 0.01:
+            text += f"; {unsettled:.1%} never settled, so that the count is cut off"
+        report.verdict(p < SIGNIFICANCE and correlation < 0, text)
     return report
 
 
@@ -99,13 +83,6 @@ def per_sample(
     residual = torch.stack([(counts * one.residual).amax(dim=1) for one in solutions]).amax(dim=0)
     unsettled = float((residual > 1e-5).double().mean())
     return iterations.double().numpy(), (own - others).double().numpy(), unsettled
-
-
-def accuracy_within(model, config, data, inputs, targets, budget: int) -> float:  # type: ignore[no-untyped-def]
-    """Return the accuracy with at most `budget` iterations."""
-    hasty = with_options(model, config, data, max_iterations=budget)
-    with torch.no_grad():
-        return float((hasty(inputs).argmax(dim=1) == targets).double().mean())
 
 
 def spearman(one: npt.NDArray[np.float64], other: npt.NDArray[np.float64]) -> tuple[float, float]:

@@ -5,32 +5,27 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator
-from dataclasses import asdict
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from lib.config import Config
-from models.looped.energy import EnergyBlock
+from models.looped.blocks import EnergyBlock
 from models.looped.equilibrium import contrast, root_mean_square
 from models.looped.model import SOURCE_SCALE, LoopedTransformer
 from scripts.eqprop.report import Report
 from scripts.eqprop.setting import (
     REFERENCE,
     TIGHT,
-    Agreement,
     Setting,
+    agreement,
     batch_of,
     convergence,
     core_gradient,
-    equilibria,
-    in_precision,
     loss_of,
     model_of,
     spectral_radius,
 )
-from train.training_data import TrainingData
 
 BETAS = (0.1, 0.03, 0.01, 0.003, 0.001, 0.0001)
 PLAIN_BETAS = (0.01, 0.001)
@@ -48,20 +43,19 @@ COLUMNS = (
 
 def run(setting: Setting) -> Report:
     """Measure the error of every estimator for three kinds of blocks."""
-    config = setting.config()
-    data = setting.data(config)
-    report = Report("1", "Is the gradient right?", setting, data, COLUMNS)
-    options = config.model_options
+    report = Report("1", "Is the gradient right?", setting, COLUMNS)
+    options = report.config.model_options
     shape = f"d={options['width']} heads={options['heads']} hidden={options['hidden']}"
     report.note(f"{shape}, one block, {ROWS} samples, at the initial weights; errors are against implicit")
     report.note("differentiation in float64 at a tolerance of 1e-13, over all weights but the head's.")
     for block in ("energy_cross", "energy_self", "plain"):
-        _block(block, config, data, report)
+        _block(block, report)
     _verdict(report)
     return report
 
 
-def _block(block: str, config: Config, data: TrainingData, report: Report) -> None:
+def _block(block: str, report: Report) -> None:
+    config, data = report.config, report.data
     step = {"step_size": 1.0 if block == "energy_cross" else 0.9}
     exact_model = model_of(config, data, seed=1, block=block, layers=1, **REFERENCE, **step).double()
     inputs, targets = batch_of(data, rows=ROWS, dtype=torch.float64)
@@ -76,24 +70,20 @@ def _block(block: str, config: Config, data: TrainingData, report: Report) -> No
     if block != "plain":
         own = {"block": block, "layers": 1, **step, "gradient": "ep", "nudge": "symmetric", "beta": LOSS_BETA}
         model = model_of(config, data, seed=1, **own, **TIGHT).double()
-        report.facts[f"force of the loss {block}"] = error_with_unit_share(
-            exact_model, model, inputs, targets
-        )
+        error = error_with_unit_share(exact_model, model, inputs, targets)
+        report.facts[f"force of the loss {block}"] = error
     for estimator, beta, dtype in _estimators(block, report.setting.quick):
         changes: dict[str, Any] = {"block": block, "layers": 1, **step, **estimator, "beta": beta or 0.01}
         if dtype == torch.float64:
             changes |= TIGHT
         model = model_of(config, data, seed=1, **changes).to(dtype)
-        found = core_gradient(model, in_precision(inputs, dtype), targets)
-        row = {
-            "block": block,
-            "gradient": _name(estimator),
-            "beta": beta,
-            "dtype": str(dtype).removeprefix("torch."),
-        }
-        row |= asdict(Agreement.between(found, exact)) | convergence(model)
+        found = core_gradient(model, inputs, targets)
+        precision = str(dtype).removeprefix("torch.")
+        name = " ".join(estimator.values()) if estimator["gradient"] == "ep" else estimator["gradient"]
+        row = {"block": block, "gradient": name, "beta": beta, "dtype": precision}
+        row |= agreement(found, exact) | convergence(model)
         if estimator["gradient"] == "ep":
-            row["control"] = without_force(model, in_precision(inputs, dtype), targets)
+            row["control"] = without_force(model, inputs, targets)
         report.row(row)
 
 
@@ -101,20 +91,13 @@ def _estimators(block: str, quick: bool) -> Iterator[tuple[dict[str, str], float
     dtypes = (torch.float64, torch.float32)
     betas = BETAS[::2] if quick else BETAS
     if block == "plain":
-        found = [
-            {"gradient": "ep_vf", "nudge": "symmetric"},
-            {"gradient": "ep_adjoint", "nudge": "symmetric"},
-        ]
+        found = [{"gradient": gradient, "nudge": "symmetric"} for gradient in ("ep_vf", "ep_adjoint")]
         yield from itertools.product(found, PLAIN_BETAS, dtypes)
     else:
         for nudge in NUDGES:
             yield from itertools.product([{"gradient": "ep", "nudge": nudge}], betas, dtypes)
     for gradient in ("implicit", "one_step"):
         yield from (({"gradient": gradient, "nudge": "symmetric"}, None, dtype) for dtype in dtypes)
-
-
-def _name(options: dict[str, str]) -> str:
-    return "ep " + options["nudge"] if options["gradient"] == "ep" else options["gradient"]
 
 
 def differences(model: LoopedTransformer, gradient: Tensor, inputs: Tensor, targets: Tensor) -> float:
@@ -139,10 +122,8 @@ def differences(model: LoopedTransformer, gradient: Tensor, inputs: Tensor, targ
 
 def without_force(model: LoopedTransformer, inputs: Tensor, targets: Tensor) -> float:
     """Return |estimate without a force| / |estimate|: the share that comes from unconverged states."""
-    none, whole = (
-        float(contrast_estimate(model, inputs, targets, forced=forced).norm()) for forced in (0.0, 1.0)
-    )
-    return none / whole
+    none, whole = (contrast_estimate(model, inputs, targets, forced=forced) for forced in (0.0, 1.0))
+    return float(none.norm()) / float(whole.norm())
 
 
 def error_with_unit_share(
@@ -152,12 +133,11 @@ def error_with_unit_share(
 
     This is beta as in the literature. exact: holds the exact gradient.
     """
-    [rest] = equilibria(exact)
+    [rest] = exact.equilibria()
     expected = torch.cat([weight.grad.flatten() for weight in rest.block.weights])  # type: ignore[union-attr]
-    found = contrast_estimate(
-        model, inputs, targets, share=torch.ones(len(inputs), 1, 1, dtype=expected.dtype)
-    )
-    return Agreement.between(found, expected).relative_error
+    ones = torch.ones(len(inputs), 1, 1, dtype=expected.dtype)
+    found = contrast_estimate(model, inputs, targets, share=ones)
+    return agreement(found, expected)["relative_error"]
 
 
 def contrast_estimate(
@@ -172,19 +152,20 @@ def contrast_estimate(
 
     share: divisor of the force and factor of the estimate; None: as in training.
     """
-    [rest] = equilibria(model)
+    [rest] = model.equilibria()
     assert isinstance(rest.block, EnergyBlock)
+    inputs = inputs.to(rest.block.gain.dtype) if inputs.is_floating_point() else inputs
     x_BTD = (SOURCE_SCALE * model.embedding(inputs)).detach()
     allowed = model.allowed(inputs)
     activity = rest(x_BTD, allowed).detach().requires_grad_()
     loss = torch.nn.functional.cross_entropy(model.read(activity, inputs), targets, reduction="sum")
     (gradient,) = torch.autograd.grad(loss, activity)
     if share is None:
-        share = root_mean_square(gradient, rest.options.solver.unit)
+        share = root_mean_square(gradient, rest.solver.unit)
     assert rest.solution is not None
     with torch.no_grad():
         parts, _ = contrast(
-            rest.options, rest.block.form, rest.block.weights, rest.solution.state, x_BTD, allowed,
+            rest, rest.block.weights, rest.solution.state, x_BTD, allowed,
             gradient_BTD=forced * gradient, share=share,
         )  # fmt: skip
     return torch.cat([part.flatten() for part in parts])
@@ -196,10 +177,8 @@ def _verdict(report: Report) -> None:
         _verdicts_of_energy(block, report)
     void = [row for row in report.rows if row.get("control", 0.0) > CONTROL_LIMIT]
     for row in void:
-        report.note(
-            f"void: {row['block']} {row['gradient']} beta {row['beta']} {row['dtype']}: without a force "
-            f"{row['control']:.1e} of it is still there"
-        )
+        named = f"{row['block']} {row['gradient']} beta {row['beta']} {row['dtype']}"
+        report.note(f"void: {named}: without a force {row['control']:.1e} of it is still there")
     biased = _found(report, "relative_error", block="plain", gradient="ep_vf", dtype="float64")
     report.verdict(
         min(biased) > 0.05 and max(biased) / min(biased) < 1.01,

@@ -17,12 +17,11 @@ from models.looped.model import LoopedTransformer
 from scripts.eqprop.report import Report
 from scripts.eqprop.setting import (
     REFERENCE,
-    Agreement,
     Setting,
+    agreement,
     batch_of,
     convergence,
     core_gradient,
-    in_precision,
     loss_of,
     model_of,
 )
@@ -47,24 +46,19 @@ LAW_COLUMNS = ("width", "block", "iterations", "unsettled", "best_beta", "best_e
 
 def run(setting: Setting) -> Report:
     """Measure time, memory and iterations of a gradient by width, and accuracy by number of layers."""
-    config = setting.config()
-    data = setting.data(config)
-    report = Report("3", "What does size cost?", setting, data, COLUMNS)
+    report = Report("3", "What does size cost?", setting, COLUMNS)
+    config = report.config
     report.note(f"{ROWS} samples, processor time of one thread's gradient (median); fixed: 20 iterations in")
     report.note("every phase; settled: as many as the tolerance wants. At the initial weights.")
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     for width in widths(WIDTHS, config, quick=setting.quick):
-        _cost(width, config, data, report)
+        _cost(width, report)
     torch.set_num_threads(threads)
     for layers in (1, 2) if setting.quick else (1, 2, 3, 4):
         trained = train_once(setting, seed=1, symbols={"LOOPED_LAYERS": str(layers)})
-        own = {
-            "width": config.model_options["width"],
-            "layers": layers,
-            "gradient": config.model_options["gradient"],
-            "accuracy": trained.accuracy,
-        }
+        own = {name: config.model_options[name] for name in ("width", "gradient")}
+        own |= {"layers": layers, "accuracy": trained.accuracy}
         report.row(own | {"iterations": trained.last["iterations"]})
     _verdicts(report)
     return report
@@ -95,48 +89,36 @@ def widths(known: Sequence[int], config: Config, *, quick: bool) -> list[int]:
     return chosen[:2] if quick else chosen
 
 
-def sized(width: int) -> dict[str, int]:
-    """Return the options of a model of that width."""
-    return {"width": width, "hidden": 4 * width}
-
-
-def _cost(width: int, config: Config, data: TrainingData, report: Report) -> None:
-    gradients = ("bptt", "ep", "implicit", "one_step")
-    models = [fixed(config, data, iterations=20, gradient=gradient, **sized(width)) for gradient in gradients]
-    settled = [model_of(config, data, seed=1, gradient=gradient, **sized(width)) for gradient in gradients]
-    seconds = step_seconds(models, data, rows=ROWS)
-    free_seconds = step_seconds(settled, data, rows=ROWS)
-    for gradient, model, free, own, free_own in zip(
-        gradients, models, settled, seconds, free_seconds, strict=True
-    ):
-        report.row(
-            {
-                "width": width, "layers": 1, "gradient": gradient, "ms_fixed": 1000 * own,
-                "over_bptt": own / seconds[0], "ms_settled": 1000 * free_own,
-                "over_bptt_settled": free_own / free_seconds[0],
-                "peak_mib": peak_bytes(model, data, rows=ROWS) / 2**20,
-                "iterations": convergence(free)["iterations"],
-            }
-        )  # fmt: skip
+def _cost(width: int, report: Report) -> None:
+    config, data = report.config, report.data
+    gradients, size = ("bptt", "ep", "implicit", "one_step"), {"width": width, "hidden": 4 * width}
+    models = [fixed(config, data, iterations=20, gradient=name, **size) for name in gradients]
+    settled = [model_of(config, data, seed=1, gradient=name, **size) for name in gradients]
+    seconds, free_seconds = step_seconds(models, data), step_seconds(settled, data)
+    columns = zip(gradients, models, settled, seconds, free_seconds, strict=True)
+    for gradient, model, free, own, free_own in columns:
+        row = {"width": width, "layers": 1, "gradient": gradient, "ms_fixed": 1000 * own}
+        row |= {"over_bptt": own / seconds[0], "ms_settled": 1000 * free_own}
+        row |= {"over_bptt_settled": free_own / free_seconds[0], "peak_mib": peak_bytes(model, data) / 2**20}
+        report.row(row | {"iterations": convergence(free)["iterations"]})
 
 
 def laws(setting: Setting) -> Report:
     """Fit iterations by width and memory by iterations, at the initial weights."""
-    config = setting.config()
-    data = setting.data(config)
-    report = Report("scaling_laws", "What grows with what?", setting, data, LAW_COLUMNS)
+    report = Report("scaling_laws", "What grows with what?", setting, LAW_COLUMNS)
     report.note(f"At the initial weights, {ROWS} samples, matrices within the bound of the configuration.")
-    found = widths(LAW_WIDTHS, config, quick=setting.quick)
+    found = widths(LAW_WIDTHS, report.config, quick=setting.quick)
     for block in ("energy_cross", "energy_self", "plain"):
-        counts = [_at_width(width, block, config, data, report) for width in found]
+        counts = [_at_width(width, block, report) for width in found]
         _law_of_iterations(block, found, counts, report)
-    _law_of_memory(config, data, report)
+    _law_of_memory(report)
     return report
 
 
-def _at_width(width: int, block: str, config: Config, data: TrainingData, report: Report) -> float:
+def _at_width(width: int, block: str, report: Report) -> float:
     """Add a row to the table and return the mean number of iterations to the tolerance."""
-    changes: dict[str, Any] = {"block": block, **sized(width), "max_iterations": 500}
+    config, data = report.config, report.data
+    changes: dict[str, Any] = {"block": block, "width": width, "hidden": 4 * width, "max_iterations": 500}
     changes["step_size"] = 1.0 if block == "energy_cross" else 0.9
     gradient = "implicit" if block == "plain" else "ep"
     model = model_of(config, data, seed=1, **changes, gradient=gradient)
@@ -146,7 +128,7 @@ def _at_width(width: int, block: str, config: Config, data: TrainingData, report
     row: dict[str, Any] = {"width": width, "block": block, **convergence(model)}
     if block != "plain":
         row["best_beta"], row["best_error"] = _best_beta(changes, config, data)
-        row["peak_mib"] = peak_bytes(model, data, rows=ROWS) / 2**20
+        row["peak_mib"] = peak_bytes(model, data) / 2**20
     report.row(row)
     return float(row["iterations"])
 
@@ -159,8 +141,8 @@ def _best_beta(changes: dict[str, Any], config: Config, data: TrainingData) -> t
     errors = []
     for beta in BETAS:
         model = model_of(config, data, seed=1, **changes, gradient="ep", beta=beta)
-        found = core_gradient(model, in_precision(inputs, torch.float32), targets)
-        errors.append((Agreement.between(found, exact).relative_error, beta))
+        found = core_gradient(model, inputs, targets)
+        errors.append((agreement(found, exact)["relative_error"], beta))
     error, beta = min(errors)
     return beta, error
 
@@ -175,10 +157,8 @@ def _law_of_iterations(block: str, sizes: Sequence[int], counts: Sequence[float]
     best = min(criteria, key=lambda name: criteria[name])
     report.facts |= {f"AICc {block} {name}": value for name, value in criteria.items()}
     report.note(f"{block}: iterations differ by {change:.0%} over the widths; AICc: {listed}; least: {best}")
-    logarithm = criteria["logarithm"] + 2 < criteria["constant"]
-    report.verdict(
-        logarithm, f"{block}: T ~ log d describes it better than a constant (hypothesis of document 000)"
-    )
+    text = f"{block}: T ~ log d describes it better than a constant (hypothesis of document 000)"
+    report.verdict(criteria["logarithm"] + 2 < criteria["constant"], text)
 
 
 def information_criteria(sizes: Sequence[int], values: Sequence[float]) -> dict[str, float]:
@@ -195,24 +175,22 @@ def information_criteria(sizes: Sequence[int], values: Sequence[float]) -> dict[
     return {name: count * math.log(squares[name]) + penalty[name] for name in residuals}
 
 
-def _law_of_memory(config: Config, data: TrainingData, report: Report) -> None:
+def _law_of_memory(report: Report) -> None:
     """Report peak memory against the number of iterations."""
+    config, data = report.config, report.data
     peaks: dict[str, list[int]] = {}
     for gradient in ("ep", "implicit", "bptt"):
         models = [fixed(config, data, iterations=count, gradient=gradient) for count in ITERATIONS]
-        peaks[gradient] = [peak_bytes(model, data, rows=ROWS) for model in models]
+        peaks[gradient] = [peak_bytes(model, data) for model in models]
         pairs = list(zip(ITERATIONS, peaks[gradient], strict=True))
         listed = ", ".join(f"{count}: {peak / 2**20:.2f}" for count, peak in pairs)
         report.note(f"peak MiB of {gradient} by iterations: {listed}")
         report.series += [{"gradient": gradient, "iterations": n, "peak_bytes": peak} for n, peak in pairs]
-    alone = peak_bytes(fixed(config, data, iterations=5), data, rows=ROWS, train=False)
-    report.verdict(
-        len(set(peaks["ep"])) == 1,
-        "memory of equilibrium propagation does not depend on iterations, to the byte",
-    )
-    report.verdict(
-        peaks["ep"][0] <= 1.25 * alone, f"it is {peaks['ep'][0] / alone:.2f} of that of inference (bar 1.25)"
-    )
+    alone = peak_bytes(fixed(config, data, iterations=5), data, train=False)
+    constant = "memory of equilibrium propagation does not depend on iterations, to the byte"
+    report.verdict(len(set(peaks["ep"])) == 1, constant)
+    share = peaks["ep"][0] / alone
+    report.verdict(share <= 1.25, f"it is {share:.2f} of that of inference (bar 1.25)")
     slope = statistics.linear_regression(ITERATIONS, peaks["bptt"])
     fit = statistics.correlation(ITERATIONS, peaks["bptt"]) ** 2
     report.verdict(
@@ -221,12 +199,12 @@ def _law_of_memory(config: Config, data: TrainingData, report: Report) -> None:
     )
 
 
-def step_seconds(models: Sequence[LoopedTransformer], data: TrainingData, *, rows: int) -> list[float]:
+def step_seconds(models: Sequence[LoopedTransformer], data: TrainingData) -> list[float]:
     """Return the median CPU time of a gradient of each model over REPEATS interleaved rounds.
 
     CPU time, because wall time would depend on other programs.
     """
-    inputs, targets = batch_of(data, rows=rows)
+    inputs, targets = batch_of(data, rows=ROWS)
     seconds: list[list[float]] = [[] for _ in models]
     for round_number in range(REPEATS + 1):
         for model, times in zip(models, seconds, strict=True):
@@ -238,9 +216,9 @@ def step_seconds(models: Sequence[LoopedTransformer], data: TrainingData, *, row
     return [statistics.median(times) for times in seconds]
 
 
-def peak_bytes(model: LoopedTransformer, data: TrainingData, *, rows: int, train: bool = True) -> int:
+def peak_bytes(model: LoopedTransformer, data: TrainingData, *, train: bool = True) -> int:
     """Return the peak bytes of tensors besides the weights during a gradient, or an evaluation."""
-    inputs, targets = batch_of(data, rows=rows)
+    inputs, targets = batch_of(data, rows=ROWS)
     with LiveBytes() as live, torch.set_grad_enabled(train):
         loss = loss_of(model, inputs, targets)
         if train:

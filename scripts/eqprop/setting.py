@@ -18,7 +18,7 @@ from lib.data.loader import EvalLoader, LoaderConfig
 from lib.errors import ConfigError
 from lib.nn.model_code import build_model
 from lib.tiers import with_changes
-from models.looped.equilibrium import Equilibrium, jacobian_products
+from models.looped.equilibrium import jacobian_products
 from models.looped.model import SOURCE_SCALE, LoopedTransformer
 from train.training_data import TrainingData, open_training_data
 
@@ -74,19 +74,18 @@ def batch_of(data: TrainingData, *, rows: int, dtype: torch.dtype = torch.float3
     raise AssertionError("the evaluation part is empty")
 
 
-def in_precision(inputs: Tensor, dtype: torch.dtype) -> Tensor:
-    """Convert images to `dtype`; tokens stay."""
-    return inputs.to(dtype) if inputs.is_floating_point() else inputs
-
-
 def loss_of(model: nn.Module, inputs: Tensor, targets: Tensor) -> Tensor:
     """Return the cross-entropy summed over samples."""
     return F.cross_entropy(model(inputs), targets, reduction="sum")
 
 
 def core_gradient(model: LoopedTransformer, inputs: Tensor, targets: Tensor) -> Tensor:
-    """Return the gradient of the summed loss by all weights but the head's, flattened, in float64."""
+    """Return the gradient of the summed loss by all weights but the head's, flattened, in float64.
+
+    Images are converted to the precision of the model.
+    """
     model.zero_grad(set_to_none=True)
+    inputs = inputs.to(model.head.weight.dtype) if inputs.is_floating_point() else inputs
     loss_of(model, inputs, targets).backward()  # type: ignore[no-untyped-call]
     named = [(name, parameter.grad) for name, parameter in model.named_parameters()]
     parts = [
@@ -95,28 +94,14 @@ def core_gradient(model: LoopedTransformer, inputs: Tensor, targets: Tensor) -> 
     return torch.cat(parts)
 
 
-def equilibria(model: LoopedTransformer) -> list[Equilibrium]:
-    """Return the blocks of `model`."""
-    return [block for block in model.blocks if isinstance(block, Equilibrium)]
-
-
-@dataclass(frozen=True, slots=True)
-class Agreement:
-    """Agreement of an estimate with the exact gradient."""
-
-    cosine: float
-    relative_error: float
-    norm_ratio: float
-
-    @classmethod
-    def between(cls, found: Tensor, exact: Tensor) -> Agreement:
-        """Compare two flattened gradients."""
-        size = exact.norm()
-        return cls(
-            cosine=float(F.cosine_similarity(found, exact, dim=0)),
-            relative_error=float((found - exact).norm() / size),
-            norm_ratio=float(found.norm() / size),
-        )
+def agreement(found: Tensor, exact: Tensor) -> dict[str, float]:
+    """Compare two flattened gradients, an estimate and the exact one."""
+    size = exact.norm()
+    return {
+        "cosine": float(F.cosine_similarity(found, exact, dim=0)),
+        "relative_error": float((found - exact).norm() / size),
+        "norm_ratio": float(found.norm() / size),
+    }
 
 
 def convergence(model: LoopedTransformer) -> dict[str, float]:
@@ -143,7 +128,7 @@ def spectral_radius(model: LoopedTransformer, inputs: Tensor, *, powers: int = 4
     with torch.no_grad():
         model(inputs)
         x_BTD = model.embedding(inputs)
-        for rest in equilibria(model):
+        for rest in model.equilibria():
             assert rest.solution is not None
             source = rest.block.source(SOURCE_SCALE * x_BTD, model.allowed(inputs))
             state = rest.solution.state

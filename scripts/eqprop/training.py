@@ -20,12 +20,11 @@ from scripts.eqprop.report import Report, Trained, spread
 from scripts.eqprop.setting import (
     REFERENCE,
     ROOT,
-    Agreement,
     Setting,
+    agreement,
     batch_of,
     convergence,
     core_gradient,
-    in_precision,
     spectral_radius,
     with_options,
 )
@@ -78,12 +77,9 @@ COLUMNS = (
 
 def run(setting: Setting) -> Report:
     """Train every method over seeds and compare accuracies."""
-    data = setting.data(setting.config())
-    report = Report("2", "Does it train?", setting, data, COLUMNS)
+    report = Report("2", "Does it train?", setting, COLUMNS)
     seeds = range(1, 2 if setting.quick else SEEDS + 1)
-    found = {
-        way: [_one(way, symbols, seed, setting, report) for seed in seeds] for way, symbols in METHODS.items()
-    }
+    found = {way: [_one(way, symbols, seed, report) for seed in seeds] for way, symbols in METHODS.items()}
     for way, accuracies in found.items():
         report.note(f"{way}: {spread(accuracies, factor=100)} %")
     _verdicts(report, found)
@@ -96,42 +92,38 @@ def _verdicts(report: Report, found: Mapping[str, Sequence[float]]) -> None:
     behind = [100 * other - own for own, other in zip(ep, found["implicit"], strict=True)]
     above = [own - 100 * other for own, other in zip(ep, found[FROZEN], strict=True)]
     remark = "" if len(ep) > 1 else ": a look, no result"
-    for passed, text in (
-        (statistics.fmean(ep) >= 95, f"equilibrium propagation reaches {spread(ep)} %, bar 95 %"),
-        (
-            abs(statistics.fmean(behind)) <= 1,
-            f"it is {spread(behind)} points behind implicit differentiation, bar 1 point",
-        ),
-        (statistics.fmean(above) >= 10, f"it is {spread(above)} points above a frozen core, bar 10 points"),
-    ):
-        report.verdict(passed, text + remark)
+    reached = f"equilibrium propagation reaches {spread(ep)} %, bar 95 %"
+    report.verdict(statistics.fmean(ep) >= 95, reached + remark)
+    near = f"it is {spread(behind)} points behind implicit differentiation, bar 1 point"
+    report.verdict(abs(statistics.fmean(behind)) <= 1, near + remark)
+    far = f"it is {spread(above)} points above a frozen core, bar 10 points"
+    report.verdict(statistics.fmean(above) >= 10, far + remark)
 
 
 def ablate(setting: Setting) -> Report:
     """Change one option at a time, with one seed each; differences below two points are not significant."""
-    data = setting.data(setting.config())
-    report = Report("ablation", "What does it need?", setting, data, COLUMNS)
+    report = Report("ablation", "What does it need?", setting, COLUMNS)
     for way, symbols in ABLATION.items():
-        if symbols and setting.config(**symbols) == setting.config():
+        if symbols and setting.config(**symbols) == report.config:
             report.note(f"{way}: as it is")
         else:
-            _one(way, symbols, 1, setting, report)
+            _one(way, symbols, 1, report)
     report.note("One seed each: differences below two points are none.")
     return report
 
 
-def _one(way: str, symbols: Mapping[str, str], seed: int, setting: Setting, report: Report) -> float:
+def _one(way: str, symbols: Mapping[str, str], seed: int, report: Report) -> float:
     """Train once, or reuse an earlier training, and add a row.
 
     Returns the accuracy on the evaluation part, nan if training diverged.
     """
-    key = _key(way, config_of(setting, seed, symbols))
+    key = _key(way, config_of(report.setting, seed, symbols))
     trained = report.unfinished.get(key)
     if trained is not None:
         report.note(f"{way}, seed {seed}: trained before the experiment was started again")
     else:
         try:
-            trained = train_once(setting, seed=seed, symbols=symbols, way=way, watched=True)
+            trained = train_once(report.setting, seed=seed, symbols=symbols, way=way, watched=True)
         except Diverged as error:  # the other methods still run
             report.note(f"{way}, seed {seed}: no figure, for {error}")
             report.row({"way": way, "seed": seed})
@@ -164,15 +156,18 @@ def train_once(
     data = setting.data(config)
     look = Look(config, data, every=LOOK_EVERY if watched else 0, compare=way not in TRAINED)
     job = job_of(config, data, look)
+    assert isinstance(job.model, LoopedTransformer)
+    look.model = job.model
     for name, parameter in job.model.named_parameters():
         parameter.requires_grad_(name.startswith(TRAINED.get(way, "")))
     progress = Progress()
     with job.train_loader, job.eval_loader:
         result = train(job, progress)
     look.now(progress.step)
-    cosines = [row["cosine"] for row in look.rows if "cosine" in row]
     last = look.rows[-1] | {"test_loss": result["loss"], "seconds": progress.seconds}
-    return Trained(result["accuracy"], last | ({"lowest_cosine": min(cosines)} if cosines else {}), look.rows)
+    if cosines := [row["cosine"] for row in look.rows if "cosine" in row]:
+        last["lowest_cosine"] = min(cosines)
+    return Trained(result["accuracy"], last, look.rows)
 
 
 def trained_model(
@@ -192,13 +187,9 @@ def job_of(config: Config, data: TrainingData, record: Record) -> Job:
     config = config.replace(auto_method="table")
     hardware = probe("cpu")
     plan = apply_hyperparams(config, False, hardware=hardware, facts=data.facts)
-    job = make_job(
+    return make_job(
         config, plan, data, hardware=hardware, backend=Backend("cpu"), record=record, whole_run=True
     )
-    if isinstance(record, Look):
-        assert isinstance(job.model, LoopedTransformer)
-        record.model = job.model
-    return job
 
 
 class Look(Record):
@@ -235,6 +226,5 @@ class Look(Record):
             own = with_options(model, self.config, self.data)
             exact = with_options(model, self.config, self.data, **REFERENCE).double()
             found = core_gradient(own, self.inputs, self.targets)
-            expected = core_gradient(exact, in_precision(self.inputs, torch.float64), self.targets)
-            row["cosine"] = Agreement.between(found, expected).cosine
+            row["cosine"] = agreement(found, core_gradient(exact, self.inputs, self.targets))["cosine"]
         self.rows.append(row)

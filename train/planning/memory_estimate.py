@@ -127,7 +127,7 @@ def trace_memory(config: Config, plan: Plan, data: TrainingData, *, hardware: Ha
             job = make_job(config, alone, data, hardware=hardware, backend=backend, record=Record())
             with ModelCode(config.model, refused, torchs=True):
                 step_flop = run_traced(job, live)
-            traces = [live.trace_on(device) for device in backend.devices]
+            traces = [live.trace(device) for device in backend.devices]
             del resident  # only now: the data stay on the device throughout
     return MemoryTrace(fullest(traces, plan.device), step_flop)
 

@@ -7,8 +7,16 @@ import itertools
 import numpy as np
 import pytest
 
-from lib.scaling.laws import Point, bootstrap, fit, interval, intervals, log_residuals
-from lib.scaling.least_squares import HUBER_DELTA, _huber
+from lib.scaling.laws import (
+    HUBER_DELTA,
+    Point,
+    _huber,
+    bootstrap,
+    fit,
+    interval,
+    intervals,
+    log_residuals,
+)
 from tests.support.work import calls
 
 SIZES = (1e4, 3e4, 1e5, 3e5, 1e6, 3e6)

@@ -15,13 +15,12 @@ from matplotlib.figure import Figure
 
 from lib.data.types import TextSpec
 from lib.errors import ConfigError, ToolkitError
-from lib.scaling.costs import training_flops
-from lib.scaling.experiments import ROOT, ScalingExperiments
+from lib.scaling.costs import builder, training_flops
+from lib.scaling.experiments import ROOT, ScalingExperiments, format_report
 from lib.scaling.isoflop import NO_SEEDS, Growth, isoflops
 from lib.scaling.judge import FittedLaw, judge
 from lib.scaling.laws import Point, fit
 from lib.scaling.pictures import _isoflop
-from lib.scaling.report import format_report
 from lib.scaling.results import ScalingConfig, ScalingResults, code_hash, points_of, write
 from lib.scaling.sweep import Sweep
 
@@ -131,8 +130,7 @@ def test_what_is_read_off_a_run(tmp_path: Path) -> None:
     assert [math.log(each) for each in found.epoch_perplexities] == pytest.approx([2.5, 2.0, 2.25])
     assert math.log(found.best_perplexity or 1) == pytest.approx(2.0)
     assert found.tokens == 2 * 2 * 16 and found.training_time == 1.5
-    build = sweep_in(tmp_path).builder(CONFIG)
-    assert found.total_training_flops == found.tokens * training_flops(build, block_size=16)
+    assert found.total_training_flops == found.tokens * training_flops(builder(CONFIG, SPEC), block_size=16)
 
 
 def test_an_exponent_is_told_with_its_interval_or_with_what_it_lacks() -> None:

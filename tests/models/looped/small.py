@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from lib.data.types import ImageSpec, Spec, TextSpec
 from lib.nn.model_code import build_model
+from models.looped.blocks import EnergyForm, Source, Weights, _log_cosh
 from models.looped.model import LoopedTransformer
 
 CLASSES = 5
@@ -92,3 +93,34 @@ def cosine(found: Tensor, expected: Tensor) -> float:
 def slope(errors: list[float], sizes: list[float]) -> float:
     """Of log error over log size, between the first and the last."""
     return math.log(errors[0] / errors[-1]) / math.log(sizes[0] / sizes[-1])
+
+
+def energy(form: EnergyForm, weights: Weights, h_BTD: Tensor, source: Source) -> Tensor:
+    """E of `models.looped.blocks`: (B,), for real states. It falls to the fixed point if Phi is convex."""
+    g_BTD = form.activate(weights, h_BTD)
+    lagrangian_BT = weights.gain * form._base_lagrangian(h_BTD) + h_BTD @ weights.shift_D
+    bound_BT = (h_BTD * g_BTD).sum(dim=2) - lagrangian_BT
+    return bound_BT.sum(dim=1) - potential(form, weights, g_BTD, source)
+
+
+def potential(form: EnergyForm, weights: Weights, g_BTD: Tensor, source: Source) -> Tensor:
+    """Phi: (B,), for real states."""
+    q_BHTZ, k_BHTZ = form._queries_and_keys(weights, g_BTD, source)
+    inverse_heat = q_BHTZ.shape[-1] ** -0.5
+    scores_BHTT = inverse_heat * q_BHTZ @ k_BHTZ.transpose(2, 3)
+    sees_something: Tensor | float = 1.0
+    if source.allowed is not None:
+        scores_BHTT = scores_BHTT.masked_fill(~source.allowed, torch.finfo(scores_BHTT.dtype).min)
+        sees_something = source.allowed.any(dim=-1).expand(scores_BHTT.shape[:3])
+    attention_B = (scores_BHTT.logsumexp(dim=3) * sees_something).sum(dim=(1, 2)) / inverse_heat
+    u_BTF = F.linear(g_BTD, weights.units_FD, weights.unit_bias_F)
+    driven_B = (g_BTD * (source.x_BTD + weights.bias_D)).sum(dim=(1, 2))
+    return driven_B + attention_B + primitive(form.options.mlp, u_BTF).sum(dim=(1, 2))
+
+
+def primitive(unit: str, u_BTF: Tensor) -> Tensor:
+    """G, whose derivative is the unit of the two-layer network."""
+    if unit == "gelu":
+        density = torch.exp(-0.5 * u_BTF * u_BTF) / math.sqrt(2 * math.pi)
+        return 0.5 * ((u_BTF * u_BTF - 1) * torch.special.ndtr(u_BTF) + u_BTF * density)
+    return _log_cosh(u_BTF) if unit == "tanh" else 0.5 * F.relu(u_BTF) ** 2

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from torch import nn
 
-from models.looped.energy import EnergyForm
+from models.looped.blocks import EnergyForm
 from tests.train.test_build import Wrapping, job_of
 
 

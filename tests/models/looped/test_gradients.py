@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from models.looped.energy import EnergyForm
+from models.looped.blocks import EnergyForm
 from models.looped.equilibrium import Equilibrium, contrast, root_mean_square
 from models.looped.model import LoopedTransformer
 from tests.models.looped.small import (
@@ -23,6 +23,7 @@ from tests.models.looped.small import (
     exact,
     gradient,
     looped,
+    potential,
     relative_error,
     slope,
 )
@@ -123,9 +124,9 @@ def test_the_written_out_derivative_is_that_of_the_energy(form: dict[str, Any]) 
     source = block.form.source(weights, x, allowed)
     # Where a state does not rest dE/dg is not zero: what goes through g is left out by hand.
     activity = block.form.activate(weights, state).detach()
-    potential = block.form.potential(weights, activity, source)
+    phi = potential(block.form, weights, activity, source)
     lagrangian = (weights.gain * block.form._base_lagrangian(state) + state @ weights.shift_D).sum(dim=1)
-    total = -(share[:, 0, 0] * (potential + lagrangian)).sum()
+    total = -(share[:, 0, 0] * (phi + lagrangian)).sum()
     expected = torch.autograd.grad(total, [*weights, x])
     with torch.no_grad():
         found, x_gradient = block.form.gradient(weights, state, source, share)
@@ -154,7 +155,7 @@ def contrasted(
         share = root_mean_square(activity.grad, "sample")
     with torch.no_grad():
         parts, _ = contrast(
-            rest.options, rest.block.form, rest.block.weights, rest.solution.state, x, None,
+            rest, rest.block.weights, rest.solution.state, x, None,
             gradient_BTD=activity.grad * forced, share=share,
         )  # fmt: skip
     return torch.cat([part.flatten() for part in parts])

@@ -14,9 +14,19 @@ from torch import Tensor
 from lib.errors import ConfigError
 from lib.memory.live import LiveBytes
 from lib.optim.factory import make_optimizer
-from models.looped.energy import MAX_GAIN, MIN_GAIN, EnergyBlock, EnergyForm, largest_singular_value
+from models.looped.blocks import MAX_GAIN, MIN_GAIN, EnergyBlock, EnergyForm, largest_singular_value
 from models.looped.solver import AndersonMixer, SolverOptions, relative_residual, solve
-from tests.models.looped.small import IMAGES, TEXT, TEXTS, batch, estimated, gradient, looped, relative_error
+from tests.models.looped.small import (
+    IMAGES,
+    TEXT,
+    TEXTS,
+    batch,
+    energy,
+    estimated,
+    gradient,
+    looped,
+    relative_error,
+)
 
 
 def source_of(model: Any, inputs: Tensor) -> Tensor:
@@ -37,7 +47,7 @@ def test_the_energy_never_rises_with_keys_from_the_input(mlp: str, scale: float,
     energies = []
     with torch.no_grad():
         for _ in range(40):
-            energies.append(block.form.energy(block.weights, state, source))
+            energies.append(energy(block.form, block.weights, state, source))
             state = torch.lerp(state, block.step(state, source), step_size)
     falls = torch.stack(energies).diff(dim=0)
     assert falls.max() <= 1e-11 and falls[0].max() < -1e-3
@@ -51,16 +61,16 @@ def test_rest_is_where_the_energy_is_level() -> None:
         with torch.no_grad():
             rest(x, None)
         state = rest.solution.state.requires_grad_()
-        energy = rest.block.form.energy(rest.block.weights, state, rest.block.source(x, None))
-        (level,) = torch.autograd.grad(energy.sum(), state)
+        level_of = energy(rest.block.form, rest.block.weights, state, rest.block.source(x, None))
+        (level,) = torch.autograd.grad(level_of.sum(), state)
         assert level.abs().max() <= 1e-11
         (uneven,) = torch.autograd.grad(
-            rest.block.form.energy(rest.block.weights, state + 0.1, rest.block.source(x, None)).sum(), state
+            energy(rest.block.form, rest.block.weights, state + 0.1, rest.block.source(x, None)).sum(), state
         )
         moved = state.detach() + 0.1 * torch.randn_like(state)
         moved.requires_grad_()
-        energy = rest.block.form.energy(rest.block.weights, moved, rest.block.source(x, None))
-        (uneven,) = torch.autograd.grad(energy.sum(), moved)
+        level_of = energy(rest.block.form, rest.block.weights, moved, rest.block.source(x, None))
+        (uneven,) = torch.autograd.grad(level_of.sum(), moved)
         assert uneven.abs().max() > 1e-3
 
 

@@ -15,9 +15,8 @@ from lib.errors import ConfigError
 from lib.memory.facts import saved_bytes
 from lib.nn.model_code import build_model
 from lib.scaling.costs import Counts, count
-from models.resnet_bk.model import ValueMixer
+from models.resnet_bk.model import Options, UpstreamBlock, ValueMixer
 from models.resnet_bk.scan import both_sides, continued_fraction, linear_recurrence
-from models.resnet_bk.upstream import UpstreamBlock
 from tests.support.tokens import text_spec
 from tests.support.work import ElementsComputed
 
@@ -99,7 +98,8 @@ def test_a_mixer_carries_its_values_as_documented() -> None:
 
 def test_the_original_block_is_what_was_published() -> None:
     torch.manual_seed(0)
-    block, x = UpstreamBlock(width=8, ratio=2, dropout=0.0, layer=0).double(), torch.randn(5, 8).double()
+    options = Options(form="upstream", layers=1, width=8, ffn_ratio=2, dropout=0.0, allow_leak=True)
+    block, x = UpstreamBlock(options, 0).double(), torch.randn(5, 8).double()
     experts, normed = block.experts, block.norm(x)
     chosen = experts.router(normed).softmax(-1).max(-1).indices.tolist()
     assert len(set(chosen)) > 1

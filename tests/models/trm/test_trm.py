@@ -13,8 +13,8 @@ from torch import Tensor
 from lib.data.datasets.sudoku.spec import PuzzleSpec
 from lib.data.loader import Batch
 from lib.errors import ConfigError
+from lib.nn.cross_entropy import stablemax_cross_entropy
 from lib.nn.model_code import build_model
-from lib.nn.stablemax import stablemax_cross_entropy
 from models.trm.model import TinyRecursiveModel, rms_norm, truncated_normal_
 from tests.models.trm import reference
 from tests.models.trm.puzzles import SPEC
@@ -132,7 +132,7 @@ def test_stablemax_in_single_and_double_precision(monkeypatch: pytest.MonkeyPatc
     logits[0] = torch.tensor([1.0, 0.0, -1.0] + [1.0] * 8)  # where a careless formula divides by zero
     single, double = (logits.clone().requires_grad_() for _ in range(2))
     losses = [stablemax_cross_entropy(double, targets)]
-    monkeypatch.setattr("lib.nn.stablemax.WITHOUT_DOUBLE", ("cpu",))
+    monkeypatch.setattr("lib.nn.cross_entropy.WITHOUT_DOUBLE", ("cpu",))
     losses.insert(0, stablemax_cross_entropy(single, targets))
     assert [part.dtype for part in losses] == [torch.float32, torch.float64]
     for part in losses:

@@ -20,7 +20,6 @@ from lib.tiers import with_changes
 from scripts.eqprop import __main__ as command
 from scripts.eqprop import adaptive, gradients, scale, training
 from scripts.eqprop.adaptive import ranks_of, spearman
-from scripts.eqprop.pictures import pictures_of
 from scripts.eqprop.report import Report, Trained, Unfinished, spread
 from scripts.eqprop.scale import information_criteria
 from scripts.eqprop.setting import Setting
@@ -76,7 +75,7 @@ def test_the_gradients_are_told_apart(setting: Setting, monkeypatch: pytest.Monk
     monkeypatch.setattr(gradients, "LOSS_BETA", 0.05)  # a bar that is for more than eight channels
     report = gradients.run(setting)
     assert all(passed for passed, _ in report.passed), report.lines
-    files = {path.name for path in report.write(pictures_of(report))}
+    files = {path.name for path in report.write()}
     assert files == {"report.txt", "results.json", "picture.png"}
     found = json.loads((report.folder / "results.json").read_text())
     assert found["rows"] == report.rows and "holds" in (report.folder / "report.txt").read_text()
@@ -111,7 +110,7 @@ def test_training_and_ablation_are_told(setting: Setting, monkeypatch: pytest.Mo
     ablation = training.ablate(setting)
     assert [row["way"] for row in ablation.rows] == ["as it is", "2 blocks"]
     assert "1 block: as it is" in ablation.lines
-    pictures_of(report)["picture"]()
+    report.picture()
 
 
 def test_an_interrupted_experiment_goes_on(setting: Setting, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -139,7 +138,7 @@ def test_an_interrupted_experiment_goes_on(setting: Setting, monkeypatch: pytest
         True,
     ]
     assert [row["way"] for row in report.series] == ["ep", "implicit", "bptt", "frozen core"]
-    report.write(pictures_of(report))
+    report.write()
     training.run(setting)
     assert trained[6:] == ways, "what has come to its end is trained anew"
 
@@ -203,7 +202,7 @@ def test_cost_and_laws_are_told(setting: Setting, monkeypatch: pytest.MonkeyPatc
     assert told["memory of equilibrium propagation does not depend on iterations"]
     assert any("too few for a law" in line for line in laws.lines)
     for each in (report, laws):
-        pictures_of(each)["picture"]()
+        each.picture()
 
 
 def test_iterations_of_samples_are_told(setting: Setting, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -222,7 +221,7 @@ def test_iterations_of_samples_are_told(setting: Setting, monkeypatch: pytest.Mo
     expected = [("energy_cross", "ep"), ("energy_self", "ep"), ("plain", "implicit")]
     assert blocks == expected, "whatever is configured"
     assert len(report.rows) == 3 and [passed for passed, _ in report.passed] == [True, False, False]
-    pictures_of(report)["picture"]()
+    report.picture()
 
 
 def test_a_way_that_diverges_is_told_and_the_others_are_kept(
@@ -239,7 +238,7 @@ def test_a_way_that_diverges_is_told_and_the_others_are_kept(
     report = adaptive.run(setting)
     assert [row["way"] for row in report.rows] == ["ep, keys from input", "ep, keys from states"]
     assert "plain, implicit: not measured, for the loss is nan at step 3" in report.lines
-    pictures_of(report)["picture"]()
+    report.picture()
 
 
 def test_rank_correlation() -> None:

@@ -25,7 +25,7 @@ class Noted(Report):
     """A report of what a test says was found."""
 
     def __init__(self, number: str, setting: Setting) -> None:
-        super().__init__(number, "?", setting, setting.data(setting.config()), ("way", "seed", "accuracy"))
+        super().__init__(number, "?", setting, ("way", "seed", "accuracy"))
 
 
 @pytest.mark.slow
@@ -137,7 +137,7 @@ def test_memory_is_held_to_the_bars(
     monkeypatch.setattr(scale, "fixed", lambda *_, **__: None)
     monkeypatch.setattr(scale, "peak_bytes", lambda *_, **__: next(peaks))
     report = Noted("scaling_laws", setting)
-    scale._law_of_memory(setting.config(), setting.data(setting.config()), report)
+    scale._law_of_memory(report)
     assert [passed for passed, _ in report.passed] == held
 
 

@@ -23,7 +23,7 @@ from lib.data.loader import Batch
 from lib.data.types import Spec
 from lib.devices.base import Backend
 from lib.nn import IGNORED
-from lib.nn.stablemax import stablemax_cross_entropy
+from lib.nn.cross_entropy import stablemax_cross_entropy
 from lib.rng import key, mix
 from train.tasks.base import Forward, Sums, no_logits, refuse_label_smoothing
 

@@ -1,12 +1,13 @@
-"""The energy block, whose state h converges to a minimum of an energy, as equilibrium propagation requires.
+"""The blocks that are iterated: the energy block, and a plain transformer layer without an energy.
+
+The state h of the energy block converges to a minimum of E, as equilibrium propagation requires:
 
     E(h) = <h, g> - L(h) - Phi(g; x)          g = dL/dh, the activation of the state
     Phi  = <g, x + bias> + 1/s sum_{heads, tokens i} log sum_j exp(s q_i . k_j) + sum G(W g + c)
 
 q = Wq g, s = 1 / sqrt(channels of a head), G the primitive of the unit of the two-layer network. Keys are
 k = Wk x ("cross": the states of different tokens do not touch) or k = Wk g ("self"; Hoover et al. 2023).
-Where dE/dh = 0, h = dPhi/dg. Derivatives are written out without autograd; all but `energy` also take complex
-states.
+Where dE/dh = 0, h = dPhi/dg. Derivatives are written out without autograd, and also take complex states.
 
 Shapes: B samples, T tokens, D channels, H heads, Z channels of a head, F units.
 """
@@ -16,14 +17,17 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from lib.nn.attention import merge_heads, split_heads
+
 EPSILON = 1e-5  # added to the variance in the layer-norm activation
 MIN_GAIN, MAX_GAIN = 0.3, 1.0
+_UNITS: dict[str, Callable[[Tensor], Tensor]] = {"gelu": F.gelu, "tanh": torch.tanh, "relu": F.relu}
 
 
 def attention(q_BHTZ: Tensor, k_BHTZ: Tensor, allowed: Tensor | None) -> Tensor:
@@ -39,17 +43,6 @@ def attention(q_BHTZ: Tensor, k_BHTZ: Tensor, allowed: Tensor | None) -> Tensor:
     return scores.masked_fill(~allowed, torch.finfo(scores.dtype).min).softmax(dim=3) * allowed  # type: ignore[no-any-return]
 
 
-def split_heads(x_BTD: Tensor, heads: int) -> Tensor:
-    """Split the channels into heads: (B, T, D) -> (B, H, T, Z)."""
-    batch, length, width = x_BTD.shape
-    return x_BTD.view(batch, length, heads, width // heads).transpose(1, 2)
-
-
-def merge_heads(x_BHTZ: Tensor) -> Tensor:
-    """Invert `split_heads`: (B, H, T, Z) -> (B, T, D)."""
-    return x_BHTZ.transpose(1, 2).flatten(2)
-
-
 def _complex_softmax(scores: Tensor, allowed: Tensor | None) -> Tensor:
     if allowed is None:
         allowed = torch.ones((), dtype=torch.bool, device=scores.device)
@@ -57,6 +50,34 @@ def _complex_softmax(scores: Tensor, allowed: Tensor | None) -> Tensor:
     grown = torch.exp(scores - size.amax(dim=3, keepdim=True)) * allowed
     total = grown.sum(dim=3, keepdim=True)
     return grown / total.where(allowed.any(dim=-1, keepdim=True), torch.ones_like(total))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """The symbols of models/looped/Kconfig."""
+
+    input: str
+    causal: bool
+    patch: int
+    readout: str
+    width: int
+    heads: int
+    hidden: int
+    layers: int
+    block: str
+    activation: str
+    mlp: str
+    spectral_cap: float
+    gradient: str
+    nudge: str
+    nudge_points: int
+    beta: float
+    nudged_iterations: int
+    together: bool
+    solver: str
+    step_size: float
+    tolerance: float
+    max_iterations: int
 
 
 class Weights(NamedTuple):
@@ -79,18 +100,16 @@ class Source(NamedTuple):
     allowed: Tensor | None  # bool, broadcast to (B, H, T, T): whether token i sees token j
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class EnergyForm:
     """Form of the energy; all methods are pure functions of weights, states and source."""
 
-    heads: int
-    keys: Literal["cross", "self"]
-    activation: Literal["layernorm", "tanh", "identity"]
-    mlp: Literal["gelu", "tanh", "relu"]
+    options: Options
 
     def source(self, weights: Weights, x_BTD: Tensor, allowed: Tensor | None) -> Source:
         """Return the source of input x, with keys if they do not depend on the states."""
-        keys = split_heads(F.linear(x_BTD, weights.key_DD), self.heads) if self.keys == "cross" else None
+        crosses, heads = self.options.block == "energy_cross", self.options.heads
+        keys = split_heads(F.linear(x_BTD, weights.key_DD), heads) if crosses else None
         return Source(x_BTD, keys, allowed)
 
     def activate(self, weights: Weights, h_BTD: Tensor) -> Tensor:
@@ -108,8 +127,7 @@ class EnergyForm:
         result_BTD = source.x_BTD + weights.bias_D + merge_heads(seen_BHTT @ k_BHTZ) @ weights.query_DD
         if source.keys_BHTZ is None:
             result_BTD = result_BTD + merge_heads(seen_BHTT.transpose(2, 3) @ q_BHTZ) @ weights.key_DD
-        units_BTF = self._unit(F.linear(g_BTD, weights.units_FD, weights.unit_bias_F))
-        return result_BTD + units_BTF @ weights.units_FD
+        return result_BTD + self._units(weights, g_BTD) @ weights.units_FD
 
     def gradient(
         self, weights: Weights, h_BTD: Tensor, source: Source, share: Tensor
@@ -138,30 +156,14 @@ class EnergyForm:
             x_BTD -= queried_BTD @ weights.key_DD
         return result, x_BTD
 
-    def energy(self, weights: Weights, h_BTD: Tensor, source: Source) -> Tensor:
-        """Return E: (B,), for real states. Lower is nearer to the fixed point if Phi is convex."""
-        g_BTD = self.activate(weights, h_BTD)
-        lagrangian_BT = weights.gain * self._base_lagrangian(h_BTD) + h_BTD @ weights.shift_D
-        bound_BT = (h_BTD * g_BTD).sum(dim=2) - lagrangian_BT
-        return bound_BT.sum(dim=1) - self.potential(weights, g_BTD, source)
-
-    def potential(self, weights: Weights, g_BTD: Tensor, source: Source) -> Tensor:
-        """Return Phi: (B,), for real states."""
-        q_BHTZ, k_BHTZ = self._queries_and_keys(weights, g_BTD, source)
-        inverse_heat = q_BHTZ.shape[-1] ** -0.5
-        scores_BHTT = inverse_heat * q_BHTZ @ k_BHTZ.transpose(2, 3)
-        sees_something: Tensor | float = 1.0
-        if source.allowed is not None:
-            scores_BHTT = scores_BHTT.masked_fill(~source.allowed, torch.finfo(scores_BHTT.dtype).min)
-            sees_something = source.allowed.any(dim=-1).expand(scores_BHTT.shape[:3])
-        attention_B = (scores_BHTT.logsumexp(dim=3) * sees_something).sum(dim=(1, 2)) / inverse_heat
-        u_BTF = F.linear(g_BTD, weights.units_FD, weights.unit_bias_F)
-        driven_B = (g_BTD * (source.x_BTD + weights.bias_D)).sum(dim=(1, 2))
-        return driven_B + attention_B + self._primitive(u_BTF).sum(dim=(1, 2))  # type: ignore[no-any-return]
+    def _units(self, weights: Weights, g_BTD: Tensor) -> Tensor:
+        return _UNITS[self.options.mlp](F.linear(g_BTD, weights.units_FD, weights.unit_bias_F))
 
     def _units_gradient(self, weights: Weights, g_BTD: Tensor, share: Tensor) -> tuple[Tensor, Tensor]:
         """Return the gradients of units and biases; a function of its own frees the widest tensor early."""
-        active_BTF = self._unit(F.linear(g_BTD, weights.units_FD, weights.unit_bias_F)).mul_(share)
+        active_BTF = _UNITS[self.options.mlp](F.linear(g_BTD, weights.units_FD, weights.unit_bias_F)).mul_(
+            share
+        )
         return -_outer(active_BTF, g_BTD), -active_BTF.sum(dim=(0, 1))
 
     def _attended(
@@ -174,50 +176,31 @@ class EnergyForm:
         return merge_heads(seen_BHTT @ k_BHTZ), merge_heads(queried_BHTZ)
 
     def _queries_and_keys(self, weights: Weights, g_BTD: Tensor, source: Source) -> tuple[Tensor, Tensor]:
-        keys = source.keys_BHTZ
+        keys, heads = source.keys_BHTZ, self.options.heads
         if keys is None:
-            keys = split_heads(F.linear(g_BTD, weights.key_DD), self.heads)
-        return split_heads(F.linear(g_BTD, weights.query_DD), self.heads), keys
+            keys = split_heads(F.linear(g_BTD, weights.key_DD), heads)
+        return split_heads(F.linear(g_BTD, weights.query_DD), heads), keys
 
     def _base(self, h_BTD: Tensor) -> Tensor:
-        match self.activation:
+        match self.options.activation:
             case "layernorm":
                 centred_BTD = h_BTD - h_BTD.mean(dim=2, keepdim=True)
                 return centred_BTD / _spread(centred_BTD)
             case "tanh":
                 return torch.tanh(h_BTD)
-            case "identity":
+            case _:  # identity
                 return h_BTD
 
     def _base_lagrangian(self, h_BTD: Tensor) -> Tensor:
         """Return the (B, T) potential whose gradient is `_base`."""
-        match self.activation:
+        match self.options.activation:
             case "layernorm":
                 centred_BTD = h_BTD - h_BTD.mean(dim=2, keepdim=True)
                 return h_BTD.shape[2] * _spread(centred_BTD)[..., 0]
             case "tanh":
                 return _log_cosh(h_BTD).sum(dim=2)
-            case "identity":
+            case _:  # identity
                 return 0.5 * (h_BTD * h_BTD).sum(dim=2)
-
-    def _unit(self, u_BTF: Tensor) -> Tensor:
-        match self.mlp:
-            case "gelu":
-                return F.gelu(u_BTF)
-            case "tanh":
-                return torch.tanh(u_BTF)
-            case "relu":
-                return F.relu(u_BTF)
-
-    def _primitive(self, u_BTF: Tensor) -> Tensor:
-        match self.mlp:
-            case "gelu":
-                density = torch.exp(-0.5 * u_BTF * u_BTF) / math.sqrt(2 * math.pi)
-                return 0.5 * ((u_BTF * u_BTF - 1) * torch.special.ndtr(u_BTF) + u_BTF * density)  # type: ignore[no-any-return]
-            case "tanh":
-                return _log_cosh(u_BTF)
-            case "relu":
-                return 0.5 * F.relu(u_BTF) ** 2
 
 
 FormStep: TypeAlias = Callable[[EnergyForm, Weights, Tensor, Source], Tensor]
@@ -226,9 +209,10 @@ FormStep: TypeAlias = Callable[[EnergyForm, Weights, Tensor, Source], Tensor]
 class EnergyBlock(nn.Module):
     """Weights of an energy, within bounds in which the states converge."""
 
-    def __init__(self, form: EnergyForm, *, width: int, hidden: int, spectral_cap: float) -> None:
+    def __init__(self, options: Options) -> None:
         super().__init__()
-        self.form, self.spectral_cap = form, spectral_cap
+        width, hidden = options.width, options.hidden
+        self.form, self.spectral_cap = EnergyForm(options), options.spectral_cap
         self.form_step: FormStep = EnergyForm.step  # or its compiled version
         self.query = nn.Parameter(torch.randn(width, width) / width**0.5)
         self.key = nn.Parameter(torch.randn(width, width) / width**0.5)
@@ -268,6 +252,54 @@ class EnergyBlock(nn.Module):
         for matrix in (self.query, self.key, self.units):
             matrix.mul_((self.spectral_cap / largest_singular_value(matrix)).clamp(max=1.0))
         self.gain.clamp_(MIN_GAIN, MAX_GAIN)
+
+
+class PlainBlock(nn.Module):
+    """A transformer layer f(h; x) = LN(x + a + MLP(LN(a))), a = h + attention(LN(h)), without an energy.
+
+    Without the source x or the last normalisation the state would grow without bound.
+    """
+
+    def __init__(self, options: Options) -> None:
+        super().__init__()
+        width, hidden, self.heads = options.width, options.hidden, options.heads
+        self.norm1, self.norm2, self.norm3 = (nn.LayerNorm(width) for _ in range(3))
+        self.qkv = nn.Linear(width, 3 * width)
+        self.attention_out = nn.Linear(width, width)
+        self.mlp_in = nn.Linear(width, hidden)
+        self.mlp_out = nn.Linear(hidden, width)
+        self.fast_step: PlainStep = PlainBlock.once  # or its compiled version
+
+    def source(self, x_BTD: Tensor, allowed: Tensor | None) -> Source:
+        """Return the source of input x."""
+        return Source(x_BTD, None, allowed)
+
+    def activate(self, h_BTD: Tensor) -> Tensor:
+        """Return the state itself, which energy blocks pass through an activation."""
+        return h_BTD
+
+    def step(self, h_BTD: Tensor, source: Source) -> Tensor:
+        """Apply one iteration, compiled where no gradient is taken."""
+        return self.once(h_BTD, source) if torch.is_grad_enabled() else self.fast_step(self, h_BTD, source)
+
+    def compile_step(self, compiler: Callable[[PlainStep], PlainStep]) -> None:
+        """Compile the iteration for use without autograd."""
+        self.fast_step = compiler(PlainBlock.once)
+
+    def once(self, h_BTD: Tensor, source: Source) -> Tensor:
+        """Return f(h; x)."""
+        a_BTD = h_BTD + self._attend(self.norm1(h_BTD), source.allowed)
+        hidden_BTF = F.gelu(self.mlp_in(self.norm2(a_BTD)))
+        return self.norm3(source.x_BTD + a_BTD + self.mlp_out(hidden_BTF))  # type: ignore[no-any-return]
+
+    def _attend(self, h_BTD: Tensor, allowed: Tensor | None) -> Tensor:
+        q_BHTZ, k_BHTZ, v_BHTZ = (
+            split_heads(part_BTD, self.heads) for part_BTD in self.qkv(h_BTD).split(h_BTD.shape[2], dim=2)
+        )
+        return self.attention_out(merge_heads(attention(q_BHTZ, k_BHTZ, allowed) @ v_BHTZ))  # type: ignore[no-any-return]
+
+
+PlainStep = Callable[[PlainBlock, Tensor, Source], Tensor]
 
 
 def largest_singular_value(matrix: Tensor) -> Tensor:
