@@ -172,6 +172,10 @@ test-fast: ready-dev
 	$(RUN_PY) -m pytest -n 2 --dist worksteal -m "not slow"
 test-long: ready-dev
 	$(RUN_PY) -m pytest -n 2 --dist worksteal -m long
+test-coverage: ready-dev
+	$(RUN_PY) -m coverage run -m pytest -n 2 --dist worksteal
+	$(RUN_PY) -m coverage combine --quiet
+	$(RUN_PY) -m coverage report
 test-light: ready
 	$(RUN_PY) -m scripts.light_matrix
 test-deletion: ready-dev

@@ -130,6 +130,10 @@ def _merged_plainly(word: bytes, ranks: dict[tuple[bytes, bytes], int]) -> list[
     return parts
 
 
+def test_of_equally_frequent_pairs_the_first_by_its_bytes_is_learned_first() -> None:
+    assert bpe.learned(["cab"], merges=1).decode([256]) == "ab"
+
+
 def test_a_heap_merges_like_looking_for_the_best_pair_each_time() -> None:
     chance = random.Random(3)
     ids, learned = {bytes((byte,)): byte for byte in range(256)}, list[tuple[bytes, bytes]]()
