@@ -157,7 +157,7 @@ def _law_of_iterations(block: str, sizes: Sequence[int], counts: Sequence[float]
     best = min(criteria, key=lambda name: criteria[name])
     report.facts |= {f"AICc {block} {name}": value for name, value in criteria.items()}
     report.note(f"{block}: iterations differ by {change:.0%} over the widths; AICc: {listed}; least: {best}")
-    text = f"{block}: T ~ log d describes it better than a constant (hypothesis of document 000)"
+    text = f"{block}: T ~ log d describes it better than a constant (the hypothesis)"
     report.verdict(criteria["logarithm"] + 2 < criteria["constant"], text)
 
 
