@@ -184,7 +184,7 @@ def report(verdict: Verdict, metric: str, results: Sequence[tuple[Mapping[str, f
         if verdict.word != "not shown"
         else f"after {verdict.pairs} pairs: a difference is not shown",
         f"  {metric}: A {means[0]:.4f}, B {means[1]:.4f}; difference {verdict.mean:+.4g}, {interval}",
-        f"  over seeds: sd of the difference {verdict.sd:.3g}, p = {verdict.p:.3g}; level {verdict.level:.3g}",
+        f"  over seeds: sd of differences {verdict.sd:.3g}, p = {verdict.p:.3g}; level {verdict.level:.3g}",
     ]
     count = min((pair[side].get("samples", 0) for pair in results for side in (0, 1)), default=0)
     if metric in SHARES and count:

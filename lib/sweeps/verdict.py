@@ -108,7 +108,7 @@ def p_values(differences: Values) -> Values:
     """Return the two-sided p value of each row of differences [trials, pairs].
 
     The t test finds coarse differences different too often: five that can only be -1 or 1 are equal in 1 of
-    16 cases. Where at most half of a row's sizes are distinct, its sign-flip test, which is exact, must agree.
+    16 cases. Where at most half of a row's sizes are distinct, its exact sign-flip test must agree.
     """
     found = _t_test(differences)
     pairs = differences.shape[1]
