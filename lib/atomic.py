@@ -1,6 +1,7 @@
 """Atomic file writes: after a kill or power cut a reader finds the old or the new version, whole.
 
-All functions raise OSError, with the file's name in it, and then leave the old version alone.
+All functions raise OSError, with the name of the file, which is then the old version, or the new one
+if only making it durable failed.
 """
 
 from __future__ import annotations

@@ -9,6 +9,7 @@ from __future__ import annotations
 import io
 import os
 import re
+import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -118,8 +119,11 @@ def error_in(output: str) -> str:
     return next((line for line in below if not line[0].isspace()), "")
 
 
-def run_main(main: Callable[[], int]) -> int:
-    """Run a command line `main` and return its exit status; users see one-line errors."""
+def run_main(main: Callable[[], int], *, is_listing: bool = False) -> int:
+    """Run a command line `main` and return its exit status; users see one-line errors.
+
+    is_listing: it does nothing but print, so that a reader that leaves early (head, less) is no failure.
+    """
     _open_closed_streams()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # an unencodable character must not end a run
@@ -134,7 +138,7 @@ def run_main(main: Callable[[], int]) -> int:
         print("interrupted", file=sys.stderr)
         return 130
     except BrokenPipeError:
-        return 0  # the reader (head, less) has exited
+        return 0 if is_listing else 128 + signal.SIGPIPE
     except OSError as error:
         # A missing permission or a full disk is no bug. Code that knows more raises a better error earlier.
         unknown = "" if error.filename else " standard output or an unnamed file"

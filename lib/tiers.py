@@ -1,4 +1,4 @@
-"""Compute tier (document 000) of a machine, and configurations whose tier follows the machine."""
+"""Compute tier of a machine (0 to 4), and configurations whose tier follows the machine."""
 
 from __future__ import annotations
 

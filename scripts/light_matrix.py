@@ -49,8 +49,10 @@ def find_python(version: str) -> Path | None:
     found = shutil.which(f"python{version}")
     if found and version_of(Path(found)) == version:  # pyenv puts shims on PATH that only print an error
         return Path(found)
-    versions = sorted((Path.home() / ".pyenv" / "versions").glob(f"{version}.*/bin/python"))
-    return versions[-1] if versions else None
+    versions = (Path.home() / ".pyenv" / "versions").glob(f"{version}.*/bin/python")
+    numbered = {path.parts[-3].rpartition(".")[2]: path for path in versions}
+    newest = max((number for number in numbered if number.isdecimal()), key=int, default="")
+    return numbered.get(newest)
 
 
 def version_of(python: Path) -> str:
@@ -84,7 +86,8 @@ def run_tests(python: Path) -> str:
     """Run the light tests; return the last line of output if they fail, else ""."""
     command = [str(python), "-m", "pytest", "-q", "-m", "not slow", *TESTS]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    return done.stdout.strip().splitlines()[-1] if done.returncode else ""
+    lines = (done.stdout.strip() or done.stderr.strip() or "pytest printed nothing").splitlines()
+    return lines[-1] if done.returncode else ""
 
 
 if __name__ == "__main__":

@@ -322,10 +322,11 @@ def _check_finite(job: Job, row: Mapping[str, float], *, weights: bool) -> None:
         if job.plan.strategy in SHARDS_WEIGHTS:  # each rank has seen only its shard
             finite = not job.backend.all_reduce_max((float(not finite),))[0]
     if not finite:
+        what = "a weight is not finite" if math.isfinite(row["loss"]) else f"the loss is {row['loss']}"
         raise Diverged(
-            f"the loss is {row['loss']} at step {row['step']:.0f}, or a weight is not finite",
+            f"{what} at step {row['step']:.0f}",
             why="training has diverged",
-            todo="lower CONFIG_LEARNING_RATE or set CONFIG_GRAD_CLIP; the last good checkpoint is kept",
+            todo="lower CONFIG_LEARNING_RATE or set CONFIG_GRAD_CLIP; checkpoints of earlier steps are kept",
         )
 
 

@@ -66,7 +66,7 @@ def main(arguments: Sequence[str], *, root: Path) -> int:
         for argument, settings in _ARGUMENTS.get(name, ()):
             command.add_argument(argument, **settings)
     options = parser.parse_args(arguments)
-    return run_main(lambda: _run(options, root))
+    return run_main(lambda: _run(options, root), is_listing=True)  # what they write, they write before
 
 
 def _run(options: argparse.Namespace, root: Path) -> int:

@@ -19,6 +19,7 @@ from lib.kconf.project import refusals, report_notices
 from lib.kconf.tree import display
 
 _PAUSE_SECONDS = 0.05
+_ATTEMPTS = 20  # while other commands remove the directory that they had created
 _WITHOUT_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 # Where no lock file can be created, the command itself cannot write either, and reports that.
 _NOT_WRITABLE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST)
@@ -78,14 +79,14 @@ def _acquire(lock: Path, path: Path, words: str) -> int | None:
 
 
 def _open(lock: Path, path: Path) -> int | None:
-    while True:
+    for _ in range(_ATTEMPTS):
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             return os.open(lock, os.O_RDWR | os.O_CREAT, 0o666)
         except FileNotFoundError:
             if path.is_symlink() and not lock.parent.is_dir():
                 return None
-            # Otherwise a failing command has just removed the directory that it had created.
+            time.sleep(_PAUSE_SECONDS)
         except IsADirectoryError as error:
             raise ConfigError(
                 f"{display(lock)} is a directory",
@@ -96,6 +97,7 @@ def _open(lock: Path, path: Path) -> int | None:
             if error.errno not in _NOT_WRITABLE or os.path.lexists(lock):
                 raise
             return None
+    return None  # the file system has such places: /proc, or an automounter's directory
 
 
 def _is_at(descriptor: int, lock: Path) -> bool:

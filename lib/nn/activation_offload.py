@@ -21,7 +21,8 @@ def offloading(model: nn.Module) -> contextlib.AbstractContextManager[Any]:
     """Return a re-enterable context for forward passes of `model`.
 
     Tensors saved for backward within it are copied to host memory, bit for bit, and back when needed.
-    Weights stay on the device, also those that autocast has converted, which are recognized by shape.
+    Weights stay on the device, also those that autocast has converted; they are recognized by their shape,
+    or that of their transpose, so that activations of such a shape stay, too.
     """
     shapes = {shape for p in model.parameters() for shape in (tuple(p.shape), tuple(p.shape[::-1]))}
     take = _forget if simulated() else _to_host
@@ -49,9 +50,9 @@ def _unpack(kept: Tensor | _Away) -> Tensor:
 
 def _to_host(tensor: Tensor) -> _Away:
     device = tensor.device
-    # Pinned memory makes the copy asynchronous; torch caches it for the next time.
+    # Pinned memory makes both copies asynchronous; they are in order, since both are on the current stream.
     host = torch.empty_like(tensor, device="cpu", pin_memory=device.type == "cuda")
-    host.copy_(tensor)
+    host.copy_(tensor, non_blocking=True)
     # Without copy=True `to` would return the saved copy itself.
     return _Away(lambda: host.to(device, non_blocking=True, copy=device.type == "cpu"))
 

@@ -9,11 +9,11 @@ arctangent and correct m inside it, which is not the same.)
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
+from torch.optim.optimizer import StateDict
 
 
 @runtime_checkable
@@ -38,10 +38,18 @@ class AdamATan2(torch.optim.Optimizer):
     def __init__(self, groups: list[dict[str, Any]], *, lr: float, betas: tuple[float, float]) -> None:
         super().__init__(groups, {"lr": lr, "betas": betas, "weight_decay": 0.0, "sign": False})
 
+    def load_state_dict(self, state_dict: StateDict) -> None:
+        """Load a state; its tensors go to the devices of the parameters."""
+        super().load_state_dict(state_dict)
+        for parameter, state in self.state.items():  # torch leaves "step" where it was
+            if "step" in state:
+                state["step"] = state["step"].to(parameter.device)
+
     @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
-        """Update every parameter that has a gradient."""
-        assert closure is None
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        """Update every parameter that has a gradient. Raises ValueError for a closure."""
+        if closure is not None:
+            raise ValueError("AdamATan2 takes no closure")
         for group in self.param_groups:
             parameters = [parameter for parameter in group["params"] if parameter.grad is not None]
             if not parameters:

@@ -68,8 +68,9 @@ class Muon(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
-        """Update every parameter that has a gradient."""
-        assert closure is None, "gradients come from the loop"
+        """Update every parameter that has a gradient. Raises ValueError for a closure."""
+        if closure is not None:
+            raise ValueError("Muon takes no closure")
         *others, hidden = self.param_groups
         # Reassigned because loading a state replaces both.
         self._rest.param_groups, self._rest.state = others, self.state

@@ -104,7 +104,7 @@ GPU_RESERVE_BYTES = 1_610_612_736  # 1.5 GiB
 
 TINY_FREE_BYTES = 10**9  # below this a plan warns that even its smallest batch may not fit
 
-# Settings of the compute tiers (document 000). TOML has lists only.
+# Settings of the compute tiers. TOML has lists only.
 TIER_CONFIGS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
     {
         tier: settings | {"experiments": tuple(settings["experiments"])}

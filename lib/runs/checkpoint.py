@@ -97,7 +97,7 @@ def load(
         try:
             return step, _read(found[step], step=step, map_location=map_location)
         except DamagedError as damage:
-            log(f"checkpoint {found[step].name} is damaged: {damage}")
+            log(f"warning: checkpoint {found[step].name} is damaged: {damage}")
     if not candidates:
         return None
     raise CheckpointError(

@@ -176,9 +176,7 @@ def _law_of_iterations(block: str, sizes: Sequence[int], counts: Sequence[float]
     report.facts |= {f"AICc {block} {name}": value for name, value in criteria.items()}
     report.note(f"{block}: iterations differ by {change:.0%} over the widths; AICc: {listed}; least: {best}")
     logarithm = criteria["logarithm"] + 2 < criteria["constant"]
-    report.verdict(
-        logarithm, f"{block}: T ~ log d describes it better than a constant (hypothesis of document 000)"
-    )
+    report.verdict(logarithm, f"{block}: T ~ log d describes it better than a constant (the hypothesis)")
 
 
 def information_criteria(sizes: Sequence[int], values: Sequence[float]) -> dict[str, float]:

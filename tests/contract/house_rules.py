@@ -12,8 +12,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-# Rooms from the ground up: each may import itself and what stands above it in this list, never what stands
-# below. Longest prefix wins. docs/architecture.md draws it.
+# Packages in the order of their imports: each may import itself and those before it in this list, never a
+# later one. The longest prefix decides. docs/architecture.md has the same table.
 ROOMS = (
     ("lib.errors", "lib.atomic", "lib.units", "lib.plugins"),
     ("lib.kconf",),
@@ -175,7 +175,7 @@ def layering(module: Module) -> Iterator[str]:
     for line, name in imports(module):
         other = level(name)
         if own is not None and other is not None and other > own:
-            yield f"{module.path}:{line}: imports {name}, which stands above it"
+            yield f"{module.path}:{line}: imports {name}, a later package (ROOMS)"
 
 
 def light_imports(module: Module) -> Iterator[str]:

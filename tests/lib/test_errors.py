@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -35,13 +36,16 @@ def test_a_full_disk_behind_standard_output_is_one_line(command: list[str]) -> N
     )
 
 
-@pytest.mark.parametrize("command", [[sys.executable, "-c", LISTING], KCONF])
-def test_a_reader_that_left_is_no_error_of_a_listing(command: list[str]) -> None:
+@pytest.mark.parametrize(
+    ("command", "status"),
+    [(KCONF, 0), ([sys.executable, "-c", LISTING], 128 + signal.SIGPIPE)],
+)
+def test_a_reader_that_left_is_an_error_of_all_but_listings(command: list[str], status: int) -> None:
     reading, writing = os.pipe()
     os.close(reading)
     done = subprocess.run(command, cwd=ROOT, stdout=writing, stderr=subprocess.PIPE, check=False)
     os.close(writing)
-    assert (done.returncode, done.stderr) == (0, b"")
+    assert (done.returncode, done.stderr) == (status, b"")
 
 
 def test_a_file_does_not_become_standard_output_where_there_is_none(tmp_path: Path) -> None:

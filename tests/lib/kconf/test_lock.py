@@ -40,6 +40,19 @@ def start(project: Path, *arguments: str) -> subprocess.Popen[str]:
     )
 
 
+def test_a_place_where_no_directory_can_be_made_ends_with_an_error(tmp_path, kconf, monkeypatch):
+    def refused(path, *_, **__):
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
+
+    monkeypatch.setattr("lib.kconf.lock._PAUSE_SECONDS", 0.001)
+    monkeypatch.setenv("KCONFIG_CONFIG", str(tmp_path / "automounted" / ".config"))
+    monkeypatch.setattr(Path, "mkdir", refused)  # as below /proc
+    status, _, err = kconf("defconfig", "lenet5")
+    assert status != 0 and err == [
+        "error: cannot write automounted/.config: automounted: No such file or directory"
+    ]
+
+
 @pytest.mark.slow
 def test_a_second_command_waits_and_keeps_what_the_first_has_set(project):
     config = project / ".config"

@@ -108,6 +108,26 @@ def test_a_state_goes_on_to_the_bit() -> None:
     assert torch.equal(first, second)
 
 
+def test_a_loaded_state_is_on_the_devices_of_the_parameters() -> None:
+    parameter = nn.Parameter(torch.ones(2, 2))
+    parameter.grad = torch.ones(2, 2)
+    optimizer = AdamATan2([{"params": [parameter]}], lr=0.1, betas=(0.9, 0.95))
+    optimizer.step()
+    elsewhere = nn.Parameter(torch.ones(2, 2, device="meta"))  # any device but that of the state
+    other = AdamATan2([{"params": [elsewhere]}], lr=0.1, betas=(0.9, 0.95))
+    other.load_state_dict(optimizer.state_dict())
+    assert {name: value.device.type for name, value in other.state[elsewhere].items()} == {
+        "step": "meta",
+        "mean": "meta",
+        "square": "meta",
+    }
+
+
+def test_a_closure_is_refused() -> None:
+    with pytest.raises(ValueError, match="no closure"):
+        AdamATan2([{"params": [nn.Parameter(torch.ones(1))]}], lr=0.1, betas=(0.9, 0.9)).step(lambda: 0.0)  # type: ignore[arg-type]
+
+
 def test_what_follows_the_sign_is_known_by_its_model() -> None:
     model = Model()
     assert sign_parameters(model) == [model.row] and sign_parameters(nn.Linear(1, 1)) == []

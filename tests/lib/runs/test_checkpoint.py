@@ -146,7 +146,7 @@ def test_damage_is_told_and_the_one_before_is_used(tmp_path: Path, name: str) ->
     DAMAGE[name](save(tmp_path, 2, best=True))
     step, _, said = load(tmp_path)
     assert step == 1
-    assert len(said) == 1 and said[0].startswith("checkpoint step-00000002 is damaged: ")
+    assert len(said) == 1 and said[0].startswith("warning: checkpoint step-00000002 is damaged: ")
     with pytest.raises(CheckpointError, match="damaged: step-00000002"):
         checkpoint.load(tmp_path, which="best", log=print)
     save(tmp_path, 2, version=5)
@@ -157,7 +157,9 @@ def test_a_wrong_size_is_told_in_bytes(tmp_path: Path) -> None:
     save(tmp_path, 1)
     size = (save(tmp_path, 2) / "state.pt").stat().st_size
     os.truncate(tmp_path / "step-00000002" / "state.pt", 100)
-    assert load(tmp_path)[2] == [f"checkpoint step-00000002 is damaged: state.pt has 100 bytes, not {size}"]
+    assert load(tmp_path)[2] == [
+        f"warning: checkpoint step-00000002 is damaged: state.pt has 100 bytes, not {size}"
+    ]
 
 
 @pytest.mark.slow
@@ -188,7 +190,9 @@ def test_a_state_that_would_run_code_is_refused(tmp_path: Path, monkeypatch: pyt
     said: list[str] = []
     with pytest.raises(CheckpointError, match="no valid checkpoint"):
         checkpoint.load(tmp_path / "ckpt", log=said.append)
-    assert said == ["checkpoint step-00000001 is damaged: state.pt holds more than tensors and numbers"]
+    assert said == [
+        "warning: checkpoint step-00000001 is damaged: state.pt holds more than tensors and numbers"
+    ]
     assert not (tmp_path / "attacked").exists()
 
 
@@ -207,7 +211,9 @@ def test_a_manifest_that_does_not_name_the_state_is_damage(changes: dict[str, An
     save(tmp_path, 1)
     rewrite(save(tmp_path, 2), **changes)
     step, _, said = load(tmp_path)
-    assert step == 1 and len(said) == 1 and said[0].startswith("checkpoint step-00000002 is damaged: ")
+    assert (
+        step == 1 and len(said) == 1 and said[0].startswith("warning: checkpoint step-00000002 is damaged: ")
+    )
     assert checkpoint.latest_valid(tmp_path) == 1
 
 
@@ -234,7 +240,7 @@ def test_a_state_that_is_no_dict_of_torch_is_damage(content: bytes, tmp_path: Pa
     file = {"size_bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
     rewrite(path, files={"state.pt": file})
     step, _, said = load(tmp_path)
-    assert step == 1 and said[0].startswith("checkpoint step-00000002 is damaged: state.pt ")
+    assert step == 1 and said[0].startswith("warning: checkpoint step-00000002 is damaged: state.pt ")
 
 
 def test_a_newer_format_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
