@@ -124,6 +124,10 @@ sample: ready
 		$(call options,prompt=PROMPT temperature=TEMPERATURE top-k=TOP_K seed=SEED tokens=TOKENS) $(call last,RUN)
 export: ready
 	$(TRAIN) $@ $(call flag,best,BEST) $(call options,directory=DIRECTORY) $(call last,RUN)
+runs: ready
+	$(RUN_PY) -m scripts.runs --runs $(call quote,$(RUNS)) $(call options,where=WHERE sort=SORT limit=LIMIT) $(call flag,json,JSON)
+tag: ready
+	$(RUN_PY) -m scripts.runs --runs $(call quote,$(RUNS)) --tag=$(or $(call given,TAG),'') $(call last,RUN)
 plots: ready
 	$(RUN_PY) -m scripts.plots --runs $(call quote,$(RUNS)) $(call last,RUN)
 curve: ready

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
 
 from lib.errors import ConfigError, run_main
@@ -39,7 +38,7 @@ def main() -> int:
     rows = sort(rows, options.sort) if options.sort else rows
     shown = rows[: int(options.limit) or None]
     if options.json:
-        print(json.dumps([asdict(row) for row in shown], indent=1))
+        print(json.dumps([row.to_json() for row in shown], indent=1))
         return 0
     for line in table(shown):
         print(line)

@@ -15,7 +15,7 @@ import os
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -68,6 +68,10 @@ class Row:
     tags: tuple[str, ...]
     values: Mapping[str, Any] = field(default_factory=dict)
 
+    def to_json(self) -> dict[str, Any]:
+        """Return the fields by name, without copies of what they hold."""
+        return {name: getattr(self, name) for name in self.__slots__}
+
     def value(self, key: str) -> Any:
         """Return the field, metric, or value of a symbol called `key`; None without one."""
         name = ALIASES.get(key, key)
@@ -92,13 +96,12 @@ def read_runs(folder: Path) -> list[Row]:
     now_ns = time.time_ns()
     entries: dict[str, Any] = {}
     rows = []
-    for path, changed_ns in _run_paths(folder):
-        name = path.relative_to(folder).as_posix()
+    for name, changed_ns in _run_names(folder):
         entry = stored.get(name)
         if entry is None or entry["changed_ns"] != changed_ns or changed_ns >= written_ns - _CLOCK_NS:
-            entry = {"changed_ns": changed_ns, "row": asdict(_read_row(RunDir(path), name))}
+            entry = {"changed_ns": changed_ns, "row": _read_row(RunDir(folder / name), name).to_json()}
         elif entry["row"]["state"] == "running":
-            entry = {**entry, "row": asdict(_read_row(RunDir(path), name))}
+            entry = {**entry, "row": _read_row(RunDir(folder / name), name).to_json()}
         entries[name] = entry
         rows.append(Row(**{**entry["row"], "tags": tuple(entry["row"]["tags"])}))
     if entries != stored or not stored:
@@ -106,20 +109,21 @@ def read_runs(folder: Path) -> list[Row]:
     return sorted(rows, key=lambda row: (row.began, row.run), reverse=True)
 
 
-def _run_paths(folder: Path) -> Iterator[tuple[Path, int]]:
-    """Yield the run directories below `folder` with their modification times in ns."""
-    pending = [(folder, 0)]
+def _run_names(folder: Path) -> Iterator[tuple[str, int]]:
+    """Yield the relative paths of the run directories below `folder` with their modification times in ns."""
+    pending = [""]
     while pending:
-        place, depth = pending.pop()
+        place = pending.pop()
         try:
-            children = [entry for entry in os.scandir(place) if entry.is_dir(follow_symlinks=False)]
+            children = [entry for entry in os.scandir(folder / place) if entry.is_dir(follow_symlinks=False)]
         except FileNotFoundError:
             continue
         for entry in children:
+            name = f"{place}{entry.name}"
             if is_run_name(entry.name):
-                yield Path(entry.path), entry.stat(follow_symlinks=False).st_mtime_ns
-            elif depth < _DEPTH and not entry.name.startswith("."):
-                pending.append((Path(entry.path), depth + 1))
+                yield name, entry.stat(follow_symlinks=False).st_mtime_ns
+            elif name.count("/") < _DEPTH and not entry.name.startswith("."):
+                pending.append(f"{name}/")
 
 
 def _read_row(run: RunDir, name: str) -> Row:
@@ -259,7 +263,7 @@ def check_key(variable: str, key: str, rows: Sequence[Row]) -> None:
 
 
 def sort(rows: Sequence[Row], key: str) -> list[Row]:
-    """Return the rows with the best metric first, the largest number, or the first text; rows without it last.
+    """Return the rows with the best metric first, the largest number, or the first text; others last.
 
     A minus before the key reverses that. Raises ConfigError for a key that no run has.
     """
