@@ -124,6 +124,10 @@ sample: ready
 		$(call options,prompt=PROMPT temperature=TEMPERATURE top-k=TOP_K seed=SEED tokens=TOKENS) $(call last,RUN)
 export: ready
 	$(TRAIN) $@ $(call flag,best,BEST) $(call options,directory=DIRECTORY) $(call last,RUN)
+runs: ready
+	$(RUN_PY) -m scripts.runs --runs $(call quote,$(RUNS)) $(call options,where=WHERE sort=SORT limit=LIMIT) $(call flag,json,JSON)
+tag: ready
+	$(RUN_PY) -m scripts.runs --runs $(call quote,$(RUNS)) --tag=$(or $(call given,TAG),'') $(call last,RUN)
 plots: ready
 	$(RUN_PY) -m scripts.plots --runs $(call quote,$(RUNS)) $(call last,RUN)
 curve: ready
@@ -150,6 +154,8 @@ scaling scaling-plan scaling-run scaling-fit scaling-plot scaling-report: ready
 		$(call options,budget=BUDGET compare=COMPARE corpus=CORPUS epochs=EPOCHS batch=BATCH device=DEVICE out=OUT)
 sweep: ready
 	$(RUN_PY) -m scripts.sweep $(call options,jobs=JOBS out=OUT) $(call given,SWEEP)
+ab: ready
+	$(RUN_PY) -m scripts.ab $(call options,a=A b=B seeds=SEEDS first-seed=FIRST_SEED metric=METRIC jobs=JOBS out=OUT)
 sweep-yaml: configured ready
 	$(RUN_PY) -m scripts.sweep --yaml $(call options,out=OUT)
 

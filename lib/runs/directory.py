@@ -9,6 +9,7 @@
         ckpt/            lib/runs/checkpoint.py
         plots/           scripts/plots.py
         sinks/           lib/runs/sinks: written from metrics.jsonl during the run
+        tags.json        words of the user, by make tag
 
 A directory is filled under a hidden name and then renamed, so that every visible run
 has all its files. Times are taken from names, never from the file system.
@@ -25,7 +26,7 @@ import os
 import re
 import shutil
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -42,6 +43,8 @@ OBJECTS = ("values", "origins", "plan", "hardware", "data", "env")
 STATUS, LOCK, CHECKPOINTS, SINKS = "status.json", "lock", "ckpt", "sinks"
 EVENTS = "events.out.tfevents."  # prefix by which TensorBoard recognizes event files
 
+_TAGS = "tags.json"
+_TAG = re.compile(r"[\w.+:/][\w.+:/-]*")
 _NAME = re.compile(r"(?P<time>\d{8}T\d{6}Z)-(?P<identity>[0-9a-f]{8})(?:-(?P<ordinal>\d+))?")
 _CHECKPOINT_NAME = re.compile(r"step-(\d{8,})")
 _LISTED = 10
@@ -56,6 +59,11 @@ def checkpoint_step(name: str) -> int | None:
     """Return the step in a checkpoint's directory name, or None for any other name."""
     match = _CHECKPOINT_NAME.fullmatch(name)
     return int(match[1]) if match else None
+
+
+def is_run_name(name: str) -> bool:
+    """Return True for the name of a run directory that was not renamed."""
+    return _NAME.fullmatch(name) is not None
 
 
 State: TypeAlias = Literal["running", "done", "failed", "preempted", "unknown"]
@@ -179,6 +187,36 @@ class RunDir:
         """Creation time in seconds since the epoch, from the name; 0 if the directory was renamed."""
         match = _NAME.fullmatch(self.name)
         return datetime.strptime(match["time"], "%Y%m%dT%H%M%S%z").timestamp() if match else 0.0
+
+    @property
+    def in_use(self) -> bool:
+        """True while a process, maybe this one, holds the lock. Raises ToolkitError if it cannot be read."""
+        if self._lock is None and self._try_lock():
+            self.release()
+            return False
+        return True
+
+    def tags(self) -> list[str]:
+        """Return the tags of the run in alphabetical order. Raises ToolkitError if their file is damaged."""
+        try:
+            return sorted(json.loads((self.path / _TAGS).read_bytes()))
+        except FileNotFoundError:
+            return []
+        except (ValueError, TypeError) as error:
+            raise ToolkitError(f"{self.path / _TAGS} is damaged", why=str(error)) from error
+
+    def tag(self, words: Sequence[str]) -> list[str]:
+        """Add tags, and remove those that begin with a minus; return all.
+
+        Raises ConfigError for a word that is no tag, ToolkitError if the file cannot be written.
+        """
+        tags = set(self.tags())
+        for word in words:
+            if not _TAG.fullmatch(word.removeprefix("-")):
+                raise ConfigError(f"TAG={word} is not a tag", todo="use letters, digits and . _ + : / -")
+            (tags.discard if word.startswith("-") else tags.add)(word.removeprefix("-"))
+        self._replace(_TAGS, json.dumps(sorted(tags)) + "\n")
+        return sorted(tags)
 
     def lock(self) -> None:
         """Lock the run for this process. Raises ToolkitError if another one holds the lock."""

@@ -15,8 +15,17 @@ from lib.errors import ToolkitError, os_errors
 
 Scalar: TypeAlias = str | int | float | bool | None
 
+PREFERRED = ("exact_accuracy", "accuracy", "loss")  # evaluation metrics, in order, when none is requested
 BATCH_ROWS = 1000
 _BLOCK_BYTES = 1 << 16
+
+
+_LOWER_IS_BETTER = ("loss", "perplexity", "bits_per_byte")
+
+
+def higher_is_better(metric: str) -> bool:
+    """Return False for a metric that training lowers."""
+    return metric not in _LOWER_IS_BETTER
 
 
 class MetricsWriter:

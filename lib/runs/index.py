@@ -1,0 +1,281 @@
+"""Index of all run directories: one row for each run, and the filters of `make runs`.
+
+The index is a file of rows beside the runs. A row is read again where its run directory has changed since: a
+directory's modification time changes with every file that is replaced in it, and so with its status and tags.
+A run that may still grow is always read again. Values of options are stored as differences from the first run
+of the same model, since 10,000 runs share most of them.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import json
+import operator
+import os
+import re
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from lib import atomic
+from lib.errors import ConfigError, ToolkitError
+from lib.plugins import meant
+from lib.runs.directory import RunDir, is_run_name
+from lib.runs.metrics import PREFERRED, higher_is_better
+
+INDEX = ".index.json"
+_VERSION = 1
+_DEPTH = 5  # below the folder of runs: runs/sweeps/NAME/IDENTITY/MODEL/RUN
+_CLOCK_NS = 2_000_000_000  # a change this soon before the index was written may have the same time
+_OPERATORS: dict[str, Callable[[Any, Any], bool]] = {
+    "!=": operator.ne,
+    "<=": operator.le,
+    ">=": operator.ge,
+    "=": operator.eq,
+    "<": operator.lt,
+    ">": operator.gt,
+}
+_CONDITION = re.compile(r"(\w+)(!=|<=|>=|=|<|>)(.*)")
+ALIASES = {"lr": "LEARNING_RATE", "epochs": "NUM_EPOCHS", "steps": "MAX_STEPS", "batch": "effective_batch"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One run. run: its directory, relative to the folder of runs.
+
+    state: of its status; "killed" where it is "running" and no process holds its lock.
+    best, best_step: best value of `metric` among the evaluations, None without one.
+    metrics: of the last evaluation. began: in UTC. seconds: of training, None until it ends.
+    values: symbol -> value of the requested configuration.
+    """
+
+    run: str
+    state: str
+    model: str
+    data: str
+    identity: str
+    began: str
+    step: int
+    seconds: float | None
+    effective_batch: int | None
+    metric: str
+    best: float | None
+    best_step: int | None
+    metrics: Mapping[str, float]
+    tags: tuple[str, ...]
+    values: Mapping[str, Any] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the fields by name, without copies of what they hold."""
+        return {name: getattr(self, name) for name in self.__slots__}
+
+    def value(self, key: str) -> Any:
+        """Return the field, metric, or value of a symbol called `key`; None without one."""
+        name = ALIASES.get(key, key)
+        if name in _FIELDS:
+            return getattr(self, name)
+        if name == self.metric:
+            return self.best
+        if name in self.metrics:
+            return self.metrics[name]
+        return self.values.get(name.removeprefix("CONFIG_").upper())
+
+
+_FIELDS = tuple(name for name in Row.__dataclass_fields__ if name not in ("metrics", "values"))
+
+
+def read_runs(folder: Path) -> list[Row]:
+    """Return a row for each run below `folder`, newest first, and update the index there.
+
+    A folder that cannot be written is no error: the next call then reads the runs again.
+    """
+    stored, written_ns = _stored(folder)
+    now_ns = time.time_ns()
+    entries: dict[str, Any] = {}
+    rows = []
+    for name, changed_ns in _run_names(folder):
+        entry = stored.get(name)
+        if entry is None or entry["changed_ns"] != changed_ns or changed_ns >= written_ns - _CLOCK_NS:
+            entry = {"changed_ns": changed_ns, "row": _read_row(RunDir(folder / name), name).to_json()}
+        elif entry["row"]["state"] == "running":
+            entry = {**entry, "row": _read_row(RunDir(folder / name), name).to_json()}
+        entries[name] = entry
+        rows.append(Row(**{**entry["row"], "tags": tuple(entry["row"]["tags"])}))
+    if entries != stored or not stored:
+        _write(folder, entries, now_ns)
+    return sorted(rows, key=lambda row: (row.began, row.run), reverse=True)
+
+
+def _run_names(folder: Path) -> Iterator[tuple[str, int]]:
+    """Yield the relative paths of the run directories below `folder` with their modification times in ns."""
+    pending = [""]
+    while pending:
+        place = pending.pop()
+        try:
+            children = [entry for entry in os.scandir(folder / place) if entry.is_dir(follow_symlinks=False)]
+        except FileNotFoundError:
+            continue
+        for entry in children:
+            name = f"{place}{entry.name}"
+            if is_run_name(entry.name):
+                yield name, entry.stat(follow_symlinks=False).st_mtime_ns
+            elif name.count("/") < _DEPTH and not entry.name.startswith("."):
+                pending.append(f"{name}/")
+
+
+def _read_row(run: RunDir, name: str) -> Row:
+    status = run.status()
+    state: str = status.state
+    if state == "running" and not run.in_use:
+        state = "killed"
+    values, plan, data = (_object(run, part) for part in ("values", "plan", "data"))
+    numbers = {key: value for key, value in status.facts.items() if isinstance(value, int | float)}
+    metric, best, best_step = _best(run.metrics)
+    return Row(
+        run=name,
+        state=state,
+        model=run.model,
+        data=str(values.get("DATASET") or data.get("name") or ""),
+        identity=run.identity,
+        began=f"{datetime.fromtimestamp(run.began, UTC):%Y-%m-%d %H:%M:%S}",
+        step=status.step,
+        seconds=numbers.pop("seconds", None),
+        effective_batch=plan.get("effective_batch"),
+        metric=metric,
+        best=best,
+        best_step=best_step,
+        metrics=numbers,
+        tags=tuple(run.tags()),
+        values=values,
+    )
+
+
+def _object(run: RunDir, name: str) -> dict[str, Any]:
+    try:
+        return run.read_json(name)
+    except ToolkitError:
+        return {}  # a run of an older version, or damaged: its row has what is left
+
+
+def _best(metrics: Path) -> tuple[str, float | None, int | None]:
+    """Return the preferred metric of the evaluations in a file, its best value and the step of that."""
+    rows: list[dict[str, Any]] = []
+    try:
+        with metrics.open("rb") as file:
+            for line in file:
+                if b'"eval"' in line and line.endswith(b"\n"):
+                    rows.append(json.loads(line))
+    except (FileNotFoundError, ValueError):
+        pass  # none yet, or a damaged line: what was read before it counts
+    metric = next((name for name in PREFERRED if any(name in row for row in rows)), "")
+    found = [row for row in rows if row.get("kind") == "eval" and isinstance(row.get(metric), int | float)]
+    if not found:
+        return metric, None, None
+    choose = max if higher_is_better(metric) else min
+    best = choose(found, key=lambda row: float(row[metric]))
+    return metric, float(best[metric]), int(best["step"])
+
+
+def _stored(folder: Path) -> tuple[dict[str, Any], int]:
+    """Return the entries of the index and the time it was written; none where it is missing or unreadable."""
+    try:
+        content = json.loads((folder / INDEX).read_bytes())
+        if content["version"] != _VERSION:
+            return {}, 0
+        for entry in content["runs"].values():
+            row = entry["row"]
+            row["values"] = {**content["bases"][row["model"]], **row["values"]}
+            for gone in row.pop("without"):
+                del row["values"][gone]
+        return content["runs"], content["written_ns"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return {}, 0  # the index is a copy, and is made again
+
+
+def _write(folder: Path, entries: Mapping[str, Any], now_ns: int) -> None:
+    bases: dict[str, Mapping[str, Any]] = {}
+    runs = {}
+    for name, entry in entries.items():
+        row = entry["row"]
+        base = bases.setdefault(row["model"], row["values"])
+        own = {key: value for key, value in row["values"].items() if key not in base or base[key] != value}
+        short = {**row, "values": own, "without": [key for key in base if key not in row["values"]]}
+        runs[name] = {**entry, "row": short}
+    content = {"version": _VERSION, "written_ns": now_ns, "bases": bases, "runs": runs}
+    try:
+        atomic.write_text(folder / INDEX, json.dumps(content) + "\n")
+    except OSError:
+        return  # a folder of somebody else's, or none: see read_runs
+
+
+def select(rows: Sequence[Row], where: str) -> list[Row]:
+    """Return the rows that meet every condition of `where`: words such as model=resnet18 or lr>0.001.
+
+    Text after = and != may hold the wildcards * and ?. A row without a value of the key meets only !=.
+    Raises ConfigError for a word that is no condition and for a key that no run has.
+    """
+    conditions = [_condition(word, rows) for word in where.split()]
+    return [row for row in rows if all(condition(row) for condition in conditions)]
+
+
+def _condition(word: str, rows: Sequence[Row]) -> Callable[[Row], bool]:
+    match = _CONDITION.fullmatch(word)
+    if match is None:
+        raise ConfigError(f"WHERE: {word} is not a condition", todo="write KEY=VALUE, KEY>VALUE or the like")
+    key, sign, text = match.groups()
+    check_key("WHERE", key, rows)
+    return lambda row: _holds(row.value(key), sign, text)
+
+
+def _holds(value: Any, sign: str, text: str) -> bool:
+    if value is None:
+        return sign == "!="
+    number = _number(text)
+    if number is not None and isinstance(value, int | float) and not isinstance(value, bool):
+        return _OPERATORS[sign](value, number)
+    if isinstance(value, tuple | list):
+        found = any(fnmatch.fnmatchcase(str(one), text) for one in value)
+        return found if sign == "=" else sign == "!=" and not found
+    own = {True: "y", False: "n"}.get(value, str(value)) if isinstance(value, bool) else str(value)
+    if sign in ("=", "!="):
+        return fnmatch.fnmatchcase(own, text) == (sign == "=")
+    return _OPERATORS[sign](own, text)
+
+
+def _number(text: str) -> float | None:
+    try:
+        return float(text)
+    except ValueError:
+        return None
+
+
+def check_key(variable: str, key: str, rows: Sequence[Row]) -> None:
+    """Raise ConfigError, with the nearest known keys, where no row has a value called `key`."""
+    if rows and all(row.value(key) is None for row in rows) and key not in _FIELDS and key not in ALIASES:
+        known = {*_FIELDS, *ALIASES, *(name for row in rows for name in row.metrics)}
+        known |= {name.lower() for name in rows[0].values}
+        raise ConfigError(
+            f"{variable}: no run has a value called {key}", todo=meant(key.lower(), sorted(known))
+        )
+
+
+def sort(rows: Sequence[Row], key: str) -> list[Row]:
+    """Return the rows with the best metric first, the largest number, or the first text; others last.
+
+    A minus before the key reverses that. Raises ConfigError for a key that no run has.
+    """
+    name = key.removeprefix("-")
+    check_key("SORT", name, rows)
+    known = [row for row in rows if row.value(name) is not None]
+    unknown = [row for row in rows if row.value(name) is None]
+    is_text = any(not isinstance(row.value(name), int | float) for row in known)
+    descending = not is_text and higher_is_better(name)
+    ordered = sorted(
+        known,
+        key=lambda row: str(row.value(name)) if is_text else row.value(name),
+        reverse=descending != key.startswith("-"),
+    )
+    return [*ordered, *unknown]

@@ -1,0 +1,65 @@
+"""Error rates of the verdicts of `make ab`, and their power, from simulated differences.
+
+False verdicts must be at most MAX_FALSE for differences that are normal, heavy-tailed, mostly zero or coarse.
+The power is that of normal differences; `make ab` prints the same.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from lib.errors import ToolkitError, run_main
+from lib.sweeps.verdict import nominal_level, p_values, power
+
+LOOKS = ((3,), (5,), (8,), (12,), (3, 5, 8), (3, 5, 8, 12), (3, 5, 8, 12, 18, 27, 40))
+EFFECTS = (0.5, 1.0, 2.0)  # standard deviations
+MAX_FALSE = 0.053
+TRIALS = 20_000
+Draw = Callable[[np.random.Generator, tuple[int, int]], npt.NDArray[np.float64]]
+DRAWS: dict[str, Draw] = {
+    "normal": lambda random, size: random.standard_normal(size),
+    "t with 3 degrees of freedom": lambda random, size: random.standard_t(3, size),
+    "70 % zeros": lambda random, size: random.standard_normal(size) * (random.random(size) < 0.3),
+    "-1 or 1": lambda random, size: random.choice((-1.0, 1.0), size),
+    "-1, 0 or 1": lambda random, size: random.choice((-1.0, 0.0, 1.0), size),
+    "whole, sd 1": lambda random, size: np.round(random.standard_normal(size)),
+    "whole, sd 3": lambda random, size: np.round(3 * random.standard_normal(size)),
+    "whole, sd 10": lambda random, size: np.round(10 * random.standard_normal(size)),
+}
+
+
+def false_verdicts(name: str, looks: Sequence[int], *, trials: int = TRIALS) -> float:
+    """Return the share of trials with a verdict at any look where the differences are symmetric about 0."""
+    random = np.random.default_rng((3, list(DRAWS).index(name), *looks))
+    differences = DRAWS[name](random, (trials, looks[-1]))
+    level = nominal_level(tuple(looks))
+    found = [p_values(differences[:, :look]) <= level for look in looks]
+    return float(np.logical_or.reduce(found).mean())
+
+
+def main() -> int:
+    """Print both tables in Markdown. Raises ToolkitError where a share of false verdicts is too large."""
+    parser = argparse.ArgumentParser(prog="ab_power", description=__doc__)
+    parser.add_argument("--trials", type=int, default=TRIALS)
+    trials = parser.parse_args().trials
+    heads = [" ".join(map(str, looks)) for looks in LOOKS]
+    print(f"| differences, {trials} trials | {' | '.join(heads)} |\n|---{'|---' * len(LOOKS)}|")
+    worst = 0.0
+    for name in DRAWS:
+        shares = [false_verdicts(name, looks, trials=trials) for looks in LOOKS]
+        worst = max(worst, *shares)
+        print(f"| {name} | {' | '.join(f'{share:.1%}' for share in shares)} |", flush=True)
+    print(f"\n| mean in sd | {' | '.join(heads)} |\n|---{'|---' * len(LOOKS)}|")
+    for effect in EFFECTS:
+        print(f"| {effect:g} | {' | '.join(f'{power(effect, looks):.0%}' for looks in LOOKS)} |", flush=True)
+    if worst > MAX_FALSE:
+        raise ToolkitError(f"{worst:.2%} false verdicts are more than {MAX_FALSE:.1%}")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(run_main(main))

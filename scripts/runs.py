@@ -1,0 +1,83 @@
+"""make runs: a table of all runs. make tag RUN= TAG=: words to find a run by."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from lib.errors import ConfigError, run_main
+from lib.runs.directory import resolve_run
+from lib.runs.index import Row, read_runs, select, sort
+
+LIMIT = 50
+
+
+def main() -> int:
+    """Print the runs that the command line selects, or change the tags of one."""
+    parser = argparse.ArgumentParser(prog="runs", description=__doc__)
+    parser.add_argument("--runs", type=Path, required=True, help="the folder of runs")
+    parser.add_argument("--where", default="", help='conditions such as "model=resnet18 lr>0.001"')
+    parser.add_argument("--sort", default="", help="key to sort by, best or largest first; -KEY reverses")
+    parser.add_argument("--limit", default=str(LIMIT), help="number of runs to show; 0 for all")
+    parser.add_argument("--json", action="store_true", help="print a JSON list with all values")
+    parser.add_argument("--tag", default=None, help="add these tags to RUN; -TAG removes one")
+    parser.add_argument(
+        "run", metavar="RUN", nargs="?", default="", help="the run to tag; default: the newest"
+    )
+    options = parser.parse_args()
+    if options.tag is not None:
+        run = resolve_run(options.runs, options.run)
+        print(f"{run.path}: {' '.join(run.tag(options.tag.split())) or 'no tags'}")
+        return 0
+    if not options.limit.isdecimal():
+        raise ConfigError(f"LIMIT={options.limit} is not a number of runs")
+    everything = read_runs(options.runs)
+    rows = select(everything, options.where)
+    rows = sort(rows, options.sort) if options.sort else rows
+    shown = rows[: int(options.limit) or None]
+    if options.json:
+        print(json.dumps([row.to_json() for row in shown], indent=1))
+        return 0
+    for line in table(shown):
+        print(line)
+    print(f"{len(shown)} of {len(everything)} runs" + (f", {len(rows)} selected" if options.where else ""))
+    return 0
+
+
+def table(rows: Sequence[Row]) -> list[str]:
+    """Return a line for each run below a head; columns that are empty for all runs are left out."""
+    heads = ("state", "model", "data", "batch", "best", "at step", "time", "began (UTC)", "run", "tags")
+    cells = [
+        (
+            row.state,
+            row.model,
+            row.data,
+            str(row.effective_batch or ""),
+            "" if row.best is None else f"{row.metric} {row.best:.4g}",
+            "" if row.best_step is None else f"{row.best_step}/{row.step}",
+            "" if row.seconds is None else duration(row.seconds),
+            row.began[:16],
+            row.run,
+            " ".join(row.tags),
+        )
+        for row in rows
+    ]
+    columns = [column for column in zip(heads, *cells, strict=True) if any(column[1:])]
+    widths = [max(map(len, column)) for column in columns]
+    lines = zip(*columns, strict=True)
+    return ["  ".join(map(str.ljust, line, widths)).rstrip() for line in lines]
+
+
+def duration(seconds: float) -> str:
+    """Format a duration as 12 s, 3:45 or 2:03:45."""
+    if seconds < 60:
+        return f"{seconds:.0f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+if __name__ == "__main__":
+    raise SystemExit(run_main(main, is_listing=True))

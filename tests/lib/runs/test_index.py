@@ -1,0 +1,205 @@
+"""The index of runs: rows that are never older than their runs, filters and orders."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lib.errors import ConfigError
+from lib.runs import index
+from lib.runs.directory import RunDir
+from lib.runs.index import Row, read_runs, select, sort
+
+
+def make_run(
+    folder: Path, number: int, *, model: str = "lenet5", state: Any = "done", **values: Any
+) -> RunDir:
+    """A run with two evaluations, the first of which is the better one."""
+    values = {"DATASET": "digits", "LEARNING_RATE": 0.1, "OPTIMIZER": "sgd", **values}
+    run = RunDir.create(
+        folder,
+        model=model,
+        identity=f"{number:08x}",
+        files={"config": "", "values": values, "plan": {"effective_batch": 64}, "data": {}},
+    )
+    rows = [{"kind": "train", "step": 1, "loss": 1.0}]
+    rows += [
+        {"kind": "eval", "step": step, "accuracy": accuracy, "loss": 1 - accuracy}
+        for step, accuracy in ((10, 0.9 + number / 1000), (20, 0.8))
+    ]
+    run.metrics.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    run.set_status(state, step=20, seconds=61.0, accuracy=0.8, loss=0.2 + number)
+    run.release()
+    return run
+
+
+def settle(run: RunDir) -> None:
+    """Let the run be older than what an index must not trust."""
+    past = run.path.stat().st_mtime_ns - 10 * index._CLOCK_NS
+    os.utime(run.path, ns=(past, past))
+
+
+def counted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The names of the runs that are read from now on."""
+    names: list[str] = []
+    original = index._read_row
+
+    def read(run: RunDir, name: str) -> Row:
+        names.append(name)
+        return original(run, name)
+
+    monkeypatch.setattr(index, "_read_row", read)
+    return names
+
+
+def test_a_row_is_what_the_run_says(tmp_path: Path) -> None:
+    run = make_run(tmp_path, 7)
+    run.tag(["baseline", "paper:table-1"])
+    (row,) = read_runs(tmp_path)
+    assert row.run == f"lenet5/{run.name}" and row.identity == "00000007" and row.state == "done"
+    assert (row.model, row.data, row.effective_batch, row.step) == ("lenet5", "digits", 64, 20)
+    assert (row.metric, row.best, row.best_step) == ("accuracy", pytest.approx(0.907), 10)
+    assert row.metrics == {"accuracy": 0.8, "loss": 7.2} and row.seconds == 61.0
+    assert row.tags == ("baseline", "paper:table-1") and row.value("lr") == 0.1
+
+
+def test_what_has_not_changed_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    runs = [make_run(tmp_path, number, GONE=number) for number in range(3)]
+    for run in runs:
+        settle(run)
+    first = read_runs(tmp_path)
+    names = counted(monkeypatch)
+    assert read_runs(tmp_path) == first and names == []
+    assert [row.values["GONE"] for row in sort(first, "identity")] == [0, 1, 2]
+
+
+@pytest.mark.parametrize("change", ["status", "tag"])
+def test_a_run_that_has_changed_is_read_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: str
+) -> None:
+    runs = [make_run(tmp_path, number) for number in range(2)]
+    for run in runs:
+        settle(run)
+    read_runs(tmp_path)
+    names = counted(monkeypatch)
+    if change == "status":
+        runs[1].set_status("failed", step=21)
+    else:
+        runs[1].tag(["new"])
+    row = next(row for row in read_runs(tmp_path) if row.identity == "00000001")
+    assert names == [row.run]
+    assert row.state == "failed" if change == "status" else row.tags == ("new",)
+
+
+def test_a_change_in_the_moment_of_the_index_is_seen(tmp_path: Path) -> None:
+    run = make_run(tmp_path, 0)
+    read_runs(tmp_path)
+    before = run.path.stat()
+    run.set_status("failed", step=21)
+    os.utime(run.path, ns=(before.st_atime_ns, before.st_mtime_ns))  # a clock with coarse ticks
+    assert read_runs(tmp_path)[0].state == "failed"
+
+
+def test_a_running_run_is_always_read(tmp_path: Path) -> None:
+    run = make_run(tmp_path, 0, state="running")
+    run.lock()
+    settle(run)
+    assert read_runs(tmp_path)[0].state == "running"
+    with run.metrics.open("a") as file:
+        file.write('{"kind": "eval", "step": 30, "accuracy": 0.99}\n')
+    assert read_runs(tmp_path)[0].best_step == 30
+    run.release()
+    assert read_runs(tmp_path)[0].state == "killed", "no process holds it"
+
+
+def test_a_removed_run_and_a_damaged_index_leave_nothing_behind(tmp_path: Path) -> None:
+    make_run(tmp_path, 0)
+    gone = make_run(tmp_path, 1)
+    read_runs(tmp_path)
+    gone.path.rename(tmp_path / "elsewhere")
+    assert [row.identity for row in read_runs(tmp_path)] == ["00000000"]
+    (tmp_path / index.INDEX).write_text('{"version": 1, "runs": {"a": 1}}')
+    assert [row.identity for row in read_runs(tmp_path)] == ["00000000"]
+
+
+def test_runs_of_sweeps_are_found_and_leftovers_are_not(tmp_path: Path) -> None:
+    make_run(tmp_path / "sweeps" / "lr" / "0123abcd", 0)
+    (tmp_path / "lenet5" / ".new-0123").mkdir(parents=True)
+    (tmp_path / "lenet5" / "notes").mkdir()
+    assert [row.run.split("/")[:3] for row in read_runs(tmp_path)] == [["sweeps", "lr", "0123abcd"]]
+
+
+def test_no_folder_is_no_run(tmp_path: Path) -> None:
+    assert read_runs(tmp_path / "none") == []
+
+
+@pytest.fixture
+def rows(tmp_path: Path) -> list[Row]:
+    make_run(tmp_path, 1, LEARNING_RATE=0.1)
+    make_run(tmp_path, 2, LEARNING_RATE=0.001, NESTEROV=True).tag(["old"])
+    make_run(tmp_path, 3, model="gpt2", state="failed")
+    return read_runs(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("where", "numbers"),
+    [
+        ("", "123"),
+        ("model=lenet5", "12"),
+        ("model=l*", "12"),
+        ("model!=lenet5", "3"),
+        ("lr>0.01", "13"),
+        ("lr<=1e-3", "2"),
+        ("CONFIG_LEARNING_RATE=0.1", "13"),
+        ("learning_rate=0.1 state=done", "1"),
+        ("nesterov=y", "2"),
+        ("tags=old", "2"),
+        ("tags!=old", "13"),
+        ("accuracy>=0.902", "23"),
+        ("batch=64 step=20", "123"),
+    ],
+)
+def test_conditions(rows: list[Row], where: str, numbers: str) -> None:
+    assert "".join(sorted(row.identity[-1] for row in select(rows, where))) == numbers
+
+
+@pytest.mark.parametrize(
+    ("where", "message"),
+    [
+        ("model", "model is not a condition"),
+        ("lrr=1", "no run has a value called lrr; did you mean lr?"),
+        ("modle=gpt2", "did you mean model?"),
+    ],
+)
+def test_a_condition_that_can_select_nothing_is_refused(rows: list[Row], where: str, message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        select(rows, where)
+    assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("key", "numbers"),
+    [
+        ("accuracy", "321"),
+        ("-accuracy", "123"),
+        ("loss", "123"),
+        ("model", "312"),
+        ("lr", "132"),
+        ("nesterov", "213"),
+    ],
+)
+def test_orders(rows: list[Row], key: str, numbers: str) -> None:
+    by_identity = sorted(rows, key=lambda row: row.identity)
+    assert "".join(row.identity[-1] for row in sort(by_identity, key)) == numbers
+
+
+def test_tags_are_words(tmp_path: Path) -> None:
+    run = make_run(tmp_path, 0)
+    assert run.tag(["b", "a"]) == ["a", "b"]
+    assert run.tag(["-a", "c"]) == ["b", "c"] == run.tags()
+    with pytest.raises(ConfigError, match="is not a tag"):
+        run.tag(["a,b"])
