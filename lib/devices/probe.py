@@ -106,6 +106,8 @@ def linux_memory(root: Path = ROOT) -> tuple[int, int]:
     """
     fields = (line.split() for line in _read(root / "proc/meminfo").splitlines())
     meminfo = {name: int(rest[0]) * 1024 for name, *rest in fields if rest[1:] == ["kB"]}
+    if not {"MemTotal:", "MemAvailable:"} <= meminfo.keys():
+        raise PlanError(f"{root / 'proc/meminfo'} does not say how much memory there is")
     total, free = meminfo["MemTotal:"], meminfo["MemAvailable:"]
     for controller, (limit_file, usage_file, droppable_name) in _CGROUP_MEMORY.items():
         for path in _cgroups(root, controller=controller):

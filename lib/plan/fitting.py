@@ -219,7 +219,7 @@ def divisors(number: int) -> tuple[int, ...]:
     return tuple(sorted({*small, *(number // divisor for divisor in small)}))
 
 
-# LatentWire's rule for batches that follow the memory (document 001), as advice only: a run never changes
+# LatentWire's rule for batches that follow the memory, as advice only: a run never changes
 # its own micro-batch by it, and the effective batch stays the same.
 TARGET_UTIL = 0.75  # share of the memory, where CONFIG_ELASTIC_TARGET_UTIL is not set
 TOO_FULL, FULL = 0.90, 0.80  # shares of the memory in use at the peak

@@ -66,17 +66,21 @@ def _question(first: int, further: int, requested: int, *values: int) -> Questio
     return Question(f"{facts} ?{keys[requested]}", f"{pairs[requested]}\n")
 
 
-Reader: TypeAlias = Callable[[Any], Iterator[Question]]
+Reader: TypeAlias = Callable[[Any], "Iterator[Question | None]"]
 PUBLISHED_ANCHOR = "\nAnswer:"
 
 
-def squad(content: Any) -> Iterator[Question]:
-    """Yield the answerable questions of a SQuAD file with their first answers."""
+def squad(content: Any) -> Iterator[Question | None]:
+    """Yield the questions of a SQuAD file with their first answers; None for one without an answer."""
     for article in content["data"]:
         for paragraph in article["paragraphs"]:
             for entry in paragraph["qas"]:
-                if answers := entry["answers"]:
-                    yield _published_question(entry["question"], paragraph["context"], answers[0]["text"])
+                question, answers = entry["question"], entry["answers"]
+                yield (
+                    _published_question(question, paragraph["context"], answers[0]["text"])
+                    if answers
+                    else None
+                )
 
 
 def hotpot(content: Any) -> Iterator[Question]:
@@ -97,25 +101,27 @@ PUBLISHED: dict[str, tuple[tuple[str, ...], tuple[str, ...], Reader]] = {
 }
 
 
-def read_published(name: str, data_dir: Path) -> tuple[list[Question], list[Question], Path]:
-    """Return training and test questions of set `name`, and their folder. Raises DataError."""
+def read_published(name: str, data_dir: Path) -> tuple[list[Question], list[Question], str]:
+    """Return training and test questions of set `name`, and their origin for messages. Raises DataError."""
     *names, read = PUBLISHED[name]
     instead = "set CONFIG_DATASET_KEY_VALUES=y, which needs no files"
     files = [find_file(data_dir, name, spellings, instead=instead) for spellings in names]
-    train, test = (read_file(file, read) for file in files)
-    return train, test, files[0].parent
+    (train, first), (test, second) = (read_file(file, read) for file in files)
+    return train, test, f"from {first} and {second}"
 
 
-def read_file(file: Path, read: Reader) -> list[Question]:
-    """Return all questions of a file. Raises DataError if it is not as published."""
+def read_file(file: Path, read: Reader) -> tuple[list[Question], str]:
+    """Return the questions with an answer, and the file with the number of others; DataError if malformed."""
     try:
         with os_errors("read"):
-            questions = list(read(json.loads(file.read_text(encoding="utf-8"))))
+            entries = list(read(json.loads(file.read_text(encoding="utf-8"))))
     except (ValueError, KeyError, TypeError, IndexError) as error:
         raise DataError(f"{file} is not as published", why=f"{type(error).__name__}: {error}") from error
+    questions = [entry for entry in entries if entry is not None]
     if not questions:
         raise DataError(f"{file} has no question with an answer")
-    return questions
+    without = len(entries) - len(questions)
+    return questions, f"{file}{f' (without {without} questions that have no answer)' if without else ''}"
 
 
 def _published_question(question: str, context: str, answer: str) -> Question:
@@ -208,8 +214,8 @@ def open_set(options: Options, location: DataLocation) -> Dataset:
         location.log(f"{name}: making {TRAIN_SIZE} + {TEST_SIZE} synthetic questions")
         train, test, source, anchor = questions("train"), questions("test"), "generated", ANCHOR
     else:
-        train, test, folder = read_published(name, location.files)
-        source, anchor = f"from {folder}", PUBLISHED_ANCHOR
+        train, test, source = read_published(name, location.files)
+        anchor = PUBLISHED_ANCHOR
     return packed(
         name,
         train,

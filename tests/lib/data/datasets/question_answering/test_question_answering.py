@@ -160,9 +160,11 @@ def test_squad_and_hotpot_are_read(tmp_path: Path) -> None:
         (tmp_path / folder).mkdir()
         for name in names:
             (tmp_path / folder / name).write_text(json.dumps(content))
-    train, test, folder_found = read_published("squad", tmp_path)
+    train, test, origin = read_published("squad", tmp_path)
     assert train == test == [Question("Where did it rain?\nIt rained in Bergen.", " Bergen\n")]
-    assert folder_found == tmp_path / "squad"
+    files = [tmp_path / "squad" / name for name in ("train-v2.0.json", "dev-v1.1.json")]
+    without = "(without 1 questions that have no answer)"
+    assert origin == f"from {files[0]} {without} and {files[1]} {without}"
     found, _, _ = read_published("hotpot", tmp_path)
     assert found == [
         Question("Who came first?\nAnn was first. She won. Bob was second.", " Ann\n"),
