@@ -245,8 +245,10 @@ def assess(
     # With sharded weights every forward pass is collective, so no rank may stop alone.
     alone = job.plan.strategy not in SHARDS_WEIGHTS
     with contextlib.closing(evaluation_sums(job)) as batches:  # restores the training weights
-        for sums in itertools.takewhile(lambda _: not (alone and stop.signal), batches):
+        for index, sums in enumerate(itertools.takewhile(lambda _: not (alone and stop.signal), batches)):
             totals.add(sums)
+            done = (index + 1) * job.plan.micro_batch * job.backend.world
+            job.record.evaluating(progress.step, min(done, job.eval_loader.size), job.eval_loader.size)
     (number,) = job.backend.all_reduce_max((stop.signal,))
     if number:
         _save(job, progress, saver, best=False)

@@ -36,6 +36,9 @@ class Record:
     def progress(self, step: int, fraction: float) -> None:
         """Report progress. Called after every step, so it must be cheap."""
 
+    def evaluating(self, step: int, done: int, total: int) -> None:
+        """Report that `done` of `total` samples are evaluated after `step` steps; as cheap as `progress`."""
+
     def flush(self) -> None:
         """Write out all rows; called before a checkpoint is saved."""
 
@@ -104,6 +107,10 @@ class RunRecord(Record):
             self.log(f"First optimizer step {time.monotonic() - self._started:.1f} s after the start")
         self._log_copies()
         self.console.update(step, values=self._shown, fraction=fraction, samples_per_second=self._rate)
+
+    def evaluating(self, step: int, done: int, total: int) -> None:
+        """Update the progress line."""
+        self.console.evaluate(step, done, total)
 
     def flush(self) -> None:
         """Write out all rows, and send them to the sinks."""

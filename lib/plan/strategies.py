@@ -242,7 +242,7 @@ def _verdict(candidate: Candidate, chosen: Candidate, *, requested: str) -> str:
     if candidate.seconds is None or chosen.seconds is None:
         return "fits, but is less simple"
     if _as_fast(candidate.seconds[0], chosen.seconds[0]):
-        return "no faster, and less simple"
+        return f"at most {TIE - 1:.0%} or {1e3 * SHORT_SECONDS:.0f} ms faster, and less simple"
     return f"estimated to take {candidate.seconds[0] / chosen.seconds[0]:.2f} times as long"
 
 

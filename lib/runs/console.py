@@ -65,10 +65,9 @@ class Console:
         fraction:  of the budget, 0..1.
         samples_per_second: 0 while unknown.
         """
-        now = time.monotonic()
-        if now < self._next_seconds or self._display is None:
+        if not self._is_due() or self._display is None:
             return
-        self._next_seconds = now + self._display.interval_seconds
+        now = time.monotonic()
         fraction = min(max(fraction, 0.0), 1.0)
         # Measured since the first update, so that the estimate of a resumed run is right.
         self._first = began, before = self._first or (now, fraction)
@@ -83,6 +82,19 @@ class Console:
             f"{timedelta(seconds=round(rest))} left" if rest is not None else "",
         ]
         self._display.draw(self._description, fraction, parts)
+
+    def evaluate(self, step: int, done: int, total: int) -> None:
+        """Show that `done` of `total` samples are evaluated after `step` steps; as cheap as `update`."""
+        if self._is_due() and self._display is not None:
+            parts = [f"step {step}", f"evaluating {done:,} of {total:,} samples"]
+            self._display.draw(self._description, done / total, parts)
+
+    def _is_due(self) -> bool:
+        now = time.monotonic()
+        if now < self._next_seconds or self._display is None:
+            return False
+        self._next_seconds = now + self._display.interval_seconds
+        return True
 
     def stop(self) -> None:
         """End the progress line; does nothing if none was started."""

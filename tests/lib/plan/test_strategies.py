@@ -116,7 +116,10 @@ def test_what_fits_loses_by_time_or_by_simplicity() -> None:
 def test_steps_too_short_to_be_told_apart_are_as_fast() -> None:
     # Some hundred microseconds, in which hardly a kernel is launched.
     found = verdicts("rtx4090x2", 1e6, target_effective_batch=2)
-    assert found["ddp"] == "chosen" and set(found.values()) == {"chosen", "no faster, and less simple"}
+    assert found["ddp"] == "chosen" and set(found.values()) == {
+        "chosen",
+        "at most 2% or 5 ms faster, and less simple",
+    }
 
 
 def test_without_an_estimate_the_simplest_that_fits_is_chosen() -> None:

@@ -116,6 +116,18 @@ def test_plain_lines_come_at_most_every_ten_seconds(
     assert lines[1].startswith("lenet5  20%  step 41/200") and lines[1].endswith("  0:00:40 left")
 
 
+def test_an_evaluation_shows_how_far_it_is(clock: list[float], capsys: pytest.CaptureFixture[str]) -> None:
+    shown = Console()
+    shown.start(100, description="lenet5")
+    for done in (64, 128, 192):
+        shown.evaluate(40, done, 4000)
+        clock[0] += 6
+    assert capsys.readouterr().out.splitlines() == [
+        "lenet5   2%  step 40  evaluating 64 of 4,000 samples",
+        "lenet5   5%  step 40  evaluating 192 of 4,000 samples",
+    ]
+
+
 def test_a_resumed_run_estimates_from_where_it_began(
     clock: list[float], capsys: pytest.CaptureFixture[str]
 ) -> None:
