@@ -24,7 +24,7 @@ ROOT = Path(__file__).resolve().parents[1]
 TABLE = Path(__file__).with_suffix(".toml")
 TREES = ("lib", "models", "train", "scripts")
 COMMON = ("__init__", "base", "command", "data", "model", "spec", "task", "types")  # names of many files
-PYTEST = ("-x", "-q", "--tb=no", "-rfE", "-p", "no:cacheprovider", "-m", "not long and not slurm")
+PYTEST = ("-o", "addopts=", "-xqrfE", "--tb=no", "-m", "not long and not slurm")  # old trees have no "long"
 FAILED = re.compile(r"^(?:FAILED|ERROR) (.*?)(?: - .*)?$", re.MULTILINE)
 
 
