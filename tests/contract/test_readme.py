@@ -36,6 +36,8 @@ NEW_DATA = "tests/contract/test_scaffold.py::test_a_new_data_set_trains_at_once"
 NEW_TASK = "tests/contract/test_scaffold.py::test_a_model_of_a_new_task_trains_at_once"
 COMMANDS = {
     "make defconfig-lenet5 && make train": END_TO_END,
+    "make runs": RUN,
+    "make ab A=lenet5 B=lenet5+bf16": DRY,
     "make plots": END_TO_END,
     "make curve": DRY,
     "make eval": END_TO_END,
