@@ -43,7 +43,7 @@ def main() -> int:
     check(arguments.kind, name, task=arguments.task)
     for path in scaffold(arguments.kind, name, task=arguments.task):
         print(f"wrote {path.relative_to(ROOT)}")
-    make_model = f"make new-model NAME=my_{name} TASK={name}" if arguments.kind == "task" else ""
+    make_model = f"make new-model NAME={name}_net TASK={name}" if arguments.kind == "task" else ""
     print(f"next: {make_model or f'make defconfig-{name} && make train'}")
     return 0
 
@@ -51,11 +51,14 @@ def main() -> int:
 def check(kind: str, name: str, *, task: str = "") -> None:
     """Raise ConfigError for a name or a task that cannot be scaffolded. Writes nothing."""
     noun = KINDS[kind].noun
-    if not re.fullmatch(r"[a-z][a-z0-9_]*[a-z0-9]|[a-z]", name) or keyword.iskeyword(name) or "__" in name:
+    reserved = keyword.iskeyword(name)
+    if not re.fullmatch(r"[a-z][a-z0-9_]*[a-z0-9]|[a-z]", name) or reserved or "__" in name:
         raise ConfigError(
             f"{name!r} cannot be the name of a {noun}",
-            why="it becomes a Python package and the start of CONFIG_ names",
-            todo="give NAME= as lower-case letters, digits and single underscores, such as NAME=my_net",
+            why="it is a keyword of Python"
+            if reserved
+            else "it becomes a Python package and starts CONFIG_ names",
+            todo=f"give NAME= as lower-case letters, digits and single underscores, such as NAME=my_{kind}",
         )
     if kind == "model":
         template_of(task)
