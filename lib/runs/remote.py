@@ -190,7 +190,7 @@ class RemoteRun:
         try:
             checkpoint.receive(directory, step=step, fetch=download)
         except DamagedError as damage:
-            log(f"checkpoint {checkpoint_name(step)} in {self.storage.url} is damaged: {damage}")
+            log(f"warning: checkpoint {checkpoint_name(step)} in {self.storage.url} is damaged: {damage}")
             return False
         return True
 

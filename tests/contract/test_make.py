@@ -113,6 +113,14 @@ def test_training_targets(make: Make, tmp_path: Path) -> None:
         "x",
     ]
     assert make("curve", *options).calls == [["-m", "scripts.curve", "--runs", "runs", *given]]
+    where = ["WHERE=model=gpt2 lr>1", "SORT=-loss", "LIMIT=3", "JSON=1"]
+    asked = ["--where=model=gpt2 lr>1", "--sort=-loss", "--limit=3", "--json"]
+    assert make("runs", *where).calls == [["-m", "scripts.runs", "--runs", "runs", *asked]]
+    tag = ["-m", "scripts.runs", "--runs", "runs", "--tag=a -b", "--", "x"]
+    assert make("tag", "TAG=a -b", "RUN=x").calls == [tag]
+    compared = ["A=lenet5", "B=lenet5+bf16", "SEEDS=3 5", "FIRST_SEED=4", "METRIC=loss", "JOBS=2", "OUT=x"]
+    ab = ["--a=lenet5", "--b=lenet5+bf16", "--seeds=3 5", "--first-seed=4", "--metric=loss", "--jobs=2"]
+    assert make("ab", *compared).calls == [["-m", "scripts.ab", *ab, "--out=x"]]
     assert make("plots", "eval", out).calls == [
         ["-m", "scripts.plots", "--runs", f"{tmp_path}/runs"],
         ["-m", "train", "--runs", f"{tmp_path}/runs", "eval"],
@@ -208,7 +216,7 @@ def test_an_unknown_variable_stops_every_target(make: Make) -> None:
     ("goals", "told"),
     [
         (["trian"], "trian is not a target; did you mean train?"),
-        (["runs"], "runs is not a target; did you mean rerun?"),  # be it a directory that is there
+        (["rerunn"], "rerunn is not a target; did you mean rerun?"),  # be it a directory that is there
         (["lib"], "lib is not a target; "),
         (["lenet5"], "lenet5 is not a target; did you mean lenet5_defconfig"),
         ([".config"], ".config is not a target; did you mean config"),
@@ -217,11 +225,11 @@ def test_an_unknown_variable_stops_every_target(make: Make) -> None:
         (["x:y;z%it's$$(a)"], "x:y;z%it's$$(a) is not a target"),
         (["defconfig-lenet5", "trian"], "trian is not a target"),  # and nothing before it is begun
         (["-n", "trian"], "trian is not a target"),
-        (["-q", "runs"], "runs is not a target"),
+        (["-q", "rerunn"], "rerunn is not a target"),
     ],
 )
 def test_a_goal_that_is_no_target_stops_everything(tree: Path, goals: list[str], told: str) -> None:
-    (tree / "runs").mkdir(exist_ok=True)
+    (tree / "rerunn").mkdir(exist_ok=True)
     command = ["make", "VENV=", f"PYTHON={sys.executable}", *goals]
     done = subprocess.run(command, cwd=tree, capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (2, "")

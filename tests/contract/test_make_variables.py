@@ -15,7 +15,7 @@ COMPOSE = {"defconfig", "defconfig-lenet5", "mergeconfig"}
 EXTREMES = {"alldefconfig", "allnoconfig", "allyesconfig", "allmodconfig", "tinyconfig", "randconfig"}
 USED_BY = {
     "FILE": {"savedefconfig", "checkconfig"},
-    "RUN": {"resume", "rerun", "eval", "plots", "curve", "sample", "export"},
+    "RUN": {"resume", "rerun", "eval", "plots", "curve", "sample", "export", "tag"},
     "BEST": {"eval", "sample", "export"},
     "DIRECTORY": {"export"},
     "PROMPT": {"sample"},
@@ -30,8 +30,11 @@ USED_BY = {
     "STRICT": {*COMPOSE, "debug.config"},
     "SET": {"setconfig"},
     "GPU": {"plan", "elastic-check"},
-    "A": {"diffconfig"},
-    "B": {"diffconfig"},
+    "A": {"diffconfig", "ab"},
+    "B": {"diffconfig", "ab"},
+    "SEEDS": {"ab"},
+    "WHERE": {"runs"},
+    "TAG": {"tag"},
     "SYM": {"explain"},
     "Q": {"searchconfig"},
     "EXP": {"experiment"},
@@ -54,6 +57,7 @@ USED_BY = {
         "tinyconfig",
         "list-defconfigs",
         "diffconfig",
+        "ab",
         "train-lenet5",
     },
     "CONFIG_SEED": {

@@ -35,7 +35,9 @@ pytestmark = pytest.mark.slow
 SHAPE = (1, 28, 28)
 FORWARD = "        return logits_NK\n"
 BUILD = "    return Network(options, spec=spec)"
-LINEAR = "self.linear = nn.Linear(2 * options.width, spec.classes)"
+LINEAR = (
+    "self.linear = nn.Linear(2 * options.width * -(-spec.height // 4) * -(-spec.width // 4), spec.classes)"
+)
 TASK = 'TASK = "classify"'
 
 Write = Callable[..., Config]
@@ -131,14 +133,14 @@ def test_memory_that_runs_out_is_no_fault_of_the_model(write: Write) -> None:
         data_of(write(BUILD, "    raise MemoryError"))
 
 
-NORMALISED = LINEAR + "\n        self.norm = nn.BatchNorm1d(2 * options.width)"
+NORMALISED = LINEAR + "\n        self.norm = nn.BatchNorm1d(self.linear.in_features)"
 
 
 def with_norm(write: Write, **changes: Any) -> Config:
     """A batch normalisation of torch, which refuses a single sample in training."""
     config = write(LINEAR, NORMALISED, **changes)
     file = plugins.ROOT / "models" / "net" / "model.py"
-    text = file.read_text().replace("x_NCHW.mean(dim=(2, 3))", "self.norm(x_NCHW.mean(dim=(2, 3)))")
+    text = file.read_text().replace("x_NCHW.flatten(start_dim=1)", "self.norm(x_NCHW.flatten(start_dim=1))")
     file.write_text(text)
     return config
 

@@ -180,8 +180,8 @@ def test_a_damaged_one_is_told_and_the_one_before_is_taken(tmp_path: Path) -> No
     assert newest(found_again(tmp_path / "two", said)) == (2, 2.0)
     where = f"{URL}/lenet5/{run.name}"
     assert said == [
-        f"checkpoint step-00000004 in {where} is damaged: the SHA-256 of state.pt differs",
-        f"checkpoint step-00000003 in {where} is damaged: state.pt is missing",
+        f"warning: checkpoint step-00000004 in {where} is damaged: the SHA-256 of state.pt differs",
+        f"warning: checkpoint step-00000003 in {where} is damaged: state.pt is missing",
         f"Checkpoint step-00000002 comes from {where}",
     ]
 
@@ -256,7 +256,7 @@ def test_what_is_damaged_in_both_places_is_told_and_the_one_before_is_taken(tmp_
     again = found_again(tmp_path, said)
     found = checkpoint.load(again.checkpoints, log=said.append)
     assert found is not None and found[0] == 1
-    assert [line.split(":")[0].partition(" is ")[0] for line in said] == [
+    assert [line.removeprefix("warning: ").split(":")[0].partition(" is ")[0] for line in said] == [
         f"checkpoint step-00000002 in {URL}/lenet5/{run.name}".split(":")[0],
         "checkpoint step-00000003",
         "checkpoint step-00000002",
