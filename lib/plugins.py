@@ -75,7 +75,9 @@ class Kind:
 
     def own(self, name: str, values: Mapping[str, Any]) -> Mapping[str, Any]:
         """Return the values of the symbols of plug-in `name`, by fields of its `Options`.
-        A symbol belongs to the plug-in whose Kconfig defines it, whatever its prefix."""
+
+        A symbol belongs to the plug-in whose Kconfig defines it, whatever its prefix.
+        """
         symbols = symbols_of(self.home(name))
         return MappingProxyType({f: values[s] for s, f in symbols.items() if s in values})
 

@@ -98,7 +98,9 @@ def resume(name: str, *, root: Path, runs: Path, started: float) -> int:
 
 def rerun(name: str, *, root: Path, runs: Path, started: float) -> int:
     """Train run `name` ("": the newest) again with its stored configuration, in a new run directory.
-    Versions, hardware and decisions that differ are logged."""
+
+    Versions, hardware and decisions that differ are logged.
+    """
     run = resolve_run(runs, name)
     request = _request_of(run, root=root, runs=runs, started=started)
     log(f"Again: {run.path}")

@@ -54,7 +54,9 @@ def continue_tokens(
     device: torch.device,
 ) -> list[int]:
     """Return the tokens that follow `prompt` (not empty), each sampled given the last `block_size`.
-    forward: int64 (1, T) tokens on `device` -> (1, T, V) logits."""
+
+    forward: int64 (1, T) tokens on `device` -> (1, T, V) logits.
+    """
     assert prompt, "the prompt is empty"
     generator = torch.Generator().manual_seed(sampling.seed)
     tokens = list(prompt)

@@ -38,7 +38,9 @@ def initial_weights(config: Config, root: Path) -> Path | None:
 
 def check_file(config: Config, root: Path) -> None:
     """Check the beginning of the file.
-    Raises ConfigError where it is not a safetensors file, or the package that reads them is not installed."""
+
+    Raises ConfigError where it is not a safetensors file, or the package that reads them is not installed.
+    """
     file = initial_weights(config, root)
     if file is None:
         return

@@ -70,7 +70,9 @@ def warm_up_of(config: Config, budget: Budget, *, effective_batch: int) -> float
 
 def warm_up_text(config: Config, *, train_size: int, effective_batch: int) -> str:
     """Format the length of warmup, in steps unless the budget is in seconds; "" for none.
-    Raises ConfigError if the run ends before the learning rate reaches its peak."""
+
+    Raises ConfigError if the run ends before the learning rate reaches its peak.
+    """
     budget = budget_of(config, train_size=train_size, effective_batch=effective_batch)
     share, amount = warm_up_of(config, budget, effective_batch=effective_batch), _amount(config)
     total, unit = (budget.total_steps, "steps") if budget.total_steps else (budget.total_seconds, "seconds")

@@ -218,7 +218,9 @@ def _update(job: Job, progress: Progress, *, count: Tensor | int) -> None:
 
 def rate_factor(job: Job, progress: Progress) -> float:
     """Return the factor on each group's peak learning rate for the next step, at its middle.
-    In a warmup from 0 at its end: of n steps the first has 1 / n and the last 1."""
+
+    In a warmup from 0 at its end: of n steps the first has 1 / n and the last 1.
+    """
     config = job.config
     middle, end = (
         job.budget.fraction(step=progress.step + part, seconds=progress.seconds) for part in (0.5, 1)
@@ -239,7 +241,9 @@ def assess(
     job: Job, progress: Progress, stop: StopRequest, saver: AsyncCheckpointer
 ) -> tuple[dict[str, float], bool]:
     """Evaluate; return the result and whether it is the best so far.
-    A signal interrupts it: the run saves, raises Stopped, and evaluates when it resumes."""
+
+    A signal interrupts it: the run saves, raises Stopped, and evaluates when it resumes.
+    """
     progress.evaluation_pending = True
     totals = Totals()
     # With sharded weights every forward pass is collective, so no rank may stop alone.
@@ -271,7 +275,9 @@ class _Due:
 
 def _due(job: Job, step: int, *, last: bool, stopping: bool, unsaved: float) -> _Due:
     """Decide what is due after `step` steps, `unsaved` seconds after the last checkpoint.
-    Saving and evaluating imply a log row: its loss is checked before anything is saved."""
+
+    Saving and evaluating imply a log row: its loss is checked before anything is saved.
+    """
     config = job.config
     if config.eval_interval_steps:
         evaluation = step % config.eval_interval_steps == 0

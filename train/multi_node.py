@@ -97,7 +97,9 @@ def join_rendezvous(config: Config, *, known: Mapping[str, Any] | None) -> tuple
 
 def check_shared_directory(backend: Backend, runs: Path) -> None:
     """Check that every process sees what rank 0 writes to `runs`. Raises ToolkitError on all of them.
-    Each reads checkpoints there when a node joins or leaves, and any of them may be rank 0 after that."""
+
+    Each reads checkpoints there when a node joins or leaves, and any of them may be rank 0 after that.
+    """
     with ExitStack() as removed:
         token = None
         if backend.is_main:

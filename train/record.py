@@ -66,7 +66,9 @@ class RunRecord(Record):
         copier: Copier | None = None,
     ) -> None:
         """open_sinks: opens the sinks of metrics.jsonl, when training begins.
-        copier: copies each checkpoint to storage."""
+
+        copier: copies each checkpoint to storage.
+        """
         self.run, self.console = run, console
         self._started, self._keep_last = started, keep_last
         self._open_sinks, self._copier, self._done = open_sinks, copier, False
@@ -214,7 +216,9 @@ class AsyncCheckpointer:
 
     def save(self, step: int, parts: Mapping[str, Any], gatherer: Gatherer, *, best: bool) -> None:
         """Save the state after `step` steps; `parts` is this rank's shard (`fsdp.to_local`).
-        Raises errors of saving; if asynchronous, those of the previous save."""
+
+        Raises errors of saving; if asynchronous, those of the previous save.
+        """
         self._record.flush()  # so that metrics up to the checkpoint survive a crash
         if self._writer is None:
             self._write(step, parts, gatherer, best)

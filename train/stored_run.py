@@ -103,7 +103,9 @@ def export(name: str, *, root: Path, runs: Path, best: bool, directory: Path) ->
 
 def stored_configuration(run: RunDir, root: Path) -> kconf.Resolved:
     """Return the requested configuration of `run`, resolved by the current Kconfig tree; report differences.
-    Raises ConfigError if it is not the configuration that the run was made with."""
+
+    Raises ConfigError if it is not the configuration that the run was made with.
+    """
     try:
         resolved = kconf.load(root=root, config_file=run.config, refresh=True)
     except ConfigError as error:
@@ -133,7 +135,9 @@ def log_differences(run: RunDir, *, now: Mapping[str, Mapping[str, Any]]) -> Non
 
 def differences(run: RunDir, *, now: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
     """Yield a line for each fact that differs between `run` and `now` (directory.OBJECTS -> content).
-    Raises ToolkitError if `run` lacks such a file."""
+
+    Raises ToolkitError if `run` lacks such a file.
+    """
     for name, content in now.items():
         before, after = dict(_facts(run.read_json(name))), dict(_facts(content))
         for fact in {**before, **after}:

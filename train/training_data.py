@@ -40,7 +40,9 @@ class TrainingData:
 
 def describe_training_data(config: Config, *, root: Path, log: Callable[[str], None]) -> TrainingData:
     """Return what a plan needs, from metadata where they suffice; texts and questions are opened.
-    Raises what `open_training_data` does."""
+
+    Raises what `open_training_data` does.
+    """
     dataset = _metadata(config, root=root)
     if dataset is None:
         return open_training_data(config, root=root, trained=False, log=log)
@@ -142,7 +144,9 @@ def place_of(
 
 def _data_dir(config: Config, *, root: Path, log: Callable[[str], None], fetch: bool = True) -> Path | None:
     """Return the local directory of data files, None for data without files, or where nothing is fetched.
-    Raises ToolkitError where a URL cannot be copied to it."""
+
+    Raises ToolkitError where a URL cannot be copied to it.
+    """
     if not config.data_dir:
         return None
     if "://" not in config.data_dir:
@@ -161,7 +165,9 @@ def cache_of(root: Path) -> Path:
 
 def make_training_data(config: Config, dataset: Dataset) -> TrainingData:
     """Return the training data of the configured model on `dataset`.
-    Raises ConfigError where the two do not fit together, or the model's own code fails."""
+
+    Raises ConfigError where the two do not fit together, or the model's own code fails.
+    """
     check_task(config, spec := dataset.spec)
     known: dict[str, Any] = {"name": config.model, "train_size": dataset.train.size}
     errors = list[ConfigError]()
@@ -207,7 +213,9 @@ def check_task(config: Config, spec: Spec) -> None:
 
 def checked(model: nn.Module, name: str, spec: Spec) -> nn.Module:
     """Return `model`, called `name`, with a hook that checks what its forward pass returns.
-    The forward pass raises ConfigError where the task cannot use that."""
+
+    The forward pass raises ConfigError where the task cannot use that.
+    """
     task = load_task(name)
 
     def check(_: nn.Module, inputs: tuple[Tensor, ...], returned: Any) -> None:

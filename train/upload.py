@@ -35,7 +35,9 @@ def check_storage(config: Config) -> None:
 
 def interrupted(config: Config, resolved: Resolved, *, runs: Path, log: Log) -> RunDir | None:
     """Return the run of this configuration to resume, locked: on disk, or from storage if that is further.
-    Raises ToolkitError if the storage fails or has damaged checkpoints only."""
+
+    Raises ToolkitError if the storage fails or has damaged checkpoints only.
+    """
     same = partial(trains, resolved=resolved)
     run = RunDir.find_interrupted(runs, model=config.model, is_same=same, log=log)
     if not config.checkpoints.checkpoint_url:
@@ -57,7 +59,9 @@ def interrupted(config: Config, resolved: Resolved, *, runs: Path, log: Log) -> 
 
 def catch_up(run: RunDir, config: Config, *, log: Log) -> RunDir:
     """Fetch the checkpoint of a run, if the copy on storage is further or the only one. Returns the run.
-    Raises ToolkitError if the storage fails."""
+
+    Raises ToolkitError if the storage fails.
+    """
     if config.checkpoints.checkpoint_url:
         _remote(run, config).fetch(run, log=log)
     return run
@@ -65,7 +69,9 @@ def catch_up(run: RunDir, config: Config, *, log: Log) -> RunDir:
 
 class Copier:
     """Background thread that copies a run to storage, one copy at a time.
-    A newer request replaces one that waits. Only `wait` blocks; a process that exits cuts a copy off."""
+
+    A newer request replaces one that waits. Only `wait` blocks; a process that exits cuts a copy off.
+    """
 
     def __init__(self, run: RunDir, config: Config) -> None:
         self.url = f"{config.checkpoints.checkpoint_url.rstrip('/')}/{run.model}/{run.name}"

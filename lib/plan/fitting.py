@@ -70,11 +70,15 @@ Parts: TypeAlias = Mapping[str, int]
 
 class MemoryEstimator(Protocol):
     """Memory prediction by the real optimizer step, which planning, being pure, gets passed in.
-    `train.planning.memory_estimate` implements it with the optimizer step on simulated tensors."""
+
+    `train.planning.memory_estimate` implements it with the optimizer step on simulated tensors.
+    """
 
     def __call__(self, step: StepSettings, /) -> Parts:
         """Return bytes at the peak by category, and GAPS if known.
-        Raises RefusedBatchError where the model cannot take such a micro-batch."""
+
+        Raises RefusedBatchError where the model cannot take such a micro-batch.
+        """
 
 
 def predicted(step: StepSettings, predict: MemoryEstimator, *, free_bytes: int) -> Memory:
@@ -97,7 +101,9 @@ def predicted(step: StepSettings, predict: MemoryEstimator, *, free_bytes: int) 
 
 def smallest_accepted(memory_of: Callable[[int], Memory], *, share: int, step: int) -> tuple[int, str]:
     """Return the first divisor of `share`, from `step` on, that the model accepts, and why not less.
-    Its multiples are assumed to be accepted. Raises RefusedBatchError where the model accepts no divisor."""
+
+    Its multiples are assumed to be accepted. Raises RefusedBatchError where the model accepts no divisor.
+    """
     refused: dict[int, str] = {}
     for size in (step * divisor for divisor in divisors(max(1, share // step))):
         try:

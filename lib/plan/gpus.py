@@ -128,7 +128,9 @@ def machine_names(text: str) -> tuple[str, ...]:
 
 def parse_gpu(text: str) -> Hardware:
     """Return the hardware that `text` names, in either case.
-    Raises ConfigError where the model is not in the catalogue, or the count or the free memory is invalid."""
+
+    Raises ConfigError where the model is not in the catalogue, or the count or the free memory is invalid.
+    """
     name, count, free = _parts(text)
     cpu = _CPU.fullmatch(name)
     if cpu:

@@ -129,7 +129,9 @@ def _on_one_device(context: SizingContext) -> tuple[Candidate, tuple[Candidate, 
 
 def with_smaller_micro_batch(plan: Plan) -> Plan | None:
     """Return the plan with the next smaller divisor as micro-batch, at the same effective batch.
-    None where there is no smaller one (or none that is a multiple of NORM_BATCH)."""
+
+    None where there is no smaller one (or none that is a multiple of NORM_BATCH).
+    """
     per_device, step = plan.effective_batch // plan.world, plan.norm_batch or 1
     smaller = [size for size in range(step, plan.micro_batch, step) if per_device % size == 0]
     if not smaller:

@@ -118,7 +118,9 @@ def shares(units: Units, layout: Layout) -> Mapping[str, float]:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exchange:
     """One collective of `processes`, which are among `among` consecutive devices.
-    elements: of the whole tensor, with the padding to equal shards."""
+
+    elements: of the whole tensor, with the padding to equal shards.
+    """
 
     kind: Literal["all_gather", "reduce_scatter", "all_reduce", "broadcast"]
     processes: int
@@ -164,7 +166,9 @@ def exposed_seconds(traffic: float, *, compute: float) -> float:
 
 def _fullest(weights: Sequence[Weight], world: int) -> int:
     """Return elements on the fullest process when whole weights are distributed greedily, the largest first.
-    As torch's ZeroRedundancyOptimizer does, one parameter group after the other."""
+
+    As torch's ZeroRedundancyOptimizer does, one parameter group after the other.
+    """
     sizes = [0] * world
     for group in ([w for w in weights if len(w.shape) >= 2], [w for w in weights if len(w.shape) < 2]):
         for weight in sorted(group, key=lambda weight: weight.elements, reverse=True):

@@ -33,7 +33,9 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SizingContext:
     """Input of every choice of sizes: what is trained where, and how its steps are computed.
-    `step` has everything but the micro-batch and the accumulation, which are chosen."""
+
+    `step` has everything but the micro-batch and the accumulation, which are chosen.
+    """
 
     config: ConfigView
     facts: ModelFacts
@@ -179,7 +181,9 @@ def _measured(context: SizingContext, probed: Probed) -> Candidate:
 
 def _predicted_bound(context: SizingContext) -> tuple[Decision[int], int]:
     """Return the largest micro-batch predicted to fit, and the number that it must be a multiple of.
-    Raises PlanError, with figures, where none fits."""
+
+    Raises PlanError, with figures, where none fits.
+    """
     config = context.config
     if context.predict is None:
         raise PlanError(

@@ -161,7 +161,9 @@ def raise_to_norm_batch(
     bound: Decision[int], placement: Placement, facts: ModelFacts, *, norm_batch: int
 ) -> Decision[int]:
     """Return the bound, or NORM_BATCH where that is larger and estimated to fit.
-    Raises PlanError where it does not fit, or where it cannot be estimated."""
+
+    Raises PlanError where it does not fit, or where it cannot be estimated.
+    """
     if bound.value >= norm_batch:
         return bound
     usable = placement.free_bytes * FREE_MEMORY_MARGIN

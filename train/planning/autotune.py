@@ -100,7 +100,9 @@ class ProbeTarget:
 
 def probe_command(requested: kconf.Resolved, *, root: Path) -> int:
     """Run `make probe`: measure, store the results, and print the resulting plan.
-    Raises ConfigError if the batch is set by hand, PlanError if no micro-batch that was probed fits."""
+
+    Raises ConfigError if the batch is set by hand, PlanError if no micro-batch that was probed fits.
+    """
     resolved = with_tier(requested, root=root, log=log)
     config = config_from_values(resolved.values)
     if config.hyper_param == "manual":
@@ -138,7 +140,9 @@ def cached_or_measured(target: ProbeTarget) -> Probed:
 
 def measure(target: ProbeTarget) -> Probed:
     """Measure micro-batches on the devices, and store the results.
-    Raises PlanError if none that was probed fits, ToolkitError if a probe run fails for another reason."""
+
+    Raises PlanError if none that was probed fits, ToolkitError if a probe run fails for another reason.
+    """
     refuse_static_shapes(target.hardware.kind, what="measuring (make probe)")
     decided = target.plan()
     share = decided.effective_batch // decided.world
@@ -172,7 +176,9 @@ def measure(target: ProbeTarget) -> Probed:
 
 def probe_run(target: ProbeTarget, decided: Plan, size: int) -> Measurement | Failure:
     """Train for a few steps with micro-batches of `size`, in processes of their own, which may crash.
-    Every size makes steps of about as many samples, so that the update has the same weight in all of them."""
+
+    Every size makes steps of about as many samples, so that the update has the same weight in all of them.
+    """
     share = decided.effective_batch // decided.world
     preferred = max(1 + (size < share), round(2 * decided.micro_batch / size))
     accumulation = min(preferred, max(1, share // size))
@@ -233,7 +239,9 @@ def _combined(
     outcomes: list[dict[str, Any]], world: int, *, status: int, output: str
 ) -> list[dict[str, Any]] | str:
     """Combine the ranks' outcomes: a size works only if it works on all of them.
-    Raises ToolkitError if a rank failed for another reason than memory."""
+
+    Raises ToolkitError if a rank failed for another reason than memory.
+    """
     reasons = {outcome["status"]: outcome.get("reason") for outcome in reversed(outcomes)}  # of the first
     if "out_of_memory" in reasons:
         return str(reasons["out_of_memory"])

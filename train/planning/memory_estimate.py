@@ -36,7 +36,9 @@ _IN_MAIN_MEMORY: tuple[Kind, ...] = ("cpu", "mps")
 @dataclasses.dataclass(frozen=True, slots=True)
 class MemoryTrace:
     """Memory traces of two optimizer steps and an evaluation batch, and the FLOP of the second step.
-    Of several devices each is that of the one with most of it."""
+
+    Of several devices each is that of the one with most of it.
+    """
 
     trace: Trace
     step_flop: int
@@ -51,7 +53,9 @@ class MemoryTraces:
 
     def of(self, step: StepSettings, hardware: Hardware) -> MemoryTrace:
         """Return the traces of `step`. hardware: matters only for data kept on the device.
-        Raises RefusedBatchError if the model does not accept such a micro-batch."""
+
+        Raises RefusedBatchError if the model does not accept such a micro-batch.
+        """
         world = 1 + step.several_devices
         placement, _ = placement_of(
             self._config, self._training_data, hardware, world=min(world, len(hardware.devices))
@@ -104,7 +108,9 @@ def predicted_plan(config: Config, data: TrainingData, hardware: Hardware) -> tu
 
 def trace_memory(config: Config, plan: Plan, data: TrainingData, *, hardware: Hardware) -> MemoryTrace:
     """Trace the training of one rank under `plan`. Nothing is computed and no device is needed.
-    Raises RefusedBatchError if the model does not accept such a micro-batch."""
+
+    Raises RefusedBatchError if the model does not accept such a micro-batch.
+    """
     what = f"{config.model} refuses a micro-batch of {plan.micro_batch}"
 
     def refused(why: str) -> RefusedBatchError:
@@ -134,7 +140,9 @@ def trace_memory(config: Config, plan: Plan, data: TrainingData, *, hardware: Ha
 
 def run_traced(job: Job, live: LiveBytes) -> int:
     """Run `job` for STEPS steps and a batch of evaluation, and categorize its storages.
-    Returns the FLOP of the last step, on the device that has most of them."""
+
+    Returns the FLOP of the last step, on the device that has most of them.
+    """
     live.add([*job.model.parameters(), *job.model.buffers()], "parameters")
     if isinstance(job.task, HoldsWeights):
         live.add(job.task.weights(), "frozen models")

@@ -30,7 +30,9 @@ LONG_SECONDS = 10.0  # after this many seconds of steps MIN_STEPS suffice
 
 def run_probe(request: Path, *, root: Path) -> int:
     """Run the probe in the file `request` (autotune.py) and write the outcome beside it, as RANK.json.
-    Starts several processes if the plan is for several devices."""
+
+    Starts several processes if the plan is for several devices.
+    """
     content = json.loads(request.read_text(encoding="utf-8"))
     plan, hardware = Plan.from_json(content["plan"]), Hardware.from_json(content["hardware"])
     launched = become_worker()

@@ -130,7 +130,9 @@ def _outcomes(
 
 def failure(error: Exception, *, root: Path) -> str:
     """Format why a check could not be made; "" for an error of the toolkit itself.
-    What is raised below models/ is the model's error, and so is what torch cannot do with its output."""
+
+    What is raised below models/ is the model's error, and so is what torch cannot do with its output.
+    """
     if isinstance(error, ToolkitError):
         return str(error)
     place = place_in_models(error, root=root)

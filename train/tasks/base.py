@@ -167,7 +167,9 @@ def to_measure(config: Config) -> Config:
 
 def baseline_of(model: str, dataset: Dataset, *, cache_dir: Path, log: Callable[[str], None]) -> str | None:
     """Return the baseline for `model` as a line of text, cached in `cache_dir`; None if there is none.
-    Raises ToolkitError if the cache cannot be written."""
+
+    Raises ToolkitError if the cache cannot be written.
+    """
     baseline = _optional(model, "baseline")
     return None if baseline is None else baseline(dataset, cache_dir=cache_dir, log=log)
 

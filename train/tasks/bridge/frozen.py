@@ -122,7 +122,9 @@ class FrozenPair:
 
     def branches(self, build: Callable[[], nn.Module], spec: Spec) -> tuple[Branch, Branch]:
         """Count FLOPs per sample and parameters of both models, without data and memory.
-        build: makes the model whose prefixes they read. Raises DataError, ConfigError."""
+
+        build: makes the model whose prefixes they read. Raises DataError, ConfigError.
+        """
         assert isinstance(spec, AnswerSpec)
         found = []
         with simulation("cpu"), LiveBytes() as live, torch.no_grad():

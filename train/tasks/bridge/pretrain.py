@@ -91,7 +91,9 @@ def _pretrained(
 
 def texts_of(dataset: Dataset, number: int) -> Dataset:
     """Return the whole texts of `dataset` in the tokens of one model, with the answers as targets.
-    The rest of a text is unpredictable, and would dominate the noise of the gradient."""
+
+    The rest of a text is unpredictable, and would dominate the noise of the gradient.
+    """
     assert isinstance(dataset.spec, AnswerSpec)
     columns = dataset.spec.columns
     edges = np.cumsum((0, *columns))[2 * number :]

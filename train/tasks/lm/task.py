@@ -80,7 +80,9 @@ def naive_loss(spec: Spec) -> float:
 
 def baseline(dataset: Dataset, *, cache_dir: Path, log: Callable[[str], None]) -> str | None:
     """Return the n-gram baseline as a line of text, cached in `cache_dir`; None for data with labels.
-    Raises ToolkitError if the cache cannot be written."""
+
+    Raises ToolkitError if the cache cannot be written.
+    """
     if not isinstance(dataset.spec, TextSpec):
         return None
     return f"N-gram baseline: {ngram_baseline(dataset, cache_dir=cache_dir, log=log)}"

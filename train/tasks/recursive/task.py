@@ -85,7 +85,9 @@ class Recursive:
 
     def __init__(self, *, seed: int, max_steps: int, exploration: float, eval_steps: int) -> None:
         """max_steps: per sample in training. exploration: share of rows with a minimum number of steps.
-        eval_steps: per sample in evaluation."""
+
+        eval_steps: per sample in evaluation.
+        """
         self.carry = Carry()
         self._seed, self._max_steps, self._exploration = seed, max_steps, exploration
         self._eval_steps = eval_steps
@@ -164,7 +166,9 @@ class Carry:
 
     def seek(self, *, step: int, first: int, offset: int, count: int) -> None:
         """Select `count` rows of optimizer step `step`.
-        first: index of the first in the effective batch. offset: in this rank's part of it."""
+
+        first: index of the first in the effective batch. offset: in this rank's part of it.
+        """
         self._step, self._first, self._offset, self._count = step, first, offset, count
 
     def selected(self) -> Rows | None:
@@ -179,7 +183,9 @@ class Carry:
 
     def min_steps(self, *, seed: int, limit: int, probability: float) -> Tensor:
         """Draw the minimum number of steps of each selected row: 2 to `limit`, or 0; int64, on the CPU.
-        Non-zero with `probability`, as a function of (seed, step, row)."""
+
+        Non-zero with `probability`, as a function of (seed, step, row).
+        """
         rows = np.arange(self._first, self._first + self._count, dtype=np.int64)
         words = mix(mix(rows ^ key("halt", seed, self._step)))
         explores = (words & _FIELD_MASK) < probability * (1 << _FIELD_BITS)
@@ -209,7 +215,9 @@ class Carry:
 
     def load(self, state: Mapping[str, Tensor] | None, backend: Backend, *, share: int) -> None:
         """Load a `gathered` state; None: start anew.
-        share: rows per rank. Raises ValueError for other sizes."""
+
+        share: rows per rank. Raises ValueError for other sizes.
+        """
         if state is None:
             self._rows = None
             return
