@@ -22,8 +22,6 @@ from lib.runs import metrics
 from lib.runs.directory import RunDir, resolve_run
 
 THRESHOLD, TOLERANCE = 0.85, 0.05
-LOWER_IS_BETTER = ("loss", "perplexity", "bits_per_byte")
-PREFERRED = ("exact_accuracy", "accuracy", "loss")  # evaluation columns, in order, when none is requested
 
 Point: TypeAlias = tuple[int, float]  # examples seen, and the value then
 
@@ -41,7 +39,7 @@ class Curve:
 
         If the first evaluation is already past it: the examples of that one, an upper bound.
         """
-        sign = -1.0 if self.column in LOWER_IS_BETTER else 1.0
+        sign = 1.0 if metrics.higher_is_better(self.column) else -1.0
         start, before = self.points[0]
         for examples, value in self.points:
             if sign * value >= sign * threshold:
@@ -70,7 +68,7 @@ class Comparison(NamedTuple):
 
 
 def curve_of(rows: Sequence[Mapping[str, Any]], *, run: str, column: str, effective_batch: int) -> Curve:
-    """Return the curve in rows of metrics.jsonl. column: "" takes the first of PREFERRED that is present.
+    """Return the curve in rows of metrics.jsonl. column: "" takes the first of metrics.PREFERRED there is.
 
     Raises ConfigError if no evaluation has such a column.
     """
@@ -78,7 +76,7 @@ def curve_of(rows: Sequence[Mapping[str, Any]], *, run: str, column: str, effect
     present = dict.fromkeys(
         name for row in evaluations for name, value in row.items() if isinstance(value, int | float)
     )
-    wanted = column or next((name for name in PREFERRED if name in present), "")
+    wanted = column or next((name for name in metrics.PREFERRED if name in present), "")
     if wanted not in present:
         known = ", ".join(name for name in present if name not in ("step", "epoch"))
         raise ConfigError(
