@@ -100,7 +100,7 @@ def read_runs(folder: Path) -> list[Row]:
         entry = stored.get(name)
         if entry is None or entry["changed_ns"] != changed_ns or changed_ns >= written_ns - _CLOCK_NS:
             entry = {"changed_ns": changed_ns, "row": _read_row(RunDir(folder / name), name).to_json()}
-        elif entry["row"]["state"] == "running":
+        elif entry["row"]["state"] in ("running", "killed"):  # which resumes before its directory changes
             entry = {**entry, "row": _read_row(RunDir(folder / name), name).to_json()}
         entries[name] = entry
         rows.append(Row(**{**entry["row"], "tags": tuple(entry["row"]["tags"])}))

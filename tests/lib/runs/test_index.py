@@ -114,6 +114,8 @@ def test_a_running_run_is_always_read(tmp_path: Path) -> None:
     assert read_runs(tmp_path)[0].best_step == 30
     run.release()
     assert read_runs(tmp_path)[0].state == "killed", "no process holds it"
+    run.lock()
+    assert read_runs(tmp_path)[0].state == "running", "it was resumed"
 
 
 def test_a_removed_run_and_a_damaged_index_leave_nothing_behind(tmp_path: Path) -> None:
