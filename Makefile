@@ -108,22 +108,12 @@ $(addsuffix .config,$(filter-out %~,$(notdir $(wildcard defconfigs/fragments/*))
 	$(KCONF) merge $(strict) $(call quote,$*)
 
 # Training
-train probe: configured ready
-	$(TRAIN) $@
-plan: configured ready
+train probe plan preflight: configured ready
 	$(TRAIN) $@ $(call options,gpu=GPU) $(call flag,json,JSON)
-preflight: configured ready
-	$(TRAIN) $@ $(call flag,json,JSON)
 # A stored run has its own configuration.
-resume rerun: ready
-	$(TRAIN) $@ $(call last,RUN)
-eval: ready
-	$(TRAIN) $@ $(call flag,best,BEST) $(call last,RUN)
-sample: ready
-	$(TRAIN) $@ $(call flag,best,BEST) \
-		$(call options,prompt=PROMPT temperature=TEMPERATURE top-k=TOP_K seed=SEED tokens=TOKENS) $(call last,RUN)
-export: ready
-	$(TRAIN) $@ $(call flag,best,BEST) $(call options,directory=DIRECTORY) $(call last,RUN)
+resume rerun eval sample export: ready
+	$(TRAIN) $@ $(call flag,best,BEST) $(call options,prompt=PROMPT temperature=TEMPERATURE top-k=TOP_K seed=SEED \
+		tokens=TOKENS directory=DIRECTORY) $(call last,RUN)
 runs: ready
 	$(RUN_PY) -m scripts.runs --runs $(call quote,$(RUNS)) $(call options,where=WHERE sort=SORT limit=LIMIT) $(call flag,json,JSON)
 tag: ready
@@ -137,16 +127,10 @@ curve: ready
 experiment: configured ready
 	$(RUN_PY) -m scripts.eqprop $(call options,experiment=EXP) $(call flag,quick,QUICK) $(call options,out=OUT)
 # /plugin
-launch-print: configured ready
-	$(CLUSTER) print
-sbatch submit: configured ready
-	$(CLUSTER) $@
-emit: configured ready
-	$(CLUSTER) $@ $(call options,to=TO image=IMAGE storage=STORAGE accelerator=ACCELERATOR)
-elastic-check: ready
-	$(RUN_PY) -m scripts.elastic check $(call given,GPU)
-elastic-demo: ready
-	$(RUN_PY) -m scripts.elastic demo
+launch-print sbatch submit emit: configured ready
+	$(CLUSTER) $(@:launch-%=%) $(call options,to=TO image=IMAGE storage=STORAGE accelerator=ACCELERATOR)
+elastic-check elastic-demo: ready
+	$(RUN_PY) -m scripts.elastic $(@:elastic-%=%) $(call given,GPU)
 bench: configured ready
 	$(RUN_PY) -m scripts.bench.throughput
 scaling scaling-plan scaling-run scaling-fit scaling-plot scaling-report: ready
@@ -172,12 +156,8 @@ train-%: ready
 	$(train_named)
 
 # Development
-test: ready-dev
-	$(RUN_PY) -m pytest -n 2 --dist worksteal
-test-fast: ready-dev
-	$(RUN_PY) -m pytest -n 2 --dist worksteal -m "not slow"
-test-long: ready-dev
-	$(RUN_PY) -m pytest -n 2 --dist worksteal -m long
+test test-fast test-long: ready-dev
+	$(RUN_PY) -m pytest -n 2 --dist worksteal $(if $(filter test-fast,$@),-m "not slow") $(if $(filter test-long,$@),-m long)
 test-coverage: ready-dev
 	$(RUN_PY) -m coverage run -m pytest -n 2 --dist worksteal
 	$(RUN_PY) -m coverage combine --quiet

@@ -118,7 +118,7 @@ function check(    i, names, given, strange, name, key) {
 
 function unused(name, key,    hint) {
 	if (key == "CONFIG_*" && any_takes("RUN")) hint = "; a stored run keeps its configuration"
-	for (i = 1; i <= goals; i++) if (goal[i] == "resume" && name == "CONFIG_NUM_DEVICES") hint = hint "; make train goes on with other devices"
+	for (i = 1; i <= goals; i++) if (goal[i] == "resume" && name == "CONFIG_NUM_DEVICES") hint = hint "; make train resumes on other devices"
 	return name " is not used by make " ENVIRON["KCONFIG_MAKE_GOALS"] "; it is for: " users_of(key) hint
 }
 
