@@ -192,8 +192,8 @@ data-clean: always
 	$(quiet)rm -rf data
 printvars: always
 	@PYTHON=$(call quote,$(PYTHON)) VENV=$(call quote,$(VENV)) awk -v mode=printvars -f scripts/targets.awk scripts/targets
-help: always
-	@awk -v mode=help -f scripts/targets.awk scripts/targets
+help help-all: always
+	@awk -v mode=$@ -f scripts/targets.awk scripts/targets
 
 # Make updates its own file before any goal, also with -n, so goals and variables are checked there. The targets that
 # always run depend on it, so that make -k stops after a refusal.

@@ -148,7 +148,7 @@ def check_variables(root: Path) -> None:
     faults = []
     for goal in goals:
         close = diagnostics.close_names(goal, targets, cutoff=0.6)
-        hint = f"did you mean {' or '.join(close)}?" if close else "make help shows what there is"
+        hint = f"did you mean {' or '.join(close)}?" if close else "make help-all shows what there is"
         faults.append(f"{goal} is not a target; {hint}")
     for name in doubtful:
         value, symbol = environ.get(name, ""), name.removeprefix(_PREFIX)

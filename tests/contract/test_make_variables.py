@@ -116,7 +116,7 @@ def test_no_variable_is_dropped(make: Make, tmp_path: Path, command: str) -> Non
     assert (done.returncode, done.calls) == (2, [])
     assert shlex.split(command)[-1].partition("=")[0] in done.stderr
     assert ("keeps its configuration" in done.stderr) == ("CONFIG_" in command)
-    assert ("make train goes on" in done.stderr) == ("NUM_DEVICES" in command)
+    assert ("make train resumes on" in done.stderr) == ("NUM_DEVICES" in command)
 
 
 @pytest.mark.parametrize(
