@@ -28,7 +28,7 @@ def choose_compile(config: ConfigView, placement: Placement) -> Decision[bool]:
                 why=f"torch.compile needs compute capability {_dotted(COMPILE_CAPABILITY)}",
                 todo="set CONFIG_COMPILE_AUTO=y",
             )
-        warning = f", in spite of {denied}" if denied and config.compile_model else ""
+        warning = f"; NOTE: in spite of {denied}" if denied and config.compile_model else ""
         return Decision(config.compile_model, f"set by hand{warning}")
     if placement.device.value == "cpu":
         why = "CPU: compiling costs a short run more than it saves; CONFIG_COMPILE_MANUAL=y allows it"
@@ -45,7 +45,7 @@ def choose_compile(config: ConfigView, placement: Placement) -> Decision[bool]:
 def choose_channels_last(config: ConfigView, placement: Placement) -> Decision[bool]:
     """Choose the memory format of images and filters: channels_last or contiguous."""
     if config.channels_last and placement.device.value in STATIC_SHAPES:
-        return Decision(False, "XLA lays tensors out by itself, whatever CONFIG_CHANNELS_LAST says")
+        return Decision(False, "NOTE: XLA lays tensors out by itself, whatever CONFIG_CHANNELS_LAST says")
     return Decision(config.channels_last, f"CONFIG_CHANNELS_LAST={'y' if config.channels_last else 'n'}")
 
 
@@ -62,7 +62,7 @@ def choose_precision(config: ConfigView, placement: Placement, hardware: Hardwar
             todo=f"set CONFIG_PRECISION_AUTO=y, which chooses {automatic.value} here",
         )
     slow = config.precision == "bf16" and placement.device.value == "cpu" and automatic.value != "bf16"
-    note = ", slowly: the CPU has no bf16 instructions" if slow else ""
+    note = "; NOTE: slow, because the CPU has no bf16 instructions" if slow else ""
     return Decision(config.precision, f"CONFIG_PRECISION_{config.precision.upper()}=y{note}")
 
 

@@ -68,13 +68,21 @@ class StepTime:
     reason: str
 
     def __str__(self) -> str:
-        launches = "; launching its kernels may take longer" if self.slowest_seconds < SHORT_SECONDS else ""
-        return f"estimate: {self.span} an optimizer step, bounded by {self.bound} ({self.reason}){launches}"
+        if self.slowest_seconds < SHORT_SECONDS:
+            return f"estimate: {self.span} an optimizer step, so that launching its kernels decides"
+        return f"estimate: {self.span} an optimizer step, bounded by {self.bound} ({self.reason})"
 
     @property
     def span(self) -> str:
         """The range in words, from the fastest to the slowest."""
-        return f"{seconds_text(self.fastest_seconds)} to {seconds_text(self.slowest_seconds)}"
+        return seconds_span(self.fastest_seconds, self.slowest_seconds)
+
+
+def seconds_span(fastest: float, slowest: float) -> str:
+    """Format a range of seconds, without figures where it is shorter than what the estimate leaves out."""
+    if slowest < SHORT_SECONDS:
+        return f"less than {seconds_text(SHORT_SECONDS)}"
+    return f"{seconds_text(fastest)} to {seconds_text(slowest)}"
 
 
 def estimate_step_time(work: StepWork, gpu: Gpu, *, precision: Precision) -> StepTime:

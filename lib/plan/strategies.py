@@ -9,7 +9,14 @@ from lib.errors import PlanError
 from lib.plan.fitting import NoRoomError, predicted
 from lib.plan.gpus import MAX_DEVICES, find_gpu
 from lib.plan.placement import NAMES
-from lib.plan.roofline import FLOP_SHARES, SHORT_SECONDS, StepWork, peak_flop_per_second, step_seconds
+from lib.plan.roofline import (
+    FLOP_SHARES,
+    SHORT_SECONDS,
+    StepWork,
+    peak_flop_per_second,
+    seconds_span,
+    step_seconds,
+)
 from lib.plan.sharding import ELEMENT_BYTES, exposed_seconds, held, layouts, split_over, traffic_seconds
 from lib.plan.show import format_need, hanging, norm_batch_remedy, why_memory
 from lib.plan.sizing import Candidate, SizingContext, choose_sizes
@@ -269,13 +276,13 @@ def _refusal(
 
 def format_strategies(strategies: Sequence[Candidate], *, columns: int) -> Iterator[str]:
     """Format a line per strategy: batch, memory of the fullest device, seconds of a step, verdict."""
-    yield "Parallelism strategies (seconds of a step are estimated, with assumed link rates):"
+    yield "Parallelism strategies (time of an optimizer step estimated, with assumed link rates):"
     widest = max(7, *(len(_name(row)) for row in strategies))
     for row in strategies:
         sizes = "" if row.split is None else f"{row.split.micro_batch} x {row.split.accumulation}"
         need = "" if row.memory is None else f"{row.memory.need_bytes / GB:.2f} GB"
-        time = "" if row.seconds is None else f"{row.seconds[0]:.3g} to {row.seconds[1]:.3g} s"
-        head = f"  {_name(row):<{widest}} {sizes:>10} {need:>10}  {time:<18} "
+        time = "" if row.seconds is None else seconds_span(*row.seconds)
+        head = f"  {_name(row):<{widest}} {sizes:>10} {need:>10}  {time:<20} "
         yield from hanging(head, row.verdict, columns=columns, indent="    ")
 
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from lib.atomic import naming
 from lib.errors import os_error
+from lib.units import bytes_text
 
 if TYPE_CHECKING:
     import rich.console
@@ -47,7 +48,7 @@ class Console:
         ToolkitError if standard output cannot be written, BrokenPipeError if its reader has closed it.
         """
         (self._display.print if self._display else _print)(text)
-        self._log(text)
+        self.write_log(text)
 
     def start(self, total_steps: int | None, *, description: str) -> None:
         """Start a progress line. `total_steps` is None if the budget is in seconds."""
@@ -57,13 +58,20 @@ class Console:
         self._first: tuple[float, float] | None = None  # time and fraction of the first update
 
     def update(
-        self, step: int, *, values: Mapping[str, float], fraction: float, samples_per_second: float
+        self,
+        step: int,
+        *,
+        values: Mapping[str, float],
+        fraction: float,
+        samples_per_second: float,
+        memory_bytes: Callable[[], int] | None = None,
     ) -> None:
         """Show the progress of training. Cheap enough for every step: most calls only read the clock.
 
         values:    name -> number, such as loss and accuracy (0..1), the most important first.
         fraction:  of the budget, 0..1.
         samples_per_second: 0 while unknown.
+        memory_bytes: returns the peak so far; called only when the line is due.
         """
         if not self._is_due() or self._display is None:
             return
@@ -79,6 +87,7 @@ class Console:
                 for name, value in values.items()
             ),
             f"{_short(samples_per_second)} samples/s" if samples_per_second else "",
+            f"{bytes_text(memory_bytes())} peak" if memory_bytes is not None else "",
             f"{timedelta(seconds=round(rest))} left" if rest is not None else "",
         ]
         self._display.draw(self._description, fraction, parts)
@@ -102,7 +111,8 @@ class Console:
             self._display.close()
         self._display, self._next_seconds = None, float("inf")
 
-    def _log(self, text: str) -> None:
+    def write_log(self, text: str) -> None:
+        """Log one or more lines without printing them."""
         if self._log_path is None:
             return
         stamp = f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}"

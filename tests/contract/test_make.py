@@ -291,6 +291,13 @@ def test_verbose_shows_the_command(make: Make) -> None:
     assert make("list-defconfigs", "V=1").environments[0]["KCONFIG_MAKE_VARIABLES"].split().count("V") == 1
 
 
+def test_verbose_shows_the_whole_plan(make: Make, tmp_path: Path) -> None:
+    (tmp_path / ".config").touch()
+    for target in ("train", "resume", "rerun", "train-lenet5"):
+        last = [make(target, f"O={tmp_path}", f"V={given}").calls[-1] for given in ("1", "0")]
+        assert ["--verbose" in call for call in last] == [True, False], target
+
+
 def test_spin_count_has_a_default_and_obeys_the_user(make: Make) -> None:
     assert make("plots").environments[0]["GOMP_SPINCOUNT"] == "10000"
     assert make("plots", env={"GOMP_SPINCOUNT": "5"}).environments[0]["GOMP_SPINCOUNT"] == "5"

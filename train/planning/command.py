@@ -204,9 +204,10 @@ def _changes(
 
 def _lines(outlook: Outlook, *, columns: int) -> Iterator[str]:
     decided = outlook.plan
-    if decided.memory is not None:
+    bars = [] if decided.memory is None else list(_bars(decided.memory, columns=columns))
+    if any(bar.endswith("#") for bar in bars[:-2]):  # the plan above lists the same, in figures
         yield ""
-        yield from _bars(decided.memory, columns=columns)
+        yield from bars
     yield ""
     yield f"{outlook.steps_per_epoch:.1f} optimizer steps an epoch"
     if outlook.warm_up:

@@ -116,6 +116,24 @@ def test_plain_lines_come_at_most_every_ten_seconds(
     assert lines[1].startswith("lenet5  20%  step 41/200") and lines[1].endswith("  0:00:40 left")
 
 
+def test_the_peak_of_memory_is_read_only_for_a_line(
+    clock: list[float], capsys: pytest.CaptureFixture[str]
+) -> None:
+    shown, read = Console(), []
+
+    def memory_bytes() -> int:
+        read.append(clock[0])
+        return 3 * 10**9
+
+    shown.start(100, description="lenet5")
+    for step in range(1, 51):
+        shown.update(step, values={}, fraction=step / 100, samples_per_second=0, memory_bytes=memory_bytes)
+        clock[0] += 0.25
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "lenet5   1%  step 1/100  3.00 GB peak" and "  3.00 GB peak  0:00:" in lines[1]
+    assert len(read) == len(lines) == 2
+
+
 def test_an_evaluation_shows_how_far_it_is(clock: list[float], capsys: pytest.CaptureFixture[str]) -> None:
     shown = Console()
     shown.start(100, description="lenet5")
