@@ -116,7 +116,8 @@ watched() { # COMMAND...
 		while read -r line; do # awk would wait for whole blocks
 			printf '%s\n' "$line" >>"$venv/.output"
 			case $line in
-			Collecting*) count=$((count + 1)) ;;
+			WARNING*) printf '%s\n' "$line" >&2 ;;
+			Collecting* | Processing*) count=$((count + 1)) ;;
 			*Downloading* | Installing*) ;;
 			*) continue ;;
 			esac
