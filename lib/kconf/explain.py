@@ -88,7 +88,7 @@ def _successor(tree: Any, name: str) -> Any:
     """Return the symbol that the old `name` was renamed to. Raises ConfigError where there is none."""
     legacy, full = read_legacy(Path(tree.srctree)), f"{tree.config_prefix}{name}"
     if name in legacy.removed:
-        raise ConfigError(f"{full} is no more", why=legacy.removed[name])
+        raise ConfigError(f"{full} was removed", why=legacy.removed[name])
     symbol = find(tree, legacy.present(name))
     if symbol is None:
         meant = diagnostics.suggest(tree, name)

@@ -158,7 +158,7 @@ def check_variables(root: Path) -> None:
             hint = f"; did you mean {meant}?" if meant else ""
             faults.append(f"{name}={value} is not a variable of this Makefile{hint}")
         elif symbol in legacy.removed:
-            faults.append(f"{name} is no more: {legacy.removed[symbol]}")
+            faults.append(f"{name} was removed: {legacy.removed[symbol]}")
         elif find(tree, legacy.present(symbol)) is None:
             faults.append(diagnostics.unknown_symbol(tree, symbol, value))
     if faults:

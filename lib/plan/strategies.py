@@ -65,7 +65,7 @@ def _check_running_statistics(context: SizingContext) -> None:
     several = context.step.device == "xla" and context.placement.world.value > 1
     if several and context.facts.has_batchnorm and not context.config.norm_batch:
         raise PlanError(
-            "CONFIG_NORM_BATCH=0 cannot be honoured on several XLA devices",
+            "CONFIG_NORM_BATCH=0 is not possible on several XLA devices",
             why="each would keep running statistics of its own",
             todo=f"set {norm_batch_remedy(context.config)}, or CONFIG_NUM_DEVICES=1",
         )
@@ -139,7 +139,7 @@ def _obstacles_to_sharding(context: SizingContext) -> Iterator[tuple[bool, str, 
     yield config.optimizer == "adam_atan2", "Adam-atan2 works on whole parameters", other
     if context.layout.strategy == "zero1":
         return
-    yield config.grad_checkpoint is None, f"{config.model} is no sequence of blocks", "another model"
+    yield config.grad_checkpoint is None, f"{config.model} is not a sequence of blocks", "another model"
     yield config.activation_offload, "activations are offloaded", "CONFIG_ACTIVATION_OFFLOAD=n"
     by_precision = "CONFIG_PRECISION_BF16=y or _FP32=y"
     yield step.precision == "fp16", "no loss scaling for sharded gradients", by_precision
@@ -264,7 +264,7 @@ def _refusal(
         if first is not None:
             why, nearest = first.why_not, first.nearest
         return PlanError(
-            f"CONFIG_DIST_STRATEGY_{requested.upper()}=y cannot be honoured",
+            f"CONFIG_DIST_STRATEGY_{requested.upper()}=y is not possible",
             why=why,
             todo=f"it is possible with {nearest}; or set CONFIG_DIST_STRATEGY_AUTO=y",
         )

@@ -30,7 +30,7 @@ PLAIN_DOWNLOAD_INTERVAL_SECONDS = 5.0
 _PLAIN = {"×": "x", "→": "->", "≤": "<=", "≥": ">=", "…": "...", "–": "-", "—": "-", "·": "-"}
 _ERRORS = "anneal.plain"  # the name of the codec error handler below
 _SEPARATOR = "  "
-_ROOMY_COLUMNS = 60  # a narrower terminal shows numbers instead of the description
+_SHORT_BAR = 6  # columns
 
 
 class Console:
@@ -87,7 +87,7 @@ class Console:
                 for name, value in values.items()
             ),
             f"{_short(samples_per_second)} samples/s" if samples_per_second else "",
-            f"{bytes_text(memory_bytes())} peak" if memory_bytes is not None else "",
+            bytes_text(memory_bytes()) if memory_bytes is not None else "",
             f"{timedelta(seconds=round(rest))} left" if rest is not None else "",
         ]
         self._display.draw(self._description, fraction, parts)
@@ -199,16 +199,21 @@ class _Bar:
         self._terminal.print(shown, markup=False, highlight=False, emoji=False, soft_wrap=True)
 
     def draw(self, head: str, fraction: float | None, parts: list[str]) -> None:
-        width = self._terminal.width
-        self._bar.bar_width = min(max(width // 6, 6), 30)
-        head = head[: width // 4] if width >= _ROOMY_COLUMNS else ""
+        width, head = self._terminal.width, head[: self._terminal.width // 4]
         # The time left comes first and the step last: parts that do not fit are dropped from the end.
         step, *rest = parts
         shown = [part for part in (_percent(fraction), *rest[-1:], *rest[:-1], step) if part]
-        room = width - len(head) - self._bar.bar_width - 2
+        needed = len(_SEPARATOR.join(shown[:-1]))
+        # Numbers are worth more than a long bar, and than the description.
+        widest = min(max(width // 6, _SHORT_BAR), 30)
+        for bar, name in ((widest, head), (_SHORT_BAR, head), (_SHORT_BAR, ""), (1, "")):
+            room = width - len(name) - bar - 2
+            if needed <= room:
+                break
+        self._bar.bar_width = bar
         while len(shown) > 1 and len(_SEPARATOR.join(shown)) > room:
             shown.pop()
-        head, tail = (_encodable(text, self._terminal.encoding) for text in (head, _SEPARATOR.join(shown)))
+        head, tail = (_encodable(text, self._terminal.encoding) for text in (name, _SEPARATOR.join(shown)))
         self._progress.update(
             self._task, completed=fraction or 0.0, description=head, tail=tail, visible=True, refresh=True
         )

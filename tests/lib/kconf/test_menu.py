@@ -144,7 +144,7 @@ def test_the_save_dialog_does_not_write_over_other_files(project, terminal):
     terminal.type(b"s")
     terminal.expect("Filename to save configuration to")
     terminal.type(BACKSPACE * 80, b"LICENSE", ENTER)
-    terminal.expect("LICENSE is no configuration")
+    terminal.expect("LICENSE is not a configuration")
     assert (project / "LICENSE").read_text() == "Permission is hereby granted\n"
 
 

@@ -130,7 +130,7 @@ def test_the_peak_of_memory_is_read_only_for_a_line(
         shown.update(step, values={}, fraction=step / 100, samples_per_second=0, memory_bytes=memory_bytes)
         clock[0] += 0.25
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0] == "lenet5   1%  step 1/100  3.00 GB peak" and "  3.00 GB peak  0:00:" in lines[1]
+    assert lines[0] == "lenet5   1%  step 1/100  3.00 GB" and "  3.00 GB  0:00:" in lines[1]
     assert len(read) == len(lines) == 2
 
 
@@ -271,11 +271,21 @@ def test_the_line_fits_the_terminal(columns: int) -> None:
     lines = drawn(received)
     assert all(len(line) <= columns for line in lines)
     assert ("loss 0.01235" in lines[-1]) == (columns >= 40)
-    assert ("resnet18" in lines[-1]) == (columns >= 60)
+    assert ("resnet18" in lines[-1]) == (columns >= 140)
     assert ("step" in lines[-1]) == (columns >= 140)
     assert "\r\x1b[2Kevaluation × [b] " + "long " * 12 in received and "the end\r\n" in received
     assert "1 thread\r\n" in received, "none may compete with training"
     assert received.count("\x1b[?25h") == received.count("\x1b[?25l") == 1, "the cursor is back"
+
+
+@pytest.mark.slow
+def test_eighty_columns_show_what_a_run_is_watched_for() -> None:
+    code = SHORT_RUN.replace(', "learning_rate": 0.001', "").replace(
+        "samples_per_second=21345.0", "samples_per_second=21345.0, memory_bytes=lambda: 370_000_000"
+    )
+    last = drawn(on_a_terminal(80, code=code))[-1]
+    for part in (" left", "loss 0.01235", "accuracy 98.77%", "21.3k samples/s", "0.37 GB"):
+        assert part in last, last
 
 
 @pytest.mark.slow
