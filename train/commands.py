@@ -287,18 +287,19 @@ def _train_as_rank_0(planned: PlannedRun, backend: Backend, interrupted: RunDir 
             for name, content in (requested | _environment_files(planned)).items():
                 run.write(name, content)
             run.set_status("running", step=run.status().step)
-        status = _train(planned, backend, record, interrupted)
+        try:
+            status = _train(planned, backend, record, interrupted)
+        except Stopped as error:
+            raise Stopped(error.number, error.step, command=resume_command(run.path)) from error
         if run.path.parents[1].name == "runs":  # make has no name for another directory
             record.log(next_commands(run.path, config, planned.data.dataset, root=planned.request.root))
         return status
     except BaseException as error:
         _log_end(run, error)
-        if not isinstance(error, KeyboardInterrupt):  # it ends at once
+        if not isinstance(error, KeyboardInterrupt):
             record.copy_final_status()
-        if isinstance(error, Stopped):
-            raise Stopped(error.number, error.step, command=resume_command(run.path)) from error
-        if isinstance(error, KeyboardInterrupt):
-            record.log(f"{resume_command(run.path)} resumes this run")
+        elif run.status().state == "preempted":  # it ends at once
+            record.log(f"Interrupted; {resume_command(run.path)} resumes this run")
         raise
     finally:
         record.close()

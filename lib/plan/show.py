@@ -38,10 +38,15 @@ def show(plan: Plan, stream: TextIO, *, compact: bool = False) -> None:
 def compact_text(plan: Plan, *, columns: int) -> str:
     """Format what a run is about to do in a few lines, and each reason that warns in full."""
     memory, why = plan.memory, plan.reasons
+    ragged = plan.last_micro_batch < plan.micro_batch
+    sizes = f"{plan.accumulation - ragged} x {plan.micro_batch}" + f" + {plan.last_micro_batch}" * ragged
     numerics = [plan.precision, "compiled" if plan.compile else "not compiled"]
     rows = [
         ("device", f"{plan.device}: {why['device']}"),
-        ("batch", f"{plan.effective_batch} on {plan.layout.devices} device(s): {why['accumulation']}"),
+        (
+            "batch",
+            f"{plan.effective_batch} samples a step: {sizes} on each of {plan.layout.devices} device(s)",
+        ),
         ("numerics", ", ".join(numerics + ["channels last"] * plan.channels_last)),
         ("memory", f"predicted: {format_need(memory)}" if memory is not None else why["memory"]),
     ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 import shutil
 import signal
 import subprocess
@@ -32,6 +33,9 @@ def test_a_run_leaves_everything_behind(runner: Runner) -> None:
     assert "Plan (" in output and "Hyperparams" not in output and "Done: " in output and "synthetic" in output
     run = runner.newest()
     assert run.status().state == "done" and run.status().step == 40
+    logged = (run.path / "log.txt").read_text()
+    assert "micro batch" in logged and "micro batch" not in output, "the log has the whole plan"
+    assert output.index("Next:") > output.index(f"Run: {run.path}")
     stored = {path.name for path in run.path.iterdir()}
     assert {
         "config",
@@ -149,7 +153,9 @@ def test_a_signal_saves_and_stops_and_the_run_goes_on(runner: Runner, number: si
     assert status.state == "preempted"
     assert status.reason.startswith(f"stopped by {number.name} after step {status.step}")
     assert "stopping after this step" in output
-    process = runner.start("resume")
+    named = re.findall(r"make resume RUN=(\S+) continues from there", output)
+    assert named == [str(runner.newest().path)] and named[0] in status.reason
+    process = runner.start("resume", named[0])
     wait_for_log(runner, process, f"Starting after step {status.step}")
     assert runner.newest().status().state == "running"
     process.kill()

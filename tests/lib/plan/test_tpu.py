@@ -45,7 +45,10 @@ def test_what_is_decided_for_a_host() -> None:
     ("changes", "why"),
     [
         ({"precision": "fp16"}, "PRECISION_FP16 is not possible.*loss scaling is for CUDA"),
-        ({"compile": "manual", "compile_model": True}, "COMPILE_MODEL=y is not possible.*compiler was never tried"),
+        (
+            {"compile": "manual", "compile_model": True},
+            "COMPILE_MODEL=y is not possible.*compiler was never tried",
+        ),
         ({"num_devices": 2}, r"NUM_DEVICES=2 is not possible on TPUs: .*all 4 have a process each"),
         ({"dist_strategy": "fsdp"}, "DIST_STRATEGY_FSDP=y is not possible.*TPUs hold replicas"),
     ],

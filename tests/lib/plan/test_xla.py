@@ -56,14 +56,17 @@ def test_what_is_left_out_is_said() -> None:
 def test_a_processor_behind_xla_is_no_tpu() -> None:
     device = dataclasses.replace(V4.devices[0], name="CPU")
     decided = decide(dataclasses.replace(V4, devices=(device,)))
-    assert decided.precision == "fp32" and "no TPU" in decided.reasons["precision"]
+    assert decided.precision == "fp32" and "not a TPU" in decided.reasons["precision"]
 
 
 @pytest.mark.parametrize(
     ("changes", "why"),
     [
         ({"precision": "fp16"}, "PRECISION_FP16 is not possible.*loss scaling is for CUDA"),
-        ({"compile": "manual", "compile_model": True}, "COMPILE_MODEL=y is not possible.*compiles whole steps"),
+        (
+            {"compile": "manual", "compile_model": True},
+            "COMPILE_MODEL=y is not possible.*compiles whole steps",
+        ),
         (
             {"num_devices": 2},
             r"NUM_DEVICES=2 is not possible.*all 4 have a process each; set it to 0, 1 or 4",
