@@ -269,12 +269,11 @@ def _train_as_rank_0(planned: PlannedRun, backend: Backend, interrupted: RunDir 
     upload = _upload(config)
     record = RunRecord(
         run,
-        Console(run.log),
+        Console(run.log, memory_bytes=lambda: backend.peak_memory_bytes() or resident_bytes("VmHWM")),
         started=planned.request.started,
         keep_last=config.checkpoints.keep_last,
         open_sinks=partial(open_sinks, config, run),
         copier=None if upload is None else upload.Copier(run, config),
-        memory_bytes=lambda: backend.peak_memory_bytes() or resident_bytes("VmHWM"),
     )
     try:
         record.log(f"{'Resuming' if interrupted else 'Run'} {run.path}")

@@ -64,16 +64,14 @@ class RunRecord(Record):
         keep_last: int,
         open_sinks: Callable[[], Sequence[Sink]] = tuple,
         copier: Copier | None = None,
-        memory_bytes: Callable[[], int] | None = None,
     ) -> None:
         """open_sinks: opens the sinks of metrics.jsonl, when training begins.
 
-        copier: copies each checkpoint to storage. memory_bytes: peak memory so far, for the progress line.
+        copier: copies each checkpoint to storage.
         """
         self.run, self.console = run, console
         self._started, self._keep_last = started, keep_last
         self._open_sinks, self._copier, self._done = open_sinks, copier, False
-        self._memory_bytes = memory_bytes
         self._metrics: MetricsWriter | None = None
         self._sinks: Sinks | None = None
         self._shown: dict[str, float] = {}  # of the last row, for the progress line
@@ -110,13 +108,7 @@ class RunRecord(Record):
             self._first_step = step
             self.log(f"First optimizer step {time.monotonic() - self._started:.1f} s after the start")
         self._log_copies()
-        self.console.update(
-            step,
-            values=self._shown,
-            fraction=fraction,
-            samples_per_second=self._rate,
-            memory_bytes=self._memory_bytes,
-        )
+        self.console.update(step, values=self._shown, fraction=fraction, samples_per_second=self._rate)
 
     def evaluating(self, step: int, done: int, total: int) -> None:
         """Update the progress line."""

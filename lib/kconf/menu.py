@@ -62,33 +62,26 @@ def _patch(program: Any, tree: _MenuTree, check: Callable[..., bool]) -> None:
     program._check_valid = check
     program._range_info = _value_info(program._range_info)
     program._needs_save = tree.needs_save
-    program._node_str = _entry(program._node_str, tree)
-    program._info_str = _information(program._info_str)
+    program._node_str = _entry(program._node_str, tree, page=False)
+    program._info_str = _entry(program._info_str, tree, page=True)
     os.environ["KCONFIG_CONFIG"] = str(tree.file)  # they read the file name from it
 
 
-def _entry(describe: Callable[[Any], str], tree: _MenuTree) -> Callable[[Any], str]:
-    """Wrap the text of a menu entry: (NEW) only for what a loaded file lacks, and why an entry is hidden."""
+def _entry(describe: Callable[[Any], str], tree: _MenuTree, *, page: bool) -> Callable[[Any], str]:
+    """Wrap the text of a menu entry, or its page of information, to say why an entry is hidden.
+
+    Only what a loaded file does not mention is (NEW).
+    """
 
     def text(node: Any) -> str:
         shown = describe(node)
         if not isinstance(node.item, kconfiglib.Symbol | kconfiglib.Choice):
             return shown
         why = diagnostics.why_hidden(node.item)
+        if page:  # the window cuts long lines
+            return "Hidden: {}\n{}".format(why.replace("; ", "\n        "), shown) if why else shown
         shown = shown if node.item in tree.new else shown.replace(" (NEW)", "", 1)
         return f"{shown} (hidden: {why})" if why else shown
-
-    return text
-
-
-def _information(describe: Callable[[Any], str]) -> Callable[[Any], str]:
-    """Wrap the page of information on an entry: what would show it comes first."""
-
-    def text(node: Any) -> str:
-        is_option = isinstance(node.item, kconfiglib.Symbol | kconfiglib.Choice)
-        why = diagnostics.why_hidden(node.item) if is_option else ""
-        lines = f"Hidden: {why}".replace("; ", "\n        ")  # a window cuts long lines
-        return (f"{lines}\n" if why else "") + describe(node)
 
     return text
 

@@ -13,7 +13,7 @@ from typing import Literal
 
 from lib.plan.gpus import Gpu
 from lib.plan.types import Precision
-from lib.units import seconds_text
+from lib.units import seconds_span
 
 # Share of the peak that optimised training programs reach, from the rates that they publish: compiled GPT-2
 # 29 % (modded-nanogpt, AdamW) to 41 % (llm.c) on H100, small ResNets on A100 25 to 37 % (cifar10-airbench).
@@ -75,14 +75,7 @@ class StepTime:
     @property
     def span(self) -> str:
         """The range in words, from the fastest to the slowest."""
-        return seconds_span(self.fastest_seconds, self.slowest_seconds)
-
-
-def seconds_span(fastest: float, slowest: float) -> str:
-    """Format a range of seconds, without figures where it is shorter than what the estimate leaves out."""
-    if slowest < SHORT_SECONDS:
-        return f"less than {seconds_text(SHORT_SECONDS)}"
-    return f"{seconds_text(fastest)} to {seconds_text(slowest)}"
+        return seconds_span(self.fastest_seconds, self.slowest_seconds, least=SHORT_SECONDS)
 
 
 def estimate_step_time(work: StepWork, gpu: Gpu, *, precision: Precision) -> StepTime:

@@ -9,19 +9,12 @@ from lib.errors import PlanError
 from lib.plan.fitting import NoRoomError, predicted
 from lib.plan.gpus import MAX_DEVICES, find_gpu
 from lib.plan.placement import NAMES
-from lib.plan.roofline import (
-    FLOP_SHARES,
-    SHORT_SECONDS,
-    StepWork,
-    peak_flop_per_second,
-    seconds_span,
-    step_seconds,
-)
+from lib.plan.roofline import FLOP_SHARES, SHORT_SECONDS, StepWork, peak_flop_per_second, step_seconds
 from lib.plan.sharding import ELEMENT_BYTES, exposed_seconds, held, layouts, split_over, traffic_seconds
 from lib.plan.show import format_need, hanging, norm_batch_remedy, why_memory
 from lib.plan.sizing import Candidate, SizingContext, choose_sizes
 from lib.plan.types import OWN_MEMORY, SHARDS_WEIGHTS, STATIC_SHAPES, Decision, Layout
-from lib.units import GB, bytes_text
+from lib.units import GB, bytes_text, seconds_span
 
 TIE = 1.02  # relative tolerance for a tie: the estimates are no more accurate
 
@@ -281,7 +274,7 @@ def format_strategies(strategies: Sequence[Candidate], *, columns: int) -> Itera
     for row in strategies:
         sizes = "" if row.split is None else f"{row.split.micro_batch} x {row.split.accumulation}"
         need = "" if row.memory is None else f"{row.memory.need_bytes / GB:.2f} GB"
-        time = "" if row.seconds is None else seconds_span(*row.seconds)
+        time = "" if row.seconds is None else seconds_span(*row.seconds, least=SHORT_SECONDS)
         head = f"  {_name(row):<{widest}} {sizes:>10} {need:>10}  {time:<20} "
         yield from hanging(head, row.verdict, columns=columns, indent="    ")
 

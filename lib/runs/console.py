@@ -34,10 +34,15 @@ _SHORT_BAR = 6  # columns
 
 
 class Console:
-    """Console output of one process. log_path: file for timestamped lines; None for none."""
+    """Console output of one process.
 
-    def __init__(self, log_path: Path | None = None) -> None:
-        self._log_path = log_path
+    log_path: file for timestamped lines; None for none. memory_bytes: the peak so far, to show.
+    """
+
+    def __init__(
+        self, log_path: Path | None = None, *, memory_bytes: Callable[[], int] | None = None
+    ) -> None:
+        self._log_path, self._memory_bytes = log_path, memory_bytes
         self._display: _Lines | _Bar | None = None
         self._next_seconds = float("inf")  # when the next progress line is due, on the monotonic clock
 
@@ -58,20 +63,13 @@ class Console:
         self._first: tuple[float, float] | None = None  # time and fraction of the first update
 
     def update(
-        self,
-        step: int,
-        *,
-        values: Mapping[str, float],
-        fraction: float,
-        samples_per_second: float,
-        memory_bytes: Callable[[], int] | None = None,
+        self, step: int, *, values: Mapping[str, float], fraction: float, samples_per_second: float
     ) -> None:
         """Show the progress of training. Cheap enough for every step: most calls only read the clock.
 
         values:    name -> number, such as loss and accuracy (0..1), the most important first.
         fraction:  of the budget, 0..1.
         samples_per_second: 0 while unknown.
-        memory_bytes: returns the peak so far; called only when the line is due.
         """
         if not self._is_due() or self._display is None:
             return
@@ -87,7 +85,7 @@ class Console:
                 for name, value in values.items()
             ),
             f"{_short(samples_per_second)} samples/s" if samples_per_second else "",
-            bytes_text(memory_bytes()) if memory_bytes is not None else "",
+            bytes_text(self._memory_bytes()) if self._memory_bytes is not None else "",
             f"{timedelta(seconds=round(rest))} left" if rest is not None else "",
         ]
         self._display.draw(self._description, fraction, parts)

@@ -119,15 +119,16 @@ def test_plain_lines_come_at_most_every_ten_seconds(
 def test_the_peak_of_memory_is_read_only_for_a_line(
     clock: list[float], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    shown, read = Console(), []
+    read = []
 
     def memory_bytes() -> int:
         read.append(clock[0])
         return 3 * 10**9
 
+    shown = Console(memory_bytes=memory_bytes)
     shown.start(100, description="lenet5")
     for step in range(1, 51):
-        shown.update(step, values={}, fraction=step / 100, samples_per_second=0, memory_bytes=memory_bytes)
+        shown.update(step, values={}, fraction=step / 100, samples_per_second=0)
         clock[0] += 0.25
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "lenet5   1%  step 1/100  3.00 GB" and "  3.00 GB  0:00:" in lines[1]
@@ -281,7 +282,7 @@ def test_the_line_fits_the_terminal(columns: int) -> None:
 @pytest.mark.slow
 def test_eighty_columns_show_what_a_run_is_watched_for() -> None:
     code = SHORT_RUN.replace(', "learning_rate": 0.001', "").replace(
-        "samples_per_second=21345.0", "samples_per_second=21345.0, memory_bytes=lambda: 370_000_000"
+        "Console()", "Console(memory_bytes=lambda: 370_000_000)"
     )
     last = drawn(on_a_terminal(80, code=code))[-1]
     for part in (" left", "loss 0.01235", "accuracy 98.77%", "21.3k samples/s", "0.37 GB"):
