@@ -114,7 +114,7 @@ def why_hidden(item: Any) -> str:
     if item.visibility or not has_prompt(item):
         return ""
     words = remedy(item)
-    return unmet(item) + (f"; {' '.join(words)} shows it" if words else "")
+    return unmet(item) + (f"; {' '.join(words)} {'show' if words[1:] else 'shows'} it" if words else "")
 
 
 def remedy(item: Any, seen: frozenset[str] = frozenset()) -> list[str] | None:

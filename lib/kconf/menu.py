@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -79,7 +80,8 @@ def _entry(describe: Callable[[Any], str], tree: _MenuTree, *, page: bool) -> Ca
             return shown
         why = diagnostics.why_hidden(node.item)
         if page:  # the window cuts long lines
-            return "Hidden: {}\n{}".format(why.replace("; ", "\n        "), shown) if why else shown
+            lines = re.sub(r"; | (?=and )", "\n        ", why)
+            return f"Hidden: {lines}\n{shown}" if why else shown
         shown = shown if node.item in tree.new else shown.replace(" (NEW)", "", 1)
         return f"{shown} (hidden: {why})" if why else shown
 
