@@ -51,7 +51,8 @@ override GOALS := $(or $(MAKECMDGOALS),all)
 RUNS := $(if $(O),$(O)/runs,runs)
 RUN_PY := $(quiet)$(PY)
 KCONF := $(RUN_PY) scripts/kconf.py
-TRAIN := $(RUN_PY) -m train --runs $(call quote,$(RUNS))
+verbose := $(if $(filter 1,$(V)),--verbose)
+TRAIN := $(RUN_PY) -m train --runs $(call quote,$(RUNS)) $(verbose)
 CLUSTER := $(RUN_PY) -m scripts.cluster --runs $(call quote,$(RUNS)) --config $(call quote,$(KCONFIG_CONFIG))
 # These count only on the command line: NAME and the like mean other things in the environment.
 given = $(if $(filter command,$(origin $(1))),$(if $($(1)),$(call quote,$($(1)))))
@@ -152,7 +153,7 @@ named_out = $(or $(O),build/$*)
 named_config = KCONFIG_CONFIG=$(call quote,$(if $(config_is_named),$(KCONFIG_CONFIG),$(named_out)/.config))
 define train_named
 $(quiet)$(named_config) $(PY) scripts/kconf.py defconfig $(call quote,$*)
-$(quiet)$(named_config) $(PY) -m train --runs $(call quote,$(named_out)/runs) train
+$(quiet)$(named_config) $(PY) -m train --runs $(call quote,$(named_out)/runs) $(verbose) train
 endef
 $(addprefix train-,$(NAMES)) $(filter train-%,$(SLASHED)): train-%: ready
 	$(train_named)
@@ -196,8 +197,8 @@ data-clean: always
 	$(quiet)rm -rf data
 printvars: always
 	@PYTHON=$(call quote,$(PYTHON)) VENV=$(call quote,$(VENV)) awk -v mode=printvars -f scripts/targets.awk scripts/targets
-help: always
-	@awk -v mode=help -f scripts/targets.awk scripts/targets
+help help-all: always
+	@awk -v mode=$@ -f scripts/targets.awk scripts/targets
 
 # Make updates its own file before any goal, also with -n, so goals and variables are checked there. The targets that
 # always run depend on it, so that make -k stops after a refusal.

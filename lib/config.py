@@ -131,7 +131,7 @@ class Config:
     num_workers: int | None
     prefetch: int | None
 
-    # Batch size, compilation, precision, devices
+    # Batch size, precision, compilation and parallelism
     tier: Literal["none", "auto", "0", "1", "2", "3", "4"]
     hyper_param: Literal["auto", "manual"]
     auto_method: Literal["table", "predict", "probe"] | None

@@ -70,7 +70,7 @@ class Kind:
         if missing:
             raise ConfigError(f"{place} does not define {', '.join(missing)}")
         if not (isinstance(module.Options, type) and dataclasses.is_dataclass(module.Options)):
-            raise ConfigError(f"{place}: Options is no dataclass")
+            raise ConfigError(f"{place}: Options is not a dataclass")
         return module
 
     def own(self, name: str, values: Mapping[str, Any]) -> Mapping[str, Any]:

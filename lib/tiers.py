@@ -56,7 +56,7 @@ def with_tier(
     config = config_from_values(resolved.values)
     if config.tier != "none" and not resolved.values["MODEL_BY_TIER"]:
         raise ConfigError(
-            f"CONFIG_TIER_{config.tier.upper()}=y cannot be honoured",
+            f"CONFIG_TIER_{config.tier.upper()}=y is not possible",
             why=f"{config.model} has no sizes by tier",
             todo="set CONFIG_TIER_NONE=y",
         )

@@ -17,3 +17,10 @@ def seconds_text(seconds: float) -> str:
     if seconds >= 1:
         return f"{seconds:.3g} s"
     return f"{seconds * 1e3:.3g} ms" if seconds >= 1e-3 else f"{seconds * 1e6:.3g} us"
+
+
+def seconds_span(fastest: float, slowest: float, *, least: float) -> str:
+    """Format a range of seconds, without its figures if all of it is below `least`."""
+    if slowest < least:
+        return f"less than {seconds_text(least)}"
+    return f"{seconds_text(fastest)} to {seconds_text(slowest)}"

@@ -104,17 +104,45 @@ wanted() { # the lock, without torch and what only torch brings where an adequat
 	fi
 }
 
+# Run pip. Its output is shown as it comes with V=1, else only if it fails; a terminal gets a line of progress.
+watched() { # COMMAND...
+	if [ "${KCONFIG_VERBOSE:-}" = 1 ]; then
+		"$@" >&2
+		return
+	fi
+	{ "$@" 2>&1 && echo 0 >"$venv/.status" || echo 1 >"$venv/.status"; } | {
+		count=0
+		: >"$venv/.output"
+		while read -r line; do # awk would wait for whole blocks
+			printf '%s\n' "$line" >>"$venv/.output"
+			case $line in
+			WARNING*) printf '%s\n' "$line" >&2 ;;
+			Collecting* | Processing*) count=$((count + 1)) ;;
+			*Downloading* | Installing*) ;;
+			*) continue ;;
+			esac
+			[ ! -t 2 ] || printf '\r\033[K%s' "$(printf '  packages so far: %s; %s' "$count" "$line" | cut -c 1-78)" >&2
+		done
+		[ ! -t 2 ] || printf '\r\033[K' >&2
+	}
+	read -r failed <"$venv/.status"
+	[ "$failed" = 0 ] || cat "$venv/.output" >&2
+	rm -f "$venv/.status" "$venv/.output"
+	return "$failed"
+}
+
 install() {
 	list=$venv/.wanted
 	wanted >"$list"
-	quiet=--quiet
-	[ -t 2 ] && quiet=
-	if command -v uv >/dev/null 2>&1; then
+	if command -v uv >/dev/null 2>&1; then # uv shows a progress line by itself
+		quiet=--quiet
+		[ -t 2 ] && quiet=
 		uv pip install $quiet --python "$venv/bin/python" -r "$list"
 	else
 		"$venv/bin/python" -m pip --version >/dev/null 2>&1 ||
 			fail "$venv has no pip; install pip or uv, or make mrproper to have the environment made again"
-		"$venv/bin/python" -m pip install $quiet --disable-pip-version-check -r "$list" >&2
+		watched "$venv/bin/python" -m pip install --progress-bar off --disable-pip-version-check -r "$list" ||
+			fail "pip could not install $lock; its messages are above, and the same command tries again"
 	fi
 	rm -f "$list"
 	if [ -e "$venv/.creating" ]; then mv "$venv/.creating" "$venv/.created"; fi
@@ -129,8 +157,10 @@ prepare
 suffix=${requirements#requirements}
 stamp=$venv/.stamp${suffix%.txt}
 [ "$stamp" -nt "$lock" ] && exit 0
-say "installing $lock into $venv"
+wanted | grep -q '^torch==' && say "installing PyTorch and the rest of $lock into $venv; this downloads much and takes minutes (V=1 shows it)" ||
+	say "installing $lock into $venv (V=1 shows how)"
 install
+say "installed"
 "$venv/bin/python" "$probe" "$requirements" >&2 || fail "$venv is not what $requirements asks for"
 # The first command would have to; where the tree cannot be written, each one does.
 "$venv/bin/python" -m compileall -q lib models train scripts >&2 || say "the bytecode of the sources is not kept"

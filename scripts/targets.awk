@@ -1,6 +1,6 @@
 # Reads the table of targets, scripts/targets.
 #
-#     awk -v mode=help|targets|variables|printvars|check -f scripts/targets.awk scripts/targets
+#     awk -v mode=help|help-all|targets|variables|printvars|check -f scripts/targets.awk scripts/targets
 #
 # check judges the goals $KCONFIG_MAKE_GOALS and the variables that $KCONFIG_MAKE_VARIABLES names. It prints the goals
 # that are no targets, then, on a second line, what is wrong; 2 is its status, or 3 where Python may know more.
@@ -11,10 +11,12 @@ BEGIN { FS = " *[|] *" }
 {
 	targets = split($1, names, " ")
 	for (i = 1; i <= targets; i++) add(names[i], $2, $3)
+	if ($4 != "") goal_of[row[names[1]]] = $4
 }
 
 END {
-	if (mode == "help") help()
+	if (mode == "help") short_help()
+	if (mode == "help-all") help()
 	if (mode == "targets") for (i = 1; i <= rows; i++) if (help_of[i] != "" && target[i] !~ /NAME|FRAGMENT/) print target[i]
 	if (mode == "variables") for (i = 1; i <= known; i++) print variable[i]
 	if (mode == "printvars") for (i = 1; i <= known; i++) print variable[i] "=" value_of(variable[i])
@@ -47,15 +49,49 @@ function more(i,    count, words, j, name, shown) {
 	return shown
 }
 
-function help(    i, also) {
+# Print head and text in lines of at most 100 columns; all but the first are indented.
+function wrap(head, text, indent,    count, words, i, line) {
+	line = head
+	count = split(text, words, " ")
+	for (i = 1; i <= count; i++) {
+		if (length(line words[i]) >= 100) {
+			print line
+			line = sprintf("%*s", indent - 1, "")
+		}
+		line = line " " words[i]
+	}
+	print line
+}
+
+# Variables that the text does not name go behind it, or, without room, on a line of their own.
+function show(i, variables,    head) {
+	head = sprintf("  %-17s", target[i])
+	if (variables != "" && length(head " " help_of[i] ";" variables) <= 100) {
+		wrap(head, help_of[i] ";" variables, 20)
+		return
+	}
+	wrap(head, help_of[i], 20)
+	if (variables != "") wrap(sprintf("%19s", ""), variables, 20)
+}
+
+function short_help(    count, goals, g, i) {
+	count = split("Start Train Look Decide Share Scale", goals, " ")
+	for (g = 1; g <= count; g++) {
+		print goals[g]
+		for (i = 1; i <= rows; i++) if (goal_of[i] == goals[g]) show(i, "")
+	}
+	print "\nmake help-all shows the other targets and variables, make explain SYM=NAME an option."
+}
+
+function help(    i) {
 	for (i = 1; i <= rows; i++) {
 		if (i in title) printf "\n%s\n", title[i]
-		if (help_of[i] == "") continue
-		also = more(i)
-		printf "  %-18s %s%s\n", target[i], help_of[i], also == "" ? "" : ";" also
+		if (help_of[i] != "") show(i, more(i))
 	}
-	printf "\nEvery target takes%s; those that configure or train take also\n", more(row["*"])
-	print "CONFIG_NAME=value, for one run without touching .config. V=1 shows the commands."
+	print ""
+	print "Every target takes" more(row["*"]) "; those that configure"
+	print "or train take also CONFIG_NAME=value, for one run without touching .config. V=1 shows the"
+	print "commands, where values come from, and the whole plan."
 }
 
 function value_of(name,    value) {
@@ -100,7 +136,7 @@ function check(    i, names, given, strange, name, key) {
 		if (target_of(goal[i]) == "") strange = strange " " goal[i]
 	}
 	if (split(strange, names_of_none, " "))
-		ask(substr(strange, 2), names_of_none[1] " is no target; make help shows what there is")
+		ask(substr(strange, 2), names_of_none[1] " is not a target; make help-all shows what there is")
 	for (i = 1; i <= names; i++) if (!(given[i] in form) && given[i] !~ /^CONFIG_/)
 		ask("", given[i] " is not a variable of this Makefile; a symbol of the configuration is given as CONFIG_NAME=value")
 	# A shipped configuration is all that it is, as in the kernel.

@@ -35,7 +35,7 @@ def main() -> int:
             from train import commands as run
     if command in ("trial", "host_memory"):
         return run_request(options.request, root=ROOT)
-    where = {"root": ROOT, "runs": options.runs}
+    where = {"root": ROOT, "runs": options.runs, "verbose": options.verbose}
     if is_worker():
         return run.work(**where, started=started)
     return (run.resume if command == "resume" else run.rerun)(options.run, **where, started=started)
@@ -44,6 +44,7 @@ def main() -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = _Parser(prog="python -m train", description=__doc__)
     parser.add_argument("--runs", type=Path, default=ROOT / "runs", help="directory of run directories")
+    parser.add_argument("--verbose", action="store_true", help="show the whole plan before training")
     commands = parser.add_subparsers(dest="command", required=True)
     commands.add_parser("train", help="train .config; resume its run if that was interrupted")
     resume = commands.add_parser("resume", help="resume an interrupted run with its own configuration")
@@ -89,7 +90,7 @@ def _with_configuration(options: argparse.Namespace, requested: kconf.Resolved, 
         return probe_command(requested, root=ROOT)
     if options.command == "preflight":
         return preflight(requested, root=ROOT, runs=options.runs, as_json=options.json)
-    return train(requested, root=ROOT, runs=options.runs, started=started)
+    return train(requested, root=ROOT, runs=options.runs, started=started, verbose=options.verbose)
 
 
 def _with_stored_run(options: argparse.Namespace) -> int:

@@ -131,7 +131,7 @@ def check_channels_last(model: nn.Module) -> None:
         strided = isinstance(module, nn.Conv2d) and module.kernel_size == (1, 1) and module.stride != (1, 1)
         if strided and module.in_channels < _SIMD_CHANNELS:
             raise ConfigError(
-                f"CONFIG_CHANNELS_LAST=y cannot be honoured on this CPU: {name} is a 1x1 convolution with a "
+                f"CONFIG_CHANNELS_LAST=y is not possible on this CPU: {name} is a 1x1 convolution with a "
                 f"stride and {module.in_channels} input channels",
                 why="PyTorch's kernel for CPUs without AVX-512 corrupts memory there",
                 todo=f"set CONFIG_CHANNELS_LAST=n, or give it {_SIMD_CHANNELS} channels",

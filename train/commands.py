@@ -21,6 +21,8 @@ from lib.devices.base import Backend
 from lib.devices.probe import environment, probe
 from lib.distributed.launcher import become_worker, end_process, keep, launch
 from lib.errors import ToolkitError, run_main
+from lib.memory.peak import resident_bytes
+from lib.plan.show import plain_text
 from lib.plan.types import STATIC_SHAPES, Hardware, Plan
 from lib.runs import checkpoint
 from lib.runs.console import Console
@@ -33,7 +35,7 @@ from train.job import Job, Progress
 from train.planning.run_plan import RunRequest, plan_for
 from train.record import Record, RunRecord, log
 from train.signals import Stopped, ended_once
-from train.summary import log_summary, report_memory
+from train.summary import log_summary, next_commands, report_memory, resume_command
 from train.training_data import TrainingData, evaluation_part, open_to_train, open_training_data
 
 
@@ -47,14 +49,14 @@ class PlannedRun:
     plan: Plan
 
 
-def train(requested: kconf.Resolved, *, root: Path, runs: Path, started: float) -> int:
+def train(requested: kconf.Resolved, *, root: Path, runs: Path, started: float, verbose: bool = False) -> int:
     """Train the requested configuration; resume its run if it was interrupted and RESUME allows it."""
     resolved = requested
     if requested.values["TIER"] != "none":
         from lib.tiers import with_tier
 
         resolved = with_tier(requested, root=root, log=log)
-    request = _request(resolved, root=root, runs=runs, started=started)
+    request = _request(resolved, root=root, runs=runs, started=started, verbose=verbose)
     return _plan_and_train(request, lambda: _interrupted(request))
 
 
@@ -81,10 +83,10 @@ def _upload(config: Config) -> ModuleType | None:
     return upload
 
 
-def resume(name: str, *, root: Path, runs: Path, started: float) -> int:
+def resume(name: str, *, root: Path, runs: Path, started: float, verbose: bool = False) -> int:
     """Resume run `name` ("": the newest that is not done) with its stored configuration."""
     run = resolve_run(runs, name, unfinished=True)
-    request = _request_of(run, root=root, runs=runs, started=started)
+    request = _request_of(run, root=root, runs=runs, started=started, verbose=verbose)
 
     # Called late: nodes that start at once must not find the run locked by each other.
     def lock() -> RunDir:
@@ -96,13 +98,13 @@ def resume(name: str, *, root: Path, runs: Path, started: float) -> int:
     return _plan_and_train(request, lock)
 
 
-def rerun(name: str, *, root: Path, runs: Path, started: float) -> int:
+def rerun(name: str, *, root: Path, runs: Path, started: float, verbose: bool = False) -> int:
     """Train run `name` ("": the newest) again with its stored configuration, in a new run directory.
 
     Versions, hardware and decisions that differ are logged.
     """
     run = resolve_run(runs, name)
-    request = _request_of(run, root=root, runs=runs, started=started)
+    request = _request_of(run, root=root, runs=runs, started=started, verbose=verbose)
     log(f"Again: {run.path}")
     return _plan_and_train(request, lambda: None, original=run)
 
@@ -132,15 +134,19 @@ def _environment_files(planned: PlannedRun) -> dict[str, dict[str, Any]]:
     return {"plan": planned.plan.to_json(), "hardware": planned.hardware.to_json(), "env": environment()}
 
 
-def _request(resolved: kconf.Resolved, *, root: Path, runs: Path, started: float) -> RunRequest:
+def _request(
+    resolved: kconf.Resolved, *, root: Path, runs: Path, started: float, verbose: bool = False
+) -> RunRequest:
     config = config_from_values(resolved.values)
-    return RunRequest(resolved=resolved, config=config, root=root, runs=runs, started=started)
+    return RunRequest(
+        resolved=resolved, config=config, root=root, runs=runs, started=started, verbose=verbose
+    )
 
 
-def _request_of(run: RunDir, *, root: Path, runs: Path, started: float) -> RunRequest:
+def _request_of(run: RunDir, *, root: Path, runs: Path, started: float, verbose: bool = False) -> RunRequest:
     from train.stored_run import stored_configuration
 
-    return _request(stored_configuration(run, root), root=root, runs=runs, started=started)
+    return _request(stored_configuration(run, root), root=root, runs=runs, started=started, verbose=verbose)
 
 
 @contextmanager
@@ -207,12 +213,12 @@ def _plan_and_train(
     return _train_as_rank_0(planned, Backend(plan.device, devices=plan.layout.devices_per_process), run)
 
 
-def work(*, root: Path, runs: Path, started: float) -> int:
+def work(*, root: Path, runs: Path, started: float, verbose: bool = False) -> int:
     """Train as one of several launched processes, which got the plan by `launch`. Does not return."""
     launched = become_worker()
     assert launched is not None, "this process was not launched"
     resolved = kconf.Resolved.from_json(launched["configuration"])
-    request = _request(resolved, root=root, runs=runs, started=started)
+    request = _request(resolved, root=root, runs=runs, started=started, verbose=verbose)
     data = open_training_data(request.config, root=request.root, log=lambda _: None)
     on_success = ExitStack()
 
@@ -263,7 +269,7 @@ def _train_as_rank_0(planned: PlannedRun, backend: Backend, interrupted: RunDir 
     upload = _upload(config)
     record = RunRecord(
         run,
-        Console(run.log),
+        Console(run.log, memory_bytes=lambda: backend.peak_memory_bytes() or resident_bytes("VmHWM")),
         started=planned.request.started,
         keep_last=config.checkpoints.keep_last,
         open_sinks=partial(open_sinks, config, run),
@@ -271,6 +277,7 @@ def _train_as_rank_0(planned: PlannedRun, backend: Backend, interrupted: RunDir 
     )
     try:
         record.log(f"{'Resuming' if interrupted else 'Run'} {run.path}")
+        record.console.write_log(plain_text(planned.plan))
         if interrupted is not None:
             # The configuration may have changed where that is allowed, such as the number of devices.
             requested = _configuration_files(planned)
@@ -279,11 +286,19 @@ def _train_as_rank_0(planned: PlannedRun, backend: Backend, interrupted: RunDir 
             for name, content in (requested | _environment_files(planned)).items():
                 run.write(name, content)
             run.set_status("running", step=run.status().step)
-        return _train(planned, backend, record, interrupted)
+        try:
+            status = _train(planned, backend, record, interrupted)
+        except Stopped as error:
+            raise Stopped(error.number, error.step, command=resume_command(run.path)) from error
+        if run.path.parents[1].name == "runs":  # make has no name for another directory
+            record.log(next_commands(run.path, config, planned.data.dataset, root=planned.request.root))
+        return status
     except BaseException as error:
         _log_end(run, error)
-        if not isinstance(error, KeyboardInterrupt):  # it ends at once
+        if not isinstance(error, KeyboardInterrupt):
             record.copy_final_status()
+        elif run.status().state == "preempted":  # it ends at once
+            record.log(f"Interrupted; {resume_command(run.path)} resumes this run")
         raise
     finally:
         record.close()

@@ -75,10 +75,10 @@ class StopRequest:
 class Stopped(Suspended):
     """Raised when the run was stopped by a signal, after saving."""
 
-    def __init__(self, number: int, step: int) -> None:
-        self.step = step
+    def __init__(self, number: int, step: int, *, command: str = "make resume") -> None:
+        self.number, self.step = number, step
         name = signal.Signals(number).name
-        super().__init__(f"stopped by {name} after step {step}", todo="make resume continues from there")
+        super().__init__(f"stopped by {name} after step {step}", todo=f"{command} continues from there")
 
 
 @contextmanager

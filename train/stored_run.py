@@ -66,7 +66,7 @@ def sample(name: str, *, root: Path, runs: Path, best: bool, prompt: str, sampli
     restored = _restore(name, root=root, runs=runs, best=best)
     dataset = restored.data.dataset
     if not isinstance(dataset.spec, TextSpec):
-        raise ConfigError(f"{restored.run.path} is no language model", todo="name one with RUN=")
+        raise ConfigError(f"{restored.run.path} is not a language model", todo="name one with RUN=")
     if dataset.tokenizer is None:
         raise ConfigError(
             f"what the tokens of {dataset.spec.name} stand for is not known", why="they came ready-made"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -9,7 +10,8 @@ from typing import Protocol, runtime_checkable
 
 import numpy as np
 
-from lib.data.types import Dataset, TokenPart
+from lib.config import Config
+from lib.data.types import Dataset, TextSpec, TokenPart
 from lib.plan.fitting import TARGET_UTIL, advised_micro_batch
 from lib.plan.types import SHARDS_WEIGHTS, Hardware
 from lib.units import bytes_text
@@ -83,6 +85,33 @@ def log_summary(job: Job, dataset: Dataset, *, root: Path) -> None:
         baseline = baseline_of(job.config.model, dataset, cache_dir=cache_of(root), log=job.record.log)
     if baseline is not None:
         job.record.log(baseline)
+
+
+def next_commands(run: Path, config: Config, dataset: Dataset, *, root: Path) -> str:
+    """Format three commands that look at the run in directory `run`, which is the newest of its directory."""
+    where, is_default = run.parents[1], run.parents[1].absolute() == root / "runs"
+    given = "" if is_default else f" {_quoted('O', where.parent)}"
+    samples = isinstance(dataset.spec, TextSpec) and dataset.tokenizer is not None
+    commands = {
+        "plots": "plot its curves",
+        "sample PROMPT=The" if samples else "eval BEST=1" if config.checkpoints.keep_best else "eval": (
+            "continue a text with it" if samples else "evaluate it again, from its checkpoint"
+        ),
+        "runs": "list it with the others",
+    }
+    width = max(map(len, commands)) + len(given)
+    return "\n".join(
+        ["Next:", *(f"  make {name + given:<{width}}  {what}" for name, what in commands.items())]
+    )
+
+
+def resume_command(run: Path) -> str:
+    """Return the shell command that resumes the run in directory `run`."""
+    return f"make resume {_quoted('RUN', run)}"
+
+
+def _quoted(variable: str, path: Path) -> str:
+    return shlex.quote(f"{variable}={path}".replace("$", "$$"))
 
 
 def _log_sample(job: Job, dataset: Dataset) -> None:

@@ -80,5 +80,5 @@ def _sizes(storage: Storage) -> Mapping[str, int]:
         raise DataError(f"there are no files at {storage.url}", todo="look at CONFIG_DATA_DIR")
     for name in sizes:
         if ".." in PurePosixPath(name).parts:
-            raise DataError(f"{storage.url}/{name} is no name that a disk could have")
+            raise DataError(f"{storage.url}/{name} is not a name that a disk could have")
     return sizes

@@ -126,5 +126,5 @@ def _last_line(package: Package, *arguments: str) -> str:
 
 
 def _refusal(package: Package, *, why: str, todo: str) -> PlanError:
-    what = f"CONFIG_DEVICE_{package.upper()} cannot be honoured"
+    what = f"CONFIG_DEVICE_{package.upper()} is not possible"
     return PlanError(what, why=why, todo=f"{todo}, or set CONFIG_DEVICE_AUTO=y")

@@ -42,7 +42,7 @@ def probe(device: Literal["auto", "cuda", "mps", "xla", "tpu", "cpu"]) -> Hardwa
     kind, devices = _accelerators(device, cpu_name)
     if not devices and device in ("cuda", "mps"):
         raise PlanError(
-            f"CONFIG_DEVICE_{device.upper()} cannot be honoured",
+            f"CONFIG_DEVICE_{device.upper()} is not possible",
             why=f"torch finds no {'CUDA or ROCm' if device == 'cuda' else 'Apple'} GPU",
             todo="set CONFIG_DEVICE_AUTO=y, or install a torch that is built for the GPU",
         )

@@ -52,7 +52,7 @@ def available(root: Path) -> tuple[list[Path], list[Path]]:
     named = [Path(name) for name in os.environ.get(PATH_VARIABLE, "").split(":") if name]
     for path in named:
         if not path.is_dir():
-            raise ConfigError(f"{PATH_VARIABLE} names {path}, which is no directory")
+            raise ConfigError(f"{PATH_VARIABLE} names {path}, which is not a directory")
     fragments = [path for directory in (*named, root / FRAGMENTS) for path in _files(directory)]
     return _files(root / DIRECTORY), fragments
 

@@ -109,6 +109,14 @@ def unmet(item: Any) -> str:
     return f"needs {parts}" if parts else "cannot be set by hand"
 
 
+def why_hidden(item: Any) -> str:
+    """Return what an invisible symbol or choice with a prompt needs, and what shows it; "" for others."""
+    if item.visibility or not has_prompt(item):
+        return ""
+    words = remedy(item)
+    return unmet(item) + (f"; {' '.join(words)} {'show' if words[1:] else 'shows'} it" if words else "")
+
+
 def remedy(item: Any, seen: frozenset[str] = frozenset()) -> list[str] | None:
     """Return assignments that make a symbol or choice visible, outermost first; None if none is found."""
     found = [_remedy_of(part, seen) for part in _failing(item)]

@@ -79,7 +79,8 @@ def search(tree: Any, words: str) -> Iterator[str]:
         meant = diagnostics.suggest(tree, words.strip())
         raise ConfigError(f"no option has '{words}'", todo=f"did you mean {meant}?" if meant else "")
     for symbol in near + far:
-        hidden = "" if symbol.visibility or not has_prompt(symbol) else " (hidden)"
+        why = diagnostics.why_hidden(symbol)
+        hidden = f" (hidden: {why})" if why else ""
         yield f"{_value(symbol)}{hidden}  {prompt_of(symbol)}  {_place(symbol)}".rstrip()
 
 
@@ -87,7 +88,7 @@ def _successor(tree: Any, name: str) -> Any:
     """Return the symbol that the old `name` was renamed to. Raises ConfigError where there is none."""
     legacy, full = read_legacy(Path(tree.srctree)), f"{tree.config_prefix}{name}"
     if name in legacy.removed:
-        raise ConfigError(f"{full} is no more", why=legacy.removed[name])
+        raise ConfigError(f"{full} was removed", why=legacy.removed[name])
     symbol = find(tree, legacy.present(name))
     if symbol is None:
         meant = diagnostics.suggest(tree, name)
@@ -166,10 +167,10 @@ def _needs(item: Any) -> Iterator[tuple[str, str]]:
         yield "needs", expression(item.direct_dep)
     if not has_prompt(item) or item.visibility:
         return
-    yield "forbidden", f"it {diagnostics.unmet(item)}"
+    yield "hidden", f"it {diagnostics.unmet(item)}"
     words = diagnostics.remedy(item)
     if words:
-        yield "allowed by", " ".join(words)
+        yield "shown by", " ".join(words)
 
 
 def _dependents(symbol: Any) -> Iterator[tuple[str, str]]:

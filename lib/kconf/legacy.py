@@ -97,8 +97,8 @@ def migrate(layer: Layer, root: Path) -> Layer:
         elif assignment.name not in legacy.removed:
             kept.append(assignment)
         elif assignment.text == "n":
-            notices.append(f"{assignment.place}: {old} is no more, and was off")
+            notices.append(f"{assignment.place}: {old} was removed, and was off")
         else:
             advice = legacy.removed[assignment.name]
-            faults.append(assignment.finding(f"{old} is no more: {advice}"))
+            faults.append(assignment.finding(f"{old} was removed: {advice}"))
     return dataclasses.replace(layer, assignments=tuple(kept), faults=tuple(faults), notices=tuple(notices))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -13,9 +14,9 @@ from typing import Any
 import kconfiglib
 
 from lib.errors import ConfigError
-from lib.kconf import spelling, write
+from lib.kconf import diagnostics, spelling, write
 from lib.kconf.lock import locked
-from lib.kconf.resolve import load_file, load_text, load_valid_lines, read_own
+from lib.kconf.resolve import load_file, load_text, load_valid_lines, new_symbols, read_own
 from lib.kconf.tree import display, load_own_tree
 from lib.kconf.values import rule_of
 
@@ -62,7 +63,29 @@ def _patch(program: Any, tree: _MenuTree, check: Callable[..., bool]) -> None:
     program._check_valid = check
     program._range_info = _value_info(program._range_info)
     program._needs_save = tree.needs_save
+    program._node_str = _entry(program._node_str, tree, page=False)
+    program._info_str = _entry(program._info_str, tree, page=True)
     os.environ["KCONFIG_CONFIG"] = str(tree.file)  # they read the file name from it
+
+
+def _entry(describe: Callable[[Any], str], tree: _MenuTree, *, page: bool) -> Callable[[Any], str]:
+    """Wrap the text of a menu entry, or its page of information, to say why an entry is hidden.
+
+    Only what a loaded file does not mention is (NEW).
+    """
+
+    def text(node: Any) -> str:
+        shown = describe(node)
+        if not isinstance(node.item, kconfiglib.Symbol | kconfiglib.Choice):
+            return shown
+        why = diagnostics.why_hidden(node.item)
+        if page:  # the window cuts long lines
+            lines = re.sub(r"; | (?=and )", "\n        ", why)
+            return f"Hidden: {lines}\n{shown}" if why else shown
+        shown = shown if node.item in tree.new else shown.replace(" (NEW)", "", 1)
+        return f"{shown} (hidden: {why})" if why else shown
+
+    return text
 
 
 def _keys(read: Callable[[Any], Any], command: str) -> Callable[[Any], Any]:
@@ -108,6 +131,7 @@ class _MenuTree(kconfiglib.Kconfig):  # type: ignore[misc]
 
     locks: contextlib.ExitStack  # of files loaded in addition to the edited one, whose lock the command holds
     file: Path
+    new: frozenset[Any]  # options that the loaded file does not mention
     _locked: set[str]
     _notices: list[str]
     _sources: tuple[str, ...]
@@ -116,7 +140,7 @@ class _MenuTree(kconfiglib.Kconfig):  # type: ignore[misc]
         """Load `config_file`, if it exists. Raises ConfigError where it has a fault and the user declines."""
         self.file = config_file
         self.locks, self._locked = contextlib.ExitStack(), {os.path.realpath(config_file)}
-        self._notices, self._sources = [], ()
+        self._notices, self._sources, self.new = [], (), frozenset()
         if not config_file.exists():
             return
         try:
@@ -127,6 +151,7 @@ class _MenuTree(kconfiglib.Kconfig):  # type: ignore[misc]
             _ask_to_drop(error)
             configuration = load_valid_lines(self, config_file)
         self._sources = configuration.sources
+        self.new = frozenset(new_symbols(self, read_own(Path(self.srctree), config_file)))
 
     def load_config(self, filename: str | None = None) -> str:
         """Load a file for the menu: at the start (without a name) and from its load dialog."""
@@ -142,6 +167,7 @@ class _MenuTree(kconfiglib.Kconfig):  # type: ignore[misc]
             raise OSError(errno.EINVAL, "\n".join([*error.findings[:8], str(error)])) from error
         self.file = Path(filename)
         self._sources = configuration.sources
+        self.new = frozenset(new_symbols(self, read_own(Path(self.srctree), self.file)))
         return f"Loaded {filename}"
 
     def _lock(self, path: Path) -> None:

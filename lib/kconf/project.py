@@ -148,7 +148,7 @@ def check_variables(root: Path) -> None:
     faults = []
     for goal in goals:
         close = diagnostics.close_names(goal, targets, cutoff=0.6)
-        hint = f"did you mean {' or '.join(close)}?" if close else "make help shows what there is"
+        hint = f"did you mean {' or '.join(close)}?" if close else "make help-all shows what there is"
         faults.append(f"{goal} is not a target; {hint}")
     for name in doubtful:
         value, symbol = environ.get(name, ""), name.removeprefix(_PREFIX)
@@ -158,7 +158,7 @@ def check_variables(root: Path) -> None:
             hint = f"; did you mean {meant}?" if meant else ""
             faults.append(f"{name}={value} is not a variable of this Makefile{hint}")
         elif symbol in legacy.removed:
-            faults.append(f"{name} is no more: {legacy.removed[symbol]}")
+            faults.append(f"{name} was removed: {legacy.removed[symbol]}")
         elif find(tree, legacy.present(symbol)) is None:
             faults.append(diagnostics.unknown_symbol(tree, symbol, value))
     if faults:

@@ -93,7 +93,7 @@ def refuse_special(path: Path) -> None:
     Reading a pipe or a device may never end, and a file must not replace it.
     """
     if path.exists() and not path.is_file() and not path.is_dir():
-        raise OSError(errno.EINVAL, "it is no regular file", str(path))
+        raise OSError(errno.EINVAL, "it is not a regular file", str(path))
 
 
 def read_file(path: Path, *, prefix: str = "CONFIG_") -> Layer:

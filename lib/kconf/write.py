@@ -58,7 +58,7 @@ def write_configuration(path: Path, text: str, *, keep_old: bool = False) -> boo
     """
     layer = read_file(path) if path.is_file() else None
     if layer is not None and layer.faults and not layer.assignments:
-        raise OSError(errno.EEXIST, f"{path.name} is no configuration", os.path.realpath(path))
+        raise OSError(errno.EEXIST, f"{path.name} is not a configuration", os.path.realpath(path))
     return write_atomically(path, text, keep_old=keep_old)
 
 

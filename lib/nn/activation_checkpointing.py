@@ -59,7 +59,7 @@ def configure_recomputation(model: nn.Module, recompute: Recompute) -> None:
     chains = [module for module in model.modules() if isinstance(module, Chain)]
     if recompute != "none" and not chains:
         raise ConfigError(
-            f"CONFIG_GRAD_CHECKPOINT_{recompute.upper()}=y cannot be honoured",
+            f"CONFIG_GRAD_CHECKPOINT_{recompute.upper()}=y is not possible",
             why=f"{type(model).__name__} runs no blocks through lib.nn.activation_checkpointing.Chain",
             todo="set CONFIG_GRAD_CHECKPOINT_NONE=y",
         )

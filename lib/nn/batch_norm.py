@@ -128,7 +128,7 @@ def _convert(module: _BatchNorm, *, name: str, norm_batch: int) -> None:
     if ghost is None or module.running_mean is None:
         layer = f"{name} of the model is a {type(module).__name__}"
         raise ConfigError(
-            f"CONFIG_NORM_BATCH={norm_batch} cannot be honoured",
+            f"CONFIG_NORM_BATCH={norm_batch} is not possible",
             why=f"{layer} with track_running_stats=False" if ghost else f"{layer}, which has no groups",
             todo="use BatchNorm1d, 2d or 3d of torch.nn with running statistics, or set CONFIG_NORM_BATCH=0",
         )

@@ -133,7 +133,7 @@ def build_model(name: str, options: Mapping[str, Value], spec: Any, *, seed: int
         with ModelCode(name):
             model = module.build(plugins.MODELS.options(name, options), spec)
     if not isinstance(model, nn.Module):
-        returned = f"build returns {type(model).__name__}, which is no torch.nn.Module"
+        returned = f"build returns {type(model).__name__}, which is not a torch.nn.Module"
         raise ConfigError(f"models/{name}/model.py: {returned}")
     lazy = next((key for key, weight in model.state_dict(keep_vars=True).items() if is_lazy(weight)), None)
     if lazy is not None:

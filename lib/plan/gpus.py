@@ -191,7 +191,7 @@ def _parts(text: str) -> tuple[str, int | None, str | None]:
     if not plain.strip():
         raise _error(text, "no GPU is named", todo="write a name as in GPU=h100-80g, or GPU=all for a table")
     if len(text) > MAX_TEXT or not text.isprintable():
-        raise _error(text, "that is no name of a machine", todo="write it as in GPU=h100-80gx4:70G")
+        raise _error(text, "that is not the name of a machine", todo="write it as in GPU=h100-80gx4:70G")
     if plain == ALL:
         raise _error(text, "that is every machine, and one is needed", todo="name one, as in GPU=h100-80g")
     machine, colon, size = plain.partition(":")
@@ -208,7 +208,7 @@ def _free_bytes(text: str, free: str | None, *, total_bytes: int, idle_share: fl
     if not written:
         raise _error(
             text,
-            f"{free!r} is no size of free memory" if free else "no free memory after the colon",
+            f"{free!r} is not a size of free memory" if free else "no free memory after the colon",
             todo="write it as 70G (decimal) or 65.2Gi, or leave it out for that of an idle machine",
         )
     free_bytes = round(float(written["number"]) * _UNITS[written["unit"]])

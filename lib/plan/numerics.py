@@ -24,11 +24,11 @@ def choose_compile(config: ConfigView, placement: Placement) -> Decision[bool]:
     if config.compile == "manual":
         if config.compile_model and too_old:
             raise PlanError(
-                f"CONFIG_COMPILE_MODEL=y cannot be honoured on {placement.name}",
+                f"CONFIG_COMPILE_MODEL=y is not possible on {placement.name}",
                 why=f"torch.compile needs compute capability {_dotted(COMPILE_CAPABILITY)}",
                 todo="set CONFIG_COMPILE_AUTO=y",
             )
-        warning = f", in spite of {denied}" if denied and config.compile_model else ""
+        warning = f"; NOTE: in spite of {denied}" if denied and config.compile_model else ""
         return Decision(config.compile_model, f"set by hand{warning}")
     if placement.device.value == "cpu":
         why = "CPU: compiling costs a short run more than it saves; CONFIG_COMPILE_MANUAL=y allows it"
@@ -45,7 +45,7 @@ def choose_compile(config: ConfigView, placement: Placement) -> Decision[bool]:
 def choose_channels_last(config: ConfigView, placement: Placement) -> Decision[bool]:
     """Choose the memory format of images and filters: channels_last or contiguous."""
     if config.channels_last and placement.device.value in STATIC_SHAPES:
-        return Decision(False, "XLA lays tensors out by itself, whatever CONFIG_CHANNELS_LAST says")
+        return Decision(False, "NOTE: XLA lays tensors out by itself, whatever CONFIG_CHANNELS_LAST says")
     return Decision(config.channels_last, f"CONFIG_CHANNELS_LAST={'y' if config.channels_last else 'n'}")
 
 
@@ -57,12 +57,12 @@ def choose_precision(config: ConfigView, placement: Placement, hardware: Hardwar
     problem = precision_problem(config.precision, placement)
     if problem:
         raise PlanError(
-            f"CONFIG_PRECISION_{config.precision.upper()} cannot be honoured on {placement.name}",
+            f"CONFIG_PRECISION_{config.precision.upper()} is not possible on {placement.name}",
             why=problem,
             todo=f"set CONFIG_PRECISION_AUTO=y, which chooses {automatic.value} here",
         )
     slow = config.precision == "bf16" and placement.device.value == "cpu" and automatic.value != "bf16"
-    note = ", slowly: the CPU has no bf16 instructions" if slow else ""
+    note = "; NOTE: slow, because the CPU has no bf16 instructions" if slow else ""
     return Decision(config.precision, f"CONFIG_PRECISION_{config.precision.upper()}=y{note}")
 
 
@@ -89,7 +89,7 @@ def _automatic_precision(placement: Placement, hardware: Hardware) -> Decision[P
         case "xla" | "tpu":
             if placement.name.startswith(TPU):
                 return Decision("bf16", "TPUs multiply in bf16")
-            return Decision("fp32", f"XLA on a {placement.name}, which is no TPU")
+            return Decision("fp32", f"XLA on a {placement.name}, which is not a TPU")
         case "cpu":
             if hardware.cpu_bf16 == "none":
                 return Decision("fp32", "the CPU has neither AMX nor AVX-512 bf16 instructions")
@@ -112,7 +112,7 @@ def _no_compile_on_xla(config: ConfigView, placement: Placement) -> Decision[boo
     own = placement.device.value == "xla"
     why = "XLA compiles whole steps by itself" if own else "torch_tpu's compiler was never tried here"
     if config.compile == "manual" and config.compile_model:
-        what = f"CONFIG_COMPILE_MODEL=y cannot be honoured on {placement.name}"
+        what = f"CONFIG_COMPILE_MODEL=y is not possible on {placement.name}"
         raise PlanError(what, why=why, todo="set CONFIG_COMPILE_AUTO=y")
     return Decision(False, why)
 

@@ -40,7 +40,7 @@ def place(config: ConfigView, hardware: Hardware) -> Placement:
     if hardware.kind not in ACCEPTED_KINDS[config.device]:
         found = f"{hardware.kind} ({_listed([device.name for device in hardware.devices])})"
         raise PlanError(
-            f"CONFIG_DEVICE_{config.device.upper()} cannot be honoured",
+            f"CONFIG_DEVICE_{config.device.upper()} is not possible",
             why=f"the hardware to plan for is {'a CPU without a GPU' if hardware.kind == 'cpu' else found}",
             todo="set CONFIG_DEVICE_AUTO=y, or plan for other hardware",
         )
@@ -49,7 +49,7 @@ def place(config: ConfigView, hardware: Hardware) -> Placement:
     devices, note = identical_devices(hardware, requested=config.num_devices)
     if hardware.kind in STATIC_SHAPES and config.num_devices not in (0, 1, len(devices)):
         raise PlanError(
-            f"CONFIG_NUM_DEVICES={config.num_devices} cannot be honoured on {NAMES[hardware.kind]}",
+            f"CONFIG_NUM_DEVICES={config.num_devices} is not possible on {NAMES[hardware.kind]}",
             why=f"one process has one of them, or all {len(devices)} have a process each",
             todo=f"set it to 0, 1 or {len(devices)}",
         )

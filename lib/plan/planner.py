@@ -116,7 +116,7 @@ def _choose(context: SizingContext) -> tuple[Candidate, tuple[Candidate, ...]]:
 def _on_one_device(context: SizingContext) -> tuple[Candidate, tuple[Candidate, ...]]:
     reason, requested = "one device", context.config.dist_strategy
     if requested not in ("auto", "single"):
-        reason += f", so that CONFIG_DIST_STRATEGY_{requested.upper()}=y has no effect"
+        reason += f"; NOTE: CONFIG_DIST_STRATEGY_{requested.upper()}=y has no effect on it"
     chosen = choose_sizes(context)
     if context.step.device != "cpu":  # the catalogue has rates of GPUs only
         from lib.plan.strategies import seconds_of
@@ -139,7 +139,7 @@ def with_smaller_micro_batch(plan: Plan) -> Plan | None:
     size, count = smaller[-1], per_device // smaller[-1]
     reasons = {
         **plan.reasons,
-        "micro_batch": f"memory ran out at {plan.micro_batch}; {size} is the next divisor of {per_device}",
+        "micro_batch": f"NOTE: no memory for {plan.micro_batch}; {size} is the next divisor of {per_device}",
         "accumulation": f"{count} x {size} = {per_device} samples per device and optimizer step",
         "last_micro_batch": "all are of one size",
         "memory": "less than at the micro-batch at which it ran out",

@@ -13,7 +13,7 @@ from typing import Literal
 
 from lib.plan.gpus import Gpu
 from lib.plan.types import Precision
-from lib.units import seconds_text
+from lib.units import seconds_span
 
 # Share of the peak that optimised training programs reach, from the rates that they publish: compiled GPT-2
 # 29 % (modded-nanogpt, AdamW) to 41 % (llm.c) on H100, small ResNets on A100 25 to 37 % (cifar10-airbench).
@@ -68,13 +68,14 @@ class StepTime:
     reason: str
 
     def __str__(self) -> str:
-        launches = "; launching its kernels may take longer" if self.slowest_seconds < SHORT_SECONDS else ""
-        return f"estimate: {self.span} an optimizer step, bounded by {self.bound} ({self.reason}){launches}"
+        if self.slowest_seconds < SHORT_SECONDS:
+            return f"estimate: {self.span} an optimizer step, so that launching its kernels decides"
+        return f"estimate: {self.span} an optimizer step, bounded by {self.bound} ({self.reason})"
 
     @property
     def span(self) -> str:
         """The range in words, from the fastest to the slowest."""
-        return f"{seconds_text(self.fastest_seconds)} to {seconds_text(self.slowest_seconds)}"
+        return seconds_span(self.fastest_seconds, self.slowest_seconds, least=SHORT_SECONDS)
 
 
 def estimate_step_time(work: StepWork, gpu: Gpu, *, precision: Precision) -> StepTime:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 import shutil
 import textwrap
 from collections.abc import Iterator
@@ -19,14 +20,45 @@ if TYPE_CHECKING:
 
 NARROW_COLUMNS = 72  # below this a reason goes under its value, not beside it
 
+# Words with which a reason warns, or says that a request is met in another way.
+WARNS = re.compile(r"\b(?:NOTE|MORE|MISSES|GROWS|EXPERIMENTAL)\b")
 
-def show(plan: Plan, stream: TextIO) -> None:
-    """Print `plan`: a table on a terminal, plain aligned text otherwise."""
+
+def show(plan: Plan, stream: TextIO, *, compact: bool = False) -> None:
+    """Print `plan`: a table on a terminal, plain aligned text otherwise; or its compact text."""
     columns = shutil.get_terminal_size().columns
-    if stream.isatty() and columns >= NARROW_COLUMNS:
+    if compact:
+        print(compact_text(plan, columns=columns), file=stream)
+    elif stream.isatty() and columns >= NARROW_COLUMNS:
         _show_table(plan, stream, columns=columns)
     else:
         print(plain_text(plan, columns=columns), file=stream)
+
+
+def compact_text(plan: Plan, *, columns: int) -> str:
+    """Format what a run is about to do in a few lines, and each reason that warns in full."""
+    memory, why = plan.memory, plan.reasons
+    ragged = plan.last_micro_batch < plan.micro_batch
+    sizes = f"{plan.accumulation - ragged} x {plan.micro_batch}" + f" + {plan.last_micro_batch}" * ragged
+    numerics = [plan.precision, "compiled" if plan.compile else "not compiled"]
+    rows = [
+        ("device", f"{plan.device}: {why['device']}"),
+        (
+            "batch",
+            f"{plan.effective_batch} samples a step: {sizes} on each of {plan.layout.devices} device(s)",
+        ),
+        ("numerics", ", ".join(numerics + ["channels last"] * plan.channels_last)),
+        ("memory", f"predicted: {format_need(memory)}" if memory is not None else why["memory"]),
+    ]
+    if plan.world > 1:
+        rows.insert(
+            1, ("strategy", plan.strategy + (f" in shards of {plan.shard}" if plan.shard > 1 else ""))
+        )
+    rows += [(name, text) for name, _, text in _rows(plan) if name != "device" and WARNS.search(text)]
+    lines = ["Plan (make plan shows every value with its reason; V=1 does it here)"]
+    for name, text in rows:
+        lines += hanging(f"  {name:<10}", text, columns=columns, indent="    ")
+    return "\n".join(lines)
 
 
 def plain_text(plan: Plan, *, columns: int = 100) -> str:
@@ -100,7 +132,7 @@ def offload_note(config: ConfigView, placement: Placement) -> str:
         return ""
     on_xla = placement.device.value in STATIC_SHAPES
     why = "XLA places tensors itself" if on_xla else "the device has no memory of its own"
-    return f"; CONFIG_ACTIVATION_OFFLOAD=y does nothing here: {why}"
+    return f"; NOTE: CONFIG_ACTIVATION_OFFLOAD=y does nothing here: {why}"
 
 
 def memory_remedies(config: ConfigView, placement: Placement, memory: Memory, step: StepSettings) -> str:
@@ -139,7 +171,9 @@ def why_norm_batch(config: ConfigView, facts: ModelFacts) -> str:
             f"every batch normalisation takes its statistics over groups of {config.norm_batch} samples, on "
             "every machine alike"
         )
-    follow = "statistics follow the micro-batch: not portable to machines that split the batch differently"
+    follow = (
+        "NOTE: statistics follow the micro-batch: not portable to machines that split the batch differently"
+    )
     if config.norm_batch is None:  # hidden
         follow += f"; select MODEL_HAS_BATCHNORM in models/{config.model}/Kconfig to have CONFIG_NORM_BATCH"
     return follow

@@ -204,7 +204,7 @@ def _predicted_bound(context: SizingContext) -> tuple[Decision[int], int]:
         # On a CPU caches, not memory, decide the speed: ResNets were slower with all that fits.
         limit = min(share, cpu_table_batch(scale=config.table_scale))
         at_limit = "; larger is no faster on CPUs"
-    # A share that is no multiple of NORM_BATCH is refused later, with suggestions.
+    # A share that is not a multiple of NORM_BATCH is refused later, with suggestions.
     limit = max(step, limit - limit % step)
     bound = largest_fitting(memory_of, limit=limit, step=step)
     if not bound:
@@ -227,7 +227,7 @@ def _strict(context: SizingContext) -> Candidate:
     if context.norm_batch and batch % context.norm_batch:
         raise PlanError(
             f"CONFIG_BATCH_TABLE_STRICT=y gives micro-batches of {batch}, "
-            f"no multiple of CONFIG_NORM_BATCH={context.norm_batch}",
+            f"not a multiple of CONFIG_NORM_BATCH={context.norm_batch}",
             why=bound.reason,
             todo="set CONFIG_NORM_BATCH=0 (not portable), or CONFIG_BATCH_TABLE_STRICT=n",
         )
@@ -243,7 +243,7 @@ def _manual(context: SizingContext) -> Candidate:
         raise PlanError("CONFIG_HYPER_PARAM_MANUAL=y without a batch size", todo="set CONFIG_BATCH_SIZE")
     if norm_batch and batch % norm_batch:
         raise PlanError(
-            f"CONFIG_BATCH_SIZE={batch} is no multiple of CONFIG_NORM_BATCH={norm_batch}",
+            f"CONFIG_BATCH_SIZE={batch} is not a multiple of CONFIG_NORM_BATCH={norm_batch}",
             todo=f"set it to {-(-batch // norm_batch) * norm_batch}, or CONFIG_NORM_BATCH to "
             f"a divisor of {batch}, or to 0 for plain batch normalisation, which is not portable",
         )
@@ -293,7 +293,7 @@ def _split_target(
     elif norm_batch and per_device < norm_batch:
         why = f"{share}, less than CONFIG_NORM_BATCH={norm_batch}"
     elif norm_batch and per_device % norm_batch:
-        why = f"{share}, no multiple of CONFIG_NORM_BATCH={norm_batch}"
+        why = f"{share}, not a multiple of CONFIG_NORM_BATCH={norm_batch}"
     else:
         split, why = split_share(per_device), f"{share}, but {impossible}"
     if split is not None:

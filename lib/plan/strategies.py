@@ -14,7 +14,7 @@ from lib.plan.sharding import ELEMENT_BYTES, exposed_seconds, held, layouts, spl
 from lib.plan.show import format_need, hanging, norm_batch_remedy, why_memory
 from lib.plan.sizing import Candidate, SizingContext, choose_sizes
 from lib.plan.types import OWN_MEMORY, SHARDS_WEIGHTS, STATIC_SHAPES, Decision, Layout
-from lib.units import GB, bytes_text
+from lib.units import GB, bytes_text, seconds_span
 
 TIE = 1.02  # relative tolerance for a tie: the estimates are no more accurate
 
@@ -58,7 +58,7 @@ def _check_running_statistics(context: SizingContext) -> None:
     several = context.step.device == "xla" and context.placement.world.value > 1
     if several and context.facts.has_batchnorm and not context.config.norm_batch:
         raise PlanError(
-            "CONFIG_NORM_BATCH=0 cannot be honoured on several XLA devices",
+            "CONFIG_NORM_BATCH=0 is not possible on several XLA devices",
             why="each would keep running statistics of its own",
             todo=f"set {norm_batch_remedy(context.config)}, or CONFIG_NUM_DEVICES=1",
         )
@@ -132,7 +132,7 @@ def _obstacles_to_sharding(context: SizingContext) -> Iterator[tuple[bool, str, 
     yield config.optimizer == "adam_atan2", "Adam-atan2 works on whole parameters", other
     if context.layout.strategy == "zero1":
         return
-    yield config.grad_checkpoint is None, f"{config.model} is no sequence of blocks", "another model"
+    yield config.grad_checkpoint is None, f"{config.model} is not a sequence of blocks", "another model"
     yield config.activation_offload, "activations are offloaded", "CONFIG_ACTIVATION_OFFLOAD=n"
     by_precision = "CONFIG_PRECISION_BF16=y or _FP32=y"
     yield step.precision == "fp16", "no loss scaling for sharded gradients", by_precision
@@ -257,7 +257,7 @@ def _refusal(
         if first is not None:
             why, nearest = first.why_not, first.nearest
         return PlanError(
-            f"CONFIG_DIST_STRATEGY_{requested.upper()}=y cannot be honoured",
+            f"CONFIG_DIST_STRATEGY_{requested.upper()}=y is not possible",
             why=why,
             todo=f"it is possible with {nearest}; or set CONFIG_DIST_STRATEGY_AUTO=y",
         )
@@ -269,13 +269,13 @@ def _refusal(
 
 def format_strategies(strategies: Sequence[Candidate], *, columns: int) -> Iterator[str]:
     """Format a line per strategy: batch, memory of the fullest device, seconds of a step, verdict."""
-    yield "Parallelism strategies (seconds of a step are estimated, with assumed link rates):"
+    yield "Parallelism strategies (time of an optimizer step estimated, with assumed link rates):"
     widest = max(7, *(len(_name(row)) for row in strategies))
     for row in strategies:
         sizes = "" if row.split is None else f"{row.split.micro_batch} x {row.split.accumulation}"
         need = "" if row.memory is None else f"{row.memory.need_bytes / GB:.2f} GB"
-        time = "" if row.seconds is None else f"{row.seconds[0]:.3g} to {row.seconds[1]:.3g} s"
-        head = f"  {_name(row):<{widest}} {sizes:>10} {need:>10}  {time:<18} "
+        time = "" if row.seconds is None else seconds_span(*row.seconds, least=SHORT_SECONDS)
+        head = f"  {_name(row):<{widest}} {sizes:>10} {need:>10}  {time:<20} "
         yield from hanging(head, row.verdict, columns=columns, indent="    ")
 
 

@@ -142,7 +142,7 @@ def table_bound(config: ConfigView, placement: Placement, *, compiled: bool) -> 
             why=f"models/{config.model}/Kconfig gives it no TABLE_SCALE",
             todo="set CONFIG_HYPER_PARAM_MANUAL=y and CONFIG_BATCH_SIZE",
         )
-    tiny = f"; only {_gb(free)} is free, which may not do" if free < TINY_FREE_BYTES else ""
+    tiny = f"; NOTE: only {_gb(free)} is free, which may not do" if free < TINY_FREE_BYTES else ""
     scaled = f"x {scale} for {config.model}"
     if placement.device.value == "cpu":
         batch = cpu_table_batch(scale=scale)

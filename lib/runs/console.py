@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from lib.atomic import naming
 from lib.errors import os_error
+from lib.units import bytes_text
 
 if TYPE_CHECKING:
     import rich.console
@@ -29,14 +30,19 @@ PLAIN_DOWNLOAD_INTERVAL_SECONDS = 5.0
 _PLAIN = {"×": "x", "→": "->", "≤": "<=", "≥": ">=", "…": "...", "–": "-", "—": "-", "·": "-"}
 _ERRORS = "anneal.plain"  # the name of the codec error handler below
 _SEPARATOR = "  "
-_ROOMY_COLUMNS = 60  # a narrower terminal shows numbers instead of the description
+_SHORT_BAR = 6  # columns
 
 
 class Console:
-    """Console output of one process. log_path: file for timestamped lines; None for none."""
+    """Console output of one process.
 
-    def __init__(self, log_path: Path | None = None) -> None:
-        self._log_path = log_path
+    log_path: file for timestamped lines; None for none. memory_bytes: the peak so far, to show.
+    """
+
+    def __init__(
+        self, log_path: Path | None = None, *, memory_bytes: Callable[[], int] | None = None
+    ) -> None:
+        self._log_path, self._memory_bytes = log_path, memory_bytes
         self._display: _Lines | _Bar | None = None
         self._next_seconds = float("inf")  # when the next progress line is due, on the monotonic clock
 
@@ -47,7 +53,7 @@ class Console:
         ToolkitError if standard output cannot be written, BrokenPipeError if its reader has closed it.
         """
         (self._display.print if self._display else _print)(text)
-        self._log(text)
+        self.write_log(text)
 
     def start(self, total_steps: int | None, *, description: str) -> None:
         """Start a progress line. `total_steps` is None if the budget is in seconds."""
@@ -79,6 +85,7 @@ class Console:
                 for name, value in values.items()
             ),
             f"{_short(samples_per_second)} samples/s" if samples_per_second else "",
+            bytes_text(self._memory_bytes()) if self._memory_bytes is not None else "",
             f"{timedelta(seconds=round(rest))} left" if rest is not None else "",
         ]
         self._display.draw(self._description, fraction, parts)
@@ -102,7 +109,8 @@ class Console:
             self._display.close()
         self._display, self._next_seconds = None, float("inf")
 
-    def _log(self, text: str) -> None:
+    def write_log(self, text: str) -> None:
+        """Log one or more lines without printing them."""
         if self._log_path is None:
             return
         stamp = f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}"
@@ -189,16 +197,21 @@ class _Bar:
         self._terminal.print(shown, markup=False, highlight=False, emoji=False, soft_wrap=True)
 
     def draw(self, head: str, fraction: float | None, parts: list[str]) -> None:
-        width = self._terminal.width
-        self._bar.bar_width = min(max(width // 6, 6), 30)
-        head = head[: width // 4] if width >= _ROOMY_COLUMNS else ""
+        width, head = self._terminal.width, head[: self._terminal.width // 4]
         # The time left comes first and the step last: parts that do not fit are dropped from the end.
         step, *rest = parts
         shown = [part for part in (_percent(fraction), *rest[-1:], *rest[:-1], step) if part]
-        room = width - len(head) - self._bar.bar_width - 2
+        needed = len(_SEPARATOR.join(shown[:-1]))
+        # Numbers are worth more than a long bar, and than the description.
+        widest = min(max(width // 6, _SHORT_BAR), 30)
+        for bar, name in ((widest, head), (_SHORT_BAR, head), (_SHORT_BAR, ""), (1, "")):
+            room = width - len(name) - bar - 2
+            if needed <= room:
+                break
+        self._bar.bar_width = bar
         while len(shown) > 1 and len(_SEPARATOR.join(shown)) > room:
             shown.pop()
-        head, tail = (_encodable(text, self._terminal.encoding) for text in (head, _SEPARATOR.join(shown)))
+        head, tail = (_encodable(text, self._terminal.encoding) for text in (name, _SEPARATOR.join(shown)))
         self._progress.update(
             self._task, completed=fraction or 0.0, description=head, tail=tail, visible=True, refresh=True
         )

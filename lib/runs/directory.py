@@ -314,7 +314,7 @@ def resolve_run(runs: Path, name: str = "", *, unfinished: bool = False) -> RunD
     listed = matches or selectable or found
     names = ", ".join(f"{run.model}/{run.name}" for run in listed[:_LISTED])
     more = f" and {len(listed) - _LISTED} more (ls {runs}/*)" if len(listed) > _LISTED else ""
-    what = f"RUN={name} could be {len(matches)} runs" if matches else f"RUN={name} is no run in {runs}"
+    what = f"RUN={name} could be {len(matches)} runs" if matches else f"RUN={name} is not a run in {runs}"
     raise ConfigError(what, why="" if matches else missing, todo=f"choose one of {names}{more}")
 
 

@@ -218,7 +218,7 @@ def parse_budget(budget: str) -> float:
     match = re.fullmatch(r"([0-9]+)([smh])", budget)
     if match is None or not int(match[1]):
         raise ConfigError(
-            f"BUDGET={budget} is no time", todo="it takes seconds, minutes or hours: 90s, 10m or 2h"
+            f"BUDGET={budget} is not a time", todo="it takes seconds, minutes or hours: 90s, 10m or 2h"
         )
     return float(match[1]) * _UNITS[match[2]]
 

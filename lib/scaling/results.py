@@ -205,7 +205,7 @@ def corpus_path(corpus: str) -> Path | None:
     path = corpus.removeprefix("file:")
     if path in ("", corpus):
         known = ", ".join(CORPORA)
-        raise ConfigError(f"CORPUS={corpus} is no corpus", todo=f"one of {known} or file:PATH of texts")
+        raise ConfigError(f"CORPUS={corpus} is not a corpus", todo=f"one of {known} or file:PATH of texts")
     return Path(path)
 
 

@@ -131,7 +131,7 @@ def load(model: GPT2 | TextClassifier, path: str) -> None:
     try:
         tensors = package.torch.load_file(path)
     except package.SafetensorError as error:
-        raise ConfigError(f"{path} is no file of safetensors, or damaged", why=str(error)) from error
+        raise ConfigError(f"{path} is not a file of safetensors, or damaged", why=str(error)) from error
     from_huggingface(model, tensors)
 
 

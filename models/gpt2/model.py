@@ -42,7 +42,7 @@ def build(options: Options, spec: TextSpec | TextClassSpec) -> nn.Module:
     """
     if options.width % options.heads:
         raise ConfigError(
-            f"GPT-2 ({options.size}): CONFIG_GPT2_WIDTH={options.width} is no multiple of "
+            f"GPT-2 ({options.size}): CONFIG_GPT2_WIDTH={options.width} is not a multiple of "
             f"CONFIG_GPT2_HEADS={options.heads}",
             why="every head has an equal share of the channels",
         )

@@ -172,7 +172,7 @@ def check(options: Options, spec: DataSpec) -> None:
     """Raise ConfigError for combinations that Kconfig refuses, for callers that bypass it."""
     energy = options.block != "plain"
     refused = {
-        f"CONFIG_LOOPED_WIDTH={options.width} is no multiple of CONFIG_LOOPED_HEADS={options.heads}": (
+        f"CONFIG_LOOPED_WIDTH={options.width} is not a multiple of CONFIG_LOOPED_HEADS={options.heads}": (
             options.width % options.heads != 0
         ),
         "equilibrium propagation needs an energy, and the plain block has none": (

@@ -51,7 +51,7 @@ def build(options: Options, spec: TextSpec | TextClassSpec) -> nn.Module:
     """
     if options.width % HEAD_WIDTH:
         raise ConfigError(
-            f"CONFIG_RESNET_BK_WIDTH={options.width} is no multiple of {HEAD_WIDTH}",
+            f"CONFIG_RESNET_BK_WIDTH={options.width} is not a multiple of {HEAD_WIDTH}",
             why=f"a head has {HEAD_WIDTH} channels",
         )
     if isinstance(spec, TextClassSpec):

@@ -50,7 +50,7 @@ def table(text: str = (ROOT / "scripts" / "targets").read_text()) -> list[Row]:
     rows = []
     for line in text.splitlines():
         if line and not line.startswith(("#", "[")):
-            targets, variables, shown = re.split(r" *\| *", line)
+            targets, variables, shown = re.split(r" *\| *", line)[:3]  # without the goal
             forms = dict(word.partition("=")[::2] for word in variables.split())
             rows += [Row(target, forms, shown) for target in targets.split()]
     return rows

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import pty
 import subprocess
 import sys
 from pathlib import Path
@@ -29,7 +31,8 @@ case "$1 $2" in
 	if has pip-breaks; then touch "$dir/bin/pip-breaks"; fi
 	case "$*" in *system-site*) touch "$dir/bin/torch" ;; esac ;;
 "-m pip") case "$*" in *--version*) exit 0 ;; esac
-	for list; do :; done; echo "$*" >> {log}; cat "$list" >> {log}; ! has pip-breaks ;;
+	for list; do :; done; echo "$*" >> {log}; cat "$list" >> {log}
+	echo "Collecting torch==2.13.0"; echo "  Downloading torch-2.13.0.whl (88 MB)"; ! has pip-breaks ;;
 *probe*) [ "$3" != torch ] || has torch ;;
 esac
 """
@@ -53,7 +56,7 @@ class Bootstrap:
             (self.python.parent / name).unlink()
 
     def __call__(
-        self, requirements: str = "requirements.txt", *options: str, venv: str | None = None
+        self, requirements: str = "requirements.txt", *options: str, venv: str | None = None, **given: str
     ) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
             [
@@ -64,7 +67,7 @@ class Bootstrap:
                 *options,
             ],
             cwd=ROOT,
-            env={**os.environ, "PATH": "/usr/bin:/bin"},
+            env={**os.environ, "PATH": "/usr/bin:/bin", **given},
             capture_output=True,
             text=True,
         )
@@ -83,6 +86,33 @@ def test_makes_an_environment_and_installs_the_lock(bootstrap: Bootstrap) -> Non
     assert done.returncode == 0, done.stderr
     assert (bootstrap.venv / ".stamp").exists() and (bootstrap.venv / ".created").exists()
     assert (ROOT / "requirements.lock").read_text() in bootstrap.told()
+
+
+def test_the_output_of_pip_is_shown_on_request_or_where_it_fails(bootstrap: Bootstrap) -> None:
+    bootstrap.has("pip-breaks")
+    failed = bootstrap()
+    assert failed.returncode == 2
+    assert "Downloading torch-2.13.0.whl" in failed.stderr and "pip could not install" in failed.stderr
+    bootstrap.lacks("pip-breaks")
+    quiet = bootstrap()
+    assert "installing PyTorch" in quiet.stderr and "Downloading" not in quiet.stderr
+    assert sorted(path.name for path in bootstrap.venv.iterdir()) == [".created", ".stamp", "bin"]
+    (bootstrap.venv / ".stamp").unlink()
+    assert "Downloading torch-2.13.0.whl" in bootstrap(KCONFIG_VERBOSE="1").stderr
+
+
+def test_a_terminal_gets_a_line_of_progress(bootstrap: Bootstrap) -> None:
+    master, slave = pty.openpty()
+    command = ["scripts/bootstrap.sh", str(bootstrap.venv), str(bootstrap.python), "requirements.txt"]
+    environment = {**os.environ, "PATH": "/usr/bin:/bin"}
+    subprocess.run(command, cwd=ROOT, env=environment, stderr=slave, check=True)
+    os.close(slave)
+    shown = b""
+    with contextlib.suppress(OSError):  # the other end is closed
+        while part := os.read(master, 4096):
+            shown += part
+    os.close(master)
+    assert b"\r\x1b[K  packages so far: 1; Downloading torch-2.13.0.whl (88 MB)\r\x1b[K" in shown
 
 
 def test_an_up_to_date_environment_is_left_alone(bootstrap: Bootstrap) -> None:

@@ -127,7 +127,7 @@ class Examination:
         wanted = assignments(shown)
         pins = {**wanted, **options.settle(wanted)}  # what is small stays so where another choice shows it
         base = Base(self.place, options.resolved(pins))
-        assert base.outcome(effects.training) != repr(REFUSED), f"{shown} is no configuration that trains"
+        assert base.outcome(effects.training) != repr(REFUSED), f"{shown} is not a configuration that trains"
         for name in sorted(set(options.shown(pins)) & set(only)):
             if not self._counts(name, pins, base):
                 yield f"CONFIG_{name} changes nothing in {shown}"

@@ -5,6 +5,7 @@ Most tests give make a recorder for PYTHON, so they see exactly what a target wo
 
 from __future__ import annotations
 
+import re
 import shlex
 import subprocess
 import sys
@@ -12,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.contract.making import ROOT, Make, make_database, named_targets, user_targets
+from tests.contract.making import ROOT, Make, make_database, named_targets, table, user_targets
 
 CONFIGURATION_TARGETS = {
     **{
@@ -241,7 +242,7 @@ def test_a_goal_that_is_no_target_is_told_without_an_environment(tmp_path: Path)
     command = ["make", "trian", f"VENV={tmp_path}/none"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 2
-    assert "error: trian is no target; make help shows what there is" in done.stderr
+    assert "error: trian is not a target; make help-all shows what there is" in done.stderr
     assert not (tmp_path / "none").exists()
 
 
@@ -290,16 +291,52 @@ def test_verbose_shows_the_command(make: Make) -> None:
     assert make("list-defconfigs", "V=1").environments[0]["KCONFIG_MAKE_VARIABLES"].split().count("V") == 1
 
 
+def test_verbose_shows_the_whole_plan(make: Make, tmp_path: Path) -> None:
+    (tmp_path / ".config").touch()
+    for target in ("train", "resume", "rerun", "train-lenet5"):
+        last = [make(target, f"O={tmp_path}", f"V={given}").calls[-1] for given in ("1", "0")]
+        assert ["--verbose" in call for call in last] == [True, False], target
+
+
 def test_spin_count_has_a_default_and_obeys_the_user(make: Make) -> None:
     assert make("plots").environments[0]["GOMP_SPINCOUNT"] == "10000"
     assert make("plots", env={"GOMP_SPINCOUNT": "5"}).environments[0]["GOMP_SPINCOUNT"] == "5"
 
 
-def test_help_tells_of_every_target_and_of_no_other() -> None:
-    text = subprocess.run(["make", "help"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    described = {line.split()[0] for line in text.splitlines() if line.startswith("  ")}
+def help_of(target: str) -> list[str]:
+    done = subprocess.run(["make", target], cwd=ROOT, capture_output=True, text=True, check=True)
+    return done.stdout.splitlines()
+
+
+def described(lines: list[str]) -> list[str]:
+    return [line.split()[0] for line in lines if re.match("  [a-zA-Z]", line)]
+
+
+def test_the_long_help_has_every_target_and_no_other() -> None:
     written = {"defconfig-NAME", "NAME_defconfig", "FRAGMENT.config", "train-NAME"}
-    assert described == set(user_targets()) - named_targets() | written
+    assert set(described(help_of("help-all"))) == set(user_targets()) - named_targets() | written
+
+
+def test_the_short_help_has_each_marked_target_under_its_goal() -> None:
+    found: dict[str, set[str]] = {}
+    for block in re.split(r"^(?=[A-Z])", "\n".join(help_of("help")), flags=re.M):
+        goal, *lines = block.splitlines() or [""]
+        found[goal] = set(described(lines))
+    marked: dict[str, set[str]] = {}
+    for row in (ROOT / "scripts" / "targets").read_text().splitlines():
+        if row.count(" |") == 3 and not row.startswith("#"):
+            marked.setdefault(row.rpartition("| ")[2], set()).add(row.split()[0])
+    assert {goal: names for goal, names in found.items() if names} == marked
+    assert 12 <= sum(map(len, marked.values())) <= 16
+
+
+@pytest.mark.parametrize("target", ["help", "help-all"])
+def test_help_fits_a_terminal(target: str) -> None:
+    lines = help_of(target)
+    assert [line for line in lines if len(line) > 100 or line != line.rstrip()] == []
+    text = " ".join(" ".join(lines).split())
+    assert all(row.text in text for row in table() if row.target in described(lines))
+    assert ("COLUMN= OUT=" in text) == (target == "help-all")
 
 
 def test_shells_complete_every_defconfig() -> None:

@@ -135,4 +135,4 @@ def test_sentences_are_classified_and_have_no_floors(tmp_path: Path) -> None:
     assert metrics.read(runner.newest().metrics)[-1]["accuracy"] > 0.9
     refused = runner.run("export", "--directory", str(tmp_path / "out"), status=2)
     assert "a classifier of texts cannot be written" in refused and not (tmp_path / "out").exists()
-    assert "is no language model" in runner.run("sample", status=2)
+    assert "is not a language model" in runner.run("sample", status=2)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 import shutil
 import signal
 import subprocess
@@ -29,9 +30,12 @@ def runner(tmp_path: Path) -> Runner:
 def test_a_run_leaves_everything_behind(runner: Runner) -> None:
     runner.configure("lenet5", TINY)
     output = runner.run("train")
-    assert "Hyperparams: AUTO mode - " in output and "Done: " in output and "synthetic" in output
+    assert "Plan (" in output and "Hyperparams" not in output and "Done: " in output and "synthetic" in output
     run = runner.newest()
     assert run.status().state == "done" and run.status().step == 40
+    logged = (run.path / "log.txt").read_text()
+    assert "micro batch" in logged and "micro batch" not in output, "the log has the whole plan"
+    assert output.index("Next:") > output.index(f"Run: {run.path}")
     stored = {path.name for path in run.path.iterdir()}
     assert {
         "config",
@@ -149,7 +153,9 @@ def test_a_signal_saves_and_stops_and_the_run_goes_on(runner: Runner, number: si
     assert status.state == "preempted"
     assert status.reason.startswith(f"stopped by {number.name} after step {status.step}")
     assert "stopping after this step" in output
-    process = runner.start("resume")
+    named = re.findall(r"make resume RUN=(\S+) continues from there", output)
+    assert named == [str(runner.newest().path)] and named[0] in status.reason
+    process = runner.start("resume", named[0])
     wait_for_log(runner, process, f"Starting after step {status.step}")
     assert runner.newest().status().state == "running"
     process.kill()
@@ -219,7 +225,7 @@ def test_a_plan_is_kept_on_the_same_machine_and_made_anew_on_another(runner: Run
         {"devices": [device | {"name": "another"} for device in devices]},
     ):
         output = resumed("hardware", changes)
-        assert "Hyperparams: " in output
+        assert "made for this machine" not in output and "Plan (" in output
         assert "another" not in json.dumps(run.read_json("hardware"))
         assert run.read_json("plan")["micro_batch"] == 64
     # It goes on on another number of devices, but not with another number of samples.
@@ -231,7 +237,7 @@ def test_a_plan_is_kept_on_the_same_machine_and_made_anew_on_another(runner: Run
     assert "make train CONFIG_RESUME_NEVER=y" in told
     runner.configure("lenet5", settings | {"CONFIG_NUM_DEVICES": "2"})
     output = resumed("plan", plan, command="train")
-    assert f"Resuming {run.path}" in output and "Hyperparams: " in output
+    assert f"Resuming {run.path}" in output and "made for this machine" not in output
     assert (run.read_json("plan")["world"], run.read_json("plan")["micro_batch"]) == (2, 32)
     assert run.read_json("values")["NUM_DEVICES"] == 2, "make resume goes on with those"
     assert "CONFIG_NUM_DEVICES=2" in run.config.read_text()

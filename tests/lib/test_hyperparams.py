@@ -136,7 +136,7 @@ def test_a_refusal_leaves_the_object_as_it_was() -> None:
         ({"NORM_BATCH": -1}, "NORM_BATCH is -1"),
         ({"COMPILE_AUTO": "maybe"}, "COMPILE_AUTO is 'maybe'"),
         ({"DEVICE": "tpu"}, "DEVICE is 'tpu'"),
-        ({"DEVICE": "cpu"}, "CONFIG_DEVICE_CPU cannot be honoured"),
+        ({"DEVICE": "cpu"}, "CONFIG_DEVICE_CPU is not possible"),
         ({"NUM_DEVICES": 2}, "CONFIG_NUM_DEVICES=2, but there are 1"),
     ],
 )

@@ -59,5 +59,5 @@ def test_a_model_without_sizes_by_tier_refuses_a_tier(tier: str, tmp_path: Path)
     file = tmp_path / "config"
     file.write_text(f"CONFIG_MODEL_RESNET18=y\nCONFIG_TIER_{tier}=y\n")
     requested = kconf.load(root=ROOT, config_file=file)
-    with pytest.raises(ConfigError, match=f"CONFIG_TIER_{tier}=y cannot be honoured.*resnet18 has no sizes"):
+    with pytest.raises(ConfigError, match=f"CONFIG_TIER_{tier}=y is not possible.*resnet18 has no sizes"):
         with_tier(requested, root=ROOT, log=lambda _: None)

@@ -19,7 +19,7 @@ from lib.distributed.rendezvous import rendezvous_of
 from lib.errors import PlanError
 from lib.hyperparams import apply_hyperparams
 from lib.nn.activation_checkpointing import CHOICES
-from lib.plan.fitting import GAPS, StepSettings, predicted, step_settings
+from lib.plan.fitting import StepSettings, predicted, step_settings
 from lib.plan.gpus import Gpu, find_gpu, machine_names, parse_gpu
 from lib.plan.numerics import precision_problem
 from lib.plan.placement import place
@@ -28,7 +28,7 @@ from lib.plan.roofline import StepTime, StepWork, estimate_step_time
 from lib.plan.show import format_need, show
 from lib.plan.sizing import Candidate
 from lib.plan.strategies import format_strategies
-from lib.plan.types import OWN_MEMORY, Hardware, Memory, Plan
+from lib.plan.types import OWN_MEMORY, Hardware, Plan
 from lib.tiers import with_tier
 from lib.units import bytes_text
 from train.initial_weights import check_file
@@ -38,7 +38,6 @@ from train.planning.memory_estimate import MemoryTrace, MemoryTraces
 from train.record import log
 from train.training_data import TrainingData, describe_training_data
 
-BAR_COLUMNS = 40
 UNBOUNDED = 10**6  # columns if the output is no terminal
 
 
@@ -100,7 +99,7 @@ def plan(requested: kconf.Resolved, *, root: Path, gpu: str, as_json: bool) -> i
         return 0
     show(outlook.plan, sys.stdout)
     columns = shutil.get_terminal_size().columns if sys.stdout.isatty() else UNBOUNDED
-    for line in [*_lines(outlook, columns=columns), *resolved.requested()]:
+    for line in [*_lines(outlook), *resolved.requested()]:
         print(textwrap.fill(line, columns, subsequent_indent="  "))
     return 0
 
@@ -202,11 +201,7 @@ def _changes(
         yield "CONFIG_EMA=n (not the same mathematics)", config.replace(ema=False), step
 
 
-def _lines(outlook: Outlook, *, columns: int) -> Iterator[str]:
-    decided = outlook.plan
-    if decided.memory is not None:
-        yield ""
-        yield from _bars(decided.memory, columns=columns)
+def _lines(outlook: Outlook) -> Iterator[str]:
     yield ""
     yield f"{outlook.steps_per_epoch:.1f} optimizer steps an epoch"
     if outlook.warm_up:
@@ -234,18 +229,6 @@ def _methods(outlook: Outlook) -> str:
         return f"Micro-batch: {origin}; memory and work: predicted"
     figures = f"figures of the GPU: {outlook.gpu_origin}"
     return f"Micro-batch: {origin}; memory and work: predicted; seconds: estimated; {figures}"
-
-
-def _bars(memory: Memory, *, columns: int) -> Iterator[str]:
-    rows = dict(sorted(memory.parts.items(), key=lambda part: -part[1]))
-    if memory.gaps_bytes:
-        rows[GAPS] = memory.gaps_bytes
-    rows |= {"reserve": memory.reserve_bytes, "left": max(0, memory.usable_bytes - memory.need_bytes)}
-    widest = max(map(len, rows))
-    longest = max(1, min(BAR_COLUMNS, columns - widest - len("  1234.56 GB  ")))
-    for name, byte_count in rows.items():
-        bar = "#" * round(longest * byte_count / max(1, memory.usable_bytes, memory.need_bytes))
-        yield f"{name:<{widest}}  {bytes_text(byte_count):>10}  {bar}".rstrip()
 
 
 def _compare(config: Config, data: TrainingData, names: tuple[str, ...], *, as_json: bool) -> int:

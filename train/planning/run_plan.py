@@ -36,6 +36,7 @@ class RunRequest:
     root: Path  # the source tree
     runs: Path
     started: float  # time.monotonic() when the program began
+    verbose: bool = False  # show the whole plan
 
 
 def plan_for(
@@ -52,7 +53,7 @@ def plan_for(
         if run is not None:
             _check_effective_batch(run, plan, of_many=of_many)
     check_run(request.config, plan, data)
-    show(plan, sys.stdout)
+    show(plan, sys.stdout, compact=not request.verbose)
     return plan
 
 
@@ -86,7 +87,9 @@ def _decided(request: RunRequest, data: TrainingData, hardware: Hardware) -> Pla
         probed = cached_or_measured(
             ProbeTarget.of(request.resolved, data, hardware, root=request.root, predict=predict)
         )
-    return apply_hyperparams(config, hardware=hardware, facts=data.facts, predict=predict, probed=probed)
+    return apply_hyperparams(
+        config, request.verbose, hardware=hardware, facts=data.facts, predict=predict, probed=probed
+    )
 
 
 def stored(run: RunDir, name: str, read: Callable[[Mapping[str, Any]], T]) -> T:

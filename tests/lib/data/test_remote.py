@@ -125,7 +125,10 @@ def test_what_cannot_be_had_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         copied(tmp_path, "memory://sets/none")
     with pytest.raises(ConfigError, match='CONFIG_DATA_DIR="nothing://x" cannot be opened'):
         copied(tmp_path, "nothing://x")
-    with pytest.raises(DataError, match="is no name that a disk could have"), monkeypatch.context() as patch:
+    with (
+        pytest.raises(DataError, match="is not a name that a disk could have"),
+        monkeypatch.context() as patch,
+    ):
         patch.setattr(Storage, "sizes", lambda _: {"../a": 1})
         copied(tmp_path)
     (tmp_path / "file").write_text("")

@@ -163,7 +163,9 @@ def test_without_a_tpu_nothing_is_asked(
 ) -> None:
     monkeypatch.setattr(accelerators, "PCI_DEVICES", machine(tmp_path, *devices))
     monkeypatch.setattr(importlib.util, "find_spec", lambda _: pytest.fail("asked for the package"))
-    with pytest.raises(PlanError, match=r"^CONFIG_DEVICE_TPU cannot .*no PCI device here is a TPU .*AUTO=y$"):
+    with pytest.raises(
+        PlanError, match=r"^CONFIG_DEVICE_TPU is not possible.*no PCI device here is a TPU .*AUTO=y$"
+    ):
         probe.probe("tpu")
 
 
@@ -171,7 +173,9 @@ def test_without_a_tpu_nothing_is_asked(
 @pytest.mark.parametrize("missing", ["torch_tpu", "libtpu"])
 def test_without_a_package_it_is_one_line(missing: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == missing else name)
-    with pytest.raises(PlanError, match=f"^CONFIG_DEVICE_TPU cannot .*: {missing} is not installed; inst"):
+    with pytest.raises(
+        PlanError, match=f"^CONFIG_DEVICE_TPU is not possible.*: {missing} is not installed; inst"
+    ):
         probe.probe("tpu")
 
 

@@ -203,7 +203,7 @@ def test_a_torch_xla_that_does_not_load_says_why(
     command: str, why: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     answering(monkeypatch, "sh", "-c", command)
-    with pytest.raises(PlanError, match=f"^CONFIG_DEVICE_XLA cannot be honoured: {why}; see whether"):
+    with pytest.raises(PlanError, match=f"^CONFIG_DEVICE_XLA is not possible: {why}; see whether"):
         probe.probe("xla")
 
 

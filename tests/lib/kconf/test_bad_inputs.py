@@ -196,14 +196,14 @@ def test_a_pipe_is_refused_at_once_and_stays_one(tmp_path, name):
         arguments = [*arguments, "--srctree", str(FIXTURES / "tree")]
     done = kconf(tmp_path, *arguments, **variables)
     assert done.returncode == 2
-    assert f"{message}: it is no regular file" in done.stderr + done.stdout
+    assert f"{message}: it is not a regular file" in done.stderr + done.stdout
     assert (tmp_path / "pipe").is_fifo()
     assert (tmp_path / ".config").read_text() == "CONFIG_SEED=3\n"
 
 
 def test_a_device_is_refused(capsys):
     status, out, _ = check("--srctree", str(FIXTURES / "tree"), "/dev/null", capsys=capsys)
-    assert (status, out) == (2, "/dev/null: cannot be read: it is no regular file\n")
+    assert (status, out) == (2, "/dev/null: cannot be read: it is not a regular file\n")
 
 
 def test_file_without_permission(tmp_path, monkeypatch):

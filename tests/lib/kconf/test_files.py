@@ -173,7 +173,7 @@ def test_what_is_no_configuration_is_not_replaced_by_one(kconf_project, kconf, m
     kconf("defconfig", "lenet5")
     text = "Permission is hereby granted\n"
     (kconf_project / "LICENSE").write_text(text)
-    refused = "error: cannot write LICENSE: LICENSE is no configuration"
+    refused = "error: cannot write LICENSE: LICENSE is not a configuration"
     assert kconf("savedefconfig", "LICENSE")[::2] == (2, [refused])
     monkeypatch.setenv("KCONFIG_CONFIG", "LICENSE")
     assert kconf("defconfig", "gpt2")[::2] == (2, [refused])

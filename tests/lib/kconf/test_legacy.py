@@ -82,14 +82,14 @@ def test_a_removed_symbol_is_refused_with_advice(project, kconf):
     before = (project / ".config").read_bytes()
     for command in ("checkconfig", "olddefconfig", "savedefconfig"):
         assert kconf(command)[2][0] == (
-            ".config:2: CONFIG_WARP is no more: there is no warp; use CONFIG_FAST_ATTENTION"
+            ".config:2: CONFIG_WARP was removed: there is no warp; use CONFIG_FAST_ATTENTION"
         )
     assert (project / ".config").read_bytes() == before
 
 
 def test_a_removed_symbol_that_was_off_is_no_loss(project, kconf):
     (project / ".config").write_text("CONFIG_DEBUG=y\n# CONFIG_WARP is not set\n")
-    assert kconf("olddefconfig")[::2] == (0, ["note: .config:2: CONFIG_WARP is no more, and was off"])
+    assert kconf("olddefconfig")[::2] == (0, ["note: .config:2: CONFIG_WARP was removed, and was off"])
 
 
 def test_the_command_line_knows_old_names_too(project, kconf, monkeypatch):
@@ -100,7 +100,7 @@ def test_the_command_line_knows_old_names_too(project, kconf, monkeypatch):
     monkeypatch.setenv("KCONFIG_MAKE_VARIABLES", "CONFIG_WARP")
     monkeypatch.setenv("CONFIG_WARP", "y")
     assert kconf("check-variables")[2][0] == (
-        "command line: CONFIG_WARP is no more: there is no warp; use CONFIG_FAST_ATTENTION"
+        "command line: CONFIG_WARP was removed: there is no warp; use CONFIG_FAST_ATTENTION"
     )
     monkeypatch.setenv("KCONFIG_MAKE_VARIABLES", "CONFIG_EPOCHS")
     monkeypatch.setenv("CONFIG_EPOCHS", "4")
@@ -122,7 +122,7 @@ def test_an_old_name_can_be_set_and_explained(kconf):
     assert kconf("explain", "WARP") == (
         2,
         [],
-        ["error: CONFIG_WARP is no more: there is no warp; use CONFIG_FAST_ATTENTION"],
+        ["error: CONFIG_WARP was removed: there is no warp; use CONFIG_FAST_ATTENTION"],
     )
     assert kconf("searchconfig", "CONFIG_EPOCHS") == (
         0,

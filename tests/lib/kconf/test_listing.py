@@ -23,7 +23,7 @@ def test_a_value_and_where_it_comes_from(kconf):
     assert shown["from"] == "defconfigs/gpt2:4"
     assert shown["kind"] == "string, Value: float, 0 < x < 1"
     assert shown["default"] == '"0.99"' and shown["needs"] == "CONFIG_EMA"
-    assert "forbidden" not in shown and shown["defined"].startswith("Kconfig:")
+    assert "hidden" not in shown and shown["defined"].startswith("Kconfig:")
 
 
 def test_what_forbids_a_value_and_what_would_allow_it(kconf):
@@ -31,8 +31,8 @@ def test_what_forbids_a_value_and_what_would_allow_it(kconf):
     shown = rows(kconf("explain", "CONFIG_BATCH_SIZE")[1])
     assert shown[""] == "CONFIG_BATCH_SIZE has no value" and "from" not in shown
     assert shown["kind"] == "int, 1..1048576"
-    assert shown["forbidden"] == "it needs CONFIG_HYPER_PARAM_MANUAL=y (now CONFIG_HYPER_PARAM_AUTO=y)"
-    assert shown["allowed by"] == "CONFIG_HYPER_PARAM_MANUAL=y"
+    assert shown["hidden"] == "it needs CONFIG_HYPER_PARAM_MANUAL=y (now CONFIG_HYPER_PARAM_AUTO=y)"
+    assert shown["shown by"] == "CONFIG_HYPER_PARAM_MANUAL=y"
 
 
 def test_what_depends_on_an_option(kconf_project, kconf):
@@ -70,7 +70,7 @@ def test_a_choice_is_explained_by_its_members(kconf):
     assert shown[""] == "MODEL_CHOICE: Model" and shown["chosen"] == "CONFIG_MODEL_LENET5=y"
     assert shown["member"] == "CONFIG_MODEL_GPT2=n CONFIG_MODEL_MLP=n"
     shown = rows(kconf("explain", "GPT2_SIZE_CHOICE")[1])
-    assert shown["forbidden"] == "it needs CONFIG_MODEL_GPT2=y (now CONFIG_MODEL_LENET5=y)"
+    assert shown["hidden"] == "it needs CONFIG_MODEL_GPT2=y (now CONFIG_MODEL_LENET5=y)"
 
 
 def test_the_command_line_counts_and_a_missing_file_is_told(kconf, monkeypatch):
@@ -107,7 +107,9 @@ def test_options_are_found_by_name_prompt_and_help(kconf):
         "CONFIG_NUM_EPOCHS=3",
         "CONFIG_NUM_WORKERS=2",
     ]
-    assert "CONFIG_BATCH_SIZE has no value (hidden)" in kconf("searchconfig", "batch_size")[1][0]
+    hidden = "(hidden: needs CONFIG_HYPER_PARAM_MANUAL=y (now CONFIG_HYPER_PARAM_AUTO=y); "
+    found = kconf("searchconfig", "batch_size")[1][0]
+    assert f"CONFIG_BATCH_SIZE has no value {hidden}CONFIG_HYPER_PARAM_MANUAL=y shows it)" in found
 
 
 @pytest.mark.parametrize(

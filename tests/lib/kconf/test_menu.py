@@ -89,7 +89,15 @@ def terminal(project) -> Iterator[Terminal]:
 
 
 def test_names_that_the_front_replaces_are_there():
-    for name in ("_check_valid", "_range_info", "_needs_save", "_error", "_getch_compat"):
+    for name in (
+        "_check_valid",
+        "_range_info",
+        "_needs_save",
+        "_error",
+        "_getch_compat",
+        "_node_str",
+        "_info_str",
+    ):
         assert callable(getattr(menuconfig, name))
 
 
@@ -122,7 +130,6 @@ def test_dialog_obeys_the_value_line(project, terminal):
     terminal.type(b" ")
     terminal.expect("Value: float, 0 < x <= 10")
     terminal.type(BACKSPACE * 3, b"0.5", ENTER)
-    terminal.expect(") Learning rate")  # curses draws only the characters that change
     terminal.type(b"q")
     terminal.expect("Save configuration?")
     terminal.type(b"y")
@@ -137,8 +144,35 @@ def test_the_save_dialog_does_not_write_over_other_files(project, terminal):
     terminal.type(b"s")
     terminal.expect("Filename to save configuration to")
     terminal.type(BACKSPACE * 80, b"LICENSE", ENTER)
-    terminal.expect("LICENSE is no configuration")
+    terminal.expect("LICENSE is not a configuration")
     assert (project / "LICENSE").read_text() == "Permission is hereby granted\n"
+
+
+def test_only_what_a_loaded_file_lacks_is_new(project):
+    fresh = Terminal(project)
+    shown = fresh.expect("Model (LeNet-5)")
+    fresh.type(b"q")
+    shown += fresh.expect("Save configuration?")
+    fresh.type(b"y")
+    shown += fresh.expect("Saved .config")
+    fresh.close()
+    assert "Epochs" in shown and "(NEW)" not in shown
+    lines = (project / ".config").read_text().splitlines(keepends=True)
+    (project / ".config").write_text("".join(line for line in lines if "NUM_EPOCHS" not in line))
+    older = Terminal(project)
+    assert re.findall(r"(\w+) \(NEW\)", older.expect("(NEW)")) == ["Epochs"]
+    older.close()
+
+
+def test_a_hidden_option_says_what_shows_it(terminal):
+    terminal.expect("Model (LeNet-5)")
+    terminal.type(b"/")
+    terminal.expect("Jump to")
+    terminal.type(b"BATCH_SIZE", ENTER)
+    needs = "needs CONFIG_HYPER_PARAM_MANUAL=y (now"
+    terminal.expect(f"(hidden: {needs}")
+    terminal.type(b"?")
+    assert f"Hidden: {needs}" in terminal.expect("CONFIG_HYPER_PARAM_MANUAL=y shows it")
 
 
 def test_leaving_an_unchanged_file_asks_nothing(project, terminal):

@@ -110,7 +110,7 @@ def test_a_place_for_fragments_that_is_not_there_is_told(kconf_project, kconf, m
     """Otherwise the shipped fragment of the same name would be used."""
     monkeypatch.setenv("ANNEAL_CONFIG_PATH", "nope")
     assert kconf("defconfig", "lenet5+long")[2] == [
-        "error: ANNEAL_CONFIG_PATH names nope, which is no directory"
+        "error: ANNEAL_CONFIG_PATH names nope, which is not a directory"
     ]
     assert not (kconf_project / ".config").exists()
 

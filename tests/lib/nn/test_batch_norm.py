@@ -276,9 +276,7 @@ class Own(nn.BatchNorm2d):
 def test_what_has_no_groups_is_refused(layer: nn.Module, told: str) -> None:
     model = nn.Sequential(nn.Conv2d(3, 4, 1), layer)
     configure_norm(model, norm_batch=0, momentum=0.1)
-    with pytest.raises(
-        ConfigError, match=f"CONFIG_NORM_BATCH=8 cannot be honoured: .*{told}; use BatchNorm1d"
-    ):
+    with pytest.raises(ConfigError, match=f"CONFIG_NORM_BATCH=8 is not possible: .*{told}; use BatchNorm1d"):
         configure_norm(model, norm_batch=8, momentum=0.1)
 
 

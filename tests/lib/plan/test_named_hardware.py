@@ -132,7 +132,7 @@ def test_what_makes_no_sense_is_refused_in_one_line(text: str) -> None:
         ("h100x4", "there is no 'h100' in the catalogue of GPUs; did you mean h100-80g"),
         ("rtx3091", "did you mean rtx3090"),
         ("NVIDIA H200", "did you mean h200?"),
-        ("h100-80g:70", "'70' is no size of free memory; write it as 70G (decimal) or 65.2Gi"),
+        ("h100-80g:70", "'70' is not a size of free memory; write it as 70G (decimal) or 65.2Gi"),
         ("h100-80g:85G", "85.0 GB cannot be free of 84.9 GB (79.1 GiB)"),
         ("h100-80gx0", "a machine cannot have 0 GPUs; name 1 to 1024"),
         ("cpu-24gb", "write cpu-24g, cpu-24g-amx or cpu-24g-avx512"),

@@ -294,7 +294,7 @@ def test_strict_table_is_taken_as_it_is_and_tells_by_how_much_it_misses() -> Non
     over = planned("lenet5", "b200", batch_table_strict=True)
     assert (over.micro_batch, over.accumulation, over.effective_batch) == (1024, 1, 1024)
     assert "+512" in over.reasons["effective_batch"]
-    assert "no multiple of CONFIG_NORM_BATCH=32" in refusal("resnet50", "a10g", batch_table_strict=True)
+    assert "not a multiple of CONFIG_NORM_BATCH=32" in refusal("resnet50", "a10g", batch_table_strict=True)
 
 
 def test_planning_imports_nothing_heavy() -> None:

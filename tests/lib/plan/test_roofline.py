@@ -130,4 +130,5 @@ def test_more_work_takes_longer_and_a_faster_gpu_less() -> None:
 def test_it_is_always_called_an_estimate() -> None:
     for flop in (1e3, 1e9, 1e12, 1e17):
         text = str(estimate_step_time(work(flop=flop), ROUND_GPU, precision="fp32"))
-        assert text.startswith("estimate: ") and " to " in text and "\n" not in text
+        assert text.startswith("estimate: ") and "\n" not in text
+        assert (" to " in text) == ("less than 5 ms" not in text) == (flop > 1e9)

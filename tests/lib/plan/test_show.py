@@ -9,7 +9,7 @@ import re
 import pytest
 
 from lib.plan import plan
-from lib.plan.show import plain_text, show
+from lib.plan.show import WARNS, compact_text, plain_text, show
 from lib.plan.types import Plan
 from tests.support.configs import load_hardware, make_config, make_facts
 
@@ -72,3 +72,36 @@ def test_a_file_gets_plain_text(decided: Plan, monkeypatch: pytest.MonkeyPatch) 
     show(decided, stream)
     assert stream.getvalue() == plain_text(decided, columns=100) + "\n"
     assert stream.getvalue().isascii()
+
+
+def test_a_compact_plan_has_at_most_eight_lines_besides_its_warnings() -> None:
+    for name in ("cpu-8g", "cpu-24g-amx", "h100-80g-70g-free-x4"):
+        decided = plan(make_config("resnet50"), load_hardware(name), make_facts("resnet50"))
+        lines = compact_text(decided, columns=80).splitlines()
+        assert not any(map(WARNS.search, decided.reasons.values()))
+        assert len(lines) <= 8 and max(map(len, lines)) <= 80
+        text = " ".join(lines)
+        assert f"{decided.effective_batch} samples a step: " in text
+        assert f" x {decided.micro_batch} on each of {decided.layout.devices} device(s)" in text
+        assert decided.device in text and decided.precision in text and ("ddp" in text) == (decided.world > 1)
+
+
+@pytest.mark.parametrize(
+    ("changes", "warning"),
+    [
+        ({"dist_strategy": "ddp"}, "CONFIG_DIST_STRATEGY_DDP=y has no effect"),
+        ({"norm_batch": 0}, "not portable to machines that split the batch differently"),
+        ({"activation_offload": True}, "CONFIG_ACTIVATION_OFFLOAD=y does nothing here"),
+        ({"precision": "bf16"}, "slow, because the CPU has no bf16 instructions"),
+        ({"num_devices": 16, "model": "lenet5"}, "so they wait for each other"),
+    ],
+)
+def test_a_compact_plan_drops_no_warning(changes: dict[str, object], warning: str) -> None:
+    model = str(changes.get("model", "resnet50"))
+    decided = plan(make_config(**{"model": model, **changes}), load_hardware("cpu-8g"), make_facts(model))
+    for columns in (60, 100):
+        text = compact_text(decided, columns=columns)
+        assert words_of(warning) in words_of(text)
+        for field in dataclasses.fields(decided):
+            if WARNS.search(decided.reasons.get(field.name, "")):
+                assert words_of(decided.reasons[field.name]) in words_of(text), field.name

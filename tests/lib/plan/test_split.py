@@ -131,7 +131,7 @@ def test_what_no_strategy_has_room_for_is_refused_with_the_nearest_change() -> N
 def test_what_cannot_be_split_says_why() -> None:
     requested = config_of(dist_strategy="split")
     plain = dataclasses.replace(FACTS, branches=None)
-    refusal = "CONFIG_DIST_STRATEGY_SPLIT=y cannot be honoured: "
+    refusal = "CONFIG_DIST_STRATEGY_SPLIT=y is not possible: "
     with pytest.raises(PlanError, match=refusal + "lenet5 has no two frozen models"):
         plan(requested, parse_gpu("a100-40gx2"), plain, predict=needs(1))
     with pytest.raises(PlanError, match=refusal + "3 devices are not pairs"):

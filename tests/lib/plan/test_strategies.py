@@ -138,9 +138,9 @@ def test_where_nothing_fits_the_nearest_changes_are_named() -> None:
 def test_what_is_asked_for_is_done_or_refused() -> None:
     assert decide("a100-40gx4", 0.5e9, dist_strategy="fsdp").strategy == "fsdp"
     assert decide("a100-40gx4", 0.5e9, dist_strategy="hsdp").shard == 2
-    with pytest.raises(PlanError, match="CONFIG_DIST_STRATEGY_DDP=y cannot be honoured: needs"):
+    with pytest.raises(PlanError, match="CONFIG_DIST_STRATEGY_DDP=y is not possible: needs"):
         decide("a100-40gx4", 6e9, dist_strategy="ddp")
-    with pytest.raises(PlanError, match="CONFIG_DIST_STRATEGY_HSDP=y cannot be honoured: not on 2 devices"):
+    with pytest.raises(PlanError, match="CONFIG_DIST_STRATEGY_HSDP=y is not possible: not on 2 devices"):
         decide("a100-40gx2", 0.5e9, dist_strategy="hsdp")
     alone = decide("a100-40g", 0.5e9, dist_strategy="fsdp")
     assert alone.strategy == "single" and "has no effect" in alone.reasons["strategy"]

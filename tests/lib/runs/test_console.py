@@ -116,6 +116,25 @@ def test_plain_lines_come_at_most_every_ten_seconds(
     assert lines[1].startswith("lenet5  20%  step 41/200") and lines[1].endswith("  0:00:40 left")
 
 
+def test_the_peak_of_memory_is_read_only_for_a_line(
+    clock: list[float], capsys: pytest.CaptureFixture[str]
+) -> None:
+    read = []
+
+    def memory_bytes() -> int:
+        read.append(clock[0])
+        return 3 * 10**9
+
+    shown = Console(memory_bytes=memory_bytes)
+    shown.start(100, description="lenet5")
+    for step in range(1, 51):
+        shown.update(step, values={}, fraction=step / 100, samples_per_second=0)
+        clock[0] += 0.25
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "lenet5   1%  step 1/100  3.00 GB" and "  3.00 GB  0:00:" in lines[1]
+    assert len(read) == len(lines) == 2
+
+
 def test_an_evaluation_shows_how_far_it_is(clock: list[float], capsys: pytest.CaptureFixture[str]) -> None:
     shown = Console()
     shown.start(100, description="lenet5")
@@ -253,11 +272,21 @@ def test_the_line_fits_the_terminal(columns: int) -> None:
     lines = drawn(received)
     assert all(len(line) <= columns for line in lines)
     assert ("loss 0.01235" in lines[-1]) == (columns >= 40)
-    assert ("resnet18" in lines[-1]) == (columns >= 60)
+    assert ("resnet18" in lines[-1]) == (columns >= 140)
     assert ("step" in lines[-1]) == (columns >= 140)
     assert "\r\x1b[2Kevaluation × [b] " + "long " * 12 in received and "the end\r\n" in received
     assert "1 thread\r\n" in received, "none may compete with training"
     assert received.count("\x1b[?25h") == received.count("\x1b[?25l") == 1, "the cursor is back"
+
+
+@pytest.mark.slow
+def test_eighty_columns_show_what_a_run_is_watched_for() -> None:
+    code = SHORT_RUN.replace(', "learning_rate": 0.001', "").replace(
+        "Console()", "Console(memory_bytes=lambda: 370_000_000)"
+    )
+    last = drawn(on_a_terminal(80, code=code))[-1]
+    for part in (" left", "loss 0.01235", "accuracy 98.77%", "21.3k samples/s", "0.37 GB"):
+        assert part in last, last
 
 
 @pytest.mark.slow

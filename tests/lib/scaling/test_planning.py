@@ -252,12 +252,12 @@ REFUSED = [
     ("--batch=1.5", "BATCH=1.5 is not possible; it takes a whole number from 1 on"),
     ("--device=foo", "DEVICE=foo is not known; one of cpu, cuda, mps"),
     ("--device=mps", "DEVICE=mps is not there: torch finds no Apple GPU"),
-    ("--budget=abc", "BUDGET=abc is no time; it takes seconds, minutes or hours"),
-    ("--budget=0s", "BUDGET=0s is no time"),
-    ("--budget=-1m", "BUDGET=-1m is no time"),
+    ("--budget=abc", "BUDGET=abc is not a time; it takes seconds, minutes or hours"),
+    ("--budget=0s", "BUDGET=0s is not a time"),
+    ("--budget=-1m", "BUDGET=-1m is not a time"),
     ("--compare=gpt3", "COMPARE=gpt3 is not known; one of resnet_bk_features, gpt"),
-    ("--corpus=foo", "CORPUS=foo is no corpus; one of synthetic, pysource, wikitext2 or file:PATH"),
-    ("--corpus=file:", "CORPUS=file: is no corpus"),
+    ("--corpus=foo", "CORPUS=foo is not a corpus; one of synthetic, pysource, wikitext2 or file:PATH"),
+    ("--corpus=file:", "CORPUS=file: is not a corpus"),
     ("--corpus=file:/nope", "CORPUS=file:/nope is not there"),
 ]
 

@@ -101,7 +101,7 @@ def test_corpora_and_epochs(tmp_path: Path) -> None:
     config = config_from_values(kconf.load(root=ROOT, config_file=tmp_path / "config").values)
     assert (config.dataset, config.num_epochs) == ("text_files", 3)
     assert config.data_dir == str(Path(odd).absolute()), "of the folder it was given in"
-    with pytest.raises(ConfigError, match=r"CORPUS=wiki is no corpus.*one of synthetic, pysource"):
+    with pytest.raises(ConfigError, match=r"CORPUS=wiki is not a corpus.*one of synthetic, pysource"):
         ScalingConfig(32, 2, corpus="wiki").assignments()
     with pytest.raises(ConfigError, match="no architecture 'gpt3'"):
         ScalingConfig(32, 2, arch="gpt3")
@@ -192,7 +192,7 @@ def test_a_plan_tells_exact_counts_and_the_budget_drops_the_dearest() -> None:
 
 def test_budgets() -> None:
     assert [parse_budget(text) for text in ("90s", "10m", "2h")] == [90, 600, 7200]
-    with pytest.raises(ConfigError, match="BUDGET=10 is no time"):
+    with pytest.raises(ConfigError, match="BUDGET=10 is not a time"):
         parse_budget("10")
 
 

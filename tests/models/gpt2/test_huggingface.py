@@ -170,7 +170,7 @@ def test_a_file_holds_the_same_model(tmp_path: Path) -> None:
     load(other, path)
     assert torch.equal(other(TOKENS), model_of()(TOKENS))
     (tmp_path / "model.safetensors").write_bytes(b"no header")
-    with pytest.raises(ConfigError, match=r"model\.safetensors is no file of safetensors, or damaged"):
+    with pytest.raises(ConfigError, match=r"model\.safetensors is not a file of safetensors, or damaged"):
         load(other, path)
 
 

@@ -94,7 +94,7 @@ def test_without_biases_there_are_none() -> None:
 
 
 def test_a_width_that_heads_cannot_share_is_told() -> None:
-    with pytest.raises(ConfigError, match="CONFIG_GPT2_WIDTH=16 is no multiple of CONFIG_GPT2_HEADS=3"):
+    with pytest.raises(ConfigError, match="CONFIG_GPT2_WIDTH=16 is not a multiple of CONFIG_GPT2_HEADS=3"):
         model_of(heads=3)
 
 

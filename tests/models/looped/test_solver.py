@@ -309,7 +309,7 @@ def test_weights_stay_within_their_bounds() -> None:
 @pytest.mark.parametrize(
     ("changes", "told"),
     [
-        ({"heads": 3}, "CONFIG_LOOPED_WIDTH=8 is no multiple of CONFIG_LOOPED_HEADS=3"),
+        ({"heads": 3}, "CONFIG_LOOPED_WIDTH=8 is not a multiple of CONFIG_LOOPED_HEADS=3"),
         ({"block": "plain", "gradient": "ep"}, "needs an energy"),
         ({"gradient": "ep_vf"}, "are for the plain block"),
         ({"nudge": "holomorphic"}, "analytic"),

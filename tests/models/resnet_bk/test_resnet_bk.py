@@ -163,7 +163,7 @@ def test_the_original_models_no_language_unless_told_to() -> None:
 
 
 def test_a_width_that_no_heads_share_is_refused() -> None:
-    with pytest.raises(ConfigError, match="CONFIG_RESNET_BK_WIDTH=18 is no multiple of 4"):
+    with pytest.raises(ConfigError, match="CONFIG_RESNET_BK_WIDTH=18 is not a multiple of 4"):
         build_model("resnet_bk", options_of(width=18), text_spec(), seed=0)
 
 

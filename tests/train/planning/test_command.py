@@ -59,7 +59,7 @@ def test_only_what_the_device_can_do_is_advised(gpu: str, advised: bool) -> None
     found = outlook(gpu, BATCH, precision="fp32", optimizer="adamw")
     assert any("PRECISION_BF16" in line for line in found.alternatives) == advised
     assert any("OPTIMIZER_SGD" in line for line in found.alternatives)
-    (told,) = [line for line in _lines(found, columns=100) if "figures of the GPU" in line]
+    (told,) = [line for line in _lines(found) if "figures of the GPU" in line]
     assert told.endswith(CATALOGUE[gpu].origin)
     assert ("by our own estimate" in told) == bool(CATALOGUE[gpu].estimated)
 

@@ -55,7 +55,7 @@ def decode(file: Path, size: int) -> Images:
                 (size, size), Image.Resampling.BILINEAR, box=(left, top, left + short, top + short)
             )
     except UnidentifiedImageError as error:
-        raise BadSampleError("it is no image of a known format") from error
+        raise BadSampleError("it is not an image of a known format") from error
     except _PILLOW_ERRORS as error:
         if isinstance(error, OSError) and error.errno is not None:  # an error of the disk
             raise os_error(f"read {file}", error) from error

@@ -131,7 +131,7 @@ def _published_question(question: str, context: str, answer: str) -> Question:
 
 def _line(text: str) -> str:
     if not isinstance(text, str):
-        raise TypeError(f"{text!r} is no text")
+        raise TypeError(f"{text!r} is not a text")
     return " ".join(text.split()).replace("\0", "")
 
 

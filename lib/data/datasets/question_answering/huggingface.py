@@ -30,7 +30,7 @@ class HuggingFaceTokenizer:
         """Raises ConfigError without the package, DataError if the folder has none."""
         package = transformers()
         if not folder.is_dir():  # otherwise transformers takes it for a name on the Hub
-            raise DataError(f"{folder} is no directory", todo="name another hf:DIRECTORY")
+            raise DataError(f"{folder} is not a directory", todo="name another hf:DIRECTORY")
         try:
             self._tokenizer = package.AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
         except (OSError, ValueError) as error:

@@ -84,7 +84,7 @@ def _row(file: Path, line: int, row: list[str], places: list[int], *, cells: int
         texts = question.encode("ascii"), answer.encode("ascii")
         number = int(np.int64(int(rating)))
     except (IndexError, ValueError, OverflowError) as error:
-        raise _damaged(file, f"line {line} is no puzzle, solution and rating") from error
+        raise _damaged(file, f"line {line} is not a puzzle, solution and rating") from error
     lengths = (cells,) if cells else tuple(side * side for side in SIDES)
     if len(question) not in lengths or len(answer) != len(question):
         raise _damaged(file, f"line {line} has {len(question)} and {len(answer)} cells, not {lengths[-1]}")
@@ -111,7 +111,7 @@ def _check(file: Path, table: Table) -> None:
 
 def _damaged(file: Path, why: str) -> DataError:
     columns = ",".join(COLUMNS)
-    return DataError(f"{file} is no file of puzzles", why=why, todo=f"its columns are to be {columns}")
+    return DataError(f"{file} is not a file of puzzles", why=why, todo=f"its columns are to be {columns}")
 
 
 PARTS = ("train", "test")

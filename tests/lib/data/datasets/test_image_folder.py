@@ -137,7 +137,7 @@ def test_bad_files_are_told_all_at_once(root: Path) -> None:
         with pytest.raises(DataError, match=r"^3 of 14 images cannot be decoded: .*BAD_SAMPLE_SKIP=y"):
             opened(root, said)
         assert [line for line in said if "Cannot be decoded" in line] == [
-            f"Cannot be decoded: {file}: it is no image of a known format" for file in files
+            f"Cannot be decoded: {file}: it is not an image of a known format" for file in files
         ]
         assert not any("making it again" in line for line in said)
 
@@ -153,7 +153,7 @@ def test_bad_files_are_skipped_counted_and_named(root: Path, tmp_path: Path) -> 
         assert "8 + 3 images" in dataset.source and "without 3 that cannot be decoded" in dataset.source
         assert [line.partition(": ")[0] for line in dataset.skipped] == [*map(str, files)]
     skipped = json.loads((next((tmp_path / "cache").glob("image_folder-*")) / "skipped.json").read_text())
-    assert skipped == [[str(f.relative_to(root)), "it is no image of a known format"] for f in files]
+    assert skipped == [[str(f.relative_to(root)), "it is not an image of a known format"] for f in files]
     # What is left is all that the normalisation follows from, as if the others had never been there.
     for file in files:
         file.unlink()

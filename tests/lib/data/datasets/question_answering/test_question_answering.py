@@ -139,7 +139,7 @@ def test_a_directory_without_a_tokenizer_is_told(tmp_path: Path) -> None:
     pytest.importorskip("transformers", reason="the extra transformers is not installed")
     with pytest.raises(DataError, match="has no tokenizer that can be read"):
         HuggingFaceTokenizer(tmp_path)
-    with pytest.raises(DataError, match="model is no directory; name another hf:DIRECTORY"):
+    with pytest.raises(DataError, match="model is not a directory; name another hf:DIRECTORY"):
         HuggingFaceTokenizer(tmp_path / "model")
 
 

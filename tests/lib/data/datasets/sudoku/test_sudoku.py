@@ -167,9 +167,9 @@ def test_a_file_in_the_layout_of_sudoku_extreme(tmp_path: Path) -> None:
     ("old", "new", "told"),
     [
         ("question", "quiz", "lacks the column question"),
-        (",0\n", ",hard\n", "line 2 is no puzzle"),
-        (",0\n", f",{2**63}\n", "line 2 is no puzzle"),
-        (",0\n", "\n", "line 2 is no puzzle"),
+        (",0\n", ",hard\n", "line 2 is not a puzzle"),
+        (",0\n", f",{2**63}\n", "line 2 is not a puzzle"),
+        (",0\n", "\n", "line 2 is not a puzzle"),
         ("here,", "here,.", "line 2 has 17 and 16 cells"),
         ("here,", "here,.\n", "line 2"),
     ],
