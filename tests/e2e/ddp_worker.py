@@ -63,7 +63,12 @@ CASES = {
         model="resnet18", norm_batch=4, effective=28, settings={"ema": True, "ema_decay": 0.5, **SMOOTHED}
     ),
     "padded ghost": Case(
-        model="resnet18", norm_batch=4, effective=28, micro_batch=8, padded=True, settings={"ema": True}
+        model="resnet18",
+        norm_batch=4,
+        effective=28,
+        micro_batch=8,
+        padded=True,
+        settings={"ema": True, "ema_decay": 0.5},
     ),
     "padded": Case(micro_batch=5, padded=True, settings={"grad_clip": 0.05, **SMOOTHED}),
     "ragged": Case(micro_batch=5, settings={}),
