@@ -20,7 +20,7 @@ from typing import Literal, TypeAlias
 from lib.config import Config
 from lib.errors import PlanError
 from lib.plan.placement import Placement
-from lib.plan.types import ConfigView, ModelFacts, shares
+from lib.plan.types import ConfigView, ModelFacts, rank_shares
 from lib.units import GB
 
 Models: TypeAlias = Literal["both", "llama", "qwen", "sequential"]
@@ -108,7 +108,8 @@ def latentwire(
         document_batch=document * rule.copies,
         effective_batch=effective,
         micro_batches=tuple(
-            shares(share, world=-(-share // capacity)) for share in shares(effective, world=rule.copies)
+            rank_shares(share, world=-(-share // capacity))
+            for share in rank_shares(effective, world=rule.copies)
         ),
         note=note,
     )
@@ -152,7 +153,7 @@ def apply_policy(
         target, why_target = base, "CONFIG_ELASTIC_BASE_BATCH"
     step = (config.norm_batch or 1) if facts.has_batchnorm else 1
     # A target that cannot be shared is refused later, with suggestions.
-    share = max(step, shares(target, world=world, unit=step)[0])
+    share = max(step, rank_shares(target, world=world, unit=step)[0])
     sizes = [size for size in range(step, share + 1, step) if share % size == 0 and size <= capacity]
     assert isinstance(config, Config)  # a foreign object has no such policy
     changed = config.replace(

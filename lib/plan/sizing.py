@@ -25,7 +25,7 @@ from lib.plan.fitting import (
 from lib.plan.placement import Placement
 from lib.plan.show import format_need, memory_remedies, offload_note, why_memory, why_norm_batch, why_target
 from lib.plan.tables import cpu_table_batch, raise_to_norm_batch, table_bound
-from lib.plan.types import STATIC_SHAPES, ConfigView, Decision, Layout, Memory, ModelFacts, shares
+from lib.plan.types import STATIC_SHAPES, ConfigView, Decision, Layout, Memory, ModelFacts, rank_shares
 
 if TYPE_CHECKING:
     from lib.plan.micro_batch_search import Probed
@@ -88,7 +88,7 @@ class SizingContext:
 
     def share(self, target: int) -> int:
         """Return the largest share of a process."""
-        return shares(target, world=self.world, unit=self.unit)[0]
+        return rank_shares(target, world=self.world, unit=self.unit)[0]
 
     def memory(self, micro_batch: int, *, accumulates: bool) -> Memory | None:
         """Predict the memory of a micro-batch; None without a predictor."""
@@ -333,7 +333,7 @@ def _attempt(
     if target < world * context.unit:
         least = f"a group of CONFIG_NORM_BATCH={norm_batch} samples" if norm_batch else "a sample"
         return None, f"each of {world} {noun} needs at least {least}"
-    sizes = shares(target, world=world, unit=context.unit)
+    sizes = rank_shares(target, world=world, unit=context.unit)
     if sizes[0] != sizes[-1] and context.even:
         return None, f"{world} {noun} cannot share it evenly"
     if sizes[0] != sizes[-1] and context.why_one_shape and context.why_divisor_only:
@@ -412,7 +412,7 @@ def _sizes(
 def _why_shares(context: SizingContext, split: Split, effective: int) -> str:
     """Explain each device's share, and how long the others wait for the one with the most rows."""
     world = context.world
-    each = shares(effective, world=world, unit=context.unit)
+    each = rank_shares(effective, world=world, unit=context.unit)
     rows = split.micro_batch * split.accumulation if context.why_one_shape else each[0]
     if effective == rows * world:
         noun = "device(s)" if context.replica_noun == "devices" else "pair(s) of devices"

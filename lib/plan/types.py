@@ -213,7 +213,7 @@ class Memory:
         return self.need_bytes <= self.usable_bytes
 
 
-def shares(samples: int, *, world: int, unit: int = 1) -> tuple[int, ...]:
+def rank_shares(samples: int, *, world: int, unit: int = 1) -> tuple[int, ...]:
     """Share `samples` among `world` processes in multiples of `unit`: as equal as possible, larger first."""
     each, more = divmod(samples // unit, world)
     return (unit * (each + 1),) * more + (unit * each,) * (world - more)
@@ -263,7 +263,7 @@ class Plan:
     @property
     def shares(self) -> tuple[int, ...]:
         """Samples of each process in one optimizer step."""
-        return shares(self.effective_batch, world=self.world, unit=self.norm_batch or 1)
+        return rank_shares(self.effective_batch, world=self.world, unit=self.norm_batch or 1)
 
     @property
     def is_padded(self) -> bool:

@@ -18,7 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from lib.data.loader import Batch
 from lib.devices.base import Backend
-from lib.plan.types import Plan, shares
+from lib.plan.types import Plan, rank_shares
 from tests.e2e.ranks import fork_ranks
 from tests.support.examples import examples, merged
 from tests.support.training import (
@@ -114,7 +114,7 @@ def names(images: Tensor) -> list[str]:
 
 
 def plan_of(case: Case, world: int) -> Plan:
-    share = shares(case.effective, world=world, unit=case.norm_batch or 1)[0]
+    share = rank_shares(case.effective, world=world, unit=case.norm_batch or 1)[0]
     whole, rest = divmod(share, case.micro_batch)
     sizes = [case.micro_batch] * whole + [rest] * (rest > 0)
     sizes[0] = max(sizes[0], case.micro_batch if case.padded else 1)

@@ -21,7 +21,7 @@ from lib.devices.base import Backend
 from lib.distributed.fsdp import gathered, local, local_shard
 from lib.plan.fitting import split_evenly
 from lib.plan.sharding import layouts
-from lib.plan.types import Layout, Plan, shares
+from lib.plan.types import Layout, Plan, rank_shares
 from tests.e2e.ranks import fork_ranks
 from tests.support.tokens import BLOCK, VOCAB, small_lm_config, text_data
 from tests.support.training import MemoryRecord, Wrapped, small_job, small_plan
@@ -71,7 +71,7 @@ def data() -> TrainingData:
 
 
 def plan_of(layout: Layout, accumulation: int) -> Plan:
-    share = shares(EFFECTIVE, world=layout.world)[0]
+    share = rank_shares(EFFECTIVE, world=layout.world)[0]
     split = split_evenly(share, bound=-(-share // accumulation))
     sizes = [split.micro_batch] * (split.accumulation - 1) + [split.last_micro_batch]
     layout_fields = {"world": layout.world, "strategy": layout.strategy, "shard": layout.shard}

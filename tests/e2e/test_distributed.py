@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from lib.devices.base import Backend
-from lib.plan.types import shares
+from lib.plan.types import rank_shares
 from tests.e2e.ddp_worker import CASES, EFFECTIVE, STEPS, TEST_SIZE, TRAIN_SIZE, outcome
 from tests.e2e.workers import run_worker
 from tests.support.examples import merged, told_of
@@ -80,7 +80,7 @@ def test_every_sample_of_an_epoch_is_seen_once(
     one: dict[str, Outcome], ranks: list[dict[str, Outcome]]
 ) -> None:
     world, steps = len(ranks), TRAIN_SIZE // EFFECTIVE
-    each = shares(EFFECTIVE, world=world)
+    each = rank_shares(EFFECTIVE, world=world)
     seen = [rank["ragged"]["seen"][: steps * share] for rank, share in zip(ranks, each, strict=True)]
     together = [name for names in seen for name in names]
     assert len(set(together)) == len(together) == TRAIN_SIZE

@@ -24,7 +24,7 @@ from lib.data.loader import TrainLoader
 from lib.devices.base import Backend
 from lib.errors import ConfigError, ToolkitError
 from lib.nn.graph_lint import IteratesToConvergence, lint
-from lib.plan.types import Hardware, Plan, shares
+from lib.plan.types import Hardware, Plan, rank_shares
 from lib.runs import checkpoint
 from train import loop
 from train.build import make_job
@@ -152,7 +152,7 @@ def shards(candidate: Candidate) -> tuple[bool, str]:
 
 def _inputs(job: Job, *, target: int, world: int) -> Tensor:
     loaded = partial(job.train_loader.micro_batches, step=3, target=target)
-    sizes = shares(target, world=world)
+    sizes = rank_shares(target, world=world)
     batches = (next(loaded(first=sum(sizes[:rank]), sizes=sizes[rank:][:1])) for rank in range(world))
     return torch.cat([batch.inputs for batch in batches])
 

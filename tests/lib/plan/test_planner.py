@@ -14,7 +14,7 @@ import pytest
 from lib.errors import PlanError
 from lib.plan import plan
 from lib.plan.fitting import split_evenly
-from lib.plan.types import Device, Hardware, Plan, fixed_plan, shares
+from lib.plan.types import Device, Hardware, Plan, fixed_plan, rank_shares
 from tests.support.configs import ROOT, hardware_names, load_hardware, make_config, make_facts
 
 REFUSED_AS_MIXED = ("mixed-rtx4090-rtx3090-x2", "mixed-w7900-integrated")
@@ -221,7 +221,7 @@ def test_micro_batches_of_all_ranks_add_up(compiled: bool) -> None:
     for target, world, unit in itertools.product(range(1, 40), range(1, 8), (1, 3)):
         if target % unit or target < world * unit:
             continue
-        share = shares(target, world=world, unit=unit)
+        share = rank_shares(target, world=world, unit=unit)
         for bound in range(unit, share[0] + unit, unit):
             split = split_evenly(share[0], bound=bound, step=unit)
             sizes = dataclasses.asdict(split) | {
