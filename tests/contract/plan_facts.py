@@ -1,4 +1,4 @@
-"""Facts of every shipped configuration that a plan depends on, recorded: to plan for a machine takes no model then.
+"""Recorded facts of every shipped configuration that a plan depends on, so that planning builds no model.
 
     python -m tests.contract.plan_facts NAME...      records them in tests/fixtures/plan_facts.json.gz
 
