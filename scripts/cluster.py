@@ -139,7 +139,7 @@ def file_of(config: Config, *, to: str, name: str, configuration: str, given: Ma
                 why="a cluster gives a job a fixed number of nodes",
                 todo=f"set CONFIG_DIST_NNODES={rendezvous.max_nodes}",
             )
-        check_shares(rendezvous, processes=processes, target=config.target)
+        check_shares(rendezvous, processes=processes, target=config.target, unit=config.norm_batch or 1)
     job = Job(
         name=f"anneal-{name}".replace("_", "-"),
         nodes=rendezvous.min_nodes if rendezvous is not None else 1,

@@ -30,7 +30,7 @@ from lib.distributed.fsdp import (
     to_local,
 )
 from lib.errors import CheckpointError, Diverged, OutOfMemory
-from lib.nn.batch_norm import commit_statistics, discard_statistics
+from lib.nn.batch_norm import commit_statistics, discard_statistics, weigh_groups
 from lib.nn.dropout import key_samples
 from lib.optim.lr_schedule import learning_rate_factor
 from lib.plan import with_smaller_micro_batch
@@ -152,24 +152,22 @@ def _accumulate(job: Job, progress: Progress) -> Iterator[Sums]:
     # ranks divided by that count. If the task counts something else, _rescale corrects it.
     # The factor is the gradient of the sum, which saves a multiplication and its derivative.
     scale = plan.world / _nominal_count(job)
+    rows, sizes = plan.micro_batches_of(backend.rank)
+    first, offset = sum(plan.shares[: backend.rank]), 0
     batches = job.train_loader.micro_batches(
-        step=progress.step,
-        target=plan.effective_batch,
-        rank=backend.rank,
-        world=plan.world,
-        sizes=plan.micro_batches,
+        step=progress.step, target=plan.effective_batch, first=first, sizes=sizes, rows=rows
     )
-    share = plan.effective_batch // plan.world
-    offset = 0
-    for number, batch in enumerate(batches, start=1):
+    for number, (batch, size) in enumerate(zip(batches, sizes, strict=True), start=1):
         last = number == plan.accumulation
-        rows, row = len(batch.inputs), backend.rank * share + offset
+        row = first + offset
         if job.dropouts:
-            first = progress.step * plan.effective_batch + row
-            key_samples(job.dropouts, seed=job.config.seed, first=first, count=rows, device=backend.device)
+            keyed = progress.step * plan.effective_batch + row
+            count = len(batch.inputs)
+            key_samples(job.dropouts, seed=job.config.seed, first=keyed, count=count, device=backend.device)
         if job.carry is not None:
-            job.carry.seek(step=progress.step, first=row, offset=offset, count=rows)
-        offset += rows
+            job.carry.seek(step=progress.step, first=row, offset=offset, count=size, rows=len(batch.inputs))
+        weigh_groups(job.model, batch.weights)
+        offset += size
         with contextlib.nullcontext() if last else backend.without_gradient_sync(job.wrapped):
             with backend.autocast(plan.precision), job.keeping:
                 sums = job.task.training(job.forward, batch)
@@ -196,8 +194,9 @@ def _rescale(job: Job, count: Tensor) -> None:
 
 def _update(job: Job, progress: Progress, *, count: Tensor | int) -> None:
     job.backend.average_gradients(job.model)
-    if isinstance(count, Tensor):
-        _rescale(job, count)
+    # A task may count padding on one rank by a tensor: then all ranks reduce the count.
+    if isinstance(count, Tensor) or job.plan.is_padded:
+        _rescale(job, torch.as_tensor(count, device=job.backend.device))
     factor = rate_factor(job, progress)
     for group in job.optimizer.param_groups:
         group["lr"] = factor * group["peak_lr"]
@@ -368,8 +367,7 @@ def load_state_dict(job: Job, state: Mapping[str, Any]) -> Progress:
         if job.ema is not None:
             job.ema.load_state_dict(state["ema"])
         if job.carry is not None:
-            share = job.plan.effective_batch // job.plan.world
-            job.carry.load(state["carry"], job.backend, share=share)
+            job.carry.load(state["carry"], job.backend, shares=job.plan.shares)
         return Progress(**{_RENAMED.get(name, name): value for name, value in state["progress"].items()})
     except (RuntimeError, ValueError, KeyError, TypeError, AttributeError) as error:
         reason = " ".join(str(error).split())

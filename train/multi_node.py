@@ -47,7 +47,7 @@ def launch_multi_node(config: Config, resolved: kconf.Resolved, rendezvous: Rend
             todo="set CONFIG_TARGET_EFFECTIVE_BATCH instead, or a fixed number of nodes",
         )
     processes = place(config, hardware).world.value
-    check_shares(rendezvous, processes=processes, target=config.target)
+    check_shares(rendezvous, processes=processes, target=config.target, unit=config.norm_batch or 1)
     route = route_to(rendezvous.endpoint)
     port = rendezvous.endpoint.rpartition(":")[2]
     name, restarts = f"{config.model}-{identity(resolved.in_effect)}", config.launch.dist_max_restarts

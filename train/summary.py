@@ -60,7 +60,7 @@ def _log_memory(job: Job, hardware: Hardware) -> None:
         return
     size = advised_micro_batch(
         plan.micro_batch,
-        share=plan.effective_batch // plan.world,
+        share=plan.shares[0],
         norm_batch=plan.norm_batch,
         filled=filled,
         target=TARGET_UTIL if percent is None else percent / 100,

@@ -7,7 +7,7 @@ normalises images on the device. The placement does not change any bit of a batc
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import count
 from typing import Literal, NamedTuple, Self, TypeAlias
 
@@ -35,7 +35,7 @@ class Batch:
 
     inputs:  normalised images (N, C, H, W), or int64 tokens (N, T).
     targets: int64 labels (N,), or tokens (N, T) with IGNORED.
-    weights: float32 (N,), 1 for a sample and 0 for padding; None: all 1.
+    weights: float32 (N,), 1 for a sample and 0 for padding, which comes last; None: all 1.
     """
 
     inputs: torch.Tensor
@@ -129,9 +129,9 @@ class _Step(NamedTuple):
 
     step: int
     target: int
-    rank: int
-    world: int
+    first: int
     sizes: tuple[int, ...]
+    rows: tuple[int, ...]
 
 
 class TrainLoader(_Loader):
@@ -172,35 +172,44 @@ class TrainLoader(_Loader):
         self._reader: Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = iter(())
 
     def micro_batches(
-        self, *, step: int, target: int, rank: int, world: int, sizes: Sequence[int]
+        self,
+        *,
+        step: int,
+        target: int,
+        sizes: Sequence[int],
+        rows: Sequence[int] | None = None,
+        first: int = 0,
     ) -> Iterator[Batch]:
-        """Yield the micro-batches of `rank` for optimizer step `step`.
+        """Yield the micro-batches of one rank for optimizer step `step`.
 
-        target: samples of the step over all ranks. sizes: of this rank's micro-batches, in sum target /
-        world. A stream reads ahead into the next steps, and restarts if another step is requested.
+        target: samples of the step over all ranks. first: number of this rank's first one among them. sizes:
+        samples of each micro-batch. rows: rows of each, padded with weight 0; by default as many. A stream
+        reads ahead into the next steps, and restarts if another step is requested.
         """
-        assert sum(sizes) * world == target and 0 <= rank < world, "micro-batches do not add up to the target"
+        assert first >= 0 and first + sum(sizes) <= target, "micro-batches exceed the target"
         last = self._epochs_ahead * self.size
         assert not last or (step + 1) * target <= last, "step beyond the epochs augmented in advance"
-        request = _Step(step, target, rank, world, tuple(sizes))
+        request = _Step(step, target, first, tuple(sizes), tuple(sizes if rows is None else rows))
         if request != self._next:
             self._reader = self._store.read(self._requests(request))
         self._next = None  # until every micro-batch is consumed
-        for _ in sizes:
-            yield self._finish(*next(self._reader))
+        for size, rows_read in zip(request.sizes, request.rows, strict=True):
+            batch = self._finish(*next(self._reader))
+            if request.rows != request.sizes:
+                weights = torch.arange(rows_read, device=batch.inputs.device) < size
+                batch = replace(batch, weights=weights.to(torch.float32))
+            yield batch
         self._next = request._replace(step=step + 1)
 
     def _requests(self, first: _Step) -> Iterator[Request]:
         """Yield the requests of step `first` and all later ones."""
-        share = first.target // first.world
         together = max(1, _POSITIONS_AT_ONCE // first.target)
-        ends = np.cumsum(first.sizes)[:-1]
+        ends = np.cumsum(first.rows)[:-1]
+        places_N = first.first + _padded_places(first.sizes, first.rows)
         for step in count(first.step, together):
             start, positions = step * first.target, together * first.target
             stream = sample_stream(start=start, count=positions, seed=self._seed, size=self.size)
-            epochs_SN, indices_SN = (
-                part.reshape(together, first.world, share)[:, first.rank] for part in stream
-            )
+            epochs_SN, indices_SN = (part.reshape(together, first.target)[:, places_N] for part in stream)
             rows_KSN = [self._positions(epochs_SN, indices_SN)]
             if self._kind != "none":
                 further = {"pad": self._pad, "seed": self._seed, "fixed": self._fixed}
@@ -223,6 +232,16 @@ class TrainLoader(_Loader):
         elif self._kind != "none":
             inputs = apply(inputs, draws_KN, kind=self._kind, pad=self._pad)
         return Batch(self._normalise(inputs), _to_int64(targets))
+
+
+def _padded_places(sizes: Sequence[int], rows: Sequence[int]) -> Indices:
+    """Return which sample of the rank each row has; padding repeats one."""
+    starts = np.cumsum((0, *sizes))
+    places = [
+        (start + np.arange(count).clip(max=max(size - 1, 0))).clip(max=starts[-1] - 1)
+        for start, size, count in zip(starts, sizes, rows, strict=False)
+    ]
+    return np.concatenate(places)
 
 
 class EvalLoader(_Loader):

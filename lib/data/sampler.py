@@ -1,8 +1,8 @@
 """Order of samples as a pure function of (seed, epoch, size), independent of worker, rank and micro-batch.
 
 Position p of the endless training stream is in epoch p // size, at index p % size of that epoch's order.
-Optimizer step s with effective batch T takes positions [s*T, (s+1)*T), and rank r of w the r-th of w equal
-slices. Resuming therefore needs only the step.
+Optimizer step s with effective batch T takes positions [s*T, (s+1)*T), and each rank a slice of them, in the
+order of ranks. Resuming therefore needs only the step.
 """
 
 from __future__ import annotations

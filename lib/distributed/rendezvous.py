@@ -82,15 +82,18 @@ def rendezvous_of(*, nodes: str, endpoint: str | None, default: str = "") -> Ren
     return Rendezvous(min_nodes=min_nodes, max_nodes=max_nodes, endpoint=endpoint)
 
 
-def check_shares(rendezvous: Rendezvous, *, processes: int, target: int) -> None:
-    """Raise PlanError where some allowed number of nodes cannot split the effective batch evenly."""
-    for nodes in range(rendezvous.min_nodes, rendezvous.max_nodes + 1):
-        if target % (nodes * processes):
-            raise PlanError(
-                f"an effective batch of {target} cannot be split over {nodes} x {processes} process(es)",
-                why=f"CONFIG_DIST_NNODES allows {rendezvous.min_nodes} to {rendezvous.max_nodes}",
-                todo="set CONFIG_TARGET_EFFECTIVE_BATCH to a multiple of each number of processes",
-            )
+def check_shares(rendezvous: Rendezvous, *, processes: int, target: int, unit: int) -> None:
+    """Raise PlanError where the largest number of nodes cannot share the effective batch.
+
+    unit: samples that a process gets at least, 1 or those of a normalisation group.
+    """
+    nodes = rendezvous.max_nodes
+    if target < nodes * processes * unit:
+        raise PlanError(
+            f"an effective batch of {target} cannot be split over {nodes} x {processes} process(es)",
+            why=f"each needs at least {unit} sample(s), and CONFIG_DIST_NNODES allows {nodes} nodes",
+            todo="raise CONFIG_TARGET_EFFECTIVE_BATCH, or allow fewer nodes",
+        )
 
 
 def route_to(endpoint: str) -> Route | None:

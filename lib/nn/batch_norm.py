@@ -35,6 +35,7 @@ class _Ghost(_BatchNorm):
     running_var: Tensor
     num_batches_tracked: Tensor
     pending_3C: Tensor  # sums over groups of: the mean, the unbiased variance, one
+    weights_G: Tensor | None = None  # 1 for a group, 0 for one of padding; None: all 1
 
     def forward(self, input: Tensor) -> Tensor:
         """Normalise (N, C, ...) to the same shape and memory format.
@@ -48,24 +49,26 @@ class _Ghost(_BatchNorm):
         if rows % self.norm_batch:
             raise ValueError(f"{rows} rows cannot be split into ghost batches of {self.norm_batch}")
         if rows == self.norm_batch:
-            return self._normalise_group(input)
+            return self._normalise_group(input, 0)
         if torch.compiler.is_compiling():
             return self._normalise_groups_at_once(input)
         # Reading views and copying once at the end is faster in eager mode than the
         # broadcast below, and a group's result is bit-identical whatever other groups are in the batch.
-        return torch.cat([self._normalise_group(group) for group in torch.split(input, self.norm_batch)])
+        groups = enumerate(torch.split(input, self.norm_batch))
+        return torch.cat([self._normalise_group(group, place) for place, group in groups])
 
     def extra_repr(self) -> str:
         described: str = super().extra_repr()  # type: ignore[no-untyped-call]
         return f"{described}, norm_batch={self.norm_batch}"
 
-    def _normalise_group(self, x_gC: Tensor) -> Tensor:
+    def _normalise_group(self, x_gC: Tensor, place: int) -> Tensor:
         # With momentum 1 the kernel writes the mean and unbiased variance that it computes
         # anyway into the given running statistics: no second pass over the data.
         mean_C, var_C, one_C = statistics_3C = torch.zeros_like(self.pending_3C)
         one_C.fill_(1)  # before the call, which saves the other two rows for backward
         y_gC = F.batch_norm(x_gC, mean_C, var_C, self.weight, self.bias, True, 1.0, self.eps)
-        self.pending_3C.add_(statistics_3C)
+        weighted_3C = statistics_3C if self.weights_G is None else statistics_3C * self.weights_G[place]
+        self.pending_3C.add_(weighted_3C)
         return y_gC
 
     def _normalise_groups_at_once(self, x_NC: Tensor) -> Tensor:
@@ -82,6 +85,8 @@ class _Ghost(_BatchNorm):
         count = x_GgC[0, :, 0].numel()  # values of one group and channel
         mean_GC, var_GC = mean_G1C.detach().flatten(1), var_G1C.detach().flatten(1)
         statistics_3GC = torch.stack([mean_GC, var_GC * (count / (count - 1)), torch.ones_like(mean_GC)])
+        if self.weights_G is not None:
+            statistics_3GC = statistics_3GC * self.weights_G[:, None]
         self.pending_3C.add_(statistics_3GC.sum(dim=1))
         return y_GgC.flatten(0, 1).to(x_NC.dtype)
 
@@ -136,6 +141,16 @@ def _convert(module: _BatchNorm, *, name: str, norm_batch: int) -> None:
     module.__class__ = ghost
     sums = module.running_mean.new_zeros(3, module.num_features)
     module.register_buffer("pending_3C", sums, persistent=False)
+
+
+def weigh_groups(model: nn.Module, weights_N: Tensor | None) -> None:
+    """Leave groups of padding, whose rows have weight 0, out of the statistics of the next micro-batch.
+
+    weights_N: of its rows, alike in each group; None: all 1.
+    """
+    for layer in _ghost_layers(model):
+        own = None if weights_N is None else weights_N[:: layer.norm_batch].to(layer.pending_3C.dtype)
+        layer.weights_G = own
 
 
 @torch.no_grad()

@@ -1,7 +1,7 @@
 """Micro-batches: the largest that fits into a device's memory by predicted peaks, and the split of a share.
 
-A share is what one device has of the effective batch (target / devices). Its split is in integers only: the
-sizes add up to it exactly, or there is no split. Pure.
+A share is what one device has of the effective batch; here it is the largest (`lib.plan.types.shares`). Its
+split is in integers only: the sizes add up to it exactly, or there is no split. Pure.
 """
 
 from __future__ import annotations
@@ -197,6 +197,17 @@ def split_under(per_device: int, *, bound: int, step: int = 0, divisor_only: boo
     return None if micro_batch is None else Split.of(per_device, micro_batch=micro_batch)
 
 
+def split_evenly(per_device: int, *, bound: int, step: int = 1) -> Split:
+    """Split the share into as few micro-batches as possible, of about one size.
+
+    bound: the most that fits. Both it and the share are multiples of `step`, as is each size.
+    """
+    accumulation = -(-per_device // bound)
+    micro_batch = -(-per_device // (accumulation * step)) * step
+    last = per_device - micro_batch * (accumulation - 1)
+    return Split(micro_batch=micro_batch, accumulation=accumulation, last_micro_batch=last)
+
+
 def split_by(per_device: int, *, micro_batch: int, divisor_only: bool = False) -> Split | None:
     """Split the share into micro-batches of a size set by hand; None where that is impossible."""
     if micro_batch > per_device or (divisor_only and per_device % micro_batch):
@@ -205,17 +216,17 @@ def split_by(per_device: int, *, micro_batch: int, divisor_only: bool = False) -
 
 
 def nearest_targets(
-    target: int, *, world: int, works: Callable[[int], bool], largest: int = LARGEST_TARGET
+    target: int, *, works: Callable[[int], bool], step: int = 1, largest: int = LARGEST_TARGET
 ) -> tuple[int, ...]:
     """Return the nearest effective batch below `target` and the nearest above it that can be planned.
 
-    works: predicate, true if a share of so many samples per device can be split. Fewer than two are returned
-    where one side has none between 1 and `largest`.
+    works: predicate, true if an effective batch can be split. step: they are multiples of it. Fewer than two
+    are returned where one side has none between 1 and `largest`.
     """
-    top = min(largest, LARGEST_TARGET) // world
-    below = filter(works, range(min((target - 1) // world, top), 0, -1))
-    above = filter(works, range(target // world + 1, top + 1))
-    return tuple(share * world for side in (below, above) for share in islice(side, 1))
+    top = min(largest, LARGEST_TARGET) // step
+    below = filter(works, range(min((target - 1) // step, top) * step, 0, -step))
+    above = filter(works, range((target // step + 1) * step, top * step + 1, step))
+    return tuple(each for side in (below, above) for each in islice(side, 1))
 
 
 @lru_cache(maxsize=4096)

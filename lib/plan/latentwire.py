@@ -20,7 +20,7 @@ from typing import Literal, TypeAlias
 from lib.config import Config
 from lib.errors import PlanError
 from lib.plan.placement import Placement
-from lib.plan.types import ConfigView, ModelFacts
+from lib.plan.types import ConfigView, ModelFacts, rank_shares
 from lib.units import GB
 
 Models: TypeAlias = Literal["both", "llama", "qwen", "sequential"]
@@ -96,7 +96,6 @@ def latentwire(
             f"an effective batch of {effective} cannot be shared by {rule.copies} copies",
             todo="raise CONFIG_TARGET_EFFECTIVE_BATCH or use fewer GPUs",
         )
-    shares = _even(effective, rule.copies)
     document = rule.document_per_copy if rule.document_per_copy is not None else capacity
     note = "effective batch as requested on any number of GPUs"
     if scale_batch:
@@ -108,7 +107,10 @@ def latentwire(
         capacity=capacity,
         document_batch=document * rule.copies,
         effective_batch=effective,
-        micro_batches=tuple(tuple(_even(share, -(-share // capacity))) for share in shares),
+        micro_batches=tuple(
+            rank_shares(share, world=-(-share // capacity))
+            for share in rank_shares(effective, world=rule.copies)
+        ),
         note=note,
     )
 
@@ -150,7 +152,8 @@ def apply_policy(
     elif not target:
         target, why_target = base, "CONFIG_ELASTIC_BASE_BATCH"
     step = (config.norm_batch or 1) if facts.has_batchnorm else 1
-    share = max(step, target // world)  # a share that cannot be split is refused later, with suggestions
+    # A target that cannot be shared is refused later, with suggestions.
+    share = max(step, rank_shares(target, world=world, unit=step)[0])
     sizes = [size for size in range(step, share + 1, step) if share % size == 0 and size <= capacity]
     assert isinstance(config, Config)  # a foreign object has no such policy
     changed = config.replace(
@@ -211,9 +214,3 @@ def _model_gb(models: Models) -> float:
     if models in MODEL_GB:
         return MODEL_GB[models]
     return max(MODEL_GB.values()) if models == "sequential" else sum(MODEL_GB.values())
-
-
-def _even(total: int, parts: int) -> list[int]:
-    """Split `total` into `parts` numbers that differ by at most one, the larger ones first."""
-    whole, rest = divmod(total, parts)
-    return [whole + (part < rest) for part in range(parts)]

@@ -28,7 +28,7 @@ def plan(
 
     predict: predicts the memory of a step. Only AUTO_METHOD_TABLE and a batch set by hand work without it.
     probed: measurements of this configuration on this hardware; None where there are none.
-    even: never plan a smaller last micro-batch, for a caller that cannot run one.
+    even: never plan a smaller last micro-batch or unequal shares, for a caller that cannot run them.
 
     Raises PlanError, with a remedy, where no plan honours the configuration.
     """
@@ -57,7 +57,7 @@ def plan(
         micro_batch=split.micro_batch,
         accumulation=split.accumulation,
         last_micro_batch=split.last_micro_batch,
-        effective_batch=split.samples * layout.world,
+        effective_batch=chosen.effective,
         target=chosen.target,
         norm_batch=step.norm_batch,
         precision=step.precision,
@@ -132,7 +132,7 @@ def with_smaller_micro_batch(plan: Plan) -> Plan | None:
 
     None where there is no smaller one (or none that is a multiple of NORM_BATCH).
     """
-    per_device, step = plan.effective_batch // plan.world, plan.norm_batch or 1
+    per_device, step = plan.shares[0], plan.norm_batch or 1
     smaller = [size for size in range(step, plan.micro_batch, step) if per_device % size == 0]
     if not smaller:
         return None

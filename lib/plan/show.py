@@ -43,10 +43,7 @@ def compact_text(plan: Plan, *, columns: int) -> str:
     numerics = [plan.precision, "compiled" if plan.compile else "not compiled"]
     rows = [
         ("device", f"{plan.device}: {why['device']}"),
-        (
-            "batch",
-            f"{plan.effective_batch} samples a step: {sizes} on each of {plan.layout.devices} device(s)",
-        ),
+        ("batch", f"{plan.effective_batch} samples a step: {why['effective_batch']}; {sizes} at a time"),
         ("numerics", ", ".join(numerics + ["channels last"] * plan.channels_last)),
         ("memory", f"predicted: {format_need(memory)}" if memory is not None else why["memory"]),
     ]

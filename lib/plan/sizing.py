@@ -19,12 +19,13 @@ from lib.plan.fitting import (
     predicted,
     smallest_accepted,
     split_by,
+    split_evenly,
     split_under,
 )
 from lib.plan.placement import Placement
 from lib.plan.show import format_need, memory_remedies, offload_note, why_memory, why_norm_batch, why_target
 from lib.plan.tables import cpu_table_batch, raise_to_norm_batch, table_bound
-from lib.plan.types import STATIC_SHAPES, ConfigView, Decision, Layout, Memory, ModelFacts
+from lib.plan.types import STATIC_SHAPES, ConfigView, Decision, Layout, Memory, ModelFacts, rank_shares
 
 if TYPE_CHECKING:
     from lib.plan.micro_batch_search import Probed
@@ -41,7 +42,7 @@ class SizingContext:
     facts: ModelFacts
     placement: Placement
     step: StepSettings
-    even: bool = False  # the caller cannot run a smaller last micro-batch
+    even: bool = False  # the caller cannot run a smaller last micro-batch, nor unequal shares
     predict: MemoryEstimator | None = None
     probed: Probed | None = None  # probe runs on this hardware
 
@@ -62,20 +63,32 @@ class SizingContext:
         return self.step.norm_batch
 
     @property
+    def unit(self) -> int:
+        """Samples that shares and micro-batches are multiples of."""
+        return self.norm_batch or 1
+
+    @property
     def replica_noun(self) -> str:
         """The unit that gets a share of the batch, for messages."""
         return "devices" if self.layout.devices_per_process == 1 else "pairs of devices"
 
     @property
-    def why_divisor_only(self) -> str:
-        """Reason why all micro-batches must be of one size; "" if they need not be."""
-        if self.facts.has_batchnorm:
-            return "batch normalisation"
+    def why_one_shape(self) -> str:
+        """Reason why smaller micro-batches are padded to the size of the others; "" if they are not."""
         if self.step.device in STATIC_SHAPES:
             return "XLA"
-        if self.step.compile:
-            return "torch.compile"
+        return "torch.compile" if self.step.compile else ""
+
+    @property
+    def why_divisor_only(self) -> str:
+        """Reason why all micro-batches must be of one size and without padding; "" if they need not be."""
+        if self.facts.has_batchnorm and not self.norm_batch:
+            return "batch normalisation over the micro-batch"
         return "this caller" if self.even else ""
+
+    def share(self, target: int) -> int:
+        """Return the largest share of a process."""
+        return rank_shares(target, world=self.world, unit=self.unit)[0]
 
     def memory(self, micro_batch: int, *, accumulates: bool) -> Memory | None:
         """Predict the memory of a micro-batch; None without a predictor."""
@@ -90,6 +103,7 @@ class Candidate:
     """One parallelism strategy with its best sizes, or with the reason why it is impossible.
 
     split:   None if it is impossible; so are `memory` and `seconds` then.
+    effective: samples of an optimizer step on all devices.
     reasons: by the names of the plan's fields.
     seconds: fastest and slowest estimate of an optimizer step; None where it cannot be estimated.
     why_not: why it is impossible; nearest: the smallest change found that would make it possible.
@@ -98,6 +112,7 @@ class Candidate:
 
     context: SizingContext
     split: Split | None = None
+    effective: int = 0
     target: int = 0
     memory: Memory | None = None
     reasons: Mapping[str, str] = field(default_factory=dict)
@@ -159,9 +174,15 @@ def _automatic(context: SizingContext) -> Candidate:
     else:
         bound, step = _predicted_bound(context)
     only = context.why_divisor_only
+
+    def split_share(per_device: int) -> Split | None:
+        prefers_divisor = bool(only or context.why_one_shape or context.facts.has_batchnorm)
+        found = split_under(per_device, bound=bound.value, step=step, divisor_only=prefers_divisor)
+        return found if found or only else split_evenly(per_device, bound=bound.value, step=step or 1)
+
     split = _split_target(
         context,
-        partial(split_under, bound=bound.value, step=step, divisor_only=bool(only)),
+        split_share,
         impossible=f"{only} needs micro-batches of one size, and no divisor of it uses half of what fits "
         f"({bound.reason})",
     )
@@ -191,7 +212,7 @@ def _predicted_bound(context: SizingContext) -> tuple[Decision[int], int]:
             why=f"{config.model} is known by name only",
             todo="set CONFIG_AUTO_METHOD_TABLE=y",
         )
-    share = max(1, config.target // context.world)
+    share = max(context.unit, context.share(config.target))
 
     def memory_of(micro_batch: int) -> Memory:
         memory = context.memory(micro_batch, accumulates=micro_batch < share)
@@ -204,7 +225,6 @@ def _predicted_bound(context: SizingContext) -> tuple[Decision[int], int]:
         # On a CPU caches, not memory, decide the speed: ResNets were slower with all that fits.
         limit = min(share, cpu_table_batch(scale=config.table_scale))
         at_limit = "; larger is no faster on CPUs"
-    # A share that is not a multiple of NORM_BATCH is refused later, with suggestions.
     limit = max(step, limit - limit % step)
     bound = largest_fitting(memory_of, limit=limit, step=step)
     if not bound:
@@ -233,7 +253,8 @@ def _strict(context: SizingContext) -> Candidate:
         )
     split = Split.of(batch * max(1, target // (batch * context.world)), micro_batch=batch)
     _check_data(context, split, todo="set CONFIG_BATCH_TABLE_STRICT=n")
-    return _sizes(context, split, why_micro_batch=f"{bound.reason}, whatever the target")
+    effective = split.samples * context.world
+    return _sizes(context, split, effective, why_micro_batch=f"{bound.reason}, whatever the target")
 
 
 def _manual(context: SizingContext) -> Candidate:
@@ -251,10 +272,11 @@ def _manual(context: SizingContext) -> Candidate:
     if accumulation:
         split = Split.of(batch * accumulation, micro_batch=batch)
         _check_manual_product(context, split)
-        return _sizes(context, split, target=split.samples * context.world, why_micro_batch=why)
+        effective = split.samples * context.world
+        return _sizes(context, split, effective, target=effective, why_micro_batch=why)
     only = context.why_divisor_only
     impossible = f"CONFIG_BATCH_SIZE={batch} is more than that"
-    if batch * context.world <= config.target:
+    if batch <= context.share(config.target):
         impossible = (
             f"CONFIG_BATCH_SIZE={batch} does not divide it, and {only} needs micro-batches of one size"
         )
@@ -282,33 +304,45 @@ def _split_target(
 
     impossible: why `split_share` returns None. Raises PlanError with the nearest targets that can be split.
     """
-    world, norm_batch, target = context.world, context.norm_batch, context.config.target
-    per_device, rest = divmod(target, world)
-    share = f"a device's share of it is {per_device}" if world > 1 else f"it is {per_device}"
-    split = None
-    if too_large := _exceeds_data(context, target):
-        why = too_large
-    elif rest:
-        why = f"{world} {context.replica_noun} cannot share it evenly"
-    elif norm_batch and per_device < norm_batch:
-        why = f"{share}, less than CONFIG_NORM_BATCH={norm_batch}"
-    elif norm_batch and per_device % norm_batch:
-        why = f"{share}, not a multiple of CONFIG_NORM_BATCH={norm_batch}"
-    else:
-        split, why = split_share(per_device), f"{share}, but {impossible}"
+    target = context.config.target
+    split, why = _attempt(context, target, split_share, impossible=impossible)
     if split is not None:
         return split
     size = context.facts.train_size
     targets = nearest_targets(
         target,
-        world=world,
-        works=lambda per_device: split_share(per_device) is not None,
+        works=lambda other: _attempt(context, other, split_share, impossible="")[0] is not None,
+        step=context.unit * (context.world if context.even else 1),
         largest=LARGEST_TARGET if size is None else size,
     )
     todo = "the nearest that can: CONFIG_TARGET_EFFECTIVE_BATCH=" + " or ".join(map(str, targets))
     if not targets:
         todo = "no effective batch can be: use fewer devices, smaller batches or more training samples"
     raise PlanError(_cannot(target), why=why, todo=todo)
+
+
+def _attempt(
+    context: SizingContext, target: int, split_share: Callable[[int], Split | None], *, impossible: str
+) -> tuple[Split | None, str]:
+    """Return the split of the largest share of `target`, or why there is none."""
+    world, noun, norm_batch = context.world, context.replica_noun, context.norm_batch
+    if why := _exceeds_data(context, target):
+        return None, why
+    if norm_batch and target % norm_batch:
+        return None, f"it is not a multiple of CONFIG_NORM_BATCH={norm_batch}"
+    if target < world * context.unit:
+        least = f"a group of CONFIG_NORM_BATCH={norm_batch} samples" if norm_batch else "a sample"
+        return None, f"each of {world} {noun} needs at least {least}"
+    sizes = rank_shares(target, world=world, unit=context.unit)
+    if sizes[0] != sizes[-1] and context.even:
+        return None, f"{world} {noun} cannot share it evenly"
+    if sizes[0] != sizes[-1] and context.why_one_shape and context.why_divisor_only:
+        return (
+            None,
+            f"{world} {noun} cannot share it evenly, and {context.why_divisor_only} allows no padding",
+        )
+    share = f"a device's share of it is {sizes[0]}" if world > 1 else f"it is {target}"
+    return split_share(sizes[0]), f"{share}, but {impossible}"
 
 
 def _check_data(context: SizingContext, split: Split, *, todo: str) -> None:
@@ -328,8 +362,7 @@ def _cannot(effective: int) -> str:
 
 def _relation(context: SizingContext, split: Split, *, bound: int) -> str:
     """Explain how the micro-batch follows from `bound`, the most that fits, and from a device's share."""
-    per_device = context.config.target // context.world
-    micro_batch, norm_batch = split.micro_batch, context.norm_batch
+    per_device, micro_batch, norm_batch = split.samples, split.micro_batch, context.norm_batch
     if split.last_micro_batch < micro_batch:
         return f"; no divisor of {per_device} comes near, so the last micro-batch is smaller"
     if micro_batch == per_device < bound:
@@ -341,26 +374,48 @@ def _relation(context: SizingContext, split: Split, *, bound: int) -> str:
 
 
 def _sizes(
-    context: SizingContext, split: Split, *, target: int | None = None, why_micro_batch: str
+    context: SizingContext,
+    split: Split,
+    effective: int | None = None,
+    *,
+    target: int | None = None,
+    why_micro_batch: str,
 ) -> Candidate:
     target = context.config.target if target is None else target
-    effective = split.samples * context.world
+    effective = target if effective is None else effective
     ragged = split.last_micro_batch < split.micro_batch
     sizes = f"{split.accumulation - ragged} x {split.micro_batch}"
     sizes += f" + {split.last_micro_batch}" if ragged else ""
     missed = f"MISSES the target of {target} by {effective - target:+d}"
     missed = missed if effective != target else "as requested"
-    replica_noun = "device(s)" if context.replica_noun == "devices" else "pair(s) of devices"
     if ragged:  # the prediction raises where the model refuses this size
         context.memory(split.last_micro_batch, accumulates=True)
     memory = context.memory(split.micro_batch, accumulates=split.accumulation > 1)
+    last = "what remains; every sample weighs the same" if ragged else "all are of one size"
+    if ragged and context.why_one_shape:
+        last = f"what remains; {context.why_one_shape} gets {split.micro_batch} rows, the others of weight 0"
+    at_most = "" if effective == split.samples * context.world else "at most "
     reasons = {
         "micro_batch": why_micro_batch,
-        "accumulation": f"{sizes} = {split.samples} samples per device and optimizer step",
-        "last_micro_batch": "what remains; every sample weighs the same" if ragged else "all are of one size",
-        "effective_batch": f"{split.samples} on each of {context.world} {replica_noun}, {missed}",
+        "accumulation": f"{at_most}{sizes} = {split.samples} samples per device and optimizer step",
+        "last_micro_batch": last,
+        "effective_batch": f"{_why_shares(context, split, effective)}, {missed}",
         "target": why_target(context.config),
         "norm_batch": why_norm_batch(context.config, context.facts),
         "memory": why_memory(memory, context.probed) + offload_note(context.config, context.placement),
     }
-    return Candidate(context=context, split=split, target=target, memory=memory, reasons=reasons)
+    return Candidate(
+        context=context, split=split, effective=effective, target=target, memory=memory, reasons=reasons
+    )
+
+
+def _why_shares(context: SizingContext, split: Split, effective: int) -> str:
+    """Explain each device's share, and how long the others wait for the one with the most rows."""
+    world = context.world
+    each = rank_shares(effective, world=world, unit=context.unit)
+    rows = split.micro_batch * split.accumulation if context.why_one_shape else each[0]
+    if effective == rows * world:
+        noun = "device(s)" if context.replica_noun == "devices" else "pair(s) of devices"
+        return f"{each[0]} on each of {world} {noun}"
+    counts = " and ".join(f"{each.count(share)} x {share}" for share in sorted({*each}, reverse=True))
+    return f"{counts} on {world} {context.replica_noun} ({1 - effective / (rows * world):.1%} idle)"

@@ -163,8 +163,7 @@ def _nearest(error: NoRoomError, context: SizingContext) -> str:
     more = f"{(error.memory.need_bytes - error.memory.usable_bytes) / GB:.2f} GB more on each device"
     if context.predict is None or strategy not in {"zero1", *SHARDS_WEIGHTS}:
         return more
-    # Only numbers of devices that divide the effective batch.
-    while world <= MAX_DEVICES and context.config.target % world == 0:
+    while world <= MAX_DEVICES and context.config.target >= world * context.unit:
         larger = next((each for each in layouts(world) if each.strategy == strategy), None)
         step = replace(error.step, layout=larger)
         if larger and predicted(step, context.predict, free_bytes=context.placement.free_bytes).fits:

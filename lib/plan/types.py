@@ -213,12 +213,19 @@ class Memory:
         return self.need_bytes <= self.usable_bytes
 
 
+def rank_shares(samples: int, *, world: int, unit: int = 1) -> tuple[int, ...]:
+    """Share `samples` among `world` processes in multiples of `unit`: as equal as possible, larger first."""
+    each, more = divmod(samples // unit, world)
+    return (unit * (each + 1),) * more + (unit * each,) * (world - more)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
     """The decisions for this hardware, validated at construction.
 
-    Each device runs `accumulation` micro-batches per optimizer step: all of `micro_batch` samples except the
-    last, which has `last_micro_batch`. Raises ValueError where the fields contradict each other.
+    Each process runs `accumulation` micro-batches per optimizer step. The first has the largest share of the
+    effective batch: micro-batches of `micro_batch` samples except the last, of `last_micro_batch`. Shares of
+    other processes may be smaller (`shares`). Raises ValueError where the fields contradict each other.
     """
 
     device: Kind
@@ -239,8 +246,9 @@ class Plan:
 
     def __post_init__(self) -> None:
         # A plan from a file may hold anything. Making the layout checks strategy, world and shard.
-        per_device = self.micro_batch * (self.accumulation - 1) + self.last_micro_batch
-        adds_up = self.effective_batch == per_device * self.layout.world
+        largest = self.micro_batch * (self.accumulation - 1) + self.last_micro_batch
+        whole = self.layout.world * (self.norm_batch or 1) <= self.effective_batch == sum(self.shares)
+        adds_up = whole and self.shares[0] == largest
         if not adds_up or self.accumulation < 1 or not 1 <= self.last_micro_batch <= self.micro_batch:
             raise ValueError("micro-batches do not add up")
         missing = {field.name for field in dataclasses.fields(self)} - {"reasons"} - set(self.reasons)
@@ -253,9 +261,34 @@ class Plan:
         return Layout(strategy=self.strategy, world=self.world, shard=self.shard)
 
     @property
+    def shares(self) -> tuple[int, ...]:
+        """Samples of each process in one optimizer step."""
+        return rank_shares(self.effective_batch, world=self.world, unit=self.norm_batch or 1)
+
+    @property
+    def is_padded(self) -> bool:
+        """True if some micro-batch of some process has rows of weight 0."""
+        return any(rows != sizes for rows, sizes in map(self.micro_batches_of, (0, self.world - 1)))
+
+    @property
     def micro_batches(self) -> tuple[int, ...]:
-        """Sizes of one device's micro-batches in one optimizer step."""
+        """Samples of each micro-batch of the first process."""
         return (self.micro_batch,) * (self.accumulation - 1) + (self.last_micro_batch,)
+
+    def micro_batches_of(self, rank: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Return the rows of the micro-batches of a process, and how many of these rows are samples.
+
+        The rows after those have weight 0. They are there because all processes run as many micro-batches,
+        and because compiled programs are for one shape.
+        """
+        unit = self.norm_batch or 1
+        sizes = [*self.micro_batches]
+        if self.shares[rank] < self.shares[0]:
+            shorter = max((place for place, size in enumerate(sizes) if size > unit), default=-1)
+            sizes[shorter] -= unit
+        one_shape = self.compile or self.device in STATIC_SHAPES
+        rows = (self.micro_batch if one_shape else max(size, unit) for size in sizes)
+        return tuple(rows), tuple(sizes)
 
     def to_json(self) -> dict[str, Any]:
         """Return the fields as a dict that JSON can hold."""

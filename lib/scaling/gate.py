@@ -96,7 +96,7 @@ def loss_after_training(model: nn.Module, spec: TextSpec, change: Callable[[Tens
     loss, rows = float("inf"), max(1, _TOKENS // spec.block_size)
     with TrainLoader(part, spec, loader_config, seed=0, augment="none", pad=0) as loader:
         for step in range(_STEPS):
-            (batch,) = loader.micro_batches(step=step, target=rows, rank=0, world=1, sizes=(rows,))
+            (batch,) = loader.micro_batches(step=step, target=rows, sizes=(rows,))
             logits_BTV = model(batch.inputs)
             optimizer.zero_grad()
             loss_BT = cross_entropy(logits_BTV.flatten(0, 1), change(batch.targets).flatten())

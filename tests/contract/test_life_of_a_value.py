@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,7 +18,7 @@ from lib.plan.types import Plan
 from tests.support.examples import examples
 from tests.support.tokens import BLOCK, VOCAB, sentences_data, text_data
 from tests.support.training import CPU, Wrapped, random_data, small_job, trained
-from train.tasks.base import Forward, Sums, Task
+from train.tasks.base import Forward, Sums, Task, count_of
 from train.training_data import TrainingData
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -77,7 +78,7 @@ class Spy(Wrapped):
         self.seen: list[int] = []
 
     def training(self, forward: Forward, batch: Batch) -> Sums:
-        self.seen.append(len(batch.targets))
+        self.seen.append(int(count_of(batch)))
         return super().training(forward, batch)
 
 
@@ -96,10 +97,13 @@ def micro_batches(config: Config) -> Iterator[int]:
     yield from (size for size in range(step, TARGET + 1, step) if TARGET % size == 0)
 
 
-@pytest.mark.parametrize(
+EVERY = pytest.mark.parametrize(
     "defconfig",
     [pytest.param(name, marks=() if name in FAST else pytest.mark.slow) for name in DEFCONFIGS],
 )
+
+
+@EVERY
 def test_optimizer_sees_the_target_and_the_cut_changes_nothing(defconfig: str) -> None:
     reference: dict[str, torch.Tensor] = {}
     config = narrow_config(defconfig)
@@ -115,3 +119,21 @@ def test_optimizer_sees_the_target_and_the_cut_changes_nothing(defconfig: str) -
         for name, tensor in state.items():
             close = torch.allclose(tensor, reference[name], rtol=1e-12, atol=1e-12)
             assert close, f"{name} at micro-batch {size}"
+
+
+@EVERY
+def test_rows_of_padding_change_nothing(defconfig: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where programs are compiled for one shape: 24 + 24 + 16 rows are padded to 3 x 24."""
+    monkeypatch.setattr("lib.nn.compile.compiled_forward", lambda _, wrapped: wrapped)  # takes minutes
+    config = narrow_config(defconfig).replace(batch_size=TARGET)
+    data = data_of(config)
+    whole = make_plan(config, CPU, data.facts)
+    padded = dataclasses.replace(
+        whole, micro_batch=24, accumulation=3, last_micro_batch=16, memory=None, compile=True
+    )
+    assert padded.is_padded and not whole.is_padded
+    expected, _ = run(config, whole, data)
+    state, updates = run(config, padded, data)
+    assert updates == [TARGET] * STEPS
+    for name, tensor in state.items():
+        assert torch.allclose(tensor, expected[name], rtol=1e-12, atol=1e-12), name

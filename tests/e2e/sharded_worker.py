@@ -19,8 +19,9 @@ from torch import Tensor
 from lib.data.loader import Batch
 from lib.devices.base import Backend
 from lib.distributed.fsdp import gathered, local, local_shard
+from lib.plan.fitting import split_evenly
 from lib.plan.sharding import layouts
-from lib.plan.types import Layout, Plan
+from lib.plan.types import Layout, Plan, rank_shares
 from tests.e2e.ranks import fork_ranks
 from tests.support.tokens import BLOCK, VOCAB, small_lm_config, text_data
 from tests.support.training import MemoryRecord, Wrapped, small_job, small_plan
@@ -29,7 +30,7 @@ from train.loop import load_state_dict, optimizer_step, state_dict, train
 from train.tasks.base import Forward, Sums
 from train.training_data import TrainingData
 
-EFFECTIVE = 24
+EFFECTIVE = 23  # unequal shares
 ACCUMULATIONS = (1, 2, 3)
 SAVED_BY = 4
 STEPS = 3
@@ -70,10 +71,11 @@ def data() -> TrainingData:
 
 
 def plan_of(layout: Layout, accumulation: int) -> Plan:
-    each = EFFECTIVE // layout.world // accumulation
-    return small_plan(
-        *[each] * accumulation, world=layout.world, strategy=layout.strategy, shard=layout.shard
-    )
+    share = rank_shares(EFFECTIVE, world=layout.world)[0]
+    split = split_evenly(share, bound=-(-share // accumulation))
+    sizes = [split.micro_batch] * (split.accumulation - 1) + [split.last_micro_batch]
+    layout_fields = {"world": layout.world, "strategy": layout.strategy, "shard": layout.shard}
+    return small_plan(*sizes, effective_batch=EFFECTIVE, **layout_fields)
 
 
 def gradients_of(
@@ -139,10 +141,9 @@ def weights_and_states(state: dict[str, Any]) -> dict[str, Any]:
 def outcome(backend: Backend, directory: Path) -> dict[str, Any]:
     found: dict[str, Any] = {"gradients": {}, "bytes": {}, "digests": {}, "further": {}}
     for layout in layouts(backend.world):
-        if backend.world != 3:
-            for accumulation in ACCUMULATIONS:
-                key = (layout.strategy, accumulation)
-                found["gradients"][key] = gradients_of(layout, accumulation, backend=backend)
+        for accumulation in ACCUMULATIONS:
+            key = (layout.strategy, accumulation)
+            found["gradients"][key] = gradients_of(layout, accumulation, backend=backend)
         if backend.world == 2:
             found["mean of means", layout.strategy] = gradients_of(
                 layout, 2, backend=backend, task=MeanOfMeans

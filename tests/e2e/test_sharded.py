@@ -28,7 +28,9 @@ pytestmark = pytest.mark.slow
 
 EXACT = 1e-12
 ALONE = Layout(strategy="single", world=1, shard=1)
-WAYS = {2: ["ddp", "zero1", "zero2", "fsdp"], 4: ["ddp", "zero1", "zero2", "fsdp", "hsdp"]}
+WAYS = {world: ["ddp", "zero1", "zero2", "fsdp"] for world in (2, 3)} | {
+    4: ["ddp", "zero1", "zero2", "fsdp", "hsdp"]
+}
 
 Outcome = dict[str, Any]
 
@@ -66,7 +68,7 @@ def difference(one: dict[str, Tensor], other: dict[str, Tensor]) -> float:
 
 
 @pytest.mark.parametrize("accumulation", ACCUMULATIONS)
-@pytest.mark.parametrize(("world", "way"), [(world, way) for world in (2, 4) for way in WAYS[world]])
+@pytest.mark.parametrize(("world", "way"), [(world, way) for world in (2, 3, 4) for way in WAYS[world]])
 def test_gradients_are_those_of_one_process(
     world: int,
     way: str,

@@ -91,8 +91,8 @@ def small_config(model: str = "lenet5", **changes: Any) -> Config:
 def small_plan(
     *micro_batches: int, world: int = 1, norm_batch: int = 0, precision: str = "fp32", **changes: Any
 ) -> Plan:
-    """A plan of one device's micro-batches, for example `small_plan(8, 8, 4)`."""
-    effective = sum(micro_batches) * world
+    """A plan of the first device's micro-batches, for example `small_plan(8, 8, 4)`."""
+    effective = changes.get("effective_batch", sum(micro_batches) * world)
     settings: dict[str, Any] = {
         "device": "cpu",
         "world": world,

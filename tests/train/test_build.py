@@ -273,7 +273,7 @@ def test_where_the_data_are_kept_is_told_and_changes_no_bit(requested: str) -> N
     assert isinstance(job.record, MemoryRecord)
     placement = "stream" if requested == "stream" else "resident"
     assert any(text.startswith(f"Data: random; {placement}: ") for text in job.record.said)
-    options: dict[str, Any] = {"step": 1, "target": 16, "rank": 0, "world": 1, "sizes": (8, 8)}
+    options: dict[str, Any] = {"step": 1, "target": 16, "sizes": (8, 8)}
     with job.train_loader, job.eval_loader:
         found = list(job.train_loader.micro_batches(**options))
     for batch, expected in zip(found, reference.train_loader.micro_batches(**options), strict=True):
@@ -323,7 +323,7 @@ def test_the_libraries_are_set_as_configured(monkeypatch: pytest.MonkeyPatch) ->
 def test_one_seed_is_one_order_of_the_data() -> None:
     def labels(seed: int) -> list[int]:
         loader = job_of("lenet5", norm_batch=0, seed=seed).train_loader
-        (batch,) = loader.micro_batches(step=0, target=16, rank=0, world=1, sizes=(16,))
+        (batch,) = loader.micro_batches(step=0, target=16, sizes=(16,))
         return batch.targets.tolist()
 
     assert labels(1) == labels(1) != labels(2)

@@ -102,7 +102,7 @@ def test_a_mean_of_means_is_something_else(cut: str) -> None:
 def test_a_step_is_the_gradient_of_the_mean_loss() -> None:
     job = lenet_job((10, 6), config={"momentum": 0.0, "weight_decay": 0.0, "max_steps": 1})
     weights = list(job.model.parameters())
-    batches = job.train_loader.micro_batches(step=0, target=16, rank=0, world=1, sizes=(16,))
+    batches = job.train_loader.micro_batches(step=0, target=16, sizes=(16,))
     batch = next(batches)
     loss = nn.functional.cross_entropy(job.model(batch.inputs), batch.targets)
     gradients = torch.autograd.grad(loss, weights)

@@ -93,7 +93,7 @@ class ProbeTarget:
 
     def memory(self, decided: Plan, size: int) -> Memory:
         """Predict the memory of micro-batches of `size`, all else as in `decided`."""
-        accumulates = size < decided.effective_batch // decided.world
+        accumulates = size < decided.shares[0]
         step = dataclasses.replace(step_settings(decided), micro_batch=size, accumulates=accumulates)
         return predicted(step, self.predict, free_bytes=place(self.config, self.hardware).free_bytes)
 
@@ -145,7 +145,7 @@ def measure(target: ProbeTarget) -> Probed:
     """
     refuse_static_shapes(target.hardware.kind, what="measuring (make probe)")
     decided = target.plan()
-    share = decided.effective_batch // decided.world
+    share = decided.shares[0]
     step, _ = smallest_accepted(
         lambda size: target.memory(decided, size), share=share, step=decided.norm_batch or 1
     )
@@ -179,7 +179,7 @@ def probe_run(target: ProbeTarget, decided: Plan, size: int) -> Measurement | Fa
 
     Every size makes steps of about as many samples, so that the update has the same weight in all of them.
     """
-    share = decided.effective_batch // decided.world
+    share = decided.shares[0]
     preferred = max(1 + (size < share), round(2 * decided.micro_batch / size))
     accumulation = min(preferred, max(1, share // size))
     effective = size * accumulation * decided.world

@@ -116,7 +116,7 @@ def trace_memory(config: Config, plan: Plan, data: TrainingData, *, hardware: Ha
     def refused(why: str) -> RefusedBatchError:
         return RefusedBatchError(what, why=why)
 
-    effective_batch = plan.effective_batch // plan.world
+    effective_batch = plan.shares[0]
     layout = SPLIT if plan.strategy == "split" else SINGLE
     alone = dataclasses.replace(
         plan, world=1, strategy=layout.strategy, shard=1, effective_batch=effective_batch

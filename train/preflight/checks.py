@@ -24,7 +24,7 @@ from lib.data.loader import TrainLoader
 from lib.devices.base import Backend
 from lib.errors import ConfigError, ToolkitError
 from lib.nn.graph_lint import IteratesToConvergence, lint
-from lib.plan.types import Hardware, Plan
+from lib.plan.types import Hardware, Plan, rank_shares
 from lib.runs import checkpoint
 from train import loop
 from train.build import make_job
@@ -117,7 +117,7 @@ def loss_falls(candidate: Candidate) -> tuple[bool, str]:
     rule = NO_WARM_UP | adam | {"weight_decay": 0.0, "learning_rate": FALL_RATE, "schedule": "constant"}
     job = candidate.job(*candidate.splits()[0], device=True, **rule)
     (batch,) = job.train_loader.micro_batches(
-        step=0, target=job.plan.effective_batch, rank=0, world=1, sizes=job.plan.micro_batches
+        step=0, target=job.plan.effective_batch, sizes=job.plan.micro_batches
     )
     job.train_loader = cast("TrainLoader", SimpleNamespace(micro_batches=lambda **_: [batch]))
     found = list[float]()
@@ -142,7 +142,7 @@ def shards(candidate: Candidate) -> tuple[bool, str]:
     """Check that ranks see the shards of one process's batch, and evaluation counts every sample once."""
     job, target = candidate.job(*candidate.splits()[0]), 8
     whole = _inputs(job, target=target, world=1)
-    same = all(torch.equal(_inputs(job, target=target, world=world), whole) for world in (2, 4, 8))
+    same = all(torch.equal(_inputs(job, target=target, world=world), whole) for world in (2, 3, 8))
     sizes = [_evaluated(job, world=world) for world in (1, 2, 3)]
     finding = f"1 to 8 ranks train on the same stream; {sizes[0]:.0f} samples are evaluated by 1, 2 and 3"
     if same and set(sizes) == {float(job.eval_loader.size)}:
@@ -151,9 +151,10 @@ def shards(candidate: Candidate) -> tuple[bool, str]:
 
 
 def _inputs(job: Job, *, target: int, world: int) -> Tensor:
-    sizes = (target // world,)
-    loaded = partial(job.train_loader.micro_batches, step=3, target=target, world=world, sizes=sizes)
-    return torch.cat([next(loaded(rank=rank)).inputs for rank in range(world)])
+    loaded = partial(job.train_loader.micro_batches, step=3, target=target)
+    sizes = rank_shares(target, world=world)
+    batches = (next(loaded(first=sum(sizes[:rank]), sizes=sizes[rank:][:1])) for rank in range(world))
+    return torch.cat([batch.inputs for batch in batches])
 
 
 def _evaluated(job: Job, *, world: int) -> float:

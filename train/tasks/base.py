@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, cast, runtime_checkable
@@ -29,6 +29,16 @@ class Sums:
     loss: Tensor  # scalar, differentiable in training
     count: Tensor | int  # number of summands; an int needs no synchronization with the device
     metrics: Mapping[str, Tensor]  # further sums, without gradient
+
+
+def count_of(batch: Batch) -> Tensor | int:
+    """Return the number of rows that are samples."""
+    return len(batch.inputs) if batch.weights is None else batch.weights.sum()
+
+
+def weighted_sum(values_N: Tensor, batch: Batch) -> Tensor:
+    """Sum one value per row, without padding."""
+    return values_N.sum() if batch.weights is None else (values_N * batch.weights).sum()
 
 
 class Totals:
@@ -66,7 +76,7 @@ class Task(Protocol):
     targets_per_sample: int  # `Sums.count` per sample if it is an int
 
     def training(self, forward: Forward, batch: Batch) -> Sums:
-        """Return the training loss of one micro-batch."""
+        """Return the training loss of one micro-batch; `batch.weights` are of its rows, None for all 1."""
 
     def evaluation(self, forward: Forward, batch: Batch) -> Sums:
         """Return the loss without regularisation; rows are weighted by `batch.weights`."""
@@ -81,8 +91,8 @@ class Task(Protocol):
 class Carry(Protocol):
     """State of the rows of the effective batch between optimizer steps."""
 
-    def seek(self, *, step: int, first: int, offset: int, count: int) -> None:
-        """Select the rows of the next micro-batch."""
+    def seek(self, *, step: int, first: int, offset: int, count: int, rows: int) -> None:
+        """Select the rows of the next micro-batch: `count` with samples, and padding up to `rows`."""
 
     def commit(self) -> None:
         """Keep the state of the finished step."""
@@ -93,8 +103,8 @@ class Carry(Protocol):
     def gathered(self, backend: Backend) -> dict[str, Tensor] | None:
         """Gather the state of all ranks for a checkpoint."""
 
-    def load(self, state: Mapping[str, Tensor] | None, backend: Backend, *, share: int) -> None:
-        """Load the state of a checkpoint. share: rows per rank."""
+    def load(self, state: Mapping[str, Tensor] | None, backend: Backend, *, shares: Sequence[int]) -> None:
+        """Load the state of a checkpoint. shares: rows of each rank."""
 
 
 @runtime_checkable

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 import time
 from collections.abc import Sequence
@@ -26,6 +27,8 @@ from lib.data import (
     sample_stream,
 )
 from lib.data.augment import Kind, apply, draw
+from lib.plan.fitting import split_evenly
+from lib.plan.types import fixed_plan
 
 CPU = torch.device("cpu")
 STEPS = (0, 1, 2, 900, 901, 3)
@@ -69,7 +72,7 @@ def _steps(
     return [
         batch
         for step in steps
-        for batch in loader.micro_batches(step=step, target=target, rank=rank, world=world, sizes=sizes)
+        for batch in loader.micro_batches(step=step, target=target, first=rank * sum(sizes), sizes=sizes)
     ]
 
 
@@ -133,10 +136,10 @@ def test_any_step_can_be_asked_for_next(placement: str) -> None:
         for step in (0, 1, 7, 2, 900, 0):
             assert _equal(_steps(loader, [step], [9, 3]), expected[step])
         # A step left half-way, as after running out of memory, begins anew with other sizes.
-        next(loader.micro_batches(step=1, target=12, rank=0, world=1, sizes=[9, 3]))
+        next(loader.micro_batches(step=1, target=12, sizes=[9, 3]))
         assert _equal(_steps(loader, [1, 2], [4, 4, 4]), [*expected[1], *expected[2]])
         _steps(loader, [0], [9, 3])
-        next(loader.micro_batches(step=1, target=12, rank=0, world=1, sizes=[9, 3]))
+        next(loader.micro_batches(step=1, target=12, sizes=[9, 3]))
         assert _equal(_steps(loader, [1, 2], [9, 3]), [*expected[1], *expected[2]])
 
 
@@ -197,7 +200,7 @@ def test_close_and_another_step_are_prompt_while_much_is_wanted() -> None:
     loader = _loader(Slow(part.inputs, part.targets), placement="stream", num_workers=1, prefetch=60)
     _steps(loader, [0], [8])
     begun = time.monotonic()
-    next(loader.micro_batches(step=5, target=8, rank=0, world=1, sizes=[8]))
+    next(loader.micro_batches(step=5, target=8, sizes=[8]))
     assert time.monotonic() - begun < 9
     begun = time.monotonic()
     loader.close()
@@ -232,28 +235,43 @@ DOT = ImageSpec(name="dots", channels=1, height=1, width=1, classes=1, mean=(0,)
 @settings(max_examples=200, deadline=None)
 @given(
     size=st.integers(1, 60),
-    world=st.sampled_from([1, 2, 4, 8]),
-    share=st.integers(1, 9),
+    world=st.integers(1, 7),
+    target=st.integers(7, 40),
     cut=st.integers(1, 9),
     step=st.integers(0, 20),
+    compiled=st.booleans(),
 )
-def test_ranks_share_samples_out(size: int, world: int, share: int, cut: int, step: int) -> None:
+def test_ranks_share_samples_out(
+    size: int, world: int, target: int, cut: int, step: int, compiled: bool
+) -> None:
     """Nothing twice and nothing left out, in training and in evaluation, whatever the number of ranks."""
     part = ArrayPart(np.zeros((size, 1, 1, 1), np.uint8), np.arange(size))
-    order = {"step": step, "target": share * world, "world": world}
-    sizes = [min(cut, share - start) for start in range(0, share, cut)]
+    split = split_evenly(-(-target // world), bound=cut)
+    plan = fixed_plan(
+        "of this test",
+        **dataclasses.asdict(split),
+        world=world,
+        effective_batch=target,
+        compile=compiled,
+    )
+    trained = list[list[int]]()
     with (
         mock.patch("lib.data.loader._POSITIONS_AT_ONCE", 1),  # no other steps: they are what takes long
         TrainLoader(part, DOT, DELIVERY, seed=3, augment="none", pad=0) as loader,
     ):
-        trained = [
-            [batch.targets.tolist() for batch in loader.micro_batches(rank=rank, sizes=sizes, **order)]
-            for rank in range(world)
-        ]
-    assert all([len(batch) for batch in batches] == sizes for batches in trained)
-    epochs, indices = sample_stream(start=step * share * world, count=share * world, seed=3, size=size)
-    assert [one for batches in trained for batch in batches for one in batch] == indices.tolist()
-    assert len(set(zip(epochs.tolist(), indices.tolist(), strict=True))) == share * world
+        for rank in range(world):
+            rows, sizes = plan.micro_batches_of(rank)
+            first = sum(plan.shares[:rank])
+            batches = loader.micro_batches(step=step, target=target, first=first, sizes=sizes, rows=rows)
+            for batch, count, own in zip(batches, rows, sizes, strict=True):
+                assert len(batch.inputs) == len(batch.targets) == count
+                assert batch.weights is None or batch.weights.tolist() == [1] * own + [0] * (count - own)
+                assert batch.weights is not None or rows == sizes
+                trained.append(batch.targets[:own].tolist())
+                assert count == plan.micro_batch or not compiled
+    epochs, indices = sample_stream(start=step * target, count=target, seed=3, size=size)
+    assert [one for batch in trained for one in batch] == indices.tolist()
+    assert len(set(zip(epochs.tolist(), indices.tolist(), strict=True))) == target
     with EvalLoader(part, DOT, DELIVERY) as loader:
         evaluated = [
             [
@@ -276,8 +294,8 @@ def test_placement_is_chosen_by_the_free_memory() -> None:
 
 
 def test_wrong_sizes_are_our_own_mistake() -> None:
-    with _loader(_part()) as loader, pytest.raises(AssertionError, match="do not add up"):
-        next(loader.micro_batches(step=0, target=9, rank=0, world=2, sizes=[4]))
+    with _loader(_part()) as loader, pytest.raises(AssertionError, match="exceed the target"):
+        next(loader.micro_batches(step=0, target=9, first=6, sizes=[4]))
 
 
 def test_every_worker_is_busy_however_little_is_fetched_ahead() -> None:

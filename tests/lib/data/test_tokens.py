@@ -66,7 +66,7 @@ def _steps(loader: TrainLoader, steps: Sequence[int], sizes: Sequence[int], **ra
         batch
         for step in steps
         for batch in loader.micro_batches(
-            step=step, target=sum(sizes) * world, rank=rank, world=world, sizes=sizes
+            step=step, target=sum(sizes) * world, first=rank * sum(sizes), sizes=sizes
         )
     ]
 

@@ -66,7 +66,7 @@ def check_offers(accepted: NDArray[np.bool_], *, bound: int, norm_batch: int, di
         expected = (*good[after - 1 : after].tolist(), *good[after : after + 1].tolist()) if after else ()
         expected = expected or tuple(good[:1].tolist())
         if after < len(good):  # the offer above is in the examined range
-            assert nearest_targets(share, world=1, works=works) == expected
+            assert nearest_targets(share, works=works) == expected
 
 
 @pytest.mark.parametrize(("norm_batch", "divisor_only"), MODES)
@@ -123,13 +123,14 @@ def test_a_size_set_by_hand() -> None:
 
 
 def test_offers_are_targets_of_all_devices_within_the_largest() -> None:
-    def works(share: int) -> bool:
-        return share % 10 == 0
+    def works(target: int) -> bool:
+        return target % 80 == 0
 
-    assert nearest_targets(512, world=8, works=works) == (480, 560)
-    assert nearest_targets(512, world=8, works=works, largest=560) == (480, 560)
-    assert nearest_targets(512, world=8, works=works, largest=559) == (480,)
-    assert nearest_targets(16, world=8, works=lambda _: True) == (8, 24), "itself is none of them"
-    assert nearest_targets(512, world=8, works=works, largest=100) == (80,)
-    assert nearest_targets(5, world=8, works=works) == (80,)
-    assert nearest_targets(512, world=8, works=works, largest=7) == ()
+    for step in (1, 8):
+        assert nearest_targets(512, works=works, step=step) == (480, 560)
+        assert nearest_targets(512, works=works, step=step, largest=560) == (480, 560)
+        assert nearest_targets(512, works=works, step=step, largest=559) == (480,)
+        assert nearest_targets(512, works=works, step=step, largest=100) == (80,)
+        assert nearest_targets(5, works=works, step=step) == (80,)
+        assert nearest_targets(512, works=works, step=step, largest=7) == ()
+    assert nearest_targets(16, works=lambda _: True, step=8) == (8, 24), "itself is none of them"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import subprocess
 import sys
@@ -12,7 +13,8 @@ import pytest
 
 from lib.errors import PlanError
 from lib.plan import plan
-from lib.plan.types import Device, Hardware, Plan
+from lib.plan.fitting import split_evenly
+from lib.plan.types import Device, Hardware, Plan, fixed_plan, rank_shares
 from tests.support.configs import ROOT, hardware_names, load_hardware, make_config, make_facts
 
 REFUSED_AS_MIXED = ("mixed-rtx4090-rtx3090-x2", "mixed-w7900-integrated")
@@ -202,9 +204,40 @@ def test_the_memory_layout_is_the_one_that_was_asked_for() -> None:
 # The effective batch
 
 
-def test_a_target_that_devices_cannot_share_is_refused_with_the_nearest() -> None:
-    text = refusal("lenet5", gpus(3), target_effective_batch=512)
-    assert "CONFIG_TARGET_EFFECTIVE_BATCH=510 or 513" in text
+def test_devices_share_any_target() -> None:
+    three = planned("lenet5", gpus(3), target_effective_batch=512)
+    assert (three.effective_batch, three.shares) == (512, (171, 171, 170)) and three.is_padded
+    assert "2 x 171 and 1 x 170 on 3 devices (0.2% idle)" in three.reasons["effective_batch"]
+    groups = planned("resnet18", gpus(3), target_effective_batch=512)
+    assert groups.shares == (6 * 32, 5 * 32, 5 * 32)
+    assert "(11.1% idle)" in groups.reasons["effective_batch"]
+    one_each = planned("lenet5", gpus(3), target_effective_batch=4)
+    assert one_each.shares == (2, 1, 1)
+    assert "each of 3 devices needs at least a sample" in refusal("lenet5", gpus(3), target_effective_batch=2)
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_micro_batches_of_all_ranks_add_up(compiled: bool) -> None:
+    for target, world, unit in itertools.product(range(1, 40), range(1, 8), (1, 3)):
+        if target % unit or target < world * unit:
+            continue
+        share = rank_shares(target, world=world, unit=unit)
+        for bound in range(unit, share[0] + unit, unit):
+            split = split_evenly(share[0], bound=bound, step=unit)
+            sizes = dataclasses.asdict(split) | {
+                "effective_batch": target,
+                "norm_batch": unit if unit > 1 else 0,
+            }
+            plan = fixed_plan("of this test", world=world, compile=compiled, **sizes)
+            ranks = [plan.micro_batches_of(rank) for rank in range(world)]
+            assert [sum(own) for _, own in ranks] == [*share] and max(share) - min(share) in (0, unit)
+            assert {len(rows) for rows, _ in ranks} == {plan.accumulation}
+            for rows, own in ranks:
+                assert all(
+                    0 <= size <= row and row % unit == 0 == size % unit
+                    for row, size in zip(rows, own, strict=True)
+                )
+                assert max(rows) <= bound and min(rows) >= (plan.micro_batch if compiled else unit)
 
 
 def test_a_target_above_the_training_set_is_refused_with_the_largest() -> None:
@@ -218,14 +251,20 @@ def test_a_target_above_the_training_set_is_refused_with_the_largest() -> None:
 def test_an_uneven_last_micro_batch_only_where_nothing_depends_on_it() -> None:
     decided = planned("lenet5", "cpu-8g", target_effective_batch=509)
     assert (decided.micro_batch, decided.accumulation, decided.last_micro_batch) == (64, 8, 61)
-    text = refusal("lenet5", "a10g", target_effective_batch=509)
-    assert "torch.compile needs micro-batches of one size" in text and "=507 or 510" in text
+    compiled = planned("lenet5", "a10g", target_effective_batch=509)
+    assert (compiled.micro_batch, compiled.accumulation, compiled.last_micro_batch) == (64, 8, 61)
+    assert "torch.compile gets 64 rows, the others of weight 0" in compiled.reasons["last_micro_batch"]
+    assert compiled.micro_batches_of(0) == ((64,) * 8, (64,) * 7 + (61,))
+    plain = {"norm_batch": 0, "target_effective_batch": 509}
+    text = refusal("resnet18", "a10g", **plain)
+    assert "over the micro-batch needs micro-batches of one size" in text and "=506 or 510" in text
+    assert "allows no padding" in refusal("resnet18", gpus(3), norm_batch=0, target_effective_batch=512)
 
 
 def test_norm_batch_is_kept_or_refused() -> None:
     assert "=480 or 512" in refusal("resnet18", "cpu-8g", target_effective_batch=500)
     eight = refusal("resnet18", "rtx2060-6g-x8", target_effective_batch=128)
-    assert "share of it is 16, less than CONFIG_NORM_BATCH=32" in eight and eight.endswith("=256")
+    assert "needs at least a group of CONFIG_NORM_BATCH=32 samples" in eight and eight.endswith("=256")
     plain = planned("resnet18", "rtx2060-6g-x8", target_effective_batch=128, norm_batch=0)
     assert plain.effective_batch == 128 and "not portable" in plain.reasons["norm_batch"]
 
@@ -235,9 +274,8 @@ def test_half_of_what_fits_must_be_used() -> None:
     eager: dict[str, Any] = {"compile": "manual", "compile_model": False, "target_effective_batch": 224}
     assert planned("resnet18", gpus(1, free_gb=41), **eager).micro_batch == 32  # 32 fits
     assert planned("resnet18", gpus(1, free_gb=161), **eager).micro_batch == 224  # 256 fits
-    text = refusal("resnet18", gpus(1, free_gb=81), **eager)  # 128 fits
-    assert "batch normalisation needs micro-batches of one size" in text
-    assert text.endswith("=192 or 256")
+    half = planned("resnet18", gpus(1, free_gb=81), **eager)  # 128 fits
+    assert half.micro_batches == (128, 96)
 
 
 def test_norm_batch_above_the_table_is_used_if_it_is_estimated_to_fit() -> None:
@@ -266,7 +304,9 @@ def test_a_batch_size_set_by_hand_keeps_the_target() -> None:
     manual: dict[str, Any] = {"hyper_param": "manual", "gradient_accumulation": 0}
     decided = planned("lenet5", "cpu-8g", **manual, batch_size=48)
     assert (decided.micro_batch, decided.accumulation, decided.last_micro_batch) == (48, 11, 32)
-    text = refusal("lenet5", "a10g", **manual, batch_size=48)
+    padded = planned("lenet5", "a10g", **manual, batch_size=48)
+    assert padded.micro_batches_of(0) == ((48,) * 11, (48,) * 10 + (32,))
+    text = refusal("resnet18", "a10g", **manual, batch_size=48, norm_batch=0)
     assert "does not divide it" in text and "=480 or 528" in text
     assert "more than that" in refusal("lenet5", "a10g", **manual, batch_size=1024)
     assert "set it to 64" in refusal("resnet18", "cpu-8g", **manual, batch_size=48)

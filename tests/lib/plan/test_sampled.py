@@ -52,7 +52,9 @@ def sample(random_source: random.Random) -> tuple[Config, Hardware, ModelFacts]:
 
 def check_plan(decided: Plan, config: Config, machine: Hardware) -> None:
     assert decided.effective_batch == decided.target == config.target
-    assert sum(decided.micro_batches) * decided.world == config.target
+    ranks = [decided.micro_batches_of(rank) for rank in range(decided.world)]
+    assert sum(sum(sizes) for _, sizes in ranks) == config.target
+    assert all(row <= decided.micro_batch for rows, _ in ranks for row in rows)
     free = min(device.free_bytes for device in machine.devices)
     bound = (
         cpu_table_batch(scale=config.table_scale)
@@ -62,9 +64,11 @@ def check_plan(decided: Plan, config: Config, machine: Hardware) -> None:
     norm_batch = config.norm_batch or 0
     assert decided.micro_batch <= max(bound, norm_batch)
     assert all(size % (norm_batch or 1) == 0 for size in decided.micro_batches)
-    if decided.compile or config.norm_batch is not None:
-        assert decided.last_micro_batch == decided.micro_batch
-        assert 2 * decided.micro_batch >= min(bound, config.target // decided.world)
+    if decided.compile:
+        assert {row for rows, _ in ranks for row in rows} == {decided.micro_batch}
+    if config.norm_batch == 0:
+        assert decided.last_micro_batch == decided.micro_batch and not decided.is_padded
+    assert 2 * decided.micro_batch >= min(bound, decided.shares[0])
 
 
 def check_refusal(text: str, config: Config, machine: Hardware, facts: ModelFacts) -> None:
@@ -89,7 +93,7 @@ def check_samples(count: int, *, seed: int) -> None:
             check_refusal(str(error), config, machine, facts)
         else:
             check_plan(decided, config, machine)
-    assert 0.2 < refused / count < 0.8, "the samples are one-sided"
+    assert 0.1 < refused / count < 0.8, "the samples are one-sided"
 
 
 @pytest.mark.slow

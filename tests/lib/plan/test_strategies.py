@@ -99,7 +99,7 @@ def test_every_rival_is_told_why_it_lost() -> None:
     assert "possible with 62.66 GB more on each device" in found["ddp"]
     assert "possible with" in found["zero1"] and "devices, or" not in found["zero1"], "weights stay whole"
     assert "possible with 8 devices, or" in found["hsdp"]
-    shared_by_four = verdicts("a100-40gx4", 6e9, target_effective_batch=12)
+    shared_by_four = verdicts("a100-40gx4", 6e9, target_effective_batch=4)
     assert "devices, or" not in shared_by_four["hsdp"] and "more on each device" in shared_by_four["hsdp"]
     reason = decide("a100-40gx4", 6e9).reasons["strategy"]
     assert reason.startswith("the simplest of the fastest, by estimate; ddp needs")

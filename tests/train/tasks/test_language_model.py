@@ -192,7 +192,7 @@ def test_gradients_are_of_the_mean_over_counted_tokens(wrap: type[Wrapped]) -> N
     job = small_job(config, small_plan(4, 2), data, task=wrap)
     before = {name: p.detach().clone() for name, p in job.model.named_parameters()}
 
-    [batch] = job.train_loader.micro_batches(step=0, target=6, rank=0, world=1, sizes=[6])
+    [batch] = job.train_loader.micro_batches(step=0, target=6, sizes=[6])
     targets = batch.targets.clone()
     if wrap is Ragged:
         targets[[0, 3], 3:] = IGNORED
@@ -217,7 +217,7 @@ def lost_by_the_oracle(
     loader_config = dataclasses.replace(DELIVERY, placement=placement)
     train_part = TokenPart(tokens, block_size=BLOCK, shifted=True)
     with TrainLoader(train_part, spec, loader_config, seed=3, augment="none", pad=0) as loader:
-        batches = [*loader.micro_batches(step=0, target=BLOCK, rank=0, world=1, sizes=[BLOCK])]
+        batches = [*loader.micro_batches(step=0, target=BLOCK, sizes=[BLOCK])]
         sums = [task.training(oracle, change(batch)) for batch in batches]
     with EvalLoader(TokenPart(tokens, block_size=BLOCK), spec, loader_config) as evaluation:
         whole = [*evaluation.batches(rank=0, world=1, batch_size=BLOCK)]

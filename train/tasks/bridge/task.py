@@ -24,7 +24,7 @@ from lib.data.loader import Batch
 from lib.data.types import Dataset, Spec
 from lib.nn import IGNORED
 from lib.nn.precision import full_precision
-from train.tasks.base import Forward, Sums, refuse_label_smoothing
+from train.tasks.base import Forward, Sums, count_of, refuse_label_smoothing, weighted_sum
 from train.tasks.bridge.frozen import FrozenLM, FrozenPair
 from train.tasks.bridge.pretrain import frozen_sources
 
@@ -99,8 +99,11 @@ class Bridge:
         """Return sums of the mean loss of both models. Metrics: exactly right answers."""
         answers, _, _ = self._columns(batch.targets)
         scores = self._score_all(forward(batch.inputs), answers)
-        metrics = {f"exact_{name}": each.exact_B.sum() for name, each in zip(NAMES, scores, strict=True)}
-        return Sums(_mean_loss(scores).sum(), len(batch.targets), metrics)
+        metrics = {
+            f"exact_{name}": weighted_sum(each.exact_B, batch)
+            for name, each in zip(NAMES, scores, strict=True)
+        }
+        return Sums(weighted_sum(_mean_loss(scores), batch), count_of(batch), metrics)
 
     def evaluation(self, forward: Forward, batch: Batch) -> Sums:
         """Return exact match with the latents, and with all that they are compared to (`report`)."""

@@ -13,7 +13,7 @@ from lib.data.loader import Batch
 from lib.data.types import ImageSpec, Spec, TextClassSpec
 from lib.nn.precision import full_precision
 from lib.plugins import NoOptions as Options
-from train.tasks.base import Forward, Sums, no_logits
+from train.tasks.base import Forward, Sums, count_of, no_logits, weighted_sum
 
 DATA = ("images or texts with labels", (ImageSpec, TextClassSpec))
 
@@ -46,24 +46,20 @@ class Classify:
 
     def training(self, forward: Forward, batch: Batch) -> Sums:
         """Return the smoothed loss, and the number of correct predictions as "accuracy"."""
-        logits_NK = full_precision(forward(batch.inputs))
-        loss = F.cross_entropy(
-            logits_NK, batch.targets, reduction="sum", label_smoothing=self.label_smoothing
-        )
-        correct = (logits_NK.argmax(dim=1) == batch.targets).sum()
-        return Sums(loss, len(batch.targets), {"accuracy": correct})
+        return self._scores(forward, batch, label_smoothing=self.label_smoothing)
 
     def evaluation(self, forward: Forward, batch: Batch) -> Sums:
         """Return the weighted loss and accuracy without label smoothing."""
-        assert batch.weights is not None
+        return self._scores(forward, batch, label_smoothing=0.0)
+
+    @staticmethod
+    def _scores(forward: Forward, batch: Batch, *, label_smoothing: float) -> Sums:
         logits_NK = full_precision(forward(batch.inputs))
-        loss_N = F.cross_entropy(logits_NK, batch.targets, reduction="none")
-        correct_N = (logits_NK.argmax(dim=1) == batch.targets).to(batch.weights.dtype)
-        return Sums(
-            (loss_N * batch.weights).sum(),
-            batch.weights.sum(),
-            {"accuracy": (correct_N * batch.weights).sum()},
-        )
+        # Without weights the sum is one kernel.
+        reduction = "sum" if batch.weights is None else "none"
+        loss = F.cross_entropy(logits_NK, batch.targets, reduction=reduction, label_smoothing=label_smoothing)
+        correct_N = logits_NK.argmax(dim=1) == batch.targets
+        return Sums(weighted_sum(loss, batch), count_of(batch), {"accuracy": weighted_sum(correct_N, batch)})
 
     def report(self, means: Mapping[str, float]) -> dict[str, float]:
         """Return samples, loss and accuracy."""

@@ -8,7 +8,7 @@ whichever micro-batch or rank its row belongs to.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -25,7 +25,7 @@ from lib.devices.base import Backend
 from lib.nn import IGNORED
 from lib.nn.cross_entropy import stablemax_cross_entropy
 from lib.rng import key, mix
-from train.tasks.base import Forward, Sums, no_logits, refuse_label_smoothing
+from train.tasks.base import Forward, Sums, count_of, no_logits, refuse_label_smoothing, weighted_sum
 
 DATA = ("puzzles", (PuzzleSpec,))
 SELECTS = "MODEL_LEARNS_RECURSIVELY"
@@ -115,8 +115,10 @@ class Recursive:
         )
         halted_B &= steps_B >= minimum_B.to(steps_B.device)
         self.carry.store(Rows(thought.y_BTD, thought.z_BTD, steps_B, halted_B, inputs_BL, targets_BL))
-        metrics = {"accuracy": right_B.sum(), "halted": halted_B.sum(), "solved": (halted_B & exact_B).sum()}
-        return Sums(loss_B.sum() + HALT_WEIGHT * halt_loss_B.sum(), len(loss_B), metrics)
+        found = {"accuracy": right_B, "halted": halted_B, "solved": halted_B & exact_B}
+        metrics = {name: weighted_sum(values_B, batch) for name, values_B in found.items()}
+        loss = weighted_sum(loss_B, batch) + HALT_WEIGHT * weighted_sum(halt_loss_B, batch)
+        return Sums(loss, count_of(batch), metrics)
 
     def evaluation(self, forward: Forward, batch: Batch) -> Sums:
         """Run EVAL_STEPS steps. Exact: every cell is right; also reported after 1, 2, 4, ... steps."""
@@ -162,31 +164,36 @@ class Carry:
     def __init__(self) -> None:
         self._rows: Rows | None = None  # None before the first step
         self._stored: list[Rows] = []
-        self._step = self._first = self._offset = self._count = 0
+        self._step = self._first = self._offset = self._count = self._padded = 0
 
-    def seek(self, *, step: int, first: int, offset: int, count: int) -> None:
-        """Select `count` rows of optimizer step `step`.
+    def seek(self, *, step: int, first: int, offset: int, count: int, rows: int) -> None:
+        """Select `count` rows of optimizer step `step`, and padding up to `rows`.
 
         first: index of the first in the effective batch. offset: in this rank's part of it.
         """
         self._step, self._first, self._offset, self._count = step, first, offset, count
+        self._padded = rows
 
     def selected(self) -> Rows | None:
         """Return the state of the selected rows; None before the first step."""
         if self._rows is None:
             return None
-        return Rows(*(part[self._offset : self._offset + self._count] for part in self._rows))
+        if self._count == self._padded:
+            return Rows(*(part[self._offset : self._offset + self._count] for part in self._rows))
+        last = max(0, self._offset + self._count - 1)
+        places = (self._offset + torch.arange(self._padded)).clamp(max=last)
+        return Rows(*(part[places.to(part.device)] for part in self._rows))
 
     def store(self, rows: Rows) -> None:
-        """Keep `rows`, without gradients, for the next step."""
-        self._stored.append(rows)
+        """Keep `rows`, without gradients and padding, for the next step."""
+        self._stored.append(Rows(*(part[: self._count] for part in rows)))
 
     def min_steps(self, *, seed: int, limit: int, probability: float) -> Tensor:
         """Draw the minimum number of steps of each selected row: 2 to `limit`, or 0; int64, on the CPU.
 
         Non-zero with `probability`, as a function of (seed, step, row).
         """
-        rows = np.arange(self._first, self._first + self._count, dtype=np.int64)
+        rows = np.arange(self._first, self._first + self._padded, dtype=np.int64)
         words = mix(mix(rows ^ key("halt", seed, self._step)))
         explores = (words & _FIELD_MASK) < probability * (1 << _FIELD_BITS)
         drawn = 2 + (((words >> _FIELD_BITS) & _FIELD_MASK) * (limit - 1) >> _FIELD_BITS)
@@ -206,25 +213,30 @@ class Carry:
         """Gather all rows on the CPU of rank 0. Called by every rank."""
         if self._rows is None:
             return None
-        parts = [backend.gather(part) for part in self._rows]
-        return {
-            name: torch.cat(part) if len(part) > 1 else part[0]
-            for name, part in zip(Rows._fields, parts, strict=True)
-            if part
-        }
+        count = len(self._rows.steps_B)
+        (most,) = backend.all_reduce_max((count,))
+        counts = [int(number) for number in backend.gather(torch.tensor(count))]
+        found = dict[str, Tensor]()
+        for name, part in zip(Rows._fields, self._rows, strict=True):
+            filler = part.new_zeros(int(most) - count, *part.shape[1:])  # ranks gather tensors of one shape
+            parts = backend.gather(torch.cat((part, filler)))
+            if parts:
+                found[name] = torch.cat([each[:own] for each, own in zip(parts, counts, strict=True)])
+        return found
 
-    def load(self, state: Mapping[str, Tensor] | None, backend: Backend, *, share: int) -> None:
+    def load(self, state: Mapping[str, Tensor] | None, backend: Backend, *, shares: Sequence[int]) -> None:
         """Load a `gathered` state; None: start anew.
 
-        share: rows per rank. Raises ValueError for other sizes.
+        shares: rows of each rank. Raises ValueError for another number in all.
         """
         if state is None:
             self._rows = None
             return
         rows = Rows(**state)
-        if len(rows.steps_B) != share * backend.world:
-            raise ValueError(f"{len(rows.steps_B)} rows of a carry, not {share * backend.world}")
-        own = slice(backend.rank * share, (backend.rank + 1) * share)
+        if len(rows.steps_B) != sum(shares):
+            raise ValueError(f"{len(rows.steps_B)} rows of a carry, not {sum(shares)}")
+        first = sum(shares[: backend.rank])
+        own = slice(first, first + shares[backend.rank])
         self._rows = Rows(*(part[own].to(backend.device) for part in rows))
 
 

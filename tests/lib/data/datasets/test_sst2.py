@@ -74,7 +74,7 @@ def test_sentences_reach_the_device_like_images_do(tmp_path: Path) -> None:
             prefetch=1,
         )
         with TrainLoader(dataset.train, dataset.spec, loader_config, seed=1, augment="none", pad=0) as loader:
-            (batch,) = loader.micro_batches(step=0, target=2, rank=0, world=1, sizes=[2])
+            (batch,) = loader.micro_batches(step=0, target=2, sizes=[2])
         assert batch.inputs.dtype == torch.int64 and sorted(batch.targets.tolist()) == [0, 1]
         with EvalLoader(dataset.test, dataset.spec, loader_config) as evaluation:
             (batch,) = evaluation.batches(rank=0, world=1, batch_size=2)

@@ -99,9 +99,7 @@ def test_shards_with_a_header_are_read_as_one_text(
             prefetch=1,
         )
         with TrainLoader(dataset.train, dataset.spec, loader_config, seed=1, augment="none", pad=0) as loader:
-            steps = [
-                loader.micro_batches(step=step, target=3, rank=0, world=1, sizes=[3]) for step in range(9)
-            ]
+            steps = [loader.micro_batches(step=step, target=3, sizes=[3]) for step in range(9)]
             batches.append(torch.cat([batch.inputs for step in steps for batch in step]))
             assert all(row == list(range(row[0], row[0] + 4)) for row in batches[-1].tolist()), (
                 "across shards, too"

@@ -38,7 +38,7 @@ class Oracle:
 
 
 def one_step(task: Recursive, forward: Forward, tokens: Tensor, *, step: int) -> Sums:
-    task.carry.seek(step=step, first=0, offset=0, count=len(tokens))
+    task.carry.seek(step=step, first=0, offset=0, count=len(tokens), rows=len(tokens))
     sums = task.training(forward, Batch(tokens, tokens))
     task.carry.commit()
     return sums
@@ -89,7 +89,7 @@ def test_exploration_gives_some_samples_more_steps() -> None:
 def test_exploration_is_a_function_of_seed_step_and_row() -> None:
     def drawn(*, step: int, first: int, count: int, seed: int = 1) -> list[int]:
         carry = Carry()
-        carry.seek(step=step, first=first, offset=0, count=count)
+        carry.seek(step=step, first=first, offset=0, count=count, rows=count)
         found: list[int] = carry.min_steps(seed=seed, limit=16, probability=0.1).tolist()
         return found
 
@@ -104,7 +104,7 @@ def test_exploration_is_a_function_of_seed_step_and_row() -> None:
 def test_the_loss_is_the_mean_over_cells_and_half_of_the_halting_loss() -> None:
     task = Recursive(seed=0, max_steps=4, exploration=0.0, eval_steps=1)
     tokens = samples(0, 2)
-    task.carry.seek(step=0, first=0, offset=0, count=2)
+    task.carry.seek(step=0, first=0, offset=0, count=2, rows=2)
     targets = tokens.clone()
     targets[1, :8] = 3  # wrong in half of the cells
     targets[1, 8:] = -100
@@ -261,19 +261,22 @@ def test_a_carry_is_gathered_from_all_ranks_and_handed_out_again() -> None:
         """Rank 0, to which the other one sends the negative of what it has."""
 
         def gather(self, tensor: Tensor) -> list[Tensor]:
+            if not tensor.dim():  # the number of rows
+                return [tensor, tensor]
             return [tensor, ~tensor if tensor.dtype == torch.bool else -tensor]
 
     carry, numbers = Carry(), torch.arange(1.0, 7.0).view(2, 3, 1)
+    carry.seek(step=0, first=0, offset=0, count=2, rows=2)
     carry.store(Rows(numbers, numbers, numbers[:, 0, 0].long(), numbers[:, 0, 0] > 2, *[numbers.long()] * 2))
     carry.commit()
     state = carry.gathered(Two(rank=0, world=2))
     assert state is not None and {len(part) for part in state.values()} == {4}
     for rank, sign in ((0, 1), (1, -1)):
         other = Carry()
-        other.load(state, FakeBackend(rank=rank, world=2), share=2)
-        other.seek(step=0, first=0, offset=0, count=2)
+        other.load(state, FakeBackend(rank=rank, world=2), shares=(2, 2))
+        other.seek(step=0, first=0, offset=0, count=2, rows=2)
         taken = other.selected()
         assert taken is not None and torch.equal(taken.y_BTD, sign * numbers)
         assert taken.halted_B.tolist() == ([False, True] if rank == 0 else [True, False])
     with pytest.raises(ValueError, match="4 rows of a carry, not 6"):
-        Carry().load(state, FakeBackend(rank=0, world=2), share=3)
+        Carry().load(state, FakeBackend(rank=0, world=2), shares=(3, 3))

@@ -55,7 +55,7 @@ def test_only_a_whole_run_has_them_changed_ahead() -> None:
     record = MemoryRecord()
     job = job_of(ahead=True, whole_run=False, record=record)
     with job.train_loader, job.eval_loader:
-        batches = job.train_loader.micro_batches(step=STEPS, target=BATCH, rank=0, world=1, sizes=(BATCH,))
+        batches = job.train_loader.micro_batches(step=STEPS, target=BATCH, sizes=(BATCH,))
         assert len(next(batches).inputs) == BATCH, "a step that the run would not make"
     assert not [line for line in record.said if line.startswith("Puzzles")]
 

@@ -277,7 +277,7 @@ def test_a_loader_takes_fixed_symmetries_of_its_own(ahead: int) -> None:
     boards = []
     with loader:
         for step in range(6):
-            (batch,) = loader.micro_batches(step=step, target=1, rank=0, world=1, sizes=(1,))
+            (batch,) = loader.micro_batches(step=step, target=1, sizes=(1,))
             boards.append(batch.inputs[0].tolist())
     expected = draw(np.arange(6), np.zeros(6, np.int64), kind="symmetries", pad=0, seed=1, fixed=1)
     same = [board == table.inputs[0].tolist() for board in boards]
@@ -300,7 +300,7 @@ def test_augmentation_is_a_function_of_the_sample_and_not_of_the_batch() -> None
 
     def batches(sizes: tuple[int, ...], step: int) -> torch.Tensor:
         with TrainLoader(rows, EASY, DELIVERY, seed=1, augment="symmetries", pad=0) as loader:
-            found = loader.micro_batches(step=step, target=8, rank=0, world=1, sizes=sizes)
+            found = loader.micro_batches(step=step, target=8, sizes=sizes)
             return torch.cat([torch.stack((batch.inputs, batch.targets)) for batch in found], dim=1)
 
     assert torch.equal(batches((8,), 1), batches((3, 3, 2), 1))
@@ -318,7 +318,7 @@ def test_puzzles_that_are_changed_ahead_are_those_of_the_fly(placement: Placemen
             return [
                 torch.stack((batch.inputs, batch.targets))
                 for step in steps
-                for batch in loader.micro_batches(step=step, target=12, rank=rank, world=2, sizes=(4, 2))
+                for batch in loader.micro_batches(step=step, target=12, first=6 * rank, sizes=(4, 2))
             ]
 
     fly = batches(range(4), 0)  # 48 samples: three epochs, in steps that straddle them
