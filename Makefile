@@ -120,6 +120,8 @@ resume rerun eval sample export: ready
 		tokens=TOKENS directory=DIRECTORY) $(call last,RUN)
 runs: ready
 	$(RUN_PY) -m scripts.runs --runs $(call quote,$(RUNS)) $(call options,where=WHERE sort=SORT limit=LIMIT) $(call flag,json,JSON)
+watch: ready
+	$(RUN_PY) -m scripts.watch --runs $(call quote,$(RUNS))
 tag: ready
 	$(RUN_PY) -m scripts.runs --runs $(call quote,$(RUNS)) --tag=$(or $(call given,TAG),'') $(call last,RUN)
 plots: ready

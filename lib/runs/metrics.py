@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 import json
 import math
 import os
@@ -79,6 +80,18 @@ class MetricsWriter:
 def read(path: Path) -> list[dict[str, Any]]:
     """Read all rows but a last line that is still being written. Raises ToolkitError."""
     return [row for rows in Follower(path).batches() for row in rows]
+
+
+def tail(path: Path, count: int) -> list[dict[str, Any]]:
+    """Read the last `count` lines, and return those that are rows; none where there is no file.
+
+    Only the end of the file is read. Raises ToolkitError if it cannot be.
+    """
+    if not path.exists():
+        return []
+    with os_errors("read"), path.open("rb") as file:
+        lines = [line for _, line in itertools.islice(_backwards(file), count)]
+    return [row for line in reversed(lines) if (row := _parsed(line)) is not None]
 
 
 class Follower:
