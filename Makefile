@@ -198,6 +198,10 @@ data-clean: always
 	$(quiet)rm -rf data
 printvars: always
 	@PYTHON=$(call quote,$(PYTHON)) VENV=$(call quote,$(VENV)) awk -v mode=printvars -f scripts/targets.awk scripts/targets
+# It runs before there is an environment.
+doctor: always
+	$(quiet)$(PYTHON) scripts/doctor.py --venv=$(call quote,$(VENV)) --runs=$(call quote,$(RUNS)) --make=$(MAKE_VERSION) \
+		$(call flag,json,JSON)
 help: always
 	@awk -v mode=help -f scripts/targets.awk scripts/targets
 

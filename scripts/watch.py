@@ -24,7 +24,7 @@ from lib.units import bytes_text
 from scripts.runs import aligned, duration
 
 INTERVAL_SECONDS = 2.0
-_TAIL, _RECENT = 100, 20  # rows to read, and rows of training that the speed is measured over
+_RECENT = 20  # rows of training that the speed is measured over
 _HEADS = ("state", "model", "step", "loss", "metric", "samples/s", "memory", "time left", "run")
 _SPENT = {
     "epochs": ("NUM_EPOCHS", "epoch"),
@@ -56,7 +56,7 @@ class Watcher:
 
 def row_of(run: RunDir, status: Status, state: str) -> tuple[str, ...]:
     """Return the cells of one run; empty where its files do not tell yet."""
-    rows, values, plan = metrics.tail(run.metrics, _TAIL), object_of(run, "values"), object_of(run, "plan")
+    rows, values, plan = metrics.tail(run.metrics), object_of(run, "values"), object_of(run, "plan")
     trained = [row for row in rows if row.get("kind") == "train"][-_RECENT:]
     last: Mapping[str, Any] = trained[-1] if trained else {"step": status.step}
     shown = next((row for row in reversed(rows) if row.get("kind") == "eval"), last)

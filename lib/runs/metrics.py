@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import itertools
 import json
 import math
 import os
@@ -82,16 +81,18 @@ def read(path: Path) -> list[dict[str, Any]]:
     return [row for rows in Follower(path).batches() for row in rows]
 
 
-def tail(path: Path, count: int) -> list[dict[str, Any]]:
-    """Read the last `count` lines, and return those that are rows; none where there is no file.
+def tail(path: Path) -> list[dict[str, Any]]:
+    """Return the rows in the last 64 KiB of a file, however large it is; none where there is no file.
 
-    Only the end of the file is read. Raises ToolkitError if it cannot be.
+    Lines that are no rows are left out. Raises ToolkitError if the file cannot be read.
     """
     if not path.exists():
         return []
     with os_errors("read"), path.open("rb") as file:
-        lines = [line for _, line in itertools.islice(_backwards(file), count)]
-    return [row for line in reversed(lines) if (row := _parsed(line)) is not None]
+        start = max(0, file.seek(0, os.SEEK_END) - _BLOCK_BYTES)
+        file.seek(start)
+        lines = file.read(_BLOCK_BYTES).splitlines(keepends=True)[bool(start) :]
+    return [row for line in lines if (row := _parsed(line)) is not None]
 
 
 class Follower:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pty
+import re
 import signal
 import socket
 import subprocess
@@ -101,7 +102,7 @@ def test_only_the_end_of_a_file_is_read(running: RunDir, tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("values", "expected"),
     [
-        ({"BUDGET": "steps", "MAX_STEPS": 50}, (50, 20.0)),
+        ({"BUDGET": "steps", "MAX_STEPS": 50}, (50, 40.0)),
         ({"BUDGET": "epochs", "NUM_EPOCHS": 2}, (100, 140.0)),
         ({"BUDGET": "epochs", "NUM_EPOCHS": 0.5}, (25, 0.0)),
         ({"BUDGET": "seconds", "MAX_SECONDS": 90}, (None, 30.0)),

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from lib.devices import probe as hardware
-from lib.devices.probe import environment, git_state, linux_cpu_quota, linux_memory, probe
+from lib.devices import host
+from lib.devices.host import linux_cpu_quota, linux_memory
+from lib.devices.probe import environment, git_state, probe
 from lib.errors import PlanError
 from lib.plan.types import Hardware
 from tests.support.configs import ROOT, hardware_names, load_hardware
@@ -122,9 +123,9 @@ def test_processor_quota(tmp_path: Path, files: dict[str, str], quota: float | N
 
 
 def test_processors_are_those_of_affinity_and_quota(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hardware.os, "sched_getaffinity", lambda _: set(range(8)))
+    monkeypatch.setattr(host.os, "sched_getaffinity", lambda _: set(range(8)))
     for quota, count in ((None, 8), (0.5, 1), (2.9, 2), (64.0, 8)):
-        monkeypatch.setattr(hardware, "linux_cpu_quota", lambda quota=quota: quota)
+        monkeypatch.setattr(host, "linux_cpu_quota", lambda quota=quota: quota)
         assert probe("cpu").cpu_count == count
 
 
@@ -139,13 +140,13 @@ def test_processors_are_those_of_affinity_and_quota(monkeypatch: pytest.MonkeyPa
 )
 def test_processor(flags: str, bf16: str) -> None:
     cpuinfo = f"processor\t: 0\nmodel name\t: Some CPU @ 2.0GHz\nflags\t\t: {flags}\n\nprocessor\t: 1\n"
-    assert hardware.parse_cpu_bf16(cpuinfo) == bf16
-    assert hardware.parse_cpu_name(cpuinfo) == "Some CPU @ 2.0GHz"
-    assert hardware.parse_cpu_name("processor\t: 0\nFeatures\t: fp asimd\n") == ""
+    assert host.parse_cpu_bf16(cpuinfo) == bf16
+    assert host.parse_cpu_name(cpuinfo) == "Some CPU @ 2.0GHz"
+    assert host.parse_cpu_name("processor\t: 0\nFeatures\t: fp asimd\n") == ""
 
 
 def test_free_memory_of_macos() -> None:
-    assert hardware.parse_vm_stat(VM_STAT) == 501_000 * 16384
+    assert host.parse_vm_stat(VM_STAT) == 501_000 * 16384
 
 
 def test_probe_of_this_machine() -> None:
