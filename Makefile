@@ -114,6 +114,8 @@ $(addsuffix .config,$(filter-out %~,$(notdir $(wildcard defconfigs/fragments/*))
 # Training
 train probe plan preflight: configured ready
 	$(TRAIN) $@ $(call options,gpu=GPU) $(call flag,json,JSON)
+profile: configured ready
+	$(TRAIN) $@ $(call options,steps=STEPS) --out=$(or $(call given,OUT),$(call quote,$(or $(O),build)/profile))
 # A stored run has its own configuration.
 resume rerun eval sample export: ready
 	$(TRAIN) $@ $(call flag,best,BEST) $(call options,prompt=PROMPT temperature=TEMPERATURE top-k=TOP_K seed=SEED \
