@@ -87,9 +87,9 @@ class Summary:
         counts = ", ".join(f"{name} {count / self.steps:.1f}" for name, count in sorted(self.counts.items()))
         yield f"Synchronisations with the device in a step: {counts or 'none'}"
         whose = "time of kernels" if self.on_device else "time without called operations"
-        yield f"\n{'share':>7} {'ms/step':>9} {'calls/step':>10}  operation, by {whose}"
+        yield f"\n{'share':>7} {'ms':>9} {'calls':>7}  in a step, by {whose}"
         for name, time, calls in self.operations[:TOP]:
-            yield f"{time / busy:7.1%} {time / self.steps / 1e3:9.3f} {calls / self.steps:10.1f}  {name}"
+            yield f"{time / busy:7.1%} {time / self.steps / 1e3:9.3f} {calls / self.steps:7.1f}  {name}"
 
 
 def summarize(events: Iterable[Mapping[str, Any]]) -> Summary:

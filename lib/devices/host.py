@@ -143,6 +143,7 @@ def read(path: Path) -> str:
 
 
 def sysctl(name: str) -> str:
+    """Return a value of macOS's kernel, "" on other systems."""
     return output("sysctl", "-n", name) if platform.system() == "Darwin" else ""
 
 

@@ -84,14 +84,13 @@ def read(path: Path) -> list[dict[str, Any]]:
 def tail(path: Path) -> list[dict[str, Any]]:
     """Return the rows in the last 64 KiB of a file, however large it is; none where there is no file.
 
-    Lines that are no rows are left out. Raises ToolkitError if the file cannot be read.
+    Lines that are no rows, such as the end of one, are left out. Raises ToolkitError if the file cannot be read.
     """
     if not path.exists():
         return []
     with os_errors("read"), path.open("rb") as file:
-        start = max(0, file.seek(0, os.SEEK_END) - _BLOCK_BYTES)
-        file.seek(start)
-        lines = file.read(_BLOCK_BYTES).splitlines(keepends=True)[bool(start) :]
+        file.seek(max(0, file.seek(0, os.SEEK_END) - _BLOCK_BYTES))
+        lines = file.read(_BLOCK_BYTES).splitlines(keepends=True)
     return [row for line in lines if (row := _parsed(line)) is not None]
 
 
