@@ -1,7 +1,7 @@
 """make doctor: checks of this machine and its Python environment, with advice. Never uses the network.
 
-The checks judge facts. Collecting those needs only the standard library of any Python 3, because there may be
-no environment yet; what has to be imported is imported in a process of the environment's Python.
+The checks judge facts. Collecting those needs only the standard library of Python 3.9 or later, because there
+may be no environment yet; what has to be imported is imported in a process of the environment's Python.
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path[0] = str(ROOT)  # run as a file, Python would look for modules beside this one
 TIMEOUT_SECONDS = 120
 GB = 1e9
 EXTRAS = {  # of pyproject.toml -> its module, and what it is for
@@ -272,8 +271,9 @@ def probe_environment() -> None:
     print(json.dumps(facts), flush=True)
     with contextlib.suppress(PlanError):  # the kernel does not say: a finding of its own
         total, free = host.memory_bytes()
-        physical = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-        limit = " (limit of a control group)" if total < 0.9 * physical else ""
+        kernel = host.read(host.ROOT / "proc/meminfo").partition("MemTotal:")[2].split()[:1]
+        limited = kernel and total < int(kernel[0]) * 1024
+        limit = " (limit of a control group)" if limited else ""
         print(json.dumps({"total": total / GB, "free": free / GB, "limit": limit}), flush=True)
     if not facts["torch"]:
         return
@@ -328,6 +328,7 @@ def main() -> int:
 
 
 if __name__ == "__main__":
+    sys.path[0] = str(ROOT)  # run as a file, Python would look for modules beside this one
     from lib.errors import run_main
 
     sys.exit(run_main(main, is_listing=True))

@@ -84,7 +84,7 @@ def read(path: Path) -> list[dict[str, Any]]:
 def tail(path: Path) -> list[dict[str, Any]]:
     """Return the rows in the last 64 KiB of a file, however large it is; none where there is no file.
 
-    Lines that are no rows, such as the end of one, are left out. Raises ToolkitError if the file cannot be read.
+    Lines that are no rows, such as the end of one, are left out. Raises ToolkitError if it cannot be read.
     """
     if not path.exists():
         return []
