@@ -85,7 +85,8 @@ class Summary:
         yield f"{self.communication / self.duration:7.1%}  communication between processes{hidden}"
         yield f"{self.products / busy:7.1%}  of the time of operations is matrix products"
         counts = ", ".join(f"{name} {count / self.steps:.1f}" for name, count in sorted(self.counts.items()))
-        yield f"Synchronisations with the device in a step: {counts or 'none'}"
+        what = "waits for the device" if self.on_device else "reads of values by the host (a GPU would wait)"
+        yield f"In a step, {what}: {counts or 'none'}"
         whose = "time of kernels" if self.on_device else "time without called operations"
         yield f"\n{'share':>7} {'ms':>9} {'calls':>7}  in a step, by {whose}"
         for name, time, calls in self.operations[:TOP]:
