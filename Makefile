@@ -115,12 +115,16 @@ $(addsuffix .config,$(filter-out %~,$(notdir $(wildcard defconfigs/fragments/*))
 # Training
 train probe plan preflight: configured ready
 	$(TRAIN) $@ $(call options,gpu=GPU) $(call flag,json,JSON)
+profile: configured ready
+	$(TRAIN) $@ $(call options,steps=STEPS) --out=$(or $(call given,OUT),$(call quote,$(or $(O),build)/profile))
 # A stored run has its own configuration.
 resume rerun eval sample export: ready
 	$(TRAIN) $@ $(call flag,best,BEST) $(call options,prompt=PROMPT temperature=TEMPERATURE top-k=TOP_K seed=SEED \
 		tokens=TOKENS directory=DIRECTORY) $(call last,RUN)
 runs: ready
 	$(RUN_PY) -m scripts.runs --runs $(call quote,$(RUNS)) $(call options,where=WHERE sort=SORT limit=LIMIT) $(call flag,json,JSON)
+watch: ready
+	$(RUN_PY) -m scripts.watch --runs $(call quote,$(RUNS))
 tag: ready
 	$(RUN_PY) -m scripts.runs --runs $(call quote,$(RUNS)) --tag=$(or $(call given,TAG),'') $(call last,RUN)
 plots: ready
@@ -197,6 +201,10 @@ data-clean: always
 	$(quiet)rm -rf data
 printvars: always
 	@PYTHON=$(call quote,$(PYTHON)) VENV=$(call quote,$(VENV)) awk -v mode=printvars -f scripts/targets.awk scripts/targets
+# It runs before there is an environment.
+doctor: always
+	$(quiet)$(PYTHON) scripts/doctor.py --venv=$(call quote,$(VENV)) --runs=$(call quote,$(RUNS)) --make=$(MAKE_VERSION) \
+		$(call flag,json,JSON)
 help help-all: always
 	@awk -v mode=$@ -f scripts/targets.awk scripts/targets
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from lib.errors import ConfigError, run_main
@@ -64,6 +64,11 @@ def table(rows: Sequence[Row]) -> list[str]:
         )
         for row in rows
     ]
+    return aligned(heads, cells)
+
+
+def aligned(heads: Sequence[str], cells: Iterable[Sequence[str]]) -> list[str]:
+    """Return lines of columns below their heads; a column without content is left out."""
     columns = [column for column in zip(heads, *cells, strict=True) if any(column[1:])]
     widths = [max(map(len, column)) for column in columns]
     lines = zip(*columns, strict=True)

@@ -1,4 +1,4 @@
-"""`python -m train`: the program behind make train, resume, rerun, eval, sample, export, plan and probe."""
+"""`python -m train`: the program behind make train, resume, rerun, eval, sample, export, plan and others."""
 
 from __future__ import annotations
 
@@ -26,6 +26,11 @@ def main() -> int:
         return _with_configuration(options, kconf.from_environment(ROOT), started=started)
     if command in ("eval", "sample", "export"):
         return _with_stored_run(options)
+    if command == "profile":
+        requested = None if is_worker() else kconf.from_environment(ROOT)
+        with importing():
+            from train.profiling import profile
+        return profile(requested, root=ROOT, steps=options.steps, out=options.out)
     with importing():
         if command == "trial":
             from train.planning.probe_run import run_probe as run_request
@@ -68,6 +73,9 @@ def _parser() -> argparse.ArgumentParser:
     commands.add_parser("probe", help="measure which micro-batch trains fastest here")
     for name in ("trial", "host_memory"):  # processes started by probe runs and sweeps
         commands.add_parser(name).add_argument("request", type=Path)
+    profile = commands.add_parser("profile", help="trace steps of the training loop, and summarize the trace")
+    profile.add_argument("--steps", type=_positive, default=20, help="steps of the trace")
+    profile.add_argument("--out", type=Path, default=ROOT / "build" / "profile", help="folder to write to")
     preflight = commands.add_parser("preflight", help="check the configured run on a few samples")
     preflight.add_argument("--json", action="store_true", help="machine-readable output")
     return parser
@@ -121,6 +129,12 @@ def _natural(text: str) -> int:
     if not (text.isascii() and text.isdecimal()):
         raise argparse.ArgumentTypeError(f"{text!r} is not a non-negative integer")
     return int(text)
+
+
+def _positive(text: str) -> int:
+    if not (number := _natural(text)):
+        raise argparse.ArgumentTypeError("0 is not a positive integer")
+    return number
 
 
 def _non_negative(text: str) -> float:

@@ -20,6 +20,8 @@ from train.signals import Stopped, StopRequest
 if TYPE_CHECKING:
     from train.upload import Copier
 
+_FLUSH_SECONDS = 10.0  # at most so old are the rows of a running run that others can read
+
 
 class Record:
     """Interface through which the training loop reports. The base class, for ranks but 0, does nothing."""
@@ -82,6 +84,7 @@ class RunRecord(Record):
         """Drop rows of later steps, and open metrics, sinks and the progress line."""
         metrics.truncate_after(self.run.metrics, step)
         self._metrics = MetricsWriter(self.run.metrics)
+        self._next_flush = time.monotonic() + _FLUSH_SECONDS
         self._sinks = Sinks(self.run.metrics, self._open_sinks())
         self._sinks.catch_up()
         self.console.start(total_steps, description=self.run.model)
@@ -96,6 +99,8 @@ class RunRecord(Record):
         self._metrics.write({"kind": kind, **values})
         numbers = {name: value for name, value in values.items() if isinstance(value, int | float)}
         if kind == "train":
+            if time.monotonic() >= self._next_flush:
+                self._flush_metrics()
             self._shown = {name: numbers[name] for name in ("loss", "accuracy") if name in numbers}
             self._rate = numbers["samples_per_second"]
             return
@@ -116,9 +121,14 @@ class RunRecord(Record):
 
     def flush(self) -> None:
         """Write out all rows, and send them to the sinks."""
-        assert self._metrics is not None and self._sinks is not None, "begin comes first"
-        self._metrics.flush()
+        assert self._sinks is not None, "begin comes first"
+        self._flush_metrics()
         self._sinks.catch_up()
+
+    def _flush_metrics(self) -> None:
+        assert self._metrics is not None, "begin comes first"
+        self._metrics.flush()
+        self._next_flush = time.monotonic() + _FLUSH_SECONDS
 
     def save(self, step: int, state: Mapping[str, Any], *, best: bool) -> None:
         """Save a checkpoint and begin its copy to storage. Raises ToolkitError if the run was removed."""

@@ -23,7 +23,7 @@ from typing import Any
 from lib import atomic
 from lib.errors import ConfigError, ToolkitError
 from lib.plugins import meant
-from lib.runs.directory import RunDir, is_run_name
+from lib.runs.directory import RunDir, Status, is_run_name
 from lib.runs.metrics import PREFERRED, higher_is_better
 
 INDEX = ".index.json"
@@ -96,7 +96,7 @@ def read_runs(folder: Path) -> list[Row]:
     now_ns = time.time_ns()
     entries: dict[str, Any] = {}
     rows = []
-    for name, changed_ns in _run_names(folder):
+    for name, changed_ns in run_names(folder):
         entry = stored.get(name)
         if entry is None or entry["changed_ns"] != changed_ns or changed_ns >= written_ns - _CLOCK_NS:
             entry = {"changed_ns": changed_ns, "row": _read_row(RunDir(folder / name), name).to_json()}
@@ -109,7 +109,7 @@ def read_runs(folder: Path) -> list[Row]:
     return sorted(rows, key=lambda row: (row.began, row.run), reverse=True)
 
 
-def _run_names(folder: Path) -> Iterator[tuple[str, int]]:
+def run_names(folder: Path) -> Iterator[tuple[str, int]]:
     """Yield the relative paths of the run directories below `folder` with their modification times in ns."""
     pending = [""]
     while pending:
@@ -131,12 +131,12 @@ def _read_row(run: RunDir, name: str) -> Row:
     state: str = status.state
     if state == "running" and not run.in_use:
         state = "killed"
-    values, plan, data = (_object(run, part) for part in ("values", "plan", "data"))
+    values, plan, data = (object_of(run, part) for part in ("values", "plan", "data"))
     numbers = {key: value for key, value in status.facts.items() if isinstance(value, int | float)}
     metric, best, best_step = _best(run.metrics)
     return Row(
         run=name,
-        state=state,
+        state=state_of(run, status),
         model=run.model,
         data=str(values.get("DATASET") or data.get("name") or ""),
         identity=run.identity,
@@ -153,7 +153,13 @@ def _read_row(run: RunDir, name: str) -> Row:
     )
 
 
-def _object(run: RunDir, name: str) -> dict[str, Any]:
+def state_of(run: RunDir, status: Status) -> str:
+    """Return the state in `status`, or "killed" where it is "running" and no process holds the lock."""
+    return "killed" if status.state == "running" and not run.in_use else status.state
+
+
+def object_of(run: RunDir, name: str) -> dict[str, Any]:
+    """Return one of the OBJECTS of a run; empty where it cannot be read."""
     try:
         return run.read_json(name)
     except ToolkitError:

@@ -81,6 +81,19 @@ def read(path: Path) -> list[dict[str, Any]]:
     return [row for rows in Follower(path).batches() for row in rows]
 
 
+def tail(path: Path) -> list[dict[str, Any]]:
+    """Return the rows in the last 64 KiB of a file, however large it is; none where there is no file.
+
+    Lines that are no rows, such as the end of one, are left out. Raises ToolkitError if it cannot be read.
+    """
+    if not path.exists():
+        return []
+    with os_errors("read"), path.open("rb") as file:
+        file.seek(max(0, file.seek(0, os.SEEK_END) - _BLOCK_BYTES))
+        lines = file.read(_BLOCK_BYTES).splitlines(keepends=True)
+    return [row for line in lines if (row := _parsed(line)) is not None]
+
+
 class Follower:
     """Incremental reader of a growing file: each row once, from the first on."""
 

@@ -41,7 +41,7 @@ READS_ENVIRONMENT = (
         "lib/kconf/",
         "lib/devices/backend.py",
         "lib/devices/base.py",
-        "lib/devices/probe.py",
+        "lib/devices/host.py",
         "lib/distributed/launcher.py",
         "lib/devices/tpu.py",
     ),

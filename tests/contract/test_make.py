@@ -91,6 +91,10 @@ def test_training_targets(make: Make, tmp_path: Path) -> None:
     for word in ("train", "plan"):
         assert make(word, out).calls == [["-m", "train", "--runs", f"{tmp_path}/runs", word]]
     assert make(out).calls == [["-m", "train", "--runs", f"{tmp_path}/runs", "train"]]
+    profile = ["-m", "train", "--runs", f"{tmp_path}/runs", "profile"]
+    assert make("profile", out).calls == [[*profile, f"--out={tmp_path}/profile"]]
+    given = make("profile", out, "STEPS=3", "OUT=a b")
+    assert given.calls == [[*profile, "--steps=3", "--out=a b"]]
     assert make("eval", "RUN=runs/a b").calls == [["-m", "train", "--runs", "runs", "eval", "--", "runs/a b"]]
     best = ["-m", "train", "--runs", "runs", "eval", "--best"]
     assert make("eval", "BEST=1").calls == [best]
@@ -119,6 +123,10 @@ def test_training_targets(make: Make, tmp_path: Path) -> None:
     assert make("runs", *where).calls == [["-m", "scripts.runs", "--runs", "runs", *asked]]
     tag = ["-m", "scripts.runs", "--runs", "runs", "--tag=a -b", "--", "x"]
     assert make("tag", "TAG=a -b", "RUN=x").calls == [tag]
+    assert make("watch").calls == [["-m", "scripts.watch", "--runs", "runs"]]
+    (asked,) = make("doctor", "JSON=1").calls
+    assert asked[:3] == ["scripts/doctor.py", "--venv=", "--runs=runs"] and asked[4:] == ["--json"]
+    assert re.fullmatch(r"--make=[34]\.\d+(\.\d+)?", asked[3])
     compared = ["A=lenet5", "B=lenet5+bf16", "SEEDS=3 5", "FIRST_SEED=4", "METRIC=loss", "JOBS=2", "OUT=x"]
     ab = ["--a=lenet5", "--b=lenet5+bf16", "--seeds=3 5", "--first-seed=4", "--metric=loss", "--jobs=2"]
     assert make("ab", *compared).calls == [["-m", "scripts.ab", *ab, "--out=x"]]

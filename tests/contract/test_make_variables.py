@@ -63,7 +63,7 @@ USED_BY = {
     },
     "CONFIG_SEED": {
         *("train", "train-lenet5", "launch-print", "sbatch", "submit", "emit", "plan", "probe", "preflight"),
-        *("bench", "experiment", "sweep-yaml", "checkconfig", "explain", "searchconfig"),
+        *("profile", "bench", "experiment", "sweep-yaml", "checkconfig", "explain", "searchconfig"),
         *(
             "menuconfig",
             "nconfig",
@@ -259,19 +259,24 @@ def test_symbols_on_the_command_line_are_checked_by_every_target(make: Make, tre
         done = make(target, "CONFIG_TYPO=3", "KCONFIG_CONFIG=.config", cwd=tree)
         if target in USED_BY["CONFIG_SEED"]:
             first = done.calls[0]
-            loads = first[0] == "scripts/kconf.py" or first[-1] in {
-                "train",
-                "plan",
-                "probe",
-                "preflight",
-                "print",
-                "sbatch",
-                "submit",
-                "emit",
-                "scripts.bench.throughput",
-                "scripts.eqprop",
-                "--yaml",
-            }
+            loads = (
+                first[0] == "scripts/kconf.py"
+                or "profile" in first
+                or first[-1]
+                in {
+                    "train",
+                    "plan",
+                    "probe",
+                    "preflight",
+                    "print",
+                    "sbatch",
+                    "submit",
+                    "emit",
+                    "scripts.bench.throughput",
+                    "scripts.eqprop",
+                    "--yaml",
+                }
+            )
             assert loads, f"{target} runs {first} first"
         else:
             assert (done.returncode, done.calls) == (2, []), target

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import time
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -50,6 +51,17 @@ def test_rows_are_kept_with_their_kind_and_evaluations_are_told(
     record.row("train", **TRAIN_ROW | {"step": 5})
     record.close()
     assert [row["step"] for row in rows_of(run)] == [4, 4, 5]
+
+
+def test_rows_of_training_are_written_after_ten_seconds(
+    run: RunDir, record: RunRecord, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For make watch, which reads the file of a run that may not evaluate for hours."""
+    now = time.monotonic()
+    for number, (seconds, written) in enumerate([(0, 0), (9, 0), (11, 3), (12, 3), (19, 3), (22, 6)]):
+        monkeypatch.setattr("train.record.time.monotonic", lambda at=now + seconds: at)
+        record.row("train", **TRAIN_ROW | {"step": number})
+        assert len(rows_of(run)) == written, seconds
 
 
 def test_rows_of_steps_that_are_made_again_are_forgotten(run: RunDir, record: RunRecord) -> None:

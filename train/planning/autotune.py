@@ -15,7 +15,8 @@ from typing import Any
 
 from lib import atomic, kconf
 from lib.config import OF_PLUG_INS, Config, config_from_values, flat
-from lib.devices.probe import environment, probe, speed_settings
+from lib.devices.host import speed_settings
+from lib.devices.probe import environment, probe
 from lib.errors import ConfigError, PlanError, ToolkitError, os_error
 from lib.hyperparams import apply_hyperparams
 from lib.nn.model_code import sources_of

@@ -226,7 +226,7 @@ def test_the_processor_shares_its_memory_among_its_devices(
     monkeypatch.setenv("STUB_DEVICE", "CPU")
     assert xla.main() == 0
     answering(monkeypatch, "echo", capsys.readouterr().out)
-    monkeypatch.setattr(probe, "linux_memory", lambda: (16 * 10**9, 8 * 10**9))
+    monkeypatch.setattr(probe.host, "linux_memory", lambda: (16 * 10**9, 8 * 10**9))
     found = probe.probe("xla").devices
     assert [(one.name, one.total_bytes, one.free_bytes) for one in found] == [
         ("CPU", 16 * 10**9, 2 * 10**9)

@@ -264,3 +264,16 @@ def test_damage_is_seen_wherever_blocks_end(
         monkeypatch.setattr(metrics, "_BLOCK_BYTES", size)
         with path.open("rb") as file:
             assert metrics._is_undamaged(file, path.stat().st_size) == (not damage)
+
+
+def test_the_tail_is_the_last_rows_of_a_file_of_any_size(tmp_path: Path) -> None:
+    file = tmp_path / "metrics"
+    assert metrics.tail(file) == []
+    rows = [{"step": step, "text": "x" * 1000} for step in range(100)]
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows) + "damaged\n" + '{"step": 100')
+    found = metrics.tail(file)
+    assert found == rows[-len(found) :] and 60 <= len(found) < 66
+    with file.open("r+b") as whole:
+        whole.seek(20 * 10**9)  # the rest is a hole
+        whole.write(b'\n{"step": 101}\n')
+    assert metrics.tail(file) == [{"step": 101}]

@@ -21,7 +21,7 @@ from lib.data.datasets.sudoku.generator import LEVELS, VERSION, Level, Puzzle, m
 from lib.data.datasets.sudoku.solver import SIDES, board_of
 from lib.data.datasets.sudoku.spec import BLANK, PuzzleSpec
 from lib.data.types import ArrayPart, Dataset
-from lib.devices.probe import cpu_count
+from lib.devices.host import cpu_count
 from lib.errors import ConfigError, DataError, os_errors
 
 COLUMNS = ("source", "question", "answer", "rating")

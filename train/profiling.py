@@ -1,0 +1,254 @@
+"""`make profile`: a torch.profiler trace of steps of the training loop, and a summary of that trace.
+
+CUDA: not run on hardware; the summary is tested on synthetic traces.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import re
+import sys
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch.profiler
+from torch.profiler import ProfilerActivity, record_function
+
+from lib import atomic, kconf
+from lib.config import Config, config_from_values
+from lib.data.loader import Batch
+from lib.devices.backend import open_backend
+from lib.devices.probe import probe
+from lib.distributed.launcher import become_worker, end_process, launch
+from lib.errors import os_errors, run_main
+from lib.plan.placement import refuse_static_shapes
+from lib.plan.types import Hardware, Plan
+from lib.tiers import with_tier
+from train import loop
+from train.build import make_job
+from train.job import Budget, Job, Progress
+from train.planning.memory_estimate import predicted_plan
+from train.planning.run_plan import check_run
+from train.record import Record, log
+from train.signals import Stopped
+from train.training_data import TrainingData, open_to_train, open_training_data
+
+WARM_UP = 5  # steps before those of the trace: they create the optimizer's state and compile
+TOP = 12  # operations in the summary
+DATA_WAIT = "anneal.data_wait"
+NEVER = 10**9  # steps
+# Evaluations and checkpoints are no part of a step.
+STEPS_ONLY = {"eval_interval_steps": NEVER, "checkpoint_interval_steps": NEVER, "checkpoint_seconds": 0}
+_DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")  # categories of events of the device
+_PRODUCTS = re.compile(
+    r"\w+::(mm|bmm|addmm|baddbmm|mv|addmv|linear|\w*_linear\w*|_\w+_mm|_addmm\w*"
+    r"|\w*conv(olution|[123]d|_)\w*|\w*(flash|efficient|cudnn|dot_product)\w*attention\w*)"
+)
+_COMMUNICATION = re.compile(r"c10d::|gloo:|nccl|_c10d_functional::")
+_SYNCHRONISATION = re.compile(r"(cuda|hip)\w*Synchronize\w*|aten::_local_scalar_dense")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Summary:
+    """Figures of a trace; times in microseconds, of all steps.
+
+    on_device: operations are timed by their kernels. idle: of the device, or outside operators on a CPU.
+    exposed: communication while the device computes nothing. counts: of host synchronisations.
+    operations: (name, self time, calls), the longest first; products: self time of matrix products.
+    """
+
+    steps: int
+    on_device: bool
+    duration: float
+    data_wait: float
+    idle: float
+    communication: float
+    exposed: float
+    products: float
+    counts: Mapping[str, int]
+    operations: Sequence[tuple[str, float, int]]
+
+    def lines(self) -> Iterator[str]:
+        """Format the figures."""
+        busy = sum(time for _, time, _ in self.operations) or 1.0
+        each = self.duration / self.steps / 1e3
+        yield f"{self.steps} steps, {each:.2f} ms each with the profiler's own time"
+        yield f"{self.data_wait / self.duration:7.1%}  of it the loop waits for data"
+        what = "the device is idle" if self.on_device else "the training thread is outside operators"
+        yield f"{self.idle / self.duration:7.1%}  {what}"
+        hidden = f", {self.exposed / self.duration:.1%} not hidden by computation" if self.on_device else ""
+        yield f"{self.communication / self.duration:7.1%}  communication between processes{hidden}"
+        yield f"{self.products / busy:7.1%}  of the time of operations is matrix products"
+        counts = ", ".join(f"{name} {count / self.steps:.1f}" for name, count in sorted(self.counts.items()))
+        what = "waits for the device" if self.on_device else "reads of values by the host (a GPU would wait)"
+        yield f"In a step, {what}: {counts or 'none'}"
+        whose = "time of kernels" if self.on_device else "time without called operations"
+        yield f"\n{'share':>7} {'ms':>9} {'calls':>7}  in a step, by {whose}"
+        for name, time, calls in self.operations[:TOP]:
+            yield f"{time / busy:7.1%} {time / self.steps / 1e3:9.3f} {calls / self.steps:7.1f}  {name}"
+
+
+def summarize(events: Iterable[Mapping[str, Any]]) -> Summary:
+    """Return the figures of a Chrome trace whose steps are marked by torch.profiler."""
+    spans = [event for event in events if event.get("ph") == "X"]
+    marks = [
+        one for one in spans if one["name"].startswith("ProfilerStep#") and one["cat"] == "user_annotation"
+    ]
+    begin, end = min(one["ts"] for one in marks), max(one["ts"] + one["dur"] for one in marks)
+    spans = [one for one in spans if begin <= one["ts"] < end]
+    operators = [one for one in spans if one["cat"] == "cpu_op"]
+    kernels = [one for one in spans if one["cat"] in _DEVICE]
+    if kernels:
+        names = {one["args"].get("External id"): one["name"] for one in operators}
+        timed = [(names.get(one["args"].get("External id"), one["name"]), one["dur"]) for one in kernels]
+        busy, sent = kernels, [one for one in kernels if _COMMUNICATION.match(one["name"])]
+    else:
+        timed = list(self_times(operators))
+        busy = [one for one in operators if one["tid"] == marks[0]["tid"]]
+        sent = [one for one in spans if _COMMUNICATION.match(one["name"])]
+    times, calls = Counter[str](), Counter(name for name, _ in timed)
+    for name, time in timed:
+        times[name] += time
+    covered = partial(union, until=end)
+    waits = [one for one in spans if one["name"] == DATA_WAIT and one["cat"] == "user_annotation"]
+    syncs = [one for one in spans if _SYNCHRONISATION.fullmatch(one["name"])]
+    return Summary(
+        steps=len(marks),
+        on_device=bool(kernels),
+        duration=end - begin,
+        data_wait=covered(waits),
+        idle=end - begin - covered(busy),
+        communication=covered(sent),
+        exposed=covered(busy) - covered(one for one in busy if one not in sent) if kernels else 0.0,
+        products=sum(time for name, time in times.items() if _PRODUCTS.fullmatch(name)),
+        counts=Counter(one["name"].replace("aten::_local_scalar_dense", ".item()") for one in syncs),
+        operations=[(name, time, calls[name]) for name, time in times.most_common()],
+    )
+
+
+def union(spans: Iterable[Mapping[str, Any]], *, until: float) -> float:
+    """Return the time that the spans cover together before `until`."""
+    covered, reached = 0.0, 0.0
+    for begin, end in sorted((one["ts"], min(one["ts"] + one["dur"], until)) for one in spans):
+        covered += max(0.0, end - max(begin, reached))
+        reached = max(reached, end)
+    return covered
+
+
+def self_times(operators: Iterable[Mapping[str, Any]]) -> Iterator[tuple[str, float]]:
+    """Yield the name and the time of each operator without those that it calls."""
+    threads = defaultdict(list)
+    for one in operators:
+        threads[one["tid"]].append((one["ts"], -one["dur"], one["name"]))
+    for calls in threads.values():
+        open_calls: list[list[Any]] = []  # name, end, own time
+        for begin, negative, name in [*sorted(calls), (float("inf"), 0.0, "")]:
+            while open_calls and open_calls[-1][1] <= begin:
+                yield open_calls[-1][0], open_calls.pop()[2]
+            if open_calls:
+                open_calls[-1][2] += negative
+            open_calls.append([name, begin - negative, -negative])
+
+
+class _Enough(Exception):
+    """Raised after the last step of the trace."""
+
+
+class _Steps(Record):
+    """Record that writes no run: it counts the steps of the loop for the profiler."""
+
+    def __init__(self, profiler: torch.profiler.profile, steps: int) -> None:
+        self._profiler, self._last = profiler, WARM_UP + steps
+
+    def progress(self, step: int, fraction: float) -> None:  # noqa: ARG002
+        """End a step, and the loop after the last one."""
+        self._profiler.step()
+        if step == self._last:
+            raise _Enough
+
+
+def profile(requested: kconf.Resolved | None, *, root: Path, steps: int, out: Path) -> int:
+    """Profile steps of the configured run; write trace.json.gz and summary.txt into `out`.
+
+    requested: None in one of several processes that were launched for it.
+    """
+    launched = become_worker()
+    if launched is not None:
+        plan, hardware = Plan.from_json(launched["plan"]), Hardware.from_json(launched["hardware"])
+        resolved = kconf.Resolved.from_json(launched["configuration"])
+        config = config_from_values(resolved.values).replace(**STEPS_ONLY)
+        data = open_training_data(config, root=root, log=lambda _: None)
+        end_process(run_main(lambda: _profile(config, plan, data, hardware, steps=steps, out=out)))
+    assert requested is not None
+    resolved = with_tier(requested, root=root, log=log)
+    config = config_from_values(resolved.values).replace(**STEPS_ONLY)
+    data, hardware = open_to_train(config, root=root, log=log), probe(config.device)
+    refuse_static_shapes(hardware.kind, what="make profile")
+    plan, _ = predicted_plan(config, data, hardware)
+    check_run(config, plan, data)
+    if plan.world > 1:
+        payload = {
+            "configuration": resolved.to_json(),
+            "plan": plan.to_json(),
+            "hardware": hardware.to_json(),
+        }
+        launch(payload, world=plan.world, restarts=0, cpu_count=hardware.cpu_count, arguments=sys.argv[1:])
+    return _profile(config, plan, data, hardware, steps=steps, out=out)
+
+
+def _profile(
+    config: Config, plan: Plan, data: TrainingData, hardware: Hardware, *, steps: int, out: Path
+) -> int:
+    backend = open_backend(plan.device, world=plan.world, devices=plan.layout.devices_per_process)
+    if backend.is_main:
+        with os_errors("create a folder", todo="OUT= names another place"):
+            out.mkdir(parents=True, exist_ok=True)
+    trace = out / "trace.json.gz"
+    profiler = torch.profiler.profile(
+        activities=[ProfilerActivity.CPU, *[ProfilerActivity.CUDA] * (backend.device.type == "cuda")],
+        schedule=torch.profiler.schedule(wait=WARM_UP - 1, warmup=1, active=steps, repeat=1),
+        on_trace_ready=lambda done: done.export_chrome_trace(str(trace)) if backend.is_main else None,
+    )
+    job = make_job(config, plan, data, hardware=hardware, backend=backend, record=_Steps(profiler, steps))
+    job.budget = Budget(total_steps=NEVER, total_seconds=None)
+    loader = job.train_loader
+    loader.micro_batches = _marked(loader.micro_batches)  # type: ignore[method-assign]
+    try:
+        with job.train_loader, job.eval_loader, profiler:
+            loop.train(job, Progress())
+    except _Enough:
+        pass
+    except Stopped as error:
+        raise KeyboardInterrupt from error  # there is nothing to resume
+    if backend.is_main:
+        _report(job, trace)
+    backend.close()
+    return 0
+
+
+def _marked(micro_batches: Callable[..., Iterator[Batch]]) -> Callable[..., Iterator[Batch]]:
+    def marked(**request: Any) -> Iterator[Batch]:
+        batches = micro_batches(**request)
+        while True:
+            with record_function(DATA_WAIT):
+                batch = next(batches, None)
+            if batch is None:
+                return
+            yield batch
+
+    return marked
+
+
+def _report(job: Job, trace: Path) -> None:
+    with gzip.open(trace, "rt", encoding="utf-8") as file:
+        found = summarize(json.load(file)["traceEvents"])
+    plan, device = job.plan, job.backend.device.type
+    head = f"{job.config.model} on {device}, {plan.precision}, {plan.effective_batch} samples a step"
+    text = "\n".join([head, *found.lines()])
+    atomic.write_text(trace.with_name("summary.txt"), text + "\n")
+    log(f"{text}\n\nWritten: {trace.with_name('summary.txt')} and {trace}, which opens at ui.perfetto.dev")
