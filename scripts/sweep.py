@@ -14,9 +14,9 @@ from lib import atomic, kconf
 from lib.errors import ConfigError, ToolkitError, run_main
 from lib.sweeps.concurrency import Concurrency, predict_host_memory
 from lib.sweeps.experiment import read_experiment
+from lib.sweeps.experiment_writer import as_yaml
 from lib.sweeps.optuna_search import run_search, verdict
 from lib.sweeps.runner import Run, known_result, resolved_runs, table, train_all, write_results
-from lib.sweeps.writer import as_yaml
 
 ROOT = Path(__file__).resolve().parents[1]
 SWEEPS = ROOT / "defconfigs" / "sweeps"
