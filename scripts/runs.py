@@ -61,10 +61,11 @@ def table(rows: Sequence[Row]) -> list[str]:
             row.began[:16],
             row.run,
             " ".join(row.tags),
+            ", ".join(row.damaged),
         )
         for row in rows
     ]
-    columns = [column for column in zip(heads, *cells, strict=True) if any(column[1:])]
+    columns = [column for column in zip((*heads, "damaged"), *cells, strict=True) if any(column[1:])]
     widths = [max(map(len, column)) for column in columns]
     lines = zip(*columns, strict=True)
     return ["  ".join(map(str.ljust, line, widths)).rstrip() for line in lines]
