@@ -28,14 +28,15 @@ def main() -> int:
     what = "a name in defconfigs/sweeps, or the path of a file"
     parser.add_argument("sweep", metavar="SWEEP", nargs="?", default="", help=what)
     parser.add_argument("--jobs", type=jobs_of, default=None, help="runs at a time; default: as many as fit")
-    parser.add_argument("--out", type=Path, default=None, help="output folder; default: runs/sweeps/NAME")
+    parser.add_argument("--runs", type=Path, default=ROOT / "runs", help="folder of all runs")
+    parser.add_argument("--out", type=Path, default=None, help="output folder; default: RUNS/sweeps/NAME")
     parser.add_argument("--yaml", action="store_true", help="write the configuration as an experiment file")
     options = parser.parse_args()
     if options.yaml:
         return write_yaml(options.out)
     concurrency = Concurrency(options.jobs, partial(predict_host_memory, root=ROOT, log=log))
     experiment = read_experiment(file_of(options.sweep))
-    out = (options.out or ROOT / "runs" / "sweeps" / experiment.name).absolute()
+    out = (options.out or options.runs / "sweeps" / experiment.name).absolute()
     log(": ".join(filter(None, (experiment.name, experiment.about))))
     train = partial(train_all, root=ROOT, out=out, concurrency=concurrency, log=log)
     seeds = len(experiment.seeds)

@@ -254,6 +254,13 @@ def test_a_stored_run_needs_no_configuration(make: Make, tmp_path: Path) -> None
     assert make("eval", out).calls == [[*runs, "eval"]]
 
 
+@pytest.mark.parametrize("words", ["sweep SWEEP=a", "ab A=a B=b", "runs", "tag TAG=a", "plots", "curve"])
+def test_what_reads_or_writes_runs_obeys_the_output_directory(make: Make, tmp_path: Path, words: str) -> None:
+    (call,) = make(*words.split(), f"O={tmp_path}").calls
+    assert call[2:4] == ["--runs", f"{tmp_path}/runs"], call
+    assert make(*words.split()).calls[0][2:4] == ["--runs", "runs"]
+
+
 def test_an_unknown_variable_is_named_before_anything_is_set_up(tmp_path: Path) -> None:
     command = ["make", "train", "LR=3", f"VENV={tmp_path}/none"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
