@@ -10,7 +10,7 @@ from pathlib import Path
 from lib import kconf
 from lib.config import config_from_values
 from lib.errors import ConfigError, run_main
-from lib.sweeps.comparison import Comparison, Pair, parse_looks, whole_number
+from lib.sweeps.comparison import Comparison, parse_looks, whole_number
 from lib.sweeps.concurrency import Concurrency, predict_host_memory
 from lib.sweeps.runner import Run, compose_text
 from scripts.sweep import ROOT, log
@@ -35,11 +35,11 @@ def main() -> int:
     pairs = make_pairs(options.a, options.b, range(first, first + looks[-1]))
     concurrency = Concurrency(jobs, partial(predict_host_memory, root=ROOT, log=log))
     comparison = Comparison(pairs=pairs, out=out, runs=options.runs)
-    comparison.judge(looks, metric=options.metric, root=ROOT, concurrency=concurrency, log=log)
+    comparison.judge(looks, options.metric, root=ROOT, concurrency=concurrency, log=log)
     return 0
 
 
-def make_pairs(a: str, b: str, seeds: Sequence[int]) -> list[Pair]:
+def make_pairs(a: str, b: str, seeds: Sequence[int]) -> list[tuple[Run, Run]]:
     """Resolve both configurations with each seed.
 
     Raises ConfigError where one cannot be configured, and where the two train the same.
@@ -57,7 +57,7 @@ def make_pairs(a: str, b: str, seeds: Sequence[int]) -> list[Pair]:
             raise ConfigError(
                 f"A={a} and B={b} are the same run", why=f"both are {runs[0].identity}", todo=todo
             )
-        pairs.append(Pair(a=runs[0], b=runs[1]))
+        pairs.append((runs[0], runs[1]))
     return pairs
 
 

@@ -121,6 +121,15 @@ def p_values(differences: Values) -> Values:
     return found
 
 
+def holm(p: Sequence[float]) -> list[float]:
+    """Return p values with Holm's correction (1979) for their number."""
+    order = np.argsort(p)
+    scaled = np.asarray(p)[order] * np.arange(len(p), 0, -1)
+    adjusted = np.empty(len(p))
+    adjusted[order] = np.minimum(np.maximum.accumulate(scaled), 1.0)
+    return adjusted.tolist()
+
+
 def _t_test(differences: Values) -> Values:
     pairs = differences.shape[1]
     mean, sd = differences.mean(axis=1), differences.std(axis=1, ddof=1)

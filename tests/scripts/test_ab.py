@@ -14,7 +14,7 @@ from lib import atomic
 from lib.errors import ConfigError, ToolkitError
 from lib.runs.directory import RunDir
 from lib.sweeps import comparison
-from lib.sweeps.comparison import SIDES, Comparison
+from lib.sweeps.comparison import Comparison
 from lib.sweeps.runner import RESULT as RESULT_FILE
 from lib.sweeps.runner import Result, Run, run_folder
 from scripts import ab
@@ -44,7 +44,7 @@ class FakeTraining:
         results = []
         for run in runs:
             seed = int(run.settings["SEED"])
-            self.trained.append(f"{SIDES[run.number]}{seed}")
+            self.trained.append(f"{'AB'[run.number]}{seed}")
             value = 0.9 + run.number * (self.gain + 0.001 * seed)
             reason = "it fell over" if seed == self.failing else ""
             metrics = {"accuracy": value, "loss": 1 - value, "samples": 4000.0}
@@ -185,7 +185,7 @@ def test_an_unknown_metric_is_refused_with_those_that_exist(
 
 def test_a_run_of_make_train_is_reused(tmp_path: Path) -> None:
     pair = ab.make_pairs(TINY, f"{TINY}+slow", [1])[0]
-    run = RunDir.create(tmp_path / "runs", model="lenet5", identity=pair.a.identity, files={"config": ""})
+    run = RunDir.create(tmp_path / "runs", model="lenet5", identity=pair[0].identity, files={"config": ""})
     run.set_status("done", step=2, accuracy=0.5, part="test")
     compared = Comparison(pairs=[pair], out=tmp_path / "ab", runs=tmp_path / "runs")
-    assert compared.known(pair.a) == {"accuracy": 0.5} and compared.known(pair.b) is None
+    assert compared.known(pair[0]) == {"accuracy": 0.5} and compared.known(pair[1]) is None
