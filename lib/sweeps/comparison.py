@@ -156,11 +156,11 @@ def metric_differences(results: Sequence[tuple[Metrics, Metrics]], requested: st
 
 def announcement(looks: Sequence[int], requested: Sequence[int], first: int) -> str:
     """Return the seeds, and which differences these looks can see, in one line."""
-    seen = ", ".join(f"{effect:g} sd with {power(effect, tuple(looks)):.0%}" for effect in (2.0, 1.0))
+    seen = " and ".join(f"{power(effect, tuple(looks)):.0%} for {effect:g} sd" for effect in (2.0, 1.0))
     spent = ", ".join(str(look) for look in looks if look not in requested)
     note = f" ({spent} count as looks, since those pairs exist)" if spent else ""
     seeds = f"seeds {first} to {first + looks[-1] - 1}, judged after {_listed(requested)} pairs{note}"
-    return f"{seeds}; power: a mean difference of {seen}"
+    return f"{seeds}; power by size of the mean difference, in sd of the differences: {seen}"
 
 
 def report(verdict: Verdict, metric: str, results: Sequence[tuple[Metrics, Metrics]]) -> list[str]:

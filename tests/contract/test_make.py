@@ -120,7 +120,7 @@ def test_training_targets(make: Make, tmp_path: Path) -> None:
     assert make("tag", "TAG=a -b", "RUN=x").calls == [tag]
     compared = ["A=lenet5", "B=lenet5+bf16", "SEEDS=3 5", "FIRST_SEED=4", "METRIC=loss", "JOBS=2", "OUT=x"]
     ab = ["--a=lenet5", "--b=lenet5+bf16", "--seeds=3 5", "--first-seed=4", "--metric=loss", "--jobs=2"]
-    assert make("ab", *compared).calls == [["-m", "scripts.ab", *ab, "--out=x"]]
+    assert make("ab", *compared).calls == [["-m", "scripts.ab", "--runs", "runs", *ab, "--out=x"]]
     assert make("plots", "eval", out).calls == [
         ["-m", "scripts.plots", "--runs", f"{tmp_path}/runs"],
         ["-m", "train", "--runs", f"{tmp_path}/runs", "eval"],

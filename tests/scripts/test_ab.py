@@ -128,7 +128,7 @@ def test_fresh_seeds_are_a_comparison_of_their_own(
     run_ab(tmp_path, monkeypatch, FakeTraining(0.02), "--seeds=3", "--first-seed=4", "--metric=loss")
     printed = capsys.readouterr().out
     assert "compared before, with an error probability of its own: seeds 1 to 3 by accuracy" in printed
-    assert "seeds 4 to 6, judged after 3 pairs; power" in printed and "B is better" in printed
+    assert "seeds 4 to 6, judged after 3 pairs; power by size" in printed and "B is better" in printed
 
 
 def test_a_metric_that_is_no_result_judges_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
