@@ -34,8 +34,10 @@ def main() -> int:
     out = (options.out or options.runs / "ab").absolute()
     pairs = make_pairs(options.a, options.b, range(first, first + looks[-1]))
     concurrency = Concurrency(jobs, partial(predict_host_memory, root=ROOT, log=log))
-    comparison = Comparison(pairs=pairs, out=out, runs=options.runs)
-    comparison.judge(looks, options.metric, root=ROOT, concurrency=concurrency, log=log)
+    comparison = Comparison(
+        pairs=pairs, out=out, runs=options.runs, root=ROOT, concurrency=concurrency, log=log
+    )
+    comparison.judge(looks, options.metric)
     return 0
 
 

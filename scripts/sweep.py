@@ -61,10 +61,8 @@ def main() -> int:
     log(": ".join(filter(None, (experiment.name, experiment.about))))
     experiment, results = train_points(experiment, out=out, concurrency=concurrency)
     write_results(out, results)
-    seeds = range(first, first + max(looks, default=1))
-    note = judge_best(
-        experiment, results, looks, seeds, Comparison(pairs=(), out=out, runs=options.runs), concurrency
-    )
+    comparison = Comparison(pairs=(), out=out, runs=options.runs, root=ROOT, concurrency=concurrency, log=log)
+    note = judge_best(experiment, results, looks, first=first, comparison=comparison)
     for line in table(experiment, results, note=note):
         print(line)
     number, count = best_of(experiment, results)
@@ -102,13 +100,13 @@ def judge_best(
     experiment: Experiment,
     results: Sequence[Result],
     looks: Sequence[int],
-    seeds: Sequence[int],
+    *,
+    first: int,
     comparison: Comparison,
-    concurrency: Concurrency,
 ) -> str:
-    """Train the best point and the first with fresh `seeds`, and judge them after each of `looks`, if any.
+    """Train the best point and the first with fresh seeds from `first`, and judge them after each of `looks`.
 
-    Returns what is known of the best point. comparison: the folders, without pairs.
+    Returns what is known of the best point, also without looks. comparison: one without pairs.
     """
     number, count = best_of(experiment, results)
     if count < 2 or number == 0:
@@ -116,13 +114,14 @@ def judge_best(
             log(f"CONFIRM: no point is better than the first, of {count} with results; none is judged")
         return f"best of {count}: none is better than the first" if count > 1 else ""
     points = experiment.points[0], experiment.points[number]
-    fresh = resolved_runs(replace(experiment, points=points, seeds=tuple(seeds)), root=ROOT)
-    pairs = list(zip(fresh[: len(seeds)], fresh[len(seeds) :], strict=True))
-    comparison = replace(comparison, pairs=pairs)
+    seeds = tuple(range(first, first + max(looks, default=1)))
+    fresh = resolved_runs(replace(experiment, points=points, seeds=seeds), root=ROOT)
+    pairs = zip(fresh[: len(seeds)], fresh[len(seeds) :], strict=True)
+    comparison = replace(comparison, pairs=list(pairs))
     metric, maximize = objective(experiment, results)
     if looks:
         log(f"A: the first point, {format_settings(points[0])}; B: the best, {format_settings(points[1])}")
-        comparison.judge(looks, metric, root=ROOT, concurrency=concurrency, log=log, maximize=maximize)
+        comparison.judge(looks, metric, maximize=maximize)
     fresh_entries = [one for one in comparison.judged() if one["first_seed"] > max(experiment.seeds)]
     answers = [one["answer"] for one in fresh_entries if one["metric"] == metric]
     if not answers:

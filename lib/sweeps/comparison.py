@@ -37,6 +37,9 @@ class Comparison:
     pairs: Sequence[tuple[Run, Run]]
     out: Path
     runs: Path
+    root: Path
+    concurrency: Concurrency
+    log: Log
 
     @property
     def record(self) -> Path:
@@ -61,16 +64,7 @@ class Comparison:
                 return {name: one for name, one in status.facts.items() if isinstance(one, int | float)}
         return None
 
-    def judge(
-        self,
-        requested: Sequence[int],
-        metric: str,
-        *,
-        root: Path,
-        concurrency: Concurrency,
-        log: Log,
-        maximize: bool | None = None,
-    ) -> None:
+    def judge(self, requested: Sequence[int], metric: str, *, maximize: bool | None = None) -> None:
         """Train and judge after each number of pairs in `requested`, up to a verdict; log what is found.
 
         metric: "" for that of the record, or else the preferred one. maximize: None where its name tells.
@@ -81,27 +75,27 @@ class Comparison:
         first, looks = entry["first_seed"], entry["looks"]
         for other in record:
             if other is not entry and other["metric"]:
-                log(f"compared before, with an error probability of its own: {_described(other)}")
-        log(announcement(looks, requested, first))
+                self.log(f"compared before, with an error probability of its own: {_described(other)}")
+        self.log(announcement(looks, requested, first))
         for look in requested:
-            self._train(look, root=root, concurrency=concurrency, log=log)
+            self._train(look)
             results = [(self.known(a) or {}, self.known(b) or {}) for a, b in self.pairs[:look]]
             differences, chosen = metric_differences(results, entry["metric"] or metric)
             upwards = higher_is_better(chosen) if maximize is None else maximize
             verdict = judge(differences, looks, higher_is_better=upwards)
             entry |= {"metric": chosen, "answer": verdict.word}
             atomic.write_text(self.record, json.dumps(record, indent=1) + "\n")
-            log("\n".join(report(verdict, chosen, results)))
+            self.log("\n".join(report(verdict, chosen, results)))
             if verdict.word != "not shown":
                 return
-        log(f"  for more power, judge more pairs of fresh seeds: FIRST_SEED={first + requested[-1]}")
+        self.log(f"  for more power, judge more pairs of fresh seeds: FIRST_SEED={first + requested[-1]}")
 
-    def _train(self, count: int, *, root: Path, concurrency: Concurrency, log: Log) -> None:
+    def _train(self, count: int) -> None:
         missing = [run for pair in self.pairs[:count] for run in pair if self.known(run) is None]
         if not missing:
             return
-        log(concurrency.choose([run.resolved for run in missing], runs=len(missing)))
-        results = train_all(missing, root=root, out=self.out, concurrency=concurrency, log=log)
+        self.log(self.concurrency.choose([run.resolved for run in missing], runs=len(missing)))
+        results = train_all(missing, root=self.root, out=self.out, concurrency=self.concurrency, log=self.log)
         if failed := [one for one in results if one.reason]:
             reasons = (f"{'AB'[one.number]} with seed {one.settings['SEED']}: {one.reason}" for one in failed)
             raise ToolkitError(f"{len(failed)} of {len(missing)} runs failed", why="; ".join(reasons))
@@ -159,7 +153,7 @@ def announcement(looks: Sequence[int], requested: Sequence[int], first: int) -> 
     seen = " and ".join(f"{power(effect, tuple(looks)):.0%} for {effect:g} sd" for effect in (2.0, 1.0))
     spent = ", ".join(str(look) for look in looks if look not in requested)
     note = f" ({spent} count as looks, since those pairs exist)" if spent else ""
-    seeds = f"seeds {first} to {first + looks[-1] - 1}, judged after {_listed(requested)} pairs{note}"
+    seeds = f"seeds {first} to {first + looks[-1] - 1}, {_judged_after(requested)}{note}"
     return f"{seeds}; power by size of the mean difference, in sd of the differences: {seen}"
 
 
@@ -182,8 +176,8 @@ def report(verdict: Verdict, metric: str, results: Sequence[tuple[Metrics, Metri
 
 def _described(entry: Mapping[str, Any]) -> str:
     seeds = f"seeds {entry['first_seed']} to {entry['first_seed'] + entry['requested'][-1] - 1}"
-    return f"{seeds} by {entry['metric']}, judged after {_listed(entry['requested'])} pairs"
+    return f"{seeds} by {entry['metric']}, {_judged_after(entry['requested'])}"
 
 
-def _listed(numbers: Sequence[int]) -> str:
-    return " and ".join(map(str, numbers))
+def _judged_after(looks: Sequence[int]) -> str:
+    return f"judged after {' and '.join(map(str, looks))} pairs"

@@ -187,5 +187,6 @@ def test_a_run_of_make_train_is_reused(tmp_path: Path) -> None:
     pair = ab.make_pairs(TINY, f"{TINY}+slow", [1])[0]
     run = RunDir.create(tmp_path / "runs", model="lenet5", identity=pair[0].identity, files={"config": ""})
     run.set_status("done", step=2, accuracy=0.5, part="test")
-    compared = Comparison(pairs=[pair], out=tmp_path / "ab", runs=tmp_path / "runs")
+    kept: Any = {"root": ab.ROOT, "concurrency": None, "log": print}
+    compared = Comparison(pairs=[pair], out=tmp_path / "ab", runs=tmp_path / "runs", **kept)
     assert compared.known(pair[0]) == {"accuracy": 0.5} and compared.known(pair[1]) is None

@@ -236,7 +236,12 @@ def test_a_failure_does_not_stop_the_rest_and_only_it_is_run_again(
 
     def results() -> list[runner.Result]:
         done = train_all(
-            runs, root=ROOT, out=tmp_path / "out", concurrency=Concurrency(1, nobody), log=logged.append
+            runs,
+            root=ROOT,
+            out=tmp_path / "out",
+            concurrency=Concurrency(1, nobody),
+            log=logged.append,
+            later=9,
         )
         write_results(tmp_path / "out", done)
         return done
@@ -248,8 +253,8 @@ def test_a_failure_does_not_stop_the_rest_and_only_it_is_run_again(
     assert lines[1].split() == ["MAX_STEPS=1", "2/2", "0.6500", "+-", "0.0707"]
     assert lines[2].split() == ["MAX_STEPS=2", "0/2", "-"]
     assert len(trained) == 6
-    left = [int(line.split()[0]) for line in logged if " left, about 0:0" in line]
-    assert left == [5, 4, 3, 2, 1], "and none after the last run"
+    left = [int(line.split()[0]) for line in logged if " left, about 0:00:0" in line]
+    assert left == [14, 13, 12, 11, 10, 9], "those that follow included"
     trained.append("mended")
     second = results()
     assert len(trained) == 6 + 1 + 2 and not any(result.reason for result in second)
