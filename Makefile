@@ -146,9 +146,10 @@ scaling scaling-plan scaling-run scaling-fit scaling-plot scaling-report: ready
 	$(RUN_PY) -m scripts.scaling $(if $(filter scaling,$@),all,$(@:scaling-%=%)) $(call flag,quick,QUICK) \
 		$(call options,budget=BUDGET compare=COMPARE corpus=CORPUS epochs=EPOCHS batch=BATCH device=DEVICE out=OUT)
 sweep: ready
-	$(RUN_PY) -m scripts.sweep $(call options,jobs=JOBS out=OUT) $(call given,SWEEP)
+	$(RUN_PY) -m scripts.sweep --runs $(call quote,$(RUNS)) \
+		$(call options,jobs=JOBS out=OUT confirm=CONFIRM first-seed=FIRST_SEED) $(call given,SWEEP)
 ab: ready
-	$(RUN_PY) -m scripts.ab $(call options,a=A b=B seeds=SEEDS first-seed=FIRST_SEED metric=METRIC jobs=JOBS out=OUT)
+	$(RUN_PY) -m scripts.ab --runs $(call quote,$(RUNS)) $(call options,a=A b=B seeds=SEEDS first-seed=FIRST_SEED metric=METRIC jobs=JOBS out=OUT)
 sweep-yaml: configured ready
 	$(RUN_PY) -m scripts.sweep --yaml $(call options,out=OUT)
 

@@ -61,10 +61,11 @@ def table(rows: Sequence[Row]) -> list[str]:
             row.began[:16],
             row.run,
             " ".join(row.tags),
+            ", ".join(row.damaged),
         )
         for row in rows
     ]
-    return aligned(heads, cells)
+    return aligned((*heads, "damaged"), cells)
 
 
 def aligned(heads: Sequence[str], cells: Iterable[Sequence[str]]) -> list[str]:

@@ -7,16 +7,28 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from lib import atomic, kconf
-from lib.errors import ConfigError, ToolkitError, run_main
+from lib.errors import ConfigError, ToolkitError, os_errors, run_main
+from lib.sweeps.comparison import Comparison, parse_looks, whole_number
 from lib.sweeps.concurrency import Concurrency, predict_host_memory
-from lib.sweeps.experiment import read_experiment
-from lib.sweeps.optuna_search import run_search, verdict
-from lib.sweeps.runner import Run, known_result, resolved_runs, table, train_all, write_results
-from lib.sweeps.writer import as_yaml
+from lib.sweeps.experiment import Experiment, Range, read_experiment
+from lib.sweeps.experiment_writer import as_yaml
+from lib.sweeps.optuna_search import run_search
+from lib.sweeps.points import best_of, main_effects, objective, table
+from lib.sweeps.runner import (
+    Result,
+    Run,
+    format_settings,
+    known_result,
+    resolved_runs,
+    train_all,
+    write_results,
+)
 
 ROOT = Path(__file__).resolve().parents[1]
 SWEEPS = ROOT / "defconfigs" / "sweeps"
@@ -26,17 +38,48 @@ def main() -> int:
     """Train the sweep of the command line and print its table, or write an experiment file."""
     parser = argparse.ArgumentParser(prog="sweep", description=__doc__)
     what = "a name in defconfigs/sweeps, or the path of a file"
+    fresh = "numbers of fresh seeds, such as 3 5 8, after which to judge the best point against the first"
     parser.add_argument("sweep", metavar="SWEEP", nargs="?", default="", help=what)
-    parser.add_argument("--jobs", type=jobs_of, default=None, help="runs at a time; default: as many as fit")
-    parser.add_argument("--out", type=Path, default=None, help="output folder; default: runs/sweeps/NAME")
+    parser.add_argument("--jobs", default=None, help="runs at a time; default: as many as fit")
+    parser.add_argument("--runs", type=Path, default=ROOT / "runs", help="folder of all runs")
+    parser.add_argument("--out", type=Path, default=None, help="output folder; default: RUNS/sweeps/NAME")
+    parser.add_argument("--confirm", default="", help=fresh)
+    parser.add_argument("--first-seed", default="", help="first of the fresh seeds; default: the next one")
     parser.add_argument("--yaml", action="store_true", help="write the configuration as an experiment file")
     options = parser.parse_args()
     if options.yaml:
         return write_yaml(options.out)
-    concurrency = Concurrency(options.jobs, partial(predict_host_memory, root=ROOT, log=log))
+    jobs = None if options.jobs is None else whole_number(options.jobs, "JOBS")
+    looks = parse_looks(options.confirm, "CONFIRM") if options.confirm else []
     experiment = read_experiment(file_of(options.sweep))
-    out = (options.out or ROOT / "runs" / "sweeps" / experiment.name).absolute()
+    first = whole_number(options.first_seed or str(max(experiment.seeds) + 1), "FIRST_SEED")
+    if first <= max(experiment.seeds):
+        why = f"the best point is chosen by seeds up to {max(experiment.seeds)}"
+        raise ConfigError(f"FIRST_SEED={first} is not fresh", why=why, todo="give a larger one")
+    concurrency = Concurrency(jobs, partial(predict_host_memory, root=ROOT, log=log))
+    out = (options.out or options.runs / "sweeps" / experiment.name).absolute()
     log(": ".join(filter(None, (experiment.name, experiment.about))))
+    experiment, results = train_points(experiment, out=out, concurrency=concurrency)
+    write_results(out, results)
+    comparison = Comparison(pairs=(), out=out, runs=options.runs, root=ROOT, concurrency=concurrency, log=log)
+    note = judge_best(experiment, results, looks, first=first, comparison=comparison)
+    for line in table(experiment, results, note=note):
+        print(line)
+    number, count = best_of(experiment, results)
+    if count > 1:
+        point = format_settings(experiment.points[number])
+        print(f"Best of {count} by {objective(experiment, results)[0]}: {point}")
+        draw_main_effects(experiment, results, out / "main_effects.png")
+    if failed := [result for result in results if result.reason]:
+        why = "; ".join(f"{result.identity}: {result.reason}" for result in failed)
+        raise ToolkitError(f"{len(failed)} of {len(results)} runs failed", why=why)
+    return 0
+
+
+def train_points(
+    experiment: Experiment, *, out: Path, concurrency: Concurrency
+) -> tuple[Experiment, list[Result]]:
+    """Return the experiment with its points, those of a search included, and the results of their runs."""
     train = partial(train_all, root=ROOT, out=out, concurrency=concurrency, log=log)
     seeds = len(experiment.seeds)
     if experiment.search is None:
@@ -44,23 +87,70 @@ def main() -> int:
         log(f"{len(experiment.points)} points, {seeds} seeds, in {out}")
         if new := [run.resolved for run in runs if known_result(run, out) is None]:
             log(concurrency.choose(new, runs=len(new)))
-        results = train(runs)
-    else:
-        log(f"{experiment.search.samples} samples, {seeds} seeds, in {out}")
+        return experiment, train(runs)
+    log(f"{experiment.search.samples} samples, {seeds} seeds, in {out}")
 
-        def begin(ends: Sequence[Run]) -> None:
-            log(concurrency.choose([run.resolved for run in ends], runs=seeds))
+    def begin(ends: Sequence[Run]) -> None:
+        log(concurrency.choose([run.resolved for run in ends], runs=seeds))
 
-        experiment, results = run_search(experiment, root=ROOT, train=train, begin=begin)
-    write_results(out, results)
-    for line in table(experiment, results):
-        print(line)
-    if experiment.search is not None:
-        print(verdict(experiment, results))
-    if failed := [result for result in results if result.reason]:
-        why = "; ".join(f"{result.identity}: {result.reason}" for result in failed)
-        raise ToolkitError(f"{len(failed)} of {len(results)} runs failed", why=why)
-    return 0
+    return run_search(experiment, root=ROOT, train=train, begin=begin)
+
+
+def judge_best(
+    experiment: Experiment,
+    results: Sequence[Result],
+    looks: Sequence[int],
+    *,
+    first: int,
+    comparison: Comparison,
+) -> str:
+    """Train the best point and the first with fresh seeds from `first`, and judge them after each of `looks`.
+
+    Returns what is known of the best point, also without looks. comparison: one without pairs.
+    """
+    number, count = best_of(experiment, results)
+    if count < 2 or number == 0:
+        if looks:
+            log(f"CONFIRM: no point is better than the first, of {count} with results; none is judged")
+        return f"best of {count}: none is better than the first" if count > 1 else ""
+    points = experiment.points[0], experiment.points[number]
+    seeds = tuple(range(first, first + max(looks, default=1)))
+    fresh = resolved_runs(replace(experiment, points=points, seeds=seeds), root=ROOT)
+    pairs = zip(fresh[: len(seeds)], fresh[len(seeds) :], strict=True)
+    comparison = replace(comparison, pairs=list(pairs))
+    metric, maximize = objective(experiment, results)
+    if looks:
+        log(f"A: the first point, {format_settings(points[0])}; B: the best, {format_settings(points[1])}")
+        comparison.judge(looks, metric, maximize=maximize)
+    fresh_entries = [one for one in comparison.judged() if one["first_seed"] > max(experiment.seeds)]
+    answers = [one["answer"] for one in fresh_entries if one["metric"] == metric]
+    if not answers:
+        return f"best of {count}, not confirmed (CONFIRM=5 judges it with fresh seeds)"
+    return f"best of {count}; with fresh seeds, against the first: {', then '.join(answers)}"
+
+
+def draw_main_effects(experiment: Experiment, results: Sequence[Result], file: Path) -> None:
+    """Draw the mean objective for each value of each axis that has several, and print the path."""
+    from lib.scaling.pictures import draw_page  # only here, since matplotlib takes long to import
+
+    metric, _ = objective(experiment, results)
+    effects = {name: effect for name, effect in main_effects(experiment, results).items() if len(effect) > 1}
+
+    def draw(axes: Any, name: str) -> None:
+        axis = experiment.search.axes[name] if experiment.search else ()
+        means, errors = zip(*effects[name].values(), strict=True)
+        places = [float(value) if isinstance(axis, Range) else value for value in effects[name]]
+        axes.errorbar(places, means, yerr=errors, fmt="o", color="#2a6f97", markersize=5, capsize=3)
+        axes.set(xlabel=name, ylabel=f"mean {metric}")
+        if isinstance(axis, Range) and axis.log:
+            axes.set_xscale("log")
+
+    draws = [partial(draw, name=name) for name in effects]
+    title = f"{experiment.name}: mean over the other axes, standard error over {len(experiment.seeds)} seeds"
+    inches = (max(7.0, 3.5 * len(draws)), 3.5)
+    with os_errors("write a plot"):
+        atomic.write_bytes(file, draw_page(draws, rows=1, inches=inches, fontsize=7, title=title))
+    print(file)
 
 
 def write_yaml(out: Path | None) -> int:
@@ -76,14 +166,6 @@ def write_yaml(out: Path | None) -> int:
     atomic.write_text(out, text)
     print(f"{out}: written; make sweep SWEEP={out} trains it")
     return 0
-
-
-def jobs_of(text: str) -> int:
-    """Parse JOBS=. Raises ConfigError for anything but a whole number; Concurrency refuses 0."""
-    if not (text.isascii() and text.isdecimal()):
-        todo = "leave it out to run as many as fit"
-        raise ConfigError(f"JOBS={text} is not a number of concurrent runs", todo=todo)
-    return int(text)
 
 
 def log(text: str) -> None:

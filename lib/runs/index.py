@@ -24,10 +24,10 @@ from lib import atomic
 from lib.errors import ConfigError, ToolkitError
 from lib.plugins import meant
 from lib.runs.directory import RunDir, Status, is_run_name
-from lib.runs.metrics import PREFERRED, higher_is_better
+from lib.runs.metrics import higher_is_better, parse_row, preferred
 
 INDEX = ".index.json"
-_VERSION = 1
+_VERSION = 2
 _DEPTH = 5  # below the folder of runs: runs/sweeps/NAME/IDENTITY/MODEL/RUN
 _CLOCK_NS = 2_000_000_000  # a change this soon before the index was written may have the same time
 _OPERATORS: dict[str, Callable[[Any, Any], bool]] = {
@@ -48,6 +48,7 @@ class Row:
 
     state: of its status; "killed" where it is "running" and no process holds its lock.
     best, best_step: best value of `metric` among the evaluations, None without one.
+    damaged: files that are missing or cannot be read, with the first bad line; other fields hold the rest.
     metrics: of the last evaluation. began: in UTC. seconds: of training, None until it ends.
     values: symbol -> value of the requested configuration.
     """
@@ -66,6 +67,7 @@ class Row:
     best_step: int | None
     metrics: Mapping[str, float]
     tags: tuple[str, ...]
+    damaged: tuple[str, ...]
     values: Mapping[str, Any] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
@@ -103,7 +105,7 @@ def read_runs(folder: Path) -> list[Row]:
         elif entry["row"]["state"] in ("running", "killed"):  # which resumes before its directory changes
             entry = {**entry, "row": _read_row(RunDir(folder / name), name).to_json()}
         entries[name] = entry
-        rows.append(Row(**{**entry["row"], "tags": tuple(entry["row"]["tags"])}))
+        rows.append(Row(**{**entry["row"], **{key: tuple(entry["row"][key]) for key in ("tags", "damaged")}}))
     if entries != stored or not stored:
         _write(folder, entries, now_ns)
     return sorted(rows, key=lambda row: (row.began, row.run), reverse=True)
@@ -128,27 +130,32 @@ def run_names(folder: Path) -> Iterator[tuple[str, int]]:
 
 def _read_row(run: RunDir, name: str) -> Row:
     status = run.status()
-    state: str = status.state
-    if state == "running" and not run.in_use:
-        state = "killed"
-    values, plan, data = (object_of(run, part) for part in ("values", "plan", "data"))
+    parts, damaged = dict[str, Any](), list[str]()
+    for part in ("values", "plan", "data", "tags"):
+        try:
+            parts[part] = run.tags() if part == "tags" else run.read_json(part)
+        except ToolkitError:
+            parts[part] = {}
+            damaged.append(f"{part}.json")
+    values = parts["values"]
     numbers = {key: value for key, value in status.facts.items() if isinstance(value, int | float)}
-    metric, best, best_step = _best(run.metrics)
+    metric, best, best_step = _best(run.metrics, damaged)
     return Row(
         run=name,
         state=state_of(run, status),
         model=run.model,
-        data=str(values.get("DATASET") or data.get("name") or ""),
+        data=str(values.get("DATASET") or parts["data"].get("name") or ""),
         identity=run.identity,
         began=f"{datetime.fromtimestamp(run.began, UTC):%Y-%m-%d %H:%M:%S}",
         step=status.step,
         seconds=numbers.pop("seconds", None),
-        effective_batch=plan.get("effective_batch"),
+        effective_batch=parts["plan"].get("effective_batch"),
         metric=metric,
         best=best,
         best_step=best_step,
         metrics=numbers,
-        tags=tuple(run.tags()),
+        tags=tuple(parts["tags"]),
+        damaged=tuple(damaged),
         values=values,
     )
 
@@ -166,18 +173,32 @@ def object_of(run: RunDir, name: str) -> dict[str, Any]:
         return {}  # a run of an older version, or damaged: its row has what is left
 
 
-def _best(metrics: Path) -> tuple[str, float | None, int | None]:
-    """Return the preferred metric of the evaluations in a file, its best value and the step of that."""
+def _best(metrics: Path, damaged: list[str]) -> tuple[str, float | None, int | None]:
+    """Return the preferred metric of the evaluations in a file, its best value and the step of that.
+
+    Lines that are no rows are left out. The first is added to `damaged`; so is a file that cannot be read.
+    """
     rows: list[dict[str, Any]] = []
+    bad: list[str] = []
     try:
         with metrics.open("rb") as file:
-            for line in file:
-                if b'"eval"' in line and line.endswith(b"\n"):
-                    rows.append(json.loads(line))
-    except (FileNotFoundError, ValueError):
-        pass  # none yet, or a damaged line: what was read before it counts
-    metric = next((name for name in PREFERRED if any(name in row for row in rows)), "")
-    found = [row for row in rows if row.get("kind") == "eval" and isinstance(row.get(metric), int | float)]
+            for number, line in enumerate(file, start=1):
+                if not line.endswith(b"\n"):
+                    break  # it is still being written
+                if b'"eval"' not in line and line.startswith(b"{") and line.endswith(b"}\n"):
+                    continue  # a row of training, which need not be parsed
+                row = parse_row(line)
+                if row is None:
+                    bad.append(f"{metrics.name}:{number}")
+                elif row.get("kind") == "eval" and "step" in row:
+                    rows.append(row)
+    except FileNotFoundError:
+        pass  # nothing was logged yet
+    except OSError:
+        bad.append(metrics.name)
+    damaged += bad[:1]
+    metric = preferred({name for row in rows for name in row})
+    found = [row for row in rows if isinstance(row.get(metric), int | float)]
     if not found:
         return metric, None, None
     choose = max if higher_is_better(metric) else min

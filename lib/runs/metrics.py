@@ -6,7 +6,7 @@ import io
 import json
 import math
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO, TypeAlias
 
@@ -21,6 +21,11 @@ _BLOCK_BYTES = 1 << 16
 
 
 _LOWER_IS_BETTER = ("loss", "perplexity", "bits_per_byte")
+
+
+def preferred(names: Collection[str]) -> str:
+    """Return the metric to judge by when none is requested; "" where `names` has none of PREFERRED."""
+    return next((name for name in PREFERRED if name in names), "")
 
 
 def higher_is_better(metric: str) -> bool:
@@ -111,7 +116,7 @@ class Follower:
             for line in file:
                 if not line.endswith(b"\n"):
                     break
-                if (row := _parsed(line)) is None:
+                if (row := parse_row(line)) is None:
                     where = f"{self._path}:{self._lines + 1}"
                     raise ToolkitError(f"{where} is not a JSON object with a step", todo="remove the line")
                 rows.append(row)
@@ -138,7 +143,7 @@ def truncate_after(path: Path, step: int) -> int:
                 file.truncate(end)
                 return dropped
             file.seek(0)
-            lines = [(line, _parsed(line)) for line in file if line.endswith(b"\n")]
+            lines = [(line, parse_row(line)) for line in file if line.endswith(b"\n")]
         kept = [line for line, row in lines if row is not None and row.get("step", step) <= step]
         atomic.write_bytes(path, b"".join(kept))
     return len(lines) - len(kept)
@@ -148,7 +153,7 @@ def _end_of(file: BinaryIO, step: int) -> tuple[int, int, bool]:
     """Return the end of the last row up to `step`, the number of whole lines after it, and if all go."""
     dropped = 0
     for offset, line in _backwards(file):
-        row = _parsed(line)
+        row = parse_row(line)
         if row is not None and "step" not in row:
             return offset, dropped, False
         if row is not None and row["step"] <= step:
@@ -184,7 +189,7 @@ def _is_undamaged(file: BinaryIO, end: int) -> bool:
     return True
 
 
-def _parsed(line: bytes) -> dict[str, Any] | None:
+def parse_row(line: bytes) -> dict[str, Any] | None:
     """Parse a whole line; None if it is not a row."""
     try:
         row = json.loads(line) if line.endswith(b"\n") else None

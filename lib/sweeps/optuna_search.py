@@ -7,7 +7,6 @@ run ended first. A search that is started again proposes the same points, finds 
 from __future__ import annotations
 
 import importlib
-import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -15,18 +14,20 @@ from typing import Any
 
 from lib.errors import ConfigError
 from lib.sweeps.experiment import Axis, Experiment, Range, Search, Setting, raw
-from lib.sweeps.runner import Result, Run, format_settings, resolved_runs
+from lib.sweeps.points import mean_of
+from lib.sweeps.runner import Result, Run, resolved_runs
 
 
 def run_search(
     experiment: Experiment,
     *,
     root: Path,
-    train: Callable[[Sequence[Run]], list[Result]],
+    train: Callable[..., list[Result]],
     begin: Callable[[Sequence[Run]], None],
 ) -> tuple[Experiment, list[Result]]:
     """Return the experiment with the points that were tried, and the results of their runs.
 
+    train: called with the runs of a point, and as `later` the number of runs that may follow.
     begin: called with runs at the ends of all axes before the first run is trained.
 
     Raises ConfigError where Optuna is missing, and before the first run where an end of an axis is not valid.
@@ -40,44 +41,20 @@ def run_search(
     begin(resolved_runs(_at_the_ends(experiment, search), root=root))
     points: list[Setting] = []
     results: list[Result] = []
-    for _ in range(search.samples):
+    for number in range(search.samples):
         trial = study.ask()
         point = {name: raw(_proposed(trial, name, axis)) for name, axis in search.axes.items()}
         if point not in points:
             points.append(point)
             runs = resolved_runs(replace(experiment, points=(point,)), root=root)
-            results += train([replace(run, number=len(points) - 1) for run in runs])
-        figure = _figure(points.index(point), results, search)
+            later = (search.samples - number - 1) * len(runs)
+            results += train([replace(run, number=len(points) - 1) for run in runs], later=later)
+        figure = mean_of(points.index(point), results, search.figure)
         if figure is None:
             study.tell(trial, state=optuna.trial.TrialState.FAIL)
         else:
             study.tell(trial, figure)
     return replace(experiment, points=tuple(points)), results
-
-
-def verdict(experiment: Experiment, results: Sequence[Result]) -> str:
-    """Format the best point in a line."""
-    search = experiment.search
-    assert search is not None, f"{experiment.name} has no search space"
-    figures = {number: _figure(number, results, search) for number in range(len(experiment.points))}
-    known = {number: figure for number, figure in figures.items() if figure is not None}
-    if not known:
-        return f"No point has a {search.figure}"
-    best = (max if search.maximize else min)(known, key=lambda number: known[number])
-    point = format_settings(experiment.points[best])
-    return f"Best of {len(known)} by {search.figure}, {known[best]:.4f}: {point}"
-
-
-def _figure(number: int, results: Sequence[Result], search: Search) -> float | None:
-    """Return the mean over the seeds; None where one failed. Raises ConfigError for no such metric."""
-    own = [result for result in results if result.number == number]
-    if any(result.reason for result in own):
-        return None
-    for result in own:
-        if search.figure not in result.metrics:
-            known = ", ".join(result.metrics)
-            raise ConfigError(f"no evaluation reports {search.figure}", todo=f"search by one of {known}")
-    return statistics.fmean(result.metrics[search.figure] for result in own)
 
 
 def _at_the_ends(experiment: Experiment, search: Search) -> Experiment:

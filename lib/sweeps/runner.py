@@ -1,4 +1,4 @@
-"""Training of the runs of an experiment, each once, and the table of their results.
+"""Training of the runs of an experiment, each once.
 
 A run is known by its identity: one that is there already is kept, whichever file asked for it. A failed run
 is reported, and the others are trained.
@@ -10,8 +10,10 @@ import functools
 import itertools
 import json
 import statistics
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from datetime import timedelta
 from pathlib import Path
 from typing import TypeAlias
 
@@ -27,7 +29,6 @@ from lib.sweeps.subprocess_run import Children, finished_run
 RESULT = "result.json"
 ALL_DEFAULTS = "alldefconfig"
 Log: TypeAlias = Callable[[str], None]
-_NOT_METRICS = ("seconds", "samples", "bytes", "chars", "tokens")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,22 +114,37 @@ def compose_text(root: Path, spec: str) -> str:
 
 
 def train_all(
-    runs: Sequence[Run], *, root: Path, out: Path, concurrency: Concurrency, log: Log
+    runs: Sequence[Run], *, root: Path, out: Path, concurrency: Concurrency, log: Log, later: int = 0
 ) -> list[Result]:
     """Train the runs that have no result below `out`, as many at a time as `concurrency` allows.
 
+    later: number of runs that follow these, for the remaining time that is logged after each run.
     Raises Suspended after a signal: finished runs are kept, and the same command resumes the stopped ones.
     """
+    missing = {run.identity for run in runs if known_result(run, out) is None}
+    took: list[float] = []  # seconds of the runs that were trained here
     with Children() as children:
 
         def result(run: Run) -> Result | None:
             with concurrency.slot():
-                return _result(run, children, root=root, out=out, concurrency=concurrency, log=log)
+                began = time.monotonic()
+                found = _result(run, children, root=root, out=out, concurrency=concurrency, log=log)
+                if found is not None and run.identity in missing:
+                    took.append(time.monotonic() - began)
+                    if left := len(missing) - len(took) + later:
+                        log(time_left(took, left=left, workers=concurrency.workers))
+                return found
 
         found = children.map(result, runs, workers=concurrency.max_workers)
         results = [one for one in found if one is not None]
     children.check(todo=f"{len(results)} of {len(runs)} runs are done, and the same command resumes the rest")
     return results
+
+
+def time_left(took: Sequence[float], *, left: int, workers: int) -> str:
+    """Format the remaining time of `left` runs, which take as long as those that took so many seconds."""
+    seconds = round(statistics.fmean(took) * left / min(workers, left))
+    return f"{left} run{'s' * (left > 1)} left, about {timedelta(seconds=seconds)}"
 
 
 def write_results(out: Path, results: Sequence[Result]) -> None:
@@ -210,29 +226,6 @@ def _former_runs(out: Path) -> tuple[RunDir, ...]:
     """Return the runs below `out` that an older version named."""
     runs = (RunDir(path.parent) for path in sorted(out.glob("*/*/*/config")))
     return tuple(run for run in runs if has_former_identity(run))
-
-
-def table(experiment: Experiment, results: Sequence[Result]) -> list[str]:
-    """Format a line per point: mean and standard deviation of each metric over the seeds."""
-    metrics = dict.fromkeys(name for result in results for name in result.metrics if name not in _NOT_METRICS)
-    rows = [["point", "seeds", *metrics]]
-    for number, point in enumerate(experiment.points):
-        done = [result for result in results if result.number == number and not result.reason]
-        row = [format_settings(point) or "as configured", f"{len(done)}/{len(experiment.seeds)}"]
-        row += [_spread([one.metrics[name] for one in done if name in one.metrics]) for name in metrics]
-        rows.append(row)
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return [
-        "  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip()
-        for row in rows
-    ]
-
-
-def _spread(values: Sequence[float]) -> str:
-    if not values:
-        return "-"
-    deviation = f" +- {statistics.stdev(values):.4f}" if len(values) > 1 else ""
-    return f"{statistics.fmean(values):.4f}{deviation}"
 
 
 def format_settings(settings: Setting) -> str:

@@ -82,7 +82,7 @@ def planned_looks(requested: Sequence[int], *, reused: int = 0) -> tuple[int, ..
     """
     if not requested or min(requested) < 2 or sorted(set(requested)) != list(requested):
         todo = f"write ascending numbers of pairs from 2, such as {' '.join(map(str, LOOKS[:3]))}"
-        raise ConfigError(f"SEEDS={' '.join(map(str, requested))} are no looks", todo=todo)
+        raise ConfigError(f"cannot judge after {' '.join(map(str, requested)) or 'no'} pairs", todo=todo)
     spent = {look for look in LOOKS if look <= reused and look < requested[-1]}
     return tuple(sorted(spent | set(requested)))
 
@@ -119,6 +119,15 @@ def p_values(differences: Values) -> Values:
         rows = coarse[start : start + _ROWS]
         found[rows] = np.maximum(found[rows], _sign_flip_test(differences[rows]))
     return found
+
+
+def holm(p: Sequence[float]) -> list[float]:
+    """Return p values with Holm's correction (1979) for their number."""
+    order = np.argsort(p)
+    scaled = np.asarray(p)[order] * np.arange(len(p), 0, -1)
+    adjusted = np.empty(len(p))
+    adjusted[order] = np.minimum(np.maximum.accumulate(scaled), 1.0)
+    return adjusted.tolist()
 
 
 def _t_test(differences: Values) -> Values:

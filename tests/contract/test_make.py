@@ -129,7 +129,7 @@ def test_training_targets(make: Make, tmp_path: Path) -> None:
     assert re.fullmatch(r"--make=[34]\.\d+(\.\d+)?", asked[3])
     compared = ["A=lenet5", "B=lenet5+bf16", "SEEDS=3 5", "FIRST_SEED=4", "METRIC=loss", "JOBS=2", "OUT=x"]
     ab = ["--a=lenet5", "--b=lenet5+bf16", "--seeds=3 5", "--first-seed=4", "--metric=loss", "--jobs=2"]
-    assert make("ab", *compared).calls == [["-m", "scripts.ab", *ab, "--out=x"]]
+    assert make("ab", *compared).calls == [["-m", "scripts.ab", "--runs", "runs", *ab, "--out=x"]]
     assert make("plots", "eval", out).calls == [
         ["-m", "scripts.plots", "--runs", f"{tmp_path}/runs"],
         ["-m", "train", "--runs", f"{tmp_path}/runs", "eval"],
@@ -261,6 +261,13 @@ def test_a_stored_run_needs_no_configuration(make: Make, tmp_path: Path) -> None
     assert make("rerun", out, "RUN=a b").calls == [[*runs, "rerun", "--", "a b"]]
     assert make("resume", out, "RUN=a b").calls == [[*runs, "resume", "--", "a b"]]
     assert make("eval", out).calls == [[*runs, "eval"]]
+
+
+@pytest.mark.parametrize("words", ["sweep SWEEP=a", "ab A=a B=b", "runs", "tag TAG=a", "plots", "curve"])
+def test_what_reads_or_writes_runs_obeys_the_output_directory(make: Make, tmp_path: Path, words: str) -> None:
+    (call,) = make(*words.split(), f"O={tmp_path}").calls
+    assert call[2:4] == ["--runs", f"{tmp_path}/runs"], call
+    assert make(*words.split()).calls[0][2:4] == ["--runs", "runs"]
 
 
 def test_an_unknown_variable_is_named_before_anything_is_set_up(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""make ab: pairs with equal seeds, looks that are fixed, and the words of the answer."""
+"""make ab: pairs with equal seeds, seeds that are judged once, and the words of the answer."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ import pytest
 from lib import atomic
 from lib.errors import ConfigError, ToolkitError
 from lib.runs.directory import RunDir
+from lib.sweeps import comparison
+from lib.sweeps.comparison import Comparison
 from lib.sweeps.runner import RESULT as RESULT_FILE
 from lib.sweeps.runner import Result, Run, run_folder
 from scripts import ab
@@ -25,6 +27,10 @@ def _names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "fragments").mkdir()
     (tmp_path / "fragments" / "slow").write_text('CONFIG_LEARNING_RATE="0.001"\n')
     (tmp_path / "fragments" / "workers").write_text("CONFIG_NUM_WORKERS=1\n")
+    (tmp_path / "fragments" / "seed").write_text("CONFIG_SEED=77\n")
+    (tmp_path / "fragments" / "logged").write_text(
+        "CONFIG_LOG_INTERVAL_STEPS=7\nCONFIG_SINK_TENSORBOARD=y\nCONFIG_KEEP_LAST=9\nCONFIG_CHECKPOINT_SECONDS=60\n"
+    )
     monkeypatch.setenv("ANNEAL_CONFIG_PATH", str(tmp_path / "fragments"))
 
 
@@ -38,7 +44,7 @@ class FakeTraining:
         results = []
         for run in runs:
             seed = int(run.settings["SEED"])
-            self.trained.append(f"{ab.SIDES[run.number]}{seed}")
+            self.trained.append(f"{'AB'[run.number]}{seed}")
             value = 0.9 + run.number * (self.gain + 0.001 * seed)
             reason = "it fell over" if seed == self.failing else ""
             metrics = {"accuracy": value, "loss": 1 - value, "samples": 4000.0}
@@ -52,14 +58,17 @@ class FakeTraining:
             results.append(result)
             if not reason:
                 folder = run_folder(run, out)
-                folder.mkdir(parents=True)
+                folder.mkdir(parents=True, exist_ok=True)
                 atomic.write_text(folder / RESULT_FILE, json.dumps(dataclasses.asdict(result)))
         return results
 
 
-def run_ab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, training: FakeTraining, *more: str) -> None:
-    monkeypatch.setattr(ab, "train_all", training)
-    words = ["ab", "--a", TINY, "--b", f"{TINY}+slow", "--out", str(tmp_path / "ab"), "--jobs", "1", *more]
+def run_ab(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, training: FakeTraining, *more: str, swapped: bool = False
+) -> None:
+    monkeypatch.setattr(comparison, "train_all", training)
+    a, b = (f"{TINY}+slow", TINY) if swapped else (TINY, f"{TINY}+slow")
+    words = ["ab", "--a", a, "--b", b, "--runs", str(tmp_path / "runs"), "--jobs", "1", *more]
     monkeypatch.setattr("sys.argv", words)
     assert ab.main() == 0
 
@@ -72,7 +81,7 @@ def test_a_clear_difference_ends_at_the_first_look(
     printed = capsys.readouterr().out
     assert training.trained == ["A1", "B1", "A2", "B2", "A3", "B3"]
     assert "after 3 pairs: B is better" in printed and "accuracy: A 0.9000, B 0.9220" in printed
-    assert "over samples: 4000 evaluation samples" in printed
+    assert "over samples: +- 0.012 at most, from 4000 evaluation samples" in printed
 
 
 def test_the_next_look_trains_only_what_is_missing(
@@ -84,23 +93,68 @@ def test_the_next_look_trains_only_what_is_missing(
     assert capsys.readouterr().out.count("a difference is not shown") == 2
     run_ab(tmp_path, monkeypatch, training, "--seeds", "3 5")
     assert len(training.trained) == 10, "all were there"
+    assert "  loss: A " in capsys.readouterr().out, "the metric of the first command"
 
 
 def test_looks_are_fixed_by_the_first_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run_ab(tmp_path, monkeypatch, FakeTraining(-0.0031), "--seeds", "3")
-    with pytest.raises(ConfigError, match=r'begun with SEEDS="3".*FIRST_SEED=4'):
+    with pytest.raises(
+        ConfigError, match=r"seeds 1 to 3 by accuracy, judged after 3 pairs: .* FIRST_SEED=4 or"
+    ):
         run_ab(tmp_path, monkeypatch, FakeTraining(-0.0031), "--seeds", "3 5")
-    run_ab(tmp_path, monkeypatch, FakeTraining(-0.0031), "--seeds", "3", "--first-seed", "4")
 
 
-def test_runs_that_exist_count_as_looks(
+@pytest.mark.parametrize("more", [["--first-seed=2"], ["--seeds=2", "--first-seed=3"], ["--metric=loss"], []])
+def test_seeds_that_were_judged_are_not_judged_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, more: list[str]
+) -> None:
+    """With other seeds among them, by another metric, or with A and B swapped; the same command is."""
+    run_ab(tmp_path, monkeypatch, FakeTraining(-0.0031), "--seeds=3")
+    training = FakeTraining(-0.0031)
+    if more:
+        with pytest.raises(ConfigError, match="another test of the same seeds would raise"):
+            run_ab(tmp_path, monkeypatch, training, "--seeds=3", *more)
+    with pytest.raises(ConfigError, match="FIRST_SEED=4 or larger"):
+        run_ab(tmp_path, monkeypatch, training, "--seeds=2", *more, swapped=True)
+    run_ab(tmp_path, monkeypatch, training, "--seeds=3", "--metric=accuracy")
+    assert training.trained == [], "all were there"
+
+
+def test_fresh_seeds_are_a_comparison_of_their_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run_ab(tmp_path, monkeypatch, FakeTraining(-0.0031), "--seeds", "3")
-    for file in (tmp_path / "ab").glob(f"*/{ab.LOOKS_FILE}"):
-        file.unlink()
-    run_ab(tmp_path, monkeypatch, FakeTraining(-0.0031), "--seeds", "5")
+    run_ab(tmp_path, monkeypatch, FakeTraining(-0.0031), "--seeds=3")
+    assert "FIRST_SEED=4" in capsys.readouterr().out.splitlines()[-1]
+    run_ab(tmp_path, monkeypatch, FakeTraining(0.02), "--seeds=3", "--first-seed=4", "--metric=loss")
+    printed = capsys.readouterr().out
+    assert "compared before, with an error probability of its own: seeds 1 to 3 by accuracy" in printed
+    assert "seeds 4 to 6, judged after 3 pairs; power by size" in printed and "B is better" in printed
+
+
+def test_a_metric_that_is_no_result_judges_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ConfigError, match="METRIC=f1 is not a result"):
+        run_ab(tmp_path, monkeypatch, FakeTraining(0.02), "--seeds=3", "--metric=f1")
+    run_ab(tmp_path, monkeypatch, FakeTraining(0.02), "--seeds=3", "--metric=loss")
+
+
+@pytest.mark.parametrize("first", ["1", "2"])
+def test_pairs_that_exist_count_as_looks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], first: str
+) -> None:
+    """Wherever they are among the seeds, in case somebody has looked at them."""
+    run_ab(tmp_path, monkeypatch, FakeTraining(-0.0031), "--seeds=3", f"--first-seed={first}")
+    (record,) = (tmp_path / "runs" / "ab").glob("*.json")
+    record.unlink()
+    run_ab(tmp_path, monkeypatch, FakeTraining(-0.0031), "--seeds=5")
     assert "3 count as looks, since those pairs exist" in capsys.readouterr().out
+
+
+def test_a_damaged_record_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run_ab(tmp_path, monkeypatch, FakeTraining(0.02), "--seeds=3")
+    (record,) = (tmp_path / "runs" / "ab").glob("*.json")
+    record.write_text("[")
+    with pytest.raises(ToolkitError, match="is damaged"):
+        run_ab(tmp_path, monkeypatch, FakeTraining(0.02), "--seeds=3")
 
 
 def test_a_failed_run_is_named_and_no_verdict_is_given(
@@ -110,7 +164,7 @@ def test_a_failed_run_is_named_and_no_verdict_is_given(
         run_ab(tmp_path, monkeypatch, FakeTraining(0.02, failing=2), "--seeds", "3")
 
 
-@pytest.mark.parametrize("b", [TINY, f"{TINY}+workers"])
+@pytest.mark.parametrize("b", [TINY, f"{TINY}+workers", f"{TINY}+logged", f"{TINY}+seed"])
 def test_two_configurations_that_train_the_same_are_refused(b: str) -> None:
     with pytest.raises(ConfigError, match="are the same run"):
         ab.make_pairs(TINY, b, [1])
@@ -129,10 +183,10 @@ def test_an_unknown_metric_is_refused_with_those_that_exist(
         run_ab(tmp_path, monkeypatch, FakeTraining(0.0), "--seeds", "2", "--metric", "f1")
 
 
-def test_a_run_of_make_train_is_reused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_of_make_train_is_reused(tmp_path: Path) -> None:
     pair = ab.make_pairs(TINY, f"{TINY}+slow", [1])[0]
-    run = RunDir.create(tmp_path / "runs", model="lenet5", identity=pair.a.identity, files={"config": ""})
+    run = RunDir.create(tmp_path / "runs", model="lenet5", identity=pair[0].identity, files={"config": ""})
     run.set_status("done", step=2, accuracy=0.5, part="test")
-    monkeypatch.setattr(ab, "ROOT", tmp_path)
-    assert ab._known(pair.a, tmp_path / "ab") == {"accuracy": 0.5}
-    assert ab._known(pair.b, tmp_path / "ab") is None
+    kept: Any = {"root": ab.ROOT, "concurrency": None, "log": print}
+    compared = Comparison(pairs=[pair], out=tmp_path / "ab", runs=tmp_path / "runs", **kept)
+    assert compared.known(pair[0]) == {"accuracy": 0.5} and compared.known(pair[1]) is None

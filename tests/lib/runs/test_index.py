@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 from pathlib import Path
@@ -13,6 +14,7 @@ from lib.errors import ConfigError
 from lib.runs import index
 from lib.runs.directory import RunDir
 from lib.runs.index import Row, read_runs, select, sort
+from scripts.runs import table
 
 
 def make_run(
@@ -205,3 +207,31 @@ def test_tags_are_words(tmp_path: Path) -> None:
     assert run.tag(["-a", "c"]) == ["b", "c"] == run.tags()
     with pytest.raises(ConfigError, match="is not a tag"):
         run.tag(["a,b"])
+
+
+def test_a_damaged_line_of_metrics_is_named_and_the_rows_after_it_count(tmp_path: Path) -> None:
+    run = make_run(tmp_path, 0)
+    rows = run.metrics.read_text().splitlines(keepends=True)
+    run.metrics.write_text("".join([rows[0], '{"kind": "eval", "st\n', *rows[1:], '{"kind": "ev']))
+    (row,) = read_runs(tmp_path)
+    assert row.damaged == ("metrics.jsonl:2",) and (row.best, row.best_step) == (0.9, 10)
+    run.metrics.write_text("".join(rows) + "\0\0\0\n")
+    run.set_status("done", step=20)
+    (row,) = read_runs(tmp_path)
+    assert row.damaged == ("metrics.jsonl:4",) and row.best == 0.9
+    assert json.loads((tmp_path / index.INDEX).read_text())["runs"][row.run]["row"]["damaged"]
+
+
+@pytest.mark.parametrize("name", ["values", "plan", "data", "tags"])
+@pytest.mark.parametrize("content", ["", "3", "{", "\xff"])
+def test_a_damaged_file_is_named_and_the_rest_is_shown(tmp_path: Path, name: str, content: str) -> None:
+    run = make_run(tmp_path, 0)
+    run.tag(["old"])
+    (run.path / f"{name}.json").write_bytes(content.encode("latin-1"))
+    (row,) = read_runs(tmp_path)
+    assert row.damaged == (f"{name}.json",) and row.best == 0.9 and row.state == "done"
+    assert bool(row.values) == (name != "values") and row.to_json()["damaged"] == row.damaged
+    assert select([row], f"damaged={name}.json") == [row]
+    assert any(line.endswith(f"{name}.json") for line in table([row]))
+    whole = dataclasses.replace(row, damaged=())
+    assert select([whole, row], "damaged=*") == [row] and "damaged" not in table([whole])[0]

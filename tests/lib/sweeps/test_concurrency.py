@@ -11,9 +11,9 @@ import pytest
 
 from lib import kconf
 from lib.errors import ConfigError
+from lib.sweeps.comparison import whole_number
 from lib.sweeps.concurrency import Concurrency, HostMemoryEstimate, choose_workers, distinct
 from lib.sweeps.runner import compose_text
-from scripts.sweep import jobs_of
 from tests.support.configs import load_hardware
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -107,8 +107,8 @@ def test_jobs_are_not_changed_by_a_measured_peak() -> None:
     concurrency, _ = limited(2, host_memory(0.5), runs=9)
     assert concurrency.record_peak(9.0 * GB).endswith("WARNING: 2 need 18.00 GB") and concurrency.workers == 2
     assert concurrency.record_peak(9.5 * GB) == "", "reported once"
-    with pytest.raises(ConfigError, match="JOBS=two is not a number of concurrent runs; leave it out"):
-        jobs_of("two")
+    with pytest.raises(ConfigError, match="JOBS=two is not a whole number from 1"):
+        whole_number("two", "JOBS")
     with pytest.raises(ConfigError, match="JOBS=0 is not a number"):
         Concurrency(0, lambda _: host_memory(1.0))
 

@@ -13,7 +13,8 @@ from lib.runs.directory import RunDir, Status
 from lib.sweeps import runner
 from lib.sweeps.concurrency import Concurrency, HostMemoryEstimate
 from lib.sweeps.experiment import Experiment, merged, read_experiment
-from lib.sweeps.runner import known_result, resolved_runs, table, train_all, write_results
+from lib.sweeps.points import table
+from lib.sweeps.runner import known_result, resolved_runs, time_left, train_all, write_results
 from lib.sweeps.subprocess_run import Children, ChildRun
 from lib.sweeps.yaml12 import read_yaml
 
@@ -235,7 +236,12 @@ def test_a_failure_does_not_stop_the_rest_and_only_it_is_run_again(
 
     def results() -> list[runner.Result]:
         done = train_all(
-            runs, root=ROOT, out=tmp_path / "out", concurrency=Concurrency(1, nobody), log=logged.append
+            runs,
+            root=ROOT,
+            out=tmp_path / "out",
+            concurrency=Concurrency(1, nobody),
+            log=logged.append,
+            later=9,
         )
         write_results(tmp_path / "out", done)
         return done
@@ -243,16 +249,24 @@ def test_a_failure_does_not_stop_the_rest_and_only_it_is_run_again(
     first = results()
     assert [bool(result.reason) for result in first] == [False, False, True, True, False, False]
     lines = table(experiment, first)
-    assert lines[0].split() == ["point", "seeds", "accuracy"]
+    assert lines[0].split()[:5] == ["point", "seeds", "accuracy", "accuracy", "-"]
     assert lines[1].split() == ["MAX_STEPS=1", "2/2", "0.6500", "+-", "0.0707"]
     assert lines[2].split() == ["MAX_STEPS=2", "0/2", "-"]
     assert len(trained) == 6
+    left = [int(line.split()[0]) for line in logged if " left, about 0:00:0" in line]
+    assert left == [14, 13, 12, 11, 10, 9], "those that follow included"
     trained.append("mended")
     second = results()
     assert len(trained) == 6 + 1 + 2 and not any(result.reason for result in second)
     assert second[0] == first[0] and sum("already there" in line for line in logged) == 4
     rows = [json.loads(line) for line in (tmp_path / "out" / "results.jsonl").read_text().splitlines()]
     assert [row["identity"] for row in rows] == [run.identity for run in runs]
+
+
+def test_the_remaining_time_counts_runs_and_workers() -> None:
+    assert time_left([50.0, 70.0], left=5, workers=1) == "5 runs left, about 0:05:00"
+    assert time_left([60.0], left=6, workers=2) == "6 runs left, about 0:03:00"
+    assert time_left([60.0], left=1, workers=4) == "1 run left, about 0:01:00"
 
 
 def test_a_stopped_run_is_no_failure_and_resumes_next_time(

@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 
-from lib.errors import ConfigError
-from lib.sweeps.verdict import LEVEL, judge, nominal_level, p_values, planned_looks, power, t_quantile
-from scripts.ab_power import DRAWS, MAX_FALSE, false_verdicts
+from lib.errors import ConfigError, ToolkitError
+from lib.runs.index import Row
+from lib.sweeps.verdict import LEVEL, holm, judge, nominal_level, p_values, planned_looks, power, t_quantile
+from scripts.ab_power import (
+    DRAWS,
+    MAX_FALSE,
+    MAX_FALSE_REAL,
+    false_verdicts,
+    judge_runs,
+    real_false_verdicts,
+    refuse,
+)
 
 
 @pytest.mark.parametrize(
@@ -57,6 +68,13 @@ def test_one_look_has_the_whole_level_and_more_looks_share_it() -> None:
     assert LEVEL / 4 < nominal_level((3, 5, 8, 12)) < nominal_level((5, 8)) < LEVEL
 
 
+def test_holm_is_that_of_the_textbook() -> None:
+    assert holm([]) == []
+    assert holm([0.04]) == [0.04]
+    assert holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
+    assert holm([0.6, 0.9]) == [1.0, 1.0]
+
+
 def test_power_of_five_pairs() -> None:
     assert power(2.0, (5,)) == pytest.approx(0.91, abs=0.01)
     assert power(1.0, (5,)) == pytest.approx(0.40, abs=0.015)
@@ -66,6 +84,28 @@ def test_power_of_five_pairs() -> None:
 @pytest.mark.parametrize("name", DRAWS)
 def test_equal_configurations_are_seldom_called_different(name: str, looks: tuple[int, ...]) -> None:
     assert false_verdicts(name, looks, trials=5000) <= MAX_FALSE + 0.005
+
+
+def test_equal_runs_are_seldom_called_different() -> None:
+    values = np.random.default_rng(5).standard_t(3, 40).tolist()
+    assert 0.01 < real_false_verdicts(values) <= MAX_FALSE_REAL
+    split = [0.0] * 5 + [1.0] * 35  # too coarse for five pairs
+    assert real_false_verdicts(split) == 0
+
+
+@pytest.mark.parametrize("change", [{}, {"LEARNING_RATE": 0.2}])
+def test_runs_that_differ_in_more_than_their_seeds_are_refused(change: dict[str, float]) -> None:
+    row = Row(**dict.fromkeys(Row.__slots__, ()) | {"metrics": {}})  # type: ignore[arg-type]
+    rows = [
+        dataclasses.replace(row, values={"SEED": seed, "LEARNING_RATE": 0.1}, metrics={"loss": 1.0 / seed})
+        for seed in range(1, 21)
+    ]
+    assert judge_runs(rows) <= MAX_FALSE_REAL
+    rows[3] = dataclasses.replace(rows[3], values={**rows[3].values, **change})
+    with pytest.raises(ConfigError, match="differ in more than their seeds"):
+        judge_runs(rows if change else rows[:-1])
+    with pytest.raises(ToolkitError, match=r"7\.10% false verdicts are more than 7\.0%"):
+        refuse(0.071, MAX_FALSE_REAL)
 
 
 def test_without_the_sign_flip_test_coarse_differences_are_called_different() -> None:

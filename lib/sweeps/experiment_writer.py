@@ -1,4 +1,4 @@
-"""Writer of a configuration as an experiment file, to which axes can be added."""
+"""Write a configuration as an experiment file, to which axes can be added."""
 
 from __future__ import annotations
 

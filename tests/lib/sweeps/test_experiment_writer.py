@@ -13,8 +13,8 @@ from lib.kconf.tree import load_own_tree
 from lib.kconf.write import full_text
 from lib.runs.identity import identity
 from lib.sweeps.experiment import read_experiment
+from lib.sweeps.experiment_writer import as_yaml
 from lib.sweeps.runner import Run, compose_text, resolved_runs
-from lib.sweeps.writer import as_yaml
 from scripts.sweep import write_yaml
 
 ROOT = Path(__file__).resolve().parents[3]

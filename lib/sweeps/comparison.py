@@ -1,0 +1,183 @@
+"""Comparison of two configurations that are trained with the same seeds.
+
+A record beside the runs holds, for each two configurations, which seeds were judged, after how many pairs and
+by which metric. A seed is judged once: each further test of the same runs would raise the error probability.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from lib import atomic
+from lib.errors import ConfigError, ToolkitError
+from lib.runs.directory import RunDir
+from lib.runs.identity import identity
+from lib.runs.metrics import higher_is_better, preferred
+from lib.sweeps.concurrency import Concurrency
+from lib.sweeps.runner import Log, Run, known_result, train_all
+from lib.sweeps.verdict import LEVEL, Verdict, judge, planned_looks, power
+
+SHARES = ("accuracy", "exact_accuracy")  # metrics that are a share of the evaluation samples
+_NORMAL_95 = 1.96
+Metrics = Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """Pairs of runs of A and B, with ascending seeds, to train and to judge.
+
+    out: folder of the runs and of the record. runs: folder of other runs, which are used where they are done.
+    """
+
+    pairs: Sequence[tuple[Run, Run]]
+    out: Path
+    runs: Path
+    root: Path
+    concurrency: Concurrency
+    log: Log
+
+    @property
+    def record(self) -> Path:
+        """The record of these two configurations, in either order and with any seeds."""
+        names = sorted(identity({**run.resolved.in_effect, "SEED": 0}) for run in self.pairs[0])
+        return self.out / f"{'_'.join(names)}.json"  # which is no name of a run
+
+    def judged(self) -> list[dict[str, Any]]:
+        """Return the entries of the record. Raises ToolkitError where it is damaged."""
+        try:
+            return list(json.loads(self.record.read_bytes())) if self.record.exists() else []
+        except (ValueError, TypeError) as error:
+            todo = "restore it; nothing else says which tests were made"
+            raise ToolkitError(f"{self.record} is damaged", why=str(error), todo=todo) from error
+
+    def known(self, run: Run) -> Metrics | None:
+        """Return the metrics of `run` if it is trained: below `out`, or as a run of make train."""
+        if (result := known_result(run, self.out)) is not None:
+            return result.metrics
+        for folder in self.runs.glob(f"*/*-{run.identity}*"):
+            if (status := RunDir(folder).status()).state == "done":
+                return {name: one for name, one in status.facts.items() if isinstance(one, int | float)}
+        return None
+
+    def judge(self, requested: Sequence[int], metric: str, *, maximize: bool | None = None) -> None:
+        """Train and judge after each number of pairs in `requested`, up to a verdict; log what is found.
+
+        metric: "" for that of the record, or else the preferred one. maximize: None where its name tells.
+        Raises ConfigError where seeds were judged otherwise before, ToolkitError where a run fails.
+        """
+        record = self.judged()
+        entry = self._entry(record, requested, metric)
+        first, looks = entry["first_seed"], entry["looks"]
+        for other in record:
+            if other is not entry and other["metric"]:
+                self.log(f"compared before, with an error probability of its own: {_described(other)}")
+        self.log(announcement(looks, requested, first))
+        for look in requested:
+            self._train(look)
+            results = [(self.known(a) or {}, self.known(b) or {}) for a, b in self.pairs[:look]]
+            differences, chosen = metric_differences(results, entry["metric"] or metric)
+            upwards = higher_is_better(chosen) if maximize is None else maximize
+            verdict = judge(differences, looks, higher_is_better=upwards)
+            entry |= {"metric": chosen, "answer": verdict.word}
+            atomic.write_text(self.record, json.dumps(record, indent=1) + "\n")
+            self.log("\n".join(report(verdict, chosen, results)))
+            if verdict.word != "not shown":
+                return
+        self.log(f"  for more power, judge more pairs of fresh seeds: FIRST_SEED={first + requested[-1]}")
+
+    def _train(self, count: int) -> None:
+        missing = [run for pair in self.pairs[:count] for run in pair if self.known(run) is None]
+        if not missing:
+            return
+        self.log(self.concurrency.choose([run.resolved for run in missing], runs=len(missing)))
+        results = train_all(missing, root=self.root, out=self.out, concurrency=self.concurrency, log=self.log)
+        if failed := [one for one in results if one.reason]:
+            reasons = (f"{'AB'[one.number]} with seed {one.settings['SEED']}: {one.reason}" for one in failed)
+            raise ToolkitError(f"{len(failed)} of {len(missing)} runs failed", why="; ".join(reasons))
+
+    def _entry(self, record: list[dict[str, Any]], requested: Sequence[int], metric: str) -> dict[str, Any]:
+        """Return the entry of this command, which is added to the record and stored if it is a new one."""
+        first = int(self.pairs[0][0].settings["SEED"])
+        command = {"first_seed": first, "requested": list(requested)}
+        same = next((entry for entry in record if command.items() <= entry.items()), None)
+        for entry in record:
+            begin, end = entry["first_seed"], entry["first_seed"] + entry["requested"][-1]
+            again = entry is same and metric in ("", entry["metric"])
+            if entry["metric"] and not again and first < end and begin < first + requested[-1]:
+                raise ConfigError(
+                    f"this comparison was made with {_described(entry)}",
+                    why=f"another test of the same seeds would raise its error probability of {LEVEL:.0%}",
+                    todo=f"repeat that command, or compare fresh seeds with FIRST_SEED={end} or larger",
+                )
+        if same is None:
+            trained = sum(self.known(a) is not None and self.known(b) is not None for a, b in self.pairs)
+            looks = planned_looks(requested, reused=trained)
+            same = {**command, "looks": list(looks), "metric": "", "answer": ""}
+            record.append(same)
+            self.out.mkdir(parents=True, exist_ok=True)
+            atomic.write_text(self.record, json.dumps(record, indent=1) + "\n")
+        return same
+
+
+def parse_looks(text: str, variable: str) -> list[int]:
+    """Parse numbers of pairs after which to judge. Raises ConfigError unless they ascend from at least 2."""
+    looks = [whole_number(word, variable) for word in text.replace(",", " ").split()]
+    planned_looks(looks)
+    return looks
+
+
+def whole_number(text: str, variable: str) -> int:
+    """Parse a variable of make. Raises ConfigError for anything but a whole number from 1."""
+    if not (text.isascii() and text.isdecimal() and int(text)):
+        raise ConfigError(f"{variable}={text} is not a whole number from 1")
+    return int(text)
+
+
+def metric_differences(results: Sequence[tuple[Metrics, Metrics]], requested: str) -> tuple[list[float], str]:
+    """Return B - A of each pair, and the metric. Raises ConfigError where a run has no such metric."""
+    common = set.intersection(*(set(metrics) for pair in results for metrics in pair))
+    metric = requested or preferred(common)
+    if metric not in common:
+        todo = f"choose one of {', '.join(sorted(common))}"
+        raise ConfigError(f"METRIC={metric} is not a result of all runs", todo=todo)
+    return [b[metric] - a[metric] for a, b in results], metric
+
+
+def announcement(looks: Sequence[int], requested: Sequence[int], first: int) -> str:
+    """Return the seeds, and which differences these looks can see, in one line."""
+    seen = " and ".join(f"{power(effect, tuple(looks)):.0%} for {effect:g} sd" for effect in (2.0, 1.0))
+    spent = ", ".join(str(look) for look in looks if look not in requested)
+    note = f" ({spent} count as looks, since those pairs exist)" if spent else ""
+    seeds = f"seeds {first} to {first + looks[-1] - 1}, {_judged_after(requested)}{note}"
+    return f"{seeds}; power by size of the mean difference, in sd of the differences: {seen}"
+
+
+def report(verdict: Verdict, metric: str, results: Sequence[tuple[Metrics, Metrics]]) -> list[str]:
+    """Return the lines of a verdict; `results` are the metrics of A and B of each pair."""
+    means = [sum(pair[side][metric] for pair in results) / len(results) for side in (0, 1)]
+    interval = f"{verdict.low:+.4g} to {verdict.high:+.4g} ({1 - verdict.level:.1%} confidence)"
+    word = "a difference is not shown" if verdict.word == "not shown" else f"B is {verdict.word}"
+    lines = [
+        f"after {verdict.pairs} pairs: {word}",
+        f"  {metric}: A {means[0]:.4f}, B {means[1]:.4f}; difference {verdict.mean:+.4g}, {interval}",
+        f"  over seeds: sd of differences {verdict.sd:.3g}, p = {verdict.p:.3g}; level {verdict.level:.3g}",
+    ]
+    count = min((pair[side].get("samples", 0) for pair in results for side in (0, 1)), default=0)
+    if metric in SHARES and count:
+        error = _NORMAL_95 * math.sqrt(sum(mean * (1 - mean) for mean in means) / count)
+        lines.append(f"  over samples: +- {error:.2g} at most, from {count:.0f} evaluation samples")
+    return lines
+
+
+def _described(entry: Mapping[str, Any]) -> str:
+    seeds = f"seeds {entry['first_seed']} to {entry['first_seed'] + entry['requested'][-1] - 1}"
+    return f"{seeds} by {entry['metric']}, {_judged_after(entry['requested'])}"
+
+
+def _judged_after(looks: Sequence[int]) -> str:
+    return f"judged after {' and '.join(map(str, looks))} pairs"

@@ -1,0 +1,116 @@
+"""Points of a sweep: their table, the best one, and the effect of each axis."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections import defaultdict
+from collections.abc import Collection, Sequence
+
+import numpy as np
+
+from lib.errors import ConfigError
+from lib.runs.metrics import higher_is_better, preferred
+from lib.sweeps.experiment import Experiment
+from lib.sweeps.runner import Result, format_settings
+from lib.sweeps.verdict import holm, p_values
+
+_NOT_METRICS = ("seconds", "samples", "bytes", "chars", "tokens")
+
+
+def objective(experiment: Experiment, results: Sequence[Result]) -> tuple[str, bool]:
+    """Return the metric by which points are compared and True if it is maximised; "" without one."""
+    if experiment.search is not None:
+        return experiment.search.figure, experiment.search.maximize
+    metric = preferred({name for result in results for name in result.metrics})
+    return metric, higher_is_better(metric)
+
+
+def mean_of(number: int, results: Sequence[Result], metric: str) -> float | None:
+    """Return the mean of a point over its seeds; None where one failed. Raises ConfigError without it."""
+    own = [result for result in results if result.number == number]
+    if not own or any(result.reason for result in own):
+        return None
+    for result in own:
+        if metric not in result.metrics:
+            known = ", ".join(result.metrics)
+            raise ConfigError(f"no evaluation reports {metric}", todo=f"search by one of {known}")
+    return statistics.fmean(result.metrics[metric] for result in own)
+
+
+def best_of(experiment: Experiment, results: Sequence[Result]) -> tuple[int, int]:
+    """Return the number of the best point, and how many points it is the best of."""
+    metric, maximize = objective(experiment, results)
+    numbers = range(len(experiment.points) if metric else 0)
+    means = {number: mean_of(number, results, metric) for number in numbers}
+    known = {number: mean for number, mean in means.items() if mean is not None}
+    return (max if maximize else min)(known, key=lambda number: known[number], default=0), len(known)
+
+
+def table(experiment: Experiment, results: Sequence[Result], *, note: str = "") -> list[str]:
+    """Format a line per point: mean and standard deviation of each metric over the seeds.
+
+    Points are compared with the first: mean difference, and p value with Holm's correction. note: for the
+    line of the best point.
+    """
+    metrics = dict.fromkeys(name for result in results for name in result.metrics if name not in _NOT_METRICS)
+    metric, best = objective(experiment, results)[0], best_of(experiment, results)[0]
+    differences = _differences_from_first(len(experiment.points), results, metric)
+    rows = [["point", "seeds", *metrics, f"{metric} - first (p by Holm)" if differences else "", ""]]
+    for number, point in enumerate(experiment.points):
+        done = [result for result in results if result.number == number and not result.reason]
+        row = [format_settings(point) or "as configured", f"{len(done)}/{len(experiment.seeds)}"]
+        row += [_spread([one.metrics[name] for one in done if name in one.metrics]) for name in metrics]
+        rows.append([*row, differences.get(number, ""), note if number == best else ""])
+    columns = [column for column in zip(*rows, strict=True) if any(column)]
+    widths = [max(map(len, column)) for column in columns]
+    return ["  ".join(map(str.ljust, line, widths)).rstrip() for line in zip(*columns, strict=True)]
+
+
+def _differences_from_first(count: int, results: Sequence[Result], metric: str) -> dict[int, str]:
+    """Format the difference of each point from the first over the seeds that both have, if 2 or more."""
+    values = defaultdict[int, dict[str, float]](dict)
+    for result in results:
+        if not result.reason and metric in result.metrics:
+            values[result.number][result.settings["SEED"]] = result.metrics[metric]
+    base = values[0]
+    found = {
+        number: np.array([[values[number][seed] - base[seed] for seed in base if seed in values[number]]])
+        for number in range(1, count)
+    }
+    found = {number: each for number, each in found.items() if each.size > 1}
+    adjusted = holm([float(p_values(each)[0]) for each in found.values()])
+    cells = zip(found.items(), adjusted, strict=True)
+    return {number: f"{each.mean():+.4f} (p {p:.2g})" for (number, each), p in cells}
+
+
+def main_effects(
+    experiment: Experiment, results: Sequence[Result]
+) -> dict[str, dict[str, tuple[float, float]]]:
+    """Return axis -> value -> mean of the objective over all other axes, and its standard error over seeds.
+
+    Each seed counts once, by its mean over the points with that value. The error of a single seed is 0.
+    """
+    metric, _ = objective(experiment, results)
+    found: dict[str, dict[str, dict[str, list[float]]]] = {}
+    for result in results:
+        if not result.reason and metric in result.metrics:
+            for name, value in experiment.points[result.number].items():
+                seeds = found.setdefault(name, {}).setdefault(value, {})
+                seeds.setdefault(result.settings["SEED"], []).append(result.metrics[metric])
+    return {
+        name: {value: _mean_and_error(seeds.values()) for value, seeds in axis.items()}
+        for name, axis in found.items()
+    }
+
+
+def _mean_and_error(seeds: Collection[Sequence[float]]) -> tuple[float, float]:
+    means = [statistics.fmean(each) for each in seeds]
+    return statistics.fmean(means), statistics.stdev(means) / math.sqrt(len(means)) if means[1:] else 0.0
+
+
+def _spread(values: Sequence[float]) -> str:
+    if not values:
+        return "-"
+    deviation = f" +- {statistics.stdev(values):.4f}" if len(values) > 1 else ""
+    return f"{statistics.fmean(values):.4f}{deviation}"

@@ -1,0 +1,89 @@
+"""make sweep: the best point is judged with fresh seeds before it is called better."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lib import atomic
+from lib.errors import ConfigError
+from lib.sweeps import comparison
+from lib.sweeps.runner import RESULT, Result, Run, run_folder
+from scripts import sweep
+
+FILE = """
+config: lenet5
+set: {BUDGET_STEPS: true, MAX_STEPS: 1}
+axes: {LEARNING_RATE: [0.1, 0.2, 0.3]}
+seeds: 2
+"""
+
+
+def run_sweep(folder: Path, monkeypatch: pytest.MonkeyPatch, *words: str, fresh_gain: float = 0.05) -> None:
+    """Train in no time: 0.2 is the best point by 0.05, with fresh seeds by `fresh_gain`."""
+
+    def train(runs: Sequence[Run], *, out: Path, **_: Any) -> list[Result]:
+        results = []
+        for run in runs:
+            seed, rate = int(run.settings["SEED"]), run.settings["LEARNING_RATE"]
+            gain = (fresh_gain if seed > 2 else 0.05) + 0.001 * seed if rate == "0.2" else 0.0
+            result = Result(
+                number=run.number,
+                identity=run.identity,
+                settings=run.settings,
+                metrics={"accuracy": 0.8 + gain},
+                reason="",
+            )
+            results.append(result)
+            run_folder(run, out).mkdir(parents=True, exist_ok=True)
+            atomic.write_text(run_folder(run, out) / RESULT, json.dumps(dataclasses.asdict(result)))
+        return results
+
+    (folder / "study.yaml").write_text(FILE)
+    monkeypatch.setattr(sweep, "train_all", train)
+    monkeypatch.setattr(comparison, "train_all", train)
+    runs = f"--runs={folder / 'runs'}"
+    monkeypatch.setattr("sys.argv", ["sweep", str(folder / "study.yaml"), "--jobs=1", runs, *words])
+    assert sweep.main() == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("gain", "word"), [(0.05, "better"), (0.0, "better"), (-0.006, "not shown")])
+def test_the_best_point_is_judged_with_fresh_seeds(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    gain: float,
+    word: str,
+) -> None:
+    run_sweep(tmp_path, monkeypatch)
+    best = capsys.readouterr().out.splitlines()[-4]
+    assert best.startswith("LEARNING_RATE=0.2") and "best of 3, not confirmed" in best
+    run_sweep(tmp_path, monkeypatch, "--confirm=5", fresh_gain=gain)
+    printed = capsys.readouterr().out
+    assert "seeds 3 to 7, judged after 5 pairs" in printed and "2/2" in printed, "of the first stage alone"
+    assert f"best of 3; with fresh seeds, against the first: {word}\n" in printed
+    run_sweep(tmp_path, monkeypatch)
+    assert f"against the first: {word}\n" in capsys.readouterr().out, "it is remembered"
+    with pytest.raises(ConfigError, match="compare fresh seeds with FIRST_SEED=8"):
+        run_sweep(tmp_path, monkeypatch, "--confirm=3")
+    run_sweep(tmp_path, monkeypatch, "--confirm=3", "--first-seed=8", fresh_gain=0.05)
+    assert f"against the first: {word}, then better\n" in capsys.readouterr().out
+    assert (tmp_path / "runs" / "sweeps" / "study" / "main_effects.png").stat().st_size > 5000
+
+
+def test_seeds_that_chose_the_best_point_do_not_confirm_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(
+        ConfigError, match="FIRST_SEED=2 is not fresh: the best point is chosen by seeds up to 2"
+    ):
+        run_sweep(tmp_path, monkeypatch, "--confirm=3", "--first-seed=2")
+    for words in (["--confirm=0"], ["--confirm=5 3"], ["--jobs=two"]):
+        with pytest.raises(ConfigError):
+            run_sweep(tmp_path, monkeypatch, *words)
