@@ -96,7 +96,7 @@ def tail(path: Path) -> list[dict[str, Any]]:
     with os_errors("read"), path.open("rb") as file:
         file.seek(max(0, file.seek(0, os.SEEK_END) - _BLOCK_BYTES))
         lines = file.read(_BLOCK_BYTES).splitlines(keepends=True)
-    return [row for line in lines if (row := _parsed(line)) is not None]
+    return [row for line in lines if (row := parse_row(line)) is not None]
 
 
 class Follower:
