@@ -44,11 +44,11 @@ quiet := $(if $(filter 1,$(V)),,@)
 override quote = '$(subst ','\'',$(1))'
 override PY := $(if $(VENV),$(VENV)/bin/python,$(PYTHON))
 override GOALS := $(or $(MAKECMDGOALS),all)
-RUNS := $(if $(O),$(O)/runs,runs)
+RUN_FOLDER := $(if $(O),$(O)/runs,runs)
 RUN_PY := $(quiet)$(PY)
 KCONF := $(RUN_PY) scripts/kconf.py
-TRAIN := $(RUN_PY) -m train --runs $(call quote,$(RUNS))
-CLUSTER := $(RUN_PY) -m scripts.cluster --runs $(call quote,$(RUNS)) --config $(call quote,$(KCONFIG_CONFIG))
+TRAIN := $(RUN_PY) -m train --runs $(call quote,$(RUN_FOLDER))
+CLUSTER := $(RUN_PY) -m scripts.cluster --runs $(call quote,$(RUN_FOLDER)) --config $(call quote,$(KCONFIG_CONFIG))
 # These count only on the command line: NAME and the like mean other things in the environment.
 given = $(if $(filter command,$(origin $(1))),$(if $($(1)),$(call quote,$($(1)))))
 # Options for those of the words option=VARIABLE whose variable is given. Values follow an equals sign, and other words
@@ -111,17 +111,19 @@ $(addsuffix .config,$(filter-out %~,$(notdir $(wildcard defconfigs/fragments/*))
 train probe plan preflight: configured ready
 	$(TRAIN) $@ $(call options,gpu=GPU) $(call flag,json,JSON)
 # A stored run has its own configuration.
-resume rerun eval sample export: ready
+resume rerun eval sample export report: ready
 	$(TRAIN) $@ $(call flag,best,BEST) $(call options,prompt=PROMPT temperature=TEMPERATURE top-k=TOP_K seed=SEED \
-		tokens=TOKENS directory=DIRECTORY) $(call last,RUN)
+		tokens=TOKENS directory=DIRECTORY out=OUT) $(call last,RUN)
+compare: ready
+	$(RUN_PY) -m scripts.compare --runs $(call quote,$(RUN_FOLDER)) $(call options,where=WHERE out=OUT) $(call last,RUNS)
 runs: ready
-	$(RUN_PY) -m scripts.runs --runs $(call quote,$(RUNS)) $(call options,where=WHERE sort=SORT limit=LIMIT) $(call flag,json,JSON)
+	$(RUN_PY) -m scripts.runs --runs $(call quote,$(RUN_FOLDER)) $(call options,where=WHERE sort=SORT limit=LIMIT) $(call flag,json,JSON)
 tag: ready
-	$(RUN_PY) -m scripts.runs --runs $(call quote,$(RUNS)) --tag=$(or $(call given,TAG),'') $(call last,RUN)
+	$(RUN_PY) -m scripts.runs --runs $(call quote,$(RUN_FOLDER)) --tag=$(or $(call given,TAG),'') $(call last,RUN)
 plots: ready
-	$(RUN_PY) -m scripts.plots --runs $(call quote,$(RUNS)) $(call last,RUN)
+	$(RUN_PY) -m scripts.plots --runs $(call quote,$(RUN_FOLDER)) $(call last,RUN)
 curve: ready
-	$(RUN_PY) -m scripts.curve --runs $(call quote,$(RUNS)) \
+	$(RUN_PY) -m scripts.curve --runs $(call quote,$(RUN_FOLDER)) \
 		$(call options,column=COLUMN threshold=THRESHOLD reference=REFERENCE tolerance=TOLERANCE out=OUT) $(call last,RUN)
 # plugin: looped
 experiment: configured ready

@@ -47,7 +47,12 @@ def main() -> int:
 
 
 def table(rows: Sequence[Row]) -> list[str]:
-    """Return a line for each run below a head; columns that are empty for all runs are left out."""
+    """Return a line for each run below a head."""
+    return aligned(columns(rows))
+
+
+def columns(rows: Sequence[Row]) -> list[tuple[str, ...]]:
+    """Return the columns of the table, each with its head; those that are empty for all runs are left out."""
     heads = ("state", "model", "data", "batch", "best", "at step", "time", "began (UTC)", "run", "tags")
     cells = [
         (
@@ -64,7 +69,11 @@ def table(rows: Sequence[Row]) -> list[str]:
         )
         for row in rows
     ]
-    columns = [column for column in zip(heads, *cells, strict=True) if any(column[1:])]
+    return [column for column in zip(heads, *cells, strict=True) if any(column[1:])]
+
+
+def aligned(columns: Sequence[Sequence[str]]) -> list[str]:
+    """Return the lines of a table, each column as wide as its widest cell."""
     widths = [max(map(len, column)) for column in columns]
     lines = zip(*columns, strict=True)
     return ["  ".join(map(str.ljust, line, widths)).rstrip() for line in lines]

@@ -99,9 +99,9 @@ def read_runs(folder: Path) -> list[Row]:
     for name, changed_ns in _run_names(folder):
         entry = stored.get(name)
         if entry is None or entry["changed_ns"] != changed_ns or changed_ns >= written_ns - _CLOCK_NS:
-            entry = {"changed_ns": changed_ns, "row": _read_row(RunDir(folder / name), name).to_json()}
+            entry = {"changed_ns": changed_ns, "row": read_row(RunDir(folder / name), name).to_json()}
         elif entry["row"]["state"] in ("running", "killed"):  # which resumes before its directory changes
-            entry = {**entry, "row": _read_row(RunDir(folder / name), name).to_json()}
+            entry = {**entry, "row": read_row(RunDir(folder / name), name).to_json()}
         entries[name] = entry
         rows.append(Row(**{**entry["row"], "tags": tuple(entry["row"]["tags"])}))
     if entries != stored or not stored:
@@ -126,7 +126,8 @@ def _run_names(folder: Path) -> Iterator[tuple[str, int]]:
                 pending.append(f"{name}/")
 
 
-def _read_row(run: RunDir, name: str) -> Row:
+def read_row(run: RunDir, name: str) -> Row:
+    """Return the row of one run, whose directory is `name` below the folder of runs."""
     status = run.status()
     state: str = status.state
     if state == "running" and not run.in_use:

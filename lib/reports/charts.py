@@ -1,0 +1,125 @@
+"""Charts: lines as inline SVG, which templates/chart.js draws again when the reader changes a control.
+
+A chart is a dictionary that JSON can hold, because the page embeds it:
+
+    title, note, y    texts
+    axes              horizontal axes that the reader can choose: key -> label
+    lines             name; value, and for each axis either the coordinates under its key, or under "factors"
+                      what to multiply those of the first axis by
+    controls          true where smoothing, logarithmic axes and the choice of axes apply
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, TypeAlias
+
+from markupsafe import Markup
+
+from lib.reports.series import LINES, Series, extremes
+
+Chart: TypeAlias = Mapping[str, Any]
+
+WIDTH, HEIGHT = 420, 240  # units of the drawing, about pixels on a phone
+LEFT, RIGHT, TOP, BOTTOM = 58, 10, 8, 38
+_DRAWN = 600  # points of a line before the script draws all that are embedded
+STYLES = 6  # colours in templates/page.css; after those, dashes
+_TICKS = 5
+
+
+def of_curve(curve: Mapping[str, Any]) -> Chart:
+    """Return the chart of an exhibit `Curve` in JSON."""
+    lines = [
+        {"name": name, "x": [x for x, _ in points], "value": [y for _, y in points]}
+        for name, points in curve["lines"]
+    ]
+    return {**curve, "axes": {"x": curve["x"]}, "lines": lines, "controls": False}
+
+
+def of_series(series: Sequence[Series]) -> list[Chart]:
+    """Return a chart for each column of a run, with its training and evaluation as lines."""
+    columns = dict.fromkeys(each.column for each in series)
+    return [
+        {
+            "title": column.replace("_", " "),
+            "note": "",
+            "y": column.replace("_", " "),
+            "axes": {"step": "optimizer step", "seconds": "seconds of training"},
+            "lines": [each.to_json(name=LINES[each.kind]) for each in series if each.column == column],
+            "controls": True,
+        }
+        for column in columns
+    ]
+
+
+def draw(chart: Chart, number: int) -> Markup:
+    """Return the chart as an SVG element over its first axis."""
+    axis, label = next(iter(chart["axes"].items()))
+    lines = [(line[axis], line["value"]) for line in chart["lines"]]
+    xs, ys = ([value for line in lines for value in line[part]] for part in (0, 1))
+    if not xs:
+        return Markup("")
+    x_span, y_span = _span(xs), _span(ys)
+    parts = [*_ticks(x_span, y_span)]
+    for place, (x, y) in enumerate(lines):
+        kept = extremes(y, _DRAWN)
+        points = [(_across(x[at], x_span), _down(y[at], y_span)) for at in kept]
+        path = " ".join(f"{left:.1f},{down:.1f}" for left, down in points)
+        parts.append(Markup('<polyline class="{}" points="{}"/>').format(style(place), path))
+        if len(points) == 1:
+            ends = Markup('<circle class="{}" cx="{}" cy="{}" r="3"/>')
+            parts.append(ends.format(style(place), *(f"{value:.1f}" for value in points[0])))
+    parts.append(
+        Markup('<text class="label" x="{}" y="{}">{}</text>').format(
+            (LEFT + WIDTH - RIGHT) / 2, HEIGHT - 4, label
+        )
+    )
+    names = ", ".join(line["name"] for line in chart["lines"])
+    return Markup(
+        '<svg id="chart-{}" viewBox="0 0 {} {}" role="img" tabindex="0" aria-label="{}">{}</svg>'
+    ).format(
+        number,
+        WIDTH,
+        HEIGHT,
+        f"{chart['title']} over {label}, from {min(xs):g} to {max(xs):g}: {names}",
+        Markup("").join(parts),
+    )
+
+
+def style(place: int) -> str:
+    """Return the classes of the line at `place` of a chart."""
+    return f"line-{place % STYLES} dash-{place // STYLES % 3}"
+
+
+def _span(values: Sequence[float]) -> tuple[float, float]:
+    low, high = min(values), max(values)
+    return (low, high) if high > low else (low - 0.5, high + 0.5)
+
+
+def _across(value: float, span: tuple[float, float]) -> float:
+    return LEFT + (value - span[0]) / (span[1] - span[0]) * (WIDTH - LEFT - RIGHT)
+
+
+def _down(value: float, span: tuple[float, float]) -> float:
+    return HEIGHT - BOTTOM - (value - span[0]) / (span[1] - span[0]) * (HEIGHT - TOP - BOTTOM)
+
+
+def _ticks(x_span: tuple[float, float], y_span: tuple[float, float]) -> Iterator[Markup]:
+    for value in round_values(y_span):
+        y = _down(value, y_span)
+        yield Markup('<path class="grid" d="M{} {:.1f}H{}"/>').format(LEFT, y, WIDTH - RIGHT)
+        yield Markup('<text class="y" x="{}" y="{:.1f}">{:.6g}</text>').format(LEFT - 6, y + 4, value)
+    for value in round_values(x_span):
+        x = _across(value, x_span)
+        yield Markup('<text class="x" x="{:.1f}" y="{}">{:.6g}</text>').format(x, HEIGHT - BOTTOM + 15, value)
+
+
+def round_values(span: tuple[float, float]) -> list[float]:
+    """Return about _TICKS multiples of 1, 2 or 5 times a power of ten within `span`."""
+    raw = (span[1] - span[0]) / _TICKS
+    power = 10.0 ** math.floor(math.log10(raw))
+    step = next(power * factor for factor in (1, 2, 5, 10) if power * factor >= raw * 0.999)
+    first = math.ceil(span[0] / step - 1e-9)
+    values = [(first + number) * step for number in range(2 * _TICKS)]
+    return [value for value in values if value <= span[1] + step * 1e-9]
