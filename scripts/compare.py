@@ -43,7 +43,7 @@ def main() -> int:
         path,
         title=f"{len(runs)} runs compared",
         summary=options.where or " · ".join(names),
-        sections=sections(runs, names, Table(title="Table", head=head, rows=tuple(cells))),
+        sections=sections(runs, names, Table(title="Selected runs", head=head, rows=tuple(cells))),
     )
     print(f"\nComparison: {path}")
     return 0

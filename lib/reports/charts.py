@@ -4,8 +4,8 @@ A chart is a dictionary that JSON can hold, because the page embeds it:
 
     title, note, y    texts
     axes              horizontal axes that the reader can choose: key -> label
-    lines             name; value, and for each axis either the coordinates under its key, or under "factors"
-                      what to multiply those of the first axis by
+    lines             name; style: its number; value; and for each axis either the coordinates under its key,
+                      or under "factors" what to multiply those of the first axis by
     controls          true where smoothing, logarithmic axes and the choice of axes apply
 """
 
@@ -31,8 +31,8 @@ _TICKS = 5
 def of_curve(curve: Mapping[str, Any]) -> Chart:
     """Return the chart of an exhibit `Curve` in JSON."""
     lines = [
-        {"name": name, "x": [x for x, _ in points], "value": [y for _, y in points]}
-        for name, points in curve["lines"]
+        {"name": name, "style": place, "x": [x for x, _ in points], "value": [y for _, y in points]}
+        for place, (name, points) in enumerate(curve["lines"])
     ]
     return {**curve, "axes": {"x": curve["x"]}, "lines": lines, "controls": False}
 
@@ -46,7 +46,11 @@ def of_series(series: Sequence[Series]) -> list[Chart]:
             "note": "",
             "y": column.replace("_", " "),
             "axes": {"step": "optimizer step", "seconds": "seconds of training"},
-            "lines": [each.to_json(name=LINES[each.kind]) for each in series if each.column == column],
+            "lines": [
+                each.to_json(name=LINES[each.kind], style=int(each.kind == "eval"))
+                for each in series
+                if each.column == column
+            ],
             "controls": True,
         }
         for column in columns
@@ -56,20 +60,20 @@ def of_series(series: Sequence[Series]) -> list[Chart]:
 def draw(chart: Chart, number: int) -> Markup:
     """Return the chart as an SVG element over its first axis."""
     axis, label = next(iter(chart["axes"].items()))
-    lines = [(line[axis], line["value"]) for line in chart["lines"]]
-    xs, ys = ([value for line in lines for value in line[part]] for part in (0, 1))
+    lines = chart["lines"]
+    xs, ys = ([value for line in lines for value in line[key]] for key in (axis, "value"))
     if not xs:
         return Markup("")
     x_span, y_span = _span(xs), _span(ys)
     parts = [*_ticks(x_span, y_span)]
-    for place, (x, y) in enumerate(lines):
-        kept = extremes(y, _DRAWN)
-        points = [(_across(x[at], x_span), _down(y[at], y_span)) for at in kept]
+    for line in lines:
+        x, y, classes = line[axis], line["value"], style(line["style"])
+        points = [(_across(x[at], x_span), _down(y[at], y_span)) for at in extremes(y, _DRAWN)]
         path = " ".join(f"{left:.1f},{down:.1f}" for left, down in points)
-        parts.append(Markup('<polyline class="{}" points="{}"/>').format(style(place), path))
+        parts.append(Markup('<polyline class="{}" points="{}"/>').format(classes, path))
         if len(points) == 1:
             ends = Markup('<circle class="{}" cx="{}" cy="{}" r="3"/>')
-            parts.append(ends.format(style(place), *(f"{value:.1f}" for value in points[0])))
+            parts.append(ends.format(classes, *(f"{value:.1f}" for value in points[0])))
     parts.append(
         Markup('<text class="label" x="{}" y="{}">{}</text>').format(
             (LEFT + WIDTH - RIGHT) / 2, HEIGHT - 4, label
@@ -87,9 +91,9 @@ def draw(chart: Chart, number: int) -> Markup:
     )
 
 
-def style(place: int) -> str:
-    """Return the classes of the line at `place` of a chart."""
-    return f"line-{place % STYLES} dash-{place // STYLES % 3}"
+def style(number: int) -> str:
+    """Return the classes of lines of style `number`."""
+    return f"line-{number % STYLES} dash-{number // STYLES % 3}"
 
 
 def _span(values: Sequence[float]) -> tuple[float, float]:

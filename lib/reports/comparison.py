@@ -55,8 +55,10 @@ def _text(value: object) -> str:
 def sections(runs: Sequence[RunDir], names: Sequence[str], table: Table) -> list[Section]:
     """Return the sections of the page. names: of the runs in legends. Raises ToolkitError."""
     curves, notes = overlaid(runs, names)
-    head = ("", *names)
-    parts = ("Configuration", configuration_differences(runs)), ("Plan", plan_differences(runs))
+    parts = (
+        ("Configuration", "option", configuration_differences(runs)),
+        ("Plan", "decision", plan_differences(runs)),
+    )
     return [
         Section("Runs", [], [table]),
         Section("Curves", notes, curves),
@@ -64,9 +66,9 @@ def sections(runs: Sequence[RunDir], names: Sequence[str], table: Table) -> list
             Section(
                 f"Differences of the {title.lower()}",
                 [] if rows else ["There is none."],
-                [Table(title=title, head=head, rows=rows)] if rows else [],
+                [Table(title=title, head=(what, *names), rows=rows)] if rows else [],
             )
-            for title, rows in parts
+            for title, what, rows in parts
         ),
     ]
 
@@ -82,13 +84,13 @@ def overlaid(runs: Sequence[RunDir], names: Sequence[str]) -> tuple[list[Chart],
         notes.append(f"There is no axis of compute: make report has not counted the operations of {without}.")
     else:
         axes["flop"] = "floating-point operations, forward and backward"
-    for run, name, flop in zip(runs, names, known, strict=True):
+    for number, (run, name, flop) in enumerate(zip(runs, names, known, strict=True)):
         batch = int(run.read_json("plan")["effective_batch"])
         factors = {"samples": batch} if flop is None else {"samples": batch, "flop": batch * flop}
         for series in read_series(run.metrics):
-            line = series.to_json(name=name, factors=factors)
+            line = series.to_json(name=name, style=number, factors=factors)
             lines.setdefault((series.column, series.kind), []).append(line)
-    charts = [
+    charts: list[Chart] = [
         {
             "title": f"{column.replace('_', ' ')}, {LINES[kind]}",
             "note": "",

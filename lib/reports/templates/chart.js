@@ -96,7 +96,8 @@
       svg.append(element("text", { class: "x", x: across.place(value), y: HEIGHT - BOTTOM + 15 }, short(value)));
     }
     lines.forEach((points, place) => {
-      const style = `line-${place % STYLES} dash-${Math.floor(place / STYLES) % 3}`;
+      const number = chart.lines[place].style;
+      const style = `line-${number % STYLES} dash-${Math.floor(number / STYLES) % 3}`;
       const path = points.map(([x, y]) => `${across.place(x).toFixed(1)},${down.place(y).toFixed(1)}`);
       svg.append(element("polyline", { class: style, points: path.join(" ") }));
       if (points.length > 30) return;
