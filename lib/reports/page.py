@@ -62,6 +62,7 @@ def render(*, title: str, summary: str, sections: Sequence[Section]) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
+    environment.policies["json.dumps_kwargs"] = {"allow_nan": False}  # not sorted: the first axis counts
     environment.globals |= {"draw": charts.draw, "style": charts.style}
     return environment.get_template("page.html.j2").render(
         title=title,

@@ -29,13 +29,18 @@ class Elements(html.parser.HTMLParser):
         self.tags: list[tuple[str, dict[str, str | None]]] = []
         self.scripts: list[str] = []
         self.texts: list[str] = []
+        self.open = ""
         self.feed(page)
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.tags.append((tag, dict(attrs)))
+        self.open = tag
+
+    def handle_endtag(self, _: str) -> None:
+        self.open = ""
 
     def handle_data(self, data: str) -> None:
-        (self.scripts if self.tags and self.tags[-1][0] == "script" else self.texts).append(data)
+        (self.scripts if self.open == "script" else self.texts).append(data)
 
 
 def page_of(*blocks: Any, title: str = "a title", note: str = "a note") -> str:
