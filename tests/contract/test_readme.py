@@ -39,6 +39,8 @@ COMMANDS = {
     "make runs": RUN,
     "make ab A=lenet5 B=lenet5+bf16": DRY,
     "make plots": END_TO_END,
+    "make report": END_TO_END,
+    'make compare RUNS="20261121 20261122"': DRY,
     "make curve": DRY,
     "make eval": END_TO_END,
     "make eval BEST=1": END_TO_END,

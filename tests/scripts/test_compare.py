@@ -46,6 +46,7 @@ def test_a_run_that_is_named_twice_counts_once(tmp_path: Path) -> None:
     assert [run.name for run in found] == [one.name, two.name]
 
 
+@pytest.mark.slow
 def test_too_few_and_too_many_runs_are_refused(tmp_path: Path) -> None:
     one = reported_run(tmp_path, 1)
     for names, where in (("", ""), (one.name, ""), ("", "seed=1"), (f"{one.name} {one.name}", "")):
