@@ -170,6 +170,8 @@ test-deletion: ready-dev
 	$(RUN_PY) -m scripts.deletion $(call given,PLUGIN)
 test-faults: ready-dev
 	$(RUN_PY) -m scripts.faults
+test-pages: ready-dev
+	$(RUN_PY) -m pytest -rs tests/pages
 test-slurm: ready-dev
 	$(RUN_PY) -m pytest -rs -m slurm tests/e2e/test_slurm.py
 check: ready-dev

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import fcntl
 import json
 import os
 import select
@@ -31,15 +32,17 @@ class Chromium:
 
     def __init__(self, program: str, folder: Path) -> None:
         (commands, self._write), (self._read, answers) = os.pipe(), os.pipe()
+        # Chromium reads 3 and writes 4: copies above those do not stand in each other's way.
+        given = [fcntl.fcntl(number, fcntl.F_DUPFD, 10) for number in (commands, answers)]
         line = shlex.join([program, f"--user-data-dir={folder}", *OPTIONS])
         self._process = subprocess.Popen(
-            ["/bin/sh", "-c", f"exec 3<&{commands} 4>&{answers}; exec {line}"],
-            pass_fds=(commands, answers),
+            ["bash", "-c", f"exec 3<&{given[0]} 4>&{given[1]}; exec {line}"],
+            pass_fds=given,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
         )
-        os.close(commands)
-        os.close(answers)
+        for number in (commands, answers, *given):
+            os.close(number)
         self._pending, self._number = b"", 0
         self._session: str | None = None
         self.events: list[dict[str, Any]] = []
@@ -52,13 +55,12 @@ class Chromium:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._session = None
+        os.close(self._write)  # at which Chromium ends
+        os.close(self._read)
         try:
-            self.call("Browser.close")
-        finally:
-            os.close(self._write)
             self._process.wait(timeout=SECONDS)
-            os.close(self._read)
+        finally:
+            self._process.kill()
 
     def call(self, method: str, **parameters: Any) -> Any:
         """Send a command and return its result; events on the way are kept."""
