@@ -56,9 +56,9 @@ def selected(folder: Path, names: str, where: str) -> Sequence[RunDir]:
         found += [RunDir(folder / row.run) for row in select(read_runs(folder), where)]
     runs = list({run.path.resolve(): run for run in found}.values())
     if not 2 <= len(runs) <= MOST_RUNS:
-        asked = f'RUNS="{names}"' + (f' WHERE="{where}"' if where else "")
+        requested = f'RUNS="{names}"' + (f' WHERE="{where}"' if where else "")
         raise ConfigError(
-            f"{asked} selects {len(runs)} run{'s' * (len(runs) != 1)}",
+            f"{requested} selects {len(runs)} run{'s' * (len(runs) != 1)}",
             why=f"a comparison is of 2 to {MOST_RUNS}",
             todo='name them as RUNS="a b", or select them with WHERE=; make runs lists them',
         )

@@ -53,7 +53,7 @@ def _each_checkpoint(restored: Restored, steps: Sequence[int]) -> Iterator[int]:
         except CheckpointError as error:
             log(f"The report leaves out step {step}: {error}")
             continue
-        if found is not None:  # not removed by a run that goes on
+        if found is not None:  # a run in progress may have removed it
             yield loop.load_state_dict(restored.job, {**found[1], "carry": None}).step
 
 

@@ -30,7 +30,7 @@ _VERSION = 1  # of the stored findings
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Findings:
-    """What a report needs a checkpoint and the data for.
+    """Facts for which a report needs a checkpoint and the data.
 
     steps: of the checkpoints that there were. step: of the one that was loaded, None for none.
     problem: why none was. baselines: name and figures. flop_per_sample: of training, None if unknown.
@@ -180,11 +180,11 @@ def _throughput(run: RunDir, plan: Plan | None, series: Sequence[Series], findin
     gpu = find_gpu(Hardware.from_json(run.read_json("hardware")).devices[0].name)
     if findings.flop_per_sample is not None:
         reached = rate * findings.flop_per_sample
-        rows.append(("arithmetic, forward and backward", f"{reached / 1e12:.3g} TFLOP/s"))
+        rows.append(("arithmetic, forward and backward", f"{reached / 1e9:,.4g} GFLOP/s"))
         if gpu is not None:
             peak = peak_flop_per_second(gpu, precision=plan.precision) * plan.layout.devices
             low, high = (f"{share:.0%}" for share in FLOP_SHARES)
-            rows.append((f"peak of {plan.layout.devices} {gpu.name}", f"{peak / 1e12:.4g} TFLOP/s"))
+            rows.append((f"peak of {plan.layout.devices} {gpu.name}", f"{peak / 1e9:,.0f} GFLOP/s"))
             rows.append(("utilisation", f"{reached / peak:.1%} of the peak; the estimate is {low} to {high}"))
     if gpu is None:
         notes.append("There is no estimate to compare with: the device is not in the catalogue of GPUs.")

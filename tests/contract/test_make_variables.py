@@ -15,7 +15,7 @@ COMPOSE = {"defconfig", "defconfig-lenet5", "mergeconfig"}
 EXTREMES = {"alldefconfig", "allnoconfig", "allyesconfig", "allmodconfig", "tinyconfig", "randconfig"}
 USED_BY = {
     "FILE": {"savedefconfig", "checkconfig"},
-    "RUN": {"resume", "rerun", "eval", "plots", "curve", "sample", "export", "tag"},
+    "RUN": {"resume", "rerun", "eval", "plots", "curve", "sample", "export", "report", "tag"},
     "BEST": {"eval", "sample", "export"},
     "DIRECTORY": {"export"},
     "PROMPT": {"sample"},
@@ -33,7 +33,8 @@ USED_BY = {
     "A": {"diffconfig", "ab"},
     "B": {"diffconfig", "ab"},
     "SEEDS": {"ab"},
-    "WHERE": {"runs"},
+    "WHERE": {"runs", "compare"},
+    "RUNS": {"compare"},
     "TAG": {"tag"},
     "SYM": {"explain"},
     "Q": {"searchconfig"},

@@ -64,7 +64,7 @@ def test_plan_memory_and_throughput(tmp_path: Path) -> None:
     assert "Measured: tensors took 3.20 GB of 80.00 GB at most (4%); predicted: 3.10 GB." in memory.notes
     speed = rows_of(found["Throughput"], "Speed")
     assert speed["samples per second"] == ("903",) and speed["time of an optimizer step"] == ("70.9 ms",)
-    assert speed["arithmetic, forward and backward"] == ("1.81 TFLOP/s",)
+    assert speed["arithmetic, forward and backward"] == ("1,806 GFLOP/s",)
     share = 903 * 2e9 / 66.9e12  # fp32 of an H100
     assert speed["utilisation"][0].startswith(f"{share:.1%} of the peak")
 
