@@ -8,9 +8,8 @@ from pathlib import Path
 
 from lib.config import config_from_values
 from lib.errors import CheckpointError
-from lib.memory.live import Trace
 from lib.plan.types import Hardware, Plan, fixed_plan
-from lib.reports.exhibits import Curve, Points, to_json
+from lib.reports.exhibits import Curve, to_json
 from lib.reports.run_report import Findings
 from lib.reports.series import MOST_POINTS, extremes
 from lib.runs import checkpoint
@@ -83,29 +82,12 @@ def _memory(run: RunDir, restored: Restored, root: Path) -> dict[str, object] | 
     )
     hardware = stored(run, "hardware", Hardware.from_json)
     trace = trace_memory(config, traced, restored.data, hardware=hardware).trace
+    sizes = list(accumulate(event.byte_count / 1e6 for event in trace.events))
     curve = Curve(
         title="Memory over two steps and an evaluation batch, predicted",
         note=f"Its highest point is {trace.peak_bytes / 1e6:,.1f} MB.",
         x="allocations and releases, in order",
         y="MB",
-        lines=tuple(_lines(trace)),
+        lines=(("all tensors", tuple((place, sizes[place]) for place in extremes(sizes, MOST_POINTS))),),
     )
     return to_json(curve)
-
-
-def _lines(trace: Trace) -> Iterator[tuple[str, Points]]:
-    """Yield the bytes of all tensors and of each category, in MB, after each event."""
-    names = [
-        "all",
-        *dict.fromkeys(trace.categories.get(event.storage, "temporaries") for event in trace.events),
-    ]
-    for name in names:
-        changes = (
-            event.byte_count if name in ("all", trace.categories.get(event.storage, "temporaries")) else 0
-            for event in trace.events
-        )
-        sizes = [size / 1e6 for size in accumulate(changes)]
-        yield (
-            name,
-            tuple((float(place), round(sizes[place], 4)) for place in extremes(sizes, MOST_POINTS // 4)),
-        )

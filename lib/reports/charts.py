@@ -1,4 +1,4 @@
-"""Charts: lines as inline SVG, which templates/chart.js draws again when the reader changes a control.
+"""Charts: lines as inline SVG, which templates/chart.js replaces by one with ticks, controls and a cursor.
 
 A chart is a dictionary that JSON can hold, because the page embeds it:
 
@@ -11,8 +11,7 @@ A chart is a dictionary that JSON can hold, because the page embeds it:
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
 from markupsafe import Markup
@@ -25,7 +24,6 @@ WIDTH, HEIGHT = 420, 240  # units of the drawing, about pixels on a phone
 LEFT, RIGHT, TOP, BOTTOM = 58, 10, 8, 38
 _DRAWN = 600  # points of a line before the script draws all that are embedded
 STYLES = 6  # colours in templates/page.css; after those, dashes
-_TICKS = 5
 
 
 def of_curve(curve: Mapping[str, Any]) -> Chart:
@@ -65,7 +63,13 @@ def draw(chart: Chart, number: int) -> Markup:
     if not xs:
         return Markup("")
     x_span, y_span = _span(xs), _span(ys)
-    parts = [*_ticks(x_span, y_span)]
+    parts = [
+        Markup('<text class="{}" x="{}" y="{}">{:.6g}</text>').format(*each)
+        for each in (
+            *(("y", LEFT - 6, _down(value, y_span) + 4, value) for value in y_span),
+            *(("x", _across(value, x_span), HEIGHT - BOTTOM + 15, value) for value in x_span),
+        )
+    ]
     for line in lines:
         x, y, classes = line[axis], line["value"], style(line["style"])
         points = [(_across(x[at], x_span), _down(y[at], y_span)) for at in extremes(y, _DRAWN)]
@@ -107,23 +111,3 @@ def _across(value: float, span: tuple[float, float]) -> float:
 
 def _down(value: float, span: tuple[float, float]) -> float:
     return HEIGHT - BOTTOM - (value - span[0]) / (span[1] - span[0]) * (HEIGHT - TOP - BOTTOM)
-
-
-def _ticks(x_span: tuple[float, float], y_span: tuple[float, float]) -> Iterator[Markup]:
-    for value in round_values(y_span):
-        y = _down(value, y_span)
-        yield Markup('<path class="grid" d="M{} {:.1f}H{}"/>').format(LEFT, y, WIDTH - RIGHT)
-        yield Markup('<text class="y" x="{}" y="{:.1f}">{:.6g}</text>').format(LEFT - 6, y + 4, value)
-    for value in round_values(x_span):
-        x = _across(value, x_span)
-        yield Markup('<text class="x" x="{:.1f}" y="{}">{:.6g}</text>').format(x, HEIGHT - BOTTOM + 15, value)
-
-
-def round_values(span: tuple[float, float]) -> list[float]:
-    """Return about _TICKS multiples of 1, 2 or 5 times a power of ten within `span`."""
-    raw = (span[1] - span[0]) / _TICKS
-    power = 10.0 ** math.floor(math.log10(raw))
-    step = next(power * factor for factor in (1, 2, 5, 10) if power * factor >= raw * 0.999)
-    first = math.ceil(span[0] / step - 1e-9)
-    values = [(first + number) * step for number in range(2 * _TICKS)]
-    return [value for value in values if value <= span[1] + step * 1e-9]

@@ -7,11 +7,10 @@ from typing import Any
 
 from lib.errors import ToolkitError
 from lib.plan.show import named_decisions
-from lib.plan.types import Plan
 from lib.reports.charts import Chart
 from lib.reports.exhibits import Table
 from lib.reports.page import Section
-from lib.reports.run_report import stored_findings
+from lib.reports.run_report import read_plan, stored_findings, text_of
 from lib.reports.series import LINES, read_series
 from lib.runs.directory import RunDir
 
@@ -33,23 +32,17 @@ def plan_differences(runs: Sequence[RunDir]) -> Differences:
 
 
 def _decisions(run: RunDir) -> Mapping[str, Any]:
-    try:
-        return {name: value for name, value, _ in named_decisions(Plan.from_json(run.read_json("plan")))}
-    except (KeyError, TypeError, ValueError) as error:
-        raise ToolkitError(f"plan.json of {run.path} is of another version", why=str(error)) from error
+    plan, why = read_plan(run)
+    if plan is None:
+        raise ToolkitError(why)
+    return {name: value for name, value, _ in named_decisions(plan)}
 
 
 def _differences(runs: Sequence[RunDir], read: Callable[[RunDir], Mapping[str, Any]]) -> Differences:
     contents = [read(run) for run in runs]
     names = dict.fromkeys(name for content in contents for name in content)
-    rows = [(name, *(_text(content.get(name)) for content in contents)) for name in names]
+    rows = [(name, *(text_of(content.get(name)) for content in contents)) for name in names]
     return tuple(row for row in rows if len(set(row[1:])) > 1)
-
-
-def _text(value: object) -> str:
-    if isinstance(value, bool):
-        return "y" if value else "n"
-    return "-" if value is None else str(value)
 
 
 def sections(runs: Sequence[RunDir], names: Sequence[str], table: Table) -> list[Section]:

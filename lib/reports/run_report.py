@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from lib.kconf.resolve import is_given
 from lib.plan.gpus import find_gpu
 from lib.plan.roofline import FLOP_SHARES, peak_flop_per_second
 from lib.plan.show import named_decisions
-from lib.plan.types import Hardware, Plan
+from lib.plan.types import Plan
 from lib.reports import charts
 from lib.reports.exhibits import Table
 from lib.reports.page import Block, Section, write_page
@@ -80,7 +80,8 @@ def write_report(run: RunDir, findings: Findings, path: Path) -> None:
 def sections(run: RunDir, findings: Findings) -> list[Section]:
     """Return the sections of the report, the result first. Raises ToolkitError for damaged metrics."""
     series = read_series(run.metrics)
-    plan, why = _plan(run)
+    plan, why = read_plan(run)
+    decisions = [_table("Decisions", "decision value why", named_decisions(plan))] if plan else []
     return [
         _result(run, series, findings),
         Section(
@@ -91,7 +92,7 @@ def sections(run: RunDir, findings: Findings) -> list[Section]:
             ],
             charts.of_series(series),
         ),
-        Section("Plan", [why] if why else [], [_plan_table(plan)] if plan else []),
+        Section("Plan", [f"The plan cannot be shown: {why}"] if why else [], decisions),
         _memory(run, plan, findings),
         _throughput(run, plan, series, findings),
         _configuration(run),
@@ -99,9 +100,8 @@ def sections(run: RunDir, findings: Findings) -> list[Section]:
             "Environment",
             [],
             [
-                _facts_table("Software", run, "env"),
-                _facts_table("Hardware", run, "hardware"),
-                _facts_table("Data", run, "data"),
+                _table(title, "fact value", _flat(_read(run, name)))
+                for title, name in (("Software", "env"), ("Hardware", "hardware"), ("Data", "data"))
             ],
         ),
         _exhibits(findings),
@@ -119,28 +119,23 @@ def _result(run: RunDir, series: Sequence[Series], findings: Findings) -> Sectio
             rows.append((each.column.replace("_", " "), f"{each.values[-1]:.5g}", f"{best:.5g}", f"{step:,}"))
     if not rows:
         notes.append("There is no evaluation yet.")
-    blocks = [Table(title="Evaluations", head=("figure", "last", "best", "at step"), rows=tuple(rows))]
+    blocks = [_table("Evaluations", "figure last best step", rows)] if rows else []
     known = [*findings.baselines] or [["N-gram baseline", text] for text in _logged(run, "N-gram baseline: ")]
     if known:
-        baselines = tuple((str(name), str(text)) for name, text in known)
-        blocks.append(Table(title="Baselines", head=("baseline", "figures"), rows=baselines))
+        blocks.append(_table("Baselines", "baseline figures", known))
     else:
         notes.append("No baseline is known: the run has printed none, and no checkpoint was read.")
-    return Section("Result", notes, blocks if rows else blocks[1:])
+    return Section("Result", notes, blocks)
 
 
-def _plan(run: RunDir) -> tuple[Plan | None, str]:
-    """Return the stored plan; None, and why, where there is none."""
+def read_plan(run: RunDir) -> tuple[Plan | None, str]:
+    """Return the stored plan; None, and why, where it cannot be read."""
     try:
         return Plan.from_json(run.read_json("plan")), ""
     except ToolkitError as error:
-        return None, f"The plan cannot be shown: {error}"
+        return None, str(error)
     except (KeyError, TypeError, ValueError) as error:
-        return None, f"The plan cannot be shown: it is of another version ({error})."
-
-
-def _plan_table(plan: Plan) -> Table:
-    return Table(title="Decisions", head=("decision", "value", "why"), rows=tuple(named_decisions(plan)))
+        return None, f"plan.json of {run.path} is of another version: {error}"
 
 
 def _memory(run: RunDir, plan: Plan | None, findings: Findings) -> Section:
@@ -149,10 +144,10 @@ def _memory(run: RunDir, plan: Plan | None, findings: Findings) -> Section:
         memory = plan.memory
         parts = sorted(memory.parts.items(), key=lambda part: -part[1])
         rows = [(name, bytes_text(size)) for name, size in parts]
-        rows += [("peak of tensors, predicted", bytes_text(memory.peak_bytes))]
-        rows += [("gaps and reserve", bytes_text(memory.gaps_bytes + memory.reserve_bytes))]
-        rows += [("usable", bytes_text(memory.usable_bytes))]
-        blocks.append(Table(title="Prediction at the peak", head=("part", "size"), rows=tuple(rows)))
+        sums = {"peak of tensors, predicted": memory.peak_bytes, "usable": memory.usable_bytes}
+        sums["gaps and reserve"] = memory.gaps_bytes + memory.reserve_bytes
+        rows += [(name, bytes_text(size)) for name, size in sums.items()]
+        blocks.append(_table("Prediction at the peak", "part size", rows))
     else:
         notes.append("The plan has no prediction of memory.")
     measured = _logged(run, "Memory: ")
@@ -177,7 +172,8 @@ def _throughput(run: RunDir, plan: Plan | None, series: Sequence[Series], findin
         ("time of an optimizer step", seconds_text(plan.effective_batch / rate) if rate else "unknown"),
     ]
     notes = ["Medians of the second half of the rows, training only."]
-    gpu = find_gpu(Hardware.from_json(run.read_json("hardware")).devices[0].name)
+    devices = _read(run, "hardware").get("devices") or [{}]
+    gpu = find_gpu(str(devices[0].get("name", "")))
     if findings.flop_per_sample is not None:
         reached = rate * findings.flop_per_sample
         rows.append(("arithmetic, forward and backward", f"{reached / 1e9:,.4g} GFLOP/s"))
@@ -190,7 +186,7 @@ def _throughput(run: RunDir, plan: Plan | None, series: Sequence[Series], findin
         notes.append("There is no estimate to compare with: the device is not in the catalogue of GPUs.")
     elif findings.flop_per_sample is None:
         notes.append("Utilisation is not known: no checkpoint was read, and so no operations were counted.")
-    return Section("Throughput", notes, [Table(title="Speed", head=("figure", "value"), rows=tuple(rows))])
+    return Section("Throughput", notes, [_table("Speed", "figure value", rows)])
 
 
 def _configuration(run: RunDir) -> Section:
@@ -198,23 +194,15 @@ def _configuration(run: RunDir) -> Section:
     rows: dict[bool, list[tuple[str, ...]]] = {True: [], False: []}
     for name, value in values.items():
         origin = str(origins.get(name, "unknown"))
-        shown = (
-            ""
-            if value is None
-            else {True: "y", False: "n"}.get(value, value)
-            if isinstance(value, bool)
-            else value
-        )
-        rows[is_given(origin)].append((f"CONFIG_{name}", str(shown), origin))
-    head = ("option", "value", "origin")
-    return Section(
-        "Configuration",
-        [],
-        [
-            Table(title="Requested", head=head, rows=tuple(rows[True])),
-            Table(title="Defaults", head=head, rows=tuple(rows[False]), folded=True),
-        ],
-    )
+        rows[is_given(origin)].append((f"CONFIG_{name}", text_of(value), origin))
+    requested = _table("Requested", "option value origin", rows[True])
+    defaults = _table("Defaults", "option value origin", rows[False], folded=True)
+    return Section("Configuration", [], [requested, defaults])
+
+
+def text_of(value: object) -> str:
+    """Return the value of an option as a report shows it; a dash where it has none."""
+    return "-" if value is None else {True: "y", False: "n"}[value] if isinstance(value, bool) else str(value)
 
 
 def _exhibits(findings: Findings) -> Section:
@@ -226,19 +214,18 @@ def _exhibits(findings: Findings) -> Section:
     return Section("Model", notes, findings.exhibits)
 
 
-def _facts_table(title: str, run: RunDir, name: str) -> Table:
-    rows = tuple((key, str(value)) for key, value in _flat(_read(run, name)))
-    return Table(title=title, head=("fact", "value"), rows=rows)
+def _table(title: str, head: str, rows: Iterable[Iterable[str]], *, folded: bool = False) -> Table:
+    return Table(title=title, head=tuple(head.split()), rows=tuple(map(tuple, rows)), folded=folded)
 
 
-def _flat(content: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+def _flat(content: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
     for key, value in content.items():
         if isinstance(value, list) and value and isinstance(value[0], dict):
             value = {str(number): one for number, one in enumerate(value)}
         if isinstance(value, Mapping):
             yield from _flat(value, f"{prefix}{key} ")
         else:
-            yield f"{prefix}{key}".replace("_", " "), value
+            yield f"{prefix}{key}".replace("_", " "), str(value)
 
 
 def _read(run: RunDir, name: str) -> dict[str, Any]:

