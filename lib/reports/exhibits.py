@@ -13,22 +13,26 @@ Points: TypeAlias = tuple[tuple[float, float], ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Table:
-    """Rows of text below a head. The first cell of a row names it. folded: shown on request."""
+class Exhibit:
+    """Fields of every kind."""
 
     title: str
     note: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Table(Exhibit):
+    """Rows of text below a head. The first cell of a row names it. folded: shown on request."""
+
     folded: bool = False
     head: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Matrix:
+class Matrix(Exhibit):
     """Counts by true class (rows) and predicted class (columns)."""
 
-    title: str
-    note: str = ""
     names: tuple[str, ...]
     counts: tuple[tuple[int, ...], ...]
 
@@ -44,29 +48,23 @@ class Picture:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pictures:
+class Pictures(Exhibit):
     """Images side by side."""
 
-    title: str
-    note: str = ""
     pictures: tuple[Picture, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Text:
+class Text(Exhibit):
     """A text with its line breaks."""
 
-    title: str
-    note: str = ""
     text: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Curve:
+class Curve(Exhibit):
     """Lines of (x, y) points by name."""
 
-    title: str
-    note: str = ""
     x: str
     y: str
     lines: tuple[tuple[str, Points], ...]
@@ -82,15 +80,10 @@ class Board:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Boards:
+class Boards(Exhibit):
     """States of one puzzle in order."""
 
-    title: str
-    note: str = ""
     boards: tuple[Board, ...]
-
-
-Exhibit: TypeAlias = Table | Matrix | Pictures | Text | Curve | Boards
 
 
 def to_json(exhibit: Exhibit) -> dict[str, Any]:
