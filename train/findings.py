@@ -59,7 +59,7 @@ def _each_checkpoint(restored: Restored, steps: Sequence[int]) -> Iterator[int]:
 def _baselines(restored: Restored, root: Path) -> list[list[str]]:
     model, dataset = restored.job.config.model, restored.data.dataset
     naive_loss = naive_loss_of(model, dataset.spec)
-    found = [] if naive_loss is None else [["uniform guess", f"loss {naive_loss:.4f}"]]
+    found = [] if naive_loss is None else [["uniform guess", f"training loss {naive_loss:.4f}"]]
     line = baseline_of(model, dataset, cache_dir=cache_of(root), log=log)
     return found if line is None else [*found, list(line.partition(": ")[::2])]
 
