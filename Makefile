@@ -19,6 +19,10 @@ $(foreach =,$(PLACES) V $(KCONFIG_MAKE_VARIABLES) $(if $(filter environment%,$(o
 	$(if $(filter $(PLACES) FILE DIRECTORY OUT,$=),$(if $(filter ~%,$(firstword $(value $=))),\
 		$(error $= begins with a tilde that the shell did not replace; write the whole path, or ./~))))
 
+# With -e any variable of the environment would replace one of this file, and be expanded.
+$(if $(findstring e,$(filter-out --%,$(firstword -$(MAKEFLAGS)))),\
+	$(error make -e is not supported: give variables on the command line))
+
 PYTHON ?= python3
 VENV ?= .venv
 GOMP_SPINCOUNT ?= 10000
