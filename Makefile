@@ -48,12 +48,12 @@ quiet := $(if $(filter 1,$(V)),,@)
 override quote = '$(subst ','\'',$(1))'
 override PY := $(if $(VENV),$(VENV)/bin/python,$(PYTHON))
 override GOALS := $(or $(MAKECMDGOALS),all)
-RUNS := $(if $(O),$(O)/runs,runs)
+RUN_FOLDER := $(if $(O),$(O)/runs,runs)
 RUN_PY := $(quiet)$(PY)
 KCONF := $(RUN_PY) scripts/kconf.py
 verbose := $(if $(filter 1,$(V)),--verbose)
-TRAIN := $(RUN_PY) -m train --runs $(call quote,$(RUNS)) $(verbose)
-CLUSTER := $(RUN_PY) -m scripts.cluster --runs $(call quote,$(RUNS)) --config $(call quote,$(KCONFIG_CONFIG))
+TRAIN := $(RUN_PY) -m train --runs $(call quote,$(RUN_FOLDER)) $(verbose)
+CLUSTER := $(RUN_PY) -m scripts.cluster --runs $(call quote,$(RUN_FOLDER)) --config $(call quote,$(KCONFIG_CONFIG))
 # These count only on the command line: NAME and the like mean other things in the environment.
 given = $(if $(filter command,$(origin $(1))),$(if $($(1)),$(call quote,$($(1)))))
 # Options for those of the words option=VARIABLE whose variable is given. Values follow an equals sign, and other words
@@ -118,19 +118,21 @@ train probe plan preflight: configured ready
 profile: configured ready
 	$(TRAIN) $@ $(call options,steps=STEPS) --out=$(or $(call given,OUT),$(call quote,$(or $(O),build)/profile))
 # A stored run has its own configuration.
-resume rerun eval sample export: ready
+resume rerun eval sample export report: ready
 	$(TRAIN) $@ $(call flag,best,BEST) $(call options,prompt=PROMPT temperature=TEMPERATURE top-k=TOP_K seed=SEED \
-		tokens=TOKENS directory=DIRECTORY) $(call last,RUN)
+		tokens=TOKENS directory=DIRECTORY out=OUT) $(call last,RUN)
+compare: ready
+	$(RUN_PY) -m scripts.compare --runs $(call quote,$(RUN_FOLDER)) $(call options,where=WHERE out=OUT) $(call last,RUNS)
 runs: ready
-	$(RUN_PY) -m scripts.runs --runs $(call quote,$(RUNS)) $(call options,where=WHERE sort=SORT limit=LIMIT) $(call flag,json,JSON)
+	$(RUN_PY) -m scripts.runs --runs $(call quote,$(RUN_FOLDER)) $(call options,where=WHERE sort=SORT limit=LIMIT) $(call flag,json,JSON)
 watch: ready
-	$(RUN_PY) -m scripts.watch --runs $(call quote,$(RUNS))
+	$(RUN_PY) -m scripts.watch --runs $(call quote,$(RUN_FOLDER))
 tag: ready
-	$(RUN_PY) -m scripts.runs --runs $(call quote,$(RUNS)) --tag=$(or $(call given,TAG),'') $(call last,RUN)
+	$(RUN_PY) -m scripts.runs --runs $(call quote,$(RUN_FOLDER)) --tag=$(or $(call given,TAG),'') $(call last,RUN)
 plots: ready
-	$(RUN_PY) -m scripts.plots --runs $(call quote,$(RUNS)) $(call last,RUN)
+	$(RUN_PY) -m scripts.plots --runs $(call quote,$(RUN_FOLDER)) $(call last,RUN)
 curve: ready
-	$(RUN_PY) -m scripts.curve --runs $(call quote,$(RUNS)) \
+	$(RUN_PY) -m scripts.curve --runs $(call quote,$(RUN_FOLDER)) \
 		$(call options,column=COLUMN threshold=THRESHOLD reference=REFERENCE tolerance=TOLERANCE out=OUT) $(call last,RUN)
 # plugin: looped
 experiment: configured ready
@@ -146,10 +148,10 @@ scaling scaling-plan scaling-run scaling-fit scaling-plot scaling-report: ready
 	$(RUN_PY) -m scripts.scaling $(if $(filter scaling,$@),all,$(@:scaling-%=%)) $(call flag,quick,QUICK) \
 		$(call options,budget=BUDGET compare=COMPARE corpus=CORPUS epochs=EPOCHS batch=BATCH device=DEVICE out=OUT)
 sweep: ready
-	$(RUN_PY) -m scripts.sweep --runs $(call quote,$(RUNS)) \
+	$(RUN_PY) -m scripts.sweep --runs $(call quote,$(RUN_FOLDER)) \
 		$(call options,jobs=JOBS out=OUT confirm=CONFIRM first-seed=FIRST_SEED) $(call given,SWEEP)
 ab: ready
-	$(RUN_PY) -m scripts.ab --runs $(call quote,$(RUNS)) $(call options,a=A b=B seeds=SEEDS first-seed=FIRST_SEED metric=METRIC jobs=JOBS out=OUT)
+	$(RUN_PY) -m scripts.ab --runs $(call quote,$(RUN_FOLDER)) $(call options,a=A b=B seeds=SEEDS first-seed=FIRST_SEED metric=METRIC jobs=JOBS out=OUT)
 sweep-yaml: configured ready
 	$(RUN_PY) -m scripts.sweep --yaml $(call options,out=OUT)
 
@@ -178,6 +180,8 @@ test-deletion: ready-dev
 	$(RUN_PY) -m scripts.deletion $(call given,PLUGIN)
 test-faults: ready-dev
 	$(RUN_PY) -m scripts.faults
+test-pages: ready-dev
+	$(RUN_PY) -m pytest -rs tests/pages
 test-slurm: ready-dev
 	$(RUN_PY) -m pytest -rs -m slurm tests/e2e/test_slurm.py
 check: ready-dev
@@ -204,7 +208,7 @@ printvars: always
 	@PYTHON=$(call quote,$(PYTHON)) VENV=$(call quote,$(VENV)) awk -v mode=printvars -f scripts/targets.awk scripts/targets
 # It runs before there is an environment.
 doctor: always
-	$(quiet)$(PYTHON) scripts/doctor.py --venv=$(call quote,$(VENV)) --runs=$(call quote,$(RUNS)) --make=$(MAKE_VERSION) \
+	$(quiet)$(PYTHON) scripts/doctor.py --venv=$(call quote,$(VENV)) --runs=$(call quote,$(RUN_FOLDER)) --make=$(MAKE_VERSION) \
 		$(call flag,json,JSON)
 help help-all: always
 	@awk -v mode=$@ -f scripts/targets.awk scripts/targets

@@ -21,6 +21,7 @@ from matplotlib.ticker import MaxNLocator
 
 from lib import atomic
 from lib.errors import ToolkitError, os_errors, run_main
+from lib.reports.series import extremes
 from lib.runs import metrics
 from lib.runs.directory import RunDir, resolve_run
 
@@ -212,12 +213,8 @@ def _smoothed(values: Sequence[float]) -> Sequence[float]:
 
 def _thin(steps: Sequence[int], values: Sequence[float]) -> Points:
     """Return all points, or the lowest and the highest of each of _MAX_DRAWN / 2 equal stretches."""
-    if len(values) <= _MAX_DRAWN:
-        return steps, values
-    x, y = np.asarray(steps), np.asarray(values)
-    stretches = np.array_split(np.arange(len(y)), _MAX_DRAWN // 2)
-    kept = np.unique([[part[y[part].argmin()], part[y[part].argmax()]] for part in stretches])
-    return x[kept], y[kept]
+    kept = extremes(values, _MAX_DRAWN)
+    return [steps[place] for place in kept], [values[place] for place in kept]
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from lib.errors import ConfigError, run_main
@@ -47,7 +47,12 @@ def main() -> int:
 
 
 def table(rows: Sequence[Row]) -> list[str]:
-    """Return a line for each run below a head; columns that are empty for all runs are left out."""
+    """Return a line for each run below a head."""
+    return aligned(columns(rows))
+
+
+def columns(rows: Sequence[Row]) -> list[tuple[str, ...]]:
+    """Return the columns of the table, each with its head; those that are empty for all runs are left out."""
     heads = ("state", "model", "data", "batch", "best", "at step", "time", "began (UTC)", "run", "tags")
     cells = [
         (
@@ -65,12 +70,11 @@ def table(rows: Sequence[Row]) -> list[str]:
         )
         for row in rows
     ]
-    return aligned((*heads, "damaged"), cells)
+    return [column for column in zip((*heads, "damaged"), *cells, strict=True) if any(column[1:])]
 
 
-def aligned(heads: Sequence[str], cells: Iterable[Sequence[str]]) -> list[str]:
-    """Return lines of columns below their heads; a column without content is left out."""
-    columns = [column for column in zip(heads, *cells, strict=True) if any(column[1:])]
+def aligned(columns: Sequence[Sequence[str]]) -> list[str]:
+    """Return the lines of a table, each column as wide as its widest cell."""
     widths = [max(map(len, column)) for column in columns]
     lines = zip(*columns, strict=True)
     return ["  ".join(map(str.ljust, line, widths)).rstrip() for line in lines]

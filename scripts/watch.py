@@ -51,7 +51,9 @@ class Watcher:
                 cells.append(row_of(run, status, state))
             else:
                 self._ended.add((name, changed_ns))
-        return aligned(_HEADS, cells) if cells else [f"No run in {self._folder} is running."]
+        if not cells:
+            return [f"No run in {self._folder} is running."]
+        return aligned([column for column in zip(_HEADS, *cells, strict=True) if any(column[1:])])
 
 
 def row_of(run: RunDir, status: Status, state: str) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""`python -m train`: the program behind make train, resume, rerun, eval, sample, export, plan and others."""
+"""`python -m train`: the program behind make train, resume, rerun, eval, report, sample, export, plan and others."""
 
 from __future__ import annotations
 
@@ -31,6 +31,10 @@ def main() -> int:
         with importing():
             from train.profiling import profile
         return profile(requested, root=ROOT, steps=options.steps, out=options.out)
+    if command == "report":
+        from train.report import report
+
+        return report(options.run, root=ROOT, runs=options.runs, out=options.out)
     with importing():
         if command == "trial":
             from train.planning.probe_run import run_probe as run_request
@@ -57,7 +61,8 @@ def _parser() -> argparse.ArgumentParser:
     evaluate = commands.add_parser("eval", help="evaluate a run's checkpoint")
     sample = commands.add_parser("sample", help="continue a text with a language model")
     export = commands.add_parser("export", help="write weights in the layout of Hugging Face transformers")
-    for command in (resume, rerun, evaluate, sample, export):
+    report = commands.add_parser("report", help="write a page about a run")
+    for command in (resume, rerun, evaluate, sample, export, report):
         command.add_argument("run", nargs="?", default="", help="path or unique prefix; default: the newest")
     for command in (evaluate, sample, export):
         command.add_argument("--best", action="store_true", help="the best checkpoint instead of the latest")
@@ -67,6 +72,7 @@ def _parser() -> argparse.ArgumentParser:
     sample.add_argument("--seed", type=_natural, default=1, help="random seed")
     sample.add_argument("--tokens", type=_natural, default=200, help="number of new tokens")
     export.add_argument("--directory", type=Path, required=True, help="target; created if it is missing")
+    report.add_argument("--out", type=Path, help="file to write; default: report.html in the run directory")
     plan = commands.add_parser("plan", help="print the decisions and their reasons")
     plan.add_argument("--gpu", default="", help="plan for named hardware: NAME[xN][:FREE], or all")
     plan.add_argument("--json", action="store_true", help="machine-readable output")

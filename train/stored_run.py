@@ -48,7 +48,7 @@ class Restored:
 
 def evaluate(name: str, *, root: Path, runs: Path, best: bool) -> int:
     """Evaluate the latest or the best checkpoint of run `name` by its configuration."""
-    restored = _restore(name, root=root, runs=runs, best=best)
+    restored = restore(name, root=root, runs=runs, best=best)
     job = restored.job
     with job.train_loader, job.eval_loader:
         result = evaluate_job(job)
@@ -63,7 +63,7 @@ def evaluate(name: str, *, root: Path, runs: Path, best: bool) -> int:
 
 def sample(name: str, *, root: Path, runs: Path, best: bool, prompt: str, sampling: Sampling) -> int:
     """Print `prompt` and its continuation by the language model of run `name`."""
-    restored = _restore(name, root=root, runs=runs, best=best)
+    restored = restore(name, root=root, runs=runs, best=best)
     dataset = restored.data.dataset
     if not isinstance(dataset.spec, TextSpec):
         raise ConfigError(f"{restored.run.path} is not a language model", todo="name one with RUN=")
@@ -81,7 +81,7 @@ def sample(name: str, *, root: Path, runs: Path, best: bool, prompt: str, sampli
 
 def export(name: str, *, root: Path, runs: Path, best: bool, directory: Path) -> int:
     """Write the weights of run `name` to `directory` in the layout of Hugging Face transformers."""
-    restored = _restore(name, root=root, runs=runs, best=best)
+    restored = restore(name, root=root, runs=runs, best=best)
     job, layout = restored.job, load_layout(restored.job.config.model)
     with job.train_loader, job.eval_loader, evaluated_weights(job):
         there = directory.exists()
@@ -190,7 +190,7 @@ def _differences(run: RunDir, resolved: kconf.Resolved) -> str:
     return ", ".join(found[:_DIFFERENCES]) + more or "it was changed"
 
 
-def _restore(name: str, *, root: Path, runs: Path, best: bool) -> Restored:
+def restore(name: str, *, root: Path, runs: Path, best: bool) -> Restored:
     """Restore run `name`. Raises ToolkitError if it has no such checkpoint."""
     run = resolve_run(runs, name)
     requested = config_from_values(stored_configuration(run, root).values)

@@ -60,7 +60,7 @@ def compact_text(plan: Plan, *, columns: int) -> str:
 
 def plain_text(plan: Plan, *, columns: int = 100) -> str:
     """Format the plan in lines of at most `columns` characters."""
-    rows = list(_rows(plan))
+    rows = list(named_decisions(plan))
     name_width = max(len(name) for name, _, _ in rows)
     value_width = max(len(value) for _, value, _ in rows)
     lines: list[str] = []
@@ -83,12 +83,13 @@ def _show_table(plan: Plan, stream: TextIO, *, columns: int) -> None:
     from rich.table import Table
 
     table = Table("Plan", "", "Why", box=SIMPLE_HEAD)
-    for row in _rows(plan):
+    for row in named_decisions(plan):
         table.add_row(*row)
     Console(file=stream, width=columns, highlight=False, markup=False).print(table)
 
 
-def _rows(plan: Plan) -> Iterator[tuple[str, str, str]]:
+def named_decisions(plan: Plan) -> Iterator[tuple[str, str, str]]:
+    """Yield name, value and reason of each decision, as text."""
     for field in dataclasses.fields(plan):
         if field.name != "reasons":
             yield field.name.replace("_", " "), _text(getattr(plan, field.name)), plan.reasons[field.name]

@@ -10,6 +10,7 @@
         plots/           scripts/plots.py
         sinks/           lib/runs/sinks: written from metrics.jsonl during the run
         tags.json        words of the user, by make tag
+        report.html      by make report, with report.json: what it found out about the checkpoints
 
 A directory is filled under a hidden name and then renamed, so that every visible run
 has all its files. Times are taken from names, never from the file system.
@@ -111,6 +112,8 @@ class RunDir:
     log = _Entry("log.txt")
     plots = _Entry("plots")
     sinks = _Entry(SINKS)
+    report = _Entry("report.html")
+    findings = _Entry("report.json")
 
     @classmethod
     def create(
@@ -187,6 +190,12 @@ class RunDir:
         """Creation time in seconds since the epoch, from the name; 0 if the directory was renamed."""
         match = _NAME.fullmatch(self.name)
         return datetime.strptime(match["time"], "%Y%m%dT%H%M%S%z").timestamp() if match else 0.0
+
+    @property
+    def checkpoint_steps(self) -> list[int]:
+        """The steps that have a checkpoint, ascending, valid or not. Raises ToolkitError."""
+        found = (checkpoint_step(path.name) for path in _entries(self.checkpoints))
+        return sorted(step for step in found if step is not None)
 
     @property
     def in_use(self) -> bool:

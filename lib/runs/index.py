@@ -101,9 +101,9 @@ def read_runs(folder: Path) -> list[Row]:
     for name, changed_ns in run_names(folder):
         entry = stored.get(name)
         if entry is None or entry["changed_ns"] != changed_ns or changed_ns >= written_ns - _CLOCK_NS:
-            entry = {"changed_ns": changed_ns, "row": _read_row(RunDir(folder / name), name).to_json()}
+            entry = {"changed_ns": changed_ns, "row": read_row(RunDir(folder / name), name).to_json()}
         elif entry["row"]["state"] in ("running", "killed"):  # which resumes before its directory changes
-            entry = {**entry, "row": _read_row(RunDir(folder / name), name).to_json()}
+            entry = {**entry, "row": read_row(RunDir(folder / name), name).to_json()}
         entries[name] = entry
         rows.append(Row(**{**entry["row"], **{key: tuple(entry["row"][key]) for key in ("tags", "damaged")}}))
     if entries != stored or not stored:
@@ -128,7 +128,8 @@ def run_names(folder: Path) -> Iterator[tuple[str, int]]:
                 pending.append(f"{name}/")
 
 
-def _read_row(run: RunDir, name: str) -> Row:
+def read_row(run: RunDir, name: str) -> Row:
+    """Return the row of one run, whose directory is `name` below the folder of runs."""
     status = run.status()
     parts, damaged = dict[str, Any](), list[str]()
     for part in ("values", "plan", "data", "tags"):

@@ -20,6 +20,7 @@ ROOMS = (
     ("lib.config",),
     ("lib.plan",),
     ("lib.rng", "lib.runs"),
+    ("lib.reports",),
     ("lib.distributed",),
     ("lib.devices",),
     ("lib.memory", "lib.hyperparams", "lib.tiers"),

@@ -16,7 +16,7 @@ COMPOSE = {"defconfig", "defconfig-lenet5", "mergeconfig"}
 EXTREMES = {"alldefconfig", "allnoconfig", "allyesconfig", "allmodconfig", "tinyconfig", "randconfig"}
 USED_BY = {
     "FILE": {"savedefconfig", "checkconfig"},
-    "RUN": {"resume", "rerun", "eval", "plots", "curve", "sample", "export", "tag"},
+    "RUN": {"resume", "rerun", "eval", "plots", "curve", "sample", "export", "report", "tag"},
     "BEST": {"eval", "sample", "export"},
     "DIRECTORY": {"export"},
     "PROMPT": {"sample"},
@@ -34,7 +34,8 @@ USED_BY = {
     "A": {"diffconfig", "ab"},
     "B": {"diffconfig", "ab"},
     "SEEDS": {"ab"},
-    "WHERE": {"runs"},
+    "WHERE": {"runs", "compare"},
+    "RUNS": {"compare"},
     "TAG": {"tag"},
     "SYM": {"explain"},
     "Q": {"searchconfig"},
@@ -171,7 +172,7 @@ def test_no_value_is_expanded_before_it_is_refused(tmp_path: Path, goals: list[s
 def test_no_value_of_the_environment_is_expanded(tmp_path: Path, flags: list[str]) -> None:
     mark = tmp_path / "mark"
     own = re.findall(r"^(\w+) (?:[:?]?=)", (ROOT / "Makefile").read_text(), re.MULTILINE)
-    assert {"RUNS", "quiet", "VENV"} <= {*own}
+    assert {"RUN_FOLDER", "quiet", "VENV"} <= {*own}
     for name in dict.fromkeys((*known_variables(), *own, "CONFIG_SEED", "LR", "MAKECMDGOALS")):
         environment = {**os.environ, name: f"$(shell touch {mark})"}
         goals = [] if name == "MAKECMDGOALS" else ["printvars"]  # which make gives it itself

@@ -42,6 +42,8 @@ COMMANDS = {
     "make profile": DRY,
     "make doctor": RUN,
     "make plots": END_TO_END,
+    "make report": END_TO_END,
+    'make compare RUNS="20261121 20261122"': DRY,
     "make curve": DRY,
     "make eval": END_TO_END,
     "make eval BEST=1": END_TO_END,

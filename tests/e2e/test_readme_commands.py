@@ -20,6 +20,7 @@ SMALL_TEXT = "CONFIG_GPT2_SIZE_CUSTOM=y CONFIG_GPT2_LAYERS=1 CONFIG_GPT2_HEADS=2
 PICTURES = [
     ("make defconfig-lenet5 && make train", SHORT, "Done: "),
     ("make plots", "", "loss.png"),
+    ("make report", "", "report.html"),
     ("make eval", "", "accuracy "),
     ("make eval BEST=1", "", "accuracy "),
     ("make plan", "", "effective batch"),

@@ -48,13 +48,13 @@ def settle(run: RunDir) -> None:
 def counted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The names of the runs that are read from now on."""
     names: list[str] = []
-    original = index._read_row
+    original = index.read_row
 
     def read(run: RunDir, name: str) -> Row:
         names.append(name)
         return original(run, name)
 
-    monkeypatch.setattr(index, "_read_row", read)
+    monkeypatch.setattr(index, "read_row", read)
     return names
 
 

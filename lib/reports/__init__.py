@@ -1,0 +1,1 @@
+"""Reports: HTML pages of runs, each one file that needs no network."""

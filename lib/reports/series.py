@@ -1,0 +1,81 @@
+"""Series of metrics.jsonl, thinned for a page: the lowest and the highest value of equal stretches."""
+
+from __future__ import annotations
+
+import math
+from array import array
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from lib.runs import metrics
+
+MOST_POINTS = 2000  # of a line
+LINES = {"train": "training", "eval": "evaluation"}  # names of the kinds of rows
+# Columns that are no curves: coordinates, and counts of what an evaluation saw.
+_PLAIN = {"step", "epoch", "seconds", "micro_batch", "samples", "bytes", "chars", "tokens"}
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """One column of the rows of one kind. seconds: of training so far, at the same steps."""
+
+    kind: str
+    column: str
+    steps: array[int] = field(default_factory=lambda: array("q"))
+    values: array[float] = field(default_factory=lambda: array("d"))
+    seconds: array[float] = field(default_factory=lambda: array("d"))
+
+    def to_json(self, **more: Any) -> dict[str, Any]:
+        """Return at most MOST_POINTS points and the number of rows, with `more` about the line."""
+        kept = extremes(self.values, MOST_POINTS)
+        points = {
+            "step": [self.steps[place] for place in kept],
+            "seconds": [round(self.seconds[place], 3) for place in kept],
+            "value": [float(f"{self.values[place]:.7g}") for place in kept],
+        }
+        return {"kind": self.kind, "column": self.column, "rows": len(self.values), **more, **points}
+
+
+def extremes(values: Sequence[float], most: int) -> list[int]:
+    """Return the places of all values, or of the lowest and highest of each of `most` / 2 equal stretches."""
+    count = len(values)
+    if count <= most:
+        return list(range(count))
+    kept = set[int]()
+    for number in range(most // 2):
+        stretch = range(number * count // (most // 2), (number + 1) * count // (most // 2))
+        kept |= {min(stretch, key=values.__getitem__), max(stretch, key=values.__getitem__)}
+    return sorted(kept)
+
+
+def read_series(path: Path) -> list[Series]:
+    """Return every numeric column of a metrics.jsonl by kind of row, in the order of the file.
+
+    A file that does not exist yet has none. Raises ToolkitError for a damaged one.
+    """
+    if not path.exists():
+        return []
+    found: dict[tuple[str, str], Series] = {}
+    seconds = 0.0
+    for batch in metrics.Follower(path).batches():
+        for row in batch:
+            kind = row.get("kind")
+            if kind in LINES and _is_number(row.get("step")):
+                seconds = row["seconds"] if _is_number(row.get("seconds")) else seconds
+                _add(found, kind, row, seconds)
+    return list(found.values())
+
+
+def _add(found: dict[tuple[str, str], Series], kind: str, row: Mapping[str, Any], seconds: float) -> None:
+    for column, value in row.items():
+        if column not in _PLAIN and _is_number(value):
+            series = found.setdefault((kind, column), Series(kind, column))
+            series.steps.append(int(row["step"]))
+            series.values.append(value)
+            series.seconds.append(seconds)
+
+
+def _is_number(value: object) -> bool:
+    return type(value) in (int, float) and math.isfinite(value)  # type: ignore[arg-type]  # and not bool

@@ -1,0 +1,149 @@
+"""The report of a run: each file of its directory is in it, and none has to be there."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lib.reports.exhibits import Table
+from lib.reports.page import Section
+from lib.reports.run_report import (
+    Findings,
+    sections,
+    store_findings,
+    stored_findings,
+    write_report,
+)
+from lib.reports.series import MOST_POINTS
+from lib.runs.directory import RunDir
+from tests.lib.reports.test_page import Elements
+from tests.support.reported import all_findings, reported_run, write_rows
+
+MOST_BYTES = 3_000_000
+UNREAD = Findings(steps=[], problem="the run has no checkpoint")
+
+
+def by_title(run: RunDir, findings: Findings = UNREAD) -> dict[str, Section]:
+    return {section.title: section for section in sections(run, findings)}
+
+
+def rows_of(section: Section, title: str) -> dict[str, tuple[str, ...]]:
+    tables = [block for block in section.blocks if isinstance(block, Table)]
+    (found,) = [table for table in tables if table.title == title]
+    return {row[0]: row[1:] for row in found.rows}
+
+
+def test_the_result_comes_first_with_best_values_and_baselines(tmp_path: Path) -> None:
+    run = reported_run(tmp_path)
+    rows = [
+        {"kind": "eval", "step": step, "accuracy": accuracy, "loss": loss}
+        for step, accuracy, loss in ((10, 0.5, 1.0), (20, 0.8, 0.5), (30, 0.7, 0.6))
+    ]
+    run.metrics.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    first = sections(run, all_findings())[0]
+    assert first.title == "Result" and "test part of digits, synthetic" in first.notes[0]
+    assert rows_of(first, "Evaluations") == {"accuracy": ("0.7", "0.8", "20"), "loss": ("0.6", "0.5", "20")}
+    assert rows_of(first, "Baselines") == {"uniform guess": ("loss 2.3026",)}
+
+
+def test_a_baseline_is_also_read_from_the_log(tmp_path: Path) -> None:
+    run = reported_run(tmp_path)
+    run.log.write_text("2026-01-01T00:00:00Z N-gram baseline: 4.1 / 3.2 bits per byte\n")
+    result = by_title(run)["Result"]
+    assert rows_of(result, "Baselines") == {"N-gram baseline": ("4.1 / 3.2 bits per byte",)}
+
+
+def test_plan_memory_and_throughput(tmp_path: Path) -> None:
+    found = by_title(reported_run(tmp_path), all_findings())
+    assert rows_of(found["Plan"], "Decisions")["micro batch"] == ("32", "a reason")
+    memory = found["Memory"]
+    assert rows_of(memory, "Prediction at the peak")["activations"] == ("3.00 GB",)
+    assert "Measured: tensors took 3.20 GB of 80.00 GB at most (4%); predicted: 3.10 GB." in memory.notes
+    speed = rows_of(found["Throughput"], "Speed")
+    assert speed["samples per second"] == ("903",) and speed["time of an optimizer step"] == ("70.9 ms",)
+    assert speed["arithmetic, forward and backward"] == ("1,806 GFLOP/s",)
+    share = 903 * 2e9 / 66.9e12  # fp32 of an H100
+    assert speed["utilisation"][0].startswith(f"{share:.1%} of the peak")
+
+
+def test_requested_options_come_before_defaults(tmp_path: Path) -> None:
+    section = by_title(reported_run(tmp_path))["Configuration"]
+    assert rows_of(section, "Requested") == {"CONFIG_LEARNING_RATE": ("0.1", "command line")}
+    assert rows_of(section, "Defaults") == {"CONFIG_EMA": ("n", "default"), "CONFIG_SEED": ("1", "default")}
+
+
+def test_what_is_missing_is_said(tmp_path: Path) -> None:
+    run = RunDir.create(tmp_path, model="lenet5", identity="00000001", files={"config": ""})
+    run.release()
+    found = by_title(run)
+    assert "There is no evaluation yet." in found["Result"].notes
+    assert "plan.json" in found["Plan"].notes[0]
+    assert "no prediction" in found["Memory"].notes[0] and "Not measured" in found["Memory"].notes[1]
+    assert found["Throughput"].notes == ["No throughput is recorded yet."]
+    assert found["Model"].notes == ["The model is not shown: the run has no checkpoint"]
+    write_report(run, UNREAD, tmp_path / "page.html")
+    assert "The model is not shown" in (tmp_path / "page.html").read_text()
+
+
+def test_every_exhibit_is_shown(tmp_path: Path) -> None:
+    run = reported_run(tmp_path)
+    write_report(run, all_findings(), run.report)
+    page = run.report.read_text()
+    for text in ("Confusion matrix", "data:image/png;base64,", "once upon\na time", "after step 1", "zeros"):
+        assert text in page, text
+    charts = json.loads(Elements(page).scripts[0])["charts"]
+    assert page.count('<svg id="chart-') == len(charts)
+    assert list(charts[0]["axes"]) == ["step", "seconds"], "the script draws over the first"
+
+
+def test_findings_hold_for_the_checkpoints_of_then(tmp_path: Path) -> None:
+    run = reported_run(tmp_path)
+    assert stored_findings(run) is None
+    store_findings(run, all_findings())
+    assert stored_findings(run) == all_findings()
+    (run.checkpoints / "step-00000060").mkdir(parents=True)
+    assert stored_findings(run) is None, "there is a later checkpoint"
+    store_findings(run, all_findings(steps=[60]))
+    assert stored_findings(run) == all_findings(steps=[60])
+    for damaged in ("", "[]", "{}", run.findings.read_text().replace('"version": 1', '"version": 0')):
+        run.findings.write_text(damaged)
+        assert stored_findings(run) is None, damaged
+
+
+@pytest.mark.parametrize("evil", ["<script>alert(1)</script>", "</script><b>"])
+def test_what_a_run_holds_is_no_markup(tmp_path: Path, evil: str) -> None:
+    run = reported_run(tmp_path, NAME=evil)
+    run.write("data", {"name": evil})
+    run.write("env", {evil: evil})
+    run.set_status("failed", step=1, reason=evil)
+    run.metrics.write_text(json.dumps({"kind": "eval", "step": 1, evil: 1.0}) + "\n")
+    write_report(run, all_findings(), run.report)
+    page = Elements(run.report.read_text())
+    assert [tag for tag, _ in page.tags].count("script") == 2
+    assert "b" not in [tag for tag, _ in page.tags]
+    assert any(evil in text for text in page.texts)
+    assert json.loads(page.scripts[0])["charts"][0]["lines"][0]["column"] == evil
+
+
+@pytest.mark.slow
+def test_a_run_of_100000_rows_is_small_and_its_series_can_be_read_back(tmp_path: Path) -> None:
+    run = reported_run(tmp_path)
+    rows = write_rows(run, 100_000, every=10)
+    write_report(run, all_findings(), run.report)
+    assert run.report.stat().st_size <= MOST_BYTES
+    charts: list[dict[str, Any]] = json.loads(Elements(run.report.read_text()).scripts[0])["charts"]
+    (loss,) = [chart for chart in charts if chart["title"] == "loss"]
+    (line,) = loss["lines"]
+    losses = [float(f"{row['loss']:.7g}") for row in rows if row["kind"] == "train"]
+    assert line["rows"] == len(losses) and len(line["value"]) <= MOST_POINTS
+    half = MOST_POINTS // 2
+    wanted = []
+    for number in range(half):
+        begin, end = number * len(losses) // half, (number + 1) * len(losses) // half
+        own = losses[begin:end]
+        wanted += sorted({begin + own.index(min(own)), begin + own.index(max(own))})
+    assert line["step"] == [place + 1 for place in wanted]
+    assert line["value"] == [losses[place] for place in wanted]
