@@ -36,7 +36,8 @@ def main() -> int:
     concurrency = Concurrency(options.jobs, partial(predict_host_memory, root=ROOT, log=log))
     experiment = read_experiment(file_of(options.sweep))
     out = (options.out or ROOT / "runs" / "sweeps" / experiment.name).absolute()
-    log(": ".join(filter(None, (experiment.name, experiment.about))))
+    for line in (*experiment.notices, ": ".join(filter(None, (experiment.name, experiment.about)))):
+        log(line)
     train = partial(train_all, root=ROOT, out=out, concurrency=concurrency, log=log)
     seeds = len(experiment.seeds)
     if experiment.search is None:
