@@ -83,6 +83,7 @@ MADE_BY_USE = (
 PLACEHOLDERS = {"CONFIG_NAME", "CONFIG_X", "INDEX_URL"}
 # Variables of other Kconfig tools, of which docs/configuration.md says how it is here.
 OF_OTHER_TOOLS = {
+    "CUDA_VISIBLE_DEVICES",
     "GLOO_SOCKET_IFNAME",
     "NCCL_SOCKET_IFNAME",
     "TORCH_DEVICE_BACKEND_AUTOLOAD",
