@@ -6,12 +6,13 @@ import os
 import re
 import shlex
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.contract.test_readme import DOCUMENTS, ROOT, code_of
+from tests.contract.test_readme import DOCUMENTS, ROOT, TUTORIALS, code_of, commands_of
 
 PAGES = [page for page in DOCUMENTS if page.name != "CHANGELOG.md"]
 # Makes a command a form rather than a command: a word of the table of targets, or three dots.
@@ -80,6 +81,18 @@ def test_a_command_that_make_would_refuse_is_found() -> None:
     assert fault_of("make runs GPU=h100-80g").startswith("GPU is not used by make runs")
     assert fault_of("make plan GPU=").startswith("GPU= is empty")
     assert fault_of("make -n defconfig-lenet5+bf16 train CONFIG_SEED=7") == ""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", TUTORIALS, ids=lambda path: path.name)
+def test_the_settings_of_a_tutorial_are_possible(page: Path, tmp_path: Path) -> None:
+    """Its configurations and settings in their order, from one directory; what they lead to is configured."""
+    commands = commands_of(page.read_text(encoding="utf-8"))
+    configure = [each for each in commands if re.match(r"make (defconfig-\S+|setconfig .*)$", each)]
+    for command in (each for each in configure if "my_" not in each):
+        words = [*shlex.split(command), f"O={tmp_path}", "VENV=", f"PYTHON={sys.executable}"]
+        done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True)
+        assert done.returncode == 0, f"{command}\n{done.stderr}"
 
 
 @pytest.mark.parametrize("page", DOCUMENTS, ids=lambda path: path.name)
