@@ -56,7 +56,7 @@ COMMANDS = {
     "make plan GPU=rtx4090 CONFIG_GRAD_CHECKPOINT_BLOCKS=y": DRY,
     "make plan GPU=rtx4090 CONFIG_PRECISION_FP32=y": DRY,
     "make plan GPU=h100-80gx8 CONFIG_DIST_NNODES=1": DRY,
-    "make plan GPU=h100-80g CONFIG_AUTO_METHOD_TABLE=y": DRY,
+    "make plan GPU=h100-80g:70G CONFIG_AUTO_METHOD_TABLE=y": DRY,
     "make sbatch": DRY,
     "make submit": DRY,
     "make launch-print CONFIG_DIST_NNODES=2 CONFIG_DIST_ENDPOINT=10.0.0.1:29500": DRY,
