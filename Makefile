@@ -146,7 +146,7 @@ bench: configured ready
 	$(RUN_PY) -m scripts.bench.throughput
 scaling scaling-plan scaling-run scaling-fit scaling-plot scaling-report: ready
 	$(RUN_PY) -m scripts.scaling $(if $(filter scaling,$@),all,$(@:scaling-%=%)) $(call flag,quick,QUICK) \
-		$(call options,budget=BUDGET compare=COMPARE corpus=CORPUS epochs=EPOCHS batch=BATCH device=DEVICE out=OUT)
+		$(call options,shapes=SHAPES budget=BUDGET compare=COMPARE corpus=CORPUS epochs=EPOCHS batch=BATCH device=DEVICE out=OUT)
 sweep: ready
 	$(RUN_PY) -m scripts.sweep --runs $(call quote,$(RUN_FOLDER)) \
 		$(call options,jobs=JOBS out=OUT confirm=CONFIRM first-seed=FIRST_SEED) $(call given,SWEEP)

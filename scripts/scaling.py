@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import itertools
+import re
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -29,17 +31,17 @@ COMMANDS = ("all", "plan", "run", "fit", "plot", "report")
 DEVICES = ("cpu", "cuda", "mps")
 
 
-def main() -> int:
-    """Run the scaling command of the command line."""
-    options = parse()
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the scaling command of the command line, or of `arguments`."""
+    options = parse(arguments)
     experiments = ScalingExperiments(options.out, corpus=options.corpus)
     if options.command in ("all", "plan", "run"):
         plan = whole = make_plan(options, experiments)
         if options.budget:
             plan = within_budget(whole, seconds=options.budget, workers=experiments.workers)
         show(plan, experiments)
-        reduced = {"QUICK=1": options.quick, "EPOCHS=": options.epochs, "BUDGET=": options.budget}
-        given = [name for name, value in reduced.items() if value]
+        reduced = {f"{name.upper()}=": vars(options)[name] for name in ("shapes", "epochs", "budget")}
+        given = ["QUICK=1"] * options.quick + [name for name, value in reduced.items() if value]
         for line in plan_warnings(plan, whole, workers=experiments.workers, given=given):
             print(line)
         if options.command == "plan":
@@ -62,6 +64,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="scaling", description=__doc__)
     parser.add_argument("command", choices=COMMANDS)
     parser.add_argument("--quick", action="store_true", help="four small shapes, minutes of a processor")
+    parser.add_argument("--shapes", type=shapes_of, help="widths and numbers of layers: 64,128x4,8")
     parser.add_argument("--budget", type=parse_budget, help="wall time that the sweep may take: 90s, 10m, 2h")
     parser.add_argument("--compare", type=compared, help="a second architecture at every point")
     epochs = partial(natural, "EPOCHS")
@@ -78,6 +81,14 @@ def natural(variable: str, text: str) -> int:
     if not (text.isascii() and text.isdecimal() and int(text)):
         raise ConfigError(f"{variable}={text} is not possible", todo="it takes a whole number from 1 on")
     return int(text)
+
+
+def shapes_of(text: str) -> tuple[tuple[int, int], ...]:
+    """Parse every width with every number of layers. Raises ConfigError for anything but 64,128x4,8."""
+    if not re.fullmatch(r"[1-9][0-9]*(,[1-9][0-9]*)*x[1-9][0-9]*(,[1-9][0-9]*)*", text):
+        raise ConfigError(f"SHAPES={text} is not possible", todo="SHAPES=64,128x4,8: widths x layers")
+    widths, layers = (tuple(map(int, part.split(","))) for part in text.split("x"))
+    return tuple(dict.fromkeys(itertools.product(widths, layers)))
 
 
 def compared(name: str) -> str:
@@ -117,6 +128,8 @@ def make_plan(options: argparse.Namespace, experiments: ScalingExperiments) -> l
 def grid_of(options: argparse.Namespace, experiments: ScalingExperiments) -> Grid:
     """Return the requested grid, scaled down to one pass over the corpus, which is reported."""
     whole = QUICK if options.quick else FULL
+    if options.shapes:
+        whole = dataclasses.replace(whole, shapes=options.shapes, repeated=options.shapes[0])
     tokens = () if options.epochs else whole.tokens
     requested = dataclasses.replace(whole, tokens=tokens, batch_size=options.batch or whole.batch_size)
     one_pass = experiments.corpus.train_tokens

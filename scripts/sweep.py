@@ -58,7 +58,8 @@ def main() -> int:
         raise ConfigError(f"FIRST_SEED={first} is not fresh", why=why, todo="give a larger one")
     concurrency = Concurrency(jobs, partial(predict_host_memory, root=ROOT, log=log))
     out = (options.out or options.runs / "sweeps" / experiment.name).absolute()
-    log(": ".join(filter(None, (experiment.name, experiment.about))))
+    for line in (*experiment.notices, ": ".join(filter(None, (experiment.name, experiment.about)))):
+        log(line)
     experiment, results = train_points(experiment, out=out, concurrency=concurrency)
     write_results(out, results)
     comparison = Comparison(pairs=(), out=out, runs=options.runs, root=ROOT, concurrency=concurrency, log=log)

@@ -51,7 +51,9 @@ def compact_text(plan: Plan, *, columns: int) -> str:
         rows.insert(
             1, ("strategy", plan.strategy + (f" in shards of {plan.shard}" if plan.shard > 1 else ""))
         )
-    rows += [(name, text) for name, _, text in _rows(plan) if name != "device" and WARNS.search(text)]
+    rows += [
+        (name, text) for name, _, text in named_decisions(plan) if name != "device" and WARNS.search(text)
+    ]
     lines = ["Plan (make plan shows every value with its reason; V=1 does it here)"]
     for name, text in rows:
         lines += hanging(f"  {name:<10}", text, columns=columns, indent="    ")

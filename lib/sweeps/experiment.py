@@ -16,6 +16,8 @@ is a search: it has an objective, and its axes may be ranges:
     axes:
       LEARNING_RATE: {low: 1e-4, high: 1e-1, log: true}
       LENGTH: {low: 2, high: 8, step: 2}        # a whole number where low and high are
+
+Sections of nested files (model: {H_cycles: 3}) stand for symbols: lib/sweeps/nested_keys.py.
 """
 
 from __future__ import annotations
@@ -30,6 +32,7 @@ from typing import Any, TypeGuard
 
 from lib.errors import ConfigError
 from lib.plugins import meant
+from lib.sweeps.nested_keys import tables, with_symbols
 from lib.sweeps.yaml12 import Document, Plain, Route, read_yaml
 
 SELF = "_self_"
@@ -83,6 +86,7 @@ class Experiment:
     points: settings of each point; each is trained with every seed.
     search: search space from which Optuna proposes the points; None where the file lists them.
     places: a symbol and its value, or None -> file:line of the assignment.
+    notices: of keys that set nothing here.
     """
 
     name: str
@@ -93,6 +97,7 @@ class Experiment:
     seeds: tuple[int, ...]
     search: Search | None
     places: Mapping[tuple[str, str | None], str]
+    notices: tuple[str, ...] = ()
 
     def runs(self) -> Iterator[tuple[int, Setting]]:
         """Yield the index of the point and all settings of each run."""
@@ -106,7 +111,7 @@ class Experiment:
 
 def read_experiment(file: Path) -> Experiment:
     """Read an experiment file. Raises ConfigError, with file and line, where it is malformed."""
-    document = merged(file)
+    document, notices = with_symbols(merged(file), raw)
     content = document.content
     if not isinstance(content.get("config"), str):
         todo = "config: NAME, one of make list-defconfigs"
@@ -133,6 +138,7 @@ def read_experiment(file: Path) -> Experiment:
         seeds=_seeds(document),
         search=_search(document, axes) if is_search else None,
         places=dict(_places(document, settings, axes)),
+        notices=notices,
     )
 
 
@@ -144,7 +150,7 @@ def merged(file: Path, *, above: tuple[Path, ...] = ()) -> Document:
         raise ConfigError(f"the defaults of {real.name} lead back to it", why=cycle)
     own = read_yaml(file)
     for key in own.content:
-        if key not in KEYS:
+        if key not in (*KEYS, *tables()):
             raise own.error(key, fault=f"there is no key {key}", todo=meant(key, KEYS))
     layers = own.content.get("defaults", [])
     if not isinstance(layers, list) or not all(isinstance(layer, str) for layer in layers):
@@ -155,9 +161,10 @@ def merged(file: Path, *, above: tuple[Path, ...] = ()) -> Document:
     for name in names if SELF in names else [*names, SELF]:
         layer = own
         if name != SELF:
-            path = file.parent / f"{name}.yaml"
+            beside, above_it = (folder / f"{name}.yaml" for folder in (file.parent, real.parent.parent))
+            path = beside if beside.is_file() else above_it
             if not path.is_file():
-                fault, todo = f"there is no {path.name} beside it", "defaults names such files"
+                fault, todo = f"there is no {path.name} beside it or above", "defaults names such files"
                 raise own.error("defaults", fault=fault, todo=todo)
             layer = merged(path, above=(*above, real))
         content = _merge(content, layer.content)

@@ -1,4 +1,7 @@
-"""make experiment EXP=1|2|3|4|ablation|scaling_laws: experiments on the configured looped transformer."""
+"""make experiment EXP=1|2|3|4|ablation|scaling_laws: experiments on the configured looped transformer.
+
+Without EXP= all that its compute tier and its block allow.
+"""
 
 from __future__ import annotations
 
@@ -23,10 +26,12 @@ ANY_BLOCK = ("1", "4")  # experiments that choose their blocks themselves
 
 
 def main() -> int:
-    """Run the experiment that the command line names."""
+    """Run the experiment that the command line names, or all that the configuration allows."""
     options = parse()
     resolved = with_tier(kconf.from_environment(ROOT), root=ROOT, log=print)
-    check(options.experiment, config_from_values(resolved.values))
+    config = config_from_values(resolved.values)
+    names = [options.experiment] if options.experiment else allowed(config)
+    check(names[0], config)
 
     from scripts.eqprop.setting import Setting  # torch takes a second
 
@@ -34,16 +39,26 @@ def main() -> int:
         resolved=resolved, quick=options.quick, out=options.out, log=lambda text: print(text, flush=True)
     )
     prepare(options.out)
-    try:
-        report = experiments()[options.experiment](setting)
-    except Suspended as error:  # replaces the hint to resume a run, which an experiment has not
-        raise Suspended(
-            f"EXP={options.experiment} was stopped",
-            todo="the same command resumes; finished trainings of EXP=2 and ablation are reused",
-        ) from error
-    for path in report.write():
-        print(path)
+    for name in names:
+        print(f"EXP={name}", flush=True)
+        try:
+            report = experiments()[name](setting)
+        except Suspended as error:  # replaces the hint to resume a run, which an experiment has not
+            raise Suspended(
+                f"EXP={name} was stopped",
+                todo="the same command resumes; finished trainings of EXP=2 and ablation are reused",
+            ) from error
+        for path in report.write():
+            print(path)
     return 0
+
+
+def allowed(config: Config) -> list[str]:
+    """Return the experiments that `config` allows. Raises ConfigError where it allows none."""
+    refused = {name: _refusal(name, config) for name in NAMES}
+    if error := refused[NAMES[0]]:  # for every tier and every block
+        raise error
+    return [name for name, error in refused.items() if error is None]
 
 
 def prepare(out: Path) -> None:
@@ -67,31 +82,35 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
 
 def check(name: str, config: Config) -> None:
     """Raise ConfigError for an experiment that is unknown, unsuitable, or not enabled at the compute tier."""
-    if not name:
-        raise ConfigError("EXP= is not given", todo=f"one of {', '.join(NAMES)}")
+    if error := _refusal(name, config):
+        raise error
+
+
+def _refusal(name: str, config: Config) -> ConfigError | None:
     if name not in NAMES:
-        raise ConfigError(f"EXP={name} is not an experiment", todo=f"one of {', '.join(NAMES)}")
+        return ConfigError(f"EXP={name} is not an experiment", todo=f"one of {', '.join(NAMES)}")
     if config.model != "looped" or config.model_options["causal"]:
-        raise ConfigError(
+        return ConfigError(
             "the experiments are on the looped transformer and what has labels: images and SST-2",
             todo="make defconfig-looped; where a tier chooses texts without labels CONFIG_DATASET_SST2=y, or "
             "CONFIG_LOOPED_INPUT_IMAGES=y",
         )
     if name not in ANY_BLOCK and config.model_options["block"] == "plain":
-        raise ConfigError(
+        return ConfigError(
             f"EXP={name} is on the configured block, and a plain one has no energy to propagate",
             todo="CONFIG_LOOPED_BLOCK_ENERGY_CROSS=y, or EXP=1 and EXP=4, which try the plain block, too",
         )
     if config.tier == "none":
-        return
+        return None
     tier = TIERS[int(config.tier)]
     enabled = [str(number) for number in TIER_CONFIGS[tier]["experiments"]]
-    if {"ablation": "2"}.get(name, name) not in enabled:  # the ablation is enabled with experiment 2
-        raise ConfigError(
-            f"EXP={name} is not enabled at {tier}",
-            why=f"that tier is for {', '.join(enabled)}",
-            todo="choose a larger tier (CONFIG_TIER_*), or none with sizes of your own",
-        )
+    if {"ablation": "2"}.get(name, name) in enabled:  # the ablation is enabled with experiment 2
+        return None
+    return ConfigError(
+        f"EXP={name} is not enabled at {tier}",
+        why=f"that tier is for {', '.join(enabled)}",
+        todo="choose a larger tier (CONFIG_TIER_*), or none with sizes of your own",
+    )
 
 
 def experiments() -> dict[str, Callable[[Setting], Report]]:

@@ -41,6 +41,7 @@ USED_BY = {
     "Q": {"searchconfig"},
     "EXP": {"experiment"},
     "EPOCHS": {"scaling", "scaling-plan", "scaling-run"},
+    "SHAPES": {"scaling", "scaling-plan", "scaling-run"},
     "COLUMN": {"curve"},
     "THRESHOLD": {"curve"},
     "REFERENCE": {"curve"},

@@ -1,4 +1,4 @@
-"""What the documents say exists, and every command of the README is run by some test."""
+"""What the documents say exists, and every command of README and the tutorials is run by some test."""
 
 from __future__ import annotations
 
@@ -24,16 +24,18 @@ DOCUMENTS = [
     ROOT / "CHANGELOG.md",
     *(ROOT / "docs").rglob("*.md"),
 ]
+TUTORIALS = sorted((ROOT / "docs" / "tutorials").glob("*.md"))
 
-# How each command of the README is tested: RUN here, as it stands; DRY by make -n, where it would
-# call a terminal or this very test; or by the test that is named: a file::function, or a directory
-# in which some file holds the command word by word.
+# How each command of README and the tutorials is tested: RUN here, as it stands; DRY by make -n, where it
+# would call a terminal or this very test; or by the test that is named: a file::function, or a directory in
+# which some file holds the command word by word.
 RUN, DRY, END_TO_END = "run", "dry", "tests/e2e"
 OWN_TORCH = "tests/contract/test_bootstrap.py::test_a_torch_of_an_existing_environment_is_kept"
 WITHOUT_VENV = "tests/contract/test_bootstrap.py::test_without_venv_nothing_is_installed"
 NEW_MODEL = "tests/contract/test_scaffold.py::test_a_new_model_passes_the_tests_of_models"
 NEW_DATA = "tests/contract/test_scaffold.py::test_a_new_data_set_trains_at_once"
 NEW_TASK = "tests/contract/test_scaffold.py::test_a_model_of_a_new_task_trains_at_once"
+SETTINGS = "tests/contract/test_docs.py::test_the_settings_of_a_tutorial_are_possible"
 COMMANDS = {
     "make defconfig-lenet5 && make train": END_TO_END,
     "make runs": RUN,
@@ -41,6 +43,37 @@ COMMANDS = {
     "make watch": RUN,
     "make profile": DRY,
     "make doctor": RUN,
+    "make defconfig-resnet18": RUN,
+    "make defconfig-gpt2-tiny": RUN,
+    "make defconfig-gpt2": RUN,
+    'make setconfig SET="DATASET_IMAGE_FOLDER=y DATA_DIR=../photos IMAGE_SIZE=64"': SETTINGS,
+    'make setconfig SET="TARGET_EFFECTIVE_BATCH=32 NUM_EPOCHS=20"': SETTINGS,
+    'make setconfig SET="DATASET_TEXT_FILES=y DATA_DIR=../texts"': SETTINGS,
+    'make setconfig SET="DEVICE_CUDA=y NUM_DEVICES=8 DIST_NNODES=2"': SETTINGS,
+    'make setconfig SET="SLURM_PARTITION=gpu SLURM_TIME=12:00:00"': SETTINGS,
+    "make train CONFIG_MAX_STEPS=2000": DRY,
+    'make sample PROMPT="Once upon"': DRY,
+    "make plan GPU=all": DRY,
+    "make plan GPU=rtx4090": DRY,
+    "make plan GPU=h100-80gx4:70G": DRY,
+    "make plan GPU=rtx4090 CONFIG_GRAD_CHECKPOINT_BLOCKS=y": DRY,
+    "make plan GPU=rtx4090 CONFIG_PRECISION_FP32=y": DRY,
+    "make plan GPU=h100-80gx8 CONFIG_DIST_NNODES=1": DRY,
+    "make plan GPU=h100-80g:70G CONFIG_AUTO_METHOD_TABLE=y": DRY,
+    "make sbatch": DRY,
+    "make submit": DRY,
+    "make launch-print CONFIG_DIST_NNODES=2 CONFIG_DIST_ENDPOINT=10.0.0.1:29500": DRY,
+    "make train CONFIG_DIST_NNODES=2 CONFIG_DIST_ENDPOINT=10.0.0.1:29500": DRY,
+    "make explain SYM=MY_NET_WIDTH": NEW_MODEL,
+    "make kconfig-docs": DRY,
+    "make diffconfig A=lenet5 B=lenet5+bf16": RUN,
+    "make sweep SWEEP=my.yaml": DRY,
+    'make runs WHERE="model=lenet5" SORT=accuracy': RUN,
+    "make curve THRESHOLD=0.9": DRY,
+    "make elastic-check GPU=a100-40g": RUN,
+    "make elastic-demo": DRY,
+    "make scaling-plan QUICK=1": DRY,
+    "make scaling QUICK=1": DRY,
     "make plots": END_TO_END,
     "make report": END_TO_END,
     'make compare RUNS="20261121 20261122"': DRY,
@@ -88,6 +121,7 @@ MADE_BY_USE = (
 PLACEHOLDERS = {"CONFIG_NAME", "CONFIG_X", "INDEX_URL"}
 # Variables of other Kconfig tools, of which docs/configuration.md says how it is here.
 OF_OTHER_TOOLS = {
+    "CUDA_VISIBLE_DEVICES",
     "GLOO_SOCKET_IFNAME",
     "NCCL_SOCKET_IFNAME",
     "TORCH_DEVICE_BACKEND_AUTOLOAD",
@@ -206,8 +240,11 @@ Read `lib/nothing.py`, `nothing.md`, [x](y.md), `lib/config` and `lib/`.
     assert missing_paths(text, base=ROOT) == ["lib/nothing.py", "nothing.md", "y.md"]
 
 
-def test_every_command_of_the_readme_is_tested_and_no_other() -> None:
-    assert set(commands_of((ROOT / "README.md").read_text(encoding="utf-8"))) == set(COMMANDS)
+def test_every_command_of_readme_and_tutorials_is_tested_and_no_other() -> None:
+    pages = {page: set(commands_of(page.read_text(encoding="utf-8"))) for page in DOCUMENTS}
+    first = [commands for page, commands in pages.items() if page in (ROOT / "README.md", *TUTORIALS)]
+    assert len(first) > 5 and set().union(*first) - set(COMMANDS) == set()
+    assert set(COMMANDS) - set().union(*pages.values()) == set(), "no page has them"
 
 
 @pytest.mark.parametrize("command", [command for command, how in COMMANDS.items() if how not in (RUN, DRY)])

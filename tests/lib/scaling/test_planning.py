@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import itertools
 import re
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from torch import nn
@@ -40,7 +43,8 @@ from lib.scaling.planning import (
     within_budget,
 )
 from lib.scaling.results import ARCHITECTURES, ScalingConfig, ScalingResults, write
-from scripts.scaling import main, parse
+from scripts.run_scaling_experiments import arguments_of
+from scripts.scaling import grid_of, main, parse
 
 ONE_PASS = 3_999_872  # tokens of the synthetic corpus
 SPEC = TextSpec(
@@ -247,6 +251,8 @@ REFUSED = [
     ("--epochs=-1", "EPOCHS=-1 is not possible; it takes a whole number from 1 on"),
     ("--epochs=0", "EPOCHS=0 is not possible"),
     ("--epochs=x", "EPOCHS=x is not possible"),
+    ("--shapes=64,128", "SHAPES=64,128 is not possible; SHAPES=64,128x4,8: widths x layers"),
+    ("--shapes=64x0", "SHAPES=64x0 is not possible"),
     ("--batch=0", "BATCH=0 is not possible"),
     ("--batch=-3", "BATCH=-3 is not possible"),
     ("--batch=1.5", "BATCH=1.5 is not possible; it takes a whole number from 1 on"),
@@ -290,6 +296,36 @@ def test_what_is_given_is_taken() -> None:
     options = parse(["plan", "--epochs=2", "--batch=8", "--budget=10m", "--compare=gpt", "--device=cpu"])
     taken = options.epochs, options.batch, options.budget, options.compare, options.device
     assert taken == (2, 8, 600.0, "gpt", "cpu")
+
+
+def test_shapes_are_every_width_with_every_number_of_layers() -> None:
+    options = parse(["plan", "--shapes=64,128x4,8,4"])
+    assert options.shapes == ((64, 4), (64, 8), (128, 4), (128, 8))
+
+
+def test_other_shapes_are_trained_as_the_whole_grid_is() -> None:
+    """One of them with every seed."""
+    experiments: Any = SimpleNamespace(corpus=SimpleNamespace(train_tokens=ONE_PASS), log=print)
+    grid = grid_of(parse(["plan", "--shapes=32,64x2", "--epochs=3"]), experiments)
+    configs = configs_of(grid, architectures=ARCHITECTURES[:1], base=ScalingConfig(32, 2, epochs=3))
+    assert names_of(configs) == ["d32_l2", "d32_l2_s2", "d32_l2_s3", "d64_l2"]
+
+
+def test_the_command_of_the_document_is_the_same_sweep() -> None:
+    """Its quick test, its defaults, and its spelling with and without an equals sign."""
+    quick = parse(arguments_of(["--quick", "--epochs", "3"]))
+    assert (quick.command, quick.shapes, quick.epochs) == ("all", ((64, 4), (64, 8), (128, 4), (128, 8)), 3)
+    assert (quick.quick, quick.batch, quick.corpus) == (False, 32, "wikitext2")
+    own = parse(arguments_of(["--batch-size=16", "--output-dir", "my_results", "--corpus", "synthetic"]))
+    assert (own.shapes, own.epochs, own.batch, own.corpus) == (None, 5, 16, "synthetic")
+    assert own.out == Path("my_results")
+
+
+def test_the_command_of_the_document_runs_as_a_file() -> None:
+    command = [sys.executable, "scripts/run_scaling_experiments.py", "--epochs", "none"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("error: EPOCHS=none is not possible")
 
 
 @pytest.mark.parametrize("command", ["fit", "plot", "report"])

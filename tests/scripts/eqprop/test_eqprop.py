@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -273,7 +274,6 @@ def test_a_spread_says_how_many() -> None:
     ("name", "changes", "told"),
     [
         ("5", {}, "EXP=5 is not an experiment"),
-        ("", {}, "EXP= is not given"),
         ("2", {"TIER_0": "y"}, "EXP=2 is not enabled at CPU_ONLY: that tier is for 1"),
         ("ablation", {"TIER_0": "y"}, "not enabled"),
         ("2", {"LOOPED_BLOCK_PLAIN": "y"}, "has no energy to propagate; .* EXP=1 and EXP=4"),
@@ -302,3 +302,37 @@ def test_what_a_tier_enables_is_done() -> None:
         command.check(name, config_from_values(resolved(**{f"TIER_{tier}": "y"}).values))
     command.check("scaling_laws", config_from_values(resolved().values))
     command.check("4", config_from_values(resolved(LOOPED_BLOCK_PLAIN="y").values))
+
+
+@pytest.mark.parametrize(
+    ("changes", "names"),
+    [
+        ({"TIER_0": "y"}, ["1"]),
+        ({"TIER_1": "y"}, ["1", "2", "ablation"]),
+        ({"TIER_2": "y"}, ["1", "2", "3", "ablation"]),
+        ({"TIER_2": "y", "LOOPED_BLOCK_PLAIN": "y"}, ["1"]),
+        ({}, list(command.NAMES)),
+    ],
+)
+def test_without_a_name_all_that_the_configuration_allows_is_run(
+    changes: dict[str, str],
+    names: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def report_of(name: str) -> Any:
+        return lambda _: SimpleNamespace(write=lambda: [f"report of {name}"])
+
+    monkeypatch.setattr(command.kconf, "from_environment", lambda _: resolved(**changes))
+    monkeypatch.setattr(command, "experiments", lambda: {name: report_of(name) for name in command.NAMES})
+    monkeypatch.setattr("sys.argv", ["experiment", f"--out={tmp_path}"])
+    assert command.main() == 0
+    told = [line for name in names for line in (f"EXP={name}", f"report of {name}")]
+    assert capsys.readouterr().out.splitlines() == told
+
+
+def test_without_a_name_another_model_is_refused() -> None:
+    config = config_from_values(kconf.load(root=ROOT, config_file=ROOT / "defconfigs/lenet5").values)
+    with pytest.raises(ConfigError, match="on the looped transformer"):
+        command.allowed(config)

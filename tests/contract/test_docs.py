@@ -1,0 +1,116 @@
+"""Every command of every page is one that make would begin, and every link leads to a page and a heading."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.contract.test_readme import DOCUMENTS, ROOT, TUTORIALS, code_of, commands_of
+
+PAGES = [page for page in DOCUMENTS if page.name != "CHANGELOG.md"]
+# Makes a command a form rather than a command: a word of the table of targets, or three dots.
+FORM = re.compile(r"NAME|FRAGMENT|DIRECTORY|\.\.\.|<|\*")
+
+
+def make_commands(text: str) -> Iterator[str]:
+    """Every call of make in the code of a page, lines that end in a backslash joined."""
+    lines, spans = code_of(text.replace("\\\n", " "))
+    for line in [*lines, *spans]:
+        for command in re.split(r"&&|;|\|", re.sub(r"\s#.*", "", line)):
+            words = command.split()
+            while words and re.fullmatch(r"[A-Z_]+=\S*", words[0]):  # of the environment
+                words.pop(0)
+            if words[:1] == ["make"]:
+                yield " ".join(words)
+
+
+def fault_of(command: str) -> str:
+    """What make would say of the goals and variables of a command before it begins; "" if nothing."""
+    words = shlex.split(command)[1:]
+    given = dict(word.split("=", 1) for word in words if "=" in word)
+    goals = [word for word in words if "=" not in word and not word.startswith("-")]
+    names = {"KCONFIG_MAKE_GOALS": " ".join(goals or ["all"]), "KCONFIG_MAKE_VARIABLES": " ".join(given)}
+    judged = subprocess.run(
+        ["awk", "-v", "mode=check", "-f", "scripts/targets.awk", "scripts/targets"],
+        cwd=ROOT,
+        env={**os.environ, **given, **names},
+        capture_output=True,
+        text=True,
+    )
+    return "" if judged.returncode == 0 else judged.stdout.strip()
+
+
+def anchors_of(page: Path) -> set[str]:
+    """The anchors of a page's headings, as GitHub makes them."""
+    text = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.M | re.S)
+    titles = re.findall(r"^#+ +(.*?) *$", text, flags=re.M)
+    plain = (re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", title).lower() for title in titles)
+    return {re.sub(r"[^\w\- ]", "", title).replace(" ", "-") for title in plain}
+
+
+def broken_links(text: str, *, page: Path) -> list[str]:
+    broken = []
+    for link in re.findall(r"\]\(([^)\s]+)\)", re.sub(r"^```.*?^```", "", text, flags=re.M | re.S)):
+        if "://" in link:
+            continue
+        place, _, anchor = link.partition("#")
+        target = page.parent / place if place else page
+        if not target.exists() or (anchor and anchor not in anchors_of(target)):
+            broken.append(link)
+    return broken
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)
+def test_make_would_begin_every_command(page: Path) -> None:
+    commands = set(make_commands(page.read_text(encoding="utf-8")))
+    faults = {command: fault_of(command) for command in sorted(commands) if not FORM.search(command)}
+    assert {command: fault for command, fault in faults.items() if fault} == {}
+
+
+def test_a_command_that_make_would_refuse_is_found() -> None:
+    text = "```sh\nmake trian\nOMP_NUM_THREADS=1 make runs GPU=h100-80g\n```\nor `make plan RUN=`\n"
+    assert [*make_commands(text)] == ["make trian", "make runs GPU=h100-80g", "make plan RUN="]
+    assert "trian is no target" in fault_of("make trian")
+    assert fault_of("make runs GPU=h100-80g").startswith("GPU is not used by make runs")
+    assert fault_of("make plan GPU=").startswith("GPU= is empty")
+    assert fault_of("make -n defconfig-lenet5+bf16 train CONFIG_SEED=7") == ""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", TUTORIALS, ids=lambda path: path.name)
+def test_the_settings_of_a_tutorial_are_possible(page: Path, tmp_path: Path) -> None:
+    """Its configurations and settings in their order, from one directory; what they lead to is configured."""
+    commands = commands_of(page.read_text(encoding="utf-8"))
+    configure = [each for each in commands if re.match(r"make (defconfig-\S+|setconfig .*)$", each)]
+    for command in (each for each in configure if "my_" not in each):
+        words = [*shlex.split(command), f"O={tmp_path}", "VENV=", f"PYTHON={sys.executable}"]
+        done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True)
+        assert done.returncode == 0, f"{command}\n{done.stderr}"
+
+
+@pytest.mark.parametrize("page", DOCUMENTS, ids=lambda path: path.name)
+def test_every_link_leads_to_a_heading(page: Path) -> None:
+    assert broken_links(page.read_text(encoding="utf-8"), page=page) == []
+
+
+def test_a_link_to_nowhere_is_found() -> None:
+    page = ROOT / "docs" / "memory.md"
+    text = "[a](memory.md#save-memory) [b](memory.md#no) [c](no.md) [d](#limits-of-the-prediction) [e](#no)"
+    assert broken_links(text, page=page) == ["memory.md#no", "no.md", "#no"]
+
+
+def test_every_page_is_linked_from_another() -> None:
+    """So that a reader who starts at README finds it."""
+    linked = {ROOT / "README.md", ROOT / "CHANGELOG.md", ROOT / "CONTRIBUTING.md"}
+    for page in DOCUMENTS:
+        links = re.findall(r"\]\(([^)\s#]+)", page.read_text(encoding="utf-8"))
+        linked |= {(page.parent / link).resolve() for link in links if "://" not in link} - {page}
+    folders = {folder for folder in linked if folder.is_dir()}
+    assert {page.name for page in DOCUMENTS if page not in linked and page.parent not in folders} == set()
