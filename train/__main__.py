@@ -1,4 +1,4 @@
-"""`python -m train`: the program behind make train, resume, rerun, eval, report, sample, export, plan and others."""
+"""`python -m train`: the program behind make train, resume, rerun, eval, report, plan and others."""
 
 from __future__ import annotations
 

@@ -6,10 +6,10 @@ import dataclasses
 import re
 import shutil
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, TextIO
 
-from lib.plan.fitting import StepSettings
+from lib.plan.fitting import Split, StepSettings
 from lib.plan.numerics import precision_problem
 from lib.plan.placement import Placement
 from lib.plan.types import OWN_MEMORY, STATIC_SHAPES, ConfigView, Memory, ModelFacts, Plan
@@ -51,9 +51,9 @@ def compact_text(plan: Plan, *, columns: int) -> str:
         rows.insert(
             1, ("strategy", plan.strategy + (f" in shards of {plan.shard}" if plan.shard > 1 else ""))
         )
-    rows += [
-        (name, text) for name, _, text in named_decisions(plan) if name != "device" and WARNS.search(text)
-    ]
+    shown = ("device", "effective batch")
+    decisions = [(name, text) for name, _, text in named_decisions(plan) if name not in shown]
+    rows += [(name, text) for name, text in decisions if WARNS.search(text)]
     lines = ["Plan (make plan shows every value with its reason; V=1 does it here)"]
     for name, text in rows:
         lines += hanging(f"  {name:<10}", text, columns=columns, indent="    ")
@@ -151,6 +151,31 @@ def memory_remedies(config: ConfigView, placement: Placement, memory: Memory, st
     if "checkpoint" in memory.parts:
         remedies.append("set CONFIG_CHECKPOINT_ASYNC=n")
     return ", or ".join([*remedies, "choose a smaller model"])
+
+
+def why_divisor(split: Split, *, bound: int, norm_batch: int) -> str:
+    """Explain how the micro-batch follows from `bound`, the most that fits, and from a device's share."""
+    per_device, micro_batch = split.samples, split.micro_batch
+    if split.last_micro_batch < micro_batch:
+        return f"; no divisor of {per_device} comes near, so the last micro-batch is smaller"
+    if micro_batch == per_device < bound:
+        return f"; the whole share of a device is {per_device}"
+    if micro_batch < bound:
+        multiple = f" and multiple of NORM_BATCH = {norm_batch}" if norm_batch else ""
+        return f"; the largest divisor of {per_device}{multiple} is {micro_batch}"
+    return f"; divides {per_device}"
+
+
+def why_shares(shares: Sequence[int], *, rows: int, noun: str) -> str:
+    """Explain each device's share, and how long the others wait for the one with the most rows.
+
+    rows: of the first device, padding included. noun: "devices" or "pairs of devices".
+    """
+    world = len(shares)
+    if sum(shares) == rows * world:
+        return f"{rows} on each of {world} {'device(s)' if noun == 'devices' else 'pair(s) of devices'}"
+    counts = " and ".join(f"{shares.count(share)} x {share}" for share in sorted({*shares}, reverse=True))
+    return f"{counts} on {world} {noun} ({1 - sum(shares) / (rows * world):.1%} idle)"
 
 
 def why_target(config: ConfigView) -> str:

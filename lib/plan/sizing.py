@@ -23,7 +23,16 @@ from lib.plan.fitting import (
     split_under,
 )
 from lib.plan.placement import Placement
-from lib.plan.show import format_need, memory_remedies, offload_note, why_memory, why_norm_batch, why_target
+from lib.plan.show import (
+    format_need,
+    memory_remedies,
+    offload_note,
+    why_divisor,
+    why_memory,
+    why_norm_batch,
+    why_shares,
+    why_target,
+)
 from lib.plan.tables import cpu_table_batch, raise_to_norm_batch, table_bound
 from lib.plan.types import STATIC_SHAPES, ConfigView, Decision, Layout, Memory, ModelFacts, rank_shares
 
@@ -186,7 +195,11 @@ def _automatic(context: SizingContext) -> Candidate:
         impossible=f"{only} needs micro-batches of one size, and no divisor of it uses half of what fits "
         f"({bound.reason})",
     )
-    return _sizes(context, split, why_micro_batch=bound.reason + _relation(context, split, bound=bound.value))
+    return _sizes(
+        context,
+        split,
+        why=bound.reason + why_divisor(split, bound=bound.value, norm_batch=context.norm_batch),
+    )
 
 
 def _measured(context: SizingContext, probed: Probed) -> Candidate:
@@ -197,7 +210,7 @@ def _measured(context: SizingContext, probed: Probed) -> Candidate:
         partial(split_by, micro_batch=size, divisor_only=bool(context.why_divisor_only)),
         impossible="the measurements are for another one",
     )
-    return _sizes(context, split, why_micro_batch=probed.why)
+    return _sizes(context, split, why=probed.why)
 
 
 def _predicted_bound(context: SizingContext) -> tuple[Decision[int], int]:
@@ -254,7 +267,7 @@ def _strict(context: SizingContext) -> Candidate:
     split = Split.of(batch * max(1, target // (batch * context.world)), micro_batch=batch)
     _check_data(context, split, todo="set CONFIG_BATCH_TABLE_STRICT=n")
     effective = split.samples * context.world
-    return _sizes(context, split, effective, why_micro_batch=f"{bound.reason}, whatever the target")
+    return _sizes(context, split, effective, why=f"{bound.reason}, whatever the target")
 
 
 def _manual(context: SizingContext) -> Candidate:
@@ -273,7 +286,7 @@ def _manual(context: SizingContext) -> Candidate:
         split = Split.of(batch * accumulation, micro_batch=batch)
         _check_manual_product(context, split)
         effective = split.samples * context.world
-        return _sizes(context, split, effective, target=effective, why_micro_batch=why)
+        return _sizes(context, split, effective, target=effective, why=why)
     only = context.why_divisor_only
     impossible = f"CONFIG_BATCH_SIZE={batch} is more than that"
     if batch <= context.share(config.target):
@@ -282,7 +295,7 @@ def _manual(context: SizingContext) -> Candidate:
         )
     split_share = partial(split_by, micro_batch=batch, divisor_only=bool(only))
     split = _split_target(context, split_share, impossible=impossible)
-    return _sizes(context, split, why_micro_batch=why)
+    return _sizes(context, split, why=why)
 
 
 def _check_manual_product(context: SizingContext, split: Split) -> None:
@@ -318,7 +331,7 @@ def _split_target(
     todo = "the nearest that can: CONFIG_TARGET_EFFECTIVE_BATCH=" + " or ".join(map(str, targets))
     if not targets:
         todo = "no effective batch can be: use fewer devices, smaller batches or more training samples"
-    raise PlanError(_cannot(target), why=why, todo=todo)
+    raise PlanError(f"an effective batch of {target} cannot be planned", why=why, todo=todo)
 
 
 def _attempt(
@@ -348,7 +361,7 @@ def _attempt(
 def _check_data(context: SizingContext, split: Split, *, todo: str) -> None:
     effective = split.samples * context.world
     if why := _exceeds_data(context, effective):
-        raise PlanError(_cannot(effective), why=why, todo=todo)
+        raise PlanError(f"an effective batch of {effective} cannot be planned", why=why, todo=todo)
 
 
 def _exceeds_data(context: SizingContext, effective: int) -> str:
@@ -356,50 +369,29 @@ def _exceeds_data(context: SizingContext, effective: int) -> str:
     return f"there are only {size} training samples" if size is not None and effective > size else ""
 
 
-def _cannot(effective: int) -> str:
-    return f"an effective batch of {effective} cannot be planned"
-
-
-def _relation(context: SizingContext, split: Split, *, bound: int) -> str:
-    """Explain how the micro-batch follows from `bound`, the most that fits, and from a device's share."""
-    per_device, micro_batch, norm_batch = split.samples, split.micro_batch, context.norm_batch
-    if split.last_micro_batch < micro_batch:
-        return f"; no divisor of {per_device} comes near, so the last micro-batch is smaller"
-    if micro_batch == per_device < bound:
-        return f"; the whole share of a device is {per_device}"
-    if micro_batch < bound:
-        multiple = f" and multiple of NORM_BATCH = {norm_batch}" if norm_batch else ""
-        return f"; the largest divisor of {per_device}{multiple} is {micro_batch}"
-    return f"; divides {per_device}"
-
-
 def _sizes(
-    context: SizingContext,
-    split: Split,
-    effective: int | None = None,
-    *,
-    target: int | None = None,
-    why_micro_batch: str,
+    context: SizingContext, split: Split, effective: int | None = None, *, target: int | None = None, why: str
 ) -> Candidate:
     target = context.config.target if target is None else target
     effective = target if effective is None else effective
     ragged = split.last_micro_batch < split.micro_batch
-    sizes = f"{split.accumulation - ragged} x {split.micro_batch}"
-    sizes += f" + {split.last_micro_batch}" if ragged else ""
-    missed = f"MISSES the target of {target} by {effective - target:+d}"
-    missed = missed if effective != target else "as requested"
+    sizes = f"{split.accumulation - ragged} x {split.micro_batch}" + f" + {split.last_micro_batch}" * ragged
+    missed = effective - target and f"MISSES the target of {target} by {effective - target:+d}"
     if ragged:  # the prediction raises where the model refuses this size
         context.memory(split.last_micro_batch, accumulates=True)
     memory = context.memory(split.micro_batch, accumulates=split.accumulation > 1)
     last = "what remains; every sample weighs the same" if ragged else "all are of one size"
     if ragged and context.why_one_shape:
         last = f"what remains; {context.why_one_shape} gets {split.micro_batch} rows, the others of weight 0"
-    at_most = "" if effective == split.samples * context.world else "at most "
+    at_most = "at most " * (effective != split.samples * context.world)
+    rows = split.micro_batch * split.accumulation if context.why_one_shape else split.samples
+    shares = rank_shares(effective, world=context.world, unit=context.unit)
+    each = why_shares(shares, rows=rows, noun=context.replica_noun)
     reasons = {
-        "micro_batch": why_micro_batch,
+        "micro_batch": why,
         "accumulation": f"{at_most}{sizes} = {split.samples} samples per device and optimizer step",
         "last_micro_batch": last,
-        "effective_batch": f"{_why_shares(context, split, effective)}, {missed}",
+        "effective_batch": f"{each}, {missed or 'as requested'}",
         "target": why_target(context.config),
         "norm_batch": why_norm_batch(context.config, context.facts),
         "memory": why_memory(memory, context.probed) + offload_note(context.config, context.placement),
@@ -407,15 +399,3 @@ def _sizes(
     return Candidate(
         context=context, split=split, effective=effective, target=target, memory=memory, reasons=reasons
     )
-
-
-def _why_shares(context: SizingContext, split: Split, effective: int) -> str:
-    """Explain each device's share, and how long the others wait for the one with the most rows."""
-    world = context.world
-    each = rank_shares(effective, world=world, unit=context.unit)
-    rows = split.micro_batch * split.accumulation if context.why_one_shape else each[0]
-    if effective == rows * world:
-        noun = "device(s)" if context.replica_noun == "devices" else "pair(s) of devices"
-        return f"{each[0]} on each of {world} {noun}"
-    counts = " and ".join(f"{each.count(share)} x {share}" for share in sorted({*each}, reverse=True))
-    return f"{counts} on {world} {context.replica_noun} ({1 - effective / (rows * world):.1%} idle)"

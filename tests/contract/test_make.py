@@ -361,9 +361,7 @@ def test_shells_complete_every_defconfig() -> None:
 
 
 def test_help_needs_no_python() -> None:
-    assert (
-        subprocess.run(["make", "help", "PYTHON=/nonexistent"], cwd=ROOT, capture_output=True).returncode == 0
-    )
+    assert subprocess.call(["make", "-s", "help", "PYTHON=/nonexistent"], cwd=ROOT) == 0
 
 
 def test_the_makefile_never_reads_the_configuration() -> None:
@@ -376,13 +374,8 @@ def test_cleaning_keeps_data_and_runs_as_it_says(tree: Path) -> None:
     def run(target: str) -> None:
         subprocess.run(["make", target], cwd=tree, capture_output=True, check=True)
 
-    for name in (
-        "data/mnist/x",
-        "runs/lenet5/a/status.json",
-        "build/lenet5/runs/x",
-        ".config",
-        ".config.old",
-    ):
+    made = ("data/mnist/x", "runs/lenet5/a/status.json", "build/lenet5/runs/x", ".config", ".config.old")
+    for name in made:
         (tree / name).parent.mkdir(parents=True, exist_ok=True)
         (tree / name).touch()
     mine = tree / ".venv"

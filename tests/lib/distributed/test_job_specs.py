@@ -258,8 +258,8 @@ def test_what_is_missing_or_cannot_be_is_told(
 
 
 def test_a_batch_that_the_machines_cannot_share_is_told_before_they_are_asked_for() -> None:
-    with pytest.raises(PlanError, match="64 cannot be split over 3 x 4"):
-        file_for("ray", dist_nnodes="3")
+    with pytest.raises(PlanError, match="64 cannot be split over 17 x 4"):
+        file_for("ray", dist_nnodes="17")
 
 
 @pytest.mark.parametrize("model", sorted(path.parent.name for path in ROOT.glob("models/*/model.py")))

@@ -283,7 +283,7 @@ def test_a_name_that_is_not_one_run_lists_the_candidates(tmp_path: Path, three: 
     old, middle, new = (f"{run.model}/{run.name}" for run in three)
     with pytest.raises(ConfigError, match=f"RUN=lenet5 could be 2 runs; choose one of {new}, {old}$"):
         resolve_run(tmp_path, "lenet5")
-    with pytest.raises(ConfigError, match=f"RUN=nothing is no .*; choose one of {new}, {middle}, {old}$"):
+    with pytest.raises(ConfigError, match=f"RUN=nothing is not .*; choose one of {new}, {middle}, {old}$"):
         resolve_run(tmp_path, "nothing")
     with pytest.raises(ConfigError, match=f"the directory {tmp_path} has no file called config; choose one"):
         resolve_run(tmp_path, str(tmp_path))

@@ -94,7 +94,7 @@ def supervised(model: TinyRecursiveModel, *, steps: int) -> list[float]:
     result = []
     for step in range(steps):
         rows = slice(4 * step, 4 * step + 4)
-        task.carry.seek(step=step, first=0, offset=0, count=4)
+        task.carry.seek(step=step, first=0, offset=0, count=4, rows=4)
         result.append(float(task.training(model, Batch(inputs[rows], targets[rows])).loss.detach()))
         task.carry.commit()
     return result
@@ -107,7 +107,7 @@ def test_gradients_are_those_of_the_last_cycle(mixer: str) -> None:
     model = of_reference(mixer)
     inputs, targets = (torch.tensor(part[:1]) for part in reference.puzzles())
     task = Recursive(seed=0, max_steps=4, exploration=0.0, eval_steps=1)
-    task.carry.seek(step=0, first=0, offset=0, count=1)
+    task.carry.seek(step=0, first=0, offset=0, count=1, rows=1)
     task.training(model, Batch(inputs, targets)).loss.backward()
     gradients = {name: parameter.grad for name, parameter in model.named_parameters()}
     first = {"mlp": "blocks.0.mixer.gate_up.weight", "attention": "blocks.0.mixer.qkv.weight"}[mixer]
@@ -170,7 +170,7 @@ def test_autocast_does_not_lose_gradients_to_the_cycles_without() -> None:
     def gradients(half: bool) -> dict[str, Tensor]:
         model.zero_grad()
         task = Recursive(seed=0, max_steps=4, exploration=0.0, eval_steps=1)
-        task.carry.seek(step=0, first=0, offset=0, count=2)
+        task.carry.seek(step=0, first=0, offset=0, count=2, rows=2)
         with torch.autocast("cpu", dtype=torch.bfloat16, enabled=half):
             sums = task.training(model, Batch(inputs, targets))
         sums.loss.backward()
