@@ -1,8 +1,8 @@
 """make doctor: checks of this machine and its Python environment, with advice. Never uses the network.
 
-scripts/doctor.ini judges the facts that are collected here. That needs only the standard library of Python 3.9
-or later, because there may be no environment yet; what has to be imported is imported in a process of the
-environment's Python.
+scripts/doctor.ini judges the facts collected here. That needs only the standard library of Python 3.9
+or later, because there may be no environment yet; what must be imported is imported by the Python of that
+environment.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ import os
 import platform
 import re
 import shutil
-import socket
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -26,7 +25,6 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 TIMEOUT_SECONDS = 120
 GB = 1e9
-MARKS = (".created", ".creating")  # of scripts/bootstrap.sh
 RULES = configparser.ConfigParser(interpolation=None, delimiters=("=",))
 RULES.read(Path(__file__).with_suffix(".ini"), encoding="utf-8")
 CHECKS = [title for title in RULES.sections() if ": " in title]
@@ -57,20 +55,18 @@ def collect(options: argparse.Namespace) -> dict[str, Any]:
     interpreter, environment = interpreter_of(Path(options.venv)) if options.venv else (sys.executable, "own")
     command = [interpreter, str(ROOT / "scripts" / "doctor.py"), "--probe"]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_SECONDS, cwd=ROOT)
-        lines, failure = done.stdout, [f"status {done.returncode}", *done.stderr.strip().splitlines()][-1]
+        done = subprocess.run(command, capture_output=True, timeout=TIMEOUT_SECONDS, cwd=ROOT)
+        output, errors = done.stdout, done.stderr.decode(errors="replace").strip().splitlines()
+        failure = errors[-1] if errors else f"status {done.returncode}"
     except subprocess.TimeoutExpired as error:
-        printed = error.stdout or b""  # of type str with some versions of Python
-        lines = printed if isinstance(printed, str) else printed.decode()
-        failure = f"no answer within {TIMEOUT_SECONDS} s"
+        output, failure = error.stdout or b"", f"no answer within {TIMEOUT_SECONDS} s"
     facts: dict[str, Any] = {**dict.fromkeys(TOLD, ""), "python": platform.python_version()}
-    for line in lines.splitlines():
-        facts |= json.loads(line) if line.startswith("{") else {}
+    for line in output.splitlines():
+        facts |= json.loads(line) if line.startswith(b"{") else {}
     for name, path in (("runs", Path(options.runs)), ("data", ROOT / "data")):
         there = next(place for place in (path.absolute(), *path.absolute().parents) if place.exists())
         facts[f"{name}_free"] = shutil.disk_usage(there).free / GB
         facts[f"{name}_writable"] = os.access(there, os.W_OK)
-    found, missing = data_sets()
     return facts | {
         "failure": failure,
         "environment": environment,
@@ -83,19 +79,8 @@ def collect(options: argparse.Namespace) -> dict[str, Any]:
         "all_cpus": os.cpu_count(),
         "runs": options.runs,
         "shm": shutil.disk_usage("/dev/shm").total / GB if Path("/dev/shm").is_dir() else "",
-        "loopback": loopback_works(),
-        "data": ", ".join(found) or "none",
-        "missing": ", ".join(missing) or "none",
+        "data": ", ".join(sorted(path.name for path in (ROOT / "data").glob("[!.]*"))) or "none",
     }
-
-
-def data_sets() -> tuple[list[str], list[str]]:
-    """Return the data sets of files that are below data, and those that are not."""
-    options = "".join(file.read_text("utf-8") for file in ROOT.glob("lib/data/datasets/*/Kconfig"))
-    names = re.findall(r'^config DATASET_(\w+)\n\tbool "(?!.*embedded)', options.lower(), flags=re.M | re.I)
-    there = {re.sub(r"\W|_", "", path.name.lower()) for path in (ROOT / "data").glob("*")}
-    found = {name for name in names if name.replace("_", "") in there}
-    return sorted(found), sorted({*names} - found)
 
 
 def interpreter_of(venv: Path) -> tuple[str, str]:
@@ -104,18 +89,8 @@ def interpreter_of(venv: Path) -> tuple[str, str]:
     if os.access(python, os.X_OK) and not subprocess.run([python, "-c", ""], capture_output=True).returncode:
         return str(python), "ready" if (venv / ".stamp").exists() else "unfinished"
     # scripts/bootstrap.sh makes it, also again where it was made by itself.
-    makes = not venv.is_dir() or not any(venv.iterdir()) or any((venv / mark).exists() for mark in MARKS)
+    makes = not venv.is_dir() or not any(venv.iterdir()) or any(venv.glob(".creat*"))
     return sys.executable, "unfinished" if makes else "broken"
-
-
-def loopback_works() -> bool:
-    """Return True if this process can connect to itself."""
-    try:
-        with socket.create_server(("127.0.0.1", 0)) as server:
-            socket.create_connection(server.getsockname(), timeout=5).close()
-        return True
-    except OSError:
-        return False
 
 
 def tell(**facts: Any) -> None:

@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 
-from scripts import doctor
 from scripts.doctor import CHECKS, EXTRAS, RULES, TOLD, interpreter_of, judge, release_of
 from tests.support.configs import ROOT
 
@@ -47,9 +46,7 @@ GOOD: dict[str, Any] = {
     "runs_writable": True,
     "data_free": 90.0,
     "data_writable": True,
-    "loopback": True,
     "data": "mnist",
-    "missing": "sst2",
     "extras": "none",
     "other_extras": "wandb (x)",
 }
@@ -83,7 +80,6 @@ BAD = [
     ("runs", "note", {"runs_free": 9.0}),
     ("data", "problem", {"data_writable": False}),
     ("data", "problem", {"data_free": 0.5}),
-    ("processes", "problem", {"loopback": False}),
     ("processes", "note", {"open_files": 256}),
     ("processes", "note", {"shm": 0.064}),
 ]
@@ -217,13 +213,3 @@ def test_it_reaches_no_network(tmp_path: Path) -> None:
     reach = [sys.executable, "-c", "import socket; socket.create_connection(('192.0.2.1', 80), timeout=0.1)"]
     environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
     assert subprocess.run(reach, env=environment, capture_output=True).returncode == 9
-
-
-def test_a_loopback_that_does_not_answer_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert doctor.loopback_works()
-
-    def refuse(*_: object, **__: object) -> None:
-        raise OSError("Cannot assign requested address")
-
-    monkeypatch.setattr(doctor.socket, "create_server", refuse)
-    assert not doctor.loopback_works()
