@@ -31,7 +31,7 @@ from lib.plan.types import Hardware, Plan
 from lib.tiers import with_tier
 from train import loop
 from train.build import make_job
-from train.job import Budget, Job, Progress
+from train.job import Budget, Progress
 from train.planning.memory_estimate import predicted_plan
 from train.planning.run_plan import check_run
 from train.record import Record, log
@@ -76,18 +76,18 @@ class Summary:
     def lines(self) -> Iterator[str]:
         """Format the figures."""
         busy = sum(time for _, time, _ in self.operations) or 1.0
+        hidden = f", {self.exposed / self.duration:.1%} not hidden by computation" if self.on_device else ""
+        outside = "the device is idle" if self.on_device else "the training thread is outside operators"
+        waits = "waits for the device" if self.on_device else "reads of values by the host (a GPU would wait)"
+        whose = "time of kernels" if self.on_device else "time without called operations"
         each = self.duration / self.steps / 1e3
         yield f"{self.steps} steps, {each:.2f} ms each with the profiler's own time"
         yield f"{self.data_wait / self.duration:7.1%}  of it the loop waits for data"
-        what = "the device is idle" if self.on_device else "the training thread is outside operators"
-        yield f"{self.idle / self.duration:7.1%}  {what}"
-        hidden = f", {self.exposed / self.duration:.1%} not hidden by computation" if self.on_device else ""
+        yield f"{self.idle / self.duration:7.1%}  {outside}"
         yield f"{self.communication / self.duration:7.1%}  communication between processes{hidden}"
         yield f"{self.products / busy:7.1%}  of the time of operations is matrix products"
         counts = ", ".join(f"{name} {count / self.steps:.1f}" for name, count in sorted(self.counts.items()))
-        what = "waits for the device" if self.on_device else "reads of values by the host (a GPU would wait)"
-        yield f"In a step, {what}: {counts or 'none'}"
-        whose = "time of kernels" if self.on_device else "time without called operations"
+        yield f"In a step, {waits}: {counts or 'none'}"
         yield f"\n{'share':>7} {'ms':>9} {'calls':>7}  in a step, by {whose}"
         for name, time, calls in self.operations[:TOP]:
             yield f"{time / busy:7.1%} {time / self.steps / 1e3:9.3f} {calls / self.steps:7.1f}  {name}"
@@ -96,38 +96,33 @@ class Summary:
 def summarize(events: Iterable[Mapping[str, Any]]) -> Summary:
     """Return the figures of a Chrome trace whose steps are marked by torch.profiler."""
     spans = [event for event in events if event.get("ph") == "X"]
-    marks = [
-        one for one in spans if one["name"].startswith("ProfilerStep#") and one["cat"] == "user_annotation"
-    ]
+    notes = [one for one in spans if one["cat"] == "user_annotation"]
+    marks = [one for one in notes if one["name"].startswith("ProfilerStep#")]
     begin, end = min(one["ts"] for one in marks), max(one["ts"] + one["dur"] for one in marks)
     spans = [one for one in spans if begin <= one["ts"] < end]
     operators = [one for one in spans if one["cat"] == "cpu_op"]
     kernels = [one for one in spans if one["cat"] in _DEVICE]
-    if kernels:
-        names = {one["args"].get("External id"): one["name"] for one in operators}
-        timed = [(names.get(one["args"].get("External id"), one["name"]), one["dur"]) for one in kernels]
-        busy, sent = kernels, [one for one in kernels if _COMMUNICATION.match(one["name"])]
-    else:
-        timed = list(self_times(operators))
-        busy = [one for one in operators if one["tid"] == marks[0]["tid"]]
-        sent = [one for one in spans if _COMMUNICATION.match(one["name"])]
-    times, calls = Counter[str](), Counter(name for name, _ in timed)
-    for name, time in timed:
+    names = {one["args"].get("External id"): one["name"] for one in operators if kernels}
+    timed = [(names.get(one["args"].get("External id"), one["name"]), one["dur"]) for one in kernels]
+    busy = kernels or [one for one in operators if one["tid"] == marks[0]["tid"]]
+    sent = [one for one in kernels or spans if _COMMUNICATION.match(one["name"])]
+    times, calls = defaultdict[str, float](float), Counter[str]()
+    for name, time in timed or self_times(operators):
         times[name] += time
+        calls[name] += 1
     covered = partial(union, until=end)
-    waits = [one for one in spans if one["name"] == DATA_WAIT and one["cat"] == "user_annotation"]
-    syncs = [one for one in spans if _SYNCHRONISATION.fullmatch(one["name"])]
+    syncs = [one["name"] for one in spans if _SYNCHRONISATION.fullmatch(one["name"])]
     return Summary(
         steps=len(marks),
         on_device=bool(kernels),
         duration=end - begin,
-        data_wait=covered(waits),
+        data_wait=covered(one for one in notes if one["name"] == DATA_WAIT and begin <= one["ts"] < end),
         idle=end - begin - covered(busy),
         communication=covered(sent),
-        exposed=covered(busy) - covered(one for one in busy if one not in sent) if kernels else 0.0,
+        exposed=covered(kernels) - covered(one for one in kernels if one not in sent),
         products=sum(time for name, time in times.items() if _PRODUCTS.fullmatch(name)),
-        counts=Counter(one["name"].replace("aten::_local_scalar_dense", ".item()") for one in syncs),
-        operations=[(name, time, calls[name]) for name, time in times.most_common()],
+        counts=Counter(name.replace("aten::_local_scalar_dense", ".item()") for name in syncs),
+        operations=[(name, times[name], calls[name]) for name in sorted(times, key=times.__getitem__)[::-1]],
     )
 
 
@@ -159,19 +154,6 @@ class _Enough(Exception):
     """Raised after the last step of the trace."""
 
 
-class _Steps(Record):
-    """Record that writes no run: it counts the steps of the loop for the profiler."""
-
-    def __init__(self, profiler: torch.profiler.profile, steps: int) -> None:
-        self._profiler, self._last = profiler, WARM_UP + steps
-
-    def progress(self, step: int, fraction: float) -> None:  # noqa: ARG002
-        """End a step, and the loop after the last one."""
-        self._profiler.step()
-        if step == self._last:
-            raise _Enough
-
-
 def profile(requested: kconf.Resolved | None, *, root: Path, steps: int, out: Path) -> int:
     """Profile steps of the configured run; write trace.json.gz and summary.txt into `out`.
 
@@ -192,11 +174,8 @@ def profile(requested: kconf.Resolved | None, *, root: Path, steps: int, out: Pa
     plan, _ = predicted_plan(config, data, hardware)
     check_run(config, plan, data)
     if plan.world > 1:
-        payload = {
-            "configuration": resolved.to_json(),
-            "plan": plan.to_json(),
-            "hardware": hardware.to_json(),
-        }
+        payload = {"plan": plan.to_json(), "hardware": hardware.to_json()}
+        payload["configuration"] = resolved.to_json()
         launch(payload, world=plan.world, restarts=0, cpu_count=hardware.cpu_count, arguments=sys.argv[1:])
     return _profile(config, plan, data, hardware, steps=steps, out=out)
 
@@ -205,19 +184,25 @@ def _profile(
     config: Config, plan: Plan, data: TrainingData, hardware: Hardware, *, steps: int, out: Path
 ) -> int:
     backend = open_backend(plan.device, world=plan.world, devices=plan.layout.devices_per_process)
+    trace, summary = out / "trace.json.gz", out / "summary.txt"
     if backend.is_main:
         with os_errors("create a folder", todo="OUT= names another place"):
             out.mkdir(parents=True, exist_ok=True)
-    trace = out / "trace.json.gz"
     profiler = torch.profiler.profile(
         activities=[ProfilerActivity.CPU, *[ProfilerActivity.CUDA] * (backend.device.type == "cuda")],
         schedule=torch.profiler.schedule(wait=WARM_UP - 1, warmup=1, active=steps, repeat=1),
         on_trace_ready=lambda done: done.export_chrome_trace(str(trace)) if backend.is_main else None,
     )
-    job = make_job(config, plan, data, hardware=hardware, backend=backend, record=_Steps(profiler, steps))
+
+    def end_step(step: int, fraction: float) -> None:  # noqa: ARG001
+        profiler.step()
+        if step == WARM_UP + steps:
+            raise _Enough
+
+    job = make_job(config, plan, data, hardware=hardware, backend=backend, record=Record())
     job.budget = Budget(total_steps=NEVER, total_seconds=None)
-    loader = job.train_loader
-    loader.micro_batches = _marked(loader.micro_batches)  # type: ignore[method-assign]
+    job.record.progress = end_step  # type: ignore[method-assign]
+    job.train_loader.micro_batches = _marked(job.train_loader.micro_batches)  # type: ignore[method-assign]
     try:
         with job.train_loader, job.eval_loader, profiler:
             loop.train(job, Progress())
@@ -226,7 +211,12 @@ def _profile(
     except Stopped as error:
         raise KeyboardInterrupt from error  # there is nothing to resume
     if backend.is_main:
-        _report(job, trace)
+        with gzip.open(trace, "rt", encoding="utf-8") as file:
+            found = summarize(json.load(file)["traceEvents"])
+        each = f"{plan.precision}, {plan.effective_batch} samples a step"
+        text = "\n".join([f"{config.model} on {backend.device.type}, {each}", *found.lines()])
+        atomic.write_text(summary, text + "\n")
+        log(f"{text}\n\nWritten: {summary} and {trace}, which opens at ui.perfetto.dev")
     backend.close()
     return 0
 
@@ -242,13 +232,3 @@ def _marked(micro_batches: Callable[..., Iterator[Batch]]) -> Callable[..., Iter
             yield batch
 
     return marked
-
-
-def _report(job: Job, trace: Path) -> None:
-    with gzip.open(trace, "rt", encoding="utf-8") as file:
-        found = summarize(json.load(file)["traceEvents"])
-    plan, device = job.plan, job.backend.device.type
-    head = f"{job.config.model} on {device}, {plan.precision}, {plan.effective_batch} samples a step"
-    text = "\n".join([head, *found.lines()])
-    atomic.write_text(trace.with_name("summary.txt"), text + "\n")
-    log(f"{text}\n\nWritten: {trace.with_name('summary.txt')} and {trace}, which opens at ui.perfetto.dev")
