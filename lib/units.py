@@ -1,6 +1,8 @@
-"""Formatting of bytes and seconds in a readable unit."""
+"""Formatting of bytes and seconds in a readable unit, and of tables."""
 
 from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
 
 GB = 10**9  # bytes, decimal as GPU vendors print
 
@@ -24,3 +26,14 @@ def seconds_span(fastest: float, slowest: float, *, least: float) -> str:
     if slowest < least:
         return f"less than {seconds_text(least)}"
     return f"{seconds_text(fastest)} to {seconds_text(slowest)}"
+
+
+def columns(rows: Iterable[Sequence[str]]) -> list[tuple[str, ...]]:
+    """Return the columns of a head and the rows below it, without those that are empty below the head."""
+    return [column for column in zip(*rows, strict=True) if any(column[1:])]
+
+
+def aligned(columns: Sequence[Sequence[str]]) -> list[str]:
+    """Return the lines of a table, each column as wide as its widest cell."""
+    widths = [max(map(len, column)) for column in columns]
+    return ["  ".join(map(str.ljust, line, widths)).rstrip() for line in zip(*columns, strict=True)]

@@ -12,7 +12,8 @@ from lib.reports.exhibits import Table
 from lib.reports.page import write_page
 from lib.runs.directory import RunDir, resolve_run
 from lib.runs.index import read_row, read_runs, select
-from scripts.runs import aligned, columns
+from lib.units import aligned
+from scripts.runs import columns
 
 
 def main() -> int:

@@ -7,6 +7,7 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
+from lib import units
 from lib.errors import ConfigError, run_main
 from lib.runs.directory import resolve_run
 from lib.runs.index import Row, read_runs, select, sort
@@ -48,7 +49,7 @@ def main() -> int:
 
 def table(rows: Sequence[Row]) -> list[str]:
     """Return a line for each run below a head."""
-    return aligned(columns(rows))
+    return units.aligned(columns(rows))
 
 
 def columns(rows: Sequence[Row]) -> list[tuple[str, ...]]:
@@ -70,14 +71,7 @@ def columns(rows: Sequence[Row]) -> list[tuple[str, ...]]:
         )
         for row in rows
     ]
-    return [column for column in zip((*heads, "damaged"), *cells, strict=True) if any(column[1:])]
-
-
-def aligned(columns: Sequence[Sequence[str]]) -> list[str]:
-    """Return the lines of a table, each column as wide as its widest cell."""
-    widths = [max(map(len, column)) for column in columns]
-    lines = zip(*columns, strict=True)
-    return ["  ".join(map(str.ljust, line, widths)).rstrip() for line in lines]
+    return units.columns([(*heads, "damaged"), *cells])
 
 
 def duration(seconds: float) -> str:

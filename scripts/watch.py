@@ -19,9 +19,9 @@ from lib.errors import run_main
 from lib.plan.types import Memory
 from lib.runs import metrics
 from lib.runs.directory import RunDir, Status
-from lib.runs.index import object_of, run_names, state_of
-from lib.units import bytes_text
-from scripts.runs import aligned, duration
+from lib.runs.index import objects_of, run_names, status_of
+from lib.units import aligned, bytes_text, columns
+from scripts.runs import duration
 
 INTERVAL_SECONDS = 2.0
 _RECENT = 20  # rows of training that the speed is measured over
@@ -45,31 +45,30 @@ class Watcher:
         cells = []
         for name, changed_ns in sorted({*run_names(self._folder)} - self._ended):
             run = RunDir(self._folder / name)
-            status = run.status()
-            if (state := state_of(run, status)) == "running" or name in self._seen:
+            status, _ = status_of(run)
+            if status.state == "running" or name in self._seen:
                 self._seen.add(name)
-                cells.append(row_of(run, status, state))
+                cells.append(row_of(run, status))
             else:
                 self._ended.add((name, changed_ns))
-        if not cells:
-            return [f"No run in {self._folder} is running."]
-        return aligned([column for column in zip(_HEADS, *cells, strict=True) if any(column[1:])])
+        return aligned(columns([_HEADS, *cells])) if cells else [f"No run in {self._folder} is running."]
 
 
-def row_of(run: RunDir, status: Status, state: str) -> tuple[str, ...]:
+def row_of(run: RunDir, status: Status) -> tuple[str, ...]:
     """Return the cells of one run; empty where its files do not tell yet."""
-    rows, values, plan = metrics.tail(run.metrics), object_of(run, "values"), object_of(run, "plan")
+    rows, (parts, _) = metrics.tail(run.metrics), objects_of(run, "values", "plan")
     trained = [row for row in rows if row.get("kind") == "train"][-_RECENT:]
     last: Mapping[str, Any] = trained[-1] if trained else {"step": status.step}
     shown = next((row for row in reversed(rows) if row.get("kind") == "eval"), last)
-    metric = next((name for name in metrics.PREFERRED if name in shown), "")
-    steps, left = progress(values, trained)
+    metric = metrics.preferred(shown)
+    steps, left = progress(parts["values"], trained)
     numbers = [last.get("loss"), shown.get(metric), last.get("samples_per_second")]
     loss, value, speed = ("" if number is None else f"{number:.4g}" for number in numbers)
-    memory = memory_text(status, plan) if state == "running" else ""
-    time_left = "" if left is None or state != "running" else duration(left)
-    step = f"{last['step']}/{steps}" if steps else str(last["step"])
-    return state, run.model, step, loss, f"{metric} {value}".strip(), speed, memory, time_left, run.name
+    memory = time_left = ""
+    if status.state == "running":
+        memory, time_left = memory_text(status, parts["plan"]), "" if left is None else duration(left)
+    step, metric = f"{last['step']}/{steps}" if steps else str(last["step"]), f"{metric} {value}".strip()
+    return status.state, run.model, step, loss, metric, speed, memory, time_left, run.name
 
 
 def progress(

@@ -31,7 +31,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, TypeVar
 
 from lib import atomic
 from lib.errors import ConfigError, ToolkitError, os_error, os_errors
@@ -67,7 +67,8 @@ def is_run_name(name: str) -> bool:
     return _NAME.fullmatch(name) is not None
 
 
-State: TypeAlias = Literal["running", "done", "failed", "preempted", "unknown"]
+State: TypeAlias = Literal["running", "done", "failed", "preempted", "killed", "unknown"]
+Parsed = TypeVar("Parsed", dict[str, Any], list[str])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,7 +76,7 @@ class Status:
     """The last recorded status of a run, the content of status.json.
 
     state:  "unknown" if status.json is missing or damaged; `reason` then says which. A run that
-            was killed stays "running" and holds no lock.
+            was killed stays "running" and holds no lock; `lib.runs.index` calls it "killed".
     facts:  further facts of the run, such as its final metrics.
     """
 
@@ -86,6 +87,11 @@ class Status:
     host: str = ""
     time: str = ""
     facts: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """Return the numbers among the facts."""
+        return {name: value for name, value in self.facts.items() if isinstance(value, int | float)}
 
 
 class _Entry:
@@ -206,13 +212,8 @@ class RunDir:
         return True
 
     def tags(self) -> list[str]:
-        """Return the tags of the run in alphabetical order. Raises ToolkitError if their file is damaged."""
-        try:
-            return sorted(json.loads((self.path / _TAGS).read_bytes()))
-        except FileNotFoundError:
-            return []
-        except (ValueError, TypeError) as error:
-            raise ToolkitError(f"{self.path / _TAGS} is damaged", why=str(error)) from error
+        """Return the tags of the run in alphabetical order. Raises ToolkitError as `read_json`."""
+        return sorted(self._parsed(_TAGS, list)) if os.path.lexists(self.path / _TAGS) else []
 
     def tag(self, words: Sequence[str]) -> list[str]:
         """Add tags, and remove those that begin with a minus; return all.
@@ -266,14 +267,17 @@ class RunDir:
 
     def read_json(self, name: str) -> dict[str, Any]:
         """Read one of OBJECTS. Raises ToolkitError if it is missing or damaged."""
-        path = self.path / _file_name(name)
+        return self._parsed(_file_name(name), dict)
+
+    def _parsed(self, file_name: str, kind: type[Parsed]) -> Parsed:
+        path = self.path / file_name
         try:
             with os_errors("read"):
-                content = json.loads(path.read_text(encoding="utf-8"))
+                content = json.loads(path.read_bytes())
         except ValueError as error:
             raise ToolkitError(f"{path} is damaged", why=str(error)) from error
-        if not isinstance(content, dict):
-            raise ToolkitError(f"{path} is damaged", why="not a JSON object")
+        if not isinstance(content, kind):
+            raise ToolkitError(f"{path} is damaged", why="not a JSON " + {dict: "object", list: "list"}[kind])
         return content
 
     def _replace(self, file_name: str, text: str) -> None:

@@ -8,14 +8,15 @@ of the same model, since 10,000 runs share most of them.
 
 from __future__ import annotations
 
+import contextlib
 import fnmatch
 import json
 import operator
 import os
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -23,21 +24,15 @@ from typing import Any
 from lib import atomic
 from lib.errors import ConfigError, ToolkitError
 from lib.plugins import meant
-from lib.runs.directory import RunDir, Status, is_run_name
+from lib.runs.directory import LOCK, STATUS, RunDir, Status, is_run_name
 from lib.runs.metrics import higher_is_better, parse_row, preferred
 
 INDEX = ".index.json"
 _VERSION = 2
 _DEPTH = 5  # below the folder of runs: runs/sweeps/NAME/IDENTITY/MODEL/RUN
 _CLOCK_NS = 2_000_000_000  # a change this soon before the index was written may have the same time
-_OPERATORS: dict[str, Callable[[Any, Any], bool]] = {
-    "!=": operator.ne,
-    "<=": operator.le,
-    ">=": operator.ge,
-    "=": operator.eq,
-    "<": operator.lt,
-    ">": operator.gt,
-}
+_COMPARE = {"<=": operator.le, ">=": operator.ge, "=": operator.eq, "<": operator.lt, ">": operator.gt}
+_MAY_CHANGE = ("running", "killed", "unknown")  # states of runs that change without their directory
 _CONDITION = re.compile(r"(\w+)(!=|<=|>=|=|<|>)(.*)")
 ALIASES = {"lr": "LEARNING_RATE", "epochs": "NUM_EPOCHS", "steps": "MAX_STEPS", "batch": "effective_batch"}
 
@@ -96,19 +91,16 @@ def read_runs(folder: Path) -> list[Row]:
     """
     stored, written_ns = _stored(folder)
     now_ns = time.time_ns()
-    entries: dict[str, Any] = {}
-    rows = []
+    found: dict[str, tuple[int, Row]] = {}
     for name, changed_ns in run_names(folder):
-        entry = stored.get(name)
-        if entry is None or entry["changed_ns"] != changed_ns or changed_ns >= written_ns - _CLOCK_NS:
-            entry = {"changed_ns": changed_ns, "row": read_row(RunDir(folder / name), name).to_json()}
-        elif entry["row"]["state"] in ("running", "killed"):  # which resumes before its directory changes
-            entry = {**entry, "row": read_row(RunDir(folder / name), name).to_json()}
-        entries[name] = entry
-        rows.append(Row(**{**entry["row"], **{key: tuple(entry["row"][key]) for key in ("tags", "damaged")}}))
-    if entries != stored or not stored:
-        _write(folder, entries, now_ns)
-    return sorted(rows, key=lambda row: (row.began, row.run), reverse=True)
+        seen_ns, row = stored.get(name, (0, None))
+        is_recent = changed_ns != seen_ns or changed_ns >= written_ns - _CLOCK_NS
+        if row is None or is_recent or row.state in _MAY_CHANGE:
+            row = read_row(RunDir(folder / name), name)
+        found[name] = changed_ns, row
+    if found != stored or not stored:
+        _write(folder, found, now_ns)
+    return sorted((row for _, row in found.values()), key=lambda row: (row.began, row.run), reverse=True)
 
 
 def run_names(folder: Path) -> Iterator[tuple[str, int]]:
@@ -130,20 +122,14 @@ def run_names(folder: Path) -> Iterator[tuple[str, int]]:
 
 def read_row(run: RunDir, name: str) -> Row:
     """Return the row of one run, whose directory is `name` below the folder of runs."""
-    status = run.status()
-    parts, damaged = dict[str, Any](), list[str]()
-    for part in ("values", "plan", "data", "tags"):
-        try:
-            parts[part] = run.tags() if part == "tags" else run.read_json(part)
-        except ToolkitError:
-            parts[part] = {}
-            damaged.append(f"{part}.json")
-    values = parts["values"]
-    numbers = {key: value for key, value in status.facts.items() if isinstance(value, int | float)}
+    status, fault = status_of(run)
+    parts, damaged = objects_of(run, "values", "plan", "data", "tags")
+    damaged += [fault] if fault else []
+    values, numbers = parts["values"], status.metrics
     metric, best, best_step = _best(run.metrics, damaged)
     return Row(
         run=name,
-        state=state_of(run, status),
+        state=status.state,
         model=run.model,
         data=str(values.get("DATASET") or parts["data"].get("name") or ""),
         identity=run.identity,
@@ -161,17 +147,31 @@ def read_row(run: RunDir, name: str) -> Row:
     )
 
 
-def state_of(run: RunDir, status: Status) -> str:
-    """Return the state in `status`, or "killed" where it is "running" and no process holds the lock."""
-    return "killed" if status.state == "running" and not run.in_use else status.state
+def status_of(run: RunDir) -> tuple[Status, str]:
+    """Return the status, and the name of the file if one cannot be read.
 
-
-def object_of(run: RunDir, name: str) -> dict[str, Any]:
-    """Return one of the OBJECTS of a run; empty where it cannot be read."""
+    The state is "killed" where it would be "running" and no process holds the lock.
+    """
+    status, file = Status(state="unknown"), STATUS
     try:
-        return run.read_json(name)
+        status, file = run.status(), LOCK
+        if status.state == "running" and not run.in_use:
+            status = replace(status, state="killed")
     except ToolkitError:
-        return {}  # a run of an older version, or damaged: its row has what is left
+        return status, file
+    return status, ""
+
+
+def objects_of(run: RunDir, *names: str) -> tuple[dict[str, Any], list[str]]:
+    """Return OBJECTS and tags of a run by name, empty where one cannot be read, and the files of those."""
+    parts, damaged = dict[str, Any](), list[str]()
+    for name in names:
+        try:
+            parts[name] = run.tags() if name == "tags" else run.read_json(name)
+        except ToolkitError:  # a run of an older version, or damaged: its row has what is left
+            parts[name] = {}
+            damaged.append(f"{name}.json")
+    return parts, damaged
 
 
 def _best(metrics: Path, damaged: list[str]) -> tuple[str, float | None, int | None]:
@@ -207,36 +207,35 @@ def _best(metrics: Path, damaged: list[str]) -> tuple[str, float | None, int | N
     return metric, float(best[metric]), int(best["step"])
 
 
-def _stored(folder: Path) -> tuple[dict[str, Any], int]:
+def _stored(folder: Path) -> tuple[dict[str, tuple[int, Row]], int]:
     """Return the entries of the index and the time it was written; none where it is missing or unreadable."""
     try:
         content = json.loads((folder / INDEX).read_bytes())
-        if content["version"] != _VERSION:
-            return {}, 0
-        for entry in content["runs"].values():
+        found = {}
+        for name, entry in content["runs"].items() if content["version"] == _VERSION else ():
             row = entry["row"]
+            row |= {"tags": tuple(row["tags"]), "damaged": tuple(row["damaged"])}
             row["values"] = {**content["bases"][row["model"]], **row["values"]}
             for gone in row.pop("without"):
                 del row["values"][gone]
-        return content["runs"], content["written_ns"]
+            found[name] = entry["changed_ns"], Row(**row)
+        return found, content["written_ns"]
     except (OSError, ValueError, KeyError, TypeError):
         return {}, 0  # the index is a copy, and is made again
 
 
-def _write(folder: Path, entries: Mapping[str, Any], now_ns: int) -> None:
+def _write(folder: Path, found: Mapping[str, tuple[int, Row]], now_ns: int) -> None:
     bases: dict[str, Mapping[str, Any]] = {}
     runs = {}
-    for name, entry in entries.items():
-        row = entry["row"]
-        base = bases.setdefault(row["model"], row["values"])
-        own = {key: value for key, value in row["values"].items() if key not in base or base[key] != value}
-        short = {**row, "values": own, "without": [key for key in base if key not in row["values"]]}
-        runs[name] = {**entry, "row": short}
+    for name, (changed_ns, row) in found.items():
+        base = bases.setdefault(row.model, row.values)
+        own = {key: value for key, value in row.values.items() if key not in base or base[key] != value}
+        gone = [key for key in base if key not in row.values]
+        runs[name] = {"changed_ns": changed_ns, "row": {**row.to_json(), "values": own, "without": gone}}
     content = {"version": _VERSION, "written_ns": now_ns, "bases": bases, "runs": runs}
-    try:
+    # A folder of somebody else's, or none: see read_runs.
+    with contextlib.suppress(OSError):
         atomic.write_text(folder / INDEX, json.dumps(content) + "\n")
-    except OSError:
-        return  # a folder of somebody else's, or none: see read_runs
 
 
 def select(rows: Sequence[Row], where: str) -> list[Row]:
@@ -245,39 +244,32 @@ def select(rows: Sequence[Row], where: str) -> list[Row]:
     Text after = and != may hold the wildcards * and ?. A row without a value of the key meets only !=.
     Raises ConfigError for a word that is no condition and for a key that no run has.
     """
-    conditions = [_condition(word, rows) for word in where.split()]
-    return [row for row in rows if all(condition(row) for condition in conditions)]
-
-
-def _condition(word: str, rows: Sequence[Row]) -> Callable[[Row], bool]:
-    match = _CONDITION.fullmatch(word)
-    if match is None:
-        raise ConfigError(f"WHERE: {word} is not a condition", todo="write KEY=VALUE, KEY>VALUE or the like")
-    key, sign, text = match.groups()
-    check_key("WHERE", key, rows)
-    return lambda row: _holds(row.value(key), sign, text)
+    kept = list(rows)
+    for word in where.split():
+        match = _CONDITION.fullmatch(word)
+        if match is None:
+            todo = "write KEY=VALUE, KEY>VALUE or the like"
+            raise ConfigError(f"WHERE: {word} is not a condition", todo=todo)
+        key, sign, text = match.groups()
+        check_key("WHERE", key, rows)
+        kept = [row for row in kept if _holds(row.value(key), sign, text)]
+    return kept
 
 
 def _holds(value: Any, sign: str, text: str) -> bool:
+    if sign == "!=":
+        return value is None or not _holds(value, "=", text)
     if value is None:
-        return sign == "!="
-    number = _number(text)
-    if number is not None and isinstance(value, int | float) and not isinstance(value, bool):
-        return _OPERATORS[sign](value, number)
-    if isinstance(value, tuple | list):
-        found = any(fnmatch.fnmatchcase(str(one), text) for one in value)
-        return found if sign == "=" else sign == "!=" and not found
-    own = {True: "y", False: "n"}.get(value, str(value)) if isinstance(value, bool) else str(value)
-    if sign in ("=", "!="):
-        return fnmatch.fnmatchcase(own, text) == (sign == "=")
-    return _OPERATORS[sign](own, text)
-
-
-def _number(text: str) -> float | None:
-    try:
-        return float(text)
-    except ValueError:
-        return None
+        return False
+    if isinstance(value, bool):
+        value = "y" if value else "n"
+    if isinstance(value, int | float):
+        with contextlib.suppress(ValueError):
+            return bool(_COMPARE[sign](value, float(text)))
+    if sign == "=":
+        words = value if isinstance(value, tuple | list) else [value]
+        return any(fnmatch.fnmatchcase(str(word), text) for word in words)
+    return isinstance(value, str) and bool(_COMPARE[sign](value, text))
 
 
 def check_key(variable: str, key: str, rows: Sequence[Row]) -> None:
@@ -301,9 +293,6 @@ def sort(rows: Sequence[Row], key: str) -> list[Row]:
     unknown = [row for row in rows if row.value(name) is None]
     is_text = any(not isinstance(row.value(name), int | float) for row in known)
     descending = not is_text and higher_is_better(name)
-    ordered = sorted(
-        known,
-        key=lambda row: str(row.value(name)) if is_text else row.value(name),
-        reverse=descending != key.startswith("-"),
-    )
-    return [*ordered, *unknown]
+    reverse = descending != key.startswith("-")
+    known.sort(key=lambda row: str(row.value(name)) if is_text else row.value(name), reverse=reverse)
+    return [*known, *unknown]

@@ -14,6 +14,7 @@ from lib.runs.metrics import higher_is_better, preferred
 from lib.sweeps.experiment import Experiment
 from lib.sweeps.runner import Result, format_settings
 from lib.sweeps.verdict import holm, p_values
+from lib.units import aligned, columns
 
 _NOT_METRICS = ("seconds", "samples", "bytes", "chars", "tokens")
 
@@ -62,9 +63,7 @@ def table(experiment: Experiment, results: Sequence[Result], *, note: str = "") 
         row = [format_settings(point) or "as configured", f"{len(done)}/{len(experiment.seeds)}"]
         row += [_spread([one.metrics[name] for one in done if name in one.metrics]) for name in metrics]
         rows.append([*row, differences.get(number, ""), note if number == best else ""])
-    columns = [column for column in zip(*rows, strict=True) if any(column)]
-    widths = [max(map(len, column)) for column in columns]
-    return ["  ".join(map(str.ljust, line, widths)).rstrip() for line in zip(*columns, strict=True)]
+    return aligned(columns(rows))
 
 
 def _differences_from_first(count: int, results: Sequence[Result], metric: str) -> dict[int, str]:

@@ -186,12 +186,11 @@ def _result(
 
 
 def _outcome(run: Run, trained: RunDir | None, *, reason: str = "", **cost: float) -> Result:
-    facts = trained.status().facts if trained is not None else {}
     return Result(
         number=run.number,
         identity=run.identity,
         settings=run.settings,
-        metrics={name: value for name, value in facts.items() if isinstance(value, int | float)},
+        metrics=trained.status().metrics if trained is not None else {},
         reason=reason,
         **cost,
     )

@@ -118,8 +118,8 @@ def test_time_left_is_that_of_the_budget(values: dict[str, Any], expected: tuple
 
 def test_memory_is_measured_on_this_machine_and_planned_elsewhere() -> None:
     here = Status(state="running", pid=os.getpid(), host=socket.gethostname())
-    resident = float(memory_text(here, {"device": "cpu"}).removesuffix(" GB"))
-    assert 0.02 < resident < 100
+    number, unit = memory_text(here, {"device": "cpu"}).split()
+    assert 0.02 < float(number) / {"MB": 1000, "GB": 1}[unit] < 100
     assert memory_text(here, PLAN) == "plan 3.00 GB"
     there = Status(state="running", pid=os.getpid(), host="elsewhere")
     assert memory_text(there, PLAN | {"device": "cpu"}) == "plan 3.00 GB"

@@ -235,3 +235,24 @@ def test_a_damaged_file_is_named_and_the_rest_is_shown(tmp_path: Path, name: str
     assert any(line.endswith(f"{name}.json") for line in table([row]))
     whole = dataclasses.replace(row, damaged=())
     assert select([whole, row], "damaged=*") == [row] and "damaged" not in table([whole])[0]
+
+
+@pytest.mark.parametrize("name", ["status.json", "lock", "tags.json", "metrics.jsonl"])
+def test_a_file_that_cannot_be_read_hides_no_other_run(tmp_path: Path, name: str) -> None:
+    """A directory in place of the file, which no user can read as one."""
+    make_run(tmp_path, 0)
+    run = make_run(tmp_path, 1, state="running")
+    (run.path / name).unlink(missing_ok=True)
+    (run.path / name).mkdir()
+    settle(run)
+    for _ in range(2):  # from the run and from the index
+        rows = {row.identity: row for row in read_runs(tmp_path)}
+        assert rows["00000000"].state == "done" and not rows["00000000"].damaged
+        assert rows["00000001"].damaged == (name,) and rows["00000001"].effective_batch == 64
+    state = {"status.json": "unknown", "lock": "running"}.get(name, "killed")
+    assert rows["00000001"].state == state
+    if name == "status.json":
+        (run.path / name).rmdir()
+        run.set_status("done", step=3)
+        settle(run)
+        assert {row.state for row in read_runs(tmp_path)} == {"done"}, "it is read again"
