@@ -195,11 +195,8 @@ def _automatic(context: SizingContext) -> Candidate:
         impossible=f"{only} needs micro-batches of one size, and no divisor of it uses half of what fits "
         f"({bound.reason})",
     )
-    return _sizes(
-        context,
-        split,
-        why=bound.reason + why_divisor(split, bound=bound.value, norm_batch=context.norm_batch),
-    )
+    divisor = why_divisor(split, bound=bound.value, norm_batch=context.norm_batch)
+    return _sizes(context, split, why=bound.reason + divisor)
 
 
 def _measured(context: SizingContext, probed: Probed) -> Candidate:
@@ -288,13 +285,11 @@ def _manual(context: SizingContext) -> Candidate:
         effective = split.samples * context.world
         return _sizes(context, split, effective, target=effective, why=why)
     only = context.why_divisor_only
-    impossible = f"CONFIG_BATCH_SIZE={batch} is more than that"
-    if batch <= context.share(config.target):
-        impossible = (
-            f"CONFIG_BATCH_SIZE={batch} does not divide it, and {only} needs micro-batches of one size"
-        )
+    fault = f"does not divide it, and {only} needs micro-batches of one size"
+    if batch > context.share(config.target):
+        fault = "is more than that"
     split_share = partial(split_by, micro_batch=batch, divisor_only=bool(only))
-    split = _split_target(context, split_share, impossible=impossible)
+    split = _split_target(context, split_share, impossible=f"CONFIG_BATCH_SIZE={batch} {fault}")
     return _sizes(context, split, why=why)
 
 
@@ -347,13 +342,9 @@ def _attempt(
         least = f"a group of CONFIG_NORM_BATCH={norm_batch} samples" if norm_batch else "a sample"
         return None, f"each of {world} {noun} needs at least {least}"
     sizes = rank_shares(target, world=world, unit=context.unit)
-    if sizes[0] != sizes[-1] and context.even:
-        return None, f"{world} {noun} cannot share it evenly"
-    if sizes[0] != sizes[-1] and context.why_one_shape and context.why_divisor_only:
-        return (
-            None,
-            f"{world} {noun} cannot share it evenly, and {context.why_divisor_only} allows no padding",
-        )
+    if sizes[0] != sizes[-1] and (context.even or (context.why_one_shape and context.why_divisor_only)):
+        padding = "" if context.even else f", and {context.why_divisor_only} allows no padding"
+        return None, f"{world} {noun} cannot share it evenly{padding}"
     share = f"a device's share of it is {sizes[0]}" if world > 1 else f"it is {target}"
     return split_share(sizes[0]), f"{share}, but {impossible}"
 
