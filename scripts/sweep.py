@@ -6,7 +6,7 @@ make sweep-yaml: write the configuration as an experiment file.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -62,8 +62,8 @@ def main() -> int:
         log(line)
     experiment, results = train_points(experiment, out=out, concurrency=concurrency)
     write_results(out, results)
-    comparison = Comparison(pairs=(), out=out, runs=options.runs, root=ROOT, concurrency=concurrency, log=log)
-    note = judge_best(experiment, results, looks, first=first, comparison=comparison)
+    compare = partial(Comparison, out=out, runs=options.runs, root=ROOT, concurrency=concurrency, log=log)
+    note = judge_best(experiment, results, looks, first=first, compare=compare)
     for line in table(experiment, results, note=note):
         print(line)
     number, count = best_of(experiment, results)
@@ -90,11 +90,12 @@ def train_points(
             log(concurrency.choose(new, runs=len(new)))
         return experiment, train(runs)
     log(f"{experiment.search.samples} samples, {seeds} seeds, in {out}")
-
-    def begin(ends: Sequence[Run]) -> None:
-        log(concurrency.choose([run.resolved for run in ends], runs=seeds))
-
-    return run_search(experiment, root=ROOT, train=train, begin=begin)
+    return run_search(
+        experiment,
+        root=ROOT,
+        train=train,
+        begin=lambda ends: log(concurrency.choose([run.resolved for run in ends], runs=seeds)),
+    )
 
 
 def judge_best(
@@ -103,11 +104,11 @@ def judge_best(
     looks: Sequence[int],
     *,
     first: int,
-    comparison: Comparison,
+    compare: Callable[[list[tuple[Run, Run]]], Comparison],
 ) -> str:
     """Train the best point and the first with fresh seeds from `first`, and judge them after each of `looks`.
 
-    Returns what is known of the best point, also without looks. comparison: one without pairs.
+    Returns what is known of the best point, also without looks. compare: makes the comparison of pairs.
     """
     number, count = best_of(experiment, results)
     if count < 2 or number == 0:
@@ -117,17 +118,15 @@ def judge_best(
     points = experiment.points[0], experiment.points[number]
     seeds = tuple(range(first, first + max(looks, default=1)))
     fresh = resolved_runs(replace(experiment, points=points, seeds=seeds), root=ROOT)
-    pairs = zip(fresh[: len(seeds)], fresh[len(seeds) :], strict=True)
-    comparison = replace(comparison, pairs=list(pairs))
+    comparison = compare(list(zip(fresh[: len(seeds)], fresh[len(seeds) :], strict=True)))
     metric, maximize = objective(experiment, results)
     if looks:
         log(f"A: the first point, {format_settings(points[0])}; B: the best, {format_settings(points[1])}")
         comparison.judge(looks, metric, maximize=maximize)
-    fresh_entries = [one for one in comparison.judged() if one["first_seed"] > max(experiment.seeds)]
-    answers = [one["answer"] for one in fresh_entries if one["metric"] == metric]
-    if not answers:
-        return f"best of {count}, not confirmed (CONFIRM=5 judges it with fresh seeds)"
-    return f"best of {count}; with fresh seeds, against the first: {', then '.join(answers)}"
+    entries = [one for one in comparison.judged() if one["metric"] == metric]
+    answers = [one["answer"] for one in entries if one["first_seed"] > max(experiment.seeds)]
+    known = f"; with fresh seeds, against the first: {', then '.join(answers)}"
+    return f"best of {count}{known if answers else ', not confirmed (CONFIRM=5 judges it with fresh seeds)'}"
 
 
 def draw_main_effects(experiment: Experiment, results: Sequence[Result], file: Path) -> None:

@@ -76,7 +76,7 @@ def rendezvous_of(*, nodes: str, endpoint: str | None, default: str = "") -> Ren
     if match is None or int(match["port"]) > _LARGEST_PORT:
         raise ConfigError(
             f"CONFIG_DIST_ENDPOINT={endpoint} is not a rendezvous endpoint",
-            why=f"{nodes} nodes need one",
+            why=f"{nodes} nodes need one" + ("" if endpoint else ", which only make sbatch finds by itself"),
             todo=f"write it as HOST:PORT, the host being one of the nodes, the port at most {_LARGEST_PORT}",
         )
     return Rendezvous(min_nodes=min_nodes, max_nodes=max_nodes, endpoint=endpoint)

@@ -27,7 +27,7 @@ _NORMAL_95 = 1.96
 Metrics = Mapping[str, float]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Comparison:
     """Pairs of runs of A and B, with ascending seeds, to train and to judge.
 
@@ -59,10 +59,8 @@ class Comparison:
         """Return the metrics of `run` if it is trained: below `out`, or as a run of make train."""
         if (result := known_result(run, self.out)) is not None:
             return result.metrics
-        for folder in self.runs.glob(f"*/*-{run.identity}*"):
-            if (status := RunDir(folder).status()).state == "done":
-                return {name: one for name, one in status.facts.items() if isinstance(one, int | float)}
-        return None
+        others = (RunDir(folder).status() for folder in self.runs.glob(f"*/*-{run.identity}*"))
+        return next((status.metrics for status in others if status.state == "done"), None)
 
     def judge(self, requested: Sequence[int], metric: str, *, maximize: bool | None = None) -> None:
         """Train and judge after each number of pairs in `requested`, up to a verdict; log what is found.
@@ -72,23 +70,22 @@ class Comparison:
         """
         record = self.judged()
         entry = self._entry(record, requested, metric)
-        first, looks = entry["first_seed"], entry["looks"]
         for other in record:
             if other is not entry and other["metric"]:
-                self.log(f"compared before, with an error probability of its own: {_described(other)}")
-        self.log(announcement(looks, requested, first))
+                self.log(f"compared before, with an error probability of its own: {described(other)}")
+        self.log(announcement(entry))
         for look in requested:
             self._train(look)
             results = [(self.known(a) or {}, self.known(b) or {}) for a, b in self.pairs[:look]]
             differences, chosen = metric_differences(results, entry["metric"] or metric)
             upwards = higher_is_better(chosen) if maximize is None else maximize
-            verdict = judge(differences, looks, higher_is_better=upwards)
+            verdict = judge(differences, entry["looks"], higher_is_better=upwards)
             entry |= {"metric": chosen, "answer": verdict.word}
-            atomic.write_text(self.record, json.dumps(record, indent=1) + "\n")
+            self._store(record)
             self.log("\n".join(report(verdict, chosen, results)))
             if verdict.word != "not shown":
                 return
-        self.log(f"  for more power, judge more pairs of fresh seeds: FIRST_SEED={first + requested[-1]}")
+        self.log(f"  for more power, judge more pairs of fresh seeds: FIRST_SEED={_end(entry)}")
 
     def _train(self, count: int) -> None:
         missing = [run for pair in self.pairs[:count] for run in pair if self.known(run) is None]
@@ -106,22 +103,26 @@ class Comparison:
         command = {"first_seed": first, "requested": list(requested)}
         same = next((entry for entry in record if command.items() <= entry.items()), None)
         for entry in record:
-            begin, end = entry["first_seed"], entry["first_seed"] + entry["requested"][-1]
             again = entry is same and metric in ("", entry["metric"])
-            if entry["metric"] and not again and first < end and begin < first + requested[-1]:
+            overlaps = first < _end(entry) and entry["first_seed"] < _end(command)
+            if entry["metric"] and overlaps and not again:
+                fresh = f"fresh seeds with FIRST_SEED={_end(entry)} or larger"
                 raise ConfigError(
-                    f"this comparison was made with {_described(entry)}",
+                    f"this comparison was made with {described(entry)}",
                     why=f"another test of the same seeds would raise its error probability of {LEVEL:.0%}",
-                    todo=f"repeat that command, or compare fresh seeds with FIRST_SEED={end} or larger",
+                    todo=f"repeat that command, or compare {fresh}",
                 )
         if same is None:
             trained = sum(self.known(a) is not None and self.known(b) is not None for a, b in self.pairs)
-            looks = planned_looks(requested, reused=trained)
-            same = {**command, "looks": list(looks), "metric": "", "answer": ""}
+            looks = list(planned_looks(requested, reused=trained))
+            same = {**command, "looks": looks, "metric": "", "answer": ""}
             record.append(same)
-            self.out.mkdir(parents=True, exist_ok=True)
-            atomic.write_text(self.record, json.dumps(record, indent=1) + "\n")
+            self._store(record)
         return same
+
+    def _store(self, record: list[dict[str, Any]]) -> None:
+        self.out.mkdir(parents=True, exist_ok=True)
+        atomic.write_text(self.record, json.dumps(record, indent=1) + "\n")
 
 
 def parse_looks(text: str, variable: str) -> list[int]:
@@ -148,13 +149,24 @@ def metric_differences(results: Sequence[tuple[Metrics, Metrics]], requested: st
     return [b[metric] - a[metric] for a, b in results], metric
 
 
-def announcement(looks: Sequence[int], requested: Sequence[int], first: int) -> str:
+def announcement(entry: Mapping[str, Any]) -> str:
     """Return the seeds, and which differences these looks can see, in one line."""
-    seen = " and ".join(f"{power(effect, tuple(looks)):.0%} for {effect:g} sd" for effect in (2.0, 1.0))
-    spent = ", ".join(str(look) for look in looks if look not in requested)
+    looks = tuple(entry["looks"])
+    seen = " and ".join(f"{power(effect, looks):.0%} for {effect:g} sd" for effect in (2.0, 1.0))
+    spent = ", ".join(str(look) for look in looks if look not in entry["requested"])
     note = f" ({spent} count as looks, since those pairs exist)" if spent else ""
-    seeds = f"seeds {first} to {first + looks[-1] - 1}, {_judged_after(requested)}{note}"
-    return f"{seeds}; power by size of the mean difference, in sd of the differences: {seen}"
+    return f"{described(entry)}{note}; power by size of the mean difference, in sd of the differences: {seen}"
+
+
+def described(entry: Mapping[str, Any]) -> str:
+    """Format the seeds, the metric if it is known, and the requested looks of an entry of the record."""
+    by = f" by {entry['metric']}" if entry["metric"] else ""
+    looks = " and ".join(map(str, entry["requested"]))
+    return f"seeds {entry['first_seed']} to {_end(entry) - 1}{by}, judged after {looks} pairs"
+
+
+def _end(entry: Mapping[str, Any]) -> int:
+    return int(entry["first_seed"] + entry["requested"][-1])
 
 
 def report(verdict: Verdict, metric: str, results: Sequence[tuple[Metrics, Metrics]]) -> list[str]:
@@ -172,12 +184,3 @@ def report(verdict: Verdict, metric: str, results: Sequence[tuple[Metrics, Metri
         error = _NORMAL_95 * math.sqrt(sum(mean * (1 - mean) for mean in means) / count)
         lines.append(f"  over samples: +- {error:.2g} at most, from {count:.0f} evaluation samples")
     return lines
-
-
-def _described(entry: Mapping[str, Any]) -> str:
-    seeds = f"seeds {entry['first_seed']} to {entry['first_seed'] + entry['requested'][-1] - 1}"
-    return f"{seeds} by {entry['metric']}, {_judged_after(entry['requested'])}"
-
-
-def _judged_after(looks: Sequence[int]) -> str:
-    return f"judged after {' and '.join(map(str, looks))} pairs"

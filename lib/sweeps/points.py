@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 import statistics
 from collections import defaultdict
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -43,9 +44,8 @@ def best_of(experiment: Experiment, results: Sequence[Result]) -> tuple[int, int
     """Return the number of the best point, and how many points it is the best of."""
     metric, maximize = objective(experiment, results)
     numbers = range(len(experiment.points) if metric else 0)
-    means = {number: mean_of(number, results, metric) for number in numbers}
-    known = {number: mean for number, mean in means.items() if mean is not None}
-    return (max if maximize else min)(known, key=lambda number: known[number], default=0), len(known)
+    known = {number: mean for number in numbers if (mean := mean_of(number, results, metric)) is not None}
+    return (max if maximize else min)(known, key=known.__getitem__, default=0), len(known)
 
 
 def table(experiment: Experiment, results: Sequence[Result], *, note: str = "") -> list[str]:
@@ -56,7 +56,7 @@ def table(experiment: Experiment, results: Sequence[Result], *, note: str = "") 
     """
     metrics = dict.fromkeys(name for result in results for name in result.metrics if name not in _NOT_METRICS)
     metric, best = objective(experiment, results)[0], best_of(experiment, results)[0]
-    differences = _differences_from_first(len(experiment.points), results, metric)
+    differences = _differences_from_first(results, metric)
     rows = [["point", "seeds", *metrics, f"{metric} - first (p by Holm)" if differences else "", ""]]
     for number, point in enumerate(experiment.points):
         done = [result for result in results if result.number == number and not result.reason]
@@ -66,18 +66,23 @@ def table(experiment: Experiment, results: Sequence[Result], *, note: str = "") 
     return aligned(columns(rows))
 
 
-def _differences_from_first(count: int, results: Sequence[Result], metric: str) -> dict[int, str]:
-    """Format the difference of each point from the first over the seeds that both have, if 2 or more."""
+def _by_seed(results: Sequence[Result], metric: str) -> dict[int, dict[str, float]]:
+    """Return point -> seed -> metric of the runs that did not fail."""
     values = defaultdict[int, dict[str, float]](dict)
     for result in results:
         if not result.reason and metric in result.metrics:
             values[result.number][result.settings["SEED"]] = result.metrics[metric]
-    base = values[0]
-    found = {
-        number: np.array([[values[number][seed] - base[seed] for seed in base if seed in values[number]]])
-        for number in range(1, count)
-    }
-    found = {number: each for number, each in found.items() if each.size > 1}
+    return values
+
+
+def _differences_from_first(results: Sequence[Result], metric: str) -> dict[int, str]:
+    """Format the difference of each point from the first over the seeds that both have, if 2 or more."""
+    values = _by_seed(results, metric)
+    base, found = values.pop(0, {}), dict[int, Any]()
+    for number, own in values.items():
+        differences = np.array([[own[seed] - base[seed] for seed in base if seed in own]])
+        if differences.size > 1:
+            found[number] = differences
     adjusted = holm([float(p_values(each)[0]) for each in found.values()])
     cells = zip(found.items(), adjusted, strict=True)
     return {number: f"{each.mean():+.4f} (p {p:.2g})" for (number, each), p in cells}
@@ -90,26 +95,21 @@ def main_effects(
 
     Each seed counts once, by its mean over the points with that value. The error of a single seed is 0.
     """
-    metric, _ = objective(experiment, results)
     found: dict[str, dict[str, dict[str, list[float]]]] = {}
-    for result in results:
-        if not result.reason and metric in result.metrics:
-            for name, value in experiment.points[result.number].items():
-                seeds = found.setdefault(name, {}).setdefault(value, {})
-                seeds.setdefault(result.settings["SEED"], []).append(result.metrics[metric])
-    return {
-        name: {value: _mean_and_error(seeds.values()) for value, seeds in axis.items()}
-        for name, axis in found.items()
-    }
-
-
-def _mean_and_error(seeds: Collection[Sequence[float]]) -> tuple[float, float]:
-    means = [statistics.fmean(each) for each in seeds]
-    return statistics.fmean(means), statistics.stdev(means) / math.sqrt(len(means)) if means[1:] else 0.0
+    for number, values in _by_seed(results, objective(experiment, results)[0]).items():
+        for name, setting in experiment.points[number].items():
+            seeds = found.setdefault(name, {}).setdefault(setting, {})
+            for seed, value in values.items():
+                seeds.setdefault(seed, []).append(value)
+    effects: dict[str, dict[str, tuple[float, float]]] = defaultdict(dict)
+    for name, settings in found.items():
+        for setting, seeds in settings.items():
+            means = [statistics.fmean(each) for each in seeds.values()]
+            error = statistics.stdev(means) / math.sqrt(len(means)) if means[1:] else 0.0
+            effects[name][setting] = statistics.fmean(means), error
+    return effects
 
 
 def _spread(values: Sequence[float]) -> str:
-    if not values:
-        return "-"
-    deviation = f" +- {statistics.stdev(values):.4f}" if len(values) > 1 else ""
-    return f"{statistics.fmean(values):.4f}{deviation}"
+    deviation = f" +- {statistics.stdev(values):.4f}" if values[1:] else ""
+    return f"{statistics.fmean(values):.4f}{deviation}" if values else "-"

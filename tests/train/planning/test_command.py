@@ -93,7 +93,12 @@ def test_a_batch_by_hand_that_is_too_large_is_marked_among_machines(
     [
         ("lenet5", "DIST_ENDPOINT=here:1", "", "DIST_ENDPOINT=here:1 is for several nodes"),
         ("lenet5", "DIST_ENDPOINT=here:1", "h100-80g", "DIST_ENDPOINT=here:1 is for several nodes"),
-        ("lenet5", "DIST_NNODES=2", "", "CONFIG_DIST_ENDPOINT= is not a rendezvous endpoint"),
+        (
+            "lenet5",
+            "DIST_NNODES=2",
+            "",
+            "CONFIG_DIST_ENDPOINT= is not a rendezvous endpoint: 2 nodes need one, which only make sbatch",
+        ),
         ("gpt2-tiny", "INITIAL_WEIGHTS=nothing", "", "INITIAL_WEIGHTS=.*nothing cannot be read"),
     ],
 )
