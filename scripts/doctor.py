@@ -67,17 +67,16 @@ def collect(options: argparse.Namespace) -> dict[str, Any]:
         there = next(place for place in (path.absolute(), *path.absolute().parents) if place.exists())
         facts[f"{name}_free"] = shutil.disk_usage(there).free / GB
         facts[f"{name}_writable"] = os.access(there, os.W_OK)
-    return facts | {
+    return {
+        **facts,
+        **vars(options),
         "failure": failure,
         "environment": environment,
         "interpreter": interpreter,
-        "venv": options.venv,
-        "make": options.make,
         "system": platform.system(),
         "release": platform.release(),
         "case_sensitive": not (ROOT / "MAKEFILE").exists(),
         "all_cpus": os.cpu_count(),
-        "runs": options.runs,
         "shm": shutil.disk_usage("/dev/shm").total / GB if Path("/dev/shm").is_dir() else "",
         "data": ", ".join(sorted(path.name for path in (ROOT / "data").glob("[!.]*"))) or "none",
     }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Sequence
+from datetime import timedelta
 from pathlib import Path
 
 from lib import units
@@ -63,7 +64,7 @@ def columns(rows: Sequence[Row]) -> list[tuple[str, ...]]:
             str(row.effective_batch or ""),
             "" if row.best is None else f"{row.metric} {row.best:.4g}",
             "" if row.best_step is None else f"{row.best_step}/{row.step}",
-            "" if row.seconds is None else duration(row.seconds),
+            "" if row.seconds is None else str(timedelta(seconds=round(row.seconds))),
             row.began[:16],
             row.run,
             " ".join(row.tags),
@@ -72,15 +73,6 @@ def columns(rows: Sequence[Row]) -> list[tuple[str, ...]]:
         for row in rows
     ]
     return units.columns([(*heads, "damaged"), *cells])
-
-
-def duration(seconds: float) -> str:
-    """Format a duration as 12 s, 3:45 or 2:03:45."""
-    if seconds < 60:
-        return f"{seconds:.0f} s"
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ import os
 import socket
 import time
 from collections.abc import Mapping, Sequence
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -21,16 +22,12 @@ from lib.runs import metrics
 from lib.runs.directory import RunDir, Status
 from lib.runs.index import objects_of, run_names, status_of
 from lib.units import aligned, bytes_text, columns
-from scripts.runs import duration
 
 INTERVAL_SECONDS = 2.0
 _RECENT = 20  # rows of training that the speed is measured over
 _HEADS = ("state", "model", "step", "loss", "metric", "samples/s", "memory", "time left", "run")
-_SPENT = {
-    "epochs": ("NUM_EPOCHS", "epoch"),
-    "steps": ("MAX_STEPS", "step"),
-    "seconds": ("MAX_SECONDS", "seconds"),
-}
+_BUDGETS = {"epochs": "NUM_EPOCHS", "steps": "MAX_STEPS", "seconds": "MAX_SECONDS"}
+_COLUMNS = {"NUM_EPOCHS": "epoch", "MAX_STEPS": "step", "MAX_SECONDS": "seconds"}
 
 
 class Watcher:
@@ -64,9 +61,9 @@ def row_of(run: RunDir, status: Status) -> tuple[str, ...]:
     steps, left = progress(parts["values"], trained)
     numbers = [last.get("loss"), shown.get(metric), last.get("samples_per_second")]
     loss, value, speed = ("" if number is None else f"{number:.4g}" for number in numbers)
-    memory = time_left = ""
-    if status.state == "running":
-        memory, time_left = memory_text(status, parts["plan"]), "" if left is None else duration(left)
+    is_running = status.state == "running"
+    memory = memory_text(status, parts["plan"]) if is_running else ""
+    time_left = str(timedelta(seconds=round(left))) if is_running and left is not None else ""
     step, metric = f"{last['step']}/{steps}" if steps else str(last["step"]), f"{metric} {value}".strip()
     return status.state, run.model, step, loss, metric, speed, memory, time_left, run.name
 
@@ -75,10 +72,10 @@ def progress(
     values: Mapping[str, Any], trained: Sequence[Mapping[str, Any]]
 ) -> tuple[int | None, float | None]:
     """Return the steps of the whole run, and the seconds left at the speed of these rows; None if unknown."""
-    symbol, column = _SPENT.get(values.get("BUDGET", ""), ("", ""))
+    symbol = _BUDGETS.get(values.get("BUDGET", ""), "")
     if not trained or not values.get(symbol):
         return None, None
-    budget, first, last = values[symbol], trained[0], trained[-1]
+    budget, column, first, last = values[symbol], _COLUMNS[symbol], trained[0], trained[-1]
     steps = None if column == "seconds" else round(budget * last["step"] / last[column])
     gained, seconds = last[column] - first[column], last["seconds"] - first["seconds"]
     return steps, max(0.0, budget - last[column]) * seconds / gained if gained > 0 else None

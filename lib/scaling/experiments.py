@@ -100,7 +100,8 @@ class ScalingExperiments:
         try:
             dataset = open_dataset(place, {})
         except DataError as error:
-            raise ConfigError(f"CORPUS={self.corpus_name} cannot be used", why=str(error)) from error
+            why = str(error).replace("a language model on CONFIG_DATASET_PYSOURCE=y", "CORPUS=pysource")
+            raise ConfigError(f"CORPUS={self.corpus_name} cannot be used", why=why) from error
         assert isinstance(dataset.spec, TextSpec)
         baseline = ngram_baseline(dataset, cache_dir=cache, log=self.log)
         return Corpus(

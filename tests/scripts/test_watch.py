@@ -68,7 +68,7 @@ def test_a_run_of_a_sweep_is_shown_with_the_time_that_its_recent_speed_leaves(
     ]
     assert line.split() == [
         *("running", "lenet5", "40/100", "0.025", "accuracy", "0.75", "640"),
-        *("plan", "3.00", "GB", "1:00", running.name),
+        *("plan", "3.00", "GB", "0:01:00", running.name),
     ]
 
 

@@ -24,6 +24,7 @@ from lib.memory.facts import model_facts
 from lib.nn.model_code import build_model
 from lib.scaling import costs
 from lib.scaling.costs import Counts, count, training_flops
+from lib.scaling import experiments
 from lib.scaling.experiments import ROOT, ScalingExperiments
 from lib.scaling.isoflop import exponent, isoflops
 from lib.scaling.judge import TITLES, judge
@@ -341,6 +342,15 @@ def test_a_text_that_cannot_be_used_is_refused_by_the_name_it_was_given(tmp_path
     (tmp_path / "empty").mkdir()
     with pytest.raises(ConfigError, match=r"CORPUS=file:\S+/empty cannot be used: there is too little text"):
         _ = ScalingExperiments(tmp_path, corpus=f"file:{tmp_path / 'empty'}", log=lambda _: None).corpus
+
+
+def test_a_corpus_that_is_not_there_is_replaced_by_another_corpus(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(experiments, "ROOT", tmp_path)  # where no data are
+    with pytest.raises(ConfigError, match="or use CORPUS=pysource, which needs no files") as caught:
+        _ = ScalingExperiments(tmp_path, corpus="wikitext2", log=lambda _: None).corpus
+    assert "CONFIG_" not in str(caught.value)
 
 
 def test_the_totals_on_the_default_corpus_are_as_documented() -> None:
