@@ -22,9 +22,8 @@ from lib.data.types import TextSpec
 from lib.errors import ConfigError, run_main
 from lib.memory.facts import model_facts
 from lib.nn.model_code import build_model
-from lib.scaling import costs
+from lib.scaling import costs, experiments
 from lib.scaling.costs import Counts, count, training_flops
-from lib.scaling import experiments
 from lib.scaling.experiments import ROOT, ScalingExperiments
 from lib.scaling.isoflop import exponent, isoflops
 from lib.scaling.judge import TITLES, judge
