@@ -29,7 +29,7 @@ RULES = configparser.ConfigParser(interpolation=None, delimiters=("=",))
 RULES.read(Path(__file__).with_suffix(".ini"), encoding="utf-8")
 CHECKS = [title for title in RULES.sections() if ": " in title]
 EXTRAS = {name: what.split(", ") for name, what in RULES["extras of pyproject.toml"].items()}
-TOLD = RULES["told by the environment"]["facts"].split()
+FACTS = RULES["facts of the environment"]["names"].split()
 
 
 def judge(facts: Mapping[str, Any]) -> list[dict[str, str]]:
@@ -51,7 +51,7 @@ def release_of(version: str) -> tuple[int, ...]:
 
 
 def collect(options: argparse.Namespace) -> dict[str, Any]:
-    """Return the facts of this machine, and of the environment as far as its Python tells."""
+    """Return the facts of this machine, and of the environment as far as its Python reports them."""
     interpreter, environment = interpreter_of(Path(options.venv)) if options.venv else (sys.executable, "own")
     command = [interpreter, str(ROOT / "scripts" / "doctor.py"), "--probe"]
     try:
@@ -60,7 +60,7 @@ def collect(options: argparse.Namespace) -> dict[str, Any]:
         failure = errors[-1] if errors else f"status {done.returncode}"
     except subprocess.TimeoutExpired as error:
         output, failure = error.stdout or b"", f"no answer within {TIMEOUT_SECONDS} s"
-    facts: dict[str, Any] = {**dict.fromkeys(TOLD, ""), "python": platform.python_version()}
+    facts: dict[str, Any] = {**dict.fromkeys(FACTS, ""), "python": platform.python_version()}
     for line in output.splitlines():
         facts |= json.loads(line) if line.startswith(b"{") else {}
     for name, path in (("runs", Path(options.runs)), ("data", ROOT / "data")):
@@ -92,13 +92,13 @@ def interpreter_of(venv: Path) -> tuple[str, str]:
     return sys.executable, "unfinished" if makes else "broken"
 
 
-def tell(**facts: Any) -> None:
+def emit(**facts: Any) -> None:
     """Print facts as a line of JSON, after each step of a probe that may fail or end the process."""
     print(json.dumps(facts), flush=True)
 
 
 def probe_environment() -> None:
-    """Tell facts of this interpreter."""
+    """Print facts of this interpreter."""
     import resource
     from importlib import metadata
 
@@ -114,7 +114,7 @@ def probe_environment() -> None:
     for name, (module, what) in EXTRAS.items():
         there = importlib.util.find_spec(module) is not None
         extras[there].append(name if there else f"{name} ({what})")
-    tell(
+    emit(
         **settings,
         python=platform.python_version(),
         faults=", ".join(filter(None, faults)),
@@ -128,30 +128,30 @@ def probe_environment() -> None:
     )
     with contextlib.suppress(PlanError):  # the kernel does not say: a finding of its own
         total, free = host.memory_bytes()
-        tell(total=total / GB, free=free / GB)
+        emit(total=total / GB, free=free / GB)
     if "torch" in packages:
         probe_torch(is_complete=not any(faults))
 
 
 def probe_torch(*, is_complete: bool) -> None:
-    """Tell facts of torch, and of the devices where all requirements are there."""
+    """Print facts of torch, and of the devices where all requirements are there."""
     import torch
 
     built = f"CUDA {torch.version.cuda}" if torch.version.cuda else f"ROCm {torch.version.hip}"
     build = built if torch.version.cuda or torch.version.hip else "the CPU"
-    tell(build=build, kernels=torch.backends.cpu.get_cpu_capability())
+    emit(build=build, kernels=torch.backends.cpu.get_cpu_capability())
     if not is_complete:
         return
     from lib.devices.probe import probe
 
     hardware = probe("auto")
     if hardware.kind == "cpu":
-        tell(kind="cpu", devices="no GPU: runs use the CPU")
+        emit(kind="cpu", devices="no GPU: runs use the CPU")
         return
     devices = [(one.name, one.free_bytes / GB, one.total_bytes / GB) for one in hardware.devices]
     texts = [f"{name}, {free:.1f} of {total:.1f} GB free" for name, free, total in devices]
     busy = any(free < total / 2 for _, free, total in devices)
-    tell(kind=hardware.kind, devices="; ".join(texts), busy=busy, gpus=len(texts))
+    emit(kind=hardware.kind, devices="; ".join(texts), busy=busy, gpus=len(texts))
 
 
 def main() -> int:

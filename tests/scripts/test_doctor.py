@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 
-from scripts.doctor import CHECKS, EXTRAS, RULES, TOLD, interpreter_of, judge, release_of
+from scripts.doctor import CHECKS, EXTRAS, RULES, FACTS, interpreter_of, judge, release_of
 from tests.support.configs import ROOT
 
 GOOD: dict[str, Any] = {
-    **dict.fromkeys(TOLD, ""),
+    **dict.fromkeys(FACTS, ""),
     "system": "Linux",
     "release": "6.1",
     "case_sensitive": True,
