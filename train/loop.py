@@ -166,7 +166,8 @@ def _accumulate(job: Job, progress: Progress) -> Iterator[Sums]:
             key_samples(job.dropouts, seed=job.config.seed, first=keyed, count=count, device=backend.device)
         if job.carry is not None:
             job.carry.seek(step=progress.step, first=row, offset=offset, count=size, rows=len(batch.inputs))
-        weigh_groups(job.model, batch.weights)
+        if plan.norm_batch and batch.weights is not None:
+            weigh_groups(job.model, batch.weights)
         offset += size
         with contextlib.nullcontext() if last else backend.without_gradient_sync(job.wrapped):
             with backend.autocast(plan.precision), job.keeping:

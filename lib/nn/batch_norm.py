@@ -143,14 +143,13 @@ def _convert(module: _BatchNorm, *, name: str, norm_batch: int) -> None:
     module.register_buffer("pending_3C", sums, persistent=False)
 
 
-def weigh_groups(model: nn.Module, weights_N: Tensor | None) -> None:
+def weigh_groups(model: nn.Module, weights_N: Tensor) -> None:
     """Leave groups of padding, whose rows have weight 0, out of the statistics of the next micro-batch.
 
-    weights_N: of its rows, alike in each group; None: all 1.
+    weights_N: of its rows, alike in each group. They hold until the end of the step.
     """
     for layer in _ghost_layers(model):
-        own = None if weights_N is None else weights_N[:: layer.norm_batch].to(layer.pending_3C.dtype)
-        layer.weights_G = own
+        layer.weights_G = weights_N[:: layer.norm_batch].to(layer.pending_3C.dtype)
 
 
 @torch.no_grad()
@@ -183,6 +182,7 @@ def discard_statistics(model: nn.Module) -> None:
     """Discard the groups since the last commit, for a step that is abandoned half-way."""
     for layer in _ghost_layers(model):
         layer.pending_3C.zero_()
+        layer.weights_G = None
 
 
 def _ghost_layers(model: nn.Module) -> list[_Ghost]:

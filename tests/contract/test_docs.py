@@ -77,7 +77,7 @@ def test_make_would_begin_every_command(page: Path) -> None:
 def test_a_command_that_make_would_refuse_is_found() -> None:
     text = "```sh\nmake trian\nOMP_NUM_THREADS=1 make runs GPU=h100-80g\n```\nor `make plan RUN=`\n"
     assert [*make_commands(text)] == ["make trian", "make runs GPU=h100-80g", "make plan RUN="]
-    assert "trian is no target" in fault_of("make trian")
+    assert "trian is not a target" in fault_of("make trian")
     assert fault_of("make runs GPU=h100-80g").startswith("GPU is not used by make runs")
     assert fault_of("make plan GPU=").startswith("GPU= is empty")
     assert fault_of("make -n defconfig-lenet5+bf16 train CONFIG_SEED=7") == ""

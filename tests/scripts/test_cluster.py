@@ -51,8 +51,8 @@ def test_no_place_to_meet_is_refused(endpoint: str | None) -> None:
 
 def test_every_number_of_machines_must_share_the_batch() -> None:
     check_shares(THREE, processes=4, target=64, unit=1)
-    with pytest.raises(PlanError, match="64 cannot be split over 3 x 4"):
-        check_shares(THREE, processes=4, target=64, unit=32)
+    with pytest.raises(PlanError, match="300 cannot be split over 3 x 4"):
+        check_shares(THREE, processes=4, target=300, unit=32)
 
 
 def test_torchrun_is_told() -> None:

@@ -21,7 +21,7 @@ from tests.support.training import (
     small_plan,
 )
 from train.job import Progress
-from train.loop import train
+from train.loop import optimizer_step, train
 from train.signals import Stopped
 from train.tasks.base import Forward, Sums
 
@@ -107,6 +107,24 @@ def test_all_ranks_enter_the_same_collectives_whatever_their_clocks_say(
         follower = Follower(leader.maxima, rank=rank, world=WORLD)
         assert course(follower, monkeypatch, name) == expected
         assert not follower.maxima
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_all_ranks_reduce_the_count_where_one_has_padding(
+    compiled: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only the ranks with padding get weights, and with them a count on the device."""
+    monkeypatch.setattr("lib.nn.compile.compiled_forward", lambda _, wrapped: wrapped)  # takes minutes
+    plan = small_plan(1, 1, world=WORLD, effective_batch=7, compile=compiled)
+    assert plan.is_padded and plan.micro_batches_of(WORLD - 1) == ((1, 1), (1, 0))
+    calls = []
+    for rank in range(WORLD):
+        config = small_config(max_steps=1, log_interval_steps=100)
+        data = random_data(config, shape=(1, 28, 28), train_size=40, test_size=9)
+        backend = FakeBackend(rank=rank, world=WORLD)
+        optimizer_step(small_job(config, plan, data, backend=backend), Progress())
+        calls.append(backend.calls)
+    assert calls == [["sum()"]] * WORLD
 
 
 @pytest.mark.slow

@@ -12,7 +12,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lib.errors import ConfigError
-from lib.nn.batch_norm import GhostBatchNorm2d, commit_statistics, configure_norm, discard_statistics
+from lib.nn.batch_norm import (
+    GhostBatchNorm2d,
+    commit_statistics,
+    configure_norm,
+    discard_statistics,
+    weigh_groups,
+)
 
 GROUP, EFFECTIVE = 4, 24
 RUNNING = ("running_mean", "running_var", "num_batches_tracked")
@@ -200,6 +206,25 @@ def test_running_statistics_move_by_the_momentum() -> None:
         commit_statistics(layer)
     torch.testing.assert_close(fast.running_mean, 3 * slow.running_mean)
     torch.testing.assert_close(fast.running_var - 1, 3 * (slow.running_var - 1))
+
+
+@pytest.mark.parametrize("at_once", [False, True])
+def test_groups_of_padding_leave_no_trace(at_once: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: at_once)
+    padded, whole = network(GROUP), network(GROUP)
+    images = samples(3 * GROUP)
+    weights = torch.tensor([1.0] * 2 * GROUP + [0.0] * GROUP)
+    weigh_groups(padded, weights)
+    torch.testing.assert_close(padded(images)[: 2 * GROUP], whole(images[: 2 * GROUP]), rtol=0, atol=1e-12)
+    weigh_groups(padded, 0 * weights[:GROUP])  # nothing but padding
+    padded(images[:GROUP])
+    for model in (padded, whole):
+        commit_statistics(model)
+    assert largest_difference(padded.state_dict(), whole.state_dict()) <= 1e-12
+    for model in (padded, whole):  # the weights held for one step
+        model(images)
+        commit_statistics(model)
+    assert largest_difference(padded.state_dict(), whole.state_dict()) <= 1e-12
 
 
 def test_each_step_starts_from_nothing() -> None:
