@@ -10,8 +10,8 @@ from pathlib import Path
 from lib import kconf
 from lib.config import config_from_values
 from lib.errors import ConfigError, run_main
-from lib.sweeps.comparison import Comparison, parse_looks, whole_number
 from lib.sweeps.concurrency import Concurrency, predict_host_memory
+from lib.sweeps.paired_comparison import Comparison, parse_looks, whole_number
 from lib.sweeps.runner import Run, compose_text
 from scripts.sweep import ROOT, log
 

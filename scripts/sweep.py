@@ -14,11 +14,11 @@ from typing import Any
 
 from lib import atomic, kconf
 from lib.errors import ConfigError, ToolkitError, os_errors, run_main
-from lib.sweeps.comparison import Comparison, parse_looks, whole_number
 from lib.sweeps.concurrency import Concurrency, predict_host_memory
 from lib.sweeps.experiment import Experiment, Range, read_experiment
 from lib.sweeps.experiment_writer import as_yaml
 from lib.sweeps.optuna_search import run_search
+from lib.sweeps.paired_comparison import Comparison, parse_looks, whole_number
 from lib.sweeps.points import best_of, main_effects, objective, table
 from lib.sweeps.runner import (
     Result,

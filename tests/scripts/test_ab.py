@@ -13,8 +13,8 @@ import pytest
 from lib import atomic
 from lib.errors import ConfigError, ToolkitError
 from lib.runs.directory import RunDir
-from lib.sweeps import comparison
-from lib.sweeps.comparison import Comparison
+from lib.sweeps import paired_comparison
+from lib.sweeps.paired_comparison import Comparison
 from lib.sweeps.runner import RESULT as RESULT_FILE
 from lib.sweeps.runner import Result, Run, run_folder
 from scripts import ab
@@ -66,7 +66,7 @@ class FakeTraining:
 def run_ab(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, training: FakeTraining, *more: str, swapped: bool = False
 ) -> None:
-    monkeypatch.setattr(comparison, "train_all", training)
+    monkeypatch.setattr(paired_comparison, "train_all", training)
     a, b = (f"{TINY}+slow", TINY) if swapped else (TINY, f"{TINY}+slow")
     words = ["ab", "--a", a, "--b", b, "--runs", str(tmp_path / "runs"), "--jobs", "1", *more]
     monkeypatch.setattr("sys.argv", words)

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from scripts.doctor import CHECKS, EXTRAS, RULES, FACTS, interpreter_of, judge, release_of
+from scripts.doctor import CHECKS, EXTRAS, FACTS, RULES, interpreter_of, judge, release_of
 from tests.support.configs import ROOT
 
 GOOD: dict[str, Any] = {

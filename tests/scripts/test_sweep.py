@@ -12,7 +12,7 @@ import pytest
 
 from lib import atomic
 from lib.errors import ConfigError
-from lib.sweeps import comparison
+from lib.sweeps import paired_comparison
 from lib.sweeps.runner import RESULT, Result, Run, run_folder
 from scripts import sweep
 
@@ -46,7 +46,7 @@ def run_sweep(folder: Path, monkeypatch: pytest.MonkeyPatch, *words: str, fresh_
 
     (folder / "study.yaml").write_text(FILE)
     monkeypatch.setattr(sweep, "train_all", train)
-    monkeypatch.setattr(comparison, "train_all", train)
+    monkeypatch.setattr(paired_comparison, "train_all", train)
     runs = f"--runs={folder / 'runs'}"
     monkeypatch.setattr("sys.argv", ["sweep", str(folder / "study.yaml"), "--jobs=1", runs, *words])
     assert sweep.main() == 0

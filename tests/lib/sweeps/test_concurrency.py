@@ -11,8 +11,8 @@ import pytest
 
 from lib import kconf
 from lib.errors import ConfigError
-from lib.sweeps.comparison import whole_number
 from lib.sweeps.concurrency import Concurrency, HostMemoryEstimate, choose_workers, distinct
+from lib.sweeps.paired_comparison import whole_number
 from lib.sweeps.runner import compose_text
 from tests.support.configs import load_hardware
 
