@@ -47,19 +47,16 @@ def make_pairs(a: str, b: str, seeds: Sequence[int]) -> list[tuple[Run, Run]]:
     Raises ConfigError where one cannot be configured, and where the two train the same.
     """
     texts = [compose_text(ROOT, spec) for spec in (a, b)]
-    pairs = []
-    for seed in seeds:
-        runs = []
-        for number, text in enumerate(texts):
-            resolved = kconf.load_written(text, root=ROOT, overrides={"CONFIG_SEED": str(seed)})
-            config_from_values(resolved.values)
-            runs.append(Run(number=number, settings={"SEED": str(seed)}, resolved=resolved))
-        if runs[0].identity == runs[1].identity:
-            todo = "what differs between them changes no number of a training run"
-            raise ConfigError(
-                f"A={a} and B={b} are the same run", why=f"both are {runs[0].identity}", todo=todo
-            )
-        pairs.append((runs[0], runs[1]))
+
+    def resolved(number: int, seed: int) -> Run:
+        found = kconf.load_written(texts[number], root=ROOT, overrides={"CONFIG_SEED": str(seed)})
+        config_from_values(found.values)
+        return Run(number=number, settings={"SEED": str(seed)}, resolved=found)
+
+    pairs = [(resolved(0, seed), resolved(1, seed)) for seed in seeds]
+    if (same := pairs[0][0].identity) == pairs[0][1].identity:
+        todo = "what differs between them changes no number of a training run"
+        raise ConfigError(f"A={a} and B={b} are the same run", why=f"both are {same}", todo=todo)
     return pairs
 
 
