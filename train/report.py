@@ -22,8 +22,7 @@ def report(name: str, *, root: Path, runs: Path, out: Path | None) -> int:
 
 def _find(run: RunDir, root: Path) -> Findings:
     """Find out and store what the checkpoints show; where they cannot be read, return why."""
-    steps = run.checkpoint_steps
-    if not steps:
+    if not (steps := run.checkpoint_steps):
         return Findings(steps=steps, problem="the run has no checkpoint")
     with importing():
         from train.findings import find

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -43,11 +43,9 @@ def extremes(values: Sequence[float], most: int) -> list[int]:
     count = len(values)
     if count <= most:
         return list(range(count))
-    kept = set[int]()
-    for number in range(most // 2):
-        stretch = range(number * count // (most // 2), (number + 1) * count // (most // 2))
-        kept |= {min(stretch, key=values.__getitem__), max(stretch, key=values.__getitem__)}
-    return sorted(kept)
+    ends = [number * count // (most // 2) for number in range(most // 2 + 1)]
+    stretches = map(range, ends, ends[1:])
+    return sorted({choose(own, key=values.__getitem__) for own in stretches for choose in (min, max)})
 
 
 def read_series(path: Path) -> list[Series]:
@@ -55,26 +53,21 @@ def read_series(path: Path) -> list[Series]:
 
     A file that does not exist yet has none. Raises ToolkitError for a damaged one.
     """
-    if not path.exists():
-        return []
     found: dict[tuple[str, str], Series] = {}
     seconds = 0.0
-    for batch in metrics.Follower(path).batches():
+    for batch in metrics.Follower(path).batches() if path.exists() else ():
         for row in batch:
-            kind = row.get("kind")
-            if kind in LINES and _is_number(row.get("step")):
-                seconds = row["seconds"] if _is_number(row.get("seconds")) else seconds
-                _add(found, kind, row, seconds)
+            kind, numbers = row.get("kind"), {name: value for name, value in row.items() if _is_number(value)}
+            if kind not in LINES or "step" not in numbers:
+                continue
+            seconds = numbers.get("seconds", seconds)
+            for column, value in numbers.items():
+                if column not in _PLAIN:
+                    series = found.setdefault((kind, column), Series(kind, column))
+                    series.steps.append(int(numbers["step"]))
+                    series.values.append(value)
+                    series.seconds.append(seconds)
     return list(found.values())
-
-
-def _add(found: dict[tuple[str, str], Series], kind: str, row: Mapping[str, Any], seconds: float) -> None:
-    for column, value in row.items():
-        if column not in _PLAIN and _is_number(value):
-            series = found.setdefault((kind, column), Series(kind, column))
-            series.steps.append(int(row["step"]))
-            series.values.append(value)
-            series.seconds.append(seconds)
 
 
 def _is_number(value: object) -> bool:
