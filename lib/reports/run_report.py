@@ -26,8 +26,8 @@ from lib.units import bytes_text, seconds_text
 _VERSION = 2  # of the stored findings
 _AXES = {"step": "optimizer step", "seconds": "seconds of training"}
 _CURVES = (
-    f"At most {MOST_POINTS:,} points a line: the lowest and the highest of equal stretches. Smoothing is over "
-    "those points. All rows are in metrics.jsonl of the run directory."
+    f"At most {MOST_POINTS:,} points a line: the lowest and the highest of equal stretches. Smoothing is "
+    "over those points. All rows are in metrics.jsonl of the run directory."
 )
 
 

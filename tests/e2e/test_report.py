@@ -57,7 +57,7 @@ def test_what_was_found_is_used_again(runner: Runner, tmp_path: Path) -> None:
     run, own = copy_of(runner, tmp_path)
     own.run("report")
     content = json.loads(run.findings.read_text())
-    content["exhibits"] = [{"kind": "Text", "title": "stored", "note": "", "text": "from the file"}]
+    content["exhibits"] = [{"kind": "text", "title": "stored", "note": "", "text": "from the file"}]
     run.findings.write_text(json.dumps(content))
     out = tmp_path / "elsewhere.html"
     own.run("report", "--out", str(out))
