@@ -8,11 +8,12 @@ from pathlib import Path
 
 from lib.errors import ConfigError, run_main
 from lib.plan.show import named_decisions
-from lib.reports.page import Section, charts, table, write_page
-from lib.reports.run_report import read_plan, stored_findings, text_of
+from lib.plan.types import Plan
+from lib.reports.page import Section, charts, section, table, write_page
+from lib.reports.run_report import stored_findings, text_of
 from lib.reports.series import LINES, read_series
 from lib.runs.directory import RunDir, resolve_run
-from lib.runs.index import read_row, read_runs, select
+from lib.runs.index import read_row, read_runs, select, stored
 from scripts.runs import aligned, columns
 
 MOST_RUNS = 24  # with more lines no chart can be read
@@ -39,7 +40,7 @@ def main() -> int:
         for each in tables:
             print("\n".join(aligned([*zip(each["head"], *each["rows"], strict=True)])))
     head, *cells = zip(*shown, strict=True)
-    first = Section("Runs", [], [table("Selected runs", head, cells)])
+    first = section("Runs", table("Selected runs", head, cells))
     path = options.out or options.runs / "compare.html"
     write_page(
         path,
@@ -71,14 +72,17 @@ def differences(runs: Sequence[RunDir], names: Sequence[str]) -> list[Section]:
     """Return the options and the decisions that differ. Raises ToolkitError for a damaged run."""
     values = [run.read_json("values").items() for run in runs]
     options = [{f"CONFIG_{name}": text_of(value) for name, value in each} for each in values]
-    decisions = [{name: value for name, value, _ in named_decisions(read_plan(run))} for run in runs]
+    decisions = [
+        {name: value for name, value, _ in named_decisions(stored(run, "plan", Plan.from_json))}
+        for run in runs
+    ]
     found = []
     for title, what, contents in (("configuration", "option", options), ("plan", "decision", decisions)):
         known = dict.fromkeys(name for content in contents for name in content)
         rows = [(name, *(content.get(name, "-") for content in contents)) for name in known]
         rows = [row for row in rows if len({*row[1:]}) > 1]
-        tables = [table(title.capitalize(), (what, *names), rows)] if rows else []
-        found.append(Section(f"Differences of the {title}", [] if rows else ["There is none."], tables))
+        none, different = "" if rows else "There is none.", table(title.capitalize(), (what, *names), rows)
+        found.append(section(f"Differences of the {title}", none, different))
     return found
 
 
@@ -88,14 +92,14 @@ def curves(runs: Sequence[RunDir], names: Sequence[str]) -> Section:
     names: of the runs in legends. Raises ToolkitError for a damaged run.
     """
     notes = ["Evaluations first. Smoothing is over the points that the page holds."]
-    flop = [findings.flop_per_sample if (findings := stored_findings(run)) else None for run in runs]
+    flop = [(stored_findings(run) or {}).get("flop_per_sample") for run in runs]
     unknown = ", ".join(name for name, each in zip(names, flop, strict=True) if each is None)
     if unknown:
         notes.append(f"There is no axis of compute: make report has not counted the operations of {unknown}.")
     axes = _AXES if unknown else {**_AXES, "flop": "floating-point operations, forward and backward"}
     lines = []
     for number, (run, name, each) in enumerate(zip(runs, names, flop, strict=True)):
-        batch = read_plan(run).effective_batch
+        batch = stored(run, "plan", Plan.from_json).effective_batch
         factors = {"samples": batch} if each is None else {"samples": batch, "flop": batch * each}
         for series in read_series(run.metrics):
             line = series.to_json(name=name, style=number, factors=factors)

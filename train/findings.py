@@ -11,16 +11,16 @@ from lib.config import config_from_values
 from lib.errors import CheckpointError
 from lib.nn.model_code import load_model
 from lib.plan.fitting import step_settings
-from lib.plan.types import Hardware
+from lib.plan.types import Hardware, Plan
 from lib.plugins import TASKS
 from lib.reports.page import Block, curve
-from lib.reports.run_report import Findings, read_plan
+from lib.reports.run_report import Findings
 from lib.reports.series import MOST_POINTS, extremes
 from lib.runs import checkpoint
 from lib.runs.directory import RunDir
+from lib.runs.index import stored
 from train import loop
 from train.planning.memory_estimate import MemoryTraces
-from train.planning.run_plan import stored
 from train.record import log
 from train.stored_run import Restored, restore, stored_configuration
 from train.tasks.base import naive_loss_of
@@ -28,8 +28,9 @@ from train.tasks.base import naive_loss_of
 MOST_CHECKPOINTS = 4  # that the task shows
 
 
-def find(run: RunDir, *, root: Path, steps: Sequence[int]) -> Findings:
-    """Return the findings of the checkpoints of `steps`. Raises ToolkitError if none can be loaded."""
+def find(run: RunDir, *, root: Path) -> Findings:
+    """Return the findings of the checkpoints that there are. Raises ToolkitError if none can be loaded."""
+    steps = run.checkpoint_steps
     restored = restore(str(run.path), root=root, runs=run.path, best=False)
     job, data = restored.job, restored.data
     home = TASKS.home(load_model(job.config.model).TASK)
@@ -39,14 +40,14 @@ def find(run: RunDir, *, root: Path, steps: Sequence[int]) -> Findings:
         with job.train_loader, job.eval_loader:
             exhibits = module.exhibits(job, data.dataset, _checkpoints(restored, steps))
     branches, flop = data.facts.branches or (), data.facts.flop_per_sample
-    return Findings(
-        steps=list(steps),
-        step=restored.step,
-        naive_loss=naive_loss_of(job.config.model, data.dataset.spec),
-        flop_per_sample=None if flop is None else flop + sum(branch.flop_per_sample for branch in branches),
-        memory=_memory(run, restored, root),
-        exhibits=exhibits,
-    )
+    return {
+        "steps": steps,
+        "step": restored.step,
+        "naive_loss": naive_loss_of(job.config.model, data.dataset.spec),
+        "flop_per_sample": flop and flop + sum(branch.flop_per_sample for branch in branches),
+        "memory": _memory(run, restored, root),
+        "exhibits": exhibits,
+    }
 
 
 def _checkpoints(restored: Restored, steps: Sequence[int]) -> Iterator[int]:
@@ -64,7 +65,7 @@ def _checkpoints(restored: Restored, steps: Sequence[int]) -> Iterator[int]:
 
 def _memory(run: RunDir, restored: Restored, root: Path) -> Block | None:
     """Trace the memory of the run's own step; None where its plan has no prediction or shards the model."""
-    plan = read_plan(run)
+    plan = stored(run, "plan", Plan.from_json)
     if plan.memory is None or plan.strategy not in ("single", "ddp"):
         return None
     config = config_from_values(stored_configuration(run, root).values)

@@ -43,6 +43,14 @@ class Section(NamedTuple):
     blocks: Sequence[Block]
 
 
+def section(title: str, *parts: str | Block) -> Section:
+    """Return a section of texts and blocks, without empty texts and tables."""
+    notes = [part for part in parts if isinstance(part, str) and part]
+    return Section(
+        title, notes, [part for part in parts if not isinstance(part, str) and part.get("rows") != []]
+    )
+
+
 def table(title: str, head: Sequence[str], rows: Iterable[Sequence[str]], **more: Any) -> Block:
     """Return a table."""
     return {"kind": "table", "title": title, "head": [*head], "rows": [[*row] for row in rows], **more}

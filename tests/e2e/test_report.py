@@ -79,8 +79,8 @@ def test_without_a_checkpoint_the_report_says_why(runner: Runner, tmp_path: Path
     own.run("report")
     page = run.report.read_text()
     assert "Confusion matrix" not in page and not run.findings.exists()
-    why = "no valid checkpoint" if is_damaged else "the run has no checkpoint"
-    assert f"The model is not shown: {why}" in page
+    why = "no valid checkpoint" if is_damaged else "has no checkpoint"
+    assert "The model is not shown: " in page and why in page
     assert "loss" in charts_of(page), "the rest is there"
 
 

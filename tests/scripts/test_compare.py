@@ -123,5 +123,5 @@ def test_the_page_offers_the_axes(runs: list[RunDir]) -> None:
 
 def test_a_plan_of_another_version_is_an_error(runs: list[RunDir]) -> None:
     runs[1].write("plan", {"effective_batch": 64})
-    with pytest.raises(ToolkitError, match="of another version"):
+    with pytest.raises(ToolkitError, match="by another version"):
         compare.differences(runs, NAMES)

@@ -97,4 +97,4 @@ def all_findings(**changes: Any) -> Findings:
         "memory": line,
         "exhibits": exhibits,
     }
-    return Findings(**(known | changes))
+    return known | changes

@@ -3,28 +3,25 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
 
 import torch
 
 from lib import kconf
 from lib.config import Config
-from lib.errors import PlanError, ToolkitError
+from lib.errors import PlanError
 from lib.hyperparams import apply_hyperparams
 from lib.plan.placement import place
 from lib.plan.show import show
 from lib.plan.types import Hardware, Plan
 from lib.runs.directory import RunDir
+from lib.runs.index import stored
 from train.build import check_channels_last, epochs_ahead
 from train.job import warm_up_text
 from train.planning.memory_estimate import MemoryTraces
 from train.record import log
 from train.training_data import TrainingData, built
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,18 +87,6 @@ def _decided(request: RunRequest, data: TrainingData, hardware: Hardware) -> Pla
     return apply_hyperparams(
         config, request.verbose, hardware=hardware, facts=data.facts, predict=predict, probed=probed
     )
-
-
-def stored(run: RunDir, name: str, read: Callable[[Mapping[str, Any]], T]) -> T:
-    """Read `run`'s JSON file `name` through `read`; raises ToolkitError if it is malformed."""
-    try:
-        return read(run.read_json(name))
-    except (TypeError, KeyError, ValueError, AttributeError) as error:
-        raise ToolkitError(
-            f"the {name} of {run.path} cannot be read",
-            why=f"it was written by another version, or changed ({error})",
-            todo="start again with make train CONFIG_RESUME_NEVER=y",
-        ) from error
 
 
 def _check_effective_batch(run: RunDir, plan: Plan, *, of_many: bool) -> None:

@@ -22,7 +22,7 @@ from tests.lib.reports.test_page import Elements
 from tests.support.reported import all_findings, reported_run, write_rows
 
 MOST_BYTES = 3_000_000
-UNREAD = Findings(steps=[], problem="the run has no checkpoint")
+UNREAD = {"problem": "the run has no checkpoint"}
 
 
 def by_title(run: RunDir, findings: Findings = UNREAD) -> dict[str, Section]:

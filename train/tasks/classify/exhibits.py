@@ -82,11 +82,10 @@ def confusion(found: Predictions, *, classes: int) -> Block:
 def calibration(found: Predictions) -> Block:
     """Return the reliability curve with the expected calibration error (Guo et al. 2017, section 2)."""
     right_N = (found.predicted_N == found.targets_N).double()
-    confidence_N = found.confidence_N.double()
-    bins_N = (confidence_N * BINS).long().clamp(max=BINS - 1)
+    bins_N = (found.confidence_N.double() * BINS).long().clamp(max=BINS - 1)
     points, error = [], 0.0
     for own_N in (bins_N == number for number in bins_N.unique()):
-        confidence, accuracy = float(confidence_N[own_N].mean()), float(right_N[own_N].mean())
+        confidence, accuracy = float(found.confidence_N[own_N].double().mean()), float(right_N[own_N].mean())
         points.append((confidence, accuracy))
         error += float(own_N.double().mean()) * abs(accuracy - confidence)
     return curve(
@@ -102,22 +101,19 @@ def _samples(title: str, what: str, order_N: Tensor, found: Predictions, dataset
     """Return the samples that are highest in an order: as pictures, or texts as a table."""
     places = order_N.argsort(descending=True)[:SHOWN].tolist()
     inputs, _ = dataset.test.take(np.array(places))
-    captions, note = [_caption(found, place) for place in places], f"Those of the highest {what}."
+    note, captions = f"Those of the highest {what}.", []
+    for target, predicted, confidence, *_ in zip(*(column[places] for column in found), strict=True):
+        taken = ", right" if target == predicted else f" taken for {predicted}"
+        captions.append(f"{target}{taken} ({confidence:.0%})")
     if isinstance(dataset.spec, ImageSpec):
         note += " True and predicted class, with its probability."
-        shown = zip(map(png, inputs), captions, strict=True)
-        pictures = [{"png": each, "caption": caption} for each, caption in shown]
+        shown = zip(inputs, captions, strict=True)
+        pictures = [{"png": png(pixels), "caption": caption} for pixels, caption in shown]
         return {"kind": "pictures", "title": title, "note": note, "pictures": pictures}
     assert isinstance(dataset.spec, TextClassSpec)
     rows = [row[row != dataset.spec.pad] for row in inputs]
     decode = str if dataset.tokenizer is None else dataset.tokenizer.decode
     return table(title, ("text", "class"), zip(map(decode, rows), captions, strict=True), note=note)
-
-
-def _caption(found: Predictions, place: int) -> str:
-    target, predicted = int(found.targets_N[place]), int(found.predicted_N[place])
-    what = f"{target}, right" if target == predicted else f"{target} taken for {predicted}"
-    return f"{what} ({found.confidence_N[place]:.0%})"
 
 
 def png(pixels_CHW: npt.NDArray[np.uint8]) -> str:

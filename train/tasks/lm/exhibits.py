@@ -26,13 +26,13 @@ def exhibits(job: Job, dataset: Dataset, checkpoints: Iterator[int]) -> list[Blo
     assert isinstance(dataset.test, TokenPart)
     prompt = dataset.test.take(np.zeros(1, np.int64))[0][0, :PROMPT_TOKENS].tolist()
     sampling = Sampling(temperature=TEMPERATURE, top_k=0, tokens=TOKENS, seed=job.config.seed)
-    found = list[Block]()
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # products for one sample are small: more threads mostly wait for each other
-    try:
-        for step in checkpoints:
-            text = continued_text(job, tokenizer, prompt, sampling=sampling)
-            found.append({"kind": "text", "title": f"Text after step {step:,}", "note": _NOTE, "text": text})
-    finally:
-        torch.set_num_threads(threads)
-    return found
+    torch.set_num_threads(1)  # until the report ends: threads mostly wait in products for one sample
+    return [
+        {
+            "kind": "text",
+            "title": f"Text after step {step:,}",
+            "note": _NOTE,
+            "text": continued_text(job, tokenizer, prompt, sampling=sampling),
+        }
+        for step in checkpoints
+    ]

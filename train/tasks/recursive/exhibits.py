@@ -11,6 +11,7 @@ from lib.data.datasets.sudoku.spec import BLANK, PuzzleSpec
 from lib.data.types import Dataset
 from lib.reports.page import Block
 from train.job import Job, evaluated_weights
+from train.tasks.recursive.task import thoughts
 
 
 def exhibits(job: Job, dataset: Dataset, _: Iterator[int]) -> list[Block]:
@@ -39,15 +40,8 @@ def exhibits(job: Job, dataset: Dataset, _: Iterator[int]) -> list[Block]:
 @torch.no_grad()
 def answers(job: Job, inputs_BL: Tensor, *, steps: int) -> Tensor:
     """Return the likeliest tokens after each of `steps` supervision steps: (steps, B, L)."""
-    found = []
-    not_fresh_B = torch.zeros(len(inputs_BL), dtype=torch.bool, device=inputs_BL.device)
     with evaluated_weights(job), job.backend.autocast(job.plan.precision):
-        thought = job.forward(inputs_BL)
-        for step in range(steps):
-            if step:
-                thought = job.forward(inputs_BL, thought.y_BTD, thought.z_BTD, not_fresh_B)
-            found.append(thought.logits.argmax(dim=2))
-    return torch.stack(found)
+        return torch.stack([each.logits.argmax(dim=2) for each in thoughts(job.forward, inputs_BL, steps)])
 
 
 def longest(answers_SBL: Tensor, targets_BL: Tensor) -> tuple[int, int]:
@@ -59,10 +53,9 @@ def longest(answers_SBL: Tensor, targets_BL: Tensor) -> tuple[int, int]:
     solved_SB = right_SBL.all(dim=2)
     if not solved_SB[-1].any():
         return int(right_SBL[-1].sum(dim=1).argmax()), 0
-    steps_S1 = torch.arange(1, len(solved_SB) + 1, device=solved_SB.device)[:, None]
-    last_wrong_B = (~solved_SB * steps_S1).amax(dim=0).masked_fill(~solved_SB[-1], -1)
-    place = int(last_wrong_B.argmax())
-    return place, int(last_wrong_B[place]) + 1
+    solved_at_end_B = solved_SB.flip(0).cumprod(dim=0).sum(dim=0)  # the steps since it is solved
+    place = int(solved_at_end_B.masked_fill(solved_at_end_B == 0, len(solved_SB) + 1).argmin())
+    return place, len(solved_SB) + 1 - int(solved_at_end_B[place])
 
 
 def _cell(given: int, token: int, target: int) -> tuple[str, str]:
