@@ -78,10 +78,10 @@ def sections(run: RunDir, findings: Findings) -> list[Section]:
     lines = [
         (each.column, each.to_json(name=LINES[each.kind], style=int(each.kind == "eval"))) for each in series
     ]
-    plan, why, decisions = None, "", ()
+    plan, why, decisions = None, "", list[tuple[str, ...]]()
     try:
         plan = stored(run, "plan", Plan.from_json)
-        decisions = tuple(named_decisions(plan))
+        decisions += named_decisions(plan)
     except ToolkitError as error:
         why = f"The plan cannot be shown: {error}"
     parts = (("Software", "env"), ("Hardware", "hardware"), ("Data", "data"))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from lib.runs import metrics
 MOST_POINTS = 2000  # of a line
 LINES = {"train": "training", "eval": "evaluation"}  # names of the kinds of rows
 # Columns that are no curves: coordinates, and counts of what an evaluation saw.
-_PLAIN = {"step", "epoch", "seconds", "micro_batch", "samples", "bytes", "chars", "tokens"}
+_PLAIN = {"epoch", "seconds", "micro_batch", "samples", "bytes", "chars", "tokens"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,24 +49,30 @@ def extremes(values: Sequence[float], most: int) -> list[int]:
 
 
 def read_series(path: Path) -> list[Series]:
-    """Return every numeric column of a metrics.jsonl by kind of row, in the order of the file.
+    """Return the curves of a metrics.jsonl by kind of row, in the order of the file.
 
     A file that does not exist yet has none. Raises ToolkitError for a damaged one.
     """
+    batches = metrics.Follower(path).batches() if path.exists() else iter(())
+    found = series_of(row for batch in batches for row in batch)
+    return [each for each in found if each.column not in _PLAIN]
+
+
+def series_of(rows: Iterable[Mapping[str, Any]]) -> list[Series]:
+    """Return every numeric column by kind of row, in one pass."""
     found: dict[tuple[str, str], Series] = {}
     seconds = 0.0
-    for batch in metrics.Follower(path).batches() if path.exists() else ():
-        for row in batch:
-            kind, numbers = row.get("kind"), {name: value for name, value in row.items() if _is_number(value)}
-            if kind not in LINES or "step" not in numbers:
-                continue
-            seconds = numbers.get("seconds", seconds)
-            for column, value in numbers.items():
-                if column not in _PLAIN:
-                    series = found.setdefault((kind, column), Series(kind, column))
-                    series.steps.append(int(numbers["step"]))
-                    series.values.append(value)
-                    series.seconds.append(seconds)
+    for row in rows:
+        kind, numbers = row.get("kind"), {name: value for name, value in row.items() if _is_number(value)}
+        step = numbers.pop("step", None)
+        if kind not in LINES or step is None:
+            continue
+        seconds = numbers.get("seconds", seconds)
+        for column, value in numbers.items():
+            series = found.setdefault((kind, column), Series(kind, column))
+            series.steps.append(int(step))
+            series.values.append(value)
+            series.seconds.append(seconds)
     return list(found.values())
 
 

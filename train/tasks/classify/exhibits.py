@@ -84,7 +84,7 @@ def calibration(found: Predictions) -> Block:
     right_N = (found.predicted_N == found.targets_N).double()
     bins_N = (found.confidence_N.double() * BINS).long().clamp(max=BINS - 1)
     points, error = [], 0.0
-    for own_N in (bins_N == number for number in bins_N.unique()):
+    for own_N in (bins_N == number for number in sorted({*bins_N.tolist()})):
         confidence, accuracy = float(found.confidence_N[own_N].double().mean()), float(right_N[own_N].mean())
         points.append((confidence, accuracy))
         error += float(own_N.double().mean()) * abs(accuracy - confidence)
