@@ -171,9 +171,9 @@ def _throughput(run: RunDir, plan: Plan | None, series: Sequence[Series], findin
 
 
 def _configuration(run: RunDir) -> Section:
-    values, origins, head = _read(run, "values"), _read(run, "origins"), ("option", "value", "origin")
-    origin = {name: str(origins.get(name, "unknown")) for name in values}
-    rows = [(f"CONFIG_{name}", text_of(value), origin[name]) for name, value in values.items()]
+    origins, head = _read(run, "origins"), ("option", "value", "origin")
+    values = _read(run, "values").items()
+    rows = [(f"CONFIG_{name}", text_of(value), str(origins.get(name, "unknown"))) for name, value in values]
     return section(
         "Configuration",
         table("Requested", head, [row for row in rows if is_given(row[2])]),

@@ -16,7 +16,6 @@ from lib.plan.placement import place
 from lib.plan.show import show
 from lib.plan.types import Hardware, Plan
 from lib.runs.directory import RunDir
-from lib.runs.index import stored
 from train.build import check_channels_last, epochs_ahead
 from train.job import warm_up_text
 from train.planning.memory_estimate import MemoryTraces
@@ -65,6 +64,8 @@ def check_run(config: Config, plan: Plan, data: TrainingData) -> None:
 
 def _stored_plan(run: RunDir, request: RunRequest, hardware: Hardware) -> Plan | None:
     """Return the plan of `run`, if it is for this machine and the requested number of devices."""
+    from lib.runs.index import stored  # most runs are new
+
     if not _same_machine(stored(run, "hardware", Hardware.from_json), hardware):
         return None
     plan = stored(run, "plan", Plan.from_json)
@@ -90,6 +91,8 @@ def _decided(request: RunRequest, data: TrainingData, hardware: Hardware) -> Pla
 
 
 def _check_effective_batch(run: RunDir, plan: Plan, *, of_many: bool) -> None:
+    from lib.runs.index import stored
+
     before = stored(run, "plan", Plan.from_json)
     if before.effective_batch == plan.effective_batch:
         return

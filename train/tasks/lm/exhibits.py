@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 
 import numpy as np
 import torch
@@ -27,12 +28,8 @@ def exhibits(job: Job, dataset: Dataset, checkpoints: Iterator[int]) -> list[Blo
     prompt = dataset.test.take(np.zeros(1, np.int64))[0][0, :PROMPT_TOKENS].tolist()
     sampling = Sampling(temperature=TEMPERATURE, top_k=0, tokens=TOKENS, seed=job.config.seed)
     torch.set_num_threads(1)  # until the report ends: threads mostly wait in products for one sample
+    text = partial(continued_text, job, tokenizer, prompt, sampling=sampling)
     return [
-        {
-            "kind": "text",
-            "title": f"Text after step {step:,}",
-            "note": _NOTE,
-            "text": continued_text(job, tokenizer, prompt, sampling=sampling),
-        }
+        {"kind": "text", "title": f"Text after step {step:,}", "note": _NOTE, "text": text()}
         for step in checkpoints
     ]

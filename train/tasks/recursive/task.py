@@ -80,10 +80,12 @@ def to_measure(options: Mapping[str, Any]) -> dict[str, Any]:
 
 def thoughts(forward: Forward, inputs_BL: Tensor, steps: int) -> Iterator[Any]:
     """Yield the `Thought` after each of `steps` supervision steps."""
-    yield (thought := forward(inputs_BL))
+    thought = forward(inputs_BL)
     not_fresh_B = torch.zeros(len(inputs_BL), dtype=torch.bool, device=inputs_BL.device)
+    yield thought
     for _ in range(1, steps):
-        yield (thought := forward(inputs_BL, thought.y_BTD, thought.z_BTD, not_fresh_B))
+        thought = forward(inputs_BL, thought.y_BTD, thought.z_BTD, not_fresh_B)
+        yield thought
 
 
 class Recursive:
