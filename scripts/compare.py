@@ -7,13 +7,18 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from lib.errors import ConfigError, run_main
-from lib.reports.comparison import MOST_RUNS, configuration_differences, plan_differences, sections
-from lib.reports.exhibits import Table
-from lib.reports.page import write_page
+from lib.plan.show import named_decisions
+from lib.plan.types import Plan
+from lib.reports.page import Section, charts, section, table, write_page
+from lib.reports.run_report import stored_findings, text_of
+from lib.reports.series import LINES, read_series
 from lib.runs.directory import RunDir, resolve_run
-from lib.runs.index import read_row, read_runs, select
+from lib.runs.index import read_row, read_runs, select, stored
 from lib.units import aligned
 from scripts.runs import columns
+
+MOST_RUNS = 24  # with more lines no chart can be read
+_AXES = {"step": "optimizer step", "samples": "samples seen", "seconds": "seconds of training"}
 
 
 def main() -> int:
@@ -26,25 +31,23 @@ def main() -> int:
     options = parser.parse_args()
     runs = selected(options.runs, options.names, options.where)
     rows = [read_row(run, f"{run.model}/{run.name}") for run in runs]
-    table = columns(rows)
-    names = [row.run for row in rows]
-    if len({run.model for run in runs}) == 1:
-        names = [run.name for run in runs]
-    print("\n".join(aligned(table)))
-    for title, found in (
-        ("configuration", configuration_differences(runs)),
-        ("plan", plan_differences(runs)),
-    ):
-        print(f"\nDifferences of the {title}{':' if found else ': none'}")
-        if found:
-            print("\n".join(aligned(list(zip(("", *names), *found, strict=True)))))
-    head, *cells = zip(*table, strict=True)
+    of_one_model = len({run.model for run in runs}) == 1
+    names = [run.name for run in runs] if of_one_model else [row.run for row in rows]
+    shown = columns(rows)
+    different = differences(runs, names)
+    print("\n".join(aligned(shown)))
+    for title, _, tables in different:
+        print(f"\n{title}{':' if tables else ': none'}")
+        for each in tables:
+            print("\n".join(aligned([*zip(each["head"], *each["rows"], strict=True)])))
+    head, *cells = zip(*shown, strict=True)
+    first = section("Runs", table("Selected runs", head, cells))
     path = options.out or options.runs / "compare.html"
     write_page(
         path,
         title=f"{len(runs)} runs compared",
         summary=options.where or " · ".join(names),
-        sections=sections(runs, names, Table(title="Selected runs", head=head, rows=tuple(cells))),
+        sections=[first, curves(runs, names), *different],
     )
     print(f"\nComparison: {path}")
     return 0
@@ -64,6 +67,45 @@ def selected(folder: Path, names: str, where: str) -> Sequence[RunDir]:
             todo='name them as RUNS="a b", or select them with WHERE=; make runs lists them',
         )
     return runs
+
+
+def differences(runs: Sequence[RunDir], names: Sequence[str]) -> list[Section]:
+    """Return the options and the decisions that differ. Raises ToolkitError for a damaged run."""
+    values = [run.read_json("values").items() for run in runs]
+    options = [{f"CONFIG_{name}": text_of(value) for name, value in each} for each in values]
+    decisions = [
+        {name: value for name, value, _ in named_decisions(stored(run, "plan", Plan.from_json))}
+        for run in runs
+    ]
+    found = []
+    for title, what, contents in (("configuration", "option", options), ("plan", "decision", decisions)):
+        known = dict.fromkeys(name for content in contents for name in content)
+        rows = [(name, *(content.get(name, "-") for content in contents)) for name in known]
+        rows = [row for row in rows if len({*row[1:]}) > 1]
+        none, different = "" if rows else "There is none.", table(title.capitalize(), (what, *names), rows)
+        found.append(section(f"Differences of the {title}", none, different))
+    return found
+
+
+def curves(runs: Sequence[RunDir], names: Sequence[str]) -> Section:
+    """Return a chart for each column and kind of row, evaluations first, with a line for each run.
+
+    names: of the runs in legends. Raises ToolkitError for a damaged run.
+    """
+    notes = ["Evaluations first. Smoothing is over the points that the page holds."]
+    flop = [(stored_findings(run) or {}).get("flop_per_sample") for run in runs]
+    unknown = ", ".join(name for name, each in zip(names, flop, strict=True) if each is None)
+    if unknown:
+        notes.append(f"There is no axis of compute: make report has not counted the operations of {unknown}.")
+    axes = _AXES if unknown else {**_AXES, "flop": "floating-point operations, forward and backward"}
+    lines = []
+    for number, (run, name, each) in enumerate(zip(runs, names, flop, strict=True)):
+        batch = stored(run, "plan", Plan.from_json).effective_batch
+        factors = {"samples": batch} if each is None else {"samples": batch, "flop": batch * each}
+        for series in read_series(run.metrics):
+            line = series.to_json(name=name, style=number, factors=factors)
+            lines.append((f"{series.column}, {LINES[series.kind]}", line))
+    return Section("Curves", notes, charts(sorted(lines, key=lambda line: str(line[1]["kind"])), axes))
 
 
 if __name__ == "__main__":

@@ -5,10 +5,7 @@ from __future__ import annotations
 import argparse
 import io
 import itertools
-from array import array
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
@@ -21,7 +18,7 @@ from matplotlib.ticker import MaxNLocator
 
 from lib import atomic
 from lib.errors import ToolkitError, os_errors, run_main
-from lib.reports.series import extremes
+from lib.reports.series import extremes, series_of
 from lib.runs import metrics
 from lib.runs.directory import RunDir, resolve_run
 
@@ -83,36 +80,6 @@ def _title(run: RunDir) -> str:
     return f"{run.model} on {name}{synthetic}, run {run.name}"
 
 
-@dataclass
-class Curves:
-    """Columns of metrics.jsonl that are drawn, at 16 bytes a number, so that a long run fits in memory."""
-
-    points: dict[tuple[str, str], Points] = field(
-        default_factory=lambda: defaultdict(lambda: (array("q"), array("d")))
-    )  # by kind of row and column
-    epochs_per_step: float | None = None
-    solved: Points = ((), ())  # supervision steps, and samples (%) that the last evaluation solved after each
-
-    @classmethod
-    def of(cls, rows: Iterable[Mapping[str, Any]]) -> Curves:
-        """Collect the curves in one pass over the rows."""
-        found = cls()
-        last: Mapping[str, Any] = {}
-        for row in rows:
-            kind, step = row.get("kind"), row.get("step")
-            if row.get("epoch") and step:
-                found.epochs_per_step = row["epoch"] / step
-            for plot in PLOTS.values():
-                if kind in ("train", "eval") and step is not None and row.get(plot.column) is not None:
-                    steps, values = found.points[kind, plot.column]
-                    steps.append(step)  # type: ignore[attr-defined]
-                    values.append(row[plot.column] * plot.factor)  # type: ignore[attr-defined]
-            last = row if kind == "eval" else last
-        steps = sorted(int(name.removeprefix(_AFTER)) for name in last if name.startswith(_AFTER))
-        found.solved = steps, [100.0 * last[f"{_AFTER}{step}"] for step in steps]
-        return found
-
-
 def write_plots(
     rows: Iterable[Mapping[str, Any]], directory: Path, *, title: str, log: Callable[[str], object]
 ) -> list[Path]:
@@ -122,16 +89,27 @@ def write_plots(
     supervision_steps.png: how many samples are solved after how many steps, by the last evaluation.
     Raises ToolkitError if a file cannot be written.
     """
-    written, curves = [], Curves.of(rows)
+    written, found = [], {(each.kind, each.column): each for each in series_of(rows)}
+    epochs = found.get(("train", "epoch"), found.get(("eval", "epoch")))
+    epochs_per_step = epochs.values[-1] / epochs.steps[-1] if epochs and epochs.steps[-1] else None
     for name, plot in PLOTS.items():
-        series = {kind: points for (kind, column), points in curves.points.items() if column == plot.column}
+        series = {
+            kind: (each.steps, [value * plot.factor for value in each.values])
+            for (kind, column), each in found.items()
+            if column == plot.column
+        }
         if not series:
             log(f"no {name} plot: no row has a number for {plot.column}")
             continue
-        figure = _draw(plot, series, title=title, epochs_per_step=curves.epochs_per_step)
+        figure = _draw(plot, series, title=title, epochs_per_step=epochs_per_step)
         written.append(_write(directory / f"{name}.png", figure))
-    if curves.solved[0]:
-        figure = _draw_solved(curves.solved, title=title)
+    solved = sorted(
+        (int(column.removeprefix(_AFTER)), 100.0 * each.values[-1])
+        for (kind, column), each in found.items()
+        if kind == "eval" and column.startswith(_AFTER)
+    )
+    if solved:
+        figure = _draw_solved(([step for step, _ in solved], [share for _, share in solved]), title=title)
         written.append(_write(directory / "supervision_steps.png", figure))
     return written
 

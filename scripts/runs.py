@@ -42,15 +42,10 @@ def main() -> int:
     if options.json:
         print(json.dumps([row.to_json() for row in shown], indent=1))
         return 0
-    for line in table(shown):
+    for line in units.aligned(columns(shown)):
         print(line)
     print(f"{len(shown)} of {len(everything)} runs" + (f", {len(rows)} selected" if options.where else ""))
     return 0
-
-
-def table(rows: Sequence[Row]) -> list[str]:
-    """Return a line for each run below a head."""
-    return units.aligned(columns(rows))
 
 
 def columns(rows: Sequence[Row]) -> list[tuple[str, ...]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Generator, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -14,7 +14,6 @@ from torch import nn
 
 from lib.config import Config
 from lib.data.loader import EvalLoader, TrainLoader
-from lib.data.types import Dataset
 from lib.devices.base import Backend
 from lib.distributed.fsdp import reshard
 from lib.errors import ConfigError
@@ -147,18 +146,6 @@ class Progress:
     seconds: float = 0.0  # training time, without evaluation and saving
     best: float = -math.inf  # best task.score of an evaluation so far
     evaluation_pending: bool = False  # a signal interrupted the evaluation of this step
-
-
-@dataclass(frozen=True, slots=True)
-class TrainedModel:
-    """A job with the weights of the latest checkpoint, for its task to show.
-
-    checkpoints: loads the weights of each checkpoint, from the first to the latest, and yields its step.
-    """
-
-    job: Job
-    dataset: Dataset
-    checkpoints: Callable[[], Iterator[int]]
 
 
 @contextlib.contextmanager

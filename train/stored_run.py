@@ -21,12 +21,12 @@ from lib.plan.types import Plan
 from lib.runs import checkpoint
 from lib.runs.directory import RunDir, resolve_run
 from lib.runs.identity import identity, trains
+from lib.runs.index import facts_of, stored
 from train import loop
 from train.build import make_job
 from train.generate import Sampling, continued_text
 from train.job import Job, evaluated_weights
 from train.job import evaluate as evaluate_job
-from train.planning.run_plan import stored
 from train.record import Record, format_evaluation, log
 from train.tasks.base import baseline_of
 from train.training_data import TrainingData, cache_of, evaluation_part, open_training_data
@@ -139,23 +139,10 @@ def differences(run: RunDir, *, now: Mapping[str, Mapping[str, Any]]) -> Iterato
     Raises ToolkitError if `run` lacks such a file.
     """
     for name, content in now.items():
-        before, after = dict(_facts(run.read_json(name))), dict(_facts(content))
+        before, after = (dict(facts_of(each, skip=_PASSING)) for each in (run.read_json(name), content))
         for fact in {**before, **after}:
             if before.get(fact) != after.get(fact):
                 yield f"{name}: {fact} {_fact_text(before.get(fact))} -> {_fact_text(after.get(fact))}"
-
-
-def _facts(content: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield every plain value in nested objects and lists, with its path in words."""
-    if isinstance(content, Mapping):
-        entries = [(str(key), value) for key, value in content.items() if key not in _PASSING]
-    elif isinstance(content, list | tuple):
-        entries = [(str(index), value) for index, value in enumerate(content)]
-    else:
-        yield path, content
-        return
-    for key, value in entries:
-        yield from _facts(value, f"{path} {key}".lstrip())
 
 
 def _fact_text(value: Any) -> str:

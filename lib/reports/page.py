@@ -1,33 +1,79 @@
-"""A page: sections of exhibits and charts, as one HTML file with its styles, script and series inside."""
+"""A page: sections of blocks, as one HTML file with its styles, script and series inside.
+
+A block is a dictionary that JSON can hold. Beside "title" and "note" its "kind" says what it has:
+
+    table     head, rows: texts; the first cell of a row names it. folded: shown on request
+    matrix    counts: by true class (rows) and predicted class (columns)
+    pictures  pictures: png, a file in base64, and caption
+    text      text, with its line breaks
+    boards    boards: caption, and rows of cells: the text, and one of given, right, wrong and empty
+    chart     axes: horizontal axes that the reader can choose, key -> label; controls: true where choice,
+              smoothing and logarithms apply; lines: name, style (its number), value, and for each axis either
+              the coordinates under its key, or in "factors" what to multiply those of the first axis by
+"""
 
 from __future__ import annotations
 
 import base64
 import hashlib
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import jinja2
 
 from lib import atomic
 from lib.errors import os_errors
-from lib.reports import charts
-from lib.reports.exhibits import Exhibit, to_json
+from lib.reports.series import extremes
 
+Block: TypeAlias = Mapping[str, Any]
+
+# Of a drawing, about pixels on a phone. STYLES: colours in page.css; after those, dashes.
+GEOMETRY = {"WIDTH": 420, "HEIGHT": 240, "LEFT": 58, "RIGHT": 10, "TOP": 8, "BOTTOM": 38, "STYLES": 6}
+_DRAWN = 600  # points of a line before the script draws all
 _TEMPLATES = Path(__file__).resolve().parent / "templates"
 
-Block: TypeAlias = Mapping[str, Any]  # an exhibit of `to_json`, or a chart
 
-
-@dataclass(frozen=True, slots=True)
-class Section:
+class Section(NamedTuple):
     """A heading, paragraphs of text, and what is shown below them."""
 
     title: str
     notes: Sequence[str]
-    blocks: Sequence[Block | Exhibit]
+    blocks: Sequence[Block]
+
+
+def section(title: str, *parts: str | Block) -> Section:
+    """Return a section of texts and blocks, without empty texts and tables."""
+    notes = [part for part in parts if isinstance(part, str) and part]
+    return Section(
+        title, notes, [part for part in parts if not isinstance(part, str) and part.get("rows") != []]
+    )
+
+
+def table(title: str, head: Sequence[str], rows: Iterable[Sequence[str]], **more: Any) -> Block:
+    """Return a table."""
+    return {"kind": "table", "title": title, "head": [*head], "rows": [[*row] for row in rows], **more}
+
+
+def curve(title: str, lines: Mapping[str, Sequence[tuple[float, float]]], *, x: str, **more: Any) -> Block:
+    """Return a chart of lines of (x, y) points by name, without controls."""
+    drawn = [
+        {"name": name, "style": style, "x": [x for x, _ in points], "value": [y for _, y in points]}
+        for style, (name, points) in enumerate(lines.items())
+    ]
+    return {"kind": "chart", "title": title, "axes": {"x": x}, "lines": drawn, "controls": False, **more}
+
+
+def charts(lines: Iterable[tuple[str, Block]], axes: Mapping[str, str]) -> list[Block]:
+    """Return a chart with controls for each title, with the lines of that title."""
+    found: dict[str, list[Block]] = {}
+    for title, line in lines:
+        found.setdefault(title.replace("_", " "), []).append(line)
+    return [
+        {"kind": "chart", "title": title, "axes": axes, "lines": own, "controls": True}
+        for title, own in found.items()
+    ]
 
 
 def write_page(path: Path, *, title: str, summary: str, sections: Sequence[Section]) -> None:
@@ -39,22 +85,7 @@ def write_page(path: Path, *, title: str, summary: str, sections: Sequence[Secti
 
 def render(*, title: str, summary: str, sections: Sequence[Section]) -> str:
     """Return the page as HTML. All texts are escaped: they come from runs."""
-    drawn: list[charts.Chart] = []
-
-    def block(each: Block | Exhibit) -> Block:
-        """Return what the template shows; a curve becomes a chart with a number."""
-        content = each if isinstance(each, Mapping) else to_json(each)
-        if "lines" not in content:
-            return content
-        drawn.append(content if "axes" in content else charts.of_curve(content))
-        return {**drawn[-1], "kind": "Chart", "number": len(drawn) - 1}
-
-    shown = [
-        {"title": section.title, "notes": section.notes, "blocks": [block(each) for each in section.blocks]}
-        for section in sections
-    ]
     script = (_TEMPLATES / "chart.js").read_text(encoding="utf-8")
-    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(_TEMPLATES),
         autoescape=True,
@@ -63,15 +94,13 @@ def render(*, title: str, summary: str, sections: Sequence[Section]) -> str:
         lstrip_blocks=True,
     )
     environment.policies["json.dumps_kwargs"] = {"allow_nan": False}  # not sorted: the first axis counts
-    environment.globals |= {"draw": charts.draw, "style": charts.style}
+    environment.globals |= {"drawn": partial(extremes, most=_DRAWN), **GEOMETRY}
     return environment.get_template("page.html.j2").render(
         title=title,
         summary=summary,
-        sections=shown,
-        has_controls=any(chart["controls"] for chart in drawn),
-        axes={key: label for chart in drawn if chart["controls"] for key, label in chart["axes"].items()},
-        series={"charts": drawn},
+        sections=sections,
+        charts=[block for section in sections for block in section.blocks if block["kind"] == "chart"],
         css=(_TEMPLATES / "page.css").read_text(encoding="utf-8"),
         script=script,
-        digest=digest,
+        digest=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
     )

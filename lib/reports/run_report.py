@@ -1,14 +1,22 @@
-"""The report of one run: sections made of the files in its directory, and findings about its checkpoints."""
+"""The report of one run: sections made of the files in its directory, and findings about its checkpoints.
+
+Findings are what needs a checkpoint and the data, a dictionary that JSON can hold. Each key may be missing:
+
+    steps            of the checkpoints that there were
+    step, problem    of the checkpoint that was loaded; or why none was
+    naive_loss       training loss of a uniform guess
+    flop_per_sample  of training; None if unknown
+    memory           block: the traced memory of a step; None where it was not traced
+    exhibits         blocks: what the task shows
+"""
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import statistics
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from lib import atomic
 from lib.errors import ToolkitError, os_errors
@@ -17,51 +25,38 @@ from lib.plan.gpus import find_gpu
 from lib.plan.roofline import FLOP_SHARES, peak_flop_per_second
 from lib.plan.show import named_decisions
 from lib.plan.types import Plan
-from lib.reports import charts
-from lib.reports.exhibits import Table
-from lib.reports.page import Block, Section, write_page
-from lib.reports.series import MOST_POINTS, Series, read_series
+from lib.reports.page import Section, charts, section, table, write_page
+from lib.reports.series import LINES, MOST_POINTS, Series, read_series
 from lib.runs.directory import RunDir
+from lib.runs.index import facts_of, stored
 from lib.runs.metrics import higher_is_better
 from lib.units import bytes_text, seconds_text
 
-_VERSION = 1  # of the stored findings
+Findings: TypeAlias = Mapping[str, Any]
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Findings:
-    """Facts for which a report needs a checkpoint and the data.
-
-    steps: of the checkpoints that there were. step: of the one that was loaded, None for none.
-    problem: why none was. baselines: name and figures. flop_per_sample: of training, None if unknown.
-    memory, exhibits: in JSON; `memory` is the traced memory of a step, None where it was not traced.
-    """
-
-    steps: Sequence[int]
-    step: int | None = None
-    problem: str = ""
-    baselines: Sequence[Sequence[str]] = ()
-    flop_per_sample: float | None = None
-    memory: Block | None = None
-    exhibits: Sequence[Block] = ()
+_VERSION = 2  # of the stored findings
+_AXES = {"step": "optimizer step", "seconds": "seconds of training"}
+_CURVES = (
+    f"At most {MOST_POINTS:,} points a line: the lowest and the highest of equal stretches. Smoothing is "
+    "over those points. All rows are in metrics.jsonl of the run directory."
+)
+_NOT_MEASURED = "Not measured: the run has logged no peak of its tensors. On a CPU it does not measure one."
 
 
 def stored_findings(run: RunDir) -> Findings | None:
     """Return the stored findings; None where there are none about the checkpoints of now."""
     try:
         content = json.loads(run.findings.read_bytes())
-        if content.pop("version") == _VERSION and content["steps"] == run.checkpoint_steps:
-            return Findings(**content)
+        is_valid = content.pop("version") == _VERSION and content["steps"] == run.checkpoint_steps
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        pass  # the file is a copy, and is made again
-    return None
+        return None  # the file is a copy, and is made again
+    return content if is_valid else None
 
 
 def store_findings(run: RunDir, findings: Findings) -> None:
     """Store findings in the run directory. Raises ToolkitError if that fails."""
     with os_errors("write"):
-        content = {"version": _VERSION, **dataclasses.asdict(findings)}
-        atomic.write_text(run.findings, json.dumps(content) + "\n")
+        atomic.write_text(run.findings, json.dumps({"version": _VERSION, **findings}) + "\n")
 
 
 def write_report(run: RunDir, findings: Findings, path: Path) -> None:
@@ -80,124 +75,30 @@ def write_report(run: RunDir, findings: Findings, path: Path) -> None:
 def sections(run: RunDir, findings: Findings) -> list[Section]:
     """Return the sections of the report, the result first. Raises ToolkitError for damaged metrics."""
     series = read_series(run.metrics)
-    plan, why = read_plan(run)
-    decisions = [_table("Decisions", "decision value why", named_decisions(plan))] if plan else []
+    lines = [
+        (each.column, each.to_json(name=LINES[each.kind], style=int(each.kind == "eval"))) for each in series
+    ]
+    plan, why, decisions = None, "", list[tuple[str, ...]]()
+    try:
+        plan = stored(run, "plan", Plan.from_json)
+        decisions += named_decisions(plan)
+    except ToolkitError as error:
+        why = f"The plan cannot be shown: {error}"
+    parts = (("Software", "env"), ("Hardware", "hardware"), ("Data", "data"))
+    facts = {
+        title: [(path.replace("_", " "), str(value)) for path, value in facts_of(_read(run, name))]
+        for title, name in parts
+    }
     return [
         _result(run, series, findings),
-        Section(
-            "Curves",
-            [
-                f"At most {MOST_POINTS:,} points a line: the lowest and the highest of equal stretches. "
-                f"Smoothing is over those points. All rows are in {run.metrics.name} of the run directory."
-            ],
-            charts.of_series(series),
-        ),
-        Section("Plan", [f"The plan cannot be shown: {why}"] if why else [], decisions),
+        section("Curves", _CURVES, *charts(lines, _AXES)),
+        section("Plan", why, table("Decisions", ("decision", "value", "why"), decisions)),
         _memory(run, plan, findings),
         _throughput(run, plan, series, findings),
         _configuration(run),
-        Section(
-            "Environment",
-            [],
-            [
-                _table(title, "fact value", _flat(_read(run, name)))
-                for title, name in (("Software", "env"), ("Hardware", "hardware"), ("Data", "data"))
-            ],
-        ),
-        _exhibits(findings),
+        section("Environment", *(table(title, ("fact", "value"), rows) for title, rows in facts.items())),
+        _model(findings),
     ]
-
-
-def _result(run: RunDir, series: Sequence[Series], findings: Findings) -> Section:
-    facts = run.status().facts
-    notes = [f"Evaluated on the {facts['part']}."] if "part" in facts else []
-    rows = []
-    for each in series:
-        if each.kind == "eval":
-            best = (max if higher_is_better(each.column) else min)(each.values)
-            step = each.steps[each.values.index(best)]
-            rows.append((each.column.replace("_", " "), f"{each.values[-1]:.5g}", f"{best:.5g}", f"{step:,}"))
-    if not rows:
-        notes.append("There is no evaluation yet.")
-    blocks = [_table("Evaluations", "figure last best step", rows)] if rows else []
-    known = [*findings.baselines] or [["N-gram baseline", text] for text in _logged(run, "N-gram baseline: ")]
-    if known:
-        blocks.append(_table("Baselines", "baseline figures", known))
-    else:
-        notes.append("No baseline is known: the run has printed none, and no checkpoint was read.")
-    return Section("Result", notes, blocks)
-
-
-def read_plan(run: RunDir) -> tuple[Plan | None, str]:
-    """Return the stored plan; None, and why, where it cannot be read."""
-    try:
-        return Plan.from_json(run.read_json("plan")), ""
-    except ToolkitError as error:
-        return None, str(error)
-    except (KeyError, TypeError, ValueError) as error:
-        return None, f"plan.json of {run.path} is of another version: {error}"
-
-
-def _memory(run: RunDir, plan: Plan | None, findings: Findings) -> Section:
-    notes, blocks = [], list[Block | Table]()
-    if plan is not None and plan.memory is not None:
-        memory = plan.memory
-        parts = sorted(memory.parts.items(), key=lambda part: -part[1])
-        rows = [(name, bytes_text(size)) for name, size in parts]
-        sums = {"peak of tensors, predicted": memory.peak_bytes, "usable": memory.usable_bytes}
-        sums["gaps and reserve"] = memory.gaps_bytes + memory.reserve_bytes
-        rows += [(name, bytes_text(size)) for name, size in sums.items()]
-        blocks.append(_table("Prediction at the peak", "part size", rows))
-    else:
-        notes.append("The plan has no prediction of memory.")
-    measured = _logged(run, "Memory: ")
-    notes.append(
-        f"Measured: {measured[-1]}."
-        if measured
-        else "Not measured: the run has logged no peak of its tensors. On a CPU it does not measure one."
-    )
-    if findings.memory is not None:
-        notes.append("A run does not record its memory within a step. The curve is traced without a device.")
-        blocks.append(findings.memory)
-    return Section("Memory", notes, blocks)
-
-
-def _throughput(run: RunDir, plan: Plan | None, series: Sequence[Series], findings: Findings) -> Section:
-    rates = [each.values for each in series if each.column == "samples_per_second"]
-    if not rates or plan is None:
-        return Section("Throughput", ["No throughput is recorded yet."], [])
-    rate = statistics.median(rates[0][len(rates[0]) // 2 :])
-    rows = [
-        ("samples per second", f"{rate:.4g}"),
-        ("time of an optimizer step", seconds_text(plan.effective_batch / rate) if rate else "unknown"),
-    ]
-    notes = ["Medians of the second half of the rows, training only."]
-    devices = _read(run, "hardware").get("devices") or [{}]
-    gpu = find_gpu(str(devices[0].get("name", "")))
-    if findings.flop_per_sample is not None:
-        reached = rate * findings.flop_per_sample
-        rows.append(("arithmetic, forward and backward", f"{reached / 1e9:,.4g} GFLOP/s"))
-        if gpu is not None:
-            peak = peak_flop_per_second(gpu, precision=plan.precision) * plan.layout.devices
-            low, high = (f"{share:.0%}" for share in FLOP_SHARES)
-            rows.append((f"peak of {plan.layout.devices} {gpu.name}", f"{peak / 1e9:,.0f} GFLOP/s"))
-            rows.append(("utilisation", f"{reached / peak:.1%} of the peak; the estimate is {low} to {high}"))
-    if gpu is None:
-        notes.append("There is no estimate to compare with: the device is not in the catalogue of GPUs.")
-    elif findings.flop_per_sample is None:
-        notes.append("Utilisation is not known: no checkpoint was read, and so no operations were counted.")
-    return Section("Throughput", notes, [_table("Speed", "figure value", rows)])
-
-
-def _configuration(run: RunDir) -> Section:
-    values, origins = _read(run, "values"), _read(run, "origins")
-    rows: dict[bool, list[tuple[str, ...]]] = {True: [], False: []}
-    for name, value in values.items():
-        origin = str(origins.get(name, "unknown"))
-        rows[is_given(origin)].append((f"CONFIG_{name}", text_of(value), origin))
-    requested = _table("Requested", "option value origin", rows[True])
-    defaults = _table("Defaults", "option value origin", rows[False], folded=True)
-    return Section("Configuration", [], [requested, defaults])
 
 
 def text_of(value: object) -> str:
@@ -205,27 +106,86 @@ def text_of(value: object) -> str:
     return "-" if value is None else {True: "y", False: "n"}[value] if isinstance(value, bool) else str(value)
 
 
-def _exhibits(findings: Findings) -> Section:
-    if findings.step is None:
-        return Section("Model", [f"The model is not shown: {findings.problem}"], [])
-    notes = [f"By the checkpoint of step {findings.step:,}."]
-    if not findings.exhibits:
-        notes.append("Its task has nothing more to show.")
-    return Section("Model", notes, findings.exhibits)
+def _result(run: RunDir, series: Sequence[Series], findings: Findings) -> Section:
+    part, rows = run.status().facts.get("part"), []
+    for each in series:
+        if each.kind == "eval":
+            best = (max if higher_is_better(each.column) else min)(each.values)
+            step = each.steps[each.values.index(best)]
+            rows.append((each.column.replace("_", " "), f"{each.values[-1]:.5g}", f"{best:.5g}", f"{step:,}"))
+    loss, counted = findings.get("naive_loss"), _logged(run, "N-gram baseline: ")[-1:]
+    baselines = [] if loss is None else [("uniform guess", f"training loss {loss:.4f}")]
+    baselines += [("N-gram baseline", text) for text in counted]
+    unknown = "No baseline is known: the run has logged none, and no checkpoint was read."
+    return section(
+        "Result",
+        f"Evaluated on the {part}." if part else "",
+        "" if rows else "There is no evaluation yet.",
+        "" if baselines else unknown,
+        table("Evaluations", ("figure", "last", "best", "step"), rows),
+        table("Baselines", ("baseline", "figures"), baselines),
+    )
 
 
-def _table(title: str, head: str, rows: Iterable[Iterable[str]], *, folded: bool = False) -> Table:
-    return Table(title=title, head=tuple(head.split()), rows=tuple(map(tuple, rows)), folded=folded)
+def _memory(run: RunDir, plan: Plan | None, findings: Findings) -> Section:
+    sizes = list[tuple[str, int]]()
+    if memory := plan and plan.memory:
+        sizes = sorted(memory.parts.items(), key=lambda part: -part[1])
+        sizes += [("peak of tensors, predicted", memory.peak_bytes), ("usable", memory.usable_bytes)]
+        sizes.append(("gaps and reserve", memory.gaps_bytes + memory.reserve_bytes))
+    measured, curve = _logged(run, "Memory: "), findings.get("memory")
+    traced = "A run does not record its memory within a step. The curve is traced without a device."
+    return section(
+        "Memory",
+        "" if sizes else "The plan has no prediction of memory.",
+        f"Measured: {measured[-1]}." if measured else _NOT_MEASURED,
+        traced if curve else "",
+        table("Prediction at the peak", ("part", "size"), [(name, bytes_text(size)) for name, size in sizes]),
+        *([curve] if curve else []),
+    )
 
 
-def _flat(content: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
-    for key, value in content.items():
-        if isinstance(value, list) and value and isinstance(value[0], dict):
-            value = {str(number): one for number, one in enumerate(value)}
-        if isinstance(value, Mapping):
-            yield from _flat(value, f"{prefix}{key} ")
-        else:
-            yield f"{prefix}{key}".replace("_", " "), str(value)
+def _throughput(run: RunDir, plan: Plan | None, series: Sequence[Series], findings: Findings) -> Section:
+    rates = [each.values for each in series if each.column == "samples_per_second"]
+    if not rates or plan is None:
+        return section("Throughput", "No throughput is recorded yet.")
+    rate = statistics.median(rates[0][len(rates[0]) // 2 :])
+    seconds = seconds_text(plan.effective_batch / rate) if rate else "unknown"
+    rows = [("samples per second", f"{rate:.4g}"), ("time of an optimizer step", seconds)]
+    devices, flop = _read(run, "hardware").get("devices") or [{}], findings.get("flop_per_sample")
+    gpu, why = find_gpu(str(devices[0].get("name", ""))), ""
+    if flop is not None:
+        rows.append(("arithmetic, forward and backward", f"{rate * flop / 1e9:,.4g} GFLOP/s"))
+    if gpu is None:
+        why = "There is no estimate to compare with: the device is not in the catalogue of GPUs."
+    elif flop is None:
+        why = "Utilisation is not known: no checkpoint was read, and so no operations were counted."
+    else:
+        peak, count = peak_flop_per_second(gpu, precision=plan.precision), plan.layout.devices
+        reached = f"{rate * flop / (peak * count):.1%}"
+        low, high = (f"{share:.0%}" for share in FLOP_SHARES)
+        rows.append((f"peak of {count} {gpu.name}", f"{peak * count / 1e9:,.0f} GFLOP/s"))
+        rows.append(("utilisation", f"{reached} of the peak; the estimate is {low} to {high}"))
+    notes = "Medians of the second half of the rows, training only.", why
+    return section("Throughput", *notes, table("Speed", ("figure", "value"), rows))
+
+
+def _configuration(run: RunDir) -> Section:
+    origins, head = _read(run, "origins"), ("option", "value", "origin")
+    values = _read(run, "values").items()
+    rows = [(f"CONFIG_{name}", text_of(value), str(origins.get(name, "unknown"))) for name, value in values]
+    return section(
+        "Configuration",
+        table("Requested", head, [row for row in rows if is_given(row[2])]),
+        table("Defaults", head, [row for row in rows if not is_given(row[2])], folded=True),
+    )
+
+
+def _model(findings: Findings) -> Section:
+    if findings.get("step") is None:
+        return section("Model", f"The model is not shown: {findings['problem']}")
+    exhibits = findings["exhibits"] or ["Its task has nothing more to show."]
+    return section("Model", f"By the checkpoint of step {findings['step']:,}.", *exhibits)
 
 
 def _read(run: RunDir, name: str) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from lib.runs import metrics
 MOST_POINTS = 2000  # of a line
 LINES = {"train": "training", "eval": "evaluation"}  # names of the kinds of rows
 # Columns that are no curves: coordinates, and counts of what an evaluation saw.
-_PLAIN = {"step", "epoch", "seconds", "micro_batch", "samples", "bytes", "chars", "tokens"}
+_PLAIN = {"epoch", "seconds", "micro_batch", "samples", "bytes", "chars", "tokens"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,38 +43,37 @@ def extremes(values: Sequence[float], most: int) -> list[int]:
     count = len(values)
     if count <= most:
         return list(range(count))
-    kept = set[int]()
-    for number in range(most // 2):
-        stretch = range(number * count // (most // 2), (number + 1) * count // (most // 2))
-        kept |= {min(stretch, key=values.__getitem__), max(stretch, key=values.__getitem__)}
-    return sorted(kept)
+    ends = [number * count // (most // 2) for number in range(most // 2 + 1)]
+    stretches = map(range, ends, ends[1:])
+    return sorted({choose(own, key=values.__getitem__) for own in stretches for choose in (min, max)})
 
 
 def read_series(path: Path) -> list[Series]:
-    """Return every numeric column of a metrics.jsonl by kind of row, in the order of the file.
+    """Return the curves of a metrics.jsonl by kind of row, in the order of the file.
 
     A file that does not exist yet has none. Raises ToolkitError for a damaged one.
     """
-    if not path.exists():
-        return []
+    batches = metrics.Follower(path).batches() if path.exists() else iter(())
+    found = series_of(row for batch in batches for row in batch)
+    return [each for each in found if each.column not in _PLAIN]
+
+
+def series_of(rows: Iterable[Mapping[str, Any]]) -> list[Series]:
+    """Return every numeric column by kind of row, in one pass."""
     found: dict[tuple[str, str], Series] = {}
     seconds = 0.0
-    for batch in metrics.Follower(path).batches():
-        for row in batch:
-            kind = row.get("kind")
-            if kind in LINES and _is_number(row.get("step")):
-                seconds = row["seconds"] if _is_number(row.get("seconds")) else seconds
-                _add(found, kind, row, seconds)
-    return list(found.values())
-
-
-def _add(found: dict[tuple[str, str], Series], kind: str, row: Mapping[str, Any], seconds: float) -> None:
-    for column, value in row.items():
-        if column not in _PLAIN and _is_number(value):
+    for row in rows:
+        kind, numbers = row.get("kind"), {name: value for name, value in row.items() if _is_number(value)}
+        step = numbers.pop("step", None)
+        if kind not in LINES or step is None:
+            continue
+        seconds = numbers.get("seconds", seconds)
+        for column, value in numbers.items():
             series = found.setdefault((kind, column), Series(kind, column))
-            series.steps.append(int(row["step"]))
+            series.steps.append(int(step))
             series.values.append(value)
             series.seconds.append(seconds)
+    return list(found.values())
 
 
 def _is_number(value: object) -> bool:

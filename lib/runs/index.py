@@ -15,17 +15,19 @@ import operator
 import os
 import re
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from lib import atomic
 from lib.errors import ConfigError, ToolkitError
 from lib.plugins import meant
 from lib.runs.directory import LOCK, STATUS, RunDir, Status, is_run_name
 from lib.runs.metrics import higher_is_better, parse_row, preferred
+
+T = TypeVar("T")
 
 INDEX = ".index.json"
 _VERSION = 2
@@ -172,6 +174,31 @@ def objects_of(run: RunDir, *names: str) -> tuple[dict[str, Any], list[str]]:
             parts[name] = {}
             damaged.append(f"{name}.json")
     return parts, damaged
+
+
+def stored(run: RunDir, name: str, read: Callable[[Mapping[str, Any]], T]) -> T:
+    """Read `run`'s JSON file `name` through `read`; raises ToolkitError if it is malformed."""
+    try:
+        return read(run.read_json(name))
+    except (TypeError, KeyError, ValueError, AttributeError) as error:
+        raise ToolkitError(
+            f"the {name} of {run.path} cannot be read",
+            why=f"it was written by another version, or changed ({error})",
+            todo="start again with make train CONFIG_RESUME_NEVER=y",
+        ) from error
+
+
+def facts_of(content: Any, path: str = "", *, skip: Collection[str] = ()) -> Iterator[tuple[str, Any]]:
+    """Yield every plain value or list in nested objects and lists, with its path in words."""
+    if isinstance(content, Mapping):
+        entries = [(str(key), value) for key, value in content.items() if key not in skip]
+    elif isinstance(content, list | tuple) and any(isinstance(value, Mapping) for value in content):
+        entries = [(str(index), value) for index, value in enumerate(content)]
+    else:
+        yield path, [*content] if isinstance(content, tuple) else content
+        return
+    for key, value in entries:
+        yield from facts_of(value, f"{path} {key}".lstrip(), skip=skip)
 
 
 def _best(metrics: Path, damaged: list[str]) -> tuple[str, float | None, int | None]:

@@ -11,10 +11,9 @@ from typing import NoReturn
 
 import pytest
 
-from lib.reports.comparison import sections
-from lib.reports.exhibits import Table
-from lib.reports.page import write_page
+from lib.reports.page import Section, table, write_page
 from lib.reports.run_report import store_findings, write_report
+from scripts.compare import curves, differences
 from tests.pages.chromium import NAMES, Chromium, find_chromium
 from tests.support.reported import all_findings, reported_run, write_rows
 
@@ -67,7 +66,11 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     write_report(runs[0], all_findings(), folder / "report.html")
     empty = reported_run(folder / "runs", 3, rows=0)
     write_report(empty, all_findings(step=None, problem="no checkpoint", exhibits=[]), folder / "empty.html")
-    table = Table(title="Selected runs", head=("state", "run"), rows=(("done", "one"), ("done", "two")))
-    shown = sections(runs, NAMES_OF_RUNS, table)
+    first = table("Selected runs", ("state", "run"), [("done", "one"), ("done", "two")])
+    shown = [
+        Section("Runs", [], [first]),
+        curves(runs, NAMES_OF_RUNS),
+        *differences(runs, NAMES_OF_RUNS),
+    ]
     write_page(folder / "compare.html", title="2 runs compared", summary="lenet5", sections=shown)
     return {path.stem: path for path in folder.glob("*.html")}

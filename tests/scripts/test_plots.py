@@ -10,6 +10,7 @@ from matplotlib import image
 from matplotlib.figure import Figure
 
 from lib.errors import ToolkitError
+from lib.reports.series import series_of
 from lib.runs.directory import RunDir
 from lib.runs.metrics import MetricsWriter
 from scripts import plots
@@ -174,7 +175,7 @@ def test_a_line_of_a_million_points_keeps_its_extremes_and_few_others() -> None:
 def test_curves_take_few_bytes_a_row() -> None:
     made = ({"kind": "train", "step": n, "loss": 1.0, "accuracy": 0.5} for n in range(100_000))
     tracemalloc.start()
-    curves = plots.Curves.of(made)
+    loss, _ = series_of(made)
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    assert len(curves.points["train", "loss"][0]) == 100_000 and peak < 100_000 * 2 * 24
+    assert len(loss.steps) == 100_000 and peak < 100_000 * 2 * 32

@@ -15,10 +15,10 @@ from lib.errors import CheckpointError, ConfigError, DataError, ToolkitError
 from lib.optim.factory import make_optimizer
 from lib.plan.types import Plan
 from lib.runs.directory import RunDir
+from lib.runs.index import stored
 from tests.support.training import random_data, small_config, small_job, small_plan
 from train.job import Progress
 from train.loop import load_state_dict, state_dict
-from train.planning.run_plan import stored
 
 
 @pytest.mark.parametrize(

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
 
 import torch
 
 from lib import kconf
 from lib.config import Config
-from lib.errors import PlanError, ToolkitError
+from lib.errors import PlanError
 from lib.hyperparams import apply_hyperparams
 from lib.plan.placement import place
 from lib.plan.show import show
@@ -23,8 +21,6 @@ from train.job import warm_up_text
 from train.planning.memory_estimate import MemoryTraces
 from train.record import log
 from train.training_data import TrainingData, built
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,6 +64,8 @@ def check_run(config: Config, plan: Plan, data: TrainingData) -> None:
 
 def _stored_plan(run: RunDir, request: RunRequest, hardware: Hardware) -> Plan | None:
     """Return the plan of `run`, if it is for this machine and the requested number of devices."""
+    from lib.runs.index import stored  # most runs are new
+
     if not _same_machine(stored(run, "hardware", Hardware.from_json), hardware):
         return None
     plan = stored(run, "plan", Plan.from_json)
@@ -92,19 +90,9 @@ def _decided(request: RunRequest, data: TrainingData, hardware: Hardware) -> Pla
     )
 
 
-def stored(run: RunDir, name: str, read: Callable[[Mapping[str, Any]], T]) -> T:
-    """Read `run`'s JSON file `name` through `read`; raises ToolkitError if it is malformed."""
-    try:
-        return read(run.read_json(name))
-    except (TypeError, KeyError, ValueError, AttributeError) as error:
-        raise ToolkitError(
-            f"the {name} of {run.path} cannot be read",
-            why=f"it was written by another version, or changed ({error})",
-            todo="start again with make train CONFIG_RESUME_NEVER=y",
-        ) from error
-
-
 def _check_effective_batch(run: RunDir, plan: Plan, *, of_many: bool) -> None:
+    from lib.runs.index import stored
+
     before = stored(run, "plan", Plan.from_json)
     if before.effective_batch == plan.effective_batch:
         return

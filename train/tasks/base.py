@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, cast, runtime_checkable
+from typing import Any, Protocol, cast, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -19,9 +18,6 @@ from lib.errors import ConfigError
 from lib.nn.model_code import load_model
 from lib.plan.types import WITHOUT_DOUBLE, Branch, Plan
 from lib.plugins import TASKS
-
-if TYPE_CHECKING:
-    from lib.reports.exhibits import Exhibit
 
 Forward = Callable[..., Any]  # a module, perhaps wrapped or compiled
 
@@ -192,19 +188,6 @@ def naive_loss_of(model: str, spec: Spec) -> float | None:
     """Return the expected loss of an untrained `model`; None if its task cannot tell."""
     naive_loss = _optional(model, "naive_loss")
     return None if naive_loss is None else naive_loss(spec)
-
-
-def exhibits_of(model: str) -> Callable[..., Sequence[Exhibit]] | None:
-    """Return what shows a trained `model` in a report; None if its task has nothing to show.
-
-    The function `exhibits` of exhibits.py in the folder of the task. It takes a `train.job.TrainedModel`.
-    """
-    home = TASKS.home(load_model(model).TASK)
-    if not (home / "exhibits.py").is_file():
-        return None
-    found: Callable[..., Sequence[Exhibit]]
-    found = importlib.import_module(f"{TASKS.package}.{home.name}.exhibits").exhibits
-    return found
 
 
 def check_options(config: Config) -> None:

@@ -13,8 +13,7 @@ from typing import Any
 import pytest
 
 from lib.errors import ToolkitError
-from lib.reports.exhibits import Curve, Table, Text
-from lib.reports.page import Section, render, write_page
+from lib.reports.page import GEOMETRY, Section, curve, render, table, write_page
 
 EVIL = "</script><script>alert('x')</script><img src=//x.example/y>"
 TEMPLATES = Path(__file__).parents[3] / "lib/reports/templates"
@@ -48,10 +47,10 @@ def page_of(*blocks: Any, title: str = "a title", note: str = "a note") -> str:
 
 
 def evil_page() -> str:
-    table = Table(title=EVIL, note=EVIL, head=(EVIL,), rows=((EVIL, EVIL),))
-    text = Text(title="text", text=EVIL)
-    curve = Curve(title=EVIL, x=EVIL, y=EVIL, lines=((EVIL, ((0, 1), (1, 2))),))
-    return page_of(table, text, curve, title=EVIL, note=EVIL)
+    rows = table(EVIL, (EVIL,), [(EVIL, EVIL)], note=EVIL)
+    text = {"kind": "text", "title": "text", "text": EVIL}
+    line = curve(EVIL, {EVIL: [(0, 1), (1, 2)]}, x=EVIL, y=EVIL)
+    return page_of(rows, text, line, title=EVIL, note=EVIL)
 
 
 def test_nothing_that_a_run_says_becomes_markup() -> None:
@@ -86,16 +85,13 @@ def test_our_script_is_short_and_alone() -> None:
 
 
 def test_python_and_the_script_draw_alike() -> None:
-    from lib.reports import charts
-
     script = (TEMPLATES / "chart.js").read_text()
-    for name in ("WIDTH", "HEIGHT", "LEFT", "RIGHT", "TOP", "BOTTOM", "STYLES"):
-        assert f"{name} = {getattr(charts, name)}" in script, name
+    for name, size in GEOMETRY.items():
+        assert f"{name} = {size}" in script, name
 
 
 def test_controls_are_only_where_they_apply() -> None:
-    curve = Curve(title="c", x="x", y="y", lines=(("a", ((0, 1),)),))
-    assert "<form" not in page_of(curve)
+    assert "<form" not in page_of(curve("c", {"a": [(0, 1)]}, x="x", y="y"))
 
 
 def test_a_page_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from lib.reports.exhibits import Table
 from lib.reports.page import Section
 from lib.reports.run_report import (
     Findings,
@@ -23,7 +22,7 @@ from tests.lib.reports.test_page import Elements
 from tests.support.reported import all_findings, reported_run, write_rows
 
 MOST_BYTES = 3_000_000
-UNREAD = Findings(steps=[], problem="the run has no checkpoint")
+UNREAD = {"problem": "the run has no checkpoint"}
 
 
 def by_title(run: RunDir, findings: Findings = UNREAD) -> dict[str, Section]:
@@ -31,9 +30,8 @@ def by_title(run: RunDir, findings: Findings = UNREAD) -> dict[str, Section]:
 
 
 def rows_of(section: Section, title: str) -> dict[str, tuple[str, ...]]:
-    tables = [block for block in section.blocks if isinstance(block, Table)]
-    (found,) = [table for table in tables if table.title == title]
-    return {row[0]: row[1:] for row in found.rows}
+    (found,) = [block for block in section.blocks if block["title"] == title]
+    return {row[0]: tuple(row[1:]) for row in found["rows"]}
 
 
 def test_the_result_comes_first_with_best_values_and_baselines(tmp_path: Path) -> None:
@@ -46,7 +44,7 @@ def test_the_result_comes_first_with_best_values_and_baselines(tmp_path: Path) -
     first = sections(run, all_findings())[0]
     assert first.title == "Result" and "test part of digits, synthetic" in first.notes[0]
     assert rows_of(first, "Evaluations") == {"accuracy": ("0.7", "0.8", "20"), "loss": ("0.6", "0.5", "20")}
-    assert rows_of(first, "Baselines") == {"uniform guess": ("loss 2.3026",)}
+    assert rows_of(first, "Baselines") == {"uniform guess": ("training loss 2.3026",)}
 
 
 def test_a_baseline_is_also_read_from_the_log(tmp_path: Path) -> None:
@@ -108,7 +106,7 @@ def test_findings_hold_for_the_checkpoints_of_then(tmp_path: Path) -> None:
     assert stored_findings(run) is None, "there is a later checkpoint"
     store_findings(run, all_findings(steps=[60]))
     assert stored_findings(run) == all_findings(steps=[60])
-    for damaged in ("", "[]", "{}", run.findings.read_text().replace('"version": 1', '"version": 0')):
+    for damaged in ("", "[]", "{}", run.findings.read_text().replace('"version": 2', '"version": 0')):
         run.findings.write_text(damaged)
         assert stored_findings(run) is None, damaged
 

@@ -14,7 +14,8 @@ from lib.errors import ConfigError
 from lib.runs import index
 from lib.runs.directory import RunDir
 from lib.runs.index import Row, read_runs, select, sort
-from scripts.runs import table
+from lib.units import aligned
+from scripts.runs import columns
 
 
 def make_run(
@@ -232,9 +233,9 @@ def test_a_damaged_file_is_named_and_the_rest_is_shown(tmp_path: Path, name: str
     assert row.damaged == (f"{name}.json",) and row.best == 0.9 and row.state == "done"
     assert bool(row.values) == (name != "values") and row.to_json()["damaged"] == row.damaged
     assert select([row], f"damaged={name}.json") == [row]
-    assert any(line.endswith(f"{name}.json") for line in table([row]))
+    assert any(line.endswith(f"{name}.json") for line in aligned(columns([row])))
     whole = dataclasses.replace(row, damaged=())
-    assert select([whole, row], "damaged=*") == [row] and "damaged" not in table([whole])[0]
+    assert select([whole, row], "damaged=*") == [row] and "damaged" not in aligned(columns([whole]))[0]
 
 
 @pytest.mark.parametrize("name", ["status.json", "lock", "tags.json", "metrics.jsonl"])

@@ -10,11 +10,10 @@ import pytest
 import torch
 from PIL import Image
 
-from lib.reports.exhibits import Curve, Matrix, Pictures, Table
 from tests.support.training import CLASSES, random_data, small_config, small_job, small_plan
-from train.job import TrainedModel, evaluate
+from train.job import evaluate
 from train.tasks.classify import exhibits as shown
-from train.tasks.classify.exhibits import Predictions, calibration, confusion, exhibits, picture, predict
+from train.tasks.classify.exhibits import Predictions, calibration, confusion, exhibits, png, predict
 
 
 def predictions(
@@ -31,21 +30,21 @@ def predictions(
 
 def test_rows_are_true_classes_and_columns_predicted_ones() -> None:
     found = confusion(predictions([0, 0, 0, 2], [0, 1, 1, 2]), classes=3)
-    assert isinstance(found, Matrix) and found.counts == ((1, 2, 0), (0, 0, 0), (0, 0, 1))
+    assert found["kind"] == "matrix" and found["counts"] == [[1, 2, 0], [0, 0, 0], [0, 0, 1]]
 
 
 def test_of_many_classes_the_most_frequent_confusions_are_listed() -> None:
     found = confusion(predictions([5, 5, 99, 7], [6, 6, 98, 7]), classes=100)
-    assert isinstance(found, Table) and found.rows == (("5", "6", "2"), ("99", "98", "1"))
+    assert found["kind"] == "table" and found["rows"] == [["5", "6", "2"], ["99", "98", "1"]]
 
 
 def test_the_calibration_error_is_the_weighted_gap_of_its_bins() -> None:
     """Guo et al. 2017, equation 3: two samples at 0.9, one right; two at 0.5, both right."""
     curve = calibration(predictions([1, 1, 1, 1], [1, 0, 1, 1], [0.9, 0.9, 0.5, 0.5]))
-    (name, points), (_, ideal) = curve.lines
-    assert name == "model" and ideal == ((0.0, 0.0), (1.0, 1.0))
-    assert points == (pytest.approx((0.5, 1.0)), pytest.approx((0.9, 0.5)))
-    assert f"error {0.5 * 0.5 + 0.5 * 0.4:.4f}" in curve.note
+    model, ideal = curve["lines"]
+    assert model["name"] == "model" and ideal["x"] == ideal["value"] == [0.0, 1.0]
+    assert model["x"] == pytest.approx([0.5, 0.9]) and model["value"] == pytest.approx([1.0, 0.5])
+    assert f"error {0.5 * 0.5 + 0.5 * 0.4:.4f}" in curve["note"]
 
 
 @pytest.mark.slow
@@ -55,28 +54,26 @@ def test_exhibits_agree_with_the_evaluation() -> None:
     job = small_job(config, small_plan(8), data, dtype=torch.float32)
     with job.train_loader, job.eval_loader:
         result, found = evaluate(job), predict(job)
-        made = exhibits(TrainedModel(job, data.dataset, lambda: iter(())))
+        made = exhibits(job, data.dataset, iter(()))
     assert len(found.targets_N) == 21, "padding is left out"
     assert np.array_equal(found.targets_N, data.dataset.test.take()[1])
     assert float(found.loss_N.double().mean()) == pytest.approx(result["loss"], rel=1e-5)
     right = float((found.targets_N == found.predicted_N).double().mean())
     assert right == pytest.approx(result["accuracy"])
-    matrix, curve, worst, uncertain = made
-    assert isinstance(matrix, Matrix) and isinstance(curve, Curve)
-    assert sum(map(sum, matrix.counts)) == 21
-    assert sum(matrix.counts[k][k] for k in range(CLASSES)) == round(21 * right)
-    assert isinstance(worst, Pictures) and isinstance(uncertain, Pictures)
-    assert len(worst.pictures) == shown.SHOWN
+    matrix, _, worst, _ = made
+    assert [block["kind"] for block in made] == ["matrix", "chart", "pictures", "pictures"]
+    assert sum(map(sum, matrix["counts"])) == 21
+    assert sum(matrix["counts"][k][k] for k in range(CLASSES)) == round(21 * right)
+    assert len(worst["pictures"]) == shown.SHOWN
     hardest = int(found.loss_N.argmax())
-    pixels = np.asarray(Image.open(io.BytesIO(base64.b64decode(worst.pictures[0].png))))
+    pixels = np.asarray(Image.open(io.BytesIO(base64.b64decode(worst["pictures"][0]["png"]))))
     assert np.array_equal(pixels, data.dataset.test.take(np.array([hardest]))[0][0, 0])
-    assert worst.pictures[0].caption.startswith(str(int(found.targets_N[hardest])))
+    assert worst["pictures"][0]["caption"].startswith(str(int(found.targets_N[hardest])))
 
 
 @pytest.mark.parametrize("channels", [1, 3])
 def test_a_large_picture_is_made_small(channels: int) -> None:
     pixels = np.arange(channels * 300 * 200, dtype=np.uint32).astype(np.uint8).reshape(channels, 300, 200)
-    made = picture(pixels, "caption")
-    image = Image.open(io.BytesIO(base64.b64decode(made.png)))
-    assert image.size == (made.width, made.height) == (64, 96)
+    image = Image.open(io.BytesIO(base64.b64decode(png(pixels))))
+    assert image.size == (64, 96)
     assert image.mode == ("L" if channels == 1 else "RGB")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import io
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -15,8 +16,8 @@ from torch import Tensor
 
 from lib.data.types import Dataset, ImageSpec, TextClassSpec
 from lib.nn.precision import full_precision
-from lib.reports.exhibits import Curve, Exhibit, Matrix, Picture, Pictures, Table
-from train.job import Job, TrainedModel, evaluated_weights
+from lib.reports.page import Block, curve, table
+from train.job import Job, evaluated_weights
 
 SHOWN = 12  # samples of each kind
 BINS = 15  # of confidence
@@ -34,18 +35,15 @@ class Predictions(NamedTuple):
     entropy_N: Tensor  # in nats
 
 
-def exhibits(trained: TrainedModel) -> list[Exhibit]:
+def exhibits(job: Job, dataset: Dataset, _: Iterator[int]) -> list[Block]:
     """Return confusion, calibration, and the samples of the highest loss and the highest entropy."""
-    job, dataset = trained.job, trained.dataset
     assert isinstance(dataset.spec, ImageSpec | TextClassSpec)
     found = predict(job)
-    worst = found.loss_N.argsort(descending=True)[:SHOWN]
-    uncertain = found.entropy_N.argsort(descending=True)[:SHOWN]
     return [
         confusion(found, classes=dataset.spec.classes),
         calibration(found),
-        _samples("Worst samples", "Those of the highest loss.", worst, found, dataset),
-        _samples("Most uncertain samples", "Those of the highest entropy.", uncertain, found, dataset),
+        _samples("Worst samples", "loss", found.loss_N, found, dataset),
+        _samples("Most uncertain samples", "entropy", found.entropy_N, found, dataset),
     ]
 
 
@@ -68,73 +66,60 @@ def predict(job: Job) -> Predictions:
     return Predictions(*map(torch.cat, zip(*parts, strict=True)))
 
 
-def confusion(found: Predictions, *, classes: int) -> Exhibit:
+def confusion(found: Predictions, *, classes: int) -> Block:
     """Return the confusion matrix, or of many classes the most frequent confusions."""
     pairs_N = found.targets_N * classes + found.predicted_N
     counts_KK = pairs_N.bincount(minlength=classes * classes).view(classes, classes)
-    note = f"Counts of {len(pairs_N):,} samples; rows are true classes, columns are predicted ones."
     if classes <= _MOST_CLASSES:
-        counts = tuple(map(tuple, counts_KK.tolist()))
-        return Matrix(
-            title="Confusion matrix", note=note, names=tuple(map(str, range(classes))), counts=counts
-        )
-    wrong = counts_KK.clone().fill_diagonal_(0).flatten()
-    order = [place for place in wrong.argsort(descending=True)[:SHOWN].tolist() if wrong[place]]
-    rows = tuple((str(place // classes), str(place % classes), str(int(wrong[place]))) for place in order)
-    return Table(title="Most frequent confusions", head=("true", "predicted", "samples"), rows=rows)
+        note = f"Counts of {len(pairs_N):,} samples; rows are true classes, columns are predicted ones."
+        return {"kind": "matrix", "title": "Confusion matrix", "note": note, "counts": counts_KK.tolist()}
+    most = counts_KK.fill_diagonal_(0).flatten().topk(SHOWN)
+    pairs = zip(most.indices.tolist(), most.values.tolist(), strict=True)
+    rows = [(f"{place // classes}", f"{place % classes}", f"{count}") for place, count in pairs if count]
+    return table("Most frequent confusions", ("true", "predicted", "samples"), rows)
 
 
-def calibration(found: Predictions) -> Curve:
+def calibration(found: Predictions) -> Block:
     """Return the reliability curve with the expected calibration error (Guo et al. 2017, section 2)."""
     right_N = (found.predicted_N == found.targets_N).double()
-    confidence_N = found.confidence_N.double()
-    bins_N = (confidence_N * BINS).long().clamp(max=BINS - 1)
+    bins_N = (found.confidence_N.double() * BINS).long().clamp(max=BINS - 1)
     points, error = [], 0.0
-    for number in range(BINS):
-        own_N = bins_N == number
-        if own_N.any():
-            confidence, accuracy = float(confidence_N[own_N].mean()), float(right_N[own_N].mean())
-            points.append((confidence, accuracy))
-            error += float(own_N.double().mean()) * abs(accuracy - confidence)
-    return Curve(
-        title="Reliability",
-        note=f"Expected calibration error {error:.4f}, in {BINS} bins of confidence.",
+    for own_N in (bins_N == number for number in sorted({*bins_N.tolist()})):
+        confidence, accuracy = float(found.confidence_N[own_N].double().mean()), float(right_N[own_N].mean())
+        points.append((confidence, accuracy))
+        error += float(own_N.double().mean()) * abs(accuracy - confidence)
+    return curve(
+        "Reliability",
+        {"model": points, "perfect calibration": [(0.0, 0.0), (1.0, 1.0)]},
         x="mean confidence",
         y="accuracy",
-        lines=(("model", tuple(points)), ("perfect calibration", ((0.0, 0.0), (1.0, 1.0)))),
+        note=f"Expected calibration error {error:.4f}, in {BINS} bins of confidence.",
     )
 
 
-def _samples(title: str, note: str, places_N: Tensor, found: Predictions, dataset: Dataset) -> Exhibit:
-    """Return samples as pictures, or texts as a table."""
-    inputs, _ = dataset.test.take(places_N.numpy())
-    captions = [_caption(found, place) for place in places_N.tolist()]
+def _samples(title: str, what: str, order_N: Tensor, found: Predictions, dataset: Dataset) -> Block:
+    """Return the samples that are highest in an order: as pictures, or texts as a table."""
+    places = order_N.argsort(descending=True)[:SHOWN].tolist()
+    inputs, _ = dataset.test.take(np.array(places))
+    note, captions = f"Those of the highest {what}.", []
+    for target, predicted, confidence, *_ in zip(*(column[places] for column in found), strict=True):
+        taken = ", right" if target == predicted else f" taken for {predicted}"
+        captions.append(f"{target}{taken} ({confidence:.0%})")
     if isinstance(dataset.spec, ImageSpec):
-        pictures = tuple(map(picture, inputs, captions))
-        return Pictures(
-            title=title, note=f"{note} True and predicted class, with its probability.", pictures=pictures
-        )
+        note += " True and predicted class, with its probability."
+        shown = zip(inputs, captions, strict=True)
+        pictures = [{"png": png(pixels), "caption": caption} for pixels, caption in shown]
+        return {"kind": "pictures", "title": title, "note": note, "pictures": pictures}
     assert isinstance(dataset.spec, TextClassSpec)
-    pad, tokenizer = dataset.spec.pad, dataset.tokenizer
-    texts = [row[row != pad] for row in inputs]
-    shown = [str(text.tolist()) if tokenizer is None else tokenizer.decode(text) for text in texts]
-    return Table(
-        title=title, note=note, head=("text", "class"), rows=tuple(zip(shown, captions, strict=True))
-    )
+    rows = [row[row != dataset.spec.pad] for row in inputs]
+    decode = str if dataset.tokenizer is None else dataset.tokenizer.decode
+    return table(title, ("text", "class"), zip(map(decode, rows), captions, strict=True), note=note)
 
 
-def _caption(found: Predictions, place: int) -> str:
-    target, predicted = int(found.targets_N[place]), int(found.predicted_N[place])
-    what = f"{target}, right" if target == predicted else f"{target} taken for {predicted}"
-    return f"{what} ({found.confidence_N[place]:.0%})"
-
-
-def picture(pixels_CHW: npt.NDArray[np.uint8], caption: str) -> Picture:
-    """Return an image as PNG, no larger than _PIXELS on its longer side."""
-    channels = pixels_CHW.shape[0]
-    image = Image.fromarray(pixels_CHW.transpose(1, 2, 0) if channels == 3 else pixels_CHW[0])
+def png(pixels_CHW: npt.NDArray[np.uint8]) -> str:
+    """Return an image as a PNG file in base64, no larger than _PIXELS on its longer side."""
+    image = Image.fromarray(pixels_CHW.transpose(1, 2, 0) if len(pixels_CHW) == 3 else pixels_CHW[0])
     image.thumbnail((_PIXELS, _PIXELS))
     data = io.BytesIO()
     image.save(data, format="PNG", optimize=True)
-    png = base64.b64encode(data.getvalue()).decode()
-    return Picture(png=png, caption=caption, width=image.width, height=image.height)
+    return base64.b64encode(data.getvalue()).decode()

@@ -2,48 +2,46 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor
 
 from lib.data.datasets.sudoku.spec import BLANK, PuzzleSpec
-from lib.reports.exhibits import Board, Boards, Exhibit
-from train.job import Job, TrainedModel, evaluated_weights
+from lib.data.types import Dataset
+from lib.reports.page import Block
+from train.job import Job, evaluated_weights
+from train.tasks.recursive.task import thoughts
 
 
-def exhibits(trained: TrainedModel) -> list[Exhibit]:
+def exhibits(job: Job, dataset: Dataset, _: Iterator[int]) -> list[Block]:
     """Return the puzzle of the first evaluation batch that takes the model longest to solve."""
-    job, dataset = trained.job, trained.dataset
     assert isinstance(dataset.spec, PuzzleSpec)
     batch = next(job.eval_loader.batches(rank=0, world=1, batch_size=job.plan.micro_batch))
     answers_SBL = answers(job, batch.inputs, steps=int(str(job.config.task_options["eval_steps"])))
     place, solved_after = longest(answers_SBL, batch.targets)
-    puzzle_L, target_L = batch.inputs[place].cpu(), batch.targets[place].cpu()
-    boards = [_board("the puzzle", puzzle_L, puzzle_L, target_L, dataset.spec.side)]
-    before_L = puzzle_L
-    for step, answer_L in enumerate(answers_SBL[:, place].cpu(), start=1):
-        if not torch.equal(answer_L, before_L):
-            boards.append(_board(f"after step {step}", answer_L, puzzle_L, target_L, dataset.spec.side))
+    puzzle_L, target_L = batch.inputs[place].tolist(), batch.targets[place].tolist()
+    boards, before_L = list[Block](), None
+    for step, answer_L in enumerate([puzzle_L, *answers_SBL[:, place].tolist()]):
+        if answer_L != before_L:
+            cells = [*map(_cell, puzzle_L, answer_L, target_L)]
+            starts = range(0, len(cells), dataset.spec.side)
+            rows = [cells[start : start + dataset.spec.side] for start in starts]
+            boards.append({"caption": f"after step {step}" if step else "the puzzle", "rows": rows})
         before_L = answer_L
     end = f"it is solved after step {solved_after}" if solved_after else "it is not solved"
     note = (
         f"Of the first {len(batch.inputs)} puzzles, the one that takes longest: {end} of {len(answers_SBL)}. "
         "Steps that change nothing are left out. Given digits are bold, wrong ones underlined."
     )
-    return [Boards(title="A puzzle, step by step", note=note, boards=tuple(boards))]
+    return [{"kind": "boards", "title": "A puzzle, step by step", "note": note, "boards": boards}]
 
 
 @torch.no_grad()
 def answers(job: Job, inputs_BL: Tensor, *, steps: int) -> Tensor:
     """Return the likeliest tokens after each of `steps` supervision steps: (steps, B, L)."""
-    found = []
-    not_fresh_B = torch.zeros(len(inputs_BL), dtype=torch.bool, device=inputs_BL.device)
     with evaluated_weights(job), job.backend.autocast(job.plan.precision):
-        thought = job.forward(inputs_BL)
-        for step in range(steps):
-            if step:
-                thought = job.forward(inputs_BL, thought.y_BTD, thought.z_BTD, not_fresh_B)
-            found.append(thought.logits.argmax(dim=2))
-    return torch.stack(found)
+        return torch.stack([each.logits.argmax(dim=2) for each in thoughts(job.forward, inputs_BL, steps)])
 
 
 def longest(answers_SBL: Tensor, targets_BL: Tensor) -> tuple[int, int]:
@@ -55,21 +53,12 @@ def longest(answers_SBL: Tensor, targets_BL: Tensor) -> tuple[int, int]:
     solved_SB = right_SBL.all(dim=2)
     if not solved_SB[-1].any():
         return int(right_SBL[-1].sum(dim=1).argmax()), 0
-    steps_S1 = torch.arange(1, len(solved_SB) + 1, device=solved_SB.device)[:, None]
-    last_wrong_B = (~solved_SB * steps_S1).amax(dim=0).masked_fill(~solved_SB[-1], -1)
-    place = int(last_wrong_B.argmax())
-    return place, int(last_wrong_B[place]) + 1
+    solved_at_end_B = solved_SB.flip(0).cumprod(dim=0).sum(dim=0)  # the steps since it is solved
+    place = int(solved_at_end_B.masked_fill(solved_at_end_B == 0, len(solved_SB) + 1).argmin())
+    return place, len(solved_SB) + 1 - int(solved_at_end_B[place])
 
 
-def _board(caption: str, answer_L: Tensor, puzzle_L: Tensor, target_L: Tensor, side: int) -> Board:
-    cells, marks = [], []
-    for given, token, target in zip(puzzle_L.tolist(), answer_L.tolist(), target_L.tolist(), strict=True):
-        cells.append(str(token - BLANK) if token > BLANK else "")
-        wanted = "right" if token == target else "wrong"
-        marks.append("given" if given > BLANK else wanted if token > BLANK else "empty")
-    rows = [slice(start, start + side) for start in range(0, side * side, side)]
-    return Board(
-        caption=caption,
-        cells=tuple(tuple(cells[row]) for row in rows),
-        marks=tuple(tuple(marks[row]) for row in rows),
-    )
+def _cell(given: int, token: int, target: int) -> tuple[str, str]:
+    if token <= BLANK:
+        return "", "empty"
+    return str(token - BLANK), "given" if given > BLANK else "right" if token == target else "wrong"

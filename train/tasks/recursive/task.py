@@ -8,7 +8,7 @@ whichever micro-batch or rank its row belongs to.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -78,6 +78,16 @@ def to_measure(options: Mapping[str, Any]) -> dict[str, Any]:
     return {**options, "eval_steps": min(options["eval_steps"], _REPEATS)}
 
 
+def thoughts(forward: Forward, inputs_BL: Tensor, steps: int) -> Iterator[Any]:
+    """Yield the `Thought` after each of `steps` supervision steps."""
+    thought = forward(inputs_BL)
+    not_fresh_B = torch.zeros(len(inputs_BL), dtype=torch.bool, device=inputs_BL.device)
+    yield thought
+    for _ in range(1, steps):
+        thought = forward(inputs_BL, thought.y_BTD, thought.z_BTD, not_fresh_B)
+        yield thought
+
+
 class Recursive:
     """Task of a model such as models/trm: tokens and latents to a `Thought`."""
 
@@ -124,11 +134,7 @@ class Recursive:
         """Run EVAL_STEPS steps. Exact: every cell is right; also reported after 1, 2, 4, ... steps."""
         assert batch.weights is not None
         weights_B, metrics = batch.weights, dict[str, Tensor]()
-        thought = forward(batch.inputs)
-        not_fresh_B = torch.zeros_like(weights_B, dtype=torch.bool)
-        for step in range(1, self._eval_steps + 1):
-            if step > 1:
-                thought = forward(batch.inputs, thought.y_BTD, thought.z_BTD, not_fresh_B)
+        for step, thought in enumerate(thoughts(forward, batch.inputs, self._eval_steps), start=1):
             loss_B, right_B, exact_B = _scores(thought.logits, batch.targets)
             if step & (step - 1) == 0 or step == self._eval_steps:
                 metrics[f"exact_after_{step}"] = (exact_B * weights_B).sum()

@@ -5,10 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from lib.reports.exhibits import Boards
 from tests.models.trm.puzzles import puzzle_data, small_trm_config
 from tests.support.training import small_job, small_plan
-from train.job import TrainedModel
 from train.tasks.recursive.exhibits import answers, exhibits, longest
 
 
@@ -28,20 +26,18 @@ def test_boards_are_the_steps_of_the_evaluation() -> None:
     data = puzzle_data(config)
     job = small_job(config, small_plan(4), data, dtype=torch.float32)
     with job.train_loader, job.eval_loader:
-        (made,) = exhibits(TrainedModel(job, data.dataset, lambda: iter(())))
+        (made,) = exhibits(job, data.dataset, iter(()))
         batch = next(job.eval_loader.batches(rank=0, world=1, batch_size=4))
         answers_SBL = answers(job, batch.inputs, steps=3)
-    assert isinstance(made, Boards) and answers_SBL.shape == (3, 4, 16)
+    assert made["kind"] == "boards" and answers_SBL.shape == (3, 4, 16)
     place, _ = longest(answers_SBL, batch.targets)
-    puzzle, *after = made.boards
+    puzzle, *after = ([cell for row in board["rows"] for cell in row] for board in made["boards"])
     given = [token - 1 if token > 1 else "" for token in batch.inputs[place].tolist()]
-    assert [cell for row in puzzle.cells for cell in row] == [str(digit) for digit in given]
-    assert {mark for row in puzzle.marks for mark in row} == {"given", "empty"}
+    assert [cell for cell, _ in puzzle] == [str(digit) for digit in given]
+    assert {mark for _, mark in puzzle} == {"given", "empty"}
     assert 1 <= len(after) <= 3
-    cells = [cell for row in after[-1].cells for cell in row]
-    marks = [mark for row in after[-1].marks for mark in row]
     last, target = answers_SBL[-1, place].tolist(), batch.targets[place].tolist()
-    for token, wanted, cell, mark, digit in zip(last, target, cells, marks, given, strict=True):
+    for token, wanted, (cell, mark), digit in zip(last, target, after[-1], given, strict=True):
         assert cell == (str(token - 1) if token > 1 else "")
         expected = "right" if token == wanted else "wrong" if token > 1 else "empty"
         assert mark == ("given" if digit else expected)
