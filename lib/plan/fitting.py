@@ -1,7 +1,7 @@
 """Micro-batches: the largest that fits into a device's memory by predicted peaks, and the split of a share.
 
-A share is what one device has of the effective batch; here it is the largest (`lib.plan.types.shares`). Its
-split is in integers only: the sizes add up to it exactly, or there is no split. Pure.
+A share is what one device has of the effective batch; here it is the largest (`lib.plan.types.rank_shares`).
+Its split is in integers only: the sizes add up to it exactly, or there is no split. Pure.
 """
 
 from __future__ import annotations

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
-from lib.plan.fitting import MemoryEstimator, StepSettings
+from lib.plan.fitting import MemoryEstimator, Split, StepSettings, split_evenly
 from lib.plan.numerics import choose_channels_last, choose_compile, choose_precision
 from lib.plan.placement import place
 from lib.plan.sizing import Candidate, SizingContext, choose_sizes
@@ -128,22 +128,24 @@ def _on_one_device(context: SizingContext) -> tuple[Candidate, tuple[Candidate, 
 
 
 def with_smaller_micro_batch(plan: Plan) -> Plan | None:
-    """Return the plan with the next smaller divisor as micro-batch, at the same effective batch.
+    """Return the plan with a smaller micro-batch, at the same effective batch.
 
-    None where there is no smaller one (or none that is a multiple of NORM_BATCH).
+    The next smaller divisor of the share if it is at least a quarter, else about a half. None where there is
+    no smaller one (or none that is a multiple of NORM_BATCH).
     """
-    per_device, step = plan.shares[0], plan.norm_batch or 1
-    smaller = [size for size in range(step, plan.micro_batch, step) if per_device % size == 0]
-    if not smaller:
+    per_device, step, used = plan.shares[0], plan.norm_batch or 1, plan.micro_batch
+    divisors = [size for size in range(step, used, step) if per_device % size == 0]
+    if not divisors:
         return None
-    size, count = smaller[-1], per_device // smaller[-1]
+    split = Split.of(per_device, micro_batch=divisors[-1])
+    if 4 * split.micro_batch < used:  # the share has no divisor near, such as a prime number
+        split = split_evenly(per_device, bound=used // 2 // step * step, step=step)
+    size, last = split.micro_batch, split.last_micro_batch
     reasons = {
         **plan.reasons,
-        "micro_batch": f"NOTE: no memory for {plan.micro_batch}; {size} is the next divisor of {per_device}",
-        "accumulation": f"{count} x {size} = {per_device} samples per device and optimizer step",
-        "last_micro_batch": "all are of one size",
+        "micro_batch": f"NOTE: no memory for {used}; {size} is the next that splits {per_device}",
+        "accumulation": f"{split.accumulation} for {per_device} samples per device and optimizer step",
+        "last_micro_batch": "all are of one size" if last == size else "what remains",
         "memory": "less than at the micro-batch at which it ran out",
     }
-    return replace(
-        plan, micro_batch=size, accumulation=count, last_micro_batch=size, memory=None, reasons=reasons
-    )
+    return replace(plan, **asdict(split), memory=None, reasons=reasons)

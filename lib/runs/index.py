@@ -35,6 +35,7 @@ _DEPTH = 5  # below the folder of runs: runs/sweeps/NAME/IDENTITY/MODEL/RUN
 _CLOCK_NS = 2_000_000_000  # a change this soon before the index was written may have the same time
 _COMPARE = {"<=": operator.le, ">=": operator.ge, "=": operator.eq, "<": operator.lt, ">": operator.gt}
 _MAY_CHANGE = ("running", "killed", "unknown")  # states of runs that change without their directory
+_NUMBER_OR_PATTERN = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)(e[-+]?\d+)?|inf|nan|.*[*?].*", re.IGNORECASE)
 _CONDITION = re.compile(r"(\w+)(!=|<=|>=|=|<|>)(.*)")
 ALIASES = {"lr": "LEARNING_RATE", "epochs": "NUM_EPOCHS", "steps": "MAX_STEPS", "batch": "effective_batch"}
 
@@ -279,6 +280,10 @@ def select(rows: Sequence[Row], where: str) -> list[Row]:
             raise ConfigError(f"WHERE: {word} is not a condition", todo=todo)
         key, sign, text = match.groups()
         check_key("WHERE", key, rows)
+        known = [value for row in rows if (value := row.value(key)) is not None]
+        is_number = known and all(isinstance(v, int | float) and not isinstance(v, bool) for v in known)
+        if is_number and not _NUMBER_OR_PATTERN.fullmatch(text):
+            raise ConfigError(f"WHERE: {word} compares a number with {text or 'nothing'}")
         kept = [row for row in kept if _holds(row.value(key), sign, text)]
     return kept
 

@@ -20,6 +20,11 @@ BATCH_ROWS = 1000
 _BLOCK_BYTES = 1 << 16
 
 
+# Columns of metrics.jsonl and of results by which nothing is judged.
+NOT_METRICS = frozenset(
+    {"step", "epoch", "seconds", "samples_per_second", "micro_batch", "learning_rate"}
+    | {"samples", "bytes", "chars", "tokens"}
+)
 _LOWER_IS_BETTER = ("loss", "perplexity", "bits_per_byte")
 
 

@@ -6,6 +6,7 @@ by which metric. A seed is judged once: each further test of the same runs would
 
 from __future__ import annotations
 
+import fcntl
 import json
 import math
 from collections.abc import Mapping, Sequence
@@ -17,7 +18,7 @@ from lib import atomic
 from lib.errors import ConfigError, ToolkitError
 from lib.runs.directory import RunDir
 from lib.runs.identity import identity
-from lib.runs.metrics import higher_is_better, preferred
+from lib.runs.metrics import NOT_METRICS, higher_is_better, preferred
 from lib.sweeps.concurrency import Concurrency
 from lib.sweeps.runner import Log, Run, known_result, train_all
 from lib.sweeps.verdict import LEVEL, Verdict, judge, planned_looks, power
@@ -68,12 +69,27 @@ class Comparison:
         metric: "" for that of the record, or else the preferred one. maximize: None where its name tells.
         Raises ConfigError where seeds were judged otherwise before, ToolkitError where a run fails.
         """
+        self.out.mkdir(parents=True, exist_ok=True)
+        with self.record.with_suffix(".lock").open("a") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                what = "another command is making this comparison"
+                raise ConfigError(what, why=f"it has {file.name}", todo="wait for it") from error
+            self._judge(requested, metric, maximize=maximize)
+
+    def _judge(self, requested: Sequence[int], metric: str, *, maximize: bool | None) -> None:
         record = self.judged()
         entry = self._entry(record, requested, metric)
         for other in record:
             if other is not entry and other["metric"]:
                 self.log(f"compared before, with an error probability of its own: {described(other)}")
         self.log(announcement(entry))
+        if metric and not entry["metric"]:  # a name that no run has is told after one pair
+            self._train(1)
+            metric_differences(
+                [(self.known(a) or {}, self.known(b) or {}) for a, b in self.pairs[:1]], metric
+            )
         for look in requested:
             self._train(look)
             results = [(self.known(a) or {}, self.known(b) or {}) for a, b in self.pairs[:look]]
@@ -121,7 +137,6 @@ class Comparison:
         return same
 
     def _store(self, record: list[dict[str, Any]]) -> None:
-        self.out.mkdir(parents=True, exist_ok=True)
         atomic.write_text(self.record, json.dumps(record, indent=1) + "\n")
 
 
@@ -141,7 +156,7 @@ def whole_number(text: str, variable: str) -> int:
 
 def metric_differences(results: Sequence[tuple[Metrics, Metrics]], requested: str) -> tuple[list[float], str]:
     """Return B - A of each pair, and the metric. Raises ConfigError where a run has no such metric."""
-    common = set.intersection(*(set(metrics) for pair in results for metrics in pair))
+    common = set.intersection(*(set(metrics) - NOT_METRICS for pair in results for metrics in pair))
     metric = requested or preferred(common)
     if metric not in common:
         todo = f"choose one of {', '.join(sorted(common))}"

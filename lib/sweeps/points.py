@@ -11,13 +11,11 @@ from typing import Any
 import numpy as np
 
 from lib.errors import ConfigError
-from lib.runs.metrics import higher_is_better, preferred
+from lib.runs.metrics import NOT_METRICS, higher_is_better, preferred
 from lib.sweeps.experiment import Experiment
 from lib.sweeps.runner import Result, format_settings
 from lib.sweeps.verdict import holm, p_values
 from lib.units import aligned, columns
-
-_NOT_METRICS = ("seconds", "samples", "bytes", "chars", "tokens")
 
 
 def objective(experiment: Experiment, results: Sequence[Result]) -> tuple[str, bool]:
@@ -54,7 +52,7 @@ def table(experiment: Experiment, results: Sequence[Result], *, note: str = "") 
     Points are compared with the first: mean difference, and p value with Holm's correction. note: for the
     line of the best point.
     """
-    metrics = dict.fromkeys(name for result in results for name in result.metrics if name not in _NOT_METRICS)
+    metrics = dict.fromkeys(name for result in results for name in result.metrics if name not in NOT_METRICS)
     metric, best = objective(experiment, results)[0], best_of(experiment, results)[0]
     differences = _differences_from_first(results, metric)
     rows = [["point", "seeds", *metrics, f"{metric} - first (p by Holm)" if differences else "", ""]]

@@ -51,7 +51,8 @@
       low = Math.min(low, at(value));
       high = Math.max(high, at(value));
     }
-    if (!(high > low)) [low, high] = [low - 0.5, high + 0.5];
+    const half = Math.max(0.5, Math.abs(low) * 1e-3);
+    if (!(high > low)) [low, high] = [low - half, high + half];
     const place = (value) => begin + (at(value) - low) / (high - low) * (end - begin);
     return { place, ticks: isLog ? logTicks(low, high) : roundValues(low, high) };
   }
