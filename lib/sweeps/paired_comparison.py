@@ -87,12 +87,10 @@ class Comparison:
         self.log(announcement(entry))
         if metric and not entry["metric"]:  # a name that no run has is told after one pair
             self._train(1)
-            metric_differences(
-                [(self.known(a) or {}, self.known(b) or {}) for a, b in self.pairs[:1]], metric
-            )
+            metric_differences(self._results(1), metric)
         for look in requested:
             self._train(look)
-            results = [(self.known(a) or {}, self.known(b) or {}) for a, b in self.pairs[:look]]
+            results = self._results(look)
             differences, chosen = metric_differences(results, entry["metric"] or metric)
             upwards = higher_is_better(chosen) if maximize is None else maximize
             verdict = judge(differences, entry["looks"], higher_is_better=upwards)
@@ -102,6 +100,9 @@ class Comparison:
             if verdict.word != "not shown":
                 return
         self.log(f"  for more power, judge more pairs of fresh seeds: FIRST_SEED={_end(entry)}")
+
+    def _results(self, count: int) -> list[tuple[Metrics, Metrics]]:
+        return [(self.known(a) or {}, self.known(b) or {}) for a, b in self.pairs[:count]]
 
     def _train(self, count: int) -> None:
         missing = [run for pair in self.pairs[:count] for run in pair if self.known(run) is None]
