@@ -93,7 +93,7 @@ def next_commands(run: Path, config: Config, dataset: Dataset, *, root: Path) ->
     given = "" if is_default else f" {_quoted('O', where.parent)}"
     samples = isinstance(dataset.spec, TextSpec) and dataset.tokenizer is not None
     commands = {
-        "plots": "plot its curves",
+        "report": "write a page about it",
         "sample PROMPT=The" if samples else "eval BEST=1" if config.checkpoints.keep_best else "eval": (
             "continue a text with it" if samples else "evaluate it again, from its checkpoint"
         ),

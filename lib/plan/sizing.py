@@ -374,6 +374,8 @@ def _sizes(
     last = "what remains; every sample weighs the same" if ragged else "all are of one size"
     if ragged and context.why_one_shape:
         last = f"what remains; {context.why_one_shape} gets {split.micro_batch} rows, the others of weight 0"
+    elif context.why_one_shape and effective < split.samples * context.world:
+        last = f"all are of one size; smaller shares are padded to it for {context.why_one_shape}"
     at_most = "at most " * (effective != split.samples * context.world)
     rows = split.micro_batch * split.accumulation if context.why_one_shape else split.samples
     shares = rank_shares(effective, world=context.world, unit=context.unit)

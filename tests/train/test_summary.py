@@ -41,8 +41,8 @@ def commands(dataset: Dataset, *, runs: Path = ROOT / "runs", **changes: object)
 
 
 def test_the_next_commands_suit_the_task() -> None:
-    assert commands(images()) == ["make plots", "make eval BEST=1", "make runs"]
-    assert commands(images(), keep_best=False) == ["make plots", "make eval", "make runs"]
+    assert commands(images()) == ["make report", "make eval BEST=1", "make runs"]
+    assert commands(images(), keep_best=False) == ["make report", "make eval", "make runs"]
     text = text_data(small_lm_config()).dataset
     assert "sample" not in " ".join(commands(replace(text, tokenizer=None)))
     assert commands(replace(text, tokenizer=ByteTokenizer()))[1] == "make sample PROMPT=The"
