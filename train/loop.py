@@ -157,7 +157,8 @@ def _accumulate(job: Job, progress: Progress) -> Iterator[Sums]:
     batches = job.train_loader.micro_batches(
         step=progress.step, target=plan.effective_batch, first=first, sizes=sizes, rows=rows
     )
-    for number, (batch, size) in enumerate(zip(batches, sizes, strict=True), start=1):
+    for number, batch in enumerate(batches, start=1):
+        size = sizes[number - 1]  # zip would keep the batch before
         last = number == plan.accumulation
         row = first + offset
         if job.dropouts:

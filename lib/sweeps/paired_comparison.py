@@ -85,7 +85,7 @@ class Comparison:
             if other is not entry and other["metric"]:
                 self.log(f"compared before, with an error probability of its own: {described(other)}")
         self.log(announcement(entry))
-        if metric and not entry["metric"]:  # a name that no run has is told after one pair
+        if metric and not entry["metric"]:  # a name that no run has is an error after one pair
             self._train(1)
             metric_differences(self._results(1), metric)
         for look in requested:

@@ -80,7 +80,7 @@ def test_shards_of_training(candidate: Candidate, monkeypatch: pytest.MonkeyPatc
     assert passed and "10 samples are evaluated" in told
     whole = TrainLoader.micro_batches
     monkeypatch.setattr(
-        TrainLoader, "micro_batches", lambda self, **place: whole(self, **{**place, "rank": 0})
+        TrainLoader, "micro_batches", lambda self, **place: whole(self, **{**place, "first": 0})
     )
     passed, told = checks.shards(candidate)
     assert not passed and "differ" in told
