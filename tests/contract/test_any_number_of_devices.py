@@ -19,7 +19,7 @@ TOO_LARGE = {"gpt2": "rtx2060-6g", "resnet_bk-100m": "rtx2060-6g"}
 
 
 def test_every_shipped_configuration_is_recorded() -> None:
-    assert {*SHIPPED} - UNRECORDED == {*recorded()}
+    assert {*SHIPPED} - UNRECORDED <= {*recorded()}  # which has those of experiments, too
 
 
 @pytest.mark.parametrize("name", [name for name in SHIPPED if name not in UNRECORDED])
