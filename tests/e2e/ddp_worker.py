@@ -73,7 +73,7 @@ CASES = {
     "padded": Case(micro_batch=5, padded=True, settings={"grad_clip": 0.05, **SMOOTHED}),
     "ragged": Case(micro_batch=5, settings={}),
     "counted": Case(micro_batch=5, counted=True, settings={"grad_clip": 0.05}),
-    "plain batch norm": Case(model="resnet18", settings={}),
+    "plain batch norm": Case(model="resnet18", effective=70, settings={}),  # never a row alone
     "clocks": Case(settings={"max_steps": 12, "checkpoint_seconds": 10, "eval_interval_steps": 100}),
     "seconds": Case(
         settings={"budget": "seconds", "max_seconds": 30, "schedule": "cosine", "lr_min_ratio": 0.0}
@@ -117,8 +117,9 @@ def plan_of(case: Case, world: int) -> Plan:
     share = rank_shares(case.effective, world=world, unit=case.norm_batch or 1)[0]
     whole, rest = divmod(share, case.micro_batch)
     sizes = [case.micro_batch] * whole + [rest] * (rest > 0)
-    sizes[0] = max(sizes[0], case.micro_batch if case.padded else 1)
-    changes = {"strategy": "split"} if case.split and world > 1 else {}
+    changes: dict[str, Any] = {"strategy": "split"} if case.split and world > 1 else {}
+    if case.padded:  # also where a share has fewer
+        changes["micro_batch"] = case.micro_batch
     return small_plan(
         *sizes,
         world=world,
