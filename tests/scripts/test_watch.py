@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import pty
+import select
+import signal
 import socket
+import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +22,7 @@ from lib.errors import run_main
 from lib.runs.directory import RunDir, Status
 from scripts import watch
 from scripts.watch import Watcher, memory_text, progress
+from tests.support.configs import ROOT
 
 PLAN = {
     "device": "cuda",
@@ -127,3 +134,32 @@ def test_without_a_terminal_the_table_is_printed_once(
     monkeypatch.setattr(sys, "argv", ["watch", "--runs", str(tmp_path)])
     assert run_main(watch.main) == 0
     assert capsys.readouterr().out == f"No run in {tmp_path} is running.\n"
+
+
+@pytest.mark.slow
+def test_on_a_terminal_it_follows_until_an_interrupt(tmp_path: Path, running: RunDir) -> None:
+    ours, theirs = pty.openpty()
+    command = [sys.executable, "-m", "scripts.watch", "--runs", str(tmp_path)]
+    environment = {**os.environ, "TERM": "xterm", "COLUMNS": "200"}
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it
+    process = subprocess.Popen(command, cwd=ROOT, stdout=theirs, stderr=theirs, env=environment)
+    signal.signal(signal.SIGINT, before)
+    os.close(theirs)
+    shown = b""
+    deadline = time.monotonic() + 60
+    try:
+        while b"40/100" not in shown and time.monotonic() < deadline:
+            shown += os.read(ours, 4096)
+        running.metrics.write_text(json.dumps(train_row(77, seconds=2000.0)) + "\n")
+        while b"77/100" not in shown and time.monotonic() < deadline:
+            shown += os.read(ours, 4096)
+        process.send_signal(signal.SIGINT)
+        with contextlib.suppress(OSError):  # EIO once it has ended: unread, its last lines would keep it
+            while select.select([ours], [], [], 30)[0] and os.read(ours, 4096):
+                pass
+        assert process.wait(timeout=30) == 0
+    finally:
+        process.kill()
+        process.wait()
+    assert b"77/100" in shown and b"Traceback" not in shown
+    os.close(ours)
