@@ -114,7 +114,7 @@ $(addsuffix .config,$(filter-out %~,$(notdir $(wildcard defconfigs/fragments/*))
 
 # Training
 train probe plan preflight: configured ready
-	$(TRAIN) $@ $(call options,gpu=GPU) $(call flag,json,JSON)
+	$(TRAIN) $@ $(call options,gpu=GPU price=PRICE) $(call flag,json,JSON)
 profile: configured ready
 	$(TRAIN) $@ $(call options,steps=STEPS) --out=$(or $(call given,OUT),$(call quote,$(or $(O),build)/profile))
 # A stored run has its own configuration.

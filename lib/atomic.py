@@ -7,10 +7,12 @@ if only making it durable failed.
 from __future__ import annotations
 
 import errno
+import hashlib
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any, BinaryIO
 
 
 @contextmanager
@@ -33,6 +35,8 @@ def write_text(path: Path, text: str) -> None:
 def write_bytes(path: Path, data: bytes) -> None:
     """Replace the contents of `path` by `data`, atomically and durably. A symbolic link is followed."""
     path = path.resolve()
+    if path.is_dir():  # the error of a rename would name the temporary file
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
     temporary = path.with_name(f".{path.name}.{os.urandom(4).hex()}.tmp")
     try:
         write_new(temporary, data)
@@ -78,3 +82,35 @@ def sync_directory(path: Path) -> None:
             raise
     finally:
         os.close(descriptor)
+
+
+class HashingFile:
+    """File object for torch.save that counts and hashes while writing, so that nothing is read again.
+
+    An exception that crosses torch's C++ writer comes out as a different one, so the first
+    error is kept and later writes are dropped.
+    """
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file, self._digest = file, hashlib.sha256()
+        self.size_bytes = 0
+        self.error: OSError | None = None
+
+    def write(self, data: Any) -> int:
+        """Write `data` and return its size in bytes."""
+        size = memoryview(data).nbytes
+        if self.error is None:
+            try:
+                self._file.write(data)
+            except OSError as error:
+                self.error = error
+            self._digest.update(data)
+            self.size_bytes += size
+        return size
+
+    def flush(self) -> None:
+        """Do nothing: torch.save calls it, and the owner flushes the file once."""
+
+    def sha256(self) -> str:
+        """Return the SHA-256 of what was written."""
+        return self._digest.hexdigest()

@@ -64,6 +64,7 @@ class CheckpointOptions:
     checkpoint_interval_steps: int
     checkpoint_seconds: int
     checkpoint_async: bool
+    checkpoint_format: Literal["auto", "full", "sharded"]
     keep_last: int
     keep_best: bool
     checkpoint_carry: bool
@@ -151,7 +152,7 @@ class Config:
     channels_last: bool
     device: Literal["auto", "cuda", "mps", "xla", "tpu", "cpu"]
     num_devices: int
-    dist_strategy: Literal["auto", "ddp", "zero1", "zero2", "fsdp", "hsdp", "split"]
+    dist_strategy: Literal["auto", "ddp", "zero1", "zero2", "fsdp", "hsdp", "split", "sequential"]
     dist_nnodes: str
     launch: LaunchOptions
 

@@ -1,7 +1,7 @@
 """User-facing errors: what is wrong, why, and what to do about it.
 
 A `ToolkitError` is for the user and is shown as one line, without a traceback; `assert` is for our own
-mistakes. Exit status: 2 for a configuration that cannot be honoured, 1 for a run that failed.
+mistakes. Exit status: 2 for a configuration that is not possible, 1 for a run that failed.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class ToolkitError(Exception):
 
 
 class ConfigError(ToolkitError):
-    """A configuration that cannot be honoured. Nothing was written.
+    """A configuration that is not possible. Nothing was written.
 
     findings: one line per fault (``file:line: reason``) where there are several.
     """
@@ -69,7 +69,7 @@ class Diverged(ToolkitError):
 
 
 class PlanError(ConfigError):
-    """A well-formed configuration that no plan on this hardware honours."""
+    """A well-formed configuration for which there is no plan on this hardware."""
 
 
 class DataError(ToolkitError):

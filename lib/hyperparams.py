@@ -118,7 +118,7 @@ def apply_hyperparams(
     predict: predicts the device memory of a step. A Config that selects prediction needs it.
     probed: results of probe runs of this configuration on this hardware.
 
-    Raises ConfigError for an unknown model or a malformed attribute, PlanError where no plan honours the
+    Raises ConfigError for an unknown model or a malformed attribute, PlanError where no plan meets the
     configuration; nothing is set then.
     """
     requested = _requested(config, model_type=model_type)

@@ -144,12 +144,14 @@ def symbols_of(home: Path) -> dict[str, str]:
     return {name: name.removeprefix(prefix).lower() for name in owned}
 
 
-def meant(name: object, known: Any) -> str:
-    """Return advice for a `name` that is none of `known`."""
+def meant(name: object, known: Any, *, listed: str = "") -> str:
+    """Return advice for a `name` that is none of `known`. listed: where they are, if too many to name."""
     import difflib  # only after an error: the import is slow
 
-    close = difflib.get_close_matches(str(name), known, n=1)
-    return f"did you mean {close[0]}?" if close else f"there are {', '.join(sorted(known))}"
+    close = " or ".join(difflib.get_close_matches(str(name), known, n=3 if listed else 1))
+    if listed:
+        return f"did you mean {close}? {listed}" if close else listed
+    return f"did you mean {close}?" if close else f"there are {', '.join(sorted(known))}"
 
 
 @functools.cache

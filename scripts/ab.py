@@ -11,8 +11,9 @@ from lib import kconf
 from lib.config import config_from_values
 from lib.errors import ConfigError, run_main
 from lib.sweeps.concurrency import Concurrency, predict_host_memory
-from lib.sweeps.paired_comparison import Comparison, parse_looks, whole_number
+from lib.sweeps.paired_comparison import Comparison, parse_looks
 from lib.sweeps.runner import Run, compose_text
+from lib.units import whole_number
 from scripts.sweep import ROOT, log
 
 
@@ -21,23 +22,19 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="ab", description=__doc__)
     parser.add_argument("--a", required=True, help="NAME+FRAGMENT+...: the configuration to compare with")
     parser.add_argument("--b", required=True, help="NAME+FRAGMENT+...: the configuration that may be better")
-    parser.add_argument("--seeds", default="5", help="numbers of pairs after which to judge, such as 3 5 8")
-    parser.add_argument("--first-seed", default="1", help="seed of the first pair")
+    looks, number = partial(parse_looks, variable="SEEDS"), partial(whole_number, variable="FIRST_SEED")
+    parser.add_argument("--seeds", type=looks, default=[5], help="numbers of pairs to judge after: 3 5 8")
+    parser.add_argument("--first-seed", type=number, default=1, help="seed of the first pair")
     parser.add_argument("--metric", default="", help="result to compare; default: accuracy, or else loss")
-    parser.add_argument("--jobs", default=None, help="runs at a time; default: as many as fit")
+    jobs = partial(whole_number, variable="JOBS")
+    parser.add_argument("--jobs", type=jobs, help="runs at a time; default: as many as fit")
     parser.add_argument("--runs", type=Path, default=ROOT / "runs", help="folder of all runs")
-    parser.add_argument("--out", type=Path, default=None, help="folder of the new runs; default: RUNS/ab")
+    parser.add_argument("--out", type=Path, help="folder of the new runs; default: RUNS/ab")
     options = parser.parse_args()
-    looks = parse_looks(options.seeds, "SEEDS")
-    first = whole_number(options.first_seed, "FIRST_SEED")
-    jobs = None if options.jobs is None else whole_number(options.jobs, "JOBS")
-    out = (options.out or options.runs / "ab").absolute()
-    pairs = make_pairs(options.a, options.b, range(first, first + looks[-1]))
-    concurrency = Concurrency(jobs, partial(predict_host_memory, root=ROOT, log=log))
-    comparison = Comparison(
-        pairs=pairs, out=out, runs=options.runs, root=ROOT, concurrency=concurrency, log=log
-    )
-    comparison.judge(looks, options.metric)
+    out, first = (options.out or options.runs / "ab").absolute(), options.first_seed
+    pairs = make_pairs(options.a, options.b, range(first, first + options.seeds[-1]))
+    concurrency = Concurrency(options.jobs, partial(predict_host_memory, root=ROOT, log=log))
+    Comparison(pairs, out, options.runs, ROOT, concurrency, log).judge(options.seeds, options.metric)
     return 0
 
 

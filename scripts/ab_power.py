@@ -77,21 +77,18 @@ def main() -> int:
     parser.add_argument("--runs", type=Path, default=None, help="folder of runs with different seeds")
     options = parser.parse_args()
     if options.runs is not None:
-        return refuse(
-            judge_runs([row for row in read_runs(options.runs) if row.state == "done"]), MAX_FALSE_REAL
-        )
+        done = [row for row in read_runs(options.runs) if row.state == "done"]
+        return refuse(judge_runs(done), MAX_FALSE_REAL)
     trials = options.trials
-    heads = [" ".join(map(str, looks)) for looks in LOOKS]
-    print(f"| differences, {trials} trials | {' | '.join(heads)} |\n|---{'|---' * len(LOOKS)}|")
-    worst = 0.0
-    for name in DRAWS:
-        shares = [false_verdicts(name, looks, trials=trials) for looks in LOOKS]
-        worst = max(worst, *shares)
-        print(f"| {name} | {' | '.join(f'{share:.1%}' for share in shares)} |", flush=True)
-    print(f"\n| mean in sd | {' | '.join(heads)} |\n|---{'|---' * len(LOOKS)}|")
-    for effect in EFFECTS:
-        print(f"| {effect:g} | {' | '.join(f'{power(effect, looks):.0%}' for looks in LOOKS)} |", flush=True)
-    return refuse(worst, MAX_FALSE)
+    shares = {name: [false_verdicts(name, looks, trials=trials) for looks in LOOKS] for name in DRAWS}
+    powers = {f"{effect:g}": [power(effect, looks) for looks in LOOKS] for effect in EFFECTS}
+    for title, digits, rows in ((f"differences, {trials} trials", 1, shares), ("mean in sd", 0, powers)):
+        print(f"| {title} | {' | '.join(' '.join(map(str, looks)) for looks in LOOKS)} |")
+        print("|---" * (1 + len(LOOKS)) + "|")
+        for name, row in rows.items():
+            print(f"| {name} | {' | '.join(f'{share:.{digits}%}' for share in row)} |")
+        print()
+    return refuse(max(map(max, shares.values())), MAX_FALSE)
 
 
 def refuse(worst: float, most: float) -> int:

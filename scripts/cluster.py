@@ -19,7 +19,7 @@ from lib.distributed.job_specs import CLUSTERS, FIRST, PORT, RUNS, Job, batch_sc
 from lib.distributed.rendezvous import Rendezvous, check_shares, rendezvous_of, torchrun_options
 from lib.errors import ConfigError, ToolkitError, run_main
 from lib.plan.placement import check_machines, place
-from lib.plan.sharding import split_over
+from lib.plan.tpus import slice_of
 from lib.plan.types import STATIC_SHAPES, Kind
 from lib.runs.identity import identity
 
@@ -89,7 +89,7 @@ def _command(config: Config, rendezvous: Rendezvous | None, *, processes: int, n
 
 def _processes_on(devices: int, config: Config) -> int:
     """Return the number of processes on so many devices, as far as that is known without a plan."""
-    return split_over(devices).world if config.dist_strategy == "split" else devices
+    return devices // 2 if config.dist_strategy == "split" and devices % 2 == 0 else devices
 
 
 def script_of(config: Config, *, configuration: str, folder: Path, runs: Path) -> str:
@@ -115,7 +115,7 @@ def file_of(config: Config, *, to: str, name: str, configuration: str, given: Ma
     """Return the job file for the cluster `to`, from the configuration alone.
 
     configuration: in its minimal form. given: the image, storage and accelerator of a `Job`.
-    Raises ConfigError for what is missing or cannot be honoured there, PlanError for a batch that cannot be
+    Raises ConfigError for what is missing or not possible there, PlanError for a batch that cannot be
     split over the nodes.
     """
     if to and to not in CLUSTERS:
@@ -125,13 +125,21 @@ def file_of(config: Config, *, to: str, name: str, configuration: str, given: Ma
         )
     needs_gpus = _needs_gpus(config)
     unset = missing(to=to, gpus=needs_gpus, given=given)
-    if needs_gpus and not config.num_devices:
+    if needs_gpus and not config.num_devices and config.device not in STATIC_SHAPES:
         unset.append("CONFIG_NUM_DEVICES= (GPUs per node), or CONFIG_DEVICE_CPU=y")
     if unset:
         of = f" TO={to}" if to else ""
         raise ConfigError(f"make emit{of} needs {'; '.join(unset)}", why="only you can know that")
-    processes = _processes_on(config.num_devices or 1, config)
+    tpu = slice_of(given["accelerator"].lower()) if config.device in STATIC_SHAPES else None
+    devices = config.num_devices or (tpu.devices if tpu else 1)
+    processes = _processes_on(devices, config)
     rendezvous = _rendezvous(config, f"{FIRST}:{PORT}")
+    if tpu and (to == "ray" or rendezvous is not None or devices not in (1, tpu.devices)):
+        raise ConfigError(
+            f"make emit TO={to} is not possible for {tpu.devices} TPUs",
+            why="TPU jobs are for Kubernetes or SkyPilot, on one host, with all of a slice or one device",
+            todo=f"set TO=skypilot, CONFIG_DIST_NNODES=1 and CONFIG_NUM_DEVICES={tpu.devices}",
+        )
     if rendezvous is not None:
         if rendezvous.is_elastic:
             raise ConfigError(
@@ -143,9 +151,11 @@ def file_of(config: Config, *, to: str, name: str, configuration: str, given: Ma
     job = Job(
         name=f"anneal-{name}".replace("_", "-"),
         nodes=rendezvous.min_nodes if rendezvous is not None else 1,
-        gpus=config.num_devices if needs_gpus else 0,
+        gpus=tpu.devices if tpu else config.num_devices if needs_gpus else 0,
         configuration=configuration,
         finds_first=rendezvous is not None and not config.launch.dist_endpoint,
+        tpu=tpu,
+        environment={"PJRT_DEVICE": "TPU"} if config.device == "xla" else {},
         **given,
     )
     command = _command(config, rendezvous, processes=processes, name=name, runs=Path(RUNS))
@@ -153,8 +163,8 @@ def file_of(config: Config, *, to: str, name: str, configuration: str, given: Ma
 
 
 def _needs_gpus(config: Config) -> bool:
-    """Return True if a job file has to request GPUs."""
-    if config.device in ("mps", *STATIC_SHAPES):
+    """Return True if a job file has to request GPUs or TPUs."""
+    if config.device == "mps":
         raise ConfigError(
             f"CONFIG_DEVICE_{config.device.upper()}=y is not for make emit",
             why="its files request GPUs, or CPUs only",

@@ -18,6 +18,7 @@ from lib.units import aligned
 from scripts.runs import columns
 
 MOST_RUNS = 24  # with more lines no chart can be read
+MOST_OPTIONS = 3  # in a legend
 _AXES = {"step": "optimizer step", "samples": "samples seen", "seconds": "seconds of training"}
 
 
@@ -35,6 +36,7 @@ def main() -> int:
     names = [run.name for run in runs] if of_one_model else [row.run for row in rows]
     shown = columns(rows)
     different = differences(runs, names)
+    legends = [legend(name, place, different[0]) for place, name in enumerate(names, start=1)]
     print("\n".join(aligned(shown)))
     for title, _, tables in different:
         print(f"\n{title}{':' if tables else ': none'}")
@@ -47,7 +49,7 @@ def main() -> int:
         path,
         title=f"{len(runs)} runs compared",
         summary=options.where or " · ".join(names),
-        sections=[first, curves(runs, names), *different],
+        sections=[first, curves(runs, legends), *different],
     )
     print(f"\nComparison: {path}")
     return 0
@@ -85,6 +87,13 @@ def differences(runs: Sequence[RunDir], names: Sequence[str]) -> list[Section]:
         none, different = "" if rows else "There is none.", table(title.capitalize(), (what, *names), rows)
         found.append(section(f"Differences of the {title}", none, different))
     return found
+
+
+def legend(name: str, place: int, options: Section) -> str:
+    """Return the name of a run, and its values of the first options that differ, of column `place`."""
+    rows = [row for block in options.blocks for row in block["rows"]]
+    given = [f"{row[0].removeprefix('CONFIG_')}={row[place]}" for row in rows[:MOST_OPTIONS]]
+    return " ".join([name, *given, *["..."] * (len(rows) > MOST_OPTIONS)])
 
 
 def curves(runs: Sequence[RunDir], names: Sequence[str]) -> Section:

@@ -65,8 +65,9 @@ def collect(options: argparse.Namespace) -> dict[str, Any]:
         facts |= json.loads(line) if line.startswith(b"{") else {}
     for name, path in (("runs", Path(options.runs)), ("data", ROOT / "data")):
         there = next(place for place in (path.absolute(), *path.absolute().parents) if place.exists())
-        facts[f"{name}_free"] = shutil.disk_usage(there).free / GB
-        facts[f"{name}_writable"] = os.access(there, os.W_OK)
+        disk = shutil.disk_usage(there)
+        facts[f"{name}_free"] = disk.free / GB
+        facts[f"{name}_writable"] = os.access(there, os.W_OK) and disk.total > 0  # /proc holds no files
     return {
         **facts,
         **vars(options),
@@ -110,10 +111,8 @@ def probe_environment() -> None:
     faults = [bootstrap_probe.fault_of(name, minimum=requirements[name]) for name in requirements]
     packages = {(one.metadata["Name"] or "").lower(): one.version for one in metadata.distributions()}
     settings = host.speed_settings()
-    extras: dict[bool, list[str]] = {True: [], False: []}
-    for name, (module, what) in EXTRAS.items():
-        there = importlib.util.find_spec(module) is not None
-        extras[there].append(name if there else f"{name} ({what})")
+    there = {name for name, (module, _) in EXTRAS.items() if importlib.util.find_spec(module)}
+    others = [f"{name} ({what})" for name, (_, what) in EXTRAS.items() if name not in there]
     emit(
         **settings,
         python=platform.python_version(),
@@ -123,8 +122,8 @@ def probe_environment() -> None:
         nvidia=settings["driver"] if settings["driver"].startswith("NVRM") else "",
         cpus=host.cpu_count(),
         open_files=resource.getrlimit(resource.RLIMIT_NOFILE)[0],
-        extras=", ".join(extras[True]) or "none",
-        other_extras=", ".join(extras[False]) or "none",
+        extras=", ".join(sorted(there)) or "none",
+        other_extras=", ".join(others) or "none",
     )
     with contextlib.suppress(PlanError):  # the kernel does not say: a finding of its own
         total, free = host.memory_bytes()

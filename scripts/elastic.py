@@ -6,22 +6,25 @@ import argparse
 import subprocess
 import sys
 import tempfile
-from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 from lib import kconf
+from lib.config import Config, config_from_values
 from lib.devices.probe import probe
 from lib.errors import ConfigError, PlanError, ToolkitError, run_main
+from lib.plan import plan
 from lib.plan.gpus import parse_gpu
-from lib.plan.latentwire import document_batch, latentwire
-from lib.plan.types import Device
+from lib.plan.latentwire import document_batch, document_facts
+from lib.plan.types import Hardware
 from lib.runs import metrics
 from lib.runs.directory import resolve_run
 from lib.units import GB
 
 ROOT = Path(__file__).resolve().parents[1]
 COUNTS = (1, 2, 3, 4, 8, 16)
+CHECK = {"CONFIG_ELASTIC_POLICY_LATENTWIRE": "y", "CONFIG_TARGET_EFFECTIVE_BATCH": "0"}
 DEMO = {
     "CONFIG_DATA_LIMIT": "2048",
     "CONFIG_ELASTIC_POLICY_LATENTWIRE": "y",
@@ -54,30 +57,28 @@ def show(gpu: str) -> int:
         raise ConfigError("there is no GPU to ask the rules about", todo="name one: GPU=a100-40g")
     device = hardware.devices[0]
     print(f"{device.name}, {device.total_bytes / GB:.1f} GB; {len(hardware.devices)} of them")
-    print("Two frozen models by LatentWire's rules, 64 samples an optimizer step (no run goes by them):")
+    print("Two frozen models of 14 and 13 GB (Llama-8B, Qwen-7B) with CONFIG_ELASTIC_POLICY_LATENTWIRE=y:")
+    values = kconf.load(root=ROOT, config_file=ROOT / "defconfigs" / "lenet5", overrides=CHECK).values
+    config = config_from_values(values)
     for count in sorted({*COUNTS, len(hardware.devices)}):
-        print("\n".join(_lines(device, count)))
+        print("\n".join(_lines(config, replace(hardware, devices=(device,) * count))))
     return 0
 
 
-def _lines(device: Device, count: int) -> Iterator[str]:
-    memory = [device.total_bytes] * count
-    written = document_batch(gpu_name=device.name, total_bytes=memory)
+def _lines(config: Config, hardware: Hardware) -> Iterator[str]:
+    """Yield what a plan by the policy says of the two models."""
+    device, count = hardware.devices[0], len(hardware.devices)
+    written = document_batch(gpu_name=device.name, total_bytes=[device.total_bytes] * count)
     try:
-        found = latentwire(gpu_name=device.name, total_bytes=memory)
+        found = plan(config, hardware, document_facts())
     except PlanError as error:
         yield f"{count:>3}  none: {error.why} (as written: {written} at once)"
         return
-    every = [size for micro_batches in found.micro_batches for size in micro_batches]
-    assert sum(every) == found.effective_batch and all(1 <= size <= found.capacity for size in every), found
-    layout = ", ".join(f"{name} on {_listed(gpus)}" for name, gpus in found.layout.items())
-    sizes = " + ".join(f"{times} x {size}" for size, times in Counter(found.micro_batches[0]).items())
-    yield f"{count:>3}  {found.strategy:<12} {layout}"
-    yield f"     {found.copies} x ({sizes}) = {found.effective_batch} samples (as written: {written} at once)"
-
-
-def _listed(gpus: tuple[int, ...]) -> str:
-    return f"{gpus[0]}-{gpus[-1]}" if len(gpus) > 2 else ",".join(map(str, gpus))
+    name, reasons = found.reasons["strategy"].rpartition(" ")[2], found.reasons
+    where = reasons["branch_devices"] if found.branch_devices else "all models on each device"
+    yield f"{count:>3}  {name:<12} {found.strategy} in {found.world} process(es): {where}"
+    sizes = f"{found.effective_batch} samples a step: {reasons['accumulation']}"
+    yield f"     {sizes} (as written: {written} at once)"
 
 
 def demonstrate() -> int:

@@ -5,7 +5,7 @@
 #
 # 1: what the device keeps for itself; the simulated allocator and the predicted memory against real ones.
 # 2: the true largest micro-batch under emulated cards of 8 to 80 GiB.
-# 3: torch.compile on and off, the throughput rule, and Lightning's batch size finder where it is installed.
+# 3: torch.compile on and off, step times against their estimates, the throughput rule, and Lightning's batch size finder where it is installed.
 #
 # Each part takes less than nine minutes and needs no network and nobody. Rows of JSON are appended to
 # OUTDIR/part<N>.jsonl one by one, so that what was measured survives whatever ends the program; what the

@@ -1,6 +1,6 @@
 """Driver of run.ray.yaml (make emit TO=ray): starts training on each node of a Ray cluster.
 
-Tested only with two nodes that Ray simulates on one machine.
+Tested on a local Ray cluster of two nodes (tests/e2e/test_ray.py).
 """
 
 from __future__ import annotations

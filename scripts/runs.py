@@ -6,10 +6,11 @@ import argparse
 import json
 from collections.abc import Sequence
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 
 from lib import units
-from lib.errors import ConfigError, run_main
+from lib.errors import run_main
 from lib.runs.directory import resolve_run
 from lib.runs.index import Row, read_runs, select, sort
 
@@ -22,7 +23,8 @@ def main() -> int:
     parser.add_argument("--runs", type=Path, required=True, help="the folder of runs")
     parser.add_argument("--where", default="", help='conditions such as "model=resnet18 lr>0.001"')
     parser.add_argument("--sort", default="", help="key to sort by, best or largest first; -KEY reverses")
-    parser.add_argument("--limit", default=str(LIMIT), help="number of runs to show; 0 for all")
+    limit = partial(units.whole_number, variable="LIMIT", least=0)
+    parser.add_argument("--limit", type=limit, default=LIMIT, help="number of runs to show; 0 for all")
     parser.add_argument("--json", action="store_true", help="print a JSON list with all values")
     parser.add_argument("--tag", default=None, help="add these tags to RUN; -TAG removes one")
     parser.add_argument(
@@ -33,12 +35,10 @@ def main() -> int:
         run = resolve_run(options.runs, options.run)
         print(f"{run.path}: {' '.join(run.tag(options.tag.split())) or 'no tags'}")
         return 0
-    if not options.limit.isdecimal():
-        raise ConfigError(f"LIMIT={options.limit} is not a number of runs")
     everything = read_runs(options.runs)
     rows = select(everything, options.where)
     rows = sort(rows, options.sort) if options.sort else rows
-    shown = rows[: int(options.limit) or None]
+    shown = rows[: options.limit or None]
     if options.json:
         print(json.dumps([row.to_json() for row in shown], indent=1))
         return 0
@@ -50,7 +50,7 @@ def main() -> int:
 
 def columns(rows: Sequence[Row]) -> list[tuple[str, ...]]:
     """Return the columns of the table, each with its head; those that are empty for all runs are left out."""
-    heads = ("state", "model", "data", "batch", "best", "at step", "time", "began (UTC)", "run", "tags")
+    heads = ("state", "model", "data", "batch", "best", "best at step", "time", "began (UTC)", "run", "tags")
     cells = [
         (
             row.state,

@@ -26,6 +26,7 @@ from lib.scaling.planning import (
     within_budget,
 )
 from lib.scaling.results import ARCHITECTURES, ScalingConfig
+from lib.units import whole_number
 
 COMMANDS = ("all", "plan", "run", "fit", "plot", "report")
 DEVICES = ("cpu", "cuda", "mps")
@@ -67,20 +68,13 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--shapes", type=shapes_of, help="widths and numbers of layers: 64,128x4,8")
     parser.add_argument("--budget", type=parse_budget, help="wall time that the sweep may take: 90s, 10m, 2h")
     parser.add_argument("--compare", type=compared, help="a second architecture at every point")
-    epochs = partial(natural, "EPOCHS")
+    epochs, batch = (partial(whole_number, variable=name) for name in ("EPOCHS", "BATCH"))
     parser.add_argument("--epochs", type=epochs, help="passes over the corpus, instead of tokens")
-    parser.add_argument("--batch", type=partial(natural, "BATCH"), help="samples of an optimizer step")
+    parser.add_argument("--batch", type=batch, help="samples of an optimizer step")
     parser.add_argument("--device", type=available_device, default="cpu", help=", ".join(DEVICES))
     parser.add_argument("--corpus", default="synthetic", help="synthetic, pysource, wikitext2 or file:PATH")
     parser.add_argument("--out", type=Path, default=Path("benchmark_results/scaling"), help="where to")
     return parser.parse_args(arguments)
-
-
-def natural(variable: str, text: str) -> int:
-    """Parse a positive integer. Raises ConfigError for anything else."""
-    if not (text.isascii() and text.isdecimal() and int(text)):
-        raise ConfigError(f"{variable}={text} is not possible", todo="it takes a whole number from 1 on")
-    return int(text)
 
 
 def shapes_of(text: str) -> tuple[tuple[int, int], ...]:

@@ -10,60 +10,52 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from lib import atomic, kconf
 from lib.errors import ConfigError, ToolkitError, os_errors, run_main
+from lib.sweeps import runner
 from lib.sweeps.concurrency import Concurrency, predict_host_memory
 from lib.sweeps.experiment import Experiment, Range, read_experiment
 from lib.sweeps.experiment_writer import as_yaml
 from lib.sweeps.optuna_search import run_search
-from lib.sweeps.paired_comparison import Comparison, parse_looks, whole_number
+from lib.sweeps.paired_comparison import Comparison, parse_looks
 from lib.sweeps.points import best_of, main_effects, objective, table
-from lib.sweeps.runner import (
-    Result,
-    Run,
-    format_settings,
-    known_result,
-    resolved_runs,
-    train_all,
-    write_results,
-)
+from lib.sweeps.runner import Result, Run, format_settings
+from lib.units import whole_number
 
 ROOT = Path(__file__).resolve().parents[1]
 SWEEPS = ROOT / "defconfigs" / "sweeps"
+Compare: TypeAlias = Callable[[list[tuple[Run, Run]]], Comparison]
 
 
 def main() -> int:
     """Train the sweep of the command line and print its table, or write an experiment file."""
     parser = argparse.ArgumentParser(prog="sweep", description=__doc__)
-    what = "a name in defconfigs/sweeps, or the path of a file"
-    fresh = "numbers of fresh seeds, such as 3 5 8, after which to judge the best point against the first"
-    parser.add_argument("sweep", metavar="SWEEP", nargs="?", default="", help=what)
-    parser.add_argument("--jobs", default=None, help="runs at a time; default: as many as fit")
+    looks, whole = partial(parse_looks, variable="CONFIRM"), partial(whole_number, variable="FIRST_SEED")
+    parser.add_argument("sweep", nargs="?", default="", help="name in defconfigs/sweeps, or path of a file")
+    parser.add_argument("--jobs", type=partial(whole_number, variable="JOBS"), help="runs at a time")
     parser.add_argument("--runs", type=Path, default=ROOT / "runs", help="folder of all runs")
-    parser.add_argument("--out", type=Path, default=None, help="output folder; default: RUNS/sweeps/NAME")
-    parser.add_argument("--confirm", default="", help=fresh)
-    parser.add_argument("--first-seed", default="", help="first of the fresh seeds; default: the next one")
+    parser.add_argument("--out", type=Path, help="output folder; default: RUNS/sweeps/NAME")
+    parser.add_argument("--confirm", type=looks, default=[], help="numbers of fresh seeds to judge by")
+    parser.add_argument("--first-seed", type=whole, help="first of the fresh seeds; default: the next one")
     parser.add_argument("--yaml", action="store_true", help="write the configuration as an experiment file")
     options = parser.parse_args()
     if options.yaml:
         return write_yaml(options.out)
-    jobs = None if options.jobs is None else whole_number(options.jobs, "JOBS")
-    looks = parse_looks(options.confirm, "CONFIRM") if options.confirm else []
     experiment = read_experiment(file_of(options.sweep))
-    first = whole_number(options.first_seed or str(max(experiment.seeds) + 1), "FIRST_SEED")
+    first = options.first_seed or max(experiment.seeds) + 1
     if first <= max(experiment.seeds):
         why = f"the best point is chosen by seeds up to {max(experiment.seeds)}"
         raise ConfigError(f"FIRST_SEED={first} is not fresh", why=why, todo="give a larger one")
-    concurrency = Concurrency(jobs, partial(predict_host_memory, root=ROOT, log=log))
+    concurrency = Concurrency(options.jobs, partial(predict_host_memory, root=ROOT, log=log))
     out = (options.out or options.runs / "sweeps" / experiment.name).absolute()
     for line in (*experiment.notices, ": ".join(filter(None, (experiment.name, experiment.about)))):
         log(line)
     experiment, results = train_points(experiment, out=out, concurrency=concurrency)
-    write_results(out, results)
+    runner.write_results(out, results)
     compare = partial(Comparison, out=out, runs=options.runs, root=ROOT, concurrency=concurrency, log=log)
-    note = judge_best(experiment, results, looks, first=first, compare=compare)
+    note = judge_best(experiment, results, options.confirm, first=first, compare=compare)
     for line in table(experiment, results, note=note):
         print(line)
     number, count = best_of(experiment, results)
@@ -81,30 +73,24 @@ def train_points(
     experiment: Experiment, *, out: Path, concurrency: Concurrency
 ) -> tuple[Experiment, list[Result]]:
     """Return the experiment with its points, those of a search included, and the results of their runs."""
-    train = partial(train_all, root=ROOT, out=out, concurrency=concurrency, log=log)
+    train = partial(runner.train_all, root=ROOT, out=out, concurrency=concurrency, log=log)
     seeds = len(experiment.seeds)
     if experiment.search is None:
-        runs = resolved_runs(experiment, root=ROOT)
+        runs = runner.resolved_runs(experiment, root=ROOT)
         log(f"{len(experiment.points)} points, {seeds} seeds, in {out}")
-        if new := [run.resolved for run in runs if known_result(run, out) is None]:
+        if new := [run.resolved for run in runs if runner.known_result(run, out) is None]:
             log(concurrency.choose(new, runs=len(new)))
         return experiment, train(runs)
     log(f"{experiment.search.samples} samples, {seeds} seeds, in {out}")
-    return run_search(
-        experiment,
-        root=ROOT,
-        train=train,
-        begin=lambda ends: log(concurrency.choose([run.resolved for run in ends], runs=seeds)),
-    )
+
+    def begin(ends: Sequence[Run]) -> None:
+        log(concurrency.choose([run.resolved for run in ends], runs=seeds))
+
+    return run_search(experiment, root=ROOT, train=train, begin=begin)
 
 
 def judge_best(
-    experiment: Experiment,
-    results: Sequence[Result],
-    looks: Sequence[int],
-    *,
-    first: int,
-    compare: Callable[[list[tuple[Run, Run]]], Comparison],
+    experiment: Experiment, results: Sequence[Result], looks: Sequence[int], *, first: int, compare: Compare
 ) -> str:
     """Train the best point and the first with fresh seeds from `first`, and judge them after each of `looks`.
 
@@ -117,7 +103,7 @@ def judge_best(
         return f"best of {count}: none is better than the first" if count > 1 else ""
     points = experiment.points[0], experiment.points[number]
     seeds = tuple(range(first, first + max(looks, default=1)))
-    fresh = resolved_runs(replace(experiment, points=points, seeds=seeds), root=ROOT)
+    fresh = runner.resolved_runs(replace(experiment, points=points, seeds=seeds), root=ROOT)
     comparison = compare(list(zip(fresh[: len(seeds)], fresh[len(seeds) :], strict=True)))
     metric, maximize = objective(experiment, results)
     if looks:

@@ -33,6 +33,12 @@ OF_MAKE = {
 BUILT = {".git", ".venv", ".config", ".config.old", "data", "runs", "build", ".hypothesis"}  # at the top only
 
 
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """What is long, or starts a SLURM, is slow, too."""
+    if item.get_closest_marker("long") or item.get_closest_marker("slurm"):
+        item.add_marker(pytest.mark.slow)
+
+
 def pytest_configure() -> None:
     for name in list(os.environ):
         if name in OF_MAKE or name.startswith(("KCONFIG_", "CONFIG_")):

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import argparse
-import math
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
 from lib import kconf
 from lib.distributed.launcher import is_worker
 from lib.errors import ConfigError, run_main
+from lib.units import non_negative, whole_number
 from train.signals import importing
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -67,20 +68,24 @@ def _parser() -> argparse.ArgumentParser:
     for command in (evaluate, sample, export):
         command.add_argument("--best", action="store_true", help="the best checkpoint instead of the latest")
     sample.add_argument("--prompt", default="\n", help="the text to continue; default: a new line")
-    sample.add_argument("--temperature", type=_non_negative, default=0.8, help="0: greedy")
-    sample.add_argument("--top-k", type=_natural, default=0, help="sample from this many tokens; 0: all")
-    sample.add_argument("--seed", type=_natural, default=1, help="random seed")
-    sample.add_argument("--tokens", type=_natural, default=200, help="number of new tokens")
+    temperature = partial(non_negative, variable="TEMPERATURE")
+    top_k, seed, tokens = (partial(whole_number, variable=v, least=0) for v in ("TOP_K", "SEED", "TOKENS"))
+    sample.add_argument("--temperature", type=temperature, default=0.8, help="0: greedy")
+    sample.add_argument("--top-k", type=top_k, default=0, help="sample from this many tokens; 0: all")
+    sample.add_argument("--seed", type=seed, default=1, help="random seed")
+    sample.add_argument("--tokens", type=tokens, default=200, help="number of new tokens")
     export.add_argument("--directory", type=Path, required=True, help="target; created if it is missing")
     report.add_argument("--out", type=Path, help="file to write; default: report.html in the run directory")
     plan = commands.add_parser("plan", help="print the decisions and their reasons")
     plan.add_argument("--gpu", default="", help="plan for named hardware: NAME[xN][:FREE], or all")
     plan.add_argument("--json", action="store_true", help="machine-readable output")
+    plan.add_argument("--price", default="", help="of one device and hour: a number, or list")
     commands.add_parser("probe", help="measure which micro-batch trains fastest here")
     for name in ("trial", "host_memory"):  # processes started by probe runs and sweeps
         commands.add_parser(name).add_argument("request", type=Path)
     profile = commands.add_parser("profile", help="trace steps of the training loop, and summarize the trace")
-    profile.add_argument("--steps", type=_positive, default=20, help="steps of the trace")
+    steps = partial(whole_number, variable="STEPS")
+    profile.add_argument("--steps", type=steps, default=20, help="steps of the trace")
     profile.add_argument("--out", type=Path, default=ROOT / "build" / "profile", help="folder to write to")
     preflight = commands.add_parser("preflight", help="check the configured run on a few samples")
     preflight.add_argument("--json", action="store_true", help="machine-readable output")
@@ -99,7 +104,7 @@ def _with_configuration(options: argparse.Namespace, requested: kconf.Resolved, 
         else:
             from train.commands import train
     if options.command == "plan":
-        return plan(requested, root=ROOT, gpu=options.gpu, as_json=options.json)
+        return plan(requested, root=ROOT, gpu=options.gpu, as_json=options.json, price=options.price)
     if options.command == "probe":
         return probe_command(requested, root=ROOT)
     if options.command == "preflight":
@@ -129,28 +134,6 @@ class _Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         raise ConfigError(message)
-
-
-def _natural(text: str) -> int:
-    if not (text.isascii() and text.isdecimal()):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a non-negative integer")
-    return int(text)
-
-
-def _positive(text: str) -> int:
-    if not (number := _natural(text)):
-        raise argparse.ArgumentTypeError("0 is not a positive integer")
-    return number
-
-
-def _non_negative(text: str) -> float:
-    try:
-        number = float(text)
-    except ValueError:
-        number = -1.0
-    if not 0 <= number < math.inf:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a non-negative number")
-    return number
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from lib import kconf
 from lib.config import Config, config_from_values
 from lib.devices.backend import open_backend
 from lib.devices.base import Backend
-from lib.devices.probe import environment, probe
+from lib.devices.probe import environment, main_memory, probe
 from lib.distributed.launcher import become_worker, end_process, keep, launch
 from lib.errors import ToolkitError, run_main
 from lib.memory.peak import resident_bytes
@@ -31,11 +31,11 @@ from lib.runs.identity import identity, trains
 from lib.runs.sinks import check_packages, open_sinks
 from train import loop
 from train.build import make_job
-from train.job import Job, Progress
+from train.job import Job, Progress, checkpoint_format
 from train.planning.run_plan import RunRequest, plan_for
 from train.record import Record, RunRecord, log
 from train.signals import Stopped, ended_once
-from train.summary import log_summary, next_commands, report_memory, resume_command
+from train.summary import log_speed, log_summary, next_commands, report_memory, resume_command
 from train.training_data import TrainingData, evaluation_part, open_to_train, open_training_data
 
 
@@ -256,6 +256,10 @@ def _plan_after_rendezvous(
     request = replace(request, config=request.config.replace(num_devices=backend.world))
     run = _interrupted(request) if backend.is_main else None
     decided = plan_for(request, data, hardware, run, of_many=True) if backend.is_main else None
+    if decided is not None:  # what each node has set is not known here
+        world = f"CONFIG_NUM_DEVICES={backend.world}", f"{backend.world} processes on all nodes"
+        reasons = {name: reason.replace(*world) for name, reason in decided.reasons.items()}
+        decided = replace(decided, reasons=reasons)
     plan = Plan.from_json(backend.broadcast(decided.to_json() if decided else None))
     return PlannedRun(request=request, data=data, hardware=hardware, plan=plan), backend, run
 
@@ -274,6 +278,7 @@ def _train_as_rank_0(planned: PlannedRun, backend: Backend, interrupted: RunDir 
         keep_last=config.checkpoints.keep_last,
         open_sinks=partial(open_sinks, config, run),
         copier=None if upload is None else upload.Copier(run, config),
+        utilization=backend.utilization,
     )
     try:
         record.log(f"{'Resuming' if interrupted else 'Run'} {run.path}")
@@ -335,10 +340,12 @@ def _train(planned: PlannedRun, backend: Backend, record: Record, interrupted: R
             weights=weights,
             whole_run=True,
         )
+        _choose_checkpoint_format(job)
         progress = _restore(job, interrupted)
         record.begin(progress.step, job.budget.total_steps)
         with job.train_loader, job.eval_loader, report_memory(job, planned.hardware):
             result = loop.train(job, progress)
+        log_speed(job, planned.data, planned.hardware, step=progress.step)
         log_summary(job, planned.data.dataset, root=planned.request.root)
     except (RuntimeError, MemoryError) as error:
         # The loop handles training steps; this is the set-up, an evaluation or a checkpoint.
@@ -349,16 +356,23 @@ def _train(planned: PlannedRun, backend: Backend, record: Record, interrupted: R
     return 0
 
 
+def _choose_checkpoint_format(job: Job) -> None:
+    """Choose on rank 0 for all ranks, and log the choice where there is one."""
+    folder = None
+    if isinstance(job.record, RunRecord):
+        is_sharded, format_and_reason = checkpoint_format(job, free_bytes=main_memory("").free_bytes)
+        if format_and_reason:
+            job.record.log(f"Checkpoints: {format_and_reason}")
+        folder = job.record.run.checkpoints if is_sharded else None
+    job.sharded_checkpoints = job.backend.broadcast(folder)
+
+
 def _restore(job: Job, interrupted: RunDir | None) -> Progress:
     """Load on every rank the latest valid checkpoint that rank 0 finds."""
     path = job.backend.broadcast(interrupted.checkpoints if interrupted is not None else None)
     if path is None:
         return Progress()
-    found = checkpoint.load(path, log=job.record.log) if job.backend.is_main else None
-    # The other ranks read only after rank 0 has verified which checkpoint it is.
-    step = job.backend.broadcast(found[0] if found is not None else None)
-    if found is None and step is not None:
-        found = checkpoint.load(path, which=step, log=job.record.log)
+    found = checkpoint.load(path, log=job.record.log, ranks=job.backend)
     progress = Progress() if found is None else loop.load_state_dict(job, found[1])
     if found is not None and job.carry is not None and found[1]["carry"] is None:
         job.record.log(

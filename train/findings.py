@@ -60,7 +60,7 @@ def _checkpoints(restored: Restored, steps: Sequence[int]) -> Iterator[int]:
             log(f"The report leaves out step {step}: {error}")
             continue
         if found is not None:  # a run in progress may have removed it
-            yield loop.load_state_dict(restored.job, {**found[1], "carry": None}).step
+            yield loop.load_state_dict(restored.job, found[1], to_train=False).step
 
 
 def _memory(run: RunDir, restored: Restored, root: Path) -> Block | None:

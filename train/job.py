@@ -7,6 +7,7 @@ import math
 from collections.abc import Generator, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -19,7 +20,9 @@ from lib.distributed.fsdp import reshard
 from lib.errors import ConfigError
 from lib.nn.dropout import Dropout
 from lib.optim.lr_schedule import warmup_fraction
+from lib.plan.tables import FREE_MEMORY_MARGIN
 from lib.plan.types import SHARDS_WEIGHTS, Plan
+from lib.units import bytes_text
 from train.record import Record
 from train.tasks.base import Carry, Forward, Sums, Task, Totals
 
@@ -133,6 +136,30 @@ class Job:
     budget: Budget
     warmup_fraction: float  # of the budget
     record: Record
+    sharded_checkpoints: Path | None = None  # where every rank writes its shard; None: rank 0 writes all
+
+
+def checkpoint_format(job: Job, *, free_bytes: int) -> tuple[bool, str]:
+    """Return True if checkpoints are sharded, and the format with its reason; "" where no state is sharded.
+
+    free_bytes: of main memory on the node of rank 0.
+    """
+    requested, plan = job.config.checkpoints.checkpoint_format, job.plan
+    if requested == "sharded":
+        return True, "sharded, as requested"
+    if plan.strategy not in {"zero1", *SHARDS_WEIGHTS}:
+        return False, ""
+    copies = (1 if job.config.optimizer == "sgd" else 2) + job.config.optim.ema  # the moments of Adam are 2
+    sizes = [(each.numel() * each.element_size(), each.requires_grad) for each in job.model.parameters()]
+    need_bytes = sum(size * (1 + copies * trained) for size, trained in sizes)
+    if plan.device == "cpu" and plan.memory is not None:  # the same memory
+        free_bytes = max(0, free_bytes - plan.memory.need_bytes * job.backend.local_world)
+    usable_bytes = round(free_bytes * FREE_MEMORY_MARGIN)
+    fits = need_bytes <= usable_bytes
+    why = f"{bytes_text(need_bytes)} of state, {bytes_text(usable_bytes)} of main memory usable by rank 0"
+    if requested == "full":
+        return False, f"full, as requested; {why}{'' if fits else ': it does not fit'}"
+    return not fits, f"{'full' if fits else 'sharded'}; {why}"
 
 
 @dataclass(slots=True)

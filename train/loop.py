@@ -51,9 +51,10 @@ def train(job: Job, progress: Progress) -> dict[str, float]:
     """
     logged, last_save = Totals(), time.monotonic()
     evaluation: dict[str, float] = {}
-    mark, logged_at = time.perf_counter(), (progress.step, progress.seconds)
+    mark, logged_at = time.perf_counter(), _counters(job, progress)
     last = job.budget.spent(step=progress.step, seconds=progress.seconds)
-    saver = AsyncCheckpointer(job.record, asynchronous=job.config.checkpoints.checkpoint_async)
+    asynchronous = job.config.checkpoints.checkpoint_async
+    saver = AsyncCheckpointer(job.record, asynchronous=asynchronous, sharded=job.sharded_checkpoints)
     with StopRequest(announce=job.backend.world == 1) as stop, saver:
         if progress.evaluation_pending:
             evaluation, better = assess(job, progress, stop, saver)
@@ -80,7 +81,7 @@ def train(job: Job, progress: Progress) -> dict[str, float]:
                     (progress.seconds + time.perf_counter() - mark,)
                 )
                 row = _train_row(job, progress, means, since=logged_at)
-                logged, logged_at = Totals(), (progress.step, progress.seconds)
+                logged, logged_at = Totals(), _counters(job, progress)
                 _check_finite(job, row, weights=due.save or due.evaluation)
             better = False
             if due.evaluation:
@@ -297,19 +298,25 @@ def _epoch(job: Job, step: int) -> float:
     return step * job.plan.effective_batch / job.train_loader.size
 
 
+def _counters(job: Job, progress: Progress) -> tuple[int, float, float]:
+    """Return optimizer steps, seconds of training, and seconds of this rank's waiting for data."""
+    return progress.step, progress.seconds, job.train_loader.waited_seconds
+
+
 def _train_row(
-    job: Job, progress: Progress, means: dict[str, float], *, since: tuple[int, float]
+    job: Job, progress: Progress, means: dict[str, float], *, since: tuple[int, float, float]
 ) -> Mapping[str, float]:
-    step, seconds = since
-    samples = (progress.step - step) * job.plan.effective_batch
+    steps, seconds, waited = (now - then for now, then in zip(_counters(job, progress), since, strict=True))
     row = {
         "step": progress.step,
         "epoch": _epoch(job, progress.step),
         **{name: value for name, value in means.items() if name != "count"},
         "learning_rate": job.optimizer.param_groups[0]["lr"],
-        "samples_per_second": samples / max(progress.seconds - seconds, 1e-9),
+        "samples_per_second": steps * job.plan.effective_batch / max(seconds, 1e-9),
+        "data_wait": waited / max(seconds, 1e-9),
         "seconds": progress.seconds,
         "micro_batch": job.plan.micro_batch,
+        **job.backend.compilations(),
     }
     job.record.row("train", **row)
     return row
@@ -356,20 +363,25 @@ def _local_state(job: Job, progress: Progress) -> dict[str, Any]:
     }
 
 
-def load_state_dict(job: Job, state: Mapping[str, Any]) -> Progress:
-    """Load a `state_dict` into `job` and return the progress at that time."""
+def load_state_dict(job: Job, state: Mapping[str, Any], *, to_train: bool = True) -> Progress:
+    """Load a `state_dict` into `job` and return the progress at that time.
+
+    to_train: False leaves out what evaluation does not need: the state of the optimizer, and the carry, as
+        evaluation starts every sample afresh.
+    """
     try:
         own = job.model.state_dict()
         job.model.load_state_dict(
             {name: shard_of(value, own.get(name, value)) for name, value in state["model"].items()}
         )
-        load_optimizer_state(job.optimizer, state["optimizer"])
+        if to_train:
+            load_optimizer_state(job.optimizer, state["optimizer"])
         if job.scaler.is_enabled() and state["scaler"]:  # empty if saved in another precision
             job.scaler.load_state_dict(state["scaler"])
         if job.ema is not None:
             job.ema.load_state_dict(state["ema"])
         if job.carry is not None:
-            job.carry.load(state["carry"], job.backend, shares=job.plan.shares)
+            job.carry.load(state["carry"] if to_train else None, job.backend, shares=job.plan.shares)
         return Progress(**{_RENAMED.get(name, name): value for name, value in state["progress"].items()})
     except (RuntimeError, ValueError, KeyError, TypeError, AttributeError) as error:
         reason = " ".join(str(error).split())

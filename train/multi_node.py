@@ -10,6 +10,8 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, NoReturn
 
+import torch
+
 from lib import kconf
 from lib.config import Config
 from lib.devices.accelerators import probed_by_launcher
@@ -60,7 +62,7 @@ def launch_multi_node(config: Config, resolved: kconf.Resolved, rendezvous: Rend
     launch(
         payload,
         world=processes,
-        restarts=0,  # torchrun restarts them, as it knows the other nodes
+        restarts=restarts,  # after a lost connection; torchrun restarts the workers
         cpu_count=hardware.cpu_count,
         arguments=sys.argv[1:],
         torchrun=options,
@@ -90,7 +92,9 @@ def join_rendezvous(config: Config, *, known: Mapping[str, Any] | None) -> tuple
     each = round(-less)
     if own.kind == "cpu":  # one memory, shared by all processes
         device = dataclasses.replace(first.devices[0], free_bytes=each * backend.world)
-        return backend, dataclasses.replace(first, devices=(device,))
+        cpus = torch.tensor(own.cpu_count / backend.local_world, dtype=torch.float64)
+        backend.all_reduce_sum(cpus)
+        return backend, dataclasses.replace(first, devices=(device,), cpu_count=round(cpus.item()))
     devices = (dataclasses.replace(first.devices[0], free_bytes=each),) * backend.world
     return backend, dataclasses.replace(first, devices=devices)
 

@@ -224,11 +224,6 @@ def _profile(
 def _marked(micro_batches: Callable[..., Iterator[Batch]]) -> Callable[..., Iterator[Batch]]:
     def marked(**request: Any) -> Iterator[Batch]:
         batches = micro_batches(**request)
-        while True:
-            with record_function(DATA_WAIT):
-                batch = next(batches, None)
-            if batch is None:
-                return
-            yield batch
+        return iter(record_function(DATA_WAIT)(lambda: next(batches, None)), None)
 
     return marked

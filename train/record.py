@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
+import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from lib.distributed.fsdp import Gatherer, gather_full, snapshot
+from lib.distributed.fsdp import Gatherer, gather_full, snapshot, split_shards
 from lib.errors import ToolkitError
 from lib.plan.types import Plan
 from lib.runs import checkpoint, metrics
+from lib.runs.checkpoint import Writer
 from lib.runs.console import Console
 from lib.runs.directory import RunDir
-from lib.runs.metrics import MetricsWriter, Scalar
+from lib.runs.metrics import SHARES, MetricsWriter, Scalar
 from lib.runs.sinks import Sink, Sinks
 from train.signals import Stopped, StopRequest
 
 if TYPE_CHECKING:
     from train.upload import Copier
 
+SHARDED = ("model", "optimizer", "ema")  # what a sharded checkpoint has shards of; rank 0 has the rest
 _FLUSH_SECONDS = 10.0  # at most so old are the rows of a running run that others can read
 
 
@@ -44,11 +49,20 @@ class Record:
     def flush(self) -> None:
         """Write out all rows; called before a checkpoint is saved."""
 
-    def save(self, step: int, state: Mapping[str, Any], *, best: bool) -> None:
-        """Save a checkpoint of `step`. May be called on a thread of its own, one at a time."""
+    def save(
+        self, step: int, state: Mapping[str, Any], *, best: bool, write_shards: Writer | None = None
+    ) -> None:
+        """Save a checkpoint of `step`. May be called on a thread of its own, one at a time.
+
+        write_shards: of a sharded checkpoint (`checkpoint.save`).
+        """
 
     def replan(self, plan: Plan, why: str) -> None:
         """Record that the plan has changed during the run."""
+
+    def speed(self) -> Mapping[str, float]:
+        """Return medians of the last training rows, and the seconds of the first step; empty for none."""
+        return {}
 
     def finish(self, step: int, *, seconds: float, result: Mapping[str, float], part: str) -> None:
         """Finish the run: `result` is its last evaluation, on the part that `part` names."""
@@ -66,10 +80,11 @@ class RunRecord(Record):
         keep_last: int,
         open_sinks: Callable[[], Sequence[Sink]] = tuple,
         copier: Copier | None = None,
+        utilization: Callable[[], float | None] = lambda: None,
     ) -> None:
         """open_sinks: opens the sinks of metrics.jsonl, when training begins.
 
-        copier: copies each checkpoint to storage.
+        copier: copies each checkpoint to storage. utilization: that of the device (`Backend.utilization`).
         """
         self.run, self.console = run, console
         self._started, self._keep_last = started, keep_last
@@ -79,6 +94,7 @@ class RunRecord(Record):
         self._shown: dict[str, float] = {}  # of the last row, for the progress line
         self._rate = 0.0
         self._first_step: int | None = None
+        self._utilization, self._first_step_seconds = utilization, 0.0
 
     def begin(self, step: int, total_steps: int | None) -> None:
         """Drop rows of later steps, and open metrics, sinks and the progress line."""
@@ -88,14 +104,17 @@ class RunRecord(Record):
         self._sinks = Sinks(self.run.metrics, self._open_sinks())
         self._sinks.catch_up()
         self.console.start(total_steps, description=self.run.model)
+        self._began = time.monotonic()
 
     def log(self, text: str) -> None:
         """Print and log a message."""
         self.console.log(text)
 
     def row(self, kind: str, **values: Scalar) -> None:
-        """Write a row; an evaluation is also flushed and printed."""
+        """Write a row; one that is not of training is also flushed, and an evaluation printed."""
         assert self._metrics is not None, "begin comes first"
+        if kind == "train":
+            values |= self._device_utilization()
         self._metrics.write({"kind": kind, **values})
         numbers = {name: value for name, value in values.items() if isinstance(value, int | float)}
         if kind == "train":
@@ -105,12 +124,32 @@ class RunRecord(Record):
             self._rate = numbers["samples_per_second"]
             return
         self.flush()
-        self.log(f"step {numbers['step']:.0f}, epoch {numbers['epoch']:.2f}: {format_evaluation(numbers)}")
+        if kind == "eval":
+            where = f"step {numbers['step']:.0f}, epoch {numbers['epoch']:.2f}"
+            self.log(f"{where}: {format_evaluation(numbers)}")
+
+    def _device_utilization(self) -> dict[str, float]:
+        """Return the column of the device's utilization; log once why there is none."""
+        try:
+            found = self._utilization()
+        except ToolkitError as error:
+            self.log(f"metrics.jsonl has no column device_utilization: {error}")
+            self._utilization, found = lambda: None, None
+        return {} if found is None else {"device_utilization": found}
+
+    def speed(self) -> Mapping[str, float]:
+        """Return medians of the last training rows, without the first, and the seconds of the first step."""
+        self._flush_metrics()
+        rows = [row for row in metrics.tail(self.run.metrics) if row["kind"] == "train"]
+        columns = [name for name in ("samples_per_second", *SHARES) if rows and name in rows[-1]]
+        medians = {name: statistics.median(row[name] for row in rows[1:] or rows) for name in columns}
+        return {**medians, "first_step_seconds": self._first_step_seconds} if medians else {}
 
     def progress(self, step: int, fraction: float) -> None:
         """Update the progress line, and print news of copies to storage."""
         if self._first_step is None:
             self._first_step = step
+            self._first_step_seconds = time.monotonic() - self._began
             self.log(f"First optimizer step {time.monotonic() - self._started:.1f} s after the start")
         self._log_copies()
         self.console.update(step, values=self._shown, fraction=fraction, samples_per_second=self._rate)
@@ -130,11 +169,14 @@ class RunRecord(Record):
         self._metrics.flush()
         self._next_flush = time.monotonic() + _FLUSH_SECONDS
 
-    def save(self, step: int, state: Mapping[str, Any], *, best: bool) -> None:
+    def save(
+        self, step: int, state: Mapping[str, Any], *, best: bool, write_shards: Writer | None = None
+    ) -> None:
         """Save a checkpoint and begin its copy to storage. Raises ToolkitError if the run was removed."""
         if not self.run.config.is_file():
             raise ToolkitError(f"{self.run.path} is gone", why="it was removed while this run trained in it")
-        checkpoint.save(self.run.checkpoints, step=step, state=state, keep_last=self._keep_last, best=best)
+        how: Any = {"keep_last": self._keep_last, "best": best, "write_shards": write_shards}
+        checkpoint.save(self.run.checkpoints, step=step, state=state, **how)
         self.run.set_status("running", step=step)
         if self._copier is not None:
             self._copier.begin()
@@ -201,10 +243,11 @@ class AsyncCheckpointer:
 
     asynchronous: a state is copied to host memory, and a thread gathers the copies of all ranks and
     saves them. One at a time: the next save waits for it, and so does the end of the `with` statement.
+    sharded: the run's directory of checkpoints, where every rank writes its shard; None: rank 0 writes all.
     """
 
-    def __init__(self, record: Record, *, asynchronous: bool) -> None:
-        self._record = record
+    def __init__(self, record: Record, *, asynchronous: bool, sharded: Path | None = None) -> None:
+        self._record, self._sharded = record, sharded
         self._writer = ThreadPoolExecutor(1, "checkpoint") if asynchronous else None
         self._pending: Future[None] | None = None
 
@@ -248,7 +291,19 @@ class AsyncCheckpointer:
             pending.result()
 
     def _write(self, step: int, parts: Mapping[str, Any], gatherer: Gatherer, best: bool) -> None:
-        self._record.save(step, gather_full(parts, gatherer), best=best)
+        if self._sharded is None:
+            self._record.save(step, gather_full(parts, gatherer), best=best)
+        elif gatherer.rank < gatherer.ranks:
+            from lib.runs import dcp  # most runs do without it
+
+            state, shards = dict(parts), dict[str, dcp.Shard]()
+            for name in SHARDED:
+                state[name] = split_shards(parts[name], gatherer, name=name, shards=shards)
+            write = partial(dcp.write, shards, group=gatherer.group, rank=gatherer.rank)
+            if gatherer.rank == 0:
+                self._record.save(step, state, best=best, write_shards=write)
+            else:
+                write(checkpoint.staging(self._sharded, step))
 
 
 def format_evaluation(result: Mapping[str, float]) -> str:

@@ -1,4 +1,4 @@
-"""SIGINT and SIGTERM as requests to stop, which the training loop honours at the end of a step."""
+"""SIGINT and SIGTERM as requests to stop, which the training loop obeys at the end of a step."""
 
 from __future__ import annotations
 

@@ -191,8 +191,7 @@ def restore(name: str, *, root: Path, runs: Path, best: bool) -> Restored:
     plan = decide(config, hardware, dataclasses.replace(data.facts, train_size=None))
     backend = open_backend(plan.device, world=1, devices=plan.layout.devices_per_process)
     job = make_job(config, plan, data, hardware=hardware, backend=backend, record=Record())
-    state = {**found[1], "carry": None}  # evaluation starts every sample afresh
-    return Restored(run, data, job, loop.load_state_dict(job, state).step)
+    return Restored(run, data, job, loop.load_state_dict(job, found[1], to_train=False).step)
 
 
 def for_one_process(config: Config, trained: Plan, *, devices: int) -> Config:
@@ -202,10 +201,12 @@ def for_one_process(config: Config, trained: Plan, *, devices: int) -> Config:
     whatever the batch size.
     """
     # Two frozen models on a device each may be too large for one device.
+    apart = trained.layout.replica.strategy != "single"
     splits = trained.strategy == "split" and devices > 1
+    in_turn = apart and trained.precision != "fp16"
     return config.replace(
         num_devices=2 if splits else 1,
-        dist_strategy="split" if splits else "auto",
+        dist_strategy="split" if splits else "sequential" if in_turn else "auto",
         hyper_param="manual",
         batch_size=trained.micro_batch,
         gradient_accumulation=1,

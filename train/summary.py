@@ -12,13 +12,14 @@ import numpy as np
 
 from lib.config import Config
 from lib.data.types import Dataset, TextSpec, TokenPart
-from lib.plan.fitting import TARGET_UTIL, advised_micro_batch
+from lib.plan.fitting import TARGET_UTIL, advised_micro_batch, step_settings
 from lib.plan.types import SHARDS_WEIGHTS, Hardware
+from lib.runs.metrics import SHARES
 from lib.units import bytes_text
 from train.job import Job
 from train.signals import Stopped
 from train.tasks.base import baseline_of
-from train.training_data import cache_of
+from train.training_data import TrainingData, cache_of
 
 PROMPT_TOKENS = 16
 SAMPLE_TOKENS = 100
@@ -70,6 +71,48 @@ def _log_memory(job: Job, hardware: Hardware) -> None:
         line += f"; {size} at a time instead of {plan.micro_batch} would use it better at the next start"
         line += f", with the same effective batch: CONFIG_HYPER_PARAM_MANUAL=y {by_hand}"
     job.record.log(line)
+
+
+def log_speed(job: Job, data: TrainingData, hardware: Hardware, *, step: int) -> None:
+    """Record the speed measured and estimated, as a row of kind "speed" of metrics.jsonl and in words."""
+    if not (row := dict(job.record.speed())):
+        return
+    rate, tokens = row["samples_per_second"], job.task.targets_per_sample
+    if tokens > 1:
+        row["tokens_per_second"] = rate * tokens
+    row |= {} if hardware.kind == "cpu" else _estimated_speed(job, data, hardware, rate=rate)
+    job.record.row("speed", step=step, **row)
+    named = (
+        f"{name.replace('_', ' ')} {value:.1%}"
+        if name in SHARES
+        else f"{name.replace('_', ' ')} {value:,.4g}"
+        for name, value in row.items()
+    )
+    missing = [] if job.plan.world == 1 else ["communication is not measured"]
+    if "model_flop_utilization" not in row:
+        missing += [
+            f"no estimate and no FLOP utilization: {hardware.devices[0].name} is not in the catalogue"
+        ]
+    job.record.log("; ".join([f"Speed: {', '.join(named)}", *missing]))
+
+
+def _estimated_speed(job: Job, data: TrainingData, hardware: Hardware, *, rate: float) -> dict[str, float]:
+    """Return the estimated range of samples per second, and the utilization by `rate`; empty without them."""
+    from lib.plan.roofline import peak_flop_per_second  # a run on a CPU does without these modules
+    from train.planning.memory_estimate import MemoryTraces
+    from train.planning.step_estimate import gpu_of_hardware, step_time_of
+
+    plan, gpu, facts = job.plan, gpu_of_hardware(hardware), data.facts
+    if gpu is None:
+        return {}
+    time = step_time_of(plan, MemoryTraces(job.config, data).of(step_settings(plan), hardware), data, gpu)
+    flop = (facts.flop_per_sample or 0) + sum(branch.flop_per_sample for branch in facts.branches or ())
+    peak = peak_flop_per_second(gpu, precision=plan.precision) * plan.layout.devices
+    return {
+        "least_samples_per_second": plan.effective_batch / time.slowest_seconds,
+        "most_samples_per_second": plan.effective_batch / time.fastest_seconds,
+        "model_flop_utilization": rate * flop / peak,
+    }
 
 
 def log_summary(job: Job, dataset: Dataset, *, root: Path) -> None:

@@ -6,6 +6,7 @@ normalises images on the device. The placement does not change any bit of a batc
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
@@ -168,6 +169,7 @@ class TrainLoader(_Loader):
         super().__init__(part, spec, loader_config)
         self.size, self._epochs_ahead, self._spec = size, epochs_ahead, spec
         self._seed, self._kind, self._pad, self._fixed = seed, augment, pad, fixed
+        self.waited_seconds = 0.0  # of the host, for batches: reading, and launching their augmentation
         self._next: _Step | None = None
         self._reader: Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = iter(())
 
@@ -194,7 +196,9 @@ class TrainLoader(_Loader):
             self._reader = self._store.read(self._requests(request))
         self._next = None  # until every micro-batch is consumed
         for size, rows_read in zip(request.sizes, request.rows, strict=True):
+            began = time.perf_counter()
             batch = self._finish(*next(self._reader))
+            self.waited_seconds += time.perf_counter() - began
             if request.rows != request.sizes:
                 weights = torch.arange(rows_read, device=batch.inputs.device) < size
                 batch = replace(batch, weights=weights.to(torch.float32))

@@ -291,7 +291,7 @@ class Dataset:
     """An open data set.
 
     source: one line with its origin and number of samples. tokenizer: None if there is none or it is unknown.
-    skipped: damaged files that are left out, each with the reason.
+    skipped: damaged files that are left out, each with the reason. class_names: by label; () for numbers.
     """
 
     spec: Spec
@@ -300,3 +300,4 @@ class Dataset:
     source: str
     tokenizer: Tokenizer | None = None
     skipped: tuple[str, ...] = ()
+    class_names: tuple[str, ...] = ()

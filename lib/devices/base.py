@@ -11,6 +11,7 @@ import contextlib
 import datetime
 import inspect
 import os
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -20,6 +21,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from lib.distributed.fsdp import Gatherer, shard_model, single_replica
+from lib.errors import ToolkitError
 from lib.plan.types import SHARDS_WEIGHTS, Kind, Layout, Precision
 
 _COLLECTIVE_TIMEOUT = datetime.timedelta(minutes=10)
@@ -47,6 +49,11 @@ class Backend:
     def devices(self) -> tuple[torch.device, ...]:
         """All devices of this process."""
         return self.device, *self._others
+
+    @property
+    def host(self) -> torch.device:
+        """Device of tensors in main memory."""
+        return torch.device("cpu")
 
     @property
     def is_main(self) -> bool:
@@ -126,11 +133,29 @@ class Backend:
         elif self.device.type == "mps":
             torch.mps.empty_cache()
 
+    def compilations(self) -> dict[str, float]:
+        """Return columns of a row of metrics on compilation so far, where the device compiles; else none."""
+        return {}
+
     def peak_memory_bytes(self) -> int | None:
         """Peak bytes allocated by tensors, over the devices; None where it is not counted."""
         if self.device.type != "cuda":
             return None
         return max(torch.cuda.max_memory_allocated(device) for device in self.devices)
+
+    def utilization(self) -> float | None:
+        """Share of the driver's last sampling period in which the device was busy; None where it has none.
+
+        Raises ToolkitError where the driver, or the package that asks it, is missing.
+        """
+        if self.device.type != "cuda":
+            return None
+        packages = (("pynvml", "NVMLError"), ("amdsmi", "AmdSmiException"))  # which torch imports if it can
+        own = [getattr(sys.modules[name], error) for name, error in packages if name in sys.modules]
+        try:
+            return torch.cuda.utilization(self.device) / 100
+        except (ImportError, RuntimeError, *own) as error:
+            raise ToolkitError("the driver reports no device utilization", why=str(error)) from error
 
 
 class DistributedBackend(Backend):
@@ -230,8 +255,14 @@ class SimulatedBackend(Backend):
         super().__init__("cpu")
         self.kind = kind
         self._others = [torch.device("cpu", number) for number in range(1, devices)]
+        self._host = torch.device("cpu", devices)
         self._averages_gradients = averages_gradients
         self._buckets: list[Tensor] = []
+
+    @property
+    def host(self) -> torch.device:
+        """Device of tensors in main memory, which the simulated device has no part of."""
+        return self._host
 
     def wrap(self, model: nn.Module, *, share_buffers: bool) -> nn.Module:  # noqa: ARG002
         """Add a gradient bucket for each parameter, as DDP would."""

@@ -17,6 +17,7 @@ import torch
 import torch_xla
 import torch_xla.backends
 import torch_xla.core.xla_model as xla_model
+import torch_xla.debug.metrics as xla_metrics
 from torch import Tensor, nn
 from torch.distributed.rendezvous import rendezvous
 
@@ -48,6 +49,12 @@ class XlaBackend(Backend):
     def synchronize(self) -> None:
         """Execute the recorded operations and wait for them."""
         torch_xla.sync(wait=True)
+
+    def compilations(self) -> dict[str, float]:
+        """Return the graphs that this process has compiled, and their seconds, as torch_xla counts them."""
+        found = xla_metrics.metric_data("CompileTime")  # None before the first
+        count, nanoseconds = found[:2] if found else (0, 0)
+        return {"compilations": count, "compile_seconds": nanoseconds / 1e9}
 
     def to_host(self, value: Any) -> Any:
         """Copy the tensors of a state to the CPU."""

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from torch.distributed.optim import ZeroRedundancyOptimizer
     from torch.distributed.tensor import DTensor
 
+    from lib.runs.dcp import Shard, StoredTensor
+
 
 def blocks_of(model: nn.Module) -> list[nn.Module]:
     """Return the blocks that are FSDP units: composed members of ModuleLists and Sequentials."""
@@ -101,14 +103,28 @@ def local(tensor: Tensor) -> Tensor:
     return tensor.to_local() if is_sharded(tensor) else tensor
 
 
-def shard_of(whole: Tensor, like: Tensor) -> Tensor:
-    """Return this rank's shard of `whole`, which every rank has, sharded as `like` is."""
+def shard_of(whole: Tensor | StoredTensor, like: object) -> Tensor:
+    """Return this rank's shard of `whole`, which every rank has, sharded as `like` is.
+
+    Of a tensor in a sharded checkpoint only this rank's rows are read. Raises CheckpointError.
+    """
     if not is_sharded(like):
-        return whole
+        return whole.read() if _is_stored(whole) else cast(Tensor, whole)
+    if _is_stored(whole):
+        dim = next(number for number, placement in enumerate(like.placements) if placement.is_shard(0))
+        coordinates, count = like.device_mesh.get_coordinate(), like.to_local().shape[0]
+        assert coordinates is not None, "this rank has a shard"
+        first = coordinates[dim] * math.ceil(like.shape[0] / like.device_mesh.size(dim))
+        return from_local(whole.read(first, count).to(device=like.device, dtype=like.dtype), like)
     from torch.distributed.tensor import distribute_tensor
 
-    moved = whole.to(device=like.device, dtype=like.dtype)
+    moved = cast(Tensor, whole).to(device=like.device, dtype=like.dtype)
     return distribute_tensor(moved, like.device_mesh, like.placements, src_data_rank=None)
+
+
+def _is_stored(value: object) -> TypeGuard[StoredTensor]:
+    loaded = sys.modules.get("lib.runs.dcp")
+    return loaded is not None and isinstance(value, loaded.StoredTensor)
 
 
 def from_local(part: Tensor, like: Tensor) -> Tensor:
@@ -144,25 +160,29 @@ class Gatherer:
     """
 
     def __init__(self, group: dist.ProcessGroup | None = None, *, rank: int, ranks: int = 1) -> None:
-        self.rank, self.ranks, self._group = rank, ranks, group
+        self.rank, self.ranks, self.group = rank, ranks, group
 
     def gather(self, tensor: Tensor) -> list[Tensor]:
         """Gather tensors of one shape and dtype to rank 0, on the CPU; empty on other ranks."""
-        if self._group is None:
+        if self.group is None:
             return [tensor.cpu()]
         # Sent as bytes: gloo cannot send every dtype.
         sent = tensor.cpu().contiguous().flatten().view(torch.uint8)
         received = [torch.empty_like(sent) for _ in range(self.ranks)] if self.rank == 0 else []
-        dist.gather(sent, received or None, dst=0, group=self._group)
+        dist.gather(sent, received or None, dst=0, group=self.group)
         return [part.view(tensor.dtype).view(tensor.shape) for part in received]
 
     def gather_entries(self, entries: Mapping[Any, Any]) -> list[Mapping[Any, Any]]:
         """Gather mappings to rank 0, with tensors on the CPU; empty on other ranks."""
-        if self._group is None:
+        if self.group is None:
             return [entries]
-        sent = _map_leaves(entries, lambda leaf: leaf.cpu() if isinstance(leaf, Tensor) else leaf)
+
+        def on_cpu(leaf: Any) -> Any:
+            return leaf.cpu() if isinstance(leaf, Tensor) and not leaf.is_meta else leaf
+
+        sent = _map_leaves(entries, on_cpu)
         received: list[Any] = [None] * self.ranks if self.rank == 0 else []
-        dist.gather_object(sent, received or None, dst=0, group=self._group)
+        dist.gather_object(sent, received or None, dst=0, group=self.group)
         return received
 
 
@@ -222,6 +242,29 @@ def gather_full(parts: Any, gatherer: Gatherer) -> Any:
         return dict(sorted(entries))
 
     return _map_leaves(parts, gather_leaf)
+
+
+def split_shards(parts: Any, gatherer: Gatherer, *, name: str, shards: dict[str, Shard]) -> Any:
+    """Move the tensors of a `to_local` state, called `name`, that have dimensions into `shards`.
+
+    Returns on rank 0 the state with meta tensors in their places. Collective as `gather_full`.
+    """
+    from lib.runs.dcp import Shard, map_named
+
+    def take(path: str, leaf: Any) -> Any:
+        if isinstance(leaf, Entries):
+            return Entries({key: map_named(value, take, f"{path}/{key}") for key, value in leaf.own.items()})
+        if isinstance(leaf, Rows):
+            first = gatherer.rank * math.ceil(leaf.shape[0] / gatherer.ranks)
+            shard = Shard(leaf.own, first, leaf.shape)
+        elif isinstance(leaf, Tensor) and leaf.dim() > 0 and leaf.numel() > 0:
+            shard = Shard(leaf, 0, tuple(leaf.shape))
+        else:
+            return leaf
+        shards[path] = shard
+        return torch.empty(shard.shape, dtype=shard.rows.dtype, device="meta")
+
+    return gather_full(map_named(parts, take, name), gatherer)
 
 
 def _gather_rows(part: Rows, gatherer: Gatherer) -> Tensor | None:
@@ -316,5 +359,6 @@ def _weights(optimizer: torch.optim.Optimizer) -> Iterator[Tensor]:
 
 
 def _shard_state(value: Any, weight: Tensor) -> Any:
-    shaped = isinstance(value, Tensor) and value.shape == weight.shape
-    return shard_of(value, weight) if shaped else value
+    if not (isinstance(value, Tensor) or _is_stored(value)):
+        return value
+    return shard_of(value, weight if value.shape == weight.shape else None)

@@ -11,7 +11,7 @@ import re
 import shlex
 import string
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ import yaml
 
 from lib.config import LaunchOptions
 from lib.errors import ConfigError, Suspended
+from lib.plan.tpus import Slice
 
 PORT = 29500
 RUNS = "/runs"  # mount point of the storage on each node
@@ -133,12 +134,14 @@ def seconds_of(time: str) -> int | None:
 class Job:
     """A job requested from a cluster.
 
-    gpus:          per node; 0 for CPUs only.
+    gpus:          per node, or devices of a TPU slice; 0 for CPUs only.
     configuration: in its minimal form.
     finds_first:   true if the nodes must still learn which one is the rendezvous endpoint.
     image:         container image whose working directory is this source tree, with its requirements.
     storage:       storage for the directory of runs, shared by all nodes, in the cluster's terms.
-    accelerator:   the cluster's name of a GPU; "" without GPUs.
+    accelerator:   the cluster's name of a GPU, or the name of a TPU slice; "" without either.
+    tpu:           the slice, where TPUs are requested.
+    environment:   variables of the training process.
     """
 
     name: str
@@ -149,6 +152,8 @@ class Job:
     image: str
     storage: str
     accelerator: str
+    tpu: Slice | None = None
+    environment: Mapping[str, str] = field(default_factory=dict)
 
 
 def job_file(job: Job, *, to: str, command: str) -> str:
@@ -165,6 +170,7 @@ def job_file(job: Job, *, to: str, command: str) -> str:
         f"# Use it by: {cluster['usage']}\n"
         f"# python -m train is equivalent on each node to: {command}\n"
     )
+    heading += "# Experimental, never run on TPU hardware.\n" if job.tpu else ""
     return heading + yaml.dump(document, Dumper=_Dumper, sort_keys=False, width=110)
 
 
@@ -182,6 +188,7 @@ def missing(*, to: str, gpus: bool, given: Mapping[str, str]) -> list[str]:
     }
     if gpus:
         means["accelerator"] = cluster["accelerator"][1] if cluster else "the cluster's name of a GPU"
+        means["accelerator"] += "; for TPUs a slice, such as tpu-v4-8" if to != "ray" else ""
     values = {"to": to, **given}
     return [f"{name.upper()}= ({meaning})" for name, meaning in means.items() if not values[name]]
 
@@ -189,12 +196,18 @@ def missing(*, to: str, gpus: bool, given: Mapping[str, str]) -> list[str]:
 def _check(job: Job, to: str) -> None:
     cluster = CLUSTERS[to]
     expected = {"IMAGE": (job.image, _IMAGE, _IMAGE_MEANS), "STORAGE": (job.storage, *cluster["storage"])}
-    if job.gpus:
+    if job.gpus and not job.tpu:
         expected["ACCELERATOR"] = (job.accelerator, *cluster["accelerator"])
-    elif job.accelerator:
+    elif job.accelerator and not job.tpu:
         raise ConfigError(
             f"ACCELERATOR={job.accelerator} is not used by CONFIG_DEVICE_CPU=y",
             todo="leave it out, or set CONFIG_DEVICE_CUDA=y",
+        )
+    if not job.tpu and re.match("tpu|google.com/tpu", job.accelerator.lower()):
+        raise ConfigError(
+            f"ACCELERATOR={job.accelerator} would not be used",
+            why="only CONFIG_DEVICE_TPU=y and CONFIG_DEVICE_XLA=y train on TPUs",
+            todo="set one of them, and name a slice, such as ACCELERATOR=tpu-v4-8",
         )
     wrong = [
         f"{name}={value} is not {meaning}"
@@ -214,7 +227,10 @@ def _check(job: Job, to: str) -> None:
 def _values(job: Job, cluster: Mapping[str, Any]) -> dict[str, Any]:
     """Return what "@name" stands for in the templates; None removes the field."""
     rendezvous = _RENDEZVOUS.format(**cluster, port=PORT) if job.finds_first else ""
-    start = {"configuration": job.configuration.rstrip(), "rendezvous": rendezvous, "runs": RUNS}
+    # SkyPilot counts slices, which have their size in their name.
+    accelerators = f"{job.tpu.accelerator}:1" if job.tpu else f"{job.accelerator}:{job.gpus}"
+    exports = "".join(f"export {name}={value}\n" for name, value in job.environment.items())
+    start = {"configuration": job.configuration.rstrip(), "rendezvous": rendezvous + exports, "runs": RUNS}
     script = _template("start.sh", start)
     bucket = _BUCKET.fullmatch(job.storage)
     pod_ip = {"name": "THIS_MACHINE", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}
@@ -228,8 +244,11 @@ def _values(job: Job, cluster: Mapping[str, Any]) -> dict[str, Any]:
         "kubernetes_script": script.replace("$", "$$"),  # Kubernetes would expand $(NAME)
         "driver": shlex.join(driver),
         "address": [pod_ip] if job.finds_first else None,
-        "limits": {"limits": {job.accelerator: job.gpus}} if job.gpus else None,
-        "accelerators": f"{job.accelerator}:{job.gpus}" if job.gpus else None,
+        "limits": {"limits": {"google.com/tpu" if job.tpu else job.accelerator: job.gpus}}
+        if job.gpus
+        else None,
+        "node_labels": job.tpu.node_labels if job.tpu else None,
+        "accelerators": accelerators if job.gpus else None,
         # The only mode that allows appending, which the files of a run need.
         "bucket": {RUNS: {"source": job.storage, "mode": "MOUNT_CACHED"}} if bucket else None,
         "volume": None if bucket else {RUNS: job.storage},

@@ -43,7 +43,8 @@ def launch(
 ) -> NoReturn:
     """Replace this process by a supervisor of `world` workers that run `python -m train ARGUMENTS`.
 
-    restarts: how many times all workers are restarted after one was killed.
+    restarts: how many times all workers are restarted after one was killed or, under torchrun, after this
+    node has lost its connection to the others.
     torchrun: its options, where there are other nodes, which then have workers, too.
     serve: HOST:PORT of the rendezvous endpoint, where it is an address of this node.
     variables: environment variables of the workers; those that the user has set take precedence.

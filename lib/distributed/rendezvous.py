@@ -75,9 +75,11 @@ def rendezvous_of(*, nodes: str, endpoint: str | None, default: str = "") -> Ren
     match = _ENDPOINT.fullmatch(endpoint)
     if match is None or int(match["port"]) > _LARGEST_PORT:
         raise ConfigError(
-            f"CONFIG_DIST_ENDPOINT={endpoint} is not a rendezvous endpoint",
+            f"CONFIG_DIST_ENDPOINT={endpoint} is not a rendezvous endpoint"
+            if endpoint
+            else "CONFIG_DIST_ENDPOINT is not set",
             why=f"{nodes} nodes need one" + ("" if endpoint else ", which only make sbatch finds by itself"),
-            todo=f"write it as HOST:PORT, the host being one of the nodes, the port at most {_LARGEST_PORT}",
+            todo=f"set CONFIG_DIST_ENDPOINT=HOST:PORT: one of the nodes, and a port up to {_LARGEST_PORT}",
         )
     return Rendezvous(min_nodes=min_nodes, max_nodes=max_nodes, endpoint=endpoint)
 
@@ -164,7 +166,7 @@ def torchrun_options(
     )
     conf = f"last_call_timeout={LAST_CALL},keep_alive_interval={KEEP_ALIVE},keep_alive_max_attempt={ATTEMPTS}"
     if route is not None and route.is_host is not None:
-        conf += f",is_host={str(route.is_host).lower()}"
+        conf += ",is_host=false"  # the endpoint's launch serves it: its agent, too, is a client
     return (
         f"--nnodes={nodes}",
         f"--nproc-per-node={processes}",

@@ -35,6 +35,7 @@ class Supervisor:
         self._launched = json.loads((notes / LAUNCH).read_text())
         self._hostname = socket.gethostname() if self._launched["torchrun"] is not None else ""
         self._lost = ""  # why the other nodes are unreachable
+        self._disconnected = False  # because of the connection, which may be made again
         self._signal = 0  # last signal received, 0 = none
         self._keeping = threading.Lock()
         self._ending = threading.Lock()  # never released: the thread that gets it ends this process
@@ -51,15 +52,17 @@ class Supervisor:
         return self._exit_status(failed)
 
     def _attempts(self, arguments: Sequence[str]) -> dict[int, int]:
-        """Run the workers, again after a killed one; returns the last failures, as `_attempt` does."""
+        """Run the workers, again after a killed one or a lost connection to the other nodes.
+
+        Returns the last failures, as `_attempt` does.
+        """
         restarts = self._launched["restarts"]
         failed = self._attempt(arguments)
         for restart in range(1, restarts + 1):
-            rank = self._first_failed(failed)
-            if self._signal or failed.get(rank, 0) >= 0:  # not killed by a signal from elsewhere
+            if self._signal or not (reason := self._restart_reason(failed)):
                 break
-            killed = f"process {rank} of {self._world} was ended by signal {-failed[rank]}"
-            print(f"{killed}: starting all again ({restart} of {restarts})", file=sys.stderr, flush=True)
+            self._lost, self._disconnected = "", False
+            print(f"{reason} ({restart} of {restarts})", file=sys.stderr, flush=True)
             for path in self._notes.iterdir():  # files of the previous workers, except for kept.json
                 if path.is_dir():
                     shutil.rmtree(path)
@@ -67,6 +70,17 @@ class Supervisor:
                     path.unlink()
             failed = self._attempt(arguments)
         return failed
+
+    def _restart_reason(self, failed: Mapping[int, int]) -> str:
+        """Return why another attempt may succeed; "" where it would not."""
+        if self._launched["torchrun"] is not None:  # which has restarted killed workers
+            # Without workers the endpoint was never reached, and the other nodes may have ended.
+            again = self._disconnected and self._pid(0) and not (self._notes / "0.status").exists()
+            return f"lost the other nodes: {self._lost}: joining them again" if again else ""
+        rank = self._first_failed(failed)
+        if failed.get(rank, 0) >= 0:  # not killed by a signal from elsewhere
+            return ""
+        return f"process {rank} of {self._world} was ended by signal {-failed[rank]}: starting all again"
 
     def _attempt(self, arguments: Sequence[str]) -> dict[int, int]:
         """Run the workers once; returns exit statuses (negative: signals) of failed ones by local rank."""
@@ -88,7 +102,7 @@ class Supervisor:
             # Imported here, because its loggers keep the stderr that they find.
             from torch.distributed import run
             from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-            from torch.distributed.elastic.rendezvous.api import RendezvousError
+            from torch.distributed.elastic.rendezvous.api import RendezvousConnectionError, RendezvousError
 
             from lib.distributed.rank_stores import serve_unless_served
 
@@ -109,6 +123,7 @@ class Supervisor:
                 # The RendezvousError only points to its cause, whose message ends in C++ frames.
                 cause = str(error.__cause__ or error).partition("\n")[0]
                 self._lost = cause or type(error).__name__
+                self._disconnected = isinstance(error, RendezvousConnectionError)
         return {}
 
     def _keep_outputs(self) -> None:

@@ -16,7 +16,7 @@ from lib.kconf.legacy import migrate
 from lib.kconf.reader import Finding, Layer, command_line, foremost, read_file, read_text
 from lib.kconf.spelling import expression
 from lib.kconf.strict import StrictLoad, Verdict
-from lib.kconf.tree import display, find, has_prompt, load_own_tree, option, shown
+from lib.kconf.tree import display, find, has_prompt, option, parsed_tree, shown
 from lib.kconf.values import Value, neutral_line, rule_of
 
 
@@ -106,8 +106,9 @@ def load(
     overrides: `CONFIG_NAME` -> raw value, as on a command line (strings without quotes).
     Raises ConfigError with one finding (`file:line: reason`) for each assignment without effect.
     """
-    configuration, notices = load_file(load_own_tree(root), config_file, refresh=refresh)
-    return _resolved(configuration, notices + override(configuration, overrides))
+    with parsed_tree(root) as tree:
+        configuration, notices = load_file(tree, config_file, refresh=refresh)
+        return _resolved(configuration, notices + override(configuration, overrides))
 
 
 def load_written(
@@ -122,8 +123,9 @@ def load_written(
     places: `CONFIG_NAME` -> place of its assignment (`file:line`), for the findings.
     """
     layer = read_text(text.encode(), name="the configuration")
-    configuration, notices = _load_layer(load_own_tree(root), layer)
-    return _resolved(configuration, notices + override(configuration, overrides, places=places))
+    with parsed_tree(root) as tree:
+        configuration, notices = _load_layer(tree, layer)
+        return _resolved(configuration, notices + override(configuration, overrides, places=places))
 
 
 def _resolved(configuration: StrictLoad, notices: Sequence[str]) -> Resolved:

@@ -13,6 +13,9 @@ import kconfiglib
 
 from lib.errors import ConfigError
 
+# Files that the tree includes by their pattern, so that a new one belongs to it.
+_PLUGINS = ("models/*/Kconfig", "train/tasks/*/Kconfig", "lib/data/datasets/*/Kconfig")
+_parsed: dict[Path, tuple[Any, Any]] = {}
 _LOOP_ITEM = re.compile(r"(<choice[^>]*>|\S+) \(defined at ([^),]+)")
 
 
@@ -60,6 +63,31 @@ def load_own_tree(root: Path, *, kind: type[Any] = kconfiglib.Kconfig) -> Any:
         raise ConfigError("the Kconfig files have faults", findings=findings)
     tree.warn = False  # lib.kconf.strict checks assignments, with reasons
     return tree
+
+
+@contextlib.contextmanager
+def parsed_tree(root: Path) -> Iterator[Any]:
+    """Yield what `load_own_tree` returns, for the block only: parsed again only where files have changed.
+
+    The symbols may have values of an earlier block. `StrictLoad` discards them.
+    """
+    root = root.absolute()
+    # Other threads that load meanwhile find none, and parse one of their own.
+    stamps, tree = _parsed.pop(root, (None, None))
+    if tree is None or _stamps(tree) != stamps:
+        tree = load_own_tree(root)
+        stamps = _stamps(tree)
+    yield tree
+    _parsed[root] = stamps, tree
+
+
+def _stamps(tree: Any) -> dict[Path, tuple[int, ...]]:
+    """Return what changes with the files that `tree` was parsed from, and with further ones beside them."""
+    root = Path(tree.srctree)
+    files = {root / name for name in tree.kconfig_filenames}
+    files |= {file for pattern in _PLUGINS for file in root.glob(pattern)}
+    facts = {file: file.stat() for file in files if file.is_file()}
+    return {file: (fact.st_mtime_ns, fact.st_size, fact.st_ino) for file, fact in facts.items()}
 
 
 def option(symbol: Any) -> str:

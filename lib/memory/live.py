@@ -23,6 +23,10 @@ FLOP_FORMULAS = {
     **flop_registry,
 }
 
+# Operators without a kernel, beside views, and namespaces of such operators.
+_WITHOUT_KERNEL = {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "_unsafe_view"}
+_HOST_ONLY = ("prim", "profiler")
+
 # parameters, gradients, optimizer, averages (of weights), frozen models, data, activations (what outlives a
 # forward pass) and temporaries, which is all else.
 Category: TypeAlias = str
@@ -89,6 +93,7 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch ha
         super().__init__()  # type: ignore[no-untyped-call]
         # FLOP so far, by device, of matrix products, convolutions and attention; nothing else counts.
         self.flop_on: Counter[torch.device] = Counter()
+        self.launches = 0  # operators so far that launch a kernel, on any device
         self._granularity = granularity
         self._events: list[Event] = []
         self._categories: dict[int, Category] = {}
@@ -104,6 +109,8 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch ha
         counter = FLOP_FORMULAS.get(func._overloadpacket)
         if counter is not None:
             self.flop_on[tensors[0].device] += counter(*args, **(kwargs or {}), out_val=result)
+        name = func._overloadpacket.__name__
+        self.launches += not (func.is_view or func.namespace in _HOST_ONLY or name in _WITHOUT_KERNEL)
         self.add(tensors)
         return result
 

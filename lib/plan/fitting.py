@@ -164,6 +164,11 @@ class Split:
         """Samples per device and optimizer step."""
         return self.micro_batch * (self.accumulation - 1) + self.last_micro_batch
 
+    def most_of(self, devices: int) -> int:
+        """Return the samples of the fullest of `devices` that divide each micro-batch."""
+        full, last = -(-self.micro_batch // devices), -(-self.last_micro_batch // devices)
+        return full * (self.accumulation - 1) + last
+
     @classmethod
     def of(cls, per_device: int, *, micro_batch: int) -> Split:
         """Split `per_device` samples into micro-batches of `micro_batch` and a remainder."""

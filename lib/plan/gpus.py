@@ -2,6 +2,7 @@
 
 NAME[xN][:FREE]    h100-80g    h100-80gx4    h100-80gx4:70G    rtx3090:20.5Gi
 cpu-SIZEg[-BF16]   cpu-24g     cpu-24g-amxx16    cpu-64g-avx512:40Gi
+tpu-SLICE[:FREE]   tpu-v4-8    tpu-v5e-8         tpu-v6e-4:28Gi
 
 N devices of one model (for a CPU: cores), each with FREE memory: G is decimal (1e9), Gi is 2**30.
 """
@@ -18,9 +19,10 @@ from types import MappingProxyType
 from typing import Any, Literal, TypeAlias, cast
 
 from lib.errors import ConfigError
+from lib.plan.tpus import largest_slices, slice_of
 from lib.plan.types import Device, Hardware
 
-GpuKind: TypeAlias = Literal["cuda", "rocm", "mps"]
+GpuKind: TypeAlias = Literal["cuda", "rocm", "mps", "tpu"]
 Format: TypeAlias = Literal["bf16", "fp16", "fp8"]
 
 MAX_SUGGESTIONS = 3
@@ -31,14 +33,15 @@ FIGURES = {
     "half_tflops": "16-bit peak",
     "fp32_tflops": "fp32 peak",
     "gb_per_s": "memory bandwidth",
+    "watts": "board power",
 }
 
 ALL = "all"
 
 # Memory in use on an idle machine. GPUs: on the machines recorded under tests/fixtures/hardware the driver
 # holds 0.2 to 2.4 %, for half of them up to 0.8 %; a desktop on the same GPU takes more (4 % there). Apple's
-# total is already what the system grants. Main memory: 7 % on a mostly idle system.
-IDLE_SHARE = {"cuda": 0.01, "rocm": 0.01, "mps": 0.0, "cpu": 0.07}
+# and a TPU's total is already what the system grants. Main memory: 7 % on a mostly idle system.
+IDLE_SHARE = {"cuda": 0.01, "rocm": 0.01, "mps": 0.0, "tpu": 0.0, "cpu": 0.07}
 
 MAX_DEVICES = 1024  # upper end of the range of CONFIG_NUM_DEVICES
 MAX_CPUS = 4096
@@ -66,6 +69,7 @@ class Gpu:
     fp32_flop_per_second: float  # full fp32, no TF32
     bandwidth_bytes_per_second: float
     link_bytes_per_second: float  # one direction between two devices of a node
+    watts: float | None  # board power at most; None if not known
     source: str
     estimated: tuple[str, ...]  # of FIGURES, those that neither a paper nor a driver reports
 
@@ -122,8 +126,10 @@ def suggestions(text: str) -> tuple[str, ...]:
 
 
 def machine_names(text: str) -> tuple[str, ...]:
-    """Return the machine names in `text`: every GPU of the catalogue for "all", else `text` itself."""
-    return tuple(CATALOGUE) if text.strip().lower() == ALL else (text,)
+    """Return the machine names in `text`: for "all" each GPU, and each TPU's largest slice, else `text`."""
+    if text.strip().lower() != ALL:
+        return (text,)
+    return *(key for key, gpu in CATALOGUE.items() if gpu.kind != "tpu"), *largest_slices()
 
 
 def parse_gpu(text: str) -> Hardware:
@@ -138,10 +144,13 @@ def parse_gpu(text: str) -> Hardware:
     if name.startswith("cpu"):
         raise _error(text, f"{name!r} is not a CPU", todo="write cpu-24g, cpu-24g-amx or cpu-24g-avx512")
     try:
-        gpu = gpu_of(name)
+        found = slice_of(name) if name.startswith("tpu") else None
+        gpu = gpu_of(f"tpu-{found.generation}" if found else name)
     except ConfigError as error:
         raise _error(text, error.what, todo=error.todo) from None
-    world = 1 if count is None else count
+    if found and count is not None:
+        raise _error(text, "a slice has its number of TPUs in its name", todo=f"write GPU={name}")
+    world = found.devices if found else 1 if count is None else count
     if not 1 <= world <= MAX_DEVICES:
         raise _error(text, f"a machine cannot have {world} GPUs", todo=f"name 1 to {MAX_DEVICES}")
     device = Device(
@@ -180,6 +189,7 @@ def _gpu(key: str, row: Mapping[str, Any], architecture: Mapping[str, Any]) -> G
         fp32_flop_per_second=row["fp32_tflops"] * 1e12,
         bandwidth_bytes_per_second=row["gb_per_s"] * 1e9,
         link_bytes_per_second=PCIE_BYTES_PER_SECOND if link is None else link * 1e9,
+        watts=row.get("watts"),
         source=row["source"],
         estimated=tuple(row.get("estimated", ())),
     )

@@ -36,7 +36,7 @@ class Placement:
 
 
 def place(config: ConfigView, hardware: Hardware) -> Placement:
-    """Choose the devices. Raises PlanError where DEVICE or NUM_DEVICES cannot be honoured."""
+    """Choose the devices. Raises PlanError where DEVICE or NUM_DEVICES are not possible here."""
     if hardware.kind not in ACCEPTED_KINDS[config.device]:
         found = f"{hardware.kind} ({_listed([device.name for device in hardware.devices])})"
         raise PlanError(
@@ -53,13 +53,18 @@ def place(config: ConfigView, hardware: Hardware) -> Placement:
             why=f"one process has one of them, or all {len(devices)} have a process each",
             todo=f"set it to 0, 1 or {len(devices)}",
         )
+    slice_name = ""
+    if hardware.kind in STATIC_SHAPES:
+        from lib.plan.tpus import explain_count
+
+        slice_name = explain_count(devices[0].name, len(devices))
     world = config.num_devices or len(devices)
     used = devices[:world]
     fullest = min(used, key=lambda device: device.free_bytes)
     _check_free(fullest, index=used.index(fullest))
     return Placement(
         device=Decision(hardware.kind, _why_device(config, fullest, kind=hardware.kind, note=note)),
-        world=Decision(world, _why_world(config, available=len(devices), note=note)),
+        world=Decision(world, _why_world(config, available=len(devices), note=note or slice_name)),
         name=fullest.name,
         total_bytes=fullest.total_bytes,
         free_bytes=fullest.free_bytes,
@@ -80,9 +85,11 @@ def refuse_static_shapes(kind: Kind, *, what: str) -> None:
 def check_machines(device: str) -> None:
     """Raise PlanError for a CONFIG_DEVICE that cannot train on several nodes."""
     if device == "tpu":
+        from lib.plan.tpus import SEVERAL_HOSTS
+
         raise PlanError(
             "CONFIG_DEVICE_TPU is for one node",
-            why="torch_tpu numbers the hosts of a slice by their place in it, torchrun as they come",
+            why=SEVERAL_HOSTS,
             todo="set CONFIG_DIST_NNODES=1",
         )
 
@@ -160,6 +167,8 @@ def _listed(names: Sequence[str]) -> str:
 
 def _why_device(config: ConfigView, device: Device, *, kind: Kind, note: str) -> str:
     requested = "before the CPU (CONFIG_DEVICE_AUTO=y)"
+    if kind in STATIC_SHAPES:
+        requested = "by name; NOTE: to train on it set CONFIG_DEVICE_TPU=y (torch_tpu) or _XLA=y (torch_xla)"
     if config.device != "auto":
         requested = f"CONFIG_DEVICE_{config.device.upper()}=y"
     note = f"; {note}" if note else ""

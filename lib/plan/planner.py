@@ -9,7 +9,7 @@ from lib.plan.fitting import MemoryEstimator, Split, StepSettings, split_evenly
 from lib.plan.numerics import choose_channels_last, choose_compile, choose_precision
 from lib.plan.placement import place
 from lib.plan.sizing import Candidate, SizingContext, choose_sizes
-from lib.plan.types import ConfigView, Hardware, Layout, ModelFacts, Plan
+from lib.plan.types import OWN_MEMORY, ConfigView, Hardware, Layout, ModelFacts, Plan
 
 if TYPE_CHECKING:
     from lib.plan.micro_batch_search import Probed
@@ -30,7 +30,7 @@ def plan(
     probed: measurements of this configuration on this hardware; None where there are none.
     even: never plan a smaller last micro-batch or unequal shares, for a caller that cannot run them.
 
-    Raises PlanError, with a remedy, where no plan honours the configuration.
+    Raises PlanError, with a remedy, where no plan meets the configuration.
     """
     context = _context(config, hardware, facts, even=even, predict=predict, probed=probed)
     chosen, _ = _choose(context)
@@ -40,11 +40,13 @@ def plan(
     compiled = choose_compile(config, placement).reason
     if context.step.compile and not step.compile:
         compiled = f"not with sharded parameters ({layout.strategy}); else: {compiled}"
-    pairs = "" if layout.devices_per_process == 1 else "; each process has two of them"
+    each = layout.devices_per_process
+    groups = "" if each == 1 else f"; each process has {each} of them"
     reasons = {
         **chosen.reasons,
+        "branch_devices": _why_branches(layout),
         "device": placement.device.reason,
-        "world": placement.world.reason + pairs,
+        "world": placement.world.reason + groups,
         "precision": choose_precision(config, placement, hardware).reason,
         "channels_last": choose_channels_last(config, placement).reason,
         "compile": compiled,
@@ -54,6 +56,7 @@ def plan(
         world=layout.world,
         strategy=layout.strategy,
         shard=layout.shard,
+        branch_devices=layout.branch_devices,
         micro_batch=split.micro_batch,
         accumulation=split.accumulation,
         last_micro_batch=split.last_micro_batch,
@@ -98,19 +101,33 @@ def _context(config: ConfigView, hardware: Hardware, facts: ModelFacts, **option
 
 def _choose(context: SizingContext) -> tuple[Candidate, tuple[Candidate, ...]]:
     """Choose a strategy, by LatentWire's policy where the configuration says so."""
-    reasons: dict[str, str] = {}
     if context.config.hyper_param == "auto" and context.config.elastic_policy == "latentwire":
         from lib.plan.latentwire import apply_policy
+        from lib.plan.strategies import only_strategy
 
-        config, reasons = apply_policy(context.config, context.facts, context.placement)
-        context = replace(context, config=config)
-    if context.placement.world.value == 1:
+        config, layout, reasons = apply_policy(
+            context.config, context.facts, context.placement, precision=context.step.precision
+        )
+        chosen = only_strategy(replace(context, config=config, step=replace(context.step, layout=layout)))
+        return (chosen := replace(chosen, reasons={**chosen.reasons, **reasons})), (chosen,)
+    placed = context.facts.branches is not None and context.placement.device.value in OWN_MEMORY
+    if context.placement.world.value == 1 and not (
+        placed and context.config.dist_strategy in ("auto", "sequential")
+    ):
         chosen, candidates = _on_one_device(context)
     else:  # their comparison needs a module for each of rates, traffic and sharding
         from lib.plan.strategies import choose_strategy
 
         chosen, candidates = choose_strategy(context)
-    return replace(chosen, reasons={**chosen.reasons, **reasons}), candidates
+    return chosen, candidates
+
+
+def _why_branches(layout: Layout) -> str:
+    if not layout.branch_devices:
+        return "no frozen model has devices of its own"
+    first, _ = layout.branch_devices
+    a, b = (", ".join(map(str, own)) for own in (range(first), range(first, layout.devices_per_process)))
+    return f"of a process: the first frozen model on {a}, the second on {b}, the trained model on 0"
 
 
 def _on_one_device(context: SizingContext) -> tuple[Candidate, tuple[Candidate, ...]]:

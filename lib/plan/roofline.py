@@ -1,19 +1,19 @@
 """Roofline estimate of the time of an optimizer step on a GPU of the catalogue.
 
 A step cannot be faster than its arithmetic at the rate of the matrix units, nor than its bytes at the memory
-bandwidth (Williams, Waterman, Patterson 2009). Real programs reach a part of either rate, so the result is a
-range. Work of the host, of the data pipeline and between devices is not included.
+bandwidth (Williams, Waterman, Patterson 2009), nor than the host launches its kernels. Real programs reach a
+part of each rate, so the result is a range. The data pipeline is not included.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
 
-from lib.plan.gpus import Gpu
+from lib.plan.gpus import PCIE_BYTES_PER_SECOND, Gpu
+from lib.plan.sharding import exposed_seconds
 from lib.plan.types import Precision
-from lib.units import seconds_span
+from lib.units import seconds_span, seconds_text
 
 # Share of the peak that optimised training programs reach, from the rates that they publish: compiled GPT-2
 # 29 % (modded-nanogpt, AdamW) to 41 % (llm.c) on H100, small ResNets on A100 25 to 37 % (cifar10-airbench).
@@ -24,7 +24,12 @@ FLOP_SHARES = (0.25, 0.40)
 # an assumption: training kernels mix long reads with short ones.
 BANDWIDTH_SHARES = (0.6, 0.9)
 
-SHORT_SECONDS = 5e-3  # hundreds of kernels at some ten microseconds each
+SHORT_SECONDS = 5e-3  # where strategies are compared: hundreds of kernels at some ten microseconds each
+
+# Seconds of the host for one operator of a step, from Python to the launch. Eager: PyTorch's layers take 5 to
+# 25 us (https://jiahuanglin.xyz/all_lessons/gpu_kernel_serving/18_pytorch_to_kernel.html). Compiled: our
+# assumption is half, because operators share kernels, but neither reading a batch nor the update is compiled.
+LAUNCH_SECONDS = {False: (5e-6, 25e-6), True: (2.5e-6, 12.5e-6)}  # by whether the model is compiled
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,6 +40,7 @@ class StepWork:
     activation_bytes: activations that all its micro-batches together keep for backward.
     optimizer_bytes:  optimizer state, without weights and gradients.
     frozen_bytes:     weights that are not trained.
+    launches:         operators of all its micro-batches and of the update that launch a kernel.
     """
 
     flop: float
@@ -44,6 +50,7 @@ class StepWork:
     optimizer_bytes: int
     activation_bytes: int
     frozen_bytes: int = 0
+    launches: int = 0
 
     @property
     def least_bytes_moved(self) -> int:
@@ -64,43 +71,59 @@ class StepTime:
 
     fastest_seconds: float
     slowest_seconds: float
-    bound: Literal["arithmetic", "memory", "arithmetic or memory"]
+    bound: str  # arithmetic, memory, launching kernels; two of them where they are near each other
     reason: str
 
     def __str__(self) -> str:
-        if self.slowest_seconds < SHORT_SECONDS:
-            return f"estimate: {self.span} an optimizer step, so that launching its kernels decides"
         return f"estimate: {self.span} an optimizer step, bounded by {self.bound} ({self.reason})"
 
     @property
     def span(self) -> str:
         """The range in words, from the fastest to the slowest."""
-        return seconds_span(self.fastest_seconds, self.slowest_seconds, least=SHORT_SECONDS)
+        return seconds_span(self.fastest_seconds, self.slowest_seconds, least=0)
 
 
-def estimate_step_time(work: StepWork, gpu: Gpu, *, precision: Precision) -> StepTime:
-    """Estimate the range of a step's time on `gpu`, by the larger of its two bounds."""
+def estimate_step_time(
+    work: StepWork, gpu: Gpu, *, precision: Precision, compiled: bool = False, traffic: float = 0.0
+) -> StepTime:
+    """Estimate the range of a step's time on `gpu`, by the largest of its three bounds.
+
+    traffic: seconds of all communication between devices, part of which the computation hides.
+    """
     peak = peak_flop_per_second(gpu, precision=precision)
     bandwidth = gpu.bandwidth_bytes_per_second
-    moved = work.least_bytes_moved
-    slow, fast = (
-        (work.flop / (peak * flop_share), moved / (bandwidth * bandwidth_share))
-        for flop_share, bandwidth_share in zip(FLOP_SHARES, BANDWIDTH_SHARES, strict=True)
+    moved, launch = work.least_bytes_moved, LAUNCH_SECONDS[compiled]
+    fast, slow = (
+        {
+            "arithmetic": work.flop / (peak * FLOP_SHARES[place]),
+            "memory": moved / (bandwidth * BANDWIDTH_SHARES[place]),
+            "launching kernels": work.launches * launch[1 - place],
+        }
+        for place in (1, 0)
     )
     low, high = (f"{share:.0%}" for share in FLOP_SHARES)
     units = precision if _has_units(gpu, precision) else f"fp32 (no units for {precision})"
     computed = f"{work.flop / 1e12:.3g} TFLOP at {low} to {high} of {peak / 1e12:.4g} TFLOP/s in {units}"
     low, high = (f"{share:.0%}" for share in BANDWIDTH_SHARES)
     carried = f"at least {moved / 1e9:.3g} GB at {low} to {high} of {bandwidth / 1e9:.0f} GB/s"
-    bound: Literal["arithmetic", "memory", "arithmetic or memory"]
-    match (fast[1] > fast[0], slow[1] > slow[0]):
-        case True, True:
-            bound, reason = "memory", carried
-        case False, False:
-            bound, reason = "arithmetic", computed
-        case _:  # near the ridge the bound depends on the shares reached
-            bound, reason = "arithmetic or memory", f"{computed}; {carried}"
-    return StepTime(fastest_seconds=max(fast), slowest_seconds=max(slow), bound=bound, reason=reason)
+    assumed = f"{launch[0] * 1e6:g} to {launch[1] * 1e6:g} us, {'our assumption' if compiled else 'eager'}"
+    launched = f"{work.launches:,} operators at {assumed}"
+    why = {"arithmetic": computed, "memory": carried, "launching kernels": launched}
+    # Near the ridge the bound depends on the shares reached.
+    bounds = [
+        name for name in why if name in (max(fast, key=fast.__getitem__), max(slow, key=slow.__getitem__))
+    ]
+    reasons = [why[name] for name in bounds]
+    fastest, slowest = max(fast.values()), max(slow.values())
+    exposed = [exposed_seconds(traffic, compute=seconds) for seconds in (fastest, slowest)]
+    if exposed[0]:
+        reasons.append(f"and up to {seconds_text(exposed[0])} of communication with assumed link rates")
+    return StepTime(
+        fastest_seconds=fastest + exposed[0],
+        slowest_seconds=slowest + exposed[1],
+        bound=" or ".join(bounds),
+        reason="; ".join(reasons),
+    )
 
 
 def step_seconds(
@@ -130,6 +153,14 @@ def step_seconds(
     branches = [span(replace(alone, flop=flop, frozen_bytes=weight_bytes)) for flop, weight_bytes in frozen]
     before, (fastest, slowest) = span(replace(trained, activation_bytes=0)), zip(*branches, strict=True)
     return before[0] + max(fastest), before[1] + max(slowest)
+
+
+def copy_seconds(weight_bytes: int, *, accumulation: int) -> float:
+    """Return the seconds of a step's copies of frozen models from main memory, one in each micro-batch.
+
+    A copy waits for the room that the other model leaves, so that no computation hides it.
+    """
+    return accumulation * weight_bytes / PCIE_BYTES_PER_SECOND
 
 
 def peak_flop_per_second(gpu: Gpu, *, precision: Precision) -> float:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from lib.plan.gpus import Gpu
-from lib.plan.types import SHARDS_WEIGHTS, Layout, Weight
+from lib.plan.types import SHARDS_WEIGHTS, Branch, Layout, Weight
 
 Units: TypeAlias = Sequence[Sequence[Weight]]
 
@@ -60,9 +60,22 @@ def layouts(world: int) -> Iterator[Layout]:
         yield Layout(strategy="hsdp", world=world, shard=group)
 
 
-def split_over(devices: int) -> Layout:
-    """Return the layout of two frozen models on each pair of devices; an odd last device stays unused."""
-    return Layout(strategy="split", world=max(1, devices // 2), shard=1)
+def splits_over(devices: int, branches: Sequence[Branch]) -> Iterator[Layout]:
+    """Return the layouts of two frozen models on all of `devices`, those with the most processes first.
+
+    A process has 2 to DEVICES_PER_NODE devices, divided between the models so that the slower one is as fast
+    as it can be. Where both numbers have a common divisor, smaller processes do the same. Empty without two
+    `branches`.
+    """
+    if not branches:
+        return
+    first, second = (branch.flop_per_sample for branch in branches)
+    for each in range(2, min(devices, DEVICES_PER_NODE) + 1):
+        if devices % each == 0:
+            with_first = min(range(each - 1, 0, -1), key=lambda own: max(first / own, second / (each - own)))
+            if math.gcd(with_first, each) == 1:
+                pair = (with_first, each - with_first)
+                yield Layout(strategy="split", world=devices // each, shard=1, branch_devices=pair)
 
 
 def group_of(world: int) -> int | None:
@@ -140,7 +153,7 @@ def exchanges(units: Units, layout: Layout, *, accumulation: int) -> Iterator[Ex
     """Return the collectives of each process in one step of `accumulation` micro-batches.
 
     Replicas (ddp, zero1) average all gradients at once here; torch does so in buckets of 25 MiB, the first of
-    1. What the two devices of a split exchange, a few vectors per sample, is not counted.
+    1. What the devices of a split exchange, a few vectors per sample, is not counted.
     """
     if layout.strategy in SHARDS_WEIGHTS:
         yield from _of_parts(units, layout, accumulation)

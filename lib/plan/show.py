@@ -47,10 +47,10 @@ def compact_text(plan: Plan, *, columns: int) -> str:
         ("numerics", ", ".join(numerics + ["channels last"] * plan.channels_last)),
         ("memory", f"predicted: {format_need(memory)}" if memory is not None else why["memory"]),
     ]
-    if plan.world > 1:
-        rows.insert(
-            1, ("strategy", plan.strategy + (f" in shards of {plan.shard}" if plan.shard > 1 else ""))
-        )
+    if plan.strategy != "single":
+        more = f" in shards of {plan.shard}" if plan.shard > 1 else ""
+        more += f" over {_text(plan.branch_devices)} devices" if plan.branch_devices else ""
+        rows.insert(1, ("strategy", plan.strategy + more))
     shown = ("device", "effective batch")
     decisions = [(name, text) for name, _, text in named_decisions(plan) if name not in shown]
     rows += [(name, text) for name, text in decisions if WARNS.search(text)]
@@ -93,7 +93,7 @@ def _show_table(plan: Plan, stream: TextIO, *, columns: int) -> None:
 def named_decisions(plan: Plan) -> Iterator[tuple[str, str, str]]:
     """Yield name, value and reason of each decision, as text."""
     for field in dataclasses.fields(plan):
-        if field.name != "reasons":
+        if field.name != "reasons" and getattr(plan, field.name) != ():
             yield field.name.replace("_", " "), _text(getattr(plan, field.name)), plan.reasons[field.name]
 
 
@@ -102,6 +102,8 @@ def _text(value: object) -> str:
         return "yes" if value else "no"
     if value is None:
         return "-"
+    if isinstance(value, tuple):
+        return " + ".join(map(str, value))
     if isinstance(value, Memory):
         return bytes_text(value.need_bytes)
     return str(value)
@@ -169,11 +171,11 @@ def why_divisor(split: Split, *, bound: int, norm_batch: int) -> str:
 def why_shares(shares: Sequence[int], *, rows: int, noun: str) -> str:
     """Explain each device's share, and how long the others wait for the one with the most rows.
 
-    rows: of the first device, padding included. noun: "devices" or "pairs of devices".
+    rows: of the first device, padding included. noun: "devices", "pairs of devices" and the like.
     """
     world = len(shares)
     if sum(shares) == rows * world:
-        return f"{rows} on each of {world} {'device(s)' if noun == 'devices' else 'pair(s) of devices'}"
+        return f"{rows} on each of {world} {noun.replace('s', '(s)', 1)}"
     counts = " and ".join(f"{shares.count(share)} x {share}" for share in sorted({*shares}, reverse=True))
     return f"{counts} on {world} {noun} ({1 - sum(shares) / (rows * world):.1%} idle)"
 

@@ -79,7 +79,8 @@ class SizingContext:
     @property
     def replica_noun(self) -> str:
         """The unit that gets a share of the batch, for messages."""
-        return "devices" if self.layout.devices_per_process == 1 else "pairs of devices"
+        each = self.layout.devices_per_process
+        return {1: "devices", 2: "pairs of devices"}.get(each, f"groups of {each} devices")
 
     @property
     def why_one_shape(self) -> str:
@@ -147,6 +148,7 @@ class Candidate:
             "strategy": self.layout.strategy,
             "world": self.layout.world,
             "shard": self.layout.shard,
+            "branch_devices": list(self.layout.branch_devices),
             "micro_batch": self.split.micro_batch if self.split is not None else None,
             "accumulation": self.split.accumulation if self.split is not None else None,
             "need_bytes": self.memory.need_bytes if self.memory is not None else None,

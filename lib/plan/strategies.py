@@ -9,8 +9,23 @@ from lib.errors import PlanError
 from lib.plan.fitting import NoRoomError, predicted
 from lib.plan.gpus import MAX_DEVICES, find_gpu
 from lib.plan.placement import NAMES
-from lib.plan.roofline import FLOP_SHARES, SHORT_SECONDS, StepWork, peak_flop_per_second, step_seconds
-from lib.plan.sharding import ELEMENT_BYTES, exposed_seconds, held, layouts, split_over, traffic_seconds
+from lib.plan.roofline import (
+    FLOP_SHARES,
+    SHORT_SECONDS,
+    StepWork,
+    copy_seconds,
+    peak_flop_per_second,
+    step_seconds,
+)
+from lib.plan.sharding import (
+    DEVICES_PER_NODE,
+    ELEMENT_BYTES,
+    exposed_seconds,
+    held,
+    layouts,
+    splits_over,
+    traffic_seconds,
+)
 from lib.plan.show import format_need, hanging, norm_batch_remedy, why_memory
 from lib.plan.sizing import Candidate, SizingContext, choose_sizes
 from lib.plan.types import OWN_MEMORY, SHARDS_WEIGHTS, STATIC_SHAPES, Decision, Layout
@@ -32,7 +47,7 @@ def choose_strategy(context: SizingContext) -> tuple[Candidate, tuple[Candidate,
     like = simplest if _cannot_be_beaten(simplest) else None
     candidates = [simplest]
     for other in _other_layouts(context):
-        # Each process of a split takes the samples of two devices.
+        # Each process of a split takes the samples of several devices.
         own = other.layout.strategy in ("split", requested)
         candidates.append(_candidate(other, like=None if own else like))
     allowed = [each for each in candidates if requested in ("auto", each.layout.strategy)]
@@ -47,9 +62,21 @@ def choose_strategy(context: SizingContext) -> tuple[Candidate, tuple[Candidate,
     return replace(chosen, reasons=reasons), tuple(verdicts)
 
 
+def only_strategy(context: SizingContext) -> Candidate:
+    """Return the candidate of the strategy that `context` has. Raises PlanError where it is impossible."""
+    found, name = _candidate(context), context.layout.strategy
+    if found.split is None:
+        error = PlanError(f"{name} is not possible", why=found.why_not, todo=found.nearest)
+        raise found.error or error
+    reasons = {**found.reasons, "shard": _why_shard(context.layout)}
+    return replace(found, reasons=reasons, verdict="chosen")
+
+
 def _why_shard(layout: Layout) -> str:
+    if layout.strategy == "sequential":
+        return "each process has all weights; of the frozen ones one model at a time is on its device"
     if layout.shard == 1:
-        return f"each process has all weights{' on its two devices' if layout.strategy == 'split' else ''}"
+        return "each process has all weights" + " on its devices" * (layout.strategy == "split")
     copies = layout.world // layout.shard
     return f"{layout.shard} processes hold one copy together" + (f", {copies} copies" if copies > 1 else "")
 
@@ -66,10 +93,14 @@ def _check_running_statistics(context: SizingContext) -> None:
 
 def _other_layouts(context: SizingContext) -> Iterator[SizingContext]:
     """Yield `context` with each strategy but the simplest; sharded models are not compiled."""
-    devices, step = context.placement.world.value, context.step
+    devices, step, branches = context.placement.world.value, context.step, context.facts.branches
+    requested = context.config.dist_strategy
     _, *others = layouts(devices)
-    if context.facts.branches is not None or context.config.dist_strategy == "split":
-        others.append(split_over(devices))
+    if devices > 1 and (branches is not None or requested == "split"):
+        pair = Layout(strategy="split", world=1, shard=1, branch_devices=(1, 1))
+        others += [*splits_over(devices, branches or ())] or [pair]
+    if branches is not None or requested == "sequential":
+        others.append(Layout(strategy="sequential", world=devices, shard=1))
     for layout in others:
         compiled = step.compile and layout.strategy not in SHARDS_WEIGHTS
         yield replace(context, step=replace(step, layout=layout, compile=compiled))
@@ -85,7 +116,7 @@ def _candidate(context: SizingContext, *, like: Candidate | None = None) -> Cand
     except NoRoomError as error:
         why_not = f"needs {format_need(error.memory)} at a micro-batch of {error.step.micro_batch}"
         frozen = error.memory.parts.get("frozen models", 0)
-        if frozen and context.layout.strategy != "split":
+        if frozen and context.layout.strategy not in ("split", "sequential"):
             why_not += f", {bytes_text(frozen)} of it for frozen models, whole on each device"
         return Candidate(context=context, why_not=why_not, nearest=_nearest(error, context), error=error)
     except PlanError as error:
@@ -118,7 +149,8 @@ def _obstacle(context: SizingContext) -> Decision[str] | None:
     strategy = context.layout.strategy
     if strategy in ("single", "ddp"):
         return None
-    found = _obstacles_to_split(context) if strategy == "split" else _obstacles_to_sharding(context)
+    branches = strategy in ("split", "sequential")
+    found = _obstacles_to_branches(context) if branches else _obstacles_to_sharding(context)
     return next((Decision(why, nearest) for stands, why, nearest in found if stands), None)
 
 
@@ -147,12 +179,18 @@ def _obstacles_to_sharding(context: SizingContext) -> Iterator[tuple[bool, str, 
     yield compiles, "compiled models are not sharded", "CONFIG_COMPILE_MODEL=n"
 
 
-def _obstacles_to_split(context: SizingContext) -> Iterator[tuple[bool, str, str]]:
-    config, devices = context.config, context.placement.world.value
+def _obstacles_to_branches(context: SizingContext) -> Iterator[tuple[bool, str, str]]:
+    """As `_obstacles_to_sharding`, of placing each frozen model by itself."""
+    config, layout, devices = context.config, context.layout, context.placement.world.value
     yield context.facts.branches is None, f"{config.model} has no two frozen models", "a model that has"
     own = context.placement.device.value in OWN_MEMORY
-    yield not own, "a split is for devices with memory of their own", "two GPUs"
-    yield devices % 2 == 1, f"{devices} devices are not pairs", f"CONFIG_NUM_DEVICES={devices - 1}"
+    yield not own, "it is for devices with memory of their own", "GPUs"
+    if layout.strategy == "sequential":
+        by_precision = "CONFIG_PRECISION_BF16=y or _FP32=y"
+        yield context.step.precision == "fp16", "no loss scaling within a frozen model", by_precision
+        return
+    uneven = f"{devices} devices are no groups of 2 to {DEVICES_PER_NODE} of one size"
+    yield layout.devices != devices, uneven, f"CONFIG_NUM_DEVICES={devices - 1}"
     several = config.dist_nnodes != "1"
     yield several, "several nodes need a process for each device", "CONFIG_DIST_NNODES=1"
 
@@ -190,16 +228,21 @@ def seconds_of(candidate: Candidate) -> tuple[float, float] | None:
         activation_bytes=memory.parts.get("activations", 0) * split.accumulation,
     )
     frozen_bytes = 4 if context.step.precision == "fp32" else 2  # frozen weights are in the products' type
+    branches = [*zip(facts.branches or (), layout.branch_devices or (1, 1), strict=False)]
     times = step_seconds(
         trained,
         [
-            (branch.flop_per_sample * split.samples, branch.parameters * frozen_bytes)
-            for branch in facts.branches or ()
+            (branch.flop_per_sample * split.most_of(devices), branch.parameters * frozen_bytes)
+            for branch, devices in branches
         ],
         concurrent=layout.strategy == "split",
         gpu=gpu,
         precision=context.step.precision,
     )
+    if layout.strategy == "sequential":
+        weight_bytes = sum(branch.parameters for branch, _ in branches) * frozen_bytes
+        copies = copy_seconds(weight_bytes, accumulation=split.accumulation)
+        times = times[0] + copies, times[1] + copies
     if layout.world == 1:
         return times
     traffic = traffic_seconds(facts.units, layout, gpu, accumulation=split.accumulation)
@@ -224,7 +267,7 @@ def _why(chosen: Candidate, candidates: Sequence[Candidate]) -> str:
     reason = (
         "the simplest that fits" if chosen.seconds is None else "the simplest of the fastest, by estimate"
     )
-    verdicts = (f"{each.layout.strategy} {_verdict(each, chosen, requested='auto')}" for each in simpler)
+    verdicts = (f"{_name(each)} {_verdict(each, chosen, requested='auto')}" for each in simpler)
     return "; ".join([reason, *verdicts])
 
 
@@ -261,14 +304,14 @@ def _refusal(
             todo=f"it is possible with {nearest}; or set CONFIG_DIST_STRATEGY_AUTO=y",
         )
     assert first is not None and first.error is not None
-    strategies = [f"{each.layout.strategy} with {each.nearest}" for each in candidates if each.nearest]
+    strategies = [f"{_name(each)} with {each.nearest}" for each in candidates if each.nearest]
     todo = f"{first.error.todo}; possible: {', '.join(strategies)}"
     return PlanError(first.error.what, why=first.error.why, todo=todo)
 
 
 def format_strategies(strategies: Sequence[Candidate], *, columns: int) -> Iterator[str]:
     """Format a line per strategy: batch, memory of the fullest device, seconds of a step, verdict."""
-    yield "Parallelism strategies (time of an optimizer step estimated, with assumed link rates):"
+    yield "Parallelism strategies (estimated step times without kernel launches, with assumed link rates):"
     widest = max(7, *(len(_name(row)) for row in strategies))
     for row in strategies:
         sizes = "" if row.split is None else f"{row.split.micro_batch} x {row.split.accumulation}"
@@ -280,6 +323,7 @@ def format_strategies(strategies: Sequence[Candidate], *, columns: int) -> Itera
 
 def _name(row: Candidate) -> str:
     layout = row.layout
-    if layout.strategy == "split" and layout.world > 1:
-        return "split+ddp"
+    if layout.replica.strategy != "single":
+        pair = ",".join(map(str, layout.branch_devices)) if layout.devices_per_process > 2 else ""
+        return layout.strategy + (f"({pair})" if pair else "") + "+ddp" * (layout.world > 1)
     return layout.strategy + (f"/{layout.shard}" if layout.strategy == "hsdp" else "")

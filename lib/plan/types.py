@@ -13,7 +13,7 @@ from lib.config import Config
 Kind: TypeAlias = Literal["cpu", "cuda", "rocm", "mps", "xla", "tpu"]
 Precision: TypeAlias = Literal["bf16", "fp16", "fp32"]
 DeviceName: TypeAlias = Literal["auto", "cuda", "mps", "cpu"]
-Strategy: TypeAlias = Literal["single", "ddp", "zero1", "zero2", "fsdp", "hsdp", "split"]
+Strategy: TypeAlias = Literal["single", "ddp", "zero1", "zero2", "fsdp", "hsdp", "split", "sequential"]
 
 T = TypeVar("T")
 
@@ -133,29 +133,44 @@ class Layout:
         micro-batch.
     fsdp: as zero2, but weights are gathered unit by unit, in forward and again in backward.
     hsdp: as fsdp within groups of `shard` processes, which are replicas as with ddp.
-    split: each process has two devices, with one of two frozen models on each, and the trained model on the
-        first; several processes are replicas as with ddp.
+    split: each process has several devices with one of two frozen models on each, and the trained model on
+        the first. Devices with the same model divide the samples of a micro-batch. Processes are replicas as
+        with ddp.
+    sequential: frozen models wait in main memory, and one at a time is copied to the device of a process.
+        Processes are replicas as with ddp.
     """
 
     strategy: Strategy
     world: int
     shard: int  # processes that hold one replica: 1, or `world`, or for hsdp a divisor of it
+    branch_devices: tuple[int, ...] = ()  # of a split: devices with the first frozen model, and the second
 
     def __post_init__(self) -> None:
-        alone = self.strategy in ("single", "split") if self.world == 1 else self.strategy != "single"
+        any_world = self.strategy in ("split", "sequential")
+        alone = any_world or (self.strategy == "single") == (self.world == 1)
         parts = (self.shard > 1) == (self.strategy in SHARDS_WEIGHTS)
-        if not alone or not parts or self.shard < 1 or self.world % self.shard:
-            raise ValueError(f"{self.strategy} on {self.world} in shards of {self.shard}")
+        branches = len(self.branch_devices) == 2 * (self.strategy == "split") and all(
+            type(devices) is int and devices > 0 for devices in self.branch_devices
+        )
+        if not alone or not parts or not branches or self.shard < 1 or self.world % self.shard:
+            by = f", branches on {self.branch_devices}" if self.branch_devices or not branches else ""
+            raise ValueError(f"{self.strategy} on {self.world} in shards of {self.shard}{by}")
 
     @property
     def devices_per_process(self) -> int:
         """Devices of each process."""
-        return 2 if self.strategy == "split" else 1
+        return sum(self.branch_devices) or 1
 
     @property
     def devices(self) -> int:
         """Devices of all processes."""
         return self.world * self.devices_per_process
+
+    @property
+    def replica(self) -> Layout:
+        """Layout of one process without the others."""
+        alone: Strategy = self.strategy if self.strategy in ("split", "sequential") else "single"
+        return Layout(strategy=alone, world=1, shard=1, branch_devices=self.branch_devices)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,6 +179,7 @@ class Branch:
 
     flop_per_sample: float  # forward, and backward to its input
     parameters: int
+    bytes_per_sample: int = 0  # activations saved for backward, fp32, one sample
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -229,9 +245,10 @@ class Plan:
     """
 
     device: Kind
-    world: int  # processes; each has one device, or two of a split
+    world: int  # processes; each has one device, or several of a split
     strategy: Strategy
     shard: int  # processes that hold one replica of the weights
+    branch_devices: tuple[int, ...]  # as of Layout
     micro_batch: int
     accumulation: int
     last_micro_batch: int
@@ -258,7 +275,9 @@ class Plan:
     @property
     def layout(self) -> Layout:
         """Layout over processes."""
-        return Layout(strategy=self.strategy, world=self.world, shard=self.shard)
+        return Layout(
+            strategy=self.strategy, world=self.world, shard=self.shard, branch_devices=self.branch_devices
+        )
 
     @property
     def shares(self) -> tuple[int, ...]:
@@ -302,7 +321,11 @@ class Plan:
             strategy = "ddp" if data["world"] > 1 else "single"
             why = dict.fromkeys(("strategy", "shard"), "all there was in the version that made this plan")
             data = {**data, "strategy": strategy, "shard": 1, "reasons": {**data["reasons"], **why}}
-        return cls(**{**data, "memory": memory})
+        if "branch_devices" not in data:  # stored by a version that split over two devices only
+            why = {"branch_devices": "all there was in the version that made this plan"}
+            pair = (1, 1) if data["strategy"] == "split" else ()
+            data = {**data, "branch_devices": pair, "reasons": {**data["reasons"], **why}}
+        return cls(**{**data, "memory": memory, "branch_devices": tuple(data["branch_devices"])})
 
 
 def fixed_plan(reason: str, *, micro_batch: int, accumulation: int = 1, **fields: Any) -> Plan:
@@ -312,8 +335,9 @@ def fixed_plan(reason: str, *, micro_batch: int, accumulation: int = 1, **fields
     batch = {"micro_batch": micro_batch, "accumulation": accumulation, "last_micro_batch": micro_batch}
     batch |= {"effective_batch": effective, "target": effective, "norm_batch": 0}
     layout = {"world": 1, "strategy": "ddp" if world > 1 else "single", "shard": 1}
+    branches: dict[str, Any] = {"branch_devices": ()}
     numerics = {"device": "cpu", "precision": "fp32", "channels_last": False, "compile": False}
-    fields = {**batch, **layout, **numerics, "memory": None, **fields}
+    fields = {**batch, **layout, **branches, **numerics, "memory": None, **fields}
     return Plan(**fields, reasons=dict.fromkeys(fields, reason))
 
 

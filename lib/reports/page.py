@@ -3,7 +3,7 @@
 A block is a dictionary that JSON can hold. Beside "title" and "note" its "kind" says what it has:
 
     table     head, rows: texts; the first cell of a row names it. folded: shown on request
-    matrix    counts: by true class (rows) and predicted class (columns)
+    matrix    names: of the classes; counts: by true class (rows) and predicted class (columns)
     pictures  pictures: png, a file in base64, and caption
     text      text, with its line breaks
     boards    boards: caption, and rows of cells: the text, and one of given, right, wrong and empty

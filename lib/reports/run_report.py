@@ -18,6 +18,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from jinja2 import TemplateError
+
 from lib import atomic
 from lib.errors import ToolkitError, os_errors
 from lib.kconf.resolve import is_given
@@ -25,8 +27,9 @@ from lib.plan.gpus import find_gpu
 from lib.plan.roofline import FLOP_SHARES, peak_flop_per_second
 from lib.plan.show import named_decisions
 from lib.plan.types import Plan
-from lib.reports.page import Section, charts, section, table, write_page
+from lib.reports.page import Section, charts, render, section, table, write_page
 from lib.reports.series import LINES, MOST_POINTS, Series, read_series
+from lib.runs import metrics
 from lib.runs.directory import RunDir
 from lib.runs.index import facts_of, stored
 from lib.runs.metrics import higher_is_better
@@ -34,7 +37,7 @@ from lib.units import bytes_text, seconds_text
 
 Findings: TypeAlias = Mapping[str, Any]
 
-_VERSION = 2  # of the stored findings
+_VERSION = 3  # of the stored findings
 _AXES = {"step": "optimizer step", "seconds": "seconds of training"}
 _CURVES = (
     f"At most {MOST_POINTS:,} points a line: the lowest and the highest of equal stretches. Smoothing is "
@@ -60,7 +63,13 @@ def store_findings(run: RunDir, findings: Findings) -> None:
 
 
 def write_report(run: RunDir, findings: Findings, path: Path) -> None:
-    """Write the report of a run. Raises ToolkitError if its metrics are damaged, or it cannot be written."""
+    """Write the report of a run. Raises ToolkitError if a file of it is damaged, or it cannot be written."""
+    try:
+        curve = findings.get("memory")
+        render(title="", summary="", sections=[section("", *([curve] if curve else [])), _model(findings)])
+    except (TemplateError, TypeError, KeyError, ValueError, AttributeError) as error:
+        todo = "remove it: make report then makes it again"
+        raise ToolkitError(f"{run.findings} is damaged", why=str(error), todo=todo) from error
     status, data = run.status(), _read(run, "data")
     synthetic = " (synthetic)" if data.get("synthetic") else ""
     state = f"{status.state}: {status.reason}" if status.reason else status.state
@@ -85,10 +94,7 @@ def sections(run: RunDir, findings: Findings) -> list[Section]:
     except ToolkitError as error:
         why = f"The plan cannot be shown: {error}"
     parts = (("Software", "env"), ("Hardware", "hardware"), ("Data", "data"))
-    facts = {
-        title: [(path.replace("_", " "), str(value)) for path, value in facts_of(_read(run, name))]
-        for title, name in parts
-    }
+    facts = {title: [fact(*each) for each in facts_of(_read(run, name))] for title, name in parts}
     return [
         _result(run, series, findings),
         section("Curves", _CURVES, *charts(lines, _AXES)),
@@ -99,6 +105,17 @@ def sections(run: RunDir, findings: Findings) -> list[Section]:
         section("Environment", *(table(title, ("fact", "value"), rows) for title, rows in facts.items())),
         _model(findings),
     ]
+
+
+def fact(path: str, value: object) -> tuple[str, str]:
+    """Return the name and the value of a fact about a machine or its data, in words."""
+    name = path.replace("_", " ")
+    if name.endswith(" bytes") and isinstance(value, int):
+        return name.removesuffix(" bytes"), bytes_text(value)
+    if isinstance(value, bool):
+        return name, "yes" if value else "no"
+    text = ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+    return name, "not known" if value in (None, "", []) else text
 
 
 def text_of(value: object) -> str:
@@ -122,7 +139,7 @@ def _result(run: RunDir, series: Sequence[Series], findings: Findings) -> Sectio
         f"Evaluated on the {part}." if part else "",
         "" if rows else "There is no evaluation yet.",
         "" if baselines else unknown,
-        table("Evaluations", ("figure", "last", "best", "step"), rows),
+        table("Evaluations", ("figure", "last", "best", "best at step"), rows),
         table("Baselines", ("baseline", "figures"), baselines),
     )
 
@@ -166,6 +183,15 @@ def _throughput(run: RunDir, plan: Plan | None, series: Sequence[Series], findin
         low, high = (f"{share:.0%}" for share in FLOP_SHARES)
         rows.append((f"peak of {count} {gpu.name}", f"{peak * count / 1e9:,.0f} GFLOP/s"))
         rows.append(("utilisation", f"{reached} of the peak; the estimate is {low} to {high}"))
+    speed = [row for row in metrics.tail(run.metrics) if row.get("kind") == "speed"][-1:]
+    rows += [
+        (
+            f"whole run: {name.replace('_', ' ')}",
+            f"{value:.1%}" if name in metrics.SHARES else f"{value:,.4g}",
+        )
+        for name, value in (speed[0].items() if speed else ())
+        if name not in ("kind", "step")
+    ]
     notes = "Medians of the second half of the rows, training only.", why
     return section("Throughput", *notes, table("Speed", ("figure", "value"), rows))
 

@@ -39,13 +39,15 @@ class Series:
 
 
 def extremes(values: Sequence[float], most: int) -> list[int]:
-    """Return the places of all values, or of the lowest and highest of each of `most` / 2 equal stretches."""
-    count = len(values)
+    """Return the places of all values, or of at most `most`: the ends, the extremes of equal stretches."""
+    count, stretches = len(values), most // 2 - 1
     if count <= most:
         return list(range(count))
-    ends = [number * count // (most // 2) for number in range(most // 2 + 1)]
-    stretches = map(range, ends, ends[1:])
-    return sorted({choose(own, key=values.__getitem__) for own in stretches for choose in (min, max)})
+    kept = {0, count - 1}
+    for number in range(stretches):
+        own = range(number * count // stretches, (number + 1) * count // stretches)
+        kept |= {choose(own, key=values.__getitem__) for choose in (min, max)}
+    return sorted(kept)
 
 
 def read_series(path: Path) -> list[Series]:
@@ -53,8 +55,7 @@ def read_series(path: Path) -> list[Series]:
 
     A file that does not exist yet has none. Raises ToolkitError for a damaged one.
     """
-    batches = metrics.Follower(path).batches() if path.exists() else iter(())
-    found = series_of(row for batch in batches for row in batch)
+    found = series_of(metrics.rows(path)) if path.exists() else []
     return [each for each in found if each.column not in _PLAIN]
 
 

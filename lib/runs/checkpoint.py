@@ -1,6 +1,7 @@
 """Atomic checkpoints: each one is complete or absent, even after a kill or a power cut.
 
-    ckpt/step-00001234/state.pt        torch.save
+    ckpt/step-00001234/state.pt        torch.save; of a sharded checkpoint all but the sharded tensors
+    ckpt/step-00001234/__0_0.distcp    sharded tensors of rank 0, and so on, with .metadata: lib/runs/dcp.py
     ckpt/step-00001234/manifest.json   step, versions, size and SHA-256 of every file, and of itself
     ckpt/latest, ckpt/best             text: the name of a directory above
 
@@ -21,9 +22,9 @@ import pickle
 import re
 import shutil
 import zipfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import IO, Any, BinaryIO, Literal, TypeAlias, cast
+from typing import IO, Any, Literal, Protocol, TypeAlias, cast
 
 import torch
 from torch import nn
@@ -40,8 +41,10 @@ _LEAVES = (
 )
 
 Which: TypeAlias = Literal["latest", "best"] | int
+Files: TypeAlias = Mapping[str, Mapping[str, Any]]  # name -> size_bytes and sha256
+Writer: TypeAlias = Callable[[Path], Files]  # of files in a folder
 
-FORMAT = 1
+FORMAT, SHARDED_FORMAT = 1, 2
 MANIFEST = "manifest.json"
 STATE = "state.pt"  # the file that every checkpoint has
 
@@ -50,18 +53,39 @@ class DamagedError(Exception):
     """The reason why a checkpoint cannot be used."""
 
 
-def save(directory: Path, *, step: int, state: Mapping[str, Any], keep_last: int, best: bool) -> Path:
+class _Ranks(Protocol):
+    """The part of a Backend by which processes agree on a checkpoint."""
+
+    rank: int
+    world: int
+
+    def broadcast(self, value: Any) -> Any: ...
+
+    def all_reduce_max(self, values: Sequence[float]) -> list[float]: ...
+
+
+def save(
+    directory: Path,
+    *,
+    step: int,
+    state: Mapping[str, Any],
+    keep_last: int,
+    best: bool,
+    write_shards: Writer | None = None,
+) -> Path:
     """Save `state` as the checkpoint of `step` and remove those older than the `keep_last` newest.
 
     state:  nested dicts, lists and tuples of tensors and plain values; anything else could not be loaded.
     best:   also point `best` here; the checkpoint that `best` points to is never removed for its age.
+    write_shards:   writes the tensors that are meta tensors in `state` to the folder `staging` (`dcp.write`).
 
     Raises CheckpointError if it cannot be written; earlier checkpoints are then untouched.
     """
     assert step >= 0 and keep_last >= 1, (step, keep_last)
     _check_loadable(state, "state")
     with _staged(directory, step) as temporary:
-        _write(temporary, step=step, state=state, best=best)
+        files = write_shards(temporary) if write_shards is not None else {}
+        _write(temporary, step=step, state=state, best=best, shards=files)
         path = _install(temporary, step=step, best=best)
         kept = {*steps(directory)[-keep_last:], best_step(directory)}
         for old in steps(directory):
@@ -78,29 +102,35 @@ def load(
     which: Which = "latest",
     map_location: str | torch.device = "cpu",
     log: Callable[[str], object],
+    ranks: _Ranks | None = None,
 ) -> tuple[int, dict[str, Any]] | None:
     """Return the step and state of a verified checkpoint, or None if there is none.
 
     "latest" falls back to the previous checkpoint, and reports it, until one is valid. "best" and a step
-    number name exactly one checkpoint. Reads only: another process may be saving.
+    number name exactly one checkpoint. Reads only: another process may be saving. Of a sharded checkpoint
+    the state has StoredTensors (`lib.runs.dcp`), which are read when they are used.
+
+    ranks: all processes load the same checkpoint, and each verifies some of its files; a collective.
 
     Raises CheckpointError if the requested checkpoint is damaged or cannot be read.
     """
     try:
         found = _checkpoints(directory)
-        candidates = _candidates(directory, which, found)
+        candidates = {step: found[step] for step in _candidates(directory, which, found)}
     except OSError as error:
         raise CheckpointError(f"cannot read {directory}", why=error.strerror or str(error)) from error
-    for step in candidates:
+    if ranks is not None:  # what another rank sees of a shared directory may be older
+        candidates = ranks.broadcast(candidates)
+    for step, path in candidates.items():
         try:
-            return step, _read(found[step], step=step, map_location=map_location)
+            return step, _read(path, step=step, map_location=map_location, ranks=ranks)
         except DamagedError as damage:
-            log(f"warning: checkpoint {found[step].name} is damaged: {damage}")
+            log(f"warning: checkpoint {path.name} is damaged: {damage}")
     if not candidates:
         return None
     raise CheckpointError(
         f"no valid checkpoint in {directory}",
-        why=f"damaged: {', '.join(found[step].name for step in candidates)}",
+        why=f"damaged: {', '.join(path.name for path in candidates.values())}",
         todo="remove that directory to start again",
     )
 
@@ -139,10 +169,12 @@ def receive(directory: Path, *, step: int, fetch: Callable[[str, Path], object])
     written, and whatever `fetch` raises. Earlier checkpoints are then untouched.
     """
     with _staged(directory, step) as temporary:
-        for name in (MANIFEST, STATE):
+        fetch(MANIFEST, temporary / MANIFEST)
+        names = [*decode_manifest((temporary / MANIFEST).read_bytes(), step=step)["files"]]
+        for name in names:
             fetch(name, temporary / name)
         content = verify(temporary, step=step)
-        for name in (MANIFEST, STATE):
+        for name in (MANIFEST, *names):
             atomic.sync_file(temporary / name)
         atomic.sync_directory(temporary)
         _install(temporary, step=step, best=is_best(content))
@@ -164,13 +196,15 @@ def decode_manifest(data: bytes, *, step: int) -> dict[str, Any]:
         valid = False
     if not valid:
         raise DamagedError(f"{MANIFEST} is not as it was written")
-    if content.get("format") != FORMAT:
-        raise DamagedError(f"its format is {content.get('format')}, this version reads {FORMAT}")
+    if content.get("format") not in (FORMAT, SHARDED_FORMAT):
+        raise DamagedError(f"its format is {content.get('format')}, this version reads 1 and 2")
     if content.get("step") != step:
         raise DamagedError(f"it is the checkpoint of step {content.get('step')}")
     files = content.get("files")
     if not isinstance(files, dict) or STATE not in files or not all(map(_has_checksum, files.values())):
         raise DamagedError(f"{MANIFEST} does not give size and SHA-256 of {STATE}")
+    if any(Path(name).name != name for name in files):  # it would be written elsewhere when it is received
+        raise DamagedError(f"{MANIFEST} names a file of another directory")
     return content
 
 
@@ -183,10 +217,13 @@ def is_best(content: Mapping[str, Any]) -> bool:
     return bool(content.get("best", False))
 
 
-def verify(path: Path, *, step: int) -> dict[str, Any]:
-    """Return the manifest of the checkpoint in `path`. Raises DamagedError if a file differs, OSError."""
+def verify(path: Path, *, step: int, rank: int = 0, world: int = 1) -> dict[str, Any]:
+    """Return the manifest of the checkpoint in `path`. Raises DamagedError if a file differs, OSError.
+
+    rank, world: of a process that verifies only its share of the files.
+    """
     content = decode_manifest((path / MANIFEST).read_bytes(), step=step)
-    for name, expected in content["files"].items():
+    for name, expected in sorted(content["files"].items())[rank::world]:
         found_bytes = (path / name).stat().st_size
         if found_bytes != expected["size_bytes"]:
             raise DamagedError(f"{name} has {found_bytes} bytes, not {expected['size_bytes']}")
@@ -196,13 +233,18 @@ def verify(path: Path, *, step: int) -> dict[str, Any]:
     return content
 
 
+def staging(directory: Path, step: int) -> Path:
+    """Return the hidden folder that a checkpoint is written to before it is installed."""
+    return directory / (_SAVING + checkpoint_name(step))
+
+
 @contextlib.contextmanager
 def _staged(directory: Path, step: int) -> Iterator[Path]:
     """Yield a new hidden directory for a checkpoint, removed unless installed. Raises CheckpointError."""
     try:
         directory.mkdir(parents=True, exist_ok=True)
         _clean(directory)
-        temporary = directory / (_SAVING + checkpoint_name(step))
+        temporary = staging(directory, step)
         temporary.mkdir()
         try:
             yield temporary
@@ -217,52 +259,22 @@ def _staged(directory: Path, step: int) -> Iterator[Path]:
         ) from error
 
 
-class _HashingFile:
-    """File object for torch.save that counts and hashes while writing, so that nothing is read again.
-
-    An exception that crosses torch's C++ writer comes out as a different one, so the first
-    error is kept and later writes are dropped.
-    """
-
-    def __init__(self, file: BinaryIO) -> None:
-        self._file, self._digest = file, hashlib.sha256()
-        self.size_bytes = 0
-        self.error: OSError | None = None
-
-    def write(self, data: Any) -> int:
-        size = memoryview(data).nbytes
-        if self.error is None:
-            try:
-                self._file.write(data)
-            except OSError as error:
-                self.error = error
-            self._digest.update(data)
-            self.size_bytes += size
-        return size
-
-    def flush(self) -> None:
-        """Do nothing: torch.save calls it, and the owner flushes the file once."""
-
-    def sha256(self) -> str:
-        return self._digest.hexdigest()
-
-
-def _write(temporary: Path, *, step: int, state: Mapping[str, Any], best: bool) -> None:
-    """Write a complete checkpoint to an empty directory and sync every file."""
+def _write(temporary: Path, *, step: int, state: Mapping[str, Any], best: bool, shards: Files) -> None:
+    """Write the rest of a checkpoint to a directory that has only `shards`, and sync every file."""
     path = temporary / STATE
     with atomic.naming(path), path.open("wb") as file:
-        hashing = _HashingFile(file)
+        hashing = atomic.HashingFile(file)
         torch.save(dict(state), cast(IO[bytes], hashing))
         if hashing.error is not None:
             raise hashing.error
         file.flush()
         os.fsync(file.fileno())
     content = {
-        "format": FORMAT,
+        "format": SHARDED_FORMAT if shards else FORMAT,
         "step": step,
         "best": best,
         "torch": torch.__version__,
-        "files": {STATE: {"size_bytes": hashing.size_bytes, "sha256": hashing.sha256()}},
+        "files": {STATE: {"size_bytes": hashing.size_bytes, "sha256": hashing.sha256()}, **shards},
     }
     atomic.write_new(temporary / MANIFEST, encode_manifest(content))
     atomic.sync_directory(temporary)
@@ -332,10 +344,25 @@ def _candidates(directory: Path, which: Which, found: Mapping[int, Path]) -> lis
     return [step]
 
 
-def _read(path: Path, *, step: int, map_location: str | torch.device) -> dict[str, Any]:
+def _verify_together(path: Path, *, step: int, ranks: _Ranks) -> dict[str, Any]:
+    """Verify as `verify` does, each rank some of the files. Raises DamagedError on every rank."""
+    content, reason = dict[str, Any](), ""
+    try:
+        content = verify(path, step=step, rank=ranks.rank, world=ranks.world)
+    except (DamagedError, OSError) as error:
+        reason = str(error)
+    (damaged,) = ranks.all_reduce_max((bool(reason),))
+    if damaged:
+        if ranks.rank == 0 and not reason:
+            verify(path, step=step)  # to report what another rank has found
+        raise DamagedError(reason or "another process cannot read it")
+    return content
+
+
+def _read(path: Path, *, step: int, map_location: str | torch.device, ranks: _Ranks | None) -> dict[str, Any]:
     """Return the state of one checkpoint after verifying every byte."""
     try:
-        verify(path, step=step)
+        content = verify(path, step=step) if ranks is None else _verify_together(path, step=step, ranks=ranks)
         if not _is_saved_by_torch(path / STATE):
             raise DamagedError(f"{STATE} is not a file of torch.save")
         state: dict[str, Any] = torch.load(path / STATE, map_location=map_location, weights_only=True)
@@ -345,7 +372,11 @@ def _read(path: Path, *, step: int, map_location: str | torch.device) -> dict[st
         raise DamagedError(f"{STATE} holds more than tensors and numbers") from error
     if not isinstance(state, dict):
         raise DamagedError(f"{STATE} holds no dict of states")
-    return state
+    if content["format"] == FORMAT:
+        return state
+    from lib.runs import dcp  # a second, which other checkpoints do without
+
+    return dcp.stored_tensors(state, path)
 
 
 def _is_saved_by_torch(path: Path) -> bool:

@@ -207,17 +207,14 @@ def _best(metrics: Path, damaged: list[str]) -> tuple[str, float | None, int | N
 
     Lines that are no rows are left out. The first is added to `damaged`; so is a file that cannot be read.
     """
-    rows: list[dict[str, Any]] = []
-    bad: list[str] = []
+    rows, bad = list[dict[str, Any]](), list[str]()
     try:
         with metrics.open("rb") as file:
             for number, line in enumerate(file, start=1):
-                if not line.endswith(b"\n"):
-                    break  # it is still being written
-                if b'"eval"' not in line and line.startswith(b"{") and line.endswith(b"}\n"):
-                    continue  # a row of training, which need not be parsed
-                row = parse_row(line)
-                if row is None:
+                # Rows of training need not be parsed. A last line without its end is still being written.
+                if not line.endswith(b"\n") or (b'"eval"' not in line and line[:1] + line[-2:] == b"{}\n"):
+                    continue
+                if (row := parse_row(line)) is None:
                     bad.append(f"{metrics.name}:{number}")
                 elif row.get("kind") == "eval" and "step" in row:
                     rows.append(row)
@@ -227,12 +224,11 @@ def _best(metrics: Path, damaged: list[str]) -> tuple[str, float | None, int | N
         bad.append(metrics.name)
     damaged += bad[:1]
     metric = preferred({name for row in rows for name in row})
-    found = [row for row in rows if isinstance(row.get(metric), int | float)]
+    found = [(float(row[metric]), row["step"]) for row in rows if isinstance(row.get(metric), int | float)]
     if not found:
         return metric, None, None
-    choose = max if higher_is_better(metric) else min
-    best = choose(found, key=lambda row: float(row[metric]))
-    return metric, float(best[metric]), int(best["step"])
+    best, step = (max if higher_is_better(metric) else min)(found, key=operator.itemgetter(0))
+    return metric, best, int(step)
 
 
 def _stored(folder: Path) -> tuple[dict[str, tuple[int, Row]], int]:
@@ -307,11 +303,9 @@ def _holds(value: Any, sign: str, text: str) -> bool:
 def check_key(variable: str, key: str, rows: Sequence[Row]) -> None:
     """Raise ConfigError, with the nearest known keys, where no row has a value called `key`."""
     if rows and all(row.value(key) is None for row in rows) and key not in _FIELDS and key not in ALIASES:
-        known = {*_FIELDS, *ALIASES, *(name for row in rows for name in row.metrics)}
-        known |= {name.lower() for name in rows[0].values}
-        raise ConfigError(
-            f"{variable}: no run has a value called {key}", todo=meant(key.lower(), sorted(known))
-        )
+        known = {*_FIELDS, *ALIASES, *(name.lower() for row in rows for name in (*row.metrics, *row.values))}
+        todo = meant(key.lower(), sorted(known), listed="make runs LIMIT=1 JSON=1 shows what a run has")
+        raise ConfigError(f"{variable}: no run has a value called {key}", todo=todo)
 
 
 def sort(rows: Sequence[Row], key: str) -> list[Row]:
@@ -321,10 +315,8 @@ def sort(rows: Sequence[Row], key: str) -> list[Row]:
     """
     name = key.removeprefix("-")
     check_key("SORT", name, rows)
-    known = [row for row in rows if row.value(name) is not None]
-    unknown = [row for row in rows if row.value(name) is None]
-    is_text = any(not isinstance(row.value(name), int | float) for row in known)
-    descending = not is_text and higher_is_better(name)
-    reverse = descending != key.startswith("-")
-    known.sort(key=lambda row: str(row.value(name)) if is_text else row.value(name), reverse=reverse)
-    return [*known, *unknown]
+    known = [(row.value(name), row) for row in rows if row.value(name) is not None]
+    is_text = any(not isinstance(value, int | float) for value, _ in known)
+    reverse = (not is_text and higher_is_better(name)) != key.startswith("-")
+    known.sort(key=lambda each: str(each[0]) if is_text else each[0], reverse=reverse)
+    return [*(row for _, row in known), *(row for row in rows if row.value(name) is None)]

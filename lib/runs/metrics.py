@@ -20,9 +20,11 @@ BATCH_ROWS = 1000
 _BLOCK_BYTES = 1 << 16
 
 
+SHARES = ("data_wait", "device_utilization", "model_flop_utilization")  # of the time, of the peak
 # Columns of metrics.jsonl and of results by which nothing is judged.
 NOT_METRICS = frozenset(
     {"step", "epoch", "seconds", "samples_per_second", "micro_batch", "learning_rate"}
+    | {*SHARES}
     | {"samples", "bytes", "chars", "tokens"}
 )
 _LOWER_IS_BETTER = ("loss", "perplexity", "bits_per_byte")
@@ -88,7 +90,12 @@ class MetricsWriter:
 
 def read(path: Path) -> list[dict[str, Any]]:
     """Read all rows but a last line that is still being written. Raises ToolkitError."""
-    return [row for rows in Follower(path).batches() for row in rows]
+    return [*rows(path)]
+
+
+def rows(path: Path) -> Iterator[dict[str, Any]]:
+    """Yield what `read` returns, with few rows in memory. Raises ToolkitError."""
+    return (row for batch in Follower(path).batches() for row in batch)
 
 
 def tail(path: Path) -> list[dict[str, Any]]:

@@ -2,7 +2,7 @@
 
     URL/<model>/<run>/config ...                      the files of the run directory
     URL/<model>/<run>/sinks/events...                 TensorBoard event files
-    URL/<model>/<run>/ckpt/step-00001234/state.pt     first
+    URL/<model>/<run>/ckpt/step-00001234/state.pt     first, with the other files of a sharded checkpoint
     URL/<model>/<run>/ckpt/step-00001234/manifest.json   last
 
 The remote manifests are read anew each time to decide which checkpoints to keep and which is the best.
@@ -21,7 +21,7 @@ from lib import atomic
 from lib.errors import CheckpointError, os_errors
 from lib.kconf import Resolved, Value, values_from_json
 from lib.runs import checkpoint
-from lib.runs.checkpoint import MANIFEST, STATE, DamagedError, decode_manifest
+from lib.runs.checkpoint import MANIFEST, DamagedError, decode_manifest
 from lib.runs.directory import (
     CHECKPOINTS,
     EVENTS,
@@ -91,7 +91,7 @@ class RemoteRun:
         """
         local = checkpoint.steps(directory)
         wanted = [step for step in local if step in (local[-1], checkpoint.best_step(directory))]
-        remote, missing, damaged = self.manifests(), dict[int, bytes](), dict[int, str]()
+        remote, missing, damaged = self.manifests(), dict[int, tuple[bytes, list[str]]](), dict[int, str]()
         for step in wanted:
             try:
                 data, content = _manifest(directory / checkpoint_name(step), step=step)
@@ -99,21 +99,21 @@ class RemoteRun:
                 damaged[step] = f"checkpoint {checkpoint_name(step)} in {directory} is damaged: {damage}"
             else:
                 if remote.get(step) != content:
-                    missing[step] = data
-        for step in missing:
+                    missing[step] = data, [*content["files"]]
+        for step, (_, names) in missing.items():
             self.storage.remove(_key(step, MANIFEST))
-            path = directory / checkpoint_name(step) / STATE
-            try:
-                self.storage.upload(path, _key(step, STATE))
-            except MissingError:
-                path.stat()  # raises if it is this one that has gone
-                raise
+            for path in (directory / checkpoint_name(step) / name for name in names):
+                try:
+                    self.storage.upload(path, _key(step, path.name))
+                except MissingError:
+                    path.stat()  # raises if it is this one that has gone
+                    raise
         for name, data in files.items():
             if name != STATUS:
                 self.storage.write(name, data)
         for name in set(self._events()) - files.keys():
             self.storage.remove(name)
-        for step, data in missing.items():
+        for step, (data, _) in missing.items():
             self.storage.write(_key(step, MANIFEST), data)
         if local and local[-1] in damaged:
             raise CheckpointError(damaged[local[-1]])

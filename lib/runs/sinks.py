@@ -173,8 +173,8 @@ class Service:
 
 
 def _sort_key(row: Row) -> list[Any]:
-    """Return the sort key of a run's rows: at one step training comes before evaluation."""
-    return [row["step"], row["kind"] == "eval"]
+    """Return the sort key of a row: at one step training comes first, then evaluation, then speed."""
+    return [row["step"], ("train", "eval", "speed").index(row["kind"])]
 
 
 def _last_sent(file: Path) -> list[Any]:

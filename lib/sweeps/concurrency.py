@@ -9,10 +9,9 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from lib import kconf
 from lib.errors import ConfigError, ToolkitError, error_in
@@ -128,16 +127,12 @@ def choose_workers(estimate: HostMemoryEstimate, *, jobs: int | None, runs: int)
 
 def distinct(configurations: Sequence[kconf.Resolved]) -> list[kconf.Resolved]:
     """Return one configuration of each group that may differ in memory."""
-
-    def key(values: Mapping[str, Any]) -> str:
-        kept = {
-            name: value != 0 if isinstance(value, float) else value
-            for name, value in values.items()
-            if name not in _WITHOUT_MEMORY
-        }
-        return json.dumps(kept, sort_keys=True)
-
-    return list({key(each.values): each for each in configurations}.values())
+    found = {}
+    for each in configurations:
+        kept = {name: value for name, value in each.values.items() if name not in _WITHOUT_MEMORY}
+        kept |= {name: value != 0 for name, value in kept.items() if isinstance(value, float)}
+        found[json.dumps(kept, sort_keys=True)] = each
+    return [*found.values()]
 
 
 def predict_host_memory(

@@ -49,9 +49,8 @@ def as_yaml(resolved: kconf.Resolved, *, root: Path) -> str:
 def _base_of(resolved: kconf.Resolved, root: Path) -> list[str]:
     """Return the value of `config:` for the shipped files of a configuration; none if others were used."""
     files = [Path(name) for name in read_text(resolved.text.encode(), name="the configuration").sources]
-    folders = [str(file.parent) for file in files]
-    exist = all((root / file).is_file() for file in files)
-    if not files or not exist or folders != [DIRECTORY, *[FRAGMENTS] * (len(files) - 1)]:
+    folders = [str(file.parent) for file in files if (root / file).is_file()]
+    if not files or folders != [DIRECTORY, *[FRAGMENTS] * (len(files) - 1)]:
         return []
     return ["+".join(file.name.removesuffix(".config") for file in files)]
 

@@ -22,6 +22,7 @@ from lib.runs.metrics import NOT_METRICS, higher_is_better, preferred
 from lib.sweeps.concurrency import Concurrency
 from lib.sweeps.runner import Log, Run, known_result, train_all
 from lib.sweeps.verdict import LEVEL, Verdict, judge, planned_looks, power
+from lib.units import whole_number
 
 SHARES = ("accuracy", "exact_accuracy")  # metrics that are a share of the evaluation samples
 _NORMAL_95 = 1.96
@@ -146,13 +147,6 @@ def parse_looks(text: str, variable: str) -> list[int]:
     looks = [whole_number(word, variable) for word in text.replace(",", " ").split()]
     planned_looks(looks)
     return looks
-
-
-def whole_number(text: str, variable: str) -> int:
-    """Parse a variable of make. Raises ConfigError for anything but a whole number from 1."""
-    if not (text.isascii() and text.isdecimal() and int(text)):
-        raise ConfigError(f"{variable}={text} is not a whole number from 1")
-    return int(text)
 
 
 def metric_differences(results: Sequence[tuple[Metrics, Metrics]], requested: str) -> tuple[list[float], str]:

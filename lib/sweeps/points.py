@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import statistics
 from collections import defaultdict
@@ -31,10 +32,9 @@ def mean_of(number: int, results: Sequence[Result], metric: str) -> float | None
     own = [result for result in results if result.number == number]
     if not own or any(result.reason for result in own):
         return None
-    for result in own:
-        if metric not in result.metrics:
-            known = ", ".join(result.metrics)
-            raise ConfigError(f"no evaluation reports {metric}", todo=f"search by one of {known}")
+    if lacking := [result for result in own if metric not in result.metrics]:
+        todo = f"search by one of {', '.join(lacking[0].metrics)}"
+        raise ConfigError(f"no evaluation reports {metric}", todo=todo)
     return statistics.fmean(result.metrics[metric] for result in own)
 
 
@@ -93,18 +93,15 @@ def main_effects(
 
     Each seed counts once, by its mean over the points with that value. The error of a single seed is 0.
     """
-    found: dict[str, dict[str, dict[str, list[float]]]] = {}
+    found = defaultdict[tuple[str, str], dict[str, list[float]]](lambda: defaultdict(list))
     for number, values in _by_seed(results, objective(experiment, results)[0]).items():
-        for name, setting in experiment.points[number].items():
-            seeds = found.setdefault(name, {}).setdefault(setting, {})
-            for seed, value in values.items():
-                seeds.setdefault(seed, []).append(value)
-    effects: dict[str, dict[str, tuple[float, float]]] = defaultdict(dict)
-    for name, settings in found.items():
-        for setting, seeds in settings.items():
-            means = [statistics.fmean(each) for each in seeds.values()]
-            error = statistics.stdev(means) / math.sqrt(len(means)) if means[1:] else 0.0
-            effects[name][setting] = statistics.fmean(means), error
+        for axis, (seed, value) in itertools.product(experiment.points[number].items(), values.items()):
+            found[axis][seed].append(value)
+    effects = defaultdict[str, dict[str, tuple[float, float]]](dict)
+    for (name, setting), seeds in found.items():
+        means = [*map(statistics.fmean, seeds.values())]
+        error = statistics.stdev(means) / math.sqrt(len(means)) if means[1:] else 0.0
+        effects[name][setting] = statistics.fmean(means), error
     return effects
 
 

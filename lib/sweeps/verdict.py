@@ -63,16 +63,8 @@ def judge(differences: Sequence[float], looks: Sequence[int], *, higher_is_bette
         word = "identical"
     elif p <= level:
         word = "better" if (mean > 0) == higher_is_better else "worse"
-    return Verdict(
-        word=word,
-        pairs=len(values),
-        mean=mean,
-        sd=sd,
-        low=mean - margin,
-        high=mean + margin,
-        p=p,
-        level=level,
-    )
+    interval = {"low": mean - margin, "high": mean + margin}
+    return Verdict(word=word, pairs=len(values), mean=mean, sd=sd, **interval, p=p, level=level)
 
 
 def planned_looks(requested: Sequence[int], *, reused: int = 0) -> tuple[int, ...]:
@@ -165,11 +157,9 @@ def _central_probability(t: Any, freedom: int) -> Values:
 
 def t_quantile(probability: float, freedom: int) -> float:
     """Return t with P(T <= t) = probability >= 0.5."""
-    low, high = 0.0, 1.0
-    while _central_probability(np.float64(high), freedom) < 2 * probability - 1:
-        high *= 2
+    central = functools.partial(_central_probability, freedom=freedom)
+    low, high = 0.0, 1e9
     for _ in range(100):
         middle = (low + high) / 2
-        below = _central_probability(np.float64(middle), freedom) < 2 * probability - 1
-        low, high = (middle, high) if below else (low, middle)
+        low, high = (middle, high) if central(middle) < 2 * probability - 1 else (low, middle)
     return high

@@ -151,7 +151,7 @@ def largest_under(
 
 
 def part_3(bench: Bench) -> None:
-    """Measure compilation, the throughput rule, and Lightning's finder."""
+    """Measure compilation, the throughput rule, estimated step times, and Lightning's finder."""
     for case in bench.in_time(*CASES):
         rates: dict[int, float] = {}
         for size in bench.in_time(*ladder(BUSY[case], step=CASES[case].step)):
@@ -166,6 +166,8 @@ def part_3(bench: Bench) -> None:
             setting = Setting(case=case, micro_batch=BUSY[case], compile=compiled)
             answer = bench.ask("measure", setting=setting, timed=True, seconds=COMPILE_SECONDS)
             bench.add("compile", **dataclasses.asdict(setting), **answer)
+            estimated = bench.ask("estimate", setting=setting)
+            bench.add("step_time", setting=setting, measured=answer.get("step_seconds"), estimated=estimated)
     if installed() is None:
         bench.add("lightning", status="not_installed")
         return

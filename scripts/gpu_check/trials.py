@@ -33,6 +33,8 @@ from scripts.gpu_check.cases import (
     table_choice,
     training_of,
 )
+from train.planning.memory_estimate import trace_memory
+from train.planning.step_estimate import gpu_of_hardware, step_time_of
 
 TIMED_STEPS = 5
 RESOLUTION = 50  # a search ends within a fiftieth of the largest size
@@ -107,6 +109,13 @@ def predict(setting: dict[str, Any]) -> dict[str, Any]:
         "gaps_bytes": gaps,
         "seconds": time.perf_counter() - started,
     }
+
+
+def estimate(setting: dict[str, Any]) -> dict[str, Any]:
+    """Estimate the time of a step of `setting`; empty for a GPU that is not in the catalogue."""
+    config, data, hardware, plan = open_setting(Setting(**setting))
+    gpu, found = gpu_of_hardware(hardware), trace_memory(config, plan, data, hardware=hardware)
+    return {} if gpu is None else dataclasses.asdict(step_time_of(plan, found, data, gpu))
 
 
 def choose(setting: dict[str, Any], free_bytes: list[int], most: int) -> dict[str, Any]:
@@ -276,6 +285,7 @@ HANDLERS: Mapping[str, Callable[..., dict[str, Any]]] = {
     "measure": measure,
     "history": history,
     "predict": predict,
+    "estimate": estimate,
     "choose": choose,
     "lightning": find_batch_size,
 }

@@ -24,6 +24,7 @@ from lib.devices.base import Backend
 from lib.errors import ToolkitError
 from lib.kconf import Resolved
 from lib.plan.fitting import step_settings
+from lib.plan.types import fixed_plan
 from lib.runs.directory import RunDir
 from lib.tiers import with_tier
 from scripts import cluster
@@ -48,7 +49,7 @@ from tests.contract.small_runs import (
 )
 from tests.support.training import Wrapped
 from train import commands, loop, upload
-from train.job import Progress
+from train.job import Progress, checkpoint_format
 from train.planning.memory_estimate import MemoryTraces
 
 Outcome: TypeAlias = Any
@@ -128,12 +129,29 @@ def job(place: DataLocation, config: Config) -> Outcome:
     return *found, torch.are_deterministic_algorithms_enabled()
 
 
+def checkpoint_formats(place: DataLocation, config: Config) -> Outcome:
+    """Whether a sharded and a replicated job write sharded checkpoints, with main memory and without."""
+    made, _ = job_of(place, config)
+    found = []
+    with made.train_loader, made.eval_loader:
+        for layout in ({"strategy": "ddp"}, {"strategy": "fsdp", "shard": 2}):
+            made.plan = fixed_plan("test", micro_batch=2, world=2, **layout)
+            found += [checkpoint_format(made, free_bytes=free_bytes)[0] for free_bytes in (1 << 40, 1 << 10)]
+    return found
+
+
 def training(place: DataLocation, config: Config) -> Outcome:
     """Rows and checkpoints of the whole run, by a clock that ticks once whenever it is read."""
     made, record = job_of(place, config)
     ticks = map(float, itertools.count())
     clock = SimpleNamespace(monotonic=partial(next, ticks), perf_counter=partial(next, ticks))
-    with made.train_loader, made.eval_loader, mock.patch.object(loop, "time", clock):
+    still = SimpleNamespace(perf_counter=lambda: 0.0)
+    with (
+        made.train_loader,
+        made.eval_loader,
+        mock.patch.object(loop, "time", clock),
+        mock.patch("lib.data.loader.time", still),
+    ):
         loop.train(made, Progress())
     return record.rows, record.states
 
@@ -209,5 +227,6 @@ def files(place: DataLocation, config: Config) -> Outcome:
 
 
 WITNESSES: tuple[Witness, ...] = (
-    tiers, model, plans, data, job, training, shortage, launch, files, data_nowhere, data_damaged, memory,
+    tiers, model, plans, data, job, checkpoint_formats, training, shortage, launch, files, data_nowhere,
+    data_damaged, memory,
 )  # fmt: skip

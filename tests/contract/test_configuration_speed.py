@@ -109,7 +109,7 @@ def test_every_command_is_immediate_on_this_tree(tree: Path, tmp_path: Path) -> 
     assert found == {}
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_every_command_is_quick_on_a_large_tree(tree: Path, tmp_path: Path) -> None:
     sections = range(1, LARGE // 7 + 1)
     text = "".join(SECTION.format(n=n, other=n - 1 or len(sections), top=n + 9) for n in sections)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.contract.test_readme import DOCUMENTS, ROOT, TUTORIALS, code_of, commands_of
+from tests.contract.test_readme import DOCUMENTS, ROOT, TUTORIALS, code_of, commands_of, unknown_symbols
 
 PAGES = [page for page in DOCUMENTS if page.name != "CHANGELOG.md"]
 # Makes a command a form rather than a command: a word of the table of targets, or three dots.
@@ -114,3 +114,33 @@ def test_every_page_is_linked_from_another() -> None:
         linked |= {(page.parent / link).resolve() for link in links if "://" not in link} - {page}
     folders = {folder for folder in linked if folder.is_dir()}
     assert {page.name for page in DOCUMENTS if page not in linked and page.parent not in folders} == set()
+
+
+# Options, classes, strategies and scripts of document 001, but for those that only LatentWire's model has.
+NAMES_OF_001 = (
+    "ElasticGPUConfig", "--elastic_gpu", "--elastic_base_batch", "--elastic_target_util",
+    "--sequential_models",
+    "--samples", "--epochs", "CUDA_VISIBLE_DEVICES", "TORCH_DTYPE", "single_gpu",
+    "ddp", "ddp_4gpu", "model_split", "hybrid_3gpu", "hybrid_4gpu", "scripts/test_elastic_gpu.py",
+    "scripts/run_elastic_gpu_demo.sh", "gradient accumulation",
+)  # fmt: skip
+
+
+def rows_of(document: str) -> list[list[str]]:
+    """The rows of the tables of names of a design document."""
+    text = (ROOT / "docs" / "design-documents.md").read_text(encoding="utf-8")
+    section = text.split(f"### Names and commands of document {document}\n")[1].split("\n### Figures")[0]
+    lines = [line for line in section.splitlines() if line.startswith("| ")]
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+
+
+def test_every_name_of_document_001_is_mapped_to_one_that_exists() -> None:
+    rows = rows_of("001")
+    theirs = " ".join(row[0] for row in rows)
+    assert [name for name in NAMES_OF_001 if not re.search(rf"(?<![\w-]){re.escape(name)}\b", theirs)] == []
+    for row in rows:
+        for path in re.findall(r"`((?:lib|models|train|scripts|tests)/[\w./-]+)`", row[1]):
+            assert (ROOT / path).exists(), path
+        for path, function in re.findall(r"`([\w/]+\.py)`, function `(\w+)`", row[1]):
+            assert f"\ndef {function}(" in (ROOT / path).read_text(), function
+        assert row[1] and not unknown_symbols(row[1]), row

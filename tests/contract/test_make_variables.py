@@ -31,6 +31,7 @@ USED_BY = {
     "STRICT": {*COMPOSE, "debug.config"},
     "SET": {"setconfig"},
     "GPU": {"plan", "elastic-check"},
+    "PRICE": {"plan"},
     "A": {"diffconfig", "ab"},
     "B": {"diffconfig", "ab"},
     "SEEDS": {"ab"},

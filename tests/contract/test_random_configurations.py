@@ -24,7 +24,8 @@ from tests.support.configs import load_hardware
 from tests.support.examples import merged, told_of
 
 ROOT = Path(__file__).resolve().parents[2]
-MANY, MOST = 1000, 10_000
+MANY = [250, pytest.param(1000, marks=pytest.mark.long)]
+MOST = 10_000
 MACHINES = ("h100-80g-70g-free-x4", "rtx3090", "cpu-8g")
 PARTS, PART = 4, 5  # of the sample that trains; the workers of the tests share them
 
@@ -109,12 +110,13 @@ def visible(tree: Any) -> set[str]:
 
 
 @pytest.mark.slow
-def test_random_configurations_lose_nothing_and_plan_or_say_why(trees: tuple[Any, Any]) -> None:
+@pytest.mark.parametrize("many", MANY)
+def test_random_configurations_lose_nothing_and_plan_or_say_why(trees: tuple[Any, Any], many: int) -> None:
     writer, reader = trees
     reached: set[str] = set()
     texts: set[str] = set()
     plans = dict.fromkeys(MACHINES, 0)
-    for seed in range(MANY):
+    for seed in range(many):
         make_extreme(writer, "randconfig", {}, seed=seed)
         wanted = values(writer)
         full = write.full_text(writer)
@@ -125,15 +127,15 @@ def test_random_configurations_lose_nothing_and_plan_or_say_why(trees: tuple[Any
         for machine in MACHINES:
             plans[machine] += not planned(writer, machine)
     prompted = {one.name for one in writer.unique_defined_syms if has_prompt(one) and can_be_set(one)}
-    for seed in range(MANY, MOST):  # some options need several others, which few configurations have
+    for seed in range(many, MOST):  # some options need several others, which few configurations have
         if prompted <= reached:
             break
         make_extreme(writer, "randconfig", {}, seed=seed)
         reached |= visible(writer)
     assert prompted - reached == set()
-    assert len(texts) > 0.99 * MANY
+    assert len(texts) > 0.99 * many
     # Devices are drawn too: about a quarter ask for one that a machine has not.
-    assert all(count > 0.1 * MANY for count in plans.values()), plans
+    assert all(count > 0.1 * many for count in plans.values()), plans
 
 
 def small(tree: Any, file: Path) -> dict[str, str]:

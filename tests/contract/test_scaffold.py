@@ -23,7 +23,7 @@ def new_model(tree: Path, name: str, task: str = "classify") -> subprocess.Compl
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("task", ["classify", "lm"])
+@pytest.mark.parametrize("task", ["classify", pytest.param("lm", marks=pytest.mark.long)])
 def test_a_new_model_passes_the_tests_of_models(tree: Path, task: str) -> None:
     done = new_model(tree, "my_net", task)
     assert done.returncode == 0, done.stderr
@@ -46,6 +46,7 @@ def test_a_new_model_passes_the_tests_of_models(tree: Path, task: str) -> None:
         assert result.returncode == 0, result.stdout + result.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "task", "message"),
     [
@@ -111,14 +112,14 @@ def losses(tree: Path, defconfig: str, **settings: str) -> list[float]:
     return [row["loss"] for row in rows if row["kind"] == "train"]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_new_data_set_trains_at_once(tree: Path) -> None:
     scaffold(tree, "data", "my_data")
     found = losses(tree, "my_data", MY_DATA_TRAIN_SIZE="500", TARGET_EFFECTIVE_BATCH="50")
     assert found[-1] < 0.7 * found[0]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_model_of_a_new_task_trains_at_once(tree: Path) -> None:
     scaffold(tree, "task", "my_task")
     assert new_model(tree, "my_net", "my_task").returncode == 0

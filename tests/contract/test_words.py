@@ -25,6 +25,7 @@ TEXT = {
     r"\b(newest|latest|is|no longer|still) sound\b|\bsound (checkpoint|copy|copies|file)": "valid",
     r"\bin parts\b": "sharded",
     r"\bput together\b": "gathered",
+    r"\bhonou?r(s|ed|ing)?\b": "meet, obey, be possible",
     r"\btold\b": "reported, logged",
     r"\blast words\b": "run summary",
     r"\bways to spread\b|\bways to share\b": "parallelism strategies",

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from lib import kconf
+from lib.distributed.fsdp import shard_of
 from lib.runs import checkpoint
 from lib.runs.directory import RunDir, resolve_run
 from tests.e2e.forked import ROOT, Forked
@@ -68,7 +69,7 @@ class Runner:
         found = checkpoint.load(self.newest().checkpoints, log=print)
         assert found is not None
         model: dict[str, Any] = found[1]["model"]
-        return model
+        return {name: shard_of(weight, None) for name, weight in model.items()}  # read where it is sharded
 
 
 def assert_same_bits(one: Mapping[str, torch.Tensor], other: Mapping[str, torch.Tensor]) -> None:

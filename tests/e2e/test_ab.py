@@ -23,6 +23,7 @@ def called(module: str, *arguments: str, **environment: str) -> str:
     return done.stdout
 
 
+@pytest.mark.slow
 def test_two_configurations_are_trained_and_judged(tmp_path: Path) -> None:
     fragments, out = tmp_path / "fragments", tmp_path / "runs"
     fragments.mkdir()

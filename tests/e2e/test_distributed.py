@@ -1,4 +1,4 @@
-"""Two and three processes train what one process trains: real process groups, in float64."""
+"""Several processes train what one process trains: real process groups, in float64."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ import torch
 
 from lib.devices.base import Backend
 from lib.plan.types import rank_shares
-from tests.e2e.ddp_worker import CASES, EFFECTIVE, STEPS, TEST_SIZE, TRAIN_SIZE, outcome
+from tests.e2e.ddp_worker import CASES, EFFECTIVE, STEPS, TEST_SIZE, TRAIN_SIZE, Outcome, outcome
+from tests.e2e.device_combinations import EXACT, difference, everything, pairs_of, pairwise
 from tests.e2e.workers import run_worker
 from tests.support.examples import merged, told_of
 from tests.support.once import made_once
@@ -18,12 +19,10 @@ from tests.support.training import largest_difference
 
 pytestmark = pytest.mark.slow
 
-EXACT = 1e-12
 # Plain batch normalisation depends on the micro-batch, and the others end by their clocks.
 PORTABLE = ["ghost", "padded ghost", "padded", "ragged", "counted", *merged("DISTRIBUTED")]
 WITH_A_CARRY = [name for names in told_of("WITH_A_CARRY") for name in names]
-
-Outcome = dict[str, Any]
+PAIRWISE = pairwise()
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +32,7 @@ def one() -> dict[str, Outcome]:
 
 
 @pytest.fixture(
-    scope="module", params=[2, 3, *(pytest.param(world, marks=pytest.mark.long) for world in (5, 7))]
+    scope="module", params=[2, *(pytest.param(world, marks=pytest.mark.long) for world in (3, 5, 7))]
 )
 def ranks(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
@@ -44,8 +43,30 @@ def ranks(
     return [torch.load(directory / f"{rank}.pt") for rank in range(world)]
 
 
-def trained_by(world: int, directory: Path) -> None:
-    run_worker("ddp_worker", directory, world)
+def trained_by(world: int, directory: Path, *which: str) -> None:
+    run_worker("ddp_worker", directory, world, *which)
+
+
+@pytest.fixture(scope="module")
+def three(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Outcome]]:
+    """What each of three processes makes of the combinations of options."""
+    directory = made_once(
+        tmp_path_factory, "pairwise", lambda directory: trained_by(3, directory, "pairwise")
+    )
+    return [torch.load(directory / f"{rank}.pt") for rank in range(3)]
+
+
+@pytest.mark.parametrize("case", PAIRWISE)
+def test_options_change_nothing_together(case: str, three: list[dict[str, Outcome]]) -> None:
+    expected = outcome(PAIRWISE[case], Backend("cpu"))
+    assert all(difference(expected, rank[case]) <= EXACT for rank in three)
+    assert ("EMA" in case) == bool(expected["ema"]) and expected["step"] >= STEPS
+
+
+def test_pairs_of_options_are_all_covered() -> None:
+    covered = set[Any]().union(*map(pairs_of, PAIRWISE))
+    assert covered == set[Any]().union(*map(pairs_of, everything()))
+    assert len(PAIRWISE) < len(everything()) / 4
 
 
 @pytest.mark.parametrize("case", PORTABLE)

@@ -3,22 +3,29 @@
 from __future__ import annotations
 
 import ast
-import json
 import os
-import shutil
 import signal
-import socket
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
 from lib.runs import checkpoint
 from tests.e2e.listeners import held, hold, open_addresses
+from tests.e2e.machines import (
+    PATIENCE_SECONDS,
+    Machine,
+    free_port,
+    has_namespaces,
+    joined_machines,
+    listening,
+    steps_of,
+    wait_for_steps,
+    wait_until,
+)
 from tests.e2e.runner import ROOT, TINY, Runner
 from tests.e2e.test_launcher import processes_of
 
@@ -26,8 +33,6 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(not Path("/proc/net/tcp").exists(), reason="looks for ports in /proc"),
 ]
-
-PATIENCE_SECONDS = 240
 STEPS, EFFECTIVE = 100_000, 48
 SLOW = """
 import os, time
@@ -39,60 +44,6 @@ if "LOCAL_RANK" in os.environ:
         return original(job, progress)
     train.loop.optimizer_step = optimizer_step
 """
-
-
-def free_port() -> int:
-    with socket.socket() as opened:
-        opened.bind(("127.0.0.1", 0))
-        return int(opened.getsockname()[1])
-
-
-def wait_until(true: Callable[[], object]) -> None:
-    deadline = time.monotonic() + PATIENCE_SECONDS
-    while not true():
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
-
-
-class Machine:
-    """One launch; it ends with all its processes."""
-
-    def __init__(
-        self,
-        runner: Runner,
-        name: str,
-        *,
-        within: Sequence[str] = (),
-        command: str = "train",
-        variables: Mapping[str, str] | None = None,
-    ) -> None:
-        self.log = runner.folder / f"{name}.log"
-        path = {"PYTHONPATH": os.pathsep.join([str(runner.folder), str(ROOT)])}
-        with self.log.open("w") as output:
-            self.process = subprocess.Popen(
-                [*within, sys.executable, "-m", "train", "--runs", str(runner.runs), command],
-                cwd=ROOT,
-                env=runner.environment() | path | (variables or {}),
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
-
-    def end(self) -> None:
-        if self.process.poll() is None:
-            os.killpg(self.process.pid, signal.SIGKILL)
-            self.process.wait()
-
-    def said(self, text: str) -> int:
-        return self.log.read_text().count(text)
-
-
-def listening(port: int) -> bool:
-    """Whether somebody accepts connections there; asking by one would be in the way."""
-    tables = [Path("/proc/net/tcp"), Path("/proc/net/tcp6")]
-    lines = [line for table in tables if table.exists() for line in table.read_text().splitlines()[1:]]
-    found = (line.split()[1:4] for line in lines)  # its own address, the other's, a state
-    return any(state == "0A" and int(own.rpartition(":")[2], 16) == port for own, _, state in found)
 
 
 @pytest.mark.long
@@ -144,56 +95,7 @@ def test_a_machine_joins_and_dies_and_every_step_is_made_once(tmp_path: Path) ->
     assert "frame #" not in output and "Traceback" not in output, output
 
 
-def wait_for_steps(runner: Runner, count: int) -> None:
-    """Until so many more steps are on record than now."""
-    last = steps_of(runner)[-1]
-    wait_until(lambda: steps_of(runner)[-1] > last + count)
-
-
-def steps_of(runner: Runner) -> list[int]:
-    lines = runner.newest().metrics.read_text().splitlines()
-    rows = [json.loads(line) for line in lines if line.endswith("}")]
-    return [row["step"] for row in rows if row["kind"] == "train"]
-
-
-def has_namespaces() -> bool:
-    """Whether this user may give a process a network, a name and a file system view of its own."""
-    if not all(shutil.which(tool) for tool in ("ip", "unshare", "nsenter")):
-        return False
-    return subprocess.run(["unshare", "-nmu", "true"], capture_output=True, check=False).returncode == 0
-
-
-@contextmanager
-def machine_of_its_own(name: str, hosts: Path, *, address: str = "127.0.1.1") -> Iterator[int]:
-    """A process whose network, name and /etc/hosts are not those of this machine; as Debian installs it."""
-    hosts.write_text(f"127.0.0.1 localhost\n{address} {name}\n")
-    (servers := hosts.with_suffix(".servers")).write_text("nameserver 127.0.0.1\n")  # nobody, and it says so
-    mounted = f"mount --bind {hosts} /etc/hosts && mount --bind {servers} /etc/resolv.conf"
-    prepare = f"hostname {name} && {mounted} && ip link set lo up && echo ready && cat"
-    command = ["unshare", "-nmu", "sh", "-c", prepare]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as holder:
-        assert holder.stdout and holder.stdout.readline() == "ready\n"
-        yield holder.pid
-
-
-@contextmanager
-def two_joined_machines(folder: Path) -> Iterator[list[list[str]]]:
-    """Commands that enter "one", 10.61.0.1, and "two", 10.61.0.2: one cable, names only in /etc/hosts."""
-    names = ("one", "two")
-    with ExitStack() as ended:
-        holders = [ended.enter_context(machine_of_its_own(name, folder / name)) for name in names]
-        within = [["nsenter", "-t", str(holder), "-n", "-m", "-u"] for holder in holders]
-        with (folder / "two").open("a") as hosts:
-            hosts.write("10.61.0.1 one\n")
-        cable = ["ip", "link", "add", "name", "cable", "type", "veth", "peer", "name", "cable"]
-        subprocess.run([*within[0], *cable, "netns", str(holders[1])], check=True)
-        for number, enter in enumerate(within, start=1):
-            address = f"addr add 10.61.0.{number}/24 dev cable"
-            for change in (address, "link set cable up", "route add default dev cable"):
-                subprocess.run([*enter, "ip", *change.split()], check=True)
-        yield within
-
-
+@pytest.mark.long
 @pytest.mark.skipif(not has_namespaces(), reason="needs the rights to make network namespaces")
 def test_machines_meet_though_their_own_names_lead_to_themselves(tmp_path: Path) -> None:
     runner = Runner(tmp_path)
@@ -205,7 +107,8 @@ def test_machines_meet_though_their_own_names_lead_to_themselves(tmp_path: Path)
         "CONFIG_MAX_STEPS": "3",
     }
     runner.configure("lenet5", TINY | settings)
-    with two_joined_machines(tmp_path) as (one, two), ExitStack() as ended:
+    with joined_machines(tmp_path, ("one", "two")) as network, ExitStack() as ended:
+        one, two = network.within
         by_number = [route_within(machine, "10.61.0.1:29500") for machine in (one, two)]
         by_name = [route_within(machine, "one:29500") for machine in (one, two)]
         variables = hold(tmp_path)

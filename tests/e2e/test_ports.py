@@ -11,15 +11,15 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.listeners import held, hold, open_addresses
-from tests.e2e.runner import TINY, Runner
-from tests.e2e.test_launcher import processes_of
-from tests.e2e.test_machines import (
+from tests.e2e.machines import (
     PATIENCE_SECONDS,
     Machine,
     has_namespaces,
     machine_of_its_own,
     wait_until,
 )
+from tests.e2e.runner import TINY, Runner
+from tests.e2e.test_launcher import processes_of
 
 pytestmark = [
     pytest.mark.slow,

@@ -41,6 +41,8 @@ def test_a_run_goes_on_with_its_events(tmp_path: Path) -> None:
     rows = metrics.read(run.metrics)
     assert [event.step for event in events] == [row["step"] for row in rows]
     assert [event.step for event in events if "train/loss" in event.values] == [2, 4, 6, 8, 10, 12]
+    *rows, speed = rows
+    assert speed["kind"] == "speed" and "speed/samples_per_second" in events.pop().values
     losses = [row["loss"] for row in rows]
     told = [event.values[f"{row['kind']}/loss"] for event, row in zip(events, rows, strict=True)]
     assert told == pytest.approx(losses, rel=1e-6)

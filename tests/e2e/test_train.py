@@ -27,9 +27,20 @@ def runner(tmp_path: Path) -> Runner:
     return Runner(tmp_path)
 
 
+def shape_of(output: str) -> list[str]:
+    """The lines of a run's output without what differs between runs and machines; equal ones once."""
+    text = re.sub(r"\n {4,}", " ", output)
+    text = re.sub(r"cpu: .*?, \d+ CPU", "cpu: NAME, # CPU", text)
+    text = re.sub(r"^(Run:?) \S+", r"\1 PATH", text, flags=re.MULTILINE)
+    return [*dict.fromkeys(re.sub(r"\b[\d.]+|\b(bf16|fp32)", "#", text).splitlines())]
+
+
 def test_a_run_leaves_everything_behind(runner: Runner) -> None:
     runner.configure("lenet5", TINY)
     output = runner.run("train")
+    (sample,) = re.findall(r"```text\n(Plan .*?)```", (ROOT / "README.md").read_text(), flags=re.DOTALL)
+    shown = shape_of(sample)
+    assert [line for line in shape_of(output) if line in shown] == shown, "the sample is of this form"
     assert "Plan (" in output and "Hyperparams" not in output and "Done: " in output and "synthetic" in output
     run = runner.newest()
     assert run.status().state == "done" and run.status().step == 40

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -86,6 +87,9 @@ def test_a_run_on_one_device(tmp_path: Path) -> None:
     assert run.status().state == "done"
     plan = run.read_json("plan")
     assert (plan["device"], plan["world"], plan["precision"]) == ("xla", 1, "fp32")
+    rows = [json.loads(line) for line in (run.path / "metrics.jsonl").read_text().splitlines()]
+    trained = [row for row in rows if row["kind"] == "train"]
+    assert trained and {(row["compilations"], row["compile_seconds"]) for row in trained} == {(2, 3.0)}
     found = checkpoint.load(run.checkpoints, log=print)
     assert found is not None and found[0] == 4
 

@@ -84,6 +84,7 @@ def test_a_clear_difference_ends_at_the_first_look(
     assert "over samples: +- 0.012 at most, from 4000 evaluation samples" in printed
 
 
+@pytest.mark.slow
 def test_the_next_look_trains_only_what_is_missing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -96,6 +97,7 @@ def test_the_next_look_trains_only_what_is_missing(
     assert "  loss: A " in capsys.readouterr().out, "the metric of the first command"
 
 
+@pytest.mark.slow
 def test_looks_are_fixed_by_the_first_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run_ab(tmp_path, monkeypatch, FakeTraining(-0.0031), "--seeds", "3")
     with pytest.raises(
@@ -104,6 +106,7 @@ def test_looks_are_fixed_by_the_first_command(tmp_path: Path, monkeypatch: pytes
         run_ab(tmp_path, monkeypatch, FakeTraining(-0.0031), "--seeds", "3 5")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("more", [["--first-seed=2"], ["--seeds=2", "--first-seed=3"], ["--metric=loss"], []])
 def test_seeds_that_were_judged_are_not_judged_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, more: list[str]
@@ -120,6 +123,7 @@ def test_seeds_that_were_judged_are_not_judged_again(
     assert training.trained == [], "all were there"
 
 
+@pytest.mark.slow
 def test_fresh_seeds_are_a_comparison_of_their_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -131,12 +135,14 @@ def test_fresh_seeds_are_a_comparison_of_their_own(
     assert "seeds 4 to 6, judged after 3 pairs; power by size" in printed and "B is better" in printed
 
 
+@pytest.mark.slow
 def test_a_metric_that_is_no_result_judges_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ConfigError, match="METRIC=f1 is not a result"):
         run_ab(tmp_path, monkeypatch, FakeTraining(0.02), "--seeds=3", "--metric=f1")
     run_ab(tmp_path, monkeypatch, FakeTraining(0.02), "--seeds=3", "--metric=loss")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("first", ["1", "2"])
 def test_pairs_that_exist_count_as_looks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], first: str
@@ -149,6 +155,7 @@ def test_pairs_that_exist_count_as_looks(
     assert "3 count as looks, since those pairs exist" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_a_damaged_record_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run_ab(tmp_path, monkeypatch, FakeTraining(0.02), "--seeds=3")
     (record,) = (tmp_path / "runs" / "ab").glob("*.json")

@@ -34,6 +34,7 @@ def test_two_runs_by_name(
     assert [line.split() for line in printed.splitlines() if "CONFIG_" in line] == [["CONFIG_SEED", "1", "2"]]
     page = (tmp_path / "compare.html").read_text()
     assert one.name in page and two.name in page and "<title>2 runs compared</title>" in page
+    assert f"</svg> {one.name} SEED=1</li>" in page and f"</svg> {two.name} SEED=2</li>" in page
 
 
 def test_runs_by_a_condition(
@@ -73,7 +74,8 @@ def runs(tmp_path: Path) -> list[RunDir]:
 
 
 def test_only_what_differs_is_listed(runs: list[RunDir]) -> None:
-    options, decisions = (section.blocks[0] for section in compare.differences(runs, NAMES))
+    found = compare.differences(runs, NAMES)
+    options, decisions = (section.blocks[0] for section in found)
     assert options["head"] == ["option", "one", "two"]
     assert options["rows"] == [
         ["CONFIG_EMA", "n", "y"],
@@ -86,7 +88,10 @@ def test_only_what_differs_is_listed(runs: list[RunDir]) -> None:
         ["last micro batch", "32", "16"],
         ["memory", "3.20 GB", "-"],
     ]
+    first, second = (compare.legend(name, place, found[0]) for place, name in enumerate(NAMES, start=1))
+    assert (first, second) == ("one EMA=n SEED=1 EMA_DECAY=-", "two EMA=y SEED=2 EMA_DECAY=0.9")
     same = compare.differences(runs[:1] * 2, NAMES)
+    assert compare.legend("one", 1, same[0]) == "one"
     assert [(section.notes, section.blocks) for section in same] == [(["There is none."], [])] * 2
 
 

@@ -87,7 +87,7 @@ def test_what_fails_is_shown(tmp_path: Path) -> None:
     assert nothing == "" and name == "badly: FAILED" and seconds > 0 and "no such model" in output
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("name", THERE)
 def test_what_is_left_is_imported_and_configured(name: str, tmp_path: Path) -> None:
     """The tests of what is left are run by make test-deletion."""

@@ -75,7 +75,7 @@ BAD = [
     ("cpu", "note", {"KMP_DUPLICATE_LIB_OK": "TRUE"}),
     ("memory", "problem", {"free": ""}),
     ("memory", "problem", {"free": 0.9}),
-    ("runs", "problem", {"runs_writable": False}),
+    ("runs", "problem", {"runs_writable": False, "runs_free": 0.0}),
     ("runs", "problem", {"runs_free": 0.5}),
     ("runs", "note", {"runs_free": 9.0}),
     ("data", "problem", {"data_writable": False}),
@@ -185,6 +185,13 @@ def test_a_broken_torch_is_a_finding_among_others(tmp_path: Path, body: str, fai
 
 
 @pytest.mark.slow
+def test_a_place_that_holds_no_files_cannot_be_written() -> None:
+    status, found = doctored("--runs=/proc/nope/runs")
+    assert status == 1 and found["runs"]["text"] == "/proc/nope/runs cannot be written"
+    assert found["extras"]["text"].startswith(f"of {sys.executable}: installed: ")
+
+
+@pytest.mark.slow
 def test_it_runs_without_an_environment(tmp_path: Path) -> None:
     """Without site-packages there is the standard library only."""
     bare = tmp_path / "bare"
@@ -197,7 +204,7 @@ def test_it_runs_without_an_environment(tmp_path: Path) -> None:
     assert "No problem." in done.stdout and not (tmp_path / "none").exists()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_it_reaches_no_network(tmp_path: Path) -> None:
     """A hook ends any Python that looks up a name or connects to another address than the loopback."""
     (tmp_path / "sitecustomize.py").write_text(

@@ -4,30 +4,37 @@ from __future__ import annotations
 
 import pytest
 
-from lib.errors import ConfigError, ToolkitError
+from lib.errors import ConfigError, PlanError, ToolkitError
+from lib.plan import plan
+from lib.plan.gpus import parse_gpu
+from lib.plan.latentwire import document_facts
 from scripts import elastic
+from tests.support.configs import make_config
 
 
-def test_the_rules_are_shown_for_a_gpu_that_is_only_named(capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_shown_is_what_a_run_would_do(capsys: pytest.CaptureFixture[str]) -> None:
     assert elastic.show("a100-40gx5") == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "NVIDIA A100-SXM4-40GB, 42.3 GB; 5 of them"
-    assert lines[2].split() == [
-        "1",
-        "single_gpu",
-        "encoder",
-        "on",
-        "0,",
-        "llama",
-        "on",
-        "0,",
-        "qwen",
-        "on",
-        "0",
-    ]
-    assert any(line.startswith("  5  ddp_5gpu") for line in lines)
-    assert elastic.show("rtx4090") == 0
-    assert "  2  none: model_split leaves room for -10 samples" in capsys.readouterr().out
+    assert lines[2].startswith(
+        "  1  none: LatentWire's rule: 75 % of 42.3 GB less 4 GB and 27.00 GB of frozen"
+    )
+    shown = {int(line[:3]): lines[at : at + 2] for at, line in enumerate(lines) if line[:3].strip().isdigit()}
+    assert {*shown} == {1, 2, 3, 4, 5, 8, 16}
+    # The plan of a run with the policy, of the two models of the document.
+    config = make_config(
+        "lenet5", elastic_policy="latentwire", elastic_base_batch=64, elastic_target_util=75,
+        target_effective_batch=0,
+    )  # fmt: skip
+    for count, (first, second) in [*shown.items()][1:]:
+        found = plan(config, parse_gpu(f"a100-40gx{count}"), document_facts())
+        name = found.reasons["strategy"].split()[-1]
+        assert first.startswith(f"{count:>3}  {name:<12} {found.strategy} in {found.world} process(es): ")
+        assert found.strategy == "ddp" or first.endswith(found.reasons["branch_devices"])
+        assert f"{found.effective_batch} samples a step: {found.reasons['accumulation']}" in second
+    assert "hybrid_3gpu" in shown[3][0] and "hybrid_4gpu" in shown[4][0] and "ddp_5gpu" in shown[5][0]
+    with pytest.raises(PlanError, match="no batch here"):
+        plan(config, parse_gpu("a100-40g"), document_facts())
 
 
 def test_without_a_gpu_one_must_be_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -45,7 +45,7 @@ def run_sweep(folder: Path, monkeypatch: pytest.MonkeyPatch, *words: str, fresh_
         return results
 
     (folder / "study.yaml").write_text(FILE)
-    monkeypatch.setattr(sweep, "train_all", train)
+    monkeypatch.setattr(sweep.runner, "train_all", train)
     monkeypatch.setattr(paired_comparison, "train_all", train)
     runs = f"--runs={folder / 'runs'}"
     monkeypatch.setattr("sys.argv", ["sweep", str(folder / "study.yaml"), "--jobs=1", runs, *words])

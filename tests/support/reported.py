@@ -78,7 +78,7 @@ def all_findings(**changes: Any) -> Findings:
     line = curve("Reliability", {"model": [(0.1, 0.2), (0.9, 0.8)]}, x="confidence", y="accuracy")
     cells = [[["1", "given"], ["", "empty"]], [["2", "right"], ["3", "wrong"]]]
     exhibits = [
-        {"kind": "matrix", "title": "Confusion matrix", "counts": [[9, 1], [2, 8]]},
+        {"kind": "matrix", "title": "Confusion matrix", "names": ["cat", "dog"], "counts": [[9, 1], [2, 8]]},
         line,
         {
             "kind": "pictures",

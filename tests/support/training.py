@@ -98,6 +98,7 @@ def small_plan(
         "world": world,
         "strategy": "ddp" if world > 1 else "single",
         "shard": 1,
+        "branch_devices": (1, 1) if changes.get("strategy") == "split" else (),
         "micro_batch": micro_batches[0],
         "accumulation": len(micro_batches),
         "last_micro_batch": micro_batches[-1],

@@ -233,7 +233,7 @@ class Interrupted(Wrapped):
 
 def of_steps(record: MemoryRecord, kind: str) -> list[dict[str, Any]]:
     """Rows without what differs between any two runs."""
-    times = {"seconds", "samples_per_second"}
+    times = {"seconds", "samples_per_second", "data_wait"}
     return [{name: value for name, value in row.items() if name not in times} for row in record.of_kind(kind)]
 
 

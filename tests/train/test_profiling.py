@@ -150,6 +150,7 @@ def test_real_steps(tmp_path: Path, processes: int) -> None:
     assert (found.communication > 0) == (processes > 1)
 
 
+@pytest.mark.slow
 def test_no_steps_are_refused(tmp_path: Path) -> None:
     output = Runner(tmp_path).run("profile", "--steps=0", status=2)
-    assert "error: argument --steps: 0 is not a positive integer" in output
+    assert "error: STEPS=0 is not a whole number from 1" in output

@@ -19,26 +19,32 @@ from lib.distributed.rendezvous import rendezvous_of
 from lib.errors import PlanError
 from lib.hyperparams import apply_hyperparams
 from lib.nn.activation_checkpointing import CHOICES
+from lib.plan.cost import NOT_COUNTED, Cost, cost_of, format_cost, format_training, price_of
 from lib.plan.fitting import StepSettings, predicted, step_settings
-from lib.plan.gpus import Gpu, find_gpu, machine_names, parse_gpu
+from lib.plan.gpus import machine_names, parse_gpu
 from lib.plan.numerics import precision_problem
 from lib.plan.placement import place
 from lib.plan.planner import compare_strategies
-from lib.plan.roofline import StepTime, StepWork, estimate_step_time
+from lib.plan.roofline import LAUNCH_SECONDS, StepTime
 from lib.plan.show import format_need, show
 from lib.plan.sizing import Candidate
 from lib.plan.strategies import format_strategies
-from lib.plan.types import OWN_MEMORY, Hardware, Plan
+from lib.plan.types import OWN_MEMORY, STATIC_SHAPES, Hardware, Plan
 from lib.tiers import with_tier
-from lib.units import bytes_text
+from lib.units import aligned, bytes_text, columns, range_text
 from train.initial_weights import check_file
-from train.job import warm_up_text
+from train.job import budget_of, warm_up_text
 from train.planning.autotune import CachedProbe, ProbeTarget, cached
-from train.planning.memory_estimate import MemoryTrace, MemoryTraces
+from train.planning.memory_estimate import Launches, MemoryTraces
+from train.planning.step_estimate import gpu_of_hardware, step_flop_of, step_time_of
 from train.record import log
 from train.training_data import TrainingData, describe_training_data
 
 UNBOUNDED = 10**6  # columns if the output is no terminal
+XLA_MEMORY = (
+    "memory counts tensors of eager execution: what XLA fuses, pads and keeps was not measured, and a fifth "
+    "of the memory is left free for it"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +55,9 @@ class Outlook:
     steps_per_epoch: float
     warm_up: str  # formatted; "" for none
     step_flop: int  # per device
+    launches: Launches
     step_time: StepTime | None  # None if the device is not in the catalogue
+    cost: Cost
     gpu_origin: str | None  # source of the catalogue's figures
     alternatives: tuple[str, ...]
     strategies: tuple[Candidate, ...]  # empty for one device
@@ -64,6 +72,10 @@ class Outlook:
             "steps_per_epoch": self.steps_per_epoch,
             "step_flop": self.step_flop,
             "step_seconds_estimate": time and [time.fastest_seconds, time.slowest_seconds],
+            "step_bound": time and time.bound,
+            "kernel_launches": self.launches._asdict(),
+            "launch_seconds_assumed": LAUNCH_SECONDS[self.plan.compile],
+            "cost": dataclasses.asdict(self.cost),
             "gpu_figures_from": self.gpu_origin,
             "alternatives": list(self.alternatives),
             "ways_to_spread": [each.to_json() for each in self.strategies],
@@ -72,12 +84,15 @@ class Outlook:
         }
 
 
-def plan(requested: kconf.Resolved, *, root: Path, gpu: str, as_json: bool) -> int:
+def plan(requested: kconf.Resolved, *, root: Path, gpu: str, as_json: bool, price: str = "") -> int:
     """Print the plan and its reasons, for this machine or for those that `gpu` names.
 
-    Raises PlanError if nothing fits, with remedies; ConfigError for a warmup that does not end, a wrong
-    endpoint, or initial weights that this machine cannot read.
+    price: of a device and hour, "list" for list prices, "" for none.
+
+    Raises PlanError if nothing fits, with remedies; ConfigError for a wrong price, a warmup that does not
+    end, a wrong endpoint, or initial weights that this machine cannot read.
     """
+    price_of(price, None)  # before what takes long
     names = machine_names(gpu) if gpu else ()
     report = (lambda _: None) if as_json else log
     resolved = _at_tier(requested, names, root=root, log=report)
@@ -87,20 +102,20 @@ def plan(requested: kconf.Resolved, *, root: Path, gpu: str, as_json: bool) -> i
         check_file(config, root)
     data = describe_training_data(config, root=root, log=report)
     if len(names) > 1:
-        return _compare(config, data, names, as_json=as_json)
+        return _compare(config, data, names, as_json=as_json, price=price)
     hardware = parse_gpu(names[0]) if names else probe(config.device)
     memory_traces, measured = MemoryTraces(config, data), None
     if config.auto_method == "probe" and not names:
         predict = memory_traces.predictor(hardware)
         measured = cached(ProbeTarget.of(resolved, data, hardware, root=root, predict=predict))
-    outlook = look_ahead(config, data, hardware, memory_traces, measured=measured)
+    outlook = look_ahead(config, data, hardware, memory_traces, measured=measured, price=price)
     if as_json:
         print(json.dumps(outlook.to_json(), indent=2))
         return 0
     show(outlook.plan, sys.stdout)
-    columns = shutil.get_terminal_size().columns if sys.stdout.isatty() else UNBOUNDED
-    for line in [*_lines(outlook), *resolved.requested()]:
-        print(textwrap.fill(line, columns, subsequent_indent="  "))
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else UNBOUNDED
+    for line in [*_lines(outlook), *resolved.requested(), "", *format_cost(outlook.cost, price)]:
+        print(textwrap.fill(line, width, subsequent_indent="  "))
     return 0
 
 
@@ -125,47 +140,47 @@ def look_ahead(
     *,
     measured: CachedProbe | None = None,
     alternatives: bool = True,
+    price: str = "",
 ) -> Outlook:
     """Return the plan of `config` on `hardware`, and its consequences.
 
     measured: a measurement made there. alternatives: also try changes that need less memory, which
-    doubles the time.
+    doubles the time. price: value of PRICE=.
     """
+    if config.device == "xla" and hardware.kind == "tpu":  # a named one, by torch_xla
+        hardware = dataclasses.replace(hardware, kind="xla")
     predict, probed = memory_traces.predictor(hardware), measured.probed if measured is not None else None
     options: dict[str, Any] = {"predict": predict, "probed": probed}
     decided = apply_hyperparams(config, False, hardware=hardware, facts=data.facts, **options)
     methods = {None: "manual", "table": "table"}
-    size, several = data.dataset.train.size, decided.layout.devices > 1
+    size, several = data.dataset.train.size, decided.strategy != "single"
     found = memory_traces.of(step_settings(decided), hardware)
-    micro_batches = 2 if decided.accumulation > 1 else 1
-    step_flop = found.step_flop * decided.accumulation // micro_batches
-    gpu = find_gpu(hardware.devices[0].name) if hardware.kind != "cpu" else None
+    gpu = gpu_of_hardware(hardware)
+    budget = budget_of(config, train_size=size, effective_batch=decided.effective_batch)
+    step_time = None if gpu is None else step_time_of(decided, found, data, gpu)
+    step_flop = step_flop_of(decided, found)
     return Outlook(
         plan=decided,
         steps_per_epoch=size / decided.effective_batch,
         warm_up=warm_up_text(config, train_size=size, effective_batch=decided.effective_batch),
         step_flop=step_flop,
-        step_time=None if gpu is None else _step_time(decided, found, gpu, step_flop=step_flop),
+        launches=found.launches,
+        step_time=step_time,
+        cost=cost_of(
+            decided,
+            step_time,
+            **dataclasses.asdict(budget),
+            step_flop=step_flop,
+            device=hardware.devices[0].name,
+            gpu=gpu,
+            price=price,
+        ),
         gpu_origin=None if gpu is None else gpu.origin,
         alternatives=tuple(_alternatives(config, data, hardware, decided)) if alternatives else (),
         strategies=compare_strategies(config, hardware, data.facts, **options) if several else (),
         method="measured" if measured is not None else methods.get(config.auto_method, "predicted"),
         measured=measured.made if measured is not None else None,
     )
-
-
-def _step_time(decided: Plan, found: MemoryTrace, gpu: Gpu, *, step_flop: int) -> StepTime:
-    parts = found.trace.at_peak()
-    work = StepWork(
-        flop=step_flop,
-        accumulation=decided.accumulation,
-        weight_bytes=parts.get("parameters", 0),
-        gradient_bytes=parts.get("parameters", 0),
-        optimizer_bytes=parts.get("optimizer", 0),
-        activation_bytes=parts.get("activations", 0) * decided.accumulation,
-        frozen_bytes=parts.get("frozen models", 0),
-    )
-    return estimate_step_time(work, gpu, precision=decided.precision)
 
 
 def _alternatives(config: Config, data: TrainingData, hardware: Hardware, decided: Plan) -> Iterator[str]:
@@ -227,40 +242,75 @@ def _methods(outlook: Outlook) -> str:
     }[outlook.method]
     if outlook.gpu_origin is None:
         return f"Micro-batch: {origin}; memory and work: predicted"
-    figures = f"figures of the GPU: {outlook.gpu_origin}"
+    figures = f"figures of the device: {outlook.gpu_origin}"
+    if outlook.plan.device in STATIC_SHAPES:
+        figures += f"; {XLA_MEMORY}"
     return f"Micro-batch: {origin}; memory and work: predicted; seconds: estimated; {figures}"
 
 
-def _compare(config: Config, data: TrainingData, names: tuple[str, ...], *, as_json: bool) -> int:
-    """Print one line per machine of the catalogue."""
+def _compare(
+    config: Config, data: TrainingData, names: tuple[str, ...], *, as_json: bool, price: str = ""
+) -> int:
+    """Print a table of the machines of the catalogue, the cheapest or fastest first."""
     memory_traces = MemoryTraces(config, data)
     outlooks: dict[str, Outlook | PlanError] = {}
     for name in names:
         try:
-            outlooks[name] = look_ahead(config, data, parse_gpu(name), memory_traces, alternatives=False)
+            outlooks[name] = look_ahead(
+                config, data, parse_gpu(name), memory_traces, alternatives=False, price=price
+            )
         except PlanError as error:
             outlooks[name] = error
     errors = [str(found) for found in outlooks.values() if isinstance(found, PlanError)]
     none = len(errors) == len(outlooks)
     if none and len(set(errors)) == 1:
         raise PlanError(f"on none of {len(outlooks)} machines: {errors[0]}")  # no machine's fault
-    everything, widest = {}, max(map(len, names))
-    for name, found in outlooks.items():
-        everything[name] = {"error": str(found)} if isinstance(found, PlanError) else found.to_json()
-        if not as_json:
-            print(f"{name:<{widest}}  {_summary(found)}")
+    found_of = dict(sorted(outlooks.items(), key=lambda item: _rank(item[1], price)))
     if as_json:
+        everything = {
+            name: {"error": str(found)} if isinstance(found, PlanError) else found.to_json()
+            for name, found in found_of.items()
+        }
         print(json.dumps(everything, indent=2))
+        return 2 if none else 0
+    for line in aligned(
+        columns([_HEAD, *((name, *_cells(found, price)) for name, found in found_of.items())])
+    ):
+        print(line)
+    print(f"\nSorted by {'money' if price else 'time'}, which is an estimate {NOT_COUNTED}.")
+    sources: dict[str, list[str]] = {}
+    for name, found in found_of.items():
+        if isinstance(found, Outlook) and found.cost.price is not None:
+            sources.setdefault(found.cost.price.source, []).append(name)
+    for source, priced in sources.items():
+        print(f"Money: {source}, for {', '.join(priced)}")
     return 2 if none else 0
 
 
-def _summary(found: Outlook | PlanError) -> str:
+_HEAD = ("GPU", "batch", "numerics", "memory", "step", "training", "energy", "money", "fits")
+
+
+def _rank(found: Outlook | PlanError, price: str) -> tuple[float, ...]:
+    """Return the sort key: machines on which the run fits, by money or by time, then by more steps."""
     if isinstance(found, PlanError):
-        return str(found)
-    decided, memory = found.plan, found.plan.memory
-    sizes = f"{decided.micro_batch:>5} x {decided.accumulation:<4} {decided.precision}"
-    compiled = "compiled" if decided.compile else "eager   "
-    need = "" if memory is None else f"{format_need(memory):>29}"
-    more = "" if memory is None or memory.fits else ", MORE than there is"
-    seconds = "" if found.step_time is None else f"  {found.step_time.span} (estimate)"
-    return f"{sizes}  {compiled}  {need}{more}{seconds}"
+        return (2,)
+    memory, cost = found.plan.memory, found.cost
+    fits = memory is None or memory.fits
+    unpriced, total = bool(price) and cost.money is None, sum(cost.money or cost.seconds or ())
+    return (not fits, unpriced, total, -sum(cost.steps or ()))
+
+
+def _cells(found: Outlook | PlanError, price: str) -> tuple[str, ...]:
+    if isinstance(found, PlanError):
+        return *[""] * (len(_HEAD) - 2), f"no: {found}"
+    decided, memory, cost = found.plan, found.plan.memory, found.cost
+    return (
+        f"{decided.micro_batch} x {decided.accumulation}",
+        f"{decided.precision}{', compiled' if decided.compile else ''}",
+        "" if memory is None else format_need(memory),
+        "" if found.step_time is None else found.step_time.span,
+        format_training(cost),
+        "not known" if cost.kwh is None else f"{range_text(*cost.kwh)} kWh",
+        range_text(*cost.money) if cost.money else "no list price" if price else "",
+        "yes" if memory is None or memory.fits else "no: MORE than there is",
+    )

@@ -7,9 +7,11 @@ import functools
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType, SimpleNamespace
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
+from unittest import mock
 
 import torch
+from torch import nn
 
 from lib.config import Config
 from lib.devices.base import SimulatedBackend
@@ -19,7 +21,7 @@ from lib.memory.predict import CUDA_GRANULARITY, STEPS, add_state, watch_gradien
 from lib.memory.simulation import simulation
 from lib.nn.model_code import ModelCode
 from lib.plan.fitting import GAPS, MemoryEstimator, Parts, RefusedBatchError, StepSettings
-from lib.plan.types import OWN_MEMORY, Hardware, Kind, Layout, Plan, fixed_plan
+from lib.plan.types import OWN_MEMORY, Hardware, Kind, Plan, fixed_plan
 from train import loop
 from train.build import make_job, placement_of
 from train.job import Job, Progress, evaluation_sums
@@ -27,21 +29,32 @@ from train.record import Record
 from train.tasks.base import Forward, HoldsWeights, Sums, Task, to_measure
 from train.training_data import TrainingData
 
-SINGLE = Layout(strategy="single", world=1, shard=1)
-SPLIT = Layout(strategy="split", world=1, shard=1)
 _SAVED = ("parameters", "optimizer", "averages")
 _IN_MAIN_MEMORY: tuple[Kind, ...] = ("cpu", "mps")
 
 
+class Launches(NamedTuple):
+    """Operators that launch a kernel: of one micro-batch (backward: with reading it), and of the update."""
+
+    forward: int
+    backward: int
+    update: int
+
+    def of_step(self, accumulation: int) -> int:
+        """Return their number in a step of `accumulation` micro-batches."""
+        return accumulation * (self.forward + self.backward) + self.update
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class MemoryTrace:
-    """Memory traces of two optimizer steps and an evaluation batch, and the FLOP of the second step.
+    """Memory traces of two optimizer steps and an evaluation batch, and the work of the second step.
 
-    Of several devices each is that of the one with most of it.
+    Of several devices trace and FLOP are of the one with most of it; the host launches kernels for all.
     """
 
     trace: Trace
     step_flop: int
+    launches: Launches
 
 
 class MemoryTraces:
@@ -61,8 +74,9 @@ class MemoryTraces:
             self._config, self._training_data, hardware, world=min(world, len(hardware.devices))
         )
         # Shares of a layout are scaled from a replica's trace; the compiler's memory is not traced.
-        splits = step.layout is not None and step.layout.strategy == "split"
-        whole = dataclasses.replace(step, layout=SPLIT if splits else None, compile=False)
+        replica = step.layout.replica if step.layout is not None else None
+        own = replica if replica is not None and replica.strategy != "single" else None
+        whole = dataclasses.replace(step, layout=own, compile=False)
         if (whole, placement) not in self._found:
             plan = plan_of(step)
             try:
@@ -91,8 +105,11 @@ class MemoryTraces:
             trace = self.of(step, hardware).trace
             parts = with_gaps(trace, step.device, factors)
             if self._config.checkpoints.checkpoint_async and step.device in _IN_MAIN_MEMORY:
-                # One process gathers the full state while the next step runs.
-                parts["checkpoint"] = sum(trace.at_peak().get(category, 0) for category in _SAVED)
+                # While the next step runs one process gathers the full state, or each has a copy of its own.
+                is_sharded = self._config.checkpoints.checkpoint_format == "sharded"
+                own = {**factors, "parameters": factors.get("averages", 1)} if is_sharded else {}
+                peak = trace.at_peak()
+                parts["checkpoint"] = round(sum(peak.get(each, 0) * own.get(each, 1) for each in _SAVED))
             return parts
 
         return predict
@@ -117,7 +134,7 @@ def trace_memory(config: Config, plan: Plan, data: TrainingData, *, hardware: Ha
         return RefusedBatchError(what, why=why)
 
     effective_batch = plan.shares[0]
-    layout = SPLIT if plan.strategy == "split" else SINGLE
+    layout = plan.layout.replica
     alone = dataclasses.replace(
         plan, world=1, strategy=layout.strategy, shard=1, effective_batch=effective_batch
     )
@@ -132,28 +149,32 @@ def trace_memory(config: Config, plan: Plan, data: TrainingData, *, hardware: Ha
             live.add(resident, "data")
             job = make_job(config, alone, data, hardware=hardware, backend=backend, record=Record())
             with ModelCode(config.model, refused, torchs=True):
-                step_flop = run_traced(job, live)
+                step_flop, launches = run_traced(job, live)
             traces = [live.trace(device) for device in backend.devices]
             del resident  # only now: the data stay on the device throughout
-    return MemoryTrace(fullest(traces, plan.device), step_flop)
+    return MemoryTrace(fullest(traces, plan.device), step_flop, launches)
 
 
-def run_traced(job: Job, live: LiveBytes) -> int:
+def run_traced(job: Job, live: LiveBytes) -> tuple[int, Launches]:
     """Run `job` for STEPS steps and a batch of evaluation, and categorize its storages.
 
-    Returns the FLOP of the last step, on the device that has most of them.
+    Returns the FLOP of the last step, on the device that has most of them, and its kernel launches.
     """
     live.add([*job.model.parameters(), *job.model.buffers()], "parameters")
     if isinstance(job.task, HoldsWeights):
-        live.add(job.task.weights(), "frozen models")
+        job.task.watch_weights(lambda weights: live.add(weights, "frozen models"))
     live.name_the_rest("data")
     if job.ema is not None:
         live.add(job.ema.state_dict().values(), "averages")
     watch_gradients(job.model, live)
     task = job.task
 
+    counted = Counter[str]()  # kernel launches of the last step
+
     def watched(forward: Forward, batch: Any) -> Sums:
+        before = live.launches
         sums = task.training(forward, batch)
+        counted["forward"] += live.launches - before
         live.name_the_rest("activations")  # storages that outlive a forward pass
         return sums
 
@@ -161,15 +182,24 @@ def run_traced(job: Job, live: LiveBytes) -> int:
     job.task = cast("Task", SimpleNamespace(training=watched, **own))
     progress = Progress()
     before = Counter[torch.device]()
+
+    def update_begins(_: nn.Module) -> None:
+        counted["until update"] = live.launches
+
     for _ in range(STEPS):
-        before = live.flop_on.copy()
-        loop.optimizer_step(job, progress)
+        before, begun = live.flop_on.copy(), live.launches
+        counted.clear()
+        with mock.patch.object(job.backend, "average_gradients", update_begins):
+            loop.optimizer_step(job, progress)
+        counted["update"] = live.launches - counted["until update"]
+        counted["backward"] = counted["until update"] - begun - counted["forward"]
         progress.step += 1
         add_state(job.optimizer, live)
     step_flop = max((live.flop_on - before).values(), default=0)
     for _ in evaluation_sums(job):
         break
-    return step_flop
+    forward, backward = (counted[name] // job.plan.accumulation for name in ("forward", "backward"))
+    return step_flop, Launches(forward, backward, counted["update"])
 
 
 def with_gaps(
@@ -194,8 +224,8 @@ def fullest(traces: Sequence[Trace], device: Kind) -> Trace:
 def plan_of(step: StepSettings) -> Plan:
     """Return a plan with as few micro-batches as possible: a third one reuses the memory of the second."""
     own: dict[str, Any] = {}
-    if step.layout is not None and step.layout.strategy == "split":
-        own["strategy"] = "split"
+    if step.layout is not None and step.layout.replica.strategy != "single":
+        own = {"strategy": step.layout.strategy, "branch_devices": step.layout.branch_devices}
     return fixed_plan(
         "estimated",
         device=step.device,

@@ -120,8 +120,8 @@ class Carries(Protocol):
 class HoldsWeights(Protocol):
     """A task with frozen models."""
 
-    def weights(self) -> list[Tensor]:
-        """Return the weights of the frozen models."""
+    def watch_weights(self, seen: Callable[[list[Tensor]], None]) -> None:
+        """Call `seen` with the weights of the frozen models, and with each copy that training makes."""
 
 
 class Prepared(Protocol):

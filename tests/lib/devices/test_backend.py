@@ -162,7 +162,7 @@ def test_memory_that_runs_out_while_compiling_is_left_to_the_loop(
     assert backend.is_out_of_memory(caught.value)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_machine_without_a_compiler_is_told(tmp_path: Path) -> None:
     code = (
         "import torch; from lib.nn.compile import compiled\n"

@@ -257,6 +257,50 @@ def test_what_is_missing_or_cannot_be_is_told(
     assert told.value.exit_code == 2 and "\n" not in str(told.value)
 
 
+def tpu_file(to: str, accelerator: str, **changes: Any) -> dict[str, Any]:
+    wanted = {"device": "xla", "num_devices": 0, "dist_nnodes": "1", **changes}
+    document: dict[str, Any] = yaml.safe_load(file_for(to, given={"accelerator": accelerator}, **wanted))
+    assert list(breaches(document, schema_of(to))) == []
+    return document
+
+
+def test_skypilot_is_asked_for_one_tpu_slice_by_its_name() -> None:
+    assert tpu_file("skypilot", "tpu-v4-8")["resources"]["accelerators"] == "tpu-v4-8:1"
+    document = tpu_file("skypilot", "TPU-v5e-8", device="tpu", num_devices=8)
+    assert document["resources"]["accelerators"] == "tpu-v5litepod-8:1"
+    assert "PJRT_DEVICE" not in document["run"], "torch_tpu does not read it"
+    assert "\nexport PJRT_DEVICE=TPU\nexec python -m train" in tpu_file("skypilot", "tpu-v4-8")["run"]
+
+
+def test_kubernetes_is_asked_for_tpus_on_nodes_of_that_slice() -> None:
+    document = tpu_file("kubernetes", "tpu-v5p-8")
+    assert document["spec"]["trainer"]["resourcesPerNode"] == {"limits": {"google.com/tpu": 4}}
+    (selector,) = (found["nodeSelector"] for found in mappings(document) if "nodeSelector" in found)
+    labels = {"accelerator": "tpu-v5p-slice", "topology": "2x2x1"}
+    assert selector == {f"cloud.google.com/gke-tpu-{name}": value for name, value in labels.items()}
+    assert "nodeSelector" not in file_for("kubernetes")
+
+
+@pytest.mark.parametrize(
+    ("to", "accelerator", "changes", "message"),
+    [
+        ("skypilot", "H100", {}, "'h100' is no TPU slice of one host; name tpu-v4-8, "),
+        ("skypilot", "tpu-v4-16", {}, "a host at most 4"),
+        ("ray", "tpu-v4-8", {}, "TO=ray is not possible for 4 TPUs"),
+        ("kubernetes", "tpu-v4-8", {"num_devices": 2}, "CONFIG_NUM_DEVICES=4"),
+        ("kubernetes", "tpu-v4-8", {"dist_nnodes": "2"}, "CONFIG_DIST_NNODES=1"),
+        ("skypilot", "", {}, "needs ACCELERATOR= .*a slice, such as tpu-v4-8"),
+        ("skypilot", "tpu-v4-8", {"device": "auto", "num_devices": 4}, "would not be used: only CONFIG_DEV"),
+        ("kubernetes", "google.com/tpu", {"device": "cuda", "num_devices": 4}, "would not be used"),
+    ],
+)
+def test_what_tpus_cannot_be_asked_for(
+    to: str, accelerator: str, changes: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        tpu_file(to, accelerator, **changes)
+
+
 def test_a_batch_that_the_machines_cannot_share_is_told_before_they_are_asked_for() -> None:
     with pytest.raises(PlanError, match="64 cannot be split over 17 x 4"):
         file_for("ray", dist_nnodes="17")

@@ -146,9 +146,48 @@ class Failing(supervisor.Supervisor):
 @pytest.fixture
 def restarting(notes: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(supervisor, "_handle_signals", lambda *_: None)
-    launched = {"plan": {}, "supervisor": 1, "restarts": 2, "torchrun": [], "serve": None}
+    launched = {"plan": {}, "supervisor": 1, "restarts": 2, "torchrun": None, "serve": None}
     (notes / "launch.json").write_text(json.dumps(launched))
     return notes
+
+
+@pytest.fixture
+def joining(restarting: Path) -> Path:
+    """One node of several."""
+    launch = restarting / "launch.json"
+    launch.write_text(json.dumps(json.loads(launch.read_text()) | {"torchrun": []}))
+    return restarting
+
+
+class Disconnected(Failing):
+    """It loses the endpoint in every attempt, after its workers have left what they leave."""
+
+    reset = True  # by the connection, rather than by waiting in vain
+
+    def _attempt(self, arguments: Sequence[str]) -> dict[int, int]:
+        self._lost, self._disconnected = "reset by peer", self.reset
+        return super()._attempt(arguments)
+
+
+def test_a_node_that_loses_the_endpoint_joins_again(
+    joining: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    node = Disconnected(joining, {}, {}, {}, leaves={"0.pid": "1"})
+    assert node.run([]) == 1 and node.started == 3
+    said = capsys.readouterr().err.splitlines()
+    assert said[1] == "lost the other nodes: reset by peer: joining them again (2 of 2)" and len(said) == 3
+    assert said[2].startswith("error: the other nodes are unreachable, or too few: reset by peer; ")
+
+
+@pytest.mark.parametrize(
+    ("leaves", "reset"), [({}, True), ({"0.pid": "1", "0.status": "75"}, True), ({"0.pid": "1"}, False)]
+)
+def test_not_if_it_never_met_them_or_has_saved_or_waited_in_vain(
+    joining: Path, leaves: dict[str, str], reset: bool
+) -> None:
+    node = Disconnected(joining, {}, leaves=leaves)
+    node.reset = reset
+    assert node.run([]) == int(leaves.get("0.status", 1)) and node.started == 1
 
 
 def test_workers_are_started_again_when_one_was_killed(
@@ -211,9 +250,9 @@ Stuck(pathlib.Path(sys.argv[1]), world=2).run([])
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_supervisor_that_waits_for_other_machines_can_be_interrupted(
-    restarting: Path, number: signal.Signals
+    joining: Path, number: signal.Signals
 ) -> None:
-    command = [sys.executable, "-c", STUCK, str(restarting)]
+    command = [sys.executable, "-c", STUCK, str(joining)]
     pipe = subprocess.PIPE
     with subprocess.Popen(command, cwd=ROOT, stdout=pipe, stderr=pipe, text=True) as process:
         try:
@@ -224,7 +263,7 @@ def test_a_supervisor_that_waits_for_other_machines_can_be_interrupted(
         finally:
             process.kill()
     assert (process.returncode, told) == (128 + number, "interrupted\n")
-    assert not restarting.exists()
+    assert not joining.exists()
 
 
 class Left(Exception):
@@ -232,18 +271,18 @@ class Left(Exception):
 
 
 def test_a_machine_that_is_told_to_go_keeps_what_its_ranks_wrote_once(
-    restarting: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+    joining: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def leave(status: int) -> None:
         raise Left(status)
 
     monkeypatch.setattr(os, "_exit", leave)
-    run, log = tmp_path_factory.mktemp("run"), restarting / "id" / "attempt_0" / "1" / "stderr.log"
+    run, log = tmp_path_factory.mktemp("run"), joining / "id" / "attempt_0" / "1" / "stderr.log"
     log.parent.mkdir(parents=True)
     log.write_text("said\n")
-    (restarting / "kept.json").write_text(json.dumps({"run": str(run), "own": True}))
-    (restarting / "0.status").write_text("75")
-    machine = supervisor.Supervisor(restarting, world=2)
+    (joining / "kept.json").write_text(json.dumps({"run": str(run), "own": True}))
+    (joining / "0.status").write_text("75")
+    machine = supervisor.Supervisor(joining, world=2)
     found: list[str] = []
 
     def kill() -> None:
@@ -261,7 +300,7 @@ def test_a_machine_that_is_told_to_go_keeps_what_its_ranks_wrote_once(
 # torch's loggers keep the log until the supervisor ends.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_why_machines_could_not_meet_is_told(
-    restarting: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    joining: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     from torch.distributed import run
     from torch.distributed.elastic.rendezvous.api import RendezvousConnectionError
@@ -270,6 +309,6 @@ def test_why_machines_could_not_meet_is_told(
         raise RendezvousConnectionError("See inner exception") from OSError("no host of that name\nframe #0")
 
     monkeypatch.setattr(run, "main", main)
-    assert supervisor.Supervisor(restarting, world=1).run([]) == 1
+    assert supervisor.Supervisor(joining, world=1).run([]) == 1
     error = "error: the other nodes are unreachable, or too few: no host of that name; make train"
     assert capsys.readouterr().err.startswith(error)

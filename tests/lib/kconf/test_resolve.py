@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from pathlib import Path
 
@@ -9,8 +10,9 @@ import pytest
 
 from lib.config import config_from_values
 from lib.errors import ConfigError
-from lib.kconf import from_environment, load
+from lib.kconf import from_environment, load, tree
 from lib.kconf.reader import HEADER
+from lib.kconf.tree import load_own_tree
 
 ROOT = Path(__file__).resolve().parents[3]
 TREE = ROOT / "tests" / "fixtures" / "kconf" / "tree"
@@ -254,3 +256,36 @@ def test_what_an_older_tree_derived_is_refused_or_derived_anew_with_a_notice(pro
     resolved = load(root=project, config_file=project / ".config", refresh=True)
     assert resolved.values[name] == "mlp" and resolved.text == text
     assert any("older" in notice and "is now" in notice for notice in resolved.notices)
+
+
+def test_a_tree_is_parsed_again_where_its_files_have_changed(project, monkeypatch):
+    parsed = list[Path]()
+    monkeypatch.setattr(tree, "load_own_tree", lambda root: parsed.append(root) or load_own_tree(root))
+    assert resolve(project, "CONFIG_NUM_EPOCHS=7\n").values["NUM_EPOCHS"] == 7
+    assert resolve(project, "").values["NUM_EPOCHS"] != 7, "no value is left over"
+    assert len(parsed) == 1
+    with (project / "Kconfig").open("a") as file:
+        file.write('\nconfig FRESH\n\tbool "Fresh"\n\nrsource "models/*/Kconfig"\n')
+    (project / "models/a").mkdir(parents=True)
+    (project / "models/a/Kconfig").write_text('config A\n\tbool "A"\n')
+    assert resolve(project, "").values.keys() >= {"FRESH", "A"}
+    (project / "models/b").mkdir()
+    resolve(project, "")
+    assert len(parsed) == 2, "a folder alone is nothing"
+    (project / "models/b/Kconfig").write_text('config B\n\tbool "B"\n')
+    assert "B" in resolve(project, "").values
+    shutil.rmtree(project / "models/a")
+    assert "A" not in resolve(project, "").values and len(parsed) == 4
+    with pytest.raises(ConfigError):
+        resolve(project, "CONFIG_NUM_EPOCHS=x\n")
+    assert resolve(project, "").values["NUM_EPOCHS"] != 7 and len(parsed) == 5, (
+        "one that failed is not used again"
+    )
+
+
+def test_every_pattern_of_the_tree_is_looked_for():
+    included = re.findall(r'^o?r?source "(.*\*.*)"', (ROOT / "Kconfig").read_text(), re.MULTILINE)
+    for folder in ("lib/data", "train"):
+        lines = re.findall(r'^o?r?source "(.*\*.*)"', (ROOT / folder / "Kconfig").read_text(), re.MULTILINE)
+        included += [f"{folder}/{pattern}" for pattern in lines]
+    assert sorted(included) == sorted(tree._PLUGINS)

@@ -74,7 +74,7 @@ def test_core_on_small_shares(norm_batch: int, divisor_only: bool) -> None:
     check_core(300, 320, norm_batch=norm_batch, divisor_only=divisor_only, offer_stride=17)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize(("norm_batch", "divisor_only"), MODES)
 def test_core_exhaustively(norm_batch: int, divisor_only: bool) -> None:
     check_core(4096, 1024, norm_batch=norm_batch, divisor_only=divisor_only, offer_stride=61)
@@ -92,7 +92,7 @@ def test_splits_add_up() -> None:
     check_splits_add_up(range(1, 400))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_splits_add_up_exhaustively() -> None:
     check_splits_add_up(range(1, 4097))
 

@@ -103,7 +103,8 @@ def test_arithmetic_agrees_with_the_formats(gpu: Gpu) -> None:
         return
     # Matrix units are 2 to 30 times the rest, and in balance with their memory, on every generation so far.
     assert 1.9 < gpu.half_flop_per_second / gpu.fp32_flop_per_second < 30
-    assert 50 < gpu.half_flop_per_second / gpu.bandwidth_bytes_per_second < 450
+    balance = gpu.half_flop_per_second / gpu.bandwidth_bytes_per_second
+    assert 50 < balance < (600 if gpu.kind == "tpu" else 450)  # v6e has most arithmetic for its memory
 
 
 @ROWS
@@ -115,7 +116,7 @@ def test_formats_agree_with_what_planning_goes_by(gpu: Gpu) -> None:
         assert ("fp8" in gpu.formats) == (gpu.capability >= FP8_CAPABILITY)
     else:
         assert gpu.capability is None
-        planned = any(pattern in gpu.name.upper() for pattern in BF16_ROCM_PATTERNS)
+        planned = gpu.kind == "tpu" or any(pattern in gpu.name.upper() for pattern in BF16_ROCM_PATTERNS)
         assert planned == ("bf16" in gpu.formats)
 
 

@@ -13,7 +13,7 @@ from lib.plan import plan
 from lib.plan.fitting import Parts, StepSettings
 from lib.plan.gpus import parse_gpu
 from lib.plan.planner import compare_strategies
-from lib.plan.sharding import exchanges, shares, split_over
+from lib.plan.sharding import exchanges, shares, splits_over
 from lib.plan.sizing import Candidate
 from lib.plan.strategies import format_strategies
 from lib.plan.types import Branch, Layout, ModelFacts, Plan, Weight
@@ -48,11 +48,14 @@ def config_of(**changes: Any) -> Any:
 
 
 def needs(each: float) -> Any:
-    """Of two frozen models of so many GB each, with 0.1 GB of activations for a sample."""
+    """Of two frozen models of so many GB each, with 0.05 GB of activations for a sample of each.
+
+    A device with one of several copies of a model has a part of the samples.
+    """
 
     def predict(trial: StepSettings) -> Parts:
         assert trial.layout is not None
-        models = 1 if trial.layout.strategy == "split" else 2
+        models = 2 if trial.layout.replica.strategy == "single" else 1
         cut = shares(TRAINED, trial.layout)
         parts = {name: round(40_000_000 * cut[name]) for name in ("parameters", "gradients", "optimizer")}
         activations = models * trial.micro_batch * GB // 20
@@ -67,34 +70,46 @@ def decide(machine: str, each: float, **changes: Any) -> Plan:
 
 def spread(machine: str, each: float, facts: ModelFacts = FACTS, **changes: Any) -> dict[str, Candidate]:
     found = compare_strategies(config_of(**changes), parse_gpu(machine), facts, predict=needs(each))
-    return {candidate.layout.strategy: candidate for candidate in found}
+    named: dict[str, Candidate] = {}
+    for candidate in found:  # of splits the one with the most processes
+        named.setdefault(candidate.layout.strategy, candidate)
+    return named
 
 
 # GB of each of the two, with 41.9 free on a card: strategy and processes.
 TABLE = {
-    ("a100-40g", 10): ("single", 1),
-    ("a100-40gx2", 10): ("ddp", 2),
-    ("a100-40gx2", 25): ("split", 1),
-    ("a100-40gx4", 25): ("split", 2),
-    ("a100-40gx16", 25): ("split", 8),
-    ("h200x2", 25): ("ddp", 2),
+    ("a100-40g", 10): ("single", 1, ()),
+    ("a100-40g", 25): ("sequential", 1, ()),
+    ("a100-40gx2", 10): ("ddp", 2, ()),
+    ("a100-40gx2", 25): ("split", 1, (1, 1)),
+    ("a100-40gx3", 25): ("split", 1, (2, 1)),
+    ("a100-40gx4", 25): ("split", 2, (1, 1)),
+    ("a100-40gx5", 25): ("split", 1, (3, 2)),
+    ("a100-40gx6", 25): ("split", 3, (1, 1)),
+    ("a100-40gx7", 25): ("split", 1, (4, 3)),
+    ("a100-40gx9", 25): ("split", 3, (2, 1)),
+    ("a100-40gx11", 25): ("sequential", 11, ()),
+    ("a100-40gx16", 25): ("split", 8, (1, 1)),
+    ("h200x2", 25): ("ddp", 2, ()),
+    ("h200x3", 25): ("ddp", 3, ()),
 }
 
 
 @pytest.mark.parametrize(("machine", "each"), TABLE)
 def test_the_table_of_choices(machine: str, each: int) -> None:
     decided = decide(machine, each)
-    strategy, world = TABLE[machine, each]
-    assert (decided.strategy, decided.world) == (strategy, world)
+    strategy, world, branches = TABLE[machine, each]
+    assert (decided.strategy, decided.world, decided.branch_devices) == (strategy, world, branches)
     assert decided.memory is not None and decided.memory.fits
-    assert decided.effective_batch == 64 == sum(decided.micro_batches) * world
+    assert decided.effective_batch == 64 == sum(decided.shares)
+    assert decided.shares[0] == sum(decided.micro_batches)
     assert decided.layout.devices == len(parse_gpu(machine).devices)
     assert Plan.from_json(decided.to_json()) == decided
 
 
 def test_every_rival_is_told_why_it_lost() -> None:
     found = spread("a100-40gx4", 25)
-    assert list(found) == ["ddp", "zero1", "zero2", "fsdp", "hsdp", "split"]
+    assert list(found) == ["ddp", "zero1", "zero2", "fsdp", "hsdp", "split", "sequential"]
     assert found["split"].verdict == "chosen"
     for strategy in ("ddp", "zero1", "zero2", "fsdp", "hsdp"):
         verdict = found[strategy].verdict
@@ -103,9 +118,9 @@ def test_every_rival_is_told_why_it_lost() -> None:
         assert "GB more on each device" in verdict
     reasons = decide("a100-40gx4", 25).reasons
     assert reasons["strategy"].startswith("the simplest of the fastest, by estimate; ddp needs")
-    assert reasons["world"].endswith("each process has two of them")
+    assert reasons["world"].endswith("each process has 2 of them")
     assert reasons["effective_batch"] == "32 on each of 2 pair(s) of devices, as requested"
-    assert reasons["shard"] == "each process has all weights on its two devices"
+    assert reasons["shard"] == "each process has all weights on its devices"
 
 
 def test_the_time_of_a_split_is_that_of_the_slower_model() -> None:
@@ -123,8 +138,8 @@ def test_the_time_of_a_split_is_that_of_the_slower_model() -> None:
 def test_what_no_strategy_has_room_for_is_refused_with_the_nearest_change() -> None:
     with pytest.raises(PlanError, match=r"fsdp with .* GB more on each device, split with .* GB more"):
         decide("a100-40gx2", 45)
-    with pytest.raises(PlanError, match=r"split with CONFIG_NUM_DEVICES=2$"):
-        decide("a100-40gx3", 25)
+    with pytest.raises(PlanError, match=r"split with CONFIG_NUM_DEVICES=10, sequential.ddp with .* GB more"):
+        decide("a100-40gx11", 45)
     assert decide("a100-40gx3", 25, num_devices=2).strategy == "split"
 
 
@@ -134,13 +149,13 @@ def test_what_cannot_be_split_says_why() -> None:
     refusal = "CONFIG_DIST_STRATEGY_SPLIT=y is not possible: "
     with pytest.raises(PlanError, match=refusal + "lenet5 has no two frozen models"):
         plan(requested, parse_gpu("a100-40gx2"), plain, predict=needs(1))
-    with pytest.raises(PlanError, match=refusal + "3 devices are not pairs"):
-        plan(requested, parse_gpu("a100-40gx3"), FACTS, predict=needs(1))
+    with pytest.raises(PlanError, match=refusal + "11 devices are no groups of 2 to 8 of one size"):
+        plan(requested, parse_gpu("a100-40gx11"), FACTS, predict=needs(1))
     many = requested.replace(dist_nnodes="1:2")
     with pytest.raises(PlanError, match=refusal + "several nodes need a process for each device"):
         plan(many, parse_gpu("a100-40gx4"), FACTS, predict=needs(1))
     processor = requested.replace(num_devices=2)
-    with pytest.raises(PlanError, match=refusal + "a split is for devices with memory of their own"):
+    with pytest.raises(PlanError, match=refusal + "it is for devices with memory of their own"):
         plan(processor, load_hardware("cpu-24g-amx"), FACTS, predict=needs(0.1))
     uneven = decide("a100-40gx4", 25, target_effective_batch=65, dist_strategy="split")
     assert uneven.shares == (33, 32) and "on 2 pairs of devices" in uneven.reasons["effective_batch"]
@@ -152,6 +167,41 @@ def test_it_is_done_where_it_is_asked_for_and_something_simpler_fits() -> None:
     assert decided.reasons["strategy"] == "CONFIG_DIST_STRATEGY_SPLIT=y"
     by_hand = decide("h200x4", 10, dist_strategy="split", hyper_param="manual", batch_size=8)
     assert (by_hand.world, by_hand.micro_batch, by_hand.accumulation) == (2, 8, 4)
+
+
+def test_devices_are_divided_by_what_the_models_compute() -> None:
+    """Three times the work: three copies, which four devices have at once and two processes of two do not."""
+    found = compare_strategies(
+        config_of(), parse_gpu("a100-40gx4"), facts_of(TERA, 3 * TERA), predict=needs(25)
+    )
+    splits = [each for each in found if each.layout.strategy == "split"]
+    assert [(each.layout.world, each.layout.branch_devices) for each in splits] == [(2, (1, 1)), (1, (1, 3))]
+    pairs, four = splits
+    assert pairs.seconds is not None and four.seconds is not None
+    assert pairs.seconds[0] / four.seconds[0] == pytest.approx(1.5, rel=0.05)
+    assert four.verdict == "chosen" and pairs.verdict.startswith("estimated to take 1.")
+    lines = list(format_strategies(found, columns=120))
+    assert any(line.startswith("  split(1,3) ") for line in lines)
+    reasons = decide("a100-40gx3", 25).reasons
+    assert reasons["branch_devices"] == (
+        "of a process: the first frozen model on 0, 1, the second on 2, the trained model on 0"
+    )
+
+
+def test_one_model_at_a_time_is_the_last_resort_and_not_for_fp16() -> None:
+    found = spread("a100-40g", 10)
+    assert found["single"].verdict == "chosen"
+    assert found["sequential"].verdict.startswith("estimated to take ")
+    alone = decide("a100-40g", 25)
+    assert "one model at a time is on its device" in alone.reasons["shard"]
+    assert alone.reasons["strategy"].startswith("the simplest of the fastest, by estimate; single needs ")
+    with pytest.raises(PlanError, match="no loss scaling within a frozen model"):
+        decide("a100-40g", 25, precision="fp16", dist_strategy="sequential")
+    requested = decide("h200x4", 10, dist_strategy="sequential")
+    assert (requested.strategy, requested.world) == ("sequential", 4)
+    stored = {**decide("a100-40gx2", 25).to_json()}
+    del stored["branch_devices"], stored["reasons"]["branch_devices"]
+    assert Plan.from_json(stored).branch_devices == (1, 1), "of a version that had pairs only"
 
 
 def test_models_without_frozen_ones_are_not_offered_it() -> None:
@@ -176,14 +226,18 @@ def test_what_was_trained_on_pairs_is_evaluated_on_one() -> None:
     alone = plan(for_one_process(config, trained, devices=4), hardware, FACTS)
     assert (alone.strategy, alone.world, alone.effective_batch) == ("split", 1, trained.micro_batch)
     on_one = plan(for_one_process(config, trained, devices=1), parse_gpu("h200"), FACTS)
-    assert (on_one.strategy, on_one.world) == ("single", 1)
+    assert (on_one.strategy, on_one.world) == ("sequential", 1), "both at once may have no room there"
+    waiting = for_one_process(config, decide("a100-40g", 25), devices=2)
+    assert plan(waiting, hardware, FACTS).strategy == "sequential"
     copied = for_one_process(config, decide("a100-40gx2", 10), devices=2)
     assert plan(copied, hardware, FACTS).strategy == "single"
 
 
 def test_pairs_average_what_is_trained_and_nothing_else() -> None:
-    assert not list(exchanges(TRAINED, split_over(2), accumulation=2))
-    (only,) = exchanges(TRAINED, split_over(16), accumulation=2)
+    branches = FACTS.branches or ()
+    (two,), (sixteen,) = (tuple(splits_over(devices, branches)) for devices in (2, 16))
+    assert not list(exchanges(TRAINED, two, accumulation=2))
+    (only,) = exchanges(TRAINED, sixteen, accumulation=2)
     assert (only.kind, only.processes, only.among, only.elements) == ("all_reduce", 8, 16, 10_000_000)
 
 
@@ -191,7 +245,7 @@ def test_they_are_shown_by_name() -> None:
     found = list(spread("a100-40gx4", 25).values())
     lines = list(format_strategies(found, columns=120))
     (line,) = (line for line in lines if "chosen" in line)
-    assert line.startswith("  split+ddp     32 x 1 ")
+    assert line.startswith("  split+ddp          32 x 1 ")
     assert spread("a100-40gx2", 25)["split"].to_json()["world"] == 1
 
 
@@ -199,7 +253,7 @@ def test_as_many_processes_are_started_as_there_are_pairs() -> None:
     config = dataclasses.replace(config_of(dist_strategy="split"), device="cpu", num_devices=4)
     command = cluster.command_line(config, name="run", runs=ROOT)
     assert "starts 2 processes" in command
-    assert Layout(strategy="split", world=2, shard=1).devices == 4
+    assert Layout(strategy="split", world=2, shard=1, branch_devices=(1, 1)).devices == 4
 
 
 def test_frozen_weights_are_read_in_the_precision_of_products() -> None:
@@ -207,7 +261,10 @@ def test_frozen_weights_are_read_in_the_precision_of_products() -> None:
     seconds = {}
     for precision in ("bf16", "fp32"):
         config = config_of(precision=precision)
-        (one,) = compare_strategies(config, parse_gpu("a100-80g"), facts_of(1.0, 1.0), predict=needs(8))
-        assert one.seconds is not None
+        one, waiting = compare_strategies(config, parse_gpu("a100-80g"), facts_of(1.0, 1.0), predict=needs(8))
+        assert one.seconds is not None and waiting.seconds is not None
+        copied = 2 * 8 * GB * (2 if precision == "bf16" else 4)  # of both, over PCIe, in each micro-batch
+        assert waiting.split is not None and waiting.split.accumulation == 1
+        assert waiting.seconds[0] - one.seconds[0] == pytest.approx(copied / 32e9, rel=0.01)
         seconds[precision] = one.seconds[0]
     assert 1.5 < seconds["fp32"] / seconds["bf16"] < 2

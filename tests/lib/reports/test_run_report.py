@@ -8,9 +8,11 @@ from typing import Any
 
 import pytest
 
+from lib.errors import ToolkitError
 from lib.reports.page import Section
 from lib.reports.run_report import (
     Findings,
+    fact,
     sections,
     store_findings,
     stored_findings,
@@ -67,6 +69,19 @@ def test_plan_memory_and_throughput(tmp_path: Path) -> None:
     assert speed["utilisation"][0].startswith(f"{share:.1%} of the peak")
 
 
+def test_the_speed_that_a_run_has_recorded_is_shown(tmp_path: Path) -> None:
+    run = reported_run(tmp_path)
+    assert not any(name.startswith("whole run") for name in rows_of(by_title(run)["Throughput"], "Speed"))
+    speed = {"kind": "speed", "step": 60, "samples_per_second": 1250.0, "data_wait": 0.031}
+    speed["least_samples_per_second"] = 900.0
+    with run.metrics.open("a") as file:
+        file.write(json.dumps(speed) + "\n")
+    found = rows_of(by_title(run)["Throughput"], "Speed")
+    assert found["whole run: samples per second"] == ("1,250",)
+    assert found["whole run: data wait"] == ("3.1%",)
+    assert found["whole run: least samples per second"] == ("900",)
+
+
 def test_requested_options_come_before_defaults(tmp_path: Path) -> None:
     section = by_title(reported_run(tmp_path))["Configuration"]
     assert rows_of(section, "Requested") == {"CONFIG_LEARNING_RATE": ("0.1", "command line")}
@@ -106,9 +121,43 @@ def test_findings_hold_for_the_checkpoints_of_then(tmp_path: Path) -> None:
     assert stored_findings(run) is None, "there is a later checkpoint"
     store_findings(run, all_findings(steps=[60]))
     assert stored_findings(run) == all_findings(steps=[60])
-    for damaged in ("", "[]", "{}", run.findings.read_text().replace('"version": 2', '"version": 0')):
+    for damaged in ("", "[]", "{}", run.findings.read_text().replace('"version": 3', '"version": 0')):
         run.findings.write_text(damaged)
         assert stored_findings(run) is None, damaged
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"exhibits": [{"kind": "matrix", "title": "Confusion matrix"}]},
+        {"exhibits": [{"title": "a block without a kind"}]},
+        {"exhibits": 5},
+        {"memory": {"kind": "chart", "title": "Memory"}},
+    ],
+)
+def test_damaged_findings_are_an_error_that_names_the_file(tmp_path: Path, change: dict[str, Any]) -> None:
+    run = reported_run(tmp_path)
+    store_findings(run, all_findings(**change))
+    findings = stored_findings(run)
+    assert findings is not None
+    with pytest.raises(ToolkitError, match=r"report\.json is damaged.*make report then makes it again"):
+        write_report(run, findings, run.report)
+
+
+def test_facts_are_words() -> None:
+    facts = {"free_bytes": 70 * 10**9, "dirty": True, "capability": None, "names": ["a", "b"], "count": 1}
+    assert [fact(*each) for each in facts.items()] == [
+        ("free", "70.00 GB"),
+        ("dirty", "yes"),
+        ("capability", "not known"),
+        ("names", "a, b"),
+        ("count", "1"),
+    ]
+
+
+def test_a_page_is_not_written_over_a_folder(tmp_path: Path) -> None:
+    with pytest.raises(ToolkitError, match=f"cannot write {tmp_path}: Is a directory"):
+        write_report(reported_run(tmp_path / "runs"), all_findings(), tmp_path)
 
 
 @pytest.mark.parametrize("evil", ["<script>alert(1)</script>", "</script><b>"])
@@ -137,11 +186,4 @@ def test_a_run_of_100000_rows_is_small_and_its_series_can_be_read_back(tmp_path:
     (line,) = loss["lines"]
     losses = [float(f"{row['loss']:.7g}") for row in rows if row["kind"] == "train"]
     assert line["rows"] == len(losses) and len(line["value"]) <= MOST_POINTS
-    half = MOST_POINTS // 2
-    wanted = []
-    for number in range(half):
-        begin, end = number * len(losses) // half, (number + 1) * len(losses) // half
-        own = losses[begin:end]
-        wanted += sorted({begin + own.index(min(own)), begin + own.index(max(own))})
-    assert line["step"] == [place + 1 for place in wanted]
-    assert line["value"] == [losses[place] for place in wanted]
+    assert line["value"] == [losses[step - 1] for step in line["step"]], "the extremes: test_series"

@@ -18,17 +18,15 @@ from tests.support.reported import reported_run, write_rows
 def test_the_extremes_of_equal_stretches_are_kept(values: list[float], most: int) -> None:
     kept = extremes(values, most)
     assert kept == sorted(set(kept)) and len(kept) <= max(most, 0)
+    assert {*kept[:1], *kept[-1:]} == ({0, len(values) - 1} if values else set())
     if len(values) <= most:
         assert kept == list(range(len(values)))
         return
-    half = most // 2
-    for number in range(half):
-        stretch = range(number * len(values) // half, (number + 1) * len(values) // half)
-        own = [values[place] for place in kept if place in stretch]
-        assert {min(own), max(own)} == {
-            min(values[place] for place in stretch),
-            max(values[place] for place in stretch),
-        }
+    stretches = most // 2 - 1
+    for number in range(stretches):
+        stretch = range(number * len(values) // stretches, (number + 1) * len(values) // stretches)
+        shown, own = ([values[place] for place in places] for places in ({*stretch} & {*kept}, stretch))
+        assert (min(shown), max(shown)) == (min(own), max(own))
 
 
 def test_columns_of_both_kinds_with_the_time_of_their_rows(tmp_path: Path) -> None:

@@ -245,12 +245,12 @@ def test_a_state_that_is_no_dict_of_torch_is_damage(content: bytes, tmp_path: Pa
 
 def test_a_newer_format_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(checkpoint, "FORMAT", 2)
+        patch.setattr(checkpoint, "FORMAT", 3)
         save(tmp_path, 1)
     said: list[str] = []
     with pytest.raises(CheckpointError, match="no valid checkpoint"):
         checkpoint.load(tmp_path, log=said.append)
-    assert "format is 2" in said[0]
+    assert "format is 3, this version reads 1 and 2" in said[0]
 
 
 def test_a_damaged_pointer_is_an_error(tmp_path: Path) -> None:

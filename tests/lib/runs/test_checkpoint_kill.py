@@ -32,6 +32,7 @@ def run_alone(function: str, directory: Path) -> str:
     return done.stdout
 
 
+@pytest.mark.long
 def test_killed_at_random_moments(tmp_path: Path) -> None:
     counts = json.loads(run_alone("kill_at_random", tmp_path))
     assert counts["kills"] == 40

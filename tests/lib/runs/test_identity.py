@@ -126,7 +126,13 @@ def test_a_changed_default_is_another_training(kconfig: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "setting",
-    [{"NUM_DEVICES": "1"}, {"KEEP_LAST": "9"}, {"RESUME_NEVER": "y"}, {"SINK_TENSORBOARD": "y"}],
+    [
+        {"NUM_DEVICES": "1"},
+        {"KEEP_LAST": "9"},
+        {"RESUME_NEVER": "y"},
+        {"SINK_TENSORBOARD": "y"},
+        {"CHECKPOINT_FORMAT_SHARDED": "y"},
+    ],
     ids=lambda setting: next(iter(setting)),
 )
 def test_what_changes_no_number_of_a_run_is_no_part_of_it(setting: Mapping[str, str]) -> None:

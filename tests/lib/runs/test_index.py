@@ -176,8 +176,9 @@ def test_conditions(rows: list[Row], where: str, numbers: str) -> None:
     ("where", "message"),
     [
         ("model", "model is not a condition"),
-        ("lrr=1", "no run has a value called lrr; did you mean lr?"),
-        ("modle=gpt2", "did you mean model?"),
+        ("lrr=1", "no run has a value called lrr; did you mean lr"),
+        ("modle=gpt2", "did you mean model"),
+        ("zzz=1", "called zzz; make runs LIMIT=1 JSON=1 shows what a run has"),
     ],
 )
 def test_a_condition_that_can_select_nothing_is_refused(rows: list[Row], where: str, message: str) -> None:

@@ -16,16 +16,23 @@ from lib.config import Config
 from lib.data.datasets.question_answering import data as key_values
 from lib.data.datasets.question_answering.spec import AnswerSpec as SPEC
 from lib.data.datasets.question_answering.spec import Side
+from lib.devices.base import Backend
 from models.latentwire.model import Prefixes as OUTPUT
 from tests.models.latentwire.answers import answer_set
 from tests.models.latentwire.answers import answers_data as data
 from tests.models.latentwire.answers import small_bridge_config as config
-from train.tasks.bridge.task import _Branch
+from train.tasks.bridge.task import _Copy
 
 __all__ = ["OUTPUT", "SPEC", "config", "data"]
 
 DISTRIBUTED: dict[str, dict[str, Any]] = {
-    "split": {"model": "latentwire", "micro_batch": 5, "split": True, "settings": {"grad_clip": 0.5}}
+    name: {"model": "latentwire", "micro_batch": 5, "layout": layout, "settings": {"grad_clip": 0.5}}
+    for name, layout in {
+        "split": {"strategy": "split", "branch_devices": (1, 1)},
+        "hybrid of 3": {"strategy": "split", "branch_devices": (2, 1)},
+        "hybrid of 4": {"strategy": "split", "branch_devices": (2, 2)},
+        "sequential": {"strategy": "sequential"},
+    }.items()
 }
 DATASETS = ("key_values", "squad", "hotpot")
 NARROW = {
@@ -114,5 +121,6 @@ def further_loss(output: OUTPUT, targets: Tensor, *, reduction: str) -> Tensor:
 
 
 def second_device(patched: Any, device: torch.device) -> None:
-    """Let `device` stand for that of the second model, to which it is moved."""
-    patched.setattr(_Branch, "device", property(lambda _: device))
+    """Let `device` stand for those of copies, to which prefixes are moved, and for main memory."""
+    patched.setattr(_Copy, "device", property(lambda _: device))
+    patched.setattr(Backend, "host", property(lambda _: device))

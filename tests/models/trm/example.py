@@ -22,7 +22,7 @@ DISTRIBUTED: dict[str, dict[str, Any]] = {
     "recursive": {
         "model": "trm",
         "micro_batch": 5,
-        "settings": {"halt_max_steps": 2, "halt_exploration": 0.5, "learning_rate": 0.3, "max_steps": 4},
+        "settings": {"halt_max_steps": 2, "halt_exploration": 0.5, "learning_rate": 0.1, "max_steps": 4},
     }
 }
 WITH_A_CARRY = STATIC_SHAPES = ("recursive",)  # of them; with a stand-in for XLA, too

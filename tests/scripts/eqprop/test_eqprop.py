@@ -98,6 +98,7 @@ def test_a_wrong_sign_does_not_hold(setting: Setting, monkeypatch: pytest.Monkey
     assert [passed for passed, _ in report.passed][:6] == [False] * 6
 
 
+@pytest.mark.long
 def test_training_and_ablation_are_told(setting: Setting, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(training, "LOOK_EVERY", 2)
     changes = {"as it is": {}, "1 block": {"LOOPED_LAYERS": "1"}, "2 blocks": {"LOOPED_LAYERS": "2"}}

@@ -189,6 +189,7 @@ class PlayedChild:
             "context": {"outside_allocator_bytes": {"context": 400 * MIB, "backward": 512 * MIB}},
             "history": {"reserved_bytes": 1, "simulated_reserved_bytes": 1},
             "predict": {"peak_bytes": 1},
+            "estimate": {"fastest_seconds": 0.1, "slowest_seconds": 0.3, "bound": "memory"},
             "choose": {"table": [8] * 5, "predicted": [7, 15, 23, 39, 79]},
             "lightning": {"batch": 8},
         }
@@ -197,7 +198,9 @@ class PlayedChild:
         micro_batch, limit = request["setting"]["micro_batch"], request.get("limit_bytes")
         if limit is not None and micro_batch * 2**30 > limit:
             return {"status": "out_of_memory"}
-        return {"status": "ok", "samples_per_second": min(1000.0, 10.0 * micro_batch)}
+        compiled = request["setting"]["compile"]
+        rate = {"samples_per_second": min(1000.0, 10.0 * micro_batch), "step_seconds": 0.4 - 0.2 * compiled}
+        return {"status": "ok", **rate}
 
     def close(self) -> None:
         pass
@@ -230,6 +233,15 @@ def test_the_largest_under_an_emulated_card_leaves_room_for_the_context(tmp_path
     # Half a GiB of each card is the context's; residual networks go by 32.
     assert [found[card, "gpt2"] for card in (8, 16, 24, 40, 80)] == [7, 15, 23, 39, 79]
     assert [found[card, "resnet50"] for card in (8, 16, 24, 40, 80)] == [0, 0, 0, 32, 64]
+
+
+def test_measured_step_times_are_compared_with_the_estimated_range(tmp_path: Path) -> None:
+    child: Any = PlayedChild()
+    with bench(tmp_path / "rows", child, part=3) as one:
+        part_3(one)
+    found = [row for row in rows_of(tmp_path / "rows") if row["kind"] == "step_time"]
+    assert {(row["setting"]["compile"], row["measured"]) for row in found} == {(False, 0.4), (True, 0.2)}
+    assert all(row["estimated"]["fastest_seconds"] == 0.1 for row in found)
 
 
 def test_when_time_is_up_what_is_left_out_is_told(tmp_path: Path) -> None:

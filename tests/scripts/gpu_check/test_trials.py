@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from lib.memory.allocator import MIB, replay
+from lib.plan.gpus import gpu_of
 from scripts.gpu_check import cases, trials
 from scripts.gpu_check.cases import (
     CASES,
@@ -118,6 +119,14 @@ def test_a_measurement(played_gpu: SimpleNamespace) -> None:
     assert answer["first_step_seconds"] > 0 and json.dumps(answer)
     HANDLERS["measure"](setting=SMALL)
     assert played_gpu.fractions == [0.1, 1.0], "a limit is not left to the next one"
+
+
+def test_an_estimate(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert HANDLERS["estimate"](setting=SMALL) == {}, "a CPU is not in the catalogue"
+    monkeypatch.setattr(trials, "gpu_of_hardware", lambda _: gpu_of("h100-80g"))
+    found = HANDLERS["estimate"](setting=SMALL)
+    assert 0 < found["fastest_seconds"] < found["slowest_seconds"] < 0.1
+    assert found["bound"] == "launching kernels" and json.dumps(found)
 
 
 def test_a_history(played_gpu: SimpleNamespace) -> None:

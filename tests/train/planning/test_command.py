@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
 from lib import kconf
 from lib.errors import ConfigError, PlanError
+from lib.plan import roofline
 from lib.plan.gpus import CATALOGUE, parse_gpu
 from lib.plan.roofline import BANDWIDTH_SHARES
 from tests.support.training import random_data, small_config
@@ -42,7 +44,8 @@ def test_the_cut_changes_neither_arithmetic_nor_steps() -> None:
 
 
 @pytest.mark.slow
-def test_bytes_of_a_step_are_those_of_all_its_micro_batches() -> None:
+def test_bytes_of_a_step_are_those_of_all_its_micro_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(roofline, "LAUNCH_SECONDS", {False: (0.0, 0.0), True: (0.0, 0.0)})
     found = outlook("h100-80g", 8)
     assert found.plan.memory is not None and found.step_time is not None
     parts = found.plan.memory.parts
@@ -59,7 +62,7 @@ def test_only_what_the_device_can_do_is_advised(gpu: str, advised: bool) -> None
     found = outlook(gpu, BATCH, precision="fp32", optimizer="adamw")
     assert any("PRECISION_BF16" in line for line in found.alternatives) == advised
     assert any("OPTIMIZER_SGD" in line for line in found.alternatives)
-    (told,) = [line for line in _lines(found) if "figures of the GPU" in line]
+    (told,) = [line for line in _lines(found) if "figures of the device" in line]
     assert told.endswith(CATALOGUE[gpu].origin)
     assert ("by our own estimate" in told) == bool(CATALOGUE[gpu].estimated)
 
@@ -71,6 +74,7 @@ def test_what_is_no_fault_of_a_machine_is_told_once() -> None:
         _compare(config, data, ("t4", "rtx3090"), as_json=True)
 
 
+@pytest.mark.slow
 def test_a_batch_by_hand_that_is_too_large_is_marked_among_machines(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -84,8 +88,37 @@ def test_a_batch_by_hand_that_is_too_large_is_marked_among_machines(
         lambda self, hardware: lambda trial: {**real(self, hardware)(trial), **twenty},
     )
     assert _compare(config, data, ("t4", "rtx3090"), as_json=False) == 0
-    small, large = capsys.readouterr().out.splitlines()
-    assert "usable, MORE than there is" in small and "MORE" not in large
+    head, large, small, _, told = capsys.readouterr().out.splitlines()
+    assert head.split()[0] == "GPU" and large.endswith("  yes") and told.startswith("Sorted by time, ")
+    assert small.startswith("t4") and small.endswith("no: MORE than there is")
+
+
+def test_machines_are_sorted_by_money_where_there_is_a_price(capsys: pytest.CaptureFixture[str]) -> None:
+    config = small_config(max_steps=100)
+    data = random_data(config, shape=(1, 28, 28), train_size=640)
+    assert (
+        _compare(config, data, ("p100-16g", "rtx2060-6g", "h100-80g", "t4"), as_json=True, price="list") == 0
+    )
+    found = json.loads(capsys.readouterr().out)
+    assert list(found)[:2] == ["t4", "h100-80g"], "cheap first; without a list price last"
+    costs = {name: each["cost"] for name, each in found.items()}
+    assert {name for name, cost in costs.items() if cost["price"] is None} == {"p100-16g", "rtx2060-6g"}
+    assert "https://" in costs["t4"]["price"][1] and costs["p100-16g"]["money"] is None
+    assert costs["h100-80g"]["steps"] == [100, 100] and costs["h100-80g"]["kwh"][0] > 0
+    launches = found["t4"]["kernel_launches"]
+    assert launches["forward"] > 5 and launches["update"] > 0
+    assert found["t4"]["step_bound"] == "launching kernels"
+    assert _compare(config, data, ("t4", "h100-80g"), as_json=False, price="list") == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert any(
+        line.startswith("Money: US dollars, list price of ") and line.endswith("for t4") for line in lines
+    )
+
+
+def test_launches_of_each_micro_batch_count() -> None:
+    whole, split = outlook("h100-80g", BATCH).launches, outlook("h100-80g", 8).launches
+    assert whole.update == split.update and whole.forward == split.forward > 5
+    assert split.of_step(8) == 8 * (split.forward + split.backward) + split.update
 
 
 @pytest.mark.parametrize(
@@ -97,7 +130,7 @@ def test_a_batch_by_hand_that_is_too_large_is_marked_among_machines(
             "lenet5",
             "DIST_NNODES=2",
             "",
-            "CONFIG_DIST_ENDPOINT= is not a rendezvous endpoint: 2 nodes need one, which only make sbatch",
+            "CONFIG_DIST_ENDPOINT is not set: 2 nodes need one, .* set CONFIG_DIST_ENDPOINT=HOST:PORT",
         ),
         ("gpt2-tiny", "INITIAL_WEIGHTS=nothing", "", "INITIAL_WEIGHTS=.*nothing cannot be read"),
     ],

@@ -17,7 +17,7 @@ from lib.data.types import Dataset, TextSpec, TokenPart
 from lib.memory.allocator import LARGE_SEGMENT, MIB
 from lib.memory.live import Event, Trace
 from lib.plan.fitting import GAPS, StepSettings
-from lib.plan.types import Kind
+from lib.plan.types import Kind, Layout
 from tests.support.configs import load_hardware
 from tests.support.datasets import looked
 from tests.support.examples import examples
@@ -155,6 +155,11 @@ def test_a_checkpoint_beside_training_is_a_copy_in_main_memory() -> None:
     assert aside.pop("checkpoint") == pytest.approx(4 * parameters, rel=0.01), "with averages and two moments"
     assert aside == waiting
     assert found("cuda", aside=True) == found("cuda", aside=False), "the device has nothing of it"
+    step = dataclasses.replace(TRIAL, device="cpu", layout=Layout(strategy="fsdp", world=2, shard=2))
+    for form, share in {"full": 1.0, "sharded": 0.5}.items():
+        traces = MemoryTraces(config.replace(checkpoint_async=True, checkpoint_format=form), data)
+        copied = traces.predictor(CPU)(step)["checkpoint"]
+        assert copied == pytest.approx(share * 4 * parameters, rel=0.02), form
 
 
 def test_a_gpu_loses_memory_between_tensors() -> None:

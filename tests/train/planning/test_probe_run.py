@@ -119,11 +119,3 @@ def test_what_another_process_took_is_not_needed() -> None:
         [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True
     )
     assert 39_000_000 < int(done.stdout) < 60_000_000 < large.nbytes
-
-
-def test_on_a_processor_need_is_growth() -> None:
-    found = Peak(Backend("cpu"))
-    before = found.need_bytes()
-    kept = torch.ones(40_000_000)
-    assert found.need_bytes() - before <= 1.2 * kept.nbytes
-    assert found.need_bytes() >= 0.9 * kept.nbytes - before

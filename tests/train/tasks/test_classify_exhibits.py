@@ -29,13 +29,17 @@ def predictions(
 
 
 def test_rows_are_true_classes_and_columns_predicted_ones() -> None:
-    found = confusion(predictions([0, 0, 0, 2], [0, 1, 1, 2]), classes=3)
-    assert found["kind"] == "matrix" and found["counts"] == [[1, 2, 0], [0, 0, 0], [0, 0, 1]]
+    found = confusion(predictions([0, 0, 0, 2], [0, 1, 1, 2]), ["a", "b", "c"])
+    assert found["kind"] == "matrix" and found["names"] == ["a", "b", "c"]
+    assert found["counts"] == [[1, 2, 0], [0, 0, 0], [0, 0, 1]]
 
 
 def test_of_many_classes_the_most_frequent_confusions_are_listed() -> None:
-    found = confusion(predictions([5, 5, 99, 7], [6, 6, 98, 7]), classes=100)
-    assert found["kind"] == "table" and found["rows"] == [["5", "6", "2"], ["99", "98", "1"]]
+    found = confusion(predictions([5, 5, 99, 7], [6, 6, 98, 7]), [f"no. {number}" for number in range(100)])
+    assert found["kind"] == "table" and found["rows"] == [
+        ["no. 5", "no. 6", "2"],
+        ["no. 99", "no. 98", "1"],
+    ]
 
 
 def test_the_calibration_error_is_the_weighted_gap_of_its_bins() -> None:

@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -25,6 +25,7 @@ from lib.nn.model_code import build_model
 from lib.plan.types import Branch, Plan
 from models.gpt2.model import GPT2
 
+Copies: TypeAlias = "tuple[FrozenLM, ...]"  # of one model, each with a part of the samples
 ROWS = 2  # for which FLOPs are counted
 BACKWARD_FACTOR = 2  # FLOPs of forward and backward over those of forward, with one frozen factor per product
 
@@ -33,11 +34,13 @@ class FrozenLM(ABC):
     """A frozen language model; gradients are taken by its input only.
 
     positions: maximum sequence length, None if unknown. embedding_rms: (), root mean square of its
-    embeddings.
+    embeddings, on the device that the model computes on. waits: its weights are in main memory, and on the
+    device only within `resident`.
     """
 
     def __init__(self, model: nn.Module, table_VC: Tensor, *, positions: int | None) -> None:
-        self.positions = positions
+        self.positions, self.waits = positions, False
+        self._seen: Callable[[list[Tensor]], None] = lambda _: None
         single = torch.promote_types(table_VC.dtype, torch.float32)
         norm = torch.linalg.vector_norm(table_VC.detach(), dtype=single)  # without a copy of the table
         self.embedding_rms: Tensor = norm / math.sqrt(table_VC.numel())
@@ -52,8 +55,46 @@ class FrozenLM(ABC):
         """Return the logits of the next tokens: (B, T, C) -> (B, T, V)."""
 
     def weights(self) -> list[Tensor]:
-        """Return all tensors that it holds on the device."""
+        """Return all its weights."""
         return [*self._model.parameters(), *self._model.buffers()]
+
+    def watch(self, seen: Callable[[list[Tensor]], None]) -> None:
+        """Call `seen` with the weights now, and with each copy of them on the device."""
+        self._seen = seen
+        seen(self.weights())
+
+    def wait_for(self, device: torch.device) -> None:
+        """Compute on `device` from now on, and keep the weights where they are until then."""
+        self.waits, self.embedding_rms = True, self.embedding_rms.to(device)
+        if device.type == "cuda":  # copies of pageable memory are slower
+            for weight in self.weights():
+                weight.data = weight.data.pin_memory()
+
+    @contextlib.contextmanager
+    def resident(self) -> Iterator[None]:
+        """Keep the weights on the device within the context; copy and release those that wait."""
+        if not self.waits:
+            yield
+            return
+        device, copies = self.embedding_rms.device, dict[int, Tensor]()
+        places = [
+            (held, name, weight)
+            for module in self._model.modules()
+            for held in (module._parameters, module._buffers)
+            for name, weight in held.items()
+            if weight is not None
+        ]
+        for held, name, weight in places:
+            if id(weight) not in copies:  # a weight may be shared
+                copy = weight.detach().to(device, non_blocking=True)
+                copies[id(weight)] = nn.Parameter(copy, False) if isinstance(weight, nn.Parameter) else copy
+            held[name] = copies[id(weight)]  # type: ignore[assignment]
+        self._seen([*copies.values()])
+        try:
+            yield
+        finally:
+            for held, name, weight in places:
+                held[name] = weight  # type: ignore[assignment]
 
 
 class ToolkitLM(FrozenLM):
@@ -121,7 +162,7 @@ class FrozenPair:
     sources: tuple[FrozenSource, FrozenSource]
 
     def branches(self, build: Callable[[], nn.Module], spec: Spec) -> tuple[Branch, Branch]:
-        """Count FLOPs per sample and parameters of both models, without data and memory.
+        """Count FLOPs and saved bytes per sample, and parameters of both models, without data and memory.
 
         build: makes the model whose prefixes they read. Raises DataError, ConfigError.
         """
@@ -134,18 +175,39 @@ class FrozenPair:
                 tokens_BT = torch.zeros(ROWS, len(side.anchor) + side.answer_tokens - 1, dtype=torch.int64)
                 _check_room(lm, side.name, needed=prefix_BMC.shape[1] + tokens_BT.shape[1])
                 before = live.flop
-                lm.logits(torch.cat((prefix_BMC, lm.embed(tokens_BT)), dim=1))
+                saved = dict[int, torch.UntypedStorage]()
+
+                def keep(tensor: Tensor, saved: dict[int, torch.UntypedStorage] = saved) -> Tensor:
+                    saved[tensor.untyped_storage()._cdata] = tensor.untyped_storage()
+                    return tensor
+
+                with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(keep, lambda kept: kept):
+                    embedded_BTC = torch.cat((prefix_BMC, lm.embed(tokens_BT)), dim=1)
+                    lm.logits(embedded_BTC.requires_grad_())
                 flop = BACKWARD_FACTOR * (live.flop - before) / ROWS
+                own = {weight.untyped_storage()._cdata for weight in lm.weights()}
+                kept_bytes = sum(storage.nbytes() for key, storage in saved.items() if key not in own)
                 parameters = sum(weight.numel() for weight in lm.weights())
-                found.append(Branch(flop_per_sample=flop, parameters=parameters))
+                branch = Branch(
+                    flop_per_sample=flop, parameters=parameters, bytes_per_sample=kept_bytes // ROWS
+                )
+                found.append(branch)
         return found[0], found[1]
 
-    def load(self, plan: Plan, backend: Backend, dtype: torch.dtype) -> tuple[FrozenLM, FrozenLM]:
-        """Load the first onto the first of the backend's devices, the second onto the last."""
-        first, second = self.sources
+    def load(self, plan: Plan, backend: Backend, dtype: torch.dtype) -> tuple[Copies, Copies]:
+        """Load both onto the devices of the plan, or into main memory, to be copied from there."""
         # Autocast would copy each weight at every use, and keep the copy until backward.
         dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(plan.precision, dtype)
-        return first.load(backend.devices[0], dtype), second.load(backend.devices[-1], dtype)
+        devices, first = backend.devices, (plan.branch_devices or (1,))[0]
+        halves = (devices[:first], devices[first:]) if plan.branch_devices else (devices, devices)
+        if plan.strategy == "sequential":
+            halves = ((backend.host,), (backend.host,))
+        found = []
+        for source, own in zip(self.sources, halves, strict=True):
+            found.append(tuple(source.load(device, dtype) for device in own))
+            if plan.strategy == "sequential":
+                found[-1][0].wait_for(backend.device)
+        return found[0], found[1]
 
 
 def _check_room(lm: FrozenLM, name: str, *, needed: int) -> None:

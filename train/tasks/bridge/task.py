@@ -2,7 +2,8 @@
 
 The input of each model is prefix, anchor and answer; the loss is on the answer. If all tokens of an answer
 are predicted correctly, greedy decoding writes that answer, so exact match needs no decoding. Each model may
-be on its own device; losses return to the device of the trained model, and autograd moves the gradients.
+be on devices of its own, which divide the samples; losses return to the device of the trained model, and
+autograd moves the gradients. Or both wait in main memory, and each is on the device for its pass only.
 
 Shapes: B samples, M latents, L tokens of an answer, T tokens of a text, C channels, V vocabulary size.
 """
@@ -25,7 +26,7 @@ from lib.data.types import Dataset, Spec
 from lib.nn import IGNORED
 from lib.nn.precision import full_precision
 from train.tasks.base import Forward, Sums, count_of, refuse_label_smoothing, weighted_sum
-from train.tasks.bridge.frozen import FrozenLM, FrozenPair
+from train.tasks.bridge.frozen import Copies, FrozenLM, FrozenPair
 from train.tasks.bridge.pretrain import frozen_sources
 
 DATA = ("questions", (AnswerSpec,))
@@ -43,9 +44,7 @@ class Options:
     frozen_steps: int
 
 
-def build(
-    options: Options, spec: Spec, *, config: Config, prepared: tuple[FrozenLM, FrozenLM] | None
-) -> Bridge:
+def build(options: Options, spec: Spec, *, config: Config, prepared: tuple[Copies, Copies] | None) -> Bridge:
     """Return the task. Raises ConfigError for label smoothing."""
     assert isinstance(spec, AnswerSpec) and prepared is not None
     refuse_label_smoothing(config, "tokens")
@@ -70,12 +69,19 @@ class _AnswerScores(NamedTuple):
     exact_B: Tensor
 
 
-class _Branch(NamedTuple):
-    """One of the two models with the tokens of its anchor."""
+class _Copy(NamedTuple):
+    """A copy of one of the two models with the tokens of its anchor."""
 
     lm: FrozenLM
     anchor: Tensor
     device: torch.device
+
+
+class _Share(NamedTuple):
+    """A copy, and its rows of each tensor of a micro-batch, on its device."""
+
+    copy: _Copy
+    rows: tuple[Tensor, ...]
 
 
 class Bridge:
@@ -83,17 +89,17 @@ class Bridge:
 
     targets_per_sample = 1
 
-    def __init__(
-        self, spec: AnswerSpec, frozen: tuple[FrozenLM, FrozenLM], *, first_token_weight: float
-    ) -> None:
+    def __init__(self, spec: AnswerSpec, frozen: tuple[Copies, Copies], *, first_token_weight: float) -> None:
         """first_token_weight: of the first token's loss, added to the mean over the answer."""
-        self.frozen = frozen
+        self.frozen = [lm for copies in frozen for lm in copies]
         self._spec, self._first_weight = spec, first_token_weight
-        devices = [lm.embedding_rms.device for lm in frozen]
-        anchors = [
-            torch.tensor(side.anchor).to(device) for side, device in zip(spec.sides, devices, strict=True)
+        self._branches = [
+            [
+                _Copy(lm, torch.tensor(side.anchor).to(lm.embedding_rms.device), lm.embedding_rms.device)
+                for lm in copies
+            ]
+            for side, copies in zip(spec.sides, frozen, strict=True)
         ]
-        self._parts = tuple(map(_Branch, frozen, anchors, devices))
 
     def training(self, forward: Forward, batch: Batch) -> Sums:
         """Return sums of the mean loss of both models. Metrics: exactly right answers."""
@@ -113,23 +119,17 @@ class Bridge:
         answers, texts, others = self._columns(batch.targets)
         prefixes, shuffled = forward(batch.inputs), forward(others)
         zeros = [torch.zeros_like(prefix_BMC) for prefix_BMC in prefixes]
-        scores = self._score_all(prefixes, answers)
-        found: dict[str, Sequence[Tensor]] = {"latent": [each.exact_B for each in scores]}
-        for kind, given in (("zero_prefix", zeros), ("shuffled_prefix", shuffled)):
-            found[kind] = [each.exact_B for each in self._score_all(given, answers)]
-        budgeted, whole = list[Tensor](), list[Tensor]()
-        for part, text_BT, answer_BL in zip(self._parts, texts, answers, strict=True):
-            tokens = prefixes[0].shape[1] + part.anchor.numel()
-            last_BW = _last_tokens(text_BT, answer_BL, tokens=tokens)
-            budgeted.append(_reads(part.lm, last_BW, answer_BL).to(home))
-            whole.append(_reads(part.lm, text_BT, answer_BL).to(home))
-        found |= {"text_budget": budgeted, "text": whole}
+        columns = zip(prefixes, zeros, shuffled, answers, texts, strict=True)
+        tokens = prefixes[0].shape[1]
+        given = [_shared(copies, *each) for copies, each in zip(self._branches, columns, strict=True)]
+        branches = [self._evaluate(shares, tokens=tokens, home=home) for shares in given]
         metrics = {
             f"{kind}_{name}": (exact_B * weights_B).sum()
-            for kind in KINDS
-            for name, exact_B in zip(NAMES, found[kind], strict=True)
+            for name, (_, exact) in zip(NAMES, branches, strict=True)
+            for kind, exact_B in zip(KINDS, exact, strict=True)
         }
-        return Sums((_mean_loss(scores) * weights_B).sum(), weights_B.sum(), metrics)
+        loss_B = _mean_loss([scores for scores, _ in branches])
+        return Sums((loss_B * weights_B).sum(), weights_B.sum(), metrics)
 
     def report(self, means: Mapping[str, float]) -> dict[str, float]:
         """Return the exact-match rates by the model's input before the anchor.
@@ -144,32 +144,105 @@ class Bridge:
         """Return the lower exact-match rate of the two models."""
         return min(evaluation[f"latent_{name}"] for name in NAMES)
 
-    def weights(self) -> list[Tensor]:
-        """Return the weights of the frozen models."""
-        return [weight for lm in self.frozen for weight in lm.weights()]
+    def watch_weights(self, seen: Callable[[list[Tensor]], None]) -> None:
+        """Call `seen` with the weights of the frozen models, and with each copy of those that wait."""
+        for lm in self.frozen:
+            lm.watch(seen)
 
     def _columns(self, targets_BN: Tensor) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor], Tensor]:
-        """Split targets into answers and whole texts, on the models' devices, and other samples' sources."""
+        """Split targets into answers, whole texts, and other samples' sources."""
         answer_a, text_a, answer_b, text_b, others = torch.split(targets_BN, list(self._spec.columns), dim=1)
-        a, b = (part.device for part in self._parts)
-        return (answer_a.to(a), answer_b.to(b)), (text_a.to(a), text_b.to(b)), others
+        return (answer_a, answer_b), (text_a, text_b), others
 
     def _score_all(self, prefixes: Sequence[Tensor], answers: Sequence[Tensor]) -> list[_AnswerScores]:
         """Score the answers after each prefix, on the device of the prefixes."""
         home = prefixes[0].device
-        # All prefixes are copied first and scores last, so that the two models run concurrently.
-        given = [prefix.to(part.device) for part, prefix in zip(self._parts, prefixes, strict=True)]
-        scores = [
-            _score(part, prefix_BMC, answer_BL, first_weight=self._first_weight)
-            for part, prefix_BMC, answer_BL in zip(self._parts, given, answers, strict=True)
+        # All inputs are copied first and scores last, so that the models run concurrently.
+        given = [
+            _shared(copies, prefix, answer)
+            for copies, prefix, answer in zip(self._branches, prefixes, answers, strict=True)
         ]
-        return [_AnswerScores(each.loss_B.to(home), each.exact_B.to(home)) for each in scores]
+        scores = [[_scored(share, first_weight=self._first_weight) for share in shares] for shares in given]
+        return [_joined(each, home) for each in scores]
+
+    def _evaluate(
+        self, shares: Sequence[_Share], *, tokens: int, home: torch.device
+    ) -> tuple[_AnswerScores, list[Tensor]]:
+        """Return a model's scores with the latents, and exact match by KINDS.
+
+        shares: of latents, zeros, latents of other samples, answers and texts. tokens: latents of a sample.
+        """
+        scores, exact = list[_AnswerScores](), list[list[Tensor]]()
+        for (lm, anchor, _), (*prefixes, answer_BL, text_BT) in shares:
+            with lm.resident():
+                of_kinds = [
+                    _score(lm, anchor, prefix, answer_BL, first_weight=self._first_weight)
+                    for prefix in prefixes
+                ]
+                last_BW = _last_tokens(text_BT, answer_BL, tokens=tokens + anchor.numel())
+                read = [_reads(lm, seen, answer_BL) for seen in (last_BW, text_BT)]
+            scores.append(of_kinds[0])
+            exact.append([*(each.exact_B for each in of_kinds), *read])
+        joined = [torch.cat([part.to(home) for part in parts]) for parts in zip(*exact, strict=True)]
+        return _joined(scores, home), joined
 
 
-def _score(part: _Branch, prefix_BMC: Tensor, answer_BL: Tensor, *, first_weight: float) -> _AnswerScores:
+def _shared(copies: Sequence[_Copy], *tensors: Tensor) -> list[_Share]:
+    """Divide the rows of `tensors` among the copies of a model; fewer rows leave the last ones idle."""
+    parts = zip(*(tensor.tensor_split(len(copies)) for tensor in tensors), strict=True)
+    return [
+        _Share(copy, tuple(part.to(copy.device) for part in rows))
+        for copy, rows in zip(copies, parts, strict=True)
+        if len(rows[0])
+    ]
+
+
+def _joined(scores: Sequence[_AnswerScores], home: torch.device) -> _AnswerScores:
+    return _AnswerScores(
+        *(torch.cat([part.to(home) for part in parts]) for parts in zip(*scores, strict=True))
+    )
+
+
+def _scored(share: _Share, *, first_weight: float) -> _AnswerScores:
+    """Score a copy's rows of prefix and answer."""
+    (lm, anchor, _), (prefix_BMC, answer_BL) = share
+    if not lm.waits:
+        return _score(lm, anchor, prefix_BMC, answer_BL, first_weight=first_weight)
+    return _AnswerScores(*_Visit.apply(prefix_BMC, lm, anchor, answer_BL, first_weight))  # type: ignore[no-untyped-call]
+
+
+class _Visit(torch.autograd.Function):
+    """Scores of a model that is on the device for its forward and backward pass only.
+
+    A sample's loss depends on its own prefix alone, so that its gradient is known before the weight of the
+    sample in the whole loss is.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, prefix_BMC: Tensor, lm: FrozenLM, anchor: Tensor, answer_BL: Tensor, first_weight: float
+    ) -> tuple[Tensor, Tensor]:
+        own_BMC = prefix_BMC.detach().requires_grad_(prefix_BMC.requires_grad)
+        with lm.resident(), torch.set_grad_enabled(prefix_BMC.requires_grad):
+            loss_B, exact_B = _score(lm, anchor, own_BMC, answer_BL, first_weight=first_weight)
+            if prefix_BMC.requires_grad:
+                with torch.autocast(loss_B.device.type, enabled=False):
+                    ctx.save_for_backward(*torch.autograd.grad(loss_B.sum(), own_BMC))
+        ctx.mark_non_differentiable(exact_B)
+        return loss_B.detach(), exact_B
+
+    @staticmethod
+    def backward(ctx: Any, loss_B: Tensor, _: Any) -> Any:
+        (gradient_BMC,) = ctx.saved_tensors
+        return gradient_BMC * loss_B[:, None, None], None, None, None, None
+
+
+def _score(
+    lm: FrozenLM, anchor: Tensor, prefix_BMC: Tensor, answer_BL: Tensor, *, first_weight: float
+) -> _AnswerScores:
     """Score the answer after prefix and anchor with teacher forcing."""
-    lm, length = part.lm, answer_BL.shape[1]
-    anchor_BL = part.anchor.expand(len(answer_BL), -1)
+    length = answer_BL.shape[1]
+    anchor_BL = anchor.expand(len(answer_BL), -1)
     known_BT = torch.cat((anchor_BL, answer_BL[:, :-1].clamp(min=0)), dim=1)
     # Scaled to the magnitude of the model's embeddings.
     known_BTC = lm.embed(known_BT)

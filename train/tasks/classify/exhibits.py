@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import io
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -38,12 +38,12 @@ class Predictions(NamedTuple):
 def exhibits(job: Job, dataset: Dataset, _: Iterator[int]) -> list[Block]:
     """Return confusion, calibration, and the samples of the highest loss and the highest entropy."""
     assert isinstance(dataset.spec, ImageSpec | TextClassSpec)
-    found = predict(job)
+    found, names = predict(job), dataset.class_names or [*map(str, range(dataset.spec.classes))]
     return [
-        confusion(found, classes=dataset.spec.classes),
+        confusion(found, names),
         calibration(found),
-        _samples("Worst samples", "loss", found.loss_N, found, dataset),
-        _samples("Most uncertain samples", "entropy", found.entropy_N, found, dataset),
+        _samples("Worst samples", "loss", found.loss_N, found, dataset, names),
+        _samples("Most uncertain samples", "entropy", found.entropy_N, found, dataset, names),
     ]
 
 
@@ -66,16 +66,18 @@ def predict(job: Job) -> Predictions:
     return Predictions(*map(torch.cat, zip(*parts, strict=True)))
 
 
-def confusion(found: Predictions, *, classes: int) -> Block:
-    """Return the confusion matrix, or of many classes the most frequent confusions."""
+def confusion(found: Predictions, names: Sequence[str]) -> Block:
+    """Return the confusion matrix, or of many classes the most frequent confusions. names: of the classes."""
+    classes = len(names)
     pairs_N = found.targets_N * classes + found.predicted_N
     counts_KK = pairs_N.bincount(minlength=classes * classes).view(classes, classes)
     if classes <= _MOST_CLASSES:
         note = f"Counts of {len(pairs_N):,} samples; rows are true classes, columns are predicted ones."
-        return {"kind": "matrix", "title": "Confusion matrix", "note": note, "counts": counts_KK.tolist()}
+        shown = {"note": note, "names": [*names], "counts": counts_KK.tolist()}
+        return {"kind": "matrix", "title": "Confusion matrix", **shown}
     most = counts_KK.fill_diagonal_(0).flatten().topk(SHOWN)
     pairs = zip(most.indices.tolist(), most.values.tolist(), strict=True)
-    rows = [(f"{place // classes}", f"{place % classes}", f"{count}") for place, count in pairs if count]
+    rows = [(names[at // classes], names[at % classes], f"{count}") for at, count in pairs if count]
     return table("Most frequent confusions", ("true", "predicted", "samples"), rows)
 
 
@@ -97,14 +99,16 @@ def calibration(found: Predictions) -> Block:
     )
 
 
-def _samples(title: str, what: str, order_N: Tensor, found: Predictions, dataset: Dataset) -> Block:
+def _samples(
+    title: str, what: str, order_N: Tensor, found: Predictions, dataset: Dataset, names: Sequence[str]
+) -> Block:
     """Return the samples that are highest in an order: as pictures, or texts as a table."""
     places = order_N.argsort(descending=True)[:SHOWN].tolist()
     inputs, _ = dataset.test.take(np.array(places))
     note, captions = f"Those of the highest {what}.", []
     for target, predicted, confidence, *_ in zip(*(column[places] for column in found), strict=True):
-        taken = ", right" if target == predicted else f" taken for {predicted}"
-        captions.append(f"{target}{taken} ({confidence:.0%})")
+        taken = ", right" if target == predicted else f" taken for {names[predicted]}"
+        captions.append(f"{names[target]}{taken} ({confidence:.0%})")
     if isinstance(dataset.spec, ImageSpec):
         note += " True and predicted class, with its probability."
         shown = zip(inputs, captions, strict=True)

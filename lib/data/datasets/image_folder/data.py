@@ -181,7 +181,7 @@ def open_folder(
     spec = ImageSpec.square(_NAME, image_size, len(classes), mean=mean, std=std)
     without = f" without {len(skipped)} that cannot be decoded" if skipped else ""
     source = f"image_folder: {train.size} + {test.size} images from {root}{without}, packed in {folder}"
-    return Dataset(spec, train, test, source, skipped=tuple(skipped))
+    return Dataset(spec, train, test, source, skipped=tuple(skipped), class_names=tuple(classes))
 
 
 def _root(data_dir: Path) -> Path | None:

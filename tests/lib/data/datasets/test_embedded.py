@@ -73,7 +73,7 @@ def test_scenes_are_the_published_bytes() -> None:
     assert hashlib.sha256(images.tobytes() + labels.tobytes()).hexdigest() == SCENES_TEST_SHA256
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_another_process_draws_the_same_digits_and_imports_matplotlib_only_then() -> None:
     code = """if True:
         import hashlib, sys

@@ -144,6 +144,7 @@ def test_bad_files_are_told_all_at_once(root: Path) -> None:
 
 def test_bad_files_are_skipped_counted_and_named(root: Path, tmp_path: Path) -> None:
     whole = opened(root)
+    assert whole.class_names == ("cat", "dog")
     files = damage(root)
     for _ in range(2):
         dataset = opened(root, on_bad="skip")

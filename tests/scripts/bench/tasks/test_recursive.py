@@ -43,7 +43,7 @@ def test_facts_count_the_operations_that_torch_counts(mixer: str) -> None:
     assert puzzle_data(config).facts.flop_per_sample == step_flop(config) / ROWS
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_bench_tells_of_both_mixers(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

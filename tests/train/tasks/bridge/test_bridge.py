@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from lib.data.datasets.question_answering.data import ANCHOR
 from lib.data.datasets.question_answering.spec import AnswerSpec, Side
@@ -22,7 +22,7 @@ from train import loop
 from train.job import evaluate
 from train.signals import Stopped
 from train.tasks.bridge import pretrain
-from train.tasks.bridge.frozen import FrozenSource, HuggingFaceLM, ToolkitLM, untrained
+from train.tasks.bridge.frozen import FrozenLM, FrozenSource, HuggingFaceLM, ToolkitLM, untrained
 from train.tasks.bridge.task import Bridge
 
 CPU_DEVICE = torch.device("cpu")
@@ -31,11 +31,11 @@ SIDE = Side(name="stub", vocab_size=10, width=10, anchor=(A,), answer_tokens=2, 
 SPEC = AnswerSpec(name="stub", source_bytes=2, sides=(SIDE, SIDE), synthetic=True)
 
 
-class Repeats:
+class Repeats(FrozenLM):
     """Says the first thing that it reads, then the end of the line. A token is embedded as itself."""
 
-    positions: int | None = None
-    embedding_rms = torch.tensor(1.0)
+    def __init__(self) -> None:
+        super().__init__(nn.Identity(), torch.ones(1, 1), positions=None)
 
     def embed(self, tokens_BT: Tensor) -> Tensor:
         return F.one_hot(tokens_BT, 10).float()
@@ -44,9 +44,6 @@ class Repeats:
         after_anchor_BT = embedded_BTC[:, :, A].cumsum(dim=1) - embedded_BTC[:, :, A] > 0
         first_BTC = embedded_BTC[:, :1].expand_as(embedded_BTC)
         return torch.where(after_anchor_BT[:, :, None], F.one_hot(torch.tensor(LINE), 10).float(), first_BTC)
-
-    def weights(self) -> list[Tensor]:
-        return []
 
 
 def stub_forward(bytes_BT: Tensor) -> tuple[Tensor, Tensor]:
@@ -68,7 +65,7 @@ def stub_batch() -> Batch:
 
 
 def test_what_is_told_is_what_the_models_say() -> None:
-    bridge = Bridge(SPEC, (Repeats(), Repeats()), first_token_weight=0.5)
+    bridge = Bridge(SPEC, ((Repeats(),), (Repeats(),)), first_token_weight=0.5)
     sums = bridge.evaluation(stub_forward, stub_batch())
     found = {name: float(value) for name, value in sums.metrics.items()}
     for name in ("a", "b"):
@@ -87,7 +84,7 @@ def test_a_text_of_the_budget_is_the_end_of_the_source() -> None:
         prefix_BMC, _ = stub_forward(bytes_BT[:, :1])
         return prefix_BMC, prefix_BMC
 
-    bridge = Bridge(SPEC, (Repeats(), Repeats()), first_token_weight=0.5)
+    bridge = Bridge(SPEC, ((Repeats(),), (Repeats(),)), first_token_weight=0.5)
     batch = stub_batch()
     only_first = dataclasses.replace(batch, weights=torch.tensor([1.0, 0.0, 0.0]))
     only_second = dataclasses.replace(batch, weights=torch.tensor([0.0, 1.0, 0.0]))
@@ -127,7 +124,9 @@ def test_a_prefix_of_embedded_tokens_has_the_loss_of_the_text() -> None:
     for number in range(4):
         batch = Batch(torch.zeros(1, 16).long(), targets[number : number + 1])
         given = tuple(rows[number][None] for rows in prefixes)
-        sums = Bridge(spec, frozen, first_token_weight=weight).training(lambda _, g=given: g, batch)
+        sums = Bridge(spec, ((frozen[0],), (frozen[1],)), first_token_weight=weight).training(
+            lambda _, g=given: g, batch
+        )
         assert float(sums.loss) == pytest.approx(float(expected[number]), rel=1e-12)
 
 
@@ -140,10 +139,11 @@ def test_nothing_but_the_bridge_is_trained_and_its_loss_falls() -> None:
     )  # fmt: skip
     job = small_job(config, small_plan(16), answers_data(config, train=16), record=record)
     assert isinstance(job.task, Bridge)
-    before = [weight.clone() for weight in job.task.weights()]
+    weights = [weight for lm in job.task.frozen for weight in lm.weights()]
+    before = [weight.clone() for weight in weights]
     trained(job)
-    assert all(torch.equal(*pair) for pair in zip(before, job.task.weights(), strict=True))
-    assert not any(weight.requires_grad for weight in job.task.weights())
+    assert all(torch.equal(*pair) for pair in zip(before, weights, strict=True))
+    assert not any(weight.requires_grad for weight in weights)
     losses = [row["loss"] for row in record.of_kind("train")]
     assert losses[-1] < losses[0] - 0.1
 

@@ -7,6 +7,7 @@ refuse an operation on two devices, or a copy to "cpu:0", which autograd sees as
 from __future__ import annotations
 
 import dataclasses
+import weakref
 from typing import Any
 from unittest import mock
 
@@ -20,21 +21,26 @@ from lib.data.datasets.question_answering.spec import AnswerSpec
 from lib.data.loader import Batch
 from lib.devices.backend import open_backend
 from lib.devices.base import Backend, SimulatedBackend
+from lib.memory.live import LiveBytes
 from lib.memory.simulation import simulation
 from lib.nn import activation_offload
+from lib.plan import plan as make_plan
+from lib.plan.gpus import parse_gpu
 from lib.plan.types import Layout
+from tests.contract.plan_facts import config_of, facts_of
 from tests.models.latentwire.answers import answer_set, answers_data, small_bridge_config
 from tests.support.configs import ROOT
 from tests.support.training import CPU, CPU_TRIAL, small_job, small_plan
 from train import commands
-from train.job import Job, Progress
+from train.job import Job, Progress, evaluate
 from train.loop import _accumulate
 from train.planning.memory_estimate import MemoryTraces
 from train.tasks.bridge import task as bridge
 from train.tasks.bridge.frozen import FrozenSource
-from train.tasks.bridge.task import Bridge
+from train.tasks.bridge.task import Bridge, _Share
 
-SPLIT = Layout(strategy="split", world=1, shard=1)
+SPLIT = Layout(strategy="split", world=1, shard=1, branch_devices=(1, 1))
+SEQUENTIAL = Layout(strategy="sequential", world=1, shard=1)
 # Devices of which not even a number may be on another. Autograd runs on them without a driver.
 FIRST, SECOND = torch.device("lazy", 0), torch.device("lazy", 1)
 ROWS, LATENTS = 3, 2
@@ -55,7 +61,7 @@ def bridge_on(*devices: torch.device) -> tuple[Bridge, list[Tensor], Batch]:
         torch.zeros(ROWS, sum(spec.columns), dtype=torch.int64, device=home),
         torch.ones(ROWS, device=home),
     )
-    return Bridge(spec, (first, second), first_token_weight=0.5), prefixes, batch
+    return Bridge(spec, ((first,), (second,)), first_token_weight=0.5), prefixes, batch
 
 
 def trained_and_evaluated(task: Bridge, prefixes: list[Tensor], batch: Batch) -> None:
@@ -77,14 +83,13 @@ def test_all_is_where_it_belongs() -> None:
         trained_and_evaluated(task, prefixes, batch)
 
 
-def columns_left(self: Bridge, targets_BN: Tensor) -> Any:
-    answer_a, text_a, answer_b, text_b, others = targets_BN.split(list(self._spec.columns), dim=1)
-    return (answer_a, answer_b), (text_a, text_b), others
+def answers_left(copies: Any, *tensors: Tensor) -> Any:
+    return [_Share(copies[0], (tensors[0].to(copies[0].device), *tensors[1:]))]
 
 
 LEFT_BEHIND: dict[str, Any] = {
-    "tokens": lambda _: mock.patch.object(Bridge, "_columns", columns_left),
-    "prefix": lambda _: mock.patch.object(bridge._Branch, "device", property(lambda _: FIRST)),
+    "tokens": lambda _: mock.patch.object(bridge, "_shared", answers_left),
+    "prefix": lambda _: mock.patch.object(bridge._Copy, "device", property(lambda _: FIRST)),
     "loudness": lambda task: mock.patch.object(task.frozen[1], "embedding_rms", torch.ones((), device=FIRST)),
 }
 
@@ -134,20 +139,72 @@ def gradients(job: Job) -> dict[str, Tensor]:
     return {name: weight.grad for name, weight in job.model.named_parameters() if weight.grad is not None}
 
 
+LAYOUTS: dict[str, dict[str, Any]] = {
+    "model_split": {"strategy": "split"},
+    "hybrid_3gpu": {"strategy": "split", "branch_devices": (2, 1)},
+    "hybrid_4gpu": {"strategy": "split", "branch_devices": (2, 2)},
+    "more devices than samples": {"strategy": "split", "branch_devices": (1, 6)},
+    "sequential_models": {"strategy": "sequential"},
+}
+
+
 @pytest.mark.slow
 def test_gradients_are_those_of_one_device() -> None:
     """In double precision, with copies that autograd takes back."""
     config = small_bridge_config()
-    data = answers_data(config, train=12, test=2)
-    whole = gradients(small_job(config, small_plan(8), data))
-    elsewhere = mock.patch.object(bridge._Branch, "device", property(lambda _: torch.device("cpu", 0)))
-    with elsewhere:
-        backend = Backend("cpu", devices=2)
-        job = small_job(config, small_plan(4, 4, strategy="split"), data, backend=backend)
-        parted = gradients(job)
+    data = answers_data(config, train=12, test=7)
+    one = small_job(config, small_plan(8), data)
+    whole, evaluated = gradients(one), evaluate(one)
     largest = max(float(each.abs().max()) for each in whole.values())
-    assert whole.keys() == parted.keys() and largest > 0
-    assert all(float((whole[name] - parted[name]).abs().max()) <= 1e-12 * largest for name in whole)
+    elsewhere = mock.patch.object(bridge._Copy, "device", property(lambda _: torch.device("cpu", 0)))
+    for name, layout in LAYOUTS.items():
+        with elsewhere:
+            plan = small_plan(5, 3, **layout)
+            backend = Backend("cpu", devices=plan.layout.devices_per_process)
+            job = small_job(config, plan, data, backend=backend)
+            parted = gradients(job)
+            found = evaluate(job)
+        assert whole.keys() == parted.keys() and largest > 0, name
+        furthest = max(float((whole[weight] - parted[weight]).abs().max()) for weight in whole)
+        assert furthest <= 1e-12 * largest, name
+        assert found == pytest.approx(evaluated, rel=1e-12), name
+
+
+@pytest.mark.slow
+def test_one_frozen_model_at_a_time_is_on_the_device() -> None:
+    """Its weights are there while it reads, and gone before the other's come."""
+    present: list[int] = []
+    home, host = torch.device("cpu"), torch.device("cpu", 1)
+    spec = answer_set(4, 2).spec
+    assert isinstance(spec, AnswerSpec)
+    with simulation("cpu"), LiveBytes() as live:
+        frozen = [FrozenSource(side, None).load(host, torch.float32) for side in spec.sides]
+        sizes = [sum(weight.nbytes for weight in {id(w): w for w in lm.weights()}.values()) for lm in frozen]
+        prefixes = [torch.zeros(ROWS, LATENTS, side.width, requires_grad=True) for side in spec.sides]
+        columns = torch.zeros(ROWS, sum(spec.columns), dtype=torch.int64)
+        batch = Batch(torch.zeros(ROWS, spec.source_bytes).long(), columns, torch.ones(ROWS))
+        for lm in frozen:
+            lm.wait_for(home)
+        task = Bridge(spec, ((frozen[0],), (frozen[1],)), first_token_weight=0.5)
+        copied: list[list[weakref.ref[Tensor]]] = []
+
+        def seen(weights: list[Tensor]) -> None:
+            present.append(sum(ref() is not None for refs in copied for ref in refs))
+            assert {weight.device for weight in weights} == ({home} if started else {host})
+            if started:
+                copied.append([weakref.ref(weight) for weight in weights])
+
+        started = False
+        task.watch_weights(seen)
+        started, before = True, live.trace(home).peak_bytes
+        sums = task.training(lambda _: prefixes, batch)
+        sums.loss.backward()
+        with torch.no_grad():
+            task.evaluation(lambda _: prefixes, batch)
+        del before
+        assert present == [0] * 6 and all(weight.device == host for lm in frozen for weight in lm.weights())
+        assert all(prefix.grad is not None for prefix in prefixes)
+        assert live.trace(home).peak_bytes < sum(sizes)
 
 
 @pytest.mark.slow
@@ -195,7 +252,7 @@ def test_processes_have_pairs_of_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(SimulatedBackend("cuda", averages_gradients=False).devices) == 1
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_fuller_device_is_predicted() -> None:
     """Weights and optimizer are on the first, with the larger of the two models."""
     config = small_bridge_config(
@@ -220,6 +277,13 @@ def test_the_fuller_device_is_predicted() -> None:
     )
     pairs = dataclasses.replace(alone, layout=dataclasses.replace(SPLIT, world=4))
     assert found.of(pairs, CPU) is one, "of one of the pairs"
+    hybrid, waiting = (
+        found.of(dataclasses.replace(alone, layout=layout), CPU).trace.at_peak()
+        for layout in (dataclasses.replace(SPLIT, branch_devices=(2, 1)), SEQUENTIAL)
+    )
+    assert hybrid["frozen models"] in sizes and hybrid["activations"] < parted["activations"]
+    assert waiting["frozen models"] in sizes, "one at a time, and its kind is known"
+    assert waiting["activations"] < 0.7 * whole["activations"]
     half = dataclasses.replace(alone, device="cuda", precision="bf16", layout=SPLIT)
     in_half = found.of(half, CPU).trace.at_peak()
     assert in_half["frozen models"] < 0.55 * parted["frozen models"]
@@ -235,3 +299,14 @@ def test_a_model_with_frozen_ones_is_offered_it() -> None:
         overrides={"CONFIG_DIST_STRATEGY_SPLIT": "y"},
     )
     assert requested.values["DIST_STRATEGY"] == "split"
+
+
+def test_a_run_of_two_small_models_has_the_same_layouts() -> None:
+    """Of LatentWire's own models, whose bytes were recorded."""
+    config = config_of("latentwire-tiny").replace(
+        elastic_policy="latentwire", elastic_base_batch=64, elastic_target_util=75
+    )
+    facts = facts_of("latentwire-tiny")
+    assert facts.branches is not None and all(each.bytes_per_sample > 0 for each in facts.branches)
+    for count, layout in ((2, (1, 1)), (3, (2, 1)), (4, (2, 2)), (5, ())):
+        assert make_plan(config, parse_gpu(f"rtx3090x{count}"), facts).branch_devices == layout

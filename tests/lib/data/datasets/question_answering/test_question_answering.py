@@ -113,6 +113,7 @@ def opened(*models: str, root: Path) -> None:
            source="", synthetic=True)  # fmt: skip
 
 
+@pytest.mark.slow
 def test_a_model_that_is_not_known_is_told(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"'toolkit:words'; name toolkit:bytes, toolkit:pairs or hf:DIR"):
         opened("toolkit:bytes", "toolkit:words", root=tmp_path)

@@ -1,0 +1,53 @@
+"""Files of a sharded checkpoint in one process: what is written, and which rows are read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from lib.errors import CheckpointError
+from lib.runs import checkpoint, dcp
+from tests.lib.runs.test_checkpoint_kill import refuse
+
+WEIGHT = torch.arange(24.0).view(6, 4).to(torch.bfloat16)
+STATE = {"model": {"weight": torch.empty(6, 4, dtype=torch.bfloat16, device="meta")}, "progress": {"step": 1}}
+SHARDS = {"model/weight": dcp.Shard(WEIGHT, 0, (6, 4))}
+
+
+def save(folder: Path) -> None:
+    def write(place: Path) -> checkpoint.Files:
+        return dcp.write(SHARDS, place, group=None, rank=0)
+
+    checkpoint.save(folder, step=1, state=STATE, keep_last=1, best=True, write_shards=write)
+
+
+def test_rows_are_read_when_they_are_used(tmp_path: Path) -> None:
+    save(tmp_path)
+    found = checkpoint.load(tmp_path, which="best", log=print)
+    assert found is not None and found[1]["progress"] == {"step": 1}
+    stored = found[1]["model"]["weight"]
+    assert torch.equal(stored.read(), WEIGHT) and torch.equal(stored.read(2, 3), WEIGHT[2:5])
+    assert stored.read(6, 0).shape == (0, 4) and stored.dtype == torch.bfloat16
+    (tmp_path / "step-00000001" / "__0_0.distcp").unlink()
+    with pytest.raises(CheckpointError, match="cannot read model/weight"):
+        stored.read()
+
+
+def test_a_full_disk_is_an_error_and_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.fsync", refuse)
+    with pytest.raises(CheckpointError, match=r"cannot save a checkpoint in .*: No space left on device"):
+        save(tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+def test_received_files_are_those_of_the_manifest(tmp_path: Path) -> None:
+    save(tmp_path / "one")
+    source = tmp_path / "one" / "step-00000001"
+    checkpoint.receive(
+        tmp_path / "two", step=1, fetch=lambda name, path: path.write_bytes((source / name).read_bytes())
+    )
+    assert {path.name for path in (tmp_path / "two" / "step-00000001").iterdir()} == {
+        *("state.pt", ".metadata", "__0_0.distcp", "manifest.json")
+    }

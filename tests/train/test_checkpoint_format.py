@@ -1,0 +1,56 @@
+"""The format of checkpoints follows from the strategy, the state and the memory of rank 0."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+
+from lib.plan.tables import FREE_MEMORY_MARGIN
+from lib.plan.types import Memory, fixed_plan
+from tests.support.training import random_data, small_config, small_job, small_plan
+from train.job import Job, checkpoint_format
+
+FREE = 10**9
+
+
+@pytest.fixture(scope="module")
+def made() -> Job:
+    config = small_config(optimizer="adamw", ema=True, ema_decay=0.5)
+    return small_job(config, small_plan(4), random_data(config, shape=(1, 28, 28), train_size=8))
+
+
+def chosen(
+    job: Job, requested: str, free_bytes: int, strategy: str = "fsdp", **plan: Any
+) -> tuple[bool, str]:
+    shard = 2 if strategy == "fsdp" else 1
+    plan = {"micro_batch": 4, "world": 2, "strategy": strategy, "shard": shard, **plan}
+    config = job.config.replace(checkpoint_format=requested)
+    return checkpoint_format(
+        dataclasses.replace(job, config=config, plan=fixed_plan("test", **plan)), free_bytes=free_bytes
+    )
+
+
+def test_sharded_where_the_state_does_not_fit(made: Job) -> None:
+    # Weights, two moments and the average, in float64.
+    state_bytes = 8 * 4 * sum(weight.numel() for weight in made.model.parameters())
+    fits = round(state_bytes / FREE_MEMORY_MARGIN) + 8
+    assert chosen(made, "auto", fits)[0] is False and chosen(made, "auto", fits - 16)[0] is True
+    assert chosen(made, "auto", fits - 16, "zero1")[0] is True
+    assert chosen(made, "auto", 0, "ddp") == (False, "")
+    assert chosen(made, "auto", 0)[1].startswith("sharded; ") and "0.00 GB" in chosen(made, "auto", 0)[1]
+
+
+def test_on_a_cpu_training_needs_the_same_memory(made: Job) -> None:
+    memory = Memory(parts={"activations": FREE // 2}, reserve_bytes=0, usable_bytes=FREE)
+    assert chosen(made, "auto", FREE // 2, memory=memory)[0] is True
+    assert chosen(made, "auto", FREE // 2, memory=memory, device="cuda")[0] is False
+    assert chosen(made, "auto", FREE, memory=memory)[0] is False
+
+
+def test_a_request_is_obeyed_and_a_risk_is_named(made: Job) -> None:
+    assert chosen(made, "sharded", FREE, "ddp") == (True, "sharded, as requested")
+    is_sharded, text = chosen(made, "full", 0)
+    assert not is_sharded and text.startswith("full, as requested; ") and text.endswith(": it does not fit")
+    assert not chosen(made, "full", FREE)[1].endswith(": it does not fit")

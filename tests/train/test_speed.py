@@ -1,0 +1,135 @@
+"""Speed of a run at its end: means by hand, beside the estimate, and what is missing is said."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from lib.devices.base import Backend
+from lib.errors import ToolkitError
+from lib.plan.gpus import parse_gpu
+from lib.plan.types import Hardware
+from lib.runs import metrics
+from lib.runs.console import Console
+from lib.runs.directory import RunDir
+from tests.support.training import Clock, MemoryRecord, random_data, small_config, small_job, small_plan
+from train.job import Progress
+from train.loop import train
+from train.record import RunRecord
+from train.summary import log_speed
+
+H100 = parse_gpu("h100-80g")
+CPU = parse_gpu("cpu-24g")
+
+
+def row(seconds: float, rate: float, wait: float, **more: float) -> dict[str, float]:
+    return {"seconds": seconds, "samples_per_second": rate, "data_wait": wait, **more}
+
+
+def test_the_speed_of_a_run_is_the_median_of_its_rows_but_the_first(tmp_path: Path) -> None:
+    run = RunDir.create(tmp_path, model="lenet5", identity="01234567", files={"config": ""})
+    record = RunRecord(run, Console(run.log), started=0.0, keep_last=1)
+    record.begin(0, 4)
+    assert record.speed() == {}, "nothing was trained"
+    for step, rate in enumerate((1.0, 100.0, 20.0, 30.0)):
+        record.row("train", step=step, epoch=0.0, loss=1.0, **row(step, rate, rate / 1000))
+        if step == 0:
+            assert record.speed()["samples_per_second"] == 1.0, "there is no other row"
+    assert record.speed() == {"samples_per_second": 30.0, "data_wait": 0.03, "first_step_seconds": 0.0}
+    record.close()
+
+
+class Measured(MemoryRecord):
+    """A record of a run that has trained at a known speed."""
+
+    def speed(self) -> Mapping[str, float]:
+        return {"samples_per_second": 1000.0, "data_wait": 0.25, "first_step_seconds": 2.0}
+
+
+def logged(hardware: Hardware) -> tuple[dict[str, Any], str]:
+    config, record = small_config(), Measured()
+    data = random_data(config, shape=(1, 28, 28), train_size=64)
+    job = small_job(config, small_plan(16), data, record=record)
+    log_speed(job, data, hardware, step=7)
+    (found,), text = record.of_kind("speed"), record.said[-1]
+    assert found["step"] == 7 and found["samples_per_second"] == 1000.0
+    flop = data.facts.flop_per_sample
+    assert flop is not None
+    return {**found, "flop": flop}, text
+
+
+def test_on_a_cpu_there_is_no_estimate_and_that_is_said() -> None:
+    found, text = logged(CPU)
+    assert "model_flop_utilization" not in found
+    assert text == (
+        "Speed: samples per second 1,000, data wait 25.0%, first step seconds 2; no estimate and no FLOP "
+        "utilization: a CPU with 24 GiB is not in the catalogue"
+    )
+
+
+def test_on_a_gpu_of_the_catalogue_it_is_beside_the_estimate() -> None:
+    found, text = logged(H100)
+    assert found["model_flop_utilization"] == pytest.approx(1000 * found["flop"] / 66.9e12), "fp32"
+    least, most = found["least_samples_per_second"], found["most_samples_per_second"]
+    assert 16 / 0.1 < least < most < 16 / 1e-6
+    assert "least samples per second " in text and "model flop utilization 0.0%" in text and "; " not in text
+
+
+def test_a_training_row_has_the_share_of_waiting_for_data(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock(monkeypatch)
+    monkeypatch.setattr("lib.data.loader.time", clock)
+    record, config = MemoryRecord(), small_config(max_steps=4, log_interval_steps=2, eval_interval_steps=100)
+    data = random_data(config, shape=(1, 28, 28), train_size=40)
+    job = small_job(config, small_plan(16), data, record=record)
+    finish = job.train_loader._finish
+
+    def slow(*arguments: Any) -> Any:
+        clock.now += 1.0
+        return finish(*arguments)
+
+    monkeypatch.setattr(job.train_loader, "_finish", slow)
+    training = job.task.training
+
+    def task(*arguments: Any) -> Any:
+        clock.now += 3.0
+        return training(*arguments)
+
+    monkeypatch.setattr(job.task, "training", task)
+    train(job, Progress())
+    assert [each["data_wait"] for each in record.of_kind("train")] == [pytest.approx(0.25)] * 2
+
+
+def test_the_utilization_is_a_column_and_its_absence_is_said_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def missing() -> float:
+        raise ToolkitError("the driver reports no device utilization", why="no package")
+
+    for utilization, column in ((lambda: 0.5, [0.5, 0.5]), (missing, [None, None])):
+        run = RunDir.create(tmp_path, model="lenet5", identity="01234567", files={"config": ""})
+        record = RunRecord(run, Console(run.log), started=0.0, keep_last=1, utilization=utilization)
+        record.begin(0, 2)
+        for step in (1, 2):
+            record.row("train", step=step, epoch=0.0, loss=1.0, **row(step, 1.0, 0.0))
+        record.close()
+        assert [each.get("device_utilization") for each in metrics.read(run.metrics)] == column
+    assert capsys.readouterr().out.count("metrics.jsonl has no column device_utilization") == 1
+
+
+def test_a_driver_without_its_package_is_an_error_with_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    backend = Backend("cpu")
+    assert backend.utilization() is None
+    backend.device = torch.device("cuda", 0)
+    monkeypatch.setattr(torch.cuda, "utilization", lambda _: 40)
+    assert backend.utilization() == 0.4
+
+    def missing(_: object) -> int:
+        raise ModuleNotFoundError("nvidia-ml-py does not seem to be installed")
+
+    monkeypatch.setattr(torch.cuda, "utilization", missing)
+    with pytest.raises(ToolkitError, match="no device utilization: nvidia-ml-py"):
+        backend.utilization()

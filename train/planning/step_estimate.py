@@ -1,0 +1,52 @@
+"""Estimated time of the step of a plan, from the traced step."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from lib.plan.gpus import Gpu, find_gpu
+from lib.plan.roofline import StepTime, StepWork, copy_seconds, estimate_step_time
+from lib.plan.sharding import traffic_seconds
+from lib.plan.types import Hardware, Plan
+from train.planning.memory_estimate import MemoryTrace
+from train.training_data import TrainingData
+
+
+def gpu_of_hardware(hardware: Hardware) -> Gpu | None:
+    """Return the catalogue's row of the first device; None for a CPU, and for other unknown devices."""
+    return None if hardware.kind == "cpu" else find_gpu(hardware.devices[0].name)
+
+
+def step_flop_of(plan: Plan, found: MemoryTrace) -> int:
+    """Return the FLOP of one device in a step of `plan`, of which at most two micro-batches were traced."""
+    return found.step_flop * plan.accumulation // (2 if plan.accumulation > 1 else 1)
+
+
+def step_time_of(plan: Plan, found: MemoryTrace, data: TrainingData, gpu: Gpu) -> StepTime:
+    """Estimate the time of a step of `plan`, traced as `found`, on devices of the model `gpu`."""
+    parts = found.trace.at_peak()
+    frozen_bytes = parts.get("frozen models", 0)
+    if plan.strategy == "sequential":  # both are read in a step, but only one of them is there at the peak
+        width = 4 if plan.precision == "fp32" else 2
+        frozen_bytes = width * sum(branch.parameters for branch in data.facts.branches or ())
+    work = StepWork(
+        flop=step_flop_of(plan, found),
+        accumulation=plan.accumulation,
+        weight_bytes=parts.get("parameters", 0),
+        gradient_bytes=parts.get("parameters", 0),
+        optimizer_bytes=parts.get("optimizer", 0),
+        activation_bytes=parts.get("activations", 0) * plan.accumulation,
+        frozen_bytes=frozen_bytes,
+        launches=found.launches.of_step(plan.accumulation),
+    )
+    traffic = traffic_seconds(data.facts.units or (), plan.layout, gpu, accumulation=plan.accumulation)
+    time = estimate_step_time(work, gpu, precision=plan.precision, compiled=plan.compile, traffic=traffic)
+    if plan.strategy != "sequential":
+        return time
+    copies = copy_seconds(frozen_bytes, accumulation=plan.accumulation)
+    return replace(
+        time,
+        fastest_seconds=time.fastest_seconds + copies,
+        slowest_seconds=time.slowest_seconds + copies,
+        reason=f"{time.reason}; with {copies:.3g} s of copies from main memory",
+    )
