@@ -16,8 +16,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 # Until all is collected: modules and items live to the end, and to search them for garbage, then and in every
 # test, took a sixth of the time.
 gc.disable()
-# Bytecode of what is collected is kept also where the environment has turned this off, for else every worker and
-# every program that a test starts compiles it anew; what tests themselves import is theirs to decide.
+# Bytecode of what is collected is kept also where the environment has turned this off, for else every worker
+# and every program that a test starts compiles it anew; what tests themselves import is theirs to decide.
 _WRITES_NO_BYTECODE, sys.dont_write_bytecode = sys.dont_write_bytecode, False
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -57,6 +57,17 @@ def narrow_config(defconfig: str) -> Config:
 
 
 def data_of(config: Config) -> TrainingData:
+    """What a run of `config` trains on; a model is simulated once for all tests that build the same one."""
+    key = repr(config.replace(batch_size=0))
+    if key not in _DATA:
+        _DATA[key] = _data_of(config)
+    return _DATA[key]
+
+
+_DATA: dict[str, TrainingData] = {}
+
+
+def _data_of(config: Config) -> TrainingData:
     example = examples().get(config.model)
     if example is not None and hasattr(example, "data"):
         data: TrainingData = example.data(config, train=3 * TARGET)
