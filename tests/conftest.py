@@ -16,6 +16,9 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 # Until all is collected: modules and items live to the end, and to search them for garbage, then and in every
 # test, took a sixth of the time.
 gc.disable()
+# Bytecode of what is collected is kept also where the environment has turned this off, for else every worker
+# and every program that a test starts compiles it anew; what tests themselves import is theirs to decide.
+_WRITES_NO_BYTECODE, sys.dont_write_bytecode = sys.dont_write_bytecode, False
 
 ROOT = Path(__file__).resolve().parents[1]
 OF_MAKE = {
@@ -62,6 +65,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish() -> None:
+    sys.dont_write_bytecode = _WRITES_NO_BYTECODE
     gc.collect()
     gc.freeze()
     gc.enable()

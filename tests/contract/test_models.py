@@ -22,6 +22,7 @@ from lib.memory.facts import model_facts
 from lib.nn.batch_norm import commit_statistics, configure_norm
 from lib.nn.model_code import build_model, load_model
 from lib.optim.muon import HasHiddenMatrices
+from lib.plan.types import ModelFacts
 from lib.plugins import MODELS
 from models.lenet5.model import LeNet5
 from tests.contract.cases import (
@@ -52,6 +53,14 @@ def chosen(kconfig: kconfiglib.Kconfig, name: str) -> dict[str, kconfiglib.Symbo
     kconfig.syms[f"MODEL_{name.upper()}"].set_value(2)
     assert kconfig.syms["MODEL"].str_value == name
     return dict(kconfig.syms)
+
+
+@functools.cache
+def facts_of(name: str) -> ModelFacts:
+    """Of the first of its golden cases."""
+    case = golden(name)[0]
+    build = functools.partial(build_model, name, case["options"], spec_of(case), seed=0)
+    return model_facts(build, spec_of(case), name=name, train_size=1)
 
 
 CASES = [pytest.param(name, case, id=f"{name}-{i}") for name in NAMES for i, case in enumerate(golden(name))]
@@ -94,10 +103,7 @@ def test_parameter_count_is_golden_and_it_builds_on_the_meta_device(name: str, c
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_its_facts_have_the_golden_number_of_parameters(name: str) -> None:
-    case = golden(name)[0]
-    spec = spec_of(case)
-    build = functools.partial(build_model, name, case["options"], spec, seed=0)
-    assert model_facts(build, spec, name=name, train_size=1).parameters == case["parameters"]
+    assert facts_of(name).parameters == golden(name)[0]["parameters"]
 
 
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
@@ -210,8 +216,7 @@ def test_options_are_the_models_symbols(name: str, kconfig: kconfiglib.Kconfig) 
 def test_kconfig_says_what_the_model_is(name: str, kconfig: kconfiglib.Kconfig) -> None:
     symbols = chosen(kconfig, name)
     case = golden(name)[0]
-    build = functools.partial(build_model, name, case["options"], spec_of(case), seed=0)
-    facts = model_facts(build, spec_of(case), name=name, train_size=1)
+    facts = facts_of(name)
     assert float(symbols["TABLE_SCALE"].str_value) > 0
     assert int(symbols["RECOMMENDED_TARGET"].str_value) > 0
     assert (symbols["MODEL_HAS_BATCHNORM"].str_value == "y") == facts.has_batchnorm

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from lib.errors import ConfigError
 from lib.plugins import TASKS
+from scripts import scaffold as scaffolding
 from scripts.scaffold import TEMPLATES
 
 # Tasks whose models are not to be had by a template.
@@ -65,13 +68,24 @@ def test_a_new_model_passes_the_tests_of_models(tree: Path, task: str) -> None:
         ("my_net", "clasify", "classify"),
     ],
 )
-def test_what_cannot_be_a_model_is_refused(name: str, task: str, message: str, tree: Path) -> None:
-    command = [sys.executable, "-m", "scripts.scaffold", "model", name, task]
+def test_what_cannot_be_a_model_is_refused(name: str, task: str, message: str) -> None:
+    refused("model", name, message, task=task)
+
+
+def refused(kind: str, name: str, message: str, *, task: str = "") -> None:
+    """By the check that comes before anything is written; none of these names is taken."""
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        scaffolding.check(kind, name, task=task)
+
+
+def test_what_is_refused_leaves_nothing(tree: Path) -> None:
     before = status(tree)
-    done = subprocess.run(command, cwd=tree, capture_output=True, text=True)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert message in done.stderr and "Traceback" not in done.stderr
-    assert status(tree) == before
+    for words in (["model", "has_conv", "classify"], ["task", "lm"], ["data", "digits"]):
+        command = [sys.executable, "-m", "scripts.scaffold", *words]
+        done = subprocess.run(command, cwd=tree, capture_output=True, text=True)
+        assert (done.returncode, done.stdout) == (2, "")
+        assert done.stderr.startswith("error: ") and "Traceback" not in done.stderr
+        assert status(tree) == before
 
 
 def scaffold(tree: Path, kind: str, name: str) -> None:
@@ -140,13 +154,8 @@ def test_a_model_of_a_new_task_trains_at_once(tree: Path) -> None:
         ("data", "cifar10", "would mix with CONFIG_DATASET_CIFAR10"),
     ],
 )
-def test_what_cannot_be_a_plug_in_is_refused(kind: str, name: str, message: str, tree: Path) -> None:
-    before = status(tree)
-    command = [sys.executable, "-m", "scripts.scaffold", kind, name]
-    done = subprocess.run(command, cwd=tree, capture_output=True, text=True)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert message in done.stderr and "Traceback" not in done.stderr
-    assert status(tree) == before
+def test_what_cannot_be_a_plug_in_is_refused(kind: str, name: str, message: str) -> None:
+    refused(kind, name, message)
 
 
 def status(tree: Path) -> list[str]:

@@ -28,12 +28,13 @@ DEFCONFIGS = {
     "resnet_bk": "resnet_bk",
     **merged("STATIC_GRAPH"),
 }
+MARKS = {"lenet5": (), "gpt2": (), "resnet50": pytest.mark.long}
 SETTLING = merged("NO_STATIC_GRAPH")  # the same for models of which no graph could hold a step
 
 
 def job_of(defconfig: str) -> Job:
     """Two micro-batches a step, averaged weights, and the optimizer that the configuration has."""
-    config = narrow_config(defconfig).replace(batch_size=32, ema=True, ema_decay=0.9)
+    config = narrow_config(defconfig).replace(batch_size=16, ema=True, ema_decay=0.9)
     config = config.replace(**getattr(examples().get(config.model), "OWN_OPTIMIZER", {}))
     data = data_of(config)
     return small_job(config, make_plan(config, CPU, data.facts), data, dtype=torch.float32)
@@ -60,7 +61,7 @@ def test_others_do_not_settle() -> None:
 
 @pytest.mark.parametrize(
     "name",
-    [pytest.param(name, marks=() if name in ("lenet5", "gpt2") else pytest.mark.slow) for name in DEFCONFIGS],
+    [pytest.param(name, marks=MARKS.get(name, pytest.mark.slow)) for name in DEFCONFIGS],
 )
 def test_a_step_is_one_graph(name: str) -> None:
     report = report_of(job_of(DEFCONFIGS[name]))

@@ -140,16 +140,7 @@ def plan_of(case: Case, world: int) -> Plan:
 
 def outcome(case: Case, backend: Backend) -> Outcome:
     """What one process has at the end of its run."""
-    settings: dict[str, Any] = {"max_steps": STEPS} | case.settings
-    example = examples().get(case.model)
-    if example is not None and hasattr(example, "data"):
-        config = example.config(**settings)
-        data = example.data(config, train=TRAIN_SIZE, test=TEST_SIZE)
-    else:
-        config = small_config(case.model, norm_batch=case.norm_batch or None, augment="none", **settings)
-        if case.dropout:
-            config = config.replace(model_options={**config.model_options, "dropout": case.dropout})
-        data = _data_of(config)
+    config, data = config_of(case), data_of(case)
     world = backend.world
     plan, record, stopped = plan_of(case, world), MemoryRecord(), 0
     with pytest.MonkeyPatch.context() as patched:
@@ -186,7 +177,35 @@ def outcome(case: Case, backend: Backend) -> Outcome:
     }
 
 
-def _data_of(config: Config) -> TrainingData:
+def config_of(case: Case) -> Config:
+    settings: dict[str, Any] = {"max_steps": STEPS} | case.settings
+    example = examples().get(case.model)
+    if example is not None and hasattr(example, "data"):
+        found: Config = example.config(**settings)
+        return found
+    config = small_config(case.model, norm_batch=case.norm_batch or None, augment="none", **settings)
+    if case.dropout:
+        config = config.replace(model_options={**config.model_options, "dropout": case.dropout})
+    return config
+
+
+def data_of(case: Case) -> TrainingData:
+    """What `case` trains on; a model is simulated once, for all cases that build the same one."""
+    config = config_of(case)
+    key = repr((config.model, sorted(config.model_options.items()), config.grad_checkpoint, config.seed))
+    if key not in _DATA:
+        example = examples().get(case.model)
+        if example is not None and hasattr(example, "data"):
+            _DATA[key] = example.data(config, train=TRAIN_SIZE, test=TEST_SIZE)
+        else:
+            _DATA[key] = _noise(config)
+    return _DATA[key]
+
+
+_DATA: dict[str, TrainingData] = {}
+
+
+def _noise(config: Config) -> TrainingData:
     if config.block_size is not None:
         tokens = np.random.default_rng(0).integers(0, VOCAB, (TRAIN_SIZE * BLOCK + 1), dtype=np.uint8)
         return text_data(config, train=tokens)
@@ -197,6 +216,9 @@ def _data_of(config: Config) -> TrainingData:
 
 def outcomes(cases: Mapping[str, Case], world: int, directory: Path) -> list[dict[str, Outcome]]:
     """What each of `world` processes has at the end of each case. Raises RuntimeError if one fails."""
+
+    for case in cases.values():
+        data_of(case)  # which the processes are forked with
 
     def work(backend: Backend) -> None:
         found = {name: outcome(case, backend) for name, case in cases.items()}

@@ -50,7 +50,7 @@ def while_held(runner: Runner, machine: Machine, look: Callable[[], object]) -> 
         machine.end()
 
 
-@pytest.mark.parametrize("command", ["train", "preflight"])
+@pytest.mark.parametrize("command", ["train", pytest.param("preflight", marks=pytest.mark.long)])
 def test_nothing_listens_beyond_the_loopback_device(command: str, tmp_path: Path) -> None:
     runner = Runner(tmp_path)
     runner.configure("lenet5", TWO)
@@ -64,6 +64,7 @@ def test_nothing_listens_beyond_the_loopback_device(command: str, tmp_path: Path
     while_held(runner, Machine(runner, "alone", command=command, variables=variables), look)
 
 
+@pytest.mark.long
 @pytest.mark.skipif(not has_namespaces(), reason="needs the rights to make network namespaces")
 def test_nor_where_the_host_name_leads_elsewhere(tmp_path: Path) -> None:
     runner = Runner(tmp_path)

@@ -12,7 +12,7 @@ from lib.runs import checkpoint
 from tests.e2e.runner import ROOT, TINY, Runner
 from tests.support.stubbed import TPU_STUB
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.long
 
 # The machine that plans is given a TPU among its PCI devices; who trains does not look.
 ON_TPU_VM = """

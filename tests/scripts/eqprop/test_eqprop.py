@@ -56,13 +56,19 @@ def resolved(**changes: str) -> kconf.Resolved:
     return with_changes(found, {f"CONFIG_{k}": v for k, v in (SMALL | changes).items() if v}, root=ROOT)
 
 
+DATA: dict[str, TrainingData] = {}
+
+
 class Small(Setting):
     """On random images of 7x6 pixels."""
 
     def data(self, config: Any) -> TrainingData:
-        data = random_data(config, shape=(1, 6, 7), train_size=64)
-        assert isinstance(data.dataset, Dataset)
-        return data
+        options = sorted(config.model_options.items())
+        key = repr((config.model, options, config.grad_checkpoint, config.seed))
+        if key not in DATA:  # to simulate a model takes longer than all else
+            DATA[key] = random_data(config, shape=(1, 6, 7), train_size=64)
+        assert isinstance(DATA[key].dataset, Dataset)
+        return DATA[key]
 
 
 @pytest.fixture
