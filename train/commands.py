@@ -34,7 +34,7 @@ from train.build import make_job
 from train.job import Job, Progress, checkpoint_format
 from train.planning.run_plan import RunRequest, plan_for
 from train.record import Record, RunRecord, log
-from train.signals import Stopped, ended_once
+from train.signals import Rescaled, Stopped, ended_once
 from train.summary import log_speed, log_summary, next_commands, report_memory, resume_command
 from train.training_data import TrainingData, evaluation_part, open_to_train, open_training_data
 
@@ -255,11 +255,7 @@ def _plan_after_rendezvous(
     check_shared_directory(backend, request.runs)
     request = replace(request, config=request.config.replace(num_devices=backend.world))
     run = _interrupted(request) if backend.is_main else None
-    decided = plan_for(request, data, hardware, run, of_many=True) if backend.is_main else None
-    if decided is not None:  # what each node has set is not known here
-        world = f"CONFIG_NUM_DEVICES={backend.world}", f"{backend.world} processes on all nodes"
-        reasons = {name: reason.replace(*world) for name, reason in decided.reasons.items()}
-        decided = replace(decided, reasons=reasons)
+    decided = plan_for(request, data, hardware, run) if backend.is_main else None
     plan = Plan.from_json(backend.broadcast(decided.to_json() if decided else None))
     return PlannedRun(request=request, data=data, hardware=hardware, plan=plan), backend, run
 
@@ -314,7 +310,7 @@ def _log_end(run: RunDir, error: BaseException) -> None:
     status = run.status()
     if status.state == "done" or not run.config.is_file():
         return
-    if isinstance(error, Stopped):
+    if isinstance(error, Stopped | Rescaled):
         run.set_status("preempted", step=error.step, reason=str(error))
     elif isinstance(error, KeyboardInterrupt):
         run.set_status("preempted", step=status.step, reason="interrupted outside the training loop")
