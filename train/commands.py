@@ -21,7 +21,7 @@ from lib.devices.base import Backend
 from lib.devices.probe import environment, main_memory, probe
 from lib.distributed.launcher import become_worker, end_process, keep, launch
 from lib.errors import ToolkitError, run_main
-from lib.memory.peak import resident_bytes
+from lib.memory.peak import resident_bytes, training_peak
 from lib.plan.show import plain_text
 from lib.plan.types import STATIC_SHAPES, Hardware, Plan
 from lib.runs import checkpoint
@@ -275,6 +275,7 @@ def _train_as_rank_0(planned: PlannedRun, backend: Backend, interrupted: RunDir 
         open_sinks=partial(open_sinks, config, run),
         copier=None if upload is None else upload.Copier(run, config),
         utilization=backend.utilization,
+        peak_memory=training_peak(backend),
     )
     try:
         record.log(f"{'Resuming' if interrupted else 'Run'} {run.path}")

@@ -4,7 +4,7 @@
 other nodes, and stays their parent. They communicate by files in a directory of the launch: launch.json (to
 all workers), and by local rank RANK.pid (it can take signals now), RANK.status (it has reported how it ended,
 and ends), RANK.crash (traceback of an uncaught exception); kept.json (state for a worker that replaces
-another after a restart), stop (this node was told to stop). No worker outlives the supervisor.
+another after a restart), stop (this node got a signal). No worker outlives the supervisor.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def is_worker() -> bool:
 
 
 def restarts_by_itself() -> bool:
-    """True in a worker that torchrun stops because a node joins or leaves, and not because it is told to."""
+    """True in a worker that torchrun stops because a node joins or leaves, and not by a signal."""
     if (notes := _notes()) is None or not notes.is_dir() or (notes / STOP).exists():
         return False
     from lib.distributed.local_ranks import STORE_VARIABLE

@@ -25,7 +25,7 @@ import jinja2
 
 from lib import atomic
 from lib.errors import os_errors
-from lib.reports.series import extremes
+from lib.reports.series import MOST_POINTS, extremes
 
 Block: TypeAlias = Mapping[str, Any]
 
@@ -56,12 +56,13 @@ def table(title: str, head: Sequence[str], rows: Iterable[Sequence[str]], **more
     return {"kind": "table", "title": title, "head": [*head], "rows": [[*row] for row in rows], **more}
 
 
-def curve(title: str, lines: Mapping[str, Sequence[tuple[float, float]]], *, x: str, **more: Any) -> Block:
-    """Return a chart of lines of (x, y) points by name, without controls."""
-    drawn = [
-        {"name": name, "style": style, "x": [x for x, _ in points], "value": [y for _, y in points]}
-        for style, (name, points) in enumerate(lines.items())
-    ]
+def curve(title: str, lines: Mapping[str, Iterable[tuple[float, float]]], *, x: str, **more: Any) -> Block:
+    """Return a chart of lines of (x, y) points by name, thinned to MOST_POINTS, without controls."""
+    drawn = list[Block]()
+    for style, (name, points) in enumerate(lines.items()):
+        pairs = [*points]
+        kept = [pairs[at] for at in extremes([y for _, y in pairs], MOST_POINTS)]
+        drawn.append({"name": name, "style": style, "x": [x for x, _ in kept], "value": [y for _, y in kept]})
     return {"kind": "chart", "title": title, "axes": {"x": x}, "lines": drawn, "controls": False, **more}
 
 

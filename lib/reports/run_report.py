@@ -27,7 +27,7 @@ from lib.plan.gpus import find_gpu
 from lib.plan.roofline import FLOP_SHARES, peak_flop_per_second
 from lib.plan.show import named_decisions
 from lib.plan.types import Plan
-from lib.reports.page import Section, charts, render, section, table, write_page
+from lib.reports.page import Block, Section, charts, curve, render, section, table, write_page
 from lib.reports.series import LINES, MOST_POINTS, Series, read_series
 from lib.runs import metrics
 from lib.runs.directory import RunDir
@@ -43,7 +43,8 @@ _CURVES = (
     f"At most {MOST_POINTS:,} points a line: the lowest and the highest of equal stretches. Smoothing is "
     "over those points. All rows are in metrics.jsonl of the run directory."
 )
-_NOT_MEASURED = "Not measured: the run has logged no peak of its tensors. On a CPU it does not measure one."
+_NOT_MEASURED = "Not measured: the device does not count its peak, or the run is of an older version."
+_GROWTH = "growth of the resident memory, with libraries and what the allocator keeps"
 
 
 def stored_findings(run: RunDir) -> Findings | None:
@@ -85,7 +86,9 @@ def sections(run: RunDir, findings: Findings) -> list[Section]:
     """Return the sections of the report, the result first. Raises ToolkitError for damaged metrics."""
     series = read_series(run.metrics)
     lines = [
-        (each.column, each.to_json(name=LINES[each.kind], style=int(each.kind == "eval"))) for each in series
+        (each.column, each.to_json(name=LINES[each.kind], style=int(each.kind == "eval")))
+        for each in series
+        if each.column != metrics.PEAK  # under Memory
     ]
     plan, why, decisions = None, "", list[tuple[str, ...]]()
     try:
@@ -99,7 +102,7 @@ def sections(run: RunDir, findings: Findings) -> list[Section]:
         _result(run, series, findings),
         section("Curves", _CURVES, *charts(lines, _AXES)),
         section("Plan", why, table("Decisions", ("decision", "value", "why"), decisions)),
-        _memory(run, plan, findings),
+        _memory(plan, series, findings),
         _throughput(run, plan, series, findings),
         _configuration(run),
         section("Environment", *(table(title, ("fact", "value"), rows) for title, rows in facts.items())),
@@ -144,22 +147,32 @@ def _result(run: RunDir, series: Sequence[Series], findings: Findings) -> Sectio
     )
 
 
-def _memory(run: RunDir, plan: Plan | None, findings: Findings) -> Section:
-    sizes = list[tuple[str, int]]()
+def _memory(plan: Plan | None, series: Sequence[Series], findings: Findings) -> Section:
+    sizes, charts, note = list[tuple[str, int]](), list[Block](), _NOT_MEASURED
     if memory := plan and plan.memory:
         sizes = sorted(memory.parts.items(), key=lambda part: -part[1])
         sizes += [("peak of tensors, predicted", memory.peak_bytes), ("usable", memory.usable_bytes)]
         sizes.append(("gaps and reserve", memory.gaps_bytes + memory.reserve_bytes))
-    measured, curve = _logged(run, "Memory: "), findings.get("memory")
-    traced = "A run does not record its memory within a step. The curve is traced without a device."
-    return section(
-        "Memory",
-        "" if sizes else "The plan has no prediction of memory.",
-        f"Measured: {measured[-1]}." if measured else _NOT_MEASURED,
-        traced if curve else "",
-        table("Prediction at the peak", ("part", "size"), [(name, bytes_text(size)) for name, size in sizes]),
-        *([curve] if curve else []),
-    )
+    rows = [(name, bytes_text(size)) for name, size in sizes]
+    traced, measured = findings.get("memory"), [each for each in series if each.column == metrics.PEAK]
+    if plan and measured:
+        (steps, values), peak = (measured[0].steps, measured[0].values), max(measured[0].values)
+        what = _GROWTH if plan.device == "cpu" else "tensors, by the device's allocator"
+        note = f"Measured by rank 0 whenever it logs: {what}."
+        rows.append(("peak, measured", bytes_text(round(peak))))
+        lines = {"measured so far": [(at, size / 1e6) for at, size in zip(steps, values, strict=True)]}
+        if memory:
+            rows.append(("measured / predicted peak", f"{peak / memory.peak_bytes:.2f}"))
+            lines["predicted peak"] = [(at, memory.peak_bytes / 1e6) for at in (steps[0], steps[-1])]
+        charts.append(curve("Peak memory over the run", lines, x="optimizer step", y="MB"))
+        if traced:
+            across = [traced["lines"][0]["x"][end] for end in (0, -1)]
+            level = {"name": "measured peak", "style": 1, "x": across, "value": [peak / 1e6] * 2}
+            traced = {**traced, "lines": [*traced["lines"], level]}
+    charts += [traced] if traced else []
+    within = "Memory within a step is traced without a device: a run does not record it." if traced else ""
+    none = "" if sizes else "The plan has no prediction of memory."
+    return section("Memory", none, note, within, table("Peak", ("part", "size"), rows), *charts)
 
 
 def _throughput(run: RunDir, plan: Plan | None, series: Sequence[Series], findings: Findings) -> Section:

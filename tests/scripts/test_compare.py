@@ -103,6 +103,7 @@ def test_curves_have_a_line_for_each_run_and_evaluations_come_first(runs: list[R
         "loss, training",
         "learning rate, training",
         "samples per second, training",
+        "peak memory bytes, training",
     ]
     for chart in charts:
         assert [(line["name"], line["style"]) for line in chart["lines"]] == [("one", 0), ("two", 1)]

@@ -60,8 +60,18 @@ def test_plan_memory_and_throughput(tmp_path: Path) -> None:
     found = by_title(reported_run(tmp_path), all_findings())
     assert rows_of(found["Plan"], "Decisions")["micro batch"] == ("32", "a reason")
     memory = found["Memory"]
-    assert rows_of(memory, "Prediction at the peak")["activations"] == ("3.00 GB",)
-    assert "Measured: tensors took 3.20 GB of 80.00 GB at most (4%); predicted: 3.10 GB." in memory.notes
+    peak = rows_of(memory, "Peak")
+    assert peak["activations"] == ("3.00 GB",) and peak["peak of tensors, predicted"] == ("3.10 GB",)
+    assert peak["peak, measured"] == ("3.30 GB",) and peak["measured / predicted peak"] == ("1.06",)
+    assert "Measured by rank 0 whenever it logs: tensors, by the device's allocator." in memory.notes
+    over_run, over_step = memory.blocks[1:]
+    drawn = {line["name"]: (line["x"], line["value"]) for line in over_run["lines"]}
+    assert drawn["predicted peak"] == ([1, 60], [3100.0, 3100.0])
+    steps, sizes = drawn["measured so far"]
+    assert steps[:3] == [1, 2, 3] and sizes[:3] == [3200, 3300, 3300]
+    assert [line["name"] for line in over_step["lines"]] == ["model", "measured peak"]
+    assert over_step["lines"][1]["value"] == [3300.0, 3300.0]
+    assert not [block for block in found["Curves"].blocks if "peak" in block["title"]]
     speed = rows_of(found["Throughput"], "Speed")
     assert speed["samples per second"] == ("903",) and speed["time of an optimizer step"] == ("70.9 ms",)
     assert speed["arithmetic, forward and backward"] == ("1,806 GFLOP/s",)
