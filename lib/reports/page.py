@@ -24,8 +24,8 @@ from typing import Any, NamedTuple, TypeAlias
 import jinja2
 
 from lib import atomic
-from lib.errors import os_errors
 from lib.reports.series import MOST_POINTS, extremes
+from lib.units import aligned
 
 Block: TypeAlias = Mapping[str, Any]
 
@@ -77,11 +77,20 @@ def charts(lines: Iterable[tuple[str, Block]], axes: Mapping[str, str]) -> list[
     ]
 
 
+def as_text(sections: Iterable[Section]) -> str:
+    """Return the notes and the tables of sections as text."""
+    lines = list[str]()
+    for title, notes, blocks in sections:
+        lines += ["", title, *(f"  {note}" for note in notes)]
+        for block in blocks:
+            if block["kind"] == "table":
+                lines += ["", *aligned([*zip(block["head"], *block["rows"], strict=True)])]
+    return "\n".join([*lines[1:], ""])
+
+
 def write_page(path: Path, *, title: str, summary: str, sections: Sequence[Section]) -> None:
     """Write a page. Raises ToolkitError if it cannot be written."""
-    with os_errors("write"):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        atomic.write_text(path, render(title=title, summary=summary, sections=sections))
+    atomic.save(path, render(title=title, summary=summary, sections=sections))
 
 
 def render(*, title: str, summary: str, sections: Sequence[Section]) -> str:

@@ -63,8 +63,11 @@ def store_findings(run: RunDir, findings: Findings) -> None:
         atomic.write_text(run.findings, json.dumps({"version": _VERSION, **findings}) + "\n")
 
 
-def write_report(run: RunDir, findings: Findings, path: Path) -> None:
-    """Write the report of a run. Raises ToolkitError if a file of it is damaged, or it cannot be written."""
+def write_report(run: RunDir, findings: Findings, path: Path, *, more: Sequence[Section] = ()) -> None:
+    """Write the report of a run, with `more` sections at its end.
+
+    Raises ToolkitError if a file of it is damaged, or it cannot be written.
+    """
     try:
         curve = findings.get("memory")
         render(title="", summary="", sections=[section("", *([curve] if curve else [])), _model(findings)])
@@ -78,7 +81,7 @@ def write_report(run: RunDir, findings: Findings, path: Path) -> None:
         path,
         title=f"{run.model} on {data.get('name', 'unknown data')}{synthetic}",
         summary=" · ".join([state, f"step {status.step:,}", str(run.path), *run.tags()]),
-        sections=sections(run, findings),
+        sections=[*sections(run, findings), *more],
     )
 
 

@@ -2,3 +2,5 @@
 
 The fits need numpy alone; training is a process of its own. Imported by scripts.
 """
+
+PLAN = "sweep.json"  # in the folder of a sweep: its runs by name, with hashes
