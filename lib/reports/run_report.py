@@ -23,8 +23,6 @@ from jinja2 import TemplateError
 from lib import atomic
 from lib.errors import ToolkitError, os_errors
 from lib.kconf.resolve import is_given
-from lib.plan.gpus import find_gpu
-from lib.plan.roofline import FLOP_SHARES, peak_flop_per_second
 from lib.plan.show import named_decisions
 from lib.plan.types import Plan
 from lib.reports.page import Block, Section, charts, curve, render, section, table, write_page
@@ -106,7 +104,7 @@ def sections(run: RunDir, findings: Findings) -> list[Section]:
         section("Curves", _CURVES, *charts(lines, _AXES)),
         section("Plan", why, table("Decisions", ("decision", "value", "why"), decisions)),
         _memory(plan, series, findings),
-        _throughput(run, plan, series, findings),
+        _throughput(run, plan, series),
         _configuration(run),
         section("Environment", *(table(title, ("fact", "value"), rows) for title, rows in facts.items())),
         _model(findings),
@@ -178,38 +176,22 @@ def _memory(plan: Plan | None, series: Sequence[Series], findings: Findings) -> 
     return section("Memory", none, note, within, table("Peak", ("part", "size"), rows), *charts)
 
 
-def _throughput(run: RunDir, plan: Plan | None, series: Sequence[Series], findings: Findings) -> Section:
+def _throughput(run: RunDir, plan: Plan | None, series: Sequence[Series]) -> Section:
     rates = [each.values for each in series if each.column == "samples_per_second"]
     if not rates or plan is None:
         return section("Throughput", "No throughput is recorded yet.")
     rate = statistics.median(rates[0][len(rates[0]) // 2 :])
     seconds = seconds_text(plan.effective_batch / rate) if rate else "unknown"
     rows = [("samples per second", f"{rate:.4g}"), ("time of an optimizer step", seconds)]
-    devices, flop = _read(run, "hardware").get("devices") or [{}], findings.get("flop_per_sample")
-    gpu, why = find_gpu(str(devices[0].get("name", ""))), ""
-    if flop is not None:
-        rows.append(("arithmetic, forward and backward", f"{rate * flop / 1e9:,.4g} GFLOP/s"))
-    if gpu is None:
-        why = "There is no estimate to compare with: the device is not in the catalogue of GPUs."
-    elif flop is None:
-        why = "Utilisation is not known: no checkpoint was read, and so no operations were counted."
-    else:
-        peak, count = peak_flop_per_second(gpu, precision=plan.precision), plan.layout.devices
-        reached = f"{rate * flop / (peak * count):.1%}"
-        low, high = (f"{share:.0%}" for share in FLOP_SHARES)
-        rows.append((f"peak of {count} {gpu.name}", f"{peak * count / 1e9:,.0f} GFLOP/s"))
-        rows.append(("utilisation", f"{reached} of the peak; the estimate is {low} to {high}"))
     speed = [row for row in metrics.tail(run.metrics) if row.get("kind") == "speed"][-1:]
     rows += [
-        (
-            f"whole run: {name.replace('_', ' ')}",
-            f"{value:.1%}" if name in metrics.SHARES else f"{value:,.4g}",
-        )
+        (f"whole run: {name.replace('_', ' ')}", metrics.format_value(name, value))
         for name, value in (speed[0].items() if speed else ())
         if name not in ("kind", "step")
     ]
-    notes = "Medians of the second half of the rows, training only.", why
-    return section("Throughput", *notes, table("Speed", ("figure", "value"), rows))
+    last = "The end of a run adds how long it waits for data, and on a GPU of the catalogue its utilization."
+    median = "Medians of the second half of the rows, training only."
+    return section("Throughput", median, "" if speed else last, table("Speed", ("figure", "value"), rows))
 
 
 def _configuration(run: RunDir) -> Section:

@@ -40,6 +40,11 @@ def higher_is_better(metric: str) -> bool:
     return metric not in _LOWER_IS_BETTER
 
 
+def format_value(name: str, value: float) -> str:
+    """Format a column: a share as per cent, anything else with four digits."""
+    return f"{value:.1%}" if name in SHARES else f"{value:,.4g}"
+
+
 class MetricsWriter:
     """Buffered appender of rows to a file; rows stay in memory until `flush`.
 
