@@ -1,7 +1,7 @@
 """Atomic file writes: after a kill or power cut a reader finds the old or the new version, whole.
 
-All functions raise OSError, with the name of the file, which is then the old version, or the new one
-if only making it durable failed.
+All functions but `save` raise OSError, with the name of the file, which is then the old version, or the new
+one if only making it durable failed.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
+
+from lib.errors import os_errors
 
 
 @contextmanager
@@ -44,6 +46,13 @@ def write_bytes(path: Path, data: bytes) -> None:
     finally:
         temporary.unlink(missing_ok=True)
     sync_directory(path.parent)
+
+
+def save(path: Path, data: str | bytes, *, action: str = "write", todo: str = "") -> None:
+    """Write a file, and the folder that it is in. Raises ToolkitError that says what `action` failed."""
+    with os_errors(action, todo=todo):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_bytes(path, data.encode() if isinstance(data, str) else data)
 
 
 def write_new(path: Path, data: bytes) -> None:

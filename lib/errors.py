@@ -29,7 +29,7 @@ class ToolkitError(Exception):
     todo: the remedy.
     """
 
-    exit_code = 1
+    exit_code, label = 1, _ERROR
 
     def __init__(self, what: str, *, why: str = "", todo: str = "") -> None:
         self.what, self.why, self.todo = what, why, todo
@@ -100,7 +100,7 @@ def report(error: ToolkitError) -> int:
     if isinstance(error, ConfigError):
         for finding in error.findings:
             print(finding, file=sys.stderr)
-    print(f"{_ERROR}{error}", file=sys.stderr)
+    print(f"{error.label}{error}", file=sys.stderr)
     return error.exit_code
 
 

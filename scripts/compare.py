@@ -9,12 +9,11 @@ from pathlib import Path
 from lib.errors import ConfigError, run_main
 from lib.plan.show import named_decisions
 from lib.plan.types import Plan
-from lib.reports.page import Section, charts, section, table, write_page
+from lib.reports.page import Section, as_text, charts, section, table, write_page
 from lib.reports.run_report import stored_findings, text_of
 from lib.reports.series import LINES, read_series
 from lib.runs.directory import RunDir, resolve_run
 from lib.runs.index import read_row, read_runs, select, stored
-from lib.units import aligned
 from scripts.runs import columns
 
 MOST_RUNS = 24  # with more lines no chart can be read
@@ -34,16 +33,11 @@ def main() -> int:
     rows = [read_row(run, f"{run.model}/{run.name}") for run in runs]
     of_one_model = len({run.model for run in runs}) == 1
     names = [run.name for run in runs] if of_one_model else [row.run for row in rows]
-    shown = columns(rows)
     different = differences(runs, names)
     legends = [legend(name, place, different[0]) for place, name in enumerate(names, start=1)]
-    print("\n".join(aligned(shown)))
-    for title, _, tables in different:
-        print(f"\n{title}{':' if tables else ': none'}")
-        for each in tables:
-            print("\n".join(aligned([*zip(each["head"], *each["rows"], strict=True)])))
-    head, *cells = zip(*shown, strict=True)
+    head, *cells = zip(*columns(rows), strict=True)
     first = section("Runs", table("Selected runs", head, cells))
+    print(as_text([first, *different]))
     path = options.out or options.runs / "compare.html"
     write_page(
         path,
@@ -51,7 +45,7 @@ def main() -> int:
         summary=options.where or " · ".join(names),
         sections=[first, curves(runs, legends), *different],
     )
-    print(f"\nComparison: {path}")
+    print(f"Comparison: {path}")
     return 0
 
 

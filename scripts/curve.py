@@ -86,9 +86,7 @@ def compare(curve: Curve, reference: Curve) -> list[tuple[int, float, float]]:
 
 def store(curve: Curve, file: Path) -> None:
     """Write a reference curve to a file. Raises ToolkitError if it cannot be written."""
-    with os_errors("write"):
-        file.parent.mkdir(parents=True, exist_ok=True)
-        atomic.write_text(file, json.dumps(curve._asdict(), indent=1) + "\n")
+    atomic.save(file, json.dumps(curve._asdict(), indent=1) + "\n")
 
 
 def read_stored(file: Path) -> Curve:

@@ -14,7 +14,7 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
 from lib import atomic
-from lib.errors import ToolkitError, os_errors, run_main
+from lib.errors import ToolkitError, run_main
 from lib.reports.series import Series, extremes, series_of
 from lib.runs import metrics
 from lib.runs.directory import resolve_run
@@ -93,9 +93,7 @@ def write_plots(
 
 def _write(path: Path, draw: Draw, title: str) -> Path:
     data = draw_page([draw], rows=1, inches=(8.8, 5.0), fontsize=9, title=title)
-    with os_errors("write a plot"):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        atomic.write_bytes(path, data)
+    atomic.save(path, data, action="write a plot")
     return path
 
 

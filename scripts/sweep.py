@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from lib import atomic, kconf
-from lib.errors import ConfigError, ToolkitError, os_errors, run_main
+from lib.errors import ConfigError, ToolkitError, run_main
 from lib.sweeps import runner
 from lib.sweeps.concurrency import Concurrency, predict_host_memory
 from lib.sweeps.experiment import Experiment, Range, read_experiment
@@ -134,8 +134,8 @@ def draw_main_effects(experiment: Experiment, results: Sequence[Result], file: P
     draws = [partial(draw, name=name) for name in effects]
     title = f"{experiment.name}: mean over the other axes, standard error over {len(experiment.seeds)} seeds"
     inches = (max(7.0, 3.5 * len(draws)), 3.5)
-    with os_errors("write a plot"):
-        atomic.write_bytes(file, draw_page(draws, rows=1, inches=inches, fontsize=7, title=title))
+    page = draw_page(draws, rows=1, inches=inches, fontsize=7, title=title)
+    atomic.save(file, page, action="write a plot")
     print(file)
 
 

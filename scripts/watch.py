@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import os
-import socket
 import time
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
@@ -62,7 +60,7 @@ def row_of(run: RunDir, status: Status) -> tuple[str, ...]:
     numbers = [last.get("loss"), shown.get(metric), last.get("samples_per_second")]
     loss, value, speed = ("" if number is None else f"{number:.4g}" for number in numbers)
     is_running = status.state == "running"
-    memory = memory_text(status, parts["plan"]) if is_running else ""
+    memory = memory_text(last, parts["plan"]) if is_running else ""
     time_left = str(timedelta(seconds=round(left))) if is_running and left is not None else ""
     step, metric = f"{last['step']}/{steps}" if steps else str(last["step"]), f"{metric} {value}".strip()
     return status.state, run.model, step, loss, metric, speed, memory, time_left, run.name
@@ -81,12 +79,10 @@ def progress(
     return steps, max(0.0, budget - last[column]) * seconds / gained if gained > 0 else None
 
 
-def memory_text(status: Status, plan: Mapping[str, Any]) -> str:
-    """Format the memory of a run on this machine's CPUs, or else what its plan predicts for each device."""
-    if plan.get("device") == "cpu" and status.host == socket.gethostname():
-        with contextlib.suppress(OSError):  # no /proc, or the process has just ended
-            pages = int(Path(f"/proc/{status.pid}/statm").read_text().split()[1])
-            return bytes_text(pages * os.sysconf("SC_PAGE_SIZE"))
+def memory_text(last: Mapping[str, Any], plan: Mapping[str, Any]) -> str:
+    """Format the peak of the last row of training, or else what the plan predicts for each device."""
+    if metrics.PEAK in last:
+        return bytes_text(last[metrics.PEAK])
     return f"plan {bytes_text(Memory(**plan['memory']).need_bytes)}" if plan.get("memory") else ""
 
 

@@ -21,7 +21,7 @@ from lib.devices.base import Backend
 from lib.devices.probe import environment, main_memory, probe
 from lib.distributed.launcher import become_worker, end_process, keep, launch
 from lib.errors import ToolkitError, run_main
-from lib.memory.peak import resident_bytes
+from lib.memory.peak import resident_bytes, training_peak
 from lib.plan.show import plain_text
 from lib.plan.types import STATIC_SHAPES, Hardware, Plan
 from lib.runs import checkpoint
@@ -34,7 +34,7 @@ from train.build import make_job
 from train.job import Job, Progress, checkpoint_format
 from train.planning.run_plan import RunRequest, plan_for
 from train.record import Record, RunRecord, log
-from train.signals import Stopped, ended_once
+from train.signals import Rescaled, Stopped, ended_once
 from train.summary import log_speed, log_summary, next_commands, report_memory, resume_command
 from train.training_data import TrainingData, evaluation_part, open_to_train, open_training_data
 
@@ -255,11 +255,7 @@ def _plan_after_rendezvous(
     check_shared_directory(backend, request.runs)
     request = replace(request, config=request.config.replace(num_devices=backend.world))
     run = _interrupted(request) if backend.is_main else None
-    decided = plan_for(request, data, hardware, run, of_many=True) if backend.is_main else None
-    if decided is not None:  # what each node has set is not known here
-        world = f"CONFIG_NUM_DEVICES={backend.world}", f"{backend.world} processes on all nodes"
-        reasons = {name: reason.replace(*world) for name, reason in decided.reasons.items()}
-        decided = replace(decided, reasons=reasons)
+    decided = plan_for(request, data, hardware, run) if backend.is_main else None
     plan = Plan.from_json(backend.broadcast(decided.to_json() if decided else None))
     return PlannedRun(request=request, data=data, hardware=hardware, plan=plan), backend, run
 
@@ -279,6 +275,7 @@ def _train_as_rank_0(planned: PlannedRun, backend: Backend, interrupted: RunDir 
         open_sinks=partial(open_sinks, config, run),
         copier=None if upload is None else upload.Copier(run, config),
         utilization=backend.utilization,
+        peak_memory=training_peak(backend),
     )
     try:
         record.log(f"{'Resuming' if interrupted else 'Run'} {run.path}")
@@ -314,7 +311,7 @@ def _log_end(run: RunDir, error: BaseException) -> None:
     status = run.status()
     if status.state == "done" or not run.config.is_file():
         return
-    if isinstance(error, Stopped):
+    if isinstance(error, Stopped | Rescaled):
         run.set_status("preempted", step=error.step, reason=str(error))
     elif isinstance(error, KeyboardInterrupt):
         run.set_status("preempted", step=status.step, reason="interrupted outside the training loop")

@@ -15,7 +15,6 @@ from lib.plan.types import Hardware, Plan
 from lib.plugins import TASKS
 from lib.reports.page import Block, curve
 from lib.reports.run_report import Findings
-from lib.reports.series import MOST_POINTS, extremes
 from lib.runs import checkpoint
 from lib.runs.directory import RunDir
 from lib.runs.index import stored
@@ -72,10 +71,9 @@ def _memory(run: RunDir, restored: Restored, root: Path) -> Block | None:
     hardware = stored(run, "hardware", Hardware.from_json)
     trace = MemoryTraces(config, restored.data).of(step_settings(plan), hardware).trace
     sizes = list(accumulate(event.byte_count / 1e6 for event in trace.events))
-    points = [(place, sizes[place]) for place in extremes(sizes, MOST_POINTS)]
     return curve(
         "Memory over two steps and an evaluation batch, predicted",
-        {"all tensors": points},
+        {"all tensors": enumerate(sizes)},
         x="allocations and releases, in order",
         y="MB",
         note=f"Its highest point is {trace.peak_bytes / 1e6:,.1f} MB.",

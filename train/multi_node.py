@@ -94,9 +94,10 @@ def join_rendezvous(config: Config, *, known: Mapping[str, Any] | None) -> tuple
         device = dataclasses.replace(first.devices[0], free_bytes=each * backend.world)
         cpus = torch.tensor(own.cpu_count / backend.local_world, dtype=torch.float64)
         backend.all_reduce_sum(cpus)
-        return backend, dataclasses.replace(first, devices=(device,), cpu_count=round(cpus.item()))
+        count = round(cpus.item())
+        return backend, dataclasses.replace(first, devices=(device,), cpu_count=count, of_all_nodes=True)
     devices = (dataclasses.replace(first.devices[0], free_bytes=each),) * backend.world
-    return backend, dataclasses.replace(first, devices=devices)
+    return backend, dataclasses.replace(first, devices=devices, of_all_nodes=True)
 
 
 def check_shared_directory(backend: Backend, runs: Path) -> None:

@@ -81,10 +81,12 @@ class RunRecord(Record):
         open_sinks: Callable[[], Sequence[Sink]] = tuple,
         copier: Copier | None = None,
         utilization: Callable[[], float | None] = lambda: None,
+        peak_memory: Callable[[], int | None] = lambda: None,
     ) -> None:
         """open_sinks: opens the sinks of metrics.jsonl, when training begins.
 
         copier: copies each checkpoint to storage. utilization: that of the device (`Backend.utilization`).
+        peak_memory: in bytes (`training_peak`); None where it is not measured.
         """
         self.run, self.console = run, console
         self._started, self._keep_last = started, keep_last
@@ -94,7 +96,7 @@ class RunRecord(Record):
         self._shown: dict[str, float] = {}  # of the last row, for the progress line
         self._rate = 0.0
         self._first_step: int | None = None
-        self._utilization, self._first_step_seconds = utilization, 0.0
+        self._utilization, self._peak_memory, self._first_step_seconds = utilization, peak_memory, 0.0
 
     def begin(self, step: int, total_steps: int | None) -> None:
         """Drop rows of later steps, and open metrics, sinks and the progress line."""
@@ -114,7 +116,7 @@ class RunRecord(Record):
         """Write a row; one that is not of training is also flushed, and an evaluation printed."""
         assert self._metrics is not None, "begin comes first"
         if kind == "train":
-            values |= self._device_utilization()
+            values |= self._device_columns()
         self._metrics.write({"kind": kind, **values})
         numbers = {name: value for name, value in values.items() if isinstance(value, int | float)}
         if kind == "train":
@@ -128,14 +130,15 @@ class RunRecord(Record):
             where = f"step {numbers['step']:.0f}, epoch {numbers['epoch']:.2f}"
             self.log(f"{where}: {format_evaluation(numbers)}")
 
-    def _device_utilization(self) -> dict[str, float]:
-        """Return the column of the device's utilization; log once why there is none."""
+    def _device_columns(self) -> dict[str, float]:
+        """Return the device's utilization and peak memory where they are measured; log once why not."""
         try:
             found = self._utilization()
         except ToolkitError as error:
             self.log(f"metrics.jsonl has no column device_utilization: {error}")
             self._utilization, found = lambda: None, None
-        return {} if found is None else {"device_utilization": found}
+        columns = {"device_utilization": found, metrics.PEAK: self._peak_memory()}
+        return {name: value for name, value in columns.items() if value is not None}
 
     def speed(self) -> Mapping[str, float]:
         """Return medians of the last training rows, without the first, and the seconds of the first step."""

@@ -2,16 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from lib.errors import ToolkitError
+from lib.reports.page import Section
 from lib.reports.run_report import store_findings, stored_findings, write_report
-from lib.runs.directory import resolve_run
+from lib.runs.directory import RunDir, resolve_run
+from lib.scaling import PLAN
 from train.signals import importing
 
 
 def report(name: str, *, root: Path, runs: Path, out: Path | None) -> int:
-    """Write the report of run `name` to `out`, or into its directory. Torch is imported only where needed."""
+    """Write the report of run `name` to `out`, or into its directory. Torch is imported only where needed.
+
+    The folder of a scaling sweep in place of a name has a report, too.
+    """
+    if name and (Path(name) / PLAN).is_file():
+        with importing():
+            from lib.scaling.experiments import PAGE, ScalingExperiments
+        path = out or Path(name) / PAGE
+        ScalingExperiments.of_sweep(Path(name)).write_page(path)
+        print(f"Report: {path}")
+        return 0
     run = resolve_run(runs, name)
     findings = stored_findings(run)
     if findings is None:
@@ -25,6 +38,19 @@ def report(name: str, *, root: Path, runs: Path, out: Path | None) -> int:
             print(f"The findings are not kept: {error}" if findings else f"The model is not shown: {error}")
             findings = findings or {"problem": str(error)}
     path = out or run.report
-    write_report(run, findings, path)
+    write_report(run, findings, path, more=_sweep_of(run))
     print(f"Report: {path}")
     return 0
+
+
+def _sweep_of(run: RunDir) -> Sequence[Section]:
+    """Return the sections of the scaling sweep that made the run; none for other runs."""
+    _, _, _, folder, *_ = *run.path.resolve().parents, *[Path()] * 4  # SWEEP/runs/NAME/MODEL/RUN
+    if not (folder / PLAN).is_file():
+        return []
+    with importing():
+        from lib.scaling.experiments import ScalingExperiments
+    try:
+        return ScalingExperiments.of_sweep(folder).sections()
+    except ToolkitError as error:  # it may lack a run, or its corpus
+        return [Section("Scaling", [f"The laws of the sweep in {folder} are not shown: {error}"], [])]

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Self
 
+from lib.distributed.launcher import restarts_by_itself
 from lib.errors import Suspended
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -81,11 +82,26 @@ class Stopped(Suspended):
         super().__init__(f"stopped by {name} after step {step}", todo=f"{command} continues from there")
 
 
+class Rescaled(Suspended):
+    """Raised in place of Stopped where a node joins or leaves: the launch starts this process again."""
+
+    label = ""
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+        super().__init__(f"a node joins or leaves: stopping after step {step}, from which training resumes")
+
+
 @contextmanager
 def ended_once() -> Iterator[None]:
-    """Ignore further SIGTERMs once Stopped is raised, because the program is ending."""
+    """Ignore further SIGTERMs once Stopped is raised, because the program is ending.
+
+    Raises Rescaled instead where that was no request to end the run.
+    """
     try:
         yield
-    except Stopped:
+    except Stopped as error:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        if restarts_by_itself():
+            raise Rescaled(error.step) from error
         raise

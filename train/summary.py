@@ -14,7 +14,7 @@ from lib.config import Config
 from lib.data.types import Dataset, TextSpec, TokenPart
 from lib.plan.fitting import TARGET_UTIL, advised_micro_batch, step_settings
 from lib.plan.types import SHARDS_WEIGHTS, Hardware
-from lib.runs.metrics import SHARES
+from lib.runs.metrics import format_value
 from lib.units import bytes_text
 from train.job import Job
 from train.signals import Stopped
@@ -82,12 +82,7 @@ def log_speed(job: Job, data: TrainingData, hardware: Hardware, *, step: int) ->
         row["tokens_per_second"] = rate * tokens
     row |= {} if hardware.kind == "cpu" else _estimated_speed(job, data, hardware, rate=rate)
     job.record.row("speed", step=step, **row)
-    named = (
-        f"{name.replace('_', ' ')} {value:.1%}"
-        if name in SHARES
-        else f"{name.replace('_', ' ')} {value:,.4g}"
-        for name, value in row.items()
-    )
+    named = (f"{name.replace('_', ' ')} {format_value(name, value)}" for name, value in row.items())
     missing = [] if job.plan.world == 1 else ["communication is not measured"]
     if "model_flop_utilization" not in row:
         missing += [

@@ -4,7 +4,7 @@
 other nodes, and stays their parent. They communicate by files in a directory of the launch: launch.json (to
 all workers), and by local rank RANK.pid (it can take signals now), RANK.status (it has reported how it ended,
 and ends), RANK.crash (traceback of an uncaught exception); kept.json (state for a worker that replaces
-another after a restart). No worker outlives the supervisor, however that ends.
+another after a restart), stop (this node got a signal). No worker outlives the supervisor.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from lib.runs.directory import RunDir
 _NOTES_VARIABLE = "ANNEAL_LAUNCH"  # holds the directory of the launch's files
 _PARENT_CHECK_SECONDS = 1.0
 _GRACE_SECONDS = 2.0  # a failing worker waits for rank 0, which may be about to report the same failure
-LAUNCH, KEPT = "launch.json", "kept.json"
+LAUNCH, KEPT, STOP = "launch.json", "kept.json", "stop"
 
 
 def launch(
@@ -77,6 +77,15 @@ def launch(
 def is_worker() -> bool:
     """True if this process was started by `launch`."""
     return _notes() is not None
+
+
+def restarts_by_itself() -> bool:
+    """True in a worker that torchrun stops because a node joins or leaves, and not by a signal."""
+    if (notes := _notes()) is None or not notes.is_dir() or (notes / STOP).exists():
+        return False
+    from lib.distributed.local_ranks import STORE_VARIABLE
+
+    return STORE_VARIABLE not in os.environ  # that of nodes without others
 
 
 def become_worker() -> dict[str, Any] | None:

@@ -17,8 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from lib.atomic import naming
-from lib.distributed.launcher import KEPT, LAUNCH
+from lib.distributed.launcher import KEPT, LAUNCH, STOP
 from lib.distributed.local_ranks import run_ranks
+from lib.errors import Suspended
 from lib.runs.directory import RunDir
 
 _TAIL_LINES = 30
@@ -148,7 +149,8 @@ class Supervisor:
         self._signal = number
         rank_0 = self._pid(0)
         if rank_0 is not None and not again:
-            with contextlib.suppress(ProcessLookupError):  # it has just ended
+            with contextlib.suppress(ProcessLookupError, FileNotFoundError):  # it has just ended
+                (self._notes / STOP).touch()
                 os.kill(rank_0, number)
             if self._hostname:
                 threading.Thread(target=self._leave, daemon=True).start()
@@ -187,7 +189,11 @@ class Supervisor:
             lost = f"error: the other nodes are unreachable, or too few: {self._lost}"
             print(f"{lost}; make train on all of them resumes", file=sys.stderr)
         if status_file.exists():
-            return int(status_file.read_text())
+            status = int(status_file.read_text())
+            if status == Suspended.exit_code and self._hostname and not (self._signal or self._lost):
+                none = f"CONFIG_DIST_MAX_RESTARTS={self._launched['restarts']} leaves no restart"
+                print(f"error: another node has left, and {none}; make train resumes", file=sys.stderr)
+            return status
         if self._lost:
             return 1
         if not failed:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import resource
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -45,6 +46,25 @@ class Peak:
         if self._device.type != "cuda":
             return 0
         return sum(int(torch.cuda.memory_stats(device)["num_alloc_retries"]) for device in self._devices)
+
+
+def training_peak(backend: Backend) -> Callable[[], int | None]:
+    """Return a function that gives the peak bytes of training from now on; None where they are not measured.
+
+    Of tensors on the fullest device, where the backend counts them. On CPUs it is the growth of this process'
+    resident memory. The high-water mark stays as it is, because sweeps read it: below an earlier one the peak
+    is the largest size at any call.
+    """
+    if backend.device.type != "cpu":
+        return backend.peak_memory_bytes
+    before, earlier, seen = resident_bytes(), resident_bytes("VmHWM"), 0
+
+    def measure() -> int:
+        nonlocal seen
+        seen, highest = max(seen, resident_bytes()), resident_bytes("VmHWM")
+        return max(0, (highest if highest > earlier else seen) - before)
+
+    return measure
 
 
 def _of_gpu(device: torch.device, free_before: int) -> int:

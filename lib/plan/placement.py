@@ -64,7 +64,7 @@ def place(config: ConfigView, hardware: Hardware) -> Placement:
     _check_free(fullest, index=used.index(fullest))
     return Placement(
         device=Decision(hardware.kind, _why_device(config, fullest, kind=hardware.kind, note=note)),
-        world=Decision(world, _why_world(config, available=len(devices), note=note or slice_name)),
+        world=Decision(world, _why_world(config, hardware, available=len(devices), note=note or slice_name)),
         name=fullest.name,
         total_bytes=fullest.total_bytes,
         free_bytes=fullest.free_bytes,
@@ -132,7 +132,7 @@ def _place_on_cpu(config: ConfigView, hardware: Hardware) -> Placement:
         device=Decision("cpu", f"{hardware.cpu_name}, {hardware.cpu_count} CPU(s): {requested}"),
         world=Decision(
             world,
-            f"CONFIG_NUM_DEVICES={config.num_devices}{share}"
+            f"{_requested(world, hardware)}{share}"
             if config.num_devices
             else "one process on CPUs (CONFIG_NUM_DEVICES=0)",
         ),
@@ -175,9 +175,13 @@ def _why_device(config: ConfigView, device: Device, *, kind: Kind, note: str) ->
     return f"{device.name}: {requested}{note}" + (EXPERIMENTAL_XLA if kind in STATIC_SHAPES else "")
 
 
-def _why_world(config: ConfigView, *, available: int, note: str) -> str:
-    if not config.num_devices:
-        return f"all {available} of one model; {note}" if note else f"all {available} (CONFIG_NUM_DEVICES=0)"
-    return f"CONFIG_NUM_DEVICES={config.num_devices}, the first of {available}" + (
-        f"; {note}" if note else ""
-    )
+def _why_world(config: ConfigView, hardware: Hardware, *, available: int, note: str) -> str:
+    count, more = config.num_devices, f"; {note}" if note else ""
+    if not count:
+        return f"all {available} of one model{more or ' (CONFIG_NUM_DEVICES=0)'}"
+    return _requested(count, hardware) + f", the first of {available}" * (count < available) + more
+
+
+def _requested(count: int, hardware: Hardware) -> str:
+    # The number that each node has set is not known.
+    return f"{count} processes on all nodes" if hardware.of_all_nodes else f"CONFIG_NUM_DEVICES={count}"

@@ -87,13 +87,17 @@ class Device:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hardware:
-    """One node. For kind "cpu" there is one device: the memory this process may use."""
+    """One node. For kind "cpu" there is one device: the memory this process may use.
+
+    of_all_nodes: of several nodes, whose devices and CPUs are counted as those of one.
+    """
 
     kind: Kind
     devices: tuple[Device, ...]
     cpu_name: str
     cpu_count: int  # CPUs this process may use (affinity and cgroup quota)
     cpu_bf16: Literal["none", "avx512", "amx"] = "none"  # bf16 instructions of the CPU
+    of_all_nodes: bool = False
 
     def to_json(self) -> dict[str, Any]:
         """Return the fields as a dict that JSON can hold."""

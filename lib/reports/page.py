@@ -24,8 +24,8 @@ from typing import Any, NamedTuple, TypeAlias
 import jinja2
 
 from lib import atomic
-from lib.errors import os_errors
-from lib.reports.series import extremes
+from lib.reports.series import MOST_POINTS, extremes
+from lib.units import aligned
 
 Block: TypeAlias = Mapping[str, Any]
 
@@ -56,12 +56,13 @@ def table(title: str, head: Sequence[str], rows: Iterable[Sequence[str]], **more
     return {"kind": "table", "title": title, "head": [*head], "rows": [[*row] for row in rows], **more}
 
 
-def curve(title: str, lines: Mapping[str, Sequence[tuple[float, float]]], *, x: str, **more: Any) -> Block:
-    """Return a chart of lines of (x, y) points by name, without controls."""
-    drawn = [
-        {"name": name, "style": style, "x": [x for x, _ in points], "value": [y for _, y in points]}
-        for style, (name, points) in enumerate(lines.items())
-    ]
+def curve(title: str, lines: Mapping[str, Iterable[tuple[float, float]]], *, x: str, **more: Any) -> Block:
+    """Return a chart of lines of (x, y) points by name, thinned to MOST_POINTS, without controls."""
+    drawn = list[Block]()
+    for style, (name, points) in enumerate(lines.items()):
+        pairs = [*points]
+        kept = [pairs[at] for at in extremes([y for _, y in pairs], MOST_POINTS)]
+        drawn.append({"name": name, "style": style, "x": [x for x, _ in kept], "value": [y for _, y in kept]})
     return {"kind": "chart", "title": title, "axes": {"x": x}, "lines": drawn, "controls": False, **more}
 
 
@@ -76,11 +77,20 @@ def charts(lines: Iterable[tuple[str, Block]], axes: Mapping[str, str]) -> list[
     ]
 
 
+def as_text(sections: Iterable[Section]) -> str:
+    """Return the notes and the tables of sections as text."""
+    lines = list[str]()
+    for title, notes, blocks in sections:
+        lines += ["", title, *(f"  {note}" for note in notes)]
+        for block in blocks:
+            if block["kind"] == "table":
+                lines += ["", *aligned([*zip(block["head"], *block["rows"], strict=True)])]
+    return "\n".join([*lines[1:], ""])
+
+
 def write_page(path: Path, *, title: str, summary: str, sections: Sequence[Section]) -> None:
     """Write a page. Raises ToolkitError if it cannot be written."""
-    with os_errors("write"):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        atomic.write_text(path, render(title=title, summary=summary, sections=sections))
+    atomic.save(path, render(title=title, summary=summary, sections=sections))
 
 
 def render(*, title: str, summary: str, sections: Sequence[Section]) -> str:

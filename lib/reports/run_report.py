@@ -23,11 +23,9 @@ from jinja2 import TemplateError
 from lib import atomic
 from lib.errors import ToolkitError, os_errors
 from lib.kconf.resolve import is_given
-from lib.plan.gpus import find_gpu
-from lib.plan.roofline import FLOP_SHARES, peak_flop_per_second
 from lib.plan.show import named_decisions
 from lib.plan.types import Plan
-from lib.reports.page import Section, charts, render, section, table, write_page
+from lib.reports.page import Block, Section, charts, curve, render, section, table, write_page
 from lib.reports.series import LINES, MOST_POINTS, Series, read_series
 from lib.runs import metrics
 from lib.runs.directory import RunDir
@@ -43,7 +41,8 @@ _CURVES = (
     f"At most {MOST_POINTS:,} points a line: the lowest and the highest of equal stretches. Smoothing is "
     "over those points. All rows are in metrics.jsonl of the run directory."
 )
-_NOT_MEASURED = "Not measured: the run has logged no peak of its tensors. On a CPU it does not measure one."
+_NOT_MEASURED = "Not measured: the device does not count its peak, or the run is of an older version."
+_GROWTH = "growth of the resident memory, with libraries and what the allocator keeps"
 
 
 def stored_findings(run: RunDir) -> Findings | None:
@@ -62,8 +61,11 @@ def store_findings(run: RunDir, findings: Findings) -> None:
         atomic.write_text(run.findings, json.dumps({"version": _VERSION, **findings}) + "\n")
 
 
-def write_report(run: RunDir, findings: Findings, path: Path) -> None:
-    """Write the report of a run. Raises ToolkitError if a file of it is damaged, or it cannot be written."""
+def write_report(run: RunDir, findings: Findings, path: Path, *, more: Sequence[Section] = ()) -> None:
+    """Write the report of a run, with `more` sections at its end.
+
+    Raises ToolkitError if a file of it is damaged, or it cannot be written.
+    """
     try:
         curve = findings.get("memory")
         render(title="", summary="", sections=[section("", *([curve] if curve else [])), _model(findings)])
@@ -77,7 +79,7 @@ def write_report(run: RunDir, findings: Findings, path: Path) -> None:
         path,
         title=f"{run.model} on {data.get('name', 'unknown data')}{synthetic}",
         summary=" · ".join([state, f"step {status.step:,}", str(run.path), *run.tags()]),
-        sections=sections(run, findings),
+        sections=[*sections(run, findings), *more],
     )
 
 
@@ -85,7 +87,9 @@ def sections(run: RunDir, findings: Findings) -> list[Section]:
     """Return the sections of the report, the result first. Raises ToolkitError for damaged metrics."""
     series = read_series(run.metrics)
     lines = [
-        (each.column, each.to_json(name=LINES[each.kind], style=int(each.kind == "eval"))) for each in series
+        (each.column, each.to_json(name=LINES[each.kind], style=int(each.kind == "eval")))
+        for each in series
+        if each.column != metrics.PEAK  # under Memory
     ]
     plan, why, decisions = None, "", list[tuple[str, ...]]()
     try:
@@ -99,8 +103,8 @@ def sections(run: RunDir, findings: Findings) -> list[Section]:
         _result(run, series, findings),
         section("Curves", _CURVES, *charts(lines, _AXES)),
         section("Plan", why, table("Decisions", ("decision", "value", "why"), decisions)),
-        _memory(run, plan, findings),
-        _throughput(run, plan, series, findings),
+        _memory(plan, series, findings),
+        _throughput(run, plan, series),
         _configuration(run),
         section("Environment", *(table(title, ("fact", "value"), rows) for title, rows in facts.items())),
         _model(findings),
@@ -144,56 +148,50 @@ def _result(run: RunDir, series: Sequence[Series], findings: Findings) -> Sectio
     )
 
 
-def _memory(run: RunDir, plan: Plan | None, findings: Findings) -> Section:
-    sizes = list[tuple[str, int]]()
+def _memory(plan: Plan | None, series: Sequence[Series], findings: Findings) -> Section:
+    sizes, charts, note = list[tuple[str, int]](), list[Block](), _NOT_MEASURED
     if memory := plan and plan.memory:
         sizes = sorted(memory.parts.items(), key=lambda part: -part[1])
         sizes += [("peak of tensors, predicted", memory.peak_bytes), ("usable", memory.usable_bytes)]
         sizes.append(("gaps and reserve", memory.gaps_bytes + memory.reserve_bytes))
-    measured, curve = _logged(run, "Memory: "), findings.get("memory")
-    traced = "A run does not record its memory within a step. The curve is traced without a device."
-    return section(
-        "Memory",
-        "" if sizes else "The plan has no prediction of memory.",
-        f"Measured: {measured[-1]}." if measured else _NOT_MEASURED,
-        traced if curve else "",
-        table("Prediction at the peak", ("part", "size"), [(name, bytes_text(size)) for name, size in sizes]),
-        *([curve] if curve else []),
-    )
+    rows = [(name, bytes_text(size)) for name, size in sizes]
+    traced, measured = findings.get("memory"), [each for each in series if each.column == metrics.PEAK]
+    if plan and measured:
+        (steps, values), peak = (measured[0].steps, measured[0].values), max(measured[0].values)
+        what = _GROWTH if plan.device == "cpu" else "tensors, by the device's allocator"
+        note = f"Measured by rank 0 whenever it logs: {what}."
+        rows.append(("peak, measured", bytes_text(round(peak))))
+        lines = {"measured so far": [(at, size / 1e6) for at, size in zip(steps, values, strict=True)]}
+        if memory:
+            rows.append(("measured / predicted peak", f"{peak / memory.peak_bytes:.2f}"))
+            lines["predicted peak"] = [(at, memory.peak_bytes / 1e6) for at in (steps[0], steps[-1])]
+        charts.append(curve("Peak memory over the run", lines, x="optimizer step", y="MB"))
+        if traced:
+            across = [traced["lines"][0]["x"][end] for end in (0, -1)]
+            level = {"name": "measured peak", "style": 1, "x": across, "value": [peak / 1e6] * 2}
+            traced = {**traced, "lines": [*traced["lines"], level]}
+    charts += [traced] if traced else []
+    within = "Memory within a step is traced without a device: a run does not record it." if traced else ""
+    none = "" if sizes else "The plan has no prediction of memory."
+    return section("Memory", none, note, within, table("Peak", ("part", "size"), rows), *charts)
 
 
-def _throughput(run: RunDir, plan: Plan | None, series: Sequence[Series], findings: Findings) -> Section:
+def _throughput(run: RunDir, plan: Plan | None, series: Sequence[Series]) -> Section:
     rates = [each.values for each in series if each.column == "samples_per_second"]
     if not rates or plan is None:
         return section("Throughput", "No throughput is recorded yet.")
     rate = statistics.median(rates[0][len(rates[0]) // 2 :])
     seconds = seconds_text(plan.effective_batch / rate) if rate else "unknown"
     rows = [("samples per second", f"{rate:.4g}"), ("time of an optimizer step", seconds)]
-    devices, flop = _read(run, "hardware").get("devices") or [{}], findings.get("flop_per_sample")
-    gpu, why = find_gpu(str(devices[0].get("name", ""))), ""
-    if flop is not None:
-        rows.append(("arithmetic, forward and backward", f"{rate * flop / 1e9:,.4g} GFLOP/s"))
-    if gpu is None:
-        why = "There is no estimate to compare with: the device is not in the catalogue of GPUs."
-    elif flop is None:
-        why = "Utilisation is not known: no checkpoint was read, and so no operations were counted."
-    else:
-        peak, count = peak_flop_per_second(gpu, precision=plan.precision), plan.layout.devices
-        reached = f"{rate * flop / (peak * count):.1%}"
-        low, high = (f"{share:.0%}" for share in FLOP_SHARES)
-        rows.append((f"peak of {count} {gpu.name}", f"{peak * count / 1e9:,.0f} GFLOP/s"))
-        rows.append(("utilisation", f"{reached} of the peak; the estimate is {low} to {high}"))
     speed = [row for row in metrics.tail(run.metrics) if row.get("kind") == "speed"][-1:]
     rows += [
-        (
-            f"whole run: {name.replace('_', ' ')}",
-            f"{value:.1%}" if name in metrics.SHARES else f"{value:,.4g}",
-        )
+        (f"whole run: {name.replace('_', ' ')}", metrics.format_value(name, value))
         for name, value in (speed[0].items() if speed else ())
         if name not in ("kind", "step")
     ]
-    notes = "Medians of the second half of the rows, training only.", why
-    return section("Throughput", *notes, table("Speed", ("figure", "value"), rows))
+    last = "The end of a run adds how long it waits for data, and on a GPU of the catalogue its utilization."
+    median = "Medians of the second half of the rows, training only."
+    return section("Throughput", median, "" if speed else last, table("Speed", ("figure", "value"), rows))
 
 
 def _configuration(run: RunDir) -> Section:

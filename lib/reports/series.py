@@ -14,7 +14,7 @@ from lib.runs import metrics
 MOST_POINTS = 2000  # of a line
 LINES = {"train": "training", "eval": "evaluation"}  # names of the kinds of rows
 # Columns that are no curves: coordinates, and counts of what an evaluation saw.
-_PLAIN = metrics.NOT_METRICS - {"learning_rate", "samples_per_second"}
+_PLAIN = metrics.NOT_METRICS - {"learning_rate", "samples_per_second", metrics.PEAK}
 
 
 @dataclass(frozen=True, slots=True)

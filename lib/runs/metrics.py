@@ -19,11 +19,11 @@ PREFERRED = ("exact_accuracy", "accuracy", "loss")  # evaluation metrics, in ord
 BATCH_ROWS = 1000
 _BLOCK_BYTES = 1 << 16
 
-
+PEAK = "peak_memory_bytes"  # column: of training so far, in the process that writes the rows
 SHARES = ("data_wait", "device_utilization", "model_flop_utilization")  # of the time, of the peak
 # Columns of metrics.jsonl and of results by which nothing is judged.
 NOT_METRICS = frozenset(
-    {"step", "epoch", "seconds", "samples_per_second", "micro_batch", "learning_rate"}
+    {"step", "epoch", "seconds", "samples_per_second", "micro_batch", "learning_rate", PEAK}
     | {*SHARES}
     | {"samples", "bytes", "chars", "tokens"}
 )
@@ -38,6 +38,11 @@ def preferred(names: Collection[str]) -> str:
 def higher_is_better(metric: str) -> bool:
     """Return False for a metric that training lowers."""
     return metric not in _LOWER_IS_BETTER
+
+
+def format_value(name: str, value: float) -> str:
+    """Format a column: a share as per cent, anything else with four digits."""
+    return f"{value:.1%}" if name in SHARES else f"{value:,.4g}"
 
 
 class MetricsWriter:

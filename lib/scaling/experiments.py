@@ -6,7 +6,7 @@ import dataclasses
 import json
 import math
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property, partial
 from pathlib import Path
@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from lib import atomic
 from lib.data import DataLocation, open_dataset
 from lib.data.cache import fingerprint
 from lib.data.datasets.texts.markov import entropy_bits
@@ -21,9 +22,10 @@ from lib.data.ngram_baseline import ngram_baseline
 from lib.data.types import Dataset, TextSpec
 from lib.errors import ConfigError, DataError, ToolkitError
 from lib.nn.model_code import build_model
-from lib.scaling import gate
-from lib.scaling.judge import TITLES, FittedLaw, Verdict, judge
-from lib.scaling.laws import Point, intervals
+from lib.reports.page import Section, as_text, write_page
+from lib.scaling import PLAN, gate
+from lib.scaling.judge import Verdict, judge
+from lib.scaling.laws import Point
 from lib.scaling.planning import FULL, LAYERS, WIDTHS, PlannedRun, configs_of, names_of, wall_seconds
 from lib.scaling.results import (
     BLOCK,
@@ -35,12 +37,13 @@ from lib.scaling.results import (
     corpus_path,
     points_of,
     read,
-    write,
 )
 from lib.scaling.sweep import Sweep, failures
+from lib.scaling.sweep_report import KNOWN, sections
 
 ROOT = Path(__file__).resolve().parents[2]
-ALL_RESULTS, LAW, REPORT, PLAN = "all_scaling_results.json", "scaling_law.json", "report.txt", "sweep.json"
+ALL_RESULTS, LAW = "all_scaling_results.json", "scaling_law.json"
+REPORT, PAGE = "report.txt", "report.html"
 _CHANCE_NATS = 0.01  # a loss may be this far below a known entropy rate by chance: four deviations
 
 
@@ -170,10 +173,10 @@ class ScalingExperiments:
             log=self.log,
         )
         hashes = [config.identity(sweep.code) for config in configs]
-        write(self.out / PLAN, json.dumps(dict(zip(names, hashes, strict=True)), indent=1) + "\n")
+        atomic.save(self.out / PLAN, json.dumps(dict(zip(names, hashes, strict=True)), indent=1) + "\n")
         results = sweep.run(configs, names)
         content = "[\n" + ",\n".join(result.to_json().rstrip("\n") for result in results) + "\n]\n"
-        write(self.out / ALL_RESULTS, content)
+        atomic.save(self.out / ALL_RESULTS, content)
         return results
 
     def results(self) -> list[ScalingResults]:
@@ -181,6 +184,18 @@ class ScalingExperiments:
 
         Raises ConfigError if there is no sweep or it is of another corpus, ToolkitError if a run is missing.
         """
+        present = self._stored()
+        self._check_corpora((result.config["corpus"] for result in present), f"the sweep in {self.out}")
+        return present
+
+    @classmethod
+    def of_sweep(cls, out: Path) -> ScalingExperiments:
+        """Return the sweep in `out`, on its own corpus. Raises errors of `results`."""
+        found = cls(out)
+        found.corpus_name = found._stored()[0].config["corpus"]
+        return found
+
+    def _stored(self) -> list[ScalingResults]:
         none = ConfigError(f"there is no sweep in {self.out}", todo="make scaling makes one")
         try:
             hashes = json.loads((self.out / PLAN).read_text())
@@ -195,7 +210,6 @@ class ScalingExperiments:
                 f"{len(missing)} of {len(hashes)} runs are missing: {missing[0]} ...",
                 todo="make scaling resumes the sweep",
             )
-        self._check_corpora((result.config["corpus"] for result in present), f"the sweep in {self.out}")
         return present
 
     def _check_corpora(self, names: Iterable[str], what: str) -> None:
@@ -240,7 +254,7 @@ class ScalingExperiments:
             "counting_nats": list(self.corpus.ngram_nats),
             "excluded": failures(results),
         }
-        write(self.out / LAW, json.dumps(content, indent=1, sort_keys=True) + "\n")
+        atomic.save(self.out / LAW, json.dumps(content, indent=1, sort_keys=True) + "\n")
         return content
 
     def plot_scaling_laws(self) -> list[Path]:
@@ -250,16 +264,26 @@ class ScalingExperiments:
         return write_pictures(by_architecture(self.results()), self.verdicts(), self.corpus_lines(), self.out)
 
     def report(self) -> str:
-        """Write report.txt and return its content."""
-        text = format_report(self.results(), self.verdicts(), self.corpus.dataset.source, self.corpus_lines())
-        write(self.out / REPORT, text)
+        """Write report.txt and report.html, and return the content of the first."""
+        text = as_text(self.sections())
+        atomic.save(self.out / REPORT, text)
+        self.write_page(self.out / PAGE)
         return text
+
+    def write_page(self, path: Path) -> None:
+        """Write the report as HTML. Raises ToolkitError."""
+        title, summary = f"Scaling sweep on {self.corpus_name}", str(self.out)
+        write_page(path, title=title, summary=summary, sections=self.sections())
+
+    def sections(self) -> list[Section]:
+        """Return the sections of the report."""
+        return sections(self.results(), self.verdicts(), self.corpus.dataset.source, self.corpus_lines())
 
     def corpus_lines(self) -> dict[str, float]:
         """Return baseline losses in nats: of n-gram models, and the entropy rate if it is known."""
         lines = {f"counting {n}-grams": nats for n, nats in enumerate(self.corpus.ngram_nats, start=1)}
         if self.corpus.entropy_rate is not None:
-            lines["entropy rate (known)"] = self.corpus.entropy_rate
+            lines[KNOWN] = self.corpus.entropy_rate
         return lines
 
 
@@ -306,78 +330,3 @@ def format_cost(plan: Sequence[PlannedRun], *, workers: int) -> str:
         f"{len(plan)} runs, about {seconds / 60:.1f} minutes of CPU time, "
         f"{wall_seconds(plan, workers=workers) / 60:.1f} minutes with {workers} workers"
     )
-
-
-def format_report(
-    results: Sequence[ScalingResults],
-    verdicts: Mapping[str, Verdict],
-    source: str,
-    lines: Mapping[str, float],
-) -> str:
-    """Return the report of a sweep. source: of the data. lines: baseline losses in nats by name."""
-    return "\n".join([*_runs(results, source, lines), *_verdicts(results, verdicts, lines)]) + "\n"
-
-
-def _runs(results: Sequence[ScalingResults], source: str, lines: Mapping[str, float]) -> Iterator[str]:
-    unit = results[0].perplexity_unit
-    yield f"Data: {source}"
-    yield f"Losses in nats per {unit}, of the validation part. N: parameters without embeddings. D: tokens.\n"
-    yield f"{'architecture':18}    d   l           N          D seed     loss perplexity"
-    for result in results:
-        if result.status == "done":
-            yield (
-                f"{result.arch:18} {result.d_model:>4} {result.n_layers:>3} "
-                f"{result.num_params_nonembedding:>11,} {result.tokens:>10,} {result.seed:>4} "
-                f"{result.val_nats:>8.4f} {result.final_perplexity:>10.4f}"
-            )
-    yield from ("", *(f"{name}: {nats:.4f} nats" for name, nats in lines.items()))
-    if failed := failures(results):
-        yield from (
-            "",
-            f"{len(failed)} of {len(results)} runs have no valid result and are in no fit:",
-            *failed,
-        )
-
-
-def _verdicts(
-    results: Sequence[ScalingResults], verdicts: Mapping[str, Verdict], lines: Mapping[str, float]
-) -> Iterator[str]:
-    for arch, verdict in verdicts.items():
-        yield from ("", f"{arch}: {verdict.sentence()}")
-        best = min(each.val_nats for each in results if each.arch == arch and each.status == "done")
-        better = [name for name, nats in lines.items() if nats < best and "known" not in name]
-        if better:
-            yield f"  Its best loss, {best:.4f}, is beaten by {', '.join(better)}."
-        for name, fitted in verdict.fits.items():
-            yield f"  {TITLES[name]}"
-            yield from (f"    {line}" for line in _fitted(fitted, lines))
-        growth = verdict.growth
-        if growth.exponent is None or growth.interval is None:
-            yield f"  isoFLOP: insufficient: {growth.reason}"
-        else:
-            figures = f"{growth.exponent:.2f} [{growth.interval[0]:.2f}, {growth.interval[1]:.2f}]"
-            yield f"  isoFLOP: optimal N grows as C^{figures} (95 % of draws of the seed noise)"
-        yield from (f"  Note: {warning}" for warning in verdict.warnings)
-
-
-def _fitted(fitted: FittedLaw, lines: Mapping[str, float]) -> Iterator[str]:
-    """Format the reasons against a law, then its figures with their intervals."""
-    if fitted.reasons:
-        yield f"insufficient: {'; '.join(fitted.reasons)}"
-    if fitted.law is None or not fitted.samples:
-        return
-    ends = intervals(fitted.samples, level=0.95)
-    figures = (
-        f"{name} {value:.4g} [{ends[name][0]:.4g}, {ends[name][1]:.4g}]"
-        for name, value in fitted.law.figures().items()
-    )
-    yield f"{', '.join(figures)} (95 % of bootstraps)"
-    if (held := fitted.holdout) is not None:
-        yield (
-            f"held out from 6 N D = {held.flops:.1e} on: error {held.error:.2%} "
-            f"(bias {held.bias:+.2%}), {held.covered:.0%} of {held.points} points inside the 90 % band"
-        )
-    known = lines.get("entropy rate (known)")
-    if known is not None and "E" in ends:
-        inside = ends["E"][0] <= known <= ends["E"][1]
-        yield f"the known floor {known:.4f} is {'inside' if inside else 'outside'} the interval of E"

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from lib.scaling.laws import Point
+from lib.sweeps.verdict import t_quantile
 
 CHANCE = 0.05  # significance level for all comparisons of one sweep together
 NEAR = 1.1  # sizes within this factor are compared as one: noise exceeds their difference
@@ -28,13 +29,7 @@ class Noise:
 
     def limit(self, chance: float) -> float:
         """Return the upper limit that the noise of one run exceeds with probability `chance`."""
-        low, high = 0.0, 1.0
-        while _within(high, self.freedom) < 1 - 2 * chance:
-            high *= 2
-        for _ in range(60):
-            middle = (low + high) / 2
-            low, high = (middle, high) if _within(middle, self.freedom) < 1 - 2 * chance else (low, middle)
-        return self.deviation * high
+        return self.deviation * t_quantile(1 - chance, self.freedom)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,14 +77,3 @@ def sizes_by_tokens(points: Sequence[Point]) -> dict[float, list[Size]]:
 def significant_difference(one: Size, other: Size, noise: Noise | None, *, chance: float) -> float:
     """Return the loss difference that noise alone exceeds with probability `chance`; 0 if it is unknown."""
     return noise.limit(chance) * math.sqrt(1 / one.runs + 1 / other.runs) if noise else 0.0
-
-
-def _within(t: float, freedom: int) -> float:
-    """P(-t < T < t) for Student's t as a finite sum (Abramowitz and Stegun, 26.7.3, 26.7.4)."""
-    angle, odd = math.atan(t / math.sqrt(freedom)), freedom % 2
-    term, total = (math.cos(angle) if odd else 1.0), 0.0
-    for k in range(0, freedom - odd, 2):
-        total += term
-        term *= math.cos(angle) ** 2 * (k + 1 + odd) / (k + 2 + odd)
-    total *= math.sin(angle)
-    return 2 / math.pi * (angle + total) if odd else total

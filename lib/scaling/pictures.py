@@ -13,7 +13,6 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from lib import atomic
-from lib.errors import os_error
 from lib.scaling.isoflop import isoflops
 from lib.scaling.judge import FittedLaw, Verdict
 from lib.scaling.laws import interval, log_residuals
@@ -44,10 +43,8 @@ def write_pictures(
     ]
     paths = [out / "scaling_laws.png", out / "scaling_laws_2.png"]
     for path, draws in zip(paths, (first, second), strict=True):
-        try:
-            atomic.write_bytes(path, draw_page(draws, rows=2, inches=(11.0, 8.0), fontsize=7))
-        except OSError as error:
-            raise os_error("write a plot", error) from error
+        page = draw_page(draws, rows=2, inches=(11.0, 8.0), fontsize=7)
+        atomic.save(path, page, action="write a plot")
     return paths
 
 

@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from lib import atomic
 from lib.errors import ConfigError, os_error
 from lib.scaling.laws import Point
 
@@ -167,15 +166,6 @@ def points_of(results: Sequence[ScalingResults]) -> list[Point]:
         Point(parameters=each.num_params_nonembedding, tokens=each.tokens, loss=each.val_nats, seed=each.seed)
         for each in results
     ]
-
-
-def write(path: Path, text: str) -> None:
-    """Write a file of the sweep atomically. Raises ToolkitError."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        atomic.write_text(path, text)
-    except OSError as error:
-        raise os_error("write", error) from error
 
 
 def read(path: Path) -> ScalingResults | None:

@@ -10,11 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from lib import atomic
 from lib.data.types import TextSpec
 from lib.runs import metrics
 from lib.runs.directory import RunDir
 from lib.scaling.costs import builder, count, training_flops
-from lib.scaling.results import ScalingConfig, ScalingResults, read, write
+from lib.scaling.results import ScalingConfig, ScalingResults, read
 from lib.sweeps.subprocess_run import Children
 
 
@@ -57,7 +58,7 @@ class Sweep:
         result = self._train(config, name, children)
         if result is None:
             return None
-        write(path, result.to_json())
+        atomic.save(path, result.to_json())
         outcome = f"{result.val_nats:.4f} nats" if result.status != "failed" else result.reason
         self.log(f"{name}: {result.status}, {outcome}, {result.seconds_cpu:.0f} CPU seconds")
         return result

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from lib import atomic, kconf
 from lib.config import Config, config_from_values
-from lib.errors import ConfigError, Suspended, os_error, run_main
+from lib.errors import ConfigError, Suspended, run_main
 from lib.plan.tables import TIER_CONFIGS
 from lib.tiers import TIERS, with_tier
 
@@ -63,12 +63,8 @@ def allowed(config: Config) -> list[str]:
 
 def prepare(out: Path) -> None:
     """Create the folder of reports before the work. Raises ToolkitError if it is not writable."""
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-        atomic.write_bytes(out / ".writable", b"")
-        (out / ".writable").unlink()
-    except OSError as error:
-        raise os_error("write a report", error, todo="OUT= names another folder") from error
+    atomic.save(out / ".writable", b"", action="write a report", todo="OUT= names another folder")
+    (out / ".writable").unlink()
 
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:

@@ -14,7 +14,7 @@ from matplotlib.axes import Axes
 
 from lib import atomic
 from lib.devices.probe import environment, probe
-from lib.errors import DataError, os_error
+from lib.errors import DataError, os_error, os_errors
 from lib.scaling.pictures import draw_page
 from scripts.eqprop.setting import Setting
 
@@ -100,11 +100,8 @@ class Unfinished:
 
     def put(self, key: str, trained: Trained) -> None:
         """Add a training. Raises ToolkitError if the file cannot be written."""
-        try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            atomic.write_text(self.path, json.dumps(self._content() | {key: trained}))
-        except OSError as error:
-            raise os_error("keep a training", error, todo="OUT= names another folder") from error
+        content = json.dumps(self._content() | {key: trained})
+        atomic.save(self.path, content, action="keep a training", todo="OUT= names another folder")
 
     def _content(self) -> dict[str, Any]:
         try:
@@ -176,13 +173,10 @@ class Report:
         files = {"report.txt": "\n".join(self.lines).encode() + b"\n"}
         files["results.json"] = json.dumps(content, indent=1).encode() + b"\n"
         files["picture.png"] = self.picture()
-        try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            for name, data in files.items():
-                atomic.write_bytes(self.folder / name, data)
+        for name, data in files.items():
+            atomic.save(self.folder / name, data, action="write a report")
+        with os_errors("write a report"):
             self.unfinished.path.unlink(missing_ok=True)  # the next experiment trains anew
-        except OSError as error:
-            raise os_error("write a report", error) from error
         return [self.folder / name for name in files]
 
     def picture(self) -> bytes:

@@ -92,6 +92,8 @@ def test_a_machine_joins_and_dies_and_every_step_is_made_once(tmp_path: Path) ->
     assert checkpoint.steps(runner.newest().checkpoints)[-1] == status.step, "it goes on from there"
     output = stays.log.read_text()
     assert output.splitlines()[-1].startswith("error: the other nodes are unreachable, or too few: "), output
+    assert said("a node joins or leaves: stopping after step") >= 1, "the third joined the first two"
+    assert said("stopped by SIGTERM") == said("make resume RUN=") == 1, "only the one that was told to go"
     assert "frame #" not in output and "Traceback" not in output, output
 
 

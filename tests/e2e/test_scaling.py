@@ -16,6 +16,7 @@ import pytest
 from lib.errors import ToolkitError
 from lib.scaling.experiments import ROOT, ScalingExperiments, raise_failures
 from lib.scaling.results import TIMINGS, ScalingConfig
+from train.report import report
 
 pytestmark = pytest.mark.slow
 
@@ -81,6 +82,12 @@ def test_a_failed_run_is_listed_and_the_others_are_kept(tmp_path: Path, text: Pa
     law = experiments.analyze_scaling_laws()
     assert law["num_data_points"] == 1 and len(law["excluded"]) == 1
     assert "1 of 2 runs have no valid result" in experiments.report()
+    (run,) = (tmp_path / "out" / "runs").glob("d16_l1-*/resnet_bk/*")
+    for folder, title in ((tmp_path / "out", "Scaling sweep on"), (run, "resnet_bk on")):
+        assert report(str(folder), root=ROOT, runs=tmp_path, out=None) == 0
+        page = (folder / "report.html").read_text()
+        assert f"<h1>{title}" in page and "L = E + A N^-alpha + B D^-beta" in page
+        assert "d16 l2, 5000 tokens, seed 1: failed" in page and "insufficient: 1 points, and 12" in page
     assert [path.name for path in experiments.plot_scaling_laws()] == [
         "scaling_laws.png",
         "scaling_laws_2.png",

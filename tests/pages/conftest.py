@@ -13,7 +13,11 @@ import pytest
 
 from lib.reports.page import Section, table, write_page
 from lib.reports.run_report import store_findings, write_report
+from lib.scaling.judge import judge
+from lib.scaling.results import points_of
+from lib.scaling.sweep_report import sections
 from scripts.compare import curves, differences
+from tests.lib.scaling.test_sweep_report import results_of
 from tests.pages.chromium import NAMES, Chromium, find_chromium
 from tests.support.reported import all_findings, reported_run, write_rows
 
@@ -57,7 +61,7 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Chromium]:
 
 @pytest.fixture(scope="session")
 def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """A report with every kind of exhibit, one of a run without anything, and a comparison."""
+    """A report with every kind of exhibit, one of a run without anything, a comparison, a scaling sweep."""
     folder = tmp_path_factory.mktemp("pages")
     runs = [reported_run(folder / "runs", number, EMA=number > 1) for number in (1, 2)]
     for number, run in enumerate(runs, start=1):
@@ -73,4 +77,8 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         *differences(runs, NAMES_OF_RUNS),
     ]
     write_page(folder / "compare.html", title="2 runs compared", summary="lenet5", sections=shown)
+    results = results_of(floor=1.0)
+    verdict = judge(points_of(results), starts=8, samples=8)
+    sweep = sections(results, {"resnet_bk": verdict}, "a text", {"counting 1-grams": 1.0})
+    write_page(folder / "sweep.html", title="Scaling sweep", summary="here", sections=sweep)
     return {path.stem: path for path in folder.glob("*.html")}

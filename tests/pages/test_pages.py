@@ -64,7 +64,7 @@ def _reported(event: dict[str, Any], page: Path) -> Iterator[str]:
 
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
 @pytest.mark.parametrize("width", WIDTHS)
-@pytest.mark.parametrize("name", ["report", "empty", "compare"])
+@pytest.mark.parametrize("name", ["report", "empty", "compare", "sweep"])
 def test_a_page_has_no_fault(
     browser: Chromium, pages: dict[str, Path], axe: str, name: str, width: int, dark: bool
 ) -> None:

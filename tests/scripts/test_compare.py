@@ -30,7 +30,7 @@ def test_two_runs_by_name(
     one, two = reported_run(tmp_path, 1), reported_run(tmp_path, 2)
     call(monkeypatch, tmp_path, f"{one.name} lenet5/{two.name}")
     printed = capsys.readouterr().out
-    assert "accuracy 0.8836" in printed and "Differences of the plan: none" in printed
+    assert "accuracy 0.8836" in printed and "Differences of the plan\n  There is none.\n" in printed
     assert [line.split() for line in printed.splitlines() if "CONFIG_" in line] == [["CONFIG_SEED", "1", "2"]]
     page = (tmp_path / "compare.html").read_text()
     assert one.name in page and two.name in page and "<title>2 runs compared</title>" in page
@@ -103,6 +103,7 @@ def test_curves_have_a_line_for_each_run_and_evaluations_come_first(runs: list[R
         "loss, training",
         "learning rate, training",
         "samples per second, training",
+        "peak memory bytes, training",
     ]
     for chart in charts:
         assert [(line["name"], line["style"]) for line in chart["lines"]] == [("one", 0), ("two", 1)]

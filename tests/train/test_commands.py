@@ -17,7 +17,7 @@ from train import __main__ as start
 from train.commands import _log_end
 from train.planning.run_plan import _same_machine
 from train.preflight import command as preflight
-from train.signals import Stopped
+from train.signals import Rescaled, Stopped
 
 
 @pytest.fixture
@@ -30,6 +30,7 @@ def run(tmp_path: Path) -> RunDir:
 def test_a_run_says_what_ended_it(run: RunDir) -> None:
     expected = {
         Stopped(2, 7): ("preempted", 7, "stopped by SIGINT after step 7"),
+        Rescaled(8): ("preempted", 8, "a node joins or leaves: stopping after step 8"),
         KeyboardInterrupt(): ("preempted", 5, "interrupted"),
         ValueError("bad"): ("failed", 5, "bad"),
         AssertionError(): ("failed", 5, "AssertionError"),

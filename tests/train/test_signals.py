@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from lib.errors import run_main
+from train import signals
 from train.signals import Stopped, StopRequest, ended_once, importing
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -96,6 +97,21 @@ def test_what_ends_by_itself_is_not_ended_twice(outer: list[int]) -> None:
         raise Stopped(15, 7)
     send(signal.SIGTERM)
     assert outer == [signal.SIGTERM]
+
+
+def test_a_run_that_continues_by_itself_says_so(
+    outer: list[int], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    @ended_once()
+    def stopped() -> int:
+        raise Stopped(15, 7)
+
+    monkeypatch.setattr(signals, "restarts_by_itself", lambda: True)
+    assert run_main(stopped) == 75
+    told = "a node joins or leaves: stopping after step 7, from which training resumes\n"
+    assert capsys.readouterr().err == told
+    send(signal.SIGTERM)
+    assert not outer, "it ends"
 
 
 def test_an_import_is_ended_by_an_interrupt_and_collects_nothing() -> None:

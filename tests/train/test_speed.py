@@ -111,12 +111,14 @@ def test_the_utilization_is_a_column_and_its_absence_is_said_once(
 
     for utilization, column in ((lambda: 0.5, [0.5, 0.5]), (missing, [None, None])):
         run = RunDir.create(tmp_path, model="lenet5", identity="01234567", files={"config": ""})
-        record = RunRecord(run, Console(run.log), started=0.0, keep_last=1, utilization=utilization)
+        peaks: Any = {"utilization": utilization, "peak_memory": [None, 7].pop}
+        record = RunRecord(run, Console(run.log), started=0.0, keep_last=1, **peaks)
         record.begin(0, 2)
         for step in (1, 2):
             record.row("train", step=step, epoch=0.0, loss=1.0, **row(step, 1.0, 0.0))
         record.close()
         assert [each.get("device_utilization") for each in metrics.read(run.metrics)] == column
+        assert [each.get("peak_memory_bytes") for each in metrics.read(run.metrics)] == [7, None]
     assert capsys.readouterr().out.count("metrics.jsonl has no column device_utilization") == 1
 
 

@@ -307,11 +307,8 @@ def store(file: Path, key: str, found: CachedProbe, *, facts: Mapping[str, Any])
     """Store a measurement. Raises ToolkitError if it cannot be written."""
     entries = _read(file)
     entries[key] = {"made": found.made, "probed": found.probed.to_json(), "facts": dict(facts)}
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        atomic.write_text(file, json.dumps(entries, indent=1, default=list) + "\n")
-    except OSError as error:
-        raise os_error(f"store the measurement in {file}", error) from error
+    text = json.dumps(entries, indent=1, default=list) + "\n"
+    atomic.save(file, text, action="store the measurement in")
 
 
 def _read(file: Path) -> dict[str, Any]:

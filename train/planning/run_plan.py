@@ -35,19 +35,17 @@ class RunRequest:
     verbose: bool = False  # show the whole plan
 
 
-def plan_for(
-    request: RunRequest, data: TrainingData, hardware: Hardware, run: RunDir | None, *, of_many: bool = False
-) -> Plan:
+def plan_for(request: RunRequest, data: TrainingData, hardware: Hardware, run: RunDir | None) -> Plan:
     """Return the plan for these devices: that of `run`, which is resumed, if it is for the same ones.
 
-    of_many: several nodes take part, and plan again whenever one joins or leaves. Raises PlanError if nothing
-    fits, or if `run` would resume with another effective batch.
+    Several nodes plan again whenever one joins or leaves. Raises PlanError if nothing fits, or if `run` would
+    resume with another effective batch.
     """
-    plan = None if run is None or of_many else _stored_plan(run, request, hardware)
+    plan = None if run is None or hardware.of_all_nodes else _stored_plan(run, request, hardware)
     if plan is None:
         plan = _decided(request, data, hardware)
         if run is not None:
-            _check_effective_batch(run, plan, of_many=of_many)
+            _check_effective_batch(run, plan, of_many=hardware.of_all_nodes)
     check_run(request.config, plan, data)
     show(plan, sys.stdout, compact=not request.verbose)
     return plan

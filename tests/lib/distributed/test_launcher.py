@@ -312,3 +312,35 @@ def test_why_machines_could_not_meet_is_told(
     assert supervisor.Supervisor(joining, world=1).run([]) == 1
     error = "error: the other nodes are unreachable, or too few: no host of that name; make train"
     assert capsys.readouterr().err.startswith(error)
+
+
+@pytest.mark.parametrize("told", [True, False])
+def test_the_last_word_of_a_node_that_another_has_left(
+    told: bool, joining: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    machine = supervisor.Supervisor(joining, world=1)
+    (joining / "0.status").write_text("75")
+    monkeypatch.setattr(machine, "_hostname", "node7")
+    monkeypatch.setattr(machine, "_signal", signal.SIGTERM * told)
+    assert machine._exit_status({0: 75}) == 75
+    error = "error: another node has left, and CONFIG_DIST_MAX_RESTARTS=2 leaves no restart; "
+    assert capsys.readouterr().err == ("" if told else f"{error}make train resumes\n")
+
+
+def test_a_worker_knows_who_stops_it(joining: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """torchrun restarts those that it stops; the supervisor leaves a note before it forwards a signal."""
+    monkeypatch.delenv("ANNEAL_LAUNCH", raising=False)
+    assert not launcher.restarts_by_itself(), "no launch"
+    monkeypatch.setenv("ANNEAL_LAUNCH", str(joining))
+    assert launcher.restarts_by_itself()
+    with monkeypatch.context() as alone:
+        alone.setenv("ANNEAL_STORE", "file")
+        assert not launcher.restarts_by_itself(), "without other nodes"
+    machine, sent = supervisor.Supervisor(joining, world=1), list[tuple[int, int]]()
+    (joining / "0.pid").write_text("1234567")
+    monkeypatch.setattr(os, "kill", lambda *one: sent.append(one))
+    monkeypatch.setattr(machine, "_hostname", "")  # does not wait for the worker's end
+    machine._forward(signal.SIGTERM)
+    assert sent == [(1234567, signal.SIGTERM)] and not launcher.restarts_by_itself()
+    shutil.rmtree(joining)
+    assert not launcher.restarts_by_itself(), "the launch has ended"

@@ -347,3 +347,11 @@ def test_planning_imports_nothing_heavy() -> None:
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
     )
     assert result.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize("hardware", [load_hardware("cpu-256g"), gpus(2)], ids=["cpu", "gpus"])
+def test_what_each_node_has_set_is_not_the_reason_for_the_processes_of_all(hardware: Hardware) -> None:
+    for of_all, reason in ((False, "CONFIG_NUM_DEVICES=2"), (True, "2 processes on all nodes")):
+        place = dataclasses.replace(hardware, of_all_nodes=of_all)
+        found = planned("lenet5", place, num_devices=2).reasons["world"]
+        assert found.startswith(reason) and ("CONFIG_" in found) != of_all

@@ -60,25 +60,34 @@ def test_plan_memory_and_throughput(tmp_path: Path) -> None:
     found = by_title(reported_run(tmp_path), all_findings())
     assert rows_of(found["Plan"], "Decisions")["micro batch"] == ("32", "a reason")
     memory = found["Memory"]
-    assert rows_of(memory, "Prediction at the peak")["activations"] == ("3.00 GB",)
-    assert "Measured: tensors took 3.20 GB of 80.00 GB at most (4%); predicted: 3.10 GB." in memory.notes
+    peak = rows_of(memory, "Peak")
+    assert peak["activations"] == ("3.00 GB",) and peak["peak of tensors, predicted"] == ("3.10 GB",)
+    assert peak["peak, measured"] == ("3.30 GB",) and peak["measured / predicted peak"] == ("1.06",)
+    assert "Measured by rank 0 whenever it logs: tensors, by the device's allocator." in memory.notes
+    over_run, over_step = memory.blocks[1:]
+    drawn = {line["name"]: (line["x"], line["value"]) for line in over_run["lines"]}
+    assert drawn["predicted peak"] == ([1, 60], [3100.0, 3100.0])
+    steps, sizes = drawn["measured so far"]
+    assert steps[:3] == [1, 2, 3] and sizes[:3] == [3200, 3300, 3300]
+    assert [line["name"] for line in over_step["lines"]] == ["model", "measured peak"]
+    assert over_step["lines"][1]["value"] == [3300.0, 3300.0]
+    assert not [block for block in found["Curves"].blocks if "peak" in block["title"]]
     speed = rows_of(found["Throughput"], "Speed")
     assert speed["samples per second"] == ("903",) and speed["time of an optimizer step"] == ("70.9 ms",)
-    assert speed["arithmetic, forward and backward"] == ("1,806 GFLOP/s",)
-    share = 903 * 2e9 / 66.9e12  # fp32 of an H100
-    assert speed["utilisation"][0].startswith(f"{share:.1%} of the peak")
+    assert any("The end of a run adds" in note for note in found["Throughput"].notes)
 
 
 def test_the_speed_that_a_run_has_recorded_is_shown(tmp_path: Path) -> None:
     run = reported_run(tmp_path)
     assert not any(name.startswith("whole run") for name in rows_of(by_title(run)["Throughput"], "Speed"))
     speed = {"kind": "speed", "step": 60, "samples_per_second": 1250.0, "data_wait": 0.031}
-    speed["least_samples_per_second"] = 900.0
+    speed |= {"least_samples_per_second": 900.0, "model_flop_utilization": 0.374}
     with run.metrics.open("a") as file:
         file.write(json.dumps(speed) + "\n")
     found = rows_of(by_title(run)["Throughput"], "Speed")
     assert found["whole run: samples per second"] == ("1,250",)
     assert found["whole run: data wait"] == ("3.1%",)
+    assert found["whole run: model flop utilization"] == ("37.4%",)
     assert found["whole run: least samples per second"] == ("900",)
 
 

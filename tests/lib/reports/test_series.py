@@ -37,6 +37,7 @@ def test_columns_of_both_kinds_with_the_time_of_their_rows(tmp_path: Path) -> No
         ("train", "loss"),
         ("train", "learning_rate"),
         ("train", "samples_per_second"),
+        ("train", "peak_memory_bytes"),
         ("eval", "accuracy"),
     }
     train = [row for row in rows if row["kind"] == "train"]

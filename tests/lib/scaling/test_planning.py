@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 from torch import nn
 
+from lib import atomic
 from lib.data.datasets.texts import corpus
 from lib.data.types import TextSpec
 from lib.errors import ConfigError, run_main
@@ -42,7 +43,7 @@ from lib.scaling.planning import (
     reductions,
     within_budget,
 )
-from lib.scaling.results import ARCHITECTURES, ScalingConfig, ScalingResults, write
+from lib.scaling.results import ARCHITECTURES, ScalingConfig, ScalingResults
 from scripts.run_scaling_experiments import arguments_of
 from scripts.scaling import grid_of, main, parse
 
@@ -388,7 +389,7 @@ def test_a_sweep_is_judged_by_the_corpus_that_it_was_made_with(tmp_path: Path) -
     (tmp_path / "sweep.json").write_text('{"d16_l2": ""}')
     config = {"corpus": "pysource", "data_sha256": ""}
     plain = ScalingResults(16, 2, 1, None, None, 1.0, 1, 1.0, [], status="failed", config=config)
-    write(tmp_path / "d16_l2_results.json", plain.to_json())
+    atomic.save(tmp_path / "d16_l2_results.json", plain.to_json())
     assert ScalingExperiments(tmp_path, corpus="pysource").results() == [plain]
     with pytest.raises(ConfigError, match=r"is of CORPUS=pysource, not of CORPUS=synthetic; give the same"):
         ScalingExperiments(tmp_path).results()

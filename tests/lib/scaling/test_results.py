@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from torch import nn
 
-from lib import kconf
+from lib import atomic, kconf
 from lib.config import config_from_values
 from lib.data.types import TextSpec
 from lib.errors import ConfigError, ToolkitError
@@ -39,7 +39,6 @@ from lib.scaling.results import (
     code_hash,
     points_of,
     read,
-    write,
 )
 from lib.scaling.sweep import failures
 
@@ -198,7 +197,7 @@ def test_budgets() -> None:
 
 def test_results_come_back_from_their_file(tmp_path: Path) -> None:
     path = tmp_path / "deep" / "d64_l4_results.json"
-    write(path, result().to_json())
+    atomic.save(path, result().to_json())
     assert read(path) == result() and read(tmp_path / "none") is None
     path.write_text(path.read_text()[:-20])
     assert read(path) is None, "half a file is none"
@@ -218,10 +217,10 @@ def test_results_come_back_from_their_file(tmp_path: Path) -> None:
     ],
 )
 def test_a_damaged_result_is_none(change: dict[str, object], tmp_path: Path) -> None:
-    write(tmp_path / "x.json", result(**change).to_json())  # type: ignore[arg-type]
+    atomic.save(tmp_path / "x.json", result(**change).to_json())  # type: ignore[arg-type]
     assert read(tmp_path / "x.json") is None
     failed = result(status="failed", val_nats=0.0)
-    write(tmp_path / "x.json", failed.to_json())
+    atomic.save(tmp_path / "x.json", failed.to_json())
     assert read(tmp_path / "x.json") == failed
 
 

@@ -13,16 +13,19 @@ from typing import Any
 import pytest
 from matplotlib.figure import Figure
 
+from lib import atomic
 from lib.data.types import TextSpec
 from lib.errors import ConfigError, ToolkitError
+from lib.reports.page import as_text
 from lib.scaling.costs import builder, training_flops
-from lib.scaling.experiments import ROOT, ScalingExperiments, format_report
+from lib.scaling.experiments import ROOT, ScalingExperiments
 from lib.scaling.isoflop import NO_SEEDS, Growth, isoflops
 from lib.scaling.judge import FittedLaw, judge
 from lib.scaling.laws import Point, fit
 from lib.scaling.pictures import _isoflop
-from lib.scaling.results import ScalingConfig, ScalingResults, code_hash, points_of, write
+from lib.scaling.results import ScalingConfig, ScalingResults, code_hash, points_of
 from lib.scaling.sweep import Sweep
+from lib.scaling.sweep_report import sections
 
 SPEC = TextSpec(
     name="x", vocab_size=32, block_size=16, unit="char", validation_tokens=10, validation_bytes=10
@@ -41,9 +44,9 @@ def result(width: int = 64, *, nats: float = 2.0, config_hash: str = "") -> Scal
 def sweep_of(out: Path, *results: ScalingResults) -> ScalingExperiments:
     """A sweep that has ended, of which nothing was trained."""
     names = {f"d{each.d_model}_l4": each for each in results}
-    write(out / "sweep.json", json.dumps({name: each.config_hash for name, each in names.items()}))
+    atomic.save(out / "sweep.json", json.dumps({name: each.config_hash for name, each in names.items()}))
     for name, each in names.items():
-        write(out / f"{name}_results.json", each.to_json())
+        atomic.save(out / f"{name}_results.json", each.to_json())
     return ScalingExperiments(out)
 
 
@@ -52,7 +55,7 @@ def test_what_an_earlier_sweep_left_is_no_result_of_the_last(tmp_path: Path) -> 
     mine, stale = result(32, config_hash="a"), result(64, config_hash="b")
     experiments = sweep_of(tmp_path, mine, stale)
     assert experiments.results() == [mine, stale]
-    write(tmp_path / "sweep.json", '{"d32_l4": "a", "d64_l4": "c"}')
+    atomic.save(tmp_path / "sweep.json", '{"d32_l4": "a", "d64_l4": "c"}')
     with pytest.raises(
         ToolkitError, match=r"1 of 2 runs are missing: d64_l4 \.\.\.; make scaling resumes the sweep"
     ):
@@ -108,7 +111,7 @@ def test_what_failed_is_trained_again_and_what_did_not_is_kept(
     nothing: Any = None
     for status, expected in (("failed", 1.5), ("done", 2.0)):
         kept = result(16, config_hash=CONFIG.identity(""))
-        write(tmp_path / "d16_results.json", dataclasses.replace(kept, status=status).to_json())
+        atomic.save(tmp_path / "d16_results.json", dataclasses.replace(kept, status=status).to_json())
         found = sweep_in(tmp_path).result(CONFIG, "d16", nothing)
         assert found is not None and found.val_nats == expected
 
@@ -140,7 +143,7 @@ def test_an_exponent_is_told_with_its_interval_or_with_what_it_lacks() -> None:
         (Growth(reason=NO_SEEDS), f"insufficient: {NO_SEEDS}"),
     ):
         verdict = dataclasses.replace(sound, growth=growth)
-        assert f"  isoFLOP: {told}" in format_report([result()], {"resnet_bk": verdict}, "a text", {})
+        assert f"  isoFLOP: {told}" in as_text(sections([result()], {"resnet_bk": verdict}, "a text", {}))
 
 
 @pytest.mark.parametrize("exponent", [0.5, None])
@@ -162,7 +165,7 @@ def test_counting_that_does_better_is_told_and_the_known_floor_is_no_rival() -> 
     results = [result(), result(32, nats=2.5)]
     verdicts = {"resnet_bk": judge(points_of(results), starts=4, samples=4)}
     lines = {"counting 2-grams": 2.1, "counting 3-grams": 1.9, "entropy rate (known)": 1.5}
-    text = format_report(results, verdicts, "a text", lines)
+    text = as_text(sections(results, verdicts, "a text", lines))
     assert "Its best loss, 2.0000, is beaten by counting 3-grams.\n" in text
 
 
@@ -174,5 +177,5 @@ def test_a_known_floor_is_told_beside_that_of_the_fit(known: float, place: str) 
     near = [dataclasses.replace(law, floor=1.5 + by) for by in (-0.1, 0.1)]
     sound = judge(points_of([result()]), starts=4, samples=4)
     verdict = dataclasses.replace(sound, fits={"floor": FittedLaw(law=law, samples=tuple(near))})
-    text = format_report([result()], {"resnet_bk": verdict}, "a text", {"entropy rate (known)": known})
+    text = as_text(sections([result()], {"resnet_bk": verdict}, "a text", {"entropy rate (known)": known}))
     assert f"the known floor {known:.4f} is {place} the interval of E" in text
