@@ -51,7 +51,7 @@ def predict_peak(
         updates = optimizer(model.parameters())
         for _ in range(STEPS):
             for _ in range(accumulation):
-                with _autocast(precision):
+                with autocast(precision):
                     value = loss(model, micro_batch)
                 live.name_the_rest("activations")
                 value.backward()  # type: ignore[no-untyped-call]
@@ -91,7 +91,8 @@ def _check(build: object, precision: str, counts: Mapping[str, int]) -> None:
             raise ConfigError(f"{name}={count} trains nothing", todo="use 1 or more")
 
 
-def _autocast(precision: Precision) -> contextlib.AbstractContextManager[object]:
+def autocast(precision: Precision) -> contextlib.AbstractContextManager[object]:
+    """Return the region that a forward pass in `precision` runs in: of autocast, unless it is fp32."""
     if precision == "fp32":
         return contextlib.nullcontext()
     return torch.autocast("cpu", dtype=torch.bfloat16 if precision == "bf16" else torch.float16)
