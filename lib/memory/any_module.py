@@ -21,7 +21,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from lib.errors import ConfigError
 from lib.memory.allocator import least_capacity
 from lib.memory.live import LiveBytes, Trace
-from lib.memory.predict import CUDA_GRANULARITY, STEPS, add_state, autocast, watch_gradients
+from lib.memory.predict import CUDA_GRANULARITY, STEPS, training_step, watch_gradients
 from lib.memory.simulation import simulation
 from lib.memory.twin import RealConstants, without_contents
 from lib.plan.fitting import GAPS, StepSettings, largest_fitting, predicted
@@ -122,26 +122,28 @@ def estimate(
     live = LiveBytes(granularity=1 if device == "cpu" else CUDA_GRANULARITY)
     with _simulation(device):
         built = _built(model)
-        twin = without_contents(built)
-        if not twin.training:
-            twin.train()
-        if dtype is not None:
-            twin.to(dtype)
-        held = tree_leaves(
-            [vars(module) for module in twin.modules()]
-        )  # also what is no weight and no buffer
+        twin = _twin_of(built, dtype)
+        # Weights, buffers, and tensors that are neither.
+        held = tree_leaves([vars(module) for module in twin.modules()])
         live.add([each for each in held if isinstance(each, Tensor)], "parameters")
         with live:
             batch = tree_map_only(Tensor, lambda spec: _input_like(spec, dtype), specs)
             live.name_the_rest("data")
-            autocast_to = cast(Precision, "fp32" if dtype else precision)
-            marks = _steps(twin, batch, live, optimizer, loss=loss, autocast_to=autocast_to, device=device)
-    trace = live.trace()
+            watch_gradients(twin, live)
+            updates = _optimizer_of(twin, optimizer, device=device)
+            autocast_to: Precision = "fp32" if dtype else cast(Precision, precision)
+            marks, value_of = list[int](), loss or _loss_of
+            for _ in range(STEPS):
+                marks = training_step(lambda: value_of(_called(twin, batch)), updates, live, autocast_to)
+    return _report(live.trace(), marks, built, device=device, batch=_samples(specs))
+
+
+def _report(trace: Trace, marks: list[int], model: nn.Module, *, device: Kind, batch: int) -> Report:
     totals = list(accumulate(event.byte_count for event in trace.events))
     return Report(
         device=device,
-        batch=_samples(specs),
-        compiled=any(hasattr(module, "_orig_mod") for module in built.modules()),
+        batch=batch,
+        compiled=any(hasattr(module, "_orig_mod") for module in model.modules()),
         parts=trace.at_peak(),
         gaps_bytes=max(0, least_capacity(trace.history()) - trace.peak_bytes) if device in OWN_MEMORY else 0,
         phases={
@@ -188,45 +190,16 @@ def largest_batch(model: Model, inputs: Any, *, gpu: str, limit: int = 2**20, **
     return largest_fitting(memory_of, limit=limit)
 
 
-def _steps(
-    model: nn.Module,
-    batch: Any,
-    live: LiveBytes,
-    optimizer: MakeOptimizer,
-    *,
-    loss: Callable[[Any], Tensor] | None,
-    autocast_to: Precision,
-    device: Kind,
-) -> list[int]:
-    """Run the steps; return the number of events before each phase of the last one, and at its end."""
+def _optimizer_of(model: nn.Module, make: MakeOptimizer, *, device: Kind) -> torch.optim.Optimizer:
     trained = [weight for weight in model.parameters() if weight.requires_grad]
     if not trained:
         raise ConfigError("no weight of the model is trained", todo="set requires_grad of some")
-    watch_gradients(model, live)
-    updates = optimizer(trained)
-    for group in updates.param_groups if device in OWN_MEMORY else ():
+    optimizer = make(trained)
+    for group in optimizer.param_groups if device in OWN_MEMORY else ():
         # torch's default on a GPU; here it sees tensors of the CPU.
         if group.get("foreach", True) is None and not group.get("fused"):
             group["foreach"] = True
-    marks: list[int] = []
-    for _ in range(STEPS):
-        marks = [_event_count(live)]
-        with autocast(autocast_to):
-            value = (loss or _loss_of)(_called(model, batch))
-        live.name_the_rest("activations")
-        marks.append(_event_count(live))
-        value.backward()  # type: ignore[no-untyped-call]
-        del value
-        marks.append(_event_count(live))
-        updates.step()
-        updates.zero_grad(set_to_none=True)
-        add_state(updates, live)
-        marks.append(_event_count(live))
-    return marks
-
-
-def _event_count(live: LiveBytes) -> int:
-    return len(live.trace().events)
+    return optimizer
 
 
 def _called(model: nn.Module, batch: Any) -> Any:
@@ -279,6 +252,13 @@ def _simulation(device: Kind) -> Iterator[None]:
     # Compiled code runs as it was written.
     with simulation(device), torch.compiler.set_stance("force_eager"), RealConstants(), _explained():
         yield
+
+
+def _twin_of(model: nn.Module, dtype: torch.dtype | None) -> nn.Module:
+    twin = without_contents(model)
+    if not twin.training:
+        twin.train()
+    return twin if dtype is None else twin.to(dtype)
 
 
 def _built(model: Model) -> nn.Module:

@@ -36,7 +36,7 @@ TIMM = [
 TIMM_TRANSFORMERS = [
     "vit_small_patch16_224", "deit3_small_patch16_224", "beit_base_patch16_224",
     "eva02_tiny_patch14_224", "swin_tiny_patch4_window7_224", "swinv2_tiny_window8_256",
-    "xcit_nano_12_p8_224", "cait_xxs24_224", "pvt_v2_b0", "mixer_s16_224", "convnext_tiny",
+    "cait_xxs24_224", "pvt_v2_b0", "mixer_s16_224", "convnext_tiny",
     "hiera_tiny_224",
 ]  # fmt: skip
 # Names of linear layers that LoRA adapts, as regular expressions over timm's.

@@ -304,6 +304,8 @@ def test_a_report_by_arithmetic() -> None:
     assert report.context_bytes == CONTEXT_BYTES + round(0.02 * report.peak_bytes)
     assert report.need_bytes == report.peak_bytes + report.gaps_bytes + report.context_bytes
     assert report.batch == 512 and not report.compiled
+    plain = estimate(model, (512, 256), optimizer=lambda weights: torch.optim.SGD(weights, 0.1)).phases
+    assert plain["update"] == (plain["backward"][1], plain["backward"][1] - weight), "in place"
     assert re.search(r"^need +\d\.\d\d GB$", str(report), re.M) and "peaks: forward 1.6 MB" in str(report)
 
 
@@ -332,7 +334,11 @@ def test_checkpointing_saves_activations() -> None:
     assert recomputed.phases["forward"][1] < 0.6 * plain.phases["forward"][1]
 
 
-@torch.compile(backend="eager")
+def never(*_: Any) -> Any:
+    raise AssertionError("simulated code is not compiled")
+
+
+@torch.compile(backend=never)
 def compiled_function(x: Tensor) -> Tensor:
     return x.relu() * 2
 
@@ -345,15 +351,15 @@ class CallsCompiled(Images):
 @pytest.mark.slow
 def test_compiled_modules_are_traced_as_they_were_written_with_a_margin() -> None:
     plain = estimate(Images(), (4, 3, 8, 8))
-    compiled = estimate(torch.compile(Images(), backend="eager"), (4, 3, 8, 8))
+    compiled = estimate(torch.compile(Images(), backend=never), (4, 3, 8, 8))
     assert same(compiled, plain) and compiled.compiled
     assert compiled.context_bytes - plain.context_bytes == pytest.approx(
         0.05 * 1.02 * plain.peak_bytes, abs=2
     )
-    inside = nn.Sequential(torch.compile(Images(), backend="eager"))
+    inside = nn.Sequential(torch.compile(Images(), backend=never))
     assert estimate(inside, (4, 3, 8, 8)).compiled
     in_place = Images()
-    in_place.compile(backend="eager")
+    in_place.compile(backend=never)
     assert same(estimate(in_place, (4, 3, 8, 8)), plain)
     estimate(CallsCompiled(), (4, 3, 8, 8))
 
@@ -369,12 +375,6 @@ def test_the_largest_batch_fits_and_the_next_does_not() -> None:
     assert largest_batch(model, (1, 2**20), gpu="rtx3090:1Gi") == 0
     masked = largest_batch(nn.Linear(8, 1), [(5, 8)], gpu=gpu, limit=3, loss=lambda y: y[:3].sum() * len(y))
     assert masked == 3
-
-
-def test_unknown_machines_and_a_machine_without_gpu() -> None:
-    with pytest.raises(ConfigError, match="did you mean"):
-        fits(nn.Linear(2, 2), (1, 2), gpu="rtx309")
-    assert fits(nn.Linear(2, 2), (1, 2), gpu="cpu-24g")
 
 
 def test_the_room_imports_nothing_until_it_is_used() -> None:

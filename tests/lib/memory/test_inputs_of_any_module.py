@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lib.errors import ConfigError
-from lib.memory import estimate
+from lib.memory import estimate, fits, largest_batch
 
 
 class Named(nn.Module):
@@ -85,3 +85,38 @@ def test_outputs_without_gradients_are_refused_and_others_are_summed() -> None:
     with pytest.raises(ConfigError, match="no output of the model has gradients; pass loss="):
         estimate(Detached(2, 2), (1, 2))
     estimate(Outputs(2, 2), (1, 2), precision="bf16-true")
+
+
+class Views(nn.Linear):
+    """Buffers that share a storage, and a tensor that is neither weight nor buffer."""
+
+    def __init__(self) -> None:
+        super().__init__(128, 1, bias=False)
+        self.register_buffer("whole", torch.zeros(1024))
+        self.register_buffer("part", self.whole[:512].view(2, 256))
+        self.plain = [torch.zeros(256)]
+
+
+def test_a_storage_counts_once_and_so_does_a_tensor_that_is_no_weight() -> None:
+    report = estimate(Views(), (1, 128))
+    assert report.parts["parameters"] == 4 * (128 + 1024 + 256)
+    assert report.parts["optimizer"] == 2 * 4 * 128 + 512, "two moments and a step count"
+
+
+def test_only_first_dimensions_of_the_size_of_the_batch_are_changed() -> None:
+    seen = set()
+
+    class Looks(nn.Linear):
+        def forward(self, x: Tensor, table: Tensor, other: Tensor) -> Tensor:
+            seen.add((len(x), len(table), len(other)))
+            return super().forward(x)
+
+    batch = [(5, 8), (7, 8), ((5, 2), torch.int64)]
+    assert largest_batch(Looks(8, 1), batch, gpu="rtx3090", limit=2) == 2
+    assert seen == {(1, 7, 1), (2, 7, 2)}
+
+
+def test_unknown_machines_and_a_machine_without_gpu() -> None:
+    with pytest.raises(ConfigError, match="did you mean"):
+        fits(nn.Linear(2, 2), (1, 2), gpu="rtx309")
+    assert fits(nn.Linear(2, 2), (1, 2), gpu="cpu-24g")
