@@ -20,12 +20,11 @@ from lib.memory.live import LiveBytes
 from tests.extras import zoo
 
 ROOT = Path(__file__).resolve().parents[2]
-PRECISIONS = ("fp32", "bf16", "bf16-true")
 # By default a third of the combinations, with each model and each precision; -m "long or not long" runs all.
 COMBINATIONS = [
     pytest.param(name, precision, marks=() if index % 3 == number else pytest.mark.long)
     for index, name in enumerate(zoo.TIMM)
-    for number, precision in enumerate(PRECISIONS)
+    for number, precision in enumerate(zoo.PRECISIONS)
 ]
 HUGGING_FACE = [
     pytest.param(
@@ -36,7 +35,7 @@ HUGGING_FACE = [
         marks=() if (number + len(attention) + lora + index) % 3 == 0 else pytest.mark.long,
     )
     for index, name in enumerate(zoo.HUGGING_FACE)
-    for number, precision in enumerate(PRECISIONS)
+    for number, precision in enumerate(zoo.precisions(name))
     for attention in zoo.attentions(name)
     for lora in (False, True)
 ]
@@ -70,7 +69,9 @@ def test_timm_with_lora(name: str) -> None:
 def test_hugging_face(name: str, precision: Any, attention: str, lora: bool) -> None:
     build = zoo.hugging_face_build(name, attention=attention)
     report = estimate(
-        zoo.with_lora(build) if lora else build, zoo.hugging_face_inputs(name), precision=precision
+        zoo.with_lora(build, zoo.lora_target(name)) if lora else build,
+        zoo.hugging_face_inputs(name),
+        precision=precision,
     )
     assert report.parts["parameters"] > 0 and report.parts["optimizer"] > 0
     if lora:

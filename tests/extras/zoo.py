@@ -130,6 +130,18 @@ HUGGING_FACE: dict[str, tuple[str, str, dict[str, Any]]] = {
 WITHOUT_SDPA = ("mamba", "gemma2")  # transformers has none for these
 
 
+PRECISIONS = ("fp32", "bf16", "bf16-true")
+
+
+def precisions(name: str) -> tuple[str, ...]:
+    # torch's shape function of grouped matrix products, which transformers uses for experts, takes bf16 only.
+    return ("bf16-true",) if name == "mixtral" else PRECISIONS
+
+
+def lora_target(name: str) -> Any:
+    return ["in_proj", "x_proj"] if name == "mamba" else "all-linear"  # PEFT refuses the others
+
+
 def attentions(name: str) -> tuple[str, ...]:
     return ("eager",) if name in WITHOUT_SDPA else ("eager", "sdpa")
 

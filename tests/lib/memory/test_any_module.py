@@ -338,7 +338,7 @@ def never(*_: Any) -> Any:
     raise AssertionError("simulated code is not compiled")
 
 
-@torch.compile(backend=never)
+@torch.compile(backend=never, fullgraph=True)
 def compiled_function(x: Tensor) -> Tensor:
     return x.relu() * 2
 
