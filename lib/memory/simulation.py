@@ -19,7 +19,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
-from lib.memory.recurrent import RECURRENT
 from lib.plan.types import Kind
 
 # Operators by their treatment under autocast on CUDA, where it differs from the CPU's.
@@ -96,6 +95,8 @@ def _kernels_of(kind: Kind) -> Iterator[None]:
     if kind not in ("cuda", "rocm"):
         yield
         return
+    from lib.memory.recurrent import RECURRENT  # only where it is used
+
     # Not by a mode of torch: modes are off in a backward pass, where activations are recomputed.
     kernels = replaced(F, scaled_dot_product_attention=_attention_on_cuda, dropout=_dropout_on_cuda)
     recurrent = replaced(torch._VF, **RECURRENT)
