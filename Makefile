@@ -182,6 +182,8 @@ test-faults: ready-dev
 	$(RUN_PY) -m scripts.faults
 test-pages: ready-dev
 	$(RUN_PY) -m pytest -rs tests/pages
+test-extras: ready-dev
+	$(quiet)tests/extras/run.sh $(call quote,$(PY))
 test-slurm: ready-dev
 	$(RUN_PY) -m pytest -rs -m slurm tests/e2e/test_slurm.py
 check: ready-dev

@@ -19,7 +19,7 @@ from lib.devices.backend import configure_numerics, configure_threads
 from lib.devices.base import Backend
 from lib.devices.probe import main_memory
 from lib.errors import ConfigError
-from lib.memory.simulation import lay_out, simulated
+from lib.memory.simulation import simulated
 from lib.nn.batch_norm import configure_norm
 from lib.nn.dropout import dropouts
 from lib.optim.factory import make_optimizer
@@ -109,13 +109,11 @@ def _placed(
         model = model.to(dtype=dtype)  # unsharded it need not fit on the device
         return model, backend.shard(model, plan.layout)
     layout = torch.channels_last if plan.channels_last else torch.contiguous_format
-    if simulated():
-        lay_out(model, layout)
-    else:
+    if not simulated():
         if plan.channels_last and plan.device == "cpu":
             check_channels_last(model)
         model = model.to(backend.device, dtype)
-        model = model.to(memory_format=layout)  # type: ignore[call-overload]  # missing in torch's stubs
+    model = model.to(memory_format=layout)  # type: ignore[call-overload]  # missing in torch's stubs
     return model, backend.wrap(model, share_buffers=plan.norm_batch == 0 and facts.has_batchnorm)
 
 

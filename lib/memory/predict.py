@@ -50,16 +50,36 @@ def predict_peak(
         watch_gradients(model, live)
         updates = optimizer(model.parameters())
         for _ in range(STEPS):
-            for _ in range(accumulation):
-                with _autocast(precision):
-                    value = loss(model, micro_batch)
-                live.name_the_rest("activations")
-                value.backward()  # type: ignore[no-untyped-call]
-                del value
-            updates.step()
-            updates.zero_grad(set_to_none=True)
-            add_state(updates, live)
+            training_step(lambda: loss(model, micro_batch), updates, live, precision, accumulation)
     return live.trace()
+
+
+def training_step(
+    loss: Callable[[], Tensor],
+    optimizer: torch.optim.Optimizer,
+    live: LiveBytes,
+    precision: Precision,
+    accumulation: int = 1,
+) -> list[int]:
+    """Run an optimizer step of simulated tensors; categorize its activations and the optimizer's state.
+
+    Returns the number of events before the last forward pass, the last backward pass and the update, and at
+    the end.
+    """
+    marks: list[int] = []
+    for _ in range(accumulation):
+        marks = [len(live.trace().events)]
+        with _autocast(precision):
+            value = loss()
+        live.name_the_rest("activations")
+        marks.append(len(live.trace().events))
+        value.backward()  # type: ignore[no-untyped-call]
+        del value
+    marks.append(len(live.trace().events))
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
+    add_state(optimizer, live)
+    return [*marks, len(live.trace().events)]
 
 
 def watch_gradients(model: nn.Module, live: LiveBytes) -> None:

@@ -13,7 +13,6 @@ import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import torch
 import torch.nn.functional as F
@@ -28,6 +27,7 @@ AUTOCAST_ON_CUDA: dict[str, list[str]] = tomllib.loads(
 )
 _FLOATING = (torch.bfloat16, torch.float16, torch.float32)  # types that autocast converts
 _ATTENTION = F.scaled_dot_product_attention
+_REGION = torch.autocast.__init__
 
 _kind: Kind | None = None  # a plain global, which torch.compile can read
 
@@ -42,9 +42,11 @@ def simulation(kind: Kind) -> Iterator[None]:
     try:
         # Tensors from NumPy are real, and become fake in the first operation on them. Errors of operations
         # are raised; torch would also log its own traceback.
-        quiet = mock.patch.object(logging.getLogger("torch._subclasses.fake_tensor"), "disabled", True)
+        quiet = replaced(logging.getLogger("torch._subclasses.fake_tensor"), disabled=True)
         with (
             FakeTensorMode(allow_non_fake_inputs=True),
+            replaced(torch.utils, swap_tensors=_take_over),
+            replaced(nn.init, _no_grad_trunc_normal_=lambda tensor, *_, **__: tensor),  # draws until all fit
             _updates_without_contents(),
             _kernels_of(kind),
             quiet,
@@ -52,6 +54,30 @@ def simulation(kind: Kind) -> Iterator[None]:
             yield
     finally:
         _kind = outer
+
+
+@contextlib.contextmanager
+def replaced(owner: Any, **attributes: Any) -> Iterator[None]:
+    """Set own `attributes` of `owner` within the context, and restore them afterwards."""
+    before = {name: vars(owner)[name] for name in attributes if name in vars(owner)}
+    try:
+        for name, value in attributes.items():
+            setattr(owner, name, value)
+        yield
+    finally:
+        for name in attributes:
+            if name in before:
+                setattr(owner, name, before[name])
+            else:
+                delattr(owner, name)
+
+
+def _take_over(one: Tensor, other: Tensor) -> None:
+    """Exchange the contents of two tensors of which `other` is dropped, as in Module.to, half and their like.
+
+    torch's own refuses where there is a weak reference to a tensor, as there is to simulated ones.
+    """
+    one.data = other
 
 
 @contextlib.contextmanager
@@ -69,11 +95,13 @@ def _kernels_of(kind: Kind) -> Iterator[None]:
     if kind not in ("cuda", "rocm"):
         yield
         return
+    from lib.memory.recurrent import RECURRENT  # only where it is used
+
     # Not by a mode of torch: modes are off in a backward pass, where activations are recomputed.
-    kernels = mock.patch.multiple(
-        F, scaled_dot_product_attention=_attention_on_cuda, dropout=_dropout_on_cuda
-    )
-    with kernels, torch.library._scoped_library("aten", "IMPL") as library:
+    kernels = replaced(F, scaled_dot_product_attention=_attention_on_cuda, dropout=_dropout_on_cuda)
+    recurrent = replaced(torch._VF, **RECURRENT)
+    regions = replaced(torch.autocast, __init__=_region_on_cuda)
+    with kernels, recurrent, regions, torch.library._scoped_library("aten", "IMPL") as library:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "Warning only once for all operators")
             for name in AUTOCAST_ON_CUDA["unchanged"]:
@@ -85,6 +113,15 @@ def _kernels_of(kind: Kind) -> Iterator[None]:
             library.impl(name, _fp32_inside(name), "AutocastCPU")
         library.impl("binary_cross_entropy", _refused, "AutocastCPU")
         yield
+
+
+def _region_on_cuda(
+    self: torch.autocast, device_type: str, dtype: Any = None, *more: Any, **rest: Any
+) -> None:
+    """A region of autocast for CUDA, which without a driver torch would ignore, on the simulated device."""
+    if device_type == "cuda":
+        device_type, dtype = "cpu", dtype or torch.float16
+    _REGION(self, device_type, dtype, *more, **rest)
 
 
 def _operator(name: str) -> Callable[..., Any]:
@@ -193,15 +230,3 @@ def kernels_for(tensor: Tensor) -> str:
     if _kind is None:
         return tensor.device.type
     return "cuda" if _kind == "rocm" else _kind
-
-
-def lay_out(model: nn.Module, layout: torch.memory_format) -> None:
-    """Set the memory format of the 4-d weights of a simulated `model`. (Module.to refuses fake tensors.)"""
-    changed: dict[int, nn.Parameter] = {}  # a weight may be shared
-    for module in model.modules():
-        for name, weight in module._parameters.items():
-            if weight is not None and weight.dim() == 4:
-                if id(weight) not in changed:
-                    data = weight.detach().contiguous(memory_format=layout)
-                    changed[id(weight)] = nn.Parameter(data, requires_grad=weight.requires_grad)
-                module._parameters[name] = changed[id(weight)]

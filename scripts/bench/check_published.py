@@ -22,7 +22,6 @@ import json
 import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from copy import copy
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -35,6 +34,7 @@ from torch import Tensor, nn
 from lib.errors import ToolkitError
 from lib.memory import predict_peak, simulation
 from lib.memory.allocator import least_capacity
+from lib.memory.twin import without_contents
 from lib.plan.tables import GPU_RESERVE_BYTES, PEAK_FACTOR
 
 LADDER = (512, 384, 256, 192, 128, 96, 64, 48, 32, 24, 16, 12, 8, 6, 4, 3, 2, 1)
@@ -164,7 +164,7 @@ def _need(model: nn.Module, size: int, batch: int) -> dict[str, int]:
     in_fp32 = [name for name in simulation.AUTOCAST_ON_CUDA["fp32"] if "upsample" not in name]
     with mock.patch.dict(simulation.AUTOCAST_ON_CUDA, fp32=in_fp32):
         trace = predict_peak(
-            lambda: _without_contents(model),
+            lambda: without_contents(model),
             loss,
             micro_batch=batch,
             precision="fp16",
@@ -175,29 +175,6 @@ def _need(model: nn.Module, size: int, batch: int) -> dict[str, int]:
         )
     peak = trace.peak_bytes
     return {"peak": peak, "gaps": least_capacity(trace.history()) - peak}
-
-
-def _without_contents(model: nn.Module) -> nn.Module:
-    """`model` again, which was made outside the simulation (some compute their shapes from numbers)."""
-    made: dict[int, nn.Module] = {}
-
-    def again(module: nn.Module) -> nn.Module:
-        if id(module) not in made:
-            made[id(module)] = twin = copy(module)
-            twin._parameters = {
-                name: None
-                if weight is None
-                else nn.Parameter(torch.empty_strided(weight.shape, weight.stride()))
-                for name, weight in module._parameters.items()
-            }
-            twin._buffers = {
-                name: None if buffer is None else torch.empty(buffer.shape, dtype=buffer.dtype)
-                for name, buffer in module._buffers.items()
-            }
-            twin._modules = {name: child and again(child) for name, child in module._modules.items()}
-        return made[id(module)]
-
-    return again(model)
 
 
 if __name__ == "__main__":

@@ -194,7 +194,7 @@ def test_cycles_are_found_in_functions_too() -> None:
 def test_tests_mirror_the_tree() -> None:
     """So that the tests of a module are found by its path; contract and e2e tests are of the whole."""
     folders = {path.parent.relative_to(ROOT / "tests") for path in (ROOT / "tests").rglob("test_*.py")}
-    of_the_whole = {"contract", "e2e", "pages"}
+    of_the_whole = {"contract", "e2e", "extras", "pages"}
     assert of_the_whole < {folder.as_posix() for folder in folders}
     for folder in folders:
         assert folder.as_posix() in of_the_whole or (ROOT / folder).is_dir(), folder
