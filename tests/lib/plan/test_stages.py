@@ -13,6 +13,7 @@ from lib.plan.fitting import MemoryEstimator, Parts, StepSettings
 from lib.plan.gpus import gpu_of, parse_gpu
 from lib.plan.planner import compare_strategies
 from lib.plan.roofline import StepWork
+from lib.plan.show import compact_text
 from lib.plan.stages import (
     buffer_bytes,
     idle_share,
@@ -125,6 +126,7 @@ def test_it_is_chosen_where_links_are_slow_and_replicas_do_not_fit() -> None:
     assert "fsdp estimated to take" in decided.reasons["strategy"]
     assert decided.reasons["shard"].startswith("stages of 3 + 3 + 3 + 3 blocks; each waits ")
     assert "64 on each of 1 pipeline(s)" in decided.reasons["effective_batch"]
+    assert "pipeline in 4 stages" in compact_text(decided, columns=100)
     assert Plan.from_json(decided.to_json()) == decided
 
 
