@@ -152,7 +152,7 @@ class Config:
     channels_last: bool
     device: Literal["auto", "cuda", "mps", "xla", "tpu", "cpu"]
     num_devices: int
-    dist_strategy: Literal["auto", "ddp", "zero1", "zero2", "fsdp", "hsdp", "split", "sequential"]
+    dist_strategy: Literal["auto", "ddp", "zero1", "zero2", "fsdp", "hsdp", "pipeline", "split", "sequential"]
     dist_nnodes: str
     launch: LaunchOptions
 

@@ -32,6 +32,7 @@ from train.training_data import TrainingData, built
 
 if TYPE_CHECKING:
     from lib.optim.ema import Ema
+    from train.pipeline import Pipeline
 
 Log: TypeAlias = Callable[[str], object]
 
@@ -62,14 +63,13 @@ def make_job(
         configure_numerics(plan.precision, deterministic=config.deterministic)
         backend.configure_products(plan.precision)
         configure_threads(plan.device, cpu_count=hardware.cpu_count, world=plan.world)
-    assert len(backend.devices) == plan.layout.devices_per_process, f"{plan.strategy}: {backend.devices}"
     model = built(config, data.dataset.spec)
     if weights is not None:
         from train.initial_weights import load_weights
 
         load_weights(model, weights, name=config.model, log=record.log)
     configure_norm(model, norm_batch=plan.norm_batch, momentum=config.norm_momentum)
-    model, wrapped = _placed(model, plan, backend, data.facts, dtype)
+    model, wrapped, pipeline = _placed(model, plan, backend, data.facts, dtype, seed=config.seed)
     _log_rate(config, plan, record.log)
     prepared = None if data.prepared is None else data.prepared.load(plan, backend, dtype)
     task = make_task(config, data.dataset.spec, prepared=prepared)
@@ -98,23 +98,30 @@ def make_job(
         budget=budget,
         warmup_fraction=warm_up_of(config, budget, effective_batch=plan.effective_batch),
         record=record,
+        pipeline=pipeline,
     )
 
 
 def _placed(
-    model: nn.Module, plan: Plan, backend: Backend, facts: ModelFacts, dtype: torch.dtype
-) -> tuple[nn.Module, nn.Module]:
-    """Return the model on its device, and the module whose backward pass averages gradients."""
+    model: nn.Module, plan: Plan, backend: Backend, facts: ModelFacts, dtype: torch.dtype, *, seed: int
+) -> tuple[nn.Module, nn.Module, Pipeline | None]:
+    """Return the model on its device, the module whose backward pass averages gradients, and the stage."""
+    assert len(backend.devices) == plan.layout.devices_per_process, f"{plan.strategy}: {backend.devices}"
+    if plan.strategy == "pipeline":
+        from train.pipeline import Pipeline
+
+        model = model.to(dtype=dtype)
+        return model, model, Pipeline(model, backend, seed=seed, precision=plan.precision)
     if plan.strategy in SHARDS_WEIGHTS:
         model = model.to(dtype=dtype)  # unsharded it need not fit on the device
-        return model, backend.shard(model, plan.layout)
+        return model, backend.shard(model, plan.layout), None
     layout = torch.channels_last if plan.channels_last else torch.contiguous_format
     if not simulated():
         if plan.channels_last and plan.device == "cpu":
             check_channels_last(model)
         model = model.to(backend.device, dtype)
     model = model.to(memory_format=layout)  # type: ignore[call-overload]  # missing in torch's stubs
-    return model, backend.wrap(model, share_buffers=plan.norm_batch == 0 and facts.has_batchnorm)
+    return model, backend.wrap(model, share_buffers=plan.norm_batch == 0 and facts.has_batchnorm), None
 
 
 def check_channels_last(model: nn.Module) -> None:

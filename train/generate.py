@@ -34,7 +34,7 @@ def continued_text(job: Job, tokenizer: Tokenizer, prompt: Sequence[int], *, sam
 
     def forward(tokens_1T: Tensor) -> Tensor:
         with job.backend.autocast(job.plan.precision):
-            logits_1TV: Tensor = job.model(tokens_1T)
+            logits_1TV: Tensor = (job.pipeline.forward if job.pipeline else job.model)(tokens_1T)
         return logits_1TV
 
     with evaluated_weights(job):

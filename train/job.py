@@ -21,13 +21,14 @@ from lib.errors import ConfigError
 from lib.nn.dropout import Dropout
 from lib.optim.lr_schedule import warmup_fraction
 from lib.plan.tables import FREE_MEMORY_MARGIN
-from lib.plan.types import SHARDS_WEIGHTS, Plan
+from lib.plan.types import PARTS_OF_STATE, SHARDS_WEIGHTS, Plan
 from lib.units import bytes_text
 from train.record import Record
 from train.tasks.base import Carry, Forward, Sums, Task, Totals
 
 if TYPE_CHECKING:
     from lib.optim.ema import Ema
+    from train.pipeline import Pipeline
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,6 +137,7 @@ class Job:
     budget: Budget
     warmup_fraction: float  # of the budget
     record: Record
+    pipeline: Pipeline | None = None  # this rank's stage of the model
     sharded_checkpoints: Path | None = None  # where every rank writes its shard; None: rank 0 writes all
 
 
@@ -147,7 +149,7 @@ def checkpoint_format(job: Job, *, free_bytes: int) -> tuple[bool, str]:
     requested, plan = job.config.checkpoints.checkpoint_format, job.plan
     if requested == "sharded":
         return True, "sharded, as requested"
-    if plan.strategy not in {"zero1", *SHARDS_WEIGHTS}:
+    if plan.strategy not in PARTS_OF_STATE:
         return False, ""
     copies = (1 if job.config.optimizer == "sgd" else 2) + job.config.optim.ema  # the moments of Adam are 2
     sizes = [(each.numel() * each.element_size(), each.requires_grad) for each in job.model.parameters()]
@@ -203,9 +205,13 @@ def evaluation_sums(job: Job) -> Generator[Sums, None, None]:
     """Evaluate this rank's part, yielding sums batch by batch."""
     plan, backend = job.plan, job.backend
     with evaluated_weights(job):
-        for batch in job.eval_loader.batches(
-            rank=backend.rank, world=backend.world, batch_size=plan.micro_batch
-        ):
+        replicas = plan.layout.replicas
+        batches = job.eval_loader.batches(
+            rank=backend.rank % replicas, world=replicas, batch_size=plan.micro_batch
+        )
+        if job.pipeline is not None:
+            yield from job.pipeline.evaluate(batches, job.task)
+        for batch in batches:
             with backend.autocast(plan.precision):
                 sums = job.task.evaluation(job.forward, batch)
             backend.mark_step()

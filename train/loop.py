@@ -34,7 +34,7 @@ from lib.nn.batch_norm import commit_statistics, discard_statistics, weigh_group
 from lib.nn.dropout import key_samples
 from lib.optim.lr_schedule import learning_rate_factor
 from lib.plan import with_smaller_micro_batch
-from lib.plan.types import SHARDS_WEIGHTS, Plan
+from lib.plan.types import COLLECTIVE_FORWARD, Plan
 from train.job import Job, Progress, evaluate, evaluation_sums
 from train.record import AsyncCheckpointer
 from train.signals import Stopped, StopRequest
@@ -152,12 +152,17 @@ def _accumulate(job: Job, progress: Progress) -> Iterator[Sums]:
     # Each rank scales by the nominal count, and ranks are averaged: together the sum over all
     # ranks divided by that count. If the task counts something else, _rescale corrects it.
     # The factor is the gradient of the sum, which saves a multiplication and its derivative.
-    scale = plan.world / _nominal_count(job)
-    rows, sizes = plan.micro_batches_of(backend.rank)
-    first, offset = sum(plan.shares[: backend.rank]), 0
+    replicas = plan.layout.replicas
+    scale, replica = replicas / _nominal_count(job), backend.rank % replicas
+    rows, sizes = plan.micro_batches_of(replica)
+    first, offset = sum(plan.shares[:replica]), 0
     batches = job.train_loader.micro_batches(
         step=progress.step, target=plan.effective_batch, first=first, sizes=sizes, rows=rows
     )
+    if job.pipeline is not None:
+        firsts = itertools.accumulate(sizes, initial=progress.step * plan.effective_batch)
+        yield from job.pipeline.train(list(zip(batches, firsts, strict=False)), job.task, scale=scale)
+        return
     for number, batch in enumerate(batches, start=1):
         size = sizes[number - 1]  # zip would keep the batch before
         last = number == plan.accumulation
@@ -205,7 +210,8 @@ def _update(job: Job, progress: Progress, *, count: Tensor | int) -> None:
         group["lr"] = factor * group["peak_lr"]
     if job.config.optim.grad_clip > 0:
         job.scaler.unscale_(job.optimizer)
-        clip_gradients(job.model, job.config.optim.grad_clip)
+        clip = clip_gradients if job.pipeline is None else job.pipeline.clip_gradients
+        clip(job.model, job.config.optim.grad_clip)
     job.scaler.step(job.optimizer)
     job.scaler.update()
     job.optimizer.zero_grad(set_to_none=True)
@@ -248,12 +254,12 @@ def assess(
     """
     progress.evaluation_pending = True
     totals = Totals()
-    # With sharded weights every forward pass is collective, so no rank may stop alone.
-    alone = job.plan.strategy not in SHARDS_WEIGHTS
+    # With sharded weights or stages every forward pass is collective, so no rank may stop alone.
+    alone = job.plan.strategy not in COLLECTIVE_FORWARD
     with contextlib.closing(evaluation_sums(job)) as batches:  # restores the training weights
         for index, sums in enumerate(itertools.takewhile(lambda _: not (alone and stop.signal), batches)):
             totals.add(sums)
-            done = (index + 1) * job.plan.micro_batch * job.backend.world
+            done = (index + 1) * job.plan.micro_batch * job.plan.layout.replicas
             job.record.evaluating(progress.step, min(done, job.eval_loader.size), job.eval_loader.size)
     (number,) = job.backend.all_reduce_max((stop.signal,))
     if number:
@@ -326,9 +332,10 @@ def _check_finite(job: Job, row: Mapping[str, float], *, weights: bool) -> None:
     """Raise Diverged if the loss or, with `weights`, the weights to be saved are not finite."""
     finite = math.isfinite(row["loss"])
     if finite and weights:
-        norms = torch._foreach_norm([local(parameter.detach()) for parameter in job.model.parameters()])
+        own = [parameter for parameter in job.model.parameters() if not parameter.is_meta]
+        norms = torch._foreach_norm([local(parameter.detach()) for parameter in own])
         finite = bool(torch.stack(norms).isfinite().all())
-        if job.plan.strategy in SHARDS_WEIGHTS:  # each rank has seen only its shard
+        if job.plan.strategy in COLLECTIVE_FORWARD:  # each rank has seen only its shard
             finite = not job.backend.all_reduce_max((float(not finite),))[0]
     if not finite:
         what = "a weight is not finite" if math.isfinite(row["loss"]) else f"the loss is {row['loss']}"
@@ -353,7 +360,7 @@ def state_dict(job: Job, progress: Progress) -> dict[str, Any]:
 
 def _local_state(job: Job, progress: Progress) -> dict[str, Any]:
     saves_carry = job.config.checkpoints.checkpoint_carry
-    return {
+    state = {
         "model": to_local(job.model.state_dict()),
         "optimizer": optimizer_state(job.optimizer),
         "scaler": job.scaler.state_dict(),
@@ -361,6 +368,7 @@ def _local_state(job: Job, progress: Progress) -> dict[str, Any]:
         "carry": job.carry.gathered(job.backend) if job.carry and saves_carry else None,
         "progress": dataclasses.asdict(progress),
     }
+    return state if job.pipeline is None else job.pipeline.own_state(state, job.model, job.optimizer)
 
 
 def load_state_dict(job: Job, state: Mapping[str, Any], *, to_train: bool = True) -> Progress:
@@ -371,9 +379,11 @@ def load_state_dict(job: Job, state: Mapping[str, Any], *, to_train: bool = True
     """
     try:
         own = job.model.state_dict()
-        job.model.load_state_dict(
-            {name: shard_of(value, own.get(name, value)) for name, value in state["model"].items()}
-        )
+        if own.keys() != state["model"].keys():
+            raise KeyError(f"the weights of another model: {sorted(own.keys() ^ state['model'].keys())}")
+        held = {name: weight for name, weight in own.items() if not weight.is_meta}  # not in other stages
+        shards = {name: shard_of(state["model"][name], weight) for name, weight in held.items()}
+        job.model.load_state_dict(shards, strict=False)
         if to_train:
             load_optimizer_state(job.optimizer, state["optimizer"])
         if job.scaler.is_enabled() and state["scaler"]:  # empty if saved in another precision

@@ -13,7 +13,7 @@ import numpy as np
 from lib.config import Config
 from lib.data.types import Dataset, TextSpec, TokenPart
 from lib.plan.fitting import TARGET_UTIL, advised_micro_batch, step_settings
-from lib.plan.types import SHARDS_WEIGHTS, Hardware
+from lib.plan.types import COLLECTIVE_FORWARD, Hardware
 from lib.runs.metrics import format_value
 from lib.units import bytes_text
 from train.job import Job
@@ -116,7 +116,7 @@ def log_summary(job: Job, dataset: Dataset, *, root: Path) -> None:
     run_note = job.model.run_note() if is_main and isinstance(job.model, HasRunNote) else None
     if run_note is not None:
         job.record.log(run_note)
-    if is_main or job.plan.strategy in SHARDS_WEIGHTS:  # with those a forward pass is collective
+    if is_main or job.plan.strategy in COLLECTIVE_FORWARD:  # with those a forward pass is collective
         _log_sample(job, dataset)
     baseline = None
     if is_main:

@@ -22,7 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from lib.distributed.fsdp import Gatherer, shard_model, single_replica
 from lib.errors import ToolkitError
-from lib.plan.types import SHARDS_WEIGHTS, Kind, Layout, Precision
+from lib.plan.types import PARTS_OF_STATE, Kind, Layout, Precision
 
 _COLLECTIVE_TIMEOUT = datetime.timedelta(minutes=10)
 
@@ -216,7 +216,7 @@ class DistributedBackend(Backend):
 
     def gatherer(self, layout: Layout) -> Gatherer:
         """Return the gatherer of states sharded by `layout`; a collective that may create a process group."""
-        if layout.strategy not in {"zero1", *SHARDS_WEIGHTS}:
+        if layout.strategy not in PARTS_OF_STATE:
             return super().gatherer(layout)
         ranks = self.world if layout.strategy == "zero1" else layout.shard  # those of the first replica
         if ranks not in self._gatherers:

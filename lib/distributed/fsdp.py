@@ -331,7 +331,7 @@ def load_optimizer_state(optimizer: torch.optim.Optimizer, state: Mapping[str, A
     kept: dict[int, Any] = {}
     for place, weight in enumerate(_weights(own)):
         entry = state["state"].get(numbers[id(weight)])
-        if entry is not None:
+        if entry is not None and not weight.is_meta:
             kept[place] = {name: _shard_state(value, weight) for name, value in entry.items()}
     groups, first = [], 0
     for group, saved in zip(own.param_groups, state["param_groups"], strict=True):

@@ -45,6 +45,11 @@ def model_facts(
     # What does not grow with the batch (weights, statistics) is equal in both and cancels.
     few_bytes, many_bytes = (saved_bytes(model, batch) for batch in inputs)
     flop = _training_flop(model, inputs[0])
+    stages = None
+    if hasattr(model, "pipeline_stages"):
+        from lib.distributed.staged_model import stage_facts  # most models do without it
+
+        stages = stage_facts(model, shape.input_shape)
     return ModelFacts(
         name=name,
         parameters=sum(parameter.numel() for parameter in model.parameters()),
@@ -53,6 +58,7 @@ def model_facts(
         has_batchnorm=any(isinstance(module, _BatchNorm) for module in model.modules()),
         units=weight_units(model),
         flop_per_sample=flop / rows,
+        stages=stages,
     )
 
 

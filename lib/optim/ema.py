@@ -37,8 +37,10 @@ class Ema:
         self._decay = decay
         without = {id(parameter) for parameter in leave_out}
         averaged = {name: weight for name, weight in model.named_parameters() if id(weight) not in without}
-        self._names = list(averaged)
-        self._weights: list[Tensor] = list(averaged.values())
+        self._all = frozenset(averaged)
+        own = {name: weight for name, weight in averaged.items() if not weight.is_meta}  # of this stage
+        self._names = list(own)
+        self._weights: list[Tensor] = list(own.values())
         self._averages = [weight.clone() for weight in self._own()]
         self._inside = False
 
@@ -71,8 +73,8 @@ class Ema:
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Load averages from `state`. Raises KeyError if its names are not those of the model."""
-        if set(state) != set(self._names):
-            raise KeyError(f"averages do not fit the model: {sorted(set(state) ^ set(self._names))}")
+        if set(state) != self._all:
+            raise KeyError(f"averages do not fit the model: {sorted(set(state) ^ self._all)}")
         pairs = zip(self._names, self._weights, strict=True)
         torch._foreach_copy_(self._averages, [local(shard_of(state[name], weight)) for name, weight in pairs])
 

@@ -103,10 +103,10 @@ def _prepared(optimizer: torch.optim.Optimizer, model: nn.Module) -> torch.optim
 
 def _can_fuse(groups: list[dict[str, Any]], rule: type[torch.optim.Optimizer]) -> bool:
     """Return whether the fused kernel supports the parameters; that of SGD does not support sharded ones."""
-    parameters = [parameter for group in groups for parameter in group["params"]]
+    parameters = [parameter for group in groups for parameter in group["params"] if not parameter.is_meta]
     if rule is torch.optim.SGD and any(is_sharded(parameter) for parameter in parameters):
         return False
-    return all(parameter.device.type in FUSED_DEVICES for parameter in parameters)
+    return bool(parameters) and all(each.device.type in FUSED_DEVICES for each in parameters)
 
 
 def _start_at_rest(optimizer: torch.optim.Optimizer) -> None:
@@ -117,7 +117,8 @@ def _start_at_rest(optimizer: torch.optim.Optimizer) -> None:
     """
     for group in optimizer.param_groups:
         for parameter in group["params"]:
-            optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
+            if not parameter.is_meta:  # a weight of another stage
+                optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
 
 
 def _hidden(model: nn.Module) -> list[nn.Parameter]:

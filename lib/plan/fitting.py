@@ -16,8 +16,9 @@ from typing import Protocol, TypeAlias
 
 from lib.errors import PlanError
 from lib.plan.tables import COMPILED_PEAK_FACTOR, FREE_MEMORY_MARGIN, GPU_RESERVE_BYTES, PEAK_FACTOR
-from lib.plan.types import OWN_MEMORY, Kind, Layout, Memory, Plan, Precision
+from lib.plan.types import OWN_MEMORY, Decision, Kind, Layout, Memory, Plan, Precision
 
+TURNS_PER_STAGE = 4  # stages of a pipeline then wait for less than a fifth of a step
 LARGEST_TARGET = 1_048_576  # upper end of the range of CONFIG_TARGET_EFFECTIVE_BATCH
 
 
@@ -97,6 +98,15 @@ def predicted(step: StepSettings, predict: MemoryEstimator, *, free_bytes: int) 
         usable_bytes=usable,
         gaps_bytes=gaps,
     )
+
+
+def enough_turns(bound: Decision[int], layout: Layout, *, share: int) -> Decision[int]:
+    """Lower the bound of a micro-batch of a pipeline until its stages are busy for most of a step."""
+    most = max(1, share // (TURNS_PER_STAGE * layout.world))
+    if layout.strategy != "pipeline" or most >= bound.value:
+        return bound
+    why = f"{TURNS_PER_STAGE} micro-batches per stage keep the stages busy; {bound.reason}"
+    return Decision(most, why)
 
 
 def smallest_accepted(memory_of: Callable[[int], Memory], *, share: int, step: int) -> tuple[int, str]:

@@ -39,7 +39,8 @@ def plan(
     placement, step = context.placement, chosen.context.step
     compiled = choose_compile(config, placement).reason
     if context.step.compile and not step.compile:
-        compiled = f"not with sharded parameters ({layout.strategy}); else: {compiled}"
+        parts = "a model in stages" if layout.strategy == "pipeline" else "sharded parameters"
+        compiled = f"not with {parts} ({layout.strategy}); else: {compiled}"
     each = layout.devices_per_process
     groups = "" if each == 1 else f"; each process has {each} of them"
     reasons = {

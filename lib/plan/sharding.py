@@ -130,22 +130,23 @@ def shares(units: Units, layout: Layout) -> Mapping[str, float]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exchange:
-    """One collective of `processes`, which are among `among` consecutive devices.
+    """One exchange between `processes`, which are among `among` consecutive devices.
 
     elements: of the whole tensor, with the padding to equal shards.
     """
 
-    kind: Literal["all_gather", "reduce_scatter", "all_reduce", "broadcast"]
+    kind: Literal["all_gather", "reduce_scatter", "all_reduce", "broadcast", "send"]
     processes: int
     among: int
     elements: int
 
     def seconds(self, gpu: Gpu) -> float:
-        """Estimate the seconds of this collective on a ring of `gpu`."""
+        """Estimate the seconds of this exchange, collectives on a ring of `gpu`."""
         rate = gpu.link_bytes_per_second
         if self.among > DEVICES_PER_NODE:
             rate = min(rate, NETWORK_BYTES_PER_SECOND)
-        sent = (self.processes - 1) / self.processes * ELEMENT_BYTES * self.elements
+        part = 1 if self.kind == "send" else (self.processes - 1) / self.processes
+        sent = part * ELEMENT_BYTES * self.elements
         return (2 if self.kind == "all_reduce" else 1) * sent / rate
 
 

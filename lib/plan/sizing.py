@@ -14,6 +14,7 @@ from lib.plan.fitting import (
     NoRoomError,
     Split,
     StepSettings,
+    enough_turns,
     largest_fitting,
     nearest_targets,
     predicted,
@@ -62,9 +63,9 @@ class SizingContext:
         return self.step.layout
 
     @property
-    def world(self) -> int:
-        """Number of processes."""
-        return self.layout.world
+    def replicas(self) -> int:
+        """Number of processes that share the batch."""
+        return self.layout.replicas
 
     @property
     def norm_batch(self) -> int:
@@ -79,6 +80,8 @@ class SizingContext:
     @property
     def replica_noun(self) -> str:
         """The unit that gets a share of the batch, for messages."""
+        if self.layout.strategy == "pipeline":
+            return "pipelines"
         each = self.layout.devices_per_process
         return {1: "devices", 2: "pairs of devices"}.get(each, f"groups of {each} devices")
 
@@ -87,7 +90,7 @@ class SizingContext:
         """Reason why smaller micro-batches are padded to the size of the others; "" if they are not."""
         if self.step.device in STATIC_SHAPES:
             return "XLA"
-        return "torch.compile" if self.step.compile else ""
+        return "torch.compile" if self.step.compile else "stages" * (self.layout.strategy == "pipeline")
 
     @property
     def why_divisor_only(self) -> str:
@@ -98,7 +101,7 @@ class SizingContext:
 
     def share(self, target: int) -> int:
         """Return the largest share of a process."""
-        return rank_shares(target, world=self.world, unit=self.unit)[0]
+        return rank_shares(target, world=self.replicas, unit=self.unit)[0]
 
     def memory(self, micro_batch: int, *, accumulates: bool) -> Memory | None:
         """Predict the memory of a micro-batch; None without a predictor."""
@@ -184,6 +187,7 @@ def _automatic(context: SizingContext) -> Candidate:
         bound = raise_to_norm_batch(bound, context.placement, context.facts, norm_batch=step)
     else:
         bound, step = _predicted_bound(context)
+    bound = enough_turns(bound, context.layout, share=context.share(context.config.target))
     only = context.why_divisor_only
 
     def split_share(per_device: int) -> Split | None:
@@ -263,9 +267,9 @@ def _strict(context: SizingContext) -> Candidate:
             why=bound.reason,
             todo="set CONFIG_NORM_BATCH=0 (not portable), or CONFIG_BATCH_TABLE_STRICT=n",
         )
-    split = Split.of(batch * max(1, target // (batch * context.world)), micro_batch=batch)
+    split = Split.of(batch * max(1, target // (batch * context.replicas)), micro_batch=batch)
     _check_data(context, split, todo="set CONFIG_BATCH_TABLE_STRICT=n")
-    effective = split.samples * context.world
+    effective = split.samples * context.replicas
     return _sizes(context, split, effective, why=f"{bound.reason}, whatever the target")
 
 
@@ -284,7 +288,7 @@ def _manual(context: SizingContext) -> Candidate:
     if accumulation:
         split = Split.of(batch * accumulation, micro_batch=batch)
         _check_manual_product(context, split)
-        effective = split.samples * context.world
+        effective = split.samples * context.replicas
         return _sizes(context, split, effective, target=effective, why=why)
     only = context.why_divisor_only
     fault = f"does not divide it, and {only} needs micro-batches of one size"
@@ -296,7 +300,7 @@ def _manual(context: SizingContext) -> Candidate:
 
 
 def _check_manual_product(context: SizingContext, split: Split) -> None:
-    world, target = context.world, context.config.target_effective_batch
+    world, target = context.replicas, context.config.target_effective_batch
     effective = split.samples * world
     if target and target != effective:
         raise PlanError(
@@ -322,7 +326,7 @@ def _split_target(
     targets = nearest_targets(
         target,
         works=lambda other: _attempt(context, other, split_share, impossible="")[0] is not None,
-        step=context.unit * (context.world if context.even else 1),
+        step=context.unit * (context.replicas if context.even else 1),
         largest=LARGEST_TARGET if size is None else size,
     )
     todo = "the nearest that can: CONFIG_TARGET_EFFECTIVE_BATCH=" + " or ".join(map(str, targets))
@@ -335,7 +339,7 @@ def _attempt(
     context: SizingContext, target: int, split_share: Callable[[int], Split | None], *, impossible: str
 ) -> tuple[Split | None, str]:
     """Return the split of the largest share of `target`, or why there is none."""
-    world, noun, norm_batch = context.world, context.replica_noun, context.norm_batch
+    world, noun, norm_batch = context.replicas, context.replica_noun, context.norm_batch
     if why := _exceeds_data(context, target):
         return None, why
     if norm_batch and target % norm_batch:
@@ -352,7 +356,7 @@ def _attempt(
 
 
 def _check_data(context: SizingContext, split: Split, *, todo: str) -> None:
-    effective = split.samples * context.world
+    effective = split.samples * context.replicas
     if why := _exceeds_data(context, effective):
         raise PlanError(f"an effective batch of {effective} cannot be planned", why=why, todo=todo)
 
@@ -376,11 +380,11 @@ def _sizes(
     last = "what remains; every sample weighs the same" if ragged else "all are of one size"
     if ragged and context.why_one_shape:
         last = f"what remains; {context.why_one_shape} gets {split.micro_batch} rows, the others of weight 0"
-    elif context.why_one_shape and effective < split.samples * context.world:
+    elif context.why_one_shape and effective < split.samples * context.replicas:
         last = f"all are of one size; smaller shares are padded to it for {context.why_one_shape}"
-    at_most = "at most " * (effective != split.samples * context.world)
+    at_most = "at most " * (effective != split.samples * context.replicas)
     rows = split.micro_batch * split.accumulation if context.why_one_shape else split.samples
-    shares = rank_shares(effective, world=context.world, unit=context.unit)
+    shares = rank_shares(effective, world=context.replicas, unit=context.unit)
     each = why_shares(shares, rows=rows, noun=context.replica_noun)
     reasons = {
         "micro_batch": why,

@@ -28,7 +28,8 @@ from lib.plan.sharding import (
 )
 from lib.plan.show import format_need, hanging, norm_batch_remedy, why_memory
 from lib.plan.sizing import Candidate, SizingContext, choose_sizes
-from lib.plan.types import OWN_MEMORY, SHARDS_WEIGHTS, STATIC_SHAPES, Decision, Layout
+from lib.plan.stages import idle_share, pipeline_seconds, slowest_stage, stages_of
+from lib.plan.types import COLLECTIVE_FORWARD, OWN_MEMORY, SHARDS_WEIGHTS, STATIC_SHAPES, Decision, Layout
 from lib.units import GB, bytes_text, seconds_span
 
 TIE = 1.02  # relative tolerance for a tie: the estimates are no more accurate
@@ -47,8 +48,8 @@ def choose_strategy(context: SizingContext) -> tuple[Candidate, tuple[Candidate,
     like = simplest if _cannot_be_beaten(simplest) else None
     candidates = [simplest]
     for other in _other_layouts(context):
-        # Each process of a split takes the samples of several devices.
-        own = other.layout.strategy in ("split", requested)
+        # Each process of a split takes the samples of several devices, a stage those of all.
+        own = other.layout.strategy in ("split", "pipeline", requested)
         candidates.append(_candidate(other, like=None if own else like))
     allowed = [each for each in candidates if requested in ("auto", each.layout.strategy)]
     possible = [each for each in allowed if each.split is not None]
@@ -58,7 +59,7 @@ def choose_strategy(context: SizingContext) -> tuple[Candidate, tuple[Candidate,
     by_hand = f"CONFIG_DIST_STRATEGY_{requested.upper()}=y"
     strategy = _why(chosen, candidates) if requested == "auto" else by_hand
     verdicts = (replace(each, verdict=_verdict(each, chosen, requested=requested)) for each in candidates)
-    reasons = {**chosen.reasons, "strategy": strategy, "shard": _why_shard(chosen.layout)}
+    reasons = {**chosen.reasons, "strategy": strategy, "shard": _why_shard(chosen)}
     return replace(chosen, reasons=reasons), tuple(verdicts)
 
 
@@ -68,11 +69,17 @@ def only_strategy(context: SizingContext) -> Candidate:
     if found.split is None:
         error = PlanError(f"{name} is not possible", why=found.why_not, todo=found.nearest)
         raise found.error or error
-    reasons = {**found.reasons, "shard": _why_shard(context.layout)}
+    reasons = {**found.reasons, "shard": _why_shard(found)}
     return replace(found, reasons=reasons, verdict="chosen")
 
 
-def _why_shard(layout: Layout) -> str:
+def _why_shard(candidate: Candidate) -> str:
+    layout = candidate.layout
+    if layout.strategy == "pipeline":
+        assert candidate.split is not None
+        blocks = " + ".join(str(stage.blocks) for stage in stages_of(candidate.context.facts, layout))
+        idle = idle_share(layout, accumulation=candidate.split.accumulation)
+        return f"stages of {blocks} blocks; each waits {idle:.1%} of a step for the others"
     if layout.strategy == "sequential":
         return "each process has all weights; of the frozen ones one model at a time is on its device"
     if layout.shard == 1:
@@ -101,8 +108,10 @@ def _other_layouts(context: SizingContext) -> Iterator[SizingContext]:
         others += [*splits_over(devices, branches or ())] or [pair]
     if branches is not None or requested == "sequential":
         others.append(Layout(strategy="sequential", world=devices, shard=1))
+    if devices > 1 and (context.facts.stages is not None or requested == "pipeline"):
+        others.append(Layout(strategy="pipeline", world=devices, shard=devices))
     for layout in others:
-        compiled = step.compile and layout.strategy not in SHARDS_WEIGHTS
+        compiled = step.compile and layout.strategy not in COLLECTIVE_FORWARD
         yield replace(context, step=replace(step, layout=layout, compile=compiled))
 
 
@@ -160,10 +169,15 @@ def _obstacles_to_sharding(context: SizingContext) -> Iterator[tuple[bool, str, 
     yield step.device in STATIC_SHAPES, f"{NAMES.get(step.device)} hold replicas only", "other devices"
     yield facts.units is None, "the shapes of the weights are not known", "plan with the model itself"
     other = "another optimizer (not the same mathematics)"
-    yield config.optimizer == "muon", "Muon works on whole matrices", other
-    yield config.optimizer == "adam_atan2", "Adam-atan2 works on whole parameters", other
+    pipeline = context.layout.strategy == "pipeline"
+    yield config.optimizer == "muon" and not pipeline, "Muon works on whole matrices", other
+    yield config.optimizer == "adam_atan2" and not pipeline, "Adam-atan2 works on whole parameters", other
     if context.layout.strategy == "zero1":
         return
+    no_chain, blocks = pipeline and facts.stages is None, len(facts.units or ()) - 1
+    yield no_chain, f"{config.model} is no chain of blocks that stages could divide", "another model"
+    why = f"it would be {context.layout.world} stages of {blocks} blocks"
+    yield pipeline and not stages_of(facts, context.layout), why, f"CONFIG_NUM_DEVICES={blocks}"
     yield config.grad_checkpoint is None, f"{config.model} is not a sequence of blocks", "another model"
     yield config.activation_offload, "activations are offloaded", "CONFIG_ACTIVATION_OFFLOAD=n"
     by_precision = "CONFIG_PRECISION_BF16=y or _FP32=y"
@@ -197,7 +211,7 @@ def _obstacles_to_branches(context: SizingContext) -> Iterator[tuple[bool, str, 
 
 def _nearest(error: NoRoomError, context: SizingContext) -> str:
     """Return the smaller of two changes: more devices of the same kind, or more free memory on each."""
-    strategy, world = context.layout.strategy, 2 * context.world
+    strategy, world = context.layout.strategy, 2 * context.layout.world
     more = f"{(error.memory.need_bytes - error.memory.usable_bytes) / GB:.2f} GB more on each device"
     if context.predict is None or strategy not in {"zero1", *SHARDS_WEIGHTS}:
         return more
@@ -227,6 +241,8 @@ def seconds_of(candidate: Candidate) -> tuple[float, float] | None:
         optimizer_bytes=memory.parts.get("optimizer", 0),
         activation_bytes=memory.parts.get("activations", 0) * split.accumulation,
     )
+    if layout.strategy == "pipeline":
+        trained = slowest_stage(trained, facts, layout)
     frozen_bytes = 4 if context.step.precision == "fp32" else 2  # frozen weights are in the products' type
     branches = [*zip(facts.branches or (), layout.branch_devices or (1, 1), strict=False)]
     times = step_seconds(
@@ -245,6 +261,11 @@ def seconds_of(candidate: Candidate) -> tuple[float, float] | None:
         times = times[0] + copies, times[1] + copies
     if layout.world == 1:
         return times
+    if layout.strategy == "pipeline":
+        assert facts.stages is not None
+        sizes = {"samples": split.samples, "accumulation": split.accumulation}
+        fastest, slowest = (pipeline_seconds(each, facts.stages, layout, gpu, **sizes) for each in times)
+        return fastest, slowest
     traffic = traffic_seconds(facts.units, layout, gpu, accumulation=split.accumulation)
     fastest, slowest = (seconds + exposed_seconds(traffic, compute=seconds) for seconds in times)
     return fastest, slowest

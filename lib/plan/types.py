@@ -13,11 +13,17 @@ from lib.config import Config
 Kind: TypeAlias = Literal["cpu", "cuda", "rocm", "mps", "xla", "tpu"]
 Precision: TypeAlias = Literal["bf16", "fp16", "fp32"]
 DeviceName: TypeAlias = Literal["auto", "cuda", "mps", "cpu"]
-Strategy: TypeAlias = Literal["single", "ddp", "zero1", "zero2", "fsdp", "hsdp", "split", "sequential"]
+Strategy: TypeAlias = Literal[
+    "single", "ddp", "zero1", "zero2", "fsdp", "hsdp", "pipeline", "split", "sequential"
+]
 
 T = TypeVar("T")
 
 SHARDS_WEIGHTS: frozenset[Strategy] = frozenset({"zero2", "fsdp", "hsdp"})
+# Strategies whose processes have different weights, so that every forward pass is collective.
+COLLECTIVE_FORWARD: frozenset[Strategy] = frozenset({"pipeline", *SHARDS_WEIGHTS})
+# Strategies whose processes have different parts of the state that a checkpoint holds.
+PARTS_OF_STATE: frozenset[Strategy] = frozenset({"zero1", *COLLECTIVE_FORWARD})
 
 # Kinds whose memory holds tensors only, so that activations can be offloaded to main memory.
 OWN_MEMORY: tuple[Kind, ...] = ("cuda", "rocm")
@@ -137,6 +143,8 @@ class Layout:
         micro-batch.
     fsdp: as zero2, but weights are gathered unit by unit, in forward and again in backward.
     hsdp: as fsdp within groups of `shard` processes, which are replicas as with ddp.
+    pipeline: each process is a stage, which has some consecutive blocks of the model; all compute the same
+        micro-batches, one after the other.
     split: each process has several devices with one of two frozen models on each, and the trained model on
         the first. Devices with the same model divide the samples of a micro-batch. Processes are replicas as
         with ddp.
@@ -152,7 +160,8 @@ class Layout:
     def __post_init__(self) -> None:
         any_world = self.strategy in ("split", "sequential")
         alone = any_world or (self.strategy == "single") == (self.world == 1)
-        parts = (self.shard > 1) == (self.strategy in SHARDS_WEIGHTS)
+        parts = (self.shard > 1) == (self.strategy in COLLECTIVE_FORWARD)
+        parts &= self.strategy != "pipeline" or self.shard == self.world
         branches = len(self.branch_devices) == 2 * (self.strategy == "split") and all(
             type(devices) is int and devices > 0 for devices in self.branch_devices
         )
@@ -164,6 +173,11 @@ class Layout:
     def devices_per_process(self) -> int:
         """Devices of each process."""
         return sum(self.branch_devices) or 1
+
+    @property
+    def replicas(self) -> int:
+        """Processes that share the samples of a step; all stages of a pipeline compute the same ones."""
+        return 1 if self.strategy == "pipeline" else self.world
 
     @property
     def devices(self) -> int:
@@ -187,6 +201,16 @@ class Branch:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StageFacts:
+    """A model that can be a pipeline: blocks, which are all but the first of `ModelFacts.units`, and ends."""
+
+    first: tuple[Weight, ...]  # before the blocks
+    last: tuple[Weight, ...]  # after them
+    tied: int  # elements of weights that are in both ends
+    bytes_per_sample: int  # what a stage sends to the next, fp32, one sample
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ModelFacts:
     """Facts about the model and the data. None: unknown, and nothing is decided from it."""
 
@@ -198,6 +222,7 @@ class ModelFacts:
     # Trainable and frozen weights by FSDP unit; the first is the root unit, of weights that are in no other.
     units: tuple[tuple[Weight, ...], ...] | None = None
     flop_per_sample: float | None = None  # of training: forward and backward
+    stages: StageFacts | None = None  # None: the model cannot be a pipeline
     # Two frozen models that are independent of each other; the fields above do not include them.
     branches: tuple[Branch, Branch] | None = None
 
@@ -268,7 +293,7 @@ class Plan:
     def __post_init__(self) -> None:
         # A plan from a file may hold anything. Making the layout checks strategy, world and shard.
         largest = self.micro_batch * (self.accumulation - 1) + self.last_micro_batch
-        whole = self.layout.world * (self.norm_batch or 1) <= self.effective_batch == sum(self.shares)
+        whole = self.layout.replicas * (self.norm_batch or 1) <= self.effective_batch == sum(self.shares)
         adds_up = whole and self.shares[0] == largest
         if not adds_up or self.accumulation < 1 or not 1 <= self.last_micro_batch <= self.micro_batch:
             raise ValueError("micro-batches do not add up")
@@ -285,13 +310,13 @@ class Plan:
 
     @property
     def shares(self) -> tuple[int, ...]:
-        """Samples of each process in one optimizer step."""
-        return rank_shares(self.effective_batch, world=self.world, unit=self.norm_batch or 1)
+        """Samples of each replica in one optimizer step."""
+        return rank_shares(self.effective_batch, world=self.layout.replicas, unit=self.norm_batch or 1)
 
     @property
     def is_padded(self) -> bool:
         """True if some micro-batch of some process has rows of weight 0."""
-        return any(rows != sizes for rows, sizes in map(self.micro_batches_of, (0, self.world - 1)))
+        return any(rows != sizes for rows, sizes in map(self.micro_batches_of, (0, self.layout.replicas - 1)))
 
     @property
     def micro_batches(self) -> tuple[int, ...]:
@@ -299,17 +324,17 @@ class Plan:
         return (self.micro_batch,) * (self.accumulation - 1) + (self.last_micro_batch,)
 
     def micro_batches_of(self, rank: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Return the rows of the micro-batches of a process, and how many of these rows are samples.
+        """Return the rows of the micro-batches of a replica, and how many of these rows are samples.
 
         The rows after those have weight 0. They are there because all processes run as many micro-batches,
-        and because compiled programs are for one shape.
+        and because compiled programs, and what stages of a pipeline receive, are for one shape.
         """
         unit = self.norm_batch or 1
         sizes = [*self.micro_batches]
         if self.shares[rank] < self.shares[0]:
             shorter = max((place for place, size in enumerate(sizes) if size > unit), default=-1)
             sizes[shorter] -= unit
-        one_shape = self.compile or self.device in STATIC_SHAPES
+        one_shape = self.compile or self.device in STATIC_SHAPES or self.strategy == "pipeline"
         rows = (self.micro_batch if one_shape else max(size, unit) for size in sizes)
         return tuple(rows), tuple(sizes)
 

@@ -5,12 +5,14 @@ Shapes: B texts, T tokens, C channels, H heads, D channels of a head, V vocabula
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lib.data.types import TextClassSpec, TextSpec
+from lib.distributed.staged_model import Stages
 from lib.errors import ConfigError
 from lib.nn.activation_checkpointing import Chain
 from lib.nn.attention import causal_attention, merge_heads, split_heads
@@ -69,8 +71,23 @@ class Backbone(nn.Module):
 
     def forward_embedded(self, x_BTC: Tensor) -> Tensor:
         """Run on embeddings (B, T, C) without positions."""
-        x_BTC = self.dropout(x_BTC + self.position.weight[: x_BTC.shape[1]])
-        return self.norm(self.chain(x_BTC, *self.blocks))  # type: ignore[no-any-return]
+        return self.norm(self.chain(self.add_positions(x_BTC), *self.blocks))  # type: ignore[no-any-return]
+
+    def add_positions(self, x_BTC: Tensor) -> Tensor:
+        """Return the input of the first block."""
+        return self.dropout(x_BTC + self.position.weight[: x_BTC.shape[1]])  # type: ignore[no-any-return]
+
+    def pipeline_stages(self, head: Callable[[Tensor, Tensor], Tensor], *weights: Tensor) -> Stages:
+        """Return the parts of a pipeline. head: of hidden states and tokens, with `weights`."""
+        return Stages(
+            first=lambda tokens_BT: self.add_positions(self.token(tokens_BT)),
+            chain=self.chain,
+            blocks=tuple(self.blocks),
+            last=lambda x_BTC, tokens_BT: head(self.norm(x_BTC), tokens_BT),
+            first_weights=(self.token.weight, self.position.weight),
+            last_weights=(*self.norm.parameters(), *weights),
+            channels=self.token.embedding_dim,
+        )
 
 
 class _Model(nn.Module):
@@ -101,6 +118,10 @@ class GPT2(_Model):
         """Run on embeddings (B, T, C), T <= block_size."""
         return self._head(self.backbone.forward_embedded(x_BTC))
 
+    def pipeline_stages(self) -> Stages:
+        """Return the parts of a pipeline."""
+        return self.backbone.pipeline_stages(lambda x_BTC, _: self._head(x_BTC), self.backbone.token.weight)
+
     def _head(self, x_BTC: Tensor) -> Tensor:
         # Without the rows that pad the vocabulary.
         return F.linear(x_BTC, self.backbone.token.weight)[..., : self.vocab_size]
@@ -120,7 +141,13 @@ class TextClassifier(_Model):
 
     def forward(self, tokens_BT: Tensor) -> Tensor:
         """int64 (B, T), `pad` after the end of each text -> (B, classes) logits."""
-        x_BTC = self.backbone(tokens_BT)
+        return self._head(self.backbone(tokens_BT), tokens_BT)
+
+    def pipeline_stages(self) -> Stages:
+        """Return the parts of a pipeline."""
+        return self.backbone.pipeline_stages(self._head, *self.head.parameters())
+
+    def _head(self, x_BTC: Tensor, tokens_BT: Tensor) -> Tensor:
         text_BT1 = (tokens_BT != self.pad)[:, :, None]
         mean_BC = x_BTC.where(text_BT1, 0.0).sum(dim=1) / text_BT1.sum(dim=1).clamp(min=1)
         return self.head(mean_BC)  # type: ignore[no-any-return]

@@ -183,7 +183,7 @@ def probe_run(target: ProbeTarget, decided: Plan, size: int) -> Measurement | Fa
     share = decided.shares[0]
     preferred = max(1 + (size < share), round(2 * decided.micro_batch / size))
     accumulation = min(preferred, max(1, share // size))
-    effective = size * accumulation * decided.world
+    effective = size * accumulation * decided.layout.replicas
     sizes: dict[str, Any] = {"micro_batch": size, "last_micro_batch": size, "accumulation": accumulation}
     plan = dataclasses.replace(decided, **sizes, effective_batch=effective, memory=None)
     usable = target.memory(decided, size).usable_bytes

@@ -158,7 +158,7 @@ def look_ahead(
     gpu = gpu_of_hardware(hardware)
     budget = budget_of(config, train_size=size, effective_batch=decided.effective_batch)
     step_time = None if gpu is None else step_time_of(decided, found, data, gpu)
-    step_flop = step_flop_of(decided, found)
+    step_flop = step_flop_of(decided, found, data.facts)
     return Outlook(
         plan=decided,
         steps_per_epoch=size / decided.effective_batch,

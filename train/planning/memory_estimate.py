@@ -21,7 +21,7 @@ from lib.memory.predict import CUDA_GRANULARITY, STEPS, add_state, watch_gradien
 from lib.memory.simulation import simulation
 from lib.nn.model_code import ModelCode
 from lib.plan.fitting import GAPS, MemoryEstimator, Parts, RefusedBatchError, StepSettings
-from lib.plan.types import OWN_MEMORY, Hardware, Kind, Plan, fixed_plan
+from lib.plan.types import OWN_MEMORY, Hardware, Kind, Plan, fixed_plan, least_effective_batch
 from train import loop
 from train.build import make_job, placement_of
 from train.job import Job, Progress, evaluation_sums
@@ -93,17 +93,29 @@ class MemoryTraces:
 
     def predictor(self, hardware: Hardware) -> MemoryEstimator:
         """Return a predictor of the memory of an optimizer step on `hardware`, without a device."""
-        units = self._training_data.facts.units
+        facts, config = self._training_data.facts, self._config
+        units = facts.units
 
         @functools.cache  # parallelism strategies ask again for the plan's own
         def predict(step: StepSettings) -> Parts:
             factors: Mapping[str, float] = {}
-            if step.layout is not None and step.layout.world > 1 and units is not None:
+            pipeline = step.layout is not None and step.layout.strategy == "pipeline"
+            if pipeline and step.layout is not None:
+                from lib.plan.stages import stage_shares
+
+                factors = stage_shares(facts, step.layout)
+            elif step.layout is not None and step.layout.world > 1 and units is not None:
                 from lib.plan.sharding import shares
 
                 factors = shares(units, step.layout)
             trace = self.of(step, hardware).trace
             parts = with_gaps(trace, step.device, factors)
+            if pipeline and step.layout is not None and facts.stages is not None:
+                from lib.plan.stages import buffer_bytes
+
+                samples = max(step.micro_batch, least_effective_batch(config) or config.target)
+                sizes = {"samples": samples, "micro_batch": step.micro_batch}
+                parts["stage buffers"] = buffer_bytes(facts.stages, step.layout, **sizes)
             if self._config.checkpoints.checkpoint_async and step.device in _IN_MAIN_MEMORY:
                 # While the next step runs one process gathers the full state, or each has a copy of its own.
                 is_sharded = self._config.checkpoints.checkpoint_format == "sharded"

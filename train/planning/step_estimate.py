@@ -7,7 +7,8 @@ from dataclasses import replace
 from lib.plan.gpus import Gpu, find_gpu
 from lib.plan.roofline import StepTime, StepWork, copy_seconds, estimate_step_time
 from lib.plan.sharding import traffic_seconds
-from lib.plan.types import Hardware, Plan
+from lib.plan.stages import idle_share, pipeline_seconds, slowest_stage, stages_of
+from lib.plan.types import Hardware, ModelFacts, Plan
 from train.planning.memory_estimate import MemoryTrace
 from train.training_data import TrainingData
 
@@ -17,9 +18,12 @@ def gpu_of_hardware(hardware: Hardware) -> Gpu | None:
     return None if hardware.kind == "cpu" else find_gpu(hardware.devices[0].name)
 
 
-def step_flop_of(plan: Plan, found: MemoryTrace) -> int:
+def step_flop_of(plan: Plan, found: MemoryTrace, facts: ModelFacts) -> int:
     """Return the FLOP of one device in a step of `plan`, of which at most two micro-batches were traced."""
-    return found.step_flop * plan.accumulation // (2 if plan.accumulation > 1 else 1)
+    flop = found.step_flop * plan.accumulation // (2 if plan.accumulation > 1 else 1)
+    if plan.strategy == "pipeline":
+        flop = round(flop * max(stage.work for stage in stages_of(facts, plan.layout)))
+    return flop
 
 
 def step_time_of(plan: Plan, found: MemoryTrace, data: TrainingData, gpu: Gpu) -> StepTime:
@@ -29,8 +33,9 @@ def step_time_of(plan: Plan, found: MemoryTrace, data: TrainingData, gpu: Gpu) -
     if plan.strategy == "sequential":  # both are read in a step, but only one of them is there at the peak
         width = 4 if plan.precision == "fp32" else 2
         frozen_bytes = width * sum(branch.parameters for branch in data.facts.branches or ())
+    pipeline = plan.strategy == "pipeline"
     work = StepWork(
-        flop=step_flop_of(plan, found),
+        flop=step_flop_of(plan, found, data.facts),
         accumulation=plan.accumulation,
         weight_bytes=parts.get("parameters", 0),
         gradient_bytes=parts.get("parameters", 0),
@@ -39,8 +44,21 @@ def step_time_of(plan: Plan, found: MemoryTrace, data: TrainingData, gpu: Gpu) -
         frozen_bytes=frozen_bytes,
         launches=found.launches.of_step(plan.accumulation),
     )
-    traffic = traffic_seconds(data.facts.units or (), plan.layout, gpu, accumulation=plan.accumulation)
+    if pipeline:
+        work = replace(slowest_stage(work, data.facts, plan.layout), flop=work.flop)
+    units = () if pipeline else data.facts.units or ()
+    traffic = traffic_seconds(units, plan.layout, gpu, accumulation=plan.accumulation)
     time = estimate_step_time(work, gpu, precision=plan.precision, compiled=plan.compile, traffic=traffic)
+    if pipeline:
+        assert data.facts.stages is not None
+        sizes = {"samples": plan.effective_batch, "accumulation": plan.accumulation}
+        fast, slow = (
+            pipeline_seconds(each, data.facts.stages, plan.layout, gpu, **sizes)
+            for each in (time.fastest_seconds, time.slowest_seconds)
+        )
+        idle = idle_share(plan.layout, accumulation=plan.accumulation)
+        reason = f"{time.reason}; of the slowest stage, which waits {idle:.1%} of a step and for exchanges"
+        return replace(time, fastest_seconds=fast, slowest_seconds=slow, reason=reason)
     if plan.strategy != "sequential":
         return time
     copies = copy_seconds(frozen_bytes, accumulation=plan.accumulation)

@@ -1,0 +1,125 @@
+"""A pipeline trains what one process trains: real process groups, float64."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from lib.devices.base import Backend
+from lib.plan.stages import stages_of
+from lib.plan.types import Layout
+from lib.runs.directory import checkpoint_name
+from tests.e2e.pipeline_worker import (
+    CASES,
+    CHAIN,
+    EACH,
+    FORMS,
+    LONG,
+    STEPS,
+    WORLDS,
+    data_of,
+    job_of,
+    optimize,
+    outcome,
+)
+from tests.e2e.workers import run_worker
+from tests.support.once import made_once
+from tests.support.training import MemoryRecord, largest_difference
+from train.job import Progress, evaluate
+from train.loop import state_dict
+
+pytestmark = pytest.mark.slow
+
+EXACT = 1e-12
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What the worker leaves."""
+    return made_once(tmp_path_factory, "pipeline", lambda path: run_worker("pipeline_worker", path))
+
+
+@pytest.fixture(scope="module")
+def alone() -> dict[str, dict[str, Any]]:
+    return {name: outcome(name, Backend("cpu")) for name in CASES}
+
+
+def without_kind(row: dict[str, Any]) -> dict[str, float]:
+    return {name: value for name, value in row.items() if name != "kind"}
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("world", WORLDS)
+def test_stages_train_what_one_process_trains(
+    world: int, name: str, directory: Path, alone: dict[str, dict[str, Any]]
+) -> None:
+    """Weights, averages, state of the optimizer, losses and evaluations."""
+    found, expected = torch.load(directory / f"{world}.pt")[name], alone[name]
+    for part in ("model", "ema"):
+        assert largest_difference(expected["state"][part], found["state"][part]) <= EXACT, part
+    numbers = [state["optimizer"]["state"] for state in (expected["state"], found["state"])]
+    assert numbers[0].keys() == numbers[1].keys() and numbers[0]
+    for one, other in zip(*(of.values() for of in numbers), strict=True):
+        assert largest_difference(one, other) <= EXACT
+    assert found["result"] == pytest.approx(expected["result"], rel=EXACT)
+    evaluated = [[row for row in each["rows"] if row["kind"] == "eval"] for each in (expected, found)]
+    assert len(evaluated[0]) == len(evaluated[1]) == STEPS
+    for one, other in zip(*evaluated, strict=True):
+        assert without_kind(other) == pytest.approx(without_kind(one), rel=EXACT)
+    losses = [[row["loss"] for row in each["rows"] if row["kind"] == "train"] for each in (expected, found)]
+    assert losses[1] == pytest.approx(losses[0], rel=EXACT) and len(losses[0]) == STEPS
+
+
+@pytest.mark.parametrize("name", ["even", "labels"])
+@pytest.mark.parametrize("world", WORLDS)
+def test_stages_hold_what_was_predicted(world: int, name: str, directory: Path) -> None:
+    stages = stages_of(data_of(name).facts, Layout(strategy="pipeline", world=world, shard=world))
+    assert torch.load(directory / f"{world}.pt")[name]["held"] == [stage.parameters for stage in stages]
+    assert [stage.blocks for stage in stages] == {2: [2, 2], 3: [2, 1, 1]}[world]
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What the worker leaves of checkpoints."""
+    make = lambda path: run_worker("pipeline_worker", path, "checkpoints")  # noqa: E731
+    return made_once(tmp_path_factory, "pipeline-checkpoints", make)
+
+
+@pytest.fixture(scope="module")
+def undisturbed() -> list[dict[str, Any]]:
+    """State and evaluation of one process after each part of the steps."""
+    job, progress = job_of("ragged", Backend("cpu"), MemoryRecord(), **LONG), Progress()
+    found = []
+    for _ in CHAIN:
+        optimize(job, progress, steps=EACH)
+        state = state_dict(job, progress)
+        found.append({"state": copy.deepcopy(state), "result": evaluate(job)})
+    return found
+
+
+def assert_same(found: dict[str, Any], expected: dict[str, Any]) -> None:
+    for part in ("model", "ema"):
+        assert largest_difference(expected["state"][part], found["state"][part]) <= EXACT, part
+    assert found["state"]["progress"]["step"] == expected["state"]["progress"]["step"]
+    assert found["result"] == pytest.approx(expected["result"], rel=EXACT)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_two_stages_then_one_process_then_three_stages(
+    form: str, saved: Path, undisturbed: list[dict[str, Any]]
+) -> None:
+    for world, expected in zip(CHAIN, undisturbed, strict=True):
+        assert_same(torch.load(saved / f"chain-{world}.pt")[form], expected)
+    files = {path.name for path in (saved / form / "ckpt" / checkpoint_name(EACH)).iterdir()}
+    parts = set() if form == "full" else {".metadata", "__0_0.distcp", "__1_0.distcp"}
+    assert files == {"manifest.json", "state.pt", *parts}
+
+
+def test_a_killed_stage_ends_the_others_and_the_run_resumes(
+    saved: Path, undisturbed: list[dict[str, Any]]
+) -> None:
+    assert_same(torch.load(saved / "resumed.pt"), undisturbed[-1])

@@ -1,0 +1,166 @@
+"""Stages of a pipeline: their sizes, memory and time, and when the plan chooses them."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+
+from lib.errors import PlanError
+from lib.plan import plan
+from lib.plan.fitting import MemoryEstimator, Parts, StepSettings
+from lib.plan.gpus import gpu_of, parse_gpu
+from lib.plan.planner import compare_strategies
+from lib.plan.roofline import StepWork
+from lib.plan.show import compact_text
+from lib.plan.stages import (
+    buffer_bytes,
+    idle_share,
+    pipeline_seconds,
+    slowest_stage,
+    stage_blocks,
+    stage_shares,
+    stages_of,
+)
+from lib.plan.types import Layout, ModelFacts, Plan, StageFacts
+from tests.lib.plan.test_strategies import BLOCKS, MB, adam, config_of, facts_of
+
+SENT = 4 * 1024 * 1000  # bytes of a sample between two stages
+
+
+def staged(parameters: float) -> ModelFacts:
+    facts = facts_of(parameters)
+    assert facts.units is not None
+    ends = StageFacts(first=facts.units[0], last=facts.units[0], tied=10_000, bytes_per_sample=SENT)
+    return dataclasses.replace(facts, stages=ends)
+
+
+def layout(world: int) -> Layout:
+    return Layout(strategy="pipeline", world=world, shard=world)
+
+
+def predictor(facts: ModelFacts) -> MemoryEstimator:
+    """As `adam`, with the shares of stages and what they keep for exchanges."""
+    assert facts.units is not None and facts.stages is not None
+    elements, other = sum(weight.elements for unit in facts.units for weight in unit), adam(facts)
+
+    def predict(trial: StepSettings) -> Parts:
+        if trial.layout is None or trial.layout.strategy != "pipeline":
+            return other(trial)
+        assert facts.stages is not None
+        cut, whole = stage_shares(facts, trial.layout), {"parameters": 4, "gradients": 4, "optimizer": 8}
+        parts = {name: round(number * elements * cut[name]) for name, number in whole.items()}
+        kept = buffer_bytes(facts.stages, trial.layout, samples=64, micro_batch=trial.micro_batch)
+        activations = round(100 * MB * trial.micro_batch * cut["activations"])
+        return {**parts, "activations": activations, "stage buffers": kept}
+
+    return predict
+
+
+def decide(machine: str, parameters: float, **changes: Any) -> Plan:
+    facts = staged(parameters)
+    return plan(config_of(**changes), parse_gpu(machine), facts, predict=predictor(facts))
+
+
+def verdicts(machine: str, facts: ModelFacts, **changes: Any) -> dict[str, str]:
+    found = compare_strategies(config_of(**changes), parse_gpu(machine), facts, predict=predictor(facts))
+    return {candidate.layout.strategy: candidate.verdict for candidate in found}
+
+
+@pytest.mark.parametrize(
+    ("blocks", "last", "stages", "expected"),
+    [
+        (12, 0, 4, (3, 3, 3, 3)),
+        (12, 50, 2, (9, 3)),  # what comes after the blocks is as much as five of them
+        (4, 0, 3, (2, 1, 1)),
+        (3, 90, 3, (2, 1, 0)),
+        (3, 0, 4, ()),
+    ],
+)
+def test_the_slowest_stage_is_as_fast_as_it_can_be(
+    blocks: int, last: int, stages: int, expected: tuple[int, ...]
+) -> None:
+    assert stage_blocks(blocks, block=10, last=last, stages=stages) == expected
+
+
+def test_stages_have_all_weights_and_all_work() -> None:
+    facts = staged(1.2e9)
+    assert facts.units is not None and facts.stages is not None
+    stages = stages_of(facts, layout(5))
+    assert sum(stage.blocks for stage in stages) == BLOCKS
+    inside = sum(weight.elements for unit in facts.units[1:] for weight in unit)
+    assert sum(stage.parameters for stage in stages) == inside + 2 * 10_000
+    assert sum(stage.work for stage in stages) == pytest.approx(1)
+    shares = stage_shares(facts, layout(4))
+    assert shares["parameters"] == pytest.approx(1 / 4, rel=1e-3) == shares["optimizer"]
+    assert shares["activations"] == 1, "four micro-batches in the first of four stages"
+    assert stage_shares(facts, layout(5))["activations"] == 5 * 3 / 12
+    work = StepWork(
+        flop=100, accumulation=2, weight_bytes=100, gradient_bytes=100, optimizer_bytes=9, activation_bytes=40
+    )
+    slowest = slowest_stage(work, facts, layout(4))
+    assert slowest.flop == pytest.approx(25, rel=1e-3) and slowest.weight_bytes == 25
+    assert (slowest.activation_bytes, slowest.optimizer_bytes) == (10, 9)
+
+
+def test_stages_wait_while_the_pipeline_fills_and_for_what_is_sent() -> None:
+    assert idle_share(layout(4), accumulation=1) == 3 / 4
+    assert idle_share(layout(4), accumulation=9) == 3 / 12
+    stages, gpu = staged(1e9).stages, gpu_of("a100-40g")
+    assert stages is not None and gpu is not None
+    sizes = {"samples": 64, "accumulation": 9}
+    alone = dataclasses.replace(stages, tied=0, bytes_per_sample=0)
+    assert pipeline_seconds(3.0, alone, layout(4), gpu, **sizes) == pytest.approx(4.0)
+    sent = 2 * 64 * SENT / gpu.link_bytes_per_second
+    tied = 4 * 10_000 / gpu.link_bytes_per_second
+    assert pipeline_seconds(3.0, stages, layout(4), gpu, **sizes) == pytest.approx((3 + sent) * 12 / 9 + tied)
+
+
+def test_it_is_chosen_where_links_are_slow_and_replicas_do_not_fit() -> None:
+    """On GPUs of 24 GB beside PCIe the weights of FSDP take longer than the activations of a pipeline."""
+    decided = decide("rtx3090x4", 4e9)
+    assert decided.strategy == "pipeline" and decided.shard == decided.world == 4
+    assert decided.shares == (64,) and decided.accumulation >= 4 * 4
+    assert decided.memory is not None and decided.memory.fits and "stage buffers" in decided.memory.parts
+    assert "fsdp estimated to take" in decided.reasons["strategy"]
+    assert decided.reasons["shard"].startswith("stages of 3 + 3 + 3 + 3 blocks; each waits ")
+    assert "64 on each of 1 pipeline(s)" in decided.reasons["effective_batch"]
+    assert "pipeline in 4 stages" in compact_text(decided, columns=100)
+    assert Plan.from_json(decided.to_json()) == decided
+
+
+def test_it_is_not_chosen_where_replicas_are_as_fast() -> None:
+    found = verdicts("a100-40gx4", staged(0.5e9))
+    assert found["ddp"] == "chosen" and found["pipeline"].startswith("estimated to take")
+    assert "pipeline" not in verdicts_without_stages()
+
+
+def verdicts_without_stages() -> dict[str, str]:
+    facts = facts_of(0.5e9)
+    found = compare_strategies(config_of(), parse_gpu("a100-40gx4"), facts, predict=adam(facts))
+    return {candidate.layout.strategy: candidate.verdict for candidate in found}
+
+
+@pytest.mark.parametrize(
+    ("machine", "changes", "why"),
+    [
+        ("a100-40gx16", {}, "it would be 16 stages of 12 blocks"),
+        ("a100-40gx4", {"precision": "fp16"}, "no loss scaling"),
+        ("a100-40gx4", {"activation_offload": True}, "activations are offloaded"),
+        ("a100-40gx4", {"compile": "manual", "compile_model": True}, "compiled models are not sharded"),
+    ],
+)
+def test_what_a_pipeline_cannot_do_is_refused(machine: str, changes: dict[str, Any], why: str) -> None:
+    with pytest.raises(PlanError, match="CONFIG_DIST_STRATEGY_PIPELINE=y is not possible") as error:
+        decide(machine, 0.5e9, dist_strategy="pipeline", **changes)
+    assert why in error.value.why and error.value.todo
+
+
+def test_a_model_without_a_chain_of_blocks_is_refused() -> None:
+    facts = facts_of(0.5e9)
+    with pytest.raises(PlanError) as error:
+        plan(config_of(dist_strategy="pipeline"), parse_gpu("a100-40gx4"), facts, predict=adam(facts))
+    assert error.value.why == "lenet5 is no chain of blocks that stages could divide"
+    allowed = decide("a100-40gx4", 0.5e9, dist_strategy="pipeline", optimizer="muon")
+    assert allowed.strategy == "pipeline"
