@@ -12,7 +12,7 @@ import dataclasses
 import itertools
 import math
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -96,15 +96,18 @@ def train(job: Job, progress: Progress) -> dict[str, float]:
     return evaluation or evaluate(job)
 
 
-def optimizer_step(job: Job, progress: Progress) -> list[Sums]:
+def optimizer_step(
+    job: Job, progress: Progress, *, accumulate: Callable[[Job, Progress], Iterator[Sums]] | None = None
+) -> list[Sums]:
     """Make one optimizer step; after running out of memory, repeat it with a smaller micro-batch.
 
-    Repeating is exact: data are a function of the step, and nothing is updated before all gradients
-    are complete. Raises OutOfMemory if memory runs out later, in the update itself.
+    accumulate: makes the gradients; default `accumulate_gradients`. Repeating is exact: data are a function
+    of the step, and nothing is updated before all gradients are complete. Raises OutOfMemory if memory runs
+    out later, in the update itself.
     """
     while True:
         try:
-            parts = list(_accumulate(job, progress))
+            parts = list((accumulate or accumulate_gradients)(job, progress))
         except (RuntimeError, MemoryError) as error:
             reason = reason_if_out_of_memory(error)
         else:
@@ -147,7 +150,8 @@ def _smaller_plan(job: Job, reason: str) -> Plan:
     return plan
 
 
-def _accumulate(job: Job, progress: Progress) -> Iterator[Sums]:
+def accumulate_gradients(job: Job, progress: Progress) -> Iterator[Sums]:
+    """Compute the gradients of a step, one micro-batch after the other; yield the sums of each."""
     plan, backend = job.plan, job.backend
     # Each rank scales by the nominal count, and ranks are averaged: together the sum over all
     # ranks divided by that count. If the task counts something else, _rescale corrects it.
@@ -178,6 +182,8 @@ def _accumulate(job: Job, progress: Progress) -> Iterator[Sums]:
         if not last:  # the update belongs to the last one's graph
             backend.mark_step()
         yield sums
+    for dropout in job.dropouts:  # a step leaves gradients and sums behind, and nothing else
+        dropout.sample_keys = None
 
 
 def _nominal_count(job: Job) -> int:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import weakref
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import accumulate
+from operator import attrgetter
 from types import MappingProxyType
 from typing import Any, TypeAlias
 
@@ -23,9 +24,13 @@ FLOP_FORMULAS = {
     **flop_registry,
 }
 
+_DEVICE_OF = torch.ops.prim.device.default  # of a fake tensor: two of three calls in a traced step
+
 # Operators without a kernel, beside views, and namespaces of such operators.
 _WITHOUT_KERNEL = {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "_unsafe_view"}
 _HOST_ONLY = ("prim", "profiler")
+
+_storage = attrgetter("storage")
 
 # parameters, gradients, optimizer, averages (of weights), frozen models, data, activations (what outlives a
 # forward pass) and temporaries, which is all else.
@@ -100,10 +105,13 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch ha
         self._devices: dict[int, torch.device] = {}
         # By the address of the storage, which may be reused once the weak reference dies.
         self._alive: dict[int, tuple[int, weakref.ref[torch.UntypedStorage]]] = {}
+        self._adopted: int | None = None  # number of the next storage, whose allocation is counted already
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
+        if func is _DEVICE_OF:
+            return args[0].device
         result = func(*args, **(kwargs or {}))
         tensors = [leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
         counter = FLOP_FORMULAS.get(func._overloadpacket)
@@ -134,14 +142,51 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch ha
         for number, _ in self._alive.values():
             self._categories.setdefault(number, category)
 
+    @property
+    def position(self) -> int:
+        """Number of events so far: the storages allocated from now on have at least this number."""
+        return len(self._events)
+
+    def number_of(self, tensor: Tensor) -> int:
+        """Return the number of the storage of `tensor`, which must be counted."""
+        return self._alive[tensor.untyped_storage()._cdata][0]
+
+    def kept_since(self, start: int) -> set[int] | None:
+        """Return the live storages allocated since position `start`; None if an older one was released."""
+        if any(event.storage < start for event in self._events[start:]):
+            return None
+        return {number for number, _ in self._alive.values() if number >= start}
+
+    def repeat(self, start: int, stop: int) -> int:
+        """Append the events between two positions again, of new storages; return the shift of their numbers.
+
+        No storage from before `start` may be released between them. Those alive at `stop` get their tensors
+        from `stand_in`.
+        """
+        shift = len(self._events) - start
+        self._events += [Event(each.storage + shift, each.byte_count) for each in self._events[start:stop]]
+        for number in {each.storage for each in self._events[start + shift :]}:
+            self._devices[number] = self._devices[number - shift]
+            if (category := self._categories.get(number - shift)) is not None:
+                self._categories[number] = category
+        return shift
+
+    def stand_in(self, number: int, make: Callable[[], Tensor]) -> Tensor:
+        """Return the tensor that `make` makes in one operation, as the storage `number` of a repetition."""
+        self._adopted = number
+        try:
+            return make()
+        finally:
+            self._adopted = None
+
     def trace(self, device: torch.device | None = None) -> Trace:
         """Return what was recorded so far on `device` (None: on all)."""
         on = self._devices
-        events = tuple(event for event in self._events if device is None or on[event.storage] == device)
-        return Trace(events, dict(self._categories))
+        events = [event for event in self._events if device is None or on[event.storage] == device]
+        return Trace(tuple(_ordered(events)), dict(self._categories))
 
     def _born(self, storage: torch.UntypedStorage, address: int, device: torch.device) -> None:
-        number = len(self._events)
+        number = len(self._events) if self._adopted is None else self._adopted
         self._devices[number] = device
         byte_count = -(-storage.nbytes() // self._granularity) * self._granularity
 
@@ -150,4 +195,18 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch ha
             self._events.append(Event(number, -byte_count))
 
         self._alive[address] = number, weakref.ref(storage, died)
-        self._events.append(Event(number, byte_count))
+        if self._adopted is None:
+            self._events.append(Event(number, byte_count))
+
+
+def _ordered(events: Iterable[Event]) -> Iterator[Event]:
+    """Yield `events` with releases that follow each other sorted: autocast's cache has no order."""
+    released: list[Event] = []
+    for event in events:
+        if event.byte_count > 0:
+            yield from sorted(released, key=_storage)
+            released.clear()
+            yield event
+        else:
+            released.append(event)
+    yield from sorted(released, key=_storage)
