@@ -5,9 +5,8 @@ from __future__ import annotations
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
-from itertools import accumulate
-from operator import attrgetter
+from dataclasses import dataclass, field
+from itertools import accumulate, groupby
 from types import MappingProxyType
 from typing import Any, TypeAlias
 
@@ -30,8 +29,6 @@ _DEVICE_OF = torch.ops.prim.device.default  # of a fake tensor: two of three cal
 _WITHOUT_KERNEL = {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "_unsafe_view"}
 _HOST_ONLY = ("prim", "profiler")
 
-_storage = attrgetter("storage")
-
 # parameters, gradients, optimizer, averages (of weights), frozen models, data, activations (what outlives a
 # forward pass) and temporaries, which is all else.
 Category: TypeAlias = str
@@ -51,6 +48,22 @@ class Trace:
 
     events: tuple[Event, ...]
     categories: Mapping[int, Category]  # of storages; "temporaries" for those not listed
+    sizes: Mapping[int, int] = field(default_factory=dict)  # bytes of storages before rounding
+    granularity: int = 1  # that they were rounded up to a multiple of
+
+    def affine(self, other: Trace, steps: int, of: int) -> Trace | None:
+        """Return the trace at `steps` / `of` of the way to `other`, None if events differ."""
+        order = [event.storage for event in self.events]
+        same = self.categories == other.categories and self.sizes.keys() == other.sizes.keys()
+        if not same or order != [event.storage for event in other.events]:
+            return None
+        sizes = {
+            number: size + (other.sizes[number] - size) * steps // of for number, size in self.sizes.items()
+        }
+        rounded = {number: _round_up(size, self.granularity) for number, size in sizes.items()}
+        born = {number: place for place, number in reversed([*enumerate(order)])}
+        signed = (Event(n, rounded[n] if born[n] == at else -rounded[n]) for at, n in enumerate(order))
+        return Trace(tuple(signed), self.categories, sizes, self.granularity)
 
     @property
     def peak_bytes(self) -> int:
@@ -103,6 +116,7 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch ha
         self._events: list[Event] = []
         self._categories: dict[int, Category] = {}
         self._devices: dict[int, torch.device] = {}
+        self._sizes: dict[int, int] = {}  # before rounding
         # By the address of the storage, which may be reused once the weak reference dies.
         self._alive: dict[int, tuple[int, weakref.ref[torch.UntypedStorage]]] = {}
         self._adopted: int | None = None  # number of the next storage, whose allocation is counted already
@@ -166,7 +180,10 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch ha
         shift = len(self._events) - start
         self._events += [Event(each.storage + shift, each.byte_count) for each in self._events[start:stop]]
         for number in {each.storage for each in self._events[start + shift :]}:
-            self._devices[number] = self._devices[number - shift]
+            self._devices[number], self._sizes[number] = (
+                self._devices[number - shift],
+                self._sizes[number - shift],
+            )
             if (category := self._categories.get(number - shift)) is not None:
                 self._categories[number] = category
         return shift
@@ -183,12 +200,13 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch ha
         """Return what was recorded so far on `device` (None: on all)."""
         on = self._devices
         events = [event for event in self._events if device is None or on[event.storage] == device]
-        return Trace(tuple(_ordered(events)), dict(self._categories))
+        sizes = {event.storage: self._sizes[event.storage] for event in events}
+        return Trace(tuple(_ordered(events)), dict(self._categories), sizes, self._granularity)
 
     def _born(self, storage: torch.UntypedStorage, address: int, device: torch.device) -> None:
         number = len(self._events) if self._adopted is None else self._adopted
         self._devices[number] = device
-        byte_count = -(-storage.nbytes() // self._granularity) * self._granularity
+        byte_count = _round_up(storage.nbytes(), self._granularity)
 
         def died(_: weakref.ref[torch.UntypedStorage]) -> None:
             del self._alive[address]
@@ -196,17 +214,16 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch ha
 
         self._alive[address] = number, weakref.ref(storage, died)
         if self._adopted is None:
+            self._sizes[number] = storage.nbytes()
             self._events.append(Event(number, byte_count))
 
 
 def _ordered(events: Iterable[Event]) -> Iterator[Event]:
     """Yield `events` with releases that follow each other sorted: autocast's cache has no order."""
-    released: list[Event] = []
-    for event in events:
-        if event.byte_count > 0:
-            yield from sorted(released, key=_storage)
-            released.clear()
-            yield event
-        else:
-            released.append(event)
-    yield from sorted(released, key=_storage)
+    for allocated, group in groupby(events, lambda event: event.byte_count > 0):
+        run = list(group)
+        yield from run if allocated else sorted(run, key=lambda event: event.storage)
+
+
+def _round_up(byte_count: int, granularity: int) -> int:
+    return -(-byte_count // granularity) * granularity

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType, SimpleNamespace
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple, TypeAlias, cast
 
 import torch
 from torch import nn
@@ -30,6 +31,8 @@ from train.tasks.base import Forward, HoldsWeights, Sums, Task, to_measure
 from train.training_data import TrainingData
 
 _SAVED = ("parameters", "optimizer", "averages")
+_Key: TypeAlias = tuple[StepSettings, str]  # and the placement of the data
+BEYOND = 1.1  # of the largest traced size, to which the line through smaller ones is believed
 _IN_MAIN_MEMORY: tuple[Kind, ...] = ("cpu", "mps")
 
 
@@ -58,17 +61,28 @@ class MemoryTrace:
 
 
 class MemoryTraces:
-    """Cached traces of training `config` on `data`, one per execution mode."""
+    """Cached traces of training `config` on `data`, one per execution mode and micro-batch.
+
+    Storages are affine in the micro-batch wherever the step is the same: between two traced sizes, and a
+    little beyond, the line through both is believed once it gave a third trace exactly. Else each size is
+    traced.
+    """
 
     def __init__(self, config: Config, data: TrainingData) -> None:
         self._config, self._training_data = config, data
-        self._found: dict[tuple[StepSettings, str], MemoryTrace | RefusedBatchError] = {}
+        self._found: dict[_Key, MemoryTrace | RefusedBatchError] = {}
+        self._traced: dict[_Key, dict[int, MemoryTrace]] = {}  # by the mode with a micro-batch of 1, by size
+        self._lines: dict[_Key, tuple[int, int]] = {}  # sizes that the believed line goes through
+        self._parts: dict[tuple[_Key, tuple[tuple[str, float], ...]], dict[str, int]] = {}
 
     def of(self, step: StepSettings, hardware: Hardware) -> MemoryTrace:
         """Return the traces of `step`. hardware: matters only for data kept on the device.
 
         Raises RefusedBatchError if the model does not accept such a micro-batch.
         """
+        return self._of(self._key(step, hardware), hardware)
+
+    def _key(self, step: StepSettings, hardware: Hardware) -> _Key:
         world = 1 + step.several_devices
         placement, _ = placement_of(
             self._config, self._training_data, hardware, world=min(world, len(hardware.devices))
@@ -76,19 +90,32 @@ class MemoryTraces:
         # Shares of a layout are scaled from a replica's trace; the compiler's memory is not traced.
         replica = step.layout.replica if step.layout is not None else None
         own = replica if replica is not None and replica.strategy != "single" else None
-        whole = dataclasses.replace(step, layout=own, compile=False)
-        if (whole, placement) not in self._found:
-            plan = plan_of(step)
-            try:
-                found: MemoryTrace | RefusedBatchError = trace_memory(
-                    self._config, plan, self._training_data, hardware=hardware
-                )
-            except RefusedBatchError as error:
-                found = error
-            self._found[whole, placement] = found
-        found = self._found[whole, placement]
-        if isinstance(found, RefusedBatchError):
-            raise found
+        device: Kind = "cuda" if step.device == "rocm" else step.device  # simulated alike
+        return dataclasses.replace(step, device=device, layout=own, compile=False), placement
+
+    def _of(self, key: _Key, hardware: Hardware) -> MemoryTrace:
+        if key not in self._found:
+            step, mode = key[0], (dataclasses.replace(key[0], micro_batch=1), key[1])
+            low, high = self._lines.get(mode, (0, -1))
+            on_line = low <= step.micro_batch <= high * BEYOND
+            found = affine(self._traced[mode], low, high, step.micro_batch) if on_line else None
+            self._found[key] = found or self._trace(step, mode, hardware)
+        if isinstance(result := self._found[key], RefusedBatchError):
+            raise result
+        return result
+
+    def _trace(self, step: StepSettings, mode: _Key, hardware: Hardware) -> MemoryTrace | RefusedBatchError:
+        """Trace `step`, and look for two traced sizes whose line goes through the trace."""
+        known, size = self._traced.setdefault(mode, {}), step.micro_batch
+        try:
+            found = trace_memory(self._config, plan_of(step), self._training_data, hardware=hardware)
+        except RefusedBatchError as error:
+            return error
+        self._lines.pop(mode, None)
+        for low, high in itertools.combinations(sorted(known), 2):
+            if affine(known, low, high, size) == found:
+                self._lines[mode] = min(low, size), max(high, size)
+        known[size] = found
         return found
 
     def predictor(self, hardware: Hardware) -> MemoryEstimator:
@@ -102,8 +129,12 @@ class MemoryTraces:
                 from lib.plan.sharding import shares
 
                 factors = shares(units, step.layout)
-            trace = self.of(step, hardware).trace
-            parts = with_gaps(trace, step.device, factors)
+            key = self._key(step, hardware)
+            trace = self._of(key, hardware).trace
+            cached = key, tuple(sorted(factors.items()))
+            if cached not in self._parts:
+                self._parts[cached] = with_gaps(trace, step.device, factors)
+            parts = dict(self._parts[cached])
             if self._config.checkpoints.checkpoint_async and step.device in _IN_MAIN_MEMORY:
                 # While the next step runs one process gathers the full state, or each has a copy of its own.
                 is_sharded = self._config.checkpoints.checkpoint_format == "sharded"
@@ -113,6 +144,19 @@ class MemoryTraces:
             return parts
 
         return predict
+
+
+def affine(traced: Mapping[int, MemoryTrace], low: int, high: int, size: int) -> MemoryTrace | None:
+    """Return the trace of a micro-batch of `size` on the line through `traced` at `low` and `high`.
+
+    None where their steps are not the same operations.
+    """
+    one, other = traced[low], traced[high]
+    trace = one.trace.affine(other.trace, size - low, high - low)
+    if trace is None or one.launches != other.launches:
+        return None
+    flop = one.step_flop + (other.step_flop - one.step_flop) * (size - low) // (high - low)
+    return MemoryTrace(trace, flop, one.launches)
 
 
 def predicted_plan(config: Config, data: TrainingData, hardware: Hardware) -> tuple[Plan, MemoryEstimator]:
@@ -215,16 +259,11 @@ class _MicroBatches:
     def __init__(self, job: Job, live: LiveBytes) -> None:
         self._live, self._task = live, job.task
         self._recorded: _Recorded | None = None
-        self._forward = self._all = 0  # launches
-        self.flop = Counter[torch.device]()  # of a step
+        self._forward, self.launches = 0, (0, 0)  # of all micro-batches of a step: forward passes, others
+        self.flop = Counter[torch.device]()  # of them
         self.launches_before_update, self.flop_before_update = 0, Counter[torch.device]()
         own = {"targets_per_sample": job.task.targets_per_sample, "evaluation": job.task.evaluation}
         job.task = cast("Task", SimpleNamespace(training=self._training, **own))
-
-    @property
-    def launches(self) -> tuple[int, int]:
-        """Launches of all micro-batches of a step: of forward passes, and others."""
-        return self._forward, self._all - self._forward
 
     def run(self, job: Job, progress: Progress) -> Iterator[Sums]:
         """Yield the sums of each micro-batch of a step; the gradients are there at the end."""
@@ -242,7 +281,8 @@ class _MicroBatches:
             del fields
             yield each
         del each
-        self._all, self.flop = live.launches - launches, live.flop_on - flop
+        self.launches = self._forward, live.launches - launches - self._forward
+        self.flop = live.flop_on - flop
         gradients = {each: each.grad for each in job.model.parameters() if each.grad is not None}
         shapes = {each: _Shape.of(gradient, live) for each, gradient in gradients.items()}
         parts = [leaf for leaf in tree_leaves(sums) if isinstance(leaf, _Shape)]
