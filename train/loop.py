@@ -12,7 +12,7 @@ import dataclasses
 import itertools
 import math
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -72,14 +72,12 @@ def train(job: Job, progress: Progress) -> dict[str, float]:
             mark = time.perf_counter()
             last = job.budget.spent(step=progress.step, seconds=progress.seconds)
             due = _due(job, progress.step, last=last, stopping=bool(wants_stop), unsaved=unsaved)
-            job.record.progress(
-                progress.step, job.budget.fraction(step=progress.step, seconds=progress.seconds)
-            )
+            fraction = job.budget.fraction(step=progress.step, seconds=progress.seconds)
+            job.record.progress(progress.step, fraction)
             if due.log:
                 means = logged.means(job.backend)  # waits for the device, which counts as training time
-                (progress.seconds,) = job.backend.all_reduce_max(
-                    (progress.seconds + time.perf_counter() - mark,)
-                )
+                seconds = progress.seconds + time.perf_counter() - mark
+                (progress.seconds,) = job.backend.all_reduce_max((seconds,))
                 row = _train_row(job, progress, means, since=logged_at)
                 logged, logged_at = Totals(), _counters(job, progress)
                 _check_finite(job, row, weights=due.save or due.evaluation)
@@ -96,15 +94,18 @@ def train(job: Job, progress: Progress) -> dict[str, float]:
     return evaluation or evaluate(job)
 
 
-def optimizer_step(job: Job, progress: Progress) -> list[Sums]:
+def optimizer_step(
+    job: Job, progress: Progress, *, accumulate: Callable[[Job, Progress], Iterator[Sums]] | None = None
+) -> list[Sums]:
     """Make one optimizer step; after running out of memory, repeat it with a smaller micro-batch.
 
-    Repeating is exact: data are a function of the step, and nothing is updated before all gradients
-    are complete. Raises OutOfMemory if memory runs out later, in the update itself.
+    accumulate: makes the gradients; default `accumulate_gradients`. Repeating is exact: data are a function
+    of the step, and nothing is updated before all gradients are complete. Raises OutOfMemory if memory runs
+    out later, in the update itself.
     """
     while True:
         try:
-            parts = list(_accumulate(job, progress))
+            parts = list((accumulate or accumulate_gradients)(job, progress))
         except (RuntimeError, MemoryError) as error:
             reason = reason_if_out_of_memory(error)
         else:
@@ -147,7 +148,8 @@ def _smaller_plan(job: Job, reason: str) -> Plan:
     return plan
 
 
-def _accumulate(job: Job, progress: Progress) -> Iterator[Sums]:
+def accumulate_gradients(job: Job, progress: Progress) -> Iterator[Sums]:
+    """Compute the gradients of a step, one micro-batch after the other; yield the sums of each."""
     plan, backend = job.plan, job.backend
     # Each rank scales by the nominal count, and ranks are averaged: together the sum over all
     # ranks divided by that count. If the task counts something else, _rescale corrects it.
@@ -183,6 +185,8 @@ def _accumulate(job: Job, progress: Progress) -> Iterator[Sums]:
         if not last:  # the update belongs to the last one's graph
             backend.mark_step()
         yield sums
+    for dropout in job.dropouts:  # a step leaves gradients and sums behind, and nothing else
+        dropout.sample_keys = None
 
 
 def _nominal_count(job: Job) -> int:
@@ -229,19 +233,17 @@ def rate_factor(job: Job, progress: Progress) -> float:
 
     In a warmup from 0 at its end: of n steps the first has 1 / n and the last 1.
     """
-    config = job.config
-    middle, end = (
-        job.budget.fraction(step=progress.step + part, seconds=progress.seconds) for part in (0.5, 1)
-    )
-    at_end = config.lr_schedule.warmup_start_ratio == 0 and end <= job.warmup_fraction
+    rates, budget = job.config.lr_schedule, job.budget
+    middle, end = (budget.fraction(step=progress.step + part, seconds=progress.seconds) for part in (0.5, 1))
+    at_end = rates.warmup_start_ratio == 0 and end <= job.warmup_fraction
     return learning_rate_factor(
         end if at_end else middle,
-        schedule=config.lr_schedule.schedule,
+        schedule=rates.schedule,
         warmup_fraction=job.warmup_fraction,
-        warmup_start=config.lr_schedule.warmup_start_ratio,
-        min_ratio=config.lr_schedule.lr_min_ratio,
-        step_fractions=[percent / 100 for percent in config.lr_schedule.lr_step_pct_list or ()],
-        gamma=config.lr_schedule.lr_step_gamma,
+        warmup_start=rates.warmup_start_ratio,
+        min_ratio=rates.lr_min_ratio,
+        step_fractions=[percent / 100 for percent in rates.lr_step_pct_list or ()],
+        gamma=rates.lr_step_gamma,
     )
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import weakref
 from collections import Counter
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from itertools import accumulate
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import accumulate, groupby
 from types import MappingProxyType
 from typing import Any, TypeAlias
 
@@ -22,6 +22,8 @@ FLOP_FORMULAS = {
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward: sdpa_backward_flop,
     **flop_registry,
 }
+
+_DEVICE_OF = torch.ops.prim.device.default  # of a fake tensor: two of three calls in a traced step
 
 # Operators without a kernel, beside views, and namespaces of such operators.
 _WITHOUT_KERNEL = {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "_unsafe_view"}
@@ -46,6 +48,22 @@ class Trace:
 
     events: tuple[Event, ...]
     categories: Mapping[int, Category]  # of storages; "temporaries" for those not listed
+    sizes: Mapping[int, int] = field(default_factory=dict)  # bytes of storages before rounding
+    granularity: int = 1  # that they were rounded up to a multiple of
+
+    def affine(self, other: Trace, steps: int, of: int) -> Trace | None:
+        """Return the trace at `steps` / `of` of the way to `other`, None if events differ."""
+        order = [event.storage for event in self.events]
+        same = self.categories == other.categories and self.sizes.keys() == other.sizes.keys()
+        if not same or order != [event.storage for event in other.events]:
+            return None
+        sizes = {
+            number: size + (other.sizes[number] - size) * steps // of for number, size in self.sizes.items()
+        }
+        rounded = {number: _round_up(size, self.granularity) for number, size in sizes.items()}
+        born = {number: place for place, number in reversed([*enumerate(order)])}
+        signed = (Event(n, rounded[n] if born[n] == at else -rounded[n]) for at, n in enumerate(order))
+        return Trace(tuple(signed), self.categories, sizes, self.granularity)
 
     @property
     def peak_bytes(self) -> int:
@@ -98,12 +116,16 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch ha
         self._events: list[Event] = []
         self._categories: dict[int, Category] = {}
         self._devices: dict[int, torch.device] = {}
+        self._sizes: dict[int, int] = {}  # before rounding
         # By the address of the storage, which may be reused once the weak reference dies.
         self._alive: dict[int, tuple[int, weakref.ref[torch.UntypedStorage]]] = {}
+        self._adopted: int | None = None  # number of the next storage, whose allocation is counted already
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
+        if func is _DEVICE_OF:
+            return args[0].device
         result = func(*args, **(kwargs or {}))
         tensors = [leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
         counter = FLOP_FORMULAS.get(func._overloadpacket)
@@ -134,20 +156,74 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch ha
         for number, _ in self._alive.values():
             self._categories.setdefault(number, category)
 
+    @property
+    def position(self) -> int:
+        """Number of events so far: the storages allocated from now on have at least this number."""
+        return len(self._events)
+
+    def number_of(self, tensor: Tensor) -> int:
+        """Return the number of the storage of `tensor`, which must be counted."""
+        return self._alive[tensor.untyped_storage()._cdata][0]
+
+    def kept_since(self, start: int) -> set[int] | None:
+        """Return the live storages allocated since position `start`; None if an older one was released."""
+        if any(event.storage < start for event in self._events[start:]):
+            return None
+        return {number for number, _ in self._alive.values() if number >= start}
+
+    def repeat(self, start: int, stop: int) -> int:
+        """Append the events between two positions again, of new storages; return the shift of their numbers.
+
+        No storage from before `start` may be released between them. Those alive at `stop` get their tensors
+        from `stand_in`.
+        """
+        shift = len(self._events) - start
+        self._events += [Event(each.storage + shift, each.byte_count) for each in self._events[start:stop]]
+        for number in {each.storage for each in self._events[start + shift :]}:
+            self._devices[number], self._sizes[number] = (
+                self._devices[number - shift],
+                self._sizes[number - shift],
+            )
+            if (category := self._categories.get(number - shift)) is not None:
+                self._categories[number] = category
+        return shift
+
+    def stand_in(self, number: int, make: Callable[[], Tensor]) -> Tensor:
+        """Return the tensor that `make` makes in one operation, as the storage `number` of a repetition."""
+        self._adopted = number
+        try:
+            return make()
+        finally:
+            self._adopted = None
+
     def trace(self, device: torch.device | None = None) -> Trace:
         """Return what was recorded so far on `device` (None: on all)."""
         on = self._devices
-        events = tuple(event for event in self._events if device is None or on[event.storage] == device)
-        return Trace(events, dict(self._categories))
+        events = [event for event in self._events if device is None or on[event.storage] == device]
+        sizes = {event.storage: self._sizes[event.storage] for event in events}
+        return Trace(tuple(_ordered(events)), dict(self._categories), sizes, self._granularity)
 
     def _born(self, storage: torch.UntypedStorage, address: int, device: torch.device) -> None:
-        number = len(self._events)
+        number = len(self._events) if self._adopted is None else self._adopted
         self._devices[number] = device
-        byte_count = -(-storage.nbytes() // self._granularity) * self._granularity
+        byte_count = _round_up(storage.nbytes(), self._granularity)
 
         def died(_: weakref.ref[torch.UntypedStorage]) -> None:
             del self._alive[address]
             self._events.append(Event(number, -byte_count))
 
         self._alive[address] = number, weakref.ref(storage, died)
-        self._events.append(Event(number, byte_count))
+        if self._adopted is None:
+            self._sizes[number] = storage.nbytes()
+            self._events.append(Event(number, byte_count))
+
+
+def _ordered(events: Iterable[Event]) -> Iterator[Event]:
+    """Yield `events` with releases that follow each other sorted: autocast's cache has no order."""
+    for allocated, group in groupby(events, lambda event: event.byte_count > 0):
+        run = list(group)
+        yield from run if allocated else sorted(run, key=lambda event: event.storage)
+
+
+def _round_up(byte_count: int, granularity: int) -> int:
+    return -(-byte_count // granularity) * granularity

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType, SimpleNamespace
-from typing import Any, NamedTuple, cast
-from unittest import mock
+from typing import Any, NamedTuple, TypeAlias, cast
 
 import torch
 from torch import nn
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from lib.config import Config
 from lib.devices.base import SimulatedBackend
@@ -30,6 +31,8 @@ from train.tasks.base import Forward, HoldsWeights, Sums, Task, to_measure
 from train.training_data import TrainingData
 
 _SAVED = ("parameters", "optimizer", "averages")
+_Key: TypeAlias = tuple[StepSettings, str]  # and the placement of the data
+BEYOND = 1.1  # of the largest traced size, to which the line through smaller ones is believed
 _IN_MAIN_MEMORY: tuple[Kind, ...] = ("cpu", "mps")
 
 
@@ -58,17 +61,28 @@ class MemoryTrace:
 
 
 class MemoryTraces:
-    """Cached traces of training `config` on `data`, one per execution mode."""
+    """Cached traces of training `config` on `data`, one per execution mode and micro-batch.
+
+    Storages are affine in the micro-batch wherever the step is the same: between two traced sizes, and a
+    little beyond, the line through both is believed once it gave a third trace exactly. Else each size is
+    traced.
+    """
 
     def __init__(self, config: Config, data: TrainingData) -> None:
         self._config, self._training_data = config, data
-        self._found: dict[tuple[StepSettings, str], MemoryTrace | RefusedBatchError] = {}
+        self._found: dict[_Key, MemoryTrace | RefusedBatchError] = {}
+        self._traced: dict[_Key, dict[int, MemoryTrace]] = {}  # by the mode with a micro-batch of 1, by size
+        self._lines: dict[_Key, tuple[int, int]] = {}  # sizes that the believed line goes through
+        self._parts: dict[tuple[_Key, tuple[tuple[str, float], ...]], dict[str, int]] = {}
 
     def of(self, step: StepSettings, hardware: Hardware) -> MemoryTrace:
         """Return the traces of `step`. hardware: matters only for data kept on the device.
 
         Raises RefusedBatchError if the model does not accept such a micro-batch.
         """
+        return self._of(self._key(step, hardware), hardware)
+
+    def _key(self, step: StepSettings, hardware: Hardware) -> _Key:
         world = 1 + step.several_devices
         placement, _ = placement_of(
             self._config, self._training_data, hardware, world=min(world, len(hardware.devices))
@@ -76,19 +90,32 @@ class MemoryTraces:
         # Shares of a layout are scaled from a replica's trace; the compiler's memory is not traced.
         replica = step.layout.replica if step.layout is not None else None
         own = replica if replica is not None and replica.strategy != "single" else None
-        whole = dataclasses.replace(step, layout=own, compile=False)
-        if (whole, placement) not in self._found:
-            plan = plan_of(step)
-            try:
-                found: MemoryTrace | RefusedBatchError = trace_memory(
-                    self._config, plan, self._training_data, hardware=hardware
-                )
-            except RefusedBatchError as error:
-                found = error
-            self._found[whole, placement] = found
-        found = self._found[whole, placement]
-        if isinstance(found, RefusedBatchError):
-            raise found
+        device: Kind = "cuda" if step.device == "rocm" else step.device  # simulated alike
+        return dataclasses.replace(step, device=device, layout=own, compile=False), placement
+
+    def _of(self, key: _Key, hardware: Hardware) -> MemoryTrace:
+        if key not in self._found:
+            step, mode = key[0], (dataclasses.replace(key[0], micro_batch=1), key[1])
+            low, high = self._lines.get(mode, (0, -1))
+            on_line = low <= step.micro_batch <= high * BEYOND
+            found = affine(self._traced[mode], low, high, step.micro_batch) if on_line else None
+            self._found[key] = found or self._trace(step, mode, hardware)
+        if isinstance(result := self._found[key], RefusedBatchError):
+            raise result
+        return result
+
+    def _trace(self, step: StepSettings, mode: _Key, hardware: Hardware) -> MemoryTrace | RefusedBatchError:
+        """Trace `step`, and look for two traced sizes whose line goes through the trace."""
+        known, size = self._traced.setdefault(mode, {}), step.micro_batch
+        try:
+            found = trace_memory(self._config, plan_of(step), self._training_data, hardware=hardware)
+        except RefusedBatchError as error:
+            return error
+        self._lines.pop(mode, None)
+        for low, high in itertools.combinations(sorted(known), 2):
+            if affine(known, low, high, size) == found:
+                self._lines[mode] = min(low, size), max(high, size)
+        known[size] = found
         return found
 
     def predictor(self, hardware: Hardware) -> MemoryEstimator:
@@ -108,8 +135,12 @@ class MemoryTraces:
                 from lib.plan.sharding import shares
 
                 factors = shares(units, step.layout)
-            trace = self.of(step, hardware).trace
-            parts = with_gaps(trace, step.device, factors)
+            key = self._key(step, hardware)
+            trace = self._of(key, hardware).trace
+            cached = key, tuple(sorted(factors.items()))
+            if cached not in self._parts:
+                self._parts[cached] = with_gaps(trace, step.device, factors)
+            parts = dict(self._parts[cached])
             if pipeline and step.layout is not None and facts.stages is not None:
                 from lib.plan.stages import buffer_bytes
 
@@ -125,6 +156,19 @@ class MemoryTraces:
             return parts
 
         return predict
+
+
+def affine(traced: Mapping[int, MemoryTrace], low: int, high: int, size: int) -> MemoryTrace | None:
+    """Return the trace of a micro-batch of `size` on the line through `traced` at `low` and `high`.
+
+    None where their steps are not the same operations.
+    """
+    one, other = traced[low], traced[high]
+    trace = one.trace.affine(other.trace, size - low, high - low)
+    if trace is None or one.launches != other.launches:
+        return None
+    flop = one.step_flop + (other.step_flop - one.step_flop) * (size - low) // (high - low)
+    return MemoryTrace(trace, flop, one.launches)
 
 
 def predicted_plan(config: Config, data: TrainingData, hardware: Hardware) -> tuple[Plan, MemoryEstimator]:
@@ -179,39 +223,110 @@ def run_traced(job: Job, live: LiveBytes) -> tuple[int, Launches]:
     if job.ema is not None:
         live.add(job.ema.state_dict().values(), "averages")
     watch_gradients(job.model, live)
-    task = job.task
-
-    counted = Counter[str]()  # kernel launches of the last step
-
-    def watched(forward: Forward, batch: Any) -> Sums:
-        before = live.launches
-        sums = task.training(forward, batch)
-        counted["forward"] += live.launches - before
-        live.name_the_rest("activations")  # storages that outlive a forward pass
-        return sums
-
-    own = {"targets_per_sample": task.targets_per_sample, "evaluation": task.evaluation}
-    job.task = cast("Task", SimpleNamespace(training=watched, **own))
+    micro_batches = _MicroBatches(job, live)
     progress = Progress()
-    before = Counter[torch.device]()
-
-    def update_begins(_: nn.Module) -> None:
-        counted["until update"] = live.launches
-
     for _ in range(STEPS):
-        before, begun = live.flop_on.copy(), live.launches
-        counted.clear()
-        with mock.patch.object(job.backend, "average_gradients", update_begins):
-            loop.optimizer_step(job, progress)
-        counted["update"] = live.launches - counted["until update"]
-        counted["backward"] = counted["until update"] - begun - counted["forward"]
+        loop.optimizer_step(job, progress, accumulate=micro_batches.run)
+        update = live.launches - micro_batches.launches_before_update
+        flop = micro_batches.flop + (live.flop_on - micro_batches.flop_before_update)
         progress.step += 1
         add_state(job.optimizer, live)
-    step_flop = max((live.flop_on - before).values(), default=0)
     for _ in evaluation_sums(job):
         break
-    forward, backward = (counted[name] // job.plan.accumulation for name in ("forward", "backward"))
-    return step_flop, Launches(forward, backward, counted["update"])
+    forward, backward = (count // job.plan.accumulation for count in micro_batches.launches)
+    return max(flop.values(), default=0), Launches(forward, backward, update)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Shape:
+    """A counted tensor without its memory."""
+
+    number: int  # of its storage
+    size: torch.Size
+    stride: tuple[int, ...]
+    options: Mapping[str, Any]
+
+    @classmethod
+    def of(cls, tensor: torch.Tensor, live: LiveBytes) -> _Shape:
+        options = {"dtype": tensor.dtype, "device": tensor.device}
+        return cls(live.number_of(tensor), tensor.shape, tensor.stride(), options)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Recorded:
+    """Events of the micro-batches of a step, from one position to another, and what they left behind."""
+
+    start: int
+    stop: int
+    gradients: Mapping[nn.Parameter, _Shape | torch.Tensor]  # a tensor where it is older: in DDP's bucket
+    sums: Sequence[Any]  # fields of Sums, with shapes for tensors
+
+
+class _MicroBatches:
+    """The micro-batches of traced steps: run by the training loop once, and then repeated as events.
+
+    They run in each step where they leave anything behind but gradients and sums, such as a carry.
+    """
+
+    def __init__(self, job: Job, live: LiveBytes) -> None:
+        self._live, self._task = live, job.task
+        self._recorded: _Recorded | None = None
+        self._forward, self.launches = 0, (0, 0)  # of all micro-batches of a step: forward passes, others
+        self.flop = Counter[torch.device]()  # of them
+        self.launches_before_update, self.flop_before_update = 0, Counter[torch.device]()
+        own = {"targets_per_sample": job.task.targets_per_sample, "evaluation": job.task.evaluation}
+        job.task = cast("Task", SimpleNamespace(training=self._training, **own))
+
+    def run(self, job: Job, progress: Progress) -> Iterator[Sums]:
+        """Yield the sums of each micro-batch of a step; the gradients are there at the end."""
+        found = self._recorded
+        yield from self._run(job, progress) if found is None else self._repeat(found)
+        self.launches_before_update = self._live.launches
+        self.flop_before_update = self._live.flop_on.copy()
+
+    def _run(self, job: Job, progress: Progress) -> Iterator[Sums]:
+        live, self._forward = self._live, 0
+        start, launches, flop, sums = live.position, live.launches, live.flop_on.copy(), list[Any]()
+        for each in loop.accumulate_gradients(job, progress):
+            fields = (each.loss, each.count, dict(each.metrics))
+            sums.append(tree_map_only(torch.Tensor, lambda tensor: _Shape.of(tensor, live), fields))
+            del fields
+            yield each
+        del each
+        self.launches = self._forward, live.launches - launches - self._forward
+        self.flop = live.flop_on - flop
+        gradients = {each: each.grad for each in job.model.parameters() if each.grad is not None}
+        shapes = {each: _Shape.of(gradient, live) for each, gradient in gradients.items()}
+        parts = [leaf for leaf in tree_leaves(sums) if isinstance(leaf, _Shape)]
+        kept, known = live.kept_since(start), {each.number for each in (*shapes.values(), *parts)}
+        if kept is not None and kept <= known and all(each.number >= start for each in parts):
+            own = {each: of if of.number >= start else gradients[each] for each, of in shapes.items()}
+            self._recorded = _Recorded(start, live.position, own, sums)
+
+    def _repeat(self, found: _Recorded) -> Iterator[Sums]:
+        live, made = self._live, dict[int, torch.Tensor]()
+        live.name_the_rest("activations")
+        shift = live.repeat(found.start, found.stop)
+
+        def tensor_of(shape: _Shape) -> torch.Tensor:
+            def make() -> torch.Tensor:
+                return torch.empty_strided(shape.size, shape.stride, **shape.options)
+
+            if shape.number not in made:
+                made[shape.number] = live.stand_in(shape.number + shift, make)
+            return made[shape.number]
+
+        for parameter, gradient in found.gradients.items():
+            parameter.grad = tensor_of(gradient) if isinstance(gradient, _Shape) else gradient
+        for sums in found.sums:
+            yield Sums(*tree_map_only(_Shape, tensor_of, sums))
+
+    def _training(self, forward: Forward, batch: Any) -> Sums:
+        before = self._live.launches
+        sums = self._task.training(forward, batch)
+        self._forward += self._live.launches - before
+        self._live.name_the_rest("activations")  # storages that outlive a forward pass
+        return sums
 
 
 def with_gaps(

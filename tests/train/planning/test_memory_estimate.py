@@ -15,15 +15,23 @@ from torch._subclasses import fake_tensor
 
 from lib.data.types import Dataset, TextSpec, TokenPart
 from lib.memory.allocator import LARGE_SEGMENT, MIB
-from lib.memory.live import Event, Trace
+from lib.memory.live import Event, LiveBytes, Trace
 from lib.plan.fitting import GAPS, StepSettings
 from lib.plan.types import Kind, Layout
 from tests.support.configs import load_hardware
 from tests.support.datasets import looked
 from tests.support.examples import examples
 from tests.support.training import CPU, CPU_TRIAL, random_data, small_config
+from train import loop
 from train.planning import memory_estimate
-from train.planning.memory_estimate import MemoryTraces, fullest, plan_of, trace_memory
+from train.planning.memory_estimate import (
+    MemoryTraces,
+    affine,
+    fullest,
+    plan_of,
+    trace_memory,
+    with_gaps,
+)
 from train.training_data import TrainingData, make_training_data
 
 pytestmark = pytest.mark.slow
@@ -90,6 +98,65 @@ def test_without_contents_a_step_takes_what_it_takes_with_them(model: str, recom
     inputs, targets = data.dataset.train.take(np.zeros(TRIAL.micro_batch, np.int64))
     found["activations"] -= (targets if config.block_size is None else inputs).nbytes
     assert found == real
+
+
+@pytest.mark.parametrize(("device", "precision"), [("cpu", "fp32"), ("cuda", "bf16")])
+@pytest.mark.parametrize("model", ["lenet5", "resnet18", "gpt2", "resnet_bk", *IMAGE_MODELS])
+def test_the_second_step_is_not_run_and_yet_the_same(model: str, device: Any, precision: Any) -> None:
+    config = small_config(model, optimizer="adamw", data_placement="stream", grad_clip=1.0)
+    norm_batch = 4 if model == "resnet18" else 0
+    trial = dataclasses.replace(TRIAL, norm_batch=norm_batch, device=device, precision=precision)
+    data = data_of(config)
+    with mock.patch.object(loop, "accumulate_gradients", wraps=loop.accumulate_gradients) as runs:
+        found = trace_memory(config, plan_of(trial), data, hardware=CPU)
+        ran = runs.call_count
+        assert ran == 1 or model in IMAGE_MODELS, "models of plug-ins may leave more than gradients behind"
+        with mock.patch.object(LiveBytes, "kept_since", return_value=None):  # as where a carry is left behind
+            real = trace_memory(config, plan_of(trial), data, hardware=CPU)
+        assert runs.call_count == ran + 2
+    assert found == real
+
+
+@pytest.mark.parametrize(("device", "precision"), [("cpu", "fp32"), ("cuda", "bf16"), ("rocm", "fp16")])
+@pytest.mark.parametrize("model", ["lenet5", "resnet50", "gpt2", "resnet_bk", *IMAGE_MODELS])
+def test_a_size_on_the_line_is_what_its_own_trace_says(model: str, device: Any, precision: Any) -> None:
+    config = small_config(model, optimizer="adamw", augment="none", data_placement="stream", grad_clip=1.0)
+    trial, data = dataclasses.replace(TRIAL, device=device, precision=precision), data_of(config)
+    traces, sizes = MemoryTraces(config, data), (3, 24, 17, 21, 13, 5, 26)
+    with mock.patch.object(memory_estimate, "trace_memory", wraps=trace_memory) as traced:
+        found = {size: traces.of(dataclasses.replace(trial, micro_batch=size), CPU) for size in sizes}
+    assert traced.call_count == 3 or (model in IMAGE_MODELS and traced.call_count <= len(sizes))
+    for size in sizes[-2:]:
+        step = dataclasses.replace(trial, micro_batch=size)
+        assert found[size] == trace_memory(config, plan_of(step), data, hardware=CPU)
+        assert with_gaps(found[size].trace, device)
+
+
+def test_a_line_that_misses_a_trace_is_not_believed() -> None:
+    """Ghost batches have a kernel per group: the steps of two sizes are not the same operations."""
+    config = small_config("resnet18", optimizer="sgd", data_placement="stream")
+    data, trial = data_of(config), dataclasses.replace(TRIAL, norm_batch=4)
+    traces, sizes = MemoryTraces(config, data), (4, 32, 16, 24)
+    with mock.patch.object(memory_estimate, "trace_memory", wraps=trace_memory) as traced:
+        for size in sizes:
+            traces.of(dataclasses.replace(trial, micro_batch=size), CPU)
+    assert traced.call_count == len(sizes)
+
+
+def test_a_line_is_not_believed_where_sizes_or_work_bend() -> None:
+    def at(byte_count: int, flop: int) -> memory_estimate.MemoryTrace:
+        events = (Event(0, 512 * -(-byte_count // 512)), Event(0, -512 * -(-byte_count // 512)))
+        return memory_estimate.MemoryTrace(
+            Trace(events, {0: "data"}, {0: byte_count}, 512), flop, memory_estimate.Launches(1, 2, 3)
+        )
+
+    line = {size: at(100 + 700 * size, 5 * size) for size in (2, 10)}
+    assert affine(line, 2, 10, 7) == at(5000, 35)
+    assert affine(line, 2, 10, 11) == at(7800, 55)
+    assert affine(line, 2, 10, 7) != at(5001, 35), "rounded alike"
+    assert affine(line, 2, 10, 7) != at(5000, 36)
+    other = dataclasses.replace(line[10], launches=memory_estimate.Launches(1, 2, 4))
+    assert affine({**line, 10: other}, 2, 10, 7) is None
 
 
 def test_each_choice_shows_where_it_should() -> None:

@@ -76,7 +76,7 @@ def test_long_steps_are_made_less_often(told: dict[str, Any]) -> None:
     ],
 )
 def test_what_ends_a_trial_is_told(told: dict[str, Any], error: Exception, status: str) -> None:
-    with mock.patch.object(loop, "_accumulate", side_effect=error) as accumulate:
+    with mock.patch.object(loop, "accumulate_gradients", side_effect=error) as accumulate:
         found = outcome(told)
     assert found["status"] == status and (str(error) or "MemoryError") in found["reason"]
     assert accumulate.call_count == 1, "a trial is not made smaller"

@@ -33,7 +33,7 @@ from tests.support.configs import ROOT
 from tests.support.training import CPU, CPU_TRIAL, small_job, small_plan
 from train import commands
 from train.job import Job, Progress, evaluate
-from train.loop import _accumulate
+from train.loop import accumulate_gradients
 from train.planning.memory_estimate import MemoryTraces
 from train.tasks.bridge import task as bridge
 from train.tasks.bridge.frozen import FrozenSource
@@ -135,7 +135,7 @@ def test_neither_device_waits_for_the_other_to_answer() -> None:
 
 
 def gradients(job: Job) -> dict[str, Tensor]:
-    list(_accumulate(job, Progress()))
+    list(accumulate_gradients(job, Progress()))
     return {name: weight.grad for name, weight in job.model.named_parameters() if weight.grad is not None}
 
 

@@ -183,7 +183,7 @@ def test_two_ranks_are_one(cuts: tuple[int, ...], whole: dict[str, Tensor]) -> N
     jobs = [job_of(*cuts, world=2, rank=rank) for rank in range(2)]
     for step in range(5):
         progress = Progress(step=step)
-        counts = [sum(part.count for part in loop._accumulate(job, progress)) for job in jobs]
+        counts = [sum(part.count for part in loop.accumulate_gradients(job, progress)) for job in jobs]
         for one, other in zip(*(job.model.parameters() for job in jobs), strict=True):
             assert one.grad is not None and other.grad is not None
             one.grad = other.grad = (one.grad + other.grad) / 2
