@@ -35,10 +35,7 @@ from lib.runs.directory import checkpoint_name, checkpoint_step
 
 _SAVING, _REPLACED, _REMOVED = ".saving-", ".replaced-", ".removed-"
 _LEFTOVER = re.compile(r"\.(saving|replaced|removed)-step-\d+|\.(latest|best)\.[0-9a-f]+\.tmp")
-_LEAVES = (
-    *(type(None), bool, int, float, str, bytes),
-    *(torch.Tensor, nn.Parameter, torch.Size, torch.dtype),
-)
+_LEAVES = (type(None), bool, int, float, str, bytes, torch.Tensor, nn.Parameter, torch.Size, torch.dtype)
 
 Which: TypeAlias = Literal["latest", "best"] | int
 Files: TypeAlias = Mapping[str, Mapping[str, Any]]  # name -> size_bytes and sha256
@@ -203,7 +200,9 @@ def decode_manifest(data: bytes, *, step: int) -> dict[str, Any]:
     files = content.get("files")
     if not isinstance(files, dict) or STATE not in files or not all(map(_has_checksum, files.values())):
         raise DamagedError(f"{MANIFEST} does not give size and SHA-256 of {STATE}")
-    if any(Path(name).name != name for name in files):  # it would be written elsewhere when it is received
+    if any(
+        name in ("", "..") or "\0" in name or Path(name).name != name for name in files
+    ):  # it would be written elsewhere when it is received
         raise DamagedError(f"{MANIFEST} names a file of another directory")
     return content
 
@@ -344,39 +343,40 @@ def _candidates(directory: Path, which: Which, found: Mapping[int, Path]) -> lis
     return [step]
 
 
-def _verify_together(path: Path, *, step: int, ranks: _Ranks) -> dict[str, Any]:
-    """Verify as `verify` does, each rank some of the files. Raises DamagedError on every rank."""
-    content, reason = dict[str, Any](), ""
-    try:
-        content = verify(path, step=step, rank=ranks.rank, world=ranks.world)
-    except (DamagedError, OSError) as error:
-        reason = str(error)
-    (damaged,) = ranks.all_reduce_max((bool(reason),))
-    if damaged:
-        if ranks.rank == 0 and not reason:
-            verify(path, step=step)  # to report what another rank has found
-        raise DamagedError(reason or "another process cannot read it")
-    return content
-
-
 def _read(path: Path, *, step: int, map_location: str | torch.device, ranks: _Ranks | None) -> dict[str, Any]:
-    """Return the state of one checkpoint after verifying every byte."""
+    """Return the state of one checkpoint after verifying every byte. Raises DamagedError, on every rank."""
+    if ranks is None:
+        return _read_alone(path, step=step, map_location=map_location)
+    state, reason = dict[str, Any](), ""
     try:
-        content = verify(path, step=step) if ranks is None else _verify_together(path, step=step, ranks=ranks)
+        state = _read_alone(path, step=step, map_location=map_location, rank=ranks.rank, world=ranks.world)
+    except DamagedError as error:
+        reason = str(error)
+    if any(ranks.all_reduce_max((bool(reason),))):
+        if ranks.rank == 0 and not reason:  # to report what another rank has found
+            _read_alone(path, step=step, map_location=map_location)
+        raise DamagedError(reason or "another process cannot read it")
+    return state
+
+
+def _read_alone(path: Path, *, step: int, map_location: Any, rank: int = 0, world: int = 1) -> dict[str, Any]:
+    """Read a checkpoint of which this rank verifies its share of the files. Raises DamagedError."""
+    try:
+        content = verify(path, step=step, rank=rank, world=world)
         if not _is_saved_by_torch(path / STATE):
             raise DamagedError(f"{STATE} is not a file of torch.save")
         state: dict[str, Any] = torch.load(path / STATE, map_location=map_location, weights_only=True)
+        if not isinstance(state, dict):
+            raise DamagedError(f"{STATE} holds no dict of states")
+        if content["format"] == FORMAT:
+            return state
+        from lib.runs import dcp  # a second, which other checkpoints do without
+
+        return dcp.stored_tensors(state, path)
     except OSError as error:
         raise DamagedError(f"{Path(error.filename or path).name}: {error.strerror or error}") from error
     except pickle.UnpicklingError as error:
-        raise DamagedError(f"{STATE} holds more than tensors and numbers") from error
-    if not isinstance(state, dict):
-        raise DamagedError(f"{STATE} holds no dict of states")
-    if content["format"] == FORMAT:
-        return state
-    from lib.runs import dcp  # a second, which other checkpoints do without
-
-    return dcp.stored_tensors(state, path)
+        raise DamagedError("it holds more than tensors and numbers") from error
 
 
 def _is_saved_by_torch(path: Path) -> bool:

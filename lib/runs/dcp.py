@@ -8,10 +8,13 @@ To import this module takes a second, so it is imported on use.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import io
+import os
 import pickle
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -23,7 +26,7 @@ from torch.distributed.checkpoint import metadata as stored
 from torch.distributed.checkpoint import planner as plans
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
-from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
+from torch.distributed.checkpoint.filesystem import FileSystem, FileSystemReader, FileSystemWriter
 from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
 from torch.distributed.checkpoint.state_dict_saver import save
 
@@ -116,13 +119,10 @@ def write(
 def stored_tensors(state: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     """Return `state` with a StoredTensor of `folder` in place of each meta tensor.
 
-    Raises OSError, and CheckpointError where the metadata have more than descriptions of tensors.
+    Raises OSError, and UnpicklingError where the metadata have more than descriptions of tensors.
     """
-    try:
-        with (folder / METADATA).open("rb") as file:
-            metadata = _Unpickler(file).load()
-    except pickle.UnpicklingError as error:
-        raise CheckpointError(f"{folder / METADATA} cannot be loaded", why=str(error)) from error
+    with (folder / METADATA).open("rb") as file:
+        metadata = _Unpickler(file).load()
     reader = FileSystemReader(folder)
     reader.set_up_storage_reader(metadata, is_coordinator=True)
 
@@ -134,8 +134,40 @@ def stored_tensors(state: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     return {key: map_named(value, opened, key) for key, value in state.items()}
 
 
+class _File(io.FileIO):
+    """File that keeps its first error: one that crosses torch's C++ writer comes out as a RuntimeError."""
+
+    error: OSError | None = None
+
+    def write(self, data: Any) -> int:
+        """Write all of `data`, unless an earlier write failed, and return its size in bytes."""
+        view, done = memoryview(data).cast("B"), 0
+        try:
+            while done < len(view) and self.error is None:
+                done += super().write(view[done:]) or 0
+        except OSError as error:
+            self.error = error
+        return len(view)
+
+
+class _FileSystem(FileSystem):
+    @contextlib.contextmanager
+    def create_stream(self, path: str | os.PathLike[str], mode: str) -> Iterator[Any]:
+        """Open a file. Raises OSError at the end where a write failed."""
+        with atomic.naming(Path(path)), _File(path, mode) as file:
+            try:
+                yield file
+            finally:
+                if file.error is not None:
+                    raise file.error
+
+
 class _Writer(FileSystemWriter):
     """Writer into a folder that is there."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self.fs = _FileSystem()
 
     def prepare_local_plan(self, plan: plans.SavePlan) -> plans.SavePlan:
         """Leave the folder alone: the first rank removes and makes it at any time before this."""

@@ -24,6 +24,8 @@ _EXCLUDED = {
     *("CHECKPOINT_ASYNC", "CHECKPOINT_FORMAT", "CHECKPOINT_URL", "KEEP_LAST", "KEEP_BEST", "RESUME"),
 }
 _GROUPS = ("SLURM_", "SINK_")
+# What is hashed in place of the value: which strategy trains does not matter, as for AUTO.
+_HASHED_AS: Mapping[str, Value] = {"DIST_STRATEGY": "auto"}
 # Symbol prefixes that identities left out until 0.1.0, when they hashed every symbol of the tree.
 _FORMERLY_EXCLUDED = (*_LAUNCH, "CHECKPOINT_URL", *_GROUPS)
 
@@ -34,7 +36,8 @@ def identity(in_effect: Mapping[str, Value]) -> str:
     in_effect: of a `lib.kconf.Resolved`, so that symbols of other models or data sets, and new options at
     their neutral value, do not matter. What may change when a run resumes is left out.
     """
-    return _digest(_training_values(in_effect))
+    values = _training_values(in_effect)
+    return _digest({**values, **{name: value for name, value in _HASHED_AS.items() if name in values}})
 
 
 def is_identity(known: str, resolved: Resolved, *, stored: Callable[[], Mapping[str, Value] | None]) -> bool:
@@ -43,12 +46,12 @@ def is_identity(known: str, resolved: Resolved, *, stored: Callable[[], Mapping[
     stored: reads the values of every symbol as the run stored them, None if it has none. Called only if
     `known` may come from a tree that hashed all of them; they must then have that hash.
     """
-    if known == identity(resolved.in_effect):
+    wanted = _training_values(resolved.in_effect)
+    if known in (identity(resolved.in_effect), _digest(wanted)):  # the second hashed the strategy, too
         return True
     values = stored()
     if values is None or known != former_identity(values):
         return False
-    wanted = _training_values(resolved.in_effect)
     removed = [value for name, value in values.items() if name not in resolved.values]
     return not any(removed) and all(name in values and values[name] == wanted[name] for name in wanted)
 

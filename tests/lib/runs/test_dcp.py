@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
+import resource
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import torch
 
+from lib.devices.base import Backend
 from lib.errors import CheckpointError
 from lib.runs import checkpoint, dcp
 from tests.lib.runs.test_checkpoint_kill import refuse
@@ -40,6 +44,47 @@ def test_a_full_disk_is_an_error_and_leaves_nothing(tmp_path: Path, monkeypatch:
     with pytest.raises(CheckpointError, match=r"cannot save a checkpoint in .*: No space left on device"):
         save(tmp_path)
     assert not list(tmp_path.iterdir())
+
+
+def test_a_disk_that_fills_while_torch_writes_is_an_error(tmp_path: Path) -> None:
+    large = {name: dcp.Shard(torch.zeros(100_000), 0, (100_000,)) for name in ("model/weight", "model/bias")}
+
+    def write(place: Path) -> checkpoint.Files:
+        return dcp.write(large, place, group=None, rank=0)
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (500_000, hard))
+    try:
+        with pytest.raises(CheckpointError, match=r"cannot save a checkpoint in .*: File too large"):
+            checkpoint.save(tmp_path, step=1, state=STATE, keep_last=1, best=True, write_shards=write)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert not list(tmp_path.iterdir())
+
+
+def without(folder: Path, name: str) -> None:
+    """Remove a file of the checkpoint in `folder`, of its manifest too."""
+    (folder / name).unlink()
+    content = json.loads((folder / "manifest.json").read_text())
+    del content["sha256"], content["files"][name]
+    (folder / "manifest.json").write_bytes(checkpoint.encode_manifest(content))
+
+
+@pytest.mark.parametrize("alone", [True, False])
+def test_metadata_that_cannot_be_read_are_damage(tmp_path: Path, alone: bool) -> None:
+    save(tmp_path)
+    without(tmp_path / "step-00000001", ".metadata")
+    said = list[str]()
+    with pytest.raises(CheckpointError, match="no valid checkpoint"):
+        checkpoint.load(tmp_path, log=said.append, ranks=None if alone else Backend("cpu"))
+    assert said == ["warning: checkpoint step-00000001 is damaged: .metadata: No such file or directory"]
+
+
+def test_a_rank_whose_reading_fails_takes_the_others_along(tmp_path: Path) -> None:
+    save(tmp_path)
+    other = mock.Mock(rank=1, world=2, broadcast=lambda value: value, all_reduce_max=lambda _: (True,))
+    with pytest.raises(CheckpointError, match="no valid checkpoint"):
+        checkpoint.load(tmp_path, log=print, ranks=other)
 
 
 def test_received_files_are_those_of_the_manifest(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shutil
 from collections.abc import Mapping
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 
 from lib import kconf
+from lib.runs import identity as run_identity
 from lib.runs.directory import RunDir
 from lib.runs.identity import former_identity, has_former_identity, identity, is_identity, trains
 
@@ -194,3 +196,14 @@ def test_an_option_of_a_model_with_a_name_that_begins_like_a_symbol_counts() -> 
     assert "PREFETCH" in requested and "KEEP_LAST" in requested
     one, other = ({**requested, "PREFETCH_WIDTH": width} for width in (8, 16))
     assert identity(one) != identity(other)
+
+
+def test_the_strategy_is_no_part_of_the_identity(kconfig: Path) -> None:
+    """A run goes on with any strategy; one whose name was made with it is found by that one."""
+    auto = resolved(kconfig, NUM_DEVICES="2")
+    ddp = resolved(kconfig, NUM_DEVICES="2", DIST_STRATEGY_DDP="y")
+    assert identity(ddp.in_effect) == identity(auto.in_effect)
+    known = hashlib.sha256(b"").hexdigest()[:8]
+    assert not is_identity(known, ddp, stored=lambda: None)
+    before = run_identity._digest(run_identity._training_values(ddp.in_effect))
+    assert before != identity(ddp.in_effect) and is_identity(before, ddp, stored=lambda: None)
