@@ -233,17 +233,17 @@ def rate_factor(job: Job, progress: Progress) -> float:
 
     In a warmup from 0 at its end: of n steps the first has 1 / n and the last 1.
     """
-    rates, budget = job.config.lr_schedule, job.budget
+    config, budget = job.config, job.budget
     middle, end = (budget.fraction(step=progress.step + part, seconds=progress.seconds) for part in (0.5, 1))
-    at_end = rates.warmup_start_ratio == 0 and end <= job.warmup_fraction
+    at_end = config.lr_schedule.warmup_start_ratio == 0 and end <= job.warmup_fraction
     return learning_rate_factor(
         end if at_end else middle,
-        schedule=rates.schedule,
+        schedule=config.lr_schedule.schedule,
         warmup_fraction=job.warmup_fraction,
-        warmup_start=rates.warmup_start_ratio,
-        min_ratio=rates.lr_min_ratio,
-        step_fractions=[percent / 100 for percent in rates.lr_step_pct_list or ()],
-        gamma=rates.lr_step_gamma,
+        warmup_start=config.lr_schedule.warmup_start_ratio,
+        min_ratio=config.lr_schedule.lr_min_ratio,
+        step_fractions=[percent / 100 for percent in config.lr_schedule.lr_step_pct_list or ()],
+        gamma=config.lr_schedule.lr_step_gamma,
     )
 
 

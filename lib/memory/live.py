@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -119,6 +120,7 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch ha
         self._sizes: dict[int, int] = {}  # before rounding
         # By the address of the storage, which may be reused once the weak reference dies.
         self._alive: dict[int, tuple[int, weakref.ref[torch.UntypedStorage]]] = {}
+        self._marks: list[int] = []
         self._adopted: int | None = None  # number of the next storage, whose allocation is counted already
 
     def __torch_dispatch__(
@@ -155,6 +157,11 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch ha
         """Assign live storages that have no category yet to `category`."""
         for number, _ in self._alive.values():
             self._categories.setdefault(number, category)
+
+    def mark(self) -> int:
+        """Return the number of events so far; what a trace has before and after it stays apart."""
+        self._marks.append(len(self._events))
+        return len(self._events)
 
     @property
     def position(self) -> int:
@@ -199,9 +206,18 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch ha
     def trace(self, device: torch.device | None = None) -> Trace:
         """Return what was recorded so far on `device` (None: on all)."""
         on = self._devices
-        events = [event for event in self._events if device is None or on[event.storage] == device]
+        events = tuple(event for event in self._ordered() if device is None or on[event.storage] == device)
         sizes = {event.storage: self._sizes[event.storage] for event in events}
-        return Trace(tuple(_ordered(events)), dict(self._categories), sizes, self._granularity)
+        return Trace(events, dict(self._categories), sizes, self._granularity)
+
+    def _ordered(self) -> Iterator[Event]:
+        """Yield the events with releases that follow each other sorted: autocast's cache has no order."""
+        places = enumerate(self._events)
+        for (released, _), group in groupby(
+            places, lambda place: (place[1].byte_count < 0, bisect_right(self._marks, place[0]))
+        ):
+            run = [event for _, event in group]
+            yield from sorted(run, key=lambda event: event.storage) if released else run
 
     def _born(self, storage: torch.UntypedStorage, address: int, device: torch.device) -> None:
         number = len(self._events) if self._adopted is None else self._adopted
@@ -216,13 +232,6 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch ha
         if self._adopted is None:
             self._sizes[number] = storage.nbytes()
             self._events.append(Event(number, byte_count))
-
-
-def _ordered(events: Iterable[Event]) -> Iterator[Event]:
-    """Yield `events` with releases that follow each other sorted: autocast's cache has no order."""
-    for allocated, group in groupby(events, lambda event: event.byte_count > 0):
-        run = list(group)
-        yield from run if allocated else sorted(run, key=lambda event: event.storage)
 
 
 def _round_up(byte_count: int, granularity: int) -> int:

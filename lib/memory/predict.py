@@ -68,18 +68,18 @@ def training_step(
     """
     marks: list[int] = []
     for _ in range(accumulation):
-        marks = [len(live.trace().events)]
+        marks = [live.mark()]
         with _autocast(precision):
             value = loss()
         live.name_the_rest("activations")
-        marks.append(len(live.trace().events))
+        marks.append(live.mark())
         value.backward()  # type: ignore[no-untyped-call]
         del value
-    marks.append(len(live.trace().events))
+    marks.append(live.mark())
     optimizer.step()
     optimizer.zero_grad(set_to_none=True)
     add_state(optimizer, live)
-    return [*marks, len(live.trace().events)]
+    return [*marks, live.mark()]
 
 
 def watch_gradients(model: nn.Module, live: LiveBytes) -> None:
