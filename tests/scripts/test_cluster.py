@@ -103,7 +103,8 @@ def test_where_a_run_is_launched_is_no_part_of_what_it_is() -> None:
     values = {"MODEL": "lenet5", "DIST_ENDPOINT": "here:1", "DIST_STRATEGY": "auto", "SLURM_TIME": ""}
     assert identity(values) == identity(values | {"DIST_ENDPOINT": "there:1", "SLURM_TIME": "1:00:00"})
     assert identity(values) == identity(values | {"NUM_DEVICES": 7})
-    assert identity(values) != identity(values | {"DIST_STRATEGY": "fsdp"})
+    assert identity(values) == identity(values | {"DIST_STRATEGY": "fsdp"})
+    assert identity(values) != identity(values | {"MODEL": "resnet18"})
 
 
 def asked_of_slurm(tmp_path: Path, **changes: object) -> str:
