@@ -28,11 +28,11 @@ import os
 if os.environ.get("RANK") == "1" and not os.path.exists({marker!r}):
     import train.loop
     original = train.loop.optimizer_step
-    def optimizer_step(job, progress):
+    def optimizer_step(job, progress, **options):
         if progress.step + 1 == {step}:
             open({marker!r}, "x").close()
             os.kill(os.getpid(), 9)
-        return original(job, progress)
+        return original(job, progress, **options)
     train.loop.optimizer_step = optimizer_step
 """
 

@@ -39,9 +39,9 @@ import os, time
 if "LOCAL_RANK" in os.environ:
     import train.loop
     original = train.loop.optimizer_step
-    def optimizer_step(job, progress):
+    def optimizer_step(job, progress, **options):
         time.sleep(0.05)
-        return original(job, progress)
+        return original(job, progress, **options)
     train.loop.optimizer_step = optimizer_step
 """
 

@@ -44,11 +44,11 @@ if "LOCAL_RANK" in os.environ:
     import train.loop
     original = train.loop.optimizer_step
     limit = pathlib.Path({limit!r})
-    def optimizer_step(job, progress):
+    def optimizer_step(job, progress, **options):
         handler = signal.getsignal(signal.SIGINT)  # replaced by the first signal
         while progress.step >= int(limit.read_text()) and signal.getsignal(signal.SIGINT) is handler:
             time.sleep(0.05)
-        return original(job, progress)
+        return original(job, progress, **options)
     train.loop.optimizer_step = optimizer_step
 """
 

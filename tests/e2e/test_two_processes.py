@@ -34,12 +34,12 @@ if os.environ.get("RANK") == "1":
     import pathlib, time
     import train.loop
     original = train.loop.optimizer_step
-    def optimizer_step(job, progress):
+    def optimizer_step(job, progress, **options):
         while progress.step + 1 == {step}:
             if list(pathlib.Path({runs!r}).glob("*/*/ckpt/{saved}/manifest.json")):
                 os.kill(os.getpid(), 9)
             time.sleep(0.01)
-        return original(job, progress)
+        return original(job, progress, **options)
     train.loop.optimizer_step = optimizer_step
 """
 
