@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import inspect
 import io
 import multiprocessing
 import os
@@ -9,26 +11,46 @@ import runpy
 import signal
 import subprocess
 import sys
+import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any, NoReturn
 
 ROOT = Path(__file__).resolve().parents[2]
 _SERVER = multiprocessing.get_context("forkserver")
-# The last two are what torch imports when it makes the first optimizer and the first fake tensor.
 _SERVER.set_forkserver_preload(
-    ["train.commands", "torch._dynamo", "torch.fx.experimental.symbolic_shapes", __name__]
+    [
+        "train.commands",
+        "torch._dynamo",  # this and the next: for the first optimizer and the first fake tensor
+        "torch.fx.experimental.symbolic_shapes",
+        "torch.distributed.fsdp",
+        "torch.distributed.optim",
+        __name__,
+    ]
 )
+_PR_SET_NAME = 15  # linux/prctl.h
 
 
 class Forked:
     """A process with the part of `subprocess.Popen` that tests use; its output goes to a file."""
 
     def __init__(
-        self, program: str, arguments: Sequence[str], *, environment: Mapping[str, str], output: Path
+        self,
+        program: str,
+        arguments: Sequence[str],
+        *,
+        environment: Mapping[str, str],
+        output: Path,
+        ranks: bool = False,
     ) -> None:
-        """program: the name of a module, as of `python -m`."""
+        """program: the name of a module, as of `python -m`.
+
+        ranks: those that it launches are forked off it, too. It must not have made a backward pass before,
+        after which torch refuses: it is to plan by the table.
+        """
         self._output = output
-        self._process = _SERVER.Process(target=_run, args=(program, arguments, dict(environment), output))
+        run = _run_with_ranks if ranks else _run
+        self._process = _SERVER.Process(target=run, args=(program, arguments, dict(environment), output))
         self._process.start()
         assert self._process.pid is not None
         self.pid = self._process.pid
@@ -70,5 +92,69 @@ def _run(program: str, arguments: Sequence[str], environment: Mapping[str, str],
     encoding = environment.get("PYTHONIOENCODING", "utf-8")
     sys.stdout = io.TextIOWrapper(io.FileIO(1, "w", closefd=False), encoding, write_through=True)
     sys.stderr = io.TextIOWrapper(io.FileIO(2, "w", closefd=False), encoding, write_through=True)
+    _main(program, arguments)
+
+
+def _main(program: str, arguments: Sequence[str]) -> None:
     sys.argv = [program, *arguments]
     runpy.run_module(program, run_name="__main__", alter_sys=True)
+
+
+def _run_with_ranks(
+    program: str, arguments: Sequence[str], environment: Mapping[str, str], output: Path
+) -> None:
+    """Here Python programs that this one becomes, or starts, go without their imports, too."""
+    subprocess.Popen._execute_child = _fork  # type: ignore[attr-defined]
+    os.execve = lambda _, words, variables: _become(words, variables)  # type: ignore[assignment]
+    ctypes.CDLL(None).prctl(_PR_SET_NAME, name_of(environment).encode(), 0, 0, 0)
+    _run(program, arguments, environment, output)
+
+
+def name_of(environment: Mapping[str, str]) -> str:
+    """What the processes of a run are called that are forked off each other, and cannot be told otherwise."""
+    return f"run-{zlib.crc32(environment['KCONFIG_CONFIG'].encode()):08x}"
+
+
+_execute_child = subprocess.Popen._execute_child  # type: ignore[attr-defined]
+
+
+def _fork(self: subprocess.Popen[bytes], *given: Any) -> None:
+    """In place of `Popen._execute_child`: for `env A=B python -u -m PROGRAM WORDS`."""
+    told = inspect.signature(_execute_child).bind(self, *given).arguments
+    words = list(told["args"])
+    if words[0] != "env":
+        return _execute_child(self, *given)
+    first = words.index(sys.executable)
+    variables = dict(word.split("=", 1) for word in words[1:first])
+    self.pid = os.fork()
+    if self.pid == 0:
+        for number, end in ((1, told["c2pwrite"]), (2, told["errwrite"])):
+            if end != -1:
+                os.dup2(end, number)
+        os.setsid()
+        _become(words[first:], os.environ | variables)
+    self._child_created = True  # type: ignore[attr-defined]
+    return None
+
+
+def _become(words: Sequence[str], environment: Mapping[str, str]) -> NoReturn:
+    """Run `python -u -m PROGRAM WORDS` as this process, and what Python runs in every process at its start."""
+    status = 1
+    try:
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        os.environ.clear()
+        os.environ.update(environment)
+        for folder in environment.get("PYTHONPATH", "").split(os.pathsep):
+            if (at_start := Path(folder, "sitecustomize.py")).exists() and folder:
+                runpy.run_path(str(at_start))
+        _, program, *arguments = words[words.index("-m") :]
+        _main(program, arguments)
+        status = 0
+    except SystemExit as end:
+        status = int(end.code or 0)
+    except BaseException:
+        sys.excepthook(*sys.exc_info())  # type: ignore[arg-type]
+    finally:
+        os._exit(status)

@@ -33,15 +33,22 @@ _NUMBERS = itertools.count()
 
 @dataclass(frozen=True)
 class Runner:
-    """A configuration and a directory of runs."""
+    """A configuration and a directory of runs.
+
+    forks: ranks are forked off what launches them, which plans by the table, instead of started with their
+    imports. That is for tests of what ranks do, and not of how they are started.
+    """
 
     folder: Path
+    forks: bool = False
 
     @property
     def runs(self) -> Path:
         return self.folder / "runs"
 
     def configure(self, defconfig: str, overrides: Mapping[str, str]) -> None:
+        if self.forks:
+            overrides = {**overrides, "CONFIG_AUTO_METHOD_TABLE": "y"}
         resolved = kconf.load(root=ROOT, config_file=ROOT / "defconfigs" / defconfig, overrides=overrides)
         (self.folder / ".config").write_text(resolved.text)
 
@@ -54,6 +61,7 @@ class Runner:
             ["--runs", str(self.runs), *arguments],
             environment=self.environment() | environment,
             output=self.folder / f"output-{next(_NUMBERS)}",
+            ranks=self.forks,
         )
 
     def run(self, *arguments: str, status: int = 0, **environment: str) -> str:

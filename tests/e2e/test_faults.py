@@ -46,7 +46,7 @@ def test_a_killed_process_costs_less_than_a_checkpoint_interval(tmp_path: Path) 
     folders = [tmp_path / "one", tmp_path / "two"]
     for folder in folders:
         folder.mkdir()
-    one, two = map(Runner, folders)
+    one, two = (Runner(folder, forks=True) for folder in folders)
     for runner in (one, two):  # both on two devices: another split rounds differently
         runner.configure("lenet5", TINY | COURSE)
     one.run("train")

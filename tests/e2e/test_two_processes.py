@@ -46,7 +46,7 @@ if os.environ.get("RANK") == "1":
 
 def runner_in(folder: Path, **others: str) -> Runner:
     folder.mkdir(exist_ok=True)
-    runner = Runner(folder)
+    runner = Runner(folder, forks=True)
     runner.configure("lenet5", SETTINGS | others)
     return runner
 
