@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from lib.runs import checkpoint, metrics
-from tests.e2e.forked import Forked
+from tests.e2e.forked import Forked, name_of
 from tests.e2e.runner import ROOT, TINY, Runner
 
 pytestmark = [
@@ -69,19 +69,31 @@ if "RANK" not in os.environ and "lib.distributed.supervisor" in sys.orig_argv:
 
 @pytest.fixture
 def runner(tmp_path: Path) -> Runner:
-    runner = Runner(tmp_path)
+    """Its processes are started as a user's are."""
+    return of_two(Runner(tmp_path))
+
+
+@pytest.fixture
+def forking(tmp_path: Path) -> Runner:
+    """For what ranks and their supervisor do once they are there."""
+    return of_two(Runner(tmp_path, forks=True))
+
+
+def of_two(runner: Runner) -> Runner:
     two = {"CONFIG_DEVICE_CPU": "y", "CONFIG_NUM_DEVICES": "2", "CONFIG_DIST_MAX_RESTARTS": "0"}
     runner.configure("lenet5", TINY | LONG | two)
     return runner
 
 
 def processes_of(runner: Runner) -> dict[int, str]:
-    """Command lines of the run's processes by number: they are told by their environment."""
+    """Command lines of the run's processes by number: they are told by their environment, or name."""
     wanted = f"KCONFIG_CONFIG={runner.folder / '.config'}".encode()
+    name = name_of(runner.environment()) + "\n"
     found = {}
     for path in Path("/proc").glob("[0-9]*"):
         try:
-            if wanted in (path / "environ").read_bytes().split(b"\0"):
+            environment = (path / "environ").read_bytes().split(b"\0")
+            if wanted in environment or (path / "comm").read_text() == name:
                 found[int(path.name)] = (path / "cmdline").read_text().replace("\0", " ")
         except OSError:
             continue  # it has ended
@@ -180,42 +192,42 @@ def test_an_error_of_rank_0_is_one_line_and_keeps_its_status(runner: Runner) -> 
     assert_nothing_is_left(runner)
 
 
-def test_another_status_of_rank_0_is_kept(runner: Runner) -> None:
+def test_another_status_of_rank_0_is_kept(forking: Runner) -> None:
     deed = "from lib.errors import ConfigError; raise ConfigError('nothing can be done')"
-    (runner.folder / "sitecustomize.py").write_text(SABOTAGE.format(rank="0", deed=deed))
-    path = os.pathsep.join([str(runner.folder), str(ROOT)])
-    output = runner.run("train", status=2, PYTHONPATH=path)
+    (forking.folder / "sitecustomize.py").write_text(SABOTAGE.format(rank="0", deed=deed))
+    path = os.pathsep.join([str(forking.folder), str(ROOT)])
+    output = forking.run("train", status=2, PYTHONPATH=path)
     assert output.splitlines()[-1] == "error: nothing can be done" and "Traceback" not in output
-    assert_nothing_is_left(runner)
+    assert_nothing_is_left(forking)
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-def test_only_the_crash_that_made_the_others_fail_is_shown(runner: Runner, rank: int) -> None:
+def test_only_the_crash_that_made_the_others_fail_is_shown(forking: Runner, rank: int) -> None:
     deed = "os.write(2, b'it came to this\\n'); raise ArithmeticError('that went wrong')"
-    output = sabotaged(runner, rank=rank, deed=deed)
+    output = sabotaged(forking, rank=rank, deed=deed)
     assert output.count("Traceback") == 1 and "ArithmeticError: that went wrong" in output, output
     assert output.splitlines()[-1] == f"error: process {rank} of 2 ended with status 1"
-    assert runner.newest().status().state == "failed"
-    kept = runner.newest().path / "ranks" / "1.txt"
+    assert forking.newest().status().state == "failed"
+    kept = forking.newest().path / "ranks" / "1.txt"
     assert "it came to this" in (kept.read_text() if rank == 1 else output)
-    assert_nothing_is_left(runner)
+    assert_nothing_is_left(forking)
 
 
-def test_an_error_of_another_rank_is_shown_in_one_line(runner: Runner) -> None:
+def test_an_error_of_another_rank_is_shown_in_one_line(forking: Runner) -> None:
     deed = "from lib.errors import ToolkitError; raise ToolkitError('no memory', why='full')"
-    output = sabotaged(runner, rank=1, deed=deed)
+    output = sabotaged(forking, rank=1, deed=deed)
     assert "Traceback" not in output, output
     assert output.splitlines()[-2:] == ["error: no memory: full", "error: process 1 of 2 ended with status 1"]
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-def test_a_worker_that_is_killed_is_named(runner: Runner, rank: int) -> None:
-    output = sabotaged(runner, rank=rank, deed="os.kill(os.getpid(), 9)")
+def test_a_worker_that_is_killed_is_named(forking: Runner, rank: int) -> None:
+    output = sabotaged(forking, rank=rank, deed="os.kill(os.getpid(), 9)")
     told = f"process {rank} of 2 was ended by signal 9"
     assert output.splitlines()[-1] == f"error: {told}" and "Traceback" not in output, output
-    status = runner.newest().status()
+    status = forking.newest().status()
     assert status.state == "failed" and (rank == 1 or status.reason == told)
-    assert_nothing_is_left(runner)
+    assert_nothing_is_left(forking)
 
 
 def test_nothing_outlives_a_killed_supervisor(runner: Runner) -> None:
