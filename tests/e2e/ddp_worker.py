@@ -1,4 +1,4 @@
-"""Processes of one run: `ddp_worker DIRECTORY WORLD [pairwise]` leaves DIRECTORY/RANK.pt of each.
+"""Processes of one run: `ddp_worker DIRECTORY WORLD [MODEL...]` leaves DIRECTORY/RANK.pt of each.
 
 The test calls `outcome` itself for the run on one process that the others are compared with.
 """
@@ -230,11 +230,11 @@ def outcomes(cases: Mapping[str, Case], world: int, directory: Path) -> list[dic
 
 
 def main() -> None:
-    """`pairwise` for the combinations of that name instead of CASES."""
-    directory, world, *which = sys.argv[1:]
+    """With models for pairwise combinations of them instead of CASES."""
+    directory, world, *models = sys.argv[1:]
     from tests.e2e.device_combinations import pairwise  # which has its cases from here
 
-    outcomes(pairwise() if which else CASES, int(world), Path(directory))
+    outcomes(pairwise(models) if models else CASES, int(world), Path(directory))
 
 
 if __name__ == "__main__":

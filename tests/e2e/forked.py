@@ -138,7 +138,7 @@ def _fork(self: subprocess.Popen[bytes], *given: Any) -> None:
 
 
 def _become(words: Sequence[str], environment: Mapping[str, str]) -> NoReturn:
-    """Run `python -u -m PROGRAM WORDS` as this process, and what Python runs in every process at its start."""
+    """Run `python -u -m PROGRAM WORDS` as this process, after what Python runs in every process."""
     status = 1
     try:
         signal.set_wakeup_fd(-1)
@@ -154,7 +154,7 @@ def _become(words: Sequence[str], environment: Mapping[str, str]) -> NoReturn:
         status = 0
     except SystemExit as end:
         status = int(end.code or 0)
-    except BaseException:
-        sys.excepthook(*sys.exc_info())  # type: ignore[arg-type]
+    except BaseException as error:  # noqa: BLE001
+        sys.excepthook(type(error), error, error.__traceback__)
     finally:
         os._exit(status)

@@ -31,7 +31,6 @@ from train.loop import _save, load_state_dict, optimizer_step, state_dict, train
 from train.record import AsyncCheckpointer, Record, RunRecord
 from train.training_data import TrainingData
 
-WORLDS = (2, 3)
 LAYERS = 4  # stages of different lengths
 STEPS = 3
 CHAIN, EACH = (2, 1, 3), 2  # processes one after the other, and steps of each
@@ -59,6 +58,8 @@ CASES: dict[str, tuple[tuple[int, ...], float, dict[str, Any]]] = {
     ),
     "labels": (SIZES["ragged"], 0.2, {"label_smoothing": 0.1}),
 }
+# What is recomputed or optimized within a stage does not depend on their number.
+OF_WORLD = {2: list(CASES), 3: [*SIZES, "labels"]}
 
 
 def config_of(name: str, **changes: Any) -> Config:
@@ -174,10 +175,10 @@ def main() -> None:
         chain(directory)
         killed(directory)
         return
-    for world in WORLDS:
+    for world in OF_WORLD:
 
         def work(backend: Backend) -> None:
-            found = {name: outcome(name, backend) for name in CASES}
+            found = {name: outcome(name, backend) for name in OF_WORLD[backend.world]}
             if backend.is_main:
                 torch.save(found, directory / f"{backend.world}.pt")
 

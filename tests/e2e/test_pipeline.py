@@ -19,8 +19,8 @@ from tests.e2e.pipeline_worker import (
     EACH,
     FORMS,
     LONG,
+    OF_WORLD,
     STEPS,
-    WORLDS,
     data_of,
     job_of,
     optimize,
@@ -52,8 +52,7 @@ def without_kind(row: dict[str, Any]) -> dict[str, float]:
     return {name: value for name, value in row.items() if name != "kind"}
 
 
-@pytest.mark.parametrize("name", CASES)
-@pytest.mark.parametrize("world", WORLDS)
+@pytest.mark.parametrize(("world", "name"), [(world, name) for world, of in OF_WORLD.items() for name in of])
 def test_stages_train_what_one_process_trains(
     world: int, name: str, directory: Path, alone: dict[str, dict[str, Any]]
 ) -> None:
@@ -75,7 +74,7 @@ def test_stages_train_what_one_process_trains(
 
 
 @pytest.mark.parametrize("name", ["even", "labels"])
-@pytest.mark.parametrize("world", WORLDS)
+@pytest.mark.parametrize("world", OF_WORLD)
 def test_stages_hold_what_was_predicted(world: int, name: str, directory: Path) -> None:
     stages = stages_of(data_of(name).facts, Layout(strategy="pipeline", world=world, shard=world))
     assert torch.load(directory / f"{world}.pt")[name]["held"] == [stage.parameters for stage in stages]

@@ -14,7 +14,7 @@ pytestmark = pytest.mark.slow
 
 def test_a_failed_check_fails_the_command_and_a_program_can_read_the_others(tmp_path: Path) -> None:
     """That all of them pass on a sound configuration, and in words, is a command of the README."""
-    runner = Runner(tmp_path)
+    runner = Runner(tmp_path, forks=True)
     runner.configure("lenet5", TINY)
     (tmp_path / "runs").write_text("a file where runs should be")
     found = json.loads(runner.run("preflight", "--json", status=1))

@@ -209,7 +209,8 @@ def test_a_run_on_two_processes_is_the_run_on_one(runner: Runner, tmp_path: Path
         assert difference <= 1e-5 * tensor.abs().max().clamp(min=1), name
 
 
-def test_a_plan_is_kept_on_the_same_machine_and_made_anew_on_another(runner: Runner) -> None:
+def test_a_plan_is_kept_on_the_same_machine_and_made_anew_on_another(tmp_path: Path) -> None:
+    runner = Runner(tmp_path, forks=True)
     steps = {"CONFIG_MAX_STEPS": "4000", "CONFIG_CHECKPOINT_INTERVAL_STEPS": "10"}
     settings = TINY | steps | {"CONFIG_DEVICE_CPU": "y"}
     runner.configure("lenet5", settings)
