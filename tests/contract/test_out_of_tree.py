@@ -8,13 +8,19 @@ from pathlib import Path
 
 import pytest
 
-# In an order in which each finds what it needs.
+# In an order in which each finds what it needs; goals that one make is called with follow each other.
 COMMANDS = (
-    *("defconfig-lenet5", "resnet18_defconfig", "defconfig DEFCONFIG=lenet5+debug", "fp32.config"),
-    *("mergeconfig FRAGMENT=defconfigs/fragments/debug", "setconfig SET=EMA=y", "olddefconfig", "syncconfig"),
-    *("oldconfig", "listnewconfig", "helpnewconfig", "checkconfig", "explain SYM=EMA", "searchconfig Q=ema"),
-    *("diffconfig", "savedefconfig", "alldefconfig", "allnoconfig", "allyesconfig", "allmodconfig"),
-    *("tinyconfig", "randconfig KCONFIG_SEED=1", "defconfig", "list-defconfigs", "kconfig-lint"),
+    "defconfig-lenet5 resnet18_defconfig",
+    "defconfig DEFCONFIG=lenet5+debug",
+    "fp32.config",
+    "mergeconfig FRAGMENT=defconfigs/fragments/debug",
+    "setconfig SET=EMA=y",
+    "olddefconfig syncconfig oldconfig listnewconfig helpnewconfig checkconfig",
+    "explain SYM=EMA",
+    "searchconfig Q=ema",
+    "diffconfig savedefconfig alldefconfig allnoconfig allyesconfig allmodconfig tinyconfig",
+    "randconfig KCONFIG_SEED=1",
+    "defconfig list-defconfigs kconfig-lint",
 )
 PLACES = {"O=out": {"out"}, "KCONFIG_CONFIG=out/my.config": {"out", "defconfig", "include"}}
 

@@ -31,7 +31,14 @@ def gpt2(spec: TextSpec) -> nn.Module:
     return build_model("gpt2", small_lm_config().model_options, spec, seed=0)
 
 
-@pytest.mark.parametrize("build", [bk("value"), bk("features"), gpt2], ids=["value", "features", "gpt2"])
+@pytest.mark.parametrize(
+    "build",
+    [
+        pytest.param(bk("value"), id="value"),
+        pytest.param(bk("features"), id="features", marks=pytest.mark.long),
+        pytest.param(gpt2, id="gpt2"),
+    ],
+)
 def test_sound_models_pass(build: Build) -> None:
     assert find_faults(build, length=BLOCK) == []
 
@@ -48,8 +55,10 @@ def test_the_original_is_caught_both_ways(monkeypatch: pytest.MonkeyPatch) -> No
 @pytest.mark.parametrize(
     "change",
     [
-        pytest.param(lambda targets: targets.t().reshape(targets.shape), id="transposed"),
-        pytest.param(lambda targets: (5 * targets + 3) % VOCAB, id="one too far"),
+        pytest.param(
+            lambda targets: targets.t().reshape(targets.shape), id="transposed", marks=pytest.mark.long
+        ),
+        pytest.param(lambda targets: (5 * targets + 3) % VOCAB, id="one too far", marks=pytest.mark.long),
         pytest.param(lambda targets: targets.roll(1, dims=1), id="one too near"),
     ],
 )

@@ -29,7 +29,7 @@ from scripts.gpu_check.trials import HANDLERS, events_of
 pytestmark = pytest.mark.slow
 
 
-@pytest.mark.parametrize("case", ["lenet5", "resnet18"])
+@pytest.mark.parametrize("case", ["lenet5", pytest.param("resnet18", marks=pytest.mark.long)])
 def test_cases_train(case: str) -> None:
     step = CASES[case].step
     setting = Setting(case=case, micro_batch=step, accumulation=2, precision="fp32", device="cpu")
