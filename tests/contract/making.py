@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import ast
 import os
 import re
 import subprocess
@@ -13,15 +13,19 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 
-RECORDER = """#!{python}
-import json, os, sys
-if sys.argv[1:2] == ["-c"]:
-    os.execv({python!r}, [{python!r}, *sys.argv[1:]])
-if "bootstrap_probe" in sys.argv[1]:
-    sys.exit(0)
+# A shell, for to start Python took most of the time of these tests; and Python without its site, to write lists.
+RECORDER = """#!/bin/sh
+case "$1 $2" in
+-c*) exec '{python}' "$@" ;;
+*bootstrap_probe*) exit 0 ;;
+esac
+exec '{python}' -IS '{writer}' "$@"
+"""
+WRITER = """
+import os, sys
 kept = {{k: v for k, v in os.environ.items() if k.startswith(("CONFIG_", "KCONFIG_", "GOMP_"))}}
 with open({log!r}, "a") as log:
-    print(json.dumps([sys.argv[1:], kept]), file=log)
+    print([sys.argv[1:], kept], file=log)
 sys.exit(int(os.environ.get("RECORDER_EXIT", "0")))
 """
 
@@ -69,9 +73,10 @@ def defconfigs() -> set[str]:
 def recording_make(tmp_path: Path) -> Make:
     """A make whose Python writes down how it was called; calls of the bootstrap are left out."""
     log = tmp_path / "calls"
-    recorder = tmp_path / "recorder"
-    recorder.write_text(RECORDER.format(python=sys.executable, log=str(log)))
+    recorder, writer = tmp_path / "recorder", tmp_path / "writer.py"
+    recorder.write_text(RECORDER.format(python=sys.executable, writer=writer))
     recorder.chmod(0o755)
+    writer.write_text(WRITER.format(log=str(log)))
 
     def run(*arguments: str, env: Mapping[str, str] | None = None, cwd: Path = ROOT) -> Recorded:
         log.write_text("")
@@ -82,7 +87,7 @@ def recording_make(tmp_path: Path) -> Make:
             capture_output=True,
             text=True,
         )
-        lines = [json.loads(line) for line in log.read_text().splitlines()]
+        lines = [ast.literal_eval(line) for line in log.read_text().splitlines()]
         return Recorded(
             done.returncode, done.stderr, [call for call, _ in lines], [kept for _, kept in lines]
         )
