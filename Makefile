@@ -169,7 +169,7 @@ train-%: ready
 
 # Development
 test test-fast test-long: ready-dev
-	$(RUN_PY) -m pytest -n 2 --dist worksteal $(if $(filter test-fast,$@),-m "not slow") $(if $(filter test-long,$@),-m long)
+	$(RUN_PY) -m pytest -n 2 --dist worksteal $(if $(filter test-fast,$@),-m "not slow" --ignore=tests/e2e) $(if $(filter test-long,$@),-m long)
 test-coverage: ready-dev
 	$(RUN_PY) -m coverage run -m pytest -n 2 --dist worksteal
 	$(RUN_PY) -m coverage combine --quiet

@@ -13,7 +13,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 
-# A shell, for to start Python took most of the time of these tests; and Python without its site, to write lists.
+# A shell, for to start Python took most of the time; and Python without its site, to write lists.
 RECORDER = """#!/bin/sh
 case "$1 $2" in
 -c*) exec '{python}' "$@" ;;

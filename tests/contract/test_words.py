@@ -6,6 +6,7 @@ Identifiers, docstrings, comments and messages of the product, help of the optio
 from __future__ import annotations
 
 import ast
+import functools
 import io
 import re
 import tokenize
@@ -48,6 +49,7 @@ TEXT = {
     r"\btrials of a micro-batch\b": "probe runs",
     r"\bwhere (figures go|machines meet)\b": "Logging, Rendezvous endpoint",
 }
+ANY_OF_TEXT = re.compile("|".join(TEXT))
 # Parts of identifiers, between underscores and capitals.
 NAMES = {
     "asked": "requested",
@@ -97,9 +99,8 @@ def test_every_name_is_in_the_words_of_the_field() -> None:
 
 
 def test_no_exception_is_left_over() -> None:
-    lines = [*_lines()]
     assert [
-        each for each in PLAIN if not any(each[0] == path and each[1] in line for path, _, line in lines)
+        each for each in PLAIN if not any(each[0] == path and each[1] in line for path, _, line in _lines())
     ] == []
 
 
@@ -210,13 +211,18 @@ def _breaches(lines: object) -> Iterator[str]:
     for path, number, line in lines:  # type: ignore[attr-defined]
         if any(path == file and part in line for file, part in PLAIN):
             continue
-        for pattern, instead in TEXT.items():
+        for pattern, instead in TEXT.items() if ANY_OF_TEXT.search(line.lower()) else ():
             if found := re.search(pattern, line.lower()):
                 yield f"{path}:{number}: '{found[0]}': {instead}: {line.strip()[:80]}"
 
 
-def _lines() -> Iterator[tuple[str, int, str]]:
+@functools.cache
+def _lines() -> list[tuple[str, int, str]]:
     """(path, line number, text) of every comment and string of the product and line of the documents."""
+    return [*_read_lines()]
+
+
+def _read_lines() -> Iterator[tuple[str, int, str]]:
     for path, text in _product():
         for token in tokenize.generate_tokens(io.StringIO(text).readline):
             if token.type in (tokenize.STRING, tokenize.COMMENT):

@@ -377,6 +377,7 @@ def test_the_largest_batch_fits_and_the_next_does_not() -> None:
     assert masked == 3
 
 
+@pytest.mark.slow
 def test_the_room_imports_nothing_until_it_is_used() -> None:
     program = (
         "import sys, lib.memory; assert 'torch' not in sys.modules; lib.memory.estimate; sys.modules['torch']"

@@ -99,6 +99,7 @@ def test_too_few_points_sizes_or_amounts_are_refused() -> None:
     assert judge(few, **QUICK).fits["chinchilla"].status == "insufficient"
 
 
+@pytest.mark.slow
 def test_a_rise_beyond_the_seeds_is_refused_and_one_within_is_not() -> None:
     points = [
         dataclasses.replace(point, loss=point.loss + 0.8) if point.parameters == SIZES[2] else point

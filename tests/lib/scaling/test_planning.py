@@ -189,6 +189,7 @@ def test_a_budget_that_is_too_small_says_from_which_on_it_is_enough(data_first: 
             assert title in missing(all_cuts[len(larger)]), "a smaller one is not"
 
 
+@pytest.mark.slow
 def test_the_most_data_of_few_sizes_carries_no_law_of_size() -> None:
     """However many sizes there are at less data."""
     plan = plan_of(FULL.fitted(ONE_PASS))

@@ -35,6 +35,7 @@ def results_of(floor: float) -> list[ScalingResults]:
     ]
 
 
+@pytest.mark.slow
 def test_losses_and_laws_are_drawn_by_size() -> None:
     results = results_of(floor=1.0)
     verdict = judge(points_of(results), starts=8, samples=8)

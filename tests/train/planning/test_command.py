@@ -93,6 +93,7 @@ def test_a_batch_by_hand_that_is_too_large_is_marked_among_machines(
     assert small.startswith("t4") and small.endswith("no: MORE than there is")
 
 
+@pytest.mark.slow
 def test_machines_are_sorted_by_money_where_there_is_a_price(capsys: pytest.CaptureFixture[str]) -> None:
     config = small_config(max_steps=100)
     data = random_data(config, shape=(1, 28, 28), train_size=640)
@@ -115,6 +116,7 @@ def test_machines_are_sorted_by_money_where_there_is_a_price(capsys: pytest.Capt
     )
 
 
+@pytest.mark.slow
 def test_launches_of_each_micro_batch_count() -> None:
     whole, split = outlook("h100-80g", BATCH).launches, outlook("h100-80g", 8).launches
     assert whole.update == split.update and whole.forward == split.forward > 5

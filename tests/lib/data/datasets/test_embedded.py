@@ -120,6 +120,7 @@ def test_rotation_is_cosine_and_sine() -> None:
     assert np.allclose(sine, np.sin(np.radians(degrees)), atol=1e-6)
 
 
+@pytest.mark.slow
 def test_a_second_opening_reads_the_cache(
     dataset: Dataset, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

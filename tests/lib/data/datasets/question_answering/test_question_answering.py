@@ -119,6 +119,7 @@ def test_a_model_that_is_not_known_is_told(tmp_path: Path) -> None:
         opened("toolkit:bytes", "toolkit:words", root=tmp_path)
 
 
+@pytest.mark.slow
 def test_a_missing_package_is_told_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "transformers", None)
     with pytest.raises(ConfigError, match="transformers is not installed: it is an extra") as found:
