@@ -131,8 +131,11 @@ def assert_nothing_is_left(runner: Runner) -> None:
         time.sleep(0.1)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_saves_and_ends_with_its_own_status(runner: Runner, number: signal.Signals) -> None:
+@pytest.mark.parametrize(("number", "forks"), [(signal.SIGINT, True), (signal.SIGTERM, False)])
+def test_a_signal_saves_and_ends_with_its_own_status(
+    tmp_path: Path, number: signal.Signals, forks: bool
+) -> None:
+    runner = of_two(Runner(tmp_path, forks=forks))
     process = training(runner)
     assert len(processes_of(runner)) == 3, "the supervisor and two workers"
     process.send_signal(number)
@@ -184,12 +187,12 @@ def test_a_signal_before_there_are_workers_ends_at_once(runner: Runner, meanwhil
     assert_nothing_is_left(runner)
 
 
-def test_an_error_of_rank_0_is_one_line_and_keeps_its_status(runner: Runner) -> None:
-    runner.runs.write_text("in the way")
-    output = runner.run("train", status=1)
+def test_an_error_of_rank_0_is_one_line_and_keeps_its_status(forking: Runner) -> None:
+    forking.runs.write_text("in the way")
+    output = forking.run("train", status=1)
     assert output.splitlines()[-1].startswith("error: cannot create a run directory")
     assert output.count("error:") == 1 and "Traceback" not in output
-    assert_nothing_is_left(runner)
+    assert_nothing_is_left(forking)
 
 
 def test_another_status_of_rank_0_is_kept(forking: Runner) -> None:
