@@ -38,7 +38,12 @@ def benched(runner: Runner) -> str:
     ("defconfig", "settings", "layout"),
     [
         ("gpt2-tiny", LANGUAGE, ""),
-        ("resnet18", {"CONFIG_RESNET18_WIDTH": "4", "CONFIG_NORM_BATCH": "16"}, " with channels last"),
+        pytest.param(
+            "resnet18",
+            {"CONFIG_RESNET18_WIDTH": "4", "CONFIG_NORM_BATCH": "16"},
+            " with channels last",
+            marks=pytest.mark.long,
+        ),
     ],
 )
 def test_rates_are_compared(defconfig: str, settings: Mapping[str, str], layout: str, tmp_path: Path) -> None:
