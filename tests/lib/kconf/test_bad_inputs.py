@@ -67,7 +67,7 @@ def test_command_exits_with_2_and_prints_one_line_each(tmp_path, monkeypatch, ca
     assert captured.out.splitlines() == lost
 
 
-# On the project's own tree, through the real command line. File, and the line that must be printed.
+# On the project's own tree. File, and the line that must be printed.
 OWN = {
     "unknown": ("CONFIG_BATCHSIZE=64", "CONFIG_BATCHSIZE is not a symbol; did you mean CONFIG_BATCH_SIZE?"),
     "hidden": (
@@ -140,15 +140,16 @@ def test_a_second_choice_member_in_a_full_file_is_one_fault(tmp_path):
 
 
 @pytest.mark.parametrize("name", OWN)
-def test_real_command_leaves_the_file_alone(tmp_path, name):
+def test_command_leaves_the_file_alone(tmp_path, monkeypatch, capsys, name):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("KCONFIG_CONFIG", ".config")
     text, reason = OWN[name]
     file = tmp_path / ".config"
     file.write_text(text + "\n")
     before = file.read_bytes(), file.stat().st_mtime_ns
-    done = kconf(tmp_path, "olddefconfig")
-    assert done.returncode == 2
+    assert main(["olddefconfig"], root=ROOT) == 2
     line = text.count("\n") + 1
-    assert done.stderr.splitlines() == [
+    assert capsys.readouterr().err.splitlines() == [
         f".config:{line}: {reason}",
         "error: 1 fault in the configuration; nothing was changed",
     ]
