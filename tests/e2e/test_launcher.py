@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
 import signal
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -150,9 +153,9 @@ def test_a_signal_saves_and_ends_with_its_own_status(
     assert_nothing_is_left(runner)
 
 
-def test_a_second_interrupt_ends_at_once(runner: Runner) -> None:
-    process = training(runner)
-    (worker,) = [pid for pid in processes_of(runner) if parent_and_rank(pid) == (process.pid, "0")]
+def test_a_second_interrupt_ends_at_once(forking: Runner) -> None:
+    process = training(forking)
+    worker = int((notes_of(process) / "0.pid").read_text())
     os.kill(worker, signal.SIGSTOP)  # as if saving took its time
     for number in (signal.SIGINT, signal.SIGTERM):
         process.send_signal(number)
@@ -162,15 +165,16 @@ def test_a_second_interrupt_ends_at_once(runner: Runner) -> None:
     output = process.communicate(timeout=60)[0]
     assert process.returncode == 130 and output.splitlines()[-1] == "interrupted"
     assert "Traceback" not in output
-    assert_nothing_is_left(runner)
+    assert_nothing_is_left(forking)
 
 
-def parent_and_rank(pid: int) -> tuple[int, str]:
-    variables = dict(
-        pair.partition("=")[::2] for pair in Path(f"/proc/{pid}/environ").read_text().split("\0")
-    )
-    parent = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
-    return parent, variables.get("RANK", "")
+def notes_of(process: Forked) -> Path:
+    """The directory of a launch that is going on."""
+    for launch in Path(tempfile.gettempdir()).glob("anneal-*/launch.json"):
+        with contextlib.suppress(FileNotFoundError):  # another launch has ended
+            if json.loads(launch.read_text())["supervisor"] == process.pid:
+                return launch.parent
+    raise AssertionError("there is no launch")
 
 
 @pytest.mark.parametrize("meanwhile", [NOT_READY_YET, ENDING])
@@ -233,15 +237,12 @@ def test_a_worker_that_is_killed_is_named(forking: Runner, rank: int) -> None:
     assert_nothing_is_left(forking)
 
 
-def test_nothing_outlives_a_killed_supervisor(runner: Runner) -> None:
-    process = training(runner)
-    (notes,) = [
-        Path(name.split()[3])
-        for name in processes_of(runner).values()
-        if "lib.distributed.supervisor" in name
-    ]
+def test_nothing_outlives_a_killed_supervisor(forking: Runner) -> None:
+    process = training(forking)
+    assert len(processes_of(forking)) == 3
+    notes = notes_of(process)
     process.kill()
     assert process.wait() == -signal.SIGKILL
-    assert_nothing_is_left(runner)
+    assert_nothing_is_left(forking)
     assert "Traceback" not in process.communicate()[0]
     assert not notes.exists()
