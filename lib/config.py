@@ -18,7 +18,7 @@ from lib.errors import ConfigError
 from lib.kconf.values import Value
 from lib.plugins import DATASETS, MODELS, TASKS, task_of
 
-OF_PLUG_INS = ("task", "model_options", "task_options", "data_options")  # fields that depend on plug-ins
+OF_PLUG_INS = ("model_options", "task_options", "data_options")  # fields that hold the symbols of a plug-in
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -215,13 +215,12 @@ def config_from_values(values: Mapping[str, Value]) -> Config:
         )
     task = str(values["TASK"] or "") or task_of(model)
     options = {
-        "task": task,
         "model_options": MODELS.own(model, values),
         "data_options": DATASETS.own(str(values["DATASET"]), values),
         "task_options": TASKS.own(task, values) if task else {},  # to load such a model is refused
     }
     groups = {name: group(**_settings(group, values)) for name, group in GROUPS.items()}
-    return Config(**_settings(Config, values), **groups, **options)  # type: ignore[arg-type]
+    return Config(**_settings(Config, {**values, "TASK": task}), **groups, **options)  # type: ignore[arg-type]
 
 
 def flat(config: Config) -> dict[str, Any]:

@@ -148,6 +148,20 @@ class Column:
         return np.nan_to_num((numbers_N - self.mean) / self.std).astype(np.float32)
 
 
+def row_text(columns: Sequence[Column], row_F: npt.NDArray[np.float32]) -> str:
+    """Return a row of inputs as text: the numbers in their own units, and the categories."""
+    texts, place = [], 0
+    for column in columns:
+        width = len(column.values) or 1
+        own = row_F[place : place + width]
+        value = f"{own[0] * column.std + column.mean:.6g}" if not column.values else "?"
+        if column.values and own.any():
+            value = column.values[int(own.argmax())]
+        texts.append(f"{column.name} {value}")
+        place += width
+    return ", ".join(texts)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableSpec:
     """Rows of a table with numbers to predict.

@@ -136,19 +136,20 @@ def _complete(
     found = {name: missing for name, missing in lacking.items() if missing.any()}
     if not found:
         return rows
-    told = ", ".join(f"{name} {missing.sum()}" for name, missing in found.items())
+    counts = ", ".join(f"{name} {missing.sum()}" for name, missing in found.items())
     if options.missing == "error":
         name, missing = next(iter(found.items()))
         raise DataError(
-            f"{table.file}: values are missing: {told}",
+            f"{table.file}: values are missing: {counts}",
             why=f"the first is {name!r} of {table.row(int(rows[missing.argmax()]))}",
             todo="set CONFIG_TABULAR_MISSING_MEAN=y or CONFIG_TABULAR_MISSING_DROP=y",
         )
     needed = [*found.values()] if options.missing == "drop" else [lacking[name] for name in schema.targets]
     dropped = np.any(needed, axis=0) if needed else np.zeros(len(rows), np.bool_)
     left_out = f"{dropped.sum()} of {len(rows)} rows are left out"
-    location.log(f"{table.file}: values are missing: {told}; {left_out}")
-    return rows[~dropped]
+    location.log(f"{table.file}: values are missing: {counts}; {left_out}")
+    kept: npt.NDArray[np.int64] = rows[~dropped]
+    return kept
 
 
 def _column(options: Options, table: Table, rows: npt.NDArray[np.int64], name: str) -> Column:
