@@ -28,13 +28,13 @@ class Options:
     """The symbols of lib/data/datasets/tabular/Kconfig."""
 
     file: str
-    validation_file: str | None
+    validation_file: str
     validation_pct: int | None  # None with a file
-    group: str | None
-    targets: str | None
+    group: str | None  # None with a file
+    targets: str
     target: Literal["numbers", "classes"]
-    inputs: str | None
-    categories: str | None
+    inputs: str
+    categories: str
     missing: Literal["error", "mean", "drop"]
 
 
@@ -99,8 +99,8 @@ def _schema(options: Options, table: Table) -> _Schema:
     return _Schema(targets, inputs)
 
 
-def _names(listed: str | None) -> list[str]:
-    return [*dict.fromkeys(name.strip() for name in (listed or "").split(",") if name.strip())]
+def _names(listed: str) -> list[str]:
+    return [*dict.fromkeys(name.strip() for name in listed.split(",") if name.strip())]
 
 
 def _listed(table: Table) -> str:

@@ -14,13 +14,13 @@ from tests.support.datasets import opened
 
 DEFAULTS: dict[str, Any] = {
     "file": "table.csv",
-    "validation_file": None,
+    "validation_file": "",
     "validation_pct": 25,
-    "group": None,
+    "group": "",
     "targets": "price",
     "target": "numbers",
-    "inputs": None,
-    "categories": None,
+    "inputs": "",
+    "categories": "",
     "missing": "error",
 }
 HEADING = "size,city,year,price"
@@ -155,7 +155,7 @@ def test_missing_values(tmp_path: Path, missing: str, train: int) -> None:
         ("size,price\n1,2\n", {}, DataError, "no row is left for"),
         (f"{HEADING}\n1,a,1,1\n", {"targets": "pricee"}, ConfigError, "TABULAR_TARGETS.*did you mean price"),
         (f"{HEADING}\n1,a,1,1\n", {"inputs": "price"}, ConfigError, "both name 'price'"),
-        (f"{HEADING}\n1,a,1,1\n", {"targets": None}, ConfigError, "CONFIG_TABULAR_TARGETS names no column"),
+        (f"{HEADING}\n1,a,1,1\n", {"targets": ""}, ConfigError, "CONFIG_TABULAR_TARGETS names no column"),
         (f"{HEADING}\n1,a,1,1\n", {"targets": "city,year", "target": "classes"}, ConfigError, "only one can"),
         ('size,price\n"1,2\n', {}, DataError, "is no table"),
         (None, {}, DataError, "is not there"),
