@@ -107,12 +107,13 @@ GROUPS: dict[str, type] = {  # fields that hold symbols by the same rule as Conf
 class Config:
     """Every setting that a run may depend on, and no facts of the machine that it runs on."""
 
-    # Model
+    # Model and task
     model: str
+    task: str  # name of a folder of train/tasks: the chosen one, or the TASK of the model's file
     table_scale: float | None  # None where the model's Kconfig gives none
     recommended_target: int | None
     model_options: Mapping[str, Value]  # the symbols of the model's own Kconfig, as fields of its Options
-    task_options: Mapping[str, Value]  # likewise those of the kind of learning that the model names
+    task_options: Mapping[str, Value]  # likewise those of the task
 
     # Data
     dataset: str
@@ -212,14 +213,14 @@ def config_from_values(values: Mapping[str, Value]) -> Config:
             "CONFIG_NESTEROV=y needs a momentum above 0, and CONFIG_MOMENTUM is 0",
             todo="raise CONFIG_MOMENTUM or set CONFIG_NESTEROV=n",
         )
-    task = task_of(model)
+    task = str(values["TASK"] or "") or task_of(model)
     options = {
         "model_options": MODELS.own(model, values),
         "data_options": DATASETS.own(str(values["DATASET"]), values),
         "task_options": TASKS.own(task, values) if task else {},  # to load such a model is refused
     }
     groups = {name: group(**_settings(group, values)) for name, group in GROUPS.items()}
-    return Config(**_settings(Config, values), **groups, **options)  # type: ignore[arg-type]
+    return Config(**_settings(Config, {**values, "TASK": task}), **groups, **options)  # type: ignore[arg-type]
 
 
 def flat(config: Config) -> dict[str, Any]:

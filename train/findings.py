@@ -9,7 +9,6 @@ from pathlib import Path
 
 from lib.config import config_from_values
 from lib.errors import CheckpointError
-from lib.nn.model_code import load_model
 from lib.plan.fitting import step_settings
 from lib.plan.types import Hardware, Plan
 from lib.plugins import TASKS
@@ -32,7 +31,7 @@ def find(run: RunDir, *, root: Path) -> Findings:
     steps = run.checkpoint_steps
     restored = restore(str(run.path), root=root, runs=run.path, best=False)
     job, data = restored.job, restored.data
-    home = TASKS.home(load_model(job.config.model).TASK)
+    home = TASKS.home(job.config.task)
     exhibits: list[Block] = []
     if (home / "exhibits.py").is_file():  # otherwise the task has nothing to show
         module = importlib.import_module(f"{TASKS.package}.{home.name}.exhibits")
@@ -42,7 +41,7 @@ def find(run: RunDir, *, root: Path) -> Findings:
     return {
         "steps": steps,
         "step": restored.step,
-        "naive_loss": naive_loss_of(job.config.model, data.dataset.spec),
+        "naive_loss": naive_loss_of(job.config, data.dataset.spec),
         "flop_per_sample": flop and flop + sum(branch.flop_per_sample for branch in branches),
         "memory": _memory(run, restored, root),
         "exhibits": exhibits,

@@ -55,7 +55,7 @@ def evaluate(name: str, *, root: Path, runs: Path, best: bool) -> int:
     dataset = restored.data.dataset
     part = evaluation_part(job.config, dataset)
     print(f"{restored.run.path}, step {restored.step}: {format_evaluation(result)} ({part})")
-    baseline = baseline_of(job.config.model, dataset, cache_dir=cache_of(root), log=log)
+    baseline = baseline_of(job.config, dataset, cache_dir=cache_of(root), log=log)
     if baseline is not None:
         print(baseline)
     return 0

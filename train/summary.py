@@ -120,7 +120,7 @@ def log_summary(job: Job, dataset: Dataset, *, root: Path) -> None:
         _log_sample(job, dataset)
     baseline = None
     if is_main:
-        baseline = baseline_of(job.config.model, dataset, cache_dir=cache_of(root), log=job.record.log)
+        baseline = baseline_of(job.config, dataset, cache_dir=cache_of(root), log=job.record.log)
     if baseline is not None:
         job.record.log(baseline)
 

@@ -17,7 +17,7 @@ from lib.data.types import Spec, TextClassSpec, TextSpec
 from lib.errors import ConfigError, PlanError
 from lib.memory.facts import ROWS, model_facts
 from lib.nn.activation_checkpointing import configure_recomputation
-from lib.nn.model_code import ModelCode, build_model, load_model
+from lib.nn.model_code import ModelCode, build_model
 from lib.plan.types import ModelFacts, least_effective_batch
 from train.job import warm_up_text
 from train.tasks.base import Prepared, check_options, load_task, preparation_of
@@ -110,7 +110,7 @@ def open_training_data(
     data = make_training_data(config, restrict(dataset, limit=config.data_limit, holdout=config.holdout))
     if check:
         check_sizes(config, data.dataset.train.size)
-    prepare = preparation_of(config.model)
+    prepare = preparation_of(config)
     if prepare is None:
         return data
     return with_prepared(config, data, prepare(config, dataset, root=root, learned=trained, log=log))
@@ -175,7 +175,7 @@ def make_training_data(config: Config, dataset: Dataset) -> TrainingData:
         try:
             with ModelCode(config.model, torchs=True):
                 facts = model_facts(
-                    lambda: checked(built(config, spec), config.model, spec), spec, rows=rows, **known
+                    lambda: checked(built(config, spec), config, spec), spec, rows=rows, **known
                 )
             return TrainingData(dataset=dataset, facts=facts)
         except ConfigError as error:
@@ -199,32 +199,31 @@ def built(config: Config, spec: Spec) -> nn.Module:
 
 
 def check_task(config: Config, spec: Spec) -> None:
-    """Raise ConfigError where the model's TASK is not for such data, or lacks the options of its kind."""
-    task = load_model(config.model).TASK
-    expected, kinds = load_task(config.model).DATA
+    """Raise ConfigError where the task is not for such data, or the model hides an option of the task."""
+    expected, kinds = load_task(config).DATA
     if not isinstance(spec, kinds):
         raise ConfigError(
-            f'models/{config.model}/model.py: TASK = "{task}" does not train on {spec.name}',
+            f'models/{config.model}/model.py: TASK = "{config.task}" does not train on {spec.name}',
             why=f"it needs {expected}",
             todo=f"set another TASK, or select another MODEL_DATA_ symbol in models/{config.model}/Kconfig",
         )
     check_options(config)
 
 
-def checked(model: nn.Module, name: str, spec: Spec) -> nn.Module:
-    """Return `model`, called `name`, with a hook that checks what its forward pass returns.
+def checked(model: nn.Module, config: Config, spec: Spec) -> nn.Module:
+    """Return the configured `model` with a hook that checks what its forward pass returns.
 
     The forward pass raises ConfigError where the task cannot use that.
     """
-    task = load_task(name)
+    task, file = load_task(config), f"models/{config.model}/model.py"
 
     def check(_: nn.Module, inputs: tuple[Tensor, ...], returned: Any) -> None:
         wrong = task.fault(returned, spec, rows=len(inputs[0]))
         if wrong:
-            raise ConfigError(f"models/{name}/model.py: forward returns {_shape(returned)}, {wrong}")
+            raise ConfigError(f"{file}: forward returns {_shape(returned)}, {wrong}")
         if not any(leaf.requires_grad for leaf in tree_leaves(returned) if isinstance(leaf, Tensor)):
             raise ConfigError(
-                f"models/{name}/model.py: what forward returns depends on no weight",
+                f"{file}: what forward returns depends on no weight",
                 why="there is nothing to train",
             )
 

@@ -34,8 +34,8 @@ _POSITIONS_AT_ONCE = 8192
 class Batch:
     """Batch on the device.
 
-    inputs:  normalised images (N, C, H, W), or int64 tokens (N, T).
-    targets: int64 labels (N,), or tokens (N, T) with IGNORED.
+    inputs:  normalised images (N, C, H, W) or rows of a table (N, F), or int64 tokens (N, T).
+    targets: int64 labels (N,), normalised numbers (N, K), or tokens (N, T) with IGNORED.
     weights: float32 (N,), 1 for a sample and 0 for padding, which comes last; None: all 1.
     """
 
@@ -62,7 +62,7 @@ def choose_placement(
 class LoaderConfig:
     """Settings of a loader.
 
-    dtype, channels_last: of images in batches; the arithmetic is float32.
+    dtype, channels_last: of images and rows of tables in batches; the arithmetic is float32.
     num_workers, prefetch: threads, and micro-batches read ahead (at least one per thread), of a stream.
     """
 
@@ -96,8 +96,13 @@ def _normaliser(spec: ImageSpec, loader_config: LoaderConfig) -> Callable[[torch
     return normalise
 
 
-def _to_int64(tokens_NT: torch.Tensor) -> torch.Tensor:
-    return tokens_NT.to(torch.int64)
+def _converter(dtype: torch.dtype) -> Callable[[torch.Tensor], torch.Tensor]:
+    """Return the conversion of stored numbers to those of a batch: fractions to `dtype`, others to int64."""
+
+    def convert(stored: torch.Tensor) -> torch.Tensor:
+        return stored.to(dtype if stored.is_floating_point() else torch.int64)
+
+    return convert
 
 
 class _Loader:
@@ -112,7 +117,8 @@ class _Loader:
             num_workers=loader_config.num_workers,
             prefetch=loader_config.prefetch,
         )
-        self._normalise = _normaliser(spec, loader_config) if isinstance(spec, ImageSpec) else _to_int64
+        self._convert = _converter(loader_config.dtype)
+        self._normalise = _normaliser(spec, loader_config) if isinstance(spec, ImageSpec) else self._convert
 
     def close(self) -> None:
         """Stop background threads; the loader cannot be used afterwards."""
@@ -235,7 +241,7 @@ class TrainLoader(_Loader):
             inputs, targets = apply_symmetry(inputs, targets, draws_KN, spec=self._spec)
         elif self._kind != "none":
             inputs = apply(inputs, draws_KN, kind=self._kind, pad=self._pad)
-        return Batch(self._normalise(inputs), _to_int64(targets))
+        return Batch(self._normalise(inputs), self._convert(targets))
 
 
 def _padded_places(sizes: Sequence[int], rows: Sequence[int]) -> Indices:
@@ -265,4 +271,4 @@ class EvalLoader(_Loader):
             for number in numbers
         )
         for inputs, targets, weights_1N in self._store.read(requests):
-            yield Batch(self._normalise(inputs), _to_int64(targets), weights_1N[0].to(torch.float32))
+            yield Batch(self._normalise(inputs), self._convert(targets), weights_1N[0].to(torch.float32))

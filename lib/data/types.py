@@ -122,13 +122,95 @@ class TextClassSpec:
         return (self.block_size,)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Column:
+    """A column of a table.
+
+    values:    its different texts, sorted, of a column of categories; () of a column of numbers.
+    mean, std: of the numbers of the training part.
+    """
+
+    name: str
+    values: tuple[str, ...] = ()
+    mean: float = 0.0
+    std: float = 1.0
+
+    @classmethod
+    def of_numbers(cls, name: str, numbers_N: npt.NDArray[np.float64]) -> Column:
+        """Return the column with the mean and deviation of `numbers_N`, without those that are nan."""
+        known = numbers_N[~np.isnan(numbers_N)]
+        mean, std = (float(known.mean()), float(known.std())) if len(known) else (0.0, 0.0)
+        return cls(name=name, mean=mean, std=std or 1.0)
+
+    def normalised(self, numbers_N: npt.NDArray[np.float64]) -> npt.NDArray[np.float32]:
+        """Return numbers in standard deviations from the mean, 0 for nan."""
+        # In double precision: the mean of, say, a year is large beside its deviation.
+        return np.nan_to_num((numbers_N - self.mean) / self.std).astype(np.float32)
+
+
+def row_text(columns: Sequence[Column], row_F: npt.NDArray[np.float32]) -> str:
+    """Return a row of inputs as text: the numbers in their own units, and the categories."""
+    texts, place = [], 0
+    for column in columns:
+        width = len(column.values) or 1
+        own = row_F[place : place + width]
+        value = f"{own[0] * column.std + column.mean:.6g}" if not column.values else "?"
+        if column.values and own.any():
+            value = column.values[int(own.argmax())]
+        texts.append(f"{column.name} {value}")
+        place += width
+    return ", ".join(texts)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TableSpec:
+    """Rows of a table with numbers to predict.
+
+    Inputs are float32 (N, width): numbers less their mean, divided by their standard deviation, and 0 and 1
+    for categories, in the order of `columns`. Targets are float32 (N, targets), normalised likewise.
+    """
+
+    input_dtype: ClassVar[InputDtype] = "float32"
+
+    name: str
+    columns: tuple[Column, ...]
+    targets: tuple[Column, ...]
+    synthetic: bool = False
+
+    @property
+    def input_shape(self) -> tuple[int, ...]:
+        """Shape of one sample."""
+        return (sum(len(column.values) or 1 for column in self.columns),)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TableClassSpec:
+    """Rows of a table with labels. Inputs are those of a TableSpec; targets are one label per row."""
+
+    input_dtype: ClassVar[InputDtype] = "float32"
+
+    name: str
+    columns: tuple[Column, ...]
+    classes: int
+    synthetic: bool = False
+
+    @property
+    def input_shape(self) -> tuple[int, ...]:
+        """Shape of one sample."""
+        return (sum(len(column.values) or 1 for column in self.columns),)
+
+
+LABELLED = ImageSpec, TextClassSpec, TableClassSpec  # specs of data with one label per sample
+Labelled: TypeAlias = ImageSpec | TextClassSpec | TableClassSpec
+
+
 @dataclass(frozen=True, slots=True)
 class ArrayPart:
     """Samples as rows of two arrays.
 
-    inputs:  uint8 (N, C, H, W) for images, int64 (N, T) for tokens, uint8 (N, L) for puzzles and bytes;
-             possibly a memory map.
-    targets: int64 labels (N,), uint8 (N, L) for puzzles, or int32 tokens (N, K).
+    inputs:  uint8 (N, C, H, W) for images, int64 (N, T) for tokens, uint8 (N, L) for puzzles and bytes,
+             float32 (N, F) for tables; possibly a memory map.
+    targets: int64 labels (N,), float32 numbers (N, K), uint8 (N, L) for puzzles, or int32 tokens (N, K).
     rows:    positions of the part's samples in the arrays; None: all.
     """
 
@@ -138,9 +220,10 @@ class ArrayPart:
 
     def __post_init__(self) -> None:
         kind = self.inputs.ndim, self.inputs.dtype.name
-        assert kind in ((4, "uint8"), (2, "int64"), (2, "uint8"))
+        assert kind in ((4, "uint8"), (2, "int64"), (2, "uint8"), (2, "float32"))
         assert len(self.targets) == len(self.inputs)
-        assert (self.targets.ndim, self.targets.dtype.name) in ((1, "int64"), (2, "uint8"), (2, "int32"))
+        known = (1, "int64"), (2, "uint8"), (2, "int32"), (2, "float32")
+        assert (self.targets.ndim, self.targets.dtype.name) in known
         assert self.targets.dtype.name != "uint8" or self.targets.shape == self.inputs.shape
         assert self.targets.ndim == 2 or kind != (2, "uint8")
 

@@ -27,7 +27,8 @@ NOT_METRICS = frozenset(
     | {*SHARES}
     | {"samples", "bytes", "chars", "tokens"}
 )
-_LOWER_IS_BETTER = ("loss", "perplexity", "bits_per_byte")
+_LOWER_IS_BETTER = ("loss", "perplexity", "bits_per_byte", "mae", "rmse")
+_LOWER_BY_TARGET = ("mae_", "rmse_")  # of several targets, each with its name
 
 
 def preferred(names: Collection[str]) -> str:
@@ -37,7 +38,7 @@ def preferred(names: Collection[str]) -> str:
 
 def higher_is_better(metric: str) -> bool:
     """Return False for a metric that training lowers."""
-    return metric not in _LOWER_IS_BETTER
+    return metric not in _LOWER_IS_BETTER and not metric.startswith(_LOWER_BY_TARGET)
 
 
 def format_value(name: str, value: float) -> str:

@@ -36,7 +36,7 @@ from lib.devices.probe import probe
 from lib.errors import ConfigError, run_main
 from lib.hyperparams import apply_hyperparams
 from lib.nn.dropout import dropouts, key_samples
-from lib.nn.model_code import build_model, load_model
+from lib.nn.model_code import build_model
 from lib.plan import plan as make_plan
 from lib.plan.placement import refuse_static_shapes
 from lib.runs.console import Console
@@ -171,7 +171,7 @@ def plain_case(folder: Path, resolved: kconf.Resolved, requested: Config) -> Pla
 
     Raises ConfigError for a model that the bare loop cannot train.
     """
-    if load_model(requested.model).TASK not in BY_HAND:
+    if requested.task not in BY_HAND:
         raise ConfigError(
             f"make bench has no loop by hand for {requested.model}",
             why="a step of it is more than a forward pass and a cross-entropy",
@@ -243,7 +243,7 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=1.0, help="about how long a round of one loop takes")
     options = parser.parse_args()
     resolved, requested = configured()
-    own = f"scripts.bench.tasks.{load_model(requested.model).TASK}"
+    own = f"scripts.bench.tasks.{requested.task}"
     if importlib.util.find_spec(own) is not None:
         show_comparison(own, requested, rounds=options.rounds, round_seconds=options.seconds)
         return 0

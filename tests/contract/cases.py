@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lib.data.types import ImageSpec, Spec, TextClassSpec, TextSpec
+from lib.data.types import Column, ImageSpec, Spec, TableClassSpec, TableSpec, TextClassSpec, TextSpec
 from lib.nn.model_code import build_model, load_model
 from lib.plugins import MODELS
 from tests.support.examples import examples, told_of
@@ -28,7 +28,12 @@ def golden(name: str) -> list[dict[str, Any]]:
 
 
 def spec_of(case: dict[str, Any]) -> Spec:
-    """Images, texts with labels or without, or what an example has: by what the case tells of its data."""
+    """Images, tables, texts with labels or without, or what an example has: by what the case tells."""
+    if "features" in case:
+        columns = tuple(Column(name=f"x{number}") for number in range(case["features"]))
+        if "classes" in case:
+            return TableClassSpec(name="noise", columns=columns, classes=case["classes"])
+        return TableSpec(name="noise", columns=columns, targets=(Column(name="y"),) * case["targets"])
     if "channels" in case:
         shape = {name: case[name] for name in ("channels", "height", "width", "classes")}
         constant = (0.5,) * case["channels"]
@@ -58,7 +63,7 @@ def tiny(name: str, *, seed: int = 0) -> tuple[nn.Module, Spec]:
 
 def inputs_of(spec: Spec, rows: int) -> Tensor:
     generator = torch.Generator().manual_seed(0)
-    if isinstance(spec, ImageSpec):
+    if isinstance(spec, ImageSpec | TableSpec | TableClassSpec):
         return torch.randn(rows, *spec.input_shape, generator=generator)
     vocab_size: int = spec.vocab_size  # type: ignore[attr-defined]
     return torch.randint(0, vocab_size, (rows, *spec.input_shape), generator=generator)
@@ -69,6 +74,8 @@ def targets_of(spec: Spec, rows: int) -> Tensor:
         return example.targets_of(spec, inputs_of(spec, rows))  # type: ignore[no-any-return]
     if isinstance(spec, TextSpec):
         return torch.arange(rows * spec.block_size).view(rows, -1) % spec.vocab_size
+    if isinstance(spec, TableSpec):
+        return torch.arange(rows * len(spec.targets)).view(rows, -1) / rows
     return torch.arange(rows) % spec.classes
 
 
@@ -77,6 +84,8 @@ def output_shape(spec: Spec, rows: int) -> tuple[int, ...]:
         return example.output_shape(spec, rows)  # type: ignore[no-any-return]
     if isinstance(spec, TextSpec):
         return rows, spec.block_size, spec.vocab_size
+    if isinstance(spec, TableSpec):
+        return rows, len(spec.targets)
     return rows, spec.classes
 
 

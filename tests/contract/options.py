@@ -33,6 +33,12 @@ TEXTS = {
     "CHECKPOINT_URL": ("file://{}",),
     "SINK_PROJECT": ("another",),
     "LR_STEP_PCT_LIST": ("34", "10,90"),
+    "TABULAR_FILE": ("other.csv",),
+    "TABULAR_VALIDATION_FILE": ("other.csv",),
+    "TABULAR_GROUP": ("colour",),
+    "TABULAR_TARGETS": ("size",),
+    "TABULAR_INPUTS": ("size",),
+    "TABULAR_CATEGORIES": ("size",),
 }
 
 

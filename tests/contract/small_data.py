@@ -69,6 +69,11 @@ def write_files(data: Path) -> None:
     for part, size in (("train", TRAIN), ("dev", TEST)):
         lines = [f"{'good' if row % 2 else 'bad'} film {row}\t{row % 2}" for row in range(size)]
         _write(data / "SST-2" / f"{part}.tsv", "\n".join(lines).encode())
+    for name, size in (("table", TRAIN + TEST), ("other", TEST)):
+        rows = [
+            f"{row if row % 5 else ''},{'red' if row % 3 else 'blue'},{row % 4 or ''}" for row in range(size)
+        ]
+        _write(data / f"{name}.csv", "\n".join(["size,colour,target", *rows]).encode())
     for write in told_of("write_files"):
         write(data)
 

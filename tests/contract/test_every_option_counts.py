@@ -65,6 +65,8 @@ SMALL = {
     "RESNET50_WIDTH": "8",
     "RESNET_BK_LAYERS": "1",
     "RESNET_BK_WIDTH": "8",
+    "MLP_WIDTH": "8",
+    "TABULAR_MISSING_MEAN": "y",
 } | merged("SMALL")
 
 # Model and options; together they show every option, each in the first that shows it.
@@ -82,6 +84,9 @@ SHOWN = (
     "GPT2 DATASET_TOKEN_BINS",
     "RESNET_BK RESNET_BK_FORM_UPSTREAM RESNET_BK_ALLOW_LEAK",
     "RESNET_BK",
+    "MLP",
+    "MLP DATASET_TABULAR",
+    "MLP REGRESS_LOSS_HUBER",
     *(shown for example in told_of("SHOWN") for shown in example),
 )
 

@@ -13,14 +13,16 @@ import torch
 
 from lib import kconf
 from lib.config import Config, config_from_values
+from lib.data import restrict
 from lib.data.loader import Batch
 from lib.plan import plan as make_plan
 from lib.plan.types import Plan
+from tests.support.datasets import opened
 from tests.support.examples import examples
 from tests.support.tokens import BLOCK, VOCAB, sentences_data, text_data
 from tests.support.training import CPU, Wrapped, random_data, small_job, trained
 from train.tasks.base import Forward, Sums, Task, count_of
-from train.training_data import TrainingData
+from train.training_data import TrainingData, make_training_data
 
 ROOT = Path(__file__).resolve().parents[2]
 DEFCONFIGS = sorted(path.name for path in (ROOT / "defconfigs").iterdir() if path.is_file())
@@ -83,6 +85,8 @@ def _data_of(config: Config) -> TrainingData:
     if example is not None and hasattr(example, "data"):
         data: TrainingData = example.data(config, train=3 * TARGET)
         return data
+    if config.dataset == "friedman":
+        return make_training_data(config, restrict(opened("friedman"), limit=3 * TARGET))
     if config.dataset == "sst2":
         return sentences_data(config, size=3 * TARGET)
     if config.block_size is not None:

@@ -49,6 +49,10 @@ COMMANDS = {
     'make setconfig SET="DATASET_IMAGE_FOLDER=y DATA_DIR=../photos IMAGE_SIZE=64"': SETTINGS,
     'make setconfig SET="TARGET_EFFECTIVE_BATCH=32 NUM_EPOCHS=20"': SETTINGS,
     'make setconfig SET="DATASET_TEXT_FILES=y DATA_DIR=../texts"': SETTINGS,
+    "make defconfig-tabular-regression": RUN,
+    'make setconfig SET="DATASET_TABULAR=y DATA_DIR=../houses TABULAR_FILE=houses.csv TABULAR_TARGETS=price"'
+    "": SETTINGS,
+    'make setconfig SET="TABULAR_TARGETS=kind TABULAR_TARGET_CLASSES=y"': SETTINGS,
     'make setconfig SET="DEVICE_CUDA=y NUM_DEVICES=8 DIST_NNODES=2"': SETTINGS,
     'make setconfig SET="SLURM_PARTITION=gpu SLURM_TIME=12:00:00"': SETTINGS,
     "make train CONFIG_MAX_STEPS=2000": DRY,

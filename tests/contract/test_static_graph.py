@@ -21,6 +21,7 @@ from train.tasks.base import Sums
 # A configuration for each model, and what else has code of its own in a step.
 DEFCONFIGS = {
     "lenet5": "lenet5",
+    "mlp": "tabular-regression",
     "resnet18": "resnet18",
     "resnet50": "resnet50",
     "gpt2": "gpt2-tiny",

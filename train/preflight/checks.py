@@ -104,7 +104,7 @@ def first_loss(candidate: Candidate) -> tuple[bool, str]:
     """Check that the loss of random weights is about that of a uniform guess."""
     job = candidate.job(*candidate.splits()[0], device=True)
     (found,) = _losses(job, 1)
-    expected = naive_loss_of(candidate.config.model, candidate.data.dataset.spec)
+    expected = naive_loss_of(candidate.config, candidate.data.dataset.spec)
     if expected is None:
         return math.isfinite(found), f"{found:.4f}; the task cannot predict it"
     finding = f"{found:.4f}, a uniform guess has {expected:.4f}"

@@ -143,50 +143,53 @@ class TaskModule(Protocol):
     fault: Callable[..., str]  # takes what a model returns, the spec and rows: the fault, or ""
 
 
-def load_task(model: str) -> TaskModule:
-    """Load the task module of `model`. Raises ConfigError if one of the two is invalid."""
-    return cast(TaskModule, TASKS.load(load_model(model).TASK))
+def load_task(config: Config) -> TaskModule:
+    """Load the configured task. Raises ConfigError if it or the model's file is invalid."""
+    load_model(config.model)
+    return cast(TaskModule, TASKS.load(config.task))
 
 
 def make_task(config: Config, spec: Spec, *, prepared: Any = None) -> Task:
     """Build the configured task. prepared: from `Prepared.load`, for a task with a preparation."""
-    module = load_task(config.model)
-    options = TASKS.options(load_model(config.model).TASK, config.task_options)
-    given = {} if preparation_of(config.model) is None else {"prepared": prepared}
+    module = load_task(config)
+    options = TASKS.options(config.task, config.task_options)
+    given = {} if preparation_of(config) is None else {"prepared": prepared}
     return module.build(options, spec, config=config, **given)
 
 
-def _optional(model: str, name: str) -> Callable[..., Any] | None:
-    """Return a function that the task of `model` may define, None if it does not."""
-    return vars(load_task(model)).get(name)
+def _optional(config: Config, name: str) -> Callable[..., Any] | None:
+    """Return a function that the task may define, None if it does not."""
+    return vars(load_task(config)).get(name)
 
 
-def preparation_of(model: str) -> Callable[..., Prepared] | None:
-    """Return the preparation of the task of `model`, None if it has none.
+def preparation_of(config: Config) -> Callable[..., Prepared] | None:
+    """Return the preparation of the task, None if it has none.
 
     It takes configuration, data set, root, learned (false for random weights) and log.
     """
-    return _optional(model, "prepare")
+    return _optional(config, "prepare")
 
 
 def to_measure(config: Config) -> Config:
     """Return `config` with the cheapest options of its task that need the same memory."""
-    shorten = _optional(config.model, "to_measure")
+    shorten = _optional(config, "to_measure")
     return config if shorten is None else config.replace(task_options=shorten(config.task_options))
 
 
-def baseline_of(model: str, dataset: Dataset, *, cache_dir: Path, log: Callable[[str], None]) -> str | None:
-    """Return the baseline for `model` as a line of text, cached in `cache_dir`; None if there is none.
+def baseline_of(
+    config: Config, dataset: Dataset, *, cache_dir: Path, log: Callable[[str], None]
+) -> str | None:
+    """Return the baseline of the task as a line of text, cached in `cache_dir`; None if there is none.
 
     Raises ToolkitError if the cache cannot be written.
     """
-    baseline = _optional(model, "baseline")
+    baseline = _optional(config, "baseline")
     return None if baseline is None else baseline(dataset, cache_dir=cache_dir, log=log)
 
 
-def naive_loss_of(model: str, spec: Spec) -> float | None:
-    """Return the expected loss of an untrained `model`; None if its task cannot tell."""
-    naive_loss = _optional(model, "naive_loss")
+def naive_loss_of(config: Config, spec: Spec) -> float | None:
+    """Return the expected loss of an untrained model; None if its task cannot tell."""
+    naive_loss = _optional(config, "naive_loss")
     return None if naive_loss is None else naive_loss(spec)
 
 
@@ -194,10 +197,9 @@ def check_options(config: Config) -> None:
     """Raise ConfigError if a symbol of the task is hidden because the model's Kconfig does not select it."""
     hidden = [name for name, value in config.task_options.items() if value is None]
     if hidden:
-        task = load_model(config.model).TASK
         raise ConfigError(
-            f'models/{config.model}/model.py: TASK = "{task}" has no CONFIG_{hidden[0].upper()}',
-            todo=f"select {vars(load_task(config.model))['SELECTS']} in models/{config.model}/Kconfig",
+            f'models/{config.model}/model.py: TASK = "{config.task}" has no CONFIG_{hidden[0].upper()}',
+            todo=f"select {vars(load_task(config))['SELECTS']} in models/{config.model}/Kconfig",
         )
 
 

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor
 
-from lib.data.types import Dataset, ImageSpec, TextClassSpec
+from lib.data.types import LABELLED, Dataset, ImageSpec, TableClassSpec, TextClassSpec, row_text
 from lib.nn.precision import full_precision
 from lib.reports.page import Block, curve, table
 from train.job import Job, evaluated_weights
@@ -37,7 +37,7 @@ class Predictions(NamedTuple):
 
 def exhibits(job: Job, dataset: Dataset, _: Iterator[int]) -> list[Block]:
     """Return confusion, calibration, and the samples of the highest loss and the highest entropy."""
-    assert isinstance(dataset.spec, ImageSpec | TextClassSpec)
+    assert isinstance(dataset.spec, LABELLED)
     found, names = predict(job), dataset.class_names or [*map(str, range(dataset.spec.classes))]
     return [
         confusion(found, names),
@@ -114,6 +114,9 @@ def _samples(
         shown = zip(inputs, captions, strict=True)
         pictures = [{"png": png(pixels), "caption": caption} for pixels, caption in shown]
         return {"kind": "pictures", "title": title, "note": note, "pictures": pictures}
+    if isinstance(dataset.spec, TableClassSpec):
+        texts = [row_text(dataset.spec.columns, row) for row in inputs]
+        return table(title, ("row", "class"), zip(texts, captions, strict=True), note=note)
     assert isinstance(dataset.spec, TextClassSpec)
     rows = [row[row != dataset.spec.pad] for row in inputs]
     decode = str if dataset.tokenizer is None else dataset.tokenizer.decode

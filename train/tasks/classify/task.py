@@ -10,12 +10,12 @@ import torch.nn.functional as F
 
 from lib.config import Config
 from lib.data.loader import Batch
-from lib.data.types import ImageSpec, Spec, TextClassSpec
+from lib.data.types import LABELLED, Spec
 from lib.nn.precision import full_precision
 from lib.plugins import NoOptions as Options
 from train.tasks.base import Forward, Sums, count_of, no_logits, weighted_sum
 
-DATA = ("images or texts with labels", (ImageSpec, TextClassSpec))
+DATA = ("images, texts or tables with labels", LABELLED)
 
 
 def build(_: Options, spec: Spec, *, config: Config) -> Classify:
@@ -26,13 +26,13 @@ def build(_: Options, spec: Spec, *, config: Config) -> Classify:
 
 def fault(returned: Any, spec: Spec, *, rows: int) -> str:
     """Return the fault if a model did not return logits of the classes, else ""."""
-    assert isinstance(spec, ImageSpec | TextClassSpec)
+    assert isinstance(spec, LABELLED)
     return no_logits(returned, (rows,), spec.classes)
 
 
 def naive_loss(spec: Spec) -> float:
     """Return the cross-entropy of a uniform guess of the class."""
-    assert isinstance(spec, ImageSpec | TextClassSpec)
+    assert isinstance(spec, LABELLED)
     return math.log(spec.classes)
 
 

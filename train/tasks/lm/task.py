@@ -13,7 +13,7 @@ from torch import Tensor
 from lib.config import Config
 from lib.data.loader import Batch
 from lib.data.ngram_baseline import ngram_baseline
-from lib.data.types import Dataset, ImageSpec, Spec, TextClassSpec, TextSpec
+from lib.data.types import LABELLED, Dataset, Spec, TextSpec
 from lib.nn import IGNORED
 from lib.nn.cross_entropy import cross_entropy
 from lib.nn.precision import full_precision
@@ -21,7 +21,7 @@ from lib.plugins import NoOptions as Options
 from train.tasks.base import Forward, Sums, Task, no_logits, refuse_label_smoothing
 from train.tasks.classify import task as classify
 
-DATA = ("a text, or images or texts with labels", (TextSpec, ImageSpec, TextClassSpec))
+DATA = ("a text, or images, texts or tables with labels", (TextSpec, *LABELLED))
 
 
 def build(options: Options, spec: Spec, *, config: Config) -> Task:

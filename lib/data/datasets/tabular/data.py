@@ -1,0 +1,244 @@
+"""A table of the user: rows of numbers and categories, split, normalised and opened for training.
+
+Mean, standard deviation and categories are those of the training part. Rows are chosen for validation by a
+hash of their text, so that the same rows are chosen on every machine, in whatever order they are.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from lib.data.datasets.files import DataLocation
+from lib.data.datasets.tabular.table_files import Table, read_table
+from lib.data.types import ArrayPart, Column, Dataset, TableClassSpec, TableSpec
+from lib.errors import ConfigError, DataError
+from lib.plugins import meant
+
+MOST_CATEGORIES = 1000  # of a column; one with more is rather a mistake
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """The symbols of lib/data/datasets/tabular/Kconfig."""
+
+    file: str
+    validation_file: str
+    validation_pct: int | None  # None with a file
+    group: str | None  # None with a file
+    targets: str
+    target: Literal["numbers", "classes"]
+    inputs: str
+    categories: str
+    missing: Literal["error", "mean", "drop"]
+
+
+@dataclass(frozen=True, slots=True)
+class _Schema:
+    """Names of the columns that are predicted, and of those that are inputs."""
+
+    targets: list[str]
+    inputs: list[str]
+
+
+def open_set(options: Options, location: DataLocation) -> Dataset:
+    """Open the table. Raises DataError where it is missing or damaged, ConfigError for unknown columns."""
+    table = read_table(location.files / options.file)
+    schema = _schema(options, table)
+    if options.validation_file:
+        other = read_table(location.files / options.validation_file)
+        for name in [*schema.inputs, *schema.targets]:
+            _known(other, name, "TABULAR_INPUTS")
+        tables = [table, other]
+        rows = [np.arange(len(each)) for each in tables]
+    else:
+        held_out = _held_out(options, table)
+        tables, rows = [table, table], [np.flatnonzero(~held_out), np.flatnonzero(held_out)]
+    rows = [_complete(options, *pair, schema, location) for pair in zip(tables, rows, strict=True)]
+    for part, kept in zip(("training", "validation"), rows, strict=True):
+        if not len(kept):
+            raise DataError(f"{table.file}: no row is left for {part}")
+    train = table, rows[0]
+    columns = tuple(_column(options, *train, name) for name in schema.inputs)
+    inputs = [_encoded(columns, *pair) for pair in zip(tables, rows, strict=True)]
+    spec, targets, classes = _targets(options, columns, schema, tables, rows)
+    parts = [ArrayPart(*pair) for pair in zip(inputs, targets, strict=True)]
+    categories = sum(bool(column.values) for column in columns)
+    source = (
+        f"tabular: {parts[0].size} + {parts[1].size} rows from {table.file}, SHA-256 {table.sha256[:16]}; "
+        f"{', '.join(schema.targets)} from {len(columns) - categories} columns of numbers and "
+        f"{categories} of categories ({spec.input_shape[0]} inputs)"
+    )
+    return Dataset(spec, parts[0], parts[1], source, class_names=classes)
+
+
+def _schema(options: Options, table: Table) -> _Schema:
+    targets = _names(options.targets)
+    group = [options.group] if options.group else []
+    inputs = _names(options.inputs) or [name for name in table.columns if name not in (*targets, *group)]
+    chosen = {"TABULAR_TARGETS": targets, "TABULAR_INPUTS": inputs, "TABULAR_GROUP": group}
+    chosen["TABULAR_CATEGORIES"] = _names(options.categories)
+    for symbol, names in chosen.items():
+        for name in names:
+            _known(table, name, symbol)
+    if not targets or not inputs:
+        symbol = "TABULAR_INPUTS" if targets else "TABULAR_TARGETS"
+        raise ConfigError(f"CONFIG_{symbol} names no column", todo=f"{table.file} has {_listed(table)}")
+    if both := sorted({*targets} & {*inputs}):
+        raise ConfigError(f"CONFIG_TABULAR_INPUTS and CONFIG_TABULAR_TARGETS both name {both[0]!r}")
+    if options.target == "classes" and len(targets) > 1:
+        raise ConfigError(
+            f"CONFIG_TABULAR_TARGETS names {len(targets)} columns, and only one can have classes",
+            todo="name one, or set CONFIG_TABULAR_TARGET_NUMBERS=y",
+        )
+    return _Schema(targets, inputs)
+
+
+def _names(listed: str) -> list[str]:
+    return [*dict.fromkeys(name.strip() for name in listed.split(",") if name.strip())]
+
+
+def _listed(table: Table) -> str:
+    return ", ".join(table.columns)
+
+
+def _known(table: Table, name: str, symbol: str) -> None:
+    if name not in table.columns:
+        raise ConfigError(
+            f"CONFIG_{symbol}: {table.file} has no column {name!r}", todo=meant(name, table.columns)
+        )
+
+
+def _held_out(options: Options, table: Table) -> npt.NDArray[np.bool_]:
+    """Return which rows are for validation (N,)."""
+    assert options.validation_pct is not None
+    keys = [table.columns[options.group]] if options.group else [*table.columns.values()]
+    limit = options.validation_pct / 100 * 2**64
+    return np.array(
+        [
+            int.from_bytes(hashlib.sha256("\x1f".join(row).encode()).digest()[:8], "big") < limit
+            for row in zip(*keys, strict=True)
+        ],
+        np.bool_,
+    )
+
+
+def _complete(
+    options: Options, table: Table, rows: npt.NDArray[np.int64], schema: _Schema, location: DataLocation
+) -> npt.NDArray[np.int64]:
+    """Return `rows` without those that lack a value that they need. Raises DataError if that is an error."""
+    lacking = {name: table.missing(name)[rows] for name in [*schema.inputs, *schema.targets]}
+    found = {name: missing for name, missing in lacking.items() if missing.any()}
+    if not found:
+        return rows
+    counts = ", ".join(f"{name} {missing.sum()}" for name, missing in found.items())
+    if options.missing == "error":
+        name, missing = next(iter(found.items()))
+        raise DataError(
+            f"{table.file}: values are missing: {counts}",
+            why=f"the first is {name!r} of {table.row(int(rows[missing.argmax()]))}",
+            todo="set CONFIG_TABULAR_MISSING_MEAN=y or CONFIG_TABULAR_MISSING_DROP=y",
+        )
+    needed = [*found.values()] if options.missing == "drop" else [lacking[name] for name in schema.targets]
+    dropped = np.any(needed, axis=0) if needed else np.zeros(len(rows), np.bool_)
+    left_out = f"{dropped.sum()} of {len(rows)} rows are left out"
+    location.log(f"{table.file}: values are missing: {counts}; {left_out}")
+    kept: npt.NDArray[np.int64] = rows[~dropped]
+    return kept
+
+
+def _column(options: Options, table: Table, rows: npt.NDArray[np.int64], name: str) -> Column:
+    """Return what the training rows tell of an input column. Raises DataError for too many categories."""
+    values = None if name in _names(options.categories) else table.numbers(name)
+    if values is not None:
+        return Column.of_numbers(name, values[rows])
+    texts = _texts(table, rows, name)
+    if len(texts) > MOST_CATEGORIES:
+        raise DataError(
+            f"{table.file}: column {name!r} has {len(texts)} different texts, more than {MOST_CATEGORIES}",
+            why=f"it is no column of numbers, because of {_no_number(table, name)}",
+            todo="mend it, or leave it out by naming the others in CONFIG_TABULAR_INPUTS",
+        )
+    return Column(name=name, values=texts)
+
+
+def _texts(table: Table, rows: npt.NDArray[np.int64], name: str) -> tuple[str, ...]:
+    missing, column = table.missing(name), table.columns[name]
+    return tuple(sorted({column[row] for row in rows.tolist() if not missing[row]}))
+
+
+def _no_number(table: Table, name: str) -> str:
+    """Return the first text of a column that is no number, with its place."""
+    for row, text in enumerate(table.columns[name]):
+        try:
+            float(text or "nan")
+        except ValueError:
+            return f"{text!r} in {table.row(row)}"
+    return "CONFIG_TABULAR_CATEGORIES"
+
+
+def _encoded(columns: Sequence[Column], table: Table, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.float32]:
+    """Return inputs (N, width); a missing number or an unknown category is all zeros."""
+    encoded = []
+    for column in columns:
+        if column.values:
+            places = {text: place for place, text in enumerate(column.values)}
+            texts = table.columns[column.name]
+            known = np.array([places.get(texts[row], -1) for row in rows.tolist()])
+            encoded.append((known[:, None] == np.arange(len(places))).astype(np.float32))
+        else:
+            encoded.append(_normalised(column, table, rows))
+    return np.concatenate(encoded, axis=1)
+
+
+def _normalised(column: Column, table: Table, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.float32]:
+    """Return a column of numbers (N, 1), 0 where one is missing. Raises DataError for a text."""
+    values = table.numbers(column.name)
+    if values is None:
+        raise DataError(
+            f"{table.file}: column {column.name!r} is no column of numbers",
+            why=f"it has {_no_number(table, column.name)}",
+        )
+    return column.normalised(values[rows])[:, None]
+
+
+def _targets(
+    options: Options,
+    columns: tuple[Column, ...],
+    schema: _Schema,
+    tables: Sequence[Table],
+    rows: Sequence[npt.NDArray[np.int64]],
+) -> tuple[TableSpec | TableClassSpec, list[npt.NDArray[np.generic]], tuple[str, ...]]:
+    """Return the spec, the targets of both parts, and the names of the classes."""
+    pairs = [*zip(tables, rows, strict=True)]
+    if options.target == "numbers":
+        known = []
+        for name in schema.targets:
+            values = tables[0].numbers(name)
+            if values is None:
+                raise DataError(
+                    f"{tables[0].file}: column {name!r} is predicted and no column of numbers",
+                    why=f"it has {_no_number(tables[0], name)}",
+                    todo="mend it, or set CONFIG_TABULAR_TARGET_CLASSES=y",
+                )
+            known.append(Column.of_numbers(name, values[rows[0]]))
+        numbers = [np.concatenate([_normalised(column, *pair) for column in known], axis=1) for pair in pairs]
+        return TableSpec(name="tabular", columns=columns, targets=tuple(known)), [*numbers], ()
+    (name,) = schema.targets
+    classes = _texts(*pairs[0], name)
+    places = {text: place for place, text in enumerate(classes)}
+    for table, kept in pairs:
+        unknown = [row for row in kept.tolist() if table.columns[name][row] not in places]
+        if unknown:
+            raise DataError(
+                f"{table.file}: class {table.columns[name][unknown[0]]!r} of {table.row(unknown[0])} is not "
+                "in the training part",
+                todo="leave its rows out, or add some for training",
+            )
+    labels = [np.array([places[table.columns[name][row]] for row in kept.tolist()]) for table, kept in pairs]
+    return TableClassSpec(name="tabular", columns=columns, classes=len(classes)), [*labels], classes

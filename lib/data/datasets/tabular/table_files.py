@@ -1,0 +1,115 @@
+"""Reading of tables: CSV and npz files as columns of texts or numbers."""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import io
+import zipfile
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from lib.data.tokenizers import as_text
+from lib.errors import DataError, os_errors
+
+MISSING = frozenset({"", "NA", "N/A", "NaN", "nan", "null", "?"})
+_SEPARATORS = ",;\t"
+_SHOWN = 3  # of many faults
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """Columns of equal length by name, as texts without blanks around them."""
+
+    file: Path
+    columns: dict[str, list[str]]
+    sha256: str
+
+    def __len__(self) -> int:
+        return len(next(iter(self.columns.values())))
+
+    @staticmethod
+    def row(index: int) -> str:
+        """Return the name of a row in messages, which count from 1 and leave out the heading."""
+        return f"row {index + 1}"
+
+    def numbers(self, name: str) -> npt.NDArray[np.float64] | None:
+        """Return a column as numbers (N,), nan where one is missing; None if some text is no number.
+
+        Raises DataError for an infinite number.
+        """
+        texts = ["nan" if text in MISSING else text for text in self.columns[name]]
+        try:
+            values = np.array(texts, np.float64)
+        except ValueError:
+            return None
+        if len(infinite := np.flatnonzero(np.isinf(values))):
+            raise DataError(f"{self.file}: column {name!r} is infinite in {self.row(int(infinite[0]))}")
+        return values
+
+    def missing(self, name: str) -> npt.NDArray[np.bool_]:
+        """Return where a column has no value (N,)."""
+        return np.array([text in MISSING for text in self.columns[name]], np.bool_)
+
+
+def read_table(file: Path) -> Table:
+    """Read a CSV or npz file. Raises DataError where it is missing, damaged or of another format."""
+    if not file.is_file():
+        raise DataError(f"{file} is not there", todo="name a CSV or npz file by CONFIG_TABULAR_FILE")
+    with os_errors("read"):
+        content = file.read_bytes()
+    sha256 = hashlib.sha256(content).hexdigest()
+    columns = _npz(file, content) if file.suffix == ".npz" else _csv(file, content)
+    return Table(file, columns, sha256)
+
+
+def _csv(file: Path, content: bytes) -> dict[str, list[str]]:
+    text = as_text(content.removeprefix(b"\xef\xbb\xbf"))
+    separator = max(_SEPARATORS, key=text.partition("\n")[0].count)
+    try:
+        read = csv.reader(io.StringIO(text, newline=""), delimiter=separator, strict=True)
+        names, *rows = [[field.strip() for field in row] for row in read if row] or [[]]
+    except csv.Error as error:
+        raise DataError(f"{file} is no table", why=str(error)) from error
+    if not rows:
+        raise DataError(f"{file} has no rows", why="the first line is the heading")
+    _check_names(file, names)
+    ragged = [f"row {number} has {len(row)}" for number, row in enumerate(rows, 1) if len(row) != len(names)]
+    if ragged:
+        more = f", and {len(ragged) - _SHOWN} more" if len(ragged) > _SHOWN else ""
+        raise DataError(
+            f"{file}: {len(ragged)} of {len(rows)} rows do not have the {len(names)} fields of the heading",
+            why=", ".join(ragged[:_SHOWN]) + more,
+            todo="quote fields that contain the separator",
+        )
+    return {name: [*column] for name, column in zip(names, zip(*rows, strict=True), strict=True)}
+
+
+def _npz(file: Path, content: bytes) -> dict[str, list[str]]:
+    """Arrays (N,) are columns; (N, K) are K columns NAME_0, NAME_1, ..."""
+    try:
+        with np.load(io.BytesIO(content), allow_pickle=False) as arrays:
+            loaded = {name: arrays[name] for name in arrays.files}
+    except (ValueError, OSError, EOFError, zipfile.BadZipFile) as error:
+        raise DataError(f"{file} is no npz file of plain arrays", why=str(error)) from error
+    columns: dict[str, list[str]] = {}
+    for name, array in loaded.items():
+        if array.ndim not in (1, 2) or array.dtype.kind not in "biufU":
+            raise DataError(f"{file}: array {name!r} is {array.dtype} {array.shape}, not a column of a table")
+        parts = {name: array} if array.ndim == 1 else {f"{name}_{k}": one for k, one in enumerate(array.T)}
+        columns |= {key: [str(value) for value in one.tolist()] for key, one in parts.items()}
+    _check_names(file, [*columns])
+    if len(lengths := {len(column) for column in columns.values()}) != 1 or lengths == {0}:
+        raise DataError(f"{file}: its columns are not of one length", why=f"they have {sorted(lengths)} rows")
+    return columns
+
+
+def _check_names(file: Path, names: list[str]) -> None:
+    twice = [name for name, count in Counter(names).items() if count > 1]
+    if not names or "" in names or twice:
+        why = f"{twice[0]!r} is there twice" if twice else "a column has no name"
+        raise DataError(f"{file}: the heading does not name its columns", why=why)

@@ -1,0 +1,188 @@
+"""Tables of users: what is read, how rows are split and encoded, and what is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from lib.data.types import TableClassSpec, TableSpec
+from lib.errors import ConfigError, DataError, ToolkitError
+from tests.support.datasets import opened
+
+DEFAULTS: dict[str, Any] = {
+    "file": "table.csv",
+    "validation_file": "",
+    "validation_pct": 25,
+    "group": "",
+    "targets": "price",
+    "target": "numbers",
+    "inputs": "",
+    "categories": "",
+    "missing": "error",
+}
+HEADING = "size,city,year,price"
+
+
+def lines(count: int) -> list[str]:
+    cities = ("Oslo", "Paris", "Rome")
+    return [f"{30 + row},{cities[row % 3]},{1900 + row % 50},{1000 * row + 7}" for row in range(count)]
+
+
+def table(folder: Path, rows: list[str], *, heading: str = HEADING, name: str = "table.csv") -> Path:
+    (folder / name).write_text("\n".join([heading, *rows]) + "\n")
+    return folder
+
+
+def read(folder: Path, **options: Any) -> Any:
+    return opened("tabular", {**DEFAULTS, **options}, data_dir=folder)
+
+
+def test_numbers_are_normalised_and_categories_are_zeros_and_ones(tmp_path: Path) -> None:
+    dataset = read(table(tmp_path, lines(200)))
+    spec = dataset.spec
+    assert isinstance(spec, TableSpec) and spec.input_shape == (5,)
+    assert [column.name for column in spec.columns] == ["size", "city", "year"]
+    assert spec.columns[1].values == ("Oslo", "Paris", "Rome")
+    inputs, targets = dataset.train.take()
+    assert np.abs(inputs[:, [0, 4]].mean(axis=0)).max() < 1e-6
+    assert set(np.unique(inputs[:, 1:4])) == {0, 1} and (inputs[:, 1:4].sum(axis=1) == 1).all()
+    sizes = inputs[:, 0] * spec.columns[0].std + spec.columns[0].mean
+    prices = targets[:, 0] * spec.targets[0].std + spec.targets[0].mean
+    assert np.allclose(prices, 1000 * (sizes - 30) + 7, atol=1)
+    assert (inputs[:, 1:4].argmax(axis=1) == np.rint(sizes - 30).astype(int) % 3).all()
+    assert dataset.train.size + dataset.test.size == 200 and 30 <= dataset.test.size <= 70
+    assert "SHA-256" in dataset.source
+
+
+def test_added_rows_and_another_order_move_no_row(tmp_path: Path) -> None:
+    def held_out(rows: list[str]) -> set[float]:
+        dataset = read(table(tmp_path, rows))
+        column = dataset.spec.columns[0]
+        return {*np.rint(dataset.test.take()[0][:, 0] * column.std + column.mean).tolist()}
+
+    before, after = held_out(lines(100)), held_out([*reversed(lines(200))])
+    assert before == {size for size in after if size < 130} and len(after) > len(before)
+
+
+def test_rows_of_a_group_stay_together_and_the_group_is_no_input(tmp_path: Path) -> None:
+    rows = [f"{row},patient{row // 10},{row % 7},{row}" for row in range(300)]
+    dataset = read(table(tmp_path, rows, heading="a,who,b,price"), group="who")
+    assert [column.name for column in dataset.spec.columns] == ["a", "b"]
+    column = dataset.spec.columns[0]
+    found = np.rint(dataset.test.take()[0][:, 0] * column.std + column.mean).astype(int)
+    groups, counts = np.unique(found // 10, return_counts=True)
+    assert len(groups) > 2 and (counts == 10).all()
+
+
+def test_a_file_for_validation_is_normalised_by_the_training_part(tmp_path: Path) -> None:
+    table(tmp_path, lines(50))
+    dataset = read(table(tmp_path, ["30,Bern,1900,7"], name="new.csv"), validation_file="new.csv")
+    inputs, _ = dataset.test.take()
+    column = dataset.spec.columns[0]
+    assert dataset.train.size == 50 and inputs.shape == (1, 5)
+    assert inputs[0, 0] == pytest.approx((30 - column.mean) / column.std)
+    assert not inputs[0, 1:4].any()  # a city that training does not have
+
+
+def test_classes_are_the_texts_of_the_target(tmp_path: Path) -> None:
+    options = {"targets": "city", "target": "classes", "categories": "year"}
+    dataset = read(table(tmp_path, lines(200)), **options)
+    assert isinstance(dataset.spec, TableClassSpec) and dataset.spec.classes == 3
+    assert dataset.class_names == ("Oslo", "Paris", "Rome")
+    inputs, labels = dataset.train.take()
+    size = dataset.spec.columns[0]
+    assert labels.dtype == np.int64
+    assert (labels == np.rint(inputs[:, 0] * size.std + size.mean - 30).astype(int) % 3).all()
+    assert len(dataset.spec.columns[1].values) == 50  # numbers that are categories
+
+
+def test_semicolons_quotes_and_a_byte_order_mark(tmp_path: Path) -> None:
+    rows = [f'{row};"a; b";{row}' for row in range(40)]
+    (tmp_path / "table.csv").write_bytes(b"\xef\xbb\xbf" + "\r\n".join(["a;b;price", *rows]).encode())
+    dataset = read(tmp_path)
+    assert dataset.spec.columns[1].values == ("a; b",)
+
+
+def test_npz_is_read_by_column(tmp_path: Path) -> None:
+    values = np.arange(60, dtype=np.float32)
+    np.savez(tmp_path / "t.npz", place=np.stack([values, -values], axis=1), price=values)
+    dataset = read(tmp_path, file="t.npz")
+    assert [column.name for column in dataset.spec.columns] == ["place_0", "place_1"]
+    inputs, targets = dataset.train.take()
+    assert np.allclose(inputs[:, 0], targets[:, 0]) and np.allclose(inputs[:, 1], -targets[:, 0])
+
+
+@pytest.mark.parametrize(("missing", "train"), [("mean", 39), ("drop", 37)])
+def test_missing_values(tmp_path: Path, missing: str, train: int) -> None:
+    rows = [*lines(40), ",Oslo,1900,5", "31,,1900,5", "31,Oslo,1900,NA"]
+    table(tmp_path, lines(20), name="new.csv")
+    said: list[str] = []
+    options = {**DEFAULTS, "missing": missing, "validation_file": "new.csv"}
+    folder = table(tmp_path, rows[3:])
+    dataset = opened("tabular", options, data_dir=folder, log=said.append)
+    assert dataset.train.size == train
+    (line,) = said
+    assert line.startswith(f"{folder / 'table.csv'}: values are missing: size 1, city 1, price 1; ")
+    assert line.endswith(f" {40 - train} of 40 rows are left out")
+    if missing == "mean":
+        inputs, _ = dataset.train.take()
+        assert inputs[37, 0] == 0 and not inputs[38, 1:4].any()
+
+
+@pytest.mark.parametrize(
+    ("text", "options", "error", "message"),
+    [
+        (
+            "size,city,price\n1,a,2\n3,b,NA\n",
+            {},
+            DataError,
+            "values are missing: price 1: .*'price' of row 2",
+        ),
+        ("size,price\n1,2\n1,2,3\n", {}, DataError, "1 of 2 rows do not have the 2 fields.*row 2 has 3"),
+        ("size,size,price\n1,1,1\n", {}, DataError, "'size' is there twice"),
+        ("size,price\n", {}, DataError, "has no rows"),
+        ("", {}, DataError, "has no rows"),
+        ("size,price\n1,inf\n2,3\n", {}, DataError, "column 'price' is infinite in row 1"),
+        (
+            "size,price\n1,cheap\n2,3\n",
+            {},
+            DataError,
+            "'price' is predicted and no column of n.*'cheap' in row 1",
+        ),
+        ("size,price\n1,2\n", {}, DataError, "no row is left for"),
+        (f"{HEADING}\n1,a,1,1\n", {"targets": "pricee"}, ConfigError, "TABULAR_TARGETS.*did you mean price"),
+        (f"{HEADING}\n1,a,1,1\n", {"inputs": "price"}, ConfigError, "both name 'price'"),
+        (f"{HEADING}\n1,a,1,1\n", {"targets": ""}, ConfigError, "CONFIG_TABULAR_TARGETS names no column"),
+        (f"{HEADING}\n1,a,1,1\n", {"targets": "city,year", "target": "classes"}, ConfigError, "only one can"),
+        ('size,price\n"1,2\n', {}, DataError, "is no table"),
+        (None, {}, DataError, "is not there"),
+    ],
+)
+def test_what_is_wrong_is_told_in_one_line(
+    tmp_path: Path, text: str | None, options: dict[str, Any], error: type[ToolkitError], message: str
+) -> None:
+    if text is not None:
+        (tmp_path / "table.csv").write_text(text)
+    with pytest.raises(error, match=message) as caught:
+        read(tmp_path, **options)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_number_with_a_mistake_is_no_category(tmp_path: Path) -> None:
+    rows = [f"{row},{row}" for row in range(1500)]
+    rows[700] = "7OO,700"
+    with pytest.raises(
+        DataError, match=r"column 'size' has 1\d\d\d different texts.*because of '7OO' in row 701"
+    ):
+        read(table(tmp_path, rows, heading="size,price"))
+
+
+def test_a_class_that_training_lacks_is_an_error(tmp_path: Path) -> None:
+    table(tmp_path, lines(20))
+    table(tmp_path, ["1,Bern,1900,5"], name="new.csv")
+    options = {"targets": "city", "target": "classes", "validation_file": "new.csv"}
+    with pytest.raises(DataError, match="class 'Bern' of row 1 is not in the training part"):
+        read(tmp_path, **options)
