@@ -13,9 +13,11 @@ import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 _ERROR = "error: "
 _RANK = re.compile(r"^\[rank\d+\]: ?")  # prefix that torch.distributed adds to traceback lines
+_LONG = re.compile(r"[^\s/]{100,}")  # no file has such a name
 _TRACEBACK = "Traceback (most recent call last):"
 # More specific than the error below it: a finding, or the exception that ended one of several processes.
 _TELLING = re.compile(r".+:\d+: |[A-Za-z_][\w.]*(?:Error|Exception)\b")
@@ -96,11 +98,11 @@ def os_errors(action: str, *, todo: str = "") -> Iterator[None]:
 
 
 def report(error: ToolkitError) -> int:
-    """Print `error` to stderr and return its exit status."""
-    if isinstance(error, ConfigError):
-        for finding in error.findings:
-            print(finding, file=sys.stderr)
-    print(f"{error.label}{error}", file=sys.stderr)
+    """Print `error` to stderr and return its exit status. Values of a user that fill lines are shortened."""
+    findings = error.findings if isinstance(error, ConfigError) else ()
+    for line in (*findings, f"{error.label}{error}"):
+        short = _LONG.sub(lambda word: f"{word[0][:60]}...({len(word[0])} characters)", line)
+        print(short, file=sys.stderr)
     return error.exit_code
 
 
@@ -156,6 +158,33 @@ def _open_closed_streams() -> None:
     ):
         if getattr(sys, name) is None:
             setattr(sys, name, os.fdopen(os.open(os.devnull, flag), mode))
+
+
+def outlast_readers() -> None:
+    """Let this process go on where the reader of its output (head) ends: the rest of the output is dropped.
+
+    For a program whose output is a copy of what it writes to files.
+    """
+    for name in ("stdout", "stderr"):
+        if (stream := getattr(sys, name)) is not None:
+            stream.flush()
+            raw = io.BufferedWriter(_Outlasting(stream.fileno(), "wb", closefd=False))
+            new = io.TextIOWrapper(raw, stream.encoding, stream.errors, line_buffering=True)
+            setattr(sys, name, new)
+            setattr(sys, f"__{name}__", new)
+
+
+class _Outlasting(io.FileIO):
+    """A standard stream that becomes /dev/null where nobody reads it any more."""
+
+    def write(self, data: Any, /) -> int:
+        try:
+            return super().write(data)
+        except BrokenPipeError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), self.fileno())
+            if self.fileno() == 1:
+                print("note: nobody reads standard output any more; the run goes on", file=sys.stderr)
+            return len(data)
 
 
 def _leave_stdout() -> None:

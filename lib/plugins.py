@@ -128,9 +128,21 @@ KINDS = (MODELS, DATASETS, TASKS)
 
 
 def task_of(model: str) -> str:
-    """Return the TASK of a model, read without importing its file; "" where it has no such line."""
+    """Return the TASK of a model, read without importing its file; "" where it has no such line.
+
+    Raises ConfigError for one that there is not.
+    """
     found = _TASK.search((MODELS.home(model) / "model.py").read_text(encoding="utf-8"))
+    if found:
+        check_task(model, found[1])
     return found[1] if found else ""
+
+
+def check_task(model: str, task: object) -> None:
+    """Raise ConfigError, with the file of `model` and all tasks, where there is no such task."""
+    if task not in (known := TASKS.names()):
+        place, todo = f"models/{MODELS.home(model).name}/model.py", f"there are {', '.join(known)}"
+        raise ConfigError(f"{place}: there is no task {task!r}", todo=todo)
 
 
 def symbols_of(home: Path) -> dict[str, str]:

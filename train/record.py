@@ -64,8 +64,27 @@ class Record:
         """Return medians of the last training rows, and the seconds of the first step; empty for none."""
         return {}
 
-    def finish(self, step: int, *, seconds: float, result: Mapping[str, float], part: str) -> None:
-        """Finish the run: `result` is its last evaluation, on the part that `part` names."""
+    def finish(
+        self,
+        step: int,  # noqa: ARG002
+        *,
+        seconds: float,  # noqa: ARG002
+        result: Mapping[str, float],  # noqa: ARG002
+        part: str,  # noqa: ARG002
+        reports: Sequence[Callable[[], None]] = (),
+    ) -> None:
+        """Finish the run: `result` is its last evaluation, on the part that `part` names.
+
+        reports: called on every rank when the run is done; one that fails is only logged.
+        """
+        self._make(reports)
+
+    def _make(self, reports: Sequence[Callable[[], None]]) -> None:
+        for report in reports:
+            try:
+                report()
+            except Exception as error:  # noqa: BLE001 - whatever it is, the run is done
+                self.log(f"A part of the summary is missing: {type(error).__name__}: {error}")
 
 
 class RunRecord(Record):
@@ -189,12 +208,21 @@ class RunRecord(Record):
         self.log(why)
         self.run.write("plan", plan.to_json())
 
-    def finish(self, step: int, *, seconds: float, result: Mapping[str, float], part: str) -> None:
+    def finish(
+        self,
+        step: int,
+        *,
+        seconds: float,
+        result: Mapping[str, float],
+        part: str,
+        reports: Sequence[Callable[[], None]] = (),
+    ) -> None:
         """Set the status to "done", print the result, and wait for the last copy, or raise StorageError."""
         facts: dict[str, Any] = {"seconds": seconds, "part": part, **result}
         self.run.set_status("done", step=step, **facts)  # first, before "Done" is printed
         self._done = True
         self.console.stop()
+        self._make(reports)
         self.log(f"Done: {format_evaluation(result)} ({part}), {seconds:.1f} s of training")
         if self._copier is not None:
             with StopRequest():  # the first signal does not interrupt it
