@@ -6,6 +6,7 @@ mistakes. Exit status: 2 for a configuration that is not possible, 1 for a run t
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 import re
@@ -17,7 +18,7 @@ from typing import Any
 
 _ERROR = "error: "
 _RANK = re.compile(r"^\[rank\d+\]: ?")  # prefix that torch.distributed adds to traceback lines
-_LONG = re.compile(r"[^\s/]{100,}")  # no file has such a name
+_LONG = re.compile(r"[^\s/]{99,}[^\s/.,;:'\"]")  # hardly a file has such a name
 _TRACEBACK = "Traceback (most recent call last):"
 # More specific than the error below it: a finding, or the exception that ended one of several processes.
 _TELLING = re.compile(r".+:\d+: |[A-Za-z_][\w.]*(?:Error|Exception)\b")
@@ -144,7 +145,8 @@ def run_main(main: Callable[[], int], *, is_listing: bool = False) -> int:
     except OSError as error:
         # A missing permission or a full disk is no bug. Code that knows more raises a better error earlier.
         unknown = "" if error.filename else " standard output or an unnamed file"
-        return report(os_error(f"read or write{unknown}", error))
+        status = report(os_error(f"read or write{unknown}", error))
+        return ConfigError.exit_code if error.errno == errno.ENAMETOOLONG else status  # a name that was given
     finally:
         _leave_stdout()
 
