@@ -163,17 +163,13 @@ def _open_closed_streams() -> None:
 
 
 def outlast_readers() -> None:
-    """Let this process go on where the reader of its output (head) ends: the rest of the output is dropped.
-
-    For a program whose output is a copy of what it writes to files.
-    """
+    """Let this process go on where the reader of its output (head) ends; what it still prints is dropped."""
     for name in ("stdout", "stderr"):
         if (stream := getattr(sys, name)) is not None:
             stream.flush()
             raw = io.BufferedWriter(_Outlasting(stream.fileno(), "wb", closefd=False))
             new = io.TextIOWrapper(raw, stream.encoding, stream.errors, line_buffering=True)
-            setattr(sys, name, new)
-            setattr(sys, f"__{name}__", new)
+            vars(sys).update({name: new, f"__{name}__": new})
 
 
 class _Outlasting(io.FileIO):

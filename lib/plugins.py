@@ -128,21 +128,17 @@ KINDS = (MODELS, DATASETS, TASKS)
 
 
 def task_of(model: str) -> str:
-    """Return the TASK of a model, read without importing its file; "" where it has no such line.
-
-    Raises ConfigError for one that there is not.
-    """
+    """Return the TASK of a model, read without importing its file; "" where it has no such line."""
     found = _TASK.search((MODELS.home(model) / "model.py").read_text(encoding="utf-8"))
-    if found:
-        check_task(model, found[1])
-    return found[1] if found else ""
+    return check_task(model, found[1]) if found else ""
 
 
-def check_task(model: str, task: object) -> None:
-    """Raise ConfigError, with the file of `model` and all tasks, where there is no such task."""
+def check_task(model: str, task: str) -> str:
+    """Return `task`. Raises ConfigError, with the file of `model` and all tasks, where there is none such."""
     if task not in (known := TASKS.names()):
-        place, todo = f"models/{MODELS.home(model).name}/model.py", f"there are {', '.join(known)}"
-        raise ConfigError(f"{place}: there is no task {task!r}", todo=todo)
+        todo = f"there are {', '.join(known)}"
+        raise ConfigError(f"models/{model}/model.py: there is no task {task!r}", todo=todo)
+    return task
 
 
 def symbols_of(home: Path) -> dict[str, str]:

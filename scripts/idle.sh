@@ -3,7 +3,7 @@
 #
 #     scripts/idle.sh RUNS PYTHON...
 #
-# The first PYTHON that is new enough looks at the locks, which needs no package. Without one nothing can train.
+# The first PYTHON that is new enough looks at the locks, which needs no package. Without one it cannot look.
 set -u
 runs=$1
 shift

@@ -1,4 +1,4 @@
-"""make runs: a table of all runs. make tag RUN= TAG=: words to find a run by. --idle: before make removes runs."""
+"""make runs: a table of all runs. make tag RUN= TAG=: words to find one by. scripts/idle.sh: is one used?"""
 
 from __future__ import annotations
 

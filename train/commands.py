@@ -32,6 +32,7 @@ from lib.runs.sinks import check_packages, open_sinks
 from train import loop
 from train.build import make_job
 from train.job import Job, Progress, checkpoint_format
+from train.planning.memory_estimate import refuse
 from train.planning.run_plan import RunRequest, plan_for
 from train.record import Record, RunRecord, log
 from train.signals import Rescaled, Stopped, ended_once
@@ -165,10 +166,12 @@ def _plan_and_train(
     check_packages(config)
     if (upload := _upload(config)) is not None:
         upload.check_storage(config)
-    data = open_to_train(config, root=request.root, log=log)
     if rendezvous is not None:
-        from train.multi_node import launch_multi_node
+        from train.multi_node import check_node, launch_multi_node
 
+        check_node(config, rendezvous)
+    data = open_to_train(config, root=request.root, log=log, refuse=refuse)
+    if rendezvous is not None:
         launch_multi_node(config, request.resolved, rendezvous)
     run = find_run()
     hardware = probe(config.device)
@@ -334,11 +337,9 @@ def _train(planned: PlannedRun, backend: Backend, record: Record, interrupted: R
         reason = loop.reason_if_out_of_memory(error)
         raise ToolkitError("out of memory outside the training step", why=reason) from error
     part = evaluation_part(config, planned.data.dataset)
-    reports = (
-        partial(log_speed, job, planned.data, planned.hardware, step=progress.step),
-        partial(log_summary, job, planned.data.dataset, root=planned.request.root),
-    )
-    record.finish(progress.step, seconds=progress.seconds, result=result, part=part, reports=reports)
+    speed = partial(log_speed, job, planned.data, planned.hardware, step=progress.step)
+    summary = partial(log_summary, job, planned.data.dataset, root=planned.request.root)
+    record.finish(progress.step, seconds=progress.seconds, result=result, part=part, reports=(speed, summary))
     return 0
 
 

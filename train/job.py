@@ -79,19 +79,17 @@ def warm_up_text(config: Config, *, train_size: int, effective_batch: int) -> st
     """
     budget = budget_of(config, train_size=train_size, effective_batch=effective_batch)
     share, amount = warm_up_of(config, budget, effective_batch=effective_batch), _amount(config)
-    if budget.total_steps is not None:  # a step's rate is that of its middle (learning_rate_factor)
-        total, unit = budget.total_steps, "steps"
-        risen = f"{math.ceil(share * total - 0.5):,}"
-    else:
-        assert budget.total_seconds is not None
-        total, unit = round(budget.total_seconds), "seconds"
-        risen = f"{share * total:,.1f}".removesuffix(".0")
+    total, unit = (budget.total_steps, "steps") if budget.total_steps else (budget.total_seconds, "seconds")
+    assert total is not None
+    # The rate of a step is that of its middle (learning_rate_factor).
+    rising = math.ceil(share * total - 0.5) if unit == "steps" else share * total
+    risen = f"{rising:,.1f}".removesuffix(".0")
     given = {
         "percent": f", {amount} % of the budget",
         "steps": "",
         "samples": f", {amount:,} samples in batches of {effective_batch:,}",
     }
-    length = f"{risen} of {total:,} {unit}{given[config.lr_schedule.warmup_unit]}"
+    length = f"{risen} of {total:,.0f} {unit}{given[config.lr_schedule.warmup_unit]}"
     if share >= 1:
         raise ConfigError(
             f"CONFIG_WARMUP_{config.lr_schedule.warmup_unit.upper()}={amount} is a warm-up of {length}",

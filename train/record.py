@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, TypeAlias
 
 from lib.distributed.fsdp import Gatherer, gather_full, snapshot, split_shards
 from lib.errors import ToolkitError
@@ -23,6 +23,9 @@ from train.signals import Stopped, StopRequest
 
 if TYPE_CHECKING:
     from train.upload import Copier
+
+Result: TypeAlias = Mapping[str, float]
+Reports: TypeAlias = Sequence[Callable[[], None]]
 
 SHARDED = ("model", "optimizer", "ema")  # what a sharded checkpoint has shards of; rank 0 has the rest
 _FLUSH_SECONDS = 10.0  # at most so old are the rows of a running run that others can read
@@ -64,22 +67,11 @@ class Record:
         """Return medians of the last training rows, and the seconds of the first step; empty for none."""
         return {}
 
-    def finish(
-        self,
-        step: int,  # noqa: ARG002
-        *,
-        seconds: float,  # noqa: ARG002
-        result: Mapping[str, float],  # noqa: ARG002
-        part: str,  # noqa: ARG002
-        reports: Sequence[Callable[[], None]] = (),
-    ) -> None:
+    def finish(self, step: int, *, seconds: float, result: Result, part: str, reports: Reports = ()) -> None:  # noqa: ARG002
         """Finish the run: `result` is its last evaluation, on the part that `part` names.
 
-        reports: called on every rank when the run is done; one that fails is only logged.
+        reports: made on every rank when the run is done; one that fails is only logged.
         """
-        self._make(reports)
-
-    def _make(self, reports: Sequence[Callable[[], None]]) -> None:
         for report in reports:
             try:
                 report()
@@ -208,21 +200,13 @@ class RunRecord(Record):
         self.log(why)
         self.run.write("plan", plan.to_json())
 
-    def finish(
-        self,
-        step: int,
-        *,
-        seconds: float,
-        result: Mapping[str, float],
-        part: str,
-        reports: Sequence[Callable[[], None]] = (),
-    ) -> None:
+    def finish(self, step: int, *, seconds: float, result: Result, part: str, reports: Reports = ()) -> None:
         """Set the status to "done", print the result, and wait for the last copy, or raise StorageError."""
         facts: dict[str, Any] = {"seconds": seconds, "part": part, **result}
         self.run.set_status("done", step=step, **facts)  # first, before "Done" is printed
         self._done = True
         self.console.stop()
-        self._make(reports)
+        super().finish(step, seconds=seconds, result=result, part=part, reports=reports)
         self.log(f"Done: {format_evaluation(result)} ({part}), {seconds:.1f} s of training")
         if self._copier is not None:
             with StopRequest():  # the first signal does not interrupt it

@@ -74,25 +74,20 @@ def _log_memory(job: Job, hardware: Hardware) -> None:
 
 
 def log_speed(job: Job, data: TrainingData, hardware: Hardware, *, step: int) -> None:
-    """Record the speed measured and estimated, as a row of kind "speed" of metrics.jsonl and in words.
-
-    The catalogue has GPUs only, so that nothing is estimated on a CPU. An estimate that fails is logged.
-    """
+    """Record the speed measured and estimated, as a row of kind "speed" of metrics.jsonl and in words."""
     if not (row := dict(job.record.speed())):
         return
     rate, tokens = row["samples_per_second"], job.task.targets_per_sample
     if tokens > 1:
         row["tokens_per_second"] = rate * tokens
-    missing = [] if job.plan.world == 1 else ["communication is not measured"]
-    if hardware.kind != "cpu":
-        why = f"{hardware.devices[0].name} is not in the catalogue"
-        try:
-            row |= _estimated_speed(job, data, hardware, rate=rate)
-        except Exception as error:  # noqa: BLE001 - it must not fail a run that is done
-            why = f"{type(error).__name__}: {error}"
-        missing += [] if "model_flop_utilization" in row else [f"no estimate and no FLOP utilization: {why}"]
+    row |= {} if hardware.kind == "cpu" else _estimated_speed(job, data, hardware, rate=rate)
     job.record.row("speed", step=step, **row)
     named = (f"{name.replace('_', ' ')} {format_value(name, value)}" for name, value in row.items())
+    missing = [] if job.plan.world == 1 else ["communication is not measured"]
+    if hardware.kind != "cpu" and "model_flop_utilization" not in row:  # of CPUs there is no catalogue
+        missing += [
+            f"no estimate and no FLOP utilization: {hardware.devices[0].name} is not in the catalogue"
+        ]
     job.record.log("; ".join([f"Speed: {', '.join(named)}", *missing]))
 
 

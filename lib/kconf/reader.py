@@ -145,18 +145,13 @@ def read_text(data: bytes, *, name: str, prefix: str = "CONFIG_") -> Layer:
 
 
 def _cut(text: str, lines: Sequence[str], *, by_tool: bool) -> str:
-    """Return why a file that a tool wrote is not whole; "" if it is, or may be by what its header says.
-
-    A full file has the line END. Other tools, and older versions, at least end their last line.
-    """
-    if lines[0] == HEADER:
-        lost, accepting = f"the line '{END}' is missing", f"add that line (echo '{END}' >> FILE)"
-        is_whole = END in lines
-    else:
-        lost, accepting = "its last line has no end", "end that line"
+    """Return why a file is not whole, by its header; "" if it may be: others at least end their lines."""
+    lost, is_whole = f"the line '{END}'", END in lines
+    if lines[0] != HEADER:
+        lost = "the end of its last line"
         is_whole = not text or text.endswith("\n") or not (by_tool or HEADER.startswith(text))
-    todo = f"restore it, or {accepting} to accept the defaults of what is lost"
-    return "" if is_whole else f"the file is cut off here: {lost}; {todo}"
+    todo = "restore the file, or add that to accept the defaults of what is lost"
+    return "" if is_whole else f"the file is cut off here, without {lost}; {todo}"
 
 
 def _unreadable(name: str, line: int, fault: str) -> Layer:

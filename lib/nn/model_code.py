@@ -56,10 +56,8 @@ def load_model(name: str) -> ModelModule:
         module = plugins.MODELS.load(name)
     plugins.check_task(name, module.TASK)
     if plugins.task_of(name) != module.TASK:
-        raise ConfigError(
-            f'models/{name}/model.py has no line TASK = "{module.TASK}"',
-            why="it is read without importing the file",
-        )
+        what = f'models/{name}/model.py has no line TASK = "{module.TASK}"'
+        raise ConfigError(what, why="it is read without importing the file")
     return cast(ModelModule, module)
 
 
