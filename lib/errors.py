@@ -163,7 +163,7 @@ def _open_closed_streams() -> None:
 
 
 def outlast_readers() -> None:
-    """Let this process go on where the reader of its output (head) ends; what it still prints is dropped."""
+    """Let this process continue where the reader of its output (head) ends; further output is dropped."""
     for name in ("stdout", "stderr"):
         if (stream := getattr(sys, name)) is not None:
             stream.flush()
@@ -181,7 +181,7 @@ class _Outlasting(io.FileIO):
         except BrokenPipeError:
             os.dup2(os.open(os.devnull, os.O_WRONLY), self.fileno())
             if self.fileno() == 1:
-                print("note: nobody reads standard output any more; the run goes on", file=sys.stderr)
+                print("note: nobody reads standard output any more; the run continues", file=sys.stderr)
             return len(data)
 
 

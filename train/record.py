@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 Result: TypeAlias = Mapping[str, float]
 Reports: TypeAlias = Sequence[Callable[[], None]]
+_OF_CODE = (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
+_FAULTS = (*_OF_CODE, OSError, ToolkitError)
 
 SHARDED = ("model", "optimizer", "ema")  # what a sharded checkpoint has shards of; rank 0 has the rest
 _FLUSH_SECONDS = 10.0  # at most so old are the rows of a running run that others can read
@@ -68,14 +70,11 @@ class Record:
         return {}
 
     def finish(self, step: int, *, seconds: float, result: Result, part: str, reports: Reports = ()) -> None:  # noqa: ARG002
-        """Finish the run: `result` is its last evaluation, on the part that `part` names.
-
-        reports: made on every rank when the run is done; one that fails is only logged.
-        """
+        """Finish with the last evaluation, on `part`, then make `reports`; one that fails is only logged."""
         for report in reports:
             try:
                 report()
-            except Exception as error:  # noqa: BLE001 - whatever it is, the run is done
+            except _FAULTS as error:  # the run is done
                 self.log(f"A part of the summary is missing: {type(error).__name__}: {error}")
 
 

@@ -36,7 +36,7 @@ def test_a_run_that_nobody_listens_to_goes_on(tmp_path: Path) -> None:
     os.close(writing)
     assert (done.returncode, done.stderr) == (
         0,
-        "note: nobody reads standard output any more; the run goes on\n",
+        "note: nobody reads standard output any more; the run continues\n",
     )
     run = runner.newest()
     assert run.status().state == "done" and "Done: " in run.log.read_text()

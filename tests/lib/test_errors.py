@@ -72,7 +72,7 @@ sys.exit(run_main(main))
     )
     os.close(writing)
     assert done.returncode == 7 and (tmp_path / "kept").read_text() == "whole"
-    said = b"note: nobody reads standard output any more; the run goes on\n0\n1\n2\n"
+    said = b"note: nobody reads standard output any more; the run continues\n0\n1\n2\n"
     assert done.stderr == (None if both else said)
 
 

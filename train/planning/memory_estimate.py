@@ -192,8 +192,8 @@ def refuse(config: Config, data: TrainingData | None) -> None:
     if data is not None:
         check_run(config, predicted_plan(config, data, hardware)[0], data)
     elif place(config, hardware).world.value == 1:
-        asked = config.replace(auto_method="predict") if config.auto_method == "probe" else config
-        plan = apply_hyperparams(asked, False, hardware=hardware, predict=lambda _: {})  # whatever fits
+        requested = config.replace(auto_method="predict") if config.auto_method == "probe" else config
+        plan = apply_hyperparams(requested, False, hardware=hardware, predict=lambda _: {})  # whatever fits
         if config.budget != "epochs":
             warm_up_text(config, train_size=1, effective_batch=plan.effective_batch)
 
