@@ -6,6 +6,7 @@ mistakes. Exit status: 2 for a configuration that is not possible, 1 for a run t
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 import re
@@ -13,9 +14,11 @@ import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 _ERROR = "error: "
 _RANK = re.compile(r"^\[rank\d+\]: ?")  # prefix that torch.distributed adds to traceback lines
+_LONG = re.compile(r"[^\s/]{99,}[^\s/.,;:'\"]")  # hardly a file has such a name
 _TRACEBACK = "Traceback (most recent call last):"
 # More specific than the error below it: a finding, or the exception that ended one of several processes.
 _TELLING = re.compile(r".+:\d+: |[A-Za-z_][\w.]*(?:Error|Exception)\b")
@@ -96,11 +99,11 @@ def os_errors(action: str, *, todo: str = "") -> Iterator[None]:
 
 
 def report(error: ToolkitError) -> int:
-    """Print `error` to stderr and return its exit status."""
-    if isinstance(error, ConfigError):
-        for finding in error.findings:
-            print(finding, file=sys.stderr)
-    print(f"{error.label}{error}", file=sys.stderr)
+    """Print `error` to stderr and return its exit status. Values of a user that fill lines are shortened."""
+    findings = error.findings if isinstance(error, ConfigError) else ()
+    for line in (*findings, f"{error.label}{error}"):
+        short = _LONG.sub(lambda word: f"{word[0][:60]}...({len(word[0])} characters)", line)
+        print(short, file=sys.stderr)
     return error.exit_code
 
 
@@ -142,7 +145,8 @@ def run_main(main: Callable[[], int], *, is_listing: bool = False) -> int:
     except OSError as error:
         # A missing permission or a full disk is no bug. Code that knows more raises a better error earlier.
         unknown = "" if error.filename else " standard output or an unnamed file"
-        return report(os_error(f"read or write{unknown}", error))
+        status = report(os_error(f"read or write{unknown}", error))
+        return ConfigError.exit_code if error.errno == errno.ENAMETOOLONG else status  # a name that was given
     finally:
         _leave_stdout()
 
@@ -156,6 +160,29 @@ def _open_closed_streams() -> None:
     ):
         if getattr(sys, name) is None:
             setattr(sys, name, os.fdopen(os.open(os.devnull, flag), mode))
+
+
+def outlast_readers() -> None:
+    """Let this process continue where the reader of its output (head) ends; further output is dropped."""
+    for name in ("stdout", "stderr"):
+        if (stream := getattr(sys, name)) is not None:
+            stream.flush()
+            raw = io.BufferedWriter(_Outlasting(stream.fileno(), "wb", closefd=False))
+            new = io.TextIOWrapper(raw, stream.encoding, stream.errors, line_buffering=True)
+            vars(sys).update({name: new, f"__{name}__": new})
+
+
+class _Outlasting(io.FileIO):
+    """A standard stream that becomes /dev/null where nobody reads it any more."""
+
+    def write(self, data: Any, /) -> int:
+        try:
+            return super().write(data)
+        except BrokenPipeError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), self.fileno())
+            if self.fileno() == 1:
+                print("note: nobody reads standard output any more; the run continues", file=sys.stderr)
+            return len(data)
 
 
 def _leave_stdout() -> None:

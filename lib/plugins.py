@@ -130,7 +130,15 @@ KINDS = (MODELS, DATASETS, TASKS)
 def task_of(model: str) -> str:
     """Return the TASK of a model, read without importing its file; "" where it has no such line."""
     found = _TASK.search((MODELS.home(model) / "model.py").read_text(encoding="utf-8"))
-    return found[1] if found else ""
+    return check_task(model, found[1]) if found else ""
+
+
+def check_task(model: str, task: str) -> str:
+    """Return `task`. Raises ConfigError, with the file of `model` and all tasks, where there is none such."""
+    if task not in (known := TASKS.names()):
+        todo = f"there are {', '.join(known)}"
+        raise ConfigError(f"models/{model}/model.py: there is no task {task!r}", todo=todo)
+    return task
 
 
 def symbols_of(home: Path) -> dict[str, str]:

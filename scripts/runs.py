@@ -1,4 +1,4 @@
-"""make runs: a table of all runs. make tag RUN= TAG=: words to find a run by."""
+"""make runs: a table of all runs. make tag RUN= TAG=: words to find one by. scripts/idle.sh: is one used?"""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from pathlib import Path
 
 from lib import units
 from lib.errors import run_main
-from lib.runs.directory import resolve_run
-from lib.runs.index import Row, read_runs, select, sort
+from lib.runs.directory import RunDir, resolve_run
+from lib.runs.index import Row, read_runs, run_names, select, sort
 
 LIMIT = 50
 
@@ -27,10 +27,17 @@ def main() -> int:
     parser.add_argument("--limit", type=limit, default=LIMIT, help="number of runs to show; 0 for all")
     parser.add_argument("--json", action="store_true", help="print a JSON list with all values")
     parser.add_argument("--tag", default=None, help="add these tags to RUN; -TAG removes one")
+    parser.add_argument("--idle", action="store_true", help="only refuse where a process trains in a run")
     parser.add_argument(
         "run", metavar="RUN", nargs="?", default="", help="the run to tag; default: the newest"
     )
     options = parser.parse_args()
+    if options.idle:
+        for folder in (options.runs, Path("runs"), Path("build")):  # what make removes, or their environment
+            for name, _ in run_names(folder):
+                (run := RunDir(folder / name)).lock()
+                run.release()
+        return 0
     if options.tag is not None:
         run = resolve_run(options.runs, options.run)
         print(f"{run.path}: {' '.join(run.tag(options.tag.split())) or 'no tags'}")

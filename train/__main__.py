@@ -11,7 +11,7 @@ from typing import NoReturn
 
 from lib import kconf
 from lib.distributed.launcher import is_worker
-from lib.errors import ConfigError, run_main
+from lib.errors import ConfigError, outlast_readers, run_main
 from lib.units import non_negative, whole_number
 from train.signals import importing
 
@@ -23,6 +23,8 @@ def main() -> int:
     started = time.monotonic()
     options = _parser().parse_args()
     command = options.command
+    if command in ("train", "resume", "rerun") or is_worker():
+        outlast_readers()
     if command in ("train", "plan", "probe", "preflight") and not is_worker():
         return _with_configuration(options, kconf.from_environment(ROOT), started=started)
     if command in ("eval", "sample", "export"):

@@ -285,6 +285,15 @@ def _train_loader(
     )
 
 
+def check_run(config: Config, plan: Plan, data: TrainingData) -> None:
+    """Check, before there is a run directory, what would fail in training only. Raises ConfigError."""
+    warm_up_text(config, train_size=data.dataset.train.size, effective_batch=plan.effective_batch)
+    epochs_ahead(config, plan, data.dataset.train, log=lambda _: None)
+    if plan.channels_last and plan.device == "cpu":
+        with torch.device("meta"):
+            check_channels_last(built(config, data.dataset.spec))
+
+
 def epochs_ahead(config: Config, plan: Plan, part: Part, *, log: Log) -> int:
     """Return how many epochs of puzzles are augmented ahead. Raises ConfigError without memory for them."""
     if not config.augment_ahead:

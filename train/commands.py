@@ -6,8 +6,8 @@ What a run on one device with local files does not use is imported where an opti
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -32,6 +32,7 @@ from lib.runs.sinks import check_packages, open_sinks
 from train import loop
 from train.build import make_job
 from train.job import Job, Progress, checkpoint_format
+from train.planning.memory_estimate import refuse
 from train.planning.run_plan import RunRequest, plan_for
 from train.record import Record, RunRecord, log
 from train.signals import Rescaled, Stopped, ended_once
@@ -149,18 +150,6 @@ def _request_of(run: RunDir, *, root: Path, runs: Path, started: float, verbose:
     return _request(stored_configuration(run, root), root=root, runs=runs, started=started, verbose=verbose)
 
 
-@contextmanager
-def _closed_output_is_an_error() -> Iterator[None]:
-    """Convert BrokenPipeError: a closed standard output is no reason to end a run silently."""
-    try:
-        yield
-    except BrokenPipeError as error:
-        raise ToolkitError(
-            "standard output was closed by its reader", todo="make train > FILE starts or resumes without one"
-        ) from error
-
-
-@_closed_output_is_an_error()
 def _plan_and_train(
     request: RunRequest, find_run: Callable[[], RunDir | None], *, original: RunDir | None = None
 ) -> int:
@@ -177,10 +166,12 @@ def _plan_and_train(
     check_packages(config)
     if (upload := _upload(config)) is not None:
         upload.check_storage(config)
-    data = open_to_train(config, root=request.root, log=log)
     if rendezvous is not None:
-        from train.multi_node import launch_multi_node
+        from train.multi_node import check_node, launch_multi_node
 
+        check_node(config, rendezvous)
+    data = open_to_train(config, root=request.root, log=log, refuse=refuse)
+    if rendezvous is not None:
         launch_multi_node(config, request.resolved, rendezvous)
     run = find_run()
     hardware = probe(config.device)
@@ -222,7 +213,6 @@ def work(*, root: Path, runs: Path, started: float, verbose: bool = False) -> in
     data = open_training_data(request.config, root=request.root, log=lambda _: None)
     on_success = ExitStack()
 
-    @_closed_output_is_an_error()
     def main() -> int:
         if launched["plan"] is None:
             planned, backend, run = _plan_after_rendezvous(request, data, launched["hardware"])
@@ -342,14 +332,14 @@ def _train(planned: PlannedRun, backend: Backend, record: Record, interrupted: R
         record.begin(progress.step, job.budget.total_steps)
         with job.train_loader, job.eval_loader, report_memory(job, planned.hardware):
             result = loop.train(job, progress)
-        log_speed(job, planned.data, planned.hardware, step=progress.step)
-        log_summary(job, planned.data.dataset, root=planned.request.root)
     except (RuntimeError, MemoryError) as error:
         # The loop handles training steps; this is the set-up, an evaluation or a checkpoint.
         reason = loop.reason_if_out_of_memory(error)
         raise ToolkitError("out of memory outside the training step", why=reason) from error
     part = evaluation_part(config, planned.data.dataset)
-    record.finish(progress.step, seconds=progress.seconds, result=result, part=part)
+    speed = partial(log_speed, job, planned.data, planned.hardware, step=progress.step)
+    summary = partial(log_summary, job, planned.data.dataset, root=planned.request.root)
+    record.finish(progress.step, seconds=progress.seconds, result=result, part=part, reports=(speed, summary))
     return 0
 
 

@@ -73,7 +73,7 @@ def warm_up_of(config: Config, budget: Budget, *, effective_batch: int) -> float
 
 
 def warm_up_text(config: Config, *, train_size: int, effective_batch: int) -> str:
-    """Format the length of warmup, in steps unless the budget is in seconds; "" for none.
+    """Format the length of warmup, in steps below the peak unless the budget is in seconds; "" for none.
 
     Raises ConfigError if the run ends before the learning rate reaches its peak.
     """
@@ -81,7 +81,9 @@ def warm_up_text(config: Config, *, train_size: int, effective_batch: int) -> st
     share, amount = warm_up_of(config, budget, effective_batch=effective_batch), _amount(config)
     total, unit = (budget.total_steps, "steps") if budget.total_steps else (budget.total_seconds, "seconds")
     assert total is not None
-    risen = f"{share * total:,.1f}".removesuffix(".0")
+    # The rate of a step is that of its middle (learning_rate_factor).
+    rising = math.ceil(share * total - 0.5) if unit == "steps" else share * total
+    risen = f"{rising:,.1f}".removesuffix(".0")
     given = {
         "percent": f", {amount} % of the budget",
         "steps": "",

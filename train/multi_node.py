@@ -26,8 +26,8 @@ from lib.plan.types import STATIC_SHAPES, Hardware, grows_with_devices
 from lib.runs.identity import identity
 
 
-def launch_multi_node(config: Config, resolved: kconf.Resolved, rendezvous: Rendezvous) -> NoReturn:
-    """Become this node's launcher. Raises ConfigError or PlanError for what could not train."""
+def check_node(config: Config, rendezvous: Rendezvous) -> tuple[Hardware, int]:
+    """Return this node's hardware and its number of processes. Raises ConfigError or PlanError."""
     if config.resume == "never":
         raise ConfigError(
             "CONFIG_RESUME_NEVER=y is not for several nodes",
@@ -50,6 +50,12 @@ def launch_multi_node(config: Config, resolved: kconf.Resolved, rendezvous: Rend
         )
     processes = place(config, hardware).world.value
     check_shares(rendezvous, processes=processes, target=config.target, unit=config.norm_batch or 1)
+    return hardware, processes
+
+
+def launch_multi_node(config: Config, resolved: kconf.Resolved, rendezvous: Rendezvous) -> NoReturn:
+    """Become this node's launcher. Raises what `check_node` does."""
+    hardware, processes = check_node(config, rendezvous)
     route = route_to(rendezvous.endpoint)
     port = rendezvous.endpoint.rpartition(":")[2]
     name, restarts = f"{config.model}-{identity(resolved.in_effect)}", config.launch.dist_max_restarts

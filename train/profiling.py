@@ -30,10 +30,9 @@ from lib.plan.placement import refuse_static_shapes
 from lib.plan.types import Hardware, Plan
 from lib.tiers import with_tier
 from train import loop
-from train.build import make_job
+from train.build import check_run, make_job
 from train.job import Budget, Progress
-from train.planning.memory_estimate import predicted_plan
-from train.planning.run_plan import check_run
+from train.planning.memory_estimate import predicted_plan, refuse
 from train.record import Record, log
 from train.signals import Stopped
 from train.training_data import TrainingData, open_to_train, open_training_data
@@ -169,8 +168,9 @@ def profile(requested: kconf.Resolved | None, *, root: Path, steps: int, out: Pa
     assert requested is not None
     resolved = with_tier(requested, root=root, log=log)
     config = config_from_values(resolved.values).replace(**STEPS_ONLY)
-    data, hardware = open_to_train(config, root=root, log=log), probe(config.device)
+    hardware = probe(config.device)
     refuse_static_shapes(hardware.kind, what="make profile")
+    data = open_to_train(config, root=root, log=log, refuse=refuse)
     plan, _ = predicted_plan(config, data, hardware)
     check_run(config, plan, data)
     if plan.world > 1:

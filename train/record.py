@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, TypeAlias
 
 from lib.distributed.fsdp import Gatherer, gather_full, snapshot, split_shards
 from lib.errors import ToolkitError
@@ -23,6 +23,11 @@ from train.signals import Stopped, StopRequest
 
 if TYPE_CHECKING:
     from train.upload import Copier
+
+Result: TypeAlias = Mapping[str, float]
+Reports: TypeAlias = Sequence[Callable[[], None]]
+_OF_CODE = (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
+_FAULTS = (*_OF_CODE, OSError, ToolkitError)
 
 SHARDED = ("model", "optimizer", "ema")  # what a sharded checkpoint has shards of; rank 0 has the rest
 _FLUSH_SECONDS = 10.0  # at most so old are the rows of a running run that others can read
@@ -64,8 +69,13 @@ class Record:
         """Return medians of the last training rows, and the seconds of the first step; empty for none."""
         return {}
 
-    def finish(self, step: int, *, seconds: float, result: Mapping[str, float], part: str) -> None:
-        """Finish the run: `result` is its last evaluation, on the part that `part` names."""
+    def finish(self, step: int, *, seconds: float, result: Result, part: str, reports: Reports = ()) -> None:  # noqa: ARG002
+        """Finish with the last evaluation, on `part`, then make `reports`; one that fails is only logged."""
+        for report in reports:
+            try:
+                report()
+            except _FAULTS as error:  # the run is done
+                self.log(f"A part of the summary is missing: {type(error).__name__}: {error}")
 
 
 class RunRecord(Record):
@@ -189,12 +199,13 @@ class RunRecord(Record):
         self.log(why)
         self.run.write("plan", plan.to_json())
 
-    def finish(self, step: int, *, seconds: float, result: Mapping[str, float], part: str) -> None:
+    def finish(self, step: int, *, seconds: float, result: Result, part: str, reports: Reports = ()) -> None:
         """Set the status to "done", print the result, and wait for the last copy, or raise StorageError."""
         facts: dict[str, Any] = {"seconds": seconds, "part": part, **result}
         self.run.set_status("done", step=step, **facts)  # first, before "Done" is printed
         self._done = True
         self.console.stop()
+        super().finish(step, seconds=seconds, result=result, part=part, reports=reports)
         self.log(f"Done: {format_evaluation(result)} ({part}), {seconds:.1f} s of training")
         if self._copier is not None:
             with StopRequest():  # the first signal does not interrupt it

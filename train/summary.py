@@ -84,7 +84,7 @@ def log_speed(job: Job, data: TrainingData, hardware: Hardware, *, step: int) ->
     job.record.row("speed", step=step, **row)
     named = (f"{name.replace('_', ' ')} {format_value(name, value)}" for name, value in row.items())
     missing = [] if job.plan.world == 1 else ["communication is not measured"]
-    if "model_flop_utilization" not in row:
+    if hardware.kind != "cpu" and "model_flop_utilization" not in row:  # of CPUs there is no catalogue
         missing += [
             f"no estimate and no FLOP utilization: {hardware.devices[0].name} is not in the catalogue"
         ]

@@ -13,6 +13,7 @@ from torch.utils._pytree import tree_leaves
 
 from lib.config import Config
 from lib.data import DataLocation, Dataset, describe_dataset, open_dataset, restrict
+from lib.data.cache import checked_before
 from lib.data.types import Spec, TextClassSpec, TextSpec
 from lib.errors import ConfigError, PlanError
 from lib.memory.facts import ROWS, model_facts
@@ -60,8 +61,12 @@ def _metadata(config: Config, *, root: Path) -> Dataset | None:
     return restrict(dataset, limit=config.data_limit, holdout=config.holdout, opened=False)
 
 
-def open_to_train(config: Config, *, root: Path, log: Callable[[str], None]) -> TrainingData:
+def open_to_train(
+    config: Config, *, root: Path, log: Callable[[str], None], refuse: Callable[..., object] = lambda *_: None
+) -> TrainingData:
     """Open the data to train on, after checks that need no data.
+
+    refuse: called with `config` and None, and before data are downloaded or made with their metadata, if any.
 
     Raises ConfigError for initial weights that are missing or do not fit the model, or a warmup longer than
     the run; PlanError where the effective batch is larger than the data.
@@ -70,9 +75,19 @@ def open_to_train(config: Config, *, root: Path, log: Callable[[str], None]) -> 
         from train.initial_weights import check_file, check_weights
 
         check_file(config, root)
+    refuse(config, None)
     if (known := _metadata(config, root=root)) is not None:
         check_sizes(config, known.train.size)
-    data = open_training_data(config, root=root, log=log, check=True)
+
+    def check() -> None:
+        # Of what is at a URL only the usual is known.
+        if known and not (config.data_dir and _data_dir(config, root=root, log=log, fetch=False) is None):
+            if config.initial_weights:
+                check_weights(config, known.spec, root)
+            refuse(config, make_training_data(config, known))
+
+    with checked_before(check):
+        data = open_training_data(config, root=root, log=log, check=True)
     if config.initial_weights:
         check_weights(config, data.dataset.spec, root)
     return data

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import fcntl
+import functools
 import hashlib
 import json
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 
 from lib.atomic import naming
@@ -15,6 +17,22 @@ from lib.errors import os_error
 
 _MANIFEST = "manifest.json"
 _VERIFIED_BYTES = 2**30  # beyond it only sizes are checked: hashing would delay every start
+_check: ContextVar[Callable[[], object]] = ContextVar("_check", default=lambda: None)
+
+
+@contextmanager
+def checked_before(check: Callable[[], object]) -> Iterator[None]:
+    """Context that calls `check`, which may refuse, once before anything is downloaded, copied or made."""
+    token = _check.set(functools.cache(check))
+    try:
+        yield
+    finally:
+        _check.reset(token)
+
+
+def check_now() -> None:
+    """Make the check of `checked_before`."""
+    _check.get()()
 
 
 def cached_folder(
@@ -28,6 +46,7 @@ def cached_folder(
     """
     if _fault(folder, identity) is None:
         return folder
+    check_now()
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         with exclusive(folder):

@@ -19,7 +19,7 @@ from typing import Any
 from lib.atomic import naming
 from lib.distributed.launcher import KEPT, LAUNCH, STOP
 from lib.distributed.local_ranks import run_ranks
-from lib.errors import Suspended
+from lib.errors import Suspended, outlast_readers
 from lib.runs.directory import RunDir
 
 _TAIL_LINES = 30
@@ -279,6 +279,7 @@ def keep_rank_logs(notes: Path, run: RunDir, *, hostname: str) -> None:
 
 
 if __name__ == "__main__":
+    outlast_readers()
     _notes, _world, *_arguments = sys.argv[1:]
     try:
         sys.exit(Supervisor(Path(_notes), world=int(_world)).run(_arguments))

@@ -13,8 +13,9 @@ import kconfiglib
 
 from lib.errors import ConfigError
 
-# Files that the tree includes by their pattern, so that a new one belongs to it.
+# Files that the tree includes; a new one of a plug-in belongs to it.
 _PLUGINS = ("models/*/Kconfig", "train/tasks/*/Kconfig", "lib/data/datasets/*/Kconfig")
+_FILES = ("Kconfig", "lib/*/Kconfig", "train/Kconfig", *_PLUGINS)
 _parsed: dict[Path, tuple[Any, Any]] = {}
 _LOOP_ITEM = re.compile(r"(<choice[^>]*>|\S+) \(defined at ([^),]+)")
 
@@ -74,18 +75,17 @@ def parsed_tree(root: Path) -> Iterator[Any]:
     root = root.absolute()
     # Other threads that load meanwhile find none, and parse one of their own.
     stamps, tree = _parsed.pop(root, (None, None))
-    if tree is None or _stamps(tree) != stamps:
-        tree = load_own_tree(root)
-        stamps = _stamps(tree)
+    now = _stamps(root)  # before parsing: a file that is edited meanwhile must not be believed
+    if tree is None or now != stamps:
+        tree, stamps = load_own_tree(root), now
     yield tree
-    _parsed[root] = stamps, tree
+    if all(root / name in stamps for name in tree.kconfig_filenames):
+        _parsed[root] = stamps, tree
 
 
-def _stamps(tree: Any) -> dict[Path, tuple[int, ...]]:
-    """Return what changes with the files that `tree` was parsed from, and with further ones beside them."""
-    root = Path(tree.srctree)
-    files = {root / name for name in tree.kconfig_filenames}
-    files |= {file for pattern in _PLUGINS for file in root.glob(pattern)}
+def _stamps(root: Path) -> dict[Path, tuple[int, ...]]:
+    """Return what changes with each file that the tree at `root` may be parsed from."""
+    files = [file for pattern in _FILES for file in root.glob(pattern)]
     facts = {file: file.stat() for file in files if file.is_file()}
     return {file: (fact.st_mtime_ns, fact.st_size, fact.st_ino) for file, fact in facts.items()}
 

@@ -12,16 +12,16 @@ from typing import Any
 import kconfiglib
 
 from lib import atomic
-from lib.kconf.reader import HEADER, MADE_FROM, read_file, refuse_special
+from lib.kconf.reader import END, HEADER, MADE_FROM, read_file, refuse_special
 from lib.kconf.tree import display
 
 _WRITABLE = stat.S_IWUSR | stat.S_IWGRP | stat.S_IWOTH  # by anybody
 
 
 def full_text(tree: Any, *, sources: Sequence[str] = ()) -> str:
-    """Return the full configuration: every symbol with a value, and a header with the shipped files used."""
+    """Return the full configuration: every symbol with a value, a header with the shipped files used, END."""
     header = f"{HEADER}\n{MADE_FROM}{', '.join(sources)}\n" if sources else f"{HEADER}\n"
-    return _written(kconfiglib.Kconfig.write_config, tree, header=header, save_old=False)
+    return _written(kconfiglib.Kconfig.write_config, tree, header=header, save_old=False) + f"{END}\n"
 
 
 def minimal_text(tree: Any) -> str:
@@ -57,7 +57,7 @@ def write_configuration(path: Path, text: str, *, keep_old: bool = False) -> boo
     Returns true if the file changed. Raises OSError.
     """
     layer = read_file(path) if path.is_file() else None
-    if layer is not None and layer.faults and not layer.assignments:
+    if layer is not None and layer.faults and not (layer.assignments or layer.by_tool):
         raise OSError(errno.EEXIST, f"{path.name} is not a configuration", os.path.realpath(path))
     return write_atomically(path, text, keep_old=keep_old)
 

@@ -54,14 +54,10 @@ def load_model(name: str) -> ModelModule:
     """Import models/`name`/model.py. Raises ConfigError if it is missing or invalid."""
     with ModelCode(name):
         module = plugins.MODELS.load(name)
-    place, tasks = f"models/{name}/model.py", plugins.TASKS.names()
-    if module.TASK not in tasks:
-        todo = plugins.meant(module.TASK, tasks)
-        raise ConfigError(f"{place}: there is no task {module.TASK!r}", todo=todo)
+    plugins.check_task(name, module.TASK)
     if plugins.task_of(name) != module.TASK:
-        raise ConfigError(
-            f'{place} has no line TASK = "{module.TASK}"', why="it is read without importing the file"
-        )
+        what = f'models/{name}/model.py has no line TASK = "{module.TASK}"'
+        raise ConfigError(what, why="it is read without importing the file")
     return cast(ModelModule, module)
 
 

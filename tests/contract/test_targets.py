@@ -12,7 +12,7 @@ from tests.contract.making import ROOT, Row, make_database, table, user_targets
 
 MAKEFILE_LINES = 250
 # Files that make looks for are no targets of its own.
-NO_TARGETS = {"Makefile", "always", "force", "requirements.lock", "requirements-dev.lock"}
+NO_TARGETS = {"Makefile", "always", "force", "idle", "requirements.lock", "requirements-dev.lock"}
 # What the Python front reads of the environment by itself.
 READERS = [*(ROOT / "lib" / "kconf").glob("*.py"), ROOT / "Makefile"]
 

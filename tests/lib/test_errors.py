@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from lib.errors import ToolkitError, run_main
+from lib.errors import ConfigError, ToolkitError, run_main
 
 ROOT = Path(__file__).resolve().parents[2]
 LISTING = "import sys; from lib.errors import run_main; sys.exit(run_main(lambda: print('line') or 0))"
@@ -46,6 +46,60 @@ def test_a_reader_that_left_is_an_error_of_all_but_listings(command: list[str], 
     done = subprocess.run(command, cwd=ROOT, stdout=writing, stderr=subprocess.PIPE, check=False)
     os.close(writing)
     assert (done.returncode, done.stderr) == (status, b"")
+
+
+@pytest.mark.parametrize("both", [False, True])
+def test_a_program_that_outlasts_its_readers_ends_as_without_them(both: bool, tmp_path: Path) -> None:
+    program = f"""
+import sys
+from pathlib import Path
+from lib.errors import outlast_readers, run_main
+def main():
+    outlast_readers()
+    for number in range(3):
+        print(number, flush=True)
+        print(number, file=sys.stderr)
+    print("x" * 100_000)
+    Path({str(tmp_path / "kept")!r}).write_text("whole")
+    return 7
+sys.exit(run_main(main))
+"""
+    reading, writing = os.pipe()
+    os.close(reading)
+    errors = writing if both else subprocess.PIPE
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, stdout=writing, stderr=errors, check=False
+    )
+    os.close(writing)
+    assert done.returncode == 7 and (tmp_path / "kept").read_text() == "whole"
+    said = b"note: nobody reads standard output any more; the run continues\n0\n1\n2\n"
+    assert done.stderr == (None if both else said)
+
+
+@pytest.mark.parametrize("value", ["x" * 300, "x" * 150, "=".join(["RUN", "y" * 99])])
+def test_a_long_value_is_shortened_wherever_it_is_named(
+    value: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def main() -> int:
+        raise ConfigError(f"RUN='{value}': no run", findings=[f".config:1: /tmp/{value}/x is odd"])
+
+    assert run_main(main) == 2
+    finding, error = capsys.readouterr().err.splitlines()
+    assert error.startswith(f"error: RUN='{value[:40]}") and error.endswith(" characters)': no run")
+    assert finding.endswith(" characters)/x is odd") and max(map(len, (finding, error))) < 150
+
+
+def test_what_a_file_may_be_called_is_not_shortened(capsys: pytest.CaptureFixture[str]) -> None:
+    path = "/".join(["a" * 90] * 5)
+    run_main(lambda: (_ for _ in ()).throw(ConfigError(f"{path}: no run")))
+    assert capsys.readouterr().err == f"error: {path}: no run\n"
+
+
+def test_a_name_that_is_too_long_for_a_file_is_a_fault_of_the_command(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert run_main(lambda: Path("x" * 300).stat() and 0) == 2
+    assert capsys.readouterr().err.endswith("...(300 characters): File name too long\n")
 
 
 def test_a_file_does_not_become_standard_output_where_there_is_none(tmp_path: Path) -> None:

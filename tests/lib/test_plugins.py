@@ -68,7 +68,13 @@ def test_a_symbol_belongs_to_the_folder_whose_kconfig_defines_it(table: Path) ->
     assert MODELS.own("table", values) == {"legs": 3, "cloth": "red", "drawers": True}
     assert MODELS.own("table", {"TABLE_SCALE": 1.0, "TABLE_TOP": 2}) == {}
     assert "TABLE_SCALE" not in symbols_of(table)
+    task = table.parents[1] / "train" / "tasks" / "classify" / "task.py"
+    task.parent.mkdir(parents=True)
+    task.touch()
     assert plugins.task_of("table") == "classify"
+    (table / "model.py").write_text('TASK = "regress"\n')
+    with pytest.raises(ConfigError, match=r"^models/table/model.py: .*'regress'; there are classify$"):
+        plugins.task_of("table")
 
 
 def test_names_are_those_that_the_kconfig_gives_to_the_symbol_of_the_kind(table: Path) -> None:

@@ -141,6 +141,26 @@ def test_a_run_is_done_even_if_nobody_can_be_told(
     assert run.status().state == "done"
 
 
+def test_what_cannot_be_reported_fails_no_finished_run(
+    run: RunDir, record: RunRecord, capsys: pytest.CaptureFixture[str]
+) -> None:
+    seen = list[str]()
+
+    def estimate() -> None:
+        seen.append(run.status().state)
+        raise ZeroDivisionError("no rate")
+
+    reports = estimate, lambda: seen.append("after it")
+    record.finish(10, seconds=1.0, result={"samples": 10.0}, part="test part", reports=reports)
+    assert seen == ["done", "after it"] and run.status().state == "done"
+    output = capsys.readouterr().out
+    assert output.index("A part of the summary is missing: ZeroDivisionError: no rate") < output.index(
+        "Done:"
+    )
+    Record().finish(1, seconds=1.0, result={}, part="", reports=reports)
+    assert len(seen) == 4, "on other ranks, too: a report may be collective"
+
+
 def test_other_ranks_neither_print_nor_write(capsys: pytest.CaptureFixture[str]) -> None:
     silent: Record = Record()
     silent.begin(0, None)

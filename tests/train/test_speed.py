@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -62,13 +63,16 @@ def logged(hardware: Hardware) -> tuple[dict[str, Any], str]:
     return {**found, "flop": flop}, text
 
 
-def test_on_a_cpu_there_is_no_estimate_and_that_is_said() -> None:
+def test_on_a_cpu_there_is_no_estimate_and_nothing_to_say_about_it() -> None:
     found, text = logged(CPU)
     assert "model_flop_utilization" not in found
-    assert text == (
-        "Speed: samples per second 1,000, data wait 25.0%, first step seconds 2; no estimate and no FLOP "
-        "utilization: a CPU with 24 GiB is not in the catalogue"
-    )
+    assert text == "Speed: samples per second 1,000, data wait 25.0%, first step seconds 2"
+
+
+def test_a_gpu_that_the_catalogue_lacks_is_named() -> None:
+    device = dataclasses.replace(H100.devices[0], name="A New One")
+    _, text = logged(dataclasses.replace(H100, devices=(device,)))
+    assert text.endswith("; no estimate and no FLOP utilization: A New One is not in the catalogue")
 
 
 def test_on_a_gpu_of_the_catalogue_it_is_beside_the_estimate() -> None:

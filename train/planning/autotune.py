@@ -27,7 +27,7 @@ from lib.plan.show import show
 from lib.plan.types import Hardware, Memory, Plan
 from lib.tiers import with_tier
 from lib.units import bytes_text
-from train.planning.memory_estimate import MemoryTraces
+from train.planning.memory_estimate import MemoryTraces, refuse
 from train.record import log
 from train.training_data import TrainingData, open_to_train
 
@@ -112,8 +112,10 @@ def probe_command(requested: kconf.Resolved, *, root: Path) -> int:
             why="CONFIG_HYPER_PARAM_MANUAL=y gives the micro-batch",
             todo="set CONFIG_HYPER_PARAM_AUTO=y",
         )
-    data = open_to_train(config, root=root, log=log)
-    target = ProbeTarget.of(resolved, data, probe(config.device), root=root)
+    hardware = probe(config.device)
+    refuse_static_shapes(hardware.kind, what="measuring (make probe)")
+    data = open_to_train(config, root=root, log=log, refuse=refuse)
+    target = ProbeTarget.of(resolved, data, hardware, root=root)
     show(target.plan(measure(target)), sys.stdout)
     if config.auto_method != "probe":
         log("CONFIG_AUTO_METHOD_PROBE=y makes runs go by it")

@@ -6,8 +6,6 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
-
 from lib import kconf
 from lib.config import Config
 from lib.errors import PlanError
@@ -16,11 +14,10 @@ from lib.plan.placement import place
 from lib.plan.show import show
 from lib.plan.types import Hardware, Plan
 from lib.runs.directory import RunDir
-from train.build import check_channels_last, epochs_ahead
-from train.job import warm_up_text
+from train.build import check_run
 from train.planning.memory_estimate import MemoryTraces
 from train.record import log
-from train.training_data import TrainingData, built
+from train.training_data import TrainingData
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,15 +46,6 @@ def plan_for(request: RunRequest, data: TrainingData, hardware: Hardware, run: R
     check_run(request.config, plan, data)
     show(plan, sys.stdout, compact=not request.verbose)
     return plan
-
-
-def check_run(config: Config, plan: Plan, data: TrainingData) -> None:
-    """Check, before there is a run directory, what would fail in training only. Raises ConfigError."""
-    warm_up_text(config, train_size=data.dataset.train.size, effective_batch=plan.effective_batch)
-    epochs_ahead(config, plan, data.dataset.train, log=lambda _: None)
-    if plan.channels_last and plan.device == "cpu":
-        with torch.device("meta"):
-            check_channels_last(built(config, data.dataset.spec))
 
 
 def _stored_plan(run: RunDir, request: RunRequest, hardware: Hardware) -> Plan | None:

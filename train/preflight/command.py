@@ -21,8 +21,8 @@ from lib.errors import ToolkitError
 from lib.nn.model_code import place_in_models
 from lib.plan.placement import refuse_static_shapes
 from lib.tiers import with_tier
-from train.planning.memory_estimate import predicted_plan
-from train.planning.run_plan import check_run
+from train.build import check_run
+from train.planning.memory_estimate import predicted_plan, refuse
 from train.preflight import checks as checks
 from train.preflight.checks import Candidate
 from train.preflight.ranks import OF_RANKS, two_ranks
@@ -79,9 +79,9 @@ def candidate_of(
 ) -> Candidate:
     """Return the configuration with its data and a plan. Raises ToolkitError if there is no plan."""
     config = config_from_values(resolved.values)
-    data = open_to_train(config, root=root, log=log)
     hardware = probe(config.device)
     refuse_static_shapes(hardware.kind, what="make preflight")
+    data = open_to_train(config, root=root, log=log, refuse=refuse)
     plan, _ = predicted_plan(config, data, hardware)
     check_run(config, plan, data)
     return Candidate(config=config, data=data, hardware=hardware, plan=plan, root=root, runs=runs)

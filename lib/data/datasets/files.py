@@ -10,6 +10,7 @@ from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
+from lib.data.cache import check_now
 from lib.data.types import ArrayPart, Dataset, Images, ImageSpec
 from lib.errors import DataError, os_errors
 from lib.plugins import DATASETS
@@ -85,6 +86,7 @@ class DataLocation:
         if self.download:
             from lib.data.datasets.download import fetch
 
+            check_now()
             try:
                 with download_progress() as progress:
                     fetch(target, urls=remote.urls, sha256=remote.sha256, log=self.log, progress=progress)

@@ -3,18 +3,39 @@
 from __future__ import annotations
 
 import gzip
+import re
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
+from lib import kconf
+from lib.config import config_from_values
 from lib.data import Dataset
+from lib.data.cache import cached_folder, checked_before
+from lib.data.datasets.files import Remote
 from lib.errors import ConfigError, DataError, PlanError
-from tests.support.datasets import looked, opened
+from lib.plan.gpus import parse_gpu
+from tests.support.configs import ROOT
+from tests.support.datasets import looked, opened, place_of
+from tests.support.tokens import small_lm_config
 from tests.support.training import small_config
-from train.training_data import check_sizes, describe_training_data, open_to_train, open_training_data
+from train import commands, profiling
+from train.planning import autotune, memory_estimate
+from train.planning.memory_estimate import refuse
+from train.preflight import command as preflight
+from train.training_data import (
+    TrainingData,
+    check_sizes,
+    describe_training_data,
+    open_to_train,
+    open_training_data,
+)
 
 SILENT = [].append
 IMAGE_SIZE = 16
@@ -156,9 +177,139 @@ def test_too_large_a_batch_is_refused_before_anything_is_packed(tmp_path: Path) 
     warm = {"target_effective_batch": 6, "warmup_unit": "steps", "warmup_steps": 3}
     with pytest.raises(ConfigError, match="CONFIG_WARMUP_STEPS=3 is a warm-up of 3 of 3 steps"):
         open_to_train(small_config("resnet18", **requested | warm), root=tmp_path, log=SILENT)
+    refused = {"hyper_param": "manual", "batch_size": 8, "target_effective_batch": 12, "norm_batch": 5}
+    for changes, message in (
+        (refused, "CONFIG_BATCH_SIZE=8 is not a multiple of CONFIG_NORM_BATCH=5"),
+        ({"target_effective_batch": 12, "norm_batch": 5}, "it is not a multiple of CONFIG_NORM_BATCH=5"),
+    ):
+        config = small_config("resnet18", **requested | changes)
+        with pytest.raises(PlanError, match=message):
+            open_to_train(config, root=tmp_path, log=SILENT, refuse=refuse)
     assert not (tmp_path / "data").exists()
     open_to_train(small_config("resnet18", **requested, target_effective_batch=12), root=tmp_path, log=SILENT)
     assert (tmp_path / "data").exists()
+
+
+@pytest.mark.slow
+def test_what_does_not_fit_is_refused_before_anything_is_packed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder_of_images(tmp_path)
+    told = list[TrainingData]()
+
+    def no_room(config: Any, data: TrainingData, hardware: Any) -> None:  # noqa: ARG001
+        told.append(data)
+        raise PlanError("it does not fit")
+
+    images = {"dataset": "image_folder", "data_options": ERRORS, "image_size": 16, "data_dir": str(tmp_path)}
+    config = small_config("resnet18", **images, target_effective_batch=12, norm_batch=4)
+    with monkeypatch.context() as small:
+        small.setattr(memory_estimate, "predicted_plan", no_room)
+        with pytest.raises(PlanError, match="it does not fit"):
+            open_to_train(config, root=tmp_path, log=SILENT, refuse=refuse)
+        assert not (tmp_path / "data").exists() and told[0].facts.train_size == 12
+    open_to_train(config, root=tmp_path, log=SILENT, refuse=refuse)
+    monkeypatch.setattr(memory_estimate, "predicted_plan", no_room)
+    open_to_train(config, root=tmp_path, log=SILENT, refuse=refuse)  # packed: the plan itself refuses
+    assert len(told) == 1
+
+
+def test_a_check_comes_once_before_whatever_is_made(tmp_path: Path) -> None:
+    made = list[str]()
+
+    def fill(folder: Path) -> None:
+        made.append(folder.name)
+        (folder / "x").touch()
+
+    def open_(name: str) -> Path:
+        return cached_folder(tmp_path / "cache" / name, identity="x", fill=fill, log=SILENT)
+
+    def refusing() -> None:
+        raise PlanError("no")
+
+    with checked_before(refusing), pytest.raises(PlanError, match="no"):
+        open_("a")
+    assert not (tmp_path / "cache").exists()
+    remotes = (Remote("file", "0" * 64, ("https://localhost/nowhere",)),)
+    place = place_of("mnist", {"data_dir": tmp_path / "files", "download": True})
+    with checked_before(refusing), pytest.raises(PlanError, match="no"):
+        place.find_all(remotes, ("mnist",), name="a set", instead="another")
+    assert not (tmp_path / "files").exists()
+    with checked_before(lambda: made.append("checked")):
+        for name in ("a", "b", "a"):
+            open_(name)
+    assert made == ["checked", ".a.new", ".b.new"]
+    with checked_before(refusing):
+        open_("b")
+    open_("c")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"hyper_param": "manual", "batch_size": 8, "gradient_accumulation": 2, "num_devices": 1},
+            "CONFIG_TARGET_EFFECTIVE_BATCH=9 contradicts CONFIG_BATCH_SIZE=8 x ",
+        ),
+        ({"warmup_unit": "steps", "warmup_steps": 3, "max_steps": 3}, "is a warm-up of 3 of 3 steps"),
+        ({"device": "cuda"}, "CONFIG_DEVICE_CUDA is not possible"),
+    ],
+)
+def test_options_alone_are_refused_before_a_text_is_read(changes: dict[str, Any], message: str) -> None:
+    if "device" in changes and torch.cuda.is_available():
+        pytest.skip("there is a GPU")
+    config = small_lm_config(**{"device": "cpu", "target_effective_batch": 9} | changes)
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        open_to_train(config, root=Path("nowhere"), log=SILENT, refuse=refuse)
+
+
+@pytest.mark.parametrize("name", [path.name for path in (ROOT / "defconfigs").iterdir() if path.is_file()])
+@pytest.mark.parametrize("method", ["predict", "table", "probe"])
+def test_options_of_shipped_configurations_are_refused_on_no_machine(
+    name: str, method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    resolved = kconf.load(root=ROOT, config_file=ROOT / "defconfigs" / name)
+    config = config_from_values(resolved.values).replace(auto_method=method)
+    for machine in ("cpu-24g", "h100-80g", "rtx4090", "h100-80gx4"):
+        hardware = parse_gpu(machine)
+        monkeypatch.setattr(memory_estimate, "probe", lambda _, found=hardware: found)
+        refuse(config, None)
+    monkeypatch.setattr(memory_estimate, "probe", lambda _: pytest.fail("of all nodes nothing is known"))
+    refuse(config.replace(dist_nnodes="2"), None)
+
+
+@pytest.mark.parametrize("command", ["train", "probe", "preflight", "profile"])
+def test_every_command_that_trains_refuses_before_it_opens_data(
+    command: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Opened(Exception):
+        pass
+
+    def opens(*_: Any, refuse: Any, **__: Any) -> None:
+        raise Opened(refuse)
+
+    config, resolved = small_config(device="cpu"), SimpleNamespace(values={})
+    where = {"root": Path("nowhere")}
+    calls: dict[str, tuple[Any, Callable[[], object]]] = {
+        "train": (
+            commands,
+            lambda: commands._plan_and_train(
+                commands.RunRequest(resolved=resolved, config=config, **where, runs=Path(), started=0.0),
+                lambda: None,
+            ),
+        ),
+        "probe": (autotune, lambda: autotune.probe_command(resolved, **where)),
+        "preflight": (preflight, lambda: preflight.candidate_of(resolved, **where, runs=Path(), log=print)),
+        "profile": (profiling, lambda: profiling.profile(resolved, **where, steps=1, out=Path())),
+    }
+    module, call = calls[command]
+    monkeypatch.setattr(module, "open_to_train", opens)
+    if command != "train":
+        monkeypatch.setattr(module, "config_from_values", lambda _: config)
+        monkeypatch.setattr(module, "with_tier", lambda *_, **__: resolved, raising=False)
+    with pytest.raises(Opened) as raised:
+        call()
+    assert raised.value.args == (refuse,)
 
 
 @pytest.mark.parametrize(

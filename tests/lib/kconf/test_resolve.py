@@ -283,6 +283,24 @@ def test_a_tree_is_parsed_again_where_its_files_have_changed(project, monkeypatc
     )
 
 
+def test_a_file_that_is_edited_while_it_is_parsed_is_not_believed(project, monkeypatch):
+    def parse_slowly(root: Path) -> object:
+        parsed = load_own_tree(root)
+        with (root / "Kconfig").open("a") as file:
+            file.write('\nconfig FRESH\n\tbool "Fresh"\n')
+        return parsed
+
+    with monkeypatch.context() as slow:
+        slow.setattr(tree, "load_own_tree", parse_slowly)
+        assert "FRESH" not in resolve(project, "").values
+    assert "FRESH" in resolve(project, "").values
+
+
+def test_every_file_of_the_tree_is_looked_at():
+    own = load_own_tree(ROOT)
+    assert {ROOT / name for name in own.kconfig_filenames} == set(tree._stamps(ROOT))
+
+
 def test_every_pattern_of_the_tree_is_looked_for():
     included = re.findall(r'^o?r?source "(.*\*.*)"', (ROOT / "Kconfig").read_text(), re.MULTILINE)
     for folder in ("lib/data", "train"):

@@ -157,9 +157,11 @@ def test_samples_keep_their_meaning_when_the_batch_changes_and_steps_do_not() ->
     ("changes", "told"),
     [
         ({"warmup_pct": 5}, "2 of 40 steps, 5 % of the budget"),
-        ({"warmup_pct": 3}, "1.2 of 40 steps, 3 % of the budget"),
+        ({"warmup_pct": 3}, "1 of 40 steps, 3 % of the budget"),
         ({"warmup_unit": "steps", "warmup_steps": 39}, "39 of 40 steps"),
-        ({"warmup_unit": "samples", "warmup_samples": 90}, "7.5 of 40 steps, 90 samples in batches of 12"),
+        ({"warmup_unit": "samples", "warmup_samples": 90}, "7 of 40 steps, 90 samples in batches of 12"),
+        ({"warmup_pct": 30, "max_steps": 2}, "1 of 2 steps, 30 % of the budget"),
+        ({"warmup_pct": 1}, "0 of 40 steps, 1 % of the budget"),
         ({"warmup_pct": 5, "budget": "seconds", "max_seconds": 60}, "3 of 60 seconds, 5 % of the budget"),
         ({"warmup_unit": "steps", "warmup_steps": 0}, ""),
     ],
@@ -178,7 +180,7 @@ def test_a_run_says_how_long_its_warm_up_is(changes: Mapping[str, Any], told: st
         (
             "samples",
             999,
-            "CONFIG_WARMUP_SAMPLES=999 is a warm-up of 83.2 of 40 steps, 999 samples in batches of 12",
+            "CONFIG_WARMUP_SAMPLES=999 is a warm-up of 83 of 40 steps, 999 samples in batches of 12",
         ),
     ],
 )
